@@ -1,0 +1,2 @@
+//! ERF-in-pcap capture files and packet taps.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! An emulated InfiniBand fabric.
+#![forbid(unsafe_code)]

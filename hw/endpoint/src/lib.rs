@@ -1,0 +1,2 @@
+//! The MAD agent and the connection manager that every InfiniBand host has.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The HCA as software sees it: the verbs-provider interface.
+#![forbid(unsafe_code)]

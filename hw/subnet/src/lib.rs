@@ -1,0 +1,2 @@
+//! An embedded subnet manager and subnet administrator.
+#![forbid(unsafe_code)]

@@ -1,0 +1,19 @@
+//! The caller's clock and a deterministic timer queue.
+//!
+//! Nothing in the workspace below `vmm-glue` reads a clock. Whoever drives a machine passes an
+//! [`Instant`] with every call, taken from a real clock or made up by a test, and asks it for the
+//! next deadline. [`TimerQueue`] keeps deadlines: equal ones fire in the order they were set, so
+//! that a run is a function of its inputs.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod instant;
+mod timer_queue;
+
+pub use core::time::Duration;
+pub use instant::Instant;
+pub use timer_queue::{TimerKey, TimerQueue};

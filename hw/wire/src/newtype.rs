@@ -1,0 +1,161 @@
+//! The two macros behind the crate's quantities.
+
+/// Defines a big-endian integer newtype with alignment 1 that can be a field of a layout.
+///
+/// Stored as bytes, so the derived order is the numeric order.
+macro_rules! be_newtype {
+    ($(#[$meta:meta])* $name:ident($int:ty, $bytes:literal), $fmt:literal) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
+            zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name([u8; $bytes]);
+
+        impl $name {
+            /// Makes the quantity from its value in host byte order.
+            #[must_use]
+            pub const fn new(value: $int) -> Self {
+                Self(value.to_be_bytes())
+            }
+
+            /// The value in host byte order.
+            #[must_use]
+            pub const fn get(self) -> $int {
+                <$int>::from_be_bytes(self.0)
+            }
+        }
+
+        impl From<$int> for $name {
+            fn from(value: $int) -> Self {
+                Self::new(value)
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, $fmt, self.get())
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, concat!(stringify!($name), "(", $fmt, ")"), self.get())
+            }
+        }
+    };
+}
+
+/// Adds named values to a newtype and prints them by name in `Debug`.
+///
+/// The type stays open: every other value is legal and survives a round trip.
+macro_rules! open_enum {
+    ($(#[$meta:meta])* $name:ident(u8) { $($(#[$vmeta:meta])* $konst:ident = $value:expr,)* }) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
+            zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name(u8);
+
+        impl $name {
+            $($(#[$vmeta])* pub const $konst: Self = Self($value);)*
+
+            /// Makes the value; every number is legal.
+            #[must_use]
+            pub const fn new(value: u8) -> Self {
+                Self(value)
+            }
+
+            /// The value as a number.
+            #[must_use]
+            pub const fn get(self) -> u8 {
+                self.0
+            }
+
+            /// The standard's name of the value, if it has one.
+            #[must_use]
+            pub const fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($value => Some(stringify!($konst)),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, "0x{:02x}", self.get()),
+                }
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => write!(f, "{}::{}", stringify!($name), name),
+                    None => write!(f, "{}(0x{:02x})", stringify!($name), self.get()),
+                }
+            }
+        }
+    };
+    ($(#[$meta:meta])* $name:ident(u16) { $($(#[$vmeta:meta])* $konst:ident = $value:expr,)* }) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
+            zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name([u8; 2]);
+
+        impl $name {
+            $($(#[$vmeta])* pub const $konst: Self = Self::new($value);)*
+
+            /// Makes the value from host byte order.
+            #[must_use]
+            pub const fn new(value: u16) -> Self {
+                Self(value.to_be_bytes())
+            }
+
+            /// The value in host byte order.
+            #[must_use]
+            pub const fn get(self) -> u16 {
+                u16::from_be_bytes(self.0)
+            }
+
+            /// The standard's name of the value, if it has one.
+            #[must_use]
+            pub const fn name(self) -> Option<&'static str> {
+                match self.get() {
+                    $($value => Some(stringify!($konst)),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => f.write_str(name),
+                    None => write!(f, "0x{:04x}", self.get()),
+                }
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => write!(f, "{}::{}", stringify!($name), name),
+                    None => write!(f, "{}(0x{:04x})", stringify!($name), self.get()),
+                }
+            }
+        }
+    };
+}

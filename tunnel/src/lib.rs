@@ -1,0 +1,2 @@
+//! The boundary between a VF and the PF.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! Virtual InfiniBand HCAs for any VMM.
