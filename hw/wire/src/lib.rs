@@ -20,8 +20,11 @@ extern crate std;
 
 #[macro_use]
 mod newtype;
+#[macro_use]
+mod layout;
 
 mod id;
 pub mod mad;
+pub mod rmpp;
 
 pub use id::*;
