@@ -23,6 +23,7 @@ mod newtype;
 #[macro_use]
 mod layout;
 
+pub mod cm;
 mod id;
 pub mod mad;
 pub mod rmpp;
