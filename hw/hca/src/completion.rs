@@ -1,0 +1,111 @@
+//! Completions.
+
+use bitflags::bitflags;
+use ib_wire::Qpn;
+
+use crate::SourceAddress;
+
+/// How a work request ended (IBA 11.6.2, completion return status).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompletionStatus {
+    /// Done.
+    Success,
+    /// The buffer was too small for the message, or the message too long for the transport.
+    LocalLength,
+    /// An inconsistency inside the QP.
+    LocalQpOperation,
+    /// A gather or scatter entry does not name accessible memory.
+    LocalProtection,
+    /// The QP went to the error state (or was destroyed) with the request outstanding.
+    Flushed,
+    /// A window could not be bound.
+    MwBind,
+    /// The responder's answer made no sense.
+    BadResponse,
+    /// The responder found the request to access its memory outside its rights.
+    RemoteAccess,
+    /// The responder could not parse or serve the request.
+    RemoteInvalidRequest,
+    /// The responder failed to serve the request.
+    RemoteOperation,
+    /// Transport retries used up.
+    RetryExceeded,
+    /// Receiver-not-ready retries used up.
+    RnrRetryExceeded,
+    /// The transport gave the request up.
+    Aborted,
+}
+
+/// What a completed work request was (IBA 11.4.2.1, operation type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompletionOp {
+    /// A send.
+    Send,
+    /// An RDMA write.
+    RdmaWrite,
+    /// An RDMA read.
+    RdmaRead,
+    /// An atomic compare and swap.
+    CompareSwap,
+    /// An atomic fetch and add.
+    FetchAdd,
+    /// A window bind.
+    BindWindow,
+    /// A local invalidate.
+    LocalInvalidate,
+    /// A fast registration.
+    FastRegister,
+    /// A receive.
+    Recv,
+    /// A receive consumed by an RDMA write with immediate.
+    RecvRdmaImm,
+}
+
+bitflags! {
+    /// Facts about a received message.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct CompletionFlags: u8 {
+        /// The packet had a GRH: the first 40 bytes of a UD receive buffer hold it.
+        const GRH = 1 << 0;
+        /// `immediate` is valid.
+        const IMMEDIATE = 1 << 1;
+        /// `immediate` is the remote key that the message invalidated.
+        const INVALIDATED = 1 << 2;
+        /// The sender asked for a solicited event.
+        const SOLICITED = 1 << 3;
+        /// The packet came by multicast.
+        const MULTICAST = 1 << 4;
+    }
+}
+
+/// One work completion (IBA 11.4.2.1, Poll for Completion).
+///
+/// Of a completion with an error status only `wr_id`, `status`, `qpn` and `op` mean something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The consumer's name for the request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: CompletionStatus,
+    /// What it was.
+    pub op: CompletionOp,
+    /// The consumer's (external) number of the QP.
+    pub qpn: Qpn,
+    /// Bytes transferred. For a UD receive this counts the 40 bytes of GRH space.
+    pub byte_len: u32,
+    /// Immediate data, or the key that was invalidated, as `flags` say. Host byte order.
+    pub immediate: u32,
+    /// Facts about a received message.
+    pub flags: CompletionFlags,
+    /// The sender, for datagram receives.
+    pub source: Option<SourceAddress>,
+}
+
+/// What an armed completion queue announces (IBA 11.4.2.2, Request Completion Notification).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArmKind {
+    /// The next completion.
+    Next,
+    /// The next completion that is solicited or in error.
+    Solicited,
+}

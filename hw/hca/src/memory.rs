@@ -1,0 +1,303 @@
+//! Memory: a function's address space, and what is registered of it.
+
+use core::fmt;
+use std::collections::BTreeMap;
+
+use bitflags::bitflags;
+
+use crate::{DmaFault, HcaError, LKey, MrHandle, MwHandle, PdHandle, RKey};
+
+bitflags! {
+    /// Rights to a region, a window or a QP (IBA 10.6.3).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct AccessFlags: u8 {
+        /// The device may write for local requests.
+        const LOCAL_WRITE = 1 << 0;
+        /// Peers may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may do atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Windows may be bound.
+        const MW_BIND = 1 << 4;
+        /// Addresses count from zero.
+        const ZERO_BASED = 1 << 5;
+    }
+}
+
+/// The memory that a function can reach, addressed as its consumer addresses it: guest-physical for a
+/// guest, virtual for a process.
+///
+/// The provider calls it with addresses that a consumer chose, so every access is checked.
+pub trait AddressSpace: fmt::Debug + Send {
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if any byte is not readable; then `buf` holds unspecified bytes.
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if any byte is not writable; then a part may have been written.
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault>;
+
+    /// Replaces the 64-bit value (in the consumer's byte order) at a multiple of eight by what
+    /// `update` makes of it, atomically, and gives the old value.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if the value is not accessible or not aligned.
+    fn update_u64(
+        &mut self,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault>;
+
+    /// Sets memory aside for the consumer's own buffers. Address spaces that belong to somebody else
+    /// (a guest's memory) refuse.
+    ///
+    /// # Errors
+    /// [`HcaError::Unsupported`], or [`HcaError::InsufficientResources`].
+    fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError>;
+
+    /// Gives memory back. Unknown buffers are ignored.
+    fn free(&mut self, buffer: DmaBuffer);
+}
+
+/// Memory that a consumer set aside for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DmaBuffer {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// A region's origin (IBA 11.2.8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MrKind<'a> {
+    /// A range of the function's address space (Register Memory Region).
+    Virtual {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// A list of pages (Register Physical Memory Region).
+    Physical {
+        /// Page addresses in the function's address space.
+        pages: &'a [u64],
+        /// Base-2 logarithm of the page size.
+        page_shift: u8,
+        /// First byte of the region, in its own address count.
+        iova: u64,
+        /// Offset of that byte in the first page.
+        first_offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The memory of another region (Register Shared Memory Region).
+    Shared {
+        /// The region.
+        of: MrHandle,
+        /// First byte of the new region, in its own address count.
+        iova: u64,
+    },
+    /// Empty until a fast registration fills it (Allocate L_Key).
+    FastRegister {
+        /// Pages that it must be able to hold.
+        max_pages: u32,
+    },
+    /// The function's whole address space, for privileged consumers (Reserved L_Key).
+    WholeSpace,
+}
+
+/// What a memory region is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MrSpec<'a> {
+    /// Protection domain.
+    pub pd: PdHandle,
+    /// Origin.
+    pub kind: MrKind<'a>,
+    /// Rights.
+    pub access: AccessFlags,
+    /// The key to give it, for consumers that allocate keys themselves; the local and the remote key
+    /// are then equal. `None` leaves the choice to the provider.
+    pub key: Option<u32>,
+}
+
+/// The names of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrKeys {
+    /// For later calls.
+    pub handle: MrHandle,
+    /// For local work requests.
+    pub lkey: LKey,
+    /// For peers; refused unless remote rights were given.
+    pub rkey: RKey,
+}
+
+/// Kinds of memory windows (IBA 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MwType {
+    /// Bound by a verb; belongs to the protection domain.
+    Type1,
+    /// Bound by a send request; belongs to a QP.
+    Type2,
+}
+
+/// The names of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwKeys {
+    /// For later calls.
+    pub handle: MwHandle,
+    /// The key, usable once the window is bound.
+    pub rkey: RKey,
+}
+
+/// An address space of heap memory for consumers inside this process.
+///
+/// Buffers are the only memory there is: addresses between and behind them fault. Freed addresses are
+/// not given out again until the count of 2^64 ends, so a stale address never reads a
+/// neighbour's bytes.
+#[derive(Debug, Default)]
+pub struct HostMemory {
+    buffers: BTreeMap<u64, Vec<u8>>,
+    allocated: usize,
+    next: u64,
+}
+
+impl HostMemory {
+    /// Gap between buffers, so that an overrun faults.
+    const GUARD: u64 = 4096;
+    /// All buffers together: one consumer cannot take the process's memory.
+    const MAX_BYTES: usize = 1 << 30;
+
+    /// An address space without memory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes set aside now.
+    #[must_use]
+    pub const fn allocated(&self) -> usize {
+        self.allocated
+    }
+
+    fn locate(&self, addr: u64, len: usize) -> Result<(u64, usize), DmaFault> {
+        let fault = DmaFault { addr, len };
+        let (&base, buffer) = self.buffers.range(..=addr).next_back().ok_or(fault)?;
+        let start = usize::try_from(addr - base).map_err(|_| fault)?;
+        match start.checked_add(len) {
+            Some(end) if end <= buffer.len() => Ok((base, start)),
+            _ => Err(fault),
+        }
+    }
+
+    fn slice_mut(&mut self, addr: u64, len: usize) -> Result<&mut [u8], DmaFault> {
+        let (base, start) = self.locate(addr, len)?;
+        let buffer = self.buffers.get_mut(&base).ok_or(DmaFault { addr, len })?;
+        Ok(&mut buffer[start..start + len])
+    }
+}
+
+impl AddressSpace for HostMemory {
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        let (base, start) = self.locate(addr, buf.len())?;
+        buf.copy_from_slice(&self.buffers[&base][start..start + buf.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
+        self.slice_mut(addr, bytes.len())?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn update_u64(
+        &mut self,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        let fault = DmaFault { addr, len: 8 };
+        if !addr.is_multiple_of(8) {
+            return Err(fault);
+        }
+        let slot = self.slice_mut(addr, 8)?;
+        let old = u64::from_ne_bytes(slot.try_into().map_err(|_| fault)?);
+        slot.copy_from_slice(&update(old).to_ne_bytes());
+        Ok(old)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
+        let total = self
+            .allocated
+            .checked_add(len)
+            .ok_or(HcaError::InsufficientResources)?;
+        if len == 0 || total > Self::MAX_BYTES {
+            return Err(HcaError::InsufficientResources);
+        }
+        let addr = self.next + Self::GUARD;
+        self.next = (addr + len as u64).next_multiple_of(Self::GUARD);
+        self.buffers.insert(addr, vec![0; len]);
+        self.allocated = total;
+        Ok(DmaBuffer { addr, len })
+    }
+
+    fn free(&mut self, buffer: DmaBuffer) {
+        if let Some(bytes) = self.buffers.remove(&buffer.addr) {
+            self.allocated -= bytes.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_gives_back_what_was_written() {
+        let mut memory = HostMemory::new();
+        let buffer = memory.allocate(16).unwrap();
+        memory.write(buffer.addr + 4, b"vhca").unwrap();
+        let mut bytes = [0; 6];
+        memory.read(buffer.addr + 3, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"\0vhca\0");
+    }
+
+    #[test]
+    fn an_access_across_the_end_of_a_buffer_faults() {
+        let mut memory = HostMemory::new();
+        let buffer = memory.allocate(16).unwrap();
+        memory.allocate(16).unwrap();
+        assert_eq!(
+            memory.write(buffer.addr + 10, &[0; 7]),
+            Err(DmaFault {
+                addr: buffer.addr + 10,
+                len: 7
+            })
+        );
+        assert!(memory.read(0, &mut [0]).is_err());
+        assert!(memory.read(u64::MAX, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn freed_memory_faults_and_is_not_given_out_again() {
+        let mut memory = HostMemory::new();
+        let first = memory.allocate(64).unwrap();
+        memory.free(first);
+        assert_eq!(memory.allocated(), 0);
+        assert!(memory.read(first.addr, &mut [0]).is_err());
+        assert_ne!(memory.allocate(64).unwrap().addr, first.addr);
+    }
+
+    #[test]
+    fn an_atomic_update_needs_alignment() {
+        let mut memory = HostMemory::new();
+        let buffer = memory.allocate(16).unwrap();
+        assert_eq!(memory.update_u64(buffer.addr, &mut |v| v + 7), Ok(0));
+        assert_eq!(memory.update_u64(buffer.addr, &mut |v| v), Ok(7));
+        assert!(memory.update_u64(buffer.addr + 4, &mut |v| v).is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! Work requests.
+
+use bitflags::bitflags;
+use ib_wire::{PKeyIndex, QKey, Qpn};
+
+use crate::{AccessFlags, AddressVector, AvHandle, LKey, MwHandle, RKey};
+
+/// One gather or scatter entry (IBA 11.4.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// First byte, as the region of `lkey` counts addresses.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// The region.
+    pub lkey: LKey,
+}
+
+/// The bytes of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// Gathered from memory regions.
+    Gather(&'a [Sge]),
+    /// Given with the request; the caller's buffer is free when the call returns.
+    Inline(&'a [u8]),
+}
+
+/// A peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddress {
+    /// Address as the peer's region or window counts it.
+    pub addr: u64,
+    /// The peer's key.
+    pub rkey: RKey,
+}
+
+/// The binding of a memory window (IBA 11.3.1.2, Post Send: bind).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window.
+    pub window: MwHandle,
+    /// The region that the window opens, by its local key.
+    pub region: LKey,
+    /// First byte.
+    pub addr: u64,
+    /// Bytes; zero unbinds.
+    pub len: u64,
+    /// Remote rights.
+    pub access: AccessFlags,
+    /// The low byte of the window's new key (type 2 windows).
+    pub key_tag: u8,
+}
+
+/// A fast registration (IBA 11.4.1.1, fast register physical MR).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastRegister<'a> {
+    /// The region's new key; the low byte is the consumer's.
+    pub key: RKey,
+    /// First byte of the region, in its own address count.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Page addresses in the function's address space.
+    pub pages: &'a [u64],
+    /// Base-2 logarithm of the page size.
+    pub page_shift: u8,
+    /// Rights.
+    pub access: AccessFlags,
+}
+
+/// What a send request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp<'a> {
+    /// Send.
+    Send,
+    /// Send with 32 bits of immediate data.
+    SendImmediate(u32),
+    /// Send and invalidate the peer's key.
+    SendInvalidate(RKey),
+    /// RDMA write.
+    RdmaWrite(RemoteAddress),
+    /// RDMA write with immediate data.
+    RdmaWriteImmediate(RemoteAddress, u32),
+    /// RDMA read into the payload's scatter list.
+    RdmaRead(RemoteAddress),
+    /// Atomic compare and swap; the old value goes to the payload's scatter list.
+    CompareSwap {
+        /// Where.
+        remote: RemoteAddress,
+        /// The value to expect.
+        compare: u64,
+        /// The value to store.
+        swap: u64,
+    },
+    /// Atomic fetch and add; the old value goes to the payload's scatter list.
+    FetchAdd {
+        /// Where.
+        remote: RemoteAddress,
+        /// The value to add.
+        add: u64,
+    },
+    /// Bind a memory window.
+    BindWindow(MwBind),
+    /// Invalidate a local region or window.
+    LocalInvalidate(RKey),
+    /// Fill a fast-register region.
+    FastRegister(FastRegister<'a>),
+}
+
+bitflags! {
+    /// Modifiers of a send request (IBA 11.4.1.1).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u8 {
+        /// Make a completion also on success.
+        const SIGNALED = 1 << 0;
+        /// Raise a solicited event at the receiver.
+        const SOLICITED = 1 << 1;
+        /// Wait for outstanding RDMA reads and atomics first.
+        const FENCE = 1 << 2;
+        /// Wait for all earlier local requests first.
+        const STRONG_FENCE = 1 << 3;
+    }
+}
+
+/// An address, held by the provider or given with the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdAddress {
+    /// A handle from [`crate::Hca::create_av`].
+    Handle(AvHandle),
+    /// The vector itself.
+    Vector(AddressVector),
+}
+
+/// The destination of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdDestination {
+    /// Where.
+    pub address: UdAddress,
+    /// The QP there; [`Qpn::MULTICAST`] for multicast.
+    pub qpn: Qpn,
+    /// The key. A privileged key stands for the sending QP's own key (IBA 10.2.5).
+    pub qkey: QKey,
+    /// The partition, for QPs that choose it per request: QP1, tunnel and proxy QPs. `None` takes the
+    /// QP's own.
+    pub pkey_index: Option<PKeyIndex>,
+}
+
+/// A request for the send queue (IBA 11.4.1.1, Post Send Request).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendRequest<'a> {
+    /// The consumer's name for the request.
+    pub wr_id: u64,
+    /// What it does.
+    pub op: SendOp<'a>,
+    /// The bytes to send, or for reads and atomics where to put them (then it must gather).
+    pub payload: Payload<'a>,
+    /// Modifiers.
+    pub flags: SendFlags,
+    /// The destination; required for datagram QPs, refused for connected ones.
+    pub destination: Option<UdDestination>,
+}
+
+/// A request for a receive queue (IBA 11.4.1.2, Post Receive Request).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecvRequest<'a> {
+    /// The consumer's name for the request.
+    pub wr_id: u64,
+    /// Where the message goes. Datagram QPs put 40 bytes of GRH space first.
+    pub scatter: &'a [Sge],
+}
