@@ -1,2 +1,4 @@
 //! An embedded subnet manager and subnet administrator.
 #![forbid(unsafe_code)]
+
+pub mod routing;
