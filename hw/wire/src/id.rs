@@ -280,6 +280,11 @@ u24_newtype! {
 }
 
 be_newtype! {
+    /// The key of a memory region or window that a remote peer presents (IBA 10.6.3).
+    RKey(u32, 4), "0x{:08x}"
+}
+
+be_newtype! {
     /// A 64-bit transaction id of a MAD (IBA 13.4.2).
     Tid(u64, 8), "0x{:016x}"
 }

@@ -26,6 +26,7 @@ mod layout;
 pub mod cm;
 mod id;
 pub mod mad;
+pub mod packet;
 pub mod rmpp;
 
 pub use id::*;

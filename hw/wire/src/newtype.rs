@@ -1,4 +1,4 @@
-//! The two macros behind the crate's quantities.
+//! The macros behind the crate's quantities.
 
 /// Defines a big-endian integer newtype with alignment 1 that can be a field of a layout.
 ///
