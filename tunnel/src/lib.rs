@@ -1,2 +1,32 @@
 //! The boundary between a VF and the PF.
+//!
+//! A VF has no special QPs. What it means for QP0 or QP1 goes through a *tunnel*: a pair of UD QPs
+//! per VF, port and special QP, the *proxy QP* in the VF and the *tunnel QP* at the PF. This crate
+//! holds what both ends must agree on:
+//!
+//! * [`ToPf`] and [`ToVf`], the 312 bytes that cross in either direction, in the layout that a
+//!   ConnectX guest driver builds and reads, so that a guest's frames pass unchanged;
+//! * a type for each *side* of everything that is rewritten on the way ([`VfTid`] and [`WireTid`],
+//!   [`VfCommId`] and [`WireCommId`], [`VirtualPKeyIndex`] and [`PhysicalPKeyIndex`]): only the
+//!   translation tables convert between them;
+//! * [`DropReason`], the one closed list of reasons for which a frame can end nowhere, and
+//!   [`Verdict`], how any frame ends.
+//!
+//! The VF is known by the tunnel that a frame came through, never by its bytes.
+#![no_std]
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod frame;
+mod side;
+mod verdict;
+
+pub use frame::{
+    FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, TunnelAddressVector,
+};
+pub use side::{
+    PhysicalPKeyIndex, RemoteCommId, VfCommId, VfId, VfTid, VirtualPKeyIndex, WireCommId, WireTid,
+};
+pub use verdict::{DropReason, Verdict};
