@@ -10,11 +10,13 @@ const CASES: u32 = 256;
 const LAST_NANOSECOND: u64 = (1 << 32) * 1_000_000_000 - 1;
 
 fn write(frames: &[FrameRecord]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = Writer::new(Vec::new()).expect("a vector takes everything");
     for frame in frames {
-        writer.write_record(frame).unwrap();
+        writer
+            .write_record(frame)
+            .expect("the frame is within limits");
     }
-    writer.finish().unwrap()
+    writer.finish().expect("a vector takes everything")
 }
 
 fn read(file: &[u8]) -> Result<Vec<FrameRecord>, ReadError> {
