@@ -24,9 +24,11 @@ mod newtype;
 mod layout;
 
 pub mod cm;
+pub mod devmgt;
 mod id;
 pub mod mad;
 pub mod packet;
 pub mod rmpp;
+pub mod sa;
 
 pub use id::*;
