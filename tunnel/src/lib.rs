@@ -26,6 +26,7 @@ mod verdict;
 pub use frame::{
     FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, TunnelAddressVector,
 };
+pub use hca_api::SpecialQp;
 pub use side::{
     PhysicalPKeyIndex, RemoteCommId, VfCommId, VfId, VfTid, VirtualPKeyIndex, WireCommId, WireTid,
 };
