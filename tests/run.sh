@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Runs every check and test of the workspace: the one command before a change lands.
+#
+# Installs the Debian packages that the checks need and that are missing; without root it names them
+# instead. Runs all steps even if one fails, then lists those that failed. Exit status 0 means that
+# all passed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# command:package for each program that the tests run.
+readonly PROGRAMS=(cc:gcc tshark:tshark)
+
+failed=()
+
+# step NAME COMMAND...: runs the command, and remembers NAME if it fails.
+step() {
+    local name=$1 started=$SECONDS
+    shift
+    printf '\n== %s\n' "$name"
+    if "$@"; then
+        printf '== %s: passed in %d s\n' "$name" $((SECONDS - started))
+    else
+        printf '== %s: FAILED after %d s\n' "$name" $((SECONDS - started))
+        failed+=("$name")
+    fi
+}
+
+install_programs() {
+    local entry missing=()
+    for entry in "${PROGRAMS[@]}"; do
+        command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+    done
+    if ((${#missing[@]} == 0)); then
+        echo "all programs are there: ${PROGRAMS[*]%%:*}"
+        return 0
+    fi
+    if ((EUID != 0)); then
+        echo "missing packages: ${missing[*]}; as root: apt-get install ${missing[*]}" >&2
+        return 1
+    fi
+    apt-get update -q &&
+        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+            libc6-dev "${missing[@]}"
+}
+
+install_rust_components() {
+    cargo fmt --version && cargo clippy --version && return 0
+    rustup component add rustfmt clippy
+}
+
+step "programs" install_programs
+step "rust components" install_rust_components
+step "format" cargo fmt --all --check
+step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
+step "tests" cargo test --workspace --locked --no-fail-fast
+step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+echo
+if ((${#failed[@]})); then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "all steps passed in $SECONDS s"

@@ -1,0 +1,346 @@
+//! The rules of the workspace's layout: who may use whom, and what may stand where.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What each package may use of the packages in the tree. `ALL` stands for every other one.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("ib-wire", &[]),
+    ("ib-vtime", &[]),
+    ("mlx4-defs", &["ib-wire"]),
+    ("hca-api", &["ib-wire", "ib-vtime"]),
+    ("ib-capture", &["ib-wire", "ib-vtime"]),
+    (
+        "emulated-hca",
+        &["hca-api", "ib-wire", "ib-vtime", "ib-capture"],
+    ),
+    ("ib-endpoint", &["ib-wire", "ib-vtime", "hca-api"]),
+    (
+        "subnet-lite",
+        &["ib-wire", "ib-vtime", "hca-api", "ib-endpoint"],
+    ),
+    (
+        "ibsim-link",
+        &["hca-api", "ib-wire", "ib-vtime", "emulated-hca"],
+    ),
+    ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
+    ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
+    ("vf-tunnel", &["ib-wire", "ib-vtime", "hca-api"]),
+    ("mad-mux", &["vf-tunnel", "ib-wire", "ib-vtime"]),
+    ("cm-paravirt", &["vf-tunnel", "ib-wire", "ib-vtime"]),
+    ("mcast-agg", &["vf-tunnel", "ib-wire", "ib-vtime"]),
+    (
+        "pf-context",
+        &[
+            "mad-mux",
+            "cm-paravirt",
+            "mcast-agg",
+            "vf-tunnel",
+            "ib-endpoint",
+            "hca-api",
+            "ib-wire",
+            "ib-vtime",
+        ],
+    ),
+    (
+        "vf-proxy",
+        &[
+            "vf-tunnel",
+            "mlx4-defs",
+            "hca-api",
+            "ib-endpoint",
+            "ib-wire",
+            "ib-vtime",
+        ],
+    ),
+    ("vhca", ALL),
+    ("vhca-tests", ALL),
+];
+
+const ALL: &[&str] = &["*"];
+
+/// Packages that may own file descriptors, threads and clocks.
+const MAY_DO_IO: &[&str] = &["vhca", "vhca-tests", "hca-linux", "hca-vfio"];
+
+/// Packages that may hold `unsafe` blocks, each block justified.
+const MAY_BE_UNSAFE: &[&str] = &["vhca", "hca-linux", "hca-vfio"];
+
+/// What no sans-I/O crate may name.
+const IO_PATHS: &[&str] = &[
+    "std::net",
+    "std::fs",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "std::time::Instant",
+    "SystemTime",
+    "HashMap",
+    "HashSet",
+];
+
+const FOLDERS: &[&str] = &[
+    "cm-paravirt",
+    "hw",
+    "mad-mux",
+    "mcast-agg",
+    "pf-context",
+    "tests",
+    "tunnel",
+    "vf-proxy",
+    "vmm-glue",
+];
+
+/// Names that say nothing of what is inside.
+const EMPTY_NAMES: &[&str] = &[
+    "base", "common", "helper", "helpers", "misc", "prelude", "util", "utils",
+];
+
+const MAX_LINES: usize = 700;
+
+const LICENCE: &str = "Apache-2.0 OR BSD-3-Clause";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the package is a folder of the workspace")
+        .to_path_buf()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A package of the workspace, as `cargo metadata` tells.
+struct Package {
+    name: String,
+    folder: PathBuf,
+    licence: String,
+    uses: BTreeSet<String>,
+}
+
+fn packages() -> Vec<Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    array(&metadata["packages"])
+        .iter()
+        .map(|package| Package {
+            name: text(&package["name"]),
+            folder: Path::new(&text(&package["manifest_path"]))
+                .parent()
+                .expect("a manifest lies in a folder")
+                .to_path_buf(),
+            licence: text(&package["license"]),
+            // Only a dependency in the tree has a path.
+            uses: array(&package["dependencies"])
+                .iter()
+                .filter(|dependency| dependency["path"].is_string())
+                .map(|dependency| text(&dependency["name"]))
+                .collect(),
+        })
+        .collect()
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn forbidden_edges<'a>(
+    edges: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Vec<(&'a str, &'a str)> {
+    let table: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
+    edges
+        .into_iter()
+        .filter(|(user, used)| {
+            let allowed = table.get(user).copied().unwrap_or_default();
+            allowed != ALL && !allowed.contains(used)
+        })
+        .collect()
+}
+
+/// Every Rust file below a folder, without those that a build made.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the workspace") {
+            let path = entry.expect("an entry of a folder").path();
+            let name = path.file_name().unwrap_or_default();
+            if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    assert!(!files.is_empty(), "{} has no code", folder.display());
+    files.sort();
+    files
+}
+
+/// The numbers of the lines that name one of `words` outside a comment.
+fn lines_naming<'a>(source: &'a str, words: &[&str]) -> Vec<(usize, &'a str)> {
+    (1..)
+        .zip(source.lines())
+        .filter(|(_, line)| {
+            let code = line.split("//").next().unwrap_or_default();
+            words.iter().any(|word| code.contains(word))
+        })
+        .collect()
+}
+
+/// Asserts that no file of the packages outside `except` names one of `words`.
+fn assert_not_named(words: &[&str], except: &[&str]) {
+    for package in packages() {
+        if except.contains(&package.name.as_str()) {
+            continue;
+        }
+        for file in rust_files(&package.folder.join("src")) {
+            let source = read(&file);
+            let found = lines_naming(&source, words);
+            assert!(found.is_empty(), "{}: {found:?}", file.display());
+        }
+    }
+}
+
+#[test]
+fn packages_use_only_what_the_design_lets_them() {
+    let packages = packages();
+    let edges = packages.iter().flat_map(|package| {
+        let used = package.uses.iter();
+        used.map(|used| (package.name.as_str(), used.as_str()))
+    });
+    assert_eq!(forbidden_edges(edges), []);
+}
+
+#[test]
+fn an_edge_outside_the_table_is_found() {
+    let edges = [
+        ("mad-mux", "vf-tunnel"),
+        ("mad-mux", "cm-paravirt"),
+        ("unknown", "ib-wire"),
+        ("vhca", "pf-context"),
+    ];
+    assert_eq!(
+        forbidden_edges(edges),
+        [("mad-mux", "cm-paravirt"), ("unknown", "ib-wire")]
+    );
+}
+
+#[test]
+fn every_package_is_in_the_table() {
+    let known: BTreeSet<_> = MAY_USE.iter().map(|(name, _)| *name).collect();
+    for package in packages() {
+        assert!(known.contains(package.name.as_str()), "{}", package.name);
+    }
+}
+
+#[test]
+fn every_package_has_the_licence_and_the_lints_of_the_workspace() {
+    for package in packages() {
+        assert_eq!(package.licence, LICENCE, "{}", package.name);
+        let manifest = read(&package.folder.join("Cargo.toml"));
+        assert!(
+            manifest.contains("[lints]\nworkspace = true\n"),
+            "{}",
+            package.name
+        );
+    }
+    for licence in ["LICENSE-APACHE", "LICENSE-BSD-3-Clause"] {
+        assert!(!read(&root().join(licence)).is_empty());
+    }
+}
+
+#[test]
+fn versions_of_dependencies_stand_in_the_workspace_manifest_only() {
+    for package in packages() {
+        let manifest = read(&package.folder.join("Cargo.toml"));
+        let dependencies = manifest
+            .lines()
+            .skip_while(|line| !line.ends_with("dependencies]"))
+            .filter(|line| line.contains('=') && !line.starts_with('['));
+        for line in dependencies {
+            assert!(
+                line.contains("workspace = true"),
+                "{}: {line}",
+                package.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_lock_file_holds_one_version_of_each_rust_vmm_crate() {
+    let lock = read(&root().join("Cargo.lock"));
+    let versions = |name: &str| lock.matches(&format!("name = \"{name}\"\n")).count();
+    assert_eq!(versions("vmm-sys-util"), 1);
+    assert!(versions("vm-memory") <= 1);
+}
+
+#[test]
+fn the_top_level_has_the_folders_of_the_design() {
+    for entry in fs::read_dir(root()).expect("the workspace") {
+        let entry = entry.expect("an entry of the workspace");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().is_dir() && !name.starts_with('.') && name != "target" {
+            assert!(FOLDERS.contains(&name.as_str()), "{name}");
+        }
+    }
+}
+
+#[test]
+fn no_module_has_a_name_that_says_nothing() {
+    for file in rust_files(&root()) {
+        let path = file.strip_prefix(root()).expect("below the root");
+        for part in path.with_extension("").iter() {
+            let name = part.to_string_lossy();
+            assert!(!EMPTY_NAMES.contains(&name.as_ref()), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn sans_io_packages_name_no_clock_socket_file_or_thread() {
+    assert_not_named(IO_PATHS, MAY_DO_IO);
+}
+
+#[test]
+fn sans_io_packages_hold_no_unsafe_code() {
+    assert_not_named(&["unsafe {", "unsafe fn", "unsafe impl"], MAY_BE_UNSAFE);
+    for package in packages() {
+        let name = package.name.as_str();
+        if !MAY_DO_IO.contains(&name) {
+            let crate_root = read(&package.folder.join("src/lib.rs"));
+            assert!(crate_root.contains("#![forbid(unsafe_code)]"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_forbidden_name_counts_outside_comments_only() {
+    let source = "// std::net\nuse std::net::TcpStream; // x\n/// SystemTime\n";
+    let found = lines_naming(source, IO_PATHS);
+    assert_eq!(found, [(2, "use std::net::TcpStream; // x")]);
+}
+
+#[test]
+fn no_file_is_longer_than_a_reader_can_hold() {
+    for file in rust_files(&root()) {
+        let lines = read(&file).lines().count();
+        assert!(lines <= MAX_LINES, "{}: {lines} lines", file.display());
+    }
+}
