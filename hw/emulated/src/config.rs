@@ -1,0 +1,146 @@
+//! What nodes are made from.
+
+use ib_wire::{Guid, Mtu, SubnetPrefix};
+
+use crate::{CapabilityMask, ExtendedSpeed, LinkSpeed, LinkWidth};
+
+/// What every port of a node supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Widths.
+    pub widths: LinkWidth,
+    /// Speeds.
+    pub speeds: LinkSpeed,
+    /// Extended speeds.
+    pub extended_speeds: ExtendedSpeed,
+    /// Largest MTU.
+    pub mtu: Mtu,
+    /// PortInfo:VLCap: 1 VL0, 2 VL0-1, 3 VL0-3, 4 VL0-7, 5 VL0-14.
+    pub vl_cap: u8,
+}
+
+impl Default for PortConfig {
+    /// 4x FDR, 4096 bytes, 8 data lanes.
+    fn default() -> Self {
+        Self {
+            widths: LinkWidth::X1.union(LinkWidth::X4),
+            speeds: LinkSpeed::all(),
+            extended_speeds: ExtendedSpeed::FDR,
+            mtu: Mtu::MTU_4096,
+            vl_cap: 4,
+        }
+    }
+}
+
+/// What a channel adapter is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HcaConfig {
+    /// NodeInfo:NodeGUID. Port `n`'s GUID is this plus `n`.
+    pub node_guid: Guid,
+    /// NodeInfo:SystemImageGUID; [`Guid::NONE`] takes the node GUID plus 255.
+    pub system_image_guid: Guid,
+    /// NodeDescription, UTF-8; cut after 64 bytes.
+    pub description: String,
+    /// Number of ports, 1 to 2.
+    pub ports: u8,
+    /// What the ports support.
+    pub port: PortConfig,
+    /// NodeInfo:VendorID, an IEEE OUI.
+    pub vendor_id: u32,
+    /// NodeInfo:DeviceID.
+    pub device_id: u16,
+    /// NodeInfo:Revision.
+    pub revision: u32,
+    /// Entries of each port's GID table; bounds the number of functions with a GID of their own.
+    pub guid_table_len: u16,
+    /// Entries of each port's P_Key table.
+    pub pkey_table_len: u16,
+    /// Initial capability mask of each port.
+    pub capabilities: CapabilityMask,
+    /// The subnet prefix before any SM set one.
+    pub subnet_prefix: SubnetPrefix,
+    /// Highest function number besides the PF.
+    pub max_functions: u16,
+}
+
+impl HcaConfig {
+    /// A two-port adapter with the identity of a ConnectX-3 and the given node GUID.
+    #[must_use]
+    pub fn new(node_guid: Guid, description: &str) -> Self {
+        Self {
+            node_guid,
+            system_image_guid: Guid::NONE,
+            description: description.to_owned(),
+            ports: 2,
+            port: PortConfig::default(),
+            vendor_id: 0x02c9,
+            device_id: 0x1003,
+            revision: 0,
+            guid_table_len: 128,
+            pkey_table_len: 128,
+            capabilities: CapabilityMask::IS_TRAP
+                | CapabilityMask::IS_AUTO_MIGRATION
+                | CapabilityMask::IS_SL_MAPPING
+                | CapabilityMask::IS_SYSTEM_IMAGE_GUID
+                | CapabilityMask::IS_EXTENDED_SPEEDS
+                | CapabilityMask::IS_CAPABILITY_MASK_NOTICE
+                | CapabilityMask::IS_CLIENT_REREGISTRATION
+                | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE,
+            subnet_prefix: SubnetPrefix::DEFAULT,
+            max_functions: 126,
+        }
+    }
+}
+
+/// What a switch is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// NodeInfo:NodeGUID, and the GUID of port 0.
+    pub node_guid: Guid,
+    /// NodeInfo:SystemImageGUID; [`Guid::NONE`] takes the node GUID.
+    pub system_image_guid: Guid,
+    /// NodeDescription, UTF-8; cut after 64 bytes.
+    pub description: String,
+    /// External ports, 1 to 64.
+    pub ports: u8,
+    /// What the ports support.
+    pub port: PortConfig,
+    /// NodeInfo:VendorID, an IEEE OUI.
+    pub vendor_id: u32,
+    /// NodeInfo:DeviceID.
+    pub device_id: u16,
+    /// NodeInfo:Revision.
+    pub revision: u32,
+    /// SwitchInfo:LinearFDBCap: entries of the linear forwarding table.
+    pub linear_fdb_cap: u16,
+    /// SwitchInfo:MulticastFDBCap: entries of the multicast forwarding table.
+    pub multicast_fdb_cap: u16,
+    /// Entries of each external port's P_Key table.
+    pub pkey_table_len: u16,
+    /// Whether port 0 is an enhanced one, an end port like a channel adapter's.
+    pub enhanced_port0: bool,
+    /// The subnet prefix before any SM set one.
+    pub subnet_prefix: SubnetPrefix,
+}
+
+impl SwitchConfig {
+    /// A switch with the given node GUID and number of external ports.
+    #[must_use]
+    pub fn new(node_guid: Guid, description: &str, ports: u8) -> Self {
+        Self {
+            node_guid,
+            system_image_guid: Guid::NONE,
+            description: description.to_owned(),
+            ports,
+            port: PortConfig::default(),
+            vendor_id: 0x02c9,
+            device_id: 0xc738,
+            revision: 0,
+            linear_fdb_cap: 0xc000,
+            multicast_fdb_cap: 0x1000,
+            pkey_table_len: 32,
+            enhanced_port0: false,
+            subnet_prefix: SubnetPrefix::DEFAULT,
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The bytes of one packet on their way through the fabric.
+
+use std::sync::Arc;
+
+use ib_wire::packet::{self, Bth, Grh, Lnh, Lrh, VCRC_SIZE};
+use zerocopy::FromBytes;
+
+/// What is known of a checksum without computing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    /// Nobody has computed it since the bytes last changed.
+    Unknown,
+    /// It matches.
+    Good,
+    /// It does not match.
+    Bad,
+}
+
+/// A packet from its LRH to its VCRC.
+///
+/// Cloning is cheap: clones share the bytes until one of them is changed, so a switch replicates a
+/// multicast packet without copying it. A frame remembers which of its checksums are known to be
+/// right, so that a hop that changes nothing computes nothing.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    bytes: Arc<[u8]>,
+    vcrc: Check,
+    icrc: Check,
+}
+
+impl Frame {
+    /// A frame from anywhere; nothing about it is taken for granted.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self {
+            bytes: bytes.into(),
+            vcrc: Check::Unknown,
+            icrc: Check::Unknown,
+        }
+    }
+
+    /// A frame whose two checksums the caller has just computed, for example by
+    /// [`packet::UdFrame::write`].
+    #[must_use]
+    pub fn sealed(bytes: &[u8]) -> Self {
+        Self {
+            bytes: bytes.into(),
+            vcrc: Check::Good,
+            icrc: Check::Good,
+        }
+    }
+
+    /// The packet.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Bytes from the LRH to the VCRC.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The local route header, if the frame is long enough for one.
+    #[must_use]
+    pub fn lrh(&self) -> Option<&Lrh> {
+        Lrh::ref_from_prefix(&self.bytes).ok().map(|(lrh, _)| lrh)
+    }
+
+    /// The base transport header, if this is an IBA transport packet and long enough for it.
+    #[must_use]
+    pub fn bth(&self) -> Option<&Bth> {
+        let (lrh, rest) = Lrh::ref_from_prefix(&self.bytes).ok()?;
+        let rest = match lrh.lnh() {
+            Lnh::IbaLocal => rest,
+            Lnh::IbaGlobal => rest.get(size_of::<Grh>()..)?,
+            Lnh::RawEthertype | Lnh::RawIpv6 => return None,
+        };
+        Bth::ref_from_prefix(rest).ok().map(|(bth, _)| bth)
+    }
+
+    /// Whether the VCRC matches. Computed at most once per change of the bytes.
+    pub fn vcrc_matches(&mut self) -> bool {
+        if self.vcrc == Check::Unknown {
+            let matches = self
+                .bytes
+                .split_last_chunk::<VCRC_SIZE>()
+                .is_some_and(|(covered, crc)| packet::crc::vcrc(covered) == *crc);
+            self.vcrc = if matches { Check::Good } else { Check::Bad };
+        }
+        self.vcrc == Check::Good
+    }
+
+    /// Whether the ICRC matches; raw packets have none and always match. Computed at most once per
+    /// change of the bytes.
+    pub fn icrc_matches(&mut self) -> bool {
+        if self.icrc == Check::Unknown {
+            let matches = self
+                .bytes
+                .split_last_chunk::<VCRC_SIZE>()
+                .and_then(|(rest, _)| rest.split_last_chunk::<{ packet::ICRC_SIZE }>())
+                .is_some_and(|(covered, crc)| packet::crc::icrc(covered).is_none_or(|c| c == *crc));
+            self.icrc = if matches { Check::Good } else { Check::Bad };
+        }
+        self.icrc == Check::Good
+    }
+
+    /// Changes bytes as a fault would: neither checksum follows.
+    pub fn damage(&mut self, change: impl FnOnce(&mut [u8])) {
+        change(Arc::make_mut(&mut self.bytes));
+        self.vcrc = Check::Unknown;
+        self.icrc = Check::Unknown;
+    }
+
+    /// Damages bytes and recomputes the VCRC, as a faulty switch would: only the receiver's ICRC
+    /// check can tell.
+    pub fn damage_inside(&mut self, change: impl FnOnce(&mut [u8])) {
+        self.damage(change);
+        self.seal_vcrc();
+    }
+
+    /// Changes what a switch may change (the virtual lane) and recomputes the VCRC.
+    pub fn rewrite_variant(&mut self, change: impl FnOnce(&mut Lrh)) {
+        if let Ok((lrh, _)) = Lrh::mut_from_prefix(Arc::make_mut(&mut self.bytes)) {
+            change(lrh);
+        }
+        self.seal_vcrc();
+    }
+
+    fn seal_vcrc(&mut self) {
+        if let Some((covered, crc)) =
+            Arc::make_mut(&mut self.bytes).split_last_chunk_mut::<VCRC_SIZE>()
+        {
+            *crc = packet::crc::vcrc(covered);
+            self.vcrc = Check::Good;
+        }
+    }
+}

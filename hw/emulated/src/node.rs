@@ -1,0 +1,281 @@
+//! A node: its identity and its ports, with the agents that manage them.
+
+use core::fmt;
+
+use hca_api::{PhysicalState, PortChange, PortState};
+use ib_vtime::Instant;
+use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl};
+
+use crate::{
+    CapabilityMask, ExtendedSpeed, Frame, HcaConfig, LinkSpeed, LinkWidth, PhysicalPort,
+    PortConfig, PortCounters, SwitchConfig,
+};
+
+/// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A channel adapter.
+    ChannelAdapter,
+    /// A switch.
+    Switch,
+}
+
+/// A node of the fabric: what the SMA and the PMA work on.
+///
+/// The device behind a channel adapter owns one, a switch another. Ports of a channel adapter
+/// are numbered from 1; a switch also has its management port 0.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeKind,
+    /// NodeInfo:NodeGUID.
+    pub node_guid: Guid,
+    /// NodeInfo:SystemImageGUID.
+    pub system_image_guid: Guid,
+    /// NodeDescription, NUL padded.
+    pub description: [u8; 64],
+    /// NodeInfo:VendorID.
+    pub vendor_id: u32,
+    /// NodeInfo:DeviceID.
+    pub device_id: u16,
+    /// NodeInfo:Revision.
+    pub revision: u32,
+    ports: Vec<PhysicalPort>,
+    now: Instant,
+}
+
+/// The part of a device that lives on the fabric: what the fabric needs of whoever owns a
+/// channel adapter's ports.
+///
+/// # Who does what
+///
+/// The fabric is the link and management layers; the device is everything behind them.
+///
+/// * The **fabric** checks VCRC, link version, length and the port's state, moves an armed port to
+///   active, and counts data and packets both ways. It handles directed routes and gives SMPs to
+///   the SMA ([`crate::sma`]); [`EndNode::receive`] only gets what is left: SMPs for the software
+///   on QP0, and packets of all data lanes. It sends traps by itself. An SMP that
+///   [`EndNode::poll_transmit`] gives out may have its directed route before it (hop pointer 0)
+///   and may be addressed to the node itself: the fabric does the first hop, or the loop.
+/// * The **device** checks DLID, ICRC, transport headers, P_Key and Q_Key, and reports the
+///   violations with [`Node::report_bad_key`]; it hands performance management requests to
+///   [`crate::pma`] before QP1; it loops data packets to its own LIDs itself.
+///
+/// The fabric is built around `hca::Device`, made by `Device::new(&HcaConfig, seed)`, whose functions
+/// are lent out by `Device::function(&mut self, FunctionId)`.
+///
+/// After each call that takes `&mut self` the fabric pulls `poll_transmit` for every port until it
+/// gives `None`, and asks `poll_timeout` again.
+pub trait EndNode: fmt::Debug {
+    /// The ports and the identity.
+    fn node(&self) -> &Node;
+
+    /// The same, for the fabric's layers to change.
+    fn node_mut(&mut self) -> &mut Node;
+
+    /// Takes a packet that arrived on a port.
+    fn receive(&mut self, now: Instant, port: PortNum, frame: Frame);
+
+    /// Gives the next packet to send on a port. Not called while the link has no room, so what
+    /// waits here is back-pressure.
+    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame>;
+
+    /// The fabric changed ports: [`Node::take_port_change`] has something to tell the functions.
+    fn ports_changed(&mut self, now: Instant);
+
+    /// When [`EndNode::handle_timeout`] wants to be called.
+    fn poll_timeout(&self) -> Option<Instant>;
+
+    /// Called when the time has come.
+    fn handle_timeout(&mut self, now: Instant);
+}
+
+impl Node {
+    /// The node of a channel adapter: ports down, as after power-on.
+    #[must_use]
+    pub fn channel_adapter(config: &HcaConfig) -> Self {
+        let ports = (1..=config.ports)
+            .map(|n| {
+                let guid = Guid::new(config.node_guid.get().wrapping_add(u64::from(n)));
+                let mut port = new_port(PortNum(n), guid, &config.port);
+                port.guid_cap = config.guid_table_len.max(1);
+                port.pkey_cap = config.pkey_table_len.max(1);
+                port.capabilities = config.capabilities;
+                port.subnet_prefix = config.subnet_prefix;
+                port
+            })
+            .collect();
+        let image = if config.system_image_guid.is_none() {
+            Guid::new(config.node_guid.get().wrapping_add(0xff))
+        } else {
+            config.system_image_guid
+        };
+        Self {
+            kind: NodeKind::ChannelAdapter,
+            node_guid: config.node_guid,
+            system_image_guid: image,
+            description: description(&config.description),
+            vendor_id: config.vendor_id,
+            device_id: config.device_id,
+            revision: config.revision,
+            ports,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// The node of a switch: external ports down, port 0 up.
+    #[must_use]
+    pub fn switch(config: &SwitchConfig) -> Self {
+        let ports = (0..=config.ports)
+            .map(|n| {
+                let mut port = new_port(PortNum(n), config.node_guid, &config.port);
+                port.pkey_cap = config.pkey_table_len.max(1);
+                port.subnet_prefix = config.subnet_prefix;
+                if n == 0 {
+                    port.guid_cap = 1;
+                    port.pkey_cap = 1;
+                    port.capabilities = CapabilityMask::IS_TRAP
+                        | CapabilityMask::IS_SYSTEM_IMAGE_GUID
+                        | CapabilityMask::IS_CAPABILITY_MASK_NOTICE
+                        | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE;
+                    port.state = PortState::Active;
+                    port.physical_state = PhysicalState::LinkUp;
+                }
+                port
+            })
+            .collect();
+        let image = if config.system_image_guid.is_none() {
+            config.node_guid
+        } else {
+            config.system_image_guid
+        };
+        Self {
+            kind: NodeKind::Switch,
+            node_guid: config.node_guid,
+            system_image_guid: image,
+            description: description(&config.description),
+            vendor_id: config.vendor_id,
+            device_id: config.device_id,
+            revision: config.revision,
+            ports,
+            now: Instant::ZERO,
+        }
+    }
+
+    /// The latest time that the fabric told this node.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Tells the node the time.
+    pub const fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Number of ports as NodeInfo counts them: a switch's port 0 does not count.
+    #[must_use]
+    pub fn port_count(&self) -> u8 {
+        self.ports.last().map_or(0, |port| port.number.0)
+    }
+
+    /// A port by its number.
+    #[must_use]
+    pub fn port(&self, port: PortNum) -> Option<&PhysicalPort> {
+        self.ports.get(self.port_index(port)?)
+    }
+
+    /// A port by its number, to be changed.
+    pub fn port_mut(&mut self, port: PortNum) -> Option<&mut PhysicalPort> {
+        let index = self.port_index(port)?;
+        self.ports.get_mut(index)
+    }
+
+    /// All ports in order.
+    #[must_use]
+    pub fn ports(&self) -> &[PhysicalPort] {
+        &self.ports
+    }
+
+    fn port_index(&self, port: PortNum) -> Option<usize> {
+        match self.kind {
+            NodeKind::Switch => Some(port.index()),
+            NodeKind::ChannelAdapter => port.index().checked_sub(1),
+        }
+    }
+
+    /// Takes the changes of one port that has any.
+    pub fn take_port_change(&mut self) -> Option<(PortNum, PortChange)> {
+        let port = self.ports.iter_mut().find(|p| !p.pending.is_empty())?;
+        Some((port.number, core::mem::take(&mut port.pending)))
+    }
+}
+
+fn description(text: &str) -> [u8; 64] {
+    let mut end = text.len().min(64);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut bytes = [0; 64];
+    bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
+    bytes
+}
+
+fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
+    PhysicalPort {
+        number,
+        guid,
+        state: PortState::Down,
+        physical_state: PhysicalState::Polling,
+        link_down_default: PhysicalState::Polling,
+        lid: Lid::NONE,
+        lmc: Lmc::default(),
+        sm_lid: Lid::NONE,
+        sm_sl: Sl::default(),
+        subnet_prefix: ib_wire::SubnetPrefix::DEFAULT,
+        capabilities: CapabilityMask::empty(),
+        m_key: MKey::default(),
+        m_key_protect: 0,
+        m_key_lease_seconds: 0,
+        m_key_violations: 0,
+        p_key_violations: 0,
+        q_key_violations: 0,
+        diag_code: 0,
+        width_enabled: config.widths,
+        width_supported: config.widths,
+        width_active: LinkWidth::X4 & config.widths,
+        speed_enabled: config.speeds,
+        speed_supported: config.speeds,
+        speed_active: LinkSpeed::SDR,
+        extended_speed_enabled: config.extended_speeds,
+        extended_speed_supported: config.extended_speeds,
+        extended_speed_active: ExtendedSpeed::empty(),
+        mtu_cap: config.mtu,
+        neighbor_mtu: Mtu::MTU_256,
+        vl_cap: config.vl_cap,
+        operational_vls: config.vl_cap,
+        vl_high_limit: 0,
+        init_type: 0,
+        init_type_reply: 0,
+        vl_stall_count: 7,
+        hoq_life: 16,
+        partition_enforcement_in: false,
+        partition_enforcement_out: false,
+        filter_raw_in: false,
+        filter_raw_out: false,
+        subnet_timeout: 18,
+        response_time: 16,
+        local_phy_errors: 8,
+        overrun_errors: 8,
+        max_credit_hint: 0,
+        link_round_trip_latency: 0x00ff_ffff,
+        guid_cap: 0,
+        pkey_cap: 0,
+        counters: PortCounters::default(),
+        pending: PortChange::empty(),
+        alias_guids: Vec::new(),
+        pkeys: vec![PKey::DEFAULT_FULL],
+        sl2vl: None,
+        vl_arbitration: None,
+    }
+}
