@@ -27,8 +27,11 @@ pub mod cm;
 pub mod devmgt;
 mod id;
 pub mod mad;
+pub mod notice;
 pub mod packet;
+pub mod perf;
 pub mod rmpp;
 pub mod sa;
+pub mod smp;
 
 pub use id::*;

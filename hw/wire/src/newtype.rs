@@ -159,3 +159,37 @@ macro_rules! open_enum {
         }
     };
 }
+/// Adds named bits and set operations to a big-endian newtype.
+macro_rules! flags {
+    ($name:ident($int:ty) { $($(#[$vmeta:meta])* $konst:ident = $bit:literal,)* }) => {
+        impl $name {
+            $($(#[$vmeta])* pub const $konst: Self = Self::new(1 << $bit);)*
+
+            /// Whether all bits of `other` are set.
+            #[must_use]
+            pub const fn contains(self, other: Self) -> bool {
+                self.get() & other.get() == other.get()
+            }
+
+            /// The bits of both.
+            #[must_use]
+            pub const fn union(self, other: Self) -> Self {
+                Self::new(self.get() | other.get())
+            }
+
+            /// The bits that are not in `other`.
+            #[must_use]
+            pub const fn difference(self, other: Self) -> Self {
+                Self::new(self.get() & !other.get())
+            }
+        }
+
+        impl core::ops::BitOr for $name {
+            type Output = Self;
+
+            fn bitor(self, other: Self) -> Self {
+                self.union(other)
+            }
+        }
+    };
+}
