@@ -1,6 +1,18 @@
 //! The MAD agent and the connection manager that every InfiniBand host has.
+//!
+//! Everything here is sans-I/O: machines take the time and received MADs by method call and give
+//! MADs and events to be pulled. They run on a real QP0 or QP1, or on a VF's proxy of one.
 #![forbid(unsafe_code)]
 
 mod address;
+mod mad_agent;
+mod message;
+mod rmpp;
 
-pub use address::MadAddress;
+pub use address::{MadAddress, Peer};
+pub use mad_agent::{
+    AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,
+    MethodSet, Oui, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig, SendError,
+    TransferError, TransferId, Transmit,
+};
+pub use message::{Message, segment_layout};

@@ -1,0 +1,185 @@
+//! What a received MAD does.
+
+use ib_vtime::Instant;
+use ib_wire::Qpn;
+use ib_wire::mad::{BASE_VERSION, Mad, MadStatus, Method, MgmtClass};
+use ib_wire::rmpp::{RmppHeader, RmppMad};
+
+use super::registration::Route;
+use super::transfer::{Phase, Transaction};
+use super::{AgentEvent, AgentId, Disposition, DropReason, MadAgent, RequestId};
+use crate::message::{expects_answer, is_answer, segment_layout};
+use crate::{MadAddress, Message};
+
+impl MadAgent {
+    /// Takes a received MAD.
+    pub fn handle_mad(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> Disposition {
+        self.counters.received += 1;
+        let header = &mad.header;
+        if !self.carries(header.mgmt_class) {
+            return self.counters.drop_mad(DropReason::WrongQueuePair);
+        }
+        let has_rmpp = segment_layout(header.mgmt_class).is_some();
+        if header.base_version != BASE_VERSION {
+            self.refuse(from, mad, MadStatus::BAD_VERSION, DropReason::BadVersion)
+        } else if has_rmpp && mad.view::<RmppMad>().rmpp.is_active() {
+            self.handle_rmpp(now, from, mad)
+        } else if is_answer(header.method) {
+            self.handle_answer(from, mad)
+        } else {
+            self.handle_request(from, mad)
+        }
+    }
+
+    /// Whether MADs of the class travel on this queue pair (IBA 13.5.1).
+    pub(super) fn carries(&self, class: MgmtClass) -> bool {
+        class.is_smp() == (self.config.qpn == Qpn::SMI)
+    }
+
+    fn handle_answer(&mut self, from: &MadAddress, mad: &Mad) -> Disposition {
+        let request = match self.match_answer(from, mad) {
+            Ok(request) => request,
+            Err(reason) => return self.counters.drop_mad(reason),
+        };
+        if mad.header.status.without_direction() == MadStatus::BUSY {
+            return self.counters.drop_mad(DropReason::Busy);
+        }
+        self.complete_request(request, from, Message::single(*mad))
+    }
+
+    /// Ends a request with its answer.
+    pub(super) fn complete_request(
+        &mut self,
+        request: RequestId,
+        from: &MadAddress,
+        message: Message,
+    ) -> Disposition {
+        let Some(transaction) = self.take_transaction(request) else {
+            return self.counters.drop_mad(DropReason::UnmatchedResponse);
+        };
+        self.counters.responses += 1;
+        self.events.push_back(AgentEvent::Response {
+            agent: transaction.agent,
+            request,
+            from: *from,
+            message,
+        });
+        Disposition::Delivered
+    }
+
+    /// The request that a MAD answers, if it fits and the request is still waiting for its answer
+    /// to begin.
+    pub(super) fn match_answer(
+        &self,
+        from: &MadAddress,
+        mad: &Mad,
+    ) -> Result<RequestId, DropReason> {
+        let request = RequestId::new(mad.header.tid);
+        let transaction = self
+            .transactions
+            .get(&request)
+            .ok_or(DropReason::UnmatchedResponse)?;
+        if !transaction.to.is_answered_by(from) {
+            return Err(DropReason::ForeignResponse);
+        }
+        if !answers(transaction, mad) {
+            return Err(DropReason::MismatchedResponse);
+        }
+        // Before its first transmission nothing can answer a request, and once the answer comes
+        // in by segments another one is a repetition.
+        match transaction.phase {
+            _ if !transaction.has_left() => Err(DropReason::UnmatchedResponse),
+            Phase::Receiving(_) => Err(DropReason::Repeated),
+            _ => Ok(request),
+        }
+    }
+
+    fn handle_request(&mut self, from: &MadAddress, mad: &Mad) -> Disposition {
+        match self.registry.route(mad) {
+            Route::Agent(agent) => self.deliver_request(agent, from, Message::single(*mad)),
+            unclaimed => self.refuse_unclaimed(from, mad, unclaimed),
+        }
+    }
+
+    /// Hands a request to its taker.
+    pub(super) fn deliver_request(
+        &mut self,
+        agent: AgentId,
+        from: &MadAddress,
+        message: Message,
+    ) -> Disposition {
+        if self.pending_requests >= self.config.max_pending_requests {
+            return self.counters.drop_mad(DropReason::EventQueueFull);
+        }
+        self.pending_requests += 1;
+        self.events.push_back(AgentEvent::Request {
+            agent,
+            from: *from,
+            message,
+        });
+        Disposition::Delivered
+    }
+
+    /// Refuses a request that nobody takes.
+    pub(super) fn refuse_unclaimed(
+        &mut self,
+        from: &MadAddress,
+        mad: &Mad,
+        route: Route,
+    ) -> Disposition {
+        match route {
+            Route::NoVersion => {
+                self.refuse(from, mad, MadStatus::BAD_VERSION, DropReason::BadVersion)
+            }
+            Route::NoMethod => self.refuse(
+                from,
+                mad,
+                MadStatus::UNSUPPORTED_METHOD,
+                DropReason::UnknownMethod,
+            ),
+            Route::NoClass if matches!(mad.header.method, Method::GET | Method::SET) => self
+                .refuse(
+                    from,
+                    mad,
+                    MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE,
+                    DropReason::UnknownClass,
+                ),
+            Route::NoClass | Route::Agent(_) => self.counters.drop_mad(DropReason::UnknownClass),
+        }
+    }
+
+    /// Answers a request with an error status, or drops it if its sender expects no answer. SMPs
+    /// are never refused here: the port's SMA answers for the port.
+    fn refuse(
+        &mut self,
+        from: &MadAddress,
+        mad: &Mad,
+        status: MadStatus,
+        reason: DropReason,
+    ) -> Disposition {
+        let header = &mad.header;
+        if header.mgmt_class.is_smp() || !expects_answer(header.method) {
+            return self.counters.drop_mad(reason);
+        }
+        let mut answer = *mad;
+        answer.header.base_version = BASE_VERSION;
+        answer.header.method = header.method.response();
+        answer.header.status = status;
+        if segment_layout(header.mgmt_class).is_some() {
+            answer.view_mut::<RmppMad>().rmpp = RmppHeader::default();
+        }
+        self.send_control(*from, answer).unwrap_or_else(|| {
+            self.counters.refused += 1;
+            Disposition::Answered
+        })
+    }
+}
+
+/// Whether a MAD with the transaction id of a request is of the kind that answers it.
+fn answers(transaction: &Transaction, mad: &Mad) -> bool {
+    let request = transaction.message.header();
+    let same_attribute = request.attribute_id == mad.header.attribute_id;
+    request.mgmt_class == mad.header.mgmt_class
+        && mad.header.method == request.method.response()
+        && (same_attribute || request.method == Method::GET_MULTI)
+}

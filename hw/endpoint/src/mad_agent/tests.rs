@@ -1,0 +1,554 @@
+//! Tests of single rules, with two agents that exchange MADs by hand.
+
+use ib_vtime::{Duration, Instant};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
+use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
+use ib_wire::{Lid, Tid};
+
+use super::*;
+
+const ATTRIBUTE: AttributeId = AttributeId::new(0x35);
+const POLICY: RetryPolicy = RetryPolicy::new(Duration::from_millis(500), 2);
+
+fn at(millis: u64) -> Instant {
+    Instant::from_millis(millis)
+}
+
+fn mad(class: MgmtClass, method: Method) -> Mad {
+    Mad::new(MadHeader::new(class, method, ATTRIBUTE))
+}
+
+/// An agent at a LID with one registration for SA traffic.
+struct Host {
+    agent: MadAgent,
+    id: AgentId,
+    address: MadAddress,
+}
+
+impl Host {
+    fn new(lid: u16, methods: &[Method]) -> Self {
+        Self::with_config(lid, methods, MadAgentConfig::gsi(u64::from(lid)))
+    }
+
+    fn with_config(lid: u16, methods: &[Method], config: MadAgentConfig) -> Self {
+        let mut agent = MadAgent::new(config);
+        let registration = Registration::new(MgmtClass::SUBN_ADM, MethodSet::of(methods));
+        let id = agent.register(registration).unwrap();
+        Self {
+            agent,
+            id,
+            address: MadAddress::gsi(Lid::new(lid)),
+        }
+    }
+
+    fn request(&mut self, to: &Host, method: Method) -> RequestId {
+        let message = Message::single(mad(MgmtClass::SUBN_ADM, method));
+        self.agent
+            .send_request(at(0), self.id, to.address, message, POLICY)
+            .unwrap()
+    }
+
+    fn transmit(&mut self, now: u64) -> Option<Mad> {
+        self.agent.poll_transmit(at(now)).map(|t| t.mad)
+    }
+
+    fn event(&mut self) -> Option<AgentEvent> {
+        self.agent.poll_event()
+    }
+
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.agent.counters().dropped(reason)
+    }
+
+    /// Answers every request that came in with this many bytes under RMPP.
+    fn respond_rmpp(&mut self, now: u64, len: usize) -> Option<TransferId> {
+        let Some(AgentEvent::Request { from, message, .. }) = self.event() else {
+            panic!("no request came in");
+        };
+        let mut head = *message.mad();
+        head.header.method = head.header.method.response();
+        let answer = Message::rmpp(head, payload(len)).unwrap();
+        self.agent.respond(at(now), self.id, from, answer).unwrap()
+    }
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0_u8..251).cycle().take(len).collect()
+}
+
+fn client_and_server() -> (Host, Host) {
+    let methods = [Method::GET, Method::GET_TABLE, Method::GET_MULTI];
+    (Host::new(1, &[Method::REPORT]), Host::new(2, &methods))
+}
+
+/// Moves MADs between two hosts until neither has more to send.
+fn exchange(now: u64, a: &mut Host, b: &mut Host) {
+    loop {
+        let mut moved = false;
+        while let Some(mad) = a.transmit(now) {
+            b.agent.handle_mad(at(now), &a.address, &mad);
+            moved = true;
+        }
+        while let Some(mad) = b.transmit(now) {
+            a.agent.handle_mad(at(now), &b.address, &mad);
+            moved = true;
+        }
+        if !moved {
+            return;
+        }
+    }
+}
+
+/// Runs both hosts' timers up to a point in time, exchanging MADs.
+fn run_until(end: u64, a: &mut Host, b: &mut Host) {
+    loop {
+        let next = [a.agent.poll_timeout(), b.agent.poll_timeout()];
+        let Some(next) = next.into_iter().flatten().min().filter(|t| *t <= at(end)) else {
+            return;
+        };
+        a.agent.handle_timeout(next);
+        b.agent.handle_timeout(next);
+        exchange(next.as_millis(), a, b);
+    }
+}
+
+fn response_to(request: &Mad) -> Mad {
+    let mut response = *request;
+    response.header.method = request.header.method.response();
+    response
+}
+
+#[test]
+fn an_answer_with_the_whole_transaction_id_ends_the_request() {
+    let (mut client, server) = client_and_server();
+    let request = client.request(&server, Method::GET);
+    let sent = client.transmit(0).unwrap();
+    assert_eq!(sent.header.tid, request.tid());
+    let mut almost = response_to(&sent);
+    almost.header.tid = Tid::new(request.tid().get() ^ 1 << 63);
+    let from = server.address;
+    assert_eq!(
+        client.agent.handle_mad(at(1), &from, &almost),
+        Disposition::Dropped(DropReason::UnmatchedResponse)
+    );
+    let answer = response_to(&sent);
+    assert_eq!(
+        client.agent.handle_mad(at(1), &from, &answer),
+        Disposition::Delivered
+    );
+    assert!(
+        matches!(client.event(), Some(AgentEvent::Response { request: of, .. }) if of == request)
+    );
+    assert!(client.agent.sizes().is_empty());
+    assert_eq!(
+        client.agent.handle_mad(at(1), &from, &answer),
+        Disposition::Dropped(DropReason::UnmatchedResponse)
+    );
+}
+
+#[test]
+fn answers_of_another_kind_or_from_elsewhere_are_dropped() {
+    let (mut client, server) = client_and_server();
+    client.request(&server, Method::GET);
+    let sent = client.transmit(0).unwrap();
+    let answer = response_to(&sent);
+    let mut drop_of = |from: MadAddress, mad: Mad| client.agent.handle_mad(at(1), &from, &mad);
+
+    let foreign = Disposition::Dropped(DropReason::ForeignResponse);
+    assert_eq!(drop_of(MadAddress::gsi(Lid::new(3)), answer), foreign);
+    let other_qp = MadAddress {
+        qpn: ib_wire::Qpn::from_low_bits(7),
+        ..server.address
+    };
+    assert_eq!(drop_of(other_qp, answer), foreign);
+
+    let mismatched = Disposition::Dropped(DropReason::MismatchedResponse);
+    let mut changed = answer;
+    changed.header.method = Method::GET_TABLE_RESP;
+    assert_eq!(drop_of(server.address, changed), mismatched);
+    changed = answer;
+    changed.header.attribute_id = AttributeId::new(0x38);
+    assert_eq!(drop_of(server.address, changed), mismatched);
+    changed = answer;
+    changed.header.mgmt_class = MgmtClass::PERF;
+    assert_eq!(drop_of(server.address, changed), mismatched);
+    changed = answer;
+    changed.header.mgmt_class = MgmtClass::SUBN_LID_ROUTED;
+    assert_eq!(
+        drop_of(server.address, changed),
+        Disposition::Dropped(DropReason::WrongQueuePair)
+    );
+    assert_eq!(client.agent.sizes().requests, 1);
+}
+
+#[test]
+fn an_answer_before_the_request_left_is_dropped() {
+    let (mut client, server) = client_and_server();
+    let request = client.request(&server, Method::GET);
+    let mut forged = mad(MgmtClass::SUBN_ADM, Method::GET_RESP);
+    forged.header.tid = request.tid();
+    assert_eq!(
+        client.agent.handle_mad(at(0), &server.address, &forged),
+        Disposition::Dropped(DropReason::UnmatchedResponse)
+    );
+}
+
+#[test]
+fn an_unanswered_request_is_sent_again_with_the_same_id_and_then_times_out() {
+    let (mut client, server) = client_and_server();
+    let request = client.request(&server, Method::GET);
+    let mut sent_at = Vec::new();
+    for now in (0..=2000).step_by(100) {
+        client.agent.handle_timeout(at(now));
+        while let Some(mad) = client.transmit(now) {
+            assert_eq!(mad.header.tid, request.tid());
+            sent_at.push(now);
+        }
+    }
+    assert_eq!(sent_at, [0, 500, 1000]);
+    assert!(matches!(
+        client.event(),
+        Some(AgentEvent::RequestFailed {
+            reason: TransferError::TimedOut { transmissions: 3 },
+            ..
+        })
+    ));
+    assert!(client.agent.sizes().is_empty());
+}
+
+#[test]
+fn a_busy_answer_leaves_the_request_to_its_retries() {
+    let (mut client, server) = client_and_server();
+    client.request(&server, Method::GET);
+    let mut busy = response_to(&client.transmit(0).unwrap());
+    busy.header.status = MadStatus::BUSY;
+    client.agent.handle_mad(at(1), &server.address, &busy);
+    assert_eq!(client.dropped(DropReason::Busy), 1);
+    client.agent.handle_timeout(at(500));
+    assert!(client.transmit(500).is_some());
+}
+
+#[test]
+fn a_cancelled_request_leaves_nothing_and_its_late_answer_is_dropped() {
+    let (mut client, server) = client_and_server();
+    let request = client.request(&server, Method::GET);
+    let sent = client.transmit(0).unwrap();
+    assert!(client.agent.cancel(request));
+    assert!(!client.agent.cancel(request));
+    assert!(client.agent.sizes().is_empty());
+    client
+        .agent
+        .handle_mad(at(1), &server.address, &response_to(&sent));
+    assert_eq!(client.dropped(DropReason::UnmatchedResponse), 1);
+}
+
+#[test]
+fn requests_that_nobody_takes_are_refused_with_a_status() {
+    let mut server = Host::new(2, &[Method::GET]);
+    let from = MadAddress::gsi(Lid::new(1));
+    let mut refusal = |class, method, version: Option<u8>| {
+        let mut request = mad(class, method);
+        request.header.tid = Tid::new(7);
+        request.header.class_version = version.unwrap_or(request.header.class_version);
+        server.agent.handle_mad(at(0), &from, &request);
+        server.transmit(0).map(|mad| {
+            assert_eq!(mad.header.tid, Tid::new(7));
+            (mad.header.method, mad.header.status)
+        })
+    };
+    let sa = MgmtClass::SUBN_ADM;
+    assert_eq!(
+        refusal(sa, Method::GET, Some(9)),
+        Some((Method::GET_RESP, MadStatus::BAD_VERSION))
+    );
+    assert_eq!(
+        refusal(sa, Method::SET, None),
+        Some((Method::GET_RESP, MadStatus::UNSUPPORTED_METHOD))
+    );
+    assert_eq!(
+        refusal(sa, Method::DELETE, None),
+        Some((Method::DELETE_RESP, MadStatus::UNSUPPORTED_METHOD))
+    );
+    assert_eq!(
+        refusal(MgmtClass::PERF, Method::GET, None),
+        Some((Method::GET_RESP, MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE))
+    );
+    assert_eq!(refusal(sa, Method::SEND, None), None);
+    assert_eq!(refusal(sa, Method::TRAP, None), None);
+    assert_eq!(refusal(MgmtClass::PERF, Method::GET_TABLE, None), None);
+}
+
+#[test]
+fn an_agent_on_qp0_never_refuses() {
+    let mut agent = MadAgent::new(MadAgentConfig::smi(1));
+    let from = MadAddress::smi(Lid::new(1));
+    let request = mad(MgmtClass::SUBN_LID_ROUTED, Method::GET);
+    assert_eq!(
+        agent.handle_mad(at(0), &from, &request),
+        Disposition::Dropped(DropReason::UnknownClass)
+    );
+    assert_eq!(
+        agent.register(Registration::new(MgmtClass::PERF, MethodSet::NONE)),
+        Err(RegisterError::WrongQueuePair(MgmtClass::PERF))
+    );
+}
+
+#[test]
+fn requests_beyond_the_queue_are_dropped_and_counted() {
+    let config = MadAgentConfig {
+        max_pending_requests: 2,
+        max_pending_control: 1,
+        ..MadAgentConfig::gsi(1)
+    };
+    let mut server = Host::with_config(2, &[Method::GET], config);
+    let from = MadAddress::gsi(Lid::new(1));
+    for _ in 0..3 {
+        let request = mad(MgmtClass::SUBN_ADM, Method::GET);
+        server.agent.handle_mad(at(0), &from, &request);
+        let unknown = mad(MgmtClass::SUBN_ADM, Method::SET);
+        server.agent.handle_mad(at(0), &from, &unknown);
+    }
+    assert_eq!(server.dropped(DropReason::EventQueueFull), 1);
+    assert_eq!(server.dropped(DropReason::ControlQueueFull), 2);
+    server.event().unwrap();
+    let request = mad(MgmtClass::SUBN_ADM, Method::GET);
+    assert_eq!(
+        server.agent.handle_mad(at(0), &from, &request),
+        Disposition::Delivered
+    );
+}
+
+#[test]
+fn a_table_of_many_segments_arrives_and_both_sides_forget_it() {
+    let (mut client, mut server) = client_and_server();
+    let request = client.request(&server, Method::GET_TABLE);
+    exchange(0, &mut client, &mut server);
+    let transfer = server.respond_rmpp(0, 30_000).unwrap();
+    exchange(0, &mut client, &mut server);
+    let Some(AgentEvent::Response {
+        request: of,
+        message,
+        ..
+    }) = client.event()
+    else {
+        panic!("no response");
+    };
+    assert_eq!(of, request);
+    assert_eq!(message.data(), payload(30_000));
+    assert_eq!(
+        server.event(),
+        Some(AgentEvent::TransferEnded {
+            agent: server.id,
+            transfer,
+            result: Ok(())
+        })
+    );
+    run_until(20_000, &mut client, &mut server);
+    assert!(client.agent.sizes().is_empty());
+    assert!(server.agent.sizes().is_empty());
+}
+
+#[test]
+fn a_dual_sided_exchange_turns_around() {
+    let (mut client, mut server) = client_and_server();
+    let head = mad(MgmtClass::SUBN_ADM, Method::GET_MULTI);
+    let message = Message::rmpp(head, payload(5_000)).unwrap();
+    client
+        .agent
+        .send_request(at(0), client.id, server.address, message, POLICY)
+        .unwrap();
+    exchange(0, &mut client, &mut server);
+    server.respond_rmpp(0, 7_000).unwrap();
+    exchange(0, &mut client, &mut server);
+    let Some(AgentEvent::Response { message, .. }) = client.event() else {
+        panic!("no response");
+    };
+    assert_eq!(message.data(), payload(7_000));
+    assert!(matches!(
+        server.event(),
+        Some(AgentEvent::TransferEnded { result: Ok(()), .. })
+    ));
+    run_until(30_000, &mut client, &mut server);
+    assert!(client.agent.sizes().is_empty() && server.agent.sizes().is_empty());
+}
+
+#[test]
+fn a_responder_repeats_its_last_ack_until_the_turn_around_and_sends_nothing_before() {
+    let (mut client, mut server) = client_and_server();
+    let head = mad(MgmtClass::SUBN_ADM, Method::GET_MULTI);
+    let message = Message::rmpp(head, payload(100)).unwrap();
+    client
+        .agent
+        .send_request(at(0), client.id, server.address, message, POLICY)
+        .unwrap();
+    let data = client.transmit(0).unwrap();
+    server.agent.handle_mad(at(0), &client.address, &data);
+    server.respond_rmpp(0, 300).unwrap();
+    let lost = server.transmit(0).unwrap();
+    assert_eq!(lost.view::<RmppMad>().rmpp.rmpp_type, RmppType::ACK);
+    assert_eq!(lost.header.method, Method::GET_MULTI_RESP);
+    assert_eq!(server.transmit(0), None);
+    server.agent.handle_timeout(at(2_000));
+    let ack = server.transmit(2_000).unwrap();
+    assert_eq!(ack, lost);
+    client.agent.handle_mad(at(2_000), &server.address, &ack);
+    let turn = client.transmit(2_000).unwrap();
+    let rmpp = turn.view::<RmppMad>().rmpp;
+    assert_eq!(
+        (rmpp.segment_number.get(), rmpp.data2.get()),
+        (0, 1),
+        "the turn-around acknowledges segment 0 with a window of 1"
+    );
+    assert_eq!(turn.header.method, Method::GET_MULTI);
+    server.agent.handle_mad(at(2_000), &client.address, &turn);
+    exchange(2_000, &mut client, &mut server);
+    assert!(matches!(client.event(), Some(AgentEvent::Response { .. })));
+}
+
+#[test]
+fn a_response_whose_turn_never_comes_ends() {
+    let (mut client, mut server) = client_and_server();
+    let head = mad(MgmtClass::SUBN_ADM, Method::GET_MULTI);
+    let message = Message::rmpp(head, payload(100)).unwrap();
+    client
+        .agent
+        .send_request(at(0), client.id, server.address, message, POLICY)
+        .unwrap();
+    let data = client.transmit(0).unwrap();
+    server.agent.handle_mad(at(0), &client.address, &data);
+    server.respond_rmpp(0, 300).unwrap();
+    for now in (0..40_000).step_by(500) {
+        server.agent.handle_timeout(at(now));
+        while server.transmit(now).is_some() {}
+    }
+    assert!(matches!(
+        server.event(),
+        Some(AgentEvent::TransferEnded {
+            result: Err(TransferError::EndedByUs(RmppStatus::TOO_MANY_RETRIES)),
+            ..
+        })
+    ));
+    assert!(server.agent.sizes().is_empty());
+}
+
+#[test]
+fn a_lost_last_ack_is_repeated_within_the_retention_time() {
+    let (mut client, mut server) = client_and_server();
+    client.request(&server, Method::GET_TABLE);
+    exchange(0, &mut client, &mut server);
+    server.respond_rmpp(0, 50).unwrap();
+    let data = server.transmit(0).unwrap();
+    client.agent.handle_mad(at(0), &server.address, &data);
+    let lost = client.transmit(0).unwrap();
+    server.agent.handle_timeout(at(2_000));
+    let again = server.transmit(2_000).unwrap();
+    assert_eq!(again, data);
+    client.agent.handle_mad(at(2_000), &server.address, &again);
+    assert_eq!(client.transmit(2_000), Some(lost));
+    client.agent.handle_timeout(at(10_000));
+    client.agent.handle_mad(at(10_000), &server.address, &again);
+    assert_eq!(client.transmit(10_000), None);
+    assert!(matches!(client.event(), Some(AgentEvent::Response { .. })));
+    assert_eq!(client.event(), None);
+}
+
+#[test]
+fn an_abort_or_stop_from_the_peer_ends_the_request() {
+    let (mut client, server) = client_and_server();
+    client.request(&server, Method::GET_TABLE);
+    let mut stop = response_to(&client.transmit(0).unwrap());
+    stop.view_mut::<RmppMad>().rmpp =
+        RmppHeader::end(RmppType::STOP, RmppStatus::RESOURCES_EXHAUSTED);
+    client.agent.handle_mad(at(1), &server.address, &stop);
+    assert!(matches!(
+        client.event(),
+        Some(AgentEvent::RequestFailed {
+            reason: TransferError::EndedByPeer(RmppStatus::RESOURCES_EXHAUSTED),
+            ..
+        })
+    ));
+    assert!(client.agent.sizes().is_empty());
+}
+
+#[test]
+fn a_silent_sender_is_aborted_after_the_receive_timeout() {
+    let (mut client, mut server) = client_and_server();
+    client.request(&server, Method::GET_TABLE);
+    exchange(0, &mut client, &mut server);
+    server.respond_rmpp(0, 900).unwrap();
+    let first = server.transmit(0).unwrap();
+    client.agent.handle_mad(at(0), &server.address, &first);
+    client.transmit(0).unwrap();
+    assert_eq!(client.agent.poll_timeout(), Some(at(40_000)));
+    client.agent.handle_timeout(at(40_000));
+    let abort = client.transmit(40_000).unwrap();
+    let rmpp = abort.view::<RmppMad>().rmpp;
+    assert_eq!(rmpp.rmpp_type, RmppType::ABORT);
+    assert_eq!(rmpp.status, RmppStatus::TOTAL_TIME_TOO_LONG);
+    assert_eq!(abort.header.method, Method::GET_TABLE);
+    assert!(matches!(
+        client.event(),
+        Some(AgentEvent::RequestFailed {
+            reason: TransferError::EndedByUs(RmppStatus::TOTAL_TIME_TOO_LONG),
+            ..
+        })
+    ));
+    server.agent.handle_mad(at(40_000), &client.address, &abort);
+    assert!(matches!(
+        server.event(),
+        Some(AgentEvent::TransferEnded {
+            result: Err(TransferError::EndedByPeer(RmppStatus::TOTAL_TIME_TOO_LONG)),
+            ..
+        })
+    ));
+}
+
+#[test]
+fn unregistering_in_the_middle_of_everything_leaves_nothing() {
+    let (mut client, mut server) = client_and_server();
+    for _ in 0..3 {
+        client.request(&server, Method::GET_TABLE);
+    }
+    exchange(0, &mut client, &mut server);
+    server.respond_rmpp(0, 900).unwrap();
+    server.respond_rmpp(0, 100).unwrap();
+    while let Some(mad) = server.transmit(0) {
+        client.agent.handle_mad(at(0), &server.address, &mad);
+    }
+    client.request(&server, Method::GET);
+    let server_id = server.id;
+    assert!(client.agent.unregister(client.id));
+    assert!(server.agent.unregister(server_id));
+    let control_only = |host: &mut Host| {
+        while host.transmit(0).is_some() {}
+        host.agent.sizes().is_empty()
+    };
+    assert!(control_only(&mut client) && control_only(&mut server));
+}
+
+#[test]
+fn unsolicited_transfers_are_bounded() {
+    let mut config = MadAgentConfig::gsi(1);
+    config.rmpp.max_unsolicited = 2;
+    config.rmpp.max_message = 1000;
+    let mut server = Host::with_config(2, &[Method::GET_MULTI], config);
+    let from = MadAddress::gsi(Lid::new(1));
+    let begin = |tid: u64, len: usize| {
+        let mut head = mad(MgmtClass::SUBN_ADM, Method::GET_MULTI);
+        head.header.tid = Tid::new(tid);
+        Message::rmpp(head, payload(len)).unwrap().segment(1, 31)
+    };
+    for tid in 0..5 {
+        server.agent.handle_mad(at(0), &from, &begin(tid, 900));
+    }
+    assert_eq!(server.agent.sizes().transfers_in, 2);
+    assert_eq!(server.dropped(DropReason::NoResources), 3);
+    let stops = std::iter::from_fn(|| server.transmit(0))
+        .filter(|mad| mad.view::<RmppMad>().rmpp.rmpp_type == RmppType::STOP)
+        .count();
+    assert_eq!(stops, 3);
+    server.agent.handle_timeout(at(40_000));
+    server.agent.handle_mad(at(40_000), &from, &begin(9, 1001));
+    assert_eq!(server.agent.sizes().transfers_in, 0);
+    assert_eq!(server.agent.sizes().buffered, 0);
+}
