@@ -7,11 +7,13 @@
 mod mcast;
 mod path;
 mod service;
+mod subnet;
 mod tables;
 
 pub use mcast::{JoinState, McMemberRecord};
 pub use path::{MultiPathRecord, PathRecord};
 pub use service::ServiceRecord;
+pub use subnet::{InformInfoRecord, NodeRecord, PortInfoRecord, SmInfoRecord, SwitchInfoRecord};
 pub use tables::{
     GuidInfoRecord, LftRecord, LinkRecord, MftRecord, PKeyTableRecord, SlToVlRecord, VlArbRecord,
 };
