@@ -5,14 +5,18 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod datagram_qp;
 mod mad_agent;
+mod mad_qp;
 mod message;
 mod rmpp;
 
 pub use address::{MadAddress, Peer};
+pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec};
 pub use mad_agent::{
     AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,
     MethodSet, Oui, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig, SendError,
     TransferError, TransferId, Transmit,
 };
+pub use mad_qp::MadQp;
 pub use message::{Message, segment_layout};

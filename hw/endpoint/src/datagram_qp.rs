@@ -1,0 +1,355 @@
+//! A datagram queue pair with its buffers: messages in, messages out.
+
+use hca_api::{
+    AccessFlags, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle, DmaBuffer,
+    Hca, HcaError, LKey, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind,
+    QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags, SendOp, SendRequest,
+    Sge, SourceAddress, UdDestination,
+};
+use ib_wire::{PKeyIndex, PortNum, Psn, QKey};
+
+/// Space in front of each received message, where a GRH stands if there is one (IBA 11.4.1.2).
+const GRH_SPACE: u32 = 40;
+
+/// Completions taken from the queue at once.
+const POLL_BATCH: usize = 16;
+
+/// Tells the sends from the receives in `wr_id`.
+const SEND: u64 = 1 << 32;
+
+/// What a [`DatagramQp`] is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramQpSpec {
+    /// UD, or a special or proxy QP.
+    pub kind: QpKind,
+    /// The port.
+    pub port: PortNum,
+    /// The partition; a special QP chooses it with each send instead.
+    pub pkey_index: PKeyIndex,
+    /// The queue key; that of a special QP is fixed.
+    pub qkey: QKey,
+    /// Receive buffers.
+    pub receives: u32,
+    /// Sends that may be under way.
+    pub sends: u32,
+    /// Bytes of the longest message.
+    pub max_message: u32,
+    /// Do not deliver to this QP the multicast packets that it sent itself.
+    pub block_multicast_loopback: bool,
+}
+
+/// A received message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Who sent it.
+    pub source: SourceAddress,
+    /// Whether it came by multicast.
+    pub multicast: bool,
+    /// The message, without the GRH.
+    pub bytes: Vec<u8>,
+}
+
+/// A datagram queue pair in the state "ready to send", with its completion queue and its buffers.
+///
+/// Keeps handles only; every call takes the HCA that they belong to.
+#[derive(Debug)]
+pub struct DatagramQp {
+    spec: DatagramQpSpec,
+    numbers: QpNumbers,
+    pd: PdHandle,
+    cq: CqHandle,
+    qp: QpHandle,
+    memory: DmaBuffer,
+    region: MrHandle,
+    lkey: LKey,
+    free_sends: Vec<u32>,
+    idle_receives: Vec<u32>,
+    completions: Vec<Completion>,
+    failed_sends: u64,
+    failed_receives: u64,
+}
+
+impl DatagramQp {
+    /// Makes the queue pair, posts its receives and makes it ready.
+    ///
+    /// # Errors
+    /// Those of the verbs it uses. What was made before the failing one is destroyed again.
+    pub fn open(hca: &mut dyn Hca, spec: DatagramQpSpec) -> Result<Self, HcaError> {
+        let mut undo = Undo::default();
+        let opened = Self::make(hca, spec, &mut undo);
+        if opened.is_err() {
+            undo.run(hca);
+        }
+        opened
+    }
+
+    fn make(hca: &mut dyn Hca, spec: DatagramQpSpec, undo: &mut Undo) -> Result<Self, HcaError> {
+        let memory = hca.allocate_dma(memory_len(&spec))?;
+        undo.memory = Some(memory);
+        let pd = hca.alloc_pd()?;
+        undo.pd = Some(pd);
+        let region = hca.register_mr(&MrSpec {
+            pd,
+            kind: MrKind::Virtual {
+                addr: memory.addr,
+                len: memory.len as u64,
+            },
+            access: AccessFlags::LOCAL_WRITE,
+            key: None,
+        })?;
+        undo.region = Some(region.handle);
+        let cq = hca.create_cq(spec.receives.saturating_add(spec.sends))?;
+        undo.cq = Some(cq);
+        let (qp, numbers) = hca.create_qp(QpSpec {
+            kind: spec.kind,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: spec.sends,
+                max_recv_wr: spec.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+            },
+            signal_all: true,
+            receives: ReceiveMode::Posted,
+            qpn: None,
+            block_multicast_loopback: spec.block_multicast_loopback,
+        })?;
+        undo.qp = Some(qp);
+
+        let mut this = Self {
+            spec,
+            numbers,
+            pd,
+            cq,
+            qp,
+            memory,
+            region: region.handle,
+            lkey: region.lkey,
+            free_sends: (0..spec.sends).rev().collect(),
+            idle_receives: (0..spec.receives).rev().collect(),
+            completions: Vec::new(),
+            failed_sends: 0,
+            failed_receives: 0,
+        };
+        let init = QpModify {
+            state: Some(QpState::Init),
+            port: Some(spec.port),
+            pkey_index: Some(spec.pkey_index),
+            qkey: Some(spec.qkey),
+            ..QpModify::default()
+        };
+        hca.modify_qp(qp, &init)?;
+        this.post_receives(hca);
+        let change = |state, sq_psn| QpModify {
+            state: Some(state),
+            sq_psn,
+            ..QpModify::default()
+        };
+        hca.modify_qp(qp, &change(QpState::ReadyToReceive, None))?;
+        hca.modify_qp(qp, &change(QpState::ReadyToSend, Some(Psn::default())))?;
+        Ok(this)
+    }
+
+    /// The queue pair's numbers.
+    #[must_use]
+    pub const fn numbers(&self) -> QpNumbers {
+        self.numbers
+    }
+
+    /// The queue pair, for multicast attachments.
+    #[must_use]
+    pub const fn handle(&self) -> QpHandle {
+        self.qp
+    }
+
+    /// What it was made from.
+    #[must_use]
+    pub const fn spec(&self) -> &DatagramQpSpec {
+        &self.spec
+    }
+
+    /// Sends and receives that completed with an error so far.
+    #[must_use]
+    pub const fn failures(&self) -> (u64, u64) {
+        (self.failed_sends, self.failed_receives)
+    }
+
+    /// Whether a send buffer is free. One becomes free when [`Self::poll`] sees a send complete.
+    #[must_use]
+    pub fn can_send(&self) -> bool {
+        !self.free_sends.is_empty()
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// [`HcaError::QueueFull`] unless [`Self::can_send`], [`HcaError::InvalidParameter`] if the
+    /// message is too long, and those of [`Hca::post_send`].
+    pub fn send(
+        &mut self,
+        hca: &mut dyn Hca,
+        destination: &UdDestination,
+        message: &[u8],
+    ) -> Result<(), HcaError> {
+        let len = u32::try_from(message.len())
+            .ok()
+            .filter(|len| *len <= self.spec.max_message)
+            .ok_or(HcaError::InvalidParameter)?;
+        let slot = *self.free_sends.last().ok_or(HcaError::QueueFull)?;
+        let addr = self.send_buffer(slot);
+        hca.dma_write(addr, message)?;
+        let gather = [Sge {
+            addr,
+            len,
+            lkey: self.lkey,
+        }];
+        hca.post_send(
+            self.qp,
+            &SendRequest {
+                wr_id: SEND | u64::from(slot),
+                op: SendOp::Send,
+                payload: Payload::Gather(&gather),
+                flags: SendFlags::SIGNALED,
+                destination: Some(*destination),
+            },
+        )?;
+        self.free_sends.pop();
+        Ok(())
+    }
+
+    /// The next received message. Also takes back the buffers of completed sends, and posts the
+    /// receive buffers again.
+    pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<Datagram> {
+        loop {
+            if let Some(completion) = self.completions.pop() {
+                if let Some(datagram) = self.complete(hca, &completion) {
+                    return Some(datagram);
+                }
+                continue;
+            }
+            self.post_receives(hca);
+            let mut batch = [IDLE; POLL_BATCH];
+            let taken = hca.poll_cq(self.cq, &mut batch).unwrap_or(0);
+            if taken == 0 {
+                return None;
+            }
+            self.completions.extend(batch[..taken].iter().rev());
+        }
+    }
+
+    /// Destroys the queue pair and everything with it.
+    pub fn close(self, hca: &mut dyn Hca) {
+        Undo {
+            memory: Some(self.memory),
+            pd: Some(self.pd),
+            region: Some(self.region),
+            cq: Some(self.cq),
+            qp: Some(self.qp),
+        }
+        .run(hca);
+    }
+
+    fn complete(&mut self, hca: &mut dyn Hca, completion: &Completion) -> Option<Datagram> {
+        let succeeded = completion.status == CompletionStatus::Success;
+        // Both kinds of names were made from a slot's number, so the lower half is one.
+        let slot = u32::try_from(completion.wr_id & !SEND).unwrap_or_default();
+        if completion.wr_id & SEND != 0 {
+            self.free_sends.push(slot);
+            self.failed_sends += u64::from(!succeeded);
+            return None;
+        }
+        self.idle_receives.push(slot);
+        let datagram = completion.source.filter(|_| succeeded).and_then(|source| {
+            Some(Datagram {
+                source,
+                multicast: completion.flags.contains(CompletionFlags::MULTICAST),
+                bytes: self.received(hca, slot, completion.byte_len)?,
+            })
+        });
+        self.failed_receives += u64::from(datagram.is_none());
+        datagram
+    }
+
+    fn received(&self, hca: &dyn Hca, slot: u32, byte_len: u32) -> Option<Vec<u8>> {
+        let len = byte_len.checked_sub(GRH_SPACE)?.min(self.spec.max_message);
+        let mut bytes = vec![0; len as usize];
+        let start = self.receive_buffer(slot) + u64::from(GRH_SPACE);
+        hca.dma_read(start, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// Posts the idle receive buffers, as many as the queue takes.
+    fn post_receives(&mut self, hca: &mut dyn Hca) {
+        while let Some(slot) = self.idle_receives.pop() {
+            let scatter = [Sge {
+                addr: self.receive_buffer(slot),
+                len: self.spec.max_message.saturating_add(GRH_SPACE),
+                lkey: self.lkey,
+            }];
+            let request = RecvRequest {
+                wr_id: u64::from(slot),
+                scatter: &scatter,
+            };
+            if hca.post_recv(self.qp, &request).is_err() {
+                self.idle_receives.push(slot);
+                return;
+            }
+        }
+    }
+
+    fn receive_buffer(&self, slot: u32) -> u64 {
+        self.memory.addr + u64::from(slot) * receive_len(&self.spec) as u64
+    }
+
+    fn send_buffer(&self, slot: u32) -> u64 {
+        self.receive_buffer(self.spec.receives) + u64::from(slot) * u64::from(self.spec.max_message)
+    }
+}
+
+/// A completion to be overwritten.
+const IDLE: Completion = Completion {
+    wr_id: 0,
+    status: CompletionStatus::Success,
+    op: CompletionOp::Recv,
+    qpn: ib_wire::Qpn::SMI,
+    byte_len: 0,
+    immediate: 0,
+    flags: CompletionFlags::empty(),
+    source: None,
+};
+
+const fn receive_len(spec: &DatagramQpSpec) -> usize {
+    spec.max_message as usize + GRH_SPACE as usize
+}
+
+const fn memory_len(spec: &DatagramQpSpec) -> usize {
+    spec.receives as usize * receive_len(spec) + spec.sends as usize * spec.max_message as usize
+}
+
+/// What to destroy, in the order of the fields from the last one on.
+#[derive(Debug, Default)]
+struct Undo {
+    memory: Option<DmaBuffer>,
+    pd: Option<PdHandle>,
+    region: Option<MrHandle>,
+    cq: Option<CqHandle>,
+    qp: Option<QpHandle>,
+}
+
+impl Undo {
+    /// Destroys everything. Errors mean that the device failed or was reset, which took the objects
+    /// with it.
+    fn run(self, hca: &mut dyn Hca) {
+        let _ = self.qp.map(|qp| hca.destroy_qp(qp));
+        let _ = self.cq.map(|cq| hca.destroy_cq(cq));
+        let _ = self.region.map(|region| hca.deregister_mr(region));
+        let _ = self.pd.map(|pd| hca.dealloc_pd(pd));
+        if let Some(memory) = self.memory {
+            hca.free_dma(memory);
+        }
+    }
+}

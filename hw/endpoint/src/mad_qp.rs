@@ -1,0 +1,128 @@
+//! A port's QP0 or QP1: MADs in, MADs out.
+
+use hca_api::{
+    AddressVector, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress, UdDestination,
+};
+use ib_wire::mad::Mad;
+use ib_wire::{PKeyIndex, PortNum, QKey};
+use zerocopy::IntoBytes;
+
+use crate::{Datagram, DatagramQp, DatagramQpSpec, MadAddress};
+
+/// Bytes of a MAD.
+const MAD_LEN: u32 = 256;
+
+const _: () = assert!(size_of::<Mad>() == MAD_LEN as usize);
+
+/// A port's QP0 or QP1, as the machines of this crate need one: it carries whole MADs between them
+/// and an HCA.
+#[derive(Debug)]
+pub struct MadQp {
+    qp: DatagramQp,
+    qkey: QKey,
+    malformed: u64,
+}
+
+impl MadQp {
+    /// Takes a port's special QP, with room for so many MADs each way.
+    ///
+    /// # Errors
+    /// Those of [`DatagramQp::open`]; [`HcaError::SpecialQpTaken`] if somebody has it.
+    pub fn open(
+        hca: &mut dyn Hca,
+        special: SpecialQp,
+        port: PortNum,
+        depth: u32,
+    ) -> Result<Self, HcaError> {
+        let qkey = match special {
+            SpecialQp::Smi => QKey::SMI,
+            SpecialQp::Gsi => QKey::GSI,
+        };
+        let qp = DatagramQp::open(
+            hca,
+            DatagramQpSpec {
+                kind: QpKind::Special { special, port },
+                port,
+                pkey_index: PKeyIndex(0),
+                qkey,
+                receives: depth,
+                sends: depth,
+                max_message: MAD_LEN,
+                block_multicast_loopback: false,
+            },
+        )?;
+        Ok(Self {
+            qp,
+            qkey,
+            malformed: 0,
+        })
+    }
+
+    /// The port.
+    #[must_use]
+    pub const fn port(&self) -> PortNum {
+        self.qp.spec().port
+    }
+
+    /// Received messages that were not 256 bytes long, and so were dropped.
+    #[must_use]
+    pub const fn malformed(&self) -> u64 {
+        self.malformed
+    }
+
+    /// Whether a MAD can be sent now.
+    #[must_use]
+    pub fn can_send(&self) -> bool {
+        self.qp.can_send()
+    }
+
+    /// Sends a MAD.
+    ///
+    /// # Errors
+    /// Those of [`DatagramQp::send`].
+    pub fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
+        let vector = AddressVector {
+            port: self.port(),
+            dlid: to.lid,
+            sl: to.sl,
+            path_bits: to.path_bits,
+            static_rate: None,
+            grh: to.grh,
+        };
+        let destination = UdDestination {
+            address: UdAddress::Vector(vector),
+            qpn: to.qpn,
+            qkey: to.qkey,
+            pkey_index: Some(to.pkey_index),
+        };
+        self.qp.send(hca, &destination, mad.as_bytes())
+    }
+
+    /// The next received MAD and its sender.
+    pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        loop {
+            let Datagram { source, bytes, .. } = self.qp.poll(hca)?;
+            match Mad::from_bytes(&bytes) {
+                Some(mad) => return Some((sender(&source, self.qkey), mad)),
+                None => self.malformed += 1,
+            }
+        }
+    }
+
+    /// Gives the special QP up.
+    pub fn close(self, hca: &mut dyn Hca) {
+        self.qp.close(hca);
+    }
+}
+
+fn sender(source: &SourceAddress, qkey: QKey) -> MadAddress {
+    MadAddress {
+        lid: source.slid,
+        qpn: source.src_qpn,
+        qkey,
+        sl: source.sl,
+        pkey_index: source.pkey_index,
+        path_bits: source.dlid_path_bits,
+        grh: source.grh,
+    }
+}
