@@ -10,6 +10,7 @@ mod mad_agent;
 mod mad_qp;
 mod message;
 mod rmpp;
+pub mod smi;
 
 pub use address::{MadAddress, Peer};
 pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec};

@@ -5,8 +5,6 @@ use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, SegmentLayout};
 
 /// Where the RMPP payload starts in a MAD.
 const RMPP_PAYLOAD: usize = 36;
-/// Where the class's data starts in [`Mad::data`] when the class has no RMPP header.
-const PLAIN_DATA: usize = 0;
 
 /// How a class lays data over RMPP segments; `None` when the class has no RMPP header (IBA 13.6).
 #[must_use]
@@ -81,17 +79,15 @@ impl Message {
         self.data.is_some()
     }
 
-    /// All data behind the class header: of an RMPP message exactly what was sent, of a single MAD
-    /// the whole data area.
+    /// The data: of an RMPP message exactly what was sent, of a single MAD the whole data area
+    /// behind the class header, or behind the common header if the class has no RMPP.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         match &self.data {
             Some(data) => data,
             None => {
-                let start = match segment_layout(self.first.header.mgmt_class) {
-                    Some(layout) => data_offset(layout),
-                    None => PLAIN_DATA,
-                };
+                let class = self.first.header.mgmt_class;
+                let start = segment_layout(class).map_or(0, data_offset);
                 &self.first.data[start..]
             }
         }
@@ -145,6 +141,16 @@ impl Message {
 /// Where a class's data starts in [`Mad::data`].
 const fn data_offset(layout: SegmentLayout) -> usize {
     RMPP_PAYLOAD - size_of::<MadHeader>() + layout.class_header
+}
+
+/// Where the attribute of a class's Get and Set starts in [`Mad::data`].
+pub(crate) const fn class_data(class: MgmtClass) -> usize {
+    match (segment_layout(class), class) {
+        (Some(layout), _) => data_offset(layout),
+        (None, MgmtClass::COM_MGT) => 0,
+        // 40 bytes of keys and reserved space, in all the other classes of the standard.
+        (None, _) => 40,
+    }
 }
 
 /// Whether a MAD of this method answers another: the response bit, or TrapRepress (IBA 13.4.5).

@@ -2,13 +2,16 @@
 
 use ib_vtime::Instant;
 use ib_wire::Qpn;
-use ib_wire::mad::{BASE_VERSION, Mad, MadStatus, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, BASE_VERSION, Mad, MadStatus, Method, MgmtClass};
+use ib_wire::notice::ClassPortInfo;
 use ib_wire::rmpp::{RmppHeader, RmppMad};
+use ib_wire::smp::DirectedRouteSmp;
+use zerocopy::IntoBytes;
 
 use super::registration::Route;
 use super::transfer::{Phase, Transaction};
 use super::{AgentEvent, AgentId, Disposition, DropReason, MadAgent, RequestId};
-use crate::message::{expects_answer, is_answer, segment_layout};
+use crate::message::{class_data, expects_answer, is_answer, segment_layout};
 use crate::{MadAddress, Message};
 
 impl MadAgent {
@@ -95,10 +98,33 @@ impl MadAgent {
     }
 
     fn handle_request(&mut self, from: &MadAddress, mad: &Mad) -> Disposition {
+        if mad.header.method == Method::GET
+            && mad.header.attribute_id == AttributeId::CLASS_PORT_INFO
+            && let Some(info) = self.registry.class_port_info(mad)
+        {
+            return self.answer_class_port_info(from, mad, &info);
+        }
         match self.registry.route(mad) {
             Route::Agent(agent) => self.deliver_request(agent, from, Message::single(*mad)),
             unclaimed => self.refuse_unclaimed(from, mad, unclaimed),
         }
+    }
+
+    fn answer_class_port_info(
+        &mut self,
+        from: &MadAddress,
+        mad: &Mad,
+        info: &ClassPortInfo,
+    ) -> Disposition {
+        let mut answer = *mad;
+        answer.header.method = Method::GET_RESP;
+        answer.header.status = MadStatus::OK;
+        let data = &mut answer.data[class_data(mad.header.mgmt_class)..];
+        let (front, back) = data.split_at_mut(size_of::<ClassPortInfo>());
+        front.copy_from_slice(info.as_bytes());
+        back.fill(0);
+        self.send_control(*from, answer)
+            .unwrap_or(Disposition::Answered)
     }
 
     /// Hands a request to its taker.
@@ -179,7 +205,25 @@ impl MadAgent {
 fn answers(transaction: &Transaction, mad: &Mad) -> bool {
     let request = transaction.message.header();
     let same_attribute = request.attribute_id == mad.header.attribute_id;
+    let directed = request.mgmt_class == MgmtClass::SUBN_DIRECTED_ROUTE;
     request.mgmt_class == mad.header.mgmt_class
+        && (!directed || same_route(transaction.message.mad(), mad))
         && mad.header.method == request.method.response()
         && (same_attribute || request.method == Method::GET_MULTI)
+}
+
+/// Whether two directed-route SMPs have the same initial path: the answer brings back the route of
+/// the request (IBA 14.2.2.4), which tells who answered.
+fn same_route(a: &Mad, b: &Mad) -> bool {
+    let path = |mad: &Mad| {
+        let smp = mad.view::<DirectedRouteSmp>();
+        let hops = smp.path()?;
+        Some((hops.len(), smp.initial_path))
+    };
+    match (path(a), path(b)) {
+        (Some((hops, of_a)), Some((same, of_b))) => {
+            hops == same && of_a[1..=hops] == of_b[1..=hops]
+        }
+        _ => false,
+    }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use ib_wire::Tid;
-use ib_wire::mad::{Mad, Method, MgmtClass};
+use ib_wire::mad::{BASE_VERSION, Mad, Method, MgmtClass};
+use ib_wire::notice::ClassPortInfo;
 use ib_wire::rmpp::VendorOuiMad;
 
 /// Names a registration with a [`crate::MadAgent`]. The number stands in the upper half of every
@@ -74,17 +75,37 @@ pub struct Registration {
     pub oui: Option<Oui>,
     /// The requests it takes.
     pub methods: MethodSet,
+    /// What the agent answers to Get(ClassPortInfo) by itself; `None` leaves these requests to
+    /// whoever takes Get.
+    pub class_port_info: Option<ClassPortInfo>,
 }
 
 impl Registration {
-    /// A registration for the class's supported version.
+    /// A registration for the class's supported version. For classes other than subnet management
+    /// the agent answers ClassPortInfo requests, with the versions and nothing else.
     #[must_use]
-    pub const fn new(class: MgmtClass, methods: MethodSet) -> Self {
+    pub fn new(class: MgmtClass, methods: MethodSet) -> Self {
+        let class_version = class.supported_version();
+        let class_port_info = ClassPortInfo {
+            base_version: BASE_VERSION,
+            class_version,
+            ..ClassPortInfo::default()
+        };
         Self {
             class,
-            class_version: class.supported_version(),
+            class_version,
             oui: None,
             methods,
+            class_port_info: (!class.is_smp()).then_some(class_port_info),
+        }
+    }
+
+    /// The same, with this ClassPortInfo or none.
+    #[must_use]
+    pub fn with_class_port_info(self, class_port_info: Option<ClassPortInfo>) -> Self {
+        Self {
+            class_port_info,
+            ..self
         }
     }
 
@@ -212,6 +233,16 @@ impl Registry {
             }
         }
         route
+    }
+
+    /// The ClassPortInfo that answers a request, as the first registration of its class and
+    /// version that has one says.
+    pub(crate) fn class_port_info(&self, mad: &Mad) -> Option<ClassPortInfo> {
+        self.agents
+            .values()
+            .map(|agent| &agent.registration)
+            .filter(|registration| registration.covers(mad))
+            .find_map(|registration| registration.class_port_info)
     }
 
     /// The next number after the last one given that is not in use.

@@ -3,6 +3,7 @@
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
+use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Tid};
 
 use super::*;
@@ -551,4 +552,73 @@ fn unsolicited_transfers_are_bounded() {
     server.agent.handle_mad(at(40_000), &from, &begin(9, 1001));
     assert_eq!(server.agent.sizes().transfers_in, 0);
     assert_eq!(server.agent.sizes().buffered, 0);
+}
+
+#[test]
+fn class_port_info_is_answered_for_a_registered_class_in_its_own_place() {
+    let mut agent = MadAgent::new(MadAgentConfig::gsi(1));
+    let from = MadAddress::gsi(Lid::new(1));
+    for (class, offset) in [
+        (MgmtClass::SUBN_ADM, 56),
+        (MgmtClass::COM_MGT, 24),
+        (MgmtClass::PERF, 64),
+    ] {
+        let id = agent
+            .register(Registration::new(class, MethodSet::NONE))
+            .unwrap();
+        let mut get = mad(class, Method::GET);
+        get.header.attribute_id = AttributeId::CLASS_PORT_INFO;
+        assert_eq!(agent.handle_mad(at(0), &from, &get), Disposition::Answered);
+        let answer = agent.poll_transmit(at(0)).unwrap();
+        assert_eq!(answer.to, from);
+        assert_eq!(answer.mad.header.method, Method::GET_RESP);
+        assert_eq!(
+            answer.mad.data[offset - 24..][..2],
+            [1, class.supported_version()]
+        );
+        agent.unregister(id);
+    }
+}
+
+#[test]
+fn a_registration_may_answer_class_port_info_itself() {
+    let mut agent = MadAgent::new(MadAgentConfig::gsi(1));
+    let registration = Registration::new(MgmtClass::PERF, MethodSet::of(&[Method::GET]));
+    agent
+        .register(registration.with_class_port_info(None))
+        .unwrap();
+    let mut get = mad(MgmtClass::PERF, Method::GET);
+    get.header.attribute_id = AttributeId::CLASS_PORT_INFO;
+    let from = MadAddress::gsi(Lid::new(1));
+    assert_eq!(agent.handle_mad(at(0), &from, &get), Disposition::Delivered);
+}
+
+#[test]
+fn an_smp_answer_must_bring_back_the_route_of_its_request() {
+    let mut agent = MadAgent::new(MadAgentConfig::smi(1));
+    let id = agent
+        .register(Registration::new(
+            MgmtClass::SUBN_DIRECTED_ROUTE,
+            MethodSet::NONE,
+        ))
+        .unwrap();
+    let mut smp = mad(MgmtClass::SUBN_DIRECTED_ROUTE, Method::GET);
+    assert!(smp.view_mut::<DirectedRouteSmp>().set_path(&[1, 4]));
+    let to = MadAddress::directed();
+    agent
+        .send_request(at(0), id, to, Message::single(smp), POLICY)
+        .unwrap();
+    let sent = agent.poll_transmit(at(0)).unwrap().mad;
+    let right = crate::smi::answer(&sent);
+    let mut wrong = right;
+    wrong.view_mut::<DirectedRouteSmp>().initial_path[2] = 5;
+    let from = MadAddress::smi(Lid::PERMISSIVE);
+    assert_eq!(
+        agent.handle_mad(at(1), &from, &wrong),
+        Disposition::Dropped(DropReason::MismatchedResponse)
+    );
+    assert_eq!(
+        agent.handle_mad(at(1), &from, &right),
+        Disposition::Delivered
+    );
 }
