@@ -1,1 +1,6 @@
-//! End-to-end tests of the workspace.
+//! End-to-end tests of the workspace, and what they share.
+#![forbid(unsafe_code)]
+
+pub mod fields;
+pub mod mads;
+pub mod traces;
