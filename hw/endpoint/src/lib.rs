@@ -10,6 +10,7 @@ mod mad_agent;
 mod mad_qp;
 mod message;
 mod rmpp;
+pub mod sa_client;
 pub mod smi;
 
 pub use address::{MadAddress, Peer};
@@ -21,3 +22,4 @@ pub use mad_agent::{
 };
 pub use mad_qp::MadQp;
 pub use message::{Message, segment_layout};
+pub use sa_client::{SaAnswer, SaClient, SaError, SaEvent, SaRequest};
