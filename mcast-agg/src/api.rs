@@ -1,0 +1,110 @@
+//! What goes into the machine and what comes out.
+
+use alloc::vec::Vec;
+
+use ib_wire::mad::MadStatus;
+use ib_wire::sa::SaMad;
+use ib_wire::{Gid, Guid, PKey};
+use vf_tunnel::{DropReason, VirtualPKeyIndex};
+
+use crate::{MemberId, Token};
+
+/// Limits and policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Groups that one member may be in or wait for. Beyond it a join gets status 0x0100.
+    pub groups_per_member: u16,
+    /// Joins of one member that may wait for the SA.
+    pub waiting_per_member: u16,
+    /// Transactions with the SA at a time.
+    pub max_in_flight: usize,
+    /// What a VF is told whose join the SA did not answer; `None` for silence.
+    pub give_up_status: Option<MadStatus>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            groups_per_member: 1024,
+            waiting_per_member: 32,
+            max_in_flight: 32,
+            give_up_status: Some(MadStatus::BUSY),
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Requester<'a> {
+    /// The member.
+    pub id: MemberId,
+    /// Its GUID on this port.
+    pub guid: Guid,
+    /// Its P_Keys: the values behind its table.
+    pub pkeys: &'a [PKey],
+    /// The partition in which it asks, and gets its answer.
+    pub pkey_index: VirtualPKeyIndex,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The MAD is the answer now.
+    Answered,
+    /// An [`Output::Answer`] follows, or one was already on its way.
+    Absorbed,
+    /// Not for this machine: it goes to the SA as an ordinary transaction.
+    Pass,
+    /// It ends here.
+    Dropped(DropReason),
+}
+
+/// What the machine wants done.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Send this to the SA, under a TID of the sender's choice, and hand the answer in by token.
+    SaRequest {
+        /// The transaction.
+        token: Token,
+        /// The bytes, but for the TID.
+        request: SaMad,
+    },
+    /// Deliver this to a member.
+    Answer {
+        /// To whom.
+        member: MemberId,
+        /// In which partition.
+        pkey_index: VirtualPKeyIndex,
+        /// The bytes.
+        answer: SaMad,
+    },
+    /// After a rejoin the group has other values than its members know: they must join again.
+    Changed {
+        /// The group.
+        mgid: Gid,
+        /// Its members.
+        members: Vec<MemberId>,
+    },
+    /// The SA refuses the port a membership that it had: nobody is in the group any more.
+    Lost {
+        /// The group.
+        mgid: Gid,
+        /// Who was.
+        members: Vec<MemberId>,
+    },
+}
+
+/// Live objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Groups.
+    pub groups: usize,
+    /// Memberships: a member in two groups counts twice.
+    pub members: usize,
+    /// Joins that wait for the SA.
+    pub waiting: usize,
+    /// Transactions with the SA, given-up ones included.
+    pub transactions: usize,
+    /// Timers.
+    pub timers: usize,
+}

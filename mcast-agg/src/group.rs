@@ -1,0 +1,126 @@
+//! One multicast group of one port.
+
+use alloc::collections::VecDeque;
+
+use ib_wire::Gid;
+use ib_wire::sa::{JoinState, McMemberRecord};
+
+use crate::MemberId;
+use crate::members::Members;
+use crate::transaction::{Token, Waiting};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Group {
+    /// The SA's record, once there was one.
+    pub(crate) record: McMemberRecord,
+    /// What the port holds at the SA, or will again when a due rejoin is done. Bits leave it when a
+    /// Delete for them is decided on.
+    pub(crate) at_sa: JoinState,
+    /// What the port may hold besides: an answer never came, or nobody waited for it.
+    pub(crate) doubtful: JoinState,
+    pub(crate) members: Members,
+    /// Joins that the SA must be asked about.
+    pub(crate) waiting: VecDeque<Waiting>,
+    pub(crate) in_flight: Option<Token>,
+    /// The SA may have forgotten the port's membership.
+    pub(crate) rejoin_due: bool,
+}
+
+impl Group {
+    /// Whether the known membership of the port covers a join.
+    pub(crate) fn covers(&self, state: JoinState) -> bool {
+        !self.at_sa.is_empty() && self.at_sa.contains(state)
+    }
+
+    /// Takes over what the port holds, as the SA says it. If that lacks what members hold, the SA has
+    /// forgotten the port in between, and the port must join again.
+    pub(crate) fn granted(&mut self, state: JoinState) {
+        let forgotten = self.at_sa.difference(state);
+        self.rejoin_due |= self.members.aggregate().get() & forgotten.get() != 0;
+        self.at_sa = state;
+    }
+
+    /// The SA may have forgotten the port.
+    pub(crate) fn forgotten(&mut self) {
+        self.keep_wanted();
+        self.rejoin_due = !self.at_sa.is_empty();
+    }
+
+    /// What nobody holds is not asked for again; but whether the SA holds it is uncertain.
+    pub(crate) fn keep_wanted(&mut self) {
+        let wanted = self.members.aggregate();
+        self.doubtful = self.doubtful | self.at_sa.difference(wanted);
+        self.at_sa = wanted;
+    }
+
+    /// Takes what the port should give up next: all that it holds and no member does, then what it
+    /// may hold, kind by kind, since the SA refuses a Delete that names a bit too many.
+    pub(crate) fn take_surplus(&mut self) -> Option<JoinState> {
+        let wanted = self.members.aggregate();
+        self.doubtful = self.doubtful.difference(wanted | self.at_sa);
+        let surplus = self.at_sa.difference(wanted);
+        let kinds = (0..4).map(|kind| JoinState::from_low_bits(1 << kind));
+        let doubtful = || kinds.into_iter().find(|&kind| self.doubtful.contains(kind));
+        let next = if surplus.is_empty() {
+            doubtful()?
+        } else {
+            surplus
+        };
+        self.at_sa = self.at_sa.difference(next);
+        self.doubtful = self.doubtful.difference(next);
+        Some(next)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.members.is_empty()
+            && self.waiting.is_empty()
+            && self.in_flight.is_none()
+            && self.at_sa.is_empty()
+            && self.doubtful.is_empty()
+    }
+}
+
+/// A group as an administrator sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupView<'a> {
+    pub(crate) mgid: Gid,
+    pub(crate) group: &'a Group,
+}
+
+impl<'a> GroupView<'a> {
+    /// The group's address.
+    #[must_use]
+    pub const fn mgid(&self) -> Gid {
+        self.mgid
+    }
+
+    /// The SA's record; all zero until the SA has answered.
+    #[must_use]
+    pub const fn record(&self) -> &'a McMemberRecord {
+        &self.group.record
+    }
+
+    /// What the port holds at the SA.
+    #[must_use]
+    pub const fn at_sa(&self) -> JoinState {
+        self.group.at_sa
+    }
+
+    /// The members, with what each holds.
+    pub fn members(&self) -> impl Iterator<Item = (MemberId, JoinState)> + 'a {
+        let members = &self.group.members;
+        members.ids().map(|id| (id, members.state(id)))
+    }
+
+    /// Joins that wait for the SA.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.group.waiting.len()
+    }
+
+    /// Whether a transaction with the SA is under way.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.group.in_flight.is_some()
+    }
+}

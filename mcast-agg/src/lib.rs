@@ -1,0 +1,62 @@
+//! Aggregates the multicast memberships of many VFs into one of the port.
+//!
+//! To the SA a port is one member. [`McastAgg`] keeps, for each group, who of the VFs (and the PF
+//! itself) holds which of the four kinds of membership, talks to the SA only when their union
+//! changes, and answers everything else itself, with the bytes that the SA would have sent.
+//!
+//! ```text
+//!                 join not covered          SA: success, or failure
+//!   ┌──────┐ ───────────────────────▶ ┌─────────┐ ──────────────▶ back to idle:
+//!   │ idle │   reregister             ├─────────┤                 next waiting join,
+//!   │      │ ───────────────────────▶ │ rejoin  │                 then surplus bits,
+//!   │      │   surplus bits           ├─────────┤                 then the group ends
+//!   └──────┘ ───────────────────────▶ │ leave   │                 when nobody is left
+//!                                     └─────────┘
+//! ```
+//!
+//! A group has at most one transaction with the SA; different groups proceed in parallel, up to
+//! [`Config::max_in_flight`]. Joins that the known membership covers, leaves, and whatever is wrong
+//! on its face are answered at once, whatever the SA is doing.
+//!
+//! # The SA's side
+//!
+//! [`Output::SaRequest`] carries a [`Token`], not a transaction id: whoever sends it gives each
+//! transmission an unpredictable TID of its own, accepts answers only from the SA's address, and
+//! hands them in by token. So an answer with a wrong TID, or from elsewhere, never gets here.
+//!
+//! # Timers
+//!
+//! | what | time | why |
+//! | --- | --- | --- |
+//! | a VF's join | 0.5, 1, 1.5 s, then [`Config::give_up_status`] | Linux guests give up after 3 s (10 × 300 ms) |
+//! | a rejoin | 1, 2, 4, ... 60 s, for ever | an SM ignores MADs until its first sweep is done |
+//! | a leave | 1, 2, 4, ... s, eight times | the membership is the SA's problem then |
+//! | an answer to a join that was given up | 60 s | a late success must be taken back |
+//!
+//! # What cannot be mended
+//!
+//! A creation (MGID zero) whose answer is lost is asked for again, and the SA then has a group that
+//! nobody knows. That is so for every host; the SA offers no way to find out.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod answer;
+mod api;
+mod compare;
+mod exchange;
+mod group;
+mod machine;
+mod members;
+mod request;
+mod transaction;
+mod usage;
+
+pub use api::{Config, Outcome, Output, Requester, Sizes};
+pub use group::GroupView;
+pub use machine::McastAgg;
+pub use members::MemberId;
+pub use transaction::Token;

@@ -1,0 +1,630 @@
+//! The machine: requests in, answers and SA transactions out.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use ib_vtime::Instant;
+use ib_wire::mad::{MadStatus, Method};
+use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
+use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
+use slab::Slab;
+use vf_tunnel::DropReason;
+
+use crate::answer::{grant, refuse};
+use crate::api::{Config, Outcome, Output, Requester, Sizes};
+use crate::compare::{fits, may_join};
+use crate::exchange::{Exchange, Step};
+use crate::group::{Group, GroupView};
+use crate::members::Members;
+use crate::transaction::{Purpose, Token, Transaction, Waiting};
+use crate::usage::Usage;
+use crate::{MemberId, request};
+
+/// The multicast memberships of one port.
+#[derive(Clone, Debug)]
+pub struct McastAgg {
+    config: Config,
+    prefix: SubnetPrefix,
+    port_guid: Guid,
+    by_mgid: BTreeMap<Gid, usize>,
+    groups: Slab<Group>,
+    usage: Usage,
+    exchange: Exchange,
+    outputs: VecDeque<Output>,
+}
+
+impl McastAgg {
+    /// A port without memberships.
+    #[must_use]
+    pub fn new(config: Config, prefix: SubnetPrefix, port_guid: Guid) -> Self {
+        Self {
+            config,
+            prefix,
+            port_guid,
+            by_mgid: BTreeMap::new(),
+            groups: Slab::new(),
+            usage: Usage::default(),
+            exchange: Exchange::new(config.max_in_flight),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes over the subnet's new prefix.
+    pub const fn set_prefix(&mut self, prefix: SubnetPrefix) {
+        self.prefix = prefix;
+    }
+
+    /// Takes an MCMemberRecord MAD of a member. On [`Outcome::Answered`] `mad` has become the answer.
+    ///
+    /// Work is bounded: one group is touched, whatever the number of others.
+    pub fn request(&mut self, now: Instant, from: &Requester<'_>, mad: &mut SaMad) -> Outcome {
+        match mad.header.method {
+            Method::SET | Method::DELETE => {}
+            Method::GET => return self.get(from, mad),
+            _ => return Outcome::Pass,
+        }
+        let record = mad.record::<McMemberRecord>();
+        if let Err(status) = request::check(mad.component_mask, &record, from, self.prefix) {
+            refuse(mad, status);
+            return Outcome::Answered;
+        }
+        if mad.header.method == Method::DELETE {
+            self.leave(now, from, mad, &record);
+            return Outcome::Answered;
+        }
+        self.join(now, from, mad, &record)
+    }
+
+    /// Takes the SA's answer to a transaction. The caller has made sure that it comes from the SA and
+    /// answers a transmission of this token.
+    pub fn handle_response(&mut self, now: Instant, token: Token, answer: &SaMad) {
+        let record = answer.record::<McMemberRecord>();
+        let granted = answer.header.status == MadStatus::OK;
+        if let Some(state) = self.exchange.take_given_up(token) {
+            if granted && record.mgid.is_multicast() {
+                self.take_back(now, &record, state);
+            }
+            return;
+        }
+        let Some(transaction) = self.exchange.sent(token) else {
+            return;
+        };
+        let names_another = !transaction.mgid.is_none() && record.mgid != transaction.mgid;
+        if granted && names_another {
+            return;
+        }
+        let transaction = self.end(token);
+        match transaction {
+            None => {}
+            Some(Transaction {
+                purpose: Purpose::Join(waiting),
+                mgid,
+                state,
+                ..
+            }) => {
+                self.joined(mgid, state, waiting, answer);
+                self.advance(mgid);
+            }
+            Some(Transaction {
+                purpose: Purpose::Create(waiting),
+                state,
+                ..
+            }) => {
+                self.created(state, waiting, answer);
+                self.advance(record.mgid);
+            }
+            Some(Transaction {
+                purpose: Purpose::Rejoin { full },
+                mgid,
+                state,
+                ..
+            }) => {
+                self.rejoined(mgid, state, full, answer);
+                self.advance(mgid);
+            }
+            Some(
+                leave @ Transaction {
+                    purpose: Purpose::Leave,
+                    ..
+                },
+            ) => {
+                self.left(now, token, leave, answer.header.status);
+            }
+        }
+        self.pump(now);
+    }
+
+    /// The SM asks for re-registration, or another SM has taken over: the port joins again whatever
+    /// its members hold, and what was under way is asked anew.
+    pub fn client_reregister(&mut self, now: Instant) {
+        for (_, group) in &mut self.groups {
+            // A rejoin that is under way is asked again anyhow.
+            let under_way = group.in_flight.and_then(|token| self.exchange.get(token));
+            if !under_way.is_some_and(|t| matches!(t.purpose, Purpose::Rejoin { full: true })) {
+                group.forgotten();
+            }
+        }
+        self.exchange.ask_again();
+        let mgids: Vec<Gid> = self.by_mgid.keys().copied().collect();
+        for mgid in mgids {
+            self.advance(mgid);
+        }
+        self.pump(now);
+    }
+
+    /// The SM's address changed without anything being forgotten: what was under way is asked anew.
+    pub fn sm_changed(&mut self, now: Instant) {
+        self.exchange.ask_again();
+        self.pump(now);
+    }
+
+    /// A member is gone: its requests vanish and what only it held is given up.
+    pub fn reset(&mut self, now: Instant, member: MemberId) {
+        self.exchange.forget_member(member);
+        let mgids: Vec<Gid> = self.by_mgid.keys().copied().collect();
+        for mgid in mgids {
+            if let Some(group) = self.group_mut(mgid) {
+                group.waiting.retain(|waiting| waiting.member != member);
+                let held = group.members.state(member);
+                group.members.remove(member, held);
+                self.advance(mgid);
+            }
+        }
+        self.usage.clear(member);
+        self.pump(now);
+    }
+
+    /// Fires what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.exchange.fire(now);
+        self.pump(now);
+    }
+
+    /// When [`McastAgg::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.exchange.next_deadline()
+    }
+
+    /// Takes the oldest output. Poll after every other call.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The groups, in the order of their addresses.
+    pub fn groups(&self) -> impl Iterator<Item = GroupView<'_>> {
+        self.by_mgid.iter().map(|(&mgid, &index)| GroupView {
+            mgid,
+            group: &self.groups[index],
+        })
+    }
+
+    /// Live objects.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        let groups = || self.groups.iter().map(|(_, group)| group);
+        Sizes {
+            groups: self.groups.len(),
+            members: groups().map(|group| group.members.len()).sum(),
+            waiting: groups().map(|group| group.waiting.len()).sum::<usize>()
+                + self.exchange.waiting().count(),
+            transactions: self.exchange.len(),
+            timers: self.exchange.timers(),
+        }
+    }
+
+    fn get(&self, from: &Requester<'_>, mad: &mut SaMad) -> Outcome {
+        let record = mad.record::<McMemberRecord>();
+        let names_group = mad.component_mask.contains(McMemberRecord::MGID);
+        let Some(group) = self.group(record.mgid).filter(|group| {
+            names_group && !group.at_sa.is_empty() && may_join(from.pkeys, group.record.pkey)
+        }) else {
+            return Outcome::Pass;
+        };
+        let port_gid = Gid::from_parts(self.prefix, from.guid);
+        grant(mad, &group.record, port_gid, group.members.state(from.id));
+        Outcome::Answered
+    }
+
+    fn leave(
+        &mut self,
+        now: Instant,
+        from: &Requester<'_>,
+        mad: &mut SaMad,
+        record: &McMemberRecord,
+    ) {
+        let less = record.join_state();
+        let Some(group) = self.group_mut(record.mgid) else {
+            return refuse(mad, MadStatus::SA_REQ_INVALID);
+        };
+        if !group.members.state(from.id).contains(less) {
+            return refuse(mad, MadStatus::SA_REQ_INVALID);
+        }
+        group.members.remove(from.id, less);
+        let left = group.members.state(from.id);
+        grant(mad, &group.record, record.port_gid, left);
+        if left.is_empty() {
+            self.usage.leave(from.id);
+        }
+        self.advance(record.mgid);
+        self.pump(now);
+    }
+
+    fn join(
+        &mut self,
+        now: Instant,
+        from: &Requester<'_>,
+        mad: &mut SaMad,
+        record: &McMemberRecord,
+    ) -> Outcome {
+        let state = record.join_state();
+        let known = self.by_mgid.get(&record.mgid).copied();
+        if let Some(index) = known
+            && self.groups[index].covers(state)
+        {
+            self.decide(index, from.id, from.pkeys, mad);
+            return Outcome::Answered;
+        }
+        if self.awaits(from.id, record.mgid, mad) {
+            return Outcome::Absorbed;
+        }
+        if self.usage.waiting(from.id) >= self.config.waiting_per_member {
+            return Outcome::Dropped(DropReason::GroupBusy);
+        }
+        let member = known.is_some_and(|i| !self.groups[i].members.state(from.id).is_empty());
+        if !member && self.usage.claims(from.id) >= self.config.groups_per_member {
+            refuse(mad, MadStatus::SA_NO_RESOURCES);
+            return Outcome::Answered;
+        }
+        if mad.component_mask.contains(McMemberRecord::PKEY) && !may_join(from.pkeys, record.pkey) {
+            refuse(mad, MadStatus::SA_REQ_INVALID);
+            return Outcome::Answered;
+        }
+        let waiting = Waiting {
+            member: from.id,
+            pkey_index: from.pkey_index,
+            pkeys: from.pkeys.to_vec(),
+            request: *mad,
+        };
+        self.usage.wait(from.id);
+        if record.mgid.is_none() {
+            let request = self.request_for_join(&waiting);
+            self.begin(Purpose::Create(Some(waiting)), Gid::NONE, state, request);
+        } else {
+            let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+            self.groups[index].waiting.push_back(waiting);
+            self.advance(record.mgid);
+        }
+        self.pump(now);
+        Outcome::Absorbed
+    }
+
+    /// Whether the very same request waits already: the member has only sent it again.
+    fn awaits(&self, member: MemberId, mgid: Gid, mad: &SaMad) -> bool {
+        let again = |waiting: &Waiting| waiting.is_retransmitted_by(member, mad);
+        let queued = self
+            .group(mgid)
+            .is_some_and(|group| group.waiting.iter().any(again));
+        queued || self.usage.waiting(member) > 0 && self.exchange.waiting().any(again)
+    }
+
+    /// Decides on a join that the port's membership covers; `mad` becomes the answer.
+    fn decide(&mut self, index: usize, member: MemberId, pkeys: &[PKey], mad: &mut SaMad) {
+        let record = mad.record::<McMemberRecord>();
+        if fits(mad.component_mask, &record, &self.groups[index].record) {
+            self.admit(index, member, pkeys, mad);
+        } else {
+            refuse(mad, MadStatus::SA_REQ_INVALID);
+        }
+    }
+
+    /// Makes a member of whoever the SA would take, and `mad` the answer. The SA sees only the port's
+    /// partitions, so the member's are looked at here.
+    fn admit(&mut self, index: usize, member: MemberId, pkeys: &[PKey], mad: &mut SaMad) {
+        let group = &mut self.groups[index];
+        let record = mad.record::<McMemberRecord>();
+        if !may_join(pkeys, group.record.pkey) {
+            return refuse(mad, MadStatus::SA_REQ_INVALID);
+        }
+        if group.members.state(member).is_empty() {
+            if self.usage.groups(member) >= self.config.groups_per_member {
+                return refuse(mad, MadStatus::SA_NO_RESOURCES);
+            }
+            self.usage.join(member);
+        }
+        group.members.add(member, record.join_state());
+        grant(
+            mad,
+            &group.record,
+            record.port_gid,
+            group.members.state(member),
+        );
+    }
+
+    /// Starts whatever the group needs next, if nothing is under way.
+    fn advance(&mut self, mgid: Gid) {
+        while let Some(&index) = self.by_mgid.get(&mgid) {
+            self.drop_slow_leave(index);
+            let group = &mut self.groups[index];
+            if group.in_flight.is_some() {
+                return;
+            }
+            if core::mem::take(&mut group.rejoin_due) {
+                group.keep_wanted();
+                if !group.at_sa.is_empty() {
+                    return self.begin_rejoin(mgid, true);
+                }
+            } else if let Some(waiting) = group.waiting.pop_front() {
+                let state = waiting.record().join_state();
+                if !group.covers(state) {
+                    let request = self.request_for_join(&waiting);
+                    return self.begin(Purpose::Join(Some(waiting)), mgid, state, request);
+                }
+                self.answer(waiting, |agg, waiting, mad| {
+                    agg.decide(index, waiting.member, &waiting.pkeys, mad);
+                });
+            } else if let Some(surplus) = group.take_surplus() {
+                let request = self.request_for_leave(mgid, surplus);
+                return self.begin(Purpose::Leave, mgid, surplus, request);
+            } else {
+                if group.is_over() {
+                    self.groups.remove(index);
+                    self.by_mgid.remove(&mgid);
+                }
+                return;
+            }
+        }
+    }
+
+    /// A leave that the SA has not granted at once must not block those who want to join.
+    fn drop_slow_leave(&mut self, index: usize) {
+        let group = &self.groups[index];
+        let Some(token) = group.in_flight.filter(|_| !group.waiting.is_empty()) else {
+            return;
+        };
+        if self
+            .exchange
+            .get(token)
+            .is_some_and(Transaction::is_slow_leave)
+        {
+            self.doubt(token);
+        }
+    }
+
+    /// Ends a transaction without knowing what it did at the SA.
+    fn doubt(&mut self, token: Token) {
+        if let Some(Transaction { mgid, state, .. }) = self.end(token)
+            && let Some(group) = self.group_mut(mgid)
+        {
+            group.doubtful = group.doubtful | state;
+        }
+    }
+
+    fn joined(&mut self, mgid: Gid, state: JoinState, waiting: Option<Waiting>, answer: &SaMad) {
+        let granted = answer.header.status == MadStatus::OK;
+        if granted && let Some(group) = self.group_mut(mgid) {
+            let record = answer.record::<McMemberRecord>();
+            group.record = record;
+            group.granted(state | record.join_state());
+        }
+        let index = self.by_mgid.get(&mgid).copied();
+        let Some(waiting) = waiting else { return };
+        self.answer(waiting, |agg, waiting, mad| match index {
+            Some(index) if granted => agg.admit(index, waiting.member, &waiting.pkeys, mad),
+            _ => refuse(mad, failure(answer.header.status)),
+        });
+    }
+
+    fn created(&mut self, state: JoinState, waiting: Option<Waiting>, answer: &SaMad) {
+        let mut record = answer.record::<McMemberRecord>();
+        let granted = answer.header.status == MadStatus::OK && record.mgid.is_multicast();
+        let index = granted.then(|| {
+            let known = self.by_mgid.get(&record.mgid).copied();
+            let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+            let group = &mut self.groups[index];
+            group.at_sa = group.at_sa | state;
+            record.set_join_state(JoinState::NONE);
+            group.record = record;
+            index
+        });
+        let Some(waiting) = waiting else { return };
+        self.answer(waiting, |agg, waiting, mad| match index {
+            Some(index) => agg.admit(index, waiting.member, &waiting.pkeys, mad),
+            None => refuse(mad, failure(answer.header.status)),
+        });
+    }
+
+    fn rejoined(&mut self, mgid: Gid, state: JoinState, full: bool, answer: &SaMad) {
+        let record = answer.record::<McMemberRecord>();
+        let Some(group) = self.group_mut(mgid) else {
+            return;
+        };
+        if answer.header.status == MadStatus::OK {
+            let changed = !request::same_group(&record, &group.record);
+            group.record = record;
+            group.at_sa = state | record.join_state();
+            let members = group.members.ids().collect();
+            if changed {
+                self.outputs.push_back(Output::Changed { mgid, members });
+            }
+        } else if full && !group.rejoin_due {
+            self.begin_rejoin(mgid, false);
+        } else if !group.rejoin_due {
+            self.lose(mgid);
+        }
+    }
+
+    /// The SA does not take the port back: its members are told, and nobody holds anything.
+    fn lose(&mut self, mgid: Gid) {
+        let Some(group) = self.group_mut(mgid) else {
+            return;
+        };
+        let members: Vec<MemberId> = group.members.ids().collect();
+        group.members = Members::default();
+        group.at_sa = JoinState::NONE;
+        for &member in &members {
+            self.usage.leave(member);
+        }
+        self.outputs.push_back(Output::Lost { mgid, members });
+    }
+
+    fn left(&mut self, now: Instant, token: Token, leave: Transaction, status: MadStatus) {
+        let mgid = leave.mgid;
+        let invalid = status == MadStatus::SA_REQ_INVALID;
+        let done = invalid || status == MadStatus::OK;
+        let wanted = self
+            .group(mgid)
+            .is_some_and(|group| !group.waiting.is_empty());
+        if let Some(wait) = leave.next_wait().filter(|_| !done && !wanted) {
+            if let Some(group) = self.group_mut(mgid) {
+                group.in_flight = Some(token);
+            }
+            self.exchange.retry(now + wait, token, leave);
+            return;
+        }
+        // Invalid is a Delete of what the port does not hold. That is what was wanted, unless the SA
+        // refused several kinds for the sake of one.
+        let several = leave.state.get().count_ones() > 1;
+        if let Some(group) = self
+            .group_mut(mgid)
+            .filter(|_| wanted && !done || invalid && several)
+        {
+            group.doubtful = group.doubtful | leave.state;
+        }
+        self.advance(mgid);
+    }
+
+    /// An answer came after all to a join that was given up: gives the membership back, unless others
+    /// want it by now.
+    fn take_back(&mut self, now: Instant, record: &McMemberRecord, state: JoinState) {
+        let known = self.by_mgid.get(&record.mgid).copied();
+        let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+        let group = &mut self.groups[index];
+        group.at_sa = group.at_sa | state;
+        if known.is_none() || group.members.is_empty() {
+            group.record = *record;
+        }
+        self.advance(record.mgid);
+        self.pump(now);
+    }
+
+    fn request_for_join(&self, waiting: &Waiting) -> SaMad {
+        request::join(&waiting.request, self.port_gid())
+    }
+
+    fn request_for_leave(&self, mgid: Gid, state: JoinState) -> SaMad {
+        request::leave(mgid, self.port_gid(), state)
+    }
+
+    fn begin_rejoin(&mut self, mgid: Gid, full: bool) {
+        let Some(group) = self.group(mgid) else {
+            return;
+        };
+        let state = group.at_sa;
+        let request = request::rejoin(&group.record, self.port_gid(), state, full);
+        self.begin(Purpose::Rejoin { full }, mgid, state, request);
+    }
+
+    fn port_gid(&self) -> Gid {
+        Gid::from_parts(self.prefix, self.port_guid)
+    }
+
+    fn begin(&mut self, purpose: Purpose, mgid: Gid, state: JoinState, request: SaMad) {
+        let token = self.exchange.begin(purpose, mgid, state, request);
+        if let Some(group) = self.group_mut(mgid) {
+            group.in_flight = Some(token);
+        }
+    }
+
+    /// Ends the group's transaction.
+    fn end(&mut self, token: Token) -> Option<Transaction> {
+        let transaction = self.exchange.end(token)?;
+        if let Some(group) = self.group_mut(transaction.mgid) {
+            group.in_flight = None;
+        }
+        Some(transaction)
+    }
+
+    /// Sends what may be sent, and ends what the SA will not answer.
+    fn pump(&mut self, now: Instant) {
+        while let Some(step) = self.exchange.next(now) {
+            match step {
+                Step::Send(token) => self.send(token),
+                Step::GaveUp(transaction) => self.gave_up(*transaction),
+            }
+        }
+    }
+
+    fn send(&mut self, token: Token) {
+        let Some(transaction) = self.exchange.get(token) else {
+            return;
+        };
+        let &Transaction { mgid, request, .. } = transaction;
+        let slow_leave = transaction.is_slow_leave();
+        if slow_leave
+            && self
+                .group(mgid)
+                .is_some_and(|group| !group.waiting.is_empty())
+        {
+            return self.advance(mgid);
+        }
+        self.outputs.push_back(Output::SaRequest { token, request });
+    }
+
+    fn gave_up(&mut self, transaction: Transaction) {
+        let mgid = transaction.mgid;
+        let joins = matches!(transaction.purpose, Purpose::Join(_));
+        if let Some(group) = self.group_mut(mgid) {
+            group.in_flight = None;
+            if joins {
+                group.doubtful = group.doubtful | transaction.state;
+            }
+        }
+        if let Purpose::Join(Some(waiting)) | Purpose::Create(Some(waiting)) = transaction.purpose {
+            match self.config.give_up_status {
+                Some(status) => self.answer(waiting, |_, _, mad| refuse(mad, status)),
+                None => self.usage.stop_waiting(waiting.member),
+            }
+        }
+        self.advance(mgid);
+    }
+
+    fn answer(&mut self, waiting: Waiting, decide: impl FnOnce(&mut Self, &Waiting, &mut SaMad)) {
+        self.usage.stop_waiting(waiting.member);
+        let mut answer = waiting.request;
+        decide(self, &waiting, &mut answer);
+        let Waiting {
+            member, pkey_index, ..
+        } = waiting;
+        self.outputs.push_back(Output::Answer {
+            member,
+            pkey_index,
+            answer,
+        });
+    }
+
+    fn insert(&mut self, mgid: Gid, group: Group) -> usize {
+        let index = self.groups.insert(group);
+        self.by_mgid.insert(mgid, index);
+        index
+    }
+
+    fn group(&self, mgid: Gid) -> Option<&Group> {
+        self.by_mgid.get(&mgid).map(|&index| &self.groups[index])
+    }
+
+    fn group_mut(&mut self, mgid: Gid) -> Option<&mut Group> {
+        self.by_mgid
+            .get(&mgid)
+            .map(|&index| &mut self.groups[index])
+    }
+}
+
+/// The status to relay: a success that makes no sense counts as a refusal.
+fn failure(status: MadStatus) -> MadStatus {
+    if status == MadStatus::OK {
+        MadStatus::SA_REQ_INVALID
+    } else {
+        status
+    }
+}
