@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod cm;
 mod datagram_qp;
 mod mad_agent;
 mod mad_qp;
