@@ -32,7 +32,7 @@ impl Recorded {
     fn head(&self, method: Method) -> Mad {
         let mut bytes = [0; MAD_SIZE];
         bytes[..56].copy_from_slice(&self.table[..56]);
-        let mut mad = Mad::from_bytes(&bytes).unwrap();
+        let mut mad = Mad::from_bytes(&bytes).expect("256 bytes");
         mad.header.method = method;
         mad
     }
@@ -41,7 +41,7 @@ impl Recorded {
 fn recorded() -> Vec<Recorded> {
     let mad = |bytes: &[u8]| Mad::from_bytes(bytes).expect("256 bytes");
     let mut tables: Vec<Recorded> = Vec::new();
-    for trace in traces::all().unwrap() {
+    for trace in traces::all().expect("readable traces") {
         for line in &trace.lines {
             match line {
                 Line::Table { bytes } => tables.push(Recorded {
@@ -49,9 +49,17 @@ fn recorded() -> Vec<Recorded> {
                     ..Recorded::default()
                 }),
                 Line::Segment { bytes, .. } => {
-                    tables.last_mut().unwrap().segments.push(mad(bytes));
+                    tables
+                        .last_mut()
+                        .expect("a table first")
+                        .segments
+                        .push(mad(bytes));
                 }
-                Line::Ack { bytes, .. } => tables.last_mut().unwrap().acks.push(mad(bytes)),
+                Line::Ack { bytes, .. } => tables
+                    .last_mut()
+                    .expect("a table first")
+                    .acks
+                    .push(mad(bytes)),
                 _ => {}
             }
         }
@@ -61,7 +69,7 @@ fn recorded() -> Vec<Recorded> {
 
 /// What programs wrote to umad files, without the umad headers.
 fn written() -> Vec<Vec<u8>> {
-    let raw = traces::all().unwrap();
+    let raw = traces::all().expect("readable traces");
     let umads = raw.iter().flat_map(|trace| &trace.lines);
     umads
         .filter_map(|line| match line {
@@ -79,7 +87,7 @@ fn agent() -> (MadAgent, ib_endpoint::AgentId) {
     let methods = MethodSet::of(&[Method::GET_TABLE]);
     let id = mads
         .register(Registration::new(MgmtClass::SUBN_ADM, methods))
-        .unwrap();
+        .expect("first of its class");
     (mads, id)
 }
 
@@ -87,8 +95,10 @@ fn ask(mads: &mut MadAgent, id: ib_endpoint::AgentId, recorded: &Recorded) -> Re
     let request = Message::single(recorded.head(Method::GET_TABLE));
     let policy = RetryPolicy::new(Duration::from_secs(1), 0);
     let to = MadAddress::gsi(Lid::new(1));
-    let request = mads.send_request(NOW, id, to, request, policy).unwrap();
-    mads.poll_transmit(NOW).unwrap();
+    let request = mads
+        .send_request(NOW, id, to, request, policy)
+        .expect("there is room");
+    mads.poll_transmit(NOW).expect("the request");
     request
 }
 
