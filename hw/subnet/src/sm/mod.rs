@@ -1,0 +1,516 @@
+//! The subnet manager: a state machine that sweeps the subnet with SMPs.
+//!
+//! A **heavy sweep** discovers everything anew, decides with other managers who is master, and
+//! writes what differs: P_Key tables, LIDs and port settings, forwarding tables, port states.
+//! It runs at start, when a trap or a light sweep tells of a change, and on demand. A **light
+//! sweep** asks all switches at an interval whether a port changed.
+//!
+//! Requests travel by directed route in a window ([`SmpLimits`]); one that gets no answer after its
+//! retries is given up, so that a dead node delays a sweep but never stops it. The ends of links
+//! behind which nobody answered are asked again at every light sweep.
+
+mod answer;
+mod configure;
+mod discovery;
+mod election;
+mod forwarding;
+mod job;
+mod queue;
+mod settings;
+mod trap;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ib_endpoint::{MadAddress, MadCounters, Transmit};
+use ib_vtime::Instant;
+use ib_wire::mad::{AttributeModifier, Mad, MadStatus};
+use ib_wire::notice::NoticeReport;
+use ib_wire::smp::{DirectedRouteSmp, GuidInfo, PortInfo, SmInfo, SmState, SwitchInfo};
+use ib_wire::{Guid, Lid, PortNum};
+
+use crate::config::SubnetConfig;
+use crate::lid::LidManager;
+use crate::topology::{DrPath, Node, PortId, Topology};
+use configure::Step;
+use discovery::{Discovery, OtherManager};
+use forwarding::{Members, Programmed};
+use job::{Job, get, get_port, set};
+use queue::{QueueEvent, SmpQueue};
+use trap::TrapFilter;
+
+pub use discovery::MAX_NODES;
+pub use queue::SmpLimits;
+
+/// Events that wait to be fetched at the same time; more are dropped and counted.
+const MAX_EVENTS: usize = 64 * 1024;
+
+/// What happened in the subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SmEvent {
+    /// A heavy sweep as master is complete: the subnet is up.
+    SubnetUp,
+    /// An end port was not there before.
+    PortAppeared(Guid),
+    /// An end port is gone.
+    PortVanished(Guid),
+    /// A port sent a trap.
+    Trap(NoticeReport),
+    /// The manager's state changed.
+    StateChanged(SmState),
+}
+
+/// Counters since the manager was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SmStats {
+    /// Requests that got no answer after all retries.
+    pub timeouts: u64,
+    /// Answers with a status that is not 0.
+    pub refused: u64,
+    /// Requests that are not understood. What the agent drops before is counted there.
+    pub ignored: u64,
+    /// Heavy sweeps begun.
+    pub heavy_sweeps: u64,
+    /// Light sweeps begun.
+    pub light_sweeps: u64,
+    /// Traps received.
+    pub traps: u64,
+    /// Traps not acted upon because they come too often.
+    pub noisy_traps: u64,
+    /// Events and replies dropped because their queue was full.
+    pub overflows: u64,
+}
+
+/// What the manager is doing.
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for the next sweep. Requests for single groups or GUID blocks may be under way.
+    Idle,
+    /// Heavy sweep, first part.
+    Discovering(Box<Discovery>),
+    /// Heavy sweep, second part.
+    Configuring(Step),
+    /// Light sweep; whether a change was found.
+    Watching(bool),
+    /// Asking a better manager to take over.
+    HandingOver(OtherManager),
+}
+
+/// The subnet manager of one port.
+#[derive(Debug)]
+pub struct Sm {
+    config: SubnetConfig,
+    guid: Guid,
+    port: PortNum,
+    state: SmState,
+    phase: Phase,
+    queue: SmpQueue<Job>,
+    events: VecDeque<SmEvent>,
+    topology: Topology,
+    local: Option<PortId>,
+    lids: LidManager,
+    groups: BTreeMap<Lid, Members>,
+    dirty_groups: BTreeSet<Lid>,
+    programmed: BTreeMap<Guid, Programmed>,
+    managers: Vec<OtherManager>,
+    unanswered: Vec<DrPath>,
+    duplicates: Vec<Guid>,
+    /// The master that a standby watches, and how many questions in a row it left unanswered.
+    master: Option<(OtherManager, u32)>,
+    traps: TrapFilter,
+    /// No heavy sweep was completed since the manager became master.
+    first_sweep: bool,
+    /// A heavy sweep is wanted as soon as possible.
+    sweep_wanted: bool,
+    /// The sweep under way left something undone.
+    trouble: bool,
+    /// Ports that appeared in the sweep under way.
+    appeared: BTreeSet<Guid>,
+    next_check: Instant,
+    act_count: u32,
+    stats: SmStats,
+}
+
+impl Sm {
+    /// A manager on a port. It starts with a heavy sweep. `seed` is that of the transaction ids.
+    #[must_use]
+    pub fn new(config: SubnetConfig, port: PortNum, guid: Guid, seed: u64) -> Self {
+        Self {
+            guid,
+            port,
+            state: SmState::DISCOVERING,
+            phase: Phase::Idle,
+            queue: SmpQueue::new(config.smp, seed),
+            events: VecDeque::new(),
+            topology: Topology::new(config.prefix),
+            local: None,
+            lids: LidManager::with_known(config.known_lids.iter().copied()),
+            groups: BTreeMap::new(),
+            dirty_groups: BTreeSet::new(),
+            programmed: BTreeMap::new(),
+            managers: Vec::new(),
+            unanswered: Vec::new(),
+            duplicates: Vec::new(),
+            master: None,
+            traps: TrapFilter::default(),
+            first_sweep: true,
+            sweep_wanted: true,
+            trouble: false,
+            appeared: BTreeSet::new(),
+            next_check: Instant::ZERO,
+            act_count: 0,
+            stats: SmStats::default(),
+            config,
+        }
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &SubnetConfig {
+        &self.config
+    }
+
+    /// The manager's state.
+    #[must_use]
+    pub fn state(&self) -> SmState {
+        self.state
+    }
+
+    /// Whether the SA may answer: the manager is master and brought the subnet up once.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.state == SmState::MASTER && !self.first_sweep
+    }
+
+    /// Whether nothing is under way and nothing is due before the next light sweep.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Idle) && self.queue.is_idle() && !self.sweep_wanted
+    }
+
+    /// The subnet as of the last discovery.
+    #[must_use]
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The GUID of the manager's port.
+    #[must_use]
+    pub fn port_guid(&self) -> Guid {
+        self.guid
+    }
+
+    /// The LID of the manager's port, [`Lid::NONE`] before the first sweep.
+    #[must_use]
+    pub fn lid(&self) -> Lid {
+        self.local
+            .and_then(|id| self.topology.port(id))
+            .map_or(Lid::NONE, |port| port.info.lid)
+    }
+
+    /// The assignments of LIDs, to be saved and given to a later run.
+    #[must_use]
+    pub fn lids(&self) -> &LidManager {
+        &self.lids
+    }
+
+    /// The last multicast LID that all switches can forward.
+    #[must_use]
+    pub fn last_mlid(&self) -> Lid {
+        forwarding::last_mlid(&self.topology)
+    }
+
+    /// GUIDs that more than one node claims, as of the last discovery.
+    #[must_use]
+    pub fn duplicate_guids(&self) -> &[Guid] {
+        &self.duplicates
+    }
+
+    /// Ends of live links behind which nobody answered, as of the last discovery.
+    #[must_use]
+    pub fn unanswered(&self) -> &[DrPath] {
+        &self.unanswered
+    }
+
+    /// What this manager says of itself.
+    #[must_use]
+    pub fn sm_info(&self) -> SmInfo {
+        let mut info = SmInfo {
+            guid: self.guid,
+            act_count: self.act_count.into(),
+            ..SmInfo::default()
+        };
+        info.set_priority(self.config.priority);
+        info.set_state(self.state);
+        info
+    }
+
+    /// What other managers said of themselves, with the GUIDs of their ports.
+    pub fn other_managers(&self) -> impl Iterator<Item = (Guid, SmInfo)> + '_ {
+        self.managers.iter().map(|other| (other.guid, other.info))
+    }
+
+    /// Counters of the MADs on QP0.
+    #[must_use]
+    pub fn mad_counters(&self) -> &MadCounters {
+        self.queue.counters()
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> SmStats {
+        self.stats
+    }
+
+    /// Asks for a heavy sweep, for instance because the manager's own port went up or down.
+    pub fn request_sweep(&mut self) {
+        self.sweep_wanted = true;
+    }
+
+    /// Sets the members of a multicast group: the GUIDs of ports (not aliases), and whether each
+    /// receives. An empty map takes the group out of the switches.
+    pub fn set_group(&mut self, mlid: Lid, members: BTreeMap<Guid, bool>) {
+        if members.is_empty() {
+            self.groups.remove(&mlid);
+        } else {
+            self.groups.insert(mlid, members);
+        }
+        self.dirty_groups.insert(mlid);
+    }
+
+    /// Writes a block of a port's GUID table.
+    pub fn write_guids(&mut self, port: Guid, block: u8, guids: &[Guid; 8]) {
+        let found = self
+            .topology
+            .port_by_guid(port)
+            .and_then(|id| self.topology.port(id));
+        let Some(found) = found else { return };
+        let modifier = AttributeModifier::new(u32::from(block));
+        let request = set(
+            &found.path,
+            modifier,
+            self.config.mkey,
+            &GuidInfo { guids: *guids },
+        );
+        self.queue.push(request, Job::SetGuids);
+    }
+
+    /// Takes an SMP that arrived on QP0, or came back from the device's own agent.
+    pub fn handle_smp(&mut self, now: Instant, from: &MadAddress, mad: &Mad) {
+        self.queue.handle_mad(now, from, mad);
+        self.process(now);
+    }
+
+    /// The next SMP to send at `now`; one without hops is for the device's own agent. Call until it
+    /// gives `None`, after every other call.
+    #[must_use]
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
+        self.process(now);
+        let transmit = self.queue.poll_transmit(now)?;
+        self.act_count = self.act_count.wrapping_add(1);
+        Some(transmit)
+    }
+
+    /// The next event. Call until it gives `None`, after every other call.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<SmEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let check = matches!(self.phase, Phase::Idle).then_some(self.next_check);
+        [check, self.queue.poll_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.queue.handle_timeout(now);
+        self.process(now);
+        if matches!(self.phase, Phase::Idle) && now >= self.next_check {
+            self.check(now);
+            self.process(now);
+        }
+    }
+
+    fn process(&mut self, now: Instant) {
+        while let Some(event) = self.queue.poll_event() {
+            match event {
+                QueueEvent::Answered(job, mad) => self.on_answer(now, job, &mad),
+                QueueEvent::Failed(job) => {
+                    self.stats.timeouts += 1;
+                    self.on_failure(now, job);
+                }
+                QueueEvent::Request(from, mad) => self.on_request(now, &from, &mad),
+            }
+        }
+        self.advance(now);
+    }
+
+    /// What is due at the interval: a light sweep of the master, a sign of life of the master for a
+    /// standby.
+    fn check(&mut self, now: Instant) {
+        match self.state {
+            SmState::STANDBY => {
+                self.next_check = now + self.config.master_poll_interval;
+                self.poll_master();
+            }
+            SmState::NOT_ACTIVE => self.next_check = Instant::FAR_FUTURE,
+            _ if self.trouble => self.sweep_wanted = true,
+            _ => self.start_light_sweep(now),
+        }
+    }
+
+    fn start_light_sweep(&mut self, now: Instant) {
+        self.next_check = now + self.config.sweep_interval;
+        self.stats.light_sweeps += 1;
+        self.phase = Phase::Watching(false);
+        let request = get_port::<PortInfo>(&DrPath::LOCAL, self.port);
+        self.queue.push(request, Job::WatchLocal);
+        for node in self.topology.switches() {
+            if let Some(port) = self.topology.node(*node).port(PortNum::SWITCH_MANAGEMENT) {
+                self.queue
+                    .push(get::<SwitchInfo>(&port.path, 0), Job::WatchSwitch(*node));
+            }
+        }
+        for path in &self.unanswered {
+            self.queue
+                .push(get::<ib_wire::smp::NodeInfo>(path, 0), Job::Probe);
+        }
+    }
+
+    fn start_heavy_sweep(&mut self, now: Instant) {
+        self.next_check = now + self.config.sweep_interval;
+        self.sweep_wanted = false;
+        self.trouble = false;
+        self.stats.heavy_sweeps += 1;
+        self.phase = Phase::Discovering(Box::new(Discovery::start(
+            self.config.prefix,
+            self.config.mkey,
+            self.state == SmState::MASTER,
+            self.config.partition_enforcement,
+            &mut self.queue,
+        )));
+    }
+
+    /// Goes on to whatever the end of the present requests makes possible.
+    fn advance(&mut self, now: Instant) {
+        while self.queue.is_idle() {
+            match core::mem::replace(&mut self.phase, Phase::Idle) {
+                Phase::Idle => {
+                    let may_sweep = !matches!(self.state, SmState::NOT_ACTIVE);
+                    if self.sweep_wanted && may_sweep {
+                        self.start_heavy_sweep(now);
+                    } else if !self.dirty_groups.is_empty() && self.state == SmState::MASTER {
+                        self.route_dirty_groups();
+                    } else {
+                        return;
+                    }
+                }
+                Phase::Discovering(discovery) => self.discovered(now, *discovery),
+                Phase::Configuring(step) => self.next_step(now, step),
+                Phase::Watching(changed) => self.sweep_wanted |= changed,
+                Phase::HandingOver(other) => self.stand_by(now, other),
+            }
+        }
+    }
+
+    fn on_answer(&mut self, now: Instant, job: Job, mad: &Mad) {
+        let smp = mad.view::<DirectedRouteSmp>();
+        if smp.status() != MadStatus::OK {
+            self.stats.refused += 1;
+            self.on_failure(now, job);
+            return;
+        }
+        match job {
+            Job::SetPortInfo(port) => {
+                if let Some(known) = self.topology.port_mut(port) {
+                    known.info = *smp.attribute::<PortInfo>();
+                }
+            }
+            Job::SetSwitchInfo(node) => {
+                if let Some(switch) = &mut self.topology.node_mut(node).switch {
+                    switch.info = *smp.attribute::<SwitchInfo>();
+                }
+            }
+            Job::SetPKeys { .. } | Job::SetLft { .. } | Job::SetMft { .. } => {
+                self.programmed_block(job, smp);
+            }
+            Job::WatchSwitch(_) => {
+                if smp.attribute::<SwitchInfo>().port_state_change() {
+                    self.phase = Phase::Watching(true);
+                }
+            }
+            Job::WatchLocal => self.watch_local(smp.attribute::<PortInfo>()),
+            Job::Probe => self.phase = Phase::Watching(true),
+            Job::PollMaster => self.master_answered(now, smp.attribute::<SmInfo>()),
+            Job::SetGuids | Job::HandOver(_) => {}
+            _ => {
+                if let Phase::Discovering(discovery) = &mut self.phase {
+                    discovery.answer(job, mad, &mut self.queue);
+                }
+            }
+        }
+    }
+
+    fn on_failure(&mut self, now: Instant, job: Job) {
+        match job {
+            Job::SetPortInfo(_)
+            | Job::SetSwitchInfo(_)
+            | Job::SetPKeys { .. }
+            | Job::SetLft { .. }
+            | Job::SetMft { .. }
+            | Job::SetGuids => self.trouble = true,
+            Job::WatchSwitch(_) | Job::WatchLocal => self.phase = Phase::Watching(true),
+            Job::Probe => {}
+            Job::PollMaster => self.master_missed(now),
+            Job::HandOver(_) => self.phase = Phase::Configuring(Step::Start),
+            _ => {
+                if let Phase::Discovering(discovery) = &mut self.phase {
+                    discovery.failure(job, &mut self.queue);
+                }
+            }
+        }
+    }
+
+    /// The manager's own port changed if its link or its address is not what the last sweep left.
+    fn watch_local(&mut self, info: &PortInfo) {
+        let known = self
+            .local
+            .and_then(|id| self.topology.port(id))
+            .map(|port| &port.info);
+        let same = known.is_some_and(|known| {
+            known.port_state() == info.port_state()
+                && known.phys_state() == info.phys_state()
+                && known.lid == info.lid
+        });
+        if !same {
+            self.phase = Phase::Watching(true);
+        }
+    }
+
+    fn path_of(&self, node: &Node) -> Option<DrPath> {
+        Some(node.port(PortNum::SWITCH_MANAGEMENT)?.path)
+    }
+
+    fn event(&mut self, event: SmEvent) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        } else {
+            self.stats.overflows += 1;
+        }
+    }
+
+    fn set_state(&mut self, state: SmState) {
+        if self.state != state {
+            self.state = state;
+            self.event(SmEvent::StateChanged(state));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

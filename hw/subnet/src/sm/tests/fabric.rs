@@ -1,0 +1,331 @@
+//! A fabric without time: nodes whose agents answer SMPs at once.
+
+use std::collections::BTreeMap;
+
+use ib_endpoint::smi;
+use ib_wire::mad::{Mad, MadStatus, Method};
+use ib_wire::smp::{
+    CapabilityMask, DirectedRouteSmp, GuidInfo, LinearForwardingTable, LinkSpeed, LinkWidth,
+    MulticastForwardingTable, MulticastTableModifier, NodeDescription, NodeInfo, NodeType,
+    PKeyTable, PKeyTableModifier, PortInfo, PortInfoModifier, PortPhysState, PortState, SmInfo,
+    SmpAttribute, SwitchInfo,
+};
+use ib_wire::{Guid, Lid, Mtu, PKey, PortNum};
+
+/// What becomes of an SMP.
+pub(super) enum Outcome {
+    Answer(Mad),
+    ToManager(usize, Mad),
+    Lost,
+}
+
+#[derive(Clone)]
+pub(super) struct TestPort {
+    pub(super) info: PortInfo,
+    pub(super) pkeys: Vec<PKey>,
+    pub(super) guids: BTreeMap<u32, GuidInfo>,
+    pub(super) link: Option<(usize, u8)>,
+}
+
+#[derive(Clone)]
+pub(super) struct TestNode {
+    pub(super) info: NodeInfo,
+    pub(super) switch: Option<SwitchInfo>,
+    pub(super) ports: Vec<TestPort>,
+    pub(super) lft: BTreeMap<u32, LinearForwardingTable>,
+    pub(super) mft: BTreeMap<(u8, u16), MulticastForwardingTable>,
+    pub(super) mute: bool,
+    pub(super) sets: usize,
+    pub(super) reregistered: usize,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Fabric {
+    pub(super) nodes: Vec<TestNode>,
+}
+
+fn port(capability: CapabilityMask) -> TestPort {
+    let mut info = PortInfo {
+        capability_mask: capability,
+        ..PortInfo::default()
+    };
+    info.set_port_state(PortState::DOWN);
+    info.set_phys_state(PortPhysState::POLLING);
+    info.set_mtu_cap(Mtu::MTU_4096);
+    info.set_neighbor_mtu(Mtu::MTU_2048);
+    info.set_vl_cap(4);
+    info.set_operational_vls(1);
+    info.link_width_active = LinkWidth::X4;
+    info.set_link_speed_active(LinkSpeed::QDR);
+    info.guid_cap = 32;
+    TestPort {
+        info,
+        pkeys: vec![PKey::INVALID; 64],
+        guids: BTreeMap::new(),
+        link: None,
+    }
+}
+
+impl Fabric {
+    /// A host with one port.
+    pub(super) fn host(&mut self, guid: u64) -> usize {
+        let capability =
+            CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED | CapabilityMask::IS_TRAP_SUPPORTED;
+        let mut port = port(capability);
+        port.pkeys[0] = PKey::DEFAULT_FULL;
+        let absent = port.clone();
+        self.add(NodeType::CA, guid, 1, None, vec![absent, port])
+    }
+
+    /// A switch.
+    pub(super) fn switch(&mut self, guid: u64, ports: u8) -> usize {
+        let info = SwitchInfo {
+            linear_fdb_cap: 0xbfff.into(),
+            multicast_fdb_cap: 1024.into(),
+            ..SwitchInfo::default()
+        };
+        let mut all = vec![port(CapabilityMask::IS_TRAP_SUPPORTED)];
+        all.extend((0..ports).map(|_| port(CapabilityMask::default())));
+        all[0].info.set_port_state(PortState::ACTIVE);
+        all[0].info.set_phys_state(PortPhysState::LINK_UP);
+        self.add(NodeType::SWITCH, guid, ports, Some(info), all)
+    }
+
+    fn add(
+        &mut self,
+        node_type: NodeType,
+        guid: u64,
+        num_ports: u8,
+        switch: Option<SwitchInfo>,
+        ports: Vec<TestPort>,
+    ) -> usize {
+        let info = NodeInfo {
+            base_version: 1,
+            class_version: 1,
+            node_type,
+            num_ports,
+            node_guid: Guid::new(guid),
+            port_guid: Guid::new(guid + u64::from(switch.is_none())),
+            partition_cap: 64.into(),
+            ..NodeInfo::default()
+        };
+        let (lft, mft) = Default::default();
+        self.nodes.push(TestNode {
+            info,
+            switch,
+            ports,
+            lft,
+            mft,
+            mute: false,
+            sets: 0,
+            reregistered: 0,
+        });
+        self.nodes.len() - 1
+    }
+
+    /// Plugs a cable in.
+    pub(super) fn link(&mut self, a: (usize, u8), b: (usize, u8)) {
+        for (here, there) in [(a, b), (b, a)] {
+            let port = self.port_mut(here);
+            port.link = Some(there);
+            port.info.set_port_state(PortState::INIT);
+            port.info.set_phys_state(PortPhysState::LINK_UP);
+            self.changed(here.0);
+        }
+    }
+
+    /// Pulls a cable out.
+    pub(super) fn unlink(&mut self, end: (usize, u8)) {
+        let Some(other) = self.port_mut(end).link else {
+            return;
+        };
+        for here in [end, other] {
+            let port = self.port_mut(here);
+            port.link = None;
+            port.info.set_port_state(PortState::DOWN);
+            port.info.set_phys_state(PortPhysState::POLLING);
+            self.changed(here.0);
+        }
+    }
+
+    fn changed(&mut self, node: usize) {
+        if let Some(switch) = &mut self.nodes[node].switch {
+            switch.set_port_state_change(true);
+        }
+    }
+
+    pub(super) fn port(&self, (node, port): (usize, u8)) -> &TestPort {
+        &self.nodes[node].ports[usize::from(port)]
+    }
+
+    pub(super) fn port_mut(&mut self, (node, port): (usize, u8)) -> &mut TestPort {
+        &mut self.nodes[node].ports[usize::from(port)]
+    }
+
+    pub(super) fn lid(&self, host: usize) -> Lid {
+        let port = u8::from(self.nodes[host].switch.is_none());
+        self.port((host, port)).info.lid
+    }
+
+    /// Carries a directed-route request from a host's port 1 to the end of its path.
+    pub(super) fn carry(&mut self, origin: usize, mad: &Mad) -> Outcome {
+        let smp = mad.view::<DirectedRouteSmp>();
+        let mut at = (origin, 1);
+        for (i, hop) in smp.path().unwrap().iter().enumerate() {
+            let node = &self.nodes[at.0];
+            if i > 0 && (node.switch.is_none() || node.mute) {
+                return Outcome::Lost;
+            }
+            match node.ports.get(usize::from(*hop)).and_then(|port| port.link) {
+                Some(next) => at = next,
+                None => return Outcome::Lost,
+            }
+        }
+        if self.nodes[at.0].mute {
+            return Outcome::Lost;
+        }
+        if mad.header.attribute_id == SmInfo::ID {
+            return Outcome::ToManager(at.0, *mad);
+        }
+        Outcome::Answer(self.answer(at, mad))
+    }
+
+    fn answer(&mut self, (index, entry): (usize, u8), mad: &Mad) -> Mad {
+        let mut answer = smi::answer(mad);
+        let smp = answer.view_mut::<DirectedRouteSmp>();
+        if mad.header.method == Method::SET {
+            self.nodes[index].sets += 1;
+            if !self.set((index, entry), smp) {
+                smp.set_status(MadStatus::INVALID_FIELD);
+            }
+        } else {
+            self.get((index, entry), smp);
+        }
+        answer
+    }
+
+    fn get(&mut self, (index, entry): (usize, u8), smp: &mut DirectedRouteSmp) {
+        let node = &self.nodes[index];
+        let modifier = smp.header.attribute_modifier;
+        match smp.header.attribute_id {
+            NodeInfo::ID => {
+                let local_port = PortNum(entry);
+                *smp.attribute_mut() = NodeInfo {
+                    local_port,
+                    ..node.info
+                };
+            }
+            NodeDescription::ID => *smp.attribute_mut() = NodeDescription::new("test"),
+            SwitchInfo::ID => *smp.attribute_mut() = node.switch.unwrap(),
+            PortInfo::ID => {
+                let at = PortInfoModifier::decode(modifier).port.index();
+                *smp.attribute_mut() = node.ports[at].info;
+            }
+            PKeyTable::ID => {
+                let at = PKeyTableModifier::decode(modifier);
+                let port = if node.switch.is_some() {
+                    usize::from(at.port)
+                } else {
+                    1
+                };
+                let first = usize::from(at.block) * 32;
+                let mut table = PKeyTable::default();
+                table
+                    .pkeys
+                    .copy_from_slice(&node.ports[port].pkeys[first..first + 32]);
+                *smp.attribute_mut() = table;
+            }
+            other => panic!("the manager does not read {other}"),
+        }
+    }
+
+    fn set(&mut self, (index, _): (usize, u8), smp: &mut DirectedRouteSmp) -> bool {
+        let modifier = smp.header.attribute_modifier;
+        match smp.header.attribute_id {
+            PortInfo::ID => {
+                let port = PortInfoModifier::decode(modifier).port;
+                return self.set_port_info((index, port.0), smp.attribute_mut());
+            }
+            SwitchInfo::ID => {
+                let wanted = smp.attribute_mut::<SwitchInfo>();
+                let held = self.nodes[index].switch.as_mut().unwrap();
+                let mark = held.port_state_change() && !wanted.port_state_change();
+                wanted.set_port_state_change(mark);
+                *held = *wanted;
+            }
+            PKeyTable::ID => {
+                let at = PKeyTableModifier::decode(modifier);
+                let node = &mut self.nodes[index];
+                let port = if node.switch.is_some() {
+                    usize::from(at.port)
+                } else {
+                    1
+                };
+                let first = usize::from(at.block) * 32;
+                let table = smp.attribute::<PKeyTable>();
+                node.ports[port].pkeys[first..first + 32].copy_from_slice(&table.pkeys);
+            }
+            LinearForwardingTable::ID => {
+                self.nodes[index]
+                    .lft
+                    .insert(modifier.get(), *smp.attribute());
+            }
+            MulticastForwardingTable::ID => {
+                let at = MulticastTableModifier::decode(modifier);
+                self.nodes[index]
+                    .mft
+                    .insert((at.position, at.block), *smp.attribute());
+            }
+            GuidInfo::ID => {
+                let port = self.port_mut((index, 1));
+                port.guids.insert(modifier.get(), *smp.attribute());
+            }
+            other => panic!("the manager does not write {other}"),
+        }
+        true
+    }
+
+    fn set_port_info(&mut self, at: (usize, u8), wanted: &mut PortInfo) -> bool {
+        let held = self.port(at).info;
+        let state = match (wanted.port_state(), held.port_state()) {
+            (PortState::NO_CHANGE, state) => state,
+            (PortState::DOWN, _) => PortState::INIT,
+            (PortState::ARMED, PortState::INIT | PortState::ARMED) => PortState::ARMED,
+            (PortState::ACTIVE, PortState::ARMED | PortState::ACTIVE) => PortState::ACTIVE,
+            _ => return false,
+        };
+        if wanted.port_state() == PortState::DOWN
+            && let Some(peer) = self.port(at).link
+        {
+            self.port_mut(peer).info.set_port_state(PortState::INIT);
+        }
+        if wanted.client_reregister() {
+            self.nodes[at.0].reregistered += 1;
+        }
+        wanted.set_port_state(state);
+        wanted.set_phys_state(held.phys_state());
+        wanted.set_client_reregister(false);
+        self.port_mut(at).info = *wanted;
+        true
+    }
+
+    /// Follows the forwarding tables from a host to a LID: the host or switch that it ends at.
+    pub(super) fn route(&self, from: usize, lid: Lid) -> Option<usize> {
+        let mut at = self.port((from, 1)).link?;
+        for _ in 0..64 {
+            let node = &self.nodes[at.0];
+            if node.switch.is_none() {
+                return Some(at.0);
+            }
+            let block = node.lft.get(&u32::from(lid.get() / 64))?;
+            let out = block.ports[usize::from(lid.get() % 64)];
+            if out == PortNum(0) {
+                return Some(at.0);
+            }
+            let port = node.ports.get(out.index())?;
+            assert_eq!(port.info.port_state(), PortState::ACTIVE);
+            at = port.link?;
+        }
+        panic!("{lid} loops");
+    }
+}
