@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod fields;
+pub mod fuzz_targets;
 pub mod mads;
 pub mod traces;

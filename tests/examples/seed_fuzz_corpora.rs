@@ -1,0 +1,192 @@
+//! Writes the seeds of the fuzz corpora: one file for each kind of message in the recorded
+//! conversations, and hand-made ones for what they lack. Run it again after the traces change:
+//! `cargo run -p vhca-tests --example seed_fuzz_corpora`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use ib_capture::{Interface, Writer};
+use ib_vtime::Instant;
+use ib_wire::cm;
+use ib_wire::mad::{AttributeId, Mad, MgmtClass};
+use ib_wire::packet::{Grh, UdFrame};
+use ib_wire::{Gid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
+use vhca_tests::mads;
+use vhca_tests::traces::{self, Line};
+
+/// The seeds of one target: file name and bytes.
+type Seeds = BTreeMap<String, Vec<u8>>;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let recorded = recorded_mads()?;
+    let mut corpora: BTreeMap<&str, Seeds> = BTreeMap::new();
+    for (name, mad) in &recorded {
+        let mut seed = |target, bytes| {
+            corpora
+                .entry(target)
+                .or_default()
+                .insert(name.clone(), bytes);
+        };
+        seed("mad", mad.clone());
+        match Mad::from_bytes(mad).map(|mad| mad.header.mgmt_class) {
+            Some(MgmtClass::SUBN_DIRECTED_ROUTE) => seed("smi", behind(&[1], mad)),
+            Some(MgmtClass::SUBN_ADM) => {
+                seed("sa_records", behind(&mad[44..46], &mad[56..]));
+                seed("rmpp", behind(&[0, 0, 1, 0x2c, 0, 0, 0, 2], mad));
+                seed("notice", mad[56..].to_vec());
+            }
+            _ => {}
+        }
+    }
+    for (name, frame) in frames(&recorded)? {
+        corpora
+            .entry("capture")
+            .or_default()
+            .insert(name.clone(), capture(&frame)?);
+        corpora.entry("frame").or_default().insert(name, frame);
+    }
+    corpora.insert("cm_messages", cm_messages());
+    corpora.insert("mad_agent", conversations());
+    corpora.insert("trace", trace_lines()?);
+
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    for (target, seeds) in corpora {
+        fs::create_dir_all(folder.join(target))?;
+        for (name, bytes) in seeds {
+            fs::write(folder.join(target).join(name), bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn behind(front: &[u8], bytes: &[u8]) -> Vec<u8> {
+    [front, bytes].concat()
+}
+
+/// The first recorded MAD of each class, method and attribute.
+fn recorded_mads() -> Result<Seeds, Box<dyn Error>> {
+    let mut mads = Seeds::new();
+    for trace in traces::all()? {
+        for line in trace.lines {
+            let (Line::Mad { bytes, .. } | Line::Segment { bytes, .. } | Line::Ack { bytes, .. }) =
+                line
+            else {
+                continue;
+            };
+            let again = mads::reencode(&bytes)?;
+            if let (Some(class), Some(attribute)) = (again.class, again.attribute) {
+                let name = format!("{}-{}-{:02x}", class.name, attribute.name, bytes[3]);
+                mads.entry(name.to_lowercase()).or_insert(bytes);
+            }
+        }
+    }
+    Ok(mads)
+}
+
+/// A few recorded MADs as packets, with and without GRH and immediate data.
+fn frames(recorded: &Seeds) -> Result<Seeds, Box<dyn Error>> {
+    let mut frames = Seeds::new();
+    for (name, mad) in recorded.iter().step_by(20) {
+        for (suffix, grh, immediate) in [
+            ("", None, None),
+            ("-grh", Some(Grh::new(Gid([1; 16]), Gid([2; 16]), 1)), None),
+            ("-imm", None, Some([1, 2, 3, 4])),
+        ] {
+            let frame = UdFrame {
+                vl: Vl::default(),
+                sl: Sl::default(),
+                slid: Lid::new(1),
+                dlid: Lid::new(2),
+                grh,
+                pkey: PKey::DEFAULT_FULL,
+                dest_qp: Qpn::GSI,
+                src_qp: Qpn::GSI,
+                qkey: QKey::GSI,
+                psn: Psn::default(),
+                solicited: false,
+                immediate,
+                payload: &mad[..255],
+            };
+            let mut bytes = vec![0; 400];
+            let length = frame.write(&mut bytes)?;
+            bytes.truncate(length);
+            frames.insert(format!("{name}{suffix}"), bytes);
+        }
+    }
+    Ok(frames)
+}
+
+fn capture(frame: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    let mut writer = Writer::new(Vec::new())?;
+    writer.write(Instant::from_millis(1), Interface::default(), frame)?;
+    writer.write(
+        Instant::from_millis(2),
+        Interface::default(),
+        &frame[..frame.len() / 2],
+    )?;
+    Ok(writer.finish()?)
+}
+
+/// One message of each kind, every byte behind the header different.
+fn cm_messages() -> Seeds {
+    let attributes = AttributeId::CM_REQ.get()..=AttributeId::CM_APR.get();
+    attributes
+        .map(|id| {
+            let mut mad = Mad::new(cm::header(AttributeId::new(id)));
+            for (at, byte) in (0_u8..).zip(&mut mad.data) {
+                *byte = at;
+            }
+            let bytes = zerocopy::IntoBytes::as_bytes(&mad).to_vec();
+            (format!("message-{id:02x}"), bytes)
+        })
+        .collect()
+}
+
+/// Conversations of the two agents, in the operations of the target: a request (0), an answer (1),
+/// the passing of a MAD (2), time (5); the top bit is the side.
+fn conversations() -> Seeds {
+    let pass = [2, 0, 2, 0x82, 0, 2];
+    let single = [&[0, 0, 0, 0, 11, 1][..], &pass, &[0x81, 0, 0], &pass].concat();
+    let table = [
+        &[0, 1, 1, 0, 11, 3][..],
+        &pass,
+        &[0x81, 0, 100],
+        &pass.repeat(20),
+    ]
+    .concat();
+    let both = [
+        &[0, 1, 1, 60, 11, 3][..],
+        &pass.repeat(12),
+        &[0x81, 0, 90],
+        &pass.repeat(16),
+    ]
+    .concat();
+    let lost = [
+        &[0, 2, 1, 60, 4, 3][..],
+        &[7, 0, 5, 5, 7, 0, 5, 6].repeat(8),
+    ]
+    .concat();
+    [
+        ("single", single),
+        ("table", table),
+        ("dual-sided", both),
+        ("lost", lost),
+    ]
+    .into_iter()
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .collect()
+}
+
+/// The first lines of two kinds of traces.
+fn trace_lines() -> Result<Seeds, Box<dyn Error>> {
+    ["perfquery.txt", "rmpp-gettable.txt"]
+        .into_iter()
+        .map(|name| {
+            let text = fs::read_to_string(traces::folder().join(name))?;
+            let lines: Vec<&str> = text.lines().take(4).collect();
+            Ok((name.to_owned(), lines.join("\n").into_bytes()))
+        })
+        .collect()
+}

@@ -1,0 +1,36 @@
+//! The bodies of the fuzz targets in `tests/fuzz`: each takes any bytes and must not panic.
+//!
+//! `cargo test` replays the corpora through the same functions.
+
+mod agent;
+mod parsers;
+
+/// A fuzz target: its name and its body.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All fuzz targets. The name is that of the file in `tests/fuzz/fuzz_targets` and of the folder in
+/// `tests/fuzz/corpus`.
+pub const TARGETS: &[Target] = &[
+    ("capture", parsers::capture),
+    ("cm_messages", parsers::cm_messages),
+    ("frame", parsers::frame),
+    ("mad", parsers::mad),
+    ("mad_agent", agent::mad_agent),
+    ("notice", parsers::notice),
+    ("rmpp", parsers::rmpp),
+    ("sa_records", parsers::sa_records),
+    ("smi", parsers::smi),
+    ("trace", parsers::trace),
+];
+
+/// Runs the target of a name.
+///
+/// # Panics
+/// If there is no such target, or the target finds a fault.
+pub fn run(name: &str, data: &[u8]) {
+    let (_, body) = TARGETS
+        .iter()
+        .find(|(target, _)| *target == name)
+        .expect("the target is in the table");
+    body(data);
+}
