@@ -1,8 +1,7 @@
 //! What nodes are made from.
 
+use ib_wire::smp::{CapabilityMask, LinkSpeed, LinkSpeedExt, LinkWidth};
 use ib_wire::{Guid, Mtu, SubnetPrefix};
-
-use crate::{CapabilityMask, ExtendedSpeed, LinkSpeed, LinkWidth};
 
 /// What every port of a node supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +11,7 @@ pub struct PortConfig {
     /// Speeds.
     pub speeds: LinkSpeed,
     /// Extended speeds.
-    pub extended_speeds: ExtendedSpeed,
+    pub extended_speeds: LinkSpeedExt,
     /// Largest MTU.
     pub mtu: Mtu,
     /// PortInfo:VLCap: 1 VL0, 2 VL0-1, 3 VL0-3, 4 VL0-7, 5 VL0-14.
@@ -23,9 +22,9 @@ impl Default for PortConfig {
     /// 4x FDR, 4096 bytes, 8 data lanes.
     fn default() -> Self {
         Self {
-            widths: LinkWidth::X1.union(LinkWidth::X4),
-            speeds: LinkSpeed::all(),
-            extended_speeds: ExtendedSpeed::FDR,
+            widths: LinkWidth(LinkWidth::X1.0 | LinkWidth::X4.0),
+            speeds: LinkSpeed::from_low_bits(7),
+            extended_speeds: LinkSpeedExt::FDR,
             mtu: Mtu::MTU_4096,
             vl_cap: 4,
         }
@@ -78,14 +77,14 @@ impl HcaConfig {
             revision: 0,
             guid_table_len: 128,
             pkey_table_len: 128,
-            capabilities: CapabilityMask::IS_TRAP
-                | CapabilityMask::IS_AUTO_MIGRATION
-                | CapabilityMask::IS_SL_MAPPING
-                | CapabilityMask::IS_SYSTEM_IMAGE_GUID
-                | CapabilityMask::IS_EXTENDED_SPEEDS
-                | CapabilityMask::IS_CAPABILITY_MASK_NOTICE
-                | CapabilityMask::IS_CLIENT_REREGISTRATION
-                | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE,
+            capabilities: CapabilityMask::IS_TRAP_SUPPORTED
+                | CapabilityMask::IS_AUTOMATIC_MIGRATION_SUPPORTED
+                | CapabilityMask::IS_SL_MAPPING_SUPPORTED
+                | CapabilityMask::IS_SYSTEM_IMAGE_GUID_SUPPORTED
+                | CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED
+                | CapabilityMask::IS_CAPABILITY_MASK_NOTICE_SUPPORTED
+                | CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED
+                | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE_SUPPORTED,
             subnet_prefix: SubnetPrefix::DEFAULT,
             max_functions: 126,
         }

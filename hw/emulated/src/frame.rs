@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use ib_wire::packet::{self, Bth, Grh, Lnh, Lrh, VCRC_SIZE};
-use zerocopy::FromBytes;
+use ib_wire::mad::{MAD_SIZE, Mad};
+use ib_wire::packet::{self, Bth, Deth, Grh, ICRC_SIZE, Lnh, Lrh, Packet, VCRC_SIZE};
+use ib_wire::{Lid, Qpn};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What is known of a checksum without computing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +107,7 @@ impl Frame {
             let matches = self
                 .bytes
                 .split_last_chunk::<VCRC_SIZE>()
-                .and_then(|(rest, _)| rest.split_last_chunk::<{ packet::ICRC_SIZE }>())
+                .and_then(|(rest, _)| rest.split_last_chunk::<ICRC_SIZE>())
                 .is_some_and(|(covered, crc)| packet::crc::icrc(covered).is_none_or(|c| c == *crc));
             self.icrc = if matches { Check::Good } else { Check::Bad };
         }
@@ -130,6 +132,39 @@ impl Frame {
     pub fn rewrite_variant(&mut self, change: impl FnOnce(&mut Lrh)) {
         if let Ok((lrh, _)) = Lrh::mut_from_prefix(Arc::make_mut(&mut self.bytes)) {
             change(lrh);
+        }
+        self.seal_vcrc();
+    }
+
+    /// The SMP in this frame: a datagram to QP0 without a GRH, with right checksums.
+    pub(crate) fn smp(&mut self) -> Option<Mad> {
+        if !self.icrc_matches() {
+            return None;
+        }
+        let packet = Packet::parse(&self.bytes).ok()?;
+        let transport = packet.transport()?;
+        transport.extended.deth?;
+        if packet.grh.is_some() || transport.bth.dest_qp != Qpn::SMI {
+            return None;
+        }
+        Mad::from_bytes(transport.payload)
+    }
+
+    /// Replaces the SMP and the LIDs of a frame that [`Frame::smp`] has accepted.
+    pub(crate) fn set_smp(&mut self, mad: &Mad, slid: Lid, dlid: Lid) {
+        const SMP: usize = size_of::<Lrh>() + size_of::<Bth>() + size_of::<Deth>();
+        let bytes = Arc::make_mut(&mut self.bytes);
+        if let Some(payload) = bytes.get_mut(SMP..SMP + MAD_SIZE) {
+            payload.copy_from_slice(mad.as_bytes());
+        }
+        if let Ok((lrh, _)) = Lrh::mut_from_prefix(bytes) {
+            lrh.slid = slid;
+            lrh.dlid = dlid;
+        }
+        let covered = bytes.len().saturating_sub(VCRC_SIZE + ICRC_SIZE);
+        if let Some(icrc) = packet::crc::icrc(&bytes[..covered]) {
+            bytes[covered..covered + ICRC_SIZE].copy_from_slice(&icrc);
+            self.icrc = Check::Good;
         }
         self.seal_vcrc();
     }

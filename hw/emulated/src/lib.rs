@@ -1,22 +1,41 @@
 //! An emulated InfiniBand fabric.
 //!
+//! [`Fabric`] holds nodes and the links between them and moves packets: real ones, from LRH to
+//! VCRC, through switches that forward by the tables that a subnet manager writes.
+//!
 //! * [`Node`] and [`PhysicalPort`]: the identity and the state of a channel adapter or a switch,
 //!   worked on by the agents in [`sma`] and [`pma`].
 //! * [`EndNode`]: what the fabric needs of a device behind its ports.
 //! * [`Frame`]: a packet.
+//! * [`FaultPlan`]: what goes wrong on a link; [`TapPoint`]: where packets are watched.
+//!
+//! Not emulated: credits and arbitration between lanes (a full link makes a channel adapter wait and
+//! a switch discard), random forwarding tables, routers, congestion control.
 #![forbid(unsafe_code)]
 
 mod config;
+mod fabric;
 mod frame;
+mod link;
 mod node;
 pub mod pma;
 mod port;
+mod rng;
 pub mod sma;
+mod smi;
+mod switch;
+mod tap;
 mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
+pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId};
 pub use frame::Frame;
+pub use link::{
+    Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,
+    PacketFilter, When,
+};
 pub use node::{EndNode, Node, NodeKind};
 pub use pma::PortCounters;
-pub use port::{CapabilityMask, ExtendedSpeed, LinkSpeed, LinkWidth, PhysicalPort};
+pub use port::PhysicalPort;
+pub use tap::{TapId, TapPoint, Tapped};
 pub use trap::{BadKey, WrongKey};

@@ -4,12 +4,13 @@ use core::fmt;
 
 use hca_api::{PhysicalState, PortChange, PortState};
 use ib_vtime::Instant;
-use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl};
+use ib_wire::notice::LocalChanges;
+use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
+use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, Vl};
 
-use crate::{
-    CapabilityMask, ExtendedSpeed, Frame, HcaConfig, LinkSpeed, LinkWidth, PhysicalPort,
-    PortConfig, PortCounters, SwitchConfig,
-};
+use crate::switch::Tables;
+use crate::trap::Traps;
+use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +27,12 @@ pub enum NodeKind {
 /// are numbered from 1; a switch also has its management port 0.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it is.
-    pub kind: NodeKind,
     /// NodeInfo:NodeGUID.
     pub node_guid: Guid,
     /// NodeInfo:SystemImageGUID.
     pub system_image_guid: Guid,
-    /// NodeDescription, NUL padded.
-    pub description: [u8; 64],
+    /// NodeDescription.
+    pub description: NodeDescription,
     /// NodeInfo:VendorID.
     pub vendor_id: u32,
     /// NodeInfo:DeviceID.
@@ -41,7 +40,24 @@ pub struct Node {
     /// NodeInfo:Revision.
     pub revision: u32,
     ports: Vec<PhysicalPort>,
+    /// Of a switch, what it forwards by.
+    tables: Option<Box<Tables>>,
+    pub(crate) traps: Traps,
+    link_requests: Vec<(PortNum, LinkRequest)>,
     now: Instant,
+}
+
+/// What the SMA asks of the link behind a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkRequest {
+    /// Take the logical state of both ends back to initialize; the link stays up.
+    Reset,
+    /// Take the link down and bring it up again.
+    Poll,
+    /// Take the link down; the port sleeps until told to poll.
+    Sleep,
+    /// Take the link down; the port is off until told to poll.
+    Disable,
 }
 
 /// The part of a device that lives on the fabric: what the fabric needs of whoever owns a
@@ -111,14 +127,16 @@ impl Node {
             config.system_image_guid
         };
         Self {
-            kind: NodeKind::ChannelAdapter,
             node_guid: config.node_guid,
             system_image_guid: image,
-            description: description(&config.description),
+            description: NodeDescription::new(&config.description),
             vendor_id: config.vendor_id,
             device_id: config.device_id,
             revision: config.revision,
             ports,
+            tables: None,
+            traps: Traps::default(),
+            link_requests: Vec::new(),
             now: Instant::ZERO,
         }
     }
@@ -134,11 +152,15 @@ impl Node {
                 if n == 0 {
                     port.guid_cap = 1;
                     port.pkey_cap = 1;
-                    port.capabilities = CapabilityMask::IS_TRAP
-                        | CapabilityMask::IS_SYSTEM_IMAGE_GUID
-                        | CapabilityMask::IS_CAPABILITY_MASK_NOTICE
-                        | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE;
-                    port.state = PortState::Active;
+                    port.capabilities = CapabilityMask::IS_TRAP_SUPPORTED
+                        | CapabilityMask::IS_SYSTEM_IMAGE_GUID_SUPPORTED
+                        | CapabilityMask::IS_CAPABILITY_MASK_NOTICE_SUPPORTED
+                        | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE_SUPPORTED;
+                    port.state = if config.enhanced_port0 {
+                        PortState::Init
+                    } else {
+                        PortState::Active
+                    };
                     port.physical_state = PhysicalState::LinkUp;
                 }
                 port
@@ -150,15 +172,26 @@ impl Node {
             config.system_image_guid
         };
         Self {
-            kind: NodeKind::Switch,
             node_guid: config.node_guid,
             system_image_guid: image,
-            description: description(&config.description),
+            description: NodeDescription::new(&config.description),
             vendor_id: config.vendor_id,
             device_id: config.device_id,
             revision: config.revision,
             ports,
+            tables: Some(Box::new(Tables::new(config))),
+            traps: Traps::default(),
+            link_requests: Vec::new(),
             now: Instant::ZERO,
+        }
+    }
+
+    /// What the node is.
+    #[must_use]
+    pub const fn kind(&self) -> NodeKind {
+        match self.tables {
+            None => NodeKind::ChannelAdapter,
+            Some(_) => NodeKind::Switch,
         }
     }
 
@@ -198,9 +231,127 @@ impl Node {
     }
 
     fn port_index(&self, port: PortNum) -> Option<usize> {
-        match self.kind {
+        match self.kind() {
             NodeKind::Switch => Some(port.index()),
             NodeKind::ChannelAdapter => port.index().checked_sub(1),
+        }
+    }
+
+    /// The port that has the addresses by which `port` is managed: a switch's port 0 for all of its
+    /// ports.
+    pub(crate) fn end_port(&self, port: PortNum) -> Option<&PhysicalPort> {
+        self.port(self.end_port_number(port))
+    }
+
+    /// As [`Node::end_port`], to be changed.
+    pub(crate) fn end_port_mut(&mut self, port: PortNum) -> Option<&mut PhysicalPort> {
+        self.port_mut(self.end_port_number(port))
+    }
+
+    /// The number of the port behind [`Node::end_port`].
+    pub(crate) const fn end_port_number(&self, port: PortNum) -> PortNum {
+        match self.kind() {
+            NodeKind::Switch => PortNum::SWITCH_MANAGEMENT,
+            NodeKind::ChannelAdapter => port,
+        }
+    }
+
+    /// The tables of a switch.
+    pub(crate) fn tables(&self) -> Option<&Tables> {
+        self.tables.as_deref()
+    }
+
+    /// The tables of a switch, to be changed.
+    pub(crate) fn tables_mut(&mut self) -> Option<&mut Tables> {
+        self.tables.as_deref_mut()
+    }
+
+    pub(crate) fn has_enhanced_port0(&self) -> bool {
+        self.tables()
+            .is_some_and(|tables| tables.info.enhanced_port0())
+    }
+
+    /// The lanes between two ports of a switch, after setting them if `lanes` says so.
+    pub(crate) fn switch_sl2vl(
+        &mut self,
+        input: PortNum,
+        output: PortNum,
+        lanes: Option<[Vl; 16]>,
+    ) -> Option<[Vl; 16]> {
+        self.port(input)?;
+        let operational_vls = self.port(output)?.operational_vls;
+        let tables = self.tables_mut()?;
+        if let Some(lanes) = lanes {
+            tables.set_lanes(input, output, lanes);
+        }
+        Some(core::array::from_fn(|sl| {
+            let sl = Sl::from_low_bits(u8::try_from(sl).unwrap_or(0));
+            tables.vl(input, output, sl, operational_vls)
+        }))
+    }
+
+    /// Moves a port to a logical state and notes what its functions shall hear.
+    pub(crate) fn set_port_state(&mut self, port: PortNum, state: PortState) {
+        let Some(port) = self.port_mut(port) else {
+            return;
+        };
+        let before = core::mem::replace(&mut port.state, state);
+        match (before == PortState::Active, state == PortState::Active) {
+            (false, true) => port.note(PortChange::ACTIVE),
+            (true, false) => port.note(PortChange::DOWN),
+            _ => {}
+        }
+    }
+
+    /// Asks something of the link behind a port.
+    pub(crate) fn request_link(&mut self, port: PortNum, request: LinkRequest) {
+        self.link_requests.push((port, request));
+    }
+
+    /// Takes the oldest request to a link.
+    pub(crate) fn take_link_request(&mut self) -> Option<(PortNum, LinkRequest)> {
+        (!self.link_requests.is_empty()).then(|| self.link_requests.remove(0))
+    }
+
+    /// Notes that a link at one of the node's ports came or went.
+    pub(crate) fn port_state_changed(&mut self) {
+        if let Some(tables) = self.tables_mut() {
+            tables.info.set_port_state_change(true);
+            self.trap_link_state();
+        }
+    }
+
+    /// Whether the fabric has something to do for this node besides moving packets.
+    pub(crate) fn wants_service(&self) -> bool {
+        !self.link_requests.is_empty() || self.traps.fresh
+    }
+
+    /// Whether [`Node::take_port_change`] has something.
+    #[must_use]
+    pub fn has_port_changes(&self) -> bool {
+        self.ports.iter().any(|port| !port.pending.is_empty())
+    }
+
+    /// Writes the description and tells the SM.
+    pub fn set_description(&mut self, description: NodeDescription) {
+        if self.description == description {
+            return;
+        }
+        self.description = description;
+        if let Some(first) = self.ports.first().map(|port| port.number) {
+            self.trap_local_changes(first, LocalChanges::NODE_DESCRIPTION);
+        }
+    }
+
+    /// Sets and clears bits of a port's capability mask, and tells the SM if that changes it.
+    pub fn change_capabilities(&mut self, port: PortNum, set: u32, clear: u32) {
+        let Some(state) = self.port_mut(port) else {
+            return;
+        };
+        let mask = CapabilityMask::new((state.capabilities.get() & !clear) | set);
+        if mask != state.capabilities {
+            state.capabilities = mask;
+            self.trap_local_changes(port, LocalChanges::default());
         }
     }
 
@@ -209,16 +360,6 @@ impl Node {
         let port = self.ports.iter_mut().find(|p| !p.pending.is_empty())?;
         Some((port.number, core::mem::take(&mut port.pending)))
     }
-}
-
-fn description(text: &str) -> [u8; 64] {
-    let mut end = text.len().min(64);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let mut bytes = [0; 64];
-    bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
-    bytes
 }
 
 fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
@@ -233,7 +374,8 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         sm_lid: Lid::NONE,
         sm_sl: Sl::default(),
         subnet_prefix: ib_wire::SubnetPrefix::DEFAULT,
-        capabilities: CapabilityMask::empty(),
+        capabilities: CapabilityMask::default(),
+        capabilities2: CapabilityMask2::default(),
         m_key: MKey::default(),
         m_key_protect: 0,
         m_key_lease_seconds: 0,
@@ -243,13 +385,13 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         diag_code: 0,
         width_enabled: config.widths,
         width_supported: config.widths,
-        width_active: LinkWidth::X4 & config.widths,
+        width_active: config.widths,
         speed_enabled: config.speeds,
         speed_supported: config.speeds,
         speed_active: LinkSpeed::SDR,
         extended_speed_enabled: config.extended_speeds,
         extended_speed_supported: config.extended_speeds,
-        extended_speed_active: ExtendedSpeed::empty(),
+        extended_speed_active: LinkSpeedExt::NONE,
         mtu_cap: config.mtu,
         neighbor_mtu: Mtu::MTU_256,
         vl_cap: config.vl_cap,
@@ -272,6 +414,9 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         guid_cap: 0,
         pkey_cap: 0,
         counters: PortCounters::default(),
+        m_key_lease_end: None,
+        led_on: false,
+        multicast_pkey_trap_suppression: 0,
         pending: PortChange::empty(),
         alias_guids: Vec::new(),
         pkeys: vec![PKey::DEFAULT_FULL],

@@ -1,90 +1,13 @@
 //! A port's state: what the SMA reads and writes, the transport obeys and the link drives.
 
-use bitflags::bitflags;
 use hca_api::{PhysicalState, PortChange, PortState};
+use ib_vtime::Instant;
+use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, LinkWidth};
 use ib_wire::{
     Gid, GidIndex, Guid, Lid, Lmc, MKey, Mtu, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix, Vl,
 };
 
 use crate::PortCounters;
-
-bitflags! {
-    /// Link widths, as PortInfo codes them (IBA 14.2.5.6).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct LinkWidth: u8 {
-        /// One lane.
-        const X1 = 1;
-        /// Four lanes.
-        const X4 = 2;
-        /// Eight lanes.
-        const X8 = 4;
-        /// Twelve lanes.
-        const X12 = 8;
-    }
-}
-
-bitflags! {
-    /// Link speeds per lane, as PortInfo codes them (IBA 14.2.5.6).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct LinkSpeed: u8 {
-        /// 2.5 Gb/s.
-        const SDR = 1;
-        /// 5 Gb/s.
-        const DDR = 2;
-        /// 10 Gb/s.
-        const QDR = 4;
-    }
-}
-
-bitflags! {
-    /// Extended link speeds per lane, as PortInfo codes them (IBA 14.2.5.6).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct ExtendedSpeed: u8 {
-        /// 14.0625 Gb/s.
-        const FDR = 1;
-        /// 25.78125 Gb/s.
-        const EDR = 2;
-        /// 53.125 Gb/s.
-        const HDR = 4;
-    }
-}
-
-bitflags! {
-    /// PortInfo:CapabilityMask (IBA 14.2.5.6).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct CapabilityMask: u32 {
-        /// A subnet manager runs here.
-        const IS_SM = 1 << 1;
-        /// Notices are supported.
-        const IS_NOTICE = 1 << 2;
-        /// Traps are supported.
-        const IS_TRAP = 1 << 3;
-        /// Automatic path migration.
-        const IS_AUTO_MIGRATION = 1 << 5;
-        /// SLtoVLMappingTable exists.
-        const IS_SL_MAPPING = 1 << 6;
-        /// NodeInfo carries a system image GUID.
-        const IS_SYSTEM_IMAGE_GUID = 1 << 11;
-        /// The extended speeds exist.
-        const IS_EXTENDED_SPEEDS = 1 << 14;
-        /// PortInfo:CapabilityMask2 exists.
-        const IS_CAPABILITY_MASK_2 = 1 << 15;
-        /// A communication manager runs here.
-        const IS_CM = 1 << 16;
-        /// A device management agent runs here.
-        const IS_DEVICE_MANAGEMENT = 1 << 19;
-        /// A vendor class exists.
-        const IS_VENDOR_CLASS = 1 << 20;
-        /// Changes of this mask raise trap 144.
-        const IS_CAPABILITY_MASK_NOTICE = 1 << 22;
-        /// PortInfo:ClientReregister is understood.
-        const IS_CLIENT_REREGISTRATION = 1 << 25;
-        /// Trap 144 also tells of link width, speed and node description changes.
-        const IS_OTHER_LOCAL_CHANGES_NOTICE = 1 << 26;
-        /// Bits that this crate knows nothing of survive.
-        const _ = !0;
-    }
-}
 
 /// A port of a channel adapter or a switch.
 ///
@@ -116,6 +39,8 @@ pub struct PhysicalPort {
     pub subnet_prefix: SubnetPrefix,
     /// Capability mask.
     pub capabilities: CapabilityMask,
+    /// PortInfo:CapabilityMask2.
+    pub capabilities2: CapabilityMask2,
     /// Protection key.
     pub m_key: MKey,
     /// PortInfo:M_KeyProtectBits, 0 to 3.
@@ -143,11 +68,11 @@ pub struct PhysicalPort {
     /// Speed in use.
     pub speed_active: LinkSpeed,
     /// Extended speeds: enabled.
-    pub extended_speed_enabled: ExtendedSpeed,
+    pub extended_speed_enabled: LinkSpeedExt,
     /// Extended speeds: supported.
-    pub extended_speed_supported: ExtendedSpeed,
+    pub extended_speed_supported: LinkSpeedExt,
     /// Extended speed in use; empty when an ordinary speed is.
-    pub extended_speed_active: ExtendedSpeed,
+    pub extended_speed_active: LinkSpeedExt,
     /// Largest MTU supported.
     pub mtu_cap: Mtu,
     /// MTU towards the neighbour, set by the SM.
@@ -174,6 +99,8 @@ pub struct PhysicalPort {
     pub filter_raw_in: bool,
     /// PortInfo:FilterRawOutbound.
     pub filter_raw_out: bool,
+    /// PortInfo:MulticastPKeyTrapSuppressionEnabled, 2 bits.
+    pub multicast_pkey_trap_suppression: u8,
     /// PortInfo:SubnetTimeOut: bounds the trap rate, 4.096 us x 2^code.
     pub subnet_timeout: u8,
     /// PortInfo:RespTimeValue.
@@ -192,6 +119,10 @@ pub struct PhysicalPort {
     pub pkey_cap: u16,
     /// Port counters.
     pub counters: PortCounters,
+    /// When the M_Key's lease ends, while it runs.
+    pub(crate) m_key_lease_end: Option<Instant>,
+    /// Whether the identification light is on.
+    pub(crate) led_on: bool,
     /// Changes that the device has not taken yet.
     pub pending: PortChange,
     /// GUIDs behind entry 0; as long as the highest entry ever set.
@@ -199,9 +130,9 @@ pub struct PhysicalPort {
     /// P_Keys; as long as the highest entry ever set.
     pub(crate) pkeys: Vec<PKey>,
     /// SLtoVL of a channel adapter, or of a switch for packets from port 0; `None` is the default.
-    pub sl2vl: Option<Box<[Vl; 16]>>,
+    pub(crate) sl2vl: Option<Box<[Vl; 16]>>,
     /// VLArbitration tables, 4 blocks of 64 bytes; `None` until the SM writes one.
-    pub vl_arbitration: Option<Box<[[u8; 64]; 4]>>,
+    pub(crate) vl_arbitration: Option<Box<[[u8; 64]; 4]>>,
 }
 
 impl PhysicalPort {
@@ -291,6 +222,19 @@ impl PhysicalPort {
         )
     }
 
+    /// Writes an alias GUID; whether that changed the table. Index 0 is not one.
+    pub(crate) fn set_alias_guid(&mut self, index: GidIndex, guid: Guid) -> bool {
+        let Some(at) = usize::from(index.0).checked_sub(1) else {
+            return false;
+        };
+        set_entry(&mut self.alias_guids, at, guid, Guid::NONE)
+    }
+
+    /// Writes an entry of the P_Key table; whether that changed it.
+    pub(crate) fn set_pkey(&mut self, index: PKeyIndex, pkey: PKey) -> bool {
+        set_entry(&mut self.pkeys, usize::from(index.0), pkey, PKey::INVALID)
+    }
+
     /// Notes a change for the device to take.
     pub fn note(&mut self, change: PortChange) {
         self.pending |= change;
@@ -306,4 +250,15 @@ pub(crate) const fn data_vls(code: u8) -> u8 {
         5 => 15,
         _ => 1,
     }
+}
+
+/// Writes an entry of a table that ends with its last entry in use; whether that changed it.
+fn set_entry<T: Copy + PartialEq>(table: &mut Vec<T>, at: usize, value: T, unused: T) -> bool {
+    if at >= table.len() {
+        if value == unused {
+            return false;
+        }
+        table.resize(at + 1, unused);
+    }
+    core::mem::replace(&mut table[at], value) != value
 }

@@ -32,13 +32,13 @@ pub struct PortCounters {
     pub vl15_dropped: u64,
     /// Ticks during which data waited and could not be sent.
     pub xmit_wait: u64,
-    /// Sent, in units of 4 bytes, all lanes but VL15; link and variant CRC not counted.
+    /// Sent, in units of 4 bytes.
     pub xmit_data: u64,
-    /// Received, in units of 4 bytes, all lanes but VL15.
+    /// Received, in units of 4 bytes.
     pub rcv_data: u64,
-    /// Packets sent, all lanes but VL15.
+    /// Packets sent.
     pub xmit_packets: u64,
-    /// Packets received, all lanes but VL15.
+    /// Packets received.
     pub rcv_packets: u64,
     /// Of them, unicast packets sent.
     pub unicast_xmit_packets: u64,

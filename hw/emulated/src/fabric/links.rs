@@ -1,0 +1,176 @@
+//! How links come up and go down (IBA 5.3, 7.2).
+
+use hca_api::{PhysicalState, PortState};
+use ib_wire::PortNum;
+
+use super::traffic::lost_link;
+use super::{Fabric, NodeId, Timer};
+use crate::link::{DirectionId, FaultInjector, data_rate, negotiate};
+use crate::node::LinkRequest;
+use crate::{EndNode, Endpoint, FaultPlan, LinkId, LinkState, Node, NodeKind, PhysicalPort};
+
+impl<D: EndNode> Fabric<D> {
+    fn ends(&self, link: LinkId) -> [Endpoint; 2] {
+        self.links[link.index()].ends
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        let now = self.now;
+        let node = self.slots[id.index()].node_mut();
+        node.set_now(now);
+        node
+    }
+
+    fn port_mut(&mut self, at: Endpoint) -> Option<&mut PhysicalPort> {
+        self.node_mut(at.node).port_mut(at.port)
+    }
+
+    /// Starts training a link that is down, if the cable is plugged in and both ports look for a
+    /// partner.
+    pub(super) fn start_training(&mut self, link: LinkId) {
+        let entry = &self.links[link.index()];
+        if entry.up || entry.cable == LinkState::Down {
+            return;
+        }
+        let (training, epoch) = (entry.config.training, entry.epoch);
+        let looking = |port: Option<&PhysicalPort>| {
+            port.is_some_and(|port| {
+                matches!(
+                    port.physical_state,
+                    PhysicalState::Polling | PhysicalState::Training
+                )
+            })
+        };
+        let ends = self.ends(link);
+        if !ends.iter().all(|end| looking(self.port(*end))) {
+            return;
+        }
+        for end in ends {
+            if let Some(port) = self.port_mut(end) {
+                port.physical_state = PhysicalState::Training;
+            }
+        }
+        if training.is_zero() {
+            self.trained(link, epoch);
+        } else {
+            let at = self.now + training;
+            self.timers.set(at, Timer::Trained(link, epoch));
+        }
+    }
+
+    /// Brings a link up that has been trained since the given epoch.
+    pub(super) fn trained(&mut self, link: LinkId, epoch: u32) {
+        let entry = &self.links[link.index()];
+        if entry.up || entry.epoch != epoch || entry.cable == LinkState::Down {
+            return;
+        }
+        let [a, b] = entry.ends;
+        let common = self
+            .port(a)
+            .zip(self.port(b))
+            .and_then(|(a, b)| negotiate(a, b, &entry.config));
+        let Some((width, speed, extended)) = common else {
+            // Nothing in common: both keep looking.
+            for end in [a, b] {
+                if let Some(port) = self.port_mut(end) {
+                    port.physical_state = PhysicalState::Polling;
+                }
+            }
+            return;
+        };
+        let entry = &mut self.links[link.index()];
+        entry.up = true;
+        entry.epoch = entry.epoch.wrapping_add(1);
+        entry.rate = data_rate(width, speed, extended);
+        for end in [a, b] {
+            if let Some(port) = self.port_mut(end) {
+                port.physical_state = PhysicalState::LinkUp;
+                port.state = PortState::Init;
+                port.width_active = width;
+                port.speed_active = speed;
+                port.extended_speed_active = extended;
+            }
+            self.link_state_changed(end);
+        }
+    }
+
+    /// Takes a link down: what is on the wire is lost, and both ports fall to their default states.
+    pub(super) fn take_down(&mut self, link: LinkId) {
+        let entry = &mut self.links[link.index()];
+        let was_up = core::mem::replace(&mut entry.up, false);
+        entry.epoch = entry.epoch.wrapping_add(1);
+        for direction in &mut entry.directions {
+            let held = u32::try_from(direction.held.len()).unwrap_or(u32::MAX);
+            direction.held.clear();
+            direction.in_flight = direction.in_flight.saturating_sub(held);
+            direction.free_at = self.now;
+        }
+        for end in self.ends(link) {
+            let Some(port) = self.port_mut(end) else {
+                continue;
+            };
+            if port.physical_state != PhysicalState::Disabled {
+                port.physical_state = port.link_down_default;
+            }
+            if was_up {
+                lost_link(port);
+                if self.node_mut(end.node).kind() == NodeKind::ChannelAdapter {
+                    self.node_mut(end.node).forget_traps(end.port);
+                }
+                self.link_state_changed(end);
+            }
+        }
+    }
+
+    /// Tells the node that the link at one of its ports came or went.
+    fn link_state_changed(&mut self, at: Endpoint) {
+        self.node_mut(at.node).port_state_changed();
+        self.activate(at.node);
+    }
+
+    /// Does what the SMA of a port asked of its link.
+    pub(super) fn grant(&mut self, at: Endpoint, request: LinkRequest) {
+        let link = self.link_at(at);
+        let state = match request {
+            LinkRequest::Reset => {
+                if let Some(link) = link.filter(|link| self.links[link.index()].up) {
+                    self.reset(link, at);
+                }
+                return;
+            }
+            LinkRequest::Poll => PhysicalState::Polling,
+            LinkRequest::Sleep => PhysicalState::Sleep,
+            LinkRequest::Disable => PhysicalState::Disabled,
+        };
+        if at.port == PortNum(0) {
+            return;
+        }
+        if let Some(link) = link {
+            self.take_down(link);
+        }
+        if let Some(port) = self.port_mut(at) {
+            port.physical_state = state;
+        }
+        if let Some(link) = link {
+            self.start_training(link);
+        }
+    }
+
+    /// Takes both ends of a link to initialize. What the other end is follows from this one: only
+    /// there it is a change that nobody asked for (IBA 14.2.5.4, PortStateChange).
+    fn reset(&mut self, link: LinkId, by: Endpoint) {
+        for end in self.ends(link) {
+            self.node_mut(end.node)
+                .set_port_state(end.port, PortState::Init);
+            if end == by {
+                self.activate(end.node);
+            } else {
+                self.link_state_changed(end);
+            }
+        }
+    }
+
+    pub(super) fn plan_faults(&mut self, id: DirectionId, plan: Option<&FaultPlan>) {
+        self.direction_mut(id).faults = plan.map(|plan| Box::new(FaultInjector::new(plan)));
+    }
+}

@@ -1,0 +1,484 @@
+//! The fabric: nodes, links, and the packets between them.
+
+mod links;
+mod traffic;
+
+use std::collections::VecDeque;
+
+use ib_vtime::{Instant, TimerKey, TimerQueue};
+use ib_wire::PortNum;
+use ib_wire::notice::TrapNumber;
+use thiserror::Error;
+
+use crate::link::{Direction, DirectionId, Link};
+use crate::switch::{Outputs, Switch};
+use crate::{
+    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, LinkConfig, LinkId, LinkState, Node,
+    NodeKind, PhysicalPort, SwitchConfig, TapId, TapPoint, Tapped,
+};
+
+/// Events that one [`Fabric::poll`] handles at most.
+const POLL_BUDGET: u32 = 1 << 16;
+
+/// Packets that wait to be taken from the taps at most; what passes beyond that is not seen, and
+/// counted.
+const MAX_TAPPED: usize = 1 << 16;
+
+/// Names a node of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub(crate) u32);
+
+impl NodeId {
+    const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// A port of the node.
+    #[must_use]
+    pub const fn port(self, port: u8) -> Endpoint {
+        Endpoint {
+            node: self,
+            port: PortNum(port),
+        }
+    }
+}
+
+/// Why two ports cannot be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum FabricError {
+    /// There is no such node or port; a switch's port 0 has no cable.
+    #[error("no port {port} on node {}", node.0)]
+    NoSuchPort {
+        /// The node.
+        node: NodeId,
+        /// The port.
+        port: PortNum,
+    },
+    /// The port has a cable.
+    #[error("port {port} of node {} has a link already", node.0)]
+    PortTaken {
+        /// The node.
+        node: NodeId,
+        /// The port.
+        port: PortNum,
+    },
+}
+
+/// Trouble that a port's link layer notices (IBA 7.12.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkTrouble {
+    /// More local physical errors than the threshold allows: trap 129.
+    LocalLinkIntegrity,
+    /// Buffers overran in consecutive flow control periods: trap 130.
+    BufferOverrun,
+    /// The flow control watchdog ran out: trap 131.
+    FlowControl,
+}
+
+#[derive(Debug)]
+enum Body<D> {
+    EndNode(Box<D>),
+    Switch(Box<Switch>),
+}
+
+#[derive(Debug)]
+struct Slot<D> {
+    body: Body<D>,
+    /// By port number, the direction in which the port sends.
+    links: Vec<Option<DirectionId>>,
+    /// The node's own timer.
+    timer: Option<TimerKey>,
+    /// Whether the node is on one of the lists of nodes to serve.
+    queued: bool,
+}
+
+impl<D: EndNode> Slot<D> {
+    fn node(&self) -> &Node {
+        match &self.body {
+            Body::EndNode(device) => device.node(),
+            Body::Switch(switch) => &switch.node,
+        }
+    }
+
+    fn node_mut(&mut self) -> &mut Node {
+        match &mut self.body {
+            Body::EndNode(device) => device.node_mut(),
+            Body::Switch(switch) => &mut switch.node,
+        }
+    }
+}
+
+/// A packet at the end of its wire.
+#[derive(Debug)]
+struct Arrival {
+    direction: DirectionId,
+    /// The link's epoch when the packet was sent.
+    epoch: u32,
+    frame: Frame,
+}
+
+#[derive(Debug)]
+enum Timer {
+    Arrive(Arrival),
+    /// A held packet has waited long enough.
+    Release(DirectionId, u64),
+    Trained(LinkId, u32),
+    Node(NodeId),
+}
+
+/// A fabric of channel adapters and switches, connected by links.
+///
+/// Sans-I/O: [`Fabric::poll`] does what is due at the time that the caller gives, [`Fabric::poll_timeout`]
+/// tells when to call it again. Everything happens in an order that depends on nothing but the
+/// calls: the same calls, the same packets.
+#[derive(Debug)]
+pub struct Fabric<D> {
+    now: Instant,
+    slots: Vec<Slot<D>>,
+    links: Vec<Link>,
+    /// Packets that arrive now.
+    arrivals: VecDeque<Arrival>,
+    /// Nodes that have something to send or to be told.
+    active: VecDeque<NodeId>,
+    /// Nodes that the caller touched: served when the time of the next poll is reached.
+    touched: Vec<NodeId>,
+    timers: TimerQueue<Timer>,
+    /// Reused by every packet that a switch forwards.
+    outputs: Outputs,
+    taps: Vec<(TapId, TapPoint)>,
+    next_tap: u32,
+    tapped: VecDeque<Tapped>,
+    taps_missed: u64,
+    next_ticket: u64,
+}
+
+impl<D: EndNode> Fabric<D> {
+    /// A fabric without nodes, at the origin of time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            now: Instant::ZERO,
+            slots: Vec::new(),
+            links: Vec::new(),
+            arrivals: VecDeque::new(),
+            active: VecDeque::new(),
+            touched: Vec::new(),
+            timers: TimerQueue::new(),
+            outputs: Vec::new(),
+            taps: Vec::new(),
+            next_tap: 0,
+            tapped: VecDeque::new(),
+            taps_missed: 0,
+            next_ticket: 0,
+        }
+    }
+
+    /// Adds a device with its ports.
+    pub fn add_end_node(&mut self, device: D) -> NodeId {
+        self.add(Body::EndNode(Box::new(device)))
+    }
+
+    /// Adds a switch.
+    pub fn add_switch(&mut self, config: &SwitchConfig) -> NodeId {
+        self.add(Body::Switch(Box::new(Switch::new(config))))
+    }
+
+    fn add(&mut self, body: Body<D>) -> NodeId {
+        let id = NodeId(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
+        let mut slot = Slot {
+            body,
+            links: Vec::new(),
+            timer: None,
+            queued: false,
+        };
+        slot.links
+            .resize(usize::from(slot.node().port_count()) + 1, None);
+        slot.node_mut().set_now(self.now);
+        self.slots.push(slot);
+        id
+    }
+
+    /// Connects two ports with a cable that is plugged in; the link trains at once.
+    ///
+    /// # Errors
+    /// [`FabricError`].
+    pub fn connect(
+        &mut self,
+        a: Endpoint,
+        b: Endpoint,
+        config: LinkConfig,
+    ) -> Result<LinkId, FabricError> {
+        self.check_free(a)?;
+        self.check_free(b)?;
+        if a == b {
+            return Err(FabricError::PortTaken {
+                node: b.node,
+                port: b.port,
+            });
+        }
+        let link = LinkId(u32::try_from(self.links.len()).unwrap_or(u32::MAX));
+        self.links.push(Link {
+            ends: [a, b],
+            config,
+            cable: LinkState::Up,
+            up: false,
+            epoch: 0,
+            rate: 0,
+            directions: [Direction::default(), Direction::default()],
+        });
+        for (side, end) in (0..).zip([a, b]) {
+            self.slots[end.node.index()].links[end.port.index()] = Some(DirectionId { link, side });
+        }
+        self.start_training(link);
+        Ok(link)
+    }
+
+    fn check_free(&self, end: Endpoint) -> Result<(), FabricError> {
+        let slot = self.slots.get(end.node.index());
+        match slot.and_then(|slot| slot.links.get(end.port.index())) {
+            Some(None) if end.port.0 != 0 => Ok(()),
+            Some(Some(_)) => Err(FabricError::PortTaken {
+                node: end.node,
+                port: end.port,
+            }),
+            _ => Err(FabricError::NoSuchPort {
+                node: end.node,
+                port: end.port,
+            }),
+        }
+    }
+
+    /// Plugs a link's cable in or out.
+    pub fn set_link(&mut self, link: LinkId, state: LinkState) {
+        let Some(entry) = self.links.get_mut(link.index()) else {
+            return;
+        };
+        entry.cable = state;
+        match state {
+            LinkState::Up => self.start_training(link),
+            LinkState::Down => self.take_down(link),
+        }
+    }
+
+    /// Plans the faults of the direction that starts at `from`; `None` ends them.
+    pub fn set_faults(&mut self, from: Endpoint, plan: Option<&FaultPlan>) {
+        if let Some(direction) = self.direction_from(from) {
+            self.plan_faults(direction, plan);
+        }
+    }
+
+    /// What the current plan of a direction has done so far; zero without one.
+    #[must_use]
+    pub fn fault_counters(&self, from: Endpoint) -> FaultCounters {
+        self.direction_from(from)
+            .and_then(|id| self.direction(id).faults.as_ref())
+            .map(|faults| faults.counters())
+            .unwrap_or_default()
+    }
+
+    /// Lets a port's link layer notice trouble, which it counts and tells the SM.
+    pub fn raise_link_trouble(&mut self, at: Endpoint, trouble: LinkTrouble) {
+        let Some(slot) = self.slots.get_mut(at.node.index()) else {
+            return;
+        };
+        let node = slot.node_mut();
+        let Some(port) = node.port_mut(at.port) else {
+            return;
+        };
+        let number = match trouble {
+            LinkTrouble::LocalLinkIntegrity => {
+                port.counters.local_link_integrity_errors += 1;
+                TrapNumber::LOCAL_LINK_INTEGRITY
+            }
+            LinkTrouble::BufferOverrun => {
+                port.counters.excessive_buffer_overruns += 1;
+                TrapNumber::EXCESSIVE_BUFFER_OVERRUN
+            }
+            LinkTrouble::FlowControl => TrapNumber::FLOW_CONTROL_UPDATE,
+        };
+        node.trap_link_error(at.port, number);
+        self.touch(at.node);
+    }
+
+    /// Listens at a point from now on.
+    pub fn add_tap(&mut self, point: TapPoint) -> TapId {
+        let id = TapId(self.next_tap);
+        self.next_tap += 1;
+        self.taps.push((id, point));
+        id
+    }
+
+    /// Stops listening. What the tap has seen can still be taken.
+    pub fn remove_tap(&mut self, tap: TapId) {
+        self.taps.retain(|(id, _)| *id != tap);
+    }
+
+    /// Takes the oldest packet that a tap saw.
+    pub fn poll_tap(&mut self) -> Option<Tapped> {
+        self.tapped.pop_front()
+    }
+
+    /// Packets that taps would have seen if someone had taken the earlier ones.
+    #[must_use]
+    pub const fn taps_missed(&self) -> u64 {
+        self.taps_missed
+    }
+
+    /// The device behind a node; `None` for switches.
+    #[must_use]
+    pub fn device(&self, node: NodeId) -> Option<&D> {
+        match &self.slots.get(node.index())?.body {
+            Body::EndNode(device) => Some(device),
+            Body::Switch(_) => None,
+        }
+    }
+
+    /// The device behind a node, to be used; what it sends leaves with the next poll.
+    pub fn device_mut(&mut self, node: NodeId) -> Option<&mut D> {
+        let now = self.now;
+        self.touch(node);
+        match &mut self.slots.get_mut(node.index())?.body {
+            Body::EndNode(device) => {
+                device.node_mut().set_now(now);
+                Some(device)
+            }
+            Body::Switch(_) => None,
+        }
+    }
+
+    /// The identity and the ports of a node.
+    #[must_use]
+    pub fn node(&self, node: NodeId) -> Option<&Node> {
+        self.slots.get(node.index()).map(Slot::node)
+    }
+
+    /// A port.
+    #[must_use]
+    pub fn port(&self, at: Endpoint) -> Option<&PhysicalPort> {
+        self.node(at.node)?.port(at.port)
+    }
+
+    /// The port at the other end of a port's link.
+    #[must_use]
+    pub fn peer(&self, at: Endpoint) -> Option<Endpoint> {
+        let id = self.direction_from(at)?;
+        Some(self.links[id.link.index()].ends[1 - usize::from(id.side)])
+    }
+
+    /// The link at a port.
+    #[must_use]
+    pub fn link_at(&self, at: Endpoint) -> Option<LinkId> {
+        self.direction_from(at).map(|id| id.link)
+    }
+
+    /// The two ends of a link.
+    #[must_use]
+    pub fn link_ends(&self, link: LinkId) -> Option<[Endpoint; 2]> {
+        self.links.get(link.index()).map(|link| link.ends)
+    }
+
+    /// All nodes, in the order in which they were added.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, NodeKind)> + '_ {
+        (0..)
+            .zip(&self.slots)
+            .map(|(id, slot)| (NodeId(id), slot.node().kind()))
+    }
+
+    /// All links, in the order in which they were made.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + use<D> {
+        (0..u32::try_from(self.links.len()).unwrap_or(u32::MAX)).map(LinkId)
+    }
+
+    /// The time of the last poll.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Does what is due at `now`, which must not lie before the last poll's. Bounded: gives `true` if
+    /// more is due and the caller should poll again with the same time.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        for _ in 0..POLL_BUDGET {
+            if let Some(arrival) = self.arrivals.pop_front() {
+                self.arrive(arrival);
+            } else if let Some(node) = self.active.pop_front() {
+                self.serve(node);
+            } else if let Some((key, timer)) = self.timers.pop_due(now) {
+                self.now = self.now.max(key.deadline());
+                self.fire(timer);
+            } else {
+                self.now = self.now.max(now);
+                if self.touched.is_empty() {
+                    return false;
+                }
+                self.active.extend(self.touched.drain(..));
+            }
+        }
+        true
+    }
+
+    /// When [`Fabric::poll`] wants to be called next; a time that has passed means at once.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let busy = !self.arrivals.is_empty() || !self.active.is_empty() || !self.touched.is_empty();
+        if busy {
+            Some(self.now)
+        } else {
+            self.timers.next_deadline()
+        }
+    }
+
+    fn fire(&mut self, timer: Timer) {
+        match timer {
+            Timer::Arrive(arrival) => self.arrive(arrival),
+            Timer::Release(direction, ticket) => self.release(direction, ticket),
+            Timer::Trained(link, epoch) => self.trained(link, epoch),
+            Timer::Node(node) => {
+                self.slots[node.index()].timer = None;
+                self.activate(node);
+            }
+        }
+    }
+
+    /// Has a node served after the caller's change.
+    fn touch(&mut self, node: NodeId) {
+        if let Some(slot) = self.slots.get_mut(node.index())
+            && !core::mem::replace(&mut slot.queued, true)
+        {
+            self.touched.push(node);
+        }
+    }
+
+    /// Has a node served after an event.
+    fn activate(&mut self, node: NodeId) {
+        let slot = &mut self.slots[node.index()];
+        if !core::mem::replace(&mut slot.queued, true) {
+            self.active.push_back(node);
+        }
+    }
+
+    fn direction_from(&self, from: Endpoint) -> Option<DirectionId> {
+        *self
+            .slots
+            .get(from.node.index())?
+            .links
+            .get(from.port.index())?
+    }
+
+    fn direction(&self, id: DirectionId) -> &Direction {
+        &self.links[id.link.index()].directions[usize::from(id.side)]
+    }
+
+    fn direction_mut(&mut self, id: DirectionId) -> &mut Direction {
+        &mut self.links[id.link.index()].directions[usize::from(id.side)]
+    }
+}
+
+impl<D: EndNode> Default for Fabric<D> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,374 @@
+//! How packets move.
+
+use hca_api::{PortChange, PortState};
+use ib_wire::packet::Lrh;
+use ib_wire::{PortNum, Vl};
+
+use super::{Arrival, Body, Fabric, MAX_TAPPED, NodeId, Timer};
+use crate::link::layer::{self, Arrival as Received};
+use crate::link::{DirectionId, Held, LinkId, Verdict};
+use crate::smi::{self, Outcome};
+use crate::tap::Passing;
+use crate::{EndNode, Endpoint, Frame, Tapped};
+
+impl LinkId {
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl<D: EndNode> Fabric<D> {
+    /// Takes a packet off a wire and hands it to the node there.
+    pub(super) fn arrive(&mut self, arrival: Arrival) {
+        let Arrival {
+            direction: id,
+            epoch,
+            mut frame,
+        } = arrival;
+        let link = &mut self.links[id.link.index()];
+        let end = link.ends[1 - usize::from(id.side)];
+        let sender = link.ends[usize::from(id.side)].node;
+        let current = link.epoch == epoch && link.up;
+        let direction = &mut link.directions[usize::from(id.side)];
+        direction.in_flight -= 1;
+        if core::mem::take(&mut direction.blocked) {
+            self.activate(sender);
+        }
+        if !current {
+            return;
+        }
+        let now = self.now;
+        let slot = &mut self.slots[end.node.index()];
+        let node = slot.node_mut();
+        node.set_now(now);
+        let Some(port) = node.port_mut(end.port) else {
+            return;
+        };
+        match layer::receive(port, &mut frame) {
+            Received::Refused => {}
+            Received::Management => {
+                let outcome = smi::receive(node, end.port, frame);
+                self.follow(end, outcome);
+                self.activate(end.node);
+            }
+            Received::Data => {
+                // Data turns an armed port active (IBA 7.2.7).
+                if port.state == PortState::Armed {
+                    node.set_port_state(end.port, PortState::Active);
+                }
+                self.deliver(end, frame);
+            }
+        }
+    }
+
+    fn deliver(&mut self, end: Endpoint, frame: Frame) {
+        let now = self.now;
+        match &mut self.slots[end.node.index()].body {
+            Body::EndNode(device) => {
+                device.receive(now, end.port, frame);
+                self.activate(end.node);
+            }
+            Body::Switch(switch) => {
+                let mut outputs = core::mem::take(&mut self.outputs);
+                switch.forward(end.port, frame, &mut outputs);
+                let wants_service = switch.node.wants_service();
+                for (port, frame) in outputs.drain(..) {
+                    self.transmit(end.node, port, frame);
+                }
+                self.outputs = outputs;
+                if wants_service {
+                    self.activate(end.node);
+                }
+            }
+        }
+    }
+
+    /// Does with an SMP at a node what the interface there decided.
+    fn follow(&mut self, at: Endpoint, outcome: Outcome) {
+        match outcome {
+            Outcome::Drop => {}
+            Outcome::Send(port, frame) => self.transmit(at.node, port, frame),
+            Outcome::Deliver(frame) => {
+                let now = self.now;
+                if let Body::EndNode(device) = &mut self.slots[at.node.index()].body {
+                    device.receive(now, at.port, frame);
+                    self.activate(at.node);
+                }
+            }
+            Outcome::Route(frame) => {
+                if let Body::Switch(switch) = &mut self.slots[at.node.index()].body {
+                    let mut outputs = core::mem::take(&mut self.outputs);
+                    switch.route_smp(at.port, frame, &mut outputs);
+                    for (port, frame) in outputs.drain(..) {
+                        self.transmit(at.node, port, frame);
+                    }
+                    self.outputs = outputs;
+                }
+            }
+        }
+    }
+
+    /// Lets a node send what it has, tells it what changed, and sets its timer.
+    pub(super) fn serve(&mut self, id: NodeId) {
+        let now = self.now;
+        let slot = &mut self.slots[id.index()];
+        slot.queued = false;
+        slot.node_mut().set_now(now);
+        while let Some((port, request)) = self.slots[id.index()].node_mut().take_link_request() {
+            self.grant(Endpoint { node: id, port }, request);
+        }
+        if let Body::EndNode(device) = &mut self.slots[id.index()].body
+            && device.poll_timeout().is_some_and(|at| at <= now)
+        {
+            device.handle_timeout(now);
+        }
+        while let Some((port, mad)) = self.slots[id.index()].node_mut().poll_trap() {
+            self.send_trap(Endpoint { node: id, port }, &mad);
+        }
+        self.pull(id);
+        self.tell_changes(id);
+        self.set_timer(id);
+    }
+
+    fn send_trap(&mut self, from: Endpoint, mad: &ib_wire::mad::Mad) {
+        let node = self.slots[from.node.index()].node_mut();
+        let Some(port) = node.port(from.port) else {
+            return;
+        };
+        if let Some(frame) = smi::frame(mad, port.lid, port.sm_lid, port.sm_sl) {
+            let outcome = smi::send(node, from.port, frame);
+            self.follow(from, outcome);
+        }
+    }
+
+    /// Takes what a device wants to send, as long as its links have room.
+    fn pull(&mut self, id: NodeId) {
+        let ports = self.slots[id.index()].links.len();
+        for port in (1..ports).filter_map(|port| u8::try_from(port).ok()) {
+            let from = id.port(port);
+            while self.has_room(from) {
+                let now = self.now;
+                let Body::EndNode(device) = &mut self.slots[id.index()].body else {
+                    return;
+                };
+                let Some(frame) = device.poll_transmit(now, from.port) else {
+                    break;
+                };
+                if frame
+                    .lrh()
+                    .is_some_and(|lrh: &Lrh| lrh.vl() == Vl::MANAGEMENT)
+                {
+                    let outcome = smi::send(device.node_mut(), from.port, frame);
+                    self.follow(from, outcome);
+                } else {
+                    self.transmit(id, from.port, frame);
+                }
+            }
+        }
+    }
+
+    /// Whether the link at a port takes another packet. If not, the node is served again when it
+    /// does. A port without a link takes everything, and loses it.
+    fn has_room(&mut self, from: Endpoint) -> bool {
+        let Some(id) = self.direction_from(from) else {
+            return true;
+        };
+        let link = &mut self.links[id.link.index()];
+        let capacity = link.config.capacity;
+        let direction = &mut link.directions[usize::from(id.side)];
+        direction.blocked = direction.in_flight >= capacity;
+        !direction.blocked
+    }
+
+    fn tell_changes(&mut self, id: NodeId) {
+        let now = self.now;
+        match &mut self.slots[id.index()].body {
+            Body::EndNode(device) => {
+                if device.node().has_port_changes() {
+                    device.ports_changed(now);
+                }
+            }
+            // A switch has no functions to be told.
+            Body::Switch(switch) => while switch.node.take_port_change().is_some() {},
+        }
+    }
+
+    fn set_timer(&mut self, id: NodeId) {
+        let slot = &mut self.slots[id.index()];
+        let device = match &slot.body {
+            Body::EndNode(device) => device.poll_timeout(),
+            Body::Switch(_) => None,
+        };
+        let traps = &mut slot.node_mut().traps;
+        traps.fresh = false;
+        let traps = traps.poll_timeout();
+        let at = device.into_iter().chain(traps).min();
+        if slot.timer.map(|key| key.deadline()) == at {
+            return;
+        }
+        if let Some(key) = slot.timer.take() {
+            self.timers.cancel(key);
+        }
+        slot.timer = at.map(|at| self.timers.set(at, Timer::Node(id)));
+    }
+
+    /// Puts a packet on the wire behind a port, if the port can send it.
+    fn transmit(&mut self, node: NodeId, port: PortNum, frame: Frame) {
+        let slot = &mut self.slots[node.index()];
+        let link = slot.links.get(port.index()).copied().flatten();
+        let Some(port) = slot.node_mut().port_mut(port) else {
+            return;
+        };
+        if !layer::may_send(port, &frame) {
+            return;
+        }
+        let Some(id) = link else {
+            port.counters.xmit_discards += 1;
+            return;
+        };
+        let link = &mut self.links[id.link.index()];
+        if link.directions[usize::from(id.side)].in_flight >= link.config.capacity {
+            if frame.lrh().is_some_and(|lrh| lrh.vl() == Vl::MANAGEMENT) {
+                port.counters.vl15_dropped += 1;
+            } else {
+                port.counters.xmit_discards += 1;
+            }
+            return;
+        }
+        layer::count_sent(port, &frame);
+        if !self.taps.is_empty() {
+            self.tap(id, &frame);
+        }
+        if self.direction(id).faults.is_some() {
+            self.launch_with_faults(id, frame);
+        } else {
+            self.direction_mut(id).in_flight += 1;
+            self.depart(id, frame, core::time::Duration::ZERO);
+        }
+    }
+
+    fn tap(&mut self, id: DirectionId, frame: &Frame) {
+        let ends = self.links[id.link.index()].ends;
+        let passing = Passing {
+            link: id.link,
+            from: ends[usize::from(id.side)],
+            to: ends[1 - usize::from(id.side)],
+            frame,
+        };
+        for (tap, point) in &self.taps {
+            if !point.sees(&passing) {
+                continue;
+            }
+            if self.tapped.len() >= MAX_TAPPED {
+                self.taps_missed += 1;
+                continue;
+            }
+            self.tapped.push_back(Tapped {
+                at: self.now,
+                tap: *tap,
+                from: passing.from,
+                to: passing.to,
+                frame: frame.clone(),
+            });
+        }
+    }
+
+    fn launch_with_faults(&mut self, id: DirectionId, mut frame: Frame) {
+        let zero = core::time::Duration::ZERO;
+        let direction = self.direction_mut(id);
+        let verdict = match &mut direction.faults {
+            Some(faults) => faults.judge(&mut frame),
+            None => Verdict::Pass,
+        };
+        match verdict {
+            Verdict::Lost => return,
+            Verdict::Hold { behind, at_latest } if behind > 0 => {
+                let ticket = self.next_ticket;
+                self.next_ticket += 1;
+                let direction = self.direction_mut(id);
+                direction.in_flight += 1;
+                direction.held.push(Held {
+                    frame,
+                    behind,
+                    ticket,
+                });
+                let at = self.now + at_latest;
+                self.timers.set(at, Timer::Release(id, ticket));
+                return;
+            }
+            Verdict::Late(delay) => {
+                direction.in_flight += 1;
+                self.depart(id, frame, delay);
+            }
+            Verdict::Twice => {
+                direction.in_flight += 2;
+                self.depart(id, frame.clone(), zero);
+                self.depart(id, frame, zero);
+            }
+            Verdict::Pass | Verdict::Hold { .. } => {
+                direction.in_flight += 1;
+                self.depart(id, frame, zero);
+            }
+        }
+        self.overtake(id);
+    }
+
+    /// Counts a packet that overtook those that are held, and lets go those that were overtaken
+    /// often enough.
+    fn overtake(&mut self, id: DirectionId) {
+        let held = &mut self.direction_mut(id).held;
+        if held.is_empty() {
+            return;
+        }
+        let mut released = Vec::new();
+        held.retain_mut(|held| {
+            held.behind -= 1;
+            if held.behind == 0 {
+                released.push(held.frame.clone());
+            }
+            held.behind > 0
+        });
+        for frame in released {
+            self.depart(id, frame, core::time::Duration::ZERO);
+        }
+    }
+
+    /// Lets a held packet go that waited long enough.
+    pub(super) fn release(&mut self, id: DirectionId, ticket: u64) {
+        let held = &mut self.direction_mut(id).held;
+        if let Some(at) = held.iter().position(|held| held.ticket == ticket) {
+            let frame = held.remove(at).frame;
+            self.depart(id, frame, core::time::Duration::ZERO);
+        }
+    }
+
+    /// Sends a packet that counts as in flight already.
+    pub(super) fn depart(&mut self, id: DirectionId, frame: Frame, extra: core::time::Duration) {
+        let link = &mut self.links[id.link.index()];
+        let epoch = link.epoch;
+        let wire_time = link.wire_time(frame.len());
+        let direction = &mut link.directions[usize::from(id.side)];
+        let sent = direction.free_at.max(self.now) + wire_time;
+        direction.free_at = sent;
+        let at = sent + link.config.latency + extra;
+        let arrival = Arrival {
+            direction: id,
+            epoch,
+            frame,
+        };
+        if at > self.now {
+            self.timers.set(at, Timer::Arrive(arrival));
+        } else {
+            self.arrivals.push_back(arrival);
+        }
+    }
+}
+
+/// What a change of the link means for a port.
+pub(super) fn lost_link(port: &mut crate::PhysicalPort) {
+    if port.state == PortState::Active {
+        port.note(PortChange::DOWN);
+    }
+    port.state = PortState::Down;
+    port.counters.link_downed += 1;
+}

@@ -1,0 +1,102 @@
+//! The link layer of a port: what it checks, counts and lets through (IBA 7.2, 7.3).
+
+use hca_api::PortState;
+use ib_wire::packet::{Lrh, link_header};
+use ib_wire::{Mtu, Vl};
+
+use crate::{Frame, PhysicalPort};
+
+/// Bytes of headers and ICRC that a packet may have besides an MTU of payload (IBA 7.7.8).
+const MAX_OVERHEAD: usize = 124;
+
+/// What a port makes of a packet that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// It is on VL15.
+    Management,
+    /// It is on a data lane.
+    Data,
+    /// It was refused, and that was counted.
+    Refused,
+}
+
+/// Whether a packet fits the MTU. SMPs always do.
+fn fits(lrh: &Lrh, mtu: Mtu) -> bool {
+    let counted = usize::from(lrh.length_words()) * 4;
+    mtu.bytes()
+        .is_none_or(|payload| counted <= payload + MAX_OVERHEAD)
+}
+
+/// Takes a packet off the wire.
+pub(crate) fn receive(port: &mut PhysicalPort, frame: &mut Frame) -> Arrival {
+    if !frame.vcrc_matches() {
+        port.counters.rcv_errors += 1;
+        return Arrival::Refused;
+    }
+    let Ok(lrh) = link_header(frame.bytes()) else {
+        port.counters.rcv_errors += 1;
+        return Arrival::Refused;
+    };
+    let words = u64::from(lrh.length_words());
+    let multicast = lrh.dlid.is_multicast();
+    let management = lrh.vl() == Vl::MANAGEMENT;
+    if management {
+        if port.state == PortState::Down {
+            return Arrival::Refused;
+        }
+    } else {
+        if !fits(lrh, port.mtu_cap) {
+            port.counters.rcv_errors += 1;
+            return Arrival::Refused;
+        }
+        match port.state {
+            PortState::Active | PortState::Armed => {}
+            PortState::Down | PortState::Init => return Arrival::Refused,
+        }
+    }
+    let counters = &mut port.counters;
+    counters.rcv_data += words;
+    counters.rcv_packets += 1;
+    if multicast {
+        counters.multicast_rcv_packets += 1;
+    } else {
+        counters.unicast_rcv_packets += 1;
+    }
+    if management {
+        Arrival::Management
+    } else {
+        Arrival::Data
+    }
+}
+
+/// Whether a port can send a packet now. If not, that was counted.
+pub(crate) fn may_send(port: &mut PhysicalPort, frame: &Frame) -> bool {
+    let Some(lrh) = frame.lrh() else {
+        port.counters.xmit_discards += 1;
+        return false;
+    };
+    let allowed = if lrh.vl() == Vl::MANAGEMENT {
+        port.state != PortState::Down
+    } else {
+        port.state == PortState::Active && fits(lrh, port.neighbor_mtu)
+    };
+    if !allowed {
+        port.counters.xmit_discards += 1;
+    }
+    allowed
+}
+
+/// Counts a packet that goes onto the wire.
+pub(crate) fn count_sent(port: &mut PhysicalPort, frame: &Frame) {
+    let Some(lrh) = frame.lrh() else {
+        return;
+    };
+    let counters = &mut port.counters;
+    counters.xmit_data += u64::from(lrh.length_words());
+    counters.xmit_packets += 1;
+    if lrh.dlid.is_multicast() {
+        counters.multicast_xmit_packets += 1;
+    } else {
+        counters.unicast_xmit_packets += 1;
+    }
+}

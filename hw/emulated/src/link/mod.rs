@@ -1,0 +1,185 @@
+//! A link: two ports, a direction each way, and what can go wrong between them.
+
+mod fault;
+pub(crate) mod layer;
+
+use core::time::Duration;
+
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
+
+pub use fault::{Fault, FaultCounters, FaultPlan, FaultRule, PacketFilter, When};
+pub(crate) use fault::{FaultInjector, Verdict};
+
+use crate::fabric::NodeId;
+use crate::{Frame, PhysicalPort};
+
+/// A port of a node of the fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint {
+    /// The node.
+    pub node: NodeId,
+    /// Its port.
+    pub port: PortNum,
+}
+
+/// Names a link of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub(crate) u32);
+
+/// Whether the cable of a link is plugged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It is; the link trains and comes up if both ports are enabled.
+    Up,
+    /// It is not.
+    Down,
+}
+
+/// What a link is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Widths that the cable carries.
+    pub widths: LinkWidth,
+    /// Speeds that the cable carries.
+    pub speeds: LinkSpeed,
+    /// Extended speeds that the cable carries.
+    pub extended_speeds: LinkSpeedExt,
+    /// Time from the last bit sent to the same bit received.
+    pub latency: Duration,
+    /// Time from plugging in to link-up.
+    pub training: Duration,
+    /// Whether packets take the time that their bits need at the link's rate. If not, they take
+    /// the latency only.
+    pub timed: bool,
+    /// Packets that one direction holds at most, in the sender's buffer and on the wire. What a
+    /// switch sends beyond that is discarded; a channel adapter waits.
+    pub capacity: u32,
+}
+
+impl Default for LinkConfig {
+    /// Any width and speed, no latency, 256 packets.
+    fn default() -> Self {
+        Self {
+            widths: LinkWidth(0x1f),
+            speeds: LinkSpeed::ALL_SUPPORTED,
+            extended_speeds: LinkSpeedExt::from_low_bits(0xf),
+            latency: Duration::ZERO,
+            training: Duration::ZERO,
+            timed: false,
+            capacity: 256,
+        }
+    }
+}
+
+/// One way of a link, named by the side that sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirectionId {
+    pub(crate) link: LinkId,
+    pub(crate) side: u8,
+}
+
+/// One way of a link.
+#[derive(Debug, Default)]
+pub(crate) struct Direction {
+    /// Packets sent and not yet arrived or lost.
+    pub(crate) in_flight: u32,
+    /// When the sender can put the next bit on the wire.
+    pub(crate) free_at: Instant,
+    pub(crate) faults: Option<Box<FaultInjector>>,
+    /// Packets that wait to be overtaken.
+    pub(crate) held: Vec<Held>,
+    /// The sender has more and waits for room.
+    pub(crate) blocked: bool,
+}
+
+/// A packet that waits for others to overtake it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) frame: Frame,
+    pub(crate) behind: u32,
+    pub(crate) ticket: u64,
+}
+
+/// A link between two ports.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) ends: [Endpoint; 2],
+    pub(crate) config: LinkConfig,
+    pub(crate) cable: LinkState,
+    /// Whether the physical link is up.
+    pub(crate) up: bool,
+    /// Counts the times the link went up or down; what was in flight before is lost.
+    pub(crate) epoch: u32,
+    /// Megabits per second at the active width and speed.
+    pub(crate) rate: u64,
+    pub(crate) directions: [Direction; 2],
+}
+
+impl Link {
+    /// Time that a packet's bits take at the link's rate.
+    pub(crate) fn wire_time(&self, bytes: usize) -> Duration {
+        if !self.config.timed || self.rate == 0 {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos((bytes as u64 * 8).saturating_mul(1000) / self.rate)
+    }
+}
+
+/// The common width and speed of two ports and their cable: the fastest that all enable.
+pub(crate) fn negotiate(
+    a: &PhysicalPort,
+    b: &PhysicalPort,
+    cable: &LinkConfig,
+) -> Option<(LinkWidth, LinkSpeed, LinkSpeedExt)> {
+    let widths = a.width_enabled.0 & b.width_enabled.0 & cable.widths.0;
+    // 2x has the highest bit but is not the widest.
+    let width = [
+        LinkWidth::X12,
+        LinkWidth::X8,
+        LinkWidth::X4,
+        LinkWidth::X2,
+        LinkWidth::X1,
+    ]
+    .into_iter()
+    .find(|width| widths & width.0 != 0)?;
+    let speed = highest_bit(a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get())?;
+    let extended = highest_bit(
+        a.extended_speed_enabled.get()
+            & b.extended_speed_enabled.get()
+            & cable.extended_speeds.get(),
+    )
+    .unwrap_or(0);
+    Some((
+        width,
+        LinkSpeed::from_low_bits(speed),
+        LinkSpeedExt::from_low_bits(extended),
+    ))
+}
+
+const fn highest_bit(bits: u8) -> Option<u8> {
+    match bits.checked_ilog2() {
+        Some(bit) => Some(1 << bit),
+        None => None,
+    }
+}
+
+/// Data rate in Mb/s: lanes times speed, less the line code's overhead.
+pub(crate) const fn data_rate(width: LinkWidth, speed: LinkSpeed, extended: LinkSpeedExt) -> u64 {
+    let lane = match extended {
+        LinkSpeedExt::FDR => 13_636,
+        LinkSpeedExt::EDR => 25_000,
+        LinkSpeedExt::HDR => 50_000,
+        LinkSpeedExt::NDR => 100_000,
+        _ => match speed {
+            LinkSpeed::QDR => 8_000,
+            LinkSpeed::DDR => 4_000,
+            _ => 2_000,
+        },
+    };
+    match width.lanes() {
+        Some(lanes) => lane * lanes as u64,
+        None => 0,
+    }
+}

@@ -1,0 +1,286 @@
+//! The subnet management interface: how SMPs travel, by LID and by directed route (IBA 14.2.1.2,
+//! 14.2.2).
+//!
+//! On every hop of a directed route the interface of the node moves the hop pointer, notes the port
+//! by which the SMP came, and sends it on; where the route ends it gives the SMP to the SMA, or to
+//! the software on QP0. Routes whose ends are LID-routed (DrSLID or DrDLID not permissive) are
+//! followed, too.
+
+use hca_api::{LocalMad, MadView, SourceAddress};
+use ib_wire::mad::{MAD_SIZE, Mad, MgmtClass};
+use ib_wire::packet::{Lrh, UdFrame};
+use ib_wire::smp::{DirectedRouteSmp, MAX_HOPS};
+use ib_wire::{Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn, Sl, Vl};
+use zerocopy::IntoBytes;
+
+use crate::{Frame, Node, NodeKind, sma};
+
+/// What becomes of an SMP.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It leaves by a port.
+    Send(PortNum, Frame),
+    /// It leaves by the port that the forwarding table of this switch says.
+    Route(Frame),
+    /// It is for the software on QP0.
+    Deliver(Frame),
+    /// It ends here.
+    Drop,
+}
+
+/// Takes an SMP that arrived on `port`.
+pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome {
+    let Some(lrh) = frame.lrh().copied() else {
+        return Outcome::Drop;
+    };
+    if !is_for(node, port, lrh.dlid) {
+        return match node.kind() {
+            NodeKind::Switch => Outcome::Route(frame),
+            NodeKind::ChannelAdapter => Outcome::Drop,
+        };
+    }
+    let Some(mut mad) = frame.smp() else {
+        return Outcome::Drop;
+    };
+    match mad.header.mgmt_class {
+        MgmtClass::SUBN_LID_ROUTED => {}
+        MgmtClass::SUBN_DIRECTED_ROUTE => match follow(node, port, lrh.dlid, mad.view_mut()) {
+            Hop::Here => frame.set_smp(&mad, lrh.slid, lrh.dlid),
+            Hop::Port(out) => {
+                frame.set_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE);
+                return Outcome::Send(out, frame);
+            }
+            Hop::Lid(dlid) => {
+                let own = node.end_port(port).map_or(Lid::NONE, |p| p.lid);
+                frame.set_smp(&mad, own, dlid);
+                return Outcome::Route(frame);
+            }
+            Hop::Nowhere => return Outcome::Drop,
+        },
+        _ => return Outcome::Drop,
+    }
+    arrive(node, port, &lrh, &mad, frame)
+}
+
+/// Takes an SMP that the software on QP0 of `port`, or the node's own agent, sends.
+pub(crate) fn send(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome {
+    let Some(lrh) = frame.lrh().copied() else {
+        return Outcome::Drop;
+    };
+    let Some(mut mad) = frame.smp() else {
+        return Outcome::Drop;
+    };
+    if mad.header.mgmt_class == MgmtClass::SUBN_DIRECTED_ROUTE && lrh.dlid == Lid::PERMISSIVE {
+        return match start(node, port, mad.view_mut()) {
+            Hop::Here => {
+                frame.set_smp(&mad, lrh.slid, lrh.dlid);
+                arrive(node, port, &lrh, &mad, frame)
+            }
+            Hop::Port(out) => {
+                frame.set_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE);
+                Outcome::Send(out, frame)
+            }
+            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop,
+        };
+    }
+    if is_for(node, port, lrh.dlid) {
+        return arrive(node, port, &lrh, &mad, frame);
+    }
+    match node.kind() {
+        NodeKind::Switch => Outcome::Route(frame),
+        NodeKind::ChannelAdapter => Outcome::Send(port, frame),
+    }
+}
+
+/// The frame of an SMP from a node to a LID.
+pub(crate) fn frame(mad: &Mad, slid: Lid, dlid: Lid, sl: Sl) -> Option<Frame> {
+    let mut buffer = [0; MAD_SIZE + 64];
+    let len = UdFrame {
+        vl: Vl::MANAGEMENT,
+        sl,
+        slid,
+        dlid,
+        grh: None,
+        pkey: PKey::DEFAULT_FULL,
+        dest_qp: Qpn::SMI,
+        src_qp: Qpn::SMI,
+        qkey: QKey::SMI,
+        psn: Psn::default(),
+        solicited: false,
+        immediate: None,
+        payload: mad.as_bytes(),
+    }
+    .write(&mut buffer)
+    .ok()?;
+    Some(Frame::sealed(&buffer[..len]))
+}
+
+/// Whether a node opens SMPs to a LID instead of passing them on.
+fn is_for(node: &Node, port: PortNum, dlid: Lid) -> bool {
+    dlid == Lid::PERMISSIVE || node.end_port(port).is_some_and(|p| p.owns_lid(dlid))
+}
+
+/// An SMP at its destination.
+fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) -> Outcome {
+    let source = SourceAddress {
+        port,
+        slid: lrh.slid,
+        src_qpn: Qpn::SMI,
+        sl: lrh.sl(),
+        dlid_path_bits: 0,
+        pkey_index: PKeyIndex(0),
+        grh: None,
+    };
+    match sma::process(node, port, &MadView::Network(source), mad) {
+        LocalMad::Reply(reply) => {
+            let slid = if lrh.dlid == Lid::PERMISSIVE && lrh.slid != Lid::PERMISSIVE {
+                node.end_port(port).map_or(Lid::NONE, |p| p.lid)
+            } else {
+                lrh.dlid
+            };
+            match self::frame(&reply, slid, lrh.slid, lrh.sl()) {
+                Some(frame) => answer(node, port, frame),
+                None => Outcome::Drop,
+            }
+        }
+        LocalMad::Consumed => Outcome::Drop,
+        LocalMad::NotHandled if node.kind() == NodeKind::ChannelAdapter => Outcome::Deliver(frame),
+        LocalMad::NotHandled => Outcome::Drop,
+    }
+}
+
+/// Sends the agent's response. A response to the node's own software does not leave the node.
+fn answer(node: &mut Node, port: PortNum, mut response: Frame) -> Outcome {
+    let Some(lrh) = response.lrh().copied() else {
+        return Outcome::Drop;
+    };
+    let Some(mut mad) = response.smp() else {
+        return Outcome::Drop;
+    };
+    if mad.header.mgmt_class == MgmtClass::SUBN_DIRECTED_ROUTE && lrh.dlid == Lid::PERMISSIVE {
+        return match start(node, port, mad.view_mut()) {
+            Hop::Here => {
+                response.set_smp(&mad, lrh.slid, lrh.dlid);
+                Outcome::Deliver(response)
+            }
+            Hop::Port(out) => {
+                response.set_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE);
+                Outcome::Send(out, response)
+            }
+            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop,
+        };
+    }
+    match node.kind() {
+        NodeKind::ChannelAdapter if is_for(node, port, lrh.dlid) => Outcome::Deliver(response),
+        NodeKind::ChannelAdapter => Outcome::Send(port, response),
+        NodeKind::Switch => Outcome::Route(response),
+    }
+}
+
+/// Where a directed-route SMP goes from a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hop {
+    /// It has arrived.
+    Here,
+    /// Out of a port.
+    Port(PortNum),
+    /// By LID from here on.
+    Lid(Lid),
+    /// The route makes no sense.
+    Nowhere,
+}
+
+/// Makes a node's move on an SMP that came by `port` (IBA 14.2.2, C14-9 and C14-13). The hop
+/// pointer and the return path change accordingly.
+fn follow(node: &Node, port: PortNum, dlid: Lid, smp: &mut DirectedRouteSmp) -> Hop {
+    let (pointer, count) = (smp.hop_pointer(), smp.hop_count());
+    if count > MAX_HOPS {
+        return Hop::Nowhere;
+    }
+    let is_switch = node.kind() == NodeKind::Switch;
+    let at = usize::from(pointer);
+    if smp.is_returning() {
+        return match pointer {
+            0 => Hop::Here,
+            1 => {
+                smp.set_hop_pointer(0);
+                match smp.dr_slid {
+                    Lid::PERMISSIVE => Hop::Here,
+                    dr_slid if is_switch => Hop::Lid(dr_slid),
+                    _ => Hop::Nowhere,
+                }
+            }
+            // One beyond the count: the LID-routed end of the route, back at its directed part.
+            _ if is_switch && pointer <= count + 1 => {
+                smp.set_hop_pointer(pointer - 1);
+                existing(node, smp.return_path[at - 1])
+            }
+            _ => Hop::Nowhere,
+        };
+    }
+    if pointer == count + 1 {
+        return Hop::Here;
+    }
+    if pointer > count {
+        return Hop::Nowhere;
+    }
+    if pointer == 0 && count > 0 {
+        // The directed part starts here, after a LID-routed one.
+        if !is_switch || dlid == Lid::PERMISSIVE {
+            return Hop::Nowhere;
+        }
+        smp.set_hop_pointer(1);
+        return existing(node, smp.initial_path[1]);
+    }
+    if pointer > 0 {
+        smp.return_path[at] = port.0;
+    }
+    if pointer < count {
+        if !is_switch {
+            return Hop::Nowhere;
+        }
+        smp.set_hop_pointer(pointer + 1);
+        return existing(node, smp.initial_path[at + 1]);
+    }
+    smp.set_hop_pointer(pointer + 1);
+    match smp.dr_dlid {
+        Lid::PERMISSIVE => Hop::Here,
+        dr_dlid if is_switch => Hop::Lid(dr_dlid),
+        _ => Hop::Nowhere,
+    }
+}
+
+/// Makes the first move on an SMP that starts, or is answered, here. Software that moved the
+/// hop pointer itself (to 1 on the way out, to the hop count on the way back) is taken at its word.
+fn start(node: &Node, port: PortNum, smp: &mut DirectedRouteSmp) -> Hop {
+    let (pointer, count) = (smp.hop_pointer(), smp.hop_count());
+    if count > MAX_HOPS {
+        return Hop::Nowhere;
+    }
+    let last = usize::from(count);
+    let (next, out) = match (smp.is_returning(), pointer) {
+        (false, 0) if count == 0 => (1, None),
+        (false, 0 | 1) if count > 0 => (1, Some(smp.initial_path[1])),
+        (true, 1) if count == 0 => (0, None),
+        (true, _) if count > 0 && (pointer == count + 1 || pointer == count) => {
+            (count, Some(smp.return_path[last]))
+        }
+        _ => return Hop::Nowhere,
+    };
+    smp.set_hop_pointer(next);
+    match out {
+        None => Hop::Here,
+        Some(out) if node.kind() == NodeKind::Switch => existing(node, out),
+        Some(out) if out == port.0 => Hop::Port(port),
+        Some(_) => Hop::Nowhere,
+    }
+}
+
+/// A hop out of an external port, if the switch has it.
+fn existing(node: &Node, port: u8) -> Hop {
+    if port != 0 && port <= node.port_count() {
+        Hop::Port(PortNum(port))
+    } else {
+        Hop::Nowhere
+    }
+}

@@ -1,0 +1,187 @@
+//! A switch: forwards packets, and answers for itself at port 0 (IBA chapter 18).
+
+mod port0;
+mod tables;
+
+use ib_wire::notice::SwitchPKeyDetails;
+use ib_wire::packet::{Deth, Lnh};
+use ib_wire::{PortNum, Vl};
+use zerocopy::FromBytes;
+
+pub(crate) use tables::Tables;
+
+use crate::{Frame, Node, PhysicalPort, SwitchConfig};
+
+/// A switch of the fabric.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    pub(crate) node: Node,
+}
+
+/// Packets that leave the switch, and the ports they leave by.
+pub(crate) type Outputs = Vec<(PortNum, Frame)>;
+
+impl Switch {
+    pub(crate) fn new(config: &SwitchConfig) -> Self {
+        Self {
+            node: Node::switch(config),
+        }
+    }
+
+    /// Forwards a data packet that came by `in_port`; 0 if it comes from the switch itself.
+    pub(crate) fn forward(&mut self, in_port: PortNum, frame: Frame, out: &mut Outputs) {
+        let Some(lrh) = frame.lrh() else {
+            return;
+        };
+        let (dlid, sl, lnh) = (lrh.dlid, lrh.sl(), lrh.lnh());
+        let raw = matches!(lnh, Lnh::RawEthertype | Lnh::RawIpv6);
+        if in_port.0 != 0 && !self.admit(in_port, &frame, raw) {
+            return;
+        }
+        let Some(tables) = self.node.tables() else {
+            return;
+        };
+        if dlid.is_multicast() {
+            let mut ports = tables.replicate(dlid, in_port);
+            while ports != 0 {
+                let port = PortNum(u8::try_from(ports.trailing_zeros()).unwrap_or(0));
+                ports &= ports - 1;
+                self.leave(in_port, port, frame.clone(), sl, raw, out);
+            }
+            return;
+        }
+        let own = self.node.port(PortNum(0)).is_some_and(|p| p.owns_lid(dlid));
+        let route = if own {
+            Some(PortNum(0))
+        } else {
+            tables.route(dlid)
+        };
+        match route {
+            Some(port) if port != in_port || port.0 == 0 => {
+                self.leave(in_port, port, frame, sl, raw, out);
+            }
+            // No entry, or back where it came from.
+            Some(_) | None => self.relay_error(in_port),
+        }
+    }
+
+    /// Sends an SMP on towards its LID. SMPs stay on VL15 and need no partition.
+    pub(crate) fn route_smp(&mut self, in_port: PortNum, frame: Frame, out: &mut Outputs) {
+        let port = frame
+            .lrh()
+            .zip(self.node.tables())
+            .and_then(|(lrh, tables)| tables.route(lrh.dlid))
+            .filter(|port| port.0 != 0 && *port != in_port);
+        match port {
+            Some(port) => out.push((port, frame)),
+            None => self.relay_error(in_port),
+        }
+    }
+
+    fn relay_error(&mut self, port: PortNum) {
+        if let Some(port) = self.node.port_mut(port) {
+            port.counters.rcv_switch_relay_errors += 1;
+        }
+    }
+
+    /// The checks of the port by which a packet enters.
+    fn admit(&mut self, in_port: PortNum, frame: &Frame, raw: bool) -> bool {
+        let Some(port) = self.node.port_mut(in_port) else {
+            return false;
+        };
+        let refused = if raw {
+            port.filter_raw_in
+        } else {
+            port.partition_enforcement_in && !in_partition(port, frame)
+        };
+        if refused {
+            port.counters.rcv_constraint_errors += 1;
+            if !raw {
+                self.tell_bad_pkey(in_port, frame);
+            }
+        }
+        !refused
+    }
+
+    /// The checks of the port by which a packet leaves, and the lane it takes there.
+    fn leave(
+        &mut self,
+        in_port: PortNum,
+        out_port: PortNum,
+        mut frame: Frame,
+        sl: ib_wire::Sl,
+        raw: bool,
+        out: &mut Outputs,
+    ) {
+        if out_port.0 == 0 {
+            if let Some(answer) = port0::receive(&mut self.node, frame) {
+                self.forward(PortNum(0), answer, out);
+            }
+            return;
+        }
+        let Some(port) = self.node.port_mut(out_port) else {
+            return self.relay_error(in_port);
+        };
+        let refused = if raw {
+            port.filter_raw_out
+        } else {
+            port.partition_enforcement_out && !in_partition(port, &frame)
+        };
+        if refused {
+            port.counters.xmit_constraint_errors += 1;
+            if !raw {
+                self.tell_bad_pkey(out_port, &frame);
+            }
+            return;
+        }
+        let operational_vls = port.operational_vls;
+        let Some(tables) = self.node.tables() else {
+            return;
+        };
+        let vl = tables.vl(in_port, out_port, sl, operational_vls);
+        if vl == Vl::MANAGEMENT {
+            return self.relay_error(in_port);
+        }
+        if frame.lrh().is_some_and(|lrh| lrh.vl() != vl) {
+            frame.rewrite_variant(|lrh| lrh.set_vl(vl));
+        }
+        out.push((out_port, frame));
+    }
+
+    /// Tells the SM of a packet that a port refused for its P_Key.
+    fn tell_bad_pkey(&mut self, port: PortNum, frame: &Frame) {
+        // All fields but the two GIDs are given (IBA 14.2.5.1, trap 259).
+        const WITHOUT_GIDS: u16 = 0b11_0011_1111;
+        let (Some(lrh), Some(bth)) = (frame.lrh(), frame.bth()) else {
+            return;
+        };
+        let mut details = SwitchPKeyDetails {
+            data_valid: WITHOUT_GIDS.into(),
+            lid1: lrh.slid,
+            lid2: lrh.dlid,
+            pkey: bth.pkey,
+            qp2: bth.dest_qp,
+            ..SwitchPKeyDetails::default()
+        };
+        details.set_sl(lrh.sl());
+        let deth = size_of::<ib_wire::packet::Lrh>() + size_of::<ib_wire::packet::Bth>();
+        if lrh.lnh() == Lnh::IbaLocal
+            && let Some(rest) = frame.bytes().get(deth..)
+            && let Ok((deth, _)) = Deth::ref_from_prefix(rest)
+        {
+            details.qp1 = deth.src_qp;
+        }
+        if let Some(sw_lid) = self.node.port(PortNum(0)).map(|p| p.lid) {
+            details.switch_lid = sw_lid;
+        }
+        details.port = port;
+        self.node.trap_switch_bad_pkey(&details);
+    }
+}
+
+/// Whether a packet's P_Key matches one of a port's; a packet too short for one does not.
+fn in_partition(port: &PhysicalPort, frame: &Frame) -> bool {
+    frame
+        .bth()
+        .is_some_and(|bth| port.matching_pkey(bth.pkey).is_some())
+}
