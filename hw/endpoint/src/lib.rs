@@ -7,15 +7,18 @@
 mod address;
 pub mod cm;
 mod datagram_qp;
+mod end_port;
 mod mad_agent;
 mod mad_qp;
 mod message;
 mod rmpp;
 pub mod sa_client;
+mod sma_client;
 pub mod smi;
 
 pub use address::{MadAddress, Peer};
 pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec};
+pub use end_port::{EndPort, EndPortConfig, EndPortError, EndPortEvent, LinkCounters};
 pub use mad_agent::{
     AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,
     MethodSet, Oui, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig, SendError,
@@ -24,3 +27,4 @@ pub use mad_agent::{
 pub use mad_qp::MadQp;
 pub use message::{Message, segment_layout};
 pub use sa_client::{SaAnswer, SaClient, SaError, SaEvent, SaRequest};
+pub use sma_client::{PortView, SmaClient, SmaError};

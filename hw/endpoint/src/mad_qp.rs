@@ -1,7 +1,8 @@
 //! A port's QP0 or QP1: MADs in, MADs out.
 
 use hca_api::{
-    AddressVector, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress, UdDestination,
+    AddressVector, Hca, HcaError, Privileges, QpKind, SourceAddress, SpecialQp, UdAddress,
+    UdDestination,
 };
 use ib_wire::mad::Mad;
 use ib_wire::{PKeyIndex, PortNum, QKey};
@@ -24,7 +25,8 @@ pub struct MadQp {
 }
 
 impl MadQp {
-    /// Takes a port's special QP, with room for so many MADs each way.
+    /// Takes a port's special QP, or in a function without that privilege the proxy of it, with room
+    /// for so many MADs each way.
     ///
     /// # Errors
     /// Those of [`DatagramQp::open`]; [`HcaError::SpecialQpTaken`] if somebody has it.
@@ -38,13 +40,20 @@ impl MadQp {
             SpecialQp::Smi => QKey::SMI,
             SpecialQp::Gsi => QKey::GSI,
         };
+        let privileges = hca.function().privileges;
+        // The key of a proxy is the provider's, and a VF may set no controlled one.
+        let (kind, own_qkey) = if privileges.contains(Privileges::SPECIAL_QP) {
+            (QpKind::Special { special, port }, qkey)
+        } else {
+            (QpKind::Proxy { special, port }, QKey::default())
+        };
         let qp = DatagramQp::open(
             hca,
             DatagramQpSpec {
-                kind: QpKind::Special { special, port },
+                kind,
                 port,
                 pkey_index: PKeyIndex(0),
-                qkey,
+                qkey: own_qkey,
                 receives: depth,
                 sends: depth,
                 max_message: MAD_LEN,

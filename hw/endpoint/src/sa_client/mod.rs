@@ -191,10 +191,15 @@ impl SaClient {
         self.policy = policy;
     }
 
-    /// The SA is at another address, or nowhere.
-    pub fn sm_changed(&mut self, now: Instant, mads: &mut MadAgent, sa: Option<MadAddress>) {
+    /// The SA is at this address, or nowhere. Whether that is news.
+    pub fn sm_changed(
+        &mut self,
+        now: Instant,
+        mads: &mut MadAgent,
+        sa: Option<MadAddress>,
+    ) -> bool {
         if self.sa == sa {
-            return;
+            return false;
         }
         self.sa = sa;
         let under_way: Vec<QueryId> = self.queries.keys().copied().collect();
@@ -202,6 +207,7 @@ impl SaClient {
             self.ask_again(now, mads, id);
         }
         self.reregister(now, mads);
+        true
     }
 
     /// The SA forgot everything: asks for all standing wishes again.

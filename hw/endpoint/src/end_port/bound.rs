@@ -1,0 +1,145 @@
+//! A MAD agent on a queue pair of an HCA.
+
+use hca_api::{Hca, HcaError, LocalMad, MadView, SpecialQp};
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+
+use crate::smi::{self, SmiIncoming, SmiOutgoing};
+use crate::{MadAddress, MadAgent, MadQp, Transmit};
+
+/// What carried MADs between an agent and its queue pair did not reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Sends that the HCA refused; the agents' retries cover them.
+    pub refused_sends: u64,
+    /// Directed-route SMPs with an impossible route, in either direction.
+    pub bad_routes: u64,
+}
+
+/// A MAD agent bound to QP0 or QP1.
+#[derive(Debug)]
+pub(super) struct BoundAgent {
+    qp: MadQp,
+    pub(super) mads: MadAgent,
+    /// Taken from the agent, not yet taken by the queue pair.
+    held: Option<Transmit>,
+    /// Whether the agent sends next, or the others on its queue pair.
+    agents_turn: bool,
+    counters: LinkCounters,
+}
+
+impl BoundAgent {
+    pub(super) fn open(
+        hca: &mut dyn Hca,
+        special: SpecialQp,
+        port: PortNum,
+        depth: u32,
+        mads: MadAgent,
+    ) -> Result<Self, HcaError> {
+        Ok(Self {
+            qp: MadQp::open(hca, special, port, depth)?,
+            mads,
+            held: None,
+            agents_turn: false,
+            counters: LinkCounters::default(),
+        })
+    }
+
+    pub(super) const fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+
+    /// Takes up to `budget` received MADs. Gives how much of the budget is left.
+    pub(super) fn receive(&mut self, now: Instant, hca: &mut dyn Hca, mut budget: usize) -> usize {
+        while budget > 0
+            && let Some((from, mut mad)) = self.qp.poll(hca)
+        {
+            budget -= 1;
+            match smi::incoming(&mut mad, self.qp.port()) {
+                SmiIncoming::Deliver => {
+                    self.mads.handle_mad(now, &from, &mad);
+                }
+                SmiIncoming::Discard => self.counters.bad_routes += 1,
+            }
+        }
+        budget
+    }
+
+    /// Sends up to `budget` MADs, in turn the agent's and what `others` give. Gives how much of the
+    /// budget is left.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        mut budget: usize,
+        others: &mut dyn FnMut() -> Option<Transmit>,
+    ) -> usize {
+        while budget > 0 && self.qp.can_send() {
+            let held = self.held.take();
+            let Some(transmit) = held.or_else(|| self.next(now, others)) else {
+                return budget;
+            };
+            budget -= 1;
+            if !self.send_one(now, hca, transmit) {
+                return budget;
+            }
+        }
+        budget
+    }
+
+    fn next(
+        &mut self,
+        now: Instant,
+        others: &mut dyn FnMut() -> Option<Transmit>,
+    ) -> Option<Transmit> {
+        self.agents_turn = !self.agents_turn;
+        if self.agents_turn {
+            self.mads.poll_transmit(now).or_else(others)
+        } else {
+            others().or_else(|| self.mads.poll_transmit(now))
+        }
+    }
+
+    /// Sends a MAD. `false` if the queue pair takes no more now.
+    fn send_one(&mut self, now: Instant, hca: &mut dyn Hca, transmit: Transmit) -> bool {
+        let mut mad = transmit.mad;
+        match smi::outgoing(&mut mad, self.qp.port()) {
+            SmiOutgoing::Send => match self.qp.send(hca, &transmit.to, &mad) {
+                Ok(()) => true,
+                Err(HcaError::QueueFull) => {
+                    self.held = Some(transmit);
+                    false
+                }
+                Err(_) => {
+                    self.counters.refused_sends += 1;
+                    true
+                }
+            },
+            SmiOutgoing::LocalAgents => {
+                let reply = hca.process_local_mad(self.qp.port(), MadView::Host, &mad);
+                if let Ok(LocalMad::Reply(mut reply)) = reply {
+                    // The agents' answer comes back over a route without hops.
+                    if smi::outgoing(&mut reply, self.qp.port()) == SmiOutgoing::LocalManager {
+                        let from = MadAddress::directed();
+                        self.mads.handle_mad(now, &from, &reply);
+                    } else {
+                        self.counters.bad_routes += 1;
+                    }
+                }
+                true
+            }
+            SmiOutgoing::LocalManager => {
+                self.mads.handle_mad(now, &MadAddress::directed(), &mad);
+                true
+            }
+            SmiOutgoing::Discard => {
+                self.counters.bad_routes += 1;
+                true
+            }
+        }
+    }
+
+    pub(super) fn close(self, hca: &mut dyn Hca) {
+        self.qp.close(hca);
+    }
+}
