@@ -230,6 +230,11 @@ impl Node {
         &self.ports
     }
 
+    /// All ports in order, to be changed.
+    pub(crate) fn ports_mut(&mut self) -> &mut [PhysicalPort] {
+        &mut self.ports
+    }
+
     fn port_index(&self, port: PortNum) -> Option<usize> {
         match self.kind() {
             NodeKind::Switch => Some(port.index()),
@@ -414,6 +419,7 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         guid_cap: 0,
         pkey_cap: 0,
         counters: PortCounters::default(),
+        cleared: PortCounters::default(),
         m_key_lease_end: None,
         led_on: false,
         multicast_pkey_trap_suppression: 0,

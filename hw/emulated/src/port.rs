@@ -119,6 +119,8 @@ pub struct PhysicalPort {
     pub pkey_cap: u16,
     /// Port counters.
     pub counters: PortCounters,
+    /// The counters when PortCounters was last cleared.
+    pub(crate) cleared: PortCounters,
     /// When the M_Key's lease ends, while it runs.
     pub(crate) m_key_lease_end: Option<Instant>,
     /// Whether the identification light is on.
