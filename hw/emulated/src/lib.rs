@@ -25,6 +25,7 @@ pub mod sma;
 mod smi;
 mod switch;
 mod tap;
+mod topology;
 mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
@@ -38,4 +39,5 @@ pub use node::{EndNode, Node, NodeKind};
 pub use pma::PortCounters;
 pub use port::PhysicalPort;
 pub use tap::{TapId, TapPoint, Tapped};
+pub use topology::{Built, PlannedPort, Topology};
 pub use trap::{BadKey, WrongKey};

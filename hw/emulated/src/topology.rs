@@ -1,0 +1,205 @@
+//! Fabrics of well-known shapes.
+
+use ib_wire::Guid;
+
+use crate::{EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, SwitchConfig};
+
+/// The first node GUID of a topology; each node's is 0x100 after the one before, so that port
+/// GUIDs fit between.
+const FIRST_GUID: u64 = 0x0002_c903_0000_0000;
+const GUID_STEP: u64 = 0x100;
+
+/// An end of a planned link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlannedPort {
+    /// An adapter, by its place in [`Topology::hcas`], and a port.
+    Hca(usize, u8),
+    /// A switch, by its place in [`Topology::switches`], and a port.
+    Switch(usize, u8),
+}
+
+/// A plan of a fabric. Change what you like before [`Topology::build`].
+///
+/// ```
+/// use emulated_hca::Topology;
+///
+/// let tree = Topology::fat_tree(4, 16);
+/// assert_eq!((tree.hcas.len(), tree.switches.len()), (16, 20));
+/// assert_eq!(tree.links.len(), 48);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    /// Adapters.
+    pub hcas: Vec<HcaConfig>,
+    /// Switches.
+    pub switches: Vec<SwitchConfig>,
+    /// Links.
+    pub links: Vec<(PlannedPort, PlannedPort)>,
+    /// What every link is made from.
+    pub link: LinkConfig,
+}
+
+/// The names of a plan's parts in the fabric that was built, in the plan's order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Built {
+    /// Adapters.
+    pub hcas: Vec<NodeId>,
+    /// Switches.
+    pub switches: Vec<NodeId>,
+    /// Links.
+    pub links: Vec<LinkId>,
+}
+
+impl Topology {
+    fn next_guid(&self) -> Guid {
+        let nodes = self.hcas.len() + self.switches.len();
+        Guid::new(FIRST_GUID + (nodes as u64 + 1) * GUID_STEP)
+    }
+
+    /// Plans an adapter and gives its place.
+    pub fn add_hca(&mut self, description: &str, ports: u8) -> usize {
+        let mut config = HcaConfig::new(self.next_guid(), description);
+        config.ports = ports;
+        self.hcas.push(config);
+        self.hcas.len() - 1
+    }
+
+    /// Plans a switch and gives its place.
+    pub fn add_switch(&mut self, description: &str, ports: u8) -> usize {
+        let config = SwitchConfig::new(self.next_guid(), description, ports);
+        self.switches.push(config);
+        self.switches.len() - 1
+    }
+
+    /// Plans a link.
+    pub fn connect(&mut self, a: PlannedPort, b: PlannedPort) {
+        self.links.push((a, b));
+    }
+
+    /// Two switches with two links between them (ports 7 and 8), and so many hosts behind each (ports
+    /// from 1 on, at most 6).
+    #[must_use]
+    pub fn two_switches(hosts_each: u8) -> Self {
+        let mut plan = Self::default();
+        let switches = [plan.add_switch("S1", 8), plan.add_switch("S2", 8)];
+        for port in [7, 8] {
+            plan.connect(
+                PlannedPort::Switch(switches[0], port),
+                PlannedPort::Switch(switches[1], port),
+            );
+        }
+        for (s, switch) in (1..).zip(switches) {
+            for port in 1..=hosts_each.min(6) {
+                let host = plan.add_hca(&format!("H{s}-{port}"), 1);
+                plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(switch, port));
+            }
+        }
+        plan
+    }
+
+    /// Two hosts with two-port adapters and a management host behind three switches in a ring. Each
+    /// host has its two ports at different switches, and any one link between switches can fail.
+    ///
+    /// The adapters are, in order, `mgmt`, `host-a`, `host-b`.
+    #[must_use]
+    pub fn three_switches() -> Self {
+        let mut plan = Self::default();
+        let [s1, s2, s3] = ["S1", "S2", "S3"].map(|name| plan.add_switch(name, 8));
+        let mgmt = plan.add_hca("mgmt", 1);
+        let (a, b) = (plan.add_hca("host-a", 2), plan.add_hca("host-b", 2));
+        use PlannedPort::{Hca, Switch};
+        for (one, other) in [
+            (Switch(s1, 7), Switch(s2, 7)),
+            (Switch(s2, 8), Switch(s3, 7)),
+            (Switch(s3, 8), Switch(s1, 8)),
+            (Hca(mgmt, 1), Switch(s1, 1)),
+            (Hca(a, 1), Switch(s1, 2)),
+            (Hca(a, 2), Switch(s2, 1)),
+            (Hca(b, 1), Switch(s3, 1)),
+            (Hca(b, 2), Switch(s2, 2)),
+        ] {
+            plan.connect(one, other);
+        }
+        plan
+    }
+
+    /// A three-level fat tree of switches with `k` ports (an even number, at most 64), with `hosts`
+    /// one-port adapters at the first ports of its leaves. The tree has room for k³/4 hosts; more
+    /// are not made.
+    ///
+    /// Switches come in the order leaves, middle, core; the first `k/2` leaves and the first `k/2`
+    /// middle switches form the first pod.
+    #[must_use]
+    pub fn fat_tree(k: u8, hosts: usize) -> Self {
+        let half = usize::from(k / 2);
+        let pods = half * 2;
+        let mut plan = Self::default();
+        let port = |index: usize| u8::try_from(index + 1).unwrap_or(u8::MAX);
+        for index in 0..pods * half {
+            plan.add_switch(&format!("leaf-{index}"), k);
+        }
+        for index in 0..pods * half {
+            plan.add_switch(&format!("middle-{index}"), k);
+        }
+        for index in 0..half * half {
+            plan.add_switch(&format!("core-{index}"), k);
+        }
+        let (middle, core) = (pods * half, 2 * pods * half);
+        for pod in 0..pods {
+            for i in 0..half {
+                for j in 0..half {
+                    plan.connect(
+                        PlannedPort::Switch(pod * half + i, port(half + j)),
+                        PlannedPort::Switch(middle + pod * half + j, port(i)),
+                    );
+                    plan.connect(
+                        PlannedPort::Switch(middle + pod * half + i, port(half + j)),
+                        PlannedPort::Switch(core + i * half + j, port(pod)),
+                    );
+                }
+            }
+        }
+        for index in 0..hosts.min(pods * half * half) {
+            let host = plan.add_hca(&format!("host-{index}"), 1);
+            plan.connect(
+                PlannedPort::Hca(host, 1),
+                PlannedPort::Switch(index / half, port(index % half)),
+            );
+        }
+        plan
+    }
+
+    /// Builds the fabric, with a device from `make` for each adapter. Links that cannot be made (no
+    /// such port, or one that is taken) are left out.
+    pub fn build<D: EndNode>(&self, mut make: impl FnMut(&HcaConfig) -> D) -> (Fabric<D>, Built) {
+        let mut fabric = Fabric::new();
+        let mut built = Built::default();
+        for config in &self.hcas {
+            built.hcas.push(fabric.add_end_node(make(config)));
+        }
+        for config in &self.switches {
+            built.switches.push(fabric.add_switch(config));
+        }
+        for (a, b) in &self.links {
+            let ends = built.endpoint(*a).zip(built.endpoint(*b));
+            if let Some((a, b)) = ends
+                && let Ok(link) = fabric.connect(a, b, self.link)
+            {
+                built.links.push(link);
+            }
+        }
+        (fabric, built)
+    }
+}
+
+impl Built {
+    /// A planned port in the fabric that was built.
+    #[must_use]
+    pub fn endpoint(&self, port: PlannedPort) -> Option<Endpoint> {
+        let (nodes, index, port) = match port {
+            PlannedPort::Hca(index, port) => (&self.hcas, index, port),
+            PlannedPort::Switch(index, port) => (&self.switches, index, port),
+        };
+        nodes.get(index).map(|node| node.port(port))
+    }
+}
