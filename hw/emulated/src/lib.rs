@@ -6,6 +6,7 @@
 //! * [`Node`] and [`PhysicalPort`]: the identity and the state of a channel adapter or a switch,
 //!   worked on by the agents in [`sma`] and [`pma`].
 //! * [`EndNode`]: what the fabric needs of a device behind its ports.
+//! * [`hca::Device`]: the channel adapter with its functions, the provider of [`hca_api::Hca`].
 //! * [`Frame`]: a packet.
 //! * [`FaultPlan`]: what goes wrong on a link; [`TapPoint`]: where packets are watched.
 //!
@@ -16,6 +17,7 @@
 mod config;
 mod fabric;
 mod frame;
+pub mod hca;
 mod link;
 mod node;
 pub mod pma;

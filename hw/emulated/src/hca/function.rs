@@ -1,0 +1,356 @@
+//! A function: who owns what, and what its consumer sees of the ports.
+
+use hca_api::{
+    AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus,
+    CqHandle, FunctionId, FunctionSpec, HcaError, PdHandle, Privileges, QpHandle, QpState,
+    ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
+};
+use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
+use slab::Slab;
+
+use super::cq::{Added, Cq};
+use super::event::EventQueue;
+use super::memory::Memory;
+use super::qp::{Qp, Side};
+use super::srq::Srq;
+use super::work_queue::Receive;
+use crate::rng::Rng;
+
+/// A protection domain.
+#[derive(Debug, Default)]
+pub(super) struct Pd {
+    /// Objects that belong to it.
+    users: u32,
+}
+
+/// An address handle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Av {
+    pub(super) pd: PdHandle,
+    pub(super) vector: AddressVector,
+}
+
+/// What a function has of one port.
+#[derive(Debug, Default)]
+pub(super) struct FunctionPort {
+    /// What the PF shows; not used by the PF itself.
+    pub(super) view: VirtualPort,
+    /// Bits of PortInfo:CapabilityMask that the consumer set.
+    pub(super) capabilities: u32,
+    /// The function's QP0 and QP1: proxies, or of the PF the special queue pairs themselves.
+    specials: [Option<u32>; 2],
+}
+
+impl FunctionPort {
+    pub(super) const fn special(&self, special: SpecialQp) -> Option<u32> {
+        self.specials[special as usize]
+    }
+
+    pub(super) const fn set_special(&mut self, special: SpecialQp, qp: Option<u32>) {
+        self.specials[special as usize] = qp;
+    }
+}
+
+/// A function of the adapter.
+#[derive(Debug)]
+pub(super) struct FunctionState {
+    pub(super) id: FunctionId,
+    pub(super) privileges: Privileges,
+    pub(super) node_guid: Guid,
+    quota: ResourceCounts,
+    ports: Vec<FunctionPort>,
+    pub(super) memory: Memory,
+    pds: Slab<Pd>,
+    pub(super) avs: Slab<Av>,
+    pub(super) cqs: Slab<Cq>,
+    pub(super) srqs: Slab<Srq>,
+    pub(super) qps: Slab<Qp>,
+    pub(super) events: EventQueue,
+    attachments: u32,
+    /// QP numbers set aside and not in use.
+    pub(super) reserved_qpns: u32,
+}
+
+impl FunctionState {
+    pub(super) fn new(spec: FunctionSpec, privileges: Privileges, ports: u8, random: Rng) -> Self {
+        Self {
+            id: spec.id,
+            privileges,
+            node_guid: spec.node_guid,
+            quota: spec.quota,
+            ports: (0..ports).map(|_| FunctionPort::default()).collect(),
+            memory: Memory::new(spec.memory, random),
+            pds: Slab::new(),
+            avs: Slab::new(),
+            cqs: Slab::new(),
+            srqs: Slab::new(),
+            qps: Slab::new(),
+            events: EventQueue::default(),
+            attachments: 0,
+            reserved_qpns: 0,
+        }
+    }
+
+    /// Destroys everything that the function owns; nothing completes.
+    pub(super) fn reset(&mut self) {
+        self.memory.reset();
+        self.pds.clear();
+        self.avs.clear();
+        self.cqs.clear();
+        self.srqs.clear();
+        self.qps.clear();
+        self.events.reset();
+        self.attachments = 0;
+        self.reserved_qpns = 0;
+        for port in &mut self.ports {
+            port.specials = [None; 2];
+            port.capabilities = 0;
+        }
+    }
+
+    pub(super) fn has(&self, privilege: Privileges) -> bool {
+        self.privileges.contains(privilege)
+    }
+
+    pub(super) fn port(&self, port: PortNum) -> Option<&FunctionPort> {
+        self.ports.get(port.index().checked_sub(1)?)
+    }
+
+    pub(super) fn port_mut(&mut self, port: PortNum) -> Option<&mut FunctionPort> {
+        self.ports.get_mut(port.index().checked_sub(1)?)
+    }
+
+    /// The physical index behind one of this function's P_Key indices.
+    pub(super) fn physical_pkey(&self, port: PortNum, index: PKeyIndex) -> Option<PKeyIndex> {
+        if self.has(Privileges::ANY_SOURCE) {
+            return Some(index);
+        }
+        *self.port(port)?.view.pkeys.get(usize::from(index.0))?
+    }
+
+    /// What the function owns.
+    pub(super) fn resources(&self) -> ResourceCounts {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        ResourceCounts {
+            pds: count(self.pds.len()),
+            avs: count(self.avs.len()),
+            cqs: count(self.cqs.len()),
+            srqs: count(self.srqs.len()),
+            qps: count(self.qps.len()),
+            mrs: count(self.memory.region_count()),
+            mws: count(self.memory.window_count()),
+            attachments: self.attachments,
+        }
+    }
+
+    /// Refuses an object that would exceed the function's quota.
+    pub(super) fn check_quota(
+        &self,
+        count: impl Fn(&ResourceCounts) -> u32,
+    ) -> Result<(), HcaError> {
+        if count(&self.resources()) < count(&self.quota) {
+            Ok(())
+        } else {
+            Err(HcaError::InsufficientResources)
+        }
+    }
+
+    pub(super) const fn quota(&self) -> &ResourceCounts {
+        &self.quota
+    }
+
+    pub(super) const fn count_attachment(&mut self) {
+        self.attachments += 1;
+    }
+
+    pub(super) const fn uncount_attachment(&mut self) {
+        self.attachments -= 1;
+    }
+
+    // Protection domains.
+
+    pub(super) fn alloc_pd(&mut self) -> Result<PdHandle, HcaError> {
+        self.check_quota(|r| r.pds)?;
+        slot(self.pds.insert(Pd::default())).map(PdHandle)
+    }
+
+    pub(super) fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), HcaError> {
+        self.check_pd(pd)?;
+        if self.pds[pd.0 as usize].users != 0 {
+            return Err(HcaError::InUse);
+        }
+        self.pds.remove(pd.0 as usize);
+        Ok(())
+    }
+
+    pub(super) fn check_pd(&self, pd: PdHandle) -> Result<(), HcaError> {
+        if self.pds.contains(pd.0 as usize) {
+            Ok(())
+        } else {
+            Err(HcaError::InvalidHandle)
+        }
+    }
+
+    pub(super) fn hold_pd(&mut self, pd: PdHandle) {
+        if let Some(pd) = self.pds.get_mut(pd.0 as usize) {
+            pd.users += 1;
+        }
+    }
+
+    pub(super) fn release_pd(&mut self, pd: PdHandle) {
+        if let Some(pd) = self.pds.get_mut(pd.0 as usize) {
+            pd.users -= 1;
+        }
+    }
+
+    // Lookups.
+
+    pub(super) fn cq(&self, cq: CqHandle) -> Result<&Cq, HcaError> {
+        self.cqs.get(cq.0 as usize).ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(super) fn cq_mut(&mut self, cq: CqHandle) -> Result<&mut Cq, HcaError> {
+        self.cqs
+            .get_mut(cq.0 as usize)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(super) fn srq(&self, srq: SrqHandle) -> Result<&Srq, HcaError> {
+        self.srqs.get(srq.0 as usize).ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(super) fn srq_mut(&mut self, srq: SrqHandle) -> Result<&mut Srq, HcaError> {
+        self.srqs
+            .get_mut(srq.0 as usize)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(super) fn qp(&self, qp: QpHandle) -> Result<&Qp, HcaError> {
+        self.qps.get(qp.0 as usize).ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(super) fn qp_mut(&mut self, qp: QpHandle) -> Result<&mut Qp, HcaError> {
+        self.qps
+            .get_mut(qp.0 as usize)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    // Completions and errors.
+
+    /// Reports a completion of a queue pair. If the completion queue cannot take it, both it and the
+    /// queue pair have failed (IBA 11.6.3.1: the work queue can report nothing any more).
+    pub(super) fn complete(&mut self, qp: u32, side: Side, completion: Completion) {
+        let Some(pair) = self.qps.get(qp as usize) else {
+            return;
+        };
+        let cq = match side {
+            Side::Send => pair.send_cq,
+            Side::Receive => pair.recv_cq,
+        };
+        let state = pair.state;
+        let Ok(queue) = self.cq_mut(cq) else {
+            return;
+        };
+        match queue.add(completion) {
+            Added::Quietly => return,
+            Added::Announced => return self.events.announce(cq),
+            Added::Overflowed => self.events.raise(AsyncEvent::CqError(cq)),
+            Added::Lost => {}
+        }
+        if !matches!(state, QpState::Error | QpState::Reset) {
+            self.events.raise(AsyncEvent::QpFatal(QpHandle(qp)));
+            self.enter_error(qp);
+        }
+    }
+
+    /// Reports a request that ended with an error.
+    pub(super) fn complete_failed(
+        &mut self,
+        qp: u32,
+        side: Side,
+        wr_id: u64,
+        status: CompletionStatus,
+    ) {
+        let Some(pair) = self.qps.get(qp as usize) else {
+            return;
+        };
+        let completion = failed(pair.numbers.external, side.op(), wr_id, status);
+        self.complete(qp, side, completion);
+    }
+
+    /// Moves a queue pair to the error state: everything posted completes as flushed.
+    pub(super) fn enter_error(&mut self, qp: u32) {
+        let Some(pair) = self.qps.get_mut(qp as usize) else {
+            return;
+        };
+        let was = core::mem::replace(&mut pair.state, QpState::Error);
+        let with_srq = pair.srq.is_some();
+        self.flush(qp);
+        if with_srq && was != QpState::Error {
+            self.events.raise(AsyncEvent::LastWqeReached(QpHandle(qp)));
+        }
+    }
+
+    /// Completes everything posted to a queue pair as flushed.
+    pub(super) fn flush(&mut self, qp: u32) {
+        self.flush_sends(qp);
+        // A source that never runs dry must not keep us here.
+        let most = self
+            .qps
+            .get(qp as usize)
+            .map_or(0, |pair| pair.receives.max_wr);
+        for _ in 0..most {
+            let Some(receive) = self
+                .qps
+                .get_mut(qp as usize)
+                .and_then(|pair| pair.receives.take())
+            else {
+                return;
+            };
+            self.complete_failed(qp, Side::Receive, receive.wr_id, CompletionStatus::Flushed);
+        }
+    }
+
+    /// Completes the waiting sends of a queue pair as flushed.
+    pub(super) fn flush_sends(&mut self, qp: u32) {
+        while let Some(send) = self
+            .qps
+            .get_mut(qp as usize)
+            .and_then(|pair| pair.sends.pop_front())
+        {
+            self.complete_failed(qp, Side::Send, send.work.wr_id, CompletionStatus::Flushed);
+        }
+    }
+
+    /// Takes the receive that the next message of a queue pair goes to.
+    pub(super) fn take_receive(&mut self, qp: u32) -> Option<Receive> {
+        let pair = self.qps.get_mut(qp as usize)?;
+        let Some(handle) = pair.srq else {
+            return pair.receives.take();
+        };
+        let srq = self.srqs.get_mut(handle.0 as usize)?;
+        let receive = srq.take();
+        if srq.limit_reached() {
+            self.events.raise(AsyncEvent::SrqLimitReached(handle));
+        }
+        receive
+    }
+}
+
+/// A slab index as a handle.
+pub(super) fn slot(index: usize) -> Result<u32, HcaError> {
+    u32::try_from(index).map_err(|_| HcaError::InsufficientResources)
+}
+
+fn failed(qpn: Qpn, op: CompletionOp, wr_id: u64, status: CompletionStatus) -> Completion {
+    Completion {
+        wr_id,
+        status,
+        op,
+        qpn,
+        byte_len: 0,
+        immediate: 0,
+        flags: CompletionFlags::empty(),
+        source: None,
+    }
+}

@@ -1,0 +1,467 @@
+//! Memory regions and windows: keys, rights, bounds and translation (IBA 10.6, 11.2.8).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hca_api::{
+    AccessFlags, AddressSpace, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind, MrSpec,
+    MwHandle, MwKeys, MwType, PdHandle, RKey, Sge,
+};
+use slab::Slab;
+
+use crate::rng::Rng;
+
+/// Where the bytes of a region are.
+#[derive(Debug)]
+enum Backing {
+    /// In one piece.
+    Range { first: u64 },
+    /// In pages of equal size.
+    Pages {
+        pages: Box<[u64]>,
+        shift: u8,
+        first_offset: u64,
+    },
+}
+
+/// A memory region.
+#[derive(Debug)]
+struct Region {
+    pd: PdHandle,
+    access: AccessFlags,
+    key: u32,
+    /// Address, in the region's own count, of its first byte.
+    base: u64,
+    len: u64,
+    /// `None` until a fast registration fills the region.
+    backing: Option<Arc<Backing>>,
+}
+
+/// A memory window. It opens nothing until a connected QP binds it.
+#[derive(Debug)]
+struct Window {
+    pd: PdHandle,
+    key: u32,
+}
+
+/// What a key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KeyOwner {
+    Region(MrHandle),
+    Window,
+}
+
+/// The memory of a function, and what is registered of it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    space: Box<dyn AddressSpace>,
+    regions: Slab<Region>,
+    windows: Slab<Window>,
+    keys: BTreeMap<u32, KeyOwner>,
+    random: Rng,
+}
+
+/// A work request named memory that its QP may not use (IBA 10.6.3, "local protection error").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ProtectionFault;
+
+impl From<DmaFault> for ProtectionFault {
+    fn from(_: DmaFault) -> Self {
+        Self
+    }
+}
+
+/// Smallest page of a physical region: 4096 bytes.
+const MIN_PAGE_SHIFT: u8 = 12;
+/// Largest page of a physical region: 4 GiB.
+const MAX_PAGE_SHIFT: u8 = 32;
+
+impl Memory {
+    pub(super) fn new(space: Box<dyn AddressSpace>, random: Rng) -> Self {
+        Self {
+            space,
+            regions: Slab::new(),
+            windows: Slab::new(),
+            keys: BTreeMap::new(),
+            random,
+        }
+    }
+
+    pub(super) fn space(&self) -> &dyn AddressSpace {
+        self.space.as_ref()
+    }
+
+    pub(super) fn space_mut(&mut self) -> &mut dyn AddressSpace {
+        self.space.as_mut()
+    }
+
+    /// Forgets every registration; the memory itself stays.
+    pub(super) fn reset(&mut self) {
+        self.regions.clear();
+        self.windows.clear();
+        self.keys.clear();
+    }
+
+    pub(super) fn into_space(self) -> Box<dyn AddressSpace> {
+        self.space
+    }
+
+    pub(super) fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    pub(super) fn window_count(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The protection domain of a region.
+    pub(super) fn region_pd(&self, mr: MrHandle) -> Result<PdHandle, HcaError> {
+        self.regions
+            .get(mr.0 as usize)
+            .map(|region| region.pd)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    /// Registers memory. The caller has checked the protection domain and the quota.
+    pub(super) fn register(
+        &mut self,
+        spec: &MrSpec<'_>,
+        limits: &Limits,
+    ) -> Result<MrKeys, HcaError> {
+        let mut region = self.describe(spec, limits)?;
+        let slot = self.regions.vacant_key();
+        let handle = MrHandle(index_u32(slot)?);
+        region.key = self.claim_key(spec.key, KeyOwner::Region(handle))?;
+        let keys = names(handle, region.key);
+        self.regions.insert(region);
+        Ok(keys)
+    }
+
+    /// Registers a region anew. If that fails the region stays as it was.
+    pub(super) fn reregister(
+        &mut self,
+        mr: MrHandle,
+        spec: &MrSpec<'_>,
+        limits: &Limits,
+    ) -> Result<MrKeys, HcaError> {
+        self.region_pd(mr)?;
+        let mut region = self.describe(spec, limits)?;
+        let old = self.regions[mr.0 as usize].key;
+        region.key = if spec.key == Some(old) {
+            old
+        } else {
+            let key = self.claim_key(spec.key, KeyOwner::Region(mr))?;
+            self.keys.remove(&old);
+            key
+        };
+        let keys = names(mr, region.key);
+        self.regions[mr.0 as usize] = region;
+        Ok(keys)
+    }
+
+    /// Deregisters a region and gives its protection domain. Regions that share its memory keep it.
+    pub(super) fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, HcaError> {
+        let region = self
+            .regions
+            .try_remove(mr.0 as usize)
+            .ok_or(HcaError::InvalidHandle)?;
+        self.keys.remove(&region.key);
+        Ok(region.pd)
+    }
+
+    /// Makes a window. The caller has checked the protection domain and the quota. Both kinds are
+    /// alike until they are bound.
+    pub(super) fn alloc_window(&mut self, pd: PdHandle, _: MwType) -> Result<MwKeys, HcaError> {
+        let key = self.claim_key(None, KeyOwner::Window)?;
+        let handle = MwHandle(index_u32(self.windows.insert(Window { pd, key }))?);
+        Ok(MwKeys {
+            handle,
+            rkey: RKey(key),
+        })
+    }
+
+    /// Destroys a window and gives its protection domain.
+    pub(super) fn dealloc_window(&mut self, mw: MwHandle) -> Result<PdHandle, HcaError> {
+        let window = self
+            .windows
+            .try_remove(mw.0 as usize)
+            .ok_or(HcaError::InvalidHandle)?;
+        self.keys.remove(&window.key);
+        Ok(window.pd)
+    }
+
+    /// Appends the bytes of a gather list to `out`.
+    pub(super) fn gather(
+        &self,
+        pd: PdHandle,
+        sges: &[Sge],
+        out: &mut Vec<u8>,
+    ) -> Result<(), ProtectionFault> {
+        for sge in sges.iter().filter(|sge| sge.len != 0) {
+            let region = find(
+                &self.keys,
+                &self.regions,
+                pd,
+                sge.lkey,
+                AccessFlags::empty(),
+            )?;
+            region.pieces(sge.addr, u64::from(sge.len), |addr, len| {
+                let start = out.len();
+                out.resize(start + len, 0);
+                Ok(self.space.read(addr, &mut out[start..])?)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes `parts`, one after the other, along a scatter list that is long enough.
+    pub(super) fn scatter(
+        &mut self,
+        pd: PdHandle,
+        sges: &[Sge],
+        parts: &[&[u8]],
+    ) -> Result<(), ProtectionFault> {
+        let mut sges = sges.iter();
+        let mut room = Sge {
+            addr: 0,
+            len: 0,
+            lkey: LKey(0),
+        };
+        for part in parts {
+            let mut rest = *part;
+            while !rest.is_empty() {
+                if room.len == 0 {
+                    room = *sges.next().ok_or(ProtectionFault)?;
+                    continue;
+                }
+                let count = rest.len().min(room.len as usize);
+                let (now, later) = rest.split_at(count);
+                self.write(pd, room.lkey, room.addr, now)?;
+                rest = later;
+                let step = u32::try_from(count).map_err(|_| ProtectionFault)?;
+                room.len -= step;
+                room.addr = room.addr.wrapping_add(u64::from(step));
+            }
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        pd: PdHandle,
+        lkey: LKey,
+        addr: u64,
+        bytes: &[u8],
+    ) -> Result<(), ProtectionFault> {
+        let region = find(
+            &self.keys,
+            &self.regions,
+            pd,
+            lkey,
+            AccessFlags::LOCAL_WRITE,
+        )?;
+        let space = &mut self.space;
+        let mut rest = bytes;
+        region.pieces(addr, bytes.len() as u64, |addr, len| {
+            let (now, later) = rest.split_at(len);
+            rest = later;
+            Ok(space.write(addr, now)?)
+        })
+    }
+
+    /// Checks a region's origin and rights; what comes out lacks only its key.
+    fn describe(&self, spec: &MrSpec<'_>, limits: &Limits) -> Result<Region, HcaError> {
+        let remote_change = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        if spec.access.intersects(remote_change) && !spec.access.contains(AccessFlags::LOCAL_WRITE)
+        {
+            return Err(HcaError::InvalidParameter);
+        }
+        let (iova, len, backing) = match &spec.kind {
+            MrKind::Virtual { addr, len } => {
+                check_len(*len, limits)?;
+                addr.checked_add(*len - 1)
+                    .ok_or(HcaError::InvalidParameter)?;
+                (*addr, *len, Some(Arc::new(Backing::Range { first: *addr })))
+            }
+            MrKind::Physical {
+                pages,
+                page_shift,
+                iova,
+                first_offset,
+                len,
+            } => {
+                check_len(*len, limits)?;
+                iova.checked_add(*len - 1)
+                    .ok_or(HcaError::InvalidParameter)?;
+                let backing = page_list(pages, *page_shift, *first_offset, *len)?;
+                (*iova, *len, Some(Arc::new(backing)))
+            }
+            MrKind::Shared { of, iova } => {
+                let region = self
+                    .regions
+                    .get(of.0 as usize)
+                    .ok_or(HcaError::InvalidHandle)?;
+                let backing = region.backing.clone().ok_or(HcaError::InvalidParameter)?;
+                iova.checked_add(region.len - 1)
+                    .ok_or(HcaError::InvalidParameter)?;
+                (*iova, region.len, Some(backing))
+            }
+            MrKind::FastRegister { max_pages } => {
+                if *max_pages == 0 || *max_pages > limits.max_fast_reg_pages {
+                    return Err(HcaError::InvalidParameter);
+                }
+                (0, 0, None)
+            }
+            MrKind::WholeSpace => (0, u64::MAX, Some(Arc::new(Backing::Range { first: 0 }))),
+        };
+        if let (Some(backing), MrKind::Virtual { .. } | MrKind::Physical { .. }) =
+            (&backing, &spec.kind)
+        {
+            self.probe(backing, len)?;
+        }
+        let zero_based = spec.access.contains(AccessFlags::ZERO_BASED);
+        Ok(Region {
+            pd: spec.pd,
+            access: spec.access,
+            key: 0,
+            base: if zero_based { 0 } else { iova },
+            len,
+            backing,
+        })
+    }
+
+    /// Finds out whether a region's two ends are memory. What lies between is checked on use.
+    fn probe(&self, backing: &Backing, len: u64) -> Result<(), HcaError> {
+        for offset in [0, len - 1] {
+            let (addr, _) = backing.piece(offset, 1);
+            self.space.read(addr, &mut [0])?;
+        }
+        Ok(())
+    }
+
+    fn claim_key(&mut self, wanted: Option<u32>, owner: KeyOwner) -> Result<u32, HcaError> {
+        let key = match wanted {
+            Some(key) if self.keys.contains_key(&key) => return Err(HcaError::InvalidParameter),
+            Some(key) => key,
+            // The quotas keep the table far below 2^32 entries, so a free key comes up soon.
+            None => loop {
+                let [.., a, b, c, d] = self.random.next().to_be_bytes();
+                let key = u32::from_be_bytes([a, b, c, d]);
+                if !self.keys.contains_key(&key) {
+                    break key;
+                }
+            },
+        };
+        self.keys.insert(key, owner);
+        Ok(key)
+    }
+}
+
+fn names(handle: MrHandle, key: u32) -> MrKeys {
+    MrKeys {
+        handle,
+        lkey: LKey(key),
+        rkey: RKey(key),
+    }
+}
+
+fn index_u32(slot: usize) -> Result<u32, HcaError> {
+    u32::try_from(slot).map_err(|_| HcaError::InsufficientResources)
+}
+
+fn check_len(len: u64, limits: &Limits) -> Result<(), HcaError> {
+    if len == 0 || len > limits.max_mr_size {
+        return Err(HcaError::InvalidParameter);
+    }
+    Ok(())
+}
+
+fn page_list(pages: &[u64], shift: u8, first_offset: u64, len: u64) -> Result<Backing, HcaError> {
+    if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&shift) {
+        return Err(HcaError::InvalidParameter);
+    }
+    let page = 1_u64 << shift;
+    let covered = (pages.len() as u64).checked_mul(page);
+    let needed = first_offset.checked_add(len);
+    let fits = matches!((covered, needed), (Some(c), Some(n)) if n <= c);
+    let aligned = pages.iter().all(|addr| addr.is_multiple_of(page));
+    if !fits || !aligned || first_offset >= page {
+        return Err(HcaError::InvalidParameter);
+    }
+    Ok(Backing::Pages {
+        pages: pages.into(),
+        shift,
+        first_offset,
+    })
+}
+
+/// The region that a local request may use (IBA 10.6.3): its key is known, its protection domain is
+/// the QP's, and it has the rights.
+fn find<'r>(
+    keys: &BTreeMap<u32, KeyOwner>,
+    regions: &'r Slab<Region>,
+    pd: PdHandle,
+    lkey: LKey,
+    access: AccessFlags,
+) -> Result<&'r Region, ProtectionFault> {
+    let Some(KeyOwner::Region(handle)) = keys.get(&lkey.0) else {
+        return Err(ProtectionFault);
+    };
+    regions
+        .get(handle.0 as usize)
+        .filter(|region| region.pd == pd && region.access.contains(access))
+        .ok_or(ProtectionFault)
+}
+
+impl Region {
+    /// Calls `each` with the pieces of address space behind a range of the region.
+    fn pieces(
+        &self,
+        addr: u64,
+        len: u64,
+        mut each: impl FnMut(u64, usize) -> Result<(), ProtectionFault>,
+    ) -> Result<(), ProtectionFault> {
+        let backing = self.backing.as_ref().ok_or(ProtectionFault)?;
+        let mut offset = addr.checked_sub(self.base).ok_or(ProtectionFault)?;
+        let end = offset.checked_add(len).ok_or(ProtectionFault)?;
+        if end > self.len {
+            return Err(ProtectionFault);
+        }
+        while offset < end {
+            let (at, contiguous) = backing.piece(offset, end - offset);
+            each(
+                at,
+                usize::try_from(contiguous).map_err(|_| ProtectionFault)?,
+            )?;
+            offset += contiguous;
+        }
+        Ok(())
+    }
+}
+
+impl Backing {
+    /// Where the byte at `offset` is, and how many of `len` bytes follow it there.
+    fn piece(&self, offset: u64, len: u64) -> (u64, u64) {
+        match self {
+            Self::Range { first } => (first.wrapping_add(offset), len),
+            Self::Pages {
+                pages,
+                shift,
+                first_offset,
+            } => {
+                let offset = offset + first_offset;
+                let within = offset & ((1 << shift) - 1);
+                // The list covers the region, and the caller stays within it.
+                let page = usize::try_from(offset >> shift)
+                    .ok()
+                    .and_then(|index| pages.get(index))
+                    .copied()
+                    .unwrap_or(u64::MAX);
+                (page.wrapping_add(within), len.min((1 << shift) - within))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

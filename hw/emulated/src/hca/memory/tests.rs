@@ -1,0 +1,288 @@
+//! Tests of regions.
+
+use hca_api::HostMemory;
+use proptest::prelude::*;
+
+use super::super::LIMITS;
+use super::*;
+use crate::rng::Rng;
+
+const PD: PdHandle = PdHandle(1);
+const PAGE: u64 = 4096;
+
+/// A function's memory with one page-aligned buffer.
+fn memory(len: usize) -> (Memory, u64) {
+    let mut space = HostMemory::new();
+    let buffer = space.allocate(len).unwrap();
+    assert_eq!(buffer.addr % PAGE, 0);
+    (Memory::new(Box::new(space), Rng::new(1)), buffer.addr)
+}
+
+fn spec(kind: MrKind<'_>) -> MrSpec<'_> {
+    MrSpec {
+        pd: PD,
+        kind,
+        access: AccessFlags::LOCAL_WRITE,
+        key: None,
+    }
+}
+
+fn sge(addr: u64, len: u32, keys: &MrKeys) -> Sge {
+    Sge {
+        addr,
+        len,
+        lkey: keys.lkey,
+    }
+}
+
+fn read(memory: &Memory, pd: PdHandle, sge: Sge) -> Result<Vec<u8>, ProtectionFault> {
+    let mut out = Vec::new();
+    memory.gather(pd, &[sge], &mut out).map(|()| out)
+}
+
+/// IBA 11.2.8.3: pages need not be in order; the region counts from its own first address.
+#[test]
+fn a_physical_region_translates_page_by_page() {
+    let (mut memory, base) = memory(3 * 4096);
+    for page in 0..3 {
+        memory
+            .space_mut()
+            .write(base + page * PAGE, &[u8::try_from(page).unwrap(); 4096])
+            .unwrap();
+    }
+    let pages = [base + 2 * PAGE, base];
+    let keys = memory
+        .register(
+            &spec(MrKind::Physical {
+                pages: &pages,
+                page_shift: 12,
+                iova: 0x1_0000,
+                first_offset: 4090,
+                len: 100,
+            }),
+            &LIMITS,
+        )
+        .unwrap();
+    let bytes = read(&memory, PD, sge(0x1_0000, 10, &keys)).unwrap();
+    assert_eq!(bytes, [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
+    assert_eq!(
+        read(&memory, PD, sge(0x1_0000, 101, &keys)),
+        Err(ProtectionFault)
+    );
+    assert_eq!(
+        read(&memory, PD, sge(0xffff, 1, &keys)),
+        Err(ProtectionFault)
+    );
+}
+
+/// IBA 10.6.3: key, protection domain and rights.
+#[test]
+fn a_region_serves_its_own_protection_domain_with_its_own_rights() {
+    let (mut memory, base) = memory(4096);
+    let read_only = MrSpec {
+        access: AccessFlags::empty(),
+        ..spec(MrKind::Virtual {
+            addr: base,
+            len: 4096,
+        })
+    };
+    let keys = memory.register(&read_only, &LIMITS).unwrap();
+    let at = sge(base, 4, &keys);
+    assert_eq!(read(&memory, PD, at), Ok(vec![0; 4]));
+    assert_eq!(read(&memory, PdHandle(2), at), Err(ProtectionFault));
+    assert_eq!(memory.scatter(PD, &[at], &[b"abcd"]), Err(ProtectionFault));
+    memory.deregister(keys.handle).unwrap();
+    assert_eq!(read(&memory, PD, at), Err(ProtectionFault));
+}
+
+/// IBA 11.2.8.2: remote write needs local write; lengths, pages and keys must make sense.
+#[test]
+fn senseless_registrations_are_refused() {
+    let (mut memory, base) = memory(8192);
+    let whole = MrKind::Virtual {
+        addr: base,
+        len: 4096,
+    };
+    let physical = |pages, page_shift, first_offset, len| {
+        spec(MrKind::Physical {
+            pages,
+            page_shift,
+            iova: 0,
+            first_offset,
+            len,
+        })
+    };
+    let (aligned, skewed) = ([base], [base + 8]);
+    let refused = [
+        MrSpec {
+            access: AccessFlags::REMOTE_WRITE,
+            ..spec(whole.clone())
+        },
+        spec(MrKind::Virtual { addr: base, len: 0 }),
+        spec(MrKind::Virtual {
+            addr: u64::MAX,
+            len: 2,
+        }),
+        physical(&aligned[..], 11, 0, 1),
+        physical(&aligned[..], 12, 4096, 1),
+        physical(&aligned[..], 12, 1, 4096),
+        physical(&skewed[..], 12, 0, 1),
+        physical(&[], 12, 0, 1),
+        spec(MrKind::FastRegister { max_pages: 0 }),
+    ];
+    for spec in &refused {
+        let result = memory.register(spec, &LIMITS);
+        assert_eq!(result, Err(HcaError::InvalidParameter), "{spec:?}");
+    }
+    let outside = spec(MrKind::Virtual {
+        addr: base + 8191,
+        len: 2,
+    });
+    assert!(matches!(
+        memory.register(&outside, &LIMITS),
+        Err(HcaError::Dma(_))
+    ));
+    let mut keyed = MrSpec {
+        key: Some(5),
+        ..spec(whole)
+    };
+    assert_eq!(memory.register(&keyed, &LIMITS).unwrap().lkey, LKey(5));
+    assert_eq!(
+        memory.register(&keyed, &LIMITS),
+        Err(HcaError::InvalidParameter)
+    );
+    keyed.key = Some(6);
+    assert_eq!(memory.register(&keyed, &LIMITS).unwrap().rkey, RKey(6));
+    assert_eq!(memory.keys.len(), memory.region_count(), "no key leaked");
+}
+
+/// IBA 11.2.8.8: a shared region is the same memory under another address and outlives the first.
+#[test]
+fn a_shared_region_outlives_the_region_it_was_made_from() {
+    let (mut memory, base) = memory(4096);
+    let first = memory
+        .register(
+            &spec(MrKind::Virtual {
+                addr: base,
+                len: 64,
+            }),
+            &LIMITS,
+        )
+        .unwrap();
+    let shared = spec(MrKind::Shared {
+        of: first.handle,
+        iova: 0x100,
+    });
+    let second = memory.register(&shared, &LIMITS).unwrap();
+    memory.deregister(first.handle).unwrap();
+    memory
+        .scatter(PD, &[sge(0x102, 2, &second)], &[b"hi"])
+        .unwrap();
+    let mut bytes = [0; 4];
+    memory.space().read(base + 1, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0hi\0");
+}
+
+/// IBA 11.2.8.5: a region keeps its handle, and its old key ends.
+#[test]
+fn reregistering_replaces_key_and_bounds_or_changes_nothing() {
+    let (mut memory, base) = memory(4096);
+    let at = |addr, len| spec(MrKind::Virtual { addr, len });
+    let old = memory.register(&at(base, 16), &LIMITS).unwrap();
+    assert!(
+        memory
+            .reregister(old.handle, &at(base, 0), &LIMITS)
+            .is_err()
+    );
+    assert!(read(&memory, PD, sge(base, 16, &old)).is_ok());
+    let new = memory
+        .reregister(old.handle, &at(base + 16, 16), &LIMITS)
+        .unwrap();
+    assert_eq!(new.handle, old.handle);
+    assert_eq!(read(&memory, PD, sge(base, 16, &old)), Err(ProtectionFault));
+    assert!(read(&memory, PD, sge(base + 16, 16, &new)).is_ok());
+}
+
+#[test]
+fn the_whole_space_a_window_and_an_empty_region_each_answer_to_their_keys() {
+    let (mut memory, base) = memory(4096);
+    let all = memory.register(&spec(MrKind::WholeSpace), &LIMITS).unwrap();
+    let zero_based = MrSpec {
+        access: AccessFlags::ZERO_BASED,
+        ..spec(MrKind::Virtual {
+            addr: base,
+            len: 16,
+        })
+    };
+    let zero = memory.register(&zero_based, &LIMITS).unwrap();
+    let empty = memory
+        .register(&spec(MrKind::FastRegister { max_pages: 4 }), &LIMITS)
+        .unwrap();
+    let window = memory.alloc_window(PD, MwType::Type2).unwrap();
+    assert!(read(&memory, PD, sge(base + 4095, 1, &all)).is_ok());
+    assert!(read(&memory, PD, sge(u64::MAX, 2, &all)).is_err());
+    assert!(read(&memory, PD, sge(base + 4096, 1, &all)).is_err());
+    assert!(read(&memory, PD, sge(15, 1, &zero)).is_ok());
+    assert!(read(&memory, PD, sge(0, 1, &empty)).is_err());
+    let by_window = Sge {
+        addr: base,
+        len: 1,
+        lkey: LKey(window.rkey.0),
+    };
+    assert!(read(&memory, PD, by_window).is_err());
+    assert_eq!(memory.dealloc_window(window.handle), Ok(PD));
+    assert!(memory.dealloc_window(window.handle).is_err());
+}
+
+proptest! {
+    /// Scattering bytes and gathering them again is the identity, whatever the lists and the pages.
+    #[test]
+    fn what_is_scattered_is_gathered_again(
+        lens in prop::collection::vec(0_u32..700, 1..6),
+        order in Just(vec![0_u64, 1, 2, 3]).prop_shuffle(),
+        first_offset in 0_u64..4096,
+        seed: u64,
+    ) {
+        let (mut memory, base) = memory(4 * 4096);
+        let pages: Vec<u64> = order.iter().map(|page| base + page * PAGE).collect();
+        let keys = memory.register(&spec(MrKind::Physical {
+            pages: &pages, page_shift: 12, iova: 7, first_offset, len: 3 * PAGE,
+        }), &LIMITS).unwrap();
+        let mut next = 7;
+        let sges: Vec<Sge> = lens.iter().map(|len| {
+            let sge = sge(next, *len, &keys);
+            next += u64::from(*len);
+            sge
+        }).collect();
+        let total = usize::try_from(super::super::work_queue::total_len(&sges)).unwrap();
+        let mut random = Rng::new(seed);
+        let bytes: Vec<u8> = (0..total).map(|_| random.next().to_le_bytes()[0]).collect();
+        let (head, tail) = bytes.split_at(total / 3);
+        memory.scatter(PD, &sges, &[head, tail]).unwrap();
+        let mut out = Vec::new();
+        memory.gather(PD, &sges, &mut out).unwrap();
+        prop_assert_eq!(out, bytes);
+    }
+
+    /// Hostile addresses, lengths and keys are refused or served within the region, never a panic.
+    #[test]
+    fn wild_requests_never_reach_outside_the_region(addr: u64, len: u32, key: u32, own: bool) {
+        let (mut memory, base) = memory(2 * 4096);
+        let keys = memory.register(
+            &spec(MrKind::Virtual { addr: base + 100, len: 5000 }), &LIMITS,
+        ).unwrap();
+        let wild = Sge { addr, len: len % 9000, lkey: if own { keys.lkey } else { LKey(key) } };
+        let near = Sge { addr: base.wrapping_add(addr % 9000), ..wild };
+        for sge in [wild, near] {
+            let inside = sge.lkey == keys.lkey
+                && sge.addr >= base + 100
+                && sge.addr.checked_add(u64::from(sge.len)).is_some_and(|end| end <= base + 5100);
+            prop_assert_eq!(read(&memory, PD, sge).is_ok(), inside || sge.len == 0);
+            let bytes = vec![1; sge.len as usize];
+            prop_assert_eq!(memory.scatter(PD, &[sge], &[&bytes]).is_ok(), inside || sge.len == 0);
+        }
+        let mut edge = [0; 100];
+        memory.space().read(base, &mut edge).unwrap();
+        prop_assert_eq!(edge, [0; 100]);
+    }
+}

@@ -1,0 +1,250 @@
+//! The channel adapter: what lies behind the ports of an HCA.
+//!
+//! A [`Device`] is one adapter. Its functions are lent out by [`Device::function`]; each is an
+//! [`hca_api::Hca`], and the physical one an [`hca_api::FunctionManager`]. The fabric drives the
+//! device through [`EndNode`].
+//!
+//! Calls take effect at once: a send is built and handed to the port's egress, or delivered, within
+//! [`hca_api::Hca::post_send`]. While the egress is full, sends wait in their queues.
+//!
+//! # What the device does that is not obvious
+//!
+//! * The destination of a datagram that carries the sender's own LID is reached inside the device,
+//!   whatever the link does; a multicast packet goes both out and to the groups' local queue pairs.
+//! * A proxy queue pair's peer is its tunnel queue pair, found by function and port, never by
+//!   anything in the packet. No other queue pair reaches either, whatever keys it guesses. The
+//!   tunnel works in every port state and with messages of up to 4096 bytes.
+//! * A VF's datagrams obey its virtual port: they are discarded unless it is active, carry the
+//!   VF's own GID, and P_Keys come from its virtual table.
+
+mod cq;
+mod drops;
+mod event;
+mod function;
+mod management;
+mod manager;
+mod memory;
+mod multicast;
+mod qp;
+mod qp_state;
+mod qpn;
+mod queue_pairs;
+mod receive;
+mod srq;
+mod transmit;
+mod verbs;
+mod virtual_view;
+mod work_queue;
+
+use std::collections::VecDeque;
+
+use hca_api::{
+    AddressSpace, AsyncEvent, FunctionId, FunctionSpec, HcaError, HostMemory, Limits, Privileges,
+    ResourceCounts,
+};
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+
+pub use drops::{DropCounters, DropReason};
+
+use self::function::FunctionState;
+use self::multicast::MulticastTable;
+use self::qpn::{QpRef, QpnTable};
+use crate::rng::Rng;
+use crate::{EndNode, Frame, HcaConfig, Node};
+
+/// Upper bounds of every function.
+const LIMITS: Limits = Limits {
+    max_qp: 1 << 16,
+    max_qp_wr: 1 << 14,
+    max_sge: 32,
+    max_inline: 1024,
+    max_cq: 1 << 16,
+    max_cqe: 1 << 22,
+    max_srq: 1 << 14,
+    max_srq_wr: 1 << 14,
+    max_mr: 1 << 17,
+    max_mr_size: 1 << 48,
+    max_mw: 1 << 17,
+    max_pd: 1 << 15,
+    max_av: 1 << 20,
+    max_qp_rd_atom: 16,
+    max_qp_init_rd_atom: 16,
+    max_mcast_grp: 1 << 13,
+    max_mcast_qp_attach: 248,
+    max_fast_reg_pages: 512,
+};
+
+/// What a function without a quota of its own may own.
+const NO_QUOTA: ResourceCounts = ResourceCounts {
+    pds: LIMITS.max_pd,
+    avs: LIMITS.max_av,
+    cqs: LIMITS.max_cq,
+    srqs: LIMITS.max_srq,
+    qps: LIMITS.max_qp,
+    mrs: LIMITS.max_mr,
+    mws: LIMITS.max_mw,
+    attachments: LIMITS.max_mcast_grp * LIMITS.max_mcast_qp_attach,
+};
+
+/// Frames that a port's egress holds before sends wait in their queues.
+const EGRESS_DEPTH: usize = 64;
+
+/// What waits to leave by one port.
+#[derive(Debug, Default)]
+struct Egress {
+    frames: VecDeque<Frame>,
+    /// Queue pairs with waiting sends, served in turn.
+    backlog: VecDeque<QpRef>,
+}
+
+/// An emulated channel adapter.
+#[derive(Debug)]
+pub struct Device {
+    node: Node,
+    random: Rng,
+    /// Indexed by function number; the PF is always there.
+    functions: Vec<Option<Box<FunctionState>>>,
+    max_functions: u16,
+    qpns: QpnTable,
+    groups: MulticastTable,
+    /// Tunnel queue pairs of the PF, by VF, port and special queue pair; see [`tunnel_slot`].
+    tunnels: Vec<Option<u32>>,
+    /// Indexed by port number less one.
+    egress: Vec<Egress>,
+    drops: DropCounters,
+    /// Where messages are gathered.
+    staging: Vec<u8>,
+    /// Where packets are written.
+    packet: Vec<u8>,
+}
+
+impl Device {
+    /// An adapter with only its physical function, whose memory is this process's heap. Ports are
+    /// down. The same seed gives the same keys.
+    #[must_use]
+    pub fn new(config: &HcaConfig, seed: u64) -> Self {
+        Self::with_memory(config, seed, Box::new(HostMemory::new()))
+    }
+
+    /// As [`Device::new`], with the physical function's memory given.
+    #[must_use]
+    pub fn with_memory(config: &HcaConfig, seed: u64, memory: Box<dyn AddressSpace>) -> Self {
+        let node = Node::channel_adapter(config);
+        let mut random = Rng::new(seed);
+        let ports = node.port_count();
+        let pf = FunctionSpec {
+            id: FunctionId::PF,
+            node_guid: node.node_guid,
+            memory,
+            quota: NO_QUOTA,
+        };
+        let mut pf = FunctionState::new(pf, Privileges::all(), ports, Rng::new(random.next()));
+        for port in node.ports() {
+            if let Some(own) = pf.port_mut(port.number) {
+                own.capabilities = port.capabilities.get();
+            }
+        }
+        Self {
+            node,
+            random,
+            functions: vec![Some(Box::new(pf))],
+            max_functions: config.max_functions,
+            qpns: QpnTable::new(),
+            groups: MulticastTable::default(),
+            tunnels: Vec::new(),
+            egress: (0..ports).map(|_| Egress::default()).collect(),
+            drops: DropCounters::default(),
+            staging: Vec::new(),
+            packet: Vec::new(),
+        }
+    }
+
+    /// One of the adapter's functions.
+    pub fn function(&mut self, id: FunctionId) -> Option<Function<'_>> {
+        self.state(id).ok()?;
+        Some(Function { device: self, id })
+    }
+
+    /// What the device dropped, and why.
+    #[must_use]
+    pub const fn drops(&self) -> &DropCounters {
+        &self.drops
+    }
+
+    fn state(&self, id: FunctionId) -> Result<&FunctionState, HcaError> {
+        self.functions
+            .get(usize::from(id.0))
+            .and_then(Option::as_deref)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    fn state_mut(&mut self, id: FunctionId) -> Result<&mut FunctionState, HcaError> {
+        self.functions
+            .get_mut(usize::from(id.0))
+            .and_then(Option::as_deref_mut)
+            .ok_or(HcaError::InvalidHandle)
+    }
+
+    fn egress_mut(&mut self, port: PortNum) -> Option<&mut Egress> {
+        self.egress.get_mut(port.index().checked_sub(1)?)
+    }
+}
+
+/// One function of a [`Device`], lent to its consumer for a call or more.
+///
+/// It implements [`hca_api::Hca`] and [`hca_api::FunctionManager`].
+#[derive(Debug)]
+pub struct Function<'d> {
+    device: &'d mut Device,
+    id: FunctionId,
+}
+
+impl EndNode for Device {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn node_mut(&mut self) -> &mut Node {
+        &mut self.node
+    }
+
+    fn receive(&mut self, now: Instant, port: PortNum, frame: Frame) {
+        self.node.set_now(now);
+        self.receive_frame(port, frame);
+    }
+
+    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame> {
+        self.node.set_now(now);
+        let frame = self.egress_mut(port)?.frames.pop_front();
+        self.serve_backlog(port);
+        frame
+    }
+
+    fn ports_changed(&mut self, now: Instant) {
+        self.node.set_now(now);
+        self.report_port_changes();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.node.set_now(now);
+    }
+}
+
+impl Device {
+    /// Tells the physical function what changed on the ports. What its VFs are told is its decision.
+    fn report_port_changes(&mut self) {
+        while let Some((port, change)) = self.node.take_port_change() {
+            if let Ok(pf) = self.state_mut(FunctionId::PF) {
+                pf.events.raise(AsyncEvent::Port { port, change });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Queue pairs.
+
+use std::collections::VecDeque;
+
+use hca_api::{
+    AccessFlags, CompletionOp, CqHandle, HcaError, Limits, MigrationState, PdHandle, QpAttributes,
+    QpCaps, QpKind, QpNumbers, QpSpec, QpState, SendRequest, SrqHandle,
+};
+use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
+
+use super::work_queue::{ReceiveQueue, WaitingSend};
+
+/// A queue pair of the datagram services.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) kind: QpKind,
+    pub(super) numbers: QpNumbers,
+    pub(super) pd: PdHandle,
+    pub(super) send_cq: CqHandle,
+    pub(super) recv_cq: CqHandle,
+    pub(super) srq: Option<SrqHandle>,
+    caps: QpCaps,
+    pub(super) signal_all: bool,
+    pub(super) block_multicast_loopback: bool,
+    pub(super) state: QpState,
+    pub(super) port: Option<PortNum>,
+    pub(super) pkey_index: PKeyIndex,
+    pub(super) qkey: QKey,
+    pub(super) sq_psn: Psn,
+    /// Sends that wait.
+    pub(super) sends: VecDeque<WaitingSend>,
+    pub(super) receives: ReceiveQueue,
+    /// Multicast groups that it is attached to.
+    pub(super) attachments: u32,
+    /// It stands in its port's queue of those with waiting sends.
+    pub(super) in_backlog: bool,
+}
+
+impl Qp {
+    /// Makes a queue pair in the reset state. The caller has checked handles and privileges.
+    pub(super) fn new(spec: QpSpec, numbers: QpNumbers) -> Self {
+        let caps = spec.caps;
+        let port = fixed_port(&spec.kind);
+        Self {
+            kind: spec.kind,
+            numbers,
+            pd: spec.pd,
+            send_cq: spec.send_cq,
+            recv_cq: spec.recv_cq,
+            srq: spec.srq,
+            caps,
+            signal_all: spec.signal_all,
+            block_multicast_loopback: spec.block_multicast_loopback,
+            state: QpState::Reset,
+            port,
+            pkey_index: PKeyIndex(0),
+            qkey: QKey::default(),
+            sq_psn: Psn::default(),
+            sends: VecDeque::new(),
+            receives: ReceiveQueue::new(spec.receives, caps.max_recv_wr, caps.max_recv_sge),
+            attachments: 0,
+            in_backlog: false,
+        }
+    }
+
+    /// Whether it is an end of a tunnel.
+    pub(super) const fn is_tunnelled(&self) -> bool {
+        matches!(self.kind, QpKind::Proxy { .. } | QpKind::Tunnel { .. })
+    }
+
+    /// Whether packets may reach its receive queue (IBA 10.3.1).
+    pub(super) const fn can_receive(&self) -> bool {
+        matches!(
+            self.state,
+            QpState::ReadyToReceive
+                | QpState::ReadyToSend
+                | QpState::SendQueueDrain
+                | QpState::SendQueueError
+        )
+    }
+
+    /// Checks what a send request says of itself (IBA 11.4.1.1).
+    pub(super) fn check_send(&self, request: &SendRequest<'_>) -> Result<(), HcaError> {
+        use hca_api::{Payload, SendOp};
+
+        if !matches!(request.op, SendOp::Send | SendOp::SendImmediate(_)) {
+            return Err(HcaError::InvalidQpKind);
+        }
+        if matches!(
+            self.state,
+            QpState::Reset | QpState::Init | QpState::ReadyToReceive
+        ) {
+            return Err(HcaError::InvalidQpState);
+        }
+        let (given, limit) = match request.payload {
+            Payload::Gather(sges) => (sges.len(), self.caps.max_send_sge),
+            Payload::Inline(bytes) => (bytes.len(), self.caps.max_inline),
+        };
+        if given > limit as usize {
+            return Err(HcaError::TooManySges);
+        }
+        if self.sends.len() >= self.caps.max_send_wr as usize {
+            return Err(HcaError::QueueFull);
+        }
+        Ok(())
+    }
+
+    /// Goes back to what it was when it was made; nothing completes (IBA 10.3.1, "Reset").
+    pub(super) fn reset(&mut self) {
+        self.state = QpState::Reset;
+        self.port = fixed_port(&self.kind);
+        self.pkey_index = PKeyIndex(0);
+        self.qkey = QKey::default();
+        self.sq_psn = Psn::default();
+        self.sends.clear();
+        self.receives.clear();
+    }
+
+    /// The queue pair as its consumer sees it. The key of a tunnel belongs to the provider.
+    pub(super) fn attributes(&self) -> QpAttributes {
+        QpAttributes {
+            kind: self.kind,
+            numbers: self.numbers,
+            state: self.state,
+            caps: self.caps,
+            port: self.port,
+            pkey_index: self.pkey_index,
+            qkey: self.qkey,
+            sq_psn: self.sq_psn,
+            rq_psn: Psn::default(),
+            dest_qpn: Qpn::default(),
+            dest_lid: Lid::NONE,
+            path_mtu: Mtu::default(),
+            access: AccessFlags::empty(),
+            migration: MigrationState::default(),
+        }
+    }
+}
+
+/// Which of a queue pair's two queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Send,
+    Receive,
+}
+
+impl Side {
+    pub(super) const fn op(self) -> CompletionOp {
+        match self {
+            Self::Send => CompletionOp::Send,
+            Self::Receive => CompletionOp::Recv,
+        }
+    }
+}
+
+/// The port that a kind of queue pair is bound to by its making.
+pub(super) const fn fixed_port(kind: &QpKind) -> Option<PortNum> {
+    match *kind {
+        QpKind::Special { port, .. } | QpKind::Proxy { port, .. } | QpKind::Tunnel { port, .. } => {
+            Some(port)
+        }
+        QpKind::Ud | QpKind::Rc | QpKind::Uc => None,
+    }
+}
+
+/// Checks the sizes that a consumer asks for.
+pub(super) fn check_caps(caps: &QpCaps, limits: &Limits) -> Result<(), HcaError> {
+    let fits = caps.max_send_wr <= limits.max_qp_wr
+        && caps.max_recv_wr <= limits.max_qp_wr
+        && caps.max_send_sge <= limits.max_sge
+        && caps.max_recv_sge <= limits.max_sge
+        && caps.max_inline <= limits.max_inline;
+    if fits {
+        Ok(())
+    } else {
+        Err(HcaError::InvalidParameter)
+    }
+}

@@ -1,0 +1,403 @@
+//! Making, changing and destroying queue pairs.
+
+use hca_api::{
+    AsyncEvent, FunctionId, HcaError, Privileges, QpHandle, QpKind, QpModify, QpNumbers, QpSpec,
+    QpState, ReceiveMode, SpecialQp,
+};
+use ib_wire::{Gid, Lid, PKeyIndex, PortNum, QKey, Qpn};
+
+use super::event::EventSource;
+use super::function::{FunctionState, slot};
+use super::qp::{Qp, check_caps, fixed_port};
+use super::qp_state::next_state;
+use super::qpn::QpRef;
+use super::{Device, DropReason, LIMITS};
+
+impl Device {
+    pub(super) fn create_qp(
+        &mut self,
+        function: FunctionId,
+        spec: QpSpec,
+    ) -> Result<(QpHandle, QpNumbers), HcaError> {
+        let state = self.state(function)?;
+        check_objects(state, &spec)?;
+        state.check_quota(|r| r.qps)?;
+        self.check_kind(function, &spec.kind)?;
+        let at = QpRef {
+            function,
+            index: slot(self.state(function)?.qps.vacant_key())?,
+        };
+        let numbers = self.number(at, &spec)?;
+        let kind = spec.kind;
+        let state = self.state_mut(function)?;
+        if spec.qpn.is_some() {
+            state.reserved_qpns = state.reserved_qpns.saturating_sub(1);
+        }
+        state.hold_pd(spec.pd);
+        for cq in [spec.send_cq, spec.recv_cq] {
+            state.cq_mut(cq)?.users += 1;
+        }
+        if let Some(srq) = spec.srq {
+            state.srq_mut(srq)?.users += 1;
+        }
+        state.qps.insert(Qp::new(spec, numbers));
+        self.bind_kind(&kind, function, Some(at.index));
+        Ok((at.handle(), numbers))
+    }
+
+    pub(super) fn modify_qp(
+        &mut self,
+        function: FunctionId,
+        handle: QpHandle,
+        change: &QpModify,
+    ) -> Result<(), HcaError> {
+        let state = self.state(function)?;
+        let qp = state.qp(handle)?;
+        let from = qp.state;
+        let to = next_state(&qp.kind, from, change)?;
+        self.check_attributes(state, qp, change)?;
+        let state = self.state_mut(function)?;
+        let qp = state.qp_mut(handle)?;
+        apply(qp, change);
+        qp.state = to;
+        match (from, to) {
+            (_, QpState::Reset) => qp.reset(),
+            (_, QpState::Error) => {
+                qp.state = from;
+                state.enter_error(handle.0);
+            }
+            (QpState::ReadyToSend, QpState::SendQueueDrain) if change.drain_event => {
+                // What has begun is done: a send takes no time. What has not begun waits.
+                state.events.raise(AsyncEvent::SendQueueDrained(handle));
+            }
+            (_, QpState::ReadyToSend) => {
+                let port = qp.port;
+                self.join_backlog(QpRef::new(function, handle));
+                if let Some(port) = port {
+                    self.serve_backlog(port);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn destroy_qp(
+        &mut self,
+        function: FunctionId,
+        handle: QpHandle,
+    ) -> Result<(), HcaError> {
+        let state = self.state_mut(function)?;
+        let qp = state.qp(handle)?;
+        if qp.attachments != 0 {
+            return Err(HcaError::InUse);
+        }
+        if qp.state != QpState::Reset {
+            state.enter_error(handle.0);
+        }
+        state.flush(handle.0);
+        let qp = state.qps.remove(handle.0 as usize);
+        state.release_pd(qp.pd);
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Ok(cq) = state.cq_mut(cq) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(Ok(srq)) = qp.srq.map(|srq| state.srq_mut(srq)) {
+            srq.users -= 1;
+        }
+        state.events.forget(EventSource::Qp(handle));
+        if qp.in_backlog {
+            let at = QpRef::new(function, handle);
+            qp.port
+                .into_iter()
+                .for_each(|port| self.leave_backlog(at, port));
+        }
+        self.bind_kind(&qp.kind, function, None);
+        if self.qpns.unassign(qp.numbers.real) {
+            self.state_mut(function)?.reserved_qpns += 1;
+        }
+        Ok(())
+    }
+
+    /// Checks what a kind of queue pair asks of its function (IBA 11.2.4.1 for special ones).
+    fn check_kind(&self, function: FunctionId, kind: &QpKind) -> Result<(), HcaError> {
+        let state = self.state(function)?;
+        let taken = match *kind {
+            QpKind::Rc | QpKind::Uc => return Err(HcaError::Unsupported),
+            QpKind::Ud => return Ok(()),
+            QpKind::Special { special, port } => {
+                if !state.has(Privileges::SPECIAL_QP) {
+                    return Err(HcaError::PermissionDenied);
+                }
+                let own = state.port(port).ok_or(HcaError::InvalidPort)?;
+                own.special(special).is_some()
+            }
+            QpKind::Proxy { special, port } => {
+                let own = state.port(port).ok_or(HcaError::InvalidPort)?;
+                // The physical function has the real ones.
+                if state.has(Privileges::SPECIAL_QP) {
+                    return Err(HcaError::InvalidParameter);
+                }
+                own.special(special).is_some()
+            }
+            QpKind::Tunnel {
+                function: vf,
+                special,
+                port,
+            } => {
+                if !state.has(Privileges::MANAGE_FUNCTIONS) {
+                    return Err(HcaError::PermissionDenied);
+                }
+                if vf == FunctionId::PF || self.state(vf).is_err() {
+                    return Err(HcaError::InvalidParameter);
+                }
+                state.port(port).ok_or(HcaError::InvalidPort)?;
+                self.tunnel(vf, special, port).is_some()
+            }
+        };
+        if taken {
+            Err(HcaError::SpecialQpTaken)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Gives a new queue pair its numbers.
+    fn number(&mut self, at: QpRef, spec: &QpSpec) -> Result<QpNumbers, HcaError> {
+        if let QpKind::Special { special, .. } = spec.kind {
+            if spec.qpn.is_some() {
+                return Err(HcaError::InvalidParameter);
+            }
+            return Ok(QpNumbers {
+                external: special.wire_qpn(),
+                real: special.wire_qpn(),
+            });
+        }
+        let real = self.qpns.assign(at, spec.qpn)?;
+        let external = match spec.kind {
+            QpKind::Proxy { special, .. } => special.wire_qpn(),
+            _ => real,
+        };
+        Ok(QpNumbers { external, real })
+    }
+
+    /// Notes which queue pair is a port's special one, or an end of a tunnel.
+    fn bind_kind(&mut self, kind: &QpKind, function: FunctionId, index: Option<u32>) {
+        match *kind {
+            QpKind::Special { special, port } | QpKind::Proxy { special, port } => {
+                if let Some(own) = self
+                    .state_mut(function)
+                    .ok()
+                    .and_then(|state| state.port_mut(port))
+                {
+                    own.set_special(special, index);
+                }
+            }
+            QpKind::Tunnel {
+                function: vf,
+                special,
+                port,
+            } => {
+                let slot = self.tunnel_slot(vf, special, port);
+                if self.tunnels.len() <= slot {
+                    self.tunnels.resize(slot + 1, None);
+                }
+                self.tunnels[slot] = index;
+            }
+            QpKind::Ud | QpKind::Rc | QpKind::Uc => {}
+        }
+    }
+
+    fn tunnel_slot(&self, vf: FunctionId, special: SpecialQp, port: PortNum) -> usize {
+        let ports = self.egress.len();
+        (usize::from(vf.0) * ports + port.index().saturating_sub(1)) * 2 + special as usize
+    }
+
+    /// The physical function's end of a tunnel.
+    fn tunnel(&self, vf: FunctionId, special: SpecialQp, port: PortNum) -> Option<u32> {
+        *self.tunnels.get(self.tunnel_slot(vf, special, port))?
+    }
+
+    /// The other end of a tunnel: the queue pair, the number that it knows this end by, and the
+    /// port.
+    pub(super) fn tunnel_peer(&self, at: QpRef) -> Result<(QpRef, Qpn, PortNum), DropReason> {
+        const NONE: DropReason = DropReason::NoTunnelPeer;
+
+        let qp = self
+            .state(at.function)
+            .and_then(|state| state.qp(at.handle()))
+            .map_err(|_| NONE)?;
+        let (vf, special, port) = match qp.kind {
+            QpKind::Proxy { special, port } => (at.function, special, port),
+            QpKind::Tunnel {
+                function,
+                special,
+                port,
+            } => (function, special, port),
+            _ => return Err(NONE),
+        };
+        let vf_port = self
+            .state(vf)
+            .ok()
+            .and_then(|state| state.port(port))
+            .ok_or(NONE)?;
+        if special == SpecialQp::Smi && !vf_port.view.smi_enabled {
+            return Err(NONE);
+        }
+        let peer = if vf == at.function {
+            self.tunnel(vf, special, port).map(|index| QpRef {
+                function: FunctionId::PF,
+                index,
+            })
+        } else {
+            vf_port.special(special).map(|index| QpRef {
+                function: vf,
+                index,
+            })
+        };
+        let peer = peer.ok_or(NONE)?;
+        let ready = self
+            .state(peer.function)
+            .and_then(|state| state.qp(peer.handle()))
+            .is_ok_and(Qp::can_receive);
+        if ready {
+            Ok((peer, qp.numbers.real, port))
+        } else {
+            Err(DropReason::QpNotReady)
+        }
+    }
+
+    /// Checks the values of a change; whether they belong to the transition is checked before.
+    fn check_attributes(
+        &self,
+        state: &FunctionState,
+        qp: &Qp,
+        change: &QpModify,
+    ) -> Result<(), HcaError> {
+        if let Some(port) = change.port {
+            let fixed = fixed_port(&qp.kind);
+            if state.port(port).is_none() || fixed.is_some_and(|fixed| fixed != port) {
+                return Err(HcaError::InvalidPort);
+            }
+        }
+        if let (Some(index), Some(port)) = (change.pkey_index, change.port.or(qp.port)) {
+            self.check_pkey_index(state, port, index)?;
+        }
+        let controlled = change.qkey.is_some_and(QKey::is_privileged);
+        if controlled && !qp.is_tunnelled() && !state.has(Privileges::CONTROLLED_QKEY) {
+            return Err(HcaError::PermissionDenied);
+        }
+        Ok(())
+    }
+
+    /// Refuses a P_Key index beyond the function's table.
+    pub(super) fn check_pkey_index(
+        &self,
+        state: &FunctionState,
+        port: PortNum,
+        index: PKeyIndex,
+    ) -> Result<(), HcaError> {
+        if usize::from(index.0) < self.pkey_table_len(state, port)? {
+            Ok(())
+        } else {
+            Err(HcaError::InvalidIndex)
+        }
+    }
+
+    pub(super) fn attach_multicast(
+        &mut self,
+        function: FunctionId,
+        handle: QpHandle,
+        mgid: Gid,
+        mlid: Lid,
+    ) -> Result<(), HcaError> {
+        let state = self.state(function)?;
+        if state.qp(handle)?.kind != QpKind::Ud {
+            return Err(HcaError::InvalidQpKind);
+        }
+        let at = QpRef::new(function, handle);
+        let known = self.groups.members(mgid, mlid).contains(&at);
+        if !known {
+            state.check_quota(|r| r.attachments)?;
+        }
+        if self.groups.attach(mgid, mlid, at, &LIMITS)? {
+            let state = self.state_mut(function)?;
+            state.count_attachment();
+            state.qp_mut(handle)?.attachments += 1;
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach_multicast(
+        &mut self,
+        function: FunctionId,
+        handle: QpHandle,
+        mgid: Gid,
+        mlid: Lid,
+    ) -> Result<(), HcaError> {
+        self.state(function)?.qp(handle)?;
+        let at = QpRef::new(function, handle);
+        self.groups.detach(mgid, mlid, at)?;
+        let state = self.state_mut(function)?;
+        state.uncount_attachment();
+        state.qp_mut(handle)?.attachments -= 1;
+        Ok(())
+    }
+
+    pub(super) fn reserve_qpns(
+        &mut self,
+        function: FunctionId,
+        count: u32,
+        align: u32,
+    ) -> Result<Qpn, HcaError> {
+        let state = self.state(function)?;
+        let room = state.quota().qps.saturating_sub(state.reserved_qpns);
+        if count > room {
+            return Err(HcaError::InsufficientResources);
+        }
+        let first = self.qpns.reserve(function, count, align)?;
+        self.state_mut(function)?.reserved_qpns += count;
+        Ok(first)
+    }
+
+    pub(super) fn release_qpns(
+        &mut self,
+        function: FunctionId,
+        first: Qpn,
+        count: u32,
+    ) -> Result<(), HcaError> {
+        self.qpns.release(function, first, count)?;
+        self.state_mut(function)?.reserved_qpns -= count;
+        Ok(())
+    }
+}
+
+/// Checks the objects and sizes that a new queue pair names.
+fn check_objects(state: &FunctionState, spec: &QpSpec) -> Result<(), HcaError> {
+    state.check_pd(spec.pd)?;
+    state.cq(spec.send_cq)?;
+    state.cq(spec.recv_cq)?;
+    if let Some(srq) = spec.srq {
+        state.srq(srq)?;
+        if !matches!(spec.receives, ReceiveMode::Posted) {
+            return Err(HcaError::InvalidParameter);
+        }
+    }
+    check_caps(&spec.caps, &LIMITS)
+}
+
+fn apply(qp: &mut Qp, change: &QpModify) {
+    if let Some(port) = change.port {
+        qp.port = Some(port);
+    }
+    if let Some(index) = change.pkey_index {
+        qp.pkey_index = index;
+    }
+    if let (Some(key), false) = (change.qkey, qp.is_tunnelled()) {
+        qp.qkey = key;
+    }
+    if let Some(psn) = change.sq_psn {
+        qp.sq_psn = psn;
+    }
+}

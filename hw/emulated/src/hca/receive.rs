@@ -1,0 +1,440 @@
+//! The receive side: from a packet, or a send of this device, into a receive buffer.
+
+use hca_api::{
+    Completion, CompletionFlags, CompletionStatus, GlobalRoute, LocalMad, Privileges, QpHandle,
+    QpKind, SourceAddress, SpecialQp,
+};
+use ib_wire::mad::Mad;
+use ib_wire::packet::{BthOpcode, Grh, Packet, UdFrame};
+use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey, Qpn, Sl, Vl};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::function::FunctionState;
+use super::qp::Side;
+use super::qpn::QpRef;
+use super::work_queue::{SendWork, total_len};
+use super::{Device, DropReason, EGRESS_DEPTH};
+use crate::{BadKey, Frame, WrongKey, pma};
+
+/// Bytes at the start of a datagram's receive buffer that hold the GRH (IBA 11.4.1.2).
+const GRH_SPACE: usize = size_of::<Grh>();
+const NO_GRH: [u8; GRH_SPACE] = [0; GRH_SPACE];
+
+/// A message that passed all checks.
+#[derive(Debug)]
+pub(super) struct Arrival<'a> {
+    grh: Option<&'a Grh>,
+    source: SourceAddress,
+    immediate: Option<u32>,
+    flags: CompletionFlags,
+    payload: &'a [u8],
+}
+
+impl<'a> Arrival<'a> {
+    /// A message from the other end of a tunnel.
+    pub(super) fn through_tunnel(
+        port: PortNum,
+        from: Qpn,
+        work: &SendWork,
+        payload: &'a [u8],
+    ) -> Self {
+        let solicited = work.flags.contains(hca_api::SendFlags::SOLICITED);
+        Self {
+            grh: None,
+            source: SourceAddress {
+                port,
+                slid: ib_wire::Lid::NONE,
+                src_qpn: from,
+                sl: Sl::default(),
+                dlid_path_bits: 0,
+                pkey_index: PKeyIndex(0),
+                grh: None,
+            },
+            immediate: work.immediate,
+            flags: flags(solicited, work.immediate.is_some()),
+            payload,
+        }
+    }
+}
+
+fn flags(solicited: bool, immediate: bool) -> CompletionFlags {
+    let mut flags = CompletionFlags::empty();
+    flags.set(CompletionFlags::SOLICITED, solicited);
+    flags.set(CompletionFlags::IMMEDIATE, immediate);
+    flags
+}
+
+impl Device {
+    /// Takes a packet from the wire. The fabric has checked its VCRC.
+    pub(super) fn receive_frame(&mut self, port: PortNum, mut frame: Frame) {
+        if !frame.icrc_matches() {
+            return self.drops.count(DropReason::BadIcrc);
+        }
+        match datagram(frame.bytes()) {
+            Ok(datagram) => self.receive_datagram(port, &datagram),
+            Err(reason) => self.drops.count(reason),
+        }
+    }
+
+    fn receive_datagram(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
+        let smp = datagram.dest_qp == Qpn::SMI;
+        let Some(own) = self.node.port(port) else {
+            return;
+        };
+        if datagram.dlid.is_multicast() {
+            self.deliver_multicast(port, datagram, None);
+        } else if own.owns_lid(datagram.dlid) || smp {
+            // Which LIDs an SMP may have, the fabric has checked when it routed it here.
+            self.deliver_unicast(port, datagram);
+        } else {
+            self.drops.count(DropReason::ForeignLid);
+        }
+    }
+
+    /// Delivers a packet that is addressed to this port.
+    pub(super) fn deliver_unicast(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
+        let smp = datagram.dest_qp == Qpn::SMI;
+        let result = if smp != (datagram.vl == Vl::MANAGEMENT) {
+            Err(DropReason::WrongLane)
+        } else if smp {
+            self.deliver_special(port, SpecialQp::Smi, datagram, PKeyIndex(0))
+        } else if datagram.dest_qp == Qpn::GSI {
+            self.deliver_gmp(port, datagram)
+        } else {
+            self.qpns
+                .get(datagram.dest_qp)
+                .ok_or(DropReason::NoQp)
+                .and_then(|to| self.deliver_to_qp(port, datagram, to))
+        };
+        if let Err(reason) = result {
+            self.refuse(port, datagram, reason);
+        }
+    }
+
+    /// Delivers a multicast packet to the attached queue pairs (IBA 10.5.1). Keys that do not match
+    /// are not reported: other members of the group may well have the right ones.
+    pub(super) fn deliver_multicast(
+        &mut self,
+        port: PortNum,
+        datagram: &UdFrame<'_>,
+        from: Option<QpRef>,
+    ) {
+        let Some(grh) = datagram.grh else {
+            return self.drops.count(DropReason::MulticastWithoutGrh);
+        };
+        if datagram.dest_qp != Qpn::MULTICAST || datagram.vl == Vl::MANAGEMENT {
+            return self.drops.count(DropReason::NoQp);
+        }
+        let mut next = 0;
+        while let Some(&to) = self.groups.members(grh.dgid, datagram.dlid).get(next) {
+            next += 1;
+            if from == Some(to) && self.blocks_own_multicast(to) {
+                continue;
+            }
+            if let Err(reason) = self.deliver_to_qp(port, datagram, to) {
+                self.drops.count(reason);
+            }
+        }
+        // The sender's own copy is a by-product; without local members nothing is lost.
+        if next == 0 && from.is_none() {
+            self.drops.count(DropReason::NotAttached);
+        }
+    }
+
+    fn blocks_own_multicast(&self, qp: QpRef) -> bool {
+        self.state(qp.function)
+            .and_then(|state| state.qp(qp.handle()))
+            .is_ok_and(|qp| qp.block_multicast_loopback)
+    }
+
+    /// Checks a packet against the queue pair that it is for, and delivers it (IBA 9.6.1, 9.8.3).
+    fn deliver_to_qp(
+        &mut self,
+        port: PortNum,
+        datagram: &UdFrame<'_>,
+        to: QpRef,
+    ) -> Result<(), DropReason> {
+        let state = self.state(to.function).map_err(|_| DropReason::NoQp)?;
+        let qp = state
+            .qp(to.handle())
+            .ok()
+            .filter(|qp| qp.kind == QpKind::Ud && qp.port.is_none_or(|own| own == port))
+            .ok_or(DropReason::NoQp)?;
+        if !qp.can_receive() {
+            return Err(DropReason::QpNotReady);
+        }
+        if !self.passes_data(state, port) {
+            return Err(DropReason::PortNotActive);
+        }
+        let sgid_index = self.local_gid(state, port, datagram)?;
+        let own_pkey = state
+            .physical_pkey(port, qp.pkey_index)
+            .and_then(|index| self.node.port(port)?.pkey(index));
+        if !own_pkey.is_some_and(|own| own.matches(datagram.pkey)) {
+            return Err(DropReason::BadPKey);
+        }
+        if qp.qkey != datagram.qkey {
+            return Err(DropReason::BadQKey);
+        }
+        let arrival = self.arrival(port, datagram, qp.pkey_index, sgid_index);
+        self.deposit(to, &arrival);
+        Ok(())
+    }
+
+    /// Delivers a packet to QP1: to the device's agents first, then to software (IBA 13.5.1).
+    fn deliver_gmp(&mut self, port: PortNum, datagram: &UdFrame<'_>) -> Result<(), DropReason> {
+        let own = self.node.port(port).ok_or(DropReason::NoQp)?;
+        if let Some(grh) = &datagram.grh {
+            own.gid_index(grh.dgid).ok_or(DropReason::ForeignGid)?;
+        }
+        let pkey_index = own
+            .matching_pkey(datagram.pkey)
+            .ok_or(DropReason::BadPKey)?;
+        if datagram.qkey != QKey::GSI {
+            return Err(DropReason::BadQKey);
+        }
+        if let Ok(mad) = Mad::ref_from_bytes(datagram.payload) {
+            match pma::process(&mut self.node, port, mad) {
+                LocalMad::Reply(reply) => {
+                    return self.reply_from_agent(port, datagram, pkey_index, &reply);
+                }
+                LocalMad::Consumed => return Ok(()),
+                LocalMad::NotHandled => {}
+            }
+        }
+        self.deliver_special(port, SpecialQp::Gsi, datagram, pkey_index)
+    }
+
+    /// Sends an agent's answer back to where the request came from (IBA 13.5.4).
+    fn reply_from_agent(
+        &mut self,
+        port: PortNum,
+        request: &UdFrame<'_>,
+        pkey_index: PKeyIndex,
+        reply: &Mad,
+    ) -> Result<(), DropReason> {
+        let own = self.node.port(port).ok_or(DropReason::NoQp)?;
+        let grh = request.grh.map(|grh| {
+            let mut back = Grh::new(grh.dgid, grh.sgid, u8::MAX);
+            back.set_traffic_class(grh.traffic_class());
+            back.set_flow_label(grh.flow_label());
+            back
+        });
+        let full = self
+            .egress
+            .get(port.index() - 1)
+            .is_none_or(|egress| egress.frames.len() >= 2 * EGRESS_DEPTH);
+        if full {
+            return Err(DropReason::EgressFull);
+        }
+        let frame = UdFrame {
+            vl: request.vl,
+            sl: request.sl,
+            slid: request.dlid,
+            dlid: request.slid,
+            grh,
+            pkey: own.pkey(pkey_index).unwrap_or_default(),
+            dest_qp: request.src_qp,
+            src_qp: Qpn::GSI,
+            qkey: QKey::GSI,
+            psn: ib_wire::Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload: reply.as_bytes(),
+        };
+        self.route(port, &frame, None)
+    }
+
+    /// Delivers a packet to the software on QP0 or QP1.
+    fn deliver_special(
+        &mut self,
+        port: PortNum,
+        special: SpecialQp,
+        datagram: &UdFrame<'_>,
+        pkey_index: PKeyIndex,
+    ) -> Result<(), DropReason> {
+        let state = self
+            .state(hca_api::FunctionId::PF)
+            .map_err(|_| DropReason::NoQp)?;
+        let index = state
+            .port(port)
+            .and_then(|own| own.special(special))
+            .ok_or(DropReason::NoQp)?;
+        let ready = state.qp(QpHandle(index)).is_ok_and(|qp| qp.can_receive());
+        if !ready {
+            return Err(DropReason::QpNotReady);
+        }
+        let sgid_index = self.local_gid(state, port, datagram)?;
+        let arrival = self.arrival(port, datagram, pkey_index, sgid_index);
+        let to = QpRef {
+            function: hca_api::FunctionId::PF,
+            index,
+        };
+        self.deposit(to, &arrival);
+        Ok(())
+    }
+
+    /// Which of the function's GIDs a packet is for; entry 0 for multicast and without a GRH.
+    fn local_gid(
+        &self,
+        state: &FunctionState,
+        port: PortNum,
+        datagram: &UdFrame<'_>,
+    ) -> Result<GidIndex, DropReason> {
+        let Some(dgid) = datagram
+            .grh
+            .map(|grh| grh.dgid)
+            .filter(|gid: &Gid| !gid.is_multicast())
+        else {
+            return Ok(GidIndex(0));
+        };
+        let index = self
+            .node
+            .port(port)
+            .and_then(|own| own.gid_index(dgid))
+            .ok_or(DropReason::ForeignGid)?;
+        if state.has(Privileges::ANY_SOURCE) {
+            Ok(index)
+        } else if index.0 == state.id.0 {
+            Ok(GidIndex(0))
+        } else {
+            Err(DropReason::ForeignGid)
+        }
+    }
+
+    fn arrival<'a>(
+        &self,
+        port: PortNum,
+        datagram: &'a UdFrame<'a>,
+        pkey_index: PKeyIndex,
+        sgid_index: GidIndex,
+    ) -> Arrival<'a> {
+        let multicast = datagram.dlid.is_multicast();
+        let path_mask = match self.node.port(port) {
+            Some(own) if !multicast => own.lmc.mask(),
+            _ => 0,
+        };
+        let mut flags = flags(datagram.solicited, datagram.immediate.is_some());
+        flags.set(CompletionFlags::GRH, datagram.grh.is_some());
+        flags.set(CompletionFlags::MULTICAST, multicast);
+        Arrival {
+            grh: datagram.grh.as_ref(),
+            source: SourceAddress {
+                port,
+                slid: datagram.slid,
+                src_qpn: datagram.src_qp,
+                sl: datagram.sl,
+                // An LMC is at most 7, so the bits fit.
+                dlid_path_bits: datagram.dlid.get().to_be_bytes()[1] & path_mask.to_be_bytes()[1],
+                pkey_index,
+                grh: datagram.grh.map(|grh| GlobalRoute {
+                    remote_gid: grh.sgid,
+                    sgid_index,
+                    flow_label: grh.flow_label(),
+                    hop_limit: grh.hop_limit,
+                    traffic_class: grh.traffic_class(),
+                }),
+            },
+            immediate: datagram.immediate.map(u32::from_be_bytes),
+            flags,
+            payload: datagram.payload,
+        }
+    }
+
+    /// Puts a message into the next receive of a queue pair. Without one it is dropped.
+    pub(super) fn deposit(&mut self, to: QpRef, arrival: &Arrival<'_>) {
+        let Ok(state) = self.state_mut(to.function) else {
+            return;
+        };
+        let Some(receive) = state.take_receive(to.index) else {
+            return self.drops.count(DropReason::NoReceive);
+        };
+        let Ok(qp) = state.qp(to.handle()) else {
+            return;
+        };
+        let pd = match qp.srq.map(|srq| state.srq(srq)) {
+            Some(Ok(srq)) => srq.pd,
+            _ => qp.pd,
+        };
+        let qpn = qp.numbers.external;
+        let len = GRH_SPACE + arrival.payload.len();
+        let head = arrival.grh.map_or(&NO_GRH[..], IntoBytes::as_bytes);
+        let scatter = receive.scatter.as_slice();
+        let status = if total_len(scatter) < len as u64 {
+            CompletionStatus::LocalLength
+        } else {
+            let parts = [head, arrival.payload];
+            match state.memory.scatter(pd, scatter, &parts) {
+                Ok(()) => CompletionStatus::Success,
+                Err(_) => CompletionStatus::LocalProtection,
+            }
+        };
+        if status != CompletionStatus::Success {
+            state.complete_failed(to.index, Side::Receive, receive.wr_id, status);
+            return state.enter_error(to.index);
+        }
+        let completion = Completion {
+            wr_id: receive.wr_id,
+            status,
+            op: Side::Receive.op(),
+            qpn,
+            // A message is at most 4096 bytes.
+            byte_len: u32::try_from(len).unwrap_or(u32::MAX),
+            immediate: arrival.immediate.unwrap_or(0),
+            flags: arrival.flags,
+            source: Some(arrival.source),
+        };
+        state.complete(to.index, Side::Receive, completion);
+    }
+
+    /// Counts a packet that was not delivered, and reports a wrong key (IBA 9.6.1.1).
+    fn refuse(&mut self, port: PortNum, datagram: &UdFrame<'_>, reason: DropReason) {
+        self.drops.count(reason);
+        let key = match reason {
+            DropReason::BadPKey => WrongKey::PKey(datagram.pkey),
+            DropReason::BadQKey => WrongKey::QKey(datagram.qkey),
+            _ => return,
+        };
+        self.node.report_bad_key(
+            port,
+            &BadKey {
+                key,
+                slid: datagram.slid,
+                dlid: datagram.dlid,
+                sl: datagram.sl,
+                src_qpn: datagram.src_qp,
+                dest_qpn: datagram.dest_qp,
+                gids: datagram.grh.map(|grh| (grh.sgid, grh.dgid)),
+            },
+        );
+    }
+}
+
+/// The datagram in a frame.
+fn datagram(bytes: &[u8]) -> Result<UdFrame<'_>, DropReason> {
+    let packet = Packet::parse(bytes).map_err(|_| DropReason::Malformed)?;
+    let transport = packet.transport().ok_or(DropReason::Malformed)?;
+    let bth = transport.bth;
+    let ud = matches!(
+        bth.opcode,
+        BthOpcode::UD_SEND_ONLY | BthOpcode::UD_SEND_ONLY_WITH_IMMEDIATE
+    );
+    let Some(deth) = transport.extended.deth.filter(|_| ud) else {
+        return Err(DropReason::UnsupportedOpcode);
+    };
+    Ok(UdFrame {
+        vl: packet.lrh.vl(),
+        sl: packet.lrh.sl(),
+        slid: packet.lrh.slid,
+        dlid: packet.lrh.dlid,
+        grh: packet.grh.copied(),
+        pkey: bth.pkey,
+        dest_qp: bth.dest_qp,
+        src_qp: deth.src_qp,
+        qkey: deth.qkey,
+        psn: bth.psn,
+        solicited: bth.solicited(),
+        immediate: transport.extended.immediate.map(|data| data.data),
+        payload: transport.payload,
+    })
+}

@@ -1,0 +1,421 @@
+//! The send side: from a work request to a packet, or to a queue pair of this device.
+
+use hca_api::{
+    AddressVector, Completion, CompletionFlags, CompletionStatus, FunctionId, HcaError, Payload,
+    PortState, Privileges, QpHandle, QpKind, QpState, SendFlags, SendOp, SendRequest, SpecialQp,
+    UdAddress,
+};
+use ib_wire::packet::{Grh, MAX_PAYLOAD, UdFrame};
+use ib_wire::{GidIndex, PKey, PortNum, QKey, Qpn, Vl};
+
+use super::drops::DropReason;
+use super::function::FunctionState;
+use super::qp::{Qp, Side};
+use super::qpn::QpRef;
+use super::receive::Arrival;
+use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
+use super::{Device, EGRESS_DEPTH};
+use crate::Frame;
+
+impl Device {
+    pub(super) fn post_send(
+        &mut self,
+        function: FunctionId,
+        handle: QpHandle,
+        request: &SendRequest<'_>,
+    ) -> Result<(), HcaError> {
+        let state = self.state(function)?;
+        let qp = state.qp(handle)?;
+        qp.check_send(request)?;
+        let work = SendWork {
+            wr_id: request.wr_id,
+            immediate: match request.op {
+                SendOp::SendImmediate(data) => Some(data),
+                _ => None,
+            },
+            flags: request.flags,
+            target: target(state, qp, request)?,
+        };
+        let at = QpRef::new(function, handle);
+        if matches!(qp.state, QpState::SendQueueError | QpState::Error) {
+            let status = CompletionStatus::Flushed;
+            self.state_mut(function)?
+                .complete_failed(at.index, Side::Send, work.wr_id, status);
+        } else if self.must_wait(qp) {
+            self.queue_send(at, work, request.payload);
+        } else {
+            self.send(at, &work, request.payload);
+        }
+        Ok(())
+    }
+
+    /// Whether a new send of a queue pair has to wait: behind others, for the queue to leave the
+    /// drained state, or for room in the port's egress.
+    fn must_wait(&self, qp: &Qp) -> bool {
+        let egress_full = || {
+            let egress = qp.port.and_then(|p| self.egress.get(p.index() - 1));
+            egress.is_some_and(|egress| egress.frames.len() >= EGRESS_DEPTH)
+        };
+        !qp.sends.is_empty()
+            || qp.state == QpState::SendQueueDrain
+            || (!qp.is_tunnelled() && egress_full())
+    }
+
+    fn queue_send(&mut self, at: QpRef, work: SendWork, payload: Payload<'_>) {
+        let Ok(qp) = self
+            .state_mut(at.function)
+            .and_then(|state| state.qp_mut(at.handle()))
+        else {
+            return;
+        };
+        qp.sends.push_back(WaitingSend {
+            work,
+            payload: OwnedPayload::new(payload),
+        });
+        self.join_backlog(at);
+    }
+
+    /// Puts a queue pair that can send and has waiting sends among those that are served.
+    pub(super) fn join_backlog(&mut self, at: QpRef) {
+        let Ok(qp) = self
+            .state_mut(at.function)
+            .and_then(|state| state.qp_mut(at.handle()))
+        else {
+            return;
+        };
+        if qp.in_backlog || qp.state != QpState::ReadyToSend || qp.sends.is_empty() {
+            return;
+        }
+        let Some(port) = qp.port else {
+            return;
+        };
+        qp.in_backlog = true;
+        if let Some(egress) = self.egress_mut(port) {
+            egress.backlog.push_back(at);
+        }
+    }
+
+    /// Takes a queue pair that is destroyed from among those that are served.
+    pub(super) fn leave_backlog(&mut self, at: QpRef, port: PortNum) {
+        if let Some(egress) = self.egress_mut(port) {
+            egress.backlog.retain(|waiting| *waiting != at);
+        }
+    }
+
+    /// Sends what waits, one message of each queue pair in turn, while the port's egress has room.
+    pub(super) fn serve_backlog(&mut self, port: PortNum) {
+        while let Some(at) = self
+            .egress_mut(port)
+            .filter(|egress| egress.frames.len() < EGRESS_DEPTH)
+            .and_then(|egress| egress.backlog.pop_front())
+        {
+            let Ok(qp) = self
+                .state_mut(at.function)
+                .and_then(|state| state.qp_mut(at.handle()))
+            else {
+                continue;
+            };
+            qp.in_backlog = false;
+            if qp.state != QpState::ReadyToSend {
+                continue;
+            }
+            if let Some(WaitingSend { work, payload }) = qp.sends.pop_front() {
+                self.send(at, &work, payload.as_payload());
+            }
+            self.join_backlog(at);
+        }
+    }
+
+    /// Carries out one send request and completes it.
+    fn send(&mut self, at: QpRef, work: &SendWork, payload: Payload<'_>) {
+        let mut staging = core::mem::take(&mut self.staging);
+        staging.clear();
+        let result = self.send_message(at, work, payload, &mut staging);
+        self.staging = staging;
+        let Ok(state) = self.state_mut(at.function) else {
+            return;
+        };
+        match result {
+            Ok(bytes) => complete_sent(state, at.index, work, bytes),
+            Err(status) => {
+                // A datagram queue pair stops sending; it goes on receiving (IBA 10.3.1.6).
+                if let Ok(qp) = state.qp_mut(at.handle()) {
+                    qp.state = QpState::SendQueueError;
+                }
+                state.complete_failed(at.index, Side::Send, work.wr_id, status);
+                state.flush_sends(at.index);
+            }
+        }
+    }
+
+    fn send_message(
+        &mut self,
+        at: QpRef,
+        work: &SendWork,
+        payload: Payload<'_>,
+        staging: &mut Vec<u8>,
+    ) -> Result<u32, CompletionStatus> {
+        const GONE: CompletionStatus = CompletionStatus::LocalQpOperation;
+
+        let state = self.state(at.function).map_err(|_| GONE)?;
+        let qp = state.qp(at.handle()).map_err(|_| GONE)?;
+        let len = match payload {
+            Payload::Gather(sges) => total_len(sges),
+            Payload::Inline(bytes) => bytes.len() as u64,
+        };
+        if len > self.message_limit(qp) as u64 {
+            return Err(CompletionStatus::LocalLength);
+        }
+        let bytes = match payload {
+            Payload::Inline(bytes) => bytes,
+            Payload::Gather(sges) => {
+                state
+                    .memory
+                    .gather(qp.pd, sges, staging)
+                    .map_err(|_| CompletionStatus::LocalProtection)?;
+                staging
+            }
+        };
+        match work.target {
+            Target::TunnelPeer => self.send_through_tunnel(at, work, bytes),
+            Target::Address { .. } => {
+                if let Err(reason) = self.send_datagram(at, work, bytes) {
+                    self.drops.count(reason);
+                }
+            }
+            Target::ForeignHandle => return Err(CompletionStatus::LocalQpOperation),
+        }
+        u32::try_from(len).map_err(|_| CompletionStatus::LocalLength)
+    }
+
+    /// The longest message of a queue pair (IBA 9.8.1: a datagram is one packet).
+    fn message_limit(&self, qp: &Qp) -> usize {
+        if qp.is_tunnelled() {
+            return MAX_PAYLOAD;
+        }
+        qp.port
+            .and_then(|port| self.node.port(port)?.neighbor_mtu.bytes())
+            .unwrap_or(0)
+    }
+
+    fn send_through_tunnel(&mut self, at: QpRef, work: &SendWork, payload: &[u8]) {
+        match self.tunnel_peer(at) {
+            Ok((peer, from, port)) => {
+                let arrival = Arrival::through_tunnel(port, from, work, payload);
+                self.deposit(peer, &arrival);
+            }
+            Err(reason) => self.drops.count(reason),
+        }
+    }
+
+    /// Builds the packet of a send and routes it. What makes a packet undeliverable is a reason to
+    /// drop it, not an error of the request.
+    fn send_datagram(
+        &mut self,
+        at: QpRef,
+        work: &SendWork,
+        payload: &[u8],
+    ) -> Result<(), DropReason> {
+        const GONE: DropReason = DropReason::NoQp;
+
+        let Target::Address {
+            vector,
+            qpn,
+            qkey,
+            pkey_index,
+        } = work.target
+        else {
+            return Err(GONE);
+        };
+        let state = self.state(at.function).map_err(|_| GONE)?;
+        let qp = state.qp(at.handle()).map_err(|_| GONE)?;
+        let port = self.node.port(vector.port).ok_or(GONE)?;
+        let special = match qp.kind {
+            QpKind::Special { special, .. } => Some(special),
+            _ => None,
+        };
+        let smp = special == Some(SpecialQp::Smi);
+        if !smp && !self.passes_data(state, vector.port) {
+            return Err(DropReason::PortNotActive);
+        }
+        let vl = if smp {
+            Vl::MANAGEMENT
+        } else {
+            Some(port.vl_for_sl(vector.sl))
+                .filter(|vl| *vl != Vl::MANAGEMENT)
+                .ok_or(DropReason::NoDataLane)?
+        };
+        let pkey = if smp {
+            PKey::DEFAULT_FULL
+        } else {
+            state
+                .physical_pkey(vector.port, pkey_index)
+                .and_then(|index| port.pkey(index))
+                .filter(|pkey| pkey.is_valid())
+                .ok_or(DropReason::NoPKey)?
+        };
+        let own_qkey = if special == Some(SpecialQp::Gsi) {
+            QKey::GSI
+        } else {
+            qp.qkey
+        };
+        let frame = UdFrame {
+            vl,
+            sl: vector.sl,
+            slid: port.source_lid(vector.path_bits),
+            dlid: vector.dlid,
+            grh: self.global_header(state, &vector)?,
+            pkey,
+            dest_qp: qpn,
+            src_qp: qp.numbers.real,
+            qkey: match qkey {
+                _ if smp => QKey::SMI,
+                key if key.is_privileged() => own_qkey,
+                key => key,
+            },
+            psn: qp.sq_psn,
+            solicited: work.flags.contains(SendFlags::SOLICITED),
+            immediate: work.immediate.map(u32::to_be_bytes),
+            payload,
+        };
+        if let Ok(qp) = self
+            .state_mut(at.function)
+            .and_then(|state| state.qp_mut(at.handle()))
+        {
+            qp.sq_psn = qp.sq_psn.wrapping_add(1);
+        }
+        self.route(vector.port, &frame, Some(at))
+    }
+
+    /// Whether a function's datagrams pass a port: the port is active, and so is the function's
+    /// view of it.
+    pub(super) fn passes_data(&self, state: &FunctionState, port: PortNum) -> bool {
+        let active = self
+            .node
+            .port(port)
+            .is_some_and(|port| port.state == PortState::Active);
+        let shown = state.has(Privileges::ANY_SOURCE)
+            || state
+                .port(port)
+                .is_some_and(|own| own.view.state == PortState::Active);
+        active && shown
+    }
+
+    fn global_header(
+        &self,
+        state: &FunctionState,
+        vector: &AddressVector,
+    ) -> Result<Option<Grh>, DropReason> {
+        let Some(route) = vector.grh else {
+            return Ok(None);
+        };
+        let index = if state.has(Privileges::ANY_SOURCE) {
+            route.sgid_index
+        } else {
+            GidIndex(state.id.0)
+        };
+        let sgid = self
+            .node
+            .port(vector.port)
+            .and_then(|port| port.gid(index))
+            .filter(|gid| !gid.is_none())
+            .ok_or(DropReason::NoSourceGid)?;
+        let mut grh = Grh::new(sgid, route.remote_gid, route.hop_limit);
+        grh.set_traffic_class(route.traffic_class);
+        grh.set_flow_label(route.flow_label);
+        Ok(Some(grh))
+    }
+
+    /// Sends a packet where its LID says: into this device, out by the port, or both. The loop of
+    /// subnet management packets to the own LID is the fabric's, whose agent comes first.
+    pub(super) fn route(
+        &mut self,
+        port: PortNum,
+        frame: &UdFrame<'_>,
+        from: Option<QpRef>,
+    ) -> Result<(), DropReason> {
+        let own = self.node.port(port).is_some_and(|p| p.owns_lid(frame.dlid));
+        if frame.vl == Vl::MANAGEMENT {
+            self.put_on_wire(port, frame);
+        } else if own {
+            self.deliver_unicast(port, frame);
+        } else if frame.dlid.is_multicast() && frame.dest_qp == Qpn::MULTICAST {
+            self.put_on_wire(port, frame);
+            self.deliver_multicast(port, frame, from);
+        } else if frame.dlid.is_unicast() {
+            self.put_on_wire(port, frame);
+        } else {
+            return Err(DropReason::BadDestinationLid);
+        }
+        Ok(())
+    }
+
+    fn put_on_wire(&mut self, port: PortNum, frame: &UdFrame<'_>) {
+        let mut packet = core::mem::take(&mut self.packet);
+        packet.resize(MAX_FRAME, 0);
+        // The payload was checked against the MTU, so the packet fits.
+        if let (Ok(len), Some(egress)) = (frame.write(&mut packet), self.egress_mut(port)) {
+            egress.frames.push_back(Frame::sealed(&packet[..len]));
+        }
+        self.packet = packet;
+    }
+}
+
+/// Bytes of the longest packet: LRH, GRH, BTH, DETH, immediate data, payload, ICRC and VCRC.
+const MAX_FRAME: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD + 4 + 2;
+
+fn complete_sent(state: &mut FunctionState, index: u32, work: &SendWork, bytes: u32) {
+    let Ok(qp) = state.qp(QpHandle(index)) else {
+        return;
+    };
+    if !qp.signal_all && !work.flags.contains(SendFlags::SIGNALED) {
+        return;
+    }
+    let completion = Completion {
+        wr_id: work.wr_id,
+        status: CompletionStatus::Success,
+        op: Side::Send.op(),
+        qpn: qp.numbers.external,
+        byte_len: bytes,
+        immediate: 0,
+        flags: CompletionFlags::empty(),
+        source: None,
+    };
+    state.complete(index, Side::Send, completion);
+}
+
+/// Finds out where a request goes.
+fn target(state: &FunctionState, qp: &Qp, request: &SendRequest<'_>) -> Result<Target, HcaError> {
+    if qp.is_tunnelled() {
+        return Ok(Target::TunnelPeer);
+    }
+    let destination = request.destination.ok_or(HcaError::InvalidParameter)?;
+    let special = matches!(qp.kind, QpKind::Special { .. });
+    let to_smi = destination.qpn == Qpn::SMI;
+    let from_smi = qp.numbers.real == Qpn::SMI;
+    if (destination.pkey_index.is_some() && !special) || (from_smi && !to_smi) {
+        return Err(HcaError::InvalidParameter);
+    }
+    let vector = match destination.address {
+        UdAddress::Vector(vector) => vector,
+        UdAddress::Handle(handle) => {
+            let av = state
+                .avs
+                .get(handle.0 as usize)
+                .ok_or(HcaError::InvalidHandle)?;
+            if av.pd != qp.pd {
+                return Ok(Target::ForeignHandle);
+            }
+            av.vector
+        }
+    };
+    if Some(vector.port) != qp.port {
+        return Err(HcaError::InvalidPort);
+    }
+    Ok(Target::Address {
+        vector,
+        qpn: destination.qpn,
+        qkey: destination.qkey,
+        pkey_index: destination.pkey_index.unwrap_or(qp.pkey_index),
+    })
+}

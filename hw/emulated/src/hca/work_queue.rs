@@ -1,0 +1,181 @@
+//! Work requests as the device keeps them, and the queues that hold receives.
+
+use std::collections::VecDeque;
+
+use hca_api::{
+    AddressVector, HcaError, Payload, PulledReceives, ReceiveMode, RecvRequest, SendFlags, Sge,
+};
+use ib_wire::{PKeyIndex, QKey, Qpn};
+
+/// A scatter or gather list; up to two entries are kept without allocating.
+#[derive(Clone, Debug)]
+pub(super) enum SgeList {
+    Few([Sge; 2], u8),
+    Many(Box<[Sge]>),
+}
+
+impl SgeList {
+    const NO_SGE: Sge = Sge {
+        addr: 0,
+        len: 0,
+        lkey: hca_api::LKey(0),
+    };
+
+    pub(super) fn new(sges: &[Sge]) -> Self {
+        match *sges {
+            [] => Self::Few([Self::NO_SGE; 2], 0),
+            [only] => Self::Few([only, Self::NO_SGE], 1),
+            [first, second] => Self::Few([first, second], 2),
+            _ => Self::Many(sges.into()),
+        }
+    }
+
+    pub(super) fn as_slice(&self) -> &[Sge] {
+        match self {
+            Self::Few(sges, count) => &sges[..usize::from(*count)],
+            Self::Many(sges) => sges,
+        }
+    }
+}
+
+/// Bytes that the entries of a list name, together.
+pub(super) fn total_len(sges: &[Sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.len)).sum()
+}
+
+/// The bytes of a send that waits.
+#[derive(Clone, Debug)]
+pub(super) enum OwnedPayload {
+    Gather(SgeList),
+    Inline(Box<[u8]>),
+}
+
+impl OwnedPayload {
+    pub(super) fn new(payload: Payload<'_>) -> Self {
+        match payload {
+            Payload::Gather(sges) => Self::Gather(SgeList::new(sges)),
+            Payload::Inline(bytes) => Self::Inline(bytes.into()),
+        }
+    }
+
+    pub(super) fn as_payload(&self) -> Payload<'_> {
+        match self {
+            Self::Gather(sges) => Payload::Gather(sges.as_slice()),
+            Self::Inline(bytes) => Payload::Inline(bytes),
+        }
+    }
+}
+
+/// What a datagram send needs besides its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SendWork {
+    pub(super) wr_id: u64,
+    pub(super) immediate: Option<u32>,
+    pub(super) flags: SendFlags,
+    pub(super) target: Target,
+}
+
+/// Where a datagram send goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// To the other end of the tunnel.
+    TunnelPeer,
+    /// To an address.
+    Address {
+        vector: AddressVector,
+        qpn: Qpn,
+        qkey: QKey,
+        pkey_index: PKeyIndex,
+    },
+    /// To an address handle of another protection domain: the request fails (IBA 10.2.2.2).
+    ForeignHandle,
+}
+
+/// A send that waits because the queue drains or the port's egress is full.
+#[derive(Clone, Debug)]
+pub(super) struct WaitingSend {
+    pub(super) work: SendWork,
+    pub(super) payload: OwnedPayload,
+}
+
+/// A receive, taken to be filled.
+#[derive(Clone, Debug)]
+pub(super) struct Receive {
+    pub(super) wr_id: u64,
+    pub(super) scatter: SgeList,
+}
+
+/// Receive requests: posted, or pulled when one is needed.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    posted: VecDeque<Receive>,
+    source: Option<Box<dyn PulledReceives>>,
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    /// Where pulled scatter lists are read into.
+    pulled: Vec<Sge>,
+}
+
+impl ReceiveQueue {
+    pub(super) fn new(mode: ReceiveMode, max_wr: u32, max_sge: u32) -> Self {
+        Self {
+            posted: VecDeque::new(),
+            source: match mode {
+                ReceiveMode::Posted => None,
+                ReceiveMode::Pulled(source) => Some(source),
+            },
+            max_wr,
+            max_sge,
+            pulled: Vec::new(),
+        }
+    }
+
+    /// Checks a request for [`ReceiveQueue::post`].
+    pub(super) fn check(&self, request: &RecvRequest<'_>) -> Result<(), HcaError> {
+        if self.source.is_some() {
+            return Err(HcaError::InvalidParameter);
+        }
+        if request.scatter.len() > self.max_sge as usize {
+            return Err(HcaError::TooManySges);
+        }
+        if self.posted.len() >= self.max_wr as usize {
+            return Err(HcaError::QueueFull);
+        }
+        Ok(())
+    }
+
+    /// Queues a request.
+    pub(super) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), HcaError> {
+        self.check(request)?;
+        self.posted.push_back(Receive {
+            wr_id: request.wr_id,
+            scatter: SgeList::new(request.scatter),
+        });
+        Ok(())
+    }
+
+    /// Takes the oldest request.
+    pub(super) fn take(&mut self) -> Option<Receive> {
+        let Some(source) = &mut self.source else {
+            return self.posted.pop_front();
+        };
+        self.pulled.clear();
+        let wr_id = source.pull(&mut self.pulled)?;
+        Some(Receive {
+            wr_id,
+            scatter: SgeList::new(&self.pulled),
+        })
+    }
+
+    /// Requests that wait.
+    pub(super) fn len(&self) -> usize {
+        self.source
+            .as_ref()
+            .map_or(self.posted.len(), |source| source.pending())
+    }
+
+    /// Forgets what was posted. What a source holds stays in the consumer's memory.
+    pub(super) fn clear(&mut self) {
+        self.posted.clear();
+    }
+}
