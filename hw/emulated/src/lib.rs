@@ -22,7 +22,6 @@ mod link;
 mod node;
 pub mod pma;
 mod port;
-mod rng;
 pub mod sma;
 mod smi;
 mod switch;

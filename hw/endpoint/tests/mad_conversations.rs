@@ -1,4 +1,4 @@
-//! Random conversations of MAD agents over a network that loses, repeats and reorders: each ends in
+//! SplitMix64 conversations of MAD agents over a network that loses, repeats and reorders: each ends in
 //! its response, or in a failure that its parameters explain; nothing is left.
 #![expect(
     clippy::cast_possible_truncation,
@@ -11,34 +11,13 @@ use ib_endpoint::{
     AgentEvent, AgentId, Disposition, DropReason, MadAddress, MadAgent, MadAgentConfig, Message,
     MethodSet, Oui, Registration, RequestId, RetryPolicy, TransferError, segment_layout,
 };
-use ib_vtime::{Duration, Instant};
+use ib_vtime::{Duration, Instant, SplitMix64};
 use ib_wire::Lid;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppStatus, VendorOuiMad};
 
 const VENDOR_CLASS: MgmtClass = MgmtClass::new(0x33);
 const OUI: Oui = Oui([0, 0x14, 5]);
-
-/// A SplitMix64 generator: the whole run is a function of its seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-}
 
 /// How the network behaves.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +57,7 @@ struct Tally {
 
 struct World {
     now: Instant,
-    random: Random,
+    random: SplitMix64,
     faults: Faults,
     hosts: Vec<Host>,
     in_flight: BTreeMap<(Instant, u64), (usize, usize, Mad)>,
@@ -87,7 +66,7 @@ struct World {
 }
 
 fn payload(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = SplitMix64::new(seed);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
         bytes.extend_from_slice(&random.next().to_le_bytes());
@@ -121,7 +100,7 @@ impl World {
         };
         Self {
             now: Instant::ZERO,
-            random: Random(seed),
+            random: SplitMix64::new(seed),
             faults,
             hosts: (0..hosts).map(host).collect(),
             in_flight: BTreeMap::new(),
@@ -135,7 +114,7 @@ impl World {
         let hosts = self.hosts.len() as u64;
         let from = self.random.below(hosts) as usize;
         let to = (from + 1 + self.random.below(hosts - 1) as usize) % hosts as usize;
-        let vendor = self.random.percent(20);
+        let vendor = self.random.chance(20, 100);
         let (method, rmpp_request, answer_is_rmpp) = match self.random.below(100) {
             0..40 => (Method::GET, false, false),
             40..50 => (Method::SET, false, false),
@@ -221,10 +200,10 @@ impl World {
     }
 
     fn carry(&mut self, from: usize, to: usize, mad: Mad) {
-        let copies = if self.random.percent(self.faults.loss_percent) {
+        let copies = if self.random.chance(self.faults.loss_percent, 100) {
             0
         } else {
-            1 + u64::from(self.random.percent(self.faults.repeat_percent))
+            1 + u64::from(self.random.chance(self.faults.repeat_percent, 100))
         };
         for _ in 0..copies {
             let delay = 1 + self.random.below(self.faults.max_delay_us);
@@ -465,7 +444,7 @@ fn forged_mads_of_every_shape_change_nothing_and_fill_no_memory() {
         max_delay_us: 1,
     };
     let mut world = World::new(5, 2, faults);
-    let mut random = Random(99);
+    let mut random = SplitMix64::new(99);
     for _ in 0..50 {
         world.ask();
     }
@@ -488,19 +467,19 @@ fn forged_mads_of_every_shape_change_nothing_and_fill_no_memory() {
             AttributeId::new(0x35),
         );
         mad.header.tid = (random.below(64) << 32 | random.below(64)).into();
-        if random.percent(20) {
+        if random.chance(20, 100) {
             mad.header.class_version = 9;
         }
         // Plausible RMPP headers half of the time.
-        if random.percent(50) {
+        if random.chance(50, 100) {
             mad.data[0] = 1;
             mad.data[1] = (random.below(6)) as u8;
             mad.data[2] = (random.below(8)) as u8 | 1;
-            mad.data[3] = if random.percent(80) { 0 } else { 126 };
+            mad.data[3] = if random.chance(80, 100) { 0 } else { 126 };
             mad.data[4..8].copy_from_slice(&(random.below(70) as u32).to_be_bytes());
             mad.data[8..12].copy_from_slice(&(random.below(100_000) as u32).to_be_bytes());
         }
-        if random.percent(50) {
+        if random.chance(50, 100) {
             mad.view_mut::<VendorOuiMad>().oui = OUI.0;
         }
         let from = MadAddress::gsi(Lid::new(100 + random.below(50) as u16));

@@ -1,4 +1,4 @@
-//! The caller's clock and a deterministic timer queue.
+//! The caller's clock, a deterministic timer queue and a deterministic source of numbers.
 //!
 //! Nothing in the workspace below `vmm-glue` reads a clock. Whoever drives a machine passes an
 //! [`Instant`] with every call, taken from a real clock or made up by a test, and asks it for the
@@ -12,8 +12,10 @@ extern crate alloc;
 extern crate std;
 
 mod instant;
+mod split_mix;
 mod timer_queue;
 
 pub use core::time::Duration;
 pub use instant::Instant;
+pub use split_mix::SplitMix64;
 pub use timer_queue::{TimerKey, TimerQueue};

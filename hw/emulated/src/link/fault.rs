@@ -2,13 +2,13 @@
 
 use core::time::Duration;
 
+use ib_vtime::SplitMix64;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
 use ib_wire::packet::{Body, Packet};
 use ib_wire::{Lid, Qpn, Vl};
 use zerocopy::FromBytes;
 
 use crate::Frame;
-use crate::rng::Rng;
 
 /// What goes wrong with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,7 +223,7 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
     rules: Vec<(FaultRule, u64)>,
-    rng: Rng,
+    rng: SplitMix64,
     counters: FaultCounters,
 }
 
@@ -231,7 +231,7 @@ impl FaultInjector {
     pub(crate) fn new(plan: &FaultPlan) -> Self {
         Self {
             rules: plan.rules.iter().map(|rule| (*rule, 0)).collect(),
-            rng: Rng::new(plan.seed),
+            rng: SplitMix64::new(plan.seed),
             counters: FaultCounters::default(),
         }
     }
@@ -313,7 +313,7 @@ fn invariant_part(bytes: &mut [u8]) -> &mut [u8] {
 }
 
 /// Flips different bits, so that no flip undoes another.
-fn flip_bits(bytes: &mut [u8], bits: u32, rng: &mut Rng) {
+fn flip_bits(bytes: &mut [u8], bits: u32, rng: &mut SplitMix64) {
     let all = bytes.len() * 8;
     let mut flipped: Vec<usize> = Vec::new();
     while flipped.len() < all.min(usize::try_from(bits.max(1)).unwrap_or(usize::MAX)) {

@@ -2,25 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ib_vtime::SplitMix64;
 use ib_wire::{CommId, Gid, Guid, Lid, Qpn, ServiceId};
 
 use super::connection::Connection;
 use super::{ConnId, State};
-
-/// Generates communication ids: SplitMix64, the 64-bit generator of Steele, Lea and Flood
-/// ("Fast splittable pseudorandom number generators", OOPSLA 2014).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
 
 /// Where a SIDR_REQ came from, with its request id: what makes it a duplicate.
 pub(super) type SidrKey = (Lid, Option<Gid>, CommId);
@@ -50,7 +36,7 @@ impl Listener {
 /// connection is in a state that needs it, so that all of them drain.
 #[derive(Debug)]
 pub(super) struct Registry {
-    random: Random,
+    random: SplitMix64,
     next_id: u64,
     pub connections: BTreeMap<ConnId, Connection>,
     pub listeners: Vec<Listener>,
@@ -67,7 +53,7 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new(seed: u64) -> Self {
         Self {
-            random: Random(seed),
+            random: SplitMix64::new(seed),
             next_id: 0,
             connections: BTreeMap::new(),
             listeners: Vec::new(),

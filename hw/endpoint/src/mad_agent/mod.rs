@@ -41,7 +41,7 @@ mod transmit;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ib_vtime::{Instant, TimerQueue};
+use ib_vtime::{Instant, SplitMix64, TimerQueue};
 use ib_wire::Tid;
 use ib_wire::mad::Mad;
 use ib_wire::rmpp::{RmppStatus, RmppType};
@@ -410,13 +410,9 @@ impl MadAgent {
 }
 
 /// A starting point for the low half of transaction ids, so that restarted agents do not repeat
-/// those of their former lives (SplitMix64's output function).
-#[expect(clippy::cast_possible_truncation, reason = "any 32 bits serve")]
+/// those of their former lives.
 const fn first_tid(seed: u64, agent: u32) -> u32 {
-    let mut z = seed.wrapping_add((agent as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) as u32
+    SplitMix64::new(seed ^ (agent as u64) << 32).next_u32()
 }
 
 fn keys_of<K: Copy + Ord, V>(map: &BTreeMap<K, V>, pick: impl Fn(&V) -> bool) -> Vec<K> {
