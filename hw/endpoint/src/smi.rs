@@ -16,8 +16,9 @@
 //! | back | 1 | requester receives | pointer 0; for software |
 //! | back | 0 | requester receives | for software: somebody below did the step above |
 //!
-//! Everything else is discarded. Routes whose one end is LID-routed keep DrSLID or DrDLID other
-//! than the permissive LID; of those a channel adapter is never the directed end's far side.
+//! Everything else is discarded. A route may also begin or end with a LID-routed part: then DrSLID
+//! or DrDLID is not the permissive LID, and what an adapter sends over that part leaves unchanged.
+//! The switch where the directed part begins makes the first move.
 
 use ib_wire::mad::{Mad, MgmtClass};
 use ib_wire::smp::{DirectedRouteSmp, MAX_HOPS};
@@ -67,6 +68,9 @@ fn send_out(smp: &mut DirectedRouteSmp, port: PortNum, pointer: u8, count: u8) -
     if pointer != 0 {
         return SmiOutgoing::Discard;
     }
+    if smp.dr_slid != Lid::PERMISSIVE {
+        return SmiOutgoing::Send;
+    }
     smp.set_hop_pointer(1);
     if count == 0 {
         return if smp.dr_dlid == Lid::PERMISSIVE {
@@ -81,6 +85,9 @@ fn send_out(smp: &mut DirectedRouteSmp, port: PortNum, pointer: u8, count: u8) -
 fn send_back(smp: &mut DirectedRouteSmp, port: PortNum, pointer: u8, count: u8) -> SmiOutgoing {
     if pointer != count + 1 {
         return SmiOutgoing::Discard;
+    }
+    if smp.dr_dlid != Lid::PERMISSIVE {
+        return SmiOutgoing::Send;
     }
     smp.set_hop_pointer(count);
     if count == 0 {
@@ -203,6 +210,25 @@ mod tests {
         assert_eq!(incoming(&mut back, PORT), SmiIncoming::Deliver);
         assert_eq!(pointer(&back), 0);
         assert_eq!(back.header.method, Method::GET_RESP);
+    }
+
+    #[test]
+    fn what_begins_with_a_lid_routed_part_leaves_unchanged() {
+        let mut request = smp(&[3]);
+        request.view_mut::<DirectedRouteSmp>().dr_slid = Lid::new(5);
+        let before = request;
+        assert_eq!(outgoing(&mut request, PORT), SmiOutgoing::Send);
+        assert_eq!(request, before);
+
+        let mut arrived = smp(&[3]);
+        let view = arrived.view_mut::<DirectedRouteSmp>();
+        view.dr_dlid = Lid::new(6);
+        view.set_hop_pointer(2);
+        assert_eq!(incoming(&mut arrived, PORT), SmiIncoming::Deliver);
+        let mut back = answer(&arrived);
+        let before = back;
+        assert_eq!(outgoing(&mut back, PORT), SmiOutgoing::Send);
+        assert_eq!(back, before);
     }
 
     #[test]

@@ -377,22 +377,12 @@ impl MadAgent {
                 if let Some(transaction) = self.transactions.get(&id)
                     && matches!(transaction.phase, Phase::Sending(_))
                 {
-                    self.cancel_with(id, status);
+                    self.give_up_sending(id, status);
                 }
             }
             SenderRef::Response(key) => self.fail_outgoing(&key, status),
         }
         self.counters.drop_mad(DropReason::ProtocolViolation)
-    }
-
-    /// Ends a request that RMPP carries, tells its receiver and its sender.
-    fn cancel_with(&mut self, id: RequestId, status: RmppStatus) {
-        if let Some(transaction) = self.transactions.get(&id) {
-            let (to, headers) = (transaction.to, without_data(*transaction.message.mad()));
-            self.counters.transfers_ended += 1;
-            self.send_rmpp(to, headers, RmppHeader::end(RmppType::ABORT, status));
-            self.fail_request(id, TransferError::EndedByUs(status));
-        }
     }
 
     fn reject_incoming(
@@ -401,15 +391,20 @@ impl MadAgent {
         kind: RmppType,
         status: RmppStatus,
     ) -> Disposition {
-        if let Some(request) = self.end_incoming(key, kind, status) {
-            self.fail_request(request, TransferError::EndedByUs(status));
-        }
+        self.fail_incoming(key, kind, status);
         let reason = if kind == RmppType::STOP {
             DropReason::NoResources
         } else {
             DropReason::ProtocolViolation
         };
         self.counters.drop_mad(reason)
+    }
+
+    /// Ends an unfinished message; tells its sender, and whose request it answered.
+    pub(super) fn fail_incoming(&mut self, key: &TransferKey, kind: RmppType, status: RmppStatus) {
+        if let Some(request) = self.end_incoming(key, kind, status) {
+            self.fail_request(request, TransferError::EndedByUs(status));
+        }
     }
 
     /// Ends an unfinished message and tells its sender. Gives the request that it answered.

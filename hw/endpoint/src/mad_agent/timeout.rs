@@ -14,7 +14,10 @@ impl MadAgent {
             match timer {
                 Timer::Request(id) => self.request_timed_out(now, id),
                 Timer::Outgoing(key) => self.outgoing_timed_out(now, &key),
-                Timer::Incoming(key) => self.incoming_timed_out(&key),
+                Timer::Incoming(key) => {
+                    let status = RmppStatus::TOTAL_TIME_TOO_LONG;
+                    self.fail_incoming(&key, RmppType::ABORT, status);
+                }
                 Timer::Turn(key) => self.turn_timed_out(now, &key),
                 Timer::Retention(key) => {
                     self.forget_completed(&key);
@@ -36,7 +39,7 @@ impl MadAgent {
                     self.enter_round(SenderRef::Request(id));
                     self.restart_ack_timer(now, SenderRef::Request(id));
                 } else {
-                    self.give_up_sending(id);
+                    self.give_up_sending(id, RmppStatus::TOO_MANY_RETRIES);
                 }
                 return;
             }
@@ -71,8 +74,8 @@ impl MadAgent {
         );
     }
 
-    fn give_up_sending(&mut self, id: RequestId) {
-        let status = RmppStatus::TOO_MANY_RETRIES;
+    /// Ends a request that RMPP carries; tells its receiver and its sender.
+    pub(super) fn give_up_sending(&mut self, id: RequestId, status: RmppStatus) {
         if let Some(transaction) = self.take_transaction(id) {
             self.end_sent_request(&transaction, status);
             self.counters.failures += 1;
@@ -102,14 +105,6 @@ impl MadAgent {
     pub(super) fn fail_outgoing(&mut self, key: &TransferKey, status: RmppStatus) {
         if let Some(outgoing) = self.end_outgoing(key, RmppType::ABORT, status) {
             self.finish_outgoing(&outgoing, Err(TransferError::EndedByUs(status)));
-        }
-    }
-
-    fn incoming_timed_out(&mut self, key: &TransferKey) {
-        let status = RmppStatus::TOTAL_TIME_TOO_LONG;
-        let request = self.end_incoming(key, RmppType::ABORT, status);
-        if let Some(request) = request {
-            self.fail_request(request, TransferError::EndedByUs(status));
         }
     }
 
