@@ -5,6 +5,7 @@ use hca_api::{
     CqHandle, FunctionId, FunctionSpec, HcaError, PdHandle, Privileges, QpHandle, QpState,
     ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
 };
+use ib_vtime::SplitMix64;
 use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
 use slab::Slab;
 
@@ -14,7 +15,6 @@ use super::memory::Memory;
 use super::qp::{Qp, Side};
 use super::srq::Srq;
 use super::work_queue::Receive;
-use crate::rng::Rng;
 
 /// A protection domain.
 #[derive(Debug, Default)]
@@ -72,7 +72,12 @@ pub(super) struct FunctionState {
 }
 
 impl FunctionState {
-    pub(super) fn new(spec: FunctionSpec, privileges: Privileges, ports: u8, random: Rng) -> Self {
+    pub(super) fn new(
+        spec: FunctionSpec,
+        privileges: Privileges,
+        ports: u8,
+        random: SplitMix64,
+    ) -> Self {
         Self {
             id: spec.id,
             privileges,

@@ -4,11 +4,11 @@ use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaError, Privileges,
     QpHandle, QpNumbers, ResourceCounts, SpecialQp, VirtualPort,
 };
+use ib_vtime::SplitMix64;
 use ib_wire::PortNum;
 
 use super::function::FunctionState;
 use super::{Device, Function};
-use crate::rng::Rng;
 
 impl Function<'_> {
     fn may_manage(&self) -> Result<(), HcaError> {
@@ -42,7 +42,7 @@ impl FunctionManager for Function<'_> {
         if taken || spec.id.0 > device.max_functions {
             return Err(HcaError::InvalidParameter);
         }
-        let random = Rng::new(device.random.next());
+        let random = SplitMix64::new(device.random.next());
         let ports = device.node.port_count();
         let state = FunctionState::new(spec, Privileges::empty(), ports, random);
         if device.functions.len() <= index {

@@ -7,9 +7,8 @@ use hca_api::{
     AccessFlags, AddressSpace, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind, MrSpec,
     MwHandle, MwKeys, MwType, PdHandle, RKey, Sge,
 };
+use ib_vtime::SplitMix64;
 use slab::Slab;
-
-use crate::rng::Rng;
 
 /// Where the bytes of a region are.
 #[derive(Debug)]
@@ -58,7 +57,7 @@ pub(super) struct Memory {
     regions: Slab<Region>,
     windows: Slab<Window>,
     keys: BTreeMap<u32, KeyOwner>,
-    random: Rng,
+    random: SplitMix64,
 }
 
 /// A work request named memory that its QP may not use (IBA 10.6.3, "local protection error").
@@ -77,7 +76,7 @@ const MIN_PAGE_SHIFT: u8 = 12;
 const MAX_PAGE_SHIFT: u8 = 32;
 
 impl Memory {
-    pub(super) fn new(space: Box<dyn AddressSpace>, random: Rng) -> Self {
+    pub(super) fn new(space: Box<dyn AddressSpace>, random: SplitMix64) -> Self {
         Self {
             space,
             regions: Slab::new(),

@@ -42,7 +42,7 @@ use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionSpec, HcaError, HostMemory, Limits, Privileges,
     ResourceCounts,
 };
-use ib_vtime::Instant;
+use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
 
 pub use drops::{DropCounters, DropReason};
@@ -50,7 +50,6 @@ pub use drops::{DropCounters, DropReason};
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
-use crate::rng::Rng;
 use crate::{EndNode, Frame, HcaConfig, Node};
 
 /// Upper bounds of every function.
@@ -102,7 +101,7 @@ struct Egress {
 #[derive(Debug)]
 pub struct Device {
     node: Node,
-    random: Rng,
+    random: SplitMix64,
     /// Indexed by function number; the PF is always there.
     functions: Vec<Option<Box<FunctionState>>>,
     max_functions: u16,
@@ -131,7 +130,7 @@ impl Device {
     #[must_use]
     pub fn with_memory(config: &HcaConfig, seed: u64, memory: Box<dyn AddressSpace>) -> Self {
         let node = Node::channel_adapter(config);
-        let mut random = Rng::new(seed);
+        let mut random = SplitMix64::new(seed);
         let ports = node.port_count();
         let pf = FunctionSpec {
             id: FunctionId::PF,
@@ -139,7 +138,8 @@ impl Device {
             memory,
             quota: NO_QUOTA,
         };
-        let mut pf = FunctionState::new(pf, Privileges::all(), ports, Rng::new(random.next()));
+        let mut pf =
+            FunctionState::new(pf, Privileges::all(), ports, SplitMix64::new(random.next()));
         for port in node.ports() {
             if let Some(own) = pf.port_mut(port.number) {
                 own.capabilities = port.capabilities.get();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::super::LIMITS;
 use super::*;
-use crate::rng::Rng;
+use ib_vtime::SplitMix64;
 
 const PD: PdHandle = PdHandle(1);
 const PAGE: u64 = 4096;
@@ -15,7 +15,10 @@ fn memory(len: usize) -> (Memory, u64) {
     let mut space = HostMemory::new();
     let buffer = space.allocate(len).unwrap();
     assert_eq!(buffer.addr % PAGE, 0);
-    (Memory::new(Box::new(space), Rng::new(1)), buffer.addr)
+    (
+        Memory::new(Box::new(space), SplitMix64::new(1)),
+        buffer.addr,
+    )
 }
 
 fn spec(kind: MrKind<'_>) -> MrSpec<'_> {
@@ -255,7 +258,7 @@ proptest! {
             sge
         }).collect();
         let total = usize::try_from(super::super::work_queue::total_len(&sges)).unwrap();
-        let mut random = Rng::new(seed);
+        let mut random = SplitMix64::new(seed);
         let bytes: Vec<u8> = (0..total).map(|_| random.next().to_le_bytes()[0]).collect();
         let (head, tail) = bytes.split_at(total / 3);
         memory.scatter(PD, &sges, &[head, tail]).unwrap();
