@@ -1,6 +1,7 @@
 //! End-to-end tests of the workspace, and what they share.
 #![forbid(unsafe_code)]
 
+pub mod conversation;
 pub mod fields;
 pub mod fuzz_targets;
 pub mod mads;

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use ib_vtime::TimerKey;
 use ib_wire::cm::{CmRep, CmReq, timeout_nanos};
-use ib_wire::mad::Mad;
+use ib_wire::mad::{AttributeId, Mad};
 use ib_wire::{CommId, Guid, Psn, Qpn, ServiceId, Tid};
 
 use super::{ConnId, State};
@@ -128,8 +128,6 @@ pub(super) struct Connection {
     pub lap: Option<Box<Mad>>,
     /// Extra time that an MRA of this side announced.
     pub mra_wait: Duration,
-    /// A REJ answered the REQ: duplicates of the REQ may come for as long as the peer retries.
-    pub refused_request: bool,
     pub timer: Option<TimerKey>,
 }
 
@@ -158,7 +156,6 @@ impl Connection {
             rtu: None,
             lap: None,
             mra_wait: Duration::ZERO,
-            refused_request: false,
             timer: None,
         }
     }
@@ -196,10 +193,17 @@ impl Connection {
         self.remote_ca_guid.map(|guid| (guid, self.remote_qpn))
     }
 
+    /// The REJ that ended the connection, if this side sent one.
+    pub(super) fn kept_rej(&self) -> Option<&Mad> {
+        self.answer
+            .as_deref()
+            .filter(|answer| answer.header.attribute_id == AttributeId::CM_REJ)
+    }
+
     /// How long the connection stays in TimeWait: until packets under way have died out, and after
     /// a refused REQ until the peer has stopped to repeat it.
     pub(super) fn time_wait(&self, cap: Duration) -> Duration {
-        let wait = if self.refused_request {
+        let wait = if self.role == Role::Passive && self.kept_rej().is_some() {
             (self.waits.request + self.mra_wait) * (u32::from(self.waits.retries) + 1)
         } else {
             self.waits.path
@@ -246,7 +250,8 @@ mod tests {
         let waits = Waits::passive(&req(), CAP);
         let mut conn = Connection::new(Role::Passive, CommId::new(1), address, waits);
         assert_eq!(conn.time_wait(CAP), waits.path);
-        conn.refused_request = true;
+        let rej = Mad::new(ib_wire::cm::header(AttributeId::CM_REJ));
+        conn.answer = Some(Box::new(rej));
         assert_eq!(conn.time_wait(CAP), waits.request * 16);
         assert_eq!(
             conn.time_wait(Duration::from_secs(1)),

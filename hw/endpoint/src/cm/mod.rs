@@ -63,7 +63,7 @@
 //! | SIDR_REP | SidrReqSent | the caller's | a SIDR_REQ has no such field |
 //! | a late answer | MraReqRcvd, MraRepRcvd, MraLapRcvd | MRA service timeout + path | the time for which the peer asks |
 //! | packets under way | TimeWait | path | no packet of the old connection may meet the QP's next |
-//! | a repeated REQ | TimeWait after a refusal | (remote CM response timeout + path) × (max CM retries + 1) | a repeated REQ must meet the same REJ, not make a second connection |
+//! | a repeated REQ | TimeWait of a passive side that sent a REJ | (remote CM response timeout + path) × (max CM retries + 1) | a repeated REQ must meet the same REJ, not make a second connection |
 //!
 //! "Path" is the primary path's local ACK timeout: twice the packet life time and the peer's own
 //! delay (IBA 12.7.34). When a timer of the first six runs out the message goes out again, REQ max
@@ -378,7 +378,7 @@ impl Cm {
     ) {
         match (reaction, input) {
             (Reaction::Ask, Input::Ask { mad, wait }) => self.ask(now, id, mad, wait),
-            (Reaction::Tell, Input::Tell(mad)) => self.tell(id, state, mad),
+            (Reaction::Tell, Input::Tell(mad)) => self.tell(id, mad),
             (Reaction::Deliver, Input::Received { mad, from }) => {
                 self.settle(id);
                 self.deliver(id, mad, from);
@@ -441,19 +441,16 @@ impl Cm {
         self.set_timer(id, now + wait);
     }
 
-    fn tell(&mut self, id: ConnId, state: State, mad: Mad) {
+    fn tell(&mut self, id: ConnId, mad: Mad) {
         self.settle(id);
         let Some(conn) = self.registry.get_mut(id) else {
             return;
         };
         let kept = Some(Box::new(mad));
-        match mad.header.attribute_id {
-            AttributeId::CM_RTU => conn.rtu = kept,
-            AttributeId::CM_REJ => {
-                conn.refused_request = state.is_pending();
-                conn.answer = kept;
-            }
-            _ => conn.answer = kept,
+        if mad.header.attribute_id == AttributeId::CM_RTU {
+            conn.rtu = kept;
+        } else {
+            conn.answer = kept;
         }
         let to = conn.address;
         self.transmit(to, mad);
@@ -492,11 +489,7 @@ impl Cm {
         let Some(conn) = self.registry.get(id) else {
             return;
         };
-        let kept = conn
-            .answer
-            .as_deref()
-            .filter(|answer| answer.header.attribute_id == AttributeId::CM_REJ);
-        let rej = match (kept, mad.header.attribute_id) {
+        let rej = match (conn.kept_rej(), mad.header.attribute_id) {
             (Some(kept), _) => {
                 // The REJ of a side that never saw the REP could not name the peer's id.
                 let mut rej = *kept;

@@ -314,9 +314,14 @@ impl Cm {
 
     fn on_rej(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let rej: &CmRej = mad.view();
-        let Some(id) = self.find_rejected(rej) else {
+        let Some((id, conn)) = self.find_rejected(rej) else {
             return CmVerdict::Dropped(CmDrop::UnknownConnection);
         };
+        if rej.message_rejected() == CmMessage::REQ && !awaits_rep(conn.state) {
+            // It refused an earlier copy of the REQ; a later one was accepted, or lost against
+            // the peer's own.
+            return CmVerdict::Dropped(CmDrop::OldAnswer);
+        }
         let event = if rej.reason == RejReason::STALE_CONNECTION {
             Event::RejStale
         } else {
@@ -327,11 +332,11 @@ impl Cm {
 
     /// The connection that a REJ ends. One for timeout may come from a side that never learnt our
     /// id: it names its own id and CA GUID instead.
-    fn find_rejected(&self, rej: &CmRej) -> Option<ConnId> {
+    fn find_rejected(&self, rej: &CmRej) -> Option<(ConnId, &Connection)> {
         if let Some(guid) = rej.timeout_ca_guid() {
             let key = (guid, rej.local_comm_id);
             if let Some(&id) = self.registry.by_remote_id.get(&key) {
-                return Some(id);
+                return Some((id, self.registry.get(id)?));
             }
         }
         let (id, conn) = self.find_local(rej.remote_comm_id)?;
@@ -341,7 +346,7 @@ impl Cm {
             conn.remote_id == Some(rej.local_comm_id)
                 || (rej.reason == RejReason::TIMEOUT && conn.remote_id.is_none())
         };
-        matches.then_some(id)
+        matches.then_some((id, conn))
     }
 
     fn on_rep(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
@@ -362,7 +367,7 @@ impl Cm {
                 &[],
             );
         };
-        if matches!(conn.state, State::ReqSent | State::MraReqRcvd) {
+        if awaits_rep(conn.state) {
             let key = (rep.local_ca_guid, rep.local_qpn);
             if let Some(&old) = self.registry.by_remote_qpn.get(&key) {
                 return self.refuse_stale_rep(now, old, from, rep);
@@ -508,6 +513,11 @@ impl Cm {
             None => CmVerdict::Dropped(CmDrop::UnknownConnection),
         }
     }
+}
+
+/// Whether a REQ of this side waits for an answer.
+const fn awaits_rep(state: State) -> bool {
+    matches!(state, State::ReqSent | State::MraReqRcvd)
 }
 
 /// What a REQ with known remote ids is.

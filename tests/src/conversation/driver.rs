@@ -1,0 +1,724 @@
+//! Runs plans between connection managers over a channel.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ib_endpoint::MadAddress;
+use ib_endpoint::cm::{
+    Cm, CmConfig, CmError, CmEvent, CmEventKind, CmSizes, ConnId, Rendezvous, Role, State,
+};
+use ib_vtime::{Instant, TimerQueue};
+use ib_wire::ServiceId;
+use ib_wire::cm::{ApStatus, CmApr, CmLap, CmRej, CmRep, CmReq, CmSidrRep, CmSidrReq, SidrStatus};
+
+use super::plan::{REFUSAL, SERVED, SERVED_MASK, qpn, read_number, write_number};
+use super::side::{Asked, Side};
+use super::{Channel, Ending, Goodbye, Kind, NodeAddress, Plan, Reply};
+
+/// Each try of a SIDR_REQ.
+const SIDR_WAIT: Duration = Duration::from_millis(20);
+/// After this time a user takes the silence of its connection for the death of the peer and
+/// disconnects: as one does whose QP goes to error.
+const LINGER: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+struct Node {
+    cm: Cm,
+    listener: ConnId,
+    address: NodeAddress,
+    /// Conversation and side of each connection.
+    owners: BTreeMap<ConnId, (usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Conversation {
+    plan: Plan,
+    sides: [Side; 2],
+}
+
+/// Something that a user does at a time.
+#[derive(Clone, Copy, Debug)]
+struct Action {
+    conversation: usize,
+    side: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Start,
+    Mra,
+    AnswerReq,
+    AnswerRep,
+    AnswerSidr(ConnId),
+    Lap(usize),
+    AnswerLap(u8),
+    EarlyPacket,
+    Impatience,
+    Goodbye,
+    Linger,
+    AnswerDreq,
+}
+
+/// What came of all conversations.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// What went wrong, in words. Empty if all is well.
+    pub violations: Vec<String>,
+    /// How many conversations of which kind ended how, on the starting and on the other side.
+    pub endings: BTreeMap<(Kind, Ending, Ending), usize>,
+    /// MADs that were sent.
+    pub mads: u64,
+    /// LAPs whose outcome both sides know.
+    pub migrations: u64,
+    /// The time that everything took on the conversations' clock.
+    pub elapsed: Duration,
+}
+
+/// Runs conversations.
+#[derive(Debug)]
+pub struct Driver<C> {
+    nodes: Vec<Node>,
+    channel: C,
+    now: Instant,
+    conversations: Vec<Conversation>,
+    actions: TimerQueue<Action>,
+    totals: Totals,
+}
+
+impl<C: Channel> Driver<C> {
+    /// Connection managers at the given places, which all listen to the served services.
+    ///
+    /// # Panics
+    ///
+    /// If a new connection manager refuses a listener.
+    #[must_use]
+    pub fn new(seed: u64, nodes: &[NodeAddress], channel: C) -> Self {
+        let nodes = (0..)
+            .zip(nodes)
+            .map(|(i, &address)| {
+                let mut cm = Cm::new(CmConfig::new(address.ca_guid, seed.wrapping_add(i)));
+                let listener = cm
+                    .listen(ServiceId::new(SERVED), SERVED_MASK)
+                    .expect("the first listener of a manager");
+                Node {
+                    cm,
+                    listener,
+                    address,
+                    owners: BTreeMap::new(),
+                }
+            })
+            .collect();
+        Self {
+            nodes,
+            channel,
+            now: Instant::ZERO,
+            conversations: Vec::new(),
+            actions: TimerQueue::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Adds a conversation; it starts at the plan's time after now.
+    pub fn add(&mut self, plan: Plan) {
+        let conversation = self.conversations.len();
+        let starters = if plan.kind == Kind::PeerToPeer { 2 } else { 1 };
+        for side in 0..starters {
+            let start = plan.start[side];
+            self.schedule(conversation, side, start, What::Start);
+            if let Some(patience) = plan.patience {
+                self.schedule(conversation, side, start + patience, What::Impatience);
+            }
+        }
+        self.conversations.push(Conversation {
+            plan,
+            sides: [Side::default(), Side::default()],
+        });
+    }
+
+    /// Runs until nothing is left to happen, in at most `steps` steps.
+    pub fn run(&mut self, steps: u64) {
+        for _ in 0..steps {
+            let next = self
+                .nodes
+                .iter()
+                .filter_map(|node| node.cm.poll_timeout())
+                .chain(self.actions.next_deadline())
+                .chain(self.channel.next_time())
+                .min();
+            let Some(next) = next else {
+                return;
+            };
+            self.now = self.now.max(next);
+            self.step();
+        }
+        self.totals
+            .violations
+            .push(format!("not at rest after {steps} steps"));
+    }
+
+    fn step(&mut self) {
+        while let Some(arrival) = self.channel.receive(self.now) {
+            self.nodes[arrival.node]
+                .cm
+                .handle_mad(self.now, &arrival.from, &arrival.mad);
+            self.pump();
+        }
+        for node in 0..self.nodes.len() {
+            self.nodes[node].cm.handle_timeout(self.now);
+        }
+        self.pump();
+        while let Some((_, action)) = self.actions.pop_due(self.now) {
+            self.act(action);
+            self.pump();
+        }
+    }
+
+    /// Moves what the managers have to say.
+    fn pump(&mut self) {
+        for node in 0..self.nodes.len() {
+            while let Some(transmit) = self.nodes[node].cm.poll_transmit() {
+                self.totals.mads += 1;
+                self.channel.send(self.now, node, &transmit);
+            }
+            while let Some(event) = self.nodes[node].cm.poll_event() {
+                self.hear(node, event);
+            }
+        }
+    }
+
+    /// Takes the listeners down and judges every conversation.
+    #[must_use]
+    pub fn finish(mut self) -> Totals {
+        for node in 0..self.nodes.len() {
+            let listener = self.nodes[node].listener;
+            let gone = self.nodes[node].cm.destroy(self.now, listener);
+            if let Err(error) = gone {
+                self.violation(format!("node {node}: listener: {error}"));
+            }
+            let sizes = self.nodes[node].cm.table_sizes();
+            if sizes != CmSizes::default() {
+                self.violation(format!("node {node} keeps {sizes:?}"));
+            }
+            if !self.nodes[node].owners.is_empty() {
+                let owners = format!("{:?}", self.nodes[node].owners);
+                self.violation(format!("node {node}: never told of the end of {owners}"));
+            }
+        }
+        for number in 0..self.conversations.len() {
+            self.judge(number);
+        }
+        self.totals.elapsed = self.now - Instant::ZERO;
+        self.totals
+    }
+
+    fn judge(&mut self, number: usize) {
+        let Conversation { plan, sides } = &self.conversations[number];
+        let [a, b] = [0, 1].map(|side| sides[side].ending.unwrap_or(Ending::Never));
+        let mut wrong = Vec::new();
+        if !a.fits(b) {
+            wrong.push(format!("conversation {number} ends {a:?} and {b:?}"));
+        }
+        let (asking, asked) = if sides[1].role == Some(Role::Active) {
+            (&sides[1], &sides[0])
+        } else {
+            (&sides[0], &sides[1])
+        };
+        for (lap, accepted) in &asking.laps {
+            match asked.laps.get(lap) {
+                Some(known) if known == accepted => self.totals.migrations += 1,
+                known => wrong.push(format!(
+                    "conversation {number}: LAP {lap} {accepted} and {known:?}"
+                )),
+            }
+        }
+        if !wrong.is_empty() {
+            wrong.push(format!("{plan:?}"));
+        }
+        *self.totals.endings.entry((plan.kind, a, b)).or_default() += 1;
+        self.totals.violations.extend(wrong);
+    }
+
+    fn violation(&mut self, text: String) {
+        self.totals.violations.push(text);
+    }
+
+    fn schedule(&mut self, conversation: usize, side: usize, delay: Duration, what: What) {
+        let action = Action {
+            conversation,
+            side,
+            what,
+        };
+        self.actions.set(self.now + delay, action);
+    }
+
+    /// Schedules an MRA, if the reply has one, and the answer.
+    fn schedule_reply(&mut self, number: usize, side: usize, reply: Reply, what: What) {
+        let mut delay = reply.delay;
+        if let Some((after, _)) = reply.mra {
+            self.schedule(number, side, after, What::Mra);
+            delay += after;
+        }
+        self.schedule(number, side, delay, what);
+    }
+
+    fn side(&mut self, number: usize, side: usize) -> &mut Side {
+        &mut self.conversations[number].sides[side]
+    }
+
+    fn node_of(&self, number: usize, side: usize) -> usize {
+        self.conversations[number].plan.nodes[side]
+    }
+
+    fn cm(&mut self, number: usize, side: usize) -> &mut Cm {
+        let node = self.node_of(number, side);
+        &mut self.nodes[node].cm
+    }
+
+    /// Enters a connection as that of a conversation's side.
+    fn own(&mut self, number: usize, side: usize, conn: ConnId) {
+        let node = self.node_of(number, side);
+        self.nodes[node].owners.insert(conn, (number, side));
+        let log = self.side(number, side);
+        if log.conn.replace(conn).is_some() {
+            self.violation(format!(
+                "conversation {number} makes a second connection on side {side}"
+            ));
+        }
+    }
+
+    fn conclude(&mut self, number: usize, side: usize, ending: Ending) {
+        let log = self.side(number, side);
+        log.asked = None;
+        let before = log.ending.replace(ending);
+        if before.is_some_and(|before| before != ending) {
+            self.violation(format!(
+                "conversation {number} side {side} ends twice: {before:?}, {ending:?}"
+            ));
+        }
+    }
+
+    /// A message was never answered.
+    fn time_out(&mut self, number: usize, side: usize) {
+        let now = self.now;
+        let asked = self.side(number, side).asked.take();
+        if !asked.as_ref().is_some_and(|asked| asked.explains(now)) {
+            self.violation(format!(
+                "conversation {number} side {side} times out at {now}, but asked {asked:?}"
+            ));
+        }
+    }
+
+    fn establish(&mut self, number: usize, side: usize) {
+        let log = self.side(number, side);
+        log.established = true;
+        log.asked = None;
+        let plan = &self.conversations[number].plan;
+        let lifetime = plan.lifetime;
+        let first_lap = plan.laps.first().map(|(delay, _)| *delay);
+        let goodbye = plan.goodbye;
+        let role = self.role(number, side);
+        self.side(number, side).role = role;
+        let ends = match goodbye {
+            Goodbye::Active | Goodbye::Destroy => role == Some(Role::Active),
+            Goodbye::Passive => role == Some(Role::Passive),
+            Goodbye::Both => true,
+        };
+        if ends {
+            self.schedule(number, side, lifetime, What::Goodbye);
+        }
+        self.schedule(number, side, lifetime + LINGER, What::Linger);
+        if let (Some(delay), Some(Role::Active)) = (first_lap, role) {
+            self.schedule(number, side, delay, What::Lap(0));
+        }
+    }
+
+    fn role(&mut self, number: usize, side: usize) -> Option<Role> {
+        let conn = self.side(number, side).conn?;
+        Some(self.cm(number, side).info(conn)?.role)
+    }
+
+    fn state(&mut self, number: usize, side: usize) -> Option<State> {
+        let conn = self.side(number, side).conn?;
+        Some(self.cm(number, side).info(conn)?.state)
+    }
+
+    /// Reacts to an event of a manager.
+    fn hear(&mut self, node: usize, event: CmEvent) {
+        match &event.kind {
+            CmEventKind::ReqReceived { req, .. } => {
+                if let Some(number) = self.number(&req.private_data) {
+                    self.own(number, 1, event.conn);
+                    let reply = self.conversations[number].plan.to_request;
+                    self.schedule_reply(number, 1, reply, What::AnswerReq);
+                }
+                return;
+            }
+            CmEventKind::SidrReqReceived { req, .. } => {
+                if let Some(number) = self.number(&req.private_data) {
+                    // A repeated SIDR_REQ after a lost SIDR_REP makes another exchange.
+                    let delay = self.conversations[number].plan.to_request.delay;
+                    self.schedule(number, 1, delay, What::AnswerSidr(event.conn));
+                }
+                return;
+            }
+            _ => {}
+        }
+        let Some(&(number, side)) = self.nodes[node].owners.get(&event.conn) else {
+            self.violation(format!("node {node}: event of a stranger: {event:?}"));
+            return;
+        };
+        self.hear_own(number, side, &event.kind);
+        if self.nodes[node].cm.info(event.conn).is_none() {
+            self.nodes[node].owners.remove(&event.conn);
+            if self.side(number, side).ending.is_none() {
+                self.violation(format!("conversation {number} side {side} just stops"));
+            }
+        }
+    }
+
+    fn number(&mut self, private_data: &[u8]) -> Option<usize> {
+        let number = read_number(private_data).filter(|&n| n < self.conversations.len());
+        if number.is_none() {
+            self.violation("a message of no conversation".to_owned());
+        }
+        number
+    }
+
+    fn hear_own(&mut self, number: usize, side: usize, event: &CmEventKind) {
+        match event {
+            CmEventKind::PeerReqReceived { .. } => {
+                self.side(number, side).asked = None;
+                let reply = self.conversations[number].plan.to_request;
+                self.schedule_reply(number, side, reply, What::AnswerReq);
+            }
+            CmEventKind::RepReceived(_) => {
+                self.side(number, side).asked = None;
+                let reply = self.conversations[number].plan.to_rep;
+                self.schedule_reply(number, side, reply, What::AnswerRep);
+            }
+            CmEventKind::RtuReceived(_) => self.establish(number, side),
+            CmEventKind::RejReceived(rej) => self.hear_rej(number, side, rej),
+            CmEventKind::MraReceived(mra) => {
+                if let Some(asked) = &mut self.side(number, side).asked {
+                    asked.grant(mra.service_timeout());
+                }
+            }
+            CmEventKind::DreqReceived(_) => {
+                self.conclude(number, side, Ending::Closed);
+                let delay = self.conversations[number].plan.drep_delay;
+                self.schedule(number, side, delay, What::AnswerDreq);
+            }
+            CmEventKind::DrepReceived(_) => self.conclude(number, side, Ending::Closed),
+            CmEventKind::LapReceived { lap, .. } => self.hear_lap(number, side, lap),
+            CmEventKind::AprReceived(apr) => {
+                let lap = apr.private_data[8];
+                self.side(number, side).asked = None;
+                // Any other status is the CM's, of a peer that has forgotten the connection.
+                if matches!(apr.ap_status, ApStatus::OK | ApStatus::REJECTED) {
+                    let accepted = apr.ap_status == ApStatus::OK;
+                    self.side(number, side).laps.insert(lap, accepted);
+                    self.next_lap(number, side, lap);
+                }
+            }
+            CmEventKind::LapError => {
+                self.time_out(number, side);
+            }
+            CmEventKind::ReqError
+            | CmEventKind::RepError
+            | CmEventKind::DreqError
+            | CmEventKind::SidrReqError => {
+                self.time_out(number, side);
+                self.conclude(number, side, Ending::TimedOut);
+            }
+            CmEventKind::SidrRepReceived { rep, .. } => {
+                self.conclude(number, side, Ending::Resolved(rep.status));
+            }
+            CmEventKind::TimeWaitExit => {}
+            CmEventKind::ReqReceived { .. } | CmEventKind::SidrReqReceived { .. } => {
+                self.violation(format!("conversation {number}: a second request event"));
+            }
+        }
+    }
+
+    fn hear_rej(&mut self, number: usize, side: usize, rej: &CmRej) {
+        let ending = if self.side(number, side).established {
+            Ending::Broken(rej.reason)
+        } else {
+            Ending::Refused
+        };
+        self.conclude(number, side, ending);
+    }
+
+    fn hear_lap(&mut self, number: usize, side: usize, lap: &CmLap) {
+        let lap = lap.private_data[8];
+        let plan = &self.conversations[number].plan;
+        if let Some(&(_, reply)) = plan.laps.get(usize::from(lap)) {
+            self.schedule_reply(number, side, reply, What::AnswerLap(lap));
+        }
+    }
+
+    fn next_lap(&mut self, number: usize, side: usize, lap: u8) {
+        let next = usize::from(lap) + 1;
+        if let Some(&(delay, _)) = self.conversations[number].plan.laps.get(next) {
+            self.schedule(number, side, delay, What::Lap(next));
+        }
+    }
+
+    /// Does what a user does.
+    fn act(&mut self, action: Action) {
+        let Action {
+            conversation: number,
+            side,
+            what,
+        } = action;
+        let done = match what {
+            What::Start => self.start(number, side),
+            What::AnswerSidr(conn) => self.answer_sidr(number, side, conn),
+            _ => match (self.side(number, side).conn, self.state(number, side)) {
+                (Some(conn), Some(state)) => self.act_on(number, side, conn, state, what),
+                // The connection is over.
+                _ => Ok(()),
+            },
+        };
+        if let Err(error) = done {
+            self.violation(format!(
+                "conversation {number} side {side} {what:?}: {error}"
+            ));
+        }
+    }
+
+    /// Does what a user does with its connection, if the state still allows it.
+    fn act_on(
+        &mut self,
+        number: usize,
+        side: usize,
+        conn: ConnId,
+        state: State,
+        what: What,
+    ) -> Result<(), CmError> {
+        let now = self.now;
+        match (what, state) {
+            (What::Mra, State::ReqRcvd | State::RepRcvd | State::LapRcvd) => {
+                self.mra(number, side, conn, state)
+            }
+            (What::AnswerReq, State::ReqRcvd | State::MraReqSent) => {
+                self.answer_req(number, side, conn)
+            }
+            (What::AnswerRep, State::RepRcvd | State::MraRepSent) => {
+                self.answer_rep(number, side, conn)
+            }
+            (What::Lap(lap), State::Established) => self.lap(number, side, conn, lap),
+            (What::AnswerLap(lap), State::LapRcvd | State::MraLapSent) => {
+                self.answer_lap(number, side, conn, lap)
+            }
+            (What::EarlyPacket, State::RepSent | State::MraRepRcvd) => {
+                self.cm(number, side).establish(now, conn)?;
+                self.establish(number, side);
+                Ok(())
+            }
+            (
+                What::Impatience,
+                State::ReqSent
+                | State::MraReqRcvd
+                | State::ReqRcvd
+                | State::MraReqSent
+                | State::RepRcvd
+                | State::MraRepSent,
+            ) => self.destroy(number, side, conn, Ending::Abandoned),
+            (
+                What::Goodbye | What::Linger,
+                State::Established
+                | State::LapSent
+                | State::LapRcvd
+                | State::MraLapSent
+                | State::MraLapRcvd,
+            ) => self.goodbye(number, side, conn),
+            (What::AnswerDreq, State::DreqRcvd) => {
+                self.cm(number, side).send_drep(now, conn, b"bye")
+            }
+            // Something else happened first.
+            _ => Ok(()),
+        }
+    }
+
+    fn start(&mut self, number: usize, side: usize) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = self.conversations[number].plan.clone();
+        let addresses: Vec<NodeAddress> = self.nodes.iter().map(|node| node.address).collect();
+        let to = MadAddress::gsi(addresses[plan.nodes[1 - side]].lid);
+        let (conn, asked) = if plan.kind == Kind::Sidr {
+            let mut req = CmSidrReq {
+                service_id: plan.service_id(number),
+                ..CmSidrReq::default()
+            };
+            write_number(&mut req.private_data, number);
+            let cm = self.cm(number, side);
+            let conn = cm.send_sidr_req(now, &to, &req, SIDR_WAIT, plan.retries)?;
+            (conn, Asked::with_wait(now, SIDR_WAIT, plan.retries))
+        } else {
+            let req: CmReq = plan.req(number, side, &addresses);
+            let rendezvous = if plan.kind == Kind::PeerToPeer {
+                Rendezvous::PeerToPeer
+            } else {
+                Rendezvous::ClientServer
+            };
+            let conn = self.cm(number, side).send_req(now, &to, &req, rendezvous)?;
+            (
+                conn,
+                Asked::new(now, plan.response_timeouts[0], plan.retries),
+            )
+        };
+        self.own(number, side, conn);
+        self.side(number, side).asked = Some(asked);
+        Ok(())
+    }
+
+    fn mra(
+        &mut self,
+        number: usize,
+        side: usize,
+        conn: ConnId,
+        state: State,
+    ) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = &self.conversations[number].plan;
+        let reply = match state {
+            State::ReqRcvd => plan.to_request,
+            State::RepRcvd => plan.to_rep,
+            _ => plan.laps[0].1,
+        };
+        match reply.mra {
+            Some((_, code)) => self.cm(number, side).send_mra(now, conn, code, &[]),
+            None => Ok(()),
+        }
+    }
+
+    fn answer_req(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = &self.conversations[number].plan;
+        let (accept, code, retries) = (
+            plan.to_request.accept,
+            plan.response_timeouts[1],
+            plan.retries,
+        );
+        if !accept {
+            self.cm(number, side)
+                .send_rej(now, conn, REFUSAL, &[], b"no")?;
+            self.conclude(number, side, Ending::Refused);
+            return Ok(());
+        }
+        let rep = CmRep {
+            local_qpn: qpn(number, side),
+            ..CmRep::default()
+        };
+        self.cm(number, side).send_rep(now, conn, &rep)?;
+        self.side(number, side).asked = Some(Asked::new(now, code, retries));
+        Ok(())
+    }
+
+    fn answer_rep(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = &self.conversations[number].plan;
+        let (accept, early_packet) = (plan.to_rep.accept, plan.early_packet);
+        if !accept {
+            self.cm(number, side)
+                .send_rej(now, conn, REFUSAL, &[], b"no")?;
+            self.conclude(number, side, Ending::Refused);
+            return Ok(());
+        }
+        self.cm(number, side).send_rtu(now, conn, b"go")?;
+        self.establish(number, side);
+        if early_packet {
+            let delay = Duration::from_millis(1);
+            self.schedule(number, 1 - side, delay, What::EarlyPacket);
+        }
+        Ok(())
+    }
+
+    fn answer_sidr(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
+        let now = self.now;
+        let status = if self.conversations[number].plan.to_request.accept {
+            SidrStatus::OK
+        } else {
+            SidrStatus::REJECTED
+        };
+        let rep = CmSidrRep {
+            status,
+            ..CmSidrRep::default()
+        };
+        self.cm(number, side).send_sidr_rep(now, conn, &rep)?;
+        self.conclude(number, side, Ending::Resolved(status));
+        Ok(())
+    }
+
+    fn lap(&mut self, number: usize, side: usize, conn: ConnId, lap: usize) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = &self.conversations[number].plan;
+        let (code, retries) = (plan.response_timeouts[0], plan.retries);
+        let mut message = CmLap::default();
+        message.set_remote_cm_response_timeout(code);
+        write_number(&mut message.private_data, number);
+        message.private_data[8] = u8::try_from(lap).unwrap_or(u8::MAX);
+        self.cm(number, side).send_lap(now, conn, &message)?;
+        self.side(number, side).asked = Some(Asked::new(now, code, retries));
+        Ok(())
+    }
+
+    fn answer_lap(
+        &mut self,
+        number: usize,
+        side: usize,
+        conn: ConnId,
+        lap: u8,
+    ) -> Result<(), CmError> {
+        let now = self.now;
+        let accept = self.conversations[number].plan.laps[usize::from(lap)]
+            .1
+            .accept;
+        let mut apr = CmApr {
+            ap_status: if accept {
+                ApStatus::OK
+            } else {
+                ApStatus::REJECTED
+            },
+            ..CmApr::default()
+        };
+        apr.private_data[8] = lap;
+        self.cm(number, side).send_apr(now, conn, &apr)?;
+        self.side(number, side).laps.insert(lap, accept);
+        Ok(())
+    }
+
+    fn goodbye(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
+        let now = self.now;
+        let plan = &self.conversations[number].plan;
+        let retries = plan.retries;
+        let codes = plan.response_timeouts;
+        if plan.goodbye == Goodbye::Destroy {
+            return self.destroy(number, side, conn, Ending::Closed);
+        }
+        let code = match self.role(number, side) {
+            Some(Role::Passive) => codes[1],
+            _ => codes[0],
+        };
+        self.cm(number, side).send_dreq(now, conn, b"bye")?;
+        self.side(number, side).asked = Some(Asked::new(now, code, retries));
+        Ok(())
+    }
+
+    fn destroy(
+        &mut self,
+        number: usize,
+        side: usize,
+        conn: ConnId,
+        ending: Ending,
+    ) -> Result<(), CmError> {
+        let now = self.now;
+        let node = self.node_of(number, side);
+        self.nodes[node].cm.destroy(now, conn)?;
+        self.nodes[node].owners.remove(&conn);
+        self.conclude(number, side, ending);
+        Ok(())
+    }
+}
