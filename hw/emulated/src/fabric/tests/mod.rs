@@ -1,6 +1,8 @@
 //! The fabric with end nodes that do nothing but send and keep what a test tells them.
 
 mod bring_up;
+mod faults;
+mod traffic;
 
 use std::collections::VecDeque;
 
@@ -111,7 +113,9 @@ impl Bench {
 
     pub(super) fn received(&mut self, node: NodeId) -> Vec<Frame> {
         let probe = self.fabric.device_mut(node).unwrap();
-        probe.inbox.drain(..).map(|(_, _, frame)| frame).collect()
+        let frames = probe.inbox.drain(..).map(|(_, _, frame)| frame).collect();
+        self.run();
+        frames
     }
 
     pub(super) fn port(&self, at: Endpoint) -> &PhysicalPort {
