@@ -77,9 +77,6 @@ pub(crate) enum LinkRequest {
 ///   violations with [`Node::report_bad_key`]; it hands performance management requests to
 ///   [`crate::pma`] before QP1; it loops data packets to its own LIDs itself.
 ///
-/// The fabric is built around `hca::Device`, made by `Device::new(&HcaConfig, seed)`, whose functions
-/// are lent out by `Device::function(&mut self, FunctionId)`.
-///
 /// After each call that takes `&mut self` the fabric pulls `poll_transmit` for every port until it
 /// gives `None`, and asks `poll_timeout` again.
 pub trait EndNode: fmt::Debug {

@@ -169,13 +169,22 @@ impl Topology {
         plan
     }
 
-    /// Builds the fabric, with a device from `make` for each adapter. Links that cannot be made (no
-    /// such port, or one that is taken) are left out.
-    pub fn build<D: EndNode>(&self, mut make: impl FnMut(&HcaConfig) -> D) -> (Fabric<D>, Built) {
-        let mut fabric = Fabric::new();
+    /// Builds the fabric. Links that cannot be made (no such port, or one that is taken) are left
+    /// out.
+    #[must_use]
+    pub fn build(&self, seed: u64) -> (Fabric, Built) {
+        self.build_on(Fabric::new(seed), Fabric::add_hca)
+    }
+
+    /// As [`Topology::build`], on a fabric whose end nodes `add` adds.
+    pub fn build_on<D: EndNode>(
+        &self,
+        mut fabric: Fabric<D>,
+        mut add: impl FnMut(&mut Fabric<D>, &HcaConfig) -> NodeId,
+    ) -> (Fabric<D>, Built) {
         let mut built = Built::default();
         for config in &self.hcas {
-            built.hcas.push(fabric.add_end_node(make(config)));
+            built.hcas.push(add(&mut fabric, config));
         }
         for config in &self.switches {
             built.switches.push(fabric.add_switch(config));
@@ -201,5 +210,56 @@ impl Built {
             PlannedPort::Switch(index, port) => (&self.switches, index, port),
         };
         nodes.get(index).map(|node| node.port(port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_api::PhysicalState;
+
+    use super::*;
+
+    fn ports_up(plan: &Topology) -> usize {
+        let (fabric, built) = plan.build(1);
+        assert_eq!(built.links.len(), plan.links.len());
+        let nodes = built.hcas.iter().chain(&built.switches);
+        nodes
+            .filter_map(|node| fabric.node(*node))
+            .flat_map(crate::Node::ports)
+            .filter(|port| port.number.0 != 0 && port.physical_state == PhysicalState::LinkUp)
+            .count()
+    }
+
+    #[test]
+    fn every_planned_link_is_made_and_comes_up() {
+        for plan in [
+            Topology::two_switches(6),
+            Topology::three_switches(),
+            Topology::fat_tree(4, 16),
+        ] {
+            assert_eq!(ports_up(&plan), 2 * plan.links.len());
+        }
+    }
+
+    #[test]
+    fn a_fat_tree_of_a_thousand_hosts_has_all_of_its_links() {
+        let plan = Topology::fat_tree(16, 1000);
+        assert_eq!((plan.hcas.len(), plan.switches.len()), (1000, 320));
+        assert_eq!(ports_up(&plan), 2 * (1000 + 2 * 16 * 64));
+    }
+
+    #[test]
+    fn guids_of_a_plan_are_different() {
+        let plan = Topology::fat_tree(4, 16);
+        let mut guids: Vec<u64> = plan
+            .hcas
+            .iter()
+            .map(|hca| hca.node_guid.get())
+            .chain(plan.switches.iter().map(|switch| switch.node_guid.get()))
+            .collect();
+        guids.sort_unstable();
+        guids.dedup();
+        assert_eq!(guids.len(), 36);
+        assert!(guids.windows(2).all(|pair| pair[1] - pair[0] >= GUID_STEP));
     }
 }

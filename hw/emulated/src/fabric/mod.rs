@@ -5,16 +5,18 @@ mod traffic;
 
 use std::collections::VecDeque;
 
-use ib_vtime::{Instant, TimerKey, TimerQueue};
+use hca_api::{AddressSpace, FunctionId};
+use ib_vtime::{Instant, SplitMix64, TimerKey, TimerQueue};
 use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
 use thiserror::Error;
 
+use crate::hca::{Device, Function};
 use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
 use crate::{
-    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, LinkConfig, LinkId, LinkState, Node,
-    NodeKind, PhysicalPort, SwitchConfig, TapId, TapPoint, Tapped,
+    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, HcaConfig, LinkConfig, LinkId, LinkState,
+    Node, NodeKind, PhysicalPort, SwitchConfig, TapId, TapPoint, Tapped,
 };
 
 /// Events that one [`Fabric::poll`] handles at most.
@@ -128,12 +130,36 @@ enum Timer {
 
 /// A fabric of channel adapters and switches, connected by links.
 ///
+/// The devices behind its adapters are [`Device`]s unless a test or a tool brings its own.
+///
+/// ```
+/// use emulated_hca::{Fabric, HcaConfig, LinkConfig, SwitchConfig};
+/// use hca_api::{FunctionId, Hca, PhysicalState, PortState};
+/// use ib_vtime::Instant;
+/// use ib_wire::{Guid, PortNum};
+///
+/// let mut fabric = Fabric::new(7);
+/// let host = fabric.add_hca(&HcaConfig::new(Guid::new(0x1000), "host"));
+/// let switch = fabric.add_switch(&SwitchConfig::new(Guid::new(0x2000), "switch", 8));
+/// fabric.connect(host.port(1), switch.port(1), LinkConfig::default())?;
+/// while fabric.poll(Instant::ZERO) {}
+///
+/// let mut pf = fabric.hca(host, FunctionId::PF).ok_or("no such adapter")?;
+/// let port = pf.query_port(PortNum(1))?;
+/// assert_eq!(port.physical_state, PhysicalState::LinkUp);
+/// // The rest is up to a subnet manager.
+/// assert_eq!(port.state, PortState::Init);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// Sans-I/O: [`Fabric::poll`] does what is due at the time that the caller gives, [`Fabric::poll_timeout`]
 /// tells when to call it again. Everything happens in an order that depends on nothing but the
 /// calls: the same calls, the same packets.
 #[derive(Debug)]
-pub struct Fabric<D> {
+pub struct Fabric<D = Device> {
     now: Instant,
+    /// Seeds the devices.
+    random: SplitMix64,
     slots: Vec<Slot<D>>,
     links: Vec<Link>,
     /// Packets that arrive now.
@@ -152,12 +178,42 @@ pub struct Fabric<D> {
     next_ticket: u64,
 }
 
-impl<D: EndNode> Fabric<D> {
-    /// A fabric without nodes, at the origin of time.
+impl Fabric {
+    /// A fabric without nodes, at the origin of time. Whatever is random on it follows from the seed.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(seed: u64) -> Self {
+        Self::of_end_nodes(seed)
+    }
+
+    /// Adds a channel adapter whose physical function has the process's heap for memory.
+    pub fn add_hca(&mut self, config: &HcaConfig) -> NodeId {
+        let seed = self.random.next();
+        self.add_end_node(Device::new(config, seed))
+    }
+
+    /// Adds a channel adapter with the memory of its physical function.
+    pub fn add_hca_with_memory(
+        &mut self,
+        config: &HcaConfig,
+        memory: Box<dyn AddressSpace>,
+    ) -> NodeId {
+        let seed = self.random.next();
+        self.add_end_node(Device::with_memory(config, seed, memory))
+    }
+
+    /// A function of a channel adapter, to be used; what it sends leaves with the next poll.
+    pub fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>> {
+        self.device_mut(node)?.function(function)
+    }
+}
+
+impl<D: EndNode> Fabric<D> {
+    /// A fabric without nodes, at the origin of time, for end nodes of any kind.
+    #[must_use]
+    pub fn of_end_nodes(seed: u64) -> Self {
         Self {
             now: Instant::ZERO,
+            random: SplitMix64::new(seed),
             slots: Vec::new(),
             links: Vec::new(),
             arrivals: VecDeque::new(),
@@ -471,12 +527,6 @@ impl<D: EndNode> Fabric<D> {
 
     fn direction_mut(&mut self, id: DirectionId) -> &mut Direction {
         &mut self.links[id.link.index()].directions[usize::from(id.side)]
-    }
-}
-
-impl<D: EndNode> Default for Fabric<D> {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new() -> Self {
         Self {
-            fabric: Fabric::new(),
+            fabric: Fabric::of_end_nodes(0),
             next_guid: 0x1000,
             next_tid: 1,
         }
