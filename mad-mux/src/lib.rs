@@ -1,10 +1,11 @@
-//! Which MADs of a VF may pass, and to whom.
+//! Which MADs of a VF may pass, to whom, and under which transaction id.
 //!
 //! One LID and one QP1 serve every VF of a port, so two questions must be answered for each MAD:
 //!
 //! * May it pass? [`policy`] answers by class, method and special QP, in both directions, and says
 //!   which machine goes on with it.
-//! * Whose is it? [`steering`] answers by the global route of a request that came in.
+//! * Whose is it? [`tid`] answers for answers, by the transaction that they belong to; [`steering`]
+//!   for requests, by their global route.
 //!
 //! Statement numbers in test names are those of the conformance table.
 #![no_std]
@@ -15,4 +16,6 @@ extern crate alloc;
 extern crate std;
 
 pub mod policy;
+pub mod rmpp;
 pub mod steering;
+pub mod tid;

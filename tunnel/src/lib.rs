@@ -11,17 +11,20 @@
 //!   translation tables convert between them;
 //! * [`DropReason`], the one closed list of reasons for which a frame can end nowhere, and
 //!   [`Verdict`], how any frame ends.
+//! * [`wire_id`], what the tables of the ids that we put on the wire are made of.
 //!
 //! The VF is known by the tunnel that a frame came through, never by its bytes.
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
 mod frame;
 mod side;
 mod verdict;
+pub mod wire_id;
 
 pub use frame::{
     FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, TunnelAddressVector,

@@ -1,0 +1,354 @@
+//! The transaction ids of a port's VFs, and of the PF's own requests.
+//!
+//! A request leaves under a *wire TID* of ours, which fits in 32 bits (the kernel's umad owns the
+//! upper half), is unguessable, and names one slot of the table: the answer finds its transaction
+//! without any search and gets the guest's 64 bits back. The same request sent again (same VF, TID,
+//! class and destination) gets the same wire TID, and so do the control packets of its RMPP
+//! transfer, which never make a transaction.
+//!
+//! ```text
+//!              request                answer                  15 s
+//!   (free) ─────────────▶ open ─────────────────▶ answered ──────────▶ quarantine
+//!                          │  RMPP data     STOP, ABORT ▲                 ▲
+//!                          ├─────────────▶ transfer ────┘                 │
+//!                          │ 60 s              │ 45 s without progress    │
+//!                          └───────────────────┴──────────────────────────┘
+//! ```
+//!
+//! | time | why |
+//! | --- | --- |
+//! | 60 s in `open` | longer than any guest waits for one transmission |
+//! | 45 s in `transfer` | Linux gives a transfer up after 40 s without progress (`mad_rmpp.c`) |
+//! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
+
+mod slots;
+
+use alloc::vec::Vec;
+
+use ib_vtime::{Instant, SplitMix64};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::{Gid, Lid, Qpn, Tid};
+use vf_tunnel::wire_id::{Index, KeyedHash, Permutation};
+use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
+
+use crate::rmpp::RmppRole;
+use crate::steering::Owner;
+use slots::{Slot, SlotState, Slots};
+
+/// The other end of a transaction: where a request goes, or where an answer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its LID.
+    pub lid: Lid,
+    /// Its QP.
+    pub qpn: Qpn,
+    /// Its GID, or [`Gid::NONE`] without a global route.
+    pub gid: Gid,
+}
+
+/// Limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TidConfig {
+    /// Transactions of one VF.
+    pub per_vf: u32,
+    /// SA requests of one VF that wait for their answer.
+    pub sa_per_vf: u32,
+}
+
+impl Default for TidConfig {
+    fn default() -> Self {
+        Self {
+            per_vf: 4096,
+            sa_per_vf: 1024,
+        }
+    }
+}
+
+/// A transfer that a reset cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutTransfer {
+    /// The id under which the peer knows it.
+    pub tid: WireTid,
+    /// The peer.
+    pub peer: Peer,
+    /// The class.
+    pub class: MgmtClass,
+    /// The method of the request.
+    pub method: Method,
+    /// The attribute of the request.
+    pub attribute: AttributeId,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    live: u32,
+    waiting_for_sa: u32,
+}
+
+/// The transactions of a port.
+#[derive(Clone, Debug)]
+pub struct TidMap {
+    config: TidConfig,
+    slots: Slots,
+    index: Index,
+    hash: KeyedHash,
+    permutation: Permutation,
+    /// Per owner, the PF first.
+    usage: Vec<Use>,
+}
+
+impl TidMap {
+    /// A table without transactions. Wire TIDs are a function of the seed and of what is asked.
+    #[must_use]
+    pub fn new(config: TidConfig, seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed);
+        Self {
+            config,
+            slots: Slots::default(),
+            index: Index::new(),
+            hash: KeyedHash::new([random.next(), random.next()]),
+            permutation: Permutation::new(random.next()),
+            usage: Vec::new(),
+        }
+    }
+
+    /// Whether a MAD belongs to a transaction of its sender's, so that its TID is mapped on the way
+    /// out. Answers keep the TID that the other side chose, and so do messages without answer.
+    #[must_use]
+    pub fn is_mapped(method: Method) -> bool {
+        !method.is_response() && !matches!(method, Method::SEND | Method::TRAP_REPRESS)
+    }
+
+    /// Gives a MAD that [`TidMap::is_mapped`] its wire TID.
+    ///
+    /// # Errors
+    /// [`DropReason::UnknownTransfer`] for RMPP control of no transfer, [`DropReason::TidQuota`],
+    /// [`DropReason::SaQuota`], and [`DropReason::Backpressure`] when all of the port's are in use.
+    pub fn egress(
+        &mut self,
+        now: Instant,
+        owner: Owner,
+        mad: &mut Mad,
+        to: &Peer,
+    ) -> Result<WireTid, DropReason> {
+        self.expire(now);
+        let role = RmppRole::of(mad);
+        let hash = self.hash_of(owner, &mad.header, to);
+        let found = self
+            .index
+            .matches(hash)
+            .find(|&slot| self.slots[slot].is_request(owner, &mad.header, to));
+        let slot = match found {
+            Some(slot) => slot,
+            None if role.is_control() => return Err(DropReason::UnknownTransfer),
+            None => self.open(now, owner, hash, &mad.header, to)?,
+        };
+        self.progress(now, slot, role, false);
+        let tid = self.wire_tid(slot);
+        mad.header.tid = tid.0;
+        Ok(tid)
+    }
+
+    /// Gives an answer back its owner's TID, and says who that is.
+    ///
+    /// # Errors
+    /// [`DropReason::UnknownTid`], [`DropReason::WrongPeer`], [`DropReason::AnswerMismatch`]. The
+    /// transaction is then as it was.
+    pub fn ingress(
+        &mut self,
+        now: Instant,
+        mad: &mut Mad,
+        from: &Peer,
+    ) -> Result<Owner, DropReason> {
+        self.expire(now);
+        let slot = self.find(mad.header.tid).ok_or(DropReason::UnknownTid)?;
+        let entry = &self.slots[slot];
+        if !entry.is_peer(from) {
+            return Err(DropReason::WrongPeer);
+        }
+        if !entry.is_answered_by(&mad.header) {
+            return Err(DropReason::AnswerMismatch);
+        }
+        mad.header.tid = entry.tid.0;
+        let owner = entry.owner;
+        self.progress(now, slot, RmppRole::of(mad), true);
+        Ok(owner)
+    }
+
+    /// Forgets a VF's transactions. Gives the transfers that were under way: their peers may be told
+    /// with an ABORT.
+    pub fn reset(&mut self, now: Instant, vf: VfId) -> Vec<CutTransfer> {
+        let mut cut = Vec::new();
+        for slot in self.slots.of(Owner::Vf(vf)) {
+            let entry = &self.slots[slot];
+            if entry.state == SlotState::Transfer {
+                cut.push(CutTransfer {
+                    tid: self.wire_tid(slot),
+                    peer: entry.peer,
+                    class: entry.class,
+                    method: entry.method,
+                    attribute: entry.attribute,
+                });
+            }
+            self.close(now, slot);
+        }
+        cut
+    }
+
+    /// When [`TidMap::expire`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.slots.next_deadline()
+    }
+
+    /// Ends the transactions whose time is over.
+    pub fn expire(&mut self, now: Instant) {
+        while let Some(slot) = self.slots.first_due(now) {
+            self.close(now, slot);
+        }
+    }
+
+    /// Live transactions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether there is no live transaction.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Live transactions of one owner.
+    #[must_use]
+    pub fn len_of(&self, owner: Owner) -> u32 {
+        self.usage.get(place(owner)).map_or(0, |usage| usage.live)
+    }
+
+    /// Bytes of state, for what is live and what was.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.slots.bytes() + self.index.bytes()
+    }
+
+    fn open(
+        &mut self,
+        now: Instant,
+        owner: Owner,
+        hash: u32,
+        header: &MadHeader,
+        to: &Peer,
+    ) -> Result<u32, DropReason> {
+        let config = self.config;
+        let asks_sa = header.mgmt_class == MgmtClass::SUBN_ADM;
+        let usage = self.usage_mut(owner);
+        if owner != Owner::Pf {
+            if usage.live >= config.per_vf {
+                return Err(DropReason::TidQuota);
+            }
+            if asks_sa && usage.waiting_for_sa >= config.sa_per_vf {
+                return Err(DropReason::SaQuota);
+            }
+        }
+        let entry = Slot {
+            tid: VfTid(header.tid),
+            peer: *to,
+            owner,
+            class: header.mgmt_class,
+            method: header.method,
+            attribute: header.attribute_id,
+            state: SlotState::Open,
+        };
+        let slot = self
+            .slots
+            .open(now, entry)
+            .ok_or(DropReason::Backpressure)?;
+        self.index.insert(hash, slot);
+        let usage = self.usage_mut(owner);
+        usage.live += 1;
+        usage.waiting_for_sa += u32::from(asks_sa);
+        Ok(slot)
+    }
+
+    /// Moves the transaction on for a MAD that passes, in either direction.
+    fn progress(&mut self, now: Instant, slot: u32, role: RmppRole, inward: bool) {
+        let state = self.slots[slot].state;
+        let next = match role {
+            RmppRole::Data | RmppRole::Ack => SlotState::Transfer,
+            RmppRole::End => SlotState::Answered,
+            RmppRole::Single if inward => SlotState::Answered,
+            // The request again: the answer may have been lost, so all is open once more.
+            RmppRole::Single if state == SlotState::Transfer => SlotState::Transfer,
+            RmppRole::Single => SlotState::Open,
+        };
+        self.count_sa_wait(slot, next);
+        self.slots.touch(now, slot, next);
+    }
+
+    fn close(&mut self, now: Instant, slot: u32) {
+        let entry = &self.slots[slot];
+        let header = entry.request_header();
+        let (owner, peer) = (entry.owner, entry.peer);
+        self.count_sa_wait(slot, SlotState::Free);
+        self.usage_mut(owner).live -= 1;
+        let hash = self.hash_of(owner, &header, &peer);
+        self.index.remove(hash, slot);
+        self.slots.close(now, slot);
+    }
+
+    /// Keeps the number of SA requests that wait for an answer: those in `open`.
+    fn count_sa_wait(&mut self, slot: u32, next: SlotState) {
+        let entry = &self.slots[slot];
+        if entry.class != MgmtClass::SUBN_ADM {
+            return;
+        }
+        let (waited, owner) = (entry.state == SlotState::Open, entry.owner);
+        let usage = self.usage_mut(owner);
+        usage.waiting_for_sa -= u32::from(waited);
+        usage.waiting_for_sa += u32::from(next == SlotState::Open);
+    }
+
+    fn usage_mut(&mut self, owner: Owner) -> &mut Use {
+        let place = place(owner);
+        if place >= self.usage.len() {
+            self.usage.resize(place + 1, Use::default());
+        }
+        &mut self.usage[place]
+    }
+
+    fn wire_tid(&self, slot: u32) -> WireTid {
+        let id = self.permutation.encode(self.slots.name(slot));
+        WireTid(Tid::new(u64::from(id)))
+    }
+
+    fn find(&self, tid: Tid) -> Option<u32> {
+        let id = u32::try_from(tid.get()).ok()?;
+        self.slots.named(self.permutation.decode(id))
+    }
+
+    /// The hash of what makes two requests the same one.
+    fn hash_of(&self, owner: Owner, header: &MadHeader, to: &Peer) -> u32 {
+        let place = u64::try_from(place(owner)).unwrap_or(u64::MAX);
+        let rest = place << 48
+            | u64::from(header.mgmt_class.get()) << 40
+            | u64::from(to.lid.get()) << 24
+            | u64::from(to.qpn.get());
+        let tid = self.hash.hash(header.tid.get());
+        let gid = u128::from_be_bytes(to.gid.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the two halves, one after the other"
+        )]
+        let gid = (gid >> 64) as u64 ^ (gid as u64).rotate_left(32);
+        self.hash.hash(rest ^ gid ^ u64::from(tid).rotate_left(17))
+    }
+}
+
+/// The owner's place in a table that has the PF first.
+const fn place(owner: Owner) -> usize {
+    match owner {
+        Owner::Pf => 0,
+        Owner::Vf(vf) => vf.index(),
+    }
+}

@@ -1,0 +1,300 @@
+//! The slots of the table, and the order in which their times run out.
+//!
+//! All slots of a state have the same time to live, so each state is a list in the order of the last
+//! use, threaded through the slots: touching one and finding the first that is due take a constant
+//! time, and a timer costs two links.
+
+use alloc::vec::Vec;
+use core::ops::Index;
+use core::time::Duration;
+
+use ib_vtime::Instant;
+use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
+use vf_tunnel::VfTid;
+
+use super::Peer;
+use crate::steering::Owner;
+
+/// What a slot's transaction is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotState {
+    /// The request went out.
+    Open,
+    /// RMPP packets went either way.
+    Transfer,
+    /// An answer came, or the transfer ended.
+    Answered,
+    /// Nobody's. Not given out again before its quarantine is over.
+    Free,
+}
+
+const STATES: usize = 4;
+
+impl SlotState {
+    const LISTED: [Self; STATES] = [Self::Open, Self::Transfer, Self::Answered, Self::Free];
+
+    /// How long a slot stays in the state without being used.
+    const fn life(self) -> Duration {
+        match self {
+            Self::Open => Duration::from_secs(60),
+            Self::Transfer => Duration::from_secs(45),
+            Self::Answered => Duration::from_secs(15),
+            Self::Free => QUARANTINE,
+        }
+    }
+}
+
+/// A wire TID comes up again after 4096 uses of its slot at the earliest. With this much time between
+/// two uses that takes more than a minute.
+const QUARANTINE: Duration = Duration::from_millis(16);
+
+/// Bits of a wire TID's plaintext that say which slot; the others count how often it was used.
+const SLOT_BITS: u32 = 20;
+const MAX_SLOTS: usize = 1 << SLOT_BITS;
+
+/// A transaction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) tid: VfTid,
+    pub(super) peer: Peer,
+    pub(super) owner: Owner,
+    pub(super) class: MgmtClass,
+    /// Of the request.
+    pub(super) method: Method,
+    /// Of the request.
+    pub(super) attribute: AttributeId,
+    pub(super) state: SlotState,
+}
+
+impl Slot {
+    /// Whether a request is this one again, or belongs to its transfer.
+    pub(super) fn is_request(&self, owner: Owner, header: &MadHeader, to: &Peer) -> bool {
+        self.tid.0 == header.tid
+            && self.owner == owner
+            && self.class == header.mgmt_class
+            && self.peer == *to
+    }
+
+    /// Whether something comes from the one that was asked.
+    pub(super) fn is_peer(&self, from: &Peer) -> bool {
+        let by_lid = self.peer.lid == from.lid && self.peer.qpn == from.qpn;
+        let by_gid = !self.peer.gid.is_none() && self.peer.gid == from.gid;
+        by_lid || (by_gid && self.peer.qpn == from.qpn)
+    }
+
+    /// Whether an answer's class, method and attribute answer the request.
+    pub(super) fn is_answered_by(&self, answer: &MadHeader) -> bool {
+        // MultiPathRecord is answered with PathRecords (IBA 15.4.9).
+        let attribute = match self.attribute {
+            AttributeId::MULTI_PATH_RECORD => AttributeId::PATH_RECORD,
+            other => other,
+        };
+        self.class == answer.mgmt_class
+            && answer.method == self.method.response()
+            && (answer.attribute_id == self.attribute || answer.attribute_id == attribute)
+    }
+
+    /// As much of the request's header as its hash needs.
+    pub(super) const fn request_header(&self) -> MadHeader {
+        let mut header = MadHeader::new(self.class, self.method, self.attribute);
+        header.tid = self.tid.0;
+        header
+    }
+}
+
+/// A slot with its place in the list of its state.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    slot: Slot,
+    /// When it was last used, in units of 2^20 ns (1.05 ms), modulo 2^32.
+    used: u32,
+    prev: u32,
+    next: u32,
+    /// How often the slot was given out, modulo 2^12.
+    generation: u16,
+}
+
+// With the index's 12 bytes this is a transaction's whole cost.
+const _: () = assert!(size_of::<Node>() <= 52);
+
+const TICK_BITS: u32 = 20;
+const END: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: u32,
+    last: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Slots {
+    nodes: Vec<Node>,
+    lists: [List; STATES],
+    /// The upper part of the clock, which slots do not keep.
+    now: u64,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self {
+            nodes: Vec::new(),
+            lists: [List {
+                first: END,
+                last: END,
+            }; STATES],
+            now: 0,
+        }
+    }
+}
+
+impl Index<u32> for Slots {
+    type Output = Slot;
+
+    fn index(&self, slot: u32) -> &Slot {
+        &self.nodes[slot as usize].slot
+    }
+}
+
+impl Slots {
+    /// Takes a slot; `None` if there are no more.
+    pub(super) fn open(&mut self, now: Instant, slot: Slot) -> Option<u32> {
+        self.see(now);
+        let oldest = self.lists[SlotState::Free as usize].first;
+        let at = if oldest != END && self.deadline(oldest, SlotState::Free) <= self.now {
+            self.unlink(oldest);
+            oldest
+        } else {
+            let at = u32::try_from(self.nodes.len()).ok()?;
+            if self.nodes.len() >= MAX_SLOTS {
+                return None;
+            }
+            self.nodes.push(Node {
+                slot,
+                used: 0,
+                prev: END,
+                next: END,
+                generation: 0,
+            });
+            at
+        };
+        let node = &mut self.nodes[at as usize];
+        node.slot = slot;
+        node.generation = node.generation.wrapping_add(1) & GENERATIONS;
+        self.link(at);
+        Some(at)
+    }
+
+    /// Notes that a slot was used, and what it does now.
+    pub(super) fn touch(&mut self, now: Instant, at: u32, state: SlotState) {
+        self.see(now);
+        self.unlink(at);
+        self.nodes[at as usize].slot.state = state;
+        self.link(at);
+    }
+
+    pub(super) fn close(&mut self, now: Instant, at: u32) {
+        self.touch(now, at, SlotState::Free);
+    }
+
+    /// A live slot whose time is over.
+    pub(super) fn first_due(&mut self, now: Instant) -> Option<u32> {
+        self.see(now);
+        let live = &SlotState::LISTED[..SlotState::Free as usize];
+        live.iter().find_map(|&state| {
+            let first = self.lists[state as usize].first;
+            (first != END && self.deadline(first, state) <= self.now).then_some(first)
+        })
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let live = &SlotState::LISTED[..SlotState::Free as usize];
+        live.iter()
+            .filter_map(|&state| {
+                let first = self.lists[state as usize].first;
+                (first != END).then(|| self.deadline(first, state))
+            })
+            .min()
+            .map(|tick| Instant::from_nanos(tick << TICK_BITS))
+    }
+
+    /// The live slots of one owner.
+    pub(super) fn of(&self, owner: Owner) -> Vec<u32> {
+        (0..)
+            .zip(&self.nodes)
+            .filter(|(_, node)| node.slot.owner == owner && node.slot.state != SlotState::Free)
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// The plaintext of a slot's wire TID.
+    pub(super) fn name(&self, at: u32) -> u32 {
+        u32::from(self.nodes[at as usize].generation) << SLOT_BITS | at
+    }
+
+    /// The live slot that a plaintext names.
+    pub(super) fn named(&self, name: u32) -> Option<u32> {
+        let at = name & ((1 << SLOT_BITS) - 1);
+        let node = self.nodes.get(at as usize)?;
+        (node.slot.state != SlotState::Free && self.name(at) == name).then_some(at)
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>()
+    }
+
+    fn see(&mut self, now: Instant) {
+        self.now = self.now.max(now.as_nanos() >> TICK_BITS);
+    }
+
+    /// The tick at which a slot of the state is due: rounded up, so never early.
+    fn deadline(&self, at: u32, state: SlotState) -> u64 {
+        let used = self.nodes[at as usize].used;
+        let age = low(self.now).wrapping_sub(used);
+        let life = u64::try_from(state.life().as_nanos() >> TICK_BITS).unwrap_or(u64::MAX);
+        self.now - u64::from(age).min(self.now) + life + 2
+    }
+
+    fn link(&mut self, at: u32) {
+        let state = self.nodes[at as usize].slot.state as usize;
+        let last = self.lists[state].last;
+        let node = &mut self.nodes[at as usize];
+        node.used = low(self.now);
+        node.prev = last;
+        node.next = END;
+        if last == END {
+            self.lists[state].first = at;
+        } else {
+            self.nodes[last as usize].next = at;
+        }
+        self.lists[state].last = at;
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Node {
+            prev, next, slot, ..
+        } = self.nodes[at as usize];
+        let list = &mut self.lists[slot.state as usize];
+        if prev == END {
+            list.first = next;
+        }
+        if next == END {
+            list.last = prev;
+        }
+        if prev != END {
+            self.nodes[prev as usize].next = next;
+        }
+        if next != END {
+            self.nodes[next as usize].prev = prev;
+        }
+    }
+}
+
+const GENERATIONS: u16 = (1 << (32 - SLOT_BITS)) - 1;
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "slots keep the low half of the clock"
+)]
+const fn low(tick: u64) -> u32 {
+    tick as u32
+}

@@ -1,0 +1,564 @@
+//! Conformance of the transaction ids and of RMPP through them: statements 43 to 58 and 181 to 190,
+//! and a model of the whole table.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ib_vtime::Instant;
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppStatus, RmppType};
+use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix, Tid};
+use mad_mux::steering::Owner;
+use mad_mux::tid::{Peer, TidConfig, TidMap};
+use proptest::prelude::*;
+use vf_tunnel::{DropReason, VfId};
+
+const SA: Peer = Peer {
+    lid: Lid::new(1),
+    qpn: Qpn::GSI,
+    gid: Gid::NONE,
+};
+
+fn vf(n: u16) -> Owner {
+    Owner::Vf(VfId::new(n).unwrap())
+}
+
+fn at(lid: u16) -> Peer {
+    Peer {
+        lid: Lid::new(lid),
+        ..SA
+    }
+}
+
+fn secs(n: u64) -> Instant {
+    Instant::from_millis(n * 1000)
+}
+
+fn request(method: Method, tid: u64) -> Mad {
+    let mut mad = Mad::new(MadHeader::new(
+        MgmtClass::SUBN_ADM,
+        method,
+        AttributeId::PATH_RECORD,
+    ));
+    mad.header.tid = Tid::new(tid);
+    mad
+}
+
+fn get(tid: u64) -> Mad {
+    request(Method::GET, tid)
+}
+
+fn answer_to(sent: &Mad) -> Mad {
+    let mut mad = *sent;
+    mad.header.method = sent.header.method.response();
+    mad
+}
+
+fn with_rmpp(mut mad: Mad, rmpp: RmppHeader) -> Mad {
+    mad.view_mut::<RmppMad>().rmpp = rmpp;
+    mad
+}
+
+fn data(mad: Mad, segment: u32) -> Mad {
+    with_rmpp(mad, RmppHeader::data(segment, 220, RmppFlags::default()))
+}
+
+fn ack(mad: Mad, segment: u32) -> Mad {
+    with_rmpp(mad, RmppHeader::ack(segment, segment + 64))
+}
+
+fn map() -> TidMap {
+    TidMap::new(TidConfig::default(), 7)
+}
+
+/// Sends at time zero and gives what went out.
+fn send(map: &mut TidMap, owner: Owner, mad: Mad, to: &Peer) -> Mad {
+    send_at(map, Instant::ZERO, owner, mad, to)
+}
+
+fn send_at(map: &mut TidMap, now: Instant, owner: Owner, mut mad: Mad, to: &Peer) -> Mad {
+    map.egress(now, owner, &mut mad, to).unwrap();
+    mad
+}
+
+fn receive(
+    map: &mut TidMap,
+    now: Instant,
+    mut mad: Mad,
+    from: &Peer,
+) -> Result<(Owner, u64), DropReason> {
+    let owner = map.ingress(now, &mut mad, from)?;
+    Ok((owner, mad.header.tid.get()))
+}
+
+#[test]
+fn c043_a_tid_of_all_ones_comes_back() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), get(u64::MAX), &SA);
+    assert_eq!(
+        receive(&mut map, Instant::ZERO, answer_to(&sent), &SA),
+        Ok((vf(1), u64::MAX))
+    );
+}
+
+#[test]
+fn c044_every_msb_passes_and_comes_back_bit_exact() {
+    let mut map = map();
+    for msb in 0..=255_u64 {
+        let tid = msb << 56 | 0x1234;
+        let sent = send(&mut map, vf(1), get(tid), &SA);
+        assert!(sent.header.tid.get() <= u64::from(u32::MAX));
+        assert_eq!(
+            receive(&mut map, Instant::ZERO, answer_to(&sent), &SA),
+            Ok((vf(1), tid))
+        );
+    }
+}
+
+#[test]
+fn c045_equal_tids_of_two_vfs_are_two_transactions() {
+    let mut map = map();
+    let first = send(&mut map, vf(1), get(5), &SA);
+    let second = send(&mut map, vf(2), get(5), &SA);
+    assert_ne!(first.header.tid, second.header.tid);
+    assert_eq!(
+        receive(&mut map, Instant::ZERO, answer_to(&second), &SA),
+        Ok((vf(2), 5))
+    );
+    assert_eq!(
+        receive(&mut map, Instant::ZERO, answer_to(&first), &SA),
+        Ok((vf(1), 5))
+    );
+}
+
+#[test]
+fn c046_a_retransmission_has_the_same_wire_tid() {
+    let mut map = map();
+    let first = send(&mut map, vf(1), get(5), &SA);
+    let again = send_at(&mut map, secs(3), vf(1), get(5), &SA);
+    assert_eq!(first.header.tid, again.header.tid);
+    assert_eq!(map.len(), 1);
+}
+
+#[test]
+fn c047_one_tid_to_two_destinations_is_two_transactions() {
+    let mut map = map();
+    let first = send(&mut map, vf(1), get(5), &at(1));
+    let second = send(&mut map, vf(1), get(5), &at(2));
+    assert_ne!(first.header.tid, second.header.tid);
+    let mixed = receive(&mut map, Instant::ZERO, answer_to(&first), &at(2));
+    assert_eq!(mixed, Err(DropReason::WrongPeer));
+}
+
+#[test]
+fn c048_an_unknown_or_expired_wire_tid_is_dropped() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), get(5), &SA);
+    for tid in [
+        0,
+        1,
+        sent.header.tid.get() ^ 1,
+        sent.header.tid.get() | 1 << 32,
+        u64::MAX,
+    ] {
+        let mut forged = answer_to(&sent);
+        forged.header.tid = Tid::new(tid);
+        assert_eq!(
+            receive(&mut map, Instant::ZERO, forged, &SA),
+            Err(DropReason::UnknownTid)
+        );
+    }
+    assert_eq!(
+        receive(&mut map, secs(61), answer_to(&sent), &SA),
+        Err(DropReason::UnknownTid)
+    );
+    assert!(map.is_empty());
+}
+
+#[test]
+fn c049_an_answer_from_elsewhere_is_dropped() {
+    let mut map = map();
+    let gid = Gid::from_parts(SubnetPrefix::DEFAULT, Guid::new(9));
+    let asked = Peer { gid, ..at(4) };
+    let sent = send(&mut map, vf(1), get(5), &asked);
+    for from in [
+        at(5),
+        Peer {
+            qpn: Qpn::from_low_bits(2),
+            ..asked
+        },
+    ] {
+        let result = receive(&mut map, Instant::ZERO, answer_to(&sent), &from);
+        assert_eq!(result, Err(DropReason::WrongPeer));
+    }
+    let by_gid = Peer { gid, ..at(5) };
+    assert!(receive(&mut map, Instant::ZERO, answer_to(&sent), &by_gid).is_ok());
+}
+
+#[test]
+fn c050_an_answer_of_another_class_method_or_attribute_is_dropped() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), get(5), &SA);
+    let change: [fn(&mut MadHeader); 3] = [
+        |header| header.mgmt_class = MgmtClass::DEV_MGT,
+        |header| header.method = Method::GET_TABLE_RESP,
+        |header| header.attribute_id = AttributeId::NODE_RECORD,
+    ];
+    for change in change {
+        let mut answer = answer_to(&sent);
+        change(&mut answer.header);
+        let result = receive(&mut map, Instant::ZERO, answer, &SA);
+        assert_eq!(result, Err(DropReason::AnswerMismatch));
+    }
+}
+
+#[test]
+fn c051_c052_a_duplicate_answer_is_delivered_for_15_seconds_and_then_to_nobody() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), get(5), &SA);
+    for now in [0, 10, 20] {
+        assert_eq!(
+            receive(&mut map, secs(now), answer_to(&sent), &SA),
+            Ok((vf(1), 5))
+        );
+    }
+    assert_eq!(
+        receive(&mut map, secs(36), answer_to(&sent), &SA),
+        Err(DropReason::UnknownTid)
+    );
+    for n in 0..1000 {
+        let next = send_at(&mut map, secs(36), vf(2), get(n), &SA);
+        assert_ne!(next.header.tid, sent.header.tid);
+    }
+}
+
+#[test]
+fn c053_a_vf_beyond_its_quota_is_refused_and_others_are_not() {
+    let mut map = TidMap::new(
+        TidConfig {
+            per_vf: 10,
+            ..TidConfig::default()
+        },
+        7,
+    );
+    for tid in 0..10 {
+        send(&mut map, vf(1), get(tid), &SA);
+    }
+    let refused = map.egress(Instant::ZERO, vf(1), &mut get(10), &SA);
+    assert_eq!(refused, Err(DropReason::TidQuota));
+    assert!(
+        map.egress(Instant::ZERO, vf(1), &mut get(3), &SA).is_ok(),
+        "a retransmission"
+    );
+    send(&mut map, vf(2), get(10), &SA);
+    assert_eq!((map.len_of(vf(1)), map.len_of(vf(2))), (10, 1));
+}
+
+#[test]
+fn c054_the_pfs_own_requests_share_the_space_and_cannot_collide() {
+    let mut map = map();
+    let mut seen = BTreeSet::new();
+    for tid in 0..500 {
+        assert!(seen.insert(send(&mut map, Owner::Pf, get(tid), &SA).header.tid));
+        assert!(seen.insert(send(&mut map, vf(1), get(tid), &SA).header.tid));
+    }
+    let steps: BTreeSet<u64> = seen
+        .iter()
+        .zip(seen.iter().skip(1))
+        .map(|(a, b)| b.get() - a.get())
+        .collect();
+    assert!(steps.len() > 900, "wire TIDs stand at irregular distances");
+}
+
+#[test]
+fn c055_c056_answers_and_messages_without_answer_are_not_mapped() {
+    for method in [
+        Method::REPORT_RESP,
+        Method::GET_RESP,
+        Method::SEND,
+        Method::TRAP_REPRESS,
+    ] {
+        assert!(!TidMap::is_mapped(method), "{method}");
+    }
+    for method in [
+        Method::GET,
+        Method::SET,
+        Method::GET_TABLE,
+        Method::GET_MULTI,
+        Method::DELETE,
+    ] {
+        assert!(TidMap::is_mapped(method), "{method}");
+    }
+}
+
+#[test]
+fn c057_1024_vfs_get_their_own_answers() {
+    let mut map = map();
+    let sent: Vec<Mad> = (1..=1024)
+        .map(|n| send(&mut map, vf(n), get(1), &SA))
+        .collect();
+    for (n, sent) in (1..=1024).zip(&sent) {
+        assert_eq!(
+            receive(&mut map, Instant::ZERO, answer_to(sent), &SA),
+            Ok((vf(n), 1))
+        );
+    }
+}
+
+#[test]
+fn c058_a_wire_tid_of_another_vf_is_an_opaque_guest_tid() {
+    let mut map = map();
+    let first = send(&mut map, vf(1), get(5), &SA);
+    let observed = first.header.tid.get();
+    let second = send(&mut map, vf(2), get(observed), &SA);
+    assert_ne!(second.header.tid, first.header.tid);
+    let answer = receive(&mut map, Instant::ZERO, answer_to(&second), &SA);
+    assert_eq!(answer, Ok((vf(2), observed)));
+}
+
+#[test]
+fn c180_equal_tids_of_two_vfs_run_two_tables_of_100_segments() {
+    let mut map = map();
+    let tables: Vec<Mad> = (1..=2)
+        .map(|n| send(&mut map, vf(n), request(Method::GET_TABLE, 9), &SA))
+        .collect();
+    for segment in 1..=100 {
+        for (n, sent) in (1..=2).zip(&tables) {
+            let got = receive(&mut map, Instant::ZERO, data(answer_to(sent), segment), &SA);
+            assert_eq!(got, Ok((vf(n), 9)));
+            let acked = ack(request(Method::GET_TABLE, 9), segment);
+            assert_eq!(
+                send(&mut map, vf(n), acked, &SA).header.tid,
+                sent.header.tid
+            );
+        }
+    }
+    assert_eq!(map.len(), 2);
+}
+
+#[test]
+fn c181_an_ack_uses_the_transfers_tid_and_makes_nothing() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    let acked = send(&mut map, vf(1), ack(request(Method::GET_TABLE, 9), 1), &SA);
+    assert_eq!(acked.header.tid, sent.header.tid);
+    assert_eq!(map.len(), 1);
+}
+
+#[test]
+fn c182_abort_and_stop_pass_and_the_transaction_ends_after_15_seconds() {
+    for kind in [RmppType::ABORT, RmppType::STOP] {
+        let mut map = map();
+        let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+        receive(&mut map, Instant::ZERO, data(answer_to(&sent), 1), &SA).unwrap();
+        let end = with_rmpp(
+            request(Method::GET_TABLE, 9),
+            RmppHeader::end(kind, RmppStatus::UNSPECIFIED),
+        );
+        assert_eq!(send(&mut map, vf(1), end, &SA).header.tid, sent.header.tid);
+        map.expire(secs(14));
+        assert_eq!(map.len(), 1);
+        map.expire(secs(16));
+        assert!(map.is_empty());
+    }
+}
+
+#[test]
+fn c183_an_ack_of_no_transfer_is_dropped() {
+    let mut map = map();
+    let mut stray = ack(request(Method::GET_TABLE, 9), 1);
+    let result = map.egress(Instant::ZERO, vf(1), &mut stray, &SA);
+    assert_eq!(result, Err(DropReason::UnknownTransfer));
+    assert!(map.is_empty());
+}
+
+#[test]
+fn c184_a_transfer_survives_a_pause_of_39_seconds_and_not_of_46() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    receive(&mut map, Instant::ZERO, data(answer_to(&sent), 1), &SA).unwrap();
+    assert!(receive(&mut map, secs(39), data(answer_to(&sent), 2), &SA).is_ok());
+    let late = receive(&mut map, secs(39 + 46), data(answer_to(&sent), 3), &SA);
+    assert_eq!(late, Err(DropReason::UnknownTid));
+}
+
+#[test]
+fn c185_a_last_segment_sent_again_reaches_the_guest() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    let last = with_rmpp(answer_to(&sent), RmppHeader::data(3, 20, RmppFlags::LAST));
+    receive(&mut map, Instant::ZERO, last, &SA).unwrap();
+    send(&mut map, vf(1), ack(request(Method::GET_TABLE, 9), 3), &SA);
+    assert_eq!(receive(&mut map, secs(10), last, &SA), Ok((vf(1), 9)));
+}
+
+#[test]
+fn c186_a_dual_sided_get_multi_keeps_one_tid_for_all_its_packets() {
+    let mut map = map();
+    let multi = |segment| {
+        let mut mad = request(Method::GET_MULTI, 9);
+        mad.header.attribute_id = AttributeId::MULTI_PATH_RECORD;
+        data(mad, segment)
+    };
+    let first = send(&mut map, vf(1), multi(1), &SA);
+    let acked = ack(answer_to(&first), 1);
+    assert_eq!(receive(&mut map, Instant::ZERO, acked, &SA), Ok((vf(1), 9)));
+    assert_eq!(
+        send(&mut map, vf(1), multi(2), &SA).header.tid,
+        first.header.tid
+    );
+    let turn = send(&mut map, vf(1), ack(multi(0), 0), &SA);
+    assert_eq!(turn.header.tid, first.header.tid);
+    let mut paths = data(answer_to(&first), 1);
+    paths.header.attribute_id = AttributeId::PATH_RECORD;
+    assert_eq!(receive(&mut map, Instant::ZERO, paths, &SA), Ok((vf(1), 9)));
+    assert_eq!(map.len(), 1);
+}
+
+#[test]
+fn c190_a_reset_forgets_the_vfs_transactions_and_names_its_cut_transfers() {
+    let mut map = map();
+    let table = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    receive(&mut map, Instant::ZERO, data(answer_to(&table), 1), &SA).unwrap();
+    let single = send(&mut map, vf(1), get(10), &SA);
+    let other = send(&mut map, vf(2), get(10), &SA);
+    let cut = map.reset(Instant::ZERO, VfId::new(1).unwrap());
+    assert_eq!(cut.len(), 1);
+    assert_eq!(cut[0].tid.0, table.header.tid);
+    for gone in [table, single] {
+        let result = receive(&mut map, Instant::ZERO, answer_to(&gone), &SA);
+        assert_eq!(result, Err(DropReason::UnknownTid));
+    }
+    assert!(receive(&mut map, Instant::ZERO, answer_to(&other), &SA).is_ok());
+}
+
+#[test]
+fn c193_random_requests_stay_within_the_quota_in_bytes() {
+    let mut map = TidMap::new(TidConfig::default(), 7);
+    let mut refused = 0;
+    for n in 0..100_000_u64 {
+        let tid = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let to = at(u16::try_from(n % 1000 + 1).unwrap());
+        refused += u32::from(
+            map.egress(Instant::ZERO, vf(1), &mut get(tid), &to)
+                .is_err(),
+        );
+    }
+    assert_eq!(refused, 100_000 - TidConfig::default().sa_per_vf);
+    assert!(map.bytes() <= 128 * 1024, "{}", map.bytes());
+}
+
+#[test]
+fn c203_sa_requests_without_answer_are_limited_and_answers_make_room() {
+    let mut map = TidMap::new(
+        TidConfig {
+            sa_per_vf: 2,
+            ..TidConfig::default()
+        },
+        7,
+    );
+    let first = send(&mut map, vf(1), get(1), &SA);
+    send(&mut map, vf(1), get(2), &SA);
+    let refused = map.egress(Instant::ZERO, vf(1), &mut get(3), &SA);
+    assert_eq!(refused, Err(DropReason::SaQuota));
+    receive(&mut map, Instant::ZERO, answer_to(&first), &SA).unwrap();
+    send(&mut map, vf(1), get(3), &SA);
+}
+
+#[test]
+fn a_live_transaction_costs_at_most_64_bytes() {
+    let config = TidConfig {
+        per_vf: 200_000,
+        sa_per_vf: 200_000,
+    };
+    let mut map = TidMap::new(config, 7);
+    // As many as fit a vector without slack, so that the figure is the cost and not the growth.
+    let live = 1 << 17;
+    for tid in 0..live {
+        send(&mut map, vf(1), get(tid), &SA);
+    }
+    assert!(
+        map.bytes() as u64 <= 64 * live,
+        "{} bytes each",
+        map.bytes() as u64 / live
+    );
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send { vf: u16, tid: u64, lid: u16 },
+    Answer { nth: usize },
+    Reset { vf: u16 },
+    Wait { millis: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (1_u16..4, 0_u64..6, 1_u16..3).prop_map(|(vf, tid, lid)| Step::Send { vf, tid, lid }),
+        4 => (0_usize..20).prop_map(|nth| Step::Answer { nth }),
+        1 => (1_u16..4).prop_map(|vf| Step::Reset { vf }),
+        2 => (0_u64..40_000).prop_map(|millis| Step::Wait { millis }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn every_answer_goes_to_who_asked_or_to_nobody(
+        steps in prop::collection::vec(step(), 1..120),
+        seed: u64,
+    ) {
+        let mut map = TidMap::new(TidConfig::default(), seed);
+        let mut now = Instant::ZERO;
+        // What went out, oldest first: who, guest TID, peer, and the bytes.
+        let mut sent: Vec<(u16, u64, Peer, Mad)> = Vec::new();
+        // Until when each request is certainly known, and from when on certainly forgotten.
+        let mut known: BTreeMap<u64, (Instant, Instant)> = BTreeMap::new();
+        let margin = Duration::from_millis(10);
+        for step in steps {
+            match step {
+                Step::Send { vf: n, tid, lid } => {
+                    let mad = send_at(&mut map, now, vf(n), get(tid), &at(lid));
+                    let life = Duration::from_secs(60);
+                    known.insert(mad.header.tid.get(), (now + life, now + life + margin));
+                    sent.push((n, tid, at(lid), mad));
+                }
+                Step::Answer { nth } => {
+                    let Some((n, tid, peer, mad)) = sent.iter().rev().nth(nth) else { continue };
+                    let wire = mad.header.tid.get();
+                    let result = receive(&mut map, now, answer_to(mad), peer);
+                    let (until, from) = known.get(&wire).copied().unwrap_or_default();
+                    match result {
+                        Ok(got) => {
+                            prop_assert_eq!(got, (vf(*n), *tid));
+                            prop_assert!(now <= from);
+                            let life = Duration::from_secs(15);
+                            known.insert(wire, (now + life, now + life + margin));
+                        }
+                        Err(reason) => {
+                            prop_assert_eq!(reason, DropReason::UnknownTid);
+                            prop_assert!(now >= until);
+                        }
+                    }
+                }
+                Step::Reset { vf: n } => {
+                    map.reset(now, VfId::new(n).unwrap());
+                    for (_, _, _, mad) in sent.iter().filter(|(m, ..)| *m == n) {
+                        known.remove(&mad.header.tid.get());
+                    }
+                }
+                Step::Wait { millis } => now += Duration::from_millis(millis),
+            }
+            let live = known.values().filter(|(until, _)| now < *until).count();
+            let most = known.values().filter(|(_, from)| now <= *from).count();
+            map.expire(now);
+            prop_assert!((live..=most).contains(&map.len()));
+        }
+        map.expire(now + Duration::from_secs(61));
+        prop_assert!(map.is_empty());
+        prop_assert_eq!(map.poll_timeout(), None);
+    }
+}
