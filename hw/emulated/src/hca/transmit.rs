@@ -6,7 +6,7 @@ use hca_api::{
     UdAddress,
 };
 use ib_wire::packet::{Grh, MAX_PAYLOAD, UdFrame};
-use ib_wire::{GidIndex, PKey, PortNum, QKey, Qpn, Vl};
+use ib_wire::{GidIndex, Lid, PKey, PortNum, QKey, Qpn, Vl};
 
 use super::drops::DropReason;
 use super::function::FunctionState;
@@ -262,7 +262,12 @@ impl Device {
         let frame = UdFrame {
             vl,
             sl: vector.sl,
-            slid: port.source_lid(vector.path_bits),
+            // An SMP that starts on a directed route has permissive LIDs both ways (IBA 14.2.2).
+            slid: if smp && vector.dlid == Lid::PERMISSIVE {
+                Lid::PERMISSIVE
+            } else {
+                port.source_lid(vector.path_bits)
+            },
             dlid: vector.dlid,
             grh: self.global_header(state, &vector)?,
             pkey,
