@@ -6,3 +6,5 @@ pub mod fields;
 pub mod fuzz_targets;
 pub mod mads;
 pub mod traces;
+
+pub use vhca::world;

@@ -1,7 +1,14 @@
 //! Virtual InfiniBand HCAs for any VMM.
 //!
 //! This is the only crate of the workspace with file descriptors, threads and a wall clock.
+//!
+//! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop.
+//! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
+//!   them in virtual time.
 
+mod driven;
 mod real_time;
+pub mod world;
 
-pub use real_time::{Driven, LoopError, RunEnd, Runner, StopHandle};
+pub use driven::Driven;
+pub use real_time::{LoopError, RunEnd, Runner, StopHandle};

@@ -12,15 +12,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
-/// What can be driven, by the wall clock or by a virtual one.
-pub trait Driven {
-    /// Does everything that is due at `now`, until nothing is left to do before a later time.
-    /// `now` never decreases from call to call.
-    fn poll(&mut self, now: Instant);
-
-    /// When [`Driven::poll`] wants to be called next. `None`: not before something from outside.
-    fn poll_timeout(&self) -> Option<Instant>;
-}
+use crate::Driven;
 
 /// Why the event loop cannot go on: the host failed, not what the loop drives.
 #[derive(Debug, Error)]

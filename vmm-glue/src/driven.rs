@@ -1,0 +1,14 @@
+//! What a clock drives.
+
+use ib_vtime::Instant;
+
+/// Machines that a clock drives: the wall clock ([`crate::Runner`]) or a virtual one
+/// ([`crate::world::World::run_until`]).
+pub trait Driven {
+    /// Does everything that is due at `now`, until nothing is left to do before a later time.
+    /// `now` never decreases from call to call.
+    fn poll(&mut self, now: Instant);
+
+    /// When [`Driven::poll`] wants to be called next. `None`: not before something from outside.
+    fn poll_timeout(&self) -> Option<Instant>;
+}

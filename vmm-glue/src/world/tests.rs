@@ -1,0 +1,84 @@
+use emulated_hca::{LinkConfig, Topology};
+use ib_wire::smp::PortState;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Three switches and three hosts, the first of which runs the subnet manager.
+fn world(seed: u64) -> (World, [HostId; 3]) {
+    let mut plan = Topology::three_switches();
+    plan.link = LinkConfig {
+        latency: Duration::from_nanos(100),
+        timed: true,
+        ..LinkConfig::default()
+    };
+    let (fabric, built) = plan.build(|config| Device::new(config, seed));
+    let mut world = World::new(fabric, seed);
+    let hosts = [0, 1, 2].map(|i| world.add_host(built.hcas[i]).unwrap());
+    world
+        .start_manager(hosts[0].port(1), SubnetConfig::default())
+        .unwrap();
+    (world, hosts)
+}
+
+/// Every host's port is active, and the manager says so.
+fn is_up(world: &mut World) -> bool {
+    let serving = |host: &Host| host.manager.as_ref().is_none_or(|m| m.sm.is_serving());
+    let mut ports = world.hosts.iter().flat_map(Host::ports);
+    world.hosts.iter().all(serving)
+        && ports.all(|port| port.view().state == PortState::ACTIVE && port.view().lid.is_unicast())
+}
+
+/// Every packet of a subnet that comes up.
+fn packets(seed: u64) -> Vec<FrameRecord> {
+    let (mut world, _) = world(seed);
+    world.capture();
+    assert_eq!(world.run_until(LIMIT, is_up), Outcome::Reached);
+    std::iter::from_fn(|| world.poll_frame()).collect()
+}
+
+#[test]
+fn a_subnet_manager_brings_every_port_up() {
+    let (mut world, [manager, ..]) = world(1);
+    assert_eq!(world.run_until(LIMIT, is_up), Outcome::Reached);
+    assert_eq!(world.manager(manager).unwrap().unsent(), 0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_packets_and_another_one_others() {
+    let first = packets(1);
+    assert!(!first.is_empty());
+    assert_eq!(first, packets(1));
+    assert_ne!(first, packets(2));
+}
+
+#[test]
+fn a_run_that_waits_in_vain_ends_at_its_limit() {
+    let (mut world, _) = world(1);
+    assert_eq!(world.run_until(LIMIT, |_| false), Outcome::TimedOut);
+    assert_eq!(world.now(), Instant::ZERO + LIMIT);
+}
+
+#[test]
+fn a_stopped_manager_leaves_its_port_to_the_next() {
+    let (mut world, [manager, ..]) = world(1);
+    world.run_until(LIMIT, is_up);
+    world.stop_manager(manager).unwrap();
+    assert!(world.manager(manager).is_none());
+    world
+        .start_manager(manager.port(1), SubnetConfig::default())
+        .unwrap();
+    let serving = |w: &mut World| w.manager(manager).is_some_and(|m| m.sm.is_serving());
+    assert_eq!(world.run_until(LIMIT, serving), Outcome::Reached);
+}
+
+#[test]
+fn a_condition_that_keeps_the_fabric_busy_is_a_live_lock() {
+    let (mut world, [manager, ..]) = world(1);
+    let outcome = world.run_until(LIMIT, |w| {
+        w.with_hca(manager, |_| Ok(())).unwrap();
+        false
+    });
+    assert_eq!(outcome, Outcome::LiveLock);
+}
