@@ -230,7 +230,7 @@ impl MadAgent {
     ///
     /// A message under RMPP gives a [`TransferId`], and its end an
     /// [`AgentEvent::TransferEnded`]. Answering again while that transfer runs (the request was
-    /// repeated) gives the same id.
+    /// repeated) gives the same id and sends nothing more.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -246,13 +246,13 @@ impl MadAgent {
             return Err(SendError::WrongMethod);
         }
         let key = TransferKey::of_data(&to, message.mad());
+        if let Some(running) = self.outgoing.get(&key) {
+            return Ok(Some(running.id));
+        }
         let Some(segments) = message.segments() else {
             self.forget_turn(&key);
             return self.enqueue(agent, to, *message.mad()).map(|()| None);
         };
-        if let Some(running) = self.outgoing.get(&key) {
-            return Ok(Some(running.id));
-        }
         if self.outgoing.len() >= self.config.max_outstanding {
             return Err(SendError::TooMany);
         }

@@ -433,6 +433,29 @@ fn a_response_whose_turn_never_comes_ends() {
 }
 
 #[test]
+fn a_second_answer_of_one_mad_does_not_strand_a_response_that_waits_for_its_turn() {
+    let (mut client, mut server) = client_and_server();
+    let head = mad(MgmtClass::SUBN_ADM, Method::GET_MULTI);
+    let message = Message::rmpp(head, payload(100)).unwrap();
+    client
+        .agent
+        .send_request(at(0), client.id, server.address, message, POLICY)
+        .unwrap();
+    let data = client.transmit(0).unwrap();
+    server.agent.handle_mad(at(0), &client.address, &data);
+    let transfer = server.respond_rmpp(0, 300).unwrap();
+    let single = Message::single(response_to(&data));
+    let again = server
+        .agent
+        .respond(at(0), server.id, client.address, single);
+    assert_eq!(again, Ok(Some(transfer)));
+    run_until(40_000, &mut client, &mut server);
+    assert!(matches!(client.event(), Some(AgentEvent::Response { .. })));
+    while server.event().is_some() {}
+    assert!(server.agent.sizes().is_empty());
+}
+
+#[test]
 fn a_lost_last_ack_is_repeated_within_the_retention_time() {
     let (mut client, mut server) = client_and_server();
     client.request(&server, Method::GET_TABLE);
