@@ -48,7 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         corpora.entry("frame").or_default().insert(name, frame);
     }
     corpora.insert("cm_messages", cm_messages());
+    corpora.insert("cm", connections());
     corpora.insert("mad_agent", conversations());
+    corpora.insert("sm", fabrics());
     corpora.insert("trace", trace_lines()?);
 
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
@@ -177,6 +179,67 @@ fn conversations() -> Seeds {
     .into_iter()
     .map(|(name, bytes)| (name.to_owned(), bytes))
     .collect()
+}
+
+/// Connections of the two managers, in the operations of the target: opening something (0), a
+/// user's call (1), the passing of a MAD (3), time (5); the top bit is the side.
+fn connections() -> Seeds {
+    let listen = [0x80, 0, 1, 0];
+    let req = [0, 1, 1, 2, 14, 14, 3, 10];
+    let (pass, back) = ([3, 0, 2], [0x83, 0, 2]);
+    let call = |side: u8, call: u8| [side | 1, 0, 14, call];
+    let open = [
+        &listen[..],
+        &req,
+        &pass,
+        &call(0x80, 0),
+        &back,
+        &call(0, 1),
+        &pass,
+    ]
+    .concat();
+    let close = [&call(0, 4)[..], &pass, &call(0x80, 5), &back].concat();
+    let migrate = [&call(0, 6)[..], &pass, &call(0x80, 7), &back].concat();
+    let refuse = [&listen[..], &req, &pass, &call(0x80, 2), &back].concat();
+    let wait = [
+        &listen[..],
+        &req,
+        &pass,
+        &call(0x80, 3),
+        &back,
+        &[5, 14, 5, 14],
+    ]
+    .concat();
+    let sidr = [&listen[..], &[0, 3, 1, 9, 2], &pass, &call(0x80, 8), &back].concat();
+    let peers = [
+        &[0, 2, 1, 2, 14, 14, 3, 10][..],
+        &[0x80, 2, 1, 3, 14, 14, 3, 10],
+        &pass,
+        &back,
+    ]
+    .concat();
+    [
+        ("connect", [&open[..], &close].concat()),
+        ("migrate", [&open[..], &migrate, &close].concat()),
+        ("refuse", refuse),
+        ("wait", wait),
+        ("sidr", sidr),
+        ("peers", peers),
+    ]
+    .into_iter()
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .collect()
+}
+
+/// What nodes answer to a subnet manager: mostly answers without damage, with all numbers.
+fn fabrics() -> Seeds {
+    let mut answers = Vec::new();
+    for number in 0..200_u8 {
+        // The operation, which request, and no harm done to it; five numbers for the attribute, and
+        // no harm done to the answer.
+        answers.extend([5, 0, 2, number, number.wrapping_mul(7), 3, 3, 3, 3]);
+    }
+    [("answers".to_owned(), answers)].into()
 }
 
 /// The first lines of two kinds of traces.

@@ -9,37 +9,10 @@ use ib_wire::Lid;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use zerocopy::IntoBytes;
 
-/// MADs that the wire holds at most; more are lost.
-const WIRE: usize = 256;
-
-/// Operations of one input at most, so that inputs stay quick.
-const OPERATIONS: usize = 2_000;
+use super::hostile::{Input, Wire};
 
 /// The classes of the two agents' clients: one without RMPP, and both kinds with it.
 const CLASSES: [MgmtClass; 3] = [MgmtClass::PERF, MgmtClass::SUBN_ADM, MgmtClass::new(0x30)];
-
-/// Reads operands off the input; zeros when it is used up.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        match self.0.split_first() {
-            Some((byte, rest)) => {
-                self.0 = rest;
-                *byte
-            }
-            None => 0,
-        }
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        usize::from(self.byte()) % length.max(1)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 /// One end: an agent, its clients, and what they keep.
 struct End {
@@ -136,21 +109,19 @@ fn message(class: MgmtClass, method: Method, length: usize) -> Message {
     }
 }
 
-/// The whole scene: two ends, the wire from each to the other, and the time.
+/// The whole scene: two ends, the wire between them, and the time.
 struct Scene {
     now: Instant,
     ends: [End; 2],
-    wire: [Vec<Mad>; 2],
+    wire: Wire,
 }
 
 impl Scene {
-    /// What the ends want to send goes onto the wire, as far as there is room.
+    /// What the ends want to send goes onto the wire.
     fn transmit(&mut self) {
-        for (end, wire) in self.ends.iter_mut().zip(&mut self.wire) {
+        for (side, end) in self.ends.iter_mut().enumerate() {
             while let Some(Transmit { mad, .. }) = end.agent.poll_transmit(self.now) {
-                if wire.len() < WIRE {
-                    wire.push(mad);
-                }
+                self.wire.push(side, mad);
             }
         }
     }
@@ -184,13 +155,7 @@ impl Scene {
                     end.take_events_after_cancel(request);
                 }
             }
-            _ => {
-                let wire = &mut self.wire[side];
-                let at = input.index(wire.len());
-                if at < wire.len() {
-                    wire.swap_remove(at);
-                }
-            }
+            _ => self.wire.lose(side, input),
         }
         self.transmit();
         for end in &mut self.ends {
@@ -219,43 +184,27 @@ impl Scene {
     fn answer(&mut self, side: usize, input: &mut Input<'_>) {
         let end = &mut self.ends[side];
         let at = input.index(end.to_answer.len());
+        let length = usize::from(input.byte()) * 20;
         if at >= end.to_answer.len() {
             return;
         }
         let (agent, from, request) = end.to_answer.swap_remove(at);
         let header = request.header();
-        let length = usize::from(input.byte()) * 20;
         let mut answer = message(header.mgmt_class, header.method.response(), length);
         answer.header_mut().tid = header.tid;
         answer.header_mut().attribute_id = header.attribute_id;
         let _ = end.agent.respond(self.now, agent, from, answer);
     }
 
-    /// A MAD crosses the wire: as it is, twice, or damaged.
     fn pass(&mut self, side: usize, input: &mut Input<'_>) {
-        let at = input.index(self.wire[side].len());
-        if at >= self.wire[side].len() {
-            return;
+        for mad in self.wire.pass(side, input) {
+            self.deliver(side, &mad);
         }
-        let mut mad = self.wire[side].remove(at);
-        match input.byte() {
-            0 => self.deliver(side, &mad),
-            1 => {
-                let byte = usize::from(input.byte());
-                mad.as_mut_bytes()[byte] ^= input.byte();
-            }
-            _ => {}
-        }
-        self.deliver(side, &mad);
     }
 
-    /// A stranger's MAD: any bytes, under the transaction id of a request if there is one.
+    /// A stranger's MAD, under the transaction id of a request if there is one.
     fn inject(&mut self, side: usize, input: &mut Input<'_>) {
-        let mut mad = Mad::default();
-        let length = input.index(257);
-        for byte in &mut mad.as_mut_bytes()[..length] {
-            *byte = input.byte();
-        }
+        let mut mad = input.mad();
         let victim = &self.ends[1 - side];
         let at = input.index(victim.requests.len() + 1);
         if let Some(request) = victim.requests.get(at) {
@@ -267,7 +216,7 @@ impl Scene {
     /// Lets time pass until nothing is live. Every timer fires a bounded number of times.
     fn wind_down(&mut self) {
         for _ in 0..100_000 {
-            self.wire.iter_mut().for_each(Vec::clear);
+            self.wire.clear();
             let next = self
                 .ends
                 .iter()
@@ -304,17 +253,34 @@ impl End {
 /// Two agents that ask and answer each other while the input decides what the wire does. No input
 /// makes one panic, exceed its bounds, end a request twice, or keep anything for ever.
 pub(super) fn mad_agent(data: &[u8]) {
-    let mut input = Input(data);
+    play(data).wind_down();
+}
+
+fn play(data: &[u8]) -> Scene {
+    let mut input = Input::new(data);
     let mut scene = Scene {
         now: Instant::from_millis(1),
         ends: [End::new(1), End::new(2)],
-        wire: [Vec::new(), Vec::new()],
+        wire: Wire::default(),
     };
-    for _ in 0..OPERATIONS {
-        if input.is_empty() {
-            break;
-        }
+    while input.has_operation() {
         scene.step(&mut input);
     }
-    scene.wind_down();
+    scene
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_get_an_answer_of_one_mad_and_of_many() {
+        for seed in [
+            include_bytes!("../../fuzz/corpus/mad_agent/single").as_slice(),
+            include_bytes!("../../fuzz/corpus/mad_agent/table"),
+            include_bytes!("../../fuzz/corpus/mad_agent/dual-sided"),
+        ] {
+            assert_eq!(play(seed).ends[0].agent.counters().responses, 1);
+        }
+    }
 }

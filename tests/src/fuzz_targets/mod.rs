@@ -3,7 +3,10 @@
 //! `cargo test` replays the corpora through the same functions.
 
 mod agent;
+mod cm;
+mod hostile;
 mod parsers;
+mod sm;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -12,6 +15,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// `tests/fuzz/corpus`.
 pub const TARGETS: &[Target] = &[
     ("capture", parsers::capture),
+    ("cm", cm::cm),
     ("cm_messages", parsers::cm_messages),
     ("frame", parsers::frame),
     ("mad", parsers::mad),
@@ -19,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("notice", parsers::notice),
     ("rmpp", parsers::rmpp),
     ("sa_records", parsers::sa_records),
+    ("sm", sm::sm),
     ("smi", parsers::smi),
     ("trace", parsers::trace),
 ];

@@ -1,0 +1,110 @@
+//! What the targets that run operations share: operands from the input, and a wire that does to
+//! MADs what the input says.
+
+use ib_wire::mad::Mad;
+use zerocopy::IntoBytes;
+
+/// Operations of one input at most, so that inputs stay quick.
+const OPERATIONS: usize = 2_000;
+
+/// MADs that the wire holds at most in each direction; more are lost.
+const WIRE: usize = 256;
+
+/// Reads operands off the input; zeros when it is used up.
+pub(super) struct Input<'a> {
+    rest: &'a [u8],
+    operations: usize,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(data: &'a [u8]) -> Self {
+        Self {
+            rest: data,
+            operations: OPERATIONS,
+        }
+    }
+
+    /// Whether there is another operation to do. Ask once before each.
+    pub(super) fn has_operation(&mut self) -> bool {
+        let more = self.operations > 0 && !self.rest.is_empty();
+        self.operations = self.operations.saturating_sub(1);
+        more
+    }
+
+    pub(super) fn byte(&mut self) -> u8 {
+        match self.rest.split_first() {
+            Some((byte, rest)) => {
+                self.rest = rest;
+                *byte
+            }
+            None => 0,
+        }
+    }
+
+    /// An index below `length`, or 0.
+    pub(super) fn index(&mut self, length: usize) -> usize {
+        usize::from(self.byte()) % length.max(1)
+    }
+
+    /// Overwrites the front of `bytes` with up to 255 bytes of the input.
+    pub(super) fn fill(&mut self, bytes: &mut [u8]) {
+        let length = usize::from(self.byte()).min(bytes.len());
+        for byte in &mut bytes[..length] {
+            *byte = self.byte();
+        }
+    }
+
+    /// A MAD of any bytes.
+    pub(super) fn mad(&mut self) -> Mad {
+        let mut mad = Mad::default();
+        self.fill(mad.as_mut_bytes());
+        mad
+    }
+}
+
+/// The MADs under way, each way.
+#[derive(Default)]
+pub(super) struct Wire {
+    ways: [Vec<Mad>; 2],
+}
+
+impl Wire {
+    /// One end sends a MAD; it is lost if there is no room.
+    pub(super) fn push(&mut self, side: usize, mad: Mad) {
+        if self.ways[side].len() < WIRE {
+            self.ways[side].push(mad);
+        }
+    }
+
+    /// Takes a MAD of an end off the wire, as the input says: as it is, twice, or damaged. Any MAD
+    /// may come first.
+    pub(super) fn pass(&mut self, side: usize, input: &mut Input<'_>) -> Vec<Mad> {
+        let (at, fate) = (input.index(self.ways[side].len()), input.byte());
+        if at >= self.ways[side].len() {
+            return Vec::new();
+        }
+        let mut mad = self.ways[side].remove(at);
+        match fate {
+            0 => vec![mad, mad],
+            1 => {
+                let byte = usize::from(input.byte());
+                mad.as_mut_bytes()[byte] ^= input.byte();
+                vec![mad]
+            }
+            _ => vec![mad],
+        }
+    }
+
+    /// Loses a MAD of an end.
+    pub(super) fn lose(&mut self, side: usize, input: &mut Input<'_>) {
+        let at = input.index(self.ways[side].len());
+        if at < self.ways[side].len() {
+            self.ways[side].remove(at);
+        }
+    }
+
+    /// Loses everything.
+    pub(super) fn clear(&mut self) {
+        self.ways.iter_mut().for_each(Vec::clear);
+    }
+}
