@@ -13,7 +13,7 @@ mod manager;
 
 use std::collections::VecDeque;
 
-use emulated_hca::hca::Device;
+use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId, NodeKind, TapPoint, Tapped};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
 use ib_capture::{FrameRecord, Interface};
@@ -76,7 +76,7 @@ pub enum Outcome {
 /// A fabric with the software on its hosts. See the [module](self).
 #[derive(Debug)]
 pub struct World {
-    fabric: Fabric<Device>,
+    fabric: Fabric,
     hosts: Vec<Host>,
     seed: u64,
     now: Instant,
@@ -87,7 +87,7 @@ pub struct World {
 impl World {
     /// A world of nodes and links without software. All seeds are derived from `seed`.
     #[must_use]
-    pub const fn new(fabric: Fabric<Device>, seed: u64) -> Self {
+    pub const fn new(fabric: Fabric, seed: u64) -> Self {
         Self {
             fabric,
             hosts: Vec::new(),
@@ -158,12 +158,12 @@ impl World {
 
     /// The fabric.
     #[must_use]
-    pub const fn fabric(&self) -> &Fabric<Device> {
+    pub const fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
     /// The fabric, to plug cables and plan faults.
-    pub const fn fabric_mut(&mut self) -> &mut Fabric<Device> {
+    pub const fn fabric_mut(&mut self) -> &mut Fabric {
         &mut self.fabric
     }
 
@@ -364,13 +364,9 @@ impl Driven for World {
     }
 }
 
-fn physical_function(
-    fabric: &mut Fabric<Device>,
-    node: NodeId,
-) -> Result<impl Hca + use<'_>, HcaError> {
-    let device = fabric.device_mut(node).ok_or(HcaError::InvalidParameter)?;
-    device
-        .function(FunctionId::PF)
+fn physical_function(fabric: &mut Fabric, node: NodeId) -> Result<Function<'_>, HcaError> {
+    fabric
+        .hca(node, FunctionId::PF)
         .ok_or(HcaError::InvalidParameter)
 }
 

@@ -13,7 +13,7 @@ fn world(seed: u64) -> (World, [HostId; 3]) {
         timed: true,
         ..LinkConfig::default()
     };
-    let (fabric, built) = plan.build(|config| Device::new(config, seed));
+    let (fabric, built) = plan.build(seed);
     let mut world = World::new(fabric, seed);
     let hosts = [0, 1, 2].map(|i| world.add_host(built.hcas[i]).unwrap());
     world
