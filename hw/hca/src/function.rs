@@ -71,7 +71,8 @@ pub struct FunctionSpec {
 /// A VF's view of a physical port, set by the PF.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VirtualPort {
-    /// The state that the VF sees; at most the physical port's.
+    /// The state that the VF sees; at most the physical port's. Unless it is active, the VF's
+    /// datagrams are discarded both ways; tunnels work in any state.
     pub state: PortState,
     /// For each of the VF's P_Key indices the physical index behind it; `None` shows an invalid key.
     pub pkeys: Vec<Option<PKeyIndex>>,

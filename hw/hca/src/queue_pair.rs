@@ -44,7 +44,8 @@ pub enum QpKind {
         port: PortNum,
     },
     /// The VF's end of a tunnel: stands for a special QP in a function that has none. What it sends
-    /// goes to its tunnel QP and nowhere else, and it receives from that QP only.
+    /// goes to its tunnel QP and nowhere else, and it receives from that QP only. A send needs no
+    /// destination, and one that is given is not looked at; the same holds for tunnel QPs.
     Proxy {
         /// Which special QP it stands for.
         special: SpecialQp,
@@ -136,9 +137,11 @@ pub struct QpSpec {
 /// The two numbers of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpNumbers {
-    /// The number that the consumer uses and sees in completions.
+    /// The number that the consumer uses and sees in completions: of a special or proxy QP, that of
+    /// the special QP.
     pub external: Qpn,
-    /// The number in packets. Differs for special, proxy and tunnel QPs.
+    /// The number by which the provider, and the peer, tell the QP. Differs for proxy QPs, and with
+    /// providers that have their special QPs elsewhere.
     pub real: Qpn,
 }
 

@@ -140,8 +140,7 @@ pub struct UdDestination {
     pub qpn: Qpn,
     /// The key. A privileged key stands for the sending QP's own key (IBA 10.2.5).
     pub qkey: QKey,
-    /// The partition, for QPs that choose it per request: QP1, tunnel and proxy QPs. `None` takes the
-    /// QP's own.
+    /// The partition, for QPs that choose it per request: special QPs. `None` takes the QP's own.
     pub pkey_index: Option<PKeyIndex>,
 }
 
@@ -156,7 +155,8 @@ pub struct SendRequest<'a> {
     pub payload: Payload<'a>,
     /// Modifiers.
     pub flags: SendFlags,
-    /// The destination; required for datagram QPs, refused for connected ones.
+    /// The destination; required for UD and special QPs, ignored for proxy and tunnel QPs, refused
+    /// for connected ones.
     pub destination: Option<UdDestination>,
 }
 
