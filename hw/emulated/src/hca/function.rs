@@ -297,7 +297,7 @@ impl FunctionState {
     }
 
     /// Completes everything posted to a queue pair as flushed.
-    pub(super) fn flush(&mut self, qp: u32) {
+    fn flush(&mut self, qp: u32) {
         self.flush_sends(qp);
         // A source that never runs dry must not keep us here.
         let most = self

@@ -92,10 +92,7 @@ impl Device {
         if qp.attachments != 0 {
             return Err(HcaError::InUse);
         }
-        if qp.state != QpState::Reset {
-            state.enter_error(handle.0);
-        }
-        state.flush(handle.0);
+        state.enter_error(handle.0);
         let qp = state.qps.remove(handle.0 as usize);
         state.release_pd(qp.pd);
         for cq in [qp.send_cq, qp.recv_cq] {

@@ -168,11 +168,7 @@ fn a_receive_buffer_too_small_for_grh_space_and_message_is_a_length_error() {
         b"hello",
     )
     .unwrap();
-    let done: Vec<_> = b
-        .poll(&mut device)
-        .iter()
-        .map(|c| (c.wr_id, c.status))
-        .collect();
+    let done = b.outcomes(&mut device);
     assert_eq!(
         done,
         [
@@ -300,6 +296,42 @@ fn sends_wait_for_room_in_the_egress_and_leave_in_order() {
     assert_eq!(a.poll(&mut left).len(), rest);
 }
 
+/// IBA 10.3.1.6: the sends behind one that fails are flushed, also those that waited.
+#[test]
+fn a_send_that_fails_after_waiting_flushes_those_behind_it() {
+    let mut device = device(5);
+    let a = open(&mut device, PF, QpKind::Ud);
+    let destination = Some(to(vector(6), Qpn::MAX, QKEY));
+    for _ in 0..super::super::EGRESS_DEPTH {
+        a.send(&mut device, destination, b"x").unwrap();
+    }
+    a.poll(&mut device);
+    let bad = Sge {
+        lkey: LKey(0),
+        ..a.send_slot(1)
+    };
+    for (wr_id, sge) in [(1, bad), (2, a.send_slot(1)), (3, a.send_slot(1))] {
+        let gather = [sge];
+        let send = SendRequest {
+            wr_id,
+            ..request(&gather, destination)
+        };
+        let mut hca = device.function(PF).unwrap();
+        hca.post_send(a.qp, &send).unwrap();
+    }
+    assert_eq!(a.poll(&mut device), []);
+    assert!(device.poll_transmit(Instant::ZERO, PORT).is_some());
+    let done = a.outcomes(&mut device);
+    assert_eq!(
+        done,
+        [
+            (1, CompletionStatus::LocalProtection),
+            (2, CompletionStatus::Flushed),
+            (3, CompletionStatus::Flushed)
+        ]
+    );
+}
+
 /// IBA 11.2.4.4: what was posted completes as flushed before the queue pair is gone.
 #[test]
 fn destroying_a_queue_pair_gives_all_its_buffers_back() {
@@ -308,9 +340,8 @@ fn destroying_a_queue_pair_gives_all_its_buffers_back() {
     a.post_recv(&mut device, 1);
     a.post_recv(&mut device, 2);
     device.function(PF).unwrap().destroy_qp(a.qp).unwrap();
-    let done = a.poll(&mut device);
     assert_eq!(
-        done.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>(),
+        a.outcomes(&mut device),
         [
             (1, CompletionStatus::Flushed),
             (2, CompletionStatus::Flushed)

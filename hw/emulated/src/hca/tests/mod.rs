@@ -1,7 +1,12 @@
 //! Tests of whole functions and devices.
 
 mod datagram;
+mod multicast;
+mod queues;
+mod sequences;
+mod special;
 mod tunnel;
+mod virtual_port;
 
 use hca_api::{
     AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
@@ -253,6 +258,12 @@ impl Peer {
         let mut hca = device.function(self.function).unwrap();
         let count = hca.poll_cq(self.cq, &mut out).unwrap();
         out[..count].to_vec()
+    }
+
+    /// Names and results of all completions that wait.
+    fn outcomes(&self, device: &mut Device) -> Vec<(u64, CompletionStatus)> {
+        let all = self.poll(device);
+        all.iter().map(|c| (c.wr_id, c.status)).collect()
     }
 
     /// The only completion that waits.

@@ -1,0 +1,105 @@
+//! Multicast: who gets a group's packets.
+
+use super::*;
+
+const GROUP: Gid = Gid([
+    0xff, 0x12, 0xa0, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+]);
+const MLID: u16 = 0xc001;
+
+fn member(device: &mut Device, function: FunctionId, block_loopback: bool) -> Peer {
+    let peer = open_with(device, function, QKEY, |pd, cq| QpSpec {
+        block_multicast_loopback: block_loopback,
+        ..spec(QpKind::Ud, pd, cq)
+    })
+    .unwrap();
+    let mut hca = device.function(function).unwrap();
+    hca.attach_multicast(peer.qp, GROUP, Lid::new(MLID))
+        .unwrap();
+    peer.post_recv(device, 1);
+    peer
+}
+
+fn receives(peer: &Peer, device: &mut Device) -> usize {
+    let all = peer.poll(device);
+    all.iter().filter(|c| c.op == CompletionOp::Recv).count()
+}
+
+/// IBA 10.5.1, 10.5.2: every attached queue pair gets a copy, on this adapter and on others; the
+/// sender's own only if it did not block it.
+#[test]
+fn every_member_gets_one_copy_and_a_blocking_sender_none() {
+    let (mut left, mut right) = (device(5), device(6));
+    add_vf(&mut left, VF1);
+    let sender = member(&mut left, PF, true);
+    let neighbour = member(&mut left, PF, true);
+    let guest = member(&mut left, VF1, false);
+    let far = [member(&mut right, PF, false), member(&mut right, PF, false)];
+    let destination = to(global(MLID, GROUP), Qpn::MULTICAST, QKEY);
+    sender.send(&mut left, Some(destination), b"all").unwrap();
+    assert_eq!(pipe(&mut left, &mut right), 1);
+    assert_eq!(receives(&sender, &mut left), 0);
+    assert_eq!(receives(&neighbour, &mut left), 1);
+    let done = guest.poll_one(&mut left);
+    assert_eq!(
+        done.flags,
+        CompletionFlags::GRH | CompletionFlags::MULTICAST
+    );
+    assert_eq!(done.source.unwrap().grh.unwrap().sgid_index, GidIndex(0));
+    for peer in far {
+        assert_eq!(receives(&peer, &mut right), 1);
+        assert_eq!(peer.received(&mut right, 1, 43)[24..40], GROUP.0);
+    }
+
+    let open_sender = member(&mut left, PF, false);
+    open_sender
+        .send(&mut left, Some(destination), b"me too")
+        .unwrap();
+    assert_eq!(receives(&open_sender, &mut left), 1);
+}
+
+/// IBA 9.6.1.5, 10.5.1: without a GRH there is no group; another MLID is another group.
+#[test]
+fn a_packet_reaches_members_only_by_group_address_and_multicast_lid_together() {
+    let (mut left, mut right) = (device(5), device(6));
+    let sender = open(&mut left, PF, QpKind::Ud);
+    let listener = member(&mut right, PF, false);
+    for address in [
+        vector(MLID),
+        global(MLID + 1, GROUP),
+        global(MLID, Gid([0xff; 16])),
+    ] {
+        let destination = to(address, Qpn::MULTICAST, QKEY);
+        sender.send(&mut left, Some(destination), b"x").unwrap();
+    }
+    assert_eq!(pipe(&mut left, &mut right), 3);
+    assert_eq!(receives(&listener, &mut right), 0);
+    assert_eq!(right.drops().get(DropReason::MulticastWithoutGrh), 1);
+    assert_eq!(right.drops().get(DropReason::NotAttached), 2);
+}
+
+/// IBA 11.3.1: attaching twice is attaching once; an attached queue pair cannot be destroyed.
+#[test]
+fn attachments_are_counted_once_and_hold_the_queue_pair() {
+    let mut device = device(5);
+    let peer = member(&mut device, PF, false);
+    let mlid = Lid::new(MLID);
+    let mut hca = device.function(PF).unwrap();
+    hca.attach_multicast(peer.qp, GROUP, mlid).unwrap();
+    assert_eq!(hca.resources(PF).unwrap().attachments, 1);
+    assert_eq!(hca.destroy_qp(peer.qp), Err(HcaError::InUse));
+    assert_eq!(
+        hca.attach_multicast(peer.qp, Gid([0xfe; 16]), mlid),
+        Err(HcaError::InvalidParameter)
+    );
+    assert_eq!(
+        hca.attach_multicast(peer.qp, GROUP, Lid::new(5)),
+        Err(HcaError::InvalidParameter)
+    );
+    hca.detach_multicast(peer.qp, GROUP, mlid).unwrap();
+    assert_eq!(
+        hca.detach_multicast(peer.qp, GROUP, mlid),
+        Err(HcaError::InvalidParameter)
+    );
+    assert_eq!(hca.destroy_qp(peer.qp), Ok(()));
+}
