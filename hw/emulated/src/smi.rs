@@ -20,8 +20,9 @@ use crate::{Frame, Node, NodeKind, sma};
 pub(crate) enum Outcome {
     /// It leaves by a port.
     Send(PortNum, Frame),
-    /// It leaves by the port that the forwarding table of this switch says.
-    Route(Frame),
+    /// It leaves by the port that the forwarding table of this switch says, if that is not the one
+    /// by which it came; 0 if it starts here.
+    Route(PortNum, Frame),
     /// It is for the software on QP0.
     Deliver(Frame),
     /// It ends here.
@@ -35,7 +36,7 @@ pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outco
     };
     if !is_for(node, port, lrh.dlid) {
         return match node.kind() {
-            NodeKind::Switch => Outcome::Route(frame),
+            NodeKind::Switch => Outcome::Route(port, frame),
             NodeKind::ChannelAdapter => Outcome::Drop,
         };
     }
@@ -53,7 +54,7 @@ pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outco
             Hop::Lid(dlid) => {
                 let own = node.end_port(port).map_or(Lid::NONE, |p| p.lid);
                 frame.set_smp(&mad, own, dlid);
-                return Outcome::Route(frame);
+                return Outcome::Route(PortNum(0), frame);
             }
             Hop::Nowhere => return Outcome::Drop,
         },
@@ -87,7 +88,7 @@ pub(crate) fn send(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome 
         return arrive(node, port, &lrh, &mad, frame);
     }
     match node.kind() {
-        NodeKind::Switch => Outcome::Route(frame),
+        NodeKind::Switch => Outcome::Route(PortNum(0), frame),
         NodeKind::ChannelAdapter => Outcome::Send(port, frame),
     }
 }
@@ -173,7 +174,7 @@ fn answer(node: &mut Node, port: PortNum, mut response: Frame) -> Outcome {
     match node.kind() {
         NodeKind::ChannelAdapter if is_for(node, port, lrh.dlid) => Outcome::Deliver(response),
         NodeKind::ChannelAdapter => Outcome::Send(port, response),
-        NodeKind::Switch => Outcome::Route(response),
+        NodeKind::Switch => Outcome::Route(PortNum(0), response),
     }
 }
 

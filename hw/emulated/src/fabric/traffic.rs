@@ -95,10 +95,10 @@ impl<D: EndNode> Fabric<D> {
                     self.activate(at.node);
                 }
             }
-            Outcome::Route(frame) => {
+            Outcome::Route(in_port, frame) => {
                 if let Body::Switch(switch) = &mut self.slots[at.node.index()].body {
                     let mut outputs = core::mem::take(&mut self.outputs);
-                    switch.route_smp(at.port, frame, &mut outputs);
+                    switch.route_smp(in_port, frame, &mut outputs);
                     for (port, frame) in outputs.drain(..) {
                         self.transmit(at.node, port, frame);
                     }

@@ -115,3 +115,6 @@ fn answer(node: &mut Node, port: PortNum, reply: &mut Mad) -> Answer {
         AttributeId { .. } => Err(MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,9 @@
 
 mod bring_up;
 mod faults;
+mod switching;
 mod traffic;
+mod traps;
 
 use std::collections::VecDeque;
 
