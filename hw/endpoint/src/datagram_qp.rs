@@ -1,10 +1,10 @@
 //! A datagram queue pair with its buffers: messages in, messages out.
 
 use hca_api::{
-    AccessFlags, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle, DmaBuffer,
-    Hca, HcaError, LKey, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind,
-    QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags, SendOp, SendRequest,
-    Sge, SourceAddress, UdDestination,
+    AccessFlags, ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle,
+    DmaBuffer, Hca, HcaError, LKey, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,
+    QpKind, QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags, SendOp,
+    SendRequest, Sge, SourceAddress, UdDestination,
 };
 use ib_wire::{PKeyIndex, PortNum, Psn, QKey};
 
@@ -239,6 +239,13 @@ impl DatagramQp {
             }
             self.completions.extend(batch[..taken].iter().rev());
         }
+    }
+
+    /// Asks for an [`hca_api::HcaEvent::Completion`] when [`Self::poll`] has something to do next.
+    /// `true` if it has already; then no event may come.
+    pub fn arm(&self, hca: &mut dyn Hca) -> bool {
+        let armed = hca.arm_cq(self.cq, ArmKind::Next);
+        !self.completions.is_empty() || armed.unwrap_or(false)
     }
 
     /// Destroys the queue pair and everything with it.

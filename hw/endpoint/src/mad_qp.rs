@@ -118,6 +118,11 @@ impl MadQp {
         }
     }
 
+    /// Asks for an event when [`Self::poll`] has something to do; see [`DatagramQp::arm`].
+    pub fn arm(&self, hca: &mut dyn Hca) -> bool {
+        self.qp.arm(hca)
+    }
+
     /// Gives the special QP up.
     pub fn close(self, hca: &mut dyn Hca) {
         self.qp.close(hca);

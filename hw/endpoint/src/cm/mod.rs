@@ -238,6 +238,12 @@ impl Cm {
         self.transmits.pop_front()
     }
 
+    /// Whether [`Cm::poll_transmit`] has something to give.
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        !self.transmits.is_empty()
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()

@@ -45,6 +45,17 @@ impl BoundAgent {
         })
     }
 
+    /// Whether something waits to be sent, by the agent or `others`, and can be.
+    pub(super) fn can_go_on(&self, others: bool) -> bool {
+        let waits = self.held.is_some() || self.mads.has_transmit() || others;
+        waits && self.qp.can_send()
+    }
+
+    /// Asks for an event when there is something to receive. `true` if there is already.
+    pub(super) fn arm(&self, hca: &mut dyn Hca) -> bool {
+        self.qp.arm(hca)
+    }
+
     pub(super) const fn counters(&self) -> LinkCounters {
         self.counters
     }

@@ -1,9 +1,9 @@
 //! Everything that a host runs on one port: the MAD agents on the port's special QPs, and on them
 //! the SA client, the CM and the reading of the port itself.
 //!
-//! The owner keeps the HCA and lends it to each call. It calls [`EndPort::poll`] when completions
-//! may wait and when [`EndPort::poll_timeout`] says so, passes on the HCA's events with
-//! [`EndPort::handle_hca_event`], and pulls what happened from [`EndPort::poll_event`].
+//! The owner keeps the HCA and lends it to each call. It passes on the HCA's events with
+//! [`EndPort::handle_hca_event`], calls [`EndPort::poll`] after an [`HcaEvent::Completion`] and when
+//! [`EndPort::poll_timeout`] says so, and pulls what happened from [`EndPort::poll_event`].
 //!
 //! On a function without the privilege of special QPs it runs on their proxies and behaves the
 //! same.
@@ -166,7 +166,8 @@ impl EndPort {
         Ok(this)
     }
 
-    /// Receives, runs timers, and sends, within the budget. Whether there may be more to do at once.
+    /// Receives, runs timers, and sends, within the budget. Whether there may be more to do at once;
+    /// if not, the HCA raises [`HcaEvent::Completion`] when there is.
     pub fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
         if self.is_dead {
             return false;
@@ -186,7 +187,11 @@ impl EndPort {
         }
         // What the port's own agents answered on the spot.
         self.route_events(now);
-        left == 0
+        let mut waits = self.gsi.arm(hca);
+        if let Some(smi) = &self.smi {
+            waits |= smi.arm(hca);
+        }
+        waits || left == 0
     }
 
     /// Takes an event of the HCA.
@@ -232,11 +237,16 @@ impl EndPort {
             .or_else(|| self.cm.poll_event().map(EndPortEvent::Cm))
     }
 
-    /// When to call [`Self::poll`] at the latest.
+    /// When to call [`Self::poll`] at the latest; a time that has passed means at once, because
+    /// something waits to be sent.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.is_dead {
             return None;
+        }
+        let smi_waits = self.smi.as_ref().is_some_and(|smi| smi.can_go_on(false));
+        if smi_waits || self.gsi.can_go_on(self.cm.has_transmit()) {
+            return Some(Instant::ZERO);
         }
         let smi = self.smi.as_ref().and_then(|smi| smi.mads.poll_timeout());
         [

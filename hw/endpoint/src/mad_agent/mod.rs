@@ -332,6 +332,12 @@ impl MadAgent {
         self.timers.next_deadline()
     }
 
+    /// Whether [`Self::poll_transmit`] has something to give.
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        !(self.control.is_empty() && self.queue.is_empty() && self.round.is_empty())
+    }
+
     /// What was counted.
     #[must_use]
     pub const fn counters(&self) -> &MadCounters {
