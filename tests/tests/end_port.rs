@@ -40,6 +40,7 @@ struct Station {
     node: NodeId,
     end_port: EndPort,
     events: VecDeque<EndPortEvent>,
+    wake: bool,
 }
 
 struct World {
@@ -60,12 +61,13 @@ fn station(fabric: &mut Fabric<Device>, node: NodeId, config: EndPortConfig) -> 
         node,
         end_port: EndPort::open(Instant::ZERO, &mut hca, config).expect("a port to open"),
         events: VecDeque::new(),
+        wake: true,
     }
 }
 
 impl World {
     fn new() -> Self {
-        let mut fabric = Fabric::new();
+        let mut fabric = Fabric::new(7);
         let mut add = |guid: u64, name: &str| {
             let config = HcaConfig::new(Guid::new(guid), name);
             fabric.add_end_node(Device::new(&config, guid))
@@ -109,12 +111,19 @@ impl World {
                 let device = self.fabric.device_mut(station.node).expect("an adapter");
                 let mut hca = device.function(PF).expect("the PF");
                 while let Some(event) = hca.poll_event() {
+                    station.wake |= matches!(event, HcaEvent::Completion(_));
                     station
                         .end_port
                         .handle_hca_event(self.now, &mut hca, &event)
                         .expect("a readable port");
                 }
-                busy |= station.end_port.poll(self.now, &mut hca);
+                let due = station.end_port.poll_timeout();
+                station.wake |= due.is_some_and(|at| at <= self.now);
+                // Only a completion or a timer wakes a station: what else came must have armed one.
+                if station.wake {
+                    station.wake = station.end_port.poll(self.now, &mut hca);
+                    busy = true;
+                }
                 while let Some(event) = station.end_port.poll_event() {
                     station.events.push_back(event);
                     busy = true;
