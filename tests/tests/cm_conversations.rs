@@ -56,6 +56,7 @@ fn batch(seed: u64, weather: Weather, adjust: fn(Plan) -> Plan) -> Totals {
 struct Sum {
     endings: BTreeMap<(Kind, Ending, Ending), usize>,
     migrations: u64,
+    unanswered_laps: u64,
 }
 
 impl Sum {
@@ -90,6 +91,7 @@ fn run(seeds: Range<u64>, weather: Weather, adjust: fn(Plan) -> Plan) -> Sum {
             *sum.endings.entry(ending).or_insert(0) += count;
         }
         sum.migrations += totals.migrations;
+        sum.unanswered_laps += totals.unanswered_laps;
     }
     sum
 }
@@ -119,6 +121,7 @@ fn conversations_over_a_channel_that_loses_every_third_mad_end_alike_or_in_expla
 fn patient_users_of_a_lossy_channel_never_see_a_timeout() {
     let sum = run(2000..2200, weather(0.2, 0.2), Plan::patient);
     assert_eq!(sum.timed_out(), 0, "{:#?}", sum.endings);
+    assert_eq!(sum.unanswered_laps, 0);
     assert!(sum.closed(Kind::ClientServer) > 5_000);
     assert!(sum.closed(Kind::PeerToPeer) > 500);
 }

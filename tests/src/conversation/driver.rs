@@ -71,6 +71,8 @@ pub struct Totals {
     pub mads: u64,
     /// LAPs whose outcome both sides know.
     pub migrations: u64,
+    /// LAPs that were never answered.
+    pub unanswered_laps: u64,
     /// The time that everything took on the conversations' clock.
     pub elapsed: Duration,
 }
@@ -422,6 +424,7 @@ impl<C: Channel> Driver<C> {
                 }
             }
             CmEventKind::LapError => {
+                self.totals.unanswered_laps += 1;
                 self.time_out(number, side);
             }
             CmEventKind::ReqError

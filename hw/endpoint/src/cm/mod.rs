@@ -88,6 +88,8 @@ mod message;
 mod receive;
 mod registry;
 mod table;
+#[cfg(test)]
+mod tests;
 mod user;
 
 use std::collections::VecDeque;
