@@ -12,6 +12,7 @@
 //! Sources: InfiniBand Architecture Specification volume 1, release 1.4 ("IBA"), with the Linux
 //! kernel's and rdma-core's headers as witnesses where noted. Nothing here allocates, panics on
 //! input or keeps state.
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 #![no_std]
 #![forbid(unsafe_code)]
 

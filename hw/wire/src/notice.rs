@@ -1,5 +1,21 @@
 //! What the classes share: ClassPortInfo (IBA 13.4.8.1), Notice (13.4.8.2) and InformInfo
 //! (13.4.8.3), with the details of the subnet management traps (14.2.5.1).
+//!
+//! ```
+//! use ib_wire::Lid;
+//! use ib_wire::notice::{LinkStateDetails, Notice, NoticeType, ProducerType, TrapNumber};
+//!
+//! let switch = Lid::new(3);
+//! let notice = Notice::generic(
+//!     NoticeType::URGENT,
+//!     ProducerType::SWITCH,
+//!     TrapNumber::LINK_STATE_CHANGED,
+//!     switch,
+//!     &LinkStateDetails { lid: switch, ..LinkStateDetails::default() },
+//! );
+//! assert!(notice.is_generic());
+//! assert_eq!(notice.details::<LinkStateDetails>().lid, switch);
+//! ```
 
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

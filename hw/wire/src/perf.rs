@@ -1,4 +1,20 @@
 //! Performance management (IBA 16.1): counters of packets, bytes and errors of each port.
+//!
+//! ```
+//! use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
+//! use ib_wire::PortNum;
+//! use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
+//!
+//! // Clear the count of damaged packets (bit 3) of port 1.
+//! let mut mad = Mad::new(MadHeader::new(MgmtClass::PERF, Method::SET, PortCounters::ID));
+//! let request: &mut PortCounters = mad.view_mut::<PerfMad>().attribute_mut();
+//! request.port_select = PortNum(1);
+//! request.counter_select = (1 << 3).into();
+//!
+//! let mut stored = PortCounters { port_rcv_errors: 9.into(), ..PortCounters::default() };
+//! stored.apply_set(mad.view::<PerfMad>().attribute());
+//! assert_eq!(stored.port_rcv_errors.get(), 0);
+//! ```
 
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,4 +1,4 @@
-//! The checked view of a whole packet.
+//! The checked view of a whole packet: [`Packet`].
 
 use core::ops::Range;
 

@@ -210,6 +210,15 @@ pub struct ExtendedHeaderSet {
     pub ieth: bool,
 }
 
+/// ```
+/// use ib_wire::packet::{BthOpcode, TransportService};
+///
+/// let opcode = BthOpcode::UD_SEND_ONLY_WITH_IMMEDIATE;
+/// assert_eq!(opcode.service(), Some(TransportService::Ud));
+/// let headers = opcode.extended_headers().ok_or("a reserved opcode")?;
+/// assert!(headers.deth && headers.immediate && !headers.reth);
+/// # Ok::<(), &str>(())
+/// ```
 impl BthOpcode {
     /// The transport service, if the upper 3 bits name one.
     #[must_use]

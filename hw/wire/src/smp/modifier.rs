@@ -1,5 +1,14 @@
 //! What the attribute modifiers of the subnet management class mean (IBA 14.2.5, table of
 //! attributes). Bits that a modifier does not define are dropped by decoding.
+//!
+//! ```
+//! use ib_wire::PortNum;
+//! use ib_wire::mad::AttributeModifier;
+//! use ib_wire::smp::PortInfoModifier;
+//!
+//! let modifier = PortInfoModifier { extended_speeds: true, port: PortNum(1) };
+//! assert_eq!(modifier.encode(), AttributeModifier::new(0x8000_0001));
+//! ```
 
 use crate::PortNum;
 use crate::mad::AttributeModifier;

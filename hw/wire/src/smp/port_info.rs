@@ -1,4 +1,4 @@
-//! PortInfo (IBA 14.2.5.6).
+//! [`PortInfo`] (IBA 14.2.5.6).
 
 use zerocopy::network_endian::{U16, U32};
 
@@ -274,6 +274,16 @@ flags! {
 
 layout! {
     /// A port's addresses, state and abilities (IBA 14.2.5.6).
+    ///
+    /// ```
+    /// use ib_wire::smp::{CapabilityMask, PortInfo, PortState};
+    ///
+    /// let mut info = PortInfo::default();
+    /// info.set_port_state(PortState::ACTIVE);
+    /// info.capability_mask = CapabilityMask::IS_SM | CapabilityMask::IS_TRAP_SUPPORTED;
+    /// assert_eq!(info.port_state(), PortState::ACTIVE);
+    /// assert!(info.capability_mask.contains(CapabilityMask::IS_SM));
+    /// ```
     PortInfo, 64 {
         /// Byte 0: the key that guards the port's attributes.
         pub mkey: MKey,
