@@ -10,6 +10,7 @@ mod lid;
 mod partition;
 mod rate;
 pub mod routing;
+pub mod sa;
 pub mod sm;
 pub mod topology;
 

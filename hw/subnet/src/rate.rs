@@ -32,6 +32,19 @@ pub(crate) fn speed(rate: Rate) -> u32 {
     rate.megabits().unwrap_or(0)
 }
 
+/// The slower of two rates.
+pub(crate) fn slower(a: Rate, b: Rate) -> Rate {
+    if speed(b) < speed(a) { b } else { a }
+}
+
+/// The next slower legal rate.
+pub(crate) fn next_slower(rate: Rate) -> Option<Rate> {
+    BY_SPEED
+        .into_iter()
+        .rev()
+        .find(|other| speed(*other) < speed(rate))
+}
+
 /// The fastest rate code that is not above the link's speed, from the active fields of PortInfo
 /// (IBA 14.2.5.6): LinkWidthActive, LinkSpeedActive and LinkSpeedExtActive (0 if the port has
 /// no extended speeds). Unknown fields count as 1x and 2.5 Gb/s.
@@ -96,5 +109,12 @@ mod tests {
                 "{width} {speed} {extended}"
             );
         }
+    }
+
+    #[test]
+    fn the_next_slower_rate_goes_by_speed_not_by_code() {
+        assert_eq!(next_slower(Rate::GBPS_30), Some(Rate::GBPS_28));
+        assert_eq!(next_slower(Rate::GBPS_2_5), None);
+        assert_eq!(slower(Rate::GBPS_5, Rate::GBPS_30), Rate::GBPS_5);
     }
 }

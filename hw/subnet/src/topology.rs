@@ -112,11 +112,14 @@ impl Port {
     }
 
     /// Whether the ports can talk to each other. Ports without a P_Key table are not restricted
-    /// (IBA 10.9.2).
+    /// (IBA 10.9.2), and a port always sees itself.
     #[must_use]
     pub fn shares_pkey(&self, other: &Self) -> bool {
         let unrestricted = |port: &Self| !port.pkeys.iter().any(|k| k.is_valid());
-        unrestricted(self) || unrestricted(other) || self.common_pkey(other).is_some()
+        core::ptr::eq(self, other)
+            || unrestricted(self)
+            || unrestricted(other)
+            || self.common_pkey(other).is_some()
     }
 
     /// The port's GID with its own GUID.

@@ -39,6 +39,7 @@ use queue::{QueueEvent, SmpQueue};
 use trap::TrapFilter;
 
 pub use discovery::MAX_NODES;
+pub(crate) use forwarding::{last_position, lft_block, lft_blocks, mft_block, mft_place};
 pub use queue::SmpLimits;
 
 /// Events that wait to be fetched at the same time; more are dropped and counted.
