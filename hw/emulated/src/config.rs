@@ -100,7 +100,7 @@ pub struct SwitchConfig {
     pub system_image_guid: Guid,
     /// NodeDescription, UTF-8; cut after 64 bytes.
     pub description: String,
-    /// External ports, 1 to 64.
+    /// External ports, 1 to 64; more are not made.
     pub ports: u8,
     /// What the ports support.
     pub port: PortConfig,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{self, Bth, Deth, Grh, ICRC_SIZE, Lnh, Lrh, Packet, VCRC_SIZE};
+use ib_wire::smp::MAX_HOPS;
 use ib_wire::{Lid, Qpn};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -28,6 +29,8 @@ pub struct Frame {
     bytes: Arc<[u8]>,
     vcrc: Check,
     icrc: Check,
+    /// Switches that have forwarded it.
+    hops: u8,
 }
 
 impl Frame {
@@ -38,6 +41,7 @@ impl Frame {
             bytes: bytes.into(),
             vcrc: Check::Unknown,
             icrc: Check::Unknown,
+            hops: 0,
         }
     }
 
@@ -49,6 +53,7 @@ impl Frame {
             bytes: bytes.into(),
             vcrc: Check::Good,
             icrc: Check::Good,
+            hops: 0,
         }
     }
 
@@ -134,6 +139,14 @@ impl Frame {
             change(lrh);
         }
         self.seal_vcrc();
+    }
+
+    /// Counts a switch on the way. Gives `false` when the packet has passed more of them than any
+    /// path has and must be caught in a loop of forwarding tables. Real switches end that by the
+    /// time that packets may wait at the head of a queue, which is no time here.
+    pub(crate) fn cross_switch(&mut self) -> bool {
+        self.hops = self.hops.saturating_add(1);
+        self.hops <= MAX_HOPS
     }
 
     /// The SMP in this frame: a datagram to QP0 without a GRH, with right checksums.

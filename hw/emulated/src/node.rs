@@ -8,7 +8,7 @@ use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
 use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, Vl};
 
-use crate::switch::Tables;
+use crate::switch::{MAX_PORTS, Tables};
 use crate::trap::Traps;
 use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
 
@@ -141,7 +141,7 @@ impl Node {
     /// The node of a switch: external ports down, port 0 up.
     #[must_use]
     pub fn switch(config: &SwitchConfig) -> Self {
-        let ports = (0..=config.ports)
+        let ports = (0..=config.ports.min(MAX_PORTS))
             .map(|n| {
                 let mut port = new_port(PortNum(n), config.node_guid, &config.port);
                 port.pkey_cap = config.pkey_table_len.max(1);
@@ -150,6 +150,9 @@ impl Node {
                     port.guid_cap = 1;
                     port.pkey_cap = 1;
                     port.capabilities = CapabilityMask::IS_TRAP_SUPPORTED
+                        | CapabilityMask::IS_SL_MAPPING_SUPPORTED
+                        | CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED
+                        | CapabilityMask::IS_MULTICAST_FDB_TOP_SUPPORTED
                         | CapabilityMask::IS_SYSTEM_IMAGE_GUID_SUPPORTED
                         | CapabilityMask::IS_CAPABILITY_MASK_NOTICE_SUPPORTED
                         | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE_SUPPORTED;
@@ -307,6 +310,8 @@ impl Node {
 
     /// Asks something of the link behind a port.
     pub(crate) fn request_link(&mut self, port: PortNum, request: LinkRequest) {
+        // The last word on a port counts.
+        self.link_requests.retain(|(p, _)| *p != port);
         self.link_requests.push((port, request));
     }
 

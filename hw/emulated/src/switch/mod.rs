@@ -8,7 +8,7 @@ use ib_wire::packet::{Deth, Lnh};
 use ib_wire::{PortNum, Vl};
 use zerocopy::FromBytes;
 
-pub(crate) use tables::Tables;
+pub(crate) use tables::{MAX_PORTS, Tables};
 
 use crate::{Frame, Node, PhysicalPort, SwitchConfig};
 
@@ -66,13 +66,13 @@ impl Switch {
     }
 
     /// Sends an SMP on towards its LID. SMPs stay on VL15 and need no partition.
-    pub(crate) fn route_smp(&mut self, in_port: PortNum, frame: Frame, out: &mut Outputs) {
+    pub(crate) fn route_smp(&mut self, in_port: PortNum, mut frame: Frame, out: &mut Outputs) {
         let port = frame
             .lrh()
             .zip(self.node.tables())
             .and_then(|(lrh, tables)| tables.route(lrh.dlid))
             .filter(|port| port.0 != 0 && *port != in_port);
-        match port {
+        match port.filter(|_| frame.cross_switch()) {
             Some(port) => out.push((port, frame)),
             None => self.relay_error(in_port),
         }
@@ -134,6 +134,10 @@ impl Switch {
             }
             return;
         }
+        if !frame.cross_switch() {
+            port.counters.xmit_discards += 1;
+            return;
+        }
         let operational_vls = port.operational_vls;
         let Some(tables) = self.node.tables() else {
             return;
@@ -185,3 +189,6 @@ fn in_partition(port: &PhysicalPort, frame: &Frame) -> bool {
         .bth()
         .is_some_and(|bth| port.matching_pkey(bth.pkey).is_some())
 }
+
+#[cfg(test)]
+mod tests;

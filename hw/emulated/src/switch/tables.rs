@@ -6,6 +6,9 @@ use ib_wire::{Lid, PortNum, Sl, Vl};
 use crate::SwitchConfig;
 use crate::port::data_vls;
 
+/// External ports of a switch at most.
+pub(crate) const MAX_PORTS: u8 = 64;
+
 /// The tables of a switch. Each is as long as the highest entry that was ever set, so a switch of
 /// a small subnet costs little.
 #[derive(Clone, Debug)]
@@ -41,7 +44,7 @@ impl Tables {
             linear: Vec::new(),
             multicast: Vec::new(),
             sl2vl: Vec::new(),
-            ports: config.ports,
+            ports: config.ports.min(MAX_PORTS),
         }
     }
 
@@ -87,7 +90,7 @@ impl Tables {
     /// Sets 16 bits of a multicast entry; ports that do not exist are left out.
     pub(crate) fn set_multicast(&mut self, entry: usize, position: u8, ports: u16) {
         let shift = u32::from(position) * 16;
-        let existing = u128::MAX >> (127 - u32::from(self.ports.min(127)));
+        let existing = u128::MAX >> (127 - u32::from(self.ports));
         let Some(field) = u128::from(u16::MAX).checked_shl(shift) else {
             return;
         };

@@ -1,0 +1,176 @@
+//! Forwarding against a model that looks everything up in maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ib_wire::packet::UdFrame;
+use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl};
+use proptest::prelude::*;
+
+use super::*;
+
+const PORTS: u8 = 40;
+const LIDS: u16 = 200;
+const GROUPS: u16 = 50;
+
+fn packet(dlid: u16) -> Frame {
+    let mut buffer = [0; 128];
+    let len = UdFrame {
+        vl: Vl::default(),
+        sl: Sl::default(),
+        slid: Lid::new(1),
+        dlid: Lid::new(dlid),
+        grh: None,
+        pkey: PKey::DEFAULT_FULL,
+        dest_qp: Qpn::MULTICAST,
+        src_qp: Qpn::GSI,
+        qkey: QKey::new(1),
+        psn: Psn::default(),
+        solicited: false,
+        immediate: None,
+        payload: b"payload",
+    }
+    .write(&mut buffer)
+    .unwrap();
+    Frame::sealed(&buffer[..len])
+}
+
+fn switch() -> Switch {
+    Switch::new(&SwitchConfig::new(Guid::new(0x10), "switch", PORTS))
+}
+
+#[derive(Clone, Debug)]
+struct Plan {
+    unicast: Vec<(u16, u8)>,
+    multicast: Vec<(u16, u8, u16)>,
+    linear_top: u16,
+    multicast_top: u16,
+    primary: u8,
+    not_primary: u8,
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    (
+        prop::collection::vec((1..LIDS, 0..=PORTS), 0..60),
+        prop::collection::vec((0..GROUPS, 0_u8..4, any::<u16>()), 0..60),
+        0..LIDS,
+        prop::option::of(0xc000..0xc000 + GROUPS),
+        prop::sample::select(vec![1, 7, 255]),
+        prop::sample::select(vec![2, 255]),
+    )
+        .prop_map(
+            |(unicast, multicast, linear_top, top, primary, not_primary)| Plan {
+                unicast,
+                multicast,
+                linear_top,
+                multicast_top: top.unwrap_or(0),
+                primary,
+                not_primary,
+            },
+        )
+}
+
+fn program(plan: &Plan) -> Switch {
+    let mut switch = switch();
+    let tables = switch.node.tables_mut().unwrap();
+    for (lid, port) in &plan.unicast {
+        tables.set_unicast(usize::from(*lid), PortNum(*port));
+    }
+    for (group, position, ports) in &plan.multicast {
+        tables.set_multicast(usize::from(*group), *position, *ports);
+    }
+    tables.info.linear_fdb_top = Lid::new(plan.linear_top);
+    tables.info.multicast_fdb_top = Lid::new(plan.multicast_top);
+    tables.info.default_multicast_primary_port = PortNum(plan.primary);
+    tables.info.default_multicast_not_primary_port = PortNum(plan.not_primary);
+    switch
+}
+
+/// The ports that a packet should leave by.
+fn expected(plan: &Plan, in_port: u8, dlid: u16) -> BTreeSet<u8> {
+    if dlid < 0xc000 {
+        let table: BTreeMap<u16, u8> = plan.unicast.iter().copied().collect();
+        let port = table.get(&dlid).filter(|_| dlid <= plan.linear_top);
+        return port
+            .copied()
+            .into_iter()
+            .filter(|p| *p != in_port && *p != 0)
+            .collect();
+    }
+    let mut groups: BTreeMap<(u16, u8), u16> = BTreeMap::new();
+    for (group, position, ports) in &plan.multicast {
+        groups.insert((*group, *position), *ports);
+    }
+    let mut ports: BTreeSet<u8> = if plan.multicast_top != 0 && dlid > plan.multicast_top {
+        let default = if in_port == plan.primary {
+            plan.not_primary
+        } else {
+            plan.primary
+        };
+        [default].into_iter().collect()
+    } else {
+        (0..=PORTS)
+            .filter(|port| {
+                let mask = groups
+                    .get(&(dlid - 0xc000, port / 16))
+                    .copied()
+                    .unwrap_or(0);
+                mask >> (port % 16) & 1 != 0
+            })
+            .collect()
+    };
+    ports.retain(|port| *port != in_port && *port != 0 && *port <= PORTS);
+    ports
+}
+
+proptest! {
+    #[test]
+    fn packets_leave_by_the_ports_of_the_tables(
+        plan in plan(),
+        packets in prop::collection::vec(
+            (1..=PORTS, prop_oneof![1..LIDS + 20, 0xc000..0xc000 + GROUPS + 20]), 1..40
+        ),
+    ) {
+        let mut switch = program(&plan);
+        for (in_port, dlid) in packets {
+            let mut out = Outputs::new();
+            switch.forward(PortNum(in_port), packet(dlid), &mut out);
+            let ports: BTreeSet<u8> = out.iter().map(|(port, _)| port.0).collect();
+            prop_assert_eq!(ports.len(), out.len());
+            prop_assert_eq!(ports, expected(&plan, in_port, dlid), "from {} to {:#x}", in_port, dlid);
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_a_switch_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..100), in_port in 0..=PORTS + 1
+    ) {
+        let mut switch = switch();
+        let mut out = Outputs::new();
+        switch.forward(PortNum(in_port), Frame::new(&bytes), &mut out);
+        switch.route_smp(PortNum(in_port), Frame::new(&bytes), &mut out);
+    }
+}
+
+#[test]
+fn a_packet_caught_in_a_loop_is_discarded_in_the_end() {
+    let mut switch = switch();
+    let tables = switch.node.tables_mut().unwrap();
+    tables.set_unicast(5, PortNum(2));
+    tables.info.linear_fdb_top = Lid::new(5);
+    let mut frame = packet(5);
+    let mut crossed = 0;
+    loop {
+        let mut out = Outputs::new();
+        switch.forward(PortNum(1), frame, &mut out);
+        let Some((_, next)) = out.pop() else {
+            break;
+        };
+        frame = next;
+        crossed += 1;
+    }
+    assert_eq!(crossed, 63);
+    assert_eq!(
+        switch.node.port(PortNum(2)).unwrap().counters.xmit_discards,
+        1
+    );
+}
