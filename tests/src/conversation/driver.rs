@@ -121,6 +121,12 @@ impl<C: Channel> Driver<C> {
         }
     }
 
+    /// What carries the messages, to be looked at when all is over.
+    #[must_use]
+    pub fn into_channel(self) -> C {
+        self.channel
+    }
+
     /// Adds a conversation; it starts at the plan's time after now.
     pub fn add(&mut self, plan: Plan) {
         let conversation = self.conversations.len();
@@ -191,7 +197,7 @@ impl<C: Channel> Driver<C> {
 
     /// Takes the listeners down and judges every conversation.
     #[must_use]
-    pub fn finish(mut self) -> Totals {
+    pub fn finish(&mut self) -> Totals {
         for node in 0..self.nodes.len() {
             let listener = self.nodes[node].listener;
             let gone = self.nodes[node].cm.destroy(self.now, listener);
@@ -211,7 +217,7 @@ impl<C: Channel> Driver<C> {
             self.judge(number);
         }
         self.totals.elapsed = self.now - Instant::ZERO;
-        self.totals
+        std::mem::take(&mut self.totals)
     }
 
     fn judge(&mut self, number: usize) {

@@ -4,12 +4,13 @@
 //! A [`Plan`] says what the two users of a conversation do and when. [`Driver`] lets many plans run
 //! at once between nodes that each have a [`Cm`](ib_endpoint::cm::Cm), in virtual time, over a
 //! [`Channel`]: an in-memory one that loses, delays, reorders and duplicates ([`LossyChannel`]), or
-//! an emulated fabric. At the end [`Driver::finish`] gives every way in which a conversation went
+//! an emulated fabric ([`FabricChannel`]). At the end [`Driver::finish`] gives every way in which a conversation went
 //! wrong: the sides disagree and no timeout explains it, a timeout came at a time that the message
 //! fields do not explain, or something was left over.
 
 mod driver;
 mod ending;
+mod fabric;
 mod lossy;
 mod plan;
 mod side;
@@ -21,6 +22,7 @@ use ib_wire::{Gid, Guid, Lid};
 
 pub use driver::{Driver, Totals};
 pub use ending::Ending;
+pub use fabric::FabricChannel;
 pub use lossy::{LossyChannel, Weather};
 pub use plan::{Goodbye, Kind, Plan, Reply};
 
