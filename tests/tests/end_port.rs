@@ -6,14 +6,16 @@ use std::collections::VecDeque;
 use emulated_hca::hca::Device;
 use emulated_hca::{Fabric, Fault, FaultPlan, HcaConfig, LinkConfig, NodeId, PacketFilter, When};
 use hca_api::{
-    AsyncEvent, FunctionId, FunctionManager, FunctionSpec, Hca, HcaEvent, HostMemory, PortChange,
-    PortState, ResourceCounts, VirtualPort,
+    AddressVector, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
+    HostMemory, PortChange, PortState, QpKind, ResourceCounts, SpecialQp, UdAddress, UdDestination,
+    VirtualPort,
 };
 use ib_endpoint::cm::CmEventKind;
 use ib_endpoint::sa_client::Wish;
 use ib_endpoint::{
-    AgentEvent, AgentId, EndPort, EndPortConfig, EndPortEvent, MadAddress, MadAgent, Message,
-    MethodSet, Registration, RetryPolicy, SaEvent, SaRequest,
+    AgentEvent, AgentId, DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortError,
+    EndPortEvent, MadAddress, MadAgent, MadTransport, Message, MethodSet, Registration,
+    RetryPolicy, SaEvent, SaRequest,
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
@@ -22,7 +24,7 @@ use ib_wire::sa::{
     ComponentMask, JoinState, LinkRecord, McMemberRecord, PathRecord, SaMad, SaRecord,
 };
 use ib_wire::smp::{DirectedRouteSmp, NodeInfo, PortInfo, SmpAttribute};
-use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum, ServiceId};
+use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum, QKey, ServiceId};
 use zerocopy::IntoBytes;
 
 const PORT: PortNum = PortNum(1);
@@ -479,8 +481,88 @@ fn more_mads_than_send_buffers_all_get_out() {
     world.close();
 }
 
+/// A VF's way to QP1 as far as these tests go: the proxy QP itself, without what a tunnel adds.
+#[derive(Debug)]
+struct BareProxy(DatagramQp);
+
+impl BareProxy {
+    fn open(hca: &mut dyn Hca) -> Self {
+        let spec = DatagramQpSpec {
+            kind: QpKind::Proxy {
+                special: SpecialQp::Gsi,
+                port: PORT,
+            },
+            port: PORT,
+            pkey_index: PKeyIndex(0),
+            qkey: QKey::default(),
+            receives: 4,
+            sends: 4,
+            max_message: 256,
+            block_multicast_loopback: false,
+        };
+        Self(DatagramQp::open(hca, spec).expect("a proxy"))
+    }
+}
+
+impl MadTransport for BareProxy {
+    fn port(&self) -> PortNum {
+        PORT
+    }
+
+    fn can_send(&self) -> bool {
+        self.0.can_send()
+    }
+
+    fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
+        let destination = UdDestination {
+            address: UdAddress::Vector(AddressVector {
+                port: PORT,
+                dlid: to.lid,
+                sl: to.sl,
+                path_bits: 0,
+                static_rate: None,
+                grh: None,
+            }),
+            qpn: to.qpn,
+            qkey: to.qkey,
+            pkey_index: None,
+        };
+        self.0.send(hca, &destination, mad.as_bytes())
+    }
+
+    fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        let datagram = self.0.poll(hca)?;
+        let from = MadAddress::gsi(datagram.source.slid);
+        Some((from, Mad::from_bytes(&datagram.bytes)?))
+    }
+
+    fn arm(&self, hca: &mut dyn Hca) -> bool {
+        self.0.arm(hca)
+    }
+
+    fn close(self: Box<Self>, hca: &mut dyn Hca) {
+        self.0.close(hca);
+    }
+}
+
 #[test]
-fn an_end_port_runs_on_a_proxy_and_a_reset_leaves_it_dead() {
+fn a_port_that_cannot_be_opened_leaves_nothing() {
+    let mut device = Device::new(&HcaConfig::new(Guid::new(0x1000), "ca"), 1);
+    let mut hca = device.function(PF).unwrap();
+    let first = EndPort::open(Instant::ZERO, &mut hca, EndPortConfig::manager(PORT, 1)).unwrap();
+    let taken = EndPort::open(Instant::ZERO, &mut hca, EndPortConfig::host(PORT, 2));
+    assert_eq!(
+        taken.err(),
+        Some(EndPortError::Hca(HcaError::SpecialQpTaken))
+    );
+    let no_port = EndPortConfig::host(PortNum(9), 2);
+    assert!(EndPort::open(Instant::ZERO, &mut hca, no_port).is_err());
+    first.close(&mut hca);
+    assert_eq!(hca.resources(PF), Ok(ResourceCounts::default()));
+}
+
+#[test]
+fn an_end_port_runs_on_a_transport_of_the_callers_and_a_reset_leaves_it_dead() {
     let config = HcaConfig::new(Guid::new(0x1000), "sriov");
     let mut device = Device::new(&config, 1);
     let mut pf = device.function(PF).unwrap();
@@ -505,7 +587,9 @@ fn an_end_port_runs_on_a_proxy_and_a_reset_leaves_it_dead() {
     pf.set_virtual_port(VF, PORT, view).unwrap();
     let open = |device: &mut Device| {
         let mut vf = device.function(VF).unwrap();
-        EndPort::open(Instant::ZERO, &mut vf, EndPortConfig::host(PORT, 1)).unwrap()
+        let proxy = Box::new(BareProxy::open(&mut vf));
+        let config = EndPortConfig::host(PORT, 1);
+        EndPort::open_on(Instant::ZERO, &mut vf, config, proxy, None).unwrap()
     };
 
     let end_port = open(&mut device);

@@ -24,7 +24,7 @@ pub use mad_agent::{
     MethodSet, Oui, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig, SendError,
     TransferError, TransferId, Transmit,
 };
-pub use mad_qp::MadQp;
+pub use mad_qp::{MadQp, MadTransport};
 pub use message::{Message, segment_layout};
 pub use sa_client::{SaAnswer, SaClient, SaError, SaEvent, SaRequest};
 pub use sma_client::{PortView, SmaClient, SmaError};

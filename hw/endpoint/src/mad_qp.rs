@@ -1,8 +1,9 @@
 //! A port's QP0 or QP1: MADs in, MADs out.
 
+use std::fmt;
+
 use hca_api::{
-    AddressVector, Hca, HcaError, Privileges, QpKind, SourceAddress, SpecialQp, UdAddress,
-    UdDestination,
+    AddressVector, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress, UdDestination,
 };
 use ib_wire::mad::Mad;
 use ib_wire::{PKeyIndex, PortNum, QKey};
@@ -15,6 +16,32 @@ const MAD_LEN: u32 = 256;
 
 const _: () = assert!(size_of::<Mad>() == MAD_LEN as usize);
 
+/// What carries MADs between a port's QP0 or QP1 and the machines of this crate: the special QP
+/// itself ([`MadQp`]), or a function's way to reach a special QP that is not its own.
+pub trait MadTransport: fmt::Debug + Send {
+    /// The port.
+    fn port(&self) -> PortNum;
+
+    /// Whether a MAD can be sent now. Once it cannot, [`Self::poll`] makes room.
+    fn can_send(&self) -> bool;
+
+    /// Sends a MAD.
+    ///
+    /// # Errors
+    /// [`HcaError::QueueFull`] unless [`Self::can_send`], and those of [`Hca::post_send`].
+    fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError>;
+
+    /// The next received MAD and its sender.
+    fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)>;
+
+    /// Asks for a [`hca_api::HcaEvent::Completion`] when [`Self::poll`] has something to do next.
+    /// `true` if it has already; then no event may come.
+    fn arm(&self, hca: &mut dyn Hca) -> bool;
+
+    /// Gives everything back.
+    fn close(self: Box<Self>, hca: &mut dyn Hca);
+}
+
 /// A port's QP0 or QP1, as the machines of this crate need one: it carries whole MADs between them
 /// and an HCA.
 #[derive(Debug)]
@@ -25,8 +52,7 @@ pub struct MadQp {
 }
 
 impl MadQp {
-    /// Takes a port's special QP, or in a function without that privilege the proxy of it, with room
-    /// for so many MADs each way.
+    /// Takes a port's special QP, with room for so many MADs each way.
     ///
     /// # Errors
     /// Those of [`DatagramQp::open`]; [`HcaError::SpecialQpTaken`] if somebody has it.
@@ -40,20 +66,13 @@ impl MadQp {
             SpecialQp::Smi => QKey::SMI,
             SpecialQp::Gsi => QKey::GSI,
         };
-        let privileges = hca.function().privileges;
-        // The key of a proxy is the provider's, and a VF may set no controlled one.
-        let (kind, own_qkey) = if privileges.contains(Privileges::SPECIAL_QP) {
-            (QpKind::Special { special, port }, qkey)
-        } else {
-            (QpKind::Proxy { special, port }, QKey::default())
-        };
         let qp = DatagramQp::open(
             hca,
             DatagramQpSpec {
-                kind,
+                kind: QpKind::Special { special, port },
                 port,
                 pkey_index: PKeyIndex(0),
-                qkey: own_qkey,
+                qkey,
                 receives: depth,
                 sends: depth,
                 max_message: MAD_LEN,
@@ -67,16 +86,16 @@ impl MadQp {
         })
     }
 
-    /// The port.
-    #[must_use]
-    pub const fn port(&self) -> PortNum {
-        self.qp.spec().port
-    }
-
     /// Received messages that were not 256 bytes long, and so were dropped.
     #[must_use]
     pub const fn malformed(&self) -> u64 {
         self.malformed
+    }
+
+    /// The port.
+    #[must_use]
+    pub const fn port(&self) -> PortNum {
+        self.qp.spec().port
     }
 
     /// Whether a MAD can be sent now.
@@ -126,6 +145,32 @@ impl MadQp {
     /// Gives the special QP up.
     pub fn close(self, hca: &mut dyn Hca) {
         self.qp.close(hca);
+    }
+}
+
+impl MadTransport for MadQp {
+    fn port(&self) -> PortNum {
+        self.port()
+    }
+
+    fn can_send(&self) -> bool {
+        self.can_send()
+    }
+
+    fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
+        self.send(hca, to, mad)
+    }
+
+    fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        self.poll(hca)
+    }
+
+    fn arm(&self, hca: &mut dyn Hca) -> bool {
+        self.arm(hca)
+    }
+
+    fn close(self: Box<Self>, hca: &mut dyn Hca) {
+        (*self).close(hca);
     }
 }
 

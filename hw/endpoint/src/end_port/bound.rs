@@ -1,11 +1,10 @@
 //! A MAD agent on a queue pair of an HCA.
 
-use hca_api::{Hca, HcaError, LocalMad, MadView, SpecialQp};
+use hca_api::{Hca, HcaError, LocalMad, MadView};
 use ib_vtime::Instant;
-use ib_wire::PortNum;
 
 use crate::smi::{self, SmiIncoming, SmiOutgoing};
-use crate::{MadAddress, MadAgent, MadQp, Transmit};
+use crate::{MadAddress, MadAgent, MadTransport, Transmit};
 
 /// What carried MADs between an agent and its queue pair did not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +18,7 @@ pub struct LinkCounters {
 /// A MAD agent bound to QP0 or QP1.
 #[derive(Debug)]
 pub(super) struct BoundAgent {
-    qp: MadQp,
+    qp: Box<dyn MadTransport>,
     pub(super) mads: MadAgent,
     /// Taken from the agent, not yet taken by the queue pair.
     held: Option<Transmit>,
@@ -29,20 +28,14 @@ pub(super) struct BoundAgent {
 }
 
 impl BoundAgent {
-    pub(super) fn open(
-        hca: &mut dyn Hca,
-        special: SpecialQp,
-        port: PortNum,
-        depth: u32,
-        mads: MadAgent,
-    ) -> Result<Self, HcaError> {
-        Ok(Self {
-            qp: MadQp::open(hca, special, port, depth)?,
+    pub(super) fn new(qp: Box<dyn MadTransport>, mads: MadAgent) -> Self {
+        Self {
+            qp,
             mads,
             held: None,
             agents_turn: false,
             counters: LinkCounters::default(),
-        })
+        }
     }
 
     /// Whether something waits to be sent, by the agent or `others`, and can be.

@@ -5,8 +5,8 @@
 //! [`EndPort::handle_hca_event`], calls [`EndPort::poll`] after an [`HcaEvent::Completion`] and when
 //! [`EndPort::poll_timeout`] says so, and pulls what happened from [`EndPort::poll_event`].
 //!
-//! On a function without the privilege of special QPs it runs on their proxies and behaves the
-//! same.
+//! A function that has no special QPs of its own gives a [`MadTransport`] that reaches them
+//! ([`EndPort::open_on`]); all else is the same.
 
 mod bound;
 
@@ -23,8 +23,8 @@ pub use bound::LinkCounters;
 use crate::cm::{Cm, CmConfig, CmEvent};
 use crate::sa_client::{QueryId, StandingId, Wish};
 use crate::{
-    AgentEvent, AgentId, MadAgent, MadAgentConfig, MethodSet, PortView, RegisterError,
-    Registration, RetryPolicy, SaClient, SaEvent, SaRequest, SmaClient, SmaError,
+    AgentEvent, AgentId, MadAgent, MadAgentConfig, MadQp, MadTransport, MethodSet, PortView,
+    RegisterError, Registration, RetryPolicy, SaClient, SaEvent, SaRequest, SmaClient, SmaError,
 };
 use bound::BoundAgent;
 
@@ -121,7 +121,7 @@ pub struct EndPort {
 }
 
 impl EndPort {
-    /// Takes a port's special QPs (or their proxies) and reads the port.
+    /// Takes a port's special QPs and reads the port.
     ///
     /// # Errors
     /// See [`EndPortError`]. Nothing is left behind.
@@ -131,21 +131,54 @@ impl EndPort {
         config: EndPortConfig,
     ) -> Result<Self, EndPortError> {
         let EndPortConfig { port, depth, .. } = config;
-        let mut mads = MadAgent::new(config.gsi);
-        let (sa, cm_agent) = register(&mut mads)?;
-        let sma = SmaClient::open(hca, port)?;
-        let gsi = BoundAgent::open(hca, SpecialQp::Gsi, port, depth, mads)?;
-        let smi = config.smi.map(|smi| {
-            let mads = MadAgent::new(smi);
-            BoundAgent::open(hca, SpecialQp::Smi, port, depth, mads)
-        });
-        let smi = match smi.transpose() {
-            Ok(smi) => smi,
+        let gsi = MadQp::open(hca, SpecialQp::Gsi, port, depth)?;
+        let smi = config
+            .smi
+            .map(|_| MadQp::open(hca, SpecialQp::Smi, port, depth));
+        match smi.transpose() {
+            Ok(smi) => {
+                let smi = smi.map(|smi| Box::new(smi) as Box<dyn MadTransport>);
+                Self::open_on(now, hca, config, Box::new(gsi), smi)
+            }
             Err(refused) => {
+                Box::new(gsi).close(hca);
+                Err(refused.into())
+            }
+        }
+    }
+
+    /// Reads a port whose QP1, and QP0 if the configuration has an agent for it, are reached by
+    /// transports that the caller made.
+    ///
+    /// # Errors
+    /// See [`EndPortError`]. The transports are closed then.
+    pub fn open_on(
+        now: Instant,
+        hca: &mut dyn Hca,
+        config: EndPortConfig,
+        gsi: Box<dyn MadTransport>,
+        smi: Option<Box<dyn MadTransport>>,
+    ) -> Result<Self, EndPortError> {
+        let mut mads = MadAgent::new(config.gsi);
+        let clients = register(&mut mads).map_err(EndPortError::from);
+        let opened = clients.and_then(|clients| {
+            let sma = SmaClient::open(hca, config.port)?;
+            Ok((clients, sma))
+        });
+        let ((sa, cm_agent), sma) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
                 gsi.close(hca);
-                return Err(refused.into());
+                if let Some(smi) = smi {
+                    smi.close(hca);
+                }
+                return Err(error);
             }
         };
+        let gsi = BoundAgent::new(gsi, mads);
+        let smi = smi
+            .zip(config.smi)
+            .map(|(smi, agent)| BoundAgent::new(smi, MadAgent::new(agent)));
         let cm = Cm::new(CmConfig {
             tid_high: cm_agent.get(),
             ..CmConfig::new(hca.attributes().node_guid, config.seed)
