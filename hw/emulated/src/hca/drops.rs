@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum DropReason {
-    /// Sent: the port, or the virtual port of the sender, is not active.
+    /// Sent or received: the port, or the function's virtual port, is not active.
     PortNotActive,
     /// Sent: the P_Key index holds no valid key.
     NoPKey,

@@ -128,7 +128,7 @@ impl Device {
     }
 
     /// The port shows what any function has set.
-    fn merge_capabilities(&mut self, port: PortNum) {
+    pub(super) fn merge_capabilities(&mut self, port: PortNum) {
         let merged = self
             .functions
             .iter()

@@ -55,6 +55,10 @@ impl FunctionManager for Function<'_> {
     fn reset_function(&mut self, id: FunctionId) -> Result<(), HcaError> {
         self.virtual_function(id)?.reset();
         self.device.forget_queue_pairs(id);
+        // What the function had announced on the ports goes with it.
+        for port in 1..=self.device.node.port_count() {
+            self.device.merge_capabilities(PortNum(port));
+        }
         Ok(())
     }
 

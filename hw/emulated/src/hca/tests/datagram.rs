@@ -266,6 +266,63 @@ fn a_datagram_through_an_inactive_port_completes_and_is_discarded() {
     assert_eq!(device.drops().get(DropReason::PortNotActive), 1);
 }
 
+/// IBA 4.1.3, 11.4.2.1: with an LMC the path bits choose the source LID, and the receiver learns by
+/// which of its LIDs it was addressed.
+#[test]
+fn path_bits_choose_the_source_lid_and_are_told_to_the_receiver() {
+    let mut device = device(8);
+    device.node_mut().port_mut(PORT).unwrap().lmc = ib_wire::Lmc::from_low_bits(2);
+    let a = open(&mut device, PF, QpKind::Ud);
+    let b = open(&mut device, PF, QpKind::Ud);
+    b.post_recv(&mut device, 1);
+    let address = AddressVector {
+        path_bits: 0xf1,
+        ..vector(8 + 3)
+    };
+    a.send(&mut device, Some(to(address, b.numbers.real, QKEY)), b"")
+        .unwrap();
+    let done = b.poll_one(&mut device);
+    let source = done.source.unwrap();
+    assert_eq!((source.slid, source.dlid_path_bits), (Lid::new(9), 3));
+    assert_eq!(done.byte_len, 40, "an empty message is a message");
+}
+
+/// IBA 4.1.3, 7.6.6: what no link can carry completes and is dropped with its reason.
+#[test]
+fn packets_that_cannot_leave_are_dropped_with_a_reason() {
+    let mut device = device(5);
+    let port = device.node_mut().port_mut(PORT).unwrap();
+    let mut lanes = [ib_wire::Vl::default(); 16];
+    lanes[4] = ib_wire::Vl::MANAGEMENT;
+    port.sl2vl = Some(Box::new(lanes));
+    let a = open(&mut device, PF, QpKind::Ud);
+    let no_gid = AddressVector {
+        grh: Some(GlobalRoute {
+            sgid_index: GidIndex(9),
+            ..global(6, Gid::NONE).grh.unwrap()
+        }),
+        ..vector(6)
+    };
+    let dark_lane = AddressVector {
+        sl: Sl::from_low_bits(4),
+        ..vector(6)
+    };
+    for (address, reason) in [
+        (vector(0), DropReason::BadDestinationLid),
+        (vector(0xffff), DropReason::BadDestinationLid),
+        (vector(0xc001), DropReason::BadDestinationLid),
+        (dark_lane, DropReason::NoDataLane),
+        (no_gid, DropReason::NoSourceGid),
+    ] {
+        let before = device.drops().get(reason);
+        a.send(&mut device, Some(to(address, a.numbers.real, QKEY)), b"x")
+            .unwrap();
+        assert_eq!(device.drops().get(reason), before + 1, "{address:?}");
+        assert_eq!(a.poll_one(&mut device).status, CompletionStatus::Success);
+    }
+    assert!(device.poll_transmit(Instant::ZERO, PORT).is_none());
+}
+
 /// A full egress holds sends back in their queues, in order, and each is sent once.
 #[test]
 fn sends_wait_for_room_in_the_egress_and_leave_in_order() {

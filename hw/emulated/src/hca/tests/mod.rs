@@ -2,6 +2,7 @@
 
 mod datagram;
 mod multicast;
+mod on_fabric;
 mod queues;
 mod sequences;
 mod special;

@@ -86,6 +86,9 @@ fn a_vf_reads_the_state_and_the_capabilities_of_its_virtual_port() {
     assert_eq!(info.lid, Lid::new(5));
     let physical = device.node().port(PORT).unwrap().capabilities;
     assert!(physical.contains(CapabilityMask::IS_VENDOR_CLASS_SUPPORTED));
+    device.function(PF).unwrap().reset_function(VF1).unwrap();
+    let physical = device.node().port(PORT).unwrap().capabilities;
+    assert!(!physical.contains(CapabilityMask::IS_VENDOR_CLASS_SUPPORTED));
     let (_, info) = ask::<PortInfo>(&mut with_vf(PortState::Active), 0);
     assert_eq!(info.port_state(), WirePortState::ACTIVE);
 }
