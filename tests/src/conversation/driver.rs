@@ -3,49 +3,44 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ib_endpoint::MadAddress;
-use ib_endpoint::cm::{
-    Cm, CmConfig, CmError, CmEvent, CmEventKind, CmSizes, ConnId, Rendezvous, Role, State,
-};
+use ib_endpoint::cm::{Cm, CmConfig, CmEvent, CmEventKind, CmSizes, ConnId, Role, State};
 use ib_vtime::{Instant, TimerQueue};
 use ib_wire::ServiceId;
-use ib_wire::cm::{ApStatus, CmApr, CmLap, CmRej, CmRep, CmReq, CmSidrRep, CmSidrReq, SidrStatus};
+use ib_wire::cm::{ApStatus, CmLap, CmRej};
 
-use super::plan::{REFUSAL, SERVED, SERVED_MASK, qpn, read_number, write_number};
-use super::side::{Asked, Side};
+use super::plan::{SERVED, SERVED_MASK, read_number};
+use super::side::Side;
 use super::{Channel, Ending, Goodbye, Kind, NodeAddress, Plan, Reply};
 
-/// Each try of a SIDR_REQ.
-const SIDR_WAIT: Duration = Duration::from_millis(20);
 /// After this time a user takes the silence of its connection for the death of the peer and
 /// disconnects: as one does whose QP goes to error.
 const LINGER: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
-struct Node {
-    cm: Cm,
+pub(super) struct Node {
+    pub cm: Cm,
     listener: ConnId,
-    address: NodeAddress,
+    pub address: NodeAddress,
     /// Conversation and side of each connection.
-    owners: BTreeMap<ConnId, (usize, usize)>,
+    pub owners: BTreeMap<ConnId, (usize, usize)>,
 }
 
 #[derive(Debug)]
-struct Conversation {
-    plan: Plan,
-    sides: [Side; 2],
+pub(super) struct Conversation {
+    pub plan: Plan,
+    pub sides: [Side; 2],
 }
 
 /// Something that a user does at a time.
 #[derive(Clone, Copy, Debug)]
-struct Action {
-    conversation: usize,
-    side: usize,
-    what: What,
+pub(super) struct Action {
+    pub conversation: usize,
+    pub side: usize,
+    pub what: What,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+pub(super) enum What {
     Start,
     Mra,
     AnswerReq,
@@ -80,10 +75,10 @@ pub struct Totals {
 /// Runs conversations.
 #[derive(Debug)]
 pub struct Driver<C> {
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     channel: C,
-    now: Instant,
-    conversations: Vec<Conversation>,
+    pub(super) now: Instant,
+    pub(super) conversations: Vec<Conversation>,
     actions: TimerQueue<Action>,
     totals: Totals,
 }
@@ -247,11 +242,17 @@ impl<C: Channel> Driver<C> {
         self.totals.violations.extend(wrong);
     }
 
-    fn violation(&mut self, text: String) {
+    pub(super) fn violation(&mut self, text: String) {
         self.totals.violations.push(text);
     }
 
-    fn schedule(&mut self, conversation: usize, side: usize, delay: Duration, what: What) {
+    pub(super) fn schedule(
+        &mut self,
+        conversation: usize,
+        side: usize,
+        delay: Duration,
+        what: What,
+    ) {
         let action = Action {
             conversation,
             side,
@@ -270,21 +271,21 @@ impl<C: Channel> Driver<C> {
         self.schedule(number, side, delay, what);
     }
 
-    fn side(&mut self, number: usize, side: usize) -> &mut Side {
+    pub(super) fn side(&mut self, number: usize, side: usize) -> &mut Side {
         &mut self.conversations[number].sides[side]
     }
 
-    fn node_of(&self, number: usize, side: usize) -> usize {
+    pub(super) fn node_of(&self, number: usize, side: usize) -> usize {
         self.conversations[number].plan.nodes[side]
     }
 
-    fn cm(&mut self, number: usize, side: usize) -> &mut Cm {
+    pub(super) fn cm(&mut self, number: usize, side: usize) -> &mut Cm {
         let node = self.node_of(number, side);
         &mut self.nodes[node].cm
     }
 
     /// Enters a connection as that of a conversation's side.
-    fn own(&mut self, number: usize, side: usize, conn: ConnId) {
+    pub(super) fn own(&mut self, number: usize, side: usize, conn: ConnId) {
         let node = self.node_of(number, side);
         self.nodes[node].owners.insert(conn, (number, side));
         let log = self.side(number, side);
@@ -295,7 +296,7 @@ impl<C: Channel> Driver<C> {
         }
     }
 
-    fn conclude(&mut self, number: usize, side: usize, ending: Ending) {
+    pub(super) fn conclude(&mut self, number: usize, side: usize, ending: Ending) {
         let log = self.side(number, side);
         log.asked = None;
         let before = log.ending.replace(ending);
@@ -317,7 +318,7 @@ impl<C: Channel> Driver<C> {
         }
     }
 
-    fn establish(&mut self, number: usize, side: usize) {
+    pub(super) fn establish(&mut self, number: usize, side: usize) {
         let log = self.side(number, side);
         log.established = true;
         log.asked = None;
@@ -341,12 +342,12 @@ impl<C: Channel> Driver<C> {
         }
     }
 
-    fn role(&mut self, number: usize, side: usize) -> Option<Role> {
+    pub(super) fn role(&mut self, number: usize, side: usize) -> Option<Role> {
         let conn = self.side(number, side).conn?;
         Some(self.cm(number, side).info(conn)?.role)
     }
 
-    fn state(&mut self, number: usize, side: usize) -> Option<State> {
+    pub(super) fn state(&mut self, number: usize, side: usize) -> Option<State> {
         let conn = self.side(number, side).conn?;
         Some(self.cm(number, side).info(conn)?.state)
     }
@@ -472,262 +473,5 @@ impl<C: Channel> Driver<C> {
         if let Some(&(delay, _)) = self.conversations[number].plan.laps.get(next) {
             self.schedule(number, side, delay, What::Lap(next));
         }
-    }
-
-    /// Does what a user does.
-    fn act(&mut self, action: Action) {
-        let Action {
-            conversation: number,
-            side,
-            what,
-        } = action;
-        let done = match what {
-            What::Start => self.start(number, side),
-            What::AnswerSidr(conn) => self.answer_sidr(number, side, conn),
-            _ => match (self.side(number, side).conn, self.state(number, side)) {
-                (Some(conn), Some(state)) => self.act_on(number, side, conn, state, what),
-                // The connection is over.
-                _ => Ok(()),
-            },
-        };
-        if let Err(error) = done {
-            self.violation(format!(
-                "conversation {number} side {side} {what:?}: {error}"
-            ));
-        }
-    }
-
-    /// Does what a user does with its connection, if the state still allows it.
-    fn act_on(
-        &mut self,
-        number: usize,
-        side: usize,
-        conn: ConnId,
-        state: State,
-        what: What,
-    ) -> Result<(), CmError> {
-        let now = self.now;
-        match (what, state) {
-            (What::Mra, State::ReqRcvd | State::RepRcvd | State::LapRcvd) => {
-                self.mra(number, side, conn, state)
-            }
-            (What::AnswerReq, State::ReqRcvd | State::MraReqSent) => {
-                self.answer_req(number, side, conn)
-            }
-            (What::AnswerRep, State::RepRcvd | State::MraRepSent) => {
-                self.answer_rep(number, side, conn)
-            }
-            (What::Lap(lap), State::Established) => self.lap(number, side, conn, lap),
-            (What::AnswerLap(lap), State::LapRcvd | State::MraLapSent) => {
-                self.answer_lap(number, side, conn, lap)
-            }
-            (What::EarlyPacket, State::RepSent | State::MraRepRcvd) => {
-                self.cm(number, side).establish(now, conn)?;
-                self.establish(number, side);
-                Ok(())
-            }
-            (
-                What::Impatience,
-                State::ReqSent
-                | State::MraReqRcvd
-                | State::ReqRcvd
-                | State::MraReqSent
-                | State::RepRcvd
-                | State::MraRepSent,
-            ) => self.destroy(number, side, conn, Ending::Abandoned),
-            (
-                What::Goodbye | What::Linger,
-                State::Established
-                | State::LapSent
-                | State::LapRcvd
-                | State::MraLapSent
-                | State::MraLapRcvd,
-            ) => self.goodbye(number, side, conn),
-            (What::AnswerDreq, State::DreqRcvd) => {
-                self.cm(number, side).send_drep(now, conn, b"bye")
-            }
-            // Something else happened first.
-            _ => Ok(()),
-        }
-    }
-
-    fn start(&mut self, number: usize, side: usize) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = self.conversations[number].plan.clone();
-        let addresses: Vec<NodeAddress> = self.nodes.iter().map(|node| node.address).collect();
-        let to = MadAddress::gsi(addresses[plan.nodes[1 - side]].lid);
-        let (conn, asked) = if plan.kind == Kind::Sidr {
-            let mut req = CmSidrReq {
-                service_id: plan.service_id(number),
-                ..CmSidrReq::default()
-            };
-            write_number(&mut req.private_data, number);
-            let cm = self.cm(number, side);
-            let conn = cm.send_sidr_req(now, &to, &req, SIDR_WAIT, plan.retries)?;
-            (conn, Asked::with_wait(now, SIDR_WAIT, plan.retries))
-        } else {
-            let req: CmReq = plan.req(number, side, &addresses);
-            let rendezvous = if plan.kind == Kind::PeerToPeer {
-                Rendezvous::PeerToPeer
-            } else {
-                Rendezvous::ClientServer
-            };
-            let conn = self.cm(number, side).send_req(now, &to, &req, rendezvous)?;
-            (
-                conn,
-                Asked::new(now, plan.response_timeouts[0], plan.retries),
-            )
-        };
-        self.own(number, side, conn);
-        self.side(number, side).asked = Some(asked);
-        Ok(())
-    }
-
-    fn mra(
-        &mut self,
-        number: usize,
-        side: usize,
-        conn: ConnId,
-        state: State,
-    ) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = &self.conversations[number].plan;
-        let reply = match state {
-            State::ReqRcvd => plan.to_request,
-            State::RepRcvd => plan.to_rep,
-            _ => plan.laps[0].1,
-        };
-        match reply.mra {
-            Some((_, code)) => self.cm(number, side).send_mra(now, conn, code, &[]),
-            None => Ok(()),
-        }
-    }
-
-    fn answer_req(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = &self.conversations[number].plan;
-        let (accept, code, retries) = (
-            plan.to_request.accept,
-            plan.response_timeouts[1],
-            plan.retries,
-        );
-        if !accept {
-            self.cm(number, side)
-                .send_rej(now, conn, REFUSAL, &[], b"no")?;
-            self.conclude(number, side, Ending::Refused);
-            return Ok(());
-        }
-        let rep = CmRep {
-            local_qpn: qpn(number, side),
-            ..CmRep::default()
-        };
-        self.cm(number, side).send_rep(now, conn, &rep)?;
-        self.side(number, side).asked = Some(Asked::new(now, code, retries));
-        Ok(())
-    }
-
-    fn answer_rep(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = &self.conversations[number].plan;
-        let (accept, early_packet) = (plan.to_rep.accept, plan.early_packet);
-        if !accept {
-            self.cm(number, side)
-                .send_rej(now, conn, REFUSAL, &[], b"no")?;
-            self.conclude(number, side, Ending::Refused);
-            return Ok(());
-        }
-        self.cm(number, side).send_rtu(now, conn, b"go")?;
-        self.establish(number, side);
-        if early_packet {
-            let delay = Duration::from_millis(1);
-            self.schedule(number, 1 - side, delay, What::EarlyPacket);
-        }
-        Ok(())
-    }
-
-    fn answer_sidr(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
-        let now = self.now;
-        let status = if self.conversations[number].plan.to_request.accept {
-            SidrStatus::OK
-        } else {
-            SidrStatus::REJECTED
-        };
-        let rep = CmSidrRep {
-            status,
-            ..CmSidrRep::default()
-        };
-        self.cm(number, side).send_sidr_rep(now, conn, &rep)?;
-        self.conclude(number, side, Ending::Resolved(status));
-        Ok(())
-    }
-
-    fn lap(&mut self, number: usize, side: usize, conn: ConnId, lap: usize) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = &self.conversations[number].plan;
-        let (code, retries) = (plan.response_timeouts[0], plan.retries);
-        let mut message = CmLap::default();
-        message.set_remote_cm_response_timeout(code);
-        write_number(&mut message.private_data, number);
-        message.private_data[8] = u8::try_from(lap).unwrap_or(u8::MAX);
-        self.cm(number, side).send_lap(now, conn, &message)?;
-        self.side(number, side).asked = Some(Asked::new(now, code, retries));
-        Ok(())
-    }
-
-    fn answer_lap(
-        &mut self,
-        number: usize,
-        side: usize,
-        conn: ConnId,
-        lap: u8,
-    ) -> Result<(), CmError> {
-        let now = self.now;
-        let accept = self.conversations[number].plan.laps[usize::from(lap)]
-            .1
-            .accept;
-        let mut apr = CmApr {
-            ap_status: if accept {
-                ApStatus::OK
-            } else {
-                ApStatus::REJECTED
-            },
-            ..CmApr::default()
-        };
-        apr.private_data[8] = lap;
-        self.cm(number, side).send_apr(now, conn, &apr)?;
-        self.side(number, side).laps.insert(lap, accept);
-        Ok(())
-    }
-
-    fn goodbye(&mut self, number: usize, side: usize, conn: ConnId) -> Result<(), CmError> {
-        let now = self.now;
-        let plan = &self.conversations[number].plan;
-        let retries = plan.retries;
-        let codes = plan.response_timeouts;
-        if plan.goodbye == Goodbye::Destroy {
-            return self.destroy(number, side, conn, Ending::Closed);
-        }
-        let code = match self.role(number, side) {
-            Some(Role::Passive) => codes[1],
-            _ => codes[0],
-        };
-        self.cm(number, side).send_dreq(now, conn, b"bye")?;
-        self.side(number, side).asked = Some(Asked::new(now, code, retries));
-        Ok(())
-    }
-
-    fn destroy(
-        &mut self,
-        number: usize,
-        side: usize,
-        conn: ConnId,
-        ending: Ending,
-    ) -> Result<(), CmError> {
-        let now = self.now;
-        let node = self.node_of(number, side);
-        self.nodes[node].cm.destroy(now, conn)?;
-        self.nodes[node].owners.remove(&conn);
-        self.conclude(number, side, ending);
-        Ok(())
     }
 }

@@ -14,6 +14,7 @@ mod fabric;
 mod lossy;
 mod plan;
 mod side;
+mod users;
 
 use ib_endpoint::{MadAddress, Transmit};
 use ib_vtime::Instant;

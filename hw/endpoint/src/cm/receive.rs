@@ -6,7 +6,7 @@ use ib_wire::cm::{
     CmSidrReq, RejReason, SidrStatus,
 };
 use ib_wire::mad::{AttributeId, BASE_VERSION, Mad, Method, MgmtClass};
-use ib_wire::{CommId, Tid};
+use ib_wire::{CommId, ServiceId, Tid};
 
 use super::connection::{Connection, RequestIdentity, Role, Waits};
 use super::registry::sidr_key;
@@ -250,14 +250,12 @@ impl Cm {
 
     fn on_new_req(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let req: &CmReq = mad.view();
-        let max_pending = self.config.max_pending;
-        let listener = match self.registry.listener(req.service_id) {
-            None => return self.refuse_req(from, req, RejReason::INVALID_SERVICE_ID, &[]),
-            Some(listener) if listener.pending >= max_pending => {
-                // Not a REJ: the peer asks again, and finds the backlog shorter.
-                return CmVerdict::Dropped(CmDrop::Backlog);
+        let listener = match self.admit(req.service_id) {
+            Admission::Listener(listener) => listener,
+            Admission::Drop(reason) => return CmVerdict::Dropped(reason),
+            Admission::Unserved => {
+                return self.refuse_req(from, req, RejReason::INVALID_SERVICE_ID, &[]);
             }
-            Some(listener) => listener.id,
         };
         let waits = Waits::passive(req, self.config.max_wait);
         let Ok(id) = self.new_connection(Role::Passive, from, waits) else {
@@ -269,6 +267,21 @@ impl Cm {
         self.registry.index_remote(id);
         self.assign(id, listener);
         self.happen(now, id, Event::Req, from, mad)
+    }
+
+    /// Who hears a request, if anybody may.
+    ///
+    /// A request beyond the limits is dropped, not refused: the peer asks again, and finds the
+    /// backlog shorter.
+    fn admit(&mut self, service_id: ServiceId) -> Admission {
+        let full = self.events.len() >= self.config.max_events;
+        let max_pending = self.config.max_pending;
+        match self.registry.listener(service_id) {
+            None => Admission::Unserved,
+            Some(_) if full => Admission::Drop(CmDrop::Full),
+            Some(listener) if listener.pending >= max_pending => Admission::Drop(CmDrop::Backlog),
+            Some(listener) => Admission::Listener(listener.id),
+        }
     }
 
     /// Makes a request part of its listener's backlog.
@@ -288,6 +301,9 @@ impl Cm {
 
     fn on_mra(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let mra: &CmMra = mad.view();
+        if mra.local_comm_id == CommId::NONE {
+            return CmVerdict::Dropped(CmDrop::InvalidId);
+        }
         let event = match mra.message_mraed() {
             CmMessage::REQ => Event::MraOfReq,
             CmMessage::REP => Event::MraOfRep,
@@ -340,12 +356,11 @@ impl Cm {
             }
         }
         let (id, conn) = self.find_local(rej.remote_comm_id)?;
-        let matches = if rej.message_rejected() == CmMessage::REQ {
-            rej.local_comm_id == CommId::NONE || conn.may_be_peer(rej.local_comm_id)
-        } else {
-            conn.remote_id == Some(rej.local_comm_id)
-                || (rej.reason == RejReason::TIMEOUT && conn.remote_id.is_none())
-        };
+        // Whoever rejects a REQ may have no id, or, after a first copy of it was answered by an
+        // MRA, another one.
+        let matches = rej.message_rejected() == CmMessage::REQ
+            || conn.remote_id == Some(rej.local_comm_id)
+            || (rej.reason == RejReason::TIMEOUT && conn.remote_id.is_none());
         matches.then_some((id, conn))
     }
 
@@ -356,7 +371,7 @@ impl Cm {
         }
         let Some((id, conn)) = self
             .find_local(rep.remote_comm_id)
-            .filter(|(_, conn)| conn.may_be_peer(rep.local_comm_id))
+            .filter(|(_, conn)| awaits_rep(conn.state) || conn.may_be_peer(rep.local_comm_id))
         else {
             return self.stray_rej(
                 from,
@@ -368,6 +383,9 @@ impl Cm {
             );
         };
         if awaits_rep(conn.state) {
+            if self.is_taken(id, rep) {
+                return CmVerdict::Dropped(CmDrop::InvalidId);
+            }
             let key = (rep.local_ca_guid, rep.local_qpn);
             if let Some(&old) = self.registry.by_remote_qpn.get(&key) {
                 return self.refuse_stale_rep(now, old, from, rep);
@@ -378,6 +396,17 @@ impl Cm {
             self.registry.index_remote(id);
         }
         self.happen(now, id, Event::Rep, from, mad)
+    }
+
+    /// Whether the id in a REP names another connection of that peer already.
+    fn is_taken(&self, id: ConnId, rep: &CmRep) -> bool {
+        let key = (rep.local_ca_guid, rep.local_comm_id);
+        self.registry
+            .by_remote_id
+            .get(&key)
+            .filter(|&&other| other != id)
+            .and_then(|&other| self.registry.get(other))
+            .is_some_and(|other| other.state != State::TimeWait)
     }
 
     /// Refuses a REP whose sender's QP belongs to another connection here. The own REQ goes on to
@@ -484,13 +513,12 @@ impl Cm {
         if let Some(&id) = self.registry.sidr.get(&key) {
             return self.happen(now, id, Event::SidrReq, from, mad);
         }
-        let max_pending = self.config.max_pending;
-        let listener = match self.registry.listener(req.service_id) {
-            None => return self.refuse_sidr(from, req, SidrStatus::UNSUPPORTED_SERVICE_ID),
-            Some(listener) if listener.pending >= max_pending => {
-                return CmVerdict::Dropped(CmDrop::Backlog);
+        let listener = match self.admit(req.service_id) {
+            Admission::Listener(listener) => listener,
+            Admission::Drop(reason) => return CmVerdict::Dropped(reason),
+            Admission::Unserved => {
+                return self.refuse_sidr(from, req, SidrStatus::UNSUPPORTED_SERVICE_ID);
             }
-            Some(listener) => listener.id,
         };
         let waits = Waits::sidr(self.config.max_wait, 0);
         let Ok(id) = self.new_connection(Role::Passive, from, waits) else {
@@ -518,6 +546,16 @@ impl Cm {
 /// Whether a REQ of this side waits for an answer.
 const fn awaits_rep(state: State) -> bool {
     matches!(state, State::ReqSent | State::MraReqRcvd)
+}
+
+/// What becomes of a request for a service.
+enum Admission {
+    /// This listener hears it.
+    Listener(ConnId),
+    /// Too much is going on.
+    Drop(CmDrop),
+    /// Nobody listens.
+    Unserved,
 }
 
 /// What a REQ with known remote ids is.

@@ -138,6 +138,46 @@ fn an_mra_for_a_rep_extends_the_wait_and_the_late_rtu_still_counts() {
 }
 
 #[test]
+fn a_rep_may_come_from_another_id_than_an_earlier_mra() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.requested();
+    pair.cms[B].send_mra(pair.now, b, 18, &[]).expect("REQ");
+    let mut mra = pair.sent_one(B, AttributeId::CM_MRA);
+    mra.view_mut::<CmMra>().local_comm_id = ib_wire::CommId::new(77);
+    assert_eq!(pair.give(A, &mra), CmVerdict::Accepted);
+    pair.send_rep(B, b);
+    pair.carry();
+    pair.assert_state(A, a, State::RepRcvd);
+}
+
+#[test]
+fn a_rep_with_the_id_of_another_connection_is_dropped() {
+    let (mut pair, _) = Pair::listening();
+    let (first, _) = pair.established();
+    let taken = pair.cms[A].info(first).and_then(|info| info.remote_id);
+    let mut req = req_from(A);
+    req.local_qpn = Qpn::from_low_bits(0x999);
+    let to = MadAddress::gsi(lid(B));
+    let now = pair.now;
+    pair.cms[A]
+        .send_req(now, &to, &req, Rendezvous::ClientServer)
+        .expect("room");
+    pair.carry();
+    let b = pair.event(B).conn;
+    let rep = CmRep {
+        local_qpn: Qpn::from_low_bits(0x998),
+        ..CmRep::default()
+    };
+    pair.cms[B].send_rep(now, b, &rep).expect("REQ");
+    let mut rep = pair.sent_one(B, AttributeId::CM_REP);
+    rep.view_mut::<CmRep>().local_comm_id = taken.expect("known");
+    assert_eq!(
+        pair.give(A, &rep),
+        CmVerdict::Dropped(crate::cm::CmDrop::InvalidId)
+    );
+}
+
+#[test]
 fn private_data_is_refused_beyond_its_field_and_nothing_happens() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.replied();

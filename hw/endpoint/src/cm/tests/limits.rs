@@ -69,6 +69,20 @@ fn mads_that_nobody_pulls_are_bounded_and_counted() {
 }
 
 #[test]
+fn requests_are_dropped_while_too_many_events_wait_to_be_pulled() {
+    let mut pair = Pair::with(|config| CmConfig {
+        max_events: 1,
+        ..config
+    });
+    pair.cms[B].listen(SERVICE, u64::MAX).expect("free");
+    assert_eq!(pair.give(B, &strangers_req(0)), CmVerdict::Accepted);
+    let second = strangers_req(1);
+    assert_eq!(pair.give(B, &second), CmVerdict::Dropped(CmDrop::Full));
+    pair.event(B);
+    assert_eq!(pair.give(B, &second), CmVerdict::Accepted);
+}
+
+#[test]
 fn a_service_id_has_one_listener_and_is_free_once_that_is_gone() {
     let (mut pair, listener) = Pair::listening();
     assert_eq!(

@@ -165,7 +165,10 @@ fn a_rej_with_foreign_ids_is_dropped() {
     for (mad, verdict) in [
         (forge(stranger, ours, CmMessage::OTHER), unknown),
         (forge(stranger, ours, CmMessage::REP), unknown),
-        (forge(stranger, ours, CmMessage::REQ), unknown),
+        (
+            forge(stranger, ours, CmMessage::REQ),
+            CmVerdict::Dropped(CmDrop::OldAnswer),
+        ),
         (forge(theirs, stranger, CmMessage::OTHER), unknown),
         (forge(CommId::NONE, CommId::NONE, CmMessage::OTHER), unknown),
         // Of a REQ that has been accepted since.

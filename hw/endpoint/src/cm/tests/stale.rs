@@ -15,9 +15,8 @@ fn refused_as_stale(pair: &mut Pair, req: &Mad) {
     assert_eq!(rej.remote_comm_id, view::<CmReq>(req).local_comm_id);
 }
 
-#[test]
-fn another_req_with_an_id_in_use_is_stale_and_disconnects_the_old_connection() {
-    let (mut pair, _) = Pair::listening();
+/// A connection that the passive side alone knows to be established, and its REQ.
+fn up_on_one_side(pair: &mut Pair) -> (ConnId, Mad) {
     pair.send_req();
     let req = pair.sent_one(A, AttributeId::CM_REQ);
     pair.give(B, &req);
@@ -25,6 +24,13 @@ fn another_req_with_an_id_in_use_is_stale_and_disconnects_the_old_connection() {
     pair.send_rep(B, b);
     pair.sent(B);
     pair.cms[B].establish(pair.now, b).expect("REP sent");
+    (b, req)
+}
+
+#[test]
+fn another_req_with_an_id_in_use_is_stale_and_disconnects_the_old_connection() {
+    let (mut pair, _) = Pair::listening();
+    let (b, req) = up_on_one_side(&mut pair);
 
     let mut reborn = req;
     reborn.view_mut::<CmReq>().starting_psn = Psn::from_low_bits(77);
@@ -92,13 +98,7 @@ fn another_req_after_a_refusal_may_use_the_same_id() {
 #[test]
 fn a_late_req_of_a_closed_connection_is_stale_and_starts_nothing() {
     let (mut pair, _) = Pair::listening();
-    pair.send_req();
-    let req = pair.sent_one(A, AttributeId::CM_REQ);
-    pair.give(B, &req);
-    let b = pair.event(B).conn;
-    pair.send_rep(B, b);
-    pair.sent(B);
-    pair.cms[B].establish(pair.now, b).expect("REP sent");
+    let (b, req) = up_on_one_side(&mut pair);
     let now = pair.now;
     pair.cms[B].send_dreq(now, b, &[]).expect("up");
     let dreq = pair.sent_one(B, AttributeId::CM_DREQ);
