@@ -1,26 +1,8 @@
-//! Where the machine's secrets come from, and the hash that keeps chosen keys from colliding.
+//! The hash that keeps chosen keys from colliding.
 //!
 //! Guests choose their communication ids and peers choose theirs, so the hash of the tables is
 //! SipHash (Aumasson, Bernstein, 2012) with one compression and three finalization rounds under a
 //! secret key: nobody outside can aim at a place in a table.
-
-/// SplitMix64 (Steele, Lea, Flood, 2014): spreads one seed over the machine's keys.
-#[derive(Clone, Debug)]
-pub(crate) struct SplitMix64(u64);
-
-impl SplitMix64 {
-    pub(crate) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
 
 /// A keyed hash of one 64-bit word.
 #[derive(Clone, Copy, Debug)]
@@ -88,13 +70,6 @@ mod tests {
             hash.sip::<2, 4>(0x0706_0504_0302_0100),
             0x93f5_f579_9a93_2462
         );
-    }
-
-    #[test]
-    fn splitmix_gives_the_known_first_values_for_seed_zero() {
-        let mut random = SplitMix64::new(0);
-        assert_eq!(random.next(), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(random.next(), 0x6e78_9e6a_a1b9_65f4);
     }
 
     #[test]

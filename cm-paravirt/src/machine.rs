@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ib_vtime::Instant;
+use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::{CmReq, timeout_nanos};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method};
 use ib_wire::{Gid, Guid, Lid, PKey, Qpn, Sl};
@@ -10,7 +10,7 @@ use vf_tunnel::{DropReason, VfId, WireCommId};
 
 use crate::answer::{AnswerLimit, Farewell};
 use crate::config::{Config, Ticks};
-use crate::keyed_hash::{KeyedHash, SplitMix64};
+use crate::keyed_hash::KeyedHash;
 use crate::party::{Egress, GidOwner, Ingress, PeerAddress, ResetPolicy, VfIdentity};
 use crate::permutation::Permutation;
 use crate::sidr::SidrTable;

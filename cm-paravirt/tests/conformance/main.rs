@@ -1,0 +1,9 @@
+//! Conformance: tests named by the numbered statements of what the machine must do, and a
+//! comparison with a simple model.
+
+mod harness;
+mod ids;
+mod life;
+mod model;
+mod peers;
+mod sidr;

@@ -1,0 +1,171 @@
+//! Statements about SIDR.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use cm_paravirt::{SidrService, State};
+use ib_wire::cm::CmSidrReq;
+use ib_wire::mad::{AttributeId, Mad};
+use ib_wire::{PKey, ServiceId};
+use vf_tunnel::DropReason;
+
+use crate::harness::*;
+
+/// A service id of rdma_cm's UDP port space.
+const RDMA_UDP: u64 = 0x0000_0000_0111_1234;
+
+#[test]
+fn c101_a_sidr_req_with_grh_goes_to_the_vf_with_the_destination_gid() {
+    let mut pf = Pf::default();
+    let req = sidr_req(7, 1);
+    assert_eq!(pf.rx_to(req, at(PEER_LID), Some(vf_gid(3))), Rx::Vf(3, req));
+    assert_eq!(
+        pf.rx_to(req, at(PEER_LID), Some(peer_gid(1))),
+        Rx::Drop(DropReason::UnknownGid)
+    );
+    pf.down.push(3);
+    assert_eq!(
+        pf.rx_to(req, at(PEER_LID), Some(vf_gid(3))),
+        Rx::Drop(DropReason::VfDown)
+    );
+}
+
+fn service(id: u64, mask: u64, pkey: Option<PKey>, number: u16) -> SidrService {
+    SidrService {
+        service_id: ServiceId::new(id),
+        mask,
+        pkey,
+        vf: vf(number),
+    }
+}
+
+#[test]
+fn c102_without_grh_the_service_table_decides_else_the_pf() {
+    let mut pf = Pf::default();
+    let table = pf.machine.sidr_table_mut();
+    table.register(service(0x1000, !0xff, Some(FOREIGN_PKEY), 1));
+    table.register(service(0x1000, !0xff, Some(PKEY), 2));
+    table.register(service(0x1000, !0xfff, None, 3));
+    for (id, target) in [(0x1042, 2), (0x1142, 3)] {
+        let req = sidr_req(7, id);
+        assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(target, req));
+    }
+    assert_eq!(pf.rx(sidr_req(7, 0x2000), at(PEER_LID)), Rx::ToPf);
+    pf.machine.sidr_table_mut().forget(vf(2));
+    let req = sidr_req(8, 0x1042);
+    assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(3, req));
+}
+
+/// A request with rdma_cm's header: IP version in byte 1, destination in bytes 20 to 35.
+fn rdma_cm_req(id: u32, service: u64, version: u8, destination: [u8; 16]) -> Mad {
+    let mut mad = sidr_req(id, service);
+    let private = &mut mad.view_mut::<CmSidrReq>().private_data;
+    private[1] = version << 4;
+    private[20..36].copy_from_slice(&destination);
+    mad
+}
+
+#[test]
+fn c102_without_grh_the_address_that_rdma_cm_asks_for_decides_first() {
+    let mut pf = Pf::default();
+    let v4 = Ipv4Addr::new(192, 0, 2, 7);
+    let v6: Ipv6Addr = "2001:db8::7".parse().expect("an address");
+    let table = pf.machine.sidr_table_mut();
+    table.assign_address(IpAddr::V4(v4), vf(1));
+    table.assign_address(IpAddr::V6(v6), vf(2));
+    table.register(service(RDMA_UDP, !0, None, 3));
+    let mut v4_bytes = [0; 16];
+    v4_bytes[12..].copy_from_slice(&v4.octets());
+    for (version, destination, target) in [(4, v4_bytes, 1), (6, v6.octets(), 2), (4, [9; 16], 3)] {
+        let req = rdma_cm_req(7, RDMA_UDP, version, destination);
+        assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(target, req));
+    }
+    let other_service = rdma_cm_req(8, 0x1000, 4, v4_bytes);
+    assert_eq!(pf.rx(other_service, at(PEER_LID)), Rx::ToPf);
+}
+
+#[test]
+fn c102_private_data_is_never_taken_for_a_gid() {
+    let mut pf = Pf::default();
+    let mut req = sidr_req(7, RDMA_UDP);
+    req.view_mut::<CmSidrReq>().private_data[56..72].copy_from_slice(&vf_gid(1).0);
+    assert_eq!(pf.rx(req, at(PEER_LID)), Rx::ToPf);
+}
+
+#[test]
+fn c103_an_answered_sidr_request_is_freed_after_the_quarantine() {
+    let mut pf = Pf::default();
+    let wire = pf.sends(1, sidr_req(7, 1), at(PEER_LID));
+    let rep = pf.rx(sidr_rep(wire), at(PEER_LID)).to_vf(1);
+    assert_eq!(local_id(&rep), 7);
+    assert_eq!(pf.states(), [State::Closed]);
+    pf.wait(29);
+    pf.rx(sidr_rep(wire), at(PEER_LID)).to_vf(1);
+    pf.drain();
+    assert!(pf.machine.is_empty());
+}
+
+#[test]
+fn c103_an_unanswered_sidr_request_is_freed_a_minute_after_its_last_repetition() {
+    let mut pf = Pf::default();
+    let wire = pf.sends(1, sidr_req(7, 1), at(PEER_LID));
+    pf.wait(50);
+    assert_eq!(pf.sends(1, sidr_req(7, 1), at(PEER_LID)), wire);
+    pf.wait(59);
+    pf.machine.handle_timeout(pf.now);
+    assert_eq!(pf.states(), [State::SidrSent]);
+    pf.wait(2);
+    pf.machine.handle_timeout(pf.now);
+    assert!(pf.machine.is_empty());
+}
+
+#[test]
+fn c103_a_sidr_rep_from_a_stranger_is_dropped() {
+    let mut pf = Pf::default();
+    let wire = pf.sends(1, sidr_req(7, 1), at(PEER_LID));
+    assert_eq!(
+        pf.rx(sidr_rep(wire), at(STRANGER_LID)),
+        Rx::Drop(DropReason::WrongPeer)
+    );
+    assert_eq!(pf.states(), [State::SidrSent]);
+}
+
+#[test]
+fn c104_a_vfs_answer_passes_untouched() {
+    let mut pf = Pf::default();
+    pf.rx_to(sidr_req(7, 1), at(PEER_LID), Some(vf_gid(1)))
+        .to_vf(1);
+    let rep = sidr_rep(7);
+    assert_eq!(pf.tx(1, rep, at(PEER_LID)), Ok(rep));
+    assert_eq!(
+        pf.tx(2, rep, at(PEER_LID)),
+        Err(DropReason::WrongPeer),
+        "a sibling was asked"
+    );
+    pf.drain();
+    assert!(pf.machine.is_empty());
+}
+
+#[test]
+fn c105_request_ids_and_communication_ids_do_not_interfere() {
+    let mut pf = Pf::default();
+    let connection = pf.connect(1, 7, PEER_LID, 77);
+    let request = pf.sends(1, sidr_req(7, 1), at(PEER_LID));
+    assert_ne!(connection, request);
+    // Each space knows its own wire ids only.
+    assert_eq!(
+        pf.rx(sidr_rep(connection), at(PEER_LID)),
+        Rx::Drop(DropReason::UnknownCommId)
+    );
+    pf.rx(message(AttributeId::CM_DREQ, 77, request), at(PEER_LID))
+        .answer();
+    // A peer's SIDR request does not pass for its REQ.
+    pf.rx_to(sidr_req(88, 1), at(PEER_LID), Some(vf_gid(1)))
+        .to_vf(1);
+    assert_eq!(
+        pf.rx(rej_timeout(88, 0, peer_ca(PEER_LID)), at(PEER_LID)),
+        Rx::Drop(DropReason::UnknownCommId)
+    );
+    pf.rx(sidr_rep(request), at(PEER_LID)).to_vf(1);
+    assert_eq!(pf.machine.connections().filter(|c| !c.sidr).count(), 1);
+    assert!(pf.states().contains(&State::Established));
+}
