@@ -153,7 +153,7 @@ impl Bench {
     /// Opens a connection, by the VF or by its peer in turn.
     fn open(&mut self, vf: VfId, guest: u32, remote: u32) -> Live {
         let mut mad = Mad::default();
-        let by_vf = guest % 2 == 0;
+        let by_vf = guest.is_multiple_of(2);
         put(
             &mut mad,
             AttributeId::CM_REQ,

@@ -165,7 +165,7 @@ impl CmParavirt {
         match bound {
             // Both asked each other, and the VF answers under the id of its own request: the two
             // requests were one connection.
-            Some(slot) if self.table.store.hot(slot).state == State::ReqSent => {
+            Some(slot) if self.is_unanswered(slot) => {
                 let remote = self.table.store.hot(half).remote;
                 let peer = *self.table.store.cold(half);
                 self.table.close(half);
@@ -184,6 +184,12 @@ impl CmParavirt {
                 Ok(half)
             }
         }
+    }
+
+    /// Whether the VF asked and the peer has not shown its id.
+    fn is_unanswered(&self, slot: u32) -> bool {
+        let hot = self.table.store.hot(slot);
+        hot.state == State::ReqSent && !hot.has(Flags::REMOTE)
     }
 
     /// Opens a slot for an answer to a request that is older than the table's memory.

@@ -175,7 +175,7 @@ pub(crate) enum Rx {
 
 impl Rx {
     #[track_caller]
-    pub(crate) fn to_vf(self, number: u16) -> Mad {
+    pub(crate) fn into_vf(self, number: u16) -> Mad {
         match self {
             Self::Vf(got, mad) if got == number => mad,
             other => panic!("not delivered to vf:{number}: {other:?}"),
@@ -183,7 +183,7 @@ impl Rx {
     }
 
     #[track_caller]
-    pub(crate) fn answer(self) -> Mad {
+    pub(crate) fn into_answer(self) -> Mad {
         match self {
             Self::Answer(mad) => mad,
             other => panic!("not answered: {other:?}"),
@@ -273,7 +273,7 @@ impl Pf {
     pub(crate) fn connect(&mut self, number: u16, id: u32, lid: u16, peer: u32) -> u32 {
         let wire = self.sends(number, vf_req(number, id, lid), at(lid));
         self.rx(rep(peer, wire, peer_ca(lid)), at(lid))
-            .to_vf(number);
+            .into_vf(number);
         let rtu = message(AttributeId::CM_RTU, id, peer);
         assert_eq!(self.sends(number, rtu, at(lid)), wire);
         wire
@@ -282,10 +282,11 @@ impl Pf {
     /// A peer connects to a VF. Gives the wire id.
     #[track_caller]
     pub(crate) fn accept(&mut self, number: u16, id: u32, lid: u16, peer: u32) -> u32 {
-        self.rx(peer_req(lid, peer, number), at(lid)).to_vf(number);
+        self.rx(peer_req(lid, peer, number), at(lid))
+            .into_vf(number);
         let wire = self.sends(number, rep(id, peer, vf_ca(number)), at(lid));
         self.rx(message(AttributeId::CM_RTU, peer, wire), at(lid))
-            .to_vf(number);
+            .into_vf(number);
         wire
     }
 

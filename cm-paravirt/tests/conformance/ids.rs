@@ -25,8 +25,10 @@ fn c078_equal_ids_of_two_vfs_differ_on_the_wire_and_are_neither_zero_nor_all_one
 #[test]
 fn c079_another_start_uses_other_wire_ids() {
     let ids = |seed| {
-        let mut pf = Pf::default();
-        pf.machine = CmParavirt::new(Config::default(), seed);
+        let mut pf = Pf {
+            machine: CmParavirt::new(Config::default(), seed),
+            ..Pf::default()
+        };
         (0..1000)
             .map(|id| pf.sends(1, vf_req(1, id, PEER_LID), at(PEER_LID)))
             .collect::<BTreeSet<u32>>()
@@ -55,7 +57,7 @@ fn c080_a_req_under_the_same_id_to_another_peer_is_another_exchange() {
 #[test]
 fn c085_an_mra_and_the_rep_after_it_have_the_same_wire_id() {
     let mut pf = Pf::default();
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     let mra = pf.sends(1, message(AttributeId::CM_MRA, 5, 77), at(PEER_LID));
     pf.wait(60);
     let rep = pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID));
@@ -85,7 +87,7 @@ fn c086_the_remote_id_and_nothing_else_is_rewritten_on_the_way_in() {
         for (place, byte) in (0_u8..).zip(&mut mad.data[8..]) {
             *byte = place ^ 0xa5;
         }
-        let delivered = pf.rx(mad, at(PEER_LID)).to_vf(1);
+        let delivered = pf.rx(mad, at(PEER_LID)).into_vf(1);
         assert_eq!(remote_id(&delivered), 0xffff_ffff, "{attribute}");
         assert_eq!(without_remote_id(&delivered), without_remote_id(&mad));
     }
@@ -97,7 +99,7 @@ fn c086_a_rep_is_rewritten_likewise() {
     let wire = pf.sends(1, vf_req(1, 0, PEER_LID), at(PEER_LID));
     let mut mad = rep(77, wire, peer_ca(PEER_LID));
     mad.data[36..].fill(0x5a);
-    let delivered = pf.rx(mad, at(PEER_LID)).to_vf(1);
+    let delivered = pf.rx(mad, at(PEER_LID)).into_vf(1);
     assert_eq!(remote_id(&delivered), 0);
     assert_eq!(without_remote_id(&delivered), without_remote_id(&mad));
 }
@@ -118,13 +120,13 @@ fn c100_an_id_used_again_in_quarantine_gets_a_new_wire_id_that_outlives_the_old_
     let old = pf.connect(1, 5, PEER_LID, 77);
     pf.sends(1, message(AttributeId::CM_DREQ, 5, 77), at(PEER_LID));
     pf.rx(message(AttributeId::CM_DREP, 77, old), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     pf.wait(20);
     let new = pf.connect(1, 5, PEER_LID, 78);
     assert_ne!(old, new);
     pf.wait(600);
     let dreq = message(AttributeId::CM_DREQ, 78, new);
-    assert_eq!(remote_id(&pf.rx(dreq, at(PEER_LID)).to_vf(1)), 5);
+    assert_eq!(remote_id(&pf.rx(dreq, at(PEER_LID)).into_vf(1)), 5);
 }
 
 #[test]
@@ -135,7 +137,7 @@ fn c100_a_late_dreq_for_the_former_use_of_an_id_is_answered_and_does_not_reach_t
     pf.connect(1, 5, PEER_LID, 78);
     let drep = pf
         .rx(message(AttributeId::CM_DREQ, 77, old), at(PEER_LID))
-        .answer();
+        .into_answer();
     assert_eq!(drep.header.attribute_id, AttributeId::CM_DREP);
     assert_eq!((local_id(&drep), remote_id(&drep)), (old, 77));
 }
@@ -145,7 +147,7 @@ fn c100_an_acceptor_that_uses_its_id_again_gets_a_new_wire_id() {
     let mut pf = Pf::default();
     let old = pf.accept(1, 5, PEER_LID, 77);
     pf.rx(message(AttributeId::CM_DREQ, 77, old), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     pf.sends(1, message(AttributeId::CM_DREP, 5, 77), at(PEER_LID));
     assert_ne!(pf.accept(1, 5, PEER_LID, 78), old);
 }
@@ -155,25 +157,25 @@ fn c109_two_vfs_of_one_pf_connect_through_two_mappings() {
     let mut pf = Pf::default();
     let own = at(OWN_LID);
     let req = pf.tx(1, sibling_req(1, 5, 2), own).expect("forwarded");
-    let req = pf.rx(req, own).to_vf(2);
+    let req = pf.rx(req, own).into_vf(2);
     let one = local_id(&req);
     let rep = pf.tx(2, rep(5, one, vf_ca(2)), own).expect("forwarded");
-    let rep = pf.rx(rep, own).to_vf(1);
+    let rep = pf.rx(rep, own).into_vf(1);
     let two = local_id(&rep);
     assert_eq!(remote_id(&rep), 5);
     assert_ne!(one, two);
     let rtu = message(AttributeId::CM_RTU, 5, two);
     let rtu = pf.tx(1, rtu, own).expect("forwarded");
-    let rtu = pf.rx(rtu, own).to_vf(2);
+    let rtu = pf.rx(rtu, own).into_vf(2);
     assert_eq!((local_id(&rtu), remote_id(&rtu)), (one, 5));
     assert_eq!(pf.states(), [State::Established, State::Established]);
 
     let dreq = message(AttributeId::CM_DREQ, 5, one);
     let dreq = pf.tx(2, dreq, own).expect("forwarded");
-    let dreq = pf.rx(dreq, own).to_vf(1);
+    let dreq = pf.rx(dreq, own).into_vf(1);
     let drep = message(AttributeId::CM_DREP, 5, local_id(&dreq));
     let drep = pf.tx(1, drep, own).expect("forwarded");
-    assert_eq!(remote_id(&pf.rx(drep, own).to_vf(2)), 5);
+    assert_eq!(remote_id(&pf.rx(drep, own).into_vf(2)), 5);
     pf.drain();
     assert!(pf.machine.is_empty());
 }
@@ -185,16 +187,16 @@ fn c110_crossing_requests_of_two_vfs_become_one_connection() {
     let from_1 = pf.tx(1, sibling_req(1, 5, 2), own).expect("forwarded");
     let from_2 = pf.tx(2, sibling_req(2, 6, 1), own).expect("forwarded");
     let (one, two) = (local_id(&from_1), local_id(&from_2));
-    pf.rx(from_1, own).to_vf(2);
-    pf.rx(from_2, own).to_vf(1);
+    pf.rx(from_1, own).into_vf(2);
+    pf.rx(from_2, own).into_vf(1);
     // VF 2 yields and answers under the id of its own REQ.
     let rep = pf.tx(2, rep(6, one, vf_ca(2)), own).expect("forwarded");
     assert_eq!(local_id(&rep), two);
-    let rep = pf.rx(rep, own).to_vf(1);
+    let rep = pf.rx(rep, own).into_vf(1);
     assert_eq!((local_id(&rep), remote_id(&rep)), (two, 5));
     let rtu = message(AttributeId::CM_RTU, 5, two);
     let rtu = pf.tx(1, rtu, own).expect("forwarded");
-    assert_eq!(remote_id(&pf.rx(rtu, own).to_vf(2)), 6);
+    assert_eq!(remote_id(&pf.rx(rtu, own).into_vf(2)), 6);
     assert_eq!(pf.states(), [State::Established, State::Established]);
 }
 
@@ -202,12 +204,23 @@ fn c110_crossing_requests_of_two_vfs_become_one_connection() {
 fn c110_crossing_requests_with_a_peer_that_answers_leave_no_half() {
     let mut pf = Pf::default();
     let wire = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     assert_eq!(pf.machine.len(), 2);
     let rep = rep(77, wire, peer_ca(PEER_LID));
-    assert_eq!(remote_id(&pf.rx(rep, at(PEER_LID)).to_vf(1)), 5);
+    assert_eq!(remote_id(&pf.rx(rep, at(PEER_LID)).into_vf(1)), 5);
     pf.sends(1, message(AttributeId::CM_RTU, 5, 77), at(PEER_LID));
     assert_eq!(pf.states(), [State::Established]);
+}
+
+#[test]
+fn c110_a_request_of_a_peer_that_answered_already_is_another_exchange() {
+    let mut pf = Pf::default();
+    let asked = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+    pf.rx(message(AttributeId::CM_MRA, 77, asked), at(PEER_LID))
+        .into_vf(1);
+    pf.rx(peer_req(PEER_LID, 78, 1), at(PEER_LID)).into_vf(1);
+    let answer = pf.sends(1, message(AttributeId::CM_MRA, 5, 78), at(PEER_LID));
+    assert_ne!(answer, asked);
 }
 
 #[test]
@@ -219,7 +232,7 @@ fn c113_ten_thousand_connections_opened_and_closed_leave_nothing() {
         let dreq = message(AttributeId::CM_DREQ, id, peer);
         assert_eq!(pf.sends(1, dreq, at(PEER_LID)), wire);
         pf.rx(message(AttributeId::CM_DREP, peer, wire), at(PEER_LID))
-            .to_vf(1);
+            .into_vf(1);
     }
     assert_eq!(pf.machine.len(), 10_000);
     pf.drain();

@@ -15,10 +15,10 @@ fn c096_an_id_lives_on_for_the_quarantine_after_the_last_dreq_or_drep() {
     pf.sends(1, message(AttributeId::CM_DREQ, 5, 77), at(PEER_LID));
     pf.wait(29);
     pf.rx(message(AttributeId::CM_DREP, 77, wire), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     pf.wait(29);
     let late = message(AttributeId::CM_DREQ, 77, wire);
-    assert_eq!(remote_id(&pf.rx(late, at(PEER_LID)).to_vf(1)), 5);
+    assert_eq!(remote_id(&pf.rx(late, at(PEER_LID)).into_vf(1)), 5);
     let drep = message(AttributeId::CM_DREP, 5, 77);
     assert_eq!(pf.sends(1, drep, at(PEER_LID)), wire);
     pf.wait(31);
@@ -32,20 +32,20 @@ fn c097_repeated_dreqs_extend_the_life_up_to_a_cap() {
     let wire = pf.connect(1, 5, PEER_LID, 77);
     let dreq = message(AttributeId::CM_DREQ, 77, wire);
     for _ in 0..24 {
-        pf.rx(dreq, at(PEER_LID)).to_vf(1);
+        pf.rx(dreq, at(PEER_LID)).into_vf(1);
         pf.wait(10);
     }
     pf.wait(1);
     pf.machine.handle_timeout(pf.now);
     assert!(pf.machine.is_empty(), "240 s are over");
-    pf.rx(dreq, at(PEER_LID)).answer();
+    pf.rx(dreq, at(PEER_LID)).into_answer();
 }
 
 #[test]
 fn c098_a_handshake_without_end_is_forgotten_after_a_minute() {
     let mut pf = Pf::default();
     pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     pf.sends(1, rep(6, 77, vf_ca(1)), at(PEER_LID));
     pf.wait(60);
     pf.machine.handle_timeout(pf.now);
@@ -66,7 +66,7 @@ fn c098_the_reqs_own_timeouts_give_it_longer() {
     let wire = pf.sends(1, req, at(PEER_LID));
     pf.wait(68);
     pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     pf.wait(70);
     pf.machine.handle_timeout(pf.now);
     assert!(pf.machine.is_empty());
@@ -79,10 +79,10 @@ fn c098_an_mra_adds_its_service_timeout() {
     let mut mra = message(AttributeId::CM_MRA, 77, wire);
     // 68.7 s.
     mra.data[9] = 24 << 3;
-    pf.rx(mra, at(PEER_LID)).to_vf(1);
+    pf.rx(mra, at(PEER_LID)).into_vf(1);
     pf.wait(128);
     pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn c098_no_message_can_ask_for_more_than_the_cap() {
     let wire = pf.sends(1, req, at(PEER_LID));
     let mut mra = message(AttributeId::CM_MRA, 77, wire);
     mra.data[9] = 0xff;
-    pf.rx(mra, at(PEER_LID)).to_vf(1);
+    pf.rx(mra, at(PEER_LID)).into_vf(1);
     pf.wait(301);
     pf.machine.handle_timeout(pf.now);
     assert!(pf.machine.is_empty());
@@ -104,7 +104,7 @@ fn c099_an_rtu_at_expiry_finds_all_or_nothing() {
     let mut delivered = 0;
     for millis in 59_900..60_300 {
         let mut pf = Pf::default();
-        pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+        pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
         let wire = pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID));
         pf.now += Duration::from_millis(millis);
         match pf.rx(message(AttributeId::CM_RTU, 77, wire), at(PEER_LID)) {
@@ -127,7 +127,7 @@ fn c099_an_rtu_at_expiry_finds_all_or_nothing() {
 fn c111_a_reset_vf_leaves_nothing_for_its_successor() {
     let mut pf = Pf::default();
     let wire = pf.connect(1, 5, PEER_LID, 77);
-    pf.rx(peer_req(PEER_LID, 78, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 78, 1), at(PEER_LID)).into_vf(1);
     pf.sends(1, sidr_req(5, 1), at(PEER_LID));
     let other = pf.connect(2, 5, PEER_LID, 79);
     pf.machine.vf_reset(pf.now, vf(1), ResetPolicy::Silent);
@@ -138,13 +138,13 @@ fn c111_a_reset_vf_leaves_nothing_for_its_successor() {
     let new = pf.connect(1, 5, PEER_LID, 80);
     assert_ne!(new, wire);
     pf.rx(message(AttributeId::CM_DREQ, 77, wire), at(PEER_LID))
-        .answer();
+        .into_answer();
     assert_eq!(
         pf.rx(rej_timeout(78, 0, peer_ca(PEER_LID)), at(PEER_LID)),
         Rx::Drop(DropReason::UnknownCommId)
     );
     pf.rx(message(AttributeId::CM_DREQ, 79, other), at(PEER_LID))
-        .to_vf(2);
+        .into_vf(2);
 }
 
 #[test]
@@ -154,8 +154,8 @@ fn c112_peers_of_a_reset_vf_are_told_and_no_others() {
     pf.connect(2, 5, PEER_LID, 70);
     let up = pf.connect(1, 5, PEER_LID, 77);
     let asked = pf.sends(1, vf_req(1, 6, STRANGER_LID), at(STRANGER_LID));
-    pf.rx(peer_req(PEER_LID, 78, 1), at(PEER_LID)).to_vf(1);
-    pf.rx(peer_req(PEER_LID, 79, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 78, 1), at(PEER_LID)).into_vf(1);
+    pf.rx(peer_req(PEER_LID, 79, 1), at(PEER_LID)).into_vf(1);
     let answered = pf.sends(1, rep(7, 79, vf_ca(1)), at(PEER_LID));
     pf.machine.vf_reset(pf.now, vf(1), policy);
     let mut told = Vec::new();
@@ -283,7 +283,7 @@ fn c193_state_stays_within_the_quota_whatever_a_vf_sends() {
 fn a_rejected_req_that_comes_again_is_delivered_again() {
     let mut pf = Pf::default();
     let req = peer_req(PEER_LID, 77, 1);
-    pf.rx(req, at(PEER_LID)).to_vf(1);
+    pf.rx(req, at(PEER_LID)).into_vf(1);
     pf.tx(
         1,
         rej(0, 77, CmMessage::REQ, RejReason::CONSUMER),
@@ -291,7 +291,7 @@ fn a_rejected_req_that_comes_again_is_delivered_again() {
     )
     .expect("forwarded");
     assert_eq!(pf.states(), [State::Rejected]);
-    pf.rx(req, at(PEER_LID)).to_vf(1);
+    pf.rx(req, at(PEER_LID)).into_vf(1);
     assert_eq!(pf.states(), [State::ReqRcvd]);
 }
 

@@ -49,7 +49,7 @@ fn unknown_gid_req(id: u32) -> Mad {
 fn c083_a_req_for_an_unknown_gid_is_answered_by_a_rej_with_reason_12() {
     let mut pf = Pf::default();
     let req = unknown_gid_req(77);
-    let answer = pf.rx(req, at(PEER_LID)).answer();
+    let answer = pf.rx(req, at(PEER_LID)).into_answer();
     assert_eq!(answer.header.attribute_id, AttributeId::CM_REJ);
     assert_eq!(answer.header.tid, req.header.tid);
     let rej: &CmRej = answer.view();
@@ -72,16 +72,16 @@ fn c083_answers_to_one_lid_are_limited_and_do_not_use_up_those_to_another() {
         pf.machine.statistics().drops(DropReason::UnknownGid),
         withheld
     );
-    pf.rx(unknown_gid_req(1), at(STRANGER_LID)).answer();
+    pf.rx(unknown_gid_req(1), at(STRANGER_LID)).into_answer();
     pf.wait(1);
-    pf.rx(unknown_gid_req(1), at(PEER_LID)).answer();
+    pf.rx(unknown_gid_req(1), at(PEER_LID)).into_answer();
 }
 
 #[test]
 fn c084_a_req_for_a_vf_that_is_down_is_rejected_for_lack_of_resources() {
     let mut pf = Pf::default();
     pf.down.push(1);
-    let answer = pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).answer();
+    let answer = pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_answer();
     assert_eq!(answer.view::<CmRej>().reason, RejReason::NO_RESOURCES);
 }
 
@@ -128,7 +128,7 @@ fn c087_a_wrong_peer_id_or_address_ends_a_message_and_starts_no_timer() {
     assert_eq!(pf.drops(1, DropReason::WrongPeer), 12);
     pf.wait(3600);
     pf.rx(message(AttributeId::CM_DREQ, 77, wire), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn c087_before_the_peer_has_shown_its_id_only_an_answer_to_the_req_passes() {
         Rx::Drop(DropReason::WrongPeer)
     );
     pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn c087_a_peer_behind_routers_is_known_by_its_gid() {
     let mut from = at(STRANGER_LID);
     from.gid = Some(peer_gid(PEER_LID));
     pf.rx(message(AttributeId::CM_DREQ, 77, wire), from)
-        .to_vf(1);
+        .into_vf(1);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn c087_after_a_change_of_lids_the_first_message_with_the_right_ids_tells_the_ne
     pf.machine.forget_addresses();
     let lap_less = |local| message(AttributeId::CM_DREQ, local, wire);
     assert_eq!(pf.rx(lap_less(78), at(20)), Rx::Drop(DropReason::WrongPeer));
-    pf.rx(lap_less(77), at(20)).to_vf(1);
+    pf.rx(lap_less(77), at(20)).into_vf(1);
     assert_eq!(pf.rx(lap_less(77), at(21)), Rx::Drop(DropReason::WrongPeer));
 }
 
@@ -180,7 +180,7 @@ fn c088_a_rej_of_a_rep_carries_the_wire_id() {
     let mut pf = Pf::default();
     let wire = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
     pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     let rej = pf
         .tx(
             1,
@@ -194,7 +194,7 @@ fn c088_a_rej_of_a_rep_carries_the_wire_id() {
 #[test]
 fn c089_a_rej_of_a_req_with_local_id_0_keeps_it_and_maps_nothing() {
     let mut pf = Pf::default();
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     let mad = rej(0, 77, CmMessage::REQ, RejReason::CONSUMER);
     assert_eq!(pf.tx(1, mad, at(PEER_LID)), Ok(mad));
     assert_eq!(pf.machine.vf_statistics(vf(1)).expect("known").ids, 0);
@@ -203,7 +203,7 @@ fn c089_a_rej_of_a_req_with_local_id_0_keeps_it_and_maps_nothing() {
 #[test]
 fn c089_a_rej_of_a_req_with_an_id_never_seen_passes_under_a_wire_id_and_maps_nothing() {
     let mut pf = Pf::default();
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     let mad = rej(5, 77, CmMessage::REQ, RejReason::CONSUMER);
     let first = pf.sends(1, mad, at(PEER_LID));
     assert!(first != 0 && first != 5);
@@ -216,7 +216,7 @@ fn c089_a_rej_of_a_req_that_nobody_got_passes_but_not_one_that_a_sibling_got() {
     let mut pf = Pf::default();
     let mad = rej(0, 77, CmMessage::REQ, RejReason::CONSUMER);
     assert_eq!(pf.tx(1, mad, at(PEER_LID)), Ok(mad));
-    pf.rx(peer_req(PEER_LID, 77, 2), at(PEER_LID)).to_vf(2);
+    pf.rx(peer_req(PEER_LID, 77, 2), at(PEER_LID)).into_vf(2);
     assert_eq!(pf.tx(1, mad, at(PEER_LID)), Err(DropReason::WrongPeer));
     assert_eq!(
         pf.tx(1, rep(5, 77, vf_ca(1)), at(PEER_LID)),
@@ -250,7 +250,7 @@ fn c092_an_abandoned_req_is_told_to_its_vf_as_long_as_req_and_mra_last() {
     let mut pf = Pf::default();
     let mut req = peer_req(PEER_LID, 77, 1);
     set_timeouts(&mut req, 20, 15);
-    pf.rx(req, at(PEER_LID)).to_vf(1);
+    pf.rx(req, at(PEER_LID)).into_vf(1);
     let mut mra = message(AttributeId::CM_MRA, 5, 77);
     mra.data[9] = 24 << 3;
     pf.sends(1, mra, at(PEER_LID));
@@ -262,9 +262,9 @@ fn c092_an_abandoned_req_is_told_to_its_vf_as_long_as_req_and_mra_last() {
 #[test]
 fn c093_equal_ids_of_two_peers_are_told_apart() {
     let mut pf = Pf::default();
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     pf.rx(peer_req(STRANGER_LID, 77, 2), at(STRANGER_LID))
-        .to_vf(2);
+        .into_vf(2);
     let one = rej_timeout(77, 0, peer_ca(PEER_LID));
     let two = rej_timeout(77, 0, peer_ca(STRANGER_LID));
     assert_eq!(pf.rx(two, at(STRANGER_LID)), Rx::Vf(2, two));
@@ -276,8 +276,8 @@ fn c093_equal_ids_of_two_cas_behind_one_lid_are_told_apart() {
     let mut pf = Pf::default();
     let mut other = peer_req(PEER_LID, 77, 2);
     other.view_mut::<CmReq>().local_ca_guid = Guid::new(0xabc);
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
-    pf.rx(other, at(PEER_LID)).to_vf(2);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
+    pf.rx(other, at(PEER_LID)).into_vf(2);
     let rej = rej_timeout(77, 0, Guid::new(0xabc));
     assert_eq!(pf.rx(rej, at(PEER_LID)), Rx::Vf(2, rej));
     assert_eq!(pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID)), {
@@ -307,7 +307,7 @@ fn c094_a_rej_for_timeout_without_remote_id_touches_no_other_connection() {
 fn c095_an_unknown_dreq_is_answered_by_a_drep_with_its_ids_and_tid() {
     let mut pf = Pf::default();
     let dreq = message(AttributeId::CM_DREQ, 77, 0x1234_5678);
-    let drep = pf.rx(dreq, at(PEER_LID)).answer();
+    let drep = pf.rx(dreq, at(PEER_LID)).into_answer();
     assert_eq!(drep.header.attribute_id, AttributeId::CM_DREP);
     assert_eq!(drep.header.tid, dreq.header.tid);
     assert_eq!((local_id(&drep), remote_id(&drep)), (0x1234_5678, 77));
@@ -349,17 +349,19 @@ fn c106_lap_and_apr_pass_with_only_their_ids_rewritten() {
     sent.view_mut::<CmLap>().local_comm_id = 5.into();
     assert_eq!(sent, mad);
     pf.rx(message(AttributeId::CM_APR, 77, wire), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     // After the migration the peer speaks from there.
     pf.rx(message(AttributeId::CM_DREQ, 77, wire), at(30))
-        .to_vf(1);
+        .into_vf(1);
 }
 
 #[test]
 fn c106_a_lap_with_an_alternate_local_gid_of_a_sibling_is_dropped() {
     for check in [IdentityCheck::Strict, IdentityCheck::Compat] {
-        let mut pf = Pf::default();
-        pf.check = check;
+        let mut pf = Pf {
+            check,
+            ..Pf::default()
+        };
         pf.connect(1, 5, PEER_LID, 77);
         let mad = lap(5, 77, (OWN_LID, vf_gid(2)), (30, peer_gid(30)));
         assert_eq!(
@@ -379,13 +381,13 @@ fn c106_a_peers_lap_may_not_lead_to_a_sibling() {
         Rx::Drop(DropReason::TargetMismatch)
     );
     pf.rx(lap(77, wire, from, (OWN_LID, vf_gid(1))), at(PEER_LID))
-        .to_vf(1);
+        .into_vf(1);
     // A migrated connection may be given another alternate path.
     let next = (31, peer_gid(31));
     pf.rx(lap(77, wire, next, (OWN_LID, vf_gid(1))), at(30))
-        .to_vf(1);
+        .into_vf(1);
     pf.rx(message(AttributeId::CM_DREQ, 77, wire), at(31))
-        .to_vf(1);
+        .into_vf(1);
     assert_eq!(
         pf.rx(message(AttributeId::CM_DREQ, 77, wire), at(PEER_LID)),
         Rx::Drop(DropReason::WrongPeer)
@@ -416,8 +418,10 @@ fn c107_a_req_with_a_foreign_gid_or_ca_guid_is_dropped() {
 
 #[test]
 fn c107_or_counted_where_the_policy_is_compat() {
-    let mut pf = Pf::default();
-    pf.check = IdentityCheck::Compat;
+    let mut pf = Pf {
+        check: IdentityCheck::Compat,
+        ..Pf::default()
+    };
     for req in impostures() {
         pf.sends(1, req, at(PEER_LID));
     }
@@ -428,7 +432,7 @@ fn c107_or_counted_where_the_policy_is_compat() {
 #[test]
 fn c107_a_rep_with_a_foreign_ca_guid_is_dropped() {
     let mut pf = Pf::default();
-    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).to_vf(1);
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
     assert_eq!(
         pf.tx(1, rep(5, 77, vf_ca(2)), at(PEER_LID)),
         Err(DropReason::ForeignIdentity)

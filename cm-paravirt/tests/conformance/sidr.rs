@@ -95,11 +95,11 @@ fn c102_private_data_is_never_taken_for_a_gid() {
 fn c103_an_answered_sidr_request_is_freed_after_the_quarantine() {
     let mut pf = Pf::default();
     let wire = pf.sends(1, sidr_req(7, 1), at(PEER_LID));
-    let rep = pf.rx(sidr_rep(wire), at(PEER_LID)).to_vf(1);
+    let rep = pf.rx(sidr_rep(wire), at(PEER_LID)).into_vf(1);
     assert_eq!(local_id(&rep), 7);
     assert_eq!(pf.states(), [State::Closed]);
     pf.wait(29);
-    pf.rx(sidr_rep(wire), at(PEER_LID)).to_vf(1);
+    pf.rx(sidr_rep(wire), at(PEER_LID)).into_vf(1);
     pf.drain();
     assert!(pf.machine.is_empty());
 }
@@ -133,7 +133,7 @@ fn c103_a_sidr_rep_from_a_stranger_is_dropped() {
 fn c104_a_vfs_answer_passes_untouched() {
     let mut pf = Pf::default();
     pf.rx_to(sidr_req(7, 1), at(PEER_LID), Some(vf_gid(1)))
-        .to_vf(1);
+        .into_vf(1);
     let rep = sidr_rep(7);
     assert_eq!(pf.tx(1, rep, at(PEER_LID)), Ok(rep));
     assert_eq!(
@@ -157,15 +157,15 @@ fn c105_request_ids_and_communication_ids_do_not_interfere() {
         Rx::Drop(DropReason::UnknownCommId)
     );
     pf.rx(message(AttributeId::CM_DREQ, 77, request), at(PEER_LID))
-        .answer();
+        .into_answer();
     // A peer's SIDR request does not pass for its REQ.
     pf.rx_to(sidr_req(88, 1), at(PEER_LID), Some(vf_gid(1)))
-        .to_vf(1);
+        .into_vf(1);
     assert_eq!(
         pf.rx(rej_timeout(88, 0, peer_ca(PEER_LID)), at(PEER_LID)),
         Rx::Drop(DropReason::UnknownCommId)
     );
-    pf.rx(sidr_rep(request), at(PEER_LID)).to_vf(1);
+    pf.rx(sidr_rep(request), at(PEER_LID)).into_vf(1);
     assert_eq!(pf.machine.connections().filter(|c| !c.sidr).count(), 1);
     assert!(pf.states().contains(&State::Established));
 }
