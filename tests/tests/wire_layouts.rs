@@ -71,7 +71,10 @@ fn every_layout_in_the_source_is_in_the_table() {
     let mut listed: BTreeSet<String> = layouts().map(|layout| layout.name.to_owned()).collect();
     // Declared without the macro, for its constructor in constants.
     assert!(listed.remove("MadHeader"));
-    assert_eq!(declared, listed, "a new layout is listed in tests/src/fields/");
+    assert_eq!(
+        declared, listed,
+        "a new layout is listed in tests/src/fields/"
+    );
 }
 
 proptest! {

@@ -23,6 +23,8 @@ pub enum DropReason {
     Malformed,
     /// Received: the ICRC is wrong.
     BadIcrc,
+    /// Received: a packet for QP0 or QP1 that does not carry exactly a MAD of 256 bytes.
+    NotAMad,
     /// Received: the destination LID is not the port's.
     ForeignLid,
     /// Received: the lane does not fit the destination queue pair (IBA 3.5.5: VL15 is for QP0 and

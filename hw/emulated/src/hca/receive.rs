@@ -4,7 +4,7 @@ use hca_api::{
     Completion, CompletionFlags, CompletionStatus, GlobalRoute, LocalMad, Privileges, QpHandle,
     QpKind, SourceAddress, SpecialQp,
 };
-use ib_wire::mad::Mad;
+use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{BthOpcode, Grh, Packet, UdFrame};
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
@@ -94,8 +94,12 @@ impl Device {
     /// Delivers a packet that is addressed to this port.
     pub(super) fn deliver_unicast(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
         let smp = datagram.dest_qp == Qpn::SMI;
+        let special = smp || datagram.dest_qp == Qpn::GSI;
         let result = if smp != (datagram.vl == Vl::MANAGEMENT) {
             Err(DropReason::WrongLane)
+        } else if special && datagram.payload.len() != MAD_SIZE {
+            // A packet too long for its receive would stop the queue pair on which all depends.
+            Err(DropReason::NotAMad)
         } else if smp {
             self.deliver_special(port, SpecialQp::Smi, datagram, PKeyIndex(0))
         } else if datagram.dest_qp == Qpn::GSI {

@@ -86,7 +86,7 @@ fn software_on_qp1_gets_the_other_classes_with_the_indices_that_matched() {
 
 /// IBA 9.6.1.1: QP1 takes any P_Key of the port and only its well-known Q_Key.
 #[test]
-fn qp1_refuses_unknown_partitions_and_other_queue_keys() {
+fn qp1_refuses_unknown_partitions_other_queue_keys_and_other_lengths() {
     let mut device = device(5);
     device.node_mut().port_mut(PORT).unwrap().pkeys = vec![PKey::new(0x8001)];
     let a = open(&mut device, PF, special(Gsi));
@@ -122,6 +122,20 @@ fn qp1_refuses_unknown_partitions_and_other_queue_keys() {
                 ..good
             },
             DropReason::ForeignGid,
+        ),
+        (
+            UdFrame {
+                payload: &[0; 260],
+                ..good
+            },
+            DropReason::NotAMad,
+        ),
+        (
+            UdFrame {
+                payload: &[0; 252],
+                ..good
+            },
+            DropReason::NotAMad,
         ),
         (
             UdFrame {
