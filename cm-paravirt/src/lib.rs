@@ -64,7 +64,7 @@
 //!
 //! A message that passes touches one bucket of an index (out only) and half a cache line of its
 //! slot. A slot has 76 bytes; an index entry 10 to 12, of which an id has one and a peer's request
-//! that waits for its handshake's end another. A VF's ids and a VF's unanswered requests are limited
+//! that waits for its handshake's end another; the timers' wheel has 130 KB once. A VF's ids and a VF's unanswered requests are limited
 //! ([`Config`]), and the indexes hash under a secret key.
 //!
 //! # What is not here

@@ -303,3 +303,45 @@ fn a_timeout_that_comes_early_changes_nothing() {
     pf.machine.handle_timeout(pf.now);
     assert_eq!(pf.machine.connections().collect::<Vec<_>>(), before);
 }
+
+#[test]
+fn a_live_id_costs_at_most_96_bytes_with_everything() {
+    let mut pf = Pf::default();
+    for id in 0..100_000_u32 {
+        let number = u16::try_from(id % 64).expect("few") + 1;
+        let peer = 0x0100_0000 + id;
+        if id % 2 == 0 {
+            pf.connect(number, id, PEER_LID, peer);
+        } else {
+            pf.accept(number, id, PEER_LID, peer);
+        }
+        // The index grows by a fifth each time; look often enough to see it at its emptiest. With
+        // fewer ids the wheel's fixed size tells.
+        let live = id as usize + 1;
+        if live >= 30_000 && live.is_multiple_of(500) {
+            let bytes = pf.machine.state_bytes();
+            assert!(bytes <= 96 * live, "{bytes} bytes for {live} ids");
+        }
+    }
+}
+
+#[test]
+fn the_view_of_a_connection_tells_what_is_known_of_it() {
+    let mut pf = Pf::default();
+    let wire = pf.accept(1, 5, PEER_LID, 77);
+    let shown = pf.machine.connections_of(vf(1)).next().expect("one");
+    assert_eq!(shown.vf_id.map(|id| id.0.get()), Some(5));
+    assert_eq!(shown.wire_id.0.get(), wire);
+    assert_eq!(shown.remote_id.map(|id| id.0.get()), Some(77));
+    assert_eq!(shown.state, State::Established);
+    assert_eq!(shown.lid.get(), PEER_LID);
+    assert_eq!(shown.gid, peer_gid(PEER_LID));
+    assert_eq!(shown.ca_guid, peer_ca(PEER_LID));
+    assert_eq!((shown.qpn.get(), shown.pkey), (77, PKEY));
+    assert_eq!(shown.remaining, None);
+    assert!(!shown.sidr && !shown.superseded);
+    pf.sends(1, message(AttributeId::CM_DREQ, 5, 77), at(PEER_LID));
+    let shown = pf.machine.connections().next().expect("one");
+    let remaining = shown.remaining.expect("a clock runs").as_secs_f64();
+    assert!((30.0..30.2).contains(&remaining), "{remaining}");
+}
