@@ -6,6 +6,8 @@
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
 //!   them in virtual time.
 
+pub mod bench;
+pub mod demo;
 mod driven;
 mod real_time;
 pub mod world;

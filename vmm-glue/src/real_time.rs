@@ -18,10 +18,10 @@ use crate::Driven;
 #[derive(Debug, Error)]
 pub enum LoopError {
     /// epoll failed.
-    #[error("the event loop failed: {0}")]
+    #[error("the event loop failed")]
     Events(#[from] event_manager::Error),
     /// A timer or an event descriptor failed.
-    #[error("a timer or event descriptor failed: {0}")]
+    #[error("a timer or event descriptor failed")]
     Descriptor(#[from] io::Error),
 }
 

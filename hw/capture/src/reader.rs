@@ -18,7 +18,7 @@ const MAX_RECORD_LEN: usize = u16::MAX as usize;
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The source failed.
-    #[error("cannot read the capture: {0}")]
+    #[error("cannot read the capture")]
     Io(#[from] io::Error),
     /// The file does not start with a pcap header of either byte order.
     #[error("not a pcap file (magic 0x{magic:08x})")]

@@ -16,7 +16,7 @@ use crate::{FrameRecord, Interface, MAX_FRAME_LEN};
 #[derive(Debug, Error)]
 pub enum WriteError {
     /// The destination failed; a full disk is [`io::ErrorKind::StorageFull`]. The capture has stopped.
-    #[error("cannot write the capture: {0}")]
+    #[error("cannot write the capture")]
     Io(#[from] io::Error),
     /// An earlier write failed, so nothing more is written: what follows would be unreadable.
     #[error("the capture stopped when an earlier write failed")]

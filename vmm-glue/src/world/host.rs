@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use emulated_hca::NodeId;
 use hca_api::{Hca, HcaError, HcaEvent};
 use ib_endpoint::{
-    Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortError, SmaError,
+    Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortError, EndPortEvent,
+    SmaError,
 };
 use ib_vtime::Instant;
 use ib_wire::PortNum;
@@ -50,6 +51,8 @@ impl Socket {
 pub struct Host {
     node: NodeId,
     pub(super) ports: Vec<EndPort>,
+    /// Events of the ports that wait to be pulled, in the order of the ports.
+    pub(super) events: Vec<VecDeque<EndPortEvent>>,
     pub(super) sockets: Vec<Socket>,
     pub(super) manager: Option<Manager>,
     trouble: Option<SmaError>,
@@ -67,9 +70,10 @@ impl Host {
                 let seed = seed.wrapping_add(u64::from(port));
                 EndPort::open(now, hca, EndPortConfig::host(PortNum(port), seed))
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             node,
+            events: ports.iter().map(|_| VecDeque::new()).collect(),
             ports,
             sockets: Vec::new(),
             manager: None,
@@ -106,14 +110,33 @@ impl Host {
         for port in &mut self.ports {
             while port.poll(now, hca) {}
         }
+        self.collect_events();
         for socket in &mut self.sockets {
             socket.poll(hca);
         }
-        let managed = self
-            .manager
-            .as_mut()
-            .is_some_and(|manager| manager.poll(now, hca));
+        let managed = self.manager.as_mut().is_some_and(|manager| {
+            let port = self.ports.get_mut(manager.port().index() - 1);
+            port.is_some_and(|port| manager.poll(now, hca, port))
+        });
         managed || self.mads_passed() != before
+    }
+
+    /// Pulls the ports' events: requests to the SA go to the manager, everything else waits for the
+    /// host's user.
+    fn collect_events(&mut self) {
+        for (port, events) in self.ports.iter_mut().zip(&mut self.events) {
+            while let Some(event) = port.poll_event() {
+                let manager = self.manager.as_mut();
+                let manager = manager.filter(|manager| manager.port() == port.port());
+                let left = match (event, manager) {
+                    (EndPortEvent::Gsi(event), Some(manager)) => {
+                        manager.take_event(event).map(EndPortEvent::Gsi)
+                    }
+                    (event, _) => Some(event),
+                };
+                events.extend(left);
+            }
+        }
     }
 
     fn take_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {

@@ -17,7 +17,7 @@ use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId, NodeKind, TapPoint, Tapped};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
 use ib_capture::{FrameRecord, Interface};
-use ib_endpoint::{DatagramQpSpec, EndPort, EndPortError};
+use ib_endpoint::{DatagramQpSpec, EndPort, EndPortError, EndPortEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use subnet_lite::SubnetConfig;
@@ -115,13 +115,21 @@ impl World {
     /// Starts a subnet manager with its SA on a host's port, in place of one that runs there.
     ///
     /// # Errors
-    /// Those of the verbs.
-    pub fn start_manager(&mut self, at: HostPortId, config: SubnetConfig) -> Result<(), HcaError> {
+    /// [`EndPortError`].
+    ///
+    /// # Panics
+    /// If the host has no such port.
+    pub fn start_manager(
+        &mut self,
+        at: HostPortId,
+        config: SubnetConfig,
+    ) -> Result<(), EndPortError> {
         self.stop_manager(at.host)?;
         let seed = self.derived_seed();
         let host = &mut self.hosts[at.host.0];
         let mut hca = physical_function(&mut self.fabric, host.node())?;
-        host.manager = Some(Manager::start(&mut hca, at.port, config, seed)?);
+        let port = &mut host.ports[at.port.index() - 1];
+        host.manager = Some(Manager::start(&mut hca, port, config, seed)?);
         Ok(())
     }
 
@@ -133,7 +141,8 @@ impl World {
         let host = &mut self.hosts[host.0];
         if let Some(manager) = host.manager.take() {
             let mut hca = physical_function(&mut self.fabric, host.node())?;
-            manager.stop(&mut hca)?;
+            let port = &mut host.ports[manager.port().index() - 1];
+            manager.stop(&mut hca, port)?;
         }
         Ok(())
     }
@@ -191,6 +200,14 @@ impl World {
     /// If the host has no such port.
     pub fn port_mut(&mut self, at: HostPortId) -> &mut EndPort {
         &mut self.hosts[at.host.0].ports[at.port.index() - 1]
+    }
+
+    /// The next event of a port. (A port's own `poll_event` gives nothing: the world pulls.)
+    ///
+    /// # Panics
+    /// If the host has no such port.
+    pub fn poll_event(&mut self, at: HostPortId) -> Option<EndPortEvent> {
+        self.hosts[at.host.0].events[at.port.index() - 1].pop_front()
     }
 
     /// A host's subnet manager.

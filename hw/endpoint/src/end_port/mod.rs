@@ -293,6 +293,12 @@ impl EndPort {
         .min()
     }
 
+    /// Which port it is.
+    #[must_use]
+    pub const fn port(&self) -> PortNum {
+        self.config.port
+    }
+
     /// The port as it was read last.
     #[must_use]
     pub const fn view(&self) -> &PortView {

@@ -1,0 +1,57 @@
+//! A large subnet, from power-on until every port is active.
+
+use std::fs;
+use std::time::Instant as WallInstant;
+
+use anyhow::{Context, ensure};
+use emulated_hca::{NodeKind, Topology};
+
+use super::Run;
+use super::subnet::bring_up;
+
+const HCAS: usize = 1000;
+/// Ports of each switch; a three-level tree of them has room for 1,024 adapters.
+const RADIX: u8 = 16;
+
+/// What is measured, for people.
+pub(super) fn setup() -> String {
+    format!(
+        "{HCAS} HCAs under a three-level fat tree of {RADIX}-port switches, until all are active"
+    )
+}
+
+pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
+    let began = WallInstant::now();
+    let (world, hosts) = bring_up(&Topology::fat_tree(RADIX, HCAS), 1, seed)?;
+    let elapsed = began.elapsed();
+    let fabric = world.fabric();
+    let adapters = fabric
+        .nodes()
+        .filter(|(_, kind)| *kind == NodeKind::ChannelAdapter);
+    let active = adapters
+        .filter_map(|(node, _)| fabric.port(node.port(1)))
+        .filter(|port| port.state == hca_api::PortState::Active && port.lid.is_unicast())
+        .count();
+    ensure!(active == HCAS, "{active} of {HCAS} HCAs are active");
+    let manager = world.manager(hosts[0]).context("the manager is gone")?;
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    let smps = manager.sm.mad_counters().sent as f64;
+    Ok(Run {
+        ops: 1,
+        figures: vec![
+            ("wall ms", elapsed.as_secs_f64() * 1e3),
+            ("virtual ms", world.now().as_nanos() as f64 / 1e6),
+            ("SMPs sent", smps),
+            ("peak memory MiB", peak_memory_mib()?),
+        ],
+    })
+}
+
+/// The most memory that this process ever had resident (`VmHWM`).
+fn peak_memory_mib() -> anyhow::Result<f64> {
+    let status = fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next());
+    let kib: f64 = kib.context("no VmHWM in /proc/self/status")?.parse()?;
+    Ok(kib / 1024.0)
+}

@@ -1,0 +1,62 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use vhca::bench::Case;
+
+/// Virtual InfiniBand HCAs.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Bring an emulated subnet up and let its hosts talk.
+    Demo(DemoArgs),
+    /// Measure.
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Seed of everything random; in virtual time the same seed gives the same packets.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print JSON lines: one object for each step, then a summary.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write every packet on every link to this file, for Wireshark.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Run by the wall clock instead of in virtual time.
+    #[arg(long)]
+    pub(crate) realtime: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Only this case; can be given more than once.
+    #[arg(long = "case", value_name = "CASE")]
+    pub(crate) cases: Vec<Case>,
+    /// Runs of each case; the median is printed with minimum and maximum.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) runs: u32,
+    /// Print one JSON object for each case.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl BenchArgs {
+    /// The cases to run.
+    pub(crate) fn cases(&self) -> Vec<Case> {
+        if self.cases.is_empty() {
+            Case::ALL.to_vec()
+        } else {
+            self.cases.clone()
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What the demo reports: the same facts as lines of text or as JSON lines.
+
+use std::fmt;
+
+use ib_vtime::{Duration, Instant};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+/// Named facts in the order in which they are told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts(Vec<(&'static str, Value)>);
+
+impl Facts {
+    /// No facts yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a number or a truth.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.0.push((name, value.into()));
+        self
+    }
+
+    /// Adds a value as it is printed.
+    #[must_use]
+    pub fn show(self, name: &'static str, value: impl fmt::Display) -> Self {
+        self.with(name, value.to_string())
+    }
+
+    /// Adds a duration in milliseconds.
+    #[must_use]
+    pub fn millis(self, name: &'static str, duration: Duration) -> Self {
+        self.with(name, milliseconds(duration))
+    }
+
+    /// Adds a list of values as they are printed.
+    #[must_use]
+    pub fn list<T: fmt::Display>(
+        self,
+        name: &'static str,
+        values: impl IntoIterator<Item = T>,
+    ) -> Self {
+        let values: Vec<Value> = values
+            .into_iter()
+            .map(|value| value.to_string().into())
+            .collect();
+        self.with(name, values)
+    }
+
+    /// A fact by its name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        let (_, value) = self.0.iter().find(|(known, _)| *known == name)?;
+        Some(value)
+    }
+}
+
+impl Serialize for Facts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl fmt::Display for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "  " };
+            write!(f, "{separator}{name}=")?;
+            write_value(f, value)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_value(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
+    match value {
+        Value::String(text) => f.write_str(text),
+        Value::Array(values) => values.iter().enumerate().try_for_each(|(i, value)| {
+            f.write_str(if i == 0 { "" } else { "," })?;
+            write_value(f, value)
+        }),
+        other => write!(f, "{other}"),
+    }
+}
+
+/// How one step went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// The step's name.
+    pub step: &'static str,
+    /// Whether everything came as it should.
+    pub ok: bool,
+    /// When it began, in milliseconds of the demo's clock.
+    pub at_ms: f64,
+    /// How long it took on that clock, in milliseconds.
+    pub took_ms: f64,
+    /// What was seen; of a failed step, nothing.
+    #[serde(skip_serializing_if = "facts_are_empty")]
+    pub facts: Facts,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+fn facts_are_empty(facts: &Facts) -> bool {
+    facts.0.is_empty()
+}
+
+impl StepReport {
+    /// The report of a step that began and ended at these times.
+    #[must_use]
+    pub fn new(
+        step: &'static str,
+        began: Instant,
+        ended: Instant,
+        outcome: Result<Facts, String>,
+    ) -> Self {
+        let (facts, error) = match outcome {
+            Ok(facts) => (facts, None),
+            Err(error) => (Facts::new(), Some(error)),
+        };
+        Self {
+            step,
+            ok: error.is_none(),
+            at_ms: milliseconds(began - Instant::ZERO),
+            took_ms: milliseconds(ended - began),
+            facts,
+            error,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "2^53 nanoseconds are 104 days")]
+pub(super) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_nanos() as f64 / 1e6
+}
+
+impl fmt::Display for StepReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.ok { "ok    " } else { "FAILED" };
+        write!(
+            f,
+            "{verdict} {:<16} at {:>11.3} ms, took {:>11.3} ms: ",
+            self.step, self.at_ms, self.took_ms
+        )?;
+        match &self.error {
+            Some(error) => f.write_str(error),
+            None => self.facts.fmt(f),
+        }
+    }
+}
+
+/// How the whole demo went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Whether every step went well.
+    pub ok: bool,
+    /// Steps that were run.
+    pub steps: usize,
+    /// The step that failed; the demo ends with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<&'static str>,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// `virtual` or `real`.
+    pub clock: &'static str,
+    /// Milliseconds on that clock.
+    pub took_ms: f64,
+    /// Frames written to the capture file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub captured_frames: Option<u64>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.failed {
+            None => write!(f, "all {} steps passed", self.steps)?,
+            Some(step) => write!(f, "step {} of the demo FAILED: {step}", self.steps)?,
+        }
+        write!(
+            f,
+            " in {:.3} ms of {} time, seed {}",
+            self.took_ms, self.clock, self.seed
+        )?;
+        match self.captured_frames {
+            Some(frames) => write!(f, ", {frames} frames captured"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts::new()
+            .with("ports", 5)
+            .show("lid", ib_wire::Lid::new(3))
+            .list("lids", [1, 2])
+    }
+
+    #[test]
+    fn a_step_that_passed_prints_its_facts_in_order() {
+        let report = StepReport::new(
+            "subnet-up",
+            Instant::from_millis(1),
+            Instant::from_millis(3),
+            Ok(facts()),
+        );
+        assert_eq!(
+            report.to_string(),
+            "ok     subnet-up        at       1.000 ms, took       2.000 ms: \
+             ports=5  lid=0x0003  lids=1,2"
+        );
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"step":"subnet-up","ok":true,"at_ms":1.0,"took_ms":2.0,"facts":{"ports":5,"lid":"0x0003","lids":["1","2"]}}"#
+        );
+    }
+
+    #[test]
+    fn a_step_that_failed_prints_why() {
+        let failure = Err("no answer".to_owned());
+        let report = StepReport::new("path-query", Instant::ZERO, Instant::ZERO, failure);
+        assert!(report.to_string().starts_with("FAILED path-query"));
+        assert!(report.to_string().ends_with(": no answer"));
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"step":"path-query","ok":false,"at_ms":0.0,"took_ms":0.0,"error":"no answer"}"#
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! Where the demo's steps act: the subnet, the clock that drives it, and ways to wait for what
+//! should happen.
+
+use std::fmt;
+use std::io::Write;
+
+use hca_api::HcaError;
+use ib_capture::Writer;
+use ib_endpoint::cm::{CmError, CmEvent};
+use ib_endpoint::sa_client::{StandingId, Wish};
+use ib_endpoint::{Datagram, EndPortError, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};
+use ib_vtime::{Duration, Instant};
+use ib_wire::sa::PathRecord;
+use ib_wire::{Gid, GidIndex, Lid};
+
+use super::network::{NamedPort, Network};
+use super::{Clock, DemoError, Facts, Options};
+use crate::world::{Outcome, World};
+use crate::{LoopError, RunEnd, Runner};
+
+/// Time within which anything on this small subnet should happen.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+/// Why a step did not succeed.
+#[derive(Debug)]
+pub(super) enum StepError {
+    /// What should have happened did not.
+    Failed(String),
+    /// The demo itself cannot go on.
+    Host(DemoError),
+}
+
+/// What a step gives.
+pub(super) type StepResult<T = Facts> = Result<T, StepError>;
+
+impl StepError {
+    pub(super) fn failed(why: impl fmt::Display) -> Self {
+        Self::Failed(why.to_string())
+    }
+}
+
+impl From<LoopError> for StepError {
+    fn from(error: LoopError) -> Self {
+        Self::Host(error.into())
+    }
+}
+
+impl From<HcaError> for StepError {
+    fn from(error: HcaError) -> Self {
+        Self::Failed(format!("the adapter refused a call: {error}"))
+    }
+}
+
+impl From<EndPortError> for StepError {
+    fn from(error: EndPortError) -> Self {
+        Self::Failed(format!("a port could not be opened: {error}"))
+    }
+}
+
+impl From<CmError> for StepError {
+    fn from(error: CmError) -> Self {
+        Self::Failed(format!("the connection manager refused a call: {error}"))
+    }
+}
+
+/// Fails a step with a reason unless a condition holds.
+pub(super) fn ensure(holds: bool, why: impl FnOnce() -> String) -> StepResult<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(StepError::Failed(why()))
+    }
+}
+
+/// What drives the world.
+enum Pace {
+    Virtual(Box<World>),
+    Real(Box<Runner<World>>),
+}
+
+impl Pace {
+    fn world(&mut self) -> Result<&mut World, LoopError> {
+        match self {
+            Self::Virtual(world) => Ok(world),
+            Self::Real(runner) => runner.driven(),
+        }
+    }
+
+    /// Runs until the condition holds; `false` if it did not within `limit`.
+    fn run_until(
+        &mut self,
+        limit: Duration,
+        condition: impl FnMut(&mut World) -> bool,
+    ) -> StepResult<bool> {
+        let reached = match self {
+            Self::Virtual(world) => match world.run_until(limit, condition) {
+                Outcome::Reached => true,
+                Outcome::TimedOut => false,
+                Outcome::LiveLock => return Err(StepError::failed("live-lock")),
+            },
+            Self::Real(runner) => runner.run_until(limit, condition)? == RunEnd::Reached,
+        };
+        Ok(reached)
+    }
+}
+
+/// The stage. See the [module](self).
+pub(super) struct Stage {
+    pace: Pace,
+    capture: Option<Writer<Box<dyn Write>>>,
+    pub(super) network: Network,
+    /// Wishes that the SA keeps and that must survive its restart.
+    pub(super) wishes: Vec<(NamedPort, StandingId)>,
+    /// The group that the multicast step made.
+    pub(super) group: Option<Lid>,
+}
+
+impl Stage {
+    pub(super) fn new(options: Options) -> Result<Self, DemoError> {
+        let (mut world, network) = Network::build(options.seed)?;
+        let capture = options.capture.map(Writer::new).transpose()?;
+        if capture.is_some() {
+            world.capture();
+        }
+        Ok(Self {
+            pace: match options.clock {
+                Clock::Virtual => Pace::Virtual(Box::new(world)),
+                Clock::Real => Pace::Real(Box::new(Runner::new(world)?)),
+            },
+            capture,
+            network,
+            wishes: Vec::new(),
+            group: None,
+        })
+    }
+
+    pub(super) fn world(&mut self) -> Result<&mut World, LoopError> {
+        self.pace.world()
+    }
+
+    pub(super) fn now(&mut self) -> Result<Instant, LoopError> {
+        Ok(self.world()?.now())
+    }
+
+    /// Finishes the capture and gives the number of its frames.
+    pub(super) fn finish(self) -> Result<Option<u64>, DemoError> {
+        let Some(writer) = self.capture else {
+            return Ok(None);
+        };
+        let frames = writer.frames();
+        writer.finish()?;
+        Ok(Some(frames))
+    }
+
+    /// Runs until `find` finds something, for at most `limit`.
+    pub(super) fn find<T>(
+        &mut self,
+        limit: Duration,
+        mut find: impl FnMut(&mut World) -> Option<T>,
+    ) -> StepResult<Option<T>> {
+        let mut found = None;
+        let mut written = Ok(());
+        let capture = &mut self.capture;
+        self.pace.run_until(limit, |world| {
+            if let Some(writer) = capture {
+                while let Some(frame) = world.poll_frame() {
+                    written = writer.write_record(&frame);
+                    if written.is_err() {
+                        return true;
+                    }
+                }
+            }
+            found = find(world);
+            found.is_some()
+        })?;
+        match written {
+            Ok(()) => Ok(found),
+            Err(error) => Err(StepError::Host(error.into())),
+        }
+    }
+
+    /// Waits until `find` finds something, and fails the step if that takes too long.
+    pub(super) fn wait_for<T>(
+        &mut self,
+        what: &str,
+        find: impl FnMut(&mut World) -> Option<T>,
+    ) -> StepResult<T> {
+        self.find(SOON, find)?
+            .ok_or_else(|| StepError::Failed(format!("{what}: not within {SOON:?}")))
+    }
+
+    /// Lets time pass.
+    pub(super) fn pass(&mut self, duration: Duration) -> StepResult<()> {
+        self.find(duration, |_| None::<()>).map(|_| ())
+    }
+
+    /// Waits for an event of a port. Events before it are forgotten, but named if the step fails.
+    pub(super) fn wait_event<T>(
+        &mut self,
+        at: NamedPort,
+        what: &str,
+        mut pick: impl FnMut(&EndPortEvent) -> Option<T>,
+    ) -> StepResult<T> {
+        let mut others = Vec::new();
+        let found = self.find(SOON, |world| {
+            while let Some(event) = world.poll_event(at.at) {
+                let picked = pick(&event);
+                if picked.is_some() {
+                    return picked;
+                }
+                others.push(event);
+            }
+            None
+        })?;
+        found.ok_or_else(|| {
+            StepError::Failed(format!(
+                "{what} at {}: not within {SOON:?}; instead: {others:?}",
+                at.name
+            ))
+        })
+    }
+
+    /// Waits for an event of a connection.
+    pub(super) fn wait_cm<T>(
+        &mut self,
+        at: NamedPort,
+        what: &str,
+        mut pick: impl FnMut(&CmEvent) -> Option<T>,
+    ) -> StepResult<T> {
+        self.wait_event(at, what, |event| match event {
+            EndPortEvent::Cm(event) => pick(event),
+            _ => None,
+        })
+    }
+
+    /// Asks the SA.
+    pub(super) fn query(
+        &mut self,
+        at: NamedPort,
+        what: &str,
+        request: SaRequest,
+    ) -> StepResult<SaAnswer> {
+        let world = self.world()?;
+        let now = world.now();
+        let port = world.port_mut(at.at);
+        let asked = port.query(now, request);
+        let answer: Result<SaAnswer, SaError> = self.wait_event(at, what, |event| match event {
+            EndPortEvent::Sa(SaEvent::Answered { query, result }) if *query == asked => {
+                Some(result.clone())
+            }
+            _ => None,
+        })?;
+        answer.map_err(|error| StepError::Failed(format!("{what}: {error}")))
+    }
+
+    /// The path between two ports, as the SA knows it.
+    pub(super) fn path(&mut self, from: NamedPort, to: NamedPort) -> StepResult<PathRecord> {
+        let world = self.world()?;
+        let [sgid, dgid] = [from, to].map(|port| gid(world, port));
+        let request = SaRequest::path_by_gids(sgid, dgid, None);
+        let answer = self.query(from, "path query", request)?;
+        answer
+            .record()
+            .ok_or_else(|| StepError::failed("the SA's answer has no path record"))
+    }
+
+    /// Makes a standing wish and waits until it is granted.
+    pub(super) fn wish(&mut self, at: NamedPort, what: &str, wish: Wish) -> StepResult<SaAnswer> {
+        let world = self.world()?;
+        let now = world.now();
+        let port = world.port_mut(at.at);
+        let made = port.wish(now, wish);
+        self.wishes.push((at, made));
+        let granted: Result<SaAnswer, SaError> =
+            self.wait_event(at, what, |event| match event {
+                EndPortEvent::Sa(SaEvent::Granted { standing, answer }) if *standing == made => {
+                    Some(Ok(answer.clone()))
+                }
+                EndPortEvent::Sa(SaEvent::Refused {
+                    standing, error, ..
+                }) if *standing == made => Some(Err(*error)),
+                _ => None,
+            })?;
+        granted.map_err(|error| StepError::Failed(format!("{what}: {error}")))
+    }
+
+    /// Waits for the next datagram at a port's socket, for at most `limit`.
+    pub(super) fn receive_datagram(
+        &mut self,
+        at: NamedPort,
+        limit: Duration,
+    ) -> StepResult<Option<Datagram>> {
+        self.find(limit, |world| world.socket_mut(at.socket).receive())
+    }
+}
+
+/// A port's own GID.
+pub(super) fn gid(world: &World, port: NamedPort) -> Gid {
+    let view = world.port(port.at).view();
+    view.gid(GidIndex(0)).unwrap_or(Gid::NONE)
+}

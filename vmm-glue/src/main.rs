@@ -1,0 +1,81 @@
+//! The `vhca` command.
+
+mod cli;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use serde::Serialize;
+use vhca::bench;
+use vhca::demo::{self, Clock, DemoError};
+
+use crate::cli::{BenchArgs, Cli, Command, DemoArgs};
+
+fn main() -> ExitCode {
+    env_logger::init();
+    let outcome = match Cli::parse().command {
+        Command::Demo(args) => demo(&args),
+        Command::Bench(args) => bench(&args).map(|()| true),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("vhca: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the demo and tells whether every step went well.
+fn demo(args: &DemoArgs) -> anyhow::Result<bool> {
+    let capture: Option<Box<dyn Write>> = match &args.capture {
+        None => None,
+        Some(path) => {
+            let file = File::create(path)
+                .with_context(|| format!("cannot create the capture file {}", path.display()))?;
+            Some(Box::new(BufWriter::new(file)))
+        }
+    };
+    let options = demo::Options {
+        seed: args.seed,
+        clock: if args.realtime {
+            Clock::Real
+        } else {
+            Clock::Virtual
+        },
+        capture,
+    };
+    let summary = demo::run(options, &mut |report| print(args.json, report));
+    let summary = match (summary, &args.capture) {
+        (Err(error @ DemoError::Capture(_)), Some(path)) => {
+            Err(error).with_context(|| format!("capture file {}", path.display()))
+        }
+        (summary, _) => summary.context("the demo was cut short"),
+    }?;
+    print(args.json, &summary).context("cannot print")?;
+    Ok(summary.ok)
+}
+
+fn bench(args: &BenchArgs) -> anyhow::Result<()> {
+    for case in args.cases() {
+        let result = bench::run(case, args.runs).with_context(|| format!("case {case}"))?;
+        print(args.json, &result).context("cannot print")?;
+    }
+    Ok(())
+}
+
+/// Prints a report as a line of text or as a line of JSON.
+fn print<T: Serialize + std::fmt::Display>(json: bool, report: &T) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, report)?;
+        writeln!(out)?;
+    } else {
+        writeln!(out, "{report}")?;
+    }
+    out.flush()
+}

@@ -1,0 +1,81 @@
+//! The command line as a user meets it: output, exit status and messages.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn vhca(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect()
+}
+
+#[test]
+fn the_demo_passes_and_prints_a_line_for_each_step() {
+    let output = vhca(&["demo"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+    let (steps, summary) = text.trim_end().rsplit_once('\n').expect("several lines");
+    assert!(summary.starts_with("all "), "{summary}");
+    assert!(steps.lines().all(|line| line.starts_with("ok ")), "{steps}");
+}
+
+#[test]
+fn the_demos_json_has_the_same_steps_and_a_summary() {
+    let lines = json_lines(&vhca(&["demo", "--json"]));
+    let (summary, steps) = lines.split_last().expect("lines");
+    assert_eq!(summary["ok"], true);
+    assert_eq!(summary["steps"], steps.len());
+    assert!(steps.iter().all(|step| step["ok"] == true));
+    let text = vhca(&["demo"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for (step, line) in steps.iter().zip(text.lines()) {
+        assert_eq!(step["step"].as_str(), line.split_whitespace().nth(1));
+    }
+}
+
+#[test]
+fn wrong_arguments_point_to_the_help_and_exit_with_2() {
+    for arguments in [
+        &[][..],
+        &["fly"],
+        &["demo", "--sed", "1"],
+        &["demo", "--seed", "-1"],
+        &["bench", "--case", "nothing"],
+        &["bench", "--runs", "0"],
+    ] {
+        let output = vhca(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains("help"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_capture_file_that_cannot_be_made_is_named_with_the_reason() {
+    let output = vhca(&["demo", "--capture", "/nonexistent/demo.pcap"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("/nonexistent/demo.pcap"), "{message}");
+    assert!(message.contains("No such file"), "{message}");
+}
+
+#[test]
+fn a_full_disk_ends_the_demo_with_the_files_name_and_the_reason() {
+    let output = vhca(&["demo", "--capture", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("/dev/full"), "{message}");
+    assert!(message.contains("No space left"), "{message}");
+}
