@@ -30,9 +30,10 @@
 //! # Who may say what
 //!
 //! A message for a wire id must carry the id that the peer has shown (REP and MRA show it, a REQ
-//! does from the start) and come from the peer's LID, the LID of its alternate path, or behind a
-//! GRH with its GID. A VF may answer a request only if no sibling got it. REQ, REP, LAP and SIDR_REQ
-//! are compared with what the PF knows of the VF ([`VfIdentity`]).
+//! does from the start) and come from the peer's LID, the LID of its alternate path, or, if the
+//! exchange's first message had a GRH, with its GID: routers have more LIDs than one. A VF may answer
+//! a request only if no sibling got it. REQ, REP, LAP and SIDR_REQ are compared with what the PF
+//! knows of the VF ([`VfIdentity`]).
 //!
 //! # States
 //!

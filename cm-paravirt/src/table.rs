@@ -475,15 +475,16 @@ impl Table {
     // The peer's address.
 
     /// Whether a message comes from where the slot's peer is known to be: its LID, the one of its
-    /// alternate path, or behind a GRH with its GID.
+    /// alternate path, or, if the exchange goes through routers, its GID.
     pub(crate) fn is_from_peer(&self, slot: u32, from: &PeerAddress) -> bool {
         let hot = self.store.hot(slot);
         (hot.lid == from.lid && hot.port == from.port)
             || hot.lid == Lid::NONE
             || (hot.alternate_lid == from.lid && from.lid != Lid::NONE)
-            || from
-                .gid
-                .is_some_and(|gid| !gid.is_none() && gid == self.store.cold(slot).gid)
+            || (hot.has(Flags::GLOBAL)
+                && from
+                    .gid
+                    .is_some_and(|gid| !gid.is_none() && gid == self.store.cold(slot).gid))
     }
 
     /// Remembers where a message of the slot's peer came from, if that was forgotten.

@@ -155,13 +155,17 @@ fn c087_before_the_peer_has_shown_its_id_only_an_answer_to_the_req_passes() {
 }
 
 #[test]
-fn c087_a_peer_behind_routers_is_known_by_its_gid() {
-    let mut pf = Pf::default();
-    let wire = pf.connect(1, 5, PEER_LID, 77);
-    let mut from = at(STRANGER_LID);
-    from.gid = Some(peer_gid(PEER_LID));
-    pf.rx(message(AttributeId::CM_DREQ, 77, wire), from)
-        .into_vf(1);
+fn c087_a_peer_behind_routers_is_known_by_its_gid_and_one_in_the_subnet_is_not() {
+    for (first, expected) in [(Some(peer_gid(PEER_LID)), true), (None, false)] {
+        let mut pf = Pf::default();
+        let mut to = at(PEER_LID);
+        to.gid = first;
+        let wire = pf.sends(1, vf_req(1, 5, PEER_LID), to);
+        let mut from = at(STRANGER_LID);
+        from.gid = Some(peer_gid(PEER_LID));
+        let verdict = pf.rx(rep(77, wire, peer_ca(PEER_LID)), from);
+        assert_eq!(matches!(verdict, Rx::Vf(1, _)), expected);
+    }
 }
 
 #[test]
