@@ -191,3 +191,87 @@ impl Frame {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ib_wire::packet::UdFrame;
+    use ib_wire::{PKey, Psn, QKey, Sl, Vl};
+
+    use super::*;
+
+    fn frame() -> Frame {
+        let mut buffer = [0; 512];
+        let len = UdFrame {
+            vl: Vl::default(),
+            sl: Sl::default(),
+            slid: Lid::new(1),
+            dlid: Lid::new(2),
+            grh: None,
+            pkey: PKey::DEFAULT_FULL,
+            dest_qp: Qpn::SMI,
+            src_qp: Qpn::SMI,
+            qkey: QKey::SMI,
+            psn: Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload: &[7; MAD_SIZE],
+        }
+        .write(&mut buffer)
+        .unwrap();
+        Frame::new(&buffer[..len])
+    }
+
+    fn checks(frame: &Frame) -> (bool, bool) {
+        // From the bytes alone, whatever the frame remembers.
+        let mut fresh = Frame::new(frame.bytes());
+        (fresh.vcrc_matches(), fresh.icrc_matches())
+    }
+
+    #[test]
+    fn damage_on_the_wire_breaks_the_vcrc_and_damage_inside_only_the_icrc() {
+        let mut on_wire = frame();
+        assert!(on_wire.vcrc_matches() && on_wire.icrc_matches());
+        on_wire.damage(|bytes| bytes[100] ^= 1);
+        assert!(!on_wire.vcrc_matches() && !on_wire.icrc_matches());
+        let mut inside = frame();
+        inside.damage_inside(|bytes| bytes[100] ^= 1);
+        assert_eq!(checks(&inside), (true, false));
+        assert!(inside.vcrc_matches() && !inside.icrc_matches());
+    }
+
+    #[test]
+    fn a_clone_keeps_its_bytes_when_the_other_changes() {
+        let original = frame();
+        let mut copy = original.clone();
+        copy.rewrite_variant(|lrh| lrh.set_vl(Vl::from_low_bits(3)));
+        assert_eq!(original.lrh().map(|lrh| lrh.vl().get()), Some(0));
+        assert_eq!(copy.lrh().map(|lrh| lrh.vl().get()), Some(3));
+        assert_eq!(checks(&original), (true, true));
+        assert_eq!(checks(&copy), (true, true));
+    }
+
+    #[test]
+    fn an_smp_written_into_a_frame_has_right_checksums() {
+        let mut frame = frame();
+        let mut mad = frame.smp().unwrap();
+        mad.data = [9; MAD_SIZE - 24];
+        frame.set_smp(&mad, Lid::new(3), Lid::new(4));
+        assert_eq!(checks(&frame), (true, true));
+        assert_eq!(frame.smp().unwrap(), mad);
+        let lrh = frame.lrh().unwrap();
+        assert_eq!((lrh.slid, lrh.dlid), (Lid::new(3), Lid::new(4)));
+    }
+
+    #[test]
+    fn bytes_that_are_no_packet_have_no_headers_and_no_right_checksums() {
+        for bytes in [&[][..], &[0], &[0; 7], &[0xff; 20]] {
+            let mut frame = Frame::new(bytes);
+            assert!(!frame.vcrc_matches());
+            assert!(frame.bth().is_none());
+            assert!(frame.smp().is_none());
+            frame.damage(|_| {});
+            frame.damage_inside(|_| {});
+            frame.rewrite_variant(|_| {});
+        }
+    }
+}

@@ -25,24 +25,25 @@ impl<D: EndNode> Fabric<D> {
         self.node_mut(at.node).port_mut(at.port)
     }
 
-    /// Starts training a link that is down, if the cable is plugged in and both ports look for a
-    /// partner.
+    /// Starts training a link that is down, if the cable is plugged in and one port looks for the
+    /// other, which is not disabled.
     pub(super) fn start_training(&mut self, link: LinkId) {
         let entry = &self.links[link.index()];
         if entry.up || entry.cable == LinkState::Down {
             return;
         }
         let (training, epoch) = (entry.config.training, entry.epoch);
-        let looking = |port: Option<&PhysicalPort>| {
-            port.is_some_and(|port| {
-                matches!(
-                    port.physical_state,
-                    PhysicalState::Polling | PhysicalState::Training
-                )
-            })
-        };
         let ends = self.ends(link);
-        if !ends.iter().all(|end| looking(self.port(*end))) {
+        let state = |end| self.port(end).map(|port| port.physical_state);
+        let looks = |end| {
+            matches!(
+                state(end),
+                Some(PhysicalState::Polling | PhysicalState::Training)
+            )
+        };
+        // A sleeping port wakes when its partner looks for it (IBA volume 2, link training).
+        let wakes = |end| looks(end) || state(end) == Some(PhysicalState::Sleep);
+        if !ends.iter().any(|end| looks(*end)) || !ends.iter().all(|end| wakes(*end)) {
             return;
         }
         for end in ends {

@@ -183,3 +183,68 @@ pub(crate) const fn data_rate(width: LinkWidth, speed: LinkSpeed, extended: Link
         None => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ib_wire::Guid;
+
+    use super::*;
+    use crate::{HcaConfig, Node};
+
+    fn port(change: impl FnOnce(&mut PhysicalPort)) -> PhysicalPort {
+        let mut node = Node::channel_adapter(&HcaConfig::new(Guid::new(1), "host"));
+        let port = node.port_mut(PortNum(1)).unwrap();
+        change(port);
+        port.clone()
+    }
+
+    #[test]
+    fn a_link_takes_the_widest_and_fastest_that_both_ports_and_the_cable_have() {
+        let all = LinkConfig::default();
+        let fast = port(|_| {});
+        assert_eq!(
+            negotiate(&fast, &fast, &all),
+            Some((LinkWidth::X4, LinkSpeed::QDR, LinkSpeedExt::FDR))
+        );
+        let narrow = port(|port| port.width_enabled = LinkWidth::X1);
+        let slow = port(|port| {
+            port.speed_enabled = LinkSpeed::SDR;
+            port.extended_speed_enabled = LinkSpeedExt::NONE;
+        });
+        assert_eq!(
+            negotiate(&narrow, &slow, &all),
+            Some((LinkWidth::X1, LinkSpeed::SDR, LinkSpeedExt::NONE))
+        );
+        let copper = LinkConfig {
+            extended_speeds: LinkSpeedExt::NONE,
+            speeds: LinkSpeed::DDR,
+            ..all
+        };
+        assert_eq!(
+            negotiate(&fast, &fast, &copper),
+            Some((LinkWidth::X4, LinkSpeed::DDR, LinkSpeedExt::NONE))
+        );
+    }
+
+    #[test]
+    fn ports_without_a_common_width_have_no_link() {
+        let narrow = port(|port| port.width_enabled = LinkWidth::X1);
+        let wide = port(|port| port.width_enabled = LinkWidth::X4);
+        assert_eq!(negotiate(&narrow, &wide, &LinkConfig::default()), None);
+    }
+
+    #[test]
+    fn data_rates_are_those_behind_the_line_code() {
+        let none = LinkSpeedExt::NONE;
+        assert_eq!(data_rate(LinkWidth::X1, LinkSpeed::SDR, none), 2_000);
+        assert_eq!(data_rate(LinkWidth::X4, LinkSpeed::QDR, none), 32_000);
+        assert_eq!(
+            data_rate(LinkWidth::X4, LinkSpeed::QDR, LinkSpeedExt::FDR),
+            54_544
+        );
+        assert_eq!(
+            data_rate(LinkWidth::X12, LinkSpeed::QDR, LinkSpeedExt::EDR),
+            300_000
+        );
+    }
+}

@@ -246,3 +246,18 @@ fn a_port_set_to_down_goes_to_initialize_at_both_ends_with_the_link_up() {
         assert_eq!(port.physical_state, hca_api::PhysicalState::LinkUp);
     }
 }
+
+#[test]
+fn a_port_that_falls_asleep_wakes_when_its_partner_polls() {
+    let mut chain = Chain::up(LinkConfig::default());
+    let (a, cable) = (chain.a, chain.links[1]);
+    chain.bench.change_port(a, PATHS[0], 2, |info| {
+        info.set_link_down_default(ib_wire::smp::LinkDownDefaultState::SLEEP);
+    });
+    let near = chain.switches[0].port(2);
+    let physical = |chain: &Chain| chain.bench.port(near).physical_state;
+    chain.bench.fabric.set_link(cable, LinkState::Down);
+    assert_eq!(physical(&chain), hca_api::PhysicalState::Sleep);
+    chain.bench.fabric.set_link(cable, LinkState::Up);
+    assert_eq!(physical(&chain), hca_api::PhysicalState::LinkUp);
+}
