@@ -13,7 +13,8 @@
 //!   whatever the link does; a multicast packet goes both out and to the groups' local queue pairs.
 //! * A proxy queue pair's peer is its tunnel queue pair, found by function and port, never by
 //!   anything in the packet. No other queue pair reaches either, whatever keys it guesses. The
-//!   tunnel works in every port state and with messages of up to 4096 bytes.
+//!   tunnel works in every port state and with messages of up to 4096 bytes. One that is longer than
+//!   the tunnel queue pair's receive fails that receive and not the queue pair.
 //! * A VF's datagrams obey its virtual port: they are discarded unless it is active, carry the
 //!   VF's own GID, and P_Keys come from its virtual table.
 

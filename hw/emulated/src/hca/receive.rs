@@ -361,6 +361,7 @@ impl Device {
             _ => qp.pd,
         };
         let qpn = qp.numbers.external;
+        let from_guest = matches!(qp.kind, QpKind::Tunnel { .. });
         let len = GRH_SPACE + arrival.payload.len();
         let head = arrival.grh.map_or(&NO_GRH[..], IntoBytes::as_bytes);
         let scatter = receive.scatter.as_slice();
@@ -375,7 +376,11 @@ impl Device {
         };
         if status != CompletionStatus::Success {
             state.complete_failed(to.index, Side::Receive, receive.wr_id, status);
-            return state.enter_error(to.index);
+            // A guest chooses how long a message is, and shall not stop the physical function's end.
+            if !(from_guest && status == CompletionStatus::LocalLength) {
+                state.enter_error(to.index);
+            }
+            return;
         }
         let completion = Completion {
             wr_id: receive.wr_id,

@@ -45,6 +45,25 @@ fn a_proxy_and_its_tunnel_exchange_messages_with_the_port_down() {
     assert_eq!(done.source.unwrap().src_qpn, t.numbers.real);
 }
 
+/// Statement 6: a message that is too long costs a receive, and the tunnel goes on.
+#[test]
+fn a_guest_cannot_stop_its_tunnel_with_a_message_that_is_too_long() {
+    let mut device = device(5);
+    add_vf(&mut device, VF1);
+    let p = open(&mut device, VF1, proxy(Gsi));
+    let t = open(&mut device, PF, tunnel(VF1, Gsi));
+    t.post_recv(&mut device, 1);
+    t.post_recv(&mut device, 2);
+    p.send(&mut device, None, &[7; 4096]).unwrap();
+    assert_eq!(
+        t.outcomes(&mut device),
+        [(1, CompletionStatus::LocalLength)]
+    );
+    assert_eq!(t.state(&mut device), QpState::ReadyToSend);
+    p.send(&mut device, None, &[7; 312]).unwrap();
+    assert_eq!(t.outcomes(&mut device), [(2, CompletionStatus::Success)]);
+}
+
 /// Statement 77: only the tunnel partner reaches a proxy, and nobody else a tunnel QP, whatever
 /// number and key a sender writes.
 #[test]
