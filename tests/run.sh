@@ -48,12 +48,36 @@ install_rust_components() {
     rustup component add rustfmt clippy
 }
 
+# The README's main command, with a capture that tshark must find flawless.
+demo() {
+    local dir verdict
+    dir=$(mktemp -d) || return 1
+    verdict=0
+    cargo run --release --locked -- demo --capture "$dir/demo.pcap" &&
+        flawless "$dir/demo.pcap" || verdict=1
+    rm -r "$dir"
+    return "$verdict"
+}
+
+# Whether tshark has nothing against a capture. Of a length that contradicts the LRH it tells in the text
+# of the line only, where no display filter sees it.
+flawless() {
+    local errors='_ws.malformed || _ws.expert.severity == error' flaws
+    flaws=$(tshark -r "$1" -Y "$errors" && tshark -r "$1" | sed -n '/Malformed/p') || return 1
+    if [[ -n $flaws ]]; then
+        printf 'tshark finds flaws in the capture:\n%s\n' "$flaws" | sed -n 1,20p
+        return 1
+    fi
+    echo "tshark finds no flaw in the capture"
+}
+
 step "programs" install_programs
 step "rust components" install_rust_components
 step "format" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 step "tests" cargo test --workspace --locked --no-fail-fast
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+step "demo" demo
 
 echo
 if ((${#failed[@]})); then

@@ -3,6 +3,7 @@
 mod checksums;
 mod fields;
 
+use std::fs;
 use std::io::Write;
 use std::process::Command;
 
@@ -12,6 +13,7 @@ use ib_vtime::Instant;
 use ib_wire::packet::{Grh, UdFrame};
 use ib_wire::{Gid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use tempfile::NamedTempFile;
+use vhca::demo::{self, Clock};
 
 /// A capture file on disk, for tshark to read.
 struct Capture {
@@ -88,6 +90,22 @@ impl Capture {
     }
 }
 
+/// The capture of a whole demo.
+fn demo(seed: u64) -> Vec<u8> {
+    let file = NamedTempFile::new().expect("a temporary file");
+    let options = demo::Options {
+        seed,
+        clock: Clock::Virtual,
+        capture: Some(Box::new(file.reopen().expect("the file opens again"))),
+    };
+    let summary = demo::run(options, &mut |step| {
+        assert!(step.ok, "{step}");
+        Ok(())
+    });
+    assert!(summary.expect("the demo runs").ok);
+    fs::read(file.path()).expect("the capture is a file")
+}
+
 /// A capture of a MAD without and one with a GRH, all header fields distinct.
 fn two_mads() -> Capture {
     let mut writer = Writer::new(Vec::new()).expect("a vector takes everything");
@@ -146,4 +164,23 @@ fn tshark_finds_the_flaw_of_a_frame_that_was_cut() {
         .expect("a vector takes everything");
     let cut = Capture::new(&writer.finish().expect("a vector takes everything"));
     assert!(!cut.flaws().is_empty());
+}
+
+#[test]
+fn tshark_decodes_the_demo_as_we_do_and_finds_no_flaw() {
+    let capture = Capture::new(&demo(1));
+    assert!(capture.frames.len() > 1000);
+    capture.assert_agrees_with_tshark();
+}
+
+#[test]
+fn every_checksum_of_the_demo_is_right() {
+    Capture::new(&demo(2)).assert_checksums_are_right();
+}
+
+#[test]
+fn the_same_seed_gives_the_same_capture_and_another_seed_another() {
+    let first = demo(3);
+    assert!(first == demo(3), "two captures of one seed differ");
+    assert!(first != demo(4), "two seeds give the same capture");
 }
