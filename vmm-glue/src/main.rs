@@ -15,7 +15,6 @@ use vhca::demo::{self, Clock, DemoError};
 use crate::cli::{BenchArgs, Cli, Command, DemoArgs};
 
 fn main() -> ExitCode {
-    env_logger::init();
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),

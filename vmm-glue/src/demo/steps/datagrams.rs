@@ -3,10 +3,11 @@
 use hca_api::{AddressVector, GlobalRoute, UdAddress, UdDestination};
 use ib_endpoint::sa_client::Wish;
 use ib_vtime::Duration;
-use ib_wire::sa::JoinState;
-use ib_wire::sa::McMemberRecord;
+use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, GidIndex, Lid, PKey, Qpn, Sl};
+use subnet_lite::sa::Sa;
 
+use super::subnet;
 use crate::demo::Facts;
 use crate::demo::network::{NamedPort, QKEY};
 use crate::demo::stage::{SOON, Stage, StepError, StepResult, ensure, gid};
@@ -121,10 +122,18 @@ fn membership(port_gid: Gid) -> McMemberRecord {
     record
 }
 
+/// Members of the demo's group, as the SA has them.
+pub(super) fn group_members(sa: &Sa) -> usize {
+    let group = sa.groups().find(|group| group.record.mgid == MGID);
+    group.map_or(0, |group| group.members.len())
+}
+
 /// Sends a datagram from a member to the group, and checks that exactly the members get it, the
 /// sender included. Gives their names.
 pub(super) fn send_to_group(stage: &mut Stage) -> StepResult<Vec<&'static str>> {
     const MESSAGE: &[u8] = b"to the group";
+    // A join is granted before the switches know of it.
+    subnet::wait_until_settled(stage)?;
     let mlid = stage
         .group
         .ok_or_else(|| StepError::failed("no group was made"))?;

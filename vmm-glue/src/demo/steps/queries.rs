@@ -49,17 +49,27 @@ pub(super) fn large_table(stage: &mut Stage) -> StepResult {
         };
         stage.wish(a, "service registration", Wish::Service(record))?;
     }
+    let received = mads_received(stage)?;
     let services = count_services(stage)?;
+    let received = mads_received(stage)? - received;
     ensure(services as u64 == SERVICES, || {
         format!("{SERVICES} services registered, the SA's table has {services}")
     })?;
     let bytes = services * size_of::<ServiceRecord>();
-    let segments = bytes.div_ceil(SEGMENT_DATA);
-    ensure(segments > 64, || format!("only {segments} segments"))?;
+    let segments = bytes.div_ceil(SEGMENT_DATA) as u64;
+    ensure(segments > 64 && received == segments, || {
+        format!("{bytes} bytes came in {received} MADs")
+    })?;
     Ok(Facts::new()
         .with("records", services)
         .with("bytes", bytes)
         .with("rmpp_segments", segments))
+}
+
+/// MADs that host-b's QP1 received so far.
+fn mads_received(stage: &mut Stage) -> StepResult<u64> {
+    let b = stage.network.b1;
+    Ok(stage.world()?.port_mut(b.at).gsi().counters().received)
 }
 
 /// Services that the SA knows, as host-b is told.

@@ -155,11 +155,7 @@ pub(super) fn manager_restarts(stage: &mut Stage) -> StepResult {
         _ => None,
     })?;
     wait_until_up(stage)?;
-    let wishes = stage.wishes.clone();
-    stage.wait_for("everything registered again", |world| {
-        let granted = |(port, wish): &(NamedPort, _)| world.port(port.at).sa().is_granted(*wish);
-        wishes.iter().all(granted).then_some(())
-    })?;
+    wait_until_registered(stage)?;
     let took = stage.now()? - restarted;
     ensure(lids(stage)? == lids_before, || {
         "the new manager changed LIDs".to_owned()
@@ -172,6 +168,27 @@ pub(super) fn manager_restarts(stage: &mut Stage) -> StepResult {
         .with("services", services)
         .list("group_members_reached", members)
         .millis("served_again_after_ms", took))
+}
+
+/// Waits until the SA has everything again that the hosts wished for.
+fn wait_until_registered(stage: &mut Stage) -> StepResult<()> {
+    let manager = stage.network.manager.at.host;
+    let wishes = stage.wishes.clone();
+    stage.wait_for("everything registered again", |world| {
+        let granted = |(port, wish): &(NamedPort, _)| world.port(port.at).sa().is_granted(*wish);
+        let sa = &world.manager(manager)?.sa;
+        let memberships = datagrams::group_members(sa);
+        let registered = memberships + sa.service_count();
+        (registered == wishes.len() && wishes.iter().all(granted)).then_some(())
+    })
+}
+
+/// Waits until the manager has written everything that it has to.
+pub(super) fn wait_until_settled(stage: &mut Stage) -> StepResult<()> {
+    let manager = stage.network.manager.at.host;
+    stage.wait_for("the manager has nothing left to write", |world| {
+        world.manager(manager)?.sm.is_settled().then_some(())
+    })
 }
 
 /// Packets that left the two ends of a link.
