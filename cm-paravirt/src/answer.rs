@@ -4,9 +4,8 @@ use ib_vtime::Instant;
 use ib_wire::cm::{self, CmDrep, CmDreq, CmMessage, CmRej, CmReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad, MadHeader};
 use ib_wire::{CommId, Guid, Lid, Qpn, Tid};
+use vf_tunnel::wire_id::KeyedHash;
 use vf_tunnel::{RemoteCommId, WireCommId};
-
-use crate::keyed_hash::KeyedHash;
 
 /// The header of an answer: the exchange's transaction id goes on.
 const fn answer_header(attribute: AttributeId, tid: Tid) -> MadHeader {

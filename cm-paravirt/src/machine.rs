@@ -6,13 +6,12 @@ use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::{CmReq, timeout_nanos};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method};
 use ib_wire::{Gid, Guid, Lid, PKey, Qpn, Sl};
+use vf_tunnel::wire_id::{KeyedHash, Permutation};
 use vf_tunnel::{DropReason, VfId, WireCommId};
 
 use crate::answer::{AnswerLimit, Farewell};
 use crate::config::{Config, Ticks};
-use crate::keyed_hash::KeyedHash;
 use crate::party::{Egress, GidOwner, Ingress, PeerAddress, ResetPolicy, VfIdentity};
-use crate::permutation::Permutation;
 use crate::sidr::SidrTable;
 use crate::state::{Message, State};
 use crate::statistics::{Refusal, Statistics, VfStatistics};

@@ -6,10 +6,9 @@
 
 use bitflags::bitflags;
 use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, Qpn};
+use vf_tunnel::wire_id::{NO_SLOT, Permutation};
 use vf_tunnel::{RemoteCommId, VfCommId, VfId, WireCommId};
 
-use crate::index::NO_SLOT;
-use crate::permutation::Permutation;
 use crate::state::State;
 
 bitflags! {

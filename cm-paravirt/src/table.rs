@@ -5,11 +5,10 @@
 
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Qpn, Sl};
+use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
 use crate::config::Ticks;
-use crate::index::{Index, NO_SLOT};
-use crate::keyed_hash::KeyedHash;
 use crate::party::PeerAddress;
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::VfStatistics;

@@ -7,8 +7,8 @@
 
 use ib_vtime::{Duration, Instant};
 
-use crate::index::NO_SLOT;
 use crate::store::{Flags, Links, Store};
+use vf_tunnel::wire_id::NO_SLOT;
 
 const TICK_BITS: u32 = 26;
 const BUCKETS: usize = 1 << BUCKET_BITS;
@@ -224,7 +224,7 @@ mod tests {
     use vf_tunnel::VfId;
 
     use super::*;
-    use crate::permutation::Permutation;
+    use vf_tunnel::wire_id::Permutation;
 
     fn drain(wheel: &mut Wheel, store: &mut Store, now: u64) -> Vec<u32> {
         let mut fired = Vec::new();
