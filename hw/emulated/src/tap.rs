@@ -1,5 +1,6 @@
 //! Taps: copies of the packets that pass a link or a queue pair.
 
+use ib_capture::{FrameRecord, Interface};
 use ib_vtime::Instant;
 use ib_wire::Qpn;
 use ib_wire::packet::{Body, Packet};
@@ -35,6 +36,18 @@ pub struct Tapped {
     pub to: Endpoint,
     /// The packet as it was sent, before any fault of the link.
     pub frame: Frame,
+}
+
+impl Tapped {
+    /// The packet as a record of a capture file, as if seen on `interface`.
+    #[must_use]
+    pub fn record(&self, interface: Interface) -> FrameRecord {
+        FrameRecord {
+            time: self.at,
+            interface,
+            bytes: self.frame.bytes().to_vec(),
+        }
+    }
 }
 
 /// A packet on its way, as taps are asked about it.

@@ -4,7 +4,8 @@ use std::fs;
 use std::time::Instant as WallInstant;
 
 use anyhow::{Context, ensure};
-use emulated_hca::{NodeKind, Topology};
+use emulated_hca::{LinkConfig, NodeKind, Topology};
+use ib_vtime::Duration;
 
 use super::Run;
 use super::subnet::bring_up;
@@ -12,6 +13,9 @@ use super::subnet::bring_up;
 const HCAS: usize = 1000;
 /// Ports of each switch; a three-level tree of them has room for 1,024 adapters.
 const RADIX: u8 = 16;
+
+/// Time that a signal takes along a cable of 20 m.
+const LATENCY: Duration = Duration::from_nanos(100);
 
 /// What is measured, for people.
 pub(super) fn setup() -> String {
@@ -21,8 +25,14 @@ pub(super) fn setup() -> String {
 }
 
 pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
+    let mut plan = Topology::fat_tree(RADIX, HCAS);
+    plan.link = LinkConfig {
+        latency: LATENCY,
+        timed: true,
+        ..LinkConfig::default()
+    };
     let began = WallInstant::now();
-    let (world, hosts) = bring_up(&Topology::fat_tree(RADIX, HCAS), 1, seed)?;
+    let (world, hosts) = bring_up(&plan, 1, seed)?;
     let elapsed = began.elapsed();
     let fabric = world.fabric();
     let adapters = fabric

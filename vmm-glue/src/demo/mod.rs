@@ -19,6 +19,7 @@ pub use report::{Facts, StepReport, Summary};
 
 use crate::LoopError;
 use stage::{Stage, StepError};
+use steps::Step;
 
 /// What drives the demo's machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,11 +84,19 @@ pub fn run(
     options: Options,
     report: &mut dyn FnMut(&StepReport) -> io::Result<()>,
 ) -> Result<Summary, DemoError> {
+    run_steps(options, steps::ALL, report)
+}
+
+fn run_steps(
+    options: Options,
+    all: &[(&'static str, Step)],
+    report: &mut dyn FnMut(&StepReport) -> io::Result<()>,
+) -> Result<Summary, DemoError> {
     let (seed, clock) = (options.seed, options.clock);
     let mut stage = Stage::new(options)?;
     let mut steps = 0;
     let mut failed = None;
-    for (name, step) in steps::ALL {
+    for (name, step) in all {
         let began = stage.now()?;
         let outcome = match step(&mut stage) {
             Ok(facts) => Ok(facts),
@@ -112,4 +121,58 @@ pub fn run(
         took_ms: report::milliseconds(took.saturating_duration_since(ib_vtime::Instant::ZERO)),
         captured_frames: stage.finish()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use ib_vtime::Duration;
+
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            seed: 1,
+            clock: Clock::Virtual,
+            capture: None,
+        }
+    }
+
+    #[test]
+    fn a_step_that_fails_names_itself_and_ends_the_demo() {
+        let steps: [(&str, Step); 3] = [
+            ("first", |stage| {
+                stage.pass(Duration::from_millis(1))?;
+                Ok(Facts::new().with("seen", 1))
+            }),
+            ("second", |stage| {
+                stage.wait_for("a miracle", |_| None::<()>)?;
+                Ok(Facts::new())
+            }),
+            ("third", |_| Ok(Facts::new())),
+        ];
+        let mut reports = Vec::new();
+        let summary = run_steps(options(), &steps, &mut |step| {
+            reports.push(step.clone());
+            Ok(())
+        })
+        .unwrap();
+        assert!(!summary.ok);
+        assert_eq!((summary.steps, summary.failed), (2, Some("second")));
+        let outcomes: Vec<_> = reports.iter().map(|r| (r.step, r.ok)).collect();
+        assert_eq!(outcomes, [("first", true), ("second", false)]);
+        assert_eq!(
+            reports[1].error.as_deref(),
+            Some("a miracle: not within 20s")
+        );
+        assert_eq!((reports[0].took_ms, reports[1].at_ms), (1.0, 1.0));
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_delivered_ends_the_demo() {
+        let broken = &mut |_: &StepReport| Err(io::ErrorKind::BrokenPipe.into());
+        assert!(matches!(
+            run(options(), broken),
+            Err(DemoError::Report(error)) if error.kind() == io::ErrorKind::BrokenPipe
+        ));
+    }
 }

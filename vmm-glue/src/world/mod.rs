@@ -336,12 +336,8 @@ impl World {
 
     fn record_taps(&mut self) {
         while let Some(tapped) = self.fabric.poll_tap() {
-            let interface = self.interface(&tapped);
-            self.frames.push_back(FrameRecord {
-                time: tapped.at,
-                interface,
-                bytes: tapped.frame.bytes().to_vec(),
-            });
+            let record = tapped.record(self.interface(&tapped));
+            self.frames.push_back(record);
         }
     }
 

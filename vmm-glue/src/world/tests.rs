@@ -2,6 +2,7 @@ use emulated_hca::{LinkConfig, Topology};
 use ib_wire::smp::PortState;
 
 use super::*;
+use crate::{RunEnd, Runner};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -81,4 +82,11 @@ fn a_condition_that_keeps_the_fabric_busy_is_a_live_lock() {
         false
     });
     assert_eq!(outcome, Outcome::LiveLock);
+}
+
+#[test]
+fn the_wall_clock_brings_the_same_world_up() {
+    let (world, _) = world(1);
+    let mut runner = Runner::new(world).unwrap();
+    assert_eq!(runner.run_until(LIMIT, is_up).unwrap(), RunEnd::Reached);
 }

@@ -8,7 +8,7 @@ mod subnet;
 use super::stage::{Stage, StepResult};
 
 /// A step: acts on the stage and tells what it saw.
-type Step = fn(&mut Stage) -> StepResult;
+pub(super) type Step = fn(&mut Stage) -> StepResult;
 
 /// All steps in their order. Later ones build on what earlier ones left.
 pub(super) const ALL: &[(&str, Step)] = &[
