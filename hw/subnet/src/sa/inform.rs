@@ -1,6 +1,7 @@
 //! InformInfo and InformInfoRecord: subscriptions to notices, and the reports that follow.
 
 use ib_endpoint::MadAddress;
+use ib_endpoint::sa_client::covers;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::notice::{
     GidDetails, InformInfo, Notice, NoticeReport, NoticeType, ProducerType, TrapNumber,
@@ -189,7 +190,7 @@ impl Sa {
             let Some(port) = port.and_then(|id| view.topology.port(id)) else {
                 continue;
             };
-            if !is_wanted(&held.info, report) || !may_hear(port) {
+            if !covers(&held.info, report) || !may_hear(port) {
                 continue;
             }
             if self.reports.len() >= MAX_REPORTS {
@@ -267,20 +268,4 @@ fn is_same(held: &Subscription, wanted: &Subscription) -> bool {
         && a.qpn == b.qpn
         && a.resp_time == b.resp_time
         && a.producer == b.producer
-}
-
-/// Whether a subscription asks for a notice (IBA 13.4.8.3).
-fn is_wanted(info: &InformInfo, report: &NoticeReport) -> bool {
-    let notice = &report.notice;
-    let lids = info.lid_range_begin..=info.lid_range_end;
-    let from = if info.gid.is_none() {
-        info.lid_range_begin.get() == ANY || lids.contains(&notice.issuer_lid)
-    } else {
-        info.gid == report.issuer_gid
-    };
-    from && (info.is_generic != 0) == notice.is_generic()
-        && (info.notice_type.get() == ANY
-            || info.notice_type.get() == u16::from(notice.notice_type().get()))
-        && (info.trap_number == TrapNumber::ALL || info.trap_number == notice.trap_number)
-        && (info.producer == ProducerType::ALL.0 || info.producer == notice.producer)
 }

@@ -119,6 +119,8 @@ impl Sm {
     /// Leaves the subnet to another manager and watches it.
     pub(super) fn stand_by(&mut self, now: Instant, other: OtherManager) {
         self.phase = Phase::Idle;
+        // The members register with the new master.
+        self.groups.clear();
         self.master = Some((other, 0));
         self.first_sweep = true;
         self.next_check = now + self.config.master_poll_interval;

@@ -43,7 +43,7 @@ pub(crate) use forwarding::{last_position, lft_block, lft_blocks, mft_block, mft
 pub use queue::SmpLimits;
 
 /// Events that wait to be fetched at the same time; more are dropped and counted.
-const MAX_EVENTS: usize = 64 * 1024;
+pub const MAX_EVENTS: usize = 64 * 1024;
 
 /// What happened in the subnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +267,14 @@ impl Sm {
         self.sweep_wanted = true;
     }
 
+    /// Does the next light sweep, or a standby's question to the master, now instead of at the
+    /// interval; for instance because the manager's own port changed.
+    pub fn look_around(&mut self, now: Instant) {
+        if matches!(self.phase, Phase::Idle) {
+            self.next_check = self.next_check.min(now);
+        }
+    }
+
     /// Sets the members of a multicast group: the GUIDs of ports (not aliases), and whether each
     /// receives. An empty map takes the group out of the switches.
     pub fn set_group(&mut self, mlid: Lid, members: BTreeMap<Guid, bool>) {
@@ -309,6 +317,12 @@ impl Sm {
         let transmit = self.queue.poll_transmit(now)?;
         self.act_count = self.act_count.wrapping_add(1);
         Some(transmit)
+    }
+
+    /// Whether [`Self::poll_transmit`] may have something, without asking it.
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        self.queue.has_transmit()
     }
 
     /// The next event. Call until it gives `None`, after every other call.

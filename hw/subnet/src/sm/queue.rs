@@ -161,6 +161,12 @@ impl<C> SmpQueue<C> {
         self.agent.poll_transmit(now)
     }
 
+    /// Whether something can be sent now.
+    pub(super) fn has_transmit(&self) -> bool {
+        let room = self.outstanding.len() < self.limits.outstanding.max(1);
+        (room && !self.waiting.is_empty()) || self.agent.has_transmit()
+    }
+
     /// When [`Self::handle_timeout`] wants to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.agent.poll_timeout()
