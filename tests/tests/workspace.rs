@@ -120,7 +120,10 @@ struct Package {
     name: String,
     folder: PathBuf,
     licence: String,
+    /// Dependencies in the tree.
     uses: BTreeSet<String>,
+    /// All dependencies.
+    depends_on: BTreeSet<String>,
 }
 
 fn packages() -> Vec<Package> {
@@ -149,6 +152,10 @@ fn packages() -> Vec<Package> {
             uses: array(&package["dependencies"])
                 .iter()
                 .filter(|dependency| dependency["path"].is_string())
+                .map(|dependency| text(&dependency["name"]))
+                .collect(),
+            depends_on: array(&package["dependencies"])
+                .iter()
                 .map(|dependency| text(&dependency["name"]))
                 .collect(),
         })
@@ -279,6 +286,20 @@ fn versions_of_dependencies_stand_in_the_workspace_manifest_only() {
                 "{}: {line}",
                 package.name
             );
+        }
+    }
+}
+
+#[test]
+fn every_dependency_is_used() {
+    for package in packages() {
+        let sources: String = rust_files(&package.folder)
+            .iter()
+            .map(|f| read(f))
+            .collect();
+        for dependency in &package.depends_on {
+            let name = dependency.replace('-', "_");
+            assert!(sources.contains(&name), "{}: {name}", package.name);
         }
     }
 }

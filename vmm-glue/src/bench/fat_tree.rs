@@ -45,7 +45,7 @@ pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
     ensure!(active == HCAS, "{active} of {HCAS} HCAs are active");
     let manager = world.manager(hosts[0]).context("the manager is gone")?;
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-    let smps = manager.sm.mad_counters().sent as f64;
+    let smps = manager.sm().mad_counters().sent as f64;
     Ok(Run {
         ops: 1,
         figures: vec![

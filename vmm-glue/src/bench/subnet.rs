@@ -29,7 +29,7 @@ pub(super) fn bring_up(
     world.start_manager(manager.port(1), SubnetConfig::default())?;
     let serving = |world: &mut World| {
         let manager = world.manager(manager);
-        manager.is_some_and(|manager| manager.sm.is_serving() && manager.sm.is_settled())
+        manager.is_some_and(|manager| manager.sm().is_serving() && manager.sm().is_settled())
     };
     let outcome = world.run_until(LIMIT, serving);
     ensure!(

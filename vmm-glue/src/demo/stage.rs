@@ -8,10 +8,12 @@ use hca_api::HcaError;
 use ib_capture::Writer;
 use ib_endpoint::cm::{CmError, CmEvent};
 use ib_endpoint::sa_client::{StandingId, Wish};
-use ib_endpoint::{Datagram, EndPortError, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};
+use ib_endpoint::{Datagram, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};
 use ib_vtime::{Duration, Instant};
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, GidIndex, Lid};
+
+use subnet_lite::OpenError;
 
 use super::network::{NamedPort, Network};
 use super::{Clock, DemoError, Facts, Options};
@@ -51,9 +53,9 @@ impl From<HcaError> for StepError {
     }
 }
 
-impl From<EndPortError> for StepError {
-    fn from(error: EndPortError) -> Self {
-        Self::Failed(format!("a port could not be opened: {error}"))
+impl From<OpenError> for StepError {
+    fn from(error: OpenError) -> Self {
+        Self::Failed(format!("the subnet manager could not be started: {error}"))
     }
 }
 

@@ -6,12 +6,12 @@ use emulated_hca::NodeId;
 use hca_api::{Hca, HcaError, HcaEvent};
 use ib_endpoint::{
     Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortError, EndPortEvent,
-    SmaError,
+    MadCounters, SmaError,
 };
 use ib_vtime::Instant;
 use ib_wire::PortNum;
-
-use super::Manager;
+use subnet_lite::sm::SmEvent;
+use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 /// A datagram queue pair and what it received.
 #[derive(Debug)]
@@ -54,7 +54,9 @@ pub struct Host {
     /// Events of the ports that wait to be pulled, in the order of the ports.
     pub(super) events: Vec<VecDeque<EndPortEvent>>,
     pub(super) sockets: Vec<Socket>,
-    pub(super) manager: Option<Manager>,
+    manager: Option<SubnetManager>,
+    /// What happened in the subnet since the manager was started.
+    subnet_events: Vec<SmEvent>,
     trouble: Option<SmaError>,
 }
 
@@ -77,6 +79,7 @@ impl Host {
             ports,
             sockets: Vec::new(),
             manager: None,
+            subnet_events: Vec::new(),
             trouble: None,
         })
     }
@@ -91,6 +94,40 @@ impl Host {
     #[must_use]
     pub fn ports(&self) -> &[EndPort] {
         &self.ports
+    }
+
+    /// The subnet manager that runs here.
+    #[must_use]
+    pub const fn manager(&self) -> Option<&SubnetManager> {
+        self.manager.as_ref()
+    }
+
+    /// What the subnet manager has told of the subnet since it was started.
+    #[must_use]
+    pub fn subnet_events(&self) -> &[SmEvent] {
+        &self.subnet_events
+    }
+
+    pub(super) fn start_manager(
+        &mut self,
+        hca: &mut dyn Hca,
+        port: PortNum,
+        config: SubnetConfig,
+        seed: u64,
+    ) -> Result<(), OpenError> {
+        self.stop_manager(hca)?;
+        let gsi = self.ports[port.index() - 1].gsi();
+        self.manager = Some(SubnetManager::open(hca, gsi, port, config, seed)?);
+        self.subnet_events.clear();
+        Ok(())
+    }
+
+    pub(super) fn stop_manager(&mut self, hca: &mut dyn Hca) -> Result<(), HcaError> {
+        let Some(manager) = self.manager.take() else {
+            return Ok(());
+        };
+        let gsi = self.ports[manager.port().index() - 1].gsi();
+        manager.close(hca, gsi)
     }
 
     /// Why a port could not be read anew after a change, if one could not: a fault of the emulated
@@ -110,33 +147,17 @@ impl Host {
         for port in &mut self.ports {
             while port.poll(now, hca) {}
         }
-        self.collect_events();
+        self.collect_events(now);
         for socket in &mut self.sockets {
             socket.poll(hca);
         }
-        let managed = self.manager.as_mut().is_some_and(|manager| {
-            let port = self.ports.get_mut(manager.port().index() - 1);
-            port.is_some_and(|port| manager.poll(now, hca, port))
-        });
-        managed || self.mads_passed() != before
-    }
-
-    /// Pulls the ports' events: requests to the SA go to the manager, everything else waits for the
-    /// host's user.
-    fn collect_events(&mut self) {
-        for (port, events) in self.ports.iter_mut().zip(&mut self.events) {
-            while let Some(event) = port.poll_event() {
-                let manager = self.manager.as_mut();
-                let manager = manager.filter(|manager| manager.port() == port.port());
-                let left = match (event, manager) {
-                    (EndPortEvent::Gsi(event), Some(manager)) => {
-                        manager.take_event(event).map(EndPortEvent::Gsi)
-                    }
-                    (event, _) => Some(event),
-                };
-                events.extend(left);
-            }
+        if let Some(manager) = &mut self.manager {
+            let gsi = self.ports[manager.port().index() - 1].gsi();
+            while manager.poll(now, hca, gsi) {}
+            let events = std::iter::from_fn(|| manager.poll_event());
+            self.subnet_events.extend(events);
         }
+        self.mads_passed() != before
     }
 
     fn take_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
@@ -145,19 +166,43 @@ impl Host {
                 self.trouble = Some(error);
             }
         }
+        if let Some(manager) = &mut self.manager {
+            manager.handle_hca_event(now, event);
+        }
+    }
+
+    /// Pulls the ports' events: requests to the SA go to the manager, everything else waits for the
+    /// host's user.
+    fn collect_events(&mut self, now: Instant) {
+        for (port, events) in self.ports.iter_mut().zip(&mut self.events) {
+            while let Some(event) = port.poll_event() {
+                let manager = self.manager.as_mut();
+                let manager = manager.filter(|manager| manager.port() == port.port());
+                let left = match (event, manager) {
+                    (EndPortEvent::Gsi(event), Some(manager)) => manager
+                        .handle_event(now, port.gsi(), event)
+                        .map(EndPortEvent::Gsi),
+                    (event, _) => Some(event),
+                };
+                events.extend(left);
+            }
+        }
     }
 
     fn mads_passed(&mut self) -> u64 {
-        let passed = |port: &mut EndPort| {
-            let counters = port.gsi().counters();
-            counters.received + counters.sent
-        };
-        self.ports.iter_mut().map(passed).sum()
+        let passed = |counters: &MadCounters| counters.received + counters.sent;
+        let by_manager = self.manager.as_ref().map(|m| passed(m.sm().mad_counters()));
+        let by_ports: u64 = self
+            .ports
+            .iter_mut()
+            .map(|p| passed(p.gsi().counters()))
+            .sum();
+        by_ports + by_manager.unwrap_or(0)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let ports = self.ports.iter().filter_map(EndPort::poll_timeout);
-        let manager = self.manager.as_ref().and_then(Manager::poll_timeout);
+        let manager = self.manager.as_ref().and_then(SubnetManager::poll_timeout);
         ports.chain(manager).min()
     }
 }

@@ -9,7 +9,6 @@
 //! The same world can be driven by the wall clock: it is [`Driven`].
 
 mod host;
-mod manager;
 
 use std::collections::VecDeque;
 
@@ -20,10 +19,9 @@ use ib_capture::{FrameRecord, Interface};
 use ib_endpoint::{DatagramQpSpec, EndPort, EndPortError, EndPortEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
-use subnet_lite::SubnetConfig;
+use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 pub use host::{Host, Socket};
-pub use manager::Manager;
 
 use crate::Driven;
 
@@ -115,22 +113,15 @@ impl World {
     /// Starts a subnet manager with its SA on a host's port, in place of one that runs there.
     ///
     /// # Errors
-    /// [`EndPortError`].
+    /// [`OpenError`].
     ///
     /// # Panics
     /// If the host has no such port.
-    pub fn start_manager(
-        &mut self,
-        at: HostPortId,
-        config: SubnetConfig,
-    ) -> Result<(), EndPortError> {
-        self.stop_manager(at.host)?;
+    pub fn start_manager(&mut self, at: HostPortId, config: SubnetConfig) -> Result<(), OpenError> {
         let seed = self.derived_seed();
         let host = &mut self.hosts[at.host.0];
         let mut hca = physical_function(&mut self.fabric, host.node())?;
-        let port = &mut host.ports[at.port.index() - 1];
-        host.manager = Some(Manager::start(&mut hca, port, config, seed)?);
-        Ok(())
+        host.start_manager(&mut hca, at.port, config, seed)
     }
 
     /// Stops a host's subnet manager as if its process were killed: it tells nobody.
@@ -139,12 +130,8 @@ impl World {
     /// [`HcaError::InvalidParameter`] if the node is gone.
     pub fn stop_manager(&mut self, host: HostId) -> Result<(), HcaError> {
         let host = &mut self.hosts[host.0];
-        if let Some(manager) = host.manager.take() {
-            let mut hca = physical_function(&mut self.fabric, host.node())?;
-            let port = &mut host.ports[manager.port().index() - 1];
-            manager.stop(&mut hca, port)?;
-        }
-        Ok(())
+        let mut hca = physical_function(&mut self.fabric, host.node())?;
+        host.stop_manager(&mut hca)
     }
 
     /// A seed that differs from call to call (the step of SplitMix64, whose consumers scramble it).
@@ -212,8 +199,8 @@ impl World {
 
     /// A host's subnet manager.
     #[must_use]
-    pub fn manager(&self, host: HostId) -> Option<&Manager> {
-        self.hosts[host.0].manager.as_ref()
+    pub fn manager(&self, host: HostId) -> Option<&SubnetManager> {
+        self.hosts[host.0].manager()
     }
 
     /// Opens a datagram socket on a host: a UD queue pair whose messages the world collects.

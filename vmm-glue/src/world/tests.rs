@@ -1,5 +1,6 @@
 use emulated_hca::{LinkConfig, Topology};
 use ib_wire::smp::PortState;
+use subnet_lite::ManagerStats;
 
 use super::*;
 use crate::{RunEnd, Runner};
@@ -25,7 +26,7 @@ fn world(seed: u64) -> (World, [HostId; 3]) {
 
 /// Every host's port is active, and the manager says so.
 fn is_up(world: &mut World) -> bool {
-    let serving = |host: &Host| host.manager.as_ref().is_none_or(|m| m.sm.is_serving());
+    let serving = |host: &Host| host.manager().is_none_or(|m| m.sm().is_serving());
     let mut ports = world.hosts.iter().flat_map(Host::ports);
     world.hosts.iter().all(serving)
         && ports.all(|port| port.view().state == PortState::ACTIVE && port.view().lid.is_unicast())
@@ -43,7 +44,8 @@ fn packets(seed: u64) -> Vec<FrameRecord> {
 fn a_subnet_manager_brings_every_port_up() {
     let (mut world, [manager, ..]) = world(1);
     assert_eq!(world.run_until(LIMIT, is_up), Outcome::Reached);
-    assert_eq!(world.manager(manager).unwrap().unsent(), 0);
+    let stats = world.manager(manager).unwrap().stats();
+    assert_eq!(stats, ManagerStats::default());
 }
 
 #[test]
@@ -70,7 +72,7 @@ fn a_stopped_manager_leaves_its_port_to_the_next() {
     world
         .start_manager(manager.port(1), SubnetConfig::default())
         .unwrap();
-    let serving = |w: &mut World| w.manager(manager).is_some_and(|m| m.sm.is_serving());
+    let serving = |w: &mut World| w.manager(manager).is_some_and(|m| m.sm().is_serving());
     assert_eq!(world.run_until(LIMIT, serving), Outcome::Reached);
 }
 

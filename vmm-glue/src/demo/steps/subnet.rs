@@ -31,7 +31,7 @@ fn wait_until_up(stage: &mut Stage) -> StepResult<()> {
     let manager = stage.network.manager.at.host;
     let ports = stage.network.ports();
     let up = |world: &mut World| {
-        let serving = world.manager(manager).is_some_and(|m| m.sm.is_serving());
+        let serving = world.manager(manager).is_some_and(|m| m.sm().is_serving());
         let active = ports.iter().all(|port| {
             let view = world.port(port.at).view();
             view.state == PortState::ACTIVE && view.sa_address().is_some()
@@ -56,7 +56,7 @@ fn sweeps(stage: &mut Stage) -> StepResult<usize> {
 }
 
 fn completed_sweeps(world: &World, manager: HostId) -> usize {
-    let events = world.manager(manager).map_or(&[][..], |m| m.events());
+    let events = world.host(manager).subnet_events();
     let is_up = |event: &&SmEvent| **event == SmEvent::SubnetUp;
     events.iter().filter(is_up).count()
 }
@@ -65,7 +65,7 @@ fn completed_sweeps(world: &World, manager: HostId) -> usize {
 fn wait_for_sweep(stage: &mut Stage, before: usize) -> StepResult<()> {
     let manager = stage.network.manager.at.host;
     stage.wait_for("a sweep of the subnet", |world| {
-        let settled = world.manager(manager).is_some_and(|m| m.sm.is_settled());
+        let settled = world.manager(manager).is_some_and(|m| m.sm().is_settled());
         (settled && completed_sweeps(world, manager) > before).then_some(())
     })
 }
@@ -84,7 +84,7 @@ pub(super) fn comes_up(stage: &mut Stage) -> StepResult {
         .with("nodes", world.fabric().nodes().count())
         .with("links", world.fabric().links().count())
         .show("sm_lid", view(&manager).sm_lid)
-        .with("smps", running.sm.mad_counters().sent)
+        .with("smps", running.sm().mad_counters().sent)
         .list(
             "lids",
             ports
@@ -176,7 +176,7 @@ fn wait_until_registered(stage: &mut Stage) -> StepResult<()> {
     let wishes = stage.wishes.clone();
     stage.wait_for("everything registered again", |world| {
         let granted = |(port, wish): &(NamedPort, _)| world.port(port.at).sa().is_granted(*wish);
-        let sa = &world.manager(manager)?.sa;
+        let sa = world.manager(manager)?.sa();
         let memberships = datagrams::group_members(sa);
         let registered = memberships + sa.service_count();
         (registered == wishes.len() && wishes.iter().all(granted)).then_some(())
@@ -187,7 +187,7 @@ fn wait_until_registered(stage: &mut Stage) -> StepResult<()> {
 pub(super) fn wait_until_settled(stage: &mut Stage) -> StepResult<()> {
     let manager = stage.network.manager.at.host;
     stage.wait_for("the manager has nothing left to write", |world| {
-        world.manager(manager)?.sm.is_settled().then_some(())
+        world.manager(manager)?.sm().is_settled().then_some(())
     })
 }
 
