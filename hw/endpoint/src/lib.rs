@@ -7,8 +7,8 @@
 mod address;
 pub mod cm;
 mod datagram_qp;
-mod end_port;
-mod mad_agent;
+pub mod end_port;
+pub mod mad_agent;
 mod mad_qp;
 mod message;
 mod rmpp;
