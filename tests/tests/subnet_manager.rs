@@ -182,13 +182,14 @@ impl World {
     /// Runs until a condition holds, at most so long.
     fn run_until(&mut self, most: Duration, holds: impl Fn(&Self) -> bool) {
         let end = self.now + most;
+        self.settle();
         while !holds(self) {
-            self.settle();
             let next = self
                 .next()
                 .filter(|next| *next <= end)
                 .expect("it happens in time");
             self.now = self.now.max(next);
+            self.settle();
         }
     }
 

@@ -17,6 +17,8 @@ mod rate;
 pub mod routing;
 pub mod sa;
 pub mod sm;
+#[cfg(test)]
+mod testing;
 pub mod topology;
 
 pub use config::SubnetConfig;

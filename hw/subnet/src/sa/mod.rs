@@ -228,3 +228,6 @@ impl Sa {
             .or_else(|| topology.port_by_guid(self.aliases.owner(guid)?))
     }
 }
+
+#[cfg(test)]
+mod tests;

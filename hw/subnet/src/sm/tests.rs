@@ -1,7 +1,5 @@
 //! Managers on a fabric whose agents answer at once.
 
-mod fabric;
-
 use ib_endpoint::MadAddress;
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
@@ -11,7 +9,7 @@ use ib_wire::{Lmc, PKey, Tid};
 
 use super::*;
 use crate::partition::{Membership, Partition, Partitions};
-use fabric::{Fabric, Outcome};
+use crate::testing::{Fabric, Outcome, small};
 
 /// Managers, the hosts they sit on, and the fabric.
 struct World {
@@ -152,22 +150,6 @@ impl World {
             }
         }
     }
-}
-
-/// Hosts 0, 1 on switch 3 and host 2 on switch 4; two links between the switches.
-fn small() -> Fabric {
-    let mut f = Fabric::default();
-    for i in 0..3 {
-        f.host(0x100 + 0x10 * i);
-    }
-    f.switch(0x1000, 8);
-    f.switch(0x2000, 8);
-    f.link((0, 1), (3, 1));
-    f.link((1, 1), (3, 2));
-    f.link((2, 1), (4, 1));
-    f.link((3, 7), (4, 7));
-    f.link((3, 8), (4, 8));
-    f
 }
 
 fn managed() -> World {

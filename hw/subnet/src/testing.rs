@@ -1,8 +1,9 @@
-//! A fabric without time: nodes whose agents answer SMPs at once.
+//! For tests: a fabric without time, whose agents answer SMPs at once.
 
 use std::collections::BTreeMap;
 
-use ib_endpoint::smi;
+use ib_endpoint::{MadAddress, smi};
+use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadStatus, Method};
 use ib_wire::smp::{
     CapabilityMask, DirectedRouteSmp, GuidInfo, LinearForwardingTable, LinkSpeed, LinkWidth,
@@ -12,36 +13,39 @@ use ib_wire::smp::{
 };
 use ib_wire::{Guid, Lid, Mtu, PKey, PortNum};
 
+use crate::config::SubnetConfig;
+use crate::sm::Sm;
+
 /// What becomes of an SMP.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Answer(Mad),
     ToManager(usize, Mad),
     Lost,
 }
 
 #[derive(Clone)]
-pub(super) struct TestPort {
-    pub(super) info: PortInfo,
-    pub(super) pkeys: Vec<PKey>,
-    pub(super) guids: BTreeMap<u32, GuidInfo>,
-    pub(super) link: Option<(usize, u8)>,
+pub(crate) struct TestPort {
+    pub(crate) info: PortInfo,
+    pub(crate) pkeys: Vec<PKey>,
+    pub(crate) guids: BTreeMap<u32, GuidInfo>,
+    pub(crate) link: Option<(usize, u8)>,
 }
 
 #[derive(Clone)]
-pub(super) struct TestNode {
-    pub(super) info: NodeInfo,
-    pub(super) switch: Option<SwitchInfo>,
-    pub(super) ports: Vec<TestPort>,
-    pub(super) lft: BTreeMap<u32, LinearForwardingTable>,
-    pub(super) mft: BTreeMap<(u8, u16), MulticastForwardingTable>,
-    pub(super) mute: bool,
-    pub(super) sets: usize,
-    pub(super) reregistered: usize,
+pub(crate) struct TestNode {
+    pub(crate) info: NodeInfo,
+    pub(crate) switch: Option<SwitchInfo>,
+    pub(crate) ports: Vec<TestPort>,
+    pub(crate) lft: BTreeMap<u32, LinearForwardingTable>,
+    pub(crate) mft: BTreeMap<(u8, u16), MulticastForwardingTable>,
+    pub(crate) mute: bool,
+    pub(crate) sets: usize,
+    pub(crate) reregistered: usize,
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Fabric {
-    pub(super) nodes: Vec<TestNode>,
+pub(crate) struct Fabric {
+    pub(crate) nodes: Vec<TestNode>,
 }
 
 fn port(capability: CapabilityMask) -> TestPort {
@@ -68,7 +72,7 @@ fn port(capability: CapabilityMask) -> TestPort {
 
 impl Fabric {
     /// A host with one port.
-    pub(super) fn host(&mut self, guid: u64) -> usize {
+    pub(crate) fn host(&mut self, guid: u64) -> usize {
         let capability =
             CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED | CapabilityMask::IS_TRAP_SUPPORTED;
         let mut port = port(capability);
@@ -78,7 +82,7 @@ impl Fabric {
     }
 
     /// A switch.
-    pub(super) fn switch(&mut self, guid: u64, ports: u8) -> usize {
+    pub(crate) fn switch(&mut self, guid: u64, ports: u8) -> usize {
         let info = SwitchInfo {
             linear_fdb_cap: 0xbfff.into(),
             multicast_fdb_cap: 1024.into(),
@@ -124,7 +128,7 @@ impl Fabric {
     }
 
     /// Plugs a cable in.
-    pub(super) fn link(&mut self, a: (usize, u8), b: (usize, u8)) {
+    pub(crate) fn link(&mut self, a: (usize, u8), b: (usize, u8)) {
         for (here, there) in [(a, b), (b, a)] {
             let port = self.port_mut(here);
             port.link = Some(there);
@@ -135,7 +139,7 @@ impl Fabric {
     }
 
     /// Pulls a cable out.
-    pub(super) fn unlink(&mut self, end: (usize, u8)) {
+    pub(crate) fn unlink(&mut self, end: (usize, u8)) {
         let Some(other) = self.port_mut(end).link else {
             return;
         };
@@ -154,21 +158,21 @@ impl Fabric {
         }
     }
 
-    pub(super) fn port(&self, (node, port): (usize, u8)) -> &TestPort {
+    pub(crate) fn port(&self, (node, port): (usize, u8)) -> &TestPort {
         &self.nodes[node].ports[usize::from(port)]
     }
 
-    pub(super) fn port_mut(&mut self, (node, port): (usize, u8)) -> &mut TestPort {
+    pub(crate) fn port_mut(&mut self, (node, port): (usize, u8)) -> &mut TestPort {
         &mut self.nodes[node].ports[usize::from(port)]
     }
 
-    pub(super) fn lid(&self, host: usize) -> Lid {
+    pub(crate) fn lid(&self, host: usize) -> Lid {
         let port = u8::from(self.nodes[host].switch.is_none());
         self.port((host, port)).info.lid
     }
 
     /// Carries a directed-route request from a host's port 1 to the end of its path.
-    pub(super) fn carry(&mut self, origin: usize, mad: &Mad) -> Outcome {
+    pub(crate) fn carry(&mut self, origin: usize, mad: &Mad) -> Outcome {
         let smp = mad.view::<DirectedRouteSmp>();
         let mut at = (origin, 1);
         for (i, hop) in smp.path().unwrap().iter().enumerate() {
@@ -310,7 +314,7 @@ impl Fabric {
     }
 
     /// Follows the forwarding tables from a host to a LID: the host or switch that it ends at.
-    pub(super) fn route(&self, from: usize, lid: Lid) -> Option<usize> {
+    pub(crate) fn route(&self, from: usize, lid: Lid) -> Option<usize> {
         let mut at = self.port((from, 1)).link?;
         for _ in 0..64 {
             let node = &self.nodes[at.0];
@@ -328,4 +332,33 @@ impl Fabric {
         }
         panic!("{lid} loops");
     }
+}
+
+/// Lets a manager on a host bring the fabric up.
+pub(crate) fn bring_up(fabric: &mut Fabric, host: usize, config: SubnetConfig) -> Sm {
+    let guid = fabric.nodes[host].info.port_guid;
+    let mut sm = Sm::new(config, PortNum(1), guid, 1);
+    while let Some(sent) = sm.poll_transmit(Instant::ZERO) {
+        if let Outcome::Answer(answer) = fabric.carry(host, &sent.mad) {
+            sm.handle_smp(Instant::ZERO, &MadAddress::directed(), &answer);
+        }
+    }
+    assert!(sm.is_serving());
+    sm
+}
+
+/// Hosts 0, 1 on switch 3 and host 2 on switch 4; two links between the switches.
+pub(crate) fn small() -> Fabric {
+    let mut f = Fabric::default();
+    for i in 0..3 {
+        f.host(0x100 + 0x10 * i);
+    }
+    f.switch(0x1000, 8);
+    f.switch(0x2000, 8);
+    f.link((0, 1), (3, 1));
+    f.link((1, 1), (3, 2));
+    f.link((2, 1), (4, 1));
+    f.link((3, 7), (4, 7));
+    f.link((3, 8), (4, 8));
+    f
 }
