@@ -2,8 +2,8 @@
 //!
 //! Clients register for a class, a version and a set of methods, send requests and take what comes
 //! in. The agent gives each request a transaction id, repeats it until an answer comes or its
-//! [`RetryPolicy`] is used up, and carries messages longer than a MAD by RMPP ([`crate::rmpp`] has
-//! the transfer's own tables). It owns no socket and no clock.
+//! [`RetryPolicy`] is used up, and carries messages longer than a MAD by RMPP
+//! (IBA 13.6). It owns no socket and no clock.
 //!
 //! **A request** ends in exactly one event, unless it is cancelled:
 //!
