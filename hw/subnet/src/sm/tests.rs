@@ -386,6 +386,38 @@ fn partitions_reach_the_tables_of_their_members() {
 }
 
 #[test]
+fn with_enforcement_the_switch_checks_by_the_table_of_the_host_behind_it() {
+    let tenant = Partition {
+        pkey: PKey::new(0x8012),
+        others: None,
+        members: [(Guid::new(0x111), Membership::Limited)].into(),
+        ipoib: None,
+        ..Partition::default_full()
+    };
+    let partitions = Partitions::new([Partition::default_full(), tenant]);
+    let mut fabric = small();
+    for switch in [3, 4] {
+        let info = fabric.nodes[switch].switch.as_mut().unwrap();
+        info.partition_enforcement_cap = 32.into();
+    }
+    let mut world = World::new(fabric);
+    let config = SubnetConfig {
+        partitions,
+        partition_enforcement: true,
+        ..SubnetConfig::default()
+    };
+    world.manager(0, config);
+    world.run(1);
+    let front = world.fabric.port((3, 2));
+    assert_eq!(front.pkeys[..3], [0xffff, 0x0012, 0].map(PKey::new));
+    assert!(front.info.partition_enforcement_inbound());
+    assert!(front.info.partition_enforcement_outbound());
+    let between = world.fabric.port((3, 7));
+    assert!(!between.info.partition_enforcement_inbound());
+    assert_eq!(between.pkeys[0], PKey::INVALID);
+}
+
+#[test]
 fn a_group_is_routed_when_it_is_set_and_unrouted_when_it_ends() {
     let mut world = managed();
     let mlid = Lid::new(0xc003);
