@@ -175,6 +175,13 @@ impl TidMap {
         Ok(owner)
     }
 
+    /// Whose transaction a wire TID names. Changes nothing, so that the caller can look at an answer's
+    /// other sides before [`TidMap::ingress`] takes it.
+    #[must_use]
+    pub fn owner(&self, tid: WireTid) -> Option<Owner> {
+        self.find(tid.0).map(|slot| self.slots[slot].owner)
+    }
+
     /// Forgets a VF's transactions. Gives the transfers that were under way: their peers may be told
     /// with an ABORT.
     pub fn reset(&mut self, now: Instant, vf: VfId) -> Vec<CutTransfer> {
