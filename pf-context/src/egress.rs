@@ -1,0 +1,357 @@
+//! From a VF to the wire.
+
+use cm_paravirt::{Egress, IdentityCheck, PeerAddress, Transmit, VfIdentity};
+use ib_vtime::Instant;
+use ib_wire::mad::{Mad, MadHeader, MgmtClass};
+use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
+use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
+use mad_mux::policy::{self, ClassRoute};
+use mad_mux::steering::Owner;
+use mad_mux::tid::{CutTransfer, Peer, TidMap};
+use vf_tunnel::{DropReason, SpecialQp, ToPf, VfId, VirtualPKeyIndex};
+
+use crate::config::Strictness;
+use crate::limiter::{Admission, Held};
+use crate::mux::{PortMux, THE_PORT};
+use crate::output::{Cause, Output, Route, WireSource};
+use crate::vf::Vf;
+
+/// A MAD on its way to the wire, with everything that the PF decides in place of the VF.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outbound {
+    pub(crate) qp: SpecialQp,
+    pub(crate) dlid: Lid,
+    pub(crate) dqpn: Qpn,
+    pub(crate) qkey: QKey,
+    pub(crate) sl: Sl,
+    pub(crate) pkey: PKey,
+    pub(crate) path_bits: u8,
+    pub(crate) grh: Option<Route>,
+}
+
+impl Outbound {
+    /// The peer as a transaction knows it.
+    fn peer(&self) -> Peer {
+        Peer {
+            lid: self.dlid,
+            qpn: self.dqpn,
+            gid: self.grh.map_or(Gid::NONE, |route| route.dgid),
+        }
+    }
+}
+
+/// A frame that passed all that can be said without any table of exchanges.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked {
+    pub(crate) route: ClassRoute,
+    /// The partition that the VF chose, where its answers belong.
+    pub(crate) pkey_index: VirtualPKeyIndex,
+    pub(crate) out: Outbound,
+}
+
+/// What a class's machine made of a frame that it did not drop.
+pub(crate) enum Step {
+    /// It goes out.
+    Send,
+    /// The MAD is the SA's answer now.
+    Answered,
+    /// A machine has it.
+    Absorbed,
+}
+
+impl PortMux {
+    /// Takes what came through a VF's tunnel, as bytes.
+    pub fn from_vf_bytes(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: VfId,
+        qp: SpecialQp,
+        bytes: &[u8],
+    ) {
+        match ToPf::from_bytes(bytes) {
+            Ok(frame) => self.from_vf(now, cause, vf, qp, &frame),
+            Err(_) => self.drop_frame(cause, Some(vf), DropReason::BadLength),
+        }
+    }
+
+    /// Takes a frame that came through a VF's tunnel.
+    pub fn from_vf(&mut self, now: Instant, cause: Cause, vf: VfId, qp: SpecialQp, frame: &ToPf) {
+        self.release(now);
+        if let Err(reason) = self.check(vf, qp, frame) {
+            return self.drop_frame(cause, Some(vf), reason);
+        }
+        let held = || Held {
+            cause,
+            qp,
+            frame: *frame,
+        };
+        match self.limiter.offer(now, vf, held) {
+            Admission::Now => self.send(now, cause, vf, qp, frame),
+            Admission::Held => {}
+            Admission::Refused => self.drop_frame(cause, Some(vf), DropReason::RateLimited),
+        }
+    }
+
+    /// Sends the frames that have waited long enough.
+    pub(crate) fn release(&mut self, now: Instant) {
+        while let Some((vf, held)) = self.limiter.pop_ready(now) {
+            self.send(now, held.cause, vf, held.qp, &held.frame);
+        }
+    }
+
+    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, qp: SpecialQp, frame: &ToPf) {
+        let mut mad = frame.mad;
+        let step = self.check(vf, qp, frame).and_then(|checked| {
+            let step = self.hand_to_machine(now, vf, &checked, &mut mad)?;
+            Ok((checked, step))
+        });
+        match step {
+            Ok((checked, Step::Send)) => self.transmit(now, cause, Some(vf), &checked.out, mad),
+            Ok((checked, Step::Answered)) => {
+                let grh = checked.out.grh.map(Route::reversed);
+                self.answer_as_sa(cause, vf, checked.pkey_index, grh, mad);
+            }
+            Ok((_, Step::Absorbed)) => {}
+            Err(reason) => self.drop_frame(cause, Some(vf), reason),
+        }
+        self.pump(now, cause);
+    }
+
+    /// Everything about a frame that needs no table of exchanges, in the order of the design.
+    fn check(&self, vf: VfId, qp: SpecialQp, frame: &ToPf) -> Result<Checked, DropReason> {
+        let record = self.vfs.active(vf).ok_or(DropReason::VfInReset)?;
+        let (header, mad) = (&frame.header, &frame.mad.header);
+        let route = policy::egress(mad, qp, record.rights)?;
+        let pkey_index = match qp {
+            // SMPs have no partition of their own (IBA 10.9.4).
+            SpecialQp::Smi => VirtualPKeyIndex(PKeyIndex(0)),
+            SpecialQp::Gsi => header.virtual_pkey_index(),
+        };
+        let pkey = record.pkeys.value(pkey_index, &self.pkeys)?;
+        let grh = self.route_of(record, frame)?;
+        let av = &header.av;
+        if av.port() != record.port {
+            return Err(DropReason::BadPort);
+        }
+        self.check_destination(qp, av.dlid, mad)?;
+        if qp == SpecialQp::Gsi && !record.may_use(av.sl()) {
+            return Err(DropReason::BadSl);
+        }
+        let qkey = self.qkey(qp, header.remote_qkey)?;
+        self.check_remote_qp(qp, header.remote_qpn)?;
+        Ok(Checked {
+            route,
+            pkey_index,
+            out: Outbound {
+                qp,
+                dlid: av.dlid,
+                dqpn: header.remote_qpn,
+                qkey,
+                sl: av.sl(),
+                pkey,
+                path_bits: av.path_bits() & self.path_bits(),
+                grh,
+            },
+        })
+    }
+
+    /// The GRH that a frame asks for, with the VF's own source GID whatever the frame says.
+    fn route_of(&self, record: &Vf, frame: &ToPf) -> Result<Option<Route>, DropReason> {
+        let Some(wish) = frame.header.av.global_route() else {
+            return Ok(None);
+        };
+        let sgid = record.gid(self.gids.prefix()).ok_or(DropReason::NoGuid)?;
+        Ok(Some(Route {
+            sgid,
+            dgid: wish.remote_gid,
+            traffic_class: wish.traffic_class,
+            flow_label: wish.flow_label,
+            hop_limit: wish.hop_limit,
+        }))
+    }
+
+    fn check_destination(
+        &self,
+        qp: SpecialQp,
+        dlid: Lid,
+        mad: &MadHeader,
+    ) -> Result<(), DropReason> {
+        let reachable = dlid.is_unicast() || (qp == SpecialQp::Smi && dlid == Lid::PERMISSIVE);
+        if !reachable {
+            return Err(DropReason::NoTarget);
+        }
+        // Whoever serves a class serves others: what claims to answer the port itself is forged.
+        let is_sa_answer = mad.mgmt_class == MgmtClass::SUBN_ADM && mad.method.is_response();
+        if is_sa_answer && self.port.owns(dlid) {
+            return Err(DropReason::ResponseNotPermitted);
+        }
+        Ok(())
+    }
+
+    /// The Q_Key that is sent. A key with the top bit set means the sending QP's own (IBA 10.2.5).
+    fn qkey(&self, qp: SpecialQp, wish: QKey) -> Result<QKey, DropReason> {
+        match qp {
+            SpecialQp::Smi => Ok(QKey::SMI),
+            SpecialQp::Gsi if wish == QKey::GSI => Ok(wish),
+            SpecialQp::Gsi if self.policy.remote_qp == Strictness::Strict => {
+                Err(DropReason::BadQKey)
+            }
+            SpecialQp::Gsi if wish.is_privileged() => Ok(QKey::GSI),
+            SpecialQp::Gsi => Ok(wish),
+        }
+    }
+
+    fn check_remote_qp(&self, qp: SpecialQp, remote: Qpn) -> Result<(), DropReason> {
+        let fits = match qp {
+            SpecialQp::Smi => remote == Qpn::SMI,
+            SpecialQp::Gsi => remote == Qpn::GSI || self.policy.remote_qp == Strictness::Compat,
+        };
+        fits.then_some(()).ok_or(DropReason::BadRemoteQp)
+    }
+
+    fn path_bits(&self) -> u8 {
+        u8::try_from(self.port.lmc.mask()).unwrap_or(u8::MAX)
+    }
+
+    fn hand_to_machine(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        checked: &Checked,
+        mad: &mut Mad,
+    ) -> Result<Step, DropReason> {
+        match checked.route {
+            ClassRoute::Cm => return self.send_cm(now, vf, &checked.out, mad),
+            ClassRoute::SubnAdm if checked.out.dlid == self.port.sm_lid => {
+                match self.ask_sa(now, vf, checked, mad)? {
+                    Step::Send => {}
+                    done => return Ok(done),
+                }
+            }
+            ClassRoute::SubnAdm | ClassRoute::Smp | ClassRoute::Transaction => {}
+        }
+        if TidMap::is_mapped(mad.header.method) {
+            self.tids
+                .egress(now, Owner::Vf(vf), mad, &checked.out.peer())?;
+        }
+        Ok(Step::Send)
+    }
+
+    fn send_cm(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        out: &Outbound,
+        mad: &mut Mad,
+    ) -> Result<Step, DropReason> {
+        let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
+        let who = VfIdentity {
+            gids: &record.gids(self.gids.prefix()),
+            ca_guid: record.ca_guid,
+            pkeys: &record.pkeys.values(&self.pkeys),
+            check: match self.policy.cm_identity {
+                Strictness::Strict => IdentityCheck::Strict,
+                Strictness::Compat => IdentityCheck::Compat,
+            },
+        };
+        let to = PeerAddress {
+            port: THE_PORT,
+            lid: out.dlid,
+            qpn: out.dqpn,
+            sl: out.sl,
+            gid: out.grh.map(|route| route.dgid),
+        };
+        match self.cm.egress(now, vf, mad, &to, &who) {
+            Egress::Forward => Ok(Step::Send),
+            Egress::Drop(reason) => Err(reason),
+        }
+    }
+
+    /// Sends a MAD: to the wire, or straight back if it is for the port's own LID.
+    pub(crate) fn transmit(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: Option<VfId>,
+        out: &Outbound,
+        mad: Mad,
+    ) {
+        let asks_sm_here =
+            out.dlid == self.port.sm_lid && mad.header.mgmt_class == MgmtClass::SUBN_ADM;
+        if out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here {
+            let source = WireSource {
+                slid: Lid::new(self.port.lid.get() | u16::from(out.path_bits)),
+                sqpn: Qpn::GSI,
+                sl: out.sl,
+                pkey: out.pkey,
+                grh: out.grh,
+            };
+            return self.receive(now, cause, out.qp, &source, mad);
+        }
+        if let Some(record) = vf.and_then(|vf| self.vfs.get_mut(vf)) {
+            record.statistics.to_wire += 1;
+        }
+        let output = Output::ToWire {
+            qp: out.qp,
+            dlid: out.dlid,
+            dqpn: out.dqpn,
+            qkey: out.qkey,
+            sl: out.sl,
+            pkey: out.pkey,
+            path_bits: out.path_bits,
+            grh: out.grh,
+            mad,
+        };
+        self.emit(cause, output);
+    }
+
+    /// Tells the peer of a transfer that a reset cut that nobody waits any more.
+    pub(crate) fn abort(&mut self, now: Instant, cause: Cause, vf: VfId, cut: &CutTransfer) {
+        let mut mad = Mad::new(MadHeader::new(cut.class, cut.method, cut.attribute));
+        mad.header.tid = cut.tid.0;
+        mad.view_mut::<RmppMad>().rmpp = RmppHeader::end(RmppType::ABORT, RmppStatus::UNSPECIFIED);
+        let gid = (!cut.peer.gid.is_none()).then_some(cut.peer.gid);
+        let out = Outbound {
+            dlid: cut.peer.lid,
+            dqpn: cut.peer.qpn,
+            ..self.in_name_of(vf, gid, PKey::INVALID)
+        };
+        self.transmit(now, cause, Some(vf), &out, mad);
+    }
+
+    /// Sends what cm-paravirt has to say to a peer of a VF that was reset.
+    pub(crate) fn farewell(&mut self, now: Instant, cause: Cause, message: &Transmit) {
+        let out = Outbound {
+            dlid: message.to.lid,
+            dqpn: message.to.qpn,
+            sl: message.to.sl,
+            ..self.in_name_of(message.vf, message.to.gid, message.pkey)
+        };
+        self.transmit(now, cause, Some(message.vf), &out, message.mad);
+    }
+
+    /// The address of a GMP that the mux sends for a VF.
+    fn in_name_of(&self, vf: VfId, gid: Option<Gid>, exchange: PKey) -> Outbound {
+        let own = self
+            .vfs
+            .get(vf)
+            .and_then(|record| record.gid(self.gids.prefix()));
+        Outbound {
+            qp: SpecialQp::Gsi,
+            dlid: Lid::NONE,
+            dqpn: Qpn::GSI,
+            qkey: QKey::GSI,
+            sl: self.port.sm_sl,
+            pkey: self.pkey_for(vf, exchange),
+            path_bits: 0,
+            grh: gid.zip(own).map(|(dgid, sgid)| Route {
+                sgid,
+                dgid,
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: u8::MAX,
+            }),
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! From the wire to a VF.
+
+use cm_paravirt::{GidOwner, Ingress, PeerAddress};
+use ib_vtime::Instant;
+use ib_wire::cm::CmReq;
+use ib_wire::mad::{AttributeId, Mad};
+use ib_wire::{Gid, PKeyIndex, QKey};
+use mad_mux::policy::{self, ClassRoute, Rights};
+use mad_mux::steering::Owner;
+use mad_mux::tid::Peer;
+use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
+
+use crate::egress::Outbound;
+use crate::mux::{PortMux, THE_PORT};
+use crate::output::{Cause, Output, Route, WireSource};
+use crate::sa::token_of;
+
+/// A frame that ended, and whom it was for.
+struct Refused {
+    vf: Option<VfId>,
+    reason: DropReason,
+}
+
+impl Refused {
+    const fn of(vf: VfId, reason: DropReason) -> Self {
+        Self {
+            vf: Some(vf),
+            reason,
+        }
+    }
+}
+
+impl From<DropReason> for Refused {
+    fn from(reason: DropReason) -> Self {
+        Self { vf: None, reason }
+    }
+}
+
+/// Where a MAD goes that was not refused.
+enum Target {
+    Vf(VfId, VirtualPKeyIndex),
+    /// The MAD is an answer to its sender now.
+    Sender,
+    /// It answers a request of the port's own.
+    Port,
+}
+
+/// What some VF may get: what not even that is, nobody gets.
+const ANY_RIGHTS: Rights = Rights {
+    smi: true,
+    perf_mgt: true,
+    serve: true,
+    trap: true,
+};
+
+impl PortMux {
+    /// Takes a packet that came to a special QP of the port.
+    pub fn from_wire(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        qp: SpecialQp,
+        source: &WireSource,
+        mad: &[u8],
+    ) {
+        self.release(now);
+        match Mad::from_bytes(mad) {
+            Some(mad) => self.receive(now, cause, qp, source, mad),
+            None => self.drop_frame(cause, None, DropReason::BadLength),
+        }
+        self.pump(now, cause);
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        qp: SpecialQp,
+        source: &WireSource,
+        mut mad: Mad,
+    ) {
+        match self.steer(now, qp, source, &mut mad) {
+            Ok(Target::Vf(vf, pkey_index)) => {
+                if let Some(record) = self.vfs.get_mut(vf) {
+                    record.statistics.delivered += 1;
+                }
+                let output = Output::ToVf {
+                    vf,
+                    qp,
+                    slid: source.slid,
+                    sqpn: source.sqpn,
+                    sl: source.sl,
+                    pkey_index,
+                    grh: source.grh,
+                    mad,
+                };
+                self.emit(cause, output);
+            }
+            Ok(Target::Sender) => self.answer_sender(now, cause, source, mad),
+            Ok(Target::Port) => {
+                let token = token_of(mad.header.tid);
+                self.mcast.handle_response(now, token, mad.view());
+            }
+            Err(Refused { vf, reason }) => self.drop_frame(cause, vf, reason),
+        }
+    }
+
+    fn steer(
+        &mut self,
+        now: Instant,
+        qp: SpecialQp,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Result<Target, Refused> {
+        let route = policy::ingress(&mad.header, qp, ANY_RIGHTS)?;
+        if mad.header.method.is_response() {
+            return self.steer_answer(now, qp, source, mad);
+        }
+        if route == ClassRoute::Cm {
+            return self.steer_cm(now, source, mad);
+        }
+        let dgid = source.grh.map(|route| route.dgid);
+        match dgid.map(|gid| self.gids.owner(gid)).transpose()? {
+            Some(Owner::Vf(vf)) => self.admit(vf, qp, source, mad),
+            // Nothing runs on the PF's QP1.
+            Some(Owner::Pf) | None => Err(DropReason::NoTarget.into()),
+        }
+    }
+
+    /// Answers go to who asked; a GRH must not say otherwise.
+    fn steer_answer(
+        &mut self,
+        now: Instant,
+        qp: SpecialQp,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Result<Target, Refused> {
+        self.tids.expire(now);
+        let owner = self
+            .tids
+            .owner(WireTid(mad.header.tid))
+            .ok_or(DropReason::UnknownTid)?;
+        if let Some(route) = source.grh
+            && self.gids.owner(route.dgid)? != owner
+        {
+            return Err(DropReason::TargetMismatch.into());
+        }
+        let target = match owner {
+            Owner::Vf(vf) => self.admit(vf, qp, source, mad)?,
+            Owner::Pf if source.slid == self.port.sm_lid => Target::Port,
+            // A manager that is the SM no longer.
+            Owner::Pf => return Err(DropReason::WrongPeer.into()),
+        };
+        let from = Peer {
+            lid: source.slid,
+            qpn: source.sqpn,
+            gid: source.grh.map_or(Gid::NONE, |route| route.sgid),
+        };
+        let vf = match owner {
+            Owner::Vf(vf) => Some(vf),
+            Owner::Pf => None,
+        };
+        self.tids
+            .ingress(now, mad, &from)
+            .map_err(|reason| Refused { vf, reason })?;
+        Ok(target)
+    }
+
+    fn steer_cm(
+        &mut self,
+        now: Instant,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Result<Target, Refused> {
+        let dgid = source.grh.map(|route| route.dgid);
+        self.check_partition_of_cm_request(source, dgid, mad)?;
+        let from = PeerAddress {
+            port: THE_PORT,
+            lid: source.slid,
+            qpn: source.sqpn,
+            sl: source.sl,
+            gid: source.grh.map(|route| route.sgid),
+        };
+        let (gids, vfs) = (&self.gids, &self.vfs);
+        let owner = |gid: &Gid| match gids.owner(*gid) {
+            Ok(Owner::Vf(vf)) if vfs.active(vf).is_some() => GidOwner::Vf(vf),
+            Ok(Owner::Vf(vf)) => GidOwner::VfDown(vf),
+            Ok(Owner::Pf) => GidOwner::Pf,
+            Err(_) => GidOwner::Unknown,
+        };
+        match self.cm.ingress(now, mad, &from, dgid, owner) {
+            Ingress::Deliver(vf) => self.admit(vf, SpecialQp::Gsi, source, mad),
+            Ingress::Answer => Ok(Target::Sender),
+            Ingress::ToPf => Err(DropReason::NoTarget.into()),
+            Ingress::Drop(reason) => Err(reason.into()),
+        }
+    }
+
+    /// Ends what would open an exchange in a partition that its target is not in, before it does.
+    fn check_partition_of_cm_request(
+        &self,
+        source: &WireSource,
+        dgid: Option<Gid>,
+        mad: &Mad,
+    ) -> Result<(), Refused> {
+        let target = match mad.header.attribute_id {
+            AttributeId::CM_REQ => Some(mad.view::<CmReq>().primary.remote_gid),
+            AttributeId::CM_SIDR_REQ => dgid,
+            _ => None,
+        };
+        if let Some(Ok(Owner::Vf(vf))) = target.map(|gid| self.gids.owner(gid))
+            && self.vfs.active(vf).is_some()
+        {
+            self.pkey_index(vf, SpecialQp::Gsi, source)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a MAD in to a VF.
+    fn admit(
+        &self,
+        vf: VfId,
+        qp: SpecialQp,
+        source: &WireSource,
+        mad: &Mad,
+    ) -> Result<Target, Refused> {
+        let refuse = |reason| Refused::of(vf, reason);
+        let record = self
+            .vfs
+            .active(vf)
+            .ok_or_else(|| refuse(DropReason::VfDown))?;
+        policy::ingress(&mad.header, qp, record.rights).map_err(refuse)?;
+        let index = self.pkey_index(vf, qp, source)?;
+        Ok(Target::Vf(vf, index))
+    }
+
+    /// The VF's own index for a packet's partition.
+    fn pkey_index(
+        &self,
+        vf: VfId,
+        qp: SpecialQp,
+        source: &WireSource,
+    ) -> Result<VirtualPKeyIndex, Refused> {
+        if qp == SpecialQp::Smi {
+            return Ok(VirtualPKeyIndex(PKeyIndex(0)));
+        }
+        let limited = self.policy.limited_pkeys;
+        let found = self
+            .vfs
+            .get(vf)
+            .and_then(|record| record.pkeys.find(source.pkey, &self.pkeys, limited));
+        found.ok_or_else(|| Refused::of(vf, DropReason::PKeyMismatch))
+    }
+
+    /// Sends an answer of cm-paravirt back where the message came from.
+    fn answer_sender(&mut self, now: Instant, cause: Cause, source: &WireSource, mad: Mad) {
+        let out = Outbound {
+            qp: SpecialQp::Gsi,
+            dlid: source.slid,
+            dqpn: source.sqpn,
+            qkey: QKey::GSI,
+            sl: source.sl,
+            pkey: source.pkey,
+            path_bits: 0,
+            grh: source.grh.map(Route::reversed),
+        };
+        self.transmit(now, cause, None, &out, mad);
+    }
+}

@@ -1,0 +1,60 @@
+//! The PF side of the tunnels.
+//!
+//! [`PortMux`] is one port's QP0 and QP1 as its VFs share them. It sequences the three machines that
+//! know nothing of each other (mad-mux, cm-paravirt, mcast-agg), and decides itself what is about the
+//! VF rather than about a class: its P_Keys, its GID, its address vectors, its rate. It owns no QP:
+//! frames go in by method call, [`PortMux::poll_output`] gives what comes of them.
+//!
+//! # Life of a MAD
+//!
+//! | | from a VF ([`PortMux::from_vf`]) | from the wire ([`PortMux::from_wire`]) |
+//! | --- | --- | --- |
+//! | 1 | the VF is the tunnel's, whatever the bytes say | length, versions, class and QP |
+//! | 2 | length, versions, class × QP × rights | answers by wire TID, and only from who was asked |
+//! | 3 | P_Key index in bounds, then virtual to physical | requests by destination GID |
+//! | 4 | source GID is the VF's own | CM messages by GID or communication id |
+//! | 5 | port, SL, Q_Key, remote QP, path bits | answers to the port's own SA requests to mcast-agg |
+//! | 6 | the VF's rate: on, into its queue, or dropped | VF active, class allowed |
+//! | 7 | SA, CM and multicast machines | P_Key, full match preferred, to virtual index |
+//! | 8 | wire TID for what begins a transaction | the VF's own TID or communication id |
+//!
+//! The rate comes before the machines, so that a frame beyond it leaves no state anywhere; a frame
+//! that waits is looked at anew when its turn comes.
+//!
+//! # Verdicts
+//!
+//! Every frame ends in one way: one [`Output::ToWire`] or [`Output::ToVf`] that carries it or its
+//! answer, one [`Output::Dropped`], or nothing at all when mcast-agg took it and will answer later
+//! (or, for an answer of the SA, has taken note). What else a frame causes has the same [`Cause`].
+//!
+//! What is for the PF's own software has nobody to take it here and ends as
+//! [`DropReason::NoTarget`](vf_tunnel::DropReason::NoTarget).
+//!
+//! # Siblings
+//!
+//! A VF that addresses the port's own LID means another VF, or itself. Such a MAD does not go to the
+//! wire: it comes straight back as if it had, with the port's LID as its source. SA requests are the
+//! exception when the SM is on this very port: they go out, to the SM.
+//!
+//! # What counts as the SA
+//!
+//! SA requests to the SM's LID. Those to any other LID are ordinary transactions, since nobody there
+//! answers for the subnet. If the SM's port has several LIDs, the PF knows only the one that the SM
+//! announced.
+#![forbid(unsafe_code)]
+
+mod config;
+mod egress;
+mod events;
+mod ingress;
+mod limiter;
+mod mux;
+mod output;
+mod pkeys;
+mod sa;
+mod vf;
+
+pub use config::{AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig};
+pub use mux::PortMux;
+pub use output::{Cause, Output, PortEvent, Route, Sizes, VfEvent, WireSource};
+pub use vf::VfStatistics;

@@ -1,0 +1,133 @@
+//! The mux: its parts, its time and its outputs.
+
+use std::collections::VecDeque;
+
+use cm_paravirt::CmParavirt;
+use ib_vtime::{Instant, SplitMix64};
+use ib_wire::{Lid, Lmc, PortNum, Sl};
+use mad_mux::steering::GidTable;
+use mad_mux::tid::TidMap;
+use mcast_agg::McastAgg;
+
+use crate::config::{EgressLimit, Policy, PortConfig};
+use crate::limiter::Limiter;
+use crate::output::{Cause, Output, Sizes};
+use crate::pkeys::PortPKeys;
+use crate::vf::Vfs;
+
+/// The number under which the machines know the port: each mux has its own, so it need not be the
+/// hardware's.
+pub(crate) const THE_PORT: PortNum = PortNum(1);
+
+/// What the SM told the port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    pub(crate) lid: Lid,
+    pub(crate) lmc: Lmc,
+    pub(crate) sm_lid: Lid,
+    pub(crate) sm_sl: Sl,
+    pub(crate) up: bool,
+}
+
+impl Port {
+    /// Whether a LID is one of the port's.
+    pub(crate) const fn owns(&self, lid: Lid) -> bool {
+        let path_bits = self.lmc.mask();
+        lid.get() & !path_bits == self.lid.get() & !path_bits
+    }
+}
+
+/// One port's QP0 and QP1 as its VFs share them: see the [crate's documentation](crate).
+#[derive(Clone, Debug)]
+pub struct PortMux {
+    pub(crate) port: Port,
+    pub(crate) policy: Policy,
+    pub(crate) pkeys: PortPKeys,
+    pub(crate) gids: GidTable,
+    pub(crate) vfs: Vfs,
+    pub(crate) tids: TidMap,
+    pub(crate) cm: CmParavirt,
+    pub(crate) mcast: McastAgg,
+    pub(crate) limiter: Limiter,
+    /// What a new VF gets.
+    pub(crate) egress_limit: EgressLimit,
+    /// Counts what the port itself sends to the SA, so that no two transmissions are alike.
+    pub(crate) sa_transmissions: u16,
+    outputs: VecDeque<(Cause, Output)>,
+}
+
+impl PortMux {
+    /// An active port without VFs.
+    #[must_use]
+    pub fn new(config: PortConfig) -> Self {
+        let mut seeds = SplitMix64::new(config.seed);
+        let PortConfig { limits, .. } = config;
+        Self {
+            port: Port {
+                lid: config.lid,
+                lmc: config.lmc,
+                sm_lid: config.sm_lid,
+                sm_sl: config.sm_sl,
+                up: true,
+            },
+            policy: config.policy,
+            pkeys: PortPKeys::new(config.pkeys),
+            gids: GidTable::new(config.subnet_prefix, config.guid),
+            vfs: Vfs::default(),
+            tids: TidMap::new(limits.tids, seeds.next()),
+            cm: CmParavirt::new(limits.cm, seeds.next()),
+            mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
+            limiter: Limiter::default(),
+            egress_limit: limits.egress,
+            sa_transmissions: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes the oldest output. Poll until `None` after every call that takes a [`Cause`] or a time.
+    pub fn poll_output(&mut self) -> Option<(Cause, Output)> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`PortMux::handle_timeout`] has something to do. Changes with every other call.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [
+            self.tids.poll_timeout(),
+            self.cm.poll_timeout(),
+            self.mcast.poll_timeout(),
+            self.limiter.next_ready(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Does what is due: ends what is too old, asks the SA again, sends what had to wait.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.tids.expire(now);
+        self.cm.handle_timeout(now);
+        self.mcast.handle_timeout(now);
+        self.pump(now, Cause::TIMER);
+        self.release(now);
+    }
+
+    /// Live objects.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        let mcast = self.mcast.sizes();
+        Sizes {
+            tids: self.tids.len(),
+            cm_ids: self.cm.len(),
+            mcast_groups: mcast.groups,
+            mcast_members: mcast.members,
+            subscriptions: 0,
+            path_cache: 0,
+            queued: self.limiter.queued(),
+        }
+    }
+
+    pub(crate) fn emit(&mut self, cause: Cause, output: Output) {
+        self.outputs.push_back((cause, output));
+    }
+}

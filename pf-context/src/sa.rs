@@ -1,0 +1,199 @@
+//! What VFs ask the SA, and what the port itself asks it for them.
+
+use ib_vtime::Instant;
+use ib_wire::mad::{AttributeId, Mad, Method};
+use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
+use ib_wire::{Gid, QKey, Qpn, SmKey, Tid};
+use mad_mux::rmpp::RmppRole;
+use mad_mux::steering::Owner;
+use mad_mux::tid::Peer;
+use mcast_agg::{Outcome, Requester, Token};
+use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex};
+
+use crate::egress::{Checked, Outbound, Step};
+use crate::mux::PortMux;
+use crate::output::{Cause, Output, Route, VfEvent};
+
+/// The port's own TIDs: the transaction in the low bits, the transmission above.
+const TOKEN_BITS: u32 = 48;
+
+/// The transaction that one of the port's own TIDs names.
+pub(crate) const fn token_of(tid: Tid) -> Token {
+    Token(tid.get() & ((1 << TOKEN_BITS) - 1))
+}
+
+impl PortMux {
+    /// Where the SA is.
+    pub(crate) const fn sa(&self) -> Peer {
+        Peer {
+            lid: self.port.sm_lid,
+            qpn: Qpn::GSI,
+            gid: Gid::NONE,
+        }
+    }
+
+    /// Takes an SA MAD of a VF to the SM's LID.
+    pub(crate) fn ask_sa(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        checked: &Checked,
+        mad: &mut Mad,
+    ) -> Result<Step, DropReason> {
+        if mad.header.method.is_response() {
+            return Ok(Step::Send);
+        }
+        self.clear_sm_key(mad)?;
+        self.check_record(vf, mad)?;
+        if mad.header.attribute_id != AttributeId::MC_MEMBER_RECORD {
+            return Ok(Step::Send);
+        }
+        let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
+        let requester = Requester {
+            id: vf.into(),
+            guid: record.guid.unwrap_or_default(),
+            pkeys: &record.pkeys.values(&self.pkeys),
+            pkey_index: checked.pkey_index,
+        };
+        match self.mcast.request(now, &requester, mad.view_mut()) {
+            Outcome::Answered => Ok(Step::Answered),
+            Outcome::Absorbed => Ok(Step::Absorbed),
+            Outcome::Pass => Ok(Step::Send),
+            Outcome::Dropped(reason) => Err(reason),
+        }
+    }
+
+    /// No VF is a trusted requester, whatever key it found.
+    fn clear_sm_key(&self, mad: &mut Mad) -> Result<(), DropReason> {
+        let sa: &mut SaMad = mad.view_mut();
+        if sa.sm_key.get() != 0 {
+            if self.policy.refuse_sm_key {
+                return Err(DropReason::SmKeyNotPermitted);
+            }
+            sa.sm_key = SmKey::new(0);
+        }
+        Ok(())
+    }
+
+    /// Refuses records by which a VF would speak or ask for somebody else. The SA could not tell: it
+    /// knows requesters by LID.
+    fn check_record(&self, vf: VfId, mad: &Mad) -> Result<(), DropReason> {
+        let sa: &SaMad = mad.view();
+        let changes = matches!(sa.header.method, Method::SET | Method::DELETE);
+        match sa.header.attribute_id {
+            AttributeId::GUID_INFO_RECORD if changes => Err(DropReason::GuidInfoNotPermitted),
+            AttributeId::SERVICE_RECORD if changes => {
+                let gid = sa.record::<ServiceRecord>().service_gid;
+                let own = self.vfs.get(vf).and_then(|record| record.guid);
+                if own == Some(gid.interface_id()) {
+                    Ok(())
+                } else {
+                    Err(DropReason::ForeignIdentity)
+                }
+            }
+            AttributeId::PATH_RECORD | AttributeId::MULTI_PATH_RECORD
+                if !self.policy.third_party_paths && !RmppRole::of(mad).is_control() =>
+            {
+                self.check_path_sources(vf, sa)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Paths are asked for from the VF's own GID, or from one that no sibling has.
+    fn check_path_sources(&self, vf: VfId, sa: &SaMad) -> Result<(), DropReason> {
+        let is_siblings =
+            |gid: &Gid| matches!(self.gids.owner(*gid), Ok(Owner::Vf(owner)) if owner != vf);
+        let foreign = if sa.header.attribute_id == AttributeId::PATH_RECORD {
+            sa.component_mask.contains(PathRecord::SGID)
+                && is_siblings(&sa.record::<PathRecord>().sgid)
+        } else {
+            let record: MultiPathRecord = sa.record();
+            // Only what the first segment holds is looked at: a request has at most eleven GIDs in it.
+            record
+                .endpoints()
+                .is_some_and(|(sources, _)| sources.iter().any(is_siblings))
+        };
+        if foreign {
+            Err(DropReason::ForeignIdentity)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Delivers an answer that the SA would have given.
+    pub(crate) fn answer_as_sa(
+        &mut self,
+        cause: Cause,
+        vf: VfId,
+        pkey_index: VirtualPKeyIndex,
+        grh: Option<Route>,
+        mad: Mad,
+    ) {
+        let Some(record) = self.vfs.get_mut(vf).filter(|record| record.active) else {
+            return self.drop_frame(cause, Some(vf), DropReason::VfDown);
+        };
+        record.statistics.delivered += 1;
+        let output = Output::ToVf {
+            vf,
+            qp: SpecialQp::Gsi,
+            slid: self.port.sm_lid,
+            sqpn: Qpn::GSI,
+            sl: self.port.sm_sl,
+            pkey_index,
+            grh,
+            mad,
+        };
+        self.emit(cause, output);
+    }
+
+    /// Does what mcast-agg wants done.
+    pub(crate) fn pump(&mut self, now: Instant, cause: Cause) {
+        while let Some(output) = self.mcast.poll_output() {
+            match output {
+                mcast_agg::Output::SaRequest { token, request } => {
+                    self.ask_for_port(now, cause, token, &request);
+                }
+                mcast_agg::Output::Answer {
+                    member,
+                    pkey_index,
+                    answer,
+                } => {
+                    if let Some(vf) = member.vf() {
+                        let mad = Mad::from_layout(&answer);
+                        self.answer_as_sa(cause, vf, pkey_index, None, mad);
+                    }
+                }
+                mcast_agg::Output::Changed { members, .. }
+                | mcast_agg::Output::Lost { members, .. } => {
+                    for vf in members.into_iter().filter_map(mcast_agg::MemberId::vf) {
+                        self.tell(cause, vf, VfEvent::ClientReregister);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a request of the port's own. Every transmission is a transaction with a wire TID of its
+    /// own; one that finds no room is lost like any packet, and mcast-agg sends another.
+    fn ask_for_port(&mut self, now: Instant, cause: Cause, token: Token, request: &SaMad) {
+        self.sa_transmissions = self.sa_transmissions.wrapping_add(1);
+        let mut mad = Mad::from_layout(request);
+        mad.header.tid = Tid::new(u64::from(self.sa_transmissions) << TOKEN_BITS | token.0);
+        let sa = self.sa();
+        if self.tids.egress(now, Owner::Pf, &mut mad, &sa).is_err() {
+            return;
+        }
+        let out = Outbound {
+            qp: SpecialQp::Gsi,
+            dlid: sa.lid,
+            dqpn: sa.qpn,
+            qkey: QKey::GSI,
+            sl: self.port.sm_sl,
+            pkey: self.pkeys.for_management(),
+            path_bits: 0,
+            grh: None,
+        };
+        self.transmit(now, cause, None, &out, mad);
+    }
+}

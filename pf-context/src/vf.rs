@@ -1,0 +1,235 @@
+//! The VFs of a port: who they are, and what they may do.
+
+use cm_paravirt::ResetPolicy;
+use ib_vtime::Instant;
+use ib_wire::{Gid, Guid, PKey, PortNum, Sl, SubnetPrefix};
+use mad_mux::policy::Rights;
+use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
+
+use crate::config::{AddVfError, EgressLimit, VfConfig};
+use crate::mux::PortMux;
+use crate::output::{Cause, Output, VfEvent};
+use crate::pkeys::VfPKeys;
+
+/// What became of a VF's MADs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfStatistics {
+    /// Sent on the wire for it.
+    pub to_wire: u64,
+    /// Delivered to it.
+    pub delivered: u64,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl VfStatistics {
+    /// Frames of the VF, or for it, that ended for a reason.
+    #[must_use]
+    pub const fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason.index()]
+    }
+
+    pub(crate) const fn count_drop(&mut self, reason: DropReason) {
+        self.drops[reason.index()] += 1;
+    }
+}
+
+impl Default for VfStatistics {
+    fn default() -> Self {
+        Self {
+            to_wire: 0,
+            delivered: 0,
+            drops: [0; DropReason::ALL.len()],
+        }
+    }
+}
+
+/// A VF.
+#[derive(Clone, Debug)]
+pub(crate) struct Vf {
+    pub(crate) guid: Option<Guid>,
+    pub(crate) ca_guid: Option<Guid>,
+    pub(crate) port: PortNum,
+    pub(crate) pkeys: VfPKeys,
+    pub(crate) rights: Rights,
+    service_levels: u16,
+    /// Whether its tunnel works.
+    pub(crate) active: bool,
+    pub(crate) statistics: VfStatistics,
+}
+
+impl Vf {
+    fn new(config: VfConfig) -> Self {
+        Self {
+            guid: config.guid,
+            ca_guid: config.ca_guid,
+            port: config.port,
+            pkeys: VfPKeys::new(config.pkeys),
+            rights: config.rights,
+            service_levels: config.service_levels,
+            active: true,
+            statistics: VfStatistics::default(),
+        }
+    }
+
+    /// Its GID under a prefix.
+    pub(crate) fn gid(&self, prefix: SubnetPrefix) -> Option<Gid> {
+        self.guid.map(|guid| Gid::from_parts(prefix, guid))
+    }
+
+    /// Its GIDs as others of the subnet may write them.
+    pub(crate) fn gids(&self, prefix: SubnetPrefix) -> Vec<Gid> {
+        let guid = self.guid.into_iter();
+        guid.flat_map(|guid| [prefix, SubnetPrefix::DEFAULT].map(|p| Gid::from_parts(p, guid)))
+            .collect()
+    }
+
+    pub(crate) const fn may_use(&self, sl: Sl) -> bool {
+        self.service_levels & 1 << sl.get() != 0
+    }
+}
+
+/// The VFs by their numbers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Vfs(Vec<Option<Box<Vf>>>);
+
+impl Vfs {
+    pub(crate) fn get(&self, vf: VfId) -> Option<&Vf> {
+        self.0.get(vf.index())?.as_deref()
+    }
+
+    pub(crate) fn get_mut(&mut self, vf: VfId) -> Option<&mut Vf> {
+        self.0.get_mut(vf.index())?.as_deref_mut()
+    }
+
+    /// A VF whose tunnel works.
+    pub(crate) fn active(&self, vf: VfId) -> Option<&Vf> {
+        self.get(vf).filter(|record| record.active)
+    }
+
+    fn insert(&mut self, vf: VfId, record: Vf) {
+        let at = vf.index();
+        if at >= self.0.len() {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at] = Some(Box::new(record));
+    }
+
+    /// All of them, in the order of their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (VfId, &Vf)> {
+        (0..).zip(&self.0).filter_map(|(number, slot)| {
+            let record = slot.as_deref()?;
+            Some((VfId::new(number)?, record))
+        })
+    }
+}
+
+impl PortMux {
+    /// Adds a VF, whose tunnel works from now on.
+    ///
+    /// # Errors
+    /// [`AddVfError`]; nothing has changed then.
+    pub fn add_vf(&mut self, vf: VfId, config: VfConfig) -> Result<(), AddVfError> {
+        if self.vfs.get(vf).is_some() {
+            return Err(AddVfError::Exists(vf));
+        }
+        if let Some(guid) = config.guid
+            && !self.gids.assign(vf, Some(guid))
+        {
+            return Err(AddVfError::BadGuid(guid));
+        }
+        self.limiter.set(vf, self.egress_limit);
+        self.vfs.insert(vf, Vf::new(config));
+        Ok(())
+    }
+
+    /// Starts or stops a VF's tunnel. A stopped one neither sends nor receives; what the VF has in
+    /// the tables stays until [`PortMux::reset_vf`].
+    pub fn set_active(&mut self, vf: VfId, active: bool) {
+        if let Some(record) = self.vfs.get_mut(vf) {
+            record.active = active;
+        }
+    }
+
+    /// Changes a VF's rate, from now on.
+    pub fn set_egress_limit(&mut self, vf: VfId, limit: EgressLimit) {
+        if self.vfs.get(vf).is_some() {
+            self.limiter.set(vf, limit);
+        }
+    }
+
+    /// Maps a VF's P_Key index to another place of the port's table, or to none. The VF is told if
+    /// that is a change; an index beyond its table is none.
+    pub fn map_pkey(
+        &mut self,
+        cause: Cause,
+        vf: VfId,
+        index: VirtualPKeyIndex,
+        to: Option<PhysicalPKeyIndex>,
+    ) {
+        let record = self.vfs.get_mut(vf);
+        if record.is_some_and(|record| record.pkeys.map(index, to)) {
+            self.tell(cause, vf, VfEvent::PKeyChange);
+        }
+    }
+
+    /// Forgets all that a VF had under way: it was reset, or its guest is gone. It can go on at once.
+    ///
+    /// By policy its peers are told.
+    pub fn reset_vf(&mut self, now: Instant, cause: Cause, vf: VfId) {
+        for held in self.limiter.clear(vf) {
+            self.drop_frame(held.cause, Some(vf), DropReason::VfInReset);
+        }
+        let Some(record) = self.vfs.get(vf) else {
+            return;
+        };
+        let ca_guid = record.ca_guid.or(record.guid).unwrap_or(Guid::NONE);
+        let policy = if self.policy.signal_reset {
+            ResetPolicy::Signal { ca_guid }
+        } else {
+            ResetPolicy::Silent
+        };
+        let cut = self.tids.reset(now, vf);
+        self.cm.vf_reset(now, vf, policy);
+        self.mcast.reset(now, vf.into());
+        if self.policy.signal_reset {
+            for transfer in &cut {
+                self.abort(now, cause, vf, transfer);
+            }
+        }
+        while let Some(message) = self.cm.poll_transmit() {
+            self.farewell(now, cause, &message);
+        }
+        self.pump(now, cause);
+    }
+
+    /// A VF's counters; `None` if there is no such VF.
+    #[must_use]
+    pub fn vf_statistics(&self, vf: VfId) -> Option<&VfStatistics> {
+        self.vfs.get(vf).map(|record| &record.statistics)
+    }
+
+    /// Counts and reports the end of a frame.
+    pub(crate) fn drop_frame(&mut self, cause: Cause, vf: Option<VfId>, reason: DropReason) {
+        if let Some(record) = vf.and_then(|vf| self.vfs.get_mut(vf)) {
+            record.statistics.count_drop(reason);
+        }
+        self.emit(cause, Output::Dropped { vf, reason });
+    }
+
+    pub(crate) fn tell(&mut self, cause: Cause, vf: VfId, event: VfEvent) {
+        self.emit(cause, Output::VfEvent { vf, event });
+    }
+
+    /// The key of a message of ours in a VF's name: the exchange's, or the VF's first.
+    pub(crate) fn pkey_for(&self, vf: VfId, exchange: PKey) -> PKey {
+        if exchange.is_valid() {
+            return exchange;
+        }
+        let keys = self
+            .vfs
+            .get(vf)
+            .map(|record| record.pkeys.values(&self.pkeys));
+        keys.and_then(|keys| keys.first().copied())
+            .unwrap_or_else(|| self.pkeys.for_management())
+    }
+}

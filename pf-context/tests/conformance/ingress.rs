@@ -1,0 +1,229 @@
+//! Packets from the wire: statements 48, 59 to 75.
+
+use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::{Gid, Guid, PKey, Qpn, Sl, SubnetPrefix};
+use mad_mux::policy::Rights;
+use pf_context::{Policy, PortConfig, Strictness, VfConfig, WireSource};
+use vf_tunnel::DropReason;
+use zerocopy::IntoBytes;
+
+use crate::harness::*;
+
+/// A request that VFs which serve may get.
+fn request() -> Mad {
+    mad(MgmtClass::DEV_MGT, Method::GET, AttributeId::new(0x10), 77)
+}
+
+fn server(number: u16) -> VfConfig {
+    VfConfig {
+        rights: Rights {
+            serve: true,
+            ..Rights::default()
+        },
+        ..vf_config(number)
+    }
+}
+
+fn servers() -> Port {
+    Port::with(config(), [server(1), server(2)])
+}
+
+fn to(dgid: Gid) -> WireSource {
+    WireSource {
+        grh: Some(route(peer_gid(), dgid)),
+        ..from(PEER)
+    }
+}
+
+#[test]
+fn an_sa_query_comes_back_with_the_guests_own_tid() {
+    let mut port = Port::new();
+    let tid = 0xffff_ffff_ffff_ffff;
+    let out = sent(port.vf_sends(2, &frame(SM, path_query(tid))));
+    assert_eq!(out.dlid, SM);
+    assert!(out.mad.header.tid.get() <= u64::from(u32::MAX));
+    let delivered = got(port.wire_sends(&from(SM), &answer(&out.mad)));
+    assert_eq!((delivered.vf, delivered.slid), (2, SM));
+    assert_eq!(
+        delivered.mad.as_bytes(),
+        answer(&path_query(tid)).as_bytes()
+    );
+}
+
+#[test]
+fn c048_c049_an_answer_that_nobody_waits_for_is_dropped() {
+    let mut port = Port::new();
+    let mut unknown = answer(&path_query(1));
+    assert_eq!(
+        dropped(port.wire_sends(&from(SM), &unknown)),
+        DropReason::UnknownTid
+    );
+    let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
+    unknown.header.tid = out.mad.header.tid;
+    assert_eq!(
+        dropped(port.wire_sends(&from(PEER), &unknown)),
+        DropReason::WrongPeer
+    );
+    assert_eq!(got(port.wire_sends(&from(SM), &unknown)).vf, 1);
+}
+
+#[test]
+fn c059_a_request_goes_to_the_owner_of_its_destination_gid() {
+    let mut port = servers();
+    for number in [1, 2] {
+        let delivered = got(port.wire_sends(&to(vf_gid(number)), &request()));
+        assert_eq!(delivered.vf, number);
+        assert_eq!(delivered.mad, request());
+    }
+}
+
+#[test]
+fn c060_to_c063_a_destination_gid_that_is_no_vfs_is_dropped() {
+    let mut port = servers();
+    let foreign = SubnetPrefix::new(0xfec0_0000_0000_0001);
+    for (gid, reason) in [
+        (Gid::from_parts(foreign, vf_guid(1)), DropReason::BadPrefix),
+        (
+            Gid::from_parts(PREFIX, mad_mux::steering::SA_WELL_KNOWN),
+            DropReason::NoTarget,
+        ),
+        (Gid::from_parts(PREFIX, Guid::NONE), DropReason::UnknownGid),
+        (Gid::from_parts(PREFIX, vf_guid(9)), DropReason::UnknownGid),
+    ] {
+        assert_eq!(dropped(port.wire_sends(&to(gid), &request())), reason);
+    }
+}
+
+#[test]
+fn c064_a_request_without_grh_is_for_no_vf() {
+    let mut port = servers();
+    assert_eq!(
+        dropped(port.wire_sends(&from(PEER), &request())),
+        DropReason::NoTarget
+    );
+}
+
+#[test]
+fn c065_an_answer_to_another_vfs_gid_is_dropped_and_changes_nothing() {
+    let mut port = Port::new();
+    let out = sent(port.vf_sends(1, &global_frame(PEER, peer_gid(), path_query(1))));
+    let back = answer(&out.mad);
+    assert_eq!(
+        dropped(port.wire_sends(&to(vf_gid(2)), &back)),
+        DropReason::TargetMismatch
+    );
+    assert_eq!(got(port.wire_sends(&to(vf_gid(1)), &back)).vf, 1);
+}
+
+#[test]
+fn c066_a_stopped_vf_gets_nothing() {
+    let mut port = servers();
+    let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
+    port.mux.set_active(vf(1), false);
+    assert_eq!(
+        dropped(port.wire_sends(&to(vf_gid(1)), &request())),
+        DropReason::VfDown
+    );
+    assert_eq!(
+        dropped(port.wire_sends(&from(SM), &answer(&out.mad))),
+        DropReason::VfDown
+    );
+}
+
+#[test]
+fn c067_a_packet_that_is_no_whole_mad_is_dropped() {
+    let mut port = servers();
+    for length in [0, 24, 255] {
+        let bytes = &request().as_bytes()[..length].to_vec();
+        assert_eq!(
+            dropped(port.wire_sends_bytes(Gsi, &to(vf_gid(1)), bytes)),
+            DropReason::BadLength
+        );
+    }
+}
+
+fn in_partition(pkey: PKey) -> WireSource {
+    WireSource {
+        pkey,
+        ..to(vf_gid(1))
+    }
+}
+
+fn with_pkeys(policy: Policy, physical_indices: &[u16]) -> Port {
+    let vf = VfConfig {
+        pkeys: physical_indices.iter().map(|&i| physical(i)).collect(),
+        ..server(1)
+    };
+    let config = PortConfig {
+        policy,
+        pkeys: vec![PKey::DEFAULT_FULL, OTHER, LIMITED, PKey::new(0x8456)],
+        ..config()
+    };
+    Port::with(config, [vf])
+}
+
+#[test]
+fn c069_a_packet_of_a_partition_that_the_vf_is_not_in_is_dropped() {
+    let mut port = with_pkeys(Policy::default(), &[1]);
+    for pkey in [PKey::DEFAULT_FULL, PKey::INVALID, PKey::new(0x8000)] {
+        assert_eq!(
+            dropped(port.wire_sends(&in_partition(pkey), &request())),
+            DropReason::PKeyMismatch
+        );
+    }
+}
+
+#[test]
+fn c070_the_index_of_a_full_member_is_reported_before_that_of_a_limited_one() {
+    let mut port = with_pkeys(Policy::default(), &[0, 2, 3]);
+    for pkey in [0x8456, 0x0456] {
+        let delivered = got(port.wire_sends(&in_partition(PKey::new(pkey)), &request()));
+        assert_eq!(delivered.pkey_index, 2);
+    }
+}
+
+#[test]
+fn c071_c072_limited_members_get_packets_of_full_ones_and_of_others_by_policy() {
+    let full = in_partition(PKey::new(0x8456));
+    let limited = in_partition(LIMITED);
+    let mut strict = with_pkeys(Policy::default(), &[2]);
+    assert_eq!(got(strict.wire_sends(&full, &request())).pkey_index, 0);
+    assert_eq!(
+        dropped(strict.wire_sends(&limited, &request())),
+        DropReason::PKeyMismatch
+    );
+    let policy = Policy {
+        limited_pkeys: Strictness::Compat,
+        ..Policy::default()
+    };
+    let mut compat = with_pkeys(policy, &[2]);
+    assert_eq!(got(compat.wire_sends(&limited, &request())).pkey_index, 0);
+}
+
+#[test]
+fn c073_c074_the_virtual_index_that_is_reported_leads_back_to_the_partition() {
+    let mut port = with_pkeys(Policy::default(), &[3, 1, 0]);
+    let delivered = got(port.wire_sends(&in_partition(OTHER), &request()));
+    assert_eq!(delivered.pkey_index, 1);
+    let mut reply = frame(PEER, answer(&request()));
+    reply.mad.header.method = Method::GET;
+    reply.header.pkey_index.set(delivered.pkey_index);
+    assert_eq!(sent(port.vf_sends(1, &reply)).pkey.base(), OTHER.base());
+}
+
+#[test]
+fn c068_c075_a_delivery_shows_the_source_as_it_was_on_the_wire() {
+    let mut port = servers();
+    let source = WireSource {
+        sqpn: Qpn::from_low_bits(0x12_3456),
+        sl: Sl::from_low_bits(5),
+        ..to(vf_gid(2))
+    };
+    let delivered = got(port.wire_sends(&source, &request()));
+    assert_eq!((delivered.slid, delivered.sqpn), (PEER, source.sqpn));
+    assert_eq!((delivered.sl, delivered.grh), (source.sl, source.grh));
+
+    let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
+    let local = got(port.wire_sends(&from(SM), &answer(&out.mad)));
+    assert_eq!(local.grh, None);
+}

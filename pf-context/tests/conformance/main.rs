@@ -1,0 +1,8 @@
+//! Conformance of the port's mux, by statement number.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+mod egress;
+mod events;
+mod harness;
+mod ingress;
