@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     corpora.insert("cm_messages", cm_messages());
     corpora.insert("cm", connections());
     corpora.insert("mad_agent", conversations());
+    corpora.insert("sa", requests());
     corpora.insert("sm", fabrics());
     corpora.insert("trace", trace_lines()?);
 
@@ -229,6 +230,44 @@ fn connections() -> Seeds {
     .into_iter()
     .map(|(name, bytes)| (name.to_owned(), bytes))
     .collect()
+}
+
+/// Joins, leaves, GUID requests and records of any bytes, from several hosts.
+fn requests() -> Seeds {
+    let mut operations = Vec::new();
+    for number in 0..120_u8 {
+        // Which port, a group, which kind of membership, join, no further components; who asks.
+        operations.extend([
+            1,
+            number,
+            1,
+            number % 5,
+            1 << (number % 4),
+            number % 3,
+            0,
+            number,
+        ]);
+        // Which port and block, eight GUIDs, which method, all of them meant; who asks.
+        operations.extend([
+            4,
+            number,
+            number % 3,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            number,
+            0xff,
+            number,
+        ]);
+        // A table of any attribute without a mask.
+        operations.extend([5, 0, 2, number, 0, number]);
+    }
+    [("requests".to_owned(), operations)].into()
 }
 
 /// What nodes answer to a subnet manager: mostly answers without damage, with all numbers.

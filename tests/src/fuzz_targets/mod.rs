@@ -6,6 +6,7 @@ mod agent;
 mod cm;
 mod hostile;
 mod parsers;
+mod sa;
 mod sm;
 
 /// A fuzz target: its name and its body.
@@ -22,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("mad_agent", agent::mad_agent),
     ("notice", parsers::notice),
     ("rmpp", parsers::rmpp),
+    ("sa", sa::sa),
     ("sa_records", parsers::sa_records),
     ("sm", sm::sm),
     ("smi", parsers::smi),
