@@ -76,22 +76,22 @@ impl McastAgg {
     }
 
     /// Takes the SA's answer to a transaction. The caller has made sure that it comes from the SA and
-    /// answers a transmission of this token.
-    pub fn handle_response(&mut self, now: Instant, token: Token, answer: &SaMad) {
+    /// answers a transmission of this token. Gives whether a transaction took it.
+    pub fn handle_response(&mut self, now: Instant, token: Token, answer: &SaMad) -> bool {
         let record = answer.record::<McMemberRecord>();
         let granted = answer.header.status == MadStatus::OK;
         if let Some(state) = self.exchange.take_given_up(token) {
             if granted && record.mgid.is_multicast() {
                 self.take_back(now, &record, state);
             }
-            return;
+            return true;
         }
         let Some(transaction) = self.exchange.sent(token) else {
-            return;
+            return false;
         };
         let names_another = !transaction.mgid.is_none() && record.mgid != transaction.mgid;
         if granted && names_another {
-            return;
+            return false;
         }
         let transaction = self.end(token);
         match transaction {
@@ -132,6 +132,7 @@ impl McastAgg {
             }
         }
         self.pump(now);
+        true
     }
 
     /// The SM asks for re-registration, or another SM has taken over: the port joins again whatever
