@@ -99,7 +99,9 @@ impl PortMux {
             Ok(Target::Sender) => self.answer_sender(now, cause, source, mad),
             Ok(Target::Port) => {
                 let token = token_of(mad.header.tid);
-                self.mcast.handle_response(now, token, mad.view());
+                if !self.mcast.handle_response(now, token, mad.view()) {
+                    self.drop_frame(cause, None, DropReason::NoTransaction);
+                }
             }
             Err(Refused { vf, reason }) => self.drop_frame(cause, vf, reason),
         }

@@ -45,6 +45,13 @@ impl Lane {
         }
     }
 
+    /// Frames that the bucket lacks.
+    fn used(&self, now: Instant) -> u32 {
+        let interval = self.interval().as_nanos().max(1);
+        let missing = self.full_at.saturating_duration_since(now).as_nanos();
+        u32::try_from(missing.div_ceil(interval)).unwrap_or(u32::MAX)
+    }
+
     /// When the next frame may go.
     fn ready_at(&self) -> Instant {
         let ahead = self.interval() * self.limit.burst.saturating_sub(1);
@@ -71,21 +78,25 @@ pub(crate) struct Limiter {
 }
 
 impl Limiter {
-    /// Gives a VF its limit. What waits goes on waiting, under the new one.
-    pub(crate) fn set(&mut self, vf: VfId, limit: EgressLimit) {
+    /// Adds a VF.
+    pub(crate) fn add(&mut self, vf: VfId, limit: EgressLimit) {
         let at = vf.index();
         if at >= self.lanes.len() {
             self.lanes.resize(at + 1, None);
         }
-        match &mut self.lanes[at] {
-            Some(lane) => lane.limit = limit,
-            empty => {
-                *empty = Some(Box::new(Lane {
-                    limit,
-                    full_at: Instant::ZERO,
-                    queue: VecDeque::new(),
-                }));
-            }
+        self.lanes[at] = Some(Box::new(Lane {
+            limit,
+            full_at: Instant::ZERO,
+            queue: VecDeque::new(),
+        }));
+    }
+
+    /// Gives a VF another limit. What it has used up counts on; what waits goes on waiting.
+    pub(crate) fn change(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
+        if let Some(lane) = self.lanes.get_mut(vf.index()).and_then(Option::as_mut) {
+            let used = lane.used(now);
+            lane.limit = limit;
+            lane.full_at = now + lane.interval() * used;
         }
     }
 

@@ -137,7 +137,7 @@ impl PortMux {
         {
             return Err(AddVfError::BadGuid(guid));
         }
-        self.limiter.set(vf, self.egress_limit);
+        self.limiter.add(vf, self.egress_limit);
         self.vfs.insert(vf, Vf::new(config));
         Ok(())
     }
@@ -151,10 +151,9 @@ impl PortMux {
     }
 
     /// Changes a VF's rate, from now on.
-    pub fn set_egress_limit(&mut self, vf: VfId, limit: EgressLimit) {
-        if self.vfs.get(vf).is_some() {
-            self.limiter.set(vf, limit);
-        }
+    pub fn set_egress_limit(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
+        self.limiter.change(now, vf, limit);
+        self.release(now);
     }
 
     /// Maps a VF's P_Key index to another place of the port's table, or to none. The VF is told if

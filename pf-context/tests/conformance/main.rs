@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod cm;
 mod egress;
 mod events;
 mod harness;
 mod ingress;
+mod rate;
+mod sa;
