@@ -345,7 +345,7 @@ impl McastAgg {
     /// Starts whatever the group needs next, if nothing is under way.
     fn advance(&mut self, mgid: Gid) {
         while let Some(&index) = self.by_mgid.get(&mgid) {
-            self.drop_slow_leave(index);
+            self.drop_obsolete(index);
             let group = &mut self.groups[index];
             if group.in_flight.is_some() {
                 return;
@@ -377,17 +377,20 @@ impl McastAgg {
         }
     }
 
-    /// A leave that the SA has not granted at once must not block those who want to join.
-    fn drop_slow_leave(&mut self, index: usize) {
+    /// A leave that the SA has not granted at once must not block those who want to join, and a
+    /// rejoin that nobody needs any more must not go on.
+    fn drop_obsolete(&mut self, index: usize) {
         let group = &self.groups[index];
-        let Some(token) = group.in_flight.filter(|_| !group.waiting.is_empty()) else {
+        let Some(token) = group.in_flight else {
             return;
         };
-        if self
-            .exchange
-            .get(token)
-            .is_some_and(Transaction::is_slow_leave)
-        {
+        let wanted_by_none = group.members.is_empty();
+        let waited_for = !group.waiting.is_empty();
+        let obsolete = |transaction: &Transaction| match transaction.purpose {
+            Purpose::Rejoin { .. } => wanted_by_none,
+            _ => waited_for && transaction.is_slow_leave(),
+        };
+        if self.exchange.get(token).is_some_and(obsolete) {
             self.doubt(token);
         }
     }

@@ -132,6 +132,20 @@ fn c143_a_reset_gives_up_only_what_nobody_else_holds() {
 }
 
 #[test]
+fn c143_a_rejoin_that_nobody_needs_any_more_ends_in_a_leave() {
+    let mut port = Port::new();
+    port.first_join(vf(1), mgid(1), FULL);
+    port.agg.client_reregister(port.now);
+    let (late, rejoin) = port.sa_request();
+    port.agg.reset(port.now, vf(1));
+    let (_, leave) = port.sa_request();
+    assert_eq!(leave.header.method, Method::DELETE);
+    port.sa_answers(late, &granted(&rejoin, FULL));
+    port.wait(Duration::from_secs(300));
+    assert_eq!(port.agg.sizes(), mcast_agg::Sizes::default());
+}
+
+#[test]
 fn c144_after_reregister_the_port_rejoins_and_vfs_are_answered_meanwhile() {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL);
