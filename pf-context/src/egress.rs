@@ -78,16 +78,17 @@ impl PortMux {
     /// Takes a frame that came through a VF's tunnel.
     pub fn from_vf(&mut self, now: Instant, cause: Cause, vf: VfId, qp: SpecialQp, frame: &ToPf) {
         self.release(now);
-        if let Err(reason) = self.check(vf, qp, frame) {
-            return self.drop_frame(cause, Some(vf), reason);
-        }
+        let checked = match self.check(vf, qp, frame) {
+            Ok(checked) => checked,
+            Err(reason) => return self.drop_frame(cause, Some(vf), reason),
+        };
         let held = || Held {
             cause,
             qp,
             frame: *frame,
         };
         match self.limiter.offer(now, vf, held) {
-            Admission::Now => self.send(now, cause, vf, qp, frame),
+            Admission::Now => self.send(now, cause, vf, &checked, frame.mad),
             Admission::Held => {}
             Admission::Refused => self.drop_frame(cause, Some(vf), DropReason::RateLimited),
         }
@@ -96,23 +97,21 @@ impl PortMux {
     /// Sends the frames that have waited long enough.
     pub(crate) fn release(&mut self, now: Instant) {
         while let Some((vf, held)) = self.limiter.pop_ready(now) {
-            self.send(now, held.cause, vf, held.qp, &held.frame);
+            match self.check(vf, held.qp, &held.frame) {
+                Ok(checked) => self.send(now, held.cause, vf, &checked, held.frame.mad),
+                Err(reason) => self.drop_frame(held.cause, Some(vf), reason),
+            }
         }
     }
 
-    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, qp: SpecialQp, frame: &ToPf) {
-        let mut mad = frame.mad;
-        let step = self.check(vf, qp, frame).and_then(|checked| {
-            let step = self.hand_to_machine(now, vf, &checked, &mut mad)?;
-            Ok((checked, step))
-        });
-        match step {
-            Ok((checked, Step::Send)) => self.transmit(now, cause, Some(vf), &checked.out, mad),
-            Ok((checked, Step::Answered)) => {
+    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, checked: &Checked, mut mad: Mad) {
+        match self.hand_to_machine(now, vf, checked, &mut mad) {
+            Ok(Step::Send) => self.transmit(now, cause, Some(vf), &checked.out, mad),
+            Ok(Step::Answered) => {
                 let grh = checked.out.grh.map(Route::reversed);
                 self.answer_as_sa(cause, vf, checked.pkey_index, grh, mad);
             }
-            Ok((_, Step::Absorbed)) => {}
+            Ok(Step::Absorbed) => {}
             Err(reason) => self.drop_frame(cause, Some(vf), reason),
         }
         self.pump(now, cause);
@@ -128,7 +127,7 @@ impl PortMux {
             SpecialQp::Smi => VirtualPKeyIndex(PKeyIndex(0)),
             SpecialQp::Gsi => header.virtual_pkey_index(),
         };
-        let pkey = record.pkeys.value(pkey_index, &self.pkeys)?;
+        let pkey = record.pkeys.value(pkey_index)?;
         let grh = self.route_of(record, frame)?;
         let av = &header.av;
         if av.port() != record.port {
@@ -246,10 +245,11 @@ impl PortMux {
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
+        let gids = record.gids(self.gids.prefix());
         let who = VfIdentity {
-            gids: &record.gids(self.gids.prefix()),
+            gids: gids.as_ref().map_or(&[], |gids| &gids[..]),
             ca_guid: record.ca_guid,
-            pkeys: &record.pkeys.values(&self.pkeys),
+            pkeys: record.pkeys.keys(),
             check: match self.policy.cm_identity {
                 Strictness::Strict => IdentityCheck::Strict,
                 Strictness::Compat => IdentityCheck::Compat,

@@ -67,11 +67,16 @@ impl PortMux {
     }
 
     fn pkeys_changed(&mut self, cause: Cause, table: Vec<PKey>) {
-        let old = core::mem::replace(&mut self.pkeys, PortPKeys::new(table));
-        let new = self.pkeys.clone();
-        self.tell_those(cause, VfEvent::PKeyChange, |vf| {
-            vf.pkeys.sees_change(&old, &new)
-        });
+        self.pkeys = PortPKeys::new(table);
+        let port = &self.pkeys;
+        let changed: Vec<VfId> = self
+            .vfs
+            .iter_mut()
+            .filter_map(|(vf, record)| (record.pkeys.refresh(port) && record.active).then_some(vf))
+            .collect();
+        for vf in changed {
+            self.tell(cause, vf, VfEvent::PKeyChange);
+        }
     }
 
     fn prefix_changed(&mut self, cause: Cause, prefix: SubnetPrefix) {

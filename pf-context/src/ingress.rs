@@ -250,7 +250,7 @@ impl PortMux {
         let found = self
             .vfs
             .get(vf)
-            .and_then(|record| record.pkeys.find(source.pkey, &self.pkeys, limited));
+            .and_then(|record| record.pkeys.find(source.pkey, limited));
         found.ok_or_else(|| Refused::of(vf, DropReason::PKeyMismatch))
     }
 

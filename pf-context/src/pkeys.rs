@@ -36,54 +36,55 @@ impl PortPKeys {
     }
 }
 
-/// A VF's P_Key table: for each of its indices a place in the port's, or none.
+/// A VF's P_Key table: for each of its indices a place in the port's, or none, and what stands there.
 #[derive(Clone, Debug)]
-pub(crate) struct VfPKeys(Vec<Option<PhysicalPKeyIndex>>);
+pub(crate) struct VfPKeys {
+    map: Vec<Option<PhysicalPKeyIndex>>,
+    keys: Vec<PKey>,
+}
 
 impl VfPKeys {
-    pub(crate) const fn new(map: Vec<Option<PhysicalPKeyIndex>>) -> Self {
-        Self(map)
+    pub(crate) fn new(map: Vec<Option<PhysicalPKeyIndex>>, port: &PortPKeys) -> Self {
+        let mut table = Self {
+            map,
+            keys: Vec::new(),
+        };
+        table.refresh(port);
+        table
+    }
+
+    /// Reads the port's table anew. Gives whether the VF's is another now.
+    pub(crate) fn refresh(&mut self, port: &PortPKeys) -> bool {
+        let key = |entry: &Option<_>| entry.map_or(PKey::INVALID, |physical| port.get(physical));
+        let keys = self.map.iter().map(key).collect();
+        let changed = self.keys != keys;
+        self.keys = keys;
+        changed
     }
 
     /// The key that a VF means by an index.
     ///
     /// # Errors
     /// [`DropReason::PKeyIndexOutOfRange`], [`DropReason::NoPKey`].
-    pub(crate) fn value(
-        &self,
-        index: VirtualPKeyIndex,
-        port: &PortPKeys,
-    ) -> Result<PKey, DropReason> {
-        let entry = self
-            .0
+    pub(crate) fn value(&self, index: VirtualPKeyIndex) -> Result<PKey, DropReason> {
+        let key = self
+            .keys
             .get(usize::from(index.0.0))
             .ok_or(DropReason::PKeyIndexOutOfRange)?;
-        let key = entry.map(|physical| port.get(physical));
-        key.filter(|key| key.is_valid()).ok_or(DropReason::NoPKey)
+        key.is_valid().then_some(*key).ok_or(DropReason::NoPKey)
     }
 
-    /// The VF's keys.
-    pub(crate) fn values(&self, port: &PortPKeys) -> Vec<PKey> {
-        let mapped = self.0.iter().flatten();
-        mapped
-            .map(|&physical| port.get(physical))
-            .filter(|key| key.is_valid())
-            .collect()
+    /// The VF's keys by its own indices; an invalid one where there is none.
+    pub(crate) fn keys(&self) -> &[PKey] {
+        &self.keys
     }
 
     /// The VF's index for the partition of a packet: a full member's place before a limited one's.
-    pub(crate) fn find(
-        &self,
-        packet: PKey,
-        port: &PortPKeys,
-        limited: Strictness,
-    ) -> Option<VirtualPKeyIndex> {
+    pub(crate) fn find(&self, packet: PKey, limited: Strictness) -> Option<VirtualPKeyIndex> {
         let matching = |full: bool| {
-            self.0.iter().position(|entry| {
-                entry.is_some_and(|physical| {
-                    let key = port.get(physical);
-                    key.is_valid() && key.base() == packet.base() && key.is_full() == full
-                })
+            let mut keys = self.keys.iter();
+            keys.position(|key| {
+                key.is_valid() && key.base() == packet.base() && key.is_full() == full
             })
         };
         let accepts_limited = packet.is_full() || limited == Strictness::Compat;
@@ -93,18 +94,18 @@ impl VfPKeys {
             .map(|index| VirtualPKeyIndex(PKeyIndex(index)))
     }
 
-    /// Whether the VF would see a difference between two tables of the port.
-    pub(crate) fn sees_change(&self, old: &PortPKeys, new: &PortPKeys) -> bool {
-        let mut mapped = self.0.iter().flatten();
-        mapped.any(|&physical| old.get(physical) != new.get(physical))
-    }
-
-    /// Maps an index elsewhere. Gives whether that changed anything; an index beyond the table never
-    /// does.
-    pub(crate) fn map(&mut self, index: VirtualPKeyIndex, to: Option<PhysicalPKeyIndex>) -> bool {
-        match self.0.get_mut(usize::from(index.0.0)) {
+    /// Maps an index elsewhere. Gives whether the map changed; an index beyond the table never
+    /// changes it.
+    pub(crate) fn map(
+        &mut self,
+        index: VirtualPKeyIndex,
+        to: Option<PhysicalPKeyIndex>,
+        port: &PortPKeys,
+    ) -> bool {
+        match self.map.get_mut(usize::from(index.0.0)) {
             Some(entry) if *entry != to => {
                 *entry = to;
+                self.refresh(port);
                 true
             }
             _ => false,

@@ -52,7 +52,7 @@ impl PortMux {
         let requester = Requester {
             id: vf.into(),
             guid: record.guid.unwrap_or_default(),
-            pkeys: &record.pkeys.values(&self.pkeys),
+            pkeys: record.pkeys.keys(),
             pkey_index: checked.pkey_index,
         };
         match self.mcast.request(now, &requester, mad.view_mut()) {

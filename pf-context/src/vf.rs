@@ -9,7 +9,7 @@ use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 use crate::config::{AddVfError, EgressLimit, VfConfig};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, VfEvent};
-use crate::pkeys::VfPKeys;
+use crate::pkeys::{PortPKeys, VfPKeys};
 
 /// What became of a VF's MADs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,12 +58,12 @@ pub(crate) struct Vf {
 }
 
 impl Vf {
-    fn new(config: VfConfig) -> Self {
+    fn new(config: VfConfig, port: &PortPKeys) -> Self {
         Self {
             guid: config.guid,
             ca_guid: config.ca_guid,
             port: config.port,
-            pkeys: VfPKeys::new(config.pkeys),
+            pkeys: VfPKeys::new(config.pkeys, port),
             rights: config.rights,
             service_levels: config.service_levels,
             active: true,
@@ -77,10 +77,9 @@ impl Vf {
     }
 
     /// Its GIDs as others of the subnet may write them.
-    pub(crate) fn gids(&self, prefix: SubnetPrefix) -> Vec<Gid> {
-        let guid = self.guid.into_iter();
-        guid.flat_map(|guid| [prefix, SubnetPrefix::DEFAULT].map(|p| Gid::from_parts(p, guid)))
-            .collect()
+    pub(crate) fn gids(&self, prefix: SubnetPrefix) -> Option<[Gid; 2]> {
+        self.guid
+            .map(|guid| [prefix, SubnetPrefix::DEFAULT].map(|p| Gid::from_parts(p, guid)))
     }
 
     pub(crate) const fn may_use(&self, sl: Sl) -> bool {
@@ -114,6 +113,14 @@ impl Vfs {
         self.0[at] = Some(Box::new(record));
     }
 
+    /// All of them, to change.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (VfId, &mut Vf)> {
+        (0..).zip(&mut self.0).filter_map(|(number, slot)| {
+            let record = slot.as_deref_mut()?;
+            Some((VfId::new(number)?, record))
+        })
+    }
+
     /// All of them, in the order of their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (VfId, &Vf)> {
         (0..).zip(&self.0).filter_map(|(number, slot)| {
@@ -138,7 +145,7 @@ impl PortMux {
             return Err(AddVfError::BadGuid(guid));
         }
         self.limiter.add(vf, self.egress_limit);
-        self.vfs.insert(vf, Vf::new(config));
+        self.vfs.insert(vf, Vf::new(config, &self.pkeys));
         Ok(())
     }
 
@@ -166,7 +173,7 @@ impl PortMux {
         to: Option<PhysicalPKeyIndex>,
     ) {
         let record = self.vfs.get_mut(vf);
-        if record.is_some_and(|record| record.pkeys.map(index, to)) {
+        if record.is_some_and(|record| record.pkeys.map(index, to, &self.pkeys)) {
             self.tell(cause, vf, VfEvent::PKeyChange);
         }
     }
@@ -224,11 +231,8 @@ impl PortMux {
         if exchange.is_valid() {
             return exchange;
         }
-        let keys = self
-            .vfs
-            .get(vf)
-            .map(|record| record.pkeys.values(&self.pkeys));
-        keys.and_then(|keys| keys.first().copied())
+        let keys = self.vfs.get(vf).map(|record| record.pkeys.keys());
+        keys.and_then(|keys| keys.iter().copied().find(|key| key.is_valid()))
             .unwrap_or_else(|| self.pkeys.for_management())
     }
 }
