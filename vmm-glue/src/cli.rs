@@ -19,6 +19,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Measure.
     Bench(BenchArgs),
+    /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
+    Replay,
 }
 
 #[derive(Debug, Args)]

@@ -10,6 +10,7 @@ pub mod bench;
 pub mod demo;
 mod driven;
 mod real_time;
+pub mod replay;
 pub mod world;
 
 pub use driven::Driven;

@@ -11,6 +11,7 @@ use clap::Parser;
 use serde::Serialize;
 use vhca::bench;
 use vhca::demo::{self, Clock, DemoError};
+use vhca::replay::{self, ReplayError};
 
 use crate::cli::{BenchArgs, Cli, Command, DemoArgs};
 
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),
+        Command::Replay => return replay(),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -65,6 +67,19 @@ fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         print(args.json, &result).context("cannot print")?;
     }
     Ok(())
+}
+
+/// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.
+fn replay() -> ExitCode {
+    let Err(error) = replay::run(io::stdin().lock(), io::stdout().lock()) else {
+        return ExitCode::SUCCESS;
+    };
+    let code = match error {
+        ReplayError::Script { .. } => ExitCode::from(2),
+        ReplayError::Read(_) | ReplayError::Write(_) => ExitCode::FAILURE,
+    };
+    eprintln!("vhca: {:#}", anyhow::Error::from(error));
+    code
 }
 
 /// Prints a report as a line of text or as a line of JSON.
