@@ -524,6 +524,24 @@ impl InformInfo {
         /// How long the subscriber takes to answer a report: 4.096 µs × 2^value.
         resp_time_value, set_resp_time_value: u8 = resp_time >> 0, 5;
     }
+
+    /// Whether a notice is one that this subscribes to (IBA 13.4.8.3). A GID counts instead of the
+    /// LID range.
+    #[must_use]
+    pub fn covers(&self, report: &NoticeReport) -> bool {
+        let notice = &report.notice;
+        let kind = u16::from(notice.notice_type().get());
+        let lids = self.lid_range_begin..=self.lid_range_end;
+        (self.is_generic != 0) == notice.is_generic()
+            && (self.notice_type.get() == Self::ALL_TYPES || self.notice_type.get() == kind)
+            && (self.trap_number == TrapNumber::ALL || self.trap_number == notice.trap_number)
+            && (self.producer == ProducerType::ALL.0 || self.producer == notice.producer)
+            && if self.gid.is_none() {
+                self.lid_range_begin == Lid::PERMISSIVE || lids.contains(&notice.issuer_lid)
+            } else {
+                self.gid == report.issuer_gid
+            }
+    }
 }
 
 #[cfg(test)]
@@ -566,5 +584,54 @@ mod tests {
             [0x81, 0, 0, 2, 0, 128, 0, 3, 0, 0, 0, 3]
         );
         assert_eq!(notice.details::<LinkStateDetails>(), &details);
+    }
+
+    fn all() -> InformInfo {
+        InformInfo {
+            lid_range_begin: Lid::PERMISSIVE,
+            is_generic: 1,
+            subscribe: 1,
+            notice_type: InformInfo::ALL_TYPES.into(),
+            trap_number: TrapNumber::ALL,
+            producer: ProducerType::ALL.0,
+            ..InformInfo::default()
+        }
+    }
+
+    #[test]
+    fn each_field_of_a_subscription_narrows_it() {
+        let in_service = NoticeReport {
+            notice: Notice::generic(
+                NoticeType::SUBNET_MANAGEMENT,
+                ProducerType::CLASS_MANAGER,
+                TrapNumber::GID_IN_SERVICE,
+                Lid::new(5),
+                &GidDetails::default(),
+            ),
+            issuer_gid: Gid([7; 16]),
+        };
+        assert!(all().covers(&in_service));
+        let with = |change: &dyn Fn(&mut InformInfo)| {
+            let mut inform = all();
+            change(&mut inform);
+            inform.covers(&in_service)
+        };
+        assert!(with(&|i| i.trap_number = TrapNumber::GID_IN_SERVICE));
+        assert!(!with(&|i| i.trap_number = TrapNumber::GID_OUT_OF_SERVICE));
+        assert!(with(&|i| i.notice_type = 3.into()));
+        assert!(!with(&|i| i.notice_type = 4.into()));
+        assert!(!with(&|i| i.is_generic = 0));
+        assert!(with(&|i| i.producer = [0, 0, 4]));
+        assert!(!with(&|i| i.producer = [0, 0, 1]));
+        assert!(with(&|i| i.gid = Gid([7; 16])));
+        assert!(!with(&|i| i.gid = Gid([8; 16])));
+        let lids = |begin: u16, end: u16| {
+            with(&|i| {
+                i.lid_range_begin = Lid::new(begin);
+                i.lid_range_end = Lid::new(end);
+            })
+        };
+        assert!(lids(5, 5) && lids(1, 9));
+        assert!(!lids(6, 9) && !lids(1, 4));
     }
 }

@@ -28,7 +28,6 @@ use ib_vtime::{Duration, Instant, TimerQueue};
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::notice::NoticeReport;
 
-pub use report::covers;
 pub use request::{SaAnswer, SaRequest};
 pub use standing::{StandingId, Wish};
 
@@ -516,7 +515,7 @@ impl SaClient {
         let _ = mads.respond(now, self.agent, from, Message::single(response));
 
         let is_covered = self.standing.values().any(|standing| match &standing.wish {
-            Wish::Subscription(inform) => covers(inform, &report),
+            Wish::Subscription(inform) => inform.covers(&report),
             _ => false,
         });
         let is_new = self.recent.note(from.peer(), mad.header.tid);

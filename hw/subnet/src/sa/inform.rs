@@ -1,7 +1,6 @@
 //! InformInfo and InformInfoRecord: subscriptions to notices, and the reports that follow.
 
 use ib_endpoint::MadAddress;
-use ib_endpoint::sa_client::covers;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::notice::{
     GidDetails, InformInfo, Notice, NoticeReport, NoticeType, ProducerType, TrapNumber,
@@ -190,7 +189,7 @@ impl Sa {
             let Some(port) = port.and_then(|id| view.topology.port(id)) else {
                 continue;
             };
-            if !covers(&held.info, report) || !may_hear(port) {
+            if !held.info.covers(report) || !may_hear(port) {
                 continue;
             }
             if self.reports.len() >= MAX_REPORTS {
