@@ -5,11 +5,10 @@ use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
 
 use ib_vtime::{Instant, TimerQueue};
-use ib_wire::Gid;
-use ib_wire::sa::{JoinState, SaMad};
+use ib_wire::sa::SaMad;
 
 use crate::MemberId;
-use crate::transaction::{Purpose, Token, Transaction, Waiting};
+use crate::transaction::{Aim, Patience, Token, Transaction, Waiting};
 
 #[derive(Clone, Copy, Debug)]
 enum Timer {
@@ -18,30 +17,29 @@ enum Timer {
 }
 
 /// What is to be done next.
-pub(crate) enum Step {
+pub(crate) enum Step<A> {
     /// Send the transaction's request to the SA.
     Send(Token),
     /// The SA does not answer: the transaction is over.
-    GaveUp(Box<Transaction>),
+    GaveUp(Box<Transaction<A>>),
 }
 
-/// All transactions of a port.
+/// All transactions of one machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Exchange {
+pub(crate) struct Exchange<A> {
     max_in_flight: usize,
-    transactions: BTreeMap<Token, Transaction>,
+    transactions: BTreeMap<Token, Transaction<A>>,
     next_token: u64,
     /// Transactions to transmit, for the first time or again, as their turn comes.
     queue: VecDeque<Token>,
     in_flight: usize,
-    /// Joins and creations without answer, with the bits they asked for. If an answer comes after
-    /// all, the membership must be taken back.
-    given_up: BTreeMap<Token, JoinState>,
+    /// What was to be gained and got no answer. If one comes after all, it must be taken back.
+    given_up: BTreeMap<Token, A>,
     timers: TimerQueue<Timer>,
 }
 
-impl Exchange {
-    /// How long the answer to a given-up join can come and still be taken back.
+impl<A: Aim> Exchange<A> {
+    /// How long the answer to what was given up can come and still be taken back.
     const LATE_ANSWER: Duration = Duration::from_secs(60);
 
     pub(crate) const fn new(max_in_flight: usize) -> Self {
@@ -56,20 +54,14 @@ impl Exchange {
         }
     }
 
-    pub(crate) fn begin(
-        &mut self,
-        purpose: Purpose,
-        mgid: Gid,
-        state: JoinState,
-        request: SaMad,
-    ) -> Token {
+    pub(crate) fn begin(&mut self, aim: A, waiting: Option<Waiting>, request: SaMad) -> Token {
         let token = Token(self.next_token);
         self.next_token += 1;
         let transaction = Transaction {
-            purpose,
-            mgid,
-            state,
+            aim,
+            waiting,
             attempts: 0,
+            repeated: false,
             refused: false,
             request,
             timer: None,
@@ -80,7 +72,7 @@ impl Exchange {
     }
 
     /// Ends a transaction, whether it was sent or still waited for its turn.
-    pub(crate) fn end(&mut self, token: Token) -> Option<Transaction> {
+    pub(crate) fn end(&mut self, token: Token) -> Option<Transaction<A>> {
         let mut transaction = self.transactions.remove(&token)?;
         match transaction.timer.take() {
             Some(timer) => {
@@ -93,7 +85,7 @@ impl Exchange {
     }
 
     /// Puts a transaction back that the SA refused, to be sent again after a while.
-    pub(crate) fn retry(&mut self, at: Instant, token: Token, transaction: Transaction) {
+    pub(crate) fn retry(&mut self, at: Instant, token: Token, transaction: Transaction<A>) {
         let timer = Some(self.timers.set(at, Timer::Resend(token)));
         self.in_flight += 1;
         self.transactions.insert(
@@ -107,17 +99,17 @@ impl Exchange {
     }
 
     /// A transaction that an answer can belong to: one that was sent.
-    pub(crate) fn sent(&self, token: Token) -> Option<&Transaction> {
+    pub(crate) fn sent(&self, token: Token) -> Option<&Transaction<A>> {
         self.get(token)
             .filter(|transaction| transaction.timer.is_some())
     }
 
-    pub(crate) fn get(&self, token: Token) -> Option<&Transaction> {
+    pub(crate) fn get(&self, token: Token) -> Option<&Transaction<A>> {
         self.transactions.get(&token)
     }
 
-    /// Takes a join that was given up, with the bits it asked for.
-    pub(crate) fn take_given_up(&mut self, token: Token) -> Option<JoinState> {
+    /// Takes what was to be gained and was given up.
+    pub(crate) fn take_given_up(&mut self, token: Token) -> Option<A> {
         self.given_up.remove(&token)
     }
 
@@ -131,6 +123,7 @@ impl Exchange {
                 Timer::Resend(token) => {
                     if let Some(transaction) = self.transactions.get_mut(&token) {
                         transaction.timer = None;
+                        transaction.repeated = true;
                         self.in_flight -= 1;
                         self.queue.push_back(token);
                     }
@@ -140,7 +133,7 @@ impl Exchange {
     }
 
     /// Takes the next transmission, as far as the limit allows.
-    pub(crate) fn next(&mut self, now: Instant) -> Option<Step> {
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Step<A>> {
         while self.in_flight < self.max_in_flight {
             let token = self.queue.pop_front()?;
             let Some(transaction) = self.transactions.get_mut(&token) else {
@@ -153,8 +146,8 @@ impl Exchange {
                 return Some(Step::Send(token));
             }
             let transaction = self.transactions.remove(&token)?;
-            if matches!(transaction.purpose, Purpose::Join(_) | Purpose::Create(_)) {
-                self.given_up.insert(token, transaction.state);
+            if transaction.aim.patience() == Patience::Gain {
+                self.given_up.insert(token, transaction.aim);
                 self.timers
                     .set(now + Self::LATE_ANSWER, Timer::Forget(token));
             }
@@ -169,6 +162,7 @@ impl Exchange {
             transaction.attempts = 0;
             if let Some(timer) = transaction.timer.take() {
                 self.timers.cancel(timer);
+                transaction.repeated = true;
                 self.in_flight -= 1;
                 self.queue.push_back(token);
             }
@@ -184,7 +178,9 @@ impl Exchange {
 
     /// The members' requests that are being served.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiting> {
-        self.transactions.values().filter_map(Transaction::waiting)
+        self.transactions
+            .values()
+            .filter_map(|transaction| transaction.waiting.as_ref())
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {

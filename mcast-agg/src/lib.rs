@@ -44,6 +44,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod aim;
 mod answer;
 mod api;
 mod compare;

@@ -1,5 +1,7 @@
 //! The machine: requests in, answers and SA transactions out.
 
+mod outcome;
+
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
@@ -10,13 +12,13 @@ use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
 use slab::Slab;
 use vf_tunnel::DropReason;
 
+use crate::aim::{GroupAim, Purpose};
 use crate::answer::{grant, refuse};
 use crate::api::{Config, Outcome, Output, Requester, Sizes};
 use crate::compare::{fits, may_join};
 use crate::exchange::{Exchange, Step};
 use crate::group::{Group, GroupView};
-use crate::members::Members;
-use crate::transaction::{Purpose, Token, Transaction, Waiting};
+use crate::transaction::{Token, Transaction, Waiting};
 use crate::usage::Usage;
 use crate::{MemberId, request};
 
@@ -29,7 +31,7 @@ pub struct McastAgg {
     by_mgid: BTreeMap<Gid, usize>,
     groups: Slab<Group>,
     usage: Usage,
-    exchange: Exchange,
+    exchange: Exchange<GroupAim>,
     outputs: VecDeque<Output>,
 }
 
@@ -80,56 +82,37 @@ impl McastAgg {
     pub fn handle_response(&mut self, now: Instant, token: Token, answer: &SaMad) -> bool {
         let record = answer.record::<McMemberRecord>();
         let granted = answer.header.status == MadStatus::OK;
-        if let Some(state) = self.exchange.take_given_up(token) {
+        if let Some(aim) = self.exchange.take_given_up(token) {
             if granted && record.mgid.is_multicast() {
-                self.take_back(now, &record, state);
+                self.take_back(now, &record, aim.state);
             }
             return true;
         }
-        let Some(transaction) = self.exchange.sent(token) else {
+        let Some(&Transaction { aim, .. }) = self.exchange.sent(token) else {
             return false;
         };
-        let names_another = !transaction.mgid.is_none() && record.mgid != transaction.mgid;
+        let names_another = !aim.mgid.is_none() && record.mgid != aim.mgid;
         if granted && names_another {
             return false;
         }
-        let transaction = self.end(token);
-        match transaction {
-            None => {}
-            Some(Transaction {
-                purpose: Purpose::Join(waiting),
-                mgid,
-                state,
-                ..
-            }) => {
-                self.joined(mgid, state, waiting, answer);
+        let Some(transaction) = self.end(token) else {
+            return false;
+        };
+        let GroupAim { mgid, state, .. } = aim;
+        match aim.purpose {
+            Purpose::Join => {
+                self.joined(mgid, state, transaction.waiting, answer);
                 self.advance(mgid);
             }
-            Some(Transaction {
-                purpose: Purpose::Create(waiting),
-                state,
-                ..
-            }) => {
-                self.created(state, waiting, answer);
+            Purpose::Create => {
+                self.created(state, transaction.waiting, answer);
                 self.advance(record.mgid);
             }
-            Some(Transaction {
-                purpose: Purpose::Rejoin { full },
-                mgid,
-                state,
-                ..
-            }) => {
+            Purpose::Rejoin { full } => {
                 self.rejoined(mgid, state, full, answer);
                 self.advance(mgid);
             }
-            Some(
-                leave @ Transaction {
-                    purpose: Purpose::Leave,
-                    ..
-                },
-            ) => {
-                self.left(now, token, leave, answer.header.status);
-            }
+            Purpose::Leave => self.left(now, token, transaction, answer.header.status),
         }
         self.pump(now);
         true
@@ -141,7 +124,7 @@ impl McastAgg {
         for (_, group) in &mut self.groups {
             // A rejoin that is under way is asked again anyhow.
             let under_way = group.in_flight.and_then(|token| self.exchange.get(token));
-            if !under_way.is_some_and(|t| matches!(t.purpose, Purpose::Rejoin { full: true })) {
+            if !under_way.is_some_and(|t| matches!(t.aim.purpose, Purpose::Rejoin { full: true })) {
                 group.forgotten();
             }
         }
@@ -245,7 +228,7 @@ impl McastAgg {
         let left = group.members.state(from.id);
         grant(mad, &group.record, record.port_gid, left);
         if left.is_empty() {
-            self.usage.leave(from.id);
+            self.usage.release(from.id);
         }
         self.advance(record.mgid);
         self.pump(now);
@@ -281,16 +264,16 @@ impl McastAgg {
             refuse(mad, MadStatus::SA_REQ_INVALID);
             return Outcome::Answered;
         }
-        let waiting = Waiting {
-            member: from.id,
-            pkey_index: from.pkey_index,
-            pkeys: from.pkeys.to_vec(),
-            request: *mad,
-        };
+        let waiting = Waiting::new(from, mad);
         self.usage.wait(from.id);
         if record.mgid.is_none() {
             let request = self.request_for_join(&waiting);
-            self.begin(Purpose::Create(Some(waiting)), Gid::NONE, state, request);
+            let aim = GroupAim {
+                purpose: Purpose::Create,
+                mgid: Gid::NONE,
+                state,
+            };
+            self.begin(aim, Some(waiting), request);
         } else {
             let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
             self.groups[index].waiting.push_back(waiting);
@@ -328,10 +311,10 @@ impl McastAgg {
             return refuse(mad, MadStatus::SA_REQ_INVALID);
         }
         if group.members.state(member).is_empty() {
-            if self.usage.groups(member) >= self.config.groups_per_member {
+            if self.usage.held(member) >= self.config.groups_per_member {
                 return refuse(mad, MadStatus::SA_NO_RESOURCES);
             }
-            self.usage.join(member);
+            self.usage.hold(member);
         }
         group.members.add(member, record.join_state());
         grant(
@@ -356,17 +339,27 @@ impl McastAgg {
                     return self.begin_rejoin(mgid, true);
                 }
             } else if let Some(waiting) = group.waiting.pop_front() {
-                let state = waiting.record().join_state();
+                let state = waiting.record::<McMemberRecord>().join_state();
                 if !group.covers(state) {
                     let request = self.request_for_join(&waiting);
-                    return self.begin(Purpose::Join(Some(waiting)), mgid, state, request);
+                    let aim = GroupAim {
+                        purpose: Purpose::Join,
+                        mgid,
+                        state,
+                    };
+                    return self.begin(aim, Some(waiting), request);
                 }
                 self.answer(waiting, |agg, waiting, mad| {
                     agg.decide(index, waiting.member, &waiting.pkeys, mad);
                 });
             } else if let Some(surplus) = group.take_surplus() {
                 let request = self.request_for_leave(mgid, surplus);
-                return self.begin(Purpose::Leave, mgid, surplus, request);
+                let aim = GroupAim {
+                    purpose: Purpose::Leave,
+                    mgid,
+                    state: surplus,
+                };
+                return self.begin(aim, None, request);
             } else {
                 if group.is_over() {
                     self.groups.remove(index);
@@ -386,9 +379,9 @@ impl McastAgg {
         };
         let wanted_by_none = group.members.is_empty();
         let waited_for = !group.waiting.is_empty();
-        let obsolete = |transaction: &Transaction| match transaction.purpose {
+        let obsolete = |transaction: &Transaction<GroupAim>| match transaction.aim.purpose {
             Purpose::Rejoin { .. } => wanted_by_none,
-            _ => waited_for && transaction.is_slow_leave(),
+            _ => waited_for && transaction.is_slow_release(),
         };
         if self.exchange.get(token).is_some_and(obsolete) {
             self.doubt(token);
@@ -397,119 +390,11 @@ impl McastAgg {
 
     /// Ends a transaction without knowing what it did at the SA.
     fn doubt(&mut self, token: Token) {
-        if let Some(Transaction { mgid, state, .. }) = self.end(token)
-            && let Some(group) = self.group_mut(mgid)
+        if let Some(Transaction { aim, .. }) = self.end(token)
+            && let Some(group) = self.group_mut(aim.mgid)
         {
-            group.doubtful = group.doubtful | state;
+            group.doubtful = group.doubtful | aim.state;
         }
-    }
-
-    fn joined(&mut self, mgid: Gid, state: JoinState, waiting: Option<Waiting>, answer: &SaMad) {
-        let granted = answer.header.status == MadStatus::OK;
-        if granted && let Some(group) = self.group_mut(mgid) {
-            let record = answer.record::<McMemberRecord>();
-            group.record = record;
-            group.granted(state | record.join_state());
-        }
-        let index = self.by_mgid.get(&mgid).copied();
-        let Some(waiting) = waiting else { return };
-        self.answer(waiting, |agg, waiting, mad| match index {
-            Some(index) if granted => agg.admit(index, waiting.member, &waiting.pkeys, mad),
-            _ => refuse(mad, failure(answer.header.status)),
-        });
-    }
-
-    fn created(&mut self, state: JoinState, waiting: Option<Waiting>, answer: &SaMad) {
-        let mut record = answer.record::<McMemberRecord>();
-        let granted = answer.header.status == MadStatus::OK && record.mgid.is_multicast();
-        let index = granted.then(|| {
-            let known = self.by_mgid.get(&record.mgid).copied();
-            let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
-            let group = &mut self.groups[index];
-            group.at_sa = group.at_sa | state;
-            record.set_join_state(JoinState::NONE);
-            group.record = record;
-            index
-        });
-        let Some(waiting) = waiting else { return };
-        self.answer(waiting, |agg, waiting, mad| match index {
-            Some(index) => agg.admit(index, waiting.member, &waiting.pkeys, mad),
-            None => refuse(mad, failure(answer.header.status)),
-        });
-    }
-
-    fn rejoined(&mut self, mgid: Gid, state: JoinState, full: bool, answer: &SaMad) {
-        let record = answer.record::<McMemberRecord>();
-        let Some(group) = self.group_mut(mgid) else {
-            return;
-        };
-        if answer.header.status == MadStatus::OK {
-            let changed = !request::same_group(&record, &group.record);
-            group.record = record;
-            group.at_sa = state | record.join_state();
-            let members = group.members.ids().collect();
-            if changed {
-                self.outputs.push_back(Output::Changed { mgid, members });
-            }
-        } else if full && !group.rejoin_due {
-            self.begin_rejoin(mgid, false);
-        } else if !group.rejoin_due {
-            self.lose(mgid);
-        }
-    }
-
-    /// The SA does not take the port back: its members are told, and nobody holds anything.
-    fn lose(&mut self, mgid: Gid) {
-        let Some(group) = self.group_mut(mgid) else {
-            return;
-        };
-        let members: Vec<MemberId> = group.members.ids().collect();
-        group.members = Members::default();
-        group.at_sa = JoinState::NONE;
-        for &member in &members {
-            self.usage.leave(member);
-        }
-        self.outputs.push_back(Output::Lost { mgid, members });
-    }
-
-    fn left(&mut self, now: Instant, token: Token, leave: Transaction, status: MadStatus) {
-        let mgid = leave.mgid;
-        let invalid = status == MadStatus::SA_REQ_INVALID;
-        let done = invalid || status == MadStatus::OK;
-        let wanted = self
-            .group(mgid)
-            .is_some_and(|group| !group.waiting.is_empty());
-        if let Some(wait) = leave.next_wait().filter(|_| !done && !wanted) {
-            if let Some(group) = self.group_mut(mgid) {
-                group.in_flight = Some(token);
-            }
-            self.exchange.retry(now + wait, token, leave);
-            return;
-        }
-        // Invalid is a Delete of what the port does not hold. That is what was wanted, unless the SA
-        // refused several kinds for the sake of one.
-        let several = leave.state.get().count_ones() > 1;
-        if let Some(group) = self
-            .group_mut(mgid)
-            .filter(|_| wanted && !done || invalid && several)
-        {
-            group.doubtful = group.doubtful | leave.state;
-        }
-        self.advance(mgid);
-    }
-
-    /// An answer came after all to a join that was given up: gives the membership back, unless others
-    /// want it by now.
-    fn take_back(&mut self, now: Instant, record: &McMemberRecord, state: JoinState) {
-        let known = self.by_mgid.get(&record.mgid).copied();
-        let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
-        let group = &mut self.groups[index];
-        group.at_sa = group.at_sa | state;
-        if known.is_none() || group.members.is_empty() {
-            group.record = *record;
-        }
-        self.advance(record.mgid);
-        self.pump(now);
     }
 
     fn request_for_join(&self, waiting: &Waiting) -> SaMad {
@@ -526,24 +411,29 @@ impl McastAgg {
         };
         let state = group.at_sa;
         let request = request::rejoin(&group.record, self.port_gid(), state, full);
-        self.begin(Purpose::Rejoin { full }, mgid, state, request);
+        let aim = GroupAim {
+            purpose: Purpose::Rejoin { full },
+            mgid,
+            state,
+        };
+        self.begin(aim, None, request);
     }
 
     fn port_gid(&self) -> Gid {
         Gid::from_parts(self.prefix, self.port_guid)
     }
 
-    fn begin(&mut self, purpose: Purpose, mgid: Gid, state: JoinState, request: SaMad) {
-        let token = self.exchange.begin(purpose, mgid, state, request);
-        if let Some(group) = self.group_mut(mgid) {
+    fn begin(&mut self, aim: GroupAim, waiting: Option<Waiting>, request: SaMad) {
+        let token = self.exchange.begin(aim, waiting, request);
+        if let Some(group) = self.group_mut(aim.mgid) {
             group.in_flight = Some(token);
         }
     }
 
     /// Ends the group's transaction.
-    fn end(&mut self, token: Token) -> Option<Transaction> {
+    fn end(&mut self, token: Token) -> Option<Transaction<GroupAim>> {
         let transaction = self.exchange.end(token)?;
-        if let Some(group) = self.group_mut(transaction.mgid) {
+        if let Some(group) = self.group_mut(transaction.aim.mgid) {
             group.in_flight = None;
         }
         Some(transaction)
@@ -563,46 +453,25 @@ impl McastAgg {
         let Some(transaction) = self.exchange.get(token) else {
             return;
         };
-        let &Transaction { mgid, request, .. } = transaction;
-        let slow_leave = transaction.is_slow_leave();
+        let &Transaction { aim, request, .. } = transaction;
+        let slow_leave = transaction.is_slow_release();
         if slow_leave
             && self
-                .group(mgid)
+                .group(aim.mgid)
                 .is_some_and(|group| !group.waiting.is_empty())
         {
-            return self.advance(mgid);
+            return self.advance(aim.mgid);
         }
         self.outputs.push_back(Output::SaRequest { token, request });
-    }
-
-    fn gave_up(&mut self, transaction: Transaction) {
-        let mgid = transaction.mgid;
-        let joins = matches!(transaction.purpose, Purpose::Join(_));
-        if let Some(group) = self.group_mut(mgid) {
-            group.in_flight = None;
-            if joins {
-                group.doubtful = group.doubtful | transaction.state;
-            }
-        }
-        if let Purpose::Join(Some(waiting)) | Purpose::Create(Some(waiting)) = transaction.purpose {
-            match self.config.give_up_status {
-                Some(status) => self.answer(waiting, |_, _, mad| refuse(mad, status)),
-                None => self.usage.stop_waiting(waiting.member),
-            }
-        }
-        self.advance(mgid);
     }
 
     fn answer(&mut self, waiting: Waiting, decide: impl FnOnce(&mut Self, &Waiting, &mut SaMad)) {
         self.usage.stop_waiting(waiting.member);
         let mut answer = waiting.request;
         decide(self, &waiting, &mut answer);
-        let Waiting {
-            member, pkey_index, ..
-        } = waiting;
         self.outputs.push_back(Output::Answer {
-            member,
-            pkey_index,
+            member: waiting.member,
+            pkey_index: waiting.pkey_index,
             answer,
         });
     }
@@ -621,14 +490,5 @@ impl McastAgg {
         self.by_mgid
             .get(&mgid)
             .map(|&index| &mut self.groups[index])
-    }
-}
-
-/// The status to relay: a success that makes no sense counts as a refusal.
-fn failure(status: MadStatus) -> MadStatus {
-    if status == MadStatus::OK {
-        MadStatus::SA_REQ_INVALID
-    } else {
-        status
     }
 }

@@ -1,14 +1,15 @@
 //! Transactions with the SA.
 
 use alloc::vec::Vec;
+use core::fmt::Debug;
 use core::time::Duration;
 
 use ib_vtime::TimerKey;
-use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
-use ib_wire::{Gid, PKey};
+use ib_wire::PKey;
+use ib_wire::sa::{SaMad, SaRecord};
 use vf_tunnel::VirtualPKeyIndex;
 
-use crate::MemberId;
+use crate::{MemberId, Requester};
 
 /// Names a transaction with the SA for the life of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,7 +27,16 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    pub(crate) fn record(&self) -> McMemberRecord {
+    pub(crate) fn new(from: &Requester<'_>, request: &SaMad) -> Self {
+        Self {
+            member: from.id,
+            pkey_index: from.pkey_index,
+            pkeys: from.pkeys.to_vec(),
+            request: *request,
+        }
+    }
+
+    pub(crate) fn record<R: SaRecord>(&self) -> R {
         self.request.record()
     }
 
@@ -36,31 +46,33 @@ impl Waiting {
     }
 }
 
-/// Why the SA is asked.
-#[derive(Clone, Debug)]
-pub(crate) enum Purpose {
-    /// For a member's join. The member is gone if it was reset meanwhile.
-    Join(Option<Waiting>),
-    /// For a member that wants a new group, whose MGID the SA chooses.
-    Create(Option<Waiting>),
-    /// To have at a new SA what the port had.
-    Rejoin {
-        /// Whether the request carries what creating the group needs. An SA that has the group
-        /// with other values refuses that, and is asked again without.
-        full: bool,
-    },
-    /// To give up what nobody holds any more.
-    Leave,
+/// How often the SA is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// To gain something for a member: as long as its guest waits. What the SA says after that
+    /// must be taken back.
+    Gain,
+    /// To have again what the port had: for ever.
+    Regain,
+    /// To give something up: until it is the SA's problem.
+    Release,
+}
+
+/// What a transaction is about.
+pub(crate) trait Aim: Copy + Debug {
+    /// How often the SA is asked for it.
+    fn patience(&self) -> Patience;
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Transaction {
-    pub(crate) purpose: Purpose,
-    /// The group; of a creation the zero MGID.
-    pub(crate) mgid: Gid,
-    pub(crate) state: JoinState,
-    /// Transmissions so far.
+pub(crate) struct Transaction<A> {
+    pub(crate) aim: A,
+    /// The member's request that it serves. The member is gone if it was reset meanwhile.
+    pub(crate) waiting: Option<Waiting>,
+    /// Transmissions so far, or since all was asked anew.
     pub(crate) attempts: u32,
+    /// It was sent more than once, so that the SA may have heard one that it did not answer.
+    pub(crate) repeated: bool,
     /// The SA answered the last transmission with a failure, and the next one is waited for.
     pub(crate) refused: bool,
     /// The bytes, but for the TID.
@@ -69,49 +81,35 @@ pub(crate) struct Transaction {
     pub(crate) timer: Option<TimerKey>,
 }
 
-impl Transaction {
-    /// Linux's guests give up after 3 s.
-    const JOIN_WAITS: [Duration; 3] = [
-        Duration::from_millis(500),
-        Duration::from_millis(1000),
-        Duration::from_millis(1500),
-    ];
-    const LEAVE_ATTEMPTS: u32 = 8;
-    const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Linux's guests give up after 3 s.
+const GAIN_WAITS: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_millis(1000),
+    Duration::from_millis(1500),
+];
+const RELEASE_ATTEMPTS: u32 = 8;
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+impl<A: Aim> Transaction<A> {
     /// How long to wait for an answer to the next transmission; `None` if there shall be no other.
     pub(crate) fn next_wait(&self) -> Option<Duration> {
-        let doubling = Duration::from_secs(1 << self.attempts.min(6)).min(Self::LONGEST_WAIT);
-        match self.purpose {
-            Purpose::Join(_) | Purpose::Create(_) => Self::JOIN_WAITS
+        let doubling = Duration::from_secs(1 << self.attempts.min(6)).min(LONGEST_WAIT);
+        match self.aim.patience() {
+            Patience::Gain => GAIN_WAITS
                 .get(usize::try_from(self.attempts).ok()?)
                 .copied(),
-            Purpose::Rejoin { .. } => Some(doubling),
-            Purpose::Leave => (self.attempts < Self::LEAVE_ATTEMPTS).then_some(doubling),
+            Patience::Regain => Some(doubling),
+            Patience::Release => (self.attempts < RELEASE_ATTEMPTS).then_some(doubling),
         }
     }
 
-    /// Whether this is a leave that the SA has not granted at the first transmission.
-    pub(crate) const fn is_slow_leave(&self) -> bool {
-        matches!(self.purpose, Purpose::Leave) && (self.refused || self.attempts > 1)
-    }
-
-    /// The member's request that this transaction serves.
-    pub(crate) const fn waiting(&self) -> Option<&Waiting> {
-        match &self.purpose {
-            Purpose::Join(waiting) | Purpose::Create(waiting) => waiting.as_ref(),
-            Purpose::Rejoin { .. } | Purpose::Leave => None,
-        }
+    /// Whether this gives something up and the SA has not granted it at the first transmission.
+    pub(crate) fn is_slow_release(&self) -> bool {
+        self.aim.patience() == Patience::Release && (self.refused || self.attempts > 1)
     }
 
     /// Forgets the member's request: the member was reset.
     pub(crate) fn forget_member(&mut self, member: MemberId) {
-        if let Purpose::Join(waiting) | Purpose::Create(waiting) = &mut self.purpose
-            && waiting
-                .as_ref()
-                .is_some_and(|waiting| waiting.member == member)
-        {
-            *waiting = None;
-        }
+        self.waiting.take_if(|waiting| waiting.member == member);
     }
 }

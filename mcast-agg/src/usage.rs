@@ -6,7 +6,7 @@ use crate::MemberId;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
-    groups: u16,
+    held: u16,
     waiting: u16,
 }
 
@@ -17,28 +17,28 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Groups that the member is in.
-    pub(crate) fn groups(&self, member: MemberId) -> u16 {
-        self.get(member).groups
+    /// Groups that the member is in, or subscriptions that it holds.
+    pub(crate) fn held(&self, member: MemberId) -> u16 {
+        self.get(member).held
     }
 
-    /// Joins that wait for the SA.
+    /// Requests that wait for the SA.
     pub(crate) fn waiting(&self, member: MemberId) -> u16 {
         self.get(member).waiting
     }
 
-    /// Groups that the member is in or may soon be in.
+    /// What the member holds or may soon hold.
     pub(crate) fn claims(&self, member: MemberId) -> u16 {
-        let Use { groups, waiting } = self.get(member);
-        groups.saturating_add(waiting)
+        let Use { held, waiting } = self.get(member);
+        held.saturating_add(waiting)
     }
 
-    pub(crate) fn join(&mut self, member: MemberId) {
-        self.get_mut(member).groups += 1;
+    pub(crate) fn hold(&mut self, member: MemberId) {
+        self.get_mut(member).held += 1;
     }
 
-    pub(crate) fn leave(&mut self, member: MemberId) {
-        self.get_mut(member).groups -= 1;
+    pub(crate) fn release(&mut self, member: MemberId) {
+        self.get_mut(member).held -= 1;
     }
 
     pub(crate) fn wait(&mut self, member: MemberId) {

@@ -1,0 +1,42 @@
+//! What the port wants of the SA for a group.
+
+use ib_wire::Gid;
+use ib_wire::sa::JoinState;
+
+use crate::transaction::{Aim, Patience};
+
+/// Why the SA is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// For a member's join.
+    Join,
+    /// For a member that wants a new group, whose MGID the SA chooses.
+    Create,
+    /// To have at a new SA what the port had.
+    Rejoin {
+        /// Whether the request carries what creating the group needs. An SA that has the group
+        /// with other values refuses that, and is asked again without.
+        full: bool,
+    },
+    /// To give up what nobody holds any more.
+    Leave,
+}
+
+/// A change of the port's membership in a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupAim {
+    pub(crate) purpose: Purpose,
+    /// The group; of a creation the zero MGID.
+    pub(crate) mgid: Gid,
+    pub(crate) state: JoinState,
+}
+
+impl Aim for GroupAim {
+    fn patience(&self) -> Patience {
+        match self.purpose {
+            Purpose::Join | Purpose::Create => Patience::Gain,
+            Purpose::Rejoin { .. } => Patience::Regain,
+            Purpose::Leave => Patience::Release,
+        }
+    }
+}
