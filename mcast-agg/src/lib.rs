@@ -1,4 +1,5 @@
-//! Aggregates the multicast memberships of many VFs into one of the port.
+//! Aggregates the multicast memberships of many VFs into one of the port, and likewise their
+//! subscriptions to notices: see [`notices`] for those. This is about memberships.
 //!
 //! To the SA a port is one member. [`McastAgg`] keeps, for each group, who of the VFs (and the PF
 //! itself) holds which of the four kinds of membership, talks to the SA only when their union
@@ -22,16 +23,19 @@
 //!
 //! [`Output::SaRequest`] carries a [`Token`], not a transaction id: whoever sends it gives each
 //! transmission an unpredictable TID of its own, accepts answers only from the SA's address, and
-//! hands them in by token. So an answer with a wrong TID, or from elsewhere, never gets here.
+//! hands them in by token. So an answer with a wrong TID, or from elsewhere, never gets here. Each
+//! machine counts its own tokens.
 //!
 //! # Timers
 //!
+//! The same for both machines:
+//!
 //! | what | time | why |
 //! | --- | --- | --- |
-//! | a VF's join | 0.5, 1, 1.5 s, then [`Config::give_up_status`] | Linux guests give up after 3 s (10 × 300 ms) |
-//! | a rejoin | 1, 2, 4, ... 60 s, for ever | an SM ignores MADs until its first sweep is done |
-//! | a leave | 1, 2, 4, ... s, eight times | the membership is the SA's problem then |
-//! | an answer to a join that was given up | 60 s | a late success must be taken back |
+//! | a VF's join or subscription | 0.5, 1, 1.5 s, then [`Config::give_up_status`] | Linux guests give up after 3 s (10 × 300 ms) |
+//! | a rejoin or renewal | 1, 2, 4, ... 60 s, for ever | an SM ignores MADs until its first sweep is done |
+//! | a leave or unsubscription | 1, 2, 4, ... s, eight times | it is the SA's problem then |
+//! | an answer to what was given up | 60 s | a late success must be taken back |
 //!
 //! # What cannot be mended
 //!
@@ -52,6 +56,7 @@ mod exchange;
 mod group;
 mod machine;
 mod members;
+pub mod notices;
 mod request;
 mod transaction;
 mod usage;
