@@ -8,7 +8,7 @@ use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
 use mad_mux::policy::{self, ClassRoute};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{CutTransfer, Peer, TidMap};
-use vf_tunnel::{DropReason, SpecialQp, ToPf, VfId, VirtualPKeyIndex};
+use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex};
 
 use crate::config::Strictness;
 use crate::limiter::{Admission, Held};
@@ -137,8 +137,7 @@ impl PortMux {
         if qp == SpecialQp::Gsi && !record.may_use(av.sl()) {
             return Err(DropReason::BadSl);
         }
-        let qkey = self.qkey(qp, header.remote_qkey)?;
-        self.check_remote_qp(qp, header.remote_qpn)?;
+        let qkey = self.remote_qkey(record, qp, header)?;
         Ok(Checked {
             route,
             pkey_index,
@@ -188,25 +187,36 @@ impl PortMux {
         Ok(())
     }
 
-    /// The Q_Key that is sent. A key with the top bit set means the sending QP's own (IBA 10.2.5).
-    fn qkey(&self, qp: SpecialQp, wish: QKey) -> Result<QKey, DropReason> {
-        match qp {
-            SpecialQp::Smi => Ok(QKey::SMI),
-            SpecialQp::Gsi if wish == QKey::GSI => Ok(wish),
-            SpecialQp::Gsi if self.policy.remote_qp == Strictness::Strict => {
-                Err(DropReason::BadQKey)
-            }
-            SpecialQp::Gsi if wish.is_privileged() => Ok(QKey::GSI),
-            SpecialQp::Gsi => Ok(wish),
+    /// The Q_Key that is sent, if the VF may speak to that QP with it. A key with the top bit set
+    /// means the sending QP's own (IBA 10.2.5).
+    fn remote_qkey(
+        &self,
+        record: &Vf,
+        qp: SpecialQp,
+        header: &ToPfHeader,
+    ) -> Result<QKey, DropReason> {
+        let (qpn, wish) = (header.remote_qpn, header.remote_qkey);
+        if qp == SpecialQp::Smi {
+            return if qpn == Qpn::SMI {
+                Ok(QKey::SMI)
+            } else {
+                Err(DropReason::BadRemoteQp)
+            };
         }
-    }
-
-    fn check_remote_qp(&self, qp: SpecialQp, remote: Qpn) -> Result<(), DropReason> {
-        let fits = match qp {
-            SpecialQp::Smi => remote == Qpn::SMI,
-            SpecialQp::Gsi => remote == Qpn::GSI || self.policy.remote_qp == Strictness::Compat,
-        };
-        fits.then_some(()).ok_or(DropReason::BadRemoteQp)
+        if self.policy.remote_qp == Strictness::Strict {
+            let mut told = record.redirects.qkeys(header.av.dlid, qpn).peekable();
+            if qpn != Qpn::GSI && told.peek().is_none() {
+                return Err(DropReason::BadRemoteQp);
+            }
+            if wish != QKey::GSI && !told.any(|qkey| qkey == wish) {
+                return Err(DropReason::BadQKey);
+            }
+        }
+        Ok(if wish.is_privileged() {
+            QKey::GSI
+        } else {
+            wish
+        })
     }
 
     fn path_bits(&self) -> u8 {

@@ -83,6 +83,9 @@ impl PortMux {
             Ok(Target::Vf(vf, pkey_index)) => {
                 if let Some(record) = self.vfs.get_mut(vf) {
                     record.statistics.delivered += 1;
+                    if mad.header.method.is_response() {
+                        record.redirects.learn(&mad);
+                    }
                 }
                 let output = Output::ToVf {
                     vf,

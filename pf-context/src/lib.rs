@@ -51,6 +51,7 @@ mod limiter;
 mod mux;
 mod output;
 mod pkeys;
+mod redirects;
 mod sa;
 mod vf;
 

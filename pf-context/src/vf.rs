@@ -10,6 +10,7 @@ use crate::config::{AddVfError, EgressLimit, VfConfig};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
+use crate::redirects::Redirects;
 
 /// What became of a VF's MADs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,7 @@ pub(crate) struct Vf {
     pub(crate) pkeys: VfPKeys,
     pub(crate) rights: Rights,
     service_levels: u16,
+    pub(crate) redirects: Redirects,
     /// Whether its tunnel works.
     pub(crate) active: bool,
     pub(crate) statistics: VfStatistics,
@@ -66,6 +68,7 @@ impl Vf {
             pkeys: VfPKeys::new(config.pkeys, port),
             rights: config.rights,
             service_levels: config.service_levels,
+            redirects: Redirects::default(),
             active: true,
             statistics: VfStatistics::default(),
         }
@@ -185,9 +188,10 @@ impl PortMux {
         for held in self.limiter.clear(vf) {
             self.drop_frame(held.cause, Some(vf), DropReason::VfInReset);
         }
-        let Some(record) = self.vfs.get(vf) else {
+        let Some(record) = self.vfs.get_mut(vf) else {
             return;
         };
+        record.redirects.clear();
         let ca_guid = record.ca_guid.or(record.guid).unwrap_or(Guid::NONE);
         let policy = if self.policy.signal_reset {
             ResetPolicy::Signal { ca_guid }

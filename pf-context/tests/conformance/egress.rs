@@ -1,6 +1,7 @@
 //! Frames of VFs: statements 5 to 22, 42, 196 and 198.
 
-use ib_wire::mad::{AttributeId, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
+use ib_wire::notice::ClassPortInfo;
 use ib_wire::{Lid, Lmc, PKey, QKey, Qpn};
 use mad_mux::policy::Rights;
 use pf_context::{Policy, PortConfig, Strictness, VfConfig};
@@ -177,6 +178,51 @@ fn c020_another_remote_qp_is_dropped_if_strict_and_else_sent() {
     );
     let mut port = Port::with(compat(), [vf_config(1)]);
     assert_eq!(sent(port.vf_sends(1, &frame)).dqpn, qpn);
+}
+
+/// An answer that sends its reader to another QP.
+fn redirect(request: &Mad, lid: u16, qpn: Qpn, qkey: QKey) -> Mad {
+    let info = ClassPortInfo {
+        redirect_lid: Lid::new(lid),
+        redirect_qp: qpn,
+        redirect_qkey: qkey,
+        ..ClassPortInfo::default()
+    };
+    let mut back = answer(request);
+    back.header.status = MadStatus::REDIRECT;
+    let data = &mut back.data[64 - 24..];
+    data[..72].copy_from_slice(info.as_bytes());
+    back
+}
+
+#[test]
+fn c020_a_redirect_opens_its_qp_to_the_vf_that_was_sent_there() {
+    let mut port = Port::new();
+    let request = mad(MgmtClass::DEV_MGT, Method::GET, AttributeId::new(0x10), 1);
+    let (qpn, qkey) = (Qpn::from_low_bits(0x48), QKey::new(0x1234));
+    let redirected = |lid, qkey| {
+        let mut frame = frame(lid, request);
+        frame.header.remote_qpn = qpn;
+        frame.header.remote_qkey = qkey;
+        frame
+    };
+    let out = sent(port.vf_sends(1, &frame(PEER, request)));
+    let back = redirect(&out.mad, PEER + 1, qpn, qkey);
+    got(port.wire_sends(&from(PEER), &back));
+
+    let allowed = redirected(PEER + 1, qkey);
+    let out = sent(port.vf_sends(1, &allowed));
+    assert_eq!((out.dqpn, out.qkey), (qpn, qkey));
+    sent(port.vf_sends(1, &redirected(PEER + 1, QKey::GSI)));
+    for (number, frame, reason) in [
+        (2, allowed, DropReason::BadRemoteQp),
+        (1, redirected(PEER, qkey), DropReason::BadRemoteQp),
+        (1, redirected(PEER + 1, QKey::new(1)), DropReason::BadQKey),
+    ] {
+        assert_eq!(dropped(port.vf_sends(number, &frame)), reason);
+    }
+    port.reset(1);
+    assert_eq!(dropped(port.vf_sends(1, &allowed)), DropReason::BadRemoteQp);
 }
 
 #[test]
