@@ -47,6 +47,7 @@ mod config;
 mod egress;
 mod events;
 mod ingress;
+mod join_routes;
 mod limiter;
 mod mux;
 mod output;

@@ -10,6 +10,7 @@ use mad_mux::tid::TidMap;
 use mcast_agg::McastAgg;
 
 use crate::config::{EgressLimit, Policy, PortConfig};
+use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
 use crate::output::{Cause, Output, Sizes};
 use crate::pkeys::PortPKeys;
@@ -30,10 +31,10 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Whether a LID is one of the port's.
+    /// Whether a LID is one of the port's. Before the SM gave it any, none is.
     pub(crate) const fn owns(&self, lid: Lid) -> bool {
         let path_bits = self.lmc.mask();
-        lid.get() & !path_bits == self.lid.get() & !path_bits
+        self.lid.is_unicast() && lid.get() & !path_bits == self.lid.get() & !path_bits
     }
 }
 
@@ -48,6 +49,7 @@ pub struct PortMux {
     pub(crate) tids: TidMap,
     pub(crate) cm: CmParavirt,
     pub(crate) mcast: McastAgg,
+    pub(crate) join_routes: JoinRoutes,
     pub(crate) limiter: Limiter,
     /// What a new VF gets.
     pub(crate) egress_limit: EgressLimit,
@@ -77,6 +79,7 @@ impl PortMux {
             tids: TidMap::new(limits.tids, seeds.next()),
             cm: CmParavirt::new(limits.cm, seeds.next()),
             mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
+            join_routes: JoinRoutes::default(),
             limiter: Limiter::default(),
             egress_limit: limits.egress,
             sa_transmissions: 0,

@@ -40,10 +40,10 @@ impl PortMux {
         checked: &Checked,
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
+        self.clear_sm_key(mad)?;
         if mad.header.method.is_response() {
             return Ok(Step::Send);
         }
-        self.clear_sm_key(mad)?;
         self.check_record(vf, mad)?;
         if mad.header.attribute_id != AttributeId::MC_MEMBER_RECORD {
             return Ok(Step::Send);
@@ -57,7 +57,13 @@ impl PortMux {
         };
         match self.mcast.request(now, &requester, mad.view_mut()) {
             Outcome::Answered => Ok(Step::Answered),
-            Outcome::Absorbed => Ok(Step::Absorbed),
+            Outcome::Absorbed => {
+                if let Some(route) = checked.out.grh {
+                    let tid = mad.header.tid;
+                    self.join_routes.remember(vf, tid, route.reversed());
+                }
+                Ok(Step::Absorbed)
+            }
             Outcome::Pass => Ok(Step::Send),
             Outcome::Dropped(reason) => Err(reason),
         }
@@ -161,7 +167,8 @@ impl PortMux {
                 } => {
                     if let Some(vf) = member.vf() {
                         let mad = Mad::from_layout(&answer);
-                        self.answer_as_sa(cause, vf, pkey_index, None, mad);
+                        let grh = self.join_routes.take(vf, mad.header.tid);
+                        self.answer_as_sa(cause, vf, pkey_index, grh, mad);
                     }
                 }
                 mcast_agg::Output::Changed { members, .. }

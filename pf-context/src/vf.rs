@@ -160,6 +160,38 @@ impl PortMux {
         }
     }
 
+    /// Takes note that the hardware has another GUID for a VF, or none. The VF is told, and its port
+    /// follows: with a GUID it is as the physical port is, without it is down.
+    ///
+    /// # Errors
+    /// [`AddVfError::BadGuid`]; nothing has changed then.
+    pub fn set_guid(
+        &mut self,
+        cause: Cause,
+        vf: VfId,
+        guid: Option<Guid>,
+    ) -> Result<(), AddVfError> {
+        let Some(before) = self.vfs.get(vf).map(|record| record.guid) else {
+            return Ok(());
+        };
+        if !self.gids.assign(vf, guid) {
+            return Err(AddVfError::BadGuid(guid.unwrap_or_default()));
+        }
+        if before == guid {
+            return Ok(());
+        }
+        if let Some(record) = self.vfs.get_mut(vf) {
+            record.guid = guid;
+        }
+        self.tell(cause, vf, VfEvent::GidChange);
+        match (self.port.up, before, guid) {
+            (true, None, Some(_)) => self.tell(cause, vf, VfEvent::PortUp),
+            (true, Some(_), None) => self.tell(cause, vf, VfEvent::PortDown),
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Changes a VF's rate, from now on.
     pub fn set_egress_limit(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
         self.limiter.change(now, vf, limit);
@@ -201,6 +233,7 @@ impl PortMux {
         let cut = self.tids.reset(now, vf);
         self.cm.vf_reset(now, vf, policy);
         self.mcast.reset(now, vf.into());
+        self.join_routes.forget(vf);
         if self.policy.signal_reset {
             for transfer in &cut {
                 self.abort(now, cause, vf, transfer);

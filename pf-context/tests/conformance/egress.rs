@@ -303,6 +303,20 @@ fn an_smp_of_a_vf_that_may_goes_by_qp0_without_qkey() {
     assert_eq!((delivered.vf, delivered.mad.header.tid.get()), (1, 1));
 }
 
+#[test]
+fn a_port_without_lid_has_no_siblings_to_reach() {
+    let config = PortConfig {
+        lid: Lid::NONE,
+        lmc: Lmc::from_low_bits(7),
+        ..config()
+    };
+    let mut port = Port::with(config, [vf_config(1)]);
+    assert_eq!(
+        sent(port.vf_sends(1, &frame(PEER, path_query(1)))).dlid,
+        PEER
+    );
+}
+
 proptest! {
     #[test]
     fn c197_any_frame_has_one_verdict(

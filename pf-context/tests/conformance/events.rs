@@ -4,10 +4,35 @@ use ib_vtime::Duration;
 use ib_wire::mad::Method;
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppType};
 use ib_wire::{Lid, PKey, Sl, SubnetPrefix};
-use pf_context::{Cause, Output, PortEvent, Sizes, VfConfig, VfEvent};
+use pf_context::{AddVfError, Cause, Output, PortEvent, Sizes, VfConfig, VfEvent};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
+
+#[test]
+fn c154_c165_a_guid_in_hardware_is_told_before_the_port_comes_up() {
+    let pending = VfConfig {
+        guid: None,
+        ..vf_config(2)
+    };
+    let mut port = Port::with(config(), [vf_config(1), pending]);
+    let mut set = |guid| {
+        let result = port.mux.set_guid(Cause(0), vf(2), guid);
+        let outputs = core::iter::from_fn(|| port.mux.poll_output());
+        (result, told(outputs.map(|(_, output)| output).collect()))
+    };
+    let taken = AddVfError::BadGuid(vf_guid(1));
+    assert_eq!(set(Some(vf_guid(1))), (Err(taken), vec![]));
+    let up = vec![(2, VfEvent::GidChange), (2, VfEvent::PortUp)];
+    assert_eq!(set(Some(vf_guid(2))), (Ok(()), up));
+    assert_eq!(set(Some(vf_guid(2))), (Ok(()), vec![]));
+    let moved = vec![(2, VfEvent::GidChange)];
+    assert_eq!(set(Some(vf_guid(3))), (Ok(()), moved));
+    let down = vec![(2, VfEvent::GidChange), (2, VfEvent::PortDown)];
+    assert_eq!(set(None), (Ok(()), down));
+    let global = global_frame(PEER, peer_gid(), path_query(1));
+    assert_eq!(dropped(port.vf_sends(2, &global)), DropReason::NoGuid);
+}
 
 #[test]
 fn c167_a_port_that_goes_down_tells_once_those_that_were_up() {

@@ -102,6 +102,17 @@ fn c038_an_sm_key_is_cleared_or_refused_by_policy() {
     let out = sent(Port::new().vf_sends(1, &frame(SM, request)));
     assert_eq!(out.mad.view::<SaMad>().sm_key, SmKey::new(0));
 
+    // The one response that VFs may send.
+    let mut response = mad(
+        MgmtClass::SUBN_ADM,
+        Method::REPORT_RESP,
+        AttributeId::NOTICE,
+        1,
+    );
+    response.view_mut::<SaMad>().sm_key = SmKey::new(0x1234);
+    let out = sent(Port::new().vf_sends(1, &frame(SM, response)));
+    assert_eq!(out.mad.view::<SaMad>().sm_key, SmKey::new(0));
+
     let policy = Policy {
         refuse_sm_key: true,
         ..Policy::default()
@@ -360,11 +371,19 @@ fn c220_another_sm_is_asked_with_another_tid_and_the_old_one_is_ignored() {
 
 #[test]
 fn a_join_with_a_grh_is_answered_with_one() {
-    let mut port = joined();
+    let mut port = Port::new();
     let sm = Gid::from_parts(PREFIX, Guid::new(0x99));
-    let delivered = got(port.vf_sends(2, &global_frame(SM, sm, member(2, Method::SET, 6))));
-    let grh = delivered.grh.unwrap();
-    assert_eq!((grh.sgid, grh.dgid), (sm, vf_gid(2)));
+    let join = |number| global_frame(SM, sm, member(number, Method::SET, 6));
+    let out = sent(port.vf_sends(1, &join(1)));
+    for (number, outputs) in [
+        (1, port.wire_sends(&from(SM), &granted(&out.mad))),
+        (2, port.vf_sends(2, &join(2))),
+    ] {
+        let delivered = got(outputs);
+        let grh = delivered.grh.unwrap();
+        assert_eq!((grh.sgid, grh.dgid), (sm, vf_gid(number)));
+        assert_eq!(delivered.vf, number);
+    }
 }
 
 #[test]
