@@ -149,6 +149,7 @@ impl NoticeAgg {
     /// The SM's address changed without anything being forgotten: what was under way is asked anew.
     pub fn sm_changed(&mut self, now: Instant) {
         self.exchange.ask_again();
+        self.recent.clear();
         self.pump(now);
     }
 

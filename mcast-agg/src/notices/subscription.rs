@@ -39,7 +39,7 @@ impl Aim for NoticeAim {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subscription {
     /// The port holds it at the SA, or will again when a due renewal is done. Without it nobody is a
-    /// holder.
+    /// holder; without a holder it is given up at once.
     pub(super) at_sa: bool,
     /// The port may hold it: an answer never came, or nobody waited for it.
     pub(super) doubtful: bool,
@@ -63,26 +63,13 @@ impl Subscription {
     }
 
     /// The SA may have forgotten it.
-    pub(super) fn forgotten(&mut self) {
-        self.keep_wanted();
+    pub(super) const fn forgotten(&mut self) {
         self.renewal_due = self.at_sa;
     }
 
-    /// What nobody holds is not asked for again; but whether the SA holds it is uncertain.
-    fn keep_wanted(&mut self) {
-        if self.holders.is_empty() {
-            self.doubtful |= self.at_sa;
-            self.at_sa = false;
-        }
-    }
-
     /// Whether a renewal is to begin now.
-    pub(super) fn take_renewal(&mut self) -> bool {
-        if core::mem::take(&mut self.renewal_due) {
-            self.keep_wanted();
-            return self.at_sa;
-        }
-        false
+    pub(super) const fn take_renewal(&mut self) -> bool {
+        core::mem::replace(&mut self.renewal_due, false)
     }
 
     /// Whether the SA is to be told now that nobody wants it.

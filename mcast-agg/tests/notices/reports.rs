@@ -93,6 +93,16 @@ fn c207_a_repeated_report_is_answered_again_but_is_no_news() {
 }
 
 #[test]
+fn c207_another_sa_may_use_the_same_tid() {
+    let mut port = Port::new();
+    assert_eq!(port.heard_by(&in_service_report(1)), [MemberId::PF]);
+    port.agg.client_reregister(port.now);
+    assert_eq!(port.heard_by(&in_service_report(1)), [MemberId::PF]);
+    port.agg.sm_changed(port.now);
+    assert_eq!(port.heard_by(&in_service_report(1)), [MemberId::PF]);
+}
+
+#[test]
 fn c207_the_sas_reports_for_two_subscriptions_of_the_port_are_one_event() {
     let mut port = Port::new();
     port.first(vf(1), &in_service());

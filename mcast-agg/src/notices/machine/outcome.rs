@@ -77,9 +77,6 @@ impl NoticeAgg {
         let Some(subscription) = self.subscriptions.get_mut(&subject) else {
             return;
         };
-        if subscription.renewal_due {
-            return;
-        }
         subscription.at_sa = false;
         subscription.doubt();
         let members = core::mem::take(&mut subscription.holders);
