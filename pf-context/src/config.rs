@@ -79,6 +79,8 @@ pub struct Limits {
     pub cm: cm_paravirt::Config,
     /// Multicast memberships.
     pub mcast: mcast_agg::Config,
+    /// Subscriptions to notices.
+    pub notices: mcast_agg::notices::Config,
     /// Rate of each VF.
     pub egress: EgressLimit,
 }

@@ -16,7 +16,7 @@ impl PortMux {
         self.release(now);
         match event {
             PortEvent::ClientReregister => {
-                self.mcast.client_reregister(now);
+                self.register_again(now);
                 self.tell_all(cause, VfEvent::ClientReregister);
             }
             PortEvent::LidChange(lid) => self.lid_changed(cause, lid),
@@ -27,6 +27,11 @@ impl PortMux {
             PortEvent::GidPrefix(prefix) => self.prefix_changed(cause, prefix),
         }
         self.pump(now, cause);
+    }
+
+    fn register_again(&mut self, now: Instant) {
+        self.mcast.client_reregister(now);
+        self.notices.client_reregister(now);
     }
 
     fn lid_changed(&mut self, cause: Cause, lid: Lid) {
@@ -44,9 +49,10 @@ impl PortMux {
         self.port.sm_lid = lid;
         self.port.sm_sl = sl;
         if moved {
-            self.mcast.client_reregister(now);
+            self.register_again(now);
         } else if other_sl {
             self.mcast.sm_changed(now);
+            self.notices.sm_changed(now);
         }
         if moved || other_sl {
             self.tell_all(cause, VfEvent::SmChange);

@@ -3,17 +3,20 @@
 use cm_paravirt::{GidOwner, Ingress, PeerAddress};
 use ib_vtime::Instant;
 use ib_wire::cm::CmReq;
-use ib_wire::mad::{AttributeId, Mad};
-use ib_wire::{Gid, PKeyIndex, QKey};
+use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::{Gid, PKeyIndex, QKey, Qpn};
 use mad_mux::policy::{self, ClassRoute, Rights};
 use mad_mux::steering::Owner;
 use mad_mux::tid::Peer;
+use mcast_agg::MemberId;
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 
+use crate::config::Strictness;
 use crate::egress::Outbound;
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Output, Route, WireSource};
-use crate::sa::token_of;
+use crate::sa::PortTransaction;
+use crate::vf::Vf;
 
 /// A frame that ended, and whom it was for.
 struct Refused {
@@ -101,8 +104,16 @@ impl PortMux {
             }
             Ok(Target::Sender) => self.answer_sender(now, cause, source, mad),
             Ok(Target::Port) => {
-                let token = token_of(mad.header.tid);
-                if !self.mcast.handle_response(now, token, mad.view()) {
+                let answer = mad.view();
+                let taken = match PortTransaction::from_tid(mad.header.tid) {
+                    PortTransaction::Membership(token) => {
+                        self.mcast.handle_response(now, token, answer)
+                    }
+                    PortTransaction::Subscription(token) => {
+                        self.notices.handle_response(now, token, answer)
+                    }
+                };
+                if !taken {
                     self.drop_frame(cause, None, DropReason::NoTransaction);
                 }
             }
@@ -127,9 +138,38 @@ impl PortMux {
         let dgid = source.grh.map(|route| route.dgid);
         match dgid.map(|gid| self.gids.owner(gid)).transpose()? {
             Some(Owner::Vf(vf)) => self.admit(vf, qp, source, mad),
-            // Nothing runs on the PF's QP1.
-            Some(Owner::Pf) | None => Err(DropReason::NoTarget.into()),
+            Some(Owner::Pf) | None => self.take_report(now, source, mad),
         }
+    }
+
+    /// Takes a report of the SA to the port. Anything else that is for the PF is for nobody: nothing
+    /// runs on its QP1.
+    fn take_report(
+        &mut self,
+        now: Instant,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Result<Target, Refused> {
+        let is_report =
+            mad.header.mgmt_class == MgmtClass::SUBN_ADM && mad.header.method == Method::REPORT;
+        let from_sa = source.slid == self.port.sm_lid && source.sqpn == Qpn::GSI;
+        if !is_report || !from_sa {
+            return Err(DropReason::NoTarget.into());
+        }
+        let vfs = &self.vfs;
+        let may_hear = |member: MemberId| {
+            member.vf().is_none_or(|vf| {
+                let record = vfs.active(vf);
+                let find = |record: &Vf| record.pkeys.find(source.pkey, Strictness::Compat);
+                record.and_then(find).is_some()
+            })
+        };
+        let answer = self
+            .notices
+            .report(now, mad.view(), may_hear)
+            .ok_or(DropReason::NoTarget)?;
+        *mad = Mad::from_layout(&answer);
+        Ok(Target::Sender)
     }
 
     /// Answers go to who asked; a GRH must not say otherwise.

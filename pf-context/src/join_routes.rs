@@ -1,4 +1,4 @@
-//! The GRHs of joins that wait for the SA.
+//! The GRHs of joins and subscriptions that wait for the SA.
 //!
 //! Who asks with a GRH takes only an answer with one (Linux compares them). mcast-agg keeps the
 //! request, not how it came.
@@ -15,9 +15,9 @@ use crate::output::Route;
 pub(crate) struct JoinRoutes(BTreeMap<(VfId, Tid), Route>);
 
 impl JoinRoutes {
-    /// Joins of a VF that are remembered; beyond that the one with the lowest TID is forgotten, and
-    /// answered without a GRH. mcast-agg lets as many wait by default.
-    const MOST: usize = 32;
+    /// Requests of a VF that are remembered; beyond that the one with the lowest TID is forgotten,
+    /// and answered without a GRH. mcast-agg lets 32 joins and 16 subscriptions wait by default.
+    const MOST: usize = 48;
 
     pub(crate) fn remember(&mut self, vf: VfId, tid: Tid, answer: Route) {
         self.0.insert((vf, tid), answer);

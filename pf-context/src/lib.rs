@@ -25,9 +25,9 @@
 //!
 //! Every frame ends in one way: one [`Output::ToWire`] or [`Output::ToVf`] that carries it or its
 //! answer, one [`Output::Dropped`], or nothing at all when mcast-agg took it and will answer later
-//! (or, for an answer of the SA, has taken note). What else a frame causes has the same [`Cause`].
+//! (or, for an answer of the SA and a VF's answer to its copy of a report, has taken note). What else a frame causes has the same [`Cause`].
 //!
-//! What is for the PF's own software has nobody to take it here and ends as
+//! What is for the PF's own software, reports of the SA excepted, has nobody to take it here and ends as
 //! [`DropReason::NoTarget`](vf_tunnel::DropReason::NoTarget).
 //!
 //! # Siblings

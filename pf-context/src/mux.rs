@@ -8,6 +8,7 @@ use ib_wire::{Lid, Lmc, PortNum, Sl};
 use mad_mux::steering::GidTable;
 use mad_mux::tid::TidMap;
 use mcast_agg::McastAgg;
+use mcast_agg::notices::NoticeAgg;
 
 use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
@@ -49,6 +50,7 @@ pub struct PortMux {
     pub(crate) tids: TidMap,
     pub(crate) cm: CmParavirt,
     pub(crate) mcast: McastAgg,
+    pub(crate) notices: NoticeAgg,
     pub(crate) join_routes: JoinRoutes,
     pub(crate) limiter: Limiter,
     /// What a new VF gets.
@@ -79,6 +81,7 @@ impl PortMux {
             tids: TidMap::new(limits.tids, seeds.next()),
             cm: CmParavirt::new(limits.cm, seeds.next()),
             mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
+            notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
             limiter: Limiter::default(),
             egress_limit: limits.egress,
@@ -99,6 +102,7 @@ impl PortMux {
             self.tids.poll_timeout(),
             self.cm.poll_timeout(),
             self.mcast.poll_timeout(),
+            self.notices.poll_timeout(),
             self.limiter.next_ready(),
         ]
         .into_iter()
@@ -111,6 +115,7 @@ impl PortMux {
         self.tids.expire(now);
         self.cm.handle_timeout(now);
         self.mcast.handle_timeout(now);
+        self.notices.handle_timeout(now);
         self.pump(now, Cause::TIMER);
         self.release(now);
     }
@@ -124,7 +129,7 @@ impl PortMux {
             cm_ids: self.cm.len(),
             mcast_groups: mcast.groups,
             mcast_members: mcast.members,
-            subscriptions: 0,
+            subscriptions: self.notices.sizes().held,
             path_cache: 0,
             queued: self.limiter.queued(),
         }

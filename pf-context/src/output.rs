@@ -183,7 +183,7 @@ pub struct Sizes {
     pub mcast_groups: usize,
     /// Multicast memberships.
     pub mcast_members: usize,
-    /// Notice subscriptions that the mux holds for VFs: none, each VF's goes to the SA as its own.
+    /// Notice subscriptions of VFs: one that two hold counts twice.
     pub subscriptions: usize,
     /// Cached paths: none, each query goes to the SA.
     pub path_cache: usize,

@@ -3,23 +3,48 @@
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, Method};
 use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
-use ib_wire::{Gid, QKey, Qpn, SmKey, Tid};
+use ib_wire::{Gid, PKeyIndex, QKey, Qpn, SmKey, Tid};
 use mad_mux::rmpp::RmppRole;
 use mad_mux::steering::Owner;
 use mad_mux::tid::Peer;
-use mcast_agg::{Outcome, Requester, Token};
+use mcast_agg::{MemberId, Outcome, Requester, Token};
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex};
 
+use crate::config::Strictness;
 use crate::egress::{Checked, Outbound, Step};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, Route, VfEvent};
 
-/// The port's own TIDs: the transaction in the low bits, the transmission above.
-const TOKEN_BITS: u32 = 48;
+/// A transaction of the port's own with the SA, by the machine that wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortTransaction {
+    Membership(Token),
+    Subscription(Token),
+}
 
-/// The transaction that one of the port's own TIDs names.
-pub(crate) const fn token_of(tid: Tid) -> Token {
-    Token(tid.get() & ((1 << TOKEN_BITS) - 1))
+/// The port's own TIDs: the machine's token in the low bits, then which machine, and above it the
+/// transmission.
+const TOKEN_BITS: u32 = 47;
+const SUBSCRIPTION: u64 = 1 << TOKEN_BITS;
+const TRANSMISSION_SHIFT: u32 = TOKEN_BITS + 1;
+
+impl PortTransaction {
+    pub(crate) const fn from_tid(tid: Tid) -> Self {
+        let token = Token(tid.get() & (SUBSCRIPTION - 1));
+        if tid.get() & SUBSCRIPTION == 0 {
+            Self::Membership(token)
+        } else {
+            Self::Subscription(token)
+        }
+    }
+
+    const fn tid(self, transmission: u16) -> Tid {
+        let low = match self {
+            Self::Membership(token) => token.0,
+            Self::Subscription(token) => token.0 | SUBSCRIPTION,
+        };
+        Tid::new((transmission as u64) << TRANSMISSION_SHIFT | low)
+    }
 }
 
 impl PortMux {
@@ -42,12 +67,15 @@ impl PortMux {
     ) -> Result<Step, DropReason> {
         self.clear_sm_key(mad)?;
         if mad.header.method.is_response() {
-            return Ok(Step::Send);
+            let consumed = self.notices.report_response(vf.into(), mad.view());
+            // What is no copy's answer answers a report that the SA sent to the VF itself.
+            return Ok(if consumed == Outcome::Absorbed {
+                Step::Absorbed
+            } else {
+                Step::Send
+            });
         }
         self.check_record(vf, mad)?;
-        if mad.header.attribute_id != AttributeId::MC_MEMBER_RECORD {
-            return Ok(Step::Send);
-        }
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
         let requester = Requester {
             id: vf.into(),
@@ -55,7 +83,12 @@ impl PortMux {
             pkeys: record.pkeys.keys(),
             pkey_index: checked.pkey_index,
         };
-        match self.mcast.request(now, &requester, mad.view_mut()) {
+        let outcome = match mad.header.attribute_id {
+            AttributeId::MC_MEMBER_RECORD => self.mcast.request(now, &requester, mad.view_mut()),
+            AttributeId::INFORM_INFO => self.notices.request(now, &requester, mad.view_mut()),
+            _ => Outcome::Pass,
+        };
+        match outcome {
             Outcome::Answered => Ok(Step::Answered),
             Outcome::Absorbed => {
                 if let Some(route) = checked.out.grh {
@@ -153,40 +186,88 @@ impl PortMux {
         self.emit(cause, output);
     }
 
-    /// Does what mcast-agg wants done.
+    /// Does what the two machines of mcast-agg want done.
     pub(crate) fn pump(&mut self, now: Instant, cause: Cause) {
         while let Some(output) = self.mcast.poll_output() {
+            use mcast_agg::Output as O;
             match output {
-                mcast_agg::Output::SaRequest { token, request } => {
-                    self.ask_for_port(now, cause, token, &request);
+                O::SaRequest { token, request } => {
+                    let transaction = PortTransaction::Membership(token);
+                    self.ask_for_port(now, cause, transaction, &request);
                 }
-                mcast_agg::Output::Answer {
+                O::Answer {
                     member,
                     pkey_index,
                     answer,
-                } => {
-                    if let Some(vf) = member.vf() {
-                        let mad = Mad::from_layout(&answer);
-                        let grh = self.join_routes.take(vf, mad.header.tid);
-                        self.answer_as_sa(cause, vf, pkey_index, grh, mad);
-                    }
-                }
-                mcast_agg::Output::Changed { members, .. }
-                | mcast_agg::Output::Lost { members, .. } => {
-                    for vf in members.into_iter().filter_map(mcast_agg::MemberId::vf) {
-                        self.tell(cause, vf, VfEvent::ClientReregister);
-                    }
+                } => self.answer_member(cause, member, pkey_index, &answer),
+                O::Changed { members, .. } | O::Lost { members, .. } => {
+                    self.ask_to_register(cause, members);
                 }
             }
+        }
+        while let Some(output) = self.notices.poll_output() {
+            use mcast_agg::notices::Output as O;
+            match output {
+                O::SaRequest { token, request } => {
+                    let transaction = PortTransaction::Subscription(token);
+                    self.ask_for_port(now, cause, transaction, &request);
+                }
+                O::Answer {
+                    member,
+                    pkey_index,
+                    answer,
+                } => self.answer_member(cause, member, pkey_index, &answer),
+                O::Deliver { member, report } => self.copy_report(cause, member, &report),
+                O::Lost { members, .. } => self.ask_to_register(cause, members),
+            }
+        }
+    }
+
+    fn answer_member(
+        &mut self,
+        cause: Cause,
+        member: MemberId,
+        pkey_index: VirtualPKeyIndex,
+        answer: &SaMad,
+    ) {
+        if let Some(vf) = member.vf() {
+            let grh = self.join_routes.take(vf, answer.header.tid);
+            self.answer_as_sa(cause, vf, pkey_index, grh, Mad::from_layout(answer));
+        }
+    }
+
+    /// Gives a subscriber its copy of a report, in the partition in which the port hears the SA, or
+    /// in the VF's first.
+    fn copy_report(&mut self, cause: Cause, member: MemberId, report: &SaMad) {
+        let Some(vf) = member.vf() else { return };
+        let key = self.pkeys.for_management();
+        let found = self
+            .vfs
+            .get(vf)
+            .and_then(|record| record.pkeys.find(key, Strictness::Compat));
+        let pkey_index = found.unwrap_or(VirtualPKeyIndex(PKeyIndex(0)));
+        self.answer_as_sa(cause, vf, pkey_index, None, Mad::from_layout(report));
+    }
+
+    /// Tells VFs that something they had registered is gone or different.
+    fn ask_to_register(&mut self, cause: Cause, members: Vec<MemberId>) {
+        for vf in members.into_iter().filter_map(MemberId::vf) {
+            self.tell(cause, vf, VfEvent::ClientReregister);
         }
     }
 
     /// Sends a request of the port's own. Every transmission is a transaction with a wire TID of its
     /// own; one that finds no room is lost like any packet, and mcast-agg sends another.
-    fn ask_for_port(&mut self, now: Instant, cause: Cause, token: Token, request: &SaMad) {
+    fn ask_for_port(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        transaction: PortTransaction,
+        request: &SaMad,
+    ) {
         self.sa_transmissions = self.sa_transmissions.wrapping_add(1);
         let mut mad = Mad::from_layout(request);
-        mad.header.tid = Tid::new(u64::from(self.sa_transmissions) << TOKEN_BITS | token.0);
+        mad.header.tid = transaction.tid(self.sa_transmissions);
         let sa = self.sa();
         if self.tids.egress(now, Owner::Pf, &mut mad, &sa).is_err() {
             return;

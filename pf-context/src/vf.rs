@@ -233,6 +233,7 @@ impl PortMux {
         let cut = self.tids.reset(now, vf);
         self.cm.vf_reset(now, vf, policy);
         self.mcast.reset(now, vf.into());
+        self.notices.reset(now, vf.into());
         self.join_routes.forget(vf);
         if self.policy.signal_reset {
             for transfer in &cut {

@@ -7,5 +7,6 @@ mod egress;
 mod events;
 mod harness;
 mod ingress;
+mod notices;
 mod rate;
 mod sa;
