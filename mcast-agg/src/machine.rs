@@ -101,7 +101,7 @@ impl McastAgg {
         let GroupAim { mgid, state, .. } = aim;
         match aim.purpose {
             Purpose::Join => {
-                self.joined(mgid, state, transaction.waiting, answer);
+                self.joined(transaction, answer);
                 self.advance(mgid);
             }
             Purpose::Create => {

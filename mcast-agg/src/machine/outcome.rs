@@ -17,21 +17,23 @@ use crate::transaction::{Token, Transaction, Waiting};
 use crate::{MemberId, request};
 
 impl McastAgg {
-    pub(super) fn joined(
-        &mut self,
-        mgid: Gid,
-        state: JoinState,
-        waiting: Option<Waiting>,
-        answer: &SaMad,
-    ) {
+    pub(super) fn joined(&mut self, transaction: Transaction<GroupAim>, answer: &SaMad) {
+        let GroupAim { mgid, state, .. } = transaction.aim;
         let granted = answer.header.status == MadStatus::OK;
-        if granted && let Some(group) = self.group_mut(mgid) {
-            let record = answer.record::<McMemberRecord>();
-            group.record = record;
-            group.granted(state | record.join_state());
+        if let Some(group) = self.group_mut(mgid) {
+            if granted {
+                let record = answer.record::<McMemberRecord>();
+                group.record = record;
+                group.granted(state | record.join_state());
+            } else if transaction.repeated {
+                // An earlier transmission may have been granted, and that answer lost.
+                group.doubtful = group.doubtful | state;
+            }
         }
         let index = self.by_mgid.get(&mgid).copied();
-        let Some(waiting) = waiting else { return };
+        let Some(waiting) = transaction.waiting else {
+            return;
+        };
         self.answer(waiting, |agg, waiting, mad| match index {
             Some(index) if granted => agg.admit(index, waiting.member, &waiting.pkeys, mad),
             _ => refuse(mad, failure(answer.header.status)),
@@ -123,16 +125,13 @@ impl McastAgg {
         self.advance(mgid);
     }
 
-    /// An answer came after all to a join that was given up: gives the membership back, unless others
-    /// want it by now.
+    /// An answer came after all to a join that was given up: the membership is given back. Nobody may
+    /// count on it, since a Delete for it may be under way.
     pub(super) fn take_back(&mut self, now: Instant, record: &McMemberRecord, state: JoinState) {
         let known = self.by_mgid.get(&record.mgid).copied();
         let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
         let group = &mut self.groups[index];
-        group.at_sa = group.at_sa | state;
-        if known.is_none() || group.members.is_empty() {
-            group.record = *record;
-        }
+        group.doubtful = group.doubtful | state;
         self.advance(record.mgid);
         self.pump(now);
     }

@@ -1,7 +1,7 @@
 //! Silence, failures, resets, reregistration, limits: statements 137 to 152.
 
 use ib_wire::mad::{MadStatus, Method};
-use ib_wire::sa::ComponentMask;
+use ib_wire::sa::{ComponentMask, JoinState};
 use ib_wire::{Gid, Lid, PKeyIndex, SmKey, SubnetPrefix};
 use mcast_agg::{Config, MemberId, Outcome, Output, Token};
 use std::time::Duration;
@@ -39,6 +39,48 @@ fn c137_a_group_whose_join_was_given_up_can_be_joined_within_a_second() {
     assert_eq!(request.header.method, Method::SET);
     port.sa_answers(token, &granted(&request, FULL));
     assert_eq!(port.answer_status(), MadStatus::OK);
+}
+
+#[test]
+fn c137_a_late_success_is_counted_on_by_nobody_while_the_leave_for_it_is_under_way() {
+    let mut port = Port::new();
+    port.ask(vf(1), &mut join(vf(1), mgid(1), FULL));
+    let (given_up, request) = port.sa_request();
+    port.wait(Duration::from_secs(3));
+    let outputs = port.outputs();
+    let leave = outputs.iter().find_map(|output| match output {
+        Output::SaRequest { token, request } if request.header.method == Method::DELETE => {
+            Some((*token, *request))
+        }
+        _ => None,
+    });
+    let (leave, delete) = leave.unwrap();
+    port.sa_answers(given_up, &granted(&request, FULL));
+    assert_eq!(
+        port.ask(vf(2), &mut join(vf(2), mgid(1), FULL)),
+        Outcome::Absorbed
+    );
+    port.sa_answers(leave, &granted(&delete, JoinState::NONE));
+    let (token, request) = port.sa_request();
+    assert_eq!(request.header.method, Method::SET);
+    port.sa_answers(token, &granted(&request, FULL));
+    assert_eq!(port.answer_status(), MadStatus::OK);
+    assert_eq!(port.agg.groups().next().unwrap().at_sa(), FULL);
+}
+
+#[test]
+fn c137_a_join_refused_after_a_repetition_is_taken_back_all_the_same() {
+    let mut port = Port::new();
+    port.ask(vf(1), &mut join(vf(1), mgid(1), FULL));
+    port.sa_request();
+    port.wait(Duration::from_millis(600));
+    let (token, request) = port.sa_request();
+    port.sa_answers(token, &refused(&request, MadStatus::SA_NO_RESOURCES));
+    let outputs = port.outputs();
+    assert!(matches!(&outputs[0], Output::Answer { answer, .. }
+        if answer.header.status == MadStatus::SA_NO_RESOURCES));
+    assert!(matches!(&outputs[1], Output::SaRequest { request, .. }
+        if request.header.method == Method::DELETE && state_of(request) == FULL));
 }
 
 #[test]
