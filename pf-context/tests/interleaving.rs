@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
+use ib_wire::notice::{GidDetails, InformInfo, Notice, NoticeType, ProducerType, TrapNumber};
+use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, SaMad};
 use ib_wire::{CommId, Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix, Tid};
 use pf_context::{
     Cause, EgressLimit, Limits, Output, PortConfig, PortEvent, PortMux, Sizes, VfConfig, WireSource,
@@ -59,6 +60,39 @@ fn membership(number: u16, method: Method, group: u8, tid: u8) -> Mad {
     Mad::from_layout(&sa)
 }
 
+fn inform(on: bool, trap: u8, tid: u8) -> Mad {
+    let info = InformInfo {
+        lid_range_begin: Lid::PERMISSIVE,
+        is_generic: 1,
+        subscribe: on.into(),
+        notice_type: InformInfo::ALL_TYPES.into(),
+        trap_number: TrapNumber::new(64 + u16::from(trap)),
+        qpn: Qpn::GSI,
+        producer: ProducerType::ALL.0,
+        ..InformInfo::default()
+    };
+    let mut sa = SaMad::new(Method::SET, ComponentMask::NONE, &info);
+    sa.header.tid = Tid::new(u64::from(tid));
+    Mad::from_layout(&sa)
+}
+
+fn report(trap: u8) -> Mad {
+    let notice = Notice::generic(
+        NoticeType::SUBNET_MANAGEMENT,
+        ProducerType::CLASS_MANAGER,
+        TrapNumber::new(64 + u16::from(trap)),
+        Lid::new(SM),
+        &GidDetails::default(),
+    );
+    let header = MadHeader::new(MgmtClass::SUBN_ADM, Method::REPORT, AttributeId::NOTICE);
+    let mut sa = SaMad {
+        header,
+        ..SaMad::default()
+    };
+    sa.data[..notice.as_bytes().len()].copy_from_slice(notice.as_bytes());
+    Mad::from_layout(&sa)
+}
+
 fn request(number: u16, id: u8, to: Option<u16>) -> Mad {
     let mut mad = Mad::new(cm::header(AttributeId::CM_REQ));
     let req: &mut CmReq = mad.view_mut();
@@ -101,6 +135,15 @@ enum Op {
         join: bool,
         group: u8,
         n: u8,
+    },
+    Inform {
+        vf: u16,
+        on: bool,
+        trap: u8,
+        n: u8,
+    },
+    Report {
+        trap: u8,
     },
     Connect {
         vf: u16,
@@ -147,6 +190,9 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (vf(), n()).prop_map(|(vf, n)| Op::Query { vf, n }),
         4 => (vf(), any::<bool>(), n(), n())
             .prop_map(|(vf, join, group, n)| Op::Member { vf, join, group, n }),
+        3 => (vf(), any::<bool>(), n(), n())
+            .prop_map(|(vf, on, trap, n)| Op::Inform { vf, on, trap, n }),
+        1 => n().prop_map(|trap| Op::Report { trap }),
         3 => (vf(), n()).prop_map(|(vf, id)| Op::Connect { vf, id }),
         2 => (vf(), n(), vf()).prop_map(|(vf, id, to)| Op::ConnectSibling { vf, id, to }),
         2 => (vf(), n()).prop_map(|(vf, id)| Op::PeerConnects { vf, id }),
@@ -220,7 +266,10 @@ impl World {
             .filter(|(_, output)| matches!(output, Output::Dropped { .. }));
         assert!(dropped.count() <= 1);
         let waits = self.mux.sizes().queued > queued;
-        let absorbable = frame.mad.header.attribute_id == AttributeId::MC_MEMBER_RECORD;
+        let absorbable = matches!(
+            frame.mad.header.attribute_id,
+            AttributeId::MC_MEMBER_RECORD | AttributeId::INFORM_INFO
+        );
         assert!(
             !own.is_empty() || waits || absorbable,
             "no verdict of {:?}",
@@ -279,7 +328,7 @@ impl World {
                 Output::ToWire { dlid, mad, grh, .. } => {
                     assert!(grh.is_none());
                     assert_ne!(dlid.get(), OWN);
-                    if has_mapped_tid(&mad) {
+                    if has_mapped_tid(&mad) && !mad.header.method.is_response() {
                         assert!(mad.header.tid.get() <= u64::from(u32::MAX));
                     }
                     if self.on_wire.len() < 64 {
@@ -350,6 +399,18 @@ impl World {
             Op::Member { vf, join, group, n } => {
                 let method = if join { Method::SET } else { Method::DELETE };
                 self.vf_sends(vf, &frame(SM, membership(vf, method, group, n)));
+            }
+            Op::Inform { vf, on, trap, n } => {
+                self.vf_sends(vf, &frame(SM, inform(on, trap, n)));
+            }
+            Op::Report { trap } => {
+                let outputs = self.wire_sends(SM, &report(trap));
+                let answers = outputs.iter().filter(|(_, output)| {
+                    matches!(output, Output::ToWire { mad, .. }
+                        if mad.header.method == Method::REPORT_RESP)
+                });
+                assert_eq!(answers.count(), 1);
+                self.look_at(outputs);
             }
             Op::Connect { vf, id } => self.vf_sends(vf, &frame(PEER, request(vf, id, None))),
             Op::ConnectSibling { vf, id, to } => {
