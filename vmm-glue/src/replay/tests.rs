@@ -2,12 +2,13 @@
 
 use std::net::Ipv6Addr;
 
-use ib_wire::mad::Method;
+use ib_wire::cm::{self, CmReq, CmRtu};
+use ib_wire::mad::{AttributeId, Mad, Method};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
-use ib_wire::{Gid, Tid};
+use ib_wire::{CommId, Gid, Lid, PKey, Tid};
 use proptest::prelude::*;
 use serde_json::Value;
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use super::config::{self, Config};
 use super::{ReplayError, run, script};
@@ -287,9 +288,81 @@ fn what_a_reason_quotes_from_the_script_cannot_break_its_line() {
     );
 }
 
+/// A CM message with the ids of its two ends.
+fn cm_message(attribute: AttributeId, local: u32, remote: u32) -> Mad {
+    let mut mad = Mad::new(cm::header(attribute));
+    let rtu: &mut CmRtu = mad.view_mut();
+    rtu.local_comm_id = CommId::new(local);
+    rtu.remote_comm_id = CommId::new(remote);
+    mad
+}
+
+/// VF 1 asks for a connection under its id 1.
+fn cm_req() -> Mad {
+    let mut mad = cm_message(AttributeId::CM_REQ, 1, 0);
+    let req: &mut CmReq = mad.view_mut();
+    req.pkey = PKey::DEFAULT_FULL;
+    req.primary.local_lid = Lid::new(5);
+    req.primary.local_gid = gid("fe80::2:c903:1:1");
+    req.primary.remote_lid = Lid::new(1);
+    req.primary.remote_gid = gid("fe80::9");
+    mad
+}
+
+fn gid(text: &str) -> Gid {
+    Gid::from(text.parse::<Ipv6Addr>().unwrap())
+}
+
+fn hex(bytes: &(impl IntoBytes + Immutable)) -> String {
+    let bytes = bytes.as_bytes().iter();
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The ids of a line's CM message: its sender's and its receiver's.
+fn comm_ids(line: &Value) -> [u32; 2] {
+    let mad = line["mad"].as_str().unwrap();
+    [48, 56].map(|at| u32::from_str_radix(&mad[at..at + 8], 16).unwrap())
+}
+
+#[test]
+fn a_connection_has_an_id_of_its_own_on_the_wire_and_leaves_nothing() {
+    let from_vf = |at, mad: &Mad| from_vf(at, 1, &hex(mad));
+    let from_wire = |at, mad: &Mad| from_wire(at, &hex(mad));
+    let stats = |at: u64| format!("{{\"at\":{at},\"stats\":true}}");
+    let req = from_vf(0, &cm_req());
+    let [wire_id, none] = comm_ids(&printed(std::slice::from_ref(&req))[0]);
+    assert_eq!(none, 0);
+    let lines = printed(&[
+        req,
+        from_wire(1, &cm_message(AttributeId::CM_REP, 7, wire_id)),
+        from_vf(2, &cm_message(AttributeId::CM_RTU, 1, 7)),
+        stats(3),
+        from_wire(4, &cm_message(AttributeId::CM_DREQ, 7, wire_id)),
+        from_vf(5, &cm_message(AttributeId::CM_DREP, 1, 7)),
+        // The DREP was lost; the id still works 15 s later.
+        from_wire(15_000, &cm_message(AttributeId::CM_DREQ, 7, wire_id)),
+        stats(615_000),
+    ]);
+    let [_, rep, rtu, live, dreq, drep, again, gone] = &lines[..] else {
+        panic!("a line for each: {lines:?}");
+    };
+    for to_vf in [rep, dreq, again] {
+        assert_eq!((&to_vf["to"], comm_ids(to_vf)), (&"vf:1".into(), [7, 1]));
+    }
+    for to_wire in [rtu, drep] {
+        assert_eq!(
+            (&to_wire["to"], comm_ids(to_wire)),
+            (&"wire".into(), [wire_id, 7])
+        );
+    }
+    assert_eq!(
+        (&live["stats"]["cm_ids"], &gone["stats"]["cm_ids"]),
+        (&1.into(), &0.into())
+    );
+}
+
 /// VF 1 joins a group in full.
 fn join() -> String {
-    let gid = |text: &str| Gid::from(text.parse::<Ipv6Addr>().unwrap());
     let mut record = McMemberRecord {
         mgid: gid("ff12:401b:ffff::1"),
         port_gid: gid("fe80::2:c903:1:1"),
@@ -299,11 +372,7 @@ fn join() -> String {
     let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
     let mut request = SaMad::new(Method::SET, mask, &record);
     request.header.tid = Tid::new(0xfedc_ba98_7654_3210);
-    request
-        .as_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(&request)
 }
 
 #[test]
