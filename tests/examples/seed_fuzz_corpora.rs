@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     corpora.insert("cm_messages", cm_messages());
     corpora.insert("cm", connections());
     corpora.insert("mad_agent", conversations());
+    corpora.insert("replay", scripts(&recorded));
     corpora.insert("sa", requests());
     corpora.insert("sm", fabrics());
     corpora.insert("trace", trace_lines()?);
@@ -279,6 +280,38 @@ fn fabrics() -> Seeds {
         answers.extend([5, 0, 2, number, number.wrapping_mul(7), 3, 3, 3, 3]);
     }
     [("answers".to_owned(), answers)].into()
+}
+
+/// Scripts of what VFs and the wire send, and of everything that can happen besides.
+fn scripts(recorded: &Seeds) -> Seeds {
+    let hex = |mad: &[u8]| -> String { mad.iter().map(|byte| format!("{byte:02x}")).collect() };
+    let sa = recorded.iter().filter(|(name, _)| name.starts_with("sa-"));
+    let mut scripts: Seeds = sa
+        .map(|(name, mad)| {
+            let mad = hex(mad);
+            let route = r#"{"sgid_index":1,"dgid":"fe80::1"}"#;
+            let lines = [
+                format!(r#"{{"at":1,"from":"vf:1","dlid":1,"mad":"{mad}"}}"#),
+                format!(r#"{{"at":2,"from":"vf:2","dlid":9,"grh":{route},"mad":"{mad}"}}"#),
+                format!(r#"{{"at":3,"from":"wire","slid":1,"mad":"{mad}"}}"#),
+                r#"{"at":600003,"stats":true}"#.to_owned(),
+            ];
+            (name.clone(), lines.join("\n").into_bytes())
+        })
+        .collect();
+    let events = [
+        r#"{"config":{"seed":2,"vfs":3,"vf_pkeys":{"1":[0,null]},"smi_enabled":[2]}}"#,
+        r#"{"at":0,"event":"client_reregister"}"#,
+        r#"{"at":0,"event":"lid_change","lid":7}"#,
+        r#"{"at":0,"event":"sm_change","sm_lid":2,"sm_sl":1}"#,
+        r#"{"at":1,"event":"port_down"}"#,
+        r#"{"at":1,"event":"port_up"}"#,
+        r#"{"at":2,"event":"pkey_table","pkeys":["0x8001"]}"#,
+        r#"{"at":2,"event":"gid_prefix","subnet_prefix":"fec0::"}"#,
+        r#"{"at":3,"event":"vf_reset","vf":3}"#,
+    ];
+    scripts.insert("events".to_owned(), events.join("\n").into_bytes());
+    scripts
 }
 
 /// The first lines of two kinds of traces.

@@ -6,6 +6,7 @@ mod agent;
 mod cm;
 mod hostile;
 mod parsers;
+mod replay;
 mod sa;
 mod sm;
 
@@ -22,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),
     ("notice", parsers::notice),
+    ("replay", replay::replay),
     ("rmpp", parsers::rmpp),
     ("sa", sa::sa),
     ("sa_records", parsers::sa_records),
