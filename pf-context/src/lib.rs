@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod delivery;
 mod egress;
 mod events;
 mod ingress;
@@ -57,6 +58,7 @@ mod sa;
 mod vf;
 
 pub use config::{AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig};
+pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
 pub use output::{Cause, Output, PortEvent, Route, Sizes, VfEvent, WireSource};
 pub use vf::VfStatistics;
