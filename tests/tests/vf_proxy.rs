@@ -164,3 +164,25 @@ fn what_is_no_tunnel_frame_is_dropped_and_the_next_one_taken() {
     assert_eq!(proxy.poll(&mut vf), Some((expected, Mad::default())));
     assert_eq!(proxy.malformed(), 1);
 }
+
+#[test]
+fn a_message_is_copied_into_buffers_of_other_lengths_as_far_as_both_go() {
+    let mut device = adapter();
+    let mut pf_end = tunnel(&mut device);
+    let mut vf = device.function(VF).expect("the VF");
+    let mut proxy = ProxyQp::open(&mut vf, SpecialQp::Gsi, PORT, 8).expect("a proxy QP");
+    let mad = Mad::from_bytes(&[0x5a; 256]).expect("a MAD");
+    let to = MadAddress::gsi(SM_LID);
+    for _ in 0..2 {
+        proxy.send(&mut vf, &to, &mad).expect("a frame is sent");
+    }
+    let mut pf = device.function(PF).expect("the PF");
+    let (mut short, mut long) = ([0; 8], [0xee; 400]);
+    let lengths = [&mut short[..], &mut long[..]]
+        .map(|buffer| pf_end.poll_into(&mut pf, buffer).map(|got| got.len));
+    assert_eq!(lengths, [Some(312), Some(312)]);
+    assert_eq!(short, long[..8]);
+    assert_eq!(long[56..312], [0x5a; 256]);
+    assert_eq!(long[312..], [0xee; 88]);
+    assert_eq!(pf_end.poll_into(&mut pf, &mut short), None);
+}

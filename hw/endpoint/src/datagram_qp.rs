@@ -49,6 +49,25 @@ pub struct Datagram {
     pub bytes: Vec<u8>,
 }
 
+/// What arrived with a message that was copied into a buffer of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Who sent it.
+    pub source: SourceAddress,
+    /// Whether it came by multicast.
+    pub multicast: bool,
+    /// Bytes of the message, without the GRH.
+    pub len: usize,
+}
+
+/// A message that lies in its receive buffer.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    received: Received,
+    /// Where the message starts.
+    addr: u64,
+}
+
 /// A datagram queue pair in the state "ready to send", with its completion queue and its buffers.
 ///
 /// Keeps handles only; every call takes the HCA that they belong to.
@@ -225,19 +244,28 @@ impl DatagramQp {
     /// receive buffers again.
     pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<Datagram> {
         loop {
-            if let Some(completion) = self.completions.pop() {
-                if let Some(datagram) = self.complete(hca, &completion) {
-                    return Some(datagram);
-                }
-                continue;
+            let Arrival { received, addr } = self.next_arrival(hca)?;
+            let mut bytes = vec![0; received.len];
+            if self.copy_out(hca, addr, &mut bytes) {
+                return Some(Datagram {
+                    source: received.source,
+                    multicast: received.multicast,
+                    bytes,
+                });
             }
-            self.post_receives(hca);
-            let mut batch = [IDLE; POLL_BATCH];
-            let taken = hca.poll_cq(self.cq, &mut batch).unwrap_or(0);
-            if taken == 0 {
-                return None;
+        }
+    }
+
+    /// As [`Self::poll`], with the message copied to the start of `buffer` and nothing allocated. Of
+    /// a message longer than the buffer only the start is copied; [`Received::len`] is the whole
+    /// length all the same. Bytes behind a shorter message stay as they are.
+    pub fn poll_into(&mut self, hca: &mut dyn Hca, buffer: &mut [u8]) -> Option<Received> {
+        loop {
+            let Arrival { received, addr } = self.next_arrival(hca)?;
+            let fitting = received.len.min(buffer.len());
+            if self.copy_out(hca, addr, &mut buffer[..fitting]) {
+                return Some(received);
             }
-            self.completions.extend(batch[..taken].iter().rev());
         }
     }
 
@@ -260,7 +288,27 @@ impl DatagramQp {
         .run(hca);
     }
 
-    fn complete(&mut self, hca: &mut dyn Hca, completion: &Completion) -> Option<Datagram> {
+    /// The next message that arrived. The next call may post its buffer again, so it must be copied
+    /// out before.
+    fn next_arrival(&mut self, hca: &mut dyn Hca) -> Option<Arrival> {
+        loop {
+            if let Some(completion) = self.completions.pop() {
+                if let Some(arrival) = self.complete(&completion) {
+                    return Some(arrival);
+                }
+                continue;
+            }
+            self.post_receives(hca);
+            let mut batch = [IDLE; POLL_BATCH];
+            let taken = hca.poll_cq(self.cq, &mut batch).unwrap_or(0);
+            if taken == 0 {
+                return None;
+            }
+            self.completions.extend(batch[..taken].iter().rev());
+        }
+    }
+
+    fn complete(&mut self, completion: &Completion) -> Option<Arrival> {
         let succeeded = completion.status == CompletionStatus::Success;
         // Both kinds of names were made from a slot's number, so the lower half is one.
         let slot = u32::try_from(completion.wr_id & !SEND).unwrap_or_default();
@@ -270,23 +318,24 @@ impl DatagramQp {
             return None;
         }
         self.idle_receives.push(slot);
-        let datagram = completion.source.filter(|_| succeeded).and_then(|source| {
-            Some(Datagram {
+        let len = completion.byte_len.checked_sub(GRH_SPACE);
+        let message = completion.source.zip(len).filter(|_| succeeded);
+        self.failed_receives += u64::from(message.is_none());
+        let (source, len) = message?;
+        Some(Arrival {
+            received: Received {
                 source,
                 multicast: completion.flags.contains(CompletionFlags::MULTICAST),
-                bytes: self.received(hca, slot, completion.byte_len)?,
-            })
-        });
-        self.failed_receives += u64::from(datagram.is_none());
-        datagram
+                len: len.min(self.spec.max_message) as usize,
+            },
+            addr: self.receive_buffer(slot) + u64::from(GRH_SPACE),
+        })
     }
 
-    fn received(&self, hca: &dyn Hca, slot: u32, byte_len: u32) -> Option<Vec<u8>> {
-        let len = byte_len.checked_sub(GRH_SPACE)?.min(self.spec.max_message);
-        let mut bytes = vec![0; len as usize];
-        let start = self.receive_buffer(slot) + u64::from(GRH_SPACE);
-        hca.dma_read(start, &mut bytes).ok()?;
-        Some(bytes)
+    fn copy_out(&mut self, hca: &dyn Hca, addr: u64, to: &mut [u8]) -> bool {
+        let copied = hca.dma_read(addr, to).is_ok();
+        self.failed_receives += u64::from(!copied);
+        copied
     }
 
     /// Posts the idle receive buffers, as many as the queue takes.

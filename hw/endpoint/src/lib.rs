@@ -17,7 +17,7 @@ mod sma_client;
 pub mod smi;
 
 pub use address::{MadAddress, Peer};
-pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec};
+pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec, Received};
 pub use end_port::{EndPort, EndPortConfig, EndPortError, EndPortEvent, LinkCounters};
 pub use mad_agent::{
     AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,

@@ -9,7 +9,7 @@ use ib_wire::mad::Mad;
 use ib_wire::{PKeyIndex, PortNum, QKey};
 use zerocopy::IntoBytes;
 
-use crate::{Datagram, DatagramQp, DatagramQpSpec, MadAddress};
+use crate::{DatagramQp, DatagramQpSpec, MadAddress};
 
 /// Bytes of a MAD.
 const MAD_LEN: u32 = 256;
@@ -128,12 +128,19 @@ impl MadQp {
 
     /// The next received MAD and its sender.
     pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        let mut mad = Mad::default();
+        let from = self.poll_into(hca, &mut mad)?;
+        Some((from, mad))
+    }
+
+    /// Writes the next received MAD to `mad` and gives its sender.
+    pub fn poll_into(&mut self, hca: &mut dyn Hca, mad: &mut Mad) -> Option<MadAddress> {
         loop {
-            let Datagram { source, bytes, .. } = self.qp.poll(hca)?;
-            match Mad::from_bytes(&bytes) {
-                Some(mad) => return Some((sender(&source, self.qkey), mad)),
-                None => self.malformed += 1,
+            let received = self.qp.poll_into(hca, mad.as_mut_bytes())?;
+            if received.len == size_of::<Mad>() {
+                return Some(sender(&received.source, self.qkey));
             }
+            self.malformed += 1;
         }
     }
 

@@ -8,7 +8,7 @@ use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{GidIndex, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
 use vf_tunnel::{TUNNEL_FRAME_SIZE, ToPf, ToVf, ToVfHeader};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Bytes of a tunnel frame, as the verbs count them.
 const FRAME_LEN: u32 = 312;
@@ -132,12 +132,13 @@ impl MadTransport for ProxyQp {
     }
 
     fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        let mut frame = ToVf::new_zeroed();
         loop {
-            let datagram = self.qp.poll(hca)?;
-            match ToVf::from_bytes(&datagram.bytes) {
-                Ok(frame) => return Some((self.sender(&frame.header), frame.mad)),
-                Err(_) => self.malformed += 1,
+            let received = self.qp.poll_into(hca, frame.as_mut_bytes())?;
+            if received.len == TUNNEL_FRAME_SIZE {
+                return Some((self.sender(&frame.header), frame.mad));
             }
+            self.malformed += 1;
         }
     }
 
