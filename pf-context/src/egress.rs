@@ -14,6 +14,7 @@ use crate::config::Strictness;
 use crate::limiter::{Admission, Held};
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Output, Route, WireSource};
+use crate::pf_software;
 use crate::vf::Vf;
 
 /// A MAD on its way to the wire, with everything that the PF decides in place of the VF.
@@ -121,7 +122,11 @@ impl PortMux {
     fn check(&self, vf: VfId, qp: SpecialQp, frame: &ToPf) -> Result<Checked, DropReason> {
         let record = self.vfs.active(vf).ok_or(DropReason::VfInReset)?;
         let (header, mad) = (&frame.header, &frame.mad.header);
-        let route = policy::egress(mad, qp, record.rights)?;
+        let route = if record.is_pf {
+            pf_software::route(mad)
+        } else {
+            policy::egress(mad, qp, record.rights)?
+        };
         let pkey_index = match qp {
             // SMPs have no partition of their own (IBA 10.9.4).
             SpecialQp::Smi => VirtualPKeyIndex(PKeyIndex(0)),
@@ -133,7 +138,7 @@ impl PortMux {
         if av.port() != record.port {
             return Err(DropReason::BadPort);
         }
-        self.check_destination(qp, av.dlid, mad)?;
+        self.check_destination(record, qp, av.dlid, mad)?;
         if qp == SpecialQp::Gsi && !record.may_use(av.sl()) {
             return Err(DropReason::BadSl);
         }
@@ -171,6 +176,7 @@ impl PortMux {
 
     fn check_destination(
         &self,
+        record: &Vf,
         qp: SpecialQp,
         dlid: Lid,
         mad: &MadHeader,
@@ -181,7 +187,7 @@ impl PortMux {
         }
         // Whoever serves a class serves others: what claims to answer the port itself is forged.
         let is_sa_answer = mad.mgmt_class == MgmtClass::SUBN_ADM && mad.method.is_response();
-        if is_sa_answer && self.port.owns(dlid) {
+        if is_sa_answer && self.port.owns(dlid) && !record.is_pf {
             return Err(DropReason::ResponseNotPermitted);
         }
         Ok(())
@@ -203,7 +209,7 @@ impl PortMux {
                 Err(DropReason::BadRemoteQp)
             };
         }
-        if self.policy.remote_qp == Strictness::Strict {
+        if self.policy.remote_qp == Strictness::Strict && !record.is_pf {
             let mut told = record.redirects.qkeys(header.av.dlid, qpn).peekable();
             if qpn != Qpn::GSI && told.peek().is_none() {
                 return Err(DropReason::BadRemoteQp);
@@ -303,6 +309,7 @@ impl PortMux {
             record.statistics.to_wire += 1;
         }
         let output = Output::ToWire {
+            vf,
             qp: out.qp,
             dlid: out.dlid,
             dqpn: out.dqpn,

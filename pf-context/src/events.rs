@@ -74,6 +74,7 @@ impl PortMux {
 
     fn pkeys_changed(&mut self, cause: Cause, table: Vec<PKey>) {
         self.pkeys = PortPKeys::new(table);
+        self.refresh_pf_pkeys();
         let port = &self.pkeys;
         let changed: Vec<VfId> = self
             .vfs

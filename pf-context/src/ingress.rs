@@ -15,6 +15,7 @@ use crate::config::Strictness;
 use crate::egress::Outbound;
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Output, Route, WireSource};
+use crate::pf_software;
 use crate::sa::PortTransaction;
 use crate::vf::Vf;
 
@@ -128,22 +129,27 @@ impl PortMux {
         source: &WireSource,
         mad: &mut Mad,
     ) -> Result<Target, Refused> {
-        let route = policy::ingress(&mad.header, qp, ANY_RIGHTS)?;
+        let route = policy::ingress(&mad.header, qp, ANY_RIGHTS);
+        if route.is_err() && !self.has_pf_software() {
+            route?;
+        }
         if mad.header.method.is_response() {
             return self.steer_answer(now, qp, source, mad);
         }
-        if route == ClassRoute::Cm {
+        if route == Ok(ClassRoute::Cm) {
             return self.steer_cm(now, source, mad);
         }
         let dgid = source.grh.map(|route| route.dgid);
         match dgid.map(|gid| self.gids.owner(gid)).transpose()? {
             Some(Owner::Vf(vf)) => self.admit(vf, qp, source, mad),
-            Some(Owner::Pf) | None => self.take_report(now, source, mad),
+            Some(Owner::Pf) | None => match self.take_report(now, source, mad) {
+                Err(_) if self.has_pf_software() => self.admit(VfId::PF, qp, source, mad),
+                taken => taken,
+            },
         }
     }
 
-    /// Takes a report of the SA to the port. Anything else that is for the PF is for nobody: nothing
-    /// runs on its QP1.
+    /// Takes a report of the SA to the port.
     fn take_report(
         &mut self,
         now: Instant,
@@ -186,7 +192,7 @@ impl PortMux {
             .owner(WireTid(mad.header.tid))
             .ok_or(DropReason::UnknownTid)?;
         if let Some(route) = source.grh
-            && self.gids.owner(route.dgid)? != owner
+            && pf_software::tenant(self.gids.owner(route.dgid)?) != pf_software::tenant(owner)
         {
             return Err(DropReason::TargetMismatch.into());
         }
@@ -230,6 +236,7 @@ impl PortMux {
         let owner = |gid: &Gid| match gids.owner(*gid) {
             Ok(Owner::Vf(vf)) if vfs.active(vf).is_some() => GidOwner::Vf(vf),
             Ok(Owner::Vf(vf)) => GidOwner::VfDown(vf),
+            Ok(Owner::Pf) if vfs.active(VfId::PF).is_some() => GidOwner::Vf(VfId::PF),
             Ok(Owner::Pf) => GidOwner::Pf,
             Err(_) => GidOwner::Unknown,
         };
@@ -274,7 +281,9 @@ impl PortMux {
             .vfs
             .active(vf)
             .ok_or_else(|| refuse(DropReason::VfDown))?;
-        policy::ingress(&mad.header, qp, record.rights).map_err(refuse)?;
+        if !record.is_pf {
+            policy::ingress(&mad.header, qp, record.rights).map_err(refuse)?;
+        }
         let index = self.pkey_index(vf, qp, source)?;
         Ok(Target::Vf(vf, index))
     }

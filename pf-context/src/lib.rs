@@ -27,7 +27,8 @@
 //! answer, one [`Output::Dropped`], or nothing at all when mcast-agg took it and will answer later
 //! (or, for an answer of the SA and a VF's answer to its copy of a report, has taken note). What else a frame causes has the same [`Cause`].
 //!
-//! What is for the PF's own software, reports of the SA excepted, has nobody to take it here and ends as
+//! The PF's own software is a tenant of the port like its VFs, once it is attached
+//! ([`PortMux::attach_pf_software`]). Until then what is for it, reports of the SA excepted, ends as
 //! [`DropReason::NoTarget`](vf_tunnel::DropReason::NoTarget).
 //!
 //! # Siblings
@@ -52,6 +53,7 @@ mod join_routes;
 mod limiter;
 mod mux;
 mod output;
+mod pf_software;
 mod pkeys;
 mod redirects;
 mod sa;

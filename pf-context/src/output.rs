@@ -118,6 +118,8 @@ impl VfEvent {
 pub enum Output {
     /// Send this by the port's special QP.
     ToWire {
+        /// In whose name, if in that of one VF.
+        vf: Option<VfId>,
         /// Which QP.
         qp: SpecialQp,
         /// Destination LID.
@@ -139,7 +141,7 @@ pub enum Output {
     },
     /// Deliver this through a VF's tunnel.
     ToVf {
-        /// To whom.
+        /// To whom; [`VfId::PF`] is the PF's own software.
         vf: VfId,
         /// Which proxy QP.
         qp: SpecialQp,

@@ -14,6 +14,7 @@ use crate::config::Strictness;
 use crate::egress::{Checked, Outbound, Step};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, Route, VfEvent};
+use crate::pf_software;
 
 /// A transaction of the port's own with the SA, by the machine that wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,10 @@ impl PortMux {
         checked: &Checked,
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
-        self.clear_sm_key(mad)?;
+        let trusted = self.vfs.get(vf).is_some_and(|record| record.is_pf);
+        if !trusted {
+            self.clear_sm_key(mad)?;
+        }
         if mad.header.method.is_response() {
             let consumed = self.notices.report_response(vf.into(), mad.view());
             // What is no copy's answer answers a report that the SA sent to the VF itself.
@@ -75,7 +79,9 @@ impl PortMux {
                 Step::Send
             });
         }
-        self.check_record(vf, mad)?;
+        if !trusted {
+            self.check_record(vf, mad)?;
+        }
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
         let requester = Requester {
             id: vf.into(),
@@ -230,16 +236,18 @@ impl PortMux {
         pkey_index: VirtualPKeyIndex,
         answer: &SaMad,
     ) {
-        if let Some(vf) = member.vf() {
-            let grh = self.join_routes.take(vf, answer.header.tid);
-            self.answer_as_sa(cause, vf, pkey_index, grh, Mad::from_layout(answer));
-        }
+        let vf = pf_software::tenant_of(member);
+        let grh = self.join_routes.take(vf, answer.header.tid);
+        self.answer_as_sa(cause, vf, pkey_index, grh, Mad::from_layout(answer));
     }
 
     /// Gives a subscriber its copy of a report, in the partition in which the port hears the SA, or
     /// in the VF's first.
     fn copy_report(&mut self, cause: Cause, member: MemberId, report: &SaMad) {
-        let Some(vf) = member.vf() else { return };
+        let vf = pf_software::tenant_of(member);
+        if vf == VfId::PF && !self.has_pf_software() {
+            return;
+        }
         let key = self.pkeys.for_management();
         let found = self
             .vfs

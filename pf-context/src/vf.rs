@@ -54,13 +54,15 @@ pub(crate) struct Vf {
     pub(crate) rights: Rights,
     service_levels: u16,
     pub(crate) redirects: Redirects,
+    /// Whether it is the PF's own software, which is trusted and has no tunnel.
+    pub(crate) is_pf: bool,
     /// Whether its tunnel works.
     pub(crate) active: bool,
     pub(crate) statistics: VfStatistics,
 }
 
 impl Vf {
-    fn new(config: VfConfig, port: &PortPKeys) -> Self {
+    pub(crate) fn new(config: VfConfig, port: &PortPKeys) -> Self {
         Self {
             guid: config.guid,
             ca_guid: config.ca_guid,
@@ -69,6 +71,7 @@ impl Vf {
             rights: config.rights,
             service_levels: config.service_levels,
             redirects: Redirects::default(),
+            is_pf: false,
             active: true,
             statistics: VfStatistics::default(),
         }
@@ -108,7 +111,7 @@ impl Vfs {
         self.get(vf).filter(|record| record.active)
     }
 
-    fn insert(&mut self, vf: VfId, record: Vf) {
+    pub(crate) fn insert(&mut self, vf: VfId, record: Vf) {
         let at = vf.index();
         if at >= self.0.len() {
             self.0.resize(at + 1, None);

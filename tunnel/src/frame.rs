@@ -3,7 +3,7 @@
 //! Source of the layouts: the Linux guest driver's `struct mlx4_ib_tunnel_header` (VF to PF) and
 //! `struct mlx4_ib_proxy_sqp_hdr` (PF to VF), as interfaces.
 
-use hca_api::GlobalRoute;
+use hca_api::{AddressVector, GlobalRoute};
 use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{Gid, GidIndex, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
@@ -229,6 +229,29 @@ impl ToPf {
     /// [`FrameError`] for any other length.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FrameError> {
         copy_exact(bytes)
+    }
+
+    /// The frame that asks the PF to send a MAD. Static rates are the PF's own business.
+    #[must_use]
+    pub fn new(
+        vector: &AddressVector,
+        remote_qpn: Qpn,
+        remote_qkey: QKey,
+        pkey_index: VirtualPKeyIndex,
+        mad: &Mad,
+    ) -> Self {
+        let mut frame = Self::new_zeroed();
+        let header = &mut frame.header;
+        header.av.flags_port = vector.port.0 & !TOP_BIT;
+        header.av.dlid = vector.dlid;
+        header
+            .av
+            .set_route(vector.sl, vector.path_bits, vector.grh.as_ref());
+        header.remote_qpn = remote_qpn;
+        header.remote_qkey = remote_qkey;
+        header.pkey_index.set(pkey_index.0.0);
+        frame.mad = *mad;
+        frame
     }
 
     /// A frame to fill in: all zero.

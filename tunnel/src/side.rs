@@ -14,6 +14,10 @@ impl VfId {
     /// an alias GUID of their own (GUIDCap is eight bits wide, and entry 0 is the PF's).
     pub const MAX: u16 = 1024;
 
+    /// The PF's own software, which shares its special QPs with the VFs like one of them. No VF: never
+    /// made by [`VfId::new`].
+    pub const PF: Self = Self(0);
+
     /// Makes the number, if it is in range.
     #[must_use]
     pub const fn new(value: u16) -> Option<Self> {
@@ -45,7 +49,7 @@ impl From<VfId> for FunctionId {
 
 impl fmt::Display for VfId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vf:{}", self.0)
+        fmt::Display::fmt(&FunctionId::from(*self), f)
     }
 }
 

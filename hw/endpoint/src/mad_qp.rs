@@ -181,6 +181,32 @@ impl MadTransport for MadQp {
     }
 }
 
+impl<T: MadTransport + ?Sized> MadTransport for Box<T> {
+    fn port(&self) -> PortNum {
+        (**self).port()
+    }
+
+    fn can_send(&self) -> bool {
+        (**self).can_send()
+    }
+
+    fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
+        (**self).send(hca, to, mad)
+    }
+
+    fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
+        (**self).poll(hca)
+    }
+
+    fn arm(&self, hca: &mut dyn Hca) -> bool {
+        (**self).arm(hca)
+    }
+
+    fn close(self: Box<Self>, hca: &mut dyn Hca) {
+        (*self).close(hca);
+    }
+}
+
 fn sender(source: &SourceAddress, qkey: QKey) -> MadAddress {
     MadAddress {
         lid: source.slid,

@@ -7,7 +7,7 @@ use ib_endpoint::{DatagramQp, DatagramQpSpec, MadAddress, MadTransport};
 use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{GidIndex, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
-use vf_tunnel::{TUNNEL_FRAME_SIZE, ToPf, ToVf, ToVfHeader};
+use vf_tunnel::{TUNNEL_FRAME_SIZE, ToPf, ToVf, ToVfHeader, VirtualPKeyIndex};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Bytes of a tunnel frame, as the verbs count them.
@@ -90,16 +90,16 @@ fn route_back(grh: &Grh) -> GlobalRoute {
 
 /// The frame that asks the PF to send a MAD.
 fn frame(port: PortNum, to: &MadAddress, mad: &Mad) -> ToPf {
-    let mut frame = ToPf::zeroed();
-    let header = &mut frame.header;
-    header.av.flags_port = port.0;
-    header.av.dlid = to.lid;
-    header.av.set_route(to.sl, to.path_bits, to.grh.as_ref());
-    header.remote_qpn = to.qpn;
-    header.remote_qkey = to.qkey;
-    header.pkey_index.set(to.pkey_index.0);
-    frame.mad = *mad;
-    frame
+    let vector = AddressVector {
+        port,
+        dlid: to.lid,
+        sl: to.sl,
+        path_bits: to.path_bits,
+        static_rate: None,
+        grh: to.grh,
+    };
+    let pkey_index = VirtualPKeyIndex(to.pkey_index);
+    ToPf::new(&vector, to.qpn, to.qkey, pkey_index, mad)
 }
 
 impl MadTransport for ProxyQp {

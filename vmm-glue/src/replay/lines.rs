@@ -129,6 +129,7 @@ pub(super) fn write_output(
 ) -> io::Result<()> {
     match output {
         Output::ToWire {
+            vf: _,
             qp,
             dlid,
             dqpn,
@@ -258,6 +259,7 @@ mod tests {
     #[test]
     fn a_mad_to_the_wire_has_the_fields_of_the_format_in_their_order() {
         let output = Output::ToWire {
+            vf: None,
             qp: SpecialQp::Gsi,
             dlid: Lid::new(1),
             dqpn: Qpn::GSI,

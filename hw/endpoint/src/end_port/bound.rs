@@ -17,8 +17,8 @@ pub struct LinkCounters {
 
 /// A MAD agent bound to QP0 or QP1.
 #[derive(Debug)]
-pub(super) struct BoundAgent {
-    qp: Box<dyn MadTransport>,
+pub(super) struct BoundAgent<T> {
+    pub(super) qp: T,
     pub(super) mads: MadAgent,
     /// Taken from the agent, not yet taken by the queue pair.
     held: Option<Transmit>,
@@ -27,8 +27,8 @@ pub(super) struct BoundAgent {
     counters: LinkCounters,
 }
 
-impl BoundAgent {
-    pub(super) fn new(qp: Box<dyn MadTransport>, mads: MadAgent) -> Self {
+impl<T: MadTransport> BoundAgent<T> {
+    pub(super) fn new(qp: T, mads: MadAgent) -> Self {
         Self {
             qp,
             mads,
@@ -144,6 +144,6 @@ impl BoundAgent {
     }
 
     pub(super) fn close(self, hca: &mut dyn Hca) {
-        self.qp.close(hca);
+        Box::new(self.qp).close(hca);
     }
 }

@@ -6,7 +6,8 @@
 //! [`EndPort::poll_timeout`] says so, and pulls what happened from [`EndPort::poll_event`].
 //!
 //! A function that has no special QPs of its own gives a [`MadTransport`] that reaches them
-//! ([`EndPort::open_on`]); all else is the same.
+//! ([`EndPort::open_on`]); all else is the same. With a [`QueuedMads`](crate::QueuedMads) the owner itself is
+//! what carries the MADs.
 
 mod bound;
 
@@ -107,10 +108,10 @@ pub enum EndPortEvent {
 
 /// All that a host runs on one port. See the [module](self).
 #[derive(Debug)]
-pub struct EndPort {
+pub struct EndPort<G = Box<dyn MadTransport>> {
     config: EndPortConfig,
-    gsi: BoundAgent,
-    smi: Option<BoundAgent>,
+    gsi: BoundAgent<G>,
+    smi: Option<BoundAgent<Box<dyn MadTransport>>>,
     sa: SaClient,
     cm: Cm,
     cm_agent: AgentId,
@@ -141,12 +142,14 @@ impl EndPort {
                 Self::open_on(now, hca, config, Box::new(gsi), smi)
             }
             Err(refused) => {
-                Box::new(gsi).close(hca);
+                gsi.close(hca);
                 Err(refused.into())
             }
         }
     }
+}
 
+impl<G: MadTransport> EndPort<G> {
     /// Reads a port whose QP1, and QP0 if the configuration has an agent for it, are reached by
     /// transports that the caller made.
     ///
@@ -156,7 +159,7 @@ impl EndPort {
         now: Instant,
         hca: &mut dyn Hca,
         config: EndPortConfig,
-        gsi: Box<dyn MadTransport>,
+        gsi: G,
         smi: Option<Box<dyn MadTransport>>,
     ) -> Result<Self, EndPortError> {
         let mut mads = MadAgent::new(config.gsi);
@@ -168,7 +171,7 @@ impl EndPort {
         let ((sa, cm_agent), sma) = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                gsi.close(hca);
+                Box::new(gsi).close(hca);
                 if let Some(smi) = smi {
                     smi.close(hca);
                 }
@@ -305,6 +308,11 @@ impl EndPort {
         self.sma.view()
     }
 
+    /// What carries the MADs of QP1.
+    pub const fn gsi_transport(&mut self) -> &mut G {
+        &mut self.gsi.qp
+    }
+
     /// The agent on QP1, for registrations of the owner's own.
     pub const fn gsi(&mut self) -> &mut MadAgent {
         &mut self.gsi.mads
@@ -362,7 +370,7 @@ impl EndPort {
     pub fn smi_counters(&self) -> LinkCounters {
         self.smi
             .as_ref()
-            .map(BoundAgent::counters)
+            .map(|smi| smi.counters())
             .unwrap_or_default()
     }
 
