@@ -1,6 +1,6 @@
 //! What `vhca show cm` prints.
 
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use ib_wire::{Gid, Guid, Lid, PKey, PortNum, Qpn};
 use vf_tunnel::{RemoteCommId, VfCommId, VfId, WireCommId};
 
@@ -41,20 +41,26 @@ pub struct Connection {
     pub pkey: PKey,
     /// When the id ends unless another message comes; `None` for a connection that is up.
     pub remaining: Option<Duration>,
+    /// Time since the exchange moved: since the last message of a handshake or SIDR request, since
+    /// the DREQ or REJ that ended it. `None` for a connection that is up: its clock does not run.
+    /// In steps of 67 ms; an MRA's service time counts from its end.
+    pub idle: Option<Duration>,
 }
 
 impl CmParavirt {
     /// All ids, in a stable order.
-    pub fn connections(&self) -> impl Iterator<Item = Connection> {
-        self.table.store.iter().map(|slot| self.connection(slot))
+    pub fn connections(&self, now: Instant) -> impl Iterator<Item = Connection> {
+        let slots = self.table.store.iter();
+        slots.map(move |slot| self.connection(now, slot))
     }
 
     /// A VF's ids, the newest first.
-    pub fn connections_of(&self, vf: VfId) -> impl Iterator<Item = Connection> {
-        self.table.of_vf(vf).map(|slot| self.connection(slot))
+    pub fn connections_of(&self, now: Instant, vf: VfId) -> impl Iterator<Item = Connection> {
+        let slots = self.table.of_vf(vf);
+        slots.map(move |slot| self.connection(now, slot))
     }
 
-    fn connection(&self, slot: u32) -> Connection {
+    fn connection(&self, now: Instant, slot: u32) -> Connection {
         let hot: &Hot = self.table.store.hot(slot);
         let cold = self.table.store.cold(slot);
         Connection {
@@ -72,7 +78,8 @@ impl CmParavirt {
             ca_guid: cold.ca_guid,
             qpn: cold.qpn,
             pkey: hot.pkey,
-            remaining: self.table.remaining(slot),
+            remaining: self.table.remaining(now, slot),
+            idle: self.table.idle(now, slot),
         }
     }
 }

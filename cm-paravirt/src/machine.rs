@@ -242,6 +242,19 @@ impl CmParavirt {
         self.table.vf_mut(vf).quota = ids;
     }
 
+    /// How many ids a VF may have.
+    #[must_use]
+    pub fn quota(&self, vf: VfId) -> u32 {
+        let record = self.table.vf(vf);
+        record.map_or(self.config.ids_per_vf, |record| record.quota)
+    }
+
+    /// Limits and times.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Who gets SIDR requests without a GRH.
     pub const fn sidr_table_mut(&mut self) -> &mut SidrTable {
         &mut self.sidr

@@ -463,12 +463,30 @@ impl Table {
     }
 
     /// When the slot ends, if its clock runs.
-    pub(crate) fn remaining(&self, slot: u32) -> Option<Duration> {
+    pub(crate) fn remaining(&self, now: Instant, slot: u32) -> Option<Duration> {
         let hot = self.store.hot(slot);
-        (hot.state.clock() != Clock::Never).then(|| {
-            let ticks = hot.deadline.wrapping_sub(wheel::low(self.now));
-            wheel::duration(if ticks > wheel::HORIZON { 0 } else { ticks })
-        })
+        (hot.state.clock() != Clock::Never)
+            .then(|| wheel::duration(self.ticks_until(now, hot.deadline)))
+    }
+
+    /// How long the slot's exchange has not moved, if its clock runs: what has run off it.
+    pub(crate) fn idle(&self, now: Instant, slot: u32) -> Option<Duration> {
+        let hot = self.store.hot(slot);
+        let (whole, end) = match hot.state.clock() {
+            Clock::Never => return None,
+            Clock::Handshake => (hot.limit, hot.deadline),
+            Clock::Sidr => (self.ticks.sidr, hot.deadline),
+            Clock::Quarantine => (self.ticks.quarantine_max, hot.limit),
+        };
+        let left = self.ticks_until(now, end);
+        Some(wheel::duration(whole.saturating_sub(left)))
+    }
+
+    /// Ticks from now to a tick that is not over; 0 if it is.
+    fn ticks_until(&self, now: Instant, tick: u32) -> u32 {
+        let now = self.now.max(wheel::tick_at(now));
+        let ticks = tick.wrapping_sub(wheel::low(now));
+        if ticks > wheel::HORIZON { 0 } else { ticks }
     }
 
     // The peer's address.

@@ -73,6 +73,11 @@ impl GidTable {
         true
     }
 
+    /// The GUIDs with their owners, in the order of the GUIDs.
+    pub fn iter(&self) -> impl Iterator<Item = (Guid, Owner)> {
+        self.owners.iter().map(|(&guid, &owner)| (guid, owner))
+    }
+
     /// The owner of a destination GID.
     ///
     /// The subnet's prefix and the link-local one both name this subnet (IBA 4.1.1).

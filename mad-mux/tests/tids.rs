@@ -11,7 +11,7 @@ use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppStatus, RmppType};
 use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix, Tid};
 use mad_mux::steering::Owner;
-use mad_mux::tid::{Peer, TidConfig, TidMap};
+use mad_mux::tid::{Peer, TidConfig, TidMap, TransactionState};
 use proptest::prelude::*;
 use vf_tunnel::{DropReason, VfId};
 
@@ -253,7 +253,7 @@ fn c053_a_vf_beyond_its_quota_is_refused_and_others_are_not() {
         "a retransmission"
     );
     send(&mut map, vf(2), get(10), &SA);
-    assert_eq!((map.len_of(vf(1)), map.len_of(vf(2))), (10, 1));
+    assert_eq!((map.usage(vf(1)).live, map.usage(vf(2)).live), (10, 1));
 }
 
 #[test]
@@ -486,6 +486,33 @@ fn a_live_transaction_costs_at_most_64_bytes() {
     );
 }
 
+#[test]
+fn a_transaction_shows_what_it_is_and_how_long_it_rests() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    let shown = |map: &TidMap, now| map.transactions(now).next().expect("one");
+    let open = shown(&map, secs(3));
+    assert_eq!((open.owner, open.tid.0.get()), (vf(1), 9));
+    assert_eq!((open.wire_tid.0, open.peer), (sent.header.tid, SA));
+    assert_eq!(open.class, MgmtClass::SUBN_ADM);
+    assert_eq!(open.method, Method::GET_TABLE);
+    assert_eq!(open.attribute, sent.header.attribute_id);
+    assert_eq!(open.state, TransactionState::Open);
+    let step = Duration::from_millis(2);
+    assert!(open.idle > Duration::from_secs(3) - step && open.idle <= Duration::from_secs(3));
+
+    receive(&mut map, secs(3), data(answer_to(&sent), 1), &SA).unwrap();
+    let transfer = shown(&map, secs(4));
+    assert_eq!(transfer.state, TransactionState::Transfer);
+    assert!(transfer.idle > Duration::from_secs(1) - step);
+    assert!(transfer.idle < Duration::from_secs(1) + step);
+
+    receive(&mut map, secs(4), answer_to(&sent), &SA).unwrap();
+    assert_eq!(shown(&map, secs(4)).state, TransactionState::Answered);
+    map.expire(secs(20));
+    assert_eq!(map.transactions(secs(20)).count(), 0);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Send { vf: u16, tid: u64, lid: u16 },
@@ -556,6 +583,26 @@ proptest! {
             let most = known.values().filter(|(_, from)| now <= *from).count();
             map.expire(now);
             prop_assert!((live..=most).contains(&map.len()));
+            let shown: Vec<_> = map.transactions(now).collect();
+            prop_assert_eq!(shown.len(), map.len());
+            for transaction in &shown {
+                let wire = transaction.wire_tid.0;
+                let (n, tid, peer, _) = sent
+                    .iter()
+                    .rev()
+                    .find(|(.., mad)| mad.header.tid == wire)
+                    .expect("sent");
+                prop_assert_eq!(transaction.owner, vf(*n));
+                prop_assert_eq!(transaction.tid.0.get(), *tid);
+                prop_assert_eq!(transaction.peer, *peer);
+            }
+            for n in 1..4 {
+                let own = shown.iter().filter(|transaction| transaction.owner == vf(n));
+                let open = own.clone().filter(|t| t.state == TransactionState::Open);
+                let usage = map.usage(vf(n));
+                prop_assert_eq!(usage.live as usize, own.count());
+                prop_assert_eq!(usage.waiting_for_sa as usize, open.count());
+            }
         }
         map.expire(now + Duration::from_secs(61));
         prop_assert!(map.is_empty());

@@ -22,6 +22,17 @@ pub(crate) enum Purpose {
     Leave,
 }
 
+impl Purpose {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Join => "join",
+            Self::Create => "create",
+            Self::Rejoin { .. } => "rejoin",
+            Self::Leave => "leave",
+        }
+    }
+}
+
 /// A change of the port's membership in a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupAim {
@@ -32,6 +43,10 @@ pub(crate) struct GroupAim {
 }
 
 impl Aim for GroupAim {
+    fn name(&self) -> &'static str {
+        self.purpose.as_str()
+    }
+
     fn patience(&self) -> Patience {
         match self.purpose {
             Purpose::Join | Purpose::Create => Patience::Gain,

@@ -6,8 +6,9 @@ use ib_wire::Gid;
 use ib_wire::sa::{JoinState, McMemberRecord};
 
 use crate::MemberId;
+use crate::aim::GroupAim;
 use crate::members::Members;
-use crate::transaction::{Token, Waiting};
+use crate::transaction::{Token, Transaction, UnderWay, Waiting};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
@@ -85,6 +86,7 @@ impl Group {
 pub struct GroupView<'a> {
     pub(crate) mgid: Gid,
     pub(crate) group: &'a Group,
+    pub(crate) transaction: Option<&'a Transaction<GroupAim>>,
 }
 
 impl<'a> GroupView<'a> {
@@ -112,15 +114,16 @@ impl<'a> GroupView<'a> {
         members.ids().map(|id| (id, members.state(id)))
     }
 
-    /// Joins that wait for the SA.
+    /// Joins that wait for the SA, that of the transaction under way included.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.group.waiting.len()
+        let served = self.transaction.and_then(|t| t.waiting.as_ref());
+        self.group.waiting.len() + served.iter().count()
     }
 
-    /// Whether a transaction with the SA is under way.
+    /// What the SA is asked now.
     #[must_use]
-    pub const fn is_busy(&self) -> bool {
-        self.group.in_flight.is_some()
+    pub fn under_way(&self) -> Option<UnderWay> {
+        self.transaction.map(UnderWay::of)
     }
 }

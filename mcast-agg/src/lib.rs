@@ -65,4 +65,5 @@ pub use api::{Config, Outcome, Output, Requester, Sizes};
 pub use group::GroupView;
 pub use machine::McastAgg;
 pub use members::MemberId;
-pub use transaction::Token;
+pub use transaction::{Token, UnderWay};
+pub use usage::MemberUse;

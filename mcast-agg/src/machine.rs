@@ -19,7 +19,7 @@ use crate::compare::{fits, may_join};
 use crate::exchange::{Exchange, Step};
 use crate::group::{Group, GroupView};
 use crate::transaction::{Token, Transaction, Waiting};
-use crate::usage::Usage;
+use crate::usage::{MemberUse, Usage};
 use crate::{MemberId, request};
 
 /// The multicast memberships of one port.
@@ -177,10 +177,26 @@ impl McastAgg {
 
     /// The groups, in the order of their addresses.
     pub fn groups(&self) -> impl Iterator<Item = GroupView<'_>> {
-        self.by_mgid.iter().map(|(&mgid, &index)| GroupView {
-            mgid,
-            group: &self.groups[index],
+        self.by_mgid.iter().map(|(&mgid, &index)| {
+            let group = &self.groups[index];
+            GroupView {
+                mgid,
+                group,
+                transaction: group.in_flight.and_then(|token| self.exchange.get(token)),
+            }
         })
+    }
+
+    /// What a member takes of the machine.
+    #[must_use]
+    pub fn usage(&self, member: MemberId) -> MemberUse {
+        self.usage.get(member)
+    }
+
+    /// Limits and policy.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Live objects.

@@ -60,6 +60,9 @@ pub(crate) enum Patience {
 
 /// What a transaction is about.
 pub(crate) trait Aim: Copy + Debug {
+    /// What is asked for, in a word.
+    fn name(&self) -> &'static str;
+
     /// How often the SA is asked for it.
     fn patience(&self) -> Patience;
 }
@@ -79,6 +82,25 @@ pub(crate) struct Transaction<A> {
     pub(crate) request: SaMad,
     /// Set while an answer is awaited; without it the transaction waits for its turn.
     pub(crate) timer: Option<TimerKey>,
+}
+
+/// A transaction with the SA, as an administrator sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderWay {
+    /// What is asked for: `join`, `create`, `rejoin`, `leave`, `subscribe`, `renew` or
+    /// `unsubscribe`.
+    pub what: &'static str,
+    /// Transmissions so far, or since all was asked anew.
+    pub attempts: u32,
+}
+
+impl UnderWay {
+    pub(crate) fn of<A: Aim>(transaction: &Transaction<A>) -> Self {
+        Self {
+            what: transaction.aim.name(),
+            attempts: transaction.attempts,
+        }
+    }
 }
 
 /// Linux's guests give up after 3 s.

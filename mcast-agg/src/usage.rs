@@ -4,16 +4,19 @@ use alloc::vec::Vec;
 
 use crate::MemberId;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Use {
-    held: u16,
-    waiting: u16,
+/// What a member takes of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberUse {
+    /// Groups that it is in, or subscriptions that it holds.
+    pub held: u16,
+    /// Its requests that wait for the SA.
+    pub waiting: u16,
 }
 
 /// Counts per member. Grows to the largest member number seen.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usage {
-    members: Vec<Use>,
+    members: Vec<MemberUse>,
 }
 
 impl Usage {
@@ -29,7 +32,7 @@ impl Usage {
 
     /// What the member holds or may soon hold.
     pub(crate) fn claims(&self, member: MemberId) -> u16 {
-        let Use { held, waiting } = self.get(member);
+        let MemberUse { held, waiting } = self.get(member);
         held.saturating_add(waiting)
     }
 
@@ -50,20 +53,20 @@ impl Usage {
     }
 
     pub(crate) fn clear(&mut self, member: MemberId) {
-        *self.get_mut(member) = Use::default();
+        *self.get_mut(member) = MemberUse::default();
     }
 
-    fn get(&self, member: MemberId) -> Use {
+    pub(crate) fn get(&self, member: MemberId) -> MemberUse {
         self.members
             .get(member.index())
             .copied()
             .unwrap_or_default()
     }
 
-    fn get_mut(&mut self, member: MemberId) -> &mut Use {
+    fn get_mut(&mut self, member: MemberId) -> &mut MemberUse {
         let index = member.index();
         if index >= self.members.len() {
-            self.members.resize(index + 1, Use::default());
+            self.members.resize(index + 1, MemberUse::default());
         }
         &mut self.members[index]
     }

@@ -251,6 +251,17 @@ proptest! {
         prop_assert_eq!(&world.sa.held, &union);
         let members: usize = world.agg.groups().map(|group| group.members().count()).sum();
         prop_assert_eq!(members, world.held.len());
+        for group in world.agg.groups() {
+            prop_assert_eq!((group.waiting(), group.under_way()), (0, None));
+            for (member, state) in group.members() {
+                prop_assert_eq!(world.held.get(&(member, group.mgid())), Some(&state));
+            }
+        }
+        for member in (1..5).map(|n| MemberId::from(VfId::new(n).unwrap())) {
+            let held = world.held.keys().filter(|(id, _)| *id == member).count();
+            let usage = world.agg.usage(member);
+            prop_assert_eq!((usize::from(usage.held), usage.waiting), (held, 0));
+        }
         prop_assert!(world.resets || world.asked == world.answered);
 
         for member in 1..5 {

@@ -302,7 +302,10 @@ impl Pf {
     }
 
     pub(crate) fn states(&self) -> Vec<State> {
-        self.machine.connections().map(|c| c.state).collect()
+        self.machine
+            .connections(self.now)
+            .map(|c| c.state)
+            .collect()
     }
 
     pub(crate) fn drops(&self, number: u16, reason: DropReason) -> u64 {

@@ -131,7 +131,7 @@ fn c111_a_reset_vf_leaves_nothing_for_its_successor() {
     pf.sends(1, sidr_req(5, 1), at(PEER_LID));
     let other = pf.connect(2, 5, PEER_LID, 79);
     pf.machine.vf_reset(pf.now, vf(1), ResetPolicy::Silent);
-    assert_eq!(pf.machine.connections_of(vf(1)).count(), 0);
+    assert_eq!(pf.machine.connections_of(pf.now, vf(1)).count(), 0);
     assert_eq!(pf.machine.len(), 1);
     assert_eq!(pf.machine.poll_transmit(), None);
     // The successor uses the same id for the same peer.
@@ -299,9 +299,9 @@ fn a_rejected_req_that_comes_again_is_delivered_again() {
 fn a_timeout_that_comes_early_changes_nothing() {
     let mut pf = Pf::default();
     pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
-    let before = pf.machine.connections().collect::<Vec<_>>();
+    let before = pf.machine.connections(pf.now).collect::<Vec<_>>();
     pf.machine.handle_timeout(pf.now);
-    assert_eq!(pf.machine.connections().collect::<Vec<_>>(), before);
+    assert_eq!(pf.machine.connections(pf.now).collect::<Vec<_>>(), before);
 }
 
 #[test]
@@ -329,7 +329,11 @@ fn a_live_id_costs_at_most_96_bytes_with_everything() {
 fn the_view_of_a_connection_tells_what_is_known_of_it() {
     let mut pf = Pf::default();
     let wire = pf.accept(1, 5, PEER_LID, 77);
-    let shown = pf.machine.connections_of(vf(1)).next().expect("one");
+    let shown = pf
+        .machine
+        .connections_of(pf.now, vf(1))
+        .next()
+        .expect("one");
     assert_eq!(shown.vf_id.map(|id| id.0.get()), Some(5));
     assert_eq!(shown.wire_id.0.get(), wire);
     assert_eq!(shown.remote_id.map(|id| id.0.get()), Some(77));
@@ -341,7 +345,36 @@ fn the_view_of_a_connection_tells_what_is_known_of_it() {
     assert_eq!(shown.remaining, None);
     assert!(!shown.sidr && !shown.superseded);
     pf.sends(1, message(AttributeId::CM_DREQ, 5, 77), at(PEER_LID));
-    let shown = pf.machine.connections().next().expect("one");
+    let shown = pf.machine.connections(pf.now).next().expect("one");
     let remaining = shown.remaining.expect("a clock runs").as_secs_f64();
     assert!((30.0..30.2).contains(&remaining), "{remaining}");
+}
+
+#[test]
+fn the_view_tells_how_long_an_exchange_has_not_moved() {
+    let mut pf = Pf::default();
+    let idle = |pf: &Pf| {
+        let shown = pf.machine.connections(pf.now).next().expect("one");
+        shown.idle.map(|idle| idle.as_secs_f64().round())
+    };
+    pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+    pf.now += Duration::from_secs(20);
+    assert_eq!(idle(&pf), Some(20.0));
+    pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+    assert_eq!(idle(&pf), Some(0.0), "sent again");
+    pf.machine.vf_reset(pf.now, vf(1), ResetPolicy::Silent);
+
+    pf.sends(1, sidr_req(5, 1), at(PEER_LID));
+    pf.now += Duration::from_secs(7);
+    assert_eq!(idle(&pf), Some(7.0));
+    pf.machine.vf_reset(pf.now, vf(1), ResetPolicy::Silent);
+
+    pf.connect(1, 5, PEER_LID, 77);
+    pf.now += Duration::from_secs(1_000);
+    assert_eq!(idle(&pf), None, "up");
+    for seconds in [0.0, 20.0, 40.0] {
+        pf.sends(1, message(AttributeId::CM_DREQ, 5, 77), at(PEER_LID));
+        assert_eq!(idle(&pf), Some(seconds), "a DREQ again ends nothing anew");
+        pf.now += Duration::from_secs(20);
+    }
 }

@@ -159,7 +159,10 @@ impl World {
     fn check_counters(&self) {
         let machine = &self.pf.machine;
         let mut states: BTreeMap<(u16, State), u32> = BTreeMap::new();
-        for connection in machine.connections() {
+        for connection in machine.connections(self.pf.now) {
+            let is_up = connection.state == State::Established;
+            assert_eq!(connection.idle.is_none(), is_up);
+            assert_eq!(connection.remaining.is_none(), is_up);
             *states
                 .entry((connection.vf.get(), connection.state))
                 .or_default() += 1;
@@ -172,7 +175,7 @@ impl World {
                 assert_eq!(statistics.live(state), live);
             }
             assert_eq!(
-                machine.connections_of(vf(number)).count(),
+                machine.connections_of(self.pf.now, vf(number)).count(),
                 (statistics.ids + statistics.pending) as usize
             );
             total += statistics.ids + statistics.pending;
@@ -322,7 +325,7 @@ proptest! {
             for step in &steps {
                 world.make(step);
             }
-            let ids: Vec<_> = world.pf.machine.connections().collect();
+            let ids: Vec<_> = world.pf.machine.connections(world.pf.now).collect();
             (ids, world.owners.keys().copied().collect::<Vec<_>>())
         };
         prop_assert_eq!(run(), run());

@@ -285,7 +285,11 @@ fn c093_equal_ids_of_two_cas_behind_one_lid_are_told_apart() {
     let rej = rej_timeout(77, 0, Guid::new(0xabc));
     assert_eq!(pf.rx(rej, at(PEER_LID)), Rx::Vf(2, rej));
     assert_eq!(pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID)), {
-        let connection = pf.machine.connections_of(vf(1)).next().expect("one");
+        let connection = pf
+            .machine
+            .connections_of(pf.now, vf(1))
+            .next()
+            .expect("one");
         connection.wire_id.0.get()
     });
 }

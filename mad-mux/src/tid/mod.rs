@@ -21,6 +21,7 @@
 //! | 45 s in `transfer` | Linux gives a transfer up after 40 s without progress (`mad_rmpp.c`) |
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
 
+mod inspect;
 mod slots;
 
 use alloc::vec::Vec;
@@ -33,6 +34,7 @@ use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
 use crate::rmpp::RmppRole;
 use crate::steering::Owner;
+pub use inspect::{Transaction, TransactionState};
 use slots::{Slot, SlotState, Slots};
 
 /// The other end of a transaction: where a request goes, or where an answer comes from.
@@ -79,10 +81,13 @@ pub struct CutTransfer {
     pub attribute: AttributeId,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Use {
-    live: u32,
-    waiting_for_sa: u32,
+/// What an owner has in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TidUse {
+    /// Transactions.
+    pub live: u32,
+    /// SA requests among them that wait for their answer.
+    pub waiting_for_sa: u32,
 }
 
 /// The transactions of a port.
@@ -94,7 +99,7 @@ pub struct TidMap {
     hash: KeyedHash,
     permutation: Permutation,
     /// Per owner, the PF first.
-    usage: Vec<Use>,
+    usage: Vec<TidUse>,
 }
 
 impl TidMap {
@@ -227,10 +232,16 @@ impl TidMap {
         self.len() == 0
     }
 
-    /// Live transactions of one owner.
+    /// What one owner has in the table.
     #[must_use]
-    pub fn len_of(&self, owner: Owner) -> u32 {
-        self.usage.get(place(owner)).map_or(0, |usage| usage.live)
+    pub fn usage(&self, owner: Owner) -> TidUse {
+        self.usage.get(place(owner)).copied().unwrap_or_default()
+    }
+
+    /// The limits.
+    #[must_use]
+    pub const fn config(&self) -> &TidConfig {
+        &self.config
     }
 
     /// Bytes of state, for what is live and what was.
@@ -316,10 +327,10 @@ impl TidMap {
         usage.waiting_for_sa += u32::from(next == SlotState::Open);
     }
 
-    fn usage_mut(&mut self, owner: Owner) -> &mut Use {
+    fn usage_mut(&mut self, owner: Owner) -> &mut TidUse {
         let place = place(owner);
         if place >= self.usage.len() {
-            self.usage.resize(place + 1, Use::default());
+            self.usage.resize(place + 1, TidUse::default());
         }
         &mut self.usage[place]
     }

@@ -217,13 +217,24 @@ impl Slots {
             .map(|tick| Instant::from_nanos(tick << TICK_BITS))
     }
 
-    /// The live slots of one owner.
-    pub(super) fn of(&self, owner: Owner) -> Vec<u32> {
+    /// The live slots, in the order of their numbers.
+    pub(super) fn live(&self) -> impl Iterator<Item = u32> {
         (0..)
             .zip(&self.nodes)
-            .filter(|(_, node)| node.slot.owner == owner && node.slot.state != SlotState::Free)
+            .filter(|(_, node)| node.slot.state != SlotState::Free)
             .map(|(at, _)| at)
-            .collect()
+    }
+
+    /// The live slots of one owner.
+    pub(super) fn of(&self, owner: Owner) -> Vec<u32> {
+        self.live().filter(|&at| self[at].owner == owner).collect()
+    }
+
+    /// How long a slot has not been used, in steps of [`TICK_BITS`].
+    pub(super) fn idle(&self, now: Instant, at: u32) -> Duration {
+        let now = low(self.now.max(now.as_nanos() >> TICK_BITS));
+        let ticks = now.wrapping_sub(self.nodes[at as usize].used);
+        Duration::from_nanos(u64::from(ticks) << TICK_BITS)
     }
 
     /// The plaintext of a slot's wire TID.

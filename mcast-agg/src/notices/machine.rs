@@ -19,7 +19,7 @@ use super::{Config, Output, Sizes};
 use crate::answer::echo;
 use crate::exchange::{Exchange, Step};
 use crate::transaction::{Token, Transaction, Waiting};
-use crate::usage::Usage;
+use crate::usage::{MemberUse, Usage};
 use crate::{MemberId, Outcome, Requester};
 
 /// The notice subscriptions of one port.
@@ -201,7 +201,20 @@ impl NoticeAgg {
             .map(|(subject, subscription)| SubscriptionView {
                 subject,
                 subscription,
+                transaction: subscription.in_flight.and_then(|t| self.exchange.get(t)),
             })
+    }
+
+    /// What a member takes of the machine.
+    #[must_use]
+    pub fn usage(&self, member: MemberId) -> MemberUse {
+        self.usage.get(member)
+    }
+
+    /// Limits and policy.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Live objects.

@@ -6,7 +6,7 @@ use ib_wire::notice::InformInfo;
 
 use super::subject::Subject;
 use crate::MemberId;
-use crate::transaction::{Aim, Patience, Token, Waiting};
+use crate::transaction::{Aim, Patience, Token, Transaction, UnderWay, Waiting};
 
 /// Why the SA is asked.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,14 @@ pub(super) struct NoticeAim {
 }
 
 impl Aim for NoticeAim {
+    fn name(&self) -> &'static str {
+        match self.purpose {
+            Purpose::Subscribe => "subscribe",
+            Purpose::Renew => "renew",
+            Purpose::Unsubscribe => "unsubscribe",
+        }
+    }
+
     fn patience(&self) -> Patience {
         match self.purpose {
             Purpose::Subscribe => Patience::Gain,
@@ -104,6 +112,7 @@ impl Subscription {
 pub struct SubscriptionView<'a> {
     pub(super) subject: &'a Subject,
     pub(super) subscription: &'a Subscription,
+    pub(super) transaction: Option<&'a Transaction<NoticeAim>>,
 }
 
 impl<'a> SubscriptionView<'a> {
@@ -124,15 +133,16 @@ impl<'a> SubscriptionView<'a> {
         self.subscription.holders.iter().copied()
     }
 
-    /// Requests that wait for the SA.
+    /// Requests that wait for the SA, that of the transaction under way included.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.subscription.waiting.len()
+        let served = self.transaction.and_then(|t| t.waiting.as_ref());
+        self.subscription.waiting.len() + served.iter().count()
     }
 
-    /// Whether a transaction with the SA is under way.
+    /// What the SA is asked now.
     #[must_use]
-    pub const fn is_busy(&self) -> bool {
-        self.subscription.in_flight.is_some()
+    pub fn under_way(&self) -> Option<UnderWay> {
+        self.transaction.map(UnderWay::of)
     }
 }

@@ -240,6 +240,11 @@ proptest! {
         let union: BTreeSet<u16> = world.held.iter().map(|&(_, trap)| trap).collect();
         prop_assert_eq!(&world.sa.held, &union);
         prop_assert_eq!(world.port.agg.sizes().held, world.held.len());
+        for member in world.held.iter().map(|&(member, _)| member) {
+            let held = world.held.iter().filter(|(id, _)| *id == member).count();
+            let usage = world.port.agg.usage(member);
+            prop_assert_eq!((usize::from(usage.held), usage.waiting), (held, 0));
+        }
         prop_assert!(world.resets || world.asked == world.answered);
 
         for member in 1..5 {

@@ -53,7 +53,7 @@ fn c205_two_subscribers_get_positive_answers_and_the_sa_sees_one() {
     port.nothing_more();
     let views: Vec<_> = port.agg.subscriptions().collect();
     assert_eq!(views.len(), 1);
-    assert!(views[0].is_at_sa() && !views[0].is_busy());
+    assert!(views[0].is_at_sa() && views[0].under_way().is_none());
     assert!(views[0].members().eq([vf(1), vf(2), vf(3)]));
 }
 
