@@ -1,6 +1,6 @@
 //! Messages that the machine makes itself, and how many of them.
 
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Rate, TokenBucket};
 use ib_wire::cm::{self, CmDrep, CmDreq, CmMessage, CmRej, CmReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad, MadHeader};
 use ib_wire::{CommId, Guid, Lid, Qpn, Tid};
@@ -102,42 +102,29 @@ const METERS: usize = 64;
 
 /// How many answers go to a LID: a token bucket per LID, LIDs that share one under a secret hash
 /// excepted.
-///
-/// Each bucket is kept as the instant at which it is full again.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerLimit {
-    full_at: [u64; METERS],
-    /// Nanoseconds per answer.
-    interval: u64,
-    burst: u64,
+    buckets: [TokenBucket; METERS],
+    /// `None` if nothing is answered.
+    rate: Option<Rate>,
     hash: KeyedHash,
 }
 
 impl AnswerLimit {
     pub(crate) fn new(per_second: u32, burst: u32, hash: KeyedHash) -> Self {
+        let answers = per_second > 0 && burst > 0;
         Self {
-            full_at: [0; METERS],
-            interval: 1_000_000_000_u64
-                .checked_div(u64::from(per_second))
-                .unwrap_or(0),
-            burst: u64::from(burst),
+            buckets: [TokenBucket::full(); METERS],
+            rate: answers.then(|| Rate::per_second(per_second, burst)),
             hash,
         }
     }
 
     /// Takes a token, if there is one.
     pub(crate) fn allow(&mut self, now: Instant, lid: Lid) -> bool {
-        if self.interval == 0 {
-            return false;
-        }
         let meter = self.hash.hash(u64::from(lid.get())) as usize % METERS;
-        let now = now.as_nanos();
-        let full_at = self.full_at[meter].max(now).saturating_add(self.interval);
-        let allowed = full_at - now <= self.interval.saturating_mul(self.burst);
-        if allowed {
-            self.full_at[meter] = full_at;
-        }
-        allowed
+        self.rate
+            .is_some_and(|rate| self.buckets[meter].take(now, &rate))
     }
 }
 
@@ -160,8 +147,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_zero_allows_nothing() {
-        let mut limit = AnswerLimit::new(0, 3, KeyedHash::new([1, 2]));
-        assert!(!limit.allow(Instant::ZERO, Lid::new(7)));
+    fn a_rate_or_a_burst_of_zero_allows_nothing() {
+        for (per_second, burst) in [(0, 3), (10, 0)] {
+            let mut limit = AnswerLimit::new(per_second, burst, KeyedHash::new([1, 2]));
+            assert!(!limit.allow(Instant::ZERO, Lid::new(7)));
+        }
     }
 }

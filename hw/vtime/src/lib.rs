@@ -1,4 +1,5 @@
-//! The caller's clock, a deterministic timer queue and a deterministic source of numbers.
+//! The caller's clock, a deterministic timer queue, token buckets and a deterministic source of
+//! numbers.
 //!
 //! Nothing in the workspace below `vmm-glue` reads a clock. Whoever drives a machine passes an
 //! [`Instant`] with every call, taken from a real clock or made up by a test, and asks it for the
@@ -14,8 +15,10 @@ extern crate std;
 mod instant;
 mod split_mix;
 mod timer_queue;
+mod token_bucket;
 
 pub use core::time::Duration;
 pub use instant::Instant;
 pub use split_mix::SplitMix64;
 pub use timer_queue::{TimerKey, TimerQueue};
+pub use token_bucket::{Rate, TokenBucket};
