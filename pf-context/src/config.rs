@@ -1,7 +1,9 @@
 //! What an operator sets: the port, its VFs, limits and policy.
 
 use core::fmt;
+use core::num::NonZeroU16;
 
+use ib_vtime::Rate;
 use ib_wire::{Guid, Lid, Lmc, PKey, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
@@ -57,6 +59,14 @@ pub struct EgressLimit {
     pub burst: u32,
     /// MADs that may wait for their turn.
     pub queue: usize,
+    /// The VF's share of the port, relative to the weights of the others, while several wait for it.
+    pub weight: NonZeroU16,
+}
+
+impl EgressLimit {
+    pub(crate) const fn rate(&self) -> Rate {
+        Rate::per_second(self.mads_per_second, self.burst)
+    }
 }
 
 impl Default for EgressLimit {
@@ -66,6 +76,34 @@ impl Default for EgressLimit {
             burst: 1_000,
             // The depth of a guest driver's own send ring (mlx4: 512).
             queue: 512,
+            weight: NonZeroU16::MIN,
+        }
+    }
+}
+
+/// How much all VFs of a port may send together. The port's own messages do not count, and go first.
+///
+/// Without it only the VFs' own limits hold, and weights matter where the send ring behind the mux
+/// is full ([`PortMux::set_wire_room`](crate::PortMux::set_wire_room)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireLimit {
+    /// MADs per second in the long run; 0 for no limit.
+    pub mads_per_second: u32,
+    /// MADs that may go at once.
+    pub burst: u32,
+}
+
+impl WireLimit {
+    pub(crate) const fn rate(&self) -> Rate {
+        Rate::per_second(self.mads_per_second, self.burst)
+    }
+}
+
+impl Default for WireLimit {
+    fn default() -> Self {
+        Self {
+            mads_per_second: 0,
+            burst: 64,
         }
     }
 }
@@ -81,8 +119,10 @@ pub struct Limits {
     pub mcast: mcast_agg::Config,
     /// Subscriptions to notices.
     pub notices: mcast_agg::notices::Config,
-    /// Rate of each VF.
+    /// Rate, queue and weight of each VF.
     pub egress: EgressLimit,
+    /// Rate of the port.
+    pub wire: WireLimit,
 }
 
 /// A port as it is when the mux starts.

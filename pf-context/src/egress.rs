@@ -91,7 +91,7 @@ impl PortMux {
         match self.limiter.offer(now, vf, held) {
             Admission::Now => self.send(now, cause, vf, &checked, frame.mad),
             Admission::Held => {}
-            Admission::Refused => self.drop_frame(cause, Some(vf), DropReason::RateLimited),
+            Admission::Refused(reason) => self.drop_frame(cause, Some(vf), reason),
         }
     }
 

@@ -19,7 +19,10 @@
 //! | 8 | wire TID for what begins a transaction | the VF's own TID or communication id |
 //!
 //! The rate comes before the machines, so that a frame beyond it leaves no state anywhere; a frame
-//! that waits is looked at anew when its turn comes.
+//! that waits is looked at anew when its turn comes. VFs that wait for the port
+//! ([`WireLimit`], [`PortMux::set_wire_room`]) take turns by their weights ([`EgressLimit`]):
+//! start-time fair queueing, by which VFs that always have frames get shares in proportion
+//! to within one frame of each, and who comes seldom is next.
 //!
 //! # Verdicts
 //!
@@ -48,6 +51,7 @@ mod config;
 mod delivery;
 mod egress;
 mod events;
+mod fair_queue;
 mod ingress;
 mod join_routes;
 mod limiter;
@@ -59,7 +63,9 @@ mod redirects;
 mod sa;
 mod vf;
 
-pub use config::{AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig};
+pub use config::{
+    AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig, WireLimit,
+};
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
 pub use output::{Cause, Output, PortEvent, Route, Sizes, VfEvent, WireSource};

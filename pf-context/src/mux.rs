@@ -83,7 +83,7 @@ impl PortMux {
             mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
             notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
-            limiter: Limiter::default(),
+            limiter: Limiter::new(limits.wire),
             egress_limit: limits.egress,
             sa_transmissions: 0,
             outputs: VecDeque::new(),

@@ -6,7 +6,7 @@ use ib_wire::{Gid, Guid, PKey, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
-use crate::config::{AddVfError, EgressLimit, VfConfig};
+use crate::config::{AddVfError, EgressLimit, VfConfig, WireLimit};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
@@ -195,9 +195,27 @@ impl PortMux {
         Ok(())
     }
 
-    /// Changes a VF's rate, from now on.
+    /// Changes a VF's rate, queue and weight, from now on.
     pub fn set_egress_limit(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
         self.limiter.change(now, vf, limit);
+        self.release(now);
+    }
+
+    /// Changes the port's rate, from now on.
+    pub fn set_wire_limit(&mut self, now: Instant, limit: WireLimit) {
+        self.limiter.change_wire(now, limit);
+        self.release(now);
+    }
+
+    /// Says how many more frames of VFs the send ring behind the mux takes; `None`, as at the start,
+    /// for any number. Frames beyond it wait in their VFs' queues, and when those are full end as
+    /// [`DropReason::Backpressure`].
+    ///
+    /// Each frame of a VF that goes on counts, whatever the machines make of it, so say anew what the
+    /// ring takes whenever the outputs have been posted or a send has completed. What the port itself
+    /// sends does not count: keep some room for it.
+    pub fn set_wire_room(&mut self, now: Instant, room: Option<usize>) {
+        self.limiter.set_wire_room(room);
         self.release(now);
     }
 

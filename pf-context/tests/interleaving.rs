@@ -226,6 +226,7 @@ impl World {
                 mads_per_second: 1_000,
                 burst: 16,
                 queue: 4,
+                ..EgressLimit::default()
             },
             ..Limits::default()
         };

@@ -163,7 +163,7 @@ impl Port {
         Self::with(config(), [vf_config(1), vf_config(2)])
     }
 
-    pub(crate) fn with<const N: usize>(config: PortConfig, vfs: [VfConfig; N]) -> Self {
+    pub(crate) fn with(config: PortConfig, vfs: impl IntoIterator<Item = VfConfig>) -> Self {
         let mut mux = PortMux::new(config);
         for (number, config) in (1..).zip(vfs) {
             mux.add_vf(vf(number), config).unwrap();

@@ -1,5 +1,6 @@
 //! The first line of a script: the port and its VFs.
 
+use core::num::NonZeroU16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 
@@ -144,8 +145,11 @@ limits! {
 }
 limits! {
     EgressLimits for pf_context::EgressLimit {
-        mads_per_second: u32, burst: u32, queue: usize,
+        mads_per_second: u32, burst: u32, queue: usize, weight: NonZeroU16,
     }
+}
+limits! {
+    WireLimits for pf_context::WireLimit { mads_per_second: u32, burst: u32, }
 }
 
 #[derive(Default, Deserialize)]
@@ -155,6 +159,7 @@ struct LimitFields {
     cm: Object<CmLimits>,
     mcast: Object<McastLimits>,
     egress: Object<EgressLimits>,
+    wire: Object<WireLimits>,
 }
 
 impl From<LimitFields> for Limits {
@@ -164,6 +169,7 @@ impl From<LimitFields> for Limits {
         fields.cm.0.apply(&mut limits.cm);
         fields.mcast.0.apply(&mut limits.mcast);
         fields.egress.0.apply(&mut limits.egress);
+        fields.wire.0.apply(&mut limits.wire);
         limits
     }
 }
@@ -313,13 +319,16 @@ mod tests {
     fn limits_that_are_not_given_keep_their_defaults() {
         let config = config(
             r#"{"config":{"limits":{"tids":{"per_vf":3},"cm":{"answer_burst":4},
-            "mcast":{"groups_per_member":5},"egress":{"burst":6}}}}"#,
+            "mcast":{"groups_per_member":5},"egress":{"burst":6,"weight":7},
+            "wire":{"mads_per_second":8}}}}"#,
         );
         let mut expected = Limits::default();
         expected.tids.per_vf = 3;
         expected.cm.answer_burst = 4;
         expected.mcast.groups_per_member = 5;
         expected.egress.burst = 6;
+        expected.egress.weight = NonZeroU16::new(7).unwrap();
+        expected.wire.mads_per_second = 8;
         assert_eq!(config.port.limits, expected);
     }
 
