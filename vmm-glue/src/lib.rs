@@ -9,9 +9,11 @@
 pub mod bench;
 pub mod demo;
 mod driven;
+mod drop_log;
 mod real_time;
 pub mod replay;
 pub mod world;
 
 pub use driven::Driven;
+pub use drop_log::{DropLine, DropLog};
 pub use real_time::{LoopError, RunEnd, Runner, StopHandle};
