@@ -48,6 +48,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod context;
 mod delivery;
 mod egress;
 mod events;
@@ -66,6 +67,7 @@ mod vf;
 pub use config::{
     AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig, WireLimit,
 };
+pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
 pub use output::{Cause, Output, PortEvent, Route, Sizes, VfEvent, WireSource};

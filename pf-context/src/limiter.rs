@@ -126,6 +126,13 @@ impl Limiter {
         self.fair.set_weight(vf, limit.weight);
     }
 
+    /// Forgets a VF, which has nothing waiting.
+    pub(crate) fn remove(&mut self, vf: VfId) {
+        if let Some(lane) = self.lanes.get_mut(vf.index()) {
+            *lane = None;
+        }
+    }
+
     /// Gives a VF another limit. What it has used up counts on; what waits goes on waiting.
     pub(crate) fn change(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
         let Some(lane) = self.lane(vf) else { return };

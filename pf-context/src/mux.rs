@@ -120,6 +120,11 @@ impl PortMux {
         self.release(now);
     }
 
+    /// Takes note of the number of path bits in the port's LIDs.
+    pub fn set_lmc(&mut self, lmc: Lmc) {
+        self.port.lmc = lmc;
+    }
+
     /// Live objects.
     #[must_use]
     pub fn sizes(&self) -> Sizes {

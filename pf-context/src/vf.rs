@@ -119,6 +119,12 @@ impl Vfs {
         self.0[at] = Some(Box::new(record));
     }
 
+    fn remove(&mut self, vf: VfId) {
+        if let Some(slot) = self.0.get_mut(vf.index()) {
+            *slot = None;
+        }
+    }
+
     /// All of them, to change.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (VfId, &mut Vf)> {
         (0..).zip(&mut self.0).filter_map(|(number, slot)| {
@@ -265,6 +271,25 @@ impl PortMux {
             self.farewell(now, cause, &message);
         }
         self.pump(now, cause);
+    }
+
+    /// Forgets a VF and its GUID. What it had in the tables goes with [`PortMux::reset_vf`], before.
+    pub fn remove_vf(&mut self, vf: VfId) {
+        let gone = self.gids.assign(vf, None);
+        debug_assert!(gone, "no GUID can always be assigned");
+        self.limiter.remove(vf);
+        self.vfs.remove(vf);
+    }
+
+    /// The GUID that the hardware has for a VF.
+    #[must_use]
+    pub fn vf_guid(&self, vf: VfId) -> Option<Guid> {
+        self.vfs.get(vf)?.guid
+    }
+
+    /// Counts and reports a frame of a VF, or for it, that the caller ended.
+    pub fn refuse(&mut self, cause: Cause, vf: Option<VfId>, reason: DropReason) {
+        self.drop_frame(cause, vf, reason);
     }
 
     /// A VF's counters; `None` if there is no such VF.

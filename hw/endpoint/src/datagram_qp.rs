@@ -179,6 +179,12 @@ impl DatagramQp {
         self.numbers
     }
 
+    /// The completion queue of its sends and receives.
+    #[must_use]
+    pub const fn cq(&self) -> CqHandle {
+        self.cq
+    }
+
     /// The queue pair, for multicast attachments.
     #[must_use]
     pub const fn handle(&self) -> QpHandle {

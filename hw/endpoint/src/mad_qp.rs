@@ -3,7 +3,8 @@
 use std::fmt;
 
 use hca_api::{
-    AddressVector, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress, UdDestination,
+    AddressVector, CqHandle, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress,
+    UdDestination,
 };
 use ib_wire::mad::Mad;
 use ib_wire::{PKeyIndex, PortNum, QKey};
@@ -96,6 +97,12 @@ impl MadQp {
     #[must_use]
     pub const fn port(&self) -> PortNum {
         self.qp.spec().port
+    }
+
+    /// The completion queue of its sends and receives.
+    #[must_use]
+    pub const fn cq(&self) -> CqHandle {
+        self.qp.cq()
     }
 
     /// Whether a MAD can be sent now.

@@ -1,0 +1,139 @@
+//! What a PF context and its VFs are made from.
+
+use core::fmt;
+
+use hca_api::{AddressSpace, HcaError, ResourceCounts};
+use ib_endpoint::EndPortError;
+use ib_wire::{Guid, PKeyIndex, PortNum};
+use mad_mux::policy::Rights;
+use vf_tunnel::{PhysicalPKeyIndex, VfId};
+
+use crate::config::{AddVfError, EgressLimit, Limits, Policy};
+use crate::delivery::DeliveryDepth;
+
+/// Buffers of the queue pairs that a context owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depths {
+    /// Of each special QP, each way.
+    pub special: u32,
+    /// Receives of each tunnel QP.
+    pub tunnel_receives: u32,
+    /// Sends of each tunnel QP.
+    pub tunnel_sends: u32,
+    /// What may wait for a tunnel QP whose sends are all under way.
+    pub delivery: DeliveryDepth,
+}
+
+impl Default for Depths {
+    fn default() -> Self {
+        Self {
+            special: 1024,
+            // The depth of a guest driver's own send ring (mlx4: 512).
+            tunnel_receives: 512,
+            tunnel_sends: 128,
+            delivery: DeliveryDepth::default(),
+        }
+    }
+}
+
+/// What a [`PfContext`](super::PfContext) is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PfConfig {
+    /// All ids that the context puts on the wire follow from it: outside of tests it must be random.
+    pub seed: u64,
+    /// Limits of each port.
+    pub limits: Limits,
+    /// Policy of each port.
+    pub policy: Policy,
+    /// Buffers.
+    pub depths: Depths,
+    /// Whether the context takes the ports' QP0, which VFs with the right to send SMPs need. A subnet
+    /// manager on the same port needs QP0 for itself.
+    pub smi: bool,
+    /// MADs that one call to [`PfContext::poll`](super::PfContext::poll) takes from each port.
+    pub budget: usize,
+}
+
+impl PfConfig {
+    /// Defaults, with this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            limits: Limits::default(),
+            policy: Policy::default(),
+            depths: Depths::default(),
+            smi: false,
+            budget: 1024,
+        }
+    }
+}
+
+/// What a VF gets of one port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfPortSpec {
+    /// For each virtual P_Key index, the physical one behind it.
+    pub pkeys: Vec<Option<PhysicalPKeyIndex>>,
+    /// What it may do beyond the ordinary.
+    pub rights: Rights,
+    /// The SLs that it may use on QP1: a bit each.
+    pub service_levels: u16,
+    /// How much it may send; `None` for the port's default.
+    pub egress: Option<EgressLimit>,
+}
+
+impl Default for VfPortSpec {
+    fn default() -> Self {
+        Self {
+            pkeys: vec![Some(PhysicalPKeyIndex(PKeyIndex(0)))],
+            rights: Rights::default(),
+            service_levels: u16::MAX,
+            egress: None,
+        }
+    }
+}
+
+/// What a VF is made from.
+#[derive(Debug)]
+pub struct VfSpec {
+    /// The node GUID that it shows, and that its CM messages must name.
+    pub node_guid: Guid,
+    /// The memory that it reaches.
+    pub memory: Box<dyn AddressSpace>,
+    /// Upper bounds on what it may own.
+    pub quota: ResourceCounts,
+    /// What it gets of each port of the adapter, in their order; ports beyond get the default.
+    pub ports: Vec<VfPortSpec>,
+}
+
+/// Why a context, or a VF of it, could not be made. Nothing is left behind then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PfError {
+    /// The HCA refused.
+    Hca(HcaError),
+    /// The PF's own software could not be started on a port.
+    Port(PortNum, EndPortError),
+    /// The VF cannot be added to a port.
+    Vf(PortNum, AddVfError),
+    /// There is no such VF.
+    NoVf(VfId),
+}
+
+impl From<HcaError> for PfError {
+    fn from(error: HcaError) -> Self {
+        Self::Hca(error)
+    }
+}
+
+impl fmt::Display for PfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hca(error) => write!(f, "the adapter refused: {error}"),
+            Self::Port(port, error) => write!(f, "port {}: {error}", port.0),
+            Self::Vf(port, error) => write!(f, "port {}: {error}", port.0),
+            Self::NoVf(vf) => write!(f, "there is no {vf}"),
+        }
+    }
+}
+
+impl core::error::Error for PfError {}

@@ -1,0 +1,404 @@
+//! One port of the context: its special QPs, the tunnels of its VFs, and the mux between them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use hca_api::{AddressVector, CqHandle, FunctionManager, HcaEvent, SpecialQp};
+use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadQp, QueuedMads};
+use ib_vtime::Instant;
+use ib_wire::mad::Mad;
+use ib_wire::smp::PortState as WirePortState;
+use ib_wire::{Guid, PKey, PortNum};
+use vf_tunnel::{DropReason, ToPf, VfId, VirtualPKeyIndex};
+use zerocopy::IntoBytes;
+
+use super::config::{Depths, PfConfig, PfError};
+use super::event::PfEvent;
+use super::port_vfs::VfPort;
+use super::tunnel::{Received, Tunnel};
+use crate::config::PortConfig;
+use crate::mux::PortMux;
+use crate::output::{Cause, Output, PortEvent, Route, WireSource};
+
+/// Frames taken from one queue pair before the next one's turn.
+const BATCH: usize = 16;
+
+/// Rounds of the PF's own software in one call: what it sends to itself must not keep it busy for
+/// ever.
+const MAX_OWN_ROUNDS: usize = 64;
+
+/// What the context hands to the mux has no line in a script.
+pub(super) const CAUSE: Cause = Cause(0);
+
+/// What has a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Source {
+    Special(SpecialQp),
+    Tunnel(VfId, SpecialQp),
+}
+
+/// One port of a [`PfContext`](super::PfContext).
+#[derive(Debug)]
+pub struct PfPort {
+    pub(super) mux: PortMux,
+    pub(super) own: EndPort<QueuedMads>,
+    pub(super) gsi: MadQp,
+    pub(super) smi: Option<MadQp>,
+    /// Indexed by VF number.
+    pub(super) vfs: Vec<Option<Box<VfPort>>>,
+    pub(super) sources: BTreeMap<CqHandle, Source>,
+    /// Sources with something to take, the next first.
+    pub(super) ready: VecDeque<Source>,
+    /// What the special QPs had no buffer for; while it is not empty, nothing more is taken from VFs.
+    pub(super) unsent: VecDeque<Output>,
+    /// VFs of which something changed: their view is to be shown anew, and they are to be told.
+    pub(super) changed: Vec<VfId>,
+    pub(super) depths: Depths,
+    pub(super) events: VecDeque<PfEvent>,
+    pub(super) told_drops: usize,
+    pub(super) refused_sends: u64,
+}
+
+impl PfPort {
+    pub(super) fn open(
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        port: PortNum,
+        seed: u64,
+        config: &PfConfig,
+    ) -> Result<Self, PfError> {
+        let depth = config.depths.special;
+        let gsi = MadQp::open(hca, SpecialQp::Gsi, port, depth)?;
+        let smi = config
+            .smi
+            .then(|| MadQp::open(hca, SpecialQp::Smi, port, depth));
+        let smi = match smi.transpose() {
+            Ok(smi) => smi,
+            Err(error) => {
+                gsi.close(hca);
+                return Err(error.into());
+            }
+        };
+        let queue = QueuedMads::new(port, depth as usize);
+        let own = EndPort::open_on(now, hca, EndPortConfig::host(port, seed), queue, None);
+        let own = match own {
+            Ok(own) => own,
+            Err(error) => {
+                gsi.close(hca);
+                if let Some(smi) = smi {
+                    smi.close(hca);
+                }
+                return Err(PfError::Port(port, error));
+            }
+        };
+        let mut sources = BTreeMap::from([(gsi.cq(), Source::Special(SpecialQp::Gsi))]);
+        if let Some(smi) = &smi {
+            sources.insert(smi.cq(), Source::Special(SpecialQp::Smi));
+        }
+        Ok(Self {
+            mux: mux(now, &own, seed, config),
+            own,
+            gsi,
+            smi,
+            vfs: Vec::new(),
+            ready: sources.values().copied().collect(),
+            sources,
+            unsent: VecDeque::new(),
+            changed: Vec::new(),
+            depths: config.depths,
+            events: VecDeque::new(),
+            told_drops: 0,
+            refused_sends: 0,
+        })
+    }
+
+    /// The mux, to be looked at.
+    #[must_use]
+    pub const fn mux(&self) -> &PortMux {
+        &self.mux
+    }
+
+    /// The PF's own software on the port.
+    #[must_use]
+    pub const fn own(&self) -> &EndPort<QueuedMads> {
+        &self.own
+    }
+
+    /// The PF's own software on the port, to be used. What it wants to send leaves with the next
+    /// poll, and its events come with the context's.
+    pub const fn own_mut(&mut self) -> &mut EndPort<QueuedMads> {
+        &mut self.own
+    }
+
+    /// Sends that the HCA refused, of special and of tunnel QPs. Their buffers were free again at
+    /// once; what was to be sent is lost like any packet.
+    #[must_use]
+    pub fn refused_sends(&self) -> u64 {
+        let tunnels = self.vfs.iter().flatten().flat_map(|vf| &vf.tunnels);
+        let by_tunnels: u64 = tunnels.map(Tunnel::refused_sends).sum();
+        self.refused_sends + by_tunnels
+    }
+
+    /// Frames that wait for a send buffer of a VF's tunnels.
+    #[must_use]
+    pub fn waiting(&self, vf: VfId) -> usize {
+        let own = self.vfs.get(vf.index()).and_then(Option::as_deref);
+        own.map_or(0, |own| own.tunnels.iter().map(Tunnel::waiting).sum())
+    }
+
+    pub(super) fn handle_hca_event(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        event: &HcaEvent,
+    ) {
+        if let HcaEvent::Completion(cq) = event {
+            self.ready.extend(self.sources.get(cq));
+            return;
+        }
+        if let Err(error) = self.own.handle_hca_event(now, hca, event) {
+            let port = self.own.port();
+            self.events.push_back(PfEvent::Unreadable { port, error });
+        }
+        self.take_own_events(now);
+        self.carry_out(hca);
+    }
+
+    /// Does what is due. Whether there may be more to do at once.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        mut budget: usize,
+    ) -> bool {
+        if self.mux.poll_timeout().is_some_and(|due| due <= now) {
+            self.mux.handle_timeout(now);
+            self.carry_out(hca);
+        }
+        let mut busy = self.poll_own(now, hca);
+        while budget > 0
+            && let Some(source) = self.next_ready(hca)
+        {
+            let most = BATCH.min(budget);
+            let taken = self.serve(now, hca, source, most);
+            budget -= taken;
+            if taken == most || self.arm(hca, source) {
+                self.ready.push_back(source);
+            }
+        }
+        busy |= self.poll_own(now, hca);
+        self.tell_vfs(hca);
+        busy || (budget == 0 && !self.ready.is_empty())
+    }
+
+    /// When to poll at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        if !self.ready.is_empty() || !self.changed.is_empty() {
+            return Some(Instant::ZERO);
+        }
+        let own = self.own.poll_timeout();
+        own.into_iter().chain(self.mux.poll_timeout()).min()
+    }
+
+    pub(super) fn close(self, hca: &mut dyn FunctionManager) {
+        for tunnel in self.vfs.into_iter().flatten().flat_map(|vf| vf.tunnels) {
+            tunnel.close(hca);
+        }
+        self.own.close(hca);
+        self.gsi.close(hca);
+        if let Some(smi) = self.smi {
+            smi.close(hca);
+        }
+    }
+
+    /// The next source to take from. While something waits for a send buffer of a special QP, only
+    /// those QPs are served: their completions free buffers.
+    fn next_ready(&mut self, hca: &mut dyn FunctionManager) -> Option<Source> {
+        self.send_unsent(hca);
+        if self.unsent.is_empty() {
+            return self.ready.pop_front();
+        }
+        let special = |source: &Source| matches!(source, Source::Special(_));
+        let at = self.ready.iter().position(special)?;
+        self.ready.remove(at)
+    }
+
+    /// Asks for an event when a source has something. `true` if it has already.
+    fn arm(&self, hca: &mut dyn FunctionManager, source: Source) -> bool {
+        match source {
+            Source::Special(SpecialQp::Gsi) => self.gsi.arm(hca),
+            Source::Special(SpecialQp::Smi) => self.smi.as_ref().is_some_and(|smi| smi.arm(hca)),
+            Source::Tunnel(vf, special) => self
+                .tunnel(vf, special)
+                .is_some_and(|tunnel| tunnel.arm(hca)),
+        }
+    }
+
+    /// Takes up to so many frames from a source. Gives how many there were.
+    fn serve(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        source: Source,
+        most: usize,
+    ) -> usize {
+        match source {
+            Source::Special(special) => self.serve_special(now, hca, special, most),
+            Source::Tunnel(vf, special) => self.serve_tunnel(now, hca, vf, special, most),
+        }
+    }
+
+    fn serve_special(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        special: SpecialQp,
+        most: usize,
+    ) -> usize {
+        let mut mad = Mad::default();
+        for taken in 0..most {
+            let qp = match special {
+                SpecialQp::Gsi => Some(&mut self.gsi),
+                SpecialQp::Smi => self.smi.as_mut(),
+            };
+            let Some(from) = qp.and_then(|qp| qp.poll_into(hca, &mut mad)) else {
+                return taken;
+            };
+            let source = self.wire_source(&from);
+            self.mux
+                .from_wire(now, CAUSE, special, &source, mad.as_bytes());
+            self.carry_out(hca);
+        }
+        most
+    }
+
+    /// Where a packet came from, with the keys and GIDs that the provider gave as indices. Of the
+    /// P_Key it told only which entry of the table matched: that entry stands for it.
+    fn wire_source(&self, from: &MadAddress) -> WireSource {
+        let view = self.own.view();
+        let pkey = view.pkeys.get(usize::from(from.pkey_index.0));
+        WireSource {
+            slid: from.lid,
+            sqpn: from.qpn,
+            sl: from.sl,
+            pkey: pkey.copied().unwrap_or(PKey::INVALID),
+            grh: from.grh.map(|route| Route {
+                sgid: route.remote_gid,
+                dgid: view.gid(route.sgid_index).unwrap_or_default(),
+                traffic_class: route.traffic_class,
+                flow_label: route.flow_label,
+                hop_limit: route.hop_limit,
+            }),
+        }
+    }
+
+    fn serve_tunnel(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        vf: VfId,
+        special: SpecialQp,
+        most: usize,
+    ) -> usize {
+        let mut frame = ToPf::zeroed();
+        for taken in 0..most {
+            let Some(tunnel) = self.tunnel_mut(vf, special) else {
+                return taken;
+            };
+            match tunnel.receive(hca, &mut frame) {
+                Some(Received::Frame) => self.mux.from_vf(now, CAUSE, vf, special, &frame),
+                Some(Received::Refused(reason)) => self.mux.refuse(CAUSE, Some(vf), reason),
+                None => {
+                    tunnel.flush(hca);
+                    return taken;
+                }
+            }
+            self.carry_out(hca);
+        }
+        most
+    }
+
+    /// Lets the PF's own software do what is due. Whether it may have more to do at once.
+    fn poll_own(&mut self, now: Instant, hca: &mut dyn FunctionManager) -> bool {
+        for _ in 0..MAX_OWN_ROUNDS {
+            let busy = self.own.poll(now, hca);
+            let mut sent = false;
+            while let Some((to, mad)) = self.own.gsi_transport().take_sent() {
+                sent = true;
+                self.from_own(now, &to, &mad);
+                self.carry_out(hca);
+            }
+            self.take_own_events(now);
+            self.carry_out(hca);
+            if !busy && !sent {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn from_own(&mut self, now: Instant, to: &MadAddress, mad: &Mad) {
+        let vector = AddressVector {
+            port: PortNum(1),
+            dlid: to.lid,
+            sl: to.sl,
+            path_bits: to.path_bits,
+            static_rate: None,
+            grh: to.grh,
+        };
+        let pkey_index = VirtualPKeyIndex(to.pkey_index);
+        let frame = ToPf::new(&vector, to.qpn, to.qkey, pkey_index, mad);
+        self.mux
+            .from_vf(now, CAUSE, VfId::PF, SpecialQp::Gsi, &frame);
+    }
+
+    fn take_own_events(&mut self, now: Instant) {
+        while let Some(event) = self.own.poll_event() {
+            if let EndPortEvent::Port(change) = event {
+                self.port_changed(now, change);
+            }
+            let port = self.own.port();
+            self.events.push_back(PfEvent::Own { port, event });
+        }
+    }
+
+    /// A dropped frame, for the owner's log.
+    pub(super) fn tell_drop(&mut self, vf: Option<VfId>, reason: DropReason) {
+        /// Drops of which the owner is told one by one before it pulls.
+        const MOST: usize = 1024;
+
+        if self.told_drops < MOST {
+            self.told_drops += 1;
+            let port = self.own.port();
+            self.events.push_back(PfEvent::Dropped { port, vf, reason });
+        }
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<PfEvent> {
+        let event = self.events.pop_front()?;
+        self.told_drops -= usize::from(matches!(event, PfEvent::Dropped { .. }));
+        Some(event)
+    }
+}
+
+/// The mux of a port as it is now.
+fn mux(now: Instant, own: &EndPort<QueuedMads>, seed: u64, config: &PfConfig) -> PortMux {
+    let view = own.view();
+    let guid = view.guids.first().copied().unwrap_or(Guid::NONE);
+    let mut mux = PortMux::new(PortConfig {
+        seed,
+        lid: view.lid,
+        lmc: view.lmc,
+        sm_lid: view.sm_lid,
+        sm_sl: view.sm_sl,
+        subnet_prefix: view.prefix,
+        guid,
+        pkeys: view.pkeys.clone(),
+        limits: config.limits.clone(),
+        policy: config.policy,
+    });
+    mux.attach_pf_software(guid);
+    if view.state != WirePortState::ACTIVE {
+        mux.event(now, CAUSE, PortEvent::PortDown);
+    }
+    mux
+}

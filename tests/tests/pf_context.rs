@@ -1,0 +1,291 @@
+//! A PF context and its VFs on an emulated adapter, without a fabric: tunnels, siblings, resets, and
+//! what is undone when something fails.
+
+use emulated_hca::hca::Device;
+use emulated_hca::{EndNode, HcaConfig};
+use hca_api::{
+    AsyncEvent, FunctionId, FunctionManager, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory,
+    MadView, PortChange, PortState, ResourceCounts, SpecialQp,
+};
+use ib_endpoint::cm::CmEventKind;
+use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress};
+use ib_vtime::{Duration, Instant};
+use ib_wire::cm::{CmSidrRep, CmSidrReq};
+use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
+use ib_wire::{Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix};
+use pf_context::PfContext;
+use pf_context::context::{PfConfig, PfError, VfSpec};
+use vf_proxy::native::ProxyQp;
+use vf_tunnel::VfId;
+
+const PORT: PortNum = PortNum(1);
+const LID: Lid = Lid::new(3);
+const NOW: Instant = Instant::ZERO;
+
+fn vf(n: u16) -> VfId {
+    VfId::new(n).expect("a number of a VF")
+}
+
+fn alias(n: u16) -> Guid {
+    Guid::new(0x0014_0500_0000_0000 + u64::from(n))
+}
+
+fn spec(n: u16) -> VfSpec {
+    VfSpec {
+        node_guid: Guid::new(0x2000 + u64::from(n)),
+        memory: Box::new(HostMemory::new()),
+        quota: ResourceCounts {
+            pds: 16,
+            avs: 16,
+            cqs: 16,
+            srqs: 0,
+            qps: 16,
+            mrs: 16,
+            mws: 0,
+            attachments: 8,
+        },
+        ports: Vec::new(),
+    }
+}
+
+struct Rig {
+    device: Device,
+    pf: PfContext,
+    guests: Vec<EndPort<ProxyQp>>,
+}
+
+impl Rig {
+    /// An active port, its GUIDs for so many VFs already in hardware, and those VFs.
+    fn new(vfs: u16) -> Self {
+        let mut config = HcaConfig::new(Guid::new(0x1000), "host");
+        config.max_functions = 64;
+        let mut device = Device::new(&config, 1);
+        let port = device.node_mut().port_mut(PORT).expect("the port");
+        port.state = PortState::Active;
+        port.lid = LID;
+        port.sm_lid = Lid::new(9);
+        for n in 1..=vfs {
+            set_guid(&mut device, n, alias(n));
+        }
+        let mut hca = device.function(FunctionId::PF).expect("the PF");
+        let mut pf = PfContext::open(NOW, &mut hca, &PfConfig::new(7)).expect("a context");
+        for n in 1..=vfs {
+            pf.add_vf(NOW, &mut hca, vf(n), spec(n)).expect("a VF");
+        }
+        let mut this = Self {
+            device,
+            pf,
+            guests: Vec::new(),
+        };
+        this.settle();
+        for n in 1..=vfs {
+            let guest = this.open_guest(n);
+            this.guests.push(guest);
+        }
+        this
+    }
+
+    fn open_guest(&mut self, n: u16) -> EndPort<ProxyQp> {
+        let mut hca = self.device.function(FunctionId(n)).expect("a VF");
+        let proxy = ProxyQp::open(&mut hca, SpecialQp::Gsi, PORT, 64).expect("a proxy QP");
+        let config = EndPortConfig::host(PORT, u64::from(n));
+        EndPort::open_on(NOW, &mut hca, config, proxy, None).expect("a port")
+    }
+
+    /// Lets everybody do what is due now.
+    fn settle(&mut self) {
+        for _ in 0..100 {
+            let mut hca = self.device.function(FunctionId::PF).expect("the PF");
+            while let Some(event) = hca.poll_event() {
+                self.pf.handle_hca_event(NOW, &mut hca, &event);
+            }
+            while self.pf.poll(NOW, &mut hca) {}
+            for (n, guest) in (1..).zip(&mut self.guests) {
+                let Some(mut hca) = self.device.function(FunctionId(n)) else {
+                    continue;
+                };
+                while let Some(event) = hca.poll_event() {
+                    guest
+                        .handle_hca_event(NOW, &mut hca, &event)
+                        .expect("the port can be read");
+                }
+                while guest.poll(NOW, &mut hca) {}
+            }
+        }
+    }
+
+    fn pf(&mut self) -> (&mut PfContext, emulated_hca::hca::Function<'_>) {
+        let hca = self.device.function(FunctionId::PF).expect("the PF");
+        (&mut self.pf, hca)
+    }
+}
+
+fn set_guid(device: &mut Device, n: u16, guid: Guid) {
+    let mut hca = device.function(FunctionId::PF).expect("the PF");
+    let mut header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, GuidInfo::ID);
+    header.attribute_modifier = AttributeModifier::new(u32::from(n / 8));
+    let table = hca.process_local_mad(PORT, MadView::Host, &Mad::new(header));
+    let hca_api::LocalMad::Reply(mut mad) = table.expect("an answer") else {
+        panic!("the SMA answers");
+    };
+    mad.header.method = Method::SET;
+    let smp: &mut LidRoutedSmp = mad.view_mut();
+    smp.attribute_mut::<GuidInfo>().guids[usize::from(n % 8)] = guid;
+    let set = hca.process_local_mad(PORT, MadView::Host, &mad);
+    assert!(matches!(set, Ok(hca_api::LocalMad::Reply(_))));
+}
+
+fn to_sibling(n: u16) -> MadAddress {
+    MadAddress {
+        grh: Some(GlobalRoute {
+            remote_gid: Gid::from_parts(SubnetPrefix::DEFAULT, alias(n)),
+            sgid_index: GidIndex(0),
+            flow_label: 0,
+            hop_limit: 1,
+            traffic_class: 0,
+        }),
+        ..MadAddress::gsi(LID)
+    }
+}
+
+fn sidr_between_siblings(rig: &mut Rig) {
+    let request = CmSidrReq {
+        pkey: ib_wire::PKey::DEFAULT_FULL,
+        service_id: ServiceId::new(7),
+        ..CmSidrReq::default()
+    };
+    let listening = rig.guests[1].cm().listen(ServiceId::new(7), u64::MAX);
+    listening.expect("a free service id");
+    let asked =
+        rig.guests[0]
+            .cm()
+            .send_sidr_req(NOW, &to_sibling(2), &request, Duration::from_secs(1), 3);
+    asked.expect("a request");
+    rig.settle();
+    let heard = cm_event(&mut rig.guests[1]);
+    assert!(matches!(heard.kind, CmEventKind::SidrReqReceived { .. }));
+    let answer = CmSidrRep::default();
+    let answered = rig.guests[1].cm().send_sidr_rep(NOW, heard.conn, &answer);
+    answered.expect("an answer");
+    rig.settle();
+    let heard = cm_event(&mut rig.guests[0]);
+    assert!(matches!(heard.kind, CmEventKind::SidrRepReceived { .. }));
+}
+
+fn cm_event(port: &mut EndPort<ProxyQp>) -> ib_endpoint::cm::CmEvent {
+    std::iter::from_fn(|| port.poll_event())
+        .find_map(|event| match event {
+            EndPortEvent::Cm(event) => Some(event),
+            _ => None,
+        })
+        .expect("a CM event")
+}
+
+#[test]
+fn siblings_speak_through_their_tunnels_and_the_port() {
+    let mut rig = Rig::new(2);
+    sidr_between_siblings(&mut rig);
+    let (resources, quota) = {
+        let (pf, hca) = rig.pf();
+        pf.resources(&hca, vf(1)).expect("a VF")
+    };
+    assert_eq!(resources.qps, 1, "the proxy QP");
+    assert_eq!(quota.qps, 16);
+}
+
+#[test]
+fn a_vf_sees_an_active_port_once_its_guid_is_in_hardware() {
+    let mut rig = Rig::new(1);
+    let state = |rig: &mut Rig| {
+        let hca = rig.device.function(FunctionId(1)).expect("a VF");
+        hca.query_port(PORT).expect("a port").state
+    };
+    assert_eq!(state(&mut rig), PortState::Active);
+    set_guid(&mut rig.device, 1, Guid::NONE);
+    rig.device.ports_changed(NOW);
+    rig.settle();
+    assert_eq!(state(&mut rig), PortState::Down);
+    let told = std::iter::from_fn(|| rig.guests[0].poll_event()).any(|event| {
+        matches!(event, EndPortEvent::Port(change)
+            if change.contains(PortChange::DOWN | PortChange::GID_TABLE))
+    });
+    assert!(told);
+}
+
+#[test]
+fn a_reset_destroys_what_the_vf_had_and_it_begins_anew() {
+    let mut rig = Rig::new(2);
+    sidr_between_siblings(&mut rig);
+    let (pf, mut hca) = rig.pf();
+    pf.reset_vf(NOW, &mut hca, vf(1)).expect("a VF");
+    let owned = pf.resources(&hca, vf(1)).expect("a VF").0;
+    assert_eq!(owned, ResourceCounts::default());
+    assert_eq!(pf.ports()[0].mux().sizes().tids, 0);
+    rig.settle();
+    let dead = std::iter::from_fn(|| rig.guests[0].poll_event()).any(|e| e == EndPortEvent::Dead);
+    assert!(dead, "the guest is told");
+    let guest = rig.open_guest(1);
+    rig.guests[0] = guest;
+    let again = rig.guests[1].cm();
+    assert_eq!(
+        again.listen(ServiceId::new(7), u64::MAX).err().is_some(),
+        true
+    );
+}
+
+#[test]
+fn c170_ten_thousand_events_merge_and_none_is_lost() {
+    let mut rig = Rig::new(32);
+    for round in 0..320 {
+        rig.device
+            .node_mut()
+            .port_mut(PORT)
+            .expect("the port")
+            .sm_lid = Lid::new(10 + round % 7);
+        let event = HcaEvent::Async(AsyncEvent::Port {
+            port: PORT,
+            change: PortChange::SM | PortChange::CLIENT_REREGISTER,
+        });
+        let (pf, mut hca) = rig.pf();
+        pf.handle_hca_event(NOW, &mut hca, &event);
+    }
+    let (pf, mut hca) = rig.pf();
+    while pf.poll(NOW, &mut hca) {}
+    for n in 1..=32 {
+        let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
+        let told: Vec<HcaEvent> = std::iter::from_fn(|| hca.poll_event()).collect();
+        let change = PortChange::SM | PortChange::CLIENT_REREGISTER;
+        assert_eq!(
+            told,
+            [HcaEvent::Async(AsyncEvent::Port { port: PORT, change })]
+        );
+    }
+}
+
+#[test]
+fn c232_a_context_that_cannot_be_made_leaves_nothing_behind() {
+    let mut rig = Rig::new(1);
+    let before = {
+        let (_, hca) = rig.pf();
+        hca.resources(FunctionId::PF).expect("the PF")
+    };
+    let (pf, mut hca) = rig.pf();
+    // QP1 is taken.
+    let second = PfContext::open(NOW, &mut hca, &PfConfig::new(8));
+    assert_eq!(second.err(), Some(PfError::Hca(HcaError::SpecialQpTaken)));
+    assert_eq!(hca.resources(FunctionId::PF), Ok(before));
+    // A VF of which the tunnel cannot be made.
+    let mut wrong = spec(2);
+    wrong.ports = vec![pf_context::context::VfPortSpec {
+        pkeys: vec![None; 4096],
+        ..Default::default()
+    }];
+    let refused = pf.add_vf(NOW, &mut hca, vf(2), wrong);
+    assert_eq!(refused, Err(PfError::Hca(HcaError::InvalidIndex)));
+    assert_eq!(hca.resources(FunctionId::PF), Ok(before));
+    pf.add_vf(NOW, &mut hca, vf(2), spec(2))
+        .expect("free again");
+    pf.remove_vf(NOW, &mut hca, vf(2)).expect("a VF");
+    assert_eq!(hca.resources(FunctionId::PF), Ok(before));
+}
