@@ -324,7 +324,7 @@ impl PfPort {
             let mut sent = false;
             while let Some((to, mad)) = self.own.gsi_transport().take_sent() {
                 sent = true;
-                self.from_own(now, &to, &mad);
+                self.send_own(now, &to, &mad);
                 self.carry_out(hca);
             }
             self.take_own_events(now);
@@ -336,7 +336,7 @@ impl PfPort {
         true
     }
 
-    fn from_own(&mut self, now: Instant, to: &MadAddress, mad: &Mad) {
+    fn send_own(&mut self, now: Instant, to: &MadAddress, mad: &Mad) {
         let vector = AddressVector {
             port: PortNum(1),
             dlid: to.lid,

@@ -232,7 +232,7 @@ impl PfPort {
     pub(super) fn vf_numbers(&self) -> impl Iterator<Item = VfId> {
         (0..)
             .zip(&self.vfs)
-            .filter_map(|(number, own)| own.as_ref().and(VfId::new(number)))
+            .filter_map(|(number, own)| own.as_ref().and_then(|_| VfId::new(number)))
     }
 
     fn is_up_but_for_admin(&self, vf: VfId) -> bool {
