@@ -4,7 +4,7 @@ use core::fmt;
 use core::num::NonZeroU16;
 
 use ib_vtime::Rate;
-use ib_wire::{Guid, Lid, Lmc, PKey, PortNum, Sl, SubnetPrefix};
+use ib_wire::{Guid, Lid, Lmc, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
@@ -167,6 +167,16 @@ impl Default for PortConfig {
     }
 }
 
+/// What stands behind an index of a VF's P_Key table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VfPKeyEntry {
+    /// A place of the port's table, whatever the SM writes there.
+    Index(PhysicalPKeyIndex),
+    /// A key, wherever the SM writes it. A full member's key is also found as the limited member's of
+    /// the same partition, if the port itself is only that; never the other way round.
+    Value(PKey),
+}
+
 /// A VF as it is when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfConfig {
@@ -176,8 +186,8 @@ pub struct VfConfig {
     pub ca_guid: Option<Guid>,
     /// The number under which the VF knows the port; its address vectors must say it.
     pub port: PortNum,
-    /// For each virtual P_Key index, the physical one behind it.
-    pub pkeys: Vec<Option<PhysicalPKeyIndex>>,
+    /// For each virtual P_Key index, what is behind it.
+    pub pkeys: Vec<Option<VfPKeyEntry>>,
     /// What it may do beyond the ordinary.
     pub rights: Rights,
     /// The SLs that it may use on QP1: a bit each.
@@ -190,7 +200,7 @@ impl Default for VfConfig {
             guid: None,
             ca_guid: None,
             port: PortNum(1),
-            pkeys: vec![Some(PhysicalPKeyIndex(ib_wire::PKeyIndex(0)))],
+            pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,
         }

@@ -83,6 +83,9 @@ impl PortMux {
             Ok(checked) => checked,
             Err(reason) => return self.drop_frame(cause, Some(vf), reason),
         };
+        if vf == VfId::PF {
+            return self.send(now, cause, vf, &checked, frame.mad);
+        }
         let held = || Held {
             cause,
             qp,

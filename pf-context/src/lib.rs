@@ -65,7 +65,8 @@ mod sa;
 mod vf;
 
 pub use config::{
-    AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig, WireLimit,
+    AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig, VfPKeyEntry,
+    WireLimit,
 };
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};

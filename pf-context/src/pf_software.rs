@@ -11,7 +11,7 @@ use mad_mux::steering::Owner;
 use mcast_agg::MemberId;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
-use crate::config::{EgressLimit, VfConfig};
+use crate::config::{VfConfig, VfPKeyEntry};
 use crate::mux::PortMux;
 use crate::vf::Vf;
 
@@ -26,7 +26,7 @@ impl PortMux {
         let config = VfConfig {
             guid: Some(port_guid),
             pkeys: (0..MAX_PKEYS)
-                .map(|index| Some(PhysicalPKeyIndex(PKeyIndex(index))))
+                .map(|index| Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(index)))))
                 .collect(),
             rights: Rights {
                 smi: true,
@@ -36,11 +36,6 @@ impl PortMux {
             },
             ..VfConfig::default()
         };
-        let unlimited = EgressLimit {
-            mads_per_second: 0,
-            ..EgressLimit::default()
-        };
-        self.limiter.add(VfId::PF, unlimited);
         let mut record = Vf::new(config, &self.pkeys);
         record.is_pf = true;
         self.vfs.insert(VfId::PF, record);

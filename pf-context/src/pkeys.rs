@@ -3,7 +3,7 @@
 use ib_wire::{PKey, PKeyIndex};
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VirtualPKeyIndex};
 
-use crate::config::Strictness;
+use crate::config::{Strictness, VfPKeyEntry};
 
 /// The port's P_Key table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,20 @@ impl PortPKeys {
     pub(crate) fn get(&self, index: PhysicalPKeyIndex) -> PKey {
         let at = usize::from(index.0.0);
         self.0.get(at).copied().unwrap_or(PKey::INVALID)
+    }
+
+    /// Where in the table an entry of a VF's leads.
+    fn place(&self, entry: VfPKeyEntry) -> Option<PhysicalPKeyIndex> {
+        let key = match entry {
+            VfPKeyEntry::Index(place) => return Some(place),
+            VfPKeyEntry::Value(key) => key,
+        };
+        let limited = PKey::new(key.base());
+        let find = |key: PKey| self.0.iter().position(|&at| at == key && key.is_valid());
+        let at = find(key).or_else(|| find(limited))?;
+        u16::try_from(at)
+            .ok()
+            .map(|at| PhysicalPKeyIndex(PKeyIndex(at)))
     }
 
     /// The key for what the port itself asks the SA: the default partition's, which every SA is in
@@ -36,30 +50,43 @@ impl PortPKeys {
     }
 }
 
-/// A VF's P_Key table: for each of its indices a place in the port's, or none, and what stands there.
+/// A VF's P_Key table: for each of its indices what the operator put behind it, the place of the
+/// port's table that this is, and the key that stands there.
 #[derive(Clone, Debug)]
 pub(crate) struct VfPKeys {
-    map: Vec<Option<PhysicalPKeyIndex>>,
+    entries: Vec<Option<VfPKeyEntry>>,
+    places: Vec<Option<PhysicalPKeyIndex>>,
     keys: Vec<PKey>,
 }
 
 impl VfPKeys {
-    pub(crate) fn new(map: Vec<Option<PhysicalPKeyIndex>>, port: &PortPKeys) -> Self {
+    pub(crate) fn new(entries: Vec<Option<VfPKeyEntry>>, port: &PortPKeys) -> Self {
         let mut table = Self {
-            map,
+            entries,
+            places: Vec::new(),
             keys: Vec::new(),
         };
         table.refresh(port);
         table
     }
 
-    /// Reads the port's table anew. Gives whether the VF's is another now.
+    /// Reads the port's table anew. Gives whether the VF's is another now; that a key is at another
+    /// place of the port's is none of the VF's business.
     pub(crate) fn refresh(&mut self, port: &PortPKeys) -> bool {
-        let key = |entry: &Option<_>| entry.map_or(PKey::INVALID, |physical| port.get(physical));
-        let keys = self.map.iter().map(key).collect();
+        let entries = self.entries.iter();
+        self.places = entries
+            .map(|entry| entry.and_then(|entry| port.place(entry)))
+            .collect();
+        let key = |place: &Option<_>| place.map_or(PKey::INVALID, |place| port.get(place));
+        let keys = self.places.iter().map(key).collect();
         let changed = self.keys != keys;
         self.keys = keys;
         changed
+    }
+
+    /// The places of the port's table by the VF's own indices.
+    pub(crate) fn places(&self) -> &[Option<PhysicalPKeyIndex>] {
+        &self.places
     }
 
     /// The key that a VF means by an index.
@@ -94,21 +121,54 @@ impl VfPKeys {
             .map(|index| VirtualPKeyIndex(PKeyIndex(index)))
     }
 
-    /// Maps an index elsewhere. Gives whether the map changed; an index beyond the table never
-    /// changes it.
+    /// Puts something else behind an index. Gives whether that is another place or key; an index
+    /// beyond the table is none.
     pub(crate) fn map(
         &mut self,
         index: VirtualPKeyIndex,
-        to: Option<PhysicalPKeyIndex>,
+        to: Option<VfPKeyEntry>,
         port: &PortPKeys,
     ) -> bool {
-        match self.map.get_mut(usize::from(index.0.0)) {
-            Some(entry) if *entry != to => {
-                *entry = to;
-                self.refresh(port);
-                true
-            }
-            _ => false,
-        }
+        let at = usize::from(index.0.0);
+        let Some(entry) = self.entries.get_mut(at) else {
+            return false;
+        };
+        *entry = to;
+        let before = self.places.get(at).copied();
+        self.refresh(port) || self.places.get(at).copied() != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: PKey = PKey::new(0x8001);
+    const LIMITED: PKey = PKey::new(0x0001);
+
+    fn place_of(key: PKey, table: &[PKey]) -> Option<u16> {
+        let port = PortPKeys::new(table.to_vec());
+        port.place(VfPKeyEntry::Value(key)).map(|place| place.0.0)
+    }
+
+    #[test]
+    fn a_key_is_found_by_value_where_it_is_first() {
+        let table = [PKey::DEFAULT_FULL, LIMITED, FULL, FULL];
+        assert_eq!(place_of(FULL, &table), Some(2));
+        assert_eq!(place_of(LIMITED, &table), Some(1));
+        assert_eq!(place_of(PKey::new(0x8002), &table), None);
+    }
+
+    #[test]
+    fn a_full_key_may_turn_out_limited_and_a_limited_one_never_full() {
+        assert_eq!(place_of(FULL, &[PKey::DEFAULT_FULL, LIMITED]), Some(1));
+        assert_eq!(place_of(LIMITED, &[PKey::DEFAULT_FULL, FULL]), None);
+    }
+
+    #[test]
+    fn an_invalid_key_is_found_nowhere() {
+        assert_eq!(place_of(PKey::INVALID, &[PKey::INVALID]), None);
+        let partition_0 = PKey::new(0x8000);
+        assert_eq!(place_of(partition_0, &[partition_0]), None);
     }
 }

@@ -6,7 +6,7 @@ use ib_wire::{Gid, Guid, PKey, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
-use crate::config::{AddVfError, EgressLimit, VfConfig, WireLimit};
+use crate::config::{AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
@@ -225,19 +225,28 @@ impl PortMux {
         self.release(now);
     }
 
-    /// Maps a VF's P_Key index to another place of the port's table, or to none. The VF is told if
-    /// that is a change; an index beyond its table is none.
+    /// Puts something else behind a VF's P_Key index, or nothing. The VF is told if that is another
+    /// place of the port's table or another key; an index beyond its table is none.
     pub fn map_pkey(
         &mut self,
         cause: Cause,
         vf: VfId,
         index: VirtualPKeyIndex,
-        to: Option<PhysicalPKeyIndex>,
+        to: Option<VfPKeyEntry>,
     ) {
         let record = self.vfs.get_mut(vf);
         if record.is_some_and(|record| record.pkeys.map(index, to, &self.pkeys)) {
             self.tell(cause, vf, VfEvent::PKeyChange);
         }
+    }
+
+    /// The place of the port's P_Key table behind each of a VF's own indices; nothing if there is no
+    /// such VF. What is mapped by value can move whenever the port's table changes
+    /// ([`PortEvent::PKeyTable`](crate::PortEvent::PKeyTable)): let the VF's function follow
+    /// before anything is done about the outputs of that event.
+    #[must_use]
+    pub fn physical_pkeys(&self, vf: VfId) -> &[Option<PhysicalPKeyIndex>] {
+        self.vfs.get(vf).map_or(&[], |record| record.pkeys.places())
     }
 
     /// Forgets all that a VF had under way: it was reset, or its guest is gone. It can go on at once.

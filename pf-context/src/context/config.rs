@@ -8,7 +8,7 @@ use ib_wire::{Guid, PKeyIndex, PortNum};
 use mad_mux::policy::Rights;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
-use crate::config::{AddVfError, EgressLimit, Limits, Policy};
+use crate::config::{AddVfError, EgressLimit, Limits, Policy, VfPKeyEntry};
 use crate::delivery::DeliveryDepth;
 
 /// Buffers of the queue pairs that a context owns.
@@ -72,8 +72,8 @@ impl PfConfig {
 /// What a VF gets of one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfPortSpec {
-    /// For each virtual P_Key index, the physical one behind it.
-    pub pkeys: Vec<Option<PhysicalPKeyIndex>>,
+    /// For each virtual P_Key index, what is behind it.
+    pub pkeys: Vec<Option<VfPKeyEntry>>,
     /// What it may do beyond the ordinary.
     pub rights: Rights,
     /// The SLs that it may use on QP1: a bit each.
@@ -85,7 +85,7 @@ pub struct VfPortSpec {
 impl Default for VfPortSpec {
     fn default() -> Self {
         Self {
-            pkeys: vec![Some(PhysicalPKeyIndex(PKeyIndex(0)))],
+            pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,
             egress: None,

@@ -16,7 +16,6 @@ use crate::output::PortEvent;
 #[derive(Debug)]
 pub(super) struct VfPort {
     pub(super) tunnels: Vec<Tunnel>,
-    pkeys: Vec<Option<PKeyIndex>>,
     admin_up: bool,
     /// What the provider shows.
     shown: VirtualPort,
@@ -94,14 +93,9 @@ impl PfPort {
         spec: &VfPortSpec,
     ) -> Result<VfPort, PfError> {
         let smi = self.smi.is_some() && spec.rights.smi;
-        let pkeys: Vec<_> = spec
-            .pkeys
-            .iter()
-            .map(|entry| entry.map(|at| at.0))
-            .collect();
         let shown = VirtualPort {
             state: PortState::Down,
-            pkeys: pkeys.clone(),
+            pkeys: self.physical_pkeys(vf),
             smi_enabled: smi,
         };
         let port = self.own.port();
@@ -121,7 +115,6 @@ impl PfPort {
         }
         Ok(VfPort {
             tunnels,
-            pkeys,
             admin_up: true,
             shown,
             change: PortChange::empty(),
@@ -182,6 +175,7 @@ impl PfPort {
         let is_active = view.state == WirePortState::ACTIVE;
         if change.contains(PortChange::PKEY_TABLE) {
             self.tell_mux(now, PortEvent::PKeyTable(view.pkeys));
+            self.follow_pkeys();
         }
         if change.contains(PortChange::GID_TABLE) {
             self.tell_mux(now, PortEvent::GidPrefix(view.prefix));
@@ -210,6 +204,26 @@ impl PfPort {
 
     fn tell_mux(&mut self, now: Instant, event: PortEvent) {
         self.mux.event(now, CAUSE, event);
+    }
+
+    /// The places of the port's P_Key table behind a VF's own indices, as the provider takes them.
+    fn physical_pkeys(&self, vf: VfId) -> Vec<Option<PKeyIndex>> {
+        let places = self.mux.physical_pkeys(vf).iter();
+        places.map(|place| place.map(|place| place.0)).collect()
+    }
+
+    /// Has the functions of VFs follow keys that are at another place now.
+    fn follow_pkeys(&mut self) {
+        let moved: Vec<VfId> = self
+            .vf_numbers()
+            .filter(|&vf| {
+                let own = self.vfs.get(vf.index()).and_then(Option::as_ref);
+                own.is_some_and(|own| own.shown.pkeys != self.physical_pkeys(vf))
+            })
+            .collect();
+        for vf in moved {
+            self.note_change(vf, PortChange::empty());
+        }
     }
 
     /// The GUID that the hardware has for a VF: the entry of its number.
@@ -245,6 +259,7 @@ impl PfPort {
         for vf in core::mem::take(&mut self.changed) {
             let up = self.is_up_but_for_admin(vf);
             let port = self.own.port();
+            let pkeys = self.physical_pkeys(vf);
             let Some(own) = self.vf_mut(vf) else { continue };
             own.is_changed = false;
             let view = VirtualPort {
@@ -253,7 +268,7 @@ impl PfPort {
                 } else {
                     PortState::Down
                 },
-                pkeys: own.pkeys.clone(),
+                pkeys,
                 smi_enabled: own.shown.smi_enabled,
             };
             if view != own.shown && hca.set_virtual_port(vf.into(), port, view.clone()).is_ok() {

@@ -1,10 +1,12 @@
-//! Events of the port and resets of VFs: statements 167 to 172 and 190.
+//! Events of the port and resets of VFs: statements 167 to 173 and 190.
 
 use ib_vtime::Duration;
 use ib_wire::mad::Method;
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppType};
 use ib_wire::{Lid, PKey, Sl, SubnetPrefix};
-use pf_context::{AddVfError, Cause, Output, PortEvent, Sizes, VfConfig, VfEvent};
+use pf_context::{
+    AddVfError, Cause, Output, PortEvent, Sizes, VfConfig, VfEvent, VfPKeyEntry, WireSource,
+};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
@@ -115,6 +117,59 @@ fn c172_mapping_an_index_to_where_it_is_tells_nobody() {
     assert_eq!(map(physical(1)), Some(told));
     let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
     assert_eq!(out.pkey, OTHER);
+}
+
+#[test]
+fn c172_an_index_that_is_named_by_value_now_and_means_the_same_place_tells_nobody() {
+    let mut port = Port::new();
+    let by_value = Some(VfPKeyEntry::Value(PKEYS[0]));
+    port.mux
+        .map_pkey(Cause(0), vf(1), virtual_index(0), by_value);
+    assert_eq!(port.mux.poll_output(), None);
+}
+
+#[test]
+fn c173_a_vf_stays_in_its_partition_when_the_sm_moves_the_key() {
+    let by_value = VfConfig {
+        pkeys: vec![physical(0), Some(VfPKeyEntry::Value(OTHER))],
+        ..vf_config(1)
+    };
+    let by_index = VfConfig {
+        pkeys: vec![physical(0), physical(1)],
+        ..vf_config(2)
+    };
+    let mut port = Port::with(config(), [by_value, by_index]);
+    let places = |port: &Port| {
+        let places = port.mux.physical_pkeys(vf(1)).iter();
+        places
+            .map(|place| place.map(|place| place.0.0))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(places(&port), [Some(0), Some(1)]);
+
+    let third = PKey::new(0x8777);
+    let moved = vec![PKEYS[0], third, PKEYS[2], OTHER];
+    let outputs = port.event(PortEvent::PKeyTable(moved));
+    assert_eq!(told(outputs), [(2, VfEvent::PKeyChange)]);
+    assert_eq!(places(&port), [Some(0), Some(3)]);
+
+    let mut query = frame(SM, path_query(1));
+    query.header.pkey_index = 1.into();
+    let out = sent(port.vf_sends(1, &query));
+    assert_eq!(out.pkey, OTHER);
+    let source = WireSource {
+        pkey: OTHER,
+        ..from(SM)
+    };
+    let back = got(port.wire_sends(&source, &answer(&out.mad)));
+    assert_eq!((back.vf, back.pkey_index), (1, 1));
+    assert_eq!(sent(port.vf_sends(2, &query)).pkey, third);
+
+    // The key is gone: the VF hears it, and sends nothing in its name.
+    let outputs = port.event(PortEvent::PKeyTable(PKEYS[..1].to_vec()));
+    assert!(told(outputs).contains(&(1, VfEvent::PKeyChange)));
+    assert_eq!(places(&port), [Some(0), None]);
+    assert_eq!(dropped(port.vf_sends(1, &query)), DropReason::NoPKey);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, Guid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl, SubnetPrefix, Tid};
 use pf_context::{
-    Cause, Output, PortConfig, PortEvent, PortMux, Route, VfConfig, VfEvent, WireSource,
+    Cause, Output, PortConfig, PortEvent, PortMux, Route, VfConfig, VfEvent, VfPKeyEntry,
+    WireSource,
 };
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, SpecialQp, ToPf, VfId, VirtualPKeyIndex};
 use zerocopy::IntoBytes;
@@ -142,8 +143,8 @@ pub(crate) fn config() -> PortConfig {
     }
 }
 
-pub(crate) fn physical(index: u16) -> Option<PhysicalPKeyIndex> {
-    Some(PhysicalPKeyIndex(PKeyIndex(index)))
+pub(crate) fn physical(index: u16) -> Option<VfPKeyEntry> {
+    Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(index))))
 }
 
 pub(crate) fn virtual_index(index: u16) -> VirtualPKeyIndex {

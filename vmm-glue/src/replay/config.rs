@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 
 use ib_wire::{Guid, Lid, Lmc, PKey, PKeyIndex, Sl};
 use mad_mux::policy::Rights;
-use pf_context::{Limits, PortConfig, PortMux, VfConfig};
+use pf_context::{Limits, PortConfig, PortMux, VfConfig, VfPKeyEntry};
 use serde::Deserialize;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
@@ -64,7 +64,7 @@ struct ConfigFields {
     vfs: u64,
     port: Object<PortFields>,
     vf_guids: BTreeMap<u64, Hex<u64>>,
-    vf_pkeys: BTreeMap<u64, Vec<Option<u16>>>,
+    vf_pkeys: BTreeMap<u64, Vec<Option<PKeyField>>>,
     smi_enabled: BTreeSet<u64>,
     limits: Object<LimitFields>,
 }
@@ -107,6 +107,26 @@ impl Default for PortFields {
             subnet_prefix: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
             guid: Hex(0x0002_c903_0000_0001),
             pkeys: vec![Hex(PKey::DEFAULT_FULL.get())],
+        }
+    }
+}
+
+/// An entry of a VF's P_Key table: a physical index, or a key by its value.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a P_Key index or a key like `\"0x8001\"`"
+)]
+enum PKeyField {
+    Index(u16),
+    Value(Hex<u16>),
+}
+
+impl From<PKeyField> for VfPKeyEntry {
+    fn from(field: PKeyField) -> Self {
+        match field {
+            PKeyField::Index(index) => Self::Index(PhysicalPKeyIndex(PKeyIndex(index))),
+            PKeyField::Value(Hex(key)) => Self::Value(PKey::new(key)),
         }
     }
 }
@@ -212,12 +232,11 @@ impl ConfigFields {
         };
         let pkeys = match self.vf_pkeys.get(&number) {
             Some(indices) => indices.as_slice(),
-            None => &[Some(0)],
+            None => &[Some(PKeyField::Index(0))],
         };
-        let physical = |index| PhysicalPKeyIndex(PKeyIndex(index));
         VfConfig {
             guid: Some(Guid::new(guid)),
-            pkeys: pkeys.iter().map(|index| index.map(physical)).collect(),
+            pkeys: pkeys.iter().map(|entry| entry.map(Into::into)).collect(),
             rights: Rights {
                 smi: self.smi_enabled.contains(&number),
                 ..Rights::default()
@@ -243,8 +262,8 @@ mod tests {
         started.map(drop).unwrap_err().to_string()
     }
 
-    fn physical(index: u16) -> Option<PhysicalPKeyIndex> {
-        Some(PhysicalPKeyIndex(PKeyIndex(index)))
+    fn physical(index: u16) -> Option<VfPKeyEntry> {
+        Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(index))))
     }
 
     #[test]
@@ -294,6 +313,22 @@ mod tests {
             [first, second, third].map(|vf| vf.rights.smi),
             [false, false, true]
         );
+    }
+
+    #[test]
+    fn a_pkey_of_a_vf_is_an_index_or_a_value() {
+        let config = config(r#"{"config":{"vf_pkeys":{"1":[1,"0x8001",null]}}}"#);
+        let by_value = Some(VfPKeyEntry::Value(PKey::new(0x8001)));
+        assert_eq!(config.vfs[0].pkeys, [physical(1), by_value, None]);
+        for json in [
+            r#"{"config":{"vf_pkeys":{"1":["8001"]}}}"#,
+            r#"{"config":{"vf_pkeys":{"1":["0x18001"]}}}"#,
+            r#"{"config":{"vf_pkeys":{"1":[65536]}}}"#,
+        ] {
+            let reason = reason(json);
+            let expected = "expected a P_Key index or a key like `\"0x8001\"`";
+            assert!(reason.contains(expected), "{json}: {reason}");
+        }
     }
 
     #[test]
