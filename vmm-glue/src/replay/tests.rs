@@ -443,7 +443,7 @@ fn the_documented_limits_are_the_defaults() {
         ))
     });
     let rows: Vec<_> = rows.collect();
-    assert_eq!(rows.len(), 12);
+    assert_eq!(rows.len(), 15);
     for row in rows {
         assert_eq!(
             config::parse(row.as_bytes()).unwrap(),
