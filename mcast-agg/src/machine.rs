@@ -213,6 +213,15 @@ impl McastAgg {
         }
     }
 
+    /// Bytes of the groups, with what they have room for.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let members = self.groups.iter().map(|(_, group)| group.members.bytes());
+        // A tree's nodes are at least half full.
+        let index = 2 * self.by_mgid.len() * (size_of::<Gid>() + size_of::<usize>());
+        self.groups.capacity() * size_of::<Group>() + members.sum::<usize>() + index
+    }
+
     fn get(&self, from: &Requester<'_>, mad: &mut SaMad) -> Outcome {
         let record = mad.record::<McMemberRecord>();
         let names_group = mad.component_mask.contains(McMemberRecord::MGID);

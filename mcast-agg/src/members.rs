@@ -107,6 +107,11 @@ impl Members {
         self.list.len()
     }
 
+    /// Bytes of the list, with what it has room for.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Member>()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

@@ -71,5 +71,5 @@ pub use config::{
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
-pub use output::{Cause, Output, PortEvent, Route, Sizes, VfEvent, WireSource};
+pub use output::{Cause, Output, PortEvent, Route, Sizes, StateBytes, VfEvent, WireSource};
 pub use vf::VfStatistics;

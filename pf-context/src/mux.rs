@@ -13,7 +13,7 @@ use mcast_agg::notices::NoticeAgg;
 use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
-use crate::output::{Cause, Output, Sizes};
+use crate::output::{Cause, Output, Sizes, StateBytes};
 use crate::pkeys::PortPKeys;
 use crate::vf::Vfs;
 
@@ -137,6 +137,16 @@ impl PortMux {
             subscriptions: self.notices.sizes().held,
             path_cache: 0,
             queued: self.limiter.queued(),
+        }
+    }
+
+    /// Bytes that the tables take.
+    #[must_use]
+    pub fn state_bytes(&self) -> StateBytes {
+        StateBytes {
+            tids: self.tids.bytes(),
+            cm_ids: self.cm.state_bytes(),
+            mcast: self.mcast.bytes(),
         }
     }
 

@@ -192,3 +192,14 @@ pub struct Sizes {
     /// Frames of VFs beyond their rate that wait for their turn.
     pub queued: usize,
 }
+
+/// Bytes that the tables of live objects take, room for growth and resting ids included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Transactions.
+    pub tids: usize,
+    /// Communication ids.
+    pub cm_ids: usize,
+    /// Multicast groups with their members.
+    pub mcast: usize,
+}

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
-use vhca::bench::Case;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use vhca::bench::{Case, Options};
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]
@@ -41,9 +41,15 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Only this case; can be given more than once.
-    #[arg(long = "case", value_name = "CASE")]
+    /// Only these cases; can be given more than once.
+    #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
+    /// VFs of the port, for the cases of its mux.
+    #[arg(long, default_value_t = 126, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) vfs: u16,
+    /// Live connections, transactions or groups; each case has a number of its own by default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) live: Option<u32>,
     /// Runs of each case; the median is printed with minimum and maximum.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
@@ -53,12 +59,27 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// The cases to run.
-    pub(crate) fn cases(&self) -> Vec<Case> {
-        if self.cases.is_empty() {
+    /// The cases to run and what to run them on. Ends the program if they do not go together, as any
+    /// wrong argument does.
+    pub(crate) fn checked(&self) -> (Vec<Case>, Options) {
+        let cases = if self.cases.is_empty() {
             Case::ALL.to_vec()
         } else {
             self.cases.clone()
+        };
+        let options = Options {
+            vfs: self.vfs,
+            live: self.live,
+            runs: self.runs,
+        };
+        for case in &cases {
+            if let Err(error) = options.check(*case) {
+                let kind = clap::error::ErrorKind::ValueValidation;
+                Cli::command()
+                    .error(kind, format!("--live: {error}"))
+                    .exit();
+            }
         }
+        (cases, options)
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use serde::Serialize;
-use vhca::bench;
+use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
@@ -62,8 +62,10 @@ fn demo(args: &DemoArgs) -> anyhow::Result<bool> {
 }
 
 fn bench(args: &BenchArgs) -> anyhow::Result<()> {
-    for case in args.cases() {
-        let result = bench::run(case, args.runs).with_context(|| format!("case {case}"))?;
+    let (cases, options) = args.checked();
+    let mut bench = Bench::new(options);
+    for case in cases {
+        let result = bench.run(case).with_context(|| format!("case {case}"))?;
         print(args.json, &result).context("cannot print")?;
     }
     Ok(())

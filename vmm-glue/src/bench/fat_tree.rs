@@ -7,8 +7,8 @@ use anyhow::{Context, ensure};
 use emulated_hca::{LinkConfig, NodeKind, Topology};
 use ib_vtime::Duration;
 
-use super::Run;
 use super::subnet::bring_up;
+use super::{Measured, Sample};
 
 const HCAS: usize = 1000;
 /// Ports of each switch; a three-level tree of them has room for 1,024 adapters.
@@ -17,14 +17,18 @@ const RADIX: u8 = 16;
 /// Time that a signal takes along a cable of 20 m.
 const LATENCY: Duration = Duration::from_nanos(100);
 
-/// What is measured, for people.
-pub(super) fn setup() -> String {
-    format!(
-        "{HCAS} HCAs under a three-level fat tree of {RADIX}-port switches, until all are active"
-    )
+pub(super) fn prepare() -> Measured {
+    Measured {
+        setup: format!(
+            "{HCAS} HCAs under a three-level fat tree of {RADIX}-port switches, until all are active"
+        ),
+        ops: 1,
+        mads_per_op: None,
+        run: Box::new(run),
+    }
 }
 
-pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
+fn run(seed: u32) -> anyhow::Result<Sample> {
     let mut plan = Topology::fat_tree(RADIX, HCAS);
     plan.link = LinkConfig {
         latency: LATENCY,
@@ -46,8 +50,9 @@ pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
     let manager = world.manager(hosts[0]).context("the manager is gone")?;
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
     let smps = manager.sm().mad_counters().sent as f64;
-    Ok(Run {
-        ops: 1,
+    Ok(Sample {
+        nanos: elapsed.as_secs_f64() * 1e9,
+        bytes_per_live: None,
         figures: vec![
             ("wall ms", elapsed.as_secs_f64() * 1e3),
             ("virtual ms", world.now().as_nanos() as f64 / 1e6),

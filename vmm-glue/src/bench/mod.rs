@@ -2,9 +2,17 @@
 //!
 //! Each case runs several times; what is reported is the median with the minimum and the maximum.
 
+mod clock;
+mod cm_hit;
+mod cm_life;
+mod connections;
 mod fat_tree;
+mod floors;
+mod join;
 mod mad_rtt;
+mod rig;
 mod subnet;
+mod tid;
 mod ud_hop;
 
 use std::fmt;
@@ -14,9 +22,25 @@ use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use floors::{FloorTimes, Floors};
+
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Case {
+    /// A floor: 296 bytes copied between random places of two pools of 64 MiB.
+    FloorCopy,
+    /// A floor: one random probe of a table of a million entries.
+    FloorLookup,
+    /// CM messages of known connections from VFs to the wire.
+    CmEgressHit,
+    /// CM messages of known connections from the wire to VFs.
+    CmIngressHit,
+    /// Connections opened and closed while others live; per message.
+    CmOpenClose,
+    /// A request out and its answer in while others are outstanding.
+    TidRoundtrip,
+    /// Joins of groups that the port is in already.
+    McastJoinLocal,
     /// UD datagrams through chains of switches: the cost of a packet and of a hop.
     UdHop,
     /// A request and its response between two hosts, all layers included.
@@ -25,15 +49,102 @@ pub enum Case {
     FatTree,
 }
 
+/// How fast a case is meant to be.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    copies: f64,
+    lookups: f64,
+    nanos: f64,
+}
+
+impl Target {
+    const fn fixed(nanos: f64) -> Self {
+        Self {
+            copies: 0.0,
+            lookups: 0.0,
+            nanos,
+        }
+    }
+
+    fn nanos(&self, floors: &FloorTimes) -> f64 {
+        self.copies * floors.copy + self.lookups * floors.lookup + self.nanos
+    }
+}
+
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 3] = [Self::UdHop, Self::MadRtt, Self::FatTree];
+    pub const ALL: [Self; 10] = [
+        Self::FloorCopy,
+        Self::FloorLookup,
+        Self::CmEgressHit,
+        Self::CmIngressHit,
+        Self::CmOpenClose,
+        Self::TidRoundtrip,
+        Self::McastJoinLocal,
+        Self::UdHop,
+        Self::MadRtt,
+        Self::FatTree,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
+            Self::FloorCopy => "floor-copy",
+            Self::FloorLookup => "floor-lookup",
+            Self::CmEgressHit => "cm-egress-hit",
+            Self::CmIngressHit => "cm-ingress-hit",
+            Self::CmOpenClose => "cm-open-close",
+            Self::TidRoundtrip => "tid-roundtrip",
+            Self::McastJoinLocal => "mcast-join-local",
             Self::UdHop => "ud-hop",
             Self::MadRtt => "mad-rtt",
             Self::FatTree => "fat-tree",
+        }
+    }
+
+    /// How many objects live unless somebody says otherwise; `None` for cases without such.
+    const fn usual_live(self) -> Option<u32> {
+        match self {
+            Self::CmEgressHit | Self::CmIngressHit => Some(1_000_000),
+            Self::CmOpenClose => Some(100_000),
+            Self::TidRoundtrip | Self::McastJoinLocal => Some(10_000),
+            _ => None,
+        }
+    }
+
+    /// The most objects that the tables have place for, with those that rest.
+    const fn most_live(self) -> u32 {
+        match self {
+            Self::TidRoundtrip => 400_000,
+            Self::McastJoinLocal => 60_000,
+            _ => 8_000_000,
+        }
+    }
+
+    const fn target(self) -> Option<Target> {
+        match self {
+            Self::CmEgressHit | Self::CmIngressHit => Some(Target {
+                copies: 2.0,
+                lookups: 2.0,
+                nanos: 0.0,
+            }),
+            Self::CmOpenClose => Some(Target::fixed(600.0)),
+            Self::TidRoundtrip => Some(Target {
+                copies: 2.0,
+                lookups: 0.0,
+                nanos: 150.0,
+            }),
+            Self::McastJoinLocal => Some(Target::fixed(300.0)),
+            _ => None,
+        }
+    }
+
+    /// Bytes of state that a live object is meant to have at most.
+    const fn target_bytes(self) -> Option<f64> {
+        match self {
+            Self::CmEgressHit | Self::CmIngressHit | Self::CmOpenClose => Some(96.0),
+            Self::TidRoundtrip => Some(64.0),
+            Self::McastJoinLocal => Some(32.0),
+            _ => None,
         }
     }
 }
@@ -42,6 +153,52 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// What to measure on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// VFs of the port.
+    pub vfs: u16,
+    /// Live objects; each case has a number of its own by default.
+    pub live: Option<u32>,
+    /// Runs of each case.
+    pub runs: u32,
+}
+
+/// A number of live objects that a case has no place for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("case {case} has place for {most} live objects, not for {live}")]
+pub struct TooManyLive {
+    /// The case.
+    pub case: Case,
+    /// What it has place for.
+    pub most: u32,
+    /// What was asked for.
+    pub live: u32,
+}
+
+impl Options {
+    /// Finds out whether a case can be run with these.
+    ///
+    /// # Errors
+    /// [`TooManyLive`].
+    pub fn check(&self, case: Case) -> Result<(), TooManyLive> {
+        let most = case.most_live();
+        match self.live {
+            Some(live) if live > most && case.usual_live().is_some() => {
+                Err(TooManyLive { case, most, live })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How large the port's tables are.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    vfs: u16,
+    live: u32,
 }
 
 /// The middle and the ends of a set of measurements.
@@ -57,7 +214,8 @@ pub struct Spread {
 
 impl Spread {
     /// Of at least one measurement.
-    fn of(mut samples: Vec<f64>) -> Option<Self> {
+    fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut samples: Vec<f64> = samples.into_iter().collect();
         samples.sort_by(f64::total_cmp);
         Some(Self {
             median: *samples.get(samples.len() / 2)?,
@@ -77,6 +235,15 @@ pub struct Figure {
     pub spread: Spread,
 }
 
+/// A target, and how a case compares.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// The target in nanoseconds, from the floors of the same run where it depends on them.
+    pub target_ns: f64,
+    /// The median of a run's time over its target; at most 1 is what is wanted.
+    pub ratio: f64,
+}
+
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchResult {
@@ -84,65 +251,196 @@ pub struct BenchResult {
     pub case: &'static str,
     /// What was measured, in words and numbers.
     pub setup: String,
+    /// VFs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vfs: Option<u16>,
+    /// Live objects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live: Option<u32>,
     /// Operations in each run.
     pub ops: u64,
     /// Runs.
     pub runs: u32,
-    /// The figures.
+    /// Nanoseconds for an operation, the median of the runs.
+    pub ns_per_op: f64,
+    /// The least of the runs.
+    pub min: f64,
+    /// The greatest of the runs.
+    pub max: f64,
+    /// MADs in a second, by the median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mads_per_s: Option<f64>,
+    /// Bytes of the tables for each live object in them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_live: Option<f64>,
+    /// What these bytes are meant to be at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_bytes: Option<f64>,
+    /// The target, if the case has one.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub compared: Option<Compared>,
+    /// More figures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
 }
 
 impl fmt::Display for BenchResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} ({} ops, {} runs)",
-            self.case, self.setup, self.ops, self.runs
-        )?;
-        for Figure { name, spread } in &self.figures {
+        write!(f, "{}: {}", self.case, self.setup)?;
+        if let (Some(vfs), Some(live)) = (self.vfs, self.live) {
+            write!(f, ", {vfs} VFs, {live} live")?;
+        }
+        write!(f, " ({} ops, {} runs)", self.ops, self.runs)?;
+        let own = Figure {
+            name: "ns/op",
+            spread: Spread {
+                median: self.ns_per_op,
+                min: self.min,
+                max: self.max,
+            },
+        };
+        for Figure { name, spread } in [&own].into_iter().chain(&self.figures) {
             write!(
                 f,
-                "\n  {name:<24} median {:>12.1}  min {:>12.1}  max {:>12.1}",
+                "\n  {name:<28} median {:>12.1}  min {:>12.1}  max {:>12.1}",
                 spread.median, spread.min, spread.max
+            )?;
+        }
+        if let Some(Compared { target_ns, ratio }) = self.compared {
+            write!(
+                f,
+                "\n  {:<28} {target_ns:>19.1}  ratio {ratio:.2}",
+                "target ns/op"
+            )?;
+        }
+        if let Some(rate) = self.mads_per_s {
+            write!(f, "\n  {:<28} {rate:>19.0}", "MADs/s")?;
+        }
+        if let (Some(bytes), Some(target)) = (self.bytes_per_live, self.target_bytes) {
+            write!(
+                f,
+                "\n  {:<28} {bytes:>19.1}  target {target:.0}",
+                "bytes/live"
             )?;
         }
         Ok(())
     }
 }
 
-/// What one run of a case measured.
-struct Run {
+/// A case that is ready to run.
+struct Measured {
+    setup: String,
+    /// Operations of a run.
     ops: u64,
+    mads_per_op: Option<u32>,
+    /// Runs it, given the number of the run.
+    run: Box<dyn FnMut(u32) -> anyhow::Result<Sample>>,
+}
+
+/// What one run of a case measured.
+struct Sample {
+    /// Nanoseconds for an operation.
+    nanos: f64,
+    bytes_per_live: Option<f64>,
     figures: Vec<(&'static str, f64)>,
 }
 
-/// Runs a case so many times.
-///
-/// # Errors
-/// What was to be measured did not work: a packet was lost, or the subnet did not come up.
-pub fn run(case: Case, runs: u32) -> anyhow::Result<BenchResult> {
-    let (setup, measure): (String, fn(u32) -> anyhow::Result<Run>) = match case {
-        Case::UdHop => (ud_hop::setup(), ud_hop::run),
-        Case::MadRtt => (mad_rtt::setup(), mad_rtt::run),
-        Case::FatTree => (fat_tree::setup(), fat_tree::run),
-    };
-    let results = (0..runs).map(measure).collect::<anyhow::Result<Vec<_>>>()?;
-    let first = results.first().context("at least one run is needed")?;
-    let figures = first
-        .figures
-        .iter()
-        .enumerate()
-        .filter_map(|(i, (name, _))| {
-            let samples = results.iter().map(|run| run.figures[i].1).collect();
-            let spread = Spread::of(samples)?;
+impl Sample {
+    const fn of(nanos: f64) -> Self {
+        Self {
+            nanos,
+            bytes_per_live: None,
+            figures: Vec::new(),
+        }
+    }
+}
+
+/// Runs cases one after the other, with the memory that the floors are measured on.
+#[derive(Debug)]
+pub struct Bench {
+    options: Options,
+    floors: Floors,
+}
+
+impl Bench {
+    /// Takes the memory that the floors need.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            floors: Floors::new(),
+        }
+    }
+
+    /// Runs a case.
+    ///
+    /// # Errors
+    /// What was to be measured did not work: a packet was lost, or the subnet did not come up.
+    pub fn run(&mut self, case: Case) -> anyhow::Result<BenchResult> {
+        let live = case
+            .usual_live()
+            .map(|usual| self.options.live.unwrap_or(usual));
+        let Measured {
+            setup,
+            ops,
+            mads_per_op,
+            mut run,
+        } = prepare(case, self.options.vfs, live.unwrap_or(0))?;
+        let (mut samples, mut targets) = (Vec::new(), Vec::new());
+        for number in 0..self.options.runs {
+            // The machine may be faster now and slower then, so each run has floors of its own.
+            if let Some(target) = case.target() {
+                targets.push(target.nanos(&self.floors.measure()));
+            }
+            samples.push(run(number)?);
+        }
+        let first = samples.first().context("at least one run is needed")?;
+        let names = first.figures.iter().map(|(name, _)| *name);
+        let figures = names.enumerate().filter_map(|(i, name)| {
+            let spread = Spread::of(samples.iter().map(|sample| sample.figures[i].1))?;
             Some(Figure { name, spread })
         });
-    Ok(BenchResult {
-        case: case.name(),
-        setup,
-        ops: first.ops,
-        runs,
-        figures: figures.collect(),
+        let own = Spread::of(samples.iter().map(|sample| sample.nanos)).context("no run")?;
+        let ratios = samples.iter().zip(&targets);
+        let ratios = ratios.map(|(sample, target)| sample.nanos / target);
+        let compared = Spread::of(targets.iter().copied())
+            .zip(Spread::of(ratios))
+            .map(|(target, ratio)| Compared {
+                target_ns: target.median,
+                ratio: ratio.median,
+            });
+        Ok(BenchResult {
+            case: case.name(),
+            setup,
+            vfs: live.map(|_| self.options.vfs),
+            live,
+            ops,
+            runs: self.options.runs,
+            ns_per_op: own.median,
+            min: own.min,
+            max: own.max,
+            mads_per_s: mads_per_op.map(|mads| f64::from(mads) * 1e9 / own.median),
+            bytes_per_live: samples.last().and_then(|sample| sample.bytes_per_live),
+            target_bytes: case.target_bytes(),
+            compared,
+            figures: figures.collect(),
+        })
+    }
+}
+
+fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
+    let scale = Scale { vfs, live };
+    Ok(match case {
+        Case::FloorCopy => floors::prepare_copy(),
+        Case::FloorLookup => floors::prepare_lookup(),
+        Case::CmEgressHit => cm_hit::prepare(cm_hit::Way::Egress, scale)?,
+        Case::CmIngressHit => cm_hit::prepare(cm_hit::Way::Ingress, scale)?,
+        Case::CmOpenClose => cm_life::prepare(scale)?,
+        Case::TidRoundtrip => tid::prepare(scale)?,
+        Case::McastJoinLocal => join::prepare(scale)?,
+        Case::UdHop => ud_hop::prepare(),
+        Case::MadRtt => mad_rtt::prepare(),
+        Case::FatTree => fat_tree::prepare(),
     })
 }
 
@@ -158,8 +456,8 @@ mod tests {
 
     #[test]
     fn a_spread_is_the_middle_and_the_ends() {
-        let spread = Spread::of(vec![5.0, 1.0, 3.0]).unwrap();
+        let spread = Spread::of([5.0, 1.0, 3.0]).unwrap();
         assert_eq!((spread.min, spread.median, spread.max), (1.0, 3.0, 5.0));
-        assert_eq!(Spread::of(Vec::new()), None);
+        assert_eq!(Spread::of([]), None);
     }
 }

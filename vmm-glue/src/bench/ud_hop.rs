@@ -12,7 +12,7 @@ use ib_endpoint::DatagramQpSpec;
 use ib_wire::{PKeyIndex, PortNum, QKey, Sl};
 
 use super::subnet::bring_up;
-use super::{Run, nanos_per};
+use super::{Measured, Sample, nanos_per};
 use crate::Driven;
 use crate::world::{SocketId, World};
 
@@ -22,25 +22,28 @@ const PACKETS: u64 = 100_000;
 const BATCH: u32 = 64;
 const MESSAGE: [u8; 256] = [0x5a; 256];
 
-/// What is measured, for people.
-pub(super) fn setup() -> String {
-    format!(
-        "{PACKETS} UD datagrams of {} bytes through {SHORT} and through {LONG} switches",
-        MESSAGE.len()
-    )
+pub(super) fn prepare() -> Measured {
+    Measured {
+        setup: format!(
+            "{PACKETS} UD datagrams of {} bytes through {SHORT} and through {LONG} switches",
+            MESSAGE.len()
+        ),
+        ops: PACKETS,
+        mads_per_op: Some(1),
+        run: Box::new(run),
+    }
 }
 
-pub(super) fn run(seed: u32) -> anyhow::Result<Run> {
+fn run(seed: u32) -> anyhow::Result<Sample> {
     let short = packet_cost(SHORT, seed)?;
     let long = packet_cost(LONG, seed)?;
     let hops = f64::from(LONG - SHORT);
-    Ok(Run {
-        ops: 2 * PACKETS,
+    Ok(Sample {
+        nanos: short,
+        bytes_per_live: None,
         figures: vec![
-            ("ns/packet, 1 hop", short),
             ("ns/packet, 9 hops", long),
             ("ns/hop", (long - short) / hops),
-            ("packets/s, 1 hop", 1e9 / short),
         ],
     })
 }

@@ -1,0 +1,138 @@
+//! What no multiplexer can do without: moving a frame between places that are in no near cache, and
+//! one probe of a large table.
+
+use std::hint::black_box;
+
+use ib_vtime::SplitMix64;
+
+use super::clock::Stopwatch;
+use super::{Measured, Sample, nanos_per};
+
+/// Bytes of a pool.
+const POOL: usize = 64 << 20;
+/// Distance between the places in a pool: a frame and its slack, whole cache lines.
+pub(super) const STRIDE: usize = 320;
+/// A MAD behind a GRH, as it is received.
+const FRAME: usize = 296;
+const TABLE: usize = 1_000_000;
+
+/// Operations of a run of a floor.
+const OPS: u64 = 1_000_000;
+
+/// A place to put frames, one after the other wherever chance wants it.
+#[derive(Debug)]
+pub(super) struct Pool {
+    bytes: Vec<u8>,
+    random: SplitMix64,
+}
+
+impl Pool {
+    /// Memory that is all there already.
+    pub(super) fn new(seed: u64) -> Self {
+        Self::of(seed, &[1; STRIDE])
+    }
+
+    /// The same frame in every place.
+    pub(super) fn of(seed: u64, frame: &[u8; STRIDE]) -> Self {
+        Self {
+            bytes: frame.repeat(POOL / STRIDE),
+            random: SplitMix64::new(seed),
+        }
+    }
+
+    /// A random place.
+    pub(super) fn place(&mut self) -> &mut [u8; STRIDE] {
+        let (places, _) = self.bytes.as_chunks_mut();
+        &mut places[below(&mut self.random, POOL / STRIDE)]
+    }
+}
+
+/// A random number below `bound`.
+pub(super) fn below(random: &mut SplitMix64, bound: usize) -> usize {
+    usize::try_from(random.below(bound as u64)).unwrap_or(0)
+}
+
+/// The floors, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FloorTimes {
+    pub(super) copy: f64,
+    pub(super) lookup: f64,
+}
+
+/// The memory that the floors are measured on.
+#[derive(Debug)]
+pub(super) struct Floors {
+    from: Pool,
+    to: Pool,
+    table: Vec<[u64; 4]>,
+    random: SplitMix64,
+}
+
+impl Floors {
+    pub(super) fn new() -> Self {
+        Self {
+            from: Pool::new(3),
+            to: Pool::new(4),
+            table: (0..).take(TABLE).map(|n| [n; 4]).collect(),
+            random: SplitMix64::new(5),
+        }
+    }
+
+    pub(super) fn measure(&mut self) -> FloorTimes {
+        FloorTimes {
+            copy: self.copy(),
+            lookup: self.lookup(),
+        }
+    }
+
+    /// Nanoseconds to copy a frame from a random place of one pool to one of the other.
+    fn copy(&mut self) -> f64 {
+        let began = Stopwatch::start();
+        for _ in 0..OPS {
+            let from = self.from.place();
+            self.to.place()[..FRAME].copy_from_slice(&from[..FRAME]);
+        }
+        let elapsed = began.elapsed();
+        black_box(&self.to);
+        nanos_per(elapsed, OPS)
+    }
+
+    /// Nanoseconds to find an entry of the table. Each place depends on what was found in the one
+    /// before, as a message depends on what is found for it.
+    fn lookup(&mut self) -> f64 {
+        let began = Stopwatch::start();
+        let mut last = 0;
+        for _ in 0..OPS {
+            let at = below(&mut self.random, TABLE) ^ usize::from(last);
+            last = u8::from(self.table.get(at).is_none_or(|entry| entry[1] & 1 != 0));
+        }
+        black_box(last);
+        nanos_per(began.elapsed(), OPS)
+    }
+}
+
+/// The first floor as a case of its own.
+pub(super) fn prepare_copy() -> Measured {
+    floor(
+        "296 bytes between random places of two pools of 64 MiB",
+        Floors::copy,
+    )
+}
+
+/// The second floor as a case of its own.
+pub(super) fn prepare_lookup() -> Measured {
+    floor(
+        "one random probe of a table of a million entries of 32 bytes",
+        Floors::lookup,
+    )
+}
+
+fn floor(setup: &str, measure: fn(&mut Floors) -> f64) -> Measured {
+    let mut floors = Floors::new();
+    Measured {
+        setup: setup.into(),
+        ops: OPS,
+        mads_per_op: None,
+        run: Box::new(move |_| Ok(Sample::of(measure(&mut floors)))),
+    }
+}

@@ -1,0 +1,117 @@
+//! Joins that the port's own membership covers: the mux answers in the SA's place.
+
+use anyhow::ensure;
+use ib_vtime::SplitMix64;
+use ib_wire::mad::{Mad, MadStatus, Method};
+use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
+use ib_wire::{Gid, Lid, PKey, QKey, Tid};
+use pf_context::Limits;
+use vf_tunnel::VfId;
+
+use super::clock::Stopwatch;
+use super::floors::below;
+use super::rig::{
+    Place, Rig, SM_LID, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame, wire_mad,
+};
+use super::{Measured, Sample, Scale, nanos_per};
+
+const FRAMES: usize = 210_000;
+
+/// A VF asks to join a group.
+fn request(vf: VfId, group: u32) -> Mad {
+    let [a, b, c, d] = group.to_be_bytes();
+    let mut record = McMemberRecord {
+        // The IPv4 groups of IP over InfiniBand (RFC 4391).
+        mgid: Gid([
+            0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, a, b, c, d,
+        ]),
+        port_gid: vf_gid(vf),
+        ..McMemberRecord::default()
+    };
+    record.set_join_state(JoinState::FULL_MEMBER);
+    let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
+    let mut sa = SaMad::new(Method::SET, mask, &record);
+    sa.header.tid = Tid::new(u64::from(group) << 16 | u64::from(vf.get()));
+    Mad::from_layout(&sa)
+}
+
+/// The SA's consent to the port's join.
+fn consent(asked: &Mad, group: u32) -> anyhow::Result<Mad> {
+    let mut sa: SaMad = *asked.view();
+    sa.header.method = Method::GET_RESP;
+    let mut record: McMemberRecord = sa.record();
+    record.mlid = Lid::new(0xc000 + u16::try_from(group % 0x3000)?);
+    record.qkey = QKey::new(0xb1b);
+    record.pkey = PKey::DEFAULT_FULL;
+    sa.set_record(&record);
+    Ok(Mad::from_layout(&sa))
+}
+
+pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
+    let limits = Limits {
+        mcast: mcast_agg::Config {
+            groups_per_member: u16::MAX,
+            ..mcast_agg::Config::default()
+        },
+        ..Limits::default()
+    };
+    let mut rig = Rig::new(scale.vfs, limits)?;
+    for group in 0..scale.live {
+        join_all(&mut rig, scale.vfs, group)?;
+    }
+    let mut random = SplitMix64::new(11);
+    let mut frames: Vec<Place> = Vec::with_capacity(FRAMES);
+    let mut steps = Vec::with_capacity(FRAMES);
+    let groups = usize::try_from(scale.live)?;
+    for _ in 0..FRAMES {
+        let vf = vf_of(random.next_u32(), scale.vfs)?;
+        let group = u32::try_from(below(&mut random, groups))?;
+        frames.push(tunnel_frame(SM_LID, None, &request(vf, group)));
+        steps.push((u32::try_from(steps.len())?, vf));
+    }
+    super::cm_hit::shuffle(&mut steps, &mut random);
+    let ops = steps.len() as u64;
+    Ok(Measured {
+        setup: format!(
+            "joins of groups in which all {} VFs are, random VF and group, cold frames",
+            scale.vfs
+        ),
+        ops,
+        mads_per_op: Some(1),
+        run: Box::new(move |_| {
+            let began = Stopwatch::start();
+            for &(frame, vf) in &steps {
+                rig.send(vf, &frames[frame as usize]);
+                let status = tunnel_mad(rig.take()?)?.header.status;
+                ensure!(status == MadStatus::OK, "a join was refused: {status}");
+            }
+            let elapsed = began.elapsed();
+            ensure!(rig.is_quiet(), "more came out than went in");
+            let members = rig.mux.sizes().mcast_members;
+            ensure!(members == groups * usize::from(scale.vfs), "members left");
+            #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+            let bytes = rig.mux.state_bytes().mcast as f64 / members as f64;
+            Ok(Sample {
+                nanos: nanos_per(elapsed, ops),
+                bytes_per_live: Some(bytes),
+                figures: Vec::new(),
+            })
+        }),
+    })
+}
+
+/// Lets all VFs join a group: the SA is asked for the first.
+fn join_all(rig: &mut Rig, vfs: u16, group: u32) -> anyhow::Result<()> {
+    for number in 0..u32::from(vfs) {
+        let vf = vf_of(number, vfs)?;
+        rig.send(vf, &tunnel_frame(SM_LID, None, &request(vf, group)));
+        if number == 0 {
+            let asked = *wire_mad(rig.take()?)?;
+            let consent = consent(&asked, group)?;
+            rig.receive(SM_LID, &wire_frame(SM_LID, None, &consent))?;
+        }
+        let status = tunnel_mad(rig.take()?)?.header.status;
+        ensure!(status == MadStatus::OK, "a join was refused: {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! A port's mux with VFs to measure on, and the memory that frames come from and go to.
+//!
+//! What goes in lies in a pool far larger than the near caches, and what comes out is written to
+//! another, headers and all: the cost is that of the whole way through the mux.
+
+use anyhow::{Context, bail};
+use ib_vtime::{Duration, Instant};
+use ib_wire::mad::Mad;
+use ib_wire::packet::Grh;
+use ib_wire::{Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix};
+use pf_context::{
+    Cause, EgressLimit, Limits, Output, PortConfig, PortMux, Route, VfConfig, WireSource,
+};
+use vf_tunnel::{SpecialQp, ToPf, ToVf, VfId};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::floors::{Pool, STRIDE};
+
+/// Bytes of a tunnel frame.
+const TUNNEL: usize = size_of::<ToPf>();
+const _: () = assert!(TUNNEL <= STRIDE && size_of::<ToVf>() == TUNNEL);
+
+const GRH: usize = size_of::<Grh>();
+const MAD: usize = size_of::<Mad>();
+
+const LID: Lid = Lid::new(5);
+pub(super) const SM_LID: Lid = Lid::new(1);
+
+/// A frame in memory: from a VF's tunnel, or a GRH and a MAD from the wire.
+pub(super) type Place = [u8; STRIDE];
+
+/// The mux, and where its outputs go.
+#[derive(Debug)]
+pub(super) struct Rig {
+    pub(super) mux: PortMux,
+    pub(super) now: Instant,
+    frames: u64,
+    outputs: Pool,
+}
+
+impl Rig {
+    /// A port with so many VFs, none of them held back by a rate.
+    pub(super) fn new(vfs: u16, limits: Limits) -> anyhow::Result<Self> {
+        let limits = Limits {
+            egress: EgressLimit {
+                mads_per_second: 0,
+                ..EgressLimit::default()
+            },
+            ..limits
+        };
+        let mut mux = PortMux::new(PortConfig {
+            lid: LID,
+            sm_lid: SM_LID,
+            limits,
+            ..PortConfig::default()
+        });
+        for vf in (1..=vfs).filter_map(VfId::new) {
+            let config = VfConfig {
+                guid: Some(vf_guid(vf)),
+                ..VfConfig::default()
+            };
+            mux.add_vf(vf, config)?;
+        }
+        Ok(Self {
+            mux,
+            now: Instant::from_millis(1),
+            frames: 0,
+            outputs: Pool::new(6),
+        })
+    }
+
+    /// Lets a VF send what lies at a place.
+    pub(super) fn send(&mut self, vf: VfId, place: &Place) {
+        self.frames += 1;
+        self.mux.from_vf_bytes(
+            self.now,
+            Cause(self.frames),
+            vf,
+            SpecialQp::Gsi,
+            &place[..TUNNEL],
+        );
+    }
+
+    /// Lets the wire deliver what lies at a place, from QP1 of a LID; with a GRH if it has one.
+    pub(super) fn receive(&mut self, slid: Lid, place: &Place) -> anyhow::Result<()> {
+        let (grh, rest) = Grh::ref_from_prefix(place).ok().context("a GRH fits")?;
+        let source = WireSource {
+            slid,
+            sqpn: Qpn::GSI,
+            sl: Sl::default(),
+            pkey: PKey::DEFAULT_FULL,
+            grh: (grh.ip_version() == Grh::VERSION).then(|| Route {
+                sgid: grh.sgid,
+                dgid: grh.dgid,
+                traffic_class: grh.traffic_class(),
+                flow_label: grh.flow_label(),
+                hop_limit: grh.hop_limit,
+            }),
+        };
+        self.frames += 1;
+        let cause = Cause(self.frames);
+        self.mux
+            .from_wire(self.now, cause, SpecialQp::Gsi, &source, &rest[..MAD]);
+        Ok(())
+    }
+
+    /// Writes the one output to a random place, as it would go into a send buffer: a GRH and a MAD
+    /// to the wire, a frame to a tunnel. Gives what was written.
+    pub(super) fn take(&mut self) -> anyhow::Result<&mut Place> {
+        let (_, output) = self.mux.poll_output().context("nothing came out")?;
+        let place = self.outputs.place();
+        match output {
+            Output::ToWire { grh, mad, .. } => {
+                if let Some(route) = grh {
+                    place[..GRH].copy_from_slice(header(&route).as_bytes());
+                }
+                place[GRH..GRH + MAD].copy_from_slice(mad.as_bytes());
+            }
+            Output::ToVf {
+                slid,
+                sqpn,
+                sl,
+                pkey_index,
+                grh,
+                mad,
+                ..
+            } => {
+                let grh = grh.map(|route| header(&route));
+                let frame = ToVf::new(sqpn, slid, sl, pkey_index, grh, mad);
+                place[..TUNNEL].copy_from_slice(frame.as_bytes());
+            }
+            other => bail!("{other:?} came out"),
+        }
+        Ok(place)
+    }
+
+    /// Lets time pass.
+    pub(super) fn wait(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// Whether nothing more comes out.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.mux.poll_output().is_none()
+    }
+}
+
+fn header(route: &Route) -> Grh {
+    let mut grh = Grh::new(route.sgid, route.dgid, route.hop_limit);
+    grh.set_traffic_class(route.traffic_class);
+    grh.set_flow_label(route.flow_label);
+    grh
+}
+
+/// The GUID of a VF.
+pub(super) fn vf_guid(vf: VfId) -> Guid {
+    Guid::new(0x0002_c903_0001_0000 + u64::from(vf.get()))
+}
+
+/// The GID of a VF.
+pub(super) fn vf_gid(vf: VfId) -> Gid {
+    Gid::from_parts(SubnetPrefix::DEFAULT, vf_guid(vf))
+}
+
+/// The VF whose turn it is with something that is counted.
+pub(super) fn vf_of(number: u32, vfs: u16) -> anyhow::Result<VfId> {
+    u16::try_from(number % u32::from(vfs))
+        .ok()
+        .and_then(|number| VfId::new(number + 1))
+        .context("no such VF")
+}
+
+/// The GID of the port at a LID.
+pub(super) fn peer_gid(lid: Lid) -> Gid {
+    let guid = Guid::new(0x0011_7500_0000_0000 + u64::from(lid.get()));
+    Gid::from_parts(SubnetPrefix::DEFAULT, guid)
+}
+
+/// A frame in which a VF asks for a MAD to be sent to QP1 of a LID, with a GRH if it has a GID.
+pub(super) fn tunnel_frame(to: Lid, dgid: Option<Gid>, mad: &Mad) -> Place {
+    let mut frame = ToPf::zeroed();
+    let header = &mut frame.header;
+    header.av.flags_port = 1;
+    header.av.dlid = to;
+    if let Some(dgid) = dgid {
+        header.av.grh_path_bits = 0x80;
+        header.av.dgid = dgid;
+        header.av.hop_limit = 1;
+    }
+    header.remote_qpn = Qpn::GSI;
+    header.remote_qkey = QKey::GSI;
+    frame.mad = *mad;
+    let mut place = [0; STRIDE];
+    place[..TUNNEL].copy_from_slice(frame.as_bytes());
+    place
+}
+
+/// A packet from the port at a LID to a VF's GID, or without a GRH.
+pub(super) fn wire_frame(from: Lid, dgid: Option<Gid>, mad: &Mad) -> Place {
+    let mut place = [0; STRIDE];
+    if let Some(dgid) = dgid {
+        place[..GRH].copy_from_slice(Grh::new(peer_gid(from), dgid, 1).as_bytes());
+    }
+    place[GRH..GRH + MAD].copy_from_slice(mad.as_bytes());
+    place
+}
+
+/// The MAD in a frame of a tunnel, in either direction.
+pub(super) fn tunnel_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
+    mad_at(place, TUNNEL - MAD)
+}
+
+/// The MAD in a packet of the wire.
+pub(super) fn wire_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
+    mad_at(place, GRH)
+}
+
+fn mad_at(place: &mut Place, at: usize) -> anyhow::Result<&mut Mad> {
+    Mad::mut_from_bytes(&mut place[at..at + MAD])
+        .ok()
+        .context("a place holds a MAD")
+}

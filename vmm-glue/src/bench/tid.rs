@@ -1,0 +1,128 @@
+//! Transactions through the mux: an answer in and the next request out.
+
+use anyhow::ensure;
+use ib_vtime::{Duration, SplitMix64};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::{Lid, Tid};
+use mad_mux::tid::TidConfig;
+use pf_context::Limits;
+use vf_tunnel::VfId;
+
+use super::clock::Stopwatch;
+use super::cm_hit::shuffle;
+use super::floors::Pool;
+use super::rig::{Rig, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
+use super::{Measured, Sample, Scale, nanos_per};
+
+const LEAST_OPS: u32 = 200_000;
+const PEER: Lid = Lid::new(9);
+
+/// An answered transaction is kept for so long.
+const KEPT: Duration = Duration::from_secs(15);
+
+/// A transaction that waits for its answer.
+#[derive(Clone, Copy)]
+struct Waiting {
+    vf: VfId,
+    guest: Tid,
+    wire: Tid,
+}
+
+struct Transactions {
+    rig: Rig,
+    requests: Pool,
+    answers: Pool,
+    waiting: Vec<Waiting>,
+    next: u64,
+}
+
+pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
+    let limits = Limits {
+        tids: TidConfig {
+            per_vf: u32::MAX,
+            ..TidConfig::default()
+        },
+        ..Limits::default()
+    };
+    let header = |method| {
+        Mad::new(MadHeader::new(
+            MgmtClass::DEV_MGT,
+            method,
+            AttributeId::new(0x10),
+        ))
+    };
+    let mut all = Transactions {
+        rig: Rig::new(scale.vfs, limits)?,
+        requests: Pool::of(8, &tunnel_frame(PEER, None, &header(Method::GET))),
+        answers: Pool::of(9, &wire_frame(PEER, None, &header(Method::GET_RESP))),
+        waiting: Vec::new(),
+        next: 1,
+    };
+    for number in 0..scale.live {
+        let asked = all.ask(vf_of(number, scale.vfs)?)?;
+        all.waiting.push(asked);
+    }
+    shuffle(&mut all.waiting, &mut SplitMix64::new(10));
+    // Each answered transaction rests while all others are answered: as many rest as wait.
+    let interval = KEPT / scale.live;
+    let rounds = LEAST_OPS.div_ceil(scale.live);
+    let ops = u64::from(rounds) * u64::from(scale.live);
+    let mut run = move |_| {
+        let began = Stopwatch::start();
+        for _ in 0..rounds {
+            all.round(interval)?;
+        }
+        let elapsed = began.elapsed();
+        ensure!(all.rig.is_quiet(), "more came out than went in");
+        let mux = &all.rig.mux;
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+        let bytes = mux.state_bytes().tids as f64 / mux.sizes().tids as f64;
+        Ok(Sample {
+            nanos: nanos_per(elapsed, ops),
+            bytes_per_live: Some(bytes),
+            figures: Vec::new(),
+        })
+    };
+    run(0)?;
+    Ok(Measured {
+        setup:
+            "a DevMgt answer in and the next request out, cold frames, as many answered ones kept \
+                as wait, timers included"
+                .into(),
+        ops,
+        mads_per_op: Some(2),
+        run: Box::new(run),
+    })
+}
+
+impl Transactions {
+    /// Answers each transaction that waits, and begins another in its place.
+    fn round(&mut self, interval: Duration) -> anyhow::Result<()> {
+        for at in 0..self.waiting.len() {
+            let answered = self.waiting[at];
+            self.answer(&answered)?;
+            self.waiting[at] = self.ask(answered.vf)?;
+            self.rig.wait(interval);
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, vf: VfId) -> anyhow::Result<Waiting> {
+        let guest = Tid::new(self.next << 32 | self.next);
+        self.next += 1;
+        let place = self.requests.place();
+        tunnel_mad(place)?.header.tid = guest;
+        self.rig.send(vf, place);
+        let wire = wire_mad(self.rig.take()?)?.header.tid;
+        Ok(Waiting { vf, guest, wire })
+    }
+
+    fn answer(&mut self, waiting: &Waiting) -> anyhow::Result<()> {
+        let place = self.answers.place();
+        wire_mad(place)?.header.tid = waiting.wire;
+        self.rig.receive(PEER, place)?;
+        let got = tunnel_mad(self.rig.take()?)?.header.tid;
+        ensure!(got == waiting.guest, "an answer has another TID");
+        Ok(())
+    }
+}
