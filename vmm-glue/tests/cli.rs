@@ -55,10 +55,52 @@ fn wrong_arguments_point_to_the_help_and_exit_with_2() {
         &["demo", "--seed", "-1"],
         &["bench", "--case", "nothing"],
         &["bench", "--runs", "0"],
+        &["bench", "--vfs", "0"],
+        &["bench", "--vfs", "1025"],
+        &["bench", "--live", "0"],
+        &["bench", "--case", "tid-roundtrip", "--live", "400001"],
     ] {
         let output = vhca(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(stderr(&output).contains("help"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn each_case_of_the_mux_prints_an_object_with_its_target() {
+    let cases = [
+        "cm-egress-hit",
+        "cm-ingress-hit",
+        "cm-open-close",
+        "tid-roundtrip",
+        "mcast-join-local",
+    ];
+    let list = cases.join(",");
+    let size = ["--vfs", "4", "--live", "50", "--runs", "1"];
+    let arguments = ["bench", "--json", "--case", &list];
+    let output = vhca(&[&arguments[..], &size].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let lines = json_lines(&output);
+    let names: Vec<_> = lines
+        .iter()
+        .filter_map(|line| line["case"].as_str())
+        .collect();
+    assert_eq!(names, cases);
+    for line in &lines {
+        assert_eq!((&line["vfs"], &line["live"]), (&4.into(), &50.into()));
+        for figure in [
+            "ops",
+            "ns_per_op",
+            "mads_per_s",
+            "bytes_per_live",
+            "target_ns",
+            "ratio",
+        ] {
+            assert!(
+                line[figure].as_f64().is_some_and(|value| value > 0.0),
+                "{figure}: {line}"
+            );
+        }
     }
 }
 
