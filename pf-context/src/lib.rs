@@ -54,6 +54,7 @@ mod egress;
 mod events;
 mod fair_queue;
 mod ingress;
+pub mod inspect;
 mod join_routes;
 mod limiter;
 mod mux;
@@ -62,6 +63,7 @@ mod pf_software;
 mod pkeys;
 mod redirects;
 mod sa;
+mod statistics;
 mod vf;
 
 pub use config::{
@@ -72,4 +74,4 @@ pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
 pub use output::{Cause, Output, PortEvent, Route, Sizes, StateBytes, VfEvent, WireSource};
-pub use vf::VfStatistics;
+pub use statistics::{ClassStatistics, CountedClass, MadStatistics, Use, VfAges, VfUsage};

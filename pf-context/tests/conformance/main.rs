@@ -10,3 +10,4 @@ mod ingress;
 mod notices;
 mod rate;
 mod sa;
+mod statistics;
