@@ -138,12 +138,13 @@ impl Bench {
     }
 
     fn receive(&mut self, mad: &mut Mad) -> VfId {
+        let owner = |gid: &Gid| {
+            let number = u16::try_from(gid.interface_id().get() - 0x100).unwrap_or(0);
+            VfId::new(number).map_or(GidOwner::Unknown, GidOwner::Vf)
+        };
         let verdict = self
             .machine
-            .ingress(self.now, mad, &peer(), None, |gid: &Gid| {
-                let number = u16::try_from(gid.interface_id().get() - 0x100).unwrap_or(0);
-                VfId::new(number).map_or(GidOwner::Unknown, GidOwner::Vf)
-            });
+            .ingress(self.now, mad, &peer(), None, owner, |_| Ok(()));
         match verdict {
             Ingress::Deliver(vf) => vf,
             other => panic!("{other:?}"),

@@ -31,21 +31,23 @@ impl CmParavirt {
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
+        mut admit: impl FnMut(VfId) -> Result<(), DropReason>,
     ) -> Result<Ingress, Refusal> {
+        let admit = |vf| admit(vf).map_err(|reason| Refusal::of(vf, reason));
         let message = match classify(&mad.header)? {
-            Kind::InfoRequest => return steer_by_gid(dgid, owner),
+            Kind::InfoRequest => return steer_by_gid(dgid, owner, admit),
             Kind::InfoAnswer => return Err(DropReason::UnknownTid.into()),
             Kind::Message(message) => message,
         };
         match message {
-            Message::Req => self.receive_req(now, mad, from, dgid, owner),
-            Message::SidrReq => self.receive_sidr_req(mad, from, dgid, owner),
-            Message::SidrRep => self.receive_sidr_rep(mad, from),
+            Message::Req => self.receive_req(now, mad, from, dgid, owner, admit),
+            Message::SidrReq => self.receive_sidr_req(mad, from, dgid, owner, admit),
+            Message::SidrRep => self.receive_sidr_rep(mad, from, admit),
             Message::Lap => {
                 let target = owner(&mad.view::<CmLap>().alternate_remote_gid);
-                self.receive_connected(now, mad, from, message, Some(target))
+                self.receive_connected(now, mad, from, message, Some(target), admit)
             }
-            _ => self.receive_connected(now, mad, from, message, None),
+            _ => self.receive_connected(now, mad, from, message, None, admit),
         }
     }
 
@@ -56,6 +58,7 @@ impl CmParavirt {
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
+        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         let req: &CmReq = mad.view();
         let target = owner(&req.primary.remote_gid);
@@ -76,6 +79,7 @@ impl CmParavirt {
                     .ok_or_else(|| Refusal::of(vf, DropReason::VfDown))
             }
             GidOwner::Vf(vf) => {
+                admit(vf)?;
                 self.track_req(vf, req, from)
                     .map_err(|reason| Refusal::of(vf, reason))?;
                 Ok(Ingress::Deliver(vf))
@@ -127,6 +131,7 @@ impl CmParavirt {
         from: &PeerAddress,
         message: Message,
         lap_target: Option<GidOwner>,
+        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         let ids: &CmIds = mad.view();
         let (local, wire) = (RemoteCommId(ids.local), WireCommId(ids.remote));
@@ -135,7 +140,7 @@ impl CmParavirt {
             hot.has(Flags::BOUND) && !hot.has(Flags::SIDR) && !hot.has(Flags::SUPERSEDED)
         });
         let Some(slot) = slot else {
-            return self.receive_unknown(now, mad, from, message);
+            return self.receive_unknown(now, mad, from, message, admit);
         };
         let Hot { vf, guest, .. } = *self.table.store.hot(slot);
         let refuse = |reason| Refusal::of(vf, reason);
@@ -145,6 +150,7 @@ impl CmParavirt {
         if lap_target.is_some_and(|target| target != GidOwner::Vf(vf)) {
             return Err(refuse(DropReason::TargetMismatch));
         }
+        admit(vf)?;
         self.learn(slot, from, message, mad);
         if message == Message::Rep {
             self.forget_crossed_request(vf, from, local);
@@ -213,10 +219,14 @@ impl CmParavirt {
         mad: &mut Mad,
         from: &PeerAddress,
         message: Message,
+        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         if message == Message::Rej
-            && let Some(vf) = self.abandoned_request(mad.view(), from)
+            && let Some(slot) = self.abandoned_request(mad.view(), from)
         {
+            let vf = self.table.store.hot(slot).vf;
+            admit(vf)?;
+            self.table.pass(slot, Way::Rcvd, message);
             return Ok(Ingress::Deliver(vf));
         }
         if self.config.pf_has_cm {
@@ -228,19 +238,16 @@ impl CmParavirt {
             .ok_or_else(|| DropReason::UnknownCommId.into())
     }
 
-    /// The VF whose peer gives its request up before it learned the VF's id: the REJ for timeout
-    /// then names the request by the peer's own id and CA (IBA 12.6.7.2, code 4).
-    fn abandoned_request(&mut self, rej: &CmRej, from: &PeerAddress) -> Option<VfId> {
+    /// The request that its peer gives up before it learned the VF's id: the REJ for timeout then
+    /// names it by the peer's own id and CA (IBA 12.6.7.2, code 4).
+    fn abandoned_request(&self, rej: &CmRej, from: &PeerAddress) -> Option<u32> {
         let guid = rej
             .timeout_ca_guid()
             .filter(|_| rej.remote_comm_id == CommId::NONE)?;
-        let slot = self
-            .table
+        self.table
             .by_peer(from, RemoteCommId(rej.local_comm_id), Space::Connection)
             .filter(|&slot| self.table.ca_guid(slot) == guid)
-            .max_by_key(|&slot| self.table.store.hot(slot).state.in_handshake())?;
-        self.table.pass(slot, Way::Rcvd, Message::Rej);
-        Some(self.table.store.hot(slot).vf)
+            .max_by_key(|&slot| self.table.store.hot(slot).state.in_handshake())
     }
 
     fn receive_sidr_req(
@@ -249,11 +256,15 @@ impl CmParavirt {
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
+        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         let req: &CmSidrReq = mad.view();
         let verdict = match (dgid, self.sidr.target(req)) {
-            (None, Some(vf)) => Ingress::Deliver(vf),
-            _ => steer_by_gid(dgid, owner)?,
+            (None, Some(vf)) => {
+                admit(vf)?;
+                Ingress::Deliver(vf)
+            }
+            _ => steer_by_gid(dgid, owner, admit)?,
         };
         if let Ingress::Deliver(vf) = verdict {
             let id = RemoteCommId(req.request_id);
@@ -283,7 +294,12 @@ impl CmParavirt {
         Ok(())
     }
 
-    fn receive_sidr_rep(&mut self, mad: &mut Mad, from: &PeerAddress) -> Result<Ingress, Refusal> {
+    fn receive_sidr_rep(
+        &mut self,
+        mad: &mut Mad,
+        from: &PeerAddress,
+        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
+    ) -> Result<Ingress, Refusal> {
         let wire = WireCommId(mad.view::<CmSidrRep>().request_id);
         let slot = self.table.store.by_wire(wire).filter(|&slot| {
             let hot = self.table.store.hot(slot);
@@ -300,6 +316,7 @@ impl CmParavirt {
         if !self.table.is_from_peer(slot, from) {
             return Err(Refusal::of(vf, DropReason::WrongPeer));
         }
+        admit(vf)?;
         self.table.pass(slot, Way::Rcvd, Message::SidrRep);
         mad.view_mut::<CmSidrRep>().request_id = guest.0;
         Ok(Ingress::Deliver(vf))
@@ -332,10 +349,17 @@ impl CmParavirt {
 }
 
 /// Whom a request without ids is for: the destination GID's owner, or the PF if there is none.
-fn steer_by_gid(dgid: Option<Gid>, owner: impl Fn(&Gid) -> GidOwner) -> Result<Ingress, Refusal> {
+fn steer_by_gid(
+    dgid: Option<Gid>,
+    owner: impl Fn(&Gid) -> GidOwner,
+    mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
+) -> Result<Ingress, Refusal> {
     match dgid.map(|gid| owner(&gid)) {
         None | Some(GidOwner::Pf) => Ok(Ingress::ToPf),
-        Some(GidOwner::Vf(vf)) => Ok(Ingress::Deliver(vf)),
+        Some(GidOwner::Vf(vf)) => {
+            admit(vf)?;
+            Ok(Ingress::Deliver(vf))
+        }
         Some(GidOwner::VfDown(vf)) => Err(Refusal::of(vf, DropReason::VfDown)),
         Some(GidOwner::Unknown) => Err(DropReason::UnknownGid.into()),
     }

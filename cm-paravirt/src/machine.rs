@@ -131,7 +131,9 @@ impl CmParavirt {
 
     /// Takes a MAD of class CM that came from `from`, with the GRH's destination if it had one.
     ///
-    /// `owner` tells whose a GID is. Delivered messages have their communication id, and nothing
+    /// `owner` tells whose a GID is. `admit` is asked once before a message is delivered to a VF, or
+    /// anything is noted of it: the partition that the message came in is for the caller to judge.
+    /// What it refuses is [`Ingress::Drop`] with its reason. Delivered messages have their communication id, and nothing
     /// else, rewritten in `mad`; for [`Ingress::Answer`] it holds the answer. ClassPortInfo answers
     /// go by their transaction id and do not belong here.
     pub fn ingress(
@@ -141,9 +143,10 @@ impl CmParavirt {
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
+        admit: impl FnMut(VfId) -> Result<(), DropReason>,
     ) -> Ingress {
         self.table.advance(now);
-        match self.receive(now, mad, from, dgid, owner) {
+        match self.receive(now, mad, from, dgid, owner, admit) {
             Ok(verdict) => {
                 match verdict {
                     Ingress::Deliver(vf) => self.table.vf_mut(vf).statistics.delivered += 1,

@@ -2,8 +2,7 @@
 
 use cm_paravirt::{GidOwner, Ingress, PeerAddress};
 use ib_vtime::Instant;
-use ib_wire::cm::CmReq;
-use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, PKeyIndex, QKey, Qpn};
 use mad_mux::policy::{self, ClassRoute, Rights};
 use mad_mux::steering::Owner;
@@ -11,15 +10,16 @@ use mad_mux::tid::Peer;
 use mcast_agg::MemberId;
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 
-use crate::config::Strictness;
+use crate::config::{Policy, Strictness};
 use crate::egress::Outbound;
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Output, Route, WireSource};
 use crate::pf_software;
 use crate::sa::PortTransaction;
-use crate::vf::Vf;
+use crate::vf::{Vf, Vfs};
 
 /// A frame that ended, and whom it was for.
+#[derive(Clone, Copy)]
 struct Refused {
     vf: Option<VfId>,
     reason: DropReason,
@@ -41,6 +41,7 @@ impl From<DropReason> for Refused {
 }
 
 /// Where a MAD goes that was not refused.
+#[derive(Clone, Copy)]
 enum Target {
     Vf(VfId, VirtualPKeyIndex),
     /// The MAD is an answer to its sender now.
@@ -228,8 +229,6 @@ impl PortMux {
         source: &WireSource,
         mad: &mut Mad,
     ) -> Result<Target, Refused> {
-        let dgid = source.grh.map(|route| route.dgid);
-        self.check_partition_of_cm_request(source, dgid, mad)?;
         let from = PeerAddress {
             port: THE_PORT,
             lid: source.slid,
@@ -237,7 +236,7 @@ impl PortMux {
             sl: source.sl,
             gid: source.grh.map(|route| route.sgid),
         };
-        let (gids, vfs) = (&self.gids, &self.vfs);
+        let (gids, vfs, policy) = (&self.gids, &self.vfs, &self.policy);
         let owner = |gid: &Gid| match gids.owner(*gid) {
             Ok(Owner::Vf(vf)) if vfs.active(vf).is_some() => GidOwner::Vf(vf),
             Ok(Owner::Vf(vf)) => GidOwner::VfDown(vf),
@@ -245,32 +244,22 @@ impl PortMux {
             Ok(Owner::Pf) => GidOwner::Pf,
             Err(_) => GidOwner::Unknown,
         };
-        match self.cm.ingress(now, mad, &from, dgid, owner) {
-            Ingress::Deliver(vf) => self.admit(vf, SpecialQp::Gsi, source, mad),
+        let header = mad.header;
+        let mut admitted = Err(DropReason::NoTarget.into());
+        let admit = |vf| {
+            admitted = vfs.admit(policy, vf, SpecialQp::Gsi, source, &header);
+            admitted.map(drop).map_err(|refused| refused.reason)
+        };
+        let dgid = source.grh.map(|route| route.dgid);
+        match self.cm.ingress(now, mad, &from, dgid, owner, admit) {
+            Ingress::Deliver(_) => admitted,
             Ingress::Answer => Ok(Target::Sender),
             Ingress::ToPf => Err(DropReason::NoTarget.into()),
-            Ingress::Drop(reason) => Err(reason.into()),
+            Ingress::Drop(reason) => Err(admitted
+                .err()
+                .filter(|refused| refused.reason == reason)
+                .unwrap_or_else(|| reason.into())),
         }
-    }
-
-    /// Ends what would open an exchange in a partition that its target is not in, before it does.
-    fn check_partition_of_cm_request(
-        &self,
-        source: &WireSource,
-        dgid: Option<Gid>,
-        mad: &Mad,
-    ) -> Result<(), Refused> {
-        let target = match mad.header.attribute_id {
-            AttributeId::CM_REQ => Some(mad.view::<CmReq>().primary.remote_gid),
-            AttributeId::CM_SIDR_REQ => dgid,
-            _ => None,
-        };
-        if let Some(Ok(Owner::Vf(vf))) = target.map(|gid| self.gids.owner(gid))
-            && self.vfs.active(vf).is_some()
-        {
-            self.pkey_index(vf, SpecialQp::Gsi, source)?;
-        }
-        Ok(())
     }
 
     /// Lets a MAD in to a VF.
@@ -281,34 +270,7 @@ impl PortMux {
         source: &WireSource,
         mad: &Mad,
     ) -> Result<Target, Refused> {
-        let refuse = |reason| Refused::of(vf, reason);
-        let record = self
-            .vfs
-            .active(vf)
-            .ok_or_else(|| refuse(DropReason::VfDown))?;
-        if !record.is_pf {
-            policy::ingress(&mad.header, qp, record.rights).map_err(refuse)?;
-        }
-        let index = self.pkey_index(vf, qp, source)?;
-        Ok(Target::Vf(vf, index))
-    }
-
-    /// The VF's own index for a packet's partition.
-    fn pkey_index(
-        &self,
-        vf: VfId,
-        qp: SpecialQp,
-        source: &WireSource,
-    ) -> Result<VirtualPKeyIndex, Refused> {
-        if qp == SpecialQp::Smi {
-            return Ok(VirtualPKeyIndex(PKeyIndex(0)));
-        }
-        let limited = self.policy.limited_pkeys;
-        let found = self
-            .vfs
-            .get(vf)
-            .and_then(|record| record.pkeys.find(source.pkey, limited));
-        found.ok_or_else(|| Refused::of(vf, DropReason::PKeyMismatch))
+        self.vfs.admit(&self.policy, vf, qp, source, &mad.header)
     }
 
     /// Sends an answer of cm-paravirt back where the message came from.
@@ -324,5 +286,31 @@ impl PortMux {
             grh: source.grh.map(Route::reversed),
         };
         self.transmit(now, cause, None, &out, mad);
+    }
+}
+
+impl Vfs {
+    /// Lets a MAD in to a VF: if its tunnel works, the VF may get such a thing, and its partition is
+    /// one of the VF's.
+    fn admit(
+        &self,
+        policy: &Policy,
+        vf: VfId,
+        qp: SpecialQp,
+        source: &WireSource,
+        header: &MadHeader,
+    ) -> Result<Target, Refused> {
+        let refuse = |reason| Refused::of(vf, reason);
+        let record = self.active(vf).ok_or_else(|| refuse(DropReason::VfDown))?;
+        if !record.is_pf {
+            policy::ingress(header, qp, record.rights).map_err(refuse)?;
+        }
+        let index = match qp {
+            SpecialQp::Smi => Some(VirtualPKeyIndex(PKeyIndex(0))),
+            SpecialQp::Gsi => record.pkeys.find(source.pkey, policy.limited_pkeys),
+        };
+        index
+            .map(|index| Target::Vf(vf, index))
+            .ok_or_else(|| refuse(DropReason::PKeyMismatch))
     }
 }

@@ -195,6 +195,8 @@ pub(crate) struct Pf {
     pub(crate) machine: CmParavirt,
     pub(crate) now: Instant,
     pub(crate) down: Vec<u16>,
+    /// VFs that are not in the partition of what comes from the wire.
+    pub(crate) outside: Vec<u16>,
     pub(crate) check: IdentityCheck,
 }
 
@@ -213,6 +215,7 @@ impl Pf {
             machine: CmParavirt::new(config, 42),
             now: Instant::from_millis(1_000),
             down: Vec::new(),
+            outside: Vec::new(),
             check: IdentityCheck::Strict,
         }
     }
@@ -260,7 +263,15 @@ impl Pf {
             None if *gid == pf_gid() => GidOwner::Pf,
             None => GidOwner::Unknown,
         };
-        match self.machine.ingress(self.now, &mut mad, &from, dgid, owner) {
+        let outside = &self.outside;
+        let admit = |to: VfId| {
+            let is_in = !outside.contains(&to.get());
+            is_in.then_some(()).ok_or(DropReason::PKeyMismatch)
+        };
+        let verdict = self
+            .machine
+            .ingress(self.now, &mut mad, &from, dgid, owner, admit);
+        match verdict {
             Ingress::Deliver(vf) => Rx::Vf(vf.get(), mad),
             Ingress::Answer => Rx::Answer(mad),
             Ingress::ToPf => Rx::ToPf,

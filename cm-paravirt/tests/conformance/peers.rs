@@ -38,6 +38,40 @@ fn c082_a_grh_that_contradicts_the_primary_remote_gid_ends_a_req() {
     assert!(pf.machine.is_empty());
 }
 
+#[test]
+fn c069_what_the_partition_keeps_from_a_vf_changes_nothing() {
+    let mut pf = Pf::default();
+    // VF 1 is connected, VF 2 was asked for a connection, VF 3 asks for one, VF 4 for a service.
+    let up = pf.connect(1, 5, PEER_LID, 90);
+    let asked = peer_req(PEER_LID, 91, 2);
+    pf.rx(asked, at(PEER_LID)).into_vf(2);
+    let asking = pf.sends(3, vf_req(3, 6, PEER_LID), at(PEER_LID));
+    let sidr = pf.sends(4, sidr_req(7, 1), at(PEER_LID));
+
+    let before: Vec<_> = pf.machine.connections(pf.now).collect();
+    pf.outside = vec![1, 2, 3, 4];
+    let other = CmMessage::OTHER;
+    for mad in [
+        message(AttributeId::CM_DREQ, 90, up),
+        message(AttributeId::CM_RTU, 90, up),
+        rej(90, up, other, RejReason::CONSUMER),
+        asked,
+        peer_req(PEER_LID, 92, 2),
+        rej_timeout(91, 0, peer_ca(PEER_LID)),
+        message(AttributeId::CM_MRA, 93, asking),
+        rep(93, asking, peer_ca(PEER_LID)),
+        sidr_rep(sidr),
+    ] {
+        let refused = Rx::Drop(DropReason::PKeyMismatch);
+        assert_eq!(pf.rx(mad, at(PEER_LID)), refused, "{:?}", mad.header);
+    }
+    assert!(pf.machine.connections(pf.now).eq(before));
+
+    pf.outside.clear();
+    pf.rx(rep(94, asking, peer_ca(PEER_LID)), at(PEER_LID))
+        .into_vf(3);
+}
+
 fn unknown_gid_req(id: u32) -> Mad {
     let mut req = peer_req(PEER_LID, id, 1);
     req.view_mut::<CmReq>().primary.remote_gid =

@@ -5,7 +5,7 @@ use ib_vtime::Duration;
 use ib_wire::cm::{self, CmRej, CmRep, CmReq, CmRtu, CmSidrReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::{CommId, Gid, Guid, Lid, PKey, Tid};
-use pf_context::{Policy, PortConfig, Sizes, VfConfig, WireSource};
+use pf_context::{Output, Policy, PortConfig, Sizes, VfConfig, WireSource};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
@@ -77,6 +77,27 @@ fn c069_a_req_in_a_foreign_partition_leaves_nothing() {
         DropReason::PKeyMismatch
     );
     assert_eq!(port.mux.sizes(), Sizes::default());
+}
+
+#[test]
+fn c069_a_dreq_in_a_foreign_partition_leaves_the_connection_up() {
+    let mut port = Port::new();
+    let wire = connect(&mut port);
+    let source = WireSource {
+        pkey: OTHER,
+        ..from(PEER)
+    };
+    let dreq = message(AttributeId::CM_DREQ, 90, wire);
+    let outputs = port.wire_sends(&source, &dreq);
+    let drop = Output::Dropped {
+        vf: Some(vf(1)),
+        reason: DropReason::PKeyMismatch,
+    };
+    assert_eq!(outputs, [drop]);
+    // What closes has its time; what is up has none.
+    assert!(port.wait(Duration::from_secs(3_600)).is_empty());
+    assert_eq!(port.mux.sizes().cm_ids, 1);
+    assert_eq!(got(port.wire_sends(&from(PEER), &dreq)).vf, 1);
 }
 
 #[test]
