@@ -169,6 +169,12 @@ impl SaRequest {
         Self::set(inform, ComponentMask::NONE)
     }
 
+    /// The request, for those who send it by another way than [`SaClient`](super::SaClient).
+    #[must_use]
+    pub const fn message(&self) -> &Message {
+        &self.message
+    }
+
     fn with_record<R: SaRecord>(method: Method, record: &R, mask: ComponentMask) -> Self {
         let mad = SaMad::new(method, mask, record);
         Self {
@@ -211,11 +217,12 @@ pub struct SaAnswer {
 }
 
 impl SaAnswer {
-    /// Takes a response with status 0.
+    /// Takes a response with status 0. For those who get the SA's answers by another way than
+    /// [`SaClient`](super::SaClient).
     ///
     /// # Errors
     /// The status, if it is another one.
-    pub(super) fn from_response(message: Message) -> Result<Self, MadStatus> {
+    pub fn from_response(message: Message) -> Result<Self, MadStatus> {
         match message.status() {
             MadStatus::OK => Ok(Self { message }),
             status => Err(status),
