@@ -15,7 +15,7 @@ use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
 use ib_wire::{Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix};
 use pf_context::PfContext;
-use pf_context::context::{PfConfig, PfError, VfSpec};
+use pf_context::context::{GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 use vf_proxy::native::ProxyQp;
 use vf_tunnel::VfId;
 
@@ -45,7 +45,10 @@ fn spec(n: u16) -> VfSpec {
             mws: 0,
             attachments: 8,
         },
-        ports: Vec::new(),
+        ports: vec![VfPortSpec {
+            guid: GuidSource::Hardware,
+            ..VfPortSpec::default()
+        }],
     }
 }
 
@@ -83,6 +86,7 @@ impl Rig {
             let guest = this.open_guest(n);
             this.guests.push(guest);
         }
+        this.settle();
         this
     }
 
@@ -277,7 +281,7 @@ fn c232_a_context_that_cannot_be_made_leaves_nothing_behind() {
     assert_eq!(hca.resources(FunctionId::PF), Ok(before));
     // A VF of which the tunnel cannot be made.
     let mut wrong = spec(2);
-    wrong.ports = vec![pf_context::context::VfPortSpec {
+    wrong.ports = vec![VfPortSpec {
         pkeys: vec![None; 4096],
         ..Default::default()
     }];

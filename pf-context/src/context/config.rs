@@ -10,6 +10,7 @@ use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 use crate::config::{AddVfError, EgressLimit, Limits, Policy, VfPKeyEntry};
 use crate::delivery::DeliveryDepth;
+use crate::guids::GuidWish;
 
 /// Buffers of the queue pairs that a context owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +70,26 @@ impl PfConfig {
     }
 }
 
+/// Where a VF's GUID on a port comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuidSource {
+    /// The context asks the SA for it, and the VF has it once it is in hardware.
+    Sa(GuidWish),
+    /// Whoever manages the subnet writes it to the port's table by himself; nobody is asked.
+    Hardware,
+}
+
+impl Default for GuidSource {
+    fn default() -> Self {
+        Self::Sa(GuidWish::SmAssigned)
+    }
+}
+
 /// What a VF gets of one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfPortSpec {
+    /// Where its GUID comes from.
+    pub guid: GuidSource,
     /// For each virtual P_Key index, what is behind it.
     pub pkeys: Vec<Option<VfPKeyEntry>>,
     /// What it may do beyond the ordinary.
@@ -85,6 +103,7 @@ pub struct VfPortSpec {
 impl Default for VfPortSpec {
     fn default() -> Self {
         Self {
+            guid: GuidSource::default(),
             pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,

@@ -5,6 +5,8 @@ use ib_endpoint::{EndPortEvent, SmaError};
 use ib_wire::PortNum;
 use vf_tunnel::{DropReason, VfId};
 
+use crate::PortReason;
+use crate::guids::WishRefusal;
 use crate::output::VfEvent;
 
 /// What happened.
@@ -20,6 +22,24 @@ pub enum PfEvent {
         port: PortNum,
         /// What.
         event: EndPortEvent,
+    },
+    /// A VF's port is up or not for another reason than before.
+    VfPort {
+        /// On which port.
+        port: PortNum,
+        /// Whose.
+        vf: VfId,
+        /// The reason now.
+        reason: PortReason,
+    },
+    /// A GUID that was wanted for a VF can never be its own.
+    WishRefused {
+        /// On which port.
+        port: PortNum,
+        /// Whose.
+        vf: VfId,
+        /// Why.
+        refusal: WishRefusal,
     },
     /// A frame went nowhere. When more end than are pulled, only the counters tell of the rest.
     Dropped {

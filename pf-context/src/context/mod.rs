@@ -11,6 +11,7 @@
 mod config;
 mod event;
 mod port;
+mod port_guids;
 mod port_output;
 mod port_vfs;
 mod tunnel;
@@ -22,7 +23,7 @@ use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
 use vf_tunnel::VfId;
 
-pub use config::{Depths, PfConfig, PfError, VfPortSpec, VfSpec};
+pub use config::{Depths, GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 pub use event::PfEvent;
 pub use port::PfPort;
 
@@ -95,7 +96,7 @@ impl PfContext {
         })?;
         let of_port = |at: usize| ports.get(at).cloned().unwrap_or_default();
         for at in 0..self.ports.len() {
-            let added = self.ports[at].add_vf(hca, vf, node_guid, &of_port(at));
+            let added = self.ports[at].add_vf(now, hca, vf, node_guid, &of_port(at));
             if let Err(error) = added {
                 for port in &mut self.ports[..at] {
                     port.remove_vf(now, hca, vf);
@@ -142,6 +143,49 @@ impl PfContext {
             port.reset_vf(now, hca, vf);
         }
         Ok(())
+    }
+
+    /// Wants a VF's GUID on a port from elsewhere, or another one, from now on.
+    ///
+    /// # Errors
+    /// [`PfError::NoVf`]. A wish that cannot come true is told by [`PfEvent::WishRefused`].
+    pub fn set_guid_source(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        port: PortNum,
+        source: GuidSource,
+    ) -> Result<(), PfError> {
+        self.check(vf)?;
+        if let Some(port) = self.port_mut(port) {
+            port.set_guid_source(now, vf, source);
+        }
+        Ok(())
+    }
+
+    /// Begins to shut down: VFs are reset, and their GUIDs and memberships given back to the SA. Go on
+    /// to poll until [`Self::is_quiet`], as long as there is time for that, and then [`Self::close`].
+    ///
+    /// # Errors
+    /// What the HCA says of the first VF that could not be reset.
+    pub fn shut_down(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+    ) -> Result<(), PfError> {
+        let vfs: Vec<VfId> = self.vfs().collect();
+        let reset = vfs.into_iter().map(|vf| self.reset_vf(now, hca, vf));
+        let reset = reset.fold(Ok(()), Result::and);
+        for port in &mut self.ports {
+            port.shut_down(now);
+        }
+        reset
+    }
+
+    /// Whether nothing of the VFs' is left at the SA that is still to be given back.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.ports.iter().all(PfPort::is_quiet)
     }
 
     /// Opens or shuts one port of a VF by the administrator's will. VFs start with their ports open.

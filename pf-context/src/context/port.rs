@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use hca_api::{AddressVector, CqHandle, FunctionManager, HcaEvent, SpecialQp};
-use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadQp, QueuedMads};
+use ib_endpoint::sa_client::QueryId;
+use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadQp, QueuedMads, SaEvent};
 use ib_vtime::Instant;
 use ib_wire::mad::Mad;
 use ib_wire::smp::PortState as WirePortState;
@@ -16,6 +17,7 @@ use super::event::PfEvent;
 use super::port_vfs::VfPort;
 use super::tunnel::{Received, Tunnel};
 use crate::config::PortConfig;
+use crate::guids::{GuidConfig, GuidManager, GuidToken};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, PortEvent, Route, WireSource};
 
@@ -41,6 +43,9 @@ pub(super) enum Source {
 pub struct PfPort {
     pub(super) mux: PortMux,
     pub(super) own: EndPort<QueuedMads>,
+    pub(super) guids: GuidManager,
+    /// Requests of the manager's that wait for the SA.
+    pub(super) guid_queries: BTreeMap<QueryId, GuidToken>,
     pub(super) gsi: MadQp,
     pub(super) smi: Option<MadQp>,
     /// Indexed by VF number.
@@ -96,6 +101,8 @@ impl PfPort {
         }
         Ok(Self {
             mux: mux(now, &own, seed, config),
+            guids: guid_manager(now, &own, seed),
+            guid_queries: BTreeMap::new(),
             own,
             gsi,
             smi,
@@ -174,6 +181,7 @@ impl PfPort {
             self.mux.handle_timeout(now);
             self.carry_out(hca);
         }
+        self.drive_guids(now, hca);
         let mut busy = self.poll_own(now, hca);
         while budget > 0
             && let Some(source) = self.next_ready(hca)
@@ -185,6 +193,7 @@ impl PfPort {
                 self.ready.push_back(source);
             }
         }
+        self.drive_guids(now, hca);
         busy |= self.poll_own(now, hca);
         self.tell_vfs(hca);
         busy || (budget == 0 && !self.ready.is_empty())
@@ -195,8 +204,14 @@ impl PfPort {
         if !self.ready.is_empty() || !self.changed.is_empty() {
             return Some(Instant::ZERO);
         }
-        let own = self.own.poll_timeout();
-        own.into_iter().chain(self.mux.poll_timeout()).min()
+        [
+            self.own.poll_timeout(),
+            self.mux.poll_timeout(),
+            self.guids.poll_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     pub(super) fn close(self, hca: &mut dyn FunctionManager) {
@@ -353,8 +368,14 @@ impl PfPort {
 
     fn take_own_events(&mut self, now: Instant) {
         while let Some(event) = self.own.poll_event() {
-            if let EndPortEvent::Port(change) = event {
-                self.port_changed(now, change);
+            match &event {
+                EndPortEvent::Port(change) => self.port_changed(now, *change),
+                EndPortEvent::Sa(SaEvent::Answered { query, result })
+                    if self.guid_answered(now, *query, result) =>
+                {
+                    continue;
+                }
+                _ => {}
             }
             let port = self.own.port();
             self.events.push_back(PfEvent::Own { port, event });
@@ -378,6 +399,22 @@ impl PfPort {
         self.told_drops -= usize::from(matches!(event, PfEvent::Dropped { .. }));
         Some(event)
     }
+}
+
+/// The manager of a port as it is now.
+fn guid_manager(now: Instant, own: &EndPort<QueuedMads>, seed: u64) -> GuidManager {
+    let view = own.view();
+    let mut guids = GuidManager::new(GuidConfig {
+        seed,
+        table_len: u16::try_from(view.guids.len()).unwrap_or(u16::MAX),
+        ..GuidConfig::default()
+    });
+    for (index, guid) in (0..).zip(&view.guids) {
+        guids.hardware(now, index, *guid);
+    }
+    guids.set_lid(now, view.lid);
+    guids.port_active(now, view.state == WirePortState::ACTIVE);
+    guids
 }
 
 /// The mux of a port as it is now.

@@ -6,9 +6,11 @@ use ib_wire::smp::PortState as WirePortState;
 use ib_wire::{Guid, PKeyIndex};
 use vf_tunnel::{DropReason, ToPf, VfId};
 
-use super::config::{PfError, VfPortSpec};
+use super::config::{GuidSource, PfError, VfPortSpec};
+use super::event::PfEvent;
 use super::port::{CAUSE, PfPort, Source};
 use super::tunnel::Tunnel;
+use crate::PortReason;
 use crate::config::VfConfig;
 use crate::output::PortEvent;
 
@@ -16,7 +18,10 @@ use crate::output::PortEvent;
 #[derive(Debug)]
 pub(super) struct VfPort {
     pub(super) tunnels: Vec<Tunnel>,
-    admin_up: bool,
+    pub(super) guid_source: GuidSource,
+    pub(super) admin_up: bool,
+    /// Why its port is as the owner was told last.
+    reason: Option<PortReason>,
     /// What the provider shows.
     shown: VirtualPort,
     /// What the VF is to be told.
@@ -47,6 +52,7 @@ impl PfPort {
     /// Makes a VF's tunnels and takes it into the mux.
     pub(super) fn add_vf(
         &mut self,
+        now: Instant,
         hca: &mut dyn FunctionManager,
         vf: VfId,
         node_guid: Guid,
@@ -54,7 +60,7 @@ impl PfPort {
     ) -> Result<(), PfError> {
         let port = self.own.port();
         let config = VfConfig {
-            guid: self.hardware_guid(vf),
+            guid: None,
             ca_guid: Some(node_guid),
             port,
             pkeys: spec.pkeys.clone(),
@@ -76,7 +82,11 @@ impl PfPort {
                     self.ready.push_back(source);
                 }
                 self.vfs[vf.index()] = Some(Box::new(own));
+                if let Some(limit) = spec.egress {
+                    self.mux.set_egress_limit(now, vf, limit);
+                }
                 self.note_change(vf, PortChange::empty());
+                self.want_guid(now, vf, spec.guid);
                 Ok(())
             }
             Err(error) => {
@@ -115,7 +125,9 @@ impl PfPort {
         }
         Ok(VfPort {
             tunnels,
+            guid_source: spec.guid,
             admin_up: true,
+            reason: None,
             shown,
             change: PortChange::empty(),
             is_changed: false,
@@ -125,6 +137,8 @@ impl PfPort {
     /// Takes a VF's tunnels away and forgets it.
     pub(super) fn remove_vf(&mut self, now: Instant, hca: &mut dyn FunctionManager, vf: VfId) {
         self.reset_vf(now, hca, vf);
+        self.guids.withdraw(now, vf);
+        self.drive_guids(now, hca);
         self.mux.remove_vf(vf);
         let own = self.vfs.get_mut(vf.index()).and_then(Option::take);
         for tunnel in own.into_iter().flat_map(|own| own.tunnels) {
@@ -156,17 +170,37 @@ impl PfPort {
 
     /// Opens or shuts a VF's port by the administrator's will.
     pub(super) fn set_admin(&mut self, vf: VfId, up: bool) {
+        let was = self.reason(vf).is_some_and(PortReason::is_up);
         let Some(own) = self.vf_mut(vf) else { return };
-        let was = core::mem::replace(&mut own.admin_up, up);
+        own.admin_up = up;
         self.mux.set_active(vf, up);
-        if was != up && self.is_up_but_for_admin(vf) {
-            let change = if up {
-                PortChange::ACTIVE
-            } else {
-                PortChange::DOWN
-            };
-            self.note_change(vf, change);
+        let change = match (was, self.reason(vf).is_some_and(PortReason::is_up)) {
+            (false, true) => PortChange::ACTIVE,
+            (true, false) => PortChange::DOWN,
+            _ => PortChange::empty(),
+        };
+        self.note_change(vf, change);
+    }
+
+    pub(super) fn set_guid_source(&mut self, now: Instant, vf: VfId, source: GuidSource) {
+        let Some(own) = self.vf_mut(vf) else { return };
+        own.guid_source = source;
+        if source == GuidSource::Hardware {
+            self.guids.withdraw(now, vf);
         }
+        self.want_guid(now, vf, source);
+    }
+
+    /// Gives all GUIDs back.
+    pub(super) fn shut_down(&mut self, now: Instant) {
+        self.guids.withdraw_all(now);
+    }
+
+    /// Whether the SA has been told all that it is to be told of the VFs.
+    pub(super) fn is_quiet(&self) -> bool {
+        let (guids, mux) = (self.guids.sizes(), self.mux.sizes());
+        let at_sa = mux.mcast_groups + mux.mcast_members + mux.subscriptions;
+        guids.requests + guids.timers + at_sa == 0
     }
 
     /// Takes over what the PF's own software read of the port.
@@ -175,11 +209,9 @@ impl PfPort {
         let is_active = view.state == WirePortState::ACTIVE;
         if change.contains(PortChange::PKEY_TABLE) {
             self.tell_mux(now, PortEvent::PKeyTable(view.pkeys));
-            self.follow_pkeys();
         }
         if change.contains(PortChange::GID_TABLE) {
             self.tell_mux(now, PortEvent::GidPrefix(view.prefix));
-            self.read_guids();
         }
         if change.contains(PortChange::LID) {
             self.mux.set_lmc(view.lmc);
@@ -200,6 +232,10 @@ impl PfPort {
         if change.contains(PortChange::CLIENT_REREGISTER) {
             self.tell_mux(now, PortEvent::ClientReregister);
         }
+        self.port_changed_for_guids(now, change);
+        for vf in self.vf_numbers().collect::<Vec<_>>() {
+            self.note_change(vf, PortChange::empty());
+        }
     }
 
     fn tell_mux(&mut self, now: Instant, event: PortEvent) {
@@ -212,58 +248,25 @@ impl PfPort {
         places.map(|place| place.map(|place| place.0)).collect()
     }
 
-    /// Has the functions of VFs follow keys that are at another place now.
-    fn follow_pkeys(&mut self) {
-        let moved: Vec<VfId> = self
-            .vf_numbers()
-            .filter(|&vf| {
-                let own = self.vfs.get(vf.index()).and_then(Option::as_ref);
-                own.is_some_and(|own| own.shown.pkeys != self.physical_pkeys(vf))
-            })
-            .collect();
-        for vf in moved {
-            self.note_change(vf, PortChange::empty());
-        }
-    }
-
-    /// The GUID that the hardware has for a VF: the entry of its number.
-    fn hardware_guid(&self, vf: VfId) -> Option<Guid> {
-        let guid = self.own.view().guids.get(vf.index()).copied()?;
-        (!guid.is_none()).then_some(guid)
-    }
-
-    fn read_guids(&mut self) {
-        let vfs: Vec<VfId> = self.vf_numbers().collect();
-        for vf in vfs {
-            let guid = self.hardware_guid(vf);
-            // A GUID that somebody else has is none.
-            if self.mux.set_guid(CAUSE, vf, guid).is_err() {
-                let _ = self.mux.set_guid(CAUSE, vf, None);
-            }
-        }
-    }
-
     pub(super) fn vf_numbers(&self) -> impl Iterator<Item = VfId> {
         (0..)
             .zip(&self.vfs)
             .filter_map(|(number, own)| own.as_ref().and_then(|_| VfId::new(number)))
     }
 
-    fn is_up_but_for_admin(&self, vf: VfId) -> bool {
-        let active = self.own.view().state == WirePortState::ACTIVE;
-        active && self.mux.vf_guid(vf).is_some()
-    }
-
     /// Shows the VFs of which something changed their port anew, and then tells them.
     pub(super) fn tell_vfs(&mut self, hca: &mut dyn FunctionManager) {
         for vf in core::mem::take(&mut self.changed) {
-            let up = self.is_up_but_for_admin(vf);
             let port = self.own.port();
+            let Some(reason) = self.reason(vf) else {
+                continue;
+            };
             let pkeys = self.physical_pkeys(vf);
             let Some(own) = self.vf_mut(vf) else { continue };
             own.is_changed = false;
+            let is_news = own.reason.replace(reason) != Some(reason);
             let view = VirtualPort {
-                state: if up && own.admin_up {
+                state: if reason.is_up() {
                     PortState::Active
                 } else {
                     PortState::Down
@@ -279,6 +282,9 @@ impl PfPort {
                 let event = AsyncEvent::Port { port, change };
                 let told = hca.notify(vf.into(), event);
                 debug_assert!(told.is_ok(), "a VF of ours has this port");
+            }
+            if is_news {
+                self.events.push_back(PfEvent::VfPort { port, vf, reason });
             }
         }
     }

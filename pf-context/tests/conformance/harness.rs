@@ -203,6 +203,12 @@ impl Port {
         self.outputs()
     }
 
+    pub(crate) fn tenant_sends(&mut self, tenant: VfId, frame: &ToPf) -> Vec<Output> {
+        let cause = self.next_cause();
+        self.mux.from_vf(self.now, cause, tenant, Gsi, frame);
+        self.outputs()
+    }
+
     pub(crate) fn vf_sends_bytes(&mut self, number: u16, bytes: &[u8]) -> Vec<Output> {
         let cause = self.next_cause();
         self.mux

@@ -8,6 +8,6 @@ mod events;
 mod harness;
 mod ingress;
 mod notices;
+mod pf_software;
 mod rate;
 mod sa;
-mod statistics;
