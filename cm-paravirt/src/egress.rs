@@ -9,7 +9,7 @@ use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 use crate::ids::CmIds;
 use crate::machine::{CmParavirt, Kind, classify, handshake_nanos};
 use crate::party::{IdentityCheck, PeerAddress, VfIdentity};
-use crate::state::{Message, State, Way};
+use crate::state::{Clock, Message, State, Way};
 use crate::store::Flags;
 use crate::table::{Claim, Space};
 
@@ -140,8 +140,9 @@ impl CmParavirt {
     ) -> Result<u32, DropReason> {
         let bound = self.table.by_guest(vf, guest, Space::Connection);
         let talking = bound.filter(|&slot| self.talks_with(slot, remote));
+        // An exchange that is about to end is not answered any more if there is another request.
         if let Some(slot) = talking
-            && !self.table.store.hot(slot).state.is_over()
+            && self.table.store.hot(slot).state.clock() != Clock::Quarantine
         {
             return Ok(slot);
         }

@@ -11,7 +11,7 @@ use crate::answer;
 use crate::ids::CmIds;
 use crate::machine::{CmParavirt, Kind, classify, handshake_nanos};
 use crate::party::{GidOwner, Ingress, PeerAddress};
-use crate::state::{Message, State, Way};
+use crate::state::{Clock, Message, State, Way};
 use crate::statistics::Refusal;
 use crate::store::{Flags, Hot};
 use crate::table::{Claim, Space};
@@ -98,9 +98,10 @@ impl CmParavirt {
             });
         if let Some(slot) = known {
             let hot = self.table.store.hot(slot);
-            if !(hot.state.is_over() && hot.has(Flags::BOUND)) {
+            if !(hot.state.clock() == Clock::Quarantine && hot.has(Flags::BOUND)) {
                 if hot.state == State::Rejected {
                     self.table.set_budget(slot, handshake_nanos(req));
+                    self.table.index_peer(slot);
                 }
                 self.table.pass(slot, Way::Rcvd, Message::Req);
                 return Ok(());

@@ -133,7 +133,7 @@ impl Table {
         })
     }
 
-    /// The slots of requests that came from a peer under an id, oldest first.
+    /// The slots of requests that came from a peer under an id, the one asked last at the end.
     pub(crate) fn by_peer(
         &self,
         peer: &PeerAddress,
@@ -254,10 +254,17 @@ impl Table {
         }
         let slot = self.open(vf, state, space, peer)?;
         self.learn_remote(slot, id);
-        self.by_peer
-            .insert(self.hash.hash(peer_key(peer, id, space)), slot);
-        self.store.hot_mut(slot).flags.insert(Flags::BY_PEER);
+        self.index_peer(slot);
         Ok(slot)
+    }
+
+    /// Puts the slot into the index of peers' requests, as the newest of its peer and id.
+    pub(crate) fn index_peer(&mut self, slot: u32) {
+        self.unindex_peer(slot);
+        let hot = self.store.hot_mut(slot);
+        hot.flags.insert(Flags::BY_PEER);
+        let key = peer_key(&address_of(hot), hot.remote, space_of(hot));
+        self.by_peer.insert(self.hash.hash(key), slot);
     }
 
     /// Gives a slot its VF's id. The quota was checked.

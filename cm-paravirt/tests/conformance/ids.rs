@@ -153,6 +153,25 @@ fn c100_an_acceptor_that_uses_its_id_again_gets_a_new_wire_id() {
 }
 
 #[test]
+fn c100_equal_ids_of_both_ends_are_a_new_exchange_before_the_old_dreq_was_answered() {
+    // The VF's DREQ, or the peer's, got no DREP before both used their ids again.
+    let (vf_dreq, peer_dreq) = (message(AttributeId::CM_DREQ, 5, 77), |wire| {
+        message(AttributeId::CM_DREQ, 77, wire)
+    });
+    let mut pf = Pf::default();
+    let first = pf.accept(1, 5, PEER_LID, 77);
+    pf.sends(1, vf_dreq, at(PEER_LID));
+    let second = pf.accept(1, 5, PEER_LID, 77);
+    pf.rx(peer_dreq(second), at(PEER_LID)).into_vf(1);
+    let third = pf.accept(1, 5, PEER_LID, 77);
+    assert!(first != second && second != third && first != third);
+    pf.wait(300);
+    pf.rx(peer_dreq(third), at(PEER_LID)).into_vf(1);
+    pf.drain();
+    assert!(pf.machine.is_empty());
+}
+
+#[test]
 fn c109_two_vfs_of_one_pf_connect_through_two_mappings() {
     let mut pf = Pf::default();
     let own = at(OWN_LID);

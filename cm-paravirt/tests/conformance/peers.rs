@@ -523,3 +523,16 @@ fn c195_a_vf_cannot_end_a_siblings_connection_through_the_pfs_own_lid() {
     }
     assert_eq!(pf.states(), [State::Established, State::Established]);
 }
+
+#[test]
+fn c092_a_repeated_give_up_goes_to_the_vf_that_was_asked_last() {
+    let mut pf = Pf::default();
+    for number in [1, 2, 1] {
+        pf.rx(peer_req(PEER_LID, 8, number), at(PEER_LID))
+            .into_vf(number);
+        for _ in 0..3 {
+            pf.rx(rej_timeout(8, 0, peer_ca(PEER_LID)), at(PEER_LID))
+                .into_vf(number);
+        }
+    }
+}
