@@ -143,6 +143,25 @@ fn c046_a_retransmission_has_the_same_wire_tid() {
 }
 
 #[test]
+fn c046_another_question_under_the_same_tid_gets_its_own_answer() {
+    let mut map = map();
+    let first = send(&mut map, vf(1), get(5), &SA);
+    receive(&mut map, secs(1), answer_to(&first), &SA).unwrap();
+    let mut other = request(Method::GET_TABLE, 5);
+    other.header.attribute_id = AttributeId::NODE_RECORD;
+    let second = send_at(&mut map, secs(2), vf(1), other, &SA);
+    assert_eq!(
+        receive(&mut map, secs(3), answer_to(&second), &SA),
+        Ok((vf(1), 5))
+    );
+    assert_eq!(
+        receive(&mut map, secs(3), answer_to(&first), &SA),
+        Err(DropReason::AnswerMismatch)
+    );
+    assert_eq!(map.len(), 1);
+}
+
+#[test]
 fn c047_one_tid_to_two_destinations_is_two_transactions() {
     let mut map = map();
     let first = send(&mut map, vf(1), get(5), &at(1));

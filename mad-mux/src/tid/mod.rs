@@ -4,7 +4,8 @@
 //! upper half), is unguessable, and names one slot of the table: the answer finds its transaction
 //! without any search and gets the guest's 64 bits back. The same request sent again (same VF, TID,
 //! class and destination) gets the same wire TID, and so do the control packets of its RMPP
-//! transfer, which never make a transaction.
+//! transfer, which never make a transaction. Another question under the same TID takes the place of
+//! the one before, as it would for the peer of a native host.
 //!
 //! ```text
 //!              request                answer                  15 s
@@ -144,7 +145,11 @@ impl TidMap {
             .matches(hash)
             .find(|&slot| self.slots[slot].is_request(owner, &mad.header, to));
         let slot = match found {
-            Some(slot) => slot,
+            Some(slot) if role.is_control() => slot,
+            Some(slot) => {
+                self.slots.ask(slot, &mad.header);
+                slot
+            }
             None if role.is_control() => return Err(DropReason::UnknownTransfer),
             None => self.open(now, owner, hash, &mad.header, to)?,
         };

@@ -59,9 +59,9 @@ pub(super) struct Slot {
     pub(super) peer: Peer,
     pub(super) owner: Owner,
     pub(super) class: MgmtClass,
-    /// Of the request.
+    /// Of the latest request.
     pub(super) method: Method,
-    /// Of the request.
+    /// Of the latest request.
     pub(super) attribute: AttributeId,
     pub(super) state: SlotState,
 }
@@ -182,6 +182,12 @@ impl Slots {
         node.generation = node.generation.wrapping_add(1) & GENERATIONS;
         self.link(at);
         Some(at)
+    }
+
+    /// Takes note of the question that is asked now.
+    pub(super) fn ask(&mut self, at: u32, request: &MadHeader) {
+        let slot = &mut self.nodes[at as usize].slot;
+        (slot.method, slot.attribute) = (request.method, request.attribute_id);
     }
 
     /// Notes that a slot was used, and what it does now.
