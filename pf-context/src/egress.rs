@@ -87,6 +87,7 @@ impl PortMux {
             return self.send(now, cause, vf, &checked, frame.mad);
         }
         let held = || Held {
+            since: now,
             cause,
             qp,
             frame: *frame,
@@ -112,10 +113,17 @@ impl PortMux {
         match self.hand_to_machine(now, vf, checked, &mut mad) {
             Ok(Step::Send) => self.transmit(now, cause, Some(vf), &checked.out, mad),
             Ok(Step::Answered) => {
+                self.statistics_of(Some(vf))
+                    .of(mad.header.mgmt_class)
+                    .answered += 1;
                 let grh = checked.out.grh.map(Route::reversed);
                 self.answer_as_sa(cause, vf, checked.pkey_index, grh, mad);
             }
-            Ok(Step::Absorbed) => {}
+            Ok(Step::Absorbed) => {
+                self.statistics_of(Some(vf))
+                    .of(mad.header.mgmt_class)
+                    .absorbed += 1;
+            }
             Err(reason) => self.drop_frame(cause, Some(vf), reason),
         }
         self.pump(now, cause);
@@ -300,7 +308,10 @@ impl PortMux {
         let asks_sm_here = out.dlid == self.port.sm_lid
             && mad.header.mgmt_class == MgmtClass::SUBN_ADM
             && !self.has_pf_software();
-        if out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here {
+        let comes_back = out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here;
+        let counted = self.statistics_of(vf).of(mad.header.mgmt_class);
+        if comes_back {
+            counted.loopback += 1;
             let source = WireSource {
                 slid: Lid::new(self.port.lid.get() | u16::from(out.path_bits)),
                 sqpn: Qpn::GSI,
@@ -310,9 +321,7 @@ impl PortMux {
             };
             return self.receive(now, cause, out.qp, &source, mad);
         }
-        if let Some(record) = vf.and_then(|vf| self.vfs.get_mut(vf)) {
-            record.statistics.to_wire += 1;
-        }
+        counted.to_wire += 1;
         let output = Output::ToWire {
             vf,
             qp: out.qp,

@@ -87,7 +87,7 @@ impl PortMux {
         match self.steer(now, qp, source, &mut mad) {
             Ok(Target::Vf(vf, pkey_index)) => {
                 if let Some(record) = self.vfs.get_mut(vf) {
-                    record.statistics.delivered += 1;
+                    record.statistics.of(mad.header.mgmt_class).delivered += 1;
                     if mad.header.method.is_response() {
                         record.redirects.learn(&mad);
                     }
@@ -104,7 +104,10 @@ impl PortMux {
                 };
                 self.emit(cause, output);
             }
-            Ok(Target::Sender) => self.answer_sender(now, cause, source, mad),
+            Ok(Target::Sender) => {
+                self.statistics.of(mad.header.mgmt_class).answered += 1;
+                self.answer_sender(now, cause, source, mad);
+            }
             Ok(Target::Port) => {
                 let answer = mad.view();
                 let taken = match PortTransaction::from_tid(mad.header.tid) {
@@ -115,7 +118,9 @@ impl PortMux {
                         self.notices.handle_response(now, token, answer)
                     }
                 };
-                if !taken {
+                if taken {
+                    self.statistics.of(mad.header.mgmt_class).absorbed += 1;
+                } else {
                     self.drop_frame(cause, None, DropReason::NoTransaction);
                 }
             }

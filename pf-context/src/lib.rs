@@ -55,6 +55,7 @@ mod events;
 mod fair_queue;
 pub mod guids;
 mod ingress;
+pub mod inspect;
 mod join_routes;
 mod limiter;
 mod mux;
@@ -64,6 +65,7 @@ mod pkeys;
 mod port_reason;
 mod redirects;
 mod sa;
+mod statistics;
 mod vf;
 
 pub use config::{
@@ -75,4 +77,4 @@ pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
 pub use output::{Cause, Output, PortEvent, Route, Sizes, StateBytes, VfEvent, WireSource};
 pub use port_reason::PortReason;
-pub use vf::VfStatistics;
+pub use statistics::{ClassStatistics, CountedClass, MadStatistics, Use, VfAges, VfUsage};

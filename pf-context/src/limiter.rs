@@ -16,9 +16,20 @@ use crate::output::Cause;
 /// A frame that waits.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
+    /// When it came.
+    pub(crate) since: Instant,
     pub(crate) cause: Cause,
     pub(crate) qp: SpecialQp,
     pub(crate) frame: ToPf,
+}
+
+/// How a VF's queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QueueView {
+    pub(crate) len: usize,
+    pub(crate) limit: usize,
+    /// When the frame came that has waited longest.
+    pub(crate) since: Option<Instant>,
 }
 
 /// What becomes of a frame that a VF offers.
@@ -253,6 +264,16 @@ impl Limiter {
         cleared
     }
 
+    /// A VF's queue, seen from outside.
+    pub(crate) fn queue(&self, vf: VfId) -> QueueView {
+        let lane = self.lanes.get(vf.index()).and_then(Option::as_ref);
+        lane.map_or_else(QueueView::default, |lane| QueueView {
+            len: lane.queue.len(),
+            limit: lane.depth,
+            since: lane.queue.front().map(|held| held.since),
+        })
+    }
+
     /// Frames that wait.
     pub(crate) const fn queued(&self) -> usize {
         self.queued
@@ -315,6 +336,7 @@ mod tests {
 
     fn held(number: u64) -> Held {
         Held {
+            since: Instant::ZERO,
             cause: Cause(number),
             qp: SpecialQp::Gsi,
             frame: ToPf::zeroed(),

@@ -15,6 +15,7 @@ use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
 use crate::output::{Cause, Output, Sizes, StateBytes};
 use crate::pkeys::PortPKeys;
+use crate::statistics::MadStatistics;
 use crate::vf::Vfs;
 
 /// The number under which the machines know the port: each mux has its own, so it need not be the
@@ -55,6 +56,8 @@ pub struct PortMux {
     pub(crate) limiter: Limiter,
     /// What a new VF gets.
     pub(crate) egress_limit: EgressLimit,
+    /// What became of MADs that are no VF's.
+    pub(crate) statistics: MadStatistics,
     /// Counts what the port itself sends to the SA, so that no two transmissions are alike.
     pub(crate) sa_transmissions: u16,
     outputs: VecDeque<(Cause, Output)>,
@@ -85,6 +88,7 @@ impl PortMux {
             join_routes: JoinRoutes::default(),
             limiter: Limiter::new(limits.wire),
             egress_limit: limits.egress,
+            statistics: MadStatistics::default(),
             sa_transmissions: 0,
             outputs: VecDeque::new(),
         }

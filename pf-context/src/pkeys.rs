@@ -5,6 +5,9 @@ use vf_tunnel::{DropReason, PhysicalPKeyIndex, VirtualPKeyIndex};
 
 use crate::config::{Strictness, VfPKeyEntry};
 
+/// An index of a table, the place of the port's table behind it, and what stands there.
+pub(crate) type Entry = (VirtualPKeyIndex, Option<PhysicalPKeyIndex>, PKey);
+
 /// The port's P_Key table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortPKeys(Vec<PKey>);
@@ -32,6 +35,14 @@ impl PortPKeys {
         u16::try_from(at)
             .ok()
             .map(|at| PhysicalPKeyIndex(PKeyIndex(at)))
+    }
+
+    /// All entries, as those of a table over itself.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        (0..).zip(&self.0).map(|(at, &key)| {
+            let index = PKeyIndex(at);
+            (VirtualPKeyIndex(index), Some(PhysicalPKeyIndex(index)), key)
+        })
     }
 
     /// The key for what the port itself asks the SA: the default partition's, which every SA is in
@@ -99,6 +110,12 @@ impl VfPKeys {
             .get(usize::from(index.0.0))
             .ok_or(DropReason::PKeyIndexOutOfRange)?;
         key.is_valid().then_some(*key).ok_or(DropReason::NoPKey)
+    }
+
+    /// All entries.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        let entries = (0..).zip(self.places.iter().zip(&self.keys));
+        entries.map(|(at, (&physical, &key))| (VirtualPKeyIndex(PKeyIndex(at)), physical, key))
     }
 
     /// The VF's keys by its own indices; an invalid one where there is none.

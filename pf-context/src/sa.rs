@@ -178,7 +178,7 @@ impl PortMux {
         let Some(record) = self.vfs.get_mut(vf).filter(|record| record.active) else {
             return self.drop_frame(cause, Some(vf), DropReason::VfDown);
         };
-        record.statistics.delivered += 1;
+        record.statistics.of(mad.header.mgmt_class).delivered += 1;
         let output = Output::ToVf {
             vf,
             qp: SpecialQp::Gsi,

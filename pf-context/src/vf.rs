@@ -11,38 +11,7 @@ use crate::mux::PortMux;
 use crate::output::{Cause, Output, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
 use crate::redirects::Redirects;
-
-/// What became of a VF's MADs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VfStatistics {
-    /// Sent on the wire for it.
-    pub to_wire: u64,
-    /// Delivered to it.
-    pub delivered: u64,
-    drops: [u64; DropReason::ALL.len()],
-}
-
-impl VfStatistics {
-    /// Frames of the VF, or for it, that ended for a reason.
-    #[must_use]
-    pub const fn drops(&self, reason: DropReason) -> u64 {
-        self.drops[reason.index()]
-    }
-
-    pub(crate) const fn count_drop(&mut self, reason: DropReason) {
-        self.drops[reason.index()] += 1;
-    }
-}
-
-impl Default for VfStatistics {
-    fn default() -> Self {
-        Self {
-            to_wire: 0,
-            delivered: 0,
-            drops: [0; DropReason::ALL.len()],
-        }
-    }
-}
+use crate::statistics::MadStatistics;
 
 /// A VF.
 #[derive(Clone, Debug)]
@@ -58,7 +27,7 @@ pub(crate) struct Vf {
     pub(crate) is_pf: bool,
     /// Whether its tunnel works.
     pub(crate) active: bool,
-    pub(crate) statistics: VfStatistics,
+    pub(crate) statistics: MadStatistics,
 }
 
 impl Vf {
@@ -73,7 +42,7 @@ impl Vf {
             redirects: Redirects::default(),
             is_pf: false,
             active: true,
-            statistics: VfStatistics::default(),
+            statistics: MadStatistics::default(),
         }
     }
 
@@ -301,17 +270,9 @@ impl PortMux {
         self.drop_frame(cause, vf, reason);
     }
 
-    /// A VF's counters; `None` if there is no such VF.
-    #[must_use]
-    pub fn vf_statistics(&self, vf: VfId) -> Option<&VfStatistics> {
-        self.vfs.get(vf).map(|record| &record.statistics)
-    }
-
     /// Counts and reports the end of a frame.
     pub(crate) fn drop_frame(&mut self, cause: Cause, vf: Option<VfId>, reason: DropReason) {
-        if let Some(record) = vf.and_then(|vf| self.vfs.get_mut(vf)) {
-            record.statistics.count_drop(reason);
-        }
+        self.statistics_of(vf).count_drop(reason);
         self.emit(cause, Output::Dropped { vf, reason });
     }
 

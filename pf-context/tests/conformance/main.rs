@@ -11,3 +11,4 @@ mod notices;
 mod pf_software;
 mod rate;
 mod sa;
+mod statistics;

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod ledger;
+
 use std::collections::BTreeMap;
 
 use ib_vtime::{Duration, Instant};
@@ -17,6 +19,8 @@ use pf_context::{
 use proptest::prelude::*;
 use vf_tunnel::{SpecialQp, ToPf, VfId};
 use zerocopy::IntoBytes;
+
+use crate::ledger::{Ledger, check_rows};
 
 const VFS: u16 = 3;
 const OWN: u16 = 8;
@@ -217,6 +221,7 @@ struct World {
     /// Whose each live wire id is that a peer has seen, and each wire TID.
     owner_of_tid: BTreeMap<u64, u16>,
     owner_of_id: BTreeMap<u32, u16>,
+    ledger: Ledger,
 }
 
 impl World {
@@ -251,6 +256,7 @@ impl World {
             on_wire: Vec::new(),
             owner_of_tid: BTreeMap::new(),
             owner_of_id: BTreeMap::new(),
+            ledger: Ledger::default(),
         }
     }
 
@@ -318,7 +324,11 @@ impl World {
     }
 
     fn take(&mut self) -> Vec<(Cause, Output)> {
-        core::iter::from_fn(|| self.mux.poll_output()).collect()
+        let outputs: Vec<_> = core::iter::from_fn(|| self.mux.poll_output()).collect();
+        outputs
+            .iter()
+            .for_each(|(_, output)| self.ledger.note(output));
+        outputs
     }
 
     /// What holds for every output, whatever it follows from.
@@ -537,13 +547,17 @@ proptest! {
         let mut world = World::new();
         for op in ops {
             world.run(op);
+            check_rows(&world.mux, world.now);
         }
+        world.ledger.check(&world.mux, world.now);
         // The port's own memberships last as long as their holders.
         for number in 1..=VFS {
             world.run(Op::Reset { vf: number });
         }
         world.wait(Duration::from_secs(600));
         prop_assert_eq!(world.mux.sizes(), Sizes::default());
+        check_rows(&world.mux, world.now);
+        world.ledger.check(&world.mux, world.now);
     }
 
     #[test]
