@@ -11,6 +11,7 @@ pub mod end_port;
 pub mod mad_agent;
 mod mad_qp;
 mod message;
+mod port_path;
 mod queued_mads;
 mod rmpp;
 pub mod sa_client;
@@ -27,6 +28,7 @@ pub use mad_agent::{
 };
 pub use mad_qp::{MadQp, MadTransport};
 pub use message::{Message, segment_layout};
+pub use port_path::{PathError, PortPath, group_destination};
 pub use queued_mads::QueuedMads;
 pub use sa_client::{SaAnswer, SaClient, SaError, SaEvent, SaRequest};
 pub use sma_client::{PortView, SmaClient, SmaError};

@@ -52,6 +52,18 @@ impl PortView {
         u16::try_from(index).ok().map(PKeyIndex)
     }
 
+    /// The index of the key by which the port is in a partition: the very key if there is one, else
+    /// the full one of the partition, else the limited one.
+    #[must_use]
+    pub fn partition_index(&self, pkey: PKey) -> Option<PKeyIndex> {
+        /// The membership bit.
+        const FULL: u16 = 0x8000;
+
+        let of_partition = [pkey.get(), pkey.base() | FULL, pkey.base()];
+        let mut keys = of_partition.map(PKey::new).into_iter();
+        keys.find_map(|key| self.pkey_index(key).filter(|_| key.is_valid()))
+    }
+
     /// Where the SA is: QP1 of the subnet manager's port, in the default partition. `None` while the
     /// port is not active or has no subnet manager.
     #[must_use]
@@ -242,6 +254,15 @@ mod tests {
         let mut alone = view();
         alone.sm_lid = Lid::NONE;
         assert_eq!(alone.sa_address(), None);
+    }
+
+    #[test]
+    fn a_partition_is_found_by_its_full_and_its_limited_key() {
+        let view = view();
+        assert_eq!(view.partition_index(PKey::new(1)), Some(PKeyIndex(0)));
+        assert_eq!(view.partition_index(PKey::DEFAULT_FULL), Some(PKeyIndex(1)));
+        assert_eq!(view.partition_index(PKey::new(2)), None);
+        assert_eq!(view.partition_index(PKey::INVALID), None);
     }
 
     #[test]

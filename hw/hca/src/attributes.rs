@@ -180,6 +180,8 @@ pub struct PortAttributes {
     pub pkey_table_len: u16,
     /// PortInfo:CapabilityMask, host byte order; a VF sees its own.
     pub capability_mask: u32,
+    /// Whether the function may use QP0: of a VF, whether the PF lets its proxy QP0 do anything.
+    pub smi_permitted: bool,
     /// Subnet timeout code: 4.096 us x 2^code bounds the fabric's delay.
     pub subnet_timeout: u8,
     /// PortInfo:LinkWidthActive, the wire's code.

@@ -1,9 +1,64 @@
 //! A VF that a program holds itself.
 //!
-//! [`ProxyQp`] carries the MADs of [`ib_endpoint`]'s machines through the tunnel, so that
-//! [`ib_endpoint::EndPort::open_on`] gives a VF everything that a host has on a port: SA client, CM, the
-//! reading of the port. That there is no special QP below stays hidden.
+//! A [`VirtualHca`] is opened on a VF's function. Each of its ports is a [`VfPort`]: the SA client, the
+//! CM and the MAD agents of an [`EndPort`](ib_endpoint::EndPort) on the port's proxy QPs, and the VF's
+//! own datagram queue pairs with the multicast groups that they listen to.
+//!
+//! Like an `EndPort` it is sans-I/O: the owner keeps the function and lends it to each call, passes on
+//! the function's events with [`VirtualHca::handle_hca_event`], calls [`VirtualHca::poll`] then and when
+//! [`VirtualHca::poll_timeout`] says so, and pulls what happened from [`VirtualHca::poll_event`].
+//!
+//! ```
+//! use hca_api::{Hca, HcaError};
+//! use ib_vtime::Instant;
+//! use ib_wire::sa::JoinState;
+//! use ib_wire::{Gid, PKey, PortNum, QKey};
+//! use vf_proxy::native::{
+//!     GroupEvent, GroupSpec, Partition, UdQpSpec, VfPortEvent, VirtualHca, VirtualHcaConfig,
+//!     VirtualHcaEvent,
+//! };
+//!
+//! const KEY: QKey = QKey::new(0x1234);
+//!
+//! /// Joins a group, says hello to it, and leaves with everything given back.
+//! fn say_hello(now: Instant, vf: &mut dyn Hca, group: Gid) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut hca = VirtualHca::open(now, vf, VirtualHcaConfig::new(7))?;
+//!     let port = hca.port_mut(PortNum(1)).ok_or(HcaError::InvalidPort)?;
+//!     let qp = port.open_qp(vf, &UdQpSpec::new(Partition::Key(PKey::DEFAULT_FULL), KEY))?;
+//!     let spec = GroupSpec::create(group, JoinState::FULL_MEMBER, PKey::DEFAULT_FULL, KEY);
+//!     let group = port.join(now, spec)?;
+//!     port.attach(vf, group, qp)?;
+//!     // A real program waits here for events of the function, and until `poll_timeout`.
+//!     while let Some(event) = vf.poll_event() {
+//!         hca.handle_hca_event(now, vf, &event)?;
+//!     }
+//!     while hca.poll(now, vf) {}
+//!     while let Some(event) = hca.poll_event() {
+//!         if let VirtualHcaEvent::Port { port, event } = event
+//!             && let VfPortEvent::Group { group, event: GroupEvent::Joined(_) } = event
+//!             && let Some(port) = hca.port_mut(port)
+//!         {
+//!             port.send_to_group(vf, qp, group, b"hello")?;
+//!         }
+//!     }
+//!     hca.close(now, vf);
+//!     Ok(())
+//! }
+//! ```
 
+mod config;
+mod event;
+mod group;
+mod port;
+mod port_groups;
 mod proxy_qp;
+mod ud_qp;
+mod virtual_hca;
 
+pub use config::VirtualHcaConfig;
+pub use event::{GroupEvent, ResolveError, VfPortError, VfPortEvent, VirtualHcaEvent};
+pub use group::{GroupId, GroupSpec};
+pub use port::VfPort;
 pub use proxy_qp::ProxyQp;
+pub use ud_qp::{Partition, UdQp, UdQpId, UdQpSpec};
+pub use virtual_hca::VirtualHca;

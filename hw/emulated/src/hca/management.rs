@@ -92,6 +92,7 @@ impl Device {
             gid_table_len: if privileged { physical.guid_cap } else { 1 },
             pkey_table_len: u16::try_from(pkeys).unwrap_or(u16::MAX),
             capability_mask: self.capabilities_of(state, port),
+            smi_permitted: own.view.smi_enabled || state.has(Privileges::SPECIAL_QP),
             subnet_timeout: physical.subnet_timeout,
             active_width: physical.width_active.0,
             active_speed: physical.speed_active.get(),
