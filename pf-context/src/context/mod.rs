@@ -10,6 +10,7 @@
 
 mod config;
 mod event;
+mod inspect;
 mod port;
 mod port_guids;
 mod port_output;

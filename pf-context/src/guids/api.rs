@@ -152,6 +152,22 @@ pub enum GuidState {
     TableTooSmall,
 }
 
+impl GuidState {
+    /// The stable text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotRequested => "not_requested",
+            Self::WaitingForSa => "waiting_for_sa",
+            Self::Declined { .. } => "declined",
+            Self::WaitingForHardware => "waiting_for_hardware",
+            Self::InHardware(_) => "in_hardware",
+            Self::NotSupported => "not_supported",
+            Self::TableTooSmall => "table_too_small",
+        }
+    }
+}
+
 /// A VF's GUID as an administrator sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuidView {
