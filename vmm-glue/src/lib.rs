@@ -3,6 +3,7 @@
 //! This is the only crate of the workspace with file descriptors, threads and a wall clock.
 //!
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop.
+//! * [`show`] writes what the PF's inspection data looks like.
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
 //!   them in virtual time.
 
@@ -12,6 +13,7 @@ mod driven;
 mod drop_log;
 mod real_time;
 pub mod replay;
+pub mod show;
 pub mod world;
 
 pub use driven::Driven;

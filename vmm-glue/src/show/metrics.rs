@@ -1,0 +1,240 @@
+//! The text that Prometheus reads (its exposition format 0.0.4).
+//!
+//! | metric | type | labels besides `pf` and `port` |
+//! | --- | --- | --- |
+//! | `vhca_port_state` | gauge | `vf`: 1 if its port is up; `vf="pf"` is the physical port |
+//! | `vhca_port_reason` | gauge | `vf`, `reason`: 1 |
+//! | `vhca_mad_total` | counter | `vf`, `class`, `dir`, `verdict` |
+//! | `vhca_mad_dropped_total` | counter | `vf`, `reason` |
+//! | `vhca_tid_entries` | gauge | `vf` |
+//! | `vhca_cm_idmap_entries` | gauge | `vf` |
+//! | `vhca_mcast_group_members` | gauge | `mgid` |
+//! | `vhca_notice_subscriptions` | gauge | `vf` |
+//! | `vhca_sa_outstanding` | gauge | `vf` |
+//! | `vhca_queued_frames` | gauge | `vf` |
+//! | `vhca_quota` | gauge | `vf`, `resource` |
+//! | `vhca_oldest_age_seconds` | gauge | `vf`, `what`, where there is one |
+//! | `vhca_path_cache_entries` | gauge | |
+//!
+//! Counters appear with their first count. `dir` is `tx` for what a VF sends and `rx` for what it
+//! gets. MADs are not counted by attribute, and bytes of queue pairs not at all, so `vhca_mad_total` has
+//! no label `attr` and there is no `vhca_qp_bytes_total`.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+use pf_context::Use;
+use pf_context::inspect::{Counted, Inspect, VfRow};
+use vf_tunnel::VfId;
+
+/// Writes all metrics of one PF, under its name.
+///
+/// # Errors
+/// What `out` says.
+pub fn write_metrics(
+    out: &mut impl Write,
+    pf: &str,
+    from: &dyn Inspect,
+    now: Instant,
+) -> io::Result<()> {
+    let pf = &escaped(pf);
+    let mut page = Page { out, pf };
+    let vfs: Vec<VfRow> = from.vfs(now).collect();
+    page.states(from, &vfs)?;
+    page.counters(from, now)?;
+    page.entries(from, &vfs)?;
+    page.quotas(&vfs)?;
+    page.ages(&vfs)
+}
+
+/// A label's value may hold anything but what ends it.
+fn escaped(value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+    value.replace('\n', "\\n")
+}
+
+/// A VF's number; the PF has a word.
+fn vf_label(vf: VfId) -> (&'static str, String) {
+    let value = if vf == VfId::PF {
+        vf.to_string()
+    } else {
+        vf.get().to_string()
+    };
+    ("vf", value)
+}
+
+fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
+    (name, value.to_string())
+}
+
+struct Page<'a, W> {
+    out: &'a mut W,
+    pf: &'a str,
+}
+
+impl<W: Write> Page<'_, W> {
+    fn family(&mut self, name: &str, kind: &str, help: &str) -> io::Result<()> {
+        writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}")
+    }
+
+    fn sample(
+        &mut self,
+        name: &str,
+        port: PortNum,
+        labels: &[(&str, String)],
+        value: impl Display,
+    ) -> io::Result<()> {
+        write!(self.out, "{name}{{pf=\"{}\",port=\"{port}\"", self.pf)?;
+        for (label, value) in labels {
+            write!(self.out, ",{label}=\"{value}\"")?;
+        }
+        writeln!(self.out, "}} {value}")
+    }
+
+    /// A gauge of each VF.
+    fn of_vfs<T: Display>(
+        &mut self,
+        name: &str,
+        help: &str,
+        vfs: &[VfRow],
+        value: impl Fn(&VfRow) -> T,
+    ) -> io::Result<()> {
+        self.family(name, "gauge", help)?;
+        self.samples_of_vfs(name, vfs, value)
+    }
+
+    fn samples_of_vfs<T: Display>(
+        &mut self,
+        name: &str,
+        vfs: &[VfRow],
+        value: impl Fn(&VfRow) -> T,
+    ) -> io::Result<()> {
+        vfs.iter()
+            .try_for_each(|row| self.sample(name, row.port, &[vf_label(row.vf)], value(row)))
+    }
+
+    fn states(&mut self, from: &dyn Inspect, vfs: &[VfRow]) -> io::Result<()> {
+        let name = "vhca_port_state";
+        self.family(name, "gauge", "Whether a port is up.")?;
+        for row in from.ports() {
+            self.sample(name, row.port, &[vf_label(VfId::PF)], u8::from(row.up))?;
+        }
+        self.samples_of_vfs(name, vfs, |row| u8::from(row.up))?;
+        let name = "vhca_port_reason";
+        self.family(name, "gauge", "Why a VF's port is as it is.")?;
+        vfs.iter().try_for_each(|row| {
+            let labels = [vf_label(row.vf), label("reason", row.reason)];
+            self.sample(name, row.port, &labels, 1)
+        })
+    }
+
+    fn counters(&mut self, from: &dyn Inspect, now: Instant) -> io::Result<()> {
+        let name = "vhca_mad_total";
+        self.family(name, "counter", "MADs by what became of them.")?;
+        for row in from.counters(now) {
+            if let Counted::Mads(class, verdict) = row.counted {
+                let dir = if verdict == "delivered" { "rx" } else { "tx" };
+                let labels = [
+                    vf_label(row.vf),
+                    label("class", class.as_str()),
+                    label("dir", dir),
+                    label("verdict", verdict),
+                ];
+                self.sample(name, row.port, &labels, row.value)?;
+            }
+        }
+        let name = "vhca_mad_dropped_total";
+        self.family(name, "counter", "Frames that went nowhere.")?;
+        for row in from.counters(now) {
+            if let Counted::Dropped(reason) = row.counted {
+                let labels = [vf_label(row.vf), label("reason", reason.as_str())];
+                self.sample(name, row.port, &labels, row.value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&mut self, from: &dyn Inspect, vfs: &[VfRow]) -> io::Result<()> {
+        let live = |of: fn(&VfRow) -> Use| move |row: &VfRow| of(row).live;
+        let tids = live(|row| row.usage.tids);
+        self.of_vfs("vhca_tid_entries", "Live transactions.", vfs, tids)?;
+        let help = "Live communication ids, those in quarantine included.";
+        let ids = live(|row| row.usage.cm_ids);
+        self.of_vfs("vhca_cm_idmap_entries", help, vfs, ids)?;
+        let name = "vhca_mcast_group_members";
+        self.family(name, "gauge", "Members of a multicast group.")?;
+        for row in from.groups() {
+            let mgid = [label("mgid", row.mgid)];
+            self.sample(name, row.port, &mgid, row.members.len())?;
+        }
+        let held = live(|row| row.usage.subscriptions);
+        let help = "Subscriptions to notices.";
+        self.of_vfs("vhca_notice_subscriptions", help, vfs, held)?;
+        let name = "vhca_sa_outstanding";
+        self.family(name, "gauge", "SA requests that wait for their answer.")?;
+        for row in from.ports() {
+            self.sample(name, row.port, &[vf_label(VfId::PF)], row.sa_requests)?;
+        }
+        self.samples_of_vfs(name, vfs, live(|row| row.usage.sa_requests))?;
+        let help = "Frames beyond a VF's rate that wait for their turn.";
+        let queued = live(|row| row.usage.queued);
+        self.of_vfs("vhca_queued_frames", help, vfs, queued)?;
+        let name = "vhca_path_cache_entries";
+        self.family(name, "gauge", "Cached paths.")?;
+        for row in from.ports() {
+            self.sample(name, row.port, &[], row.sizes.path_cache)?;
+        }
+        Ok(())
+    }
+
+    fn quotas(&mut self, vfs: &[VfRow]) -> io::Result<()> {
+        let name = "vhca_quota";
+        self.family(name, "gauge", "How much a VF may have.")?;
+        for row in vfs {
+            let usage = &row.usage;
+            for (resource, used) in [
+                ("tids", usage.tids),
+                ("sa_requests", usage.sa_requests),
+                ("cm_ids", usage.cm_ids),
+                ("cm_pending", usage.cm_pending),
+                ("groups", usage.groups),
+                ("subscriptions", usage.subscriptions),
+                ("queued", usage.queued),
+            ] {
+                let labels = [vf_label(row.vf), label("resource", resource)];
+                self.sample(name, row.port, &labels, used.limit)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn ages(&mut self, vfs: &[VfRow]) -> io::Result<()> {
+        let name = "vhca_oldest_age_seconds";
+        self.family(name, "gauge", "How long the oldest has rested or waited.")?;
+        for row in vfs {
+            for (what, age) in [
+                ("transaction", row.ages.transaction),
+                ("exchange", row.ages.exchange),
+                ("frame", row.ages.frame),
+            ] {
+                if let Some(age) = age {
+                    let labels = [vf_label(row.vf), label("what", what)];
+                    self.sample(name, row.port, &labels, age.as_secs_f64())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_end_a_label_is_escaped() {
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+}

@@ -1,0 +1,350 @@
+//! The columns of each table.
+
+use ib_wire::sa::JoinState;
+use mcast_agg::UnderWay;
+use pf_context::inspect::{
+    CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SubscriptionRow, TidRow, VfRow,
+};
+use vf_tunnel::VfId;
+
+use super::cell::Cell;
+use super::table::Row;
+
+/// A VF's number; the PF has a word.
+fn vf(vf: VfId) -> Cell {
+    if vf == VfId::PF {
+        Cell::text(vf)
+    } else {
+        Cell::Number(vf.get().into())
+    }
+}
+
+/// The kinds of membership, by the names that IBA 15.2.5.17 gives them.
+fn states(state: JoinState) -> Vec<Cell> {
+    let kinds = [
+        (JoinState::FULL_MEMBER, "full"),
+        (JoinState::NON_MEMBER, "non_member"),
+        (JoinState::SEND_ONLY_NON_MEMBER, "send_only_non_member"),
+        (JoinState::SEND_ONLY_FULL_MEMBER, "send_only_full"),
+    ];
+    let held = kinds.into_iter().filter(|(kind, _)| state.contains(*kind));
+    held.map(|(_, name)| Cell::text(name)).collect()
+}
+
+fn under_way(under_way: Option<UnderWay>) -> Cell {
+    Cell::option(under_way, |UnderWay { what, attempts }| {
+        let parts = vec![
+            ("request", Cell::text(what)),
+            ("attempts", Cell::Number(attempts.into())),
+        ];
+        Cell::Object("*", parts)
+    })
+}
+
+impl Row for VfRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "vf",
+        "guid",
+        "active",
+        "up",
+        "reason",
+        "sent",
+        "delivered",
+        "dropped",
+        "tids",
+        "sa_requests",
+        "cm_ids",
+        "cm_pending",
+        "groups",
+        "subscriptions",
+        "queued",
+        "oldest_transaction_ms",
+        "oldest_exchange_ms",
+        "oldest_frame_ms",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let (usage, ages, mads) = (&self.usage, &self.ages, self.statistics.total());
+        vec![
+            Cell::Number(self.port.0.into()),
+            vf(self.vf),
+            Cell::option(self.guid, Cell::text),
+            Cell::Flag(self.active),
+            Cell::Flag(self.up),
+            Cell::text(self.reason),
+            Cell::Number(mads.to_wire + mads.loopback),
+            Cell::Number(mads.delivered),
+            Cell::Number(self.statistics.dropped()),
+            Cell::usage(usage.tids),
+            Cell::usage(usage.sa_requests),
+            Cell::usage(usage.cm_ids),
+            Cell::usage(usage.cm_pending),
+            Cell::usage(usage.groups),
+            Cell::usage(usage.subscriptions),
+            Cell::usage(usage.queued),
+            Cell::option(ages.transaction, Cell::Time),
+            Cell::option(ages.exchange, Cell::Time),
+            Cell::option(ages.frame, Cell::Time),
+        ]
+    }
+}
+
+impl Row for PortRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "guid",
+        "up",
+        "lid",
+        "lmc",
+        "sm_lid",
+        "sm_sl",
+        "subnet_prefix",
+        "vfs",
+        "tids",
+        "cm_ids",
+        "mcast_groups",
+        "mcast_members",
+        "subscriptions",
+        "path_cache",
+        "queued",
+        "sa_requests",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let sizes = &self.sizes;
+        vec![
+            Cell::Number(self.port.0.into()),
+            Cell::option(self.guid, Cell::text),
+            Cell::Flag(self.up),
+            Cell::Number(self.lid.get().into()),
+            Cell::Number(self.lmc.get().into()),
+            Cell::Number(self.sm_lid.get().into()),
+            Cell::Number(self.sm_sl.get().into()),
+            Cell::text(self.subnet_prefix),
+            Cell::count(self.vfs),
+            Cell::count(sizes.tids),
+            Cell::count(sizes.cm_ids),
+            Cell::count(sizes.mcast_groups),
+            Cell::count(sizes.mcast_members),
+            Cell::count(sizes.subscriptions),
+            Cell::count(sizes.path_cache),
+            Cell::count(sizes.queued),
+            Cell::count(self.sa_requests),
+        ]
+    }
+}
+
+impl Row for TidRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "vf",
+        "tid",
+        "wire_tid",
+        "class",
+        "method",
+        "attribute",
+        "lid",
+        "qpn",
+        "gid",
+        "state",
+        "idle_ms",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let transaction = &self.transaction;
+        let peer = &transaction.peer;
+        vec![
+            Cell::Number(self.port.0.into()),
+            vf(self.vf),
+            Cell::text(transaction.tid.0),
+            Cell::text(transaction.wire_tid.0),
+            Cell::text(transaction.class),
+            Cell::text(transaction.method),
+            Cell::text(transaction.attribute),
+            Cell::Number(peer.lid.get().into()),
+            Cell::Number(peer.qpn.get().into()),
+            Cell::option((!peer.gid.is_none()).then_some(peer.gid), Cell::text),
+            Cell::text(transaction.state.as_str()),
+            Cell::Time(transaction.idle),
+        ]
+    }
+}
+
+impl Row for CmRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "vf",
+        "vf_id",
+        "wire_id",
+        "remote_id",
+        "kind",
+        "state",
+        "superseded",
+        "lid",
+        "alternate_lid",
+        "gid",
+        "qpn",
+        "ca_guid",
+        "pkey",
+        "idle_ms",
+        "remaining_ms",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let exchange = &self.connection;
+        let known = |is_none: bool, text: String| {
+            if is_none {
+                Cell::None
+            } else {
+                Cell::Text(text)
+            }
+        };
+        vec![
+            Cell::Number(self.port.0.into()),
+            vf(exchange.vf),
+            Cell::option(exchange.vf_id, |id| Cell::text(id.0)),
+            Cell::text(exchange.wire_id.0),
+            Cell::option(exchange.remote_id, |id| Cell::text(id.0)),
+            Cell::text(if exchange.sidr { "sidr" } else { "connection" }),
+            Cell::text(exchange.state.as_str()),
+            Cell::Flag(exchange.superseded),
+            Cell::Number(exchange.lid.get().into()),
+            Cell::option(exchange.alternate_lid, |lid| Cell::Number(lid.get().into())),
+            known(exchange.gid.is_none(), exchange.gid.to_string()),
+            Cell::Number(exchange.qpn.get().into()),
+            known(exchange.ca_guid.is_none(), exchange.ca_guid.to_string()),
+            known(!exchange.pkey.is_valid(), exchange.pkey.to_string()),
+            Cell::option(exchange.idle, Cell::Time),
+            Cell::option(exchange.remaining, Cell::Time),
+        ]
+    }
+}
+
+impl Row for GroupRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "mgid",
+        "mlid",
+        "pkey",
+        "joined",
+        "waiting",
+        "under_way",
+        "members",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let member = |&(id, state)| {
+            // A plus sign between the kinds: commas stand between the members.
+            let names: Vec<String> = states(state).iter().map(Cell::to_string).collect();
+            Cell::Object(
+                ":",
+                vec![("vf", vf(id)), ("state", Cell::Text(names.join("+")))],
+            )
+        };
+        vec![
+            Cell::Number(self.port.0.into()),
+            Cell::text(self.mgid),
+            Cell::text(self.mlid),
+            Cell::text(self.pkey),
+            Cell::List(states(self.joined)),
+            Cell::count(self.waiting),
+            under_way(self.under_way),
+            Cell::List(self.members.iter().map(member).collect()),
+        ]
+    }
+}
+
+impl Row for SubscriptionRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "port",
+        "trap",
+        "type",
+        "gid",
+        "lids",
+        "at_sa",
+        "waiting",
+        "under_way",
+        "holders",
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let info = &self.info;
+        let by_gid = !info.gid.is_none();
+        let range = [
+            ("first", info.lid_range_begin),
+            ("last", info.lid_range_end),
+        ];
+        let range = range.map(|(name, lid)| (name, Cell::Number(lid.get().into())));
+        vec![
+            Cell::Number(self.port.0.into()),
+            Cell::Number(info.trap_number.get().into()),
+            Cell::Number(info.notice_type.get().into()),
+            Cell::option(by_gid.then_some(info.gid), Cell::text),
+            Cell::option((!by_gid).then_some(range), |range| {
+                Cell::Object("-", range.to_vec())
+            }),
+            Cell::Flag(self.at_sa),
+            Cell::count(self.waiting),
+            under_way(self.under_way),
+            Cell::List(self.holders.iter().map(|&holder| vf(holder)).collect()),
+        ]
+    }
+}
+
+impl Row for GuidRow {
+    const COLUMNS: &'static [&'static str] = &["port", "vf", "guid", "gid", "state", "retry_at_ms"];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![
+            Cell::Number(self.port.0.into()),
+            vf(self.vf),
+            Cell::option(self.guid, Cell::text),
+            Cell::option(self.gid, Cell::text),
+            Cell::text(self.state),
+            Cell::option(self.retry_at, |at| {
+                Cell::Time(at.saturating_duration_since(ib_vtime::Instant::ZERO))
+            }),
+        ]
+    }
+}
+
+impl Row for PKeyRow {
+    const COLUMNS: &'static [&'static str] = &["port", "vf", "index", "physical_index", "pkey"];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![
+            Cell::Number(self.port.0.into()),
+            vf(self.vf),
+            Cell::Number(self.index.0.0.into()),
+            Cell::option(self.physical, |index| Cell::Number(index.0.0.into())),
+            Cell::option(self.pkey.is_valid().then_some(self.pkey), Cell::text),
+        ]
+    }
+}
+
+impl Row for CounterRow {
+    const COLUMNS: &'static [&'static str] = &["port", "vf", "class", "verdict", "reason", "count"];
+
+    fn cells(&self) -> Vec<Cell> {
+        let [class, verdict, reason] = match self.counted {
+            Counted::Mads(class, verdict) => {
+                [Cell::text(class.as_str()), Cell::text(verdict), Cell::None]
+            }
+            Counted::Dropped(reason) => [
+                Cell::None,
+                Cell::text("dropped"),
+                Cell::text(reason.as_str()),
+            ],
+        };
+        let port = Cell::Number(self.port.0.into());
+        vec![
+            port,
+            vf(self.vf),
+            class,
+            verdict,
+            reason,
+            Cell::Number(self.value),
+        ]
+    }
+}

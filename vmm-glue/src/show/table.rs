@@ -1,0 +1,119 @@
+//! Tables of rows, written as aligned text or as lists of JSON objects.
+
+use std::io::{self, Write};
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use super::cell::Cell;
+
+/// A row of a table: a value for each of its columns.
+pub(super) trait Row {
+    /// The names of the columns, which are the keys of the JSON objects.
+    const COLUMNS: &'static [&'static str];
+
+    /// The values, one for each column.
+    fn cells(&self) -> Vec<Cell>;
+}
+
+/// A row as a JSON object.
+struct Object<'a, R>(&'a R);
+
+impl<R: Row> Serialize for Object<'_, R> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(R::COLUMNS.len()))?;
+        for (column, cell) in R::COLUMNS.iter().zip(self.0.cells()) {
+            map.serialize_entry(column, &cell)?;
+        }
+        map.end()
+    }
+}
+
+/// Writes rows as a JSON list.
+pub(super) fn write_json<R: Row>(
+    out: &mut impl Write,
+    rows: impl Iterator<Item = R>,
+) -> io::Result<()> {
+    out.write_all(b"[")?;
+    for (place, row) in rows.enumerate() {
+        if place > 0 {
+            out.write_all(b",")?;
+        }
+        serde_json::to_writer(&mut *out, &Object(&row))?;
+    }
+    out.write_all(b"]")
+}
+
+/// Writes rows in aligned columns below their names. `rows` is called twice: for the widths, then for
+/// the text, so that no table is ever in memory.
+pub(super) fn write_text<R: Row, I: Iterator<Item = R>>(
+    out: &mut impl Write,
+    rows: impl Fn() -> I,
+) -> io::Result<()> {
+    let heads = R::COLUMNS.iter().map(|column| head(column));
+    let heads: Vec<String> = heads.collect();
+    let mut widths: Vec<usize> = heads.iter().map(String::len).collect();
+    for row in rows() {
+        for (width, cell) in widths.iter_mut().zip(row.cells()) {
+            *width = (*width).max(cell.to_string().len());
+        }
+    }
+    write_line(out, &widths, &heads)?;
+    for row in rows() {
+        let texts: Vec<String> = row.cells().iter().map(Cell::to_string).collect();
+        write_line(out, &widths, &texts)?;
+    }
+    Ok(())
+}
+
+/// A column's name above its values, which say their unit themselves.
+fn head(column: &str) -> String {
+    let name = column.strip_suffix("_ms").unwrap_or(column);
+    name.to_uppercase().replace('_', "-")
+}
+
+fn write_line(out: &mut impl Write, widths: &[usize], texts: &[String]) -> io::Result<()> {
+    let mut line = String::new();
+    for (width, text) in widths.iter().zip(texts) {
+        line.push_str(&format!("{text:<width$}  "));
+    }
+    writeln!(out, "{}", line.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Pair(u64, &'static str);
+
+    impl Row for Pair {
+        const COLUMNS: &'static [&'static str] = &["count", "long_name_ms"];
+
+        fn cells(&self) -> Vec<Cell> {
+            vec![Cell::Number(self.0), Cell::text(self.1)]
+        }
+    }
+
+    fn rows() -> impl Iterator<Item = Pair> {
+        [Pair(1_234_567, "a"), Pair(2, "")].into_iter()
+    }
+
+    #[test]
+    fn text_is_aligned_below_its_heads_without_trailing_blanks() {
+        let mut out = Vec::new();
+        write_text(&mut out, rows).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "COUNT    LONG-NAME\n1234567  a\n2\n");
+    }
+
+    #[test]
+    fn json_is_a_list_of_objects() {
+        let mut out = Vec::new();
+        write_json(&mut out, rows()).unwrap();
+        let json = String::from_utf8(out).unwrap();
+        let expected = r#"[{"count":1234567,"long_name_ms":"a"},{"count":2,"long_name_ms":""}]"#;
+        assert_eq!(json, expected);
+        let mut out = Vec::new();
+        write_json(&mut out, rows().take(0)).unwrap();
+        assert_eq!(out, b"[]");
+    }
+}

@@ -1,0 +1,268 @@
+//! A port with two VFs that did a little of everything, shown in every way.
+
+use ib_vtime::{Duration, Instant};
+use ib_wire::cm::{self, CmReq};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
+use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, QKey, Qpn, Sl, SubnetPrefix, Tid};
+use pf_context::{Cause, Output, PortConfig, PortMux, VfConfig, WireSource};
+use serde_json::Value;
+use vf_tunnel::{SpecialQp, ToPf, VfId};
+use zerocopy::IntoBytes;
+
+use super::*;
+
+const SM: Lid = Lid::new(1);
+const NOW: Instant = Instant::from_millis(2_500);
+
+fn vf(number: u16) -> VfId {
+    VfId::new(number).unwrap()
+}
+
+fn vf_guid(number: u16) -> Guid {
+    Guid::new(0x0002_c903_0000_0100 + u64::from(number))
+}
+
+fn send(mux: &mut PortMux, number: u16, mad: Mad) -> Vec<Output> {
+    let mut frame = ToPf::zeroed();
+    frame.header.av.flags_port = 1;
+    frame.header.av.dlid = SM;
+    frame.header.remote_qpn = Qpn::GSI;
+    frame.header.remote_qkey = QKey::GSI;
+    frame.mad = mad;
+    let at = Instant::from_millis(1);
+    mux.from_vf(at, Cause(0), vf(number), SpecialQp::Gsi, &frame);
+    core::iter::from_fn(|| mux.poll_output())
+        .map(|(_, output)| output)
+        .collect()
+}
+
+/// VF 1 asks for a path, connects, and is in a group; a frame of VF 2's is dropped.
+fn mux() -> PortMux {
+    let mut mux = PortMux::new(PortConfig::default());
+    for number in [1, 2] {
+        let config = VfConfig {
+            guid: (number == 1).then(|| vf_guid(number)),
+            ..VfConfig::default()
+        };
+        mux.add_vf(vf(number), config).unwrap();
+    }
+    let header = MadHeader::new(MgmtClass::SUBN_ADM, Method::GET, AttributeId::PATH_RECORD);
+    let mut query = Mad::new(header);
+    query.header.tid = Tid::new(7);
+    send(&mut mux, 1, query);
+
+    let mut connect = Mad::new(cm::header(AttributeId::CM_REQ));
+    let req: &mut CmReq = connect.view_mut();
+    req.local_comm_id = CommId::new(5);
+    req.pkey = PKey::DEFAULT_FULL;
+    req.primary.local_gid = Gid::from_parts(SubnetPrefix::DEFAULT, vf_guid(1));
+    send(&mut mux, 1, connect);
+
+    let mut mgid = Gid([0; 16]);
+    (mgid.0[0], mgid.0[1], mgid.0[15]) = (0xff, 0x12, 1);
+    let mut record = McMemberRecord {
+        mgid,
+        port_gid: Gid::from_parts(SubnetPrefix::DEFAULT, vf_guid(1)),
+        ..McMemberRecord::default()
+    };
+    record.set_join_state(JoinState::FULL_MEMBER);
+    let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
+    let join = SaMad::new(Method::SET, mask, &record);
+    let outputs = send(&mut mux, 1, Mad::from_layout(&join));
+    let [Output::ToWire { mad: request, .. }] = &outputs[..] else {
+        panic!("one request to the SA");
+    };
+    let mut answer = *request;
+    answer.header.method = Method::GET_RESP;
+    let sa: &mut SaMad = answer.view_mut();
+    let mut record: McMemberRecord = sa.record();
+    record.mlid = Lid::new(0xc001);
+    record.pkey = PKey::DEFAULT_FULL;
+    sa.set_record(&record);
+    let source = WireSource {
+        slid: SM,
+        sqpn: Qpn::GSI,
+        sl: Sl::default(),
+        pkey: PKey::DEFAULT_FULL,
+        grh: None,
+    };
+    let at = Instant::from_millis(1);
+    mux.from_wire(at, Cause(0), SpecialQp::Gsi, &source, answer.as_bytes());
+    send(&mut mux, 2, Mad::default());
+    mux
+}
+
+fn shown(subject: Subject, format: Format) -> String {
+    let mut out = Vec::new();
+    let mux = mux();
+    write(&mut out, format, subject, &mux.inspect(PortNum(2)), NOW).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn json(subject: Subject) -> Value {
+    serde_json::from_str(&shown(subject, Format::Json)).unwrap()
+}
+
+#[test]
+fn every_subject_has_the_same_rows_and_columns_as_text_and_as_json() {
+    use clap::ValueEnum;
+    for &subject in Subject::value_variants() {
+        let text = shown(subject, Format::Text);
+        let json = json(subject);
+        let tables: Vec<&Value> = json.as_object().unwrap().values().collect();
+        let parts: Vec<&str> = text.split("\n\n").collect();
+        assert_eq!(tables.len(), parts.len());
+        for part in parts {
+            let name_of = |line: &str| line.split_whitespace().count();
+            let heads = name_of(part.lines().next().unwrap());
+            let lines = part.lines().skip(1);
+            assert!(lines.clone().all(|line| name_of(line) == heads), "{part}");
+            let rows = lines.count();
+            let same = |table: &&&Value| {
+                let table = table.as_array().unwrap();
+                table.len() == rows
+                    && table
+                        .iter()
+                        .all(|row| row.as_object().unwrap().len() == heads)
+            };
+            assert!(tables.iter().any(|table| same(&table)), "{part}\n{json}");
+        }
+    }
+}
+
+#[test]
+fn vfs_show_guid_reason_counts_and_quotas() {
+    let json = json(Subject::Vfs);
+    let (one, two) = (&json["vfs"][0], &json["vfs"][1]);
+    assert_eq!((&one["port"], &one["vf"]), (&2.into(), &1.into()));
+    assert_eq!(one["guid"], "0x0002c90300000101");
+    assert_eq!((&one["up"], &one["reason"]), (&true.into(), &"up".into()));
+    assert_eq!(one["cm_ids"]["live"], 1);
+    assert_eq!(one["tids"]["limit"], 4096);
+    assert_eq!(one["sent"], 2);
+    assert_eq!(one["delivered"], 1);
+    let oldest = one["oldest_transaction_ms"].as_u64().unwrap();
+    assert!((2_490..=2_500).contains(&oldest), "{oldest}");
+    assert_eq!(
+        (&two["guid"], &two["reason"]),
+        (&Value::Null, &"no_guid".into())
+    );
+    assert_eq!(two["dropped"], 1);
+}
+
+#[test]
+fn a_group_shows_its_address_and_members() {
+    let json = json(Subject::Mcast);
+    let group = &json["groups"][0];
+    assert_eq!(group["mgid"], "ff12::1");
+    assert_eq!(group["mlid"], "0xc001");
+    assert_eq!(group["members"][0]["vf"], 1);
+    assert_eq!(group["members"][0]["state"], "full");
+    let text = shown(Subject::Mcast, Format::Text);
+    assert!(text.lines().nth(1).unwrap().ends_with("1:full"), "{text}");
+}
+
+#[test]
+fn a_transaction_and_an_exchange_show_both_ids() {
+    let tids = json(Subject::Tids);
+    let query = &tids["tids"][0];
+    assert_eq!(query["tid"], "0x0000000000000007");
+    assert_eq!(
+        (&query["state"], &query["class"]),
+        (&"open".into(), &"SUBN_ADM".into())
+    );
+    let cm = json(Subject::Cm);
+    let exchange = &cm["cm"][0];
+    assert_eq!(exchange["vf_id"], "0x00000005");
+    assert_ne!(exchange["wire_id"], exchange["vf_id"]);
+    assert_eq!(exchange["remote_id"], Value::Null);
+    assert_eq!(exchange["state"], "req_sent");
+}
+
+#[test]
+fn metrics_are_families_with_help_type_and_samples() {
+    let mut out = Vec::new();
+    let mux = mux();
+    write_metrics(&mut out, "mlx\"0", &mux.inspect(PortNum(2)), NOW).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let mut family = "";
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            family = name;
+        } else if !line.starts_with("# HELP ") {
+            let (name, rest) = line.split_once('{').unwrap();
+            assert_eq!(name, family);
+            assert!(rest.starts_with("pf=\"mlx\\\"0\",port=\"2\""), "{line}");
+            let (_, value) = line.rsplit_once("} ").unwrap();
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+    for sample in [
+        "vhca_port_state{pf=\"mlx\\\"0\",port=\"2\",vf=\"pf\"} 1",
+        "vhca_port_state{pf=\"mlx\\\"0\",port=\"2\",vf=\"2\"} 0",
+        "vhca_mad_total{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\",class=\"cm\",dir=\"tx\",verdict=\"to_wire\"} 1",
+        "vhca_mad_dropped_total{pf=\"mlx\\\"0\",port=\"2\",vf=\"2\",reason=\"bad_version\"} 1",
+        "vhca_cm_idmap_entries{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
+        "vhca_mcast_group_members{pf=\"mlx\\\"0\",port=\"2\",mgid=\"ff12::1\"} 1",
+        "vhca_sa_outstanding{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
+    ] {
+        assert!(text.lines().any(|line| line == sample), "{sample}\n{text}");
+    }
+}
+
+#[test]
+fn the_metrics_are_those_that_are_documented() {
+    let mut out = Vec::new();
+    write_metrics(&mut out, "0", &mux().inspect(PortNum(1)), NOW).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let mut written: Vec<(String, String)> = types
+        .filter_map(|rest| rest.split_once(' '))
+        .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+        .collect();
+    let rows = include_str!("metrics.rs").lines();
+    let mut documented: Vec<(String, String)> = rows
+        .filter_map(|line| line.strip_prefix("//! | `"))
+        .map(|row| {
+            let mut cells = row.split(" | ");
+            let name = cells.next().unwrap().trim_end_matches('`');
+            (name.to_owned(), cells.next().unwrap().to_owned())
+        })
+        .collect();
+    written.sort();
+    documented.sort();
+    assert_eq!(written, documented);
+}
+
+#[test]
+fn totals_sum_over_the_pfs() {
+    let mux = mux();
+    let view = mux.inspect(PortNum(1));
+    let mut totals = Totals::of(&view, NOW);
+    let sent = totals.verdicts["to_wire"];
+    // Two of VF 1's and one of the port's own.
+    assert_eq!(sent, 3);
+    assert_eq!(totals.drops, [("bad_version", 1)].into());
+    assert_eq!(
+        (totals.sizes["tids"], totals.sizes["mcast_members"]),
+        (2, 1)
+    );
+    totals.add(&view, NOW + Duration::from_secs(1));
+    assert_eq!(totals.verdicts["to_wire"], 2 * sent);
+    assert_eq!(totals.verdicts["dropped"], 2);
+    let text = totals.to_string();
+    assert!(
+        text.contains("VERDICT                        MADS\n"),
+        "{text}"
+    );
+    assert!(
+        text.lines()
+            .any(|line| line == "to_wire                           6"),
+        "{text}"
+    );
+    let json = serde_json::to_value(&totals).unwrap();
+    assert_eq!(json["sizes"]["cm_ids"], 2);
+}
