@@ -81,7 +81,7 @@ pub fn ingress(
     match header.mgmt_class {
         MgmtClass::SUBN_LID_ROUTED | MgmtClass::SUBN_DIRECTED_ROUTE => {
             require(rights.smi, DropReason::SmiNotPermitted)?;
-            require(header.method.is_response(), DropReason::UnsolicitedSmp)?;
+            require(header.method.is_answer(), DropReason::UnsolicitedSmp)?;
             Ok(ClassRoute::Smp)
         }
         MgmtClass::SUBN_ADM => Ok(ClassRoute::SubnAdm),
@@ -239,6 +239,8 @@ mod tests {
         );
         let response = header(0x01, Method::GET_RESP, AttributeId::new(0x11));
         assert_eq!(ingress(&response, SpecialQp::Smi, ALL), Ok(ClassRoute::Smp));
+        let repress = header(0x01, Method::TRAP_REPRESS, AttributeId::NOTICE);
+        assert_eq!(ingress(&repress, SpecialQp::Smi, ALL), Ok(ClassRoute::Smp));
         assert_eq!(
             ingress(&response, SpecialQp::Smi, NONE),
             Err(DropReason::SmiNotPermitted)

@@ -2,7 +2,7 @@
 
 use cm_paravirt::{Egress, IdentityCheck, PeerAddress, Transmit, VfIdentity};
 use ib_vtime::Instant;
-use ib_wire::mad::{Mad, MadHeader, MgmtClass};
+use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
 use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
 use mad_mux::policy::{self, ClassRoute};
@@ -196,9 +196,11 @@ impl PortMux {
         if !reachable {
             return Err(DropReason::NoTarget);
         }
-        // Whoever serves a class serves others: what claims to answer the port itself is forged.
-        let is_sa_answer = mad.mgmt_class == MgmtClass::SUBN_ADM && mad.method.is_response();
-        if is_sa_answer && self.port.owns(dlid) && !record.is_pf {
+        // Whoever serves a class serves others: what claims to come from the SA to the port itself is
+        // forged.
+        let as_sa = mad.method.is_answer() || mad.method == Method::REPORT;
+        let is_from_sa = mad.mgmt_class == MgmtClass::SUBN_ADM && as_sa;
+        if is_from_sa && self.port.owns(dlid) && !record.is_pf {
             return Err(DropReason::ResponseNotPermitted);
         }
         Ok(())
@@ -249,13 +251,14 @@ impl PortMux {
     ) -> Result<Step, DropReason> {
         match checked.route {
             ClassRoute::Cm => return self.send_cm(now, vf, &checked.out, mad),
-            ClassRoute::SubnAdm if checked.out.dlid == self.port.sm_lid => {
+            ClassRoute::SubnAdm if self.is_sa(checked.out.dlid) => {
                 match self.ask_sa(now, vf, checked, mad)? {
                     Step::Send => {}
                     done => return Ok(done),
                 }
             }
-            ClassRoute::SubnAdm | ClassRoute::Smp | ClassRoute::Transaction => {}
+            ClassRoute::SubnAdm => self.guard_sa_request(vf, mad)?,
+            ClassRoute::Smp | ClassRoute::Transaction => {}
         }
         if TidMap::is_mapped(mad.header.method) {
             self.tids
@@ -305,7 +308,7 @@ impl PortMux {
         mad: Mad,
     ) {
         // Without software of the PF's own the SM of this port is reached by its QP1 alone.
-        let asks_sm_here = out.dlid == self.port.sm_lid
+        let asks_sm_here = self.is_sa(out.dlid)
             && mad.header.mgmt_class == MgmtClass::SUBN_ADM
             && !self.has_pf_software();
         let comes_back = out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here;

@@ -139,7 +139,7 @@ impl PortMux {
         if route.is_err() && !self.has_pf_software() {
             route?;
         }
-        if mad.header.method.is_response() {
+        if mad.header.method.is_answer() {
             return self.steer_answer(now, qp, source, mad);
         }
         if route == Ok(ClassRoute::Cm) {
@@ -164,7 +164,7 @@ impl PortMux {
     ) -> Result<Target, Refused> {
         let is_report =
             mad.header.mgmt_class == MgmtClass::SUBN_ADM && mad.header.method == Method::REPORT;
-        let from_sa = source.slid == self.port.sm_lid && source.sqpn == Qpn::GSI;
+        let from_sa = self.is_sa(source.slid) && source.sqpn == Qpn::GSI;
         if !is_report || !from_sa {
             return Err(DropReason::NoTarget.into());
         }

@@ -43,8 +43,10 @@
 //! # What counts as the SA
 //!
 //! SA requests to the SM's LID. Those to any other LID are ordinary transactions, since nobody there
-//! answers for the subnet. If the SM's port has several LIDs, the PF knows only the one that the SM
-//! announced.
+//! answers for the subnet. If the SM's port has several LIDs, PortInfo tells only one of them and no
+//! LMC: [`Policy::sm_lmc`] is for an operator who knows. Without it, a VF that asks at another of the
+//! SM's LIDs still changes no GUIDs, no service of a sibling and uses no SM_Key; but its joins and
+//! subscriptions go past the aggregation, so that one sibling's leave can end another's membership.
 #![forbid(unsafe_code)]
 
 mod config;

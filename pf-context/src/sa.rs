@@ -3,7 +3,7 @@
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, Method};
 use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
-use ib_wire::{Gid, PKeyIndex, QKey, Qpn, SmKey, Tid};
+use ib_wire::{Gid, Lid, PKeyIndex, QKey, Qpn, SmKey, Tid};
 use mad_mux::rmpp::RmppRole;
 use mad_mux::steering::Owner;
 use mad_mux::tid::Peer;
@@ -56,6 +56,26 @@ impl PortMux {
             qpn: Qpn::GSI,
             gid: Gid::NONE,
         }
+    }
+
+    /// Whether the SA answers at a LID: the one that the SM announced, or another of the same port as
+    /// far as the operator knows the SM's LMC, or the SM's port is this one.
+    pub(crate) fn is_sa(&self, lid: Lid) -> bool {
+        let sm = self.port.sm_lid;
+        let path_bits = self.policy.sm_lmc.mask();
+        let is_sms = lid.get() & !path_bits == sm.get() & !path_bits;
+        lid.is_unicast() && (is_sms || (self.port.owns(sm) && self.port.owns(lid)))
+    }
+
+    /// Keeps from a VF's SA request to another LID what would not go to the SA either: if the SM's
+    /// port has several LIDs, this may be one of them after all.
+    pub(crate) fn guard_sa_request(&self, vf: VfId, mad: &mut Mad) -> Result<(), DropReason> {
+        let trusted = self.vfs.get(vf).is_some_and(|record| record.is_pf);
+        if trusted || mad.header.method.is_answer() {
+            return Ok(());
+        }
+        self.clear_sm_key(mad)?;
+        self.check_record(vf, mad)
     }
 
     /// Takes an SA MAD of a VF to the SM's LID.

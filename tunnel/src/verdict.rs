@@ -99,7 +99,7 @@ drop_reasons! {
     SmKeyNotPermitted = "sm_key_not_permitted",
     /// A GID or GUID inside the MAD is not the VF's own.
     ForeignIdentity = "foreign_identity",
-    /// An answer from a VF that serves nothing, or to the PF's own LID.
+    /// An answer from a VF that serves nothing; to the PF's own LID, also a report.
     ResponseNotPermitted = "response_not_permitted",
 
     // Transactions.

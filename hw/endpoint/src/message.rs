@@ -153,15 +153,10 @@ pub(crate) const fn class_data(class: MgmtClass) -> usize {
     }
 }
 
-/// Whether a MAD of this method answers another: the response bit, or TrapRepress (IBA 13.4.5).
-pub(crate) const fn is_answer(method: Method) -> bool {
-    method.is_response() || matches!(method, Method::TRAP_REPRESS)
-}
-
 /// Whether a MAD of this method asks for an answer (IBA 13.4.5): all requests but Send. The SM may
 /// leave a Trap unanswered, and nothing but a TrapRepress answers one.
 pub(crate) const fn expects_answer(method: Method) -> bool {
-    !is_answer(method) && !matches!(method, Method::SEND | Method::TRAP)
+    !method.is_answer() && !matches!(method, Method::SEND | Method::TRAP)
 }
 
 #[cfg(test)]

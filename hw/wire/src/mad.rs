@@ -103,6 +103,12 @@ impl Method {
         self.0 & Self::RESPONSE_BIT != 0
     }
 
+    /// Whether a MAD of this method answers another: a response, or TrapRepress (IBA 13.4.5).
+    #[must_use]
+    pub const fn is_answer(self) -> bool {
+        self.is_response() || self.0 == Self::TRAP_REPRESS.0
+    }
+
     /// The method that answers this one: the response bit set, and GetResp for Set (IBA 13.4.5).
     #[must_use]
     pub const fn response(self) -> Self {
@@ -328,6 +334,7 @@ mod tests {
         assert_eq!(Method::DELETE.response(), Method::DELETE_RESP);
         assert_eq!(Method::TRAP.response(), Method::TRAP_REPRESS);
         assert!(!Method::TRAP_REPRESS.is_response());
+        assert!(Method::TRAP_REPRESS.is_answer() && !Method::TRAP.is_answer());
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl TidMap {
     /// out. Answers keep the TID that the other side chose, and so do messages without answer.
     #[must_use]
     pub fn is_mapped(method: Method) -> bool {
-        !method.is_response() && !matches!(method, Method::SEND | Method::TRAP_REPRESS)
+        !method.is_answer() && method != Method::SEND
     }
 
     /// Gives a MAD that [`TidMap::is_mapped`] its wire TID.

@@ -1,6 +1,7 @@
-//! Packets from the wire: statements 48, 59 to 75.
+//! Packets from the wire: statements 32, 48, 56, 59 to 75.
 
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::perf::{PerfAttribute, PortCounters};
 use ib_wire::{Gid, Guid, PKey, Qpn, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use pf_context::{Policy, PortConfig, Strictness, VfConfig, WireSource};
@@ -226,4 +227,56 @@ fn c068_c075_a_delivery_shows_the_source_as_it_was_on_the_wire() {
     let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
     let local = got(port.wire_sends(&from(SM), &answer(&out.mad)));
     assert_eq!(local.grh, None);
+}
+
+#[test]
+fn c032_a_pma_get_to_a_vfs_gid_is_dropped_and_never_answered_for_the_pf() {
+    let get = mad(MgmtClass::PERF, Method::GET, PortCounters::ID, 1);
+    for rights in [false, true] {
+        let config_1 = VfConfig {
+            rights: Rights {
+                perf_mgt: rights,
+                ..Rights::default()
+            },
+            ..vf_config(1)
+        };
+        let mut port = Port::with(config(), [config_1]);
+        let refused = [
+            DropReason::ClassNotPermitted,
+            DropReason::MethodNotPermitted,
+        ];
+        let alone = dropped(port.wire_sends(&to(vf_gid(1)), &get));
+        assert!(refused.contains(&alone), "{alone}");
+        port.mux
+            .attach_pf_software(Guid::new(0x0002_c903_0000_0001));
+        let beside_the_pf = dropped(port.wire_sends(&to(vf_gid(1)), &get));
+        assert!(refused.contains(&beside_the_pf), "{beside_the_pf}");
+    }
+}
+
+#[test]
+fn c056_a_trap_of_a_vf_that_may_send_it_is_repressed_under_its_own_tid() {
+    let trapper = VfConfig {
+        rights: Rights {
+            trap: true,
+            ..Rights::default()
+        },
+        ..vf_config(1)
+    };
+    let mut port = Port::with(config(), [trapper, vf_config(2)]);
+    let trap = mad(MgmtClass::SUBN_ADM, Method::TRAP, AttributeId::NOTICE, 77);
+    let dropped_reason = dropped(port.vf_sends(2, &frame(SM, trap)));
+    assert_eq!(dropped_reason, DropReason::MethodNotPermitted);
+
+    let out = sent(port.vf_sends(1, &frame(SM, trap)));
+    let repress = answer(&out.mad);
+    assert_eq!(repress.header.method, Method::TRAP_REPRESS);
+    let reason = dropped(port.wire_sends(&from(PEER), &repress));
+    assert_eq!(reason, DropReason::WrongPeer);
+    let delivered = got(port.wire_sends(&from(SM), &repress));
+    assert_eq!((delivered.vf, delivered.mad), (1, answer(&trap)));
+    let mut unasked = repress;
+    unasked.header.tid = ib_wire::Tid::new(repress.header.tid.get() ^ 1);
+    let reason = dropped(port.wire_sends(&from(SM), &unasked));
+    assert_eq!(reason, DropReason::UnknownTid);
 }

@@ -5,9 +5,10 @@ use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad};
 use ib_wire::sa::{
-    ComponentMask, JoinState, McMemberRecord, MultiPathRecord, PathRecord, SaMad, ServiceRecord,
+    ComponentMask, GuidInfoRecord, JoinState, McMemberRecord, MultiPathRecord, PathRecord, SaMad,
+    ServiceRecord,
 };
-use ib_wire::{Gid, Guid, Lid, PKey, QKey, Sl, SmKey, Tid};
+use ib_wire::{Gid, Guid, Lid, Lmc, PKey, QKey, Sl, SmKey, Tid};
 use pf_context::{Cause, Output, Policy, PortConfig, PortEvent, Sizes, VfConfig, VfEvent};
 use vf_tunnel::DropReason;
 
@@ -200,6 +201,62 @@ fn sa_requests_to_another_lid_are_ordinary_transactions() {
     assert_eq!(port.mux.sizes().mcast_groups, 0);
     let delivered = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
     assert_eq!(delivered.mad, answer(&join));
+}
+
+#[test]
+fn c037_c038_c039_a_vf_gets_nowhere_by_another_lid_what_it_may_not_ask_the_sa() {
+    let mut port = Port::new();
+    let claims = GuidInfoRecord::default();
+    let claim = sa_request(Method::SET, ComponentMask::NONE, &claims);
+    let reason = dropped(port.vf_sends(1, &frame(PEER, claim)));
+    assert_eq!(reason, DropReason::GuidInfoNotPermitted);
+    let siblings = ServiceRecord {
+        service_gid: vf_gid(2),
+        ..ServiceRecord::default()
+    };
+    let register = sa_request(Method::SET, ComponentMask::NONE, &siblings);
+    let reason = dropped(port.vf_sends(1, &frame(PEER, register)));
+    assert_eq!(reason, DropReason::ForeignIdentity);
+    let mut request = path_query(1);
+    request.view_mut::<SaMad>().sm_key = SmKey::new(0x1234);
+    let out = sent(port.vf_sends(1, &frame(PEER, request)));
+    assert_eq!(out.mad.view::<SaMad>().sm_key, SmKey::new(0));
+}
+
+#[test]
+fn c116_a_join_at_another_lid_of_an_sm_whose_lmc_is_known_is_the_ports() {
+    const SM: u16 = 12;
+    let policy = Policy {
+        sm_lmc: Lmc::from_low_bits(2),
+        ..Policy::default()
+    };
+    let config = PortConfig {
+        policy,
+        sm_lid: Lid::new(SM),
+        ..config()
+    };
+    let mut port = Port::with(config, [vf_config(1)]);
+    let out = sent(port.vf_sends(1, &frame(SM + 3, member(1, Method::SET, 1))));
+    assert_eq!(out.dlid, SM);
+    assert_eq!(port.mux.sizes().mcast_groups, 1);
+    sent(port.vf_sends(1, &frame(SM + 4, member(1, Method::SET, 2))));
+    assert_eq!(port.mux.sizes().mcast_groups, 1, "another port's LID");
+}
+
+#[test]
+fn c042_a_report_of_a_vf_to_the_ports_own_lid_is_dropped_even_with_the_sm_there() {
+    for sm_lid in [SM, OWN] {
+        let config = PortConfig {
+            sm_lid: Lid::new(sm_lid),
+            ..config()
+        };
+        let mut port = Port::with(config, [vf_config(1)]);
+        port.mux
+            .attach_pf_software(Guid::new(0x0002_c903_0000_0001));
+        let report = mad(MgmtClass::SUBN_ADM, Method::REPORT, AttributeId::NOTICE, 1);
+        let reason = dropped(port.vf_sends(1, &frame(OWN, report)));
+        assert_eq!(reason, DropReason::ResponseNotPermitted);
+    }
 }
 
 #[test]

@@ -53,7 +53,6 @@ pub use event::{
 };
 pub use registration::{AgentId, MethodSet, Oui, RegisterError, Registration};
 
-use crate::message::is_answer;
 use crate::rmpp::Sender;
 use crate::{MadAddress, Message};
 use registration::Registry;
@@ -185,7 +184,7 @@ impl MadAgent {
         policy: RetryPolicy,
     ) -> Result<RequestId, SendError> {
         self.check_sendable(agent, &message)?;
-        if is_answer(message.header().method) {
+        if message.header().method.is_answer() {
             return Err(SendError::WrongMethod);
         }
         if self.transactions.len() >= self.config.max_outstanding {
@@ -242,7 +241,7 @@ impl MadAgent {
         message: Message,
     ) -> Result<Option<TransferId>, SendError> {
         self.check_sendable(agent, &message)?;
-        if !is_answer(message.header().method) {
+        if !message.header().method.is_answer() {
             return Err(SendError::WrongMethod);
         }
         let key = TransferKey::of_data(&to, message.mad());

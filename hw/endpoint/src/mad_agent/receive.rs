@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::registration::Route;
 use super::transfer::{Phase, Transaction};
 use super::{AgentEvent, AgentId, Disposition, DropReason, MadAgent, RequestId};
-use crate::message::{class_data, expects_answer, is_answer, segment_layout};
+use crate::message::{class_data, expects_answer, segment_layout};
 use crate::{MadAddress, Message};
 
 impl MadAgent {
@@ -27,7 +27,7 @@ impl MadAgent {
             self.refuse(from, mad, MadStatus::BAD_VERSION, DropReason::BadVersion)
         } else if has_rmpp && mad.view::<RmppMad>().rmpp.is_active() {
             self.handle_rmpp(now, from, mad)
-        } else if is_answer(header.method) {
+        } else if header.method.is_answer() {
             self.handle_answer(from, mad)
         } else {
             self.handle_request(from, mad)
