@@ -42,6 +42,9 @@ pub struct VfRow {
     pub usage: VfUsage,
     /// How old its oldest are.
     pub ages: VfAges,
+    /// Frames that wait for its tunnel. A mux has no tunnels: its frames wait in a
+    /// [`PfContext`](crate::PfContext).
+    pub delivering: usize,
 }
 
 /// A port.
@@ -278,6 +281,7 @@ impl<'a> PortView<'a> {
                 statistics: record.statistics.clone(),
                 usage: mux.vf_usage(vf),
                 ages: ages[vf.index()],
+                delivering: 0,
             }
         })
     }

@@ -23,12 +23,14 @@ impl PfContext {
 
 impl PfPort {
     fn vf_row(&self, row: VfRow) -> VfRow {
+        let delivering = self.waiting(row.vf);
         let Some(reason) = self.reason(row.vf) else {
-            return row;
+            return VfRow { delivering, ..row };
         };
         VfRow {
             up: reason.is_up(),
             reason: reason.as_str(),
+            delivering,
             ..row
         }
     }

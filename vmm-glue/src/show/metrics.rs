@@ -12,6 +12,7 @@
 //! | `vhca_notice_subscriptions` | gauge | `vf` |
 //! | `vhca_sa_outstanding` | gauge | `vf` |
 //! | `vhca_queued_frames` | gauge | `vf` |
+//! | `vhca_delivering_frames` | gauge | `vf` |
 //! | `vhca_quota` | gauge | `vf`, `resource` |
 //! | `vhca_oldest_age_seconds` | gauge | `vf`, `what`, where there is one |
 //! | `vhca_path_cache_entries` | gauge | |
@@ -181,6 +182,8 @@ impl<W: Write> Page<'_, W> {
         let help = "Frames beyond a VF's rate that wait for their turn.";
         let queued = live(|row| row.usage.queued);
         self.of_vfs("vhca_queued_frames", help, vfs, queued)?;
+        let help = "Frames that wait for a VF's tunnel.";
+        self.of_vfs("vhca_delivering_frames", help, vfs, |row| row.delivering)?;
         let name = "vhca_path_cache_entries";
         self.family(name, "gauge", "Cached paths.")?;
         for row in from.ports() {
