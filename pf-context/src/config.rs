@@ -186,7 +186,8 @@ pub enum VfPKeyEntry {
 pub struct VfConfig {
     /// Its GUID on the port, if the hardware has one for it already.
     pub guid: Option<Guid>,
-    /// The GUID of its CA, if the PF gave it one. Without, CM messages may claim any.
+    /// The GUID of its CA, if the PF gave it one: its REQs and REPs must name it. Without, they may
+    /// name any, since nothing else tells the CA's GUID, and what the last REQ named is taken for it.
     pub ca_guid: Option<Guid>,
     /// The number under which the VF knows the port; its address vectors must say it.
     pub port: PortNum,

@@ -2,7 +2,8 @@
 
 use cm_paravirt::{Egress, IdentityCheck, PeerAddress, Transmit, VfIdentity};
 use ib_vtime::Instant;
-use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
+use ib_wire::cm::CmReq;
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
 use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
 use mad_mux::policy::{self, ClassRoute};
@@ -292,10 +293,15 @@ impl PortMux {
             sl: out.sl,
             gid: out.grh.map(|route| route.dgid),
         };
-        match self.cm.egress(now, vf, mad, &to, &who) {
-            Egress::Forward => Ok(Step::Send),
-            Egress::Drop(reason) => Err(reason),
+        if let Egress::Drop(reason) = self.cm.egress(now, vf, mad, &to, &who) {
+            return Err(reason);
         }
+        if mad.header.attribute_id == AttributeId::CM_REQ
+            && let Some(record) = self.vfs.get_mut(vf)
+        {
+            record.claimed_ca = Some(mad.view::<CmReq>().local_ca_guid);
+        }
+        Ok(Step::Send)
     }
 
     /// Sends a MAD: to the wire, or straight back if it is for the port's own LID.

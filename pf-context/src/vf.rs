@@ -18,6 +18,8 @@ use crate::statistics::MadStatistics;
 pub(crate) struct Vf {
     pub(crate) guid: Option<Guid>,
     pub(crate) ca_guid: Option<Guid>,
+    /// The CA that the VF's last REQ named: its own, if the PF gave it none.
+    pub(crate) claimed_ca: Option<Guid>,
     pub(crate) port: PortNum,
     pub(crate) pkeys: VfPKeys,
     pub(crate) rights: Rights,
@@ -35,6 +37,7 @@ impl Vf {
         Self {
             guid: config.guid,
             ca_guid: config.ca_guid,
+            claimed_ca: None,
             port: config.port,
             pkeys: VfPKeys::new(config.pkeys, port),
             rights: config.rights,
@@ -229,7 +232,9 @@ impl PortMux {
             return;
         };
         record.redirects.clear();
-        let ca_guid = record.ca_guid.or(record.guid).unwrap_or(Guid::NONE);
+        // Its peers know the requests that the REJs name by the CA that the requests named.
+        let ca_guid = record.ca_guid.or_else(|| record.claimed_ca.take());
+        let ca_guid = ca_guid.or(record.guid).unwrap_or(Guid::NONE);
         let policy = if self.policy.signal_reset {
             ResetPolicy::Signal { ca_guid }
         } else {

@@ -283,6 +283,38 @@ fn c111_c112_a_reset_ends_the_vfs_connections_and_tells_their_peers() {
 }
 
 #[test]
+fn c112_a_request_that_a_reset_abandons_is_named_by_the_ca_that_it_named() {
+    const CA: u64 = 0xabcd_0000_0000_0005;
+    let own = Some(Guid::new(CA));
+    for ca_guid in [None, own] {
+        let requester = VfConfig {
+            ca_guid,
+            ..vf_config(1)
+        };
+        let mut port = Port::with(config(), [requester]);
+        let mut request = req(5, (OWN, vf_gid(1)), (PEER, peer_gid()));
+        request.view_mut::<CmReq>().local_ca_guid = Guid::new(CA);
+        let (wire, _) = ids(&sent(port.vf_sends(1, &frame(PEER, request))).mad);
+        let out = sent(port.reset(1));
+        assert_eq!(ids(&out.mad), (wire, 0));
+        assert_eq!(out.mad.view::<CmRej>().timeout_ca_guid(), own);
+    }
+}
+
+#[test]
+fn c107_a_req_that_names_another_ca_than_the_pf_gave_is_dropped() {
+    let given = VfConfig {
+        ca_guid: Some(Guid::new(6)),
+        ..vf_config(1)
+    };
+    let mut port = Port::with(config(), [given]);
+    let request = req(5, (OWN, vf_gid(1)), (PEER, peer_gid()));
+    let reason = dropped(port.vf_sends(1, &frame(PEER, request)));
+    assert_eq!(reason, DropReason::ForeignIdentity);
+    assert_eq!(port.mux.sizes(), Sizes::default());
+}
+
+#[test]
 fn c112_a_reset_tells_a_sibling_without_the_wire() {
     let mut port = Port::new();
     let asked = got(port.vf_sends(1, &frame(OWN, sibling_req(1, 5, 2))));

@@ -1,7 +1,9 @@
-//! Multi-packet transfers through the whole: statements 187 and 189.
+//! Multi-packet transfers through the whole: statements 187 to 189.
 
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad};
+use pf_context::{DeliveryClass, DeliveryDepth, DeliveryQueue};
+use vf_tunnel::DropReason;
 
 use crate::harness::*;
 
@@ -67,4 +69,28 @@ fn c189_segments_in_any_order_and_number_pass_as_they_are() {
         let delivered = got(port.wire_sends(&from(SM), &segment));
         assert_eq!((delivered.vf, delivered.mad), (1, with_tid(segment, TID)));
     }
+}
+
+#[test]
+fn c188_a_guest_that_never_acks_holds_one_transaction_and_the_depth_of_its_queue() {
+    let mut port = Port::new();
+    let request = ask(&mut port);
+    let before = port.mux.sizes();
+    let depth = DeliveryDepth::default();
+    let mut untaken = DeliveryQueue::new(depth);
+    let mut refused = 0;
+    for number in 1..=2_000 {
+        let mut segment = answer(&request);
+        segment.view_mut::<RmppMad>().rmpp = RmppHeader::data(number, 220, RmppFlags::default());
+        let mad = got(port.wire_sends(&from(SM), &segment)).mad;
+        match untaken.push(mad, DeliveryClass::of(&mad)) {
+            Ok(()) => {}
+            Err(reason) => {
+                assert_eq!(reason, DropReason::Backpressure);
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(port.mux.sizes(), before);
+    assert_eq!((untaken.len(), refused), (depth.bulk, 2_000 - depth.bulk));
 }

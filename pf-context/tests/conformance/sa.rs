@@ -1,4 +1,4 @@
-//! SA requests of VFs and of the port itself: statements 37 to 40, 139 to 141, 143, 144, 149, 219
+//! SA requests of VFs and of the port itself: statements 37 to 40, 139 to 141, 143, 144, 149, 201, 219
 //! and 220.
 
 use ib_vtime::Duration;
@@ -389,6 +389,34 @@ fn c149_an_answer_comes_in_the_partition_of_the_request() {
     let delivered = got(port.wire_sends(&from(SM), &Mad::from_layout(&sa)));
     assert_eq!(delivered.pkey_index, 1);
     assert_eq!(delivered.mad.header.status, MadStatus::OK);
+}
+
+#[test]
+fn c201_joins_of_100_000_groups_make_the_quotas_memberships_and_requests_and_no_more() {
+    let quota = u64::from(config().limits.mcast.groups_per_member);
+    let mut port = Port::new();
+    let (mut granted_joins, mut refused) = (0, 0);
+    for n in 0..100_000 {
+        let mut join = member(1, Method::SET, n);
+        let sa: &mut SaMad = join.view_mut();
+        let mut record: McMemberRecord = sa.record();
+        record.mgid.0[8..].copy_from_slice(&(n + 1).to_be_bytes());
+        sa.set_record(&record);
+        let outputs = port.vf_sends(1, &frame(SM, join));
+        if let [Output::ToWire { mad, .. }] = &outputs[..] {
+            got(port.wire_sends(&from(SM), &granted(mad)));
+            granted_joins += 1;
+        } else {
+            let answer = got(outputs).mad;
+            assert_eq!(answer.header.status, MadStatus::SA_NO_RESOURCES);
+            refused += 1;
+        }
+        // As fast as the VF's default rate lets it.
+        port.wait(Duration::from_micros(50));
+    }
+    assert_eq!((granted_joins, refused), (quota, 100_000 - quota));
+    let sizes = port.mux.sizes();
+    assert_eq!(sizes.mcast_members as u64, quota);
 }
 
 #[test]
