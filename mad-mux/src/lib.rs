@@ -7,6 +7,9 @@
 //! * Whose is it? [`tid`] answers for answers, by the transaction that they belong to; [`steering`]
 //!   for requests, by their global route.
 //!
+//! And one need not be asked at all: [`path_cache`] answers requests for paths that the SA answered
+//! lately.
+//!
 //! Statement numbers in test names are those of the conformance table.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -15,6 +18,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod path_cache;
 pub mod policy;
 pub mod rmpp;
 pub mod steering;

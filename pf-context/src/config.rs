@@ -5,6 +5,7 @@ use core::num::NonZeroU16;
 
 use ib_vtime::Rate;
 use ib_wire::{Guid, Lid, Lmc, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix};
+use mad_mux::path_cache::PathCacheConfig;
 use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
@@ -123,6 +124,8 @@ pub struct Limits {
     pub mcast: mcast_agg::Config,
     /// Subscriptions to notices.
     pub notices: mcast_agg::notices::Config,
+    /// Cached paths.
+    pub paths: PathCacheConfig,
     /// Rate, queue and weight of each VF.
     pub egress: EgressLimit,
     /// Rate of the port.

@@ -7,7 +7,6 @@ use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
 use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
 use mad_mux::policy::{self, ClassRoute};
-use mad_mux::steering::Owner;
 use mad_mux::tid::{CutTransfer, Peer, TidMap};
 use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex};
 
@@ -15,6 +14,7 @@ use crate::config::Strictness;
 use crate::limiter::{Admission, Held};
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Output, Route, WireSource};
+use crate::paths::WaitingRequest;
 use crate::pf_software;
 use crate::vf::Vf;
 
@@ -33,7 +33,7 @@ pub(crate) struct Outbound {
 
 impl Outbound {
     /// The peer as a transaction knows it.
-    fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> Peer {
         Peer {
             lid: self.dlid,
             qpn: self.dqpn,
@@ -59,6 +59,8 @@ pub(crate) enum Step {
     Answered,
     /// A machine has it.
     Absorbed,
+    /// Another one asks the same: it can wait for that one's answer.
+    Wait,
 }
 
 impl PortMux {
@@ -85,7 +87,7 @@ impl PortMux {
             Err(reason) => return self.drop_frame(cause, Some(vf), reason),
         };
         if vf == VfId::PF {
-            return self.send(now, cause, vf, &checked, frame.mad);
+            return self.send(now, cause, vf, &checked, frame);
         }
         let held = || Held {
             since: now,
@@ -94,7 +96,7 @@ impl PortMux {
             frame: *frame,
         };
         match self.limiter.offer(now, vf, held) {
-            Admission::Now => self.send(now, cause, vf, &checked, frame.mad),
+            Admission::Now => self.send(now, cause, vf, &checked, frame),
             Admission::Held => {}
             Admission::Refused(reason) => self.drop_frame(cause, Some(vf), reason),
         }
@@ -104,20 +106,37 @@ impl PortMux {
     pub(crate) fn release(&mut self, now: Instant) {
         while let Some((vf, held)) = self.limiter.pop_ready(now) {
             match self.check(vf, held.qp, &held.frame) {
-                Ok(checked) => self.send(now, held.cause, vf, &checked, held.frame.mad),
+                Ok(checked) => self.send(now, held.cause, vf, &checked, &held.frame),
                 Err(reason) => self.drop_frame(held.cause, Some(vf), reason),
             }
         }
     }
 
-    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, checked: &Checked, mut mad: Mad) {
-        match self.hand_to_machine(now, vf, checked, &mut mad) {
+    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, checked: &Checked, frame: &ToPf) {
+        self.dispatch(now, cause, vf, checked, frame, None);
+        self.pump(now, cause);
+    }
+
+    /// Does with a frame what its class is due. One that has waited for another one's answer does so
+    /// once; it is due to `waited_for` if it is answered now.
+    pub(crate) fn dispatch(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: VfId,
+        checked: &Checked,
+        frame: &ToPf,
+        waited_for: Option<Cause>,
+    ) {
+        let mut mad = frame.mad;
+        match self.hand_to_machine(now, vf, checked, &mut mad, waited_for.is_some()) {
             Ok(Step::Send) => self.transmit(now, cause, Some(vf), &checked.out, mad),
             Ok(Step::Answered) => {
                 self.statistics_of(Some(vf))
                     .of(mad.header.mgmt_class)
                     .answered += 1;
                 let grh = checked.out.grh.map(Route::reversed);
+                let cause = waited_for.unwrap_or(cause);
                 self.answer_as_sa(cause, vf, checked.pkey_index, grh, mad);
             }
             Ok(Step::Absorbed) => {
@@ -125,13 +144,25 @@ impl PortMux {
                     .of(mad.header.mgmt_class)
                     .absorbed += 1;
             }
+            Ok(Step::Wait) => {
+                let request = WaitingRequest {
+                    cause,
+                    qp: checked.out.qp,
+                    frame: *frame,
+                };
+                self.paths.wait(now, vf, &mad, request);
+            }
             Err(reason) => self.drop_frame(cause, Some(vf), reason),
         }
-        self.pump(now, cause);
     }
 
     /// Everything about a frame that needs no table of exchanges, in the order of the design.
-    fn check(&self, vf: VfId, qp: SpecialQp, frame: &ToPf) -> Result<Checked, DropReason> {
+    pub(crate) fn check(
+        &self,
+        vf: VfId,
+        qp: SpecialQp,
+        frame: &ToPf,
+    ) -> Result<Checked, DropReason> {
         let record = self.vfs.active(vf).ok_or(DropReason::VfInReset)?;
         let (header, mad) = (&frame.header, &frame.mad.header);
         let route = if record.is_pf {
@@ -249,12 +280,14 @@ impl PortMux {
         vf: VfId,
         checked: &Checked,
         mad: &mut Mad,
+        waited: bool,
     ) -> Result<Step, DropReason> {
         match checked.route {
             ClassRoute::Cm => return self.send_cm(now, vf, &checked.out, mad),
             ClassRoute::SubnAdm if self.is_sa(checked.out.dlid) => {
                 match self.ask_sa(now, vf, checked, mad)? {
                     Step::Send => {}
+                    Step::Wait if waited => {}
                     done => return Ok(done),
                 }
             }
@@ -262,8 +295,7 @@ impl PortMux {
             ClassRoute::Smp | ClassRoute::Transaction => {}
         }
         if TidMap::is_mapped(mad.header.method) {
-            self.tids
-                .egress(now, Owner::Vf(vf), mad, &checked.out.peer())?;
+            self.map_tid(now, vf, checked, mad)?;
         }
         Ok(Step::Send)
     }

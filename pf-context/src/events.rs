@@ -14,6 +14,8 @@ impl PortMux {
     /// they could read then is new already. What changes nothing tells nobody.
     pub fn event(&mut self, now: Instant, cause: Cause, event: PortEvent) {
         self.release(now);
+        // Each of these can change any path.
+        self.paths.invalidate();
         match event {
             PortEvent::ClientReregister => {
                 self.register_again(now);

@@ -145,6 +145,7 @@ impl PortMux {
         if route == Ok(ClassRoute::Cm) {
             return self.steer_cm(now, source, mad);
         }
+        self.note_report(source, mad);
         let dgid = source.grh.map(|route| route.dgid);
         match dgid.map(|gid| self.gids.owner(gid)).transpose()? {
             Some(Owner::Vf(vf)) => self.admit(vf, qp, source, mad),
@@ -193,10 +194,8 @@ impl PortMux {
         mad: &mut Mad,
     ) -> Result<Target, Refused> {
         self.tids.expire(now);
-        let owner = self
-            .tids
-            .owner(WireTid(mad.header.tid))
-            .ok_or(DropReason::UnknownTid)?;
+        let wire_tid = WireTid(mad.header.tid);
+        let owner = self.tids.owner(wire_tid).ok_or(DropReason::UnknownTid)?;
         if let Some(route) = source.grh
             && pf_software::tenant(self.gids.owner(route.dgid)?) != pf_software::tenant(owner)
         {
@@ -220,6 +219,7 @@ impl PortMux {
         self.tids
             .ingress(now, mad, &from)
             .map_err(|reason| Refused { vf, reason })?;
+        self.paths.answered(now, wire_tid, mad);
         Ok(target)
     }
 

@@ -62,6 +62,7 @@ mod join_routes;
 mod limiter;
 mod mux;
 mod output;
+mod paths;
 mod pf_software;
 mod pkeys;
 mod port_reason;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use cm_paravirt::CmParavirt;
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::{Lid, Lmc, PortNum, Sl};
+use mad_mux::path_cache::PathCache;
 use mad_mux::steering::GidTable;
 use mad_mux::tid::TidMap;
 use mcast_agg::McastAgg;
@@ -14,6 +15,7 @@ use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
 use crate::output::{Cause, Output, Sizes, StateBytes};
+use crate::paths::WaitingRequest;
 use crate::pkeys::PortPKeys;
 use crate::statistics::MadStatistics;
 use crate::vf::Vfs;
@@ -53,6 +55,7 @@ pub struct PortMux {
     pub(crate) mcast: McastAgg,
     pub(crate) notices: NoticeAgg,
     pub(crate) join_routes: JoinRoutes,
+    pub(crate) paths: PathCache<WaitingRequest>,
     pub(crate) limiter: Limiter,
     /// What a new VF gets.
     pub(crate) egress_limit: EgressLimit,
@@ -86,6 +89,7 @@ impl PortMux {
             mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
             notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
+            paths: PathCache::new(limits.paths, seeds.next()),
             limiter: Limiter::new(limits.wire),
             egress_limit: limits.egress,
             statistics: MadStatistics::default(),
@@ -107,6 +111,7 @@ impl PortMux {
             self.cm.poll_timeout(),
             self.mcast.poll_timeout(),
             self.notices.poll_timeout(),
+            self.paths.poll_timeout(),
             self.limiter.next_ready(),
         ]
         .into_iter()
@@ -120,6 +125,7 @@ impl PortMux {
         self.cm.handle_timeout(now);
         self.mcast.handle_timeout(now);
         self.notices.handle_timeout(now);
+        self.paths.expire(now);
         self.pump(now, Cause::TIMER);
         self.release(now);
     }
@@ -139,7 +145,7 @@ impl PortMux {
             mcast_groups: mcast.groups,
             mcast_members: mcast.members,
             subscriptions: self.notices.sizes().held,
-            path_cache: 0,
+            path_cache: self.paths.len(),
             queued: self.limiter.queued(),
         }
     }

@@ -187,7 +187,7 @@ pub struct Sizes {
     pub mcast_members: usize,
     /// Notice subscriptions of VFs: one that two hold counts twice.
     pub subscriptions: usize,
-    /// Cached paths: none, each query goes to the SA.
+    /// Paths that are cached or being asked for.
     pub path_cache: usize,
     /// Frames of VFs beyond their rate that wait for their turn.
     pub queued: usize,

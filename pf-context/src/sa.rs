@@ -112,6 +112,7 @@ impl PortMux {
         let outcome = match mad.header.attribute_id {
             AttributeId::MC_MEMBER_RECORD => self.mcast.request(now, &requester, mad.view_mut()),
             AttributeId::INFORM_INFO => self.notices.request(now, &requester, mad.view_mut()),
+            AttributeId::PATH_RECORD => return Ok(self.look_up_path(now, vf, checked, mad)),
             _ => Outcome::Pass,
         };
         match outcome {
@@ -212,7 +213,7 @@ impl PortMux {
         self.emit(cause, output);
     }
 
-    /// Does what the two machines of mcast-agg want done.
+    /// Does what the two machines of mcast-agg and the path cache want done.
     pub(crate) fn pump(&mut self, now: Instant, cause: Cause) {
         while let Some(output) = self.mcast.poll_output() {
             use mcast_agg::Output as O;
@@ -247,6 +248,7 @@ impl PortMux {
                 O::Lost { members, .. } => self.ask_to_register(cause, members),
             }
         }
+        self.resume_requests(now, cause);
     }
 
     fn answer_member(

@@ -164,6 +164,9 @@ impl PortMux {
         if let Some(record) = self.vfs.get_mut(vf) {
             record.guid = guid;
         }
+        for guid in [before, guid].into_iter().flatten() {
+            self.paths.invalidate_guid(guid);
+        }
         self.tell(cause, vf, VfEvent::GidChange);
         match (self.port.up, before, guid) {
             (true, None, Some(_)) => self.tell(cause, vf, VfEvent::PortUp),
@@ -226,6 +229,9 @@ impl PortMux {
     /// By policy its peers are told.
     pub fn reset_vf(&mut self, now: Instant, cause: Cause, vf: VfId) {
         for held in self.limiter.clear(vf) {
+            self.drop_frame(held.cause, Some(vf), DropReason::VfInReset);
+        }
+        for held in self.paths.reset(vf) {
             self.drop_frame(held.cause, Some(vf), DropReason::VfInReset);
         }
         let Some(record) = self.vfs.get_mut(vf) else {

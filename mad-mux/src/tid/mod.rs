@@ -140,11 +140,7 @@ impl TidMap {
         self.expire(now);
         let role = RmppRole::of(mad);
         let hash = self.hash_of(owner, &mad.header, to);
-        let found = self
-            .index
-            .matches(hash)
-            .find(|&slot| self.slots[slot].is_request(owner, &mad.header, to));
-        let slot = match found {
+        let slot = match self.find_request(hash, owner, &mad.header, to) {
             Some(slot) if role.is_control() => slot,
             Some(slot) => {
                 self.slots.ask(slot, &mad.header);
@@ -157,6 +153,13 @@ impl TidMap {
         let tid = self.wire_tid(slot);
         mad.header.tid = tid.0;
         Ok(tid)
+    }
+
+    /// Whether a request would go out under the wire TID of one before it.
+    #[must_use]
+    pub fn is_known(&self, owner: Owner, header: &MadHeader, to: &Peer) -> bool {
+        self.find_request(self.hash_of(owner, header, to), owner, header, to)
+            .is_some()
     }
 
     /// Gives an answer back its owner's TID, and says who that is.
@@ -348,6 +351,12 @@ impl TidMap {
     fn find(&self, tid: Tid) -> Option<u32> {
         let id = u32::try_from(tid.get()).ok()?;
         self.slots.named(self.permutation.decode(id))
+    }
+
+    fn find_request(&self, hash: u32, owner: Owner, header: &MadHeader, to: &Peer) -> Option<u32> {
+        self.index
+            .matches(hash)
+            .find(|&slot| self.slots[slot].is_request(owner, header, to))
     }
 
     /// The hash of what makes two requests the same one.

@@ -181,10 +181,20 @@ impl Port {
         Cause(self.cause)
     }
 
+    /// What the last input is called.
+    pub(crate) fn last_cause(&self) -> Cause {
+        Cause(self.cause)
+    }
+
+    /// What came out, whatever it follows from.
+    fn any_outputs(&mut self) -> Vec<(Cause, Output)> {
+        core::iter::from_fn(|| self.mux.poll_output()).collect()
+    }
+
     /// What came out, all of it of the last input.
     fn outputs(&mut self) -> Vec<Output> {
-        let expected = Cause(self.cause);
-        let outputs = core::iter::from_fn(|| self.mux.poll_output());
+        let expected = self.last_cause();
+        let outputs = self.any_outputs().into_iter();
         outputs
             .map(|(cause, output)| {
                 assert_eq!(cause, expected, "{output:?}");
@@ -231,6 +241,18 @@ impl Port {
         self.outputs()
     }
 
+    /// As [`Port::wire_sends`], when earlier inputs may have waited for this one.
+    pub(crate) fn wire_sends_any(
+        &mut self,
+        source: &WireSource,
+        mad: &Mad,
+    ) -> Vec<(Cause, Output)> {
+        let cause = self.next_cause();
+        self.mux
+            .from_wire(self.now, cause, Gsi, source, mad.as_bytes());
+        self.any_outputs()
+    }
+
     pub(crate) fn event(&mut self, event: PortEvent) -> Vec<Output> {
         let cause = self.next_cause();
         self.mux.event(self.now, cause, event);
@@ -241,6 +263,13 @@ impl Port {
         let cause = self.next_cause();
         self.mux.reset_vf(self.now, cause, vf(number));
         self.outputs()
+    }
+
+    /// As [`Port::reset`], when earlier inputs may end or go on with it.
+    pub(crate) fn reset_any(&mut self, number: u16) -> Vec<(Cause, Output)> {
+        let cause = self.next_cause();
+        self.mux.reset_vf(self.now, cause, vf(number));
+        self.any_outputs()
     }
 
     /// Lets time pass, timer by timer; gives what came of it.

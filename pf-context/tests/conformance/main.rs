@@ -9,6 +9,7 @@ mod harness;
 mod hostile;
 mod ingress;
 mod notices;
+mod paths;
 mod pf_software;
 mod rate;
 mod rmpp;

@@ -164,6 +164,11 @@ limits! {
     }
 }
 limits! {
+    PathLimits for mad_mux::path_cache::PathCacheConfig {
+        lifetime_ms: u32, entries: u32, per_vf: u32,
+    }
+}
+limits! {
     EgressLimits for pf_context::EgressLimit {
         mads_per_second: u32, burst: u32, queue: usize, weight: NonZeroU16,
     }
@@ -178,6 +183,7 @@ struct LimitFields {
     tids: Object<TidLimits>,
     cm: Object<CmLimits>,
     mcast: Object<McastLimits>,
+    paths: Object<PathLimits>,
     egress: Object<EgressLimits>,
     wire: Object<WireLimits>,
 }
@@ -188,6 +194,7 @@ impl From<LimitFields> for Limits {
         fields.tids.0.apply(&mut limits.tids);
         fields.cm.0.apply(&mut limits.cm);
         fields.mcast.0.apply(&mut limits.mcast);
+        fields.paths.0.apply(&mut limits.paths);
         fields.egress.0.apply(&mut limits.egress);
         fields.wire.0.apply(&mut limits.wire);
         limits
@@ -355,7 +362,7 @@ mod tests {
         let config = config(
             r#"{"config":{"limits":{"tids":{"per_vf":3},"cm":{"answer_burst":4},
             "mcast":{"groups_per_member":5},"egress":{"burst":6,"weight":7},
-            "wire":{"mads_per_second":8}}}}"#,
+            "paths":{"lifetime_ms":9},"wire":{"mads_per_second":8}}}}"#,
         );
         let mut expected = Limits::default();
         expected.tids.per_vf = 3;
@@ -364,6 +371,7 @@ mod tests {
         expected.egress.burst = 6;
         expected.egress.weight = NonZeroU16::new(7).unwrap();
         expected.wire.mads_per_second = 8;
+        expected.paths.lifetime_ms = 9;
         assert_eq!(config.port.limits, expected);
     }
 

@@ -1,0 +1,111 @@
+//! Requests for paths, which the SA need not see when it answered them lately.
+
+use ib_vtime::Instant;
+use ib_wire::Qpn;
+use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::notice::{GidDetails, NoticeReport, TrapNumber};
+use ib_wire::sa::SaMad;
+use mad_mux::path_cache::{Lookup, Transaction};
+use mad_mux::policy::ClassRoute;
+use mad_mux::steering::Owner;
+use vf_tunnel::{DropReason, SpecialQp, ToPf, VfId, VfTid};
+use zerocopy::FromBytes;
+
+use crate::egress::{Checked, Step};
+use crate::mux::PortMux;
+use crate::output::{Cause, WireSource};
+
+/// A request that waits for the answer to another one's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingRequest {
+    pub(crate) cause: Cause,
+    pub(crate) qp: SpecialQp,
+    pub(crate) frame: ToPf,
+}
+
+impl PortMux {
+    /// Looks for the answer to what a VF asks the SA.
+    pub(crate) fn look_up_path(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        checked: &Checked,
+        mad: &mut Mad,
+    ) -> Step {
+        let Some(record) = self.vfs.get(vf).filter(|_| self.asks_path(checked, mad)) else {
+            return Step::Send;
+        };
+        match self.paths.ask(now, vf, record.pkeys.keys(), mad) {
+            Lookup::Answered => Step::Answered,
+            Lookup::UnderWay => Step::Wait,
+            Lookup::Miss => Step::Send,
+        }
+    }
+
+    /// Gives what begins or continues a transaction its wire TID.
+    pub(crate) fn map_tid(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        checked: &Checked,
+        mad: &mut Mad,
+    ) -> Result<(), DropReason> {
+        let (owner, peer) = (Owner::Vf(vf), checked.out.peer());
+        if !self.asks_path(checked, mad) {
+            self.tids.egress(now, owner, mad, &peer)?;
+            return Ok(());
+        }
+        let tid = VfTid(mad.header.tid);
+        let is_new = !self.tids.is_known(owner, &mad.header, &peer);
+        let wire = self.tids.egress(now, owner, mad, &peer)?;
+        let transaction = Transaction {
+            vf,
+            tid,
+            wire,
+            is_new,
+        };
+        self.paths.asked(now, &transaction, mad);
+        Ok(())
+    }
+
+    /// Whether a frame asks the SA itself for one path.
+    fn asks_path(&self, checked: &Checked, mad: &Mad) -> bool {
+        let header = &mad.header;
+        checked.route == ClassRoute::SubnAdm
+            && checked.out.dlid == self.port.sm_lid
+            && checked.out.dqpn == Qpn::GSI
+            && header.attribute_id == AttributeId::PATH_RECORD
+            && header.method == Method::GET
+    }
+
+    /// Takes note of a report that a port came or went, whoever it is for.
+    pub(crate) fn note_report(&mut self, source: &WireSource, mad: &Mad) {
+        let header = &mad.header;
+        let is_report = header.mgmt_class == MgmtClass::SUBN_ADM
+            && header.method == Method::REPORT
+            && header.attribute_id == AttributeId::NOTICE;
+        if !is_report || !self.is_sa(source.slid) || source.sqpn != Qpn::GSI {
+            return;
+        }
+        let Ok((report, _)) = NoticeReport::read_from_prefix(&mad.view::<SaMad>().data) else {
+            return;
+        };
+        let notice = &report.notice;
+        let traps = [TrapNumber::GID_IN_SERVICE, TrapNumber::GID_OUT_OF_SERVICE];
+        if notice.is_generic() && traps.contains(&notice.trap_number) {
+            let gid = notice.details::<GidDetails>().gid;
+            self.paths.invalidate_guid(gid.interface_id());
+        }
+    }
+
+    /// Looks anew at the requests that waited for the answer to another one's.
+    pub(crate) fn resume_requests(&mut self, now: Instant, cause: Cause) {
+        while let Some((vf, asked)) = self.paths.poll_resumed() {
+            let own = asked.cause;
+            match self.check(vf, asked.qp, &asked.frame) {
+                Ok(checked) => self.dispatch(now, own, vf, &checked, &asked.frame, Some(cause)),
+                Err(reason) => self.drop_frame(own, Some(vf), reason),
+            }
+        }
+    }
+}
