@@ -1,7 +1,7 @@
 //! What the port wants of the SA for a group.
 
-use ib_wire::Gid;
 use ib_wire::sa::JoinState;
+use ib_wire::{Gid, Guid};
 
 use crate::transaction::{Aim, Patience};
 
@@ -33,12 +33,27 @@ impl Purpose {
     }
 }
 
+/// Names a membership of the port at the SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupKey {
+    /// The group; of a creation the zero MGID.
+    pub(crate) mgid: Gid,
+    /// The GUID in the PortGID: the port's own, or a member's alias.
+    pub(crate) port_guid: Guid,
+}
+
+impl GroupKey {
+    /// The same port's membership in another group.
+    pub(crate) const fn of_group(self, mgid: Gid) -> Self {
+        Self { mgid, ..self }
+    }
+}
+
 /// A change of the port's membership in a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupAim {
     pub(crate) purpose: Purpose,
-    /// The group; of a creation the zero MGID.
-    pub(crate) mgid: Gid,
+    pub(crate) key: GroupKey,
     pub(crate) state: JoinState,
 }
 

@@ -9,9 +9,23 @@ use vf_tunnel::{DropReason, VirtualPKeyIndex};
 
 use crate::{MemberId, Token};
 
+/// Under which GID the SA knows members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JoinAs {
+    /// The port's own: all members of a group are one membership of the port.
+    #[default]
+    Port,
+    /// Each member's own alias: the SA sees every member, and asks for each of them. An alias must
+    /// leave its groups ([`McastAgg::leave_alias`](crate::McastAgg::leave_alias)) before the SA gives
+    /// it up.
+    Alias,
+}
+
 /// Limits and policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// Under which GID the SA knows members.
+    pub join_as: JoinAs,
     /// Groups that one member may be in or wait for. Beyond it a join gets status 0x0100.
     pub groups_per_member: u16,
     /// Joins of one member that may wait for the SA.
@@ -25,6 +39,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            join_as: JoinAs::Port,
             groups_per_member: 1024,
             waiting_per_member: 32,
             max_in_flight: 32,
@@ -85,12 +100,18 @@ pub enum Output {
         /// Its members.
         members: Vec<MemberId>,
     },
-    /// The SA refuses the port a membership that it had: nobody is in the group any more.
+    /// The port is no longer in a group that it was in, by the SA's will or because it leaves with a
+    /// member's alias: nobody is in it any more under the same PortGID.
     Lost {
         /// The group.
         mgid: Gid,
         /// Who was.
         members: Vec<MemberId>,
+    },
+    /// The SA holds no membership under the alias that a member was to leave with.
+    Left {
+        /// Whose.
+        member: MemberId,
     },
 }
 

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 use core::time::Duration;
 
 use ib_vtime::{Instant, TimerQueue};
@@ -174,6 +175,22 @@ impl<A: Aim> Exchange<A> {
         for transaction in self.transactions.values_mut() {
             transaction.forget_member(member);
         }
+    }
+
+    /// Takes the members' requests out of the transactions that are about something; those go on.
+    pub(crate) fn take_waiting(&mut self, is_about: impl Fn(&A) -> bool) -> Vec<Waiting> {
+        let transactions = self.transactions.values_mut();
+        let about = transactions.filter(|transaction| is_about(&transaction.aim));
+        about
+            .filter_map(|transaction| transaction.waiting.take())
+            .collect()
+    }
+
+    /// What the transactions under way are about.
+    pub(crate) fn aims(&self) -> impl Iterator<Item = &A> {
+        self.transactions
+            .values()
+            .map(|transaction| &transaction.aim)
     }
 
     /// The members' requests that are being served.

@@ -2,11 +2,12 @@
 
 use alloc::collections::VecDeque;
 
-use ib_wire::Gid;
 use ib_wire::sa::{JoinState, McMemberRecord};
+use ib_wire::{Gid, Guid};
 
 use crate::MemberId;
 use crate::aim::GroupAim;
+use crate::aim::GroupKey;
 use crate::members::Members;
 use crate::transaction::{Token, Transaction, UnderWay, Waiting};
 
@@ -84,7 +85,7 @@ impl Group {
 /// A group as an administrator sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupView<'a> {
-    pub(crate) mgid: Gid,
+    pub(crate) key: GroupKey,
     pub(crate) group: &'a Group,
     pub(crate) transaction: Option<&'a Transaction<GroupAim>>,
 }
@@ -93,7 +94,14 @@ impl<'a> GroupView<'a> {
     /// The group's address.
     #[must_use]
     pub const fn mgid(&self) -> Gid {
-        self.mgid
+        self.key.mgid
+    }
+
+    /// The GUID under which the SA knows the port in the group: the port's own, or a member's alias
+    /// ([`JoinAs::Alias`](crate::JoinAs::Alias)).
+    #[must_use]
+    pub const fn port_guid(&self) -> Guid {
+        self.key.port_guid
     }
 
     /// The SA's record; all zero until the SA has answered.

@@ -26,6 +26,13 @@
 //! hands them in by token. So an answer with a wrong TID, or from elsewhere, never gets here. Each
 //! machine counts its own tokens.
 //!
+//! # Members under their own aliases
+//!
+//! With [`JoinAs::Alias`] the SA knows each member by its own alias GID instead, and each has its own
+//! transactions: there is nothing to aggregate but one member's kinds of membership. All else is the
+//! same. An alias leaves its groups by [`McastAgg::leave_alias`] before it is taken from the member:
+//! the SA would not give it up (IBA 15.2.5.18; OpenSM answers 0x0700).
+//!
 //! # Timers
 //!
 //! The same for both machines:
@@ -61,7 +68,7 @@ mod request;
 mod transaction;
 mod usage;
 
-pub use api::{Config, Outcome, Output, Requester, Sizes};
+pub use api::{Config, JoinAs, Outcome, Output, Requester, Sizes};
 pub use group::GroupView;
 pub use machine::McastAgg;
 pub use members::MemberId;

@@ -1,5 +1,6 @@
 //! The machine: requests in, answers and SA transactions out.
 
+mod aliases;
 mod outcome;
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -12,9 +13,9 @@ use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
 use slab::Slab;
 use vf_tunnel::DropReason;
 
-use crate::aim::{GroupAim, Purpose};
+use crate::aim::{GroupAim, GroupKey, Purpose};
 use crate::answer::{grant, refuse};
-use crate::api::{Config, Outcome, Output, Requester, Sizes};
+use crate::api::{Config, JoinAs, Outcome, Output, Requester, Sizes};
 use crate::compare::{fits, may_join};
 use crate::exchange::{Exchange, Step};
 use crate::group::{Group, GroupView};
@@ -28,7 +29,9 @@ pub struct McastAgg {
     config: Config,
     prefix: SubnetPrefix,
     port_guid: Guid,
-    by_mgid: BTreeMap<Gid, usize>,
+    by_key: BTreeMap<GroupKey, usize>,
+    /// Aliases whose memberships are being given up, with their member.
+    leaving: BTreeMap<Guid, MemberId>,
     groups: Slab<Group>,
     usage: Usage,
     exchange: Exchange<GroupAim>,
@@ -43,7 +46,8 @@ impl McastAgg {
             config,
             prefix,
             port_guid,
-            by_mgid: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             groups: Slab::new(),
             usage: Usage::default(),
             exchange: Exchange::new(config.max_in_flight),
@@ -84,33 +88,34 @@ impl McastAgg {
         let granted = answer.header.status == MadStatus::OK;
         if let Some(aim) = self.exchange.take_given_up(token) {
             if granted && record.mgid.is_multicast() {
-                self.take_back(now, &record, aim.state);
+                self.take_back(now, aim.key.of_group(record.mgid), aim.state);
             }
             return true;
         }
         let Some(&Transaction { aim, .. }) = self.exchange.sent(token) else {
             return false;
         };
-        let names_another = !aim.mgid.is_none() && record.mgid != aim.mgid;
+        let names_another = !aim.key.mgid.is_none() && record.mgid != aim.key.mgid;
         if granted && names_another {
             return false;
         }
         let Some(transaction) = self.end(token) else {
             return false;
         };
-        let GroupAim { mgid, state, .. } = aim;
+        let GroupAim { key, state, .. } = aim;
         match aim.purpose {
             Purpose::Join => {
                 self.joined(transaction, answer);
-                self.advance(mgid);
+                self.advance(key);
             }
             Purpose::Create => {
-                self.created(state, transaction.waiting, answer);
-                self.advance(record.mgid);
+                let key = key.of_group(record.mgid);
+                self.created(key, state, transaction.waiting, answer);
+                self.advance(key);
             }
             Purpose::Rejoin { full } => {
-                self.rejoined(mgid, state, full, answer);
-                self.advance(mgid);
+                self.rejoined(now, token, transaction, full, answer);
+                self.advance(key);
             }
             Purpose::Leave => self.left(now, token, transaction, answer.header.status),
         }
@@ -129,9 +134,8 @@ impl McastAgg {
             }
         }
         self.exchange.ask_again();
-        let mgids: Vec<Gid> = self.by_mgid.keys().copied().collect();
-        for mgid in mgids {
-            self.advance(mgid);
+        for key in self.keys() {
+            self.advance(key);
         }
         self.pump(now);
     }
@@ -145,13 +149,12 @@ impl McastAgg {
     /// A member is gone: its requests vanish and what only it held is given up.
     pub fn reset(&mut self, now: Instant, member: MemberId) {
         self.exchange.forget_member(member);
-        let mgids: Vec<Gid> = self.by_mgid.keys().copied().collect();
-        for mgid in mgids {
-            if let Some(group) = self.group_mut(mgid) {
+        for key in self.keys() {
+            if let Some(group) = self.group_mut(key) {
                 group.waiting.retain(|waiting| waiting.member != member);
                 let held = group.members.state(member);
                 group.members.remove(member, held);
-                self.advance(mgid);
+                self.advance(key);
             }
         }
         self.usage.clear(member);
@@ -177,10 +180,10 @@ impl McastAgg {
 
     /// The groups, in the order of their addresses.
     pub fn groups(&self) -> impl Iterator<Item = GroupView<'_>> {
-        self.by_mgid.iter().map(|(&mgid, &index)| {
+        self.by_key.iter().map(|(&key, &index)| {
             let group = &self.groups[index];
             GroupView {
-                mgid,
+                key,
                 group,
                 transaction: group.in_flight.and_then(|token| self.exchange.get(token)),
             }
@@ -218,14 +221,15 @@ impl McastAgg {
     pub fn bytes(&self) -> usize {
         let members = self.groups.iter().map(|(_, group)| group.members.bytes());
         // A tree's nodes are at least half full.
-        let index = 2 * self.by_mgid.len() * (size_of::<Gid>() + size_of::<usize>());
+        let index = 2 * self.by_key.len() * (size_of::<GroupKey>() + size_of::<usize>());
         self.groups.capacity() * size_of::<Group>() + members.sum::<usize>() + index
     }
 
     fn get(&self, from: &Requester<'_>, mad: &mut SaMad) -> Outcome {
         let record = mad.record::<McMemberRecord>();
         let names_group = mad.component_mask.contains(McMemberRecord::MGID);
-        let Some(group) = self.group(record.mgid).filter(|group| {
+        let key = self.key(record.mgid, from.guid);
+        let Some(group) = self.group(key).filter(|group| {
             names_group && !group.at_sa.is_empty() && may_join(from.pkeys, group.record.pkey)
         }) else {
             return Outcome::Pass;
@@ -243,7 +247,8 @@ impl McastAgg {
         record: &McMemberRecord,
     ) {
         let less = record.join_state();
-        let Some(group) = self.group_mut(record.mgid) else {
+        let key = self.key(record.mgid, from.guid);
+        let Some(group) = self.group_mut(key) else {
             return refuse(mad, MadStatus::SA_REQ_INVALID);
         };
         if !group.members.state(from.id).contains(less) {
@@ -255,7 +260,7 @@ impl McastAgg {
         if left.is_empty() {
             self.usage.release(from.id);
         }
-        self.advance(record.mgid);
+        self.advance(key);
         self.pump(now);
     }
 
@@ -267,14 +272,15 @@ impl McastAgg {
         record: &McMemberRecord,
     ) -> Outcome {
         let state = record.join_state();
-        let known = self.by_mgid.get(&record.mgid).copied();
+        let key = self.key(record.mgid, from.guid);
+        let known = self.by_key.get(&key).copied();
         if let Some(index) = known
             && self.groups[index].covers(state)
         {
             self.decide(index, from.id, from.pkeys, mad);
             return Outcome::Answered;
         }
-        if self.awaits(from.id, record.mgid, mad) {
+        if self.awaits(from.id, key, mad) {
             return Outcome::Absorbed;
         }
         if self.usage.waiting(from.id) >= self.config.waiting_per_member {
@@ -292,27 +298,27 @@ impl McastAgg {
         let waiting = Waiting::new(from, mad);
         self.usage.wait(from.id);
         if record.mgid.is_none() {
-            let request = self.request_for_join(&waiting);
+            let request = self.request_for_join(key, &waiting);
             let aim = GroupAim {
                 purpose: Purpose::Create,
-                mgid: Gid::NONE,
+                key,
                 state,
             };
             self.begin(aim, Some(waiting), request);
         } else {
-            let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+            let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
             self.groups[index].waiting.push_back(waiting);
-            self.advance(record.mgid);
+            self.advance(key);
         }
         self.pump(now);
         Outcome::Absorbed
     }
 
     /// Whether the very same request waits already: the member has only sent it again.
-    fn awaits(&self, member: MemberId, mgid: Gid, mad: &SaMad) -> bool {
+    fn awaits(&self, member: MemberId, key: GroupKey, mad: &SaMad) -> bool {
         let again = |waiting: &Waiting| waiting.is_retransmitted_by(member, mad);
         let queued = self
-            .group(mgid)
+            .group(key)
             .is_some_and(|group| group.waiting.iter().any(again));
         queued || self.usage.waiting(member) > 0 && self.exchange.waiting().any(again)
     }
@@ -351,8 +357,8 @@ impl McastAgg {
     }
 
     /// Starts whatever the group needs next, if nothing is under way.
-    fn advance(&mut self, mgid: Gid) {
-        while let Some(&index) = self.by_mgid.get(&mgid) {
+    fn advance(&mut self, key: GroupKey) {
+        while let Some(&index) = self.by_key.get(&key) {
             self.drop_obsolete(index);
             let group = &mut self.groups[index];
             if group.in_flight.is_some() {
@@ -361,15 +367,15 @@ impl McastAgg {
             if core::mem::take(&mut group.rejoin_due) {
                 group.keep_wanted();
                 if !group.at_sa.is_empty() {
-                    return self.begin_rejoin(mgid, true);
+                    return self.begin_rejoin(key, true);
                 }
             } else if let Some(waiting) = group.waiting.pop_front() {
                 let state = waiting.record::<McMemberRecord>().join_state();
                 if !group.covers(state) {
-                    let request = self.request_for_join(&waiting);
+                    let request = self.request_for_join(key, &waiting);
                     let aim = GroupAim {
                         purpose: Purpose::Join,
-                        mgid,
+                        key,
                         state,
                     };
                     return self.begin(aim, Some(waiting), request);
@@ -378,17 +384,17 @@ impl McastAgg {
                     agg.decide(index, waiting.member, &waiting.pkeys, mad);
                 });
             } else if let Some(surplus) = group.take_surplus() {
-                let request = self.request_for_leave(mgid, surplus);
+                let request = self.request_for_leave(key, surplus);
                 let aim = GroupAim {
                     purpose: Purpose::Leave,
-                    mgid,
+                    key,
                     state: surplus,
                 };
                 return self.begin(aim, None, request);
             } else {
                 if group.is_over() {
                     self.groups.remove(index);
-                    self.by_mgid.remove(&mgid);
+                    self.by_key.remove(&key);
                 }
                 return;
             }
@@ -416,41 +422,55 @@ impl McastAgg {
     /// Ends a transaction without knowing what it did at the SA.
     fn doubt(&mut self, token: Token) {
         if let Some(Transaction { aim, .. }) = self.end(token)
-            && let Some(group) = self.group_mut(aim.mgid)
+            && let Some(group) = self.group_mut(aim.key)
         {
             group.doubtful = group.doubtful | aim.state;
         }
     }
 
-    fn request_for_join(&self, waiting: &Waiting) -> SaMad {
-        request::join(&waiting.request, self.port_gid())
+    fn request_for_join(&self, key: GroupKey, waiting: &Waiting) -> SaMad {
+        request::join(&waiting.request, self.port_gid(key))
     }
 
-    fn request_for_leave(&self, mgid: Gid, state: JoinState) -> SaMad {
-        request::leave(mgid, self.port_gid(), state)
+    fn request_for_leave(&self, key: GroupKey, state: JoinState) -> SaMad {
+        request::leave(key.mgid, self.port_gid(key), state)
     }
 
-    fn begin_rejoin(&mut self, mgid: Gid, full: bool) {
-        let Some(group) = self.group(mgid) else {
+    fn begin_rejoin(&mut self, key: GroupKey, full: bool) {
+        let Some(group) = self.group(key) else {
             return;
         };
         let state = group.at_sa;
-        let request = request::rejoin(&group.record, self.port_gid(), state, full);
+        let request = request::rejoin(&group.record, self.port_gid(key), state, full);
         let aim = GroupAim {
             purpose: Purpose::Rejoin { full },
-            mgid,
+            key,
             state,
         };
         self.begin(aim, None, request);
     }
 
-    fn port_gid(&self) -> Gid {
-        Gid::from_parts(self.prefix, self.port_guid)
+    /// The GID under which the SA knows the port in a group.
+    fn port_gid(&self, key: GroupKey) -> Gid {
+        Gid::from_parts(self.prefix, key.port_guid)
+    }
+
+    /// The membership of the port that a member's in a group is part of.
+    const fn key(&self, mgid: Gid, member: Guid) -> GroupKey {
+        let port_guid = match self.config.join_as {
+            JoinAs::Port => self.port_guid,
+            JoinAs::Alias => member,
+        };
+        GroupKey { mgid, port_guid }
+    }
+
+    fn keys(&self) -> Vec<GroupKey> {
+        self.by_key.keys().copied().collect()
     }
 
     fn begin(&mut self, aim: GroupAim, waiting: Option<Waiting>, request: SaMad) {
         let token = self.exchange.begin(aim, waiting, request);
-        if let Some(group) = self.group_mut(aim.mgid) {
+        if let Some(group) = self.group_mut(aim.key) {
             group.in_flight = Some(token);
         }
     }
@@ -458,7 +478,7 @@ impl McastAgg {
     /// Ends the group's transaction.
     fn end(&mut self, token: Token) -> Option<Transaction<GroupAim>> {
         let transaction = self.exchange.end(token)?;
-        if let Some(group) = self.group_mut(transaction.aim.mgid) {
+        if let Some(group) = self.group_mut(transaction.aim.key) {
             group.in_flight = None;
         }
         Some(transaction)
@@ -472,6 +492,7 @@ impl McastAgg {
                 Step::GaveUp(transaction) => self.gave_up(*transaction),
             }
         }
+        self.tell_left();
     }
 
     fn send(&mut self, token: Token) {
@@ -482,10 +503,10 @@ impl McastAgg {
         let slow_leave = transaction.is_slow_release();
         if slow_leave
             && self
-                .group(aim.mgid)
+                .group(aim.key)
                 .is_some_and(|group| !group.waiting.is_empty())
         {
-            return self.advance(aim.mgid);
+            return self.advance(aim.key);
         }
         self.outputs.push_back(Output::SaRequest { token, request });
     }
@@ -501,19 +522,17 @@ impl McastAgg {
         });
     }
 
-    fn insert(&mut self, mgid: Gid, group: Group) -> usize {
+    fn insert(&mut self, key: GroupKey, group: Group) -> usize {
         let index = self.groups.insert(group);
-        self.by_mgid.insert(mgid, index);
+        self.by_key.insert(key, index);
         index
     }
 
-    fn group(&self, mgid: Gid) -> Option<&Group> {
-        self.by_mgid.get(&mgid).map(|&index| &self.groups[index])
+    fn group(&self, key: GroupKey) -> Option<&Group> {
+        self.by_key.get(&key).map(|&index| &self.groups[index])
     }
 
-    fn group_mut(&mut self, mgid: Gid) -> Option<&mut Group> {
-        self.by_mgid
-            .get(&mgid)
-            .map(|&index| &mut self.groups[index])
+    fn group_mut(&mut self, key: GroupKey) -> Option<&mut Group> {
+        self.by_key.get(&key).map(|&index| &mut self.groups[index])
     }
 }

@@ -3,14 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Guid, Lid, PKey, PKeyIndex, SubnetPrefix, Tid};
-use mcast_agg::{Config, McastAgg, MemberId, Outcome, Output, Requester, Token};
+use mcast_agg::{Config, JoinAs, McastAgg, MemberId, Outcome, Output, Requester, Token};
 use proptest::prelude::*;
 use vf_tunnel::{VfId, VirtualPKeyIndex};
 
@@ -31,6 +31,9 @@ enum Step {
     Reset {
         member: u16,
     },
+    LeaveAlias {
+        member: u16,
+    },
     Reregister {
         forget: bool,
     },
@@ -46,16 +49,17 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (1_u16..5, 0_u8..4, 0_u8..16).prop_map(|(member, group, state)| Step::Join { member, group, state }),
         4 => (1_u16..5, 1_u8..4, 0_u8..16).prop_map(|(member, group, state)| Step::Leave { member, group, state }),
         1 => (1_u16..5).prop_map(|member| Step::Reset { member }),
+        1 => (1_u16..5).prop_map(|member| Step::LeaveAlias { member }),
         1 => any::<bool>().prop_map(|forget| Step::Reregister { forget }),
         3 => (0_u16..5_000).prop_map(|millis| Step::Wait { millis }),
         2 => any::<u8>().prop_map(Step::Losses),
     ]
 }
 
-/// The SA's memory of one port.
+/// The SA's memory of one port: by group, and by the GUID under which the port joined.
 #[derive(Default)]
 struct Sa {
-    held: BTreeMap<Gid, JoinState>,
+    held: BTreeMap<(Gid, Guid), JoinState>,
     created: u8,
     losses: u8,
 }
@@ -69,14 +73,16 @@ impl Sa {
                 self.created += 1;
                 record.mgid.0[..2].copy_from_slice(&[0xff, self.created]);
             }
-            let held = self.held.entry(record.mgid).or_default();
+            let key = (record.mgid, record.port_gid.interface_id());
+            let held = self.held.entry(key).or_default();
             *held = *held | state;
             record.set_join_state(*held);
             MadStatus::OK
         } else {
-            let held = self.held.get(&record.mgid).copied().unwrap_or_default();
+            let key = (record.mgid, record.port_gid.interface_id());
+            let held = self.held.get(&key).copied().unwrap_or_default();
             if !state.is_empty() && held.contains(state) {
-                self.held.insert(record.mgid, held.difference(state));
+                self.held.insert(key, held.difference(state));
                 self.held.retain(|_, held| !held.is_empty());
                 MadStatus::OK
             } else {
@@ -103,8 +109,16 @@ impl Sa {
     }
 }
 
+const PORT: Guid = Guid::new(1);
+
+fn guid_of(member: MemberId) -> Guid {
+    Guid::new(0x100 + u64::from(member.vf().unwrap().get()))
+}
+
 struct World {
     agg: McastAgg,
+    /// Members that leave with their alias and have not left yet.
+    leaving: BTreeSet<MemberId>,
     sa: Sa,
     now: Instant,
     tid: u64,
@@ -115,9 +129,14 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(join_as: JoinAs) -> Self {
+        let config = Config {
+            join_as,
+            ..Config::default()
+        };
         Self {
-            agg: McastAgg::new(Config::default(), PREFIX, Guid::new(1)),
+            agg: McastAgg::new(config, PREFIX, PORT),
+            leaving: BTreeSet::new(),
             sa: Sa::default(),
             now: Instant::ZERO,
             tid: 0,
@@ -146,6 +165,11 @@ impl World {
                 self.held.retain(|(id, _), _| *id != member);
                 self.resets = true;
             }
+            Step::LeaveAlias { member } => {
+                let member = MemberId::from(VfId::new(member).unwrap());
+                self.agg.leave_alias(self.now, member, guid_of(member));
+                self.leaving.insert(member);
+            }
             Step::Reregister { forget } => {
                 if forget {
                     self.sa.held.clear();
@@ -160,7 +184,7 @@ impl World {
 
     fn ask(&mut self, method: Method, member: u16, group: u8, state: u8) {
         let vf = VfId::new(member).unwrap();
-        let guid = Guid::new(0x100 + u64::from(member));
+        let guid = guid_of(vf.into());
         let mut record = McMemberRecord {
             port_gid: Gid::from_parts(PREFIX, guid),
             ..McMemberRecord::default()
@@ -205,7 +229,11 @@ impl World {
                     self.learn(member, &answer);
                 }
                 Output::Changed { .. } => {}
-                Output::Lost { mgid, .. } => self.held.retain(|(_, group), _| *group != mgid),
+                Output::Lost { mgid, members } => {
+                    let lost = |id: &MemberId, group: &Gid| *group == mgid && members.contains(id);
+                    self.held.retain(|(id, group), _| !lost(id, group));
+                }
+                Output::Left { member } => assert!(self.leaving.remove(&member)),
             }
         }
     }
@@ -234,18 +262,20 @@ proptest! {
 
     #[test]
     fn when_all_is_quiet_the_sa_holds_the_union_of_the_members(
+        aliases in any::<bool>(),
         steps in prop::collection::vec(step(), 1..60)
     ) {
-        let mut world = World::new();
+        let mut world = World::new(if aliases { JoinAs::Alias } else { JoinAs::Port });
         for step in steps {
             world.run(step);
         }
         world.sa.losses = 0;
         world.wait(Duration::from_secs(700));
 
-        let mut union: BTreeMap<Gid, JoinState> = BTreeMap::new();
-        for ((_, group), state) in &world.held {
-            let held = union.entry(*group).or_default();
+        let mut union: BTreeMap<(Gid, Guid), JoinState> = BTreeMap::new();
+        for ((member, group), state) in &world.held {
+            let port = if aliases { guid_of(*member) } else { PORT };
+            let held = union.entry((*group, port)).or_default();
             *held = *held | *state;
         }
         prop_assert_eq!(&world.sa.held, &union);
@@ -269,6 +299,7 @@ proptest! {
         }
         world.wait(Duration::from_secs(700));
         prop_assert_eq!(world.agg.sizes(), mcast_agg::Sizes::default());
+        prop_assert!(world.leaving.is_empty());
         prop_assert!(world.sa.held.is_empty());
     }
 }

@@ -49,6 +49,7 @@
 //! subscriptions go past the aggregation, so that one sibling's leave can end another's membership.
 #![forbid(unsafe_code)]
 
+mod alias_groups;
 mod config;
 pub mod context;
 mod delivery;

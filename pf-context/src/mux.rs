@@ -10,6 +10,7 @@ use mad_mux::steering::GidTable;
 use mad_mux::tid::TidMap;
 use mcast_agg::McastAgg;
 use mcast_agg::notices::NoticeAgg;
+use vf_tunnel::VfId;
 
 use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
@@ -56,6 +57,8 @@ pub struct PortMux {
     pub(crate) notices: NoticeAgg,
     pub(crate) join_routes: JoinRoutes,
     pub(crate) paths: PathCache<WaitingRequest>,
+    /// VFs whose alias has left its groups.
+    pub(crate) groups_left: VecDeque<VfId>,
     pub(crate) limiter: Limiter,
     /// What a new VF gets.
     pub(crate) egress_limit: EgressLimit,
@@ -90,6 +93,7 @@ impl PortMux {
             notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
             paths: PathCache::new(limits.paths, seeds.next()),
+            groups_left: VecDeque::new(),
             limiter: Limiter::new(limits.wire),
             egress_limit: limits.egress,
             statistics: MadStatistics::default(),

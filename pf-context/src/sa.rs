@@ -230,6 +230,7 @@ impl PortMux {
                 O::Changed { members, .. } | O::Lost { members, .. } => {
                     self.ask_to_register(cause, members);
                 }
+                O::Left { member } => self.groups_left.extend(member.vf()),
             }
         }
         while let Some(output) = self.notices.poll_output() {

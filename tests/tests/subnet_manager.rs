@@ -14,11 +14,17 @@ use ib_wire::sa::{
 };
 use ib_wire::smp::{PortState, SmState};
 use ib_wire::{Gid, GidIndex, Guid, Lid, PKey, PortNum, QKey, SubnetPrefix};
+use pf_context::guids::{GuidConfig, GuidManager, GuidOutput, GuidState, GuidWish};
 use subnet_lite::{SubnetConfig, SubnetManager};
+use vf_tunnel::VfId;
 
 const PORT: PortNum = PortNum(1);
 /// Rounds of work at one time after which something must be wrong.
 const MAX_ROUNDS: usize = 100_000;
+/// The group of an IPv4 broadcast domain (RFC 4391 4).
+const BROADCAST: Gid = Gid([
+    0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
+]);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A host on one port of an adapter.
@@ -309,13 +315,10 @@ fn dual_sided_requests_for_many_paths_are_answered() {
 #[test]
 fn a_joined_group_is_in_the_switches_and_leaves_them() {
     let mut world = managed();
-    let broadcast = Gid([
-        0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
-    ]);
     let mut records = Vec::new();
     for host in [1, 2, 4] {
         let mut record = McMemberRecord {
-            mgid: broadcast,
+            mgid: BROADCAST,
             port_gid: world.gid(host),
             ..McMemberRecord::default()
         };
@@ -364,6 +367,109 @@ fn alias_guids_reach_the_port_and_have_paths() {
         held.record::<GuidInfoRecord>().expect("a record").guids[1],
         alias
     );
+}
+
+/// A port's manager of alias GUIDs, whose requests its host carries.
+struct Aliases {
+    host: usize,
+    manager: GuidManager,
+    groups: Vec<McMemberRecord>,
+}
+
+impl Aliases {
+    fn new(world: &World, host: usize) -> Self {
+        let view = world.stations[host].end_port.view();
+        let mut manager = GuidManager::new(GuidConfig {
+            table_len: u16::try_from(view.guids.len()).expect("a table"),
+            ..GuidConfig::default()
+        });
+        manager.set_lid(world.now, view.lid);
+        manager.port_active(world.now, true);
+        Self {
+            host,
+            manager,
+            groups: Vec::new(),
+        }
+    }
+
+    fn want(&mut self, world: &World, vf: u16, wish: GuidWish) {
+        let wanted = self
+            .manager
+            .want(world.now, VfId::new(vf).expect("a VF"), wish);
+        wanted.expect("nobody else's GUID");
+    }
+
+    fn state(&self, vf: u16) -> GuidState {
+        self.manager.state(VfId::new(vf).expect("a VF"))
+    }
+
+    fn drive(&mut self, world: &mut World) {
+        loop {
+            for (index, guid) in (0..).zip(&world.stations[self.host].end_port.view().guids) {
+                self.manager.hardware(world.now, index, *guid);
+            }
+            match self.manager.poll_output() {
+                Some(GuidOutput::Request { token, request }) => {
+                    let result = world.ask(self.host, *request);
+                    self.manager.answered(world.now, token, &result);
+                }
+                Some(GuidOutput::LeaveGroups { vf, .. }) => {
+                    for group in self.groups.drain(..) {
+                        world
+                            .ask(self.host, SaRequest::leave(&group))
+                            .expect("a leave");
+                    }
+                    self.manager.groups_left(world.now, vf);
+                }
+                Some(_) => {}
+                None => return,
+            }
+        }
+    }
+}
+
+#[test]
+fn c154_c155_c160_the_sa_understands_a_manager_of_guids_and_moves_a_guid_between_hosts() {
+    let mut world = managed();
+    let guid = |n: u64| Guid::new(0x0002_c903_0abc_0000 + n);
+    let (mut here, mut there) = (Aliases::new(&world, 2), Aliases::new(&world, 4));
+    here.want(&world, 1, GuidWish::Admin(guid(1)));
+    here.want(&world, 2, GuidWish::SmAssigned);
+    here.want(&world, 10, GuidWish::Admin(guid(10)));
+    here.drive(&mut world);
+    assert_eq!(here.state(1), GuidState::InHardware(guid(1)));
+    assert!(matches!(here.state(2), GuidState::InHardware(_)));
+    assert_eq!(here.state(10), GuidState::InHardware(guid(10)));
+
+    there.want(&world, 3, GuidWish::Admin(guid(1)));
+    there.drive(&mut world);
+    assert!(matches!(there.state(3), GuidState::Declined { .. }));
+
+    let mut group = McMemberRecord {
+        mgid: BROADCAST,
+        port_gid: Gid::from_parts(SubnetPrefix::DEFAULT, guid(1)),
+        ..McMemberRecord::default()
+    };
+    group.set_join_state(JoinState::FULL_MEMBER);
+    let joined = world.ask(2, SaRequest::join(&group, ComponentMask::NONE));
+    joined.expect("a member");
+    here.groups.push(group);
+    here.want(&world, 1, GuidWish::None);
+    here.drive(&mut world);
+    assert!(
+        here.groups.is_empty(),
+        "the SA refuses until the groups are left"
+    );
+    assert_eq!(here.state(1), GuidState::NotRequested);
+
+    world.run(SECOND);
+    there.manager.handle_timeout(world.now);
+    there.drive(&mut world);
+    assert_eq!(there.state(3), GuidState::InHardware(guid(1)));
+    here.manager.withdraw_all(world.now);
+    here.drive(&mut world);
+    let table = &world.stations[2].end_port.view().guids;
+    assert!(table.iter().skip(1).all(|guid| guid.is_none()), "{table:?}");
 }
 
 #[test]

@@ -3,12 +3,11 @@
 use alloc::vec::Vec;
 
 use ib_vtime::Instant;
-use ib_wire::Gid;
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 
 use super::McastAgg;
-use crate::aim::{GroupAim, Purpose};
+use crate::aim::{GroupAim, GroupKey, Purpose};
 use crate::answer::{failure, refuse};
 use crate::api::Output;
 use crate::group::Group;
@@ -18,9 +17,9 @@ use crate::{MemberId, request};
 
 impl McastAgg {
     pub(super) fn joined(&mut self, transaction: Transaction<GroupAim>, answer: &SaMad) {
-        let GroupAim { mgid, state, .. } = transaction.aim;
+        let GroupAim { key, state, .. } = transaction.aim;
         let granted = answer.header.status == MadStatus::OK;
-        if let Some(group) = self.group_mut(mgid) {
+        if let Some(group) = self.group_mut(key) {
             if granted {
                 let record = answer.record::<McMemberRecord>();
                 group.record = record;
@@ -30,7 +29,7 @@ impl McastAgg {
                 group.doubtful = group.doubtful | state;
             }
         }
-        let index = self.by_mgid.get(&mgid).copied();
+        let index = self.by_key.get(&key).copied();
         let Some(waiting) = transaction.waiting else {
             return;
         };
@@ -40,12 +39,18 @@ impl McastAgg {
         });
     }
 
-    pub(super) fn created(&mut self, state: JoinState, waiting: Option<Waiting>, answer: &SaMad) {
+    pub(super) fn created(
+        &mut self,
+        key: GroupKey,
+        state: JoinState,
+        waiting: Option<Waiting>,
+        answer: &SaMad,
+    ) {
         let mut record = answer.record::<McMemberRecord>();
         let granted = answer.header.status == MadStatus::OK && record.mgid.is_multicast();
         let index = granted.then(|| {
-            let known = self.by_mgid.get(&record.mgid).copied();
-            let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+            let known = self.by_key.get(&key).copied();
+            let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
             let group = &mut self.groups[index];
             group.at_sa = group.at_sa | state;
             record.set_join_state(JoinState::NONE);
@@ -59,9 +64,17 @@ impl McastAgg {
         });
     }
 
-    pub(super) fn rejoined(&mut self, mgid: Gid, state: JoinState, full: bool, answer: &SaMad) {
+    pub(super) fn rejoined(
+        &mut self,
+        now: Instant,
+        token: Token,
+        rejoin: Transaction<GroupAim>,
+        full: bool,
+        answer: &SaMad,
+    ) {
+        let GroupAim { key, state, .. } = rejoin.aim;
         let record = answer.record::<McMemberRecord>();
-        let Some(group) = self.group_mut(mgid) else {
+        let Some(group) = self.group_mut(key) else {
             return;
         };
         if answer.header.status == MadStatus::OK {
@@ -70,18 +83,19 @@ impl McastAgg {
             group.at_sa = state | record.join_state();
             let members = group.members.ids().collect();
             if changed {
+                let mgid = key.mgid;
                 self.outputs.push_back(Output::Changed { mgid, members });
             }
         } else if full && !group.rejoin_due {
-            self.begin_rejoin(mgid, false);
-        } else if !group.rejoin_due {
-            self.lose(mgid);
+            self.begin_rejoin(key, false);
+        } else if !group.rejoin_due && !self.ask_again_for_alias(now, token, rejoin) {
+            self.lose(key);
         }
     }
 
     /// The SA does not take the port back: its members are told, and nobody holds anything.
-    fn lose(&mut self, mgid: Gid) {
-        let Some(group) = self.group_mut(mgid) else {
+    fn lose(&mut self, key: GroupKey) {
+        let Some(group) = self.group_mut(key) else {
             return;
         };
         let members: Vec<MemberId> = group.members.ids().collect();
@@ -90,6 +104,7 @@ impl McastAgg {
         for &member in &members {
             self.usage.release(member);
         }
+        let mgid = key.mgid;
         self.outputs.push_back(Output::Lost { mgid, members });
     }
 
@@ -100,14 +115,14 @@ impl McastAgg {
         leave: Transaction<GroupAim>,
         status: MadStatus,
     ) {
-        let GroupAim { mgid, state, .. } = leave.aim;
+        let GroupAim { key, state, .. } = leave.aim;
         let invalid = status == MadStatus::SA_REQ_INVALID;
         let done = invalid || status == MadStatus::OK;
         let wanted = self
-            .group(mgid)
+            .group(key)
             .is_some_and(|group| !group.waiting.is_empty());
         if let Some(wait) = leave.next_wait().filter(|_| !done && !wanted) {
-            if let Some(group) = self.group_mut(mgid) {
+            if let Some(group) = self.group_mut(key) {
                 group.in_flight = Some(token);
             }
             self.exchange.retry(now + wait, token, leave);
@@ -117,22 +132,22 @@ impl McastAgg {
         // refused several kinds for the sake of one.
         let several = state.get().count_ones() > 1;
         if let Some(group) = self
-            .group_mut(mgid)
+            .group_mut(key)
             .filter(|_| wanted && !done || invalid && several)
         {
             group.doubtful = group.doubtful | state;
         }
-        self.advance(mgid);
+        self.advance(key);
     }
 
     /// An answer came after all to a join that was given up: the membership is given back. Nobody may
     /// count on it, since a Delete for it may be under way.
-    pub(super) fn take_back(&mut self, now: Instant, record: &McMemberRecord, state: JoinState) {
-        let known = self.by_mgid.get(&record.mgid).copied();
-        let index = known.unwrap_or_else(|| self.insert(record.mgid, Group::default()));
+    pub(super) fn take_back(&mut self, now: Instant, key: GroupKey, state: JoinState) {
+        let known = self.by_key.get(&key).copied();
+        let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
         let group = &mut self.groups[index];
         group.doubtful = group.doubtful | state;
-        self.advance(record.mgid);
+        self.advance(key);
         self.pump(now);
     }
 
@@ -140,10 +155,10 @@ impl McastAgg {
     pub(super) fn gave_up(&mut self, transaction: Transaction<GroupAim>) {
         let GroupAim {
             purpose,
-            mgid,
+            key,
             state,
         } = transaction.aim;
-        if let Some(group) = self.group_mut(mgid) {
+        if let Some(group) = self.group_mut(key) {
             group.in_flight = None;
             if matches!(purpose, Purpose::Join) {
                 group.doubtful = group.doubtful | state;
@@ -155,6 +170,6 @@ impl McastAgg {
                 None => self.usage.stop_waiting(waiting.member),
             }
         }
-        self.advance(mgid);
+        self.advance(key);
     }
 }

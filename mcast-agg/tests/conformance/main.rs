@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 #![expect(unreachable_pub, reason = "the modules of one test program")]
 
+mod aliases;
 mod port;
 mod requests;
 mod the_sa_and_time;

@@ -99,9 +99,10 @@ impl PfPort {
         if let Some(smi) = &smi {
             sources.insert(smi.cq(), Source::Special(SpecialQp::Smi));
         }
+        let mux = mux(now, &own, seed, config);
         Ok(Self {
-            mux: mux(now, &own, seed, config),
-            guids: guid_manager(now, &own, seed),
+            guids: guid_manager(now, &own, seed, mux.has_alias_members()),
+            mux,
             guid_queries: BTreeMap::new(),
             own,
             gsi,
@@ -402,12 +403,17 @@ impl PfPort {
 }
 
 /// The manager of a port as it is now.
-fn guid_manager(now: Instant, own: &EndPort<QueuedMads>, seed: u64) -> GuidManager {
+fn guid_manager(
+    now: Instant,
+    own: &EndPort<QueuedMads>,
+    seed: u64,
+    alias_members: bool,
+) -> GuidManager {
     let view = own.view();
     let mut guids = GuidManager::new(GuidConfig {
         seed,
         table_len: u16::try_from(view.guids.len()).unwrap_or(u16::MAX),
-        ..GuidConfig::default()
+        alias_members,
     });
     for (index, guid) in (0..).zip(&view.guids) {
         guids.hardware(now, index, *guid);

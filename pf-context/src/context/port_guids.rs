@@ -56,6 +56,7 @@ impl PfPort {
         if self.guids.poll_timeout().is_some_and(|due| due <= now) {
             self.guids.handle_timeout(now);
         }
+        self.note_groups_left(now);
         while let Some(output) = self.guids.poll_output() {
             match output {
                 GuidOutput::Request { token, request } => {
@@ -65,8 +66,11 @@ impl PfPort {
                 }
                 GuidOutput::Guid { vf, guid } => self.assign(vf, guid),
                 GuidOutput::State { vf, .. } => self.note_change(vf, PortChange::empty()),
-                // Under the port's own GID no alias is a member of anything.
-                GuidOutput::LeaveGroups { vf } => self.guids.groups_left(now, vf),
+                GuidOutput::LeaveGroups { vf, alias } => {
+                    self.mux.leave_groups(now, CAUSE, vf, alias);
+                    self.carry_out(hca);
+                    self.note_groups_left(now);
+                }
                 GuidOutput::CheckPort => {
                     if let Err(error) = self.own.refresh(now, hca) {
                         let port = self.own.port();
@@ -74,6 +78,12 @@ impl PfPort {
                     }
                 }
             }
+        }
+    }
+
+    fn note_groups_left(&mut self, now: Instant) {
+        while let Some(vf) = self.mux.poll_groups_left() {
+            self.guids.groups_left(now, vf);
         }
     }
 

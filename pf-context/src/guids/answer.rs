@@ -85,6 +85,7 @@ impl GuidManager {
             if entry.set_answered(asked, guids[index % BLOCK], stale) {
                 self.back_off(now, index, WaitReason::Declined);
             }
+            self.give_way(index);
         }
     }
 

@@ -49,7 +49,7 @@ impl GuidWish {
 pub enum WishRefusal {
     /// Another VF has that GUID or wants it.
     Taken(VfId),
-    /// It is the port's own GUID.
+    /// It is the port's own GUID, or is wanted for the port's own entry.
     PortGuid,
     /// It is zero, all ones, or the SA's well-known one.
     Reserved,
@@ -76,7 +76,7 @@ pub struct GuidConfig {
     /// can say up to 255 of.
     pub table_len: u16,
     /// Whether VFs are members of multicast groups under their alias
-    /// : then an alias leaves its groups before it is deleted, not
+    /// ([`mcast_agg::JoinAs::Alias`]): then an alias leaves its groups before it is deleted, not
     /// only when the SA refuses to.
     pub alias_members: bool,
 }
@@ -124,6 +124,8 @@ pub enum GuidOutput {
     LeaveGroups {
         /// Whose.
         vf: VfId,
+        /// The alias, as far as it is known: what the SA granted, or else what the hardware has.
+        alias: Guid,
     },
     /// The port is not active and should be by now: read it.
     CheckPort,

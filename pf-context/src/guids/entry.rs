@@ -71,6 +71,8 @@ pub(super) struct Entry {
     pub(super) alone: bool,
     /// The alias has left its groups, or has had the time to.
     pub(super) left: bool,
+    /// The SA chose a GUID that is wanted for another VF: it is given back for another choice.
+    pub(super) surrenders: bool,
     /// Tries to delete it that failed since everything was withdrawn.
     pub(super) failed_releases: u32,
     /// Nobody tries to delete it any more.
@@ -87,10 +89,22 @@ impl Entry {
         }
         match self.wish {
             GuidWish::None => self.is_held().then_some(Need::Delete),
+            _ if self.surrenders => Some(Need::Delete),
             _ if self.is_granted() => None,
             GuidWish::SmAssigned => Some(Need::Set(self.chosen.unwrap_or_default())),
             GuidWish::Admin(guid) => Some(Need::Set(guid)),
         }
+    }
+
+    /// Whether the next request takes a GUID away that the SA has granted.
+    pub(super) fn gives_up_alias(&self) -> bool {
+        let held = self.granted();
+        held.is_some()
+            && match self.need() {
+                Some(Need::Delete) => true,
+                Some(Need::Set(guid)) => !guid.is_none() && held != Some(guid),
+                None => false,
+            }
     }
 
     /// Whether the SA may hold something that somebody must still delete.
@@ -100,7 +114,8 @@ impl Entry {
 
     /// Whether the SA holds what is wanted, as far as it can be known.
     fn is_granted(&self) -> bool {
-        self.confirmed && self.granted().is_some_and(|guid| self.wish.accepts(guid))
+        let accepts = |guid| self.wish.accepts(guid) && !self.surrenders;
+        self.confirmed && self.granted().is_some_and(accepts)
     }
 
     /// What the SA holds, if it said so.
@@ -133,8 +148,15 @@ impl Entry {
         self.wish = wish;
         self.refusals = 0;
         self.alone = false;
+        self.surrenders = false;
         self.failed_releases = 0;
         self.abandoned = false;
+    }
+
+    /// Has the SA choose another GUID than it holds, which is wanted for another VF.
+    pub(super) const fn surrender(&mut self) {
+        self.surrenders = true;
+        self.chosen = None;
     }
 
     /// Takes the SA's answer to a Set of this entry: whether that declines what is wanted. `stale` is
@@ -167,6 +189,7 @@ impl Entry {
         self.confirmed = false;
         self.refusals = 0;
         self.alone = false;
+        self.surrenders = false;
         self.left = false;
     }
 
@@ -197,7 +220,8 @@ impl Entry {
         if !stays {
             self.current = None;
         }
-        let comes = |guid: &Guid| *guid == self.hardware && self.wish.accepts(*guid);
+        let accepts = |guid| self.wish.accepts(guid) && !self.surrenders;
+        let comes = |guid: &Guid| *guid == self.hardware && accepts(*guid);
         let gained = if self.current.is_none() {
             self.granted().filter(comes)
         } else {

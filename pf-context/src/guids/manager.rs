@@ -11,7 +11,7 @@ use vf_tunnel::VfId;
 use super::api::{
     GuidConfig, GuidOutput, GuidSizes, GuidState, GuidToken, GuidView, GuidWish, WishRefusal,
 };
-use super::entry::{Entry, Need, Wait, WaitReason};
+use super::entry::{Entry, Wait, WaitReason};
 use super::request::{BLOCK, InFlight};
 
 /// What is known of the SA's support of additional GUIDs.
@@ -108,26 +108,30 @@ impl GuidManager {
     /// # Errors
     /// [`WishRefusal`]; the wish before stays then.
     pub fn want(&mut self, now: Instant, vf: VfId, wish: GuidWish) -> Result<(), WishRefusal> {
+        if vf == VfId::PF {
+            return Err(WishRefusal::PortGuid);
+        }
         if let GuidWish::Admin(guid) = wish {
             self.check(vf, guid)?;
         }
         let index = vf.index();
-        let kept = self.entry(index).chosen;
-        if wish == GuidWish::SmAssigned
-            && kept.is_some_and(|guid| self.claimant(vf, guid).is_some())
-        {
-            self.entry(index).chosen = None;
-        }
+        self.entry(index);
+        self.forget_taken_choice(index);
         self.closing &= wish == GuidWish::None;
-        self.change_wish(now, index, wish);
+        self.change_wish(index, wish);
+        self.give_way(index);
+        self.settle(now, index);
         self.conclude(now);
         Ok(())
     }
 
     /// The VF has stopped: its GUID is deleted at the SA, if it had one. The same as to want none.
     pub fn withdraw(&mut self, now: Instant, vf: VfId) {
-        self.change_wish(now, vf.index(), GuidWish::None);
-        self.conclude(now);
+        if vf != VfId::PF {
+            self.change_wish(vf.index(), GuidWish::None);
+            self.settle(now, vf.index());
+            self.conclude(now);
+        }
     }
 
     /// The PF shuts down: all GUIDs are given back. What the SA does not take back in
@@ -140,7 +144,8 @@ impl GuidManager {
         }
         for index in 1..self.entries.len() {
             if self.entries[index].wish != GuidWish::None || self.entries[index].is_held() {
-                self.change_wish(now, index, GuidWish::None);
+                self.change_wish(index, GuidWish::None);
+                self.settle(now, index);
             }
         }
         self.conclude(now);
@@ -205,14 +210,17 @@ impl GuidManager {
     }
 
     /// The VF's alias has left its multicast groups, or was in none: the answer to
-    /// [`GuidOutput::LeaveGroups`].
+    /// [`GuidOutput::LeaveGroups`]. It is deleted now; but if the SA refused that twice it has other
+    /// reasons, and the time that refusals take must pass.
     pub fn groups_left(&mut self, now: Instant, vf: VfId) {
         let index = vf.index();
         let wait = self.entries.get(index).and_then(|entry| entry.wait);
         if wait.is_some_and(|wait| wait.reason == WaitReason::Leaving) {
-            self.stop_waiting(index);
             self.entries[index].left = true;
-            self.settle(now, index);
+            if self.entries[index].refusals <= 1 {
+                self.stop_waiting(index);
+                self.settle(now, index);
+            }
         }
         self.conclude(now);
     }
@@ -286,26 +294,43 @@ impl GuidManager {
         {
             return Err(WishRefusal::PortGuid);
         }
-        self.claimant(vf, guid)
+        self.claimant(vf.index(), guid)
             .map_or(Ok(()), |other| Err(WishRefusal::Taken(other)))
     }
 
-    /// Another VF that has a GUID or wants it.
-    fn claimant(&self, vf: VfId, guid: Guid) -> Option<VfId> {
-        (0..).zip(&self.entries).find_map(|(number, entry)| {
-            let other = VfId::new(number).filter(|other| *other != vf)?;
-            entry.claims(guid).then_some(other)
-        })
+    /// The VF of another entry that has a GUID or wants it.
+    fn claimant(&self, index: usize, guid: Guid) -> Option<VfId> {
+        let mut entries = self.entries.iter().enumerate().skip(1);
+        let (other, _) = entries.find(|(other, entry)| *other != index && entry.claims(guid))?;
+        vf_at(other)
     }
 
-    fn change_wish(&mut self, now: Instant, index: usize, wish: GuidWish) {
+    /// What the SA chose for a VF earlier is not asked for if another VF has it by now.
+    fn forget_taken_choice(&mut self, index: usize) {
+        let choice = self.entries[index].chosen;
+        if choice.is_some_and(|guid| self.claimant(index, guid).is_some()) {
+            self.entries[index].chosen = None;
+        }
+    }
+
+    /// A VF that the SA chooses for does not keep a GUID that another one wants.
+    pub(super) fn give_way(&mut self, index: usize) {
+        let entry = &self.entries[index];
+        let held = entry
+            .granted()
+            .filter(|_| entry.wish == GuidWish::SmAssigned);
+        if held.is_some_and(|guid| self.claimant(index, guid).is_some()) {
+            self.entries[index].surrender();
+        }
+    }
+
+    fn change_wish(&mut self, index: usize, wish: GuidWish) {
         let entry = self.entry(index);
         entry.take_wish(wish);
         let leaving = entry.wait.is_some_and(|w| w.reason == WaitReason::Leaving);
         if !leaving || wish != GuidWish::None {
             self.stop_waiting(index);
         }
-        self.settle(now, index);
     }
 
     /// Everything that is wanted is asked for again, and nothing waits. Aliases that are leaving their
@@ -341,8 +366,7 @@ impl GuidManager {
     /// Brings everything that follows from an entry in step with it: the VF's GUID, its state, and
     /// whether its block has something to ask.
     pub(super) fn settle(&mut self, now: Instant, index: usize) {
-        let leaves_first = self.config.alias_members && self.entries[index].granted().is_some();
-        if leaves_first && self.entries[index].need() == Some(Need::Delete) {
+        if self.config.alias_members && self.entries[index].gives_up_alias() {
             self.leave_groups(index, now + Self::LEAVE_WAIT);
         }
         let change = self.entries[index].refresh();
@@ -367,7 +391,9 @@ impl GuidManager {
         }
         self.wait(index, until, WaitReason::Leaving);
         if let Some(vf) = vf_at(index) {
-            self.events.push_back(GuidOutput::LeaveGroups { vf });
+            let entry = &self.entries[index];
+            let alias = entry.granted().unwrap_or(entry.hardware);
+            self.events.push_back(GuidOutput::LeaveGroups { vf, alias });
         }
     }
 

@@ -21,12 +21,18 @@
 //! | [`GuidOutput::Request`] | sends it ([`SaClient::query_with`] and [`GuidManager::REQUEST_POLICY`]), and hands the result in by [`GuidManager::answered`] |
 //! | [`GuidOutput::Guid`] | gives the VF that GUID or none ([`PortMux::set_guid`]) |
 //! | [`GuidOutput::State`] | takes note: the VF's [`PortReason`](crate::PortReason) may be another |
-//! | [`GuidOutput::LeaveGroups`] | has the VF's alias leave its multicast groups, then calls [`GuidManager::groups_left`] |
+//! | [`GuidOutput::LeaveGroups`] | has the alias leave its multicast groups ([`PortMux::leave_groups`]), then calls [`GuidManager::groups_left`] |
 //! | [`GuidOutput::CheckPort`] | reads the port and says by [`GuidManager::port_active`] how it is |
 //!
 //! Requests are made when they are pulled, so what was wanted since the last pull goes in one request
 //! per block, and nothing is asked that is out of date. One request is under way per block, and
 //! [`GuidManager::MAX_IN_FLIGHT`] per port.
+//!
+//! # What cannot be had
+//!
+//! An SA that cannot give out additional GUIDs (its ClassPortInfo says so) is not asked until the SM
+//! changes. A GUID that another VF of the port has or wants is refused at once; one that somebody else
+//! has is declined by the SA, and the VF keeps what it had until the SA grants what is wanted.
 //!
 //! # Time
 //!
@@ -42,6 +48,7 @@
 //!
 //! [`SaClient::query_with`]: ib_endpoint::SaClient::query_with
 //! [`PortMux::set_guid`]: crate::PortMux::set_guid
+//! [`PortMux::leave_groups`]: crate::PortMux::leave_groups
 
 mod answer;
 mod api;

@@ -176,7 +176,7 @@ impl Port {
         }
     }
 
-    fn next_cause(&mut self) -> Cause {
+    pub(crate) fn next_cause(&mut self) -> Cause {
         self.cause += 1;
         Cause(self.cause)
     }
@@ -192,7 +192,7 @@ impl Port {
     }
 
     /// What came out, all of it of the last input.
-    fn outputs(&mut self) -> Vec<Output> {
+    pub(crate) fn outputs(&mut self) -> Vec<Output> {
         let expected = self.last_cause();
         let outputs = self.any_outputs().into_iter();
         outputs

@@ -5,6 +5,8 @@ use ib_wire::Guid;
 use ib_wire::mad::{MadStatus, Method};
 use pf_context::guids::{GuidConfig, GuidState, GuidWish, WishRefusal};
 
+use vf_tunnel::VfId;
+
 use crate::bench::{Bench, LID, admin, block, class_port_info, refusal, timed_out, vf};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -215,6 +217,10 @@ fn c162_entry_0_of_block_0_is_never_asked_for() {
     let asked = bench.asked_one();
     assert_eq!(asked.entries().first().unwrap().0, 1);
     assert_eq!(bench.refused(1, admin(0x98)), WishRefusal::PortGuid);
+    let own = bench.manager.want(bench.now, VfId::PF, admin(0x97));
+    assert_eq!(own, Err(WishRefusal::PortGuid));
+    bench.manager.withdraw(bench.now, VfId::PF);
+    assert!(bench.asked().is_empty());
 }
 
 #[test]
@@ -331,4 +337,23 @@ fn what_is_wanted_at_once_goes_in_one_request_per_block_and_few_at_a_time() {
         assert!(waiting.len() <= 4);
     }
     assert_eq!(blocks, (0..32).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_guid_that_the_sa_chose_and_another_vf_wants_is_given_back() {
+    let mut bench = Bench::ready();
+    bench.want(3, admin(0xa));
+    let lost = bench.asked_one();
+    bench.answer(&lost, timed_out());
+    bench.want(3, GuidWish::SmAssigned);
+    bench.want(20, admin(0xa));
+    let asked = bench.asked();
+    assert_eq!(asked[0].entries(), [(3, 0)]);
+    bench.answer(&asked[0], block(0, [0, 0, 0, 0xa, 0, 0, 0, 0]));
+    bench.hardware(3, 0xa);
+    let given_back = bench.asked_one();
+    assert!(!given_back.is_set());
+    assert_eq!(bench.guids_told(), []);
+    bench.delete(&given_back);
+    assert_eq!(bench.asked_one().entries(), [(3, 0)]);
 }

@@ -7,6 +7,13 @@ use pf_context::guids::{GuidConfig, GuidManager, GuidOutput, GuidState, GuidWish
 
 use crate::bench::{Bench, admin, block, refusal, timed_out, vf};
 
+fn leave_groups(number: u16, alias: u64) -> GuidOutput {
+    GuidOutput::LeaveGroups {
+        vf: vf(number),
+        alias: Guid::new(alias),
+    }
+}
+
 #[test]
 fn c159_all_ones_deletes_and_the_guid_is_gone_when_the_sa_says_so() {
     let mut bench = Bench::ready();
@@ -30,13 +37,30 @@ fn c160_an_alias_in_a_group_leaves_it_before_the_delete_is_repeated() {
     let asked = bench.asked_one();
     bench.answer(&asked, refusal(MadStatus::SA_DENIED));
     assert!(bench.asked().is_empty());
-    assert!(bench.told.contains(&GuidOutput::LeaveGroups { vf: vf(3) }));
+    assert!(bench.told.contains(&leave_groups(3, 0xa)));
     bench.manager.groups_left(bench.now, vf(3));
     let asked = bench.asked_one();
     assert!(!asked.is_set());
     bench.delete(&asked);
     assert!(bench.asked().is_empty());
     assert_eq!(bench.manager.poll_timeout(), None);
+}
+
+#[test]
+fn c160_an_sa_that_refuses_although_all_groups_are_left_is_asked_ever_more_seldom() {
+    let mut bench = Bench::ready();
+    bench.bring_up(3, 0xa);
+    bench.withdraw(3);
+    let asked = bench.asked_one();
+    bench.answer(&asked, refusal(MadStatus::SA_DENIED));
+    bench.manager.groups_left(bench.now, vf(3));
+    for seconds in [2, 4, 8] {
+        let asked = bench.asked_one();
+        bench.answer(&asked, refusal(MadStatus::SA_DENIED));
+        bench.manager.groups_left(bench.now, vf(3));
+        assert!(bench.asked().is_empty());
+        assert_eq!(bench.pass(), Duration::from_secs(seconds));
+    }
 }
 
 #[test]
@@ -62,7 +86,7 @@ fn c160_one_alias_in_a_group_does_not_keep_the_others_of_the_block() {
 }
 
 #[test]
-fn with_alias_members_an_alias_leaves_its_groups_first() {
+fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
     let mut bench = Bench::ready_with(GuidConfig {
         alias_members: true,
         ..GuidConfig::default()
@@ -70,13 +94,27 @@ fn with_alias_members_an_alias_leaves_its_groups_first() {
     bench.bring_up(3, 0xa);
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
-    assert_eq!(bench.told, [GuidOutput::LeaveGroups { vf: vf(3) }]);
+    assert_eq!(bench.told, [leave_groups(3, 0xa)]);
     bench.manager.groups_left(bench.now, vf(3));
     let asked = bench.asked_one();
     assert!(!asked.is_set());
     bench.delete(&asked);
     assert!(bench.asked().is_empty());
     assert_eq!(bench.manager.poll_timeout(), None);
+}
+
+#[test]
+fn with_alias_members_an_alias_leaves_its_groups_before_another_replaces_it() {
+    let mut bench = Bench::ready_with(GuidConfig {
+        alias_members: true,
+        ..GuidConfig::default()
+    });
+    bench.bring_up(3, 0xa);
+    bench.want(3, admin(0xb));
+    assert!(bench.asked().is_empty());
+    assert_eq!(bench.told, [leave_groups(3, 0xa)]);
+    bench.manager.groups_left(bench.now, vf(3));
+    assert_eq!(bench.asked_one().entries(), [(3, 0xb)]);
 }
 
 #[test]

@@ -5,4 +5,5 @@
 mod asking;
 mod bench;
 mod giving_back;
+mod model;
 mod port;
