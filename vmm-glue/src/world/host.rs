@@ -1,87 +1,76 @@
-//! A host: the software on the ports of its adapter.
+//! A host: an adapter, and the software on its functions.
 
-use std::collections::VecDeque;
-
-use emulated_hca::NodeId;
-use hca_api::{Hca, HcaError, HcaEvent};
-use ib_endpoint::{
-    Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortError, EndPortEvent,
-    MadCounters, SmaError,
-};
+use emulated_hca::{Fabric, NodeId};
+use hca_api::{FunctionId, HcaError};
+use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, SmaError};
 use ib_vtime::Instant;
 use ib_wire::PortNum;
+use pf_context::PfContext;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
+use vf_tunnel::VfId;
 
-/// A datagram queue pair and what it received.
+use super::function_of;
+use super::manager::ManagerPlace;
+use super::pf_host::PfHost;
+use super::socket::Sockets;
+use super::software::Software;
+use super::user::PortSoftware;
+
+/// Who uses the adapter.
 #[derive(Debug)]
-pub struct Socket {
-    pub(super) qp: DatagramQp,
-    received: VecDeque<Datagram>,
+enum Tenancy {
+    /// The host alone.
+    Alone(Software),
+    /// A PF context, and the guests to which it gives VFs.
+    Shared(Box<PfHost>),
 }
 
-impl Socket {
-    pub(super) fn open(hca: &mut dyn Hca, spec: DatagramQpSpec) -> Result<Self, HcaError> {
-        Ok(Self {
-            qp: DatagramQp::open(hca, spec)?,
-            received: VecDeque::new(),
-        })
-    }
+/// What runs on a function: the PF's side of a shared adapter, or what has its ports to itself.
+enum User<'h> {
+    Pf(&'h PfHost),
+    Software(&'h Software),
+}
 
-    /// The queue pair.
-    #[must_use]
-    pub const fn qp(&self) -> &DatagramQp {
-        &self.qp
-    }
-
-    /// The next received message.
-    pub fn receive(&mut self) -> Option<Datagram> {
-        self.received.pop_front()
-    }
-
-    fn poll(&mut self, hca: &mut dyn Hca) {
-        while let Some(datagram) = self.qp.poll(hca) {
-            self.received.push_back(datagram);
-        }
-    }
+/// As [`User`], to be used.
+enum UserMut<'h> {
+    Pf(&'h mut PfHost),
+    Software(&'h mut Software),
 }
 
 /// A host of a world.
 #[derive(Debug)]
 pub struct Host {
     node: NodeId,
-    pub(super) ports: Vec<EndPort>,
-    /// Events of the ports that wait to be pulled, in the order of the ports.
-    pub(super) events: Vec<VecDeque<EndPortEvent>>,
-    pub(super) sockets: Vec<Socket>,
-    manager: Option<SubnetManager>,
-    /// What happened in the subnet since the manager was started.
-    subnet_events: Vec<SmEvent>,
-    trouble: Option<SmaError>,
+    tenancy: Tenancy,
 }
 
 impl Host {
-    pub(super) fn start(
+    /// Starts the software of a host that has its adapter to itself.
+    pub(super) fn alone(
         now: Instant,
+        fabric: &mut Fabric,
         node: NodeId,
-        hca: &mut dyn Hca,
         seed: u64,
     ) -> Result<Self, EndPortError> {
-        let ports = (1..=hca.attributes().num_ports)
+        let mut hca = function_of(fabric, node, FunctionId::PF)?;
+        let ports = (1..=hca_api::Hca::attributes(&hca).num_ports)
             .map(|port| {
                 let seed = seed.wrapping_add(u64::from(port));
-                EndPort::open(now, hca, EndPortConfig::host(PortNum(port), seed))
+                EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), seed))
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             node,
-            events: ports.iter().map(|_| VecDeque::new()).collect(),
-            ports,
-            sockets: Vec::new(),
-            manager: None,
-            subnet_events: Vec::new(),
-            trouble: None,
+            tenancy: Tenancy::Alone(Software::new(ports)),
         })
+    }
+
+    pub(super) fn shared(node: NodeId, context: PfContext) -> Self {
+        Self {
+            node,
+            tenancy: Tenancy::Shared(Box::new(PfHost::new(context))),
+        }
     }
 
     /// The node that the host's adapter is.
@@ -90,119 +79,191 @@ impl Host {
         self.node
     }
 
-    /// The software of all ports, in the order of the ports.
-    #[must_use]
-    pub fn ports(&self) -> &[EndPort] {
-        &self.ports
-    }
-
     /// The subnet manager that runs here.
     #[must_use]
-    pub const fn manager(&self) -> Option<&SubnetManager> {
-        self.manager.as_ref()
+    pub fn manager(&self) -> Option<&SubnetManager> {
+        self.manager_place().get()
     }
 
     /// What the subnet manager has told of the subnet since it was started.
     #[must_use]
     pub fn subnet_events(&self) -> &[SmEvent] {
-        &self.subnet_events
+        self.manager_place().events()
     }
 
-    pub(super) fn start_manager(
-        &mut self,
-        hca: &mut dyn Hca,
-        port: PortNum,
-        config: SubnetConfig,
-        seed: u64,
-    ) -> Result<(), OpenError> {
-        self.stop_manager(hca)?;
-        let gsi = self.ports[port.index() - 1].gsi();
-        self.manager = Some(SubnetManager::open(hca, gsi, port, config, seed)?);
-        self.subnet_events.clear();
-        Ok(())
+    /// The PF context, if the adapter is shared.
+    #[must_use]
+    pub fn context(&self) -> Option<&PfContext> {
+        self.pf().map(|pf| &pf.context)
     }
 
-    pub(super) fn stop_manager(&mut self, hca: &mut dyn Hca) -> Result<(), HcaError> {
-        let Some(manager) = self.manager.take() else {
-            return Ok(());
-        };
-        let gsi = self.ports[manager.port().index() - 1].gsi();
-        manager.close(hca, gsi)
+    /// The VFs on which a guest's software runs, in the order of their numbers.
+    pub fn guests(&self) -> impl Iterator<Item = VfId> {
+        self.pf()
+            .into_iter()
+            .flat_map(|pf| pf.guests.keys().copied())
     }
 
     /// Why a port could not be read anew after a change, if one could not: a fault of the emulated
     /// device.
     #[must_use]
-    pub const fn trouble(&self) -> Option<SmaError> {
-        self.trouble
-    }
-
-    /// Does everything that is due. Whether a MAD was received or sent, so that there may be more to
-    /// do at once.
-    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        let before = self.mads_passed();
-        while let Some(event) = hca.poll_event() {
-            self.take_event(now, hca, &event);
-        }
-        for port in &mut self.ports {
-            while port.poll(now, hca) {}
-        }
-        self.collect_events(now);
-        for socket in &mut self.sockets {
-            socket.poll(hca);
-        }
-        if let Some(manager) = &mut self.manager {
-            let gsi = self.ports[manager.port().index() - 1].gsi();
-            while manager.poll(now, hca, gsi) {}
-            let events = std::iter::from_fn(|| manager.poll_event());
-            self.subnet_events.extend(events);
-        }
-        self.mads_passed() != before
-    }
-
-    fn take_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
-        for port in &mut self.ports {
-            if let Err(error) = port.handle_hca_event(now, hca, event) {
-                self.trouble = Some(error);
-            }
-        }
-        if let Some(manager) = &mut self.manager {
-            manager.handle_hca_event(now, event);
-        }
-    }
-
-    /// Pulls the ports' events: requests to the SA go to the manager, everything else waits for the
-    /// host's user.
-    fn collect_events(&mut self, now: Instant) {
-        for (port, events) in self.ports.iter_mut().zip(&mut self.events) {
-            while let Some(event) = port.poll_event() {
-                let manager = self.manager.as_mut();
-                let manager = manager.filter(|manager| manager.port() == port.port());
-                let left = match (event, manager) {
-                    (EndPortEvent::Gsi(event), Some(manager)) => manager
-                        .handle_event(now, port.gsi(), event)
-                        .map(EndPortEvent::Gsi),
-                    (event, _) => Some(event),
-                };
-                events.extend(left);
+    pub fn trouble(&self) -> Option<SmaError> {
+        match &self.tenancy {
+            Tenancy::Alone(software) => software.trouble,
+            Tenancy::Shared(pf) => {
+                let guests = pf.guests.values().filter_map(|guest| guest.trouble);
+                pf.trouble.into_iter().chain(guests).next()
             }
         }
     }
 
-    fn mads_passed(&mut self) -> u64 {
-        let passed = |counters: &MadCounters| counters.received + counters.sent;
-        let by_manager = self.manager.as_ref().map(|m| passed(m.sm().mad_counters()));
-        let by_ports: u64 = self
-            .ports
-            .iter_mut()
-            .map(|p| passed(p.gsi().counters()))
-            .sum();
-        by_ports + by_manager.unwrap_or(0)
+    fn manager_place(&self) -> &ManagerPlace {
+        match &self.tenancy {
+            Tenancy::Alone(software) => &software.manager,
+            Tenancy::Shared(pf) => &pf.manager,
+        }
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let ports = self.ports.iter().filter_map(EndPort::poll_timeout);
-        let manager = self.manager.as_ref().and_then(SubnetManager::poll_timeout);
-        ports.chain(manager).min()
+    fn pf(&self) -> Option<&PfHost> {
+        match &self.tenancy {
+            Tenancy::Alone(_) => None,
+            Tenancy::Shared(pf) => Some(pf),
+        }
+    }
+
+    pub(super) fn pf_mut(&mut self) -> Option<&mut PfHost> {
+        match &mut self.tenancy {
+            Tenancy::Alone(_) => None,
+            Tenancy::Shared(pf) => Some(pf),
+        }
+    }
+
+    /// What runs on a function.
+    fn user(&self, function: FunctionId) -> Option<User<'_>> {
+        match &self.tenancy {
+            Tenancy::Alone(software) => {
+                (function == FunctionId::PF).then_some(User::Software(software))
+            }
+            Tenancy::Shared(pf) => match VfId::new(function.0) {
+                Some(vf) => pf.guests.get(&vf).map(User::Software),
+                None => (function == FunctionId::PF).then_some(User::Pf(pf)),
+            },
+        }
+    }
+
+    /// What runs on a function, to be used.
+    fn user_mut(&mut self, function: FunctionId) -> Option<UserMut<'_>> {
+        match &mut self.tenancy {
+            Tenancy::Alone(software) => {
+                (function == FunctionId::PF).then_some(UserMut::Software(software))
+            }
+            Tenancy::Shared(pf) => match VfId::new(function.0) {
+                Some(vf) => pf.guests.get_mut(&vf).map(UserMut::Software),
+                None => (function == FunctionId::PF).then_some(UserMut::Pf(pf)),
+            },
+        }
+    }
+
+    /// A port of a function.
+    pub(super) fn port(&self, function: FunctionId, port: PortNum) -> Option<&dyn PortSoftware> {
+        match self.user(function)? {
+            User::Pf(pf) => {
+                let port = pf.context.ports().get(port.index().checked_sub(1)?)?;
+                Some(port.own())
+            }
+            User::Software(software) => software.port(port).map(|port| port as _),
+        }
+    }
+
+    /// A port of a function, to be used.
+    pub(super) fn port_mut(
+        &mut self,
+        function: FunctionId,
+        port: PortNum,
+    ) -> Option<&mut dyn PortSoftware> {
+        match self.user_mut(function)? {
+            UserMut::Pf(pf) => pf.context.port_mut(port).map(|port| port.own_mut() as _),
+            UserMut::Software(software) => software.port_mut(port).map(|port| port as _),
+        }
+    }
+
+    pub(super) fn poll_event(
+        &mut self,
+        function: FunctionId,
+        port: PortNum,
+    ) -> Option<EndPortEvent> {
+        match self.user_mut(function)? {
+            UserMut::Pf(pf) => pf.poll_event(port),
+            UserMut::Software(software) => software.poll_event(port),
+        }
+    }
+
+    pub(super) fn sockets(&self, function: FunctionId) -> Option<&Sockets> {
+        Some(match self.user(function)? {
+            User::Pf(pf) => &pf.sockets,
+            User::Software(software) => &software.sockets,
+        })
+    }
+
+    pub(super) fn sockets_mut(&mut self, function: FunctionId) -> Option<&mut Sockets> {
+        Some(match self.user_mut(function)? {
+            UserMut::Pf(pf) => &mut pf.sockets,
+            UserMut::Software(software) => &mut software.sockets,
+        })
+    }
+
+    pub(super) fn start_manager(
+        &mut self,
+        fabric: &mut Fabric,
+        port: PortNum,
+        config: SubnetConfig,
+        seed: u64,
+    ) -> Result<(), OpenError> {
+        self.stop_manager(fabric)?;
+        let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
+        let (gsi, manager) = self
+            .gsi_and_manager(port)
+            .ok_or(OpenError::Hca(HcaError::InvalidPort))?;
+        manager.start(&mut hca, gsi, port, config, seed)
+    }
+
+    pub(super) fn stop_manager(&mut self, fabric: &mut Fabric) -> Result<(), HcaError> {
+        let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
+        let port = self.manager_place().port();
+        match port.and_then(|port| self.gsi_and_manager(port)) {
+            Some((gsi, manager)) => manager.stop(&mut hca, gsi),
+            None => Ok(()),
+        }
+    }
+
+    /// The agent on a port's QP1, and the manager that may use it.
+    fn gsi_and_manager(&mut self, port: PortNum) -> Option<(&mut MadAgent, &mut ManagerPlace)> {
+        match self.user_mut(FunctionId::PF)? {
+            UserMut::Pf(pf) => {
+                let own = pf.context.port_mut(port)?.own_mut();
+                Some((own.gsi(), &mut pf.manager))
+            }
+            UserMut::Software(software) => software.gsi_and_manager(port),
+        }
+    }
+
+    /// Lets the software on a function do everything that is due.
+    pub(super) fn poll(&mut self, now: Instant, fabric: &mut Fabric, function: FunctionId) {
+        let Ok(mut hca) = function_of(fabric, self.node, function) else {
+            return;
+        };
+        match self.user_mut(function) {
+            Some(UserMut::Pf(pf)) => pf.poll(now, &mut hca),
+            Some(UserMut::Software(software)) => software.poll(now, &mut hca),
+            None => {}
+        }
+    }
+
+    /// When to poll the software on a function at the latest.
+    pub(super) fn poll_timeout(&self, function: FunctionId) -> Option<Instant> {
+        match self.user(function)? {
+            User::Pf(pf) => pf.poll_timeout(),
+            User::Software(software) => software.poll_timeout(),
+        }
     }
 }

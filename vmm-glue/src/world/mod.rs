@@ -1,64 +1,45 @@
 //! The deterministic runner: a fabric, the software on its hosts, and a virtual clock.
 //!
-//! A [`World`] holds an emulated fabric and, for each host, what runs on a real one: an [`EndPort`] on
-//! each port, and on one or more hosts a subnet manager.
+//! A [`World`] holds an emulated fabric and, for each host, what runs on a real one. A plain host has
+//! an [`EndPort`](ib_endpoint::EndPort) on each port of its adapter. A PF host
+//! ([`World::add_pf_host`]) has a [`PfContext`](pf_context::PfContext), and for each of its VFs a
+//! guest: the same software on the proxies that the VF has of the ports' QP1. On one or more hosts
+//! runs a subnet manager.
+//!
 //! [`World::run_until`] lets everything happen that is due, then jumps the clock to the next deadline.
 //! Nothing in it waits, and nothing depends on anything but the calls and the seed: the same calls give
 //! the same packets.
 //!
 //! The same world can be driven by the wall clock: it is [`Driven`].
 
+mod alarms;
 mod host;
+mod ids;
+mod manager;
+mod pf_host;
+mod run;
+mod socket;
+mod software;
+mod user;
+mod vfs;
 
 use std::collections::VecDeque;
 
 use emulated_hca::hca::Function;
-use emulated_hca::{Fabric, NodeId, NodeKind, TapPoint, Tapped};
+use emulated_hca::{Fabric, NodeId, TapPoint};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
-use ib_capture::{FrameRecord, Interface};
-use ib_endpoint::{DatagramQpSpec, EndPort, EndPortError, EndPortEvent};
-use ib_vtime::{Duration, Instant};
-use ib_wire::PortNum;
+use ib_capture::FrameRecord;
+use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
+use ib_vtime::Instant;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
-pub use host::{Host, Socket};
+pub use host::Host;
+pub use ids::{HostFunction, HostId, HostPortId, SocketId};
+pub use socket::Socket;
+pub use user::PortSoftware;
+pub use vfs::{VfError, vf_spec};
 
-use crate::Driven;
-
-/// Rounds of work at one time after which a world counts as live-locked: its machines make each
-/// other busy for ever.
-const MAX_ROUNDS: u32 = 1_000_000;
-
-/// Names a host of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HostId(usize);
-
-impl HostId {
-    /// A port of the host.
-    #[must_use]
-    pub const fn port(self, port: u8) -> HostPortId {
-        HostPortId {
-            host: self,
-            port: PortNum(port),
-        }
-    }
-}
-
-/// Names a port of a host of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HostPortId {
-    /// The host.
-    pub host: HostId,
-    /// Its port.
-    pub port: PortNum,
-}
-
-/// Names a datagram socket on a host of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SocketId {
-    host: HostId,
-    index: usize,
-}
+use alarms::Alarms;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +57,10 @@ pub enum Outcome {
 pub struct World {
     fabric: Fabric,
     hosts: Vec<Host>,
+    /// When the software on each function wants to be polled.
+    alarms: Alarms,
+    /// Functions whose software was lent out: it may have something to do.
+    woken: Vec<HostFunction>,
     seed: u64,
     now: Instant,
     live_locked: bool,
@@ -85,10 +70,12 @@ pub struct World {
 impl World {
     /// A world of nodes and links without software. All seeds are derived from `seed`.
     #[must_use]
-    pub const fn new(fabric: Fabric, seed: u64) -> Self {
+    pub fn new(fabric: Fabric, seed: u64) -> Self {
         Self {
             fabric,
             hosts: Vec::new(),
+            alarms: Alarms::default(),
+            woken: Vec::new(),
             seed,
             now: Instant::ZERO,
             live_locked: false,
@@ -96,32 +83,36 @@ impl World {
         }
     }
 
-    /// Starts the software of a host on the physical function of a node's adapter: an [`EndPort`] on
-    /// each port.
+    /// Starts the software of a host that has a node's adapter to itself: an
+    /// [`EndPort`](ib_endpoint::EndPort) on each port.
     ///
     /// # Errors
     /// [`EndPortError`]; [`HcaError::InvalidParameter`] if the node is a switch.
     pub fn add_host(&mut self, node: NodeId) -> Result<HostId, EndPortError> {
-        let id = HostId(self.hosts.len());
         let seed = self.derived_seed();
-        let mut hca = physical_function(&mut self.fabric, node)?;
-        self.hosts
-            .push(Host::start(self.now, node, &mut hca, seed)?);
-        Ok(id)
+        let host = Host::alone(self.now, &mut self.fabric, node, seed)?;
+        Ok(self.admit(host))
+    }
+
+    fn admit(&mut self, host: Host) -> HostId {
+        let id = HostId(self.hosts.len());
+        self.hosts.push(host);
+        self.wake(id.pf());
+        id
     }
 
     /// Starts a subnet manager with its SA on a host's port, in place of one that runs there.
     ///
     /// # Errors
-    /// [`OpenError`].
-    ///
-    /// # Panics
-    /// If the host has no such port.
+    /// [`OpenError`]; [`HcaError::InvalidPort`] if the host has no such port,
+    /// [`HcaError::InvalidParameter`] if the port is a VF's.
     pub fn start_manager(&mut self, at: HostPortId, config: SubnetConfig) -> Result<(), OpenError> {
+        if at.function != FunctionId::PF {
+            return Err(HcaError::InvalidParameter.into());
+        }
         let seed = self.derived_seed();
-        let host = &mut self.hosts[at.host.0];
-        let mut hca = physical_function(&mut self.fabric, host.node())?;
-        host.start_manager(&mut hca, at.port, config, seed)
+        self.wake(at.on());
+        self.hosts[at.host.0].start_manager(&mut self.fabric, at.port, config, seed)
     }
 
     /// Stops a host's subnet manager as if its process were killed: it tells nobody.
@@ -129,15 +120,21 @@ impl World {
     /// # Errors
     /// [`HcaError::InvalidParameter`] if the node is gone.
     pub fn stop_manager(&mut self, host: HostId) -> Result<(), HcaError> {
-        let host = &mut self.hosts[host.0];
-        let mut hca = physical_function(&mut self.fabric, host.node())?;
-        host.stop_manager(&mut hca)
+        self.wake(host.pf());
+        self.hosts[host.0].stop_manager(&mut self.fabric)
     }
 
     /// A seed that differs from call to call (the step of SplitMix64, whose consumers scramble it).
     const fn derived_seed(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.seed
+    }
+
+    /// Has a function's software polled with the next poll of the world.
+    fn wake(&mut self, at: HostFunction) {
+        if !self.woken.contains(&at) {
+            self.woken.push(at);
+        }
     }
 
     /// Whether the world is stuck: see [`Outcome::LiveLock`].
@@ -175,26 +172,26 @@ impl World {
     /// A port's software.
     ///
     /// # Panics
-    /// If the host has no such port.
+    /// If there is no such port, or no software on that function.
     #[must_use]
-    pub fn port(&self, at: HostPortId) -> &EndPort {
-        &self.hosts[at.host.0].ports[at.port.index() - 1]
+    pub fn port(&self, at: HostPortId) -> &dyn PortSoftware {
+        let port = self.hosts[at.host.0].port(at.function, at.port);
+        port.expect(NO_PORT)
     }
 
     /// A port's software, to be used. What it wants to send leaves with the next poll.
     ///
     /// # Panics
-    /// If the host has no such port.
-    pub fn port_mut(&mut self, at: HostPortId) -> &mut EndPort {
-        &mut self.hosts[at.host.0].ports[at.port.index() - 1]
+    /// If there is no such port, or no software on that function.
+    pub fn port_mut(&mut self, at: HostPortId) -> &mut dyn PortSoftware {
+        self.wake(at.on());
+        let port = self.hosts[at.host.0].port_mut(at.function, at.port);
+        port.expect(NO_PORT)
     }
 
     /// The next event of a port. (A port's own `poll_event` gives nothing: the world pulls.)
-    ///
-    /// # Panics
-    /// If the host has no such port.
     pub fn poll_event(&mut self, at: HostPortId) -> Option<EndPortEvent> {
-        self.hosts[at.host.0].events[at.port.index() - 1].pop_front()
+        self.hosts[at.host.0].poll_event(at.function, at.port)
     }
 
     /// A host's subnet manager.
@@ -203,64 +200,99 @@ impl World {
         self.hosts[host.0].manager()
     }
 
-    /// Opens a datagram socket on a host: a UD queue pair whose messages the world collects.
+    /// Opens a datagram socket on a function: a UD queue pair whose messages the world collects.
     ///
     /// # Errors
-    /// Those of [`ib_endpoint::DatagramQp::open`].
+    /// Those of [`ib_endpoint::DatagramQp::open`]; [`HcaError::InvalidHandle`] if no software runs
+    /// on the function.
     pub fn open_socket(
         &mut self,
-        host: HostId,
+        on: impl Into<HostFunction>,
         spec: DatagramQpSpec,
     ) -> Result<SocketId, HcaError> {
-        let entry = &mut self.hosts[host.0];
-        let mut hca = physical_function(&mut self.fabric, entry.node())?;
-        entry.sockets.push(Socket::open(&mut hca, spec)?);
-        Ok(SocketId {
-            host,
-            index: entry.sockets.len() - 1,
-        })
+        let on = on.into();
+        self.wake(on);
+        let host = &mut self.hosts[on.host.0];
+        let mut hca = function_of(&mut self.fabric, host.node(), on.function)?;
+        let sockets = host.sockets_mut(on.function);
+        let serial = sockets
+            .ok_or(HcaError::InvalidHandle)?
+            .open(&mut hca, spec)?;
+        Ok(SocketId { on, serial })
+    }
+
+    /// Closes a socket, unless it is closed already.
+    ///
+    /// # Errors
+    /// [`HcaError::InvalidParameter`] if the node is gone.
+    pub fn close_socket(&mut self, id: SocketId) -> Result<(), HcaError> {
+        let host = &mut self.hosts[id.on.host.0];
+        let mut hca = function_of(&mut self.fabric, host.node(), id.on.function)?;
+        if let Some(sockets) = host.sockets_mut(id.on.function) {
+            sockets.close(&mut hca, id.serial);
+        }
+        Ok(())
     }
 
     /// A socket.
+    ///
+    /// # Panics
+    /// If it is closed.
     #[must_use]
     pub fn socket(&self, id: SocketId) -> &Socket {
-        &self.hosts[id.host.0].sockets[id.index]
+        let sockets = self.hosts[id.on.host.0].sockets(id.on.function);
+        sockets
+            .and_then(|sockets| sockets.get(id.serial))
+            .expect(NO_SOCKET)
     }
 
     /// A socket, to take what it received.
+    ///
+    /// # Panics
+    /// If it is closed.
     pub fn socket_mut(&mut self, id: SocketId) -> &mut Socket {
-        &mut self.hosts[id.host.0].sockets[id.index]
+        let sockets = self.hosts[id.on.host.0].sockets_mut(id.on.function);
+        sockets
+            .and_then(|sockets| sockets.get_mut(id.serial))
+            .expect(NO_SOCKET)
     }
 
     /// Sends a message from a socket.
     ///
     /// # Errors
     /// Those of [`ib_endpoint::DatagramQp::send`].
+    ///
+    /// # Panics
+    /// If the socket is closed.
     pub fn send(
         &mut self,
         id: SocketId,
         destination: &UdDestination,
         message: &[u8],
     ) -> Result<(), HcaError> {
-        let host = &mut self.hosts[id.host.0];
-        let mut hca = physical_function(&mut self.fabric, host.node())?;
-        host.sockets[id.index]
+        let host = &mut self.hosts[id.on.host.0];
+        let mut hca = function_of(&mut self.fabric, host.node(), id.on.function)?;
+        let sockets = host.sockets_mut(id.on.function);
+        let socket = sockets.and_then(|sockets| sockets.get_mut(id.serial));
+        socket
+            .expect(NO_SOCKET)
             .qp
             .send(&mut hca, destination, message)
     }
 
-    /// Calls something with a host's adapter. Not for the conditions of [`World::run_until`]: the
-    /// fabric takes an adapter that was lent out for busy.
+    /// Calls something with a function of a host's adapter. Not for the conditions of
+    /// [`World::run_until`]: the fabric takes an adapter that was lent out for busy.
     ///
     /// # Errors
-    /// [`HcaError::InvalidParameter`] if the node is gone, or what `call` gives.
+    /// [`HcaError::InvalidParameter`] if there is no such function, or what `call` gives.
     pub fn with_hca<T>(
         &mut self,
-        host: HostId,
+        on: impl Into<HostFunction>,
         call: impl FnOnce(&mut dyn Hca) -> Result<T, HcaError>,
     ) -> Result<T, HcaError> {
-        let node = self.hosts[host.0].node();
-        call(&mut physical_function(&mut self.fabric, node)?)
+        let on = on.into();
+        let node = self.hosts[on.host.0].node();
+        call(&mut function_of(&mut self.fabric, node, on.function)?)
     }
 
     /// Records every packet on every link from now on; see [`World::poll_frame`].
@@ -273,101 +305,17 @@ impl World {
     pub fn poll_frame(&mut self) -> Option<FrameRecord> {
         self.frames.pop_front()
     }
-
-    /// Runs in virtual time until the condition holds, for at most `limit`. The condition is looked at
-    /// whenever everything that is due at a time was done.
-    pub fn run_until(
-        &mut self,
-        limit: Duration,
-        mut condition: impl FnMut(&mut Self) -> bool,
-    ) -> Outcome {
-        let end = self.now + limit;
-        let mut standstill = 0;
-        loop {
-            self.poll(self.now);
-            if self.live_locked || standstill == MAX_ROUNDS {
-                return Outcome::LiveLock;
-            }
-            if condition(self) {
-                return Outcome::Reached;
-            }
-            let next = self.poll_timeout().map_or(end, |next| next.max(self.now));
-            if self.now >= end {
-                return Outcome::TimedOut;
-            }
-            standstill = if next > self.now { 0 } else { standstill + 1 };
-            self.now = next.min(end);
-        }
-    }
-
-    /// Runs in virtual time for `duration`.
-    pub fn run_for(&mut self, duration: Duration) -> Outcome {
-        match self.run_until(duration, |_| false) {
-            Outcome::LiveLock => Outcome::LiveLock,
-            Outcome::Reached | Outcome::TimedOut => Outcome::Reached,
-        }
-    }
-
-    /// Lets the fabric and then every host do what is due, once. Whether any host did something.
-    fn round(&mut self) -> bool {
-        while self.fabric.poll(self.now) {}
-        self.record_taps();
-        let mut busy = false;
-        for host in &mut self.hosts {
-            if let Ok(mut hca) = physical_function(&mut self.fabric, host.node()) {
-                busy |= host.poll(self.now, &mut hca);
-            }
-        }
-        busy
-    }
-
-    fn record_taps(&mut self) {
-        while let Some(tapped) = self.fabric.poll_tap() {
-            let record = tapped.record(self.interface(&tapped));
-            self.frames.push_back(record);
-        }
-    }
-
-    fn interface(&self, tapped: &Tapped) -> Interface {
-        let is_switch = |node| {
-            let node = self.fabric.node(node);
-            node.is_some_and(|node| node.kind() == NodeKind::Switch)
-        };
-        Interface::from_low_bits(
-            match (is_switch(tapped.from.node), is_switch(tapped.to.node)) {
-                (false, true) => 0,
-                (true, true) => 1,
-                (true, false) => 2,
-                (false, false) => 3,
-            },
-        )
-    }
 }
 
-impl Driven for World {
-    fn poll(&mut self, now: Instant) {
-        self.now = now;
-        for _ in 0..MAX_ROUNDS {
-            if !self.round() {
-                // The fabric serves the nodes that the hosts looked at, and is quiet.
-                while self.fabric.poll(now) {}
-                self.record_taps();
-                return;
-            }
-        }
-        self.live_locked = true;
-    }
+const NO_PORT: &str = "there is no such port, or no software on it";
+const NO_SOCKET: &str = "the socket is closed";
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        let hosts = self.hosts.iter().filter_map(Host::poll_timeout);
-        hosts.chain(self.fabric.poll_timeout()).min()
-    }
-}
-
-fn physical_function(fabric: &mut Fabric, node: NodeId) -> Result<Function<'_>, HcaError> {
-    fabric
-        .hca(node, FunctionId::PF)
-        .ok_or(HcaError::InvalidParameter)
+fn function_of(
+    fabric: &mut Fabric,
+    node: NodeId,
+    function: FunctionId,
+) -> Result<Function<'_>, HcaError> {
+    fabric.hca(node, function).ok_or(HcaError::InvalidParameter)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
 use emulated_hca::{LinkConfig, Topology};
+use ib_vtime::Duration;
 use ib_wire::smp::PortState;
 use subnet_lite::ManagerStats;
 
@@ -27,9 +28,10 @@ fn world(seed: u64) -> (World, [HostId; 3]) {
 /// Every host's port is active, and the manager says so.
 fn is_up(world: &mut World) -> bool {
     let serving = |host: &Host| host.manager().is_none_or(|m| m.sm().is_serving());
-    let mut ports = world.hosts.iter().flat_map(Host::ports);
+    let hosts = 0..world.hosts.len();
+    let mut views = hosts.map(|host| world.port(HostId(host).port(1)).view());
     world.hosts.iter().all(serving)
-        && ports.all(|port| port.view().state == PortState::ACTIVE && port.view().lid.is_unicast())
+        && views.all(|view| view.state == PortState::ACTIVE && view.lid.is_unicast())
 }
 
 /// Every packet of a subnet that comes up.

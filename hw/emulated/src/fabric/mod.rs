@@ -201,6 +201,15 @@ impl Fabric {
         self.add_end_node(Device::with_memory(config, seed, memory))
     }
 
+    /// The next function of a channel adapter that has events; see [`Device::poll_ready`]. Asking
+    /// keeps nobody busy.
+    pub fn poll_ready(&mut self, node: NodeId) -> Option<FunctionId> {
+        match &mut self.slots.get_mut(node.index())?.body {
+            Body::EndNode(device) => device.poll_ready(),
+            Body::Switch(_) => None,
+        }
+    }
+
     /// A function of a channel adapter, to be used; what it sends leaves with the next poll.
     pub fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>> {
         self.device_mut(node)?.function(function)

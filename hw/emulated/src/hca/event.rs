@@ -46,6 +46,11 @@ impl EventQueue {
         }
     }
 
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Takes the oldest event.
     pub(super) fn poll(&mut self) -> Option<HcaEvent> {
         let event = self.queue.pop_front()?;

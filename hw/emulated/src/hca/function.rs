@@ -66,6 +66,8 @@ pub(super) struct FunctionState {
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: Slab<Qp>,
     pub(super) events: EventQueue,
+    /// Whether it is among the device's stirred functions.
+    pub(super) stirred: bool,
     attachments: u32,
     /// QP numbers set aside and not in use.
     pub(super) reserved_qpns: u32,
@@ -91,6 +93,7 @@ impl FunctionState {
             srqs: Slab::new(),
             qps: Slab::new(),
             events: EventQueue::default(),
+            stirred: false,
             attachments: 0,
             reserved_qpns: 0,
         }

@@ -64,6 +64,7 @@ impl FunctionManager for Function<'_> {
 
     fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError> {
         self.reset_function(id)?;
+        self.device.stirred.retain(|stirred| *stirred != id);
         self.device.functions[usize::from(id.0)]
             .take()
             .map(|state| state.memory.into_space())

@@ -105,6 +105,8 @@ pub struct Device {
     random: SplitMix64,
     /// Indexed by function number; the PF is always there.
     functions: Vec<Option<Box<FunctionState>>>,
+    /// Functions that may have events which [`Device::poll_ready`] has not told of yet.
+    stirred: VecDeque<FunctionId>,
     max_functions: u16,
     qpns: QpnTable,
     groups: MulticastTable,
@@ -150,6 +152,7 @@ impl Device {
             node,
             random,
             functions: vec![Some(Box::new(pf))],
+            stirred: VecDeque::new(),
             max_functions: config.max_functions,
             qpns: QpnTable::new(),
             groups: MulticastTable::default(),
@@ -167,6 +170,23 @@ impl Device {
         Some(Function { device: self, id })
     }
 
+    /// The next function whose event queue has something, so that who drives many functions need
+    /// not look at each. A function that is given and left with events is given again when it was
+    /// used, or when something happened to it.
+    pub fn poll_ready(&mut self) -> Option<FunctionId> {
+        while let Some(id) = self.stirred.pop_front() {
+            let state = self.functions.get_mut(usize::from(id.0));
+            let Some(state) = state.and_then(Option::as_deref_mut) else {
+                continue;
+            };
+            state.stirred = false;
+            if !state.events.is_empty() {
+                return Some(id);
+            }
+        }
+        None
+    }
+
     /// What the device dropped, and why.
     #[must_use]
     pub const fn drops(&self) -> &DropCounters {
@@ -180,11 +200,17 @@ impl Device {
             .ok_or(HcaError::InvalidHandle)
     }
 
+    /// A function to be changed. Whatever raises an event comes this way.
     fn state_mut(&mut self, id: FunctionId) -> Result<&mut FunctionState, HcaError> {
-        self.functions
+        let state = self
+            .functions
             .get_mut(usize::from(id.0))
             .and_then(Option::as_deref_mut)
-            .ok_or(HcaError::InvalidHandle)
+            .ok_or(HcaError::InvalidHandle)?;
+        if !core::mem::replace(&mut state.stirred, true) {
+            self.stirred.push_back(id);
+        }
+        Ok(state)
     }
 
     fn egress_mut(&mut self, port: PortNum) -> Option<&mut Egress> {

@@ -1,0 +1,87 @@
+//! A subnet manager that runs on a port of a host.
+
+use hca_api::{Hca, HcaError, HcaEvent};
+use ib_endpoint::{EndPortEvent, MadAgent};
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+use subnet_lite::sm::SmEvent;
+use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
+
+/// The place of a subnet manager on a host: one, or none.
+#[derive(Debug, Default)]
+pub(super) struct ManagerPlace {
+    manager: Option<Box<SubnetManager>>,
+    /// What happened in the subnet since the manager was started.
+    events: Vec<SmEvent>,
+}
+
+impl ManagerPlace {
+    pub(super) fn start(
+        &mut self,
+        hca: &mut dyn Hca,
+        gsi: &mut MadAgent,
+        port: PortNum,
+        config: SubnetConfig,
+        seed: u64,
+    ) -> Result<(), OpenError> {
+        let manager = SubnetManager::open(hca, gsi, port, config, seed)?;
+        self.manager = Some(Box::new(manager));
+        self.events.clear();
+        Ok(())
+    }
+
+    pub(super) fn stop(&mut self, hca: &mut dyn Hca, gsi: &mut MadAgent) -> Result<(), HcaError> {
+        match self.manager.take() {
+            Some(manager) => manager.close(hca, gsi),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<&SubnetManager> {
+        self.manager.as_deref()
+    }
+
+    /// The port of the manager that runs.
+    pub(super) fn port(&self) -> Option<PortNum> {
+        self.manager.as_deref().map(SubnetManager::port)
+    }
+
+    pub(super) fn events(&self) -> &[SmEvent] {
+        &self.events
+    }
+
+    pub(super) fn handle_hca_event(&mut self, now: Instant, event: &HcaEvent) {
+        if let Some(manager) = &mut self.manager {
+            manager.handle_hca_event(now, event);
+        }
+    }
+
+    /// Takes an event of the software on the manager's port. Gives back what is not the manager's.
+    pub(super) fn handle_port_event(
+        &mut self,
+        now: Instant,
+        gsi: &mut MadAgent,
+        event: EndPortEvent,
+    ) -> Option<EndPortEvent> {
+        match (event, &mut self.manager) {
+            (EndPortEvent::Gsi(event), Some(manager)) => {
+                manager.handle_event(now, gsi, event).map(EndPortEvent::Gsi)
+            }
+            (event, _) => Some(event),
+        }
+    }
+
+    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca, gsi: &mut MadAgent) {
+        if let Some(manager) = &mut self.manager {
+            while manager.poll(now, hca, gsi) {}
+            self.events
+                .extend(std::iter::from_fn(|| manager.poll_event()));
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.manager
+            .as_deref()
+            .and_then(SubnetManager::poll_timeout)
+    }
+}

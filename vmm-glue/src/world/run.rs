@@ -1,0 +1,129 @@
+//! How a world runs: who is polled when, and how the clock moves.
+
+use emulated_hca::{NodeKind, Tapped};
+use ib_capture::Interface;
+use ib_vtime::{Duration, Instant};
+
+use super::{HostFunction, HostId, Outcome, World};
+use crate::Driven;
+
+/// Rounds of work at one time after which a world counts as live-locked: its machines make each
+/// other busy for ever.
+const MAX_ROUNDS: u32 = 1_000_000;
+
+/// Functions of one adapter that are polled in a round before the next adapter's turn.
+const READY_BATCH: usize = 1024;
+
+impl World {
+    /// Runs in virtual time until the condition holds, for at most `limit`. The condition is looked at
+    /// whenever everything that is due at a time was done.
+    pub fn run_until(
+        &mut self,
+        limit: Duration,
+        mut condition: impl FnMut(&mut Self) -> bool,
+    ) -> Outcome {
+        let end = self.now + limit;
+        let mut standstill = 0;
+        loop {
+            self.poll(self.now);
+            if self.live_locked || standstill == MAX_ROUNDS {
+                return Outcome::LiveLock;
+            }
+            if condition(self) {
+                return Outcome::Reached;
+            }
+            let next = self.poll_timeout().map_or(end, |next| next.max(self.now));
+            if self.now >= end {
+                return Outcome::TimedOut;
+            }
+            standstill = if next > self.now { 0 } else { standstill + 1 };
+            self.now = next.min(end);
+        }
+    }
+
+    /// Runs in virtual time for `duration`.
+    pub fn run_for(&mut self, duration: Duration) -> Outcome {
+        match self.run_until(duration, |_| false) {
+            Outcome::LiveLock => Outcome::LiveLock,
+            Outcome::Reached | Outcome::TimedOut => Outcome::Reached,
+        }
+    }
+
+    /// Lets the fabric do what is due, and then the software that has something to do: because it
+    /// was lent out, because its time has come, or because its function has events. Whether any had.
+    fn round(&mut self) -> bool {
+        while self.fabric.poll(self.now) {}
+        self.record_taps();
+        let mut due = core::mem::take(&mut self.woken);
+        while let Some(at) = self.alarms.pop_due(self.now) {
+            due.push(at);
+        }
+        for at in &due {
+            self.poll_function(*at);
+        }
+        let mut busy = !due.is_empty();
+        for host in 0..self.hosts.len() {
+            let node = self.hosts[host].node();
+            for _ in 0..READY_BATCH {
+                let Some(function) = self.fabric.poll_ready(node) else {
+                    break;
+                };
+                let host = HostId(host);
+                self.poll_function(HostFunction { host, function });
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    fn poll_function(&mut self, at: HostFunction) {
+        let host = &mut self.hosts[at.host.0];
+        host.poll(self.now, &mut self.fabric, at.function);
+        self.alarms.set(at, host.poll_timeout(at.function));
+    }
+
+    fn record_taps(&mut self) {
+        while let Some(tapped) = self.fabric.poll_tap() {
+            let record = tapped.record(self.interface(&tapped));
+            self.frames.push_back(record);
+        }
+    }
+
+    fn interface(&self, tapped: &Tapped) -> Interface {
+        let is_switch = |node| {
+            let node = self.fabric.node(node);
+            node.is_some_and(|node| node.kind() == NodeKind::Switch)
+        };
+        Interface::from_low_bits(
+            match (is_switch(tapped.from.node), is_switch(tapped.to.node)) {
+                (false, true) => 0,
+                (true, true) => 1,
+                (true, false) => 2,
+                (false, false) => 3,
+            },
+        )
+    }
+}
+
+impl Driven for World {
+    fn poll(&mut self, now: Instant) {
+        self.now = now;
+        for _ in 0..MAX_ROUNDS {
+            if !self.round() {
+                // The fabric serves the nodes that the hosts looked at, and is quiet.
+                while self.fabric.poll(now) {}
+                self.record_taps();
+                return;
+            }
+        }
+        self.live_locked = true;
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let woken = self.woken.iter();
+        let woken = woken.filter_map(|at| self.hosts[at.host.0].poll_timeout(at.function));
+        let alarm = self.alarms.next_deadline();
+        let fabric = self.fabric.poll_timeout();
+        alarm.into_iter().chain(fabric).chain(woken).min()
+    }
+}

@@ -1,0 +1,186 @@
+//! Hosts that give their guests VFs.
+
+use emulated_hca::NodeId;
+use hca_api::{AddressSpace, FunctionId, HcaError, HostMemory, ResourceCounts};
+use ib_endpoint::EndPortError;
+use ib_vtime::Instant;
+use ib_wire::Guid;
+use pf_context::PfContext;
+use pf_context::context::{PfConfig, PfError, PfEvent, VfSpec};
+use thiserror::Error;
+use vf_tunnel::VfId;
+
+use super::pf_host::{PfHost, start_guest};
+use super::{Host, HostFunction, HostId, World, function_of};
+
+/// Why a VF and its guest could not be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum VfError {
+    /// The PF refused.
+    #[error(transparent)]
+    Pf(#[from] PfError),
+    /// The guest's software could not be started.
+    #[error("the guest's software cannot be started")]
+    Guest(#[from] EndPortError),
+}
+
+impl From<HcaError> for VfError {
+    fn from(error: HcaError) -> Self {
+        Self::Pf(error.into())
+    }
+}
+
+/// A VF with memory of its own on this process's heap, a quota that no ordinary guest meets, and the
+/// default of every port.
+#[must_use]
+pub fn vf_spec(node_guid: Guid) -> VfSpec {
+    const MANY: u32 = 4096;
+    VfSpec {
+        node_guid,
+        memory: Box::new(HostMemory::new()),
+        quota: ResourceCounts {
+            pds: MANY,
+            avs: MANY,
+            cqs: MANY,
+            srqs: MANY,
+            qps: MANY,
+            mrs: MANY,
+            mws: MANY,
+            attachments: MANY,
+        },
+        ports: Vec::new(),
+    }
+}
+
+impl World {
+    /// Starts a PF context on a node's adapter, with the PF's own software on each port. A subnet
+    /// manager can run on such a host if the context leaves QP0 alone ([`PfConfig::smi`]).
+    ///
+    /// # Errors
+    /// [`PfError`]; [`HcaError::InvalidParameter`] if the node is a switch.
+    pub fn add_pf_host(&mut self, node: NodeId, config: &PfConfig) -> Result<HostId, PfError> {
+        let mut hca = function_of(&mut self.fabric, node, FunctionId::PF)?;
+        let context = PfContext::open(self.now, &mut hca, config)?;
+        Ok(self.admit(Host::shared(node, context)))
+    }
+
+    /// Adds a VF and starts its guest's software on it.
+    ///
+    /// # Errors
+    /// [`VfError`]; nothing is left behind then.
+    ///
+    /// # Panics
+    /// If the host was not made by [`World::add_pf_host`]; so do all calls about VFs.
+    pub fn add_vf(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        spec: VfSpec,
+    ) -> Result<HostFunction, VfError> {
+        let now = self.now;
+        self.with_pf(host, |pf, hca| pf.context.add_vf(now, hca, vf, spec))?;
+        match self.start_guest(host, vf) {
+            Ok(()) => Ok(host.vf(vf)),
+            Err(error) => {
+                self.remove_vf(host, vf)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a guest's software on a VF anew, as a guest's boot does. What ran there before gives
+    /// back what it had; its events and sockets are gone.
+    ///
+    /// # Errors
+    /// [`VfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn start_guest(&mut self, host: HostId, vf: VfId) -> Result<(), VfError> {
+        let (now, seed) = (self.now, self.derived_seed());
+        let at = host.vf(vf);
+        let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
+        let pf = pf_of(&mut self.hosts[host.0]);
+        if let Some(before) = pf.guests.remove(&vf) {
+            before.close(&mut hca);
+        }
+        pf.guests.insert(vf, start_guest(now, &mut hca, seed)?);
+        self.wake(at);
+        Ok(())
+    }
+
+    /// Resets a VF. Its guest's software is told, and does nothing any more until
+    /// [`World::start_guest`].
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn reset_vf(&mut self, host: HostId, vf: VfId) -> Result<(), PfError> {
+        let now = self.now;
+        self.with_pf(host, |pf, hca| pf.context.reset_vf(now, hca, vf))
+    }
+
+    /// Removes a VF with its guest. Gives the memory that it reached.
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn remove_vf(&mut self, host: HostId, vf: VfId) -> Result<Box<dyn AddressSpace>, PfError> {
+        let now = self.now;
+        let memory = self.with_pf(host, |pf, hca| {
+            let memory = pf.context.remove_vf(now, hca, vf)?;
+            pf.forget(vf);
+            Ok(memory)
+        })?;
+        self.alarms.set(host.vf(vf), None);
+        Ok(memory)
+    }
+
+    /// A host's PF context.
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    #[must_use]
+    pub fn context(&self, host: HostId) -> &PfContext {
+        self.hosts[host.0].context().expect(NO_PF)
+    }
+
+    /// A host's PF context, to be used. What it wants to send leaves with the next poll.
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn context_mut(&mut self, host: HostId) -> &mut PfContext {
+        self.wake(host.pf());
+        &mut pf_of(&mut self.hosts[host.0]).context
+    }
+
+    /// What happened next to the VFs of a host, and when: [`PfEvent::VfPort`] and
+    /// [`PfEvent::WishRefused`]. Of many that nobody takes the last few thousand are kept.
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn poll_vf_news(&mut self, host: HostId) -> Option<(Instant, PfEvent)> {
+        pf_of(&mut self.hosts[host.0]).poll_news()
+    }
+
+    fn with_pf<T>(
+        &mut self,
+        host: HostId,
+        call: impl FnOnce(&mut PfHost, &mut emulated_hca::hca::Function<'_>) -> Result<T, PfError>,
+    ) -> Result<T, PfError> {
+        self.wake(host.pf());
+        let host = &mut self.hosts[host.0];
+        let mut hca = function_of(&mut self.fabric, host.node(), FunctionId::PF)?;
+        call(pf_of(host), &mut hca)
+    }
+}
+
+const NO_PF: &str = "the host's adapter is not shared";
+
+fn pf_of(host: &mut Host) -> &mut PfHost {
+    host.pf_mut().expect(NO_PF)
+}
