@@ -194,8 +194,9 @@ impl PfPort {
                 self.ready.push_back(source);
             }
         }
-        self.drive_guids(now, hca);
         busy |= self.poll_own(now, hca);
+        // What the SA just answered; a request that follows makes the PF's own software due.
+        self.drive_guids(now, hca);
         self.tell_vfs(hca);
         busy || (budget == 0 && !self.ready.is_empty())
     }
