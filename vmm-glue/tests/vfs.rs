@@ -65,10 +65,15 @@ impl Subnet {
     /// Waits until every guest's port is active.
     fn bring_up(&mut self) {
         let all: Vec<HostPortId> = self.ports().collect();
-        self.wait(|world| {
+        let outcome = self.world.run_until(LIMIT, |world| {
             let mut views = all.iter().map(|port| world.port(*port).view());
             views.all(|view| view.state == PortState::ACTIVE && view.sa_address().is_some())
         });
+        let mut news = Vec::new();
+        for host in self.hosts {
+            news.extend(std::iter::from_fn(|| self.world.poll_vf_news(host)));
+        }
+        assert_eq!(outcome, Outcome::Reached, "{news:#?}");
     }
 
     /// The ports of the guests.
