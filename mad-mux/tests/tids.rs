@@ -234,6 +234,21 @@ fn c050_an_answer_of_another_class_method_or_attribute_is_dropped() {
 }
 
 #[test]
+fn c050_a_trace_may_come_as_a_table_of_traces() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TRACE_TABLE, 5), &SA);
+    let mut answer = answer_to(&sent);
+    answer.header.method = Method::GET_TABLE_RESP;
+    answer.header.attribute_id = AttributeId::TRACE_RECORD;
+    assert!(receive(&mut map, Instant::ZERO, answer, &SA).is_ok());
+    answer.header.attribute_id = AttributeId::NODE_RECORD;
+    assert_eq!(
+        receive(&mut map, Instant::ZERO, answer, &SA),
+        Err(DropReason::AnswerMismatch)
+    );
+}
+
+#[test]
 fn c051_c052_a_duplicate_answer_is_delivered_for_15_seconds_and_then_to_nobody() {
     let mut map = map();
     let sent = send(&mut map, vf(1), get(5), &SA);
