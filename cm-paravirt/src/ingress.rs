@@ -240,15 +240,23 @@ impl CmParavirt {
     }
 
     /// The request that its peer gives up before it learned the VF's id: the REJ for timeout then
-    /// names it by the peer's own id and CA (IBA 12.6.7.2, code 4).
+    /// names it by the peer's own id and CA (IBA 12.6.7.2, code 4). Without a CA, only one VF can be
+    /// meant.
     fn abandoned_request(&self, rej: &CmRej, from: &PeerAddress) -> Option<u32> {
-        let guid = rej
-            .timeout_ca_guid()
-            .filter(|_| rej.remote_comm_id == CommId::NONE)?;
-        self.table
-            .by_peer(from, RemoteCommId(rej.local_comm_id), Space::Connection)
-            .filter(|&slot| self.table.ca_guid(slot) == guid)
-            .max_by_key(|&slot| self.table.store.hot(slot).state.in_handshake())
+        if rej.reason != RejReason::TIMEOUT || rej.remote_comm_id != CommId::NONE {
+            return None;
+        }
+        let id = RemoteCommId(rej.local_comm_id);
+        let of_peer = || self.table.by_peer(from, id, Space::Connection);
+        let vf_of = |slot| self.table.store.hot(slot).vf;
+        match rej.timeout_ca_guid() {
+            Some(guid) => of_peer()
+                .filter(|&slot| self.table.ca_guid(slot) == guid)
+                .max_by_key(|&slot| self.table.store.hot(slot).state.in_handshake()),
+            None => of_peer()
+                .last()
+                .filter(|&last| of_peer().all(|slot| vf_of(slot) == vf_of(last))),
+        }
     }
 
     fn receive_sidr_req(
@@ -323,7 +331,7 @@ impl CmParavirt {
         Ok(Ingress::Deliver(vf))
     }
 
-    /// Puts an answer in the message's place, unless its sender had enough of them.
+    /// Puts an answer in the message's place, unless its sender cannot get it or had enough of them.
     fn answer(
         &mut self,
         now: Instant,
@@ -331,7 +339,7 @@ impl CmParavirt {
         from: &PeerAddress,
         answer: Answer,
     ) -> Option<Ingress> {
-        if !self.answers.allow(now, from.lid) {
+        if !from.lid.is_unicast() || !self.answers.allow(now, from.lid) {
             self.statistics.answers_withheld += 1;
             return None;
         }

@@ -536,3 +536,26 @@ fn c092_a_repeated_give_up_goes_to_the_vf_that_was_asked_last() {
         }
     }
 }
+
+#[test]
+fn c092_a_give_up_without_a_ca_reaches_the_only_vf_that_it_can_mean() {
+    let mut pf = Pf::default();
+    let give_up = || rej(8, 0, CmMessage::OTHER, RejReason::TIMEOUT);
+    pf.rx(peer_req(PEER_LID, 8, 1), at(PEER_LID)).into_vf(1);
+    pf.rx(give_up(), at(PEER_LID)).into_vf(1);
+    pf.rx(peer_req(PEER_LID, 8, 2), at(PEER_LID)).into_vf(2);
+    let doubtful = pf.rx(give_up(), at(PEER_LID));
+    assert_eq!(doubtful, Rx::Drop(DropReason::UnknownCommId));
+}
+
+#[test]
+fn c083_c095_nobody_is_answered_who_has_no_lid_of_its_own() {
+    let mut pf = Pf::default();
+    for lid in [0, 0xc000, 0xffff] {
+        let mut req = peer_req(lid, 8, 1);
+        req.view_mut::<CmReq>().primary.remote_gid = peer_gid(STRANGER_LID);
+        assert_eq!(pf.rx(req, at(lid)), Rx::Drop(DropReason::UnknownGid));
+        let dreq = message(AttributeId::CM_DREQ, 8, 99);
+        assert_eq!(pf.rx(dreq, at(lid)), Rx::Drop(DropReason::UnknownCommId));
+    }
+}
