@@ -169,6 +169,11 @@ limits! {
     }
 }
 limits! {
+    NoticeLimits for mcast_agg::notices::Config {
+        subscriptions_per_member: u16, waiting_per_member: u16, max_in_flight: usize,
+    }
+}
+limits! {
     EgressLimits for pf_context::EgressLimit {
         mads_per_second: u32, burst: u32, queue: usize, weight: NonZeroU16,
     }
@@ -183,6 +188,7 @@ struct LimitFields {
     tids: Object<TidLimits>,
     cm: Object<CmLimits>,
     mcast: Object<McastLimits>,
+    notices: Object<NoticeLimits>,
     paths: Object<PathLimits>,
     egress: Object<EgressLimits>,
     wire: Object<WireLimits>,
@@ -194,6 +200,7 @@ impl From<LimitFields> for Limits {
         fields.tids.0.apply(&mut limits.tids);
         fields.cm.0.apply(&mut limits.cm);
         fields.mcast.0.apply(&mut limits.mcast);
+        fields.notices.0.apply(&mut limits.notices);
         fields.paths.0.apply(&mut limits.paths);
         fields.egress.0.apply(&mut limits.egress);
         fields.wire.0.apply(&mut limits.wire);
@@ -361,13 +368,14 @@ mod tests {
     fn limits_that_are_not_given_keep_their_defaults() {
         let config = config(
             r#"{"config":{"limits":{"tids":{"per_vf":3},"cm":{"answer_burst":4},
-            "mcast":{"groups_per_member":5},"egress":{"burst":6,"weight":7},
+            "mcast":{"groups_per_member":5},"notices":{"waiting_per_member":7},"egress":{"burst":6,"weight":7},
             "paths":{"lifetime_ms":9},"wire":{"mads_per_second":8}}}}"#,
         );
         let mut expected = Limits::default();
         expected.tids.per_vf = 3;
         expected.cm.answer_burst = 4;
         expected.mcast.groups_per_member = 5;
+        expected.notices.waiting_per_member = 7;
         expected.egress.burst = 6;
         expected.egress.weight = NonZeroU16::new(7).unwrap();
         expected.wire.mads_per_second = 8;

@@ -87,6 +87,9 @@ fn understand<'a>(
     if u64::try_from(line.len()).is_ok_and(|bytes| bytes > LONGEST_LINE) {
         return Err(LineError::TooLong);
     }
+    if line.trim_ascii().is_empty() {
+        return Err(LineError::Empty);
+    }
     let run = match current {
         Some(run) => run,
         None if script::is_config(line)? => {

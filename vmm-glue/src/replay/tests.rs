@@ -259,7 +259,10 @@ fn a_vf_beyond_the_configured_ones_is_a_mistake() {
 
 #[test]
 fn an_empty_line_is_a_mistake() {
-    assert_eq!(mistake("{\"at\":0}\n\n{\"at\":0}\n").0, 2);
+    for empty in ["", " ", "\r"] {
+        let script = format!("{{\"at\":0}}\n{empty}\n{{\"at\":0}}\n");
+        assert_eq!(mistake(&script), (2, "the line is empty".to_owned()));
+    }
 }
 
 #[test]
@@ -443,7 +446,7 @@ fn the_documented_limits_are_the_defaults() {
         ))
     });
     let rows: Vec<_> = rows.collect();
-    assert_eq!(rows.len(), 15);
+    assert_eq!(rows.len(), 21);
     for row in rows {
         assert_eq!(
             config::parse(row.as_bytes()).unwrap(),

@@ -26,6 +26,8 @@ pub(super) enum LineError {
     /// Not JSON, or not the fields of its form.
     #[error("{}", describe(.0))]
     Form(#[from] serde_json::Error),
+    #[error("the line is empty")]
+    Empty,
     #[error("longer than 1 MiB")]
     TooLong,
     #[error("the configuration can only be the first line")]
