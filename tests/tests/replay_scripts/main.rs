@@ -14,7 +14,7 @@ use world::World;
 fn two_clones_hold_random_conversations_and_leave_nothing() {
     for seed in 0..6 {
         let mut world = World::new(seed, 2);
-        world.run(300, 20);
+        world.run(300, 20, 0);
         let tally = world.end();
         assert_eq!(tally.conversations, 300);
         assert!(tally.mads > 1_500, "{tally:?}");
@@ -24,6 +24,13 @@ fn two_clones_hold_random_conversations_and_leave_nothing() {
 #[test]
 fn sixty_four_clones_hold_random_conversations_and_leave_nothing() {
     let mut world = World::new(77, 64);
-    world.run(1_000, 200);
+    world.run(1_000, 200, 0);
     assert_eq!(world.end().conversations, 1_000);
+}
+
+#[test]
+fn a_reset_in_the_middle_of_conversations_cuts_the_vfs_own_and_no_other() {
+    let mut world = World::new(5, 4);
+    world.run(600, 40, 15);
+    assert_eq!(world.end().conversations, 600);
 }

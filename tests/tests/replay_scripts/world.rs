@@ -1,6 +1,7 @@
 //! Many conversations at once, and the examiner's own idea of who is known by which ids.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -48,6 +49,11 @@ impl Talk {
         mad
     }
 
+    /// Whether the peer knows none of the VF's ids yet.
+    fn is_silent(&self) -> bool {
+        self.wire_id.is_none() && self.wire_tid.is_none()
+    }
+
     /// Whether both sides know that it is over. Under an id of one that only fell silent, a new
     /// request would be the old one once more.
     fn has_ended(&self) -> bool {
@@ -76,6 +82,8 @@ pub(crate) struct World {
     order: u64,
     wire_ids: BTreeSet<u32>,
     wire_tids: BTreeSet<u32>,
+    /// Who spoke with whom.
+    spoken: BTreeSet<(u16, u16)>,
     /// How many transactions each VF began.
     vf_tids: BTreeMap<u16, u64>,
     /// Ids in use: of each VF, and of each peer.
@@ -114,6 +122,7 @@ impl World {
             order: 0,
             wire_ids: BTreeSet::new(),
             wire_tids: BTreeSet::new(),
+            spoken: BTreeSet::new(),
             vf_tids: BTreeMap::new(),
             vf_ids: BTreeSet::new(),
             peer_ids: BTreeSet::new(),
@@ -121,11 +130,15 @@ impl World {
         }
     }
 
-    /// Holds conversations, so many at a time.
-    pub(crate) fn run(&mut self, conversations: usize, at_once: usize) {
-        for _ in 0..conversations {
+    /// Holds conversations, so many at a time; resets a VF before each of one in `resets`, 0 for none.
+    pub(crate) fn run(&mut self, conversations: usize, at_once: usize, resets: usize) {
+        for number in 1..=conversations {
             while self.due.len() >= at_once {
                 self.step();
+            }
+            if resets != 0 && number % resets == 0 {
+                let vf = self.rng.random_range(1..=self.vfs);
+                self.reset(vf);
             }
             self.begin();
         }
@@ -155,6 +168,7 @@ impl World {
         let peer_id = (1..)
             .find(|&id| self.peer_ids.insert((peer_lid, id)))
             .unwrap();
+        self.spoken.insert((vf, peer_lid));
         let begun = self.vf_tids.entry(vf).or_default();
         *begun += 1;
         let vf_tid = 0xfedc_ba98_0000_0000 | *begun;
@@ -221,6 +235,9 @@ impl World {
         } else {
             talk.on_the_wire(&step)
         };
+        if !step.from_vf && step.mapped != Mapped::Nothing && self.rng.random_ratio(1, 10) {
+            self.forge(&talk.who, &mad);
+        }
         let sent = line(&talk.who, self.now, step.from_vf, &mad);
         let outcome = self.session.send(self.now, &sent);
         self.tally.mads += 1;
@@ -233,6 +250,56 @@ impl World {
             talk.at_the_vf(&step)
         };
         assert_eq!(mads::to_hex(&got), mads::to_hex(&wanted), "{story}");
+    }
+
+    /// A stranger who saw a peer's message sends it, too: nobody gets it, and nothing changes.
+    fn forge(&mut self, who: &Parties, mad: &Mad) {
+        let stranger = Parties {
+            peer_lid: 77,
+            peer_guid: 0x0002_c903_0b00_0000,
+            ..who.clone()
+        };
+        let sent = line(&stranger, self.now, false, mad);
+        let Outcome { own, others, .. } = self.session.send(self.now, &sent);
+        assert!(others.is_empty(), "{sent}\n{others:?}");
+        let [verdict] = &own[..] else {
+            panic!("one verdict: {sent}\n{own:?}");
+        };
+        assert_eq!(verdict["drop"], "wrong_peer", "{sent}\n{verdict}");
+    }
+
+    /// Resets a VF: its peers may be told, and what they still say reaches no VF.
+    fn reset(&mut self, vf: u16) {
+        let event = json!({"at": self.now, "event": "vf_reset", "vf": vf});
+        let Outcome { own, others, .. } = self.session.send(self.now, &event);
+        assert!(others.is_empty(), "{others:?}");
+        let (cut, due): (BTreeMap<_, _>, _) = mem::take(&mut self.due)
+            .into_iter()
+            .partition(|(_, talk)| talk.who.vf == vf);
+        self.due = due;
+        for told in &own {
+            assert_eq!(told["to"], "wire", "{told}");
+            let dlid = u16::try_from(told["dlid"].as_u64().unwrap()).unwrap();
+            assert!(self.spoken.contains(&(vf, dlid)), "{told}");
+        }
+        for mut talk in cut.into_values() {
+            if talk.is_silent() {
+                continue;
+            }
+            while let Some(step) = talk.steps.get(talk.next) {
+                if !step.from_vf && step.mapped != Mapped::Nothing {
+                    let sent = line(&talk.who, self.now, false, &talk.on_the_wire(step));
+                    let Outcome { own, .. } = self.session.send(self.now, &sent);
+                    let [verdict] = &own[..] else {
+                        panic!("one verdict: {sent}\n{own:?}");
+                    };
+                    let answered = verdict["to"] == "wire";
+                    assert!(answered || verdict["drop"].is_string(), "{verdict}");
+                }
+                talk.next += 1;
+            }
+        }
+        self.vf_ids.retain(|&(owner, _)| owner != vf);
     }
 
     /// The MAD of the one line that a step must lead to.
