@@ -15,7 +15,7 @@
 //! | 4 | source GID is the VF's own | CM messages by GID or communication id |
 //! | 5 | port, SL, Q_Key, remote QP, path bits | answers to the port's own SA requests to mcast-agg |
 //! | 6 | the VF's rate: on, into its queue, or dropped | VF active, class allowed |
-//! | 7 | SA, CM and multicast machines | P_Key, full match preferred, to virtual index |
+//! | 7 | SA, CM and multicast machines, path cache | P_Key, full match preferred, to virtual index |
 //! | 8 | wire TID for what begins a transaction | the VF's own TID or communication id |
 //!
 //! The rate comes before the machines, so that a frame beyond it leaves no state anywhere; a frame
@@ -33,6 +33,13 @@
 //! The PF's own software is a tenant of the port like its VFs, once it is attached
 //! ([`PortMux::attach_pf_software`]). Until then what is for it, reports of the SA excepted, ends as
 //! [`DropReason::NoTarget`](vf_tunnel::DropReason::NoTarget).
+//!
+//! # Paths
+//!
+//! What the SA answered lately to a request for a path, it is not asked again: the answer is in the
+//! VF's tunnel at once, as the SA gave it. The first request goes out as any other does, in the VF's
+//! own transaction; the same one of another VF waits for its answer, and goes out by itself after half
+//! a second. See [`mad_mux::path_cache`].
 //!
 //! # Siblings
 //!

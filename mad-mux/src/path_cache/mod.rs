@@ -48,8 +48,11 @@
 //!
 //! The caller says what changed: [`PathCache::invalidate`] for what may change any path (LID, SM,
 //! P_Keys, reregister), [`PathCache::invalidate_guid`] for a port that came or went (traps 64 and 65).
-//! What the SA is being asked at that moment is not kept either. Changes that nobody tells are bounded
-//! by the lifetime.
+//! What the SA is being asked at that moment is not kept either. A path to a multicast group is never
+//! kept, so groups that come or go (traps 66 and 67) change nothing here.
+//!
+//! The SA reports ports only to who subscribed. The cache subscribes to nothing itself: it learns of
+//! them when a VF or the PF's own software does, and is bounded by the lifetime otherwise.
 
 mod request;
 mod table;
@@ -58,11 +61,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use ib_vtime::{Instant, SplitMix64};
+use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method};
 use ib_wire::sa::{PathRecord, SaMad};
 use ib_wire::{Guid, PKey, Tid};
-use vf_tunnel::wire_id::KeyedHash;
 use vf_tunnel::{VfId, VfTid, WireTid};
 
 use request::PathRequest;
@@ -157,10 +159,9 @@ impl<W> PathCache<W> {
     /// An empty cache. The seed keeps guests from choosing requests that collide.
     #[must_use]
     pub fn new(config: PathCacheConfig, seed: u64) -> Self {
-        let mut random = SplitMix64::new(seed);
         Self {
             config,
-            table: Table::new(KeyedHash::new([random.next(), random.next()])),
+            table: Table::new(seed),
             waiting: VecDeque::new(),
             resumed: VecDeque::new(),
         }

@@ -37,10 +37,15 @@ impl PathRequest {
         (is_plain && has_ends && !record.dgid.is_multicast()).then_some(Self { mask, record })
     }
 
-    /// The request as words, for its hash.
-    pub(super) fn words(&self) -> [U64; 9] {
-        let [a, b, c, d, e, f, g, h]: [U64; 8] = transmute!(self.record);
-        [U64::new(self.mask.get()), a, b, c, d, e, f, g, h]
+    /// The request as words, for its hash; the last is zero.
+    pub(super) fn words(&self) -> [u64; 10] {
+        let record: [U64; 8] = transmute!(self.record);
+        let mut words = [0; 10];
+        words[0] = self.mask.get();
+        for (word, bytes) in words[1..].iter_mut().zip(record) {
+            *word = bytes.get();
+        }
+        words
     }
 
     /// Whether a path is what was asked for: it agrees in every component that says which path is

@@ -2,8 +2,9 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::array;
 
-use ib_vtime::Instant;
+use ib_vtime::{Instant, SplitMix64};
 use ib_wire::Guid;
 use ib_wire::mad::Mad;
 use vf_tunnel::wire_id::{Index, KeyedHash};
@@ -50,6 +51,7 @@ pub(super) struct Table {
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     index: Index,
+    keys: [u64; 10],
     hash: KeyedHash,
     by_deadline: BTreeSet<(Instant, u32)>,
     by_vf: BTreeSet<(VfId, Instant, u32)>,
@@ -58,12 +60,14 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(hash: KeyedHash) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut random = SplitMix64::new(seed);
         Self {
             entries: Vec::new(),
             free: Vec::new(),
             index: Index::new(),
-            hash,
+            keys: array::from_fn(|_| random.next()),
+            hash: KeyedHash::new([random.next(), random.next()]),
             by_deadline: BTreeSet::new(),
             by_vf: BTreeSet::new(),
             by_wire_tid: BTreeMap::new(),
@@ -156,10 +160,21 @@ impl Table {
         self.by_end.range(all).map(|&(_, slot)| slot)
     }
 
+    /// Chosen requests must not collide: the words are summed in pairs under secret keys (NH of Black
+    /// et al., "UMAC", 1999, with 64-bit words), and the sum is hashed. SipHash over all of them would
+    /// take most of the time of a hit.
     fn hash_of(&self, request: &PathRequest) -> u32 {
         let words = request.words();
-        words.iter().fold(0, |hash, word| {
-            self.hash.hash(word.get() ^ u64::from(hash) << 16)
-        })
+        let pairs = words.chunks_exact(2).zip(self.keys.chunks_exact(2));
+        let sum = pairs.fold(0_u128, |sum, (words, keys)| {
+            let [a, b] = [0, 1].map(|i| u128::from(words[i].wrapping_add(keys[i])));
+            sum.wrapping_add(a * b)
+        });
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the two halves, one after the other"
+        )]
+        let (high, low) = ((sum >> 64) as u64, sum as u64);
+        self.hash.hash(low ^ high.rotate_left(32))
     }
 }
