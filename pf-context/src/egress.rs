@@ -13,7 +13,7 @@ use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex}
 use crate::config::Strictness;
 use crate::limiter::{Admission, Held};
 use crate::mux::{PortMux, THE_PORT};
-use crate::output::{Cause, Output, Route, WireSource};
+use crate::output::{Cause, Passed, Route, WireSend, WireSource};
 use crate::paths::WaitingRequest;
 use crate::pf_software;
 use crate::vf::Vf;
@@ -81,55 +81,89 @@ impl PortMux {
 
     /// Takes a frame that came through a VF's tunnel.
     pub fn from_vf(&mut self, now: Instant, cause: Cause, vf: VfId, qp: SpecialQp, frame: &ToPf) {
+        let mut frame = *frame;
+        let passed = self.judge_from_vf(now, cause, vf, qp, &mut frame);
+        self.emit_passed(cause, passed, &frame.mad);
+        self.pump(now, cause);
+    }
+
+    /// As [`PortMux::from_vf`], with the MAD judged and rewritten where it lies: what goes on is said
+    /// rather than put among the outputs, and the frame's MAD is what is to be sent. The frame must be
+    /// the PF's own copy, which no guest can change. Outputs that are there afterwards go first.
+    pub fn from_vf_in_place(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: VfId,
+        qp: SpecialQp,
+        frame: &mut ToPf,
+    ) -> Passed {
+        let passed = self.judge_from_vf(now, cause, vf, qp, frame);
+        self.pump(now, cause);
+        passed
+    }
+
+    fn judge_from_vf(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: VfId,
+        qp: SpecialQp,
+        frame: &mut ToPf,
+    ) -> Passed {
         self.release(now);
         let checked = match self.check(vf, qp, frame) {
             Ok(checked) => checked,
-            Err(reason) => return self.drop_frame(cause, Some(vf), reason),
+            Err(reason) => return self.end(cause, Some(vf), reason),
         };
-        if vf == VfId::PF {
-            return self.send(now, cause, vf, &checked, frame);
+        if vf != VfId::PF {
+            let held = || Held {
+                since: now,
+                cause,
+                qp,
+                frame: *frame,
+            };
+            match self.limiter.offer(now, vf, held) {
+                Admission::Now => {}
+                Admission::Held => return Passed::Nothing,
+                Admission::Refused(reason) => return self.end(cause, Some(vf), reason),
+            }
         }
-        let held = || Held {
-            since: now,
-            cause,
-            qp,
-            frame: *frame,
-        };
-        match self.limiter.offer(now, vf, held) {
-            Admission::Now => self.send(now, cause, vf, &checked, frame),
-            Admission::Held => {}
-            Admission::Refused(reason) => self.drop_frame(cause, Some(vf), reason),
-        }
+        self.dispatch(now, cause, vf, &checked, frame, None).1
     }
 
     /// Sends the frames that have waited long enough.
     pub(crate) fn release(&mut self, now: Instant) {
         while let Some((vf, held)) = self.limiter.pop_ready(now) {
-            match self.check(vf, held.qp, &held.frame) {
-                Ok(checked) => self.send(now, held.cause, vf, &checked, &held.frame),
-                Err(reason) => self.drop_frame(held.cause, Some(vf), reason),
-            }
+            let Held {
+                cause,
+                qp,
+                mut frame,
+                ..
+            } = held;
+            let passed = match self.check(vf, qp, &frame) {
+                Ok(checked) => self.dispatch(now, cause, vf, &checked, &mut frame, None).1,
+                Err(reason) => self.end(cause, Some(vf), reason),
+            };
+            self.emit_passed(cause, passed, &frame.mad);
+            self.pump(now, cause);
         }
     }
 
-    fn send(&mut self, now: Instant, cause: Cause, vf: VfId, checked: &Checked, frame: &ToPf) {
-        self.dispatch(now, cause, vf, checked, frame, None);
-        self.pump(now, cause);
-    }
-
-    /// Does with a frame what its class is due. One that has waited for another one's answer does so
-    /// once; it is due to `waited_for` if it is answered now.
+    /// Does with a frame what its class is due, and gives what goes on of it, and because of what. One
+    /// that has waited for another one's answer does so once; it is due to `waited_for` if it is
+    /// answered now.
     pub(crate) fn dispatch(
         &mut self,
         now: Instant,
         cause: Cause,
         vf: VfId,
         checked: &Checked,
-        frame: &ToPf,
+        frame: &mut ToPf,
         waited_for: Option<Cause>,
-    ) {
-        let mut mad = frame.mad;
-        match self.hand_to_machine(now, vf, checked, &mut mad, waited_for.is_some()) {
+    ) -> (Cause, Passed) {
+        let mad = &mut frame.mad;
+        let passed = match self.hand_to_machine(now, vf, checked, mad, waited_for.is_some()) {
             Ok(Step::Send) => self.transmit(now, cause, Some(vf), &checked.out, mad),
             Ok(Step::Answered) => {
                 self.statistics_of(Some(vf))
@@ -137,12 +171,16 @@ impl PortMux {
                     .answered += 1;
                 let grh = checked.out.grh.map(Route::reversed);
                 let cause = waited_for.unwrap_or(cause);
-                self.answer_as_sa(cause, vf, checked.pkey_index, grh, mad);
+                return (
+                    cause,
+                    self.answer_as_sa(cause, vf, checked.pkey_index, grh),
+                );
             }
             Ok(Step::Absorbed) => {
                 self.statistics_of(Some(vf))
                     .of(mad.header.mgmt_class)
                     .absorbed += 1;
+                Passed::Nothing
             }
             Ok(Step::Wait) => {
                 let request = WaitingRequest {
@@ -150,10 +188,12 @@ impl PortMux {
                     qp: checked.out.qp,
                     frame: *frame,
                 };
-                self.paths.wait(now, vf, &mad, request);
+                self.paths.wait(now, vf, &frame.mad, request);
+                Passed::Nothing
             }
-            Err(reason) => self.drop_frame(cause, Some(vf), reason),
-        }
+            Err(reason) => self.end(cause, Some(vf), reason),
+        };
+        (cause, passed)
     }
 
     /// Everything about a frame that needs no table of exchanges, in the order of the design.
@@ -343,8 +383,8 @@ impl PortMux {
         cause: Cause,
         vf: Option<VfId>,
         out: &Outbound,
-        mad: Mad,
-    ) {
+        mad: &mut Mad,
+    ) -> Passed {
         // Without software of the PF's own the SM of this port is reached by its QP1 alone.
         let asks_sm_here = self.is_sa(out.dlid)
             && mad.header.mgmt_class == MgmtClass::SUBN_ADM
@@ -363,7 +403,7 @@ impl PortMux {
             return self.receive(now, cause, out.qp, &source, mad);
         }
         counted.to_wire += 1;
-        let output = Output::ToWire {
+        Passed::ToWire(WireSend {
             vf,
             qp: out.qp,
             dlid: out.dlid,
@@ -373,9 +413,20 @@ impl PortMux {
             pkey: out.pkey,
             path_bits: out.path_bits,
             grh: out.grh,
-            mad,
-        };
-        self.emit(cause, output);
+        })
+    }
+
+    /// Sends a MAD of the mux's own making.
+    pub(crate) fn transmit_own(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: Option<VfId>,
+        out: &Outbound,
+        mut mad: Mad,
+    ) {
+        let passed = self.transmit(now, cause, vf, out, &mut mad);
+        self.emit_passed(cause, passed, &mad);
     }
 
     /// Tells the peer of a transfer that a reset cut that nobody waits any more.
@@ -389,7 +440,7 @@ impl PortMux {
             dqpn: cut.peer.qpn,
             ..self.in_name_of(vf, gid, PKey::INVALID)
         };
-        self.transmit(now, cause, Some(vf), &out, mad);
+        self.transmit_own(now, cause, Some(vf), &out, mad);
     }
 
     /// Sends what cm-paravirt has to say to a peer of a VF that was reset.
@@ -400,7 +451,7 @@ impl PortMux {
             sl: message.to.sl,
             ..self.in_name_of(message.vf, message.to.gid, message.pkey)
         };
-        self.transmit(now, cause, Some(message.vf), &out, message.mad);
+        self.transmit_own(now, cause, Some(message.vf), &out, message.mad);
     }
 
     /// The address of a GMP that the mux sends for a VF.

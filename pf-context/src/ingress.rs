@@ -13,7 +13,7 @@ use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 use crate::config::{Policy, Strictness};
 use crate::egress::Outbound;
 use crate::mux::{PortMux, THE_PORT};
-use crate::output::{Cause, Output, Route, WireSource};
+use crate::output::{Cause, Passed, Route, VfDelivery, WireSource};
 use crate::pf_software;
 use crate::sa::PortTransaction;
 use crate::vf::{Vf, Vfs};
@@ -70,10 +70,30 @@ impl PortMux {
     ) {
         self.release(now);
         match Mad::from_bytes(mad) {
-            Some(mad) => self.receive(now, cause, qp, source, mad),
+            Some(mut mad) => {
+                let passed = self.receive(now, cause, qp, source, &mut mad);
+                self.emit_passed(cause, passed, &mad);
+            }
             None => self.drop_frame(cause, None, DropReason::BadLength),
         }
         self.pump(now, cause);
+    }
+
+    /// As [`PortMux::from_wire`], with the MAD judged and rewritten where it lies: what goes on is said
+    /// rather than put among the outputs, and `mad` is what is to be sent. Outputs that are there
+    /// afterwards go first.
+    pub fn from_wire_in_place(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        qp: SpecialQp,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Passed {
+        self.release(now);
+        let passed = self.receive(now, cause, qp, source, mad);
+        self.pump(now, cause);
+        passed
     }
 
     pub(crate) fn receive(
@@ -82,17 +102,17 @@ impl PortMux {
         cause: Cause,
         qp: SpecialQp,
         source: &WireSource,
-        mut mad: Mad,
-    ) {
-        match self.steer(now, qp, source, &mut mad) {
+        mad: &mut Mad,
+    ) -> Passed {
+        match self.steer(now, qp, source, mad) {
             Ok(Target::Vf(vf, pkey_index)) => {
                 if let Some(record) = self.vfs.get_mut(vf) {
                     record.statistics.of(mad.header.mgmt_class).delivered += 1;
                     if mad.header.method.is_response() {
-                        record.redirects.learn(&mad);
+                        record.redirects.learn(mad);
                     }
                 }
-                let output = Output::ToVf {
+                Passed::ToVf(VfDelivery {
                     vf,
                     qp,
                     slid: source.slid,
@@ -100,13 +120,11 @@ impl PortMux {
                     sl: source.sl,
                     pkey_index,
                     grh: source.grh,
-                    mad,
-                };
-                self.emit(cause, output);
+                })
             }
             Ok(Target::Sender) => {
                 self.statistics.of(mad.header.mgmt_class).answered += 1;
-                self.answer_sender(now, cause, source, mad);
+                self.answer_sender(now, cause, source, mad)
             }
             Ok(Target::Port) => {
                 let answer = mad.view();
@@ -120,11 +138,12 @@ impl PortMux {
                 };
                 if taken {
                     self.statistics.of(mad.header.mgmt_class).absorbed += 1;
+                    Passed::Nothing
                 } else {
-                    self.drop_frame(cause, None, DropReason::NoTransaction);
+                    self.end(cause, None, DropReason::NoTransaction)
                 }
             }
-            Err(Refused { vf, reason }) => self.drop_frame(cause, vf, reason),
+            Err(Refused { vf, reason }) => self.end(cause, vf, reason),
         }
     }
 
@@ -274,7 +293,13 @@ impl PortMux {
     }
 
     /// Sends an answer of cm-paravirt back where the message came from.
-    fn answer_sender(&mut self, now: Instant, cause: Cause, source: &WireSource, mad: Mad) {
+    fn answer_sender(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        source: &WireSource,
+        mad: &mut Mad,
+    ) -> Passed {
         let out = Outbound {
             qp: SpecialQp::Gsi,
             dlid: source.slid,
@@ -285,7 +310,7 @@ impl PortMux {
             path_bits: 0,
             grh: source.grh.map(Route::reversed),
         };
-        self.transmit(now, cause, None, &out, mad);
+        self.transmit(now, cause, None, &out, mad)
     }
 }
 

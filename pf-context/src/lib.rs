@@ -86,6 +86,9 @@ pub use config::{
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
 pub use mux::PortMux;
-pub use output::{Cause, Output, PortEvent, Route, Sizes, StateBytes, VfEvent, WireSource};
+pub use output::{
+    Cause, Output, Passed, PortEvent, Route, Sizes, StateBytes, VfDelivery, VfEvent, WireSend,
+    WireSource,
+};
 pub use port_reason::PortReason;
 pub use statistics::{ClassStatistics, CountedClass, MadStatistics, Use, VfAges, VfUsage};

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use cm_paravirt::CmParavirt;
 use ib_vtime::{Instant, SplitMix64};
+use ib_wire::mad::Mad;
 use ib_wire::{Lid, Lmc, PortNum, Sl};
 use mad_mux::path_cache::PathCache;
 use mad_mux::steering::GidTable;
@@ -15,7 +16,7 @@ use vf_tunnel::VfId;
 use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
-use crate::output::{Cause, Output, Sizes, StateBytes};
+use crate::output::{Cause, Output, Passed, Sizes, StateBytes};
 use crate::paths::WaitingRequest;
 use crate::pkeys::PortPKeys;
 use crate::statistics::MadStatistics;
@@ -162,6 +163,11 @@ impl PortMux {
             cm_ids: self.cm.state_bytes(),
             mcast: self.mcast.bytes(),
         }
+    }
+
+    pub(crate) fn emit_passed(&mut self, cause: Cause, passed: Passed, mad: &Mad) {
+        self.outputs
+            .extend(passed.with(*mad).map(|output| (cause, output)));
     }
 
     pub(crate) fn emit(&mut self, cause: Cause, output: Output) {

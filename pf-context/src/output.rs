@@ -174,6 +174,91 @@ pub enum Output {
     },
 }
 
+/// How a MAD goes to the wire: [`Output::ToWire`] without the MAD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireSend {
+    /// In whose name, if in that of one VF.
+    pub vf: Option<VfId>,
+    /// By which QP.
+    pub qp: SpecialQp,
+    /// Destination LID.
+    pub dlid: Lid,
+    /// Destination QP.
+    pub dqpn: Qpn,
+    /// The Q_Key to send.
+    pub qkey: QKey,
+    /// Service level.
+    pub sl: Sl,
+    /// The P_Key to send, by value.
+    pub pkey: PKey,
+    /// What is added to the port's base LID.
+    pub path_bits: u8,
+    /// The GRH, if there is to be one.
+    pub grh: Option<Route>,
+}
+
+/// How a MAD goes to a VF: [`Output::ToVf`] without the MAD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VfDelivery {
+    /// To whom; [`VfId::PF`] is the PF's own software.
+    pub vf: VfId,
+    /// Which proxy QP.
+    pub qp: SpecialQp,
+    /// Source LID.
+    pub slid: Lid,
+    /// Source QP.
+    pub sqpn: Qpn,
+    /// Service level.
+    pub sl: Sl,
+    /// The index in the VF's own table of the partition that it came in.
+    pub pkey_index: VirtualPKeyIndex,
+    /// The packet's GRH, if it had one.
+    pub grh: Option<Route>,
+}
+
+/// What goes on of a MAD that was judged where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Passed {
+    /// The MAD as it is now is to be sent by the port's special QP.
+    ToWire(WireSend),
+    /// The MAD as it is now is to be delivered through a VF's tunnel.
+    ToVf(VfDelivery),
+    /// The MAD ended or waits. What comes of it is among the outputs.
+    Nothing,
+}
+
+impl Passed {
+    /// The output that carries the MAD.
+    pub(crate) const fn with(self, mad: Mad) -> Option<Output> {
+        match self {
+            Self::ToWire(send) => Some(Output::ToWire {
+                vf: send.vf,
+                qp: send.qp,
+                dlid: send.dlid,
+                dqpn: send.dqpn,
+                qkey: send.qkey,
+                sl: send.sl,
+                pkey: send.pkey,
+                path_bits: send.path_bits,
+                grh: send.grh,
+                mad,
+            }),
+            Self::ToVf(to) => Some(Output::ToVf {
+                vf: to.vf,
+                qp: to.qp,
+                slid: to.slid,
+                sqpn: to.sqpn,
+                sl: to.sl,
+                pkey_index: to.pkey_index,
+                grh: to.grh,
+                mad,
+            }),
+            Self::Nothing => None,
+        }
+    }
+}
+
 /// Live objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {

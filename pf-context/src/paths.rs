@@ -102,8 +102,13 @@ impl PortMux {
     pub(crate) fn resume_requests(&mut self, now: Instant, cause: Cause) {
         while let Some((vf, asked)) = self.paths.poll_resumed() {
             let own = asked.cause;
-            match self.check(vf, asked.qp, &asked.frame) {
-                Ok(checked) => self.dispatch(now, own, vf, &checked, &asked.frame, Some(cause)),
+            let mut frame = asked.frame;
+            match self.check(vf, asked.qp, &frame) {
+                Ok(checked) => {
+                    let (cause, passed) =
+                        self.dispatch(now, own, vf, &checked, &mut frame, Some(cause));
+                    self.emit_passed(cause, passed, &frame.mad);
+                }
                 Err(reason) => self.drop_frame(own, Some(vf), reason),
             }
         }

@@ -1,7 +1,7 @@
 //! What VFs ask the SA, and what the port itself asks it for them.
 
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeId, Mad, Method};
+use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
 use ib_wire::{Gid, Lid, PKeyIndex, QKey, Qpn, SmKey, Tid};
 use mad_mux::rmpp::RmppRole;
@@ -13,7 +13,7 @@ use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex};
 use crate::config::Strictness;
 use crate::egress::{Checked, Outbound, Step};
 use crate::mux::PortMux;
-use crate::output::{Cause, Output, Route, VfEvent};
+use crate::output::{Cause, Passed, Route, VfDelivery, VfEvent};
 use crate::pf_software;
 
 /// A transaction of the port's own with the SA, by the machine that wants it.
@@ -194,13 +194,12 @@ impl PortMux {
         vf: VfId,
         pkey_index: VirtualPKeyIndex,
         grh: Option<Route>,
-        mad: Mad,
-    ) {
+    ) -> Passed {
         let Some(record) = self.vfs.get_mut(vf).filter(|record| record.active) else {
-            return self.drop_frame(cause, Some(vf), DropReason::VfDown);
+            return self.end(cause, Some(vf), DropReason::VfDown);
         };
-        record.statistics.of(mad.header.mgmt_class).delivered += 1;
-        let output = Output::ToVf {
+        record.statistics.of(MgmtClass::SUBN_ADM).delivered += 1;
+        Passed::ToVf(VfDelivery {
             vf,
             qp: SpecialQp::Gsi,
             slid: self.port.sm_lid,
@@ -208,9 +207,20 @@ impl PortMux {
             sl: self.port.sm_sl,
             pkey_index,
             grh,
-            mad,
-        };
-        self.emit(cause, output);
+        })
+    }
+
+    /// The same for an answer that lies elsewhere.
+    fn deliver_as_sa(
+        &mut self,
+        cause: Cause,
+        vf: VfId,
+        pkey_index: VirtualPKeyIndex,
+        grh: Option<Route>,
+        answer: &SaMad,
+    ) {
+        let passed = self.answer_as_sa(cause, vf, pkey_index, grh);
+        self.emit_passed(cause, passed, &Mad::from_layout(answer));
     }
 
     /// Does what the two machines of mcast-agg and the path cache want done.
@@ -261,7 +271,7 @@ impl PortMux {
     ) {
         let vf = pf_software::tenant_of(member);
         let grh = self.join_routes.take(vf, answer.header.tid);
-        self.answer_as_sa(cause, vf, pkey_index, grh, Mad::from_layout(answer));
+        self.deliver_as_sa(cause, vf, pkey_index, grh, answer);
     }
 
     /// Gives a subscriber its copy of a report, in the partition in which the port hears the SA, or
@@ -277,7 +287,7 @@ impl PortMux {
             .get(vf)
             .and_then(|record| record.pkeys.find(key, Strictness::Compat));
         let pkey_index = found.unwrap_or(VirtualPKeyIndex(PKeyIndex(0)));
-        self.answer_as_sa(cause, vf, pkey_index, None, Mad::from_layout(report));
+        self.deliver_as_sa(cause, vf, pkey_index, None, report);
     }
 
     /// Tells VFs that something they had registered is gone or different.
@@ -313,6 +323,6 @@ impl PortMux {
             path_bits: 0,
             grh: None,
         };
-        self.transmit(now, cause, None, &out, mad);
+        self.transmit_own(now, cause, None, &out, mad);
     }
 }

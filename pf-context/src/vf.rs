@@ -8,7 +8,7 @@ use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
 use crate::config::{AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
 use crate::mux::PortMux;
-use crate::output::{Cause, Output, VfEvent};
+use crate::output::{Cause, Output, Passed, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
 use crate::redirects::Redirects;
 use crate::statistics::MadStatistics;
@@ -285,6 +285,12 @@ impl PortMux {
     pub(crate) fn drop_frame(&mut self, cause: Cause, vf: Option<VfId>, reason: DropReason) {
         self.statistics_of(vf).count_drop(reason);
         self.emit(cause, Output::Dropped { vf, reason });
+    }
+
+    /// The same for a frame of which nothing goes on.
+    pub(crate) fn end(&mut self, cause: Cause, vf: Option<VfId>, reason: DropReason) -> Passed {
+        self.drop_frame(cause, vf, reason);
+        Passed::Nothing
     }
 
     pub(crate) fn tell(&mut self, cause: Cause, vf: VfId, event: VfEvent) {

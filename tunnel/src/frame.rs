@@ -190,6 +190,27 @@ pub struct ToVfHeader {
 const _: () = assert!(size_of::<ToVfHeader>() == 56);
 
 impl ToVfHeader {
+    /// The header that delivers a MAD.
+    #[must_use]
+    pub fn new(
+        src_qpn: Qpn,
+        slid: Lid,
+        sl: Sl,
+        pkey_index: VirtualPKeyIndex,
+        grh: Option<Grh>,
+    ) -> Self {
+        let mut header = Self::new_zeroed();
+        header.src_qpn = src_qpn;
+        header.slid = slid;
+        header.sl_vid.set(u16::from(sl.get()) << 12);
+        header.pkey_index.set(pkey_index.0.0);
+        if let Some(grh) = grh {
+            header.grh_valid = TOP_BIT;
+            header.grh = grh;
+        }
+        header
+    }
+
     /// The service level.
     #[must_use]
     pub fn sl(&self) -> Sl {
@@ -280,15 +301,7 @@ impl ToVf {
         grh: Option<Grh>,
         mad: Mad,
     ) -> Self {
-        let mut header = ToVfHeader::new_zeroed();
-        header.src_qpn = src_qpn;
-        header.slid = slid;
-        header.sl_vid.set(u16::from(sl.get()) << 12);
-        header.pkey_index.set(pkey_index.0.0);
-        if let Some(grh) = grh {
-            header.grh_valid = TOP_BIT;
-            header.grh = grh;
-        }
+        let header = ToVfHeader::new(src_qpn, slid, sl, pkey_index, grh);
         Self { header, mad }
     }
 }

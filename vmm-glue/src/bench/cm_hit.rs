@@ -7,9 +7,9 @@ use pf_context::Limits;
 use vf_tunnel::VfId;
 
 use super::clock::Stopwatch;
-use super::connections::{Connection, Connections, apr_frame, ids, ids_of, rtu_frame};
+use super::connections::{Connection, Connections, apr_frame, ids_of, rtu_frame};
 use super::floors::below;
-use super::rig::{Place, Rig, tunnel_mad};
+use super::rig::{Place, Rig, sent_mad};
 use super::{Measured, Sample, Scale, nanos_per};
 
 /// Which way the message goes.
@@ -113,9 +113,10 @@ impl Known {
             let frame = step.frame as usize;
             let connection = &connections[frame % connections.len()];
             let place = pass(&mut self.rig, self.way, step, &self.frames[frame])?;
+            let ids = ids_of(sent_mad(place)?);
             let rewritten = match self.way {
-                Way::Egress => ids(place)?.local_comm_id.get() == connection.wire,
-                Way::Ingress => ids_of(tunnel_mad(place)?).remote_comm_id.get() == connection.guest,
+                Way::Egress => ids.local_comm_id.get() == connection.wire,
+                Way::Ingress => ids.remote_comm_id.get() == connection.guest,
             };
             ensure!(rewritten, "{connection:?} has another id");
         }
@@ -153,9 +154,8 @@ fn pass<'r>(
 ) -> anyhow::Result<&'r mut Place> {
     match way {
         Way::Egress => rig.send(step.vf, frame),
-        Way::Ingress => rig.receive(step.lid, frame)?,
+        Way::Ingress => rig.receive(step.lid, frame),
     }
-    rig.take()
 }
 
 /// Room for any number of connections.

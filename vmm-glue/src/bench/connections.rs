@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 use super::floors::below;
 use super::rig::{
-    Place, Rig, peer_gid, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame, wire_mad,
+    Place, Rig, peer_gid, sent_mad, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame, wire_mad,
 };
 
 /// A connection, as both of its ends and the wire know it.
@@ -90,13 +90,13 @@ impl Connections {
         let [req, rep, rtu, ..] = [0, 1, 2];
         if connection.opened_by_vf() {
             let sent = self.send(rig, &connection, req)?;
-            connection.wire = ids(sent)?.local_comm_id.get();
+            connection.wire = ids_of(sent_mad(sent)?).local_comm_id.get();
             self.receive(rig, &connection, rep)?;
             self.send(rig, &connection, rtu)?;
         } else {
             self.receive(rig, &connection, req)?;
             let sent = self.send(rig, &connection, rep)?;
-            connection.wire = ids(sent)?.local_comm_id.get();
+            connection.wire = ids_of(sent_mad(sent)?).local_comm_id.get();
             self.receive(rig, &connection, rtu)?;
         }
         Ok(connection)
@@ -132,8 +132,7 @@ impl Connections {
             req.primary.local_gid = vf_gid(connection.vf);
             req.primary.remote_gid = peer_gid(connection.lid);
         }
-        rig.send(connection.vf, place);
-        rig.take()
+        rig.send(connection.vf, place)
     }
 
     fn receive(
@@ -157,8 +156,7 @@ impl Connections {
             req.primary.local_gid = remote;
             req.primary.remote_gid = own;
         }
-        rig.receive(connection.lid, place)?;
-        let got = ids_of(tunnel_mad(rig.take()?)?);
+        let got = ids_of(sent_mad(rig.receive(connection.lid, place)?)?);
         ensure!(
             message == 0 || got.remote_comm_id.get() == connection.guest,
             "a message went astray"
@@ -196,11 +194,6 @@ fn name(mad: &mut Mad, local: u32, remote: u32) {
     let ids: &mut CmRtu = mad.view_mut();
     ids.local_comm_id = CommId::new(local);
     ids.remote_comm_id = CommId::new(remote);
-}
-
-/// The ids of a message on the wire.
-pub(super) fn ids(place: &mut Place) -> anyhow::Result<&CmRtu> {
-    Ok(ids_of(wire_mad(place)?))
 }
 
 /// All messages that follow a REQ have their ids where an RTU has them, and a REQ its own.

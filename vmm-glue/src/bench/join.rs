@@ -10,9 +10,7 @@ use vf_tunnel::VfId;
 
 use super::clock::Stopwatch;
 use super::floors::below;
-use super::rig::{
-    Place, Rig, SM_LID, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame, wire_mad,
-};
+use super::rig::{Place, Rig, SM_LID, sent_mad, tunnel_frame, vf_gid, vf_of};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const FRAMES: usize = 210_000;
@@ -81,9 +79,8 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         run: Box::new(move |_| {
             let began = Stopwatch::start();
             for &(frame, vf) in &steps {
-                rig.send(vf, &frames[frame as usize]);
-                let status = tunnel_mad(rig.take()?)?.header.status;
-                ensure!(status == MadStatus::OK, "a join was refused: {status}");
+                let answer = sent_mad(rig.send(vf, &frames[frame as usize])?)?;
+                granted(answer)?;
             }
             let elapsed = began.elapsed();
             ensure!(rig.is_quiet(), "more came out than went in");
@@ -102,16 +99,21 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
 
 /// Lets all VFs join a group: the SA is asked for the first.
 fn join_all(rig: &mut Rig, vfs: u16, group: u32) -> anyhow::Result<()> {
-    for number in 0..u32::from(vfs) {
+    let first = vf_of(0, vfs)?;
+    rig.send_to_machine(first, &tunnel_frame(SM_LID, None, &request(first, group)));
+    let consent = consent(&rig.take()?, group)?;
+    rig.receive_for_machine(SM_LID, &consent);
+    granted(&rig.take()?)?;
+    for number in 1..u32::from(vfs) {
         let vf = vf_of(number, vfs)?;
-        rig.send(vf, &tunnel_frame(SM_LID, None, &request(vf, group)));
-        if number == 0 {
-            let asked = *wire_mad(rig.take()?)?;
-            let consent = consent(&asked, group)?;
-            rig.receive(SM_LID, &wire_frame(SM_LID, None, &consent))?;
-        }
-        let status = tunnel_mad(rig.take()?)?.header.status;
-        ensure!(status == MadStatus::OK, "a join was refused: {status}");
+        let frame = tunnel_frame(SM_LID, None, &request(vf, group));
+        granted(sent_mad(rig.send(vf, &frame)?)?)?;
     }
+    Ok(())
+}
+
+fn granted(answer: &Mad) -> anyhow::Result<()> {
+    let status = answer.header.status;
+    ensure!(status == MadStatus::OK, "a join was refused: {status}");
     Ok(())
 }

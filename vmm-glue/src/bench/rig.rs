@@ -9,9 +9,9 @@ use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix};
 use pf_context::{
-    Cause, EgressLimit, Limits, Output, PortConfig, PortMux, Route, VfConfig, WireSource,
+    Cause, EgressLimit, Limits, Output, Passed, PortConfig, PortMux, Route, VfConfig, WireSource,
 };
-use vf_tunnel::{SpecialQp, ToPf, ToVf, VfId};
+use vf_tunnel::{SpecialQp, ToPf, ToVf, ToVfHeader, VfId};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::floors::{Pool, STRIDE};
@@ -22,6 +22,9 @@ const _: () = assert!(TUNNEL <= STRIDE && size_of::<ToVf>() == TUNNEL);
 
 const GRH: usize = size_of::<Grh>();
 const MAD: usize = size_of::<Mad>();
+
+/// Bytes in front of a MAD in a tunnel, and where it is put to be sent to the wire: a GRH fits.
+const HEAD: usize = TUNNEL - MAD;
 
 const LID: Lid = Lid::new(5);
 pub(super) const SM_LID: Lid = Lid::new(1);
@@ -69,21 +72,30 @@ impl Rig {
         })
     }
 
-    /// Lets a VF send what lies at a place.
-    pub(super) fn send(&mut self, vf: VfId, place: &Place) {
+    /// Lets a VF send what lies at a place: it is copied to a random place of the other pool and goes on
+    /// from there. Gives what was written; see [`sent_mad`].
+    pub(super) fn send(&mut self, vf: VfId, from: &Place) -> anyhow::Result<&mut Place> {
+        let (frame, _) = ToPf::ref_from_prefix(from).ok().context("a frame fits")?;
+        let header = frame.header;
+        let place = self.outputs.place();
+        place[HEAD..TUNNEL].copy_from_slice(frame.mad.as_bytes());
         self.frames += 1;
-        self.mux.from_vf_bytes(
+        let passed = self.mux.from_vf_in_place(
             self.now,
             Cause(self.frames),
             vf,
             SpecialQp::Gsi,
-            &place[..TUNNEL],
+            &header,
+            sent_mad(place)?,
         );
+        finish(&mut self.mux, &passed, place)?;
+        Ok(place)
     }
 
-    /// Lets the wire deliver what lies at a place, from QP1 of a LID; with a GRH if it has one.
-    pub(super) fn receive(&mut self, slid: Lid, place: &Place) -> anyhow::Result<()> {
-        let (grh, rest) = Grh::ref_from_prefix(place).ok().context("a GRH fits")?;
+    /// Lets the wire deliver what lies at a place, from QP1 of a LID, with a GRH if it has one; in the
+    /// same manner.
+    pub(super) fn receive(&mut self, slid: Lid, from: &Place) -> anyhow::Result<&mut Place> {
+        let (grh, rest) = Grh::ref_from_prefix(from).ok().context("a GRH fits")?;
         let source = WireSource {
             slid,
             sqpn: Qpn::GSI,
@@ -97,41 +109,50 @@ impl Rig {
                 hop_limit: grh.hop_limit,
             }),
         };
+        let place = self.outputs.place();
+        place[HEAD..TUNNEL].copy_from_slice(&rest[..MAD]);
+        self.frames += 1;
+        let passed = self.mux.from_wire_in_place(
+            self.now,
+            Cause(self.frames),
+            SpecialQp::Gsi,
+            &source,
+            sent_mad(place)?,
+        );
+        finish(&mut self.mux, &passed, place)?;
+        Ok(place)
+    }
+
+    /// Lets a VF send what one of the mux's machines takes; what comes of it is to be taken.
+    pub(super) fn send_to_machine(&mut self, vf: VfId, frame: &Place) {
+        self.frames += 1;
+        let cause = Cause(self.frames);
+        let bytes = &frame[..TUNNEL];
+        self.mux
+            .from_vf_bytes(self.now, cause, vf, SpecialQp::Gsi, bytes);
+    }
+
+    /// Lets the wire deliver what one of the mux's machines takes, without a GRH.
+    pub(super) fn receive_for_machine(&mut self, slid: Lid, mad: &Mad) {
+        let source = WireSource {
+            slid,
+            sqpn: Qpn::GSI,
+            sl: Sl::default(),
+            pkey: PKey::DEFAULT_FULL,
+            grh: None,
+        };
         self.frames += 1;
         let cause = Cause(self.frames);
         self.mux
-            .from_wire(self.now, cause, SpecialQp::Gsi, &source, &rest[..MAD]);
-        Ok(())
+            .from_wire(self.now, cause, SpecialQp::Gsi, &source, mad.as_bytes());
     }
 
-    /// Writes the one output to a random place, as it would go into a send buffer: a GRH and a MAD
-    /// to the wire, a frame to a tunnel. Gives what was written.
-    pub(super) fn take(&mut self) -> anyhow::Result<&mut Place> {
-        let (_, output) = self.mux.poll_output().context("nothing came out")?;
-        let place = self.outputs.place();
-        match output {
-            Output::ToWire { grh, mad, .. } => {
-                if let Some(route) = grh {
-                    place[..GRH].copy_from_slice(header(&route).as_bytes());
-                }
-                place[GRH..GRH + MAD].copy_from_slice(mad.as_bytes());
-            }
-            Output::ToVf {
-                slid,
-                sqpn,
-                sl,
-                pkey_index,
-                grh,
-                mad,
-                ..
-            } => {
-                let grh = grh.map(|route| header(&route));
-                let frame = ToVf::new(sqpn, slid, sl, pkey_index, grh, mad);
-                place[..TUNNEL].copy_from_slice(frame.as_bytes());
-            }
+    /// The next MAD that the mux sent besides.
+    pub(super) fn take(&mut self) -> anyhow::Result<Mad> {
+        match self.mux.poll_output().context("nothing came out")?.1 {
+            Output::ToWire { mad, .. } | Output::ToVf { mad, .. } => Ok(mad),
             other => bail!("{other:?} came out"),
         }
-        Ok(place)
     }
 
     /// Lets time pass.
@@ -143,6 +164,27 @@ impl Rig {
     pub(super) fn is_quiet(&mut self) -> bool {
         self.mux.poll_output().is_none()
     }
+}
+
+/// Writes what stands in front of a MAD that goes on: a GRH to the wire, the tunnel's header to a VF.
+fn finish(mux: &mut PortMux, passed: &Passed, place: &mut Place) -> anyhow::Result<()> {
+    match passed {
+        Passed::ToWire(send) => {
+            if let Some(route) = &send.grh {
+                place[HEAD - GRH..HEAD].copy_from_slice(header(route).as_bytes());
+            }
+        }
+        Passed::ToVf(to) => {
+            let grh = to.grh.as_ref().map(header);
+            let header = ToVfHeader::new(to.sqpn, to.slid, to.sl, to.pkey_index, grh);
+            place[..HEAD].copy_from_slice(header.as_bytes());
+        }
+        Passed::Nothing => {
+            let output = mux.poll_output();
+            bail!("a frame did not pass: {output:?}");
+        }
+    }
+    Ok(())
 }
 
 fn header(route: &Route) -> Grh {
@@ -205,9 +247,14 @@ pub(super) fn wire_frame(from: Lid, dgid: Option<Gid>, mad: &Mad) -> Place {
     place
 }
 
-/// The MAD in a frame of a tunnel, in either direction.
+/// The MAD that was sent, to the wire or to a VF.
+pub(super) fn sent_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
+    mad_at(place, HEAD)
+}
+
+/// The MAD in a frame of a VF's.
 pub(super) fn tunnel_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
-    mad_at(place, TUNNEL - MAD)
+    mad_at(place, HEAD)
 }
 
 /// The MAD in a packet of the wire.

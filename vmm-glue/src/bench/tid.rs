@@ -11,7 +11,7 @@ use vf_tunnel::VfId;
 use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
 use super::floors::Pool;
-use super::rig::{Rig, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
+use super::rig::{Rig, sent_mad, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const LEAST_OPS: u32 = 200_000;
@@ -112,16 +112,14 @@ impl Transactions {
         self.next += 1;
         let place = self.requests.place();
         tunnel_mad(place)?.header.tid = guest;
-        self.rig.send(vf, place);
-        let wire = wire_mad(self.rig.take()?)?.header.tid;
+        let wire = sent_mad(self.rig.send(vf, place)?)?.header.tid;
         Ok(Waiting { vf, guest, wire })
     }
 
     fn answer(&mut self, waiting: &Waiting) -> anyhow::Result<()> {
         let place = self.answers.place();
         wire_mad(place)?.header.tid = waiting.wire;
-        self.rig.receive(PEER, place)?;
-        let got = tunnel_mad(self.rig.take()?)?.header.tid;
+        let got = sent_mad(self.rig.receive(PEER, place)?)?.header.tid;
         ensure!(got == waiting.guest, "an answer has another TID");
         Ok(())
     }
