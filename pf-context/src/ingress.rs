@@ -214,7 +214,8 @@ impl PortMux {
     ) -> Result<Target, Refused> {
         self.tids.expire(now);
         let wire_tid = WireTid(mad.header.tid);
-        let owner = self.tids.owner(wire_tid).ok_or(DropReason::UnknownTid)?;
+        let named = self.tids.named(wire_tid).ok_or(DropReason::UnknownTid)?;
+        let owner = named.owner;
         if let Some(route) = source.grh
             && pf_software::tenant(self.gids.owner(route.dgid)?) != pf_software::tenant(owner)
         {
@@ -236,7 +237,7 @@ impl PortMux {
             Owner::Pf => None,
         };
         self.tids
-            .ingress(now, mad, &from)
+            .answer(now, named, mad, &from)
             .map_err(|reason| Refused { vf, reason })?;
         self.paths.answered(now, wire_tid, mad);
         Ok(target)

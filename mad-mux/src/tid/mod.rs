@@ -23,6 +23,7 @@
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
 
 mod inspect;
+mod pages;
 mod slots;
 
 use alloc::vec::Vec;
@@ -65,6 +66,14 @@ impl Default for TidConfig {
             sa_per_vf: 1024,
         }
     }
+}
+
+/// A live transaction that a wire TID names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    slot: u32,
+    /// Whose it is.
+    pub owner: Owner,
 }
 
 /// A transfer that a reset cut off.
@@ -174,8 +183,35 @@ impl TidMap {
         from: &Peer,
     ) -> Result<Owner, DropReason> {
         self.expire(now);
-        let slot = self.find(mad.header.tid).ok_or(DropReason::UnknownTid)?;
-        let entry = &self.slots[slot];
+        let named = self
+            .named(WireTid(mad.header.tid))
+            .ok_or(DropReason::UnknownTid)?;
+        self.answer(now, named, mad, from)?;
+        Ok(named.owner)
+    }
+
+    /// The transaction that a wire TID names. Changes nothing, so that the caller can look at an
+    /// answer's other sides before [`TidMap::answer`] takes it.
+    #[must_use]
+    pub fn named(&self, tid: WireTid) -> Option<Named> {
+        let slot = self.find(tid.0)?;
+        let owner = self.slots[slot].owner;
+        Some(Named { slot, owner })
+    }
+
+    /// Gives an answer to a transaction its owner's TID. Nothing else may have been done since
+    /// [`TidMap::named`] found it.
+    ///
+    /// # Errors
+    /// [`DropReason::WrongPeer`], [`DropReason::AnswerMismatch`]. The transaction is then as it was.
+    pub fn answer(
+        &mut self,
+        now: Instant,
+        named: Named,
+        mad: &mut Mad,
+        from: &Peer,
+    ) -> Result<(), DropReason> {
+        let entry = &self.slots[named.slot];
         if !entry.is_peer(from) {
             return Err(DropReason::WrongPeer);
         }
@@ -183,16 +219,8 @@ impl TidMap {
             return Err(DropReason::AnswerMismatch);
         }
         mad.header.tid = entry.tid.0;
-        let owner = entry.owner;
-        self.progress(now, slot, RmppRole::of(mad), true);
-        Ok(owner)
-    }
-
-    /// Whose transaction a wire TID names. Changes nothing, so that the caller can look at an answer's
-    /// other sides before [`TidMap::ingress`] takes it.
-    #[must_use]
-    pub fn owner(&self, tid: WireTid) -> Option<Owner> {
-        self.find(tid.0).map(|slot| self.slots[slot].owner)
+        self.progress(now, named.slot, RmppRole::of(mad), true);
+        Ok(())
     }
 
     /// Forgets a VF's transactions. Gives the transfers that were under way: their peers may be told

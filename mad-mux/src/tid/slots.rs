@@ -13,6 +13,7 @@ use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
 use vf_tunnel::VfTid;
 
 use super::Peer;
+use super::pages::Pages;
 use crate::steering::Owner;
 
 /// What a slot's transaction is doing.
@@ -50,7 +51,7 @@ const QUARANTINE: Duration = Duration::from_millis(16);
 
 /// Bits of a wire TID's plaintext that say which slot; the others count how often it was used.
 const SLOT_BITS: u32 = 20;
-const MAX_SLOTS: usize = 1 << SLOT_BITS;
+const MAX_SLOTS: u32 = 1 << SLOT_BITS;
 
 /// A transaction.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +132,7 @@ struct List {
 
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    nodes: Vec<Node>,
+    nodes: Pages<Node>,
     lists: [List; STATES],
     /// The upper part of the clock, which slots do not keep.
     now: u64,
@@ -140,7 +141,7 @@ pub(super) struct Slots {
 impl Default for Slots {
     fn default() -> Self {
         Self {
-            nodes: Vec::new(),
+            nodes: Pages::default(),
             lists: [List {
                 first: END,
                 last: END,
@@ -154,7 +155,7 @@ impl Index<u32> for Slots {
     type Output = Slot;
 
     fn index(&self, slot: u32) -> &Slot {
-        &self.nodes[slot as usize].slot
+        &self.nodes[slot].slot
     }
 }
 
@@ -167,8 +168,8 @@ impl Slots {
             self.unlink(oldest);
             oldest
         } else {
-            let at = u32::try_from(self.nodes.len()).ok()?;
-            if self.nodes.len() >= MAX_SLOTS {
+            let at = self.nodes.len();
+            if at >= MAX_SLOTS {
                 return None;
             }
             self.nodes.push(Node {
@@ -180,7 +181,7 @@ impl Slots {
             });
             at
         };
-        let node = &mut self.nodes[at as usize];
+        let node = &mut self.nodes[at];
         node.slot = slot;
         node.generation = node.generation.wrapping_add(1) & GENERATIONS;
         self.link(at);
@@ -197,7 +198,7 @@ impl Slots {
     pub(super) fn touch(&mut self, now: Instant, at: u32, state: SlotState) {
         self.see(now);
         self.unlink(at);
-        self.nodes[at as usize].slot.state = state;
+        self.nodes[at].slot.state = state;
         self.link(at);
     }
 
@@ -229,7 +230,7 @@ impl Slots {
     /// The live slots, in the order of their numbers.
     pub(super) fn live(&self) -> impl Iterator<Item = u32> {
         (0..)
-            .zip(&self.nodes)
+            .zip(self.nodes.iter())
             .filter(|(_, node)| node.slot.state != SlotState::Free)
             .map(|(at, _)| at)
     }
@@ -242,24 +243,24 @@ impl Slots {
     /// How long a slot has not been used, in steps of [`TICK_BITS`].
     pub(super) fn idle(&self, now: Instant, at: u32) -> Duration {
         let now = low(self.now.max(now.as_nanos() >> TICK_BITS));
-        let ticks = now.wrapping_sub(self.nodes[at as usize].used);
+        let ticks = now.wrapping_sub(self.nodes[at].used);
         Duration::from_nanos(u64::from(ticks) << TICK_BITS)
     }
 
     /// The plaintext of a slot's wire TID.
     pub(super) fn name(&self, at: u32) -> u32 {
-        u32::from(self.nodes[at as usize].generation) << SLOT_BITS | at
+        u32::from(self.nodes[at].generation) << SLOT_BITS | at
     }
 
     /// The live slot that a plaintext names.
     pub(super) fn named(&self, name: u32) -> Option<u32> {
         let at = name & ((1 << SLOT_BITS) - 1);
-        let node = self.nodes.get(at as usize)?;
+        let node = self.nodes.get(at)?;
         (node.slot.state != SlotState::Free && self.name(at) == name).then_some(at)
     }
 
     pub(super) const fn bytes(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>()
+        self.nodes.bytes()
     }
 
     fn see(&mut self, now: Instant) {
@@ -268,23 +269,23 @@ impl Slots {
 
     /// The tick at which a slot of the state is due: rounded up, so never early.
     fn deadline(&self, at: u32, state: SlotState) -> u64 {
-        let used = self.nodes[at as usize].used;
+        let used = self.nodes[at].used;
         let age = low(self.now).wrapping_sub(used);
         let life = u64::try_from(state.life().as_nanos() >> TICK_BITS).unwrap_or(u64::MAX);
         self.now - u64::from(age).min(self.now) + life + 2
     }
 
     fn link(&mut self, at: u32) {
-        let state = self.nodes[at as usize].slot.state as usize;
+        let state = self.nodes[at].slot.state as usize;
         let last = self.lists[state].last;
-        let node = &mut self.nodes[at as usize];
+        let node = &mut self.nodes[at];
         node.used = low(self.now);
         node.prev = last;
         node.next = END;
         if last == END {
             self.lists[state].first = at;
         } else {
-            self.nodes[last as usize].next = at;
+            self.nodes[last].next = at;
         }
         self.lists[state].last = at;
     }
@@ -292,7 +293,7 @@ impl Slots {
     fn unlink(&mut self, at: u32) {
         let Node {
             prev, next, slot, ..
-        } = self.nodes[at as usize];
+        } = self.nodes[at];
         let list = &mut self.lists[slot.state as usize];
         if prev == END {
             list.first = next;
@@ -301,10 +302,10 @@ impl Slots {
             list.last = prev;
         }
         if prev != END {
-            self.nodes[prev as usize].next = next;
+            self.nodes[prev].next = next;
         }
         if next != END {
-            self.nodes[next as usize].prev = prev;
+            self.nodes[next].prev = prev;
         }
     }
 }

@@ -6,27 +6,28 @@ use ib_vtime::Duration;
 use super::clock::Stopwatch;
 use super::cm_hit::limits;
 use super::connections::Connections;
-use super::rig::Rig;
+use super::rig::{BATCH, Rig};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const ROUNDS: u32 = 100_000;
 const MESSAGES: u64 = 5;
 
-/// Virtual time between two connections: as many are in quarantine, for 30 s each, as are opened in
+#[expect(clippy::cast_possible_truncation, reason = "few")]
+const PER_BATCH: u32 = BATCH as u32;
+
+/// Virtual time between two batches of connections: as many are in quarantine, for 30 s each, as are opened in
 /// a run, so each run ends as many ids as it begins.
-const INTERVAL: Duration = Duration::from_micros(30_000_000 / ROUNDS as u64);
+const INTERVAL: Duration = Duration::from_micros(30_000_000 / (ROUNDS / PER_BATCH) as u64);
 
 pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     let mut rig = Rig::new(scale.vfs, limits())?;
     let mut maker = Connections::new(scale.vfs);
-    for _ in 0..scale.live {
-        maker.open(&mut rig)?;
-    }
+    maker.open_many(&mut rig, scale.live)?;
     let mut round = move |_| {
         let began = Stopwatch::start();
-        for _ in 0..ROUNDS {
-            let connection = maker.open(&mut rig)?;
-            maker.close(&mut rig, &connection)?;
+        for _ in 0..ROUNDS / PER_BATCH {
+            let mut connections = maker.open(&mut rig, BATCH)?;
+            maker.close(&mut rig, &mut connections)?;
             rig.wait(INTERVAL);
             rig.mux.handle_timeout(rig.now);
         }

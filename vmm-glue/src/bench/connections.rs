@@ -5,13 +5,15 @@ use anyhow::{Context, ensure};
 use ib_vtime::SplitMix64;
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad};
+use ib_wire::packet::Grh;
 use ib_wire::{CommId, Gid, Lid, PKey};
 use vf_tunnel::{ToPf, VfId};
 use zerocopy::FromBytes;
 
 use super::floors::below;
 use super::rig::{
-    Place, Rig, peer_gid, sent_mad, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame, wire_mad,
+    BATCH, From, Place, Rig, peer_gid, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame,
+    wire_mad,
 };
 
 /// A connection, as both of its ends and the wire know it.
@@ -32,6 +34,12 @@ impl Connection {
     fn opened_by_vf(&self) -> bool {
         self.guest.is_multiple_of(2)
     }
+
+    /// Whether a step's message comes from the VF. Who opened a connection closes it.
+    fn vf_sends(&self, step: Step) -> bool {
+        let by_opener = matches!(step, Step::Req | Step::Rtu | Step::Dreq);
+        by_opener == self.opened_by_vf()
+    }
 }
 
 /// The messages of a connection's life.
@@ -42,6 +50,16 @@ const MESSAGES: [AttributeId; 5] = [
     AttributeId::CM_DREQ,
     AttributeId::CM_DREP,
 ];
+
+/// A step of a connection's life, by its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Req,
+    Rep,
+    Rtu,
+    Dreq,
+    Drep,
+}
 
 /// Frames of each message and direction.
 const FRAMES: usize = 20_000;
@@ -76,91 +94,125 @@ impl Connections {
         }
     }
 
-    /// Opens the next connection: REQ, REP, RTU.
-    pub(super) fn open(&mut self, rig: &mut Rig) -> anyhow::Result<Connection> {
+    /// Opens the next connections, at most [`BATCH`]: REQ, REP, RTU.
+    pub(super) fn open(&mut self, rig: &mut Rig, count: usize) -> anyhow::Result<Vec<Connection>> {
+        let mut opened = (0..count)
+            .map(|_| self.next())
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        for step in [Step::Req, Step::Rep, Step::Rtu] {
+            self.pass(rig, &mut opened, step)?;
+        }
+        Ok(opened)
+    }
+
+    /// Opens so many connections.
+    pub(super) fn open_many(
+        &mut self,
+        rig: &mut Rig,
+        count: u32,
+    ) -> anyhow::Result<Vec<Connection>> {
+        let mut all = Vec::new();
+        let mut missing = usize::try_from(count)?;
+        while missing > 0 {
+            let batch = missing.min(BATCH);
+            all.extend(self.open(rig, batch)?);
+            missing -= batch;
+        }
+        Ok(all)
+    }
+
+    /// Closes connections, at most [`BATCH`]: DREQ, DREP.
+    pub(super) fn close(
+        &mut self,
+        rig: &mut Rig,
+        connections: &mut [Connection],
+    ) -> anyhow::Result<()> {
+        for step in [Step::Dreq, Step::Drep] {
+            self.pass(rig, connections, step)?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> anyhow::Result<Connection> {
         let number = self.opened;
         self.opened += 1;
-        let mut connection = Connection {
+        Ok(Connection {
             vf: vf_of(number, self.vfs)?,
             lid: Lid::new(u16::try_from(0x100 + number % 1000)?),
             guest: number,
             remote: number ^ 0x5555_5555,
             wire: 0,
-        };
-        let [req, rep, rtu, ..] = [0, 1, 2];
-        if connection.opened_by_vf() {
-            let sent = self.send(rig, &connection, req)?;
-            connection.wire = ids_of(sent_mad(sent)?).local_comm_id.get();
-            self.receive(rig, &connection, rep)?;
-            self.send(rig, &connection, rtu)?;
-        } else {
-            self.receive(rig, &connection, req)?;
-            let sent = self.send(rig, &connection, rep)?;
-            connection.wire = ids_of(sent_mad(sent)?).local_comm_id.get();
-            self.receive(rig, &connection, rtu)?;
-        }
-        Ok(connection)
+        })
     }
 
-    /// Closes a connection: DREQ, DREP.
-    pub(super) fn close(&mut self, rig: &mut Rig, connection: &Connection) -> anyhow::Result<()> {
-        let [dreq, drep] = [3, 4];
-        if connection.opened_by_vf() {
-            self.send(rig, connection, dreq)?;
-            self.receive(rig, connection, drep)
-        } else {
-            self.receive(rig, connection, dreq)?;
-            self.send(rig, connection, drep).map(drop)
-        }
-    }
-
-    /// Sends a message from the VF; gives it as it left.
-    fn send<'r>(
+    /// Passes one message of each connection.
+    fn pass(
         &mut self,
-        rig: &'r mut Rig,
+        rig: &mut Rig,
+        connections: &mut [Connection],
+        step: Step,
+    ) -> anyhow::Result<()> {
+        for connection in &*connections {
+            if connection.vf_sends(step) {
+                self.load_from_vf(rig, connection, step)?;
+            } else {
+                self.load_from_wire(rig, connection, step)?;
+            }
+        }
+        rig.flush()?;
+        for (at, connection) in connections.iter_mut().enumerate() {
+            let sent = ids_of(rig.sent(at)?);
+            if connection.vf_sends(step) {
+                // REQ and REP are the first to show it.
+                connection.wire = sent.local_comm_id.get();
+            } else {
+                let known = step == Step::Req || sent.remote_comm_id.get() == connection.guest;
+                ensure!(known, "a message went astray");
+            }
+        }
+        Ok(())
+    }
+
+    fn load_from_vf(
+        &mut self,
+        rig: &mut Rig,
         connection: &Connection,
-        message: usize,
-    ) -> anyhow::Result<&'r mut Place> {
-        let frames = &mut self.from_vf[message];
-        let at = below(&mut self.random, frames.len());
-        let place = &mut frames[at];
+        step: Step,
+    ) -> anyhow::Result<()> {
+        let frames = &mut self.from_vf[step as usize];
+        let place = &mut frames[below(&mut self.random, FRAMES)];
         address(place, connection)?;
         let mad = tunnel_mad(place)?;
         name(mad, connection.guest, connection.remote);
-        if message == 0 {
+        if step == Step::Req {
             let req: &mut CmReq = mad.view_mut();
             req.primary.local_gid = vf_gid(connection.vf);
             req.primary.remote_gid = peer_gid(connection.lid);
         }
-        rig.send(connection.vf, place)
+        rig.load(From::Vf(connection.vf), place);
+        Ok(())
     }
 
-    fn receive(
+    fn load_from_wire(
         &mut self,
         rig: &mut Rig,
         connection: &Connection,
-        message: usize,
+        step: Step,
     ) -> anyhow::Result<()> {
-        let frames = &mut self.from_wire[message];
-        let at = below(&mut self.random, frames.len());
-        let place = &mut frames[at];
+        let frames = &mut self.from_wire[step as usize];
+        let place = &mut frames[below(&mut self.random, FRAMES)];
         let (own, remote) = (vf_gid(connection.vf), peer_gid(connection.lid));
-        let grh = ib_wire::packet::Grh::mut_from_prefix(place);
-        let (grh, _) = grh.ok().context("a GRH fits")?;
+        let (grh, _) = Grh::mut_from_prefix(place).ok().context("a GRH fits")?;
         grh.dgid = own;
         grh.sgid = remote;
         let mad = wire_mad(place)?;
         name(mad, connection.remote, connection.wire);
-        if message == 0 {
+        if step == Step::Req {
             let req: &mut CmReq = mad.view_mut();
             req.primary.local_gid = remote;
             req.primary.remote_gid = own;
         }
-        let got = ids_of(sent_mad(rig.receive(connection.lid, place)?)?);
-        ensure!(
-            message == 0 || got.remote_comm_id.get() == connection.guest,
-            "a message went astray"
-        );
+        rig.load(From::Wire(connection.lid), place);
         Ok(())
     }
 }

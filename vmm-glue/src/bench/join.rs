@@ -10,7 +10,7 @@ use vf_tunnel::VfId;
 
 use super::clock::Stopwatch;
 use super::floors::below;
-use super::rig::{Place, Rig, SM_LID, sent_mad, tunnel_frame, vf_gid, vf_of};
+use super::rig::{BATCH, From, Place, Rig, SM_LID, tunnel_frame, vf_gid, vf_of};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const FRAMES: usize = 210_000;
@@ -78,9 +78,14 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         mads_per_op: Some(1),
         run: Box::new(move |_| {
             let began = Stopwatch::start();
-            for &(frame, vf) in &steps {
-                let answer = sent_mad(rig.send(vf, &frames[frame as usize])?)?;
-                granted(answer)?;
+            for batch in steps.chunks(BATCH) {
+                for &(frame, vf) in batch {
+                    rig.load(From::Vf(vf), &frames[frame as usize]);
+                }
+                rig.flush()?;
+                for at in 0..batch.len() {
+                    granted(rig.sent(at)?)?;
+                }
             }
             let elapsed = began.elapsed();
             ensure!(rig.is_quiet(), "more came out than went in");
@@ -107,7 +112,9 @@ fn join_all(rig: &mut Rig, vfs: u16, group: u32) -> anyhow::Result<()> {
     for number in 1..u32::from(vfs) {
         let vf = vf_of(number, vfs)?;
         let frame = tunnel_frame(SM_LID, None, &request(vf, group));
-        granted(sent_mad(rig.send(vf, &frame)?)?)?;
+        rig.load(From::Vf(vf), &frame);
+        rig.flush()?;
+        granted(rig.sent(0)?)?;
     }
     Ok(())
 }

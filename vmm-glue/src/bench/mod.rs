@@ -13,6 +13,7 @@ mod mad_rtt;
 mod rig;
 mod subnet;
 mod tid;
+mod tunnel;
 mod ud_hop;
 
 use std::fmt;
@@ -41,6 +42,8 @@ pub enum Case {
     TidRoundtrip,
     /// Joins of groups that the port is in already.
     McastJoinLocal,
+    /// MADs of VFs through the PF context to the wire and back, on an emulated adapter.
+    TunnelRtt,
     /// UD datagrams through chains of switches: the cost of a packet and of a hop.
     UdHop,
     /// A request and its response between two hosts, all layers included.
@@ -73,7 +76,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::CmEgressHit,
@@ -81,6 +84,7 @@ impl Case {
         Self::CmOpenClose,
         Self::TidRoundtrip,
         Self::McastJoinLocal,
+        Self::TunnelRtt,
         Self::UdHop,
         Self::MadRtt,
         Self::FatTree,
@@ -95,6 +99,7 @@ impl Case {
             Self::CmOpenClose => "cm-open-close",
             Self::TidRoundtrip => "tid-roundtrip",
             Self::McastJoinLocal => "mcast-join-local",
+            Self::TunnelRtt => "tunnel-rtt",
             Self::UdHop => "ud-hop",
             Self::MadRtt => "mad-rtt",
             Self::FatTree => "fat-tree",
@@ -134,6 +139,7 @@ impl Case {
                 nanos: 150.0,
             }),
             Self::McastJoinLocal => Some(Target::fixed(300.0)),
+            Self::TunnelRtt => Some(Target::fixed(1000.0)),
             _ => None,
         }
     }
@@ -287,8 +293,11 @@ pub struct BenchResult {
 impl fmt::Display for BenchResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.case, self.setup)?;
-        if let (Some(vfs), Some(live)) = (self.vfs, self.live) {
-            write!(f, ", {vfs} VFs, {live} live")?;
+        if let Some(vfs) = self.vfs {
+            write!(f, ", {vfs} VFs")?;
+        }
+        if let Some(live) = self.live {
+            write!(f, ", {live} live")?;
         }
         write!(f, " ({} ops, {} runs)", self.ops, self.runs)?;
         let own = Figure {
@@ -412,7 +421,7 @@ impl Bench {
         Ok(BenchResult {
             case: case.name(),
             setup,
-            vfs: live.map(|_| self.options.vfs),
+            vfs: (live.is_some() || case == Case::TunnelRtt).then_some(self.options.vfs),
             live,
             ops,
             runs: self.options.runs,
@@ -438,6 +447,7 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::CmOpenClose => cm_life::prepare(scale)?,
         Case::TidRoundtrip => tid::prepare(scale)?,
         Case::McastJoinLocal => join::prepare(scale)?,
+        Case::TunnelRtt => tunnel::prepare(vfs)?,
         Case::UdHop => ud_hop::prepare(),
         Case::MadRtt => mad_rtt::prepare(),
         Case::FatTree => fat_tree::prepare(),

@@ -1,7 +1,9 @@
 //! A port's mux with VFs to measure on, and the memory that frames come from and go to.
 //!
 //! What goes in lies in a pool far larger than the near caches, and what comes out is written to
-//! another, headers and all: the cost is that of the whole way through the mux.
+//! another, headers and all: the cost is that of the whole way through the mux. As a driver does that
+//! finds several completions in its queue, a batch of frames is first copied out of the receive
+//! buffers, then judged frame by frame where the copies lie, then copied into send buffers.
 
 use anyhow::{Context, bail};
 use ib_vtime::{Duration, Instant};
@@ -38,7 +40,22 @@ pub(super) struct Rig {
     pub(super) mux: PortMux,
     pub(super) now: Instant,
     frames: u64,
+    batch: [Place; BATCH],
+    /// Where each frame of the batch came from.
+    loaded: Vec<From>,
     outputs: Pool,
+}
+
+/// Frames that are copied at once.
+pub(super) const BATCH: usize = 16;
+
+/// Where a frame comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum From {
+    /// A VF's tunnel.
+    Vf(VfId),
+    /// QP1 of the port at a LID.
+    Wire(Lid),
 }
 
 impl Rig {
@@ -68,59 +85,57 @@ impl Rig {
             mux,
             now: Instant::from_millis(1),
             frames: 0,
+            batch: [[0; STRIDE]; BATCH],
+            loaded: Vec::with_capacity(BATCH),
             outputs: Pool::new(6),
         })
     }
 
-    /// Lets a VF send what lies at a place: it is copied to a random place of the other pool and goes on
-    /// from there. Gives what was written; see [`sent_mad`].
-    pub(super) fn send(&mut self, vf: VfId, from: &Place) -> anyhow::Result<&mut Place> {
-        let (frame, _) = ToPf::ref_from_prefix(from).ok().context("a frame fits")?;
-        let header = frame.header;
-        let place = self.outputs.place();
-        place[HEAD..TUNNEL].copy_from_slice(frame.mad.as_bytes());
-        self.frames += 1;
-        let passed = self.mux.from_vf_in_place(
-            self.now,
-            Cause(self.frames),
-            vf,
-            SpecialQp::Gsi,
-            &header,
-            sent_mad(place)?,
-        );
-        finish(&mut self.mux, &passed, place)?;
-        Ok(place)
+    /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`]. At most
+    /// [`BATCH`] frames can wait for that.
+    pub(super) fn load(&mut self, from: From, frame: &Place) {
+        let slot = &mut self.batch[self.loaded.len()];
+        match from {
+            From::Vf(_) => slot[..TUNNEL].copy_from_slice(&frame[..TUNNEL]),
+            From::Wire(_) => slot[HEAD - GRH..TUNNEL].copy_from_slice(&frame[..GRH + MAD]),
+        }
+        self.loaded.push(from);
     }
 
-    /// Lets the wire deliver what lies at a place, from QP1 of a LID, with a GRH if it has one; in the
-    /// same manner.
-    pub(super) fn receive(&mut self, slid: Lid, from: &Place) -> anyhow::Result<&mut Place> {
-        let (grh, rest) = Grh::ref_from_prefix(from).ok().context("a GRH fits")?;
-        let source = WireSource {
-            slid,
-            sqpn: Qpn::GSI,
-            sl: Sl::default(),
-            pkey: PKey::DEFAULT_FULL,
-            grh: (grh.ip_version() == Grh::VERSION).then(|| Route {
-                sgid: grh.sgid,
-                dgid: grh.dgid,
-                traffic_class: grh.traffic_class(),
-                flow_label: grh.flow_label(),
-                hop_limit: grh.hop_limit,
-            }),
-        };
-        let place = self.outputs.place();
-        place[HEAD..TUNNEL].copy_from_slice(&rest[..MAD]);
-        self.frames += 1;
-        let passed = self.mux.from_wire_in_place(
-            self.now,
-            Cause(self.frames),
-            SpecialQp::Gsi,
-            &source,
-            sent_mad(place)?,
-        );
-        finish(&mut self.mux, &passed, place)?;
-        Ok(place)
+    /// Judges what was loaded and copies what goes on to random places. See [`Self::sent`].
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        for (from, slot) in self.loaded.iter().zip(&mut self.batch) {
+            self.frames += 1;
+            let cause = Cause(self.frames);
+            let passed = match *from {
+                From::Vf(vf) => {
+                    let (frame, _) = ToPf::mut_from_prefix(slot).ok().context("a frame fits")?;
+                    let (header, mad) = (&frame.header, &mut frame.mad);
+                    let qp = SpecialQp::Gsi;
+                    self.mux
+                        .from_vf_in_place(self.now, cause, vf, qp, header, mad)
+                }
+                From::Wire(slid) => {
+                    let source = source(slid, slot)?;
+                    let mad = sent_mad(slot)?;
+                    let qp = SpecialQp::Gsi;
+                    self.mux
+                        .from_wire_in_place(self.now, cause, qp, &source, mad)
+                }
+            };
+            finish(&mut self.mux, &passed, slot)?;
+        }
+        for slot in &self.batch[..self.loaded.len()] {
+            self.outputs.place()[..TUNNEL].copy_from_slice(&slot[..TUNNEL]);
+        }
+        self.loaded.clear();
+        Ok(())
+    }
+
+    /// A MAD of the batch that was flushed last, as it went on.
+    pub(super) fn sent(&mut self, at: usize) -> anyhow::Result<&Mad> {
+        let slot = self.batch.get_mut(at).context("beyond the batch")?;
+        sent_mad(slot).map(|mad| &*mad)
     }
 
     /// Lets a VF send what one of the mux's machines takes; what comes of it is to be taken.
@@ -164,6 +179,25 @@ impl Rig {
     pub(super) fn is_quiet(&mut self) -> bool {
         self.mux.poll_output().is_none()
     }
+}
+
+/// The source of a packet in a batch, with a GRH if it has one.
+fn source(slid: Lid, slot: &Place) -> anyhow::Result<WireSource> {
+    let grh = Grh::ref_from_bytes(&slot[HEAD - GRH..HEAD]).ok();
+    let grh = grh.context("a GRH fits")?;
+    Ok(WireSource {
+        slid,
+        sqpn: Qpn::GSI,
+        sl: Sl::default(),
+        pkey: PKey::DEFAULT_FULL,
+        grh: (grh.ip_version() == Grh::VERSION).then(|| Route {
+            sgid: grh.sgid,
+            dgid: grh.dgid,
+            traffic_class: grh.traffic_class(),
+            flow_label: grh.flow_label(),
+            hop_limit: grh.hop_limit,
+        }),
+    })
 }
 
 /// Writes what stands in front of a MAD that goes on: a GRH to the wire, the tunnel's header to a VF.
@@ -247,8 +281,8 @@ pub(super) fn wire_frame(from: Lid, dgid: Option<Gid>, mad: &Mad) -> Place {
     place
 }
 
-/// The MAD that was sent, to the wire or to a VF.
-pub(super) fn sent_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
+/// The MAD of a frame in a batch.
+fn sent_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
     mad_at(place, HEAD)
 }
 

@@ -11,11 +11,14 @@ use vf_tunnel::VfId;
 use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
 use super::floors::Pool;
-use super::rig::{Rig, sent_mad, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
+use super::rig::{BATCH, From, Rig, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const LEAST_OPS: u32 = 200_000;
 const PEER: Lid = Lid::new(9);
+
+#[expect(clippy::cast_possible_truncation, reason = "few")]
+const PER_BATCH: u32 = BATCH as u32;
 
 /// An answered transaction is kept for so long.
 const KEPT: Duration = Duration::from_secs(15);
@@ -59,8 +62,14 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         next: 1,
     };
     for number in 0..scale.live {
-        let asked = all.ask(vf_of(number, scale.vfs)?)?;
-        all.waiting.push(asked);
+        all.waiting.push(Waiting {
+            vf: vf_of(number, scale.vfs)?,
+            guest: Tid::default(),
+            wire: Tid::default(),
+        });
+    }
+    for first in (0..all.waiting.len()).step_by(BATCH) {
+        all.ask(first)?;
     }
     shuffle(&mut all.waiting, &mut SplitMix64::new(10));
     // Each answered transaction rests while all others are answered: as many rest as wait.
@@ -98,29 +107,50 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
 impl Transactions {
     /// Answers each transaction that waits, and begins another in its place.
     fn round(&mut self, interval: Duration) -> anyhow::Result<()> {
-        for at in 0..self.waiting.len() {
-            let answered = self.waiting[at];
-            self.answer(&answered)?;
-            self.waiting[at] = self.ask(answered.vf)?;
-            self.rig.wait(interval);
+        for first in (0..self.waiting.len()).step_by(BATCH) {
+            self.answer(first)?;
+            self.ask(first)?;
+            self.rig.wait(interval * PER_BATCH);
         }
         Ok(())
     }
 
-    fn ask(&mut self, vf: VfId) -> anyhow::Result<Waiting> {
-        let guest = Tid::new(self.next << 32 | self.next);
-        self.next += 1;
-        let place = self.requests.place();
-        tunnel_mad(place)?.header.tid = guest;
-        let wire = sent_mad(self.rig.send(vf, place)?)?.header.tid;
-        Ok(Waiting { vf, guest, wire })
-    }
-
-    fn answer(&mut self, waiting: &Waiting) -> anyhow::Result<()> {
-        let place = self.answers.place();
-        wire_mad(place)?.header.tid = waiting.wire;
-        let got = sent_mad(self.rig.receive(PEER, place)?)?.header.tid;
-        ensure!(got == waiting.guest, "an answer has another TID");
+    /// Lets the owners of a batch ask.
+    fn ask(&mut self, first: usize) -> anyhow::Result<()> {
+        let batch = batch(&mut self.waiting, first);
+        for waiting in &mut *batch {
+            waiting.guest = Tid::new(self.next << 32 | self.next);
+            self.next += 1;
+            let place = self.requests.place();
+            tunnel_mad(place)?.header.tid = waiting.guest;
+            self.rig.load(From::Vf(waiting.vf), place);
+        }
+        self.rig.flush()?;
+        for (at, waiting) in batch.iter_mut().enumerate() {
+            waiting.wire = self.rig.sent(at)?.header.tid;
+        }
         Ok(())
     }
+
+    /// Answers a batch.
+    fn answer(&mut self, first: usize) -> anyhow::Result<()> {
+        let batch = batch(&mut self.waiting, first);
+        for waiting in &*batch {
+            let place = self.answers.place();
+            wire_mad(place)?.header.tid = waiting.wire;
+            self.rig.load(From::Wire(PEER), place);
+        }
+        self.rig.flush()?;
+        for (at, waiting) in batch.iter().enumerate() {
+            let got = self.rig.sent(at)?.header.tid;
+            ensure!(got == waiting.guest, "an answer has another TID");
+        }
+        Ok(())
+    }
+}
+
+/// The transactions of a batch.
+fn batch(waiting: &mut [Waiting], first: usize) -> &mut [Waiting] {
+    let end = waiting.len().min(first + BATCH);
+    &mut waiting[first..end]
 }
