@@ -259,6 +259,61 @@ impl Passed {
     }
 }
 
+impl Output {
+    /// A MAD that goes on, in two parts; anything else as it is.
+    pub(crate) const fn parted(self) -> Result<(Passed, Mad), Self> {
+        match self {
+            Self::ToWire {
+                vf,
+                qp,
+                dlid,
+                dqpn,
+                qkey,
+                sl,
+                pkey,
+                path_bits,
+                grh,
+                mad,
+            } => {
+                let send = WireSend {
+                    vf,
+                    qp,
+                    dlid,
+                    dqpn,
+                    qkey,
+                    sl,
+                    pkey,
+                    path_bits,
+                    grh,
+                };
+                Ok((Passed::ToWire(send), mad))
+            }
+            Self::ToVf {
+                vf,
+                qp,
+                slid,
+                sqpn,
+                sl,
+                pkey_index,
+                grh,
+                mad,
+            } => {
+                let to = VfDelivery {
+                    vf,
+                    qp,
+                    slid,
+                    sqpn,
+                    sl,
+                    pkey_index,
+                    grh,
+                };
+                Ok((Passed::ToVf(to), mad))
+            }
+            other => Err(other),
+        }
+    }
+}
+
 /// Live objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {

@@ -190,7 +190,7 @@ impl Slots {
 
     /// Takes note of the question that is asked now.
     pub(super) fn ask(&mut self, at: u32, request: &MadHeader) {
-        let slot = &mut self.nodes[at as usize].slot;
+        let slot = &mut self.nodes[at].slot;
         (slot.method, slot.attribute) = (request.method, request.attribute_id);
     }
 

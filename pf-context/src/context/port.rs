@@ -10,7 +10,6 @@ use ib_wire::mad::Mad;
 use ib_wire::smp::PortState as WirePortState;
 use ib_wire::{Guid, PKey, PortNum};
 use vf_tunnel::{DropReason, ToPf, VfId, VirtualPKeyIndex};
-use zerocopy::IntoBytes;
 
 use super::config::{Depths, PfConfig, PfError};
 use super::event::PfEvent;
@@ -19,7 +18,7 @@ use super::tunnel::{Received, Tunnel};
 use crate::config::PortConfig;
 use crate::guids::{GuidConfig, GuidManager, GuidToken};
 use crate::mux::PortMux;
-use crate::output::{Cause, Output, PortEvent, Route, WireSource};
+use crate::output::{Cause, PortEvent, Route, WireSend, WireSource};
 
 /// Frames taken from one queue pair before the next one's turn.
 const BATCH: usize = 16;
@@ -54,7 +53,7 @@ pub struct PfPort {
     /// Sources with something to take, the next first.
     pub(super) ready: VecDeque<Source>,
     /// What the special QPs had no buffer for; while it is not empty, nothing more is taken from VFs.
-    pub(super) unsent: VecDeque<Output>,
+    pub(super) unsent: VecDeque<(WireSend, Mad)>,
     /// VFs of which something changed: their view is to be shown anew, and they are to be told.
     pub(super) changed: Vec<VfId>,
     pub(super) depths: Depths,
@@ -281,9 +280,11 @@ impl PfPort {
                 return taken;
             };
             let source = self.wire_source(&from);
-            self.mux
-                .from_wire(now, CAUSE, special, &source, mad.as_bytes());
+            let passed = self
+                .mux
+                .from_wire_in_place(now, CAUSE, special, &source, &mut mad);
             self.carry_out(hca);
+            self.carry_on(hca, &passed, &mad);
         }
         most
     }
@@ -322,7 +323,14 @@ impl PfPort {
                 return taken;
             };
             match tunnel.receive(hca, &mut frame) {
-                Some(Received::Frame) => self.mux.from_vf(now, CAUSE, vf, special, &frame),
+                Some(Received::Frame) => {
+                    let ToPf { header, mad } = &mut frame;
+                    let passed = self
+                        .mux
+                        .from_vf_in_place(now, CAUSE, vf, special, header, mad);
+                    self.carry_out(hca);
+                    self.carry_on(hca, &passed, mad);
+                }
                 Some(Received::Refused(reason)) => self.mux.refuse(CAUSE, Some(vf), reason),
                 None => {
                     tunnel.flush(hca);

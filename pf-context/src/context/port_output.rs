@@ -2,47 +2,56 @@
 
 use hca_api::{FunctionManager, GlobalRoute, HcaError, PortChange, SpecialQp};
 use ib_endpoint::MadAddress;
+use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{Gid, GidIndex, PKeyIndex, QKey};
 use vf_tunnel::{DropReason, ToVf, VfId};
 
 use super::event::port_change;
 use super::port::{CAUSE, PfPort};
-use crate::output::{Output, Route, VfEvent};
+use crate::output::{Output, Passed, Route, VfDelivery, VfEvent, WireSend};
 
 impl PfPort {
     /// Does what the mux wants done.
     pub(super) fn carry_out(&mut self, hca: &mut dyn FunctionManager) {
         while let Some((_, output)) = self.mux.poll_output() {
-            match output {
-                Output::ToWire { .. } => self.send_to_wire(hca, output),
-                Output::ToVf { vf: VfId::PF, .. } => self.deliver_to_own(&output),
-                Output::ToVf { .. } => self.deliver_to_vf(hca, &output),
-                Output::VfEvent { vf, event } => self.note_event(vf, event),
-                Output::Dropped { vf, reason } => self.tell_drop(vf, reason),
+            match output.parted() {
+                Ok((passed, mad)) => self.carry_on(hca, &passed, &mad),
+                Err(Output::VfEvent { vf, event }) => self.note_event(vf, event),
+                Err(Output::Dropped { vf, reason }) => self.tell_drop(vf, reason),
+                // These have a MAD.
+                Err(Output::ToWire { .. } | Output::ToVf { .. }) => {}
             }
         }
     }
 
-    fn send_to_wire(&mut self, hca: &mut dyn FunctionManager, output: Output) {
-        if !self.unsent.is_empty() || !self.try_send(hca, &output) {
-            self.unsent.push_back(output);
+    /// Sends what the mux let pass on its way.
+    pub(super) fn carry_on(&mut self, hca: &mut dyn FunctionManager, passed: &Passed, mad: &Mad) {
+        match passed {
+            Passed::ToWire(send) => {
+                if !self.unsent.is_empty() || !self.try_send(hca, send, mad) {
+                    self.unsent.push_back((*send, *mad));
+                }
+            }
+            Passed::ToVf(to) if to.vf == VfId::PF => self.deliver_to_own(to, mad),
+            Passed::ToVf(to) => self.deliver_to_vf(hca, to, mad),
+            Passed::Nothing => {}
         }
     }
 
     /// Sends what waited for a buffer of a special QP.
     pub(super) fn send_unsent(&mut self, hca: &mut dyn FunctionManager) {
-        while let Some(output) = self.unsent.pop_front() {
-            if !self.try_send(hca, &output) {
-                self.unsent.push_front(output);
+        while let Some((send, mad)) = self.unsent.pop_front() {
+            if !self.try_send(hca, &send, &mad) {
+                self.unsent.push_front((send, mad));
                 return;
             }
         }
     }
 
     /// Sends a MAD by its special QP. `false`: there is no buffer free.
-    fn try_send(&mut self, hca: &mut dyn FunctionManager, output: &Output) -> bool {
-        let &Output::ToWire {
+    fn try_send(&mut self, hca: &mut dyn FunctionManager, send: &WireSend, mad: &Mad) -> bool {
+        let &WireSend {
             vf,
             qp,
             dlid,
@@ -52,11 +61,7 @@ impl PfPort {
             pkey,
             path_bits,
             grh,
-            ref mad,
-        } = output
-        else {
-            return true;
-        };
+        } = send;
         let view = self.own.view();
         let pkey_index = match qp {
             SpecialQp::Smi => Some(PKeyIndex(0)),
@@ -108,17 +113,16 @@ impl PfPort {
         })
     }
 
-    fn deliver_to_own(&mut self, output: &Output) {
-        let &Output::ToVf {
+    fn deliver_to_own(&mut self, to: &VfDelivery, mad: &Mad) {
+        let &VfDelivery {
             qp: SpecialQp::Gsi,
             slid,
             sqpn,
             sl,
             pkey_index,
             grh,
-            mad,
             ..
-        } = output
+        } = to
         else {
             // Nothing of the PF's own listens on QP0 here: a subnet manager has that QP itself.
             return self.refuse(None, DropReason::UnsolicitedSmp);
@@ -132,11 +136,11 @@ impl PfPort {
             path_bits: 0,
             grh: grh.map(|route| global_route(&route, route.sgid, GidIndex(0))),
         };
-        self.own.gsi_transport().deliver(from, mad);
+        self.own.gsi_transport().deliver(from, *mad);
     }
 
-    fn deliver_to_vf(&mut self, hca: &mut dyn FunctionManager, output: &Output) {
-        let &Output::ToVf {
+    fn deliver_to_vf(&mut self, hca: &mut dyn FunctionManager, to: &VfDelivery, mad: &Mad) {
+        let &VfDelivery {
             vf,
             qp,
             slid,
@@ -144,12 +148,8 @@ impl PfPort {
             sl,
             pkey_index,
             grh,
-            mad,
-        } = output
-        else {
-            return;
-        };
-        let frame = ToVf::new(sqpn, slid, sl, pkey_index, grh.as_ref().map(header), mad);
+        } = to;
+        let frame = ToVf::new(sqpn, slid, sl, pkey_index, grh.as_ref().map(header), *mad);
         let Some(tunnel) = self.tunnel_mut(vf, qp) else {
             return self.refuse(Some(vf), DropReason::VfDown);
         };
