@@ -171,10 +171,7 @@ impl PortMux {
                     .answered += 1;
                 let grh = checked.out.grh.map(Route::reversed);
                 let cause = waited_for.unwrap_or(cause);
-                return (
-                    cause,
-                    self.answer_as_sa(cause, vf, checked.pkey_index, grh),
-                );
+                return (cause, self.answer_as_sa(cause, vf, checked.pkey_index, grh));
             }
             Ok(Step::Absorbed) => {
                 self.statistics_of(Some(vf))

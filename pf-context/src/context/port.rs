@@ -324,12 +324,11 @@ impl PfPort {
             };
             match tunnel.receive(hca, &mut frame) {
                 Some(Received::Frame) => {
-                    let ToPf { header, mad } = &mut frame;
                     let passed = self
                         .mux
-                        .from_vf_in_place(now, CAUSE, vf, special, header, mad);
+                        .from_vf_in_place(now, CAUSE, vf, special, &mut frame);
                     self.carry_out(hca);
-                    self.carry_on(hca, &passed, mad);
+                    self.carry_on(hca, &passed, &frame.mad);
                 }
                 Some(Received::Refused(reason)) => self.mux.refuse(CAUSE, Some(vf), reason),
                 None => {

@@ -110,10 +110,8 @@ impl Rig {
             let passed = match *from {
                 From::Vf(vf) => {
                     let (frame, _) = ToPf::mut_from_prefix(slot).ok().context("a frame fits")?;
-                    let (header, mad) = (&frame.header, &mut frame.mad);
                     let qp = SpecialQp::Gsi;
-                    self.mux
-                        .from_vf_in_place(self.now, cause, vf, qp, header, mad)
+                    self.mux.from_vf_in_place(self.now, cause, vf, qp, frame)
                 }
                 From::Wire(slid) => {
                     let source = source(slid, slot)?;
