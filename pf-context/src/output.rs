@@ -260,9 +260,9 @@ impl Passed {
 }
 
 impl Output {
-    /// A MAD that goes on, in two parts; anything else as it is.
-    pub(crate) const fn parted(self) -> Result<(Passed, Mad), Self> {
-        match self {
+    /// A MAD that goes on, and how; `None` for anything else.
+    pub(crate) const fn passed(&self) -> Option<(Passed, &Mad)> {
+        match *self {
             Self::ToWire {
                 vf,
                 qp,
@@ -273,7 +273,7 @@ impl Output {
                 pkey,
                 path_bits,
                 grh,
-                mad,
+                ref mad,
             } => {
                 let send = WireSend {
                     vf,
@@ -286,7 +286,7 @@ impl Output {
                     path_bits,
                     grh,
                 };
-                Ok((Passed::ToWire(send), mad))
+                Some((Passed::ToWire(send), mad))
             }
             Self::ToVf {
                 vf,
@@ -296,7 +296,7 @@ impl Output {
                 sl,
                 pkey_index,
                 grh,
-                mad,
+                ref mad,
             } => {
                 let to = VfDelivery {
                     vf,
@@ -307,9 +307,9 @@ impl Output {
                     pkey_index,
                     grh,
                 };
-                Ok((Passed::ToVf(to), mad))
+                Some((Passed::ToVf(to), mad))
             }
-            other => Err(other),
+            Self::VfEvent { .. } | Self::Dropped { .. } => None,
         }
     }
 }

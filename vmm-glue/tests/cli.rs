@@ -74,6 +74,7 @@ fn each_case_of_the_mux_prints_an_object_with_its_target() {
         "cm-open-close",
         "tid-roundtrip",
         "mcast-join-local",
+        "path-cached",
     ];
     let list = cases.join(",");
     let size = ["--vfs", "4", "--live", "50", "--runs", "1"];
@@ -88,14 +89,7 @@ fn each_case_of_the_mux_prints_an_object_with_its_target() {
     assert_eq!(names, cases);
     for line in &lines {
         assert_eq!((&line["vfs"], &line["live"]), (&4.into(), &50.into()));
-        for figure in [
-            "ops",
-            "ns_per_op",
-            "mads_per_s",
-            "bytes_per_live",
-            "target_ns",
-            "ratio",
-        ] {
+        for figure in ["ops", "ns_per_op", "mads_per_s", "target_ns", "ratio"] {
             assert!(
                 line[figure].as_f64().is_some_and(|value| value > 0.0),
                 "{figure}: {line}"

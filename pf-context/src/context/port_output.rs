@@ -15,12 +15,14 @@ impl PfPort {
     /// Does what the mux wants done.
     pub(super) fn carry_out(&mut self, hca: &mut dyn FunctionManager) {
         while let Some((_, output)) = self.mux.poll_output() {
-            match output.parted() {
-                Ok((passed, mad)) => self.carry_on(hca, &passed, &mad),
-                Err(Output::VfEvent { vf, event }) => self.note_event(vf, event),
-                Err(Output::Dropped { vf, reason }) => self.tell_drop(vf, reason),
-                // These have a MAD.
-                Err(Output::ToWire { .. } | Output::ToVf { .. }) => {}
+            if let Some((passed, mad)) = output.passed() {
+                self.carry_on(hca, &passed, mad);
+                continue;
+            }
+            match output {
+                Output::VfEvent { vf, event } => self.note_event(vf, event),
+                Output::Dropped { vf, reason } => self.tell_drop(vf, reason),
+                Output::ToWire { .. } | Output::ToVf { .. } => {}
             }
         }
     }

@@ -1,19 +1,17 @@
 //! Connections through a port's mux: opened by a VF or by its peer in turn, closed by whoever opened
 //! them. Every message is a whole frame of a pool that no near cache holds.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use ib_vtime::SplitMix64;
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad};
-use ib_wire::packet::Grh;
 use ib_wire::{CommId, Gid, Lid, PKey};
-use vf_tunnel::{ToPf, VfId};
-use zerocopy::FromBytes;
+use vf_tunnel::VfId;
 
 use super::floors::below;
 use super::rig::{
-    BATCH, From, Place, Rig, peer_gid, tunnel_frame, tunnel_mad, vf_gid, vf_of, wire_frame,
-    wire_mad,
+    BATCH, From, Place, Rig, batch_mad, peer_gid, tunnel_frame, tunnel_header, vf_gid, vf_of,
+    wire_frame, wire_header,
 };
 
 /// A connection, as both of its ends and the wire know it.
@@ -179,17 +177,18 @@ impl Connections {
         connection: &Connection,
         step: Step,
     ) -> anyhow::Result<()> {
-        let frames = &mut self.from_vf[step as usize];
-        let place = &mut frames[below(&mut self.random, FRAMES)];
-        address(place, connection)?;
-        let mad = tunnel_mad(place)?;
+        let frame = &self.from_vf[step as usize][below(&mut self.random, FRAMES)];
+        let slot = rig.load(From::Vf(connection.vf), frame);
+        let av = &mut tunnel_header(slot)?.av;
+        av.dlid = connection.lid;
+        av.dgid = peer_gid(connection.lid);
+        let mad = batch_mad(slot)?;
         name(mad, connection.guest, connection.remote);
         if step == Step::Req {
             let req: &mut CmReq = mad.view_mut();
             req.primary.local_gid = vf_gid(connection.vf);
             req.primary.remote_gid = peer_gid(connection.lid);
         }
-        rig.load(From::Vf(connection.vf), place);
         Ok(())
     }
 
@@ -199,29 +198,21 @@ impl Connections {
         connection: &Connection,
         step: Step,
     ) -> anyhow::Result<()> {
-        let frames = &mut self.from_wire[step as usize];
-        let place = &mut frames[below(&mut self.random, FRAMES)];
+        let frame = &self.from_wire[step as usize][below(&mut self.random, FRAMES)];
+        let slot = rig.load(From::Wire(connection.lid), frame);
         let (own, remote) = (vf_gid(connection.vf), peer_gid(connection.lid));
-        let (grh, _) = Grh::mut_from_prefix(place).ok().context("a GRH fits")?;
+        let grh = wire_header(slot)?;
         grh.dgid = own;
         grh.sgid = remote;
-        let mad = wire_mad(place)?;
+        let mad = batch_mad(slot)?;
         name(mad, connection.remote, connection.wire);
         if step == Step::Req {
             let req: &mut CmReq = mad.view_mut();
             req.primary.local_gid = remote;
             req.primary.remote_gid = own;
         }
-        rig.load(From::Wire(connection.lid), place);
         Ok(())
     }
-}
-
-fn address(place: &mut Place, connection: &Connection) -> anyhow::Result<()> {
-    let (frame, _) = ToPf::mut_from_prefix(place).ok().context("a frame fits")?;
-    frame.header.av.dlid = connection.lid;
-    frame.header.av.dgid = peer_gid(connection.lid);
-    Ok(())
 }
 
 /// The message of an established connection that changes nothing: a VF's RTU once more.

@@ -10,6 +10,7 @@ mod fat_tree;
 mod floors;
 mod join;
 mod mad_rtt;
+mod path;
 mod rig;
 mod subnet;
 mod tid;
@@ -42,6 +43,8 @@ pub enum Case {
     TidRoundtrip,
     /// Joins of groups that the port is in already.
     McastJoinLocal,
+    /// Requests for paths that the SA answered lately.
+    PathCached,
     /// MADs of VFs through the PF context to the wire and back, on an emulated adapter.
     TunnelRtt,
     /// UD datagrams through chains of switches: the cost of a packet and of a hop.
@@ -76,7 +79,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::CmEgressHit,
@@ -84,6 +87,7 @@ impl Case {
         Self::CmOpenClose,
         Self::TidRoundtrip,
         Self::McastJoinLocal,
+        Self::PathCached,
         Self::TunnelRtt,
         Self::UdHop,
         Self::MadRtt,
@@ -99,6 +103,7 @@ impl Case {
             Self::CmOpenClose => "cm-open-close",
             Self::TidRoundtrip => "tid-roundtrip",
             Self::McastJoinLocal => "mcast-join-local",
+            Self::PathCached => "path-cached",
             Self::TunnelRtt => "tunnel-rtt",
             Self::UdHop => "ud-hop",
             Self::MadRtt => "mad-rtt",
@@ -111,7 +116,7 @@ impl Case {
         match self {
             Self::CmEgressHit | Self::CmIngressHit => Some(1_000_000),
             Self::CmOpenClose => Some(100_000),
-            Self::TidRoundtrip | Self::McastJoinLocal => Some(10_000),
+            Self::TidRoundtrip | Self::McastJoinLocal | Self::PathCached => Some(10_000),
             _ => None,
         }
     }
@@ -121,6 +126,7 @@ impl Case {
         match self {
             Self::TidRoundtrip => 400_000,
             Self::McastJoinLocal => 60_000,
+            Self::PathCached => 1_000_000,
             _ => 8_000_000,
         }
     }
@@ -139,6 +145,7 @@ impl Case {
                 nanos: 150.0,
             }),
             Self::McastJoinLocal => Some(Target::fixed(300.0)),
+            Self::PathCached => Some(Target::fixed(400.0)),
             Self::TunnelRtt => Some(Target::fixed(1000.0)),
             _ => None,
         }
@@ -447,6 +454,7 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::CmOpenClose => cm_life::prepare(scale)?,
         Case::TidRoundtrip => tid::prepare(scale)?,
         Case::McastJoinLocal => join::prepare(scale)?,
+        Case::PathCached => path::prepare(scale)?,
         Case::TunnelRtt => tunnel::prepare(vfs)?,
         Case::UdHop => ud_hop::prepare(),
         Case::MadRtt => mad_rtt::prepare(),

@@ -13,7 +13,7 @@ use ib_wire::{Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix};
 use pf_context::{
     Cause, EgressLimit, Limits, Output, Passed, PortConfig, PortMux, Route, VfConfig, WireSource,
 };
-use vf_tunnel::{SpecialQp, ToPf, ToVf, ToVfHeader, VfId};
+use vf_tunnel::{SpecialQp, ToPf, ToPfHeader, ToVf, ToVfHeader, VfId};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::floors::{Pool, STRIDE};
@@ -91,15 +91,16 @@ impl Rig {
         })
     }
 
-    /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`]. At most
-    /// [`BATCH`] frames can wait for that.
-    pub(super) fn load(&mut self, from: From, frame: &Place) {
+    /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`], and gives
+    /// the copy. At most [`BATCH`] frames can wait for that.
+    pub(super) fn load(&mut self, from: From, frame: &Place) -> &mut Place {
         let slot = &mut self.batch[self.loaded.len()];
         match from {
             From::Vf(_) => slot[..TUNNEL].copy_from_slice(&frame[..TUNNEL]),
             From::Wire(_) => slot[HEAD - GRH..TUNNEL].copy_from_slice(&frame[..GRH + MAD]),
         }
         self.loaded.push(from);
+        slot
     }
 
     /// Judges what was loaded and copies what goes on to random places. See [`Self::sent`].
@@ -115,7 +116,7 @@ impl Rig {
                 }
                 From::Wire(slid) => {
                     let source = source(slid, slot)?;
-                    let mad = sent_mad(slot)?;
+                    let mad = batch_mad(slot)?;
                     let qp = SpecialQp::Gsi;
                     self.mux
                         .from_wire_in_place(self.now, cause, qp, &source, mad)
@@ -133,7 +134,7 @@ impl Rig {
     /// A MAD of the batch that was flushed last, as it went on.
     pub(super) fn sent(&mut self, at: usize) -> anyhow::Result<&Mad> {
         let slot = self.batch.get_mut(at).context("beyond the batch")?;
-        sent_mad(slot).map(|mad| &*mad)
+        batch_mad(slot).map(|mad| &*mad)
     }
 
     /// Lets a VF send what one of the mux's machines takes; what comes of it is to be taken.
@@ -279,19 +280,22 @@ pub(super) fn wire_frame(from: Lid, dgid: Option<Gid>, mad: &Mad) -> Place {
     place
 }
 
+/// The header of a VF's frame in a batch.
+pub(super) fn tunnel_header(slot: &mut Place) -> anyhow::Result<&mut ToPfHeader> {
+    let header = ToPfHeader::mut_from_prefix(slot).ok();
+    header.map(|(header, _)| header).context("a header fits")
+}
+
+/// The GRH of a packet in a batch.
+pub(super) fn wire_header(slot: &mut Place) -> anyhow::Result<&mut Grh> {
+    Grh::mut_from_bytes(&mut slot[HEAD - GRH..HEAD])
+        .ok()
+        .context("a GRH fits")
+}
+
 /// The MAD of a frame in a batch.
-fn sent_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
+pub(super) fn batch_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
     mad_at(place, HEAD)
-}
-
-/// The MAD in a frame of a VF's.
-pub(super) fn tunnel_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
-    mad_at(place, HEAD)
-}
-
-/// The MAD in a packet of the wire.
-pub(super) fn wire_mad(place: &mut Place) -> anyhow::Result<&mut Mad> {
-    mad_at(place, GRH)
 }
 
 fn mad_at(place: &mut Place, at: usize) -> anyhow::Result<&mut Mad> {

@@ -11,7 +11,7 @@ use vf_tunnel::VfId;
 use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
 use super::floors::Pool;
-use super::rig::{BATCH, From, Rig, tunnel_frame, tunnel_mad, vf_of, wire_frame, wire_mad};
+use super::rig::{BATCH, From, Rig, batch_mad, tunnel_frame, vf_of, wire_frame};
 use super::{Measured, Sample, Scale, nanos_per};
 
 const LEAST_OPS: u32 = 200_000;
@@ -121,9 +121,8 @@ impl Transactions {
         for waiting in &mut *batch {
             waiting.guest = Tid::new(self.next << 32 | self.next);
             self.next += 1;
-            let place = self.requests.place();
-            tunnel_mad(place)?.header.tid = waiting.guest;
-            self.rig.load(From::Vf(waiting.vf), place);
+            let slot = self.rig.load(From::Vf(waiting.vf), self.requests.place());
+            batch_mad(slot)?.header.tid = waiting.guest;
         }
         self.rig.flush()?;
         for (at, waiting) in batch.iter_mut().enumerate() {
@@ -136,9 +135,8 @@ impl Transactions {
     fn answer(&mut self, first: usize) -> anyhow::Result<()> {
         let batch = batch(&mut self.waiting, first);
         for waiting in &*batch {
-            let place = self.answers.place();
-            wire_mad(place)?.header.tid = waiting.wire;
-            self.rig.load(From::Wire(PEER), place);
+            let slot = self.rig.load(From::Wire(PEER), self.answers.place());
+            batch_mad(slot)?.header.tid = waiting.wire;
         }
         self.rig.flush()?;
         for (at, waiting) in batch.iter().enumerate() {
