@@ -6,5 +6,6 @@ pub mod fields;
 pub mod fuzz_targets;
 pub mod mads;
 pub mod traces;
+pub mod vf_subnet;
 
 pub use vhca::world;

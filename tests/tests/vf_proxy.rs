@@ -3,19 +3,23 @@
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
-    AddressVector, FunctionId, FunctionManager, FunctionSpec, HostMemory, PortState, QpKind,
-    ResourceCounts, SpecialQp, UdAddress, UdDestination, VirtualPort,
+    AddressVector, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaEvent, HostMemory,
+    PortChange, PortState, QpKind, ResourceCounts, SpecialQp, UdAddress, UdDestination,
+    VirtualPort,
 };
 use ib_endpoint::{
     DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport,
-    SaEvent, SaRequest,
+    SaEvent, SaRequest, group_destination,
 };
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, Method, MgmtClass};
-use ib_wire::sa::{ComponentMask, PathRecord, SaMad};
-use ib_wire::{Guid, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
-use vf_proxy::native::ProxyQp;
+use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, PathRecord, SaMad};
+use ib_wire::{Gid, Guid, Lid, PKey, PKeyIndex, PortNum, QKey, Qpn, Sl};
+use vf_proxy::native::{
+    GroupSpec, Partition, ProxyQp, UdQpId, UdQpSpec, VirtualHca, VirtualHcaConfig,
+};
 use vf_tunnel::{ToPf, ToVf, VirtualPKeyIndex};
+use vhca_tests::vf_subnet::set_guid;
 use zerocopy::IntoBytes;
 
 const PORT: PortNum = PortNum(1);
@@ -36,6 +40,7 @@ fn adapter() -> Device {
         cqs: 8,
         qps: 8,
         mrs: 8,
+        attachments: 8,
         ..ResourceCounts::default()
     };
     pf.create_function(FunctionSpec {
@@ -185,4 +190,82 @@ fn a_message_is_copied_into_buffers_of_other_lengths_as_far_as_both_go() {
     assert_eq!(long[56..312], [0x5a; 256]);
     assert_eq!(long[312..], [0xee; 88]);
     assert_eq!(pf_end.poll_into(&mut pf, &mut short), None);
+}
+
+/// Takes the VF's join off the tunnel and grants it with an MLID.
+fn grant(device: &mut Device, pf_end: &mut DatagramQp, hca: &mut VirtualHca, mlid: Lid) {
+    let mut vf = device.function(VF).expect("the VF");
+    while hca.poll(Instant::ZERO, &mut vf) {}
+    let datagram = pf_end.poll(&mut device.function(PF).expect("the PF"));
+    let frame = ToPf::from_bytes(&datagram.expect("a frame").bytes).expect("a tunnel frame");
+    assert_eq!(frame.mad.header.method, Method::SET);
+    let record = McMemberRecord {
+        mlid,
+        ..frame.mad.view::<SaMad>().record()
+    };
+    let mut answer = SaMad::new(Method::GET_RESP, ComponentMask::NONE, &record);
+    answer.header.tid = frame.mad.header.tid;
+    let index = VirtualPKeyIndex(PKeyIndex(0));
+    let mad = Mad::from_layout(&answer);
+    let answer = ToVf::new(Qpn::GSI, SM_LID, Sl::default(), index, None, mad);
+    send(device, pf_end, answer.as_bytes());
+    let mut vf = device.function(VF).expect("the VF");
+    while hca.poll(Instant::ZERO, &mut vf) {}
+}
+
+/// The MLIDs at which a VF's queue pair hears its group.
+fn heard_at(
+    device: &mut Device,
+    hca: &mut VirtualHca,
+    qp: UdQpId,
+    record: &McMemberRecord,
+) -> Vec<Lid> {
+    let mut vf = device.function(VF).expect("the VF");
+    let port = hca.port_mut(PORT).expect("the port");
+    [Lid::new(0xc001), Lid::new(0xc002)]
+        .into_iter()
+        .filter(|&mlid| {
+            let record = McMemberRecord { mlid, ..*record };
+            let to = group_destination(PORT, &record);
+            port.send(&mut vf, qp, &to, b"x").expect("it is sent");
+            port.receive(&mut vf, qp).is_some()
+        })
+        .collect()
+}
+
+#[test]
+fn a_queue_pair_follows_its_group_to_another_mlid() {
+    let mut device = adapter();
+    set_guid(&mut device, VF.0, Guid::new(0x77));
+    let mut pf_end = tunnel(&mut device);
+    let mut vf = device.function(VF).expect("the VF");
+    let mut hca = VirtualHca::open(Instant::ZERO, &mut vf, VirtualHcaConfig::new(1)).expect("a VF");
+    let port = hca.port_mut(PORT).expect("the port");
+    let qkey = QKey::new(5);
+    let spec = UdQpSpec::new(Partition::Index(PKeyIndex(0)), qkey);
+    let qp = port.open_qp(&mut vf, &spec).expect("a queue pair");
+    let mgid = Gid([0xff; 16]);
+    let full = GroupSpec::create(mgid, JoinState::FULL_MEMBER, PKey::DEFAULT_FULL, qkey);
+    let group = port.join(Instant::ZERO, full).expect("a wish");
+    port.attach(&mut vf, group, qp).expect("it listens");
+    grant(&mut device, &mut pf_end, &mut hca, Lid::new(0xc001));
+    let heard = heard_at(&mut device, &mut hca, qp, &full.record);
+    assert_eq!(heard, [Lid::new(0xc001)]);
+
+    let mut vf = device.function(VF).expect("the VF");
+    let again = AsyncEvent::Port {
+        port: PORT,
+        change: PortChange::CLIENT_REREGISTER,
+    };
+    hca.handle_hca_event(Instant::ZERO, &mut vf, &HcaEvent::Async(again))
+        .expect("the port can be read");
+    grant(&mut device, &mut pf_end, &mut hca, Lid::new(0xc002));
+    let heard = heard_at(&mut device, &mut hca, qp, &full.record);
+    assert_eq!(heard, [Lid::new(0xc002)]);
+    let owned = device.function(PF).expect("the PF").resources(VF);
+    assert_eq!(owned.map(|owned| owned.attachments), Ok(1));
+    let mut vf = device.function(VF).expect("the VF");
+    hca.close(Instant::ZERO, &mut vf);
+    let owned = device.function(PF).expect("the PF").resources(VF);
+    assert_eq!(owned, Ok(ResourceCounts::default()));
 }

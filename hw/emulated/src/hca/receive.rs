@@ -185,19 +185,24 @@ impl Device {
         Ok(())
     }
 
-    /// Delivers a packet to QP1: to the device's agents first, then to software (IBA 13.5.1).
+    /// Delivers a packet to QP1: to the device's agents first, then to software (IBA 13.5.1). The
+    /// agents speak for the port; what is addressed to another of its GIDs, a VF's, is software's
+    /// alone.
     fn deliver_gmp(&mut self, port: PortNum, datagram: &UdFrame<'_>) -> Result<(), DropReason> {
         let own = self.node.port(port).ok_or(DropReason::NoQp)?;
-        if let Some(grh) = &datagram.grh {
-            own.gid_index(grh.dgid).ok_or(DropReason::ForeignGid)?;
-        }
+        let gid_index = match &datagram.grh {
+            Some(grh) => own.gid_index(grh.dgid).ok_or(DropReason::ForeignGid)?,
+            None => GidIndex(0),
+        };
         let pkey_index = own
             .matching_pkey(datagram.pkey)
             .ok_or(DropReason::BadPKey)?;
         if datagram.qkey != QKey::GSI {
             return Err(DropReason::BadQKey);
         }
-        if let Ok(mad) = Mad::ref_from_bytes(datagram.payload) {
+        if gid_index == GidIndex(0)
+            && let Ok(mad) = Mad::ref_from_bytes(datagram.payload)
+        {
             match pma::process(&mut self.node, port, mad) {
                 LocalMad::Reply(reply) => {
                     return self.reply_from_agent(port, datagram, pkey_index, &reply);

@@ -51,6 +51,31 @@ fn the_device_answers_performance_queries_before_software_sees_them() {
     assert!(right.poll_transmit(Instant::ZERO, PORT).is_none());
 }
 
+/// The agents speak for the port: what is asked of another of its GIDs is software's to answer.
+#[test]
+fn c032_a_performance_query_to_a_vfs_gid_is_not_answered_by_the_device() {
+    let (mut left, mut right) = (device(5), device(6));
+    let alias = Guid::new(0xabc);
+    right.node_mut().port_mut(PORT).unwrap().alias_guids = vec![alias];
+    let a = open(&mut left, PF, special(Gsi));
+    let b = open(&mut right, PF, special(Gsi));
+    a.post_recv(&mut left, 1);
+    b.post_recv(&mut right, 1);
+    let own = right.function(PF).unwrap().query_gid(PORT, GidIndex(0));
+    let vfs = Gid::from_parts(ib_wire::SubnetPrefix::DEFAULT, alias);
+    let query = mad(MgmtClass::PERF, Method::GET);
+    for (gid, by_software) in [(vfs, 1), (own.unwrap(), 0)] {
+        let to = to(global(6, gid), Qpn::GSI, QKey::GSI);
+        a.send(&mut left, Some(to), query.as_bytes()).unwrap();
+        pipe(&mut left, &mut right);
+        assert_eq!(b.poll(&mut right).len(), by_software);
+        assert_eq!(
+            right.poll_transmit(Instant::ZERO, PORT).is_none(),
+            by_software == 1
+        );
+    }
+}
+
 /// IBA 13.5.1.1: everything else on QP1 belongs to software, which learns the P_Key and the GID that
 /// the packet used.
 #[test]

@@ -64,10 +64,10 @@ fn a_guest_cannot_stop_its_tunnel_with_a_message_that_is_too_long() {
     assert_eq!(t.outcomes(&mut device), [(2, CompletionStatus::Success)]);
 }
 
-/// Statement 77: only the tunnel partner reaches a proxy, and nobody else a tunnel QP, whatever
+/// Only the tunnel partner reaches a proxy, and nobody else a tunnel QP, whatever
 /// number and key a sender writes.
 #[test]
-fn nobody_but_the_partner_reaches_a_proxy_or_a_tunnel_queue_pair() {
+fn c004_c077_nobody_but_the_partner_reaches_a_proxy_or_a_tunnel_queue_pair() {
     let mut device = device(5);
     add_vf(&mut device, VF1);
     add_vf(&mut device, VF2);

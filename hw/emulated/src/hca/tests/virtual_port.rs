@@ -44,9 +44,8 @@ fn ask<A: SmpAttribute + Copy>(device: &mut Device, modifier: u32) -> (MadStatus
     (reply.header.status, *smp.attribute::<A>())
 }
 
-/// Statement 174.
 #[test]
-fn a_vf_reads_its_virtual_pkey_table_and_nothing_beyond_it() {
+fn c174_a_vf_reads_its_virtual_pkey_table_and_nothing_beyond_it() {
     let mut device = with_vf(PortState::Active);
     let (status, table) = ask::<PKeyTable>(&mut device, 0);
     assert_eq!(status, MadStatus::OK);
@@ -67,9 +66,8 @@ fn a_vf_reads_its_virtual_pkey_table_and_nothing_beyond_it() {
     );
 }
 
-/// Statement 175.
 #[test]
-fn a_vf_reads_the_state_and_the_capabilities_of_its_virtual_port() {
+fn c175_a_vf_reads_the_state_and_the_capabilities_of_its_virtual_port() {
     let mut device = with_vf(PortState::Down);
     let change = PortModify {
         set_capabilities: CapabilityMask::IS_VENDOR_CLASS_SUPPORTED.get(),
@@ -93,9 +91,8 @@ fn a_vf_reads_the_state_and_the_capabilities_of_its_virtual_port() {
     assert_eq!(info.port_state(), WirePortState::ACTIVE);
 }
 
-/// Statements 176 and 177.
 #[test]
-fn a_vf_reads_its_own_guids_only() {
+fn c176_c177_a_vf_reads_its_own_guids_only() {
     let mut device = with_vf(PortState::Active);
     let (_, table) = ask::<GuidInfo>(&mut device, 0);
     assert_eq!(table.guids[0], ALIAS);
@@ -111,9 +108,8 @@ fn a_vf_reads_its_own_guids_only() {
     assert_eq!(vf.query_gid(PORT, GidIndex(1)), Err(HcaError::InvalidIndex));
 }
 
-/// Statements 178 and 179.
 #[test]
-fn a_vf_changes_nothing_that_is_not_its_own() {
+fn c178_c179_a_vf_changes_nothing_that_is_not_its_own() {
     let mut device = with_vf(PortState::Active);
     let mut vf = device.function(VF1).unwrap();
     for (class, method) in [
