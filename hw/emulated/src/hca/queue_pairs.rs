@@ -278,7 +278,10 @@ impl Device {
                 return Err(HcaError::InvalidPort);
             }
         }
-        if let (Some(index), Some(port)) = (change.pkey_index, change.port.or(qp.port)) {
+        // The ends of a tunnel are in no partition, and a VF without P_Keys has them all the same.
+        if let (Some(index), Some(port)) = (change.pkey_index, change.port.or(qp.port))
+            && !qp.is_tunnelled()
+        {
             self.check_pkey_index(state, port, index)?;
         }
         let controlled = change.qkey.is_some_and(QKey::is_privileged);
