@@ -15,7 +15,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Bring an emulated subnet up and let its hosts talk.
+    /// Bring an emulated subnet up and let the guests of its hosts talk.
     Demo(DemoArgs),
     /// Measure.
     Bench(BenchArgs),
@@ -31,12 +31,16 @@ pub(crate) struct DemoArgs {
     /// Print JSON lines: one object for each step, then a summary.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write every packet on every link to this file, for Wireshark.
+    /// Write every packet on every link and in every VF's tunnels to this file, for Wireshark.
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
     /// Run by the wall clock instead of in virtual time.
     #[arg(long)]
     pub(crate) realtime: bool,
+    /// Log on stderr what the PFs drop, a few lines for each VF and reason. RUST_LOG chooses more
+    /// finely.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use env_logger::Env;
 use serde::Serialize;
 use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
@@ -31,8 +32,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// Logs on stderr: what RUST_LOG says, or else warnings if they are wanted.
+fn start_log(verbose: bool) {
+    let default = if verbose { "warn" } else { "off" };
+    env_logger::Builder::from_env(Env::default().default_filter_or(default)).init();
+}
+
 /// Runs the demo and tells whether every step went well.
 fn demo(args: &DemoArgs) -> anyhow::Result<bool> {
+    start_log(args.verbose);
     let capture: Option<Box<dyn Write>> = match &args.capture {
         None => None,
         Some(path) => {

@@ -27,9 +27,32 @@ fn the_demo_passes_and_prints_a_line_for_each_step() {
     let output = vhca(&["demo"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
-    let (steps, summary) = text.trim_end().rsplit_once('\n').expect("several lines");
-    assert!(summary.starts_with("all "), "{summary}");
+    let (steps, rest) = text.split_once("\n\n").expect("the steps, then a table");
     assert!(steps.lines().all(|line| line.starts_with("ok ")), "{steps}");
+    let (table, summary) = rest.trim_end().split_once("\n\n").expect("a summary");
+    assert!(summary.starts_with("all "), "{summary}");
+    for row in [
+        "VERDICT",
+        "to_wire",
+        "dropped",
+        "LIVE",
+        "cm_ids",
+        "mcast_members",
+    ] {
+        let is_it = |line: &str| line.split_whitespace().next() == Some(row);
+        assert!(table.lines().any(is_it), "no {row} in {table}");
+    }
+}
+
+#[test]
+fn the_demo_logs_what_is_dropped_when_it_is_asked_to() {
+    assert_eq!(stderr(&vhca(&["demo"])), "");
+    let log = stderr(&vhca(&["demo", "--verbose"]));
+    assert!(log.contains("dropped a frame"), "{log}");
+    assert!(
+        log.lines().count() < 200,
+        "a few lines for each VF and reason"
+    );
 }
 
 #[test]
@@ -38,6 +61,10 @@ fn the_demos_json_has_the_same_steps_and_a_summary() {
     let (summary, steps) = lines.split_last().expect("lines");
     assert_eq!(summary["ok"], true);
     assert_eq!(summary["steps"], steps.len());
+    let ports = summary["ports"].as_array().expect("the ports");
+    assert_eq!(ports.len(), 4, "two of each host");
+    assert_eq!(ports[0]["sizes"]["mcast_members"], 4, "a guest of each VF");
+    assert!(ports[0]["verdicts"]["to_wire"].as_u64() > Some(0));
     assert!(steps.iter().all(|step| step["ok"] == true));
     let text = vhca(&["demo"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();

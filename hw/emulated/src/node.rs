@@ -101,6 +101,15 @@ pub trait EndNode: fmt::Debug {
 
     /// Called when the time has come.
     fn handle_timeout(&mut self, now: Instant);
+
+    /// Begins or ends to keep copies of what passes the node's tunnels, for
+    /// [`EndNode::poll_tunnelled`].
+    fn watch_tunnels(&mut self, _watch: bool) {}
+
+    /// The oldest copy of what passed a tunnel, with the port that the tunnel is for.
+    fn poll_tunnelled(&mut self) -> Option<(PortNum, Frame)> {
+        None
+    }
 }
 
 impl Node {

@@ -6,6 +6,7 @@ use ib_wire::Qpn;
 use ib_wire::packet::{Body, Packet};
 
 use crate::Frame;
+use crate::NodeId;
 use crate::link::{Endpoint, LinkId};
 
 /// Names a tap of a fabric.
@@ -21,6 +22,9 @@ pub enum TapPoint {
     QueuePair(Endpoint, Qpn),
     /// Every link.
     Everything,
+    /// The tunnels of a node's virtual functions, both ways, as packets from queue pair to queue
+    /// pair on the port that the tunnel is for. Nothing of them is ever on a link.
+    Tunnels(NodeId),
 }
 
 /// A packet that a tap saw.
@@ -32,7 +36,7 @@ pub struct Tapped {
     pub tap: TapId,
     /// The port that sent it.
     pub from: Endpoint,
-    /// The port that it was sent to.
+    /// The port that it was sent to; the same one in a tunnel.
     pub to: Endpoint,
     /// The packet as it was sent, before any fault of the link.
     pub frame: Frame,
@@ -62,6 +66,7 @@ impl TapPoint {
     pub(crate) fn sees(&self, passing: &Passing<'_>) -> bool {
         match self {
             Self::Everything => true,
+            Self::Tunnels(_) => false,
             Self::Link(link) => *link == passing.link,
             Self::QueuePair(end, qpn) => {
                 (*end == passing.from && source(passing.frame) == Some(*qpn))

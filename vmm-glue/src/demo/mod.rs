@@ -1,8 +1,8 @@
-//! The demo: a subnet comes up, and its hosts do what InfiniBand hosts do.
+//! The demo: a subnet comes up, and its guests do what InfiniBand hosts do.
 //!
-//! Two hosts with two-port HCAs and a management host, behind three switches in a triangle. Each step
-//! drives the production machines and looks at what really happened; the first step that fails ends
-//! the demo.
+//! Two hosts with two-port HCAs, each of which gives VFs to four guests, and a management host, behind
+//! three switches in a triangle. Each step drives the production machines and looks at what really
+//! happened; the first step that fails ends the demo.
 
 mod network;
 mod report;
@@ -15,7 +15,7 @@ use ib_capture::WriteError;
 use thiserror::Error;
 
 pub use network::NetworkError;
-pub use report::{Facts, StepReport, Summary};
+pub use report::{Facts, PortTotals, StepReport, Summary};
 
 use crate::LoopError;
 use stage::{Stage, StepError};
@@ -45,7 +45,7 @@ pub struct Options {
     pub seed: u64,
     /// What drives the machines.
     pub clock: Clock,
-    /// Takes a capture of every packet on every link.
+    /// Takes a capture of every packet on every link and in every VF's tunnels.
     pub capture: Option<Box<dyn Write>>,
 }
 
@@ -112,6 +112,7 @@ fn run_steps(
         }
     }
     let took = stage.now()?;
+    let ports = stage.port_totals()?;
     Ok(Summary {
         ok: failed.is_none(),
         steps,
@@ -119,6 +120,7 @@ fn run_steps(
         seed,
         clock: clock.name(),
         took_ms: report::milliseconds(took.saturating_duration_since(ib_vtime::Instant::ZERO)),
+        ports,
         captured_frames: stage.finish()?,
     })
 }

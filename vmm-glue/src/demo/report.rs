@@ -1,11 +1,14 @@
 //! What the demo reports: the same facts as lines of text or as JSON lines.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ib_vtime::{Duration, Instant};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+
+use crate::show::Totals;
 
 /// Named facts in the order in which they are told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -158,6 +161,66 @@ impl fmt::Display for StepReport {
     }
 }
 
+/// What became of the MADs of a port that VFs share, and how full its tables are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PortTotals {
+    /// The host and the port.
+    pub port: String,
+    /// The sums.
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// A table with a column for each port.
+struct Table<'t>(&'t [PortTotals]);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.head(f, "VERDICT")?;
+        self.lines(f, "", |totals| {
+            totals.verdicts.iter().map(|(k, v)| (*k, *v))
+        })?;
+        self.lines(f, "  ", |totals| totals.drops.iter().map(|(k, v)| (*k, *v)))?;
+        self.head(f, "LIVE")?;
+        self.lines(f, "", |totals| {
+            totals.sizes.iter().map(|(k, v)| (*k, *v as u64))
+        })
+    }
+}
+
+impl Table<'_> {
+    fn head(&self, f: &mut fmt::Formatter<'_>, title: &str) -> fmt::Result {
+        write!(f, "{title:<24}")?;
+        for port in self.0 {
+            write!(f, " {:>10}", port.port)?;
+        }
+        writeln!(f)
+    }
+
+    /// A line for each name that any of the ports has, with the ports' values.
+    fn lines<'t, I: Iterator<Item = (&'static str, u64)>>(
+        &'t self,
+        f: &mut fmt::Formatter<'_>,
+        indent: &str,
+        values: impl Fn(&'t Totals) -> I,
+    ) -> fmt::Result {
+        let of_ports: Vec<BTreeMap<_, _>> = self
+            .0
+            .iter()
+            .map(|port| values(&port.totals).collect())
+            .collect();
+        let names: BTreeSet<_> = of_ports.iter().flat_map(BTreeMap::keys).collect();
+        for name in names {
+            write!(f, "{:<24}", format!("{indent}{name}"))?;
+            for of_port in &of_ports {
+                write!(f, " {:>10}", of_port.get(name).unwrap_or(&0))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
 /// How the whole demo went.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -174,6 +237,8 @@ pub struct Summary {
     pub clock: &'static str,
     /// Milliseconds on that clock.
     pub took_ms: f64,
+    /// The ports that VFs share.
+    pub ports: Vec<PortTotals>,
     /// Frames written to the capture file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub captured_frames: Option<u64>,
@@ -181,6 +246,7 @@ pub struct Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{}\n", Table(&self.ports))?;
         match self.failed {
             None => write!(f, "all {} steps passed", self.steps)?,
             Some(step) => write!(f, "step {} of the demo FAILED: {step}", self.steps)?,

@@ -7,17 +7,23 @@ use std::io::Write;
 use hca_api::HcaError;
 use ib_capture::Writer;
 use ib_endpoint::cm::{CmError, CmEvent};
-use ib_endpoint::sa_client::{StandingId, Wish};
-use ib_endpoint::{Datagram, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};
+use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
+use ib_endpoint::{
+    Datagram, EndPortEvent, PathError, PortPath, SaAnswer, SaError, SaEvent, SaRequest,
+};
 use ib_vtime::{Duration, Instant};
-use ib_wire::sa::PathRecord;
-use ib_wire::{Gid, GidIndex, Lid};
+use ib_wire::sa::{McMemberRecord, PathRecord};
+use ib_wire::smp::PortState;
+use ib_wire::{Gid, GidIndex, PortNum};
+use pf_context::context::PfError;
+use vf_tunnel::VfId;
 
 use subnet_lite::OpenError;
 
 use super::network::{NamedPort, Network};
-use super::{Clock, DemoError, Facts, Options};
-use crate::world::{Outcome, World};
+use super::{Clock, DemoError, Facts, Options, PortTotals};
+use crate::show::Totals;
+use crate::world::{Outcome, VfError, World};
 use crate::{LoopError, RunEnd, Runner};
 
 /// Time within which anything on this small subnet should happen.
@@ -56,6 +62,24 @@ impl From<HcaError> for StepError {
 impl From<OpenError> for StepError {
     fn from(error: OpenError) -> Self {
         Self::Failed(format!("the subnet manager could not be started: {error}"))
+    }
+}
+
+impl From<PathError> for StepError {
+    fn from(error: PathError) -> Self {
+        Self::Failed(format!("the SA's path is of no use: {error}"))
+    }
+}
+
+impl From<PfError> for StepError {
+    fn from(error: PfError) -> Self {
+        Self::Failed(format!("the PF refused a call: {error}"))
+    }
+}
+
+impl From<VfError> for StepError {
+    fn from(error: VfError) -> Self {
+        Self::Failed(format!("a guest could not be started: {error}"))
     }
 }
 
@@ -106,15 +130,23 @@ impl Pace {
     }
 }
 
+/// A wish that was granted.
+#[derive(Clone, Copy)]
+pub(super) struct Standing {
+    pub(super) port: NamedPort,
+    pub(super) id: StandingId,
+    pub(super) is_membership: bool,
+}
+
 /// The stage. See the [module](self).
 pub(super) struct Stage {
     pace: Pace,
     capture: Option<Writer<Box<dyn Write>>>,
     pub(super) network: Network,
     /// Wishes that the SA keeps and that must survive its restart.
-    pub(super) wishes: Vec<(NamedPort, StandingId)>,
-    /// The group that the multicast step made.
-    pub(super) group: Option<Lid>,
+    pub(super) wishes: Vec<Standing>,
+    /// The group that the multicast step made: the membership of the guest that sends to it.
+    pub(super) group: Option<McMemberRecord>,
 }
 
 impl Stage {
@@ -140,8 +172,33 @@ impl Stage {
         self.pace.world()
     }
 
+    /// The group that the multicast step made.
+    pub(super) fn group(&self) -> StepResult<McMemberRecord> {
+        let none = || StepError::failed("no group was made");
+        self.group.ok_or_else(none)
+    }
+
     pub(super) fn now(&mut self) -> Result<Instant, LoopError> {
         Ok(self.world()?.now())
+    }
+
+    /// What became of the MADs of each port of the hosts that share their adapters, and how full its
+    /// tables are.
+    pub(super) fn port_totals(&mut self) -> Result<Vec<PortTotals>, LoopError> {
+        let hosts = self.network.hosts;
+        let world = self.world()?;
+        let now = world.now();
+        let mut totals = Vec::new();
+        for host in hosts {
+            for (number, port) in (1..).zip(world.context(host.id).ports()) {
+                let rows = port.mux().inspect(PortNum(number));
+                totals.push(PortTotals {
+                    port: format!("{}/{number}", host.name),
+                    totals: Totals::of(&rows, now),
+                });
+            }
+        }
+        Ok(totals)
     }
 
     /// Finishes the capture and gives the number of its frames.
@@ -244,8 +301,17 @@ impl Stage {
     ) -> StepResult<SaAnswer> {
         let world = self.world()?;
         let now = world.now();
-        let port = world.port_mut(at.at);
-        let asked = port.query(now, request);
+        let asked = world.port_mut(at.at).query(now, request);
+        self.wait_answer(at, what, asked)
+    }
+
+    /// Waits for the SA's answer.
+    pub(super) fn wait_answer(
+        &mut self,
+        at: NamedPort,
+        what: &str,
+        asked: QueryId,
+    ) -> StepResult<SaAnswer> {
         let answer: Result<SaAnswer, SaError> = self.wait_event(at, what, |event| match event {
             EndPortEvent::Sa(SaEvent::Answered { query, result }) if *query == asked => {
                 Some(result.clone())
@@ -255,15 +321,28 @@ impl Stage {
         answer.map_err(|error| StepError::Failed(format!("{what}: {error}")))
     }
 
-    /// The path between two ports, as the SA knows it.
-    pub(super) fn path(&mut self, from: NamedPort, to: NamedPort) -> StepResult<PathRecord> {
+    /// The path between two ports, as the SA knows it. VFs share their LIDs, so what goes along it has
+    /// a GRH.
+    pub(super) fn path(&mut self, from: NamedPort, to: NamedPort) -> StepResult<PortPath> {
         let world = self.world()?;
         let [sgid, dgid] = [from, to].map(|port| gid(world, port));
         let request = SaRequest::path_by_gids(sgid, dgid, None);
-        let answer = self.query(from, "path query", request)?;
-        answer
+        self.query_path(from, "path query", request)
+    }
+
+    /// The path that the SA gives when it is asked so.
+    pub(super) fn query_path(
+        &mut self,
+        from: NamedPort,
+        what: &str,
+        request: SaRequest,
+    ) -> StepResult<PortPath> {
+        let answer = self.query(from, what, request)?;
+        let record: PathRecord = answer
             .record()
-            .ok_or_else(|| StepError::failed("the SA's answer has no path record"))
+            .ok_or_else(|| StepError::failed("the SA's answer has no path record"))?;
+        let view = self.world()?.port(from.at).view();
+        Ok(PortPath::new(from.at.port, view, &record)?.with_grh())
     }
 
     /// Makes a standing wish and waits until it is granted.
@@ -271,8 +350,13 @@ impl Stage {
         let world = self.world()?;
         let now = world.now();
         let port = world.port_mut(at.at);
+        let is_membership = matches!(wish, Wish::Membership { .. });
         let made = port.wish(now, wish);
-        self.wishes.push((at, made));
+        self.wishes.push(Standing {
+            port: at,
+            id: made,
+            is_membership,
+        });
         let granted: Result<SaAnswer, SaError> =
             self.wait_event(at, what, |event| match event {
                 EndPortEvent::Sa(SaEvent::Granted { standing, answer }) if *standing == made => {
@@ -286,6 +370,24 @@ impl Stage {
         granted.map_err(|error| StepError::Failed(format!("{what}: {error}")))
     }
 
+    /// Starts a guest's software anew, with a seed of its own choice if one is given, and waits until
+    /// its port is active. What it had wished for is gone with it.
+    pub(super) fn boot(&mut self, guest: NamedPort, seed: Option<u64>) -> StepResult<NamedPort> {
+        self.wishes.retain(|wish| wish.port.at != guest.at);
+        let vf = VfId::new(guest.at.function.0)
+            .ok_or_else(|| StepError::failed("the PF is no guest"))?;
+        let world = self.pace.world()?;
+        match seed {
+            None => world.start_guest(guest.at.host, vf)?,
+            Some(seed) => world.start_clone(guest.at.host, vf, seed)?,
+        }
+        let guest = self.network.reopen(world, guest)?;
+        self.wait_for("the guest's port active again", |world| {
+            is_up(world, guest).then_some(())
+        })?;
+        Ok(guest)
+    }
+
     /// Waits for the next datagram at a port's socket, for at most `limit`.
     pub(super) fn receive_datagram(
         &mut self,
@@ -294,6 +396,12 @@ impl Stage {
     ) -> StepResult<Option<Datagram>> {
         self.find(limit, |world| world.socket_mut(at.socket).receive())
     }
+}
+
+/// Whether a port is active, and its software knows where the SA is.
+pub(super) fn is_up(world: &World, port: NamedPort) -> bool {
+    let view = world.port(port.at).view();
+    view.state == PortState::ACTIVE && view.sa_address().is_some()
 }
 
 /// A port's own GID.

@@ -64,6 +64,7 @@ pub struct World {
     seed: u64,
     now: Instant,
     live_locked: bool,
+    is_captured: bool,
     frames: VecDeque<FrameRecord>,
 }
 
@@ -79,6 +80,7 @@ impl World {
             seed,
             now: Instant::ZERO,
             live_locked: false,
+            is_captured: false,
             frames: VecDeque::new(),
         }
     }
@@ -97,6 +99,7 @@ impl World {
     fn admit(&mut self, host: Host) -> HostId {
         let id = HostId(self.hosts.len());
         self.hosts.push(host);
+        self.capture_tunnels(id);
         self.wake(id.pf());
         id
     }
@@ -295,13 +298,27 @@ impl World {
         call(&mut function_of(&mut self.fabric, node, on.function)?)
     }
 
-    /// Records every packet on every link from now on; see [`World::poll_frame`].
+    /// Records every packet on every link and in every VF's tunnels from now on; see
+    /// [`World::poll_frame`].
     pub fn capture(&mut self) {
-        self.fabric.add_tap(TapPoint::Everything);
+        if !core::mem::replace(&mut self.is_captured, true) {
+            self.fabric.add_tap(TapPoint::Everything);
+            for host in 0..self.hosts.len() {
+                self.capture_tunnels(HostId(host));
+            }
+        }
     }
 
-    /// The next recorded packet. Its interface tells what sort of link it passed: 0 from an adapter to
-    /// a switch, 1 between switches, 2 from a switch to an adapter, 3 between adapters.
+    fn capture_tunnels(&mut self, host: HostId) {
+        let host = &self.hosts[host.0];
+        if self.is_captured && host.context().is_some() {
+            self.fabric.add_tap(TapPoint::Tunnels(host.node()));
+        }
+    }
+
+    /// The next recorded packet. Its interface tells what it passed: 0 a link from an adapter to a
+    /// switch, 1 one between switches, 2 one from a switch to an adapter, 3 one between adapters or a
+    /// tunnel of a VF.
     pub fn poll_frame(&mut self) -> Option<FrameRecord> {
         self.frames.pop_front()
     }

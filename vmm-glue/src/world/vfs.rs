@@ -97,7 +97,20 @@ impl World {
     /// # Panics
     /// See [`World::add_vf`].
     pub fn start_guest(&mut self, host: HostId, vf: VfId) -> Result<(), VfError> {
-        let (now, seed) = (self.now, self.derived_seed());
+        let seed = self.derived_seed();
+        self.start_clone(host, vf, seed)
+    }
+
+    /// As [`World::start_guest`], with the guest's seed given. Guests of one seed that do the same
+    /// use the same transaction and communication ids: so do clones of one snapshot.
+    ///
+    /// # Errors
+    /// [`VfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn start_clone(&mut self, host: HostId, vf: VfId, seed: u64) -> Result<(), VfError> {
+        let now = self.now;
         let at = host.vf(vf);
         let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
         let pf = pf_of(&mut self.hosts[host.0]);

@@ -370,12 +370,27 @@ impl<D: EndNode> Fabric<D> {
         let id = TapId(self.next_tap);
         self.next_tap += 1;
         self.taps.push((id, point));
+        self.watch_tunnels(point);
         id
     }
 
     /// Stops listening. What the tap has seen can still be taken.
     pub fn remove_tap(&mut self, tap: TapId) {
+        let gone = self.taps.iter().find(|(id, _)| *id == tap).copied();
         self.taps.retain(|(id, _)| *id != tap);
+        if let Some((_, point)) = gone {
+            self.watch_tunnels(point);
+        }
+    }
+
+    /// Has a device keep copies of what passes its tunnels as long as somebody listens there.
+    fn watch_tunnels(&mut self, point: TapPoint) {
+        if let TapPoint::Tunnels(node) = point
+            && let Some(slot) = self.slots.get_mut(node.index())
+            && let Body::EndNode(device) = &mut slot.body
+        {
+            device.watch_tunnels(self.taps.iter().any(|(_, tap)| *tap == point));
+        }
     }
 
     /// Takes the oldest packet that a tap saw.

@@ -9,7 +9,7 @@ use crate::link::layer::{self, Arrival as Received};
 use crate::link::{DirectionId, Held, LinkId, Verdict};
 use crate::smi::{self, Outcome};
 use crate::tap::Passing;
-use crate::{EndNode, Endpoint, Frame, Tapped};
+use crate::{EndNode, Endpoint, Frame, TapId, TapPoint, Tapped};
 
 impl LinkId {
     pub(crate) const fn index(self) -> usize {
@@ -125,6 +125,7 @@ impl<D: EndNode> Fabric<D> {
         while let Some((port, mad)) = self.slots[id.index()].node_mut().poll_trap() {
             self.send_trap(Endpoint { node: id, port }, &mad);
         }
+        self.tap_tunnels(id);
         self.pull(id);
         self.tell_changes(id);
         self.set_timer(id);
@@ -247,6 +248,25 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
+    /// Hands to the taps what passed a device's tunnels.
+    fn tap_tunnels(&mut self, id: NodeId) {
+        loop {
+            let Body::EndNode(device) = &mut self.slots[id.index()].body else {
+                return;
+            };
+            let Some((port, frame)) = device.poll_tunnelled() else {
+                return;
+            };
+            let end = Endpoint { node: id, port };
+            for at in 0..self.taps.len() {
+                let (tap, point) = self.taps[at];
+                if point == TapPoint::Tunnels(id) {
+                    self.keep_tapped(tap, end, end, &frame);
+                }
+            }
+        }
+    }
+
     fn tap(&mut self, id: DirectionId, frame: &Frame) {
         let ends = self.links[id.link.index()].ends;
         let passing = Passing {
@@ -255,22 +275,26 @@ impl<D: EndNode> Fabric<D> {
             to: ends[1 - usize::from(id.side)],
             frame,
         };
-        for (tap, point) in &self.taps {
-            if !point.sees(&passing) {
-                continue;
+        for at in 0..self.taps.len() {
+            let (tap, point) = self.taps[at];
+            if point.sees(&passing) {
+                self.keep_tapped(tap, passing.from, passing.to, frame);
             }
-            if self.tapped.len() >= MAX_TAPPED {
-                self.taps_missed += 1;
-                continue;
-            }
-            self.tapped.push_back(Tapped {
-                at: self.now,
-                tap: *tap,
-                from: passing.from,
-                to: passing.to,
-                frame: frame.clone(),
-            });
         }
+    }
+
+    fn keep_tapped(&mut self, tap: TapId, from: Endpoint, to: Endpoint, frame: &Frame) {
+        if self.tapped.len() >= MAX_TAPPED {
+            self.taps_missed += 1;
+            return;
+        }
+        self.tapped.push_back(Tapped {
+            at: self.now,
+            tap,
+            from,
+            to,
+            frame: frame.clone(),
+        });
     }
 
     fn launch_with_faults(&mut self, id: DirectionId, mut frame: Frame) {

@@ -115,6 +115,8 @@ pub struct Device {
     /// Indexed by port number less one.
     egress: Vec<Egress>,
     drops: DropCounters,
+    /// Copies of what passed the tunnels, while somebody watches.
+    tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
     staging: Vec<u8>,
     /// Where packets are written.
@@ -159,6 +161,7 @@ impl Device {
             tunnels: Vec::new(),
             egress: (0..ports).map(|_| Egress::default()).collect(),
             drops: DropCounters::default(),
+            tunnelled: None,
             staging: Vec::new(),
             packet: Vec::new(),
         }
@@ -259,6 +262,14 @@ impl EndNode for Device {
 
     fn handle_timeout(&mut self, now: Instant) {
         self.node.set_now(now);
+    }
+
+    fn watch_tunnels(&mut self, watch: bool) {
+        self.tunnelled = watch.then(|| self.tunnelled.take().unwrap_or_default());
+    }
+
+    fn poll_tunnelled(&mut self) -> Option<(PortNum, Frame)> {
+        self.tunnelled.as_mut()?.pop_front()
     }
 }
 

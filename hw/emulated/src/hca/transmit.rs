@@ -6,7 +6,7 @@ use hca_api::{
     UdAddress,
 };
 use ib_wire::packet::{Grh, MAX_PAYLOAD, UdFrame};
-use ib_wire::{GidIndex, Lid, PKey, PortNum, QKey, Qpn, Vl};
+use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
 use super::drops::DropReason;
 use super::function::FunctionState;
@@ -201,10 +201,47 @@ impl Device {
     fn send_through_tunnel(&mut self, at: QpRef, work: &SendWork, payload: &[u8]) {
         match self.tunnel_peer(at) {
             Ok((peer, from, port)) => {
+                self.copy_tunnelled(port, from, peer, payload);
                 let arrival = Arrival::through_tunnel(port, from, work, payload);
                 self.deposit(peer, &arrival);
             }
             Err(reason) => self.drops.count(reason),
+        }
+    }
+
+    /// Keeps a copy of what passes a tunnel, while somebody watches: as the packet that it would be on
+    /// a wire. Copies that nobody takes are bounded.
+    fn copy_tunnelled(&mut self, port: PortNum, from: Qpn, to: QpRef, payload: &[u8]) {
+        const MOST: usize = 1 << 16;
+
+        let Some(copies) = &self.tunnelled else {
+            return;
+        };
+        let to = self.state(to.function).and_then(|s| s.qp(to.handle()));
+        let (Ok(to), Some(lid)) = (to, self.node.port(port).map(|own| own.lid)) else {
+            return;
+        };
+        if copies.len() >= MOST {
+            return;
+        }
+        let frame = UdFrame {
+            vl: Vl::default(),
+            sl: Sl::default(),
+            slid: lid,
+            dlid: lid,
+            grh: None,
+            pkey: PKey::DEFAULT_FULL,
+            dest_qp: to.numbers.real,
+            src_qp: from,
+            qkey: TUNNEL_QKEY,
+            psn: Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload,
+        };
+        let mut packet = vec![0; MAX_FRAME];
+        if let (Ok(len), Some(copies)) = (frame.write(&mut packet), &mut self.tunnelled) {
+            copies.push_back((port, Frame::sealed(&packet[..len])));
         }
     }
 
@@ -365,6 +402,10 @@ impl Device {
         self.packet = packet;
     }
 }
+
+/// The Q_Key that copies of tunnelled messages show: a controlled one (IBA 10.2.5). The tunnel itself
+/// has none.
+const TUNNEL_QKEY: QKey = QKey::new(0x8000_0000);
 
 /// Bytes of the longest packet: LRH, GRH, BTH, DETH, immediate data, payload, ICRC and VCRC.
 const MAX_FRAME: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD + 4 + 2;

@@ -1,20 +1,18 @@
-//! Connections between the hosts, from REQ to DREP, and what can come between.
+//! Connections between guests of one host and of two, from REQ to DREP, and what can come between.
 
-use ib_endpoint::MadAddress;
 use ib_endpoint::cm::{CmEventKind, ConnId, Rendezvous, State};
+use ib_endpoint::{PortPath, SaRequest};
 use ib_vtime::Duration;
-use ib_wire::cm::{
-    ApStatus, CmApr, CmLap, CmPath, CmRep, CmReq, CmSidrRep, CmSidrReq, RejReason, SidrStatus,
-};
+use ib_wire::cm::{ApStatus, CmApr, CmLap, CmPath, CmRep, CmReq, CmSidrRep, RejReason, SidrStatus};
 use ib_wire::sa::PathRecord;
-use ib_wire::{Lid, PKey, Psn, Qpn, ServiceId};
+use ib_wire::{Gid, Lid, Psn, Qpn, ServiceId};
 
 use super::datagrams;
 use crate::demo::Facts;
 use crate::demo::network::{NamedPort, QKEY};
 use crate::demo::stage::{Stage, StepError, StepResult, ensure};
 
-/// The service that host-b listens for.
+/// The service that the listening guest offers.
 const SERVICE: ServiceId = ServiceId::new(0x0100_0000_0000_4242);
 
 /// All bits of the service id count.
@@ -30,37 +28,77 @@ const MAX_CM_RETRIES: u8 = 3;
 const GREETING: &[u8] = b"hello";
 
 /// The two ends of a connection.
-struct Connection {
-    path: PathRecord,
-    active: ConnId,
-    passive: ConnId,
+pub(super) struct Connection {
+    pair: Pair,
+    path: PortPath,
+    pub(super) active: ConnId,
+    pub(super) passive: ConnId,
     active_qpn: Qpn,
     passive_qpn: Qpn,
 }
 
-pub(super) fn connect(stage: &mut Stage) -> StepResult {
+/// Two guests: the one that asks, and the one that listens.
+#[derive(Clone, Copy)]
+pub(super) struct Pair {
+    pub(super) a: NamedPort,
+    pub(super) b: NamedPort,
+}
+
+impl Pair {
+    /// Two guests of one host.
+    fn siblings(stage: &Stage) -> Self {
+        Self {
+            a: stage.network.a(1),
+            b: stage.network.a(2),
+        }
+    }
+
+    /// Guests of two hosts.
+    pub(super) fn strangers(stage: &Stage) -> Self {
+        Self {
+            a: stage.network.a(1),
+            b: stage.network.b(1),
+        }
+    }
+}
+
+pub(super) fn connect_siblings(stage: &mut Stage) -> StepResult {
+    let pair = Pair::siblings(stage);
+    connect(stage, pair)
+}
+
+pub(super) fn connect_strangers(stage: &mut Stage) -> StepResult {
+    let pair = Pair::strangers(stage);
+    connect(stage, pair)
+}
+
+fn connect(stage: &mut Stage, pair: Pair) -> StepResult {
     let began = stage.now()?;
-    let listener = listen(stage)?;
-    let connection = establish(stage)?;
+    let listener = listen(stage, pair)?;
+    let connection = establish(stage, pair)?;
     let established = stage.now()?;
-    let (a, b) = (stage.network.a1, stage.network.b1);
     let facts = Facts::new()
+        .list("guests", [pair.a.name, pair.b.name])
         .show("service", SERVICE)
         .show("active_qpn", connection.active_qpn)
         .show("passive_qpn", connection.passive_qpn)
-        .show("active_comm_id", comm_id(stage, a, connection.active)?)
-        .show("passive_comm_id", comm_id(stage, b, connection.passive)?)
+        .show("active_comm_id", comm_id(stage, pair.a, connection.active)?)
+        .show(
+            "passive_comm_id",
+            comm_id(stage, pair.b, connection.passive)?,
+        )
         .millis("established_after_ms", established - began);
     disconnect(stage, &connection)?;
-    stop_listening(stage, listener)?;
-    Ok(facts.with("state_left", nothing_left(stage)?))
+    stop_listening(stage, pair, listener)?;
+    Ok(facts.with("state_left", nothing_left(stage, pair)?))
 }
 
 pub(super) fn reject(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
-    let listener = listen(stage)?;
-    let (_, active, _) = send_req(stage)?;
-    let passive = wait_for_req(stage)?;
+    let pair = Pair::strangers(stage);
+    let Pair { a, b } = pair;
+    let listener = listen(stage, pair)?;
+    let (_, active, _) = send_req(stage, pair)?;
+    let passive = wait_for_req(stage, pair)?;
     let now = stage.now()?;
     stage
         .world()?
@@ -75,19 +113,20 @@ pub(super) fn reject(stage: &mut Stage) -> StepResult {
         format!("refused for {reason}, not by the consumer")
     })?;
     wait_for_time_wait(stage, b, passive)?;
-    stop_listening(stage, listener)?;
+    stop_listening(stage, pair, listener)?;
     Ok(Facts::new()
         .show("reason", reason)
-        .with("state_left", nothing_left(stage)?))
+        .with("state_left", nothing_left(stage, pair)?))
 }
 
 pub(super) fn abandon(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
-    let listener = listen(stage)?;
+    let pair = Pair::strangers(stage);
+    let Pair { a, b } = pair;
+    let listener = listen(stage, pair)?;
     let began = stage.now()?;
-    let (_, active, _) = send_req(stage)?;
-    let passive = wait_for_req(stage)?;
-    // host-b's consumer never answers: host-a's CM repeats the REQ, gives up, and says so.
+    let (_, active, _) = send_req(stage, pair)?;
+    let passive = wait_for_req(stage, pair)?;
+    // The listener's consumer never answers: the other's CM repeats the REQ, gives up, and says so.
     stage.wait_cm(a, "the end of the retries", |event| {
         (event.conn == active && matches!(event.kind, CmEventKind::ReqError)).then_some(())
     })?;
@@ -100,23 +139,24 @@ pub(super) fn abandon(stage: &mut Stage) -> StepResult {
         format!("abandoned for {reason}, not for the timeout")
     })?;
     wait_for_time_wait(stage, a, active)?;
-    stop_listening(stage, listener)?;
+    stop_listening(stage, pair, listener)?;
     Ok(Facts::new()
         .with("req_transmissions", 1 + MAX_CM_RETRIES)
         .millis("gave_up_after_ms", gave_up)
         .show("reason", reason)
-        .with("state_left", nothing_left(stage)?))
+        .with("state_left", nothing_left(stage, pair)?))
 }
 
 pub(super) fn migrate(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
-    let listener = listen(stage)?;
-    let connection = establish(stage)?;
-    let alternate = alternate_path(stage, &connection.path)?;
+    let pair = Pair::strangers(stage);
+    let Pair { a, b } = pair;
+    let listener = listen(stage, pair)?;
+    let connection = establish(stage, pair)?;
+    let alternate = alternate_path(stage, pair, connection.path.record())?;
 
     let mut lap = CmLap::default();
     lap.set_remote_cm_response_timeout(RESPONSE_TIMEOUT);
-    lap.set_path(&cm_path(&alternate));
+    lap.set_path(&alternate.cm_path());
     let now = stage.now()?;
     let port = stage.world()?.port_mut(a.at);
     port.cm().send_lap(now, connection.active, &lap)?;
@@ -139,39 +179,46 @@ pub(super) fn migrate(stage: &mut Stage) -> StepResult {
     })?;
 
     // Both sides move, and disconnect over the alternate path.
-    let to_b = path_address(&alternate);
-    let to_a = MadAddress {
-        path_bits: path_bits(offered.remote_lid),
-        ..MadAddress::gsi(offered.local_lid)
-    };
+    let to_b = alternate.gsi();
+    let to_a = way_back(stage, b, &offered)?.gsi();
     let world = stage.world()?;
     let cm = world.port_mut(a.at).cm();
     cm.set_address(connection.active, &to_b)?;
     let cm = world.port_mut(b.at).cm();
     cm.set_address(connection.passive, &to_a)?;
     disconnect(stage, &connection)?;
-    stop_listening(stage, listener)?;
+    stop_listening(stage, pair, listener)?;
     Ok(Facts::new()
-        .show("primary", lid_pair(&connection.path))
-        .show("alternate", lid_pair(&alternate))
+        .show("primary", lid_pair(connection.path.record()))
+        .show("alternate", lid_pair(alternate.record()))
         .show("status", status)
         .with("disconnected_over_alternate", true)
-        .with("state_left", nothing_left(stage)?))
+        .with("state_left", nothing_left(stage, pair)?))
 }
 
 pub(super) fn resolve_service(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
-    let listener = listen(stage)?;
+    let siblings = Pair::siblings(stage);
+    let strangers = Pair::strangers(stage);
+    let near = resolve(stage, siblings)?;
+    let far = resolve(stage, strangers)?;
+    Ok(Facts::new()
+        .list("services_of", [siblings.b.name, strangers.b.name])
+        .list("qpns", [near, far])
+        .show("qkey", QKEY)
+        .with("datagrams_delivered", 2)
+        .with("state_left", nothing_left(stage, strangers)?))
+}
+
+/// Resolves a service to a datagram queue pair, and sends to it.
+fn resolve(stage: &mut Stage, pair: Pair) -> StepResult<Qpn> {
+    let Pair { a, b } = pair;
+    let listener = listen(stage, pair)?;
     let path = stage.path(a, b)?;
-    let request = CmSidrReq {
-        pkey: PKey::DEFAULT_FULL,
-        service_id: SERVICE,
-        ..CmSidrReq::default()
-    };
+    let request = path.sidr_request(SERVICE);
     let now = stage.now()?;
     let asked = stage.world()?.port_mut(a.at).cm().send_sidr_req(
         now,
-        &path_address(&path),
+        &path.gsi(),
         &request,
         Duration::from_millis(100),
         MAX_CM_RETRIES,
@@ -199,22 +246,18 @@ pub(super) fn resolve_service(stage: &mut Stage) -> StepResult {
         format!("SIDR gave QP {qpn} and Q_Key {qkey}")
     })?;
     datagrams::exchange(stage, a, b, GREETING)?;
-    stop_listening(stage, listener)?;
-    Ok(Facts::new()
-        .show("qpn", qpn)
-        .show("qkey", qkey)
-        .with("datagram_delivered", true)
-        .with("state_left", nothing_left(stage)?))
+    stop_listening(stage, pair, listener)?;
+    Ok(qpn)
 }
 
-fn listen(stage: &mut Stage) -> StepResult<ConnId> {
-    let b = stage.network.b1;
+pub(super) fn listen(stage: &mut Stage, pair: Pair) -> StepResult<ConnId> {
+    let b = pair.b;
     let cm = stage.world()?.port_mut(b.at).cm();
     Ok(cm.listen(SERVICE, EXACT)?)
 }
 
-fn stop_listening(stage: &mut Stage, listener: ConnId) -> StepResult<()> {
-    let b = stage.network.b1;
+pub(super) fn stop_listening(stage: &mut Stage, pair: Pair, listener: ConnId) -> StepResult<()> {
+    let b = pair.b;
     let now = stage.now()?;
     let cm = stage.world()?.port_mut(b.at).cm();
     Ok(cm.destroy(now, listener)?)
@@ -223,44 +266,37 @@ fn stop_listening(stage: &mut Stage, listener: ConnId) -> StepResult<()> {
 /// Sets a QP number aside on a port's adapter, for a QP that exchanges no packets.
 fn reserve_qpn(stage: &mut Stage, port: NamedPort) -> StepResult<Qpn> {
     let world = stage.world()?;
-    Ok(world.with_hca(port.at.host, |hca| hca.reserve_qpns(1, 1))?)
+    Ok(world.with_hca(port.at.on(), |hca| hca.reserve_qpns(1, 1))?)
 }
 
-/// Sends a REQ from host-a to host-b along the path that the SA gives.
-fn send_req(stage: &mut Stage) -> StepResult<(PathRecord, ConnId, Qpn)> {
-    let (a, b) = (stage.network.a1, stage.network.b1);
+/// Sends a REQ along the path that the SA gives.
+fn send_req(stage: &mut Stage, pair: Pair) -> StepResult<(PortPath, ConnId, Qpn)> {
+    let Pair { a, b } = pair;
     let path = stage.path(a, b)?;
     let qpn = reserve_qpn(stage, a)?;
     let mut req = CmReq {
-        service_id: SERVICE,
-        local_qpn: qpn,
         responder_resources: 4,
         initiator_depth: 4,
         starting_psn: Psn::from_low_bits(1),
-        pkey: path.pkey,
-        primary: cm_path(&path),
-        ..CmReq::default()
+        ..path.request(SERVICE, qpn)
     };
     req.set_remote_cm_response_timeout(RESPONSE_TIMEOUT);
     req.set_local_cm_response_timeout(RESPONSE_TIMEOUT);
     req.set_max_cm_retries(MAX_CM_RETRIES);
-    req.set_retry_count(7);
-    req.set_rnr_retry_count(7);
-    req.set_mtu(path.mtu_value());
     req.private_data[..GREETING.len()].copy_from_slice(GREETING);
     let now = stage.now()?;
     let active = stage.world()?.port_mut(a.at).cm().send_req(
         now,
-        &path_address(&path),
+        &path.gsi(),
         &req,
         Rendezvous::ClientServer,
     )?;
     Ok((path, active, qpn))
 }
 
-/// Waits until the REQ is at host-b, with its private data.
-fn wait_for_req(stage: &mut Stage) -> StepResult<ConnId> {
-    let b = stage.network.b1;
+/// Waits until the REQ is there, with its private data.
+fn wait_for_req(stage: &mut Stage, pair: Pair) -> StepResult<ConnId> {
+    let b = pair.b;
     let (passive, said) = stage.wait_cm(b, "REQ", |event| match &event.kind {
         CmEventKind::ReqReceived { req, .. } => Some((event.conn, req.private_data)),
         _ => None,
@@ -271,11 +307,11 @@ fn wait_for_req(stage: &mut Stage) -> StepResult<ConnId> {
     Ok(passive)
 }
 
-/// Connects host-a to host-b: REQ, REP, RTU.
-fn establish(stage: &mut Stage) -> StepResult<Connection> {
-    let (a, b) = (stage.network.a1, stage.network.b1);
-    let (path, active, active_qpn) = send_req(stage)?;
-    let passive = wait_for_req(stage)?;
+/// Connects two guests: REQ, REP, RTU.
+pub(super) fn establish(stage: &mut Stage, pair: Pair) -> StepResult<Connection> {
+    let Pair { a, b } = pair;
+    let (path, active, active_qpn) = send_req(stage, pair)?;
+    let passive = wait_for_req(stage, pair)?;
     let passive_qpn = reserve_qpn(stage, b)?;
     let rep = CmRep {
         local_qpn: passive_qpn,
@@ -305,6 +341,7 @@ fn establish(stage: &mut Stage) -> StepResult<Connection> {
         })?;
     }
     Ok(Connection {
+        pair,
         path,
         active,
         passive,
@@ -313,9 +350,9 @@ fn establish(stage: &mut Stage) -> StepResult<Connection> {
     })
 }
 
-/// Disconnects from host-a: DREQ, DREP, and time-wait on both sides.
-fn disconnect(stage: &mut Stage, connection: &Connection) -> StepResult<()> {
-    let (a, b) = (stage.network.a1, stage.network.b1);
+/// Disconnects from the active side: DREQ, DREP, and time-wait on both sides.
+pub(super) fn disconnect(stage: &mut Stage, connection: &Connection) -> StepResult<()> {
+    let Pair { a, b } = connection.pair;
     let now = stage.now()?;
     let cm = stage.world()?.port_mut(a.at).cm();
     cm.send_dreq(now, connection.active, b"")?;
@@ -334,7 +371,11 @@ fn disconnect(stage: &mut Stage, connection: &Connection) -> StepResult<()> {
     wait_for_time_wait(stage, b, connection.passive)
 }
 
-fn wait_for_time_wait(stage: &mut Stage, port: NamedPort, conn: ConnId) -> StepResult<()> {
+pub(super) fn wait_for_time_wait(
+    stage: &mut Stage,
+    port: NamedPort,
+    conn: ConnId,
+) -> StepResult<()> {
     stage.wait_cm(port, "the end of time-wait", |event| {
         (event.conn == conn && matches!(event.kind, CmEventKind::TimeWaitExit)).then_some(())
     })
@@ -347,8 +388,8 @@ fn comm_id(stage: &mut Stage, port: NamedPort, conn: ConnId) -> StepResult<ib_wi
 }
 
 /// Waits until neither side holds anything of a connection any more. Gives what is left: 0.
-fn nothing_left(stage: &mut Stage) -> StepResult<usize> {
-    let ports = [stage.network.a1, stage.network.b1];
+pub(super) fn nothing_left(stage: &mut Stage, pair: Pair) -> StepResult<usize> {
+    let ports = [pair.a, pair.b];
     stage.wait_for("no connection, timer or buffer left", |world| {
         let left = ports.map(|port| {
             let sizes = world.port_mut(port.at).cm().table_sizes();
@@ -359,54 +400,47 @@ fn nothing_left(stage: &mut Stage) -> StepResult<usize> {
     })
 }
 
-/// The path of a REQ or a LAP from the SA's record.
-fn cm_path(record: &PathRecord) -> CmPath {
-    let mut path = CmPath {
-        local_lid: record.slid,
-        remote_lid: record.dlid,
-        local_gid: record.sgid,
-        remote_gid: record.dgid,
-        traffic_class: record.traffic_class,
-        hop_limit: record.hop_limit(),
-        ..CmPath::default()
-    };
-    path.set_flow_label(record.flow_label());
-    path.set_rate(record.rate_value());
-    path.set_sl(record.sl());
-    path.set_subnet_local(true);
-    // Twice the packet life time: one more in the exponent (IBA 12.7.34).
-    path.set_local_ack_timeout(record.packet_life_time_value() + 1);
-    path
-}
-
-/// The address of the QP1 at the end of a path.
-fn path_address(path: &PathRecord) -> MadAddress {
-    MadAddress {
-        sl: path.sl(),
-        path_bits: path_bits(path.slid),
-        ..MadAddress::gsi(path.dlid)
-    }
-}
-
-/// The lowest bit of a LID: which of a port's two LIDs it is.
-fn path_bits(lid: Lid) -> u8 {
-    u8::from(lid.get() & 1 == 1)
-}
-
-/// The path between the same ports by their second LIDs, as the SA confirms it.
-fn alternate_path(stage: &mut Stage, primary: &PathRecord) -> StepResult<PathRecord> {
+/// The path between the same guests by the second LIDs of their ports, as the SA confirms it.
+fn alternate_path(stage: &mut Stage, pair: Pair, primary: &PathRecord) -> StepResult<PortPath> {
     let second = |lid: Lid| Lid::new(lid.get() | 1);
-    let request =
-        ib_endpoint::SaRequest::path_by_lids(second(primary.slid), second(primary.dlid), None);
-    let a = stage.network.a1;
-    let answer = stage.query(a, "alternate path query", request)?;
-    let path: PathRecord = answer
-        .record()
-        .ok_or_else(|| StepError::failed("the SA's answer has no path record"))?;
-    ensure(path.dlid != primary.dlid, || {
+    let lids = (second(primary.slid), second(primary.dlid));
+    let path = path_by_lids(stage, pair.a, (primary.sgid, primary.dgid), lids)?;
+    ensure(path.record().dlid != primary.dlid, || {
         "the alternate path is the primary one".to_owned()
     })?;
     Ok(path)
+}
+
+/// The path back along one that was offered.
+fn way_back(stage: &mut Stage, from: NamedPort, offered: &CmPath) -> StepResult<PortPath> {
+    let gids = (offered.remote_gid, offered.local_gid);
+    let lids = (offered.remote_lid, offered.local_lid);
+    path_by_lids(stage, from, gids, lids)
+}
+
+/// The path between two GIDs by LIDs of the caller's choice.
+fn path_by_lids(
+    stage: &mut Stage,
+    from: NamedPort,
+    (sgid, dgid): (Gid, Gid),
+    (slid, dlid): (Lid, Lid),
+) -> StepResult<PortPath> {
+    let mut wanted = PathRecord {
+        sgid,
+        dgid,
+        slid,
+        dlid,
+        ..PathRecord::default()
+    };
+    wanted.set_reversible(true);
+    wanted.set_numb_path(1);
+    let mask = PathRecord::SGID
+        | PathRecord::DGID
+        | PathRecord::SLID
+        | PathRecord::DLID
+        | PathRecord::REVERSIBLE
+        | PathRecord::NUMB_PATH;
+    stage.query_path(from, "path query by LIDs", SaRequest::get(&wanted, mask))
 }
 
 fn lid_pair(path: &PathRecord) -> String {

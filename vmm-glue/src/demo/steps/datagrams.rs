@@ -1,10 +1,11 @@
-//! Datagrams between the hosts.
+//! Datagrams between the guests.
 
-use hca_api::{AddressVector, GlobalRoute, UdAddress, UdDestination};
+use hca_api::{AddressVector, UdAddress, UdDestination};
+use ib_endpoint::group_destination;
 use ib_endpoint::sa_client::Wish;
 use ib_vtime::Duration;
 use ib_wire::sa::{JoinState, McMemberRecord};
-use ib_wire::{Gid, GidIndex, Lid, PKey, Qpn, Sl};
+use ib_wire::{Gid, Lid, PKey, Sl};
 use subnet_lite::sa::Sa;
 
 use super::subnet;
@@ -68,46 +69,62 @@ pub(super) fn exchange(
 }
 
 pub(super) fn multicast(stage: &mut Stage) -> StepResult {
-    let mut mlid = Lid::NONE;
-    for port in members(stage) {
-        let record = membership(gid(stage.world()?, port));
-        // What a group needs to be made (IBA 15.2.5.17); the later members name the same.
-        let mask = McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL;
-        let answer = stage.wish(port, "join", Wish::Membership { record, mask })?;
-        let granted: McMemberRecord = answer
-            .record()
-            .ok_or_else(|| StepError::failed("the SA's answer has no membership"))?;
-        mlid = granted.mlid;
+    let before = sa_requests(stage)?;
+    for guest in stage.network.guests() {
+        let joined = join(stage, guest)?;
+        stage.group.get_or_insert(joined);
     }
-    // Every port listens, members or not: only the subnet can keep the group from the others.
-    for port in stage.network.ports() {
-        let world = stage.world()?;
-        let qp = world.socket(port.socket).qp().handle();
-        world.with_hca(port.at.host, |hca| hca.attach_multicast(qp, MGID, mlid))?;
-    }
-    stage.group = Some(mlid);
+    let asked = sa_requests(stage)? - before;
+    let members = members_at_the_sa(stage)?;
+    // Each port of a host asked once, for all of its guests.
+    let hosts = stage.network.hosts.len();
+    ensure(asked == hosts as u64 && members == hosts, || {
+        format!("the SA was asked {asked} times, and has {members} members")
+    })?;
+    // The management host listens and is no member: only the subnet can keep the group from it.
+    let mlid = stage.group()?.mlid;
+    attach(stage, stage.network.manager, mlid)?;
     let reached = send_to_group(stage)?;
     Ok(Facts::new()
         .show("mgid", MGID)
         .show("mlid", mlid)
+        .with("joined", stage.network.guests().len())
+        .with("sets_at_the_sa", asked)
+        .with("members_at_the_sa", members)
         .list("reached", reached)
-        .list("not_reached", others(stage).iter().map(|port| port.name)))
+        .list("not_reached", [stage.network.manager.name]))
 }
 
-/// The ports that are in the group.
-const fn members(stage: &Stage) -> [NamedPort; 3] {
-    let network = &stage.network;
-    [network.a1, network.b1, network.b2]
+/// Joins a guest to the group, and lets its socket listen.
+pub(super) fn join(stage: &mut Stage, guest: NamedPort) -> StepResult<McMemberRecord> {
+    let record = membership(gid(stage.world()?, guest));
+    // What a group needs to be made (IBA 15.2.5.17); the later members name the same.
+    let mask = McMemberRecord::QKEY
+        | McMemberRecord::TRAFFIC_CLASS
+        | McMemberRecord::PKEY
+        | McMemberRecord::SL
+        | McMemberRecord::FLOW_LABEL;
+    let answer = stage.wish(guest, "join", Wish::Membership { record, mask })?;
+    let granted: McMemberRecord = answer
+        .record()
+        .ok_or_else(|| StepError::failed("the SA's answer has no membership"))?;
+    attach(stage, guest, granted.mlid)?;
+    Ok(granted)
 }
 
-/// The ports that are not.
-const fn others(stage: &Stage) -> [NamedPort; 2] {
-    let network = &stage.network;
-    [network.manager, network.a2]
+fn attach(stage: &mut Stage, port: NamedPort, mlid: Lid) -> StepResult<()> {
+    let world = stage.world()?;
+    let qp = world.socket(port.socket).qp().handle();
+    Ok(world.with_hca(port.at.on(), |hca| hca.attach_multicast(qp, MGID, mlid))?)
+}
+
+/// Requests that the SA has received.
+pub(super) fn sa_requests(stage: &mut Stage) -> StepResult<u64> {
+    let manager = stage.network.manager.at.host;
+    let running = stage.world()?.manager(manager);
+    running
+        .map(|manager| manager.sa().stats().requests)
+        .ok_or_else(|| StepError::failed("the manager is gone"))
 }
 
 fn membership(port_gid: Gid) -> McMemberRecord {
@@ -122,44 +139,32 @@ fn membership(port_gid: Gid) -> McMemberRecord {
     record
 }
 
-/// Members of the demo's group, as the SA has them.
+/// Members of the demo's group, as the running SA has them.
+pub(super) fn members_at_the_sa(stage: &mut Stage) -> StepResult<usize> {
+    let manager = stage.network.manager.at.host;
+    let running = stage.world()?.manager(manager);
+    running
+        .map(|manager| group_members(manager.sa()))
+        .ok_or_else(|| StepError::failed("the manager is gone"))
+}
+
+/// Members of the demo's group, as an SA has them.
 pub(super) fn group_members(sa: &Sa) -> usize {
     let group = sa.groups().find(|group| group.record.mgid == MGID);
     group.map_or(0, |group| group.members.len())
 }
 
-/// Sends a datagram from a member to the group, and checks that exactly the members get it, the
-/// sender included. Gives their names.
+/// Sends a datagram from a guest to the group, and checks that exactly the guests get it, the sender
+/// included. Gives their names.
 pub(super) fn send_to_group(stage: &mut Stage) -> StepResult<Vec<&'static str>> {
     const MESSAGE: &[u8] = b"to the group";
     // A join is granted before the switches know of it.
     subnet::wait_until_settled(stage)?;
-    let mlid = stage
-        .group
-        .ok_or_else(|| StepError::failed("no group was made"))?;
-    let sender = stage.network.a1;
-    let destination = UdDestination {
-        address: UdAddress::Vector(AddressVector {
-            port: sender.at.port,
-            dlid: mlid,
-            sl: Sl::default(),
-            path_bits: 0,
-            static_rate: None,
-            grh: Some(GlobalRoute {
-                remote_gid: MGID,
-                sgid_index: GidIndex(0),
-                flow_label: 0,
-                hop_limit: 0,
-                traffic_class: 0,
-            }),
-        }),
-        qpn: Qpn::MULTICAST,
-        qkey: QKEY,
-        pkey_index: None,
-    };
+    let sender = stage.network.a(2);
+    let destination = group_destination(sender.at.port, &stage.group()?);
     stage.world()?.send(sender.socket, &destination, MESSAGE)?;
     let mut reached = Vec::new();
-    for port in members(stage) {
+    for port in stage.network.guests() {
         let received = stage
             .receive_datagram(port, SOON)?
             .ok_or_else(|| StepError::failed(format!("nothing arrived at {}", port.name)))?;
@@ -169,7 +174,9 @@ pub(super) fn send_to_group(stage: &mut Stage) -> StepResult<Vec<&'static str>> 
         reached.push(port.name);
     }
     stage.pass(STRAGGLERS)?;
-    for port in stage.network.ports() {
+    let mut all = stage.network.guests();
+    all.push(stage.network.manager);
+    for port in all {
         let extra = stage.world()?.socket_mut(port.socket).receive();
         ensure(extra.is_none(), || {
             format!("{} got a copy that is not its own", port.name)

@@ -2,6 +2,7 @@
 
 mod connections;
 mod datagrams;
+mod guests;
 mod queries;
 mod subnet;
 
@@ -13,14 +14,17 @@ pub(super) type Step = fn(&mut Stage) -> StepResult;
 /// All steps in their order. Later ones build on what earlier ones left.
 pub(super) const ALL: &[(&str, Step)] = &[
     ("subnet-up", subnet::comes_up),
+    ("vf-guids", guests::get_guids),
     ("path-query", queries::path),
-    ("cm-connect", connections::connect),
+    ("cm-siblings", connections::connect_siblings),
+    ("cm-hosts", connections::connect_strangers),
     ("cm-reject", connections::reject),
     ("cm-abandon", connections::abandon),
     ("cm-migrate", connections::migrate),
     ("sidr", connections::resolve_service),
+    ("rmpp-tables", queries::large_tables),
     ("multicast", datagrams::multicast),
-    ("rmpp-table", queries::large_table),
+    ("vf-reset", guests::reset),
     ("link-failure", subnet::link_fails),
     ("link-recovery", subnet::link_comes_back),
     ("sm-restart", subnet::manager_restarts),

@@ -2,7 +2,7 @@
 
 use emulated_hca::{LinkId, LinkState};
 use hca_api::PortChange;
-use ib_endpoint::EndPortEvent;
+use ib_endpoint::{EndPortEvent, SaEvent};
 use ib_wire::smp::PortState;
 use ib_wire::{Lid, Lmc};
 use subnet_lite::SubnetConfig;
@@ -10,9 +10,8 @@ use subnet_lite::sm::SmEvent;
 
 use super::{datagrams, queries};
 use crate::demo::Facts;
-use crate::demo::network::NamedPort;
-use crate::demo::stage::{Stage, StepError, StepResult, ensure, gid};
-use crate::world::{HostId, World};
+use crate::demo::stage::{Stage, Standing, StepError, StepResult, ensure};
+use crate::world::{HostId, HostPortId, World};
 
 /// Two LIDs for each port of a host: a connection can have an alternate path.
 const LMC: Lmc = Lmc::from_low_bits(1);
@@ -26,14 +25,14 @@ fn start_manager(stage: &mut Stage) -> StepResult<()> {
     Ok(stage.world()?.start_manager(at, config)?)
 }
 
-/// Waits until the manager serves and every port of a host is active.
+/// Waits until the manager serves and every port of a host is active, as the hosts see it.
 fn wait_until_up(stage: &mut Stage) -> StepResult<()> {
     let manager = stage.network.manager.at.host;
-    let ports = stage.network.ports();
+    let ports = ports(stage);
     let up = |world: &mut World| {
         let serving = world.manager(manager).is_some_and(|m| m.sm().is_serving());
-        let active = ports.iter().all(|port| {
-            let view = world.port(port.at).view();
+        let active = ports.iter().all(|(_, at)| {
+            let view = world.port(*at).view();
             view.state == PortState::ACTIVE && view.sa_address().is_some()
         });
         (serving && active).then_some(())
@@ -41,11 +40,21 @@ fn wait_until_up(stage: &mut Stage) -> StepResult<()> {
     stage.wait_for("all ports active and the SA serving", up)
 }
 
+/// The hosts' ports, by name.
+fn ports(stage: &Stage) -> Vec<(String, HostPortId)> {
+    let network = &stage.network;
+    let mut ports = vec![(network.manager.name.to_owned(), network.manager.at)];
+    for host in network.hosts {
+        ports.extend([1, 2].map(|port| (format!("{}/{port}", host.name), host.id.port(port))));
+    }
+    ports
+}
+
 /// The LIDs of the hosts' ports.
 fn lids(stage: &mut Stage) -> StepResult<Vec<Lid>> {
-    let ports = stage.network.ports();
+    let ports = ports(stage);
     let world = stage.world()?;
-    let lids = ports.iter().map(|port| world.port(port.at).view().lid);
+    let lids = ports.iter().map(|(_, at)| world.port(*at).view().lid);
     Ok(lids.collect())
 }
 
@@ -73,34 +82,28 @@ fn wait_for_sweep(stage: &mut Stage, before: usize) -> StepResult<()> {
 pub(super) fn comes_up(stage: &mut Stage) -> StepResult {
     start_manager(stage)?;
     wait_until_up(stage)?;
-    let ports = stage.network.ports();
+    let ports = ports(stage);
     let manager = stage.network.manager;
     let world = stage.world()?;
     let running = world
         .manager(manager.at.host)
         .ok_or_else(|| StepError::failed("the manager is gone"))?;
-    let view = |port: &NamedPort| world.port(port.at).view();
+    let view = |at: HostPortId| world.port(at).view();
     Ok(Facts::new()
         .with("nodes", world.fabric().nodes().count())
         .with("links", world.fabric().links().count())
-        .show("sm_lid", view(&manager).sm_lid)
+        .show("sm_lid", view(manager.at).sm_lid)
         .with("smps", running.sm().mad_counters().sent)
         .list(
             "lids",
             ports
                 .iter()
-                .map(|port| format!("{}:{}", port.name, view(port).lid)),
-        )
-        .list(
-            "gids",
-            ports
-                .iter()
-                .map(|port| format!("{}:{}", port.name, gid(world, *port))),
+                .map(|(name, at)| format!("{name}:{}", view(*at).lid)),
         ))
 }
 
 pub(super) fn link_fails(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
+    let (a, b) = (stage.network.a(1), stage.network.b(1));
     let before = sweeps(stage)?;
     let link = stage.network.direct_link;
     let unplugged = stage.now()?;
@@ -122,7 +125,7 @@ pub(super) fn link_fails(stage: &mut Stage) -> StepResult {
 }
 
 pub(super) fn link_comes_back(stage: &mut Stage) -> StepResult {
-    let (a, b) = (stage.network.a1, stage.network.b1);
+    let (a, b) = (stage.network.a(1), stage.network.b(1));
     let before = sweeps(stage)?;
     let link = stage.network.direct_link;
     let plugged = stage.now()?;
@@ -142,10 +145,11 @@ pub(super) fn link_comes_back(stage: &mut Stage) -> StepResult {
 
 pub(super) fn manager_restarts(stage: &mut Stage) -> StepResult {
     let lids_before = lids(stage)?;
+    let guests_up = stage.network.guests();
     let host = stage.network.manager.at.host;
     stage.world()?.stop_manager(host)?;
     // Nobody manages the subnet, and it goes on working.
-    let (a, b) = (stage.network.a1, stage.network.b1);
+    let (a, b) = (stage.network.a(1), stage.network.b(1));
     datagrams::exchange(stage, a, b, b"without a manager")?;
 
     start_manager(stage)?;
@@ -162,25 +166,50 @@ pub(super) fn manager_restarts(stage: &mut Stage) -> StepResult {
     })?;
     let services = queries::count_services(stage)?;
     let members = datagrams::send_to_group(stage)?;
+    let memberships = datagrams::members_at_the_sa(stage)?;
     Ok(Facts::new()
         .with("lids_kept", true)
-        .with("wishes_granted_again", stage.wishes.len())
+        .with("guests_up", guests_up.len())
+        .with("memberships_at_the_sa", memberships)
         .with("services", services)
         .list("group_members_reached", members)
         .millis("served_again_after_ms", took))
 }
 
-/// Waits until the SA has everything again that the hosts wished for.
+/// Waits until the SA has everything again that the guests wished for. No guest loses its membership
+/// meanwhile.
 fn wait_until_registered(stage: &mut Stage) -> StepResult<()> {
     let manager = stage.network.manager.at.host;
+    let hosts = stage.network.hosts.len();
     let wishes = stage.wishes.clone();
-    stage.wait_for("everything registered again", |world| {
-        let granted = |(port, wish): &(NamedPort, _)| world.port(port.at).sa().is_granted(*wish);
+    let memberships = wishes.iter().filter(|wish| wish.is_membership);
+    let memberships: Vec<_> = memberships.map(|wish| wish.id).collect();
+    let guests = stage.network.guests();
+    let refused = stage.wait_for("everything registered again", |world| {
+        for guest in &guests {
+            while let Some(event) = world.poll_event(guest.at) {
+                if let EndPortEvent::Sa(SaEvent::Refused {
+                    standing, error, ..
+                }) = event
+                    && memberships.contains(&standing)
+                {
+                    return Some(Some((guest.name, error)));
+                }
+            }
+        }
+        let granted = |wish: &Standing| world.port(wish.port.at).sa().is_granted(wish.id);
         let sa = world.manager(manager)?.sa();
-        let memberships = datagrams::group_members(sa);
-        let registered = memberships + sa.service_count();
-        (registered == wishes.len() && wishes.iter().all(granted)).then_some(())
-    })
+        let is_back = datagrams::group_members(sa) == hosts
+            && sa.service_count() == queries::SERVICES
+            && wishes.iter().all(granted);
+        is_back.then_some(None)
+    })?;
+    match refused {
+        None => Ok(()),
+        Some((guest, error)) => Err(StepError::Failed(format!(
+            "{guest} noticed the restart: {error}"
+        ))),
+    }
 }
 
 /// Waits until the manager has written everything that it has to.
