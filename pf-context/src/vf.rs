@@ -176,6 +176,13 @@ impl PortMux {
         Ok(())
     }
 
+    /// Gives a VF the right to send SMPs, or takes it away, from now on.
+    pub fn set_smi(&mut self, vf: VfId, permitted: bool) {
+        if let Some(record) = self.vfs.get_mut(vf) {
+            record.rights.smi = permitted;
+        }
+    }
+
     /// Changes a VF's rate, queue and weight, from now on.
     pub fn set_egress_limit(&mut self, now: Instant, vf: VfId, limit: EgressLimit) {
         self.limiter.change(now, vf, limit);

@@ -517,21 +517,35 @@ fn function(fabric: &mut Fabric, node: NodeId, id: FunctionId) -> Function<'_> {
     fabric.hca(node, id).expect("a function")
 }
 
-/// Writes a GUID of a port's table, as a subnet manager does.
+/// Changes an attribute of a port as a subnet manager does: asks the port's agent for it and sets what
+/// `edit` makes of it.
 ///
 /// # Panics
 /// If the port's agent does not take it.
-pub fn set_guid(device: &mut Device, index: u16, guid: Guid) {
+pub fn set_attribute<A: SmpAttribute>(
+    device: &mut Device,
+    modifier: u32,
+    edit: impl FnOnce(&mut A),
+) {
     let mut hca = device.function(FunctionId::PF).expect("the PF");
     let mut ask = |mad: &Mad| match hca.process_local_mad(PORT, MadView::Host, mad) {
         Ok(LocalMad::Reply(reply)) => reply,
         other => panic!("{other:?}"),
     };
-    let mut header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, GuidInfo::ID);
-    header.attribute_modifier = AttributeModifier::new(u32::from(index / 8));
+    let mut header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, A::ID);
+    header.attribute_modifier = AttributeModifier::new(modifier);
     let mut mad = ask(&Mad::new(header));
     mad.header.method = Method::SET;
-    let table: &mut GuidInfo = mad.view_mut::<LidRoutedSmp>().attribute_mut();
-    table.guids[usize::from(index % 8)] = guid;
+    edit(mad.view_mut::<LidRoutedSmp>().attribute_mut());
     ask(&mad);
+}
+
+/// Writes a GUID of a port's table, as a subnet manager does.
+///
+/// # Panics
+/// If the port's agent does not take it.
+pub fn set_guid(device: &mut Device, index: u16, guid: Guid) {
+    set_attribute(device, u32::from(index / 8), |table: &mut GuidInfo| {
+        table.guids[usize::from(index % 8)] = guid;
+    });
 }

@@ -201,6 +201,24 @@ impl PfContext {
         Ok(())
     }
 
+    /// Lets a VF have QP0 on a port, or not, from its next reset on: software that runs in the VF has
+    /// looked already whether it may. Without [`PfConfig::smi`] no VF has it.
+    ///
+    /// # Errors
+    /// [`PfError::NoVf`].
+    pub fn set_smi_permitted(
+        &mut self,
+        vf: VfId,
+        port: PortNum,
+        permitted: bool,
+    ) -> Result<(), PfError> {
+        self.check(vf)?;
+        if let Some(own) = self.port_mut(port).and_then(|port| port.vf_mut(vf)) {
+            own.smi_permitted = permitted;
+        }
+        Ok(())
+    }
+
     fn check(&self, vf: VfId) -> Result<(), PfError> {
         if self.vfs.contains_key(&vf) {
             Ok(())

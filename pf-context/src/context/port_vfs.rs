@@ -20,6 +20,8 @@ pub(super) struct VfPort {
     pub(super) tunnels: Vec<Tunnel>,
     pub(super) guid_source: GuidSource,
     pub(super) admin_up: bool,
+    /// Whether it has QP0 from its next reset on.
+    pub(super) smi_permitted: bool,
     /// Why its port is as the owner was told last.
     reason: Option<PortReason>,
     /// What the provider shows.
@@ -127,6 +129,7 @@ impl PfPort {
             tunnels,
             guid_source: spec.guid,
             admin_up: true,
+            smi_permitted: spec.rights.smi,
             reason: None,
             shown,
             change: PortChange::empty(),
@@ -166,6 +169,45 @@ impl PfPort {
         }
         self.mux.reset_vf(now, CAUSE, vf);
         self.carry_out(hca);
+        self.latch_smi(hca, vf);
+    }
+
+    /// Gives a VF that begins anew its tunnel for QP0, or takes it away, as it is permitted now. If the
+    /// HCA refuses, things stay as they were.
+    fn latch_smi(&mut self, hca: &mut dyn FunctionManager, vf: VfId) {
+        let port = self.own.port();
+        let (has_smi, depths) = (self.smi.is_some(), self.depths);
+        let Some(own) = self.vf_mut(vf) else { return };
+        let permitted = own.smi_permitted && has_smi;
+        if permitted == own.shown.smi_enabled {
+            return;
+        }
+        let source = Source::Tunnel(vf, SpecialQp::Smi);
+        let of_smi = own
+            .tunnels
+            .iter()
+            .position(|tunnel| tunnel.special() == SpecialQp::Smi);
+        if let (true, None) = (permitted, of_smi) {
+            let Ok(tunnel) = Tunnel::open(hca, vf, SpecialQp::Smi, port, &depths) else {
+                return;
+            };
+            let cq = tunnel.cq();
+            own.tunnels.push(tunnel);
+            self.sources.insert(cq, source);
+            self.ready.push_back(source);
+        } else if let (false, Some(at)) = (permitted, of_smi) {
+            let tunnel = own.tunnels.remove(at);
+            self.sources.remove(&tunnel.cq());
+            tunnel.close(hca);
+            self.ready.retain(|ready| *ready != source);
+        }
+        let Some(own) = self.vf_mut(vf) else { return };
+        let mut view = own.shown.clone();
+        view.smi_enabled = permitted;
+        if hca.set_virtual_port(vf.into(), port, view.clone()).is_ok() {
+            own.shown = view;
+            self.mux.set_smi(vf, permitted);
+        }
     }
 
     /// Opens or shuts a VF's port by the administrator's will.
