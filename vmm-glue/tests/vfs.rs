@@ -2,18 +2,27 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 use emulated_hca::{LinkConfig, Topology};
-use hca_api::GlobalRoute;
+use hca_api::{
+    AddressVector, FunctionId, FunctionManager, GlobalRoute, QpKind, SpecialQp, UdAddress,
+    UdDestination,
+};
 use ib_endpoint::cm::{CmEvent, CmEventKind};
-use ib_endpoint::{EndPortEvent, MadAddress, SaAnswer, SaEvent, SaRequest};
+use ib_endpoint::sa_client::{StandingId, Wish};
+use ib_endpoint::{DatagramQpSpec, EndPortEvent, MadAddress, SaAnswer, SaEvent, SaRequest};
 use ib_vtime::Duration;
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
-use ib_wire::sa::PathRecord;
+use ib_wire::packet::Packet;
+use ib_wire::sa::{JoinState, McMemberRecord, PathRecord};
 use ib_wire::smp::PortState;
-use ib_wire::{Gid, GidIndex, Guid, PKey, ServiceId};
-use pf_context::context::PfConfig;
+use ib_wire::{Gid, GidIndex, Guid, PKey, PKeyIndex, PortNum, QKey, Qpn, ServiceId, Sl};
+use pf_context::context::{PfConfig, PfEvent};
 use subnet_lite::SubnetConfig;
 use vf_tunnel::VfId;
 use vhca::world::{HostId, HostPortId, Outcome, World, vf_spec};
+
+const QKEY: QKey = QKey::new(0x1111);
+
+const MGID: Gid = Gid([0xff, 0x12, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -24,8 +33,11 @@ fn vf(n: u16) -> VfId {
 /// A subnet of a management host and two hosts that share their adapters.
 struct Subnet {
     world: World,
+    manager: HostId,
     hosts: [HostId; 2],
     vfs: u16,
+    news: Vec<(HostId, PfEvent)>,
+    wishes: Vec<(HostPortId, StandingId)>,
 }
 
 impl Subnet {
@@ -57,7 +69,14 @@ impl Subnet {
                 world.add_vf(host, vf(n), vf_spec(guid)).unwrap();
             }
         }
-        let mut this = Self { world, hosts, vfs };
+        let mut this = Self {
+            world,
+            manager,
+            hosts,
+            vfs,
+            news: Vec::new(),
+            wishes: Vec::new(),
+        };
         this.bring_up();
         this
     }
@@ -69,11 +88,12 @@ impl Subnet {
             let mut views = all.iter().map(|port| world.port(*port).view());
             views.all(|view| view.state == PortState::ACTIVE && view.sa_address().is_some())
         });
-        let mut news = Vec::new();
         for host in self.hosts {
-            news.extend(std::iter::from_fn(|| self.world.poll_vf_news(host)));
+            while let Some((_, event)) = self.world.poll_vf_news(host) {
+                self.news.push((host, event));
+            }
         }
-        assert_eq!(outcome, Outcome::Reached, "{news:#?}");
+        assert_eq!(outcome, Outcome::Reached, "{:#?}", self.news);
     }
 
     /// The ports of the guests.
@@ -126,6 +146,51 @@ impl Subnet {
 
     fn gid(&self, at: HostPortId) -> Gid {
         self.world.port(at).view().gid(GidIndex(0)).unwrap()
+    }
+
+    /// Requests that the SA has received.
+    fn sa_requests(&self) -> u64 {
+        let manager = self.world.manager(self.manager).unwrap();
+        manager.sa().stats().requests
+    }
+
+    /// Members of the tests' group, as the SA has them.
+    fn members(&self) -> usize {
+        let sa = self.world.manager(self.manager).unwrap().sa();
+        let mut groups = sa.groups();
+        let group = groups.find(|group| group.record.mgid == MGID);
+        group.map_or(0, |group| group.members.len())
+    }
+
+    fn join(&mut self, guest: HostPortId) {
+        let mut record = McMemberRecord {
+            mgid: MGID,
+            port_gid: self.gid(guest),
+            qkey: QKEY,
+            pkey: PKey::DEFAULT_FULL,
+            ..McMemberRecord::default()
+        };
+        record.set_join_state(JoinState::FULL_MEMBER);
+        let mask = McMemberRecord::QKEY
+            | McMemberRecord::TRAFFIC_CLASS
+            | McMemberRecord::PKEY
+            | McMemberRecord::SL
+            | McMemberRecord::FLOW_LABEL;
+        let now = self.world.now();
+        let wish = Wish::Membership { record, mask };
+        let wish = self.world.port_mut(guest).wish(now, wish);
+        self.wishes.push((guest, wish));
+        self.wait_event(guest, |event| {
+            matches!(event, EndPortEvent::Sa(SaEvent::Granted { .. })).then_some(())
+        });
+    }
+
+    /// The number of a VF's proxy QP1.
+    fn proxy_qpn(&mut self, host: HostId, vf: VfId) -> Qpn {
+        let node = self.world.host(host).node();
+        let pf = self.world.fabric_mut().hca(node, FunctionId::PF).unwrap();
+        let numbers = pf.proxy_qp(vf.into(), SpecialQp::Gsi, PortNum(1)).unwrap();
+        numbers.unwrap().real
     }
 
     fn path(&mut self, from: HostPortId, to: HostPortId) -> PathRecord {
@@ -201,4 +266,144 @@ fn a_subnet_manager_on_the_qp0_of_a_pf_host_serves_its_own_guests_and_others() {
     let [a, b] = subnet.hosts.map(|host| host.vf(vf(1)).port(1));
     subnet.resolve(a, b);
     subnet.resolve(b, a);
+}
+
+#[test]
+fn each_vf_gets_its_guid_and_tells_why_its_port_waits_until_then() {
+    let mut subnet = Subnet::new(3, true);
+    let host = subnet.hosts[0];
+    let news = std::mem::take(&mut subnet.news);
+    for n in 1..=3 {
+        let chain: Vec<&str> = news
+            .iter()
+            .filter_map(|(of, event)| match event {
+                PfEvent::VfPort { vf: at, reason, .. } if *of == host && *at == vf(n) => {
+                    Some(reason.as_str())
+                }
+                _ => None,
+            })
+            .collect();
+        assert_eq!(chain.first(), Some(&"physical_down"));
+        assert!(chain.contains(&"waiting_for_sa"), "{chain:?}");
+        assert_eq!(chain.last(), Some(&"up"));
+    }
+    let mut gids: Vec<Gid> = subnet.ports().map(|port| subnet.gid(port)).collect();
+    gids.sort_unstable();
+    gids.dedup();
+    assert_eq!(gids.len(), 6, "each has a GID of its own");
+}
+
+#[test]
+fn a_group_of_many_guests_is_one_membership_of_each_host_at_the_sa() {
+    let mut subnet = Subnet::new(4, true);
+    let before = subnet.sa_requests();
+    let guests: Vec<HostPortId> = subnet.ports().collect();
+    for guest in &guests {
+        subnet.join(*guest);
+    }
+    assert_eq!(subnet.sa_requests() - before, 2);
+    assert_eq!(subnet.members(), 2);
+    // All but one of a host leave: its port stays a member.
+    let leave = |subnet: &mut Subnet, guest: HostPortId, wish| {
+        let now = subnet.world.now();
+        assert!(subnet.world.port_mut(guest).withdraw(now, wish));
+        subnet.wait_event(guest, |event| {
+            matches!(event, EndPortEvent::Sa(SaEvent::Withdrawn { .. })).then_some(())
+        });
+    };
+    let wishes = std::mem::take(&mut subnet.wishes);
+    for (guest, wish) in &wishes[..3] {
+        leave(&mut subnet, *guest, *wish);
+    }
+    assert_eq!((subnet.sa_requests() - before, subnet.members()), (2, 2));
+    leave(&mut subnet, wishes[3].0, wishes[3].1);
+    // The guest was answered at once; the SA hears of it then.
+    subnet.world.run_for(Duration::from_millis(1));
+    assert_eq!((subnet.sa_requests() - before, subnet.members()), (3, 1));
+}
+
+#[test]
+fn a_reset_takes_a_guests_memberships_away_and_leaves_its_siblings() {
+    let mut subnet = Subnet::new(2, true);
+    let host = subnet.hosts[0];
+    let [first, second] = [1, 2].map(|n| host.vf(vf(n)).port(1));
+    subnet.join(first);
+    subnet.join(second);
+    let held = |subnet: &Subnet| subnet.world.context(host).ports()[0].mux().sizes();
+    assert_eq!(held(&subnet).mcast_members, 2);
+    subnet.world.reset_vf(host, vf(1)).unwrap();
+    assert_eq!(held(&subnet).mcast_members, 1);
+    subnet.wait_event(first, |event| (*event == EndPortEvent::Dead).then_some(()));
+    assert_eq!(subnet.members(), 1);
+    subnet.world.start_guest(host, vf(1)).unwrap();
+    subnet.bring_up();
+    subnet.resolve(first, second);
+    subnet.join(first);
+    assert_eq!(held(&subnet).mcast_members, 2);
+}
+
+#[test]
+fn c077_a_datagram_to_a_siblings_or_a_strangers_proxy_qp_is_not_delivered() {
+    let mut subnet = Subnet::new(2, true);
+    let [a, b] = subnet.hosts;
+    let attacker = a.vf(vf(1));
+    let spec = DatagramQpSpec {
+        kind: QpKind::Ud,
+        port: PortNum(1),
+        pkey_index: PKeyIndex(0),
+        qkey: QKEY,
+        receives: 1,
+        sends: 16,
+        max_message: 2048,
+        block_multicast_loopback: false,
+    };
+    let socket = subnet.world.open_socket(attacker, spec).unwrap();
+    for (host, victim) in [(a, vf(2)), (b, vf(1))] {
+        let at = host.vf(victim).port(1);
+        let node = subnet.world.host(host).node();
+        let before = subnet.world.port_mut(at).gsi().counters().received;
+        let drops = subnet.world.fabric().device(node).unwrap().drops().total();
+        let dlid = subnet.world.port(at).view().lid;
+        let qpn = subnet.proxy_qpn(host, victim);
+        let vector = AddressVector {
+            port: PortNum(1),
+            dlid,
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: None,
+        };
+        let to = UdDestination {
+            address: UdAddress::Vector(vector),
+            qpn,
+            qkey: QKEY,
+            pkey_index: None,
+        };
+        subnet.world.send(socket, &to, &[0x5a; 312]).unwrap();
+        subnet.world.run_for(Duration::from_millis(1));
+        let after = subnet.world.port_mut(at).gsi().counters().received;
+        assert_eq!(after, before, "nothing reached the guest");
+        let dropped = subnet.world.fabric().device(node).unwrap().drops().total() - drops;
+        assert_eq!(dropped, 1);
+    }
+}
+
+#[test]
+fn a_capture_shows_both_directions_of_a_tunnel() {
+    let mut subnet = Subnet::new(1, true);
+    let [a, b] = subnet.hosts.map(|host| host.vf(vf(1)).port(1));
+    subnet.world.capture();
+    subnet.path(a, b);
+    let qpn = subnet.proxy_qpn(a.host, vf(1));
+    let frames = std::iter::from_fn(|| subnet.world.poll_frame());
+    let tunnelled: Vec<bool> = frames
+        .filter_map(|frame| {
+            let packet = Packet::parse(&frame.bytes).unwrap();
+            let transport = packet.transport()?;
+            let source = transport.extended.deth?.src_qp;
+            let is_its = source == qpn || transport.bth.dest_qp == qpn;
+            (is_its && transport.payload.len() == 312).then_some(source == qpn)
+        })
+        .collect();
+    assert_eq!(tunnelled, [true, false], "the question and the answer");
 }

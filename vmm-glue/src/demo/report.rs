@@ -176,10 +176,16 @@ struct Table<'t>(&'t [PortTotals]);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Why MADs were dropped stands below how many were.
+        const DROPPED: &str = "dropped";
+
         self.head(f, "VERDICT")?;
-        self.lines(f, "", |totals| {
-            totals.verdicts.iter().map(|(k, v)| (*k, *v))
-        })?;
+        for drops in [false, true] {
+            self.lines(f, "", move |totals| {
+                let verdicts = totals.verdicts.iter().map(|(k, v)| (*k, *v));
+                verdicts.filter(move |(name, _)| (*name == DROPPED) == drops)
+            })?;
+        }
         self.lines(f, "  ", |totals| totals.drops.iter().map(|(k, v)| (*k, *v)))?;
         self.head(f, "LIVE")?;
         self.lines(f, "", |totals| {
