@@ -79,6 +79,8 @@ impl PfPort {
                 }
             }
         }
+        // A GUID that came or went is news for its VF.
+        self.carry_out(hca);
     }
 
     fn note_groups_left(&mut self, now: Instant) {
