@@ -9,7 +9,7 @@ use hca_api::{
 use ib_endpoint::cm::{CmEvent, CmEventKind};
 use ib_endpoint::sa_client::{StandingId, Wish};
 use ib_endpoint::{DatagramQpSpec, EndPortEvent, MadAddress, SaAnswer, SaEvent, SaRequest};
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
 use ib_wire::packet::Packet;
 use ib_wire::sa::{JoinState, McMemberRecord, PathRecord};
@@ -272,6 +272,11 @@ fn a_subnet_manager_on_the_qp0_of_a_pf_host_serves_its_own_guests_and_others() {
 fn each_vf_gets_its_guid_and_tells_why_its_port_waits_until_then() {
     let mut subnet = Subnet::new(3, true);
     let host = subnet.hosts[0];
+    let took = subnet.world.now() - Instant::ZERO;
+    assert!(
+        took < Duration::from_secs(1),
+        "no guest had to wait for {took:?}"
+    );
     let news = std::mem::take(&mut subnet.news);
     for n in 1..=3 {
         let chain: Vec<&str> = news
