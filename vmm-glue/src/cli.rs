@@ -19,6 +19,9 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Measure.
     Bench(BenchArgs),
+    /// Let the VFs of two hosts talk over a faulty fabric, and look for what went to somebody else or
+    /// was left over.
+    Drain(DrainArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }
@@ -41,6 +44,22 @@ pub(crate) struct DemoArgs {
     /// finely.
     #[arg(long, short)]
     pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Conversations: connections and service resolutions, complete, refused, abandoned, cut off.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) conversations: u64,
+    /// VFs of each of the two hosts.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=126))]
+    pub(crate) vfs: u16,
+    /// Seed of everything random; the same seed gives the same packets.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,9 @@
 //!   them in virtual time.
 
 pub mod bench;
+pub mod conversations;
 pub mod demo;
+pub mod drain;
 mod driven;
 mod drop_log;
 mod real_time;

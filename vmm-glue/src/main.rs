@@ -14,12 +14,13 @@ use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
-use crate::cli::{BenchArgs, Cli, Command, DemoArgs};
+use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs};
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),
+        Command::Drain(args) => drain(&args),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -77,6 +78,26 @@ fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         print(args.json, &result).context("cannot print")?;
     }
     Ok(())
+}
+
+/// Runs the conversations and tells whether all went well.
+fn drain(args: &DrainArgs) -> anyhow::Result<bool> {
+    const STEP: u64 = 100_000;
+
+    let options = vhca::drain::Options {
+        conversations: args.conversations,
+        vfs: args.vfs,
+        seed: args.seed,
+    };
+    let mut told = 0;
+    let report = vhca::drain::run(options, &mut |over| {
+        if over / STEP != told {
+            told = over / STEP;
+            eprintln!("{over} conversations are over");
+        }
+    })?;
+    print(args.json, &report).context("cannot print")?;
+    Ok(report.ok)
 }
 
 /// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.

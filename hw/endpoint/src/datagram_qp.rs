@@ -203,6 +203,15 @@ impl DatagramQp {
         (self.failed_sends, self.failed_receives)
     }
 
+    /// Whether every buffer is where it belongs when nothing is under way: all sends free, all
+    /// receives posted. What has completed must have been polled.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.free_sends.len() == self.spec.sends as usize
+            && self.idle_receives.is_empty()
+            && self.completions.is_empty()
+    }
+
     /// Whether a send buffer is free. One becomes free when [`Self::poll`] sees a send complete.
     #[must_use]
     pub fn can_send(&self) -> bool {

@@ -105,6 +105,12 @@ impl MadQp {
         self.qp.cq()
     }
 
+    /// Whether every buffer is where it belongs; see [`DatagramQp::is_at_rest`].
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.qp.is_at_rest()
+    }
+
     /// Whether a MAD can be sent now.
     #[must_use]
     pub fn can_send(&self) -> bool {

@@ -145,6 +145,17 @@ impl PfPort {
         self.refused_sends + by_tunnels
     }
 
+    /// Whether nothing waits to be sent and every buffer of the port's queue pairs is where it belongs:
+    /// so it is when nothing is under way and all that completed was polled.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        let mut tunnels = self.vfs.iter().flatten().flat_map(|vf| &vf.tunnels);
+        self.unsent.is_empty()
+            && self.gsi.is_at_rest()
+            && self.smi.as_ref().is_none_or(MadQp::is_at_rest)
+            && tunnels.all(Tunnel::is_at_rest)
+    }
+
     /// Frames that wait for a send buffer of a VF's tunnels.
     #[must_use]
     pub fn waiting(&self, vf: VfId) -> usize {

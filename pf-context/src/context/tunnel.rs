@@ -82,6 +82,11 @@ impl Tunnel {
         self.qp.cq()
     }
 
+    /// Whether nothing waits and every buffer is where it belongs.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.waiting.is_empty() && self.qp.is_at_rest()
+    }
+
     /// Frames that wait for a send buffer.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()

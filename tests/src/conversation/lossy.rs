@@ -7,7 +7,7 @@ use ib_vtime::{Instant, TimerQueue};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Arrival, Channel, NodeAddress};
+use vhca::conversations::{Arrival, Channel, NodeAddress};
 
 /// How a channel misbehaves. Whatever it does to a MAD, no copy stays under way for longer than
 /// `max_delay`: that is the packet life time that the connections' fields promise.

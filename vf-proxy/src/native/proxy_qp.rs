@@ -63,6 +63,12 @@ impl ProxyQp {
         self.malformed
     }
 
+    /// Whether every buffer is where it belongs; see [`DatagramQp::is_at_rest`].
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.qp.is_at_rest()
+    }
+
     /// The address of a delivered MAD's sender, as a packet on a QP1 of the VF's own would give it.
     fn sender(&self, header: &ToVfHeader) -> MadAddress {
         MadAddress {

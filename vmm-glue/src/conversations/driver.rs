@@ -8,6 +8,7 @@ use ib_vtime::{Instant, TimerQueue};
 use ib_wire::ServiceId;
 use ib_wire::cm::{ApStatus, CmLap, CmRej};
 
+use super::alarms::Alarms;
 use super::plan::{SERVED, SERVED_MASK, read_number};
 use super::side::Side;
 use super::{Channel, Ending, Goodbye, Kind, NodeAddress, Plan, Reply};
@@ -23,6 +24,24 @@ pub(super) struct Node {
     pub address: NodeAddress,
     /// Conversation and side of each connection.
     pub owners: BTreeMap<ConnId, (usize, usize)>,
+    /// How often it was reset.
+    pub life: u32,
+}
+
+impl Node {
+    fn new(address: NodeAddress, seed: u64) -> Self {
+        let mut cm = Cm::new(CmConfig::new(address.ca_guid, seed));
+        let listener = cm
+            .listen(ServiceId::new(SERVED), SERVED_MASK)
+            .expect("the first listener of a manager");
+        Self {
+            cm,
+            listener,
+            address,
+            owners: BTreeMap::new(),
+            life: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -45,7 +64,8 @@ pub(super) enum What {
     Mra,
     AnswerReq,
     AnswerRep,
-    AnswerSidr(ConnId),
+    /// In the life of the node in which it was asked.
+    AnswerSidr(ConnId, u32),
     Lap(usize),
     AnswerLap(u8),
     EarlyPacket,
@@ -60,6 +80,8 @@ pub(super) enum What {
 pub struct Totals {
     /// What went wrong, in words. Empty if all is well.
     pub violations: Vec<String>,
+    /// Messages among them that came to somebody whom they were not for.
+    pub wrong_deliveries: u64,
     /// How many conversations of which kind ended how, on the starting and on the other side.
     pub endings: BTreeMap<(Kind, Ending, Ending), usize>,
     /// MADs that were sent.
@@ -80,6 +102,9 @@ pub struct Driver<C> {
     pub(super) now: Instant,
     pub(super) conversations: Vec<Conversation>,
     actions: TimerQueue<Action>,
+    /// When each node's manager has something to do.
+    alarms: Alarms,
+    seed: u64,
     totals: Totals,
 }
 
@@ -91,28 +116,47 @@ impl<C: Channel> Driver<C> {
     /// If a new connection manager refuses a listener.
     #[must_use]
     pub fn new(seed: u64, nodes: &[NodeAddress], channel: C) -> Self {
-        let nodes = (0..)
+        let nodes: Vec<Node> = (0..)
             .zip(nodes)
-            .map(|(i, &address)| {
-                let mut cm = Cm::new(CmConfig::new(address.ca_guid, seed.wrapping_add(i)));
-                let listener = cm
-                    .listen(ServiceId::new(SERVED), SERVED_MASK)
-                    .expect("the first listener of a manager");
-                Node {
-                    cm,
-                    listener,
-                    address,
-                    owners: BTreeMap::new(),
-                }
-            })
+            .map(|(i, &address)| Node::new(address, seed.wrapping_add(i)))
             .collect();
         Self {
+            alarms: Alarms::new(nodes.len()),
+            seed,
             nodes,
             channel,
             now: Instant::ZERO,
             conversations: Vec::new(),
             actions: TimerQueue::new(),
             totals: Totals::default(),
+        }
+    }
+
+    /// What carries the messages.
+    pub const fn channel(&mut self) -> &mut C {
+        &mut self.channel
+    }
+
+    /// The time, as the conversations count it.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// A node loses all that it knew and begins anew: its guest was reset. What its peers make of that
+    /// is right whatever it is.
+    pub fn reset(&mut self, node: usize) {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let fresh = Node::new(self.nodes[node].address, self.seed);
+        let before = std::mem::replace(&mut self.nodes[node], fresh);
+        self.nodes[node].life = before.life + 1;
+        self.alarms.set(node, None);
+        for (number, side) in before.owners.into_values() {
+            let log = self.side(number, side);
+            log.conn = None;
+            log.asked = None;
+            log.ending = None;
+            log.was_reset = true;
         }
     }
 
@@ -142,14 +186,7 @@ impl<C: Channel> Driver<C> {
     /// Runs until nothing is left to happen, in at most `steps` steps.
     pub fn run(&mut self, steps: u64) {
         for _ in 0..steps {
-            let next = self
-                .nodes
-                .iter()
-                .filter_map(|node| node.cm.poll_timeout())
-                .chain(self.actions.next_deadline())
-                .chain(self.channel.next_time())
-                .min();
-            let Some(next) = next else {
+            let Some(next) = self.next_time() else {
                 return;
             };
             self.now = self.now.max(next);
@@ -160,34 +197,55 @@ impl<C: Channel> Driver<C> {
             .push(format!("not at rest after {steps} steps"));
     }
 
+    /// Runs until a time, or until nothing is left to happen before it.
+    pub fn run_until(&mut self, end: Instant) {
+        while let Some(next) = self.next_time().filter(|next| *next <= end) {
+            self.now = self.now.max(next);
+            self.step();
+        }
+        self.now = self.now.max(end);
+    }
+
+    fn next_time(&self) -> Option<Instant> {
+        [
+            self.alarms.next(),
+            self.actions.next_deadline(),
+            self.channel.next_time(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
     fn step(&mut self) {
         while let Some(arrival) = self.channel.receive(self.now) {
             self.nodes[arrival.node]
                 .cm
                 .handle_mad(self.now, &arrival.from, &arrival.mad);
-            self.pump();
+            self.pump(arrival.node);
         }
-        for node in 0..self.nodes.len() {
+        while let Some(node) = self.alarms.pop_due(self.now) {
             self.nodes[node].cm.handle_timeout(self.now);
+            self.pump(node);
         }
-        self.pump();
         while let Some((_, action)) = self.actions.pop_due(self.now) {
             self.act(action);
-            self.pump();
+            let node = self.node_of(action.conversation, action.side);
+            self.pump(node);
         }
     }
 
-    /// Moves what the managers have to say.
-    fn pump(&mut self) {
-        for node in 0..self.nodes.len() {
-            while let Some(transmit) = self.nodes[node].cm.poll_transmit() {
-                self.totals.mads += 1;
-                self.channel.send(self.now, node, &transmit);
-            }
-            while let Some(event) = self.nodes[node].cm.poll_event() {
-                self.hear(node, event);
-            }
+    /// Moves what a manager has to say.
+    fn pump(&mut self, node: usize) {
+        while let Some(transmit) = self.nodes[node].cm.poll_transmit() {
+            self.totals.mads += 1;
+            self.channel.send(self.now, node, &transmit);
         }
+        while let Some(event) = self.nodes[node].cm.poll_event() {
+            self.hear(node, event);
+        }
+        let next = self.nodes[node].cm.poll_timeout();
+        self.alarms.set(node, next);
     }
 
     /// Takes the listeners down and judges every conversation.
@@ -219,7 +277,7 @@ impl<C: Channel> Driver<C> {
         let Conversation { plan, sides } = &self.conversations[number];
         let [a, b] = [0, 1].map(|side| sides[side].ending.unwrap_or(Ending::Never));
         let mut wrong = Vec::new();
-        if !a.fits(b) {
+        if !a.fits(b) && !sides.iter().any(|side| side.was_reset) {
             wrong.push(format!("conversation {number} ends {a:?} and {b:?}"));
         }
         let (asking, asked) = if sides[1].role == Some(Role::Active) {
@@ -227,7 +285,8 @@ impl<C: Channel> Driver<C> {
         } else {
             (&sides[0], &sides[1])
         };
-        for (lap, accepted) in &asking.laps {
+        let laps = asking.laps.iter().filter(|_| !asked.was_reset);
+        for (lap, accepted) in laps {
             match asked.laps.get(lap) {
                 Some(known) if known == accepted => self.totals.migrations += 1,
                 known => wrong.push(format!(
@@ -356,7 +415,7 @@ impl<C: Channel> Driver<C> {
     fn hear(&mut self, node: usize, event: CmEvent) {
         match &event.kind {
             CmEventKind::ReqReceived { req, .. } => {
-                if let Some(number) = self.number(&req.private_data) {
+                if let Some(number) = self.number(node, &req.private_data) {
                     self.own(number, 1, event.conn);
                     let reply = self.conversations[number].plan.to_request;
                     self.schedule_reply(number, 1, reply, What::AnswerReq);
@@ -364,16 +423,18 @@ impl<C: Channel> Driver<C> {
                 return;
             }
             CmEventKind::SidrReqReceived { req, .. } => {
-                if let Some(number) = self.number(&req.private_data) {
+                if let Some(number) = self.number(node, &req.private_data) {
                     // A repeated SIDR_REQ after a lost SIDR_REP makes another exchange.
                     let delay = self.conversations[number].plan.to_request.delay;
-                    self.schedule(number, 1, delay, What::AnswerSidr(event.conn));
+                    let life = self.nodes[node].life;
+                    self.schedule(number, 1, delay, What::AnswerSidr(event.conn, life));
                 }
                 return;
             }
             _ => {}
         }
         let Some(&(number, side)) = self.nodes[node].owners.get(&event.conn) else {
+            self.totals.wrong_deliveries += 1;
             self.violation(format!("node {node}: event of a stranger: {event:?}"));
             return;
         };
@@ -386,12 +447,18 @@ impl<C: Channel> Driver<C> {
         }
     }
 
-    fn number(&mut self, private_data: &[u8]) -> Option<usize> {
-        let number = read_number(private_data).filter(|&n| n < self.conversations.len());
-        if number.is_none() {
-            self.violation("a message of no conversation".to_owned());
+    /// The conversation that a request belongs to, which must have been for this node.
+    fn number(&mut self, node: usize, private_data: &[u8]) -> Option<usize> {
+        let number = read_number(private_data);
+        let own = number.filter(|&n| {
+            let conversation = self.conversations.get(n);
+            conversation.is_some_and(|conversation| conversation.plan.nodes[1] == node)
+        });
+        if own.is_none() {
+            self.totals.wrong_deliveries += 1;
+            self.violation(format!("node {node}: a request of conversation {number:?}"));
         }
-        number
+        own
     }
 
     fn hear_own(&mut self, number: usize, side: usize, event: &CmEventKind) {

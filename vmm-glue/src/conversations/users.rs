@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ib_endpoint::MadAddress;
 use ib_endpoint::cm::{CmError, ConnId, Rendezvous, Role, State};
+use ib_wire::PKey;
 use ib_wire::cm::{ApStatus, CmApr, CmLap, CmRep, CmReq, CmSidrRep, CmSidrReq, SidrStatus};
 
 use super::driver::{Action, Driver, What};
@@ -24,7 +24,14 @@ impl<C: Channel> Driver<C> {
         } = action;
         let done = match what {
             What::Start => self.start(number, side),
-            What::AnswerSidr(conn) => self.answer_sidr(number, side, conn),
+            What::AnswerSidr(conn, life) => {
+                let node = self.node_of(number, side);
+                if self.nodes[node].life == life {
+                    self.answer_sidr(number, side, conn)
+                } else {
+                    Ok(())
+                }
+            }
             _ => match (self.side(number, side).conn, self.state(number, side)) {
                 (Some(conn), Some(state)) => self.act_on(number, side, conn, state, what),
                 // The connection is over.
@@ -96,10 +103,12 @@ impl<C: Channel> Driver<C> {
         let now = self.now;
         let plan = self.conversations[number].plan.clone();
         let addresses: Vec<NodeAddress> = self.nodes.iter().map(|node| node.address).collect();
-        let to = MadAddress::gsi(addresses[plan.nodes[1 - side]].lid);
+        let peer = addresses[plan.nodes[1 - side]];
+        let to = self.channel().address(number, plan.kind, &peer);
         let (conn, asked) = if plan.kind == Kind::Sidr {
             let mut req = CmSidrReq {
                 service_id: plan.service_id(number),
+                pkey: PKey::DEFAULT_FULL,
                 ..CmSidrReq::default()
             };
             write_number(&mut req.private_data, number);
@@ -206,7 +215,15 @@ impl<C: Channel> Driver<C> {
         let now = self.now;
         let plan = &self.conversations[number].plan;
         let (code, retries) = (plan.response_timeouts[0], plan.retries);
-        let mut message = CmLap::default();
+        let [own, peer] = [side, 1 - side].map(|side| plan.nodes[side]);
+        let (own, peer) = (self.nodes[own].address, self.nodes[peer].address);
+        let mut message = CmLap {
+            alternate_local_lid: own.lid,
+            alternate_remote_lid: peer.lid,
+            alternate_local_gid: own.gid,
+            alternate_remote_gid: peer.gid,
+            ..CmLap::default()
+        };
         message.set_remote_cm_response_timeout(code);
         write_number(&mut message.private_data, number);
         message.private_data[8] = u8::try_from(lap).unwrap_or(u8::MAX);

@@ -64,6 +64,8 @@ pub(super) struct Side {
     pub role: Option<Role>,
     pub asked: Option<Asked>,
     pub ending: Option<Ending>,
+    /// Whether its node was reset while it had a connection.
+    pub was_reset: bool,
     /// By number of the LAP, what this side knows of it: whether it was accepted.
     pub laps: BTreeMap<u8, bool>,
 }
