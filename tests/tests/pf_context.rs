@@ -8,12 +8,12 @@ use hca_api::{
     MadView, PortChange, PortState, ResourceCounts, SpecialQp,
 };
 use ib_endpoint::cm::CmEventKind;
-use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress};
+use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport};
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
-use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
-use ib_wire::{Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix};
+use ib_wire::{Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix, Tid};
 use pf_context::PfContext;
 use pf_context::context::{GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 use vf_proxy::native::ProxyQp;
@@ -61,6 +61,10 @@ struct Rig {
 impl Rig {
     /// An active port, its GUIDs for so many VFs already in hardware, and those VFs.
     fn new(vfs: u16) -> Self {
+        Self::with(vfs, &PfConfig::new(7))
+    }
+
+    fn with(vfs: u16, config_of_pf: &PfConfig) -> Self {
         let mut config = HcaConfig::new(Guid::new(0x1000), "host");
         config.max_functions = 64;
         let mut device = Device::new(&config, 1);
@@ -72,7 +76,7 @@ impl Rig {
             set_guid(&mut device, n, alias(n));
         }
         let mut hca = device.function(FunctionId::PF).expect("the PF");
-        let mut pf = PfContext::open(NOW, &mut hca, &PfConfig::new(7)).expect("a context");
+        let mut pf = PfContext::open(NOW, &mut hca, config_of_pf).expect("a context");
         for n in 1..=vfs {
             pf.add_vf(NOW, &mut hca, vf(n), spec(n)).expect("a VF");
         }
@@ -289,4 +293,38 @@ fn c232_a_context_that_cannot_be_made_leaves_nothing_behind() {
         .expect("free again");
     pf.remove_vf(NOW, &mut hca, vf(2)).expect("a VF");
     assert_eq!(hca.resources(FunctionId::PF), Ok(before));
+}
+
+#[test]
+fn c023_a_full_send_ring_of_qp1_loses_nothing_of_what_vfs_send() {
+    let mut config = PfConfig::new(7);
+    config.depths.special = 8;
+    let mut rig = Rig::with(2, &config);
+    while rig.device.poll_transmit(NOW, PORT).is_some() {}
+    let query = Mad::new(MadHeader::new(
+        MgmtClass::SUBN_ADM,
+        Method::GET,
+        AttributeId::NODE_RECORD,
+    ));
+    const EACH: u64 = 60;
+    for n in 1..=2 {
+        let guest = &mut rig.guests[usize::from(n - 1)];
+        let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
+        for tid in 1..=EACH {
+            let mut mad = query;
+            mad.header.tid = Tid::new(tid);
+            let to = MadAddress::gsi(Lid::new(9));
+            let sent = guest.gsi_transport().send(&mut hca, &to, &mad);
+            sent.expect("a proxy QP with room");
+        }
+    }
+    let mut sent = 0;
+    for _ in 0..100 {
+        rig.settle();
+        sent += std::iter::from_fn(|| rig.device.poll_transmit(NOW, PORT)).count();
+    }
+    assert_eq!(sent, 120);
+    let port = &rig.pf.ports()[0];
+    assert_eq!(port.mux().sizes().queued, 0);
+    assert!(port.is_at_rest());
 }

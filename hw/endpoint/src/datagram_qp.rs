@@ -212,6 +212,12 @@ impl DatagramQp {
             && self.completions.is_empty()
     }
 
+    /// Send buffers that are free.
+    #[must_use]
+    pub const fn free_sends(&self) -> usize {
+        self.free_sends.len()
+    }
+
     /// Whether a send buffer is free. One becomes free when [`Self::poll`] sees a send complete.
     #[must_use]
     pub fn can_send(&self) -> bool {

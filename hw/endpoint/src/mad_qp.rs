@@ -111,6 +111,12 @@ impl MadQp {
         self.qp.is_at_rest()
     }
 
+    /// MADs that can be sent now.
+    #[must_use]
+    pub const fn free_sends(&self) -> usize {
+        self.qp.free_sends()
+    }
+
     /// Whether a MAD can be sent now.
     #[must_use]
     pub fn can_send(&self) -> bool {

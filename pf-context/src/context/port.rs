@@ -52,7 +52,7 @@ pub struct PfPort {
     pub(super) sources: BTreeMap<CqHandle, Source>,
     /// Sources with something to take, the next first.
     pub(super) ready: VecDeque<Source>,
-    /// What the special QPs had no buffer for; while it is not empty, nothing more is taken from VFs.
+    /// What the special QPs had no buffer for: of the port's own, or of several frames that one made.
     pub(super) unsent: VecDeque<(WireSend, Mad)>,
     /// VFs of which something changed: their view is to be shown anew, and they are to be told.
     pub(super) changed: Vec<VfId>,
@@ -193,13 +193,15 @@ impl PfPort {
             self.carry_out(hca);
         }
         self.drive_guids(now, hca);
+        self.make_room(now, hca);
         let mut busy = self.poll_own(now, hca);
         while budget > 0
-            && let Some(source) = self.next_ready(hca)
+            && let Some(source) = self.ready.pop_front()
         {
             let most = BATCH.min(budget);
             let taken = self.serve(now, hca, source, most);
             budget -= taken;
+            self.make_room(now, hca);
             if taken == most || self.arm(hca, source) {
                 self.ready.push_back(source);
             }
@@ -237,16 +239,23 @@ impl PfPort {
         }
     }
 
-    /// The next source to take from. While something waits for a send buffer of a special QP, only
-    /// those QPs are served: their completions free buffers.
-    fn next_ready(&mut self, hca: &mut dyn FunctionManager) -> Option<Source> {
+    /// Sends what waited for the special QPs, and tells the mux how much of VFs they take beyond that.
+    /// What they do not take waits in the queues of its VFs, so that their weights decide who is next
+    /// and nobody's tunnel is left unserved.
+    fn make_room(&mut self, now: Instant, hca: &mut dyn FunctionManager) {
         self.send_unsent(hca);
-        if self.unsent.is_empty() {
-            return self.ready.pop_front();
-        }
-        let special = |source: &Source| matches!(source, Source::Special(_));
-        let at = self.ready.iter().position(special)?;
-        self.ready.remove(at)
+        let room = if self.unsent.is_empty() {
+            self.gsi.free_sends().saturating_sub(self.reserved_sends())
+        } else {
+            0
+        };
+        self.mux.set_wire_room(now, Some(room));
+        self.carry_out(hca);
+    }
+
+    /// Sends that are kept for the port's own requests and answers.
+    const fn reserved_sends(&self) -> usize {
+        self.depths.special as usize / 8
     }
 
     /// Asks for an event when a source has something. `true` if it has already.
