@@ -50,6 +50,10 @@ impl Subnet {
             timed: true,
             ..LinkConfig::default()
         };
+        for hca in &mut plan.hcas {
+            hca.guid_table_len = hca.guid_table_len.max(vfs + 1);
+            hca.max_functions = hca.max_functions.max(vfs);
+        }
         let (fabric, built) = plan.build(1);
         let mut world = World::new(fabric, 1);
         let hosts = [1, 2].map(|at| {
@@ -65,7 +69,7 @@ impl Subnet {
         world.start_manager(at, SubnetConfig::default()).unwrap();
         for (h, host) in (1..).zip(hosts) {
             for n in 1..=vfs {
-                let guid = Guid::new(0x2000 + h * 0x100 + u64::from(n));
+                let guid = Guid::new(0x2000 + h * 0x400 + u64::from(n));
                 world.add_vf(host, vf(n), vf_spec(guid)).unwrap();
             }
         }
@@ -411,4 +415,38 @@ fn a_capture_shows_both_directions_of_a_tunnel() {
         })
         .collect();
     assert_eq!(tunnelled, [true, false], "the question and the answer");
+}
+
+/// A port's GUIDCap is eight bits wide: entry 0 is the port's own, and entries 1 to 254 its VFs'.
+#[test]
+fn c230_each_of_254_vfs_of_a_port_gets_an_alias_guid_of_its_own() {
+    let subnet = Subnet::new(254, true);
+    let mut gids: Vec<Gid> = subnet.ports().map(|port| subnet.gid(port)).collect();
+    gids.sort_unstable();
+    gids.dedup();
+    assert_eq!(gids.len(), 2 * 254);
+}
+
+#[test]
+fn c231_a_pf_that_shuts_down_leaves_nothing_at_the_sa() {
+    let mut subnet = Subnet::new(2, true);
+    let guests: Vec<HostPortId> = subnet.ports().collect();
+    for guest in &guests {
+        subnet.join(*guest);
+    }
+    assert_eq!(subnet.members(), 2);
+    let host = subnet.hosts[0];
+    subnet.world.shut_down(host).unwrap();
+    subnet.wait(|world| world.context(host).is_quiet());
+    assert_eq!(subnet.members(), 1, "that of the other host");
+    // The SM takes them out of the hardware in its own time.
+    subnet.wait(|world| {
+        let node = world.host(host).node();
+        let port = world.fabric().port(node.port(1)).unwrap();
+        (1..=2).all(|n| port.guid_at(GidIndex(n)).is_none_or(Guid::is_none))
+    });
+    // The ids of what is over rest for a while.
+    subnet.world.run_for(Duration::from_secs(60));
+    let due = subnet.world.context(host).poll_timeout();
+    assert_eq!(due, None, "no timer is left");
 }

@@ -153,6 +153,18 @@ impl World {
         Ok(memory)
     }
 
+    /// Has a host's PF context give back what its VFs have at the SA; see [`PfContext::shut_down`].
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn shut_down(&mut self, host: HostId) -> Result<(), PfError> {
+        let now = self.now;
+        self.with_pf(host, |pf, hca| pf.context.shut_down(now, hca))
+    }
+
     /// A host's PF context.
     ///
     /// # Panics
