@@ -1,6 +1,7 @@
 //! Memory: a function's address space, and what is registered of it.
 
 use core::fmt;
+use core::ops::Range;
 use std::collections::BTreeMap;
 
 use bitflags::bitflags;
@@ -186,27 +187,31 @@ impl HostMemory {
         self.allocated
     }
 
-    fn locate(&self, addr: u64, len: usize) -> Result<(u64, usize), DmaFault> {
+    fn slice(&self, addr: u64, len: usize) -> Result<&[u8], DmaFault> {
         let fault = DmaFault { addr, len };
         let (&base, buffer) = self.buffers.range(..=addr).next_back().ok_or(fault)?;
-        let start = usize::try_from(addr - base).map_err(|_| fault)?;
-        match start.checked_add(len) {
-            Some(end) if end <= buffer.len() => Ok((base, start)),
-            _ => Err(fault),
-        }
+        let bytes = within(base, addr, len).and_then(|range| buffer.get(range));
+        bytes.ok_or(fault)
     }
 
     fn slice_mut(&mut self, addr: u64, len: usize) -> Result<&mut [u8], DmaFault> {
-        let (base, start) = self.locate(addr, len)?;
-        let buffer = self.buffers.get_mut(&base).ok_or(DmaFault { addr, len })?;
-        Ok(&mut buffer[start..start + len])
+        let fault = DmaFault { addr, len };
+        let mut below = self.buffers.range_mut(..=addr);
+        let (&base, buffer) = below.next_back().ok_or(fault)?;
+        let bytes = within(base, addr, len).and_then(|range| buffer.get_mut(range));
+        bytes.ok_or(fault)
     }
+}
+
+/// Where bytes are in the buffer that begins at `base`.
+fn within(base: u64, addr: u64, len: usize) -> Option<Range<usize>> {
+    let start = usize::try_from(addr - base).ok()?;
+    Some(start..start.checked_add(len)?)
 }
 
 impl AddressSpace for HostMemory {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
-        let (base, start) = self.locate(addr, buf.len())?;
-        buf.copy_from_slice(&self.buffers[&base][start..start + buf.len()]);
+        buf.copy_from_slice(self.slice(addr, buf.len())?);
         Ok(())
     }
 

@@ -6,9 +6,9 @@ use pf_context::Limits;
 
 use super::clock::Stopwatch;
 use super::connections::{Connection, Connections, apr_frame, ids_of, rtu_frame};
-use super::floors::below;
-use super::rig::{BATCH, From, Place, Rig};
-use super::{Measured, Sample, Scale, nanos_per};
+use super::floors::{Pool, below};
+use super::rig::{BATCH, From, Rig};
+use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
 /// Which way the message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,24 +19,15 @@ pub(super) enum Way {
     Ingress,
 }
 
-/// So many frames fill a pool of 64 MiB at least.
-const LEAST_FRAMES: usize = 210_000;
-const MOST_FRAMES: usize = 1_000_000;
 /// Connections for comparison: their state fits into near caches.
 const FEW: u32 = 1_000;
-const CHECKED: usize = 10_000;
 
-struct Step {
-    frame: u32,
-    from: From,
-}
-
-/// Established connections and a frame of each, in random order.
+/// Established connections in random order.
 struct Known {
     rig: Rig,
     way: Way,
-    frames: Vec<Place>,
-    steps: Vec<Step>,
+    frames: Pool,
+    connections: Vec<Connection>,
 }
 
 pub(super) fn prepare(way: Way, scale: Scale) -> anyhow::Result<Measured> {
@@ -50,7 +41,7 @@ pub(super) fn prepare(way: Way, scale: Scale) -> anyhow::Result<Measured> {
                 Way::Ingress => "APRs from peers",
             }
         ),
-        ops: many.steps.len() as u64,
+        ops: many.ops(),
         mads_per_op: Some(1),
         run: Box::new(move |_| {
             let nanos = many.pass()?;
@@ -70,67 +61,44 @@ pub(super) fn prepare(way: Way, scale: Scale) -> anyhow::Result<Measured> {
 impl Known {
     fn new(way: Way, vfs: u16, live: u32) -> anyhow::Result<Self> {
         let mut rig = Rig::new(vfs, limits())?;
-        let mut maker = Connections::new(vfs);
-        let connections = maker.open_many(&mut rig, live)?;
+        let mut connections = Connections::new(vfs).open_many(&mut rig, live)?;
         ensure!(
             rig.mux.sizes().cm_ids == connections.len(),
             "ids are missing"
         );
-        let count = connections.len().clamp(LEAST_FRAMES, MOST_FRAMES);
-        let mut random = SplitMix64::new(9);
-        let mut chosen = connections;
-        shuffle(&mut chosen, &mut random);
-        let mut known = Self {
+        shuffle(&mut connections, &mut SplitMix64::new(9));
+        let frame = match way {
+            Way::Egress => rtu_frame(),
+            Way::Ingress => apr_frame(),
+        };
+        Ok(Self {
             rig,
             way,
-            frames: Vec::with_capacity(count),
-            steps: Vec::with_capacity(count),
-        };
-        for (frame, connection) in (0..).zip(chosen.iter().cycle().take(count)) {
-            known.frames.push(match way {
-                Way::Egress => rtu_frame(connection),
-                Way::Ingress => apr_frame(connection),
-            });
-            let from = match way {
-                Way::Egress => From::Vf(connection.vf),
-                Way::Ingress => From::Wire(connection.lid),
-            };
-            known.steps.push(Step { frame, from });
-        }
-        shuffle(&mut known.steps, &mut random);
-        known.check(&chosen)?;
-        Ok(known)
+            frames: Pool::of(10, &frame),
+            connections,
+        })
     }
 
-    /// Makes sure that what is measured does what it should.
-    fn check(&mut self, connections: &[Connection]) -> anyhow::Result<()> {
-        for step in self.steps.iter().take(CHECKED) {
-            let frame = step.frame as usize;
-            let connection = &connections[frame % connections.len()];
-            self.rig.load(step.from, &self.frames[frame]);
-            self.rig.flush()?;
-            let ids = ids_of(self.rig.sent(0)?);
-            let rewritten = match self.way {
-                Way::Egress => ids.local_comm_id.get() == connection.wire,
-                Way::Ingress => ids.remote_comm_id.get() == connection.guest,
-            };
-            ensure!(rewritten, "{connection:?} has another id");
-        }
-        Ok(())
+    /// Each connection has as many messages as any other.
+    fn rounds(&self) -> u64 {
+        u64::from(LEAST_OPS).div_ceil(self.connections.len() as u64)
+    }
+
+    fn ops(&self) -> u64 {
+        self.rounds() * self.connections.len() as u64
     }
 
     /// Nanoseconds for each frame.
     fn pass(&mut self) -> anyhow::Result<f64> {
         let began = Stopwatch::start();
-        for batch in self.steps.chunks(BATCH) {
-            for step in batch {
-                self.rig.load(step.from, &self.frames[step.frame as usize]);
+        for _ in 0..self.rounds() {
+            for batch in self.connections.chunks(BATCH) {
+                pass(&mut self.rig, self.way, &mut self.frames, batch)?;
             }
-            self.rig.flush()?;
         }
         let elapsed = began.elapsed();
         ensure!(self.rig.is_quiet(), "more came out than went in");
-        Ok(nanos_per(elapsed, self.steps.len() as u64))
+        Ok(nanos_per(elapsed, self.ops()))
     }
 
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
@@ -138,6 +106,31 @@ impl Known {
         let mux = &self.rig.mux;
         mux.state_bytes().cm_ids as f64 / mux.sizes().cm_ids as f64
     }
+}
+
+fn pass(rig: &mut Rig, way: Way, frames: &mut Pool, batch: &[Connection]) -> anyhow::Result<()> {
+    for connection in batch {
+        match way {
+            Way::Egress => {
+                let slot = rig.load(From::Vf(connection.vf), frames.place());
+                connection.write_from_vf(slot)?;
+            }
+            Way::Ingress => {
+                let slot = rig.load(From::Wire(connection.lid), frames.place());
+                connection.write_from_wire(slot)?;
+            }
+        }
+    }
+    rig.flush()?;
+    for (at, connection) in batch.iter().enumerate() {
+        let ids = ids_of(rig.sent(at)?);
+        let rewritten = match way {
+            Way::Egress => ids.local_comm_id.get() == connection.wire,
+            Way::Ingress => ids.remote_comm_id.get() == connection.guest,
+        };
+        ensure!(rewritten, "{connection:?} has another id");
+    }
+    Ok(())
 }
 
 /// Room for any number of connections.

@@ -179,13 +179,9 @@ impl Connections {
     ) -> anyhow::Result<()> {
         let frame = &self.from_vf[step as usize][below(&mut self.random, FRAMES)];
         let slot = rig.load(From::Vf(connection.vf), frame);
-        let av = &mut tunnel_header(slot)?.av;
-        av.dlid = connection.lid;
-        av.dgid = peer_gid(connection.lid);
-        let mad = batch_mad(slot)?;
-        name(mad, connection.guest, connection.remote);
+        connection.write_from_vf(slot)?;
         if step == Step::Req {
-            let req: &mut CmReq = mad.view_mut();
+            let req: &mut CmReq = batch_mad(slot)?.view_mut();
             req.primary.local_gid = vf_gid(connection.vf);
             req.primary.remote_gid = peer_gid(connection.lid);
         }
@@ -200,37 +196,46 @@ impl Connections {
     ) -> anyhow::Result<()> {
         let frame = &self.from_wire[step as usize][below(&mut self.random, FRAMES)];
         let slot = rig.load(From::Wire(connection.lid), frame);
-        let (own, remote) = (vf_gid(connection.vf), peer_gid(connection.lid));
-        let grh = wire_header(slot)?;
-        grh.dgid = own;
-        grh.sgid = remote;
-        let mad = batch_mad(slot)?;
-        name(mad, connection.remote, connection.wire);
+        connection.write_from_wire(slot)?;
         if step == Step::Req {
-            let req: &mut CmReq = mad.view_mut();
-            req.primary.local_gid = remote;
-            req.primary.remote_gid = own;
+            let req: &mut CmReq = batch_mad(slot)?.view_mut();
+            req.primary.local_gid = peer_gid(connection.lid);
+            req.primary.remote_gid = vf_gid(connection.vf);
         }
         Ok(())
     }
 }
 
+impl Connection {
+    /// Makes a frame in a batch one of this connection's VF.
+    pub(super) fn write_from_vf(&self, slot: &mut Place) -> anyhow::Result<()> {
+        let av = &mut tunnel_header(slot)?.av;
+        av.dlid = self.lid;
+        av.dgid = peer_gid(self.lid);
+        name(batch_mad(slot)?, self.guest, self.remote);
+        Ok(())
+    }
+
+    /// Makes a packet in a batch one of this connection's peer.
+    pub(super) fn write_from_wire(&self, slot: &mut Place) -> anyhow::Result<()> {
+        let grh = wire_header(slot)?;
+        grh.dgid = vf_gid(self.vf);
+        grh.sgid = peer_gid(self.lid);
+        name(batch_mad(slot)?, self.remote, self.wire);
+        Ok(())
+    }
+}
+
 /// The message of an established connection that changes nothing: a VF's RTU once more.
-pub(super) fn rtu_frame(connection: &Connection) -> Place {
-    let mad = with_ids(AttributeId::CM_RTU, connection.guest, connection.remote);
-    tunnel_frame(connection.lid, Some(peer_gid(connection.lid)), &mad)
+pub(super) fn rtu_frame() -> Place {
+    let mad = Mad::new(cm::header(AttributeId::CM_RTU));
+    tunnel_frame(Lid::NONE, Some(Gid::NONE), &mad)
 }
 
 /// The message of a peer that changes nothing: an APR.
-pub(super) fn apr_frame(connection: &Connection) -> Place {
-    let mad = with_ids(AttributeId::CM_APR, connection.remote, connection.wire);
-    wire_frame(connection.lid, Some(vf_gid(connection.vf)), &mad)
-}
-
-fn with_ids(attribute: AttributeId, local: u32, remote: u32) -> Mad {
-    let mut mad = Mad::new(cm::header(attribute));
-    name(&mut mad, local, remote);
-    mad
+pub(super) fn apr_frame() -> Place {
+    let mad = Mad::new(cm::header(AttributeId::CM_APR));
+    wire_frame(Lid::NONE, Some(Gid::NONE), &mad)
 }
 
 fn name(mad: &mut Mad, local: u32, remote: u32) {

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use ib_vtime::SplitMix64;
 
 use super::clock::Stopwatch;
-use super::{Measured, Sample, nanos_per};
+use super::{LEAST_OPS, Measured, Sample, nanos_per};
 
 /// Bytes of a pool.
 const POOL: usize = 64 << 20;
@@ -17,7 +17,7 @@ const FRAME: usize = 296;
 const TABLE: usize = 1_000_000;
 
 /// Operations of a run of a floor.
-const OPS: u64 = 1_000_000;
+const OPS: u64 = LEAST_OPS as u64;
 
 /// A place to put frames, one after the other wherever chance wants it.
 #[derive(Debug)]

@@ -1,28 +1,39 @@
 //! Joins that the port's own membership covers: the mux answers in the SA's place.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use ib_vtime::SplitMix64;
 use ib_wire::mad::{Mad, MadStatus, Method};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Lid, PKey, QKey, Tid};
 use pf_context::Limits;
 use vf_tunnel::VfId;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::clock::Stopwatch;
-use super::floors::below;
-use super::rig::{BATCH, From, Place, Rig, SM_LID, tunnel_frame, vf_gid, vf_of};
-use super::{Measured, Sample, Scale, nanos_per};
+use super::floors::{Pool, below};
+use super::rig::{BATCH, From, Rig, SM_LID, batch_mad, tunnel_frame, vf_gid, vf_of};
+use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
-const FRAMES: usize = 210_000;
+/// What a member record starts with.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct JoinEnds {
+    mgid: Gid,
+    port_gid: Gid,
+}
+
+/// A group of IPv4 over InfiniBand (RFC 4391).
+const fn mgid(group: u32) -> Gid {
+    let [a, b, c, d] = group.to_be_bytes();
+    Gid([
+        0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, a, b, c, d,
+    ])
+}
 
 /// A VF asks to join a group.
 fn request(vf: VfId, group: u32) -> Mad {
-    let [a, b, c, d] = group.to_be_bytes();
     let mut record = McMemberRecord {
-        // The IPv4 groups of IP over InfiniBand (RFC 4391).
-        mgid: Gid([
-            0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, a, b, c, d,
-        ]),
+        mgid: mgid(group),
         port_gid: vf_gid(vf),
         ..McMemberRecord::default()
     };
@@ -58,16 +69,15 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         join_all(&mut rig, scale.vfs, group)?;
     }
     let mut random = SplitMix64::new(11);
-    let mut frames: Vec<Place> = Vec::with_capacity(FRAMES);
-    let mut steps = Vec::with_capacity(FRAMES);
     let groups = usize::try_from(scale.live)?;
-    for _ in 0..FRAMES {
-        let vf = vf_of(random.next_u32(), scale.vfs)?;
-        let group = u32::try_from(below(&mut random, groups))?;
-        frames.push(tunnel_frame(SM_LID, None, &request(vf, group)));
-        steps.push((u32::try_from(steps.len())?, vf));
-    }
-    super::cm_hit::shuffle(&mut steps, &mut random);
+    let steps = (0..LEAST_OPS)
+        .map(|_| {
+            let group = u32::try_from(below(&mut random, groups))?;
+            Ok((vf_of(random.next_u32(), scale.vfs)?, group))
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let template = tunnel_frame(SM_LID, None, &request(vf_of(0, scale.vfs)?, 0));
+    let mut frames = Pool::of(11, &template);
     let ops = steps.len() as u64;
     Ok(Measured {
         setup: format!(
@@ -79,8 +89,16 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         run: Box::new(move |_| {
             let began = Stopwatch::start();
             for batch in steps.chunks(BATCH) {
-                for &(frame, vf) in batch {
-                    rig.load(From::Vf(vf), &frames[frame as usize]);
+                for &(vf, group) in batch {
+                    let slot = rig.load(From::Vf(vf), frames.place());
+                    let sa: &mut SaMad = batch_mad(slot)?.view_mut();
+                    let (ends, _) = JoinEnds::mut_from_prefix(&mut sa.data)
+                        .ok()
+                        .context("a record fits")?;
+                    *ends = JoinEnds {
+                        mgid: mgid(group),
+                        port_gid: vf_gid(vf),
+                    };
                 }
                 rig.flush()?;
                 for at in 0..batch.len() {

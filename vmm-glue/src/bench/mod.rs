@@ -26,6 +26,10 @@ use serde::Serialize;
 
 use floors::{FloorTimes, Floors};
 
+/// Operations of a run at least: as many as those of the floors, so that the pools, of the same size,
+/// are as warm.
+const LEAST_OPS: u32 = 1_000_000;
+
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Case {

@@ -12,9 +12,8 @@ use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
 use super::floors::Pool;
 use super::rig::{BATCH, From, Rig, batch_mad, tunnel_frame, vf_of, wire_frame};
-use super::{Measured, Sample, Scale, nanos_per};
+use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
-const LEAST_OPS: u32 = 200_000;
 const PEER: Lid = Lid::new(9);
 
 #[expect(clippy::cast_possible_truncation, reason = "few")]

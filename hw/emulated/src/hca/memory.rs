@@ -220,52 +220,34 @@ impl Memory {
         sges: &[Sge],
         parts: &[&[u8]],
     ) -> Result<(), ProtectionFault> {
-        let mut sges = sges.iter();
-        let mut room = Sge {
-            addr: 0,
-            len: 0,
-            lkey: LKey(0),
-        };
+        let mut rooms = sges.iter().filter(|sge| sge.len != 0).map(|sge| {
+            let access = AccessFlags::LOCAL_WRITE;
+            let region = find(&self.keys, &self.regions, pd, sge.lkey, access)?;
+            Ok::<_, ProtectionFault>((region, *sge))
+        });
+        let space = &mut self.space;
+        let mut room = None;
         for part in parts {
             let mut rest = *part;
             while !rest.is_empty() {
-                if room.len == 0 {
-                    room = *sges.next().ok_or(ProtectionFault)?;
-                    continue;
-                }
-                let count = rest.len().min(room.len as usize);
-                let (now, later) = rest.split_at(count);
-                self.write(pd, room.lkey, room.addr, now)?;
+                let (region, mut sge) = match room.take() {
+                    Some(room) => room,
+                    None => rooms.next().ok_or(ProtectionFault)??,
+                };
+                let (mut now, later) = rest.split_at(rest.len().min(sge.len as usize));
+                let count = now.len() as u64;
+                region.pieces(sge.addr, count, |addr, len| {
+                    let (piece, behind) = now.split_at(len);
+                    now = behind;
+                    Ok(space.write(addr, piece)?)
+                })?;
                 rest = later;
-                let step = u32::try_from(count).map_err(|_| ProtectionFault)?;
-                room.len -= step;
-                room.addr = room.addr.wrapping_add(u64::from(step));
+                sge.len -= u32::try_from(count).map_err(|_| ProtectionFault)?;
+                sge.addr = sge.addr.wrapping_add(count);
+                room = (sge.len != 0).then_some((region, sge));
             }
         }
         Ok(())
-    }
-
-    fn write(
-        &mut self,
-        pd: PdHandle,
-        lkey: LKey,
-        addr: u64,
-        bytes: &[u8],
-    ) -> Result<(), ProtectionFault> {
-        let region = find(
-            &self.keys,
-            &self.regions,
-            pd,
-            lkey,
-            AccessFlags::LOCAL_WRITE,
-        )?;
-        let space = &mut self.space;
-        let mut rest = bytes;
-        region.pieces(addr, bytes.len() as u64, |addr, len| {
-            let (now, later) = rest.split_at(len);
-            rest = later;
-            Ok(space.write(addr, now)?)
-        })
     }
 
     /// Checks a region's origin and rights; what comes out lacks only its key.
