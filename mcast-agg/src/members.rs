@@ -117,7 +117,15 @@ impl Members {
     }
 
     fn find(&self, id: MemberId) -> Result<usize, usize> {
-        self.list.binary_search_by_key(&id, |member| member.id)
+        // Where all VFs are members, the one sought is at its own number, or one before if the PF is
+        // none: one line of the list instead of several.
+        let own = id.index();
+        let guesses = [own.wrapping_sub(1), own];
+        let is_there = |&at: &usize| self.list.get(at).is_some_and(|member| member.id == id);
+        match guesses.into_iter().find(is_there) {
+            Some(at) => Ok(at),
+            None => self.list.binary_search_by_key(&id, |member| member.id),
+        }
     }
 }
 

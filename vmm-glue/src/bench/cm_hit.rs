@@ -74,7 +74,7 @@ impl Known {
         Ok(Self {
             rig,
             way,
-            frames: Pool::of(10, &frame),
+            frames: Pool::of(10, &[frame]),
             connections,
         })
     }

@@ -29,21 +29,28 @@ pub(super) struct Pool {
 impl Pool {
     /// Memory that is all there already.
     pub(super) fn new(seed: u64) -> Self {
-        Self::of(seed, &[1; STRIDE])
+        Self::of(seed, &[[1; STRIDE]])
     }
 
-    /// The same frame in every place.
-    pub(super) fn of(seed: u64, frame: &[u8; STRIDE]) -> Self {
+    /// The frames in turn, in all places.
+    pub(super) fn of(seed: u64, frames: &[[u8; STRIDE]]) -> Self {
+        let places = frames.iter().cycle().take(POOL / STRIDE);
         Self {
-            bytes: frame.repeat(POOL / STRIDE),
+            bytes: places.flatten().copied().collect(),
             random: SplitMix64::new(seed),
         }
     }
 
     /// A random place.
     pub(super) fn place(&mut self) -> &mut [u8; STRIDE] {
+        self.place_of(0, 1)
+    }
+
+    /// A random place among those of one of the frames that the pool was made of.
+    pub(super) fn place_of(&mut self, frame: usize, frames: usize) -> &mut [u8; STRIDE] {
+        let at = below(&mut self.random, POOL / STRIDE / frames) * frames + frame;
         let (places, _) = self.bytes.as_chunks_mut();
-        &mut places[below(&mut self.random, POOL / STRIDE)]
+        &mut places[at]
     }
 }
 

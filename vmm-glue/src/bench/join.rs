@@ -77,7 +77,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     let template = tunnel_frame(SM_LID, None, &request(vf_of(0, scale.vfs)?, 0));
-    let mut frames = Pool::of(11, &template);
+    let mut frames = Pool::of(11, &[template]);
     let ops = steps.len() as u64;
     Ok(Measured {
         setup: format!(

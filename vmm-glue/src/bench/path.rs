@@ -84,7 +84,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     let template = tunnel_frame(SM_LID, None, &request(vf_of(0, scale.vfs)?, 0));
-    let mut frames = Pool::of(12, &template);
+    let mut frames = Pool::of(12, &[template]);
     Ok(Measured {
         setup: "requests for paths that the SA answered before, in random order, cold frames"
             .into(),

@@ -32,8 +32,8 @@ struct Waiting {
 
 struct Transactions {
     rig: Rig,
-    requests: Pool,
-    answers: Pool,
+    /// Requests and answers in turn.
+    frames: Pool,
     waiting: Vec<Waiting>,
     next: u64,
 }
@@ -55,8 +55,13 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     };
     let mut all = Transactions {
         rig: Rig::new(scale.vfs, limits)?,
-        requests: Pool::of(8, &tunnel_frame(PEER, None, &header(Method::GET))),
-        answers: Pool::of(9, &wire_frame(PEER, None, &header(Method::GET_RESP))),
+        frames: Pool::of(
+            8,
+            &[
+                tunnel_frame(PEER, None, &header(Method::GET)),
+                wire_frame(PEER, None, &header(Method::GET_RESP)),
+            ],
+        ),
         waiting: Vec::new(),
         next: 1,
     };
@@ -120,7 +125,9 @@ impl Transactions {
         for waiting in &mut *batch {
             waiting.guest = Tid::new(self.next << 32 | self.next);
             self.next += 1;
-            let slot = self.rig.load(From::Vf(waiting.vf), self.requests.place());
+            let slot = self
+                .rig
+                .load(From::Vf(waiting.vf), self.frames.place_of(0, 2));
             batch_mad(slot)?.header.tid = waiting.guest;
         }
         self.rig.flush()?;
@@ -134,7 +141,7 @@ impl Transactions {
     fn answer(&mut self, first: usize) -> anyhow::Result<()> {
         let batch = batch(&mut self.waiting, first);
         for waiting in &*batch {
-            let slot = self.rig.load(From::Wire(PEER), self.answers.place());
+            let slot = self.rig.load(From::Wire(PEER), self.frames.place_of(1, 2));
             batch_mad(slot)?.header.tid = waiting.wire;
         }
         self.rig.flush()?;

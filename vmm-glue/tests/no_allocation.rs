@@ -1,0 +1,181 @@
+//! A message of a known connection passes the mux without an allocation.
+#![expect(
+    unsafe_code,
+    reason = "only a global allocator sees every allocation, and its trait is unsafe"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use ib_vtime::Instant;
+use ib_wire::cm::{self, CmReq, CmRtu};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::{CommId, Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix, Tid};
+use pf_context::{Cause, EgressLimit, Limits, Passed, PortConfig, PortMux, VfConfig, WireSource};
+use vf_tunnel::{SpecialQp, ToPf, VfId};
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends has no counter any more.
+    let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
+}
+
+// SAFETY: every call goes on to the system's allocator with the arguments that it came with; counting
+// allocates nothing, since the counter is constant-initialised and has no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are those of this call.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const VF: VfId = match VfId::new(1) {
+    Some(vf) => vf,
+    None => unreachable!(),
+};
+const PEER: Lid = Lid::new(20);
+const NOW: Instant = Instant::from_millis(1);
+const SOURCE: WireSource = WireSource {
+    slid: PEER,
+    sqpn: Qpn::GSI,
+    sl: Sl::from_low_bits(0),
+    pkey: PKey::DEFAULT_FULL,
+    grh: None,
+};
+
+fn guid() -> Guid {
+    Guid::new(0x0002_c903_0000_0101)
+}
+
+fn mux() -> PortMux {
+    let egress = EgressLimit {
+        mads_per_second: 0,
+        ..EgressLimit::default()
+    };
+    let limits = Limits {
+        egress,
+        ..Limits::default()
+    };
+    let mut mux = PortMux::new(PortConfig {
+        limits,
+        ..PortConfig::default()
+    });
+    let config = VfConfig {
+        guid: Some(guid()),
+        ..VfConfig::default()
+    };
+    mux.add_vf(VF, config).expect("a VF");
+    mux
+}
+
+fn frame(mad: Mad) -> ToPf {
+    let mut frame = ToPf::zeroed();
+    frame.header.av.flags_port = 1;
+    frame.header.av.dlid = PEER;
+    frame.header.remote_qpn = Qpn::GSI;
+    frame.header.remote_qkey = QKey::GSI;
+    frame.mad = mad;
+    frame
+}
+
+fn message(attribute: AttributeId, local: u32, remote: u32) -> Mad {
+    let mut mad = Mad::new(cm::header(attribute));
+    let ids: &mut CmRtu = mad.view_mut();
+    ids.local_comm_id = CommId::new(local);
+    ids.remote_comm_id = CommId::new(remote);
+    mad
+}
+
+/// A VF's MAD as it leaves.
+#[track_caller]
+fn send(mux: &mut PortMux, mad: Mad) -> Mad {
+    let mut frame = frame(mad);
+    let passed = mux.from_vf_in_place(NOW, Cause(1), VF, SpecialQp::Gsi, &mut frame);
+    assert!(matches!(passed, Passed::ToWire(_)), "{passed:?}");
+    frame.mad
+}
+
+/// A peer's MAD as the VF gets it.
+#[track_caller]
+fn receive(mux: &mut PortMux, mut mad: Mad) -> Mad {
+    let passed = mux.from_wire_in_place(NOW, Cause(2), SpecialQp::Gsi, &SOURCE, &mut mad);
+    assert!(
+        matches!(passed, Passed::ToVf(to) if to.vf == VF),
+        "{passed:?}"
+    );
+    mad
+}
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn messages_of_a_known_connection_pass_both_ways_without_an_allocation() {
+    let mut mux = mux();
+    let mut req = message(AttributeId::CM_REQ, 7, 0);
+    let fields: &mut CmReq = req.view_mut();
+    fields.pkey = PKey::DEFAULT_FULL;
+    fields.primary.local_gid = Gid::from_parts(SubnetPrefix::DEFAULT, guid());
+    let wire = send(&mut mux, req).view::<CmRtu>().local_comm_id.get();
+    receive(&mut mux, message(AttributeId::CM_REP, 8, wire));
+    send(&mut mux, message(AttributeId::CM_RTU, 7, 8));
+    let made = allocations(|| {
+        for _ in 0..1000 {
+            let sent = send(&mut mux, message(AttributeId::CM_RTU, 7, 8));
+            assert_eq!(sent.view::<CmRtu>().local_comm_id.get(), wire);
+            let got = receive(&mut mux, message(AttributeId::CM_APR, 8, wire));
+            assert_eq!(got.view::<CmRtu>().remote_comm_id.get(), 7);
+        }
+    });
+    assert_eq!(made, 0);
+}
+
+#[test]
+fn a_transaction_that_is_repeated_and_answered_allocates_nothing() {
+    let mut mux = mux();
+    let mad = |method, tid| {
+        let header = MadHeader::new(MgmtClass::DEV_MGT, method, AttributeId::new(0x10));
+        let mut mad = Mad::new(header);
+        mad.header.tid = tid;
+        mad
+    };
+    let guest = Tid::new(0x1234_5678_9abc_def0);
+    let wire = send(&mut mux, mad(Method::GET, guest)).header.tid;
+    let made = allocations(|| {
+        for _ in 0..1000 {
+            assert_eq!(send(&mut mux, mad(Method::GET, guest)).header.tid, wire);
+            let got = receive(&mut mux, mad(Method::GET_RESP, wire));
+            assert_eq!(got.header.tid, guest);
+        }
+    });
+    assert_eq!(made, 0);
+}
+
+#[test]
+fn an_allocation_is_counted() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(5)))), 1);
+}
