@@ -22,6 +22,8 @@ pub(crate) enum Command {
     /// Let the VFs of two hosts talk over a faulty fabric, and look for what went to somebody else or
     /// was left over.
     Drain(DrainArgs),
+    /// Flood two hosts from their VFs, and see how another VF's connections fare.
+    Flood(FloodArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }
@@ -54,6 +56,22 @@ pub(crate) struct DrainArgs {
     /// VFs of each of the two hosts.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=126))]
     pub(crate) vfs: u16,
+    /// Seed of everything random; the same seed gives the same packets.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FloodArgs {
+    /// Connections, a thousand in a second of virtual time.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) connections: u32,
+    /// MADs that the flood offers in a second of virtual time.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(100_000..=100_000_000))]
+    pub(crate) rate: u32,
     /// Seed of everything random; the same seed gives the same packets.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

@@ -13,6 +13,7 @@ pub mod demo;
 pub mod drain;
 mod driven;
 mod drop_log;
+pub mod flood;
 mod real_time;
 pub mod replay;
 pub mod show;

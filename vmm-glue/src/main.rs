@@ -14,13 +14,14 @@ use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
-use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs};
+use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs, FloodArgs};
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),
         Command::Drain(args) => drain(&args),
+        Command::Flood(args) => flood(&args),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -95,6 +96,17 @@ fn drain(args: &DrainArgs) -> anyhow::Result<bool> {
             told = over / STEP;
             eprintln!("{over} conversations are over");
         }
+    })?;
+    print(args.json, &report).context("cannot print")?;
+    Ok(report.ok)
+}
+
+/// Floods, and tells whether the connections fared well.
+fn flood(args: &FloodArgs) -> anyhow::Result<bool> {
+    let report = vhca::flood::run(vhca::flood::Options {
+        connections: args.connections,
+        rate: args.rate,
+        seed: args.seed,
     })?;
     print(args.json, &report).context("cannot print")?;
     Ok(report.ok)

@@ -6,7 +6,7 @@
 //! VFs are reset in the middle. Everything goes through real queue pairs, tunnels and the PF contexts of both
 //! hosts, in virtual time.
 
-mod network;
+pub(crate) mod network;
 mod queries;
 
 use core::fmt;

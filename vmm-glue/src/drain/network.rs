@@ -52,7 +52,7 @@ struct Guest {
 
 /// Two hosts with so many VFs each, behind two switches, and a third host that manages the subnet.
 #[derive(Debug)]
-pub(super) struct Network {
+pub(crate) struct Network {
     world: World,
     hosts: Vec<Host>,
     guests: Vec<Guest>,
@@ -108,7 +108,7 @@ impl Leaks {
 
 impl Network {
     /// Brings the subnet and all VFs up.
-    pub(super) fn start(vfs: u16, config: &PfConfig) -> Result<Self, DrainError> {
+    pub(crate) fn start(vfs: u16, config: &PfConfig) -> Result<Self, DrainError> {
         let mut plan = Topology::two_switches(2);
         plan.link = LinkConfig {
             latency: Duration::from_micros(5),
@@ -225,7 +225,7 @@ impl Network {
     }
 
     /// Where the guests are: those of the first host, then those of the second.
-    pub(super) fn places(&self) -> Vec<NodeAddress> {
+    pub(crate) fn places(&self) -> Vec<NodeAddress> {
         self.guests.iter().map(|guest| guest.address).collect()
     }
 
@@ -294,12 +294,12 @@ impl Network {
     }
 
     /// Frames that the PFs dropped, by reason.
-    pub(super) const fn drops(&self) -> &BTreeMap<&'static str, u64> {
+    pub(crate) const fn drops(&self) -> &BTreeMap<&'static str, u64> {
         &self.drops
     }
 
     /// Live objects in the tables of both hosts.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = Sizes> {
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = Sizes> {
         let ports = self.hosts.iter().flat_map(|host| host.pf.ports());
         ports.map(|port| port.mux().sizes())
     }
