@@ -1,11 +1,15 @@
 //! What the targets that run operations share: operands from the input, and a wire that does to
 //! MADs what the input says.
 
+use ib_vtime::{Duration, Instant};
 use ib_wire::mad::Mad;
 use zerocopy::IntoBytes;
 
 /// Operations of one input at most, so that inputs stay quick.
 const OPERATIONS: usize = 2_000;
+
+/// Timers that one pass of time may bring.
+const TURNS: usize = 100_000;
 
 /// MADs that the wire holds at most in each direction; more are lost.
 const WIRE: usize = 256;
@@ -46,6 +50,36 @@ impl<'a> Input<'a> {
         usize::from(self.byte()) % length.max(1)
     }
 
+    /// Whether: half of all bytes say so.
+    pub(super) fn flag(&mut self) -> bool {
+        self.byte() & 1 != 0
+    }
+
+    /// One of what there is.
+    pub(super) fn pick<T: Copy>(&mut self, items: &[T]) -> Option<T> {
+        let at = self.index(items.len());
+        items.get(at).copied()
+    }
+
+    /// Takes one of what there is.
+    pub(super) fn take<T>(&mut self, items: &mut Vec<T>) -> Option<T> {
+        let at = self.index(items.len());
+        (at < items.len()).then(|| items.swap_remove(at))
+    }
+
+    /// From a millisecond to nine minutes.
+    pub(super) fn time(&mut self) -> Duration {
+        Duration::from_millis(1 << (self.byte() % 20))
+    }
+
+    /// Damages up to three bytes.
+    pub(super) fn damage(&mut self, bytes: &mut [u8]) {
+        for _ in 0..self.byte() % 4 {
+            let at = self.index(bytes.len());
+            bytes[at] ^= self.byte();
+        }
+    }
+
     /// Overwrites the front of `bytes` with up to 255 bytes of the input.
     pub(super) fn fill(&mut self, bytes: &mut [u8]) {
         let length = usize::from(self.byte()).min(bytes.len());
@@ -60,6 +94,29 @@ impl<'a> Input<'a> {
         self.fill(mad.as_mut_bytes());
         mad
     }
+}
+
+/// Lets time pass from timer to timer up to `end`. `turn` does what is due at the time, and gives the
+/// next timer.
+///
+/// # Panics
+/// If timers do not come to an end.
+pub(super) fn pass_time(
+    now: &mut Instant,
+    end: Instant,
+    mut turn: impl FnMut(Instant) -> Option<Instant>,
+) {
+    for _ in 0..TURNS {
+        match turn(*now) {
+            Some(due) if due <= end => *now = due.max(*now),
+            _ => {
+                *now = end;
+                turn(end);
+                return;
+            }
+        }
+    }
+    panic!("a timer without end at {now:?}");
 }
 
 /// The MADs under way, each way.

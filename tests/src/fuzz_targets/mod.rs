@@ -5,10 +5,15 @@
 mod agent;
 mod cm;
 mod hostile;
+mod mcast;
+mod notices;
 mod parsers;
+mod paths;
 mod replay;
 mod sa;
+mod sa_side;
 mod sm;
+mod tids;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -22,13 +27,17 @@ pub const TARGETS: &[Target] = &[
     ("frame", parsers::frame),
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),
+    ("mcast", mcast::mcast),
     ("notice", parsers::notice),
+    ("notices", notices::notices),
+    ("path_cache", paths::path_cache),
     ("replay", replay::replay),
     ("rmpp", parsers::rmpp),
     ("sa", sa::sa),
     ("sa_records", parsers::sa_records),
     ("sm", sm::sm),
     ("smi", parsers::smi),
+    ("tids", tids::tids),
     ("trace", parsers::trace),
 ];
 
