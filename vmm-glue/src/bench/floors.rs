@@ -46,6 +46,17 @@ impl Pool {
         self.place_of(0, 1)
     }
 
+    /// The number of a random place.
+    pub(super) fn number(&mut self) -> usize {
+        below(&mut self.random, POOL / STRIDE)
+    }
+
+    /// The place of a number.
+    pub(super) fn at(&mut self, number: usize) -> &mut [u8; STRIDE] {
+        let (places, _) = self.bytes.as_chunks_mut();
+        &mut places[number]
+    }
+
     /// A random place among those of one of the frames that the pool was made of.
     pub(super) fn place_of(&mut self, frame: usize, frames: usize) -> &mut [u8; STRIDE] {
         let at = below(&mut self.random, POOL / STRIDE / frames) * frames + frame;

@@ -1,9 +1,10 @@
 //! A port's mux with VFs to measure on, and the memory that frames come from and go to.
 //!
-//! What goes in lies in a pool far larger than the near caches, and what comes out is written to
-//! another, headers and all: the cost is that of the whole way through the mux. As a driver does that
-//! finds several completions in its queue, a batch of frames is first copied out of the receive
-//! buffers, then judged frame by frame where the copies lie, then copied into send buffers.
+//! What goes in lies in a pool far larger than the near caches, and what comes out lies in another,
+//! headers and all: the cost is that of the whole way through the mux. As a driver does that finds
+//! several completions in its queue, a batch of frames is first copied out of their senders' reach
+//! into the buffers that they leave by, and then judged frame by frame where the copies lie: a frame
+//! is moved once.
 
 use anyhow::{Context, bail};
 use ib_vtime::{Duration, Instant};
@@ -40,9 +41,10 @@ pub(super) struct Rig {
     pub(super) mux: PortMux,
     pub(super) now: Instant,
     frames: u64,
-    batch: [Place; BATCH],
-    /// Where each frame of the batch came from.
-    loaded: Vec<From>,
+    /// Where each frame of the batch came from, and the place that it leaves from.
+    loaded: Vec<(From, usize)>,
+    /// Frames of the batch that was flushed last.
+    flushed: Vec<usize>,
     outputs: Pool,
 }
 
@@ -85,8 +87,8 @@ impl Rig {
             mux,
             now: Instant::from_millis(1),
             frames: 0,
-            batch: [[0; STRIDE]; BATCH],
             loaded: Vec::with_capacity(BATCH),
+            flushed: Vec::with_capacity(BATCH),
             outputs: Pool::new(6),
         })
     }
@@ -94,21 +96,27 @@ impl Rig {
     /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`], and gives
     /// the copy. At most [`BATCH`] frames can wait for that.
     pub(super) fn load(&mut self, from: From, frame: &Place) -> &mut Place {
-        let slot = &mut self.batch[self.loaded.len()];
+        let mut number = self.outputs.number();
+        while self.loaded.iter().any(|(_, taken)| *taken == number) {
+            number = self.outputs.number();
+        }
+        self.loaded.push((from, number));
+        let slot = self.outputs.at(number);
         match from {
             From::Vf(_) => slot[..TUNNEL].copy_from_slice(&frame[..TUNNEL]),
             From::Wire(_) => slot[HEAD - GRH..TUNNEL].copy_from_slice(&frame[..GRH + MAD]),
         }
-        self.loaded.push(from);
         slot
     }
 
-    /// Judges what was loaded and copies what goes on to random places. See [`Self::sent`].
+    /// Judges what was loaded. See [`Self::sent`].
     pub(super) fn flush(&mut self) -> anyhow::Result<()> {
-        for (from, slot) in self.loaded.iter().zip(&mut self.batch) {
+        self.flushed.clear();
+        for (from, number) in self.loaded.drain(..) {
             self.frames += 1;
             let cause = Cause(self.frames);
-            let passed = match *from {
+            let slot = self.outputs.at(number);
+            let passed = match from {
                 From::Vf(vf) => {
                     let (frame, _) = ToPf::mut_from_prefix(slot).ok().context("a frame fits")?;
                     let qp = SpecialQp::Gsi;
@@ -123,18 +131,15 @@ impl Rig {
                 }
             };
             finish(&mut self.mux, &passed, slot)?;
+            self.flushed.push(number);
         }
-        for slot in &self.batch[..self.loaded.len()] {
-            self.outputs.place()[..TUNNEL].copy_from_slice(&slot[..TUNNEL]);
-        }
-        self.loaded.clear();
         Ok(())
     }
 
     /// A MAD of the batch that was flushed last, as it went on.
     pub(super) fn sent(&mut self, at: usize) -> anyhow::Result<&Mad> {
-        let slot = self.batch.get_mut(at).context("beyond the batch")?;
-        batch_mad(slot).map(|mad| &*mad)
+        let number = self.flushed.get(at).context("beyond the batch")?;
+        batch_mad(self.outputs.at(*number)).map(|mad| &*mad)
     }
 
     /// Lets a VF send what one of the mux's machines takes; what comes of it is to be taken.
