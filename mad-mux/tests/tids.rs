@@ -291,6 +291,28 @@ fn c053_a_vf_beyond_its_quota_is_refused_and_others_are_not() {
 }
 
 #[test]
+fn requests_repeated_after_their_answers_wait_within_the_sa_quota() {
+    let config = TidConfig {
+        sa_per_vf: 2,
+        ..TidConfig::default()
+    };
+    let mut map = TidMap::new(config, 1);
+    for tid in 1..=4 {
+        let sent = send(&mut map, vf(1), get(tid), &SA);
+        receive(&mut map, secs(0), answer_to(&sent), &SA).unwrap();
+    }
+    let mut repeat = |tid| {
+        let mut mad = get(tid);
+        map.egress(secs(0), vf(1), &mut mad, &SA).map(drop)
+    };
+    assert_eq!([repeat(1), repeat(2)], [Ok(()), Ok(())]);
+    assert_eq!(repeat(3), Err(DropReason::SaQuota));
+    // What waits already may be repeated as often as anybody likes.
+    assert_eq!(repeat(2), Ok(()));
+    assert_eq!(map.usage(vf(1)).waiting_for_sa, 2);
+}
+
+#[test]
 fn c054_the_pfs_own_requests_share_the_space_and_cannot_collide() {
     let mut map = map();
     let mut seen = BTreeSet::new();

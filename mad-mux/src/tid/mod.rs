@@ -152,6 +152,10 @@ impl TidMap {
         let slot = match self.find_request(hash, owner, &mad.header, to) {
             Some(slot) if role.is_control() => slot,
             Some(slot) => {
+                // Once it was answered it did not wait any more, and now it does again.
+                if role == RmppRole::Single && self.slots[slot].state == SlotState::Answered {
+                    self.check_sa_quota(owner, mad.header.mgmt_class)?;
+                }
                 self.slots.ask(slot, &mad.header);
                 slot
             }
@@ -294,17 +298,11 @@ impl TidMap {
         header: &MadHeader,
         to: &Peer,
     ) -> Result<u32, DropReason> {
-        let config = self.config;
         let asks_sa = header.mgmt_class == MgmtClass::SUBN_ADM;
-        let usage = self.usage_mut(owner);
-        if owner != Owner::Pf {
-            if usage.live >= config.per_vf {
-                return Err(DropReason::TidQuota);
-            }
-            if asks_sa && usage.waiting_for_sa >= config.sa_per_vf {
-                return Err(DropReason::SaQuota);
-            }
+        if owner != Owner::Pf && self.usage(owner).live >= self.config.per_vf {
+            return Err(DropReason::TidQuota);
         }
+        self.check_sa_quota(owner, header.mgmt_class)?;
         let entry = Slot {
             tid: VfTid(header.tid),
             peer: *to,
@@ -323,6 +321,15 @@ impl TidMap {
         usage.live += 1;
         usage.waiting_for_sa += u32::from(asks_sa);
         Ok(slot)
+    }
+
+    /// Whether one more of an owner's requests may wait for the SA, if it asks that.
+    fn check_sa_quota(&self, owner: Owner, class: MgmtClass) -> Result<(), DropReason> {
+        let is_limited = owner != Owner::Pf && class == MgmtClass::SUBN_ADM;
+        if is_limited && self.usage(owner).waiting_for_sa >= self.config.sa_per_vf {
+            return Err(DropReason::SaQuota);
+        }
+        Ok(())
     }
 
     /// Moves the transaction on for a MAD that passes, in either direction.
