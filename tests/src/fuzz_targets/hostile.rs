@@ -8,6 +8,9 @@ use zerocopy::IntoBytes;
 /// Operations of one input at most, so that inputs stay quick.
 const OPERATIONS: usize = 2_000;
 
+/// Items that [`remember`] keeps.
+const REMEMBERED: usize = 64;
+
 /// Timers that one pass of time may bring.
 const TURNS: usize = 100_000;
 
@@ -117,6 +120,14 @@ pub(super) fn pass_time(
         }
     }
     panic!("a timer without end at {now:?}");
+}
+
+/// Keeps an item for later; the oldest is forgotten if there are many.
+pub(super) fn remember<T>(items: &mut Vec<T>, item: T) {
+    if items.len() >= REMEMBERED {
+        items.remove(0);
+    }
+    items.push(item);
 }
 
 /// The MADs under way, each way.

@@ -4,11 +4,15 @@
 
 mod agent;
 mod cm;
+mod cm_messages;
+mod cm_paravirt;
+mod guids;
 mod hostile;
 mod mcast;
 mod notices;
 mod parsers;
 mod paths;
+mod port_mux;
 mod replay;
 mod sa;
 mod sa_side;
@@ -24,13 +28,16 @@ pub const TARGETS: &[Target] = &[
     ("capture", parsers::capture),
     ("cm", cm::cm),
     ("cm_messages", parsers::cm_messages),
+    ("cm_paravirt", cm_paravirt::cm_paravirt),
     ("frame", parsers::frame),
+    ("guids", guids::guids),
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),
     ("mcast", mcast::mcast),
     ("notice", parsers::notice),
     ("notices", notices::notices),
     ("path_cache", paths::path_cache),
+    ("port_mux", port_mux::port_mux),
     ("replay", replay::replay),
     ("rmpp", parsers::rmpp),
     ("sa", sa::sa),

@@ -11,7 +11,7 @@ use mcast_agg::notices::{Config, NoticeAgg, Output, Sizes};
 use mcast_agg::{MemberId, MemberUse, Outcome};
 use zerocopy::IntoBytes;
 
-use super::hostile::{Input, pass_time};
+use super::hostile::{Input, pass_time, remember};
 use super::sa_side::{self, Sa, members, requester, some_vf};
 
 const CONFIG: Config = Config {
@@ -21,9 +21,6 @@ const CONFIG: Config = Config {
     max_deliveries: 8,
     give_up_status: Some(MadStatus::BUSY),
 };
-
-/// Copies of reports that members may answer.
-const COPIES: usize = 32;
 
 struct Scene {
     now: Instant,
@@ -123,10 +120,7 @@ impl Scene {
                 }
                 Output::Deliver { member, report } => {
                     self.delivered += 1;
-                    if self.copies.len() >= COPIES {
-                        self.copies.remove(0);
-                    }
-                    self.copies.push((member, report));
+                    remember(&mut self.copies, (member, report));
                 }
                 Output::Lost { members, .. } => assert!(!members.is_empty()),
             }

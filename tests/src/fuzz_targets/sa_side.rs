@@ -9,7 +9,7 @@ use mcast_agg::{MemberId, Requester, Token};
 use vf_tunnel::{VfId, VirtualPKeyIndex};
 use zerocopy::IntoBytes;
 
-use super::hostile::Input;
+use super::hostile::{Input, remember};
 
 /// VFs that are members.
 pub(super) const MEMBERS: u16 = 4;
@@ -114,16 +114,10 @@ pub(super) struct Sa {
     asked: Vec<(Token, SaMad)>,
 }
 
-/// Requests that are remembered.
-const ASKED: usize = 64;
-
 impl Sa {
-    /// Gets a request; the oldest is forgotten if there are many.
+    /// Gets a request.
     pub(super) fn ask(&mut self, token: Token, request: SaMad) {
-        if self.asked.len() >= ASKED {
-            self.asked.remove(0);
-        }
-        self.asked.push((token, request));
+        remember(&mut self.asked, (token, request));
     }
 
     /// An answer to one of the requests, which one in eight times may be answered again.

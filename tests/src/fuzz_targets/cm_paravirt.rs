@@ -1,0 +1,312 @@
+//! A sequence of operations on the communication ids of a PF's VFs.
+
+use std::collections::BTreeMap;
+
+use cm_paravirt::{
+    CmParavirt, Config, Egress, GidOwner, IdentityCheck, Ingress, PeerAddress, ResetPolicy, State,
+    VfIdentity,
+};
+use ib_vtime::{Duration, Instant};
+use ib_wire::cm::{CmRep, CmReq, CmRtu};
+use ib_wire::mad::{AttributeId, Mad};
+use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, Qpn, Sl};
+use vf_tunnel::{DropReason, VfId};
+use zerocopy::IntoBytes;
+
+use super::cm_messages::{MESSAGES, ids, message, reply, request};
+use super::hostile::{Input, pass_time, remember};
+use super::sa_side::{MEMBERS as VFS, gid_of, some_vf, vf};
+
+const LIDS: [u16; 2] = [9, 10];
+const IDS: u32 = 6;
+
+fn config() -> Config {
+    Config {
+        ids_per_vf: IDS,
+        pending_per_vf: 3,
+        answers_per_second: 10,
+        answer_burst: 4,
+        signals: 4,
+        ..Config::default()
+    }
+}
+
+fn ca_of(vf: VfId) -> Guid {
+    Guid::new(0x0002_c903_00ff_0000 + u64::from(vf.get()))
+}
+
+fn somewhere(input: &mut Input<'_>) -> PeerAddress {
+    PeerAddress {
+        port: PortNum(1),
+        lid: Lid::new(LIDS[input.index(2)]),
+        qpn: Qpn::GSI,
+        sl: Sl::default(),
+        gid: (input.byte() >= 0xc0).then_some(Gid([7; 16])),
+    }
+}
+
+/// What a message for a VF says after its ids; a REP of a request has one id there.
+fn rest(mad: &Mad) -> &[u8] {
+    &mad.as_bytes()[32..]
+}
+
+struct Scene {
+    now: Instant,
+    machine: CmParavirt,
+    /// What was put on the wire, and where it went.
+    sent: Vec<(Mad, PeerAddress)>,
+    /// What VFs got.
+    delivered: Vec<(VfId, Mad, PeerAddress)>,
+    /// The quotas that were set and lowered ones' former use.
+    most_ids: BTreeMap<VfId, u32>,
+    established: usize,
+}
+
+impl Scene {
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.byte() % 16 {
+            0..4 => self.vf_sends(input),
+            4..7 => self.vf_answers(input),
+            7..9 => self.peer_sends(input),
+            9..12 => self.peer_answers(input),
+            12 => {
+                let end = self.now + input.time();
+                self.wait(end);
+            }
+            13 => self.reset(some_vf(input), input.flag()),
+            14 => self.machine.forget_addresses(),
+            _ => {
+                let vf = some_vf(input);
+                let quota = u32::from(input.byte() % 8);
+                self.machine.set_quota(vf, quota);
+                let most = self.most_ids.entry(vf).or_insert(IDS);
+                *most = (*most).max(quota);
+            }
+        }
+        self.check();
+    }
+
+    /// A VF sends any message with a small id.
+    fn vf_sends(&mut self, input: &mut Input<'_>) {
+        let (vf, to) = (some_vf(input), somewhere(input));
+        let mad = self.compose(ca_of(vf), gid_of(vf), Gid([7; 16]), input);
+        self.egress(vf, mad, &to, input);
+    }
+
+    /// A VF answers what it got.
+    fn vf_answers(&mut self, input: &mut Input<'_>) {
+        let Some((vf, got, to)) = input.pick(&self.delivered) else {
+            return;
+        };
+        let mad = reply(&got, ca_of(vf), input);
+        self.egress(vf, mad, &to, input);
+    }
+
+    /// A peer sends any message, to whichever VF it likes.
+    fn peer_sends(&mut self, input: &mut Input<'_>) {
+        let (to, from) = (some_vf(input), somewhere(input));
+        let mad = self.compose(Guid::new(1), Gid([7; 16]), gid_of(to), input);
+        self.ingress(mad, &from, input.flag().then(|| gid_of(to)), input);
+    }
+
+    /// A peer, or somebody else, answers what was sent.
+    fn peer_answers(&mut self, input: &mut Input<'_>) {
+        let Some((got, honest)) = input.pick(&self.sent) else {
+            return;
+        };
+        let mad = reply(&got, Guid::new(1), input);
+        let from = if input.byte().is_multiple_of(8) {
+            somewhere(input)
+        } else {
+            honest
+        };
+        self.ingress(mad, &from, None, input);
+    }
+
+    fn compose(&self, ca: Guid, from: Gid, to: Gid, input: &mut Input<'_>) -> Mad {
+        let attribute = MESSAGES[input.index(MESSAGES.len())];
+        let local = u32::from(input.byte() % 6);
+        let known = input.pick(&self.sent).map_or(7, |(mad, _)| ids(&mad).0);
+        let remote = if input.flag() { known } else { local };
+        let mut mad = match attribute {
+            AttributeId::CM_REQ => request(local, ca, from, to),
+            other => message(other, local, remote),
+        };
+        if attribute == AttributeId::CM_REP {
+            mad.view_mut::<CmRep>().local_ca_guid = ca;
+        }
+        if attribute == AttributeId::CM_SIDR_REP {
+            mad.view_mut::<CmRtu>().local_comm_id = CommId::new(known);
+        }
+        mad
+    }
+
+    fn egress(&mut self, vf: VfId, mut mad: Mad, to: &PeerAddress, input: &mut Input<'_>) {
+        if input.byte() >= 0xf0 {
+            input.damage(mad.as_mut_bytes());
+        }
+        let before = mad;
+        let who = VfIdentity {
+            gids: &[gid_of(vf)],
+            ca_guid: Some(ca_of(vf)),
+            pkeys: &[PKey::INVALID, PKey::DEFAULT_FULL],
+            check: IdentityCheck::Strict,
+        };
+        match self.machine.egress(self.now, vf, &mut mad, to, &who) {
+            Egress::Forward => {
+                assert_eq!(mad.header, before.header);
+                assert_eq!(rest(&mad), rest(&before), "more than ids changed");
+                remember(&mut self.sent, (mad, *to));
+            }
+            Egress::Drop(_) => {}
+        }
+    }
+
+    fn ingress(
+        &mut self,
+        mut mad: Mad,
+        from: &PeerAddress,
+        dgid: Option<Gid>,
+        input: &mut Input<'_>,
+    ) {
+        if input.byte() >= 0xf0 {
+            input.damage(mad.as_mut_bytes());
+        }
+        let before = mad;
+        let (down, outside) = (input.byte(), input.byte());
+        let owner = |gid: &Gid| match (1..=VFS).map(vf).find(|vf| gid_of(*vf) == *gid) {
+            Some(vf) if down == 0xff => GidOwner::VfDown(vf),
+            Some(vf) => GidOwner::Vf(vf),
+            None => GidOwner::Unknown,
+        };
+        let admit = |_| match outside {
+            0xff => Err(DropReason::PKeyMismatch),
+            _ => Ok(()),
+        };
+        let verdict = self
+            .machine
+            .ingress(self.now, &mut mad, from, dgid, owner, admit);
+        match verdict {
+            Ingress::Deliver(vf) => {
+                assert_eq!(mad.header, before.header);
+                assert_eq!(rest(&mad), rest(&before), "more than ids changed");
+                assert_ne!(outside, 0xff);
+                if mad.header.attribute_id == AttributeId::CM_REQ {
+                    assert_eq!(mad.view::<CmReq>().primary.remote_gid, gid_of(vf));
+                }
+                remember(&mut self.delivered, (vf, mad, *from));
+            }
+            Ingress::Answer => assert_ne!(mad, before),
+            Ingress::ToPf | Ingress::Drop(_) => {}
+        }
+    }
+
+    fn reset(&mut self, vf: VfId, signal: bool) {
+        let policy = if signal {
+            ResetPolicy::Signal { ca_guid: ca_of(vf) }
+        } else {
+            ResetPolicy::Silent
+        };
+        self.machine.vf_reset(self.now, vf, policy);
+        self.delivered.retain(|(of, ..)| *of != vf);
+        let mut signals = 0;
+        while let Some(transmit) = self.machine.poll_transmit() {
+            assert_eq!(transmit.vf, vf);
+            signals += 1;
+        }
+        assert!(
+            signals
+                <= if signal {
+                    self.machine.config().signals
+                } else {
+                    0
+                }
+        );
+        assert_eq!(self.machine.connections_of(self.now, vf).count(), 0);
+    }
+
+    fn wait(&mut self, end: Instant) {
+        pass_time(&mut self.now, end, |at| {
+            self.machine.handle_timeout(at);
+            self.machine.poll_timeout()
+        });
+    }
+
+    fn check(&mut self) {
+        let mut states: BTreeMap<(VfId, State), u32> = BTreeMap::new();
+        let mut wires = BTreeMap::new();
+        for connection in self.machine.connections(self.now) {
+            let is_up = connection.state == State::Established;
+            assert_eq!(connection.remaining.is_none(), is_up);
+            self.established = self.established.max(usize::from(is_up));
+            *states.entry((connection.vf, connection.state)).or_default() += 1;
+            let another = wires.insert(connection.wire_id.0.get(), connection.vf);
+            assert_eq!(another, None, "two of one wire id");
+        }
+        let mut total = 0;
+        for vf in (1..=VFS).map(vf) {
+            let Some(statistics) = self.machine.vf_statistics(vf) else {
+                continue;
+            };
+            for state in State::ALL {
+                let live = states.get(&(vf, state)).copied().unwrap_or(0);
+                assert_eq!(statistics.live(state), live);
+            }
+            assert!(statistics.ids <= self.most_ids.get(&vf).copied().unwrap_or(IDS));
+            assert!(statistics.pending <= self.machine.config().pending_per_vf);
+            total += statistics.ids + statistics.pending;
+        }
+        assert_eq!(u32::try_from(self.machine.len()), Ok(total));
+    }
+
+    /// Connections that are up end with their VFs, everything else by itself.
+    fn wind_down(mut self) {
+        self.wait(self.now + Duration::from_secs(3_600));
+        self.check();
+        let mut left = self.machine.connections(self.now);
+        assert!(left.all(|connection| connection.state == State::Established));
+        drop(left);
+        for vf in (1..=VFS).map(vf) {
+            self.reset(vf, false);
+        }
+        self.check();
+        assert!(self.machine.is_empty());
+    }
+}
+
+/// Four VFs and their peers, who follow the protocol, break it, and lie about who they are. No input
+/// changes more than ids, gives a wire id to two, exceeds a quota, or keeps an exchange for ever.
+pub(super) fn cm_paravirt(data: &[u8]) {
+    play(data).wind_down();
+}
+
+fn play(data: &[u8]) -> Scene {
+    let mut input = Input::new(data);
+    let mut scene = Scene {
+        now: Instant::from_millis(1_000),
+        machine: CmParavirt::new(config(), 42),
+        sent: Vec::new(),
+        delivered: Vec::new(),
+        most_ids: BTreeMap::new(),
+        established: 0,
+    };
+    while input.has_operation() {
+        scene.step(&mut input);
+    }
+    scene
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_bring_connections_up() {
+        for seed in [
+            include_bytes!("../../fuzz/corpus/cm_paravirt/vf-connects").as_slice(),
+            include_bytes!("../../fuzz/corpus/cm_paravirt/peer-connects"),
+        ] {
+            assert_eq!(play(seed).established, 1);
+        }
+    }
+}
