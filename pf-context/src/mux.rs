@@ -140,6 +140,11 @@ impl PortMux {
         self.port.lmc = lmc;
     }
 
+    /// Frames of VFs that wait for their turn.
+    pub(crate) const fn queued(&self) -> usize {
+        self.limiter.queued()
+    }
+
     /// Live objects.
     #[must_use]
     pub fn sizes(&self) -> Sizes {

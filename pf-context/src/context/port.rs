@@ -243,14 +243,21 @@ impl PfPort {
     /// What they do not take waits in the queues of its VFs, so that their weights decide who is next
     /// and nobody's tunnel is left unserved.
     fn make_room(&mut self, now: Instant, hca: &mut dyn FunctionManager) {
-        self.send_unsent(hca);
-        let room = if self.unsent.is_empty() {
-            self.gsi.free_sends().saturating_sub(self.reserved_sends())
-        } else {
-            0
-        };
-        self.mux.set_wire_room(now, Some(room));
-        self.carry_out(hca);
+        loop {
+            self.send_unsent(hca);
+            let room = if self.unsent.is_empty() {
+                self.gsi.free_sends().saturating_sub(self.reserved_sends())
+            } else {
+                0
+            };
+            let waited = self.mux.queued();
+            self.mux.set_wire_room(now, Some(room));
+            self.carry_out(hca);
+            // A send that was refused or that went to a sibling has left its place free.
+            if self.mux.queued() == waited {
+                return;
+            }
+        }
     }
 
     /// Sends that are kept for the port's own requests and answers.

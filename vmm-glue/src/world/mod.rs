@@ -10,7 +10,7 @@
 //! Nothing in it waits, and nothing depends on anything but the calls and the seed: the same calls give
 //! the same packets.
 //!
-//! The same world can be driven by the wall clock: it is [`Driven`].
+//! The same world can be driven by the wall clock: it is [`Driven`](crate::Driven).
 
 mod alarms;
 mod host;
