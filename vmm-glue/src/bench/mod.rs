@@ -375,20 +375,21 @@ impl Sample {
     }
 }
 
-/// Runs cases one after the other, with the memory that the floors are measured on.
+/// Runs cases one after the other.
 #[derive(Debug)]
 pub struct Bench {
     options: Options,
-    floors: Floors,
+    /// The memory that the floors are measured on, once a case has needed them.
+    floors: Option<Floors>,
 }
 
 impl Bench {
-    /// Takes the memory that the floors need.
+    /// Nothing has run yet.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
             options,
-            floors: Floors::new(),
+            floors: None,
         }
     }
 
@@ -410,7 +411,8 @@ impl Bench {
         for number in 0..self.options.runs {
             // The machine may be faster now and slower then, so each run has floors of its own.
             if let Some(target) = case.target() {
-                targets.push(target.nanos(&self.floors.measure()));
+                let floors = self.floors.get_or_insert_with(Floors::new);
+                targets.push(target.nanos(&floors.measure()));
             }
             samples.push(run(number)?);
         }
