@@ -10,10 +10,10 @@ use hca_api::{
 use ib_endpoint::cm::CmEventKind;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport};
 use ib_vtime::{Duration, Instant};
-use ib_wire::cm::{CmSidrRep, CmSidrReq};
+use ib_wire::cm::{CmReq, CmSidrRep, CmSidrReq};
 use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
-use ib_wire::{Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix, Tid};
+use ib_wire::{CommId, Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix, Tid};
 use pf_context::PfContext;
 use pf_context::context::{GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 use vf_proxy::native::ProxyQp;
@@ -327,4 +327,47 @@ fn c023_a_full_send_ring_of_qp1_loses_nothing_of_what_vfs_send() {
     let port = &rig.pf.ports()[0];
     assert_eq!(port.mux().sizes().queued, 0);
     assert!(port.is_at_rest());
+}
+
+#[test]
+fn what_a_reset_says_to_peers_beyond_what_may_wait_for_qp1_is_dropped_and_counted() {
+    let mut config = PfConfig::new(7);
+    config.depths.special = 2;
+    let mut rig = Rig::with(1, &config);
+    while rig.device.poll_transmit(NOW, PORT).is_some() {}
+    let mut asked = 0;
+    for id in 1..=100 {
+        let mut mad = Mad::new(ib_wire::cm::header(AttributeId::CM_REQ));
+        let req: &mut CmReq = mad.view_mut();
+        req.local_comm_id = CommId::new(id);
+        req.local_ca_guid = Guid::new(0x2001);
+        req.pkey = ib_wire::PKey::DEFAULT_FULL;
+        req.primary.local_gid = Gid::from_parts(SubnetPrefix::DEFAULT, alias(1));
+        req.primary.remote_gid = Gid([7; 16]);
+        let mut hca = rig.device.function(FunctionId(1)).expect("a VF");
+        let to = MadAddress::gsi(Lid::new(20));
+        let sent = rig.guests[0].gsi_transport().send(&mut hca, &to, &mad);
+        sent.expect("a proxy QP with room");
+        if id % 20 == 0 {
+            rig.settle();
+            asked += std::iter::from_fn(|| rig.device.poll_transmit(NOW, PORT)).count();
+        }
+    }
+    assert_eq!(asked, 100);
+    let (pf, mut hca) = rig.pf();
+    while pf.poll_event().is_some() {}
+    pf.reset_vf(NOW, &mut hca, vf(1)).expect("a VF");
+    let mut said = 0;
+    for _ in 0..10 {
+        let (pf, mut hca) = rig.pf();
+        while let Some(event) = hca.poll_event() {
+            pf.handle_hca_event(NOW, &mut hca, &event);
+        }
+        while pf.poll(NOW, &mut hca) {}
+        said += std::iter::from_fn(|| rig.device.poll_transmit(NOW, PORT)).count();
+    }
+    let statistics = rig.pf.ports()[0].mux().vf_statistics(vf(1)).expect("a VF");
+    let dropped = statistics.drops(vf_tunnel::DropReason::Backpressure);
+    // Two sends are under way, and 64 wait.
+    assert_eq!((said, dropped), (66, 34));
 }

@@ -260,6 +260,11 @@ impl PfPort {
         }
     }
 
+    /// MADs that may wait for a special QP: enough to take leave of all peers of a VF.
+    pub(super) const fn most_unsent(&self) -> usize {
+        self.depths.special as usize * 32
+    }
+
     /// Sends that are kept for the port's own requests and answers.
     const fn reserved_sends(&self) -> usize {
         self.depths.special as usize / 8

@@ -31,8 +31,15 @@ impl PfPort {
     pub(super) fn carry_on(&mut self, hca: &mut dyn FunctionManager, passed: &Passed, mad: &Mad) {
         match passed {
             Passed::ToWire(send) => {
-                if !self.unsent.is_empty() || !self.try_send(hca, send, mad) {
+                if self.unsent.is_empty() && self.try_send(hca, send, mad) {
+                    return;
+                }
+                // Answers to the fabric and farewells of VFs that are reset come without being
+                // asked for: an adapter that completes nothing must not make them fill memory.
+                if self.unsent.len() < self.most_unsent() {
                     self.unsent.push_back((*send, *mad));
+                } else {
+                    self.refuse(send.vf, DropReason::Backpressure);
                 }
             }
             Passed::ToVf(to) if to.vf == VfId::PF => self.deliver_to_own(to, mad),
