@@ -57,8 +57,8 @@ use crate::rmpp::Sender;
 use crate::{MadAddress, Message};
 use registration::Registry;
 use transfer::{
-    Completed, Incoming, Outgoing, Phase, Sending, Timer, Transaction, TransferKey, Turn, disarm,
-    rearm,
+    BusyAnswer, Completed, Incoming, Outgoing, Phase, Sending, Timer, Transaction, TransferKey,
+    Turn, disarm, rearm,
 };
 use transmit::Queued;
 
@@ -68,12 +68,16 @@ pub enum SendError {
     /// No such registration.
     #[error("the agent is not registered")]
     UnknownAgent,
-    /// The message's class, version or OUI is not the registration's.
+    /// The message's class, version or OUI is not the registration's, or its class belongs on the
+    /// other queue pair.
     #[error("the message is not of the registration's class")]
     WrongClass,
     /// A response was to be sent as a request, or the other way round.
     #[error("the method does not fit")]
     WrongMethod,
+    /// A request with that transaction id is under way.
+    #[error("the transaction id is in use")]
+    Duplicate,
     /// Too many messages are under way.
     #[error("too many messages under way")]
     TooMany,
@@ -130,7 +134,7 @@ impl MadAgent {
     /// # Errors
     /// See [`RegisterError`].
     pub fn register(&mut self, registration: Registration) -> Result<AgentId, RegisterError> {
-        if !self.carries(registration.class) {
+        if !registration.sends_any_class && !self.carries(registration.class) {
             return Err(RegisterError::WrongQueuePair(registration.class));
         }
         let first_tid = first_tid(self.config.seed, self.registry.last());
@@ -180,17 +184,60 @@ impl MadAgent {
         now: Instant,
         agent: AgentId,
         to: MadAddress,
-        mut message: Message,
+        message: Message,
         policy: RetryPolicy,
     ) -> Result<RequestId, SendError> {
-        self.check_sendable(agent, &message)?;
+        self.check_request(agent, &message)?;
+        let id = self.free_request_id(agent)?;
+        self.begin_request(now, id, agent, to, message, policy, BusyAnswer::Repeats);
+        Ok(id)
+    }
+
+    /// Sends a request as Linux' umad does for a program: the low half of the transaction id is the
+    /// one in the message, the agent writes the upper half, and an answer with status busy is an
+    /// answer like any other.
+    ///
+    /// # Errors
+    /// See [`SendError`]; [`SendError::Duplicate`] if the registration has such a request under way.
+    pub fn send_numbered_request(
+        &mut self,
+        now: Instant,
+        agent: AgentId,
+        to: MadAddress,
+        message: Message,
+        policy: RetryPolicy,
+    ) -> Result<RequestId, SendError> {
+        self.check_request(agent, &message)?;
+        let id = RequestId::new(agent.tid_with_low_half_of(message.header().tid));
+        if self.transactions.contains_key(&id) {
+            return Err(SendError::Duplicate);
+        }
+        self.begin_request(now, id, agent, to, message, policy, BusyAnswer::IsGiven);
+        Ok(id)
+    }
+
+    fn check_request(&self, agent: AgentId, message: &Message) -> Result<(), SendError> {
+        self.check_sendable(agent, message)?;
         if message.header().method.is_answer() {
             return Err(SendError::WrongMethod);
         }
         if self.transactions.len() >= self.config.max_outstanding {
             return Err(SendError::TooMany);
         }
-        let id = self.free_request_id(agent)?;
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all that makes a request")]
+    fn begin_request(
+        &mut self,
+        now: Instant,
+        id: RequestId,
+        agent: AgentId,
+        to: MadAddress,
+        mut message: Message,
+        policy: RetryPolicy,
+        busy: BusyAnswer,
+    ) {
         message.header_mut().tid = id.tid();
         let phase = match message.segments() {
             Some(segments) => {
@@ -205,6 +252,7 @@ impl MadAgent {
             policy,
             retries_left: policy.retries,
             transmissions: 0,
+            busy,
             phase,
             timer: None,
         };
@@ -222,7 +270,6 @@ impl MadAgent {
         } else {
             self.enter_round(transmit::SenderRef::Request(id));
         }
-        Ok(id)
     }
 
     /// Answers a request: `message` has a response method and the request's transaction id.
@@ -366,7 +413,8 @@ impl MadAgent {
 
     fn check_sendable(&self, agent: AgentId, message: &Message) -> Result<(), SendError> {
         let registration = self.registry.get(agent).ok_or(SendError::UnknownAgent)?;
-        if !registration.covers(message.mad()) {
+        let fits = self.carries(message.header().mgmt_class);
+        if !fits || !registration.may_send(message.mad()) {
             return Err(SendError::WrongClass);
         }
         if message.is_rmpp() && message.data().len() > self.config.rmpp.max_message {

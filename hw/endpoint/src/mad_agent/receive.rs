@@ -9,7 +9,7 @@ use ib_wire::smp::DirectedRouteSmp;
 use zerocopy::IntoBytes;
 
 use super::registration::Route;
-use super::transfer::{Phase, Transaction};
+use super::transfer::{BusyAnswer, Phase, Transaction};
 use super::{AgentEvent, AgentId, Disposition, DropReason, MadAgent, RequestId};
 use crate::message::{class_data, expects_answer, segment_layout};
 use crate::{MadAddress, Message};
@@ -26,7 +26,10 @@ impl MadAgent {
         if header.base_version != BASE_VERSION {
             self.refuse(from, mad, MadStatus::BAD_VERSION, DropReason::BadVersion)
         } else if has_rmpp && mad.view::<RmppMad>().rmpp.is_active() {
-            self.handle_rmpp(now, from, mad)
+            match self.taker_of_packets(mad) {
+                Some(agent) => self.handle_packet(agent, from, mad),
+                None => self.handle_rmpp(now, from, mad),
+            }
         } else if header.method.is_answer() {
             self.handle_answer(from, mad)
         } else {
@@ -39,12 +42,38 @@ impl MadAgent {
         class.is_smp() == (self.config.qpn == Qpn::SMI)
     }
 
+    /// The registration that an RMPP packet is for, if it takes packets one by one.
+    fn taker_of_packets(&self, mad: &Mad) -> Option<AgentId> {
+        let (agent, registration) = if mad.header.method.is_response() {
+            self.registry.asker(mad.header.tid)?
+        } else {
+            match self.registry.route(mad) {
+                Route::Agent(agent) => (agent, self.registry.get(agent)?),
+                _ => return None,
+            }
+        };
+        registration.takes_packets.then_some(agent)
+    }
+
+    /// Hands a packet to who does RMPP itself. The first one that answers a request ends it; the
+    /// others are given all the same, since only the taker knows what they belong to.
+    fn handle_packet(&mut self, agent: AgentId, from: &MadAddress, mad: &Mad) -> Disposition {
+        let message = Message::single(*mad);
+        if mad.header.method.is_response()
+            && let Ok(request) = self.match_answer(from, mad)
+        {
+            return self.complete_request(request, from, message);
+        }
+        self.deliver_request(agent, from, message)
+    }
+
     fn handle_answer(&mut self, from: &MadAddress, mad: &Mad) -> Disposition {
         let request = match self.match_answer(from, mad) {
             Ok(request) => request,
             Err(reason) => return self.counters.drop_mad(reason),
         };
-        if mad.header.status.without_direction() == MadStatus::BUSY {
+        let repeats = self.transactions[&request].busy == BusyAnswer::Repeats;
+        if repeats && mad.header.status.without_direction() == MadStatus::BUSY {
             return self.counters.drop_mad(DropReason::Busy);
         }
         self.complete_request(request, from, Message::single(*mad))

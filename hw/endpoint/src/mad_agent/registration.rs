@@ -26,6 +26,12 @@ impl AgentId {
     pub(crate) fn tid(self, low: u32) -> Tid {
         Tid::new(u64::from(self.0) << 32 | u64::from(low))
     }
+
+    /// The transaction id on the wire of a message that came with `tid`: the low half is kept.
+    #[must_use]
+    pub fn tid_with_low_half_of(self, tid: Tid) -> Tid {
+        Tid::new(u64::from(self.0) << 32 | tid.get() & u64::from(u32::MAX))
+    }
 }
 
 /// A set of request methods, 0x00 to 0x7F.
@@ -47,6 +53,12 @@ impl MethodSet {
             }
         };
         Self(methods.iter().map(bit).fold(0, |set, bit| set | bit))
+    }
+
+    /// The set with method `n` where bit `n` is set, as the mask of a umad registration has it.
+    #[must_use]
+    pub const fn from_bits(bits: u128) -> Self {
+        Self(bits)
     }
 
     /// Whether the method is in the set.
@@ -78,6 +90,11 @@ pub struct Registration {
     /// What the agent answers to Get(ClassPortInfo) by itself; `None` leaves these requests to
     /// whoever takes Get.
     pub class_port_info: Option<ClassPortInfo>,
+    /// Whether it may send messages of other classes, too, as far as they belong on the queue pair.
+    pub sends_any_class: bool,
+    /// Whether it gets RMPP packets one by one and sends such packets itself, instead of whole
+    /// messages (the kernel's `IB_USER_MAD_USER_RMPP`).
+    pub takes_packets: bool,
 }
 
 impl Registration {
@@ -97,6 +114,19 @@ impl Registration {
             oui: None,
             methods,
             class_port_info: (!class.is_smp()).then_some(class_port_info),
+            sends_any_class: false,
+            takes_packets: false,
+        }
+    }
+
+    /// A registration that only sends, messages of any class: the answers to its requests are all
+    /// that it gets.
+    #[must_use]
+    pub fn sender() -> Self {
+        Self {
+            class_port_info: None,
+            sends_any_class: true,
+            ..Self::new(MgmtClass::new(0), MethodSet::NONE)
         }
     }
 
@@ -235,9 +265,18 @@ impl Registry {
         route
     }
 
-    /// The ClassPortInfo that answers a request, as the first registration of its class and
-    /// version that has one says.
+    /// The registration that sent the request which a MAD with this transaction id answers.
+    pub(crate) fn asker(&self, tid: Tid) -> Option<(AgentId, &Registration)> {
+        let id = AgentId(u32::try_from(tid.get() >> 32).ok()?);
+        self.get(id).map(|registration| (id, registration))
+    }
+
+    /// The ClassPortInfo that answers a request: what the registration that takes the request says,
+    /// or else the first one of its class and version that has one.
     pub(crate) fn class_port_info(&self, mad: &Mad) -> Option<ClassPortInfo> {
+        if let Route::Agent(taker) = self.route(mad) {
+            return self.get(taker)?.class_port_info;
+        }
         self.agents
             .values()
             .map(|agent| &agent.registration)
@@ -261,6 +300,11 @@ impl Registry {
 }
 
 impl Registration {
+    /// Whether it may send a MAD.
+    pub(crate) fn may_send(&self, mad: &Mad) -> bool {
+        self.sends_any_class || self.covers(mad)
+    }
+
     /// Whether a MAD is of this class, version and vendor.
     pub(crate) fn covers(&self, mad: &Mad) -> bool {
         self.speaks_class_of(mad) && self.class_version == mad.header.class_version

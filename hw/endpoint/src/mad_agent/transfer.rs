@@ -73,6 +73,7 @@ pub(super) struct Transaction {
     pub(super) policy: RetryPolicy,
     pub(super) retries_left: u8,
     pub(super) transmissions: u32,
+    pub(super) busy: BusyAnswer,
     pub(super) phase: Phase,
     pub(super) timer: Option<TimerKey>,
 }
@@ -82,6 +83,15 @@ impl Transaction {
     pub(super) const fn has_left(&self) -> bool {
         !matches!(self.phase, Phase::Single { .. }) || self.transmissions > 0
     }
+}
+
+/// What an answer with status busy does (IBA 13.4.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BusyAnswer {
+    /// Nothing: the request is repeated when its time is over.
+    Repeats,
+    /// The asker gets it.
+    IsGiven,
 }
 
 /// Where a request is.

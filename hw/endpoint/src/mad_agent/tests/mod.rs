@@ -8,6 +8,7 @@ use ib_wire::{Lid, Tid};
 
 use super::*;
 
+mod program;
 mod rmpp;
 
 const ATTRIBUTE: AttributeId = AttributeId::new(0x35);
