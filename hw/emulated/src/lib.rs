@@ -7,6 +7,7 @@
 //!   worked on by the agents in [`sma`] and [`pma`].
 //! * [`EndNode`]: what the fabric needs of a device behind its ports.
 //! * [`hca::Device`]: the channel adapter with its functions, the provider of [`hca_api::Hca`].
+//! * [`Gateway`]: the far end of a link that leaves the fabric.
 //! * [`Frame`]: a packet.
 //! * [`FaultPlan`]: what goes wrong on a link; [`TapPoint`]: where packets are watched.
 //!
@@ -17,6 +18,7 @@
 mod config;
 mod fabric;
 mod frame;
+mod gateway;
 pub mod hca;
 mod link;
 mod node;
@@ -32,6 +34,7 @@ mod trap;
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
 pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId};
 pub use frame::Frame;
+pub use gateway::Gateway;
 pub use link::{
     Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,
     PacketFilter, When,

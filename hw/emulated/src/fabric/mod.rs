@@ -15,8 +15,8 @@ use crate::hca::{Device, Function};
 use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
 use crate::{
-    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, HcaConfig, LinkConfig, LinkId, LinkState,
-    Node, NodeKind, PhysicalPort, SwitchConfig, TapId, TapPoint, Tapped,
+    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway, HcaConfig, LinkConfig, LinkId,
+    LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint, Tapped,
 };
 
 /// Events that one [`Fabric::poll`] handles at most.
@@ -81,6 +81,7 @@ pub enum LinkTrouble {
 enum Body<D> {
     EndNode(Box<D>),
     Switch(Box<Switch>),
+    Gateway(Box<Gateway>),
 }
 
 #[derive(Debug)]
@@ -99,6 +100,7 @@ impl<D: EndNode> Slot<D> {
         match &self.body {
             Body::EndNode(device) => device.node(),
             Body::Switch(switch) => &switch.node,
+            Body::Gateway(gateway) => &gateway.node,
         }
     }
 
@@ -106,6 +108,7 @@ impl<D: EndNode> Slot<D> {
         match &mut self.body {
             Body::EndNode(device) => device.node_mut(),
             Body::Switch(switch) => &mut switch.node,
+            Body::Gateway(gateway) => &mut gateway.node,
         }
     }
 }
@@ -206,7 +209,7 @@ impl Fabric {
     pub fn poll_ready(&mut self, node: NodeId) -> Option<FunctionId> {
         match &mut self.slots.get_mut(node.index())?.body {
             Body::EndNode(device) => device.poll_ready(),
-            Body::Switch(_) => None,
+            Body::Switch(_) | Body::Gateway(_) => None,
         }
     }
 
@@ -246,6 +249,28 @@ impl<D: EndNode> Fabric<D> {
     /// Adds a switch.
     pub fn add_switch(&mut self, config: &SwitchConfig) -> NodeId {
         self.add(Body::Switch(Box::new(Switch::new(config))))
+    }
+
+    /// Adds a gateway: the far end of a link that leaves the fabric, as a node with one port.
+    pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
+        self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
+    }
+
+    /// A gateway, to take what left the fabric there; `None` for other nodes. Keeps nobody busy.
+    pub fn gateway_mut(&mut self, node: NodeId) -> Option<&mut Gateway> {
+        match &mut self.slots.get_mut(node.index())?.body {
+            Body::Gateway(gateway) => Some(gateway),
+            Body::EndNode(_) | Body::Switch(_) => None,
+        }
+    }
+
+    /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the
+    /// link is up and has room.
+    pub fn send_from(&mut self, gateway: NodeId, frame: Frame) {
+        if let Some(gateway) = self.gateway_mut(gateway) {
+            gateway.leave(frame);
+        }
+        self.touch(gateway);
     }
 
     fn add(&mut self, body: Body<D>) -> NodeId {
@@ -404,12 +429,12 @@ impl<D: EndNode> Fabric<D> {
         self.taps_missed
     }
 
-    /// The device behind a node; `None` for switches.
+    /// The device behind a node; `None` for switches and gateways.
     #[must_use]
     pub fn device(&self, node: NodeId) -> Option<&D> {
         match &self.slots.get(node.index())?.body {
             Body::EndNode(device) => Some(device),
-            Body::Switch(_) => None,
+            Body::Switch(_) | Body::Gateway(_) => None,
         }
     }
 
@@ -422,7 +447,7 @@ impl<D: EndNode> Fabric<D> {
                 device.node_mut().set_now(now);
                 Some(device)
             }
-            Body::Switch(_) => None,
+            Body::Switch(_) | Body::Gateway(_) => None,
         }
     }
 
@@ -457,7 +482,8 @@ impl<D: EndNode> Fabric<D> {
         self.links.get(link.index()).map(|link| link.ends)
     }
 
-    /// All nodes, in the order in which they were added.
+    /// All nodes, in the order in which they were added. A gateway has the form of a channel adapter,
+    /// and [`Fabric::gateway_mut`] tells it from one.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, NodeKind)> + '_ {
         (0..)
             .zip(&self.slots)

@@ -39,6 +39,10 @@ impl<D: EndNode> Fabric<D> {
         }
         let now = self.now;
         let slot = &mut self.slots[end.node.index()];
+        if let Body::Gateway(gateway) = &mut slot.body {
+            gateway.arrive(frame);
+            return;
+        }
         let node = slot.node_mut();
         node.set_now(now);
         let Some(port) = node.port_mut(end.port) else {
@@ -80,6 +84,7 @@ impl<D: EndNode> Fabric<D> {
                     self.activate(end.node);
                 }
             }
+            Body::Gateway(gateway) => gateway.arrive(frame),
         }
     }
 
@@ -149,8 +154,16 @@ impl<D: EndNode> Fabric<D> {
             let from = id.port(port);
             while self.has_room(from) {
                 let now = self.now;
-                let Body::EndNode(device) = &mut self.slots[id.index()].body else {
-                    return;
+                let device = match &mut self.slots[id.index()].body {
+                    Body::EndNode(device) => device,
+                    Body::Switch(_) => return,
+                    Body::Gateway(gateway) => {
+                        let Some(frame) = gateway.next_leaving() else {
+                            break;
+                        };
+                        self.launch_from(from, frame);
+                        continue;
+                    }
                 };
                 let Some(frame) = device.poll_transmit(now, from.port) else {
                     break;
@@ -189,8 +202,11 @@ impl<D: EndNode> Fabric<D> {
                     device.ports_changed(now);
                 }
             }
-            // A switch has no functions to be told.
-            Body::Switch(switch) => while switch.node.take_port_change().is_some() {},
+            // A switch has no functions to be told, nor has a gateway.
+            Body::Switch(_) | Body::Gateway(_) => {
+                let node = self.slots[id.index()].node_mut();
+                while node.take_port_change().is_some() {}
+            }
         }
     }
 
@@ -198,7 +214,7 @@ impl<D: EndNode> Fabric<D> {
         let slot = &mut self.slots[id.index()];
         let device = match &slot.body {
             Body::EndNode(device) => device.poll_timeout(),
-            Body::Switch(_) => None,
+            Body::Switch(_) | Body::Gateway(_) => None,
         };
         let traps = &mut slot.node_mut().traps;
         traps.fresh = false;
@@ -237,6 +253,20 @@ impl<D: EndNode> Fabric<D> {
             return;
         }
         layer::count_sent(port, &frame);
+        self.launch(id, frame);
+    }
+
+    /// Puts a gateway's packet on its link, if that is up: no port layer looks at it.
+    fn launch_from(&mut self, from: Endpoint, frame: Frame) {
+        if let Some(id) = self.direction_from(from)
+            && self.links[id.link.index()].up
+        {
+            self.launch(id, frame);
+        }
+    }
+
+    /// Puts a packet on a link that has room.
+    fn launch(&mut self, id: DirectionId, frame: Frame) {
         if !self.taps.is_empty() {
             self.tap(id, &frame);
         }

@@ -2,6 +2,7 @@
 
 mod bring_up;
 mod faults;
+mod gateway;
 mod switching;
 mod traffic;
 mod traps;

@@ -1,0 +1,124 @@
+//! A host whose link leaves the fabric.
+
+use super::*;
+use crate::{LinkState, PortConfig};
+
+const LID: u16 = 5;
+const PEER: u16 = 9;
+
+/// A host that is cabled to a gateway.
+struct Edge {
+    bench: Bench,
+    host: NodeId,
+    gateway: NodeId,
+    link: LinkId,
+}
+
+impl Edge {
+    fn new() -> Self {
+        let mut bench = Bench::new();
+        let host = bench.host();
+        let gateway = bench.fabric.add_gateway("outside", PortConfig::default());
+        let link = bench.connect_by(host.port(1), gateway.port(1), LinkConfig::default());
+        bench.run();
+        Self {
+            bench,
+            host,
+            gateway,
+            link,
+        }
+    }
+
+    fn give(&mut self, frame: Frame) {
+        self.bench.fabric.send_from(self.gateway, frame);
+        self.bench.run();
+    }
+
+    fn taken(&mut self) -> Vec<Frame> {
+        let gateway = self.bench.fabric.gateway_mut(self.gateway).unwrap();
+        std::iter::from_fn(|| gateway.take()).collect()
+    }
+
+    /// Asks the host's SMA over the link, with the first hop made.
+    fn ask(&mut self, mut mad: Mad) -> Mad {
+        let smp: &mut DirectedRouteSmp = mad.view_mut();
+        assert!(smp.set_path(&[1]));
+        smp.set_hop_pointer(1);
+        self.give(smi::frame(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default()).unwrap());
+        let mut answers = self.taken();
+        assert_eq!(answers.len(), 1);
+        let answer = answers[0].smp().unwrap();
+        assert!(answer.view::<DirectedRouteSmp>().is_returning());
+        answer
+    }
+
+    fn set_state(&mut self, state: PortState) {
+        let mut mad = request::<PortInfo>(Method::SET, 0);
+        let now = self.ask(request::<PortInfo>(Method::GET, 0));
+        let mut info: PortInfo = *now.view::<DirectedRouteSmp>().attribute();
+        info.lid = Lid::new(LID);
+        info.master_sm_lid = Lid::new(PEER);
+        info.set_phys_state(ib_wire::smp::PortPhysState::NO_CHANGE);
+        info.set_port_state(state);
+        *mad.view_mut::<DirectedRouteSmp>().attribute_mut() = info;
+        let answer = self.ask(mad);
+        assert_eq!(answer.view::<DirectedRouteSmp>().status().get(), 0);
+    }
+
+    fn bring_up(&mut self) {
+        self.set_state(PortState::ARMED);
+        self.set_state(PortState::ACTIVE);
+    }
+}
+
+#[test]
+fn whoever_stands_behind_a_gateway_manages_the_port_and_exchanges_data_with_it() {
+    let mut edge = Edge::new();
+    edge.bring_up();
+    edge.give(datagram(PEER, LID, &[1; 16]));
+    let received = edge.bench.received(edge.host);
+    assert_eq!(received.iter().map(payload).collect::<Vec<_>>(), [[1; 16]]);
+    let out = datagram(LID, PEER, &[2; 16]);
+    edge.bench.send(edge.host.port(1), out.clone());
+    edge.bench.run();
+    let left = edge.taken();
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].bytes(), out.bytes());
+}
+
+#[test]
+fn nothing_passes_a_gateway_whose_cable_is_out() {
+    let mut edge = Edge::new();
+    edge.bring_up();
+    edge.bench.fabric.set_link(edge.link, LinkState::Down);
+    edge.bench.run();
+    assert_eq!(
+        edge.bench.port(edge.host.port(1)).state,
+        hca_api::PortState::Down
+    );
+    edge.give(datagram(PEER, LID, &[1; 16]));
+    let out = datagram(LID, PEER, &[2; 16]);
+    edge.bench.send(edge.host.port(1), out);
+    edge.bench.run();
+    assert!(edge.taken().is_empty());
+    edge.bench.fabric.set_link(edge.link, LinkState::Up);
+    edge.bench.run();
+    assert!(edge.bench.received(edge.host).is_empty());
+    edge.bring_up();
+}
+
+#[test]
+fn a_gateway_that_nobody_empties_loses_packets_and_counts_them() {
+    const SENT: usize = 5000;
+    let mut edge = Edge::new();
+    edge.bring_up();
+    for _ in 0..SENT {
+        edge.bench
+            .send(edge.host.port(1), datagram(LID, PEER, &[3; 4]));
+        edge.bench.run();
+    }
+    let taken = edge.taken().len();
+    let gateway = edge.bench.fabric.gateway_mut(edge.gateway).unwrap();
+    assert_eq!(usize::try_from(gateway.lost()).unwrap(), SENT - taken);
+    assert!(gateway.lost() > 0 && !gateway.has_arrived());
+}
