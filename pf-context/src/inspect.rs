@@ -36,6 +36,8 @@ pub struct VfRow {
     pub up: bool,
     /// Why its port is as it is, in a stable word: `up`, `physical_down`, `no_guid`, ...
     pub reason: &'static str,
+    /// What is known of that beyond the word.
+    pub detail: Option<&'static str>,
     /// What became of its MADs.
     pub statistics: MadStatistics,
     /// What it has, and its quotas.
@@ -278,6 +280,7 @@ impl<'a> PortView<'a> {
                 active: record.active,
                 up,
                 reason,
+                detail: None,
                 statistics: record.statistics.clone(),
                 usage: mux.vf_usage(vf),
                 ages: ages[vf.index()],

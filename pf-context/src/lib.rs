@@ -90,5 +90,5 @@ pub use output::{
     Cause, Output, Passed, PortEvent, Route, Sizes, StateBytes, VfDelivery, VfEvent, WireSend,
     WireSource,
 };
-pub use port_reason::PortReason;
+pub use port_reason::{GuidObstacle, PortReason};
 pub use statistics::{ClassStatistics, CountedClass, MadStatistics, Use, VfAges, VfUsage};

@@ -30,6 +30,7 @@ impl PfPort {
         VfRow {
             up: reason.is_up(),
             reason: reason.as_str(),
+            detail: reason.detail(),
             delivering,
             ..row
         }

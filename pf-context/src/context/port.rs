@@ -15,6 +15,7 @@ use super::config::{Depths, PfConfig, PfError};
 use super::event::PfEvent;
 use super::port_vfs::VfPort;
 use super::tunnel::{Received, Tunnel};
+use crate::GuidObstacle;
 use crate::config::PortConfig;
 use crate::guids::{GuidConfig, GuidManager, GuidToken};
 use crate::mux::PortMux;
@@ -43,6 +44,7 @@ pub struct PfPort {
     pub(super) mux: PortMux,
     pub(super) own: EndPort<QueuedMads>,
     pub(super) guids: GuidManager,
+    pub(super) guid_obstacle: Option<GuidObstacle>,
     /// Requests of the manager's that wait for the SA.
     pub(super) guid_queries: BTreeMap<QueryId, GuidToken>,
     pub(super) gsi: MadQp,
@@ -101,6 +103,7 @@ impl PfPort {
         let mux = mux(now, &own, seed, config);
         Ok(Self {
             guids: guid_manager(now, &own, seed, mux.has_alias_members()),
+            guid_obstacle: None,
             mux,
             guid_queries: BTreeMap::new(),
             own,

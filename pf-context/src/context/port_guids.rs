@@ -12,8 +12,8 @@ use vf_tunnel::VfId;
 use super::config::GuidSource;
 use super::event::PfEvent;
 use super::port::{CAUSE, PfPort};
-use crate::PortReason;
 use crate::guids::{GuidManager, GuidOutput, GuidState, GuidView};
+use crate::{GuidObstacle, PortReason};
 
 impl PfPort {
     /// Why a VF's port is up or not; `None` if there is no such VF.
@@ -28,7 +28,24 @@ impl PfPort {
                 .map_or(GuidState::WaitingForHardware, GuidState::InHardware),
         };
         let physical = self.own.view().state;
-        Some(PortReason::of(physical, own.admin_up, guid))
+        Some(PortReason::of(
+            physical,
+            own.admin_up,
+            guid,
+            self.guid_obstacle,
+        ))
+    }
+
+    /// Takes note of what keeps granted GUIDs out of the hardware, from whoever knows the fabric. It
+    /// only adds to [`PortReason::WaitingForHardware`].
+    pub fn set_guid_obstacle(&mut self, obstacle: Option<GuidObstacle>) {
+        if core::mem::replace(&mut self.guid_obstacle, obstacle) == obstacle {
+            return;
+        }
+        let vfs: Vec<VfId> = self.vf_numbers().collect();
+        for vf in vfs {
+            self.note_change(vf, PortChange::empty());
+        }
     }
 
     /// A VF's GUID as an administrator sees it.

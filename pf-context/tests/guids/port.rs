@@ -162,7 +162,8 @@ fn an_index_beyond_all_vfs_and_an_unknown_answer_change_nothing() {
 #[test]
 fn c230_the_reason_of_a_vfs_port_follows_its_guid_and_each_change_is_told() {
     let mut bench = Bench::ready();
-    let reason = |bench: &Bench| PortReason::of(PortState::ACTIVE, true, bench.state(3)).as_str();
+    let reason =
+        |bench: &Bench| PortReason::of(PortState::ACTIVE, true, bench.state(3), None).as_str();
     assert_eq!(reason(&bench), "no_guid_requested");
     bench.want(3, admin(0xa));
     assert_eq!(reason(&bench), "waiting_for_sa");
@@ -192,8 +193,8 @@ fn c230_the_reason_of_a_vfs_port_follows_its_guid_and_each_change_is_told() {
         GuidState::InHardware(Guid::new(0xa)),
     ];
     assert_eq!(states, expected);
-    let down = PortReason::of(PortState::DOWN, true, bench.state(3));
+    let down = PortReason::of(PortState::DOWN, true, bench.state(3), None);
     assert_eq!(down.as_str(), "physical_down");
-    let kept_down = PortReason::of(PortState::ACTIVE, false, bench.state(3));
+    let kept_down = PortReason::of(PortState::ACTIVE, false, bench.state(3), None);
     assert_eq!(kept_down.as_str(), "admin_down");
 }
