@@ -1,9 +1,13 @@
 //! The command line.
 
+mod serve;
+
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
+
+pub(crate) use serve::ServeArgs;
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]
@@ -24,6 +28,8 @@ pub(crate) enum Command {
     Drain(DrainArgs),
     /// Flood two hosts from their VFs, and see how another VF's connections fare.
     Flood(FloodArgs),
+    /// Serve an emulated fabric whose hosts share their adapters among VFs, until SIGTERM.
+    Serve(ServeArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

@@ -2,6 +2,8 @@
 
 use ib_vtime::Instant;
 
+use crate::watch::{Ready, WatchChange};
+
 /// Machines that a clock drives: the wall clock ([`crate::Runner`]) or a virtual one
 /// ([`crate::world::World::run_until`]).
 pub trait Driven {
@@ -11,4 +13,13 @@ pub trait Driven {
 
     /// When [`Driven::poll`] wants to be called next. `None`: not before something from outside.
     fn poll_timeout(&self) -> Option<Instant>;
+
+    /// The next change to the descriptors that the event loop is to watch; asked for after each
+    /// poll, until there is none. Without descriptors there is never any.
+    fn poll_watch(&mut self) -> Option<WatchChange> {
+        None
+    }
+
+    /// A watched descriptor is ready. A poll follows.
+    fn handle_ready(&mut self, _now: Instant, _ready: Ready) {}
 }

@@ -4,6 +4,7 @@
 //!
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop.
 //! * [`show`] writes what the PF's inspection data looks like.
+//! * [`serve`] is the running service: a world driven by the wall clock, and the ways in to it.
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
 //!   them in virtual time.
 
@@ -16,7 +17,9 @@ mod drop_log;
 pub mod flood;
 mod real_time;
 pub mod replay;
+pub mod serve;
 pub mod show;
+pub mod watch;
 pub mod world;
 
 pub use driven::Driven;

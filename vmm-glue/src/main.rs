@@ -14,7 +14,7 @@ use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
-use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs, FloodArgs};
+use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs, FloodArgs, ServeArgs};
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench(&args).map(|()| true),
         Command::Drain(args) => drain(&args),
         Command::Flood(args) => flood(&args),
+        Command::Serve(args) => serve(&args).map(|()| true),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -110,6 +111,14 @@ fn flood(args: &FloodArgs) -> anyhow::Result<bool> {
     })?;
     print(args.json, &report).context("cannot print")?;
     Ok(report.ok)
+}
+
+fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    start_log(args.verbose);
+    vhca::serve::run(&args.options(), &mut |announcement| {
+        print(args.json, announcement)
+    })?;
+    Ok(())
 }
 
 /// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.

@@ -13,6 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;
 
 use crate::Driven;
+use crate::watch::{Ready, WatchChange};
 
 /// Why the event loop cannot go on: the host failed, not what the loop drives.
 #[derive(Debug, Error)]
@@ -57,7 +58,7 @@ impl StopHandle {
 }
 
 /// Drives a [`Driven`] in real time on the calling thread: polls it until it is quiet, then sleeps in
-/// `epoll_wait` until its next deadline or a stop request.
+/// `epoll_wait` until its next deadline, a descriptor of its own, or a stop request.
 ///
 /// Its [`Instant`]s count from the runner's creation.
 #[derive(Debug)]
@@ -144,8 +145,28 @@ impl<D: Driven> Runner<D> {
                 return Ok(RunEnd::TimedOut);
             }
             subscriber.arm_timer(left)?;
+            self.take_over_watches()?;
             self.manager.run()?;
         }
+    }
+}
+
+impl<D: Driven> Runner<D> {
+    fn take_over_watches(&mut self) -> Result<(), LoopError> {
+        while let Some(change) = self.driven()?.poll_watch() {
+            let mut ops = self.manager.event_ops(self.subscriber)?;
+            match change {
+                WatchChange::Add(fd, tag, events) => {
+                    ops.add(Events::with_data_raw(fd, tag, events))?;
+                }
+                WatchChange::Modify(fd, tag, events) => {
+                    ops.modify(Events::with_data_raw(fd, tag, events))?;
+                }
+                // Closed behind the call: until then its number cannot be another's.
+                WatchChange::Remove(fd) => ops.remove(Events::empty(&fd))?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -180,8 +201,16 @@ impl<D: Driven> Subscriber<D> {
         if events.fd() == self.stop.as_raw_fd() {
             self.stop.read()?;
             self.stopped = true;
-        } else {
+        } else if events.fd() == self.timer.as_raw_fd() {
             self.timer.wait()?;
+        } else {
+            let ready = Ready {
+                fd: events.fd(),
+                tag: events.data(),
+                events: events.event_set(),
+            };
+            let now = self.now();
+            self.driven.handle_ready(now, ready);
         }
         Ok(())
     }

@@ -77,8 +77,7 @@ impl World {
         vf: VfId,
         spec: VfSpec,
     ) -> Result<HostFunction, VfError> {
-        let now = self.now;
-        self.with_pf(host, |pf, hca| pf.context.add_vf(now, hca, vf, spec))?;
+        self.add_idle_vf(host, vf, spec)?;
         match self.start_guest(host, vf) {
             Ok(()) => Ok(host.vf(vf)),
             Err(error) => {
@@ -86,6 +85,18 @@ impl World {
                 Err(error)
             }
         }
+    }
+
+    /// Adds a VF on which nothing runs yet.
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn add_idle_vf(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), PfError> {
+        let now = self.now;
+        self.with_pf(host, |pf, hca| pf.context.add_vf(now, hca, vf, spec))
     }
 
     /// Starts a guest's software on a VF anew, as a guest's boot does. What ran there before gives

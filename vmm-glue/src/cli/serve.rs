@@ -1,0 +1,58 @@
+//! Arguments of the service.
+
+use clap::Args;
+use vf_tunnel::VfId;
+use vhca::serve::{GuidPolicy, Options, SmChoice, TopologySpec};
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The fabric: single, two-switch, three-switch, or fat-tree:K:HOSTS.
+    #[arg(long, default_value_t)]
+    topology: TopologySpec,
+    /// Who manages the subnet: vhca itself on the management host, or somebody who comes by a socket.
+    #[arg(long, value_enum, default_value_t)]
+    sm: SmChoice,
+    /// The management host, whose adapter is not shared. By default the adapter called mgmt, or else
+    /// the first one.
+    #[arg(long, value_name = "NODE")]
+    manager: Option<String>,
+    /// The adapters that are shared among VFs; can be given more than once. By default all but that
+    /// of the management host.
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    pf: Vec<String>,
+    /// VFs of each shared adapter.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=i64::from(VfId::MAX)))]
+    vfs: u16,
+    /// Where the VFs' GUIDs come from.
+    #[arg(long, value_enum, default_value_t)]
+    guids: GuidPolicy,
+    /// Run a guest's software on every VF.
+    #[arg(long)]
+    guests: bool,
+    /// Seed of everything random; random itself by default.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Log on stderr what the PFs drop, a few lines for each VF and reason. RUST_LOG chooses more
+    /// finely.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
+impl ServeArgs {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            topology: self.topology.clone(),
+            sm: self.sm,
+            manager: self.manager.clone(),
+            pf: self.pf.clone(),
+            vfs: self.vfs,
+            guids: self.guids,
+            guests: self.guests,
+            seed: self.seed,
+            control: None,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Listening sockets in the file system: private to their owner, one server each.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+use thiserror::Error;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// Why a socket cannot be had.
+#[derive(Debug, Error)]
+pub enum ClaimError {
+    /// Another server listens there.
+    #[error("{}: a server is already running there; stop it, or choose another path", .0.display())]
+    Taken(PathBuf),
+    /// Something else than a socket is there.
+    #[error("{}: there is a file that is no socket; choose another path", .0.display())]
+    NoSocket(PathBuf),
+    /// The system refuses.
+    #[error("{}: cannot listen there", path.display())]
+    Refused {
+        /// Where.
+        path: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+}
+
+/// The right to a path, for as long as this lives. The kernel ends it with the process, however that
+/// dies. The socket is removed at the end; the lock file beside it stays.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Nobody is left to be told; the next server copes with a socket that stayed.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Listens on a stream socket at `path` that only its owner can connect to, in place of one that a
+/// dead server left. The listener does not block.
+///
+/// # Errors
+/// [`ClaimError`].
+pub fn claim_socket(path: &Path) -> Result<(UnixListener, Claim), ClaimError> {
+    let refused = |source: io::Error| ClaimError::Refused {
+        path: path.to_owned(),
+        source,
+    };
+    let lock = lock(path)?;
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(refused(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ClaimError::NoSocket(path.to_owned()));
+        }
+        // The server may be of another program, which knows nothing of the lock.
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(ClaimError::Taken(path.to_owned()));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(refused)?,
+    }
+    let listener = listen_privately(path).map_err(|error| refused(error.into()))?;
+    let claim = Claim {
+        path: path.to_owned(),
+        _lock: lock,
+    };
+    Ok((listener, claim))
+}
+
+fn lock(path: &Path) -> Result<File, ClaimError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let refused = |source: io::Error| ClaimError::Refused {
+        path: path.to_owned(),
+        source,
+    };
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let lock = options.open(name).map_err(refused)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::Taken(path.to_owned())),
+        Err(error) => Err(refused(error.into())),
+    }
+}
+
+/// The mode is set before the socket has a name, so that it is never open to others.
+fn listen_privately(path: &Path) -> rustix::io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_claimed_socket_is_its_owners_alone_and_goes_with_the_claim() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let (listener, claim) = claim_socket(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().is_ok());
+        drop(claim);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_path_is_claimed_once_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let claimed = claim_socket(&path).unwrap();
+        assert!(matches!(claim_socket(&path), Err(ClaimError::Taken(_))));
+        drop(claimed);
+        assert!(claim_socket(&path).is_ok());
+    }
+
+    #[test]
+    fn another_programs_live_socket_is_left_alone_and_a_dead_one_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(claim_socket(&path), Err(ClaimError::Taken(_))));
+        drop(other);
+        assert!(path.exists(), "as after kill -9");
+        assert!(claim_socket(&path).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_never_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        std::fs::write(&path, "data").unwrap();
+        assert!(matches!(claim_socket(&path), Err(ClaimError::NoSocket(_))));
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+        let nowhere = directory.path().join("no/such/directory");
+        assert!(matches!(
+            claim_socket(&nowhere),
+            Err(ClaimError::Refused { .. })
+        ));
+    }
+}

@@ -1,0 +1,269 @@
+//! What is served: a world whose nodes and hosts have names.
+
+use emulated_hca::{Built, Fabric, HcaConfig, NodeId};
+use ib_endpoint::EndPortError;
+use ib_vtime::Instant;
+use ib_wire::{Guid, PortNum};
+use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
+use subnet_lite::{OpenError, SubnetConfig};
+use thiserror::Error;
+use vf_tunnel::VfId;
+
+use super::{Options, SmChoice};
+use crate::Driven;
+use crate::world::{HostId, VfError, World, vf_spec};
+
+/// The name of an adapter that is taken for the management host's.
+const MANAGER: &str = "mgmt";
+
+/// Why a lab cannot be built.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// No adapter has that name.
+    #[error("there is no adapter {0:?} in the topology; there are {1}")]
+    NoSuchAdapter(String, String),
+    /// The topology has no adapter.
+    #[error("the topology has no adapter")]
+    NoAdapter,
+    /// A VF has no number.
+    #[error("a host has at most {max} VFs, not {0}", max = VfId::MAX)]
+    TooManyVfs(u16),
+    /// A host's software cannot be started.
+    #[error("cannot start host {0}")]
+    Host(String, #[source] EndPortError),
+    /// A PF context cannot be started.
+    #[error("cannot start the PF context of {0}")]
+    Pf(String, #[source] PfError),
+    /// A VF cannot be started.
+    #[error("cannot start {1} of {0}")]
+    Vf(String, VfId, #[source] VfError),
+    /// The subnet manager cannot be started.
+    #[error("cannot start the subnet manager on {0}")]
+    Manager(String, #[source] OpenError),
+}
+
+/// A host by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabHost {
+    /// The description of its adapter.
+    pub name: String,
+    /// The host.
+    pub id: HostId,
+    /// Whether it shares its adapter among VFs.
+    pub is_pf: bool,
+}
+
+/// A world whose nodes and hosts have names.
+#[derive(Debug)]
+pub struct Lab {
+    world: World,
+    hosts: Vec<LabHost>,
+}
+
+impl Lab {
+    /// Builds the fabric and starts the software of its hosts, and their VFs.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn build(options: &Options, seed: u64) -> Result<Self, LabError> {
+        let plan = options.topology.plan();
+        let (fabric, built) = plan.build(seed);
+        let cast = Cast::new(options, &plan.hcas)?;
+        let mut lab = Self {
+            world: World::new(fabric, seed),
+            hosts: Vec::new(),
+        };
+        lab.start_hosts(options, &plan.hcas, &built, &cast, seed)?;
+        Ok(lab)
+    }
+
+    fn start_hosts(
+        &mut self,
+        options: &Options,
+        hcas: &[HcaConfig],
+        built: &Built,
+        cast: &Cast,
+        seed: u64,
+    ) -> Result<(), LabError> {
+        for (index, (config, node)) in hcas.iter().zip(&built.hcas).enumerate() {
+            let name = config.description.clone();
+            let is_pf = cast.pfs.contains(&index);
+            let id = if is_pf {
+                let seed = seed.wrapping_add(index as u64 + 1);
+                self.start_pf(options, &name, *node, config, seed)?
+            } else {
+                let started = self.world.add_host(*node);
+                started.map_err(|error| LabError::Host(name.clone(), error))?
+            };
+            if index == cast.manager && options.sm == SmChoice::Lite {
+                let started = self
+                    .world
+                    .start_manager(id.port(1), SubnetConfig::default());
+                started.map_err(|error| LabError::Manager(name.clone(), error))?;
+            }
+            self.hosts.push(LabHost { name, id, is_pf });
+        }
+        Ok(())
+    }
+
+    fn start_pf(
+        &mut self,
+        options: &Options,
+        name: &str,
+        node: NodeId,
+        config: &HcaConfig,
+        seed: u64,
+    ) -> Result<HostId, LabError> {
+        let started = self.world.add_pf_host(node, &PfConfig::new(seed));
+        let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
+        for number in 1..=options.vfs {
+            let vf = VfId::new(number).ok_or(LabError::TooManyVfs(options.vfs))?;
+            let port = VfPortSpec {
+                guid: options.guids.into(),
+                ..VfPortSpec::default()
+            };
+            let spec = VfSpec {
+                ports: vec![port; usize::from(config.ports)],
+                ..vf_spec(vf_node_guid(config.node_guid, vf))
+            };
+            let added = if options.guests {
+                self.world.add_vf(id, vf, spec).map(|_| ())
+            } else {
+                self.world.add_idle_vf(id, vf, spec).map_err(VfError::from)
+            };
+            added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
+        }
+        Ok(id)
+    }
+
+    /// The world.
+    #[must_use]
+    pub const fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// The world, to be used. What is put into it is done with the next poll.
+    pub const fn world_mut(&mut self) -> &mut World {
+        &mut self.world
+    }
+
+    /// The fabric.
+    #[must_use]
+    pub const fn fabric(&self) -> &Fabric {
+        self.world.fabric()
+    }
+
+    /// The hosts, in the order of the topology.
+    #[must_use]
+    pub fn hosts(&self) -> &[LabHost] {
+        &self.hosts
+    }
+
+    /// The hosts that share their adapters.
+    pub fn pf_hosts(&self) -> impl Iterator<Item = &LabHost> {
+        self.hosts.iter().filter(|host| host.is_pf)
+    }
+
+    /// A host by its name.
+    #[must_use]
+    pub fn host(&self, name: &str) -> Option<&LabHost> {
+        self.hosts.iter().find(|host| host.name == name)
+    }
+
+    /// A node by its description or by its node GUID; a GUID is written as `0x` and its digits.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<NodeId> {
+        let digits = name.strip_prefix("0x");
+        let guid = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let fabric = self.world.fabric();
+        let mut ids = fabric.nodes().map(|(id, _)| id);
+        ids.find(|id| {
+            fabric.node(*id).is_some_and(|node| {
+                node.description.as_str() == Some(name) || Some(node.node_guid.get()) == guid
+            })
+        })
+    }
+
+    /// Lets everything happen that is due.
+    pub(super) fn poll(&mut self, now: Instant) {
+        self.world.poll(now);
+        for host in &self.hosts {
+            take_events(&mut self.world, host);
+        }
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.world.poll_timeout()
+    }
+
+    /// Begins to give back what the VFs have at the SA.
+    pub(super) fn shut_down(&mut self) {
+        for host in self.hosts.iter().filter(|host| host.is_pf) {
+            // A VF that cannot be reset keeps nobody from giving the rest back.
+            let _ = self.world.shut_down(host.id);
+        }
+    }
+
+    /// Whether nothing of the VFs is left at the SA.
+    pub(super) fn is_quiet(&self) -> bool {
+        let mut contexts = self.pf_hosts().map(|host| self.world.context(host.id));
+        contexts.all(pf_context::PfContext::is_quiet)
+    }
+}
+
+/// Takes the events of a host's own software: nobody waits for them.
+fn take_events(world: &mut World, host: &LabHost) {
+    let node = world.host(host.id).node();
+    let ports = world
+        .fabric()
+        .node(node)
+        .map_or(0, |node| node.port_count());
+    for port in (1..=ports).map(PortNum) {
+        while world.poll_event(host.id.port(port.0)).is_some() {}
+    }
+    if host.is_pf {
+        while world.poll_vf_news(host.id).is_some() {}
+    }
+}
+
+/// The node GUID of a VF: locally administered, and different from VF to VF as long as the adapters'
+/// node GUIDs differ in their low 40 bits.
+fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
+    const LOCAL: u64 = 0x02 << 56;
+    let adapter = adapter.get() & 0xff_ffff_ffff;
+    Guid::new(LOCAL | (adapter << 16) | u64::from(vf.get()))
+}
+
+/// Who plays which part, by the places of the adapters in the topology.
+#[derive(Debug)]
+struct Cast {
+    manager: usize,
+    pfs: Vec<usize>,
+}
+
+impl Cast {
+    fn new(options: &Options, hcas: &[HcaConfig]) -> Result<Self, LabError> {
+        let find = |name: &str| hcas.iter().position(|hca| hca.description == name);
+        let named = |name: &String| {
+            find(name).ok_or_else(|| {
+                let names: Vec<&str> = hcas.iter().map(|hca| hca.description.as_str()).collect();
+                LabError::NoSuchAdapter(name.clone(), names.join(", "))
+            })
+        };
+        if hcas.is_empty() {
+            return Err(LabError::NoAdapter);
+        }
+        let manager = match &options.manager {
+            Some(name) => named(name)?,
+            None => find(MANAGER).unwrap_or(0),
+        };
+        let pfs = if options.vfs == 0 {
+            Vec::new()
+        } else if options.pf.is_empty() {
+            (0..hcas.len()).filter(|index| *index != manager).collect()
+        } else {
+            options.pf.iter().map(named).collect::<Result<_, _>>()?
+        };
+        Ok(Self { manager, pfs })
+    }
+}

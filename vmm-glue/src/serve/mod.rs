@@ -1,0 +1,29 @@
+//! The running service: a fabric with the software of its hosts, driven by the wall clock, and the ways
+//! in to it.
+//!
+//! A [`Lab`] is what is served: a [`World`](crate::world::World) whose nodes and hosts have names. A
+//! [`Service`] drives it, and lends it to its [`WayIn`]s (sockets of every kind, signals) when their
+//! descriptors are ready and after each poll. [`run`] makes one from [`Options`] and runs it until it
+//! is asked to stop.
+
+mod claim;
+mod lab;
+mod notify;
+mod options;
+mod run;
+mod service;
+mod signals;
+mod topology;
+mod way_in;
+
+pub use claim::{Claim, ClaimError, claim_socket};
+pub use lab::{Lab, LabError, LabHost};
+pub use options::{GuidPolicy, Options, SmChoice};
+pub use run::{Announcement, ServeError, run};
+pub use service::Service;
+pub use signals::Signals;
+pub use topology::{TopologyError, TopologySpec};
+pub use way_in::{Turn, WayIn};
+
+#[cfg(test)]
+mod tests;

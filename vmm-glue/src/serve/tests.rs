@@ -1,0 +1,177 @@
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use emulated_hca::LinkState;
+use ib_vtime::Duration;
+use ib_wire::GidIndex;
+
+use super::*;
+use crate::watch::{EventSet, Ready};
+use crate::{Driven, RunEnd, Runner};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn options() -> Options {
+    Options {
+        topology: TopologySpec::ThreeSwitch,
+        vfs: 3,
+        ..Options::default()
+    }
+}
+
+/// Runs in virtual time until the condition holds; whether it came to hold.
+fn run_until(service: &mut Service, mut condition: impl FnMut(&Service) -> bool) -> bool {
+    let mut now = service.lab().world().now();
+    let end = now + LONG;
+    while now < end {
+        service.poll(now);
+        if condition(service) {
+            return true;
+        }
+        now = service.poll_timeout().map_or(end, |next| next.max(now));
+    }
+    false
+}
+
+fn all_vfs_up(service: &Service) -> bool {
+    use pf_context::inspect::Inspect;
+    let world = service.lab().world();
+    let mut hosts = service.lab().pf_hosts();
+    hosts.all(|host| {
+        let mut rows = Inspect::vfs(world.context(host.id), world.now());
+        rows.all(|row| row.up)
+    })
+}
+
+/// Says what it reads, and ends the service at the end of the file.
+#[derive(Debug)]
+struct Echo(Option<UnixStream>);
+
+impl WayIn for Echo {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        let socket = self.0.as_ref().unwrap();
+        turn.watches.add(socket, EventSet::IN);
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        assert!(ready.events.contains(EventSet::IN));
+        let socket = self.0.as_mut().unwrap();
+        let mut bytes = [0; 64];
+        match socket.read(&mut bytes).unwrap() {
+            0 => {
+                turn.watches.remove(self.0.take().unwrap());
+                turn.stop();
+            }
+            length => socket.write_all(&bytes[..length]).unwrap(),
+        }
+    }
+
+    fn flush(&mut self, _turn: &mut Turn<'_>) {}
+}
+
+#[test]
+fn a_way_in_is_called_when_its_descriptor_is_ready_and_can_end_the_service() {
+    let mut service = Service::new(Lab::build(&options(), 1).unwrap());
+    let (mut outside, inside) = UnixStream::pair().unwrap();
+    inside.set_nonblocking(true).unwrap();
+    service.add_way_in(Echo(Some(inside)));
+    let mut runner = Runner::new(service).unwrap();
+    outside.write_all(b"anybody there?").unwrap();
+    let client = std::thread::spawn(move || {
+        let mut answer = [0; 14];
+        outside.read_exact(&mut answer).unwrap();
+        answer
+    });
+    let end = runner.run_until(LONG, |service| service.stopped().is_some());
+    assert_eq!(end.unwrap(), RunEnd::Reached);
+    assert_eq!(&client.join().unwrap(), b"anybody there?");
+    assert_eq!(runner.driven().unwrap().stopped(), Some(true));
+}
+
+#[test]
+fn all_vfs_come_up_and_give_their_guids_back_at_the_end() {
+    let mut service = Service::new(Lab::build(&options(), 1).unwrap());
+    assert!(run_until(&mut service, all_vfs_up));
+    let manager = service.lab().host("mgmt").unwrap().id;
+    let aliases = |service: &Service| {
+        let world = service.lab().world();
+        let node = world.host(service.lab().host("host-a").unwrap().id).node();
+        let port = world.fabric().port(node.port(1)).unwrap();
+        let indices = (1..=3).map(GidIndex);
+        let guids = indices.filter_map(|index| port.guid_at(index));
+        guids.filter(|guid| !guid.is_none()).count()
+    };
+    assert_eq!(aliases(&service), 3);
+    service.stop();
+    assert!(run_until(&mut service, |service| service
+        .stopped()
+        .is_some()));
+    assert_eq!(service.stopped(), Some(true));
+    assert!(service.lab().world().manager(manager).is_some());
+    assert_eq!(aliases(&service), 0);
+}
+
+#[test]
+fn without_the_sa_the_end_comes_in_time_anyway() {
+    let mut service = Service::new(Lab::build(&options(), 1).unwrap());
+    assert!(run_until(&mut service, all_vfs_up));
+    let mgmt = service.lab().node("mgmt").unwrap().port(1);
+    let fabric = service.lab_mut().world_mut().fabric_mut();
+    let link = fabric.link_at(mgmt).unwrap();
+    fabric.set_link(link, LinkState::Down);
+    service.stop();
+    let begun = service.lab().world().now();
+    assert!(run_until(&mut service, |service| service
+        .stopped()
+        .is_some()));
+    assert_eq!(service.stopped(), Some(false));
+    assert!(service.lab().world().now() <= begun + Duration::from_secs(3));
+}
+
+#[test]
+fn hosts_play_the_parts_that_the_options_give_them() {
+    let pfs = |options: &Options| -> Vec<String> {
+        let lab = Lab::build(options, 1).unwrap();
+        lab.pf_hosts().map(|host| host.name.clone()).collect()
+    };
+    assert_eq!(pfs(&options()), ["host-a", "host-b"]);
+    let pf = vec!["host-b".to_owned()];
+    assert_eq!(pfs(&Options { pf, ..options() }), ["host-b"]);
+    assert!(
+        pfs(&Options {
+            vfs: 0,
+            ..options()
+        })
+        .is_empty()
+    );
+    let manager = Some("host-a".to_owned());
+    assert_eq!(
+        pfs(&Options {
+            manager,
+            ..options()
+        }),
+        ["mgmt", "host-b"]
+    );
+}
+
+#[test]
+fn a_name_that_no_adapter_has_is_refused_with_those_that_exist() {
+    let options = Options {
+        pf: vec!["host-z".to_owned()],
+        ..options()
+    };
+    let error = Lab::build(&options, 1).unwrap_err().to_string();
+    assert!(
+        error.contains("host-z") && error.contains("mgmt, host-a, host-b"),
+        "{error}"
+    );
+}
+
+#[test]
+fn nodes_are_found_by_description_and_by_guid() {
+    let lab = Lab::build(&options(), 1).unwrap();
+    let by_name = lab.node("S2").unwrap();
+    let guid = lab.fabric().node(by_name).unwrap().node_guid;
+    assert_eq!(lab.node(&guid.to_string()), Some(by_name));
+    assert_eq!(lab.node("S9"), None);
+}
