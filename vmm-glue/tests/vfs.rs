@@ -1,10 +1,10 @@
 //! Guests on the VFs of two hosts, in virtual time.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-use emulated_hca::{LinkConfig, Topology};
+use emulated_hca::{EndNode, LinkConfig, LinkState, Topology};
 use hca_api::{
-    AddressVector, FunctionId, FunctionManager, GlobalRoute, QpKind, SpecialQp, UdAddress,
-    UdDestination,
+    AddressVector, FunctionId, FunctionManager, GlobalRoute, PortChange, QpKind, SpecialQp,
+    UdAddress, UdDestination,
 };
 use ib_endpoint::cm::{CmEvent, CmEventKind};
 use ib_endpoint::sa_client::{StandingId, Wish};
@@ -329,6 +329,30 @@ fn a_group_of_many_guests_is_one_membership_of_each_host_at_the_sa() {
     // The guest was answered at once; the SA hears of it then.
     subnet.world.run_for(Duration::from_millis(1));
     assert_eq!((subnet.sa_requests() - before, subnet.members()), (3, 1));
+}
+
+#[test]
+fn a_guest_is_asked_to_register_again_once_the_sa_has_heard_of_its_guid() {
+    let mut subnet = Subnet::new(2, true);
+    let (host, manager) = (subnet.hosts[0], subnet.manager);
+    let guest = host.vf(vf(1)).port(1);
+    // What it heard when the subnet came up.
+    while subnet.world.poll_event(guest).is_some() {}
+    // The SA cannot be reached: the PF gives up after ten tries in a second.
+    let cable = subnet.world.host(manager).node().port(1);
+    let node = subnet.world.host(host).node();
+    let fabric = subnet.world.fabric_mut();
+    fabric.set_link(fabric.link_at(cable).unwrap(), LinkState::Down);
+    let device = fabric.device_mut(node).unwrap();
+    let port = device.node_mut().port_mut(PortNum(1)).unwrap();
+    port.note(PortChange::CLIENT_REREGISTER);
+    let asked = subnet.world.now();
+    subnet.wait_event(guest, |event| match event {
+        EndPortEvent::Port(change) => change.contains(PortChange::CLIENT_REREGISTER).then_some(()),
+        _ => None,
+    });
+    let waited = subnet.world.now() - asked;
+    assert!((900..1100).contains(&waited.as_millis()), "{waited:?}");
 }
 
 #[test]

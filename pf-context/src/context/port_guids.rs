@@ -117,6 +117,7 @@ impl PfPort {
             return false;
         };
         self.guids.answered(now, token, result);
+        self.release_held_news();
         true
     }
 

@@ -14,6 +14,9 @@ use crate::PortReason;
 use crate::config::VfConfig;
 use crate::output::PortEvent;
 
+/// What makes a VF turn to the SA with its own GUID: an SA that has forgotten it would refuse.
+const CALLS_TO_THE_SA: PortChange = PortChange::CLIENT_REREGISTER.union(PortChange::SM);
+
 /// What a VF has of a port besides its place in the mux.
 #[derive(Debug)]
 pub(super) struct VfPort {
@@ -28,8 +31,22 @@ pub(super) struct VfPort {
     shown: VirtualPort,
     /// What the VF is to be told.
     pub(super) change: PortChange,
+    /// What it is told once the SA knows its GUID again.
+    held: PortChange,
     /// Whether the VF is among those of which something changed.
     pub(super) is_changed: bool,
+}
+
+impl VfPort {
+    /// What the VF is to be told now. What would make it turn to the SA is held back while that has yet
+    /// to hear of its GUID again.
+    fn take_news(&mut self, is_unknown_to_sa: bool) -> PortChange {
+        let news = core::mem::take(&mut self.change) | core::mem::take(&mut self.held);
+        if is_unknown_to_sa {
+            self.held = news & CALLS_TO_THE_SA;
+        }
+        news - self.held
+    }
 }
 
 impl PfPort {
@@ -133,6 +150,7 @@ impl PfPort {
             reason: None,
             shown,
             change: PortChange::empty(),
+            held: PortChange::empty(),
             is_changed: false,
         })
     }
@@ -280,6 +298,16 @@ impl PfPort {
         }
     }
 
+    /// The SA has said something of GUIDs: VFs that wait for it may go on.
+    pub(super) fn release_held_news(&mut self) {
+        let waiting: Vec<VfId> = self.vf_numbers().collect();
+        for vf in waiting {
+            if self.vf_mut(vf).is_some_and(|own| !own.held.is_empty()) {
+                self.note_change(vf, PortChange::empty());
+            }
+        }
+    }
+
     fn tell_mux(&mut self, now: Instant, event: PortEvent) {
         self.mux.event(now, CAUSE, event);
     }
@@ -304,6 +332,7 @@ impl PfPort {
                 continue;
             };
             let pkeys = self.physical_pkeys(vf);
+            let is_unknown_to_sa = self.guids.is_being_confirmed(vf);
             let Some(own) = self.vf_mut(vf) else { continue };
             own.is_changed = false;
             let is_news = own.reason.replace(reason) != Some(reason);
@@ -319,7 +348,7 @@ impl PfPort {
             if view != own.shown && hca.set_virtual_port(vf.into(), port, view.clone()).is_ok() {
                 own.shown = view;
             }
-            let change = core::mem::take(&mut own.change);
+            let change = own.take_news(is_unknown_to_sa);
             if !change.is_empty() {
                 let event = AsyncEvent::Port { port, change };
                 let told = hca.notify(vf.into(), event);

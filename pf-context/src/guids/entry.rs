@@ -118,6 +118,11 @@ impl Entry {
         self.confirmed && self.granted().is_some_and(accepts)
     }
 
+    /// Whether the VF has its GUID, and the present SA is yet to say that it holds it.
+    pub(super) fn is_being_confirmed(&self) -> bool {
+        self.current.is_some() && matches!(self.need(), Some(Need::Set(_)))
+    }
+
     /// What the SA holds, if it said so.
     pub(super) const fn granted(&self) -> Option<Guid> {
         match self.at_sa {

@@ -258,6 +258,13 @@ impl GuidManager {
         entry.map_or(GuidState::NotRequested, |entry| entry.told)
     }
 
+    /// Whether the SA, which may have forgotten the VF's GUID, is being asked to take it again.
+    #[must_use]
+    pub fn is_being_confirmed(&self, vf: VfId) -> bool {
+        let entry = self.entries.get(vf.index());
+        self.may_ask() && entry.is_some_and(Entry::is_being_confirmed)
+    }
+
     /// A VF's GUID as an administrator sees it: what is wanted, and what there is.
     #[must_use]
     pub fn view(&self, vf: VfId) -> GuidView {

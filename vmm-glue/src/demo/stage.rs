@@ -135,7 +135,6 @@ impl Pace {
 pub(super) struct Standing {
     pub(super) port: NamedPort,
     pub(super) id: StandingId,
-    pub(super) is_membership: bool,
 }
 
 /// The stage. See the [module](self).
@@ -350,13 +349,8 @@ impl Stage {
         let world = self.world()?;
         let now = world.now();
         let port = world.port_mut(at.at);
-        let is_membership = matches!(wish, Wish::Membership { .. });
         let made = port.wish(now, wish);
-        self.wishes.push(Standing {
-            port: at,
-            id: made,
-            is_membership,
-        });
+        self.wishes.push(Standing { port: at, id: made });
         let granted: Result<SaAnswer, SaError> =
             self.wait_event(at, what, |event| match event {
                 EndPortEvent::Sa(SaEvent::Granted { standing, answer }) if *standing == made => {
