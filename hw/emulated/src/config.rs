@@ -34,13 +34,15 @@ impl Default for PortConfig {
 /// What a channel adapter is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HcaConfig {
-    /// NodeInfo:NodeGUID. Port `n`'s GUID is this plus `n`.
+    /// NodeInfo:NodeGUID.
     pub node_guid: Guid,
+    /// The ports' GUIDs in order; port `n` that has none here takes the node GUID plus `n`.
+    pub port_guids: Vec<Guid>,
     /// NodeInfo:SystemImageGUID; [`Guid::NONE`] takes the node GUID plus 255.
     pub system_image_guid: Guid,
     /// NodeDescription, UTF-8; cut after 64 bytes.
     pub description: String,
-    /// Number of ports, 1 to 2.
+    /// Number of ports, 1 to [`HcaConfig::MAX_PORTS`].
     pub ports: u8,
     /// What the ports support.
     pub port: PortConfig,
@@ -63,11 +65,27 @@ pub struct HcaConfig {
 }
 
 impl HcaConfig {
+    /// Ports of an adapter at most.
+    pub const MAX_PORTS: u8 = 2;
+
+    /// The GUID of a port.
+    #[must_use]
+    pub fn port_guid(&self, port: u8) -> Guid {
+        let given = usize::from(port)
+            .checked_sub(1)
+            .and_then(|at| self.port_guids.get(at));
+        match given {
+            Some(guid) if !guid.is_none() => *guid,
+            _ => Guid::new(self.node_guid.get().wrapping_add(u64::from(port))),
+        }
+    }
+
     /// A two-port adapter with the identity of a ConnectX-3 and the given node GUID.
     #[must_use]
     pub fn new(node_guid: Guid, description: &str) -> Self {
         Self {
             node_guid,
+            port_guids: Vec::new(),
             system_image_guid: Guid::NONE,
             description: description.to_owned(),
             ports: 2,
@@ -100,7 +118,7 @@ pub struct SwitchConfig {
     pub system_image_guid: Guid,
     /// NodeDescription, UTF-8; cut after 64 bytes.
     pub description: String,
-    /// External ports, 1 to 64; more are not made.
+    /// External ports, 1 to [`SwitchConfig::MAX_PORTS`]; more are not made.
     pub ports: u8,
     /// What the ports support.
     pub port: PortConfig,
@@ -123,6 +141,9 @@ pub struct SwitchConfig {
 }
 
 impl SwitchConfig {
+    /// External ports of a switch at most.
+    pub const MAX_PORTS: u8 = 127;
+
     /// A switch with the given node GUID and number of external ports.
     #[must_use]
     pub fn new(node_guid: Guid, description: &str, ports: u8) -> Self {

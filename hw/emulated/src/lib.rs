@@ -29,6 +29,7 @@ mod smi;
 mod switch;
 mod tap;
 mod topology;
+pub mod topology_file;
 mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
@@ -43,5 +44,9 @@ pub use node::{EndNode, Node, NodeKind};
 pub use pma::PortCounters;
 pub use port::PhysicalPort;
 pub use tap::{TapId, TapPoint, Tapped};
-pub use topology::{Built, PlannedPort, Topology};
+pub use topology::{Built, PlannedNode, PlannedPort, Topology};
+pub use topology_file::{
+    MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, SourceText, TopologyError, TopologyFile,
+    TopologyProblem,
+};
 pub use trap::{BadKey, WrongKey};

@@ -8,7 +8,7 @@ use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
 use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, Vl};
 
-use crate::switch::{MAX_PORTS, Tables};
+use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
 
@@ -118,8 +118,7 @@ impl Node {
     pub fn channel_adapter(config: &HcaConfig) -> Self {
         let ports = (1..=config.ports)
             .map(|n| {
-                let guid = Guid::new(config.node_guid.get().wrapping_add(u64::from(n)));
-                let mut port = new_port(PortNum(n), guid, &config.port);
+                let mut port = new_port(PortNum(n), config.port_guid(n), &config.port);
                 port.guid_cap = config.guid_table_len.max(1);
                 port.pkey_cap = config.pkey_table_len.max(1);
                 port.capabilities = config.capabilities;
@@ -150,7 +149,7 @@ impl Node {
     /// The node of a switch: external ports down, port 0 up.
     #[must_use]
     pub fn switch(config: &SwitchConfig) -> Self {
-        let ports = (0..=config.ports.min(MAX_PORTS))
+        let ports = (0..=config.ports.min(SwitchConfig::MAX_PORTS))
             .map(|n| {
                 let mut port = new_port(PortNum(n), config.node_guid, &config.port);
                 port.pkey_cap = config.pkey_table_len.max(1);

@@ -7,7 +7,7 @@ use ib_wire::{
     Gid, GidIndex, Guid, Lid, Lmc, MKey, Mtu, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix, Vl,
 };
 
-use crate::PortCounters;
+use crate::{PortConfig, PortCounters};
 
 /// A port of a channel adapter or a switch.
 ///
@@ -235,6 +235,20 @@ impl PhysicalPort {
     /// Writes an entry of the P_Key table; whether that changed it.
     pub(crate) fn set_pkey(&mut self, index: PKeyIndex, pkey: PKey) -> bool {
         set_entry(&mut self.pkeys, usize::from(index.0), pkey, PKey::INVALID)
+    }
+
+    /// Sets what the port supports, and enables all of it.
+    pub(crate) const fn support(&mut self, config: &PortConfig) {
+        self.width_supported = config.widths;
+        self.width_enabled = config.widths;
+        self.width_active = config.widths;
+        self.speed_supported = config.speeds;
+        self.speed_enabled = config.speeds;
+        self.extended_speed_supported = config.extended_speeds;
+        self.extended_speed_enabled = config.extended_speeds;
+        self.mtu_cap = config.mtu;
+        self.vl_cap = config.vl_cap;
+        self.operational_vls = config.vl_cap;
     }
 
     /// Notes a change for the device to take.

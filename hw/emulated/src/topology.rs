@@ -1,21 +1,64 @@
 //! Fabrics of well-known shapes.
 
+use std::collections::BTreeMap;
+
 use ib_wire::Guid;
 
-use crate::{EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, SwitchConfig};
+use crate::{
+    EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, PortConfig, SwitchConfig,
+};
 
 /// The first node GUID of a topology; each node's is 0x100 after the one before, so that port
 /// GUIDs fit between.
 const FIRST_GUID: u64 = 0x0002_c903_0000_0000;
 const GUID_STEP: u64 = 0x100;
 
-/// An end of a planned link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A port of a planned node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PlannedPort {
     /// An adapter, by its place in [`Topology::hcas`], and a port.
     Hca(usize, u8),
     /// A switch, by its place in [`Topology::switches`], and a port.
     Switch(usize, u8),
+}
+
+/// A planned node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PlannedNode {
+    /// An adapter, by its place in [`Topology::hcas`].
+    Hca(usize),
+    /// A switch, by its place in [`Topology::switches`].
+    Switch(usize),
+}
+
+impl PlannedNode {
+    /// A port of the node.
+    #[must_use]
+    pub const fn port(self, port: u8) -> PlannedPort {
+        match self {
+            Self::Hca(index) => PlannedPort::Hca(index, port),
+            Self::Switch(index) => PlannedPort::Switch(index, port),
+        }
+    }
+}
+
+impl PlannedPort {
+    /// The node that has the port.
+    #[must_use]
+    pub const fn node(self) -> PlannedNode {
+        match self {
+            Self::Hca(index, _) => PlannedNode::Hca(index),
+            Self::Switch(index, _) => PlannedNode::Switch(index),
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Hca(_, port) | Self::Switch(_, port) => port,
+        }
+    }
 }
 
 /// A plan of a fabric. Change what you like before [`Topology::build`].
@@ -37,6 +80,8 @@ pub struct Topology {
     pub links: Vec<(PlannedPort, PlannedPort)>,
     /// What every link is made from.
     pub link: LinkConfig,
+    /// What ports support that differ from the rest of their node.
+    pub ports: BTreeMap<PlannedPort, PortConfig>,
 }
 
 /// The names of a plan's parts in the fabric that was built, in the plan's order.
@@ -93,6 +138,20 @@ impl Topology {
                 let host = plan.add_hca(&format!("H{s}-{port}"), 1);
                 plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(switch, port));
             }
+        }
+        plan
+    }
+
+    /// Two switches with two links between them, a management host (`mgmt-1`, `mgmt-2`) and two hosts
+    /// (`H1-1` to `H2-2`) behind each.
+    ///
+    /// The adapters are, in order, the four hosts, then the two for management.
+    #[must_use]
+    pub fn two_switches_with_management() -> Self {
+        let mut plan = Self::two_switches(2);
+        for switch in 0..2 {
+            let host = plan.add_hca(&format!("mgmt-{}", switch + 1), 1);
+            plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(switch, 6));
         }
         plan
     }
@@ -189,6 +248,11 @@ impl Topology {
         for config in &self.switches {
             built.switches.push(fabric.add_switch(config));
         }
+        for (port, config) in &self.ports {
+            if let Some(end) = built.endpoint(*port) {
+                fabric.set_supported(end, config);
+            }
+        }
         for (a, b) in &self.links {
             let ends = built.endpoint(*a).zip(built.endpoint(*b));
             if let Some((a, b)) = ends
@@ -202,14 +266,20 @@ impl Topology {
 }
 
 impl Built {
+    /// A planned node in the fabric that was built.
+    #[must_use]
+    pub fn node(&self, node: PlannedNode) -> Option<NodeId> {
+        match node {
+            PlannedNode::Hca(index) => self.hcas.get(index),
+            PlannedNode::Switch(index) => self.switches.get(index),
+        }
+        .copied()
+    }
+
     /// A planned port in the fabric that was built.
     #[must_use]
     pub fn endpoint(&self, port: PlannedPort) -> Option<Endpoint> {
-        let (nodes, index, port) = match port {
-            PlannedPort::Hca(index, port) => (&self.hcas, index, port),
-            PlannedPort::Switch(index, port) => (&self.switches, index, port),
-        };
-        nodes.get(index).map(|node| node.port(port))
+        self.node(port.node()).map(|node| node.port(port.number()))
     }
 }
 
@@ -234,6 +304,7 @@ mod tests {
     fn every_planned_link_is_made_and_comes_up() {
         for plan in [
             Topology::two_switches(6),
+            Topology::two_switches_with_management(),
             Topology::three_switches(),
             Topology::fat_tree(4, 16),
         ] {

@@ -45,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     ("sm", sm::sm),
     ("smi", parsers::smi),
     ("tids", tids::tids),
+    ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
 ];
 

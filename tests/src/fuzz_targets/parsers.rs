@@ -1,5 +1,6 @@
 //! Targets that parse: bytes in, fields out, and where there is a writer, the same bytes again.
 
+use emulated_hca::{SourceText, TopologyFile};
 use ib_capture::{Reader, Writer};
 use ib_endpoint::smi;
 use ib_wire::mad::Mad;
@@ -259,5 +260,42 @@ pub(super) fn capture(data: &[u8]) {
 pub(super) fn trace(data: &[u8]) {
     if let Err(error) = traces::parse("fuzz", &String::from_utf8_lossy(data)) {
         assert!(!error.to_string().is_empty());
+    }
+}
+
+/// A topology file that may include itself or a small one. One that is understood is built, written
+/// and understood again.
+pub(super) fn topology_file(data: &[u8]) {
+    let source = SourceText {
+        name: "fuzz".to_owned(),
+        text: String::from_utf8_lossy(data).into_owned(),
+    };
+    let lines = source.text.lines().count();
+    let itself = source.clone();
+    let read = TopologyFile::parse_with(source, |name, from| match name {
+        "itself" => Ok(itself.clone()),
+        "small" => Ok(SourceText {
+            name: name.to_owned(),
+            text: "# small\nvendid=1\n".to_owned(),
+        }),
+        _ => Err(format!("{from} names it")),
+    });
+    match read {
+        Ok(file) => {
+            assert_eq!(
+                file.nodes.len(),
+                file.topology.hcas.len() + file.topology.switches.len()
+            );
+            let (_, built) = file.topology.build(1);
+            assert_eq!(built.links.len(), file.topology.links.len());
+            let text = file.topology.to_net_file();
+            let again =
+                TopologyFile::parse("again", &text).expect("what was written is understood");
+            assert_eq!(again.topology.links.len(), file.topology.links.len());
+        }
+        Err(error) => {
+            assert!(error.line <= lines);
+            assert!(!error.to_string().is_empty());
+        }
     }
 }

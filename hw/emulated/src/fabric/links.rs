@@ -7,7 +7,9 @@ use super::traffic::lost_link;
 use super::{Fabric, NodeId, Timer};
 use crate::link::{DirectionId, FaultInjector, data_rate, negotiate};
 use crate::node::LinkRequest;
-use crate::{EndNode, Endpoint, FaultPlan, LinkId, LinkState, Node, NodeKind, PhysicalPort};
+use crate::{
+    EndNode, Endpoint, FaultPlan, LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig,
+};
 
 impl<D: EndNode> Fabric<D> {
     fn ends(&self, link: LinkId) -> [Endpoint; 2] {
@@ -23,6 +25,15 @@ impl<D: EndNode> Fabric<D> {
 
     fn port_mut(&mut self, at: Endpoint) -> Option<&mut PhysicalPort> {
         self.node_mut(at.node).port_mut(at.port)
+    }
+
+    /// Sets what a port supports before it gets a link.
+    pub(crate) fn set_supported(&mut self, at: Endpoint, config: &PortConfig) {
+        if self.slots.get(at.node.index()).is_some()
+            && let Some(port) = self.port_mut(at)
+        {
+            port.support(config);
+        }
     }
 
     /// Starts training a link that is down, if the cable is plugged in and one port looks for the

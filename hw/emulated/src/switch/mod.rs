@@ -8,7 +8,7 @@ use ib_wire::packet::{Deth, Lnh};
 use ib_wire::{PortNum, Vl};
 use zerocopy::FromBytes;
 
-pub(crate) use tables::{MAX_PORTS, Tables};
+pub(crate) use tables::Tables;
 
 use crate::{Frame, Node, PhysicalPort, SwitchConfig};
 

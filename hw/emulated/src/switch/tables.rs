@@ -6,9 +6,6 @@ use ib_wire::{Lid, PortNum, Sl, Vl};
 use crate::SwitchConfig;
 use crate::port::data_vls;
 
-/// External ports of a switch at most.
-pub(crate) const MAX_PORTS: u8 = 64;
-
 /// The tables of a switch. Each is as long as the highest entry that was ever set, so a switch of
 /// a small subnet costs little.
 #[derive(Clone, Debug)]
@@ -44,7 +41,7 @@ impl Tables {
             linear: Vec::new(),
             multicast: Vec::new(),
             sl2vl: Vec::new(),
-            ports: config.ports.min(MAX_PORTS),
+            ports: config.ports.min(SwitchConfig::MAX_PORTS),
         }
     }
 
@@ -151,3 +148,5 @@ impl Tables {
 }
 
 const _: () = assert!(MulticastForwardingTable::PORTS == 16);
+// A bit for each port, and one for port 0.
+const _: () = assert!((SwitchConfig::MAX_PORTS as u32) < u128::BITS);
