@@ -33,7 +33,7 @@ pub mod topology_file;
 mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
-pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId};
+pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
 pub use frame::Frame;
 pub use gateway::Gateway;
 pub use link::{
@@ -43,6 +43,7 @@ pub use link::{
 pub use node::{EndNode, Node, NodeKind};
 pub use pma::PortCounters;
 pub use port::PhysicalPort;
+pub use switch::Port0Mad;
 pub use tap::{TapId, TapPoint, Tapped};
 pub use topology::{Built, PlannedNode, PlannedPort, Topology};
 pub use topology_file::{

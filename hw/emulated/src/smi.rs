@@ -145,8 +145,7 @@ fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) ->
             }
         }
         LocalMad::Consumed => Outcome::Drop,
-        LocalMad::NotHandled if node.kind() == NodeKind::ChannelAdapter => Outcome::Deliver(frame),
-        LocalMad::NotHandled => Outcome::Drop,
+        LocalMad::NotHandled => Outcome::Deliver(frame),
     }
 }
 
@@ -172,7 +171,7 @@ fn answer(node: &mut Node, port: PortNum, mut response: Frame) -> Outcome {
         };
     }
     match node.kind() {
-        NodeKind::ChannelAdapter if is_for(node, port, lrh.dlid) => Outcome::Deliver(response),
+        _ if is_for(node, port, lrh.dlid) => Outcome::Deliver(response),
         NodeKind::ChannelAdapter => Outcome::Send(port, response),
         NodeKind::Switch => Outcome::Route(PortNum(0), response),
     }

@@ -1,6 +1,8 @@
 //! The fabric: nodes, links, and the packets between them.
 
 mod links;
+mod port0;
+mod route;
 mod traffic;
 
 use std::collections::VecDeque;
@@ -11,9 +13,12 @@ use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
 use thiserror::Error;
 
+pub use route::Travelling;
+
 use crate::hca::{Device, Function};
 use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
+
 use crate::{
     EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway, HcaConfig, LinkConfig, LinkId,
     LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint, Tapped,
@@ -179,6 +184,8 @@ pub struct Fabric<D = Device> {
     tapped: VecDeque<Tapped>,
     taps_missed: u64,
     next_ticket: u64,
+    /// Switches whose software on port 0 has something to receive.
+    port0_ready: VecDeque<NodeId>,
 }
 
 impl Fabric {
@@ -238,6 +245,7 @@ impl<D: EndNode> Fabric<D> {
             tapped: VecDeque::new(),
             taps_missed: 0,
             next_ticket: 0,
+            port0_ready: VecDeque::new(),
         }
     }
 

@@ -65,7 +65,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    fn deliver(&mut self, end: Endpoint, frame: Frame) {
+    pub(super) fn deliver(&mut self, end: Endpoint, frame: Frame) {
         let now = self.now;
         match &mut self.slots[end.node.index()].body {
             Body::EndNode(device) => {
@@ -83,21 +83,29 @@ impl<D: EndNode> Fabric<D> {
                 if wants_service {
                     self.activate(end.node);
                 }
+                self.note_port0(end.node);
             }
             Body::Gateway(gateway) => gateway.arrive(frame),
         }
     }
 
     /// Does with an SMP at a node what the interface there decided.
-    fn follow(&mut self, at: Endpoint, outcome: Outcome) {
+    pub(super) fn follow(&mut self, at: Endpoint, outcome: Outcome) {
         match outcome {
             Outcome::Drop => {}
             Outcome::Send(port, frame) => self.transmit(at.node, port, frame),
             Outcome::Deliver(frame) => {
                 let now = self.now;
-                if let Body::EndNode(device) = &mut self.slots[at.node.index()].body {
-                    device.receive(now, at.port, frame);
-                    self.activate(at.node);
+                match &mut self.slots[at.node.index()].body {
+                    Body::EndNode(device) => {
+                        device.receive(now, at.port, frame);
+                        self.activate(at.node);
+                    }
+                    Body::Switch(switch) => {
+                        switch.deliver_smp(frame);
+                        self.note_port0(at.node);
+                    }
+                    Body::Gateway(_) => {}
                 }
             }
             Outcome::Route(in_port, frame) => {
@@ -132,6 +140,7 @@ impl<D: EndNode> Fabric<D> {
         }
         self.tap_tunnels(id);
         self.pull(id);
+        self.pull_port0(id);
         self.tell_changes(id);
         self.set_timer(id);
     }

@@ -3,19 +3,25 @@
 mod port0;
 mod tables;
 
+use hca_api::SpecialQp;
 use ib_wire::notice::SwitchPKeyDetails;
 use ib_wire::packet::{Deth, Lnh};
 use ib_wire::{PortNum, Vl};
 use zerocopy::FromBytes;
 
+pub use port0::Port0Mad;
+pub(crate) use port0::{Port0, Port0Send};
 pub(crate) use tables::Tables;
 
 use crate::{Frame, Node, PhysicalPort, SwitchConfig};
+use port0::Taken;
 
 /// A switch of the fabric.
 #[derive(Debug)]
 pub(crate) struct Switch {
     pub(crate) node: Node,
+    /// The queue pairs of the software on port 0, if there is any.
+    pub(crate) port0: Option<Port0>,
 }
 
 /// Packets that leave the switch, and the ports they leave by.
@@ -25,6 +31,31 @@ impl Switch {
     pub(crate) fn new(config: &SwitchConfig) -> Self {
         Self {
             node: Node::switch(config),
+            port0: None,
+        }
+    }
+
+    /// Whether the software on port 0 has something to receive of which the fabric was not told.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.port0.as_mut().is_some_and(Port0::has_news)
+    }
+
+    /// Takes an SMP that is for the software on QP0 of port 0.
+    pub(crate) fn deliver_smp(&mut self, frame: Frame) {
+        if let Some(port0) = &mut self.port0
+            && let Some(smp) = port0::smp(&self.node, frame)
+        {
+            port0.deliver(smp);
+        }
+    }
+
+    /// The next packet that the software on port 0 sends, and from which queue pair.
+    pub(crate) fn next_send(&mut self) -> Option<(SpecialQp, Frame)> {
+        loop {
+            let send: Port0Send = self.port0.as_mut()?.next_send()?;
+            if let Some(frame) = port0::frame(&self.node, &send) {
+                return Some((send.special, frame));
+            }
         }
     }
 
@@ -114,8 +145,14 @@ impl Switch {
         out: &mut Outputs,
     ) {
         if out_port.0 == 0 {
-            if let Some(answer) = port0::receive(&mut self.node, frame) {
-                self.forward(PortNum(0), answer, out);
+            match port0::receive(&mut self.node, frame) {
+                Taken::Answer(answer) => self.forward(PortNum(0), answer, out),
+                Taken::Software(mad) => {
+                    if let Some(port0) = &mut self.port0 {
+                        port0.deliver(mad);
+                    }
+                }
+                Taken::Nothing => {}
             }
             return;
         }

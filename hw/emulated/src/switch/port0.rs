@@ -1,16 +1,124 @@
-//! A switch's management port as a destination of data packets: its QP1.
+//! A switch's management port as the end of packets: its agents, and the software on QP0 and QP1 if
+//! there is any.
 
-use hca_api::LocalMad;
+use std::collections::VecDeque;
+
+use hca_api::{
+    GlobalRoute, HcaError, LocalMad, SourceAddress, SpecialQp, UdAddress, UdDestination,
+};
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{Grh, Packet, UdFrame};
-use ib_wire::{PortNum, Psn, QKey, Qpn};
+use ib_wire::{GidIndex, PKeyIndex, PortNum, Psn, QKey, Qpn, Vl};
 use zerocopy::IntoBytes;
 
-use crate::{BadKey, Frame, Node, WrongKey, pma};
+use crate::{BadKey, Frame, Node, WrongKey, pma, smi};
 
-/// Takes a packet for port 0 and gives the response, if there is one. Port 0 has no software: what
-/// its agents do not answer ends here.
-pub(super) fn receive(node: &mut Node, mut frame: Frame) -> Option<Frame> {
+const PORT0: PortNum = PortNum::SWITCH_MANAGEMENT;
+
+/// A MAD that came to the software on a switch's port 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port0Mad {
+    /// QP0 or QP1.
+    pub special: SpecialQp,
+    /// Its sender.
+    pub source: SourceAddress,
+    /// The MAD. Of a directed-route SMP the hop pointer is where the route ends: one beyond the hop
+    /// count on the way out, 0 on the way back.
+    pub mad: Mad,
+}
+
+/// A MAD that the software sends.
+#[derive(Debug)]
+pub(crate) struct Port0Send {
+    pub(crate) special: SpecialQp,
+    to: UdDestination,
+    mad: Mad,
+}
+
+/// The two queue pairs of the software on a port 0.
+#[derive(Debug)]
+pub(crate) struct Port0 {
+    depth: usize,
+    received: VecDeque<Port0Mad>,
+    sends: VecDeque<Port0Send>,
+    overrun: u64,
+    /// The fabric knows that there is something to receive.
+    is_told: bool,
+}
+
+impl Port0 {
+    /// Two queue pairs that hold so many MADs each way.
+    pub(crate) const fn new(depth: usize) -> Self {
+        Self {
+            depth,
+            received: VecDeque::new(),
+            sends: VecDeque::new(),
+            overrun: 0,
+            is_told: false,
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, mad: Port0Mad) {
+        if self.received.len() < self.depth {
+            self.received.push_back(mad);
+        } else {
+            self.overrun += 1;
+        }
+    }
+
+    /// Whether there is something to receive of which the fabric was not told.
+    pub(crate) fn has_news(&mut self) -> bool {
+        !self.received.is_empty() && !core::mem::replace(&mut self.is_told, true)
+    }
+
+    pub(crate) fn receive(&mut self) -> Option<Port0Mad> {
+        let mad = self.received.pop_front();
+        self.is_told = !self.received.is_empty();
+        mad
+    }
+
+    pub(crate) const fn overrun(&self) -> u64 {
+        self.overrun
+    }
+
+    pub(crate) fn can_send(&self) -> bool {
+        self.sends.len() < self.depth
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        special: SpecialQp,
+        to: UdDestination,
+        mad: Mad,
+    ) -> Result<(), HcaError> {
+        if !self.can_send() {
+            return Err(HcaError::QueueFull);
+        }
+        self.sends.push_back(Port0Send { special, to, mad });
+        Ok(())
+    }
+
+    pub(crate) fn next_send(&mut self) -> Option<Port0Send> {
+        self.sends.pop_front()
+    }
+}
+
+/// What became of a packet for port 0.
+pub(super) enum Taken {
+    /// The port's agents answer it.
+    Answer(Frame),
+    /// It is for the software.
+    Software(Port0Mad),
+    /// It ends here.
+    Nothing,
+}
+
+/// Takes a packet for port 0.
+pub(super) fn receive(node: &mut Node, frame: Frame) -> Taken {
+    take(node, frame).unwrap_or(Taken::Nothing)
+}
+
+fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
     if !frame.icrc_matches() {
         return None;
     }
@@ -20,7 +128,6 @@ pub(super) fn receive(node: &mut Node, mut frame: Frame) -> Option<Frame> {
     if transport.bth.dest_qp != Qpn::GSI {
         return None;
     }
-    let port0 = PortNum::SWITCH_MANAGEMENT;
     let bad_key = |key| BadKey {
         key,
         slid: packet.lrh.slid,
@@ -30,21 +137,37 @@ pub(super) fn receive(node: &mut Node, mut frame: Frame) -> Option<Frame> {
         dest_qpn: transport.bth.dest_qp,
         gids: packet.grh.map(|grh| (grh.sgid, grh.dgid)),
     };
-    if node
-        .port(port0)?
-        .matching_pkey(transport.bth.pkey)
-        .is_none()
-    {
-        node.report_bad_key(port0, &bad_key(WrongKey::PKey(transport.bth.pkey)));
+    let Some(pkey_index) = node.port(PORT0)?.matching_pkey(transport.bth.pkey) else {
+        node.report_bad_key(PORT0, &bad_key(WrongKey::PKey(transport.bth.pkey)));
         return None;
-    }
+    };
     if deth.qkey != QKey::GSI {
-        node.report_bad_key(port0, &bad_key(WrongKey::QKey(deth.qkey)));
+        node.report_bad_key(PORT0, &bad_key(WrongKey::QKey(deth.qkey)));
         return None;
     }
     let mad = Mad::from_bytes(transport.payload)?;
-    let LocalMad::Reply(reply) = pma::process(node, port0, &mad) else {
-        return None;
+    let LocalMad::Reply(reply) = pma::process(node, PORT0, &mad) else {
+        let port = node.port(PORT0)?;
+        let source = SourceAddress {
+            port: PORT0,
+            slid: packet.lrh.slid,
+            src_qpn: deth.src_qp,
+            sl: packet.lrh.sl(),
+            dlid_path_bits: path_bits(packet.lrh.dlid, port.lmc),
+            pkey_index,
+            grh: packet.grh.map(|grh| GlobalRoute {
+                remote_gid: grh.sgid,
+                sgid_index: port.gid_index(grh.dgid).unwrap_or(GidIndex(0)),
+                flow_label: grh.flow_label(),
+                hop_limit: grh.hop_limit,
+                traffic_class: grh.traffic_class(),
+            }),
+        };
+        return Some(Taken::Software(Port0Mad {
+            special: SpecialQp::Gsi,
+            source,
+            mad,
+        }));
     };
     let mut buffer = [0; MAD_SIZE + 128];
     let len = UdFrame {
@@ -64,5 +187,72 @@ pub(super) fn receive(node: &mut Node, mut frame: Frame) -> Option<Frame> {
     }
     .write(&mut buffer)
     .ok()?;
+    Some(Taken::Answer(Frame::sealed(&buffer[..len])))
+}
+
+/// The SMP in a packet that ends at port 0, for the software on QP0.
+pub(super) fn smp(node: &Node, mut frame: Frame) -> Option<Port0Mad> {
+    let lrh = *frame.lrh()?;
+    let source = SourceAddress {
+        port: PORT0,
+        slid: lrh.slid,
+        src_qpn: Qpn::SMI,
+        sl: lrh.sl(),
+        dlid_path_bits: path_bits(lrh.dlid, node.port(PORT0)?.lmc),
+        pkey_index: PKeyIndex(0),
+        grh: None,
+    };
+    Some(Port0Mad {
+        special: SpecialQp::Smi,
+        source,
+        mad: frame.smp()?,
+    })
+}
+
+/// The packet of a MAD that the software sends; `None` if no packet can be made of it.
+pub(super) fn frame(node: &Node, send: &Port0Send) -> Option<Frame> {
+    let UdAddress::Vector(vector) = send.to.address else {
+        return None;
+    };
+    let port = node.port(PORT0)?;
+    if send.special == SpecialQp::Smi {
+        let slid = if vector.dlid == ib_wire::Lid::PERMISSIVE {
+            ib_wire::Lid::PERMISSIVE
+        } else {
+            port.source_lid(vector.path_bits)
+        };
+        return smi::frame(&send.mad, slid, vector.dlid, vector.sl);
+    }
+    let grh = match vector.grh {
+        Some(route) => Some(Grh {
+            hop_limit: route.hop_limit,
+            ..Grh::new(port.gid(route.sgid_index)?, route.remote_gid, 1)
+        }),
+        None => None,
+    };
+    let mut buffer = [0; MAD_SIZE + 128];
+    let len = UdFrame {
+        // The port by which it leaves the switch chooses the lane.
+        vl: Vl::default(),
+        sl: vector.sl,
+        slid: port.source_lid(vector.path_bits),
+        dlid: vector.dlid,
+        grh,
+        pkey: port.pkey(send.to.pkey_index.unwrap_or_default())?,
+        dest_qp: send.to.qpn,
+        src_qp: Qpn::GSI,
+        qkey: send.to.qkey,
+        psn: Psn::default(),
+        solicited: false,
+        immediate: None,
+        payload: send.mad.as_bytes(),
+    }
+    .write(&mut buffer)
+    .ok()?;
     Some(Frame::sealed(&buffer[..len]))
+}
+
+/// The bits of a LID within a port's LMC.
+const fn path_bits(lid: ib_wire::Lid, lmc: ib_wire::Lmc) -> u8 {
+    lid.get().to_be_bytes()[1] & lmc.mask().to_be_bytes()[1]
 }

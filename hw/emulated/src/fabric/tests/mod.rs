@@ -3,6 +3,8 @@
 mod bring_up;
 mod faults;
 mod gateway;
+mod port0;
+mod route;
 mod switching;
 mod traffic;
 mod traps;

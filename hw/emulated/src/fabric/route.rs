@@ -1,0 +1,84 @@
+//! Where routes lead, without sending anything along them. At a gateway they end: what lies behind it
+//! is not known here.
+
+use hca_api::{PhysicalState, PortState};
+use ib_wire::{Lid, PortNum};
+
+use super::{Body, Fabric, NodeId};
+use crate::{EndNode, Endpoint, NodeKind};
+
+/// What travels along a route: it decides which ports let it pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Travelling {
+    /// SMPs: links need only be up.
+    Smps,
+    /// Data packets, such as GMPs: ports must be active.
+    Data,
+}
+
+impl<D: EndNode> Fabric<D> {
+    /// Where a directed route ends that starts at an end port: the node, and the port by which the
+    /// SMP comes in. `None` if it ends nowhere as the links are now.
+    #[must_use]
+    pub fn trace_path(&self, from: Endpoint, path: &[u8]) -> Option<Endpoint> {
+        let mut at = from;
+        for (index, hop) in path.iter().enumerate() {
+            if self.is_gateway(at.node) {
+                break;
+            }
+            at = match self.node(at.node)?.kind() {
+                NodeKind::Switch => self.cross(at.node.port(*hop), Travelling::Smps)?,
+                NodeKind::ChannelAdapter if index == 0 && *hop == from.port.0 => {
+                    self.cross(from, Travelling::Smps)?
+                }
+                NodeKind::ChannelAdapter => return None,
+            };
+        }
+        Some(at)
+    }
+
+    /// The end port at which packets to a unicast LID arrive that start at an end port: itself if the
+    /// LID is its own. `None` if they arrive nowhere as links and forwarding tables are now.
+    #[must_use]
+    pub fn trace_lid(&self, from: Endpoint, dlid: Lid, travelling: Travelling) -> Option<Endpoint> {
+        let mut at = from;
+        // No route without a loop is longer.
+        for _ in 0..=self.slots.len() {
+            let node = self.node(at.node)?;
+            if self.is_gateway(at.node) || node.end_port(at.port)?.owns_lid(dlid) {
+                let port = node.end_port_number(at.port);
+                return Some(Endpoint { port, ..at });
+            }
+            let out = match node.tables() {
+                Some(tables) => tables.route(dlid).filter(|port| port.0 != 0)?,
+                None if at == from => from.port,
+                None => return None,
+            };
+            at = self.cross(at.node.port(out.0), travelling)?;
+        }
+        None
+    }
+
+    fn is_gateway(&self, node: NodeId) -> bool {
+        let slot = self.slots.get(node.index());
+        slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
+    }
+
+    /// The port at the other end of a link, if what travels gets there.
+    fn cross(&self, out: Endpoint, travelling: Travelling) -> Option<Endpoint> {
+        let is_port0 = self.node(out.node)?.kind() == NodeKind::Switch
+            && out.port == PortNum::SWITCH_MANAGEMENT;
+        let (here, there) = (self.port(out)?, self.peer(out)?);
+        let peer = self.port(there)?;
+        let up = here.physical_state == PhysicalState::LinkUp
+            && peer.physical_state == PhysicalState::LinkUp;
+        let open = match travelling {
+            Travelling::Smps => here.state != PortState::Down && peer.state != PortState::Down,
+            Travelling::Data => {
+                here.state == PortState::Active
+                    && matches!(peer.state, PortState::Active | PortState::Armed)
+            }
+        };
+        (!is_port0 && up && open).then_some(there)
+    }
+}
