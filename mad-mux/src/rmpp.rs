@@ -23,7 +23,10 @@ impl RmppRole {
     pub fn of(mad: &Mad) -> Self {
         let class = mad.header.mgmt_class;
         let rmpp = &mad.view::<RmppMad>().rmpp;
-        if !(class == MgmtClass::SUBN_ADM || class.is_vendor_oui()) || !rmpp.is_active() {
+        if !(class == MgmtClass::SUBN_ADM || class.is_vendor_oui())
+            || !rmpp.is_active()
+            || rmpp.is_unsegmented()
+        {
             return Self::Single;
         }
         match rmpp.rmpp_type {
@@ -59,8 +62,11 @@ mod tests {
 
     #[test]
     fn the_type_tells_the_role_where_rmpp_is_active() {
+        let mut unsegmented = RmppHeader::default();
+        unsegmented.set_flags(RmppFlags::ACTIVE);
         let table = [
             (RmppHeader::default(), RmppRole::Single),
+            (unsegmented, RmppRole::Single),
             (RmppHeader::data(1, 20, RmppFlags::FIRST), RmppRole::Data),
             (RmppHeader::ack(1, 64), RmppRole::Ack),
             (

@@ -1,7 +1,7 @@
 //! The address of a MAD: where it goes, or where it came from.
 
-use hca_api::GlobalRoute;
-use ib_wire::{Gid, Guid, Lid, PKeyIndex, QKey, Qpn, Sl};
+use hca_api::{AddressVector, GlobalRoute, SourceAddress, UdAddress, UdDestination};
+use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
 
 /// The remote end of a MAD, the same shape for sending and receiving: answering a received MAD means
 /// sending to the address it came from.
@@ -57,6 +57,38 @@ impl MadAddress {
     #[must_use]
     pub fn directed() -> Self {
         Self::smi(Lid::PERMISSIVE)
+    }
+
+    /// Who sent a received MAD; `qkey` is that of the QP on which it came.
+    #[must_use]
+    pub const fn of_sender(source: &SourceAddress, qkey: QKey) -> Self {
+        Self {
+            lid: source.slid,
+            qpn: source.src_qpn,
+            qkey,
+            sl: source.sl,
+            pkey_index: source.pkey_index,
+            path_bits: source.dlid_path_bits,
+            grh: source.grh,
+        }
+    }
+
+    /// The address as a datagram's destination from a port.
+    #[must_use]
+    pub const fn destination(&self, port: PortNum) -> UdDestination {
+        UdDestination {
+            address: UdAddress::Vector(AddressVector {
+                port,
+                dlid: self.lid,
+                sl: self.sl,
+                path_bits: self.path_bits,
+                static_rate: None,
+                grh: self.grh,
+            }),
+            qpn: self.qpn,
+            qkey: self.qkey,
+            pkey_index: Some(self.pkey_index),
+        }
     }
 
     /// Who the remote end is, without how to get there.

@@ -23,8 +23,8 @@ pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec, Received};
 pub use end_port::{EndPort, EndPortConfig, EndPortError, EndPortEvent, LinkCounters};
 pub use mad_agent::{
     AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,
-    MethodSet, Oui, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig, SendError,
-    TransferError, TransferId, Transmit,
+    MethodSet, Oui, RAW_TID, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig,
+    SendError, TransferError, TransferId, Transmit,
 };
 pub use mad_qp::{MadQp, MadTransport};
 pub use message::{Message, segment_layout};

@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use hca_api::{
-    AddressVector, CqHandle, Hca, HcaError, QpKind, SourceAddress, SpecialQp, UdAddress,
-    UdDestination,
-};
+use hca_api::{CqHandle, Hca, HcaError, QpKind, SpecialQp};
 use ib_wire::mad::Mad;
 use ib_wire::{PKeyIndex, PortNum, QKey};
 use zerocopy::IntoBytes;
@@ -128,21 +125,8 @@ impl MadQp {
     /// # Errors
     /// Those of [`DatagramQp::send`].
     pub fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
-        let vector = AddressVector {
-            port: self.port(),
-            dlid: to.lid,
-            sl: to.sl,
-            path_bits: to.path_bits,
-            static_rate: None,
-            grh: to.grh,
-        };
-        let destination = UdDestination {
-            address: UdAddress::Vector(vector),
-            qpn: to.qpn,
-            qkey: to.qkey,
-            pkey_index: Some(to.pkey_index),
-        };
-        self.qp.send(hca, &destination, mad.as_bytes())
+        self.qp
+            .send(hca, &to.destination(self.port()), mad.as_bytes())
     }
 
     /// The next received MAD and its sender.
@@ -157,7 +141,7 @@ impl MadQp {
         loop {
             let received = self.qp.poll_into(hca, mad.as_mut_bytes())?;
             if received.len == size_of::<Mad>() {
-                return Some(sender(&received.source, self.qkey));
+                return Some(MadAddress::of_sender(&received.source, self.qkey));
             }
             self.malformed += 1;
         }
@@ -223,17 +207,5 @@ impl<T: MadTransport + ?Sized> MadTransport for Box<T> {
 
     fn close(self: Box<Self>, hca: &mut dyn Hca) {
         (*self).close(hca);
-    }
-}
-
-fn sender(source: &SourceAddress, qkey: QKey) -> MadAddress {
-    MadAddress {
-        lid: source.slid,
-        qpn: source.src_qpn,
-        qkey,
-        sl: source.sl,
-        pkey_index: source.pkey_index,
-        path_bits: source.dlid_path_bits,
-        grh: source.grh,
     }
 }

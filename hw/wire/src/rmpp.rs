@@ -130,6 +130,14 @@ impl RmppHeader {
         self.flags().contains(RmppFlags::ACTIVE)
     }
 
+    /// Whether the header asks for RMPP but nobody segmented the message: the Active flag, and neither
+    /// version nor type. So programs hand messages to umad, and a link that carries umad's buffers as
+    /// they are (the ibsim protocol) delivers them. Such a MAD is a whole message.
+    #[must_use]
+    pub fn is_unsegmented(&self) -> bool {
+        self.is_active() && self.version == 0 && self.rmpp_type.get() == 0
+    }
+
     /// A DATA header.
     #[must_use]
     pub fn data(segment_number: u32, payload_length: u32, flags: RmppFlags) -> Self {

@@ -120,15 +120,21 @@ impl<T: MadTransport> BoundAgent<T> {
                 }
             },
             SmiOutgoing::LocalAgents => {
-                let reply = hca.process_local_mad(self.qp.port(), MadView::Host, &mad);
-                if let Ok(LocalMad::Reply(mut reply)) = reply {
-                    // The agents' answer comes back over a route without hops.
-                    if smi::outgoing(&mut reply, self.qp.port()) == SmiOutgoing::LocalManager {
-                        let from = MadAddress::directed();
-                        self.mads.handle_mad(now, &from, &reply);
-                    } else {
-                        self.counters.bad_routes += 1;
+                let from = MadAddress::directed();
+                match hca.process_local_mad(self.qp.port(), MadView::Host, &mad) {
+                    Ok(LocalMad::Reply(mut reply)) => {
+                        // The agents' answer comes back over a route without hops.
+                        if smi::outgoing(&mut reply, self.qp.port()) == SmiOutgoing::LocalManager {
+                            self.mads.handle_mad(now, &from, &reply);
+                        } else {
+                            self.counters.bad_routes += 1;
+                        }
                     }
+                    // What they leave is for the software on QP0 itself.
+                    Ok(LocalMad::NotHandled) => {
+                        self.mads.handle_mad(now, &from, &mad);
+                    }
+                    _ => {}
                 }
                 true
             }

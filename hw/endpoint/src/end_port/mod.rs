@@ -323,6 +323,34 @@ impl<G: MadTransport> EndPort<G> {
         self.smi.as_mut().map(|smi| &mut smi.mads)
     }
 
+    /// Takes the port's QP0, unless this software has it already, and gives the agent on it.
+    ///
+    /// # Errors
+    /// [`HcaError::SpecialQpTaken`] if somebody else has it, such as a subnet manager that runs on the
+    /// port.
+    pub fn open_smi(
+        &mut self,
+        hca: &mut dyn Hca,
+        config: MadAgentConfig,
+    ) -> Result<&mut MadAgent, HcaError> {
+        let smi = match self.smi.take() {
+            Some(smi) => smi,
+            None => {
+                let EndPortConfig { port, depth, .. } = self.config;
+                let qp: Box<dyn MadTransport> =
+                    Box::new(MadQp::open(hca, SpecialQp::Smi, port, depth)?);
+                BoundAgent::new(qp, MadAgent::new(config))
+            }
+        };
+        Ok(&mut self.smi.insert(smi).mads)
+    }
+
+    /// The agents on QP1, and on QP0 if it is open.
+    pub fn agents(&mut self) -> (&mut MadAgent, Option<&mut MadAgent>) {
+        let smi = self.smi.as_mut().map(|smi| &mut smi.mads);
+        (&mut self.gsi.mads, smi)
+    }
+
     /// The connection manager. Its events come by [`Self::poll_event`].
     pub const fn cm(&mut self) -> &mut Cm {
         &mut self.cm

@@ -32,6 +32,7 @@
 
 mod config;
 mod event;
+mod raw;
 mod receive;
 mod registration;
 mod rmpp_receive;
@@ -51,6 +52,7 @@ pub use event::{
     AgentEvent, Disposition, DropReason, MadCounters, MadSizes, RequestId, TransferError,
     TransferId, Transmit,
 };
+pub use raw::RAW_TID;
 pub use registration::{AgentId, MethodSet, Oui, RegisterError, Registration};
 
 use crate::rmpp::Sender;
@@ -101,6 +103,9 @@ pub struct MadAgent {
     queue: VecDeque<Queued>,
     round: VecDeque<transmit::SenderRef>,
     events: VecDeque<AgentEvent>,
+    /// Events of those that have a queue of their own.
+    apart: BTreeMap<AgentId, VecDeque<AgentEvent>>,
+    /// Requests among the events of the others.
     pending_requests: usize,
     counters: MadCounters,
     next_transfer: u64,
@@ -123,6 +128,7 @@ impl MadAgent {
             queue: VecDeque::new(),
             round: VecDeque::new(),
             events: VecDeque::new(),
+            apart: BTreeMap::new(),
             pending_requests: 0,
             counters: MadCounters::default(),
             next_transfer: 0,
@@ -138,7 +144,11 @@ impl MadAgent {
             return Err(RegisterError::WrongQueuePair(registration.class));
         }
         let first_tid = first_tid(self.config.seed, self.registry.last());
-        self.registry.insert(registration, first_tid)
+        let agent = self.registry.insert(registration, first_tid)?;
+        if registration.is_apart {
+            self.keep_apart(agent);
+        }
+        Ok(agent)
     }
 
     /// Removes a registration: its requests and transfers end without an event, and peers in the
@@ -162,6 +172,7 @@ impl MadAgent {
         }
         self.queue
             .retain(|queued| !matches!(queued, Queued::Mad { agent: of, .. } if *of == agent));
+        self.apart.remove(&agent);
         self.events.retain(|event| event.agent() != agent);
         self.pending_requests = self
             .events
@@ -363,7 +374,7 @@ impl MadAgent {
         true
     }
 
-    /// The next event.
+    /// The next event of those that have no queue of their own; see [`Self::poll_event_of`].
     pub fn poll_event(&mut self) -> Option<AgentEvent> {
         let event = self.events.pop_front()?;
         if matches!(event, AgentEvent::Request { .. }) {
@@ -401,7 +412,7 @@ impl MadAgent {
             buffered: self.buffered,
             timers: self.timers.len(),
             queued: self.control.len() + self.queue.len() + self.round.len(),
-            events: self.events.len(),
+            events: self.events.len() + self.apart.values().map(VecDeque::len).sum::<usize>(),
         }
     }
 
@@ -453,7 +464,7 @@ impl MadAgent {
     fn fail_request(&mut self, request: RequestId, reason: TransferError) {
         if let Some(transaction) = self.take_transaction(request) {
             self.counters.failures += 1;
-            self.events.push_back(AgentEvent::RequestFailed {
+            self.tell(AgentEvent::RequestFailed {
                 agent: transaction.agent,
                 request,
                 reason,

@@ -25,7 +25,7 @@ impl MadAgent {
         let has_rmpp = segment_layout(header.mgmt_class).is_some();
         if header.base_version != BASE_VERSION {
             self.refuse(from, mad, MadStatus::BAD_VERSION, DropReason::BadVersion)
-        } else if has_rmpp && mad.view::<RmppMad>().rmpp.is_active() {
+        } else if has_rmpp && takes_part_in_rmpp(&mad.view::<RmppMad>().rmpp) {
             match self.taker_of_packets(mad) {
                 Some(agent) => self.handle_packet(agent, from, mad),
                 None => self.handle_rmpp(now, from, mad),
@@ -68,6 +68,9 @@ impl MadAgent {
     }
 
     fn handle_answer(&mut self, from: &MadAddress, mad: &Mad) -> Disposition {
+        if let Some(raw) = self.raw_of(mad.header.tid) {
+            return self.deliver_request(raw, from, Message::single(*mad));
+        }
         let request = match self.match_answer(from, mad) {
             Ok(request) => request,
             Err(reason) => return self.counters.drop_mad(reason),
@@ -90,7 +93,7 @@ impl MadAgent {
             return self.counters.drop_mad(DropReason::UnmatchedResponse);
         };
         self.counters.responses += 1;
-        self.events.push_back(AgentEvent::Response {
+        self.tell(AgentEvent::Response {
             agent: transaction.agent,
             request,
             from: *from,
@@ -135,7 +138,10 @@ impl MadAgent {
         }
         match self.registry.route(mad) {
             Route::Agent(agent) => self.deliver_request(agent, from, Message::single(*mad)),
-            unclaimed => self.refuse_unclaimed(from, mad, unclaimed),
+            unclaimed => match self.registry.raw() {
+                Some(raw) => self.deliver_request(raw, from, Message::single(*mad)),
+                None => self.refuse_unclaimed(from, mad, unclaimed),
+            },
         }
     }
 
@@ -154,25 +160,6 @@ impl MadAgent {
         back.fill(0);
         self.send_control(*from, answer)
             .unwrap_or(Disposition::Answered)
-    }
-
-    /// Hands a request to its taker.
-    pub(super) fn deliver_request(
-        &mut self,
-        agent: AgentId,
-        from: &MadAddress,
-        message: Message,
-    ) -> Disposition {
-        if self.pending_requests >= self.config.max_pending_requests {
-            return self.counters.drop_mad(DropReason::EventQueueFull);
-        }
-        self.pending_requests += 1;
-        self.events.push_back(AgentEvent::Request {
-            agent,
-            from: *from,
-            message,
-        });
-        Disposition::Delivered
     }
 
     /// Refuses a request that nobody takes.
@@ -228,6 +215,11 @@ impl MadAgent {
             Disposition::Answered
         })
     }
+}
+
+/// Whether a MAD with this RMPP header is part of a transfer.
+fn takes_part_in_rmpp(rmpp: &RmppHeader) -> bool {
+    rmpp.is_active() && !rmpp.is_unsegmented()
 }
 
 /// Whether a MAD with the transaction id of a request is of the kind that answers it.

@@ -95,6 +95,9 @@ pub struct Registration {
     /// Whether it gets RMPP packets one by one and sends such packets itself, instead of whole
     /// messages (the kernel's `IB_USER_MAD_USER_RMPP`).
     pub takes_packets: bool,
+    /// Whether its events are kept apart from those of the others, for
+    /// [`MadAgent::poll_event_of`](crate::MadAgent::poll_event_of).
+    pub is_apart: bool,
 }
 
 impl Registration {
@@ -116,6 +119,7 @@ impl Registration {
             class_port_info: (!class.is_smp()).then_some(class_port_info),
             sends_any_class: false,
             takes_packets: false,
+            is_apart: false,
         }
     }
 
@@ -127,6 +131,16 @@ impl Registration {
             class_port_info: None,
             sends_any_class: true,
             ..Self::new(MgmtClass::new(0), MethodSet::NONE)
+        }
+    }
+
+    /// The same, with a queue of its own for its events. So the registrations of programs that share
+    /// a port with the owner's own software neither see nor delay each other's.
+    #[must_use]
+    pub fn apart(self) -> Self {
+        Self {
+            is_apart: true,
+            ..self
         }
     }
 
@@ -190,6 +204,8 @@ pub(crate) struct Registered {
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     agents: BTreeMap<AgentId, Registered>,
+    /// The raw client.
+    raw: Option<AgentId>,
     last: u32,
 }
 
@@ -222,8 +238,23 @@ impl Registry {
         Ok(id)
     }
 
+    /// Takes in the raw client.
+    pub(crate) fn insert_raw(&mut self) -> Result<AgentId, RegisterError> {
+        if let Some(raw) = self.raw {
+            return Err(RegisterError::Conflict(raw));
+        }
+        let id = self.free_id().ok_or(RegisterError::TooMany)?;
+        self.last = id.0;
+        self.raw = Some(id);
+        Ok(id)
+    }
+
+    pub(crate) const fn raw(&self) -> Option<AgentId> {
+        self.raw
+    }
+
     pub(crate) fn remove(&mut self, id: AgentId) -> bool {
-        self.agents.remove(&id).is_some()
+        self.raw.take_if(|raw| *raw == id).is_some() || self.agents.remove(&id).is_some()
     }
 
     /// The number of the latest registration.
@@ -288,9 +319,11 @@ impl Registry {
     fn free_id(&self) -> Option<AgentId> {
         let successor = |n: u32| if n >= AgentId::MAX { 1 } else { n + 1 };
         let mut candidate = successor(self.last);
-        // Among len + 1 candidates one is free.
-        for _ in 0..=self.agents.len() {
-            if !self.agents.contains_key(&AgentId(candidate)) {
+        // Among len + 2 candidates one is free: the raw client has one besides.
+        for _ in 0..self.agents.len() + 2 {
+            if !self.agents.contains_key(&AgentId(candidate))
+                && self.raw != Some(AgentId(candidate))
+            {
                 return Some(AgentId(candidate));
             }
             candidate = successor(candidate);

@@ -77,7 +77,11 @@ impl MadAgent {
             return Err(self.counters.drop_mad(DropReason::UnknownTransfer));
         };
         let is_first = mad.view::<RmppMad>().rmpp.segment_number.get() == 1;
-        let (agent, request) = if key.method.is_response() {
+        let (agent, request) = if let Some(raw) = self.raw_of(key.tid)
+            && key.method.is_response()
+        {
+            (raw, None)
+        } else if key.method.is_response() {
             let request = match self.match_answer(from, mad) {
                 Ok(request) => request,
                 Err(reason) => return Err(self.counters.drop_mad(reason)),
@@ -441,7 +445,7 @@ impl MadAgent {
         result: Result<(), TransferError>,
     ) {
         self.counters.failures += u64::from(result.is_err());
-        self.events.push_back(AgentEvent::TransferEnded {
+        self.tell(AgentEvent::TransferEnded {
             agent: outgoing.agent,
             transfer: outgoing.id,
             result,

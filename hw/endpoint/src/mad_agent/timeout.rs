@@ -79,7 +79,7 @@ impl MadAgent {
         if let Some(transaction) = self.take_transaction(id) {
             self.end_sent_request(&transaction, status);
             self.counters.failures += 1;
-            self.events.push_back(AgentEvent::RequestFailed {
+            self.tell(AgentEvent::RequestFailed {
                 agent: transaction.agent,
                 request: id,
                 reason: TransferError::EndedByUs(status),

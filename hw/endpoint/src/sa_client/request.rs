@@ -246,12 +246,15 @@ impl SaAnswer {
     }
 
     /// All records of an answer to GetTable or GetMulti; none if it carries another attribute.
+    ///
+    /// An answer that came as one MAD without RMPP does not say how long it is: what is zero at its
+    /// end is no record.
     pub fn records<R: SaRecord>(&self) -> impl Iterator<Item = R> {
         let stride = self.message.mad().view::<SaMad>().attribute_offset.get();
-        let data: &[u8] = if self.carries::<R>() {
-            self.message.data()
-        } else {
-            &[]
+        let data: &[u8] = match self.message.data() {
+            _ if !self.carries::<R>() => &[],
+            data if self.message.is_rmpp() => data,
+            data => without_empty_records(data, usize::from(stride) * 8),
         };
         records(data, stride)
     }
@@ -275,6 +278,16 @@ impl SaAnswer {
     fn carries<R: SaRecord>(&self) -> bool {
         self.attribute_id() == R::ATTRIBUTE_ID
     }
+}
+
+/// Data without the records of this length at its end that are zero.
+fn without_empty_records(data: &[u8], len: usize) -> &[u8] {
+    let used = data
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |at| at + 1);
+    let end = used.next_multiple_of(len.max(1)).min(data.len());
+    &data[..end]
 }
 
 #[cfg(test)]
@@ -333,6 +346,26 @@ mod tests {
         assert_eq!(answer.record::<ServiceRecord>(), None);
         assert_eq!(answer.records::<ServiceRecord>().count(), 0);
         assert_eq!(answer.class_port_info(), None);
+    }
+
+    #[test]
+    fn a_table_without_rmpp_ends_with_its_last_record_that_is_not_zero() {
+        let record = PathRecord {
+            dlid: Lid::new(9),
+            ..PathRecord::default()
+        };
+        let mut mad = SaMad::new(Method::GET_TABLE_RESP, ComponentMask::NONE, &record);
+        mad.attribute_offset = 8.into();
+        let records = |mad: &SaMad| {
+            let message = Message::single(Mad::from_layout(mad));
+            let answer = SaAnswer::from_response(message).unwrap();
+            answer.records::<PathRecord>().count()
+        };
+        assert_eq!(records(&mad), 1);
+        mad.data[2 * 64 + 1] = 7;
+        assert_eq!(records(&mad), 3);
+        mad.data.fill(0);
+        assert_eq!(records(&mad), 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use ib_wire::{Lid, Tid};
 use super::*;
 
 mod program;
+mod raw;
 mod rmpp;
 
 const ATTRIBUTE: AttributeId = AttributeId::new(0x35);
