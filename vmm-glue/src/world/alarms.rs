@@ -1,21 +1,26 @@
-//! Which functions' software is to be polled when.
+//! Whose software is to be polled when.
 
 use std::collections::BTreeMap;
 
 use ib_vtime::{Instant, TimerKey, TimerQueue};
 
-use super::HostFunction;
-
-/// One deadline for each function that has any.
-#[derive(Debug, Default)]
-pub(super) struct Alarms {
-    queue: TimerQueue<HostFunction>,
-    keys: BTreeMap<HostFunction, TimerKey>,
+/// One deadline for each place that has any.
+#[derive(Debug)]
+pub(super) struct Alarms<P> {
+    queue: TimerQueue<P>,
+    keys: BTreeMap<P, TimerKey>,
 }
 
-impl Alarms {
-    /// Sets a function's deadline anew.
-    pub(super) fn set(&mut self, at: HostFunction, deadline: Option<Instant>) {
+impl<P: Copy + Ord> Alarms<P> {
+    pub(super) fn new() -> Self {
+        Self {
+            queue: TimerQueue::new(),
+            keys: BTreeMap::new(),
+        }
+    }
+
+    /// Sets a place's deadline anew.
+    pub(super) fn set(&mut self, at: P, deadline: Option<Instant>) {
         let old = self.keys.get(&at).copied();
         if old.map(TimerKey::deadline) == deadline {
             return;
@@ -34,8 +39,8 @@ impl Alarms {
         }
     }
 
-    /// The next function whose time has come.
-    pub(super) fn pop_due(&mut self, now: Instant) -> Option<HostFunction> {
+    /// The next place whose time has come.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<P> {
         let (_, at) = self.queue.pop_due(now)?;
         self.keys.remove(&at);
         Some(at)

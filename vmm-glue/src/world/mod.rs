@@ -10,8 +10,11 @@
 //! Nothing in it waits, and nothing depends on anything but the calls and the seed: the same calls give
 //! the same packets.
 //!
+//! Programs outside use any port beside that software ([`World::port_agents_mut`]).
+//!
 //! The same world can be driven by the wall clock: it is [`Driven`](crate::Driven).
 
+mod agents;
 mod alarms;
 mod host;
 mod ids;
@@ -20,10 +23,11 @@ mod pf_host;
 mod run;
 mod socket;
 mod software;
+mod switch;
 mod user;
 mod vfs;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId, TapPoint};
@@ -33,6 +37,7 @@ use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
 use ib_vtime::Instant;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
+pub use agents::PortAgents;
 pub use host::Host;
 pub use ids::{HostFunction, HostId, HostPortId, SocketId};
 pub use socket::Socket;
@@ -40,6 +45,7 @@ pub use user::PortSoftware;
 pub use vfs::{VfError, vf_spec};
 
 use alarms::Alarms;
+use switch::SwitchSoftware;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +63,15 @@ pub enum Outcome {
 pub struct World {
     fabric: Fabric,
     hosts: Vec<Host>,
+    host_at: BTreeMap<NodeId, HostId>,
     /// When the software on each function wants to be polled.
-    alarms: Alarms,
+    alarms: Alarms<HostFunction>,
     /// Functions whose software was lent out: it may have something to do.
     woken: Vec<HostFunction>,
+    /// The software on port 0 of the switches that programs use.
+    switches: BTreeMap<NodeId, SwitchSoftware>,
+    switch_alarms: Alarms<NodeId>,
+    woken_switches: Vec<NodeId>,
     seed: u64,
     now: Instant,
     live_locked: bool,
@@ -75,8 +86,12 @@ impl World {
         Self {
             fabric,
             hosts: Vec::new(),
-            alarms: Alarms::default(),
+            host_at: BTreeMap::new(),
+            alarms: Alarms::new(),
             woken: Vec::new(),
+            switches: BTreeMap::new(),
+            switch_alarms: Alarms::new(),
+            woken_switches: Vec::new(),
             seed,
             now: Instant::ZERO,
             live_locked: false,
@@ -98,6 +113,7 @@ impl World {
 
     fn admit(&mut self, host: Host) -> HostId {
         let id = HostId(self.hosts.len());
+        self.host_at.insert(host.node(), id);
         self.hosts.push(host);
         self.capture_tunnels(id);
         self.wake(id.pf());
@@ -137,6 +153,13 @@ impl World {
     fn wake(&mut self, at: HostFunction) {
         if !self.woken.contains(&at) {
             self.woken.push(at);
+        }
+    }
+
+    /// Has the software on a switch's port 0 polled with the next poll of the world.
+    fn wake_switch(&mut self, node: NodeId) {
+        if !self.woken_switches.contains(&node) {
+            self.woken_switches.push(node);
         }
     }
 

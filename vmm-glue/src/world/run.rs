@@ -61,7 +61,7 @@ impl World {
         for at in &due {
             self.poll_function(*at);
         }
-        let mut busy = !due.is_empty();
+        let mut busy = !due.is_empty() || self.poll_switches();
         for host in 0..self.hosts.len() {
             let node = self.hosts[host].node();
             for _ in 0..READY_BATCH {
@@ -74,6 +74,20 @@ impl World {
             }
         }
         busy
+    }
+
+    /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
+    fn poll_switches(&mut self) -> bool {
+        let mut due = core::mem::take(&mut self.woken_switches);
+        due.extend(std::iter::from_fn(|| self.fabric.poll_port0_ready()));
+        due.extend(std::iter::from_fn(|| self.switch_alarms.pop_due(self.now)));
+        for node in &due {
+            if let Some(software) = self.switches.get_mut(node) {
+                software.poll(self.now, &mut self.fabric);
+                self.switch_alarms.set(*node, software.poll_timeout());
+            }
+        }
+        !due.is_empty()
     }
 
     fn poll_function(&mut self, at: HostFunction) {
@@ -124,6 +138,14 @@ impl Driven for World {
         let woken = woken.filter_map(|at| self.hosts[at.host.0].poll_timeout(at.function));
         let alarm = self.alarms.next_deadline();
         let fabric = self.fabric.poll_timeout();
-        alarm.into_iter().chain(fabric).chain(woken).min()
+        let woken_switches = self.woken_switches.iter();
+        let woken_switches = woken_switches.filter_map(|at| self.switches.get(at)?.poll_timeout());
+        alarm
+            .into_iter()
+            .chain(self.switch_alarms.next_deadline())
+            .chain(fabric)
+            .chain(woken)
+            .chain(woken_switches)
+            .min()
     }
 }

@@ -2,10 +2,12 @@
 
 use core::fmt;
 
+use hca_api::{Hca, HcaError};
 use ib_endpoint::cm::Cm;
 use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
 use ib_endpoint::{
-    EndPort, LinkCounters, MadAgent, MadTransport, PortView, RetryPolicy, SaClient, SaRequest,
+    EndPort, LinkCounters, MadAgent, MadAgentConfig, MadTransport, PortView, RetryPolicy, SaClient,
+    SaRequest,
 };
 use ib_vtime::Instant;
 
@@ -17,6 +19,19 @@ pub trait PortSoftware: fmt::Debug {
 
     /// The agent on QP1.
     fn gsi(&mut self) -> &mut MadAgent;
+
+    /// The agents on QP1, and on QP0 if it is open.
+    fn agents(&mut self) -> (&mut MadAgent, Option<&mut MadAgent>);
+
+    /// Takes the port's QP0; see [`EndPort::open_smi`].
+    ///
+    /// # Errors
+    /// Those of [`EndPort::open_smi`].
+    fn open_smi(
+        &mut self,
+        hca: &mut dyn Hca,
+        config: MadAgentConfig,
+    ) -> Result<&mut MadAgent, HcaError>;
 
     /// MADs that did not pass between QP1 and its agent.
     fn gsi_counters(&self) -> LinkCounters;
@@ -50,6 +65,18 @@ impl<G: MadTransport> PortSoftware for EndPort<G> {
 
     fn gsi(&mut self) -> &mut MadAgent {
         self.gsi()
+    }
+
+    fn agents(&mut self) -> (&mut MadAgent, Option<&mut MadAgent>) {
+        self.agents()
+    }
+
+    fn open_smi(
+        &mut self,
+        hca: &mut dyn Hca,
+        config: MadAgentConfig,
+    ) -> Result<&mut MadAgent, HcaError> {
+        self.open_smi(hca, config)
     }
 
     fn gsi_counters(&self) -> LinkCounters {
