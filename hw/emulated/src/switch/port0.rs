@@ -104,6 +104,7 @@ impl Port0 {
 }
 
 /// What became of a packet for port 0.
+#[expect(clippy::large_enum_variant, reason = "taken apart at once")]
 pub(super) enum Taken {
     /// The port's agents answer it.
     Answer(Frame),
