@@ -191,7 +191,7 @@ pub struct CounterRow {
 }
 
 /// All that there is to look at, in a stable order.
-pub trait Inspect {
+pub trait Inspect: core::fmt::Debug {
     /// The VFs of each port.
     fn vfs(&self, now: Instant) -> Rows<'_, VfRow>;
     /// The ports.

@@ -196,6 +196,24 @@ pub struct VfUsage {
     pub queued: Use,
 }
 
+impl VfUsage {
+    /// All of them with stable names.
+    #[must_use]
+    pub const fn named(&self) -> [(&'static str, Use); 9] {
+        [
+            ("tids", self.tids),
+            ("sa_requests", self.sa_requests),
+            ("cm_ids", self.cm_ids),
+            ("cm_pending", self.cm_pending),
+            ("groups", self.groups),
+            ("joins", self.joins),
+            ("subscriptions", self.subscriptions),
+            ("subscribing", self.subscribing),
+            ("queued", self.queued),
+        ]
+    }
+}
+
 /// How old the oldest is of what a VF has. `None` where it has nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VfAges {

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod ask;
 mod serve;
 
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
 
+pub(crate) use ask::{PlainArgs, ServerArgs, ShowArgs};
 pub(crate) use serve::ServeArgs;
 
 /// Virtual InfiniBand HCAs.
@@ -30,6 +32,12 @@ pub(crate) enum Command {
     Flood(FloodArgs),
     /// Serve an emulated fabric whose hosts share their adapters among VFs, until SIGTERM.
     Serve(ServeArgs),
+    /// Show what a running service has.
+    Show(ShowArgs),
+    /// Print the metrics of a running service as the text that Prometheus reads.
+    Metrics(PlainArgs),
+    /// Stop a running service, as SIGTERM does.
+    Stop(PlainArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

@@ -1,5 +1,6 @@
 //! The `vhca` command.
 
+mod ask;
 mod cli;
 
 use std::fs::File;
@@ -23,6 +24,9 @@ fn main() -> ExitCode {
         Command::Drain(args) => drain(&args),
         Command::Flood(args) => flood(&args),
         Command::Serve(args) => serve(&args).map(|()| true),
+        Command::Show(args) => ask::show(args).map(|()| true),
+        Command::Metrics(args) => ask::metrics(&args).map(|()| true),
+        Command::Stop(args) => ask::stop(&args).map(|()| true),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -115,7 +119,7 @@ fn flood(args: &FloodArgs) -> anyhow::Result<bool> {
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     start_log(args.verbose);
-    vhca::serve::run(&args.options(), &mut |announcement| {
+    vhca::serve::run(&args.options()?, &mut |announcement| {
         print(args.json, announcement)
     })?;
     Ok(())

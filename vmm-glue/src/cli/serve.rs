@@ -1,7 +1,11 @@
 //! Arguments of the service.
 
+use std::path::PathBuf;
+
+use anyhow::Context;
 use clap::Args;
 use vf_tunnel::VfId;
+use vhca::serve::control::default_path;
 use vhca::serve::{GuidPolicy, Options, SmChoice, TopologySpec};
 
 #[derive(Debug, Args)]
@@ -32,6 +36,10 @@ pub(crate) struct ServeArgs {
     /// Seed of everything random; random itself by default.
     #[arg(long)]
     seed: Option<u64>,
+    /// The control socket; by default $XDG_RUNTIME_DIR/vhca/control.sock, or
+    /// /tmp/vhca-UID/control.sock.
+    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
+    control: Option<PathBuf>,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -42,8 +50,15 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    pub(crate) fn options(&self) -> Options {
-        Options {
+    /// What they say.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let control = match &self.control {
+            Some(path) => path.clone(),
+            None => {
+                default_path().context("no place for a control socket; say where with --control")?
+            }
+        };
+        Ok(Options {
             topology: self.topology.clone(),
             sm: self.sm,
             manager: self.manager.clone(),
@@ -52,7 +67,7 @@ impl ServeArgs {
             guids: self.guids,
             guests: self.guests,
             seed: self.seed,
-            control: None,
-        }
+            control: Some(control),
+        })
     }
 }

@@ -9,6 +9,7 @@ use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
 use vf_tunnel::VfId;
 
+use super::control::protocol::Refusal;
 use super::{Options, SmChoice};
 use crate::Driven;
 use crate::world::{HostId, VfError, World, vf_spec};
@@ -168,6 +169,20 @@ impl Lab {
     #[must_use]
     pub fn host(&self, name: &str) -> Option<&LabHost> {
         self.hosts.iter().find(|host| host.name == name)
+    }
+
+    /// A host that shares its adapter, by its name.
+    ///
+    /// # Errors
+    /// A refusal that names those that exist.
+    pub fn pf_host(&self, name: &str) -> Result<&LabHost, Refusal> {
+        self.pf_hosts()
+            .find(|host| host.name == name)
+            .ok_or_else(|| {
+                let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
+                let message = format!("no host {name:?} has VFs; there are {}", names.join(", "));
+                Refusal::new("no_such_host", message)
+            })
     }
 
     /// A node by its description or by its node GUID; a GUID is written as `0x` and its digits.

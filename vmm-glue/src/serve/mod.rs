@@ -7,6 +7,7 @@
 //! is asked to stop.
 
 mod claim;
+pub mod control;
 mod lab;
 mod notify;
 mod options;

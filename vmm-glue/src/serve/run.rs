@@ -1,12 +1,14 @@
 //! A service from its start to its end.
 
 use std::io;
+use std::path::PathBuf;
 
 use ib_vtime::Duration;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::control::ControlSocket;
 use super::{ClaimError, Lab, LabError, Options, Service, Signals, notify};
 use crate::{LoopError, Runner};
 
@@ -42,6 +44,8 @@ pub enum Announcement {
         hosts: usize,
         /// VFs of all hosts.
         vfs: usize,
+        /// The control socket.
+        control: Option<PathBuf>,
     },
     /// The end.
     Stopped {
@@ -57,7 +61,14 @@ impl core::fmt::Display for Announcement {
                 topology,
                 hosts,
                 vfs,
-            } => write!(f, "ready: topology {topology}, {hosts} hosts, {vfs} VFs"),
+                control,
+            } => {
+                write!(f, "ready: topology {topology}, {hosts} hosts, {vfs} VFs")?;
+                match control {
+                    Some(path) => write!(f, ", control socket {}", path.display()),
+                    None => Ok(()),
+                }
+            }
             Self::Stopped { released: true } => f.write_str("stopped"),
             Self::Stopped { released: false } => {
                 f.write_str("stopped; the SA did not confirm that GUIDs and groups are given back")
@@ -83,6 +94,9 @@ pub fn run(
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
     let mut service = Service::new(Lab::build(options, seed)?);
     service.add_way_in(signals);
+    if let Some(path) = &options.control {
+        service.add_way_in(ControlSocket::bind(path)?);
+    }
     let ready = ready(options, service.lab());
     let mut tell = |announcement: &Announcement, state: &str| {
         announce(announcement).map_err(|error| ServeError::System("cannot print", error))?;
@@ -120,6 +134,7 @@ fn ready(options: &Options, lab: &Lab) -> Announcement {
         topology: options.topology.to_string(),
         hosts: lab.hosts().len(),
         vfs: vfs.sum(),
+        control: options.control.clone(),
     }
 }
 

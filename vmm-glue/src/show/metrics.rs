@@ -30,24 +30,25 @@ use pf_context::Use;
 use pf_context::inspect::{Counted, Inspect, VfRow};
 use vf_tunnel::VfId;
 
-/// Writes all metrics of one PF, under its name.
+use super::NamedPf;
+
+/// Writes all metrics of PFs, each under its name.
 ///
 /// # Errors
 /// What `out` says.
-pub fn write_metrics(
-    out: &mut impl Write,
-    pf: &str,
-    from: &dyn Inspect,
-    now: Instant,
-) -> io::Result<()> {
-    let pf = &escaped(pf);
-    let mut page = Page { out, pf };
-    let vfs: Vec<VfRow> = from.vfs(now).collect();
-    page.states(from, &vfs)?;
-    page.counters(from, now)?;
-    page.entries(from, &vfs)?;
-    page.quotas(&vfs)?;
-    page.ages(&vfs)
+pub fn write_metrics(out: &mut impl Write, pfs: &[NamedPf<'_>], now: Instant) -> io::Result<()> {
+    let pfs = pfs.iter().map(|pf| Pf {
+        name: escaped(pf.name),
+        rows: pf.rows,
+        vfs: pf.rows.vfs(now).collect(),
+    });
+    let pfs: Vec<Pf<'_>> = pfs.collect();
+    let mut page = Page { out };
+    page.states(&pfs)?;
+    page.counters(&pfs, now)?;
+    page.entries(&pfs)?;
+    page.quotas(&pfs)?;
+    page.ages(&pfs)
 }
 
 /// A label's value may hold anything but what ends it.
@@ -70,9 +71,15 @@ fn label(name: &'static str, value: impl Display) -> (&'static str, String) {
     (name, value.to_string())
 }
 
+/// A PF, with the rows that several families need.
+struct Pf<'a> {
+    name: String,
+    rows: &'a dyn Inspect,
+    vfs: Vec<VfRow>,
+}
+
 struct Page<'a, W> {
     out: &'a mut W,
-    pf: &'a str,
 }
 
 impl<W: Write> Page<'_, W> {
@@ -83,11 +90,12 @@ impl<W: Write> Page<'_, W> {
     fn sample(
         &mut self,
         name: &str,
+        pf: &Pf<'_>,
         port: PortNum,
         labels: &[(&str, String)],
         value: impl Display,
     ) -> io::Result<()> {
-        write!(self.out, "{name}{{pf=\"{}\",port=\"{port}\"", self.pf)?;
+        write!(self.out, "{name}{{pf=\"{}\",port=\"{port}\"", pf.name)?;
         for (label, value) in labels {
             write!(self.out, ",{label}=\"{value}\"")?;
         }
@@ -99,132 +107,146 @@ impl<W: Write> Page<'_, W> {
         &mut self,
         name: &str,
         help: &str,
-        vfs: &[VfRow],
+        pfs: &[Pf<'_>],
         value: impl Fn(&VfRow) -> T,
     ) -> io::Result<()> {
         self.family(name, "gauge", help)?;
-        self.samples_of_vfs(name, vfs, value)
+        pfs.iter()
+            .try_for_each(|pf| self.samples_of_vfs(name, pf, &value))
     }
 
     fn samples_of_vfs<T: Display>(
         &mut self,
         name: &str,
-        vfs: &[VfRow],
+        pf: &Pf<'_>,
         value: impl Fn(&VfRow) -> T,
     ) -> io::Result<()> {
-        vfs.iter()
-            .try_for_each(|row| self.sample(name, row.port, &[vf_label(row.vf)], value(row)))
+        pf.vfs
+            .iter()
+            .try_for_each(|row| self.sample(name, pf, row.port, &[vf_label(row.vf)], value(row)))
     }
 
-    fn states(&mut self, from: &dyn Inspect, vfs: &[VfRow]) -> io::Result<()> {
+    fn states(&mut self, pfs: &[Pf<'_>]) -> io::Result<()> {
         let name = "vhca_port_state";
         self.family(name, "gauge", "Whether a port is up.")?;
-        for row in from.ports() {
-            self.sample(name, row.port, &[vf_label(VfId::PF)], u8::from(row.up))?;
+        for pf in pfs {
+            for row in pf.rows.ports() {
+                let labels = [vf_label(VfId::PF)];
+                self.sample(name, pf, row.port, &labels, u8::from(row.up))?;
+            }
+            self.samples_of_vfs(name, pf, |row| u8::from(row.up))?;
         }
-        self.samples_of_vfs(name, vfs, |row| u8::from(row.up))?;
         let name = "vhca_port_reason";
         self.family(name, "gauge", "Why a VF's port is as it is.")?;
-        vfs.iter().try_for_each(|row| {
-            let labels = [vf_label(row.vf), label("reason", row.reason)];
-            self.sample(name, row.port, &labels, 1)
-        })
+        for pf in pfs {
+            for row in &pf.vfs {
+                let labels = [vf_label(row.vf), label("reason", row.reason)];
+                self.sample(name, pf, row.port, &labels, 1)?;
+            }
+        }
+        Ok(())
     }
 
-    fn counters(&mut self, from: &dyn Inspect, now: Instant) -> io::Result<()> {
+    fn counters(&mut self, pfs: &[Pf<'_>], now: Instant) -> io::Result<()> {
         let name = "vhca_mad_total";
         self.family(name, "counter", "MADs by what became of them.")?;
-        for row in from.counters(now) {
-            if let Counted::Mads(class, verdict) = row.counted {
-                let dir = if verdict == "delivered" { "rx" } else { "tx" };
-                let labels = [
-                    vf_label(row.vf),
-                    label("class", class.as_str()),
-                    label("dir", dir),
-                    label("verdict", verdict),
-                ];
-                self.sample(name, row.port, &labels, row.value)?;
+        for pf in pfs {
+            for row in pf.rows.counters(now) {
+                if let Counted::Mads(class, verdict) = row.counted {
+                    let dir = if verdict == "delivered" { "rx" } else { "tx" };
+                    let labels = [
+                        vf_label(row.vf),
+                        label("class", class.as_str()),
+                        label("dir", dir),
+                        label("verdict", verdict),
+                    ];
+                    self.sample(name, pf, row.port, &labels, row.value)?;
+                }
             }
         }
         let name = "vhca_mad_dropped_total";
         self.family(name, "counter", "Frames that went nowhere.")?;
-        for row in from.counters(now) {
-            if let Counted::Dropped(reason) = row.counted {
-                let labels = [vf_label(row.vf), label("reason", reason.as_str())];
-                self.sample(name, row.port, &labels, row.value)?;
+        for pf in pfs {
+            for row in pf.rows.counters(now) {
+                if let Counted::Dropped(reason) = row.counted {
+                    let labels = [vf_label(row.vf), label("reason", reason.as_str())];
+                    self.sample(name, pf, row.port, &labels, row.value)?;
+                }
             }
         }
         Ok(())
     }
 
-    fn entries(&mut self, from: &dyn Inspect, vfs: &[VfRow]) -> io::Result<()> {
+    fn entries(&mut self, pfs: &[Pf<'_>]) -> io::Result<()> {
         let live = |of: fn(&VfRow) -> Use| move |row: &VfRow| of(row).live;
         let tids = live(|row| row.usage.tids);
-        self.of_vfs("vhca_tid_entries", "Live transactions.", vfs, tids)?;
+        self.of_vfs("vhca_tid_entries", "Live transactions.", pfs, tids)?;
         let help = "Live communication ids, those in quarantine included.";
         let ids = live(|row| row.usage.cm_ids);
-        self.of_vfs("vhca_cm_idmap_entries", help, vfs, ids)?;
+        self.of_vfs("vhca_cm_idmap_entries", help, pfs, ids)?;
         let name = "vhca_mcast_group_members";
         self.family(name, "gauge", "Members of a multicast group.")?;
-        for row in from.groups() {
-            let mgid = [label("mgid", row.mgid)];
-            self.sample(name, row.port, &mgid, row.members.len())?;
+        for pf in pfs {
+            for row in pf.rows.groups() {
+                let mgid = [label("mgid", row.mgid)];
+                self.sample(name, pf, row.port, &mgid, row.members.len())?;
+            }
         }
         let held = live(|row| row.usage.subscriptions);
         let help = "Subscriptions to notices.";
-        self.of_vfs("vhca_notice_subscriptions", help, vfs, held)?;
+        self.of_vfs("vhca_notice_subscriptions", help, pfs, held)?;
         let name = "vhca_sa_outstanding";
         self.family(name, "gauge", "SA requests that wait for their answer.")?;
-        for row in from.ports() {
-            self.sample(name, row.port, &[vf_label(VfId::PF)], row.sa_requests)?;
+        for pf in pfs {
+            for row in pf.rows.ports() {
+                let labels = [vf_label(VfId::PF)];
+                self.sample(name, pf, row.port, &labels, row.sa_requests)?;
+            }
+            self.samples_of_vfs(name, pf, live(|row| row.usage.sa_requests))?;
         }
-        self.samples_of_vfs(name, vfs, live(|row| row.usage.sa_requests))?;
         let help = "Frames beyond a VF's rate that wait for their turn.";
         let queued = live(|row| row.usage.queued);
-        self.of_vfs("vhca_queued_frames", help, vfs, queued)?;
+        self.of_vfs("vhca_queued_frames", help, pfs, queued)?;
         let help = "Frames that wait for a VF's tunnel.";
-        self.of_vfs("vhca_delivering_frames", help, vfs, |row| row.delivering)?;
+        self.of_vfs("vhca_delivering_frames", help, pfs, |row| row.delivering)?;
         let name = "vhca_path_cache_entries";
         self.family(name, "gauge", "Cached paths.")?;
-        for row in from.ports() {
-            self.sample(name, row.port, &[], row.sizes.path_cache)?;
-        }
-        Ok(())
-    }
-
-    fn quotas(&mut self, vfs: &[VfRow]) -> io::Result<()> {
-        let name = "vhca_quota";
-        self.family(name, "gauge", "How much a VF may have.")?;
-        for row in vfs {
-            let usage = &row.usage;
-            for (resource, used) in [
-                ("tids", usage.tids),
-                ("sa_requests", usage.sa_requests),
-                ("cm_ids", usage.cm_ids),
-                ("cm_pending", usage.cm_pending),
-                ("groups", usage.groups),
-                ("subscriptions", usage.subscriptions),
-                ("queued", usage.queued),
-            ] {
-                let labels = [vf_label(row.vf), label("resource", resource)];
-                self.sample(name, row.port, &labels, used.limit)?;
+        for pf in pfs {
+            for row in pf.rows.ports() {
+                self.sample(name, pf, row.port, &[], row.sizes.path_cache)?;
             }
         }
         Ok(())
     }
 
-    fn ages(&mut self, vfs: &[VfRow]) -> io::Result<()> {
+    fn quotas(&mut self, pfs: &[Pf<'_>]) -> io::Result<()> {
+        let name = "vhca_quota";
+        self.family(name, "gauge", "How much a VF may have.")?;
+        for pf in pfs {
+            for row in &pf.vfs {
+                for (resource, used) in row.usage.named() {
+                    let labels = [vf_label(row.vf), label("resource", resource)];
+                    self.sample(name, pf, row.port, &labels, used.limit)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ages(&mut self, pfs: &[Pf<'_>]) -> io::Result<()> {
         let name = "vhca_oldest_age_seconds";
         self.family(name, "gauge", "How long the oldest has rested or waited.")?;
-        for row in vfs {
-            for (what, age) in [
-                ("transaction", row.ages.transaction),
-                ("exchange", row.ages.exchange),
-                ("frame", row.ages.frame),
-            ] {
-                if let Some(age) = age {
-                    let labels = [vf_label(row.vf), label("what", what)];
-                    self.sample(name, row.port, &labels, age.as_secs_f64())?;
+        for pf in pfs {
+            for row in &pf.vfs {
+                for (what, age) in [
+                    ("transaction", row.ages.transaction),
+                    ("exchange", row.ages.exchange),
+                    ("frame", row.ages.frame),
+                ] {
+                    if let Some(age) = age {
+                        let labels = [vf_label(row.vf), label("what", what)];
+                        self.sample(name, pf, row.port, &labels, age.as_secs_f64())?;
+                    }
                 }
             }
         }

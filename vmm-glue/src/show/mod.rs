@@ -1,4 +1,4 @@
-//! What the PF's inspection data looks like: tables, JSON, and the text that Prometheus reads.
+//! What the PF's inspection data and a fabric look like: tables, JSON, and the text that Prometheus reads.
 //!
 //! GUIDs, keys and ids are written as `0x` and all their digits, GIDs as IPv6 addresses, LIDs and
 //! queue pairs as decimal numbers; the PF itself is `pf` where a VF would be a number. Times are
@@ -6,6 +6,7 @@
 //! null.
 
 mod cell;
+mod fabric;
 mod metrics;
 mod rows;
 mod table;
@@ -15,16 +16,19 @@ mod totals;
 
 use std::io::{self, Write};
 
+use emulated_hca::Fabric;
 use ib_vtime::Instant;
-use pf_context::inspect::Inspect;
+use pf_context::inspect::{Inspect, Rows};
+use serde::{Deserialize, Serialize};
 
 pub use metrics::write_metrics;
 pub use totals::Totals;
 
-use table::{Row, write_json, write_text};
+use table::{OfPf, Row, write_json, write_text};
 
 /// What there is to show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Subject {
     /// The VFs: why their ports are as they are, what they have, and what they may have.
     Vfs,
@@ -42,10 +46,13 @@ pub enum Subject {
     Pkeys,
     /// What became of MADs.
     Counters,
+    /// The fabric: its nodes, and their ports with what is at the other end of their links.
+    Fabric,
 }
 
 /// How to show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// Tables with a line of column names.
     Text,
@@ -53,7 +60,27 @@ pub enum Format {
     Json,
 }
 
-/// Shows a subject.
+/// A PF by name.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedPf<'a> {
+    /// The name of its host.
+    pub name: &'a str,
+    /// What there is to look at.
+    pub rows: &'a dyn Inspect,
+}
+
+/// All that there is to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// The PFs.
+    pub pfs: &'a [NamedPf<'a>],
+    /// The fabric behind them.
+    pub fabric: &'a Fabric,
+    /// The time.
+    pub now: Instant,
+}
+
+/// Shows a subject. In tables of what is in PFs the first column names the host.
 ///
 /// # Errors
 /// What `out` says.
@@ -61,26 +88,30 @@ pub fn write(
     out: &mut impl Write,
     format: Format,
     subject: Subject,
-    from: &dyn Inspect,
-    now: Instant,
+    scene: &Scene<'_>,
 ) -> io::Result<()> {
     let mut page = Page {
         out,
         format,
         tables: 0,
     };
+    let Scene { pfs, fabric, now } = *scene;
     match subject {
-        Subject::Vfs => page.table("vfs", || from.vfs(now))?,
-        Subject::Ports => page.table("ports", || from.ports())?,
-        Subject::Tids => page.table("tids", || from.tids(now))?,
-        Subject::Cm => page.table("cm", || from.cm(now))?,
+        Subject::Vfs => page.pf_table("vfs", pfs, |pf| pf.vfs(now))?,
+        Subject::Ports => page.pf_table("ports", pfs, |pf| pf.ports())?,
+        Subject::Tids => page.pf_table("tids", pfs, |pf| pf.tids(now))?,
+        Subject::Cm => page.pf_table("cm", pfs, |pf| pf.cm(now))?,
         Subject::Mcast => {
-            page.table("groups", || from.groups())?;
-            page.table("subscriptions", || from.subscriptions())?;
+            page.pf_table("groups", pfs, |pf| pf.groups())?;
+            page.pf_table("subscriptions", pfs, |pf| pf.subscriptions())?;
         }
-        Subject::Guids => page.table("guids", || from.guids())?,
-        Subject::Pkeys => page.table("pkeys", || from.pkeys())?,
-        Subject::Counters => page.table("counters", || from.counters(now))?,
+        Subject::Guids => page.pf_table("guids", pfs, |pf| pf.guids())?,
+        Subject::Pkeys => page.pf_table("pkeys", pfs, |pf| pf.pkeys())?,
+        Subject::Counters => page.pf_table("counters", pfs, |pf| pf.counters(now))?,
+        Subject::Fabric => {
+            page.table("nodes", || fabric::nodes(fabric))?;
+            page.table("ports", || fabric::ports(fabric))?;
+        }
     }
     page.end()
 }
@@ -93,6 +124,20 @@ struct Page<'a, W> {
 }
 
 impl<W: Write> Page<'_, W> {
+    fn pf_table<'a, R: Row + 'a>(
+        &mut self,
+        name: &str,
+        pfs: &'a [NamedPf<'a>],
+        rows: impl Fn(&'a dyn Inspect) -> Rows<'a, R>,
+    ) -> io::Result<()> {
+        self.table(name, || {
+            pfs.iter().flat_map(|pf| {
+                let name = pf.name;
+                rows(pf.rows).map(move |row| OfPf { name, row })
+            })
+        })
+    }
+
     fn table<R: Row, I: Iterator<Item = R>>(
         &mut self,
         name: &str,

@@ -11,8 +11,33 @@ pub(super) trait Row {
     /// The names of the columns, which are the keys of the JSON objects.
     const COLUMNS: &'static [&'static str];
 
+    /// All column names, those of what is around the row included.
+    fn columns() -> Vec<&'static str> {
+        Self::COLUMNS.to_vec()
+    }
+
     /// The values, one for each column.
     fn cells(&self) -> Vec<Cell>;
+}
+
+/// A row of one PF among several, whose name comes first.
+pub(super) struct OfPf<'a, R> {
+    pub(super) name: &'a str,
+    pub(super) row: R,
+}
+
+impl<R: Row> Row for OfPf<'_, R> {
+    const COLUMNS: &'static [&'static str] = &["host"];
+
+    fn columns() -> Vec<&'static str> {
+        [Self::COLUMNS, &R::columns()].concat()
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = vec![Cell::text(self.name)];
+        cells.extend(self.row.cells());
+        cells
+    }
 }
 
 /// A row as a JSON object.
@@ -20,8 +45,9 @@ struct Object<'a, R>(&'a R);
 
 impl<R: Row> Serialize for Object<'_, R> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(R::COLUMNS.len()))?;
-        for (column, cell) in R::COLUMNS.iter().zip(self.0.cells()) {
+        let columns = R::columns();
+        let mut map = serializer.serialize_map(Some(columns.len()))?;
+        for (column, cell) in columns.into_iter().zip(self.0.cells()) {
             map.serialize_entry(column, &cell)?;
         }
         map.end()
@@ -49,8 +75,7 @@ pub(super) fn write_text<R: Row, I: Iterator<Item = R>>(
     out: &mut impl Write,
     rows: impl Fn() -> I,
 ) -> io::Result<()> {
-    let heads = R::COLUMNS.iter().map(|column| head(column));
-    let heads: Vec<String> = heads.collect();
+    let heads: Vec<String> = R::columns().into_iter().map(head).collect();
     let mut widths: Vec<usize> = heads.iter().map(String::len).collect();
     for row in rows() {
         for (width, cell) in widths.iter_mut().zip(row.cells()) {

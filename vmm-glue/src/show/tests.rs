@@ -1,5 +1,6 @@
 //! A port with two VFs that did a little of everything, shown in every way.
 
+use emulated_hca::Topology;
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
@@ -96,7 +97,18 @@ fn mux() -> PortMux {
 fn shown(subject: Subject, format: Format) -> String {
     let mut out = Vec::new();
     let mux = mux();
-    write(&mut out, format, subject, &mux.inspect(PortNum(2)), NOW).unwrap();
+    let rows = mux.inspect(PortNum(2));
+    let pf = NamedPf {
+        name: "host-a",
+        rows: &rows,
+    };
+    let (fabric, _) = Topology::three_switches().build(1);
+    let scene = Scene {
+        pfs: &[pf],
+        fabric: &fabric,
+        now: NOW,
+    };
+    write(&mut out, format, subject, &scene).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -135,6 +147,7 @@ fn every_subject_has_the_same_rows_and_columns_as_text_and_as_json() {
 fn vfs_show_guid_reason_counts_and_quotas() {
     let json = json(Subject::Vfs);
     let (one, two) = (&json["vfs"][0], &json["vfs"][1]);
+    assert_eq!(one["host"], "host-a");
     assert_eq!((&one["port"], &one["vf"]), (&2.into(), &1.into()));
     assert_eq!(one["guid"], "0x0002c90300000101");
     assert_eq!((&one["up"], &one["reason"]), (&true.into(), &"up".into()));
@@ -184,7 +197,9 @@ fn a_transaction_and_an_exchange_show_both_ids() {
 fn metrics_are_families_with_help_type_and_samples() {
     let mut out = Vec::new();
     let mux = mux();
-    write_metrics(&mut out, "mlx\"0", &mux.inspect(PortNum(2)), NOW).unwrap();
+    let rows = mux.inspect(PortNum(2));
+    let pf = |name| NamedPf { name, rows: &rows };
+    write_metrics(&mut out, &[pf("mlx\"0"), pf("second")], NOW).unwrap();
     let text = String::from_utf8(out).unwrap();
     let mut family = "";
     for line in text.lines() {
@@ -195,7 +210,11 @@ fn metrics_are_families_with_help_type_and_samples() {
         } else if !line.starts_with("# HELP ") {
             let (name, rest) = line.split_once('{').unwrap();
             assert_eq!(name, family);
-            assert!(rest.starts_with("pf=\"mlx\\\"0\",port=\"2\""), "{line}");
+            let first = rest.starts_with("pf=\"mlx\\\"0\",port=\"2\"");
+            assert!(
+                first || rest.starts_with("pf=\"second\",port=\"2\""),
+                "{line}"
+            );
             let (_, value) = line.rsplit_once("} ").unwrap();
             assert!(value.parse::<f64>().is_ok(), "{line}");
         }
@@ -216,7 +235,9 @@ fn metrics_are_families_with_help_type_and_samples() {
 #[test]
 fn the_metrics_are_those_that_are_documented() {
     let mut out = Vec::new();
-    write_metrics(&mut out, "0", &mux().inspect(PortNum(1)), NOW).unwrap();
+    let mux = mux();
+    let rows = &mux.inspect(PortNum(1));
+    write_metrics(&mut out, &[NamedPf { name: "0", rows }], NOW).unwrap();
     let text = String::from_utf8(out).unwrap();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let mut written: Vec<(String, String)> = types
@@ -265,4 +286,37 @@ fn totals_sum_over_the_pfs() {
     );
     let json = serde_json::to_value(&totals).unwrap();
     assert_eq!(json["sizes"]["cm_ids"], 2);
+}
+
+#[test]
+fn a_fabric_shows_its_nodes_and_the_other_ends_of_its_links() {
+    let json = json(Subject::Fabric);
+    let nodes = json["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 6);
+    assert!(
+        nodes
+            .iter()
+            .any(|node| node["node"] == "S1" && node["kind"] == "switch")
+    );
+    let ports = json["ports"].as_array().unwrap();
+    let of = |name: &str, number: u64| {
+        let port = ports
+            .iter()
+            .find(|port| port["node"] == name && port["port"] == number);
+        port.unwrap()
+    };
+    let mgmt = of("mgmt", 1);
+    assert_eq!(
+        (&mgmt["peer"], &mgmt["peer_port"]),
+        (&"S1".into(), &1.into())
+    );
+    assert_eq!(mgmt["physical_state"], "link_up");
+    assert_eq!(
+        (&mgmt["state"], &mgmt["lid"]),
+        (&"init".into(), &Value::Null)
+    );
+    assert_eq!(of("S1", 6)["peer"], Value::Null);
+    let text = shown(Subject::Fabric, Format::Text);
+    assert!(text.starts_with("NODE    KIND    GUID"), "{text}");
+    assert_eq!(text.lines().count(), 1 + nodes.len() + 2 + ports.len());
 }

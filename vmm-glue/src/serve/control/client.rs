@@ -1,0 +1,235 @@
+//! A client of the control socket, as the server sees it.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use ib_vtime::Instant;
+
+use super::answer::{Answer, answer, metrics};
+use super::protocol::{Envelope, MAX_LINE, Refusal, VERSION};
+use crate::serve::Turn;
+use crate::watch::EventSet;
+
+/// What comes after the replies that wait to be written.
+#[derive(Debug)]
+enum State {
+    /// The next request.
+    Open,
+    /// The end: the client closed, or cannot be understood.
+    Closing,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    stream: UnixStream,
+    /// What was read and not understood yet: less than a line, or requests behind the one in hand.
+    input: Vec<u8>,
+    /// What the client has yet to take. While there is something, nothing is read.
+    output: Vec<u8>,
+    written: usize,
+    state: State,
+    /// What is watched.
+    interest: EventSet,
+    /// When it last asked something.
+    pub(super) last_used: Instant,
+}
+
+impl Client {
+    /// Takes a connection, whose socket must not block.
+    pub(super) fn new(turn: &mut Turn<'_>, stream: UnixStream) -> Self {
+        turn.watches.add(&stream, EventSet::IN);
+        Self {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            written: 0,
+            state: State::Open,
+            interest: EventSet::IN,
+            last_used: turn.now,
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
+    }
+
+    /// Gives the socket up.
+    pub(super) fn close(self, turn: &mut Turn<'_>) {
+        turn.watches.remove(self.stream);
+    }
+
+    /// Does what the client's socket is ready for. Whether the client stays.
+    pub(super) fn handle_ready(&mut self, turn: &mut Turn<'_>, events: EventSet) -> bool {
+        if events.contains(EventSet::ERROR) {
+            return false;
+        }
+        if events.intersects(EventSet::IN | EventSet::HANG_UP) && self.reads() && !self.read() {
+            self.state = State::Closing;
+        } else if events.contains(EventSet::HANG_UP) {
+            return false;
+        }
+        self.advance(turn)
+    }
+
+    /// Whether the client may ask something.
+    const fn reads(&self) -> bool {
+        matches!(self.state, State::Open) && self.output.is_empty()
+    }
+
+    /// Reads what is there, within bounds. Whether there may ever be more.
+    fn read(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => false,
+            Ok(length) => {
+                self.input.extend_from_slice(&bytes[..length]);
+                true
+            }
+            Err(error) => may_go_on(&error),
+        }
+    }
+
+    /// Answers what was asked, as far as the client takes the replies. Whether the client stays.
+    pub(super) fn advance(&mut self, turn: &mut Turn<'_>) -> bool {
+        loop {
+            if !self.write() {
+                return false;
+            }
+            if !self.output.is_empty() {
+                break;
+            }
+            if matches!(self.state, State::Closing) {
+                return false;
+            }
+            match self.next_request() {
+                Next::Nothing => break,
+                Next::Line(line) => {
+                    self.last_used = turn.now;
+                    self.take(answer_line(turn, &line));
+                }
+                Next::Http(path) => {
+                    self.output = http(turn, &path);
+                    self.state = State::Closing;
+                }
+                Next::TooLong => {
+                    let message = format!("a request has at most {MAX_LINE} bytes");
+                    let refusal = Refusal::new("too_long", message);
+                    self.take(Answer::refused(&refusal));
+                    self.state = State::Closing;
+                }
+            }
+        }
+        self.watch(turn);
+        true
+    }
+
+    fn take(&mut self, answer: Answer) {
+        match answer {
+            Answer::Line(line) => self.output = line,
+        }
+        self.written = 0;
+    }
+
+    fn next_request(&mut self) -> Next {
+        const HEADERS_END: &[u8] = b"\r\n\r\n";
+        if self.input.starts_with(b"GET ") {
+            let end = self.input.windows(4).position(|four| four == HEADERS_END);
+            if end.is_some() {
+                let line = self.input.split(|&byte| byte == b'\r').next();
+                let line = String::from_utf8_lossy(line.unwrap_or_default()).into_owned();
+                self.input.clear();
+                let path = line.split(' ').nth(1).unwrap_or_default();
+                return Next::Http(path.to_owned());
+            }
+        } else if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
+            let line = self.input.drain(..=end).collect();
+            return Next::Line(line);
+        }
+        if self.input.len() > MAX_LINE {
+            self.input.clear();
+            Next::TooLong
+        } else {
+            Next::Nothing
+        }
+    }
+
+    /// Writes what the socket takes. Whether the client is still there.
+    fn write(&mut self) -> bool {
+        while let Some(rest) = self
+            .output
+            .get(self.written..)
+            .filter(|rest| !rest.is_empty())
+        {
+            match self.stream.write(rest) {
+                Ok(length) => self.written += length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) => return may_go_on(&error),
+            }
+        }
+        self.output.clear();
+        self.written = 0;
+        true
+    }
+
+    fn watch(&mut self, turn: &mut Turn<'_>) {
+        let interest = if !self.output.is_empty() {
+            EventSet::OUT
+        } else if self.reads() {
+            EventSet::IN
+        } else {
+            EventSet::empty()
+        };
+        if interest != self.interest {
+            self.interest = interest;
+            turn.watches.modify(&self.stream, interest);
+        }
+    }
+}
+
+fn may_go_on(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// What a client sent.
+enum Next {
+    Nothing,
+    Line(Vec<u8>),
+    Http(String),
+    TooLong,
+}
+
+fn answer_line(turn: &mut Turn<'_>, line: &[u8]) -> Answer {
+    match serde_json::from_slice::<Envelope>(line) {
+        Ok(Envelope {
+            v: VERSION,
+            request,
+        }) => answer(turn, &request),
+        Ok(Envelope { v, .. }) => {
+            let message = format!("this server speaks version {VERSION}, not {v}");
+            Answer::refused(&Refusal::new("version", message))
+        }
+        Err(error) => {
+            let message = format!("this is no request: {error}");
+            Answer::refused(&Refusal::new("bad_request", message))
+        }
+    }
+}
+
+/// An HTTP/1.1 response, after which the connection ends.
+fn http(turn: &Turn<'_>, path: &str) -> Vec<u8> {
+    let (status, body) = match path {
+        "/metrics" => ("200 OK", metrics(turn.lab)),
+        _ => ("404 Not Found", "there is /metrics\n".to_owned()),
+    };
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n\
+         Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}

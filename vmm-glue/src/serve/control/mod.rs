@@ -1,0 +1,99 @@
+//! The control socket: a Unix stream socket by which the service is asked and changed.
+
+mod answer;
+mod client;
+mod path;
+pub mod protocol;
+mod remote;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+pub use path::default_path;
+pub use remote::{Remote, RemoteError};
+
+use super::{Claim, ClaimError, Turn, WayIn, claim_socket};
+use crate::watch::{EventSet, Ready};
+use client::Client;
+
+/// Clients at a time; of more, the one that has been silent for longest must go.
+const MAX_CLIENTS: usize = 64;
+
+/// The socket and its clients.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    _claim: Claim,
+    clients: BTreeMap<RawFd, Client>,
+}
+
+impl ControlSocket {
+    /// Listens at a path, for the owner of this process alone.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn bind(path: &Path) -> Result<Self, ClaimError> {
+        let (listener, claim) = claim_socket(path)?;
+        Ok(Self {
+            listener,
+            _claim: claim,
+            clients: BTreeMap::new(),
+        })
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // Nobody is left; or the process has too many files open, and some client waits.
+                Err(_) => return,
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.clients.len() == MAX_CLIENTS {
+                self.evict(turn);
+            }
+            let client = Client::new(turn, stream);
+            self.clients.insert(client.fd(), client);
+        }
+    }
+
+    fn evict(&mut self, turn: &mut Turn<'_>) {
+        let clients = self.clients.iter();
+        let silent = clients.min_by_key(|(_, client)| client.last_used);
+        if let Some(fd) = silent.map(|(&fd, _)| fd) {
+            self.close(turn, fd);
+        }
+    }
+
+    fn close(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        if let Some(client) = self.clients.remove(&fd) {
+            client.close(turn);
+        }
+    }
+}
+
+impl WayIn for ControlSocket {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        turn.watches.add(&self.listener, EventSet::IN);
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        if ready.fd == self.listener.as_raw_fd() {
+            self.accept(turn);
+        } else if let Some(client) = self.clients.get_mut(&ready.fd)
+            && !client.handle_ready(turn, ready.events)
+        {
+            self.close(turn, ready.fd);
+        }
+    }
+
+    fn flush(&mut self, _turn: &mut Turn<'_>) {}
+}

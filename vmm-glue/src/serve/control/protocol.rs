@@ -1,0 +1,79 @@
+//! What goes over the control socket: a line of JSON for each request and for each reply.
+//!
+//! A request is `{"v":1,"request":{"show":{"subject":"vfs","format":"json"}}}`, a reply
+//! `{"v":1,"ok":…}` or `{"v":1,"error":{"code":"no_such_vf","message":"…"}}`. After the reply to a
+//! capture comes the capture file, until one side closes the socket.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::show::{Format, Subject};
+
+/// The version of the protocol.
+pub const VERSION: u32 = 1;
+
+/// Bytes of a request's line at most.
+pub const MAX_LINE: usize = 64 * 1024;
+
+/// A request with the protocol's version.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Envelope {
+    /// [`VERSION`].
+    pub v: u32,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// What a client can ask.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Tables; see [`crate::show`].
+    Show {
+        /// Which.
+        subject: Subject,
+        /// Of this host only.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// As what.
+        format: Format,
+    },
+    /// The text that Prometheus reads.
+    Metrics {},
+    /// The end of the service.
+    Stop {},
+}
+
+/// What is said of a request that was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// A stable word.
+    pub code: String,
+    /// A sentence for people.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal.
+    #[must_use]
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self {
+            code: code.to_owned(),
+            message: message.into(),
+        }
+    }
+}
+
+/// A reply, in which one of the two is there.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// [`VERSION`].
+    pub v: u32,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ok: Option<Box<RawValue>>,
+    /// Why it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Refusal>,
+}
