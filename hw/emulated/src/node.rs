@@ -6,8 +6,9 @@ use hca_api::{PhysicalState, PortChange, PortState};
 use ib_vtime::Instant;
 use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
-use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, Vl};
+use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, SubnetPrefix, Vl};
 
+use crate::link::{fastest, fastest_extended, widest};
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
@@ -153,10 +154,13 @@ impl Node {
             .map(|n| {
                 let mut port = new_port(PortNum(n), config.node_guid, &config.port);
                 port.pkey_cap = config.pkey_table_len.max(1);
-                port.subnet_prefix = config.subnet_prefix;
                 if n == 0 {
+                    port.subnet_prefix = config.subnet_prefix;
                     port.guid_cap = 1;
-                    port.pkey_cap = 1;
+                    // No cable limits what passes port 0.
+                    port.neighbor_mtu = port.mtu_cap;
+                    port.speed_active = fastest(port.speed_supported);
+                    port.extended_speed_active = fastest_extended(port.extended_speed_supported);
                     port.capabilities = CapabilityMask::IS_TRAP_SUPPORTED
                         | CapabilityMask::IS_SL_MAPPING_SUPPORTED
                         | CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED
@@ -170,6 +174,9 @@ impl Node {
                         PortState::Active
                     };
                     port.physical_state = PhysicalState::LinkUp;
+                } else {
+                    // Only port 0 is an end port.
+                    port.subnet_prefix = SubnetPrefix::new(0);
                 }
                 port
             })
@@ -388,7 +395,7 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         lmc: Lmc::default(),
         sm_lid: Lid::NONE,
         sm_sl: Sl::default(),
-        subnet_prefix: ib_wire::SubnetPrefix::DEFAULT,
+        subnet_prefix: SubnetPrefix::DEFAULT,
         capabilities: CapabilityMask::default(),
         capabilities2: CapabilityMask2::default(),
         m_key: MKey::default(),
@@ -400,7 +407,7 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         diag_code: 0,
         width_enabled: config.widths,
         width_supported: config.widths,
-        width_active: config.widths,
+        width_active: widest(config.widths).unwrap_or(config.widths),
         speed_enabled: config.speeds,
         speed_supported: config.speeds,
         speed_active: LinkSpeed::SDR,

@@ -7,6 +7,7 @@ use ib_wire::{
     Gid, GidIndex, Guid, Lid, Lmc, MKey, Mtu, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix, Vl,
 };
 
+use crate::link::widest;
 use crate::{PortConfig, PortCounters};
 
 /// A port of a channel adapter or a switch.
@@ -238,10 +239,10 @@ impl PhysicalPort {
     }
 
     /// Sets what the port supports, and enables all of it.
-    pub(crate) const fn support(&mut self, config: &PortConfig) {
+    pub(crate) fn support(&mut self, config: &PortConfig) {
         self.width_supported = config.widths;
         self.width_enabled = config.widths;
-        self.width_active = config.widths;
+        self.width_active = widest(config.widths).unwrap_or(config.widths);
         self.speed_supported = config.speeds;
         self.speed_enabled = config.speeds;
         self.extended_speed_supported = config.extended_speeds;

@@ -134,16 +134,7 @@ pub(crate) fn negotiate(
     cable: &LinkConfig,
 ) -> Option<(LinkWidth, LinkSpeed, LinkSpeedExt)> {
     let widths = a.width_enabled.0 & b.width_enabled.0 & cable.widths.0;
-    // 2x has the highest bit but is not the widest.
-    let width = [
-        LinkWidth::X12,
-        LinkWidth::X8,
-        LinkWidth::X4,
-        LinkWidth::X2,
-        LinkWidth::X1,
-    ]
-    .into_iter()
-    .find(|width| widths & width.0 != 0)?;
+    let width = widest(LinkWidth(widths))?;
     let speed = highest_bit(a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get())?;
     let extended = highest_bit(
         a.extended_speed_enabled.get()
@@ -156,6 +147,36 @@ pub(crate) fn negotiate(
         LinkSpeed::from_low_bits(speed),
         LinkSpeedExt::from_low_bits(extended),
     ))
+}
+
+/// The widest of some widths.
+pub(crate) fn widest(widths: LinkWidth) -> Option<LinkWidth> {
+    // 2x has the highest bit but is not the widest.
+    [
+        LinkWidth::X12,
+        LinkWidth::X8,
+        LinkWidth::X4,
+        LinkWidth::X2,
+        LinkWidth::X1,
+    ]
+    .into_iter()
+    .find(|width| widths.0 & width.0 != 0)
+}
+
+/// The fastest of some speeds; the same if there is none.
+pub(crate) const fn fastest(speeds: LinkSpeed) -> LinkSpeed {
+    match highest_bit(speeds.get()) {
+        Some(bit) => LinkSpeed::from_low_bits(bit),
+        None => speeds,
+    }
+}
+
+/// The fastest of some extended speeds; the same if there is none.
+pub(crate) const fn fastest_extended(speeds: LinkSpeedExt) -> LinkSpeedExt {
+    match highest_bit(speeds.get()) {
+        Some(bit) => LinkSpeedExt::from_low_bits(bit),
+        None => speeds,
+    }
 }
 
 const fn highest_bit(bits: u8) -> Option<u8> {

@@ -71,6 +71,7 @@ struct Plan {
     width: Option<LinkWidth>,
     speed: Option<LinkSpeed>,
     extended_speed: Option<LinkSpeedExt>,
+    neighbor_mtu: Option<Mtu>,
     operational_vls: Option<u8>,
     reregister: bool,
 }
@@ -86,11 +87,11 @@ impl Plan {
         if role != Role::External {
             check_addresses(data)?;
         }
-        if role != Role::BasePort0 {
-            let mtu = data.neighbor_mtu();
-            if mtu < Mtu::MTU_256 || mtu > port.mtu_cap {
-                return Err(MadStatus::INVALID_FIELD);
-            }
+        let mtu = data.neighbor_mtu();
+        let is_mtu = mtu >= Mtu::MTU_256 && mtu <= port.mtu_cap;
+        // A base port 0 has no neighbour; what does not fit it is not meant for it.
+        if !is_mtu && role != Role::BasePort0 {
+            return Err(MadStatus::INVALID_FIELD);
         }
         let (state, link) = if role == Role::BasePort0 {
             (None, None)
@@ -123,6 +124,7 @@ impl Plan {
             } else {
                 None
             },
+            neighbor_mtu: is_mtu.then_some(mtu),
             operational_vls: match data.operational_vls() {
                 0 => None,
                 vls if vls <= port.vl_cap => Some(vls),
@@ -228,8 +230,8 @@ fn apply(node: &mut Node, number: PortNum, role: Role, data: &PortInfo, plan: &P
         port.extended_speed_enabled = speed;
         local = local | LocalChanges::LINK_SPEED_ENABLED;
     }
-    if role != Role::BasePort0 {
-        port.neighbor_mtu = data.neighbor_mtu();
+    if let Some(mtu) = plan.neighbor_mtu {
+        port.neighbor_mtu = mtu;
     }
     if let Some(vls) = plan.operational_vls {
         port.operational_vls = vls;

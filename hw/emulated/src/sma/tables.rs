@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::Answer;
 use super::access::Access;
+use crate::port::data_vls;
 use crate::{Node, NodeKind};
 
 /// NodeDescription (IBA 14.2.5.2).
@@ -155,15 +156,28 @@ pub(super) fn vl_arbitration(
         .filter(|block| *block < 4)
         .ok_or(MadStatus::INVALID_FIELD)?;
     if access.set {
-        let tables = port
-            .vl_arbitration
-            .get_or_insert_with(|| Box::new([[0; 64]; 4]));
+        let default = default_arbitration(port.vl_cap);
+        let tables = port.vl_arbitration.get_or_insert_with(|| Box::new(default));
         tables[block].copy_from_slice(data.as_bytes());
         port.note(PortChange::QOS);
     }
-    let stored = port.vl_arbitration.as_ref().map_or([0; 64], |t| t[block]);
+    let stored = match &port.vl_arbitration {
+        Some(tables) => tables[block],
+        None => default_arbitration(port.vl_cap)[block],
+    };
     data.as_mut_bytes().copy_from_slice(&stored);
     Ok(())
+}
+
+/// The tables before a manager writes any: in low priority, every data lane weighs the same.
+fn default_arbitration(vl_cap: u8) -> [[u8; 64]; 4] {
+    const WEIGHT: u8 = 4;
+
+    let mut tables = [[0; 64]; 4];
+    for (vl, entry) in (0..data_vls(vl_cap)).zip(tables[0].chunks_exact_mut(2)) {
+        entry.copy_from_slice(&[vl, WEIGHT]);
+    }
+    tables
 }
 
 /// LedInfo (IBA 14.2.5.15), on ports whose capability mask announces it.

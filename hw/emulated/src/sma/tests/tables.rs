@@ -114,7 +114,24 @@ fn arbitration_tables_are_stored_by_block() {
     set(&mut node, modifier(4), table);
     assert_eq!(get::<VlArbitrationTable>(&mut node, modifier(4)), table);
     let empty = VlArbitrationTable::default();
-    assert_eq!(get::<VlArbitrationTable>(&mut node, modifier(1)), empty);
+    assert_eq!(get::<VlArbitrationTable>(&mut node, modifier(3)), empty);
+    // Before a manager writes it, the first block lets all data lanes have their share.
+    let first: VlArbitrationTable = get(&mut node, modifier(1));
+    let shares = first.entries.map(|entry| (entry.vl().get(), entry.weight));
+    assert_eq!(
+        shares[..9],
+        [
+            (0, 4),
+            (1, 4),
+            (2, 4),
+            (3, 4),
+            (4, 4),
+            (5, 4),
+            (6, 4),
+            (7, 4),
+            (0, 0)
+        ]
+    );
     for block in [0, 5] {
         let (status, _) = ask(&mut node, Method::GET, modifier(block), empty);
         assert_eq!(status, MadStatus::INVALID_FIELD);
