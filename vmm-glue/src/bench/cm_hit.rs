@@ -110,15 +110,17 @@ impl Known {
 
 fn pass(rig: &mut Rig, way: Way, frames: &mut Pool, batch: &[Connection]) -> anyhow::Result<()> {
     for connection in batch {
+        let from = match way {
+            Way::Egress => From::Vf(connection.vf),
+            Way::Ingress => From::Wire(connection.lid),
+        };
+        rig.load(from, frames.place());
+    }
+    for (at, connection) in batch.iter().enumerate() {
+        let slot = rig.loaded(at)?;
         match way {
-            Way::Egress => {
-                let slot = rig.load(From::Vf(connection.vf), frames.place());
-                connection.write_from_vf(slot)?;
-            }
-            Way::Ingress => {
-                let slot = rig.load(From::Wire(connection.lid), frames.place());
-                connection.write_from_wire(slot)?;
-            }
+            Way::Egress => connection.write_from_vf(slot)?,
+            Way::Ingress => connection.write_from_wire(slot)?,
         }
     }
     rig.flush()?;

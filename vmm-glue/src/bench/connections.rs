@@ -151,11 +151,17 @@ impl Connections {
         step: Step,
     ) -> anyhow::Result<()> {
         for connection in &*connections {
+            let number = below(&mut self.random, FRAMES);
             if connection.vf_sends(step) {
-                self.load_from_vf(rig, connection, step)?;
+                let frame = &self.from_vf[step as usize][number];
+                rig.load(From::Vf(connection.vf), frame);
             } else {
-                self.load_from_wire(rig, connection, step)?;
+                let frame = &self.from_wire[step as usize][number];
+                rig.load(From::Wire(connection.lid), frame);
             }
+        }
+        for (at, connection) in connections.iter().enumerate() {
+            connection.write(rig.loaded(at)?, step)?;
         }
         rig.flush()?;
         for (at, connection) in connections.iter_mut().enumerate() {
@@ -170,43 +176,27 @@ impl Connections {
         }
         Ok(())
     }
-
-    fn load_from_vf(
-        &mut self,
-        rig: &mut Rig,
-        connection: &Connection,
-        step: Step,
-    ) -> anyhow::Result<()> {
-        let frame = &self.from_vf[step as usize][below(&mut self.random, FRAMES)];
-        let slot = rig.load(From::Vf(connection.vf), frame);
-        connection.write_from_vf(slot)?;
-        if step == Step::Req {
-            let req: &mut CmReq = batch_mad(slot)?.view_mut();
-            req.primary.local_gid = vf_gid(connection.vf);
-            req.primary.remote_gid = peer_gid(connection.lid);
-        }
-        Ok(())
-    }
-
-    fn load_from_wire(
-        &mut self,
-        rig: &mut Rig,
-        connection: &Connection,
-        step: Step,
-    ) -> anyhow::Result<()> {
-        let frame = &self.from_wire[step as usize][below(&mut self.random, FRAMES)];
-        let slot = rig.load(From::Wire(connection.lid), frame);
-        connection.write_from_wire(slot)?;
-        if step == Step::Req {
-            let req: &mut CmReq = batch_mad(slot)?.view_mut();
-            req.primary.local_gid = peer_gid(connection.lid);
-            req.primary.remote_gid = vf_gid(connection.vf);
-        }
-        Ok(())
-    }
 }
 
 impl Connection {
+    /// Makes a frame in a batch this connection's message.
+    fn write(&self, slot: &mut Place, step: Step) -> anyhow::Result<()> {
+        let (own, peer) = (vf_gid(self.vf), peer_gid(self.lid));
+        let (local, remote) = if self.vf_sends(step) {
+            self.write_from_vf(slot)?;
+            (own, peer)
+        } else {
+            self.write_from_wire(slot)?;
+            (peer, own)
+        };
+        if step == Step::Req {
+            let req: &mut CmReq = batch_mad(slot)?.view_mut();
+            req.primary.local_gid = local;
+            req.primary.remote_gid = remote;
+        }
+        Ok(())
+    }
+
     /// Makes a frame in a batch one of this connection's VF.
     pub(super) fn write_from_vf(&self, slot: &mut Place) -> anyhow::Result<()> {
         let av = &mut tunnel_header(slot)?.av;

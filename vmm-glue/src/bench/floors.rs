@@ -46,9 +46,9 @@ impl Pool {
         self.place_of(0, 1)
     }
 
-    /// The number of a random place.
-    pub(super) fn number(&mut self) -> usize {
-        below(&mut self.random, POOL / STRIDE)
+    /// The number of a random place among those of one of the frames that the pool was made of.
+    pub(super) fn number_of(&mut self, frame: usize, frames: usize) -> usize {
+        below(&mut self.random, POOL / STRIDE / frames) * frames + frame
     }
 
     /// The place of a number.
@@ -59,9 +59,8 @@ impl Pool {
 
     /// A random place among those of one of the frames that the pool was made of.
     pub(super) fn place_of(&mut self, frame: usize, frames: usize) -> &mut [u8; STRIDE] {
-        let at = below(&mut self.random, POOL / STRIDE / frames) * frames + frame;
-        let (places, _) = self.bytes.as_chunks_mut();
-        &mut places[at]
+        let number = self.number_of(frame, frames);
+        self.at(number)
     }
 }
 

@@ -89,9 +89,11 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         run: Box::new(move |_| {
             let began = Stopwatch::start();
             for batch in steps.chunks(BATCH) {
-                for &(vf, group) in batch {
-                    let slot = rig.load(From::Vf(vf), frames.place());
-                    let sa: &mut SaMad = batch_mad(slot)?.view_mut();
+                for &(vf, _) in batch {
+                    rig.load(From::Vf(vf), frames.place());
+                }
+                for (at, &(vf, group)) in batch.iter().enumerate() {
+                    let sa: &mut SaMad = batch_mad(rig.loaded(at)?)?.view_mut();
                     let (ends, _) = JoinEnds::mut_from_prefix(&mut sa.data)
                         .ok()
                         .context("a record fits")?;

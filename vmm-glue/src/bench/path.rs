@@ -93,9 +93,11 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         run: Box::new(move |_| {
             let began = Stopwatch::start();
             for batch in steps.chunks(BATCH) {
-                for &(vf, number) in batch {
-                    let slot = rig.load(From::Vf(vf), frames.place());
-                    let mad = batch_mad(slot)?;
+                for &(vf, _) in batch {
+                    rig.load(From::Vf(vf), frames.place());
+                }
+                for (at, &(vf, number)) in batch.iter().enumerate() {
+                    let mad = batch_mad(rig.loaded(at)?)?;
                     mad.header.tid = Tid::new(u64::from(number));
                     let sa: &mut SaMad = mad.view_mut();
                     let (record, _) = PathRecord::mut_from_prefix(&mut sa.data)

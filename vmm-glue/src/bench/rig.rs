@@ -93,20 +93,22 @@ impl Rig {
         })
     }
 
-    /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`], and gives
-    /// the copy. At most [`BATCH`] frames can wait for that.
-    pub(super) fn load(&mut self, from: From, frame: &Place) -> &mut Place {
-        let mut number = self.outputs.number();
-        while self.loaded.iter().any(|(_, taken)| *taken == number) {
-            number = self.outputs.number();
-        }
+    /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`]. At most
+    /// [`BATCH`] frames can wait for that.
+    pub(super) fn load(&mut self, from: From, frame: &Place) {
+        let number = self.outputs.number_of(self.loaded.len(), BATCH);
         self.loaded.push((from, number));
         let slot = self.outputs.at(number);
         match from {
             From::Vf(_) => slot[..TUNNEL].copy_from_slice(&frame[..TUNNEL]),
             From::Wire(_) => slot[HEAD - GRH..TUNNEL].copy_from_slice(&frame[..GRH + MAD]),
         }
-        slot
+    }
+
+    /// A frame that was loaded, to be made another one.
+    pub(super) fn loaded(&mut self, at: usize) -> anyhow::Result<&mut Place> {
+        let (_, number) = self.loaded.get(at).context("beyond the batch")?;
+        Ok(self.outputs.at(*number))
     }
 
     /// Judges what was loaded. See [`Self::sent`].

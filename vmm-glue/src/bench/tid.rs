@@ -125,10 +125,11 @@ impl Transactions {
         for waiting in &mut *batch {
             waiting.guest = Tid::new(self.next << 32 | self.next);
             self.next += 1;
-            let slot = self
-                .rig
-                .load(From::Vf(waiting.vf), self.frames.place_of(0, 2));
-            batch_mad(slot)?.header.tid = waiting.guest;
+            let frame = self.frames.place_of(0, 2);
+            self.rig.load(From::Vf(waiting.vf), frame);
+        }
+        for (at, waiting) in batch.iter().enumerate() {
+            batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.guest;
         }
         self.rig.flush()?;
         for (at, waiting) in batch.iter_mut().enumerate() {
@@ -140,9 +141,11 @@ impl Transactions {
     /// Answers a batch.
     fn answer(&mut self, first: usize) -> anyhow::Result<()> {
         let batch = batch(&mut self.waiting, first);
-        for waiting in &*batch {
-            let slot = self.rig.load(From::Wire(PEER), self.frames.place_of(1, 2));
-            batch_mad(slot)?.header.tid = waiting.wire;
+        for _ in &*batch {
+            self.rig.load(From::Wire(PEER), self.frames.place_of(1, 2));
+        }
+        for (at, waiting) in batch.iter().enumerate() {
+            batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.wire;
         }
         self.rig.flush()?;
         for (at, waiting) in batch.iter().enumerate() {
