@@ -75,6 +75,7 @@
 //! and 25) pass as they are.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod answer;
 mod config;
 mod egress;

@@ -202,11 +202,20 @@ impl Store {
 
     /// The slot that a wire id names.
     pub(crate) fn by_wire(&self, wire: WireCommId) -> Option<u32> {
-        let slot = self.permutation.decode(wire.0.get()) & ((1 << SLOT_BITS) - 1);
-        (slot < self.opened).then_some(slot).filter(|&slot| {
-            let hot = self.hot(slot);
-            hot.wire == wire && hot.has(Flags::LIVE)
-        })
+        let slot = self.place_of(wire);
+        self.get(slot)
+            .is_some_and(|hot| hot.wire == wire && hot.has(Flags::LIVE))
+            .then_some(slot)
+    }
+
+    /// The slot that a wire id would name.
+    pub(crate) fn place_of(&self, wire: WireCommId) -> u32 {
+        self.permutation.decode(wire.0.get()) & ((1 << SLOT_BITS) - 1)
+    }
+
+    /// A slot that was in use at least once.
+    pub(crate) fn get(&self, slot: u32) -> Option<&Hot> {
+        (slot < self.opened).then(|| self.hot(slot))
     }
 
     /// Takes a slot into use and gives it a wire id that it never had, or not for as long as its

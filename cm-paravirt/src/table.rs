@@ -5,7 +5,7 @@
 
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Qpn, Sl};
-use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT};
+use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT, Trail};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
 use crate::config::Ticks;
@@ -126,11 +126,20 @@ impl Table {
 
     /// The slot of a VF's own id.
     pub(crate) fn by_guest(&self, vf: VfId, guest: VfCommId, space: Space) -> Option<u32> {
-        let hash = self.hash.hash(guest_key(vf, guest, space));
+        let hash = self.guest_hash(vf, guest, space);
         self.by_guest.matches(hash).find(|&slot| {
             let hot = self.store.hot(slot);
             hot.guest == guest && hot.vf == vf && hot.has(Flags::SIDR) == (space == Space::Sidr)
         })
+    }
+
+    pub(crate) fn guest_hash(&self, vf: VfId, guest: VfCommId, space: Space) -> u32 {
+        self.hash.hash(guest_key(vf, guest, space))
+    }
+
+    /// Takes a trail through the index of the VFs' own ids.
+    pub(crate) fn follow_guest(&self, trail: Trail) -> Trail {
+        self.by_guest.follow(trail)
     }
 
     /// The slots of requests that came from a peer under an id, the one asked last at the end.

@@ -68,6 +68,7 @@ mod ingress;
 pub mod inspect;
 mod join_routes;
 mod limiter;
+mod look_ahead;
 mod mux;
 mod output;
 mod paths;
@@ -85,6 +86,7 @@ pub use config::{
 };
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
+pub use look_ahead::Upcoming;
 pub use mux::PortMux;
 pub use output::{
     Cause, Output, Passed, PortEvent, Route, Sizes, StateBytes, VfDelivery, VfEvent, WireSend,

@@ -22,6 +22,7 @@
 //! | 45 s in `transfer` | Linux gives a transfer up after 40 s without progress (`mad_rmpp.c`) |
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
 
+mod ahead;
 mod inspect;
 mod pages;
 mod slots;
@@ -384,8 +385,13 @@ impl TidMap {
     }
 
     fn find(&self, tid: Tid) -> Option<u32> {
+        self.slots.named(self.name_of(tid)?)
+    }
+
+    /// The plaintext of what could be a wire TID.
+    fn name_of(&self, tid: Tid) -> Option<u32> {
         let id = u32::try_from(tid.get()).ok()?;
-        self.slots.named(self.permutation.decode(id))
+        Some(self.permutation.decode(id))
     }
 
     fn find_request(&self, hash: u32, owner: Owner, header: &MadHeader, to: &Peer) -> Option<u32> {
@@ -397,18 +403,16 @@ impl TidMap {
     /// The hash of what makes two requests the same one.
     fn hash_of(&self, owner: Owner, header: &MadHeader, to: &Peer) -> u32 {
         let place = u64::try_from(place(owner)).unwrap_or(u64::MAX);
+        let tid = header.tid.get();
         let rest = place << 48
             | u64::from(header.mgmt_class.get()) << 40
             | u64::from(to.lid.get()) << 24
             | u64::from(to.qpn.get());
-        let tid = self.hash.hash(header.tid.get());
-        let gid = u128::from_be_bytes(to.gid.0);
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the two halves, one after the other"
-        )]
-        let gid = (gid >> 64) as u64 ^ (gid as u64).rotate_left(32);
-        self.hash.hash(rest ^ gid ^ u64::from(tid).rotate_left(17))
+        if to.gid.is_none() {
+            return self.hash.hash_all([tid, rest]);
+        }
+        let (prefix, id) = (to.gid.prefix().get(), to.gid.interface_id().get());
+        self.hash.hash_all([tid, rest, prefix, id])
     }
 }
 

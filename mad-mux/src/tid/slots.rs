@@ -252,9 +252,19 @@ impl Slots {
         u32::from(self.nodes[at].generation) << SLOT_BITS | at
     }
 
+    /// The slot that a plaintext would name.
+    pub(super) const fn place_of(name: u32) -> u32 {
+        name & ((1 << SLOT_BITS) - 1)
+    }
+
+    /// Reads a bit of a slot, if it was ever in use.
+    pub(super) fn peek(&self, at: u32) -> Option<u32> {
+        self.nodes.get(at).map(|node| node.used)
+    }
+
     /// The live slot that a plaintext names.
     pub(super) fn named(&self, name: u32) -> Option<u32> {
-        let at = name & ((1 << SLOT_BITS) - 1);
+        let at = Self::place_of(name);
         let node = self.nodes.get(at)?;
         (node.slot.state != SlotState::Free && self.name(at) == name).then_some(at)
     }

@@ -8,6 +8,7 @@
 //! passes on the HCA's events with [`PfContext::handle_hca_event`], calls [`PfContext::poll`] then and
 //! when [`PfContext::poll_timeout`] says so, and pulls what happened from [`PfContext::poll_event`].
 
+mod batch;
 mod config;
 mod event;
 mod inspect;

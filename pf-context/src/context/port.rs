@@ -11,18 +11,16 @@ use ib_wire::smp::PortState as WirePortState;
 use ib_wire::{Guid, PKey, PortNum};
 use vf_tunnel::{DropReason, ToPf, VfId, VirtualPKeyIndex};
 
+use super::batch::{BATCH, Batch};
 use super::config::{Depths, PfConfig, PfError};
 use super::event::PfEvent;
 use super::port_vfs::VfPort;
-use super::tunnel::{Received, Tunnel};
+use super::tunnel::Tunnel;
 use crate::GuidObstacle;
 use crate::config::PortConfig;
 use crate::guids::{GuidConfig, GuidManager, GuidToken};
 use crate::mux::PortMux;
 use crate::output::{Cause, PortEvent, Route, WireSend, WireSource};
-
-/// Frames taken from one queue pair before the next one's turn.
-const BATCH: usize = 16;
 
 /// Rounds of the PF's own software in one call: what it sends to itself must not keep it busy for
 /// ever.
@@ -54,6 +52,8 @@ pub struct PfPort {
     pub(super) sources: BTreeMap<CqHandle, Source>,
     /// Sources with something to take, the next first.
     pub(super) ready: VecDeque<Source>,
+    /// Where frames are judged.
+    pub(super) batch: Batch,
     /// What the special QPs had no buffer for: of the port's own, or of several frames that one made.
     pub(super) unsent: VecDeque<(WireSend, Mad)>,
     /// VFs of which something changed: their view is to be shown anew, and they are to be told.
@@ -112,6 +112,7 @@ impl PfPort {
             vfs: Vec::new(),
             ready: sources.values().copied().collect(),
             sources,
+            batch: Batch::default(),
             unsent: VecDeque::new(),
             changed: Vec::new(),
             depths: config.depths,
@@ -198,16 +199,8 @@ impl PfPort {
         self.drive_guids(now, hca);
         self.make_room(now, hca);
         let mut busy = self.poll_own(now, hca);
-        while budget > 0
-            && let Some(source) = self.ready.pop_front()
-        {
-            let most = BATCH.min(budget);
-            let taken = self.serve(now, hca, source, most);
-            budget -= taken;
-            self.make_room(now, hca);
-            if taken == most || self.arm(hca, source) {
-                self.ready.push_back(source);
-            }
+        while budget > 0 && !self.ready.is_empty() {
+            budget -= self.serve(now, hca, BATCH.min(budget));
         }
         busy |= self.poll_own(now, hca);
         // What the SA just answered; a request that follows makes the PF's own software due.
@@ -245,7 +238,7 @@ impl PfPort {
     /// Sends what waited for the special QPs, and tells the mux how much of VFs they take beyond that.
     /// What they do not take waits in the queues of its VFs, so that their weights decide who is next
     /// and nobody's tunnel is left unserved.
-    fn make_room(&mut self, now: Instant, hca: &mut dyn FunctionManager) {
+    pub(super) fn make_room(&mut self, now: Instant, hca: &mut dyn FunctionManager) {
         loop {
             self.send_unsent(hca);
             let room = if self.unsent.is_empty() {
@@ -274,7 +267,7 @@ impl PfPort {
     }
 
     /// Asks for an event when a source has something. `true` if it has already.
-    fn arm(&self, hca: &mut dyn FunctionManager, source: Source) -> bool {
+    pub(super) fn arm(&self, hca: &mut dyn FunctionManager, source: Source) -> bool {
         match source {
             Source::Special(SpecialQp::Gsi) => self.gsi.arm(hca),
             Source::Special(SpecialQp::Smi) => self.smi.as_ref().is_some_and(|smi| smi.arm(hca)),
@@ -284,49 +277,9 @@ impl PfPort {
         }
     }
 
-    /// Takes up to so many frames from a source. Gives how many there were.
-    fn serve(
-        &mut self,
-        now: Instant,
-        hca: &mut dyn FunctionManager,
-        source: Source,
-        most: usize,
-    ) -> usize {
-        match source {
-            Source::Special(special) => self.serve_special(now, hca, special, most),
-            Source::Tunnel(vf, special) => self.serve_tunnel(now, hca, vf, special, most),
-        }
-    }
-
-    fn serve_special(
-        &mut self,
-        now: Instant,
-        hca: &mut dyn FunctionManager,
-        special: SpecialQp,
-        most: usize,
-    ) -> usize {
-        let mut mad = Mad::default();
-        for taken in 0..most {
-            let qp = match special {
-                SpecialQp::Gsi => Some(&mut self.gsi),
-                SpecialQp::Smi => self.smi.as_mut(),
-            };
-            let Some(from) = qp.and_then(|qp| qp.poll_into(hca, &mut mad)) else {
-                return taken;
-            };
-            let source = self.wire_source(&from);
-            let passed = self
-                .mux
-                .from_wire_in_place(now, CAUSE, special, &source, &mut mad);
-            self.carry_out(hca);
-            self.carry_on(hca, &passed, &mad);
-        }
-        most
-    }
-
     /// Where a packet came from, with the keys and GIDs that the provider gave as indices. Of the
     /// P_Key it told only which entry of the table matched: that entry stands for it.
-    fn wire_source(&self, from: &MadAddress) -> WireSource {
+    pub(super) fn wire_source(&self, from: &MadAddress) -> WireSource {
         let view = self.own.view();
         let pkey = view.pkeys.get(usize::from(from.pkey_index.0));
         WireSource {
@@ -342,38 +295,6 @@ impl PfPort {
                 hop_limit: route.hop_limit,
             }),
         }
-    }
-
-    fn serve_tunnel(
-        &mut self,
-        now: Instant,
-        hca: &mut dyn FunctionManager,
-        vf: VfId,
-        special: SpecialQp,
-        most: usize,
-    ) -> usize {
-        let mut frame = ToPf::zeroed();
-        for taken in 0..most {
-            let Some(tunnel) = self.tunnel_mut(vf, special) else {
-                return taken;
-            };
-            match tunnel.receive(hca, &mut frame) {
-                Some(Received::Frame) => {
-                    let passed = self
-                        .mux
-                        .from_vf_in_place(now, CAUSE, vf, special, &mut frame);
-                    self.carry_out(hca);
-                    self.carry_on(hca, &passed, &frame.mad);
-                }
-                Some(Received::Refused(reason)) => self.mux.refuse(CAUSE, Some(vf), reason),
-                None => {
-                    tunnel.flush(hca);
-                    return taken;
-                }
-            }
-            self.carry_out(hca);
-        }
-        most
     }
 
     /// Lets the PF's own software do what is due. Whether it may have more to do at once.

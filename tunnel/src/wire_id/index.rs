@@ -11,6 +11,9 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::hint::black_box;
+
+use super::Trail;
 
 /// The slot number that means "none".
 pub const NO_SLOT: u32 = u32::MAX;
@@ -85,6 +88,20 @@ impl Index {
                 return position;
             }
             position += 1;
+        }
+    }
+
+    /// Takes a [`Trail`] through the index to a slot. The first step only reads the hash's home, and
+    /// waits for nothing.
+    #[must_use]
+    pub fn follow(&self, trail: Trail) -> Trail {
+        match trail {
+            Trail::Hash(hash) => {
+                black_box(self.at(self.home(hash)));
+                Trail::Bucket(hash)
+            }
+            Trail::Bucket(hash) => self.matches(hash).next().map_or(Trail::End, Trail::Slot),
+            Trail::Slot(_) | Trail::End => trail,
         }
     }
 
@@ -218,6 +235,18 @@ mod tests {
         }
         assert_eq!(index.len(), 0);
         assert!(index.buckets.iter().all(|b| b.slot == NO_SLOT));
+    }
+
+    #[test]
+    fn a_trail_leads_through_the_index_to_the_first_slot_of_its_hash() {
+        let mut index = Index::new();
+        index.insert(7, 70);
+        index.insert(7, 71);
+        let bucket = index.follow(Trail::Hash(7));
+        assert_eq!(bucket, Trail::Bucket(7));
+        assert_eq!(index.follow(bucket), Trail::Slot(70));
+        assert_eq!(index.follow(Trail::Slot(70)), Trail::Slot(70));
+        assert_eq!(index.follow(Trail::Bucket(8)), Trail::End);
     }
 
     proptest! {

@@ -4,7 +4,7 @@
 //! SipHash (Aumasson, Bernstein, 2012) with one compression and three finalization rounds under a
 //! secret key: nobody outside can aim at a place in a table.
 
-/// A keyed hash of one 64-bit word.
+/// A keyed hash of a fixed number of 64-bit words.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyedHash {
     key: [u64; 2],
@@ -20,11 +20,17 @@ impl KeyedHash {
     /// The hash that places a word in a table.
     #[must_use]
     pub fn hash(self, word: u64) -> u32 {
-        (self.sip::<1, 3>(word) >> 32) as u32
+        self.hash_all([word])
     }
 
-    /// SipHash-C-D of the eight bytes of `word`, least significant first.
-    fn sip<const C: usize, const D: usize>(self, word: u64) -> u64 {
+    /// The hash that places several words, together, in a table.
+    #[must_use]
+    pub fn hash_all<const N: usize>(self, words: [u64; N]) -> u32 {
+        (self.sip::<1, 3, N>(words) >> 32) as u32
+    }
+
+    /// SipHash-C-D of the bytes of `words`, each with the least significant first.
+    fn sip<const C: usize, const D: usize, const N: usize>(self, words: [u64; N]) -> u64 {
         let [k0, k1] = self.key;
         let mut v = [
             k0 ^ 0x736f_6d65_7073_6575,
@@ -32,8 +38,9 @@ impl KeyedHash {
             k0 ^ 0x6c79_6765_6e65_7261,
             k1 ^ 0x7465_6462_7974_6573,
         ];
-        let length = 8_u64 << 56;
-        for block in [word, length] {
+        // The length in bytes, modulo 256, ends the message.
+        let length = (8 * N as u64) << 56;
+        for block in words.into_iter().chain([length]) {
             v[3] ^= block;
             for _ in 0..C {
                 sip_round(&mut v);
@@ -70,8 +77,13 @@ mod tests {
         // Reference vector of the SipHash paper's code: key 00..0f, message 00..07.
         let hash = KeyedHash::new([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]);
         assert_eq!(
-            hash.sip::<2, 4>(0x0706_0504_0302_0100),
+            hash.sip::<2, 4, 1>([0x0706_0504_0302_0100]),
             0x93f5_f579_9a93_2462
+        );
+        // The same, message 00..0f.
+        assert_eq!(
+            hash.sip::<2, 4, 2>([0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908]),
+            0x3f2a_cc7f_57c2_9bdb
         );
     }
 

@@ -4,7 +4,9 @@
 mod index;
 mod keyed_hash;
 mod permutation;
+mod trail;
 
 pub use index::{Index, NO_SLOT};
 pub use keyed_hash::KeyedHash;
 pub use permutation::Permutation;
+pub use trail::Trail;

@@ -51,6 +51,12 @@ impl Pool {
         below(&mut self.random, POOL / STRIDE / frames) * frames + frame
     }
 
+    /// The place of a number, to be read.
+    pub(super) fn get(&self, number: usize) -> &[u8; STRIDE] {
+        let (places, _) = self.bytes.as_chunks();
+        &places[number]
+    }
+
     /// The place of a number.
     pub(super) fn at(&mut self, number: usize) -> &mut [u8; STRIDE] {
         let (places, _) = self.bytes.as_chunks_mut();

@@ -12,7 +12,8 @@ use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
 use ib_wire::{Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix};
 use pf_context::{
-    Cause, EgressLimit, Limits, Output, Passed, PortConfig, PortMux, Route, VfConfig, WireSource,
+    Cause, EgressLimit, Limits, Output, Passed, PortConfig, PortMux, Route, Upcoming, VfConfig,
+    WireSource,
 };
 use vf_tunnel::{SpecialQp, ToPf, ToPfHeader, ToVf, ToVfHeader, VfId};
 use zerocopy::{FromBytes, IntoBytes};
@@ -114,6 +115,14 @@ impl Rig {
     /// Judges what was loaded. See [`Self::sent`].
     pub(super) fn flush(&mut self) -> anyhow::Result<()> {
         self.flushed.clear();
+        let frames = self.loaded.iter();
+        self.mux.look_ahead(frames.filter_map(|(from, number)| {
+            let slot = self.outputs.get(*number);
+            Some(match from {
+                From::Vf(vf) => Upcoming::FromVf(*vf, ToPf::ref_from_prefix(slot).ok()?.0),
+                From::Wire(_) => Upcoming::FromWire(Mad::ref_from_bytes(&slot[HEAD..TUNNEL]).ok()?),
+            })
+        }));
         for (from, number) in self.loaded.drain(..) {
             self.frames += 1;
             let cause = Cause(self.frames);
