@@ -25,7 +25,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "ibsim-link",
-        &["hca-api", "ib-wire", "ib-vtime", "emulated-hca"],
+        &[
+            "hca-api",
+            "ib-wire",
+            "ib-vtime",
+            "ib-endpoint",
+            "emulated-hca",
+        ],
     ),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use vf_tunnel::VfId;
 use vhca::serve::control::default_path;
-use vhca::serve::{GuidPolicy, Options, SmChoice, TopologySpec};
+use vhca::serve::{GuidPolicy, IbsimAddress, Options, SmChoice, TopologySpec};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -40,6 +40,14 @@ pub(crate) struct ServeArgs {
     /// /tmp/vhca-UID/control.sock.
     #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
     control: Option<PathBuf>,
+    /// Let programs that preload libumad2sim attach to any port, by the abstract Unix sockets that
+    /// IBSIM_SOCKNAME of the programs names.
+    #[arg(long, value_name = "NAME")]
+    ibsim: Vec<String>,
+    /// The same by UDP on 127.0.0.1, for programs with IBSIM_SERVER_NAME=127.0.0.1 and this
+    /// IBSIM_SERVER_PORT. The ports behind it are used, too, one for each client.
+    #[arg(long, value_name = "PORT")]
+    ibsim_udp: Vec<u16>,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -68,6 +76,13 @@ impl ServeArgs {
             guests: self.guests,
             seed: self.seed,
             control: Some(control),
+            ibsim: self.ibsim(),
         })
+    }
+
+    fn ibsim(&self) -> Vec<IbsimAddress> {
+        let names = self.ibsim.iter().cloned().map(IbsimAddress::Unix);
+        let ports = self.ibsim_udp.iter().copied().map(IbsimAddress::Udp);
+        names.chain(ports).collect()
     }
 }

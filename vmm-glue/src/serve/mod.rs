@@ -8,6 +8,7 @@
 
 mod claim;
 pub mod control;
+mod ibsim;
 mod lab;
 mod notify;
 mod options;
@@ -18,6 +19,7 @@ mod topology;
 mod way_in;
 
 pub use claim::{Claim, ClaimError, claim_socket};
+pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
 pub use options::{GuidPolicy, Options, SmChoice};
 pub use run::{Announcement, ServeError, run};

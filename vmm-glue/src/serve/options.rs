@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 
-use super::TopologySpec;
+use super::{IbsimAddress, TopologySpec};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -61,4 +61,6 @@ pub struct Options {
     pub seed: Option<u64>,
     /// The control socket; none by default.
     pub control: Option<PathBuf>,
+    /// Where clients of the ibsim protocol attach; nowhere by default.
+    pub ibsim: Vec<IbsimAddress>,
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::control::ControlSocket;
-use super::{ClaimError, Lab, LabError, Options, Service, Signals, notify};
+use super::{ClaimError, IbsimError, IbsimWay, Lab, LabError, Options, Service, Signals, notify};
 use crate::{LoopError, Runner};
 
 /// Why a service could not start, or go on.
@@ -21,6 +21,9 @@ pub enum ServeError {
     /// A socket.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// The sockets of the ibsim protocol.
+    #[error(transparent)]
+    Ibsim(#[from] IbsimError),
     /// The event loop.
     #[error(transparent)]
     Loop(#[from] LoopError),
@@ -96,6 +99,9 @@ pub fn run(
     service.add_way_in(signals);
     if let Some(path) = &options.control {
         service.add_way_in(ControlSocket::bind(path)?);
+    }
+    for address in &options.ibsim {
+        service.add_way_in(IbsimWay::bind(address.clone())?);
     }
     let ready = ready(options, service.lab());
     let mut tell = |announcement: &Announcement, state: &str| {

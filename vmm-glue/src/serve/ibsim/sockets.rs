@@ -1,0 +1,173 @@
+//! The datagram sockets of the protocol: abstract Unix ones, or UDP on the loopback interface.
+
+use core::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+
+use ibsim_link::codec::{Control, SocketName};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
+    bind, connect, recv, recvfrom, send as send_on, sendto, socket_with,
+};
+use zerocopy::IntoBytes;
+
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
+/// Where a server of the protocol is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IbsimAddress {
+    /// Abstract Unix sockets whose names begin with this (`IBSIM_SOCKNAME` of the clients).
+    Unix(String),
+    /// UDP on the loopback interface: the control port (`IBSIM_SERVER_PORT`), and behind it one port
+    /// for each slot. For clients with `IBSIM_SERVER_NAME=127.0.0.1`.
+    Udp(u16),
+}
+
+impl fmt::Display for IbsimAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(base) => f.write_str(base),
+            Self::Udp(port) => write!(f, "127.0.0.1:{port}"),
+        }
+    }
+}
+
+/// Where a control datagram came from.
+#[derive(Clone, Debug)]
+pub(super) enum Peer {
+    Unix(SocketAddrUnix),
+    Udp(SocketAddrV4),
+}
+
+impl Peer {
+    /// Tells peers apart.
+    pub(super) fn key(&self) -> Vec<u8> {
+        match self {
+            Self::Unix(address) => address.abstract_name().unwrap_or_default().to_vec(),
+            Self::Udp(address) => address.to_string().into_bytes(),
+        }
+    }
+}
+
+/// What became of a datagram to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// It is on its way.
+    Taken,
+    /// The client has to read first.
+    Full,
+    /// The client is no more.
+    Gone,
+}
+
+impl IbsimAddress {
+    fn unix(base: &str, name: SocketName) -> io::Result<SocketAddrUnix> {
+        Ok(SocketAddrUnix::new_abstract_name(&name.bytes(base))?)
+    }
+
+    pub(super) fn bind_control(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(base) => bind_unix(base, SocketName::ServerControl),
+            Self::Udp(port) => bind_udp(*port),
+        }
+    }
+
+    /// The data socket of a slot, connected to that of a client.
+    pub(super) fn open_data(&self, slot: u32, client: u32, from: &Peer) -> io::Result<OwnedFd> {
+        match (self, from) {
+            (Self::Unix(base), _) => {
+                let fd = bind_unix(base, SocketName::ServerData(slot))?;
+                connect(&fd, &Self::unix(base, SocketName::ClientData(client))?)?;
+                Ok(fd)
+            }
+            (Self::Udp(control), Peer::Udp(address)) => {
+                let beyond = || io::Error::from(io::ErrorKind::InvalidInput);
+                let offset = u16::try_from(slot + 1).map_err(|_| beyond())?;
+                let port = control.checked_add(offset).ok_or_else(beyond)?;
+                let fd = bind_udp(port)?;
+                let client = u16::try_from(client).map_err(|_| beyond())?;
+                connect(&fd, &SocketAddrV4::new(*address.ip(), client))?;
+                Ok(fd)
+            }
+            (Self::Udp(_), Peer::Unix(_)) => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Whether a client's data socket still exists, as far as can be told: nobody listens on an
+    /// abstract name any more once its owner is dead. Of UDP ports it is told when something is sent.
+    pub(super) fn is_alive(&self, client: u32) -> bool {
+        let Self::Unix(base) = self else {
+            return true;
+        };
+        let probe = || -> io::Result<Result<(), Errno>> {
+            let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
+            Ok(connect(
+                &fd,
+                &Self::unix(base, SocketName::ClientData(client))?,
+            ))
+        };
+        // A client that is connected to its slot takes no other connection: that is alive.
+        !matches!(probe(), Ok(Err(Errno::CONNREFUSED)))
+    }
+}
+
+fn bind_unix(base: &str, name: SocketName) -> io::Result<OwnedFd> {
+    let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
+    bind(&fd, &IbsimAddress::unix(base, name)?)?;
+    Ok(fd)
+}
+
+fn bind_udp(port: u16) -> io::Result<OwnedFd> {
+    let fd = socket_with(AddressFamily::INET, SocketType::DGRAM, FLAGS, None)?;
+    bind(&fd, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    Ok(fd)
+}
+
+/// The next datagram and its sender, if there is one with an address.
+pub(super) fn receive_from(fd: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Peer)> {
+    loop {
+        // A socket that is not connected reports no error but that it is empty.
+        let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
+        if let Some(peer) = from.and_then(peer) {
+            return Some((len, peer));
+        }
+    }
+}
+
+fn peer(address: SocketAddrAny) -> Option<Peer> {
+    if let Ok(unix) = SocketAddrUnix::try_from(address.clone()) {
+        return unix.abstract_name().is_some().then_some(Peer::Unix(unix));
+    }
+    match SocketAddr::try_from(address).ok()? {
+        SocketAddr::V4(address) => Some(Peer::Udp(address)),
+        SocketAddr::V6(_) => None,
+    }
+}
+
+pub(super) fn reply(fd: &OwnedFd, to: &Peer, control: &Control) -> io::Result<()> {
+    let flags = SendFlags::NOSIGNAL;
+    match to {
+        Peer::Unix(address) => sendto(fd, control.as_bytes(), flags, address)?,
+        Peer::Udp(address) => sendto(fd, control.as_bytes(), flags, address)?,
+    };
+    Ok(())
+}
+
+/// The length of the next datagram of a connected socket; `None` if there is none now.
+pub(super) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+    match recv(fd, &mut *buffer, RecvFlags::empty()) {
+        Ok((len, _)) => Ok(Some(len)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn send(fd: &OwnedFd, datagram: &[u8]) -> Sent {
+    match send_on(fd, datagram, SendFlags::NOSIGNAL) {
+        Ok(_) => Sent::Taken,
+        Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Sent::Full,
+        Err(_) => Sent::Gone,
+    }
+}
