@@ -40,6 +40,14 @@ pub(super) fn port_info(node: &mut Node, access: &Access, data: &mut PortInfo) -
     Ok(())
 }
 
+impl PhysicalPort {
+    /// PortInfo, as a Get that came in by the port itself is answered.
+    #[must_use]
+    pub fn port_info(&self) -> PortInfo {
+        read(self, self.number)
+    }
+}
+
 /// What a port is, as far as the rules differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
