@@ -33,6 +33,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "emulated-hca",
         ],
     ),
+    (
+        "umad-link",
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
+    ),
+    ("vhca-umad", &["umad-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
     ("vf-tunnel", &["ib-wire", "ib-vtime", "hca-api"]),
@@ -70,10 +75,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const ALL: &[&str] = &["*"];
 
 /// Packages that may own file descriptors, threads and clocks.
-const MAY_DO_IO: &[&str] = &["vhca", "vhca-tests", "hca-linux", "hca-vfio"];
+const MAY_DO_IO: &[&str] = &["vhca", "vhca-tests", "vhca-umad", "hca-linux", "hca-vfio"];
 
 /// Packages that may hold `unsafe` blocks, each block justified.
-const MAY_BE_UNSAFE: &[&str] = &["vhca", "hca-linux", "hca-vfio"];
+const MAY_BE_UNSAFE: &[&str] = &["vhca", "vhca-umad", "hca-linux", "hca-vfio"];
 
 /// What no sans-I/O crate may name.
 const IO_PATHS: &[&str] = &[

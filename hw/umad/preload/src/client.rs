@@ -1,0 +1,177 @@
+//! The connection to the service.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Once;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use umad_link::{Call, CallReply, Frame, FrameKind, HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
+
+use crate::setting;
+
+/// How long the service may take to answer, or to take what is sent to it, in seconds.
+const PATIENCE: i64 = 10;
+
+/// Connects and says what for. Gives the connection and the text of the answer.
+pub(crate) fn ask(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    let path = setting::socket().ok_or(Errno::NOENT)?;
+    let connection = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let connected = SocketAddrUnix::new(path.as_path())
+        .and_then(|address| rustix::net::connect(&connection, &address));
+    if let Err(error) = connected {
+        complain(&format!(
+            "vhca-umad: no vhca service answers at {}: {error}\n",
+            path.display()
+        ));
+        return Err(error);
+    }
+    let hello = Hello {
+        adapters: &setting::nodes(),
+        purpose,
+    };
+    let hello = hello.encode().ok_or(Errno::NAMETOOLONG)?;
+    limit_patience(&connection, Some(PATIENCE))?;
+    rustix::net::send(&connection, &hello, SendFlags::NOSIGNAL)?;
+    let mut reply = vec![0; HELLO_REPLY_SIZE];
+    let (_, length) = rustix::net::recv(&connection, reply.as_mut_slice(), RecvFlags::empty())
+        .map_err(|error| {
+            if error == Errno::AGAIN {
+                Errno::TIMEDOUT
+            } else {
+                error
+            }
+        })?;
+    limit_patience(&connection, None)?;
+    let reply = reply.get(..length).ok_or(Errno::PROTO)?;
+    let reply = HelloReply::decode(reply).map_err(errno)?;
+    let text = reply.result.map_err(errno)?.to_vec();
+    Ok((connection, text))
+}
+
+/// What a call gave.
+#[derive(Debug)]
+pub(crate) struct Called {
+    /// Whether it succeeded.
+    pub(crate) result: Result<(), Errno>,
+    /// The argument as it came back.
+    pub(crate) argument: Vec<u8>,
+    /// The file that came with it.
+    pub(crate) attachment: Option<OwnedFd>,
+}
+
+/// Makes a call on the connection of an umad file.
+pub(crate) fn call(
+    connection: BorrowedFd<'_>,
+    call: Call,
+    argument: &[u8],
+) -> Result<Called, Errno> {
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let frame = Frame {
+        kind: FrameKind::Call(call),
+        body: argument,
+    };
+    send(connection, &frame, Some(theirs.as_fd()))?;
+    drop(theirs);
+    limit_patience(&ours, Some(PATIENCE))?;
+    let mut reply = [0; 256];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        &ours,
+        &mut [IoSliceMut::new(&mut reply)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let attachment = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let reply = reply.get(..received.bytes).ok_or(Errno::PROTO)?;
+    let reply = CallReply::decode(reply).map_err(errno)?;
+    Ok(Called {
+        result: reply.error.map_or(Ok(()), |error| Err(errno(error))),
+        argument: reply.body.to_vec(),
+        attachment,
+    })
+}
+
+/// Sends a frame. As an umad file can always be written to, this waits for room whatever the
+/// descriptor's flags say, but not for ever.
+pub(crate) fn send(
+    connection: BorrowedFd<'_>,
+    frame: &Frame<'_>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let header = frame.header().ok_or(Errno::MSGSIZE)?;
+    loop {
+        let descriptors = descriptor.as_slice();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let sent = rustix::net::sendmsg(
+            connection,
+            &[IoSlice::new(&header), IoSlice::new(frame.body)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        );
+        match sent {
+            Ok(_) => return Ok(()),
+            Err(Errno::AGAIN) => await_room(connection)?,
+            Err(Errno::INTR) => {}
+            Err(_) => return Err(Errno::IO),
+        }
+    }
+}
+
+fn await_room(connection: BorrowedFd<'_>) -> Result<(), Errno> {
+    let patience = Timespec {
+        tv_sec: PATIENCE,
+        tv_nsec: 0,
+    };
+    let mut wanted = [PollFd::from_borrowed_fd(connection, PollFlags::OUT)];
+    match rustix::event::poll(&mut wanted, Some(&patience)) {
+        Ok(0) => Err(Errno::IO),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn limit_patience(connection: &OwnedFd, seconds: Option<i64>) -> Result<(), Errno> {
+    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let time = seconds.map(std::time::Duration::from_secs);
+    set_socket_timeout(connection, Timeout::Recv, time)?;
+    set_socket_timeout(connection, Timeout::Send, time)
+}
+
+/// The error of the protocol as one of the system.
+pub(crate) fn errno(errno: umad_link::Errno) -> Errno {
+    Errno::from_raw_os_error(errno.0)
+}
+
+/// Tells the user once: the program's own message will not say what is wrong.
+pub(crate) fn complain(line: &str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: whatever the program has as its standard error is borrowed for this call only.
+        let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
+        // There is nobody to tell if this fails.
+        let _ = rustix::io::write(stderr, line.as_bytes());
+    });
+}

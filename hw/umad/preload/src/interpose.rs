@@ -1,0 +1,415 @@
+//! The functions that take the place of those of the C library.
+//!
+//! Variadic functions (`open`, `ioctl`) are defined with the arguments that they can have: on the
+//! machines of Linux that this is built for a caller passes them in the same registers.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulong, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::{FILE, mode_t, size_t, ssize_t};
+use rustix::fs::{MemfdFlags, OFlags};
+use rustix::io::{Errno, FdFlags};
+use umad_link::Purpose;
+
+use crate::paths::Place;
+use crate::real::{fail, real};
+use crate::umad_file::UmadFile;
+use crate::{client, open_files, setting};
+
+/// How long to wait before asking again for an `issmN` that another program has open.
+const ISSM_PAUSE: Duration = Duration::from_millis(50);
+
+/// Runs our part of a call. A mistake of ours must not unwind into a program, nor end it.
+fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(ours)).unwrap_or(Err(Errno::IO))
+}
+
+/// The place that a path names, if it is ours and there is a service.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero byte.
+unsafe fn place(path: *const c_char) -> Option<Place> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    let place = Place::of(path.to_bytes())?;
+    setting::socket().map(|_| place)
+}
+
+/// Where the service keeps an empty file or a folder in the place of ours.
+fn in_tree(place: &Place) -> Result<CString, Errno> {
+    let (_, root) = client::ask(Purpose::Tree)?;
+    let path = [root.as_slice(), b"/", place.in_tree().as_bytes()].concat();
+    CString::new(path).map_err(|_| Errno::NOENT)
+}
+
+/// Opens a place.
+fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
+    let wanted = OFlags::from_bits_retain(flags.unsigned_abs());
+    let keeps_on_exec = !wanted.contains(OFlags::CLOEXEC);
+    let fd = match place {
+        Place::Sysfs(path) => {
+            if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) {
+                return Err(Errno::ACCESS);
+            }
+            let is_folder = wanted.contains(OFlags::DIRECTORY);
+            match client::ask(Purpose::Attribute(path)) {
+                Ok((_, text)) if !is_folder => attribute(&text)?,
+                Err(error) if error != Errno::NOENT => return Err(error),
+                _ => open_in_tree(place, wanted)?,
+            }
+        }
+        Place::Devices => open_in_tree(place, wanted)?,
+        Place::Umad(number) => client::ask(Purpose::Umad(*number))?.0,
+        Place::IsSm(number) => open_is_sm(*number, wanted)?,
+    };
+    if keeps_on_exec {
+        rustix::io::fcntl_setfd(&fd, FdFlags::empty())?;
+    }
+    if !matches!(place, Place::Umad(_)) {
+        return Ok(fd.into_raw_fd());
+    }
+    if wanted.contains(OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
+    }
+    let file = Arc::new(UmadFile::new(&fd)?);
+    let fd = fd.into_raw_fd();
+    open_files::insert(fd, file);
+    Ok(fd)
+}
+
+/// The text of an attribute as a file: what it was when it was opened, as in sysfs it is when it is
+/// first read.
+fn attribute(text: &[u8]) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create(c"vhca-sysfs", MemfdFlags::CLOEXEC)?;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let written = rustix::io::write(&file, rest)?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+fn open_in_tree(place: &Place, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let path = in_tree(place)?;
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+}
+
+/// Only one program has a port's `issmN` open; as in the kernel the next one waits, unless it said
+/// that it does not want to.
+fn open_is_sm(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
+    loop {
+        match client::ask(Purpose::IsSm(number)) {
+            Err(Errno::AGAIN) if !flags.contains(OFlags::NONBLOCK) => {
+                std::thread::sleep(ISSM_PAUSE);
+            }
+            other => return other.map(|(connection, _)| connection),
+        }
+    }
+}
+
+/// What the functions around `open` do with a path.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero byte.
+unsafe fn opened(path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: by this function's contract.
+    let place = unsafe { place(path) }?;
+    let result = guarded(|| open_place(&place, flags));
+    Some(result.unwrap_or_else(|error| fail(error.raw_os_error(), -1)))
+}
+
+/// Defines functions that open a path.
+macro_rules! openers {
+    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $before_ty,)* path: *const c_char, flags: c_int, $($after: $after_ty),*
+        ) -> c_int {
+            // SAFETY: the caller passes a string, as the C library's function demands.
+            match unsafe { opened(path, flags) } {
+                Some(fd) => fd,
+                None => real!($text, fn(
+                    $($before => $before_ty,)* path => *const c_char, flags => c_int
+                    $(, $after => $after_ty)*
+                ) -> c_int, -1),
+            }
+        }
+    )*};
+}
+
+openers! {
+    open, c"open", (), (mode: mode_t);
+    open64, c"open64", (), (mode: mode_t);
+    __open_2, c"__open_2", (), ();
+    __open64_2, c"__open64_2", (), ();
+    openat, c"openat", (directory: c_int), (mode: mode_t);
+    openat64, c"openat64", (directory: c_int), (mode: mode_t);
+    __openat_2, c"__openat_2", (directory: c_int), ();
+    __openat64_2, c"__openat64_2", (directory: c_int), ();
+}
+
+/// Defines functions that open a path as a stream.
+macro_rules! stream_openers {
+    ($($name:ident, $text:literal;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
+            // SAFETY: the caller passes a string, as the C library's function demands.
+            match unsafe { opened(path, libc::O_RDONLY) } {
+                None => real!($text, fn(
+                    path => *const c_char, mode => *const c_char
+                ) -> *mut FILE, std::ptr::null_mut()),
+                Some(fd) if fd < 0 => std::ptr::null_mut(),
+                // SAFETY: the descriptor was opened for this stream, which owns it from here.
+                Some(fd) => unsafe { libc::fdopen(fd, mode) },
+            }
+        }
+    )*};
+}
+
+stream_openers! {
+    fopen, c"fopen";
+    fopen64, c"fopen64";
+}
+
+/// The path to ask the C library about in place of a path of ours: one in the tree. A place that
+/// cannot be asked for is one that does not exist.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero byte.
+unsafe fn redirected(path: *const c_char) -> Option<CString> {
+    // SAFETY: by this function's contract.
+    let place = unsafe { place(path) }?;
+    let path = guarded(|| in_tree(&place));
+    Some(path.unwrap_or_else(|_| c"/proc/vhca-umad-absent".to_owned()))
+}
+
+/// Defines functions that look at a path without opening it.
+macro_rules! lookers {
+    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*) -> $result:ty, $failed:expr;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $before_ty,)* path: *const c_char $(, $after: $after_ty)*
+        ) -> $result {
+            // SAFETY: the caller passes a string, as the C library's function demands.
+            let instead = unsafe { redirected(path) };
+            let path = instead.as_ref().map_or(path, |instead| instead.as_ptr());
+            real!($text, fn(
+                $($before => $before_ty,)* path => *const c_char $(, $after => $after_ty)*
+            ) -> $result, $failed)
+        }
+    )*};
+}
+
+type Stat = *mut c_void;
+type Entries = *mut *mut *mut c_void;
+type Callback = *const c_void;
+
+lookers! {
+    opendir, c"opendir", (), () -> *mut libc::DIR, std::ptr::null_mut();
+    scandir, c"scandir", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
+    scandir64, c"scandir64", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
+    access, c"access", (), (mode: c_int) -> c_int, -1;
+    faccessat, c"faccessat", (directory: c_int), (mode: c_int, flags: c_int) -> c_int, -1;
+    stat, c"stat", (), (buffer: Stat) -> c_int, -1;
+    stat64, c"stat64", (), (buffer: Stat) -> c_int, -1;
+    lstat, c"lstat", (), (buffer: Stat) -> c_int, -1;
+    lstat64, c"lstat64", (), (buffer: Stat) -> c_int, -1;
+    fstatat, c"fstatat", (directory: c_int), (buffer: Stat, flags: c_int) -> c_int, -1;
+    fstatat64, c"fstatat64", (directory: c_int), (buffer: Stat, flags: c_int) -> c_int, -1;
+    __xstat, c"__xstat", (version: c_int), (buffer: Stat) -> c_int, -1;
+    __xstat64, c"__xstat64", (version: c_int), (buffer: Stat) -> c_int, -1;
+    __lxstat, c"__lxstat", (version: c_int), (buffer: Stat) -> c_int, -1;
+    __lxstat64, c"__lxstat64", (version: c_int), (buffer: Stat) -> c_int, -1;
+    statx, c"statx", (directory: c_int), (flags: c_int, mask: c_uint, buffer: Stat) -> c_int, -1;
+    readlink, c"readlink", (), (buffer: *mut c_char, size: size_t) -> ssize_t, -1;
+}
+
+/// The umad file that a descriptor is, and the descriptor.
+fn umad(fd: c_int) -> Option<(Arc<UmadFile>, BorrowedFd<'static>)> {
+    let file = open_files::get(fd)?;
+    // SAFETY: the table has the file under this number, so it is not negative; if the program
+    // closes it meanwhile, calls on it fail as those of its own would.
+    Some((file, unsafe { BorrowedFd::borrow_raw(fd) }))
+}
+
+/// `read` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    let Some((file, borrowed)) = umad(fd) else {
+        return real!(c"read", fn(
+            fd => c_int, buffer => *mut c_void, count => size_t
+        ) -> ssize_t, -1);
+    };
+    let (bytes, result) = match guarded(|| file.read(borrowed, count)) {
+        Ok(found) => found,
+        Err(error) => return fail(error.raw_os_error(), -1),
+    };
+    let length = bytes.len().min(count);
+    // SAFETY: the caller has `count` bytes at `buffer`, and `length` is no more; the bytes are ours,
+    // so the two do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast::<u8>(), length) };
+    match result {
+        Ok(()) => ssize_t::try_from(length).unwrap_or(ssize_t::MAX),
+        Err(error) => fail(error.raw_os_error(), -1),
+    }
+}
+
+/// `__read_chk` of the C library: `read` in programs that were built with fortification.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    room: size_t,
+) -> ssize_t {
+    if open_files::get(fd).is_some() && count <= room {
+        // SAFETY: as the caller's.
+        return unsafe { read(fd, buffer, count) };
+    }
+    real!(c"__read_chk", fn(
+        fd => c_int, buffer => *mut c_void, count => size_t, room => size_t
+    ) -> ssize_t, -1)
+}
+
+/// `write` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+    let Some((file, borrowed)) = umad(fd) else {
+        return real!(c"write", fn(
+            fd => c_int, buffer => *const c_void, count => size_t
+        ) -> ssize_t, -1);
+    };
+    let Ok(written) = ssize_t::try_from(count) else {
+        return fail(libc::EINVAL, -1);
+    };
+    if buffer.is_null() {
+        return fail(libc::EFAULT, -1);
+    }
+    // SAFETY: the caller has `count` bytes at `buffer`, and leaves them alone during the call.
+    let message = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), count) };
+    match guarded(|| file.write(borrowed, message)) {
+        Ok(()) => written,
+        Err(error) => fail(error.raw_os_error(), -1),
+    }
+}
+
+/// `ioctl` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let Some((file, borrowed)) = umad(fd) else {
+        return real!(c"ioctl", fn(
+            fd => c_int, request => c_ulong, argument => *mut c_void
+        ) -> c_int, -1);
+    };
+    let request = u32::try_from(request).ok();
+    let known = request.and_then(|request| Some((request, UmadFile::argument_size(request)?)));
+    let Some((request, size)) = known else {
+        return fail(libc::ENOTTY, -1);
+    };
+    let given = if size == 0 {
+        &[]
+    } else if argument.is_null() {
+        return fail(libc::EFAULT, -1);
+    } else {
+        // SAFETY: the caller of this request has an argument of its size there.
+        unsafe { std::slice::from_raw_parts(argument.cast::<u8>().cast_const(), size) }
+    };
+    let given = given.to_vec();
+    let (result, reply) = match guarded(|| file.ioctl(borrowed, request, &given)) {
+        Ok(done) => done,
+        Err(error) => return fail(error.raw_os_error(), -1),
+    };
+    if size > 0 {
+        // SAFETY: as above, and the reply has the argument's size: `UmadFile::ioctl` gives no other.
+        unsafe { std::ptr::copy_nonoverlapping(reply.as_ptr(), argument.cast::<u8>(), size) };
+    }
+    match result {
+        Ok(()) => 0,
+        Err(error) => fail(error.raw_os_error(), -1),
+    }
+}
+
+/// `close` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    open_files::remove(fd);
+    real!(c"close", fn(fd => c_int) -> c_int, -1)
+}
+
+/// A descriptor was made from another: it is the same file.
+fn duplicated(file: Option<Arc<UmadFile>>, copy: c_int) -> c_int {
+    if let Some(file) = file.filter(|_| copy >= 0) {
+        open_files::insert(copy, file);
+    }
+    copy
+}
+
+/// `dup` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    let file = open_files::get(fd);
+    duplicated(file, real!(c"dup", fn(fd => c_int) -> c_int, -1))
+}
+
+/// `dup2` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(fd: c_int, copy: c_int) -> c_int {
+    let file = open_files::get(fd);
+    duplicated(
+        file,
+        real!(c"dup2", fn(fd => c_int, copy => c_int) -> c_int, -1),
+    )
+}
+
+/// `dup3` of the C library.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(fd: c_int, copy: c_int, flags: c_int) -> c_int {
+    let file = open_files::get(fd);
+    duplicated(
+        file,
+        real!(c"dup3", fn(fd => c_int, copy => c_int, flags => c_int) -> c_int, -1),
+    )
+}

@@ -1,0 +1,22 @@
+//! A library to be loaded before a program's others (`LD_PRELOAD`), so that the program finds the
+//! ports of a vhca service where it looks for those of the kernel: in `/sys/class/infiniband`,
+//! `/sys/class/infiniband_mad` and `/dev/infiniband`.
+//!
+//! It takes the place of functions of the C library. Calls that are about neither those paths nor a
+//! file opened there go on to the C library unchanged, and without `VHCA_UMAD_SOCKET` all do. An
+//! umad file is a connection to the service, so `poll` and its kin work on it as they are. What the
+//! library itself needs of the kernel it asks by system calls, never by functions that it replaces.
+//!
+//! No call aborts the program: what cannot be done gives an error number.
+#![expect(
+    unsafe_code,
+    reason = "functions of the C library are replaced here, with pointers of C programs in their hands; everything behind them is safe code"
+)]
+
+mod client;
+pub mod interpose;
+mod open_files;
+mod paths;
+mod real;
+mod setting;
+mod umad_file;

@@ -1,0 +1,29 @@
+//! What the environment says.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// A variable of the environment that is not empty.
+fn variable(name: &CStr) -> Option<Vec<u8>> {
+    // SAFETY: the name ends with a zero byte. As with every reader of the environment, the program
+    // must not change it meanwhile; what was found is copied at once.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: `getenv` gives a string that ends with a zero byte.
+    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+    (!value.is_empty()).then(|| value.to_vec())
+}
+
+/// The service's socket. Without it the library does nothing.
+pub(crate) fn socket() -> Option<PathBuf> {
+    variable(c"VHCA_UMAD_SOCKET").map(|path| PathBuf::from(OsStr::from_bytes(&path)))
+}
+
+/// The adapters that the program sees, empty for the service's choice.
+pub(crate) fn nodes() -> String {
+    let nodes = variable(c"VHCA_UMAD_NODE").unwrap_or_default();
+    String::from_utf8_lossy(&nodes).into_owned()
+}

@@ -1,0 +1,402 @@
+//! The files of `/sys/class/infiniband` and `/sys/class/infiniband_mad`: which there are, and what
+//! they hold, as the kernel writes it (`drivers/infiniband/core/sysfs.c`, `user_mad.c`).
+
+use core::fmt::Write;
+
+use ib_wire::smp::{LinkSpeed, LinkSpeedExt, NodeType, PortInfo, PortPhysState, PortState};
+use ib_wire::{Gid, Guid, PKey, PortNum};
+
+/// What `infiniband_mad/abi_version` says (`IB_USER_MAD_ABI_VERSION`).
+const ABI_VERSION: u32 = 5;
+
+/// An adapter, or a switch, as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ca {
+    /// What it is.
+    pub node_type: NodeType,
+    /// GUID of the node.
+    pub node_guid: Guid,
+    /// GUID of the system that it is part of.
+    pub system_image_guid: Guid,
+    /// The node description.
+    pub description: String,
+    /// Firmware version.
+    pub firmware: String,
+    /// Hardware revision.
+    pub revision: u32,
+    /// The vendor's device id, which stands for the kind of adapter.
+    pub device_id: u16,
+    /// Its ports, in order; of a switch port 0.
+    pub ports: Vec<CaPort>,
+}
+
+/// A port, as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaPort {
+    /// Which one.
+    pub number: PortNum,
+    /// PortInfo.
+    pub info: PortInfo,
+    /// GID table; entries without a GUID are zero.
+    pub gids: Vec<Gid>,
+    /// P_Key table; empty entries are 0.
+    pub pkeys: Vec<PKey>,
+}
+
+/// The name of an adapter in a program's list of them.
+#[must_use]
+pub fn name(index: usize) -> String {
+    format!("vhca{index}")
+}
+
+/// The port with a number of its own in a program's list of adapters, as `umadN` has it: ports are
+/// counted through.
+#[must_use]
+pub fn port(adapters: &[Ca], number: u32) -> Option<(usize, PortNum)> {
+    let number = usize::try_from(number).ok()?;
+    ports(adapters)
+        .nth(number)
+        .map(|(index, port)| (index, port.number))
+}
+
+fn ports(adapters: &[Ca]) -> impl Iterator<Item = (usize, &CaPort)> {
+    adapters
+        .iter()
+        .enumerate()
+        .flat_map(|(index, adapter)| adapter.ports.iter().map(move |port| (index, port)))
+}
+
+/// The paths of all files, below the file system's root: those of sysfs and the devices.
+#[must_use]
+pub fn entries(adapters: &[Ca]) -> Vec<String> {
+    let mut entries = vec!["sys/class/infiniband_mad/abi_version".to_owned()];
+    for (number, _) in ports(adapters).enumerate() {
+        for device in ["umad", "issm"] {
+            entries.push(format!("dev/infiniband/{device}{number}"));
+            for file in ["ibdev", "port"] {
+                entries.push(format!("sys/class/infiniband_mad/{device}{number}/{file}"));
+            }
+        }
+    }
+    for (index, adapter) in adapters.iter().enumerate() {
+        let name = name(index);
+        for file in ADAPTER_FILES {
+            entries.push(format!("sys/class/infiniband/{name}/{file}"));
+        }
+        for port in &adapter.ports {
+            let port_path = format!("sys/class/infiniband/{name}/ports/{}", port.number.0);
+            for file in PORT_FILES {
+                entries.push(format!("{port_path}/{file}"));
+            }
+            for table in [("gids", port.gids.len()), ("pkeys", port.pkeys.len())] {
+                let (table, len) = table;
+                entries.extend((0..len).map(|entry| format!("{port_path}/{table}/{entry}")));
+            }
+        }
+    }
+    entries
+}
+
+const ADAPTER_FILES: [&str; 8] = [
+    "board_id",
+    "fw_ver",
+    "hca_type",
+    "hw_rev",
+    "node_desc",
+    "node_guid",
+    "node_type",
+    "sys_image_guid",
+];
+
+const PORT_FILES: [&str; 9] = [
+    "cap_mask",
+    "lid",
+    "lid_mask_count",
+    "link_layer",
+    "phys_state",
+    "rate",
+    "sm_lid",
+    "sm_sl",
+    "state",
+];
+
+/// What a file holds, by its path below `/sys/class`; `None` if there is no such file.
+#[must_use]
+pub fn attribute(adapters: &[Ca], path: &str) -> Option<String> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let mut text = match parts.as_slice() {
+        ["infiniband_mad", "abi_version"] => ABI_VERSION.to_string(),
+        ["infiniband_mad", device, file] => {
+            let digits = device
+                .strip_prefix("umad")
+                .or_else(|| device.strip_prefix("issm"))?;
+            let (index, port) = port(adapters, digits.parse().ok()?)?;
+            match *file {
+                "ibdev" => name(index),
+                "port" => port.0.to_string(),
+                _ => return None,
+            }
+        }
+        ["infiniband", adapter, rest @ ..] => {
+            let index: usize = adapter.strip_prefix("vhca")?.parse().ok()?;
+            let adapter = adapters.get(index)?;
+            match rest {
+                [file] => of_adapter(adapter, file)?,
+                ["ports", number, rest @ ..] => {
+                    let number = PortNum(number.parse().ok()?);
+                    let port = adapter.ports.iter().find(|port| port.number == number)?;
+                    match rest {
+                        [file] => of_port(port, file)?,
+                        ["gids", entry] => gid(*port.gids.get(entry.parse::<usize>().ok()?)?),
+                        ["pkeys", entry] => {
+                            let pkey = port.pkeys.get(entry.parse::<usize>().ok()?)?;
+                            format!("0x{:04x}", pkey.get())
+                        }
+                        _ => return None,
+                    }
+                }
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    text.push('\n');
+    Some(text)
+}
+
+fn of_adapter(adapter: &Ca, file: &str) -> Option<String> {
+    Some(match file {
+        "board_id" => "VHCA".to_owned(),
+        "fw_ver" => adapter.firmware.clone(),
+        "hca_type" => format!("VHCA{}", adapter.device_id),
+        "hw_rev" => format!("{:x}", adapter.revision),
+        "node_desc" => adapter.description.clone(),
+        "node_guid" => groups(&adapter.node_guid.get().to_be_bytes()),
+        "node_type" => match adapter.node_type {
+            NodeType::CA => "1: CA".to_owned(),
+            NodeType::SWITCH => "2: switch".to_owned(),
+            NodeType::ROUTER => "3: router".to_owned(),
+            other => format!("{}: <unknown>", other.get()),
+        },
+        "sys_image_guid" => groups(&adapter.system_image_guid.get().to_be_bytes()),
+        _ => return None,
+    })
+}
+
+fn of_port(port: &CaPort, file: &str) -> Option<String> {
+    let info = &port.info;
+    Some(match file {
+        "cap_mask" => format!("0x{:08x}", info.capability_mask.get()),
+        "lid" => format!("0x{:x}", info.lid.get()),
+        "lid_mask_count" => info.lmc().get().to_string(),
+        "link_layer" => "InfiniBand".to_owned(),
+        "phys_state" => phys_state(info.phys_state()),
+        "rate" => rate(info),
+        "sm_lid" => format!("0x{:x}", info.master_sm_lid.get()),
+        "sm_sl" => info.master_sm_sl().get().to_string(),
+        "state" => state(info.port_state()),
+        _ => return None,
+    })
+}
+
+fn state(state: PortState) -> String {
+    let name = match state {
+        PortState::NO_CHANGE => "NOP",
+        PortState::DOWN => "DOWN",
+        PortState::INIT => "INIT",
+        PortState::ARMED => "ARMED",
+        PortState::ACTIVE => "ACTIVE",
+        _ => "UNKNOWN",
+    };
+    format!("{}: {name}", state.get())
+}
+
+fn phys_state(state: PortPhysState) -> String {
+    let number = state.get();
+    let name = match number {
+        1 => "Sleep",
+        2 => "Polling",
+        3 => "Disabled",
+        4 => "PortConfigurationTraining",
+        5 => "LinkUp",
+        6 => "LinkErrorRecovery",
+        7 => "Phy Test",
+        _ => "<unknown>",
+    };
+    format!("{number}: {name}")
+}
+
+/// Width times speed, in units of 100 Mb/s with a decimal if there is one.
+fn rate(info: &PortInfo) -> String {
+    let (speed, name) = match info.link_speed_ext_active() {
+        LinkSpeedExt::FDR => (140, " FDR"),
+        LinkSpeedExt::EDR => (250, " EDR"),
+        LinkSpeedExt::HDR => (500, " HDR"),
+        LinkSpeedExt::NDR => (1000, " NDR"),
+        _ => match info.link_speed_active() {
+            LinkSpeed::DDR => (50, " DDR"),
+            LinkSpeed::QDR => (100, " QDR"),
+            _ => (25, ""),
+        },
+    };
+    let lanes = info.link_width_active.lanes().unwrap_or(1);
+    let total = speed * u32::from(lanes);
+    let decimal = if total % 10 == 0 { "" } else { ".5" };
+    format!("{}{decimal} Gb/sec ({lanes}X{name})", total / 10)
+}
+
+fn gid(gid: Gid) -> String {
+    groups(&gid.0)
+}
+
+/// Groups of four digits with colons between them.
+fn groups(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (index, pair) in bytes.chunks(2).enumerate() {
+        if index > 0 {
+            text.push(':');
+        }
+        for byte in pair {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use ib_wire::smp::{CapabilityMask, LinkWidth};
+    use ib_wire::{Lid, SubnetPrefix};
+
+    use super::*;
+
+    fn adapters() -> Vec<Ca> {
+        let mut info = PortInfo {
+            lid: Lid::new(0x2a),
+            master_sm_lid: Lid::new(1),
+            capability_mask: CapabilityMask::new(0x0251_0868),
+            link_width_active: LinkWidth::X4,
+            ..PortInfo::default()
+        };
+        info.set_port_state(PortState::ACTIVE);
+        info.set_phys_state(PortPhysState::LINK_UP);
+        info.set_link_speed_active(LinkSpeed::QDR);
+        let port = |number| CaPort {
+            number: PortNum(number),
+            info,
+            gids: vec![Gid::from_parts(
+                SubnetPrefix::DEFAULT,
+                Guid::new(0x0002_c903_0000_0001),
+            )],
+            pkeys: vec![PKey::DEFAULT_FULL, PKey::INVALID],
+        };
+        let adapter = |node_type, ports| Ca {
+            node_type,
+            node_guid: Guid::new(0x0002_c903_0000_0001),
+            system_image_guid: Guid::new(0x0002_c903_0000_0004),
+            description: "H-1".to_owned(),
+            firmware: "1.2.3".to_owned(),
+            revision: 0xa0,
+            device_id: 4099,
+            ports,
+        };
+        vec![
+            adapter(NodeType::CA, vec![port(1), port(2)]),
+            adapter(NodeType::SWITCH, vec![port(0)]),
+        ]
+    }
+
+    fn read(path: &str) -> String {
+        attribute(&adapters(), path).unwrap()
+    }
+
+    #[test]
+    fn attributes_read_as_the_kernel_writes_them() {
+        for (file, expected) in [
+            ("node_guid", "0002:c903:0000:0001\n"),
+            ("sys_image_guid", "0002:c903:0000:0004\n"),
+            ("node_type", "1: CA\n"),
+            ("node_desc", "H-1\n"),
+            ("fw_ver", "1.2.3\n"),
+            ("hw_rev", "a0\n"),
+            ("hca_type", "VHCA4099\n"),
+            ("ports/1/lid", "0x2a\n"),
+            ("ports/1/lid_mask_count", "0\n"),
+            ("ports/1/sm_lid", "0x1\n"),
+            ("ports/1/sm_sl", "0\n"),
+            ("ports/1/state", "4: ACTIVE\n"),
+            ("ports/1/phys_state", "5: LinkUp\n"),
+            ("ports/1/rate", "40 Gb/sec (4X QDR)\n"),
+            ("ports/1/cap_mask", "0x02510868\n"),
+            ("ports/1/link_layer", "InfiniBand\n"),
+            (
+                "ports/2/gids/0",
+                "fe80:0000:0000:0000:0002:c903:0000:0001\n",
+            ),
+            ("ports/2/pkeys/0", "0xffff\n"),
+            ("ports/2/pkeys/1", "0x0000\n"),
+        ] {
+            assert_eq!(
+                read(&format!("infiniband/vhca0/{file}")),
+                expected,
+                "{file}"
+            );
+        }
+        assert_eq!(read("infiniband/vhca1/node_type"), "2: switch\n");
+        assert_eq!(read("infiniband_mad/abi_version"), "5\n");
+    }
+
+    #[test]
+    fn ports_are_counted_through_all_adapters() {
+        assert_eq!(read("infiniband_mad/umad1/ibdev"), "vhca0\n");
+        assert_eq!(read("infiniband_mad/umad1/port"), "2\n");
+        assert_eq!(read("infiniband_mad/issm2/ibdev"), "vhca1\n");
+        assert_eq!(read("infiniband_mad/umad2/port"), "0\n");
+        assert_eq!(port(&adapters(), 2), Some((1, PortNum(0))));
+        assert_eq!(port(&adapters(), 3), None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        for path in [
+            "",
+            "infiniband",
+            "infiniband/vhca2/node_guid",
+            "infiniband/mlx4_0/node_guid",
+            "infiniband/vhca0/ports/3/lid",
+            "infiniband/vhca0/ports/1/gids/1",
+            "infiniband/vhca0/ports/1/pkeys/-1",
+            "infiniband/vhca0/ports/1/lid/x",
+            "infiniband_mad/umad3/ibdev",
+            "infiniband_mad/umadx/ibdev",
+        ] {
+            assert_eq!(attribute(&adapters(), path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_file_that_is_listed_can_be_read() {
+        let adapters = adapters();
+        let entries = entries(&adapters);
+        let files = entries.iter().filter_map(|e| e.strip_prefix("sys/class/"));
+        assert!(files.clone().count() > 50);
+        for file in files {
+            assert!(attribute(&adapters, file).is_some(), "{file}");
+        }
+        assert!(entries.contains(&"dev/infiniband/issm2".to_owned()));
+    }
+
+    #[test]
+    fn rates_of_half_gigabits_have_a_decimal() {
+        let mut info = PortInfo {
+            link_width_active: LinkWidth::X1,
+            ..PortInfo::default()
+        };
+        info.set_link_speed_active(LinkSpeed::SDR);
+        assert_eq!(rate(&info), "2.5 Gb/sec (1X)");
+        info.link_width_active = LinkWidth::X4;
+        info.set_link_speed_ext_active(LinkSpeedExt::FDR);
+        assert_eq!(rate(&info), "56 Gb/sec (4X FDR)");
+    }
+}
