@@ -2,10 +2,9 @@
 
 use std::io::{self, Write};
 
-use anyhow::Context;
 use serde::Deserialize;
+use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::Request;
-use vhca::serve::control::{Remote, default_path};
 use vhca::show::Format;
 
 use crate::cli::{PlainArgs, ServerArgs, ShowArgs};
@@ -37,13 +36,7 @@ const fn format(json: bool) -> Format {
 }
 
 fn connect(server: &ServerArgs) -> anyhow::Result<Remote> {
-    let path = match &server.control {
-        Some(path) => path.clone(),
-        None => {
-            default_path().context("no place for a control socket; say where with --control")?
-        }
-    };
-    Ok(Remote::connect(&path)?)
+    Ok(Remote::connect(&server.control()?)?)
 }
 
 /// Prints a reply: as it is, or the text that is in it.

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod ask;
+mod programs;
 mod serve;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
 
 pub(crate) use ask::{PlainArgs, ServerArgs, ShowArgs};
+pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
 
 /// Virtual InfiniBand HCAs.
@@ -38,6 +40,11 @@ pub(crate) enum Command {
     Metrics(PlainArgs),
     /// Stop a running service, as SIGTERM does.
     Stop(PlainArgs),
+    /// Run a program that uses Linux' umad, such as opensm or ibnetdiscover, on a port of a running
+    /// service.
+    Run(RunArgs),
+    /// Print what makes the programs of a shell use a port of a running service: eval "$(vhca env)".
+    Env(EnvArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

@@ -15,6 +15,7 @@ pub mod drain;
 mod driven;
 mod drop_log;
 pub mod flood;
+pub mod programs;
 mod real_time;
 pub mod replay;
 pub mod serve;

@@ -15,7 +15,9 @@ use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
-use crate::cli::{BenchArgs, Cli, Command, DemoArgs, DrainArgs, FloodArgs, ServeArgs};
+use crate::cli::{
+    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, RunArgs, ServeArgs,
+};
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
@@ -27,6 +29,8 @@ fn main() -> ExitCode {
         Command::Show(args) => ask::show(args).map(|()| true),
         Command::Metrics(args) => ask::metrics(&args).map(|()| true),
         Command::Stop(args) => ask::stop(&args).map(|()| true),
+        Command::Run(args) => run(&args),
+        Command::Env(args) => environment(&args),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -123,6 +127,22 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         print(args.json, announcement)
     })?;
     Ok(())
+}
+
+/// Becomes the program.
+fn run(args: &RunArgs) -> anyhow::Result<bool> {
+    let environment = args.environment.environment()?;
+    let (program, arguments) = args.program.split_first().context("no program")?;
+    Err(environment.run(program, arguments).into())
+}
+
+/// Prints the environment of programs for a shell.
+fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
+    let lines = args.environment()?.shell_lines();
+    io::stdout()
+        .write_all(lines.as_bytes())
+        .context("cannot print")?;
+    Ok(true)
 }
 
 /// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.

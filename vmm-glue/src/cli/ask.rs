@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
+use vhca::serve::control::default_path;
 use vhca::show::Subject;
 
 /// Where the service is.
@@ -12,6 +14,18 @@ pub(crate) struct ServerArgs {
     /// /tmp/vhca-UID/control.sock.
     #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
     pub(crate) control: Option<PathBuf>,
+}
+
+impl ServerArgs {
+    /// The control socket.
+    pub(crate) fn control(&self) -> anyhow::Result<PathBuf> {
+        match &self.control {
+            Some(path) => Ok(path.clone()),
+            None => {
+                default_path().context("no place for a control socket; say where with --control")
+            }
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use vf_tunnel::VfId;
-use vhca::serve::control::default_path;
+use vhca::programs::umad_socket_of;
 use vhca::serve::{GuidPolicy, IbsimAddress, Options, SmChoice, TopologySpec};
+
+use super::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -36,10 +37,6 @@ pub(crate) struct ServeArgs {
     /// Seed of everything random; random itself by default.
     #[arg(long)]
     seed: Option<u64>,
-    /// The control socket; by default $XDG_RUNTIME_DIR/vhca/control.sock, or
-    /// /tmp/vhca-UID/control.sock.
-    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
-    control: Option<PathBuf>,
     /// Let programs that preload libumad2sim attach to any port, by the abstract Unix sockets that
     /// IBSIM_SOCKNAME of the programs names.
     #[arg(long, value_name = "NAME")]
@@ -48,6 +45,12 @@ pub(crate) struct ServeArgs {
     /// IBSIM_SERVER_PORT. The ports behind it are used, too, one for each client.
     #[arg(long, value_name = "PORT")]
     ibsim_udp: Vec<u16>,
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The socket for programs that use Linux' umad (see `vhca run`); by default beside the control
+    /// socket, under its name with the ending `umad`.
+    #[arg(long, value_name = "PATH")]
+    umad: Option<PathBuf>,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -60,11 +63,10 @@ pub(crate) struct ServeArgs {
 impl ServeArgs {
     /// What they say.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        let control = match &self.control {
+        let control = self.server.control()?;
+        let umad = match &self.umad {
             Some(path) => path.clone(),
-            None => {
-                default_path().context("no place for a control socket; say where with --control")?
-            }
+            None => umad_socket_of(&control),
         };
         Ok(Options {
             topology: self.topology.clone(),
@@ -75,6 +77,7 @@ impl ServeArgs {
             guids: self.guids,
             guests: self.guests,
             seed: self.seed,
+            umad: Some(umad),
             control: Some(control),
             ibsim: self.ibsim(),
         })

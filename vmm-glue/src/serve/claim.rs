@@ -2,11 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -55,6 +57,19 @@ impl Drop for Claim {
 /// # Errors
 /// [`ClaimError`].
 pub fn claim_socket(path: &Path) -> Result<(UnixListener, Claim), ClaimError> {
+    let (listener, claim) = claim_of_type(path, SocketType::STREAM)?;
+    Ok((listener.into(), claim))
+}
+
+/// The same for a socket of packets, which keeps the bounds of messages.
+///
+/// # Errors
+/// [`ClaimError`].
+pub fn claim_packet_socket(path: &Path) -> Result<(OwnedFd, Claim), ClaimError> {
+    claim_of_type(path, SocketType::SEQPACKET)
+}
+
+fn claim_of_type(path: &Path, kind: SocketType) -> Result<(OwnedFd, Claim), ClaimError> {
     let refused = |source: io::Error| ClaimError::Refused {
         path: path.to_owned(),
         source,
@@ -67,12 +82,12 @@ pub fn claim_socket(path: &Path) -> Result<(UnixListener, Claim), ClaimError> {
             return Err(ClaimError::NoSocket(path.to_owned()));
         }
         // The server may be of another program, which knows nothing of the lock.
-        Ok(_) if UnixStream::connect(path).is_ok() => {
+        Ok(_) if is_served(path) => {
             return Err(ClaimError::Taken(path.to_owned()));
         }
         Ok(_) => std::fs::remove_file(path).map_err(refused)?,
     }
-    let listener = listen_privately(path).map_err(|error| refused(error.into()))?;
+    let listener = listen_privately(path, kind).map_err(|error| refused(error.into()))?;
     let claim = Claim {
         path: path.to_owned(),
         _lock: lock,
@@ -92,19 +107,27 @@ fn lock(path: &Path) -> Result<File, ClaimError> {
     let lock = options.open(name).map_err(refused)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::Taken(path.to_owned())),
+        Err(Errno::WOULDBLOCK) => Err(ClaimError::Taken(path.to_owned())),
         Err(error) => Err(refused(error.into())),
     }
 }
 
+/// Whether somebody listens at a path; one whose socket is of another type does, too.
+fn is_served(path: &Path) -> bool {
+    match UnixStream::connect(path) {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error() == Some(Errno::PROTOTYPE.raw_os_error()),
+    }
+}
+
 /// The mode is set before the socket has a name, so that it is never open to others.
-fn listen_privately(path: &Path) -> rustix::io::Result<UnixListener> {
+fn listen_privately(path: &Path, kind: SocketType) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -144,6 +167,21 @@ mod tests {
         drop(other);
         assert!(path.exists(), "as after kill -9");
         assert!(claim_socket(&path).is_ok());
+    }
+
+    #[test]
+    fn a_socket_of_packets_is_claimed_like_one_of_streams() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("umad.sock");
+        let (listener, claim) = claim_packet_socket(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        std::fs::remove_file(directory.path().join("umad.sock.lock")).unwrap();
+        assert!(
+            matches!(claim_socket(&path), Err(ClaimError::Taken(_))),
+            "even to who sees no lock"
+        );
+        drop((listener, claim));
+        assert!(!path.exists());
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct LabHost {
 pub struct Lab {
     world: World,
     hosts: Vec<LabHost>,
+    /// Which of the hosts is for management.
+    manager: usize,
 }
 
 impl Lab {
@@ -73,6 +75,7 @@ impl Lab {
         let mut lab = Self {
             world: World::new(fabric, seed),
             hosts: Vec::new(),
+            manager: cast.manager,
         };
         lab.start_hosts(options, &plan.hcas, &built, &cast, seed)?;
         Ok(lab)
@@ -163,6 +166,12 @@ impl Lab {
     /// The hosts that share their adapters.
     pub fn pf_hosts(&self) -> impl Iterator<Item = &LabHost> {
         self.hosts.iter().filter(|host| host.is_pf)
+    }
+
+    /// The management host.
+    #[must_use]
+    pub fn manager(&self) -> Option<&LabHost> {
+        self.hosts.get(self.manager)
     }
 
     /// A host by its name.

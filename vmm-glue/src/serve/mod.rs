@@ -16,9 +16,10 @@ mod run;
 mod service;
 mod signals;
 mod topology;
+mod umad;
 mod way_in;
 
-pub use claim::{Claim, ClaimError, claim_socket};
+pub use claim::{Claim, ClaimError, claim_packet_socket, claim_socket};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
 pub use options::{GuidPolicy, Options, SmChoice};
@@ -26,6 +27,7 @@ pub use run::{Announcement, ServeError, run};
 pub use service::Service;
 pub use signals::Signals;
 pub use topology::{TopologyError, TopologySpec};
+pub use umad::UmadSocket;
 pub use way_in::{Turn, WayIn};
 
 #[cfg(test)]

@@ -63,4 +63,6 @@ pub struct Options {
     pub control: Option<PathBuf>,
     /// Where clients of the ibsim protocol attach; nowhere by default.
     pub ibsim: Vec<IbsimAddress>,
+    /// The socket for programs that use Linux' umad; none by default.
+    pub umad: Option<PathBuf>,
 }

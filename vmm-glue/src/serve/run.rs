@@ -9,7 +9,9 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::control::ControlSocket;
-use super::{ClaimError, IbsimError, IbsimWay, Lab, LabError, Options, Service, Signals, notify};
+use super::{
+    ClaimError, IbsimError, IbsimWay, Lab, LabError, Options, Service, Signals, UmadSocket, notify,
+};
 use crate::{LoopError, Runner};
 
 /// Why a service could not start, or go on.
@@ -102,6 +104,9 @@ pub fn run(
     }
     for address in &options.ibsim {
         service.add_way_in(IbsimWay::bind(address.clone())?);
+    }
+    if let Some(path) = &options.umad {
+        service.add_way_in(UmadSocket::claim(path)?);
     }
     let ready = ready(options, service.lab());
     let mut tell = |announcement: &Announcement, state: &str| {

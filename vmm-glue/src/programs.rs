@@ -1,0 +1,164 @@
+//! Unmodified programs on the ports of a running service: the preload library and the environment
+//! that they need.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use thiserror::Error;
+
+/// The preload library's file.
+const LIBRARY: &str = "libvhca_umad.so";
+
+/// Why a program cannot be run.
+#[derive(Debug, Error)]
+pub enum ProgramError {
+    /// The preload library is nowhere.
+    #[error(
+        "cannot find {LIBRARY} in {0}; build it with `cargo build --release`, or say where it is with --preload"
+    )]
+    NoLibrary(String),
+    /// A path cannot stand in the environment, or does not exist.
+    #[error("{}: cannot be used", .0.display())]
+    Path(PathBuf, #[source] io::Error),
+    /// The program cannot be started.
+    #[error("cannot run {}", .0.display())]
+    Start(PathBuf, #[source] io::Error),
+}
+
+/// Where programs reach a service, by a rule that needs no further word: beside its control socket,
+/// under the same name with the ending `umad`.
+#[must_use]
+pub fn umad_socket_of(control: &Path) -> PathBuf {
+    control.with_extension("umad")
+}
+
+/// The preload library: the one named, or else the one beside this program, or in the `lib` folder
+/// beside its folder.
+///
+/// # Errors
+/// [`ProgramError::NoLibrary`], [`ProgramError::Path`].
+pub fn find_library(named: Option<&Path>) -> Result<PathBuf, ProgramError> {
+    if let Some(named) = named {
+        return absolute(named);
+    }
+    let program = env::current_exe().and_then(|program| program.canonicalize());
+    let program = program.map_err(|error| ProgramError::Path(PathBuf::from("vhca"), error))?;
+    let folder = program.parent().unwrap_or(&program);
+    let places = [
+        folder.join(LIBRARY),
+        folder.join("deps").join(LIBRARY),
+        folder.join("../lib").join(LIBRARY),
+        folder.join("../lib/vhca").join(LIBRARY),
+    ];
+    match places.iter().find(|place| place.is_file()) {
+        Some(found) => absolute(found),
+        None => Err(ProgramError::NoLibrary(folder.display().to_string())),
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
+    path.canonicalize()
+        .map_err(|error| ProgramError::Path(path.to_owned(), error))
+}
+
+/// What a program's environment has besides the user's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramEnvironment {
+    variables: Vec<(&'static str, OsString)>,
+}
+
+impl ProgramEnvironment {
+    /// With the service's umad socket, the preload library, and the adapters that the program sees:
+    /// descriptions or GUIDs with commas between them, or nothing for the management host's.
+    ///
+    /// # Errors
+    /// [`ProgramError::Path`] for a socket that cannot be named from elsewhere.
+    pub fn new(socket: &Path, library: &Path, node: Option<&str>) -> Result<Self, ProgramError> {
+        let socket = std::path::absolute(socket)
+            .map_err(|error| ProgramError::Path(socket.to_owned(), error))?;
+        let mut preload = library.as_os_str().to_owned();
+        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        Ok(Self {
+            variables: vec![
+                ("LD_PRELOAD", preload),
+                ("VHCA_UMAD_SOCKET", socket.into()),
+                ("VHCA_UMAD_NODE", node.unwrap_or_default().into()),
+            ],
+        })
+    }
+
+    /// The variables with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
+        self.variables
+            .iter()
+            .map(|(name, value)| (*name, value.as_os_str()))
+    }
+
+    /// The lines that a shell evaluates.
+    #[must_use]
+    pub fn shell_lines(&self) -> String {
+        let line = |(name, value): (&str, &OsStr)| {
+            let quoted = value.to_string_lossy().replace('\'', r"'\''");
+            format!("export {name}='{quoted}'\n")
+        };
+        self.iter().map(line).collect()
+    }
+
+    /// Becomes a program. Returns only if that fails.
+    #[must_use]
+    pub fn run(&self, program: &OsStr, arguments: &[OsString]) -> ProgramError {
+        let mut command = Command::new(program);
+        command.args(arguments).envs(self.iter());
+        ProgramError::Start(PathBuf::from(program), command.exec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_umad_socket_is_beside_the_control_socket() {
+        assert_eq!(
+            umad_socket_of(Path::new("/run/vhca/control.sock")),
+            Path::new("/run/vhca/control.umad")
+        );
+    }
+
+    #[test]
+    fn shell_lines_quote_what_a_shell_would_take_apart() {
+        let socket = Path::new("/run/a b/x'y.umad");
+        let environment = ProgramEnvironment::new(socket, Path::new("/lib/l.so"), None).unwrap();
+        let lines = environment.shell_lines();
+        assert!(lines.contains(r"export VHCA_UMAD_SOCKET='/run/a b/x'\''y.umad'"));
+        assert!(lines.contains("export VHCA_UMAD_NODE=''\n"));
+        assert!(lines.contains("export LD_PRELOAD='/lib/l.so"));
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_an_error() {
+        let named = Path::new("/nonexistent/l.so");
+        assert!(matches!(
+            find_library(Some(named)),
+            Err(ProgramError::Path(path, _)) if path == named
+        ));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let path = Path::new("/tmp");
+        let environment = ProgramEnvironment::new(path, path, Some("H-1")).unwrap();
+        let program = OsStr::new("/nonexistent/program");
+        assert!(matches!(
+            environment.run(program, &[]),
+            ProgramError::Start(..)
+        ));
+    }
+}

@@ -1,0 +1,113 @@
+//! The nodes of a lab as the adapters that umad's programs see.
+
+use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
+use hca_api::SpecialQp;
+use ib_endpoint::{AgentEvent, AgentId, MadAgent};
+use ib_wire::smp::NodeType;
+use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
+use umad_link::sysfs::{Ca, CaPort};
+use umad_link::{AdapterId, Adapters, PortId};
+
+use crate::serve::Lab;
+
+/// The nodes that somebody asked for, in the order of their numbers as adapters.
+#[derive(Debug, Default)]
+pub(super) struct KnownNodes(Vec<NodeId>);
+
+impl KnownNodes {
+    fn number(&mut self, node: NodeId) -> Option<AdapterId> {
+        let index = self.0.iter().position(|known| *known == node);
+        let index = index.unwrap_or_else(|| {
+            self.0.push(node);
+            self.0.len() - 1
+        });
+        u32::try_from(index).ok().map(AdapterId)
+    }
+
+    fn node(&self, adapter: AdapterId) -> Option<NodeId> {
+        self.0.get(usize::try_from(adapter.0).ok()?).copied()
+    }
+}
+
+/// A lab, lent for a call.
+#[derive(Debug)]
+pub(super) struct LabAdapters<'l> {
+    pub(super) lab: &'l mut Lab,
+    pub(super) known: &'l mut KnownNodes,
+}
+
+impl LabAdapters<'_> {
+    fn endpoint(&self, port: PortId) -> Option<Endpoint> {
+        Some(Endpoint {
+            node: self.known.node(port.adapter)?,
+            port: port.port,
+        })
+    }
+}
+
+impl Adapters for LabAdapters<'_> {
+    fn find(&mut self, name: &str) -> Option<AdapterId> {
+        let node = if name.is_empty() {
+            let world = self.lab.world();
+            self.lab.manager().map(|host| world.host(host.id).node())
+        } else {
+            self.lab.node(name)
+        };
+        self.known.number(node?)
+    }
+
+    fn view(&mut self, adapter: AdapterId) -> Option<Ca> {
+        let node = self.lab.fabric().node(self.known.node(adapter)?)?;
+        let (node_type, numbers) = match node.kind() {
+            NodeKind::ChannelAdapter => (NodeType::CA, 1..=node.port_count()),
+            NodeKind::Switch => (NodeType::SWITCH, 0..=0),
+        };
+        let ports = numbers.filter_map(|number| node.port(PortNum(number)).map(view_of_port));
+        Some(Ca {
+            node_type,
+            node_guid: node.node_guid,
+            system_image_guid: node.system_image_guid,
+            description: String::from_utf8_lossy(node.description.trimmed()).into_owned(),
+            firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            revision: node.revision,
+            device_id: node.device_id,
+            ports: ports.collect(),
+        })
+    }
+
+    fn agent(&mut self, port: PortId, qp: SpecialQp) -> Option<&mut MadAgent> {
+        let at = self.endpoint(port)?;
+        let world = self.lab.world_mut();
+        if qp == SpecialQp::Smi {
+            // Refused while a manager of the world has QP0: then there is none for programs.
+            world.open_qp0(at).ok()?;
+        }
+        world.port_agents_mut(at)?.on(qp)
+    }
+
+    fn poll_event(&mut self, port: PortId, qp: SpecialQp, agent: AgentId) -> Option<AgentEvent> {
+        let at = self.endpoint(port)?;
+        self.lab.world_mut().poll_agent_event(at, qp, agent)
+    }
+
+    fn set_is_sm(&mut self, port: PortId, is_sm: bool) -> bool {
+        let Some(at) = self.endpoint(port) else {
+            return false;
+        };
+        self.lab.world_mut().set_is_sm(at, is_sm).is_ok()
+    }
+}
+
+fn view_of_port(port: &PhysicalPort) -> CaPort {
+    let gids = (0..port.guid_cap).map(|index| port.gid(GidIndex(index)).unwrap_or(Gid::NONE));
+    let pkeys = (0..port.pkey_cap).map(|index| {
+        let pkey = port.pkey(PKeyIndex(index));
+        pkey.unwrap_or(PKey::INVALID)
+    });
+    CaPort {
+        number: port.number,
+        info: port.port_info(),
+        gids: gids.collect(),
+        pkeys: pkeys.collect(),
+    }
+}

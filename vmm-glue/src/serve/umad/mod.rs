@@ -1,0 +1,239 @@
+//! A way in for programs that use Linux' umad: a Unix socket to which the preload library
+//! `libvhca_umad.so` in such a program connects, once for each file that the program opens.
+
+mod adapters;
+mod client;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use ib_vtime::Instant;
+use rustix::net::{SocketFlags, accept_with};
+use umad_link::{Answer, Errno, HelloReply, ServerLimits, TreeRequest, UmadServer, Verdict};
+
+use super::{Claim, ClaimError, Turn, WayIn, claim_packet_socket};
+use crate::watch::{EventSet, Ready};
+use adapters::{KnownNodes, LabAdapters};
+use client::{Client, Datagram, Sent};
+use tree::Trees;
+
+/// Connections that are accepted, and datagrams of one client that are taken, before others have
+/// their turn.
+const BUDGET: usize = 64;
+
+/// The umad socket of a service, with its clients.
+#[derive(Debug)]
+pub struct UmadSocket {
+    listener: OwnedFd,
+    clients: BTreeMap<RawFd, Client>,
+    server: UmadServer,
+    nodes: KnownNodes,
+    trees: Trees,
+    _claim: Claim,
+}
+
+impl UmadSocket {
+    /// Listens on a socket that only its owner can connect to, with a folder `PATH.sys` beside it.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn claim(path: &Path) -> Result<Self, ClaimError> {
+        let (listener, claim) = claim_packet_socket(path)?;
+        let mut root = path.as_os_str().to_owned();
+        root.push(".sys");
+        let trees = Trees::new(root.into()).map_err(|source| ClaimError::Refused {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            listener,
+            clients: BTreeMap::new(),
+            server: UmadServer::new(ServerLimits::default()),
+            nodes: KnownNodes::default(),
+            trees,
+            _claim: claim,
+        })
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..BUDGET {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(socket) = accept_with(&self.listener, flags) else {
+                // None waits, or the host has no room for another: the next one may.
+                return;
+            };
+            let Some(session) = self.server.connect(turn.now) else {
+                log::warn!("umad: too many programs; one is turned away");
+                continue;
+            };
+            turn.watches.add(&socket, EventSet::IN);
+            let client = Client {
+                session,
+                watched: EventSet::IN,
+                socket,
+            };
+            self.clients.insert(client.socket.as_raw_fd(), client);
+        }
+    }
+
+    /// Takes what a client sent. Whether it stays.
+    fn serve(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        for _ in 0..BUDGET {
+            let Some(client) = self.clients.get(&fd) else {
+                return true;
+            };
+            if !self.server.wants_input(client.session) {
+                return true;
+            }
+            let Datagram { bytes, answer_to } = match client.receive() {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            let mut adapters = LabAdapters {
+                lab: turn.lab,
+                known: &mut self.nodes,
+            };
+            let session = client.session;
+            let verdict = self
+                .server
+                .receive(turn.now, &mut adapters, session, &bytes);
+            if !self.act(fd, verdict, answer_to) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Does what a datagram leads to. Whether the client stays.
+    fn act(&mut self, fd: RawFd, verdict: Verdict, answer_to: Option<OwnedFd>) -> bool {
+        let Some(client) = self.clients.get(&fd) else {
+            return false;
+        };
+        match verdict {
+            Verdict::Nothing => true,
+            Verdict::Opened(reply) => client.send(&reply) == Sent::Yes,
+            Verdict::Replied(reply) => {
+                client.send(&reply);
+                false
+            }
+            Verdict::Tree(request) => {
+                let reply = reply_with_place(&mut self.trees, &request);
+                client.send(&reply);
+                false
+            }
+            Verdict::Answered(answer) => answer_to.is_some_and(|socket| reply_to(&socket, &answer)),
+            Verdict::Close => {
+                log::warn!("umad: a client does not keep to the protocol, and is cut off");
+                false
+            }
+        }
+    }
+
+    fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        if let Some(client) = self.clients.remove(&fd) {
+            let mut adapters = LabAdapters {
+                lab: turn.lab,
+                known: &mut self.nodes,
+            };
+            self.server.disconnect(&mut adapters, client.session);
+            turn.watches.remove(client.socket);
+        }
+    }
+
+    /// Passes on what waits for a client. Whether it stays.
+    fn pass_on(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        let Some(client) = self.clients.get_mut(&fd) else {
+            return true;
+        };
+        let mut wanted = EventSet::empty();
+        if self.server.wants_input(client.session) {
+            wanted |= EventSet::IN;
+        }
+        while let Some(datagram) = self.server.next_datagram(client.session) {
+            match client.send(datagram) {
+                Sent::Yes => self.server.sent(client.session),
+                Sent::Later => {
+                    wanted |= EventSet::OUT;
+                    break;
+                }
+                Sent::Gone => return false,
+            }
+        }
+        if wanted != client.watched {
+            turn.watches.modify(&client.socket, wanted);
+            client.watched = wanted;
+        }
+        true
+    }
+}
+
+fn reply_with_place(trees: &mut Trees, request: &TreeRequest) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = trees.place(request);
+    if let Err(error) = &place {
+        log::warn!("umad: cannot make the files that a program looks for: {error}");
+    }
+    let result = place
+        .map(|path| path.as_os_str().as_bytes())
+        .map_err(|_| Errno::ENOMEM);
+    HelloReply { result }.encode()
+}
+
+fn reply_to(socket: &OwnedFd, answer: &Answer) -> bool {
+    client::answer(socket, answer).is_ok()
+}
+
+impl WayIn for UmadSocket {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        turn.watches.add(&self.listener, EventSet::IN);
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        if ready.fd == self.listener.as_raw_fd() {
+            self.accept(turn);
+            return;
+        }
+        let ended = EventSet::HANG_UP | EventSet::ERROR;
+        let stays = if ready.events.contains(EventSet::IN) {
+            self.serve(turn, ready.fd)
+        } else {
+            !ready.events.intersects(ended)
+        };
+        if !stays {
+            self.drop_client(turn, ready.fd);
+        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        let mut adapters = LabAdapters {
+            lab: turn.lab,
+            known: &mut self.nodes,
+        };
+        self.server.poll(turn.now, &mut adapters);
+        let mut gone = Vec::new();
+        let fds: Vec<RawFd> = self.clients.keys().copied().collect();
+        for fd in fds {
+            if !self.pass_on(turn, fd) {
+                gone.push(fd);
+            }
+        }
+        while let Some(session) = self.server.poll_expired(turn.now) {
+            let expired = |client: &&Client| client.session == session;
+            match self.clients.values().find(expired) {
+                Some(client) => self.drop_client(turn, client.socket.as_raw_fd()),
+                None => break,
+            }
+        }
+        for fd in gone {
+            self.drop_client(turn, fd);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout()
+    }
+}
