@@ -5,10 +5,12 @@
 //!
 //! * [`codec`]: the two datagrams, and the names of the sockets.
 //! * [`server`]: lets such programs use the ports of a fabric, which it reaches by [`Ports`].
+//! * [`uplink`]: puts an emulated adapter onto the fabric of somebody else's simulator.
 #![forbid(unsafe_code)]
 
 pub mod codec;
 mod ports;
 pub mod server;
+pub mod uplink;
 
 pub use ports::{Ports, Smi};
