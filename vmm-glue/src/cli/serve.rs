@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use vf_tunnel::VfId;
 use vhca::programs::umad_socket_of;
-use vhca::serve::{GuidPolicy, IbsimAddress, Options, SmChoice, TopologySpec};
+use vhca::serve::{AttachSpec, GuidPolicy, IbsimAddress, Options, SmChoice, TopologySpec};
 
 use super::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// The fabric: single, two-switch, three-switch, or fat-tree:K:HOSTS.
-    #[arg(long, default_value_t)]
+    #[arg(long, default_value_t, conflicts_with = "attach")]
     topology: TopologySpec,
     /// Who manages the subnet: vhca itself on the management host, or somebody who comes by a socket.
     #[arg(long, value_enum, default_value_t)]
@@ -34,6 +34,14 @@ pub(crate) struct ServeArgs {
     /// Run a guest's software on every VF.
     #[arg(long)]
     guests: bool,
+    /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
+    /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
+    #[arg(long, value_name = "WHERE")]
+    attach: Vec<AttachSpec>,
+    /// Write the GUIDs that the SA of an attached fabric grants to the VFs' ports, since the stock
+    /// ibsim refuses the subnet manager's attempt.
+    #[arg(long, requires = "attach")]
+    local_guids: bool,
     /// Seed of everything random; random itself by default.
     #[arg(long)]
     seed: Option<u64>,
@@ -76,6 +84,8 @@ impl ServeArgs {
             vfs: self.vfs,
             guids: self.guids,
             guests: self.guests,
+            attach: self.attach.clone(),
+            local_guids: self.local_guids,
             seed: self.seed,
             umad: Some(umad),
             control: Some(control),

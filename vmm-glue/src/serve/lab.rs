@@ -61,6 +61,7 @@ pub struct Lab {
     hosts: Vec<LabHost>,
     /// Which of the hosts is for management.
     manager: usize,
+    seed: u64,
 }
 
 impl Lab {
@@ -69,6 +70,9 @@ impl Lab {
     /// # Errors
     /// [`LabError`].
     pub fn build(options: &Options, seed: u64) -> Result<Self, LabError> {
+        if !options.attach.is_empty() {
+            return Ok(Self::empty(seed));
+        }
         let plan = options.topology.plan();
         let (fabric, built) = plan.build(seed);
         let cast = Cast::new(options, &plan.hcas)?;
@@ -76,9 +80,34 @@ impl Lab {
             world: World::new(fabric, seed),
             hosts: Vec::new(),
             manager: cast.manager,
+            seed,
         };
-        lab.start_hosts(options, &plan.hcas, &built, &cast, seed)?;
+        lab.start_hosts(options, &plan.hcas, &built, &cast)?;
         Ok(lab)
+    }
+
+    /// A lab without a node.
+    #[must_use]
+    pub fn empty(seed: u64) -> Self {
+        Self {
+            world: World::new(Fabric::new(seed), seed),
+            hosts: Vec::new(),
+            manager: 0,
+            seed,
+        }
+    }
+
+    /// Adds a host with an adapter of its own, which it shares among VFs. The adapter has no cable.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn add_pf(&mut self, options: &Options, config: &HcaConfig) -> Result<HostId, LabError> {
+        let node = self.world.fabric_mut().add_hca(config);
+        let name = config.description.clone();
+        let id = self.start_pf(options, &name, node, config)?;
+        let is_pf = true;
+        self.hosts.push(LabHost { name, id, is_pf });
+        Ok(id)
     }
 
     fn start_hosts(
@@ -87,14 +116,12 @@ impl Lab {
         hcas: &[HcaConfig],
         built: &Built,
         cast: &Cast,
-        seed: u64,
     ) -> Result<(), LabError> {
         for (index, (config, node)) in hcas.iter().zip(&built.hcas).enumerate() {
             let name = config.description.clone();
             let is_pf = cast.pfs.contains(&index);
             let id = if is_pf {
-                let seed = seed.wrapping_add(index as u64 + 1);
-                self.start_pf(options, &name, *node, config, seed)?
+                self.start_pf(options, &name, *node, config)?
             } else {
                 let started = self.world.add_host(*node);
                 started.map_err(|error| LabError::Host(name.clone(), error))?
@@ -116,8 +143,8 @@ impl Lab {
         name: &str,
         node: NodeId,
         config: &HcaConfig,
-        seed: u64,
     ) -> Result<HostId, LabError> {
+        let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let started = self.world.add_pf_host(node, &PfConfig::new(seed));
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {

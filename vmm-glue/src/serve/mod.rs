@@ -6,6 +6,7 @@
 //! descriptors are ready and after each poll. [`run`] makes one from [`Options`] and runs it until it
 //! is asked to stop.
 
+mod attach;
 mod claim;
 pub mod control;
 mod ibsim;
@@ -19,6 +20,7 @@ mod topology;
 mod umad;
 mod way_in;
 
+pub use attach::{AttachSpec, AttachSpecError, IbsimNode, Simulator};
 pub use claim::{Claim, ClaimError, claim_packet_socket, claim_socket};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 
-use super::{IbsimAddress, TopologySpec};
+use super::{AttachSpec, IbsimAddress, TopologySpec};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -57,6 +57,12 @@ pub struct Options {
     pub guids: GuidPolicy,
     /// Whether a guest's software runs on each VF.
     pub guests: bool,
+    /// Nodes of simulators that hosts of ours shall be. If there are any, they are all hosts: no fabric
+    /// is emulated.
+    pub attach: Vec<AttachSpec>,
+    /// Whether GUIDs that the SA of an attached fabric grants are written to our adapters by ourselves;
+    /// see [`ibsim_link::uplink::GuidPolicy`].
+    pub local_guids: bool,
     /// Seed of everything random; random itself by default.
     pub seed: Option<u64>,
     /// The control socket; none by default.

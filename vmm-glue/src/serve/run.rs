@@ -10,7 +10,8 @@ use thiserror::Error;
 
 use super::control::ControlSocket;
 use super::{
-    ClaimError, IbsimError, IbsimWay, Lab, LabError, Options, Service, Signals, UmadSocket, notify,
+    ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Options, Service, Signals,
+    UmadSocket, notify,
 };
 use crate::{LoopError, Runner};
 
@@ -52,6 +53,17 @@ pub enum Announcement {
         /// The control socket.
         control: Option<PathBuf>,
     },
+    /// The way to a node of a simulator came, went, or is not to be had.
+    Uplink {
+        /// The simulator.
+        simulator: String,
+        /// The node.
+        node: String,
+        /// Whether the node is attached.
+        attached: bool,
+        /// More of it, in words.
+        detail: String,
+    },
     /// The end.
     Stopped {
         /// Whether everything that the SA knew of the VFs was given back.
@@ -74,6 +86,12 @@ impl core::fmt::Display for Announcement {
                     None => Ok(()),
                 }
             }
+            Self::Uplink {
+                simulator,
+                node,
+                detail,
+                ..
+            } => write!(f, "{simulator}/{node}: {detail}"),
             Self::Stopped { released: true } => f.write_str("stopped"),
             Self::Stopped { released: false } => {
                 f.write_str("stopped; the SA did not confirm that GUIDs and groups are given back")
@@ -108,26 +126,44 @@ pub fn run(
     if let Some(path) = &options.umad {
         service.add_way_in(UmadSocket::claim(path)?);
     }
+    let now = service.lab().world().now();
+    for node in IbsimNode::all(now, options) {
+        service.add_way_in(node);
+    }
     let ready = ready(options, service.lab());
-    let mut tell = |announcement: &Announcement, state: &str| {
-        announce(announcement).map_err(|error| ServeError::System("cannot print", error))?;
-        notify::tell(state)
-            .map_err(|error| ServeError::System("cannot tell the service manager", error))
-    };
-    tell(&ready, "READY=1")?;
-    let released = drive(service)?;
-    tell(&Announcement::Stopped { released }, "STOPPING=1")
+    tell(announce, &ready, "READY=1")?;
+    let released = drive(service, announce)?;
+    let stopped = Announcement::Stopped { released };
+    tell(announce, &stopped, "STOPPING=1")
+}
+
+type Announce<'a> = dyn FnMut(&Announcement) -> io::Result<()> + 'a;
+
+/// Tells who started the service, and the service manager.
+fn tell(
+    announce: &mut Announce<'_>,
+    announcement: &Announcement,
+    state: &str,
+) -> Result<(), ServeError> {
+    announce(announcement).map_err(|error| ServeError::System("cannot print", error))?;
+    notify::tell(state)
+        .map_err(|error| ServeError::System("cannot tell the service manager", error))
 }
 
 /// Runs the loop to the end. Whether everything was given back.
-fn drive(service: Service) -> Result<bool, ServeError> {
+fn drive(service: Service, announce: &mut Announce<'_>) -> Result<bool, ServeError> {
     const LONG: Duration = Duration::from_secs(3600);
     let mut runner = Runner::new(service)?;
     loop {
         runner.run_until(LONG, |service| {
-            service.stopped().is_some() || service.lab().world().is_live_locked()
+            service.stopped().is_some()
+                || service.has_announcement()
+                || service.lab().world().is_live_locked()
         })?;
         let service = runner.driven()?;
+        while let Some(announcement) = service.poll_announcement() {
+            announce(&announcement).map_err(|error| ServeError::System("cannot print", error))?;
+        }
         if service.lab().world().is_live_locked() {
             return Err(ServeError::Stuck);
         }
@@ -142,11 +178,20 @@ fn ready(options: &Options, lab: &Lab) -> Announcement {
         .pf_hosts()
         .map(|host| lab.world().context(host.id).vfs().count());
     Announcement::Ready {
-        topology: options.topology.to_string(),
+        topology: fabric_name(options),
         hosts: lab.hosts().len(),
         vfs: vfs.sum(),
         control: options.control.clone(),
     }
+}
+
+/// Which fabric is served, or which one the hosts are attached to.
+fn fabric_name(options: &Options) -> String {
+    if options.attach.is_empty() {
+        return options.topology.to_string();
+    }
+    let attached: Vec<String> = options.attach.iter().map(ToString::to_string).collect();
+    attached.join(" ")
 }
 
 fn random_seed() -> io::Result<u64> {

@@ -1,8 +1,10 @@
 //! What the event loop drives: the lab, and the ways in to it.
 
+use std::collections::VecDeque;
+
 use ib_vtime::{Duration, Instant};
 
-use super::{Lab, Turn, WayIn};
+use super::{Announcement, Lab, Turn, WayIn};
 use crate::Driven;
 use crate::watch::{Ready, WatchChange, Watches};
 
@@ -30,6 +32,7 @@ pub struct Service {
     watches: Watches,
     phase: Phase,
     stop: bool,
+    announcements: VecDeque<Announcement>,
 }
 
 impl Service {
@@ -42,6 +45,7 @@ impl Service {
             watches: Watches::new(),
             phase: Phase::Running,
             stop: false,
+            announcements: VecDeque::new(),
         }
     }
 
@@ -61,6 +65,17 @@ impl Service {
     /// What is served, to be used.
     pub const fn lab_mut(&mut self) -> &mut Lab {
         &mut self.lab
+    }
+
+    /// What the ways in want told next.
+    pub fn poll_announcement(&mut self) -> Option<Announcement> {
+        self.announcements.pop_front()
+    }
+
+    /// Whether [`Self::poll_announcement`] has something.
+    #[must_use]
+    pub fn has_announcement(&self) -> bool {
+        !self.announcements.is_empty()
     }
 
     /// Begins the end, as [`Turn::stop`] does.
@@ -92,6 +107,7 @@ impl Service {
             now,
             watches: self.watches.tagged(tag),
             stop: &mut self.stop,
+            announcements: &mut self.announcements,
         };
         call(way.as_mut(), &mut turn);
     }

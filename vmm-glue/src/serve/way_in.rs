@@ -1,10 +1,11 @@
 //! Ways in to the service: whatever lets somebody outside use what is served.
 
 use core::fmt;
+use std::collections::VecDeque;
 
 use ib_vtime::Instant;
 
-use super::Lab;
+use super::{Announcement, Lab};
 use crate::watch::{Ready, TaggedWatches};
 
 /// What a way in may use while it is called.
@@ -17,12 +18,18 @@ pub struct Turn<'t> {
     /// The way in's descriptors.
     pub watches: TaggedWatches<'t>,
     pub(super) stop: &'t mut bool,
+    pub(super) announcements: &'t mut VecDeque<Announcement>,
 }
 
 impl Turn<'_> {
     /// Ends the service: it gives back what it has at the SA, and then stops.
     pub const fn stop(&mut self) {
         *self.stop = true;
+    }
+
+    /// Has something told to whoever started the service.
+    pub fn announce(&mut self, announcement: Announcement) {
+        self.announcements.push_back(announcement);
     }
 }
 
