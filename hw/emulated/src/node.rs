@@ -6,7 +6,7 @@ use hca_api::{PhysicalState, PortChange, PortState};
 use ib_vtime::Instant;
 use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
-use ib_wire::{Guid, Lid, Lmc, MKey, Mtu, PKey, PortNum, Sl, SubnetPrefix, Vl};
+use ib_wire::{Guid, Lid, Lmc, MKey, PKey, PortNum, Sl, SubnetPrefix, Vl};
 
 use crate::link::{fastest, fastest_extended, widest};
 use crate::switch::Tables;
@@ -157,8 +157,7 @@ impl Node {
                 if n == 0 {
                     port.subnet_prefix = config.subnet_prefix;
                     port.guid_cap = 1;
-                    // No cable limits what passes port 0.
-                    port.neighbor_mtu = port.mtu_cap;
+                    // No cable says what port 0 runs at.
                     port.speed_active = fastest(port.speed_supported);
                     port.extended_speed_active = fastest_extended(port.extended_speed_supported);
                     port.capabilities = CapabilityMask::IS_TRAP_SUPPORTED
@@ -415,7 +414,7 @@ fn new_port(number: PortNum, guid: Guid, config: &PortConfig) -> PhysicalPort {
         extended_speed_supported: config.extended_speeds,
         extended_speed_active: LinkSpeedExt::NONE,
         mtu_cap: config.mtu,
-        neighbor_mtu: Mtu::MTU_256,
+        neighbor_mtu: config.mtu,
         vl_cap: config.vl_cap,
         operational_vls: config.vl_cap,
         vl_high_limit: 0,

@@ -248,6 +248,7 @@ impl PhysicalPort {
         self.extended_speed_supported = config.extended_speeds;
         self.extended_speed_enabled = config.extended_speeds;
         self.mtu_cap = config.mtu;
+        self.neighbor_mtu = config.mtu;
         self.vl_cap = config.vl_cap;
         self.operational_vls = config.vl_cap;
     }

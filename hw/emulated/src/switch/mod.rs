@@ -109,8 +109,12 @@ impl Switch {
         }
     }
 
+    /// Counts a packet that came by a port and cannot go on. What the switch itself sends has come by
+    /// none.
     fn relay_error(&mut self, port: PortNum) {
-        if let Some(port) = self.node.port_mut(port) {
+        if port.0 != 0
+            && let Some(port) = self.node.port_mut(port)
+        {
             port.counters.rcv_switch_relay_errors += 1;
         }
     }

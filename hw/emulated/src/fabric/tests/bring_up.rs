@@ -177,3 +177,30 @@ fn a_cable_pulled_out_takes_both_ports_down_and_plugged_in_again_to_initialize()
     let info: SwitchInfo = chain.bench.get(chain.a, PATHS[0], 0);
     assert!(info.port_state_change());
 }
+
+#[test]
+fn a_port_that_trained_runs_at_all_that_it_can_so_that_no_manager_has_to_reset_it() {
+    let mut chain = Chain::new(LinkConfig::default());
+    for (path, port) in [(&[][..], 1), (&[1], 0), (&[1], 1), (&[1], 2)] {
+        let info: PortInfo = chain.bench.get(chain.a, path, port);
+        assert_eq!(info.neighbor_mtu(), info.mtu_cap(), "{path:?} {port}");
+        assert_eq!(info.operational_vls(), info.vl_cap(), "{path:?} {port}");
+        assert!(info.link_width_active.lanes().is_some(), "{path:?} {port}");
+    }
+}
+
+#[test]
+fn what_a_switch_sends_itself_without_a_route_is_no_error_of_a_port() {
+    let mut chain = Chain::new(LinkConfig::default());
+    chain.bench.change_port(chain.a, &[1], 0, |info| {
+        info.lid = Lid::new(9);
+        info.master_sm_lid = Lid::new(1);
+    });
+    // Its trap of the link finds no entry for the SM's LID.
+    chain.bench.fabric.set_link(chain.links[1], LinkState::Down);
+    chain.bench.run();
+    let switch = chain.bench.fabric.peer(chain.a).unwrap().node;
+    let errors = |port: &PhysicalPort| port.counters.rcv_switch_relay_errors;
+    let node = chain.bench.fabric.node(switch).unwrap();
+    assert_eq!(node.ports().iter().map(errors).sum::<u64>(), 0);
+}
