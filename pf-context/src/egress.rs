@@ -386,7 +386,11 @@ impl PortMux {
         let asks_sm_here = self.is_sa(out.dlid)
             && mad.header.mgmt_class == MgmtClass::SUBN_ADM
             && !self.has_pf_software();
-        let comes_back = out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here;
+        // The adapter itself answers these before QP1.
+        let asks_adapter =
+            mad.header.mgmt_class == MgmtClass::PERF && !mad.header.method.is_response();
+        let comes_back =
+            out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here && !asks_adapter;
         let counted = self.statistics_of(vf).of(mad.header.mgmt_class);
         if comes_back {
             counted.loopback += 1;

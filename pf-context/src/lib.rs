@@ -45,7 +45,8 @@
 //!
 //! A VF that addresses the port's own LID means another VF, or itself. Such a MAD does not go to the
 //! wire: it comes straight back as if it had, with the port's LID as its source. SA requests are the
-//! exception when the SM is on this very port: they go out, to the SM.
+//! exception when the SM is on this very port: they go out, to the SM. Performance management requests
+//! are another: the adapter answers them.
 //!
 //! # What counts as the SA
 //!

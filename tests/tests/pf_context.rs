@@ -12,6 +12,7 @@ use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{CmReq, CmSidrRep, CmSidrReq};
 use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
 use ib_wire::{CommId, Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix, Tid};
 use pf_context::PfContext;
@@ -370,4 +371,31 @@ fn what_a_reset_says_to_peers_beyond_what_may_wait_for_qp1_is_dropped_and_counte
     let dropped = statistics.drops(vf_tunnel::DropReason::Backpressure);
     // Two sends are under way, and 64 wait.
     assert_eq!((said, dropped), (66, 34));
+}
+
+#[test]
+fn the_pfs_own_software_reads_the_counters_of_its_port_by_the_ports_own_lid() {
+    let mut rig = Rig::new(1);
+    let (pf, _) = rig.pf();
+    let gsi = pf.port_mut(PORT).expect("the port").own_mut().gsi();
+    let none = ib_endpoint::MethodSet::of(&[]);
+    let registration = ib_endpoint::Registration::new(MgmtClass::PERF, none);
+    let agent = gsi.register(registration).expect("the first of its class");
+    let mut mad = Mad::new(MadHeader::new(
+        MgmtClass::PERF,
+        Method::GET,
+        <PortCounters as PerfAttribute>::ID,
+    ));
+    mad.view_mut::<PerfMad>()
+        .attribute_mut::<PortCounters>()
+        .port_select = PORT;
+    let message = ib_endpoint::Message::single(mad);
+    let retry = ib_endpoint::RetryPolicy::new(Duration::from_secs(1), 0);
+    gsi.send_request(NOW, agent, MadAddress::gsi(LID), message, retry)
+        .expect("a free transaction");
+    rig.settle();
+    let own = rig.pf.ports()[0].mux().vf_statistics(VfId::PF);
+    let perf = own.expect("the PF").total();
+    // The adapter, not the PF's own QP1, is asked, and its answer comes back.
+    assert_eq!((perf.to_wire, perf.loopback, perf.delivered), (1, 0, 1));
 }
