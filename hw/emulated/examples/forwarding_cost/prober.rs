@@ -53,18 +53,18 @@ impl EndNode for Sink {
 /// A host of a fabric: one that measures, or an adapter.
 #[derive(Debug)]
 pub(crate) enum Host {
-    Sink(Sink),
+    Sink(Box<Sink>),
     Adapter(Box<Device>),
 }
 
 impl Host {
     pub(crate) fn sink(node: Node) -> Self {
-        Self::Sink(Sink {
+        Self::Sink(Box::new(Sink {
             node,
             outbox: VecDeque::new(),
             last: None,
             received: 0,
-        })
+        }))
     }
 
     /// The software of a host that measures.
@@ -77,14 +77,14 @@ impl Host {
 
     fn end_node(&self) -> &dyn EndNode {
         match self {
-            Self::Sink(sink) => sink,
+            Self::Sink(sink) => &**sink,
             Self::Adapter(device) => &**device,
         }
     }
 
     fn end_node_mut(&mut self) -> &mut dyn EndNode {
         match self {
-            Self::Sink(sink) => sink,
+            Self::Sink(sink) => &mut **sink,
             Self::Adapter(device) => &mut **device,
         }
     }
