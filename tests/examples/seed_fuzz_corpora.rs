@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     corpora.insert("cm_messages", cm_messages());
     corpora.insert("cm", connections());
+    corpora.insert("ibsim_uplink", simulators());
     corpora.insert("mad_agent", conversations());
     corpora.insert("replay", scripts(&recorded));
     corpora.insert("sa", requests());
@@ -280,6 +281,30 @@ fn fabrics() -> Seeds {
         answers.extend([5, 0, 2, number, number.wrapping_mul(7), 3, 3, 3, 3]);
     }
     [("answers".to_owned(), answers)].into()
+}
+
+/// A simulator that lets an adapter attach, and then answers what it asks.
+fn simulators() -> Seeds {
+    let mut seeds = Seeds::new();
+    for guids in [0_u8, 1] {
+        // The sockets are open; CONNECT is answered with slot 3, unharmed.
+        let mut steps = vec![guids, 0, 1, 3, 0];
+        for number in 0..200_u8 {
+            // Which question, a number, an active port, no harm done to the answer; then some time.
+            steps.extend([
+                2,
+                number,
+                100 + number / 2,
+                4,
+                0x40,
+                0x40,
+                15,
+                5 + number % 4,
+            ]);
+        }
+        seeds.insert(format!("answers-{guids}"), steps);
+    }
+    seeds
 }
 
 /// Scripts of what VFs and the wire send, and of everything that can happen besides.

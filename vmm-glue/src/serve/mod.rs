@@ -20,7 +20,7 @@ mod topology;
 mod umad;
 mod way_in;
 
-pub use attach::{AttachSpec, AttachSpecError, IbsimNode, Simulator};
+pub use attach::{AttachSpec, AttachSpecError, IbsimNode};
 pub use claim::{Claim, ClaimError, claim_packet_socket, claim_socket};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};

@@ -51,6 +51,8 @@ pub(super) struct FarPort {
     node: Option<NodeInfo>,
     info: Option<PortInfo>,
     pkeys: Vec<PKeyTable>,
+    /// Whether the whole P_Key table was read, or what the node shows of it.
+    keys_read: bool,
     guids: BTreeMap<u8, GuidInfo>,
     /// Blocks of the GUID table that somebody has entries in.
     watched_guids: BTreeSet<u8>,
@@ -71,6 +73,7 @@ impl FarPort {
             node: None,
             info: None,
             pkeys: Vec::new(),
+            keys_read: false,
             guids: BTreeMap::new(),
             watched_guids: BTreeSet::new(),
             sm: None,
@@ -116,6 +119,16 @@ impl FarPort {
         self.info
             .as_ref()
             .map_or(PortState::DOWN, PortInfo::port_state)
+    }
+
+    /// Whether all is known that the adapter needs to come up.
+    pub(super) const fn is_known(&self) -> bool {
+        self.node.is_some() && self.info.is_some() && self.keys_read
+    }
+
+    /// Whether the subnet manager did not answer when it was asked last.
+    pub(super) const fn sm_is_silent(&self) -> bool {
+        self.sm_silent
     }
 
     /// Whether the subnet manager answered when it was asked last.
@@ -180,9 +193,7 @@ impl FarPort {
             self.round.push_back(Ask::Node);
         }
         self.round.push_back(Ask::Port);
-        let keys = self.node.map_or(0, |node| node.partition_cap.get());
-        let blocks = keys.div_ceil(32).min(MAX_PKEY_BLOCKS);
-        self.round.extend((0..blocks).map(Ask::PKeys));
+        self.round.extend((0..self.key_blocks()).map(Ask::PKeys));
         let guids = self.watched_guids.iter().copied();
         self.round.extend(guids.map(Ask::Guids));
         if let Some(info) = &self.info
@@ -191,6 +202,12 @@ impl FarPort {
         {
             self.round.push_back(Ask::Sm(info.master_sm_lid));
         }
+    }
+
+    /// Blocks of the P_Key table; none before the node is known.
+    fn key_blocks(&self) -> u16 {
+        let keys = self.node.map_or(0, |node| node.partition_cap.get());
+        keys.div_ceil(32).min(MAX_PKEY_BLOCKS)
     }
 
     fn send(&mut self, now: Instant, ask: Ask, tries: u32) -> Mad {
@@ -246,14 +263,19 @@ impl FarPort {
                     self.sm_silent = true;
                 }
             }
-            Ask::Node if usable => self.node = Some(*smp.attribute()),
-            Ask::Port if usable => self.take_info(smp.attribute()),
-            Ask::PKeys(block) if usable => self.take_pkeys(block, smp.attribute()),
+            Ask::Node if usable => self.take_node(smp.attribute()),
+            Ask::Port if usable => self.info = Some(*smp.attribute()),
+            Ask::PKeys(block) => {
+                if usable {
+                    self.take_pkeys(block, smp.attribute());
+                }
+                self.keys_read |= block + 1 == self.key_blocks();
+            }
             Ask::Guids(block) if usable => {
                 self.guids.insert(block, *smp.attribute());
             }
             // What the node's agent does not show stays as it was.
-            Ask::Node | Ask::Port | Ask::PKeys(_) | Ask::Guids(_) => {}
+            Ask::Node | Ask::Port | Ask::Guids(_) => {}
         }
         if self.round.is_empty() {
             let steady = self.state() == PortState::ACTIVE && !self.hurried;
@@ -262,8 +284,11 @@ impl FarPort {
         Some(news)
     }
 
-    fn take_info(&mut self, info: &PortInfo) {
-        self.info = Some(*info);
+    fn take_node(&mut self, node: &NodeInfo) {
+        self.node = Some(*node);
+        // The first round did not know how many there are.
+        self.round.extend((0..self.key_blocks()).map(Ask::PKeys));
+        self.keys_read = self.key_blocks() == 0;
     }
 
     fn take_pkeys(&mut self, block: u16, keys: &PKeyTable) {

@@ -136,6 +136,14 @@ impl Uplink {
         self.session.is_attached() && self.far.sm_answers()
     }
 
+    /// Whether the subnet manager of an active port does not answer.
+    #[must_use]
+    pub fn sm_is_silent(&self) -> bool {
+        self.session.is_attached()
+            && self.far.state() == PortState::ACTIVE
+            && self.far.sm_is_silent()
+    }
+
     /// The counters.
     #[must_use]
     pub const fn counters(&self) -> &UplinkCounters {
@@ -259,7 +267,10 @@ impl Uplink {
         self.output.retain(|output| {
             !matches!(
                 output,
-                UplinkOutput::Control(_) | UplinkOutput::Mad(_) | UplinkOutput::Join(_)
+                UplinkOutput::Open
+                    | UplinkOutput::Control(_)
+                    | UplinkOutput::Mad(_)
+                    | UplinkOutput::Join(_)
             )
         });
         let frames = |output: &&UplinkOutput| matches!(output, UplinkOutput::Frame(_));
@@ -423,7 +434,8 @@ impl Uplink {
             self.fail(now, failure);
             return;
         }
-        self.plug(self.identity.is_some() && self.far.state() > PortState::DOWN);
+        let is_linked = self.far.state() > PortState::DOWN;
+        self.plug(self.identity.is_some() && self.far.is_known() && is_linked);
         let guids = self.guid_table();
         if let Some(frame) = self.near.poll(now, &self.far, &guids)
             && let Err(loss) = self.send_frame(frame)

@@ -167,9 +167,12 @@ impl NearPort {
             return Some(Step::Addresses);
         }
         let keys = (0..).zip(far.pkeys());
-        let other_keys =
-            keys.filter(|(block, keys)| self.pkeys.get(block) != Some(*keys) && !is_empty(keys));
-        if let Some((block, _)) = other_keys.into_iter().next() {
+        // A block that never held a key needs none to be taken away.
+        let differs = |block: &u16, keys: &PKeyTable| match self.pkeys.get(block) {
+            Some(written) => written != keys,
+            None => !is_empty(keys),
+        };
+        if let Some((block, _)) = keys.into_iter().find(|(block, keys)| differs(block, keys)) {
             return Some(Step::PKeys(block));
         }
         if let Some((block, _)) = guids

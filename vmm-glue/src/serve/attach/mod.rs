@@ -18,11 +18,11 @@ use ibsim_link::uplink::{
 };
 use pf_context::GuidObstacle;
 
-use super::{Announcement, Options, Turn, WayIn};
+use super::{Announcement, IbsimAddress, Options, Turn, WayIn};
 use crate::watch::{EventSet, Ready};
 use crate::world::HostId;
 
-pub use spec::{AttachSpec, AttachSpecError, Simulator};
+pub use spec::{AttachSpec, AttachSpecError};
 
 use sockets::{ClientSockets, Socket};
 
@@ -44,7 +44,7 @@ struct Place {
 /// A node of a simulator, with a PF host of ours on it.
 #[derive(Debug)]
 pub struct IbsimNode {
-    simulator: Simulator,
+    simulator: IbsimAddress,
     name: String,
     uplink: Uplink,
     /// What the host and its VFs are made from.
@@ -61,13 +61,15 @@ pub struct IbsimNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Attached,
+    /// Attached, but nobody manages the subnet.
+    Unmanaged,
     Waiting(Failure),
 }
 
 impl IbsimNode {
     /// A node to attach to.
     #[must_use]
-    pub fn new(now: Instant, simulator: Simulator, name: &str, options: &Options) -> Self {
+    pub fn new(now: Instant, simulator: IbsimAddress, name: &str, options: &Options) -> Self {
         let config = UplinkConfig {
             node: name.to_owned(),
             guids: if options.local_guids {
@@ -204,6 +206,7 @@ impl IbsimNode {
     }
 
     fn open(&mut self, turn: &mut Turn<'_>) {
+        self.close(turn);
         match ClientSockets::open(&self.simulator) {
             Ok(sockets) => {
                 turn.watches.add(&sockets.control, EventSet::IN);
@@ -266,7 +269,7 @@ impl IbsimNode {
                     simulator: self.simulator.to_string(),
                     node: self.name.clone(),
                     attached: true,
-                    detail: format!("{error:#}"),
+                    detail: format!("no host: {error:#}"),
                 });
             }
         }
@@ -276,6 +279,10 @@ impl IbsimNode {
     fn announce(&mut self, turn: &mut Turn<'_>) {
         let (told, detail) = match self.uplink.state() {
             UplinkState::Attaching => return,
+            UplinkState::Attached { .. } if self.uplink.sm_is_silent() => (
+                Told::Unmanaged,
+                "attached, but the subnet manager does not answer".to_owned(),
+            ),
             UplinkState::Attached { slot } => (Told::Attached, format!("attached, slot {slot}")),
             UplinkState::Waiting { failure, .. } => {
                 (Told::Waiting(failure), format!("{failure}; trying again"))
@@ -285,7 +292,7 @@ impl IbsimNode {
             turn.announce(Announcement::Uplink {
                 simulator: self.simulator.to_string(),
                 node: self.name.clone(),
-                attached: told == Told::Attached,
+                attached: !matches!(told, Told::Waiting(_)),
                 detail,
             });
         }

@@ -1,14 +1,14 @@
 //! The two sockets of a simulator's client.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use ibsim_link::codec::SocketName;
 
-use super::Simulator;
+use super::IbsimAddress;
 
 /// Names that are tried before all count as taken.
 const MAX_NAMES: u32 = 64;
@@ -66,10 +66,10 @@ pub(super) struct ClientSockets {
 
 impl ClientSockets {
     /// Opens both, and connects the one for control.
-    pub(super) fn open(simulator: &Simulator) -> io::Result<Self> {
+    pub(super) fn open(simulator: &IbsimAddress) -> io::Result<Self> {
         match simulator {
-            Simulator::Unix(base) => Self::open_unix(base),
-            Simulator::Udp(server) => Self::open_udp(*server),
+            IbsimAddress::Unix(base) => Self::open_unix(base),
+            IbsimAddress::Udp(port) => Self::open_udp(*port),
         }
     }
 
@@ -99,14 +99,14 @@ impl ClientSockets {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    fn open_udp(server: SocketAddrV4) -> io::Result<Self> {
+    fn open_udp(port: u16) -> io::Result<Self> {
         let open = || -> io::Result<UdpSocket> {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_nonblocking(true)?;
             Ok(socket)
         };
         let (control, data) = (open()?, open()?);
-        control.connect(server)?;
+        control.connect((Ipv4Addr::LOCALHOST, port))?;
         Ok(Self {
             client_id: data.local_addr()?.port().into(),
             control: Socket::Udp(control),
@@ -115,17 +115,17 @@ impl ClientSockets {
     }
 
     /// Connects the data socket to the one of a slot.
-    pub(super) fn join(&self, simulator: &Simulator, slot: u32) -> io::Result<()> {
+    pub(super) fn join(&self, simulator: &IbsimAddress, slot: u32) -> io::Result<()> {
         match (&self.data, simulator) {
-            (Socket::Unix(data), Simulator::Unix(base)) => {
+            (Socket::Unix(data), IbsimAddress::Unix(base)) => {
                 data.connect_addr(&unix_address(SocketName::ServerData(slot), base)?)
             }
-            (Socket::Udp(data), Simulator::Udp(server)) => {
+            (Socket::Udp(data), IbsimAddress::Udp(port)) => {
                 let port = u16::try_from(slot)
                     .ok()
-                    .and_then(|slot| server.port().checked_add(1)?.checked_add(slot));
+                    .and_then(|slot| port.checked_add(1)?.checked_add(slot));
                 let port = port.ok_or(io::ErrorKind::InvalidInput)?;
-                data.connect(SocketAddrV4::new(*server.ip(), port))
+                data.connect((Ipv4Addr::LOCALHOST, port))
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }

@@ -2,27 +2,19 @@
 
 use core::fmt;
 use core::str::FromStr;
-use std::net::{Ipv4Addr, SocketAddrV4};
 
 use thiserror::Error;
 
+use super::IbsimAddress;
+
 /// Bytes of a node's name at most: the protocol has 32, of which the last is zero.
 const MAX_NODE_NAME: usize = 31;
-
-/// A simulator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Simulator {
-    /// By abstract Unix sockets: the base of their names, `IBSIM_SOCKNAME`.
-    Unix(String),
-    /// By UDP: its control port.
-    Udp(SocketAddrV4),
-}
 
 /// Nodes of a simulator to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachSpec {
     /// Which simulator.
-    pub simulator: Simulator,
+    pub simulator: IbsimAddress,
     /// Which nodes of it, by id or description.
     pub nodes: Vec<String>,
 }
@@ -55,40 +47,32 @@ impl FromStr for AttachSpec {
             return Err(AttachSpecError::Node(node.clone()));
         }
         Ok(Self {
-            simulator: simulator.parse()?,
+            simulator: address(simulator)?,
             nodes,
         })
     }
 }
 
-impl FromStr for Simulator {
-    type Err = AttachSpecError;
-
-    fn from_str(text: &str) -> Result<Self, AttachSpecError> {
-        match text.strip_prefix("udp:") {
-            Some(port) => {
-                let number = port.parse().ok().filter(|port| *port != 0);
-                let number = number.ok_or_else(|| AttachSpecError::Port(port.to_owned()))?;
-                Ok(Self::Udp(SocketAddrV4::new(Ipv4Addr::LOCALHOST, number)))
-            }
-            None if text.is_empty() => Err(AttachSpecError::Form),
-            None => Ok(Self::Unix(text.to_owned())),
+/// Where a simulator is: a base of socket names, or `udp:` and a port.
+fn address(text: &str) -> Result<IbsimAddress, AttachSpecError> {
+    match text.strip_prefix("udp:") {
+        Some(port) => {
+            let number = port.parse().ok().filter(|port| *port != 0);
+            let number = number.ok_or_else(|| AttachSpecError::Port(port.to_owned()))?;
+            Ok(IbsimAddress::Udp(number))
         }
-    }
-}
-
-impl fmt::Display for Simulator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(name) => write!(f, "ibsim:{name}"),
-            Self::Udp(address) => write!(f, "ibsim:udp:{}", address.port()),
-        }
+        None if text.is_empty() => Err(AttachSpecError::Form),
+        None => Ok(IbsimAddress::Unix(text.to_owned())),
     }
 }
 
 impl fmt::Display for AttachSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.simulator, self.nodes.join(","))
+        match &self.simulator {
+            IbsimAddress::Unix(base) => write!(f, "ibsim:{base}/"),
+            IbsimAddress::Udp(port) => write!(f, "ibsim:udp:{port}/"),
+        }?;
+        f.write_str(&self.nodes.join(","))
     }
 }
 
@@ -107,8 +91,7 @@ mod tests {
             assert_eq!(spec.to_string(), text);
         }
         let spec: AttachSpec = "ibsim:udp:7070/a,b".parse().unwrap();
-        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7070);
-        assert_eq!(spec.simulator, Simulator::Udp(address));
+        assert_eq!(spec.simulator, IbsimAddress::Udp(7070));
         assert_eq!(spec.nodes, ["a", "b"]);
     }
 

@@ -45,7 +45,7 @@ fn announced(runner: &mut Runner<Service>) -> String {
 fn a_simulator_that_is_not_there_is_told_of_once_and_asked_again() {
     let base = base("absent");
     let mut runner = Runner::new(service(&base)).unwrap();
-    let told = format!("ibsim:{base}/H-2: the simulator is not there; trying again");
+    let told = format!("{base}/H-2: the simulator is not there; trying again");
     assert_eq!(announced(&mut runner), told);
     let simulator = simulator(&base);
     simulator
@@ -82,7 +82,7 @@ fn a_simulator_that_refuses_is_told_of_with_what_may_be_the_matter() {
 #[test]
 fn two_clients_of_one_process_have_different_names() {
     let base = base("names");
-    let simulator: Simulator = base.parse().unwrap();
+    let simulator = IbsimAddress::Unix(base.clone());
     assert!(ClientSockets::open(&simulator).is_err(), "nobody is there");
     let _server = self::simulator(&base);
     let one = ClientSockets::open(&simulator).unwrap();

@@ -111,3 +111,14 @@ fn an_uplink_that_closes_says_so() {
     assert_eq!(control.kind, ControlKind::DISCONNECT);
     assert_eq!(control.slot.get(), SLOT);
 }
+
+#[test]
+fn sockets_that_fail_before_they_are_opened_are_asked_for_again_later() {
+    let mut bench = Bench::new(GuidPolicy::Fabric);
+    bench.uplink.failed(bench.now);
+    let outputs = bench.outputs();
+    assert!(matches!(outputs[..], [UplinkOutput::Close]), "{outputs:?}");
+    bench.uplink.opened(bench.now, 77);
+    assert!(bench.outputs().is_empty(), "nobody asked");
+    assert!(bench.run_until(SECOND, Bench::is_up));
+}

@@ -1,0 +1,260 @@
+//! A stock `ibsim` with a stock OpenSM, in a folder of their own.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Two switches, a node for the subnet manager, two for hosts, and one for whoever asks.
+const NET: &str = "\
+Switch 8 \"S-1\"
+[1] \"H-SM\"[1]
+[2] \"H-A\"[1]
+[3] \"S-2\"[3]
+
+Switch 8 \"S-2\"
+[1] \"H-B\"[1]
+[2] \"H-ASK\"[1]
+[3] \"S-1\"[3]
+
+Hca 1 \"H-SM\"
+[1] \"S-1\"[1]
+
+Hca 1 \"H-A\"
+[1] \"S-1\"[2]
+
+Hca 1 \"H-B\"
+[1] \"S-2\"[1]
+
+Hca 1 \"H-ASK\"
+[1] \"S-2\"[2]
+";
+
+/// How long a program may take to start, on a machine that is busy.
+const START: Duration = Duration::from_secs(60);
+
+/// A process that does not outlive this, nor the test's thread if that is killed.
+#[derive(Debug)]
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// Ends it as an administrator does, and waits until it is gone.
+    fn terminate(mut self) {
+        let pid = self.0.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(sent.unwrap().success());
+        wait("the end of a program", || self.has_ended());
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for something outside of this process.
+fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + START;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// How clients reach the simulator.
+#[derive(Clone, Debug)]
+enum Door {
+    /// By the base of the names of abstract sockets.
+    Unix(String),
+    /// By UDP.
+    Udp(u16),
+}
+
+/// A simulator and its subnet manager.
+#[derive(Debug)]
+pub(crate) struct Simulator {
+    folder: TempDir,
+    door: Door,
+    ibsim: Option<Process>,
+    opensm: Option<Process>,
+    questions: u32,
+}
+
+impl Simulator {
+    /// Starts both, by abstract sockets.
+    pub(crate) fn start() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::start_at(Door::Unix(format!("vhca{}-{count}", std::process::id())))
+    }
+
+    /// Starts both, by UDP.
+    pub(crate) fn start_udp() -> Self {
+        Self::start_at(Door::Udp(free_ports()))
+    }
+
+    fn start_at(door: Door) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("net"), NET).unwrap();
+        let options = "force_log_flush TRUE\n";
+        fs::write(folder.path().join("opensm.conf"), options).unwrap();
+        let mut simulator = Self {
+            folder,
+            door,
+            ibsim: None,
+            opensm: None,
+            questions: 0,
+        };
+        simulator.start_ibsim();
+        simulator.start_opensm();
+        simulator
+    }
+
+    /// Where `vhca serve --attach` finds nodes of it.
+    pub(crate) fn attach(&self, nodes: &str) -> String {
+        match &self.door {
+            Door::Unix(name) => format!("ibsim:{name}/{nodes}"),
+            Door::Udp(port) => format!("ibsim:udp:{port}/{nodes}"),
+        }
+    }
+
+    /// Starts the simulator, and waits until clients can come.
+    pub(crate) fn start_ibsim(&mut self) {
+        let mut arguments = vec!["-n".to_owned(), "-s".to_owned()];
+        if let Door::Udp(port) = &self.door {
+            arguments.extend(["-r".to_owned(), "-l".to_owned(), port.to_string()]);
+        }
+        arguments.push("net".to_owned());
+        let folder = self.folder.path().to_owned();
+        self.ibsim = Some(self.spawn(&folder, "ibsim.out", None, "ibsim", &arguments));
+        let (table, entry) = match &self.door {
+            Door::Unix(name) => ("/proc/net/unix", format!("@{name}:ctl")),
+            Door::Udp(port) => ("/proc/net/udp", format!(":{port:04X} ")),
+        };
+        wait("ibsim's socket", || {
+            fs::read_to_string(table).unwrap().contains(&entry)
+        });
+    }
+
+    /// Starts OpenSM, without waiting for the subnet.
+    pub(crate) fn start_opensm(&mut self) {
+        let arguments = ["-f", "opensm.log", "-F", "../opensm.conf"];
+        self.opensm = Some(self.client("H-SM", "opensm.out", "opensm", &arguments));
+    }
+
+    /// Has OpenSM end in order.
+    pub(crate) fn stop_opensm(&mut self) {
+        self.opensm.take().unwrap().terminate();
+    }
+
+    /// Kills both, the simulator first.
+    pub(crate) fn kill(&mut self) {
+        self.ibsim = None;
+        self.opensm = None;
+    }
+
+    /// Starts a program of infiniband-diags on the node that asks. Its answer is read with
+    /// [`Simulator::answer`].
+    pub(crate) fn ask(&mut self, program: &str, arguments: &[&str]) -> Question {
+        self.questions += 1;
+        let output = format!("answer-{}", self.questions);
+        Question {
+            process: self.client("H-ASK", &output, program, arguments),
+            output: self.folder.path().join("H-ASK").join(output),
+        }
+    }
+
+    /// Starts a program that uses the fabric from a node.
+    fn client(&self, node: &str, output: &str, program: &str, arguments: &[&str]) -> Process {
+        let folder = self.folder.path().join(node);
+        fs::create_dir_all(&folder).unwrap();
+        self.spawn(&folder, output, Some(node), program, arguments)
+    }
+
+    fn spawn(
+        &self,
+        folder: &Path,
+        output: &str,
+        node: Option<&str>,
+        program: &str,
+        arguments: &[impl AsRef<OsStr>],
+    ) -> Process {
+        let output = File::create(folder.join(output)).unwrap();
+        // The variables are for the program, not for those that start it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "env"]);
+        // Debian has OpenSM in a folder that only root looks into.
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.arg(format!("PATH={path}:/usr/sbin"));
+        match &self.door {
+            Door::Unix(name) => command.arg(format!("IBSIM_SOCKNAME={name}")),
+            Door::Udp(port) => command
+                .arg("IBSIM_SERVER_NAME=127.0.0.1")
+                .arg(format!("IBSIM_SERVER_PORT={port}")),
+        };
+        if let Some(node) = node {
+            command
+                .arg(format!("SIM_HOST={node}"))
+                .arg(format!("LD_PRELOAD={}", umad2sim().display()))
+                .args(["OSM_CACHE_DIR=.", "OSM_TMP_DIR=."]);
+        }
+        command.arg(program).args(arguments).current_dir(folder);
+        command.stdin(Stdio::null());
+        command.stdout(output.try_clone().unwrap()).stderr(output);
+        Process(command.spawn().unwrap())
+    }
+
+    /// The end of what OpenSM has logged.
+    pub(crate) fn log(&self) -> String {
+        let log = self.folder.path().join("H-SM/opensm.log");
+        let log = fs::read_to_string(log).unwrap_or_default();
+        let from = log.len().saturating_sub(2000);
+        log.get(from..).unwrap_or_default().to_owned()
+    }
+}
+
+/// A program that asks the fabric something.
+#[derive(Debug)]
+pub(crate) struct Question {
+    process: Process,
+    output: PathBuf,
+}
+
+impl Question {
+    /// What it printed, once it has ended.
+    pub(crate) fn answer(&mut self) -> Option<String> {
+        let ended = self.process.has_ended();
+        ended.then(|| fs::read_to_string(&self.output).unwrap())
+    }
+}
+
+/// The library that has programs use a simulator.
+fn umad2sim() -> PathBuf {
+    let folders = fs::read_dir("/usr/lib").unwrap();
+    let libraries = folders.map(|entry| entry.unwrap().path().join("umad2sim/libumad2sim.so"));
+    let mut found = libraries.filter(|library| library.exists());
+    found.next().expect("libumad2sim0 is installed")
+}
+
+/// A UDP port that is free with the ten behind it: a simulator takes one for each of its clients.
+fn free_ports() -> u16 {
+    let is_free = |port: u16| UdpSocket::bind(("127.0.0.1", port)).is_ok();
+    // Different in each process, and below the ports that the kernel gives out.
+    let from = 10_000 + u16::try_from(std::process::id() % 1_800).unwrap() * 12;
+    let mut firsts = (from..32_000).step_by(12);
+    firsts
+        .find(|first| (0..=10).all(|slot| is_free(first + slot)))
+        .expect("eleven ports in a row are free")
+}
