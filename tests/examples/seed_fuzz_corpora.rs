@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     corpora.insert("cm_messages", cm_messages());
     corpora.insert("cm", connections());
+    corpora.insert("ibsim_server", attachments());
     corpora.insert("ibsim_uplink", simulators());
     corpora.insert("mad_agent", conversations());
     corpora.insert("replay", scripts(&recorded));
@@ -178,6 +179,33 @@ fn conversations() -> Seeds {
         ("table", table),
         ("dual-sided", both),
         ("lost", lost),
+    ]
+    .into_iter()
+    .map(|(name, bytes)| (name.to_owned(), bytes))
+    .collect()
+}
+
+/// Clients of the ibsim server, in the operations of the target: one that connects (0), announces a
+/// manager (1), sends SMPs (2) that are answered (3) or overdue (5), is asked (4) and reads (6).
+fn attachments() -> Seeds {
+    let connect = [0, 0, 0, 0, 0];
+    let manage = [1, 9, 0, 1, 0, 0];
+    let smp = |tid| [2, 0, 0, 0, 0, 0, 0, tid, 1, 0, 0, 0];
+    let answered = [connect.as_slice(), &manage, &smp(1), &[3, 0, 0], &[6, 0, 0]].concat();
+    let overdue = [connect.as_slice(), &smp(1), &smp(2), &[5, 12, 6, 0, 0]].concat();
+    let asked = [
+        connect.as_slice(),
+        &manage,
+        &smp(1),
+        &[4, 0, 1, 0, 0, 0, 5, 2, 0, 0],
+        &[6, 0, 1],
+        &[7, 0, 0],
+    ]
+    .concat();
+    [
+        ("answered", answered),
+        ("overdue", overdue),
+        ("asked", asked),
     ]
     .into_iter()
     .map(|(name, bytes)| (name.to_owned(), bytes))

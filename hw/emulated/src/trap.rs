@@ -245,14 +245,17 @@ impl Node {
         }
     }
 
-    /// Takes a TrapRepress: the trap with its transaction id and number is not repeated.
-    pub(crate) fn repress_trap(&mut self, port: PortNum, mad: &Mad) {
+    /// Takes a TrapRepress: the trap with its transaction id and number is not repeated. `false` if
+    /// there is no such trap.
+    pub(crate) fn repress_trap(&mut self, port: PortNum, mad: &Mad) -> bool {
         let port = self.end_port_number(port);
         let smp: &LidRoutedSmp = mad.view();
         let number = smp.attribute::<Notice>().trap_number;
+        let waiting = self.traps.pending.len();
         self.traps.pending.retain(|trap| {
             trap.port != port || trap.tid != mad.header.tid || trap.notice.trap_number != number
         });
+        self.traps.pending.len() < waiting
     }
 
     /// Gives up what a port that went down had to tell.

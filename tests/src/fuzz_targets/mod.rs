@@ -8,6 +8,7 @@ mod cm_messages;
 mod cm_paravirt;
 mod guids;
 mod hostile;
+mod ibsim_server;
 mod ibsim_uplink;
 mod mcast;
 mod notices;
@@ -32,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     ("cm_paravirt", cm_paravirt::cm_paravirt),
     ("frame", parsers::frame),
     ("guids", guids::guids),
+    ("ibsim_server", ibsim_server::ibsim_server),
     ("ibsim_uplink", ibsim_uplink::ibsim_uplink),
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),

@@ -31,7 +31,8 @@ type Answer = Result<(), MadStatus>;
 /// Hands an SMP that reached its destination by `port`, or that the host itself asks with, to the
 /// agent.
 ///
-/// SMInfo on a port with a subnet manager, traps and responses are for the software on QP0:
+/// SMInfo on a port with a subnet manager, traps, responses, and a TrapRepress of none of the node's own
+/// traps are for the software on QP0:
 /// [`LocalMad::NotHandled`]. A request with a wrong M_Key is [`LocalMad::Consumed`]: it is counted
 /// and not answered (IBA 14.2.4). The host's own requests need no key.
 pub fn process(node: &mut Node, port: PortNum, view: &MadView, mad: &Mad) -> LocalMad {
@@ -59,8 +60,11 @@ pub fn process(node: &mut Node, port: PortNum, view: &MadView, mad: &Mad) -> Loc
     match header.method {
         Method::GET | Method::SET => {}
         Method::TRAP_REPRESS => {
-            node.repress_trap(port, mad);
-            return LocalMad::Consumed;
+            return if node.repress_trap(port, mad) {
+                LocalMad::Consumed
+            } else {
+                LocalMad::NotHandled
+            };
         }
         _ => return refuse(mad, MadStatus::UNSUPPORTED_METHOD),
     }

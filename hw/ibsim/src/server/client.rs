@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ib_endpoint::MadAddress;
 use ib_vtime::TimerKey;
-use ib_wire::mad::MgmtClass;
+use ib_wire::mad::{Mad, MgmtClass};
 
 use crate::codec::MadDatagram;
 
@@ -40,6 +40,8 @@ pub(super) struct Client<P> {
     /// By the lower 48 bits of the transaction id.
     pub(super) outstanding: BTreeMap<u64, Outstanding>,
     pub(super) given: VecDeque<Given>,
+    /// SMPs that came before the client had sent any.
+    pub(super) held: VecDeque<(MadAddress, Mad)>,
     pub(super) queue: VecDeque<MadDatagram>,
 }
 
@@ -53,6 +55,7 @@ impl<P: Copy> Client<P> {
             spoken: BTreeSet::new(),
             outstanding: BTreeMap::new(),
             given: VecDeque::new(),
+            held: VecDeque::new(),
             queue: VecDeque::new(),
         }
     }

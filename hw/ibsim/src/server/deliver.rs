@@ -24,7 +24,7 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         message: &Message,
     ) {
         let header = message.header();
-        if header.method.is_response() && header.tid.get() & RAW_TID != 0 {
+        if header.method.is_answer() && header.tid.get() & RAW_TID != 0 {
             self.deliver_answer(ports, port, qpn, from, message);
         } else {
             self.deliver_request(ports, port, qpn, from, message.mad());
@@ -81,13 +81,47 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         let suited = on_port.filter_map(|(slot, client)| Some((client.suits(class)?, *slot)));
         // The first of those that suit best.
         let best = suited.max_by_key(|(suits, slot)| (*suits, core::cmp::Reverse(*slot)));
-        let Some((_, slot)) = best.filter(|_| !mad.header.method.is_answer()) else {
+        let best = best.filter(|_| !mad.header.method.is_answer());
+        if let Some((_, slot)) = best {
+            self.give(ports.lid(port), slot, qpn, from, mad);
+        } else if !self.hold(port, from, mad) {
             self.counters.declined += 1;
             ports.decline(port, qpn, from, mad);
+        }
+    }
+
+    /// Keeps an SMP for a client that has announced a manager but has sent no SMP yet: a manager that
+    /// starts. Whether there is one.
+    fn hold(&mut self, port: P, from: &MadAddress, mad: &Mad) -> bool {
+        /// More are declined.
+        const MOST: usize = 16;
+
+        let mut clients = self.clients.values_mut();
+        let starting = clients.find(|client| client.port == port && client.is_sm);
+        let is_smp_request = mad.header.mgmt_class.is_smp() && !mad.header.method.is_answer();
+        match starting.filter(|client| is_smp_request && client.held.len() < MOST) {
+            Some(client) => {
+                client.held.push_back((*from, *mad));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives a client the SMPs that were held for it, if a manager runs there.
+    pub(super) fn release_held(&mut self, ports: &impl Ports<Port = P>, slot: u32) {
+        let client = self.clients.get_mut(&slot);
+        let Some(client) = client.filter(|client| client.is_manager()) else {
             return;
         };
-        let datagram = to_client(ports.lid(port), qpn, from, *mad);
-        if !self.queue(slot, datagram) {
+        let lid = ports.lid(client.port);
+        for (from, mad) in core::mem::take(&mut client.held) {
+            self.give(lid, slot, Qpn::SMI, &from, &mad);
+        }
+    }
+
+    fn give(&mut self, own: Lid, slot: u32, qpn: Qpn, from: &MadAddress, mad: &Mad) {
+        if !self.queue(slot, to_client(own, qpn, from, *mad)) {
             return;
         }
         self.counters.requests += 1;
@@ -95,7 +129,7 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         if let Some(client) = self.clients.get_mut(&slot) {
             let given = Given {
                 tid: mad.header.tid.get(),
-                class,
+                class: mad.header.mgmt_class,
                 from: *from,
             };
             client.note_given(given, max);

@@ -71,6 +71,9 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         };
         let port = client.port;
         client.spoken.insert(header.mgmt_class);
+        if header.mgmt_class.is_smp() {
+            self.release_held(ports, slot);
+        }
         if !is_request(header.method) {
             return self.send_answer(ports, slot, datagram, mad);
         }
@@ -205,9 +208,9 @@ const fn is_request(method: Method) -> bool {
     !method.is_response()
 }
 
-/// Whether something comes back if all goes well.
+/// Whether something comes back if all goes well: of a Trap, its TrapRepress, for which OpenSM waits.
 fn expects_answer(method: Method) -> bool {
-    !method.is_answer() && !matches!(method, Method::SEND | Method::TRAP)
+    !method.is_answer() && method != Method::SEND
 }
 
 /// What a directed route must be like in a datagram: no hop made, and the direction that the method

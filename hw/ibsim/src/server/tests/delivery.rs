@@ -15,12 +15,17 @@ fn sm_info(tid: u64) -> Mad {
 #[test]
 fn smps_are_given_only_to_a_client_that_announced_a_manager_and_has_sent_smps() {
     let mut bench = Bench::default();
-    let silent = bench.connect("n1");
+    let silent = bench.connect("n2");
     bench.set_is_sm(silent, true);
     let looker = bench.connect("n1");
     bench.send(looker, Lid::PERMISSIVE, &smp(Method::GET, 1, &[]));
+    bench.arrive(2, MadAddress::directed(), Message::single(sm_info(1)));
+    assert_eq!(bench.net.declined, []);
+    bench.server.lose(&mut bench.net, silent);
     bench.arrive(1, MadAddress::directed(), Message::single(sm_info(1)));
     assert_eq!(bench.net.declined, [sm_info(1)]);
+    let silent = bench.connect("n2");
+    bench.set_is_sm(silent, true);
 
     let manager = bench.connect_manager("n1");
     bench.arrive(1, MadAddress::directed(), Message::single(sm_info(2)));
@@ -33,6 +38,39 @@ fn smps_are_given_only_to_a_client_that_announced_a_manager_and_has_sent_smps() 
     assert_eq!(given.mad().view::<DirectedRouteSmp>().hop_pointer(), 0);
     assert_eq!(given.mad().header.tid, Tid::new(2));
     assert_eq!((bench.taken(silent), bench.taken(looker)), (None, None));
+}
+
+#[test]
+fn a_manager_that_starts_is_asked_when_it_has_sent_its_first_smp() {
+    let mut bench = Bench::default();
+    let manager = bench.connect("n1");
+    bench.set_is_sm(manager, true);
+    bench.arrive(1, MadAddress::directed(), Message::single(sm_info(2)));
+    assert_eq!(bench.taken(manager), None);
+    bench.send(manager, Lid::new(12), &gmp(SA, Method::GET, 1));
+    assert_eq!(bench.taken(manager), None);
+    bench.send(manager, Lid::PERMISSIVE, &smp(Method::GET, 1, &[]));
+    let given = bench.taken(manager).unwrap();
+    assert_eq!(given.mad().header.tid, Tid::new(2));
+    assert!(bench.net.declined.is_empty());
+}
+
+#[test]
+fn the_trap_repress_of_a_clients_own_trap_is_its_answer() {
+    let mut bench = Bench::default();
+    let manager = bench.connect_manager("n1");
+    let trap = gmp(MgmtClass::SUBN_LID_ROUTED, Method::TRAP, 7);
+    bench.send(manager, Lid::new(12), &trap);
+    let (to, sent) = bench.sent();
+    bench.arrive(1, to, Message::single(answer(&sent)));
+    let repress = bench.taken(manager).unwrap().mad();
+    assert_eq!(repress.header.method, Method::TRAP_REPRESS);
+    assert_eq!(repress.header.tid, Tid::new(7));
+    let late = Instant::ZERO + ServerConfig::default().smp_timeout;
+    bench
+        .server
+        .poll(late + Duration::from_secs(1), &mut bench.net);
+    assert_eq!(bench.taken(manager), None);
 }
 
 #[test]
@@ -90,9 +128,12 @@ fn a_server_of_a_vendor_class_that_announced_itself_is_spared_smps_and_the_sa() 
     bench.set_is_sm(pinger, true);
     let from = MadAddress::gsi(Lid::new(13));
     bench.arrive(1, from, Message::single(gmp(SA, Method::GET, 1)));
-    bench.arrive(1, MadAddress::directed(), Message::single(sm_info(2)));
+    for tid in 0..20 {
+        bench.arrive(1, MadAddress::directed(), Message::single(sm_info(tid)));
+    }
     assert_eq!(bench.taken(pinger), None);
-    assert_eq!(bench.net.declined.len(), 2);
+    // Some wait for it to send an SMP itself.
+    assert_eq!(bench.net.declined.len(), 1 + 20 - 16);
     bench.arrive(1, from, Message::single(gmp(VENDOR, Method::GET, 3)));
     assert!(bench.taken(pinger).is_some());
 }
