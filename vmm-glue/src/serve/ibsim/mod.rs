@@ -236,3 +236,6 @@ impl WayIn for IbsimWay {
         probe.into_iter().chain(self.server.poll_timeout()).min()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,9 +36,16 @@ impl<'l> LabPorts<'l> {
         Self { lab, raw }
     }
 
-    /// Port 1 of an adapter, port 0 of a switch.
+    /// Port 1 of an adapter, port 0 of a switch. Topology files name nodes by their GUIDs as `H-…` and
+    /// `S-…`.
     fn first_port(&self, name: &str) -> Option<Endpoint> {
-        let node = self.lab.node(name)?;
+        let by_guid = || {
+            let digits = name
+                .strip_prefix("H-")
+                .or_else(|| name.strip_prefix("S-"))?;
+            self.lab.node(&format!("0x{digits}"))
+        };
+        let node = self.lab.node(name).or_else(by_guid)?;
         Some(match self.lab.fabric().node(node)?.kind() {
             NodeKind::Switch => node.port(0),
             NodeKind::ChannelAdapter => node.port(1),
