@@ -146,6 +146,12 @@ impl SubnetManager {
         self.stats
     }
 
+    /// The agent on QP0, for programs beside the manager: see [`Sm::smi`]. Their registrations end
+    /// with the manager.
+    pub const fn smi(&mut self) -> &mut MadAgent {
+        self.sm.smi()
+    }
+
     /// Asks for a heavy sweep.
     pub fn request_sweep(&mut self) {
         self.sm.request_sweep();

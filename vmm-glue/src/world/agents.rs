@@ -11,7 +11,7 @@ use ib_wire::PortNum;
 use ib_wire::smp::CapabilityMask;
 
 use super::switch::SwitchSoftware;
-use super::{HostId, HostPortId, World, function_of};
+use super::{Host, HostId, HostPortId, World, function_of};
 
 /// The MAD agents of a port.
 #[derive(Debug)]
@@ -64,11 +64,12 @@ impl World {
         self.agents_mut(at)?.on(special)?.poll_event_of(agent)
     }
 
-    /// Opens the QP0 of a port for the programs that use it, unless it is open.
+    /// Opens the QP0 of a port for the programs that use it, unless it is open. A subnet manager of
+    /// the world that runs on the port shares its own.
     ///
     /// # Errors
-    /// [`HcaError::SpecialQpTaken`] if a subnet manager of the world runs on the port, or its PF
-    /// context has QP0 for VFs; [`HcaError::InvalidPort`] if there is no such port, or no software on
+    /// [`HcaError::SpecialQpTaken`] if the port's PF context has QP0 for VFs;
+    /// [`HcaError::InvalidPort`] if there is no such port, or no software on
     /// it.
     pub fn open_qp0(&mut self, at: Endpoint) -> Result<(), HcaError> {
         let Some(port) = self.host_port(at) else {
@@ -81,6 +82,9 @@ impl World {
         let config = MadAgentConfig::smi(self.derived_seed());
         self.wake(port.on());
         let host = &mut self.hosts[port.host.0];
+        if manages(host, port) {
+            return Ok(());
+        }
         let mut hca = function_of(&mut self.fabric, host.node(), port.function)?;
         let software = host.port_mut(port.function, port.port);
         let software = software.ok_or(HcaError::InvalidPort)?;
@@ -119,7 +123,12 @@ impl World {
         let (gsi, smi) = match self.host_port(at) {
             Some(port) => {
                 let host = &mut self.hosts[port.host.0];
-                host.port_mut(port.function, port.port)?.agents()
+                if manages(host, port) {
+                    let (gsi, manager) = host.gsi_and_manager(port.port)?;
+                    (gsi, manager.smi(port.port))
+                } else {
+                    host.port_mut(port.function, port.port)?.agents()
+                }
             }
             None => self
                 .switches
@@ -153,6 +162,12 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Whether a subnet manager of the world runs on a port of a host.
+fn manages(host: &Host, port: HostPortId) -> bool {
+    let manager = host.manager();
+    port.function == FunctionId::PF && manager.is_some_and(|manager| manager.port() == port.port)
 }
 
 #[cfg(test)]

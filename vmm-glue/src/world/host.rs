@@ -237,7 +237,10 @@ impl Host {
     }
 
     /// The agent on a port's QP1, and the manager that may use it.
-    fn gsi_and_manager(&mut self, port: PortNum) -> Option<(&mut MadAgent, &mut ManagerPlace)> {
+    pub(super) fn gsi_and_manager(
+        &mut self,
+        port: PortNum,
+    ) -> Option<(&mut MadAgent, &mut ManagerPlace)> {
         match self.user_mut(FunctionId::PF)? {
             UserMut::Pf(pf) => {
                 let own = pf.context.port_mut(port)?.own_mut();

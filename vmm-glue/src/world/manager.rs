@@ -41,6 +41,12 @@ impl ManagerPlace {
         self.manager.as_deref()
     }
 
+    /// The agent on the QP0 of the manager that runs on a port.
+    pub(super) fn smi(&mut self, port: PortNum) -> Option<&mut MadAgent> {
+        let manager = self.manager.as_deref_mut();
+        manager.filter(|m| m.port() == port).map(SubnetManager::smi)
+    }
+
     /// The port of the manager that runs.
     pub(super) fn port(&self) -> Option<PortNum> {
         self.manager.as_deref().map(SubnetManager::port)

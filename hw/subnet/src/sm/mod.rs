@@ -21,7 +21,7 @@ mod trap;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ib_endpoint::{MadAddress, MadCounters, Transmit};
+use ib_endpoint::{MadAddress, MadAgent, MadCounters, Transmit};
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeModifier, Mad, MadStatus};
 use ib_wire::notice::NoticeReport;
@@ -301,6 +301,12 @@ impl Sm {
             &GuidInfo { guids: *guids },
         );
         self.queue.push(request, Job::SetGuids);
+    }
+
+    /// The agent on QP0, for programs beside the manager: their registrations must be
+    /// [apart](ib_endpoint::Registration::apart). What they send leaves by [`Self::poll_transmit`].
+    pub const fn smi(&mut self) -> &mut MadAgent {
+        self.queue.agent()
     }
 
     /// Takes an SMP that arrived on QP0, or came back from the device's own agent.

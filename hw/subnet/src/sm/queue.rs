@@ -107,6 +107,11 @@ impl<C> SmpQueue<C> {
         self.agent.send(agent, to, mad)
     }
 
+    /// The agent, for registrations that are apart.
+    pub(super) const fn agent(&mut self) -> &mut MadAgent {
+        &mut self.agent
+    }
+
     /// Takes a MAD that arrived.
     pub(super) fn handle_mad(&mut self, now: Instant, from: &MadAddress, mad: &Mad) {
         self.agent.handle_mad(now, from, mad);

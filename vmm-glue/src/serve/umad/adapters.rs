@@ -79,7 +79,7 @@ impl Adapters for LabAdapters<'_> {
         let at = self.endpoint(port)?;
         let world = self.lab.world_mut();
         if qp == SpecialQp::Smi {
-            // Refused while a manager of the world has QP0: then there is none for programs.
+            // Refused while the PF context has QP0 for its VFs: then there is none for programs.
             world.open_qp0(at).ok()?;
         }
         world.port_agents_mut(at)?.on(qp)
