@@ -20,6 +20,7 @@ mod sa;
 mod sa_side;
 mod sm;
 mod tids;
+mod umad_server;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -51,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     ("tids", tids::tids),
     ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
+    ("umad_server", umad_server::umad_server),
 ];
 
 /// Runs the target of a name.

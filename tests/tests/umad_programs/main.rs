@@ -1,0 +1,205 @@
+//! Real programs on the ports of a service, by way of the preload library: what they see of umad is
+//! what they would see of the kernel's.
+//!
+//! Each test has a service of its own. The programs come from Debian packages, which `tests/run.sh`
+//! installs.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where its surroundings do"
+)]
+
+mod service;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ib_wire::smp::CapabilityMask;
+use service::{Served, succeeded};
+use vhca::serve::{Options, TopologySpec};
+use vhca::world::World;
+
+/// Whether every host port is active.
+fn is_up(world: &World) -> bool {
+    use emulated_hca::NodeKind;
+    use hca_api::PortState;
+
+    let fabric = world.fabric();
+    let mut hosts = fabric
+        .nodes()
+        .filter(|(_, kind)| *kind == NodeKind::ChannelAdapter);
+    hosts.all(|(node, _)| {
+        let port = fabric.port(node.port(1));
+        port.is_some_and(|port| port.state == PortState::Active)
+    })
+}
+
+/// Five hosts at one switch, with a subnet manager on the management host.
+fn five_hosts() -> Served {
+    let options = Options {
+        topology: TopologySpec::Single,
+        ..Options::default()
+    };
+    Served::new(options, is_up)
+}
+
+/// The line of `ibstat` that starts so, without its name.
+fn line<'t>(text: &'t str, name: &str) -> &'t str {
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(name));
+    lines
+        .next()
+        .unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+fn is_sm(text: &str) -> bool {
+    let mask = line(text, "Capability mask: 0x");
+    let mask = CapabilityMask::new(u32::from_str_radix(mask, 16).unwrap());
+    mask.contains(CapabilityMask::IS_SM)
+}
+
+#[test]
+fn the_kernels_interface_behaves_as_the_kernels() {
+    let options = Options {
+        topology: TopologySpec::FatTree { k: 4, hosts: 16 },
+        ..Options::default()
+    };
+    let served = Served::new(options, is_up);
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/umad_programs/kernel_interface.c");
+    let program = served.dir.path().join("kernel_interface");
+    let compiler = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source)
+        .output();
+    succeeded(&compiler.unwrap());
+    let ibstat = served.told("", "ibstat", &[]);
+    let sm_lid = line(&ibstat, "SM lid: ");
+    let output = served.on("", &program).args([sm_lid, "999"]).output();
+    assert_eq!(succeeded(&output.unwrap()), include_str!("expected.txt"));
+}
+
+#[test]
+fn a_program_sees_the_adapters_that_it_was_given_as_they_are_now() {
+    let served = five_hosts();
+    let one = served.told("host-1", "ibstat", &[]);
+    assert_eq!(line(&one, "CA '"), "vhca0'");
+    assert_eq!(line(&one, "State: "), "Active");
+    let guid = line(&one, "Node GUID: ");
+    let by_guid = served.told(guid, "ibstat", &[]);
+    assert_eq!(by_guid, one);
+    let both = served.told("host-2,S1", "ibstat", &[]);
+    assert!(
+        both.contains("Switch 'vhca1'") && both.contains("Port 0:"),
+        "{both}"
+    );
+    let listed = served.told(
+        "host-2,S1",
+        "ls",
+        &["/sys/class/infiniband", "/dev/infiniband"],
+    );
+    for name in ["vhca0", "vhca1", "umad0", "umad1", "issm1"] {
+        assert!(listed.contains(name), "{listed}");
+    }
+    let unknown = served.on("host-9", "sminfo").output().unwrap();
+    assert!(!unknown.status.success());
+}
+
+#[test]
+fn the_diagnostics_of_debian_work_from_any_host_and_from_a_switch() {
+    let served = five_hosts();
+    for node in ["", "host-3", "S1"] {
+        let found = served.told(node, "ibnetdiscover", &[]);
+        for name in ["\"mgmt\"", "\"host-4\"", "\"S1\""] {
+            assert!(found.contains(name), "{found}");
+        }
+        let sm = served.told(node, "sminfo", &[]);
+        assert!(sm.contains("SMINFO_MASTER"), "{sm}");
+    }
+    let paths = served.told("host-1", "saquery", &["-p"]);
+    // Six end ports, each to each: more than a MAD holds.
+    assert_eq!(paths.matches("PathRecord dump").count(), 36);
+    let lid = line(&served.told("host-2", "ibstat", &[]), "Base lid: ").to_owned();
+    let counters = served.told("host-1", "perfquery", &[&lid, "1"]);
+    assert!(counters.contains("PortXmitPkts"), "{counters}");
+    let switch = served.told("S1", "ibstat", &[]);
+    let combined = ["-c", "nodeinfo", line(&switch, "Base lid: "), "0,2"];
+    let behind = served.told("host-1", "smpquery", &combined);
+    assert!(behind.contains("Channel Adapter"), "{behind}");
+}
+
+#[test]
+fn is_sm_is_set_as_long_as_a_program_has_the_file_open_however_it_ends() {
+    let served = five_hosts();
+    let host = "host-1";
+    let held = "exec 3</dev/infiniband/issm0; ibstat; echo held; read line";
+    let mut holder = served
+        .on(host, "sh")
+        .args(["-c", held])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while !is_sm(&served.told(host, "ibstat", &[])) {
+        assert!(holder.try_wait().unwrap().is_none(), "the shell holds it");
+    }
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    while is_sm(&served.told(host, "ibstat", &[])) {}
+}
+
+#[test]
+fn what_a_killed_program_had_registered_is_free_again() {
+    let served = five_hosts();
+    let lid = line(&served.told("host-1", "ibstat", &[]), "Base lid: ").to_owned();
+    for _ in 0..2 {
+        let mut server = served.on("host-1", "ibping").arg("-S").spawn().unwrap();
+        let mut ping = served.on("host-2", "ibping");
+        ping.args(["-c", "1", "-t", "200", &lid]);
+        let pong = || String::from_utf8(ping.output().unwrap().stdout).unwrap();
+        let pongs = std::iter::repeat_with(pong);
+        assert!(pongs.take(50).any(|text| text.contains("Pong")));
+        assert!(server.try_wait().unwrap().is_none(), "the class was free");
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
+
+#[test]
+fn clients_that_speak_nonsense_or_stall_disturb_nobody() {
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send,
+        socket_with,
+    };
+
+    let served = five_hosts();
+    let address = SocketAddrUnix::new(served.socket()).unwrap();
+    let connected = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &address).unwrap();
+        socket
+    };
+    let clients: Vec<_> = (0..40_u8).map(|seed| (seed, connected())).collect();
+    for (seed, client) in &clients {
+        let nonsense = vec![*seed; usize::from(*seed) * 700];
+        for _ in 0..*seed {
+            // The service may have hung up already.
+            let _ = send(client, &nonsense, SendFlags::NOSIGNAL);
+        }
+    }
+    let text = served.told("host-1", "ibnetdiscover", &[]);
+    assert!(text.contains("\"host-4\""), "{text}");
+}
+
+#[test]
+fn a_program_whose_service_is_gone_is_told_so() {
+    let mut served = five_hosts();
+    served.end();
+    let output = served.on("", "sminfo").output().unwrap();
+    assert!(!output.status.success());
+    let trouble = String::from_utf8_lossy(&output.stderr);
+    assert!(trouble.contains("no vhca service answers at"), "{trouble}");
+}
