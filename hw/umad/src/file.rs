@@ -87,7 +87,7 @@ struct Waiting {
     message: Message,
 }
 
-/// An open umad file. See the [module](self).
+/// An open umad file.
 #[derive(Debug)]
 pub struct UmadFile {
     port: PortId,
