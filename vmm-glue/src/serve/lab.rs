@@ -238,8 +238,10 @@ impl Lab {
     /// Lets everything happen that is due.
     pub(super) fn poll(&mut self, now: Instant) {
         self.world.poll(now);
-        for host in &self.hosts {
-            take_events(&mut self.world, host);
+        while let Some(polled) = self.world.take_polled() {
+            if let Some(host) = self.hosts.iter().find(|host| host.id == polled) {
+                take_events(&mut self.world, host);
+            }
         }
     }
 

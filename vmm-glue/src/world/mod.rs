@@ -27,7 +27,7 @@ mod switch;
 mod user;
 mod vfs;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId, TapPoint};
@@ -68,6 +68,8 @@ pub struct World {
     alarms: Alarms<HostFunction>,
     /// Functions whose software was lent out: it may have something to do.
     woken: Vec<HostFunction>,
+    /// Hosts that [`World::take_polled`] has not told of yet.
+    polled: BTreeSet<HostId>,
     /// The software on port 0 of the switches that programs use.
     switches: BTreeMap<NodeId, SwitchSoftware>,
     switch_alarms: Alarms<NodeId>,
@@ -89,6 +91,7 @@ impl World {
             host_at: BTreeMap::new(),
             alarms: Alarms::new(),
             woken: Vec::new(),
+            polled: BTreeSet::new(),
             switches: BTreeMap::new(),
             switch_alarms: Alarms::new(),
             woken_switches: Vec::new(),
@@ -218,6 +221,12 @@ impl World {
     /// The next event of a port. (A port's own `poll_event` gives nothing: the world pulls.)
     pub fn poll_event(&mut self, at: HostPortId) -> Option<EndPortEvent> {
         self.hosts[at.host.0].poll_event(at.function, at.port)
+    }
+
+    /// The next host whose software was polled since it was last told of here: it may have events. Others
+    /// have none that are new.
+    pub fn take_polled(&mut self) -> Option<HostId> {
+        self.polled.pop_first()
     }
 
     /// A host's subnet manager.

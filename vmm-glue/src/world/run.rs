@@ -62,18 +62,30 @@ impl World {
             self.poll_function(*at);
         }
         let mut busy = !due.is_empty() || self.poll_switches();
-        for host in 0..self.hosts.len() {
-            let node = self.hosts[host].node();
+        for host in self.hosts_to_look_at(&due) {
+            let node = self.hosts[host.0].node();
             for _ in 0..READY_BATCH {
                 let Some(function) = self.fabric.poll_ready(node) else {
                     break;
                 };
-                let host = HostId(host);
                 self.poll_function(HostFunction { host, function });
                 busy = true;
             }
         }
         busy
+    }
+
+    /// The hosts whose functions may have events, in order: those that the fabric served, and those of
+    /// functions that were just polled.
+    fn hosts_to_look_at(&mut self, polled: &[HostFunction]) -> Vec<HostId> {
+        let served = core::iter::from_fn(|| self.fabric.poll_served());
+        let mut hosts: Vec<HostId> = served
+            .filter_map(|node| self.host_at.get(&node).copied())
+            .chain(polled.iter().map(|at| at.host))
+            .collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
     }
 
     /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
@@ -91,6 +103,7 @@ impl World {
     }
 
     fn poll_function(&mut self, at: HostFunction) {
+        self.polled.insert(at.host);
         let host = &mut self.hosts[at.host.0];
         host.poll(self.now, &mut self.fabric, at.function);
         self.alarms.set(at, host.poll_timeout(at.function));

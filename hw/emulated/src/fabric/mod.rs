@@ -98,6 +98,8 @@ struct Slot<D> {
     timer: Option<TimerKey>,
     /// Whether the node is on one of the lists of nodes to serve.
     queued: bool,
+    /// Whether the node is among [`Fabric::served`].
+    is_told: bool,
 }
 
 impl<D: EndNode> Slot<D> {
@@ -177,6 +179,8 @@ pub struct Fabric<D = Device> {
     /// Nodes that the caller touched: served when the time of the next poll is reached.
     touched: Vec<NodeId>,
     timers: TimerQueue<Timer>,
+    /// Channel adapters that were served and that [`Fabric::poll_served`] has not told of yet.
+    served: VecDeque<NodeId>,
     /// Reused by every packet that a switch forwards.
     outputs: Outputs,
     taps: Vec<(TapId, TapPoint)>,
@@ -239,6 +243,7 @@ impl<D: EndNode> Fabric<D> {
             active: VecDeque::new(),
             touched: Vec::new(),
             timers: TimerQueue::new(),
+            served: VecDeque::new(),
             outputs: Vec::new(),
             taps: Vec::new(),
             next_tap: 0,
@@ -288,6 +293,7 @@ impl<D: EndNode> Fabric<D> {
             links: Vec::new(),
             timer: None,
             queued: false,
+            is_told: false,
         };
         slot.links
             .resize(usize::from(slot.node().port_count()) + 1, None);
@@ -488,6 +494,14 @@ impl<D: EndNode> Fabric<D> {
     #[must_use]
     pub fn link_ends(&self, link: LinkId) -> Option<[Endpoint; 2]> {
         self.links.get(link.index()).map(|link| link.ends)
+    }
+
+    /// The next channel adapter that got something, or was used, since it was last told of here: its
+    /// functions may have events. Others have none, so that many idle adapters cost nothing.
+    pub fn poll_served(&mut self) -> Option<NodeId> {
+        let node = self.served.pop_front()?;
+        self.slots[node.index()].is_told = false;
+        Some(node)
     }
 
     /// All nodes, in the order in which they were added. A gateway has the form of a channel adapter,

@@ -143,6 +143,10 @@ impl<D: EndNode> Fabric<D> {
         self.pull_port0(id);
         self.tell_changes(id);
         self.set_timer(id);
+        let slot = &mut self.slots[id.index()];
+        if matches!(slot.body, Body::EndNode(_)) && !core::mem::replace(&mut slot.is_told, true) {
+            self.served.push_back(id);
+        }
     }
 
     fn send_trap(&mut self, from: Endpoint, mad: &ib_wire::mad::Mad) {

@@ -204,3 +204,16 @@ fn what_a_switch_sends_itself_without_a_route_is_no_error_of_a_port() {
     let node = chain.bench.fabric.node(switch).unwrap();
     assert_eq!(node.ports().iter().map(errors).sum::<u64>(), 0);
 }
+
+#[test]
+fn only_adapters_that_got_something_or_were_used_are_told_of() {
+    let mut chain = Chain::up(LinkConfig::default());
+    while chain.bench.fabric.poll_served().is_some() {}
+    chain.bench.run();
+    assert_eq!(chain.bench.fabric.poll_served(), None);
+    chain.bench.send(chain.a, datagram(LID_A, LID_B, &[1; 8]));
+    chain.bench.run();
+    let told: Vec<NodeId> = std::iter::from_fn(|| chain.bench.fabric.poll_served()).collect();
+    assert_eq!(told, [chain.a.node, chain.b.node]);
+    assert_eq!(chain.bench.fabric.poll_served(), None);
+}
