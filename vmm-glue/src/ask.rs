@@ -1,13 +1,19 @@
 //! The commands that ask a running service.
 
+use std::fs::File;
 use std::io::{self, Write};
 
+use anyhow::Context;
 use serde::Deserialize;
+use serde_json::Value;
+use vhca::serve::CaptureSpec;
 use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::Request;
 use vhca::show::Format;
 
-use crate::cli::{PlainArgs, ServerArgs, ShowArgs};
+use crate::cli::{
+    CaptureArgs, GuestArgs, PlainArgs, ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
+};
 
 /// Prints tables.
 pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
@@ -17,6 +23,66 @@ pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
         format: format(args.json),
     })?;
     print(&reply, args.json)
+}
+
+/// Prints what is wrong with a VF's port, and tells whether nothing is.
+pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
+    let mut remote = connect(&args.server)?;
+    let ask = |format| Request::Why {
+        vf: args.vf.clone(),
+        host: args.host.clone(),
+        port: args.port,
+        format,
+    };
+    let found = remote.ask(ask(Format::Json))?;
+    if args.json {
+        print(&found, true)?;
+    } else {
+        print(&remote.ask(ask(Format::Text))?, false)?;
+    }
+    let found: Value = serde_json::from_str(&found)?;
+    Ok(found["code"] == "ok")
+}
+
+/// Changes something.
+pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
+    let (server, request) = match args.what {
+        SetCommand::Vf(args) => (args.server.control.clone(), args.request()),
+        SetCommand::Link(args) => (args.server.control.clone(), args.request()?),
+    };
+    connect(&ServerArgs { control: server })?.ask(request)?;
+    Ok(())
+}
+
+/// Has guests do something, and tells whether all did it.
+pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
+    let (mut remote, json) = (connect(&args.server)?, args.json);
+    let reply = remote.ask(args.request(format(json)))?;
+    print(&reply, json)?;
+    let reply: Value = serde_json::from_str(&reply)?;
+    let failed = reply["guests"].as_array().map_or_else(
+        || reply["failed"] != 0,
+        |guests| guests.iter().any(|guest| guest["ok"] != true),
+    );
+    Ok(!failed)
+}
+
+/// Writes a capture file until the server ends it, or a signal does.
+pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
+    let mut remote = connect(&args.server)?;
+    remote.ask(Request::Capture(CaptureSpec {
+        tap: args.tap.clone(),
+        count: args.count,
+        seconds: args.seconds,
+    }))?;
+    let mut out: Box<dyn Write> = if args.file.as_os_str() == "-" {
+        Box::new(io::stdout().lock())
+    } else {
+        let file = File::create(&args.file);
+        Box::new(file.with_context(|| format!("cannot create {}", args.file.display()))?)
+    };
+    let written = remote.stream_until_signal(&mut out);
+    written.with_context(|| format!("capture file {}", args.file.display()))
 }
 
 /// Prints the text that Prometheus reads.

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
 
-pub(crate) use ask::{PlainArgs, ServerArgs, ShowArgs};
+pub(crate) use ask::{
+    CaptureArgs, GuestArgs, PlainArgs, ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
+};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
 
@@ -36,6 +38,14 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Show what a running service has.
     Show(ShowArgs),
+    /// Tell why a VF's port is as it is: the fault, what was seen of it, and what to do next.
+    Why(WhyArgs),
+    /// Change a running service.
+    Set(SetArgs),
+    /// Capture packets of a running service for Wireshark, until ^C.
+    Capture(CaptureArgs),
+    /// Have the guests of a running service do something; vhca serve --guests starts them.
+    Guest(GuestArgs),
     /// Print the metrics of a running service as the text that Prometheus reads.
     Metrics(PlainArgs),
     /// Stop a running service, as SIGTERM does.

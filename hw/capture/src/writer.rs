@@ -105,6 +105,11 @@ impl<W: Write> Writer<W> {
         self.frames
     }
 
+    /// The destination, which holds whole records: to take them from a buffer.
+    pub const fn destination_mut(&mut self) -> &mut W {
+        &mut self.destination
+    }
+
     /// Flushes and gives the destination back.
     ///
     /// # Errors

@@ -25,6 +25,8 @@ use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
 use vf_tunnel::VfId;
 
+use crate::config::{EgressLimit, VfPKeyEntry};
+
 pub use config::{Depths, GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 pub use event::PfEvent;
 pub use port::PfPort;
@@ -216,6 +218,45 @@ impl PfContext {
         self.check(vf)?;
         if let Some(own) = self.port_mut(port).and_then(|port| port.vf_mut(vf)) {
             own.smi_permitted = permitted;
+        }
+        Ok(())
+    }
+
+    /// Gives a VF another P_Key table on a port, whose length stays: entries beyond its end are passed
+    /// over, and those that are not given become empty.
+    ///
+    /// # Errors
+    /// [`PfError::NoVf`].
+    pub fn map_pkeys(
+        &mut self,
+        hca: &mut dyn FunctionManager,
+        vf: VfId,
+        port: PortNum,
+        table: &[Option<VfPKeyEntry>],
+    ) -> Result<(), PfError> {
+        self.check(vf)?;
+        if let Some(port) = self.port_mut(port) {
+            port.map_pkeys(hca, vf, table);
+        }
+        Ok(())
+    }
+
+    /// Gives a VF another rate, queue and weight on a port, from now on.
+    ///
+    /// # Errors
+    /// [`PfError::NoVf`].
+    pub fn set_egress_limit(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        vf: VfId,
+        port: PortNum,
+        limit: EgressLimit,
+    ) -> Result<(), PfError> {
+        self.check(vf)?;
+        if let Some(port) = self.port_mut(port) {
+            port.mux.set_egress_limit(now, vf, limit);
+            port.carry_out(hca);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadQp, Queue
 use ib_vtime::Instant;
 use ib_wire::mad::Mad;
 use ib_wire::smp::PortState as WirePortState;
-use ib_wire::{Guid, PKey, PortNum};
+use ib_wire::{Guid, PKey, PortNum, Qpn};
 use vf_tunnel::{DropReason, ToPf, VfId, VirtualPKeyIndex};
 
 use super::batch::{BATCH, Batch};
@@ -165,6 +165,14 @@ impl PfPort {
     pub fn waiting(&self, vf: VfId) -> usize {
         let own = self.vfs.get(vf.index()).and_then(Option::as_deref);
         own.map_or(0, |own| own.tunnels.iter().map(Tunnel::waiting).sum())
+    }
+
+    /// The numbers that the adapter has for the PF's ends of a VF's tunnels, by which taps tell whose
+    /// tunnel it is.
+    pub fn tunnel_qpns(&self, vf: VfId) -> impl Iterator<Item = Qpn> {
+        let own = self.vfs.get(vf.index()).and_then(Option::as_deref);
+        own.into_iter()
+            .flat_map(|own| own.tunnels.iter().map(Tunnel::qpn))
     }
 
     pub(super) fn handle_hca_event(

@@ -4,14 +4,14 @@ use hca_api::{AsyncEvent, FunctionManager, PortChange, PortState, SpecialQp, Vir
 use ib_vtime::Instant;
 use ib_wire::smp::PortState as WirePortState;
 use ib_wire::{Guid, PKeyIndex};
-use vf_tunnel::{DropReason, ToPf, VfId};
+use vf_tunnel::{DropReason, ToPf, VfId, VirtualPKeyIndex};
 
 use super::config::{GuidSource, PfError, VfPortSpec};
 use super::event::PfEvent;
 use super::port::{CAUSE, PfPort, Source};
 use super::tunnel::Tunnel;
 use crate::PortReason;
-use crate::config::VfConfig;
+use crate::config::{VfConfig, VfPKeyEntry};
 use crate::output::PortEvent;
 
 /// What makes a VF turn to the SA with its own GUID: an SA that has forgotten it would refuse.
@@ -240,6 +240,23 @@ impl PfPort {
             _ => PortChange::empty(),
         };
         self.note_change(vf, change);
+    }
+
+    /// Puts something else behind all of a VF's P_Key indices.
+    pub(super) fn map_pkeys(
+        &mut self,
+        hca: &mut dyn FunctionManager,
+        vf: VfId,
+        table: &[Option<VfPKeyEntry>],
+    ) {
+        let given = table.iter().copied().chain(core::iter::repeat(None));
+        let len = self.mux.physical_pkeys(vf).len();
+        for (index, entry) in (0..).zip(given.take(len)) {
+            let index = VirtualPKeyIndex(PKeyIndex(index));
+            self.mux.map_pkey(CAUSE, vf, index, entry);
+        }
+        self.note_change(vf, PortChange::empty());
+        self.carry_out(hca);
     }
 
     pub(super) fn set_guid_source(&mut self, now: Instant, vf: VfId, source: GuidSource) {

@@ -73,6 +73,11 @@ impl Tunnel {
         })
     }
 
+    /// The number that the adapter has for the tunnel QP.
+    pub(super) const fn qpn(&self) -> Qpn {
+        self.qp.numbers().real
+    }
+
     pub(super) const fn special(&self) -> SpecialQp {
         self.special
     }

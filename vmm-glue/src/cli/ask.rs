@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Subcommand};
 use vhca::serve::control::default_path;
-use vhca::show::Subject;
+use vhca::serve::control::protocol::Request;
+use vhca::serve::{GuestAction, VfChange, VfState};
+use vhca::show::{Format, Subject};
 
 /// Where the service is.
 #[derive(Debug, Args)]
@@ -41,6 +43,236 @@ pub(crate) struct ShowArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    /// The VF: N, or HOST/N.
+    pub(crate) vf: String,
+    /// Its host.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+    /// Which of its ports.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) port: u8,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArgs {
+    /// Where: fabric for every link, tunnels for the tunnels of all VFs, NODE or NODE/PORT for links,
+    /// HOST/vfN for the tunnels of a VF.
+    #[arg(long, default_value = "fabric")]
+    pub(crate) tap: String,
+    /// Stop after so many frames.
+    #[arg(long)]
+    pub(crate) count: Option<u64>,
+    /// Stop after so many seconds.
+    #[arg(long)]
+    pub(crate) seconds: Option<u32>,
+    /// The capture file, or - for stdout.
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    #[command(subcommand)]
+    pub(crate) what: SetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SetCommand {
+    /// Change a VF.
+    Vf(SetVfArgs),
+    /// Plug cables in or out: of a port (NODE/PORT), or all between two nodes.
+    Link(SetLinkArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetVfArgs {
+    /// The VF: N, HOST/N, HOST/all, or all.
+    vf: String,
+    /// Its host.
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+    /// Which of its ports.
+    #[arg(long, default_value_t = 1)]
+    port: u8,
+    #[command(subcommand)]
+    change: VfChangeCommand,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum VfChangeCommand {
+    /// Its GUID: 0x and digits, sm, hardware, or none.
+    #[command(name = "port_guid")]
+    PortGuid { guid: String },
+    /// Its P_Key table: for each index a key such as 0x8001, index:N for a place of the port's table,
+    /// or - for nothing.
+    Pkeys {
+        #[arg(required = true, allow_hyphen_values = true)]
+        pkeys: Vec<String>,
+    },
+    /// How much it may send: rate=N burst=N queue=N weight=N; what is not named stays.
+    Limits {
+        #[arg(required = true, value_parser = limit)]
+        limits: Vec<Limit>,
+    },
+    /// The administrator's will.
+    State {
+        #[arg(value_enum)]
+        state: VfState,
+    },
+}
+
+/// A limit by its name.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    Rate(u32),
+    Burst(u32),
+    Queue(usize),
+    Weight(u16),
+}
+
+fn limit(text: &str) -> Result<Limit, String> {
+    let (name, value) = text.split_once('=').ok_or("say NAME=VALUE")?;
+    let bad = |error: std::num::ParseIntError| format!("{value:?}: {error}");
+    match name {
+        "rate" => value.parse().map(Limit::Rate).map_err(bad),
+        "burst" => value.parse().map(Limit::Burst).map_err(bad),
+        "queue" => value.parse().map(Limit::Queue).map_err(bad),
+        "weight" => value.parse().map(Limit::Weight).map_err(bad),
+        _ => Err("there are rate, burst, queue and weight".to_owned()),
+    }
+}
+
+impl SetVfArgs {
+    pub(crate) fn request(self) -> Request {
+        Request::SetVf {
+            vf: self.vf,
+            host: self.host,
+            port: self.port,
+            change: match self.change {
+                VfChangeCommand::PortGuid { guid } => VfChange::PortGuid(guid),
+                VfChangeCommand::Pkeys { pkeys } => VfChange::Pkeys(pkeys),
+                VfChangeCommand::Limits { limits } => limits_change(&limits),
+                VfChangeCommand::State { state } => VfChange::State(state),
+            },
+        }
+    }
+}
+
+/// Of several values for one limit the last counts.
+fn limits_change(limits: &[Limit]) -> VfChange {
+    let (mut rate, mut burst, mut queue, mut weight) = (None, None, None, None);
+    for limit in limits {
+        match *limit {
+            Limit::Rate(value) => rate = Some(value),
+            Limit::Burst(value) => burst = Some(value),
+            Limit::Queue(value) => queue = Some(value),
+            Limit::Weight(value) => weight = Some(value),
+        }
+    }
+    VfChange::Limits {
+        rate,
+        burst,
+        queue,
+        weight,
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetLinkArgs {
+    /// NODE/PORT, or NODE; with up or down behind it. A second node may stand between.
+    #[arg(required = true, num_args = 2..=3, value_name = "END... up|down")]
+    words: Vec<String>,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+impl SetLinkArgs {
+    pub(crate) fn request(mut self) -> anyhow::Result<Request> {
+        let up = match self.words.pop().as_deref() {
+            Some("up") => true,
+            Some("down") => false,
+            _ => anyhow::bail!("the last word must be up or down"),
+        };
+        let mut ends = self.words.into_iter();
+        Ok(Request::SetLink {
+            a: ends.next().unwrap_or_default(),
+            b: ends.next(),
+            up,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// The VFs: N, HOST/N, HOST/all, or all.
+    vf: String,
+    /// Their host.
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+    #[command(subcommand)]
+    action: GuestCommand,
+    /// Print one JSON object.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum GuestCommand {
+    /// Become full members of a multicast group, which is made if there is none.
+    Join {
+        /// Its address.
+        mgid: String,
+    },
+    /// Leave a group.
+    Leave {
+        /// Its address.
+        mgid: String,
+    },
+    /// Ask the SA for a path.
+    Query {
+        /// Where it leads to.
+        dgid: String,
+    },
+    /// Send a datagram: to a group that they joined, or to the guest that has a GID.
+    Send {
+        /// The address.
+        to: String,
+        /// The message.
+        text: String,
+    },
+    /// Tell what they have, and what they received.
+    Status,
+}
+
+impl GuestArgs {
+    pub(crate) fn request(self, format: Format) -> Request {
+        Request::Guest {
+            vf: self.vf,
+            host: self.host,
+            action: match self.action {
+                GuestCommand::Join { mgid } => GuestAction::Join { mgid },
+                GuestCommand::Leave { mgid } => GuestAction::Leave { mgid },
+                GuestCommand::Query { dgid } => GuestAction::Query { dgid },
+                GuestCommand::Send { to, text } => GuestAction::Send { to, text },
+                GuestCommand::Status => GuestAction::Status {},
+            },
+            format,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

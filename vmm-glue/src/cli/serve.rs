@@ -3,34 +3,38 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vf_tunnel::VfId;
 use vhca::programs::umad_socket_of;
-use vhca::serve::{AttachSpec, GuidPolicy, IbsimAddress, Options, SmChoice, TopologySpec};
+use vhca::serve::{AttachSpec, GivenOptions, GuidPolicy, Options, Quotas, SmChoice, TopologySpec};
 
 use super::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// The fabric: single, two-switch, three-switch, or fat-tree:K:HOSTS.
-    #[arg(long, default_value_t, conflicts_with = "attach")]
-    topology: TopologySpec,
-    /// Who manages the subnet: vhca itself on the management host, or somebody who comes by a socket.
-    #[arg(long, value_enum, default_value_t)]
-    sm: SmChoice,
-    /// The management host, whose adapter is not shared. By default the adapter called mgmt, or else
-    /// the first one.
+    /// Take options from this TOML file; flags come first. docs/serve.md has an example.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The fabric: single, two-switch, three-switch, fat-tree:K:HOSTS, or a file by a path with a slash
+    /// or a dot: an ibsim net file, or what ibnetdiscover prints. [default: two-switch]
+    #[arg(long, conflicts_with = "attach")]
+    topology: Option<TopologySpec>,
+    /// Who manages the subnet: vhca itself on the manager, or somebody who comes by a socket.
+    /// [default: lite]
+    #[arg(long, value_enum)]
+    sm: Option<SmChoice>,
+    /// The host on which vhca's own subnet manager runs, whose adapter is not shared. By default that of
+    /// the first adapter called mgmt or mgmt-..., or else of the first one.
     #[arg(long, value_name = "NODE")]
     manager: Option<String>,
-    /// The adapters that are shared among VFs; can be given more than once. By default all but that
-    /// of the management host.
+    /// The adapters that are shared among VFs; can be given more than once. By default all but the
+    /// manager's and those called mgmt or mgmt-....
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pf: Vec<String>,
-    /// VFs of each shared adapter.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=i64::from(VfId::MAX)))]
-    vfs: u16,
-    /// Where the VFs' GUIDs come from.
-    #[arg(long, value_enum, default_value_t)]
-    guids: GuidPolicy,
+    /// VFs of each shared adapter; 0 for none at all. [default: 4]
+    #[arg(long)]
+    vfs: Option<u16>,
+    /// Where the VFs' GUIDs come from. [default: sm]
+    #[arg(long, value_enum)]
+    guids: Option<GuidPolicy>,
     /// Run a guest's software on every VF.
     #[arg(long)]
     guests: bool,
@@ -69,33 +73,40 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// What they say.
+    /// What they and the file say.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        let control = self.server.control()?;
-        let umad = match &self.umad {
-            Some(path) => path.clone(),
-            None => umad_socket_of(&control),
+        let file = match &self.config {
+            Some(path) => GivenOptions::read(path)?,
+            None => GivenOptions::default(),
         };
-        Ok(Options {
+        let mut options = self.given().or(file).with_defaults();
+        let control = match options.control.take() {
+            Some(path) => path,
+            None => self.server.control()?,
+        };
+        let umad = || umad_socket_of(&control);
+        options.umad = Some(options.umad.take().unwrap_or_else(umad));
+        options.control = Some(control);
+        Ok(options)
+    }
+
+    fn given(&self) -> GivenOptions {
+        GivenOptions {
             topology: self.topology.clone(),
             sm: self.sm,
             manager: self.manager.clone(),
             pf: self.pf.clone(),
             vfs: self.vfs,
             guids: self.guids,
-            guests: self.guests,
+            guests: self.guests.then_some(true),
+            quotas: Quotas::default(),
             attach: self.attach.clone(),
-            local_guids: self.local_guids,
+            local_guids: self.local_guids.then_some(true),
             seed: self.seed,
-            umad: Some(umad),
-            control: Some(control),
-            ibsim: self.ibsim(),
-        })
-    }
-
-    fn ibsim(&self) -> Vec<IbsimAddress> {
-        let names = self.ibsim.iter().cloned().map(IbsimAddress::Unix);
-        let ports = self.ibsim_udp.iter().copied().map(IbsimAddress::Udp);
-        names.chain(ports).collect()
+            control: self.server.control.clone(),
+            umad: self.umad.clone(),
+            ibsim: self.ibsim.clone(),
+            ibsim_udp: self.ibsim_udp.clone(),
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What is served: a world whose nodes and hosts have names.
 
+use std::collections::BTreeMap;
+
 use emulated_hca::{Built, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::Instant;
@@ -9,17 +11,21 @@ use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
 use vf_tunnel::VfId;
 
+use super::cast::Cast;
 use super::control::protocol::Refusal;
-use super::{Options, SmChoice};
+use super::guests::{GuestAction, GuestReport, Guests, JobId};
+use super::set::{VfSettings, first_pkey};
+use super::why::History;
+use super::{NamedVf, Options, Plan, PlanError, SmChoice};
 use crate::Driven;
-use crate::world::{HostId, VfError, World, vf_spec};
-
-/// The name of an adapter that is taken for the management host's.
-const MANAGER: &str = "mgmt";
+use crate::world::{HostId, HostPortId, VfError, World, vf_spec};
 
 /// Why a lab cannot be built.
 #[derive(Debug, Error)]
 pub enum LabError {
+    /// The topology file cannot be used.
+    #[error(transparent)]
+    Topology(#[from] PlanError),
     /// No adapter has that name.
     #[error("there is no adapter {0:?} in the topology; there are {1}")]
     NoSuchAdapter(String, String),
@@ -62,6 +68,12 @@ pub struct Lab {
     /// Which of the hosts is for management.
     manager: usize,
     seed: u64,
+    /// Names of nodes besides their descriptions.
+    names: BTreeMap<String, NodeId>,
+    pub(super) guests: Guests,
+    /// What was changed on VFs' ports.
+    pub(super) settings: BTreeMap<HostPortId, VfSettings>,
+    pub(super) history: History,
 }
 
 impl Lab {
@@ -73,27 +85,37 @@ impl Lab {
         if !options.attach.is_empty() {
             return Ok(Self::empty(seed));
         }
-        let plan = options.topology.plan();
-        let (fabric, built) = plan.build(seed);
-        let cast = Cast::new(options, &plan.hcas)?;
+        let Plan { topology, names } = options.topology.plan()?;
+        let (fabric, built) = topology.build(seed);
+        let cast = Cast::new(options, &topology.hcas, &names)?;
+        let names = names.into_iter();
         let mut lab = Self {
-            world: World::new(fabric, seed),
-            hosts: Vec::new(),
             manager: cast.manager,
-            seed,
+            names: names
+                .filter_map(|(name, node)| Some((name, built.node(node)?)))
+                .collect(),
+            ..Self::of(World::new(fabric, seed), seed)
         };
-        lab.start_hosts(options, &plan.hcas, &built, &cast)?;
+        lab.start_hosts(options, &topology.hcas, &built, &cast)?;
         Ok(lab)
     }
 
     /// A lab without a node.
     #[must_use]
     pub fn empty(seed: u64) -> Self {
+        Self::of(World::new(Fabric::new(seed), seed), seed)
+    }
+
+    fn of(world: World, seed: u64) -> Self {
         Self {
-            world: World::new(Fabric::new(seed), seed),
+            world,
             hosts: Vec::new(),
             manager: 0,
             seed,
+            names: BTreeMap::new(),
+            guests: Guests::default(),
+            settings: BTreeMap::new(),
+            history: History::default(),
         }
     }
 
@@ -145,12 +167,17 @@ impl Lab {
         config: &HcaConfig,
     ) -> Result<HostId, LabError> {
         let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
-        let started = self.world.add_pf_host(node, &PfConfig::new(seed));
+        let config_of_pf = PfConfig {
+            limits: options.quotas.limits(),
+            ..PfConfig::new(seed)
+        };
+        let started = self.world.add_pf_host(node, &config_of_pf);
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {
             let vf = VfId::new(number).ok_or(LabError::TooManyVfs(options.vfs))?;
             let port = VfPortSpec {
                 guid: options.guids.into(),
+                pkeys: first_pkey(),
                 ..VfPortSpec::default()
             };
             let spec = VfSpec {
@@ -158,13 +185,18 @@ impl Lab {
                 ..vf_spec(vf_node_guid(config.node_guid, vf))
             };
             let added = if options.guests {
-                self.world.add_vf(id, vf, spec).map(|_| ())
+                self.add_guest(id, vf, spec)
             } else {
                 self.world.add_idle_vf(id, vf, spec).map_err(VfError::from)
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
         }
         Ok(id)
+    }
+
+    fn add_guest(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), VfError> {
+        let on = self.world.add_vf(host, vf, spec)?;
+        Ok(self.guests.add(&mut self.world, on)?)
     }
 
     /// The world.
@@ -207,13 +239,14 @@ impl Lab {
         self.hosts.iter().find(|host| host.name == name)
     }
 
-    /// A host that shares its adapter, by its name.
+    /// A host that shares its adapter, by any name of the adapter's.
     ///
     /// # Errors
     /// A refusal that names those that exist.
     pub fn pf_host(&self, name: &str) -> Result<&LabHost, Refusal> {
+        let node = self.node(name);
         self.pf_hosts()
-            .find(|host| host.name == name)
+            .find(|host| node == Some(self.world.host(host.id).node()))
             .ok_or_else(|| {
                 let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
                 let message = format!("no host {name:?} has VFs; there are {}", names.join(", "));
@@ -221,9 +254,13 @@ impl Lab {
             })
     }
 
-    /// A node by its description or by its node GUID; a GUID is written as `0x` and its digits.
+    /// A node by its description, by the name that its topology file has for it, or by its node GUID as
+    /// `0x` and its digits.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<NodeId> {
+        if let Some(node) = self.names.get(name) {
+            return Some(*node);
+        }
         let digits = name.strip_prefix("0x");
         let guid = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let fabric = self.world.fabric();
@@ -240,13 +277,36 @@ impl Lab {
         self.world.poll(now);
         while let Some(polled) = self.world.take_polled() {
             if let Some(host) = self.hosts.iter().find(|host| host.id == polled) {
-                take_events(&mut self.world, host);
+                take_events(&mut self.world, host, &mut self.history);
             }
+            self.guests.poll(&mut self.world, polled);
         }
+        self.guests.expire(now);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.world.poll_timeout()
+        let guests = self.guests.poll_timeout();
+        self.world.poll_timeout().into_iter().chain(guests).min()
+    }
+
+    /// Has the guests of VFs do something. What came of it is told by [`Lab::poll_report`].
+    ///
+    /// # Errors
+    /// A refusal that says what is wrong with the action.
+    pub fn guests_do(&mut self, vfs: &[NamedVf], action: &GuestAction) -> Result<JobId, Refusal> {
+        let now = self.world.now();
+        let started = self.guests.start(&mut self.world, now, vfs, action);
+        started.map_err(|why| Refusal::new("bad_action", why))
+    }
+
+    /// What came of a job of guests, once it is over.
+    pub fn poll_report(&mut self, job: JobId) -> Option<Vec<GuestReport>> {
+        self.guests.poll_report(job)
+    }
+
+    /// Forgets a job about which nobody wants to know any more.
+    pub(super) fn forget_job(&mut self, job: JobId) {
+        self.guests.forget(job);
     }
 
     /// Begins to give back what the VFs have at the SA.
@@ -264,8 +324,8 @@ impl Lab {
     }
 }
 
-/// Takes the events of a host's own software: nobody waits for them.
-fn take_events(world: &mut World, host: &LabHost) {
+/// Takes the events of a host's own software, for which nobody waits, and what happened to its VFs.
+fn take_events(world: &mut World, host: &LabHost, history: &mut History) {
     let node = world.host(host.id).node();
     let ports = world
         .fabric()
@@ -275,7 +335,9 @@ fn take_events(world: &mut World, host: &LabHost) {
         while world.poll_event(host.id.port(port.0)).is_some() {}
     }
     if host.is_pf {
-        while world.poll_vf_news(host.id).is_some() {}
+        while let Some((when, event)) = world.poll_vf_news(host.id) {
+            history.note(host.id, when, &event);
+        }
     }
 }
 
@@ -285,38 +347,4 @@ fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
     const LOCAL: u64 = 0x02 << 56;
     let adapter = adapter.get() & 0xff_ffff_ffff;
     Guid::new(LOCAL | (adapter << 16) | u64::from(vf.get()))
-}
-
-/// Who plays which part, by the places of the adapters in the topology.
-#[derive(Debug)]
-struct Cast {
-    manager: usize,
-    pfs: Vec<usize>,
-}
-
-impl Cast {
-    fn new(options: &Options, hcas: &[HcaConfig]) -> Result<Self, LabError> {
-        let find = |name: &str| hcas.iter().position(|hca| hca.description == name);
-        let named = |name: &String| {
-            find(name).ok_or_else(|| {
-                let names: Vec<&str> = hcas.iter().map(|hca| hca.description.as_str()).collect();
-                LabError::NoSuchAdapter(name.clone(), names.join(", "))
-            })
-        };
-        if hcas.is_empty() {
-            return Err(LabError::NoAdapter);
-        }
-        let manager = match &options.manager {
-            Some(name) => named(name)?,
-            None => find(MANAGER).unwrap_or(0),
-        };
-        let pfs = if options.vfs == 0 {
-            Vec::new()
-        } else if options.pf.is_empty() {
-            (0..hcas.len()).filter(|index| *index != manager).collect()
-        } else {
-            options.pf.iter().map(named).collect::<Result<_, _>>()?
-        };
-        Ok(Self { manager, pfs })
-    }
 }

@@ -7,30 +7,43 @@
 //! is asked to stop.
 
 mod attach;
+mod capture;
+mod cast;
 mod claim;
 pub mod control;
+mod guests;
 mod ibsim;
 mod lab;
 mod notify;
 mod options;
+mod options_file;
 mod run;
 mod service;
+mod set;
 mod signals;
+mod target;
 mod topology;
 mod umad;
 mod way_in;
+mod why;
 
 pub use attach::{AttachSpec, AttachSpecError, IbsimNode};
+pub use capture::CaptureSpec;
 pub use claim::{Claim, ClaimError, claim_packet_socket, claim_socket};
+pub use guests::{GuestAction, GuestReport, JobId};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
-pub use options::{GuidPolicy, Options, SmChoice};
+pub use options::{GuidPolicy, Options, Quotas, SmChoice};
+pub use options_file::{GivenOptions, OptionsFileError};
 pub use run::{Announcement, ServeError, run};
 pub use service::Service;
+pub use set::{VfChange, VfState};
 pub use signals::Signals;
-pub use topology::{TopologyError, TopologySpec};
+pub use target::NamedVf;
+pub use topology::{Plan, PlanError, SpecError, TopologySpec};
 pub use umad::UmadSocket;
 pub use way_in::{Turn, WayIn};
+pub use why::Diagnosis;
 
 #[cfg(test)]
 mod tests;

@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
+use pf_context::Limits;
 use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
+use serde::Deserialize;
 
 use super::{AttachSpec, IbsimAddress, TopologySpec};
 
 /// Who manages the subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SmChoice {
     /// The subnet manager of this project, on the management host.
     #[default]
@@ -18,7 +21,8 @@ pub enum SmChoice {
 }
 
 /// Where the VFs' GUIDs come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GuidPolicy {
     /// The SA gives each VF one.
     #[default]
@@ -39,6 +43,47 @@ impl From<GuidPolicy> for GuidSource {
     }
 }
 
+/// How much each VF may have; what is not said is as [`Limits`] has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quotas {
+    /// Transactions.
+    pub tids: Option<u32>,
+    /// SA requests that wait for their answer.
+    pub sa_requests: Option<u32>,
+    /// Communication ids.
+    pub cm_ids: Option<u32>,
+    /// Peers' requests for connections that the VF has not answered.
+    pub cm_pending: Option<u32>,
+    /// Multicast groups.
+    pub groups: Option<u16>,
+    /// Joins that wait for the SA.
+    pub joins: Option<u16>,
+    /// Subscriptions to notices.
+    pub subscriptions: Option<u16>,
+}
+
+impl Quotas {
+    /// The limits of a port whose VFs may have so much.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        fn set<T: Copy>(limit: &mut T, quota: Option<T>) {
+            *limit = quota.unwrap_or(*limit);
+        }
+
+        let mut limits = Limits::default();
+        set(&mut limits.tids.per_vf, self.tids);
+        set(&mut limits.tids.sa_per_vf, self.sa_requests);
+        set(&mut limits.cm.ids_per_vf, self.cm_ids);
+        set(&mut limits.cm.pending_per_vf, self.cm_pending);
+        set(&mut limits.mcast.groups_per_member, self.groups);
+        set(&mut limits.mcast.waiting_per_member, self.joins);
+        let subscriptions = &mut limits.notices.subscriptions_per_member;
+        set(subscriptions, self.subscriptions);
+        limits
+    }
+}
+
 /// What a service is made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -46,10 +91,11 @@ pub struct Options {
     pub topology: TopologySpec,
     /// Who manages it.
     pub sm: SmChoice,
-    /// The host for management, which has no VFs; by default the adapter called `mgmt`, or else the
-    /// first one.
+    /// The host on which vhca's own subnet manager runs, which has no VFs; by default that of the first
+    /// adapter called `mgmt` or `mgmt-` and something, or else of the first one.
     pub manager: Option<String>,
-    /// The adapters that are shared among VFs; all but the management host's if none is named.
+    /// The adapters that are shared among VFs; if none is named, all but the
+    /// manager's and those called `mgmt` or `mgmt-` and something.
     pub pf: Vec<String>,
     /// VFs of each of them; with none, all adapters belong to their hosts alone.
     pub vfs: u16,
@@ -63,6 +109,8 @@ pub struct Options {
     /// Whether GUIDs that the SA of an attached fabric grants are written to our adapters by ourselves;
     /// see [`ibsim_link::uplink::GuidPolicy`].
     pub local_guids: bool,
+    /// How much each VF may have.
+    pub quotas: Quotas,
     /// Seed of everything random; random itself by default.
     pub seed: Option<u64>,
     /// The control socket; none by default.

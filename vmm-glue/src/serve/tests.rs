@@ -150,8 +150,14 @@ fn hosts_play_the_parts_that_the_options_give_them() {
             manager,
             ..options()
         }),
-        ["mgmt", "host-b"]
+        ["host-b"]
     );
+    let topology = TopologySpec::TwoSwitch;
+    let four = pfs(&Options {
+        topology,
+        ..options()
+    });
+    assert_eq!(four, ["H1-1", "H1-2", "H2-1", "H2-2"]);
 }
 
 #[test]

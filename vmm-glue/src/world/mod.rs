@@ -24,15 +24,15 @@ mod run;
 mod socket;
 mod software;
 mod switch;
+mod taps;
 mod user;
 mod vfs;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use emulated_hca::hca::Function;
-use emulated_hca::{Fabric, NodeId, TapPoint};
+use emulated_hca::{Fabric, NodeId};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
-use ib_capture::FrameRecord;
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
 use ib_vtime::Instant;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
@@ -46,6 +46,7 @@ pub use vfs::{VfError, vf_spec};
 
 use alarms::Alarms;
 use switch::SwitchSoftware;
+use taps::Taps;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +78,7 @@ pub struct World {
     seed: u64,
     now: Instant,
     live_locked: bool,
-    is_captured: bool,
-    frames: VecDeque<FrameRecord>,
+    taps: Taps,
 }
 
 impl World {
@@ -98,8 +98,7 @@ impl World {
             seed,
             now: Instant::ZERO,
             live_locked: false,
-            is_captured: false,
-            frames: VecDeque::new(),
+            taps: Taps::default(),
         }
     }
 
@@ -328,31 +327,6 @@ impl World {
         let on = on.into();
         let node = self.hosts[on.host.0].node();
         call(&mut function_of(&mut self.fabric, node, on.function)?)
-    }
-
-    /// Records every packet on every link and in every VF's tunnels from now on; see
-    /// [`World::poll_frame`].
-    pub fn capture(&mut self) {
-        if !core::mem::replace(&mut self.is_captured, true) {
-            self.fabric.add_tap(TapPoint::Everything);
-            for host in 0..self.hosts.len() {
-                self.capture_tunnels(HostId(host));
-            }
-        }
-    }
-
-    fn capture_tunnels(&mut self, host: HostId) {
-        let host = &self.hosts[host.0];
-        if self.is_captured && host.context().is_some() {
-            self.fabric.add_tap(TapPoint::Tunnels(host.node()));
-        }
-    }
-
-    /// The next recorded packet. Its interface tells what it passed: 0 a link from an adapter to a
-    /// switch, 1 one between switches, 2 one from a switch to an adapter, 3 one between adapters or a
-    /// tunnel of a VF.
-    pub fn poll_frame(&mut self) -> Option<FrameRecord> {
-        self.frames.pop_front()
     }
 }
 

@@ -1,7 +1,5 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
-use emulated_hca::{NodeKind, Tapped};
-use ib_capture::Interface;
 use ib_vtime::{Duration, Instant};
 
 use super::{HostFunction, HostId, Outcome, World};
@@ -107,28 +105,6 @@ impl World {
         let host = &mut self.hosts[at.host.0];
         host.poll(self.now, &mut self.fabric, at.function);
         self.alarms.set(at, host.poll_timeout(at.function));
-    }
-
-    fn record_taps(&mut self) {
-        while let Some(tapped) = self.fabric.poll_tap() {
-            let record = tapped.record(self.interface(&tapped));
-            self.frames.push_back(record);
-        }
-    }
-
-    fn interface(&self, tapped: &Tapped) -> Interface {
-        let is_switch = |node| {
-            let node = self.fabric.node(node);
-            node.is_some_and(|node| node.kind() == NodeKind::Switch)
-        };
-        Interface::from_low_bits(
-            match (is_switch(tapped.from.node), is_switch(tapped.to.node)) {
-                (false, true) => 0,
-                (true, true) => 1,
-                (true, false) => 2,
-                (false, false) => 3,
-            },
-        )
     }
 }
 

@@ -1,4 +1,5 @@
 use emulated_hca::{LinkConfig, Topology};
+use ib_capture::FrameRecord;
 use ib_vtime::Duration;
 use ib_wire::smp::PortState;
 use subnet_lite::ManagerStats;

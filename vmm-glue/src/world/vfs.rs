@@ -4,9 +4,9 @@ use emulated_hca::NodeId;
 use hca_api::{AddressSpace, FunctionId, HcaError, HostMemory, ResourceCounts};
 use ib_endpoint::EndPortError;
 use ib_vtime::Instant;
-use ib_wire::Guid;
-use pf_context::PfContext;
+use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, PfEvent, VfSpec};
+use pf_context::{EgressLimit, PfContext, VfPKeyEntry};
 use thiserror::Error;
 use vf_tunnel::VfId;
 
@@ -162,6 +162,43 @@ impl World {
         })?;
         self.alarms.set(host.vf(vf), None);
         Ok(memory)
+    }
+
+    /// Gives a VF another P_Key table on a port; see [`PfContext::map_pkeys`].
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn map_pkeys(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        port: PortNum,
+        table: &[Option<VfPKeyEntry>],
+    ) -> Result<(), PfError> {
+        self.with_pf(host, |pf, hca| pf.context.map_pkeys(hca, vf, port, table))
+    }
+
+    /// Gives a VF another rate, queue and weight on a port; see [`PfContext::set_egress_limit`].
+    ///
+    /// # Errors
+    /// [`PfError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn set_egress_limit(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        port: PortNum,
+        limit: EgressLimit,
+    ) -> Result<(), PfError> {
+        let now = self.now;
+        self.with_pf(host, |pf, hca| {
+            pf.context.set_egress_limit(now, hca, vf, port, limit)
+        })
     }
 
     /// Has a host's PF context give back what its VFs have at the SA; see [`PfContext::shut_down`].

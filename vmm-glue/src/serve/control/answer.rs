@@ -1,9 +1,11 @@
 //! What is done with a request.
 
+use ib_wire::PortNum;
 use serde::Serialize;
 
 use super::protocol::{Refusal, Request, VERSION};
-use crate::serve::{Lab, Turn};
+use crate::serve::capture::Capture;
+use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
 use crate::show::{self, Format, NamedPf, Scene, Subject};
 
 /// How a request is answered.
@@ -11,6 +13,10 @@ use crate::show::{self, Format, NamedPf, Scene, Subject};
 pub(super) enum Answer {
     /// With this line.
     Line(Vec<u8>),
+    /// When guests have done something.
+    Later(JobId, Format),
+    /// With an empty reply, and then a capture.
+    Capture(Box<Capture>),
 }
 
 impl Answer {
@@ -49,6 +55,32 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
             host,
             format,
         } => show(turn.lab, *subject, host.as_deref(), *format),
+        Request::Why {
+            vf,
+            host,
+            port,
+            format,
+        } => why(turn.lab, vf, host.as_deref(), PortNum(*port), *format),
+        Request::SetVf {
+            vf,
+            host,
+            port,
+            change,
+        } => set_vf(turn.lab, vf, host.as_deref(), PortNum(*port), change),
+        Request::SetLink { a, b, up } => {
+            let set = turn.lab.set_link(a, b.as_deref(), *up);
+            set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
+        }
+        Request::Guest {
+            vf,
+            host,
+            action,
+            format,
+        } => guests(turn.lab, vf, host.as_deref(), action, *format),
+        Request::Capture(spec) => {
+            let capture = Capture::start(turn.lab, spec);
+            capture.map(|capture| Answer::Capture(Box::new(capture)))
+        }
         Request::Metrics {} => Ok(Answer::text(&metrics(turn.lab))),
         Request::Stop {} => {
             turn.stop();
@@ -60,11 +92,9 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
 
 /// The PFs, or the one of a host.
 fn pfs<'l>(lab: &'l Lab, host: Option<&str>) -> Result<Vec<NamedPf<'l>>, Refusal> {
-    if let Some(name) = host {
-        lab.pf_host(name)?;
-    }
+    let only = host.map(|name| lab.pf_host(name)).transpose()?;
     let hosts = lab.pf_hosts();
-    let wanted = hosts.filter(|pf| host.is_none_or(|name| name == pf.name));
+    let wanted = hosts.filter(|pf| only.is_none_or(|only| only == *pf));
     let pfs = wanted.map(|pf| NamedPf {
         name: &pf.name,
         rows: lab.world().context(pf.id),
@@ -90,6 +120,58 @@ fn show(
         Format::Json => Answer::json(&out),
         Format::Text => Answer::text(&String::from_utf8_lossy(&out)),
     })
+}
+
+fn why(
+    lab: &Lab,
+    vf: &str,
+    host: Option<&str>,
+    port: PortNum,
+    format: Format,
+) -> Result<Answer, Refusal> {
+    let diagnosis = lab.why(&lab.vf(vf, host)?, port);
+    Ok(match format {
+        Format::Json => Answer::of(&diagnosis),
+        Format::Text => Answer::text(&format!("{diagnosis}\n")),
+    })
+}
+
+fn set_vf(
+    lab: &mut Lab,
+    vf: &str,
+    host: Option<&str>,
+    port: PortNum,
+    change: &VfChange,
+) -> Result<Answer, Refusal> {
+    let vfs = lab.vfs(vf, host)?;
+    for vf in &vfs {
+        lab.set_vf(vf, port, change)?;
+    }
+    Ok(Answer::of(&serde_json::json!({ "vfs": vfs.len() })))
+}
+
+fn guests(
+    lab: &mut Lab,
+    vf: &str,
+    host: Option<&str>,
+    action: &GuestAction,
+    format: Format,
+) -> Result<Answer, Refusal> {
+    let vfs = lab.vfs(vf, host)?;
+    let job = lab.guests_do(&vfs, action)?;
+    Ok(Answer::Later(job, format))
+}
+
+/// What guests did.
+pub(super) fn reports(reports: &[GuestReport], format: Format) -> Answer {
+    match format {
+        Format::Json => Answer::of(&serde_json::json!({ "guests": reports })),
+        Format::Text => {
+            let lines: String = reports.iter().map(|report| format!("{report}\n")).collect();
+            let failed = reports.iter().filter(|report| !report.ok).count();
+            Answer::of(&serde_json::json!({ "text": lines, "failed": failed }))
+        }
+    }
 }
 
 /// The metrics of all PFs.

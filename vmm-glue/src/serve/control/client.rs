@@ -4,11 +4,15 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
+use emulated_hca::TapId;
+use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 
-use super::answer::{Answer, answer, metrics};
+use super::answer::{Answer, answer, metrics, reports};
 use super::protocol::{Envelope, MAX_LINE, Refusal, VERSION};
-use crate::serve::Turn;
+use crate::serve::capture::Capture;
+use crate::serve::{JobId, Turn};
+use crate::show::Format;
 use crate::watch::EventSet;
 
 /// What comes after the replies that wait to be written.
@@ -16,6 +20,10 @@ use crate::watch::EventSet;
 enum State {
     /// The next request.
     Open,
+    /// What guests are doing.
+    Waiting(JobId, Format),
+    /// What a capture gives.
+    Capturing(Box<Capture>),
     /// The end: the client closed, or cannot be understood.
     Closing,
 }
@@ -55,8 +63,13 @@ impl Client {
         self.stream.as_raw_fd()
     }
 
-    /// Gives the socket up.
+    /// Gives the socket up, and what the client waited for.
     pub(super) fn close(self, turn: &mut Turn<'_>) {
+        match self.state {
+            State::Waiting(job, _) => turn.lab.forget_job(job),
+            State::Capturing(capture) => capture.stop(turn.lab),
+            State::Open | State::Closing => {}
+        }
         turn.watches.remove(self.stream);
     }
 
@@ -66,16 +79,43 @@ impl Client {
             return false;
         }
         if events.intersects(EventSet::IN | EventSet::HANG_UP) && self.reads() && !self.read() {
-            self.state = State::Closing;
+            match &mut self.state {
+                State::Capturing(capture) => capture.finish(),
+                state => *state = State::Closing,
+            }
         } else if events.contains(EventSet::HANG_UP) {
             return false;
         }
         self.advance(turn)
     }
 
-    /// Whether the client may ask something.
-    const fn reads(&self) -> bool {
-        matches!(self.state, State::Open) && self.output.is_empty()
+    /// Whether the client may ask something, or end its capture.
+    fn reads(&self) -> bool {
+        match &self.state {
+            State::Open => self.output.is_empty(),
+            State::Capturing(capture) => !capture.is_finished(),
+            State::Waiting(..) | State::Closing => false,
+        }
+    }
+
+    /// Takes a frame that a tap saw.
+    pub(super) fn take_frame(&mut self, tap: TapId, record: &FrameRecord) {
+        if let State::Capturing(capture) = &mut self.state {
+            capture.take(tap, record);
+        }
+    }
+
+    /// Whether something for the client can come from the lab.
+    pub(super) const fn is_served(&self) -> bool {
+        matches!(self.state, State::Waiting(..) | State::Capturing(_))
+    }
+
+    /// When there is something to do without the client.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Capturing(capture) => capture.deadline(),
+            State::Open | State::Waiting(..) | State::Closing => None,
+        }
     }
 
     /// Reads what is there, within bounds. Whether there may ever be more.
@@ -100,8 +140,31 @@ impl Client {
             if !self.output.is_empty() {
                 break;
             }
-            if matches!(self.state, State::Closing) {
-                return false;
+            match &mut self.state {
+                State::Open => {}
+                State::Closing => return false,
+                State::Waiting(job, format) => {
+                    let format = *format;
+                    let Some(done) = turn.lab.poll_report(*job) else {
+                        break;
+                    };
+                    self.state = State::Open;
+                    self.take(reports(&done, format));
+                    continue;
+                }
+                State::Capturing(capture) => {
+                    // Whatever a client says meanwhile means nothing.
+                    self.input.clear();
+                    let is_over = capture.is_over(turn.now);
+                    self.output = capture.output();
+                    if self.output.is_empty() && is_over {
+                        return false;
+                    }
+                    if self.output.is_empty() {
+                        break;
+                    }
+                    continue;
+                }
             }
             match self.next_request() {
                 Next::Nothing => break,
@@ -128,6 +191,13 @@ impl Client {
     fn take(&mut self, answer: Answer) {
         match answer {
             Answer::Line(line) => self.output = line,
+            Answer::Later(job, format) => self.state = State::Waiting(job, format),
+            Answer::Capture(capture) => {
+                if let Answer::Line(line) = Answer::of(&serde_json::json!({ "capture": true })) {
+                    self.output = line;
+                }
+                self.state = State::Capturing(capture);
+            }
         }
         self.written = 0;
     }
@@ -174,13 +244,9 @@ impl Client {
     }
 
     fn watch(&mut self, turn: &mut Turn<'_>) {
-        let interest = if !self.output.is_empty() {
-            EventSet::OUT
-        } else if self.reads() {
-            EventSet::IN
-        } else {
-            EventSet::empty()
-        };
+        let mut interest = EventSet::empty();
+        interest.set(EventSet::OUT, !self.output.is_empty());
+        interest.set(EventSet::IN, self.reads());
         if interest != self.interest {
             self.interest = interest;
             turn.watches.modify(&self.stream, interest);

@@ -14,6 +14,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use ib_vtime::Instant;
+
 pub use path::default_path;
 pub use remote::{Remote, RemoteError};
 
@@ -95,5 +97,24 @@ impl WayIn for ControlSocket {
         }
     }
 
-    fn flush(&mut self, _turn: &mut Turn<'_>) {}
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        while let Some((tap, record)) = turn.lab.world_mut().poll_tapped() {
+            for client in self.clients.values_mut() {
+                client.take_frame(tap, &record);
+            }
+        }
+        let mut gone = Vec::new();
+        for (fd, client) in &mut self.clients {
+            if client.is_served() && !client.advance(turn) {
+                gone.push(*fd);
+            }
+        }
+        for fd in gone {
+            self.close(turn, fd);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.clients.values().filter_map(Client::deadline).min()
+    }
 }

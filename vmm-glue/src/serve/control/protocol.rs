@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::serve::{CaptureSpec, GuestAction, VfChange};
 use crate::show::{Format, Subject};
 
 /// The version of the protocol.
@@ -39,10 +40,64 @@ pub enum Request {
         /// As what.
         format: Format,
     },
+    /// Why a VF's port is as it is; see [`Diagnosis`](crate::serve::Diagnosis).
+    Why {
+        /// Which: `N` or `HOST/N`.
+        vf: String,
+        /// Of which host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// Which of its ports.
+        #[serde(default = "first_port")]
+        port: u8,
+        /// As what.
+        format: Format,
+    },
+    /// Change VFs.
+    SetVf {
+        /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
+        vf: String,
+        /// Of which host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// Which of their ports.
+        #[serde(default = "first_port")]
+        port: u8,
+        /// What.
+        change: VfChange,
+    },
+    /// Plug cables in or out.
+    SetLink {
+        /// `NODE/PORT`, or a node.
+        a: String,
+        /// The node, or port, at the other end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        b: Option<String>,
+        /// In, rather than out.
+        up: bool,
+    },
+    /// Have guests do something.
+    Guest {
+        /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
+        vf: String,
+        /// Of which host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// What.
+        action: GuestAction,
+        /// How the reports are wanted.
+        format: Format,
+    },
+    /// A capture file, as the rest of the connection.
+    Capture(CaptureSpec),
     /// The text that Prometheus reads.
     Metrics {},
     /// The end of the service.
     Stop {},
+}
+
+const fn first_port() -> u8 {
+    1
 }
 
 /// What is said of a request that was refused.

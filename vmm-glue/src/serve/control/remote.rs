@@ -1,9 +1,12 @@
 //! The control socket as a client sees it.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level;
 use thiserror::Error;
 
 use super::protocol::{Envelope, Refusal, Reply, Request, VERSION};
@@ -75,6 +78,39 @@ impl Remote {
         match reply.error {
             Some(refusal) => Err(RemoteError::Refused(refusal)),
             None => Ok(reply.ok.map_or_else(String::new, |ok| ok.get().to_owned())),
+        }
+    }
+}
+
+impl Remote {
+    /// Copies what comes behind a reply, as it comes, until the server ends it. SIGINT and SIGTERM have
+    /// the server end it: what it has then still comes, and no record is cut.
+    ///
+    /// # Errors
+    /// What either side of the copy says.
+    pub fn stream_until_signal(mut self, out: &mut dyn Write) -> io::Result<()> {
+        let ender = self.stream.get_ref().try_clone()?;
+        for signal in [SIGINT, SIGTERM] {
+            let ender = ender.try_clone()?;
+            // The pipe's other end is read by a thread, since shutdown(2) is not for signal handlers.
+            let (mut told, tell) = UnixStream::pair()?;
+            low_level::pipe::register(signal, tell)?;
+            std::thread::spawn(move || {
+                if matches!(told.read(&mut [0]), Ok(1)) {
+                    // If the server is gone, the copy ends anyway.
+                    let _ = ender.shutdown(Shutdown::Write);
+                }
+            });
+        }
+        loop {
+            let bytes = self.stream.fill_buf()?;
+            if bytes.is_empty() {
+                return out.flush();
+            }
+            out.write_all(bytes)?;
+            out.flush()?;
+            let length = bytes.len();
+            self.stream.consume(length);
         }
     }
 }

@@ -1,0 +1,154 @@
+use serde_json::Value;
+
+use crate::Driven;
+use crate::serve::{GuestAction, Lab, Options, Service, TopologySpec};
+use ib_vtime::Duration;
+
+const MGID: &str = "ff12::4242";
+const SOON: Duration = Duration::from_secs(30);
+
+fn service() -> Service {
+    let options = Options {
+        topology: TopologySpec::TwoSwitch,
+        vfs: 16,
+        guests: true,
+        ..Options::default()
+    };
+    let mut service = Service::new(Lab::build(&options, 1).unwrap());
+    pass(&mut service, Duration::from_secs(5));
+    service
+}
+
+/// Runs in virtual time for so long.
+fn pass(service: &mut Service, time: Duration) {
+    let end = service.lab().world().now() + time;
+    let mut now = service.lab().world().now();
+    while now < end {
+        service.poll(now);
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+    service.poll(end);
+}
+
+/// What comes of an action, as JSON.
+fn act(service: &mut Service, vf: &str, action: &GuestAction) -> Vec<Value> {
+    let vfs = service.lab().vfs(vf, None).unwrap();
+    let job = service.lab_mut().guests_do(&vfs, action).unwrap();
+    let end = service.lab().world().now() + SOON;
+    let mut now = service.lab().world().now();
+    loop {
+        service.poll(now);
+        if let Some(reports) = service.lab_mut().poll_report(job) {
+            let json = serde_json::to_value(reports).unwrap();
+            return json.as_array().unwrap().clone();
+        }
+        assert!(now < end, "nothing comes of {action:?}");
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+}
+
+fn join(mgid: &str) -> GuestAction {
+    GuestAction::Join { mgid: mgid.into() }
+}
+
+fn send(to: &str) -> GuestAction {
+    GuestAction::Send {
+        to: to.into(),
+        text: "to all".into(),
+    }
+}
+
+fn received(service: &mut Service) -> Vec<u64> {
+    let all = act(service, "all", &GuestAction::Status {});
+    all.iter()
+        .map(|guest| guest["received"].as_u64().unwrap())
+        .collect()
+}
+
+fn all_ok(reports: &[Value]) {
+    for report in reports {
+        assert_eq!(report["ok"], true, "{report}");
+    }
+}
+
+#[test]
+fn a_datagram_to_a_group_reaches_exactly_its_members_across_switches() {
+    let mut service = service();
+    all_ok(&act(&mut service, "all", &join(MGID)));
+    pass(&mut service, Duration::from_secs(1));
+    all_ok(&act(&mut service, "H1-1/3", &send(MGID)));
+    pass(&mut service, Duration::from_millis(10));
+    assert_eq!(received(&mut service), vec![1; 64]);
+    let leave = GuestAction::Leave { mgid: MGID.into() };
+    all_ok(&act(&mut service, "H2-1/all", &leave));
+    all_ok(&act(&mut service, "H1-2/5", &leave));
+    pass(&mut service, Duration::from_secs(1));
+    all_ok(&act(&mut service, "H1-1/3", &send(MGID)));
+    pass(&mut service, Duration::from_millis(10));
+    let counts = received(&mut service);
+    assert_eq!(counts.iter().sum::<u64>(), 64 + 64 - 17);
+    assert_eq!(counts[32..48], [1; 16], "the host that left");
+    let outsider = act(&mut service, "H1-2/5", &send(MGID));
+    assert_eq!(outsider[0]["ok"], false);
+}
+
+#[test]
+fn a_guest_finds_the_way_to_another_and_sends_to_it() {
+    let mut service = service();
+    let peer = act(&mut service, "H2-2/16", &GuestAction::Status {});
+    let gid = peer[0]["gid"].as_str().unwrap().to_owned();
+    let path = act(
+        &mut service,
+        "H1-1/1",
+        &GuestAction::Query { dgid: gid.clone() },
+    );
+    assert_eq!(path[0]["ok"], true);
+    assert_eq!(path[0]["dlid"], peer[0]["lid"]);
+    all_ok(&act(&mut service, "H1-1/1", &send(&gid)));
+    pass(&mut service, Duration::from_millis(10));
+    let peer = act(&mut service, "H2-2/16", &GuestAction::Status {});
+    assert_eq!(
+        (&peer[0]["received"], &peer[0]["last"]),
+        (&1.into(), &"to all".into())
+    );
+    assert_eq!(received(&mut service).iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn what_cannot_be_done_is_told_with_the_reason() {
+    let mut service = service();
+    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let mut refused = |action: &GuestAction| {
+        let refusal = service.lab_mut().guests_do(&vfs, action).unwrap_err();
+        refusal.message
+    };
+    assert!(refused(&join("fe80::1")).contains("ff"));
+    assert!(refused(&join("group")).contains("IPv6"));
+    let nobody = act(&mut service, "H1-1/1", &send("fe80::dead"));
+    assert!(nobody[0]["error"].as_str().unwrap().contains("no guest"));
+    let unknown = act(&mut service, "H1-1/99", &GuestAction::Status {});
+    assert!(unknown[0]["error"].as_str().unwrap().contains("--guests"));
+    let path = GuestAction::Query {
+        dgid: "fe80::dead".into(),
+    };
+    let path = act(&mut service, "H1-1/1", &path);
+    assert!(
+        path[0]["error"].as_str().unwrap().contains("refused"),
+        "{path:?}"
+    );
+}
+
+#[test]
+fn without_an_sa_guests_give_up_in_time() {
+    let mut service = service();
+    service.lab_mut().set_link("mgmt-1/1", None, false).unwrap();
+    let path = GuestAction::Query {
+        dgid: "fe80::dead".into(),
+    };
+    let reports = act(&mut service, "H1-1/1", &path);
+    assert_eq!(reports[0]["ok"], false, "{reports:?}");
+}

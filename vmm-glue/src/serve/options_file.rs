@@ -1,0 +1,217 @@
+//! Options as they are given: by flags, in a file, or not at all.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer};
+use thiserror::Error;
+
+use super::{AttachSpec, GuidPolicy, IbsimAddress, Options, Quotas, SmChoice, TopologySpec};
+
+/// VFs of each shared adapter if nobody says how many.
+const VFS: u16 = 4;
+
+/// Why a file of options cannot be used.
+#[derive(Debug, Error)]
+pub enum OptionsFileError {
+    /// It cannot be read.
+    #[error("{}: cannot read the options", .0.display())]
+    Unreadable(PathBuf, #[source] io::Error),
+    /// A line is wrong.
+    #[error("{}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, and the reason.
+        reason: toml::de::Error,
+    },
+}
+
+/// The options that somebody gave, by the names that they have in a file. See [`Options`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "each is an option of `Options`")]
+pub struct GivenOptions {
+    #[serde(default, deserialize_with = "topology")]
+    pub topology: Option<TopologySpec>,
+    pub sm: Option<SmChoice>,
+    pub manager: Option<String>,
+    #[serde(default)]
+    pub pf: Vec<String>,
+    pub vfs: Option<u16>,
+    pub guids: Option<GuidPolicy>,
+    pub guests: Option<bool>,
+    #[serde(default)]
+    pub quotas: Quotas,
+    #[serde(default, deserialize_with = "attach")]
+    pub attach: Vec<AttachSpec>,
+    pub local_guids: Option<bool>,
+    pub seed: Option<u64>,
+    pub control: Option<PathBuf>,
+    pub umad: Option<PathBuf>,
+    /// Names of abstract sockets.
+    #[serde(default)]
+    pub ibsim: Vec<String>,
+    /// UDP ports.
+    #[serde(default)]
+    pub ibsim_udp: Vec<u16>,
+}
+
+fn topology<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TopologySpec>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+fn attach<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AttachSpec>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let specs = texts.iter().map(|text| text.parse());
+    specs
+        .collect::<Result<_, _>>()
+        .map_err(serde::de::Error::custom)
+}
+
+/// The first of two lists that is not empty.
+fn first<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
+    if list.is_empty() { other } else { list }
+}
+
+impl GivenOptions {
+    /// Reads a TOML file. Relative paths in it are relative to the directory of the process.
+    ///
+    /// # Errors
+    /// [`OptionsFileError`], with line and reason.
+    pub fn read(path: &Path) -> Result<Self, OptionsFileError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| OptionsFileError::Unreadable(path.to_owned(), error))?;
+        toml::from_str(&text).map_err(|reason| OptionsFileError::Line {
+            path: path.to_owned(),
+            reason,
+        })
+    }
+
+    /// These, and where they say nothing, the others. Quotas are the others' if these have none.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            topology: self.topology.or(others.topology),
+            sm: self.sm.or(others.sm),
+            manager: self.manager.or(others.manager),
+            pf: first(self.pf, others.pf),
+            vfs: self.vfs.or(others.vfs),
+            guids: self.guids.or(others.guids),
+            guests: self.guests.or(others.guests),
+            quotas: if self.quotas == Quotas::default() {
+                others.quotas
+            } else {
+                self.quotas
+            },
+            attach: first(self.attach, others.attach),
+            local_guids: self.local_guids.or(others.local_guids),
+            seed: self.seed.or(others.seed),
+            control: self.control.or(others.control),
+            umad: self.umad.or(others.umad),
+            ibsim: first(self.ibsim, others.ibsim),
+            ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
+        }
+    }
+
+    /// The options, with the defaults for what nobody gave.
+    #[must_use]
+    pub fn with_defaults(self) -> Options {
+        let names = self.ibsim.into_iter().map(IbsimAddress::Unix);
+        let ports = self.ibsim_udp.into_iter().map(IbsimAddress::Udp);
+        Options {
+            topology: self.topology.unwrap_or_default(),
+            sm: self.sm.unwrap_or_default(),
+            manager: self.manager,
+            pf: self.pf,
+            vfs: self.vfs.unwrap_or(VFS),
+            guids: self.guids.unwrap_or_default(),
+            guests: self.guests.unwrap_or_default(),
+            quotas: self.quotas,
+            attach: self.attach,
+            local_guids: self.local_guids.unwrap_or_default(),
+            seed: self.seed,
+            control: self.control,
+            umad: self.umad,
+            ibsim: names.chain(ports).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<GivenOptions, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        GivenOptions::read(file.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_documented_example_is_understood() {
+        let text = include_str!("../../docs/serve.md");
+        let (_, rest) = text.split_once("```toml\n").unwrap();
+        let (example, _) = rest.split_once("```").unwrap();
+        let given = read(example).unwrap();
+        assert_eq!(given.topology, Some(TopologySpec::TwoSwitch));
+        assert_eq!(given.sm, Some(SmChoice::Lite));
+        assert_eq!(given.vfs, Some(16));
+        assert_eq!(given.pf.len(), 4);
+        assert_eq!(given.quotas.sa_requests, Some(256));
+        let all = [
+            "manager",
+            "guids",
+            "guests",
+            "seed",
+            "control",
+            "cm_pending",
+        ];
+        assert!(all.iter().all(|key| example.contains(key)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (text, line, why) in [
+            ("vfs = 4\nvvfs = 5\n", "line 2", "unknown field `vvfs`"),
+            ("vfs = \"many\"\n", "line 1", "invalid type"),
+            ("\n\nsm = \"big\"\n", "line 3", "unknown variant `big`"),
+            ("topology = \"ring\"\n", "line 1", "no topology"),
+            (
+                "vfs = 1\n[quotas]\nbeer = 2\n",
+                "line 3",
+                "unknown field `beer`",
+            ),
+            ("attach = [\"x\"]\n", "line 1", "ibsim:SOCKNAME"),
+            ("vfs = 4\nvfs = 5\n", "line 2", "duplicate key"),
+            ("vfs =\n", "line 1", ""),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(
+                error.contains(line) && error.contains(why),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_is_named() {
+        let error = GivenOptions::read(Path::new("/nonexistent/vhca.toml")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/vhca.toml"));
+    }
+
+    #[test]
+    fn flags_come_before_the_file_and_the_file_before_the_defaults() {
+        let flags = GivenOptions {
+            vfs: Some(1),
+            ..GivenOptions::default()
+        };
+        let options = flags
+            .or(read("vfs = 2\nseed = 7\n").unwrap())
+            .with_defaults();
+        assert_eq!((options.vfs, options.seed), (1, Some(7)));
+        assert_eq!(options.topology, TopologySpec::TwoSwitch);
+        assert_eq!(GivenOptions::default().with_defaults().vfs, VFS);
+    }
+}

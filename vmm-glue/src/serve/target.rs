@@ -1,0 +1,78 @@
+//! VFs as people name them.
+
+use vf_tunnel::VfId;
+
+use super::control::protocol::Refusal;
+use super::{Lab, LabHost};
+use crate::world::HostId;
+
+/// A VF with the name of its host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedVf {
+    /// The name of its host.
+    pub host_name: String,
+    /// Its host.
+    pub host: HostId,
+    /// The VF.
+    pub vf: VfId,
+}
+
+impl Lab {
+    /// The VFs that a text means: `N` of the host, `HOST/N`, or all of one or of every host: `HOST/all`,
+    /// `all`. The host may also be given beside it. A VF of that number need not exist.
+    ///
+    /// # Errors
+    /// A refusal that says what is wrong.
+    pub fn vfs(&self, text: &str, host: Option<&str>) -> Result<Vec<NamedVf>, Refusal> {
+        let (host, number) = match text.rsplit_once('/') {
+            Some((within, number)) => (Some(within), number),
+            None => (host, text),
+        };
+        let hosts: Vec<&LabHost> = match host {
+            Some(name) => vec![self.pf_host(name)?],
+            None => self.pf_hosts().collect(),
+        };
+        if number == "all" {
+            let vfs = hosts.into_iter().flat_map(|host| {
+                let vfs = self.world().context(host.id).vfs();
+                vfs.map(|vf| named(host, vf))
+            });
+            return Ok(vfs.collect());
+        }
+        let vf = number.parse().ok().and_then(VfId::new).ok_or_else(|| {
+            let message = format!("{number:?} is no VF: say N, HOST/N, HOST/all, or all");
+            Refusal::new("bad_vf", message)
+        })?;
+        match hosts[..] {
+            [host] => Ok(vec![named(host, vf)]),
+            [] => Err(Refusal::new("no_vfs", "no host has VFs")),
+            [first, ..] => {
+                let message = format!(
+                    "several hosts have VFs: say which, as in {}/{number}",
+                    first.name
+                );
+                Err(Refusal::new("ambiguous_host", message))
+            }
+        }
+    }
+
+    /// The one VF that a text means; see [`Lab::vfs`]. It need not exist.
+    ///
+    /// # Errors
+    /// A refusal that says what is wrong.
+    pub fn vf(&self, text: &str, host: Option<&str>) -> Result<NamedVf, Refusal> {
+        let mut vfs = self.vfs(text, host)?;
+        match (vfs.pop(), vfs.is_empty()) {
+            (Some(vf), true) => Ok(vf),
+            _ => Err(Refusal::new("one_vf", "one VF is wanted: N, or HOST/N")),
+        }
+    }
+}
+
+fn named(host: &LabHost, vf: VfId) -> NamedVf {
+    NamedVf {
+        host_name: host.name.clone(),
+        host: host.id,
+        vf,
+    }
+}

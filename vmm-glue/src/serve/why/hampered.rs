@@ -1,0 +1,129 @@
+//! What hampers a VF whose port is up.
+
+use ib_wire::PortNum;
+use pf_context::VfPKeyEntry;
+use pf_context::guids::GuidWish;
+use pf_context::inspect::{Inspect, VfRow};
+use vf_tunnel::DropReason;
+
+use super::Fault;
+use crate::serve::set::at;
+use crate::serve::{Lab, NamedVf};
+
+impl Lab {
+    /// What is wrong although the port is up.
+    pub(super) fn why_hampered(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
+        let context = self.world().context(vf.host);
+        let mut rows = Inspect::vfs(context, self.world().now());
+        let row = rows.find(|row| row.vf == vf.vf && row.port == port)?;
+        self.other_guid(vf, port)
+            .or_else(|| self.missing_pkeys(vf, port))
+            .or_else(|| quota(vf, &row))
+            .or_else(|| rate(vf, &row))
+    }
+
+    /// The VF goes on with the GUID that it had, because it does not get the one that is wanted.
+    fn other_guid(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
+        let own = self.world().context(vf.host).ports();
+        let view = own.get(port.index().checked_sub(1)?)?.guid_view(vf.vf);
+        let GuidWish::Admin(wanted) = view.wish else {
+            return None;
+        };
+        if view.hardware == wanted || view.hardware.is_none() {
+            return None;
+        }
+        let summary = "the VF has another GUID than the one that was set";
+        Some(
+            Fault::new("guid_not_granted", summary)
+                .seen(format!("it has {}, wanted is {wanted}", view.hardware))
+                .seen(format!("the SA declined {} times in a row", view.declines))
+                .next("another port may have that GUID: see the SM's log, or set another"),
+        )
+    }
+
+    /// Entries of the VF's P_Key table behind which the port has no key.
+    fn missing_pkeys(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
+        let settings = self.settings.get(&at(vf, port)).cloned();
+        let table = settings.unwrap_or_default().pkeys;
+        let context = self.world().context(vf.host);
+        let rows = context
+            .pkeys()
+            .filter(|row| row.port == port && row.vf == vf.vf);
+        let missing: Vec<String> = rows
+            .filter(|row| !row.pkey.is_valid())
+            .filter_map(|row| {
+                let entry = table.get(usize::from(row.index.0.0)).copied().flatten()?;
+                let index = row.index.0.0;
+                Some(match entry {
+                    VfPKeyEntry::Value(key) => {
+                        format!("index {index} is for {key}, which the port does not have")
+                    }
+                    VfPKeyEntry::Index(place) => {
+                        format!(
+                            "index {index} is for the port's entry {}, which is empty",
+                            place.0.0
+                        )
+                    }
+                })
+            })
+            .collect();
+        if missing.is_empty() {
+            return None;
+        }
+        let summary = "the port is not in a partition that the VF is to be in";
+        let mut fault = Fault::new("pkey_missing", summary);
+        fault.seen = missing;
+        Some(fault.next(format!(
+            "have the SM put {} into the partition, or vhca set vf {}/{} pkeys",
+            vf.host_name,
+            vf.host_name,
+            vf.vf.get()
+        )))
+    }
+}
+
+/// A table in which the VF has all that it may.
+fn quota(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
+    let mut tables = row.usage.named().into_iter();
+    let full = |used: pf_context::Use| used.limit > 0 && used.live >= used.limit;
+    let (table, used) = tables.find(|(name, used)| *name != "queued" && full(*used))?;
+    let fault = Fault::new(
+        "quota_reached",
+        format!("the VF has all that it may have: {table}"),
+    )
+    .seen(format!("{} of {} {table}", used.live, used.limit));
+    let fault = match row.ages.transaction {
+        Some(age) => fault.seen(format!(
+            "the oldest transaction has rested {:.1} s",
+            age.as_secs_f64()
+        )),
+        None => fault,
+    };
+    Some(fault.next(format!(
+        "see what it does: vhca show tids --host {}, or cm, or mcast",
+        vf.host_name
+    )))
+}
+
+/// The VF sends more than it may.
+fn rate(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
+    let waiting = row.usage.queued.live;
+    if waiting == 0 {
+        return None;
+    }
+    let fault = Fault::new("rate_limited", "the VF sends more MADs than it may").seen(format!(
+        "{waiting} of {} wait for their turn",
+        row.usage.queued.limit
+    ));
+    let lost = row.statistics.drops(DropReason::RateLimited);
+    let fault = if lost > 0 {
+        fault.seen(format!("{lost} were dropped so far"))
+    } else {
+        fault
+    };
+    Some(fault.next(format!(
+        "vhca set vf {}/{} limits rate=N burst=N, if it may send more",
+        vf.host_name,
+        vf.vf.get()
+    )))
+}

@@ -1,0 +1,319 @@
+//! Each fault is made, and named.
+
+use ib_vtime::Duration;
+use ib_wire::PortNum;
+
+use super::Diagnosis;
+use crate::Driven;
+use crate::serve::{
+    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec, VfChange,
+    VfState,
+};
+
+fn options() -> Options {
+    Options {
+        topology: TopologySpec::ThreeSwitch,
+        vfs: 3,
+        guests: true,
+        ..Options::default()
+    }
+}
+
+fn serve(options: &Options) -> Service {
+    let mut service = Service::new(Lab::build(options, 1).unwrap());
+    pass(&mut service, Duration::from_secs(5));
+    service
+}
+
+/// Runs in virtual time for so long.
+fn pass(service: &mut Service, time: Duration) {
+    let mut now = service.lab().world().now();
+    let end = now + time;
+    while now < end {
+        service.poll(now);
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+    service.poll(end);
+}
+
+fn why(service: &Service, vf: &str) -> Diagnosis {
+    let lab = service.lab();
+    let found = lab.why(&lab.vf(vf, None).unwrap(), PortNum(1));
+    assert!(
+        !found.summary.is_empty() && !found.next.is_empty(),
+        "{found:?}"
+    );
+    found
+}
+
+fn set(service: &mut Service, vf: &str, change: &VfChange) {
+    let vf = service.lab().vf(vf, None).unwrap();
+    service.lab_mut().set_vf(&vf, PortNum(1), change).unwrap();
+}
+
+fn guid(text: &str) -> VfChange {
+    VfChange::PortGuid(text.into())
+}
+
+fn limits(rate: u32, burst: u32) -> VfChange {
+    VfChange::Limits {
+        rate: Some(rate),
+        burst: Some(burst),
+        queue: None,
+        weight: None,
+    }
+}
+
+#[test]
+fn a_vf_that_is_up_has_no_fault() {
+    let service = serve(&options());
+    let found = why(&service, "host-a/1");
+    assert_eq!((found.code, found.up), ("ok", true));
+    assert!(found.since_ms.is_some_and(|since| since > 1_000));
+    assert!(
+        found
+            .to_string()
+            .starts_with("host-a/1 port 1: up, ok, up for ")
+    );
+}
+
+#[test]
+fn a_vf_or_port_that_does_not_exist() {
+    let service = serve(&options());
+    let found = why(&service, "host-a/9");
+    assert_eq!((found.code, found.up), ("no_such_vf", false));
+    assert_eq!(found.seen, ["it has 3 VFs"]);
+    let lab = service.lab();
+    let vf = lab.vf("host-a/1", None).unwrap();
+    assert_eq!(lab.why(&vf, PortNum(7)).code, "no_such_port");
+    assert_eq!(lab.why(&vf, PortNum(0)).code, "no_such_port");
+}
+
+#[test]
+fn the_administrators_will() {
+    let mut service = serve(&options());
+    set(&mut service, "host-a/1", &VfChange::State(VfState::Disable));
+    pass(&mut service, Duration::from_secs(3));
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "admin_down");
+    assert!((3_000..3_100).contains(&found.since_ms.unwrap()));
+    assert!(found.next.contains("vhca set vf host-a/1 state auto"));
+    assert_eq!(why(&service, "host-a/2").code, "ok");
+    set(&mut service, "host-a/1", &VfChange::State(VfState::Auto));
+    pass(&mut service, Duration::from_millis(10));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+}
+
+#[test]
+fn a_link_that_is_down() {
+    let mut service = serve(&options());
+    service.lab_mut().set_link("host-a/1", None, false).unwrap();
+    pass(&mut service, Duration::from_millis(10));
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "link_down");
+    assert!(
+        found.seen.iter().any(|seen| seen.contains("S1/2")),
+        "{found}"
+    );
+    assert_eq!(why(&service, "host-b/1").code, "ok");
+    service
+        .lab_mut()
+        .set_link("host-a", Some("S1"), true)
+        .unwrap();
+    pass(&mut service, Duration::from_secs(30));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+}
+
+#[test]
+fn a_port_without_a_cable() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("net");
+    let net =
+        "Switch 8 \"s\"\n[1] \"mgmt\"[1]\n\nHca 1 \"mgmt\"\n[1] \"s\"[1]\n\nHca 1 \"alone\"\n";
+    std::fs::write(&path, net).unwrap();
+    let service = serve(&Options {
+        topology: TopologySpec::File(path),
+        ..options()
+    });
+    assert_eq!(why(&service, "1").code, "no_cable");
+}
+
+#[test]
+fn no_subnet_manager_at_all() {
+    let service = serve(&Options {
+        sm: SmChoice::None,
+        ..options()
+    });
+    let found = why(&service, "host-b/2");
+    assert_eq!(found.code, "no_sm");
+    assert!(found.seen.iter().any(|seen| seen == "it has no LID"));
+}
+
+#[test]
+fn a_port_that_its_manager_does_not_activate() {
+    let mut service = serve(&options());
+    let manager = service.lab().host("mgmt").unwrap().id;
+    service.lab_mut().world_mut().stop_manager(manager).unwrap();
+    for up in [false, true] {
+        service.lab_mut().set_link("host-a/1", None, up).unwrap();
+        pass(&mut service, Duration::from_secs(1));
+    }
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "port_not_active");
+    assert!(found.seen[0].contains("Init"), "{found}");
+}
+
+#[test]
+fn nobody_wants_a_guid() {
+    let service = serve(&Options {
+        guids: GuidPolicy::None,
+        ..options()
+    });
+    assert_eq!(why(&service, "host-a/1").code, "no_guid_requested");
+}
+
+#[test]
+fn a_guid_that_can_never_be_the_vfs() {
+    let mut service = serve(&Options {
+        guids: GuidPolicy::None,
+        ..options()
+    });
+    set(&mut service, "host-a/1", &guid("0x1122334455667788"));
+    let vf = service.lab().vf("host-a/2", None).unwrap();
+    let refused = service
+        .lab_mut()
+        .set_vf(&vf, PortNum(1), &guid("0x1122334455667788"))
+        .unwrap_err();
+    assert_eq!(refused.code, "guid_refused");
+    assert!(refused.message.contains("vf:1"), "{}", refused.message);
+    let found = why(&service, "host-a/2");
+    assert_eq!(found.code, "guid_refused");
+    set(&mut service, "host-a/2", &guid("sm"));
+    pass(&mut service, Duration::from_secs(5));
+    assert_eq!(why(&service, "host-a/2").code, "ok");
+}
+
+#[test]
+fn the_sa_does_not_answer() {
+    let mut service = serve(&Options {
+        guids: GuidPolicy::None,
+        ..options()
+    });
+    service.lab_mut().set_link("mgmt/1", None, false).unwrap();
+    pass(&mut service, Duration::from_millis(10));
+    set(&mut service, "host-a/1", &guid("sm"));
+    pass(&mut service, Duration::from_millis(500));
+    assert_eq!(why(&service, "host-a/1").code, "waiting_for_sa");
+    pass(&mut service, Duration::from_secs(3));
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "sa_not_answering");
+    assert!(
+        found
+            .seen
+            .iter()
+            .any(|seen| seen.contains("mgmt/1") && seen.contains("Down")),
+        "{found}"
+    );
+}
+
+#[test]
+fn the_sa_declines_a_guid_that_another_port_has() {
+    let mut service = serve(&options());
+    set(&mut service, "host-a/1", &guid("0x1122334455667788"));
+    pass(&mut service, Duration::from_secs(1));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+    set(&mut service, "host-b/1", &guid("0x1122334455667788"));
+    pass(&mut service, Duration::from_secs(1));
+    let found = why(&service, "host-b/1");
+    assert_eq!(
+        (found.code, found.up),
+        ("guid_not_granted", true),
+        "{found}"
+    );
+
+    let mut service = serve(&Options {
+        guids: GuidPolicy::None,
+        ..options()
+    });
+    for vf in ["host-a/1", "host-b/1"] {
+        set(&mut service, vf, &guid("0x1122334455667788"));
+        pass(&mut service, Duration::from_secs(1));
+    }
+    let found = why(&service, "host-b/1");
+    assert_eq!((found.code, found.up), ("guid_declined", false), "{found}");
+    assert!(
+        found
+            .seen
+            .iter()
+            .any(|seen| seen.contains("asked again in"))
+    );
+}
+
+#[test]
+fn a_guid_that_nobody_writes_to_the_hardware() {
+    let service = serve(&Options {
+        guids: GuidPolicy::Hardware,
+        ..options()
+    });
+    assert_eq!(why(&service, "host-a/1").code, "waiting_for_hardware");
+}
+
+#[test]
+fn a_partition_that_the_port_is_not_in() {
+    let mut service = serve(&options());
+    let pkeys = VfChange::Pkeys(vec!["0xffff".into(), "0x8001".into()]);
+    set(&mut service, "host-a/1", &pkeys);
+    pass(&mut service, Duration::from_millis(10));
+    let found = why(&service, "host-a/1");
+    assert_eq!((found.code, found.up), ("pkey_missing", true));
+    assert!(found.seen[0].contains("index 1 is for 0x8001"), "{found}");
+    set(
+        &mut service,
+        "host-a/1",
+        &VfChange::Pkeys(vec!["index:0".into()]),
+    );
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+}
+
+/// Has a guest ask so many questions at once.
+fn ask(service: &mut Service, vf: &str, questions: u16) {
+    let vfs = service.lab().vfs(vf, None).unwrap();
+    for number in 1..=questions {
+        let dgid = format!("fe80::{number:x}");
+        let action = GuestAction::Query { dgid };
+        service.lab_mut().guests_do(&vfs, &action).unwrap();
+    }
+    pass(service, Duration::from_millis(100));
+}
+
+#[test]
+fn more_questions_than_a_vf_may_have_open() {
+    let mut service = serve(&Options {
+        quotas: Quotas {
+            sa_requests: Some(8),
+            ..Quotas::default()
+        },
+        ..options()
+    });
+    service.lab_mut().set_link("mgmt/1", None, false).unwrap();
+    pass(&mut service, Duration::from_millis(10));
+    ask(&mut service, "host-a/1", 20);
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "quota_reached", "{found}");
+    assert!(found.summary.contains("sa_requests"), "{found}");
+    assert_eq!(why(&service, "host-a/2").code, "ok");
+}
+
+#[test]
+fn more_mads_than_a_vf_may_send() {
+    let mut service = serve(&options());
+    set(&mut service, "host-a/1", &limits(1, 1));
+    ask(&mut service, "host-a/1", 20);
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "rate_limited", "{found}");
+    set(&mut service, "host-a/1", &limits(0, 1));
+    pass(&mut service, Duration::from_secs(1));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+}

@@ -1,0 +1,420 @@
+//! The service as a user meets it: the real binary, started, asked, changed, killed.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A running service, which dies with the test.
+struct Serve {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    control: PathBuf,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Serve {
+    fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let control = directory.path().join("control.sock");
+        let mut serve = Self::start_at(&control, arguments);
+        serve._directory = Some(directory);
+        serve
+    }
+
+    /// Starts a service and waits until it is ready.
+    fn start_at(control: &Path, arguments: &[&str]) -> Self {
+        let mut child = command()
+            .arg("serve")
+            .arg("--json")
+            .arg("--control")
+            .arg(control)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(ready["event"], "ready");
+        Self {
+            child,
+            stdout,
+            control: control.to_owned(),
+            _directory: None,
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command();
+        command.args(arguments).env("VHCA_CONTROL", &self.control);
+        command
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// What a command prints, which must succeed.
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.ask(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", error(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.text(arguments)).unwrap()
+    }
+
+    /// Asks until the answer is as it should be. The service's own clock moves meanwhile.
+    fn wait_until(&self, arguments: &[&str], is_so: impl Fn(&Value) -> bool) {
+        const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+        let begun = std::time::Instant::now();
+        loop {
+            let output = self.ask(arguments);
+            if is_so(&serde_json::from_slice(&output.stdout).unwrap_or_default()) {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "{arguments:?}: {output:?}");
+        }
+    }
+
+    fn wait_until_up(&self) {
+        self.wait_until(&["show", "vfs", "--json"], |vfs| {
+            let vfs = vfs["vfs"].as_array();
+            vfs.is_some_and(|vfs| vfs.iter().all(|vf| vf["up"] == true))
+        });
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// The rest of its output, and how it ended.
+    fn end(mut self) -> (String, ExitStatus) {
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap())
+    }
+}
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vhca"));
+    command
+        .env_remove("VHCA_CONTROL")
+        .env_remove("NOTIFY_SOCKET");
+    command
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a command that must fail says.
+fn refused(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    error(output)
+}
+
+#[test]
+fn sigterm_gives_everything_back_and_ends_with_status_0() {
+    let serve = Serve::start(&["--vfs", "4", "--guests"]);
+    serve.wait_until_up();
+    serve.text(&["guest", "all", "join", "ff12::1"]);
+    serve.signal(Signal::TERM);
+    let control = serve.control.clone();
+    let (rest, status) = serve.end();
+    assert_eq!(rest, "{\"event\":\"stopped\",\"released\":true}\n");
+    assert_eq!(status.code(), Some(0));
+    assert!(!control.exists());
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let serve = Serve::start(&["--vfs", "1"]);
+    serve.wait_until_up();
+    // Without its subnet manager's link the first signal would have it wait for the SA.
+    serve.text(&["set", "link", "mgmt-1/1", "down"]);
+    serve.signal(Signal::TERM);
+    serve.signal(Signal::INT);
+    let (_, status) = serve.end();
+    assert!(matches!(status.code(), Some(0 | 143)), "{status:?}");
+}
+
+#[test]
+fn tables_name_hosts_and_json_has_the_same_rows() {
+    let serve = Serve::start(&["--vfs", "2"]);
+    serve.wait_until_up();
+    for subject in [
+        "vfs", "ports", "tids", "cm", "mcast", "guids", "pkeys", "counters", "fabric",
+    ] {
+        let text = serve.text(&["show", subject]);
+        let head = if subject == "fabric" { "NODE" } else { "HOST" };
+        assert!(text.starts_with(head), "{text}");
+        assert!(serve.json(&["show", subject, "--json"]).is_object());
+    }
+    let table = serve.text(&["show", "vfs", "--host", "H2-1"]);
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.lines().skip(1).all(|line| line.starts_with("H2-1")));
+    let ports = serve.json(&["show", "fabric", "--json"]);
+    let ports = ports["ports"].as_array().unwrap();
+    let active = ports
+        .iter()
+        .filter(|port| port["state"] == "active")
+        .count();
+    assert_eq!(
+        active,
+        2 + 2 * (6 + 2),
+        "port 0s, hosts' and switches' links"
+    );
+    let metrics = serve.text(&["metrics"]);
+    assert!(metrics.contains("vhca_port_state{pf=\"H1-1\",port=\"1\",vf=\"1\"} 1\n"));
+}
+
+#[test]
+fn why_names_the_fault_and_set_makes_and_ends_it() {
+    let serve = Serve::start(&["--vfs", "2"]);
+    serve.wait_until_up();
+    assert!(serve.text(&["why", "H1-1/1"]).contains("up, ok"));
+    serve.text(&["set", "vf", "H1-1/1", "state", "disable"]);
+    let found = serve.ask(&["why", "H1-1/1", "--json"]);
+    assert_eq!(found.status.code(), Some(1), "there is a fault");
+    let found: Value = serde_json::from_slice(&found.stdout).unwrap();
+    assert_eq!(
+        (&found["code"], &found["vf"]),
+        (&"admin_down".into(), &1.into())
+    );
+    serve.text(&["set", "vf", "1", "--host", "H1-1", "state", "auto"]);
+    serve.text(&["set", "link", "H1-1/1", "down"]);
+    let why = ["why", "1", "--host", "H1-1", "--json"];
+    serve.wait_until(&why, |found| found["code"] == "link_down");
+    serve.text(&["set", "link", "H1-1", "S1", "up"]);
+    serve.wait_until(&why, |found| found["code"] == "ok");
+
+    serve.text(&["set", "vf", "H1-2/2", "port_guid", "0x0011223344556677"]);
+    serve.wait_until(&["show", "guids", "--json", "--host", "H1-2"], |guids| {
+        guids["guids"][2]["guid"] == "0x0011223344556677"
+    });
+    serve.text(&["set", "vf", "all", "limits", "rate=1000", "burst=10"]);
+    serve.text(&["set", "vf", "H1-1/2", "pkeys", "0x7fff", "-", "index:0"]);
+    let pkeys = serve.json(&["show", "pkeys", "--json", "--host", "H1-1"]);
+    let rows = pkeys["pkeys"].as_array().unwrap();
+    let of_vf = |index| {
+        let row = rows
+            .iter()
+            .find(|row| row["vf"] == 2 && row["index"] == index);
+        row.unwrap()["pkey"].clone()
+    };
+    assert_eq!((of_vf(1), of_vf(2)), (Value::Null, "0xffff".into()));
+}
+
+#[test]
+fn values_that_cannot_be_set_are_refused_with_the_reason() {
+    let serve = Serve::start(&["--vfs", "2"]);
+    for (arguments, reason) in [
+        (&["set", "vf", "H1-1/9", "state", "auto"][..], "has no vf"),
+        (&["set", "vf", "1", "state", "auto"], "several hosts"),
+        (&["set", "vf", "H9/1", "state", "auto"], "H1-1, H1-2"),
+        (&["set", "vf", "H1-1/1", "port_guid", "7"], "no GUID"),
+        (
+            &["set", "vf", "H1-1/1", "port_guid", "0xffffffffffffffff"],
+            "reserved",
+        ),
+        (&["set", "vf", "H1-1/1", "pkeys", "0x18001"], "no P_Key"),
+        (&["set", "vf", "H1-1/1", "limits", "weight=0"], "at least 1"),
+        (
+            &["set", "vf", "H1-1/1", "--port", "2", "state", "auto"],
+            "no port 2",
+        ),
+        (&["set", "link", "H1-1", "up"], "NODE/PORT"),
+        (&["set", "link", "H1-1/1", "S2", "up"], "no such link"),
+        (&["set", "link", "H7/1", "up"], "no node"),
+        (&["why", "H1-1/x"], "no VF"),
+        (&["guest", "all", "join", "fe80::1"], "multicast"),
+        (&["capture", "--tap", "nowhere", "-"], "no node"),
+    ] {
+        let message = refused(&serve.ask(arguments));
+        assert!(message.contains(reason), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn guests_talk_through_a_group_and_captures_see_it() {
+    let serve = Serve::start(&["--vfs", "3", "--guests"]);
+    serve.wait_until_up();
+    let file = serve.control.with_file_name("fabric.pcap");
+    let mut capture = serve
+        .command(&["capture", "--tap", "H1-1", file.to_str().unwrap()])
+        .spawn()
+        .unwrap();
+    // The header tells that the capture has begun.
+    while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
+        std::thread::yield_now();
+    }
+    let joined = serve.json(&["guest", "all", "--json", "join", "ff12::1"]);
+    assert_eq!(joined["guests"].as_array().unwrap().len(), 12);
+    // The switches learn of the members a moment after these do.
+    serve.wait_until(&["guest", "all", "status", "--json"], |status| {
+        let sent = serve.ask(&["guest", "H1-1/1", "send", "ff12::1", "hello"]);
+        assert!(sent.status.success(), "{}", error(&sent));
+        let guests = status["guests"].as_array();
+        guests.is_some_and(|all| all.iter().all(|guest| guest["received"].as_u64() > Some(0)))
+    });
+    kill_process(Pid::from_child(&capture), Signal::INT).unwrap();
+    assert!(capture.wait().unwrap().success());
+    let frames = frames(&std::fs::read(&file).unwrap());
+    assert!(
+        frames
+            .iter()
+            .any(|frame| frame.windows(5).any(|five| five == b"hello"))
+    );
+
+    let mut tunnels = Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .args([
+            "capture",
+            "--tap",
+            "H2-1/vf2",
+            "--count",
+            "2",
+            "-",
+            "--control",
+        ])
+        .arg(&serve.control)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(tunnels.stdout.take().unwrap());
+    let mut head = [0; 24];
+    out.read_exact(&mut head).unwrap();
+    serve.text(&["guest", "H2-1/all", "leave", "ff12::1"]);
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    assert!(tunnels.wait().unwrap().success());
+    assert_eq!(self::frames(&[&head[..], &rest].concat()).len(), 2);
+}
+
+/// The frames of a capture file, which must be whole.
+fn frames(file: &[u8]) -> Vec<Vec<u8>> {
+    let frames = ib_capture::Reader::new(file).unwrap();
+    frames.map(|frame| frame.unwrap().bytes).collect()
+}
+
+#[test]
+fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let control = directory.path().join("control.sock");
+    let mut first = Serve::start_at(&control, &["--vfs", "1"]);
+    let second = command()
+        .args(["serve", "--control"])
+        .arg(&control)
+        .output()
+        .unwrap();
+    assert!(refused(&second).contains("already running"));
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    assert!(control.exists(), "kill -9 leaves the socket");
+    let again = Serve::start_at(&control, &["--vfs", "1"]);
+    assert!(again.json(&["show", "ports", "--json"]).is_object());
+}
+
+#[test]
+fn a_server_that_is_not_there_or_goes_away_is_told_as_such() {
+    let directory = tempfile::tempdir().unwrap();
+    let control = directory.path().join("control.sock");
+    let asked = command()
+        .args(["show", "vfs", "--control"])
+        .arg(&control)
+        .output()
+        .unwrap();
+    assert!(refused(&asked).contains("vhca serve"));
+    let serve = Serve::start_at(&control, &["--vfs", "1"]);
+    let mut stream = UnixStream::connect(&serve.control).unwrap();
+    drop(serve);
+    let _ = stream.write_all(b"{}\n");
+    let mut rest = Vec::new();
+    // The end of the file, or a reset, and no hang.
+    let _ = stream.read_to_end(&mut rest);
+    let asked = command()
+        .args(["why", "1", "--control"])
+        .arg(&control)
+        .output()
+        .unwrap();
+    assert!(refused(&asked).contains("nobody serves"));
+}
+
+#[test]
+fn garbage_on_the_control_socket_harms_nobody() {
+    let serve = Serve::start(&["--vfs", "1"]);
+    let mut stream = UnixStream::connect(&serve.control).unwrap();
+    let garbage: Vec<u8> = (0..200_000_u32)
+        .flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes())
+        .collect();
+    // Nobody reads the refusals, so the server stops to read before all is written.
+    stream.set_nonblocking(true).unwrap();
+    let mut rest = &garbage[..];
+    while let Ok(length) = stream.write(rest) {
+        rest = &rest[length..];
+    }
+    assert!(serve.json(&["show", "ports", "--json"]).is_object());
+}
+
+#[test]
+fn options_come_from_a_file_and_mistakes_in_it_are_told_with_their_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vhca.toml");
+    std::fs::write(&path, "topology = \"single\"\nvfs = 3\npf = [\"host-2\"]\n").unwrap();
+    let file = path.to_str().unwrap();
+    let serve = Serve::start(&["--config", file, "--vfs", "2"]);
+    let vfs = serve.json(&["show", "vfs", "--json"]);
+    assert_eq!(vfs["vfs"].as_array().unwrap().len(), 2);
+    assert_eq!(vfs["vfs"][0]["host"], "host-2");
+    std::fs::write(&path, "topology = \"single\"\nbeer = 3\n").unwrap();
+    let output = command()
+        .args(["serve", "--config", file])
+        .output()
+        .unwrap();
+    let message = refused(&output);
+    assert!(
+        message.contains("line 2") && message.contains("beer"),
+        "{message}"
+    );
+    let output = command()
+        .args(["serve", "--topology", "/nonexistent/net", "--control"])
+        .arg(directory.path().join("control.sock"))
+        .output()
+        .unwrap();
+    assert!(refused(&output).contains("/nonexistent/net"));
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let notify = directory.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&notify).unwrap();
+    let mut child = command()
+        .args(["serve", "--vfs", "1", "--control"])
+        .arg(directory.path().join("control.sock"))
+        .env("NOTIFY_SOCKET", &notify)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut buffer = [0; 64];
+    let length = socket.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"READY=1");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let length = socket.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"STOPPING=1");
+    assert!(child.wait().unwrap().success());
+}
