@@ -92,6 +92,15 @@ fn vfs_of_two_hosts_connect_and_join_and_live_through_restarts() {
 }
 
 #[test]
+fn where_the_sma_takes_guids_opensm_writes_them_and_the_vfs_come_up() {
+    let simulator = Simulator::start_ours();
+    let attach = [simulator.attach("H1-1,H2-2")];
+    let mut hosts = Hosts::start(&attach, 3, false);
+    // No connection: those ports have hosts of their own, whose connection managers take requests.
+    hosts.wait_up(6);
+}
+
+#[test]
 fn by_udp_it_is_the_same() {
     let mut simulator = Simulator::start_udp();
     let attach = [simulator.attach("H-A"), simulator.attach("H-B")];

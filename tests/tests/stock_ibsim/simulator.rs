@@ -1,4 +1,4 @@
-//! A stock `ibsim` with a stock OpenSM, in a folder of their own.
+//! A stock `ibsim`, or our own server of its protocol, under a stock OpenSM, in a folder of their own.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -6,9 +6,12 @@ use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use vhca::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice};
+use vhca::{Runner, StopHandle};
 
 /// Two switches, a node for the subnet manager, two for hosts, and one for whoever asks.
 const NET: &str = "\
@@ -88,38 +91,94 @@ pub(crate) struct Simulator {
     folder: TempDir,
     door: Door,
     ibsim: Option<Process>,
+    ours: Option<OurServer>,
     opensm: Option<Process>,
+    /// The node of the subnet manager.
+    manager: &'static str,
     questions: u32,
+}
+
+/// A fabric of ours behind a server of the protocol, on a thread of its own.
+#[derive(Debug)]
+struct OurServer {
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OurServer {
+    fn start(name: &str) -> Self {
+        let (tell, told) = std::sync::mpsc::channel();
+        let address = IbsimAddress::Unix(name.to_owned());
+        let thread = std::thread::spawn(move || {
+            let options = Options {
+                sm: SmChoice::None,
+                ..Options::default()
+            };
+            let mut service = Service::new(Lab::build(&options, 2).unwrap());
+            service.add_way_in(IbsimWay::bind(address).unwrap());
+            let mut runner = Runner::new(service).unwrap();
+            tell.send(runner.stop_handle().unwrap()).unwrap();
+            runner.run().unwrap();
+        });
+        Self {
+            stop: told.recv().unwrap(),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for OurServer {
+    fn drop(&mut self) {
+        let stopped = self.stop.stop();
+        if let Some(thread) = self.thread.take()
+            && stopped.is_ok()
+        {
+            // What went wrong there was printed there.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Simulator {
     /// Starts both, by abstract sockets.
     pub(crate) fn start() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self::start_at(Door::Unix(format!("vhca{}-{count}", std::process::id())))
+        let mut simulator = Self::at(Door::Unix(socket_name()), "H-SM");
+        simulator.start_ibsim();
+        simulator.start_opensm();
+        simulator
+    }
+
+    /// Starts our own server, with the adapters `H1-1`, `H1-2`, `H2-1` and `H2-2`, and a stock OpenSM.
+    pub(crate) fn start_ours() -> Self {
+        let name = socket_name();
+        let mut simulator = Self::at(Door::Unix(name.clone()), "mgmt");
+        simulator.ours = Some(OurServer::start(&name));
+        simulator.start_opensm();
+        simulator
     }
 
     /// Starts both, by UDP.
     pub(crate) fn start_udp() -> Self {
-        Self::start_at(Door::Udp(free_ports()))
+        let mut simulator = Self::at(Door::Udp(free_ports()), "H-SM");
+        simulator.start_ibsim();
+        simulator.start_opensm();
+        simulator
     }
 
-    fn start_at(door: Door) -> Self {
+    fn at(door: Door, manager: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("net"), NET).unwrap();
         let options = "force_log_flush TRUE\n";
         fs::write(folder.path().join("opensm.conf"), options).unwrap();
-        let mut simulator = Self {
+        Self {
             folder,
             door,
             ibsim: None,
+            ours: None,
             opensm: None,
+            manager,
             questions: 0,
-        };
-        simulator.start_ibsim();
-        simulator.start_opensm();
-        simulator
+        }
     }
 
     /// Where `vhca serve --attach` finds nodes of it.
@@ -151,7 +210,7 @@ impl Simulator {
     /// Starts OpenSM, without waiting for the subnet.
     pub(crate) fn start_opensm(&mut self) {
         let arguments = ["-f", "opensm.log", "-F", "../opensm.conf"];
-        self.opensm = Some(self.client("H-SM", "opensm.out", "opensm", &arguments));
+        self.opensm = Some(self.client(self.manager, "opensm.out", "opensm", &arguments));
     }
 
     /// Has OpenSM end in order.
@@ -218,7 +277,7 @@ impl Simulator {
 
     /// The end of what OpenSM has logged.
     pub(crate) fn log(&self) -> String {
-        let log = self.folder.path().join("H-SM/opensm.log");
+        let log = self.folder.path().join(self.manager).join("opensm.log");
         let log = fs::read_to_string(log).unwrap_or_default();
         let from = log.len().saturating_sub(2000);
         log.get(from..).unwrap_or_default().to_owned()
@@ -238,6 +297,13 @@ impl Question {
         let ended = self.process.has_ended();
         ended.then(|| fs::read_to_string(&self.output).unwrap())
     }
+}
+
+/// A name for sockets that nobody else has.
+fn socket_name() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("vhca{}-{count}", std::process::id())
 }
 
 /// The library that has programs use a simulator.

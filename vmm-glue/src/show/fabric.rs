@@ -8,7 +8,10 @@ use super::cell::Cell;
 use super::table::Row;
 
 /// A node.
-pub(super) struct NodeRow<'f>(&'f Node);
+pub(super) struct NodeRow<'f> {
+    node: &'f Node,
+    is_gateway: bool,
+}
 
 /// A port, and what is at the other end of its link.
 pub(super) struct PortRow<'f> {
@@ -18,7 +21,10 @@ pub(super) struct PortRow<'f> {
 }
 
 pub(super) fn nodes(fabric: &Fabric) -> impl Iterator<Item = NodeRow<'_>> {
-    all(fabric).map(|(_, node)| NodeRow(node))
+    all(fabric).map(|(id, node)| NodeRow {
+        node,
+        is_gateway: fabric.is_gateway(id),
+    })
 }
 
 pub(super) fn ports(fabric: &Fabric) -> impl Iterator<Item = PortRow<'_>> {
@@ -68,8 +74,9 @@ impl Row for NodeRow<'_> {
     const COLUMNS: &'static [&'static str] = &["node", "kind", "guid", "ports", "links_up"];
 
     fn cells(&self) -> Vec<Cell> {
-        let node = self.0;
+        let node = self.node;
         let kind = match node.kind() {
+            _ if self.is_gateway => "gateway",
             NodeKind::ChannelAdapter => "ca",
             NodeKind::Switch => "switch",
         };

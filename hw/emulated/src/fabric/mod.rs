@@ -277,6 +277,13 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
+    /// Whether a node is a gateway.
+    #[must_use]
+    pub fn is_gateway(&self, node: NodeId) -> bool {
+        let slot = self.slots.get(node.index());
+        slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
+    }
+
     /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the
     /// link is up and has room.
     pub fn send_from(&mut self, gateway: NodeId, frame: Frame) {
@@ -505,7 +512,7 @@ impl<D: EndNode> Fabric<D> {
     }
 
     /// All nodes, in the order in which they were added. A gateway has the form of a channel adapter,
-    /// and [`Fabric::gateway_mut`] tells it from one.
+    /// and [`Fabric::is_gateway`] tells it from one.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, NodeKind)> + '_ {
         (0..)
             .zip(&self.slots)

@@ -4,7 +4,7 @@
 use hca_api::{PhysicalState, PortState};
 use ib_wire::{Lid, PortNum};
 
-use super::{Body, Fabric, NodeId};
+use super::Fabric;
 use crate::{EndNode, Endpoint, NodeKind};
 
 /// What travels along a route: it decides which ports let it pass.
@@ -57,11 +57,6 @@ impl<D: EndNode> Fabric<D> {
             at = self.cross(at.node.port(out.0), travelling)?;
         }
         None
-    }
-
-    fn is_gateway(&self, node: NodeId) -> bool {
-        let slot = self.slots.get(node.index());
-        slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
     }
 
     /// The port at the other end of a link, if what travels gets there.

@@ -93,10 +93,7 @@ impl NearPort {
 
     /// The port's base LID and mask, once the adapter has them.
     pub(super) fn owns(&self, lid: Lid) -> bool {
-        self.info.as_ref().is_some_and(|info| {
-            let mask = !info.lmc().mask();
-            info.lid.is_unicast() && lid.get() & mask == info.lid.get() & mask
-        })
+        self.info.as_ref().is_some_and(|info| owns(info, lid))
     }
 
     /// Whether the adapter is as the simulated port is.
@@ -160,7 +157,7 @@ impl NearPort {
         {
             return Some(Step::State(PortState::DOWN));
         }
-        if !wanted.lid.is_unicast() || !wanted.master_sm_lid.is_unicast() {
+        if !has_addresses(wanted) {
             return None;
         }
         if self.reregister || with_addresses(near, wanted) != *near {
@@ -211,7 +208,7 @@ impl NearPort {
             ),
             Step::State(state) => {
                 let mut info = with_addresses(self.info.as_ref()?, far.info()?);
-                if !info.lid.is_unicast() || !info.master_sm_lid.is_unicast() {
+                if !has_addresses(&info) {
                     // The port goes down with the addresses that it has.
                     info = *self.info.as_ref()?;
                 }
@@ -258,6 +255,19 @@ impl NearPort {
 
 fn is_empty(keys: &PKeyTable) -> bool {
     keys.pkeys.iter().all(|key| *key == PKey::INVALID)
+}
+
+/// Whether a LID is one of a port's.
+fn owns(info: &PortInfo, lid: Lid) -> bool {
+    let mask = !info.lmc().mask();
+    info.lid.is_unicast() && lid.get() & mask == info.lid.get() & mask
+}
+
+/// Whether a port can come up with its addresses: it has its own, and those of a subnet manager
+/// elsewhere. There is none behind the adapter, and its traps to itself would be answered by nobody.
+fn has_addresses(info: &PortInfo) -> bool {
+    let sm = info.master_sm_lid;
+    info.lid.is_unicast() && sm.is_unicast() && !owns(info, sm)
 }
 
 /// The adapter's PortInfo with the addresses of the simulated port, and what else of it its clients

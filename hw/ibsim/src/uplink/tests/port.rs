@@ -48,6 +48,16 @@ fn addresses_keys_and_states_follow_within_a_second() {
 }
 
 #[test]
+fn a_port_that_is_said_to_manage_itself_does_not_come_up() {
+    let mut bench = Bench::new(GuidPolicy::Fabric);
+    bench.sim.port().sm_lid = LID;
+    bench.run_for(SECOND);
+    assert_eq!(bench.adapter_port().unwrap().state, PortState::Init);
+    bench.sim.port().sm_lid = SM_LID;
+    assert!(bench.run_until(SECOND, Bench::is_up));
+}
+
+#[test]
 fn the_adapter_has_its_keys_before_it_is_up() {
     let mut bench = Bench::new(GuidPolicy::Fabric);
     let mut keys = ib_wire::smp::PKeyTable::default();
