@@ -83,7 +83,7 @@ pub struct DatagramQp {
     lkey: LKey,
     free_sends: Vec<u32>,
     idle_receives: Vec<u32>,
-    completions: Vec<Completion>,
+    completions: Completions,
     failed_sends: u64,
     failed_receives: u64,
 }
@@ -150,7 +150,7 @@ impl DatagramQp {
             lkey: region.lkey,
             free_sends: (0..spec.sends).rev().collect(),
             idle_receives: (0..spec.receives).rev().collect(),
-            completions: Vec::new(),
+            completions: Completions::new(),
             failed_sends: 0,
             failed_receives: 0,
         };
@@ -313,19 +313,16 @@ impl DatagramQp {
     /// out before.
     fn next_arrival(&mut self, hca: &mut dyn Hca) -> Option<Arrival> {
         loop {
-            if let Some(completion) = self.completions.pop() {
+            if let Some(completion) = self.completions.next() {
                 if let Some(arrival) = self.complete(&completion) {
                     return Some(arrival);
                 }
                 continue;
             }
             self.post_receives(hca);
-            let mut batch = [IDLE; POLL_BATCH];
-            let taken = hca.poll_cq(self.cq, &mut batch).unwrap_or(0);
-            if taken == 0 {
+            if !self.completions.take(hca, self.cq) {
                 return None;
             }
-            self.completions.extend(batch[..taken].iter().rev());
         }
     }
 
@@ -384,6 +381,42 @@ impl DatagramQp {
 
     fn send_buffer(&self, slot: u32) -> u64 {
         self.receive_buffer(self.spec.receives) + u64::from(slot) * u64::from(self.spec.max_message)
+    }
+}
+
+/// Completions that were taken from the queue together, and that are looked at one by one.
+#[derive(Debug)]
+struct Completions {
+    batch: Box<[Completion; POLL_BATCH]>,
+    next: usize,
+    end: usize,
+}
+
+impl Completions {
+    fn new() -> Self {
+        Self {
+            batch: Box::new([IDLE; POLL_BATCH]),
+            next: 0,
+            end: 0,
+        }
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.next == self.end
+    }
+
+    fn next(&mut self) -> Option<Completion> {
+        let completion = *self.batch[..self.end].get(self.next)?;
+        self.next += 1;
+        Some(completion)
+    }
+
+    /// Takes the next ones from the queue, after all of those before. `false` if it is empty.
+    fn take(&mut self, hca: &mut dyn Hca, cq: CqHandle) -> bool {
+        let taken = hca.poll_cq(cq, &mut self.batch[..]).unwrap_or(0);
+        self.next = 0;
+        self.end = taken.min(POLL_BATCH);
+        taken != 0
     }
 }
 

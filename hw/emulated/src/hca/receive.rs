@@ -369,6 +369,18 @@ impl Device {
         let from_guest = matches!(qp.kind, QpKind::Tunnel { .. });
         let len = GRH_SPACE + arrival.payload.len();
         let head = arrival.grh.map_or(&NO_GRH[..], IntoBytes::as_bytes);
+        // Written before the message is, whose stores wait for far memory and hold up those behind them.
+        let completion = Completion {
+            wr_id: receive.wr_id,
+            status: CompletionStatus::Success,
+            op: Side::Receive.op(),
+            qpn,
+            // A message is at most 4096 bytes.
+            byte_len: u32::try_from(len).unwrap_or(u32::MAX),
+            immediate: arrival.immediate.unwrap_or(0),
+            flags: arrival.flags,
+            source: Some(arrival.source),
+        };
         let scatter = receive.scatter.as_slice();
         let status = if total_len(scatter) < len as u64 {
             CompletionStatus::LocalLength
@@ -387,17 +399,6 @@ impl Device {
             }
             return;
         }
-        let completion = Completion {
-            wr_id: receive.wr_id,
-            status,
-            op: Side::Receive.op(),
-            qpn,
-            // A message is at most 4096 bytes.
-            byte_len: u32::try_from(len).unwrap_or(u32::MAX),
-            immediate: arrival.immediate.unwrap_or(0),
-            flags: arrival.flags,
-            source: Some(arrival.source),
-        };
         state.complete(to.index, Side::Receive, completion);
     }
 

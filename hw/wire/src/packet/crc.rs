@@ -25,7 +25,8 @@
 //! # Ok::<(), &str>(())
 //! ```
 
-use crc::{Algorithm, CRC_32_ISO_HDLC, Crc, Digest, Table};
+use crc::{Algorithm, Crc, Digest, Table};
+use crc32fast::Hasher;
 
 use super::{Grh, Lnh, Lrh};
 
@@ -42,8 +43,6 @@ const VCRC_ALGORITHM: Algorithm<u16> = Algorithm {
 };
 
 static VCRC: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&VCRC_ALGORITHM);
-/// The ICRC's generator is Ethernet's (IBA 7.8.1).
-static ICRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
 const LRH: usize = size_of::<Lrh>();
 const GRH: usize = size_of::<Grh>();
@@ -71,9 +70,9 @@ impl Vcrc {
     }
 }
 
-/// A running invariant CRC. [`Icrc::new`] takes the headers up to the BTH and masks the variant
+/// A running invariant CRC, whose generator is Ethernet's (IBA 7.8.1). [`Icrc::new`] takes the headers up to the BTH and masks the variant
 /// fields; everything behind them is taken as it is.
-pub struct Icrc(Digest<'static, u32, Table<16>>);
+pub struct Icrc(Hasher);
 
 impl Icrc {
     /// Starts with a packet's routing headers and BTH: `headers` holds exactly the LRH, the GRH if
@@ -98,9 +97,9 @@ impl Icrc {
         }
         let congestion = masked.len() - BTH + 4;
         masked[congestion] = 0xff;
-        let mut digest = ICRC.digest();
-        digest.update(masked);
-        Some(Self(digest))
+        let mut hasher = Hasher::new();
+        hasher.update(masked);
+        Some(Self(hasher))
     }
 
     /// Takes the next bytes, up to the end of the padding.
