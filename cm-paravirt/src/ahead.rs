@@ -3,7 +3,7 @@
 use core::hint::black_box;
 
 use ib_wire::mad::Mad;
-use vf_tunnel::wire_id::Trail;
+use vf_tunnel::wire_id::{NEAR, Trail};
 use vf_tunnel::{VfCommId, VfId, WireCommId};
 
 use crate::ids::CmIds;
@@ -15,6 +15,9 @@ impl CmParavirt {
     /// Where the reading for a message of a VF starts; see [`CmParavirt::read_ahead`].
     #[must_use]
     pub fn egress_trail(&self, vf: VfId, mad: &Mad) -> Trail {
+        if self.is_near() {
+            return Trail::End;
+        }
         let space = match classify(&mad.header) {
             Ok(Kind::Message(Message::SidrReq)) => Space::Sidr,
             // Its id is the asker's.
@@ -29,6 +32,9 @@ impl CmParavirt {
     /// The same for a message from the wire.
     #[must_use]
     pub fn ingress_trail(&self, mad: &Mad) -> Trail {
+        if self.is_near() {
+            return Trail::End;
+        }
         match classify(&mad.header) {
             Ok(Kind::Message(Message::Req | Message::SidrReq | Message::SidrRep)) => Trail::End,
             Ok(Kind::Message(_)) => {
@@ -37,6 +43,10 @@ impl CmParavirt {
             }
             Ok(Kind::InfoRequest | Kind::InfoAnswer) | Err(_) => Trail::End,
         }
+    }
+
+    const fn is_near(&self) -> bool {
+        self.state_bytes() <= NEAR
     }
 
     /// Reads the next place that a message needs, and gives what is to be read then. With several

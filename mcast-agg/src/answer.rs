@@ -35,13 +35,13 @@ pub(crate) fn failure(status: MadStatus) -> MadStatus {
 
 /// Turns a request into the answer that grants it: the group's record for this member.
 pub(crate) fn grant(mad: &mut SaMad, group: &McMemberRecord, port_gid: Gid, state: JoinState) {
-    let mut record = *group;
+    echo::<McMemberRecord>(mad, MadStatus::OK);
+    mad.set_record(group);
+    let record: &mut McMemberRecord = mad.record_mut();
     record.port_gid = port_gid;
     record.set_join_state(state);
     record.set_proxy_join(false);
     record.set_mtu_selector(Selector::EXACTLY);
     record.set_rate_selector(Selector::EXACTLY);
     record.set_packet_life_time_selector(Selector::EXACTLY);
-    echo::<McMemberRecord>(mad, MadStatus::OK);
-    mad.set_record(&record);
 }

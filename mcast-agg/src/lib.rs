@@ -61,6 +61,7 @@ mod api;
 mod compare;
 mod exchange;
 mod group;
+mod groups;
 mod machine;
 mod members;
 pub mod notices;

@@ -10,8 +10,8 @@ use ib_vtime::Instant;
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
-use slab::Slab;
 use vf_tunnel::DropReason;
+use vf_tunnel::wire_id::Trail;
 
 use crate::aim::{GroupAim, GroupKey, Purpose};
 use crate::answer::{grant, refuse};
@@ -19,6 +19,7 @@ use crate::api::{Config, JoinAs, Outcome, Output, Requester, Sizes};
 use crate::compare::{fits, may_join};
 use crate::exchange::{Exchange, Step};
 use crate::group::{Group, GroupView};
+use crate::groups::Groups;
 use crate::transaction::{Token, Transaction, Waiting};
 use crate::usage::{MemberUse, Usage};
 use crate::{MemberId, request};
@@ -29,26 +30,24 @@ pub struct McastAgg {
     config: Config,
     prefix: SubnetPrefix,
     port_guid: Guid,
-    by_key: BTreeMap<GroupKey, usize>,
     /// Aliases whose memberships are being given up, with their member.
     leaving: BTreeMap<Guid, MemberId>,
-    groups: Slab<Group>,
+    groups: Groups,
     usage: Usage,
     exchange: Exchange<GroupAim>,
     outputs: VecDeque<Output>,
 }
 
 impl McastAgg {
-    /// A port without memberships.
+    /// A port without memberships. The seed keeps members from choosing groups that collide.
     #[must_use]
-    pub fn new(config: Config, prefix: SubnetPrefix, port_guid: Guid) -> Self {
+    pub fn new(config: Config, prefix: SubnetPrefix, port_guid: Guid, seed: u64) -> Self {
         Self {
             config,
             prefix,
             port_guid,
-            by_key: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            groups: Slab::new(),
+            groups: Groups::new(seed),
             usage: Usage::default(),
             exchange: Exchange::new(config.max_in_flight),
             outputs: VecDeque::new(),
@@ -79,6 +78,20 @@ impl McastAgg {
             return Outcome::Answered;
         }
         self.join(now, from, mad, &record)
+    }
+
+    /// Where the reading for a member's request starts; see [`McastAgg::read_ahead`].
+    #[must_use]
+    pub fn request_trail(&self, guid: Guid, mad: &SaMad) -> Trail {
+        let mgid = mad.record::<McMemberRecord>().mgid;
+        self.groups.trail(self.key(mgid, guid))
+    }
+
+    /// Reads the next place that a member's request needs, and gives what is to be read then. With
+    /// several requests at hand, take each step for all of them before the next.
+    #[must_use]
+    pub fn read_ahead(&self, trail: Trail, member: MemberId) -> Trail {
+        self.groups.read_ahead(trail, member)
     }
 
     /// Takes the SA's answer to a transaction. The caller has made sure that it comes from the SA and
@@ -126,7 +139,7 @@ impl McastAgg {
     /// The SM asks for re-registration, or another SM has taken over: the port joins again whatever
     /// its members hold, and what was under way is asked anew.
     pub fn client_reregister(&mut self, now: Instant) {
-        for (_, group) in &mut self.groups {
+        for group in self.groups.iter_mut() {
             // A rejoin that is under way is asked again anyhow.
             let under_way = group.in_flight.and_then(|token| self.exchange.get(token));
             if !under_way.is_some_and(|t| matches!(t.aim.purpose, Purpose::Rejoin { full: true })) {
@@ -180,13 +193,13 @@ impl McastAgg {
 
     /// The groups, in the order of their addresses.
     pub fn groups(&self) -> impl Iterator<Item = GroupView<'_>> {
-        self.by_key.iter().map(|(&key, &index)| {
-            let group = &self.groups[index];
-            GroupView {
+        self.keys().into_iter().filter_map(|key| {
+            let group = self.group(key)?;
+            Some(GroupView {
                 key,
                 group,
                 transaction: group.in_flight.and_then(|token| self.exchange.get(token)),
-            }
+            })
         })
     }
 
@@ -219,10 +232,7 @@ impl McastAgg {
     /// Bytes of the groups, with what they have room for.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let members = self.groups.iter().map(|(_, group)| group.members.bytes());
-        // A tree's nodes are at least half full.
-        let index = 2 * self.by_key.len() * (size_of::<GroupKey>() + size_of::<usize>());
-        self.groups.capacity() * size_of::<Group>() + members.sum::<usize>() + index
+        self.groups.bytes()
     }
 
     fn get(&self, from: &Requester<'_>, mad: &mut SaMad) -> Outcome {
@@ -273,11 +283,11 @@ impl McastAgg {
     ) -> Outcome {
         let state = record.join_state();
         let key = self.key(record.mgid, from.guid);
-        let known = self.by_key.get(&key).copied();
+        let known = self.groups.find(key);
         if let Some(index) = known
             && self.groups[index].covers(state)
         {
-            self.decide(index, from.id, from.pkeys, mad);
+            self.decide(index, from.id, from.pkeys, mad, record);
             return Outcome::Answered;
         }
         if self.awaits(from.id, key, mad) {
@@ -306,7 +316,7 @@ impl McastAgg {
             };
             self.begin(aim, Some(waiting), request);
         } else {
-            let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
+            let index = self.groups.find_or_insert(key);
             self.groups[index].waiting.push_back(waiting);
             self.advance(key);
         }
@@ -324,20 +334,38 @@ impl McastAgg {
     }
 
     /// Decides on a join that the port's membership covers; `mad` becomes the answer.
-    fn decide(&mut self, index: usize, member: MemberId, pkeys: &[PKey], mad: &mut SaMad) {
-        let record = mad.record::<McMemberRecord>();
-        if fits(mad.component_mask, &record, &self.groups[index].record) {
-            self.admit(index, member, pkeys, mad);
+    fn decide(
+        &mut self,
+        index: usize,
+        member: MemberId,
+        pkeys: &[PKey],
+        mad: &mut SaMad,
+        wanted: &McMemberRecord,
+    ) {
+        if fits(mad.component_mask, wanted, &self.groups[index].record) {
+            self.admit(index, member, pkeys, mad, wanted);
         } else {
             refuse(mad, MadStatus::SA_REQ_INVALID);
         }
     }
 
+    /// Makes a member of one who waited, and `mad`, its request, the answer.
+    fn admit_waiting(&mut self, index: usize, waiting: &Waiting, mad: &mut SaMad) {
+        let wanted = mad.record();
+        self.admit(index, waiting.member, &waiting.pkeys, mad, &wanted);
+    }
+
     /// Makes a member of whoever the SA would take, and `mad` the answer. The SA sees only the port's
     /// partitions, so the member's are looked at here.
-    fn admit(&mut self, index: usize, member: MemberId, pkeys: &[PKey], mad: &mut SaMad) {
+    fn admit(
+        &mut self,
+        index: usize,
+        member: MemberId,
+        pkeys: &[PKey],
+        mad: &mut SaMad,
+        wanted: &McMemberRecord,
+    ) {
         let group = &mut self.groups[index];
-        let record = mad.record::<McMemberRecord>();
         if !may_join(pkeys, group.record.pkey) {
             return refuse(mad, MadStatus::SA_REQ_INVALID);
         }
@@ -347,18 +375,13 @@ impl McastAgg {
             }
             self.usage.hold(member);
         }
-        group.members.add(member, record.join_state());
-        grant(
-            mad,
-            &group.record,
-            record.port_gid,
-            group.members.state(member),
-        );
+        let state = group.members.add(member, wanted.join_state());
+        grant(mad, &group.record, wanted.port_gid, state);
     }
 
     /// Starts whatever the group needs next, if nothing is under way.
     fn advance(&mut self, key: GroupKey) {
-        while let Some(&index) = self.by_key.get(&key) {
+        while let Some(index) = self.groups.find(key) {
             self.drop_obsolete(index);
             let group = &mut self.groups[index];
             if group.in_flight.is_some() {
@@ -381,7 +404,8 @@ impl McastAgg {
                     return self.begin(aim, Some(waiting), request);
                 }
                 self.answer(waiting, |agg, waiting, mad| {
-                    agg.decide(index, waiting.member, &waiting.pkeys, mad);
+                    let record = mad.record();
+                    agg.decide(index, waiting.member, &waiting.pkeys, mad, &record);
                 });
             } else if let Some(surplus) = group.take_surplus() {
                 let request = self.request_for_leave(key, surplus);
@@ -394,7 +418,6 @@ impl McastAgg {
             } else {
                 if group.is_over() {
                     self.groups.remove(index);
-                    self.by_key.remove(&key);
                 }
                 return;
             }
@@ -465,7 +488,7 @@ impl McastAgg {
     }
 
     fn keys(&self) -> Vec<GroupKey> {
-        self.by_key.keys().copied().collect()
+        self.groups.keys()
     }
 
     fn begin(&mut self, aim: GroupAim, waiting: Option<Waiting>, request: SaMad) {
@@ -522,17 +545,12 @@ impl McastAgg {
         });
     }
 
-    fn insert(&mut self, key: GroupKey, group: Group) -> usize {
-        let index = self.groups.insert(group);
-        self.by_key.insert(key, index);
-        index
-    }
-
     fn group(&self, key: GroupKey) -> Option<&Group> {
-        self.by_key.get(&key).map(|&index| &self.groups[index])
+        self.groups.find(key).map(|index| &self.groups[index])
     }
 
     fn group_mut(&mut self, key: GroupKey) -> Option<&mut Group> {
-        self.by_key.get(&key).map(|&index| &mut self.groups[index])
+        let index = self.groups.find(key)?;
+        Some(&mut self.groups[index])
     }
 }

@@ -53,8 +53,8 @@ impl Members {
             .map_or(JoinState::NONE, |at| self.list[at].state)
     }
 
-    /// Gives a member more kinds of membership.
-    pub(crate) fn add(&mut self, id: MemberId, more: JoinState) {
+    /// Gives a member more kinds of membership, and says which it has then.
+    pub(crate) fn add(&mut self, id: MemberId, more: JoinState) -> JoinState {
         let at = match self.find(id) {
             Ok(at) => at,
             Err(at) => {
@@ -68,11 +68,16 @@ impl Members {
                 at
             }
         };
-        let new = more.difference(self.list[at].state);
-        self.list[at].state = self.list[at].state | more;
-        for (kind, holders) in self.holders.iter_mut().enumerate() {
-            *holders += u16::from(has_kind(new, kind));
+        let state = &mut self.list[at].state;
+        let new = more.difference(*state);
+        *state = *state | more;
+        let held = *state;
+        if !new.is_empty() {
+            for (kind, holders) in self.holders.iter_mut().enumerate() {
+                *holders += u16::from(has_kind(new, kind));
+            }
         }
+        held
     }
 
     /// Takes kinds of membership from a member, and the member from the group with its last.

@@ -135,7 +135,7 @@ impl World {
             ..Config::default()
         };
         Self {
-            agg: McastAgg::new(config, PREFIX, PORT),
+            agg: McastAgg::new(config, PREFIX, PORT, 1),
             leaving: BTreeSet::new(),
             sa: Sa::default(),
             now: Instant::ZERO,

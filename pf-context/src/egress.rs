@@ -103,6 +103,7 @@ impl PortMux {
         passed
     }
 
+    #[inline(always)]
     fn judge_from_vf(
         &mut self,
         now: Instant,
@@ -153,6 +154,7 @@ impl PortMux {
     /// Does with a frame what its class is due, and gives what goes on of it, and because of what. One
     /// that has waited for another one's answer does so once; it is due to `waited_for` if it is
     /// answered now.
+    #[inline(always)]
     pub(crate) fn dispatch(
         &mut self,
         now: Instant,
@@ -194,6 +196,7 @@ impl PortMux {
     }
 
     /// Everything about a frame that needs no table of exchanges, in the order of the design.
+    #[inline(always)]
     pub(crate) fn check(
         &self,
         vf: VfId,
@@ -240,6 +243,7 @@ impl PortMux {
     }
 
     /// The GRH that a frame asks for, with the VF's own source GID whatever the frame says.
+    #[inline(always)]
     fn route_of(&self, record: &Vf, frame: &ToPf) -> Result<Option<Route>, DropReason> {
         let Some(wish) = frame.header.av.global_route() else {
             return Ok(None);
@@ -254,6 +258,7 @@ impl PortMux {
         }))
     }
 
+    #[inline(always)]
     fn check_destination(
         &self,
         record: &Vf,
@@ -277,6 +282,7 @@ impl PortMux {
 
     /// The Q_Key that is sent, if the VF may speak to that QP with it. A key with the top bit set
     /// means the sending QP's own (IBA 10.2.5).
+    #[inline(always)]
     fn remote_qkey(
         &self,
         record: &Vf,
@@ -311,6 +317,7 @@ impl PortMux {
         u8::try_from(self.port.lmc.mask()).unwrap_or(u8::MAX)
     }
 
+    #[inline(always)]
     fn hand_to_machine(
         &mut self,
         now: Instant,
@@ -337,6 +344,7 @@ impl PortMux {
         Ok(Step::Send)
     }
 
+    #[inline(always)]
     fn send_cm(
         &mut self,
         now: Instant,
@@ -374,6 +382,7 @@ impl PortMux {
     }
 
     /// Sends a MAD: to the wire, or straight back if it is for the port's own LID.
+    #[inline(always)]
     pub(crate) fn transmit(
         &mut self,
         now: Instant,

@@ -5,9 +5,10 @@
 //! them, step by step, and each frame then finds it near.
 
 use ib_wire::Gid;
-use ib_wire::mad::{Mad, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{Peer, TidMap};
+use mcast_agg::MemberId;
 use vf_tunnel::wire_id::Trail;
 use vf_tunnel::{ToPf, VfId, WireTid};
 
@@ -33,6 +34,8 @@ const STEPS: usize = 3;
 enum Ahead {
     Cm(Trail),
     Tid(Trail),
+    Path(Trail),
+    Group(Trail, MemberId),
     #[default]
     Nothing,
 }
@@ -77,6 +80,21 @@ impl PortMux {
             return Ahead::Nothing;
         }
         let av = &frame.header.av;
+        if header.mgmt_class == MgmtClass::SUBN_ADM && self.is_sa(av.dlid) {
+            match header.attribute_id {
+                AttributeId::MC_MEMBER_RECORD => {
+                    let guid = self.vfs.get(vf).and_then(|record| record.guid);
+                    let trail = self
+                        .mcast
+                        .request_trail(guid.unwrap_or_default(), frame.mad.view());
+                    return Ahead::Group(trail, vf.into());
+                }
+                AttributeId::PATH_RECORD if header.method == Method::GET => {
+                    return Ahead::Path(self.paths.request_trail(&frame.mad));
+                }
+                _ => {}
+            }
+        }
         let peer = Peer {
             lid: av.dlid,
             qpn: frame.header.remote_qpn,
@@ -101,6 +119,10 @@ impl PortMux {
         match ahead {
             Ahead::Cm(trail) => Ahead::Cm(self.cm.read_ahead(trail)),
             Ahead::Tid(trail) => Ahead::Tid(self.tids.read_ahead(trail)),
+            Ahead::Path(trail) => Ahead::Path(self.paths.read_ahead(trail)),
+            Ahead::Group(trail, member) => {
+                Ahead::Group(self.mcast.read_ahead(trail, member), member)
+            }
             Ahead::Nothing => Ahead::Nothing,
         }
     }

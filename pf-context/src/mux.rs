@@ -90,7 +90,12 @@ impl PortMux {
             vfs: Vfs::default(),
             tids: TidMap::new(limits.tids, seeds.next()),
             cm: CmParavirt::new(limits.cm, seeds.next()),
-            mcast: McastAgg::new(limits.mcast, config.subnet_prefix, config.guid),
+            mcast: McastAgg::new(
+                limits.mcast,
+                config.subnet_prefix,
+                config.guid,
+                seeds.next(),
+            ),
             notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
             paths: PathCache::new(limits.paths, seeds.next()),

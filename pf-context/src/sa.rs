@@ -168,8 +168,11 @@ impl PortMux {
 
     /// Paths are asked for from the VF's own GID, or from one that no sibling has.
     fn check_path_sources(&self, vf: VfId, sa: &SaMad) -> Result<(), DropReason> {
-        let is_siblings =
-            |gid: &Gid| matches!(self.gids.owner(*gid), Ok(Owner::Vf(owner)) if owner != vf);
+        let own = self.vfs.get(vf).and_then(|record| record.guid);
+        let is_siblings = |gid: &Gid| {
+            own != Some(gid.interface_id())
+                && matches!(self.gids.owner(*gid), Ok(Owner::Vf(owner)) if owner != vf)
+        };
         let foreign = if sa.header.attribute_id == AttributeId::PATH_RECORD {
             sa.component_mask.contains(PathRecord::SGID)
                 && is_siblings(&sa.record::<PathRecord>().sgid)

@@ -32,7 +32,8 @@ impl PathRequest {
             && mad.sm_key.get() == 0
             && mad.data[size_of::<PathRecord>()..]
                 .iter()
-                .all(|&byte| byte == 0);
+                .fold(0, |bits, byte| bits | byte)
+                == 0;
         let has_ends = mask.contains(PathRecord::SGID | PathRecord::DGID);
         (is_plain && has_ends && !record.dgid.is_multicast()).then_some(Self { mask, record })
     }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
-const PAGE_BITS: u32 = 9;
+const PAGE_BITS: u32 = 7;
 const PAGE: usize = 1 << PAGE_BITS;
 
 /// The array. Elements are added at its end and stay.
@@ -49,9 +49,9 @@ impl<T: Copy> Pages<T> {
         self.pages.iter().flatten().take(self.len as usize)
     }
 
-    /// Bytes of the pages.
+    /// Bytes of the pages and of where they are.
     pub(super) const fn bytes(&self) -> usize {
-        self.pages.len() * PAGE * size_of::<T>()
+        self.pages.len() * (PAGE * size_of::<T>() + size_of::<Box<[T]>>())
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
         assert!((0..2000).all(|n| pages[n] == n));
         assert!(pages.iter().copied().eq(0..2000));
         assert_eq!(pages.get(2000), None, "the last page has room for more");
-        assert_eq!(pages.bytes(), 4 * PAGE * 4);
+        assert_eq!(pages.bytes(), 16 * (PAGE * 4 + size_of::<Box<[u32]>>()));
         pages[1999] = 7;
         assert_eq!(pages.get(1999), Some(&7));
     }

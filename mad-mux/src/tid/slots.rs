@@ -43,6 +43,12 @@ impl SlotState {
             Self::Free => QUARANTINE,
         }
     }
+
+    /// The same in whole ticks, rounded down.
+    const fn life_ticks(self) -> u64 {
+        let life = self.life();
+        (life.as_secs() * 1_000_000_000 + life.subsec_nanos() as u64) >> TICK_BITS
+    }
 }
 
 /// A wire TID comes up again after 4096 uses of its slot at the earliest. With this much time between
@@ -136,6 +142,8 @@ pub(super) struct Slots {
     lists: [List; STATES],
     /// The upper part of the clock, which slots do not keep.
     now: u64,
+    /// No live slot is due before this tick.
+    soonest: u64,
 }
 
 impl Default for Slots {
@@ -147,6 +155,7 @@ impl Default for Slots {
                 last: END,
             }; STATES],
             now: 0,
+            soonest: u64::MAX,
         }
     }
 }
@@ -197,6 +206,11 @@ impl Slots {
     /// Notes that a slot was used, and what it does now.
     pub(super) fn touch(&mut self, now: Instant, at: u32, state: SlotState) {
         self.see(now);
+        let node = &mut self.nodes[at];
+        if node.slot.state == state && self.lists[state as usize].last == at {
+            node.used = low(self.now);
+            return;
+        }
         self.unlink(at);
         self.nodes[at].slot.state = state;
         self.link(at);
@@ -209,22 +223,29 @@ impl Slots {
     /// A live slot whose time is over.
     pub(super) fn first_due(&mut self, now: Instant) -> Option<u32> {
         self.see(now);
+        if self.now < self.soonest {
+            return None;
+        }
+        let first = self.first_live();
+        self.soonest = first.map_or(u64::MAX, |(_, due)| due);
+        first
+            .filter(|&(_, due)| due <= self.now)
+            .map(|(slot, _)| slot)
+    }
+
+    /// The live slot that is due first, and the tick at which it is.
+    fn first_live(&self) -> Option<(u32, u64)> {
         let live = &SlotState::LISTED[..SlotState::Free as usize];
-        live.iter().find_map(|&state| {
+        let firsts = live.iter().filter_map(|&state| {
             let first = self.lists[state as usize].first;
-            (first != END && self.deadline(first, state) <= self.now).then_some(first)
-        })
+            (first != END).then(|| (first, self.deadline(first, state)))
+        });
+        firsts.min_by_key(|&(_, due)| due)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let live = &SlotState::LISTED[..SlotState::Free as usize];
-        live.iter()
-            .filter_map(|&state| {
-                let first = self.lists[state as usize].first;
-                (first != END).then(|| self.deadline(first, state))
-            })
-            .min()
-            .map(|tick| Instant::from_nanos(tick << TICK_BITS))
+        let (_, due) = self.first_live()?;
+        Some(Instant::from_nanos(due << TICK_BITS))
     }
 
     /// The live slots, in the order of their numbers.
@@ -281,14 +302,18 @@ impl Slots {
     fn deadline(&self, at: u32, state: SlotState) -> u64 {
         let used = self.nodes[at].used;
         let age = low(self.now).wrapping_sub(used);
-        let life = u64::try_from(state.life().as_nanos() >> TICK_BITS).unwrap_or(u64::MAX);
-        self.now - u64::from(age).min(self.now) + life + 2
+        self.now - u64::from(age).min(self.now) + state.life_ticks() + 2
     }
 
     fn link(&mut self, at: u32) {
-        let state = self.nodes[at].slot.state as usize;
-        let last = self.lists[state].last;
         let node = &mut self.nodes[at];
+        let state = node.slot.state as usize;
+        if node.slot.state != SlotState::Free {
+            self.soonest = self
+                .soonest
+                .min(self.now + node.slot.state.life_ticks() + 2);
+        }
+        let last = self.lists[state].last;
         node.used = low(self.now);
         node.prev = last;
         node.next = END;

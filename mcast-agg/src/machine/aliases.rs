@@ -85,7 +85,7 @@ impl McastAgg {
     fn is_member(&self, alias: Guid) -> bool {
         let alone = self.config.join_as == JoinAs::Alias;
         alone
-            && (self.by_key.keys().any(|key| key.port_guid == alias)
+            && (self.groups.iter().any(|(key, _)| key.port_guid == alias)
                 || self.exchange.aims().any(|aim| aim.key.port_guid == alias))
     }
 

@@ -10,7 +10,6 @@ use super::McastAgg;
 use crate::aim::{GroupAim, GroupKey, Purpose};
 use crate::answer::{failure, refuse};
 use crate::api::Output;
-use crate::group::Group;
 use crate::members::Members;
 use crate::transaction::{Token, Transaction, Waiting};
 use crate::{MemberId, request};
@@ -29,12 +28,12 @@ impl McastAgg {
                 group.doubtful = group.doubtful | state;
             }
         }
-        let index = self.by_key.get(&key).copied();
+        let index = self.groups.find(key);
         let Some(waiting) = transaction.waiting else {
             return;
         };
         self.answer(waiting, |agg, waiting, mad| match index {
-            Some(index) if granted => agg.admit(index, waiting.member, &waiting.pkeys, mad),
+            Some(index) if granted => agg.admit_waiting(index, waiting, mad),
             _ => refuse(mad, failure(answer.header.status)),
         });
     }
@@ -49,8 +48,7 @@ impl McastAgg {
         let mut record = answer.record::<McMemberRecord>();
         let granted = answer.header.status == MadStatus::OK && record.mgid.is_multicast();
         let index = granted.then(|| {
-            let known = self.by_key.get(&key).copied();
-            let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
+            let index = self.groups.find_or_insert(key);
             let group = &mut self.groups[index];
             group.at_sa = group.at_sa | state;
             record.set_join_state(JoinState::NONE);
@@ -59,7 +57,7 @@ impl McastAgg {
         });
         let Some(waiting) = waiting else { return };
         self.answer(waiting, |agg, waiting, mad| match index {
-            Some(index) => agg.admit(index, waiting.member, &waiting.pkeys, mad),
+            Some(index) => agg.admit_waiting(index, waiting, mad),
             None => refuse(mad, failure(answer.header.status)),
         });
     }
@@ -143,8 +141,7 @@ impl McastAgg {
     /// An answer came after all to a join that was given up: the membership is given back. Nobody may
     /// count on it, since a Delete for it may be under way.
     pub(super) fn take_back(&mut self, now: Instant, key: GroupKey, state: JoinState) {
-        let known = self.by_key.get(&key).copied();
-        let index = known.unwrap_or_else(|| self.insert(key, Group::default()));
+        let index = self.groups.find_or_insert(key);
         let group = &mut self.groups[index];
         group.doubtful = group.doubtful | state;
         self.advance(key);

@@ -51,7 +51,7 @@ impl Port {
 
     pub fn with(config: Config) -> Self {
         Self {
-            agg: McastAgg::new(config, PREFIX, PORT_GUID),
+            agg: McastAgg::new(config, PREFIX, PORT_GUID, 1),
             now: Instant::ZERO,
             keys: vec![PKey::DEFAULT_FULL],
         }

@@ -148,7 +148,7 @@ fn play(data: &[u8]) -> Scene {
     let join_as = [JoinAs::Port, JoinAs::Alias][input.index(2)];
     let mut scene = Scene {
         now: Instant::from_millis(1),
-        agg: McastAgg::new(config(join_as), SubnetPrefix::DEFAULT, Guid::new(1)),
+        agg: McastAgg::new(config(join_as), SubnetPrefix::DEFAULT, Guid::new(1), 1),
         sa: Sa::default(),
         absorbed: 0,
         answered: 0,

@@ -3,7 +3,7 @@
 //! Open addressing with linear probing, without wrap-around and sorted by hash: a bucket's home is
 //! its hash scaled to the table's size, which keeps the order, so the whole table is an ascending
 //! array with gaps. That has three uses: a miss ends at the first larger hash; the table need not be
-//! a power of two, so that it grows by a sixth and stays well filled; and growing is one sequential
+//! a power of two, so that it grows by an eighth and stays well filled; and growing is one sequential
 //! pass that reads no entry.
 //!
 //! The index stores hashes and slots only. Equal hashes are told apart by the caller, who looks into
@@ -160,7 +160,7 @@ impl Index {
 
     fn grow(&mut self) {
         let old = core::mem::take(&mut self.buckets);
-        self.homes += self.homes / 6 + 1;
+        self.homes += self.homes / 8 + 1;
         self.buckets = vec![EMPTY; self.homes + TAIL];
         let mut free = 0;
         for bucket in old.into_iter().filter(|bucket| bucket.slot != NO_SLOT) {

@@ -9,4 +9,4 @@ mod trail;
 pub use index::{Index, NO_SLOT};
 pub use keyed_hash::KeyedHash;
 pub use permutation::Permutation;
-pub use trail::Trail;
+pub use trail::{NEAR, Trail};

@@ -185,6 +185,15 @@ impl SaMad {
         }
     }
 
+    /// The record in the data, to be changed where it lies.
+    pub fn record_mut<R: SaRecord>(&mut self) -> &mut R {
+        const { assert!(size_of::<R>() <= SA_DATA_SIZE) };
+        match R::mut_from_prefix(&mut self.data) {
+            Ok((record, _)) => record,
+            Err(_) => unreachable!("size is checked at compile time"),
+        }
+    }
+
     /// Writes a record into the data and zeros behind it, and sets AttributeOffset.
     pub fn set_record<R: SaRecord>(&mut self, record: &R) {
         const { assert!(size_of::<R>() <= SA_DATA_SIZE) };
