@@ -1,0 +1,85 @@
+//! `vhca run` and `vhca env` as a user meets them. What programs see is tested with real ones
+//! elsewhere; here a file stands in for the socket and another for the library.
+#![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A folder with something in the places of the socket and the library.
+fn folder() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("control.umad"), "").unwrap();
+    fs::write(dir.path().join("library.so"), "").unwrap();
+    dir
+}
+
+fn vhca(command: &str, dir: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .arg(command)
+        .arg("--control")
+        .arg(dir.join("control.sock"))
+        .arg("--preload")
+        .arg(dir.join("library.so"))
+        .args(arguments)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_shell_that_evaluates_env_has_the_socket_beside_the_control_socket() {
+    let dir = folder();
+    let output = vhca("env", dir.path(), &["--node", "H-1,H-2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    // The library is no library, so nothing may be run with it.
+    let script =
+        text(&output.stdout) + "unset LD_PRELOAD; echo \"$VHCA_UMAD_NODE $VHCA_UMAD_SOCKET\"";
+    let script = script.replace("export LD_PRELOAD", "LD_PRELOAD");
+    let shell = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let socket = dir.path().join("control.umad");
+    assert_eq!(
+        text(&shell.stdout).trim_end(),
+        format!("H-1,H-2 {}", socket.display())
+    );
+}
+
+#[test]
+fn a_program_is_run_with_its_own_options_and_exit_status() {
+    let dir = folder();
+    let script = "echo $1 $VHCA_UMAD_NODE; exit 7";
+    let output = vhca(
+        "run",
+        dir.path(),
+        &["--node", "H-1", "--", "sh", "-c", script, "sh", "-x"],
+    );
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "-x H-1\n");
+}
+
+#[test]
+fn what_is_missing_is_named_with_what_to_do() {
+    let dir = folder();
+    let said = |output: &Output| {
+        assert_eq!(output.status.code(), Some(1));
+        text(&output.stderr)
+    };
+    let message = said(&vhca("run", dir.path(), &["/nonexistent/program"]));
+    assert!(
+        message.contains("cannot run /nonexistent/program"),
+        "{message}"
+    );
+    fs::remove_file(dir.path().join("library.so")).unwrap();
+    let message = said(&vhca("env", dir.path(), &[]));
+    assert!(message.contains("library.so"), "{message}");
+    fs::remove_file(dir.path().join("control.umad")).unwrap();
+    let message = said(&vhca("env", dir.path(), &[]));
+    assert!(message.contains("vhca serve"), "{message}");
+    assert_eq!(vhca("run", dir.path(), &[]).status.code(), Some(2));
+}
