@@ -130,10 +130,10 @@ fn opensm_brings_the_subnet_up_without_an_error_and_its_tools_find_everything() 
 
     let nodes = bench.run("H1-1", "ibnetdiscover", &[]);
     let count = |kind: &str| nodes.lines().filter(|l| l.starts_with(kind)).count();
-    assert_eq!((count("Ca\t"), count("Switch\t")), (5, 2), "{nodes}");
+    assert_eq!((count("Ca\t"), count("Switch\t")), (6, 2), "{nodes}");
     let links = bench.run("H2-1", "iblinkinfo", &["-l"]);
-    // Of five hosts both ends, and both ends of two links between the switches.
-    assert_eq!(links.matches("Active/").count(), 14, "{links}");
+    // Of six hosts both ends, and both ends of two links between the switches.
+    assert_eq!(links.matches("Active/").count(), 16, "{links}");
     let sm = bench.run("H2-2", "sminfo", &[]);
     assert!(sm.contains("SMINFO_MASTER"), "{sm}");
     // On a switch, too.
