@@ -115,6 +115,40 @@ impl Bench {
         text
     }
 
+    /// What a command of ours prints; it must succeed.
+    fn ask(&self, arguments: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
+            .args(arguments)
+            .env("VHCA_CONTROL", self.path("control.sock"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {text}{errors}");
+        text
+    }
+
+    /// Asks until what is printed is as it should be.
+    fn ask_until(&self, arguments: &[&str], is_so: impl Fn(&str) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let text = self.ask(arguments);
+            if is_so(&text) {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "{arguments:?}: {text}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits until so many VFs have a GUID that OpenSM chose, and are up.
+    fn wait_for_vfs(&self, vfs: usize) {
+        let up = |line: &&str| line.contains(" up ") && line.contains("0x00140500");
+        self.ask_until(&["show", "vfs"], |text| {
+            text.lines().filter(up).count() == vfs
+        });
+    }
+
     fn assert_no_errors(&self, log: &str) {
         let text = self.read(log);
         let errors: Vec<&str> = text.lines().filter(|line| line.contains("ERR")).collect();
@@ -186,21 +220,43 @@ fn a_better_opensm_takes_over_and_the_other_one_again_when_it_is_killed() {
 fn every_vf_gets_an_alias_guid_of_opensm() {
     let bench = Bench::serve("guids", &["--vfs", "16", "--guests"]);
     let _opensm = bench.opensm("mgmt", "opensm.log", "1");
-    let control = bench.path("control.sock");
-    let begun = Instant::now();
-    loop {
-        let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
-            .args(["show", "vfs", "--control"])
-            .arg(&control)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let up = |line: &&str| line.contains(" up ") && line.contains("0x00140500");
-        if text.lines().filter(up).count() == 64 {
-            break;
-        }
-        assert!(begun.elapsed() < LIMIT, "{text}");
-        thread::sleep(Duration::from_millis(200));
-    }
+    bench.wait_for_vfs(64);
+    bench.assert_no_errors("opensm.log");
+}
+
+#[test]
+fn a_group_of_64_vfs_is_one_membership_per_host_and_reaches_exactly_its_members() {
+    const GROUP: &str = "ff12:4242::2a";
+    let bench = Bench::serve("group", &["--vfs", "16", "--guests"]);
+    let _opensm = bench.opensm("mgmt", "opensm.log", "1");
+    bench.wait_for_vfs(64);
+    bench.ask(&["guest", "all", "join", GROUP]);
+    let memberships = || bench.ask(&["show", "mcast"]).matches("  full  ").count();
+    assert_eq!(memberships(), 4, "one of each host");
+    let status = ["guest", "all", "status", "--json"];
+    let received = |text: &str| -> Vec<(bool, u64)> {
+        let json: serde_json::Value = serde_json::from_str(text).unwrap();
+        let guests = json["guests"].as_array().unwrap().iter();
+        let counts = guests.map(|guest| (guest["host"] == "H2-1", &guest["received"]));
+        counts
+            .map(|(away, count)| (away, count.as_u64().unwrap()))
+            .collect()
+    };
+    let send = || bench.ask(&["guest", "H1-1/3", "send", GROUP, "hello"]);
+    // The switches learn of the members a moment after these do.
+    bench.ask_until(&status, |text| {
+        send();
+        received(text).iter().all(|(_, count)| *count > 0)
+    });
+    bench.ask(&["guest", "H2-1/all", "leave", GROUP]);
+    assert_eq!(memberships(), 3);
+    // A copy on its way would still be counted for the host that left; none comes afterwards.
+    let before = received(&bench.ask(&status));
+    send();
+    bench.ask_until(&status, |text| {
+        let grew = received(text).into_iter().zip(&before);
+        grew.into_iter()
+            .all(|((away, now), (_, then))| now == then + u64::from(!away))
+    });
     bench.assert_no_errors("opensm.log");
 }

@@ -222,7 +222,7 @@ pub(crate) struct GuestArgs {
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
     #[command(subcommand)]
-    action: GuestCommand,
+    action: GuestAction,
     /// Print one JSON object.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -230,46 +230,12 @@ pub(crate) struct GuestArgs {
     pub(crate) server: ServerArgs,
 }
 
-#[derive(Debug, Subcommand)]
-enum GuestCommand {
-    /// Become full members of a multicast group, which is made if there is none.
-    Join {
-        /// Its address.
-        mgid: String,
-    },
-    /// Leave a group.
-    Leave {
-        /// Its address.
-        mgid: String,
-    },
-    /// Ask the SA for a path.
-    Query {
-        /// Where it leads to.
-        dgid: String,
-    },
-    /// Send a datagram: to a group that they joined, or to the guest that has a GID.
-    Send {
-        /// The address.
-        to: String,
-        /// The message.
-        text: String,
-    },
-    /// Tell what they have, and what they received.
-    Status,
-}
-
 impl GuestArgs {
     pub(crate) fn request(self, format: Format) -> Request {
         Request::Guest {
             vf: self.vf,
             host: self.host,
-            action: match self.action {
-                GuestCommand::Join { mgid } => GuestAction::Join { mgid },
-                GuestCommand::Leave { mgid } => GuestAction::Leave { mgid },
-                GuestCommand::Query { dgid } => GuestAction::Query { dgid },
-                GuestCommand::Send { to, text } => GuestAction::Send { to, text },
-                GuestCommand::Status => GuestAction::Status {},
-            },
+            action: self.action,
             format,
         }
     }

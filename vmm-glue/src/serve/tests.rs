@@ -33,6 +33,19 @@ fn run_until(service: &mut Service, mut condition: impl FnMut(&Service) -> bool)
     false
 }
 
+/// Runs in virtual time for so long.
+pub(super) fn pass(service: &mut Service, time: Duration) {
+    let mut now = service.lab().world().now();
+    let end = now + time;
+    while now < end {
+        service.poll(now);
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+    service.poll(end);
+}
+
 fn all_vfs_up(service: &Service) -> bool {
     use pf_context::inspect::Inspect;
     let world = service.lab().world();

@@ -85,7 +85,7 @@ impl Host {
         self.manager_place().get()
     }
 
-    /// What the subnet manager has told of the subnet since it was started.
+    /// What the subnet manager has told of the subnet since it was started: of very much the latest.
     #[must_use]
     pub fn subnet_events(&self) -> &[SmEvent] {
         self.manager_place().events()

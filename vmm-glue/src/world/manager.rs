@@ -7,11 +7,14 @@ use ib_wire::PortNum;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
+/// Events of the subnet that are kept; when there are more, the older half goes.
+const MAX_EVENTS: usize = 4096;
+
 /// The place of a subnet manager on a host: one, or none.
 #[derive(Debug, Default)]
 pub(super) struct ManagerPlace {
     manager: Option<Box<SubnetManager>>,
-    /// What happened in the subnet since the manager was started.
+    /// What happened in the subnet lately, since the manager was started at most.
     events: Vec<SmEvent>,
 }
 
@@ -82,6 +85,9 @@ impl ManagerPlace {
             while manager.poll(now, hca, gsi) {}
             self.events
                 .extend(std::iter::from_fn(|| manager.poll_event()));
+            if self.events.len() > MAX_EVENTS {
+                self.events.drain(..MAX_EVENTS / 2);
+            }
         }
     }
 

@@ -39,7 +39,7 @@ const QKEY: QKey = QKey::new(0x1111_1111);
 const MAX_MESSAGE: u32 = 2048;
 
 /// What guests are asked to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum GuestAction {
     /// Become full members of a multicast group, which is made if there is none.

@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use crate::Driven;
+use crate::serve::tests::pass;
 use crate::serve::{GuestAction, Lab, Options, Service, TopologySpec};
 use ib_vtime::Duration;
 
@@ -17,19 +18,6 @@ fn service() -> Service {
     let mut service = Service::new(Lab::build(&options, 1).unwrap());
     pass(&mut service, Duration::from_secs(5));
     service
-}
-
-/// Runs in virtual time for so long.
-fn pass(service: &mut Service, time: Duration) {
-    let end = service.lab().world().now() + time;
-    let mut now = service.lab().world().now();
-    while now < end {
-        service.poll(now);
-        now = service
-            .poll_timeout()
-            .map_or(end, |next| next.max(now).min(end));
-    }
-    service.poll(end);
 }
 
 /// What comes of an action, as JSON.

@@ -112,7 +112,13 @@ impl Lab {
                 .seen(format!("no link at {name} in the topology"))
                 .next("give the port a link in the topology file");
         };
+        let is_gateway = fabric.is_gateway(peer.node);
         let peer = self.port_name(peer);
+        if is_gateway && physical.physical_state != PhysicalState::LinkUp {
+            return Fault::new("not_attached", "the simulator's node is not attached")
+                .seen(format!("{name} leads to {peer}, which is not there"))
+                .next("start the simulator, or see its log; vhca attaches as soon as it can");
+        }
         if physical.physical_state != PhysicalState::LinkUp {
             return Fault::new("link_down", "the physical link is down")
                 .seen(format!("{name} is {:?}", physical.physical_state))

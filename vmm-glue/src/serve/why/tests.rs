@@ -4,7 +4,7 @@ use ib_vtime::Duration;
 use ib_wire::PortNum;
 
 use super::Diagnosis;
-use crate::Driven;
+use crate::serve::tests::pass;
 use crate::serve::{
     GuestAction, GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec, VfChange,
     VfState,
@@ -23,19 +23,6 @@ fn serve(options: &Options) -> Service {
     let mut service = Service::new(Lab::build(options, 1).unwrap());
     pass(&mut service, Duration::from_secs(5));
     service
-}
-
-/// Runs in virtual time for so long.
-fn pass(service: &mut Service, time: Duration) {
-    let mut now = service.lab().world().now();
-    let end = now + time;
-    while now < end {
-        service.poll(now);
-        now = service
-            .poll_timeout()
-            .map_or(end, |next| next.max(now).min(end));
-    }
-    service.poll(end);
 }
 
 fn why(service: &Service, vf: &str) -> Diagnosis {
