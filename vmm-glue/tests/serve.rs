@@ -238,6 +238,7 @@ fn values_that_cannot_be_set_are_refused_with_the_reason() {
             &["set", "vf", "H1-1/1", "--port", "2", "state", "auto"],
             "no port 2",
         ),
+        (&["set", "vf", "all", "port_guid", "0x7"], "one VF"),
         (&["set", "link", "H1-1", "up"], "NODE/PORT"),
         (&["set", "link", "H1-1/1", "S2", "up"], "no such link"),
         (&["set", "link", "H7/1", "up"], "no node"),

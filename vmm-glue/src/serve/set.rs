@@ -49,6 +49,13 @@ pub enum VfChange {
     State(VfState),
 }
 
+impl VfChange {
+    /// Whether no two VFs can be changed so.
+    pub(super) fn suits_one_only(&self) -> bool {
+        matches!(self, Self::PortGuid(guid) if guid.starts_with("0x"))
+    }
+}
+
 /// The administrator's will about a VF's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]

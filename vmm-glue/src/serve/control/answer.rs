@@ -144,6 +144,10 @@ fn set_vf(
     change: &VfChange,
 ) -> Result<Answer, Refusal> {
     let vfs = lab.vfs(vf, host)?;
+    if vfs.len() > 1 && change.suits_one_only() {
+        let message = "one GUID is for one VF: say N, or HOST/N";
+        return Err(Refusal::new("one_vf", message));
+    }
     for vf in &vfs {
         lab.set_vf(vf, port, change)?;
     }

@@ -53,8 +53,12 @@ impl ControlSocket {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Nobody is left; or the process has too many files open, and some client waits.
-                Err(_) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Most likely the process has too many files open: make room, and try again later.
+                Err(_) => {
+                    self.evict(turn);
+                    return;
+                }
             };
             if stream.set_nonblocking(true).is_err() {
                 continue;
