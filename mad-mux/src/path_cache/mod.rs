@@ -96,8 +96,8 @@ impl Default for PathCacheConfig {
     fn default() -> Self {
         Self {
             lifetime_ms: 30_000,
-            entries: 16_384,
-            per_vf: 128,
+            entries: 32_768,
+            per_vf: 256,
         }
     }
 }

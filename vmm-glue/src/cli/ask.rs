@@ -14,7 +14,7 @@ use vhca::show::{Format, Subject};
 pub(crate) struct ServerArgs {
     /// The control socket of the service; by default $XDG_RUNTIME_DIR/vhca/control.sock, or
     /// /tmp/vhca-UID/control.sock.
-    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
+    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL", global = true)]
     pub(crate) control: Option<PathBuf>,
 }
 
@@ -118,7 +118,7 @@ enum VfChangeCommand {
     /// Its P_Key table: for each index a key such as 0x8001, index:N for a place of the port's table,
     /// or - for nothing.
     Pkeys {
-        #[arg(required = true, allow_hyphen_values = true)]
+        #[arg(required = true)]
         pkeys: Vec<String>,
     },
     /// How much it may send: rate=N burst=N queue=N weight=N; what is not named stays.

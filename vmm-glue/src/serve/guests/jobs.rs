@@ -10,7 +10,7 @@ use crate::serve::NamedVf;
 use crate::world::HostFunction;
 
 /// How long the SA is waited for.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Names a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,11 +66,12 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    pub(super) fn begin(&mut self, now: Instant, vfs: &[NamedVf]) -> JobId {
+    /// Begins a job that ends at `deadline` at the latest.
+    pub(super) fn begin(&mut self, deadline: Instant, vfs: &[NamedVf]) -> JobId {
         let id = JobId(self.next);
         self.next += 1;
         let job = Job {
-            deadline: now + PATIENCE,
+            deadline,
             vfs: vfs.to_vec(),
             outcomes: BTreeMap::new(),
         };
@@ -89,7 +90,7 @@ impl Jobs {
         let late = self.jobs.values_mut().filter(|job| job.deadline <= now);
         for job in late {
             for vf in &job.vfs {
-                let error = || Err(format!("no answer from the SA in {} s", PATIENCE.as_secs()));
+                let error = || Err("the SA did not answer in time".to_owned());
                 let on = vf.host.vf(vf.vf);
                 job.outcomes.entry(on).or_insert_with(error);
             }

@@ -5,6 +5,7 @@
 
 mod group;
 mod jobs;
+mod paths;
 mod send;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use crate::demo::Facts;
 use crate::world::{HostFunction, HostId, HostPortId, SocketId, World};
 use group::Group;
 use jobs::Jobs;
+use paths::Burst;
 use send::Errand;
 
 pub use jobs::{GuestReport, JobId};
@@ -64,6 +66,15 @@ pub enum GuestAction {
         /// The message.
         text: String,
     },
+    /// Ask the SA for many paths at once, to see how it fares.
+    Paths {
+        /// How many each of them asks for.
+        #[arg(long, default_value_t = 1000)]
+        count: u32,
+        /// To how many of the fabric's adapters, in turn.
+        #[arg(long, default_value_t = 200)]
+        destinations: usize,
+    },
     /// Tell what they have, and what they received.
     Status {},
 }
@@ -75,6 +86,7 @@ enum Order {
     Leave(Gid),
     Query(Gid),
     Send(Gid, String),
+    Paths(u32, usize),
     Status,
 }
 
@@ -92,6 +104,14 @@ impl TryFrom<&GuestAction> for Order {
                 }
                 Self::Send(gid(to)?, text.clone())
             }
+            GuestAction::Paths { count: 0, .. }
+            | GuestAction::Paths {
+                destinations: 0, ..
+            } => return Err("there must be a path to ask for".to_owned()),
+            GuestAction::Paths {
+                count,
+                destinations,
+            } => Self::Paths(*count, *destinations),
             GuestAction::Status {} => Self::Status,
         })
     }
@@ -124,6 +144,8 @@ enum Awaited {
 enum Begun {
     /// It is done, or cannot be.
     Done(Result<Facts, String>),
+    /// It goes on by itself.
+    Later,
     /// The SA was asked.
     Waits(Awaited, Errand),
 }
@@ -140,6 +162,7 @@ struct Guest {
     socket: SocketId,
     groups: BTreeMap<Gid, Group>,
     waiting: BTreeMap<Awaited, (JobId, Errand)>,
+    burst: Option<Burst>,
     received: u64,
     by_multicast: u64,
     last: Option<String>,
@@ -173,6 +196,7 @@ impl Guests {
             socket: world.open_socket(on, spec)?,
             groups: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            burst: None,
             received: 0,
             by_multicast: 0,
             last: None,
@@ -193,10 +217,15 @@ impl Guests {
         action: &GuestAction,
     ) -> Result<JobId, String> {
         let order = Order::try_from(action)?;
-        let job = self.jobs.begin(now, vfs);
+        let patience = match order {
+            Order::Paths(..) => paths::PATIENCE,
+            _ => jobs::PATIENCE,
+        };
+        let job = self.jobs.begin(now + patience, vfs);
         for vf in vfs {
             let on = vf.host.vf(vf.vf);
-            match self.begin(world, now, on, &order) {
+            match self.begin(world, now, on, job, &order) {
+                Begun::Later => {}
                 Begun::Done(outcome) => self.jobs.finish(job, on, outcome),
                 Begun::Waits(awaited, errand) => {
                     if let Some(guest) = self.guests.get_mut(&on) {
@@ -218,7 +247,14 @@ impl Guests {
         self.jobs.forget(job);
     }
 
-    fn begin(&mut self, world: &mut World, now: Instant, on: HostFunction, order: &Order) -> Begun {
+    fn begin(
+        &mut self,
+        world: &mut World,
+        now: Instant,
+        on: HostFunction,
+        job: JobId,
+        order: &Order,
+    ) -> Begun {
         let Some(guest) = self.guests.get(&on) else {
             return Begun::failed("no guest runs on the VF; vhca serve --guests starts them");
         };
@@ -233,6 +269,10 @@ impl Guests {
             Order::Leave(mgid) => self.leave(world, now, on, *mgid),
             Order::Query(dgid) => query(world, now, on, *dgid, Errand::Tell),
             Order::Send(to, text) => self.send(world, now, on, *to, text),
+            Order::Paths(count, destinations) => {
+                self.ask_for_paths(world, now, on, job, (*count, *destinations));
+                Begun::Later
+            }
             Order::Status => Begun::Done(Ok(Facts::new())),
         }
     }
@@ -265,6 +305,8 @@ impl Guests {
 
     fn take(&mut self, world: &mut World, on: HostFunction, event: SaEvent) {
         match event {
+            SaEvent::Answered { query, result }
+                if self.path_answered(world, on, query, &result) => {}
             SaEvent::Answered { query, result } => {
                 let Some((job, errand)) = self.taken(on, Awaited::Query(query)) else {
                     return;

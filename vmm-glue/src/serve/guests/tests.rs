@@ -140,3 +140,24 @@ fn without_an_sa_guests_give_up_in_time() {
     let reports = act(&mut service, "H1-1/1", &path);
     assert_eq!(reports[0]["ok"], false, "{reports:?}");
 }
+
+#[test]
+fn guests_that_ask_for_many_paths_at_once_get_all_of_them() {
+    let mut service = service();
+    let action = GuestAction::Paths {
+        count: 50,
+        destinations: 5,
+    };
+    let reports = act(&mut service, "all", &action);
+    all_ok(&reports);
+    for report in &reports {
+        let facts = ["asked", "answered", "failed", "destinations"].map(|name| &report[name]);
+        assert_eq!(facts, [50, 50, 0, 5], "{report}");
+    }
+    let nothing = GuestAction::Paths {
+        count: 0,
+        destinations: 5,
+    };
+    let vfs = service.lab().vfs("1", Some("H1-1")).unwrap();
+    assert!(service.lab_mut().guests_do(&vfs, &nothing).is_err());
+}
