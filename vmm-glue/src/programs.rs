@@ -7,8 +7,14 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 use thiserror::Error;
+use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -24,6 +30,12 @@ pub enum ProgramError {
     /// A path cannot stand in the environment, or does not exist.
     #[error("{}: cannot be used", .0.display())]
     Path(PathBuf, #[source] io::Error),
+    /// Nobody answers at the socket.
+    #[error("no service answers at {}", .0.display())]
+    NoService(PathBuf, #[source] io::Error),
+    /// The service has no such adapters.
+    #[error("the service has no {0:?} to run a program on; vhca show fabric lists its nodes")]
+    NoNode(String),
     /// The program cannot be started.
     #[error("cannot run {}", .0.display())]
     Start(PathBuf, #[source] io::Error),
@@ -63,6 +75,48 @@ pub fn find_library(named: Option<&Path>) -> Result<PathBuf, ProgramError> {
 fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
     path.canonicalize()
         .map_err(|error| ProgramError::Path(path.to_owned(), error))
+}
+
+/// Asks the service whether a program can use these adapters, before the program finds none.
+///
+/// # Errors
+/// [`ProgramError::NoService`], [`ProgramError::NoNode`].
+pub fn check_node(socket: &Path, node: Option<&str>) -> Result<(), ProgramError> {
+    let adapters = node.unwrap_or_default();
+    let hello = Hello {
+        adapters,
+        purpose: Purpose::Tree,
+    };
+    let no_node = || ProgramError::NoNode(adapters.to_owned());
+    let hello = hello.encode().ok_or_else(no_node)?;
+    let reply = greet(socket, &hello)
+        .map_err(|error| ProgramError::NoService(socket.to_owned(), error.into()))?;
+    match HelloReply::decode(&reply).and_then(|reply| reply.result.map(|_| ())) {
+        Ok(()) => Ok(()),
+        Err(umad_link::Errno::ENODEV) => Err(no_node()),
+        Err(error) => {
+            let error = io::Error::other(format!("{error:?}"));
+            Err(ProgramError::NoService(socket.to_owned(), error))
+        }
+    }
+}
+
+/// Says hello, and gives the answer.
+fn greet(socket: &Path, hello: &[u8]) -> rustix::io::Result<Vec<u8>> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let connection = net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
+    set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE))?;
+    net::send(&connection, hello, SendFlags::NOSIGNAL)?;
+    let mut reply = vec![0; HELLO_REPLY_SIZE];
+    let (_, length) = net::recv(&connection, reply.as_mut_slice(), RecvFlags::empty())?;
+    reply.truncate(length);
+    Ok(reply)
 }
 
 /// What a program's environment has besides the user's.

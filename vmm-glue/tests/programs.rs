@@ -1,19 +1,44 @@
 //! `vhca run` and `vhca env` as a user meets them. What programs see is tested with real ones
-//! elsewhere; here a file stands in for the socket and another for the library.
+//! elsewhere; here something that only says hello stands in for the service, and a file for the library.
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::thread;
 
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use tempfile::TempDir;
+use umad_link::{Errno, Hello, HelloReply};
 
 /// A folder with something in the places of the socket and the library.
 fn folder() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("control.umad"), "").unwrap();
+    greeter(&dir.path().join("control.umad"));
     fs::write(dir.path().join("library.so"), "").unwrap();
     dir
+}
+
+/// A socket that greets whoever asks for adapters whose names begin with H, for as long as the test runs.
+fn greeter(path: &Path) {
+    let listener = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    net::listen(&listener, 8).unwrap();
+    thread::spawn(move || {
+        while let Ok(peer) = net::accept(&listener) {
+            let mut bytes = [0; 4096];
+            let (_, length) = net::recv(&peer, &mut bytes[..], RecvFlags::empty()).unwrap();
+            let hello = Hello::decode(&bytes[..length]).unwrap();
+            let is_known = hello.adapters.is_empty() || hello.adapters.starts_with('H');
+            let result = if is_known {
+                Ok(&b""[..])
+            } else {
+                Err(Errno::ENODEV)
+            };
+            let reply = HelloReply { result }.encode();
+            net::send(&peer, &reply, SendFlags::NOSIGNAL).unwrap();
+        }
+    });
 }
 
 fn vhca(command: &str, dir: &Path, arguments: &[&str]) -> Output {
@@ -75,6 +100,8 @@ fn what_is_missing_is_named_with_what_to_do() {
         message.contains("cannot run /nonexistent/program"),
         "{message}"
     );
+    let message = said(&vhca("run", dir.path(), &["--node", "nosuch", "true"]));
+    assert!(message.contains("no \"nosuch\""), "{message}");
     fs::remove_file(dir.path().join("library.so")).unwrap();
     let message = said(&vhca("env", dir.path(), &[]));
     assert!(message.contains("library.so"), "{message}");

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
-use vhca::programs::{ProgramEnvironment, find_library, umad_socket_of};
+use vhca::programs::{ProgramEnvironment, check_node, find_library, umad_socket_of};
 
 use super::ServerArgs;
 
@@ -40,6 +40,7 @@ impl EnvArgs {
         }
         let library = find_library(self.preload.as_deref())?;
         let node = (!self.node.is_empty()).then(|| self.node.join(","));
+        check_node(&socket, node.as_deref())?;
         Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
     }
 }
