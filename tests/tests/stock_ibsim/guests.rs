@@ -50,7 +50,6 @@ impl Hosts {
         let options = Options {
             attach: attach.iter().map(|spec| spec.parse().unwrap()).collect(),
             vfs,
-            guests: true,
             local_guids,
             ..Options::default()
         };
@@ -97,6 +96,8 @@ impl Hosts {
 
     /// Waits until all VFs are up, and their guests know.
     pub(crate) fn wait_up(&mut self, vfs: usize) {
+        self.run("the VFs", |service| rows(service).len() == vfs);
+        self.start_guests();
         self.run("VFs that are up", |service| {
             let rows = rows(service);
             rows.len() == vfs
@@ -106,6 +107,19 @@ impl Hosts {
                     row.up && view.sa_address().is_some()
                 })
         });
+    }
+
+    /// Starts a guest on each VF that has none. (What the guests of the service itself hear is for the
+    /// service alone.)
+    fn start_guests(&mut self) {
+        for (host, row) in rows(self.service()) {
+            let lab = self.service().lab_mut();
+            let id = lab.host(&host).unwrap().id;
+            let world = lab.world_mut();
+            if !world.host(id).guests().any(|vf| vf == row.vf) {
+                world.start_guest(id, row.vf).unwrap();
+            }
+        }
     }
 
     /// Waits until a host's port is active.
