@@ -1,7 +1,10 @@
 //! A VF as its guest sees it.
 //!
 //! [`native`] is for programs that hold a VF themselves: what they run on a real QP1 they run on the
-//! VF's proxy of it.
+//! VF's proxy of it. A [`PciFunction`] is for guests with a driver of their own.
 #![forbid(unsafe_code)]
 
 pub mod native;
+mod pci;
+
+pub use pci::{Bar, PciEvent, PciFunction};

@@ -1,0 +1,80 @@
+//! A PCI function as a VMM sees it.
+//!
+//! What a guest's driver drives is a *personality*: registers, rings and interrupts of some adapter,
+//! translated to calls on the VF's function. Front ends (a vfio-user server, a device inside a VMM) know
+//! only this trait.
+
+use core::fmt;
+
+use hca_api::{Hca, HcaEvent};
+use ib_vtime::Instant;
+
+/// One of a function's base address registers. All are 64-bit memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// Number of the register, even: the next one holds the upper half of the address.
+    pub index: u8,
+    /// Bytes, a power of two.
+    pub size: u64,
+    /// Whether reads have no side effects, so that the VMM may put it above 4 GiB.
+    pub prefetchable: bool,
+}
+
+/// What a function wants of whoever owns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PciEvent {
+    /// Signal an MSI-X vector.
+    Interrupt {
+        /// Entry of the MSI-X table.
+        vector: u16,
+    },
+    /// Have the PF reset the VF: release what it owns and forget what it has under way. The function
+    /// goes on when it is told of [`hca_api::AsyncEvent::FunctionReset`].
+    ResetWanted,
+}
+
+/// A PCI function.
+///
+/// Sans-I/O like every machine: the owner keeps the VF's function and lends it to each call, passes on
+/// its events with [`PciFunction::handle_hca_event`], calls [`PciFunction::poll`] then and when
+/// [`PciFunction::poll_timeout`] says so, and pulls what the function wants from
+/// [`PciFunction::poll_event`].
+///
+/// Offsets and lengths come from a VMM, hence from a guest: an access that no register answers reads as
+/// zeros and writes nothing.
+pub trait PciFunction: fmt::Debug {
+    /// The base address registers.
+    fn bars(&self) -> &[Bar];
+
+    /// Entries of the MSI-X table.
+    fn interrupt_vectors(&self) -> u16;
+
+    /// Reads configuration space. All 4096 bytes can be read.
+    fn config_read(&self, offset: u16, out: &mut [u8]);
+
+    /// Writes configuration space; this can be a function-level reset.
+    fn config_write(&mut self, now: Instant, hca: &mut dyn Hca, offset: u16, bytes: &[u8]);
+
+    /// Reads behind a base address register.
+    fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]);
+
+    /// Writes behind a base address register.
+    fn bar_write(&mut self, now: Instant, hca: &mut dyn Hca, bar: u8, offset: u64, bytes: &[u8]);
+
+    /// Takes an event of the VF's function.
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent);
+
+    /// Does what is due. Whether there was anything.
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool;
+
+    /// When to poll at the latest.
+    fn poll_timeout(&self) -> Option<Instant>;
+
+    /// What the function wants next.
+    fn poll_event(&mut self) -> Option<PciEvent>;
+
+    /// Resets the function as its VMM does when the machine resets or the VMM is gone: everything but
+    /// what the PF configured starts anew. Nothing is read or written in the guest's memory any more until
+    /// the driver comes again.
+    fn reset(&mut self, now: Instant, hca: &mut dyn Hca);
+}
