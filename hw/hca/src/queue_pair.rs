@@ -4,7 +4,9 @@ use core::fmt;
 
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
 
-use crate::{AccessFlags, AddressVector, CqHandle, FunctionId, PdHandle, Sge, SrqHandle};
+use crate::{
+    AccessFlags, AddressSpace, AddressVector, CqHandle, FunctionId, PdHandle, Sge, SrqHandle,
+};
 
 /// Which of a port's two special QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,14 +91,14 @@ pub struct QpCaps {
 /// A source of receive requests that the provider reads when a packet needs one.
 ///
 /// Implemented by whoever keeps receive requests in memory that a guest writes. The provider calls it
-/// at most once per message.
+/// at most once per message, and lends it the function's memory.
 pub trait PulledReceives: fmt::Debug + Send {
     /// Takes the next request: appends its scatter list to `scatter` (which comes empty) and gives
     /// its name. `None` when the guest has posted nothing.
-    fn pull(&mut self, scatter: &mut Vec<Sge>) -> Option<u64>;
+    fn pull(&mut self, memory: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64>;
 
     /// Requests that wait to be taken, as far as the source can tell without taking them.
-    fn pending(&self) -> usize;
+    fn pending(&self, memory: &dyn AddressSpace) -> usize;
 }
 
 /// Where a receive queue's requests come from.

@@ -23,6 +23,9 @@ pub enum Payload<'a> {
     Gather(&'a [Sge]),
     /// Given with the request; the caller's buffer is free when the call returns.
     Inline(&'a [u8]),
+    /// Bytes given with the request, and behind them others that are gathered: a header of the
+    /// caller's making in front of a message in memory.
+    Headed(&'a [u8], &'a [Sge]),
 }
 
 /// A peer's memory.

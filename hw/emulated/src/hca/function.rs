@@ -233,6 +233,19 @@ impl FunctionState {
             .ok_or(HcaError::InvalidHandle)
     }
 
+    /// Arms the limit of a shared receive queue and changes its size.
+    pub(super) fn modify_srq(
+        &mut self,
+        srq: SrqHandle,
+        limit: u32,
+        max_wr: Option<u32>,
+    ) -> Result<(), HcaError> {
+        self.srqs
+            .get_mut(srq.0 as usize)
+            .ok_or(HcaError::InvalidHandle)?
+            .modify(self.memory.space(), limit, max_wr)
+    }
+
     pub(super) fn qp(&self, qp: QpHandle) -> Result<&Qp, HcaError> {
         self.qps.get(qp.0 as usize).ok_or(HcaError::InvalidHandle)
     }
@@ -311,7 +324,7 @@ impl FunctionState {
             let Some(receive) = self
                 .qps
                 .get_mut(qp as usize)
-                .and_then(|pair| pair.receives.take())
+                .and_then(|pair| pair.receives.take(self.memory.space()))
             else {
                 return;
             };
@@ -334,11 +347,11 @@ impl FunctionState {
     pub(super) fn take_receive(&mut self, qp: u32) -> Option<Receive> {
         let pair = self.qps.get_mut(qp as usize)?;
         let Some(handle) = pair.srq else {
-            return pair.receives.take();
+            return pair.receives.take(self.memory.space());
         };
         let srq = self.srqs.get_mut(handle.0 as usize)?;
-        let receive = srq.take();
-        if srq.limit_reached() {
+        let receive = srq.take(self.memory.space());
+        if srq.limit_reached(self.memory.space()) {
             self.events.raise(AsyncEvent::SrqLimitReached(handle));
         }
         receive

@@ -92,11 +92,12 @@ impl Qp {
         ) {
             return Err(HcaError::InvalidQpState);
         }
-        let (given, limit) = match request.payload {
-            Payload::Gather(sges) => (sges.len(), self.caps.max_send_sge),
-            Payload::Inline(bytes) => (bytes.len(), self.caps.max_inline),
+        let (inline, gathered) = match request.payload {
+            Payload::Gather(sges) => (0, sges.len()),
+            Payload::Inline(bytes) => (bytes.len(), 0),
+            Payload::Headed(head, sges) => (head.len(), sges.len()),
         };
-        if given > limit as usize {
+        if gathered > self.caps.max_send_sge as usize || inline > self.caps.max_inline as usize {
             return Err(HcaError::TooManySges);
         }
         if self.sends.len() >= self.caps.max_send_wr as usize {

@@ -1,6 +1,6 @@
 //! Shared receive queues (IBA 10.2.9, 11.2.3).
 
-use hca_api::{HcaError, PdHandle, SrqAttributes};
+use hca_api::{AddressSpace, HcaError, PdHandle, SrqAttributes};
 
 use super::work_queue::{Receive, ReceiveQueue};
 
@@ -25,14 +25,14 @@ impl Srq {
     }
 
     /// Takes the oldest receive.
-    pub(super) fn take(&mut self) -> Option<Receive> {
-        self.queue.take()
+    pub(super) fn take(&mut self, memory: &dyn AddressSpace) -> Option<Receive> {
+        self.queue.take(memory)
     }
 
     /// Whether fewer receives are left than the limit asks for; true once, then the limit is
     /// disarmed (IBA 10.2.9.2).
-    pub(super) fn limit_reached(&mut self) -> bool {
-        let reached = self.limit != 0 && self.queue.len() < self.limit as usize;
+    pub(super) fn limit_reached(&mut self, memory: &dyn AddressSpace) -> bool {
+        let reached = self.limit != 0 && self.queue.len(memory) < self.limit as usize;
         if reached {
             self.limit = 0;
         }
@@ -40,9 +40,14 @@ impl Srq {
     }
 
     /// Arms the limit and changes the size.
-    pub(super) fn modify(&mut self, limit: u32, max_wr: Option<u32>) -> Result<(), HcaError> {
+    pub(super) fn modify(
+        &mut self,
+        memory: &dyn AddressSpace,
+        limit: u32,
+        max_wr: Option<u32>,
+    ) -> Result<(), HcaError> {
         let max_wr = max_wr.unwrap_or(self.queue.max_wr);
-        if limit > max_wr || self.queue.len() > max_wr as usize {
+        if limit > max_wr || self.queue.len(memory) > max_wr as usize {
             return Err(HcaError::InvalidParameter);
         }
         self.queue.max_wr = max_wr;
@@ -61,7 +66,7 @@ impl Srq {
 
 #[cfg(test)]
 mod tests {
-    use hca_api::{ReceiveMode, RecvRequest};
+    use hca_api::{HostMemory, ReceiveMode, RecvRequest};
     use proptest::prelude::*;
 
     use super::*;
@@ -88,6 +93,7 @@ mod tests {
         fn a_shared_queue_is_a_bounded_fifo_with_a_one_shot_limit(
             steps in prop::collection::vec(step(), 0..64)
         ) {
+            let memory = HostMemory::new();
             let mut srq = Srq::new(PdHandle(0), ReceiveQueue::new(ReceiveMode::Posted, 4, 1), 2);
             let (mut model, mut max, mut limit) = (Vec::new(), 4_usize, 2_usize);
             for step in steps {
@@ -98,20 +104,20 @@ mod tests {
                         if posted.is_ok() { model.push(wr_id); }
                     }
                     Step::Take => {
-                        let taken = srq.take().map(|r| r.wr_id);
+                        let taken = srq.take(&memory).map(|r| r.wr_id);
                         prop_assert_eq!(taken, (!model.is_empty()).then(|| model.remove(0)));
                         let fires = limit != 0 && model.len() < limit;
-                        prop_assert_eq!(srq.limit_reached(), fires);
+                        prop_assert_eq!(srq.limit_reached(&memory), fires);
                         if fires { limit = 0; }
                     }
                     Step::Modify(to, size) => {
                         let new_max = size.map_or(max, |s| s as usize);
                         let fits = to as usize <= new_max && model.len() <= new_max;
-                        prop_assert_eq!(srq.modify(to, size).is_ok(), fits);
+                        prop_assert_eq!(srq.modify(&memory, to, size).is_ok(), fits);
                         if fits { max = new_max; limit = to as usize; }
                     }
                 }
-                prop_assert_eq!(srq.queue.len(), model.len());
+                prop_assert_eq!(srq.queue.len(&memory), model.len());
             }
         }
     }

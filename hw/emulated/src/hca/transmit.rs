@@ -162,13 +162,17 @@ impl Device {
         let len = match payload {
             Payload::Gather(sges) => total_len(sges),
             Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Headed(head, sges) => head.len() as u64 + total_len(sges),
         };
         if len > self.message_limit(qp) as u64 {
             return Err(CompletionStatus::LocalLength);
         }
         let bytes = match payload {
             Payload::Inline(bytes) => bytes,
-            Payload::Gather(sges) => {
+            Payload::Gather(sges) | Payload::Headed(_, sges) => {
+                if let Payload::Headed(head, _) = payload {
+                    staging.extend_from_slice(head);
+                }
                 state
                     .memory
                     .gather(qp.pd, sges, staging)

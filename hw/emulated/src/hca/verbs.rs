@@ -270,12 +270,10 @@ impl Hca for Function<'_> {
         limit: u32,
         max_wr: Option<u32>,
     ) -> Result<(), HcaError> {
-        let state = self.state_mut()?;
-        let queue = state.srq_mut(srq)?;
         if max_wr.is_some_and(|size| size == 0 || size > LIMITS.max_srq_wr) {
             return Err(HcaError::InvalidParameter);
         }
-        queue.modify(limit, max_wr)
+        self.state_mut()?.modify_srq(srq, limit, max_wr)
     }
 
     fn query_srq(&self, srq: SrqHandle) -> Result<SrqAttributes, HcaError> {

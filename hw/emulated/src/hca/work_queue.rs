@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use hca_api::{
-    AddressVector, HcaError, Payload, PulledReceives, ReceiveMode, RecvRequest, SendFlags, Sge,
+    AddressSpace, AddressVector, HcaError, Payload, PulledReceives, ReceiveMode, RecvRequest,
+    SendFlags, Sge,
 };
 use ib_wire::{PKeyIndex, QKey, Qpn};
 
@@ -48,6 +49,7 @@ pub(super) fn total_len(sges: &[Sge]) -> u64 {
 pub(super) enum OwnedPayload {
     Gather(SgeList),
     Inline(Box<[u8]>),
+    Headed(Box<[u8]>, SgeList),
 }
 
 impl OwnedPayload {
@@ -55,6 +57,7 @@ impl OwnedPayload {
         match payload {
             Payload::Gather(sges) => Self::Gather(SgeList::new(sges)),
             Payload::Inline(bytes) => Self::Inline(bytes.into()),
+            Payload::Headed(head, sges) => Self::Headed(head.into(), SgeList::new(sges)),
         }
     }
 
@@ -62,6 +65,7 @@ impl OwnedPayload {
         match self {
             Self::Gather(sges) => Payload::Gather(sges.as_slice()),
             Self::Inline(bytes) => Payload::Inline(bytes),
+            Self::Headed(head, sges) => Payload::Headed(head, sges.as_slice()),
         }
     }
 }
@@ -154,13 +158,13 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Takes the oldest request.
-    pub(super) fn take(&mut self) -> Option<Receive> {
+    /// Takes the oldest request. A source reads the consumer's `memory`.
+    pub(super) fn take(&mut self, memory: &dyn AddressSpace) -> Option<Receive> {
         let Some(source) = &mut self.source else {
             return self.posted.pop_front();
         };
         self.pulled.clear();
-        let wr_id = source.pull(&mut self.pulled)?;
+        let wr_id = source.pull(memory, &mut self.pulled)?;
         Some(Receive {
             wr_id,
             scatter: SgeList::new(&self.pulled),
@@ -168,10 +172,10 @@ impl ReceiveQueue {
     }
 
     /// Requests that wait.
-    pub(super) fn len(&self) -> usize {
+    pub(super) fn len(&self, memory: &dyn AddressSpace) -> usize {
         self.source
             .as_ref()
-            .map_or(self.posted.len(), |source| source.pending())
+            .map_or(self.posted.len(), |source| source.pending(memory))
     }
 
     /// Forgets what was posted. What a source holds stays in the consumer's memory.

@@ -1,6 +1,8 @@
 //! Completion queues, shared receive queues and handles, as the verbs work them.
 
-use hca_api::{ArmKind, AsyncEvent, HcaEvent, PulledReceives, ResourceCounts, SrqSpec};
+use hca_api::{
+    AddressSpace, ArmKind, AsyncEvent, HcaEvent, PulledReceives, ResourceCounts, SrqSpec,
+};
 
 use super::*;
 
@@ -9,14 +11,50 @@ use super::*;
 struct Ring(Vec<(u64, Vec<Sge>)>);
 
 impl PulledReceives for Ring {
-    fn pull(&mut self, scatter: &mut Vec<Sge>) -> Option<u64> {
+    fn pull(&mut self, _: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
         let (wr_id, sges) = self.0.pop()?;
         scatter.extend(sges);
         Some(wr_id)
     }
 
-    fn pending(&self) -> usize {
+    fn pending(&self, _: &dyn AddressSpace) -> usize {
         self.0.len()
+    }
+}
+
+/// Receives in the consumer's memory: the number posted so far stands at `counter`, and the buffers
+/// behind it.
+#[derive(Debug)]
+struct MemoryRing {
+    counter: u64,
+    taken: u64,
+    lkey: LKey,
+}
+
+impl MemoryRing {
+    fn posted(&self, memory: &dyn AddressSpace) -> u64 {
+        let mut posted = [0; 8];
+        memory.read(self.counter, &mut posted).unwrap();
+        u64::from_ne_bytes(posted)
+    }
+}
+
+impl PulledReceives for MemoryRing {
+    fn pull(&mut self, memory: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
+        if self.posted(memory) == self.taken {
+            return None;
+        }
+        self.taken += 1;
+        scatter.push(Sge {
+            addr: self.counter + SLOT as u64,
+            len: 512,
+            lkey: self.lkey,
+        });
+        Some(self.taken)
+    }
+
+    fn pending(&self, memory: &dyn AddressSpace) -> usize {
+        usize::try_from(self.posted(memory) - self.taken).unwrap()
     }
 }
 
@@ -164,6 +202,35 @@ fn pulled_receives_are_taken_one_per_message_and_flushed_with_the_queue_pair() {
             (3, CompletionStatus::Flushed)
         ]
     );
+}
+
+/// IBA 10.3.1.7: what is posted to a queue pair in error completes as flushed; where nobody tells of the
+/// posting, moving the queue pair to the error state again has it flushed, a queue's worth at a time.
+#[test]
+fn receives_pulled_from_memory_are_flushed_again_by_another_move_to_the_error_state() {
+    let mut device = device(5);
+    let a = open(&mut device, PF, QpKind::Ud);
+    let ring = MemoryRing {
+        counter: a.memory.addr,
+        taken: 0,
+        lkey: a.lkey,
+    };
+    let b = open_with(&mut device, PF, QKEY, |_, cq| QpSpec {
+        receives: ReceiveMode::Pulled(Box::new(ring)),
+        ..spec(QpKind::Ud, PdHandle(0), cq)
+    })
+    .unwrap();
+    let post = |device: &mut Device, total: u64| {
+        let mut hca = device.function(PF).unwrap();
+        hca.dma_write(a.memory.addr, &total.to_ne_bytes()).unwrap();
+        hca.modify_qp(b.qp, &to_state(QpState::Error)).unwrap();
+        b.poll(device).iter().map(|c| c.wr_id).collect::<Vec<_>>()
+    };
+    assert_eq!(post(&mut device, 2), [1, 2]);
+    assert_eq!(post(&mut device, 2), []);
+    assert_eq!(post(&mut device, 3), [3]);
+    let most = usize::try_from(caps().max_recv_wr).unwrap();
+    assert_eq!(post(&mut device, 1000).len(), most);
 }
 
 /// IBA 10.3.1.5: in the drained state sends wait; going on sends them.

@@ -45,6 +45,42 @@ fn a_proxy_and_its_tunnel_exchange_messages_with_the_port_down() {
     assert_eq!(done.source.unwrap().src_qpn, t.numbers.real);
 }
 
+/// A guest's driver has the header of a tunnelled MAD inline and the MAD in memory, named by the key of
+/// a region that is all of its memory.
+#[test]
+fn a_proxy_sends_an_inline_header_and_behind_it_what_it_gathers() {
+    let mut device = device(5);
+    add_vf(&mut device, VF1);
+    let p = open(&mut device, VF1, proxy(Gsi));
+    let t = open(&mut device, PF, tunnel(VF1, Gsi));
+    t.post_recv(&mut device, 1);
+    let mut hca = device.function(VF1).unwrap();
+    let whole = MrSpec {
+        pd: PdHandle(0),
+        kind: MrKind::WholeSpace,
+        access: AccessFlags::LOCAL_WRITE,
+        key: Some(0x7fff_ff01),
+    };
+    let lkey = hca.register_mr(&whole).unwrap().lkey;
+    hca.dma_write(p.memory.addr, &[8; 256]).unwrap();
+    let gather = [Sge {
+        lkey,
+        ..p.send_slot(256)
+    }];
+    let send = SendRequest {
+        payload: Payload::Headed(&[7; 56], &gather),
+        ..request(&[], None)
+    };
+    hca.post_send(p.qp, &send).unwrap();
+    assert_eq!(p.poll_one(&mut device).byte_len, 312);
+    assert_eq!(t.poll_one(&mut device).byte_len, 352);
+    let bytes = t.received(&mut device, 1, 352);
+    assert_eq!(
+        (&bytes[40..96], &bytes[96..]),
+        (&[7; 56][..], &[8; 256][..])
+    );
+}
+
 /// Statement 6: a message that is too long costs a receive, and the tunnel goes on.
 #[test]
 fn a_guest_cannot_stop_its_tunnel_with_a_message_that_is_too_long() {
