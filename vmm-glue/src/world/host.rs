@@ -10,6 +10,7 @@ use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 use vf_tunnel::VfId;
 
+use super::devices::device_of;
 use super::function_of;
 use super::manager::ManagerPlace;
 use super::pf_host::PfHost;
@@ -124,7 +125,7 @@ impl Host {
         }
     }
 
-    fn pf(&self) -> Option<&PfHost> {
+    pub(super) fn pf(&self) -> Option<&PfHost> {
         match &self.tenancy {
             Tenancy::Alone(_) => None,
             Tenancy::Shared(pf) => Some(pf),
@@ -264,6 +265,9 @@ impl Host {
 
     /// When to poll the software on a function at the latest.
     pub(super) fn poll_timeout(&self, function: FunctionId) -> Option<Instant> {
+        if let Some(device) = device_of(self, function) {
+            return device.poll_timeout();
+        }
         match self.user(function)? {
             User::Pf(pf) => pf.poll_timeout(),
             User::Software(software) => software.poll_timeout(),

@@ -3,7 +3,8 @@
 //! A [`World`] holds an emulated fabric and, for each host, what runs on a real one. A plain host has
 //! an [`EndPort`](ib_endpoint::EndPort) on each port of its adapter. A PF host
 //! ([`World::add_pf_host`]) has a [`PfContext`](pf_context::PfContext), and for each of its VFs a
-//! guest: the same software on the proxies that the VF has of the ports' QP1. On one or more hosts
+//! guest: the same software on the proxies that the VF has of the ports' QP1; or a VMM drives a device on
+//! it ([`World::add_device`]). On one or more hosts
 //! runs a subnet manager.
 //!
 //! [`World::run_until`] lets everything happen that is due, then jumps the clock to the next deadline.
@@ -16,6 +17,7 @@
 
 mod agents;
 mod alarms;
+mod devices;
 mod host;
 mod ids;
 mod manager;
@@ -38,6 +40,7 @@ use ib_vtime::Instant;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 pub use agents::PortAgents;
+pub use devices::{DeviceError, DeviceView};
 pub use host::Host;
 pub use ids::{HostFunction, HostId, HostPortId, SocketId};
 pub use socket::Socket;
@@ -71,6 +74,8 @@ pub struct World {
     woken: Vec<HostFunction>,
     /// Hosts that [`World::take_polled`] has not told of yet.
     polled: BTreeSet<HostId>,
+    /// Devices with MSI-X vectors to be signalled.
+    interrupting: BTreeSet<HostFunction>,
     /// The software on port 0 of the switches that programs use.
     switches: BTreeMap<NodeId, SwitchSoftware>,
     switch_alarms: Alarms<NodeId>,
@@ -92,6 +97,7 @@ impl World {
             alarms: Alarms::new(),
             woken: Vec::new(),
             polled: BTreeSet::new(),
+            interrupting: BTreeSet::new(),
             switches: BTreeMap::new(),
             switch_alarms: Alarms::new(),
             woken_switches: Vec::new(),

@@ -11,6 +11,7 @@ use pf_context::context::PfEvent;
 use vf_proxy::native::ProxyQp;
 use vf_tunnel::VfId;
 
+use super::devices::Device;
 use super::manager::ManagerPlace;
 use super::socket::Sockets;
 use super::software::Software;
@@ -24,6 +25,8 @@ const GUEST_DEPTH: u32 = 128;
 pub(super) struct PfHost {
     pub(super) context: PfContext,
     pub(super) guests: BTreeMap<VfId, Software>,
+    /// What VMMs drive, each on a VF that has no guest here.
+    pub(super) devices: BTreeMap<VfId, Device>,
     /// Events of the PF's own software that wait to be pulled, in the order of the ports.
     events: Vec<VecDeque<EndPortEvent>>,
     pub(super) sockets: Sockets,
@@ -43,6 +46,7 @@ impl PfHost {
             events: context.ports().iter().map(|_| VecDeque::new()).collect(),
             context,
             guests: BTreeMap::new(),
+            devices: BTreeMap::new(),
             sockets: Sockets::default(),
             manager: ManagerPlace::default(),
             trouble: None,
@@ -112,9 +116,10 @@ impl PfHost {
         context.into_iter().chain(self.manager.poll_timeout()).min()
     }
 
-    /// Forgets what was logged of a VF that is gone.
+    /// Forgets a VF that is gone, with whatever used it.
     pub(super) fn forget(&mut self, vf: VfId) {
         self.guests.remove(&vf);
+        self.devices.remove(&vf);
         self.drops.forget(vf);
     }
 }

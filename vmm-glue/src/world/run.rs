@@ -1,7 +1,9 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
 use ib_vtime::{Duration, Instant};
+use vf_tunnel::VfId;
 
+use super::devices::DevicePoll;
 use super::{HostFunction, HostId, Outcome, World};
 use crate::Driven;
 
@@ -103,8 +105,23 @@ impl World {
     fn poll_function(&mut self, at: HostFunction) {
         self.polled.insert(at.host);
         let host = &mut self.hosts[at.host.0];
-        host.poll(self.now, &mut self.fabric, at.function);
-        self.alarms.set(at, host.poll_timeout(at.function));
+        let vf = VfId::new(at.function.0);
+        match vf.and_then(|vf| host.poll_device(self.now, &mut self.fabric, vf)) {
+            Some(polled) => self.take_device_poll(at, &polled),
+            None => host.poll(self.now, &mut self.fabric, at.function),
+        }
+        let timeout = self.hosts[at.host.0].poll_timeout(at.function);
+        self.alarms.set(at, timeout);
+    }
+
+    fn take_device_poll(&mut self, at: HostFunction, polled: &DevicePoll) {
+        if polled.is_interrupting {
+            self.interrupting.insert(at);
+        }
+        if polled.is_reset {
+            self.wake(at);
+            self.wake(at.host.pf());
+        }
     }
 }
 

@@ -22,6 +22,9 @@ pub enum VfError {
     /// The guest's software could not be started.
     #[error("the guest's software cannot be started")]
     Guest(#[from] EndPortError),
+    /// A VMM drives the VF.
+    #[error("{0} is a VMM's")]
+    InUse(VfId),
 }
 
 impl From<HcaError> for VfError {
@@ -123,6 +126,9 @@ impl World {
     pub fn start_clone(&mut self, host: HostId, vf: VfId, seed: u64) -> Result<(), VfError> {
         let now = self.now;
         let at = host.vf(vf);
+        if self.device(at).is_some() {
+            return Err(VfError::InUse(vf));
+        }
         let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
         let pf = pf_of(&mut self.hosts[host.0]);
         if let Some(before) = pf.guests.remove(&vf) {
@@ -254,6 +260,6 @@ impl World {
 
 const NO_PF: &str = "the host's adapter is not shared";
 
-fn pf_of(host: &mut Host) -> &mut PfHost {
+pub(super) fn pf_of(host: &mut Host) -> &mut PfHost {
     host.pf_mut().expect(NO_PF)
 }

@@ -1,0 +1,124 @@
+use emulated_hca::Topology;
+use hca_api::{AsyncEvent, HcaError, HcaEvent};
+use ib_vtime::Duration;
+use ib_wire::Guid;
+use pf_context::context::PfConfig;
+use vf_proxy::Bar;
+
+use super::*;
+use crate::world::{VfError, vf_spec};
+
+/// A function whose registers do what the tests need: a write to BAR 2 raises the vector that is written,
+/// one to configuration space asks for a reset, and a read tells how often the VF was reset.
+#[derive(Debug, Default)]
+struct Bell {
+    wanted: Vec<PciEvent>,
+    resets: u8,
+}
+
+impl PciFunction for Bell {
+    fn bars(&self) -> &[Bar] {
+        &[]
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        256
+    }
+
+    fn config_read(&self, _: u16, out: &mut [u8]) {
+        out.fill(self.resets);
+    }
+
+    fn config_write(&mut self, now: Instant, hca: &mut dyn Hca, _: u16, _: &[u8]) {
+        self.reset(now, hca);
+    }
+
+    fn bar_read(&mut self, _: u8, _: u64, out: &mut [u8]) {
+        out.fill(0);
+    }
+
+    fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, _: u64, bytes: &[u8]) {
+        let vectors = bytes.iter().map(|byte| u16::from(*byte));
+        let events = vectors.map(|vector| PciEvent::Interrupt { vector });
+        self.wanted.extend(events);
+    }
+
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, event: &HcaEvent) {
+        if *event == HcaEvent::Async(AsyncEvent::FunctionReset) {
+            self.resets += 1;
+        }
+    }
+
+    fn poll(&mut self, _: Instant, _: &mut dyn Hca) -> bool {
+        false
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn poll_event(&mut self) -> Option<PciEvent> {
+        (!self.wanted.is_empty()).then(|| self.wanted.remove(0))
+    }
+
+    fn reset(&mut self, _: Instant, _: &mut dyn Hca) {
+        self.wanted.push(PciEvent::ResetWanted);
+    }
+}
+
+const VF: VfId = VfId::new(3).expect("3 is the number of a VF");
+
+/// A PF host with one VF that has a device.
+fn with_device() -> (World, HostFunction) {
+    let (fabric, built) = Topology::three_switches().build(1);
+    let mut world = World::new(fabric, 1);
+    let host = world.add_pf_host(built.hcas[0], &PfConfig::new(1)).unwrap();
+    let spec = vf_spec(Guid::new(0x0014_0500_0000_0003));
+    world.add_idle_vf(host, VF, spec).unwrap();
+    let at = world.add_device(host, VF, Box::<Bell>::default()).unwrap();
+    world.run_for(Duration::from_millis(1));
+    (world, at)
+}
+
+fn vectors(world: &mut World, at: HostFunction) -> Vec<u16> {
+    std::iter::from_fn(|| world.poll_interrupt(at)).collect()
+}
+
+#[test]
+fn a_vector_raised_twice_is_told_once() {
+    let (mut world, at) = with_device();
+    let bytes = [9, 4, 9];
+    world.with_device(at, |bell, hca, now| bell.bar_write(now, hca, 2, 0, &bytes));
+    assert_eq!(world.poll_interrupting(), None);
+    world.run_for(Duration::from_millis(1));
+    assert_eq!(world.poll_interrupting(), Some(at));
+    assert_eq!(vectors(&mut world, at), [4, 9]);
+    assert_eq!(world.poll_interrupting(), None);
+    assert_eq!(vectors(&mut world, at), [0_u16; 0]);
+}
+
+#[test]
+fn a_reset_that_the_function_wants_releases_what_the_vf_owns_and_is_told() {
+    let (mut world, at) = with_device();
+    let pd = world.with_hca(at, |hca| hca.alloc_pd()).unwrap();
+    world.with_device(at, |bell, hca, now| bell.config_write(now, hca, 0, &[0]));
+    world.run_for(Duration::from_millis(1));
+    let gone = world.with_hca(at, |hca| hca.dealloc_pd(pd));
+    assert_eq!(gone, Err(HcaError::InvalidHandle));
+    let view = world.device(at).unwrap();
+    let mut resets = [0];
+    view.function.config_read(0, &mut resets);
+    assert_eq!((resets, view.resets), ([1], 1));
+}
+
+#[test]
+fn a_vf_has_one_user() {
+    let (mut world, at) = with_device();
+    let again = world.add_device(at.host, VF, Box::<Bell>::default());
+    assert_eq!(again, Err(DeviceError::InUse(VF)));
+    assert_eq!(world.start_guest(at.host, VF), Err(VfError::InUse(VF)));
+    world.remove_vf(at.host, VF).unwrap();
+    assert!(world.device(at).is_none());
+    let gone = world.add_device(at.host, VF, Box::<Bell>::default());
+    assert_eq!(gone, Err(DeviceError::Pf(PfError::NoVf(VF))));
+}
