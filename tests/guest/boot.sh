@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Boots a guest from the cache that prepare.sh filled. Without -c it gives a shell on its console (leave
+# it by "exit" or ^A X); with -c it runs the commands and ends with their exit status.
+#
+# Usage: boot.sh [OPTION...]
+#   -k, --kernel KERNEL     6.1 (the default), 6.12 or cloud
+#   -v, --vfio-user SOCKET  give the guest the device behind this socket; can be given more than once
+#   -c, --commands TEXT     run this, print what it prints, and end
+#   -t, --timeout SECONDS   end a guest that -c started after so long (default: 120)
+#   -a, --append TEXT       more kernel parameters: vhca.load=no leaves the drivers alone,
+#                           "mlx4_core.debug_level=1 ignore_loglevel" tells what they do
+#   -m, --memory MIB        memory (default: 512)
+#       --name NAME         the guest's host name
+#       --private-memory    memory that QEMU does not share with the device
+#       --may-reboot        a reboot starts the guest anew, rather than ending it
+#       --console SOCKET    the console is on this Unix socket, on which somebody listens
+#       --agent SOCKET      serve commands on this one (see init)
+#       --trace PATTERN     QEMU's trace events, such as vfio_user_*
+# Environment: VHCA_GUEST_CACHE, the cache; VHCA_GUEST_ACCEL, tcg (the default) or kvm.
+set -euo pipefail
+
+fail() {
+    printf 'boot.sh: %s\n' "$@" >&2
+    exit 1
+}
+
+readonly HERE=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+if [[ -x $HERE/qemu-system-x86_64 ]]; then
+    cache=$HERE
+else
+    cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
+fi
+kernel=6.1 memory=512 share=on timeout=120 name=guest
+commands='' append='' console='' agent='' reboot=(-no-reboot)
+devices=() traces=()
+
+while (($#)); do
+    case $1 in
+    -h | --help | --private-memory | --may-reboot) ;;
+    *) (($# > 1)) || fail "\"$1\" is no option or needs a value: see --help" ;;
+    esac
+    case $1 in
+    -k | --kernel) kernel=$2 ;;
+    -v | --vfio-user) devices+=("$2") ;;
+    -c | --commands) commands=$2 ;;
+    -t | --timeout) timeout=$2 ;;
+    -a | --append) append=$2 ;;
+    -m | --memory) memory=$2 ;;
+    --name) name=$2 ;;
+    --console) console=$2 ;;
+    --agent) agent=$2 ;;
+    --trace) traces+=(-trace "$2") ;;
+    --private-memory)
+        share=off
+        shift
+        continue
+        ;;
+    --may-reboot)
+        reboot=()
+        shift
+        continue
+        ;;
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    *) fail "no option called \"$1\": see --help" ;;
+    esac
+    shift 2
+done
+
+[[ -x $cache/qemu-system-x86_64 ]] ||
+    fail "no QEMU in $cache: run tests/guest/prepare.sh first, or say by VHCA_GUEST_CACHE where it is"
+[[ -e $cache/kernel-$kernel/vmlinuz && -e $cache/initramfs-$kernel/initrd ]] ||
+    fail "no kernel $kernel in $cache: run tests/guest/prepare.sh $kernel, if it is one of 6.1, 6.12 and cloud"
+for socket in "${devices[@]}"; do
+    [[ -S $socket ]] || fail "no socket $socket: is vhca serve --vfio-user running?"
+done
+
+parameters="console=ttyS0 panic=-1 quiet mitigations=off vhca.name=$name"
+initrd=$cache/initramfs-$kernel/initrd
+accel=${VHCA_GUEST_ACCEL:-tcg}
+qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine q35,memory-backend=ram
+    -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory"
+    -display none -vga none -net none -monitor none "${reboot[@]}" "${traces[@]}"
+    -kernel "$cache/kernel-$kernel/vmlinuz")
+[[ $accel == kvm ]] && qemu+=(-cpu host)
+for socket in "${devices[@]}"; do
+    # JSON strings have their own escapes.
+    socket=${socket//\\/\\\\}
+    qemu+=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"path\":\"${socket//\"/\\\"}\",\"type\":\"unix\"}}")
+done
+# In the value of a QEMU option a comma is written twice.
+if [[ -n $console ]]; then
+    qemu+=(-chardev "socket,id=console,path=${console//,/,,}" -serial chardev:console)
+elif [[ -n $commands ]]; then
+    qemu+=(-serial stdio)
+else
+    qemu+=(-chardev stdio,id=console,mux=on,signal=off -serial chardev:console)
+fi
+if [[ -n $agent ]]; then
+    qemu+=(-chardev "socket,id=agent,path=${agent//,/,,}" -serial chardev:agent)
+    parameters+=" vhca.agent"
+fi
+
+# The one that waits for a guest replaces nobody: exec makes the caller's child QEMU itself.
+if [[ -z $commands ]]; then
+    exec "${qemu[@]}" -initrd "$initrd" -append "$parameters $append"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+printf '%s\n' "$commands" >"$work/commands"
+# The kernel unpacks several archives in one file one after the other.
+cp "$initrd" "$work/initrd"
+(cd "$work" && echo commands | "$cache/userland/usr/bin/busybox" cpio -o -H newc 2>/dev/null) >>"$work/initrd"
+status=0
+timeout --foreground "$timeout" "${qemu[@]}" -initrd "$work/initrd" -append "$parameters $append" </dev/null |
+    tr -d '\r' | tee "$work/output" || status=${PIPESTATUS[0]}
+((status != 124)) || fail "the guest did not end within $timeout s"
+((status == 0)) || fail "QEMU ended with status $status"
+exited=$(sed -n 's/^vhca-guest: exit \([0-9]*\)$/\1/p' "$work/output" | tail -n 1)
+[[ -n $exited ]] || fail "the guest ended before its commands did"
+exit "$exited"
