@@ -74,6 +74,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 const ALL: &[&str] = &["*"];
 
+/// What a package's own tests may use besides.
+const MAY_TEST_WITH: &[(&str, &[&str])] = &[("vf-proxy", &["emulated-hca"])];
+
 /// Packages that may own file descriptors, threads and clocks.
 const MAY_DO_IO: &[&str] = &["vhca", "vhca-tests", "vhca-umad", "hca-linux", "hca-vfio"];
 
@@ -133,6 +136,8 @@ struct Package {
     licence: String,
     /// Dependencies in the tree.
     uses: BTreeSet<String>,
+    /// Dependencies in the tree that only its tests have.
+    tests_with: BTreeSet<String>,
     /// All dependencies.
     depends_on: BTreeSet<String>,
 }
@@ -150,6 +155,15 @@ fn packages() -> Vec<Package> {
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    // Only a dependency in the tree has a path.
+    let in_tree = |package: &Value, tests: bool| {
+        array(&package["dependencies"])
+            .iter()
+            .filter(|dependency| dependency["path"].is_string())
+            .filter(|dependency| (dependency["kind"] == "dev") == tests)
+            .map(|dependency| text(&dependency["name"]))
+            .collect()
+    };
     array(&metadata["packages"])
         .iter()
         .map(|package| Package {
@@ -159,12 +173,8 @@ fn packages() -> Vec<Package> {
                 .expect("a manifest lies in a folder")
                 .to_path_buf(),
             licence: text(&package["license"]),
-            // Only a dependency in the tree has a path.
-            uses: array(&package["dependencies"])
-                .iter()
-                .filter(|dependency| dependency["path"].is_string())
-                .map(|dependency| text(&dependency["name"]))
-                .collect(),
+            uses: in_tree(package, false),
+            tests_with: in_tree(package, true),
             depends_on: array(&package["dependencies"])
                 .iter()
                 .map(|dependency| text(&dependency["name"]))
@@ -179,12 +189,16 @@ fn array(value: &Value) -> &[Value] {
 
 fn forbidden_edges<'a>(
     edges: impl IntoIterator<Item = (&'a str, &'a str)>,
+    tables: &[&[(&'static str, &'static [&'static str])]],
 ) -> Vec<(&'a str, &'a str)> {
-    let table: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
+    let mut table = BTreeMap::<_, Vec<_>>::new();
+    for (user, used) in tables.concat() {
+        table.entry(user).or_default().extend(used);
+    }
     edges
         .into_iter()
         .filter(|(user, used)| {
-            let allowed = table.get(user).copied().unwrap_or_default();
+            let allowed = table.get(user).map_or(&[][..], Vec::as_slice);
             allowed != ALL && !allowed.contains(used)
         })
         .collect()
@@ -238,11 +252,18 @@ fn assert_not_named(words: &[&str], except: &[&str]) {
 #[test]
 fn packages_use_only_what_the_design_lets_them() {
     let packages = packages();
-    let edges = packages.iter().flat_map(|package| {
-        let used = package.uses.iter();
-        used.map(|used| (package.name.as_str(), used.as_str()))
-    });
-    assert_eq!(forbidden_edges(edges), []);
+    let edges = |of: fn(&Package) -> &BTreeSet<String>| {
+        packages.iter().flat_map(move |package| {
+            let used = of(package).iter();
+            used.map(|used| (package.name.as_str(), used.as_str()))
+        })
+    };
+    assert_eq!(
+        forbidden_edges(edges(|package| &package.uses), &[MAY_USE]),
+        []
+    );
+    let tests = edges(|package| &package.tests_with);
+    assert_eq!(forbidden_edges(tests, &[MAY_USE, MAY_TEST_WITH]), []);
 }
 
 #[test]
@@ -254,7 +275,7 @@ fn an_edge_outside_the_table_is_found() {
         ("vhca", "pf-context"),
     ];
     assert_eq!(
-        forbidden_edges(edges),
+        forbidden_edges(edges, &[MAY_USE]),
         [("mad-mux", "cm-paravirt"), ("unknown", "ib-wire")]
     );
 }

@@ -1,0 +1,187 @@
+//! A queue in the guest's memory.
+
+use std::sync::Arc;
+
+use hca_api::{AddressSpace, DmaFault, Hca};
+
+/// Base-2 logarithm of the smallest page: 4096 bytes.
+pub(super) const MIN_PAGE_SHIFT: u8 = 12;
+/// Base-2 logarithm of the largest page, the driver's `MLX4_MAX_MTT_SHIFT`.
+pub(super) const MAX_PAGE_SHIFT: u8 = 31;
+
+/// The memory of a work, completion or event queue: pages of equal size that stand one behind the other in
+/// the queue's count of bytes, wherever they are in the guest's memory.
+///
+/// The list is what the translation table held when the queue was made. A clone shares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct QueueBuffer {
+    pages: Arc<[u64]>,
+    shift: u8,
+}
+
+impl QueueBuffer {
+    /// A queue of pages of 2^`shift` bytes; the bits of a page's address below its size are flags and not
+    /// looked at. `None` unless the size is between 2^12 and 2^31 bytes.
+    pub(super) fn new(mut pages: Vec<u64>, shift: u8) -> Option<Self> {
+        if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&shift) {
+            return None;
+        }
+        for page in &mut pages {
+            *page &= !((1 << shift) - 1);
+        }
+        Some(Self {
+            pages: pages.into(),
+            shift,
+        })
+    }
+
+    /// Bytes.
+    pub(super) fn len(&self) -> u64 {
+        (self.pages.len() as u64) << self.shift
+    }
+
+    /// Reads at an offset.
+    ///
+    /// # Errors
+    /// [`DmaFault`] beyond the queue, or where the guest has no memory.
+    pub(super) fn read(&self, hca: &dyn Hca, offset: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        self.read_with(offset, buf, |addr, piece| hca.dma_read(addr, piece))
+    }
+
+    /// As [`QueueBuffer::read`], from memory that is lent.
+    ///
+    /// # Errors
+    /// As [`QueueBuffer::read`].
+    pub(super) fn read_from(
+        &self,
+        memory: &dyn AddressSpace,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), DmaFault> {
+        self.read_with(offset, buf, |addr, piece| memory.read(addr, piece))
+    }
+
+    fn read_with(
+        &self,
+        mut offset: u64,
+        mut buf: &mut [u8],
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), DmaFault>,
+    ) -> Result<(), DmaFault> {
+        while !buf.is_empty() {
+            let (addr, room) = self.piece(offset, buf.len())?;
+            let (now, later) = buf.split_at_mut(room);
+            read(addr, now)?;
+            offset += room as u64;
+            buf = later;
+        }
+        Ok(())
+    }
+
+    /// Writes at an offset, in increasing order of addresses.
+    ///
+    /// # Errors
+    /// As [`QueueBuffer::read`]; then a part may have been written.
+    pub(super) fn write(
+        &self,
+        hca: &mut dyn Hca,
+        mut offset: u64,
+        mut bytes: &[u8],
+    ) -> Result<(), DmaFault> {
+        while !bytes.is_empty() {
+            let (addr, room) = self.piece(offset, bytes.len())?;
+            let (now, later) = bytes.split_at(room);
+            hca.dma_write(addr, now)?;
+            offset += room as u64;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Sets the first `len` bytes to `byte`.
+    ///
+    /// # Errors
+    /// As [`QueueBuffer::write`].
+    pub(super) fn fill(&self, hca: &mut dyn Hca, len: u64, byte: u8) -> Result<(), DmaFault> {
+        let block = [byte; 4096];
+        let mut offset = 0;
+        while offset < len {
+            let now = usize::try_from(len - offset).map_or(block.len(), |n| n.min(block.len()));
+            self.write(hca, offset, &block[..now])?;
+            offset += now as u64;
+        }
+        Ok(())
+    }
+
+    /// Where the byte at `offset` is, and how many of `len` bytes follow it there.
+    fn piece(&self, offset: u64, len: usize) -> Result<(u64, usize), DmaFault> {
+        let page = usize::try_from(offset >> self.shift)
+            .ok()
+            .and_then(|index| self.pages.get(index))
+            .ok_or(DmaFault { addr: offset, len })?;
+        let within = offset & ((1 << self.shift) - 1);
+        let room = usize::try_from((1_u64 << self.shift) - within).unwrap_or(usize::MAX);
+        Ok((page.wrapping_add(within), len.min(room)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use emulated_hca::{Fabric, HcaConfig};
+    use hca_api::{FunctionId, HostMemory};
+    use ib_wire::Guid;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn pages_of_sizes_that_no_table_has_are_refused() {
+        assert!(QueueBuffer::new(vec![0], 11).is_none());
+        assert!(QueueBuffer::new(vec![0], 32).is_none());
+        assert_eq!(QueueBuffer::new(vec![0; 2], 31).unwrap().len(), 2 << 31);
+    }
+
+    #[test]
+    fn flags_in_the_low_bits_of_an_entry_do_not_move_the_page() {
+        let flagged = QueueBuffer::new(vec![0x7001, 0x5007], 12);
+        assert_eq!(flagged, QueueBuffer::new(vec![0x7000, 0x5000], 12));
+    }
+
+    #[test]
+    fn an_access_across_the_end_of_a_queue_faults() {
+        let mut memory = HostMemory::new();
+        let base = memory.allocate(0x4000).unwrap().addr.next_multiple_of(4096);
+        let buffer = QueueBuffer::new(vec![base, base + 4096], 12).unwrap();
+        assert!(buffer.read_from(&memory, 8190, &mut [0; 2]).is_ok());
+        assert!(buffer.read_from(&memory, 8190, &mut [0; 3]).is_err());
+        assert!(buffer.read_from(&memory, u64::MAX, &mut [0; 2]).is_err());
+    }
+
+    proptest! {
+        /// Whatever the order of its pages, a queue is one piece of memory.
+        #[test]
+        fn a_queue_is_one_piece_of_memory(
+            order in Just((0..4_u64).collect::<Vec<_>>()).prop_shuffle(),
+            fill in 0_u64..16384,
+            writes in prop::collection::vec((0_u64..16384, prop::collection::vec(any::<u8>(), 0..6000)), 0..8),
+        ) {
+            let mut fabric = Fabric::new(1);
+            let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+            let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+            let base = hca.allocate_dma(5 * 4096).unwrap().addr.next_multiple_of(4096);
+            let pages = order.iter().map(|page| base + page * 4096).collect();
+            let buffer = QueueBuffer::new(pages, 12).unwrap();
+            let mut model = vec![0; 16384];
+            buffer.fill(&mut hca, fill, 0xcc).unwrap();
+            model[..usize::try_from(fill).unwrap()].fill(0xcc);
+            for (offset, bytes) in writes {
+                let start = usize::try_from(offset).unwrap();
+                let room = bytes.len().min(model.len() - start);
+                model[start..start + room].copy_from_slice(&bytes[..room]);
+                prop_assert_eq!(buffer.write(&mut hca, offset, &bytes).is_ok(), room == bytes.len());
+            }
+            let mut all = vec![0; 16384];
+            buffer.read(&hca, 0, &mut all).unwrap();
+            prop_assert!(all == model);
+        }
+    }
+}
