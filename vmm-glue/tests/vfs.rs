@@ -175,11 +175,7 @@ impl Subnet {
             ..McMemberRecord::default()
         };
         record.set_join_state(JoinState::FULL_MEMBER);
-        let mask = McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL;
+        let mask = McMemberRecord::CREATE;
         let now = self.world.now();
         let wish = Wish::Membership { record, mask };
         let wish = self.world.port_mut(guest).wish(now, wish);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ib_wire::mad::{MAD_SIZE, Mad};
-use ib_wire::packet::{self, Bth, Deth, Grh, ICRC_SIZE, Lnh, Lrh, Packet, VCRC_SIZE};
+use ib_wire::packet::{self, Bth, Deth, Grh, ICRC_SIZE, Lnh, Lrh, Packet, UdFrame, VCRC_SIZE};
 use ib_wire::smp::MAX_HOPS;
-use ib_wire::{Lid, Qpn};
+use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What is known of a checksum without computing it.
@@ -55,6 +55,31 @@ impl Frame {
             icrc: Check::Good,
             hops: 0,
         }
+    }
+
+    /// The packet of an SMP: on VL15, from QP0 to QP0 (IBA 13.5.1, 14.2.1). `None` if it cannot be made,
+    /// which is only if a MAD did not fit a packet.
+    #[must_use]
+    pub fn of_smp(mad: &Mad, slid: Lid, dlid: Lid, sl: Sl) -> Option<Self> {
+        let mut buffer = [0; MAD_SIZE + 64];
+        let len = UdFrame {
+            vl: Vl::MANAGEMENT,
+            sl,
+            slid,
+            dlid,
+            grh: None,
+            pkey: PKey::DEFAULT_FULL,
+            dest_qp: Qpn::SMI,
+            src_qp: Qpn::SMI,
+            qkey: QKey::SMI,
+            psn: Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload: mad.as_bytes(),
+        }
+        .write(&mut buffer)
+        .ok()?;
+        Some(Self::sealed(&buffer[..len]))
     }
 
     /// The packet.
@@ -194,9 +219,6 @@ impl Frame {
 
 #[cfg(test)]
 mod tests {
-    use ib_wire::packet::UdFrame;
-    use ib_wire::{PKey, Psn, QKey, Sl, Vl};
-
     use super::*;
 
     fn frame() -> Frame {

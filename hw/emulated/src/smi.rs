@@ -7,11 +7,10 @@
 //! followed, too.
 
 use hca_api::{LocalMad, MadView, SourceAddress};
-use ib_wire::mad::{MAD_SIZE, Mad, MgmtClass};
-use ib_wire::packet::{Lrh, UdFrame};
+use ib_wire::mad::{Mad, MgmtClass};
+use ib_wire::packet::Lrh;
 use ib_wire::smp::{DirectedRouteSmp, MAX_HOPS};
-use ib_wire::{Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn, Sl, Vl};
-use zerocopy::IntoBytes;
+use ib_wire::{Lid, PKeyIndex, PortNum, Qpn};
 
 use crate::{Frame, Node, NodeKind, sma};
 
@@ -93,29 +92,6 @@ pub(crate) fn send(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome 
     }
 }
 
-/// The frame of an SMP from a node to a LID.
-pub(crate) fn frame(mad: &Mad, slid: Lid, dlid: Lid, sl: Sl) -> Option<Frame> {
-    let mut buffer = [0; MAD_SIZE + 64];
-    let len = UdFrame {
-        vl: Vl::MANAGEMENT,
-        sl,
-        slid,
-        dlid,
-        grh: None,
-        pkey: PKey::DEFAULT_FULL,
-        dest_qp: Qpn::SMI,
-        src_qp: Qpn::SMI,
-        qkey: QKey::SMI,
-        psn: Psn::default(),
-        solicited: false,
-        immediate: None,
-        payload: mad.as_bytes(),
-    }
-    .write(&mut buffer)
-    .ok()?;
-    Some(Frame::sealed(&buffer[..len]))
-}
-
 /// Whether a node opens SMPs to a LID instead of passing them on.
 fn is_for(node: &Node, port: PortNum, dlid: Lid) -> bool {
     dlid == Lid::PERMISSIVE || node.end_port(port).is_some_and(|p| p.owns_lid(dlid))
@@ -139,7 +115,7 @@ fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) ->
             } else {
                 lrh.dlid
             };
-            match self::frame(&reply, slid, lrh.slid, lrh.sl()) {
+            match Frame::of_smp(&reply, slid, lrh.slid, lrh.sl()) {
                 Some(frame) => answer(node, port, frame),
                 None => Outcome::Drop,
             }

@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use emulated_hca::{Built, EndNode, Endpoint, Fabric, Frame, Node, PlannedNode, TopologyFile, sma};
 use hca_api::{LocalMad, MadView, SourceAddress};
 use ib_vtime::Instant;
-use ib_wire::mad::{MAD_SIZE, Mad, MgmtClass};
-use ib_wire::packet::{Packet, UdFrame};
-use ib_wire::{Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
-use zerocopy::IntoBytes;
+use ib_wire::mad::{Mad, MgmtClass};
+use ib_wire::packet::Packet;
+use ib_wire::{Lid, PortNum, Qpn, Sl};
 
 /// A channel adapter whose software is the test.
 #[derive(Debug)]
@@ -104,28 +103,9 @@ impl Bench {
         if slid == dlid && slid != Lid::PERMISSIVE {
             return self.ask_itself(at, slid, mad);
         }
-        let mut buffer = [0; MAD_SIZE + 64];
-        let len = UdFrame {
-            vl: Vl::MANAGEMENT,
-            sl: Sl::default(),
-            slid,
-            dlid,
-            grh: None,
-            pkey: PKey::DEFAULT_FULL,
-            dest_qp: Qpn::SMI,
-            src_qp: Qpn::SMI,
-            qkey: QKey::SMI,
-            psn: Psn::default(),
-            solicited: false,
-            immediate: None,
-            payload: mad.as_bytes(),
-        }
-        .write(&mut buffer)
-        .unwrap();
+        let frame = Frame::of_smp(mad, slid, dlid, Sl::default()).unwrap();
         let software = self.fabric.device_mut(at.node).unwrap();
-        software
-            .outbox
-            .push_back((at.port, Frame::sealed(&buffer[..len])));
+        software.outbox.push_back((at.port, frame));
         let now = self.fabric.now();
         while self.fabric.poll(now) {}
         let answers = &mut self.fabric.device_mut(at.node).unwrap().inbox;

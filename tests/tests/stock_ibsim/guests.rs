@@ -277,11 +277,7 @@ impl Hosts {
             ..McMemberRecord::default()
         };
         record.set_join_state(JoinState::FULL_MEMBER);
-        let mask = McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL;
+        let mask = McMemberRecord::CREATE;
         let now = world.now();
         world
             .port_mut(at)

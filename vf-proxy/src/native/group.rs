@@ -45,11 +45,7 @@ impl GroupSpec {
         let mut spec = Self::join(mgid, kind);
         spec.record.pkey = pkey;
         spec.record.qkey = qkey;
-        spec.mask = McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL;
+        spec.mask = McMemberRecord::CREATE;
         spec
     }
 }

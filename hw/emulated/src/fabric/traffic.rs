@@ -154,7 +154,7 @@ impl<D: EndNode> Fabric<D> {
         let Some(port) = node.port(from.port) else {
             return;
         };
-        if let Some(frame) = smi::frame(mad, port.lid, port.sm_lid, port.sm_sl) {
+        if let Some(frame) = Frame::of_smp(mad, port.lid, port.sm_lid, port.sm_sl) {
             let outcome = smi::send(node, from.port, frame);
             self.follow(from, outcome);
         }

@@ -11,7 +11,7 @@ use ib_wire::packet::{Grh, Packet, UdFrame};
 use ib_wire::{GidIndex, PKeyIndex, PortNum, Psn, QKey, Qpn, Vl};
 use zerocopy::IntoBytes;
 
-use crate::{BadKey, Frame, Node, WrongKey, pma, smi};
+use crate::{BadKey, Frame, Node, WrongKey, pma};
 
 const PORT0: PortNum = PortNum::SWITCH_MANAGEMENT;
 
@@ -222,7 +222,7 @@ pub(super) fn frame(node: &Node, send: &Port0Send) -> Option<Frame> {
         } else {
             port.source_lid(vector.path_bits)
         };
-        return smi::frame(&send.mad, slid, vector.dlid, vector.sl);
+        return Frame::of_smp(&send.mad, slid, vector.dlid, vector.sl);
     }
     let grh = match vector.grh {
         Some(route) => Some(Grh {

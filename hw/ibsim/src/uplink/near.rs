@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 
 use emulated_hca::Frame;
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeModifier, MAD_SIZE, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::packet::UdFrame;
+use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{
     DirectedRouteSmp, GuidInfo, LinkDownDefaultState, LinkSpeed, LinkWidth, PKeyTable,
     PKeyTableModifier, PortInfo, PortPhysState, PortState, SmpAttribute,
 };
-use ib_wire::{Guid, Lid, Mtu, PKey, Psn, QKey, Qpn, Sl, Tid, Vl};
-use zerocopy::IntoBytes;
+use ib_wire::{Guid, Lid, Mtu, PKey, Sl, Tid};
 
 use super::config::{NEAR_REREAD, NEAR_RETRY, NEAR_TIMEOUT};
 use super::far::FarPort;
@@ -322,24 +320,7 @@ fn smp<A: SmpAttribute + Copy>(
 
 /// The packet of an SMP between neighbours.
 pub(super) fn frame(mad: &Mad) -> Option<Frame> {
-    let mut buffer = [0; MAD_SIZE + 64];
-    let packet = UdFrame {
-        vl: Vl::MANAGEMENT,
-        sl: Sl::default(),
-        slid: Lid::PERMISSIVE,
-        dlid: Lid::PERMISSIVE,
-        grh: None,
-        pkey: PKey::DEFAULT_FULL,
-        dest_qp: Qpn::SMI,
-        src_qp: Qpn::SMI,
-        qkey: QKey::SMI,
-        psn: Psn::default(),
-        solicited: false,
-        immediate: None,
-        payload: mad.as_bytes(),
-    };
-    let len = packet.write(&mut buffer).ok()?;
-    Some(Frame::sealed(&buffer[..len]))
+    Frame::of_smp(mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default())
 }
 
 /// The GUIDs of a block, but for the port's own, which is not the subnet manager's to write.

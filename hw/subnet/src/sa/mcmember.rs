@@ -2,7 +2,7 @@
 
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::notice::TrapNumber;
-use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, Selector};
+use ib_wire::sa::{JoinState, McMemberRecord, Selector};
 use ib_wire::{Gid, Mtu, PKey, Rate, SubnetPrefix};
 
 use super::Sa;
@@ -19,25 +19,13 @@ const SA_ASSIGNED: u16 = 0xa01b;
 /// The link-local scope of an MGID.
 const LINK_LOCAL: u8 = 2;
 
-/// What every Set and Delete must name.
-const JOIN: ComponentMask = McMemberRecord::MGID
-    .union(McMemberRecord::PORT_GID)
-    .union(McMemberRecord::JOIN_STATE);
-
-/// What a join must name in addition to create its group.
-const CREATE: ComponentMask = McMemberRecord::QKEY
-    .union(McMemberRecord::TRAFFIC_CLASS)
-    .union(McMemberRecord::PKEY)
-    .union(McMemberRecord::FLOW_LABEL)
-    .union(McMemberRecord::SL);
-
 const INVALID: Refusal = Refusal::Status(MadStatus::SA_REQ_INVALID);
 
 impl Sa {
     pub(super) fn mc_member_records(&mut self, request: &Request<'_>) -> Outcome {
         let mut record: McMemberRecord = request.record();
         match request.method() {
-            Method::SET | Method::DELETE if !request.has(JOIN) => {
+            Method::SET | Method::DELETE if !request.has(McMemberRecord::JOIN) => {
                 Err(MadStatus::SA_INSUFFICIENT_COMPONENTS.into())
             }
             Method::SET | Method::DELETE | Method::GET | Method::GET_TABLE
@@ -139,7 +127,7 @@ impl Sa {
         if !record.join_state().is_full() {
             return Err(INVALID);
         }
-        if !request.has(CREATE) {
+        if !request.has(McMemberRecord::CREATE) {
             return Err(MadStatus::SA_INSUFFICIENT_COMPONENTS.into());
         }
         let mut group = *record;

@@ -4,7 +4,7 @@ use core::ops::BitOr;
 
 use zerocopy::network_endian::U32;
 
-use super::{SaRecord, Selector, components};
+use super::{ComponentMask, SaRecord, Selector, components};
 use crate::mad::AttributeId;
 use crate::{Gid, Lid, Mtu, PKey, QKey, Rate, Sl};
 
@@ -120,6 +120,16 @@ layout! {
 }
 
 impl McMemberRecord {
+    /// What every Set and Delete must name (IBA 15.2.5.17).
+    pub const JOIN: ComponentMask = Self::MGID.union(Self::PORT_GID).union(Self::JOIN_STATE);
+
+    /// What a join must name besides to make its group, if that does not exist (IBA 15.2.5.17).
+    pub const CREATE: ComponentMask = Self::QKEY
+        .union(Self::TRAFFIC_CLASS)
+        .union(Self::PKEY)
+        .union(Self::SL)
+        .union(Self::FLOW_LABEL);
+
     bit_fields! {
         /// How the MTU is meant.
         mtu_selector, set_mtu_selector: Selector = mtu >> 6, 2;
@@ -233,15 +243,7 @@ mod tests {
 
     #[test]
     fn the_create_mask_is_that_of_the_traces() {
-        let create = McMemberRecord::MGID
-            | McMemberRecord::PORT_GID
-            | McMemberRecord::JOIN_STATE
-            | McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL
-            | McMemberRecord::HOP_LIMIT;
+        let create = McMemberRecord::JOIN | McMemberRecord::CREATE | McMemberRecord::HOP_LIMIT;
         assert_eq!(create.get(), 0x1_0003 | 0x70c4);
     }
 

@@ -98,12 +98,8 @@ pub(super) fn multicast(stage: &mut Stage) -> StepResult {
 /// Joins a guest to the group, and lets its socket listen.
 pub(super) fn join(stage: &mut Stage, guest: NamedPort) -> StepResult<McMemberRecord> {
     let record = membership(gid(stage.world()?, guest));
-    // What a group needs to be made (IBA 15.2.5.17); the later members name the same.
-    let mask = McMemberRecord::QKEY
-        | McMemberRecord::TRAFFIC_CLASS
-        | McMemberRecord::PKEY
-        | McMemberRecord::SL
-        | McMemberRecord::FLOW_LABEL;
+    // The later members name the same as the one that makes the group.
+    let mask = McMemberRecord::CREATE;
     let answer = stage.wish(guest, "join", Wish::Membership { record, mask })?;
     let granted: McMemberRecord = answer
         .record()

@@ -47,12 +47,8 @@ impl Guests {
             ..McMemberRecord::default()
         };
         record.set_join_state(JoinState::FULL_MEMBER);
-        // What a group needs to be made (IBA 15.2.5.17); the later members name the same.
-        let mask = McMemberRecord::QKEY
-            | McMemberRecord::TRAFFIC_CLASS
-            | McMemberRecord::PKEY
-            | McMemberRecord::SL
-            | McMemberRecord::FLOW_LABEL;
+        // The later members name the same as the one that makes the group.
+        let mask = McMemberRecord::CREATE;
         let standing = port.wish(now, Wish::Membership { record, mask });
         let group = Group {
             standing,

@@ -44,7 +44,7 @@ impl Edge {
         let smp: &mut DirectedRouteSmp = mad.view_mut();
         assert!(smp.set_path(&[1]));
         smp.set_hop_pointer(1);
-        self.give(smi::frame(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default()).unwrap());
+        self.give(Frame::of_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default()).unwrap());
         let mut answers = self.taken();
         assert_eq!(answers.len(), 1);
         let answer = answers[0].smp().unwrap();

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 
 use super::{Fabric, NodeId};
 use crate::{
-    EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node, PhysicalPort, SwitchConfig, smi,
+    EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node, PhysicalPort, SwitchConfig,
 };
 
 /// An end node that is driven by the test.
@@ -133,7 +133,7 @@ impl Bench {
         self.next_tid += 1;
         mad.header.tid = tid;
         assert!(mad.view_mut::<DirectedRouteSmp>().set_path(path));
-        let frame = smi::frame(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default()).unwrap();
+        let frame = Frame::of_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE, Sl::default()).unwrap();
         self.send(from, frame);
         tid
     }

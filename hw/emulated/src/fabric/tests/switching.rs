@@ -121,7 +121,7 @@ fn lid_routed_smps_reach_switches_and_hosts_and_come_back() {
     ] {
         let header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, NodeInfo::ID);
         let (from, to) = (Lid::new(LID_A), Lid::new(dlid));
-        let frame = smi::frame(&Mad::new(header), from, to, Sl::default()).unwrap();
+        let frame = Frame::of_smp(&Mad::new(header), from, to, Sl::default()).unwrap();
         chain.bench.send(chain.a, frame);
         chain.bench.run();
         let mut answers = chain.bench.received(chain.a.node);
@@ -140,7 +140,7 @@ fn a_directed_route_can_start_at_a_switch_that_is_reached_by_lid() {
     let smp: &mut DirectedRouteSmp = mad.view_mut();
     assert!(smp.set_path(&[2, 2]));
     smp.dr_slid = Lid::new(LID_A);
-    let frame = smi::frame(&mad, Lid::new(LID_A), Lid::new(4), Sl::default()).unwrap();
+    let frame = Frame::of_smp(&mad, Lid::new(LID_A), Lid::new(4), Sl::default()).unwrap();
     chain.bench.send(chain.a, frame);
     chain.bench.run();
     let mut answers = chain.bench.received(chain.a.node);

@@ -30,7 +30,7 @@ fn repress(chain: &mut Chain, trap: &Mad) {
     let mut answer = *trap;
     answer.header.method = Method::TRAP_REPRESS;
     let issuer = notice(trap).issuer_lid;
-    let frame = smi::frame(&answer, Lid::new(LID_A), issuer, Sl::default()).unwrap();
+    let frame = Frame::of_smp(&answer, Lid::new(LID_A), issuer, Sl::default()).unwrap();
     chain.bench.send(chain.a, frame);
     chain.bench.run();
 }

@@ -44,7 +44,7 @@ proptest! {
             for mad in &mads {
                 process(&mut node, PortNum(port), &from_network(), mad);
                 let permissive = Lid::PERMISSIVE;
-                let frame = smi::frame(mad, permissive, permissive, Sl::default()).unwrap();
+                let frame = Frame::of_smp(mad, permissive, permissive, Sl::default()).unwrap();
                 smi::receive(&mut node, PortNum(port), frame.clone());
                 smi::send(&mut node, PortNum(port), frame);
             }
