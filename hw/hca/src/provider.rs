@@ -318,6 +318,8 @@ pub trait Hca {
     // Multicast.
 
     /// Delivers the group's packets to a UD QP, too (IBA 11.3.1.1). Attaching twice is attaching once.
+    /// [`Lid::NONE`] stands for whatever MLID the packets have, for consumers that are not told it; it is
+    /// an attachment of its own.
     ///
     /// # Errors
     /// [`HcaError::InvalidParameter`] (not a multicast address), [`HcaError::InvalidQpKind`],

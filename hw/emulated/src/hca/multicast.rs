@@ -7,18 +7,33 @@ use ib_wire::{Gid, Lid};
 
 use super::qpn::QpRef;
 
-/// Attachments by group: MGID and MLID.
+/// One attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Member {
+    qp: QpRef,
+    mlid: Lid,
+}
+
+/// Attachments by group: MGID, and below it MLID.
 #[derive(Debug, Default)]
 pub(super) struct MulticastTable {
-    groups: BTreeMap<(Gid, Lid), Vec<QpRef>>,
+    groups: BTreeMap<Gid, Vec<Member>>,
 }
 
 impl MulticastTable {
-    /// The queue pairs of a group, in order of attachment.
-    pub(super) fn members(&self, mgid: Gid, mlid: Lid) -> &[QpRef] {
-        self.groups
-            .get(&(mgid, mlid))
-            .map_or(&[], |members| members.as_slice())
+    /// The next attachment that a packet of a group is for, in order of attachment, from the `after`th
+    /// on: which it is, and the queue pair.
+    pub(super) fn next(&self, mgid: Gid, mlid: Lid, after: usize) -> Option<(usize, QpRef)> {
+        let members = self.groups.get(&mgid)?;
+        let mut rest = (after..).zip(members.iter().skip(after));
+        let (at, member) = rest.find(|(_, to)| to.mlid == mlid || to.mlid == Lid::NONE)?;
+        Some((at, member.qp))
+    }
+
+    /// Whether a queue pair is attached to a group by this MLID.
+    pub(super) fn contains(&self, mgid: Gid, mlid: Lid, qp: QpRef) -> bool {
+        let members = self.groups.get(&mgid);
+        members.is_some_and(|members| members.contains(&Member { qp, mlid }))
     }
 
     /// Attaches a queue pair; gives whether it was not attached before.
@@ -29,22 +44,23 @@ impl MulticastTable {
         qp: QpRef,
         limits: &Limits,
     ) -> Result<bool, HcaError> {
-        if !mgid.is_multicast() || !mlid.is_multicast() {
+        if !mgid.is_multicast() || !(mlid.is_multicast() || mlid == Lid::NONE) {
             return Err(HcaError::InvalidParameter);
         }
+        let member = Member { qp, mlid };
         let groups = self.groups.len();
-        match self.groups.get_mut(&(mgid, mlid)) {
-            Some(members) if members.contains(&qp) => Ok(false),
+        match self.groups.get_mut(&mgid) {
+            Some(members) if members.contains(&member) => Ok(false),
             Some(members) if members.len() >= limits.max_mcast_qp_attach as usize => {
                 Err(HcaError::InsufficientResources)
             }
             Some(members) => {
-                members.push(qp);
+                members.push(member);
                 Ok(true)
             }
             None if groups >= limits.max_mcast_grp as usize => Err(HcaError::InsufficientResources),
             None => {
-                self.groups.insert((mgid, mlid), vec![qp]);
+                self.groups.insert(mgid, vec![member]);
                 Ok(true)
             }
         }
@@ -54,15 +70,15 @@ impl MulticastTable {
     pub(super) fn detach(&mut self, mgid: Gid, mlid: Lid, qp: QpRef) -> Result<(), HcaError> {
         let members = self
             .groups
-            .get_mut(&(mgid, mlid))
+            .get_mut(&mgid)
             .ok_or(HcaError::InvalidParameter)?;
         let at = members
             .iter()
-            .position(|member| *member == qp)
+            .position(|member| *member == Member { qp, mlid })
             .ok_or(HcaError::InvalidParameter)?;
         members.remove(at);
         if members.is_empty() {
-            self.groups.remove(&(mgid, mlid));
+            self.groups.remove(&mgid);
         }
         Ok(())
     }
@@ -70,7 +86,7 @@ impl MulticastTable {
     /// Ends all attachments of a function.
     pub(super) fn detach_all(&mut self, function: FunctionId) {
         self.groups.retain(|_, members| {
-            members.retain(|member| member.function != function);
+            members.retain(|member| member.qp.function != function);
             !members.is_empty()
         });
     }

@@ -92,7 +92,10 @@ impl Device {
         if qp.attachments != 0 {
             return Err(HcaError::InUse);
         }
-        state.enter_error(handle.0);
+        // In the reset state nothing is posted (IBA 10.3.1.1), whatever stands in a source's memory.
+        if qp.state != QpState::Reset {
+            state.enter_error(handle.0);
+        }
         let qp = state.qps.remove(handle.0 as usize);
         state.release_pd(qp.pd);
         for cq in [qp.send_cq, qp.recv_cq] {
@@ -317,8 +320,7 @@ impl Device {
             return Err(HcaError::InvalidQpKind);
         }
         let at = QpRef::new(function, handle);
-        let known = self.groups.members(mgid, mlid).contains(&at);
-        if !known {
+        if !self.groups.contains(mgid, mlid, at) {
             state.check_quota(|r| r.attachments)?;
         }
         if self.groups.attach(mgid, mlid, at, &LIMITS)? {

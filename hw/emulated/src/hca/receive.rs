@@ -130,8 +130,8 @@ impl Device {
             return self.drops.count(DropReason::NoQp);
         }
         let mut next = 0;
-        while let Some(&to) = self.groups.members(grh.dgid, datagram.dlid).get(next) {
-            next += 1;
+        while let Some((at, to)) = self.groups.next(grh.dgid, datagram.dlid, next) {
+            next = at + 1;
             if from == Some(to) && self.blocks_own_multicast(to) {
                 continue;
             }

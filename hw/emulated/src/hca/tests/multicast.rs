@@ -103,3 +103,25 @@ fn attachments_are_counted_once_and_hold_the_queue_pair() {
     );
     assert_eq!(hca.destroy_qp(peer.qp), Ok(()));
 }
+
+/// A guest's driver attaches by GID alone.
+#[test]
+fn an_attachment_without_an_mlid_takes_the_packets_of_every_one() {
+    let mut device = device(5);
+    let sender = member(&mut device, PF, true);
+    let member = open(&mut device, PF, QpKind::Ud);
+    let mut hca = device.function(PF).unwrap();
+    hca.attach_multicast(member.qp, GROUP, Lid::NONE).unwrap();
+    hca.attach_multicast(member.qp, GROUP, Lid::NONE).unwrap();
+    for (wr_id, mlid) in [(1, MLID), (2, MLID + 1)] {
+        member.post_recv(&mut device, wr_id);
+        let destination = to(global(mlid, GROUP), Qpn::MULTICAST, QKEY);
+        sender.send(&mut device, Some(destination), b"x").unwrap();
+        assert_eq!(member.poll_one(&mut device).wr_id, wr_id);
+    }
+    let mut hca = device.function(PF).unwrap();
+    let exact = hca.detach_multicast(member.qp, GROUP, Lid::new(MLID));
+    assert_eq!(exact, Err(HcaError::InvalidParameter));
+    hca.detach_multicast(member.qp, GROUP, Lid::NONE).unwrap();
+    assert_eq!(hca.destroy_qp(member.qp), Ok(()));
+}

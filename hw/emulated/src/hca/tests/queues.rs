@@ -231,6 +231,10 @@ fn receives_pulled_from_memory_are_flushed_again_by_another_move_to_the_error_st
     assert_eq!(post(&mut device, 3), [3]);
     let most = usize::try_from(caps().max_recv_wr).unwrap();
     assert_eq!(post(&mut device, 1000).len(), most);
+    let mut hca = device.function(PF).unwrap();
+    hca.modify_qp(b.qp, &to_state(QpState::Reset)).unwrap();
+    hca.destroy_qp(b.qp).unwrap();
+    assert_eq!(b.poll(&mut device), [], "in reset nothing is posted");
 }
 
 /// IBA 10.3.1.5: in the drained state sends wait; going on sends them.
