@@ -205,61 +205,6 @@ impl QKey {
     }
 }
 
-/// Defines a 24-bit big-endian newtype.
-macro_rules! u24_newtype {
-    ($(#[$meta:meta])* $name:ident, $fmt:literal) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
-            FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-        )]
-        #[repr(transparent)]
-        pub struct $name([u8; 3]);
-
-        impl $name {
-            /// The largest legal value.
-            pub const MAX: Self = Self([0xff; 3]);
-
-            /// Makes the value, if it fits in 24 bits.
-            #[must_use]
-            pub const fn new(value: u32) -> Option<Self> {
-                if value >> 24 == 0 { Some(Self::from_low_bits(value)) } else { None }
-            }
-
-            /// Makes the value from the low 24 bits of `value`; the rest is ignored.
-            #[must_use]
-            pub const fn from_low_bits(value: u32) -> Self {
-                let b = value.to_be_bytes();
-                Self([b[1], b[2], b[3]])
-            }
-
-            /// The value in host byte order.
-            #[must_use]
-            pub const fn get(self) -> u32 {
-                u32::from_be_bytes([0, self.0[0], self.0[1], self.0[2]])
-            }
-
-            /// The value `step` further, modulo 2^24.
-            #[must_use]
-            pub const fn wrapping_add(self, step: u32) -> Self {
-                Self::from_low_bits(self.get().wrapping_add(step))
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, $fmt, self.get())
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "(", $fmt, ")"), self.get())
-            }
-        }
-    };
-}
-
 u24_newtype! {
     /// A queue pair number (24 bits).
     Qpn, "0x{:06x}"

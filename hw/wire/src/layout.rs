@@ -1,8 +1,12 @@
-//! The macros behind the crate's layouts: a struct of bytes, and the bit fields inside its words.
+//! The macros behind layouts: a struct of bytes, and the bit fields inside its words.
+//!
+//! Other crates of layouts use the exported ones: [`bit_fields!`](crate::bit_fields),
+//! [`impl_bits!`](crate::impl_bits), [`open_enum!`](crate::open_enum) and
+//! [`u24_newtype!`](crate::u24_newtype). Those need `zerocopy` among the dependencies of the crate that uses them.
 
 use zerocopy::network_endian::{U16, U32};
 
-use crate::{Lmc, Mtu, Rate, Sl, Vl};
+use crate::{Lmc, Mtu, Qpn, Rate, Sl, Vl};
 
 /// Defines a `repr(C)` layout, checks its size and alignment, and, with `mad`, makes it the layout
 /// of a whole MAD.
@@ -37,26 +41,29 @@ macro_rules! layout {
 ///
 /// The shift counts from the least significant bit of the big-endian word. The setter leaves the
 /// word's other bits alone and drops value bits that do not fit.
+#[macro_export]
 macro_rules! bit_fields {
     ($($(#[$meta:meta])* $get:ident, $set:ident: $ty:ty = $field:ident >> $shift:literal, $width:literal;)*) => {
         $(
             $(#[$meta])*
             #[must_use]
             pub fn $get(&self) -> $ty {
-                crate::layout::get_bits(&self.$field, $shift, $width)
+                $crate::layout::get_bits(&self.$field, $shift, $width)
             }
 
             #[doc = concat!("Sets [`Self::", stringify!($get), "`]; bits that do not fit are dropped.")]
             pub fn $set(&mut self, value: $ty) {
-                crate::layout::set_bits(&mut self.$field, $shift, $width, value);
+                $crate::layout::set_bits(&mut self.$field, $shift, $width, value);
             }
         )*
     };
 }
 
 /// A big-endian word that holds bit fields.
-pub(crate) trait Word {
+pub trait Word {
+    /// The word in host byte order.
     fn load(&self) -> u32;
+    /// Replaces the word. Bits that it has no room for are dropped.
     fn store(&mut self, value: u32);
 }
 
@@ -110,8 +117,10 @@ impl Word for U32 {
 }
 
 /// What a bit field can hold.
-pub(crate) trait Bits {
+pub trait Bits {
+    /// The value of a field's bits.
     fn from_bits(bits: u32) -> Self;
+    /// The bits of a value.
     fn to_bits(self) -> u32;
 }
 
@@ -135,10 +144,21 @@ impl Bits for bool {
     }
 }
 
+impl Bits for Qpn {
+    fn from_bits(bits: u32) -> Self {
+        Self::from_low_bits(bits)
+    }
+
+    fn to_bits(self) -> u32 {
+        self.get()
+    }
+}
+
 /// Implements [`Bits`] for quantities of at most 16 bits.
+#[macro_export]
 macro_rules! impl_bits {
     ($($ty:ty, $int:ty, $from:path, $get:expr;)*) => {
-        $(impl crate::layout::Bits for $ty {
+        $(impl $crate::layout::Bits for $ty {
             #[expect(clippy::cast_possible_truncation, reason = "no field is wider than its type")]
             fn from_bits(bits: u32) -> Self {
                 $from(bits as $int)
@@ -165,11 +185,13 @@ const fn mask(shift: u32, width: u32) -> u32 {
     (u32::MAX >> (u32::BITS - width)) << shift
 }
 
-pub(crate) fn get_bits<T: Bits>(word: &impl Word, shift: u32, width: u32) -> T {
+/// Reads `width` bits of a word.
+pub fn get_bits<T: Bits>(word: &impl Word, shift: u32, width: u32) -> T {
     T::from_bits((word.load() & mask(shift, width)) >> shift)
 }
 
-pub(crate) fn set_bits<T: Bits>(word: &mut impl Word, shift: u32, width: u32, value: T) {
+/// Writes `width` bits of a word and leaves the others.
+pub fn set_bits<T: Bits>(word: &mut impl Word, shift: u32, width: u32, value: T) {
     let mask = mask(shift, width);
     word.store((word.load() & !mask) | ((value.to_bits() << shift) & mask));
 }

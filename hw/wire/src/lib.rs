@@ -22,7 +22,7 @@ extern crate std;
 #[macro_use]
 mod newtype;
 #[macro_use]
-mod layout;
+pub mod layout;
 
 pub mod cm;
 pub mod devmgt;

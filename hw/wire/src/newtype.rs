@@ -51,6 +51,7 @@ macro_rules! be_newtype {
 /// Adds named values to a newtype and prints them by name in `Debug`.
 ///
 /// The type stays open: every other value is legal and survives a round trip.
+#[macro_export]
 macro_rules! open_enum {
     ($(#[$meta:meta])* $name:ident(u8) { $($(#[$vmeta:meta])* $konst:ident = $value:expr,)* }) => {
         $(#[$meta])*
@@ -189,6 +190,63 @@ macro_rules! flags {
 
             fn bitor(self, other: Self) -> Self {
                 self.union(other)
+            }
+        }
+    };
+}
+
+/// Defines a 24-bit big-endian newtype.
+#[macro_export]
+macro_rules! u24_newtype {
+    ($(#[$meta:meta])* $name:ident, $fmt:literal) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
+            zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name([u8; 3]);
+
+        impl $name {
+            /// The largest legal value.
+            pub const MAX: Self = Self([0xff; 3]);
+
+            /// Makes the value, if it fits in 24 bits.
+            #[must_use]
+            pub const fn new(value: u32) -> Option<Self> {
+                if value >> 24 == 0 { Some(Self::from_low_bits(value)) } else { None }
+            }
+
+            /// Makes the value from the low 24 bits of `value`; the rest is ignored.
+            #[must_use]
+            pub const fn from_low_bits(value: u32) -> Self {
+                let b = value.to_be_bytes();
+                Self([b[1], b[2], b[3]])
+            }
+
+            /// The value in host byte order.
+            #[must_use]
+            pub const fn get(self) -> u32 {
+                u32::from_be_bytes([0, self.0[0], self.0[1], self.0[2]])
+            }
+
+            /// The value `step` further, modulo 2^24.
+            #[must_use]
+            pub const fn wrapping_add(self, step: u32) -> Self {
+                Self::from_low_bits(self.get().wrapping_add(step))
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, $fmt, self.get())
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, concat!(stringify!($name), "(", $fmt, ")"), self.get())
             }
         }
     };
