@@ -5,6 +5,7 @@ pub mod conversation;
 pub mod faulty_hca;
 pub mod fields;
 pub mod fuzz_targets;
+pub mod live;
 pub mod mads;
 pub mod traces;
 pub mod vf_subnet;

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-
-use crate::lab::{Lab, OpenSm, Shim};
+use vhca_tests::live::{Lab, OpenSm, Shim};
 
 /// Four hosts of sixteen VFs, and two management hosts.
 pub(crate) const FOUR_HOSTS: [&str; 6] =

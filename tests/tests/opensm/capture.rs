@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::process::Command;
+use vhca_tests::live::{Lab, OpenSm, PATIENCE, Process, Shim, binary, wait_for};
 
 use crate::bring_up::wait_until_all_up;
-use crate::lab::{Lab, OpenSm, PATIENCE, Shim, binary};
-use crate::process::{Process, wait_for};
 
 const MGID: &str = "ff12:4242::3";
 

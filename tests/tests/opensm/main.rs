@@ -10,9 +10,7 @@
 
 mod bring_up;
 mod capture;
-mod lab;
 mod multicast;
-mod process;
 mod records;
 mod recovery;
 mod scale;

@@ -1,10 +1,9 @@
 //! Acceptance: a group of all VFs is one membership of each port.
 
 use serde_json::Value;
+use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
 use crate::bring_up::{FOUR_HOSTS, rows, wait_until_all_up};
-use crate::lab::{Lab, OpenSm, Shim};
-use crate::process::wait_for;
 
 const MGID: &str = "ff12:4242::1";
 
@@ -60,7 +59,7 @@ fn sixty_four_members_are_four_memberships_and_get_each_others_datagrams() {
             .filter(|(host, vf, _)| (host.as_str(), *vf) != ("H1-1", 1));
         others.clone().count() == 63 && others.clone().all(|(_, _, n)| *n > 0)
     };
-    let reached = wait_for(crate::lab::PATIENCE, || {
+    let reached = wait_for(PATIENCE, || {
         lab.told(&["guest", "H1-1/1", "send", MGID, "to all"]);
         all_but_sender(&received(&lab)).then_some(())
     });
@@ -76,14 +75,14 @@ fn sixty_four_members_are_four_memberships_and_get_each_others_datagrams() {
     lab.told(&["guest", "H1-2/all", "leave", MGID]);
     lab.told(&["guest", "H2-1/3", "leave", MGID]);
     let left = |host: &str, vf: u64| host == "H1-2" || (host, vf) == ("H2-1", 3);
-    let gone = wait_for(crate::lab::PATIENCE, || (members(&lab) == 3).then_some(()));
+    let gone = wait_for(PATIENCE, || (members(&lab) == 3).then_some(()));
     assert!(
         gone.is_some(),
         "the last to leave takes the port out of the group"
     );
     let before = received(&lab);
     lab.told(&["guest", "H2-2/16", "send", MGID, "to those who stayed"]);
-    let arrived = wait_for(crate::lab::PATIENCE, || {
+    let arrived = wait_for(PATIENCE, || {
         let now = received(&lab);
         let mut pairs = before.iter().zip(&now);
         let all = pairs.all(|((host, vf, then), (_, _, now))| {

@@ -1,9 +1,9 @@
 //! Acceptance: what `saquery` reads, in tables of any length.
 
 use std::collections::BTreeSet;
+use vhca_tests::live::{Lab, OpenSm, Shim};
 
 use crate::bring_up::{FOUR_HOSTS, wait_until_all_up};
-use crate::lab::{Lab, OpenSm, Shim};
 
 /// Enough end ports for more than 500 pairs: 16 hosts and 20 switches.
 const MANY_PORTS: [&str; 6] = ["--topology", "fat-tree:4:16", "--vfs", "0", "--sm", "none"];

@@ -4,10 +4,9 @@ use std::fs;
 use std::time::Instant;
 
 use serde_json::Value;
+use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
 use crate::bring_up::{rows, wait_until_all_up};
-use crate::lab::{Lab, OpenSm, PATIENCE, Shim};
-use crate::process::wait_for;
 
 const MGID: &str = "ff12:4242::2";
 

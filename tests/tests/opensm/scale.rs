@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::lab::{Lab, OpenSm, Shim};
+use vhca_tests::live::{Lab, OpenSm, Shim};
 
 /// The time that a process has been on a processor, of its first thread.
 fn processor_time(pid: u32) -> Duration {

@@ -1,7 +1,7 @@
 //! Acceptance: all VFs of a host ask for all paths at once.
+use vhca_tests::live::{Lab, OpenSm, Shim};
 
 use crate::bring_up::{rows, wait_until_all_up};
-use crate::lab::{Lab, OpenSm, Shim};
 
 const VFS: u64 = 126;
 const EACH: u64 = 1000;

@@ -1,9 +1,9 @@
 //! Acceptance: what the diagnostic tools print of the fabric.
 
 use std::collections::{BTreeMap, BTreeSet};
+use vhca_tests::live::{Lab, OpenSm, PATIENCE, Process, Shim, wait_for};
 
 use crate::bring_up::{FOUR_HOSTS, rows, wait_until_all_up};
-use crate::lab::{Lab, OpenSm, Shim};
 
 const ON: &str = "H1-1";
 
@@ -140,8 +140,8 @@ fn pings_and_port_states() {
     let managed = Managed::start();
     let lids = managed.lids();
     let mut server = managed.lab.on(Shim::Vhca, "H2-1", &["ibping", "-S"]);
-    let _server = crate::process::Process::start(managed.lab.dir(), "ibping", &mut server);
-    let found = crate::process::wait_for(crate::lab::PATIENCE, || {
+    let _server = Process::start(managed.lab.dir(), "ibping", &mut server);
+    let found = wait_for(PATIENCE, || {
         let target = lids["H2-1"].to_string();
         let ping = ["ibping", "-c", "3", &target];
         let output = managed.lab.on(Shim::Vhca, ON, &ping).output().unwrap();

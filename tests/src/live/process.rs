@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Waits until `found` gives something, for at most `limit`.
-pub(crate) fn wait_for<T>(limit: Duration, mut found: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn wait_for<T>(limit: Duration, mut found: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
         if let Some(it) = found() {
@@ -25,7 +25,7 @@ pub(crate) fn wait_for<T>(limit: Duration, mut found: impl FnMut() -> Option<T>)
 
 /// A running process whose output goes to a file. Dropping it kills it.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
@@ -33,7 +33,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Starts a command; what it prints goes to `DIR/NAME.out`.
-    pub(crate) fn start(dir: &Path, name: &str, command: &mut Command) -> Self {
+    pub fn start(dir: &Path, name: &str, command: &mut Command) -> Self {
         let log = dir.join(format!("{name}.out"));
         let out = File::create(&log).expect("a file for the output");
         let child = command
@@ -51,13 +51,13 @@ impl Process {
     }
 
     /// What it has printed.
-    pub(crate) fn output(&self) -> String {
+    pub fn output(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Waits until its output has a line with `text`.
-    pub(crate) fn wait_for_line(&mut self, text: &str, limit: Duration) {
+    pub fn wait_for_line(&mut self, text: &str, limit: Duration) {
         let seen = wait_for(limit, || {
             if self.output().contains(text) {
                 return Some(true);
@@ -75,12 +75,12 @@ impl Process {
     }
 
     /// Its process number.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends it a signal, `TERM` or `KILL` or so.
-    pub(crate) fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let status = Command::new("kill")
             .args([format!("-{signal}"), self.id().to_string()])
             .status()
@@ -89,7 +89,7 @@ impl Process {
     }
 
     /// Waits for its end.
-    pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let end = wait_for(limit, || self.child.try_wait().expect("a child"));
         end.unwrap_or_else(|| panic!("{} goes on:\n{}", self.name, self.output()))
     }

@@ -9,17 +9,17 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Process, wait_for};
+use super::{Process, wait_for};
 
 /// For whatever takes a moment: far more than it needs on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where stock programs find the simulator's preload.
 const UMAD2SIM: &str = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so";
 
 /// How a program reaches the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shim {
+pub enum Shim {
     /// Our preload, by `vhca run`.
     Vhca,
     /// The one of ibsim.
@@ -27,7 +27,7 @@ pub(crate) enum Shim {
 }
 
 /// The `vhca` binary, built with optimisations as a user builds it.
-pub(crate) fn binary() -> &'static Path {
+pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -46,7 +46,7 @@ pub(crate) fn binary() -> &'static Path {
 
 /// A running `vhca serve`, with sockets of its own in a directory of its own.
 #[derive(Debug)]
-pub(crate) struct Lab {
+pub struct Lab {
     // Before the directory: processes end before their files go.
     service: Process,
     dir: TempDir,
@@ -54,7 +54,7 @@ pub(crate) struct Lab {
 
 impl Lab {
     /// Starts the service with these arguments beside its sockets.
-    pub(crate) fn serve(arguments: &[&str]) -> Self {
+    pub fn serve(arguments: &[&str]) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("vhca-lab")
             .tempdir()
@@ -70,17 +70,17 @@ impl Lab {
     }
 
     /// The directory of this lab.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// The service.
-    pub(crate) fn service(&mut self) -> &mut Process {
+    pub fn service(&mut self) -> &mut Process {
         &mut self.service
     }
 
     /// A `vhca` command on the running service.
-    pub(crate) fn ask(&self, arguments: &[&str]) -> Output {
+    pub fn ask(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(binary());
         command.args(arguments);
         command.arg("--control").arg(self.dir().join("control"));
@@ -88,18 +88,18 @@ impl Lab {
     }
 
     /// What a `vhca` command on the running service prints; it must succeed.
-    pub(crate) fn told(&self, arguments: &[&str]) -> String {
+    pub fn told(&self, arguments: &[&str]) -> String {
         succeeded(arguments, &self.ask(arguments))
     }
 
     /// What a `vhca` command prints with `--json`.
-    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         let text = self.told(&[arguments, &["--json"]].concat());
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
     /// A program on a node of the fabric, to be started.
-    pub(crate) fn on(&self, shim: Shim, node: &str, program: &[&str]) -> Command {
+    pub fn on(&self, shim: Shim, node: &str, program: &[&str]) -> Command {
         let mut command = match shim {
             Shim::Vhca => {
                 let mut command = Command::new(binary());
@@ -120,7 +120,7 @@ impl Lab {
     }
 
     /// What a tool on a node prints; it must succeed.
-    pub(crate) fn tool(&self, shim: Shim, node: &str, program: &[&str]) -> String {
+    pub fn tool(&self, shim: Shim, node: &str, program: &[&str]) -> String {
         let output = self
             .on(shim, node, program)
             .output()
@@ -129,7 +129,7 @@ impl Lab {
     }
 
     /// Waits until what a `vhca` command prints with `--json` satisfies `holds`.
-    pub(crate) fn wait_until(&self, arguments: &[&str], holds: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait_until(&self, arguments: &[&str], holds: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         let found = wait_for(PATIENCE, || {
             last = self.json(arguments);
@@ -159,14 +159,15 @@ fn simulator_name(dir: &Path) -> String {
 
 /// A running OpenSM with its log.
 #[derive(Debug)]
-pub(crate) struct OpenSm {
-    pub(crate) process: Process,
+pub struct OpenSm {
+    /// It itself.
+    pub process: Process,
     log: PathBuf,
 }
 
 impl OpenSm {
     /// Starts OpenSM on a node with these lines in its configuration.
-    pub(crate) fn start(lab: &Lab, shim: Shim, node: &str, config: &str) -> Self {
+    pub fn start(lab: &Lab, shim: Shim, node: &str, config: &str) -> Self {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let dir = lab.dir().join(format!("opensm-{number}"));
@@ -181,23 +182,23 @@ impl OpenSm {
     }
 
     /// Its log so far.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// How often its log says this.
-    pub(crate) fn count(&self, text: &str) -> usize {
+    pub fn count(&self, text: &str) -> usize {
         self.log().matches(text).count()
     }
 
     /// Waits until its log says this so many times.
-    pub(crate) fn wait_for(&self, text: &str, times: usize) {
+    pub fn wait_for(&self, text: &str, times: usize) {
         let seen = wait_for(PATIENCE, || (self.count(text) >= times).then_some(()));
         assert!(seen.is_some(), "no {text:?} in\n{}", self.log());
     }
 
     /// The lines of its log that tell an error.
-    pub(crate) fn errors(&self) -> Vec<String> {
+    pub fn errors(&self) -> Vec<String> {
         let log = self.log();
         let errors = log.lines().filter(|line| line.contains("ERR "));
         errors.map(str::to_owned).collect()

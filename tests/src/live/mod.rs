@@ -1,0 +1,12 @@
+//! Real processes for end-to-end tests: a service with its sockets, an OpenSM, and whatever is run against them.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails where its surroundings do"
+)]
+
+mod lab;
+mod process;
+
+pub use lab::{Lab, OpenSm, PATIENCE, Shim, binary};
+pub use process::{Process, wait_for};
