@@ -4,6 +4,7 @@
 //! VF's proxy of it. A [`PciFunction`] is for guests with a driver of their own.
 #![forbid(unsafe_code)]
 
+pub mod mlx4;
 pub mod native;
 mod pci;
 

@@ -7,8 +7,8 @@ pub const VENDOR_ID: u16 = 0x15b3;
 /// sign that it runs in a virtual function.
 pub const DEVICE_ID: u16 = 0x1004;
 
-/// Class code "network controller, other", as the adapter's functions carry it.
-pub const CLASS_CODE: [u8; 3] = [0x02, 0x80, 0x00];
+/// Class, subclass and programming interface: an InfiniBand network controller. Drivers do not look at it.
+pub const CLASS_CODE: [u8; 3] = [0x02, 0x07, 0x00];
 
 /// The register that holds the communication channel and the UARs.
 pub const UAR_BAR: u8 = 2;

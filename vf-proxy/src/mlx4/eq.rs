@@ -1,0 +1,201 @@
+//! Event queues: rings in the guest's memory, what interrupts, and which events go where.
+//!
+//! A queue that is armed interrupts at its next entry and is *fired* then, until the driver arms it
+//! again. Arming is a level: if the driver has not taken every entry when it arms, the interrupt comes at
+//! once (`eq_set_ci`).
+
+use std::collections::BTreeMap;
+
+use hca_api::Hca;
+use mlx4_defs::Status;
+use mlx4_defs::eq::{EqContext, EqDoorbell, EqState, EventMask};
+use mlx4_defs::eqe::{EQE_SIZE, Eqe, EventType};
+use zerocopy::IntoBytes;
+
+use super::buffer::QueueBuffer;
+use super::capability::{FIRST_EQN, MAX_EQS};
+use super::mtt::{MttPin, Mtts};
+
+/// Largest queue: 2^17 entries, 4 MiB. The driver makes its own from the CQ quota.
+const MAX_LOG_ENTRIES: u8 = 17;
+/// Entries of a queue that belong to the device read like this, as the firmware leaves them.
+const HARDWARE_OWNED: u8 = 0xcc;
+/// Consumer indices are modulo 2^24.
+const INDEX_MASK: u32 = 0xff_ffff;
+/// Event types that can be assigned: those with a bit in the mask.
+const EVENT_TYPES: usize = 64;
+
+/// A queue.
+#[derive(Debug)]
+struct Eq {
+    buffer: QueueBuffer,
+    pin: MttPin,
+    /// A power of two.
+    entries: u32,
+    producer: u32,
+    /// Modulo 2^24, as the driver told it.
+    consumer: u32,
+    armed: bool,
+    vector: u16,
+    overflows: u64,
+}
+
+impl Eq {
+    const fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & INDEX_MASK
+    }
+
+    /// Writes an entry; gives the vector to raise. An entry for which there is no room, or no memory, is
+    /// lost.
+    fn post(&mut self, hca: &mut dyn Hca, mut eqe: Eqe) -> Option<u16> {
+        if self.waiting() >= self.entries {
+            self.overflows += 1;
+            return None;
+        }
+        eqe.set_owner(self.producer & self.entries != 0);
+        let slot = u64::from(self.producer & (self.entries - 1));
+        // Writes go up in addresses, and the owner bit is in the last byte.
+        let written = self
+            .buffer
+            .write(hca, slot * EQE_SIZE as u64, eqe.as_bytes());
+        if written.is_err() {
+            self.overflows += 1;
+            return None;
+        }
+        self.producer = self.producer.wrapping_add(1);
+        self.armed.then(|| self.fire())
+    }
+
+    const fn fire(&mut self) -> u16 {
+        self.armed = false;
+        self.vector
+    }
+
+    /// The driver took entries, and perhaps arms; gives the vector to raise.
+    fn set_consumer(&mut self, doorbell: EqDoorbell) -> Option<u16> {
+        self.consumer = doorbell.consumer_index();
+        if !doorbell.arm() {
+            return None;
+        }
+        self.armed = true;
+        (self.waiting() != 0).then(|| self.fire())
+    }
+}
+
+/// The queues of a function.
+#[derive(Debug)]
+pub(super) struct Eqs {
+    queues: BTreeMap<u32, Eq>,
+    /// For each event type the queue that gets it.
+    assigned: [Option<u32>; EVENT_TYPES],
+}
+
+impl Default for Eqs {
+    fn default() -> Self {
+        Self {
+            queues: BTreeMap::new(),
+            assigned: [None; EVENT_TYPES],
+        }
+    }
+}
+
+impl Eqs {
+    /// Makes a queue and gives its entries to the device (`SW2HW_EQ`).
+    ///
+    /// # Errors
+    /// [`Status::BAD_INDEX`] for a number that the function does not have, [`Status::BAD_RES_STATE`] for
+    /// one that is taken, [`Status::BAD_PARAM`].
+    pub(super) fn create(
+        &mut self,
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        eqn: u32,
+        context: &EqContext,
+    ) -> Result<(), Status> {
+        if !(FIRST_EQN..MAX_EQS).contains(&eqn) {
+            return Err(Status::BAD_INDEX);
+        }
+        if self.queues.contains_key(&eqn) {
+            return Err(Status::BAD_RES_STATE);
+        }
+        let log_entries = context.log_entries();
+        if log_entries > MAX_LOG_ENTRIES || context.page_offset.get() != 0 {
+            return Err(Status::BAD_PARAM);
+        }
+        let entries = 1_u32 << log_entries;
+        let bytes = u64::from(entries) * EQE_SIZE as u64;
+        let first = context.mtt_base.entry();
+        let buffer = mtts.queue(first, context.log_page_size, bytes)?;
+        buffer
+            .fill(hca, bytes, HARDWARE_OWNED)
+            .map_err(|_| Status::BAD_PARAM)?;
+        let queue = Eq {
+            buffer,
+            pin: mtts.pin(first)?,
+            entries,
+            producer: 0,
+            consumer: 0,
+            armed: context.state() == EqState::ARMED,
+            vector: context.vector.into(),
+            overflows: 0,
+        };
+        self.queues.insert(eqn, queue);
+        Ok(())
+    }
+
+    /// Ends a queue (`HW2SW_EQ`). Events assigned to it are assigned to none.
+    ///
+    /// # Errors
+    /// [`Status::BAD_RESOURCE`] if there is no such queue.
+    pub(super) fn destroy(&mut self, mtts: &mut Mtts, eqn: u32) -> Result<(), Status> {
+        let queue = self.queues.remove(&eqn).ok_or(Status::BAD_RESOURCE)?;
+        mtts.unpin(queue.pin);
+        for assigned in &mut self.assigned {
+            *assigned = assigned.filter(|other| *other != eqn);
+        }
+        Ok(())
+    }
+
+    /// Assigns events to a queue, or takes them from it (`MAP_EQ`).
+    ///
+    /// # Errors
+    /// [`Status::BAD_RESOURCE`] if there is no such queue.
+    pub(super) fn map(&mut self, eqn: u32, events: EventMask, unmap: bool) -> Result<(), Status> {
+        if !self.queues.contains_key(&eqn) {
+            return Err(Status::BAD_RESOURCE);
+        }
+        for (event, assigned) in (0..).zip(&mut self.assigned) {
+            if !events.contains(EventType::new(event)) {
+                continue;
+            }
+            if !unmap {
+                *assigned = Some(eqn);
+            } else if *assigned == Some(eqn) {
+                *assigned = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an event into the queue that its type is assigned to; gives the vector to raise.
+    pub(super) fn post_assigned(&mut self, hca: &mut dyn Hca, eqe: Eqe) -> Option<u16> {
+        let event = usize::from(eqe.event_type.get());
+        let eqn = (*self.assigned.get(event)?)?;
+        self.post(hca, eqn, eqe)
+    }
+
+    /// Puts an event into a queue; gives the vector to raise.
+    pub(super) fn post(&mut self, hca: &mut dyn Hca, eqn: u32, eqe: Eqe) -> Option<u16> {
+        self.queues.get_mut(&eqn)?.post(hca, eqe)
+    }
+
+    /// The driver rang a queue's doorbell; gives the vector to raise.
+    pub(super) fn doorbell(&mut self, eqn: u32, doorbell: EqDoorbell) -> Option<u16> {
+        self.queues.get_mut(&eqn)?.set_consumer(doorbell)
+    }
+
+    /// Events that were lost for want of room or memory.
+    pub(super) fn overflows(&self) -> u64 {
+        self.queues.values().map(|queue| queue.overflows).sum()
+    }
+}

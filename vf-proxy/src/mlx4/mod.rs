@@ -1,0 +1,284 @@
+//! A ConnectX-3 virtual function (15b3:1004), as the stock Linux drivers `mlx4_core` and `mlx4_ib` drive
+//! it.
+//!
+//! [`Mlx4Function`] is a [`PciFunction`]: configuration space, BAR 2 with the communication channel and
+//! the doorbells, BAR 4 with the MSI-X table. Commands come through the channel and a register in the
+//! guest's memory; they are copied once, parsed into types, and only then act. What they make is made
+//! with the VF's function of the adapter ([`hca_api::Hca`]): the device holds no packet and no transport
+//! of its own.
+//!
+//! # Resets
+//!
+//! The driver (RESET on the channel, a reset request, a breach of the protocol), the machine
+//! (function-level reset) and the VMM ([`PciFunction::reset`]) can reset the function. It then forgets
+//! what the driver made, asks its owner with [`PciEvent::ResetWanted`], and goes on when
+//! [`AsyncEvent::FunctionReset`] says that the PF has released everything. If the PF resets the VF by
+//! itself the driver is told of an internal error, and starts anew.
+//!
+//! # Hostile guests
+//!
+//! Whatever a guest writes is answered with a status, or not at all. The work for each access is bounded:
+//! a mailbox, a queue of 4 MiB to initialise, or the pages of one region.
+
+#[cfg_attr(not(test), expect(dead_code, reason = "the queue pairs come next"))]
+mod buffer;
+mod capability;
+mod comm;
+mod command;
+mod config_space;
+mod eq;
+mod mpt;
+mod msix;
+mod mtt;
+mod objects;
+mod ownership;
+mod pd;
+mod resources;
+mod vhcr;
+
+use std::collections::BTreeSet;
+
+use hca_api::{AsyncEvent, Hca, HcaEvent};
+use ib_vtime::Instant;
+use mlx4_defs::bar::Register;
+use mlx4_defs::eq::EqDoorbell;
+use mlx4_defs::pci::{MIN_VECTORS, UAR_BAR};
+use zerocopy::network_endian::U32;
+
+use self::comm::{CommAction, CommChannel};
+use self::command::Command;
+use self::config_space::ConfigSpace;
+use self::msix::MsiX;
+use self::objects::Objects;
+use crate::{Bar, PciEvent, PciFunction};
+
+/// The register with the MSI-X table.
+const MSIX_BAR: u8 = 4;
+
+/// What a function is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mlx4Config {
+    /// Entries of the MSI-X table, 2 to 256. The driver wants one for each processor and port, and one
+    /// more.
+    pub vectors: u16,
+}
+
+impl Default for Mlx4Config {
+    /// Enough vectors for 32 processors.
+    fn default() -> Self {
+        Self { vectors: 33 }
+    }
+}
+
+/// A ConnectX-3 virtual function.
+#[derive(Debug)]
+pub struct Mlx4Function {
+    bars: [Bar; 2],
+    config_space: ConfigSpace,
+    msix: MsiX,
+    comm: CommChannel,
+    objects: Objects,
+    interrupts: BTreeSet<u16>,
+    reset_wanted: bool,
+}
+
+impl Mlx4Function {
+    /// A function as it is after power-on. Numbers of vectors beyond what there can be are taken to the
+    /// next that can.
+    #[must_use]
+    pub fn new(config: &Mlx4Config) -> Self {
+        let vectors = config.vectors.clamp(MIN_VECTORS, msix::MAX_VECTORS);
+        let bars = [
+            Bar {
+                index: UAR_BAR,
+                size: capability::UAR_AREA,
+                prefetchable: true,
+            },
+            Bar {
+                index: MSIX_BAR,
+                size: msix::BAR_SIZE,
+                prefetchable: false,
+            },
+        ];
+        Self {
+            config_space: ConfigSpace::new(&bars, MSIX_BAR, vectors),
+            bars,
+            msix: MsiX::new(vectors),
+            comm: CommChannel::default(),
+            objects: Objects::default(),
+            interrupts: BTreeSet::new(),
+            reset_wanted: false,
+        }
+    }
+
+    /// Events of the device that were lost because the guest's event queues were full or not memory any
+    /// more.
+    #[must_use]
+    pub fn lost_events(&self) -> u64 {
+        self.objects.eqs.overflows()
+    }
+
+    fn raise(&mut self, vector: Option<u16>) {
+        if let Some(vector) = vector
+            && self.msix.raise(vector)
+        {
+            self.interrupts.insert(vector);
+        }
+    }
+
+    /// Writes a register of BAR 2.
+    fn write_register(&mut self, now: Instant, hca: &mut dyn Hca, offset: u64, word: [u8; 4]) {
+        match Register::at(offset) {
+            Some(Register::Comm(register)) => {
+                let action = self.comm.write(register, u32::from_be_bytes(word));
+                self.act(now, hca, action);
+            }
+            Some(Register::Eq { eqn }) => {
+                let doorbell = EqDoorbell {
+                    word: U32::from_bytes(word),
+                };
+                let vector = self.objects.eqs.doorbell(eqn, doorbell);
+                self.raise(vector);
+            }
+            Some(Register::Send { .. } | Register::Cq { .. }) | None => {}
+        }
+    }
+
+    fn act(&mut self, now: Instant, hca: &mut dyn Hca, action: CommAction) {
+        match action {
+            CommAction::None => {}
+            CommAction::Reset => self.begin_reset(),
+            CommAction::Execute { vhcr } => self.execute(now, hca, vhcr),
+        }
+    }
+
+    /// Executes the command in the register in guest memory. The order of what the guest sees is the
+    /// device's: mailbox, status, toggle, event, interrupt.
+    fn execute(&mut self, now: Instant, hca: &mut dyn Hca, at: u64) {
+        let Ok(vhcr) = vhcr::fetch(hca, at) else {
+            let action = self.comm.fail();
+            return self.act(now, hca, action);
+        };
+        let command = Command::parse(hca, &vhcr);
+        let outcome = command.and_then(|command| self.objects.execute(hca, command));
+        if vhcr::finish(hca, at, &vhcr, outcome).is_err() {
+            let action = self.comm.fail();
+            return self.act(now, hca, action);
+        }
+        self.comm.complete();
+        if vhcr.event() {
+            let vector = self.objects.command_done(hca);
+            self.raise(vector);
+        } else {
+            self.objects.command_polled();
+        }
+    }
+
+    /// Forgets what the driver made, and wants the PF to do so, too.
+    fn begin_reset(&mut self) {
+        self.forget();
+        self.reset_wanted = true;
+    }
+
+    fn forget(&mut self) {
+        self.objects = Objects::default();
+        self.msix.forget_pending();
+        self.interrupts.clear();
+    }
+
+    /// A reset from outside of the driver: all registers start anew, too.
+    fn machine_reset(&mut self, now: Instant, hca: &mut dyn Hca) {
+        self.config_space.reset();
+        self.msix = MsiX::new(self.msix.vectors());
+        self.interrupts.clear();
+        let action = self.comm.machine_reset();
+        self.act(now, hca, action);
+    }
+}
+
+impl PciFunction for Mlx4Function {
+    fn bars(&self) -> &[Bar] {
+        &self.bars
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        self.msix.vectors()
+    }
+
+    fn config_read(&self, offset: u16, out: &mut [u8]) {
+        self.config_space.read(offset, out);
+    }
+
+    fn config_write(&mut self, now: Instant, hca: &mut dyn Hca, offset: u16, bytes: &[u8]) {
+        if self.config_space.write(offset, bytes).reset {
+            return self.machine_reset(now, hca);
+        }
+        let passes = self.config_space.msix_passes();
+        let released = self.msix.set_passes(passes);
+        self.interrupts.extend(released);
+    }
+
+    fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
+        match bar {
+            UAR_BAR => {
+                out.fill(0);
+                for (distance, word) in (0..).step_by(4).zip(out.chunks_mut(4)) {
+                    let at = offset.checked_add(distance);
+                    let value = at.and_then(|at| self.comm.read(at)).unwrap_or(0);
+                    let len = word.len();
+                    word.copy_from_slice(&value.to_be_bytes()[..len]);
+                }
+            }
+            MSIX_BAR => self.msix.read(offset, out),
+            _ => out.fill(0),
+        }
+    }
+
+    fn bar_write(&mut self, now: Instant, hca: &mut dyn Hca, bar: u8, offset: u64, bytes: &[u8]) {
+        match bar {
+            UAR_BAR => {
+                let (words, _) = bytes.as_chunks();
+                for (distance, word) in (0..).step_by(4).zip(words) {
+                    if let Some(at) = offset.checked_add(distance) {
+                        self.write_register(now, hca, at, *word);
+                    }
+                }
+            }
+            MSIX_BAR => {
+                let released = self.msix.write(offset, bytes);
+                self.interrupts.extend(released);
+            }
+            _ => {}
+        }
+    }
+
+    fn handle_hca_event(&mut self, _now: Instant, _hca: &mut dyn Hca, event: &HcaEvent) {
+        if *event == HcaEvent::Async(AsyncEvent::FunctionReset) {
+            self.forget();
+            self.comm.reset_done();
+        }
+    }
+
+    fn poll(&mut self, _now: Instant, _hca: &mut dyn Hca) -> bool {
+        false
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn poll_event(&mut self) -> Option<PciEvent> {
+        if std::mem::take(&mut self.reset_wanted) {
+            return Some(PciEvent::ResetWanted);
+        }
+        let vector = self.interrupts.pop_first()?;
+        Some(PciEvent::Interrupt { vector })
+    }
+
+    fn reset(&mut self, now: Instant, hca: &mut dyn Hca) {
+        self.machine_reset(now, hca);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! The memory protection table: the guest's regions, registered with the VF's function under the keys that
+//! the guest chose.
+
+use std::collections::BTreeMap;
+
+use hca_api::{AccessFlags, Hca, MrHandle, MrKind, MrSpec, PdHandle};
+use mlx4_defs::Status;
+use mlx4_defs::mpt::{MptEntry, STATUS_FREE, STATUS_VALID};
+use mlx4_defs::mtt::MTT_ENTRY_SIZE;
+
+use super::buffer::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
+use super::mtt::{MttPin, Mtts};
+use super::pd::{Pds, status_of};
+
+/// A region that the device has.
+#[derive(Debug)]
+struct Region {
+    mr: MrHandle,
+    pd: u32,
+    /// Physical regions have no pages.
+    pin: Option<MttPin>,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub(super) struct Mpts {
+    /// Entries as the driver last wrote them; it reads them back to change them.
+    written: BTreeMap<u32, MptEntry>,
+    regions: BTreeMap<u32, Region>,
+}
+
+impl Mpts {
+    /// Hands a region over to the device (`SW2HW_MPT`). The caller has checked who owns the entry.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`], [`Status::EXCEED_LIM`].
+    pub(super) fn create(
+        &mut self,
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        pds: &mut Pds,
+        index: u32,
+        entry: &MptEntry,
+    ) -> Result<(), Status> {
+        if !entry.region() || entry.memory_key() >> 8 != index {
+            return Err(Status::BAD_PARAM);
+        }
+        let source = Source::of(entry, mtts)?;
+        let pin = match source {
+            Source::Whole | Source::Range => None,
+            Source::Pages(_) | Source::Later => Some(mtts.pin(first_page(entry))?),
+        };
+        let tag = entry.pd();
+        let registered = pds
+            .acquire(hca, tag)
+            .and_then(|pd| register(hca, pd, entry, &source));
+        match registered {
+            Ok(mr) => {
+                self.written.insert(index, *entry);
+                self.regions.insert(index, Region { mr, pd: tag, pin });
+                Ok(())
+            }
+            Err(status) => {
+                if let Some(pin) = pin {
+                    mtts.unpin(pin);
+                }
+                pds.release(hca, tag);
+                Err(status)
+            }
+        }
+    }
+
+    /// Takes a region back from the device (`HW2SW_MPT`).
+    ///
+    /// # Errors
+    /// [`Status::REG_BOUND`] while windows are bound to it.
+    pub(super) fn destroy(
+        &mut self,
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        pds: &mut Pds,
+        index: u32,
+    ) -> Result<(), Status> {
+        let region = self.regions.get(&index).ok_or(Status::BAD_RES_STATE)?;
+        hca.deregister_mr(region.mr)
+            .map_err(|_| Status::REG_BOUND)?;
+        if let Some(region) = self.regions.remove(&index) {
+            pds.release(hca, region.pd);
+            if let Some(pin) = region.pin {
+                mtts.unpin(pin);
+            }
+        }
+        Ok(())
+    }
+
+    /// An entry as the driver last wrote it (`QUERY_MPT`); zeros if it never did.
+    pub(super) fn query(&self, index: u32) -> MptEntry {
+        self.written.get(&index).copied().unwrap_or_default()
+    }
+
+    /// The entry's number was given back.
+    pub(super) fn forget(&mut self, index: u32) {
+        self.written.remove(&index);
+    }
+}
+
+/// Where a region's bytes are.
+enum Source {
+    /// All of the guest's memory.
+    Whole,
+    /// In one piece: the region's addresses are the memory's.
+    Range,
+    /// In pages.
+    Pages(Vec<u64>),
+    /// Nowhere until a fast registration says where.
+    Later,
+}
+
+impl Source {
+    fn of(entry: &MptEntry, mtts: &Mtts) -> Result<Self, Status> {
+        if entry.physical() {
+            let whole = entry.start.get() == 0 && entry.length.get() == u64::MAX;
+            return Ok(if whole { Self::Whole } else { Self::Range });
+        }
+        match entry.status() {
+            STATUS_FREE => Ok(Self::Later),
+            STATUS_VALID => {
+                let count = page_count(entry)?;
+                let mut pages = mtts.pages(first_page(entry), count)?;
+                let within = (1 << page_shift(entry)?) - 1;
+                pages.iter_mut().for_each(|page| *page &= !within);
+                Ok(Self::Pages(pages))
+            }
+            _ => Err(Status::BAD_PARAM),
+        }
+    }
+}
+
+fn first_page(entry: &MptEntry) -> u64 {
+    entry.mtt_addr.get() / MTT_ENTRY_SIZE
+}
+
+/// Base-2 logarithm of the region's page size.
+fn page_shift(entry: &MptEntry) -> Result<u8, Status> {
+    u8::try_from(entry.entity_size.get())
+        .ok()
+        .filter(|shift| (MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(shift))
+        .ok_or(Status::BAD_PARAM)
+}
+
+/// Offset of the region's first byte in its first page.
+fn first_offset(entry: &MptEntry, shift: u8) -> u64 {
+    entry.start.get() & ((1 << shift) - 1)
+}
+
+/// Pages that the region's bytes are in. More than the translation table has are refused by it.
+fn page_count(entry: &MptEntry) -> Result<usize, Status> {
+    let shift = page_shift(entry)?;
+    let bytes = first_offset(entry, shift).checked_add(entry.length.get());
+    let bytes = bytes.filter(|bytes| *bytes != 0).ok_or(Status::BAD_PARAM)?;
+    let last = (bytes - 1) >> shift;
+    usize::try_from(last + 1).map_err(|_| Status::BAD_PARAM)
+}
+
+fn register(
+    hca: &mut dyn Hca,
+    pd: PdHandle,
+    entry: &MptEntry,
+    source: &Source,
+) -> Result<MrHandle, Status> {
+    let (start, len) = (entry.start.get(), entry.length.get());
+    let kind = match source {
+        Source::Whole => MrKind::WholeSpace,
+        Source::Range => MrKind::Virtual { addr: start, len },
+        Source::Later => MrKind::FastRegister {
+            max_pages: entry.mtt_size.get(),
+        },
+        Source::Pages(pages) => {
+            let page_shift = page_shift(entry)?;
+            MrKind::Physical {
+                pages,
+                page_shift,
+                iova: start,
+                first_offset: first_offset(entry, page_shift),
+                len,
+            }
+        }
+    };
+    let rights = [
+        (entry.local_write(), AccessFlags::LOCAL_WRITE),
+        (entry.remote_write(), AccessFlags::REMOTE_WRITE),
+        (entry.remote_read(), AccessFlags::REMOTE_READ),
+        (entry.atomic(), AccessFlags::REMOTE_ATOMIC),
+        (entry.bind(), AccessFlags::MW_BIND),
+    ];
+    let granted = rights.into_iter().filter(|(given, _)| *given);
+    let spec = MrSpec {
+        pd,
+        kind,
+        access: granted.map(|(_, right)| right).collect(),
+        key: Some(entry.memory_key()),
+    };
+    Ok(hca.register_mr(&spec).map_err(status_of)?.handle)
+}

@@ -1,0 +1,193 @@
+//! The memory translation table: a flat array of page addresses per function, given out in ranges of
+//! powers of two.
+//!
+//! Queues and regions copy the addresses of their pages when they are made. They pin the range that the
+//! addresses came from, so that it cannot be given back under them (`rem_mtts` of the resource tracker
+//! answers busy, too).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mlx4_defs::mtt::MttEntry;
+use mlx4_defs::{LogPageSize, Status};
+
+use super::buffer::{MAX_PAGE_SHIFT, QueueBuffer};
+
+/// A range that the driver was given.
+#[derive(Debug)]
+struct Range {
+    order: u8,
+    /// Empty until the first entry is written.
+    entries: Vec<MttEntry>,
+    /// Objects that were made from it.
+    pins: u32,
+}
+
+/// A hold on a range, to be given back with [`Mtts::unpin`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MttPin {
+    first: u32,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Mtts {
+    ranges: BTreeMap<u32, Range>,
+    /// First entries of free ranges, by order.
+    free: Vec<BTreeSet<u32>>,
+}
+
+impl Mtts {
+    /// A table of `1 << log_entries` entries.
+    pub(super) fn new(log_entries: u8) -> Self {
+        let mut free = vec![BTreeSet::new(); usize::from(log_entries) + 1];
+        if let Some(whole) = free.last_mut() {
+            whole.insert(0);
+        }
+        Self {
+            ranges: BTreeMap::new(),
+            free,
+        }
+    }
+
+    /// Gives out a range of `1 << order` entries, a multiple of its size, and tells its first one.
+    ///
+    /// # Errors
+    /// [`Status::EXCEED_LIM`].
+    pub(super) fn alloc(&mut self, order: u8) -> Result<u32, Status> {
+        let mut larger = (0..).zip(&self.free).skip(usize::from(order));
+        let (from, first) = larger
+            .find_map(|(order, starts)| Some((order, *starts.first()?)))
+            .ok_or(Status::EXCEED_LIM)?;
+        self.starts(from)?.remove(&first);
+        for half in (order..from).rev() {
+            self.starts(half)?.insert(first + (1 << half));
+        }
+        let range = Range {
+            order,
+            entries: Vec::new(),
+            pins: 0,
+        };
+        self.ranges.insert(first, range);
+        Ok(first)
+    }
+
+    /// Takes a range back.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] if it was not given out like that, [`Status::RESOURCE_BUSY`] while
+    /// something was made from it.
+    pub(super) fn free(&mut self, first: u32, order: u8) -> Result<(), Status> {
+        let range = self.ranges.get(&first).ok_or(Status::BAD_PARAM)?;
+        if range.order != order {
+            return Err(Status::BAD_PARAM);
+        }
+        if range.pins != 0 {
+            return Err(Status::RESOURCE_BUSY);
+        }
+        self.ranges.remove(&first);
+        let (mut first, mut order) = (first, order);
+        while self
+            .free
+            .get_mut(usize::from(order))
+            .is_some_and(|starts| starts.remove(&(first ^ 1 << order)))
+        {
+            first &= !(1 << order);
+            order += 1;
+        }
+        self.starts(order)?.insert(first);
+        Ok(())
+    }
+
+    fn starts(&mut self, order: u8) -> Result<&mut BTreeSet<u32>, Status> {
+        let starts = self.free.get_mut(usize::from(order));
+        starts.ok_or(Status::EXCEED_LIM)
+    }
+
+    /// Writes entries.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] if they are not within one range that was given out.
+    pub(super) fn write(&mut self, first: u64, entries: &[MttEntry]) -> Result<(), Status> {
+        let (start, at) = self.locate(first, entries.len())?;
+        let range = self.ranges.get_mut(&start).ok_or(Status::BAD_PARAM)?;
+        if range.entries.is_empty() {
+            range.entries = vec![MttEntry::default(); 1 << range.order];
+        }
+        let target = range.entries.get_mut(at..at + entries.len());
+        target.ok_or(Status::BAD_PARAM)?.copy_from_slice(entries);
+        Ok(())
+    }
+
+    /// The page addresses in `count` entries from `first` on.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] if they are not within one range that was given out, or one of them names
+    /// no page.
+    pub(super) fn pages(&self, first: u64, count: usize) -> Result<Vec<u64>, Status> {
+        let (start, at) = self.locate(first, count)?;
+        let range = self.ranges.get(&start).ok_or(Status::BAD_PARAM)?;
+        let entries = range.entries.get(at..at + count);
+        entries
+            .ok_or(Status::BAD_PARAM)?
+            .iter()
+            .map(|entry| entry.is_present().then(|| entry.address()))
+            .collect::<Option<_>>()
+            .ok_or(Status::BAD_PARAM)
+    }
+
+    /// The memory of a queue of so many bytes whose pages begin at an entry.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] also for pages of a size that the table does not have.
+    pub(super) fn queue(
+        &self,
+        first: u64,
+        page: LogPageSize,
+        bytes: u64,
+    ) -> Result<QueueBuffer, Status> {
+        let shift = u8::try_from(page.shift())
+            .ok()
+            .filter(|shift| *shift <= MAX_PAGE_SHIFT)
+            .ok_or(Status::BAD_PARAM)?;
+        let count = usize::try_from(bytes.div_ceil(1 << shift)).map_err(|_| Status::BAD_PARAM)?;
+        QueueBuffer::new(self.pages(first, count)?, shift).ok_or(Status::BAD_PARAM)
+    }
+
+    /// Holds the range that an entry is in.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] if it is in none.
+    pub(super) fn pin(&mut self, entry: u64) -> Result<MttPin, Status> {
+        let (first, _) = self.locate(entry, 1)?;
+        let range = self.ranges.get_mut(&first).ok_or(Status::BAD_PARAM)?;
+        range.pins += 1;
+        Ok(MttPin { first })
+    }
+
+    /// Lets a range go.
+    #[expect(clippy::needless_pass_by_value, reason = "a hold is given back once")]
+    pub(super) fn unpin(&mut self, pin: MttPin) {
+        if let Some(range) = self.ranges.get_mut(&pin.first) {
+            range.pins = range.pins.saturating_sub(1);
+        }
+    }
+
+    /// The range that holds all of `count` entries, and where in it they begin.
+    fn locate(&self, first: u64, count: usize) -> Result<(u32, usize), Status> {
+        let first = u32::try_from(first).map_err(|_| Status::BAD_PARAM)?;
+        let (&start, range) = self
+            .ranges
+            .range(..=first)
+            .next_back()
+            .ok_or(Status::BAD_PARAM)?;
+        let at = (first - start) as usize;
+        let end = at.checked_add(count).ok_or(Status::BAD_PARAM)?;
+        if at >= 1 << range.order || end > 1 << range.order {
+            return Err(Status::BAD_PARAM);
+        }
+        Ok((start, at))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn entries(count: u64) -> Vec<MttEntry> {
+    (1..=count).map(|n| MttEntry::new(n << 12)).collect()
+}
+
+#[test]
+fn pages_are_those_that_were_written() {
+    let mut mtts = Mtts::new(10);
+    let first = u64::from(mtts.alloc(2).unwrap());
+    mtts.write(first + 1, &entries(3)).unwrap();
+    assert_eq!(mtts.pages(first + 1, 3), Ok(vec![0x1000, 0x2000, 0x3000]));
+    assert_eq!(mtts.pages(first, 4), Err(Status::BAD_PARAM), "not present");
+}
+
+#[test]
+fn entries_outside_a_range_are_refused() {
+    let mut mtts = Mtts::new(10);
+    assert_eq!(mtts.write(0, &entries(1)), Err(Status::BAD_PARAM));
+    let first = u64::from(mtts.alloc(2).unwrap());
+    assert_eq!(mtts.write(first, &entries(5)), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.write(first + 4, &entries(1)), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.write(u64::MAX, &entries(1)), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.pages(first, usize::MAX), Err(Status::BAD_PARAM));
+    assert_eq!(
+        mtts.pages(first, 1),
+        Err(Status::BAD_PARAM),
+        "never written"
+    );
+}
+
+#[test]
+fn a_pinned_range_is_busy_until_every_pin_is_gone() {
+    let mut mtts = Mtts::new(10);
+    let first = mtts.alloc(3).unwrap();
+    let pins = [
+        mtts.pin(first.into()).unwrap(),
+        mtts.pin(u64::from(first) + 7).unwrap(),
+    ];
+    assert_eq!(mtts.pin(u64::from(first) + 8), Err(Status::BAD_PARAM));
+    for pin in pins {
+        assert_eq!(mtts.free(first, 3), Err(Status::RESOURCE_BUSY));
+        mtts.unpin(pin);
+    }
+    assert_eq!(mtts.free(first, 3), Ok(()));
+}
+
+#[test]
+fn a_range_is_taken_back_only_as_it_was_given() {
+    let mut mtts = Mtts::new(10);
+    let first = mtts.alloc(3).unwrap();
+    assert_eq!(mtts.free(first, 2), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.free(first + 1, 3), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.free(first, 3), Ok(()));
+    assert_eq!(mtts.free(first, 3), Err(Status::BAD_PARAM));
+    assert_eq!(mtts.alloc(11), Err(Status::EXCEED_LIM));
+    assert_eq!(mtts.alloc(255), Err(Status::EXCEED_LIM));
+    assert!(mtts.alloc(10).is_ok(), "halves were put together again");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// The model knows only which entries are taken.
+    #[test]
+    fn ranges_never_overlap_and_nothing_is_lost(
+        steps in proptest::collection::vec((any::<bool>(), 0..7_u8, any::<prop::sample::Index>()), 1..80)
+    ) {
+        const LOG: u8 = 6;
+        let mut mtts = Mtts::new(LOG);
+        let mut taken = [false; 1 << LOG];
+        let mut given: Vec<(u32, u8)> = Vec::new();
+        for (alloc, order, which) in steps {
+            if alloc {
+                let size = 1_usize << order;
+                let fits = taken.chunks_exact(size).any(|block| !block.contains(&true));
+                let result = mtts.alloc(order);
+                prop_assert_eq!(result.is_ok(), fits);
+                if let Ok(first) = result {
+                    let at = first as usize;
+                    prop_assert_eq!(at % size, 0);
+                    prop_assert!(!taken[at..at + size].contains(&true));
+                    taken[at..at + size].fill(true);
+                    given.push((first, order));
+                }
+            } else if !given.is_empty() {
+                let (first, order) = given.swap_remove(which.index(given.len()));
+                prop_assert_eq!(mtts.free(first, order), Ok(()));
+                taken[first as usize..][..1 << order].fill(false);
+            }
+        }
+    }
+}

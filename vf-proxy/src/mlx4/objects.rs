@@ -1,0 +1,132 @@
+//! What the driver made: everything that a reset forgets, and the commands that change it.
+
+use hca_api::Hca;
+use ib_wire::PortNum;
+use mlx4_defs::eqe::Eqe;
+use mlx4_defs::{Mailbox, Status};
+
+use super::capability::{self, LOG_MTTS};
+use super::command::{Change, Command, Query};
+use super::eq::Eqs;
+use super::mpt::Mpts;
+use super::mtt::Mtts;
+use super::pd::Pds;
+use super::resources::Resources;
+use super::vhcr::Output;
+
+/// What the driver made.
+#[derive(Debug)]
+pub(super) struct Objects {
+    resources: Resources,
+    mtts: Mtts,
+    pds: Pds,
+    mpts: Mpts,
+    pub(super) eqs: Eqs,
+    /// Commands that ended by event; the driver counts them, too.
+    token: u16,
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        Self {
+            resources: Resources::default(),
+            mtts: Mtts::new(LOG_MTTS),
+            pds: Pds::default(),
+            mpts: Mpts::default(),
+            eqs: Eqs::default(),
+            token: 0,
+        }
+    }
+}
+
+impl Objects {
+    /// Executes a command.
+    ///
+    /// # Errors
+    /// The status with which the command ends.
+    pub(super) fn execute(
+        &mut self,
+        hca: &mut dyn Hca,
+        command: Command,
+    ) -> Result<Output, Status> {
+        match command {
+            Command::Nop => Ok(Output::None),
+            Command::Query(query) => self.query(hca, query).map(Output::Mailbox),
+            Command::Allocate(wanted) => {
+                let first = self.resources.allocate(hca, &mut self.mtts, wanted)?;
+                Ok(Output::Immediate(first.into()))
+            }
+            Command::Change(change) => self.change(hca, change).map(|()| Output::None),
+        }
+    }
+
+    fn query(&mut self, hca: &mut dyn Hca, query: Query) -> Result<Box<Mailbox>, Status> {
+        match query {
+            Query::DevCap => Ok(capability::query_dev_cap(&hca.attributes())),
+            Query::Firmware => Ok(capability::query_firmware()),
+            Query::Adapter => Ok(capability::query_adapter()),
+            Query::Hca => Ok(capability::query_hca()),
+            Query::FuncCap => Ok(capability::query_func_cap(&hca.attributes())),
+            Query::FuncCapPort { port } => {
+                check_port(hca, port)?;
+                let special = self.resources.special_qpns(hca)?;
+                let device = hca.attributes();
+                Ok(capability::query_func_cap_port(&device, port, special))
+            }
+            Query::Port { port } => capability::query_port(hca, port),
+            Query::Region { index } => {
+                self.resources.mpts.owned.check_software(index)?;
+                Ok(capability::answer(&self.mpts.query(index)))
+            }
+        }
+    }
+
+    fn change(&mut self, hca: &mut dyn Hca, change: Change) -> Result<(), Status> {
+        match change {
+            Change::InitPort { port } | Change::ClosePort { port } => check_port(hca, port),
+            Change::Release(given) => {
+                let (mtts, mpts) = (&mut self.mtts, &mut self.mpts);
+                self.resources.release(hca, mtts, mpts, given)
+            }
+            Change::WriteMtt { first, entries } => self.mtts.write(first, &entries),
+            Change::CreateRegion { index, entry } => {
+                self.resources.mpts.owned.check_software(index)?;
+                let (mtts, pds) = (&mut self.mtts, &mut self.pds);
+                self.mpts.create(hca, mtts, pds, index, &entry)?;
+                self.resources.mpts.owned.set_hardware(index, true);
+                Ok(())
+            }
+            Change::DestroyRegion { index } => {
+                self.resources.mpts.owned.check_hardware(index)?;
+                let (mtts, pds) = (&mut self.mtts, &mut self.pds);
+                self.mpts.destroy(hca, mtts, pds, index)?;
+                self.resources.mpts.owned.set_hardware(index, false);
+                Ok(())
+            }
+            Change::CreateEq { eqn, context } => {
+                self.eqs.create(hca, &mut self.mtts, eqn, &context)
+            }
+            Change::DestroyEq { eqn } => self.eqs.destroy(&mut self.mtts, eqn),
+            Change::MapEq { eqn, events, unmap } => self.eqs.map(eqn, events, unmap),
+        }
+    }
+
+    /// A command that ends by event is done; gives the vector to raise.
+    pub(super) fn command_done(&mut self, hca: &mut dyn Hca) -> Option<u16> {
+        self.token = self.token.wrapping_add(1);
+        self.eqs.post_assigned(hca, Eqe::command(self.token))
+    }
+
+    /// The driver polls for the end of its commands: when it uses events again it counts from the
+    /// beginning.
+    pub(super) const fn command_polled(&mut self) {
+        self.token = 0;
+    }
+}
+
+/// Whether the function has a port.
+fn check_port(hca: &dyn Hca, port: PortNum) -> Result<(), Status> {
+    hca.query_port(port)
+        .map(|_| ())
+        .map_err(|_| Status::BAD_PARAM)
+}

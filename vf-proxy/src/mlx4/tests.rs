@@ -1,0 +1,444 @@
+use emulated_hca::{Fabric, HcaConfig, NodeId};
+use hca_api::{FunctionId, FunctionManager, FunctionSpec, HostMemory, ResourceCounts};
+use ib_wire::Guid;
+use mlx4_defs::comm::{CommCommand, CommRequest, FLAGS, SLAVE_READ, SLAVE_WRITE};
+use mlx4_defs::eq::{EqContext, EqState, EventMask};
+use mlx4_defs::eqe::{CommandEvent, EQE_SIZE, Eqe, EventType};
+use mlx4_defs::mtt::{MttBase, MttEntry, WriteMtt};
+use mlx4_defs::query::QueryHca;
+use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
+use mlx4_defs::{Mailbox, MailboxLayout, Opcode, Status, TOKEN, VHCR_SIZE, Vhcr};
+use zerocopy::network_endian::{U16, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::*;
+
+const VF: FunctionId = FunctionId(1);
+const NOW: Instant = Instant::ZERO;
+const MANY: u32 = 100;
+/// Pages of the guest's memory.
+const PAGES: usize = 64;
+
+/// A guest at an adapter of its own: its memory, and the function.
+struct Guest {
+    fabric: Fabric,
+    node: NodeId,
+    function: Mlx4Function,
+    /// First byte of the guest's memory.
+    base: u64,
+    toggle: bool,
+}
+
+/// What a command is given, besides its opcode.
+#[derive(Clone, Copy, Default)]
+struct Input {
+    param: u64,
+    modifier: u32,
+    variant: u8,
+    event: bool,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let mut fabric = Fabric::new(1);
+        let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+        let mut memory = HostMemory::new();
+        let ram = hca_api::AddressSpace::allocate(&mut memory, (PAGES + 1) << 12).unwrap();
+        let spec = FunctionSpec {
+            id: VF,
+            node_guid: Guid::new(2),
+            memory: Box::new(memory),
+            quota: ResourceCounts {
+                pds: MANY,
+                avs: MANY,
+                cqs: MANY,
+                srqs: MANY,
+                qps: MANY,
+                mrs: MANY,
+                mws: MANY,
+                attachments: MANY,
+            },
+        };
+        let mut pf = fabric.hca(node, FunctionId::PF).unwrap();
+        pf.create_function(spec).unwrap();
+        Self {
+            fabric,
+            node,
+            function: Mlx4Function::new(&Mlx4Config { vectors: 4 }),
+            base: ram.addr.next_multiple_of(4096),
+            toggle: false,
+        }
+    }
+
+    /// A guest whose driver has given the address of its command register.
+    fn probed() -> Self {
+        let mut guest = Self::new();
+        guest.start();
+        guest
+    }
+
+    fn start(&mut self) {
+        self.post(CommCommand::RESET, 0);
+        self.serve_reset();
+        let [_, _, .., a, b] = self.vhcr().to_be_bytes();
+        let [c, d, e, f, g, h, ..] = self.vhcr().to_be_bytes();
+        self.post(CommCommand::VHCR0, u16::from_be_bytes([c, d]));
+        self.post(CommCommand::VHCR1, u16::from_be_bytes([e, f]));
+        self.post(CommCommand::VHCR2, u16::from_be_bytes([g, h]));
+        self.post(CommCommand::VHCR_EN, u16::from_be_bytes([a, b]));
+    }
+
+    fn page(&self, index: u64) -> u64 {
+        self.base + index * 4096
+    }
+
+    fn vhcr(&self) -> u64 {
+        self.page(0)
+    }
+
+    fn inbox(&self) -> u64 {
+        self.page(1)
+    }
+
+    fn outbox(&self) -> u64 {
+        self.page(2)
+    }
+
+    fn write_bar(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
+        let mut hca = self.fabric.hca(self.node, VF).unwrap();
+        self.function.bar_write(NOW, &mut hca, bar, offset, bytes);
+    }
+
+    fn register(&mut self, offset: u64) -> [u8; 4] {
+        let mut word = [0xa5; 4];
+        self.function.bar_read(2, offset, &mut word);
+        word
+    }
+
+    fn post(&mut self, command: CommCommand, param: u16) {
+        self.toggle = !self.toggle;
+        let request = CommRequest::new(self.toggle, command, param);
+        self.write_bar(2, SLAVE_WRITE, request.as_bytes());
+    }
+
+    /// Does what the PF does when the function wants a reset.
+    fn serve_reset(&mut self) {
+        assert_eq!(self.function.poll_event(), Some(PciEvent::ResetWanted));
+        self.reset_by_pf();
+    }
+
+    fn reset_by_pf(&mut self) {
+        let mut pf = self.fabric.hca(self.node, FunctionId::PF).unwrap();
+        pf.reset_function(VF).unwrap();
+        let mut hca = self.fabric.hca(self.node, VF).unwrap();
+        while let Some(event) = hca.poll_event() {
+            self.function.handle_hca_event(NOW, &mut hca, &event);
+        }
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) {
+        let mut hca = self.fabric.hca(self.node, VF).unwrap();
+        hca.dma_write(addr, bytes).unwrap();
+    }
+
+    fn read<const N: usize>(&mut self, addr: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        let hca = self.fabric.hca(self.node, VF).unwrap();
+        hca.dma_read(addr, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn put<T: MailboxLayout>(&mut self, input: &T) -> Input {
+        let inbox = self.inbox();
+        self.write(inbox, Mailbox::with(input).as_bytes());
+        Input {
+            param: inbox,
+            ..Input::default()
+        }
+    }
+
+    /// Gives a command; tells the status and the immediate result.
+    fn command(&mut self, opcode: Opcode, input: Input) -> (Status, u64) {
+        let mut vhcr = Vhcr {
+            in_param: U64::new(input.param),
+            in_modifier: U32::new(input.modifier),
+            out_param: U64::new(self.outbox()),
+            token: U16::new(TOKEN),
+            ..Vhcr::default()
+        };
+        vhcr.set_event(input.event);
+        vhcr.set_op_modifier(input.variant);
+        vhcr.set_opcode(opcode);
+        let at = self.vhcr();
+        self.write(at, vhcr.as_bytes());
+        self.post(CommCommand::VHCR_POST, 0);
+        assert_eq!(
+            self.register(SLAVE_READ),
+            CommRequest::new(self.toggle, CommCommand::RESET, 0).as_bytes(),
+            "done"
+        );
+        let after: Vhcr = zerocopy::transmute!(self.read::<VHCR_SIZE>(at));
+        (after.status, after.out_param.get())
+    }
+
+    fn allocate(&mut self, kind: ResourceType, op: ResourceOp, param: u64) -> (Status, u64) {
+        self.resource(Opcode::ALLOC_RES, kind, op, param)
+    }
+
+    fn resource(
+        &mut self,
+        opcode: Opcode,
+        kind: ResourceType,
+        op: ResourceOp,
+        param: u64,
+    ) -> (Status, u64) {
+        let modifier = ResourceModifier::new(kind).word.get();
+        let input = Input {
+            param,
+            modifier,
+            variant: op.get(),
+            event: false,
+        };
+        self.command(opcode, input)
+    }
+
+    /// Gives pages of the guest's memory entries of the translation table.
+    fn map_pages(&mut self, first_page: u64, order: u8) -> u64 {
+        let op = ResourceOp::RESERVE_AND_MAP;
+        let (status, first) = self.allocate(ResourceType::MTT, op, order.into());
+        assert_eq!(status, Status::OK);
+        let mut write = WriteMtt {
+            first: U64::new(first),
+            ..WriteMtt::default()
+        };
+        let count = 1_u32 << order;
+        for (entry, page) in write.entries.iter_mut().zip(0..u64::from(count)) {
+            *entry = MttEntry::new(self.page(first_page + page));
+        }
+        let mut input = self.put(&write);
+        input.modifier = count;
+        assert_eq!(self.command(Opcode::WRITE_MTT, input).0, Status::OK);
+        first
+    }
+
+    /// Makes an armed event queue of 128 entries in the guest's page 8, and assigns the end of commands
+    /// to it.
+    fn make_event_queue(&mut self, eqn: u32) {
+        let first = self.map_pages(8, 0);
+        let mut context = EqContext {
+            vector: 3,
+            mtt_base: MttBase::from_entry(first),
+            ..EqContext::default()
+        };
+        context.set_state(EqState::ARMED);
+        context.set_log_entries(7);
+        let mut input = self.put(&context);
+        input.modifier = eqn;
+        assert_eq!(self.command(Opcode::SW2HW_EQ, input).0, Status::OK);
+        let input = Input {
+            param: EventMask::default().with(EventType::CMD).0,
+            modifier: eqn,
+            ..Input::default()
+        };
+        assert_eq!(self.command(Opcode::MAP_EQ, input).0, Status::OK);
+    }
+
+    fn eqe(&mut self, index: u64) -> Eqe {
+        let at = self.page(8) + index * EQE_SIZE as u64;
+        let bytes = self.read::<EQE_SIZE>(at);
+        Eqe::read_from_bytes(&bytes).unwrap()
+    }
+
+    fn nop(&mut self) {
+        let input = Input {
+            modifier: 0x1f,
+            event: true,
+            ..Input::default()
+        };
+        assert_eq!(self.command(Opcode::NOP, input).0, Status::OK);
+    }
+
+    fn interrupts(&mut self) -> Vec<u16> {
+        let events = std::iter::from_fn(|| self.function.poll_event());
+        events
+            .map(|event| match event {
+                PciEvent::Interrupt { vector } => vector,
+                PciEvent::ResetWanted => panic!("a reset"),
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn a_query_is_answered_in_the_guests_mailbox() {
+    let mut guest = Guest::probed();
+    let (status, _) = guest.command(Opcode::QUERY_HCA, Input::default());
+    assert_eq!(status, Status::OK);
+    let at = guest.outbox();
+    let bytes = guest.read::<{ size_of::<QueryHca>() }>(at);
+    let hca = QueryHca::read_from_bytes(&bytes).unwrap();
+    assert_eq!((hca.log_qps(), hca.log_mpts()), (20, 17));
+}
+
+#[test]
+fn an_unknown_command_is_a_bad_parameter() {
+    let mut guest = Guest::probed();
+    let (status, _) = guest.command(Opcode::new(0xfff), Input::default());
+    assert_eq!(status, Status::BAD_PARAM);
+}
+
+#[test]
+fn a_mailbox_that_is_not_memory_is_a_bad_parameter() {
+    let mut guest = Guest::probed();
+    let input = Input {
+        param: 0x1000,
+        modifier: 1,
+        ..Input::default()
+    };
+    assert_eq!(guest.command(Opcode::WRITE_MTT, input).0, Status::BAD_PARAM);
+}
+
+#[test]
+fn a_command_register_that_is_not_memory_is_an_internal_error() {
+    let mut guest = Guest::new();
+    guest.post(CommCommand::RESET, 0);
+    guest.serve_reset();
+    for part in [
+        CommCommand::VHCR0,
+        CommCommand::VHCR1,
+        CommCommand::VHCR2,
+        CommCommand::VHCR_EN,
+        CommCommand::VHCR_POST,
+    ] {
+        guest.post(part, 0);
+    }
+    guest.serve_reset();
+    assert_eq!(guest.register(SLAVE_READ), [0, 2, 0, 0]);
+}
+
+#[test]
+fn commands_that_end_by_event_are_counted_from_one() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    assert_eq!(guest.eqe(0).as_bytes(), [0xcc; EQE_SIZE]);
+    guest.nop();
+    let eqe = guest.eqe(0);
+    assert_eq!(eqe.event_type, EventType::CMD);
+    assert_eq!(eqe.view::<CommandEvent>().token.get(), 1);
+    assert!(!eqe.owner());
+    assert_eq!(guest.interrupts(), [3]);
+    guest.nop();
+    assert_eq!(guest.eqe(1).view::<CommandEvent>().token.get(), 2);
+    assert_eq!(guest.interrupts(), [], "the queue is fired");
+    guest.command(Opcode::QUERY_FW, Input::default());
+    guest.nop();
+    assert_eq!(guest.eqe(2).view::<CommandEvent>().token.get(), 1);
+}
+
+#[test]
+fn arming_an_event_queue_with_entries_left_interrupts_at_once() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    guest.nop();
+    guest.nop();
+    assert_eq!(guest.interrupts(), [3]);
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 1]);
+    assert_eq!(guest.interrupts(), [3]);
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 2]);
+    assert_eq!(guest.interrupts(), []);
+    guest.nop();
+    assert_eq!(guest.interrupts(), [3]);
+    guest.write_bar(2, 0x1800, &[0, 0, 0, 2]);
+    assert_eq!(guest.interrupts(), [], "not armed");
+}
+
+#[test]
+fn a_full_event_queue_is_not_overwritten_and_the_owner_bit_turns_over() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    for _ in 0..128 {
+        guest.nop();
+    }
+    let first = guest.eqe(0);
+    guest.nop();
+    assert_eq!(guest.eqe(0), first);
+    assert_eq!(guest.function.lost_events(), 1);
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 0x80]);
+    guest.nop();
+    assert!(guest.eqe(0).owner(), "second pass");
+    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 130);
+}
+
+#[test]
+fn pages_of_a_live_event_queue_cannot_be_given_back() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    let op = ResourceOp::RESERVE_AND_MAP;
+    let free = |guest: &mut Guest| guest.resource(Opcode::FREE_RES, ResourceType::MTT, op, 0).0;
+    assert_eq!(free(&mut guest), Status::RESOURCE_BUSY);
+    let input = Input {
+        modifier: 4,
+        variant: 1,
+        ..Input::default()
+    };
+    assert_eq!(guest.command(Opcode::HW2SW_EQ, input).0, Status::OK);
+    assert_eq!(
+        guest.command(Opcode::HW2SW_EQ, input).0,
+        Status::BAD_RESOURCE
+    );
+    assert_eq!(free(&mut guest), Status::OK);
+}
+
+#[test]
+fn a_reset_by_the_pf_is_an_internal_error_from_which_the_driver_recovers() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    guest.reset_by_pf();
+    assert_eq!(guest.register(SLAVE_READ)[1], 2);
+    guest.write_bar(2, FLAGS, &[0, 1, 0, 0]);
+    guest.serve_reset();
+    assert_eq!(guest.register(FLAGS), [0, 1, 1, 0]);
+    assert_eq!(guest.register(SLAVE_READ), [0; 4]);
+    guest.toggle = false;
+    guest.start();
+    guest.make_event_queue(4);
+    guest.nop();
+    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 1);
+}
+
+#[test]
+fn a_function_level_reset_forgets_everything_but_the_identity() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    guest.nop();
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    let function = &mut guest.function;
+    function.config_write(NOW, &mut hca, 0x04, &[6, 0]);
+    function.config_write(NOW, &mut hca, 0x68, &[0, 0x80]);
+    assert_eq!(guest.register(FLAGS), [0, 0, 2, 0], "offline");
+    guest.serve_reset();
+    assert_eq!(guest.interrupts(), []);
+    assert_eq!(guest.register(FLAGS), [0; 4]);
+    let mut command = [0xff; 4];
+    guest.function.config_read(4, &mut command);
+    assert_eq!(command, [0, 0, 0x10, 0]);
+    guest.toggle = false;
+    guest.start();
+    guest.make_event_queue(4);
+}
+
+#[test]
+fn registers_read_big_endian_and_what_is_between_them_is_zero() {
+    let mut guest = Guest::new();
+    assert_eq!(guest.register(8), [0x40, 0, 0, 0]);
+    let mut bytes = [0xa5; 24];
+    guest.function.bar_read(2, 4, &mut bytes);
+    assert_eq!(bytes[..8], [0, 0, 0, 0, 0x40, 0, 0, 0]);
+    assert_eq!(bytes[8..], [0; 16]);
+    guest.function.bar_read(2, u64::MAX - 3, &mut bytes);
+    assert_eq!(bytes, [0; 24]);
+    guest.function.bar_read(0, 0, &mut bytes);
+    assert_eq!(bytes, [0; 24]);
+    guest.write_bar(2, u64::MAX - 3, &[0xff; 16]);
+    guest.write_bar(1, 0, &[0xff; 16]);
+}
