@@ -124,6 +124,26 @@ impl Quotas {
     }
 }
 
+/// Ports of a function: the driver can do with two.
+const MAX_PORTS: u8 = 2;
+
+/// How many ports the function has.
+fn ports(device: &DeviceAttributes) -> u8 {
+    device.num_ports.min(MAX_PORTS)
+}
+
+/// Whether the function has a port.
+///
+/// # Errors
+/// [`Status::BAD_PARAM`].
+pub(super) fn check_port(hca: &dyn Hca, port: PortNum) -> Result<(), Status> {
+    if (1..=ports(&hca.attributes())).contains(&port.0) {
+        Ok(())
+    } else {
+        Err(Status::BAD_PARAM)
+    }
+}
+
 /// A mailbox with an answer.
 pub(super) fn answer<T: MailboxLayout>(layout: &T) -> Box<Mailbox> {
     Box::new(Mailbox::with(layout))
@@ -187,7 +207,7 @@ pub(super) fn query_dev_cap(device: &DeviceAttributes) -> Box<Mailbox> {
         reserved_lkey: U32::new(RESERVED_LKEY),
         ..QueryDevCap::default()
     };
-    cap.set_ports(device.num_ports);
+    cap.set_ports(ports(device));
     cap.set_reserved_pds(1);
     cap.set_flags(flags(device.caps));
     answer(&cap)
@@ -251,7 +271,7 @@ pub(super) fn query_adapter() -> Box<Mailbox> {
 pub(super) fn query_func_cap(device: &DeviceAttributes) -> Box<Mailbox> {
     let quotas = Quotas::of(&device.limits);
     let mut cap = QueryFuncCap {
-        ports: device.num_ports,
+        ports: ports(device),
         qp_quota_deprecated: U32::new(quotas.qps),
         cq_quota_deprecated: U32::new(quotas.cqs),
         srq_quota_deprecated: U32::new(quotas.srqs),
@@ -306,6 +326,7 @@ pub(super) fn query_func_cap_port(
 /// # Errors
 /// [`Status::BAD_PARAM`] for a port that the function does not have.
 pub(super) fn query_port(hca: &dyn Hca, port: PortNum) -> Result<Box<Mailbox>, Status> {
+    check_port(hca, port)?;
     let attributes = hca.query_port(port).map_err(|_| Status::BAD_PARAM)?;
     let mut answered = QueryPort {
         pkey_table_len: U16::new(attributes.pkey_table_len),
@@ -320,4 +341,67 @@ pub(super) fn query_port(hca: &dyn Hca, port: PortNum) -> Result<Box<Mailbox>, S
     answered.set_log_vlans(LOG_MACS_AND_VLANS);
     answered.set_max_vl(MAX_VL);
     Ok(answer(&answered))
+}
+
+#[cfg(test)]
+mod tests {
+    use emulated_hca::{Fabric, HcaConfig};
+    use hca_api::FunctionId;
+    use ib_wire::Guid;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn device() -> DeviceAttributes {
+        let mut fabric = Fabric::new(1);
+        let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+        let hca = fabric.hca(node, FunctionId::PF).unwrap();
+        DeviceAttributes {
+            caps: DeviceCaps::all(),
+            ..hca.attributes()
+        }
+    }
+
+    #[test]
+    fn the_device_has_the_bytes_that_a_simple_driver_wants() {
+        let mailbox = query_dev_cap(&device());
+        let bytes = mailbox.as_bytes();
+        let expected: &[(usize, &[u8])] = &[
+            (0x10, &[14, 14]),
+            (0x19, &[16]),
+            (0x26, &[0, 0]),
+            (0x37, &[2, 30]),
+            (0x40, &[0x08, 0x01, 0, 0, 0, 0x34, 0x03, 0x47]),
+            (0x48, &[0, 3, 0, 12, 0]),
+            (0x51, &[32, 0x03, 0xf0, 0, 32, 0x02, 0]),
+            (0x64, &[0x10, 15]),
+            (0x68, &[0, 0, 0, 128]),
+            (0x70, &[0; 12]),
+            (0x90, &[0, 8]),
+            (0x94, &[0, 0, 0x0c, 0xc0, 0x7f, 0xff, 0xff, 0]),
+        ];
+        for (at, value) in expected {
+            assert_eq!(&bytes[*at..*at + value.len()], *value, "at 0x{at:x}");
+        }
+    }
+
+    #[test]
+    fn the_function_says_what_it_says_valid() {
+        let mailbox = query_func_cap(&device());
+        let bytes = mailbox.as_bytes();
+        assert_eq!(bytes[..8], [0x5c, 2, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[0x2c..0x34], [0, 0, 0, 64, 0, 0, 0, 4]);
+        assert_eq!(bytes[0x48..0x4c], [0x7f, 0xff, 0xff, 0]);
+        assert_eq!(bytes[0x54..0x58], [0, 0, 0x1f, 0x80]);
+    }
+
+    #[test]
+    fn the_firmware_and_the_board_are_named() {
+        let firmware = query_firmware();
+        assert_eq!(
+            firmware.as_bytes()[..10],
+            [0, 0, 0, 2, 0x13, 0x88, 0, 42, 0, 0xff]
+        );
+        assert_eq!(query_adapter().as_bytes()[0xf0..0xf4], *b"ACHV");
+    }
 }

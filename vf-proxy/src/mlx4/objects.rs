@@ -1,11 +1,10 @@
 //! What the driver made: everything that a reset forgets, and the commands that change it.
 
 use hca_api::Hca;
-use ib_wire::PortNum;
 use mlx4_defs::eqe::Eqe;
 use mlx4_defs::{Mailbox, Status};
 
-use super::capability::{self, LOG_MTTS};
+use super::capability::{self, LOG_MTTS, check_port};
 use super::command::{Change, Command, Query};
 use super::eq::Eqs;
 use super::mpt::Mpts;
@@ -122,11 +121,4 @@ impl Objects {
     pub(super) const fn command_polled(&mut self) {
         self.token = 0;
     }
-}
-
-/// Whether the function has a port.
-fn check_port(hca: &dyn Hca, port: PortNum) -> Result<(), Status> {
-    hca.query_port(port)
-        .map(|_| ())
-        .map_err(|_| Status::BAD_PARAM)
 }

@@ -1,3 +1,9 @@
+//! Tests of the whole function, driven as the driver drives it.
+
+mod channel;
+mod regions;
+mod resources;
+
 use emulated_hca::{Fabric, HcaConfig, NodeId};
 use hca_api::{FunctionId, FunctionManager, FunctionSpec, HostMemory, ResourceCounts};
 use ib_wire::Guid;
@@ -5,7 +11,7 @@ use mlx4_defs::comm::{CommCommand, CommRequest, FLAGS, SLAVE_READ, SLAVE_WRITE};
 use mlx4_defs::eq::{EqContext, EqState, EventMask};
 use mlx4_defs::eqe::{CommandEvent, EQE_SIZE, Eqe, EventType};
 use mlx4_defs::mtt::{MttBase, MttEntry, WriteMtt};
-use mlx4_defs::query::QueryHca;
+use mlx4_defs::query::{QueryFuncCapPort, QueryHca};
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::{Mailbox, MailboxLayout, Opcode, Status, TOKEN, VHCR_SIZE, Vhcr};
 use zerocopy::network_endian::{U16, U64};
@@ -148,6 +154,19 @@ impl Guest {
         bytes
     }
 
+    fn read_layout<T: MailboxLayout>(&mut self, addr: u64) -> T {
+        let mut bytes = vec![0; size_of::<T>()];
+        let hca = self.fabric.hca(self.node, VF).unwrap();
+        hca.dma_read(addr, &mut bytes).unwrap();
+        T::read_from_bytes(&bytes).unwrap()
+    }
+
+    /// What the VF owns at the adapter.
+    fn owned(&mut self) -> ResourceCounts {
+        let pf = self.fabric.hca(self.node, FunctionId::PF).unwrap();
+        pf.resources(VF).unwrap()
+    }
+
     fn put<T: MailboxLayout>(&mut self, input: &T) -> Input {
         let inbox = self.inbox();
         self.write(inbox, Mailbox::with(input).as_bytes());
@@ -183,6 +202,10 @@ impl Guest {
 
     fn allocate(&mut self, kind: ResourceType, op: ResourceOp, param: u64) -> (Status, u64) {
         self.resource(Opcode::ALLOC_RES, kind, op, param)
+    }
+
+    fn free(&mut self, kind: ResourceType, op: ResourceOp, param: u64) -> Status {
+        self.resource(Opcode::FREE_RES, kind, op, param).0
     }
 
     fn resource(
@@ -267,178 +290,4 @@ impl Guest {
             })
             .collect()
     }
-}
-
-#[test]
-fn a_query_is_answered_in_the_guests_mailbox() {
-    let mut guest = Guest::probed();
-    let (status, _) = guest.command(Opcode::QUERY_HCA, Input::default());
-    assert_eq!(status, Status::OK);
-    let at = guest.outbox();
-    let bytes = guest.read::<{ size_of::<QueryHca>() }>(at);
-    let hca = QueryHca::read_from_bytes(&bytes).unwrap();
-    assert_eq!((hca.log_qps(), hca.log_mpts()), (20, 17));
-}
-
-#[test]
-fn an_unknown_command_is_a_bad_parameter() {
-    let mut guest = Guest::probed();
-    let (status, _) = guest.command(Opcode::new(0xfff), Input::default());
-    assert_eq!(status, Status::BAD_PARAM);
-}
-
-#[test]
-fn a_mailbox_that_is_not_memory_is_a_bad_parameter() {
-    let mut guest = Guest::probed();
-    let input = Input {
-        param: 0x1000,
-        modifier: 1,
-        ..Input::default()
-    };
-    assert_eq!(guest.command(Opcode::WRITE_MTT, input).0, Status::BAD_PARAM);
-}
-
-#[test]
-fn a_command_register_that_is_not_memory_is_an_internal_error() {
-    let mut guest = Guest::new();
-    guest.post(CommCommand::RESET, 0);
-    guest.serve_reset();
-    for part in [
-        CommCommand::VHCR0,
-        CommCommand::VHCR1,
-        CommCommand::VHCR2,
-        CommCommand::VHCR_EN,
-        CommCommand::VHCR_POST,
-    ] {
-        guest.post(part, 0);
-    }
-    guest.serve_reset();
-    assert_eq!(guest.register(SLAVE_READ), [0, 2, 0, 0]);
-}
-
-#[test]
-fn commands_that_end_by_event_are_counted_from_one() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    assert_eq!(guest.eqe(0).as_bytes(), [0xcc; EQE_SIZE]);
-    guest.nop();
-    let eqe = guest.eqe(0);
-    assert_eq!(eqe.event_type, EventType::CMD);
-    assert_eq!(eqe.view::<CommandEvent>().token.get(), 1);
-    assert!(!eqe.owner());
-    assert_eq!(guest.interrupts(), [3]);
-    guest.nop();
-    assert_eq!(guest.eqe(1).view::<CommandEvent>().token.get(), 2);
-    assert_eq!(guest.interrupts(), [], "the queue is fired");
-    guest.command(Opcode::QUERY_FW, Input::default());
-    guest.nop();
-    assert_eq!(guest.eqe(2).view::<CommandEvent>().token.get(), 1);
-}
-
-#[test]
-fn arming_an_event_queue_with_entries_left_interrupts_at_once() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    guest.nop();
-    guest.nop();
-    assert_eq!(guest.interrupts(), [3]);
-    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 1]);
-    assert_eq!(guest.interrupts(), [3]);
-    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 2]);
-    assert_eq!(guest.interrupts(), []);
-    guest.nop();
-    assert_eq!(guest.interrupts(), [3]);
-    guest.write_bar(2, 0x1800, &[0, 0, 0, 2]);
-    assert_eq!(guest.interrupts(), [], "not armed");
-}
-
-#[test]
-fn a_full_event_queue_is_not_overwritten_and_the_owner_bit_turns_over() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    for _ in 0..128 {
-        guest.nop();
-    }
-    let first = guest.eqe(0);
-    guest.nop();
-    assert_eq!(guest.eqe(0), first);
-    assert_eq!(guest.function.lost_events(), 1);
-    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 0x80]);
-    guest.nop();
-    assert!(guest.eqe(0).owner(), "second pass");
-    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 130);
-}
-
-#[test]
-fn pages_of_a_live_event_queue_cannot_be_given_back() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    let op = ResourceOp::RESERVE_AND_MAP;
-    let free = |guest: &mut Guest| guest.resource(Opcode::FREE_RES, ResourceType::MTT, op, 0).0;
-    assert_eq!(free(&mut guest), Status::RESOURCE_BUSY);
-    let input = Input {
-        modifier: 4,
-        variant: 1,
-        ..Input::default()
-    };
-    assert_eq!(guest.command(Opcode::HW2SW_EQ, input).0, Status::OK);
-    assert_eq!(
-        guest.command(Opcode::HW2SW_EQ, input).0,
-        Status::BAD_RESOURCE
-    );
-    assert_eq!(free(&mut guest), Status::OK);
-}
-
-#[test]
-fn a_reset_by_the_pf_is_an_internal_error_from_which_the_driver_recovers() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    guest.reset_by_pf();
-    assert_eq!(guest.register(SLAVE_READ)[1], 2);
-    guest.write_bar(2, FLAGS, &[0, 1, 0, 0]);
-    guest.serve_reset();
-    assert_eq!(guest.register(FLAGS), [0, 1, 1, 0]);
-    assert_eq!(guest.register(SLAVE_READ), [0; 4]);
-    guest.toggle = false;
-    guest.start();
-    guest.make_event_queue(4);
-    guest.nop();
-    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 1);
-}
-
-#[test]
-fn a_function_level_reset_forgets_everything_but_the_identity() {
-    let mut guest = Guest::probed();
-    guest.make_event_queue(4);
-    guest.nop();
-    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
-    let function = &mut guest.function;
-    function.config_write(NOW, &mut hca, 0x04, &[6, 0]);
-    function.config_write(NOW, &mut hca, 0x68, &[0, 0x80]);
-    assert_eq!(guest.register(FLAGS), [0, 0, 2, 0], "offline");
-    guest.serve_reset();
-    assert_eq!(guest.interrupts(), []);
-    assert_eq!(guest.register(FLAGS), [0; 4]);
-    let mut command = [0xff; 4];
-    guest.function.config_read(4, &mut command);
-    assert_eq!(command, [0, 0, 0x10, 0]);
-    guest.toggle = false;
-    guest.start();
-    guest.make_event_queue(4);
-}
-
-#[test]
-fn registers_read_big_endian_and_what_is_between_them_is_zero() {
-    let mut guest = Guest::new();
-    assert_eq!(guest.register(8), [0x40, 0, 0, 0]);
-    let mut bytes = [0xa5; 24];
-    guest.function.bar_read(2, 4, &mut bytes);
-    assert_eq!(bytes[..8], [0, 0, 0, 0, 0x40, 0, 0, 0]);
-    assert_eq!(bytes[8..], [0; 16]);
-    guest.function.bar_read(2, u64::MAX - 3, &mut bytes);
-    assert_eq!(bytes, [0; 24]);
-    guest.function.bar_read(0, 0, &mut bytes);
-    assert_eq!(bytes, [0; 24]);
-    guest.write_bar(2, u64::MAX - 3, &[0xff; 16]);
-    guest.write_bar(1, 0, &[0xff; 16]);
 }
