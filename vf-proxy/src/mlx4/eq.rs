@@ -199,3 +199,6 @@ impl Eqs {
         self.queues.values().map(|queue| queue.overflows).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;

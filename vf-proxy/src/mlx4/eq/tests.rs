@@ -1,0 +1,138 @@
+use emulated_hca::{Fabric, HcaConfig};
+use hca_api::FunctionId;
+use ib_wire::Guid;
+use mlx4_defs::eqe::CommandEvent;
+use mlx4_defs::mtt::{MttBase, MttEntry};
+use proptest::prelude::*;
+use zerocopy::FromBytes;
+
+use super::*;
+
+const EQN: u32 = 7;
+const VECTOR: u16 = 3;
+/// The smallest queue of the driver has two entries; four show the second pass soon.
+const LOG_ENTRIES: u8 = 2;
+const ENTRIES: u32 = 1 << LOG_ENTRIES;
+
+/// A step of the device or of the driver.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Post,
+    /// The driver takes so many of the entries that it has.
+    Take {
+        count: u32,
+        arm: bool,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Post),
+        1 => (0..ENTRIES, any::<bool>()).prop_map(|(count, arm)| Step::Take { count, arm }),
+    ]
+}
+
+/// The driver's side, which reads entries as it does: by their owner bit.
+struct Driver {
+    page: u64,
+    taken: u32,
+    armed: bool,
+    posted: u16,
+    seen: u16,
+}
+
+impl Driver {
+    fn next(&self, hca: &dyn Hca) -> Option<Eqe> {
+        let slot = u64::from(self.taken % ENTRIES);
+        let mut bytes = [0; EQE_SIZE];
+        hca.dma_read(self.page + slot * EQE_SIZE as u64, &mut bytes)
+            .unwrap();
+        let eqe = Eqe::read_from_bytes(&bytes).unwrap();
+        (eqe.owner() == (self.taken & ENTRIES != 0)).then_some(eqe)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the driver does, it finds every event that had room, in order, and is woken if and only if
+    /// it armed and there is something.
+    #[test]
+    fn a_driver_finds_every_event_and_is_woken_when_it_armed(
+        steps in proptest::collection::vec(step(), 1..60)
+    ) {
+        let mut fabric = Fabric::new(1);
+        let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+        let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+        let page = hca.allocate_dma(8192).unwrap().addr.next_multiple_of(4096);
+        let mut mtts = Mtts::new(4);
+        let first = u64::from(mtts.alloc(0).unwrap());
+        mtts.write(first, &[MttEntry::new(page)]).unwrap();
+        let mut context = EqContext {
+            vector: 3,
+            mtt_base: MttBase::from_entry(first),
+            ..EqContext::default()
+        };
+        context.set_state(EqState::ARMED);
+        context.set_log_entries(LOG_ENTRIES);
+        let mut eqs = Eqs::default();
+        eqs.create(&mut hca, &mut mtts, EQN, &context).unwrap();
+        let mut driver = Driver { page, taken: 0, armed: true, posted: 0, seen: 0 };
+        for step in steps {
+            let waiting = u32::from(driver.posted - driver.seen);
+            let woken = match step {
+                Step::Post => {
+                    let fits = waiting < ENTRIES;
+                    let lost = eqs.overflows();
+                    let woken = eqs.post(&mut hca, EQN, Eqe::command(driver.posted));
+                    prop_assert_eq!(eqs.overflows() == lost, fits);
+                    driver.posted += u16::from(fits);
+                    prop_assert_eq!(woken.is_some(), fits && driver.armed);
+                    woken
+                }
+                Step::Take { count, arm } => {
+                    for _ in 0..count.min(waiting) {
+                        let eqe = driver.next(&hca).unwrap();
+                        prop_assert_eq!(eqe.view::<CommandEvent>().token.get(), driver.seen);
+                        driver.taken += 1;
+                        driver.seen += 1;
+                    }
+                    let woken = eqs.doorbell(EQN, EqDoorbell::new(driver.taken, arm));
+                    driver.armed |= arm;
+                    let left = driver.posted != driver.seen;
+                    prop_assert_eq!(woken.is_some(), arm && left);
+                    woken
+                }
+            };
+            if let Some(vector) = woken {
+                prop_assert_eq!(vector, VECTOR);
+                driver.armed = false;
+            }
+            prop_assert_eq!(driver.next(&hca).is_some(), driver.posted != driver.seen);
+        }
+    }
+}
+
+#[test]
+fn numbers_and_sizes_that_no_queue_has_are_refused() {
+    let mut fabric = Fabric::new(1);
+    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let mut mtts = Mtts::new(4);
+    let mut eqs = Eqs::default();
+    let mut context = EqContext::default();
+    for eqn in [0, FIRST_EQN - 1, MAX_EQS, u32::MAX] {
+        let refused = eqs.create(&mut hca, &mut mtts, eqn, &context);
+        assert_eq!(refused, Err(Status::BAD_INDEX), "{eqn}");
+    }
+    let refused = eqs.create(&mut hca, &mut mtts, EQN, &context);
+    assert_eq!(refused, Err(Status::BAD_PARAM), "no pages");
+    context.set_log_entries(31);
+    let refused = eqs.create(&mut hca, &mut mtts, EQN, &context);
+    assert_eq!(refused, Err(Status::BAD_PARAM), "too large");
+    assert_eq!(
+        eqs.map(EQN, EventMask(u64::MAX), false),
+        Err(Status::BAD_RESOURCE)
+    );
+    assert_eq!(eqs.destroy(&mut mtts, EQN), Err(Status::BAD_RESOURCE));
+}
