@@ -4,6 +4,9 @@
 //! Queues and regions copy the addresses of their pages when they are made. They pin the range that the
 //! addresses came from, so that it cannot be given back under them (`rem_mtts` of the resource tracker
 //! answers busy, too).
+//!
+//! A copy takes as much memory as the entries. The driver makes one object of each range; one that makes
+//! more of them finds that all copies together are not larger than the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +25,12 @@ struct Range {
     pins: u32,
 }
 
+impl Range {
+    const fn len(&self) -> u64 {
+        1 << self.order
+    }
+}
+
 /// A hold on a range, to be given back with [`Mtts::unpin`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MttPin {
@@ -34,6 +43,8 @@ pub(super) struct Mtts {
     ranges: BTreeMap<u32, Range>,
     /// First entries of free ranges, by order.
     free: Vec<BTreeSet<u32>>,
+    /// Entries of pinned ranges, counted once for each pin.
+    pinned: u64,
 }
 
 impl Mtts {
@@ -46,6 +57,7 @@ impl Mtts {
         Self {
             ranges: BTreeMap::new(),
             free,
+            pinned: 0,
         }
     }
 
@@ -156,10 +168,16 @@ impl Mtts {
     /// Holds the range that an entry is in.
     ///
     /// # Errors
-    /// [`Status::BAD_PARAM`] if it is in none.
+    /// [`Status::BAD_PARAM`] if it is in none, [`Status::EXCEED_LIM`] if there would be more pinned than
+    /// the table has.
     pub(super) fn pin(&mut self, entry: u64) -> Result<MttPin, Status> {
         let (first, _) = self.locate(entry, 1)?;
         let range = self.ranges.get_mut(&first).ok_or(Status::BAD_PARAM)?;
+        let pinned = self.pinned + range.len();
+        if pinned > 1 << (self.free.len() - 1) {
+            return Err(Status::EXCEED_LIM);
+        }
+        self.pinned = pinned;
         range.pins += 1;
         Ok(MttPin { first })
     }
@@ -168,7 +186,8 @@ impl Mtts {
     #[expect(clippy::needless_pass_by_value, reason = "a hold is given back once")]
     pub(super) fn unpin(&mut self, pin: MttPin) {
         if let Some(range) = self.ranges.get_mut(&pin.first) {
-            range.pins = range.pins.saturating_sub(1);
+            range.pins -= 1;
+            self.pinned -= range.len();
         }
     }
 

@@ -48,6 +48,18 @@ fn a_pinned_range_is_busy_until_every_pin_is_gone() {
 }
 
 #[test]
+fn all_pins_together_hold_no_more_than_the_table_has() {
+    let mut mtts = Mtts::new(4);
+    let first = u64::from(mtts.alloc(3).unwrap());
+    let other = u64::from(mtts.alloc(0).unwrap());
+    let pins = [mtts.pin(first).unwrap(), mtts.pin(first).unwrap()];
+    assert_eq!(mtts.pin(first), Err(Status::EXCEED_LIM));
+    assert_eq!(mtts.pin(other), Err(Status::EXCEED_LIM));
+    pins.into_iter().for_each(|pin| mtts.unpin(pin));
+    assert!(mtts.pin(other).is_ok());
+}
+
+#[test]
 fn a_range_is_taken_back_only_as_it_was_given() {
     let mut mtts = Mtts::new(10);
     let first = mtts.alloc(3).unwrap();
