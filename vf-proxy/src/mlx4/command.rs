@@ -8,6 +8,8 @@ use mlx4_defs::mtt::{MttEntry, WriteMtt};
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::{Opcode, Status, Vhcr};
 
+use super::mad_ifc::MadRequest;
+use super::ports::PortSettings;
 use super::resources::{Allocation, Release};
 use super::vhcr::fetch_mailbox;
 
@@ -43,6 +45,8 @@ pub(super) enum Query {
     Port { port: PortNum },
     /// A memory region as it was written.
     Region { index: u32 },
+    /// What a port's management agent answers.
+    Mad(Box<MadRequest>),
 }
 
 /// What the driver has done.
@@ -52,6 +56,8 @@ pub(super) enum Change {
     InitPort { port: PortNum },
     /// The driver stops using a port.
     ClosePort { port: PortNum },
+    /// Change a port.
+    SetPort(PortSettings),
     /// Take numbers back.
     Release(Release),
     /// Write page addresses.
@@ -89,7 +95,7 @@ impl Command {
             let (kind, op) = resource(vhcr);
             return Allocation::parse(kind, op, vhcr.in_param.get()).map(Self::Allocate);
         }
-        if let Some(query) = Query::parse(vhcr)? {
+        if let Some(query) = Query::parse(hca, vhcr)? {
             return Ok(Self::Query(query));
         }
         Change::parse(hca, vhcr).map(Self::Change)
@@ -98,7 +104,7 @@ impl Command {
 
 impl Query {
     /// The question that a command is, if it is one.
-    fn parse(vhcr: &Vhcr) -> Result<Option<Self>, Status> {
+    fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Option<Self>, Status> {
         let modifier = vhcr.in_modifier.get();
         let query = match vhcr.opcode() {
             Opcode::QUERY_DEV_CAP => Self::DevCap,
@@ -115,6 +121,11 @@ impl Query {
             Opcode::QUERY_MPT => Self::Region {
                 index: number(vhcr),
             },
+            Opcode::MAD_IFC => {
+                let mailbox = fetch_mailbox(hca, vhcr)?;
+                let request = MadRequest::parse(modifier, vhcr.op_modifier(), &mailbox);
+                Self::Mad(Box::new(request))
+            }
             _ => return Ok(None),
         };
         Ok(Some(query))
@@ -131,6 +142,10 @@ impl Change {
             Opcode::CLOSE_PORT => Self::ClosePort {
                 port: port(modifier)?,
             },
+            Opcode::SET_PORT => {
+                let mailbox = fetch_mailbox(hca, vhcr)?;
+                Self::SetPort(PortSettings::parse(modifier, vhcr.op_modifier(), &mailbox)?)
+            }
             Opcode::FREE_RES => {
                 let (kind, op) = resource(vhcr);
                 Self::Release(Release::parse(kind, op, vhcr.in_param.get())?)

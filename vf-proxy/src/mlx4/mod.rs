@@ -27,12 +27,14 @@ mod comm;
 mod command;
 mod config_space;
 mod eq;
+mod mad_ifc;
 mod mpt;
 mod msix;
 mod mtt;
 mod objects;
 mod ownership;
 mod pd;
+mod ports;
 mod resources;
 mod vhcr;
 
@@ -252,10 +254,18 @@ impl PciFunction for Mlx4Function {
         }
     }
 
-    fn handle_hca_event(&mut self, _now: Instant, _hca: &mut dyn Hca, event: &HcaEvent) {
-        if *event == HcaEvent::Async(AsyncEvent::FunctionReset) {
-            self.forget();
-            self.comm.reset_done();
+    fn handle_hca_event(&mut self, _now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        match *event {
+            HcaEvent::Async(AsyncEvent::FunctionReset) => {
+                self.forget();
+                self.comm.reset_done();
+            }
+            HcaEvent::Async(AsyncEvent::Port { port, change }) => {
+                for vector in self.objects.port_changed(hca, port, change) {
+                    self.raise(Some(vector));
+                }
+            }
+            _ => {}
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the driver made: everything that a reset forgets, and the commands that change it.
 
-use hca_api::Hca;
+use hca_api::{Hca, PortChange};
+use ib_wire::PortNum;
 use mlx4_defs::eqe::Eqe;
 use mlx4_defs::{Mailbox, Status};
 
@@ -10,6 +11,7 @@ use super::eq::Eqs;
 use super::mpt::Mpts;
 use super::mtt::Mtts;
 use super::pd::Pds;
+use super::ports::Ports;
 use super::resources::Resources;
 use super::vhcr::Output;
 
@@ -21,6 +23,7 @@ pub(super) struct Objects {
     pds: Pds,
     mpts: Mpts,
     pub(super) eqs: Eqs,
+    ports: Ports,
     /// Commands that ended by event; the driver counts them, too.
     token: u16,
 }
@@ -33,6 +36,7 @@ impl Default for Objects {
             pds: Pds::default(),
             mpts: Mpts::default(),
             eqs: Eqs::default(),
+            ports: Ports::default(),
             token: 0,
         }
     }
@@ -77,12 +81,14 @@ impl Objects {
                 self.resources.mpts.owned.check_software(index)?;
                 Ok(capability::answer(&self.mpts.query(index)))
             }
+            Query::Mad(request) => self.ports.ask(hca, &request),
         }
     }
 
     fn change(&mut self, hca: &mut dyn Hca, change: Change) -> Result<(), Status> {
         match change {
             Change::InitPort { port } | Change::ClosePort { port } => check_port(hca, port),
+            Change::SetPort(settings) => self.ports.change(hca, &settings),
             Change::Release(given) => {
                 let (mtts, mpts) = (&mut self.mtts, &mut self.mpts);
                 self.resources.release(hca, mtts, mpts, given)
@@ -108,6 +114,19 @@ impl Objects {
             Change::DestroyEq { eqn } => self.eqs.destroy(&mut self.mtts, eqn),
             Change::MapEq { eqn, events, unmap } => self.eqs.map(eqn, events, unmap),
         }
+    }
+
+    /// A port has changed; gives the vectors to raise.
+    pub(super) fn port_changed(
+        &mut self,
+        hca: &mut dyn Hca,
+        port: PortNum,
+        change: PortChange,
+    ) -> Vec<u16> {
+        self.ports.handle_port_change(hca, port, change);
+        std::iter::from_fn(|| self.ports.poll_event())
+            .filter_map(|eqe| self.eqs.post_assigned(hca, eqe))
+            .collect()
     }
 
     /// A command that ends by event is done; gives the vector to raise.

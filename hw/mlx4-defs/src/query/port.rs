@@ -59,7 +59,7 @@ impl QueryPort {
         max_width, set_max_width: u8 = width_byte >> 0, 4;
         /// Log2 of the entries of the physical GID table.
         log_gids, set_log_gids: u8 = gid_pkey >> 4, 4;
-        /// Log2 of the entries of the physical P_Key table, less 7.
+        /// Log2 of the entries of the physical P_Key table.
         log_pkeys, set_log_pkeys: u8 = gid_pkey >> 0, 4;
         /// Log2 of the VLANs.
         log_vlans, set_log_vlans: u8 = vlan_mac >> 4, 4;
