@@ -17,6 +17,9 @@ pub struct Rights {
     pub serve: bool,
     /// Send Trap and TrapRepress as general-service MADs.
     pub trap: bool,
+    /// Ask and answer in the vendors' classes. `ibping` does that; but some adapters and switches let
+    /// themselves be configured so.
+    pub vendor: bool,
 }
 
 /// Who goes on with a MAD that may pass.
@@ -60,6 +63,7 @@ pub fn egress(header: &MadHeader, qp: SpecialQp, rights: Rights) -> Result<Class
             require(header.method == Method::GET, DropReason::MethodNotPermitted)?;
             ClassRoute::Transaction
         }
+        class if class.is_vendor() && rights.vendor => vendor(header)?,
         _ => return Err(DropReason::ClassNotPermitted),
     };
     let is_trap = matches!(header.method, Method::TRAP | Method::TRAP_REPRESS);
@@ -99,8 +103,16 @@ pub fn ingress(
             )?;
             Ok(ClassRoute::Transaction)
         }
+        class if class.is_vendor() && rights.vendor => vendor(header),
         _ => Err(DropReason::ClassNotPermitted),
     }
+}
+
+/// Of the vendors' classes only what asks and what answers has a transaction to be mapped.
+fn vendor(header: &MadHeader) -> Result<ClassRoute, DropReason> {
+    let asks_or_answers = matches!(header.method, Method::GET | Method::SET | Method::GET_RESP);
+    require(asks_or_answers, DropReason::MethodNotPermitted)?;
+    Ok(ClassRoute::Transaction)
 }
 
 /// CM messages are Sends; the one transaction of the class asks for its ClassPortInfo.
@@ -161,12 +173,14 @@ mod tests {
         perf_mgt: false,
         serve: false,
         trap: false,
+        vendor: false,
     };
     const ALL: Rights = Rights {
         smi: true,
         perf_mgt: true,
         serve: true,
         trap: true,
+        vendor: true,
     };
 
     #[test]
@@ -305,6 +319,25 @@ mod tests {
             ingress(&answer, SpecialQp::Gsi, NONE),
             Err(DropReason::ClassNotPermitted)
         );
+    }
+
+    #[test]
+    fn vendor_requests_and_answers_pass_both_ways_with_the_right() {
+        for class in [0x09, 0x0a, 0x0f, 0x30, 0x32, 0x4f] {
+            for method in [Method::GET, Method::SET, Method::GET_RESP] {
+                let mad = header(class, method, AttributeId::new(0));
+                assert_eq!(out(class, method, ALL), Ok(ClassRoute::Transaction));
+                let came = |rights| ingress(&mad, SpecialQp::Gsi, rights);
+                assert_eq!(came(ALL), Ok(ClassRoute::Transaction));
+                assert_eq!(came(NONE), Err(DropReason::ClassNotPermitted));
+            }
+            let sent = out(class, Method::SEND, ALL);
+            assert_eq!(sent, Err(DropReason::MethodNotPermitted));
+        }
+        for class in [0x05, 0x08, 0x10, 0x21, 0x50] {
+            let sent = out(class, Method::GET, ALL);
+            assert_eq!(sent, Err(DropReason::ClassNotPermitted), "class {class:#x}");
+        }
     }
 
     #[test]

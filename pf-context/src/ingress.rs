@@ -56,6 +56,7 @@ const ANY_RIGHTS: Rights = Rights {
     perf_mgt: true,
     serve: true,
     trap: true,
+    vendor: true,
 };
 
 impl PortMux {

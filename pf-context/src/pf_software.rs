@@ -33,6 +33,7 @@ impl PortMux {
                 perf_mgt: true,
                 serve: true,
                 trap: true,
+                vendor: true,
             },
             ..VfConfig::default()
         };

@@ -176,6 +176,14 @@ impl PortMux {
         Ok(())
     }
 
+    /// Gives a VF other rights from now on, but for SMPs: see [`Self::set_smi`].
+    pub fn set_rights(&mut self, vf: VfId, rights: Rights) {
+        if let Some(record) = self.vfs.get_mut(vf) {
+            let smi = record.rights.smi;
+            record.rights = Rights { smi, ..rights };
+        }
+    }
+
     /// Gives a VF the right to send SMPs, or takes it away, from now on.
     pub fn set_smi(&mut self, vf: VfId, permitted: bool) {
         if let Some(record) = self.vfs.get_mut(vf) {

@@ -371,7 +371,11 @@ fn c026_a_vf_has_qp0_from_the_reset_after_it_was_permitted() {
     assert!(!has_smi(&mut rig, VF1));
     for permitted in [true, false] {
         let (pf, hca) = rig.pf();
-        pf.set_smi_permitted(VF1, PORT, permitted).expect("a VF");
+        let rights = Rights {
+            smi: permitted,
+            ..Rights::default()
+        };
+        pf.set_rights(VF1, PORT, rights).expect("a VF");
         let latched = hca.resources(FunctionId::PF).expect("the PF") == before;
         assert_eq!(latched, permitted, "not before the reset");
         assert_eq!(has_smi(&mut rig, VF1), !permitted);

@@ -40,6 +40,12 @@ impl MgmtClass {
         matches!(self, Self::SUBN_LID_ROUTED | Self::SUBN_DIRECTED_ROUTE)
     }
 
+    /// Whether the class is a vendor's own (IBA 13.4.4): 0x09 to 0x0F, or [`Self::is_vendor_oui`].
+    #[must_use]
+    pub const fn is_vendor(self) -> bool {
+        matches!(self.0, 0x09..=0x0f) || self.is_vendor_oui()
+    }
+
     /// Whether the class is in the second vendor range, whose MADs carry an OUI and may use RMPP
     /// (IBA 16.5.3): 0x30 to 0x4F.
     #[must_use]

@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use hca_api::{AddressSpace, FunctionManager, FunctionSpec, HcaEvent, ResourceCounts};
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
+use mad_mux::policy::Rights;
 use vf_tunnel::VfId;
 
 use crate::config::{EgressLimit, VfPKeyEntry};
@@ -204,20 +205,19 @@ impl PfContext {
         Ok(())
     }
 
-    /// Lets a VF have QP0 on a port, or not, from its next reset on: software that runs in the VF has
-    /// looked already whether it may. Without [`PfConfig::smi`] no VF has it.
+    /// Lets a VF do on a port what `rights` say and no more, from now on; but for QP0, which it has or
+    /// has not from its next reset on: software that runs in the VF has looked already whether it may.
+    /// Without [`PfConfig::smi`] no VF has it.
     ///
     /// # Errors
     /// [`PfError::NoVf`].
-    pub fn set_smi_permitted(
-        &mut self,
-        vf: VfId,
-        port: PortNum,
-        permitted: bool,
-    ) -> Result<(), PfError> {
+    pub fn set_rights(&mut self, vf: VfId, port: PortNum, rights: Rights) -> Result<(), PfError> {
         self.check(vf)?;
-        if let Some(own) = self.port_mut(port).and_then(|port| port.vf_mut(vf)) {
-            own.smi_permitted = permitted;
+        if let Some(port) = self.port_mut(port) {
+            if let Some(own) = port.vf_mut(vf) {
+                own.smi_permitted = rights.smi;
+            }
+            port.mux.set_rights(vf, rights);
         }
         Ok(())
     }

@@ -339,3 +339,26 @@ proptest! {
         prop_assert_eq!(port.vf_sends(number, &frame).len(), 1);
     }
 }
+
+#[test]
+fn rights_that_are_given_and_taken_count_from_the_next_frame_on() {
+    let ping = MgmtClass::new(0x32);
+    let request = |tid| mad(ping, Method::GET, AttributeId::new(0), tid);
+    let mut port = Port::new();
+    let none = Rights::default();
+    let vendor = Rights {
+        vendor: true,
+        ..none
+    };
+    let refused = port.vf_sends(1, &frame(PEER, request(1)));
+    assert_eq!(dropped(refused), DropReason::ClassNotPermitted);
+    port.mux.set_rights(vf(1), vendor);
+    let out = sent(port.vf_sends(1, &frame(PEER, request(2))));
+    let back = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
+    assert_eq!((back.vf, back.mad.header.tid), (1, request(2).header.tid));
+    let of_another = port.vf_sends(2, &frame(PEER, request(3)));
+    assert_eq!(dropped(of_another), DropReason::ClassNotPermitted);
+    port.mux.set_rights(vf(1), none);
+    let refused = port.vf_sends(1, &frame(PEER, request(4)));
+    assert_eq!(dropped(refused), DropReason::ClassNotPermitted);
+}

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use vhca::serve::control::default_path;
 use vhca::serve::control::protocol::Request;
-use vhca::serve::{GuestAction, VfChange, VfState};
+use vhca::serve::{GuestAction, Right, VfChange, VfState};
 use vhca::show::{Format, Subject};
 
 /// Where the service is.
@@ -126,6 +126,11 @@ enum VfChangeCommand {
         #[arg(required = true, value_parser = limit)]
         limits: Vec<Limit>,
     },
+    /// What it may do beyond the ordinary: these and nothing else; none without any.
+    Rights {
+        #[arg(value_enum)]
+        rights: Vec<Right>,
+    },
     /// The administrator's will.
     State {
         #[arg(value_enum)]
@@ -164,6 +169,7 @@ impl SetVfArgs {
                 VfChangeCommand::PortGuid { guid } => VfChange::PortGuid(guid),
                 VfChangeCommand::Pkeys { pkeys } => VfChange::Pkeys(pkeys),
                 VfChangeCommand::Limits { limits } => limits_change(&limits),
+                VfChangeCommand::Rights { rights } => VfChange::Rights(rights),
                 VfChangeCommand::State { state } => VfChange::State(state),
             },
         }

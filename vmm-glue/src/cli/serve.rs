@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use vhca::programs::umad_socket_of;
-use vhca::serve::{AttachSpec, GivenOptions, GuidPolicy, Options, Quotas, SmChoice, TopologySpec};
+use vhca::serve::{
+    AttachSpec, GivenOptions, GuidPolicy, Options, Quotas, Right, SmChoice, TopologySpec,
+};
 
 use super::ServerArgs;
 
@@ -35,6 +37,9 @@ pub(crate) struct ServeArgs {
     /// Where the VFs' GUIDs come from. [default: sm]
     #[arg(long, value_enum)]
     guids: Option<GuidPolicy>,
+    /// What every VF may do beyond the ordinary; `vhca set vf` changes it.
+    #[arg(long, value_name = "RIGHT", value_enum, value_delimiter = ',')]
+    rights: Vec<Right>,
     /// Run a guest's software on every VF.
     #[arg(long)]
     guests: bool,
@@ -98,6 +103,7 @@ impl ServeArgs {
             pf: self.pf.clone(),
             vfs: self.vfs,
             guids: self.guids,
+            rights: self.rights.clone(),
             guests: self.guests.then_some(true),
             quotas: Quotas::default(),
             attach: self.attach.clone(),

@@ -14,6 +14,7 @@ use vf_tunnel::VfId;
 use super::cast::Cast;
 use super::control::protocol::Refusal;
 use super::guests::{GuestAction, GuestReport, Guests, JobId};
+use super::rights::rights;
 use super::set::{VfSettings, first_pkey};
 use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, SmChoice};
@@ -178,6 +179,7 @@ impl Lab {
             let port = VfPortSpec {
                 guid: options.guids.into(),
                 pkeys: first_pkey(),
+                rights: rights(&options.rights),
                 ..VfPortSpec::default()
             };
             let spec = VfSpec {

@@ -7,7 +7,7 @@ use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 use serde::Deserialize;
 
-use super::{AttachSpec, IbsimAddress, TopologySpec};
+use super::{AttachSpec, IbsimAddress, Right, TopologySpec};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -101,6 +101,8 @@ pub struct Options {
     pub vfs: u16,
     /// Where the VFs' GUIDs come from.
     pub guids: GuidPolicy,
+    /// What each VF may do beyond the ordinary at the start.
+    pub rights: Vec<Right>,
     /// Whether a guest's software runs on each VF.
     pub guests: bool,
     /// Nodes of simulators that hosts of ours shall be. If there are any, they are all hosts: no fabric

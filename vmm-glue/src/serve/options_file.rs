@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-use super::{AttachSpec, GuidPolicy, IbsimAddress, Options, Quotas, SmChoice, TopologySpec};
+use super::{AttachSpec, GuidPolicy, IbsimAddress, Options, Quotas, Right, SmChoice, TopologySpec};
 
 /// VFs of each shared adapter if nobody says how many.
 const VFS: u16 = 4;
@@ -40,6 +40,8 @@ pub struct GivenOptions {
     pub pf: Vec<String>,
     pub vfs: Option<u16>,
     pub guids: Option<GuidPolicy>,
+    #[serde(default)]
+    pub rights: Vec<Right>,
     pub guests: Option<bool>,
     #[serde(default)]
     pub quotas: Quotas,
@@ -99,6 +101,7 @@ impl GivenOptions {
             pf: first(self.pf, others.pf),
             vfs: self.vfs.or(others.vfs),
             guids: self.guids.or(others.guids),
+            rights: first(self.rights, others.rights),
             guests: self.guests.or(others.guests),
             quotas: if self.quotas == Quotas::default() {
                 others.quotas
@@ -127,6 +130,7 @@ impl GivenOptions {
             pf: self.pf,
             vfs: self.vfs.unwrap_or(VFS),
             guids: self.guids.unwrap_or_default(),
+            rights: self.rights,
             guests: self.guests.unwrap_or_default(),
             quotas: self.quotas,
             attach: self.attach,
@@ -163,6 +167,7 @@ mod tests {
         let all = [
             "manager",
             "guids",
+            "rights",
             "guests",
             "seed",
             "control",

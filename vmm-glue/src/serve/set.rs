@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use vf_tunnel::PhysicalPKeyIndex;
 
 use super::control::protocol::Refusal;
+use super::rights::{Right, rights};
 use super::{Lab, NamedVf};
 use crate::world::HostPortId;
 
@@ -45,6 +46,8 @@ pub enum VfChange {
         #[serde(default)]
         weight: Option<u16>,
     },
+    /// What it may do beyond the ordinary, instead of what it might before.
+    Rights(Vec<Right>),
     /// The administrator's will.
     State(VfState),
 }
@@ -123,6 +126,11 @@ impl Lab {
                     },
                 };
                 self.set_limit(vf, port, limit)
+            }
+            VfChange::Rights(given) => {
+                let context = self.world_mut().context_mut(vf.host);
+                let set = context.set_rights(vf.vf, port, rights(given));
+                set.map_err(|error| refused("refused", error))
             }
             VfChange::State(state) => {
                 let up = *state == VfState::Auto;
