@@ -233,6 +233,8 @@ pub struct QpModify {
     pub max_dest_rd_atomic: Option<u8>,
     /// Ask for [`crate::AsyncEvent::SendQueueDrained`].
     pub drain_event: bool,
+    /// As [`QpSpec::block_multicast_loopback`]. Can be given in every state.
+    pub block_multicast_loopback: Option<bool>,
 }
 
 /// A queue pair as it stands (IBA 11.2.4.3, Query Queue Pair).

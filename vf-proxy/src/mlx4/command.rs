@@ -10,6 +10,7 @@ use mlx4_defs::{Opcode, Status, Vhcr};
 
 use super::mad_ifc::MadRequest;
 use super::ports::PortSettings;
+use super::queues::QueueCommand;
 use super::resources::{Allocation, Release};
 use super::vhcr::fetch_mailbox;
 
@@ -23,6 +24,8 @@ pub(super) enum Command {
     /// Give numbers.
     Allocate(Allocation),
     /// Do something that has no answer but its status.
+    /// About completion queues, shared receive queues or queue pairs.
+    Queue(QueueCommand),
     Change(Change),
 }
 
@@ -97,6 +100,9 @@ impl Command {
         }
         if let Some(query) = Query::parse(hca, vhcr)? {
             return Ok(Self::Query(query));
+        }
+        if let Some(command) = QueueCommand::parse(hca, vhcr)? {
+            return Ok(Self::Queue(command));
         }
         Change::parse(hca, vhcr).map(Self::Change)
     }

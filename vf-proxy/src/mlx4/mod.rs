@@ -20,7 +20,6 @@
 //! Whatever a guest writes is answered with a status, or not at all. The work for each access is bounded:
 //! a mailbox, a queue of 4 MiB to initialise, or the pages of one region.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the queue pairs come next"))]
 mod buffer;
 mod capability;
 mod comm;
@@ -35,16 +34,20 @@ mod objects;
 mod ownership;
 mod pd;
 mod ports;
+mod queues;
 mod resources;
 mod vhcr;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hca_api::{AsyncEvent, Hca, HcaEvent};
 use ib_vtime::Instant;
+use mlx4_defs::Uar;
 use mlx4_defs::bar::Register;
+use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eq::EqDoorbell;
 use mlx4_defs::pci::{MIN_VECTORS, UAR_BAR};
+use mlx4_defs::wqe::SendDoorbell;
 use zerocopy::network_endian::U32;
 
 use self::comm::{CommAction, CommChannel};
@@ -80,6 +83,8 @@ pub struct Mlx4Function {
     msix: MsiX,
     comm: CommChannel,
     objects: Objects,
+    /// First halves of completion queue doorbells, by UAR.
+    cq_doorbells: BTreeMap<u32, [u8; 4]>,
     interrupts: BTreeSet<u16>,
     reset_wanted: bool,
 }
@@ -108,6 +113,7 @@ impl Mlx4Function {
             msix: MsiX::new(vectors),
             comm: CommChannel::default(),
             objects: Objects::default(),
+            cq_doorbells: BTreeMap::new(),
             interrupts: BTreeSet::new(),
             reset_wanted: false,
         }
@@ -142,7 +148,30 @@ impl Mlx4Function {
                 let vector = self.objects.eqs.doorbell(eqn, doorbell);
                 self.raise(vector);
             }
-            Some(Register::Send { .. } | Register::Cq { .. }) | None => {}
+            Some(Register::Send { uar }) => {
+                let doorbell: SendDoorbell = zerocopy::transmute!(word);
+                let uar = Uar::from_low_bits(uar);
+                self.objects.queues.send_doorbell(hca, uar, doorbell.qpn);
+            }
+            // A 32-bit guest stores the two halves one after the other.
+            Some(Register::Cq { uar, second: false }) => {
+                self.cq_doorbells.insert(uar, word);
+            }
+            Some(Register::Cq { uar, second: true }) => {
+                if let Some(first) = self.cq_doorbells.remove(&uar) {
+                    let doorbell: CqDoorbell = zerocopy::transmute!([first, word]);
+                    let uar = Uar::from_low_bits(uar);
+                    self.objects.queues.arm(uar, &doorbell);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Tells the driver what the queues have to tell.
+    fn post_queue_events(&mut self, hca: &mut dyn Hca) {
+        while let Some(vector) = self.objects.post_queue_event(hca) {
+            self.raise(vector);
         }
     }
 
@@ -184,6 +213,7 @@ impl Mlx4Function {
 
     fn forget(&mut self) {
         self.objects = Objects::default();
+        self.cq_doorbells.clear();
         self.msix.forget_pending();
         self.interrupts.clear();
     }
@@ -245,6 +275,7 @@ impl PciFunction for Mlx4Function {
                         self.write_register(now, hca, at, *word);
                     }
                 }
+                self.post_queue_events(hca);
             }
             MSIX_BAR => {
                 let released = self.msix.write(offset, bytes);
@@ -265,16 +296,21 @@ impl PciFunction for Mlx4Function {
                     self.raise(Some(vector));
                 }
             }
-            _ => {}
+            _ => {
+                self.objects.queues.handle_hca_event(hca, event);
+                self.post_queue_events(hca);
+            }
         }
     }
 
-    fn poll(&mut self, _now: Instant, _hca: &mut dyn Hca) -> bool {
-        false
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        let did = self.objects.queues.poll(now, hca);
+        self.post_queue_events(hca);
+        did
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        None
+        self.objects.queues.poll_timeout()
     }
 
     fn poll_event(&mut self) -> Option<PciEvent> {

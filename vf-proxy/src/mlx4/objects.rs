@@ -12,7 +12,8 @@ use super::mpt::Mpts;
 use super::mtt::Mtts;
 use super::pd::Pds;
 use super::ports::Ports;
-use super::resources::Resources;
+use super::queues::{QueueEvent, Queues, Tables};
+use super::resources::{Release, Resources};
 use super::vhcr::Output;
 
 /// What the driver made.
@@ -24,6 +25,7 @@ pub(super) struct Objects {
     mpts: Mpts,
     pub(super) eqs: Eqs,
     ports: Ports,
+    pub(super) queues: Queues,
     /// Commands that ended by event; the driver counts them, too.
     token: u16,
 }
@@ -37,6 +39,7 @@ impl Default for Objects {
             mpts: Mpts::default(),
             eqs: Eqs::default(),
             ports: Ports::default(),
+            queues: Queues::default(),
             token: 0,
         }
     }
@@ -60,6 +63,14 @@ impl Objects {
                 Ok(Output::Immediate(first.into()))
             }
             Command::Change(change) => self.change(hca, change).map(|()| Output::None),
+            Command::Queue(command) => {
+                let mut tables = Tables {
+                    resources: &mut self.resources,
+                    mtts: &mut self.mtts,
+                    pds: &mut self.pds,
+                };
+                self.queues.execute(hca, &mut tables, command)
+            }
         }
     }
 
@@ -91,7 +102,11 @@ impl Objects {
             Change::SetPort(settings) => self.ports.change(hca, &settings),
             Change::Release(given) => {
                 let (mtts, mpts) = (&mut self.mtts, &mut self.mpts);
-                self.resources.release(hca, mtts, mpts, given)
+                self.resources.release(hca, mtts, mpts, given)?;
+                if let Release::Qpns { first, count } = given {
+                    self.queues.forget_groups(first, count);
+                }
+                Ok(())
             }
             Change::WriteMtt { first, entries } => self.mtts.write(first, &entries),
             Change::CreateRegion { index, entry } => {
@@ -127,6 +142,16 @@ impl Objects {
         std::iter::from_fn(|| self.ports.poll_event())
             .filter_map(|eqe| self.eqs.post_assigned(hca, eqe))
             .collect()
+    }
+
+    /// Puts the next event of the queues into an event queue; gives the vector to raise, if that one
+    /// interrupts. `None` when there are no more.
+    pub(super) fn post_queue_event(&mut self, hca: &mut dyn Hca) -> Option<Option<u16>> {
+        let event = self.queues.poll_event()?;
+        Some(match event {
+            QueueEvent::Completion { cqn, eqn } => self.eqs.post(hca, eqn, Eqe::completion(cqn)),
+            QueueEvent::Async(eqe) => self.eqs.post_assigned(hca, eqe),
+        })
     }
 
     /// A command that ends by event is done; gives the vector to raise.

@@ -83,6 +83,17 @@ impl Ownership {
         self.change(number, State::Software, State::Reserved, Status::BAD_PARAM)
     }
 
+    /// Whether there is a context, whoever has it.
+    ///
+    /// # Errors
+    /// [`Status::BAD_RESOURCE`].
+    pub(super) fn check_mapped(&self, number: u32) -> Result<(), Status> {
+        match self.states.get(&number) {
+            Some(State::Software | State::Hardware) => Ok(()),
+            Some(State::Reserved) | None => Err(Status::BAD_RESOURCE),
+        }
+    }
+
     /// Whether the driver may hand the context over.
     ///
     /// # Errors

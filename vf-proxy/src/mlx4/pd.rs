@@ -62,7 +62,6 @@ impl Pds {
         }
     }
 
-    #[expect(dead_code, reason = "the queue pairs come next")]
     /// The key that stands for the reserved key in a domain.
     ///
     /// # Errors

@@ -142,7 +142,6 @@ impl SpecialQpns {
         Qpn::from_low_bits(self.first + 4 + Self::slot(special, port))
     }
 
-    #[expect(dead_code, reason = "the queue pairs come next")]
     /// Which proxy has a number.
     pub(super) fn proxy_of(self, qpn: u32) -> Option<(SpecialQp, PortNum)> {
         match qpn.checked_sub(self.first)? {
@@ -200,7 +199,6 @@ impl Resources {
         Ok(special)
     }
 
-    #[expect(dead_code, reason = "the queue pairs come next")]
     /// The special queue pairs' numbers, if somebody asked for them.
     pub(super) const fn known_special_qpns(&self) -> Option<SpecialQpns> {
         self.special

@@ -51,6 +51,20 @@ impl Device {
         handle: QpHandle,
         change: &QpModify,
     ) -> Result<(), HcaError> {
+        if let Some(block) = change.block_multicast_loopback {
+            let rest = QpModify {
+                block_multicast_loopback: None,
+                ..*change
+            };
+            // On its own it is no transition.
+            if rest != QpModify::default() {
+                self.modify_qp(function, handle, &rest)?;
+            }
+            self.state_mut(function)?
+                .qp_mut(handle)?
+                .block_multicast_loopback = block;
+            return Ok(());
+        }
         let state = self.state(function)?;
         let qp = state.qp(handle)?;
         let from = qp.state;

@@ -52,10 +52,21 @@ fn every_member_gets_one_copy_and_a_blocking_sender_none() {
     }
 
     let open_sender = member(&mut left, PF, false);
-    open_sender
-        .send(&mut left, Some(destination), b"me too")
-        .unwrap();
-    assert_eq!(receives(&open_sender, &mut left), 1);
+    let me_too = |device: &mut Device| {
+        open_sender
+            .send(device, Some(destination), b"me too")
+            .unwrap();
+        receives(&open_sender, device)
+    };
+    assert_eq!(me_too(&mut left), 1);
+    let block = QpModify {
+        block_multicast_loopback: Some(true),
+        ..QpModify::default()
+    };
+    let mut hca = left.function(PF).unwrap();
+    hca.modify_qp(open_sender.qp, &block).unwrap();
+    open_sender.post_recv(&mut left, 1);
+    assert_eq!(me_too(&mut left), 0);
 }
 
 /// IBA 9.6.1.5, 10.5.1: without a GRH there is no group; another MLID is another group.

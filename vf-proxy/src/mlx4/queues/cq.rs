@@ -1,0 +1,271 @@
+//! Completion queues: rings in the guest's memory, and when the driver wants to be woken.
+
+use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
+use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
+use mlx4_defs::cqe::CQE_SIZE;
+use mlx4_defs::{Status, Uar};
+use zerocopy::IntoBytes;
+
+use super::super::buffer::QueueBuffer;
+use super::super::mtt::{MttPin, Mtts};
+use super::cqe::Entry;
+
+/// Largest queue: 2^17 entries, 4 MiB.
+const MAX_LOG_ENTRIES: u8 = 17;
+/// Entries that belong to the device read like this, as the firmware leaves them.
+const HARDWARE_OWNED: u8 = 0xcc;
+/// Consumer indices are modulo 2^24.
+const INDEX_MASK: u32 = 0xff_ffff;
+/// Half of the count of consumer indices: what is less far ahead is ahead, the rest is behind.
+const INDEX_HALF: u32 = 1 << 23;
+
+/// The entries of a queue, in the guest's memory.
+#[derive(Debug)]
+struct Ring {
+    buffer: QueueBuffer,
+    pin: MttPin,
+    /// A power of two.
+    entries: u32,
+}
+
+impl Ring {
+    /// The ring of a context; all entries are the device's unless the driver has seen to that.
+    fn new(
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        context: &CqContext,
+        initialised: bool,
+    ) -> Result<Self, Status> {
+        let log_entries = context.log_entries();
+        if log_entries > MAX_LOG_ENTRIES || context.page_offset.get() != 0 {
+            return Err(Status::BAD_PARAM);
+        }
+        let entries = 1 << log_entries;
+        let bytes = u64::from(entries) * CQE_SIZE as u64;
+        let first = context.mtt_base.entry();
+        let buffer = mtts.queue(first, context.log_page_size, bytes)?;
+        if !initialised {
+            buffer
+                .fill(hca, bytes, HARDWARE_OWNED)
+                .map_err(|_| Status::BAD_PARAM)?;
+        }
+        Ok(Self {
+            buffer,
+            pin: mtts.pin(first)?,
+            entries,
+        })
+    }
+
+    /// Writes entry `n` of the running count.
+    fn write(&self, hca: &mut dyn Hca, n: u32, entry: &Entry) -> Result<(), DmaFault> {
+        let mut cqe = entry.cqe;
+        cqe.owner_opcode = cqe.owner_opcode.with_owner(n & self.entries != 0);
+        let offset = u64::from(n & (self.entries - 1)) * CQE_SIZE as u64;
+        let (body, owner) = cqe.as_bytes().split_at(CQE_SIZE - 1);
+        self.buffer.write(hca, offset, body)?;
+        // The owner's bit gives the entry to the driver, so it comes last.
+        self.buffer.write(hca, offset + body.len() as u64, owner)
+    }
+}
+
+/// What became of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It is there, and the driver will see it.
+    Quietly,
+    /// It is there, and the driver is to be woken.
+    Awaited,
+    /// There was no room: the queue has just failed.
+    Overrun,
+    /// There was no memory: the queue has just failed.
+    Fault,
+    /// The queue had failed before.
+    Lost,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct Cq {
+    pub(super) handle: CqHandle,
+    pub(super) eqn: u8,
+    uar: Uar,
+    /// Address of the [`CqDoorbellRecord`].
+    doorbell_record: u64,
+    ring: Ring,
+    /// Entries written.
+    producer: u32,
+    /// Entries that the driver has taken, modulo 2^24, as it last said.
+    consumer: u32,
+    /// Entries written when the last one was solicited or in error.
+    solicited: u32,
+    armed: Option<ArmCommand>,
+    failed: bool,
+    /// Work queues that complete here.
+    pub(super) users: u32,
+}
+
+impl Cq {
+    /// Makes a queue.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`], [`Status::EXCEED_LIM`].
+    pub(super) fn new(
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        context: &CqContext,
+        initialised: bool,
+    ) -> Result<Self, Status> {
+        if context.collapsed() || context.timestamp() {
+            return Err(Status::BAD_PARAM);
+        }
+        let ring = Ring::new(hca, mtts, context, initialised)?;
+        let entries = provider_entries(hca, ring.entries);
+        // A new queue has nothing yet that could be missed.
+        let armed = hca
+            .create_cq(entries)
+            .and_then(|handle| hca.arm_cq(handle, ArmKind::Next).map(|_| handle));
+        let Ok(handle) = armed else {
+            mtts.unpin(ring.pin);
+            return Err(Status::EXCEED_LIM);
+        };
+        Ok(Self {
+            handle,
+            eqn: context.comp_eqn,
+            uar: context.uar,
+            doorbell_record: context.doorbell_record.get(),
+            ring,
+            producer: 0,
+            consumer: 0,
+            solicited: 0,
+            armed: None,
+            failed: false,
+            users: 0,
+        })
+    }
+
+    /// Ends a queue; there are no entries any more.
+    pub(super) fn end(self, hca: &mut dyn Hca, mtts: &mut Mtts) {
+        let gone = hca.destroy_cq(self.handle);
+        debug_assert_eq!(gone, Ok(()), "nobody uses it");
+        mtts.unpin(self.ring.pin);
+    }
+
+    /// Goes on in another buffer. The old one ends with an entry that says so.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] also for a buffer that cannot take what waits.
+    pub(super) fn resize(
+        &mut self,
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        context: &CqContext,
+    ) -> Result<(), Status> {
+        if self.failed {
+            return Err(Status::BAD_RES_STATE);
+        }
+        self.read_consumer(hca);
+        // The entry that ends the old buffer counts, and is taken, too.
+        let needed = self.waiting() + 1;
+        if needed > self.ring.entries || needed > 1 << context.log_entries() {
+            return Err(Status::BAD_PARAM);
+        }
+        let ring = Ring::new(hca, mtts, context, false)?;
+        if hca
+            .resize_cq(self.handle, provider_entries(hca, ring.entries))
+            .is_err()
+        {
+            mtts.unpin(ring.pin);
+            return Err(Status::BAD_PARAM);
+        }
+        let ended = self.ring.write(hca, self.producer, &Entry::resize());
+        if ended.is_err() {
+            mtts.unpin(ring.pin);
+            return Err(Status::BAD_PARAM);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        let old = core::mem::replace(&mut self.ring, ring);
+        mtts.unpin(old.pin);
+        Ok(())
+    }
+
+    /// Writes an entry.
+    pub(super) fn write(&mut self, hca: &mut dyn Hca, entry: &Entry) -> Written {
+        if self.failed {
+            return Written::Lost;
+        }
+        if self.waiting() >= self.ring.entries {
+            self.read_consumer(hca);
+        }
+        if self.waiting() >= self.ring.entries {
+            self.failed = true;
+            return Written::Overrun;
+        }
+        if self.ring.write(hca, self.producer, entry).is_err() {
+            self.failed = true;
+            return Written::Fault;
+        }
+        self.producer = self.producer.wrapping_add(1);
+        if entry.solicited {
+            self.solicited = self.producer;
+        }
+        let due = match self.armed {
+            Some(ArmCommand::NEXT) => true,
+            Some(_) => entry.solicited,
+            None => false,
+        };
+        if due {
+            self.armed = None;
+            return Written::Awaited;
+        }
+        Written::Quietly
+    }
+
+    /// The driver rang the queue's doorbell in a UAR. Whether it is to be woken at once: arming is a
+    /// level, and it may have missed entries that were written before.
+    pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) -> bool {
+        if uar != self.uar {
+            return false;
+        }
+        self.consumer = doorbell.consumer_index();
+        let missed = match doorbell.command() {
+            ArmCommand::NEXT => self.waiting() != 0,
+            ArmCommand::SOLICITED => {
+                let ahead = self.solicited.wrapping_sub(self.consumer) & INDEX_MASK;
+                ahead != 0 && ahead < INDEX_HALF
+            }
+            _ => return false,
+        };
+        self.armed = (!missed).then(|| doorbell.command());
+        missed
+    }
+
+    /// Takes nothing more, since the provider's queue failed. Whether it did before.
+    pub(super) const fn fail(&mut self) -> bool {
+        core::mem::replace(&mut self.failed, true)
+    }
+
+    /// Entries that the driver has not taken, as far as it said.
+    const fn waiting(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & INDEX_MASK
+    }
+
+    /// Reads how far the driver is. Where that cannot be read it stays where it was.
+    fn read_consumer(&mut self, hca: &dyn Hca) {
+        let mut record = CqDoorbellRecord::default();
+        if hca
+            .dma_read(self.doorbell_record, record.as_mut_bytes())
+            .is_ok()
+        {
+            self.consumer = record.consumer_index();
+        }
+    }
+}
+
+/// Entries of the provider's queue behind one of the guest's: every send completes there, told to the
+/// guest or not, so there have to be more.
+fn provider_entries(hca: &dyn Hca, entries: u32) -> u32 {
+    const LEAST: u32 = 1 << 12;
+
+    let most = hca.attributes().limits.max_cqe;
+    entries.saturating_mul(2).max(LEAST).min(most)
+}

@@ -1,0 +1,234 @@
+//! The data path: completion queues, shared receive queues and queue pairs of the guest, with their rings
+//! and work requests in its memory.
+//!
+//! A queue pair of the guest is one of the VF's function. What its driver posts is read when the driver
+//! rings, translated, and posted there; receives are read by the provider when a packet needs one; what
+//! completes there is written into the guest's ring. Every send completes at the provider, told to the
+//! guest or not, so that the count of what is under way is right.
+//!
+//! # Bounds
+//!
+//! A doorbell has at most [`BATCH`] requests carried out at once. If there are more, or the provider has no room,
+//! the queue pair goes on at later calls of [`Queues::poll`], each in turn.
+
+mod command;
+mod cq;
+mod cqe;
+mod execute;
+mod flush;
+mod keys;
+mod name;
+mod qp;
+mod receive;
+mod send;
+mod service;
+mod srq;
+mod transition;
+mod wqe;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use hca_api::{AsyncEvent, CqHandle, Hca, HcaEvent, QpHandle, SrqHandle};
+use ib_vtime::Instant;
+use ib_wire::{Gid, Qpn};
+use mlx4_defs::cq::CqDoorbell;
+use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
+use mlx4_defs::{Cqn, Srqn, Uar};
+
+pub(super) use self::command::QueueCommand;
+pub(super) use self::execute::Tables;
+
+use self::cq::Cq;
+use self::flush::FlushTimer;
+use self::name::Life;
+use self::qp::Qp;
+use self::srq::Srq;
+use self::wqe::SendData;
+
+/// Requests of one queue pair that are carried out before others have their turn.
+const BATCH: usize = 32;
+
+/// What the driver is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueEvent {
+    /// A completion queue that was armed has something, for one event queue.
+    Completion {
+        /// The completion queue.
+        cqn: Cqn,
+        /// Its event queue.
+        eqn: u32,
+    },
+    /// Something else, for whichever event queue its type is assigned to.
+    Async(Eqe),
+}
+
+/// The multicast groups of a queue pair.
+#[derive(Debug, Default)]
+struct Groups {
+    mgids: BTreeSet<Gid>,
+    /// Its own packets are not for it.
+    block_loopback: bool,
+}
+
+/// The queues of a function.
+#[derive(Debug)]
+pub(super) struct Queues {
+    cqs: BTreeMap<u32, Cq>,
+    cq_by_handle: BTreeMap<CqHandle, u32>,
+    srqs: BTreeMap<u32, Srq>,
+    srq_by_handle: BTreeMap<SrqHandle, u32>,
+    qps: BTreeMap<u32, Qp>,
+    qp_by_handle: BTreeMap<QpHandle, u32>,
+    qp_by_life: BTreeMap<Life, u32>,
+    next_life: Life,
+    /// Groups by queue pair number. They outlive a reset of the queue pair.
+    groups: BTreeMap<u32, Groups>,
+    /// Queue pairs whose send queue may have something.
+    pending: BTreeSet<u32>,
+    /// Queue pairs that have to go to the error state.
+    doomed: BTreeSet<u32>,
+    flush: FlushTimer,
+    events: VecDeque<QueueEvent>,
+    /// Where requests are read into.
+    data: SendData,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self {
+            cqs: BTreeMap::new(),
+            cq_by_handle: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            srq_by_handle: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            qp_by_handle: BTreeMap::new(),
+            qp_by_life: BTreeMap::new(),
+            next_life: Life::FIRST,
+            groups: BTreeMap::new(),
+            pending: BTreeSet::new(),
+            doomed: BTreeSet::new(),
+            flush: FlushTimer::default(),
+            events: VecDeque::new(),
+            data: SendData::default(),
+        }
+    }
+}
+
+impl Queues {
+    /// The driver rang the send doorbell of a UAR.
+    pub(super) fn send_doorbell(&mut self, hca: &mut dyn Hca, uar: Uar, qpn: Qpn) {
+        let qpn = qpn.get();
+        if self.qps.get(&qpn).is_some_and(|qp| qp.uar() == uar) {
+            self.serve(hca, qpn);
+            self.condemn(hca);
+        }
+    }
+
+    /// The driver rang the completion queue doorbell of a UAR.
+    pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) {
+        let cqn = doorbell.cqn();
+        let Some(cq) = self.cqs.get_mut(&cqn.get()) else {
+            return;
+        };
+        // A driver that drains a queue pair waits for receives of which nothing else tells.
+        self.flush.hurry();
+        if cq.arm(uar, doorbell) {
+            let eqn = cq.eqn.into();
+            self.events.push_back(QueueEvent::Completion { cqn, eqn });
+        }
+    }
+
+    /// Takes an event of the VF's function.
+    pub(super) fn handle_hca_event(&mut self, hca: &mut dyn Hca, event: &HcaEvent) {
+        match *event {
+            HcaEvent::Completion(handle) => {
+                if let Some(&cqn) = self.cq_by_handle.get(&handle) {
+                    self.collect(hca, cqn);
+                }
+            }
+            HcaEvent::Async(event) => self.handle_async_event(hca, event),
+        }
+        self.condemn(hca);
+    }
+
+    fn handle_async_event(&mut self, hca: &mut dyn Hca, event: AsyncEvent) {
+        match event {
+            AsyncEvent::CommunicationEstablished(qp) => self.tell_of_qp(EventType::COMM_EST, qp),
+            AsyncEvent::SendQueueDrained(qp) => self.tell_of_qp(EventType::SQ_DRAINED, qp),
+            AsyncEvent::QpFatal(qp) => self.tell_of_failed_qp(hca, EventType::WQ_CATAS_ERROR, qp),
+            AsyncEvent::QpRequestError(qp) => {
+                self.tell_of_failed_qp(hca, EventType::WQ_INVAL_REQ_ERROR, qp);
+            }
+            AsyncEvent::QpAccessError(qp) => {
+                self.tell_of_failed_qp(hca, EventType::WQ_ACCESS_ERROR, qp);
+            }
+            AsyncEvent::LastWqeReached(qp) => {
+                self.tell_of_failed_qp(hca, EventType::SRQ_QP_LAST_WQE, qp);
+            }
+            AsyncEvent::PathMigrated(qp) => self.tell_of_qp(EventType::PATH_MIG, qp),
+            AsyncEvent::PathMigrationFailed(qp) => self.tell_of_qp(EventType::PATH_MIG_FAILED, qp),
+            AsyncEvent::CqError(handle) => {
+                if let Some(&cqn) = self.cq_by_handle.get(&handle) {
+                    self.collect(hca, cqn);
+                    self.cq_failed(cqn, CQ_OVERRUN);
+                }
+            }
+            AsyncEvent::SrqError(srq) => self.tell_of_srq(EventType::SRQ_CATAS_ERROR, srq),
+            AsyncEvent::SrqLimitReached(srq) => self.tell_of_srq(EventType::SRQ_LIMIT, srq),
+            AsyncEvent::Port { .. } | AsyncEvent::FunctionReset | AsyncEvent::DeviceFatal => {}
+        }
+    }
+
+    /// The provider has changed the state of a queue pair: what it has completed comes first.
+    fn tell_of_failed_qp(&mut self, hca: &mut dyn Hca, event: EventType, handle: QpHandle) {
+        if let Some(&qpn) = self.qp_by_handle.get(&handle) {
+            self.follow_provider(hca, qpn);
+            self.collect_of(hca, qpn);
+        }
+        self.tell_of_qp(event, handle);
+    }
+
+    fn tell_of_qp(&mut self, event: EventType, handle: QpHandle) {
+        if let Some(&qpn) = self.qp_by_handle.get(&handle) {
+            let eqe = Eqe::qp(event, Qpn::from_low_bits(qpn));
+            self.events.push_back(QueueEvent::Async(eqe));
+        }
+    }
+
+    fn tell_of_srq(&mut self, event: EventType, handle: SrqHandle) {
+        if let Some(&srqn) = self.srq_by_handle.get(&handle) {
+            let eqe = Eqe::srq(event, Srqn::from_low_bits(srqn));
+            self.events.push_back(QueueEvent::Async(eqe));
+        }
+    }
+
+    /// Goes on with what waits. Whether there was anything.
+    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        let pending = core::mem::take(&mut self.pending);
+        let mut did = !pending.is_empty();
+        for qpn in pending {
+            self.serve(hca, qpn);
+        }
+        self.condemn(hca);
+        if self.flush.is_due(now) {
+            let flushed = self.flush_all(hca);
+            self.flush.done(now, flushed);
+            did |= flushed;
+        }
+        did
+    }
+
+    /// When to poll at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        if self.pending.is_empty() {
+            self.flush.due()
+        } else {
+            Some(Instant::ZERO)
+        }
+    }
+
+    /// What the driver is to be told next.
+    pub(super) fn poll_event(&mut self) -> Option<QueueEvent> {
+        self.events.pop_front()
+    }
+}

@@ -1,0 +1,342 @@
+//! Queue pairs: what one consists of, and how it is made and ended.
+
+use hca_api::{
+    Hca, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState as ProviderState, ReceiveMode,
+    SpecialQp,
+};
+use ib_wire::{PortNum, Qpn};
+use mlx4_defs::qp::{QpContext, QpMailbox, QpState};
+use mlx4_defs::{Status, Uar};
+use zerocopy::network_endian::U16;
+
+use super::super::mtt::{MttPin, Mtts};
+use super::super::pd::{Pds, status_of};
+use super::cq::Cq;
+use super::keys::LocalKeys;
+use super::name::Life;
+use super::receive::{ReceiveQueue, Slots};
+use super::send::SendQueue;
+use super::srq::Srq;
+use super::transition::{Transition, is_connected, is_datagram, port};
+
+/// A queue pair, from its first transition to its reset.
+#[derive(Debug)]
+pub(super) struct Qp {
+    pub(super) qpn: Qpn,
+    pub(super) life: Life,
+    /// As the driver gave it, transition by transition.
+    pub(super) context: QpContext,
+    pub(super) state: QpState,
+    pub(super) transport: Transport,
+    pub(super) keys: LocalKeys,
+    pub(super) sends: SendQueue,
+    /// Sends that the provider has and has not completed.
+    pub(super) in_flight: u32,
+    /// The send queue waits for the provider to complete a send.
+    pub(super) waits: bool,
+    pin: MttPin,
+}
+
+/// Who carries a queue pair's messages.
+#[derive(Debug)]
+pub(super) enum Transport {
+    /// The provider's datagram queue pair.
+    Datagram {
+        handle: QpHandle,
+        /// An end of a tunnel, which has one destination.
+        tunnelled: bool,
+    },
+    /// Nobody: connections are not offered. The receive queue is kept to be flushed.
+    Connected(Option<ReceiveQueue>),
+}
+
+/// What a queue pair is made of besides its context.
+pub(super) struct Parts<'a> {
+    pub(super) send_cq: &'a Cq,
+    pub(super) recv_cq: &'a Cq,
+    pub(super) srq: Option<&'a Srq>,
+    /// Which special queue pair its number stands for.
+    pub(super) proxy: Option<(SpecialQp, PortNum)>,
+}
+
+/// Log2 of the smallest stride of a queue.
+const MIN_LOG_STRIDE: u8 = 4;
+
+impl Qp {
+    /// Makes a queue pair, in the reset state. What it makes or holds is given back on an error.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`], [`Status::BAD_OP`] for what a virtual function may not,
+    /// [`Status::EXCEED_LIM`].
+    pub(super) fn new(
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        pds: &mut Pds,
+        parts: &Parts<'_>,
+        (qpn, life): (Qpn, Life),
+        context: &QpContext,
+    ) -> Result<Self, Status> {
+        check(context, parts)?;
+        let (sends, slots) = queues(mtts, context)?;
+        let tag = context.pd();
+        let pin = mtts.pin(context.mtt_base.entry())?;
+        let made = pds.acquire(hca, tag).and_then(|pd| {
+            let whole_space = context
+                .reserved_lkey()
+                .then(|| pds.reserved_lkey(hca, tag))
+                .transpose();
+            let made = whole_space.and_then(|whole_space| {
+                let keys = LocalKeys { whole_space };
+                let receives = slots.map(|slots| ReceiveQueue::new(slots, keys, life.name()));
+                if is_connected(context) {
+                    return Ok((keys, Transport::Connected(receives)));
+                }
+                let mode = receives.map_or(ReceiveMode::Posted, |receives| {
+                    ReceiveMode::Pulled(Box::new(receives))
+                });
+                let spec = QpSpec {
+                    kind: parts
+                        .proxy
+                        .map_or(QpKind::Ud, |(special, port)| QpKind::Proxy {
+                            special,
+                            port,
+                        }),
+                    pd,
+                    send_cq: parts.send_cq.handle,
+                    recv_cq: parts.recv_cq.handle,
+                    srq: parts.srq.map(|srq| srq.handle),
+                    caps: caps(hca, context),
+                    signal_all: true,
+                    receives: mode,
+                    qpn: Some(qpn),
+                    block_multicast_loopback: false,
+                };
+                let (handle, _) = hca.create_qp(spec).map_err(status_of)?;
+                let tunnelled = parts.proxy.is_some();
+                Ok((keys, Transport::Datagram { handle, tunnelled }))
+            });
+            made.inspect_err(|_| pds.release(hca, tag))
+        });
+        match made {
+            Ok((keys, transport)) => Ok(Self {
+                qpn,
+                life,
+                context: *context,
+                state: QpState::RST,
+                transport,
+                keys,
+                sends,
+                in_flight: 0,
+                waits: false,
+                pin,
+            }),
+            Err(status) => {
+                mtts.unpin(pin);
+                Err(status)
+            }
+        }
+    }
+
+    /// Ends a queue pair that is attached to no group. Nothing completes any more.
+    pub(super) fn end(self, hca: &mut dyn Hca, mtts: &mut Mtts, pds: &mut Pds) {
+        if let Some(handle) = self.handle() {
+            let reset = QpModify {
+                state: Some(ProviderState::Reset),
+                ..QpModify::default()
+            };
+            let gone = hca.modify_qp(handle, &reset);
+            let gone = gone.and_then(|()| hca.destroy_qp(handle));
+            debug_assert_eq!(gone, Ok(()), "it is attached to nothing");
+        }
+        pds.release(hca, self.context.pd());
+        mtts.unpin(self.pin);
+    }
+
+    /// The provider's queue pair, if there is one.
+    pub(super) const fn handle(&self) -> Option<QpHandle> {
+        match self.transport {
+            Transport::Datagram { handle, .. } => Some(handle),
+            Transport::Connected(_) => None,
+        }
+    }
+
+    /// The UAR whose doorbell starts it.
+    pub(super) const fn uar(&self) -> Uar {
+        self.context.uar
+    }
+
+    /// The completion queue of sends or of receives.
+    pub(super) const fn cqn(&self, receive: bool) -> u32 {
+        if receive {
+            self.context.receive_cqn.get()
+        } else {
+            self.context.send_cqn.get()
+        }
+    }
+
+    /// The shared receive queue.
+    pub(super) fn srqn(&self) -> Option<u32> {
+        self.context.has_srq().then(|| self.context.srqn.get())
+    }
+
+    /// Whether it belongs to the guest's kernel.
+    pub(super) fn is_kernel(&self) -> bool {
+        self.context.reserved_lkey()
+    }
+
+    /// Takes over the state that the provider put the queue pair into by itself. Whether that is another
+    /// one.
+    pub(super) fn follow_provider(&mut self, hca: &dyn Hca) -> bool {
+        let Some(Ok(queue_pair)) = self.handle().map(|handle| hca.query_qp(handle)) else {
+            return false;
+        };
+        let state = match queue_pair.state {
+            ProviderState::Error => QpState::ERR,
+            ProviderState::SendQueueError => QpState::SQER,
+            _ => return false,
+        };
+        core::mem::replace(&mut self.state, state) != state
+    }
+
+    /// Carries out a transition.
+    ///
+    /// # Errors
+    /// [`Status::BAD_QP_STATE`], [`Status::BAD_PARAM`], [`Status::BAD_OP`]; then nothing has changed.
+    pub(super) fn transit(
+        &mut self,
+        hca: &mut dyn Hca,
+        transition: Transition,
+        given: &QpMailbox,
+        drained_event: bool,
+    ) -> Result<(), Status> {
+        self.follow_provider(hca);
+        if !transition.starts_in(self.state) {
+            return Err(Status::BAD_QP_STATE);
+        }
+        let optional = &given.optional;
+        if given.context.rate_limit.get() != 0 {
+            return Err(Status::BAD_OP);
+        }
+        let context = transition.merge(&self.context, &given.context, optional);
+        match self.transport {
+            Transport::Datagram { handle, tunnelled } => {
+                if transition == Transition::InitToRtr && !tunnelled {
+                    choose_port(hca, handle, &context)?;
+                }
+                let change = transition.change(&context, optional, drained_event, tunnelled);
+                hca.modify_qp(handle, &change).map_err(status_of)?;
+            }
+            // A virtual function's PF refuses in this way what is not for it.
+            Transport::Connected(_) if transition == Transition::InitToRtr => {
+                return Err(Status::BAD_OP);
+            }
+            Transport::Connected(_) => {}
+        }
+        self.context = context;
+        self.state = transition.target();
+        Ok(())
+    }
+
+    /// The queue pair as the driver asks for it.
+    pub(super) fn query(&self) -> QpMailbox {
+        let mut context = self.context;
+        context.set_state(self.state);
+        context.local_qpn = self.qpn;
+        context.sq_wqe_counter = U16::new(self.sends.index());
+        QpMailbox {
+            context,
+            ..QpMailbox::default()
+        }
+    }
+}
+
+/// The port stands in the path of the second transition; until then it was the first one.
+fn choose_port(hca: &mut dyn Hca, handle: QpHandle, context: &QpContext) -> Result<(), Status> {
+    let port = port(&context.primary_path);
+    let now = hca.query_qp(handle).map_err(status_of)?.port;
+    if now == Some(port) {
+        return Ok(());
+    }
+    let change = QpModify {
+        port: Some(port),
+        ..QpModify::default()
+    };
+    hca.modify_qp(handle, &change).map_err(status_of)
+}
+
+/// Refuses what the function does not offer.
+fn check(context: &QpContext, parts: &Parts<'_>) -> Result<(), Status> {
+    let offered = is_datagram(context) || (is_connected(context) && parts.proxy.is_none());
+    let plain = !context.rss() && !context.inline_receive() && context.page_offset() == 0;
+    // The stand-in of a special queue pair has receives of its own.
+    let own = parts.proxy.is_none() || !context.has_srq();
+    if context.rate_limit.get() != 0 {
+        Err(Status::BAD_OP)
+    } else if offered && plain && own {
+        Ok(())
+    } else {
+        Err(Status::BAD_PARAM)
+    }
+}
+
+/// The queues in a context's buffer. The one with the longer stride comes first, the send queue if they
+/// are alike; with a shared receive queue there is no other.
+fn queues(mtts: &Mtts, context: &QpContext) -> Result<(SendQueue, Option<Slots>), Status> {
+    let (sends, send_stride) = (context.log_sq_entries(), log_sq_stride(context));
+    let (receives, receive_stride) = (context.log_rq_entries(), log_rq_stride(context));
+    let send_bytes = 1_u64 << (sends + send_stride);
+    let receive_bytes = if context.has_srq() {
+        0
+    } else {
+        1_u64 << (receives + receive_stride)
+    };
+    let receives_first = receive_bytes != 0 && receive_stride > send_stride;
+    let (send_offset, receive_offset) = if receives_first {
+        (receive_bytes, 0)
+    } else {
+        (0, send_bytes)
+    };
+    let first = context.mtt_base.entry();
+    let bytes = send_bytes + receive_bytes;
+    let buffer = mtts.queue(first, context.log_page_size, bytes)?;
+    let slots = (receive_bytes != 0).then(|| Slots {
+        buffer: buffer.clone(),
+        offset: receive_offset,
+        log_entries: receives,
+        log_stride: receive_stride,
+        doorbell_record: context.doorbell_record.get(),
+    });
+    Ok((
+        SendQueue::new(buffer, send_offset, sends, send_stride),
+        slots,
+    ))
+}
+
+fn log_sq_stride(context: &QpContext) -> u8 {
+    context.log_sq_stride() + MIN_LOG_STRIDE
+}
+
+fn log_rq_stride(context: &QpContext) -> u8 {
+    context.log_rq_stride() + MIN_LOG_STRIDE
+}
+
+/// Sizes at the provider. Where it has less room the send queue waits for it.
+fn caps(hca: &dyn Hca, context: &QpContext) -> QpCaps {
+    let limits = hca.attributes().limits;
+    let segments = |log_stride: u8| 1_u32 << (log_stride - MIN_LOG_STRIDE);
+    let (receives, receive_segments) = if context.has_srq() {
+        (0, 0)
+    } else {
+        (
+            1 << context.log_rq_entries(),
+            segments(log_rq_stride(context)),
+        )
+    };
+    QpCaps {
+        max_send_wr: (1 << context.log_sq_entries()).min(limits.max_qp_wr),
+        max_recv_wr: u32::min(receives, limits.max_qp_wr),
+        max_send_sge: segments(log_sq_stride(context)).min(limits.max_sge),
+        max_recv_sge: receive_segments.min(limits.max_sge),
+        max_inline: (1 << log_sq_stride(context)).min(limits.max_inline),
+    }
+}

@@ -1,0 +1,275 @@
+//! Work under way: sends on their way to the provider, completions on their way to the driver.
+
+use hca_api::{Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError};
+use ib_wire::Qpn;
+use mlx4_defs::Cqn;
+use mlx4_defs::cqe::Syndrome;
+use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
+use mlx4_defs::qp::QpState;
+
+use super::cq::Written;
+use super::cqe::{Entry, is_receive};
+use super::name::{Owner, SendName};
+use super::qp::{Qp, Transport};
+use super::send::Wqe;
+use super::wqe::{BadWqe, DatagramSend, SendData};
+use super::{BATCH, QueueEvent, Queues};
+
+/// A completion to be overwritten.
+const BLANK: Completion = Completion {
+    wr_id: 0,
+    status: CompletionStatus::Success,
+    op: CompletionOp::Send,
+    qpn: Qpn::SMI,
+    byte_len: 0,
+    immediate: 0,
+    flags: CompletionFlags::empty(),
+    source: None,
+};
+
+/// What became of the next request of a send queue.
+enum Progress {
+    /// It was carried out; there may be another.
+    Done,
+    /// There is none, or the state has none carried out.
+    Idle,
+    /// It has to wait for the provider to complete another.
+    Wait,
+    /// It failed, or is flushed.
+    Failed { index: u16, syndrome: Syndrome },
+    /// The guest has no memory there.
+    Fault,
+}
+
+impl Queues {
+    /// Carries out what a queue pair's driver has posted, as much as is its turn.
+    pub(super) fn serve(&mut self, hca: &mut dyn Hca, qpn: u32) {
+        for _ in 0..BATCH {
+            let Some(qp) = self.qps.get_mut(&qpn) else {
+                return;
+            };
+            match advance(qp, hca, &mut self.data) {
+                Progress::Done => {}
+                Progress::Idle => return self.collect_of(hca, qpn),
+                Progress::Wait => {
+                    qp.waits = true;
+                    return self.collect_of(hca, qpn);
+                }
+                Progress::Failed { index, syndrome } => {
+                    let entry = Entry::failed(qp.qpn, true, index, syndrome);
+                    let cqn = qp.cqn(false);
+                    self.write(hca, cqn, &entry);
+                }
+                Progress::Fault => {
+                    self.doomed.insert(qpn);
+                    return self.collect_of(hca, qpn);
+                }
+            }
+        }
+        self.pending.insert(qpn);
+        self.collect_of(hca, qpn);
+    }
+
+    /// Moves the completions of a queue pair's queues to the driver.
+    pub(super) fn collect_of(&mut self, hca: &mut dyn Hca, qpn: u32) {
+        if let Some(qp) = self.qps.get(&qpn) {
+            let (send, receive) = (qp.cqn(false), qp.cqn(true));
+            self.collect(hca, send);
+            if receive != send {
+                self.collect(hca, receive);
+            }
+        }
+    }
+
+    /// Moves the completions of a queue to the driver, and asks to be told of the next.
+    pub(super) fn collect(&mut self, hca: &mut dyn Hca, cqn: u32) {
+        let Some(handle) = self.cqs.get(&cqn).map(|cq| cq.handle) else {
+            return;
+        };
+        let mut batch = [BLANK; BATCH];
+        loop {
+            let count = hca.poll_cq(handle, &mut batch).unwrap_or(0);
+            for completion in &batch[..count] {
+                self.deliver(hca, completion);
+            }
+            let more = count == batch.len()
+                || (count != 0 && hca.arm_cq(handle, hca_api::ArmKind::Next) == Ok(true));
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Tells the driver of a completion. One of a queue pair that is gone tells nobody anything.
+    fn deliver(&mut self, hca: &mut dyn Hca, completion: &Completion) {
+        let qpn = match Owner::of(completion.wr_id, completion.qpn) {
+            Owner::Life(life) => self.qp_by_life.get(&life).copied(),
+            Owner::Shared(qpn) => Some(qpn.get()),
+        };
+        let Some((qpn, qp)) = qpn.and_then(|qpn| Some((qpn, self.qps.get_mut(&qpn)?))) else {
+            return;
+        };
+        let receive = is_receive(completion.op);
+        let failed = completion.status != CompletionStatus::Success;
+        if !receive {
+            qp.in_flight = qp.in_flight.saturating_sub(1);
+            if core::mem::take(&mut qp.waits) {
+                self.pending.insert(qpn);
+            }
+        }
+        let entry = Entry::new(qp.qpn, completion);
+        let cqn = qp.cqn(receive);
+        if failed {
+            self.follow_provider(hca, qpn);
+        }
+        if receive || failed || SendName::of(completion.wr_id).signaled {
+            self.write(hca, cqn, &entry);
+        }
+    }
+
+    /// Writes an entry into the guest's ring.
+    pub(super) fn write(&mut self, hca: &mut dyn Hca, cqn: u32, entry: &Entry) {
+        let Some(cq) = self.cqs.get_mut(&cqn) else {
+            return;
+        };
+        match cq.write(hca, entry) {
+            Written::Quietly | Written::Lost => {}
+            Written::Awaited => {
+                let (cqn, eqn) = (Cqn::from_low_bits(cqn), cq.eqn.into());
+                self.events.push_back(QueueEvent::Completion { cqn, eqn });
+            }
+            Written::Overrun => self.tell_of_cq_error(cqn, CQ_OVERRUN),
+            Written::Fault => self.tell_of_cq_error(cqn, CQ_ACCESS_VIOLATION),
+        }
+    }
+
+    /// The provider's queue failed.
+    pub(super) fn cq_failed(&mut self, cqn: u32, syndrome: u8) {
+        if self.cqs.get_mut(&cqn).is_some_and(|cq| !cq.fail()) {
+            self.tell_of_cq_error(cqn, syndrome);
+        }
+    }
+
+    /// A completion queue takes nothing more, so its queue pairs cannot go on (IBA 11.6.3.1).
+    fn tell_of_cq_error(&mut self, cqn: u32, syndrome: u8) {
+        let eqe = Eqe::cq_error(Cqn::from_low_bits(cqn), syndrome);
+        self.events.push_back(QueueEvent::Async(eqe));
+        let uses = |qp: &Qp| qp.cqn(false) == cqn || qp.cqn(true) == cqn;
+        let affected = self.qps.iter().filter(|(_, qp)| uses(qp));
+        self.doomed.extend(affected.map(|(qpn, _)| *qpn));
+    }
+
+    /// Moves the queue pairs to the error state that cannot go on.
+    pub(super) fn condemn(&mut self, hca: &mut dyn Hca) {
+        while let Some(qpn) = self.doomed.pop_first() {
+            let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.state != QpState::ERR) else {
+                continue;
+            };
+            let eqe = Eqe::qp(EventType::WQ_CATAS_ERROR, qp.qpn);
+            self.events.push_back(QueueEvent::Async(eqe));
+            self.flush_at_provider(hca, qpn);
+            self.entered_error(qpn, QpState::ERR);
+            self.collect_of(hca, qpn);
+        }
+    }
+
+    /// A queue pair in error takes no more from its shared receive queue. Those of the provider tell so
+    /// themselves.
+    pub(super) fn tell_of_last_receive(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get(&qpn)
+            && qp.handle().is_none()
+            && qp.srqn().is_some()
+        {
+            let eqe = Eqe::qp(EventType::SRQ_QP_LAST_WQE, qp.qpn);
+            self.events.push_back(QueueEvent::Async(eqe));
+        }
+    }
+
+    /// The provider may have put a queue pair into another state by itself.
+    pub(super) fn follow_provider(&mut self, hca: &dyn Hca, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn)
+            && qp.follow_provider(hca)
+        {
+            let state = qp.state;
+            self.entered_error(qpn, state);
+        }
+    }
+
+    /// A queue pair went to an error state: what is posted from now on is flushed.
+    pub(super) fn entered_error(&mut self, qpn: u32, state: QpState) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.state = state;
+            self.pending.insert(qpn);
+            if state == QpState::ERR && !qp.context.has_srq() {
+                self.flush.add(qpn);
+            }
+        }
+    }
+}
+
+/// Goes on with the next request of a send queue.
+fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
+    let flushes = match qp.state {
+        QpState::RTS => false,
+        QpState::SQER | QpState::ERR => true,
+        _ => return Progress::Idle,
+    };
+    let wqe = match qp.sends.peek(hca) {
+        Ok(Some(wqe)) => wqe,
+        Ok(None) => return Progress::Idle,
+        Err(_) if flushes => return Progress::Idle,
+        Err(_) => return Progress::Fault,
+    };
+    if !flushes {
+        match post(qp, hca, &wqe, data) {
+            Ok(progress) => return progress,
+            // What was posted before completes first.
+            Err(BadWqe) if qp.in_flight != 0 => return Progress::Wait,
+            Err(BadWqe) => {
+                let syndrome = Syndrome::LOCAL_QP_OP;
+                let failed = take_failed(qp, syndrome);
+                // A datagram queue pair stops sending and goes on receiving (IBA 10.3.1.6).
+                qp.state = QpState::SQER;
+                return failed;
+            }
+        }
+    }
+    if qp.in_flight != 0 {
+        return Progress::Wait;
+    }
+    take_failed(qp, Syndrome::FLUSHED)
+}
+
+fn take_failed(qp: &mut Qp, syndrome: Syndrome) -> Progress {
+    let index = qp.sends.index();
+    qp.sends.take();
+    Progress::Failed { index, syndrome }
+}
+
+/// Posts a request at the provider.
+fn post(
+    qp: &mut Qp,
+    hca: &mut dyn Hca,
+    wqe: &Wqe,
+    data: &mut SendData,
+) -> Result<Progress, BadWqe> {
+    let Transport::Datagram { handle, tunnelled } = qp.transport else {
+        return Err(BadWqe);
+    };
+    let send = DatagramSend::parse(wqe.bytes(), tunnelled, qp.keys, data)?;
+    let name = SendName {
+        index: qp.sends.index(),
+        opcode: send.opcode,
+        signaled: send.signaled,
+    };
+    match hca.post_send(handle, &send.request(name.name(qp.life), data)) {
+        Ok(()) => {
+            qp.sends.take();
+            qp.in_flight += 1;
+            Ok(Progress::Done)
+        }
+        Err(HcaError::QueueFull) => Ok(Progress::Wait),
+        Err(HcaError::InvalidQpState) if qp.follow_provider(hca) => Ok(Progress::Done),
+        Err(_) => Err(BadWqe),
+    }
+}
