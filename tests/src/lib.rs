@@ -7,6 +7,7 @@ pub mod fields;
 pub mod fuzz_targets;
 pub mod live;
 pub mod mads;
+pub mod mlx4_driver;
 pub mod traces;
 pub mod vf_subnet;
 

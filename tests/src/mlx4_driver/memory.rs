@@ -1,0 +1,316 @@
+//! The memory of a guest: what its driver allocates, and what its device reaches.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+/// What a page is to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    /// Nobody has it.
+    Free,
+    /// The driver has it, and the device may touch it.
+    Owned,
+    /// The driver has it, but it was unmapped under the device.
+    Unmapped,
+}
+
+/// Accesses of the device to pages that it has no business with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StrayAccesses {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+}
+
+#[derive(Debug)]
+struct Ram {
+    bytes: Vec<u8>,
+    pages: Vec<Page>,
+    /// Where the search for a free page goes on.
+    cursor: usize,
+    stray: StrayAccesses,
+}
+
+/// A guest's RAM. Clones are handles of the same memory: one is the driver's, one the device's.
+///
+/// Only pages that the driver has allocated can be reached by DMA; everything else is counted as
+/// [`StrayAccesses`], so that a device that goes on after an object was destroyed is found out.
+#[derive(Clone, Debug)]
+pub struct GuestMemory(Arc<Mutex<Ram>>);
+
+impl GuestMemory {
+    /// Guest-physical address of the first byte: above 4 GiB, so that the upper halves of addresses
+    /// matter.
+    pub const BASE: u64 = 0x1_0000_0000;
+
+    /// Pages between one that is allocated and the next, so that neighbours in a queue are never
+    /// neighbours in memory.
+    const STRIDE: usize = 7;
+
+    /// Memory of so many pages, all zero.
+    #[must_use]
+    pub fn new(pages: usize) -> Self {
+        Self(Arc::new(Mutex::new(Ram {
+            bytes: vec![0; pages * PAGE],
+            pages: vec![Page::Free; pages],
+            cursor: 0,
+            stray: StrayAccesses::default(),
+        })))
+    }
+
+    fn ram(&self) -> MutexGuard<'_, Ram> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pages that are allocated.
+    #[must_use]
+    pub fn allocated_pages(&self) -> usize {
+        let ram = self.ram();
+        ram.pages.iter().filter(|page| **page != Page::Free).count()
+    }
+
+    /// What the device touched without being entitled to.
+    #[must_use]
+    pub fn stray_accesses(&self) -> StrayAccesses {
+        self.ram().stray
+    }
+
+    /// Allocates a zeroed page.
+    ///
+    /// # Panics
+    /// If there is none left.
+    #[must_use]
+    pub fn allocate_page(&self) -> u64 {
+        let mut ram = self.ram();
+        let count = ram.pages.len();
+        let start = ram.cursor;
+        let order = (0..count).map(|n| (start + n) % count);
+        let page = order
+            .into_iter()
+            .find(|page| ram.pages[*page] == Page::Free)
+            .expect("the guest has memory left");
+        ram.cursor = (page + Self::STRIDE) % count;
+        ram.take(page, 1)
+    }
+
+    /// Allocates zeroed pages that lie anywhere.
+    #[must_use]
+    pub fn allocate_pages(&self, count: usize) -> Vec<u64> {
+        (0..count).map(|_| self.allocate_page()).collect()
+    }
+
+    /// Allocates zeroed pages that follow each other; the address of the first is a multiple of
+    /// `align` pages.
+    ///
+    /// # Panics
+    /// If there are none left.
+    #[must_use]
+    pub fn allocate_contiguous(&self, count: usize, align: usize) -> u64 {
+        let mut ram = self.ram();
+        let last = ram.pages.len().saturating_sub(count);
+        let start = (0..=last)
+            .step_by(align)
+            .find(|&start| {
+                let mut pages = ram.pages[start..start + count].iter();
+                pages.all(|page| *page == Page::Free)
+            })
+            .expect("the guest has memory left in one piece");
+        ram.take(start, count)
+    }
+
+    /// Gives pages back that follow each other.
+    ///
+    /// # Panics
+    /// If they are not allocated.
+    pub fn free(&self, addr: u64, count: usize) {
+        let mut ram = self.ram();
+        let first = page_of(addr);
+        for page in &mut ram.pages[first..first + count] {
+            assert_ne!(*page, Page::Free, "freed twice");
+            *page = Page::Free;
+        }
+    }
+
+    /// Takes an allocated page from the device's reach, or gives it back.
+    ///
+    /// # Panics
+    /// If the page is not allocated.
+    pub fn set_mapped(&self, addr: u64, mapped: bool) {
+        let mut ram = self.ram();
+        let page = &mut ram.pages[page_of(addr)];
+        assert_ne!(*page, Page::Free, "not allocated");
+        *page = if mapped { Page::Owned } else { Page::Unmapped };
+    }
+
+    /// Reads as the guest's processor.
+    ///
+    /// # Panics
+    /// If there is no such memory.
+    pub fn read(&self, addr: u64, out: &mut [u8]) {
+        let start = offset_of(addr);
+        out.copy_from_slice(&self.ram().bytes[start..start + out.len()]);
+    }
+
+    /// Writes as the guest's processor.
+    ///
+    /// # Panics
+    /// If there is no such memory.
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        let start = offset_of(addr);
+        self.ram().bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Reads a byte.
+    #[must_use]
+    pub fn read_u8(&self, addr: u64) -> u8 {
+        self.ram().bytes[offset_of(addr)]
+    }
+
+    /// Writes a big-endian value of 32 bits.
+    pub fn write_be32(&self, addr: u64, value: u32) {
+        self.write(addr, &value.to_be_bytes());
+    }
+
+    /// Whether memory is there, for addresses that somebody else chose.
+    #[must_use]
+    pub fn contains(&self, addr: u64, len: usize) -> bool {
+        self.ram().range(addr, len).is_some()
+    }
+}
+
+impl Ram {
+    fn take(&mut self, first: usize, count: usize) -> u64 {
+        self.pages[first..first + count].fill(Page::Owned);
+        self.bytes[first * PAGE..(first + count) * PAGE].fill(0);
+        GuestMemory::BASE + (first * PAGE) as u64
+    }
+
+    fn range(&self, addr: u64, len: usize) -> Option<core::ops::Range<usize>> {
+        let start = usize::try_from(addr.checked_sub(GuestMemory::BASE)?).ok()?;
+        let end = start.checked_add(len)?;
+        (end <= self.bytes.len()).then_some(start..end)
+    }
+
+    /// The bytes of an access by the device, if each page of it is the driver's and mapped.
+    fn device_range(&self, addr: u64, len: usize) -> Result<core::ops::Range<usize>, DmaFault> {
+        let fault = DmaFault { addr, len };
+        let range = self.range(addr, len).ok_or(fault)?;
+        let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+        let all_owned = self.pages[pages].iter().all(|page| *page == Page::Owned);
+        if all_owned { Ok(range) } else { Err(fault) }
+    }
+}
+
+fn offset_of(addr: u64) -> usize {
+    let offset = addr.checked_sub(GuestMemory::BASE);
+    usize::try_from(offset.expect("an address in RAM")).expect("an address in RAM")
+}
+
+fn page_of(addr: u64) -> usize {
+    offset_of(addr) / PAGE
+}
+
+impl AddressSpace for GuestMemory {
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        let mut ram = self.ram();
+        match ram.device_range(addr, buf.len()) {
+            Ok(range) => {
+                buf.copy_from_slice(&ram.bytes[range]);
+                Ok(())
+            }
+            Err(fault) => {
+                ram.stray.reads += 1;
+                Err(fault)
+            }
+        }
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
+        let mut ram = self.ram();
+        match ram.device_range(addr, bytes.len()) {
+            Ok(range) => {
+                ram.bytes[range].copy_from_slice(bytes);
+                Ok(())
+            }
+            Err(fault) => {
+                ram.stray.writes += 1;
+                Err(fault)
+            }
+        }
+    }
+
+    fn update_u64(
+        &mut self,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        let fault = DmaFault { addr, len: 8 };
+        if !addr.is_multiple_of(8) {
+            return Err(fault);
+        }
+        let mut ram = self.ram();
+        let range = ram.device_range(addr, 8)?;
+        let slot = &mut ram.bytes[range];
+        let old = u64::from_le_bytes(slot.try_into().map_err(|_| fault)?);
+        slot.copy_from_slice(&update(old).to_le_bytes());
+        Ok(old)
+    }
+
+    /// A guest's memory is its own.
+    fn allocate(&mut self, _: usize) -> Result<DmaBuffer, HcaError> {
+        Err(HcaError::Unsupported)
+    }
+
+    fn free(&mut self, _: DmaBuffer) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_reaches_what_is_allocated_and_mapped_and_nothing_else() {
+        let memory = GuestMemory::new(16);
+        let mut device = memory.clone();
+        let pages = memory.allocate_pages(2);
+        assert_ne!(pages[1], pages[0] + PAGE as u64);
+        AddressSpace::write(&mut device, pages[0] + 8, b"vhca").unwrap();
+        let mut bytes = [0; 4];
+        memory.read(pages[0] + 8, &mut bytes);
+        assert_eq!(&bytes, b"vhca");
+        assert_eq!(memory.stray_accesses(), StrayAccesses::default());
+
+        memory.set_mapped(pages[0], false);
+        assert!(AddressSpace::read(&device, pages[0], &mut bytes).is_err());
+        memory.set_mapped(pages[0], true);
+        assert!(AddressSpace::read(&device, pages[0], &mut bytes).is_ok());
+        memory.free(pages[1], 1);
+        assert!(AddressSpace::write(&mut device, pages[1], b"late").is_err());
+        assert_eq!(
+            memory.stray_accesses(),
+            StrayAccesses {
+                reads: 1,
+                writes: 1
+            }
+        );
+    }
+
+    #[test]
+    fn contiguous_pages_are_aligned_and_zero() {
+        let memory = GuestMemory::new(16);
+        let page = memory.allocate_page();
+        memory.write(page, &[0xff; PAGE]);
+        memory.free(page, 1);
+        let pages = memory.allocate_contiguous(4, 4);
+        assert!(pages.is_multiple_of(4 * PAGE as u64));
+        let mut bytes = [1; PAGE];
+        memory.read(pages, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        assert_eq!(memory.allocated_pages(), 4);
+    }
+}

@@ -1,0 +1,167 @@
+//! The function as PCI: identification, base address registers, MSI-X.
+
+use mlx4_defs::pci::{DEVICE_ID, MIN_VECTORS, VENDOR_ID};
+
+use super::comm::UAR_BAR;
+use super::error::refused;
+use super::{Bus, DriverError};
+
+/// Offsets in configuration space (PCI 3.0, 6.1).
+const VENDOR: u16 = 0x00;
+const COMMAND: u16 = 0x04;
+const STATUS: u16 = 0x06;
+const CAPABILITIES: u16 = 0x34;
+
+/// Command register: memory space and bus mastering.
+const MEMORY_AND_MASTER: u16 = 0x6;
+
+/// Status register: there is a list of capabilities.
+const HAS_CAPABILITIES: u16 = 1 << 4;
+
+/// Capability ids.
+const MSI_X: u8 = 0x11;
+const EXPRESS: u8 = 0x10;
+
+/// MSI-X message control (PCI 3.0, 6.8.2.3).
+const MSI_X_ENABLE: u16 = 1 << 15;
+const MSI_X_MASK_ALL: u16 = 1 << 14;
+
+/// Bytes of an MSI-X table entry, and the offset of its mask in it.
+const ENTRY: u64 = 16;
+const ENTRY_CONTROL: u64 = 12;
+
+/// Device capabilities register of PCI Express: function-level reset is possible.
+const FLR_CAPABLE: u32 = 1 << 28;
+
+/// Device control register of PCI Express: start a function-level reset.
+const FLR: u16 = 1 << 15;
+
+fn read16(bus: &mut dyn Bus, offset: u16) -> u16 {
+    let mut bytes = [0; 2];
+    bus.config_read(offset, &mut bytes);
+    u16::from_le_bytes(bytes)
+}
+
+fn read32(bus: &mut dyn Bus, offset: u16) -> u32 {
+    let mut bytes = [0; 4];
+    bus.config_read(offset, &mut bytes);
+    u32::from_le_bytes(bytes)
+}
+
+fn write16(bus: &mut dyn Bus, offset: u16, value: u16) {
+    bus.config_write(offset, &value.to_le_bytes());
+}
+
+/// Finds a capability; the list must end.
+fn capability(bus: &mut dyn Bus, id: u8) -> Option<u16> {
+    if read16(bus, STATUS) & HAS_CAPABILITIES == 0 {
+        return None;
+    }
+    let mut at = read16(bus, CAPABILITIES).to_le_bytes()[0];
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        let [this, next] = read16(bus, u16::from(at)).to_le_bytes();
+        if this == id {
+            return Some(u16::from(at));
+        }
+        at = next & !3;
+    }
+    None
+}
+
+/// The function, enabled.
+#[derive(Debug)]
+pub(super) struct PciDevice {
+    msi_x: u16,
+    table_bar: u8,
+    table: u64,
+    /// Bytes behind the register with the doorbells.
+    pub(super) uar_bar_len: u64,
+    /// MSI-X vectors that are in use.
+    pub(super) vectors: u16,
+}
+
+impl PciDevice {
+    /// Recognises and enables the function (`__mlx4_init_one`, `mlx4_load_one`).
+    pub(super) fn enable(bus: &mut dyn Bus) -> Result<Self, DriverError> {
+        let id = (read16(bus, VENDOR), read16(bus, VENDOR + 2));
+        if id != (VENDOR_ID, DEVICE_ID) {
+            return Err(refused(format!("no driver for {:04x}:{:04x}", id.0, id.1)));
+        }
+        let uar = bus.bars().into_iter().find(|bar| bar.index == UAR_BAR);
+        let uar = uar.ok_or_else(|| refused("Missing UAR, aborting"))?;
+        write16(bus, COMMAND, MEMORY_AND_MASTER);
+        let msi_x = capability(bus, MSI_X).ok_or_else(|| refused("no MSI-X"))?;
+        let table = read32(bus, msi_x + 4);
+        let [bar, ..] = (table & 7).to_le_bytes();
+        Ok(Self {
+            msi_x,
+            table_bar: bar,
+            table: u64::from(table & !7),
+            uar_bar_len: uar.size,
+            vectors: 0,
+        })
+    }
+
+    /// Takes so many MSI-X vectors, or as many as there are; all are masked (`mlx4_enable_msi_x`).
+    pub(super) fn enable_msi_x(
+        &mut self,
+        bus: &mut dyn Bus,
+        wanted: u16,
+    ) -> Result<(), DriverError> {
+        let size = (read16(bus, self.msi_x + 2) & 0x7ff) + 1;
+        if size != bus.interrupt_vectors() {
+            return Err(refused("the MSI-X table has another size than the device"));
+        }
+        self.vectors = wanted.min(size);
+        if self.vectors < MIN_VECTORS {
+            return Err(refused(
+                "INTx is not supported in multi-function mode, aborting",
+            ));
+        }
+        let control = (self.msi_x + 2, MSI_X_ENABLE | MSI_X_MASK_ALL);
+        write16(bus, control.0, control.1);
+        for vector in 0..self.vectors {
+            let entry = self.entry(vector);
+            let message = [0xfee0_0000, 0, 0x4000 + u32::from(vector), 1];
+            for (word, value) in (0..).step_by(4).zip(message) {
+                bus.bar_write(self.table_bar, entry + word, &value.to_le_bytes());
+            }
+        }
+        write16(bus, self.msi_x + 2, MSI_X_ENABLE);
+        Ok(())
+    }
+
+    fn entry(&self, vector: u16) -> u64 {
+        self.table + u64::from(vector) * ENTRY
+    }
+
+    /// Unmasks a vector (`request_irq`), or masks it (`free_irq`).
+    pub(super) fn set_masked(&self, bus: &mut dyn Bus, vector: u16, masked: bool) {
+        let control = u32::from(masked).to_le_bytes();
+        bus.bar_write(self.table_bar, self.entry(vector) + ENTRY_CONTROL, &control);
+    }
+
+    /// Takes the function out of use.
+    pub(super) fn disable(&mut self, bus: &mut dyn Bus) {
+        write16(bus, self.msi_x + 2, 0);
+        write16(bus, COMMAND, 0);
+        self.vectors = 0;
+    }
+}
+
+/// Starts a function-level reset, as `pci_reset_function` does.
+///
+/// # Errors
+/// [`DriverError::Refused`] if the function cannot.
+pub fn function_level_reset(bus: &mut dyn Bus) -> Result<(), DriverError> {
+    let express = capability(bus, EXPRESS).ok_or_else(|| refused("no PCI Express"))?;
+    if read32(bus, express + 4) & FLR_CAPABLE == 0 {
+        return Err(refused("no function-level reset"));
+    }
+    let control = read16(bus, express + 8);
+    write16(bus, express + 8, control | FLR);
+    Ok(())
+}

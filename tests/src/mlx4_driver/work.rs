@@ -1,0 +1,241 @@
+//! Send requests, as the driver writes them into slots.
+
+use hca_api::GlobalRoute;
+use ib_endpoint::MadAddress;
+use ib_wire::{GidIndex, Lid, PortNum, QKey, Qpn, Sl};
+use mlx4_defs::wqe::{
+    AddressVector, ControlSegment, DatagramSegment, INLINE_ALIGN, InlineHeader, SEGMENT_UNIT,
+    USE_QP_QKEY, WqeOpcode,
+};
+use vf_tunnel::ToPfHeader;
+use zerocopy::network_endian::U16;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::DriverError;
+use super::ring::Sge;
+
+/// The bytes of a send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Gathered from memory.
+    Gather(Vec<Sge>),
+    /// In the request itself; for user-like queue pairs.
+    Inline(Vec<u8>),
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The way (`struct mlx4_av`).
+    pub av: AddressVector,
+    /// The remote queue pair.
+    pub qpn: Qpn,
+    /// Its Q_Key, or one with the top bit set for the queue pair's own.
+    pub qkey: QKey,
+    /// The P_Key index, for special queue pairs.
+    pub pkey_index: u16,
+}
+
+impl Destination {
+    /// A queue pair at a port, reached without a GRH.
+    #[must_use]
+    pub fn new(pd: u32, port: PortNum, dlid: Lid, qpn: Qpn, qkey: QKey) -> Self {
+        let mut av = AddressVector::default();
+        let [_, pd @ ..] = pd.to_be_bytes();
+        av.pd = pd;
+        av.set_port_number(port.0);
+        av.dlid = dlid;
+        Self {
+            av,
+            qpn,
+            qkey,
+            pkey_index: 0,
+        }
+    }
+
+    /// The same with a GRH.
+    #[must_use]
+    pub fn routed(mut self, route: &GlobalRoute) -> Self {
+        self.av.set_grh(true);
+        let GidIndex(index) = route.sgid_index;
+        let [_, index] = index.to_be_bytes();
+        self.av.sgid_index = index;
+        self.av.hop_limit = route.hop_limit;
+        self.av.dgid = route.remote_gid;
+        self.av.set_traffic_class(route.traffic_class);
+        self.av.set_flow_label(route.flow_label);
+        self
+    }
+
+    /// The same on another service level.
+    #[must_use]
+    pub fn with_sl(mut self, sl: Sl) -> Self {
+        self.av.set_sl(sl);
+        self
+    }
+
+    /// Where a MAD goes.
+    #[must_use]
+    pub fn of_mad(pd: u32, port: PortNum, to: &MadAddress) -> Self {
+        let plain = Self::new(pd, port, to.lid, to.qpn, to.qkey).with_sl(to.sl);
+        let mut routed = to.grh.map_or(plain, |route| plain.routed(&route));
+        routed.av.set_path_bits(to.path_bits);
+        routed.pkey_index = to.pkey_index.0;
+        routed
+    }
+}
+
+/// A send request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendWork {
+    /// The request's name.
+    pub wr_id: u64,
+    /// What is sent.
+    pub payload: Payload,
+    /// Where it goes.
+    pub to: Destination,
+    /// Immediate data.
+    pub immediate: Option<[u8; 4]>,
+    /// Whether it completes with an entry.
+    pub signaled: bool,
+    /// Whether the receiver is to be woken.
+    pub solicited: bool,
+}
+
+impl SendWork {
+    /// A signalled send.
+    #[must_use]
+    pub const fn new(wr_id: u64, payload: Payload, to: Destination) -> Self {
+        Self {
+            wr_id,
+            payload,
+            to,
+            immediate: None,
+            signaled: true,
+            solicited: false,
+        }
+    }
+
+    /// The request's segments for a queue pair with slots of so many bytes. The owner's bit is not set.
+    pub(super) fn encode(&self, tunnel: Option<Qpn>, room: usize) -> Result<Vec<u8>, DriverError> {
+        let mut bytes = vec![0; size_of::<ControlSegment>()];
+        match tunnel {
+            None => {
+                let segment = DatagramSegment {
+                    av: self.to.av,
+                    remote_qpn: self.to.qpn,
+                    qkey: self.to.qkey,
+                    ..DatagramSegment::default()
+                };
+                bytes.extend_from_slice(segment.as_bytes());
+            }
+            Some(tunnel) => self.tunnel_segments(tunnel, &mut bytes),
+        }
+        match &self.payload {
+            Payload::Gather(sges) => {
+                for sge in sges {
+                    bytes.extend_from_slice(sge.segment().as_bytes());
+                }
+            }
+            Payload::Inline(data) => append_inline(&mut bytes, data),
+        }
+        if bytes.len() > room {
+            return Err(DriverError::Usage("the request is too long for a slot"));
+        }
+        let units = u8::try_from(bytes.len() / SEGMENT_UNIT);
+        let mut control = ControlSegment::default();
+        control.set_size(units.map_err(|_| DriverError::Usage("the request is too long"))?);
+        if self.signaled {
+            control.set_completion(ControlSegment::SIGNALED);
+        }
+        control.set_solicited(self.solicited);
+        control.immediate = self.immediate.unwrap_or_default();
+        control.set_opcode(if self.immediate.is_some() {
+            WqeOpcode::SEND_IMM
+        } else {
+            WqeOpcode::SEND
+        });
+        bytes[..size_of::<ControlSegment>()].copy_from_slice(control.as_bytes());
+        Ok(bytes)
+    }
+
+    /// A datagram to the tunnel, whose first bytes are the address that is meant
+    /// (`set_tunnel_datagram_seg`, `build_tunnel_header`).
+    fn tunnel_segments(&self, tunnel: Qpn, bytes: &mut Vec<u8>) {
+        let mut to_tunnel = DatagramSegment {
+            remote_qpn: tunnel,
+            qkey: QKey::new(USE_QP_QKEY),
+            ..DatagramSegment::default()
+        };
+        to_tunnel.av.pd = self.to.av.pd;
+        to_tunnel.av.set_port_number(self.to.av.port_number());
+        to_tunnel.av.set_force_loopback(true);
+        to_tunnel.av.set_path_bits(self.to.av.path_bits());
+        to_tunnel.av.set_sl(self.to.av.sl());
+        // Left by requests that had the slot before.
+        to_tunnel.vlan = U16::new(0xdead);
+        bytes.extend_from_slice(to_tunnel.as_bytes());
+        let mut header = ToPfHeader::new_zeroed();
+        header.av = zerocopy::transmute!(self.to.av);
+        header.remote_qpn = self.to.qpn;
+        header.remote_qkey = self.to.qkey;
+        header.pkey_index.set(self.to.pkey_index);
+        header.reserved1 = [0xa5; 6];
+        let length = InlineHeader::new(u16::try_from(size_of::<ToPfHeader>()).unwrap_or(0));
+        bytes.extend_from_slice(length.as_bytes());
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(&[0xa5; 4]);
+    }
+}
+
+/// Appends inline data as libmlx4 does: at each multiple of 64 bytes a new segment begins, and the
+/// request ends at a multiple of 16.
+fn append_inline(bytes: &mut Vec<u8>, mut data: &[u8]) {
+    loop {
+        let room = INLINE_ALIGN - (bytes.len() + size_of::<InlineHeader>()) % INLINE_ALIGN;
+        let (here, rest) = data.split_at(room.min(data.len()));
+        let header = InlineHeader::new(u16::try_from(here.len()).unwrap_or(0));
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(here);
+        data = rest;
+        if data.is_empty() {
+            break;
+        }
+    }
+    bytes.resize(bytes.len().next_multiple_of(SEGMENT_UNIT), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to() -> Destination {
+        Destination::new(5, PortNum(1), Lid::new(7), Qpn::GSI, QKey::GSI)
+    }
+
+    #[test]
+    fn a_tunnelled_request_has_its_data_at_128() {
+        let sge = Sge {
+            addr: 0x1000,
+            len: 256,
+            lkey: 9,
+        };
+        let work = SendWork::new(1, Payload::Gather(vec![sge]), to());
+        let bytes = work.encode(Some(Qpn::from_low_bits(0x1234)), 256).unwrap();
+        assert_eq!(bytes.len(), 0x90);
+        assert_eq!(bytes[7], 9);
+        assert_eq!(bytes[0x30..0x38], [0, 0, 0x12, 0x34, 0x80, 0, 0, 0]);
+        assert_eq!(bytes[0x40..0x44], [0x80, 0, 0, 0x38]);
+        assert_eq!(bytes[0x44 + 6..0x44 + 8], [0, 7]);
+        assert_eq!(bytes[0x80..0x84], [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn inline_data_begins_anew_at_each_64_bytes() {
+        let work = SendWork::new(1, Payload::Inline(vec![7; 100]), to());
+        let bytes = work.encode(None, 256).unwrap();
+        assert_eq!(bytes[64..68], [0x80, 0, 0, 60]);
+        assert_eq!(bytes[128..132], [0x80, 0, 0, 40]);
+        assert_eq!(bytes.len(), 176);
+    }
+}
