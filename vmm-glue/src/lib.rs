@@ -5,6 +5,7 @@
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop.
 //! * [`show`] writes what the PF's inspection data looks like.
 //! * [`serve`] is the running service: a world driven by the wall clock, and the ways in to it.
+//! * [`vfio_user`] gives VFs to VMMs.
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
 //!   them in virtual time.
 
@@ -20,6 +21,7 @@ mod real_time;
 pub mod replay;
 pub mod serve;
 pub mod show;
+pub mod vfio_user;
 pub mod watch;
 pub mod world;
 

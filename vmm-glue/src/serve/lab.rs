@@ -17,9 +17,9 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::rights;
 use super::set::{VfSettings, first_pkey};
 use super::why::History;
-use super::{NamedVf, Options, Plan, PlanError, SmChoice};
+use super::{NamedVf, Options, Plan, PlanError, Seat, SmChoice};
 use crate::Driven;
-use crate::world::{HostId, HostPortId, VfError, World, vf_spec};
+use crate::world::{HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 
 /// Why a lab cannot be built.
 #[derive(Debug, Error)]
@@ -75,6 +75,8 @@ pub struct Lab {
     /// What was changed on VFs' ports.
     pub(super) settings: BTreeMap<HostPortId, VfSettings>,
     pub(super) history: History,
+    /// The VFs that VMMs can take.
+    pub(super) seats: BTreeMap<HostFunction, Seat>,
 }
 
 impl Lab {
@@ -117,6 +119,7 @@ impl Lab {
             guests: Guests::default(),
             settings: BTreeMap::new(),
             history: History::default(),
+            seats: BTreeMap::new(),
         }
     }
 

@@ -25,6 +25,7 @@ mod signals;
 mod target;
 mod topology;
 mod umad;
+mod vfio_user;
 mod way_in;
 mod why;
 
@@ -44,6 +45,7 @@ pub use signals::Signals;
 pub use target::NamedVf;
 pub use topology::{Plan, PlanError, SpecError, TopologySpec};
 pub use umad::UmadSocket;
+pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
 pub use why::Diagnosis;
 

@@ -1,0 +1,347 @@
+//! A way in for VMMs: a vfio-user socket for each VF, by which QEMU or Cloud Hypervisor has it as a PCI function
+//! of its guest.
+
+mod client;
+mod seat;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::DirBuilder;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use ib_vtime::{Instant, Rate, TokenBucket};
+
+use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
+use crate::vfio_user::{Connection, Session};
+use crate::watch::{EventSet, Ready};
+use crate::world::HostFunction;
+use client::{Client, Refused};
+
+pub use seat::{Seat, Vmm};
+
+/// VMMs at all sockets that wait to be told that their VF is taken. More are turned away without a word.
+const MAX_REFUSED: usize = 64;
+
+/// Connections of one socket that are accepted before others have their turn.
+const ACCEPTED: usize = 16;
+
+/// Lines that are logged of a socket.
+const LOG_RATE: Rate = Rate::per_second(1, 20);
+
+/// The socket of a VF.
+#[derive(Debug)]
+struct Door {
+    listener: UnixListener,
+    client: Option<Client>,
+    log: TokenBucket,
+    _claim: Claim,
+}
+
+/// Whose a descriptor is.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Listener(HostFunction),
+    Client(HostFunction),
+    Refused,
+}
+
+/// The vfio-user sockets of a service, with the VMMs at them.
+#[derive(Debug)]
+pub struct VfioUserSockets {
+    folder: PathBuf,
+    doors: BTreeMap<HostFunction, Door>,
+    owners: BTreeMap<RawFd, Owner>,
+    refused: BTreeMap<RawFd, Refused>,
+    /// VFs whose VMM did something that has to be noted.
+    touched: BTreeSet<HostFunction>,
+    /// VFs whose VMM did not agree on a version yet, and some that have none any more.
+    silent: BTreeSet<HostFunction>,
+}
+
+impl VfioUserSockets {
+    /// Opens a socket in a folder for each VF of a lab that is offered to VMMs. The folder is made if there is
+    /// none. VFs that come later have theirs then.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn claim(folder: &Path, lab: &mut Lab) -> Result<Self, ClaimError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|source| ClaimError::Refused {
+            path: folder.to_owned(),
+            source,
+        })?;
+        let mut sockets = Self {
+            folder: folder.to_owned(),
+            doors: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            silent: BTreeSet::new(),
+        };
+        for seat in lab.seats.values_mut() {
+            sockets.open(seat)?;
+        }
+        Ok(sockets)
+    }
+
+    fn open(&mut self, seat: &mut Seat) -> Result<(), ClaimError> {
+        let path = self.folder.join(seat.file_name());
+        let (listener, claim) = claim_socket(&path)?;
+        seat.socket = Some(path);
+        let door = Door {
+            listener,
+            client: None,
+            log: TokenBucket::full(),
+            _claim: claim,
+        };
+        self.doors.insert(seat.at, door);
+        Ok(())
+    }
+
+    /// Opens the sockets of VFs that came meanwhile, and has them watched.
+    fn open_new(&mut self, turn: &mut Turn<'_>) {
+        if self.doors.len() == turn.lab.seats.len() {
+            return;
+        }
+        for seat in turn.lab.seats.values_mut() {
+            if self.doors.contains_key(&seat.at) {
+                continue;
+            }
+            match self.open(seat) {
+                Ok(()) => {
+                    if let Some(door) = self.doors.get(&seat.at) {
+                        self.owners
+                            .insert(door.listener.as_raw_fd(), Owner::Listener(seat.at));
+                        turn.watches.add(&door.listener, EventSet::IN);
+                    }
+                }
+                Err(error) => log::error!("vfio-user: {error}"),
+            }
+        }
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
+        for _ in 0..ACCEPTED {
+            let Some(door) = self.doors.get(&at) else {
+                return;
+            };
+            let Ok((socket, _)) = door.listener.accept() else {
+                // None waits, or the host has no room for another: the next one may.
+                return;
+            };
+            let socket = OwnedFd::from(socket);
+            // Of one that is gone the news may still wait to be read.
+            self.serve(turn, at);
+            let is_free = self
+                .doors
+                .get(&at)
+                .is_some_and(|door| door.client.is_none());
+            if is_free {
+                self.admit(turn, at, socket);
+            } else {
+                self.refuse(turn, at, socket);
+            }
+        }
+    }
+
+    fn admit(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
+        let world = turn.lab.world();
+        let (Some(seat), Some(device)) = (turn.lab.seats.get(&at), world.device(at)) else {
+            return;
+        };
+        let session = Session::new(seat.memory.clone(), device.function.interrupt_vectors());
+        turn.watches.add(&socket, EventSet::IN);
+        self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
+        let client = Client::new(turn.now, Connection::new(socket), session);
+        if let Some(door) = self.doors.get_mut(&at) {
+            door.client = Some(client);
+        }
+        if let Some(seat) = turn.lab.seats.get_mut(&at) {
+            seat.vmms += 1;
+        }
+        self.silent.insert(at);
+        self.serve(turn, at);
+    }
+
+    fn refuse(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
+        if let Some(seat) = turn.lab.seats.get_mut(&at) {
+            seat.refused += 1;
+            let text = "is taken; another VMM is turned away";
+            log(&mut self.doors, turn.now, seat, &text);
+        }
+        if self.refused.len() == MAX_REFUSED {
+            return;
+        }
+        turn.watches.add(&socket, EventSet::IN);
+        let fd = socket.as_raw_fd();
+        self.owners.insert(fd, Owner::Refused);
+        let refused = Refused::new(turn.now, Connection::new(socket));
+        self.refused.insert(fd, refused);
+        self.tell_refused(turn, fd);
+    }
+
+    fn tell_refused(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        if self.refused.get_mut(&fd).is_some_and(Refused::answer) {
+            self.drop_refused(turn, fd);
+        }
+    }
+
+    fn drop_refused(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        self.owners.remove(&fd);
+        if let Some(refused) = self.refused.remove(&fd) {
+            turn.watches.remove(refused.connection);
+        }
+    }
+
+    /// Takes what a VMM sent, and gives it what waits for it.
+    fn serve(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
+        let Some(client) = self
+            .doors
+            .get_mut(&at)
+            .and_then(|door| door.client.as_mut())
+        else {
+            return;
+        };
+        self.touched.insert(at);
+        match client.serve(turn.lab.world_mut(), at) {
+            Ok(()) => {
+                if let Some(wanted) = client.new_watch() {
+                    turn.watches.modify(&client.connection, wanted);
+                }
+            }
+            Err(why) => self.part(turn, at, &why),
+        }
+    }
+
+    /// Lets a VMM go: its device is as after a reset, and reaches no memory any more.
+    fn part(&mut self, turn: &mut Turn<'_>, at: HostFunction, why: &dyn core::fmt::Display) {
+        let door = self.doors.get_mut(&at);
+        let Some(client) = door.and_then(|door| door.client.take()) else {
+            return;
+        };
+        self.owners.remove(&client.connection.as_raw_fd());
+        turn.watches.remove(client.connection);
+        let world = turn.lab.world_mut();
+        world.with_device(at, |function, hca, now| function.reset(now, hca));
+        if let Some(seat) = turn.lab.seats.get_mut(&at) {
+            seat.memory.clear();
+            seat.vmm = None;
+            log(
+                &mut self.doors,
+                turn.now,
+                seat,
+                &format_args!("is free again: {why}"),
+            );
+        }
+    }
+
+    /// Signals what the devices have to tell.
+    fn signal(&mut self, turn: &mut Turn<'_>) {
+        let world = turn.lab.world_mut();
+        while let Some(at) = world.poll_interrupting() {
+            let door = self.doors.get_mut(&at);
+            let mut client = door.and_then(|door| door.client.as_mut());
+            while let Some(vector) = world.poll_interrupt(at) {
+                // Without a VMM there is no guest to be told.
+                if let Some(client) = &mut client {
+                    client.session.raise(vector);
+                }
+            }
+        }
+    }
+
+    /// Lets those go that took too long for their first words.
+    fn expire(&mut self, turn: &mut Turn<'_>) {
+        let now = turn.now;
+        let is_late = |deadline: Instant| deadline <= now;
+        let refused = self.refused.iter();
+        let refused = refused.filter(|(_, refused)| is_late(refused.deadline));
+        for fd in refused.map(|(fd, _)| *fd).collect::<Vec<_>>() {
+            self.drop_refused(turn, fd);
+        }
+        let (doors, silent) = (&self.doors, &mut self.silent);
+        silent.retain(|at| deadline(doors, *at).is_some());
+        let silent = silent.iter().copied();
+        let late = silent.filter(|at| deadline(doors, *at).is_some_and(is_late));
+        for at in late.collect::<Vec<_>>() {
+            self.part(turn, at, &"the VMM did not agree on a version in time");
+        }
+    }
+
+    /// Notes what there is to tell of the VMMs that did something.
+    fn note(&mut self, turn: &mut Turn<'_>) {
+        for at in core::mem::take(&mut self.touched) {
+            let Some(seat) = turn.lab.seats.get_mut(&at) else {
+                continue;
+            };
+            seat.memory.release_unused();
+            let client = self.doors.get(&at).and_then(|door| door.client.as_ref());
+            seat.vmm = client.map(Client::view);
+        }
+    }
+}
+
+/// Until when the VMM of a VF has to agree on a version, unless it has.
+fn deadline(doors: &BTreeMap<HostFunction, Door>, at: HostFunction) -> Option<Instant> {
+    doors.get(&at)?.client.as_ref()?.deadline()
+}
+
+fn log(
+    doors: &mut BTreeMap<HostFunction, Door>,
+    now: Instant,
+    seat: &Seat,
+    text: &dyn core::fmt::Display,
+) {
+    let may = doors
+        .get_mut(&seat.at)
+        .is_some_and(|door| door.log.take(now, &LOG_RATE));
+    if may {
+        log::warn!("vfio-user: {}/{} {text}", seat.host_name, seat.vf.get());
+    }
+}
+
+impl WayIn for VfioUserSockets {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        for (at, door) in &self.doors {
+            self.owners
+                .insert(door.listener.as_raw_fd(), Owner::Listener(*at));
+            turn.watches.add(&door.listener, EventSet::IN);
+        }
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        let Some(owner) = self.owners.get(&ready.fd).copied() else {
+            return;
+        };
+        match owner {
+            Owner::Listener(at) => self.accept(turn, at),
+            Owner::Refused => self.tell_refused(turn, ready.fd),
+            Owner::Client(at) => {
+                let ended = EventSet::HANG_UP | EventSet::ERROR;
+                if ready.events.intersects(EventSet::IN | EventSet::OUT) {
+                    self.serve(turn, at);
+                } else if ready.events.intersects(ended) {
+                    self.part(turn, at, &"the VMM is gone");
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.open_new(turn);
+        self.signal(turn);
+        self.expire(turn);
+        self.note(turn);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let refused = self.refused.values().map(|refused| refused.deadline);
+        let silent = self.silent.iter();
+        let silent = silent.filter_map(|at| deadline(&self.doors, *at));
+        refused.chain(silent).min()
+    }
+}

@@ -1,0 +1,83 @@
+//! What is known of the VFs that are offered to VMMs.
+
+use std::path::PathBuf;
+
+use ib_vtime::Instant;
+use rustix::process::{Pid, Uid};
+use vf_tunnel::VfId;
+
+use crate::serve::Lab;
+use crate::vfio_user::{GuestMemory, SessionStatistics};
+use crate::world::HostFunction;
+
+/// A VF that VMMs can take.
+#[derive(Debug)]
+pub struct Seat {
+    /// The VF.
+    pub at: HostFunction,
+    /// Its number.
+    pub vf: VfId,
+    /// Its host.
+    pub host_name: String,
+    /// Where it is offered, once it is.
+    pub socket: Option<PathBuf>,
+    /// The memory that it reaches.
+    pub memory: GuestMemory,
+    /// Who has it.
+    pub vmm: Option<Vmm>,
+    /// VMMs that had it, the present one included.
+    pub vmms: u64,
+    /// VMMs that were turned away since another one had it.
+    pub refused: u64,
+}
+
+/// A VMM that has a VF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vmm {
+    /// Its process.
+    pub pid: Option<Pid>,
+    /// Whose it is.
+    pub uid: Option<Uid>,
+    /// Since when.
+    pub since: Instant,
+    /// What it did.
+    pub statistics: SessionStatistics,
+    /// Interrupt vectors of which it wants to be told: the guest's driver has set them up.
+    pub vectors: usize,
+}
+
+impl Seat {
+    /// A VF that nobody took yet.
+    #[must_use]
+    pub const fn new(at: HostFunction, vf: VfId, host_name: String, memory: GuestMemory) -> Self {
+        Self {
+            at,
+            vf,
+            host_name,
+            socket: None,
+            memory,
+            vmm: None,
+            vmms: 0,
+            refused: 0,
+        }
+    }
+
+    /// What its socket is called: no host has a name that could not be a file's.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let host: String = self
+            .host_name
+            .chars()
+            .map(|c| if is_plain(c) { c } else { '_' })
+            .collect();
+        format!("{host}-vf{}.sock", self.vf.get())
+    }
+}
+
+impl Lab {
+    /// The VFs that are offered to VMMs.
+    pub fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.seats.values()
+    }
+}

@@ -1,0 +1,16 @@
+//! VFs for VMMs: a vfio-user server, by which QEMU and Cloud Hypervisor drive a [`vf_proxy::PciFunction`].
+//!
+//! * [`codec`] is the protocol.
+//! * [`GuestMemory`] is what the VMM shares of its guest's memory.
+//! * [`Session`] does what a VMM's messages say.
+
+pub mod codec;
+mod connection;
+mod interrupts;
+pub mod memory;
+mod session;
+
+pub use connection::{Connection, ConnectionEnd};
+pub use interrupts::Interrupts;
+pub use memory::{GuestMemory, MemoryStatistics};
+pub use session::{Handled, Lent, Session, SessionError, SessionStatistics};
