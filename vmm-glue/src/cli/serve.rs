@@ -43,6 +43,10 @@ pub(crate) struct ServeArgs {
     /// Run a guest's software on every VF.
     #[arg(long)]
     guests: bool,
+    /// Offer each VF to a VMM by a vfio-user socket in this folder, which is made if there is none:
+    /// DIR/HOST-vfN.sock. `vhca qemu-args` tells what QEMU is to be given.
+    #[arg(long, value_name = "DIR", conflicts_with = "guests")]
+    vfio_user: Option<PathBuf>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
     /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
     #[arg(long, value_name = "WHERE")]
@@ -105,6 +109,7 @@ impl ServeArgs {
             guids: self.guids,
             rights: self.rights.clone(),
             guests: self.guests.then_some(true),
+            vfio_user: self.vfio_user.clone(),
             quotas: Quotas::default(),
             attach: self.attach.clone(),
             local_guids: self.local_guids.then_some(true),

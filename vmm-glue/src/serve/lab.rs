@@ -9,6 +9,8 @@ use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
 use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
+use vf_proxy::PciFunction;
+use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vf_tunnel::VfId;
 
 use super::cast::Cast;
@@ -19,7 +21,8 @@ use super::set::{VfSettings, first_pkey};
 use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, Seat, SmChoice};
 use crate::Driven;
-use crate::world::{HostFunction, HostId, HostPortId, VfError, World, vf_spec};
+use crate::vfio_user::GuestMemory;
+use crate::world::{DeviceError, HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 
 /// Why a lab cannot be built.
 #[derive(Debug, Error)]
@@ -36,6 +39,9 @@ pub enum LabError {
     /// A VF has no number.
     #[error("a host has at most {max} VFs, not {0}", max = VfId::MAX)]
     TooManyVfs(u16),
+    /// VFs have one user each.
+    #[error("guests run on every VF, so none is left for VMMs: leave out guests, or vfio_user")]
+    TwoUsers,
     /// A host's software cannot be started.
     #[error("cannot start host {0}")]
     Host(String, #[source] EndPortError),
@@ -45,6 +51,9 @@ pub enum LabError {
     /// A VF cannot be started.
     #[error("cannot start {1} of {0}")]
     Vf(String, VfId, #[source] VfError),
+    /// A VF cannot be given to VMMs.
+    #[error("cannot make a device of {1} of {0}")]
+    Device(String, VfId, #[source] DeviceError),
     /// The subnet manager cannot be started.
     #[error("cannot start the subnet manager on {0}")]
     Manager(String, #[source] OpenError),
@@ -85,6 +94,9 @@ impl Lab {
     /// # Errors
     /// [`LabError`].
     pub fn build(options: &Options, seed: u64) -> Result<Self, LabError> {
+        if options.guests && options.vfio_user.is_some() {
+            return Err(LabError::TwoUsers);
+        }
         if !options.attach.is_empty() {
             return Ok(Self::empty(seed));
         }
@@ -185,16 +197,25 @@ impl Lab {
                 rights: rights(&options.rights),
                 ..VfPortSpec::default()
             };
-            let spec = VfSpec {
+            let mut spec = VfSpec {
                 ports: vec![port; usize::from(config.ports)],
                 ..vf_spec(vf_node_guid(config.node_guid, vf))
             };
+            let offered = options.vfio_user.as_ref().map(|_| GuestMemory::new());
+            if let Some(memory) = &offered {
+                spec.memory = Box::new(memory.clone());
+            }
             let added = if options.guests {
                 self.add_guest(id, vf, spec)
             } else {
                 self.world.add_idle_vf(id, vf, spec).map_err(VfError::from)
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
+            if let Some(memory) = offered {
+                let function = Box::new(Mlx4Function::new(&Mlx4Config::default()));
+                let offered = self.offer(name, id, vf, memory, function);
+                offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;
+            }
         }
         Ok(id)
     }
@@ -202,6 +223,21 @@ impl Lab {
     fn add_guest(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), VfError> {
         let on = self.world.add_vf(host, vf, spec)?;
         Ok(self.guests.add(&mut self.world, on)?)
+    }
+
+    /// Makes a device of a VF on which nothing runs and that reaches `memory`, for VMMs to take.
+    pub(super) fn offer(
+        &mut self,
+        name: &str,
+        host: HostId,
+        vf: VfId,
+        memory: GuestMemory,
+        function: Box<dyn PciFunction>,
+    ) -> Result<(), DeviceError> {
+        let at = self.world.add_device(host, vf, function)?;
+        let seat = Seat::new(at, vf, name.to_owned(), memory);
+        self.seats.insert(at, seat);
+        Ok(())
     }
 
     /// The world.

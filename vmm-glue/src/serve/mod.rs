@@ -38,7 +38,7 @@ pub use lab::{Lab, LabError, LabHost};
 pub use options::{GuidPolicy, Options, Quotas, SmChoice};
 pub use options_file::{GivenOptions, OptionsFileError};
 pub use rights::Right;
-pub use run::{Announcement, ServeError, run};
+pub use run::{Announcement, OfferedVf, ServeError, run};
 pub use service::Service;
 pub use set::{VfChange, VfState};
 pub use signals::Signals;

@@ -105,6 +105,9 @@ pub struct Options {
     pub rights: Vec<Right>,
     /// Whether a guest's software runs on each VF.
     pub guests: bool,
+    /// The folder of the sockets by which VMMs take VFs; by default there are none. Nothing else runs on the VFs
+    /// then.
+    pub vfio_user: Option<PathBuf>,
     /// Nodes of simulators that hosts of ours shall be. If there are any, they are all hosts: no fabric
     /// is emulated.
     pub attach: Vec<AttachSpec>,

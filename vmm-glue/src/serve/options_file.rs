@@ -43,6 +43,7 @@ pub struct GivenOptions {
     #[serde(default)]
     pub rights: Vec<Right>,
     pub guests: Option<bool>,
+    pub vfio_user: Option<PathBuf>,
     #[serde(default)]
     pub quotas: Quotas,
     #[serde(default, deserialize_with = "attach")]
@@ -103,6 +104,7 @@ impl GivenOptions {
             guids: self.guids.or(others.guids),
             rights: first(self.rights, others.rights),
             guests: self.guests.or(others.guests),
+            vfio_user: self.vfio_user.or(others.vfio_user),
             quotas: if self.quotas == Quotas::default() {
                 others.quotas
             } else {
@@ -132,6 +134,7 @@ impl GivenOptions {
             guids: self.guids.unwrap_or_default(),
             rights: self.rights,
             guests: self.guests.unwrap_or_default(),
+            vfio_user: self.vfio_user,
             quotas: self.quotas,
             attach: self.attach,
             local_guids: self.local_guids.unwrap_or_default(),
@@ -169,6 +172,7 @@ mod tests {
             "guids",
             "rights",
             "guests",
+            "vfio_user",
             "seed",
             "control",
             "cm_pending",

@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use super::control::ControlSocket;
 use super::{
-    ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Options, Service, Signals,
-    UmadSocket, notify,
+    ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Options, Seat, Service, Signals,
+    UmadSocket, VfioUserSockets, notify,
 };
 use crate::{LoopError, Runner};
 
@@ -52,6 +52,9 @@ pub enum Announcement {
         vfs: usize,
         /// The control socket.
         control: Option<PathBuf>,
+        /// The sockets by which VMMs take VFs.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        vfio_user: Vec<OfferedVf>,
     },
     /// The way to a node of a simulator came, went, or is not to be had.
     Uplink {
@@ -71,6 +74,17 @@ pub enum Announcement {
     },
 }
 
+/// A VF that VMMs can take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfferedVf {
+    /// Its host.
+    pub host: String,
+    /// Its number.
+    pub vf: u16,
+    /// Where.
+    pub socket: PathBuf,
+}
+
 impl core::fmt::Display for Announcement {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -79,12 +93,17 @@ impl core::fmt::Display for Announcement {
                 hosts,
                 vfs,
                 control,
+                vfio_user,
             } => {
                 write!(f, "ready: topology {topology}, {hosts} hosts, {vfs} VFs")?;
-                match control {
-                    Some(path) => write!(f, ", control socket {}", path.display()),
-                    None => Ok(()),
+                if let Some(path) = control {
+                    write!(f, ", control socket {}", path.display())?;
                 }
+                for offered in vfio_user {
+                    write!(f, "\n{}/{}: vfio-user socket ", offered.host, offered.vf)?;
+                    write!(f, "{}", offered.socket.display())?;
+                }
+                Ok(())
             }
             Self::Uplink {
                 simulator,
@@ -125,6 +144,10 @@ pub fn run(
     }
     if let Some(path) = &options.umad {
         service.add_way_in(UmadSocket::claim(path)?);
+    }
+    if let Some(folder) = &options.vfio_user {
+        let sockets = VfioUserSockets::claim(folder, service.lab_mut())?;
+        service.add_way_in(sockets);
     }
     let now = service.lab().world().now();
     for node in IbsimNode::all(now, options) {
@@ -182,6 +205,7 @@ fn ready(options: &Options, lab: &Lab) -> Announcement {
         hosts: lab.hosts().len(),
         vfs: vfs.sum(),
         control: options.control.clone(),
+        vfio_user: lab.seats().filter_map(Seat::offered).collect(),
     }
 }
 

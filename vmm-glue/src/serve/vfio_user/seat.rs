@@ -6,7 +6,7 @@ use ib_vtime::Instant;
 use rustix::process::{Pid, Uid};
 use vf_tunnel::VfId;
 
-use crate::serve::Lab;
+use crate::serve::{Lab, OfferedVf};
 use crate::vfio_user::{GuestMemory, SessionStatistics};
 use crate::world::HostFunction;
 
@@ -60,6 +60,16 @@ impl Seat {
             vmms: 0,
             refused: 0,
         }
+    }
+
+    /// Where it is offered, if it is.
+    #[must_use]
+    pub fn offered(&self) -> Option<OfferedVf> {
+        Some(OfferedVf {
+            host: self.host_name.clone(),
+            vf: self.vf.get(),
+            socket: self.socket.clone()?,
+        })
     }
 
     /// What its socket is called: no host has a name that could not be a file's.

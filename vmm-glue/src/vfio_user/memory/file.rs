@@ -61,11 +61,7 @@ pub(super) fn is_local(file: &OwnedFd) -> bool {
 
 fn magic(file: &OwnedFd) -> Result<u64, Errno> {
     let system = fstatfs(file)?;
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::unnecessary_cast,
-        reason = "a number of 32 bits, of a type that depends on the platform"
-    )]
+    #[expect(clippy::cast_sign_loss, reason = "a number of 32 bits")]
     Ok(system.f_type as u64 & 0xffff_ffff)
 }
 
