@@ -245,7 +245,7 @@ impl PortMux {
     /// The GRH that a frame asks for, with the VF's own source GID whatever the frame says.
     #[inline(always)]
     fn route_of(&self, record: &Vf, frame: &ToPf) -> Result<Option<Route>, DropReason> {
-        let Some(wish) = frame.header.av.global_route() else {
+        let Some(wish) = frame.header.global_route() else {
             return Ok(None);
         };
         let sgid = record.gid(self.gids.prefix()).ok_or(DropReason::NoGuid)?;

@@ -98,7 +98,8 @@ impl PortMux {
         let peer = Peer {
             lid: av.dlid,
             qpn: frame.header.remote_qpn,
-            gid: av
+            gid: frame
+                .header
                 .global_route()
                 .map_or(Gid::NONE, |route| route.remote_gid),
         };

@@ -40,7 +40,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vhca-umad", &["umad-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
-    ("vf-tunnel", &["ib-wire", "ib-vtime", "hca-api"]),
+    (
+        "vf-tunnel",
+        &["ib-wire", "ib-vtime", "mlx4-defs", "hca-api"],
+    ),
     ("mad-mux", &["vf-tunnel", "ib-wire", "ib-vtime"]),
     ("cm-paravirt", &["vf-tunnel", "ib-wire", "ib-vtime"]),
     ("mcast-agg", &["vf-tunnel", "ib-wire", "ib-vtime"]),

@@ -3,10 +3,11 @@
 //! Source of the layouts: the Linux guest driver's `struct mlx4_ib_tunnel_header` (VF to PF) and
 //! `struct mlx4_ib_proxy_sqp_hdr` (PF to VF), as interfaces.
 
-use hca_api::{AddressVector, GlobalRoute};
+use hca_api::GlobalRoute;
 use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
-use ib_wire::{Gid, GidIndex, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
+use ib_wire::{GidIndex, Lid, PKeyIndex, QKey, Qpn, Sl};
+use mlx4_defs::wqe::AddressVector;
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -25,92 +26,20 @@ pub enum FrameError {
     Long,
 }
 
-/// An address vector as the guest driver lays it out (`struct mlx4_av`). 32 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct TunnelAddressVector {
-    /// Bit 7 asks for loopback, which the PF ignores; the rest is the VF's port number.
-    pub flags_port: u8,
-    /// The VF's protection domain.
-    pub pd: [u8; 3],
-    /// Reserved.
-    pub reserved0: u8,
-    /// Bit 7: a GRH is wanted. Bits 6..0: source path bits.
-    pub grh_path_bits: u8,
-    /// Destination LID.
-    pub dlid: Lid,
-    /// Reserved.
-    pub reserved1: u8,
-    /// Source GID index in the VF's table.
-    pub sgid_index: u8,
-    /// Static rate, in the device's encoding.
-    pub static_rate: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
-    /// SL in bits 31..28, traffic class in bits 27..20, flow label in bits 19..0.
-    pub sl_tclass_flow: U32,
-    /// Destination GID.
-    pub dgid: Gid,
-}
-
-const _: () = assert!(size_of::<TunnelAddressVector>() == 32);
-
-/// Bit 7 of a byte: "GRH" in both headers, "force loopback" in [`TunnelAddressVector::flags_port`].
+/// Bit 7 of a byte: the GRH of a frame to a VF is valid.
 const TOP_BIT: u8 = 0x80;
 
-impl TunnelAddressVector {
-    /// The VF's port, as the guest numbers it. Not yet checked against the VF's ports.
-    #[must_use]
-    pub const fn port(&self) -> PortNum {
-        PortNum(self.flags_port & !TOP_BIT)
-    }
-
-    /// The source path bits. Not yet masked to the port's LMC.
-    #[must_use]
-    pub const fn path_bits(&self) -> u8 {
-        self.grh_path_bits & !TOP_BIT
-    }
-
-    /// The service level.
-    #[must_use]
-    pub fn sl(&self) -> Sl {
-        Sl::from_low_bits((self.sl_tclass_flow.get() >> 28) as u8)
-    }
-
-    /// The global route, if a GRH is wanted. Its source GID index is the guest's wish.
-    #[must_use]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the traffic class is eight bits wide"
-    )]
-    pub fn global_route(&self) -> Option<GlobalRoute> {
-        (self.grh_path_bits & TOP_BIT != 0).then(|| GlobalRoute {
-            remote_gid: self.dgid,
-            sgid_index: GidIndex(u16::from(self.sgid_index)),
-            flow_label: self.sl_tclass_flow.get() & 0xf_ffff,
-            hop_limit: self.hop_limit,
-            traffic_class: (self.sl_tclass_flow.get() >> 20) as u8,
-        })
-    }
-
-    /// Writes the route. Indices beyond eight bits do not exist in this layout and are cut.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the field is eight bits wide"
-    )]
-    pub fn set_route(&mut self, sl: Sl, path_bits: u8, route: Option<&GlobalRoute>) {
-        let route_bits = route.map_or(0, |route| {
-            self.dgid = route.remote_gid;
-            self.sgid_index = route.sgid_index.0 as u8;
-            self.hop_limit = route.hop_limit;
-            u32::from(route.traffic_class) << 20 | (route.flow_label & 0xf_ffff)
-        });
-        self.sl_tclass_flow
-            .set(u32::from(sl.get()) << 28 | route_bits);
-        self.grh_path_bits = (path_bits & !TOP_BIT) | if route.is_some() { TOP_BIT } else { 0 };
-    }
+/// The global route that a guest's address vector asks for, if it wants a GRH. Its source GID index is
+/// the guest's wish.
+#[must_use]
+pub fn global_route(av: &AddressVector) -> Option<GlobalRoute> {
+    av.grh().then(|| GlobalRoute {
+        remote_gid: av.dgid,
+        sgid_index: GidIndex(u16::from(av.sgid_index)),
+        flow_label: av.flow_label(),
+        hop_limit: av.hop_limit,
+        traffic_class: av.traffic_class(),
+    })
 }
 
 /// What stands in front of a MAD from the VF to the PF. 56 bytes.
@@ -120,7 +49,7 @@ impl TunnelAddressVector {
 #[repr(C)]
 pub struct ToPfHeader {
     /// Where the MAD shall go.
-    pub av: TunnelAddressVector,
+    pub av: AddressVector,
     /// Reserved.
     pub reserved0: u8,
     /// The remote QP.
@@ -140,6 +69,28 @@ pub struct ToPfHeader {
 const _: () = assert!(size_of::<ToPfHeader>() == 56);
 
 impl ToPfHeader {
+    /// The global route, if a GRH is wanted. Its source GID index is the guest's wish.
+    #[must_use]
+    pub fn global_route(&self) -> Option<GlobalRoute> {
+        global_route(&self.av)
+    }
+
+    /// Writes the route. Indices beyond eight bits do not exist in this layout and are cut.
+    pub fn set_route(&mut self, sl: Sl, path_bits: u8, route: Option<&GlobalRoute>) {
+        let av = &mut self.av;
+        av.sl_tclass_flow = U32::ZERO;
+        av.set_sl(sl);
+        av.set_path_bits(path_bits);
+        av.set_grh(route.is_some());
+        if let Some(route) = route {
+            av.dgid = route.remote_gid;
+            [_, av.sgid_index] = route.sgid_index.0.to_be_bytes();
+            av.hop_limit = route.hop_limit;
+            av.set_traffic_class(route.traffic_class);
+            av.set_flow_label(route.flow_label);
+        }
+    }
+
     /// The P_Key index, not yet checked against the VF's table.
     #[must_use]
     pub fn virtual_pkey_index(&self) -> VirtualPKeyIndex {
@@ -255,7 +206,7 @@ impl ToPf {
     /// The frame that asks the PF to send a MAD. Static rates are the PF's own business.
     #[must_use]
     pub fn new(
-        vector: &AddressVector,
+        vector: &hca_api::AddressVector,
         remote_qpn: Qpn,
         remote_qkey: QKey,
         pkey_index: VirtualPKeyIndex,
@@ -263,11 +214,9 @@ impl ToPf {
     ) -> Self {
         let mut frame = Self::new_zeroed();
         let header = &mut frame.header;
-        header.av.flags_port = vector.port.0 & !TOP_BIT;
+        header.av.set_port_number(vector.port.0);
         header.av.dlid = vector.dlid;
-        header
-            .av
-            .set_route(vector.sl, vector.path_bits, vector.grh.as_ref());
+        header.set_route(vector.sl, vector.path_bits, vector.grh.as_ref());
         header.remote_qpn = remote_qpn;
         header.remote_qkey = remote_qkey;
         header.pkey_index.set(pkey_index.0.0);
@@ -318,7 +267,7 @@ fn copy_exact<T: FromBytes>(bytes: &[u8]) -> Result<T, FrameError> {
 mod tests {
     use std::vec;
 
-    use ib_wire::SubnetPrefix;
+    use ib_wire::{Gid, PortNum, SubnetPrefix};
     use proptest::prelude::*;
 
     use super::*;
@@ -342,7 +291,7 @@ mod tests {
         assert_eq!(frame.header.av.path_bits(), 3);
         assert_eq!(frame.header.av.dlid, Lid::new(5));
         assert_eq!(frame.header.av.sl().get(), 3);
-        let route = frame.header.av.global_route().unwrap();
+        let route = frame.header.global_route().unwrap();
         assert_eq!(route.remote_gid.prefix(), SubnetPrefix::DEFAULT);
         assert_eq!((route.traffic_class, route.flow_label), (0xab, 0x1_2345));
         assert_eq!((route.sgid_index, route.hop_limit), (GidIndex(1), 64));
@@ -424,11 +373,11 @@ mod tests {
                 hop_limit,
                 traffic_class,
             });
-            let mut av = TunnelAddressVector::new_zeroed();
-            av.set_route(Sl::from_low_bits(sl), path_bits, route.as_ref());
-            prop_assert_eq!(av.sl().get(), sl);
-            prop_assert_eq!(av.path_bits(), path_bits);
-            prop_assert_eq!(av.global_route(), route);
+            let mut header = ToPfHeader::new_zeroed();
+            header.set_route(Sl::from_low_bits(sl), path_bits, route.as_ref());
+            prop_assert_eq!(header.av.sl().get(), sl);
+            prop_assert_eq!(header.av.path_bits(), path_bits);
+            prop_assert_eq!(header.global_route(), route);
         }
     }
 }

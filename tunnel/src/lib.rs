@@ -26,9 +26,7 @@ mod side;
 mod verdict;
 pub mod wire_id;
 
-pub use frame::{
-    FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, TunnelAddressVector,
-};
+pub use frame::{FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, global_route};
 pub use hca_api::SpecialQp;
 pub use side::{
     PhysicalPKeyIndex, RemoteCommId, VfCommId, VfId, VfTid, VirtualPKeyIndex, WireCommId, WireTid,

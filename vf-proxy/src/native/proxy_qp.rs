@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(frame.header.av.dlid, Lid::new(5));
         assert_eq!(frame.header.av.sl(), Sl::from_low_bits(4));
         assert_eq!(frame.header.av.path_bits(), 1);
-        assert_eq!(frame.header.av.global_route(), Some(route));
+        assert_eq!(frame.header.global_route(), Some(route));
         assert_eq!(frame.header.remote_qpn, Qpn::GSI);
         assert_eq!(frame.header.remote_qkey, QKey::GSI);
         assert_eq!(frame.header.virtual_pkey_index().0, PKeyIndex(2));

@@ -337,7 +337,7 @@ fn vf_mad(vf: VfId, line: VfMadLine) -> (u64, Action) {
     let mut header = ToPf::zeroed().header;
     header.av.flags_port = 1;
     header.av.dlid = Lid::new(line.dlid);
-    header.av.set_route(line.sl, 0, route.as_ref());
+    header.set_route(line.sl, 0, route.as_ref());
     header.remote_qpn = line.dqpn.unwrap_or_else(|| qp.wire_qpn());
     header.remote_qkey = match line.qkey {
         Some(Hex(key)) => QKey::new(key),

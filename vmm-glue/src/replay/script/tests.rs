@@ -44,7 +44,7 @@ fn a_vfs_mad_becomes_a_tunnel_frame() {
     assert_eq!(header.av.dlid, Lid::new(0x102));
     assert_eq!(header.av.sl().get(), 5);
     assert_eq!(
-        header.av.global_route(),
+        header.global_route(),
         Some(GlobalRoute {
             remote_gid: Gid::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
             sgid_index: GidIndex(7),
