@@ -1,6 +1,9 @@
 //! Tests of the whole function, driven as the driver drives it.
 
 mod channel;
+mod datagrams;
+mod proxies;
+mod queue_scene;
 mod regions;
 mod resources;
 
