@@ -1,13 +1,13 @@
 //! Sends of datagrams, from the bytes of a work request to what the provider takes.
 
 use hca_api::{
-    AddressVector, GlobalRoute, Payload, SendFlags, SendOp, SendRequest, Sge, UdAddress,
-    UdDestination,
+    AddressVector, Payload, SendFlags, SendOp, SendRequest, Sge, UdAddress, UdDestination,
 };
-use ib_wire::{GidIndex, Rate};
+use ib_wire::Rate;
 use mlx4_defs::wqe::{
     self, ControlSegment, DataSegment, DatagramSegment, InlineHeader, SEGMENT_UNIT, WqeOpcode,
 };
+use vf_tunnel::global_route;
 use zerocopy::FromBytes;
 
 use super::keys::LocalKeys;
@@ -146,12 +146,6 @@ fn address_vector(av: &wqe::AddressVector) -> AddressVector {
             .static_rate
             .checked_sub(STATIC_RATE_OFFSET)
             .map(Rate::new),
-        grh: av.grh().then(|| GlobalRoute {
-            remote_gid: av.dgid,
-            sgid_index: GidIndex(u16::from(av.sgid_index)),
-            flow_label: av.flow_label(),
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class(),
-        }),
+        grh: global_route(av),
     }
 }
