@@ -5,6 +5,7 @@ use ib_wire::PortNum;
 use mlx4_defs::eq::{EqContext, EventMask, MapEq};
 use mlx4_defs::mpt::MptEntry;
 use mlx4_defs::mtt::{MttEntry, WriteMtt};
+use mlx4_defs::query::RESET_COUNTER;
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::{Opcode, Status, Vhcr};
 
@@ -48,6 +49,8 @@ pub(super) enum Query {
     Port { port: PortNum },
     /// A memory region as it was written.
     Region { index: u32 },
+    /// What the queue pairs with a counter have carried; perhaps it starts from zero then.
+    Counter { index: u32, reset: bool },
     /// What a port's management agent answers.
     Mad(Box<MadRequest>),
 }
@@ -126,6 +129,10 @@ impl Query {
             },
             Opcode::QUERY_MPT => Self::Region {
                 index: number(vhcr),
+            },
+            Opcode::QUERY_IF_STAT => Self::Counter {
+                index: modifier & !RESET_COUNTER,
+                reset: modifier & RESET_COUNTER != 0,
             },
             Opcode::MAD_IFC => {
                 let mailbox = fetch_mailbox(hca, vhcr)?;

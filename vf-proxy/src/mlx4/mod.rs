@@ -36,6 +36,7 @@ mod pd;
 mod ports;
 mod queues;
 mod resources;
+mod traffic;
 mod vhcr;
 
 use std::collections::{BTreeMap, BTreeSet};

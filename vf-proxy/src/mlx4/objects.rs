@@ -92,6 +92,15 @@ impl Objects {
                 self.resources.mpts.owned.check_software(index)?;
                 Ok(capability::answer(&self.mpts.query(index)))
             }
+            Query::Counter { index, reset } => {
+                self.resources.counters.owned.check_mapped(index)?;
+                let traffic = &mut self.queues.traffic;
+                let seen = traffic.query(index);
+                if reset {
+                    traffic.clear(index);
+                }
+                Ok(capability::answer(&seen))
+            }
             Query::Mad(request) => self.ports.ask(hca, &request),
         }
     }
@@ -103,8 +112,10 @@ impl Objects {
             Change::Release(given) => {
                 let (mtts, mpts) = (&mut self.mtts, &mut self.mpts);
                 self.resources.release(hca, mtts, mpts, given)?;
-                if let Release::Qpns { first, count } = given {
-                    self.queues.forget_groups(first, count);
+                match given {
+                    Release::Qpns { first, count } => self.queues.forget_groups(first, count),
+                    Release::Counter { index } => self.queues.traffic.clear(index),
+                    _ => {}
                 }
                 Ok(())
             }

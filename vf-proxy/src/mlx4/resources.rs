@@ -165,7 +165,7 @@ pub(super) struct Resources {
     pub(super) cqs: Numbers,
     pub(super) srqs: Numbers,
     pub(super) mpts: Numbers,
-    counters: Numbers,
+    pub(super) counters: Numbers,
     special: Option<SpecialQpns>,
 }
 

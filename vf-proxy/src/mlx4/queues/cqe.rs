@@ -67,7 +67,7 @@ impl Entry {
 }
 
 /// Whether a completion is that of a receive.
-pub(super) const fn is_receive(op: CompletionOp) -> bool {
+pub(in super::super) const fn is_receive(op: CompletionOp) -> bool {
     matches!(op, CompletionOp::Recv | CompletionOp::RecvRdmaImm)
 }
 

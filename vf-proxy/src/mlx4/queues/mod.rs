@@ -36,6 +36,7 @@ use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Srqn, Uar};
 
 pub(super) use self::command::QueueCommand;
+pub(super) use self::cqe::is_receive;
 pub(super) use self::execute::Tables;
 
 use self::cq::Cq;
@@ -44,6 +45,7 @@ use self::name::Life;
 use self::qp::Qp;
 use self::srq::Srq;
 use self::wqe::SendData;
+use super::traffic::Traffic;
 
 /// Requests of one queue pair that are carried out before others have their turn.
 const BATCH: usize = 32;
@@ -89,6 +91,7 @@ pub(super) struct Queues {
     doomed: BTreeSet<u32>,
     flush: FlushTimer,
     events: VecDeque<QueueEvent>,
+    pub(super) traffic: Traffic,
     /// Where requests are read into.
     data: SendData,
 }
@@ -109,6 +112,7 @@ impl Default for Queues {
             doomed: BTreeSet::new(),
             flush: FlushTimer::default(),
             events: VecDeque::new(),
+            traffic: Traffic::default(),
             data: SendData::default(),
         }
     }

@@ -119,8 +119,11 @@ impl Queues {
         }
         let entry = Entry::new(qp.qpn, completion);
         let cqn = qp.cqn(receive);
+        let counter = qp.context.primary_path.counter_index;
         if failed {
             self.follow_provider(hca, qpn);
+        } else {
+            self.traffic.count(counter, completion);
         }
         if receive || failed || SendName::of(completion.wr_id).signaled {
             self.write(hca, cqn, &entry);

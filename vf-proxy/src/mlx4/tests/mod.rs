@@ -2,6 +2,7 @@
 
 mod channel;
 mod datagrams;
+mod ports;
 mod proxies;
 mod queue_scene;
 mod regions;

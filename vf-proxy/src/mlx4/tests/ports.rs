@@ -1,0 +1,94 @@
+//! Ports and counters, by command.
+
+use hca_api::{PortChange, VirtualPort};
+use ib_wire::PortNum;
+use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
+use ib_wire::smp::{CapabilityMask, LidRoutedSmp, PortInfo, SmpAttribute};
+use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcOutput};
+use mlx4_defs::query::{QueryInterfaceCounters, RESET_COUNTER};
+use mlx4_defs::set_port::SetPort;
+
+use super::*;
+
+const PORT: PortNum = PortNum(1);
+
+fn port_info(guest: &mut Guest) -> PortInfo {
+    let class = MgmtClass::SUBN_LID_ROUTED;
+    let header = MadHeader::new(class, Method::GET, PortInfo::ID);
+    let mut input = guest.put(&MadIfcInput {
+        mad: Mad::new(header),
+        ..MadIfcInput::default()
+    });
+    input.modifier = PORT.0.into();
+    input.variant = 3;
+    assert_eq!(guest.command(Opcode::MAD_IFC, input).0, Status::OK);
+    let outbox = guest.outbox();
+    let answer: MadIfcOutput = guest.read_layout(outbox);
+    assert_eq!(answer.mad.header.status, MadStatus::OK);
+    *answer.mad.view::<LidRoutedSmp>().attribute()
+}
+
+#[test]
+fn a_capability_that_is_set_by_command_is_read_by_command() {
+    let mut guest = Guest::probed();
+    let own = CapabilityMask::IS_COMMUNICATION_MANAGEMENT_SUPPORTED;
+    let wanted = port_info(&mut guest).capability_mask | own;
+    let mut input = guest.put(&SetPort {
+        capability_mask: U32::new(wanted.get()),
+        ..SetPort::default()
+    });
+    input.modifier = PORT.0.into();
+    assert_eq!(guest.command(Opcode::SET_PORT, input).0, Status::OK);
+    assert_eq!(port_info(&mut guest).capability_mask, wanted);
+}
+
+#[test]
+fn a_port_change_is_told_by_the_event_queue_of_its_type() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    let events = EventMask::default()
+        .with(EventType::PORT_CHANGE)
+        .with(EventType::PORT_MNG_CHG_EVENT);
+    let input = Input {
+        param: events.0,
+        modifier: 4,
+        ..Input::default()
+    };
+    assert_eq!(guest.command(Opcode::MAP_EQ, input).0, Status::OK);
+    let event = AsyncEvent::Port {
+        port: PORT,
+        change: PortChange::DOWN | PortChange::PKEY_TABLE,
+    };
+    let mut pf = guest.fabric.hca(guest.node, FunctionId::PF).unwrap();
+    pf.set_virtual_port(VF, PORT, VirtualPort::default())
+        .unwrap();
+    pf.notify(VF, event).unwrap();
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    while let Some(event) = hca.poll_event() {
+        guest.function.handle_hca_event(NOW, &mut hca, &event);
+    }
+    assert_eq!(guest.eqe(0), Eqe::port_change(PORT, false));
+    assert_eq!(guest.eqe(1), Eqe::pkey_change(PORT));
+    assert_eq!(guest.interrupts(), [3]);
+}
+
+#[test]
+fn a_counter_is_read_by_who_has_it() {
+    let mut guest = Guest::probed();
+    let query = |modifier| Input {
+        modifier,
+        ..Input::default()
+    };
+    let (status, _) = guest.command(Opcode::QUERY_IF_STAT, query(0));
+    assert_eq!(status, Status::BAD_RESOURCE);
+    let op = ResourceOp::RESERVE;
+    let (_, counter) = guest.allocate(ResourceType::COUNTER, op, 0);
+    let modifier = u32::try_from(counter).unwrap();
+    for modifier in [modifier, modifier | RESET_COUNTER] {
+        let (status, _) = guest.command(Opcode::QUERY_IF_STAT, query(modifier));
+        assert_eq!(status, Status::OK);
+        let outbox = guest.outbox();
+        let seen: QueryInterfaceCounters = guest.read_layout(outbox);
+        assert_eq!(seen, QueryInterfaceCounters::default());
+    }
+}
