@@ -13,8 +13,9 @@
 #       --name NAME         the guest's host name
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
-#       --console SOCKET    the console is on this Unix socket, on which somebody listens
-#       --agent SOCKET      serve commands on this one (see init)
+#       --console SOCKET    the console is on this Unix socket, and what it prints in SOCKET.log, too
+#       --log FILE          the console only writes, to this file
+#       --agent SOCKET      serve commands on this Unix socket, on which somebody listens (see init)
 #       --trace PATTERN     QEMU's trace events, such as vfio_user_*
 # Environment: VHCA_GUEST_CACHE, the cache; VHCA_GUEST_ACCEL, tcg (the default) or kvm.
 set -euo pipefail
@@ -31,7 +32,7 @@ else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
 kernel=6.1 memory=512 share=on timeout=120 name=guest
-commands='' append='' console='' agent='' reboot=(-no-reboot)
+commands='' append='' console='' log='' agent='' reboot=(-no-reboot)
 devices=() traces=()
 
 while (($#)); do
@@ -48,6 +49,7 @@ while (($#)); do
     -m | --memory) memory=$2 ;;
     --name) name=$2 ;;
     --console) console=$2 ;;
+    --log) log=$2 ;;
     --agent) agent=$2 ;;
     --trace) traces+=(-trace "$2") ;;
     --private-memory)
@@ -92,7 +94,10 @@ for socket in "${devices[@]}"; do
 done
 # In the value of a QEMU option a comma is written twice.
 if [[ -n $console ]]; then
-    qemu+=(-chardev "socket,id=console,path=${console//,/,,}" -serial chardev:console)
+    path=${console//,/,,}
+    qemu+=(-chardev "socket,id=console,path=$path,server=on,wait=off,logfile=$path.log" -serial chardev:console)
+elif [[ -n $log ]]; then
+    qemu+=(-chardev "file,id=console,path=${log//,/,,}" -serial chardev:console)
 elif [[ -n $commands ]]; then
     qemu+=(-serial stdio)
 else

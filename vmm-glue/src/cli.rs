@@ -1,6 +1,7 @@
 //! The command line.
 
 mod ask;
+mod lab;
 mod programs;
 mod serve;
 
@@ -12,6 +13,7 @@ use vhca::bench::{Case, Options};
 pub(crate) use ask::{
     CaptureArgs, GuestArgs, PlainArgs, ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
 };
+pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
 
@@ -55,6 +57,13 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Print what makes the programs of a shell use a port of a running service: eval "$(vhca env)".
     Env(EnvArgs),
+    /// Start a fabric with unmodified Linux guests on its VFs, ready to type in, until ^C.
+    Lab(LabArgs),
+    /// Let the terminal be the console of a lab's guest, until ^].
+    Console(ConsoleArgs),
+    /// Become a program that ends with its parent.
+    #[command(hide = true)]
+    Tied(TiedArgs),
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

@@ -4,6 +4,7 @@
 //!
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop.
 //! * [`show`] writes what the PF's inspection data looks like.
+//! * [`lab`] puts unmodified Linux guests on a service's VFs.
 //! * [`serve`] is the running service: a world driven by the wall clock, and the ways in to it.
 //! * [`vfio_user`] gives VFs to VMMs.
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives
@@ -16,6 +17,7 @@ pub mod drain;
 mod driven;
 mod drop_log;
 pub mod flood;
+pub mod lab;
 pub mod programs;
 mod real_time;
 pub mod replay;

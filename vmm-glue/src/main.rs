@@ -16,7 +16,8 @@ use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
 use crate::cli::{
-    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, RunArgs, ServeArgs,
+    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs, RunArgs, ServeArgs,
+    TiedArgs,
 };
 
 fn main() -> ExitCode {
@@ -35,6 +36,11 @@ fn main() -> ExitCode {
         Command::Stop(args) => ask::stop(&args).map(|()| true),
         Command::Run(args) => run(&args),
         Command::Env(args) => environment(&args),
+        Command::Lab(args) => lab(&args).map(|()| true),
+        Command::Console(args) => vhca::lab::console(&args.socket)
+            .map(|()| true)
+            .map_err(Into::into),
+        Command::Tied(args) => tied(args),
         Command::Replay => return replay(),
     };
     match outcome {
@@ -147,6 +153,17 @@ fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
         .write_all(lines.as_bytes())
         .context("cannot print")?;
     Ok(true)
+}
+
+fn lab(args: &LabArgs) -> anyhow::Result<()> {
+    let mut say = |line: &str| writeln!(io::stdout(), "{line}");
+    vhca::lab::run(&args.options(), &mut say)?;
+    Ok(())
+}
+
+/// Becomes the program.
+fn tied(args: TiedArgs) -> anyhow::Result<bool> {
+    Err(args.tie().context("no program")?.run().into())
 }
 
 /// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.

@@ -135,3 +135,60 @@ fn a_full_disk_ends_the_demo_with_the_files_name_and_the_reason() {
     assert!(message.contains("/dev/full"), "{message}");
     assert!(message.contains("No space left"), "{message}");
 }
+
+#[test]
+fn a_lab_without_guests_to_boot_says_what_to_run() {
+    let cache = tempfile::tempdir().unwrap();
+    let cache_path = cache.path().to_str().unwrap();
+    let output = vhca(&["lab", "--cache", cache_path]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = stderr(&output);
+    assert!(told.contains("run tests/guest/prepare.sh first"), "{told}");
+
+    std::fs::write(cache.path().join("boot"), "").unwrap();
+    let output = vhca(&["lab", "--cache", cache_path, "--kernel", "9.9"]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = stderr(&output);
+    assert!(told.contains("no kernel 9.9"), "{told}");
+}
+
+#[test]
+fn a_lab_refuses_what_names_no_vf_and_two_guests_on_one() {
+    let output = vhca(&["lab", "--guest", "H1-1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("HOST/N"), "{}", stderr(&output));
+
+    let cache = tempfile::tempdir().unwrap();
+    let kernel = cache.path().join("kernel-6.1");
+    std::fs::create_dir(&kernel).unwrap();
+    for file in [cache.path().join("boot"), kernel.join("vmlinuz")] {
+        std::fs::write(file, "").unwrap();
+    }
+    let cache = cache.path().to_str().unwrap();
+    let output = vhca(&["lab", "--cache", cache, "--guest", "H1-1/1,H1-1/1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("named twice"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_console_that_is_not_there_is_told_with_who_knows_better() {
+    let output = vhca(&["console", "/nonexistent/console"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("vhca lab tells"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_program_is_not_tied_to_a_parent_that_is_gone() {
+    let output = vhca(&["tied", "--parent", "1", "--", "echo", "running"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    assert!(stderr(&output).contains("is gone"), "{}", stderr(&output));
+}

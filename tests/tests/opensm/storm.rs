@@ -1,4 +1,5 @@
 //! Acceptance: all VFs of a host ask for all paths at once.
+
 use vhca_tests::live::{Lab, OpenSm, Shim};
 
 use crate::bring_up::{rows, wait_until_all_up};
