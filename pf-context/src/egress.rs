@@ -289,7 +289,12 @@ impl PortMux {
         qp: SpecialQp,
         header: &ToPfHeader,
     ) -> Result<QKey, DropReason> {
-        let (qpn, wish) = (header.remote_qpn, header.remote_qkey);
+        let qpn = header.remote_qpn;
+        // Linux sends every MAD so: its MAD layer leaves the key to the queue pair.
+        let wish = match header.remote_qkey {
+            own if own.is_privileged() => QKey::GSI,
+            other => other,
+        };
         if qp == SpecialQp::Smi {
             return if qpn == Qpn::SMI {
                 Ok(QKey::SMI)
@@ -306,11 +311,7 @@ impl PortMux {
                 return Err(DropReason::BadQKey);
             }
         }
-        Ok(if wish.is_privileged() {
-            QKey::GSI
-        } else {
-            wish
-        })
+        Ok(wish)
     }
 
     fn path_bits(&self) -> u8 {

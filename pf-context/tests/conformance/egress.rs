@@ -155,16 +155,23 @@ fn compat() -> PortConfig {
 fn c019_another_qkey_is_dropped_if_strict_and_else_sent() {
     let mut other = frame(SM, path_query(1));
     other.header.remote_qkey = QKey::new(0x1234);
-    let mut privileged = frame(SM, path_query(2));
-    privileged.header.remote_qkey = QKey::new(0xffff_0000);
+    let own = [0x8000_0000, 0x8001_0000, 0xffff_0000].map(|qkey| {
+        let mut own = frame(SM, path_query(2));
+        own.header.remote_qkey = QKey::new(qkey);
+        own
+    });
 
     let mut port = Port::new();
     assert_eq!(dropped(port.vf_sends(1, &other)), DropReason::BadQKey);
-    assert_eq!(dropped(port.vf_sends(1, &privileged)), DropReason::BadQKey);
+    for own in &own {
+        assert_eq!(sent(port.vf_sends(1, own)).qkey, QKey::GSI);
+    }
 
     let mut port = Port::with(compat(), [vf_config(1)]);
     assert_eq!(sent(port.vf_sends(1, &other)).qkey, QKey::new(0x1234));
-    assert_eq!(sent(port.vf_sends(1, &privileged)).qkey, QKey::GSI);
+    for own in &own {
+        assert_eq!(sent(port.vf_sends(1, own)).qkey, QKey::GSI);
+    }
 }
 
 #[test]
