@@ -121,6 +121,15 @@ impl Bench {
         self.settle();
     }
 
+    /// Has the PF reset the VF, whatever the function wants.
+    ///
+    /// # Panics
+    /// Never: the VF exists.
+    pub fn reset_by_pf(&mut self) {
+        self.pf().reset_function(VF).expect("the VF");
+        self.settle();
+    }
+
     /// What the VF owns.
     ///
     /// # Panics

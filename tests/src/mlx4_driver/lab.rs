@@ -31,6 +31,8 @@ pub struct LabPlan {
     pub guests: u16,
     /// Ports of each adapter.
     pub ports: u8,
+    /// Adapters on the switch that nobody uses.
+    pub bystanders: u8,
     /// The seed of everything.
     pub seed: u64,
 }
@@ -43,6 +45,7 @@ impl LabPlan {
             hosts,
             guests,
             ports: 1,
+            bystanders: 0,
             seed: 1,
         }
     }
@@ -81,7 +84,7 @@ impl Lab {
     #[must_use]
     pub fn new(plan: LabPlan, mut function: impl FnMut(u64) -> Box<dyn PciFunction>) -> Self {
         let mut topology = Topology::default();
-        let switch = topology.add_switch("switch", 36);
+        let switch = topology.add_switch("switch", 254);
         let mut links = 1..;
         for host in 0..=plan.hosts {
             let hca = topology.add_hca(&format!("host-{host}"), plan.ports);
@@ -93,7 +96,13 @@ impl Lab {
                 topology.connect(PlannedPort::Hca(hca, port), PlannedPort::Switch(switch, at));
             }
         }
+        for bystander in 0..plan.bystanders {
+            let hca = topology.add_hca(&format!("bystander-{bystander}"), 1);
+            let at = links.next().expect("a port of the switch");
+            topology.connect(PlannedPort::Hca(hca, 1), PlannedPort::Switch(switch, at));
+        }
         let (fabric, built) = topology.build(plan.seed);
+        let shared = &built.hcas[1..=usize::from(plan.hosts)];
         let mut world = World::new(fabric, plan.seed);
         let manager = world.add_host(built.hcas[0]).expect("a plain host");
         world
@@ -101,7 +110,7 @@ impl Lab {
             .expect("a subnet manager");
         let mut hosts = Vec::new();
         let mut guests = Vec::new();
-        for (number, node) in (1_u64..).zip(&built.hcas[1..]) {
+        for (number, node) in (1_u64..).zip(shared) {
             let config = PfConfig::new(plan.seed + number);
             let host = world.add_pf_host(*node, &config).expect("a shared host");
             hosts.push(host);
@@ -237,6 +246,27 @@ impl Lab {
         let driver = self.guests[guest.0].driver.take();
         let driver = driver.expect("a driver is bound");
         driver.remove(&mut self.bus(guest))
+    }
+
+    /// Forgets a guest's driver without a word to the device, and gives its memory back: the machine was
+    /// reset.
+    ///
+    /// # Panics
+    /// If none is bound.
+    pub fn abandon(&mut self, guest: GuestId) {
+        let driver = self.guests[guest.0].driver.take();
+        let driver = driver.expect("a driver is bound");
+        driver.abandon(&mut self.bus(guest));
+    }
+
+    /// Has the PF reset a guest's VF.
+    ///
+    /// # Panics
+    /// Never: the VF exists.
+    pub fn reset_vf(&mut self, guest: GuestId) {
+        let at = self.guests[guest.0].at;
+        let vf = VfId::new(at.function.0).expect("a VF");
+        self.world.reset_vf(at.host, vf).expect("a VF");
     }
 
     /// Calls something with a guest's driver.

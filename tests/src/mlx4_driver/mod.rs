@@ -250,11 +250,8 @@ impl Driver {
         let (Some(cache), Some(mads)) = (self.caches.get(at), self.mads.get_mut(at)) else {
             return;
         };
-        let is_there = cache.is_active() && cache.info.master_sm_lid.is_unicast();
-        let sa = is_there.then(|| ib_endpoint::MadAddress {
-            sl: cache.info.master_sm_sl(),
-            ..ib_endpoint::MadAddress::gsi(cache.info.master_sm_lid)
-        });
+        let view = cache.view();
+        let sa = view.sa_address().filter(|_| cache.is_active());
         mads.sa.sm_changed(now, &mut mads.agent, sa);
     }
 
@@ -268,7 +265,9 @@ impl Driver {
     /// Whether [`Self::serve`] has something to do at once.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.mads.iter().any(PortMads::has_transmit)
+        !self.core.events.is_empty()
+            || !self.core.completions.is_empty()
+            || self.mads.iter().any(PortMads::has_transmit)
     }
 
     /// The next event that the device told of.

@@ -1,11 +1,12 @@
 //! Ports: what the driver and the stack above it read through the management agent.
 
+use ib_endpoint::PortView;
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
     GuidInfo, LidRoutedSmp, LinkSpeed, MlnxExtPortInfo, NodeDescription, NodeInfo, PKeyTable,
     PortInfo, PortState, SmpAttribute,
 };
-use ib_wire::{Guid, PKey, PortNum};
+use ib_wire::{Gid, Guid, PKey, PortNum};
 use mlx4_defs::Opcode;
 use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcModifier, MadIfcOp, MadIfcOutput};
 use mlx4_defs::query::QueryInterfaceCounters;
@@ -34,6 +35,30 @@ pub struct PortCache {
 }
 
 impl PortCache {
+    /// The port as the machines of `ib_endpoint` see one.
+    #[must_use]
+    pub fn view(&self) -> PortView {
+        PortView {
+            state: self.info.port_state(),
+            lid: self.info.lid,
+            lmc: self.info.lmc(),
+            sm_lid: self.info.master_sm_lid,
+            sm_sl: self.info.master_sm_sl(),
+            prefix: self.info.gid_prefix,
+            guids: vec![self.guid],
+            pkeys: self.pkeys.clone(),
+            capabilities: self.info.capability_mask,
+            mtu: self.info.neighbor_mtu(),
+            subnet_timeout: self.info.subnet_timeout(),
+        }
+    }
+
+    /// The port's GID.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        Gid::from_parts(self.info.gid_prefix, self.guid)
+    }
+
     /// Whether the port is active.
     #[must_use]
     pub fn is_active(&self) -> bool {

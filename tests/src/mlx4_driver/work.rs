@@ -1,6 +1,6 @@
 //! Send requests, as the driver writes them into slots.
 
-use hca_api::GlobalRoute;
+use hca_api::{GlobalRoute, UdAddress, UdDestination};
 use ib_endpoint::MadAddress;
 use ib_wire::{GidIndex, Lid, PortNum, QKey, Qpn, Sl};
 use mlx4_defs::wqe::{
@@ -72,6 +72,18 @@ impl Destination {
     pub fn with_sl(mut self, sl: Sl) -> Self {
         self.av.set_sl(sl);
         self
+    }
+
+    /// Where a datagram goes, as `ib_endpoint` has it. A handle instead of a vector is none of the driver's.
+    #[must_use]
+    pub fn of_datagram(pd: u32, to: &UdDestination) -> Option<Self> {
+        let UdAddress::Vector(vector) = to.address else {
+            return None;
+        };
+        let plain = Self::new(pd, vector.port, vector.dlid, to.qpn, to.qkey).with_sl(vector.sl);
+        let mut routed = vector.grh.map_or(plain, |route| plain.routed(&route));
+        routed.av.set_path_bits(vector.path_bits);
+        Some(routed)
     }
 
     /// Where a MAD goes.
@@ -176,7 +188,7 @@ impl SendWork {
         to_tunnel.vlan = U16::new(0xdead);
         bytes.extend_from_slice(to_tunnel.as_bytes());
         let mut header = ToPfHeader::new_zeroed();
-        header.av = zerocopy::transmute!(self.to.av);
+        header.av = self.to.av;
         header.remote_qpn = self.to.qpn;
         header.remote_qkey = self.to.qkey;
         header.pkey_index.set(self.to.pkey_index);

@@ -1,0 +1,30 @@
+//! The mlx4 guest driver of [`vhca_tests::mlx4_driver`] on VFs: alone on an adapter, and on hosts with PF
+//! contexts and a subnet manager.
+#![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod datagrams;
+mod mads;
+mod probe;
+mod resets;
+
+use vf_proxy::PciFunction;
+use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
+use vhca_tests::mlx4_driver::{Bench, GuestMemory, Lab, LabPlan};
+
+/// A function as it is after power-on.
+fn function() -> Box<dyn PciFunction> {
+    Box::new(Mlx4Function::new(&Mlx4Config::default()))
+}
+
+/// A function alone on an adapter with so many ports.
+fn bench(ports: u8) -> (Bench, GuestMemory) {
+    let memory = GuestMemory::new(4096);
+    (Bench::new(&memory, ports, function()), memory)
+}
+
+/// A lab whose guests' ports are active.
+fn lab(plan: LabPlan) -> Lab {
+    let mut lab = Lab::new(plan, |_| function());
+    assert!(lab.bring_up().unwrap(), "the ports become active");
+    lab
+}
