@@ -10,6 +10,8 @@ use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
+use crate::guest_driver::GuestDriver;
+
 /// How a wish of a VF's, or a match in doubt, is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
@@ -200,6 +202,8 @@ pub struct VfConfig {
     pub rights: Rights,
     /// The SLs that it may use on QP1: a bit each.
     pub service_levels: u16,
+    /// The driver of its guest.
+    pub driver: GuestDriver,
 }
 
 impl Default for VfConfig {
@@ -211,6 +215,7 @@ impl Default for VfConfig {
             pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,
+            driver: GuestDriver::default(),
         }
     }
 }

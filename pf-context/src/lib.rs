@@ -64,6 +64,7 @@ mod delivery;
 mod egress;
 mod events;
 mod fair_queue;
+mod guest_driver;
 pub mod guids;
 mod ingress;
 pub mod inspect;
@@ -87,6 +88,7 @@ pub use config::{
 };
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
+pub use guest_driver::GuestDriver;
 pub use look_ahead::Upcoming;
 pub use mux::PortMux;
 pub use output::{

@@ -7,6 +7,7 @@ use mad_mux::policy::Rights;
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
 use crate::config::{AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
+use crate::guest_driver::GuestDriver;
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, Passed, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
@@ -24,6 +25,7 @@ pub(crate) struct Vf {
     pub(crate) pkeys: VfPKeys,
     pub(crate) rights: Rights,
     service_levels: u16,
+    pub(crate) driver: GuestDriver,
     pub(crate) redirects: Redirects,
     /// Whether it is the PF's own software, which is trusted and has no tunnel.
     pub(crate) is_pf: bool,
@@ -42,6 +44,7 @@ impl Vf {
             pkeys: VfPKeys::new(config.pkeys, port),
             rights: config.rights,
             service_levels: config.service_levels,
+            driver: config.driver,
             redirects: Redirects::default(),
             is_pf: false,
             active: true,

@@ -85,6 +85,7 @@ impl PfPort {
             pkeys: spec.pkeys.clone(),
             rights: spec.rights,
             service_levels: spec.service_levels,
+            driver: spec.driver,
         };
         self.mux
             .add_vf(vf, config)

@@ -4,7 +4,7 @@ use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::perf::{PerfAttribute, PortCounters};
 use ib_wire::{Gid, Guid, PKey, Qpn, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
-use pf_context::{Policy, PortConfig, Strictness, VfConfig, WireSource};
+use pf_context::{GuestDriver, Policy, PortConfig, Strictness, VfConfig, WireSource};
 use vf_tunnel::DropReason;
 use zerocopy::IntoBytes;
 
@@ -279,4 +279,35 @@ fn c056_a_trap_of_a_vf_that_may_send_it_is_repressed_under_its_own_tid() {
     unasked.header.tid = ib_wire::Tid::new(repress.header.tid.get() ^ 1);
     let reason = dropped(port.wire_sends(&from(SM), &unasked));
     assert_eq!(reason, DropReason::UnknownTid);
+}
+
+#[test]
+fn an_answer_about_counters_reaches_the_guest_of_an_mlx4_function() {
+    let of = |number, driver| VfConfig {
+        rights: Rights {
+            perf_mgt: true,
+            ..Rights::default()
+        },
+        driver,
+        ..vf_config(number)
+    };
+    let vfs = [of(1, GuestDriver::Standard), of(2, GuestDriver::Mlx4Slave)];
+    let mut port = Port::with(config(), vfs);
+    // What the driver takes for itself, an attribute that it leaves alone, and another class.
+    for (class, attribute, seen) in [
+        (MgmtClass::PERF, 0x01, 0xff01),
+        (MgmtClass::PERF, 0x12, 0xff12),
+        (MgmtClass::PERF, 0x1d, 0xff1d),
+        (MgmtClass::PERF, 0x15, 0x15),
+        (MgmtClass::DEV_MGT, 0x01, 0x01),
+    ] {
+        for (number, seen) in [(1, attribute), (2, seen)] {
+            let attribute = AttributeId::new(attribute);
+            let request = mad(class, Method::GET, attribute, u64::from(attribute.get()));
+            let out = sent(port.vf_sends(number, &frame(PEER, request)));
+            let back = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
+            assert_eq!(back.mad.header.attribute_id, AttributeId::new(seen));
+            assert_eq!(back.mad.header.tid, request.header.tid);
+        }
+    }
 }

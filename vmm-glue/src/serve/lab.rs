@@ -6,6 +6,7 @@ use emulated_hca::{Built, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
+use pf_context::GuestDriver;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
 use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
@@ -195,6 +196,10 @@ impl Lab {
                 guid: options.guids.into(),
                 pkeys: first_pkey(),
                 rights: rights(&options.rights),
+                driver: match &options.vfio_user {
+                    Some(_) => GuestDriver::Mlx4Slave,
+                    None => GuestDriver::Standard,
+                },
                 ..VfPortSpec::default()
             };
             let mut spec = VfSpec {
