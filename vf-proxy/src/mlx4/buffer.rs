@@ -1,5 +1,6 @@
 //! A queue in the guest's memory.
 
+use core::ops::Range;
 use std::sync::Arc;
 
 use hca_api::{DmaFault, Hca};
@@ -83,15 +84,21 @@ impl QueueBuffer {
         Ok(())
     }
 
-    /// Sets the first `len` bytes to `byte`.
+    /// Sets a range of bytes to `byte`.
     ///
     /// # Errors
     /// As [`QueueBuffer::write`].
-    pub(super) fn fill(&self, hca: &mut dyn Hca, len: u64, byte: u8) -> Result<(), DmaFault> {
+    pub(super) fn fill(
+        &self,
+        hca: &mut dyn Hca,
+        range: Range<u64>,
+        byte: u8,
+    ) -> Result<(), DmaFault> {
         let block = [byte; 4096];
-        let mut offset = 0;
-        while offset < len {
-            let now = usize::try_from(len - offset).map_or(block.len(), |n| n.min(block.len()));
+        let mut offset = range.start;
+        while offset < range.end {
+            let rest = usize::try_from(range.end - offset);
+            let now = rest.map_or(block.len(), |rest| rest.min(block.len()));
             self.write(hca, offset, &block[..now])?;
             offset += now as u64;
         }
@@ -160,7 +167,7 @@ mod tests {
             let pages = order.iter().map(|page| base + page * 4096).collect();
             let buffer = QueueBuffer::new(pages, 12).unwrap();
             let mut model = vec![0; 16384];
-            buffer.fill(&mut hca, fill, 0xcc).unwrap();
+            buffer.fill(&mut hca, 0..fill, 0xcc).unwrap();
             model[..usize::try_from(fill).unwrap()].fill(0xcc);
             for (offset, bytes) in writes {
                 let start = usize::try_from(offset).unwrap();

@@ -127,7 +127,7 @@ impl Eqs {
         let first = context.mtt_base.entry();
         let buffer = mtts.queue(first, context.log_page_size, bytes)?;
         buffer
-            .fill(hca, bytes, HARDWARE_OWNED)
+            .fill(hca, 0..bytes, HARDWARE_OWNED)
             .map_err(|_| Status::BAD_PARAM)?;
         let queue = Eq {
             buffer,

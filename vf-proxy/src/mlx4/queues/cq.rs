@@ -12,8 +12,11 @@ use super::cqe::Entry;
 
 /// Largest queue: 2^17 entries, 4 MiB.
 const MAX_LOG_ENTRIES: u8 = 17;
-/// Entries that belong to the device read like this, as the firmware leaves them.
+/// Entries that belong to the device read like this, as the firmware leaves them: the owner's bit is set,
+/// which gives them to the driver at the second turn.
 const HARDWARE_OWNED: u8 = 0xcc;
+/// The same with the owner's bit clear, which gives them to the driver at the first turn.
+const HARDWARE_OWNED_AGAIN: u8 = HARDWARE_OWNED & !0x80;
 /// Consumer indices are modulo 2^24.
 const INDEX_MASK: u32 = 0xff_ffff;
 /// Half of the count of consumer indices: what is less far ahead is ahead, the rest is behind.
@@ -29,24 +32,33 @@ struct Ring {
 }
 
 impl Ring {
-    /// The ring of a context; all entries are the device's unless the driver has seen to that.
+    /// The ring of a context, whose first entry will be `next` of the running count. All entries are the
+    /// device's; unless there is no such number, since the driver has seen to that.
     fn new(
         hca: &mut dyn Hca,
         mtts: &mut Mtts,
         context: &CqContext,
-        initialised: bool,
+        next: Option<u32>,
     ) -> Result<Self, Status> {
         let log_entries = context.log_entries();
         if log_entries > MAX_LOG_ENTRIES || context.page_offset.get() != 0 {
             return Err(Status::BAD_PARAM);
         }
-        let entries = 1 << log_entries;
+        let entries: u32 = 1 << log_entries;
         let bytes = u64::from(entries) * CQE_SIZE as u64;
         let first = context.mtt_base.entry();
         let buffer = mtts.queue(first, context.log_page_size, bytes)?;
-        if !initialised {
+        if let Some(next) = next {
+            // Entries before the slot of the next one come up a turn later than those behind it.
+            let turn = u64::from(next & (entries - 1)) * CQE_SIZE as u64;
+            let (early, late) = if next & entries == 0 {
+                (HARDWARE_OWNED, HARDWARE_OWNED_AGAIN)
+            } else {
+                (HARDWARE_OWNED_AGAIN, HARDWARE_OWNED)
+            };
             buffer
-                .fill(hca, bytes, HARDWARE_OWNED)
+                .fill(hca, 0..turn, late)
+                .and_then(|()| buffer.fill(hca, turn..bytes, early))
                 .map_err(|_| Status::BAD_PARAM)?;
         }
         Ok(Self {
@@ -118,7 +130,7 @@ impl Cq {
         if context.collapsed() || context.timestamp() {
             return Err(Status::BAD_PARAM);
         }
-        let ring = Ring::new(hca, mtts, context, initialised)?;
+        let ring = Ring::new(hca, mtts, context, (!initialised).then_some(0))?;
         let entries = provider_entries(hca, ring.entries);
         // A new queue has nothing yet that could be missed.
         let armed = hca
@@ -169,7 +181,8 @@ impl Cq {
         if needed > self.ring.entries || needed > 1 << context.log_entries() {
             return Err(Status::BAD_PARAM);
         }
-        let ring = Ring::new(hca, mtts, context, false)?;
+        let next = self.producer.wrapping_add(1);
+        let ring = Ring::new(hca, mtts, context, Some(next))?;
         if hca
             .resize_cq(self.handle, provider_entries(hca, ring.entries))
             .is_err()
@@ -182,7 +195,7 @@ impl Cq {
             mtts.unpin(ring.pin);
             return Err(Status::BAD_PARAM);
         }
-        self.producer = self.producer.wrapping_add(1);
+        self.producer = next;
         let old = core::mem::replace(&mut self.ring, ring);
         mtts.unpin(old.pin);
         Ok(())
@@ -269,3 +282,6 @@ fn provider_entries(hca: &dyn Hca, entries: u32) -> u32 {
     let most = hca.attributes().limits.max_cqe;
     entries.saturating_mul(2).max(LEAST).min(most)
 }
+
+#[cfg(test)]
+mod tests;

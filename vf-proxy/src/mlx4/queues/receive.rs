@@ -166,3 +166,6 @@ impl PulledReceives for SharedReceiveQueue {
         self.waiting(&|addr, buf| memory.read(addr, buf)).into()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,3 +88,6 @@ impl SendQueue {
         u16::from_be_bytes([high, low])
     }
 }
+
+#[cfg(test)]
+mod tests;

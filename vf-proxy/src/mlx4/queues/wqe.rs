@@ -149,3 +149,6 @@ fn address_vector(av: &wqe::AddressVector) -> AddressVector {
         grh: global_route(av),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+use hca_api::LKey;
+use ib_wire::{Gid, Lid, PortNum, QKey, Qpn, Sl};
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+use zerocopy::network_endian::{U32, U64};
+
+use super::*;
+
+const WHOLE: LKey = LKey(0x8000_0300);
+
+fn keys() -> LocalKeys {
+    LocalKeys {
+        whole_space: Some(WHOLE),
+    }
+}
+
+fn control(opcode: WqeOpcode, bytes: usize) -> ControlSegment {
+    let mut control = ControlSegment::default();
+    control.set_opcode(opcode);
+    control.set_size(u8::try_from(bytes.div_ceil(16)).unwrap());
+    control
+}
+
+fn segment(addr: u64, len: u32, lkey: u32) -> DataSegment {
+    DataSegment {
+        byte_count: U32::new(len),
+        lkey: U32::new(lkey),
+        address: U64::new(addr),
+    }
+}
+
+/// A request with these segments behind the two that each datagram has, in a slot of 256 bytes.
+fn wqe(opcode: WqeOpcode, datagram: &DatagramSegment, segments: &[u8]) -> Vec<u8> {
+    let body = [datagram.as_bytes(), segments].concat();
+    let mut bytes = control(opcode, 16 + body.len()).as_bytes().to_vec();
+    bytes.extend(body);
+    bytes.resize(256, 0xa5);
+    bytes
+}
+
+fn parse(wqe: &[u8]) -> (Result<DatagramSend, BadWqe>, SendData) {
+    let mut data = SendData::default();
+    let send = DatagramSend::parse(wqe, false, keys(), &mut data);
+    (send, data)
+}
+
+#[test]
+fn a_destination_has_all_that_the_driver_gives() {
+    let mut datagram = DatagramSegment {
+        remote_qpn: Qpn::from_low_bits(0x4a1),
+        qkey: QKey::new(0x8000_0000),
+        ..DatagramSegment::default()
+    };
+    let av = &mut datagram.av;
+    av.set_port_number(2);
+    av.dlid = Lid::new(0xc001);
+    av.set_sl(Sl::from_low_bits(3));
+    av.set_path_bits(1);
+    av.static_rate = 7;
+    av.set_grh(true);
+    av.dgid = Gid([7; 16]);
+    av.hop_limit = 9;
+    av.set_flow_label(0x1_2345);
+    av.set_traffic_class(0xab);
+    let mut bytes = wqe(WqeOpcode::SEND_IMM, &datagram, &[]);
+    let mut flags = control(WqeOpcode::SEND_IMM, 64);
+    flags.set_completion(ControlSegment::SIGNALED);
+    flags.set_solicited(true);
+    flags.immediate = [1, 2, 3, 4];
+    bytes[..16].copy_from_slice(flags.as_bytes());
+    let (send, data) = parse(&bytes);
+    let send = send.unwrap();
+    assert!(send.signaled);
+    let request = send.request(77, &data);
+    assert_eq!(request.op, SendOp::SendImmediate(0x0102_0304));
+    assert_eq!(request.flags, SendFlags::SIGNALED | SendFlags::SOLICITED);
+    let to = request.destination.unwrap();
+    assert_eq!((to.qpn, to.qkey), (datagram.remote_qpn, datagram.qkey));
+    let UdAddress::Vector(vector) = to.address else {
+        panic!("a handle");
+    };
+    assert_eq!(vector.port, PortNum(2));
+    assert_eq!((vector.dlid, vector.path_bits), (Lid::new(0xc001), 1));
+    assert_eq!(vector.sl, Sl::from_low_bits(3));
+    assert_eq!(vector.static_rate, Some(Rate::new(2)));
+    let route = vector.grh.unwrap();
+    assert_eq!((route.remote_gid, route.hop_limit), (Gid([7; 16]), 9));
+    assert_eq!((route.flow_label, route.traffic_class), (0x1_2345, 0xab));
+}
+
+#[test]
+fn lines_of_inline_bytes_are_joined_and_memory_comes_behind_them() {
+    let first: Vec<u8> = (0..60).collect();
+    let mut segments = [InlineHeader::new(60).as_bytes(), &first].concat();
+    segments.extend([InlineHeader::new(7).as_bytes(), &[9; 7], &[0xee; 5]].concat());
+    segments.extend(segment(5, 0, 1 << 8).as_bytes());
+    segments.extend(segment(6, 100, 1 << 8).as_bytes());
+    // The driver's way to write an empty piece of memory.
+    segments.extend([InlineHeader::new(0).as_bytes(), &[0; 12]].concat());
+    let (send, data) = parse(&wqe(
+        WqeOpcode::SEND,
+        &DatagramSegment::default(),
+        &segments,
+    ));
+    let joined = [&first[..], &[9; 7]].concat();
+    let memory = [Sge {
+        addr: 6,
+        len: 100,
+        lkey: LKey(1 << 8),
+    }];
+    let request = send.unwrap().request(1, &data);
+    assert_eq!(request.payload, Payload::Headed(&joined, &memory));
+}
+
+#[test]
+fn what_is_no_datagram_is_refused() {
+    let datagram = DatagramSegment::default();
+    let good = wqe(WqeOpcode::SEND, &datagram, &[]);
+    assert!(parse(&good).0.is_ok());
+    for opcode in [
+        WqeOpcode::RDMA_WRITE,
+        WqeOpcode::LSO,
+        WqeOpcode::FMR,
+        WqeOpcode::NOP,
+    ] {
+        assert_eq!(
+            parse(&wqe(opcode, &datagram, &[])).0,
+            Err(BadWqe),
+            "{opcode}"
+        );
+    }
+    let resized = |size| {
+        let mut bytes = good.clone();
+        bytes[7] = size;
+        parse(&bytes).0
+    };
+    // Shorter than its own segments, nothing at all, longer than its slot.
+    assert_eq!(resized(3), Err(BadWqe));
+    assert_eq!(resized(0), Err(BadWqe));
+    assert_eq!(resized(17), Err(BadWqe));
+    // Inline bytes beyond the end, and behind memory.
+    let beyond = [InlineHeader::new(13).as_bytes(), &[0; 12]].concat();
+    assert_eq!(
+        parse(&wqe(WqeOpcode::SEND, &datagram, &beyond)).0,
+        Err(BadWqe)
+    );
+    let mut behind = segment(6, 1, 0).as_bytes().to_vec();
+    behind.extend([InlineHeader::new(1).as_bytes(), &[0; 12]].concat());
+    assert_eq!(
+        parse(&wqe(WqeOpcode::SEND, &datagram, &behind)).0,
+        Err(BadWqe)
+    );
+}
+
+proptest! {
+    /// Nothing that a guest writes makes more work than its bytes, or names a key that it cannot have.
+    #[test]
+    fn any_bytes_are_a_request_or_not(bytes in prop::collection::vec(any::<u8>(), 0..256), opcode in 9..13_u8, size in 0..17_u8) {
+        let mut bytes = bytes;
+        for (at, value) in [(3, opcode), (7, size)] {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = value;
+            }
+        }
+        let (send, data) = parse(&bytes);
+        prop_assert!(data.inline.len() + data.gather.len() * 16 <= bytes.len());
+        prop_assert!(data.gather.iter().all(|sge| sge.lkey == WHOLE || sge.lkey.0 < WHOLE.0));
+        if let Ok(send) = send {
+            prop_assert!(matches!(send.opcode, WqeOpcode::SEND | WqeOpcode::SEND_IMM));
+        }
+    }
+}
