@@ -35,7 +35,7 @@ impl Driver {
         hca.dma_write(at + 4, &control.as_bytes()[4..]).unwrap();
         hca.dma_write(at, &control.as_bytes()[..4]).unwrap();
         let ahead = self.slot(self.posted + SPARE);
-        let owner = if self.posted + SPARE & ENTRIES == 0 {
+        let owner = if (self.posted + SPARE) & ENTRIES == 0 {
             STAMP
         } else {
             [0x7f, 0xff, 0xff, 0xff]
