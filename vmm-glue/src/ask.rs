@@ -6,13 +6,16 @@ use std::io::{self, Write};
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
+use vhca::qemu::{QemuArgs, QemuGuest};
 use vhca::serve::CaptureSpec;
+use vhca::serve::OfferedVf;
 use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::Request;
 use vhca::show::Format;
 
 use crate::cli::{
-    CaptureArgs, GuestArgs, PlainArgs, ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
+    CaptureArgs, GuestArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand, ShowArgs,
+    WhyArgs,
 };
 
 /// Prints tables.
@@ -42,6 +45,24 @@ pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
     }
     let found: Value = serde_json::from_str(&found)?;
     Ok(found["code"] == "ok")
+}
+
+/// What QEMU is to be given for VFs.
+pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
+    let mut sockets = Vec::new();
+    for vf in &args.vf {
+        let reply = connect(&args.server)?.ask(Request::Offered {
+            vf: vf.clone(),
+            host: args.host.clone(),
+        })?;
+        let offered: OfferedVf = serde_json::from_str(&reply)?;
+        sockets.push(offered.socket);
+    }
+    let guest = QemuGuest {
+        memory_mib: args.memory,
+        sockets,
+    };
+    Ok(guest.arguments())
 }
 
 /// Changes something.

@@ -11,7 +11,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
 
 pub(crate) use ask::{
-    CaptureArgs, GuestArgs, PlainArgs, ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
+    CaptureArgs, GuestArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand, ShowArgs,
+    WhyArgs,
 };
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
 pub(crate) use programs::{EnvArgs, RunArgs};
@@ -52,6 +53,9 @@ pub(crate) enum Command {
     Metrics(PlainArgs),
     /// Stop a running service, as SIGTERM does.
     Stop(PlainArgs),
+    /// Print what QEMU is to be given so that its guest has a VF:
+    /// eval "qemu-system-x86_64 $(vhca qemu-args HOST/1) ...".
+    QemuArgs(QemuArgsArgs),
     /// Run a program that uses Linux' umad, such as opensm or ibnetdiscover, on a port of a running
     /// service.
     Run(RunArgs),

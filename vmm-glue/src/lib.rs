@@ -19,6 +19,7 @@ mod drop_log;
 pub mod flood;
 pub mod lab;
 pub mod programs;
+pub mod qemu;
 mod real_time;
 pub mod replay;
 pub mod serve;

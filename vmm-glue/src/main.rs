@@ -16,8 +16,8 @@ use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
 
 use crate::cli::{
-    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs, RunArgs, ServeArgs,
-    TiedArgs,
+    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs, QemuArgsArgs,
+    RunArgs, ServeArgs, TiedArgs,
 };
 
 fn main() -> ExitCode {
@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve(&args).map(|()| true),
         Command::Show(args) => ask::show(args).map(|()| true),
         Command::Why(args) => ask::why(args),
+        Command::QemuArgs(args) => qemu_args(&args).map(|()| true),
         Command::Set(args) => ask::set(args).map(|()| true),
         Command::Capture(args) => ask::capture(&args).map(|()| true),
         Command::Guest(args) => ask::guest(args),
@@ -137,6 +138,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         print(args.json, announcement)
     })?;
     Ok(())
+}
+
+/// Prints the arguments of QEMU.
+fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<()> {
+    print(args.json, &ask::qemu_args(args)?).context("cannot print")
 }
 
 /// Becomes the program.

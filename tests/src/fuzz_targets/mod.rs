@@ -21,6 +21,7 @@ mod sa_side;
 mod sm;
 mod tids;
 mod umad_server;
+mod vfio_user;
 
 /// A fuzz target: its name and its body.
 pub type Target = (&'static str, fn(&[u8]));
@@ -53,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
     ("umad_server", umad_server::umad_server),
+    ("vfio_user", vfio_user::vfio_user),
 ];
 
 /// Runs the target of a name.

@@ -63,6 +63,24 @@ pub(crate) struct WhyArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct QemuArgsArgs {
+    /// The VFs of the guest: N, or HOST/N.
+    #[arg(required = true)]
+    pub(crate) vf: Vec<String>,
+    /// Their host.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+    /// The guest's memory in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) memory: u32,
+    /// Print one JSON object with a list of arguments.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
     /// Where: fabric for every link, tunnels for the tunnels of all VFs, NODE or NODE/PORT for links,
     /// HOST/vfN for the tunnels of a VF.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ib_vtime::Duration;
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::control::ControlSocket;
@@ -75,7 +75,7 @@ pub enum Announcement {
 }
 
 /// A VF that VMMs can take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferedVf {
     /// Its host.
     pub host: String,

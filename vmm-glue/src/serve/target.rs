@@ -18,7 +18,7 @@ pub struct NamedVf {
 }
 
 impl Lab {
-    /// The VFs that a text means: `N` of the host, `HOST/N`, or all of one or of every host: `HOST/all`,
+    /// The VFs that a text means: `N` (or `vfN`) of the host, `HOST/N`, or all of one or of every host: `HOST/all`,
     /// `all`. The host may also be given beside it. A VF of that number need not exist.
     ///
     /// # Errors
@@ -39,7 +39,8 @@ impl Lab {
             });
             return Ok(vfs.collect());
         }
-        let vf = number.parse().ok().and_then(VfId::new).ok_or_else(|| {
+        let digits = number.strip_prefix("vf").unwrap_or(number);
+        let vf = digits.parse().ok().and_then(VfId::new).ok_or_else(|| {
             let message = format!("{number:?} is no VF: say N, HOST/N, HOST/all, or all");
             Refusal::new("bad_vf", message)
         })?;

@@ -17,6 +17,18 @@
 //! | `vhca_oldest_age_seconds` | gauge | `vf`, `what`, where there is one |
 //! | `vhca_path_cache_entries` | gauge | |
 //!
+//! Of VFs that are offered to VMMs, without `port`:
+//!
+//! | metric | type | labels besides `pf` |
+//! | --- | --- | --- |
+//! | `vhca_vmm_attached` | gauge | `vf`: 1 if a VMM has it |
+//! | `vhca_vmm_vectors` | gauge | `vf` |
+//! | `vhca_vmm_shared_bytes` | gauge | `vf` |
+//! | `vhca_vmm_unshared_bytes` | gauge | `vf` |
+//! | `vhca_vmm_resets_total` | counter | `vf` |
+//! | `vhca_vmm_total` | counter | `vf` |
+//! | `vhca_vmm_refused_total` | counter | `vf` |
+//!
 //! Counters appear with their first count. `dir` is `tx` for what a VF sends and `rx` for what it
 //! gets. MADs are not counted by attribute, and bytes of queue pairs not at all, so `vhca_mad_total` has
 //! no label `attr` and there is no `vhca_qp_bytes_total`.
@@ -30,13 +42,18 @@ use pf_context::Use;
 use pf_context::inspect::{Counted, Inspect, VfRow};
 use vf_tunnel::VfId;
 
-use super::NamedPf;
+use super::{NamedPf, VmmRow, vmms};
 
 /// Writes all metrics of PFs, each under its name.
 ///
 /// # Errors
 /// What `out` says.
-pub fn write_metrics(out: &mut impl Write, pfs: &[NamedPf<'_>], now: Instant) -> io::Result<()> {
+pub fn write_metrics(
+    out: &mut impl Write,
+    pfs: &[NamedPf<'_>],
+    vmms: &[VmmRow],
+    now: Instant,
+) -> io::Result<()> {
     let pfs = pfs.iter().map(|pf| Pf {
         name: escaped(pf.name),
         rows: pf.rows,
@@ -48,11 +65,12 @@ pub fn write_metrics(out: &mut impl Write, pfs: &[NamedPf<'_>], now: Instant) ->
     page.counters(&pfs, now)?;
     page.entries(&pfs)?;
     page.quotas(&pfs)?;
-    page.ages(&pfs)
+    page.ages(&pfs)?;
+    vmms::write_metrics(page.out, vmms)
 }
 
 /// A label's value may hold anything but what ends it.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     let value = value.replace('\\', "\\\\").replace('"', "\\\"");
     value.replace('\n', "\\n")
 }

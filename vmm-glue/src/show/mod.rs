@@ -13,6 +13,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod totals;
+mod vmms;
 
 use std::io::{self, Write};
 
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use metrics::write_metrics;
 pub use totals::Totals;
+pub use vmms::VmmRow;
 
 use table::{OfPf, Row, write_json, write_text};
 
@@ -30,7 +32,8 @@ use table::{OfPf, Row, write_json, write_text};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// The VFs: why their ports are as they are, what they have, and what they may have.
+    /// The VFs: why their ports are as they are, what they have, and what they may have; and which VMMs have
+    /// those that are offered to VMMs.
     Vfs,
     /// The ports.
     Ports,
@@ -74,6 +77,8 @@ pub struct NamedPf<'a> {
 pub struct Scene<'a> {
     /// The PFs.
     pub pfs: &'a [NamedPf<'a>],
+    /// The VFs of these PFs that are offered to VMMs.
+    pub vmms: &'a [VmmRow],
     /// The fabric behind them.
     pub fabric: &'a Fabric,
     /// The time.
@@ -95,9 +100,19 @@ pub fn write(
         format,
         tables: 0,
     };
-    let Scene { pfs, fabric, now } = *scene;
+    let Scene {
+        pfs,
+        vmms,
+        fabric,
+        now,
+    } = *scene;
     match subject {
-        Subject::Vfs => page.pf_table("vfs", pfs, |pf| pf.vfs(now))?,
+        Subject::Vfs => {
+            page.pf_table("vfs", pfs, |pf| pf.vfs(now))?;
+            if !vmms.is_empty() {
+                page.table("vmms", || vmms.iter().cloned())?;
+            }
+        }
         Subject::Ports => page.pf_table("ports", pfs, |pf| pf.ports())?,
         Subject::Tids => page.pf_table("tids", pfs, |pf| pf.tids(now))?,
         Subject::Cm => page.pf_table("cm", pfs, |pf| pf.cm(now))?,

@@ -105,6 +105,7 @@ fn shown(subject: Subject, format: Format) -> String {
     let (fabric, _) = Topology::three_switches().build(1);
     let scene = Scene {
         pfs: &[pf],
+        vmms: &[],
         fabric: &fabric,
         now: NOW,
     };
@@ -199,7 +200,7 @@ fn metrics_are_families_with_help_type_and_samples() {
     let mux = mux();
     let rows = mux.inspect(PortNum(2));
     let pf = |name| NamedPf { name, rows: &rows };
-    write_metrics(&mut out, &[pf("mlx\"0"), pf("second")], NOW).unwrap();
+    write_metrics(&mut out, &[pf("mlx\"0"), pf("second")], &[], NOW).unwrap();
     let text = String::from_utf8(out).unwrap();
     let mut family = "";
     for line in text.lines() {
@@ -237,7 +238,13 @@ fn the_metrics_are_those_that_are_documented() {
     let mut out = Vec::new();
     let mux = mux();
     let rows = &mux.inspect(PortNum(1));
-    write_metrics(&mut out, &[NamedPf { name: "0", rows }], NOW).unwrap();
+    write_metrics(
+        &mut out,
+        &[NamedPf { name: "0", rows }],
+        &[VmmRow::default()],
+        NOW,
+    )
+    .unwrap();
     let text = String::from_utf8(out).unwrap();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let mut written: Vec<(String, String)> = types

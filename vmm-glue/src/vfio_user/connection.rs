@@ -3,17 +3,22 @@
 use core::mem::MaybeUninit;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
 };
 use thiserror::Error;
 
-use super::codec::{Assembler, MAX_FDS, Message, ProtocolError};
+use super::codec::{Assembler, HeaderFlags, MAX_FDS, Message, ProtocolError};
 
 /// Bytes of replies that wait for a client, beyond which nothing more is read of it.
 const MAX_UNSENT: usize = 256 << 10;
+
+/// Messages that are read while an answer is waited for.
+const MAX_WAITING: usize = 64;
 
 /// Why a connection is over.
 #[derive(Debug, Error)]
@@ -41,6 +46,10 @@ pub struct Connection {
     socket: OwnedFd,
     assembler: Assembler<OwnedFd>,
     unsent: VecDeque<u8>,
+    /// What came while an answer was waited for.
+    waiting: VecDeque<Message<OwnedFd>>,
+    /// Answers that did not come in time, and may come yet.
+    late: u32,
 }
 
 impl AsFd for Connection {
@@ -69,6 +78,8 @@ impl Connection {
             socket,
             assembler: Assembler::new(),
             unsent: VecDeque::new(),
+            waiting: VecDeque::new(),
+            late: 0,
         }
     }
 
@@ -77,6 +88,77 @@ impl Connection {
     /// # Errors
     /// [`ConnectionEnd`].
     pub fn receive(&mut self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+        if let Some(message) = self.waiting.pop_front() {
+            return Ok(Some(message));
+        }
+        loop {
+            let message = self.read()?;
+            let is_late = message.as_ref().is_some_and(is_reply) && self.late > 0;
+            if !is_late {
+                return Ok(message);
+            }
+            self.late -= 1;
+        }
+    }
+
+    /// Whether [`Self::receive`] has messages that the socket has no more.
+    #[must_use]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Sends a command of ours and waits for its answer, until then at most. Other messages that come meanwhile wait
+    /// for [`Self::receive`].
+    pub(super) fn ask(
+        &mut self,
+        request: &[u8],
+        id: u16,
+        deadline: Instant,
+    ) -> Option<Message<OwnedFd>> {
+        self.send(request).ok()?;
+        while self.has_unsent() {
+            self.wait(PollFlags::OUT, deadline)?;
+            self.send_unsent().ok()?;
+        }
+        let answer = self.answer(id, deadline);
+        if answer.is_none() {
+            self.late += 1;
+        }
+        answer
+    }
+
+    fn answer(&mut self, id: u16, deadline: Instant) -> Option<Message<OwnedFd>> {
+        loop {
+            match self.read().ok()? {
+                None => self.wait(PollFlags::IN, deadline)?,
+                Some(message) if is_reply(&message) && message.header.id.get() == id => {
+                    return Some(message);
+                }
+                Some(message) if is_reply(&message) && self.late > 0 => self.late -= 1,
+                Some(message) => {
+                    self.waiting.push_back(message);
+                    if self.waiting.len() == MAX_WAITING {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until the socket can be read or written, or it is too late.
+    fn wait(&self, what: PollFlags, deadline: Instant) -> Option<()> {
+        let left = deadline.checked_duration_since(Instant::now())?;
+        let left = Timespec::try_from(left).ok()?;
+        let mut fds = [PollFd::new(&self.socket, what)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => None,
+            Ok(_) | Err(Errno::INTR) => Some(()),
+            Err(_) => None,
+        }
+    }
+
+    /// The next message from the socket.
+    fn read(&mut self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
         loop {
             let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut room);
@@ -172,4 +254,8 @@ impl Connection {
         }
         Ok(sent)
     }
+}
+
+fn is_reply(message: &Message<OwnedFd>) -> bool {
+    message.header.flags().contains(HeaderFlags::REPLY)
 }

@@ -8,9 +8,11 @@ pub mod codec;
 mod connection;
 mod interrupts;
 pub mod memory;
+mod remote;
 mod session;
 
 pub use connection::{Connection, ConnectionEnd};
 pub use interrupts::Interrupts;
 pub use memory::{GuestMemory, MemoryStatistics};
+pub use remote::{Patience, Remote};
 pub use session::{Handled, Lent, Session, SessionError, SessionStatistics};

@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::codec::{
-    DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, Message, MultiWrite,
-    RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
+    DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA, Message,
+    MultiWrite, RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
 };
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
 use super::memory::{GuestMemory, MAX_RANGES};
@@ -85,6 +85,7 @@ pub struct Session {
     memory: GuestMemory,
     interrupts: Interrupts,
     is_agreed: bool,
+    most_data: usize,
     statistics: SessionStatistics,
 }
 
@@ -96,6 +97,7 @@ impl Session {
             memory,
             interrupts: Interrupts::new(vectors),
             is_agreed: false,
+            most_data: 0,
             statistics: SessionStatistics::default(),
         }
     }
@@ -104,6 +106,18 @@ impl Session {
     #[must_use]
     pub const fn is_agreed(&self) -> bool {
         self.is_agreed
+    }
+
+    /// The most bytes of its memory that the client takes in one message.
+    #[must_use]
+    pub const fn most_data(&self) -> usize {
+        self.most_data
+    }
+
+    /// The memory of the client's guest.
+    #[must_use]
+    pub const fn memory(&self) -> &GuestMemory {
+        &self.memory
     }
 
     /// What the client did.
@@ -168,7 +182,11 @@ impl Session {
             return Err(Errno::INVAL);
         }
         match request {
-            Request::Version(version) => version.negotiate(header, MAX_RANGES),
+            Request::Version(version) => {
+                let most = version.capabilities.max_data_xfer_size;
+                self.most_data = usize::try_from(most).unwrap_or(MAX_DATA).min(MAX_DATA);
+                version.negotiate(header, MAX_RANGES)
+            }
             Request::DmaMap(map) => {
                 self.memory.map(&map, fds.pop())?;
                 Ok(reply(header, &[]))

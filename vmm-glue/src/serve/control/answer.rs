@@ -81,6 +81,7 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
             let capture = Capture::start(turn.lab, spec);
             capture.map(|capture| Answer::Capture(Box::new(capture)))
         }
+        Request::Offered { vf, host } => offered(turn.lab, vf, host.as_deref()),
         Request::Metrics {} => Ok(Answer::text(&metrics(turn.lab))),
         Request::Stop {} => {
             turn.stop();
@@ -111,6 +112,7 @@ fn show(
     let mut out = Vec::new();
     let scene = Scene {
         pfs: &pfs(lab, host)?,
+        vmms: &lab.vmm_rows(host),
         fabric: lab.fabric(),
         now: lab.world().now(),
     };
@@ -134,6 +136,17 @@ fn why(
         Format::Json => Answer::of(&diagnosis),
         Format::Text => Answer::text(&format!("{diagnosis}\n")),
     })
+}
+
+/// Where a VF is offered to VMMs.
+fn offered(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Answer, Refusal> {
+    let vf = lab.vf(vf, host)?;
+    let seat = lab.seat(&vf).ok_or_else(|| {
+        let name = format!("{}/{}", vf.host_name, vf.vf.get());
+        let why = "is not offered to VMMs: start the service with vhca serve --vfio-user DIR, and see vhca show vfs";
+        Refusal::new("not_offered", format!("{name} {why}"))
+    })?;
+    Ok(Answer::of(&seat.offered()))
 }
 
 fn set_vf(
@@ -188,7 +201,7 @@ pub(super) fn metrics(lab: &Lab) -> String {
             rows: lab.world().context(pf.id),
         })
         .collect();
-    let written = show::write_metrics(&mut out, &pfs, lab.world().now());
+    let written = show::write_metrics(&mut out, &pfs, &lab.vmm_rows(None), lab.world().now());
     debug_assert!(written.is_ok(), "a vector takes everything");
     String::from_utf8_lossy(&out).into_owned()
 }

@@ -88,6 +88,14 @@ pub enum Request {
         /// How the reports are wanted.
         format: Format,
     },
+    /// Where a VF is offered to VMMs; see [`OfferedVf`](crate::serve::OfferedVf).
+    Offered {
+        /// Which: `N` or `HOST/N`.
+        vf: String,
+        /// Of which host.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+    },
     /// A capture file, as the rest of the connection.
     Capture(CaptureSpec),
     /// The text that Prometheus reads.

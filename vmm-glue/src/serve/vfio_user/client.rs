@@ -1,11 +1,13 @@
 //! A VMM at a VF's socket.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use ib_vtime::{Duration, Instant};
 use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 
 use super::seat::Vmm;
-use crate::vfio_user::{Connection, Handled, Lent, Session};
+use crate::vfio_user::{Connection, Handled, Lent, Patience, Remote, Session};
 use crate::watch::EventSet;
 use crate::world::{HostFunction, World};
 
@@ -18,7 +20,7 @@ const GREETING: Duration = Duration::from_secs(5);
 /// A VMM that has a VF.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) connection: Connection,
+    pub(super) connection: Arc<Mutex<Connection>>,
     pub(super) session: Session,
     peer: Option<UCred>,
     since: Instant,
@@ -30,11 +32,18 @@ impl Client {
     pub(super) fn new(now: Instant, connection: Connection, session: Session) -> Self {
         Self {
             peer: socket_peercred(&connection).ok(),
-            connection,
+            connection: Arc::new(Mutex::new(connection)),
             session,
             since: now,
             watched: EventSet::IN,
         }
+    }
+
+    /// A panic elsewhere leaves it as it is between two calls, so it goes on being used.
+    pub(super) fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Until when it has to agree on a version, unless it has.
@@ -57,15 +66,24 @@ impl Client {
     ///
     /// # Errors
     /// Why it is to be cut off.
-    pub(super) fn serve(&mut self, world: &mut World, at: HostFunction) -> anyhow::Result<()> {
-        self.connection.send_unsent()?;
+    pub(super) fn serve(
+        &mut self,
+        world: &mut World,
+        at: HostFunction,
+        patience: &Arc<Mutex<Patience>>,
+    ) -> anyhow::Result<()> {
+        self.connection().send_unsent()?;
         for _ in 0..BUDGET {
-            if !self.connection.wants_input() {
+            // Not held while the message is handled: the device may have to ask the VMM for memory.
+            let mut connection = self.connection();
+            if !connection.wants_input() {
                 break;
             }
-            let Some(message) = self.connection.receive()? else {
+            let Some(message) = connection.receive()? else {
                 break;
             };
+            drop(connection);
+            let was_agreed = self.session.is_agreed();
             let session = &mut self.session;
             let handled = world.with_device(at, |function, hca, now| {
                 let mut lent = Lent { function, hca, now };
@@ -75,7 +93,13 @@ impl Client {
                 anyhow::bail!("its VF is gone");
             };
             if let Some(reply) = reply {
-                self.connection.send(&reply)?;
+                self.connection().send(&reply)?;
+            }
+            if !was_agreed && self.session.is_agreed() {
+                let connection = self.connection.clone();
+                let most = self.session.most_data();
+                let remote = Remote::new(connection, patience.clone(), most);
+                self.session.memory().set_remote(Some(Box::new(remote)));
             }
             if let Some(end) = end {
                 return Err(end.into());
@@ -87,12 +111,14 @@ impl Client {
     /// What the socket is to be watched for now, if that is something else than before.
     pub(super) fn new_watch(&mut self) -> Option<EventSet> {
         let mut wanted = EventSet::empty();
-        if self.connection.wants_input() {
+        let connection = self.connection();
+        if connection.wants_input() {
             wanted |= EventSet::IN;
         }
-        if self.connection.has_unsent() {
+        if connection.has_unsent() {
             wanted |= EventSet::OUT;
         }
+        drop(connection);
         let is_new = wanted != self.watched;
         self.watched = wanted;
         is_new.then_some(wanted)

@@ -3,6 +3,7 @@
 
 mod client;
 mod seat;
+mod shown;
 #[cfg(test)]
 mod tests;
 
@@ -12,11 +13,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ib_vtime::{Instant, Rate, TokenBucket};
 
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
-use crate::vfio_user::{Connection, Session};
+use crate::vfio_user::{Connection, Patience, Session};
 use crate::watch::{EventSet, Ready};
 use crate::world::HostFunction;
 use client::{Client, Refused};
@@ -60,6 +62,8 @@ pub struct VfioUserSockets {
     touched: BTreeSet<HostFunction>,
     /// VFs whose VMM did not agree on a version yet, and some that have none any more.
     silent: BTreeSet<HostFunction>,
+    /// How long VMMs may be waited for that do not share memory.
+    patience: Arc<Mutex<Patience>>,
 }
 
 impl VfioUserSockets {
@@ -69,18 +73,21 @@ impl VfioUserSockets {
     /// # Errors
     /// [`ClaimError`].
     pub fn claim(folder: &Path, lab: &mut Lab) -> Result<Self, ClaimError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(|source| ClaimError::Refused {
+        let refused = |source| ClaimError::Refused {
             path: folder.to_owned(),
             source,
-        })?;
+        };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(refused)?;
         let mut sockets = Self {
-            folder: folder.to_owned(),
+            // Whoever is told of a socket may be in another directory.
+            folder: std::path::absolute(folder).map_err(refused)?,
             doors: BTreeMap::new(),
             owners: BTreeMap::new(),
             refused: BTreeMap::new(),
             touched: BTreeSet::new(),
             silent: BTreeSet::new(),
+            patience: Arc::default(),
         };
         for seat in lab.seats.values_mut() {
             sockets.open(seat)?;
@@ -207,10 +214,10 @@ impl VfioUserSockets {
             return;
         };
         self.touched.insert(at);
-        match client.serve(turn.lab.world_mut(), at) {
+        match client.serve(turn.lab.world_mut(), at, &self.patience) {
             Ok(()) => {
                 if let Some(wanted) = client.new_watch() {
-                    turn.watches.modify(&client.connection, wanted);
+                    turn.watches.modify(&*client.connection(), wanted);
                 }
             }
             Err(why) => self.part(turn, at, &why),
@@ -223,12 +230,17 @@ impl VfioUserSockets {
         let Some(client) = door.and_then(|door| door.client.take()) else {
             return;
         };
-        self.owners.remove(&client.connection.as_raw_fd());
-        turn.watches.remove(client.connection);
         let world = turn.lab.world_mut();
         world.with_device(at, |function, hca, now| function.reset(now, hca));
+        // With the memory goes the other handle of the connection.
+        client.session.memory().clear();
+        self.owners.remove(&client.connection().as_raw_fd());
+        if let Some(connection) = Arc::into_inner(client.connection) {
+            let connection = connection.into_inner();
+            turn.watches
+                .remove(connection.unwrap_or_else(PoisonError::into_inner));
+        }
         if let Some(seat) = turn.lab.seats.get_mut(&at) {
-            seat.memory.clear();
             seat.vmm = None;
             log(
                 &mut self.doors,
@@ -251,6 +263,23 @@ impl VfioUserSockets {
                     client.session.raise(vector);
                 }
             }
+        }
+    }
+
+    /// Takes the messages that came while their VMM was waited for, of which no socket tells.
+    fn serve_waiting(&mut self, turn: &mut Turn<'_>) {
+        let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+        if !patience.take_was_spent() {
+            return;
+        }
+        drop(patience);
+        let doors = self.doors.iter();
+        let waiting = doors.filter(|(_, door)| {
+            let client = door.client.as_ref();
+            client.is_some_and(|client| client.connection().has_waiting())
+        });
+        for at in waiting.map(|(at, _)| *at).collect::<Vec<_>>() {
+            self.serve(turn, at);
         }
     }
 
@@ -334,6 +363,7 @@ impl WayIn for VfioUserSockets {
     fn flush(&mut self, turn: &mut Turn<'_>) {
         self.open_new(turn);
         self.signal(turn);
+        self.serve_waiting(turn);
         self.expire(turn);
         self.note(turn);
     }

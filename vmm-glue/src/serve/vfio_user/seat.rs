@@ -6,7 +6,7 @@ use ib_vtime::Instant;
 use rustix::process::{Pid, Uid};
 use vf_tunnel::VfId;
 
-use crate::serve::{Lab, OfferedVf};
+use crate::serve::{Lab, NamedVf, OfferedVf};
 use crate::vfio_user::{GuestMemory, SessionStatistics};
 use crate::world::HostFunction;
 
@@ -89,5 +89,11 @@ impl Lab {
     /// The VFs that are offered to VMMs.
     pub fn seats(&self) -> impl Iterator<Item = &Seat> {
         self.seats.values()
+    }
+
+    /// A VF that is offered to VMMs.
+    #[must_use]
+    pub fn seat(&self, vf: &NamedVf) -> Option<&Seat> {
+        self.seats.get(&vf.host.vf(vf.vf))
     }
 }

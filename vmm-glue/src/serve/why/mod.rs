@@ -41,15 +41,15 @@ pub struct Diagnosis {
 
 /// A fault, before it is known whose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Fault {
-    code: &'static str,
+pub(in crate::serve) struct Fault {
+    pub(in crate::serve) code: &'static str,
     summary: String,
     seen: Vec<String>,
     next: String,
 }
 
 impl Fault {
-    fn new(code: &'static str, summary: impl Into<String>) -> Self {
+    pub(in crate::serve) fn new(code: &'static str, summary: impl Into<String>) -> Self {
         Self {
             code,
             summary: summary.into(),
@@ -58,12 +58,12 @@ impl Fault {
         }
     }
 
-    fn seen(mut self, what: impl Into<String>) -> Self {
+    pub(in crate::serve) fn seen(mut self, what: impl Into<String>) -> Self {
         self.seen.push(what.into());
         self
     }
 
-    fn next(mut self, what: impl Into<String>) -> Self {
+    pub(in crate::serve) fn next(mut self, what: impl Into<String>) -> Self {
         self.next = what.into();
         self
     }
@@ -78,6 +78,7 @@ impl Lab {
         let down = self.why_down(vf, port, since);
         let up = down.is_none();
         let fault = down
+            .or_else(|| self.why_unused(vf))
             .or_else(|| self.why_hampered(vf, port))
             .unwrap_or_else(|| Fault::new("ok", "the port is up").next("nothing"));
         Diagnosis {

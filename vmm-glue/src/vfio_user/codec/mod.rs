@@ -45,3 +45,6 @@ pub const ASKED_FDS: u64 = 16;
 /// Descriptors that are taken with one message. Enough for all interrupts of a function at once, since
 /// not every client heeds [`ASKED_FDS`].
 pub const MAX_FDS: usize = 128;
+
+#[cfg(test)]
+mod tests;

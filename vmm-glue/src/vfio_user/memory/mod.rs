@@ -54,7 +54,7 @@ pub struct MemoryStatistics {
     pub direct: u64,
     /// Shared, but its file can shrink or is of huge pages: each access is a system call.
     pub guarded: u64,
-    /// Not shared: each access is a message to the VMM and back.
+    /// Not shared, and the device may write there, so it is not ROM: each access is a message to the VMM and back.
     pub remote: u64,
 }
 
@@ -141,6 +141,7 @@ impl GuestMemory {
             let bytes = match &range.backing {
                 Backing::File(file, _) if file.is_slow() => &mut statistics.guarded,
                 Backing::File(..) => &mut statistics.direct,
+                Backing::Remote if !range.flags.contains(DmaMapFlags::WRITE) => continue,
                 Backing::Remote => &mut statistics.remote,
             };
             *bytes = bytes.saturating_add(range.size);

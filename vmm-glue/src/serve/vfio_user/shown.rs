@@ -1,0 +1,88 @@
+//! What `vhca show` and `vhca why` tell of the VFs that are offered to VMMs.
+
+use ib_vtime::Instant;
+
+use super::Seat;
+use crate::serve::why::Fault;
+use crate::serve::{Lab, NamedVf};
+use crate::show::VmmRow;
+use crate::vfio_user::MemoryStatistics;
+
+impl Lab {
+    /// The VFs that are offered to VMMs: of one host, or of all.
+    #[must_use]
+    pub fn vmm_rows(&self, host: Option<&str>) -> Vec<VmmRow> {
+        let now = self.world().now();
+        let seats = self
+            .seats()
+            .filter(|seat| host.is_none_or(|name| name == seat.host_name));
+        seats.map(|seat| self.vmm_row(seat, now)).collect()
+    }
+
+    fn vmm_row(&self, seat: &Seat, now: Instant) -> VmmRow {
+        let memory = seat.memory.statistics();
+        let vmm = seat.vmm.as_ref();
+        let commands = vmm.map(|vmm| vmm.statistics).unwrap_or_default();
+        VmmRow {
+            host: seat.host_name.clone(),
+            vf: seat.vf.get(),
+            pid: vmm.and_then(|vmm| u32::try_from(vmm.pid?.as_raw_nonzero().get()).ok()),
+            uid: vmm.and_then(|vmm| Some(vmm.uid?.as_raw())),
+            since: vmm.map(|vmm| now - vmm.since),
+            vectors: vmm.map_or(0, |vmm| vmm.vectors),
+            shared: memory.direct.saturating_add(memory.guarded),
+            guarded: memory.guarded,
+            unshared: memory.remote,
+            resets: self
+                .world()
+                .device(seat.at)
+                .map_or(0, |device| device.resets),
+            commands: (commands.commands, commands.errors),
+            vmms: seat.vmms,
+            refused: seat.refused,
+            socket: seat
+                .socket
+                .as_ref()
+                .map_or_else(String::new, |path| path.display().to_string()),
+        }
+    }
+
+    /// Why the guest of a VF that is offered to VMMs cannot use it.
+    pub(in crate::serve) fn why_unused(&self, vf: &NamedVf) -> Option<Fault> {
+        let seat = self.seat(vf)?;
+        let Some(vmm) = &seat.vmm else {
+            let name = format!("{}/{}", vf.host_name, vf.vf.get());
+            let fault = Fault::new("no_vmm", "no VMM has the VF")
+                .seen(format!("{} had it so far", seat.vmms))
+                .next(format!(
+                    "start a guest with what vhca qemu-args {name} prints"
+                ));
+            return Some(fault);
+        };
+        let MemoryStatistics {
+            direct,
+            guarded,
+            remote,
+            ..
+        } = seat.memory.statistics();
+        if remote > direct.saturating_add(guarded) {
+            let fault = Fault::new(
+                "memory_not_shared",
+                "the VMM does not share the guest's memory",
+            )
+            .seen(format!(
+                "{remote} bytes are not shared, {} are",
+                direct + guarded
+            ))
+            .next("have QEMU use -object memory-backend-memfd,share=on: see vhca qemu-args");
+            return Some(fault);
+        }
+        if vmm.vectors == 0 {
+            let fault = Fault::new("no_driver", "no driver in the guest uses the VF")
+                .seen("the guest has set up no interrupts for it")
+                .next("wait for the guest to boot; in it, modprobe mlx4_ib, and see dmesg");
+            return Some(fault);
+        }
+        None
+    }
+}
