@@ -1,6 +1,8 @@
 //! Work under way: sends on their way to the provider, completions on their way to the driver.
 
-use hca_api::{Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError};
+use hca_api::{
+    ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError,
+};
 use ib_wire::Qpn;
 use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
@@ -92,9 +94,8 @@ impl Queues {
             for completion in &batch[..count] {
                 self.deliver(hca, completion);
             }
-            let more = count == batch.len()
-                || (count != 0 && hca.arm_cq(handle, hca_api::ArmKind::Next) == Ok(true));
-            if !more {
+            // What came before it was asked for is not told of: it is polled for once more.
+            if count < batch.len() && hca.arm_cq(handle, ArmKind::Next) != Ok(true) {
                 return;
             }
         }

@@ -2,8 +2,10 @@
 
 mod channel;
 mod datagrams;
+mod hostile_rings;
 mod ports;
 mod proxies;
+mod queue_lives;
 mod queue_scene;
 mod regions;
 mod resources;

@@ -162,6 +162,15 @@ fn a_mad_goes_through_the_tunnel_and_back_as_it_is() {
     assert_eq!(frame[..HEADER], [7; HEADER]);
     assert!((0..=255).eq(frame[HEADER..].iter().copied()));
 
+    // A driver's turn of completions, to the last one.
+    let mut busy = guest.make_qp(16, &cq);
+    for _ in 0..32 {
+        guest.post_send(&mut busy, control(WqeOpcode::SEND), datagram(1).as_bytes());
+    }
+    guest.ring(&busy);
+    guest.settle();
+    assert_eq!(guest.poll_all(&mut cq).len(), 32);
+
     // 40 bytes of GRH space, the header, 40 more for the GRH of the MAD, and the MAD.
     let into = guest.page(IN);
     guest.receive_list(
