@@ -195,6 +195,10 @@ impl Cq {
             mtts.unpin(ring.pin);
             return Err(Status::BAD_PARAM);
         }
+        // The driver moves the entries that wait up by one, to after the one that ended the buffer.
+        if self.solicited_waits() {
+            self.solicited = self.solicited.wrapping_add(1);
+        }
         self.producer = next;
         let old = core::mem::replace(&mut self.ring, ring);
         mtts.unpin(old.pin);
@@ -233,6 +237,12 @@ impl Cq {
         Written::Quietly
     }
 
+    /// Whether the driver has not taken the last entry that was solicited or in error.
+    const fn solicited_waits(&self) -> bool {
+        let ahead = self.solicited.wrapping_sub(self.consumer) & INDEX_MASK;
+        ahead != 0 && ahead < INDEX_HALF
+    }
+
     /// The driver rang the queue's doorbell in a UAR. Whether it is to be woken at once: arming is a
     /// level, and it may have missed entries that were written before.
     pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) -> bool {
@@ -242,10 +252,7 @@ impl Cq {
         self.consumer = doorbell.consumer_index();
         let missed = match doorbell.command() {
             ArmCommand::NEXT => self.waiting() != 0,
-            ArmCommand::SOLICITED => {
-                let ahead = self.solicited.wrapping_sub(self.consumer) & INDEX_MASK;
-                ahead != 0 && ahead < INDEX_HALF
-            }
+            ArmCommand::SOLICITED => self.solicited_waits(),
             _ => return false,
         };
         self.armed = (!missed).then(|| doorbell.command());

@@ -229,6 +229,22 @@ fn the_entries_of_a_new_queue_are_the_devices() {
 }
 
 #[test]
+fn a_solicited_entry_still_waits_after_a_resize() {
+    let mut scene = Scene::new();
+    let (mut cq, mut driver) = scene.open(3);
+    let context = scene.context(1, 3);
+    let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
+    assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Quietly);
+    assert_eq!(cq.write(&mut hca, &entry(1, true)), Written::Quietly);
+    cq.resize(&mut hca, &mut scene.mtts, &context).unwrap();
+    driver.follow(&mut hca, scene.base + APART, 8);
+    driver.take(&mut hca).unwrap();
+    assert!(arm(&mut cq, &driver, ArmCommand::SOLICITED));
+    driver.take(&mut hca).unwrap();
+    assert!(!arm(&mut cq, &driver, ArmCommand::SOLICITED));
+}
+
+#[test]
 fn an_error_wakes_a_driver_that_waits_for_solicited_entries() {
     let mut scene = Scene::new();
     let (mut cq, driver) = scene.open(3);
