@@ -187,10 +187,18 @@ impl CommChannel {
             Some(_) if self.is_pending() && asked => self.answer = CommAnswer::to_reset(toggle),
             Some(_) if self.is_pending() => self.answer = CommAnswer::failed(toggle),
             Some(_) => {}
-            None if self.stage == Stage::Reset => {}
-            None => self.answer.set_internal_error(true),
+            None => self.device_failed(),
         }
         self.stage = Stage::Reset;
+    }
+
+    /// What the driver made is gone, and nobody asked for that. A driver that is there is told of an
+    /// internal error; one that waits for a reset is not, since it starts anew anyway.
+    pub(super) fn device_failed(&mut self) {
+        if self.awaiting.is_none() && self.stage != Stage::Reset {
+            self.answer.set_internal_error(true);
+            self.stage = Stage::Reset;
+        }
     }
 }
 

@@ -13,7 +13,8 @@
 //! (function-level reset) and the VMM ([`PciFunction::reset`]) can reset the function. It then forgets
 //! what the driver made, asks its owner with [`PciEvent::ResetWanted`], and goes on when
 //! [`AsyncEvent::FunctionReset`] says that the PF has released everything. If the PF resets the VF by
-//! itself the driver is told of an internal error, and starts anew.
+//! itself, or the adapter fails, the driver is told of an internal error: it asks for a reset and starts
+//! anew.
 //!
 //! # Hostile guests
 //!
@@ -291,6 +292,10 @@ impl PciFunction for Mlx4Function {
             HcaEvent::Async(AsyncEvent::FunctionReset) => {
                 self.forget();
                 self.comm.reset_done();
+            }
+            HcaEvent::Async(AsyncEvent::DeviceFatal) => {
+                self.forget();
+                self.comm.device_failed();
             }
             HcaEvent::Async(AsyncEvent::Port { port, change }) => {
                 for vector in self.objects.port_changed(hca, port, change) {

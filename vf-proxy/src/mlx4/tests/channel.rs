@@ -137,6 +137,22 @@ fn a_reset_by_the_pf_is_an_internal_error_from_which_the_driver_recovers() {
 }
 
 #[test]
+fn a_failure_of_the_adapter_is_an_internal_error_until_the_driver_has_reset_the_function() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    let event = HcaEvent::Async(AsyncEvent::DeviceFatal);
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    guest.function.handle_hca_event(NOW, &mut hca, &event);
+    assert_eq!(guest.register(SLAVE_READ)[1], 2);
+    guest.post(CommCommand::VHCR_POST, 0);
+    guest.serve_reset();
+    assert_eq!(guest.register(SLAVE_READ)[1], 2, "not before a reset");
+    guest.start();
+    assert_eq!(guest.register(SLAVE_READ)[1], 0);
+    guest.make_event_queue(4);
+}
+
+#[test]
 fn a_function_level_reset_forgets_everything_but_the_identity() {
     let mut guest = Guest::probed();
     guest.make_event_queue(4);
