@@ -158,7 +158,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     /// What is written is taken, in order, through any number of turns and buffers; the driver is woken
     /// once for what it armed for; a full queue fails and keeps what it has.

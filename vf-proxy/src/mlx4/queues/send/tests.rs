@@ -52,7 +52,7 @@ enum Step {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// The device takes what is posted, each request once and in order, and nothing else, whatever was
     /// in the queue before.
