@@ -11,6 +11,7 @@ mod hostile;
 mod ibsim_server;
 mod ibsim_uplink;
 mod mcast;
+mod mlx4_ports;
 mod notices;
 mod parsers;
 mod paths;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),
     ("mcast", mcast::mcast),
+    ("mlx4_ports", mlx4_ports::mlx4_ports),
     ("notice", parsers::notice),
     ("notices", notices::notices),
     ("path_cache", paths::path_cache),

@@ -105,6 +105,14 @@ impl Bench {
             pkeys: vec![Some(PKeyIndex(0)), None],
             smi_enabled: false,
         };
+        self.show_port(port, view);
+    }
+
+    /// Shows the VF another port, without telling it.
+    ///
+    /// # Panics
+    /// If there is no such port.
+    pub fn show_port(&mut self, port: PortNum, view: VirtualPort) {
         self.pf()
             .set_virtual_port(VF, port, view)
             .expect("a port of the adapter");

@@ -172,7 +172,7 @@ impl Capabilities {
             num_eqs: function.max_eqs.get() & 0xff_ffff,
             reserved_eqs: function.reserved_eqs.get() & 0xff_ffff,
             num_uars: u32::try_from(uar_size / UAR_SIZE).unwrap_or(u32::MAX),
-            reserved_uars: RESERVED_UARS.max(u32::from(dev.log_reserved_uars >> 4)),
+            reserved_uars: RESERVED_UARS.max(u32::from(dev.reserved_uars >> 4)),
             reserved_pds: u32::from(dev.reserved_pds()),
             max_cqes: (1 << dev.log_max_cq_size) - 1,
             max_wqes: 1 << dev.log_max_qp_size,

@@ -259,6 +259,12 @@ impl Core {
         Ok(())
     }
 
+    /// The next thing that the device told of, besides completions. Above this driver it is
+    /// [`super::Driver::poll_event`] that gives them.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
     /// Whether the device says that it failed (`poll_catas`).
     pub(super) fn has_failed(bus: &mut dyn Bus) -> Result<bool, DriverError> {
         Channel::has_failed(bus)

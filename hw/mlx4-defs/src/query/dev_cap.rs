@@ -97,8 +97,8 @@ layout! {
         0x40 pub flags_high: U32,
         /// Bits 31..0 of [`Self::flags`].
         0x44 pub flags_low: U32,
-        /// Bits 7..4: log2 of the UARs that are not for drivers.
-        0x48 pub log_reserved_uars: u8,
+        /// Bits 7..4: UARs that are not for drivers, besides [`crate::bar::RESERVED_UARS`].
+        0x48 pub reserved_uars: u8,
         /// Log2 of the size of BAR 2 in MiB.
         0x49 pub log_uar_bar_size: u8,
         /// Reserved.
@@ -137,8 +137,8 @@ layout! {
         0x62 pub reserved_mcgs: u8,
         /// Log2 of the number of multicast groups.
         0x63 pub log_max_mcgs: u8,
-        /// Bits 7..4: protection domains that are not for drivers.
-        0x64 pub log_reserved_pds: u8,
+        /// See [`Self::reserved_pds`].
+        0x64 pub pd_bits: u8,
         /// Log2 of the number of protection domains.
         0x65 pub log_max_pds: u8,
         /// Extended reliable connections only.
@@ -279,7 +279,7 @@ impl QueryDevCap {
         /// Number of ports.
         ports, set_ports: u8 = vl_ports >> 0, 4;
         /// Protection domains that are not for drivers: the driver's first one has this number.
-        reserved_pds, set_reserved_pds: u8 = log_reserved_pds >> 4, 4;
+        reserved_pds, set_reserved_pds: u8 = pd_bits >> 4, 4;
         /// Work requests can be written into the doorbell page.
         has_blueflame, set_has_blueflame: bool = blueflame >> 7, 1;
     }

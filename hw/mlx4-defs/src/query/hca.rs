@@ -39,7 +39,8 @@ layout! {
         0x058 pub entry_sizes: u8,
         /// Reserved.
         0x059 pub reserved4: [u8; 2],
-        /// Bytes of event and completion queue entries, if neither 32 nor 64; else zero.
+        /// Sizes of completion queue entries (bits 1..0) and event queue entries (bits 5..4), as log2 less 5;
+        /// zero if [`Self::eqe_64`] and [`Self::cqe_64`] say them.
         0x05b pub entry_stride: u8,
         /// Reserved.
         0x05c pub reserved5: [u8; 4],
