@@ -17,7 +17,7 @@ use vf_tunnel::VfId;
 use super::cast::Cast;
 use super::control::protocol::Refusal;
 use super::guests::{GuestAction, GuestReport, Guests, JobId};
-use super::rights::rights;
+use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, Seat, SmChoice};
@@ -186,6 +186,7 @@ impl Lab {
         let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
+            smi: options.rights.contains(&Right::Smi),
             ..PfConfig::new(seed)
         };
         let started = self.world.add_pf_host(node, &config_of_pf);

@@ -12,6 +12,9 @@ pub enum Right {
     PerfMgt,
     /// Ask and answer in the vendors' classes, as ibping does.
     Vendor,
+    /// Send SMPs, from the VF's next start on. Only where some VF had the right when the service began: the
+    /// PF context then has QP0 of its ports, and programs have not.
+    Smi,
     /// Answer requests of the SA's and the device management's class.
     Serve,
     /// Send traps.
@@ -22,7 +25,7 @@ pub enum Right {
 pub(super) fn rights(given: &[Right]) -> Rights {
     let has = |right| given.contains(&right);
     Rights {
-        smi: false,
+        smi: has(Right::Smi),
         perf_mgt: has(Right::PerfMgt),
         vendor: has(Right::Vendor),
         serve: has(Right::Serve),
