@@ -38,6 +38,8 @@ use mlx4_defs::{Cqn, Srqn, Uar};
 pub(super) use self::command::QueueCommand;
 pub(super) use self::cqe::is_receive;
 pub(super) use self::execute::Tables;
+#[cfg(test)]
+pub(super) use self::service::BLANK;
 
 use self::cq::Cq;
 use self::flush::FlushTimer;

@@ -18,7 +18,7 @@ use super::wqe::{BadWqe, DatagramSend, SendData};
 use super::{BATCH, QueueEvent, Queues};
 
 /// A completion to be overwritten.
-const BLANK: Completion = Completion {
+pub(in super::super) const BLANK: Completion = Completion {
     wr_id: 0,
     status: CompletionStatus::Success,
     op: CompletionOp::Send,

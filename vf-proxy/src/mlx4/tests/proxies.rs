@@ -11,6 +11,7 @@ use mlx4_defs::qp::QpState;
 use mlx4_defs::wqe::{USE_QP_QKEY, WqeOpcode};
 
 use super::super::capability::RESERVED_LKEY;
+use super::super::queues::BLANK;
 use super::queue_scene::*;
 use super::*;
 

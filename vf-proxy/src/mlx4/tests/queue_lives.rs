@@ -192,23 +192,13 @@ fn an_overrun_fails_the_queue_and_its_queue_pairs() {
     let cq = guest.make_cq(10);
     let mut left = guest.make_qp(12, &cq);
     let right = guest.make_qp(16, &cq);
-    for _ in 0..CQ_ENTRIES {
-        guest.post_send(
-            &mut left,
-            control(WqeOpcode::SEND),
-            datagram(right.qpn).as_bytes(),
-        );
+    for sent in 0..=CQ_ENTRIES {
+        assert_eq!(guest.eqes_from(0), [], "{sent}");
+        let to = datagram(right.qpn);
+        guest.post_send(&mut left, control(WqeOpcode::SEND), to.as_bytes());
         guest.ring(&left);
+        guest.settle();
     }
-    guest.settle();
-    assert_eq!(guest.eqes_from(0), []);
-    guest.post_send(
-        &mut left,
-        control(WqeOpcode::SEND),
-        datagram(right.qpn).as_bytes(),
-    );
-    guest.ring(&left);
-    guest.settle();
     let failed = guest.events_of(EventType::CQ_ERROR);
     assert_eq!(failed.len(), 1);
     let data = failed[0].view::<CqErrorEvent>();

@@ -1,9 +1,7 @@
 //! A guest with queues: what the driver has of them on its side.
 
 use emulated_hca::EndNode;
-use hca_api::{
-    Completion, CompletionFlags, CompletionOp, CompletionStatus, PortState, VirtualPort,
-};
+use hca_api::{PortState, VirtualPort};
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, QKey, Qpn};
 use mlx4_defs::Cqn;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell};
@@ -382,18 +380,6 @@ pub(super) fn control(opcode: WqeOpcode) -> ControlSegment {
     control.set_completion(ControlSegment::SIGNALED);
     control
 }
-
-/// A completion to be overwritten.
-pub(super) const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Success,
-    op: CompletionOp::Send,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 /// To a queue pair of this port.
 pub(super) fn datagram(qpn: u32) -> DatagramSegment {
