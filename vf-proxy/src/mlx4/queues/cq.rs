@@ -195,6 +195,10 @@ impl Cq {
             mtts.unpin(ring.pin);
             return Err(Status::BAD_PARAM);
         }
+        // The driver moves the entries that wait up by one, to after the one that ended the buffer.
+        if self.solicited_waits() {
+            self.solicited = self.solicited.wrapping_add(1);
+        }
         self.producer = next;
         let old = core::mem::replace(&mut self.ring, ring);
         mtts.unpin(old.pin);
