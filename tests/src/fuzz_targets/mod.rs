@@ -11,6 +11,7 @@ mod hostile;
 mod ibsim_server;
 mod ibsim_uplink;
 mod mcast;
+mod mlx4_device;
 mod mlx4_ports;
 mod notices;
 mod parsers;
@@ -41,6 +42,8 @@ pub const TARGETS: &[Target] = &[
     ("mad", parsers::mad),
     ("mad_agent", agent::mad_agent),
     ("mcast", mcast::mcast),
+    ("mlx4_commands", mlx4_device::mlx4_commands),
+    ("mlx4_device", mlx4_device::mlx4_device),
     ("mlx4_ports", mlx4_ports::mlx4_ports),
     ("notice", parsers::notice),
     ("notices", notices::notices),

@@ -40,6 +40,11 @@ pub trait Bus: fmt::Debug {
     /// Resets the function as its VMM does when the machine resets.
     fn reset(&mut self);
 
+    /// How long whoever drives the function waits for anything, at most.
+    fn patience(&self) -> Duration {
+        Duration::MAX
+    }
+
     /// Reads a big-endian register of 32 bits.
     fn read_be32(&mut self, bar: u8, offset: u64) -> u32 {
         let mut bytes = [0; 4];

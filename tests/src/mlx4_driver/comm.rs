@@ -51,7 +51,7 @@ fn wait_until(
     limit: Duration,
     mut condition: impl FnMut(&mut dyn Bus) -> Result<bool, DriverError>,
 ) -> Result<bool, DriverError> {
-    let end = bus.now() + limit;
+    let end = bus.now() + limit.min(bus.patience());
     while !condition(bus)? {
         if bus.now() >= end {
             return Ok(false);

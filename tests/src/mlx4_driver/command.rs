@@ -178,6 +178,11 @@ impl CommandPort {
         self.vhcr
     }
 
+    /// The address of the input mailbox.
+    pub(super) const fn inbox(&self) -> u64 {
+        self.inbox
+    }
+
     /// From now on commands complete by events; the tokens count from 1 (`mlx4_cmd_use_events`).
     pub(super) const fn use_events(&mut self) {
         self.mode = Mode::Events { token: 0 };
@@ -253,7 +258,7 @@ impl CommandPort {
         command: &Command,
     ) -> Result<Reply, DriverError> {
         self.post(bus, command)?;
-        let end = bus.now() + Self::LIMIT;
+        let end = bus.now() + Self::LIMIT.min(bus.patience());
         while !self.is_done(bus)? {
             if bus.now() >= end {
                 return Err(Self::timed_out(command));

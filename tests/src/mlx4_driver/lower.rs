@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use mlx4_defs::eq::{EqContext, EqState, EventMask, MapEq};
 use mlx4_defs::eqe::{EQE_SIZE, EventType};
 use mlx4_defs::{Cqn, LogPageSize, Opcode, Status};
@@ -11,6 +11,7 @@ use super::buffer::BufferKind;
 use super::capabilities::Capabilities;
 use super::comm::Channel;
 use super::command::CommandPort;
+use super::error::oops;
 use super::event::{Entry, Event, EventQueue, SPARE_ENTRIES};
 use super::numbers::{DoorbellRecords, Numbers};
 use super::pci::PciDevice;
@@ -31,6 +32,9 @@ pub(super) const CATAS_POLL: Duration = Duration::from_secs(5);
 /// Input modifier of NOP (`mlx4_NOP`).
 const NOP_MODIFIER: u32 = 0x1f;
 
+/// Interrupts in a row, while no time passes, that no device raises that works.
+const STORM: usize = 1000;
+
 /// The lower driver of a function.
 #[derive(Debug)]
 pub struct Core {
@@ -49,6 +53,8 @@ pub struct Core {
     pub(super) completions: VecDeque<Cqn>,
     /// What else happened, oldest first.
     pub(super) events: VecDeque<Event>,
+    /// Interrupts since a time that has not passed.
+    interrupts: (Instant, usize),
 }
 
 impl Core {
@@ -86,6 +92,7 @@ impl Core {
             counters: Vec::new(),
             completions: VecDeque::new(),
             events: VecDeque::new(),
+            interrupts: (bus.now(), 0),
         };
         match this.set_up(bus) {
             Ok(()) => Ok(this),
@@ -216,7 +223,7 @@ impl Core {
     /// kernel enters its error state; [`DriverError::Oops`] for an answer out of order.
     pub fn execute(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<Reply, DriverError> {
         self.commands.post(bus, command)?;
-        let end = bus.now() + CommandPort::LIMIT;
+        let end = bus.now() + CommandPort::LIMIT.min(bus.patience());
         loop {
             self.serve_interrupts(bus)?;
             if self.commands.is_done(bus)? {
@@ -232,11 +239,26 @@ impl Core {
     /// Serves the interrupts that were signalled.
     pub(super) fn serve_interrupts(&mut self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         while let Some(vector) = bus.take_interrupt() {
+            self.check_storm(bus.now())?;
             let served = self.eqs.iter().position(|eq| eq.vector == vector);
             let served = served.filter(|index| self.eqs[*index].is_served);
             if let Some(index) = served {
                 self.serve_eq(bus, index)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Counts interrupts while no time passes.
+    fn check_storm(&mut self, now: Instant) -> Result<(), DriverError> {
+        let (since, count) = self.interrupts;
+        self.interrupts = if since == now {
+            (since, count + 1)
+        } else {
+            (now, 0)
+        };
+        if count > STORM {
+            return Err(oops("an interrupt that does not end"));
         }
         Ok(())
     }
@@ -280,6 +302,12 @@ impl Core {
     #[must_use]
     pub const fn vhcr(&self) -> u64 {
         self.commands.vhcr()
+    }
+
+    /// The address of the input mailbox.
+    #[must_use]
+    pub const fn inbox(&self) -> u64 {
+        self.commands.inbox()
     }
 
     /// Takes the function down as `mlx4_unload_one` does.

@@ -136,15 +136,36 @@ impl GuestMemory {
         }
     }
 
-    /// Takes an allocated page from the device's reach, or gives it back.
-    ///
-    /// # Panics
-    /// If the page is not allocated.
-    pub fn set_mapped(&self, addr: u64, mapped: bool) {
+    /// Takes an allocated page from the device's reach, or gives it back. Whether the page is allocated.
+    pub fn set_mapped(&self, addr: u64, mapped: bool) -> bool {
         let mut ram = self.ram();
         let page = &mut ram.pages[page_of(addr)];
-        assert_ne!(*page, Page::Free, "not allocated");
-        *page = if mapped { Page::Owned } else { Page::Unmapped };
+        if *page != Page::Free {
+            *page = if mapped { Page::Owned } else { Page::Unmapped };
+        }
+        *page != Page::Free
+    }
+
+    /// Pages that are not allocated.
+    #[must_use]
+    pub fn free_pages(&self) -> usize {
+        let ram = self.ram();
+        ram.pages.iter().filter(|page| **page == Page::Free).count()
+    }
+
+    /// Takes all pages back, whoever has them.
+    pub fn free_all(&self) {
+        self.ram().pages.fill(Page::Free);
+    }
+
+    /// An allocated page, by any number; the first page if none is.
+    #[must_use]
+    pub fn some_page(&self, number: usize) -> u64 {
+        let ram = self.ram();
+        let count = ram.pages.len();
+        let mut order = (0..count).map(|n| (number % count + n) % count);
+        let page = order.find(|page| ram.pages[*page] != Page::Free);
+        Self::BASE + (page.unwrap_or(0) * PAGE) as u64
     }
 
     /// Reads as the guest's processor.
@@ -163,23 +184,6 @@ impl GuestMemory {
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         let start = offset_of(addr);
         self.ram().bytes[start..start + bytes.len()].copy_from_slice(bytes);
-    }
-
-    /// Reads a byte.
-    #[must_use]
-    pub fn read_u8(&self, addr: u64) -> u8 {
-        self.ram().bytes[offset_of(addr)]
-    }
-
-    /// Writes a big-endian value of 32 bits.
-    pub fn write_be32(&self, addr: u64, value: u32) {
-        self.write(addr, &value.to_be_bytes());
-    }
-
-    /// Whether memory is there, for addresses that somebody else chose.
-    #[must_use]
-    pub fn contains(&self, addr: u64, len: usize) -> bool {
-        self.ram().range(addr, len).is_some()
     }
 }
 
@@ -285,9 +289,9 @@ mod tests {
         assert_eq!(&bytes, b"vhca");
         assert_eq!(memory.stray_accesses(), StrayAccesses::default());
 
-        memory.set_mapped(pages[0], false);
+        assert!(memory.set_mapped(pages[0], false));
         assert!(AddressSpace::read(&device, pages[0], &mut bytes).is_err());
-        memory.set_mapped(pages[0], true);
+        assert!(memory.set_mapped(pages[0], true));
         assert!(AddressSpace::read(&device, pages[0], &mut bytes).is_ok());
         memory.free(pages[1], 1);
         assert!(AddressSpace::write(&mut device, pages[1], b"late").is_err());

@@ -17,6 +17,7 @@ mod command;
 mod cq;
 mod error;
 mod event;
+pub mod hostile;
 mod lab;
 mod lower;
 mod mads;
@@ -201,6 +202,14 @@ impl Driver {
         let memory = self.core.memory.clone();
         self.abandon(bus);
         Self::probe(bus, memory)
+    }
+
+    /// Has the device reset the function, as a driver in its error state does, and forgets everything.
+    ///
+    /// # Errors
+    /// [`DriverError::ResetFailed`].
+    pub fn reset_device(self, bus: &mut dyn Bus) -> Result<(), DriverError> {
+        self.core.reset_function(bus)
     }
 
     /// Serves interrupts, and does everything that is due.

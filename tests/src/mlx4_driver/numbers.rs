@@ -36,14 +36,14 @@ impl Numbers {
     /// Takes a number, if one is left.
     pub(super) fn take(&mut self) -> Option<u32> {
         for _ in self.first..self.end {
-            let number = self.next;
+            let (number, top) = (self.next, self.top);
             self.next += 1;
             if self.next == self.end {
                 self.next = self.first;
                 self.top = self.top.wrapping_add(self.end) & self.mask & !(self.end - 1);
             }
             if self.taken.insert(number) {
-                return Some(number | self.top);
+                return Some(number | top);
             }
         }
         None
@@ -105,8 +105,9 @@ mod tests {
         assert_eq!(numbers.take(), None);
         numbers.give_back(4);
         numbers.give_back(5);
-        assert_eq!(numbers.take(), Some(8 | 4));
-        numbers.give_back(8 | 4);
-        assert_eq!(numbers.take(), Some(8 | 5));
+        // Wrapped twice: by the last one, and by the search for one more.
+        assert_eq!(numbers.take(), Some(16 | 4));
+        numbers.give_back(16 | 4);
+        assert_eq!(numbers.take(), Some(16 | 5));
     }
 }

@@ -47,10 +47,15 @@ pub(super) struct Srq {
 }
 
 impl Srq {
+    fn last(&self) -> u16 {
+        u16::try_from(self.slots - 1).unwrap_or(u16::MAX)
+    }
+
     fn next_of(&self, slot: u16) -> u16 {
         let bytes: [u8; 16] = self.mapped.buffer.read(usize::from(slot) << self.shift);
         let next: SrqNextSegment = zerocopy::transmute!(bytes);
-        next.next.get()
+        // Within the queue, whatever somebody wrote there.
+        next.next.get() & self.last()
     }
 
     fn link(&self, slot: u16, next: u16) {

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use super::comm::UAR_BAR;
 use super::qp::{Qp, QpUse};
-use super::ring::Sge;
+use super::ring::{Ring, Sge};
 use super::work::SendWork;
 use super::{Bus, Command, Driver, DriverError, Output};
 
@@ -314,26 +314,39 @@ impl Driver {
     /// # Errors
     /// [`DriverError::Usage`] for a full queue, or a request that has no room.
     pub fn write_sends(&mut self, qpn: Qpn, works: &[SendWork]) -> Result<(), DriverError> {
-        let qp = self.qp_mut(qpn)?;
         for work in works {
-            let mut bytes = work.encode(qp.tunnel, 1 << qp.sends.shift)?;
-            let (at, index) = qp.sends.post(work.wr_id)?;
-            let control = bytes.first_chunk_mut::<16>();
-            let Some(control) =
-                control.and_then(|bytes| ControlSegment::mut_from_bytes(bytes).ok())
-            else {
-                return Err(DriverError::Usage("a request has a control segment"));
-            };
-            control.set_owner(index & qp.sends.slots != 0);
-            if qp.spec.signal_all {
-                control.set_completion(ControlSegment::SIGNALED);
-            }
-            // The word with the owner's bit is last.
-            qp.mapped.buffer.write(at + 4, &bytes[4..]);
-            qp.mapped.buffer.write(at, &bytes[..4]);
-            let spare = super::ring::Ring::spare(qp.sends.shift);
-            qp.sends.stamp(&qp.mapped.buffer, index.wrapping_add(spare));
+            self.write_changed(qpn, work, |_| {})?;
         }
+        Ok(())
+    }
+
+    /// Writes a send into a slot after its bytes were changed: no driver does that. The owner's bit is
+    /// right all the same.
+    ///
+    /// # Errors
+    /// As [`Self::write_sends`].
+    pub fn write_changed(
+        &mut self,
+        qpn: Qpn,
+        work: &SendWork,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<(), DriverError> {
+        let qp = self.qp_mut(qpn)?;
+        let mut bytes = work.encode(qp.tunnel, 1 << qp.sends.shift)?;
+        change(&mut bytes);
+        let (at, index) = qp.sends.post(work.wr_id)?;
+        let control = bytes.first_chunk_mut::<16>();
+        let control = control.and_then(|bytes| ControlSegment::mut_from_bytes(bytes).ok());
+        let control = control.ok_or(DriverError::Usage("a request has a control segment"))?;
+        control.set_owner(index & qp.sends.slots != 0);
+        if qp.spec.signal_all {
+            control.set_completion(ControlSegment::SIGNALED);
+        }
+        // The word with the owner's bit is last.
+        qp.mapped.buffer.write(at + 4, &bytes[4..]);
+        qp.mapped.buffer.write(at, &bytes[..4]);
+        let spare = Ring::spare(qp.sends.shift);
+        qp.sends.stamp(&qp.mapped.buffer, index.wrapping_add(spare));
         Ok(())
     }
 

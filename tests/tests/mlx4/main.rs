@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod datagrams;
+mod hostile;
 mod mads;
 mod probe;
 mod resets;
