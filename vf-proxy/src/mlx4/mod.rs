@@ -16,6 +16,13 @@
 //! itself, or the adapter fails, the driver is told of an internal error: it asks for a reset and starts
 //! anew.
 //!
+//! # Interrupts
+//!
+//! A front end whose VMM keeps the MSI-X table (QEMU does, behind vfio-user) signals every
+//! [`PciEvent::Interrupt`], and leaves it to the VMM to hold back what the guest has masked. Where the
+//! guest's writes reach BAR 4 the function does that itself: from the first write on what is masked there
+//! waits in the pending bits.
+//!
 //! # Hostile guests
 //!
 //! Whatever a guest writes is answered with a status, or not at all. The work for each access is bounded:

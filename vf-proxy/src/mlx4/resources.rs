@@ -237,8 +237,9 @@ impl Resources {
         if count == 0 || !align.is_power_of_two() || align > MAX_QPN_ALIGN {
             return Err(Status::BAD_PARAM);
         }
-        let room = quotas.qps.saturating_sub(self.qps.len());
-        if count > room {
+        // Proxies are not the driver's.
+        let proxies = self.special.map_or(0, |_| SPECIAL_QPNS / 2);
+        if count > (quotas.qps + proxies).saturating_sub(self.qps.len()) {
             return Err(Status::EXCEED_LIM);
         }
         let first = hca.reserve_qpns(count, align).map_err(status_of)?.get();
