@@ -5,7 +5,9 @@
 mod datagrams;
 mod hostile;
 mod mads;
+mod ports;
 mod probe;
+mod random;
 mod resets;
 
 use vf_proxy::PciFunction;
