@@ -111,7 +111,7 @@ impl PortMux {
                     record.statistics.of(mad.header.mgmt_class).delivered += 1;
                     if mad.header.method.is_response() {
                         record.redirects.learn(mad);
-                        record.driver.let_pass(mad);
+                        record.driver.adapt(mad);
                     }
                 }
                 Passed::ToVf(VfDelivery {

@@ -36,7 +36,10 @@ impl PortMux {
             return Step::Send;
         };
         match self.paths.ask(now, vf, record.pkeys.keys(), mad) {
-            Lookup::Answered => Step::Answered,
+            Lookup::Answered => {
+                record.driver.adapt(mad);
+                Step::Answered
+            }
             Lookup::UnderWay => Step::Wait,
             Lookup::Miss => Step::Send,
         }

@@ -9,7 +9,7 @@ use ib_wire::sa::{ComponentMask, PathRecord, SaMad};
 use ib_wire::{Gid, Lid, PKey, Qpn, Sl, SubnetPrefix, Tid};
 use mad_mux::path_cache::PathCacheConfig;
 use pf_context::{
-    Cause, Limits, Output, PortConfig, PortEvent, Sizes, VfConfig, VfEvent, WireSource,
+    Cause, GuestDriver, Limits, Output, PortConfig, PortEvent, Sizes, VfConfig, VfEvent, WireSource,
 };
 use vf_tunnel::DropReason;
 use zerocopy::IntoBytes;
@@ -554,4 +554,33 @@ fn c218_a_busy_sa_and_a_redirection_are_not_remembered() {
         got(port.wire_sends(&from(SM), &error(&out.mad, status)));
         assert!(!is_known(&mut port, 1, shared(2)), "{status:?}");
     }
+}
+
+#[test]
+fn linux_on_an_mlx4_vf_is_told_paths_that_have_a_grh_by_the_sa_and_from_the_cache() {
+    let of = |number, driver| VfConfig {
+        driver,
+        ..vf_config(number)
+    };
+    let vfs = [of(1, GuestDriver::Standard), of(2, GuestDriver::Mlx4Slave)];
+    let hop_limit = |mad: &Mad| mad.view::<SaMad>().record::<PathRecord>().hop_limit();
+
+    let mut port = Port::with(config(), vfs.clone());
+    assert_eq!(hop_limit(&learn(&mut port, 1, shared(1))), 0);
+    let cached = got(port.vf_sends(2, &frame(SM, shared(2))));
+    assert_eq!(hop_limit(&cached.mad), 1);
+
+    // What the cache holds is the SA's.
+    let mut port = Port::with(config(), vfs);
+    assert_eq!(hop_limit(&learn(&mut port, 2, shared(1))), 1);
+    let cached = got(port.vf_sends(1, &frame(SM, shared(2))));
+    assert_eq!(hop_limit(&cached.mad), 0);
+
+    // A path to another subnet has a hop limit of its own.
+    let out = sent(port.vf_sends(2, &frame(SM, asks(server(), vf_gid(2), 3))));
+    let mut far = path(&out.mad, PKey::DEFAULT_FULL);
+    let mut record: PathRecord = far.view::<SaMad>().record();
+    record.set_hop_limit(64);
+    far.view_mut::<SaMad>().set_record(&record);
+    assert_eq!(hop_limit(&got(port.wire_sends(&from(SM), &far)).mad), 64);
 }
