@@ -53,7 +53,7 @@ pub struct Core {
     pub(super) completions: VecDeque<Cqn>,
     /// What else happened, oldest first.
     pub(super) events: VecDeque<Event>,
-    /// Interrupts since a time that has not passed.
+    /// Interrupts since a time that has not passed, and since the last command.
     interrupts: (Instant, usize),
 }
 
@@ -223,6 +223,7 @@ impl Core {
     /// kernel enters its error state; [`DriverError::Oops`] for an answer out of order.
     pub fn execute(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<Reply, DriverError> {
         self.commands.post(bus, command)?;
+        self.interrupts.1 = 0;
         let end = bus.now() + CommandPort::LIMIT.min(bus.patience());
         loop {
             self.serve_interrupts(bus)?;

@@ -220,6 +220,18 @@ impl Talker {
         }
     }
 
+    /// The UAR that it posts through.
+    #[must_use]
+    pub const fn uar(&self) -> Uar {
+        self.uar
+    }
+
+    /// A part of its memory, under its own key.
+    #[must_use]
+    pub fn own_memory(&self, len: usize) -> Sge {
+        self.region.sge(0, len)
+    }
+
     /// Where others reach this talker by LID.
     #[must_use]
     pub fn address(&self, lid: Lid) -> (Lid, Qpn, QKey) {

@@ -7,6 +7,7 @@ mod hostile;
 mod mads;
 mod ports;
 mod probe;
+mod protection;
 mod random;
 mod resets;
 
