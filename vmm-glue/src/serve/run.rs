@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use ib_vtime::Duration;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -146,6 +147,7 @@ pub fn run(
         service.add_way_in(UmadSocket::claim(path)?);
     }
     if let Some(folder) = &options.vfio_user {
+        raise_descriptor_limit();
         let sockets = VfioUserSockets::claim(folder, service.lab_mut())?;
         service.add_way_in(sockets);
     }
@@ -216,6 +218,16 @@ fn fabric_name(options: &Options) -> String {
     }
     let attached: Vec<String> = options.attach.iter().map(ToString::to_string).collect();
     attached.join(" ")
+}
+
+/// A VMM gives several descriptors for each VF: as many are allowed from here on as can be. Where that fails, VMMs are
+/// turned away earlier.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        log::warn!("cannot raise the limit on descriptors: {error}");
+    }
 }
 
 fn random_seed() -> io::Result<u64> {

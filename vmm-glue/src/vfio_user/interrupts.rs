@@ -3,12 +3,12 @@
 //! The table with its masks is the VMM's, which also keeps the enable bit: what a function raises is signalled
 //! unless the VMM masks it by a message. A vector that nobody can be told of yet waits.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink};
-use rustix::io::{Errno, write};
+use rustix::io::Errno;
 
 use super::codec::{IrqAction, IrqData, SetIrqs};
+use super::eventfd::Signaller;
 
 /// The number of MSI-X among the interrupt types (`VFIO_PCI_MSIX_IRQ_INDEX`).
 pub(super) const MSIX: u32 = 2;
@@ -24,20 +24,19 @@ struct Vector {
 }
 
 impl Vector {
-    fn raise(&mut self) {
+    fn raise(&mut self, signaller: &Signaller) {
         match &self.signal {
             Some(signal) if !self.is_masked => {
                 self.is_pending = false;
-                // The one error is that the counter is full, and the VMM not lacking a signal.
-                let _ = write(signal, &1_u64.to_ne_bytes());
+                signaller.signal(signal);
             }
             _ => self.is_pending = true,
         }
     }
 
-    fn raise_pending(&mut self) {
+    fn raise_pending(&mut self, signaller: &Signaller) {
         if self.is_pending {
-            self.raise();
+            self.raise(signaller);
         }
     }
 }
@@ -46,6 +45,7 @@ impl Vector {
 #[derive(Debug)]
 pub struct Interrupts {
     vectors: Vec<Vector>,
+    signaller: Signaller,
 }
 
 impl Interrupts {
@@ -54,6 +54,7 @@ impl Interrupts {
     pub fn new(count: u16) -> Self {
         Self {
             vectors: (0..count).map(|_| Vector::default()).collect(),
+            signaller: Signaller::new(),
         }
     }
 
@@ -79,7 +80,7 @@ impl Interrupts {
     /// Signals a vector, or has it wait. There being no such vector is the function's mistake, and nothing happens.
     pub fn raise(&mut self, vector: u16) {
         if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
-            vector.raise();
+            vector.raise(&self.signaller);
         }
     }
 
@@ -92,6 +93,7 @@ impl Interrupts {
         if set.index >= IRQ_TYPES {
             return Err(Errno::INVAL);
         }
+        let signaller = &self.signaller;
         let exist = match set.index {
             MSIX => self.vectors.as_mut_slice(),
             _ => &mut [],
@@ -107,10 +109,12 @@ impl Interrupts {
         let end = start.checked_add(set.count as usize).ok_or(Errno::INVAL)?;
         let meant = exist.get_mut(start..end).ok_or(Errno::INVAL)?;
         match (set.action, set.data) {
-            (IrqAction::Trigger, IrqData::EventFd) => assign(meant, signals),
+            (IrqAction::Trigger, IrqData::EventFd) => assign(meant, signals, signaller),
             (_, IrqData::EventFd) => Err(Errno::INVAL),
             (action, IrqData::None) => {
-                meant.iter_mut().for_each(|vector| act(vector, action));
+                meant
+                    .iter_mut()
+                    .for_each(|vector| act(vector, action, signaller));
                 Ok(())
             }
             (action, IrqData::Bool(which)) => {
@@ -118,14 +122,18 @@ impl Interrupts {
                     .iter_mut()
                     .zip(which)
                     .filter(|(_, is_meant)| **is_meant != 0);
-                meant.for_each(|(vector, _)| act(vector, action));
+                meant.for_each(|(vector, _)| act(vector, action, signaller));
                 Ok(())
             }
         }
     }
 }
 
-fn assign(vectors: &mut [Vector], signals: Vec<OwnedFd>) -> Result<(), Errno> {
+fn assign(
+    vectors: &mut [Vector],
+    signals: Vec<OwnedFd>,
+    signaller: &Signaller,
+) -> Result<(), Errno> {
     if signals.is_empty() {
         vectors.iter_mut().for_each(|vector| vector.signal = None);
         return Ok(());
@@ -134,33 +142,24 @@ fn assign(vectors: &mut [Vector], signals: Vec<OwnedFd>) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     for signal in &signals {
-        prepare(signal)?;
+        signaller.prepare(signal)?;
     }
     for (vector, signal) in vectors.iter_mut().zip(signals) {
         vector.signal = Some(signal);
-        vector.raise_pending();
+        vector.raise_pending(signaller);
     }
     Ok(())
 }
 
-fn act(vector: &mut Vector, action: IrqAction) {
+fn act(vector: &mut Vector, action: IrqAction, signaller: &Signaller) {
     match action {
         IrqAction::Mask => vector.is_masked = true,
         IrqAction::Unmask => {
             vector.is_masked = false;
-            vector.raise_pending();
+            vector.raise_pending(signaller);
         }
-        IrqAction::Trigger => vector.raise(),
+        IrqAction::Trigger => vector.raise(signaller),
     }
-}
-
-/// Sees to it that a write to a descriptor does not wait: of other files than eventfds, who knows.
-fn prepare(signal: &OwnedFd) -> Result<(), Errno> {
-    let name = readlink(format!("/proc/self/fd/{}", signal.as_raw_fd()), Vec::new())?;
-    if name.as_bytes() != b"anon_inode:[eventfd]" {
-        return Err(Errno::INVAL);
-    }
-    fcntl_setfl(signal, fcntl_getfl(signal)? | OFlags::NONBLOCK)
 }
 
 #[cfg(test)]

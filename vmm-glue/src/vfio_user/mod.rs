@@ -6,6 +6,7 @@
 
 pub mod codec;
 mod connection;
+mod eventfd;
 mod interrupts;
 pub mod memory;
 mod remote;

@@ -1,0 +1,266 @@
+//! VFs for VMMs as a user meets them: the real service, clients that come and go, and what is left of them.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use serde_json::Value;
+use vfio_user::Client;
+
+fn vhca() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vhca"));
+    command.env_remove("RUST_LOG");
+    command
+}
+
+/// A running service with sockets for VMMs, which dies with the test.
+struct Serve {
+    child: Child,
+    _stdout: BufReader<ChildStdout>,
+    ready: Value,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Serve {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = vhca()
+            .args(["serve", "--json", "--topology", "single", "--vfs", "2"])
+            .arg("--control")
+            .arg(folder.path().join("control"))
+            .arg("--vfio-user")
+            .arg(folder.path().join("vfs"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        Self {
+            child,
+            _stdout: stdout,
+            ready: serde_json::from_str(&line).unwrap(),
+            folder,
+        }
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        let mut command = vhca();
+        command.args(arguments);
+        command.env("VHCA_CONTROL", self.folder.path().join("control"));
+        command.output().unwrap()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.ask(arguments);
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The socket of the first VF.
+    fn socket(&self) -> PathBuf {
+        let path = self.ready["vfio_user"][0]["socket"].as_str();
+        PathBuf::from(path.unwrap())
+    }
+
+    /// What is shown of the first VF.
+    fn vmm(&self) -> Value {
+        self.json(&["show", "vfs", "--json"])["vmms"][0].clone()
+    }
+
+    fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Value {
+        let begun = Instant::now();
+        loop {
+            let vmm = self.vmm();
+            if is_so(&vmm) {
+                return vmm;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{vmm}");
+        }
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        Path::new("/proc")
+            .join(self.child.id().to_string())
+            .join(name)
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(self.proc("fd")).unwrap().count()
+    }
+
+    /// Memory mappings.
+    fn mappings(&self) -> usize {
+        std::fs::read_to_string(self.proc("maps"))
+            .unwrap()
+            .lines()
+            .count()
+    }
+
+    /// Resident memory in KiB.
+    fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(self.proc("status")).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+fn memfd(len: u64) -> OwnedFd {
+    let fd = memfd_create("guest", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, len).unwrap();
+    fd
+}
+
+const MEMORY: u64 = 64 << 20;
+
+/// A client as a VMM is: it has read what the device is, shared its memory, and set its interrupts.
+fn attach(socket: &Path) -> (Client, OwnedFd) {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    let mut client = Client::new(socket).unwrap();
+    let memory = memfd(MEMORY);
+    client.dma_map(0, 0, MEMORY, memory.as_raw_fd()).unwrap();
+    let signals: Vec<OwnedFd> = (0..33)
+        .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+        .collect();
+    let raw: Vec<_> = signals.iter().map(AsRawFd::as_raw_fd).collect();
+    client.set_irqs(2, 1 << 2 | 1 << 5, 0, 33, &raw).unwrap();
+    (client, memory)
+}
+
+#[test]
+fn a_client_finds_a_connectx_3_vf() {
+    let serve = Serve::start();
+    let (mut client, _memory) = attach(&serve.socket());
+    let mut ids = [0; 4];
+    client.region_read(7, 0, &mut ids).unwrap();
+    assert_eq!(ids, [0xb3, 0x15, 0x04, 0x10]);
+    assert_eq!(client.region(2).unwrap().size, 8 << 20);
+    let vmm = serve.wait_until(|vmm| vmm["attached"] == true);
+    assert_eq!(vmm["pid"], std::process::id());
+    assert_eq!(vmm["shared_bytes"], MEMORY);
+    assert_eq!(vmm["vectors"], 33);
+}
+
+#[test]
+fn fifty_vmms_one_after_another_leave_nothing_behind() {
+    let serve = Serve::start();
+    let socket = serve.socket();
+    let come_and_go = |times: u64| {
+        for _ in 0..times {
+            let before = serve.vmm()["vmms"].as_u64().unwrap();
+            let (mut client, _memory) = attach(&socket);
+            client.region_write(2, 0, &[0x80, 0, 0, 0]).unwrap();
+            drop(client);
+            serve.wait_until(|vmm| vmm["attached"] == false && vmm["vmms"] == before + 1);
+        }
+    };
+    come_and_go(5);
+    let before = (serve.descriptors(), serve.mappings());
+    let resident = serve.resident();
+    come_and_go(50);
+    let vmm = serve.vmm();
+    assert_eq!(
+        (&vmm["vmms"], &vmm["shared_bytes"]),
+        (&55.into(), &0.into())
+    );
+    assert_eq!(serve.descriptors(), before.0);
+    assert!(serve.mappings() <= before.1 + 4);
+    assert!(serve.resident() < resident + 2048, "{resident} KiB before");
+}
+
+#[test]
+fn what_qemu_is_to_be_given_names_the_socket_and_shares_memory() {
+    let serve = Serve::start();
+    let host = serve.ready["vfio_user"][0]["host"].as_str().unwrap();
+    for name in [format!("{host}/1"), format!("{host}/vf1")] {
+        let json = serve.json(&["qemu-args", &name, "--memory", "256", "--json"]);
+        let args: Vec<&str> = json["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(Value::as_str)
+            .collect();
+        assert!(args.contains(&"memory-backend-memfd,id=ram,size=256M,share=on"));
+        let device: Value = serde_json::from_str(args.last().unwrap()).unwrap();
+        assert_eq!(device["driver"], "vfio-user-pci");
+        assert_eq!(device["socket"]["path"], serve.socket().to_str().unwrap());
+    }
+    let none = serve.ask(&["qemu-args", &format!("{host}/9")]);
+    let said = String::from_utf8(none.stderr).unwrap();
+    assert!(
+        !none.status.success() && said.contains("--vfio-user"),
+        "{said}"
+    );
+    let begun = Instant::now();
+    while serve.json(&["why", &format!("{host}/1"), "--json"])["code"] != "no_vmm" {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn garbage_at_all_sockets_at_once_hurts_nobody() {
+    let serve = Serve::start();
+    let offered = serve.ready["vfio_user"].as_array().unwrap().clone();
+    let (own, others) = offered.split_first().unwrap();
+    let (mut client, _memory) = attach(Path::new(own["socket"].as_str().unwrap()));
+    let descriptors = serve.descriptors();
+    let mut noise = vec![0; 1 << 16];
+    File::open("/dev/urandom")
+        .unwrap()
+        .read_exact(&mut noise)
+        .unwrap();
+    for part in noise.chunks(1 << 10) {
+        for other in others {
+            let path = other["socket"].as_str().unwrap();
+            let mut socket = UnixStream::connect(path).unwrap();
+            // It may be cut off before it has said all.
+            let _ = socket.write_all(part);
+        }
+        let mut bytes = [0; 4];
+        client.region_read(7, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0xb3, 0x15, 0x04, 0x10]);
+    }
+    let begun = Instant::now();
+    while serve.descriptors() > descriptors {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    let shown = serve.json(&["show", "vfs", "--json"]);
+    let attached = shown["vmms"].as_array().unwrap().iter();
+    assert_eq!(attached.filter(|vmm| vmm["attached"] == true).count(), 1);
+}
+
+#[test]
+fn guests_of_its_own_and_vmms_exclude_each_other() {
+    let output = vhca()
+        .args(["serve", "--guests", "--vfio-user", "/tmp/x"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("vhca.toml");
+    std::fs::write(&file, "guests = true\nvfio_user = \"/tmp/x\"\n").unwrap();
+    let output = vhca().arg("serve").arg("--config").arg(&file).output();
+    let output = output.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("guests"),
+        "{said}"
+    );
+}
