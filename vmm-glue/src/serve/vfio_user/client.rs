@@ -30,8 +30,10 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(now: Instant, connection: Connection, session: Session) -> Self {
+        let peer = socket_peercred(&connection).ok();
+        session.memory().set_owner(peer.map(|peer| peer.pid));
         Self {
-            peer: socket_peercred(&connection).ok(),
+            peer,
             connection: Arc::new(Mutex::new(connection)),
             session,
             since: now,

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
@@ -20,8 +20,8 @@ use super::copy;
 /// Which file it is, as long as somebody has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileId {
-    device: u64,
-    inode: u64,
+    pub(super) device: u64,
+    pub(super) inode: u64,
 }
 
 /// How the pages of a mapping are reached.
@@ -40,6 +40,8 @@ pub(super) struct MappedFile {
     mapping: MmapRegion,
     way: Way,
     writable: bool,
+    /// Whether the VMM has pages of its own in its place, as soon as that is known.
+    is_private: Arc<AtomicBool>,
 }
 
 /// Kinds of file systems (`linux/magic.h`) on which a page fault waits for nobody but this host.
@@ -76,7 +78,11 @@ pub(super) fn id(file: &OwnedFd) -> Result<FileId, Errno> {
 
 impl MappedFile {
     /// Maps a file.
-    pub(super) fn map(file: OwnedFd, writable: bool) -> Result<Arc<Self>, Errno> {
+    pub(super) fn map(
+        file: OwnedFd,
+        writable: bool,
+        is_private: Arc<AtomicBool>,
+    ) -> Result<Arc<Self>, Errno> {
         let id = id(&file)?;
         let len = u64::try_from(fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
@@ -98,6 +104,7 @@ impl MappedFile {
             mapping,
             way,
             writable,
+            is_private,
         }))
     }
 
@@ -108,6 +115,11 @@ impl MappedFile {
     /// Bytes that are mapped.
     pub(super) fn len(&self) -> u64 {
         self.mapping.size() as u64
+    }
+
+    /// Whether the VMM does not share it, though it gave its descriptor.
+    pub(super) fn is_private(&self) -> bool {
+        self.is_private.load(Ordering::Acquire)
     }
 
     pub(super) const fn is_writable(&self) -> bool {

@@ -15,14 +15,17 @@
 
 mod copy;
 mod file;
+mod sharing;
 
 use core::fmt;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 use rustix::io::Errno;
+use rustix::process::Pid;
 
 use super::codec::{DmaMap, DmaMapFlags};
 use file::{FileId, MappedFile};
@@ -71,12 +74,26 @@ struct Range {
     backing: Backing,
 }
 
+impl Range {
+    /// The file that its bytes are in, and where, if the VMM shares it.
+    fn file(&self) -> Option<(&MappedFile, u64)> {
+        match &self.backing {
+            Backing::File(file, offset) if !file.is_private() => Some((file, *offset)),
+            Backing::File(..) | Backing::Remote => None,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Map {
     /// By their first address. They do not overlap.
     ranges: BTreeMap<u64, Range>,
     files: BTreeMap<FileId, Arc<MappedFile>>,
     remote: Option<Box<dyn RemoteMemory>>,
+    /// The VMM's process.
+    owner: Option<Pid>,
+    /// Whether it is looked at how that process has a file.
+    is_looking: Arc<AtomicBool>,
 }
 
 /// A handle to a guest's memory. See the [module](self).
@@ -110,7 +127,17 @@ impl GuestMemory {
 
     /// Takes away all ranges, and the way to remote ones.
     pub fn clear(&self) {
-        *self.lock() = Map::default();
+        let mut map = self.lock();
+        *map = Map {
+            is_looking: map.is_looking.clone(),
+            ..Map::default()
+        };
+    }
+
+    /// Sets whose memory it is. Files that this process has for itself alone are known as not shared then, soon after
+    /// they are mapped.
+    pub fn set_owner(&self, owner: Option<Pid>) {
+        self.lock().owner = owner;
     }
 
     /// Takes away all ranges.
@@ -138,11 +165,11 @@ impl GuestMemory {
             ..MemoryStatistics::default()
         };
         for range in map.ranges.values() {
-            let bytes = match &range.backing {
-                Backing::File(file, _) if file.is_slow() => &mut statistics.guarded,
-                Backing::File(..) => &mut statistics.direct,
-                Backing::Remote if !range.flags.contains(DmaMapFlags::WRITE) => continue,
-                Backing::Remote => &mut statistics.remote,
+            let bytes = match range.file() {
+                Some((file, _)) if file.is_slow() => &mut statistics.guarded,
+                Some(_) => &mut statistics.direct,
+                None if !range.flags.contains(DmaMapFlags::WRITE) => continue,
+                None => &mut statistics.remote,
             };
             *bytes = bytes.saturating_add(range.size);
         }
@@ -195,9 +222,15 @@ impl Map {
         {
             return Ok(known.clone());
         }
+        let is_private = match self.owner {
+            Some(owner) => sharing::look(owner, id, &self.is_looking),
+            None => Arc::default(),
+        };
         let retry = file.try_clone().map_err(|_| Errno::MFILE)?;
-        let mapped = match MappedFile::map(file, true) {
-            Err(Errno::ACCESS | Errno::PERM) if !writable => MappedFile::map(retry, false),
+        let mapped = match MappedFile::map(file, true, is_private.clone()) {
+            Err(Errno::ACCESS | Errno::PERM) if !writable => {
+                MappedFile::map(retry, false, is_private)
+            }
             Err(Errno::PERM) => Err(Errno::ACCESS),
             other => other,
         }?;
@@ -256,29 +289,31 @@ impl Map {
         })
     }
 
-    /// The part of an access of `len` bytes that is within the first range that it touches: its bytes, its range,
-    /// and where in the range's backing it is.
-    fn part(&self, address: u64, len: usize, needs: DmaMapFlags) -> Option<(usize, &Range, u64)> {
+    /// The part of an access of `len` bytes that is within the first range that it touches: how many bytes, and
+    /// where they are in which file, unless they are remote.
+    fn part(
+        &self,
+        address: u64,
+        len: usize,
+        needs: DmaMapFlags,
+    ) -> Option<(usize, Option<(&MappedFile, u64)>)> {
         let (base, range) = self.at(address)?;
         if !range.flags.contains(needs) {
             return None;
         }
         let within = address - base;
         let left = usize::try_from(range.size - within).unwrap_or(usize::MAX);
-        let place = match range.backing {
-            Backing::File(_, offset) => offset + within,
-            Backing::Remote => address,
-        };
-        Some((len.min(left), range, place))
+        let place = range.file().map(|(file, offset)| (file, offset + within));
+        Some((len.min(left), place))
     }
 
     fn read(&mut self, mut address: u64, mut buf: &mut [u8]) -> Option<()> {
         while !buf.is_empty() {
-            let (len, range, place) = self.part(address, buf.len(), DmaMapFlags::READ)?;
+            let (len, place) = self.part(address, buf.len(), DmaMapFlags::READ)?;
             let (now, rest) = buf.split_at_mut_checked(len)?;
-            let is_read = match &range.backing {
-                Backing::File(file, _) => file.read(place, now),
-                Backing::Remote => self.remote.as_mut()?.read(place, now),
+            let is_read = match place {
+                Some((file, offset)) => file.read(offset, now),
+                None => self.remote.as_mut()?.read(address, now),
             };
             if !is_read {
                 return None;
@@ -291,11 +326,11 @@ impl Map {
 
     fn write(&mut self, mut address: u64, mut bytes: &[u8]) -> Option<()> {
         while !bytes.is_empty() {
-            let (len, range, place) = self.part(address, bytes.len(), DmaMapFlags::WRITE)?;
+            let (len, place) = self.part(address, bytes.len(), DmaMapFlags::WRITE)?;
             let (now, rest) = bytes.split_at_checked(len)?;
-            let is_written = match &range.backing {
-                Backing::File(file, _) => file.write(place, now),
-                Backing::Remote => self.remote.as_mut()?.write(place, now),
+            let is_written = match place {
+                Some((file, offset)) => file.write(offset, now),
+                None => self.remote.as_mut()?.write(address, now),
             };
             if !is_written {
                 return None;
@@ -308,12 +343,12 @@ impl Map {
 
     fn update(&mut self, address: u64, update: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let both = DmaMapFlags::READ | DmaMapFlags::WRITE;
-        let (len, range, place) = self.part(address, 8, both)?;
+        let (len, place) = self.part(address, 8, both)?;
         if len < 8 || !address.is_multiple_of(8) {
             return None;
         }
-        if let Backing::File(file, _) = &range.backing {
-            return file.update(place, update);
+        if let Some((file, offset)) = place {
+            return file.update(offset, update);
         }
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
