@@ -13,6 +13,7 @@ mod ibsim_uplink;
 mod mcast;
 mod mlx4_device;
 mod mlx4_ports;
+mod mlx4_rings;
 mod notices;
 mod parsers;
 mod paths;
@@ -45,6 +46,7 @@ pub const TARGETS: &[Target] = &[
     ("mlx4_commands", mlx4_device::mlx4_commands),
     ("mlx4_device", mlx4_device::mlx4_device),
     ("mlx4_ports", mlx4_ports::mlx4_ports),
+    ("mlx4_rings", mlx4_rings::mlx4_rings),
     ("notice", parsers::notice),
     ("notices", notices::notices),
     ("path_cache", paths::path_cache),
