@@ -14,6 +14,8 @@ use crate::mlx4_driver::{
 
 const PAGES: usize = 4096;
 const UAR_BAR: u8 = 2;
+/// Bytes that are written at a time.
+const MOST: usize = 64;
 /// Values that mean something where they are read: counts, owners' bits, sizes.
 const TELLING: [u32; 6] = [0, 1, 0x20, 0x8000_0000, 0x8000_000a, u32::MAX];
 
@@ -72,30 +74,26 @@ impl Scene {
         }
     }
 
-    /// Somewhere in the rings, at a multiple of `align`.
+    /// Somewhere in the rings, at a multiple of `align` and [`MOST`] bytes before their end.
     fn place(&self, input: &mut Input<'_>, align: usize) -> u64 {
         let (first, len) = self.rings;
         let offset = usize::from(input.byte()) << 16 | usize::from(input.byte()) << 8;
-        let offset = (offset | usize::from(input.byte())) % len / align * align;
+        let offset = (offset | usize::from(input.byte())) % (len - MOST) / align * align;
         first + offset as u64
     }
 
     fn scribble(&mut self, input: &mut Input<'_>) {
         let at = self.place(input, 1);
-        let mut bytes = [0; 64];
-        let bytes = &mut bytes[..1 + input.index(64)];
+        let mut bytes = [0; MOST];
+        let bytes = &mut bytes[..1 + input.index(MOST)];
         input.fill(bytes);
-        if self.memory.contains(at, bytes.len()) {
-            self.memory.write(at, bytes);
-        }
+        self.memory.write(at, bytes);
     }
 
     fn tell(&mut self, input: &mut Input<'_>) {
         let at = self.place(input, 4);
         let value = input.pick(&TELLING).unwrap_or_default();
-        if self.memory.contains(at, 4) {
-            self.memory.write_be32(at, value);
-        }
+        self.memory.write(at, &value.to_be_bytes());
     }
 
     /// A request as it should be, from one talker to the other or itself.
