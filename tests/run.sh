@@ -77,6 +77,8 @@ step "programs" install_programs
 step "rust components" install_rust_components
 step "format" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
+# What the guests of the tests boot from.
+step "guests" tests/guest/prepare.sh
 # The suites with real programs run what users run.
 step "release build" cargo build --release --locked
 step "tests" cargo test --workspace --locked --no-fail-fast

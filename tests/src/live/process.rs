@@ -62,7 +62,7 @@ impl Process {
             if self.output().contains(text) {
                 return Some(true);
             }
-            self.child.try_wait().expect("a child").map(|_| false)
+            self.ended().map(|_| false)
         });
         // What it wrote last may have come between the look and its end.
         let seen = seen == Some(true) || self.output().contains(text);
@@ -72,6 +72,11 @@ impl Process {
             self.name,
             self.output()
         );
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child")
     }
 
     /// Its process number.
@@ -90,7 +95,7 @@ impl Process {
 
     /// Waits for its end.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
-        let end = wait_for(limit, || self.child.try_wait().expect("a child"));
+        let end = wait_for(limit, || self.ended());
         end.unwrap_or_else(|| panic!("{} goes on:\n{}", self.name, self.output()))
     }
 }

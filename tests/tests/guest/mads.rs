@@ -1,0 +1,96 @@
+//! Acceptance: the tools of a guest reach the SA and other hosts through the tunnel, as far as policy lets them.
+
+use std::time::Duration;
+
+use vhca_tests::live::{Process, Shim};
+
+use crate::fabric::{Fabric, Manager};
+use crate::guest::Guest;
+
+/// For a query of thousands of records.
+const TABLE: Duration = Duration::from_secs(180);
+
+/// A fabric with paths enough for a table of more than 64 segments of 200 bytes.
+const WIDE: [&str; 8] = [
+    "--topology",
+    "fat-tree:4:16",
+    "--manager",
+    "host-0",
+    "--pf",
+    "host-1",
+    "--vfs",
+    "1",
+];
+
+/// What saquery prints of a table.
+fn records(guest: &mut Guest, of: &str) -> String {
+    let told = guest.told_within(TABLE, &format!("saquery {of}"));
+    assert!(told.contains("dump:"), "{told}");
+    told
+}
+
+fn asks_the_sa(manager: Manager) {
+    let fabric = Fabric::managed_from("host-0", manager, &WIDE);
+    let mut guest = fabric.guest("6.1", "host-1", 1);
+    let paths = records(&mut guest, "PR").matches("PathRecord dump").count();
+    // Of 64 bytes each.
+    assert!(paths * 64 > 64 * 200, "{paths} paths");
+    for table in ["NR", "PIR", "LR", "SWIR", "MCMR", "GIR"] {
+        records(&mut guest, table);
+    }
+    let classes = guest.told("saquery CPI");
+    assert!(classes.contains("Capability mask"), "{classes}");
+}
+
+#[test]
+fn a_guest_asks_the_embedded_sa_for_tables_of_many_segments() {
+    asks_the_sa(Manager::Lite);
+}
+
+#[test]
+fn a_guest_asks_opensm_for_tables_of_many_segments() {
+    asks_the_sa(Manager::OpenSm);
+}
+
+#[test]
+fn a_guest_pings_a_host_once_it_may_and_manages_no_subnet() {
+    let fabric = Fabric::new(Manager::Lite, &["--topology", "single", "--vfs", "1"]);
+    let mut guest = fabric.guest("6.1", "host-1", 1);
+    let mut server = fabric.lab.on(Shim::Vhca, "host-2", &["ibping", "-S"]);
+    let _server = Process::start(fabric.dir(), "ibping", &mut server);
+    let lid = &fabric.rows("ports", "host-2")[0]["lid"];
+    let ping = format!("ibping -c 3 {lid}");
+
+    assert!(
+        guest
+            .told(&ping)
+            .contains("3 packets transmitted, 0 received")
+    );
+    fabric
+        .lab
+        .told(&["set", "vf", "host-1/1", "rights", "vendor"]);
+    assert!(
+        guest
+            .told(&ping)
+            .contains("3 packets transmitted, 3 received")
+    );
+
+    let perf = guest.run(Duration::from_secs(30), "perfquery").unwrap();
+    assert_ne!(perf.status, 0, "{}", perf.text);
+    fabric
+        .lab
+        .told(&["set", "vf", "host-1/1", "rights", "perf_mgt", "vendor"]);
+    let perf = guest.told("perfquery");
+    assert!(perf.contains("PortXmitPkts"), "{perf}");
+
+    // These are SMPs, which a VF may not send.
+    for tool in ["sminfo", "smpquery nodeinfo 1", "ibaddr"] {
+        let outcome = guest.run(Duration::from_secs(30), tool).unwrap();
+        assert_ne!(outcome.status, 0, "{}", outcome.text);
+    }
+    let counters = fabric.rows("counters", "host-1");
+    let smps = |row: &&serde_json::Value| {
+        row["vf"] == 1 && row["class"] == "smp" && row["verdict"] == "to_wire"
+    };
+    assert_eq!(counters.iter().filter(smps).count(), 0, "{counters:?}");
+}
