@@ -16,4 +16,5 @@ mod figures;
 mod guest;
 mod harness;
 mod ip;
+mod lab;
 mod mads;
