@@ -39,6 +39,10 @@ const LOG_RATE: Rate = Rate::per_second(1, 20);
 struct Door {
     listener: UnixListener,
     client: Option<Client>,
+    /// The VMM before has gone, and the world was not polled since: the VF may not be reset yet.
+    is_settling: bool,
+    /// Who comes next, once the VF is reset: nothing that the one before left may reach its memory.
+    next: Option<OwnedFd>,
     log: TokenBucket,
     _claim: Claim,
 }
@@ -62,6 +66,10 @@ pub struct VfioUserSockets {
     touched: BTreeSet<HostFunction>,
     /// VFs whose VMM did not agree on a version yet, and some that have none any more.
     silent: BTreeSet<HostFunction>,
+    /// VFs whose VMM has gone since the world was polled.
+    settling: BTreeSet<HostFunction>,
+    /// When the world is to be polled again, since a device was used behind its last poll.
+    again: Option<Instant>,
     /// How long VMMs may be waited for that do not share memory.
     patience: Arc<Mutex<Patience>>,
 }
@@ -87,6 +95,8 @@ impl VfioUserSockets {
             refused: BTreeMap::new(),
             touched: BTreeSet::new(),
             silent: BTreeSet::new(),
+            settling: BTreeSet::new(),
+            again: None,
             patience: Arc::default(),
         };
         for seat in lab.seats.values_mut() {
@@ -102,6 +112,8 @@ impl VfioUserSockets {
         let door = Door {
             listener,
             client: None,
+            is_settling: false,
+            next: None,
             log: TokenBucket::full(),
             _claim: claim,
         };
@@ -143,14 +155,15 @@ impl VfioUserSockets {
             let socket = OwnedFd::from(socket);
             // Of one that is gone the news may still wait to be read.
             self.serve(turn, at);
-            let is_free = self
-                .doors
-                .get(&at)
-                .is_some_and(|door| door.client.is_none());
-            if is_free {
-                self.admit(turn, at, socket);
-            } else {
+            let Some(door) = self.doors.get_mut(&at) else {
+                return;
+            };
+            if door.client.is_some() || door.next.is_some() {
                 self.refuse(turn, at, socket);
+            } else if door.is_settling {
+                door.next = Some(socket);
+            } else {
+                self.admit(turn, at, socket);
             }
         }
     }
@@ -227,9 +240,12 @@ impl VfioUserSockets {
     /// Lets a VMM go: its device is as after a reset, and reaches no memory any more.
     fn part(&mut self, turn: &mut Turn<'_>, at: HostFunction, why: &dyn core::fmt::Display) {
         let door = self.doors.get_mut(&at);
-        let Some(client) = door.and_then(|door| door.client.take()) else {
+        let Some(door) = door else { return };
+        let Some(client) = door.client.take() else {
             return;
         };
+        door.is_settling = true;
+        self.settling.insert(at);
         let world = turn.lab.world_mut();
         world.with_device(at, |function, hca, now| function.reset(now, hca));
         // With the memory goes the other handle of the connection.
@@ -280,6 +296,21 @@ impl VfioUserSockets {
         });
         for at in waiting.map(|(at, _)| *at).collect::<Vec<_>>() {
             self.serve(turn, at);
+            self.again = Some(turn.now);
+        }
+    }
+
+    /// Lets those in whose VF is reset now.
+    fn admit_next(&mut self, turn: &mut Turn<'_>) {
+        for at in core::mem::take(&mut self.settling) {
+            let Some(door) = self.doors.get_mut(&at) else {
+                continue;
+            };
+            door.is_settling = false;
+            if let Some(socket) = door.next.take() {
+                self.admit(turn, at, socket);
+                self.again = Some(turn.now);
+            }
         }
     }
 
@@ -298,6 +329,7 @@ impl VfioUserSockets {
         let late = silent.filter(|at| deadline(doors, *at).is_some_and(is_late));
         for at in late.collect::<Vec<_>>() {
             self.part(turn, at, &"the VMM did not agree on a version in time");
+            self.again = Some(turn.now);
         }
     }
 
@@ -361,8 +393,10 @@ impl WayIn for VfioUserSockets {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.again = None;
         self.open_new(turn);
         self.signal(turn);
+        self.admit_next(turn);
         self.serve_waiting(turn);
         self.expire(turn);
         self.note(turn);
@@ -372,6 +406,6 @@ impl WayIn for VfioUserSockets {
         let refused = self.refused.values().map(|refused| refused.deadline);
         let silent = self.silent.iter();
         let silent = silent.filter_map(|at| deadline(&self.doors, *at));
-        refused.chain(silent).min()
+        refused.chain(silent).chain(self.again).min()
     }
 }
