@@ -3,7 +3,7 @@
 use ib_vtime::{Duration, Instant};
 use vf_tunnel::VfId;
 
-use super::devices::DevicePoll;
+use super::devices::{DevicePoll, device_of};
 use super::{HostFunction, HostId, Outcome, World};
 use crate::Driven;
 
@@ -141,7 +141,12 @@ impl Driven for World {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let woken = self.woken.iter();
-        let woken = woken.filter_map(|at| self.hosts[at.host.0].poll_timeout(at.function));
+        let woken = woken.filter_map(|at| {
+            let host = &self.hosts[at.host.0];
+            // What a device wants of its owner is learnt by polling only.
+            let device = device_of(host, at.function).map(|_| self.now);
+            device.or_else(|| host.poll_timeout(at.function))
+        });
         let alarm = self.alarms.next_deadline();
         let fabric = self.fabric.poll_timeout();
         let woken_switches = self.woken_switches.iter();

@@ -6,6 +6,7 @@ use pf_context::context::PfConfig;
 use vf_proxy::Bar;
 
 use super::*;
+use crate::Driven;
 use crate::world::{VfError, vf_spec};
 
 /// A function whose registers do what the tests need: a write to BAR 2 raises the vector that is written,
@@ -90,6 +91,7 @@ fn a_vector_raised_twice_is_told_once() {
     let bytes = [9, 4, 9];
     world.with_device(at, |bell, hca, now| bell.bar_write(now, hca, 2, 0, &bytes));
     assert_eq!(world.poll_interrupting(), None);
+    assert_eq!(world.poll_timeout(), Some(world.now()));
     world.run_for(Duration::from_millis(1));
     assert_eq!(world.poll_interrupting(), Some(at));
     assert_eq!(vectors(&mut world, at), [4, 9]);
