@@ -1,8 +1,13 @@
 //! The memory of a guest: what its driver allocates, and what its device reaches.
 
+use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
+
+use super::shared::SharedBytes;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -27,9 +32,41 @@ pub struct StrayAccesses {
     pub writes: u64,
 }
 
+/// Where the bytes are.
+#[derive(Debug)]
+enum RamBytes {
+    /// In this process alone.
+    Own(Vec<u8>),
+    /// In a file that a device in another process can be given.
+    Shared(SharedBytes),
+}
+
+impl RamBytes {
+    fn len(&self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Shared(bytes) => bytes.len(),
+        }
+    }
+
+    fn read(&self, start: usize, out: &mut [u8]) {
+        match self {
+            Self::Own(bytes) => out.copy_from_slice(&bytes[start..start + out.len()]),
+            Self::Shared(bytes) => bytes.read(start, out),
+        }
+    }
+
+    fn write(&mut self, start: usize, from: &[u8]) {
+        match self {
+            Self::Own(bytes) => bytes[start..start + from.len()].copy_from_slice(from),
+            Self::Shared(bytes) => bytes.write(start, from),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Ram {
-    bytes: Vec<u8>,
+    bytes: RamBytes,
     pages: Vec<Page>,
     /// Where the search for a free page goes on.
     cursor: usize,
@@ -55,12 +92,50 @@ impl GuestMemory {
     /// Memory of so many pages, all zero.
     #[must_use]
     pub fn new(pages: usize) -> Self {
+        Self::of(RamBytes::Own(vec![0; pages * PAGE]))
+    }
+
+    /// Memory of so many pages in a file, for a device in another process ([`super::VmmBus`]). What that touches
+    /// without being entitled to is not seen.
+    ///
+    /// # Errors
+    /// What the system says if there is no memory file to be had.
+    pub fn shared(pages: usize) -> io::Result<Self> {
+        let bytes = SharedBytes::new(pages * PAGE)?;
+        Ok(Self::of(RamBytes::Shared(bytes)))
+    }
+
+    fn of(bytes: RamBytes) -> Self {
         Self(Arc::new(Mutex::new(Ram {
-            bytes: vec![0; pages * PAGE],
-            pages: vec![Page::Free; pages],
+            pages: vec![Page::Free; bytes.len() / PAGE],
+            bytes,
             cursor: 0,
             stray: StrayAccesses::default(),
         })))
+    }
+
+    /// The file that it is in, if it is [`Self::shared`].
+    #[must_use]
+    pub fn file(&self) -> Option<Arc<File>> {
+        match &self.ram().bytes {
+            RamBytes::Own(_) => None,
+            RamBytes::Shared(bytes) => bytes.file(),
+        }
+    }
+
+    /// Pages, whoever has them.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.ram().pages.len()
+    }
+
+    /// Pages that the device is not to reach though they are allocated, by their place in memory.
+    #[must_use]
+    pub fn unmapped_pages(&self) -> Vec<usize> {
+        let ram = self.ram();
+        let pages = ram.pages.iter().enumerate();
+        let unmapped = pages.filter(|(_, page)| **page == Page::Unmapped);
+        unmapped.map(|(at, _)| at).collect()
     }
 
     fn ram(&self) -> MutexGuard<'_, Ram> {
@@ -173,8 +248,7 @@ impl GuestMemory {
     /// # Panics
     /// If there is no such memory.
     pub fn read(&self, addr: u64, out: &mut [u8]) {
-        let start = offset_of(addr);
-        out.copy_from_slice(&self.ram().bytes[start..start + out.len()]);
+        self.ram().bytes.read(offset_of(addr), out);
     }
 
     /// Writes as the guest's processor.
@@ -182,26 +256,25 @@ impl GuestMemory {
     /// # Panics
     /// If there is no such memory.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
-        let start = offset_of(addr);
-        self.ram().bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        self.ram().bytes.write(offset_of(addr), bytes);
     }
 }
 
 impl Ram {
     fn take(&mut self, first: usize, count: usize) -> u64 {
         self.pages[first..first + count].fill(Page::Owned);
-        self.bytes[first * PAGE..(first + count) * PAGE].fill(0);
+        self.bytes.write(first * PAGE, &vec![0; count * PAGE]);
         GuestMemory::BASE + (first * PAGE) as u64
     }
 
-    fn range(&self, addr: u64, len: usize) -> Option<core::ops::Range<usize>> {
+    fn range(&self, addr: u64, len: usize) -> Option<Range<usize>> {
         let start = usize::try_from(addr.checked_sub(GuestMemory::BASE)?).ok()?;
         let end = start.checked_add(len)?;
         (end <= self.bytes.len()).then_some(start..end)
     }
 
     /// The bytes of an access by the device, if each page of it is the driver's and mapped.
-    fn device_range(&self, addr: u64, len: usize) -> Result<core::ops::Range<usize>, DmaFault> {
+    fn device_range(&self, addr: u64, len: usize) -> Result<Range<usize>, DmaFault> {
         let fault = DmaFault { addr, len };
         let range = self.range(addr, len).ok_or(fault)?;
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);
@@ -224,7 +297,7 @@ impl AddressSpace for GuestMemory {
         let mut ram = self.ram();
         match ram.device_range(addr, buf.len()) {
             Ok(range) => {
-                buf.copy_from_slice(&ram.bytes[range]);
+                ram.bytes.read(range.start, buf);
                 Ok(())
             }
             Err(fault) => {
@@ -238,7 +311,7 @@ impl AddressSpace for GuestMemory {
         let mut ram = self.ram();
         match ram.device_range(addr, bytes.len()) {
             Ok(range) => {
-                ram.bytes[range].copy_from_slice(bytes);
+                ram.bytes.write(range.start, bytes);
                 Ok(())
             }
             Err(fault) => {
@@ -259,9 +332,10 @@ impl AddressSpace for GuestMemory {
         }
         let mut ram = self.ram();
         let range = ram.device_range(addr, 8)?;
-        let slot = &mut ram.bytes[range];
-        let old = u64::from_le_bytes(slot.try_into().map_err(|_| fault)?);
-        slot.copy_from_slice(&update(old).to_le_bytes());
+        let mut word = [0; 8];
+        ram.bytes.read(range.start, &mut word);
+        let old = u64::from_le_bytes(word);
+        ram.bytes.write(range.start, &update(old).to_le_bytes());
         Ok(old)
     }
 

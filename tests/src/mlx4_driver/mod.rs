@@ -4,7 +4,8 @@
 //! A [`Driver`] drives any [`vf_proxy::PciFunction`] that it finds on a [`Bus`], with the commands, structures
 //! and doorbells of the kernel's driver in the kernel's order, and refuses what that refuses. Where a kernel
 //! would crash or lose track it gives [`DriverError::Oops`]. [`Bench`] is a bus with one function alone;
-//! [`Lab`] has guests on hosts with PF contexts, a fabric and a subnet manager.
+//! [`Lab`] has guests on hosts with PF contexts, a fabric and a subnet manager; [`VmmBus`] leads to a function of a
+//! running service, by vfio-user and shared memory.
 //!
 //! Facts of the driver's behaviour are those of Linux 6.1 and rdma-core 44.
 
@@ -30,9 +31,12 @@ mod qp;
 mod region;
 mod resources;
 mod ring;
+pub mod served;
+mod shared;
 mod srq;
 mod talker;
 mod transitions;
+mod vmm;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -62,6 +66,7 @@ pub use ring::Sge;
 pub use srq::SrqSpec;
 pub use talker::{Heard, Talker, TalkerSpec};
 pub use transitions::{DatagramAttributes, Peer};
+pub use vmm::VmmBus;
 pub use work::{Destination, Payload, SendWork};
 
 use self::cq::Cq;

@@ -17,13 +17,13 @@ const RELOAD: &str =
     "modprobe -r mlx4_ib && modprobe -r mlx4_core && modprobe mlx4_core && modprobe mlx4_ib";
 
 /// The resident memory of a process.
-fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     number_before(status.split("VmRSS:").nth(1).unwrap(), "kB")
 }
 
 /// What the service holds for a VF.
-fn held(fabric: &Fabric, host: &str, vf: u16) -> Vec<String> {
+pub(crate) fn held(fabric: &Fabric, host: &str, vf: u16) -> Vec<String> {
     let rows = fabric.rows("vfs", host);
     let row = rows.iter().find(|row| row["vf"] == vf).unwrap();
     let columns = ["cm_ids", "cm_pending", "groups", "subscriptions", "queued"];

@@ -18,3 +18,4 @@ mod harness;
 mod ip;
 mod lab;
 mod mads;
+mod siege;

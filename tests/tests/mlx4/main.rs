@@ -10,6 +10,7 @@ mod probe;
 mod protection;
 mod random;
 mod resets;
+mod served;
 
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};

@@ -5,52 +5,58 @@ use vf_proxy::Bar;
 
 use super::super::Bus;
 
+/// The share of its patience that a driver waits before it looks again.
+const LOOKS: u32 = 10;
+
 /// A bus as it is, but nobody on it waits for long.
 #[derive(Debug)]
-pub(super) struct Impatient<'b>(pub(super) &'b mut dyn Bus);
+pub(super) struct Impatient<'b> {
+    pub(super) bus: &'b mut dyn Bus,
+    pub(super) patience: Duration,
+}
 
 impl Bus for Impatient<'_> {
     fn now(&self) -> Instant {
-        self.0.now()
+        self.bus.now()
     }
 
     fn bars(&self) -> Vec<Bar> {
-        self.0.bars()
+        self.bus.bars()
     }
 
     fn interrupt_vectors(&self) -> u16 {
-        self.0.interrupt_vectors()
+        self.bus.interrupt_vectors()
     }
 
     fn config_read(&mut self, offset: u16, out: &mut [u8]) {
-        self.0.config_read(offset, out);
+        self.bus.config_read(offset, out);
     }
 
     fn config_write(&mut self, offset: u16, bytes: &[u8]) {
-        self.0.config_write(offset, bytes);
+        self.bus.config_write(offset, bytes);
     }
 
     fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
-        self.0.bar_read(bar, offset, out);
+        self.bus.bar_read(bar, offset, out);
     }
 
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
-        self.0.bar_write(bar, offset, bytes);
+        self.bus.bar_write(bar, offset, bytes);
     }
 
     fn take_interrupt(&mut self) -> Option<u16> {
-        self.0.take_interrupt()
+        self.bus.take_interrupt()
     }
 
     fn wait(&mut self, at_most: Duration) {
-        self.0.wait(at_most.min(Duration::from_micros(100)));
+        self.bus.wait(at_most.min(self.patience / LOOKS));
     }
 
     fn reset(&mut self) {
-        self.0.reset();
+        self.bus.reset();
     }
 
     fn patience(&self) -> Duration {
-        Duration::from_millis(1)
+        self.patience
     }
 }

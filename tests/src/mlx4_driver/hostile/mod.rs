@@ -5,12 +5,15 @@ mod impatient;
 mod nonsense;
 mod siege;
 
+use core::ops::AddAssign;
+
 use hca_api::ResourceCounts;
 use ib_vtime::Duration;
 use ib_wire::{PortNum, QKey};
 use mlx4_defs::cq::ArmCommand;
 
 pub use choices::Choices;
+pub(super) use siege::message;
 pub use siege::{Siege, SiegePlan};
 
 use self::impatient::Impatient;
@@ -45,6 +48,17 @@ pub struct Depth {
     pub refused: u64,
 }
 
+impl AddAssign for Depth {
+    fn add_assign(&mut self, other: Self) {
+        self.probes += other.probes;
+        self.failed_probes += other.failed_probes;
+        self.talkers += other.talkers;
+        self.steps += other.steps;
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+    }
+}
+
 /// A hostile guest.
 #[derive(Debug)]
 pub struct HostileGuest {
@@ -54,6 +68,8 @@ pub struct HostileGuest {
     regions: Vec<Region>,
     /// Pages that were unmapped under the device.
     unmapped: Vec<u64>,
+    /// How long its drivers wait for anything.
+    patience: Duration,
     /// How far it got.
     pub depth: Depth,
 }
@@ -68,7 +84,22 @@ impl HostileGuest {
             talkers: Vec::new(),
             regions: Vec::new(),
             unmapped: Vec::new(),
+            patience: Duration::from_millis(1),
             depth: Depth::default(),
+        }
+    }
+
+    /// The same, with drivers that wait for so long: where time is that of the machine, even a device that
+    /// answers at once needs some.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    const fn impatient<'b>(&self, bus: &'b mut dyn Bus) -> Impatient<'b> {
+        Impatient {
+            bus,
+            patience: self.patience,
         }
     }
 
@@ -107,7 +138,7 @@ impl HostileGuest {
         if choices.seldom(8) {
             self.touch_registers(bus, choices);
         }
-        let mut bus = Impatient(bus);
+        let mut bus = self.impatient(bus);
         match Driver::probe(&mut bus, self.memory.clone()) {
             Ok(driver) => {
                 self.driver = Some(driver);
@@ -133,7 +164,7 @@ impl HostileGuest {
             }
             2 => {
                 if let Some(driver) = self.driver.take() {
-                    let _ = driver.remove(&mut Impatient(bus));
+                    let _ = driver.remove(&mut self.impatient(bus));
                 }
             }
             _ => {}
@@ -143,7 +174,7 @@ impl HostileGuest {
 
     /// What a driver would do, with objects that may be broken.
     fn behave(&mut self, bus: &mut dyn Bus, choices: &mut Choices<'_>) {
-        let mut bus = Impatient(bus);
+        let mut bus = self.impatient(bus);
         let Some(driver) = self.driver.as_mut() else {
             return;
         };

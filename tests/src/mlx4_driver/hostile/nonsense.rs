@@ -7,7 +7,7 @@ use mlx4_defs::{MAILBOX_SIZE, Mailbox, Opcode};
 use zerocopy::FromBytes;
 
 use super::super::{Bus, Command, GuestMemory, Input, Output};
-use super::{Choices, HostileGuest, Impatient};
+use super::{Choices, HostileGuest};
 
 /// Opcodes that the function knows, and some that it does not.
 const OPCODES: [Opcode; 41] = [
@@ -144,13 +144,14 @@ impl HostileGuest {
             input,
             output,
         };
+        let mut bus = self.impatient(bus);
         let Some(driver) = self.driver.as_mut() else {
             return;
         };
-        match driver.core().execute(&mut Impatient(bus), &command) {
+        match driver.core().execute(&mut bus, &command) {
             Ok(_) => self.depth.accepted += 1,
             Err(error) if error.status().is_some() => self.depth.refused += 1,
-            Err(_) => self.recover(&mut Impatient(bus)),
+            Err(_) => self.recover(&mut bus),
         }
     }
 

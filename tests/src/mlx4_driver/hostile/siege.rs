@@ -214,12 +214,7 @@ impl Siege {
     pub fn depth(&self) -> Depth {
         let mut all = Depth::default();
         for Attacker { hostile, .. } in &self.attackers {
-            all.probes += hostile.depth.probes;
-            all.failed_probes += hostile.depth.failed_probes;
-            all.talkers += hostile.depth.talkers;
-            all.steps += hostile.depth.steps;
-            all.accepted += hostile.depth.accepted;
-            all.refused += hostile.depth.refused;
+            all += hostile.depth;
         }
         all
     }
@@ -257,7 +252,7 @@ impl Siege {
 }
 
 /// What the well-behaved guest at a place says in a round.
-fn message(round: u64, at: usize) -> Vec<u8> {
+pub(in super::super) fn message(round: u64, at: usize) -> Vec<u8> {
     let seed = round.wrapping_mul(0x9e37_79b9).wrapping_add(at as u64);
     let len = usize::try_from(seed % 2000).unwrap_or(0);
     let mut choices = Choices::seeded(seed);

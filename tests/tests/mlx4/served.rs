@@ -1,0 +1,55 @@
+//! Guests of a running service: by vfio-user sockets and shared memory, in real time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vhca_tests::live::{Lab, PATIENCE, wait_for};
+use vhca_tests::mlx4_driver::served::{Assault, Circle};
+
+/// The sockets of VFs of a host.
+fn sockets(
+    dir: &tempfile::TempDir,
+    vfs: impl Iterator<Item = (&'static str, u16)>,
+) -> Vec<PathBuf> {
+    let socket = |(host, vf)| dir.path().join(format!("{host}-vf{vf}.sock"));
+    vfs.map(socket).collect()
+}
+
+#[test]
+fn guests_on_two_hosts_do_not_notice_hostile_ones_at_the_same_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let arguments = [
+        "--topology",
+        "two-switch",
+        "--vfs",
+        "3",
+        "--vfio-user",
+        folder,
+    ];
+    let mut lab = Lab::serve(&arguments);
+    let good = [1, 2]
+        .into_iter()
+        .flat_map(|vf| [("H1-1", vf), ("H2-1", vf)]);
+    let circle = Circle::start(&sockets(&dir, good));
+    let bad = [("H1-1", 3), ("H2-1", 3)].into_iter();
+    let assault = Assault::start(&sockets(&dir, bad), 1);
+    let talked = wait_for(PATIENCE, || {
+        let enough = circle.messages() >= 200 && assault.steps() >= 4000;
+        (enough || circle.is_broken()).then_some(())
+    });
+    let talk = circle.end();
+    assert!(talked.is_some(), "{talk:?}");
+    let assaulted = assault.end();
+    println!("{talk:?}; {assaulted:?}");
+    assert!(talk.messages >= 200 && talk.answers > 0, "{talk:?}");
+    let depth = assaulted.depth;
+    assert!(depth.probes > 0 && depth.accepted > 0, "{assaulted:?}");
+
+    let gone = wait_for(Duration::from_secs(10), || {
+        let shown = lab.json(&["show", "vfs"]);
+        let mut vmms = shown["vmms"].as_array()?.iter();
+        vmms.all(|vmm| vmm["attached"] == false).then_some(())
+    });
+    assert!(gone.is_some() && lab.service().ended().is_none());
+}
