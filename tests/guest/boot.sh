@@ -10,6 +10,7 @@
 #   -a, --append TEXT       more kernel parameters: vhca.load=no leaves the drivers alone,
 #                           "mlx4_core.debug_level=1 ignore_loglevel" tells what they do
 #   -m, --memory MIB        memory (default: 512)
+#       --cpus N            processors (default: 1)
 #       --name NAME         the guest's host name
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
@@ -17,7 +18,9 @@
 #       --log FILE          the console only writes, to this file
 #       --agent SOCKET      serve commands on this Unix socket, on which somebody listens (see init)
 #       --trace PATTERN     QEMU's trace events, such as vfio_user_*
-# Environment: VHCA_GUEST_CACHE, the cache; VHCA_GUEST_ACCEL, tcg (the default) or kvm.
+#       --accel             only tell what guests run under here, tcg or kvm
+# Environment: VHCA_GUEST_CACHE, the cache; VHCA_GUEST_ACCEL, tcg or kvm (default: kvm if a guest boots with it,
+#   which is tried once for each boot of this machine).
 set -euo pipefail
 
 fail() {
@@ -25,19 +28,21 @@ fail() {
     exit 1
 }
 
+# Where KVM works at all, a guest is up within three seconds.
+readonly KVM_LIMIT=20
 readonly HERE=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 if [[ -x $HERE/qemu-system-x86_64 ]]; then
     cache=$HERE
 else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
-kernel=6.1 memory=512 share=on timeout=120 name=guest
-commands='' append='' console='' log='' agent='' reboot=(-no-reboot)
+kernel=6.1 memory=512 cpus=1 share=on timeout=120 name=guest
+commands='' append='' console='' log='' agent='' reboot=(-no-reboot) only_accel=''
 devices=() traces=()
 
 while (($#)); do
     case $1 in
-    -h | --help | --private-memory | --may-reboot) ;;
+    -h | --help | --private-memory | --may-reboot | --accel) ;;
     *) (($# > 1)) || fail "\"$1\" is no option or needs a value: see --help" ;;
     esac
     case $1 in
@@ -47,11 +52,17 @@ while (($#)); do
     -t | --timeout) timeout=$2 ;;
     -a | --append) append=$2 ;;
     -m | --memory) memory=$2 ;;
+    --cpus) cpus=$2 ;;
     --name) name=$2 ;;
     --console) console=$2 ;;
     --log) log=$2 ;;
     --agent) agent=$2 ;;
     --trace) traces+=(-trace "$2") ;;
+    --accel)
+        only_accel=yes
+        shift
+        continue
+        ;;
     --private-memory)
         share=off
         shift
@@ -79,11 +90,53 @@ for socket in "${devices[@]}"; do
     [[ -S $socket ]] || fail "no socket $socket: is vhca serve --vfio-user running?"
 done
 
+# Whether a guest boots with KVM. That there is a /dev/kvm says little: in some virtual machines it runs no stock kernel.
+boots_with_kvm() {
+    VHCA_GUEST_ACCEL=kvm "${BASH_SOURCE[0]}" --kernel "$kernel" --timeout "$KVM_LIMIT" --append vhca.load=no \
+        --commands true >/dev/null 2>&1
+}
+
+try_kvm() {
+    if boots_with_kvm; then
+        accel=kvm
+    else
+        accel=tcg
+        echo "boot.sh: no guest boots with KVM here, so guests run under TCG; VHCA_GUEST_ACCEL=kvm has it tried anyway" >&2
+    fi
+}
+
+# Sets accel: what the user says, what was found out since this machine was booted, or what is found out now.
+choose_accel() {
+    local found=$cache/accel boot known=''
+    accel=${VHCA_GUEST_ACCEL:-}
+    [[ -z $accel ]] || return 0
+    if ! [[ -r /dev/kvm && -w /dev/kvm ]]; then
+        accel=tcg
+    elif ! [[ -w $cache ]]; then
+        try_kvm
+    else
+        boot=$(</proc/sys/kernel/random/boot_id)
+        exec 8>"$cache/.accel.lock"
+        flock 8
+        [[ ! -e $found ]] || read -r known accel <"$found"
+        if [[ $known != "$boot" ]]; then
+            try_kvm
+            echo "$boot $accel" >"$found"
+        fi
+        exec 8>&-
+    fi
+}
+
+choose_accel
+if [[ -n $only_accel ]]; then
+    echo "$accel"
+    exit 0
+fi
+
 parameters="console=ttyS0 panic=-1 quiet mitigations=off vhca.name=$name"
 initrd=$cache/initramfs-$kernel/initrd
-accel=${VHCA_GUEST_ACCEL:-tcg}
 qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine q35,memory-backend=ram
-    -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory"
+    -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory" -smp "$cpus"
     -display none -vga none -net none -monitor none "${reboot[@]}" "${traces[@]}"
     -kernel "$cache/kernel-$kernel/vmlinuz")
 [[ $accel == kvm ]] && qemu+=(-cpu host)

@@ -339,5 +339,6 @@ for kernel in "${kernels[@]}"; do
     fill "$cache/initramfs-$kernel" "$recipe $(<"$cache/kernel-$kernel/version")" make_initramfs "$kernel"
     say "Linux $(<"$cache/kernel-$kernel/version") is ready as $kernel"
 done
+say "guests run under $(VHCA_GUEST_CACHE=$cache "$HERE/boot.sh" --kernel "${kernels[0]}" --accel)"
 # The package lists are of no use to anybody later.
 rm -rf "$cache/apt"

@@ -1,7 +1,7 @@
 //! Acceptance: stock kernels bind to a VF and find its port active, under either subnet manager.
 
 use crate::fabric::{Fabric, Manager};
-use crate::guest::Guest;
+use crate::guest::{Boot, Guest};
 
 /// What mlx4_core and mlx4_ib say at the level of a warning of every virtual function there is.
 const USUAL: [&str; 7] = [
@@ -95,4 +95,17 @@ fn linux_6_12_comes_up_under_opensm() {
 #[test]
 fn linux_for_clouds_comes_up_under_opensm() {
     binds_and_comes_up("cloud", Manager::OpenSm);
+}
+
+#[test]
+fn a_guest_of_two_processors_has_completions_on_both() {
+    let fabric = Fabric::new(Manager::Lite, &["--topology", "single", "--vfs", "1"]);
+    let boot = Boot::new("6.1", fabric.device("host-1", 1));
+    let boot = boot.with("--cpus").with("2");
+    let mut guest = boot.start(fabric.dir(), "two");
+    guest.wait_for_port();
+    assert_eq!(guest.told("nproc").trim(), "2");
+    // One vector is for events of the device.
+    assert_eq!(guest.told("grep -c mlx4 /proc/interrupts").trim(), "3");
+    assert_eq!(complaints(&mut guest), Vec::<String>::new());
 }

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use vhca_tests::live::{Process, wait_for};
@@ -31,6 +32,19 @@ const MARK: char = '\u{1e}';
 /// The script that boots guests.
 pub(crate) fn boot_script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/boot.sh")
+}
+
+/// What guests run under here. Finding that out takes a while at first, which counts for no boot.
+fn accel() -> &'static str {
+    static ACCEL: OnceLock<String> = OnceLock::new();
+    ACCEL.get_or_init(|| {
+        let output = Command::new(boot_script()).arg("--accel").output().unwrap();
+        let said = lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let accel = lossy(&output.stdout).trim().to_owned();
+        println!("guests run under {accel} {said}");
+        accel
+    })
 }
 
 /// Which guest to boot.
@@ -72,6 +86,7 @@ impl Boot {
         name: &str,
         limit: Duration,
     ) -> Result<Guest, Failure> {
+        let accel = accel();
         let begun = Instant::now();
         let console = dir.join(format!("{name}.console"));
         let address = dir.join(format!("{name}.agent"));
@@ -80,6 +95,7 @@ impl Boot {
         let listener = UnixListener::bind(&address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let mut command = Command::new(boot_script());
+        command.env("VHCA_GUEST_ACCEL", accel);
         command.args(["--kernel", self.kernel, "--name", name, "--log"]);
         command.arg(&console).arg("--agent").arg(&address);
         for device in &self.devices {

@@ -1,6 +1,9 @@
 //! The suite's own tools, and what they say when something is missing.
 
-use std::process::Command;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::guest::{Boot, Guest, boot_script};
@@ -97,4 +100,59 @@ fn an_unknown_kernel_is_refused_with_those_there_are() {
 fn a_device_without_a_server_is_refused_with_what_to_run() {
     let told = refusal(Command::new(boot_script()).args(["--vfio-user", "/nonexistent"]));
     assert!(told.contains("vhca serve --vfio-user"), "{told}");
+}
+
+/// A cache whose QEMU is a script of this line.
+fn cache_with_qemu(line: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in ["kernel-6.1", "initramfs-6.1"] {
+        fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    for file in ["kernel-6.1/vmlinuz", "initramfs-6.1/initrd"] {
+        fs::write(dir.path().join(file), "").unwrap();
+    }
+    fs::create_dir_all(dir.path().join("userland/usr/bin")).unwrap();
+    symlink("/bin/true", dir.path().join("userland/usr/bin/busybox")).unwrap();
+    write_qemu(dir.path(), line);
+    dir
+}
+
+fn write_qemu(cache: &Path, line: &str) {
+    let qemu = cache.join("qemu-system-x86_64");
+    fs::write(&qemu, format!("#!/bin/sh\n{line}\n")).unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn accel(cache: &Path) -> (String, String) {
+    let mut command = Command::new(boot_script());
+    command.arg("--accel").env("VHCA_GUEST_CACHE", cache);
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.env_remove("VHCA_GUEST_ACCEL").output().unwrap();
+    let [told, said] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(status.success(), "{said}");
+    (told.trim().to_owned(), said)
+}
+
+#[test]
+fn kvm_is_tried_once_a_boot_of_the_machine_and_used_if_a_guest_boots() {
+    let kvm = fs::File::options().read(true).write(true).open("/dev/kvm");
+    let works = "echo 'vhca-guest: exit 0'";
+    let (with, without) = (cache_with_qemu(works), cache_with_qemu("exit 1"));
+    if kvm.is_err() {
+        // Then there is nothing to try.
+        assert_eq!(accel(with.path()), ("tcg".to_owned(), String::new()));
+        return;
+    }
+    assert_eq!(accel(with.path()), ("kvm".to_owned(), String::new()));
+    let (told, said) = accel(without.path());
+    assert_eq!(told, "tcg");
+    assert!(said.contains("guests run under TCG"), "{said}");
+    // It is not tried again until the machine was booted again.
+    write_qemu(without.path(), works);
+    assert_eq!(accel(without.path()), ("tcg".to_owned(), String::new()));
+    fs::write(without.path().join("accel"), "another-boot tcg\n").unwrap();
+    assert_eq!(accel(without.path()).0, "kvm");
 }
