@@ -99,6 +99,14 @@ impl Fabric {
         })
     }
 
+    /// What is shown of the VMM at a VF.
+    pub(crate) fn vmm(&self, host: &str, vf: u16) -> Value {
+        let told = self.lab.json(&["show", "vfs", "--host", host]);
+        let mut vmms = told["vmms"].as_array().expect("a table").iter();
+        let vmm = vmms.find(|vmm| vmm["vf"] == vf);
+        vmm.expect("a VF that is offered").clone()
+    }
+
     /// The rows of a table of the service that are of a host.
     pub(crate) fn rows(&self, table: &str, host: &str) -> Vec<Value> {
         let told = self.lab.json(&["show", table, "--host", host]);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use vhca_tests::live::{Process, Shim};
 
 use crate::fabric::{Fabric, Manager};
@@ -89,8 +90,54 @@ fn a_guest_pings_a_host_once_it_may_and_manages_no_subnet() {
         assert_ne!(outcome.status, 0, "{}", outcome.text);
     }
     let counters = fabric.rows("counters", "host-1");
-    let smps = |row: &&serde_json::Value| {
-        row["vf"] == 1 && row["class"] == "smp" && row["verdict"] == "to_wire"
-    };
+    let smps =
+        |row: &&Value| row["vf"] == 1 && row["class"] == "smp" && row["verdict"] == "to_wire";
     assert_eq!(counters.iter().filter(smps).count(), 0, "{counters:?}");
+}
+
+/// MADs of a vendor's class that were delivered to a VF, or to the PF's own software.
+fn vendor_mads(fabric: &Fabric, host: &str, to: &Value) -> u64 {
+    let rows = fabric.rows("counters", host);
+    let mut rows = rows
+        .iter()
+        .filter(|row| row["vf"] == *to && row["class"] == "other" && row["verdict"] == "delivered");
+    rows.next().map_or(0, |row| row["count"].as_u64().unwrap())
+}
+
+#[test]
+fn a_ping_by_lid_or_guid_is_for_the_host_of_a_guest() {
+    let fabric = Fabric::new(
+        Manager::Lite,
+        &[
+            "--topology",
+            "two-switch",
+            "--vfs",
+            "1",
+            "--rights",
+            "vendor",
+        ],
+    );
+    let mut guests = fabric.guests("6.1", [("H1-1", 1), ("H2-1", 1)]);
+    for (from, to, host) in [(0, 1, "H2-1"), (1, 0, "H1-1")] {
+        guests[to].start("ibping", "ibping -S");
+        let lid = fabric.rows("ports", host)[0]["lid"].to_string();
+        let guid = fabric.rows("vfs", host)[0]["guid"].clone();
+        // The tool asks the SA for the LID of a GUID, and sends no GRH either.
+        let ways = [lid, format!("-G {}", guid.as_str().unwrap())];
+        let mut ping = |way: &str| guests[from].told(&format!("ibping -c 3 {way}"));
+        let (pf, vf) = (Value::from("pf"), Value::from(1));
+        for way in &ways {
+            let before = [&pf, &vf].map(|to| vendor_mads(&fabric, host, to));
+            let told = ping(way);
+            assert!(told.contains("3 packets transmitted, 0 received"), "{told}");
+            let after = [&pf, &vf].map(|to| vendor_mads(&fabric, host, to));
+            assert_eq!(after, [before[0] + 3, before[1]], "{way}");
+        }
+        let mut server = fabric.lab.on(Shim::Vhca, host, &["ibping", "-S"]);
+        let _server = Process::start(fabric.dir(), host, &mut server);
+        for way in &ways {
+            let told = ping(way);
+            assert!(told.contains("3 packets transmitted, 3 received"), "{told}");
+        }
+    }
 }

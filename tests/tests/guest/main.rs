@@ -18,4 +18,5 @@ mod harness;
 mod ip;
 mod lab;
 mod mads;
+mod refusals;
 mod siege;

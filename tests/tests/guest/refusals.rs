@@ -1,0 +1,52 @@
+//! Mistakes of a user with a real QEMU, and what is said of them.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::fabric::{Fabric, Manager};
+use crate::guest::Boot;
+
+const FABRIC: [&str; 4] = ["--topology", "single", "--vfs", "1"];
+
+/// Why the VF is as it is. The command fails if something is missing.
+fn why(fabric: &Fabric) -> Value {
+    let output = fabric.lab.ask(&["why", "host-1/1", "--json"]);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_second_qemu_on_a_taken_socket_is_told_and_the_first_goes_on() {
+    let fabric = Fabric::new(Manager::Lite, &FABRIC);
+    let mut guest = fabric.guest("6.1", "host-1", 1);
+    let second = Boot::new("6.1", fabric.device("host-1", 1));
+    let failure = second
+        .try_start(fabric.dir(), "second", Duration::from_secs(60))
+        .unwrap_err()
+        .to_string();
+    let said = "host-1-vf1.sock: version reply: Device or resource busy";
+    assert!(failure.contains(said), "{failure}");
+    let vmm = fabric.vmm("host-1", 1);
+    assert_eq!(vmm["refused"], 1);
+    assert_eq!(vmm["pid"], guest.process.id());
+    assert_eq!(why(&fabric)["code"], "ok");
+    guest.told("ibstat | grep Active");
+}
+
+#[test]
+fn a_guest_whose_memory_is_not_shared_is_told_of() {
+    let fabric = Fabric::new(Manager::Lite, &FABRIC);
+    let boot = Boot::new("6.1", fabric.device("host-1", 1)).with("--private-memory");
+    let boot = boot.with("--append").with("vhca.load=no");
+    let mut guest = boot.start(fabric.dir(), "private");
+    assert_eq!(why(&fabric)["code"], "memory_not_shared");
+    let vmm = fabric.vmm("host-1", 1);
+    assert_eq!(vmm["shared_bytes"], 0, "{vmm}");
+    assert!(vmm["unshared_bytes"].as_u64() > Some(500 << 20), "{vmm}");
+
+    let log = guest.told("modprobe mlx4_core; dmesg | grep mlx4");
+    assert!(log.contains("failed with error"), "{log}");
+    let why = why(&fabric);
+    assert_eq!(why["code"], "memory_not_shared", "{why}");
+    assert!(why["next"].as_str().unwrap().contains("share=on"), "{why}");
+}
