@@ -1,12 +1,12 @@
-//! An adapter that lies about who sent, or takes no sends.
+//! An adapter that lies about who sent, takes no sends, or can do only what all can.
 
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AsyncEvent, AvHandle, Completion, CompletionOp, CqHandle,
     DeviceAttributes, DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId,
     FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle, MrKeys,
     MrSpec, MwBind, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, QpAttributes,
-    QpHandle, QpModify, QpNumbers, QpSpec, RecvRequest, ResourceCounts, SendRequest, SpecialQp,
-    SrqAttributes, SrqHandle, SrqSpec, VirtualPort,
+    QpHandle, QpModify, QpNumbers, QpSpec, ReceiveMode, RecvRequest, ResourceCounts, SendRequest,
+    SpecialQp, SrqAttributes, SrqHandle, SrqSpec, VirtualPort,
 };
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
@@ -20,6 +20,8 @@ pub struct FaultyHca<'h> {
     pub refuses_sends: bool,
     /// Sends refused so far.
     pub refused: u64,
+    /// Whether receives must be posted and messages be in memory.
+    pub is_plain: bool,
 }
 
 impl<'h> FaultyHca<'h> {
@@ -30,6 +32,7 @@ impl<'h> FaultyHca<'h> {
             source: None,
             refuses_sends: false,
             refused: 0,
+            is_plain: false,
         }
     }
 }
@@ -40,6 +43,7 @@ impl core::fmt::Debug for FaultyHca<'_> {
             .field("source", &self.source)
             .field("refuses_sends", &self.refuses_sends)
             .field("refused", &self.refused)
+            .field("is_plain", &self.is_plain)
             .finish_non_exhaustive()
     }
 }
@@ -82,8 +86,22 @@ impl Hca for FaultyHca<'_> {
         Ok(polled)
     }
 
+    fn attributes(&self) -> DeviceAttributes {
+        let mut attributes = self.hca.attributes();
+        if self.is_plain {
+            attributes.limits.max_inline = 0;
+        }
+        attributes
+    }
+
+    fn create_qp(&mut self, spec: QpSpec) -> Result<(QpHandle, QpNumbers), HcaError> {
+        if self.is_plain && matches!(spec.receives, ReceiveMode::Pulled(_)) {
+            return Err(HcaError::Unsupported);
+        }
+        self.hca.create_qp(spec)
+    }
+
     as_it_is! {
-        fn attributes(&self) -> DeviceAttributes;
         fn function(&self) -> FunctionAttributes;
         fn query_port(&self, port: PortNum) -> Result<PortAttributes, HcaError>;
         fn query_gid(&self, port: PortNum, index: GidIndex) -> Result<Gid, HcaError>;
@@ -122,7 +140,6 @@ impl Hca for FaultyHca<'_> {
         fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
         fn reserve_qpns(&mut self, count: u32, align: u32) -> Result<Qpn, HcaError>;
         fn release_qpns(&mut self, first: Qpn, count: u32) -> Result<(), HcaError>;
-        fn create_qp(&mut self, spec: QpSpec) -> Result<(QpHandle, QpNumbers), HcaError>;
         fn modify_qp(&mut self, qp: QpHandle, change: &QpModify) -> Result<(), HcaError>;
         fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError>;
         fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;

@@ -1,12 +1,18 @@
 //! A datagram queue pair with its buffers: messages in, messages out.
 
+mod receives;
+mod sends;
+
 use hca_api::{
     AccessFlags, ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle,
-    DmaBuffer, Hca, HcaError, LKey, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,
-    QpKind, QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags, SendOp,
-    SendRequest, Sge, SourceAddress, UdDestination,
+    DmaBuffer, Hca, HcaError, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,
+    QpKind, QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, SendFlags, SendOp, SendRequest, Sge,
+    SourceAddress, UdDestination,
 };
 use ib_wire::{PKeyIndex, PortNum, Psn, QKey};
+
+use self::receives::{Place, Receives};
+use self::sends::Sends;
 
 /// Space in front of each received message, where a GRH stands if there is one (IBA 11.4.1.2).
 const GRH_SPACE: u32 = 40;
@@ -14,8 +20,9 @@ const GRH_SPACE: u32 = 40;
 /// Completions taken from the queue at once.
 const POLL_BATCH: usize = 16;
 
-/// Tells the sends from the receives in `wr_id`.
-const SEND: u64 = 1 << 32;
+/// Longest message that is given with its request instead of by its place in memory: one that a queue
+/// entry of an adapter has room for.
+const MAX_INLINE: u32 = 512;
 
 /// What a [`DatagramQp`] is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +87,9 @@ pub struct DatagramQp {
     qp: QpHandle,
     memory: DmaBuffer,
     region: MrHandle,
-    lkey: LKey,
-    free_sends: Vec<u32>,
-    idle_receives: Vec<u32>,
+    inline: bool,
+    sends: Sends,
+    receives: Receives,
     completions: Completions,
     failed_sends: u64,
     failed_receives: u64,
@@ -103,7 +110,8 @@ impl DatagramQp {
     }
 
     fn make(hca: &mut dyn Hca, spec: DatagramQpSpec, undo: &mut Undo) -> Result<Self, HcaError> {
-        let memory = hca.allocate_dma(memory_len(&spec))?;
+        let inline = spec.max_message <= hca.attributes().limits.max_inline.min(MAX_INLINE);
+        let memory = hca.allocate_dma(memory_len(&spec, inline))?;
         undo.memory = Some(memory);
         let pd = hca.alloc_pd()?;
         undo.pd = Some(pd);
@@ -119,24 +127,12 @@ impl DatagramQp {
         undo.region = Some(region.handle);
         let cq = hca.create_cq(spec.receives.saturating_add(spec.sends))?;
         undo.cq = Some(cq);
-        let (qp, numbers) = hca.create_qp(QpSpec {
-            kind: spec.kind,
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: None,
-            caps: QpCaps {
-                max_send_wr: spec.sends,
-                max_recv_wr: spec.receives,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline: 0,
-            },
-            signal_all: true,
-            receives: ReceiveMode::Posted,
-            qpn: None,
-            block_multicast_loopback: spec.block_multicast_loopback,
-        })?;
+        let place = Place {
+            addr: memory.addr,
+            len: receive_len(&spec),
+            lkey: region.lkey,
+        };
+        let (qp, numbers, receives) = create_qp(hca, &spec, inline, pd, cq, place)?;
         undo.qp = Some(qp);
 
         let mut this = Self {
@@ -147,9 +143,9 @@ impl DatagramQp {
             qp,
             memory,
             region: region.handle,
-            lkey: region.lkey,
-            free_sends: (0..spec.sends).rev().collect(),
-            idle_receives: (0..spec.receives).rev().collect(),
+            inline,
+            sends: Sends::new(spec.sends),
+            receives,
             completions: Completions::new(),
             failed_sends: 0,
             failed_receives: 0,
@@ -162,7 +158,7 @@ impl DatagramQp {
             ..QpModify::default()
         };
         hca.modify_qp(qp, &init)?;
-        this.post_receives(hca);
+        this.receives.replenish(hca);
         let change = |state, sq_psn| QpModify {
             state: Some(state),
             sq_psn,
@@ -203,25 +199,24 @@ impl DatagramQp {
         (self.failed_sends, self.failed_receives)
     }
 
-    /// Whether every buffer is where it belongs when nothing is under way: all sends free, all
-    /// receives posted. What has completed must have been polled.
+    /// Whether everything is where it belongs when nothing is under way: all sends done that tell of
+    /// it, all receives posted. What has completed must have been polled.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        self.free_sends.len() == self.spec.sends as usize
-            && self.idle_receives.is_empty()
-            && self.completions.is_empty()
+        self.sends.is_at_rest() && self.receives.are_at_rest() && self.completions.is_empty()
     }
 
-    /// Send buffers that are free.
+    /// Messages that can be sent now. Of a long queue only one send in a few tells that it is done, and
+    /// so are those before it; as long as nothing is sent, some that are done may not count.
     #[must_use]
-    pub const fn free_sends(&self) -> usize {
-        self.free_sends.len()
+    pub fn free_sends(&self) -> usize {
+        self.sends.free()
     }
 
-    /// Whether a send buffer is free. One becomes free when [`Self::poll`] sees a send complete.
+    /// Whether a message can be sent. Once it cannot, [`Self::poll`] makes room when sends complete.
     #[must_use]
     pub fn can_send(&self) -> bool {
-        !self.free_sends.is_empty()
+        self.sends.free() != 0
     }
 
     /// Sends a message.
@@ -239,30 +234,37 @@ impl DatagramQp {
             .ok()
             .filter(|len| *len <= self.spec.max_message)
             .ok_or(HcaError::InvalidParameter)?;
-        let slot = *self.free_sends.last().ok_or(HcaError::QueueFull)?;
-        let addr = self.send_buffer(slot);
-        hca.dma_write(addr, message)?;
-        let gather = [Sge {
-            addr,
-            len,
-            lkey: self.lkey,
-        }];
-        hca.post_send(
-            self.qp,
-            &SendRequest {
-                wr_id: SEND | u64::from(slot),
-                op: SendOp::Send,
-                payload: Payload::Gather(&gather),
-                flags: SendFlags::SIGNALED,
-                destination: Some(*destination),
-            },
-        )?;
-        self.free_sends.pop();
+        if !self.can_send() {
+            return Err(HcaError::QueueFull);
+        }
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, self.sends.is_signalled());
+        let mut request = SendRequest {
+            wr_id: self.sends.next(),
+            op: SendOp::Send,
+            payload: Payload::Inline(message),
+            flags,
+            destination: Some(*destination),
+        };
+        if self.inline {
+            hca.post_send(self.qp, &request)?;
+        } else {
+            let addr = self.send_buffer();
+            hca.dma_write(addr, message)?;
+            let gather = [Sge {
+                addr,
+                len,
+                lkey: self.receives.lkey(),
+            }];
+            request.payload = Payload::Gather(&gather);
+            hca.post_send(self.qp, &request)?;
+        }
+        self.sends.post();
         Ok(())
     }
 
-    /// The next received message. Also takes back the buffers of completed sends, and posts the
-    /// receive buffers again.
+    /// The next received message. Also takes note of completed sends, and gives the receive buffers of
+    /// messages before it back.
     pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<Datagram> {
         loop {
             let Arrival { received, addr } = self.next_arrival(hca)?;
@@ -309,8 +311,8 @@ impl DatagramQp {
         .run(hca);
     }
 
-    /// The next message that arrived. The next call may post its buffer again, so it must be copied
-    /// out before.
+    /// The next message that arrived. The next call may give its buffer back, so it must be copied out
+    /// before.
     fn next_arrival(&mut self, hca: &mut dyn Hca) -> Option<Arrival> {
         loop {
             if let Some(completion) = self.completions.next() {
@@ -319,7 +321,7 @@ impl DatagramQp {
                 }
                 continue;
             }
-            self.post_receives(hca);
+            self.receives.replenish(hca);
             if !self.completions.take(hca, self.cq) {
                 return None;
             }
@@ -328,14 +330,13 @@ impl DatagramQp {
 
     fn complete(&mut self, completion: &Completion) -> Option<Arrival> {
         let succeeded = completion.status == CompletionStatus::Success;
-        // Both kinds of names were made from a slot's number, so the lower half is one.
-        let slot = u32::try_from(completion.wr_id & !SEND).unwrap_or_default();
-        if completion.wr_id & SEND != 0 {
-            self.free_sends.push(slot);
+        if self.sends.complete(completion.wr_id) {
             self.failed_sends += u64::from(!succeeded);
             return None;
         }
-        self.idle_receives.push(slot);
+        // The names of receives were made from the numbers of slots.
+        let slot = u32::try_from(completion.wr_id).unwrap_or_default();
+        self.receives.filled(slot);
         let len = completion.byte_len.checked_sub(GRH_SPACE);
         let message = completion.source.zip(len).filter(|_| succeeded);
         self.failed_receives += u64::from(message.is_none());
@@ -346,7 +347,7 @@ impl DatagramQp {
                 multicast: completion.flags.contains(CompletionFlags::MULTICAST),
                 len: len.min(self.spec.max_message) as usize,
             },
-            addr: self.receive_buffer(slot) + u64::from(GRH_SPACE),
+            addr: self.receives.buffer(slot) + u64::from(GRH_SPACE),
         })
     }
 
@@ -356,31 +357,49 @@ impl DatagramQp {
         copied
     }
 
-    /// Posts the idle receive buffers, as many as the queue takes.
-    fn post_receives(&mut self, hca: &mut dyn Hca) {
-        while let Some(slot) = self.idle_receives.pop() {
-            let scatter = [Sge {
-                addr: self.receive_buffer(slot),
-                len: self.spec.max_message.saturating_add(GRH_SPACE),
-                lkey: self.lkey,
-            }];
-            let request = RecvRequest {
-                wr_id: u64::from(slot),
-                scatter: &scatter,
-            };
-            if hca.post_recv(self.qp, &request).is_err() {
-                self.idle_receives.push(slot);
-                return;
-            }
+    /// Where the next message that is sent lies, if it is not given with its request.
+    fn send_buffer(&self) -> u64 {
+        let sends = self.receives.buffer(self.spec.receives);
+        sends + self.sends.next_slot() * u64::from(self.spec.max_message)
+    }
+}
+
+/// Makes the queue pair, with receives that the provider takes when it needs them if it can.
+fn create_qp(
+    hca: &mut dyn Hca,
+    spec: &DatagramQpSpec,
+    inline: bool,
+    pd: PdHandle,
+    cq: CqHandle,
+    place: Place,
+) -> Result<(QpHandle, QpNumbers, Receives), HcaError> {
+    let made_with = |receives| QpSpec {
+        kind: spec.kind,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps {
+            max_send_wr: spec.sends,
+            max_recv_wr: spec.receives,
+            max_send_sge: u32::from(!inline),
+            max_recv_sge: 1,
+            max_inline: if inline { spec.max_message } else { 0 },
+        },
+        signal_all: false,
+        receives,
+        qpn: None,
+        block_multicast_loopback: spec.block_multicast_loopback,
+    };
+    let (receives, source) = Receives::pulled(place, spec.receives);
+    match hca.create_qp(made_with(source)) {
+        Ok((qp, numbers)) => Ok((qp, numbers, receives)),
+        Err(HcaError::Unsupported) => {
+            let (qp, numbers) = hca.create_qp(made_with(ReceiveMode::Posted))?;
+            let receives = Receives::posted(place, spec.receives, qp);
+            Ok((qp, numbers, receives))
         }
-    }
-
-    fn receive_buffer(&self, slot: u32) -> u64 {
-        self.memory.addr + u64::from(slot) * receive_len(&self.spec) as u64
-    }
-
-    fn send_buffer(&self, slot: u32) -> u64 {
-        self.receive_buffer(self.spec.receives) + u64::from(slot) * u64::from(self.spec.max_message)
+        Err(error) => Err(error),
     }
 }
 
@@ -432,12 +451,18 @@ const IDLE: Completion = Completion {
     source: None,
 };
 
-const fn receive_len(spec: &DatagramQpSpec) -> usize {
-    spec.max_message as usize + GRH_SPACE as usize
+const fn receive_len(spec: &DatagramQpSpec) -> u32 {
+    spec.max_message.saturating_add(GRH_SPACE)
 }
 
-const fn memory_len(spec: &DatagramQpSpec) -> usize {
-    spec.receives as usize * receive_len(spec) + spec.sends as usize * spec.max_message as usize
+fn memory_len(spec: &DatagramQpSpec, inline: bool) -> usize {
+    // There is no memory of no bytes.
+    let receives = (spec.receives as usize * receive_len(spec) as usize).max(1);
+    if inline {
+        receives
+    } else {
+        receives + spec.sends as usize * spec.max_message as usize
+    }
 }
 
 /// What to destroy, in the order of the fields from the last one on.
