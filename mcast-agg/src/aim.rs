@@ -23,6 +23,11 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// Whether the port joins.
+    pub(crate) const fn is_join(self) -> bool {
+        !matches!(self, Self::Leave)
+    }
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Join => "join",

@@ -26,6 +26,8 @@ pub(crate) struct Group {
     pub(crate) in_flight: Option<Token>,
     /// The SA may have forgotten the port's membership.
     pub(crate) rejoin_due: bool,
+    /// Transactions in which the port has joined, or tried to.
+    pub(crate) sa_joins: u64,
 }
 
 impl Group {
@@ -114,6 +116,13 @@ impl<'a> GroupView<'a> {
     #[must_use]
     pub const fn at_sa(&self) -> JoinState {
         self.group.at_sa
+    }
+
+    /// How often the port has asked the SA to join since the group is known here, retransmissions not counted: for
+    /// the first member, for one that wants more than the port holds, and again at a new SM.
+    #[must_use]
+    pub const fn sa_joins(&self) -> u64 {
+        self.group.sa_joins
     }
 
     /// The members, with what each holds.

@@ -495,6 +495,7 @@ impl McastAgg {
         let token = self.exchange.begin(aim, waiting, request);
         if let Some(group) = self.group_mut(aim.key) {
             group.in_flight = Some(token);
+            group.sa_joins += u64::from(aim.purpose.is_join());
         }
     }
 

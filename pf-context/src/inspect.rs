@@ -111,6 +111,8 @@ pub struct GroupRow {
     pub pkey: PKey,
     /// What the port holds at the SA.
     pub joined: JoinState,
+    /// How often the port has asked the SA to join, retransmissions not counted.
+    pub sa_joins: u64,
     /// Who holds what.
     pub members: Vec<(VfId, JoinState)>,
     /// Joins that wait for the SA.
@@ -344,6 +346,7 @@ impl<'a> PortView<'a> {
             mlid: group.record().mlid,
             pkey: group.record().pkey,
             joined: group.at_sa(),
+            sa_joins: group.sa_joins(),
             members: group
                 .members()
                 .map(|(member, state)| (pf_software::tenant_of(member), state))

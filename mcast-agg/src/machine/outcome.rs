@@ -51,6 +51,8 @@ impl McastAgg {
             let index = self.groups.find_or_insert(key);
             let group = &mut self.groups[index];
             group.at_sa = group.at_sa | state;
+            // The request named no group.
+            group.sa_joins += 1;
             record.set_join_state(JoinState::NONE);
             group.record = record;
             index

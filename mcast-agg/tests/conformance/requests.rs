@@ -143,7 +143,8 @@ fn c125_a_new_kind_of_membership_is_asked_for() {
     port.sa_answers(token, &granted(&request, FULL | SEND_ONLY));
     let (member, answer) = port.only_answer();
     assert_eq!((member, state_of(&answer)), (vf(2), SEND_ONLY));
-    assert_eq!(port.agg.groups().next().unwrap().at_sa(), FULL | SEND_ONLY);
+    let group = port.agg.groups().next().unwrap();
+    assert_eq!((group.at_sa(), group.sa_joins()), (FULL | SEND_ONLY, 2));
 }
 
 #[test]

@@ -9,6 +9,7 @@
 )]
 
 mod bring_up;
+mod capture;
 mod churn;
 mod effort;
 mod fabric;
@@ -20,3 +21,4 @@ mod lab;
 mod mads;
 mod refusals;
 mod siege;
+mod truth;

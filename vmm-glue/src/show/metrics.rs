@@ -9,6 +9,7 @@
 //! | `vhca_tid_entries` | gauge | `vf` |
 //! | `vhca_cm_idmap_entries` | gauge | `vf` |
 //! | `vhca_mcast_group_members` | gauge | `mgid` |
+//! | `vhca_mcast_sa_joins_total` | counter | `mgid` |
 //! | `vhca_notice_subscriptions` | gauge | `vf` |
 //! | `vhca_sa_outstanding` | gauge | `vf` |
 //! | `vhca_queued_frames` | gauge | `vf` |
@@ -208,6 +209,14 @@ impl<W: Write> Page<'_, W> {
             for row in pf.rows.groups() {
                 let mgid = [label("mgid", row.mgid)];
                 self.sample(name, pf, row.port, &mgid, row.members.len())?;
+            }
+        }
+        let name = "vhca_mcast_sa_joins_total";
+        self.family(name, "counter", "Joins that the port asked the SA for.")?;
+        for pf in pfs {
+            for row in pf.rows.groups() {
+                let mgid = [label("mgid", row.mgid)];
+                self.sample(name, pf, row.port, &mgid, row.sa_joins)?;
             }
         }
         let held = live(|row| row.usage.subscriptions);

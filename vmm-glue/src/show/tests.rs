@@ -171,6 +171,7 @@ fn a_group_shows_its_address_and_members() {
     let group = &json["groups"][0];
     assert_eq!(group["mgid"], "ff12::1");
     assert_eq!(group["mlid"], "0xc001");
+    assert_eq!(group["sa_joins"], 1);
     assert_eq!(group["members"][0]["vf"], 1);
     assert_eq!(group["members"][0]["state"], "full");
     let text = shown(Subject::Mcast, Format::Text);
@@ -227,6 +228,7 @@ fn metrics_are_families_with_help_type_and_samples() {
         "vhca_mad_dropped_total{pf=\"mlx\\\"0\",port=\"2\",vf=\"2\",reason=\"bad_version\"} 1",
         "vhca_cm_idmap_entries{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
         "vhca_mcast_group_members{pf=\"mlx\\\"0\",port=\"2\",mgid=\"ff12::1\"} 1",
+        "vhca_mcast_sa_joins_total{pf=\"mlx\\\"0\",port=\"2\",mgid=\"ff12::1\"} 1",
         "vhca_sa_outstanding{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
     ] {
         assert!(text.lines().any(|line| line == sample), "{sample}\n{text}");

@@ -1,0 +1,81 @@
+//! What is on the fabric for a while, as tshark reads it.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use vhca_tests::live::{PATIENCE, Process, binary, wait_for};
+
+use crate::fabric::Fabric;
+
+/// A capture that goes on.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    process: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// Captures what is on the links of a fabric.
+    pub(crate) fn start(fabric: &Fabric) -> Self {
+        let file = fabric.dir().join("capture.erf");
+        let mut command = Command::new(binary());
+        command.args(["capture", "--tap", "fabric", "--control"]);
+        command.arg(fabric.lab.dir().join("control")).arg(&file);
+        let process = Process::start(fabric.dir(), "capture", &mut command);
+        let begun = wait_for(PATIENCE, || file.exists().then_some(()));
+        assert!(begun.is_some(), "{}", process.output());
+        Self { process, file }
+    }
+
+    /// Ends it.
+    pub(crate) fn end(mut self) -> Packets {
+        self.process.signal("INT");
+        self.process.wait(PATIENCE);
+        Packets(self.file)
+    }
+}
+
+/// What was captured.
+#[derive(Debug)]
+pub(crate) struct Packets(PathBuf);
+
+impl Packets {
+    fn read(&self, arguments: &[&str]) -> String {
+        let mut tshark = Command::new("tshark");
+        let output = tshark
+            .arg("-r")
+            .arg(&self.0)
+            .args(arguments)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// tshark knows each packet. Gives how many there are.
+    pub(crate) fn are_flawless(&self) -> usize {
+        let flaws = self.read(&["-Y", "_ws.malformed || _ws.expert.severity == error"]);
+        assert_eq!(flaws, "");
+        let packets = self.read(&[]);
+        assert!(!packets.contains("Malformed"));
+        packets.lines().count()
+    }
+
+    /// Transaction ids of the requests by which a port asked the SA to join IPoIB's broadcast group of IPv4.
+    pub(crate) fn broadcast_joins(&self, lid: u64) -> Vec<String> {
+        let set_of_mc_member_record = "infiniband.mad.mgmtclass == 0x03 && infiniband.mad.method == 0x02 \
+             && infiniband.mad.attributeid == 0x0038";
+        let filter = format!("{set_of_mc_member_record} && infiniband.lrh.slid == {lid}");
+        let fields = "-T fields -e infiniband.mcmemberrecord.mgid -e infiniband.mad.transactionid";
+        let fields: Vec<_> = fields.split(' ').collect();
+        let told = self.read(&[&["-Y", &filter], fields.as_slice()].concat());
+        let broadcast = told.lines().filter_map(|line| {
+            let (mgid, tid) = line.split_once('\t')?;
+            mgid.ends_with(":ffff:ffff").then(|| tid.to_owned())
+        });
+        // Each link of its way has it.
+        let mut joins: Vec<_> = broadcast.collect();
+        joins.sort();
+        joins.dedup();
+        joins
+    }
+}
