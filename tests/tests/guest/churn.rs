@@ -8,6 +8,7 @@ use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
 use crate::guest::{Boot, Guest};
 use crate::ip::{address, bring_up, number_before};
+use crate::pings;
 
 /// How much memory the service may come to use between the first round and the last: what the allocator keeps.
 const SLACK_KIB: u64 = 16 * 1024;
@@ -43,7 +44,7 @@ fn a_guest_comes_and_goes_in_every_way_and_others_lose_no_ping() {
     let restless = Boot::new("6.1", fabric.device("H1-1", 1)).with("--may-reboot");
     let mut calm = fabric.guests("6.1", [("H1-1", 2), ("H2-1", 1)]);
     bring_up(&mut calm);
-    calm[0].start("ping", &format!("ping -i 0.1 -W 10 {}", address(1)));
+    pings::start(&mut calm[0], &address(1));
 
     let mut guest = restless.start(fabric.dir(), "restless");
     guest.wait_for_port();
@@ -77,11 +78,8 @@ fn a_guest_comes_and_goes_in_every_way_and_others_lose_no_ping() {
         after.1
     );
 
-    calm[0].told("killall -INT ping; sleep 1");
-    let log = calm[0].told("tail -n 4 /tmp/ping");
-    let sent = number_before(&log, "packets transmitted");
-    assert!(sent > 100, "{log}");
-    assert_eq!(number_before(&log, "received"), sent, "{log}");
+    let pings = pings::end(&mut calm[0]);
+    assert!(pings.sent > 100 && pings.lost() == 0, "{pings:?}");
 }
 
 #[test]

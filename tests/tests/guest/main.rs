@@ -19,6 +19,7 @@ mod harness;
 mod ip;
 mod lab;
 mod mads;
+mod pings;
 mod refusals;
 mod siege;
 mod truth;

@@ -11,8 +11,8 @@ use vhca_tests::mlx4_driver::served::{Assault, Circle};
 use crate::churn::{held, resident_kib};
 use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
-use crate::guest::Guest;
-use crate::ip::{address, bring_up, number_before};
+use crate::ip::{address, bring_up};
+use crate::pings;
 
 /// Each has a real guest on its first VF.
 const HOSTS: [&str; 2] = ["H1-1", "H2-1"];
@@ -28,29 +28,6 @@ const SLACK_KIB: u64 = 16 * 1024;
 fn sockets(fabric: &Fabric, vfs: std::ops::RangeInclusive<u16>) -> Vec<PathBuf> {
     let vfs = vfs.flat_map(|vf| HOSTS.map(|host| (host, vf)));
     vfs.map(|(host, vf)| fabric.device(host, vf)).collect()
-}
-
-/// Pings in rounds until [`sent_and_received`], so that no ping is under way when it ends.
-fn ping_on(guest: &mut Guest, to: &str) {
-    let round = format!("ping -q -i 0.2 -c 25 -W 30 {to}");
-    let rounds = format!("sh -c 'until [ -e /tmp/enough ]; do {round}; done; echo ended'");
-    guest.start("ping", &rounds);
-}
-
-/// Ends the pings. How many there were, how many came back, and the line about the times of the last round.
-fn sent_and_received(guest: &mut Guest) -> (u64, u64, String) {
-    guest.told("touch /tmp/enough");
-    let log = guest.wait_until(PATIENCE, "cat /tmp/ping", |log| log.contains("ended"));
-    let rounds = log
-        .lines()
-        .filter(|line| line.contains("packets transmitted"));
-    let (mut sent, mut received) = (0, 0);
-    for round in rounds {
-        sent += number_before(round, "packets transmitted");
-        received += number_before(round, "received");
-    }
-    let times = log.lines().rfind(|line| line.starts_with("rtt"));
-    (sent, received, times.unwrap_or_default().to_owned())
 }
 
 /// What the service has of its VFs: all that a guest could leave behind, and the broadcast groups. (The real guests
@@ -86,7 +63,7 @@ fn two_guests_and_sixteen_harnesses_do_not_notice_four_hostile_guests() {
     let before = tables(&fabric);
     let resident = resident_kib(service);
     for (place, guest) in guests.iter_mut().enumerate() {
-        ping_on(guest, &address(1 - place));
+        pings::start(guest, &address(1 - place));
     }
 
     let circle = Circle::start(&sockets(&fabric, TALKING));
@@ -101,7 +78,7 @@ fn two_guests_and_sixteen_harnesses_do_not_notice_four_hostile_guests() {
     let under_siege = resident_kib(service);
     let (talk, assaulted) = (circle.end(), assault.end());
     assert!(early.is_none() && fabric.lab.service().ended().is_none());
-    let pings = guests.each_mut().map(sent_and_received);
+    let pings = guests.each_mut().map(pings::end);
 
     let after = wait_for(PATIENCE, || {
         let after = tables(&fabric);
@@ -116,14 +93,15 @@ fn two_guests_and_sixteen_harnesses_do_not_notice_four_hostile_guests() {
     assert!(circle.end().messages >= 40);
     let left = resident_kib(service);
 
-    let [(sent, received, times), (sent_back, received_back, _)] = &pings;
+    let [there, back] = &pings;
     println!(
-        "siege of {} s: {} pings of two guests, {} lost ({times}); {} messages of 16 harnesses, {} bytes, \
+        "siege of {} s: {} pings of two guests, {} lost ({}); {} messages of 16 harnesses, {} bytes, \
          {} answers of the SA, all right; 4 hostile guests: {} steps, {} VMMs, {:?}; \
          the service has {resident} KiB before, {under_siege} KiB under siege, {left} KiB after",
         length.as_secs(),
-        sent + sent_back,
-        sent + sent_back - received - received_back,
+        there.sent + back.sent,
+        there.lost() + back.lost(),
+        there.times,
         talk.messages,
         talk.bytes,
         talk.answers,
@@ -131,8 +109,11 @@ fn two_guests_and_sixteen_harnesses_do_not_notice_four_hostile_guests() {
         assaulted.vmms,
         assaulted.depth,
     );
-    for (sent, received, _) in &pings {
-        assert!(*sent >= length.as_secs() && sent == received, "{pings:?}");
+    for pings in &pings {
+        assert!(
+            pings.sent >= length.as_secs() && pings.lost() == 0,
+            "{pings:?}"
+        );
     }
     // Each guest of the circle says something at least once a second, and most of the siege's steps get somewhere.
     assert!(talk.messages >= 16 * length.as_secs() && talk.answers >= length.as_secs());
