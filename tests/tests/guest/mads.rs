@@ -1,9 +1,15 @@
 //! Acceptance: the tools of a guest reach the SA and other hosts through the tunnel, as far as policy lets them.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use hca_api::GlobalRoute;
+use ib_endpoint::{MadAddress, Message, Registration, RetryPolicy};
+use ib_wire::mad::{BASE_VERSION, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::{Gid, GidIndex, Lid, PortNum};
 use serde_json::Value;
-use vhca_tests::live::{Process, Shim};
+use vhca_tests::live::{PATIENCE, Process, Shim, wait_for};
+use vhca_tests::mlx4_driver::{Bus, Driver, GuestMemory, VmmBus};
 
 use crate::fabric::{Fabric, Manager};
 use crate::guest::Guest;
@@ -140,4 +146,83 @@ fn a_ping_by_lid_or_guid_is_for_the_host_of_a_guest() {
             assert!(told.contains("3 packets transmitted, 3 received"), "{told}");
         }
     }
+}
+
+/// The class of ibping, the vendor's number that it uses, and where that is in a MAD of the second vendor range.
+const PING: MgmtClass = MgmtClass::new(0x32);
+const OPENIB: [u8; 3] = [0x00, 0x14, 0x05];
+const OUI: core::ops::Range<usize> = 37 - 24..40 - 24;
+
+fn ping() -> Message {
+    let mut mad = Mad::new(MadHeader {
+        base_version: BASE_VERSION,
+        mgmt_class: PING,
+        class_version: 1,
+        method: Method::GET,
+        ..MadHeader::default()
+    });
+    mad.data[OUI].copy_from_slice(&OPENIB);
+    Message::single(mad)
+}
+
+#[test]
+fn a_ping_that_has_a_guests_gid_reaches_the_guest() {
+    let fabric = Fabric::new(
+        Manager::Lite,
+        &[
+            "--topology",
+            "two-switch",
+            "--vfs",
+            "1",
+            "--rights",
+            "vendor",
+        ],
+    );
+    let mut guest = fabric.guest("6.1", "H1-1", 1);
+    guest.start("ibping", "ibping -S -d");
+    let memory = GuestMemory::shared(2048).unwrap();
+    let mut bus = VmmBus::attach(&fabric.device("H2-1", 1), memory.clone()).unwrap();
+    let mut driver = Driver::probe(&mut bus, memory).unwrap();
+    let port = PortNum(1);
+    let active = wait_for(PATIENCE, || {
+        driver.serve(&mut bus).unwrap();
+        driver.port(port).is_active().then_some(())
+    });
+    assert!(active.is_some(), "the port becomes active");
+
+    let lid = fabric.rows("ports", "H1-1")[0]["lid"].as_u64().unwrap();
+    let guids = fabric.rows("guids", "H1-1");
+    let gid = guids.iter().find(|row| row["vf"] == 1).unwrap()["gid"].clone();
+    let gid: Ipv6Addr = gid.as_str().unwrap().parse().unwrap();
+    let to = MadAddress {
+        grh: Some(GlobalRoute {
+            remote_gid: Gid(gid.octets()),
+            sgid_index: GidIndex(0),
+            flow_label: 0,
+            hop_limit: 0xff,
+            traffic_class: 0,
+        }),
+        ..MadAddress::gsi(Lid::new(u16::try_from(lid).unwrap()))
+    };
+    // The server may not listen yet.
+    let policy = RetryPolicy::new(Duration::from_secs(1), 20);
+    let now = bus.now();
+    let agent = &mut driver.mads(port).agent;
+    let sender = agent.register(Registration::sender()).unwrap();
+    agent.send_request(now, sender, to, ping(), policy).unwrap();
+    // The server answers without a GRH, which is no answer to a request that has one; but it gets back.
+    let answered = wait_for(PATIENCE, || {
+        driver.serve(&mut bus).unwrap();
+        bus.wait(Duration::from_millis(50));
+        (vendor_mads(&fabric, "H2-1", &1.into()) > 0).then_some(())
+    });
+    let log = guest.told("cat /tmp/ibping");
+    assert!(answered.is_some(), "{log}");
+    assert!(
+        log.contains("mad_respond_via") && log.contains("class 0x32 method 129"),
+        "{log}"
+    );
+    assert!(vendor_mads(&fabric, "H1-1", &1.into()) > 0);
+    assert_eq!(vendor_mads(&fabric, "H1-1", &"pf".into()), 0);
+    driver.remove(&mut bus).unwrap();
 }
