@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use emulated_hca::{Built, Fabric, LinkState, NodeId, Topology};
+use emulated_hca::{Built, Fabric, LinkState, NodeId, PlannedPort, Topology};
 use hca_api::{FunctionId, Hca, HcaEvent};
 use ib_endpoint::sa_client::Wish;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};
@@ -609,5 +609,26 @@ fn a_fat_tree_comes_up() {
         world
             .ask(host, SaRequest::path_by_gids(from, to, None))
             .expect("a path");
+    }
+}
+
+#[test]
+fn every_port_of_a_switch_of_254_ports_is_used() {
+    let mut plan = Topology::default();
+    let switch = plan.add_switch("wide", 254);
+    for port in 1..=254 {
+        let host = plan.add_hca(&format!("host-{port}"), 1);
+        plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(switch, port));
+    }
+    let mut world = World::new(&plan);
+    world.start(0, SubnetConfig::default());
+    world.run_until(10 * SECOND, |world| {
+        world.manager(0).sm().is_serving() && world.is_up()
+    });
+    for host in [127, 253] {
+        let (from, to) = (world.gid(host), world.gid(0));
+        world
+            .ask(host, SaRequest::path_by_gids(from, to, None))
+            .expect("a path, both ways");
     }
 }

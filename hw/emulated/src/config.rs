@@ -141,8 +141,8 @@ pub struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// External ports of a switch at most.
-    pub const MAX_PORTS: u8 = 127;
+    /// External ports of a switch at most: 255 is the port number that drops packets (IBA 14.2.5.10).
+    pub const MAX_PORTS: u8 = 254;
 
     /// A switch with the given node GUID and number of external ports.
     #[must_use]

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use ib_wire::smp::{
-    CapabilityMask, MAX_HOPS, NodeDescription, NodeInfo, NodeType, PortInfo, PortPhysState,
-    SwitchInfo,
+    CapabilityMask, MAX_HOPS, NodeDescription, NodeInfo, NodeType, PortInfo, PortMask,
+    PortPhysState, SwitchInfo,
 };
 use ib_wire::{Gid, Guid, Lid, PKey, PortNum, Rate, SubnetPrefix};
 
 use crate::rate;
-use crate::routing::{Hop, Lft, PortMask, SwitchGraph, SwitchIndex};
+use crate::routing::{Hop, Lft, SwitchGraph, SwitchIndex};
 
 /// A directed route from the manager's port: the ports to leave each node by.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -73,10 +73,7 @@ impl Switch {
             return;
         };
         if dlid.is_multicast() {
-            let mut ports = tables.replicate(dlid, in_port);
-            while ports != 0 {
-                let port = PortNum(u8::try_from(ports.trailing_zeros()).unwrap_or(0));
-                ports &= ports - 1;
+            for port in tables.replicate(dlid, in_port).ports() {
                 self.leave(in_port, port, frame.clone(), sl, raw, out);
             }
             return;

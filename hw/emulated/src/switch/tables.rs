@@ -1,6 +1,6 @@
 //! What a switch forwards by.
 
-use ib_wire::smp::{LinearForwardingTable, MulticastForwardingTable, SwitchInfo};
+use ib_wire::smp::{LinearForwardingTable, PortMask, SwitchInfo};
 use ib_wire::{Lid, PortNum, Sl, Vl};
 
 use crate::SwitchConfig;
@@ -12,15 +12,17 @@ use crate::port::data_vls;
 pub(crate) struct Tables {
     pub(crate) info: SwitchInfo,
     linear: Vec<PortNum>,
-    /// Bit `n` of an entry is port `n`.
-    multicast: Vec<u128>,
+    multicast: Vec<PortMask>,
     /// Indexed by input and output port; empty until the SM sets one.
     sl2vl: Vec<Option<Box<[Vl; 16]>>>,
+    /// Port 0 and the external ones.
+    existing: PortMask,
     ports: u8,
 }
 
 impl Tables {
     pub(crate) fn new(config: &SwitchConfig) -> Self {
+        let ports = config.ports.min(SwitchConfig::MAX_PORTS);
         let mut info = SwitchInfo {
             linear_fdb_cap: config.linear_fdb_cap.into(),
             multicast_fdb_cap: config.multicast_fdb_cap.into(),
@@ -41,7 +43,8 @@ impl Tables {
             linear: Vec::new(),
             multicast: Vec::new(),
             sl2vl: Vec::new(),
-            ports: config.ports.min(SwitchConfig::MAX_PORTS),
+            existing: PortMask::up_to(PortNum(ports)),
+            ports,
         }
     }
 
@@ -78,51 +81,49 @@ impl Tables {
 
     /// 16 bits of a multicast entry: the ports from `16 * position` on.
     pub(crate) fn multicast(&self, entry: usize, position: u8) -> u16 {
-        let mask = self.multicast.get(entry).copied().unwrap_or(0);
-        let shift = u32::from(position) * 16;
-        let [low, high, ..] = mask.checked_shr(shift).unwrap_or(0).to_le_bytes();
-        u16::from_le_bytes([low, high])
+        self.multicast
+            .get(entry)
+            .map_or(0, |mask| mask.position(position))
     }
 
     /// Sets 16 bits of a multicast entry; ports that do not exist are left out.
     pub(crate) fn set_multicast(&mut self, entry: usize, position: u8, ports: u16) {
-        let shift = u32::from(position) * 16;
-        let existing = u128::MAX >> (127 - u32::from(self.ports));
-        let Some(field) = u128::from(u16::MAX).checked_shl(shift) else {
-            return;
-        };
-        let bits = (u128::from(ports) << shift) & existing;
+        let ports = ports & self.existing.position(position);
         if entry >= usize::from(self.info.multicast_fdb_cap.get()) {
             return;
         }
         if entry >= self.multicast.len() {
-            if bits == 0 {
+            if ports == 0 {
                 return;
             }
-            self.multicast.resize(entry + 1, 0);
+            self.multicast.resize(entry + 1, PortMask::default());
         }
-        let mask = &mut self.multicast[entry];
-        *mask = (*mask & !field) | bits;
+        self.multicast[entry].set_position(position, ports);
     }
 
     /// The ports that a multicast packet leaves by, the one it came in by not among them (IBA
     /// 18.2.4.3.3): those of its entry, or outside the table the default port.
-    pub(crate) fn replicate(&self, dlid: Lid, in_port: PortNum) -> u128 {
+    pub(crate) fn replicate(&self, dlid: Lid, in_port: PortNum) -> PortMask {
         let entry = dlid.index() - Lid::FIRST_MULTICAST.index();
         let top = self.info.multicast_fdb_top;
         let beyond_top = top.get() != 0 && dlid > top;
-        let ports = if beyond_top || entry >= usize::from(self.info.multicast_fdb_cap.get()) {
+        let mut ports = if beyond_top || entry >= usize::from(self.info.multicast_fdb_cap.get()) {
             let primary = self.info.default_multicast_primary_port;
             let port = if in_port == primary {
                 self.info.default_multicast_not_primary_port
             } else {
                 primary
             };
-            if port.0 <= self.ports { 1 << port.0 } else { 0 }
+            let mut one = PortMask::default();
+            if self.existing.contains(port) {
+                one.insert(port);
+            }
+            one
         } else {
-            self.multicast.get(entry).copied().unwrap_or(0)
+            self.multicast.get(entry).copied().unwrap_or_default()
         };
-        ports & !(1 << in_port.0)
+        ports.remove(in_port);
+        ports
     }
 
     /// The lane on which a packet of a service level goes from port to port; lane 15 drops it.
@@ -146,7 +147,3 @@ impl Tables {
         input.index() * (usize::from(self.ports) + 1) + output.index()
     }
 }
-
-const _: () = assert!(MulticastForwardingTable::PORTS == 16);
-// A bit for each port, and one for port 0.
-const _: () = assert!((SwitchConfig::MAX_PORTS as u32) < u128::BITS);

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const PORTS: u8 = 40;
+/// Numbers of ports: within one word of a mask, at a word's end, and the most there can be.
+const PORTS: [u8; 3] = [40, 127, SwitchConfig::MAX_PORTS];
 const LIDS: u16 = 200;
 const GROUPS: u16 = 50;
 
@@ -34,12 +35,13 @@ fn packet(dlid: u16) -> Frame {
     Frame::sealed(&buffer[..len])
 }
 
-fn switch() -> Switch {
-    Switch::new(&SwitchConfig::new(Guid::new(0x10), "switch", PORTS))
+fn switch(ports: u8) -> Switch {
+    Switch::new(&SwitchConfig::new(Guid::new(0x10), "switch", ports))
 }
 
 #[derive(Clone, Debug)]
 struct Plan {
+    ports: u8,
     unicast: Vec<(u16, u8)>,
     multicast: Vec<(u16, u8, u16)>,
     linear_top: u16,
@@ -49,16 +51,21 @@ struct Plan {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
+    prop::sample::select(&PORTS[..]).prop_flat_map(plan_of)
+}
+
+fn plan_of(ports: u8) -> impl Strategy<Value = Plan> {
     (
-        prop::collection::vec((1..LIDS, 0..=PORTS), 0..60),
-        prop::collection::vec((0..GROUPS, 0_u8..4, any::<u16>()), 0..60),
+        prop::collection::vec((1..LIDS, 0..=ports), 0..60),
+        prop::collection::vec((0..GROUPS, 0_u8..16, any::<u16>()), 0..60),
         0..LIDS,
         prop::option::of(0xc000..0xc000 + GROUPS),
         prop::sample::select(vec![1, 7, 255]),
         prop::sample::select(vec![2, 255]),
     )
         .prop_map(
-            |(unicast, multicast, linear_top, top, primary, not_primary)| Plan {
+            move |(unicast, multicast, linear_top, top, primary, not_primary)| Plan {
+                ports,
                 unicast,
                 multicast,
                 linear_top,
@@ -70,7 +77,7 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 fn program(plan: &Plan) -> Switch {
-    let mut switch = switch();
+    let mut switch = switch(plan.ports);
     let tables = switch.node.tables_mut().unwrap();
     for (lid, port) in &plan.unicast {
         tables.set_unicast(usize::from(*lid), PortNum(*port));
@@ -108,7 +115,7 @@ fn expected(plan: &Plan, in_port: u8, dlid: u16) -> BTreeSet<u8> {
         };
         [default].into_iter().collect()
     } else {
-        (0..=PORTS)
+        (0..=plan.ports)
             .filter(|port| {
                 let mask = groups
                     .get(&(dlid - 0xc000, port / 16))
@@ -118,7 +125,7 @@ fn expected(plan: &Plan, in_port: u8, dlid: u16) -> BTreeSet<u8> {
             })
             .collect()
     };
-    ports.retain(|port| *port != in_port && *port != 0 && *port <= PORTS);
+    ports.retain(|port| *port != in_port && *port != 0 && *port <= plan.ports);
     ports
 }
 
@@ -127,11 +134,12 @@ proptest! {
     fn packets_leave_by_the_ports_of_the_tables(
         plan in plan(),
         packets in prop::collection::vec(
-            (1..=PORTS, prop_oneof![1..LIDS + 20, 0xc000..0xc000 + GROUPS + 20]), 1..40
+            (any::<u8>(), prop_oneof![1..LIDS + 20, 0xc000..0xc000 + GROUPS + 20]), 1..40
         ),
     ) {
         let mut switch = program(&plan);
-        for (in_port, dlid) in packets {
+        for (number, dlid) in packets {
+            let in_port = number % plan.ports + 1;
             let mut out = Outputs::new();
             switch.forward(PortNum(in_port), packet(dlid), &mut out);
             let ports: BTreeSet<u8> = out.iter().map(|(port, _)| port.0).collect();
@@ -142,9 +150,10 @@ proptest! {
 
     #[test]
     fn no_bytes_make_a_switch_panic(
-        bytes in prop::collection::vec(any::<u8>(), 0..100), in_port in 0..=PORTS + 1
+        bytes in prop::collection::vec(any::<u8>(), 0..100), in_port: u8,
+        ports in prop::sample::select(&PORTS[..]),
     ) {
-        let mut switch = switch();
+        let mut switch = switch(ports);
         let mut out = Outputs::new();
         switch.forward(PortNum(in_port), Frame::new(&bytes), &mut out);
         switch.route_smp(PortNum(in_port), Frame::new(&bytes), &mut out);
@@ -153,7 +162,7 @@ proptest! {
 
 #[test]
 fn a_packet_caught_in_a_loop_is_discarded_in_the_end() {
-    let mut switch = switch();
+    let mut switch = switch(2);
     let tables = switch.node.tables_mut().unwrap();
     tables.set_unicast(5, PortNum(2));
     tables.info.linear_fdb_top = Lid::new(5);

@@ -18,7 +18,7 @@
 //!
 //! | line | meaning |
 //! | --- | --- |
-//! | `Switch N "name" # "description"` | a switch with `N` ports (1 to 127); `enhanced port 0` behind it is obeyed |
+//! | `Switch N "name" # "description"` | a switch with `N` ports (1 to 254); `enhanced port 0` behind it is obeyed |
 //! | `Hca N "name" # "description"`, `Ca ...` | an adapter with `N` ports (1 or 2) |
 //! | `[p] "name"[q]` | port `p` of the node above leads to port `q` of the node `name`; 1 if `[q]` is missing |
 //! | `[p](guid) ...` | the GUID of an adapter's port, hexadecimal |

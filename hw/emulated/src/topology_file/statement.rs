@@ -494,11 +494,11 @@ mod tests {
             ("Switch 8 \"\"", "a name in double quotes is wanted"),
             (
                 "Switch \"x\"",
-                "a number of ports from 1 to 127 is wanted, not \"\"",
+                "a number of ports from 1 to 254 is wanted, not \"\"",
             ),
             (
-                "Switch 128 \"x\"",
-                "a number of ports from 1 to 127 is wanted, not \"128\"",
+                "Switch 255 \"x\"",
+                "a number of ports from 1 to 254 is wanted, not \"255\"",
             ),
             (
                 "Hca 0 \"x\"",

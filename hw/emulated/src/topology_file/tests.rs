@@ -437,18 +437,18 @@ proptest! {
 }
 
 #[test]
-fn a_switch_of_127_ports_forwards_by_all_of_them() {
+fn a_switch_with_as_many_ports_as_numbers_comes_back_from_its_file() {
     let mut plan = Topology::default();
     plan.switches
-        .push(SwitchConfig::new(Guid::new(0x10), "wide", 127));
+        .push(SwitchConfig::new(Guid::new(0x10), "wide", 254));
     let host = plan.add_hca("host", 1);
-    plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(0, 127));
+    plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(0, 254));
     let again = TopologyFile::parse("net", &plan.to_net_file()).unwrap();
     let (fabric, built) = again.topology.build(1);
     let node = fabric.node(built.switches[0]).unwrap();
-    assert_eq!(node.port_count(), 127);
+    assert_eq!(node.port_count(), 254);
     assert_eq!(
         fabric.peer(built.hcas[0].port(1)).map(|end| end.port),
-        Some(PortNum(127))
+        Some(PortNum(254))
     );
 }

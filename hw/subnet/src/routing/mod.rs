@@ -5,5 +5,5 @@ mod multicast;
 mod unicast;
 
 pub use graph::{Hop, SwitchGraph, SwitchIndex};
-pub use multicast::{GroupMember, MulticastTree, PortMask, multicast_tree};
+pub use multicast::{GroupMember, MulticastTree, multicast_tree};
 pub use unicast::{Destination, Lft, NO_PATH, unicast_tables};

@@ -1,45 +1,9 @@
 //! Spanning trees for multicast groups.
 
+use ib_wire::smp::PortMask;
 use ib_wire::{Lid, PortNum};
 
 use super::graph::{SwitchGraph, SwitchIndex};
-
-/// A set of switch ports, 0 to 255.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortMask([u16; 16]);
-
-impl PortMask {
-    /// Adds a port.
-    pub fn insert(&mut self, port: PortNum) {
-        self.0[port.index() / 16] |= 1 << (port.index() % 16);
-    }
-
-    /// Whether the port is in the set.
-    #[must_use]
-    pub fn contains(&self, port: PortNum) -> bool {
-        self.0[port.index() / 16] & (1 << (port.index() % 16)) != 0
-    }
-
-    /// The 16 ports that a MulticastForwardingTable entry of the given position carries
-    /// (IBA 14.2.5.12): bit `i` stands for port `16 * position + i`.
-    #[must_use]
-    pub fn position(&self, position: usize) -> u16 {
-        self.0[position]
-    }
-
-    /// Whether no port is in the set.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0 == [0; 16]
-    }
-
-    /// The ports in the set, ascending.
-    pub fn ports(&self) -> impl Iterator<Item = PortNum> + '_ {
-        (0..=u8::MAX)
-            .map(PortNum)
-            .filter(|port| self.contains(*port))
-    }
-}
 
 /// A port of a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,18 +200,6 @@ mod tests {
         let even = multicast_tree(&g, Lid::new(0xc000), &members);
         let odd = multicast_tree(&g, Lid::new(0xc001), &members);
         assert_ne!(even, odd);
-    }
-
-    #[test]
-    fn a_port_mask_splits_into_positions_of_sixteen() {
-        let mut mask = PortMask::default();
-        mask.insert(PortNum(0));
-        mask.insert(PortNum(17));
-        mask.insert(PortNum(255));
-        assert_eq!(
-            (mask.position(0), mask.position(1), mask.position(15)),
-            (1, 2, 0x8000)
-        );
     }
 
     proptest! {

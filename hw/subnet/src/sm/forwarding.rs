@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ib_wire::smp::{LinearForwardingTable, MulticastForwardingTable};
+use ib_wire::smp::{LinearForwardingTable, MulticastForwardingTable, PortMask};
 use ib_wire::{Guid, Lid, PortNum};
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U16;
 
-use crate::routing::{
-    Destination, GroupMember, PortMask, SwitchIndex, multicast_tree, unicast_tables,
-};
+use crate::routing::{Destination, GroupMember, SwitchIndex, multicast_tree, unicast_tables};
 use crate::topology::{NodeId, PortId, Topology};
 
 /// Members of a multicast group as the manager routes them: port GUID, and whether it receives.
@@ -138,7 +136,7 @@ pub(crate) fn mft_block(
         if at != block {
             break;
         }
-        table.masks[index] = U16::new(mask.position(usize::from(position)));
+        table.masks[index] = U16::new(mask.position(position));
     }
     table
 }

@@ -23,6 +23,7 @@ mod forwarding;
 mod modifier;
 mod node;
 mod port_info;
+mod port_mask;
 mod sm_info;
 mod switch_info;
 mod tables;
@@ -40,6 +41,7 @@ pub use port_info::{
     CapabilityMask, CapabilityMask2, LinkDownDefaultState, LinkSpeed, LinkSpeedExt, LinkWidth,
     PortInfo, PortPhysState, PortState,
 };
+pub use port_mask::PortMask;
 pub use sm_info::{SmInfo, SmState};
 pub use switch_info::SwitchInfo;
 pub use tables::{GuidInfo, PKeyTable, SlToVlMappingTable, VlArbitrationEntry, VlArbitrationTable};
