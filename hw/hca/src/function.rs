@@ -76,7 +76,7 @@ pub struct VirtualPort {
     pub state: PortState,
     /// For each of the VF's P_Key indices the physical index behind it; `None` shows an invalid key.
     pub pkeys: Vec<Option<PKeyIndex>>,
-    /// Whether the proxy QP0 does anything.
+    /// Whether the proxy QP0 does anything, and the device's own agents answer the VF's SMPs as they answer the subnet's.
     pub smi_enabled: bool,
 }
 

@@ -2,11 +2,11 @@
 
 use hca_api::{
     DeviceAttributes, DeviceCaps, DeviceModify, FunctionId, HcaError, Limits, LocalMad, MadView,
-    PhysicalState, PortAttributes, PortModify, Privileges,
+    PhysicalState, PortAttributes, PortModify, Privileges, SourceAddress,
 };
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, NodeDescription};
-use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
+use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn, Sl};
 
 use super::function::FunctionState;
 use super::{Device, LIMITS};
@@ -203,7 +203,8 @@ impl Device {
         mad: &Mad,
     ) -> Result<LocalMad, HcaError> {
         let state = self.state(function)?;
-        state.port(port).ok_or(HcaError::InvalidPort)?;
+        let own = state.port(port).ok_or(HcaError::InvalidPort)?;
+        let smi_enabled = own.view.smi_enabled;
         let privileged = state.has(Privileges::LOCAL_SMA_WRITE);
         if mad.header.mgmt_class == MgmtClass::PERF {
             let reads = mad.header.method == Method::GET;
@@ -220,10 +221,29 @@ impl Device {
         }
         let host_view = view == MadView::Host;
         let lid_routed = mad.header.mgmt_class == MgmtClass::SUBN_LID_ROUTED;
-        if !host_view || !lid_routed || mad.header.method != Method::GET {
+        if host_view && lid_routed && mad.header.method == Method::GET {
+            return Ok(self.virtual_view(function, port, mad));
+        }
+        if !smi_enabled {
             return Ok(refused(mad));
         }
-        Ok(self.virtual_view(function, port, mad))
+        // It could send the same SMP to the port through the subnet, so it gets the same answer, and needs the same
+        // key.
+        let view = MadView::Network(own_source(port));
+        Ok(sma::process(&mut self.node, port, &view, mad))
+    }
+}
+
+/// Where an SMP comes from that does not leave the host.
+fn own_source(port: PortNum) -> SourceAddress {
+    SourceAddress {
+        port,
+        slid: Lid::PERMISSIVE,
+        src_qpn: Qpn::SMI,
+        sl: Sl::default(),
+        dlid_path_bits: 0,
+        pkey_index: PKeyIndex(0),
+        grh: None,
     }
 }
 

@@ -3,9 +3,11 @@
 use hca_api::{AsyncEvent, HcaEvent, LocalMad, MadView, PortChange, PortModify};
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
-    CapabilityMask, GuidInfo, LidRoutedSmp, NodeInfo, PKeyTable, PortInfo,
+    CapabilityMask, DirectedRouteSmp, GuidInfo, LidRoutedSmp, NodeInfo, PKeyTable, PortInfo,
     PortState as WirePortState, SmpAttribute,
 };
+
+use ib_wire::MKey;
 
 use super::*;
 
@@ -154,6 +156,41 @@ fn c178_c179_a_vf_changes_nothing_that_is_not_its_own() {
     let vf = device.function(VF1).unwrap();
     let mask = vf.query_port(PORT).unwrap().capability_mask;
     assert_eq!(mask & CapabilityMask::IS_SM.get(), 0);
+}
+
+#[test]
+fn a_vf_that_may_send_smps_is_answered_as_the_subnet_is_and_needs_the_key() {
+    let mut device = with_vf(PortState::Active);
+    let view = VirtualPort {
+        state: PortState::Active,
+        pkeys: vec![Some(PKeyIndex(2)), None],
+        smi_enabled: true,
+    };
+    let mut pf = device.function(PF).unwrap();
+    pf.set_virtual_port(VF1, PORT, view).unwrap();
+    let ask = |device: &mut Device, class, method| {
+        let mad = Mad::new(MadHeader::new(class, method, PortInfo::ID));
+        let mut vf = device.function(VF1).unwrap();
+        vf.process_local_mad(PORT, MadView::Host, &mad).unwrap()
+    };
+    let directed = MgmtClass::SUBN_DIRECTED_ROUTE;
+    let LocalMad::Reply(reply) = ask(&mut device, directed, Method::GET) else {
+        panic!("no reply");
+    };
+    assert_eq!(reply.header.status.get(), MadStatus::DIRECTION);
+    let info = *reply.view::<DirectedRouteSmp>().attribute::<PortInfo>();
+    assert_eq!(info.local_port, PORT);
+
+    let port = device.node_mut().port_mut(PORT).unwrap();
+    (port.m_key, port.m_key_protect) = (MKey::new(7), 1);
+    let refused = ask(&mut device, MgmtClass::SUBN_LID_ROUTED, Method::SET);
+    assert_eq!(refused, LocalMad::Consumed);
+    // What a port shows of itself to its host stays the VF's own view.
+    let LocalMad::Reply(own) = ask(&mut device, MgmtClass::SUBN_LID_ROUTED, Method::GET) else {
+        panic!("no reply");
+    };
+    let info = *own.view::<LidRoutedSmp>().attribute::<PortInfo>();
+    assert_eq!(info.mkey, MKey::default());
 }
 
 /// E.3, E.5: the virtual index is bounded and translated; a controlled key needs the privilege.
