@@ -17,11 +17,9 @@ use vf_tunnel::VfId;
 use vhca::serve::{IbsimNode, Lab, Options, Service};
 use vhca::world::{HostPortId, World};
 use vhca::{RunEnd, Runner};
+use vhca_tests::live::PATIENCE;
 
 use super::simulator::Simulator;
-
-/// How long anything may take on a machine that is busy.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// How often something outside is looked at.
 const GLANCE: Duration = Duration::from_millis(5);
@@ -65,7 +63,7 @@ impl Hosts {
     }
 
     fn run(&mut self, what: &str, mut condition: impl FnMut(&mut Service) -> bool) {
-        let end = self.runner.run_until(LIMIT, &mut condition).unwrap();
+        let end = self.runner.run_until(PATIENCE, &mut condition).unwrap();
         if end != RunEnd::Reached {
             panic!("waited in vain for {what}: {:#?}", self.rows());
         }
@@ -142,7 +140,7 @@ impl Hosts {
         while !condition(self, simulator) {
             let log = || simulator.log();
             assert!(
-                begun.elapsed() < LIMIT,
+                begun.elapsed() < PATIENCE,
                 "waited in vain for {what}: {}",
                 log()
             );
@@ -182,7 +180,7 @@ impl Hosts {
                 return answer;
             }
             assert!(
-                begun.elapsed() < LIMIT,
+                begun.elapsed() < PATIENCE,
                 "{program} {arguments:?} does not end"
             );
             self.runner.run_until(GLANCE, |_| false).unwrap();

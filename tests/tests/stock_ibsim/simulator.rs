@@ -1,17 +1,17 @@
 //! A stock `ibsim`, or our own server of its protocol, under a stock OpenSM, in a folder of their own.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vhca::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice};
 use vhca::{Runner, StopHandle};
+use vhca_tests::live::{PATIENCE, Process, wait_for};
 
 /// Two switches, a node for the subnet manager, two for hosts, and one for whoever asks.
 const NET: &str = "\
@@ -37,44 +37,6 @@ Hca 1 \"H-B\"
 Hca 1 \"H-ASK\"
 [1] \"S-2\"[2]
 ";
-
-/// How long a program may take to start, on a machine that is busy.
-const START: Duration = Duration::from_secs(60);
-
-/// A process that does not outlive this, nor the test's thread if that is killed.
-#[derive(Debug)]
-pub(crate) struct Process(Child);
-
-impl Process {
-    /// Ends it as an administrator does, and waits until it is gone.
-    fn terminate(mut self) {
-        let pid = self.0.id().to_string();
-        let sent = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(sent.unwrap().success());
-        wait("the end of a program", || self.has_ended());
-    }
-
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Waits for something outside of this process.
-fn wait(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + START;
-    while !condition() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// How clients reach the simulator.
 #[derive(Clone, Debug)]
@@ -197,25 +159,29 @@ impl Simulator {
         }
         arguments.push("net".to_owned());
         let folder = self.folder.path().to_owned();
-        self.ibsim = Some(self.spawn(&folder, "ibsim.out", None, "ibsim", &arguments));
+        self.ibsim = Some(self.spawn(&folder, "ibsim", None, "ibsim", &arguments));
         let (table, entry) = match &self.door {
             Door::Unix(name) => ("/proc/net/unix", format!("@{name}:ctl")),
             Door::Udp(port) => ("/proc/net/udp", format!(":{port:04X} ")),
         };
-        wait("ibsim's socket", || {
-            fs::read_to_string(table).unwrap().contains(&entry)
-        });
+        let is_open = || {
+            let open = fs::read_to_string(table).unwrap();
+            open.contains(&entry).then_some(())
+        };
+        wait_for(PATIENCE, is_open).expect("ibsim opens its socket");
     }
 
     /// Starts OpenSM, without waiting for the subnet.
     pub(crate) fn start_opensm(&mut self) {
         let arguments = ["-f", "opensm.log", "-F", "../opensm.conf"];
-        self.opensm = Some(self.client(self.manager, "opensm.out", "opensm", &arguments));
+        self.opensm = Some(self.client(self.manager, "opensm", "opensm", &arguments));
     }
 
     /// Has OpenSM end in order.
     pub(crate) fn stop_opensm(&mut self) {
-        self.opensm.take().unwrap().terminate();
+        let mut opensm = self.opensm.take().unwrap();
+        opensm.signal("TERM");
+        opensm.wait(PATIENCE);
     }
 
     /// Kills both, the simulator first.
@@ -228,29 +194,25 @@ impl Simulator {
     /// [`Simulator::answer`].
     pub(crate) fn ask(&mut self, program: &str, arguments: &[&str]) -> Question {
         self.questions += 1;
-        let output = format!("answer-{}", self.questions);
-        Question {
-            process: self.client("H-ASK", &output, program, arguments),
-            output: self.folder.path().join("H-ASK").join(output),
-        }
+        let name = format!("answer-{}", self.questions);
+        Question(self.client("H-ASK", &name, program, arguments))
     }
 
     /// Starts a program that uses the fabric from a node.
-    fn client(&self, node: &str, output: &str, program: &str, arguments: &[&str]) -> Process {
+    fn client(&self, node: &str, name: &str, program: &str, arguments: &[&str]) -> Process {
         let folder = self.folder.path().join(node);
         fs::create_dir_all(&folder).unwrap();
-        self.spawn(&folder, output, Some(node), program, arguments)
+        self.spawn(&folder, name, Some(node), program, arguments)
     }
 
     fn spawn(
         &self,
         folder: &Path,
-        output: &str,
+        name: &str,
         node: Option<&str>,
         program: &str,
         arguments: &[impl AsRef<OsStr>],
     ) -> Process {
-        let output = File::create(folder.join(output)).unwrap();
         // The variables are for the program, not for those that start it.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", "env"]);
@@ -269,10 +231,8 @@ impl Simulator {
                 .arg(format!("LD_PRELOAD={}", umad2sim().display()))
                 .args(["OSM_CACHE_DIR=.", "OSM_TMP_DIR=."]);
         }
-        command.arg(program).args(arguments).current_dir(folder);
-        command.stdin(Stdio::null());
-        command.stdout(output.try_clone().unwrap()).stderr(output);
-        Process(command.spawn().unwrap())
+        command.arg(program).args(arguments);
+        Process::start(folder, name, &mut command)
     }
 
     /// The end of what OpenSM has logged.
@@ -286,16 +246,12 @@ impl Simulator {
 
 /// A program that asks the fabric something.
 #[derive(Debug)]
-pub(crate) struct Question {
-    process: Process,
-    output: PathBuf,
-}
+pub(crate) struct Question(Process);
 
 impl Question {
     /// What it printed, once it has ended.
     pub(crate) fn answer(&mut self) -> Option<String> {
-        let ended = self.process.has_ended();
-        ended.then(|| fs::read_to_string(&self.output).unwrap())
+        self.0.ended().map(|_| self.0.output())
     }
 }
 
