@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
 
 use emulated_hca::HcaConfig;
 use emulated_hca::hca::Device;
@@ -10,12 +11,15 @@ use ib_vtime::Instant;
 use ib_wire::Guid;
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
-use vhca::vfio_user::codec::{Assembler, HeaderFlags, MAX_MESSAGE};
-use vhca::vfio_user::{GuestMemory, Lent, Session};
+use vhca::vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
+use vhca::vfio_user::{GuestMemory, Lent, Session, Signals};
 
 use super::hostile::Input;
 
 const VF: FunctionId = FunctionId(1);
+
+/// One for all inputs, as a service has it: to end it takes long.
+static SIGNALS: LazyLock<Signals> = LazyLock::new(Signals::default);
 
 /// Descriptors of one input at most.
 const DESCRIPTORS: usize = 64;
@@ -53,8 +57,9 @@ pub(super) fn vfio_user(data: &[u8]) {
     let memory = GuestMemory::new();
     let mut device = adapter(&memory);
     let mut function = Mlx4Function::new(&Mlx4Config { vectors: 4 });
-    let mut session = Session::new(memory.clone(), function.interrupt_vectors());
-    let mut assembler = Assembler::new();
+    let vectors = function.interrupt_vectors();
+    let mut session = Session::new(memory.clone(), vectors, SIGNALS.clone());
+    let mut assembler = Assembler::new(ANNOUNCED_FDS);
     let mut left = DESCRIPTORS;
     while input.has_operation() {
         let piece = input.byte();

@@ -12,13 +12,19 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use super::codec::{Assembler, HeaderFlags, MAX_FDS, Message, ProtocolError};
+use super::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, Message, ProtocolError};
 
 /// Bytes of replies that wait for a client, beyond which nothing more is read of it.
 const MAX_UNSENT: usize = 256 << 10;
 
 /// Messages that are read while an answer is waited for.
 const MAX_WAITING: usize = 64;
+
+/// Descriptors that come with them.
+const MAX_WAITING_FDS: usize = 64;
+
+/// Descriptors for which there is room in one call. More are lost, and with them the connection.
+const FDS_ROOM: usize = 64;
 
 /// Why a connection is over.
 #[derive(Debug, Error)]
@@ -71,12 +77,25 @@ impl From<Connection> for OwnedFd {
 }
 
 impl Connection {
-    /// A connection over a stream socket, which need not be non-blocking.
+    /// A connection over a stream socket, which need not be non-blocking, to a client that has a function of so many
+    /// interrupts. A message of it may bring an eventfd for each of them, beyond what is announced: Cloud Hypervisor
+    /// sends them all at once, whatever was announced.
     #[must_use]
-    pub fn new(socket: OwnedFd) -> Self {
+    pub fn new(socket: OwnedFd, interrupts: u16) -> Self {
+        let most_fds = ANNOUNCED_FDS.max(interrupts.into());
+        Self::with_fds(socket, most_fds.min(FDS_ROOM))
+    }
+
+    /// A connection to a client that has nothing, and of which no descriptor is taken.
+    #[must_use]
+    pub fn without_function(socket: OwnedFd) -> Self {
+        Self::with_fds(socket, 0)
+    }
+
+    fn with_fds(socket: OwnedFd, most_fds: usize) -> Self {
         Self {
             socket,
-            assembler: Assembler::new(),
+            assembler: Assembler::new(most_fds),
             unsent: VecDeque::new(),
             waiting: VecDeque::new(),
             late: 0,
@@ -115,6 +134,10 @@ impl Connection {
         id: u16,
         deadline: Instant,
     ) -> Option<Message<OwnedFd>> {
+        if !self.wants_input() {
+            // It does not take what it was asked before: nothing is added to that.
+            return None;
+        }
         self.send(request).ok()?;
         while self.has_unsent() {
             self.wait(PollFlags::OUT, deadline)?;
@@ -129,20 +152,24 @@ impl Connection {
 
     fn answer(&mut self, id: u16, deadline: Instant) -> Option<Message<OwnedFd>> {
         loop {
+            if self.has_many_waiting() {
+                return None;
+            }
             match self.read().ok()? {
                 None => self.wait(PollFlags::IN, deadline)?,
                 Some(message) if is_reply(&message) && message.header.id.get() == id => {
                     return Some(message);
                 }
                 Some(message) if is_reply(&message) && self.late > 0 => self.late -= 1,
-                Some(message) => {
-                    self.waiting.push_back(message);
-                    if self.waiting.len() == MAX_WAITING {
-                        return None;
-                    }
-                }
+                Some(message) => self.waiting.push_back(message),
             }
         }
+    }
+
+    /// Whether so much waits for [`Self::receive`] that nothing more is read before.
+    fn has_many_waiting(&self) -> bool {
+        let fds = self.waiting.iter().map(|message| message.fds.len());
+        self.waiting.len() >= MAX_WAITING || fds.sum::<usize>() >= MAX_WAITING_FDS
     }
 
     /// Waits until the socket can be read or written, or it is too late.
@@ -160,7 +187,7 @@ impl Connection {
     /// The next message from the socket.
     fn read(&mut self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
         loop {
-            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_ROOM))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut room);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             let mut space = [IoSliceMut::new(self.assembler.space())];
@@ -258,4 +285,100 @@ impl Connection {
 
 fn is_reply(message: &Message<OwnedFd>) -> bool {
     message.header.flags().contains(HeaderFlags::REPLY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+
+    use super::super::codec::{dma_read, dma_write};
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(1);
+
+    fn pair(interrupts: u16) -> (Connection, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (Connection::new(ours.into(), interrupts), theirs)
+    }
+
+    /// Any command of a client.
+    fn command() -> Vec<u8> {
+        dma_read(1, 0, 8)
+    }
+
+    fn send_with(socket: &UnixStream, bytes: &[u8], count: usize) {
+        let fds = vec![socket.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_ROOM))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        let parts = [IoSlice::new(bytes)];
+        let sent = sendmsg(socket, &parts, &mut ancillary, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    #[test]
+    fn a_client_that_talks_instead_of_answering_has_no_more_than_so_much_kept() {
+        let (mut connection, mut client) = pair(0);
+        let mut sent = 0;
+        for _ in 0..10 {
+            while sent < 1000 && client.write(&command()).is_ok() {
+                sent += 1;
+            }
+            let deadline = Instant::now() + DEADLINE;
+            assert!(connection.ask(&dma_read(7, 0, 8), 7, deadline).is_none());
+            assert_eq!(connection.waiting.len(), MAX_WAITING);
+        }
+        // All of it is heard in the end.
+        let mut heard = 0;
+        while connection.receive().unwrap().is_some() {
+            heard += 1;
+        }
+        assert_eq!(heard, sent);
+    }
+
+    #[test]
+    fn descriptors_of_a_client_that_does_not_answer_are_few() {
+        let (mut connection, client) = pair(16);
+        for _ in 0..32 {
+            send_with(&client, &command(), 16);
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        assert!(connection.ask(&dma_read(7, 0, 8), 7, deadline).is_none());
+        assert_eq!(connection.waiting.len(), MAX_WAITING_FDS / 16);
+    }
+
+    #[test]
+    fn what_a_client_does_not_take_that_is_asked_is_bounded() {
+        let (mut connection, _client) = pair(0);
+        let write = dma_write(7, 0, &[0; 4096]);
+        for _ in 0..4000 {
+            assert!(connection.ask(&write, 7, Instant::now()).is_none());
+        }
+        assert!(connection.unsent.len() <= MAX_UNSENT + write.len());
+    }
+
+    #[test]
+    fn a_message_brings_a_descriptor_for_each_interrupt_and_no_more() {
+        for (interrupts, most) in [(3, 16), (33, 33)] {
+            let (mut connection, client) = pair(interrupts);
+            send_with(&client, &command(), most);
+            let message = connection.receive().unwrap().unwrap();
+            assert_eq!(message.fds.len(), most);
+            send_with(&client, &command(), most + 1);
+            let end = connection.receive().unwrap_err();
+            assert!(
+                matches!(end, ConnectionEnd::Protocol(ProtocolError::Descriptors(n)) if n == most)
+            );
+        }
+        let (ours, client) = UnixStream::pair().unwrap();
+        send_with(&client, &command(), 1);
+        let mut refused = Connection::without_function(ours.into());
+        assert!(refused.receive().is_err());
+    }
 }

@@ -5,6 +5,9 @@
 //! asynchronous I/O (`io_submit(2)`), the kernel signals it as the end of an empty read (`IOCB_FLAG_RESFD`), which
 //! never waits.
 //!
+//! To end a context of asynchronous I/O waits for all processors of the host, some ten milliseconds. So one serves all
+//! VMMs, for as long as the service runs: else a VMM that comes and goes would have the others wait.
+//!
 //! `unsafe`: the calls of asynchronous I/O, which no crate in use wraps.
 #![expect(
     unsafe_code,
@@ -12,6 +15,7 @@
 )]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create, readlink};
 use rustix::io::{Errno, write};
@@ -58,7 +62,23 @@ const _: () = {
     assert!(size_of::<Ended>() == 32);
 };
 
-/// What signals eventfds.
+/// What signals the eventfds of all VMMs of a service.
+#[derive(Clone, Debug)]
+pub struct Signals(Arc<Signaller>);
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self(Arc::new(Signaller::new()))
+    }
+}
+
+impl Signals {
+    pub(super) fn signaller(&self) -> &Signaller {
+        &self.0
+    }
+}
+
+/// How eventfds are signalled.
 #[derive(Debug)]
 pub(super) enum Signaller {
     /// By asynchronous I/O on an empty file.

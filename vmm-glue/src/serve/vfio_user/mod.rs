@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ib_vtime::{Instant, Rate, TokenBucket};
 
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
-use crate::vfio_user::{Connection, Patience, Session};
+use crate::vfio_user::{Connection, Patience, Session, Signals};
 use crate::watch::{EventSet, Ready};
 use crate::world::HostFunction;
 use client::{Client, Refused};
@@ -72,6 +72,7 @@ pub struct VfioUserSockets {
     again: Option<Instant>,
     /// How long VMMs may be waited for that do not share memory.
     patience: Arc<Mutex<Patience>>,
+    signals: Signals,
 }
 
 impl VfioUserSockets {
@@ -98,6 +99,7 @@ impl VfioUserSockets {
             settling: BTreeSet::new(),
             again: None,
             patience: Arc::default(),
+            signals: Signals::default(),
         };
         for seat in lab.seats.values_mut() {
             sockets.open(seat)?;
@@ -173,10 +175,11 @@ impl VfioUserSockets {
         let (Some(seat), Some(device)) = (turn.lab.seats.get(&at), world.device(at)) else {
             return;
         };
-        let session = Session::new(seat.memory.clone(), device.function.interrupt_vectors());
+        let interrupts = device.function.interrupt_vectors();
+        let session = Session::new(seat.memory.clone(), interrupts, self.signals.clone());
         turn.watches.add(&socket, EventSet::IN);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
-        let client = Client::new(turn.now, Connection::new(socket), session);
+        let client = Client::new(turn.now, Connection::new(socket, interrupts), session);
         if let Some(door) = self.doors.get_mut(&at) {
             door.client = Some(client);
         }
@@ -199,7 +202,7 @@ impl VfioUserSockets {
         turn.watches.add(&socket, EventSet::IN);
         let fd = socket.as_raw_fd();
         self.owners.insert(fd, Owner::Refused);
-        let refused = Refused::new(turn.now, Connection::new(socket));
+        let refused = Refused::new(turn.now, Connection::without_function(socket));
         self.refused.insert(fd, refused);
         self.tell_refused(turn, fd);
     }

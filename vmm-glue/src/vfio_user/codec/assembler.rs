@@ -3,7 +3,7 @@
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Header, HeaderFlags, MAX_FDS, MAX_MESSAGE};
+use super::{Header, HeaderFlags, MAX_MESSAGE};
 
 /// Why nothing of a connection can be understood any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -18,8 +18,8 @@ pub enum ProtocolError {
     #[error("a message is of no known type: its flags are {0:#x}")]
     Type(u32),
     /// Too many descriptors come with a message.
-    #[error("more than {MAX_FDS} descriptors come with a message")]
-    Descriptors,
+    #[error("more than {0} descriptors come with a message")]
+    Descriptors(usize),
 }
 
 /// A message with the descriptors that came with it.
@@ -45,24 +45,20 @@ pub struct Assembler<F> {
     /// Bytes of the message that have come, those of the header included.
     have: usize,
     fds: Vec<F>,
+    most_fds: usize,
 }
 
-impl<F> Default for Assembler<F> {
-    fn default() -> Self {
+impl<F> Assembler<F> {
+    /// An assembler that waits for a first message, and takes so many descriptors with each.
+    #[must_use]
+    pub fn new(most_fds: usize) -> Self {
         Self {
             header: Header::default(),
             payload: Vec::new(),
             have: 0,
             fds: Vec::new(),
+            most_fds,
         }
-    }
-}
-
-impl<F> Assembler<F> {
-    /// An assembler that waits for a first message.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
     }
 
     /// Whether a part of a message has come.
@@ -92,8 +88,8 @@ impl<F> Assembler<F> {
         let in_header = self.have < size_of::<Header>();
         self.have += count;
         for fd in fds {
-            if self.fds.len() == MAX_FDS {
-                return Err(ProtocolError::Descriptors);
+            if self.fds.len() == self.most_fds {
+                return Err(ProtocolError::Descriptors(self.most_fds));
             }
             self.fds.push(fd);
         }
@@ -106,7 +102,7 @@ impl<F> Assembler<F> {
     }
 
     fn take(&mut self) -> Message<F> {
-        let whole = core::mem::take(self);
+        let whole = core::mem::replace(self, Self::new(self.most_fds));
         Message {
             header: whole.header,
             payload: whole.payload,

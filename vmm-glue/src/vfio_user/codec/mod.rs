@@ -38,13 +38,9 @@ pub const MAX_DATA: usize = 64 << 10;
 /// The most bytes of a message with its header.
 pub const MAX_MESSAGE: usize = size_of::<Header>() + size_of::<RegionAccess>() + MAX_DATA;
 
-/// Descriptors that a client is asked to send at most with one message (`max_msg_fds`): the most that QEMU lets a
-/// server ask for.
-pub const ASKED_FDS: u64 = 16;
-
-/// Descriptors that are taken with one message. Enough for all interrupts of a function at once, since
-/// not every client heeds [`ASKED_FDS`].
-pub const MAX_FDS: usize = 128;
+/// Descriptors that a client is told to send at most with one message (`max_msg_fds`). QEMU refuses a server that
+/// names more.
+pub const ANNOUNCED_FDS: usize = 16;
 
 #[cfg(test)]
 mod tests;

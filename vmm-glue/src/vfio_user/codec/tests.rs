@@ -16,7 +16,7 @@ fn header(command: Command, size: usize) -> Header {
 
 /// Gives an assembler bytes in pieces of such lengths, and descriptor `n` with the `n`th piece.
 fn assemble(bytes: &[u8], pieces: &[usize]) -> Result<Vec<Message<usize>>, ProtocolError> {
-    let mut assembler = Assembler::new();
+    let mut assembler = Assembler::new(bytes.len());
     let mut messages = Vec::new();
     let mut pieces = pieces.iter().copied().cycle();
     let mut rest = bytes;
@@ -115,10 +115,11 @@ fn frames_that_make_no_sense_are_told_apart() {
     let most = u32::try_from(MAX_MESSAGE).unwrap();
     assert_eq!(of(most + 1, 0), ProtocolError::Long(most + 1));
     assert_eq!(of(16, 2), ProtocolError::Type(2));
-    let mut assembler = Assembler::new();
+    let mut assembler = Assembler::new(2);
     assembler.space()[0] = 0;
-    let flood = assembler.filled(1, 0..=MAX_FDS);
-    assert_eq!(flood, Err(ProtocolError::Descriptors));
+    assert_eq!(assembler.filled(1, [1, 2]), Ok(None));
+    assembler.space()[0] = 0;
+    assert_eq!(assembler.filled(1, [3]), Err(ProtocolError::Descriptors(2)));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::assembler::head;
-use super::{ASKED_FDS, Header, MAX_DATA, reply};
+use super::{ANNOUNCED_FDS, Header, MAX_DATA, reply};
 
 /// Most bytes of what a client says of itself.
 const MAX_TEXT: usize = 4096;
@@ -54,7 +54,7 @@ struct Offer {
 
 #[derive(Serialize)]
 struct Offered {
-    max_msg_fds: u64,
+    max_msg_fds: usize,
     max_data_xfer_size: usize,
     max_dma_maps: usize,
     pgsizes: u64,
@@ -106,7 +106,7 @@ impl Version {
         }
         let offer = Offer {
             capabilities: Offered {
-                max_msg_fds: ASKED_FDS,
+                max_msg_fds: ANNOUNCED_FDS,
                 max_data_xfer_size: MAX_DATA,
                 max_dma_maps,
                 pgsizes: 4096,

@@ -28,16 +28,16 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::codec::{DmaMap, DmaMapFlags};
-use file::{FileId, MappedFile};
+use file::MappedFile;
 
 /// Ranges that may be mapped at a time.
 pub const MAX_RANGES: usize = 8192;
 
-/// Files that may be mapped at a time. A VMM has one for each of its memory backends.
+/// Mappings of files at a time. A VMM has one for each of its memory backends, and more where a file grows.
 const MAX_FILES: usize = 64;
 
-/// Bytes of all files, so that one VMM leaves address space for the others.
-const MAX_BYTES: u64 = 16 << 40;
+/// Bytes of all mappings, so that one VMM leaves address space for the others: a process has 128 TiB.
+const MAX_BYTES: u64 = 1 << 40;
 
 /// Memory that a VMM does not share: only the VMM itself reaches it.
 pub trait RemoteMemory: fmt::Debug + Send {
@@ -88,7 +88,8 @@ impl Range {
 struct Map {
     /// By their first address. They do not overlap.
     ranges: BTreeMap<u64, Range>,
-    files: BTreeMap<FileId, Arc<MappedFile>>,
+    /// A file that has grown may be there twice.
+    files: Vec<Arc<MappedFile>>,
     remote: Option<Box<dyn RemoteMemory>>,
     /// The VMM's process.
     owner: Option<Pid>,
@@ -148,7 +149,7 @@ impl GuestMemory {
     /// Lets go of files of which no range is left.
     pub fn release_unused(&self) {
         let mut map = self.lock();
-        map.files.retain(|_, file| Arc::strong_count(file) > 1);
+        map.files.retain(|file| Arc::strong_count(file) > 1);
     }
 
     /// Sets how remote ranges are reached. Without it, each access to one faults.
@@ -216,12 +217,13 @@ impl Map {
     /// The mapping of a file, which has at least `end` bytes.
     fn file(&mut self, file: OwnedFd, end: u64, writable: bool) -> Result<Arc<MappedFile>, Errno> {
         let id = file::id(&file)?;
-        if let Some(known) = self.files.get(&id)
-            && known.len() >= end
-            && (known.is_writable() || !writable)
-        {
+        let serves = |known: &&Arc<MappedFile>| {
+            known.id() == id && known.len() >= end && (known.is_writable() || !writable)
+        };
+        if let Some(known) = self.files.iter().find(serves) {
             return Ok(known.clone());
         }
+        self.files.retain(|file| Arc::strong_count(file) > 1);
         let is_private = match self.owner {
             Some(owner) => sharing::look(owner, id, &self.is_looking),
             None => Arc::default(),
@@ -237,13 +239,11 @@ impl Map {
         if mapped.len() < end {
             return Err(Errno::INVAL);
         }
-        let others = self.files.values().filter(|file| file.id() != id);
-        let bytes = others.map(|file| file.len()).sum::<u64>();
-        let is_full = self.files.len() >= MAX_FILES && !self.files.contains_key(&id);
-        if is_full || bytes.saturating_add(mapped.len()) > MAX_BYTES {
+        let bytes = self.files.iter().map(|file| file.len()).sum::<u64>();
+        if self.files.len() >= MAX_FILES || bytes.saturating_add(mapped.len()) > MAX_BYTES {
             return Err(Errno::NOMEM);
         }
-        self.files.insert(id, mapped.clone());
+        self.files.push(mapped.clone());
         Ok(mapped)
     }
 

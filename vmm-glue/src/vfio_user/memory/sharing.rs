@@ -14,7 +14,7 @@ use rustix::process::Pid;
 use super::file::FileId;
 
 /// Looks whether a process has a file mapped privately and nowhere shared, on a thread of its own: the process can
-/// have this wait for as long as it wants. `None` if another look has not ended yet.
+/// have this wait for as long as it wants. What is seen, is seen later; nothing is if another look has not ended yet.
 pub(super) fn look(pid: Pid, file: FileId, is_busy: &Arc<AtomicBool>) -> Arc<AtomicBool> {
     let is_private = Arc::new(AtomicBool::new(false));
     if is_busy.swap(true, Ordering::AcqRel) {

@@ -213,6 +213,28 @@ fn a_file_that_grew_is_mapped_anew() {
 }
 
 #[test]
+fn a_file_that_grows_again_and_again_takes_no_more_address_space_than_others() {
+    let memory = GuestMemory::new();
+    let file = unsealable(PAGE);
+    for page in 0..MAX_FILES as u64 {
+        ftruncate(&file, (page + 1) * PAGE).unwrap();
+        let map = range(page * PAGE, PAGE, page * PAGE);
+        memory.map(&map, Some(duplicate(&file))).unwrap();
+    }
+    let last = MAX_FILES as u64;
+    ftruncate(&file, (last + 1) * PAGE).unwrap();
+    let one_more = range(last * PAGE, PAGE, last * PAGE);
+    let refused = memory.map(&one_more, Some(duplicate(&file)));
+    assert_eq!(refused, Err(Errno::NOMEM));
+    memory.unmap_all();
+    memory.map(&one_more, Some(duplicate(&file))).unwrap();
+    memory.unmap_all();
+    ftruncate(&file, MAX_BYTES + PAGE).unwrap();
+    let refused = memory.map(&range(0, MAX_BYTES + PAGE, 0), Some(file));
+    assert_eq!(refused, Err(Errno::NOMEM));
+}
+
+#[test]
 fn a_value_is_updated_at_a_multiple_of_eight() {
     for file in [sealable(PAGE), unsealable(PAGE)] {
         let mut memory = GuestMemory::new();
