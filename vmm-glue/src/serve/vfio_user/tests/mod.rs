@@ -1,6 +1,7 @@
 //! A service with a device of the tests' own, by an independent client of the protocol and by hand.
 
 mod hostile;
+mod succession;
 mod unshared;
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
