@@ -146,10 +146,15 @@ fn a_lab_without_guests_to_boot_says_what_to_run() {
     assert!(told.contains("run tests/guest/prepare.sh first"), "{told}");
 
     std::fs::write(cache.path().join("boot"), "").unwrap();
-    let output = vhca(&["lab", "--cache", cache_path, "--kernel", "9.9"]);
+    let output = vhca(&["lab", "--cache", cache_path, "--kernel", "6.12"]);
     assert_eq!(output.status.code(), Some(1));
     let told = stderr(&output);
-    assert!(told.contains("no kernel 9.9"), "{told}");
+    assert!(told.contains("no kernel 6.12"), "{told}");
+
+    let output = vhca(&["lab", "--cache", cache_path, "--kernel", "9.9"]);
+    assert_eq!(output.status.code(), Some(2));
+    let told = stderr(&output);
+    assert!(told.contains("6.1, 6.12, cloud"), "{told}");
 }
 
 #[test]

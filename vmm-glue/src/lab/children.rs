@@ -102,10 +102,15 @@ impl Child {
         &self.name
     }
 
+    /// What it has printed.
+    pub(super) fn output(&self) -> String {
+        let bytes = fs::read(&self.output).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// The end of what it has printed.
     pub(super) fn said(&self) -> String {
-        let bytes = fs::read(&self.output).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
+        let text = self.output();
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }

@@ -17,9 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use serde::Deserialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
+use crate::serve::OfferedVf;
 use children::Child;
 pub use children::{Tie, TieError};
 pub use console::{ConsoleError, console};
@@ -77,6 +79,14 @@ pub enum LabError {
     /// Two guests on one VF.
     #[error("a VF takes one guest, and {0} is named twice")]
     Twice(GuestVf),
+    /// The fabric has no such VF.
+    #[error("no host of this fabric has {vf} for a guest; the hosts with VFs are {hosts}")]
+    NoSuchVf {
+        /// The VF.
+        vf: GuestVf,
+        /// The hosts.
+        hosts: String,
+    },
     /// No folder for the sockets.
     #[error("cannot make {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
@@ -136,11 +146,15 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str) -> io::Result<()>) -> Re
         options,
         program: &program,
         folder: folder.path(),
+        seats: Vec::new(),
         guests: Vec::new(),
         services: Vec::new(),
     };
     let mut say = |line: &str| say(line).map_err(|error| LabError::System("cannot print", error));
     lab.start(&stop)?;
+    if stop.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     lab.tell(&mut say)?;
     lab.keep(&stop, &mut say)
 }
@@ -167,11 +181,23 @@ fn check(options: &Options) -> Result<(), LabError> {
     Ok(())
 }
 
+/// What a guest is booted with.
+struct Seat {
+    /// Its name, as a file's.
+    name: String,
+    /// The socket of its VF.
+    device: PathBuf,
+    console: PathBuf,
+    /// The address of its IPoIB interface.
+    address: String,
+}
+
 /// The programs of a lab. They end in the order of the fields: guests before what serves them.
 struct Lab<'a> {
     options: &'a Options,
     program: &'a Path,
     folder: &'a Path,
+    seats: Vec<Seat>,
     guests: Vec<Child>,
     services: Vec<Child>,
 }
@@ -181,32 +207,50 @@ impl Lab<'_> {
         self.folder.join("control.sock")
     }
 
-    fn device(&self, guest: &GuestVf) -> PathBuf {
-        self.folder.join(format!("{guest}.sock"))
-    }
-
-    fn console(&self, guest: &GuestVf) -> PathBuf {
-        self.folder.join(format!("{guest}.console"))
-    }
-
     fn start(&mut self, stop: &AtomicBool) -> Result<(), LabError> {
         let mut service = self.child("service", &self.serve())?;
-        let ready = service.wait(stop, |child| child.said().contains("ready: "));
+        let ready = service.wait(stop, |child| offered(&child.output()).is_some());
+        let offered = offered(&service.output());
         self.services.push(service);
         ready?;
+        let Some(offered) = offered else {
+            // Somebody wants it all to stop.
+            return Ok(());
+        };
+        self.seats = self.seats(&offered)?;
         if self.options.manager == Manager::Opensm {
             let opensm = self.child("opensm", &self.opensm())?;
             self.services.push(opensm);
         }
-        for (place, guest) in self.options.guests.iter().enumerate() {
-            let child = self.child(&guest.to_string(), &self.boot(place, guest))?;
+        for seat in &self.seats {
+            let child = self.child(&seat.name, &self.boot(seat))?;
             self.guests.push(child);
         }
-        for (child, guest) in self.guests.iter_mut().zip(&self.options.guests) {
-            let console = self.folder.join(format!("{guest}.console"));
-            child.wait(stop, |_| console.exists())?;
+        for (child, seat) in self.guests.iter_mut().zip(&self.seats) {
+            child.wait(stop, |_| seat.console.exists())?;
         }
         Ok(())
+    }
+
+    /// The guests' places among the VFs that the service offers.
+    fn seats(&self, offered: &[OfferedVf]) -> Result<Vec<Seat>, LabError> {
+        let seat = |(place, guest): (usize, &GuestVf)| {
+            let is_its = |vf: &&OfferedVf| (&vf.host, vf.vf) == (&guest.host, guest.vf);
+            let device = offered.iter().find(is_its).map(|vf| vf.socket.clone());
+            let device = device.ok_or_else(|| LabError::NoSuchVf {
+                vf: guest.clone(),
+                hosts: hosts(offered).join(", "),
+            })?;
+            let name = device.file_stem().unwrap_or_default();
+            let name = name.to_string_lossy().into_owned();
+            Ok(Seat {
+                console: self.folder.join(format!("{name}.console")),
+                address: address(place),
+                name,
+                device,
+            })
+        };
+        self.options.guests.iter().enumerate().map(seat).collect()
     }
 
     fn child(&self, name: &str, command: &Command) -> Result<Child, LabError> {
@@ -226,6 +270,7 @@ impl Lab<'_> {
             &self.options.topology,
             "--sm",
             manager,
+            "--json",
         ]);
         command.args(["--vfs", &most.unwrap_or(1).to_string(), "--vfio-user"]);
         command
@@ -249,26 +294,22 @@ impl Lab<'_> {
         command
     }
 
-    fn boot(&self, place: usize, guest: &GuestVf) -> Command {
+    fn boot(&self, seat: &Seat) -> Command {
         let mut command = Command::new(self.options.cache.join("boot"));
-        command.args([
-            "--kernel",
-            &self.options.kernel,
-            "--name",
-            &guest.to_string(),
-        ]);
-        command.args(["--append", &format!("vhca.ip={}/16", address(place))]);
-        command.arg("--vfio-user").arg(self.device(guest));
-        command.arg("--console").arg(self.console(guest));
+        command.args(["--kernel", &self.options.kernel, "--name", &seat.name]);
+        command.args(["--append", &format!("vhca.ip={}/16", seat.address)]);
+        command.arg("--vfio-user").arg(&seat.device);
+        command.arg("--console").arg(&seat.console);
         command
     }
 
     fn tell(&self, say: &mut dyn FnMut(&str) -> Result<(), LabError>) -> Result<(), LabError> {
-        for (place, guest) in self.options.guests.iter().enumerate() {
-            let (address, console) = (address(place), self.console(guest));
+        for seat in &self.seats {
             say(&format!(
-                "{guest} boots, as {address}; its console: vhca console {}",
-                console.display()
+                "{} boots, as {}; its console: vhca console {}",
+                seat.name,
+                seat.address,
+                seat.console.display()
             ))?;
         }
         let control = self.control();
@@ -305,6 +346,29 @@ impl Lab<'_> {
         }
         Ok(())
     }
+}
+
+/// The VFs that a service offers, once it has said so.
+fn offered(output: &str) -> Option<Vec<OfferedVf>> {
+    #[derive(Deserialize)]
+    struct Ready {
+        event: String,
+        #[serde(default)]
+        vfio_user: Vec<OfferedVf>,
+    }
+
+    let mut events = output
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Ready>(line).ok());
+    let ready = events.find(|said| said.event == "ready")?;
+    Some(ready.vfio_user)
+}
+
+/// The hosts of VFs, each once.
+fn hosts(offered: &[OfferedVf]) -> Vec<&str> {
+    let mut hosts: Vec<&str> = offered.iter().map(|vf| vf.host.as_str()).collect();
+    hosts.dedup();
+    hosts
 }
 
 /// The address of a guest's IPoIB interface.

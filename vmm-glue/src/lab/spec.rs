@@ -33,10 +33,9 @@ impl FromStr for GuestVf {
     }
 }
 
-/// The name of its guest, and of its socket.
 impl fmt::Display for GuestVf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-vf{}", self.host, self.vf)
+        write!(f, "{}/{}", self.host, self.vf)
     }
 }
 
@@ -48,7 +47,7 @@ mod tests {
     fn a_host_and_a_number_name_a_vf() {
         let vf: GuestVf = "a/b/3".parse().unwrap();
         assert_eq!((vf.host.as_str(), vf.vf), ("a/b", 3));
-        assert_eq!(vf.to_string(), "a/b-vf3");
+        assert_eq!(vf.to_string(), "a/b/3");
     }
 
     #[test]
