@@ -26,6 +26,14 @@ pub enum ClaimError {
     /// Something else than a socket is there.
     #[error("{}: there is a file that is no socket; choose another path", .0.display())]
     NoSocket(PathBuf),
+    /// The folder for sockets cannot be made, and is not there.
+    #[error("{}: cannot make a folder for sockets there; choose another path", path.display())]
+    Folder {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The system refuses.
     #[error("{}: cannot listen there", path.display())]
     Refused {

@@ -37,9 +37,16 @@ pub enum LabError {
     /// The topology has no adapter.
     #[error("the topology has no adapter")]
     NoAdapter,
-    /// A VF has no number.
-    #[error("a host has at most {max} VFs, not {0}", max = VfId::MAX)]
-    TooManyVfs(u16),
+    /// The adapter has not so many VFs.
+    #[error("{host} has {most} VFs at most, not {wanted}")]
+    TooManyVfs {
+        /// The host.
+        host: String,
+        /// How many it has.
+        most: u16,
+        /// How many are wanted.
+        wanted: u16,
+    },
     /// VFs have one user each.
     #[error("guests run on every VF, so none is left for VMMs: leave out guests, or vfio_user")]
     TwoUsers,
@@ -87,6 +94,8 @@ pub struct Lab {
     pub(super) history: History,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
+    /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
+    pub(super) vfs_may_have_smi: bool,
 }
 
 impl Lab {
@@ -133,6 +142,7 @@ impl Lab {
             settings: BTreeMap::new(),
             history: History::default(),
             seats: BTreeMap::new(),
+            vfs_may_have_smi: false,
         }
     }
 
@@ -183,16 +193,26 @@ impl Lab {
         node: NodeId,
         config: &HcaConfig,
     ) -> Result<HostId, LabError> {
+        let most = config.max_functions.min(VfId::MAX);
+        let too_many = || LabError::TooManyVfs {
+            host: name.to_owned(),
+            most,
+            wanted: options.vfs,
+        };
+        if options.vfs > most {
+            return Err(too_many());
+        }
         let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
             smi: options.rights.contains(&Right::Smi),
             ..PfConfig::new(seed)
         };
+        self.vfs_may_have_smi |= config_of_pf.smi;
         let started = self.world.add_pf_host(node, &config_of_pf);
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {
-            let vf = VfId::new(number).ok_or(LabError::TooManyVfs(options.vfs))?;
+            let vf = VfId::new(number).ok_or_else(too_many)?;
             let port = VfPortSpec {
                 guid: options.guids.into(),
                 pkeys: first_pkey(),

@@ -128,6 +128,11 @@ impl Lab {
                 self.set_limit(vf, port, limit)
             }
             VfChange::Rights(given) => {
+                if given.contains(&Right::Smi) && !self.vfs_may_have_smi {
+                    let message = "no VF of this service can send SMPs: start it with vhca serve --rights smi, \
+                                   and take the right from those that need it not";
+                    return Err(Refusal::new("smi_not_available", message));
+                }
                 let context = self.world_mut().context_mut(vf.host);
                 let set = context.set_rights(vf.vf, port, rights(given));
                 set.map_err(|error| refused("refused", error))
@@ -175,10 +180,36 @@ impl Lab {
         port: PortNum,
         table: Vec<Option<VfPKeyEntry>>,
     ) -> Result<(), Refusal> {
+        self.check_pkey_indices(vf, port, &table)?;
         let set = self.world_mut().map_pkeys(vf.host, vf.vf, port, &table);
         set.map_err(|error| refused("refused", error))?;
         self.settings.entry(at(vf, port)).or_default().pkeys = table;
         Ok(())
+    }
+
+    /// Whether the port's table has all the places that a VF's table names.
+    fn check_pkey_indices(
+        &self,
+        vf: &NamedVf,
+        port: PortNum,
+        table: &[Option<VfPKeyEntry>],
+    ) -> Result<(), Refusal> {
+        let node = self.world().host(vf.host).node();
+        let node = self.fabric().node(node);
+        let places = node.and_then(|node| node.port(port));
+        let places = places.map_or(0, |port| port.pkey_cap);
+        let beyond = table.iter().flatten().find_map(|entry| match entry {
+            VfPKeyEntry::Index(PhysicalPKeyIndex(index)) if index.0 >= places => Some(index.0),
+            _ => None,
+        });
+        match beyond {
+            None => Ok(()),
+            Some(index) => {
+                let message =
+                    format!("index:{index} is beyond the port's table of {places} P_Keys");
+                Err(Refusal::new("bad_pkey", message))
+            }
+        }
     }
 
     fn set_limit(

@@ -3,7 +3,7 @@ use std::os::unix::net::UnixStream;
 
 use emulated_hca::LinkState;
 use ib_vtime::Duration;
-use ib_wire::GidIndex;
+use ib_wire::{GidIndex, PortNum};
 
 use super::*;
 use crate::watch::{EventSet, Ready};
@@ -193,4 +193,53 @@ fn nodes_are_found_by_description_and_by_guid() {
     let guid = lab.fabric().node(by_name).unwrap().node_guid;
     assert_eq!(lab.node(&guid.to_string()), Some(by_name));
     assert_eq!(lab.node("S9"), None);
+}
+
+#[test]
+fn more_vfs_than_an_adapter_has_are_refused_with_how_many_it_has() {
+    let options = Options {
+        vfs: 127,
+        ..options()
+    };
+    let error = Lab::build(&options, 1).unwrap_err().to_string();
+    assert_eq!(error, "host-a has 126 VFs at most, not 127");
+}
+
+#[test]
+fn smps_are_for_vfs_of_a_service_that_was_started_for_that() {
+    for begun in [Vec::new(), vec![Right::Smi]] {
+        let options = Options {
+            rights: begun.clone(),
+            ..options()
+        };
+        let mut lab = Lab::build(&options, 1).unwrap();
+        let vf = lab.vf("host-a/1", None).unwrap();
+        let change = VfChange::Rights(vec![Right::Smi]);
+        let set = lab.set_vf(&vf, PortNum(1), &change);
+        assert_eq!(set.is_ok(), !begun.is_empty());
+        if let Err(refusal) = set {
+            assert_eq!(refusal.code, "smi_not_available");
+            assert!(refusal.message.contains("--rights smi"));
+        }
+        let change = VfChange::Rights(vec![Right::Vendor]);
+        assert_eq!(lab.set_vf(&vf, PortNum(1), &change), Ok(()));
+    }
+}
+
+#[test]
+fn a_place_beyond_the_ports_table_of_pkeys_is_refused() {
+    let mut lab = Lab::build(&options(), 1).unwrap();
+    let vf = lab.vf("host-a/1", None).unwrap();
+    let mut set = |index: &str| {
+        let change = VfChange::Pkeys(vec![format!("index:{index}")]);
+        lab.set_vf(&vf, PortNum(1), &change)
+    };
+    assert_eq!(set("127"), Ok(()));
+    let refusal = set("128").unwrap_err();
+    assert_eq!(refusal.code, "bad_pkey");
+    assert!(
+        refusal.message.contains("128 P_Keys"),
+        "{}",
+        refusal.message
+    );
 }

@@ -161,8 +161,17 @@ fn set_vf(
         let message = "one GUID is for one VF: say N, or HOST/N";
         return Err(Refusal::new("one_vf", message));
     }
-    for vf in &vfs {
-        lab.set_vf(vf, port, change)?;
+    for (before, vf) in vfs.iter().enumerate() {
+        let set = lab.set_vf(vf, port, change);
+        set.map_err(|refusal| match before {
+            0 => refusal,
+            _ => {
+                let Refusal { code, message } = refusal;
+                let name = format!("{}/{}", vf.host_name, vf.vf.get());
+                let message = format!("{name}: {message}; the {before} VFs before it are changed");
+                Refusal { code, message }
+            }
+        })?;
     }
     Ok(Answer::of(&serde_json::json!({ "vfs": vfs.len() })))
 }

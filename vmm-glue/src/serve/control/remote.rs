@@ -22,6 +22,14 @@ pub enum RemoteError {
         /// What the system says.
         source: io::Error,
     },
+    /// The socket is another user's.
+    #[error("{} is not yours to use; run this as the user who runs `vhca serve`", path.display())]
+    Forbidden {
+        /// Where it is.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The connection ended.
     #[error("the server went away before it answered")]
     Gone,
@@ -46,11 +54,14 @@ impl Remote {
     /// Connects.
     ///
     /// # Errors
-    /// [`RemoteError::Absent`].
+    /// [`RemoteError::Absent`], [`RemoteError::Forbidden`].
     pub fn connect(path: &Path) -> Result<Self, RemoteError> {
-        let stream = UnixStream::connect(path).map_err(|source| RemoteError::Absent {
-            path: path.to_owned(),
-            source,
+        let stream = UnixStream::connect(path).map_err(|source| {
+            let path = path.to_owned();
+            match source.kind() {
+                io::ErrorKind::PermissionDenied => RemoteError::Forbidden { path, source },
+                _ => RemoteError::Absent { path, source },
+            }
         })?;
         Ok(Self {
             stream: BufReader::new(stream),

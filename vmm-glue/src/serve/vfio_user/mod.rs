@@ -82,7 +82,7 @@ impl VfioUserSockets {
     /// # Errors
     /// [`ClaimError`].
     pub fn claim(folder: &Path, lab: &mut Lab) -> Result<Self, ClaimError> {
-        let refused = |source| ClaimError::Refused {
+        let refused = |source| ClaimError::Folder {
             path: folder.to_owned(),
             source,
         };
