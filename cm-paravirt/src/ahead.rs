@@ -26,7 +26,7 @@ impl CmParavirt {
             Ok(Kind::InfoRequest | Kind::InfoAnswer) | Err(_) => return Trail::End,
         };
         let ids: &CmIds = mad.view();
-        Trail::Hash(self.table.guest_hash(vf, VfCommId(ids.local), space))
+        self.table.approach_guest(vf, VfCommId(ids.local), space)
     }
 
     /// The same for a message from the wire.

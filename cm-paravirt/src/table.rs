@@ -133,8 +133,13 @@ impl Table {
         })
     }
 
-    pub(crate) fn guest_hash(&self, vf: VfId, guest: VfCommId, space: Space) -> u32 {
+    fn guest_hash(&self, vf: VfId, guest: VfCommId, space: Space) -> u32 {
         self.hash.hash(guest_key(vf, guest, space))
+    }
+
+    /// Begins a trail to the slot of a VF's own id.
+    pub(crate) fn approach_guest(&self, vf: VfId, guest: VfCommId, space: Space) -> Trail {
+        self.by_guest.approach(self.guest_hash(vf, guest, space))
     }
 
     /// Takes a trail through the index of the VFs' own ids.

@@ -90,21 +90,28 @@ impl Groups {
 
     /// Where the reading for a group starts.
     pub(crate) fn trail(&self, key: GroupKey) -> Trail {
-        Trail::Hash(self.hash_of(key))
+        self.index.approach(self.hash_of(key))
     }
 
-    /// Reads the next place that a member's request for a group needs.
+    /// Reads the next place that a member's request for a group needs: the group, then its members.
     pub(crate) fn read_ahead(&self, trail: Trail, member: MemberId) -> Trail {
-        match self.index.follow(trail) {
+        match trail {
+            Trail::Bucket(_) => {
+                let trail = self.index.follow(trail);
+                if let Trail::Slot(slot) = trail
+                    && let Some(Entry { key, group }) = self.entries.get(slot as usize)
+                {
+                    black_box((key.port_guid, group.record.mgid, group.at_sa));
+                }
+                trail
+            }
             Trail::Slot(slot) => {
-                if let Some(Entry { key, group }) = self.entries.get(slot as usize) {
-                    let record = &group.record;
-                    black_box((key.port_guid, record.mgid, record.scope(), group.at_sa));
-                    black_box(group.members.state(member));
+                if let Some(Entry { group, .. }) = self.entries.get(slot as usize) {
+                    group.members.read_ahead(member);
                 }
                 Trail::End
             }
-            trail => trail,
+            Trail::End => Trail::End,
         }
     }
 

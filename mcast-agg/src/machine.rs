@@ -369,7 +369,11 @@ impl McastAgg {
         if !may_join(pkeys, group.record.pkey) {
             return refuse(mad, MadStatus::SA_REQ_INVALID);
         }
-        if group.members.state(member).is_empty() {
+        let held = group.members.state(member);
+        if held.contains(wanted.join_state()) {
+            return grant(mad, &group.record, wanted.port_gid, held);
+        }
+        if held.is_empty() {
             if self.usage.held(member) >= self.config.groups_per_member {
                 return refuse(mad, MadStatus::SA_NO_RESOURCES);
             }

@@ -1,6 +1,7 @@
 //! Who holds which kinds of membership of one group.
 
 use alloc::vec::Vec;
+use core::hint::black_box;
 
 use ib_wire::sa::JoinState;
 use vf_tunnel::VfId;
@@ -51,6 +52,11 @@ impl Members {
     pub(crate) fn state(&self, id: MemberId) -> JoinState {
         self.find(id)
             .map_or(JoinState::NONE, |at| self.list[at].state)
+    }
+
+    /// Reads what [`Members::state`] will.
+    pub(crate) fn read_ahead(&self, id: MemberId) {
+        black_box(self.list.get(id.index().wrapping_sub(1)).copied());
     }
 
     /// Gives a member more kinds of membership, and says which it has then.

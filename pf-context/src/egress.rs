@@ -134,7 +134,14 @@ impl PortMux {
     }
 
     /// Sends the frames that have waited long enough.
+    #[inline]
     pub(crate) fn release(&mut self, now: Instant) {
+        if self.limiter.queued() > 0 {
+            self.release_queued(now);
+        }
+    }
+
+    fn release_queued(&mut self, now: Instant) {
         while let Some((vf, held)) = self.limiter.pop_ready(now) {
             let Held {
                 cause,
@@ -392,15 +399,9 @@ impl PortMux {
         out: &Outbound,
         mad: &mut Mad,
     ) -> Passed {
-        // Without software of the PF's own the SM of this port is reached by its QP1 alone.
-        let asks_sm_here = self.is_sa(out.dlid)
-            && mad.header.mgmt_class == MgmtClass::SUBN_ADM
-            && !self.has_pf_software();
-        // The adapter itself answers these before QP1.
-        let asks_adapter =
-            mad.header.mgmt_class == MgmtClass::PERF && !mad.header.method.is_response();
-        let comes_back =
-            out.qp == SpecialQp::Gsi && self.port.owns(out.dlid) && !asks_sm_here && !asks_adapter;
+        let comes_back = out.qp == SpecialQp::Gsi
+            && self.port.owns(out.dlid)
+            && !self.is_answered_below(out, &mad.header);
         let counted = self.statistics_of(vf).of(mad.header.mgmt_class);
         if comes_back {
             counted.loopback += 1;
@@ -425,6 +426,17 @@ impl PortMux {
             path_bits: out.path_bits,
             grh: out.grh,
         })
+    }
+
+    /// Whether somebody takes a MAD to the port's own LID before QP1 has it.
+    fn is_answered_below(&self, out: &Outbound, mad: &MadHeader) -> bool {
+        // Without software of the PF's own the SM of this port is reached by its QP1 alone.
+        let asks_sm_here = mad.mgmt_class == MgmtClass::SUBN_ADM
+            && self.is_sa(out.dlid)
+            && !self.has_pf_software();
+        // The adapter itself answers these before QP1.
+        let asks_adapter = mad.mgmt_class == MgmtClass::PERF && !mad.method.is_response();
+        asks_sm_here || asks_adapter
     }
 
     /// Sends a MAD of the mux's own making.

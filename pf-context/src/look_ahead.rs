@@ -4,8 +4,8 @@
 //! each frame needs of them is independent of what the others need: so it is first read for all of
 //! them, step by step, and each frame then finds it near.
 
-use ib_wire::Gid;
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::{Gid, Tid};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{Peer, TidMap};
 use mcast_agg::MemberId;
@@ -26,39 +26,65 @@ pub enum Upcoming<'a> {
 /// Frames that are looked at together: more than the memory answers at once.
 const BATCH: usize = 16;
 
-/// Steps from a hash to what a frame needs.
-const STEPS: usize = 3;
+/// Steps at most from where a trail starts to what a frame needs.
+const STEPS: usize = 2;
 
-/// A trail, and in whose table.
-#[derive(Clone, Copy, Default)]
-enum Ahead {
-    Cm(Trail),
-    Tid(Trail),
-    Path(Trail),
-    Group(Trail, MemberId),
-    #[default]
-    Nothing,
+/// The table that a trail leads through.
+#[derive(Clone, Copy)]
+enum Table {
+    Cm,
+    Tids,
+    Paths,
+    Groups(MemberId),
+}
+
+#[derive(Clone, Copy)]
+struct Ahead {
+    table: Table,
+    trail: Trail,
+}
+
+impl Ahead {
+    const NOTHING: Self = Self {
+        table: Table::Tids,
+        trail: Trail::End,
+    };
 }
 
 impl PortMux {
     /// Reads what the judgements of these frames will need, so that their waits for memory overlap.
-    /// Nothing changes, and no verdict depends on it; call it before the frames of a batch are judged
+    /// No verdict depends on it; call it before the frames of a batch are judged
     /// one by one.
-    pub fn look_ahead<'a>(&self, frames: impl IntoIterator<Item = Upcoming<'a>>) {
+    pub fn look_ahead<'a>(&mut self, frames: impl IntoIterator<Item = Upcoming<'a>>) {
         let mut frames = frames.into_iter();
         loop {
-            let mut batch = [Ahead::Nothing; BATCH];
-            let mut len = 0;
-            for (ahead, frame) in batch.iter_mut().zip(&mut frames) {
-                *ahead = self.start(frame);
-                len += 1;
+            let mut batch = [Ahead::NOTHING; BATCH];
+            let mut answers = [WireTid(Tid::default()); BATCH];
+            let (mut seen, mut len, mut answered) = (0, 0, 0);
+            for frame in frames.by_ref().take(BATCH) {
+                seen += 1;
+                if let Upcoming::FromWire(mad) = frame
+                    && mad.header.method.is_answer()
+                {
+                    answers[answered] = WireTid(mad.header.tid);
+                    answered += 1;
+                    continue;
+                }
+                let ahead = self.start(frame);
+                if ahead.trail != Trail::End {
+                    batch[len] = ahead;
+                    len += 1;
+                }
+            }
+            if answered > 0 {
+                self.tids.expect_answers(answers.into_iter().take(answered));
             }
             for _ in 0..STEPS {
                 for ahead in &mut batch[..len] {
-                    *ahead = self.step(*ahead);
+                    ahead.trail = self.step(*ahead);
                 }
             }
-            if len < BATCH {
+            if seen < BATCH {
                 return;
             }
         }
@@ -74,10 +100,13 @@ impl PortMux {
     fn start_from_vf(&self, vf: VfId, frame: &ToPf) -> Ahead {
         let header = &frame.mad.header;
         if header.mgmt_class == MgmtClass::COM_MGT {
-            return Ahead::Cm(self.cm.egress_trail(vf, &frame.mad));
+            return Ahead {
+                table: Table::Cm,
+                trail: self.cm.egress_trail(vf, &frame.mad),
+            };
         }
         if !TidMap::is_mapped(header.method) {
-            return Ahead::Nothing;
+            return Ahead::NOTHING;
         }
         let av = &frame.header.av;
         if header.mgmt_class == MgmtClass::SUBN_ADM && self.is_sa(av.dlid) {
@@ -87,15 +116,21 @@ impl PortMux {
                     let trail = self
                         .mcast
                         .request_trail(guid.unwrap_or_default(), frame.mad.view());
-                    return Ahead::Group(trail, vf.into());
+                    return Ahead {
+                        table: Table::Groups(vf.into()),
+                        trail,
+                    };
                 }
                 AttributeId::PATH_RECORD if header.method == Method::GET => {
-                    return Ahead::Path(self.paths.request_trail(&frame.mad));
+                    return Ahead {
+                        table: Table::Paths,
+                        trail: self.paths.request_trail(&frame.mad),
+                    };
                 }
                 _ => {}
             }
         }
-        let peer = Peer {
+        let peer = || Peer {
             lid: av.dlid,
             qpn: frame.header.remote_qpn,
             gid: frame
@@ -103,28 +138,29 @@ impl PortMux {
                 .global_route()
                 .map_or(Gid::NONE, |route| route.remote_gid),
         };
-        Ahead::Tid(self.tids.request_trail(Owner::Vf(vf), header, &peer))
-    }
-
-    fn start_from_wire(&self, mad: &Mad) -> Ahead {
-        if mad.header.method.is_answer() {
-            Ahead::Tid(self.tids.answer_trail(WireTid(mad.header.tid)))
-        } else if mad.header.mgmt_class == MgmtClass::COM_MGT {
-            Ahead::Cm(self.cm.ingress_trail(mad))
-        } else {
-            Ahead::Nothing
+        Ahead {
+            table: Table::Tids,
+            trail: self.tids.request_trail(Owner::Vf(vf), header, peer),
         }
     }
 
-    fn step(&self, ahead: Ahead) -> Ahead {
-        match ahead {
-            Ahead::Cm(trail) => Ahead::Cm(self.cm.read_ahead(trail)),
-            Ahead::Tid(trail) => Ahead::Tid(self.tids.read_ahead(trail)),
-            Ahead::Path(trail) => Ahead::Path(self.paths.read_ahead(trail)),
-            Ahead::Group(trail, member) => {
-                Ahead::Group(self.mcast.read_ahead(trail, member), member)
+    fn start_from_wire(&self, mad: &Mad) -> Ahead {
+        if mad.header.mgmt_class == MgmtClass::COM_MGT {
+            Ahead {
+                table: Table::Cm,
+                trail: self.cm.ingress_trail(mad),
             }
-            Ahead::Nothing => Ahead::Nothing,
+        } else {
+            Ahead::NOTHING
+        }
+    }
+
+    fn step(&self, ahead: Ahead) -> Trail {
+        match ahead.table {
+            Table::Cm => self.cm.read_ahead(ahead.trail),
+            Table::Tids => self.tids.read_ahead(ahead.trail),
+            Table::Paths => self.paths.read_ahead(ahead.trail),
+            Table::Groups(member) => self.mcast.read_ahead(ahead.trail, member),
         }
     }
 }

@@ -90,7 +90,7 @@ impl Table {
     }
 
     pub(super) fn trail(&self, request: &PathRequest) -> Trail {
-        Trail::Hash(self.hash_of(request))
+        self.index.approach(self.hash_of(request))
     }
 
     /// Reads the next place that a trail leads to.

@@ -71,7 +71,7 @@ impl TidMap {
         self.slots.live().filter_map(move |slot| {
             let entry = &self.slots[slot];
             Some(Transaction {
-                owner: entry.owner,
+                owner: entry.owner.get(),
                 tid: entry.tid,
                 wire_tid: self.wire_tid(slot),
                 peer: entry.peer,

@@ -23,7 +23,9 @@
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
 
 mod ahead;
+mod chains;
 mod inspect;
+mod names;
 mod pages;
 mod slots;
 
@@ -32,12 +34,13 @@ use alloc::vec::Vec;
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, Lid, Qpn, Tid};
-use vf_tunnel::wire_id::{Index, KeyedHash, Permutation};
+use vf_tunnel::wire_id::{KeyedHash, Permutation};
 use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
 use crate::rmpp::RmppRole;
 use crate::steering::Owner;
 pub use inspect::{Transaction, TransactionState};
+use names::Names;
 use slots::{Slot, SlotState, Slots};
 
 /// The other end of a transaction: where a request goes, or where an answer comes from.
@@ -106,9 +109,8 @@ pub struct TidUse {
 pub struct TidMap {
     config: TidConfig,
     slots: Slots,
-    index: Index,
     hash: KeyedHash,
-    permutation: Permutation,
+    names: Names,
     /// Per owner, the PF first.
     usage: Vec<TidUse>,
 }
@@ -121,9 +123,8 @@ impl TidMap {
         Self {
             config,
             slots: Slots::default(),
-            index: Index::new(),
             hash: KeyedHash::new([random.next(), random.next()]),
-            permutation: Permutation::new(random.next()),
+            names: Names::new(Permutation::new(random.next())),
             usage: Vec::new(),
         }
     }
@@ -150,21 +151,17 @@ impl TidMap {
         self.expire(now);
         let role = RmppRole::of(mad);
         let hash = self.hash_of(owner, &mad.header, to);
-        let slot = match self.find_request(hash, owner, &mad.header, to) {
-            Some(slot) if role.is_control() => slot,
+        let (slot, tid) = match self.find_request(hash, owner, &mad.header, to) {
             Some(slot) => {
-                // Once it was answered it did not wait any more, and now it does again.
-                if role == RmppRole::Single && self.slots[slot].state == SlotState::Answered {
-                    self.check_sa_quota(owner, mad.header.mgmt_class)?;
+                if !role.is_control() {
+                    self.ask_again(slot, role, owner, &mad.header)?;
                 }
-                self.slots.ask(slot, &mad.header);
-                slot
+                (slot, self.wire_tid(slot))
             }
             None if role.is_control() => return Err(DropReason::UnknownTransfer),
-            None => self.open(now, owner, hash, &mad.header, to)?,
+            None => self.open(owner, hash, &mad.header, to)?,
         };
-        self.progress(now, slot, role, false);
-        let tid = self.wire_tid(slot);
+        self.progress(slot, role, false);
         mad.header.tid = tid.0;
         Ok(tid)
     }
@@ -198,9 +195,10 @@ impl TidMap {
     /// The transaction that a wire TID names. Changes nothing, so that the caller can look at an
     /// answer's other sides before [`TidMap::answer`] takes it.
     #[must_use]
-    pub fn named(&self, tid: WireTid) -> Option<Named> {
-        let slot = self.find(tid.0)?;
-        let owner = self.slots[slot].owner;
+    pub fn named(&mut self, tid: WireTid) -> Option<Named> {
+        let id = u32::try_from(tid.0.get()).ok()?;
+        let slot = self.slots.named(self.names.name_of(id))?;
+        let owner = self.slots[slot].owner.get();
         Some(Named { slot, owner })
     }
 
@@ -224,13 +222,15 @@ impl TidMap {
             return Err(DropReason::AnswerMismatch);
         }
         mad.header.tid = entry.tid.0;
-        self.progress(now, named.slot, RmppRole::of(mad), true);
+        self.slots.see(now);
+        self.progress(named.slot, RmppRole::of(mad), true);
         Ok(())
     }
 
     /// Forgets a VF's transactions. Gives the transfers that were under way: their peers may be told
     /// with an ABORT.
     pub fn reset(&mut self, now: Instant, vf: VfId) -> Vec<CutTransfer> {
+        self.slots.see(now);
         let mut cut = Vec::new();
         for slot in self.slots.of(Owner::Vf(vf)) {
             let entry = &self.slots[slot];
@@ -243,7 +243,7 @@ impl TidMap {
                     attribute: entry.attribute,
                 });
             }
-            self.close(now, slot);
+            self.close(slot);
         }
         cut
     }
@@ -256,15 +256,16 @@ impl TidMap {
 
     /// Ends the transactions whose time is over.
     pub fn expire(&mut self, now: Instant) {
-        while let Some(slot) = self.slots.first_due(now) {
-            self.close(now, slot);
+        self.slots.see(now);
+        if self.slots.may_be_due() {
+            self.close_what_is_due();
         }
     }
 
     /// Live transactions.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.index.len()
+        self.slots.len()
     }
 
     /// Whether there is no live transaction.
@@ -288,17 +289,16 @@ impl TidMap {
     /// Bytes of state, for what is live and what was.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.slots.bytes() + self.index.bytes()
+        self.slots.bytes()
     }
 
     fn open(
         &mut self,
-        now: Instant,
         owner: Owner,
         hash: u32,
         header: &MadHeader,
         to: &Peer,
-    ) -> Result<u32, DropReason> {
+    ) -> Result<(u32, WireTid), DropReason> {
         let asks_sa = header.mgmt_class == MgmtClass::SUBN_ADM;
         if owner != Owner::Pf && self.usage(owner).live >= self.config.per_vf {
             return Err(DropReason::TidQuota);
@@ -307,21 +307,38 @@ impl TidMap {
         let entry = Slot {
             tid: VfTid(header.tid),
             peer: *to,
-            owner,
+            owner: owner.into(),
             class: header.mgmt_class,
             method: header.method,
             attribute: header.attribute_id,
             state: SlotState::Open,
         };
-        let slot = self
-            .slots
-            .open(now, entry)
-            .ok_or(DropReason::Backpressure)?;
-        self.index.insert(hash, slot);
+        let slot = self.slots.open(hash, entry);
+        let slot = slot.ok_or(DropReason::Backpressure)?;
         let usage = self.usage_mut(owner);
         usage.live += 1;
         usage.waiting_for_sa += u32::from(asks_sa);
-        Ok(slot)
+        let slots = &self.slots;
+        let id = self
+            .names
+            .next_id_of(slots.name(slot), || slots.next_names());
+        Ok((slot, wire_tid(id)))
+    }
+
+    /// A request that is known already comes again, or another under its TID.
+    fn ask_again(
+        &mut self,
+        slot: u32,
+        role: RmppRole,
+        owner: Owner,
+        header: &MadHeader,
+    ) -> Result<(), DropReason> {
+        // Once it was answered it did not wait any more, and now it does again.
+        if role == RmppRole::Single && self.slots[slot].state == SlotState::Answered {
+            self.check_sa_quota(owner, header.mgmt_class)?;
+        }
+        self.slots.ask(slot, header);
+        Ok(())
     }
 
     /// Whether one more of an owner's requests may wait for the SA, if it asks that.
@@ -334,7 +351,7 @@ impl TidMap {
     }
 
     /// Moves the transaction on for a MAD that passes, in either direction.
-    fn progress(&mut self, now: Instant, slot: u32, role: RmppRole, inward: bool) {
+    fn progress(&mut self, slot: u32, role: RmppRole, inward: bool) {
         let state = self.slots[slot].state;
         let next = match role {
             RmppRole::Data | RmppRole::Ack => SlotState::Transfer,
@@ -345,27 +362,34 @@ impl TidMap {
             RmppRole::Single => SlotState::Open,
         };
         self.count_sa_wait(slot, next);
-        self.slots.touch(now, slot, next);
+        self.slots.touch(slot, next);
     }
 
-    fn close(&mut self, now: Instant, slot: u32) {
-        let entry = &self.slots[slot];
-        let header = entry.request_header();
-        let (owner, peer) = (entry.owner, entry.peer);
+    fn close_what_is_due(&mut self) {
+        while let Some(slot) = self.slots.first_due() {
+            self.close(slot);
+        }
+    }
+
+    fn close(&mut self, slot: u32) {
+        let owner = self.slots[slot].owner.get();
         self.count_sa_wait(slot, SlotState::Free);
         self.usage_mut(owner).live -= 1;
-        let hash = self.hash_of(owner, &header, &peer);
-        self.index.remove(hash, slot);
-        self.slots.close(now, slot);
+        self.slots.close(slot);
     }
 
     /// Keeps the number of SA requests that wait for an answer: those in `open`.
+    #[inline]
     fn count_sa_wait(&mut self, slot: u32, next: SlotState) {
-        let entry = &self.slots[slot];
-        if entry.class != MgmtClass::SUBN_ADM {
-            return;
+        if self.slots[slot].class == MgmtClass::SUBN_ADM {
+            self.recount_sa_wait(slot, next);
         }
-        let (waited, owner) = (entry.state == SlotState::Open, entry.owner);
+    }
+
+    #[inline(never)]
+    fn recount_sa_wait(&mut self, slot: u32, next: SlotState) {
+        let entry = &self.slots[slot];
+        let (waited, owner) = (entry.state == SlotState::Open, entry.owner.get());
         let usage = self.usage_mut(owner);
         usage.waiting_for_sa -= u32::from(waited);
         usage.waiting_for_sa += u32::from(next == SlotState::Open);
@@ -380,27 +404,14 @@ impl TidMap {
     }
 
     fn wire_tid(&self, slot: u32) -> WireTid {
-        let id = self.permutation.encode(self.slots.name(slot));
-        WireTid(Tid::new(u64::from(id)))
-    }
-
-    fn find(&self, tid: Tid) -> Option<u32> {
-        self.slots.named(self.name_of(tid)?)
-    }
-
-    /// The plaintext of what could be a wire TID.
-    fn name_of(&self, tid: Tid) -> Option<u32> {
-        let id = u32::try_from(tid.get()).ok()?;
-        Some(self.permutation.decode(id))
+        wire_tid(self.names.id_of(self.slots.name(slot)))
     }
 
     fn find_request(&self, hash: u32, owner: Owner, header: &MadHeader, to: &Peer) -> Option<u32> {
-        self.index
-            .matches(hash)
-            .find(|&slot| self.slots[slot].is_request(owner, header, to))
+        self.slots
+            .find(hash, |slot| slot.is_request(owner, header, to))
     }
 
-    /// The hash of what makes two requests the same one.
     fn hash_of(&self, owner: Owner, header: &MadHeader, to: &Peer) -> u32 {
         let place = u64::try_from(place(owner)).unwrap_or(u64::MAX);
         let tid = header.tid.get();
@@ -414,6 +425,10 @@ impl TidMap {
         let (prefix, id) = (to.gid.prefix().get(), to.gid.interface_id().get());
         self.hash.hash_all([tid, rest, prefix, id])
     }
+}
+
+fn wire_tid(id: u32) -> WireTid {
+    WireTid(Tid::new(u64::from(id)))
 }
 
 /// The owner's place in a table that has the PF first.

@@ -10,7 +10,7 @@ const PAGE: usize = 1 << PAGE_BITS;
 /// The array. Elements are added at its end and stay.
 #[derive(Clone, Debug)]
 pub(super) struct Pages<T> {
-    pages: Vec<Box<[T]>>,
+    pages: Vec<Box<[T; PAGE]>>,
     len: u32,
 }
 
@@ -35,7 +35,7 @@ impl<T: Copy> Pages<T> {
     pub(super) fn push(&mut self, value: T) {
         let (page, place) = split(self.len);
         if page == self.pages.len() {
-            self.pages.push(alloc::vec![value; PAGE].into_boxed_slice());
+            self.pages.push(Box::new([value; PAGE]));
         }
         self.pages[page][place] = value;
         self.len += 1;
@@ -46,12 +46,15 @@ impl<T: Copy> Pages<T> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.pages.iter().flatten().take(self.len as usize)
+        self.pages
+            .iter()
+            .flat_map(|page| page.iter())
+            .take(self.len as usize)
     }
 
     /// Bytes of the pages and of where they are.
     pub(super) const fn bytes(&self) -> usize {
-        self.pages.len() * (PAGE * size_of::<T>() + size_of::<Box<[T]>>())
+        self.pages.len() * (PAGE * size_of::<T>() + size_of::<Box<[T; PAGE]>>())
     }
 }
 
@@ -85,7 +88,10 @@ mod tests {
         assert!((0..2000).all(|n| pages[n] == n));
         assert!(pages.iter().copied().eq(0..2000));
         assert_eq!(pages.get(2000), None, "the last page has room for more");
-        assert_eq!(pages.bytes(), 16 * (PAGE * 4 + size_of::<Box<[u32]>>()));
+        assert_eq!(
+            pages.bytes(),
+            16 * (PAGE * 4 + size_of::<Box<[u32; PAGE]>>())
+        );
         pages[1999] = 7;
         assert_eq!(pages.get(1999), Some(&7));
     }

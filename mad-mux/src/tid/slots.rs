@@ -2,17 +2,20 @@
 //!
 //! All slots of a state have the same time to live, so each state is a list in the order of the last
 //! use, threaded through the slots: touching one and finding the first that is due take a constant
-//! time, and a timer costs two links.
+//! time, and a timer costs two links. A third link is the slot's in its [chain](super::chains).
 
 use alloc::vec::Vec;
+use core::hint::black_box;
 use core::ops::Index;
 use core::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
-use vf_tunnel::VfTid;
+use vf_tunnel::wire_id::{LANES, Trail};
+use vf_tunnel::{VfId, VfTid};
 
 use super::Peer;
+use super::chains::{Chains, Tag};
 use super::pages::Pages;
 use crate::steering::Owner;
 
@@ -32,7 +35,7 @@ pub(super) enum SlotState {
 const STATES: usize = 4;
 
 impl SlotState {
-    const LISTED: [Self; STATES] = [Self::Open, Self::Transfer, Self::Answered, Self::Free];
+    const LIVE: [Self; STATES - 1] = [Self::Open, Self::Transfer, Self::Answered];
 
     /// How long a slot stays in the state without being used.
     const fn life(self) -> Duration {
@@ -44,10 +47,10 @@ impl SlotState {
         }
     }
 
-    /// The same in whole ticks, rounded down.
-    const fn life_ticks(self) -> u64 {
+    /// Ticks after which it is over for certain: the clock and the last use are both rounded down.
+    const fn most_ticks(self) -> u64 {
         let life = self.life();
-        (life.as_secs() * 1_000_000_000 + life.subsec_nanos() as u64) >> TICK_BITS
+        ((life.as_secs() * 1_000_000_000 + life.subsec_nanos() as u64) >> TICK_BITS) + 2
     }
 }
 
@@ -56,15 +59,39 @@ impl SlotState {
 const QUARANTINE: Duration = Duration::from_millis(16);
 
 /// Bits of a wire TID's plaintext that say which slot; the others count how often it was used.
-const SLOT_BITS: u32 = 20;
+pub(super) const SLOT_BITS: u32 = 20;
 const MAX_SLOTS: u32 = 1 << SLOT_BITS;
+
+/// An [`Owner`] in two bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotOwner(u16);
+
+impl SlotOwner {
+    const PF: Self = Self(u16::MAX);
+
+    pub(super) fn get(self) -> Owner {
+        if self == Self::PF {
+            return Owner::Pf;
+        }
+        Owner::Vf(VfId::new(self.0).unwrap_or(VfId::PF))
+    }
+}
+
+impl From<Owner> for SlotOwner {
+    fn from(owner: Owner) -> Self {
+        match owner {
+            Owner::Pf => Self::PF,
+            Owner::Vf(vf) => Self(vf.get()),
+        }
+    }
+}
 
 /// A transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) tid: VfTid,
     pub(super) peer: Peer,
-    pub(super) owner: Owner,
+    pub(super) owner: SlotOwner,
     pub(super) class: MgmtClass,
     /// Of the latest request.
     pub(super) method: Method,
@@ -74,10 +101,14 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    pub(super) fn is_live(&self) -> bool {
+        self.state != SlotState::Free
+    }
+
     /// Whether a request is this one again, or belongs to its transfer.
     pub(super) fn is_request(&self, owner: Owner, header: &MadHeader, to: &Peer) -> bool {
         self.tid.0 == header.tid
-            && self.owner == owner
+            && self.owner == owner.into()
             && self.class == header.mgmt_class
             && self.peer == *to
     }
@@ -103,32 +134,27 @@ impl Slot {
             && (answer.method == self.method.response() || answer.method == method)
             && (answer.attribute_id == self.attribute || answer.attribute_id == attribute)
     }
-
-    /// As much of the request's header as its hash needs.
-    pub(super) const fn request_header(&self) -> MadHeader {
-        let mut header = MadHeader::new(self.class, self.method, self.attribute);
-        header.tid = self.tid.0;
-        header
-    }
 }
 
-/// A slot with its place in the list of its state.
+/// A slot with its places in the list of its state and in its chain.
 #[derive(Clone, Copy, Debug)]
-struct Node {
-    slot: Slot,
+pub(super) struct Node {
+    pub(super) slot: Slot,
     /// When it was last used, in units of 2^20 ns (1.05 ms), modulo 2^32.
     used: u32,
     prev: u32,
     next: u32,
-    /// How often the slot was given out, modulo 2^12.
-    generation: u16,
+    /// The next slot of the chain, while the slot is live.
+    pub(super) chained: u32,
+    pub(super) tag: Tag,
 }
 
-// With the index's 12 bytes this is a transaction's whole cost.
-const _: () = assert!(size_of::<Node>() <= 52);
+// With a chain's head this is a transaction's whole cost.
+const _: () = assert!(size_of::<Node>() == 56);
 
 const TICK_BITS: u32 = 20;
-const END: u32 = u32::MAX;
+/// The end of a list or chain.
+pub(super) const END: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct List {
@@ -139,6 +165,8 @@ struct List {
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
     nodes: Pages<Node>,
+    chains: Chains,
+    live: usize,
     lists: [List; STATES],
     /// The upper part of the clock, which slots do not keep.
     now: u64,
@@ -150,6 +178,8 @@ impl Default for Slots {
     fn default() -> Self {
         Self {
             nodes: Pages::default(),
+            chains: Chains::default(),
+            live: 0,
             lists: [List {
                 first: END,
                 last: END,
@@ -169,12 +199,32 @@ impl Index<u32> for Slots {
 }
 
 impl Slots {
-    /// Takes a slot; `None` if there are no more.
-    pub(super) fn open(&mut self, now: Instant, slot: Slot) -> Option<u32> {
-        self.see(now);
+    /// Live slots.
+    pub(super) const fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Takes note of the time.
+    pub(super) fn see(&mut self, now: Instant) {
+        self.now = self.now.max(now.as_nanos() >> TICK_BITS);
+    }
+
+    /// The live slot with a hash that is the one sought.
+    pub(super) fn find(&self, hash: u32, is_it: impl Fn(&Slot) -> bool) -> Option<u32> {
+        self.chains.find(&self.nodes, hash, is_it)
+    }
+
+    /// Takes a slot, in the state that `slot` says; `None` if there are no more.
+    pub(super) fn open(&mut self, hash: u32, slot: Slot) -> Option<u32> {
         let oldest = self.lists[SlotState::Free as usize].first;
-        let at = if oldest != END && self.deadline(oldest, SlotState::Free) <= self.now {
-            self.unlink(oldest);
+        let at = if oldest != END && self.is_due(oldest, SlotState::Free) {
+            let Node {
+                prev, next, tag, ..
+            } = self.nodes[oldest];
+            self.unlink(SlotState::Free, prev, next);
+            let node = &mut self.nodes[oldest];
+            node.slot = slot;
+            node.tag = tag.of_next_use(hash);
             oldest
         } else {
             let at = self.nodes.len();
@@ -186,14 +236,15 @@ impl Slots {
                 used: 0,
                 prev: END,
                 next: END,
-                generation: 0,
+                chained: END,
+                tag: Tag::of_first_use(hash),
             });
+            self.chains.make_room(&mut self.nodes);
             at
         };
-        let node = &mut self.nodes[at];
-        node.slot = slot;
-        node.generation = node.generation.wrapping_add(1) & GENERATIONS;
-        self.link(at);
+        self.chains.insert(&mut self.nodes, at);
+        self.live += 1;
+        self.link(at, slot.state);
         Some(at)
     }
 
@@ -204,39 +255,47 @@ impl Slots {
     }
 
     /// Notes that a slot was used, and what it does now.
-    pub(super) fn touch(&mut self, now: Instant, at: u32, state: SlotState) {
-        self.see(now);
+    pub(super) fn touch(&mut self, at: u32, state: SlotState) {
+        let now = low(self.now);
         let node = &mut self.nodes[at];
-        if node.slot.state == state && self.lists[state as usize].last == at {
-            node.used = low(self.now);
+        let before = node.slot.state;
+        if before == state && self.lists[state as usize].last == at {
+            node.used = now;
             return;
         }
-        self.unlink(at);
-        self.nodes[at].slot.state = state;
-        self.link(at);
+        let (prev, next) = (node.prev, node.next);
+        node.slot.state = state;
+        self.unlink(before, prev, next);
+        self.link(at, state);
     }
 
-    pub(super) fn close(&mut self, now: Instant, at: u32) {
-        self.touch(now, at, SlotState::Free);
+    /// Ends a live slot's transaction.
+    pub(super) fn close(&mut self, at: u32) {
+        self.chains.remove(&mut self.nodes, at);
+        self.live -= 1;
+        self.touch(at, SlotState::Free);
+    }
+
+    /// Whether some live slot's time may be over.
+    pub(super) const fn may_be_due(&self) -> bool {
+        self.now >= self.soonest
     }
 
     /// A live slot whose time is over.
-    pub(super) fn first_due(&mut self, now: Instant) -> Option<u32> {
-        self.see(now);
-        if self.now < self.soonest {
-            return None;
+    pub(super) fn first_due(&mut self) -> Option<u32> {
+        for state in SlotState::LIVE {
+            let first = self.lists[state as usize].first;
+            if first != END && self.is_due(first, state) {
+                return Some(first);
+            }
         }
-        let first = self.first_live();
-        self.soonest = first.map_or(u64::MAX, |(_, due)| due);
-        first
-            .filter(|&(_, due)| due <= self.now)
-            .map(|(slot, _)| slot)
+        self.soonest = self.first_live().map_or(u64::MAX, |(_, due)| due);
+        None
     }
 
     /// The live slot that is due first, and the tick at which it is.
     fn first_live(&self) -> Option<(u32, u64)> {
-        let live = &SlotState::LISTED[..SlotState::Free as usize];
-        let firsts = live.iter().filter_map(|&state| {
+        let firsts = SlotState::LIVE.into_iter().filter_map(|state| {
             let first = self.lists[state as usize].first;
             (first != END).then(|| (first, self.deadline(first, state)))
         });
@@ -252,13 +311,15 @@ impl Slots {
     pub(super) fn live(&self) -> impl Iterator<Item = u32> {
         (0..)
             .zip(self.nodes.iter())
-            .filter(|(_, node)| node.slot.state != SlotState::Free)
+            .filter(|(_, node)| node.slot.is_live())
             .map(|(at, _)| at)
     }
 
     /// The live slots of one owner.
     pub(super) fn of(&self, owner: Owner) -> Vec<u32> {
-        self.live().filter(|&at| self[at].owner == owner).collect()
+        self.live()
+            .filter(|&at| self[at].owner == owner.into())
+            .collect()
     }
 
     /// How long a slot has not been used, in steps of [`TICK_BITS`].
@@ -270,82 +331,115 @@ impl Slots {
 
     /// The plaintext of a slot's wire TID.
     pub(super) fn name(&self, at: u32) -> u32 {
-        u32::from(self.nodes[at].generation) << SLOT_BITS | at
+        name_of(at, self.nodes[at].tag)
+    }
+
+    /// The names of the next transactions, as far as that can be told now.
+    pub(super) fn next_names(&self) -> [u32; LANES] {
+        let mut names = [0; LANES];
+        let mut at = self.lists[SlotState::Free as usize].first;
+        for name in &mut names {
+            let Some(node) = self.nodes.get(at) else {
+                break;
+            };
+            *name = name_of(at, node.tag.of_next_use(0));
+            at = node.next;
+        }
+        names
     }
 
     /// The slot that a plaintext would name.
     pub(super) const fn place_of(name: u32) -> u32 {
-        name & ((1 << SLOT_BITS) - 1)
+        name & (MAX_SLOTS - 1)
     }
 
-    /// Reads a bit of a slot, if it was ever in use.
-    pub(super) fn peek(&self, at: u32) -> Option<u32> {
-        self.nodes.get(at).map(|node| node.used)
+    /// Begins a trail to the slot of a hash.
+    pub(super) fn approach(&self, hash: u32) -> Trail {
+        black_box(self.chains.first(hash));
+        Trail::Bucket(hash)
+    }
+
+    /// Reads the slot that a plaintext names.
+    pub(super) fn read_ahead(&self, name: u32) {
+        let node = self.nodes.get(Self::place_of(name));
+        black_box(node.map(|node| node.used));
+    }
+
+    /// Takes a trail to a slot, and reads that.
+    pub(super) fn follow(&self, trail: Trail) -> Trail {
+        let at = match trail {
+            Trail::Bucket(hash) => self.chains.first(hash),
+            Trail::Slot(at) => at,
+            Trail::End => return Trail::End,
+        };
+        black_box(self.nodes.get(at).map(|node| node.used));
+        Trail::End
     }
 
     /// The live slot that a plaintext names.
     pub(super) fn named(&self, name: u32) -> Option<u32> {
         let at = Self::place_of(name);
         let node = self.nodes.get(at)?;
-        (node.slot.state != SlotState::Free && self.name(at) == name).then_some(at)
+        let is_named = node.tag.generation() == name >> SLOT_BITS;
+        (is_named && node.slot.is_live()).then_some(at)
     }
 
     pub(super) const fn bytes(&self) -> usize {
-        self.nodes.bytes()
+        self.nodes.bytes() + self.chains.bytes()
     }
 
-    fn see(&mut self, now: Instant) {
-        self.now = self.now.max(now.as_nanos() >> TICK_BITS);
+    fn age(&self, at: u32) -> u64 {
+        let age = low(self.now).wrapping_sub(self.nodes[at].used);
+        u64::from(age).min(self.now)
     }
 
-    /// The tick at which a slot of the state is due: rounded up, so never early.
+    /// Whether a slot of the state has lived as long as it may.
+    fn is_due(&self, at: u32, state: SlotState) -> bool {
+        self.age(at) >= state.most_ticks()
+    }
+
+    /// The tick at which a slot of the state is due.
     fn deadline(&self, at: u32, state: SlotState) -> u64 {
-        let used = self.nodes[at].used;
-        let age = low(self.now).wrapping_sub(used);
-        self.now - u64::from(age).min(self.now) + state.life_ticks() + 2
+        self.now - self.age(at) + state.most_ticks()
     }
 
-    fn link(&mut self, at: u32) {
-        let node = &mut self.nodes[at];
-        let state = node.slot.state as usize;
-        if node.slot.state != SlotState::Free {
-            self.soonest = self
-                .soonest
-                .min(self.now + node.slot.state.life_ticks() + 2);
+    /// Puts a slot, which is of the state already, behind the others of the state.
+    fn link(&mut self, at: u32, state: SlotState) {
+        if state != SlotState::Free {
+            self.soonest = self.soonest.min(self.now + state.most_ticks());
         }
-        let last = self.lists[state].last;
-        node.used = low(self.now);
-        node.prev = last;
-        node.next = END;
+        let list = &mut self.lists[state as usize];
+        let last = core::mem::replace(&mut list.last, at);
         if last == END {
-            self.lists[state].first = at;
+            list.first = at;
         } else {
             self.nodes[last].next = at;
         }
-        self.lists[state].last = at;
+        let node = &mut self.nodes[at];
+        node.used = low(self.now);
+        node.prev = last;
+        node.next = END;
     }
 
-    fn unlink(&mut self, at: u32) {
-        let Node {
-            prev, next, slot, ..
-        } = self.nodes[at];
-        let list = &mut self.lists[slot.state as usize];
+    /// Takes the slot out between two others of a state.
+    fn unlink(&mut self, state: SlotState, prev: u32, next: u32) {
+        let list = &mut self.lists[state as usize];
         if prev == END {
             list.first = next;
+        } else {
+            self.nodes[prev].next = next;
         }
         if next == END {
             list.last = prev;
-        }
-        if prev != END {
-            self.nodes[prev].next = next;
-        }
-        if next != END {
+        } else {
             self.nodes[next].prev = prev;
         }
     }
 }
 
-const GENERATIONS: u16 = (1 << (32 - SLOT_BITS)) - 1;
+const fn name_of(at: u32, tag: Tag) -> u32 {
+    tag.generation() << SLOT_BITS | at
+}
 
 #[expect(
     clippy::cast_possible_truncation,

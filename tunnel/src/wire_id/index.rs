@@ -91,15 +91,17 @@ impl Index {
         }
     }
 
-    /// Takes a [`Trail`] through the index to a slot. The first step only reads the hash's home, and
-    /// waits for nothing.
+    /// Begins a [`Trail`] to the slot of a hash: reads the hash's home, and waits for nothing.
+    #[must_use]
+    pub fn approach(&self, hash: u32) -> Trail {
+        black_box(self.at(self.home(hash)));
+        Trail::Bucket(hash)
+    }
+
+    /// Takes a [`Trail`] through the index to a slot.
     #[must_use]
     pub fn follow(&self, trail: Trail) -> Trail {
         match trail {
-            Trail::Hash(hash) => {
-                black_box(self.at(self.home(hash)));
-                Trail::Bucket(hash)
-            }
             Trail::Bucket(hash) => self.matches(hash).next().map_or(Trail::End, Trail::Slot),
             Trail::Slot(_) | Trail::End => trail,
         }
@@ -242,7 +244,7 @@ mod tests {
         let mut index = Index::new();
         index.insert(7, 70);
         index.insert(7, 71);
-        let bucket = index.follow(Trail::Hash(7));
+        let bucket = index.approach(7);
         assert_eq!(bucket, Trail::Bucket(7));
         assert_eq!(index.follow(bucket), Trail::Slot(70));
         assert_eq!(index.follow(Trail::Slot(70)), Trail::Slot(70));

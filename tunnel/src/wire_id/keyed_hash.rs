@@ -38,15 +38,11 @@ impl KeyedHash {
             k0 ^ 0x6c79_6765_6e65_7261,
             k1 ^ 0x7465_6462_7974_6573,
         ];
-        // The length in bytes, modulo 256, ends the message.
-        let length = (8 * N as u64) << 56;
-        for block in words.into_iter().chain([length]) {
-            v[3] ^= block;
-            for _ in 0..C {
-                sip_round(&mut v);
-            }
-            v[0] ^= block;
+        for word in words {
+            absorb::<C>(&mut v, word);
         }
+        // The length in bytes, modulo 256, ends the message.
+        absorb::<C>(&mut v, (8 * N as u64) << 56);
         v[2] ^= 0xff;
         for _ in 0..D {
             sip_round(&mut v);
@@ -55,6 +51,16 @@ impl KeyedHash {
     }
 }
 
+#[inline(always)]
+fn absorb<const C: usize>(v: &mut [u64; 4], word: u64) {
+    v[3] ^= word;
+    for _ in 0..C {
+        sip_round(v);
+    }
+    v[0] ^= word;
+}
+
+#[inline(always)]
 const fn sip_round(v: &mut [u64; 4]) {
     v[0] = v[0].wrapping_add(v[1]);
     v[1] = v[1].rotate_left(13) ^ v[0];

@@ -8,5 +8,5 @@ mod trail;
 
 pub use index::{Index, NO_SLOT};
 pub use keyed_hash::KeyedHash;
-pub use permutation::Permutation;
+pub use permutation::{LANES, Permutation};
 pub use trail::{NEAR, Trail};

@@ -11,9 +11,7 @@ pub const NEAR: usize = 3 << 19;
 /// that the message is judged: then it was in vain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trail {
-    /// An index is to be read where this hash is at home.
-    Hash(u32),
-    /// The index's bucket is near; it may name a slot.
+    /// An index was read where this hash is at home: it may name a slot.
     Bucket(u32),
     /// A slot is to be read.
     Slot(u32),
