@@ -16,3 +16,4 @@ mod recovery;
 mod scale;
 mod storm;
 mod tools;
+mod wide_switch;
