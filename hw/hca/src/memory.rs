@@ -1,8 +1,8 @@
 //! Memory: a function's address space, and what is registered of it.
 
+use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
-use std::collections::BTreeMap;
 
 use bitflags::bitflags;
 
@@ -164,7 +164,12 @@ pub struct MwKeys {
 /// neighbour's bytes.
 #[derive(Debug, Default)]
 pub struct HostMemory {
-    buffers: BTreeMap<u64, Vec<u8>>,
+    /// First bytes of the buffers, in order. By themselves, since each access searches them.
+    bases: Vec<u64>,
+    /// What is there.
+    buffers: Vec<Box<[u8]>>,
+    /// The buffer that was found last, which is often the next one, too.
+    last: Cell<usize>,
     allocated: usize,
     next: u64,
 }
@@ -187,26 +192,33 @@ impl HostMemory {
         self.allocated
     }
 
+    /// Where bytes are: which buffer, and where in it.
+    fn find(&self, addr: u64, len: usize) -> Result<(usize, Range<usize>), DmaFault> {
+        let within = |at: usize| {
+            let offset = addr.checked_sub(*self.bases.get(at)?)?;
+            let start = usize::try_from(offset).ok()?;
+            let end = start.checked_add(len)?;
+            (end <= self.buffers.get(at)?.len()).then_some((at, start..end))
+        };
+        within(self.last.get())
+            .or_else(|| {
+                let behind = self.bases.partition_point(|base| *base <= addr);
+                let found = within(behind.checked_sub(1)?)?;
+                self.last.set(found.0);
+                Some(found)
+            })
+            .ok_or(DmaFault { addr, len })
+    }
+
     fn slice(&self, addr: u64, len: usize) -> Result<&[u8], DmaFault> {
-        let fault = DmaFault { addr, len };
-        let (&base, buffer) = self.buffers.range(..=addr).next_back().ok_or(fault)?;
-        let bytes = within(base, addr, len).and_then(|range| buffer.get(range));
-        bytes.ok_or(fault)
+        let (at, range) = self.find(addr, len)?;
+        Ok(&self.buffers[at][range])
     }
 
     fn slice_mut(&mut self, addr: u64, len: usize) -> Result<&mut [u8], DmaFault> {
-        let fault = DmaFault { addr, len };
-        let mut below = self.buffers.range_mut(..=addr);
-        let (&base, buffer) = below.next_back().ok_or(fault)?;
-        let bytes = within(base, addr, len).and_then(|range| buffer.get_mut(range));
-        bytes.ok_or(fault)
+        let (at, range) = self.find(addr, len)?;
+        Ok(&mut self.buffers[at][range])
     }
-}
-
-/// Where bytes are in the buffer that begins at `base`.
-fn within(base: u64, addr: u64, len: usize) -> Option<Range<usize>> {
-    let start = usize::try_from(addr - base).ok()?;
-    Some(start..start.checked_add(len)?)
 }
 
 impl AddressSpace for HostMemory {
@@ -245,20 +257,25 @@ impl AddressSpace for HostMemory {
         }
         let addr = self.next + Self::GUARD;
         self.next = (addr + len as u64).next_multiple_of(Self::GUARD);
-        self.buffers.insert(addr, vec![0; len]);
+        // Addresses only rise.
+        self.bases.push(addr);
+        self.buffers.push(vec![0; len].into());
         self.allocated = total;
         Ok(DmaBuffer { addr, len })
     }
 
     fn free(&mut self, buffer: DmaBuffer) {
-        if let Some(bytes) = self.buffers.remove(&buffer.addr) {
-            self.allocated -= bytes.len();
+        if let Ok(at) = self.bases.binary_search(&buffer.addr) {
+            self.bases.remove(at);
+            self.allocated -= self.buffers.remove(at).len();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -295,6 +312,45 @@ mod tests {
         assert_eq!(memory.allocated(), 0);
         assert!(memory.read(first.addr, &mut [0]).is_err());
         assert_ne!(memory.allocate(64).unwrap().addr, first.addr);
+    }
+
+    proptest! {
+        /// Against a model that looks at every buffer for every access.
+        #[test]
+        fn accesses_find_their_buffer_and_no_other(
+            steps in prop::collection::vec((0_u8..4, any::<prop::sample::Index>(), 0_usize..40), 1..80)
+        ) {
+            let mut memory = HostMemory::new();
+            let mut model: Vec<(DmaBuffer, Vec<u8>)> = Vec::new();
+            for (fill, (step, which, count)) in (0..).zip(steps) {
+                if step == 0 || model.is_empty() {
+                    let buffer = memory.allocate(count + 1).unwrap();
+                    model.push((buffer, vec![0; count + 1]));
+                    continue;
+                }
+                let at = which.index(model.len());
+                let start = count / 2;
+                if step == 1 {
+                    memory.free(model.swap_remove(at).0);
+                } else {
+                    let (buffer, bytes) = &mut model[at];
+                    let fits = start + count <= bytes.len();
+                    let written = memory.write(buffer.addr + start as u64, &vec![fill; count]);
+                    prop_assert_eq!(written.is_ok(), fits);
+                    if fits {
+                        bytes[start..start + count].fill(fill);
+                    }
+                }
+                for (buffer, bytes) in &model {
+                    let mut got = vec![0; bytes.len()];
+                    memory.read(buffer.addr, &mut got).unwrap();
+                    prop_assert_eq!(&got, bytes);
+                    prop_assert!(memory.read(buffer.addr - 1, &mut [0]).is_err());
+                }
+                let all: usize = model.iter().map(|(buffer, _)| buffer.len).sum();
+                prop_assert_eq!(memory.allocated(), all);
+            }
+        }
     }
 
     #[test]

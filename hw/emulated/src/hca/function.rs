@@ -2,8 +2,8 @@
 
 use hca_api::{
     AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus,
-    CqHandle, FunctionId, FunctionSpec, HcaError, PdHandle, Privileges, QpHandle, QpState,
-    ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
+    CqHandle, FunctionId, FunctionSpec, HcaError, MrHandle, PdHandle, Privileges, QpHandle,
+    QpState, ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
 };
 use ib_vtime::SplitMix64;
 use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
@@ -355,6 +355,20 @@ impl FunctionState {
             self.events.raise(AsyncEvent::SrqLimitReached(handle));
         }
         receive
+    }
+
+    /// Notes which memory region a queue pair's receives are in.
+    pub(super) fn note_region(&mut self, qp: u32, region: MrHandle) {
+        let Some(pair) = self.qps.get_mut(qp as usize) else {
+            return;
+        };
+        let queue = match pair.srq {
+            Some(srq) => self.srqs.get_mut(srq.0 as usize).map(|srq| &mut srq.queue),
+            None => Some(&mut pair.receives),
+        };
+        if let Some(queue) = queue {
+            queue.region = region;
+        }
     }
 }
 

@@ -11,13 +11,13 @@ use ib_vtime::SplitMix64;
 use slab::Slab;
 
 /// Where the bytes of a region are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Backing {
     /// In one piece.
     Range { first: u64 },
     /// In pages of equal size.
     Pages {
-        pages: Box<[u64]>,
+        pages: Arc<[u64]>,
         shift: u8,
         first_offset: u64,
     },
@@ -33,7 +33,7 @@ struct Region {
     base: u64,
     len: u64,
     /// `None` until a fast registration fills the region.
-    backing: Option<Arc<Backing>>,
+    backing: Option<Backing>,
 }
 
 /// A memory window. It opens nothing until a connected QP binds it.
@@ -197,13 +197,8 @@ impl Memory {
         out: &mut Vec<u8>,
     ) -> Result<(), ProtectionFault> {
         for sge in sges.iter().filter(|sge| sge.len != 0) {
-            let region = find(
-                &self.keys,
-                &self.regions,
-                pd,
-                sge.lkey,
-                AccessFlags::empty(),
-            )?;
+            let mr = owner(&self.keys, sge.lkey)?;
+            let region = usable(&self.regions, mr, pd, sge.lkey, AccessFlags::empty())?;
             region.pieces(sge.addr, u64::from(sge.len), |addr, len| {
                 let start = out.len();
                 out.resize(start + len, 0);
@@ -213,16 +208,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes `parts`, one after the other, along a scatter list that is long enough.
+    /// Writes `parts`, one after the other, along a scatter list that is long enough. `usual` is the
+    /// region that the last such list named, which most likely this one does, too.
     pub(super) fn scatter(
         &mut self,
         pd: PdHandle,
         sges: &[Sge],
         parts: &[&[u8]],
+        usual: &mut MrHandle,
     ) -> Result<(), ProtectionFault> {
         let mut rooms = sges.iter().filter(|sge| sge.len != 0).map(|sge| {
             let access = AccessFlags::LOCAL_WRITE;
-            let region = find(&self.keys, &self.regions, pd, sge.lkey, access)?;
+            let region = usable(&self.regions, *usual, pd, sge.lkey, access).or_else(|_| {
+                *usual = owner(&self.keys, sge.lkey)?;
+                usable(&self.regions, *usual, pd, sge.lkey, access)
+            })?;
             Ok::<_, ProtectionFault>((region, *sge))
         });
         let space = &mut self.space;
@@ -262,7 +262,7 @@ impl Memory {
                 check_len(*len, limits)?;
                 addr.checked_add(*len - 1)
                     .ok_or(HcaError::InvalidParameter)?;
-                (*addr, *len, Some(Arc::new(Backing::Range { first: *addr })))
+                (*addr, *len, Some(Backing::Range { first: *addr }))
             }
             MrKind::Physical {
                 pages,
@@ -275,7 +275,7 @@ impl Memory {
                 iova.checked_add(*len - 1)
                     .ok_or(HcaError::InvalidParameter)?;
                 let backing = page_list(pages, *page_shift, *first_offset, *len)?;
-                (*iova, *len, Some(Arc::new(backing)))
+                (*iova, *len, Some(backing))
             }
             MrKind::Shared { of, iova } => {
                 let region = self
@@ -293,7 +293,7 @@ impl Memory {
                 }
                 (0, 0, None)
             }
-            MrKind::WholeSpace => (0, u64::MAX, Some(Arc::new(Backing::Range { first: 0 }))),
+            MrKind::WholeSpace => (0, u64::MAX, Some(Backing::Range { first: 0 })),
         };
         if let (Some(backing), MrKind::Virtual { .. } | MrKind::Physical { .. }) =
             (&backing, &spec.kind)
@@ -376,21 +376,26 @@ fn page_list(pages: &[u64], shift: u8, first_offset: u64, len: u64) -> Result<Ba
     })
 }
 
-/// The region that a local request may use (IBA 10.6.3): its key is known, its protection domain is
-/// the QP's, and it has the rights.
-fn find<'r>(
-    keys: &BTreeMap<u32, KeyOwner>,
-    regions: &'r Slab<Region>,
+/// The region that has a key.
+fn owner(keys: &BTreeMap<u32, KeyOwner>, lkey: LKey) -> Result<MrHandle, ProtectionFault> {
+    match keys.get(&lkey.0) {
+        Some(KeyOwner::Region(mr)) => Ok(*mr),
+        Some(KeyOwner::Window) | None => Err(ProtectionFault),
+    }
+}
+
+/// A region that a local request may use (IBA 10.6.3): the key is the region's, its protection domain
+/// is the QP's, and it has the rights.
+fn usable(
+    regions: &Slab<Region>,
+    mr: MrHandle,
     pd: PdHandle,
     lkey: LKey,
     access: AccessFlags,
-) -> Result<&'r Region, ProtectionFault> {
-    let Some(KeyOwner::Region(handle)) = keys.get(&lkey.0) else {
-        return Err(ProtectionFault);
-    };
+) -> Result<&Region, ProtectionFault> {
     regions
-        .get(handle.0 as usize)
-        .filter(|region| region.pd == pd && region.access.contains(access))
+        .get(mr.0 as usize)
+        .filter(|region| region.key == lkey.0 && region.pd == pd && region.access.contains(access))
         .ok_or(ProtectionFault)
 }
 

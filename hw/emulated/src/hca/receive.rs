@@ -361,10 +361,12 @@ impl Device {
         let Ok(qp) = state.qp(to.handle()) else {
             return;
         };
-        let pd = match qp.srq.map(|srq| state.srq(srq)) {
-            Some(Ok(srq)) => srq.pd,
-            _ => qp.pd,
+        let (pd, queue) = match qp.srq.map(|srq| state.srq(srq)) {
+            Some(Ok(srq)) => (srq.pd, &srq.queue),
+            _ => (qp.pd, &qp.receives),
         };
+        let usual = queue.region;
+        let mut region = usual;
         let qpn = qp.numbers.external;
         let from_guest = matches!(qp.kind, QpKind::Tunnel { .. });
         let len = GRH_SPACE + arrival.payload.len();
@@ -386,11 +388,14 @@ impl Device {
             CompletionStatus::LocalLength
         } else {
             let parts = [head, arrival.payload];
-            match state.memory.scatter(pd, scatter, &parts) {
+            match state.memory.scatter(pd, scatter, &parts, &mut region) {
                 Ok(()) => CompletionStatus::Success,
                 Err(_) => CompletionStatus::LocalProtection,
             }
         };
+        if region != usual {
+            state.note_region(to.index, region);
+        }
         if status != CompletionStatus::Success {
             state.complete_failed(to.index, Side::Receive, receive.wr_id, status);
             // A guest chooses how long a message is, and shall not stop the physical function's end.

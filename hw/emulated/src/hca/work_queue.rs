@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use hca_api::{
-    AddressSpace, AddressVector, HcaError, Payload, PulledReceives, ReceiveMode, RecvRequest,
-    SendFlags, Sge,
+    AddressSpace, AddressVector, HcaError, MrHandle, Payload, PulledReceives, ReceiveMode,
+    RecvRequest, SendFlags, Sge,
 };
 use ib_wire::{PKeyIndex, QKey, Qpn};
 
@@ -118,6 +118,8 @@ pub(super) struct ReceiveQueue {
     pub(super) max_sge: u32,
     /// Where pulled scatter lists are read into.
     pulled: Vec<Sge>,
+    /// The memory region that the last scatter list named.
+    pub(super) region: MrHandle,
 }
 
 impl ReceiveQueue {
@@ -131,6 +133,7 @@ impl ReceiveQueue {
             max_wr,
             max_sge,
             pulled: Vec::new(),
+            region: MrHandle(0),
         }
     }
 

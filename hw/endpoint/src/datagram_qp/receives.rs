@@ -33,8 +33,8 @@ impl Place {
 }
 
 /// Buffers that wait for a message, a bit each; held by both sides.
-#[derive(Debug)]
-struct Waiting(Box<[AtomicU64]>);
+#[derive(Clone, Debug)]
+struct Waiting(Arc<[AtomicU64]>);
 
 impl Waiting {
     fn new(count: u32) -> Self {
@@ -47,7 +47,7 @@ impl Waiting {
 
     /// Takes the first one.
     fn take(&self) -> Option<u32> {
-        for (base, word) in (0..).step_by(WORD as usize).zip(&self.0) {
+        for (base, word) in (0..).step_by(WORD as usize).zip(&*self.0) {
             let bits = word.load(Ordering::Acquire);
             if bits != 0 {
                 let bit = bits.trailing_zeros();
@@ -74,7 +74,7 @@ impl Waiting {
 #[derive(Debug)]
 struct Source {
     place: Place,
-    waiting: Arc<Waiting>,
+    waiting: Waiting,
 }
 
 impl PulledReceives for Source {
@@ -94,7 +94,7 @@ impl PulledReceives for Source {
 enum Way {
     /// It takes one when a message comes: always the first that is free, so that of many buffers those
     /// are in use, and stay in near caches, that the traffic needs.
-    Pulled(Arc<Waiting>),
+    Pulled(Waiting),
     /// Posted again and again, and filled in turn, where a provider cannot do otherwise.
     Posted(QpHandle),
 }
@@ -112,10 +112,10 @@ pub(super) struct Receives {
 impl Receives {
     /// Buffers that the provider takes when it needs them, and its side of that.
     pub(super) fn pulled(place: Place, count: u32) -> (Self, ReceiveMode) {
-        let waiting = Arc::new(Waiting::new(count));
+        let waiting = Waiting::new(count);
         let source = Source {
             place,
-            waiting: Arc::clone(&waiting),
+            waiting: waiting.clone(),
         };
         let this = Self {
             place,

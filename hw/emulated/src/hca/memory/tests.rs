@@ -43,6 +43,10 @@ fn read(memory: &Memory, pd: PdHandle, sge: Sge) -> Result<Vec<u8>, ProtectionFa
     memory.gather(pd, &[sge], &mut out).map(|()| out)
 }
 
+fn scatter(memory: &mut Memory, sges: &[Sge], parts: &[&[u8]]) -> Result<(), ProtectionFault> {
+    memory.scatter(PD, sges, parts, &mut MrHandle(0))
+}
+
 /// IBA 11.2.8.3: pages need not be in order; the region counts from its own first address.
 #[test]
 fn a_physical_region_translates_page_by_page() {
@@ -93,7 +97,10 @@ fn a_region_serves_its_own_protection_domain_with_its_own_rights() {
     let at = sge(base, 4, &keys);
     assert_eq!(read(&memory, PD, at), Ok(vec![0; 4]));
     assert_eq!(read(&memory, PdHandle(2), at), Err(ProtectionFault));
-    assert_eq!(memory.scatter(PD, &[at], &[b"abcd"]), Err(ProtectionFault));
+    assert_eq!(
+        scatter(&mut memory, &[at], &[b"abcd"]),
+        Err(ProtectionFault)
+    );
     memory.deregister(keys.handle).unwrap();
     assert_eq!(read(&memory, PD, at), Err(ProtectionFault));
 }
@@ -179,7 +186,7 @@ fn a_shared_region_outlives_the_region_it_was_made_from() {
     let second = memory.register(&shared, &LIMITS).unwrap();
     memory.deregister(first.handle).unwrap();
     memory
-        .scatter(PD, &[sge(0x102, 2, &second)], &[b"hi"])
+        .scatter(PD, &[sge(0x102, 2, &second)], &[b"hi"], &mut MrHandle(0))
         .unwrap();
     let mut bytes = [0; 4];
     memory.space().read(base + 1, &mut bytes).unwrap();
@@ -237,6 +244,37 @@ fn the_whole_space_a_window_and_an_empty_region_each_answer_to_their_keys() {
     assert!(memory.dealloc_window(window.handle).is_err());
 }
 
+/// Which region was named last only says where to look first: rights and bounds are those of the key.
+#[test]
+fn the_usual_region_opens_nothing_that_its_key_does_not() {
+    let (mut memory, base) = memory(2 * 4096);
+    let part = |addr| spec(MrKind::Virtual { addr, len: 100 });
+    let first = memory.register(&part(base), &LIMITS).unwrap();
+    let second = memory.register(&part(base + 200), &LIMITS).unwrap();
+    let mut usual = first.handle;
+    let mut write = |memory: &mut Memory, pd, sge| {
+        let written = memory.scatter(pd, &[sge], &[b"x"], &mut usual);
+        (written, usual)
+    };
+    let there = sge(base + 200, 1, &second);
+    assert_eq!(write(&mut memory, PD, there), (Ok(()), second.handle));
+    let beyond = sge(base, 1, &second);
+    assert_eq!(
+        write(&mut memory, PD, beyond).0,
+        Err(ProtectionFault),
+        "the first one's"
+    );
+    assert!(write(&mut memory, PdHandle(PD.0 + 1), there).0.is_err());
+    memory.deregister(second.handle).unwrap();
+    assert!(write(&mut memory, PD, there).0.is_err());
+    // Another one in its place, with another key.
+    let third = memory.register(&part(base + 200), &LIMITS).unwrap();
+    assert_eq!(third.handle, second.handle);
+    assert!(write(&mut memory, PD, there).0.is_err());
+    let there = sge(base + 200, 1, &third);
+    assert_eq!(write(&mut memory, PD, there), (Ok(()), third.handle));
+}
+
 proptest! {
     /// Scattering bytes and gathering them again is the identity, whatever the lists and the pages.
     #[test]
@@ -261,7 +299,7 @@ proptest! {
         let mut random = SplitMix64::new(seed);
         let bytes: Vec<u8> = (0..total).map(|_| random.next().to_le_bytes()[0]).collect();
         let (head, tail) = bytes.split_at(total / 3);
-        memory.scatter(PD, &sges, &[head, tail]).unwrap();
+        scatter(&mut memory, &sges, &[head, tail]).unwrap();
         let mut out = Vec::new();
         memory.gather(PD, &sges, &mut out).unwrap();
         prop_assert_eq!(out, bytes);
@@ -282,7 +320,7 @@ proptest! {
                 && sge.addr.checked_add(u64::from(sge.len)).is_some_and(|end| end <= base + 5100);
             prop_assert_eq!(read(&memory, PD, sge).is_ok(), inside || sge.len == 0);
             let bytes = vec![1; sge.len as usize];
-            prop_assert_eq!(memory.scatter(PD, &[sge], &[&bytes]).is_ok(), inside || sge.len == 0);
+            prop_assert_eq!(scatter(&mut memory, &[sge], &[&bytes]).is_ok(), inside || sge.len == 0);
         }
         let mut edge = [0; 100];
         memory.space().read(base, &mut edge).unwrap();
