@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ib_wire::mad::{MAD_SIZE, Mad};
-use ib_wire::packet::{self, Bth, Deth, Grh, ICRC_SIZE, Lnh, Lrh, Packet, UdFrame, VCRC_SIZE};
+use ib_wire::packet::{
+    self, Bth, Deth, FrameError, Grh, ICRC_SIZE, Lnh, Lrh, Packet, UdFrame, VCRC_SIZE,
+};
 use ib_wire::smp::MAX_HOPS;
 use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,7 +28,9 @@ enum Check {
 /// right, so that a hop that changes nothing computes nothing.
 #[derive(Clone, Debug)]
 pub struct Frame {
-    bytes: Arc<[u8]>,
+    /// At least the packet's bytes.
+    buffer: Arc<[u8]>,
+    len: usize,
     vcrc: Check,
     icrc: Check,
     /// Switches that have forwarded it.
@@ -38,7 +42,8 @@ impl Frame {
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self {
-            bytes: bytes.into(),
+            buffer: bytes.into(),
+            len: bytes.len(),
             vcrc: Check::Unknown,
             icrc: Check::Unknown,
             hops: 0,
@@ -49,8 +54,13 @@ impl Frame {
     /// [`packet::UdFrame::write`].
     #[must_use]
     pub fn sealed(bytes: &[u8]) -> Self {
+        Self::sealed_in(bytes.into(), bytes.len())
+    }
+
+    const fn sealed_in(buffer: Arc<[u8]>, len: usize) -> Self {
         Self {
-            bytes: bytes.into(),
+            buffer,
+            len,
             vcrc: Check::Good,
             icrc: Check::Good,
             hops: 0,
@@ -85,31 +95,35 @@ impl Frame {
     /// The packet.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.buffer[..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut Arc::make_mut(&mut self.buffer)[..self.len]
     }
 
     /// Bytes from the LRH to the VCRC.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.bytes.len()
+    pub const fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether there are no bytes at all.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// The local route header, if the frame is long enough for one.
     #[must_use]
     pub fn lrh(&self) -> Option<&Lrh> {
-        Lrh::ref_from_prefix(&self.bytes).ok().map(|(lrh, _)| lrh)
+        Lrh::ref_from_prefix(self.bytes()).ok().map(|(lrh, _)| lrh)
     }
 
     /// The base transport header, if this is an IBA transport packet and long enough for it.
     #[must_use]
     pub fn bth(&self) -> Option<&Bth> {
-        let (lrh, rest) = Lrh::ref_from_prefix(&self.bytes).ok()?;
+        let (lrh, rest) = Lrh::ref_from_prefix(self.bytes()).ok()?;
         let rest = match lrh.lnh() {
             Lnh::IbaLocal => rest,
             Lnh::IbaGlobal => rest.get(size_of::<Grh>()..)?,
@@ -122,7 +136,7 @@ impl Frame {
     pub fn vcrc_matches(&mut self) -> bool {
         if self.vcrc == Check::Unknown {
             let matches = self
-                .bytes
+                .bytes()
                 .split_last_chunk::<VCRC_SIZE>()
                 .is_some_and(|(covered, crc)| packet::crc::vcrc(covered) == *crc);
             self.vcrc = if matches { Check::Good } else { Check::Bad };
@@ -135,7 +149,7 @@ impl Frame {
     pub fn icrc_matches(&mut self) -> bool {
         if self.icrc == Check::Unknown {
             let matches = self
-                .bytes
+                .bytes()
                 .split_last_chunk::<VCRC_SIZE>()
                 .and_then(|(rest, _)| rest.split_last_chunk::<ICRC_SIZE>())
                 .is_some_and(|(covered, crc)| packet::crc::icrc(covered).is_none_or(|c| c == *crc));
@@ -146,7 +160,7 @@ impl Frame {
 
     /// Changes bytes as a fault would: neither checksum follows.
     pub fn damage(&mut self, change: impl FnOnce(&mut [u8])) {
-        change(Arc::make_mut(&mut self.bytes));
+        change(self.bytes_mut());
         self.vcrc = Check::Unknown;
         self.icrc = Check::Unknown;
     }
@@ -160,7 +174,7 @@ impl Frame {
 
     /// Changes what a switch may change (the virtual lane) and recomputes the VCRC.
     pub fn rewrite_variant(&mut self, change: impl FnOnce(&mut Lrh)) {
-        if let Ok((lrh, _)) = Lrh::mut_from_prefix(Arc::make_mut(&mut self.bytes)) {
+        if let Ok((lrh, _)) = Lrh::mut_from_prefix(self.bytes_mut()) {
             change(lrh);
         }
         self.seal_vcrc();
@@ -179,7 +193,7 @@ impl Frame {
         if !self.icrc_matches() {
             return None;
         }
-        let packet = Packet::parse(&self.bytes).ok()?;
+        let packet = Packet::parse(self.bytes()).ok()?;
         let transport = packet.transport()?;
         transport.extended.deth?;
         if packet.grh.is_some() || transport.bth.dest_qp != Qpn::SMI {
@@ -191,7 +205,7 @@ impl Frame {
     /// Replaces the SMP and the LIDs of a frame that [`Frame::smp`] has accepted.
     pub(crate) fn set_smp(&mut self, mad: &Mad, slid: Lid, dlid: Lid) {
         const SMP: usize = size_of::<Lrh>() + size_of::<Bth>() + size_of::<Deth>();
-        let bytes = Arc::make_mut(&mut self.bytes);
+        let bytes = self.bytes_mut();
         if let Some(payload) = bytes.get_mut(SMP..SMP + MAD_SIZE) {
             payload.copy_from_slice(mad.as_bytes());
         }
@@ -208,13 +222,57 @@ impl Frame {
     }
 
     fn seal_vcrc(&mut self) {
-        if let Some((covered, crc)) =
-            Arc::make_mut(&mut self.bytes).split_last_chunk_mut::<VCRC_SIZE>()
-        {
+        if let Some((covered, crc)) = self.bytes_mut().split_last_chunk_mut::<VCRC_SIZE>() {
             *crc = packet::crc::vcrc(covered);
             self.vcrc = Check::Good;
         }
     }
+}
+
+/// Writes frames into the buffers of frames that are no longer needed.
+#[derive(Debug, Default)]
+pub struct FrameWriter {
+    spare: Vec<Arc<[u8]>>,
+}
+
+impl FrameWriter {
+    /// Bytes of a buffer, except for longer packets: enough for a MAD with all headers there are.
+    const ROOM: usize = 384;
+    /// Buffers that are kept.
+    const MOST: usize = 128;
+
+    /// Writes a packet.
+    ///
+    /// # Errors
+    /// The payload has an impossible length.
+    pub fn write(&mut self, datagram: &UdFrame<'_>) -> Result<Frame, FrameError> {
+        let mut buffer = self.spare.pop().unwrap_or_else(|| empty(Self::ROOM));
+        let mut written = datagram.write(Arc::make_mut(&mut buffer));
+        if let Err(FrameError::BufferTooSmall { needed, .. }) = written {
+            self.keep(core::mem::replace(&mut buffer, empty(needed)));
+            written = datagram.write(Arc::make_mut(&mut buffer));
+        }
+        Ok(Frame::sealed_in(buffer, written?))
+    }
+
+    /// Takes a frame that is no longer needed. A buffer that other frames share stays theirs.
+    pub fn take_back(&mut self, frame: Frame) {
+        let mut buffer = frame.buffer;
+        if Arc::get_mut(&mut buffer).is_some() {
+            self.keep(buffer);
+        }
+    }
+
+    /// Keeps a buffer that nobody else has, if it is of the usual size.
+    fn keep(&mut self, buffer: Arc<[u8]>) {
+        if self.spare.len() < Self::MOST && buffer.len() == Self::ROOM {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+fn empty(len: usize) -> Arc<[u8]> {
+    core::iter::repeat_n(0, len).collect()
 }
 
 #[cfg(test)]
@@ -270,6 +328,57 @@ mod tests {
         assert_eq!(copy.lrh().map(|lrh| lrh.vl().get()), Some(3));
         assert_eq!(checks(&original), (true, true));
         assert_eq!(checks(&copy), (true, true));
+    }
+
+    #[test]
+    fn a_buffer_is_written_again_unless_somebody_else_has_it() {
+        let mut writer = FrameWriter::default();
+        let mut datagram = UdFrame {
+            vl: Vl::default(),
+            sl: Sl::default(),
+            slid: Lid::new(1),
+            dlid: Lid::new(2),
+            grh: None,
+            pkey: PKey::DEFAULT_FULL,
+            dest_qp: Qpn::GSI,
+            src_qp: Qpn::GSI,
+            qkey: QKey::GSI,
+            psn: Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload: &[7; MAD_SIZE],
+        };
+        let first = writer.write(&datagram).unwrap();
+        let (place, copy) = (first.bytes().as_ptr(), first.clone());
+        writer.take_back(first);
+        datagram.payload = &[8; 20];
+        let second = writer.write(&datagram).unwrap();
+        assert_eq!(copy.bytes()[28..28 + MAD_SIZE], [7; MAD_SIZE]);
+        assert_eq!(checks(&copy), (true, true));
+        writer.take_back(copy);
+        let third = writer.write(&datagram).unwrap();
+        assert_eq!(third.bytes().as_ptr(), place);
+        assert_eq!(
+            third.bytes(),
+            second.bytes(),
+            "nothing is left of the first"
+        );
+        assert_eq!(checks(&third), (true, true));
+        assert_eq!(third.len(), 54);
+        // Longer ones have buffers of their own.
+        writer.take_back(third);
+        datagram.payload = &[9; 4096];
+        let long = writer.write(&datagram).unwrap();
+        assert_eq!(checks(&long), (true, true));
+        writer.take_back(long);
+        datagram.payload = &[];
+        let fourth = writer.write(&datagram).unwrap();
+        assert_eq!(fourth.bytes().as_ptr(), place);
+        datagram.payload = &[0; 4097];
+        assert_eq!(
+            writer.write(&datagram).err(),
+            Some(FrameError::PayloadTooLong(4097))
+        );
     }
 
     #[test]

@@ -34,7 +34,7 @@ mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
 pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
-pub use frame::Frame;
+pub use frame::{Frame, FrameWriter};
 pub use gateway::Gateway;
 pub use link::{
     Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,

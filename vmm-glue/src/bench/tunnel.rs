@@ -6,7 +6,7 @@
 
 use anyhow::{Context, ensure};
 use emulated_hca::hca::{Device, Function};
-use emulated_hca::{EndNode, Frame, HcaConfig};
+use emulated_hca::{EndNode, Frame, FrameWriter, HcaConfig};
 use hca_api::{FunctionId, Hca, HostMemory, PortState, ResourceCounts, SpecialQp};
 use ib_endpoint::{MadAddress, MadTransport};
 use ib_vtime::{Duration, Instant};
@@ -29,8 +29,6 @@ const PEER: Lid = Lid::new(9);
 /// them.
 const INTERVAL: Duration = Duration::from_millis(15);
 const LEAST_REQUESTS: u32 = 100_000;
-/// Bytes of the longest MAD packet.
-const PACKET: usize = 330;
 
 /// VFs with requests to send, and the adapter that they share.
 struct Host {
@@ -38,6 +36,8 @@ struct Host {
     pf: PfContext,
     proxies: Vec<(FunctionId, ProxyQp)>,
     request: Mad,
+    /// The peer writes answers into the buffers of requests.
+    answers: FrameWriter,
     sent: u64,
     now: Instant,
 }
@@ -111,6 +111,7 @@ impl Host {
             pf,
             proxies,
             request: Mad::new(header),
+            answers: FrameWriter::default(),
             sent: 0,
             now: Instant::ZERO,
         })
@@ -127,9 +128,9 @@ impl Host {
             proxy.send(&mut hca, &MadAddress::gsi(PEER), &self.request)?;
         }
         self.drive()?;
-        let mut buffer = [0; PACKET];
         while let Some(packet) = self.device.poll_transmit(self.now, PORT) {
-            let answer = answer(&packet, &mut buffer)?;
+            let answer = answer(&packet, &mut self.answers)?;
+            self.answers.take_back(packet);
             self.device.receive(self.now, PORT, answer);
         }
         self.drive()?;
@@ -157,13 +158,13 @@ fn function(device: &mut Device, id: FunctionId) -> anyhow::Result<Function<'_>>
 }
 
 /// The packet that answers a request.
-fn answer(request: &Frame, buffer: &mut [u8]) -> anyhow::Result<Frame> {
+fn answer(request: &Frame, answers: &mut FrameWriter) -> anyhow::Result<Frame> {
     let packet = Packet::parse(request.bytes())?;
     let transport = packet.transport().context("no transport packet")?;
     let deth = transport.extended.deth.context("no datagram")?;
     let mut mad = Mad::from_bytes(transport.payload).context("no MAD")?;
     mad.header.method = mad.header.method.response();
-    let len = UdFrame {
+    let answer = UdFrame {
         vl: packet.lrh.vl(),
         sl: packet.lrh.sl(),
         slid: packet.lrh.dlid,
@@ -177,7 +178,6 @@ fn answer(request: &Frame, buffer: &mut [u8]) -> anyhow::Result<Frame> {
         solicited: false,
         immediate: None,
         payload: mad.as_bytes(),
-    }
-    .write(buffer)?;
-    Ok(Frame::sealed(&buffer[..len]))
+    };
+    Ok(answers.write(&answer)?)
 }

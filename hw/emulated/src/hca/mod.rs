@@ -51,7 +51,7 @@ pub use drops::{DropCounters, DropReason};
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
-use crate::{EndNode, Frame, HcaConfig, Node};
+use crate::{EndNode, Frame, FrameWriter, HcaConfig, Node};
 
 /// Upper bounds of every function.
 const LIMITS: Limits = Limits {
@@ -119,8 +119,8 @@ pub struct Device {
     tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
     staging: Vec<u8>,
-    /// Where packets are written.
-    packet: Vec<u8>,
+    /// Packets are written into the buffers of those that came.
+    frames: FrameWriter,
 }
 
 impl Device {
@@ -163,7 +163,7 @@ impl Device {
             drops: DropCounters::default(),
             tunnelled: None,
             staging: Vec::new(),
-            packet: Vec::new(),
+            frames: FrameWriter::default(),
         }
     }
 

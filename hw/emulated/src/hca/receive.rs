@@ -74,6 +74,7 @@ impl Device {
             Ok(datagram) => self.receive_datagram(port, &datagram),
             Err(reason) => self.drops.count(reason),
         }
+        self.frames.take_back(frame);
     }
 
     fn receive_datagram(&mut self, port: PortNum, datagram: &UdFrame<'_>) {

@@ -15,7 +15,6 @@ use super::qpn::QpRef;
 use super::receive::Arrival;
 use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
-use crate::Frame;
 
 impl Device {
     pub(super) fn post_send(
@@ -243,9 +242,8 @@ impl Device {
             immediate: None,
             payload,
         };
-        let mut packet = vec![0; MAX_FRAME];
-        if let (Ok(len), Some(copies)) = (frame.write(&mut packet), &mut self.tunnelled) {
-            copies.push_back((port, Frame::sealed(&packet[..len])));
+        if let (Ok(frame), Some(copies)) = (self.frames.write(&frame), &mut self.tunnelled) {
+            copies.push_back((port, frame));
         }
     }
 
@@ -397,22 +395,16 @@ impl Device {
     }
 
     fn put_on_wire(&mut self, port: PortNum, frame: &UdFrame<'_>) {
-        let mut packet = core::mem::take(&mut self.packet);
-        packet.resize(MAX_FRAME, 0);
-        // The payload was checked against the MTU, so the packet fits.
-        if let (Ok(len), Some(egress)) = (frame.write(&mut packet), self.egress_mut(port)) {
-            egress.frames.push_back(Frame::sealed(&packet[..len]));
+        // The payload was checked against the MTU, so there is a packet.
+        if let (Ok(frame), Some(egress)) = (self.frames.write(frame), self.egress_mut(port)) {
+            egress.frames.push_back(frame);
         }
-        self.packet = packet;
     }
 }
 
 /// The Q_Key that copies of tunnelled messages show: a controlled one (IBA 10.2.5). The tunnel itself
 /// has none.
 const TUNNEL_QKEY: QKey = QKey::new(0x8000_0000);
-
-/// Bytes of the longest packet: LRH, GRH, BTH, DETH, immediate data, payload, ICRC and VCRC.
-const MAX_FRAME: usize = 8 + 40 + 12 + 8 + 4 + MAX_PAYLOAD + 4 + 2;
 
 fn complete_sent(state: &mut FunctionState, index: u32, work: &SendWork, bytes: u32) {
     let Ok(qp) = state.qp(QpHandle(index)) else {
