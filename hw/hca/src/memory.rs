@@ -168,7 +168,8 @@ pub struct HostMemory {
     bases: Vec<u64>,
     /// What is there.
     buffers: Vec<Box<[u8]>>,
-    /// The buffer that was found last, which is often the next one, too.
+    /// The buffer that was found last. The next one is often the same, or the one behind it: queues that
+    /// were made one after the other are served in that order, too.
     last: Cell<usize>,
     allocated: usize,
     next: u64,
@@ -200,14 +201,17 @@ impl HostMemory {
             let end = start.checked_add(len)?;
             (end <= self.buffers.get(at)?.len()).then_some((at, start..end))
         };
-        within(self.last.get())
-            .or_else(|| {
-                let behind = self.bases.partition_point(|base| *base <= addr);
-                let found = within(behind.checked_sub(1)?)?;
-                self.last.set(found.0);
-                Some(found)
-            })
-            .ok_or(DmaFault { addr, len })
+        let last = self.last.get();
+        if let Some(found) = within(last) {
+            return Ok(found);
+        }
+        let found = within(last + 1).or_else(|| {
+            let behind = self.bases.partition_point(|base| *base <= addr);
+            within(behind.checked_sub(1)?)
+        });
+        let found = found.ok_or(DmaFault { addr, len })?;
+        self.last.set(found.0);
+        Ok(found)
     }
 
     fn slice(&self, addr: u64, len: usize) -> Result<&[u8], DmaFault> {

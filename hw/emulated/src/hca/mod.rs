@@ -51,6 +51,7 @@ pub use drops::{DropCounters, DropReason};
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
+use self::work_queue::SpareBytes;
 use crate::{EndNode, Frame, FrameWriter, HcaConfig, Node};
 
 /// Upper bounds of every function.
@@ -119,6 +120,8 @@ pub struct Device {
     tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
     staging: Vec<u8>,
+    /// Where the bytes of waiting sends are copied to.
+    spare: SpareBytes,
     /// Packets are written into the buffers of those that came.
     frames: FrameWriter,
 }
@@ -163,6 +166,7 @@ impl Device {
             drops: DropCounters::default(),
             tunnelled: None,
             staging: Vec::new(),
+            spare: SpareBytes::default(),
             frames: FrameWriter::default(),
         }
     }

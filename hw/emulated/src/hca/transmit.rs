@@ -61,16 +61,14 @@ impl Device {
     }
 
     fn queue_send(&mut self, at: QpRef, work: SendWork, payload: Payload<'_>) {
+        let payload = OwnedPayload::new(payload, &mut self.spare);
         let Ok(qp) = self
             .state_mut(at.function)
             .and_then(|state| state.qp_mut(at.handle()))
         else {
             return;
         };
-        qp.sends.push_back(WaitingSend {
-            work,
-            payload: OwnedPayload::new(payload),
-        });
+        qp.sends.push_back(WaitingSend { work, payload });
         self.join_backlog(at);
     }
 
@@ -120,6 +118,7 @@ impl Device {
             }
             if let Some(WaitingSend { work, payload }) = qp.sends.pop_front() {
                 self.send(at, &work, payload.as_payload());
+                payload.give_back(&mut self.spare);
             }
             self.join_backlog(at);
         }

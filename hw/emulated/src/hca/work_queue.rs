@@ -48,16 +48,24 @@ pub(super) fn total_len(sges: &[Sge]) -> u64 {
 #[derive(Clone, Debug)]
 pub(super) enum OwnedPayload {
     Gather(SgeList),
-    Inline(Box<[u8]>),
-    Headed(Box<[u8]>, SgeList),
+    Inline(Vec<u8>),
+    Headed(Vec<u8>, SgeList),
 }
 
 impl OwnedPayload {
-    pub(super) fn new(payload: Payload<'_>) -> Self {
+    pub(super) fn new(payload: Payload<'_>, spare: &mut SpareBytes) -> Self {
         match payload {
             Payload::Gather(sges) => Self::Gather(SgeList::new(sges)),
-            Payload::Inline(bytes) => Self::Inline(bytes.into()),
-            Payload::Headed(head, sges) => Self::Headed(head.into(), SgeList::new(sges)),
+            Payload::Inline(bytes) => Self::Inline(spare.copy(bytes)),
+            Payload::Headed(head, sges) => Self::Headed(spare.copy(head), SgeList::new(sges)),
+        }
+    }
+
+    /// Gives back what it took.
+    pub(super) fn give_back(self, spare: &mut SpareBytes) {
+        match self {
+            Self::Gather(_) => {}
+            Self::Inline(bytes) | Self::Headed(bytes, _) => spare.give_back(bytes),
         }
     }
 
@@ -66,6 +74,28 @@ impl OwnedPayload {
             Self::Gather(sges) => Payload::Gather(sges.as_slice()),
             Self::Inline(bytes) => Payload::Inline(bytes),
             Self::Headed(head, sges) => Payload::Headed(head, sges.as_slice()),
+        }
+    }
+}
+
+/// Memory for what is given with sends, kept for those to come.
+#[derive(Debug, Default)]
+pub(super) struct SpareBytes(Vec<Vec<u8>>);
+
+impl SpareBytes {
+    /// Pieces that are kept. They are as long as the longest that queue pairs take, at most.
+    const MOST: usize = 64;
+
+    fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut copy = self.0.pop().unwrap_or_default();
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        copy
+    }
+
+    fn give_back(&mut self, bytes: Vec<u8>) {
+        if self.0.len() < Self::MOST {
+            self.0.push(bytes);
         }
     }
 }

@@ -80,23 +80,13 @@ impl Icrc {
     /// no ICRC.
     #[must_use]
     pub fn new(headers: &[u8]) -> Option<Self> {
-        let lnh = Lnh::of_first_bytes(headers)?;
         let mut masked = [0; LRH + GRH + BTH];
         let masked = masked.get_mut(..headers.len())?;
         masked.copy_from_slice(headers);
-        match (lnh, masked.len()) {
-            (Lnh::IbaLocal, len) if len == LRH + BTH => masked[0] |= 0xf0,
-            (Lnh::IbaGlobal, len) if len == LRH + GRH + BTH => {
-                masked[..LRH].fill(0xff);
-                // The IP version stays; traffic class, flow label and hop limit do not.
-                masked[LRH] |= 0x0f;
-                masked[LRH + 1..LRH + 4].fill(0xff);
-                masked[LRH + 7] = 0xff;
-            }
-            _ => return None,
+        if headers_len(masked)? != masked.len() {
+            return None;
         }
-        let congestion = masked.len() - BTH + 4;
-        masked[congestion] = 0xff;
+        mask(masked);
         let mut hasher = Hasher::new();
         hasher.update(masked);
         Some(Self(hasher))
@@ -114,6 +104,30 @@ impl Icrc {
     }
 }
 
+/// Bytes up to the end of the BTH. `None` for raw packets.
+fn headers_len(bytes: &[u8]) -> Option<usize> {
+    match Lnh::of_first_bytes(bytes)? {
+        Lnh::IbaLocal => Some(LRH + BTH),
+        Lnh::IbaGlobal => Some(LRH + GRH + BTH),
+        Lnh::RawEthertype | Lnh::RawIpv6 => None,
+    }
+}
+
+/// Sets the variant fields of headers that end with their BTH to ones.
+fn mask(headers: &mut [u8]) {
+    if headers.len() > LRH + BTH {
+        headers[..LRH].fill(0xff);
+        // The IP version stays; traffic class, flow label and hop limit do not.
+        headers[LRH] |= 0x0f;
+        headers[LRH + 1..LRH + 4].fill(0xff);
+        headers[LRH + 7] = 0xff;
+    } else {
+        headers[0] |= 0xf0;
+    }
+    let congestion = headers.len() - BTH + 4;
+    headers[congestion] = 0xff;
+}
+
 /// The variant CRC of a packet, as it stands on the wire. `bytes` runs from the LRH to the ICRC.
 #[must_use]
 pub fn vcrc(bytes: &[u8]) -> [u8; super::VCRC_SIZE] {
@@ -124,15 +138,23 @@ pub fn vcrc(bytes: &[u8]) -> [u8; super::VCRC_SIZE] {
 /// the padding. `None` for raw packets and for packets that end before their BTH does.
 #[must_use]
 pub fn icrc(bytes: &[u8]) -> Option<[u8; super::ICRC_SIZE]> {
-    let headers = match Lnh::of_first_bytes(bytes)? {
-        Lnh::IbaLocal => LRH + BTH,
-        Lnh::IbaGlobal => LRH + GRH + BTH,
-        Lnh::RawEthertype | Lnh::RawIpv6 => return None,
-    };
-    let (headers, rest) = bytes.split_at_checked(headers)?;
+    let (headers, rest) = bytes.split_at_checked(headers_len(bytes)?)?;
     let mut icrc = Icrc::new(headers)?;
     icrc.update(rest);
     Some(icrc.finish())
+}
+
+/// As [`icrc`], of a packet that is being written, in one go: the variant fields are masked where they
+/// stand, and are then as they were.
+pub(super) fn icrc_in_place(bytes: &mut [u8]) -> Option<[u8; super::ICRC_SIZE]> {
+    let len = headers_len(bytes)?;
+    let mut kept = [0; LRH + GRH + BTH];
+    let kept = &mut kept[..len];
+    kept.copy_from_slice(bytes.get(..len)?);
+    mask(&mut bytes[..len]);
+    let icrc = crc32fast::hash(bytes).to_le_bytes();
+    bytes[..len].copy_from_slice(kept);
+    Some(icrc)
 }
 
 impl Default for Vcrc {
@@ -221,6 +243,21 @@ mod tests {
         packet[2..8].fill(9);
         packet[15] = 3;
         assert_eq!(icrc(&packet), Some(expected));
+    }
+
+    #[test]
+    fn a_packet_is_the_same_after_its_icrc_was_computed_where_it_stands() {
+        for lnh in 0..4 {
+            for len in 0..100_u8 {
+                let mut packet: std::vec::Vec<u8> = (0..len).map(|n| n.wrapping_mul(37)).collect();
+                if let Some(byte) = packet.get_mut(1) {
+                    *byte = *byte & 0xfc | lnh;
+                }
+                let before = packet.clone();
+                assert_eq!(icrc_in_place(&mut packet), icrc(&before));
+                assert_eq!(packet, before);
+            }
+        }
     }
 
     #[test]

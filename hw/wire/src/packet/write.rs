@@ -102,7 +102,7 @@ impl TransportFrame<'_> {
         out.put(self.extended);
         out.put(self.payload);
         out.put(&[0; 3][..pad]);
-        let Some(icrc) = crc::icrc(&out.frame[..out.at]) else {
+        let Some(icrc) = crc::icrc_in_place(&mut out.frame[..out.at]) else {
             unreachable!("the LRH announces the BTH that was written")
         };
         out.put(&icrc);
