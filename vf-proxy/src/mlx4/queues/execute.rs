@@ -25,9 +25,9 @@ pub(in super::super) struct Tables<'a> {
     pub(in super::super) pds: &'a mut Pds,
 }
 
-/// Groups that all queue pairs together can be attached to while they are in reset. Those of others are
-/// the provider's to count.
-const MAX_IDLE_GROUPS: usize = 1 << 13;
+/// Attachments that all queue pairs together can have. The provider counts those of queue pairs that it
+/// has; they stay when a queue pair is reset, so another bound has to hold for all.
+pub(in super::super) const MAX_ATTACHMENTS: usize = 1 << 13;
 
 impl Queues {
     /// Carries out a command.
@@ -310,16 +310,24 @@ impl Queues {
         if !mgid.is_multicast() {
             return Err(Status::BAD_PARAM);
         }
+        let known = self.groups.get(&qpn);
+        if !known.is_some_and(|groups| groups.mgids.contains(&mgid))
+            && self.attachments() >= MAX_ATTACHMENTS
+        {
+            return Err(Status::EXCEED_LIM);
+        }
         if let Some(qp) = self.qps.get(&qpn) {
             let handle = qp.handle().ok_or(Status::BAD_PARAM)?;
             attach_at_provider(hca, handle, mgid, block_loopback)?;
-        } else if self.groups.values().map(|of| of.mgids.len()).sum::<usize>() >= MAX_IDLE_GROUPS {
-            return Err(Status::EXCEED_LIM);
         }
         let groups = self.groups.entry(qpn).or_default();
         groups.mgids.insert(mgid);
         groups.block_loopback = block_loopback;
         Ok(())
+    }
+
+    fn attachments(&self) -> usize {
+        self.groups.values().map(|of| of.mgids.len()).sum()
     }
 
     fn detach(&mut self, hca: &mut dyn Hca, qpn: u32, mgid: Gid) -> Result<(), Status> {

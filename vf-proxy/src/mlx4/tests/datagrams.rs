@@ -10,6 +10,7 @@ use mlx4_defs::qp::{AttachModifier, MulticastGroup, QpContext, QpState};
 use mlx4_defs::wqe::{ControlSegment, WqeOpcode};
 
 use super::super::capability::RESERVED_LKEY;
+use super::super::queues::MAX_ATTACHMENTS;
 use super::queue_scene::*;
 use super::*;
 
@@ -256,25 +257,61 @@ fn a_queue_pair_begins_anew_after_a_reset() {
     assert_eq!(guest.read::<5>(into + 40), *b"again");
 }
 
+/// A group of IPoIB.
+fn group(low: u32) -> Gid {
+    let mut mgid = Gid([
+        0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ]);
+    mgid.0[12..].copy_from_slice(&low.to_be_bytes());
+    mgid
+}
+
+impl Guest {
+    fn attach(&mut self, qpn: u32, mgid: Gid, attach: u8, block: bool) -> Status {
+        let mut modifier = AttachModifier {
+            qpn: ib_wire::Qpn::from_low_bits(qpn),
+            ..AttachModifier::default()
+        };
+        modifier.set_block_loopback(block);
+        let mut input = self.put(&MulticastGroup { mgid });
+        input.modifier = u32::from_be_bytes(zerocopy::transmute!(modifier));
+        input.variant = attach;
+        self.command(Opcode::QP_ATTACH, input).0
+    }
+}
+
+/// Groups stay with a queue pair in reset, where the adapter does not count them.
+#[test]
+fn attachments_of_all_queue_pairs_together_are_bounded() {
+    let (mut guest, cq, left, right) = pair();
+    let most = u32::try_from(MAX_ATTACHMENTS).unwrap();
+    assert_eq!(guest.attach(left.qpn, group(most), 1, false), Status::OK);
+    guest.reset_qp(&right);
+    for low in 1..most {
+        assert_eq!(guest.attach(right.qpn, group(low), 1, false), Status::OK);
+    }
+    for qpn in [left.qpn, right.qpn] {
+        let more = guest.attach(qpn, group(0), 1, false);
+        assert_eq!(more, Status::EXCEED_LIM);
+    }
+    let again = guest.attach(left.qpn, group(most), 1, true);
+    assert_eq!(again, Status::OK, "it is no new one");
+    assert_eq!(guest.attach(right.qpn, group(1), 0, false), Status::OK);
+    assert_eq!(guest.attach(left.qpn, group(0), 1, false), Status::OK);
+    let context = guest.context(&right, &cq);
+    let refused = guest.transition(Opcode::RST2INIT_QP, right.qpn, &context, 0);
+    assert_eq!(refused, Status::EXCEED_LIM, "more than the adapter's quota");
+}
+
 /// A group's packets come to whoever is attached, with their GRH, also after a reset; a sender can be
 /// excepted.
 #[test]
 fn a_group_is_for_those_who_are_attached() {
-    let mgid = Gid([
-        0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
-    ]);
+    let mgid = group(0xffff_ffff);
     let (mut guest, mut cq, mut left, mut right) = pair();
     let into = guest.page(IN);
     let modify = |guest: &mut Guest, qp: &DriverQp, attach: u8, block: bool| {
-        let mut modifier = AttachModifier {
-            qpn: ib_wire::Qpn::from_low_bits(qp.qpn),
-            ..AttachModifier::default()
-        };
-        modifier.set_block_loopback(block);
-        let mut input = guest.put(&MulticastGroup { mgid });
-        input.modifier = u32::from_be_bytes(zerocopy::transmute!(modifier));
-        input.variant = attach;
-        guest.command(Opcode::QP_ATTACH, input).0
+        guest.attach(qp.qpn, mgid, attach, block)
     };
     assert_eq!(modify(&mut guest, &right, 0, false), Status::BAD_PARAM);
     assert_eq!(modify(&mut guest, &left, 1, true), Status::OK);
