@@ -24,9 +24,9 @@ pub(super) enum Command {
     Query(Query),
     /// Give numbers.
     Allocate(Allocation),
-    /// Do something that has no answer but its status.
-    /// About completion queues, shared receive queues or queue pairs.
+    /// About completion queues, shared receive queues, queue pairs or multicast groups.
     Queue(QueueCommand),
+    /// Do something that has no answer but its status.
     Change(Change),
 }
 
