@@ -280,7 +280,9 @@ impl PciFunction for Mlx4Function {
             UAR_BAR => {
                 let (words, _) = bytes.as_chunks();
                 for (distance, word) in (0..).step_by(4).zip(words) {
-                    if let Some(at) = offset.checked_add(distance) {
+                    let at = offset.checked_add(distance);
+                    // Behind the last UAR there is none, whatever its index would be.
+                    if let Some(at) = at.filter(|at| *at < capability::UAR_AREA) {
                         self.write_register(now, hca, at, *word);
                     }
                 }

@@ -188,3 +188,14 @@ fn registers_read_big_endian_and_what_is_between_them_is_zero() {
     guest.write_bar(2, u64::MAX - 3, &[0xff; 16]);
     guest.write_bar(1, 0, &[0xff; 16]);
 }
+
+#[test]
+fn nothing_is_behind_the_last_uar() {
+    let mut guest = Guest::probed();
+    // First halves of completion queue doorbells, which wait for the second.
+    for uar in [0x7ff, 0x800, 0x1_0000, 0x100_0082] {
+        guest.write_bar(2, uar << 12 | 0x20, &[0; 4]);
+    }
+    let known: Vec<_> = guest.function.cq_doorbells.keys().copied().collect();
+    assert_eq!(known, [0x7ff]);
+}
