@@ -45,7 +45,7 @@ const COUNTERS: u32 = 128;
 /// Indices of counters.
 pub(super) const COUNTER_NUMBERS: (u32, u32) = (0, COUNTERS - 1);
 /// Completion queues of a driver. It makes its event queues of the next power of two above this and 128.
-const CQ_QUOTA: u32 = (1 << 13) - 0x80;
+pub(super) const CQ_QUOTA: u32 = (1 << 13) - 0x80;
 /// Log2 of the UAR area, 8 MiB.
 const LOG_UAR_AREA: u8 = 23;
 /// Bytes of the UAR area, all of BAR 2.

@@ -3,15 +3,25 @@
 //! A queue that is armed interrupts at its next entry and is *fired* then, until the driver arms it
 //! again. Arming is a level: if the driver has not taken every entry when it arms, the interrupt comes at
 //! once (`eq_set_ci`).
+//!
+//! # Full queues
+//!
+//! A full queue is never overwritten. What comes meanwhile is kept in order, equal events once, and is
+//! written when the driver's doorbell says that it took entries. So a process of the guest that makes events
+//! faster than its kernel takes them costs nobody an event: there is room for one of each completion queue.
+//! Events of ports are not kept here but at their port ([`Eqs::has_room`]), where they are merged.
+
+mod backlog;
 
 use std::collections::BTreeMap;
 
 use hca_api::Hca;
-use mlx4_defs::Status;
 use mlx4_defs::eq::{EqContext, EqDoorbell, EqState, EventMask};
 use mlx4_defs::eqe::{EQE_SIZE, Eqe, EventType};
+use mlx4_defs::{Cqn, Status};
 use zerocopy::IntoBytes;
 
+use self::backlog::Backlog;
 use super::buffer::QueueBuffer;
 use super::capability::{FIRST_EQN, MAX_EQS};
 use super::mtt::{MttPin, Mtts};
@@ -37,7 +47,9 @@ struct Eq {
     consumer: u32,
     armed: bool,
     vector: u16,
-    overflows: u64,
+    /// What came while the queue was full.
+    backlog: Backlog,
+    lost: u64,
 }
 
 impl Eq {
@@ -45,25 +57,31 @@ impl Eq {
         self.producer.wrapping_sub(self.consumer) & INDEX_MASK
     }
 
-    /// Writes an entry; gives the vector to raise. An entry for which there is no room, or no memory, is
-    /// lost.
-    fn post(&mut self, hca: &mut dyn Hca, mut eqe: Eqe) -> Option<u16> {
-        if self.waiting() >= self.entries {
-            self.overflows += 1;
+    const fn is_full(&self) -> bool {
+        self.waiting() >= self.entries
+    }
+
+    /// Writes an entry, or keeps it while there is no room; gives the vector to raise. An entry for which
+    /// there is no memory is lost.
+    fn post(&mut self, hca: &mut dyn Hca, eqe: Eqe) -> Option<u16> {
+        if self.is_full() {
+            self.lost += u64::from(!self.backlog.keep(eqe));
             return None;
         }
+        self.write(hca, eqe);
+        (self.armed && self.waiting() != 0).then(|| self.fire())
+    }
+
+    /// Writes an entry for which there is room.
+    fn write(&mut self, hca: &mut dyn Hca, mut eqe: Eqe) {
         eqe.set_owner(self.producer & self.entries != 0);
         let slot = u64::from(self.producer & (self.entries - 1));
         // Writes go up in addresses, and the owner bit is in the last byte.
-        let written = self
-            .buffer
-            .write(hca, slot * EQE_SIZE as u64, eqe.as_bytes());
-        if written.is_err() {
-            self.overflows += 1;
-            return None;
+        let offset = slot * EQE_SIZE as u64;
+        match self.buffer.write(hca, offset, eqe.as_bytes()) {
+            Ok(()) => self.producer = self.producer.wrapping_add(1),
+            Err(_) => self.lost += 1,
         }
-        self.producer = self.producer.wrapping_add(1);
-        self.armed.then(|| self.fire())
     }
 
     const fn fire(&mut self) -> u16 {
@@ -71,14 +89,17 @@ impl Eq {
         self.vector
     }
 
-    /// The driver took entries, and perhaps arms; gives the vector to raise.
-    fn set_consumer(&mut self, doorbell: EqDoorbell) -> Option<u16> {
+    /// The driver took entries, which makes room for what was kept, and perhaps arms; gives the vector to
+    /// raise.
+    fn set_consumer(&mut self, hca: &mut dyn Hca, doorbell: EqDoorbell) -> Option<u16> {
         self.consumer = doorbell.consumer_index();
-        if !doorbell.arm() {
-            return None;
+        self.armed |= doorbell.arm();
+        while !self.is_full()
+            && let Some(eqe) = self.backlog.next()
+        {
+            self.write(hca, eqe);
         }
-        self.armed = true;
-        (self.waiting() != 0).then(|| self.fire())
+        (self.armed && self.waiting() != 0).then(|| self.fire())
     }
 }
 
@@ -137,7 +158,8 @@ impl Eqs {
             consumer: 0,
             armed: context.state() == EqState::ARMED,
             vector: context.vector.into(),
-            overflows: 0,
+            backlog: Backlog::default(),
+            lost: 0,
         };
         self.queues.insert(eqn, queue);
         Ok(())
@@ -189,14 +211,33 @@ impl Eqs {
         self.queues.get_mut(&eqn)?.post(hca, eqe)
     }
 
-    /// The driver rang a queue's doorbell; gives the vector to raise.
-    pub(super) fn doorbell(&mut self, eqn: u32, doorbell: EqDoorbell) -> Option<u16> {
-        self.queues.get_mut(&eqn)?.set_consumer(doorbell)
+    /// Whether an event of a type would be written now, or be nobody's.
+    pub(super) fn has_room(&self, event: EventType) -> bool {
+        let assigned = self.assigned.get(usize::from(event.get()));
+        let queue = assigned.and_then(|eqn| self.queues.get(&(*eqn)?));
+        queue.is_none_or(|queue| !queue.is_full())
     }
 
-    /// Events that were lost for want of room or memory.
-    pub(super) fn overflows(&self) -> u64 {
-        self.queues.values().map(|queue| queue.overflows).sum()
+    /// The driver rang a queue's doorbell; gives the vector to raise.
+    pub(super) fn doorbell(
+        &mut self,
+        hca: &mut dyn Hca,
+        eqn: u32,
+        doorbell: EqDoorbell,
+    ) -> Option<u16> {
+        self.queues.get_mut(&eqn)?.set_consumer(hca, doorbell)
+    }
+
+    /// A completion queue is gone: nothing is told of it any more.
+    pub(super) fn forget_completions(&mut self, cqn: Cqn) {
+        for queue in self.queues.values_mut() {
+            queue.backlog.forget(Eqe::completion(cqn));
+        }
+    }
+
+    /// Events that were lost for want of memory, or because too many came while a queue was full.
+    pub(super) fn lost(&self) -> u64 {
+        self.queues.values().map(|queue| queue.lost).sum()
     }
 }
 

@@ -128,11 +128,11 @@ impl Mlx4Function {
         }
     }
 
-    /// Events of the device that were lost because the guest's event queues were full or not memory any
-    /// more.
+    /// Events of the device that were lost because the guest's event queues were not memory any more, or
+    /// full for longer than any driver leaves them.
     #[must_use]
     pub fn lost_events(&self) -> u64 {
-        self.objects.eqs.overflows()
+        self.objects.eqs.lost()
     }
 
     fn raise(&mut self, vector: Option<u16>) {
@@ -154,8 +154,9 @@ impl Mlx4Function {
                 let doorbell = EqDoorbell {
                     word: U32::from_bytes(word),
                 };
-                let vector = self.objects.eqs.doorbell(eqn, doorbell);
+                let vector = self.objects.eqs.doorbell(hca, eqn, doorbell);
                 self.raise(vector);
+                self.post_port_events(hca);
             }
             Some(Register::Send { uar }) => {
                 let doorbell: SendDoorbell = zerocopy::transmute!(word);
@@ -180,6 +181,13 @@ impl Mlx4Function {
     /// Tells the driver what the queues have to tell.
     fn post_queue_events(&mut self, hca: &mut dyn Hca) {
         while let Some(vector) = self.objects.post_queue_event(hca) {
+            self.raise(vector);
+        }
+    }
+
+    /// Tells the driver what its ports have to tell, as far as its event queues have room.
+    fn post_port_events(&mut self, hca: &mut dyn Hca) {
+        while let Some(vector) = self.objects.post_port_event(hca) {
             self.raise(vector);
         }
     }
@@ -307,9 +315,8 @@ impl PciFunction for Mlx4Function {
                 self.comm.device_failed();
             }
             HcaEvent::Async(AsyncEvent::Port { port, change }) => {
-                for vector in self.objects.port_changed(hca, port, change) {
-                    self.raise(Some(vector));
-                }
+                self.objects.port_changed(hca, port, change);
+                self.post_port_events(hca);
             }
             _ => {
                 self.objects.queues.handle_hca_event(hca, event);

@@ -2,7 +2,7 @@
 
 use hca_api::{Hca, PortChange};
 use ib_wire::PortNum;
-use mlx4_defs::eqe::Eqe;
+use mlx4_defs::eqe::{Eqe, EventType};
 use mlx4_defs::{Mailbox, Status};
 
 use super::capability::{self, LOG_MTTS, check_port};
@@ -64,12 +64,17 @@ impl Objects {
             }
             Command::Change(change) => self.change(hca, change).map(|()| Output::None),
             Command::Queue(command) => {
+                let ended = command.ended_cq();
                 let mut tables = Tables {
                     resources: &mut self.resources,
                     mtts: &mut self.mtts,
                     pds: &mut self.pds,
                 };
-                self.queues.execute(hca, &mut tables, command)
+                let output = self.queues.execute(hca, &mut tables, command)?;
+                if let Some(cqn) = ended {
+                    self.eqs.forget_completions(cqn);
+                }
+                Ok(output)
             }
         }
     }
@@ -142,17 +147,22 @@ impl Objects {
         }
     }
 
-    /// A port has changed; gives the vectors to raise.
-    pub(super) fn port_changed(
-        &mut self,
-        hca: &mut dyn Hca,
-        port: PortNum,
-        change: PortChange,
-    ) -> Vec<u16> {
-        self.ports.handle_port_change(hca, port, change);
-        std::iter::from_fn(|| self.ports.poll_event())
-            .filter_map(|eqe| self.eqs.post_assigned(hca, eqe))
-            .collect()
+    /// A port has changed.
+    pub(super) fn port_changed(&mut self, hca: &dyn Hca, port: PortNum, change: PortChange) {
+        if check_port(hca, port).is_ok() {
+            self.ports.handle_port_change(hca, port, change);
+        }
+    }
+
+    /// Puts the next event of the ports into an event queue, if there is room; gives the vector to raise, if
+    /// that one interrupts. `None` when there are no more, or they have to wait.
+    pub(super) fn post_port_event(&mut self, hca: &mut dyn Hca) -> Option<Option<u16>> {
+        let kinds = [EventType::PORT_CHANGE, EventType::PORT_MNG_CHG_EVENT];
+        if !kinds.into_iter().all(|kind| self.eqs.has_room(kind)) {
+            return None;
+        }
+        let eqe = self.ports.poll_event()?;
+        Some(self.eqs.post_assigned(hca, eqe))
     }
 
     /// Puts the next event of the queues into an event queue; gives the vector to raise, if that one

@@ -5,7 +5,7 @@ use ib_wire::Gid;
 use mlx4_defs::cq::{CqContext, MODIFY_MODERATION, MODIFY_RESIZE, SW2HW_INITIALISED};
 use mlx4_defs::qp::{AttachModifier, MulticastGroup, QpMailbox, QpModifier};
 use mlx4_defs::srq::SrqContext;
-use mlx4_defs::{Opcode, Status, Vhcr};
+use mlx4_defs::{Cqn, Opcode, Status, Vhcr};
 
 use super::super::vhcr::fetch_mailbox;
 use super::transition::Transition;
@@ -111,6 +111,14 @@ impl QueueCommand {
                 None => return Ok(None),
             },
         }))
+    }
+
+    /// The completion queue that it ends, if it succeeds.
+    pub(in super::super) fn ended_cq(&self) -> Option<Cqn> {
+        match self {
+            Self::DestroyCq { cqn } => Some(Cqn::from_low_bits(*cqn)),
+            _ => None,
+        }
     }
 
     fn transit(hca: &dyn Hca, vhcr: &Vhcr, transition: Transition) -> Result<Self, Status> {

@@ -83,7 +83,7 @@ fn arming_an_event_queue_with_entries_left_interrupts_at_once() {
 }
 
 #[test]
-fn a_full_event_queue_is_not_overwritten_and_the_owner_bit_turns_over() {
+fn a_full_event_queue_is_not_overwritten_and_what_came_meanwhile_comes_later() {
     let mut guest = Guest::probed();
     guest.make_event_queue(4);
     for _ in 0..128 {
@@ -91,12 +91,34 @@ fn a_full_event_queue_is_not_overwritten_and_the_owner_bit_turns_over() {
     }
     let first = guest.eqe(0);
     guest.nop();
-    assert_eq!(guest.eqe(0), first);
-    assert_eq!(guest.function.lost_events(), 1);
-    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 0x80]);
     guest.nop();
+    assert_eq!(guest.eqe(0), first);
+    guest.write_bar(2, 0x1800, &[0, 0, 0, 1]);
     assert!(guest.eqe(0).owner(), "second pass");
-    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 130);
+    assert_eq!(guest.eqe(0).view::<CommandEvent>().token.get(), 129);
+    assert!(!guest.eqe(1).owner(), "no room yet");
+    assert_eq!(guest.interrupts(), [3], "the first of all");
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 0x80]);
+    assert_eq!(guest.eqe(1).view::<CommandEvent>().token.get(), 130);
+    assert_eq!(guest.interrupts(), [3]);
+    assert_eq!(guest.function.lost_events(), 0);
+}
+
+#[test]
+fn events_for_which_there_is_no_memory_any_more_are_counted() {
+    let mut guest = Guest::probed();
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    let ram = hca.allocate_dma(8192).unwrap();
+    let page = (ram.addr.next_multiple_of(4096) - guest.base) / 4096;
+    guest.make_event_queue_in(page, 4);
+    guest.nop();
+    assert_eq!(guest.interrupts(), [3]);
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 1]);
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    hca.free_dma(ram);
+    guest.nop();
+    assert_eq!(guest.interrupts(), []);
+    assert_eq!(guest.function.lost_events(), 1);
 }
 
 #[test]

@@ -253,7 +253,11 @@ impl Guest {
     /// Makes an armed event queue of 128 entries in the guest's page 8, and assigns the end of commands
     /// to it.
     fn make_event_queue(&mut self, eqn: u32) {
-        let first = self.map_pages(8, 0);
+        self.make_event_queue_in(8, eqn);
+    }
+
+    fn make_event_queue_in(&mut self, page: u64, eqn: u32) {
+        let first = self.map_pages(page, 0);
         let mut context = EqContext {
             vector: 3,
             mtt_base: MttBase::from_entry(first),

@@ -42,8 +42,8 @@ fn a_capability_that_is_set_by_command_is_read_by_command() {
     assert_eq!(port_info(&mut guest).capability_mask, wanted);
 }
 
-#[test]
-fn a_port_change_is_told_by_the_event_queue_of_its_type() {
+/// A guest whose event queue takes the events of its ports.
+fn listening() -> Guest {
     let mut guest = Guest::probed();
     guest.make_event_queue(4);
     let events = EventMask::default()
@@ -55,10 +55,12 @@ fn a_port_change_is_told_by_the_event_queue_of_its_type() {
         ..Input::default()
     };
     assert_eq!(guest.command(Opcode::MAP_EQ, input).0, Status::OK);
-    let event = AsyncEvent::Port {
-        port: PORT,
-        change: PortChange::DOWN | PortChange::PKEY_TABLE,
-    };
+    guest
+}
+
+/// The port changes, and is down then.
+fn change_port(guest: &mut Guest, change: PortChange) {
+    let event = AsyncEvent::Port { port: PORT, change };
     let mut pf = guest.fabric.hca(guest.node, FunctionId::PF).unwrap();
     pf.set_virtual_port(VF, PORT, VirtualPort::default())
         .unwrap();
@@ -67,9 +69,56 @@ fn a_port_change_is_told_by_the_event_queue_of_its_type() {
     while let Some(event) = hca.poll_event() {
         guest.function.handle_hca_event(NOW, &mut hca, &event);
     }
+}
+
+#[test]
+fn a_port_change_is_told_by_the_event_queue_of_its_type() {
+    let mut guest = listening();
+    change_port(&mut guest, PortChange::DOWN | PortChange::PKEY_TABLE);
     assert_eq!(guest.eqe(0), Eqe::port_change(PORT, false));
     assert_eq!(guest.eqe(1), Eqe::pkey_change(PORT));
     assert_eq!(guest.interrupts(), [3]);
+}
+
+/// What happens to a port while the guest does not look is told when it does, each kind once.
+#[test]
+fn port_changes_wait_for_room_in_the_event_queue_and_are_merged() {
+    let mut guest = listening();
+    for _ in 0..127 {
+        guest.nop();
+    }
+    for _ in 0..3 {
+        change_port(&mut guest, PortChange::DOWN | PortChange::PKEY_TABLE);
+        change_port(&mut guest, PortChange::LID);
+    }
+    assert_eq!(
+        guest.eqe(127),
+        Eqe::port_change(PORT, false),
+        "there was room"
+    );
+    let first = guest.eqe(0);
+    assert_eq!(first.event_type, EventType::CMD);
+    guest.interrupts();
+    guest.write_bar(2, 0x1800, &[0, 0, 0, 1]);
+    let told = guest.eqe(0);
+    assert_eq!(
+        (told.event_type, told.subtype),
+        (EventType::PORT_MNG_CHG_EVENT, 0x16)
+    );
+    assert_eq!(
+        guest.eqe(1).event_type,
+        EventType::CMD,
+        "no room for another"
+    );
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 128]);
+    let told = guest.eqe(1);
+    assert_eq!(
+        (told.event_type, told.subtype),
+        (EventType::PORT_MNG_CHG_EVENT, 0x15)
+    );
+    assert!(!guest.eqe(2).owner(), "nothing is told twice");
+    assert_eq!(guest.interrupts(), [3]);
+    assert_eq!(guest.function.lost_events(), 0);
 }
 
 fn counter(guest: &mut Guest, modifier: u32) -> QueryInterfaceCounters {
