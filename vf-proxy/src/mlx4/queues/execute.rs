@@ -279,7 +279,7 @@ impl Queues {
         tables.resources.qps.check_hardware(qpn)?;
         self.collect_of(hca, qpn);
         let qp = self.qps.remove(&qpn).ok_or(Status::BAD_RESOURCE)?;
-        self.pending.remove(&qpn);
+        self.pending.remove(qpn);
         self.doomed.remove(&qpn);
         self.flush.remove(qpn);
         self.qp_by_life.remove(&qp.life);

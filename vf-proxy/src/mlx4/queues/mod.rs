@@ -9,7 +9,7 @@
 //! # Bounds
 //!
 //! A doorbell has at most [`BATCH`] requests carried out at once. If there are more, or the provider has no room,
-//! the queue pair goes on at later calls of [`Queues::poll`], each in turn.
+//! the queue pair goes on at later calls of [`Queues::poll`], each in turn, and so many in one instant ([`Turns`]).
 
 mod command;
 mod cq;
@@ -24,6 +24,7 @@ mod send;
 mod service;
 mod srq;
 mod transition;
+mod turns;
 mod wqe;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -42,17 +43,20 @@ pub(super) use self::execute::MAX_ATTACHMENTS;
 pub(super) use self::execute::Tables;
 #[cfg(test)]
 pub(super) use self::service::BLANK;
+#[cfg(test)]
+pub(super) use self::turns::TURNS;
 
 use self::cq::Cq;
 use self::flush::FlushTimer;
 use self::name::Life;
 use self::qp::Qp;
 use self::srq::Srq;
+use self::turns::Turns;
 use self::wqe::SendData;
 use super::traffic::Traffic;
 
 /// Requests of one queue pair that are carried out before others have their turn.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// What the driver is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +94,7 @@ pub(super) struct Queues {
     /// Groups by queue pair number. They outlive a reset of the queue pair.
     groups: BTreeMap<u32, Groups>,
     /// Queue pairs whose send queue may have something.
-    pending: BTreeSet<u32>,
+    pending: Turns,
     /// Queue pairs that have to go to the error state.
     doomed: BTreeSet<u32>,
     flush: FlushTimer,
@@ -112,7 +116,7 @@ impl Default for Queues {
             qp_by_life: BTreeMap::new(),
             next_life: Life::FIRST,
             groups: BTreeMap::new(),
-            pending: BTreeSet::new(),
+            pending: Turns::default(),
             doomed: BTreeSet::new(),
             flush: FlushTimer::default(),
             events: VecDeque::new(),
@@ -212,12 +216,14 @@ impl Queues {
 
     /// Goes on with what waits. Whether there was anything.
     pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        let pending = core::mem::take(&mut self.pending);
-        let mut did = !pending.is_empty();
-        for qpn in pending {
-            self.serve(hca, qpn);
+        let turns = self.pending.due(now);
+        for _ in 0..turns {
+            if let Some(qpn) = self.pending.take() {
+                self.serve(hca, qpn);
+            }
         }
         self.condemn(hca);
+        let mut did = turns != 0;
         if self.flush.is_due(now) {
             let flushed = self.flush_all(hca);
             self.flush.done(now, flushed);
@@ -228,11 +234,11 @@ impl Queues {
 
     /// When to poll at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        if self.pending.is_empty() {
-            self.flush.due()
-        } else {
-            Some(Instant::ZERO)
-        }
+        self.pending
+            .next()
+            .into_iter()
+            .chain(self.flush.due())
+            .min()
     }
 
     /// What the driver is to be told next.

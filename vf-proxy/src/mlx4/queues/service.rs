@@ -68,7 +68,7 @@ impl Queues {
                 }
             }
         }
-        self.pending.insert(qpn);
+        self.pending.add(qpn);
         self.collect_of(hca, qpn);
     }
 
@@ -115,7 +115,7 @@ impl Queues {
         if !receive {
             qp.in_flight = qp.in_flight.saturating_sub(1);
             if core::mem::take(&mut qp.waits) {
-                self.pending.insert(qpn);
+                self.pending.add(qpn);
             }
         }
         let entry = Entry::new(qp.qpn, completion);
@@ -203,7 +203,7 @@ impl Queues {
     pub(super) fn entered_error(&mut self, qpn: u32, state: QpState) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.state = state;
-            self.pending.insert(qpn);
+            self.pending.add(qpn);
             if state == QpState::ERR && !qp.context.has_srq() {
                 self.flush.add(qpn);
             }

@@ -1,9 +1,78 @@
 //! Rings of a guest that writes anything into them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hca_api::{DmaBuffer, DmaFault, HcaError};
 use mlx4_defs::cq::ArmCommand;
+use mlx4_defs::wqe::WqeOpcode;
 use proptest::prelude::*;
 
+use super::super::queues::{BATCH, TURNS};
+use super::queue_scene::*;
 use super::*;
+
+/// Memory in which another processor of the guest posts the one request of a ring anew each time that the
+/// device asks whether it is posted.
+#[derive(Debug, Default)]
+struct Racing {
+    memory: HostMemory,
+    ring: Arc<AtomicU64>,
+    posted: Arc<AtomicU32>,
+}
+
+impl AddressSpace for Racing {
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        self.memory.read(addr, buf)?;
+        if addr == self.ring.load(Ordering::Relaxed) && buf.len() == 4 {
+            let odd = self.posted.fetch_add(1, Ordering::Relaxed) & 1 == 1;
+            buf[0] = if odd { 0x80 } else { 0 };
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
+        self.memory.write(addr, bytes)
+    }
+
+    fn update_u64(&mut self, addr: u64, to: &mut dyn FnMut(u64) -> u64) -> Result<u64, DmaFault> {
+        self.memory.update_u64(addr, to)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
+        self.memory.allocate(len)
+    }
+
+    fn free(&mut self, buffer: DmaBuffer) {
+        self.memory.free(buffer);
+    }
+}
+
+/// A guest that posts faster than it is served has its share of an instant, and others the rest.
+#[test]
+fn a_ring_that_never_ends_is_served_up_to_a_bound_at_a_time() {
+    let racing = Racing::default();
+    let (ring, posted) = (racing.ring.clone(), racing.posted.clone());
+    let mut guest = Guest::with_memory(racing).go_online();
+    let cq = guest.make_cq(10);
+    let qpn = guest.reserve_qpn();
+    let mut qp = guest.make_qp_with(12, &cq, qpn, |context| context.set_log_sq_entries(0));
+    let mut quiet = control(WqeOpcode::SEND);
+    quiet.set_completion(0);
+    guest.post_send(&mut qp, quiet, datagram(qpn).as_bytes());
+    ring.store(qp.send_slot(0), Ordering::Relaxed);
+    guest.ring(&qp);
+    let mut now = NOW;
+    for instants in 1..4 {
+        guest.settle_at(now);
+        let done = posted.load(Ordering::Relaxed);
+        let most = u32::try_from(BATCH).unwrap() * (TURNS * instants + 1);
+        assert!((most / 2..=most).contains(&done), "{done} of {most}");
+        let next = guest.function.poll_timeout().unwrap();
+        assert!(next > now, "not before time has passed");
+        now = next;
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -11,7 +11,9 @@ mod regions;
 mod resources;
 
 use emulated_hca::{Fabric, HcaConfig, NodeId};
-use hca_api::{FunctionId, FunctionManager, FunctionSpec, HostMemory, ResourceCounts};
+use hca_api::{
+    AddressSpace, FunctionId, FunctionManager, FunctionSpec, HostMemory, ResourceCounts,
+};
 use ib_wire::Guid;
 use mlx4_defs::comm::{CommCommand, CommRequest, FLAGS, SLAVE_READ, SLAVE_WRITE};
 use mlx4_defs::eq::{EqContext, EqState, EventMask};
@@ -52,10 +54,13 @@ struct Input {
 
 impl Guest {
     fn new() -> Self {
+        Self::with_memory(HostMemory::new())
+    }
+
+    fn with_memory(mut memory: impl AddressSpace + 'static) -> Self {
         let mut fabric = Fabric::new(1);
         let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
-        let mut memory = HostMemory::new();
-        let ram = hca_api::AddressSpace::allocate(&mut memory, (PAGES + 1) << 12).unwrap();
+        let ram = memory.allocate((PAGES + 1) << 12).unwrap();
         let spec = FunctionSpec {
             id: VF,
             node_guid: Guid::new(2),

@@ -67,12 +67,6 @@ impl Guest {
         self.write(srq.record, record.as_bytes());
     }
 
-    fn reserve_qpn(&mut self) -> u32 {
-        let (status, qpn) = self.allocate(ResourceType::QP, ResourceOp::RESERVE, 1 << 32 | 1);
-        assert_eq!(status, Status::OK);
-        u32::try_from(qpn).unwrap()
-    }
-
     fn events_of(&mut self, kind: EventType) -> Vec<Eqe> {
         let all = self.eqes_from(0);
         all.into_iter()

@@ -37,7 +37,12 @@ const LOG_RECEIVE: u8 = 5;
 impl Guest {
     /// A guest on an active port that has an event queue, which gets all events.
     pub(super) fn online() -> Self {
-        let mut guest = Self::probed();
+        Self::new().go_online()
+    }
+
+    pub(super) fn go_online(self) -> Self {
+        let mut guest = self;
+        guest.start();
         let node = guest.fabric.device_mut(guest.node).unwrap().node_mut();
         let port = node.port_mut(PORT).unwrap();
         port.state = PortState::Active;
@@ -105,12 +110,17 @@ impl Guest {
         cq
     }
 
+    pub(super) fn reserve_qpn(&mut self) -> u32 {
+        let (status, qpn) = self.allocate(ResourceType::QP, ResourceOp::RESERVE, 1 << 32 | 1);
+        assert_eq!(status, Status::OK);
+        u32::try_from(qpn).unwrap()
+    }
+
     /// Makes a datagram queue pair and takes it to "ready to send". Its queues are in a page and
     /// the next.
     pub(super) fn make_qp(&mut self, page: u64, cq: &DriverCq) -> DriverQp {
-        let (status, qpn) = self.allocate(ResourceType::QP, ResourceOp::RESERVE, 1 << 32 | 1);
-        assert_eq!(status, Status::OK);
-        self.make_qp_with(page, cq, u32::try_from(qpn).unwrap(), |_| {})
+        let qpn = self.reserve_qpn();
+        self.make_qp_with(page, cq, qpn, |_| {})
     }
 
     pub(super) fn make_qp_with(

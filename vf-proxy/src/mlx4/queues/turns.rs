@@ -1,0 +1,104 @@
+//! Whose turn it is, of the queue pairs that have something to send.
+//!
+//! A guest writes its rings while they are read, so it can post for as long as it is served. Whoever polls
+//! does so until nothing is left to do at that time: there has to be an end of it, or the guest would keep
+//! everybody else waiting. So there is a number of turns to each instant, and the rest comes later.
+
+use std::collections::BTreeSet;
+
+use ib_vtime::{Duration, Instant};
+
+/// Turns of one instant, of all queue pairs together.
+pub(in super::super) const TURNS: u32 = 256;
+/// How long it is from one instant to the next that has turns.
+const TICK: Duration = Duration::from_micros(1);
+
+/// The queue pairs whose send queue may have something.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    waiting: BTreeSet<u32>,
+    /// Those up to this number have had their turn.
+    cursor: u32,
+    now: Instant,
+    /// Turns that were had at that time.
+    had: u32,
+}
+
+impl Turns {
+    /// A queue pair may have something.
+    pub(super) fn add(&mut self, qpn: u32) {
+        self.waiting.insert(qpn);
+    }
+
+    /// A queue pair is gone.
+    pub(super) fn remove(&mut self, qpn: u32) {
+        self.waiting.remove(&qpn);
+    }
+
+    /// It is `now`. How many turns are due: one for each that waits, as long as there are some.
+    pub(super) fn due(&mut self, now: Instant) -> usize {
+        if self.now != now {
+            (self.now, self.had) = (now, 0);
+        }
+        let left = usize::try_from(TURNS - self.had).unwrap_or(usize::MAX);
+        self.waiting.len().min(left)
+    }
+
+    /// Takes the next queue pair.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        let ahead = self.waiting.range(self.cursor.saturating_add(1)..).next();
+        let qpn = *ahead.or_else(|| self.waiting.first())?;
+        self.waiting.remove(&qpn);
+        self.cursor = qpn;
+        self.had += 1;
+        Some(qpn)
+    }
+
+    /// When there are turns for those that wait.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let at = if self.had < TURNS {
+            Instant::ZERO
+        } else {
+            self.now + TICK
+        };
+        (!self.waiting.is_empty()).then_some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::ZERO;
+
+    #[test]
+    fn turns_go_round_and_come_to_an_end() {
+        let mut turns = Turns::default();
+        assert_eq!((turns.due(NOW), turns.next()), (0, None));
+        let mut had = [0; 3];
+        for _ in 0..TURNS {
+            (0..3).for_each(|qpn| turns.add(qpn));
+            assert_eq!(turns.next(), Some(Instant::ZERO));
+            assert_ne!(turns.due(NOW), 0);
+            had[turns.take().unwrap() as usize] += 1;
+        }
+        assert_eq!(had.iter().sum::<u32>(), TURNS);
+        assert!(had.iter().all(|had| *had >= TURNS / 3), "{had:?}");
+        assert_eq!(turns.due(NOW), 0);
+        let next = turns.next().unwrap();
+        assert!(next > NOW);
+        assert_eq!(turns.due(next), 2, "one had its turn last");
+        assert_eq!(turns.next(), Some(Instant::ZERO));
+    }
+
+    #[test]
+    fn who_is_gone_has_no_turn() {
+        let mut turns = Turns::default();
+        turns.add(7);
+        turns.add(u32::MAX);
+        turns.remove(7);
+        assert_eq!(turns.due(NOW), 1);
+        assert_eq!(turns.take(), Some(u32::MAX));
+        assert_eq!((turns.take(), turns.next()), (None, None));
+    }
+}
