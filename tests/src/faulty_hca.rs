@@ -119,6 +119,7 @@ impl Hca for FaultyHca<'_> {
         fn allocate_dma(&mut self, len: usize) -> Result<DmaBuffer, HcaError>;
         fn free_dma(&mut self, buffer: DmaBuffer);
         fn dma_write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault>;
+        fn set_bus_master(&mut self, enabled: bool);
         fn alloc_pd(&mut self) -> Result<PdHandle, HcaError>;
         fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), HcaError>;
         fn register_mr(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;

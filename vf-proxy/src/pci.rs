@@ -41,7 +41,8 @@ pub enum PciEvent {
 /// [`PciFunction::poll_event`].
 ///
 /// Offsets and lengths come from a VMM, hence from a guest: an access that no register answers reads as
-/// zeros and writes nothing.
+/// zeros and writes nothing. Behind base address registers nothing answers before configuration space says
+/// so: all reads as ones.
 pub trait PciFunction: fmt::Debug {
     /// The base address registers.
     fn bars(&self) -> &[Bar];

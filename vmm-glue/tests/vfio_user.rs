@@ -166,6 +166,7 @@ fn fifty_vmms_one_after_another_leave_nothing_behind() {
         for _ in 0..times {
             let before = serve.vmm()["vmms"].as_u64().unwrap();
             let (mut client, _memory) = attach(&socket);
+            client.region_write(7, 4, &[6, 0]).unwrap();
             client.region_write(2, 0, &[0x80, 0, 0, 0]).unwrap();
             drop(client);
             serve.wait_until(|vmm| vmm["attached"] == false && vmm["vmms"] == before + 1);

@@ -101,6 +101,12 @@ pub trait Hca {
     /// [`DmaFault`].
     fn dma_write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault>;
 
+    /// Lets the function reach its memory, or keeps it from that (Bus Master Enable of its PCI command
+    /// register). As long as it is kept from it every access faults, those of packets and of
+    /// [`Hca::dma_read`] and [`Hca::dma_write`] alike. At first the function may, and a reset of the function
+    /// changes nothing: who shows it as a PCI function says how it stands.
+    fn set_bus_master(&mut self, enabled: bool);
+
     /// Makes a protection domain (IBA 11.2.1.5).
     ///
     /// # Errors

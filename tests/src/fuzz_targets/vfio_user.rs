@@ -57,6 +57,9 @@ pub(super) fn vfio_user(data: &[u8]) {
     let memory = GuestMemory::new();
     let mut device = adapter(&memory);
     let mut function = Mlx4Function::new(&Mlx4Config { vectors: 4 });
+    // Memory space and bus master, so that registers answer.
+    let mut hca = device.function(VF).expect("the VF");
+    function.config_write(Instant::ZERO, &mut hca, 0x04, &[6, 0]);
     let vectors = function.interrupt_vectors();
     let mut session = Session::new(memory.clone(), vectors, SIGNALS.clone());
     let mut assembler = Assembler::new(ANNOUNCED_FDS);

@@ -28,6 +28,10 @@ mod header {
 /// Command register bits that can be set: memory space, bus master, parity error response, SERR#,
 /// interrupt disable.
 const COMMAND_WRITABLE: u16 = 0x0546;
+/// Command register: the function answers at the addresses in its base address registers.
+const MEMORY_SPACE: u16 = 1 << 1;
+/// Command register: the function may reach memory, and signal by messages, which are writes, too.
+const BUS_MASTER: u16 = 1 << 2;
 /// Status register: there is a capability list.
 const STATUS_CAPABILITIES: u16 = 0x0010;
 
@@ -183,8 +187,21 @@ impl ConfigSpace {
     /// Whether interrupts are on, and none of them is held back by the function mask.
     pub(super) fn msix_passes(&self) -> bool {
         use msix_capability::{CONTROL, ENABLE, FUNCTION_MASK};
-        let control = u16::from_le_bytes([self.bytes[CONTROL], self.bytes[CONTROL + 1]]);
-        control & (ENABLE | FUNCTION_MASK) == ENABLE
+        self.word(CONTROL) & (ENABLE | FUNCTION_MASK) == ENABLE
+    }
+
+    /// Whether there is anything behind the base address registers.
+    pub(super) fn answers(&self) -> bool {
+        self.word(header::COMMAND) & MEMORY_SPACE != 0
+    }
+
+    /// Whether the function may reach memory and signal interrupts.
+    pub(super) fn is_bus_master(&self) -> bool {
+        self.word(header::COMMAND) & BUS_MASTER != 0
+    }
+
+    fn word(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
     /// Puts every register back to what it was at first.
@@ -202,6 +219,8 @@ fn put(space: &mut [u8; SIZE], at: usize, bytes: &[u8]) {
 impl fmt::Debug for ConfigSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigSpace")
+            .field("answers", &self.answers())
+            .field("is_bus_master", &self.is_bus_master())
             .field("msix_passes", &self.msix_passes())
             .finish_non_exhaustive()
     }
@@ -302,6 +321,22 @@ mod tests {
         assert_eq!(dword(&space, u16::MAX), 0);
         space.reset();
         assert_eq!(dword(&space, 4), 0x0010_0000);
+    }
+
+    #[test]
+    fn a_function_answers_and_reaches_memory_when_it_is_told_to() {
+        let mut space = space();
+        for (command, expected) in [
+            (0, (false, false)),
+            (2, (true, false)),
+            (4, (false, true)),
+            (0x546, (true, true)),
+        ] {
+            space.write(4, &u16::to_le_bytes(command));
+            assert_eq!((space.answers(), space.is_bus_master()), expected);
+        }
+        space.reset();
+        assert!(!space.answers() && !space.is_bus_master());
     }
 
     #[test]

@@ -16,6 +16,13 @@
 //! itself, or the adapter fails, the driver is told of an internal error: it asks for a reset and starts
 //! anew.
 //!
+//! # The command register
+//!
+//! As long as memory space is off the function answers no access to its registers: they read as ones. As
+//! long as it is no bus master it reaches no memory, so a command cannot be read and a packet finds no
+//! buffer, and interrupts wait. `mlx4_core` turns both on before it looks at the function
+//! (`pci_enable_device`, `pci_set_master`), VMMs pass the guest's writes on, and a reset turns both off.
+//!
 //! # Interrupts
 //!
 //! A front end whose VMM keeps the MSI-X table (QEMU does, behind vfio-user) signals every
@@ -235,11 +242,21 @@ impl Mlx4Function {
         self.interrupts.clear();
     }
 
+    /// What configuration space says holds from now on.
+    fn apply_config(&mut self, hca: &mut dyn Hca) {
+        let bus_master = self.config_space.is_bus_master();
+        hca.set_bus_master(bus_master);
+        let passes = self.config_space.msix_passes();
+        let released = self.msix.set_passes(bus_master, passes);
+        self.interrupts.extend(released);
+    }
+
     /// A reset from outside of the driver: all registers start anew, too.
     fn machine_reset(&mut self, now: Instant, hca: &mut dyn Hca) {
         self.config_space.reset();
         self.msix = MsiX::new(self.msix.vectors());
         self.interrupts.clear();
+        self.apply_config(hca);
         let action = self.comm.machine_reset();
         self.act(now, hca, action);
     }
@@ -262,12 +279,13 @@ impl PciFunction for Mlx4Function {
         if self.config_space.write(offset, bytes).reset {
             return self.machine_reset(now, hca);
         }
-        let passes = self.config_space.msix_passes();
-        let released = self.msix.set_passes(passes);
-        self.interrupts.extend(released);
+        self.apply_config(hca);
     }
 
     fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
+        if !self.config_space.answers() {
+            return out.fill(0xff);
+        }
         match bar {
             UAR_BAR => {
                 out.fill(0);
@@ -284,6 +302,9 @@ impl PciFunction for Mlx4Function {
     }
 
     fn bar_write(&mut self, now: Instant, hca: &mut dyn Hca, bar: u8, offset: u64, bytes: &[u8]) {
+        if !self.config_space.answers() {
+            return;
+        }
         match bar {
             UAR_BAR => {
                 let (words, _) = bytes.as_chunks();

@@ -7,6 +7,8 @@
 //! every interrupt is signalled at once. From the first write on the guest is known to program *this*
 //! table: then an interrupt that is masked here, by its vector, by the function mask or because MSI-X
 //! is off, sets its pending bit, and is signalled when the mask goes.
+//!
+//! A message is a write to memory. A function that is no bus master sends none, whoever masks.
 
 use std::collections::BTreeSet;
 
@@ -32,6 +34,8 @@ pub(super) struct MsiX {
     table: Vec<u8>,
     /// Whether the guest programs this table.
     programmed: bool,
+    /// Whether the function may write to memory.
+    bus_master: bool,
     /// Enabled, and not masked as a whole.
     passes: bool,
     pending: BTreeSet<u16>,
@@ -46,6 +50,7 @@ impl MsiX {
         Self {
             table,
             programmed: false,
+            bus_master: false,
             passes: false,
             pending: BTreeSet::new(),
         }
@@ -68,9 +73,10 @@ impl MsiX {
         passes
     }
 
-    /// Sets whether interrupts pass at all; gives the vectors to signal now.
-    pub(super) fn set_passes(&mut self, passes: bool) -> Vec<u16> {
-        self.passes = passes;
+    /// Sets whether the function may send messages, and whether MSI-X lets any pass; gives the vectors to
+    /// signal now.
+    pub(super) fn set_passes(&mut self, bus_master: bool, passes: bool) -> Vec<u16> {
+        (self.bus_master, self.passes) = (bus_master, passes);
         self.release()
     }
 
@@ -120,7 +126,7 @@ impl MsiX {
     fn passes_now(&self, vector: u16) -> bool {
         let control = usize::from(vector) * ENTRY + VECTOR_CONTROL;
         let masked = self.table.get(control).is_none_or(|c| c & MASKED != 0);
-        !self.programmed || (self.passes && !masked)
+        self.bus_master && (!self.programmed || (self.passes && !masked))
     }
 
     /// Takes the pending vectors that nothing holds back any more.
@@ -145,14 +151,27 @@ mod tests {
     #[test]
     fn an_untouched_table_holds_nothing_back() {
         let mut msix = MsiX::new(4);
+        msix.set_passes(true, false);
         assert!(msix.raise(3));
         assert!(!msix.raise(4), "there is no such vector");
     }
 
     #[test]
+    fn a_function_that_is_no_bus_master_signals_later() {
+        let mut msix = MsiX::new(4);
+        assert!(!msix.raise(3));
+        assert_eq!(msix.set_passes(false, true), []);
+        assert_eq!(msix.set_passes(true, false), [3]);
+        unmask(&mut msix, 1);
+        assert_eq!(msix.set_passes(false, true), []);
+        assert!(!msix.raise(1));
+        assert_eq!(msix.set_passes(true, true), [1]);
+    }
+
+    #[test]
     fn a_masked_vector_becomes_pending_and_comes_when_it_is_unmasked() {
         let mut msix = MsiX::new(4);
-        msix.set_passes(true);
+        msix.set_passes(true, true);
         msix.write(0, &[0; 12]);
         assert!(!msix.raise(2));
         let mut pba = [0; 8];
@@ -172,7 +191,7 @@ mod tests {
         unmask(&mut msix, 1);
         assert!(!msix.raise(0));
         assert!(!msix.raise(1));
-        assert_eq!(msix.set_passes(true), [0, 1]);
+        assert_eq!(msix.set_passes(true, true), [0, 1]);
         assert!(msix.raise(1));
     }
 
@@ -182,7 +201,7 @@ mod tests {
         unmask(&mut msix, 0);
         assert!(!msix.raise(0));
         msix.forget_pending();
-        assert_eq!(msix.set_passes(true), []);
+        assert_eq!(msix.set_passes(true, true), []);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Memory regions and windows: keys, rights, bounds and translation (IBA 10.6, 11.2.8).
 
+mod gate;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,6 +11,8 @@ use hca_api::{
 };
 use ib_vtime::SplitMix64;
 use slab::Slab;
+
+use self::gate::Gate;
 
 /// Where the bytes of a region are.
 #[derive(Clone, Debug)]
@@ -53,7 +57,7 @@ enum KeyOwner {
 /// The memory of a function, and what is registered of it.
 #[derive(Debug)]
 pub(super) struct Memory {
-    space: Box<dyn AddressSpace>,
+    space: Gate,
     regions: Slab<Region>,
     windows: Slab<Window>,
     keys: BTreeMap<u32, KeyOwner>,
@@ -78,7 +82,7 @@ const MAX_PAGE_SHIFT: u8 = 32;
 impl Memory {
     pub(super) fn new(space: Box<dyn AddressSpace>, random: SplitMix64) -> Self {
         Self {
-            space,
+            space: Gate::new(space),
             regions: Slab::new(),
             windows: Slab::new(),
             keys: BTreeMap::new(),
@@ -86,12 +90,17 @@ impl Memory {
         }
     }
 
-    pub(super) fn space(&self) -> &dyn AddressSpace {
-        self.space.as_ref()
+    pub(super) const fn space(&self) -> &dyn AddressSpace {
+        &self.space
     }
 
-    pub(super) fn space_mut(&mut self) -> &mut dyn AddressSpace {
-        self.space.as_mut()
+    pub(super) const fn space_mut(&mut self) -> &mut dyn AddressSpace {
+        &mut self.space
+    }
+
+    /// Opens or closes the way to all of the memory. Whatever is registered stays.
+    pub(super) const fn set_open(&mut self, open: bool) {
+        self.space.set_open(open);
     }
 
     /// Forgets every registration; the memory itself stays.
@@ -102,7 +111,7 @@ impl Memory {
     }
 
     pub(super) fn into_space(self) -> Box<dyn AddressSpace> {
-        self.space
+        self.space.into_space()
     }
 
     pub(super) fn region_count(&self) -> usize {

@@ -113,6 +113,12 @@ impl Hca for Function<'_> {
             .write(addr, bytes)
     }
 
+    fn set_bus_master(&mut self, enabled: bool) {
+        if let Ok(state) = self.state_mut() {
+            state.memory.set_open(enabled);
+        }
+    }
+
     fn alloc_pd(&mut self) -> Result<PdHandle, HcaError> {
         self.state_mut()?.alloc_pd()
     }

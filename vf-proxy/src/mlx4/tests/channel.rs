@@ -179,20 +179,64 @@ fn a_function_level_reset_forgets_everything_but_the_identity() {
     let mut guest = Guest::probed();
     guest.make_event_queue(4);
     guest.nop();
-    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
-    let function = &mut guest.function;
-    function.config_write(NOW, &mut hca, 0x04, &[6, 0]);
-    function.config_write(NOW, &mut hca, 0x68, &[0, 0x80]);
+    guest.write_config(0x68, &[0, 0x80]);
+    let mut command = [0xff; 4];
+    guest.function.config_read(4, &mut command);
+    assert_eq!(command, [0, 0, 0x10, 0]);
+    guest.enable(MEMORY);
     assert_eq!(guest.register(FLAGS), [0, 0, 2, 0], "offline");
     guest.serve_reset();
     assert_eq!(guest.interrupts(), []);
     assert_eq!(guest.register(FLAGS), [0; 4]);
-    let mut command = [0xff; 4];
-    guest.function.config_read(4, &mut command);
-    assert_eq!(command, [0, 0, 0x10, 0]);
+    guest.enable(MEMORY | MASTER);
     guest.toggle = false;
     guest.start();
     guest.make_event_queue(4);
+}
+
+#[test]
+fn a_function_whose_memory_space_is_off_answers_nothing() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    guest.enable(MASTER);
+    assert_eq!(guest.register(SLAVE_READ), [0xff; 4]);
+    let mut entry = [0; 16];
+    guest.function.bar_read(4, 0, &mut entry);
+    assert_eq!(entry, [0xff; 16]);
+    guest.write_bar(2, FLAGS, &[0, 1, 0, 0]);
+    guest.write_bar(4, 12, &[0; 4]);
+    guest.enable(MEMORY | MASTER);
+    assert_eq!(guest.function.poll_event(), None, "no reset was asked for");
+    assert_eq!(guest.register(FLAGS), [0; 4]);
+    guest.function.bar_read(4, 12, &mut entry[..4]);
+    assert_eq!(entry[..4], [1, 0, 0, 0]);
+    guest.nop();
+    assert_eq!(guest.interrupts(), [3]);
+}
+
+#[test]
+fn a_function_that_is_no_bus_master_reaches_no_memory_and_does_not_interrupt() {
+    let mut guest = Guest::probed();
+    guest.make_event_queue(4);
+    guest.nop();
+    guest.enable(MEMORY);
+    assert_eq!(guest.interrupts(), [3], "it was signalled before");
+    guest.write_bar(2, 0x1800, &[0x80, 0, 0, 0]);
+    assert_eq!(guest.interrupts(), [], "one is left, and cannot be told");
+    guest.enable(MEMORY | MASTER);
+    assert_eq!(guest.interrupts(), [3]);
+    guest.enable(MEMORY);
+    guest.post(CommCommand::VHCR_POST, 0);
+    guest.serve_reset();
+    assert_eq!(guest.register(SLAVE_READ)[1], 2, "an internal error");
+    let vhcr = guest.vhcr();
+    let mut hca = guest.fabric.hca(guest.node, VF).unwrap();
+    assert!(hca.dma_write(vhcr, &[0; 4]).is_err());
+    guest.enable(MEMORY | MASTER);
+    guest.start();
+    guest.make_event_queue(4);
+    guest.nop();
+    assert_eq!(guest.interrupts(), [3]);
 }
 
 #[test]

@@ -30,6 +30,10 @@ use super::*;
 const VF: FunctionId = FunctionId(1);
 const NOW: Instant = Instant::ZERO;
 const MANY: u32 = 100;
+/// Command register: memory space.
+const MEMORY: u8 = 2;
+/// Command register: bus master.
+const MASTER: u8 = 4;
 /// Pages of the guest's memory.
 const PAGES: usize = 64;
 
@@ -78,13 +82,25 @@ impl Guest {
         };
         let mut pf = fabric.hca(node, FunctionId::PF).unwrap();
         pf.create_function(spec).unwrap();
-        Self {
+        let mut guest = Self {
             fabric,
             node,
             function: Mlx4Function::new(&Mlx4Config { vectors: 4 }),
             base: ram.addr.next_multiple_of(4096),
             toggle: false,
-        }
+        };
+        guest.enable(MEMORY | MASTER);
+        guest
+    }
+
+    /// Writes the command register.
+    fn enable(&mut self, command: u8) {
+        self.write_config(0x04, &[command, 0]);
+    }
+
+    fn write_config(&mut self, offset: u16, bytes: &[u8]) {
+        let mut hca = self.fabric.hca(self.node, VF).unwrap();
+        self.function.config_write(NOW, &mut hca, offset, bytes);
     }
 
     /// A guest whose driver has given the address of its command register.

@@ -327,3 +327,26 @@ proptest! {
         prop_assert_eq!(edge, [0; 100]);
     }
 }
+
+/// Registrations are the function's, whether or not it may use them now.
+#[test]
+fn a_function_that_may_not_reach_its_memory_finds_none() {
+    let (mut memory, base) = memory(4096);
+    let region = MrKind::Virtual {
+        addr: base,
+        len: 4096,
+    };
+    let keys = memory.register(&spec(region), &LIMITS).unwrap();
+    memory.set_open(false);
+    assert!(memory.space().read(base, &mut [0]).is_err());
+    assert!(memory.space_mut().write(base, &[1]).is_err());
+    assert!(memory.space_mut().update_u64(base, &mut |old| old).is_err());
+    assert!(read(&memory, PD, sge(base, 4, &keys)).is_err());
+    memory.reset();
+    assert!(
+        memory.space().read(base, &mut [0]).is_err(),
+        "after a reset"
+    );
+    memory.set_open(true);
+    assert_eq!(memory.space_mut().update_u64(base, &mut |_| 7), Ok(0));
+}
