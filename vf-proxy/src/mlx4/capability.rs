@@ -11,6 +11,7 @@ use mlx4_defs::query::{
 use mlx4_defs::{Mailbox, MailboxLayout, Status};
 use zerocopy::network_endian::{U16, U32, U64};
 
+use super::mad_ifc::port_info;
 use super::resources::SpecialQpns;
 
 /// Log2 of the queue pair numbers that there are: all numbers of the adapter, so that they are unique
@@ -78,10 +79,6 @@ const _: () = assert!(MTT_ENTRY_BYTES as u64 == MTT_ENTRY_SIZE);
 const NO_FUNCTION: u8 = 0xff;
 /// A function has one GID at each port.
 const GIDS: u16 = 1;
-/// 1x and 4x.
-const WIDTHS: u8 = 3;
-/// Data VLs.
-const MAX_VL: u8 = 8;
 /// Ethernet only, but fewer than 2^7 make the driver warn.
 const LOG_MACS_AND_VLANS: u8 = 7;
 /// Log2 of the longest message.
@@ -325,9 +322,10 @@ pub(super) fn query_func_cap_port(
 ///
 /// # Errors
 /// [`Status::BAD_PARAM`] for a port that the function does not have.
-pub(super) fn query_port(hca: &dyn Hca, port: PortNum) -> Result<Box<Mailbox>, Status> {
+pub(super) fn query_port(hca: &mut dyn Hca, port: PortNum) -> Result<Box<Mailbox>, Status> {
     check_port(hca, port)?;
     let attributes = hca.query_port(port).map_err(|_| Status::BAD_PARAM)?;
+    let info = port_info(hca, port)?;
     let mut answered = QueryPort {
         pkey_table_len: U16::new(attributes.pkey_table_len),
         gid_table_len: U16::new(GIDS),
@@ -336,11 +334,22 @@ pub(super) fn query_port(hca: &dyn Hca, port: PortNum) -> Result<Box<Mailbox>, S
     answered.set_infiniband(true);
     answered.set_link_up(attributes.physical_state == PhysicalState::LinkUp);
     answered.set_max_mtu(attributes.max_mtu);
-    answered.set_max_width(WIDTHS);
+    answered.set_max_width(info.link_width_supported.0);
     answered.set_log_macs(LOG_MACS_AND_VLANS);
     answered.set_log_vlans(LOG_MACS_AND_VLANS);
-    answered.set_max_vl(MAX_VL);
+    answered.set_max_vl(data_lanes(info.vl_cap()));
     Ok(answer(&answered))
+}
+
+/// How many data lanes a code of PortInfo:VLCap stands for (IBA 14.2.5.6).
+const fn data_lanes(code: u8) -> u8 {
+    match code {
+        0 | 1 => 1,
+        2 => 2,
+        3 => 4,
+        4 => 8,
+        _ => 15,
+    }
 }
 
 #[cfg(test)]
@@ -348,6 +357,7 @@ mod tests {
     use emulated_hca::{Fabric, HcaConfig};
     use hca_api::FunctionId;
     use ib_wire::Guid;
+    use ib_wire::smp::LinkWidth;
     use zerocopy::IntoBytes;
 
     use super::*;
@@ -393,6 +403,25 @@ mod tests {
         assert_eq!(bytes[0x2c..0x34], [0, 0, 0, 64, 0, 0, 0, 4]);
         assert_eq!(bytes[0x48..0x4c], [0x7f, 0xff, 0xff, 0]);
         assert_eq!(bytes[0x54..0x58], [0, 0, 0x1f, 0x80]);
+    }
+
+    #[test]
+    fn a_port_has_the_widths_and_lanes_of_its_port_info() {
+        let mut config = HcaConfig::new(Guid::new(1), "test");
+        for (widths, vl_cap, expected) in [
+            (LinkWidth(0b11), 4, [5, 3, 0x77, 8]),
+            (LinkWidth(0b1011), 3, [5, 0b1011, 0x77, 4]),
+            (LinkWidth(0b1_0001), 5, [5, 1, 0x77, 15]),
+        ] {
+            config.port.widths = widths;
+            config.port.vl_cap = vl_cap;
+            let mut fabric = Fabric::new(1);
+            let node = fabric.add_hca(&config);
+            let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+            let mailbox = query_port(&mut hca, PortNum(1)).unwrap();
+            let bytes = mailbox.as_bytes();
+            assert_eq!([bytes[1], bytes[6], bytes[10], bytes[11]], expected);
+        }
     }
 
     #[test]

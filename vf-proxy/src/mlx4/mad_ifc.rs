@@ -5,7 +5,7 @@
 //! (`mlx4_MAD_IFC_wrapper`), and what the guest's view of a port adds.
 
 use hca_api::{GlobalRoute, Hca, LocalMad, MadView, SourceAddress};
-use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
+use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
     CapabilityMask, LidRoutedSmp, PortInfo, PortState as WirePortState, SmpAttribute,
 };
@@ -80,6 +80,22 @@ impl MadRequest {
         self.view == MadView::Host
             && header.mgmt_class == MgmtClass::SUBN_LID_ROUTED
             && header.method == Method::GET
+    }
+}
+
+/// What a port's agent says of the port.
+///
+/// # Errors
+/// [`Status::INTERNAL_ERR`] if it says nothing.
+pub(super) fn port_info(hca: &mut dyn Hca, port: PortNum) -> Result<PortInfo, Status> {
+    let mut header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, PortInfo::ID);
+    header.attribute_modifier = u32::from(port.0).into();
+    let asked = hca.process_local_mad(port, MadView::Host, &Mad::new(header));
+    match asked.map_err(status_of)? {
+        LocalMad::Reply(reply) if reply.header.status == MadStatus::OK => {
+            Ok(*reply.view::<LidRoutedSmp>().attribute())
+        }
+        _ => Err(Status::INTERNAL_ERR),
     }
 }
 
