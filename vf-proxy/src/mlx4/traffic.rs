@@ -1,15 +1,15 @@
 //! What the guest's queue pairs have carried, by the counters that its driver gave them.
+//!
+//! The driver shows a counter as PortXmitData and PortRcvData of its port, divided by 4 (`edit_counter`).
+//! These count the octets of packets from the LRH to the ICRC (IBA 16.1.3.5), and so do the counters here, as
+//! those of the physical port do. A proxy's packets are the MADs that it stands for, as if none had a GRH:
+//! whether they get one is the PF's to decide.
 
 use std::collections::BTreeMap;
 
-use hca_api::Completion;
+use ib_wire::packet::{Bth, Deth, Grh, ICRC_SIZE, ImmDt, Lrh};
 use mlx4_defs::query::QueryInterfaceCounters;
 use zerocopy::network_endian::U64;
-
-use super::queues::is_receive;
-
-/// Bytes of a received datagram that are not the message's: the space for its GRH.
-const GRH_SPACE: u32 = 40;
 
 /// The counters of a function. Those of the port count for all of its functions, and are the PF's.
 #[derive(Debug, Default)]
@@ -17,33 +17,55 @@ pub(super) struct Traffic {
     counters: BTreeMap<u8, Counter>,
 }
 
-/// Messages and their bytes. They wrap around.
+/// Packets and their octets. They wrap around.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
-    received: Messages,
-    sent: Messages,
+    received: Packets,
+    sent: Packets,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Messages {
+struct Packets {
     count: u64,
-    bytes: u64,
+    octets: u64,
+}
+
+/// A datagram that was carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Datagram {
+    pub(super) received: bool,
+    /// Bytes of its message.
+    pub(super) payload: u32,
+    pub(super) grh: bool,
+    pub(super) immediate: bool,
+}
+
+impl Datagram {
+    /// Octets of the packet that count.
+    fn octets(self) -> u64 {
+        let headers = size_of::<Lrh>() + size_of::<Bth>() + size_of::<Deth>();
+        let grh = if self.grh { size_of::<Grh>() } else { 0 };
+        let immediate = if self.immediate {
+            size_of::<ImmDt>()
+        } else {
+            0
+        };
+        let around = headers + grh + immediate + ICRC_SIZE;
+        around as u64 + u64::from(self.payload).next_multiple_of(4)
+    }
 }
 
 impl Traffic {
-    /// A message of a queue pair with some counter was carried.
-    pub(super) fn count(&mut self, index: u8, completion: &Completion) {
+    /// A datagram of a queue pair with some counter was carried.
+    pub(super) fn count(&mut self, index: u8, datagram: Datagram) {
         let counter = self.counters.entry(index).or_default();
-        let (messages, space) = if is_receive(completion.op) {
-            let datagram = completion.source.is_some();
-            let space = if datagram { GRH_SPACE } else { 0 };
-            (&mut counter.received, space)
+        let packets = if datagram.received {
+            &mut counter.received
         } else {
-            (&mut counter.sent, 0)
+            &mut counter.sent
         };
-        let bytes = completion.byte_len.saturating_sub(space);
-        messages.count = messages.count.wrapping_add(1);
-        messages.bytes = messages.bytes.wrapping_add(bytes.into());
+        packets.count = packets.count.wrapping_add(1);
+        packets.octets = packets.octets.wrapping_add(datagram.octets());
     }
 
     /// A counter as it stands.
@@ -54,9 +76,9 @@ impl Traffic {
             .unwrap_or_default();
         QueryInterfaceCounters {
             rx_frames: U64::new(counter.received.count),
-            rx_bytes: U64::new(counter.received.bytes),
+            rx_bytes: U64::new(counter.received.octets),
             tx_frames: U64::new(counter.sent.count),
-            tx_bytes: U64::new(counter.sent.bytes),
+            tx_bytes: U64::new(counter.sent.octets),
             ..QueryInterfaceCounters::default()
         }
     }
@@ -71,43 +93,33 @@ impl Traffic {
 
 #[cfg(test)]
 mod tests {
-    use hca_api::{CompletionFlags, CompletionOp, CompletionStatus, SourceAddress};
-    use ib_wire::{Lid, PKeyIndex, PortNum, Qpn, Sl};
-
     use super::*;
 
-    fn completion(op: CompletionOp, byte_len: u32, datagram: bool) -> Completion {
-        let source = SourceAddress {
-            port: PortNum(1),
-            slid: Lid::new(1),
-            src_qpn: Qpn::GSI,
-            sl: Sl::default(),
-            dlid_path_bits: 0,
-            pkey_index: PKeyIndex(0),
-            grh: None,
-        };
-        Completion {
-            wr_id: 0,
-            status: CompletionStatus::Success,
-            op,
-            qpn: Qpn::GSI,
-            byte_len,
-            immediate: 0,
-            flags: CompletionFlags::empty(),
-            source: datagram.then_some(source),
-        }
-    }
+    const SENT: Datagram = Datagram {
+        received: false,
+        payload: 256,
+        grh: false,
+        immediate: false,
+    };
 
     #[test]
-    fn messages_count_by_direction_without_the_space_for_the_grh() {
+    fn packets_count_from_the_lrh_to_the_icrc_by_direction() {
         let mut traffic = Traffic::default();
-        traffic.count(3, &completion(CompletionOp::Send, 100, false));
-        traffic.count(3, &completion(CompletionOp::Recv, 140, true));
-        traffic.count(3, &completion(CompletionOp::Recv, 10, false));
-        traffic.count(4, &completion(CompletionOp::Send, 1, false));
+        traffic.count(3, SENT);
+        let received = Datagram {
+            received: true,
+            payload: 5,
+            grh: true,
+            immediate: true,
+        };
+        traffic.count(3, received);
+        traffic.count(4, SENT);
         let seen = traffic.query(3);
-        assert_eq!((seen.tx_frames.get(), seen.tx_bytes.get()), (1, 100));
-        assert_eq!((seen.rx_frames.get(), seen.rx_bytes.get()), (2, 110));
+        assert_eq!((seen.tx_frames.get(), seen.tx_bytes.get()), (1, 4 * 72));
+        assert_eq!(
+            (seen.rx_frames.get(), seen.rx_bytes.get()),
+            (1, 32 + 44 + 8)
+        );
         assert_eq!(seen.counter_mode, 0);
     }
 
@@ -115,7 +127,7 @@ mod tests {
     fn a_cleared_counter_is_zero_and_its_neighbours_are_not() {
         let mut traffic = Traffic::default();
         for index in [3, 4] {
-            traffic.count(index, &completion(CompletionOp::Send, 1, false));
+            traffic.count(index, SENT);
         }
         traffic.clear(3);
         traffic.clear(0x103);

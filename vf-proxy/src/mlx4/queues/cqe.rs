@@ -67,7 +67,7 @@ impl Entry {
 }
 
 /// Whether a completion is that of a receive.
-pub(in super::super) const fn is_receive(op: CompletionOp) -> bool {
+pub(super) const fn is_receive(op: CompletionOp) -> bool {
     matches!(op, CompletionOp::Recv | CompletionOp::RecvRdmaImm)
 }
 
@@ -188,6 +188,7 @@ mod tests {
             index: 0xabcd,
             opcode: WqeOpcode::SEND_IMM,
             signaled: true,
+            grh: false,
         };
         let done = completion(CompletionOp::Send, name.name(Life::FIRST));
         let cqe = Entry::new(QPN, &done).cqe;

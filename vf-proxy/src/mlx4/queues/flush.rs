@@ -127,6 +127,9 @@ impl Queues {
                 None => break,
             }
         }
+        if let Some(last) = names.last() {
+            qp.received = receive_index(*last).wrapping_add(1);
+        }
         let (cqn, qpn) = (qp.cqn(true), qp.qpn);
         for name in &names {
             let entry = Entry::failed(qpn, false, receive_index(*name), Syndrome::FLUSHED);

@@ -37,7 +37,6 @@ use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Srqn, Uar};
 
 pub(super) use self::command::QueueCommand;
-pub(super) use self::cqe::is_receive;
 #[cfg(test)]
 pub(super) use self::execute::MAX_ATTACHMENTS;
 pub(super) use self::execute::Tables;

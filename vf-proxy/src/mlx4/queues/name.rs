@@ -54,15 +54,19 @@ pub(super) struct SendName {
     pub(super) opcode: WqeOpcode,
     /// Whether its success is to be told.
     pub(super) signaled: bool,
+    /// Whether its packet has a GRH.
+    pub(super) grh: bool,
 }
 
 const SIGNALED: u32 = 1 << 31;
+const GRH: u32 = 1 << 30;
 
 impl SendName {
     /// The name of a send of `life`.
     pub(super) fn name(self, life: Life) -> u64 {
         let signaled = if self.signaled { SIGNALED } else { 0 };
-        let low = signaled | u32::from(self.opcode.get()) << 16 | u32::from(self.index);
+        let grh = if self.grh { GRH } else { 0 };
+        let low = signaled | grh | u32::from(self.opcode.get()) << 16 | u32::from(self.index);
         life.name() | u64::from(low)
     }
 
@@ -73,6 +77,7 @@ impl SendName {
             index: u16::from_be_bytes([high, low]),
             opcode: WqeOpcode::new(opcode),
             signaled: flags & 0x80 != 0,
+            grh: flags & 0x40 != 0,
         }
     }
 }
@@ -89,11 +94,12 @@ mod tests {
 
     #[test]
     fn a_name_tells_what_it_was_made_of() {
-        for life in [Life::FIRST, Life(u32::MAX)] {
+        for (life, signaled) in [(Life::FIRST, true), (Life(u32::MAX), false)] {
             let send = SendName {
                 index: 0xfffe,
                 opcode: WqeOpcode::LOCAL_INVAL,
-                signaled: true,
+                signaled,
+                grh: !signaled,
             };
             let name = send.name(life);
             assert_eq!(SendName::of(name), send);

@@ -34,6 +34,8 @@ pub(super) struct Qp {
     pub(super) in_flight: u32,
     /// The send queue waits for the provider to complete a send.
     pub(super) waits: bool,
+    /// Receives that have completed, modulo 2^16; not counted of a shared queue.
+    pub(super) received: u16,
     pin: MttPin,
 }
 
@@ -128,6 +130,7 @@ impl Qp {
                 sends,
                 in_flight: 0,
                 waits: false,
+                received: 0,
                 pin,
             }),
             Err(status) => {
@@ -158,6 +161,17 @@ impl Qp {
             Transport::Datagram { handle, .. } => Some(handle),
             Transport::Connected(_) => None,
         }
+    }
+
+    /// Whether it is an end of a tunnel.
+    pub(super) const fn is_tunnelled(&self) -> bool {
+        matches!(
+            self.transport,
+            Transport::Datagram {
+                tunnelled: true,
+                ..
+            }
+        )
     }
 
     /// The UAR whose doorbell starts it.
@@ -243,6 +257,7 @@ impl Qp {
         context.set_state(self.state);
         context.local_qpn = self.qpn;
         context.sq_wqe_counter = U16::new(self.sends.index());
+        context.rq_wqe_counter = U16::new(self.received);
         QpMailbox {
             context,
             ..QpMailbox::default()

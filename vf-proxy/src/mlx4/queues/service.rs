@@ -4,14 +4,18 @@ use hca_api::{
     ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError,
 };
 use ib_wire::Qpn;
+use ib_wire::packet::Grh;
 use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
+use mlx4_defs::wqe::WqeOpcode;
+use vf_tunnel::ToPfHeader;
 
+use super::super::traffic::Datagram;
 use super::cq::Written;
 use super::cqe::{Entry, is_receive};
-use super::name::{Owner, SendName};
+use super::name::{Owner, SendName, receive_index};
 use super::qp::{Qp, Transport};
 use super::send::Wqe;
 use super::wqe::{BadWqe, DatagramSend, SendData};
@@ -118,13 +122,17 @@ impl Queues {
                 self.pending.add(qpn);
             }
         }
+        let carried = carried(completion, qp.is_tunnelled());
         let entry = Entry::new(qp.qpn, completion);
         let cqn = qp.cqn(receive);
+        if receive && qp.srqn().is_none() {
+            qp.received = receive_index(completion.wr_id).wrapping_add(1);
+        }
         let counter = qp.context.primary_path.counter_index;
         if failed {
             self.follow_provider(hca, qpn);
         } else {
-            self.traffic.count(counter, completion);
+            self.traffic.count(counter, carried);
         }
         if receive || failed || SendName::of(completion.wr_id).signaled {
             self.write(hca, cqn, &entry);
@@ -211,6 +219,35 @@ impl Queues {
     }
 }
 
+/// The datagram that a completion is about.
+fn carried(completion: &Completion, tunnelled: bool) -> Datagram {
+    /// Bytes before the message of a datagram that are kept free for its GRH.
+    const GRH_SPACE: usize = size_of::<Grh>();
+    /// Bytes before a MAD in a tunnel, in either direction without the space for the GRH.
+    const TUNNEL_HEADER: usize = size_of::<ToPfHeader>();
+
+    let received = is_receive(completion.op);
+    let space = if received { GRH_SPACE } else { 0 };
+    let header = if tunnelled { TUNNEL_HEADER } else { 0 };
+    let before = u32::try_from(space + header).unwrap_or(u32::MAX);
+    let (grh, immediate) = if received {
+        let flags = completion.flags;
+        (
+            flags.contains(CompletionFlags::GRH),
+            flags.contains(CompletionFlags::IMMEDIATE),
+        )
+    } else {
+        let name = SendName::of(completion.wr_id);
+        (name.grh, name.opcode == WqeOpcode::SEND_IMM)
+    };
+    Datagram {
+        received,
+        payload: completion.byte_len.saturating_sub(before),
+        grh,
+        immediate,
+    }
+}
+
 /// Goes on with the next request of a send queue.
 fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
     let flushes = match qp.state {
@@ -265,6 +302,7 @@ fn post(
         index: qp.sends.index(),
         opcode: send.opcode,
         signaled: send.signaled,
+        grh: send.has_grh(),
     };
     match hca.post_send(handle, &send.request(name.name(qp.life), data)) {
         Ok(()) => {

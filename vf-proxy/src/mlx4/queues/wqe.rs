@@ -29,6 +29,14 @@ pub(super) struct DatagramSend {
     destination: Option<UdDestination>,
 }
 
+impl DatagramSend {
+    /// Whether its packet has a GRH.
+    pub(super) fn has_grh(&self) -> bool {
+        let address = self.destination.map(|destination| destination.address);
+        matches!(address, Some(UdAddress::Vector(vector)) if vector.grh.is_some())
+    }
+}
+
 /// What a send sends: bytes of the request itself, and behind them memory.
 #[derive(Debug, Default)]
 pub(super) struct SendData {

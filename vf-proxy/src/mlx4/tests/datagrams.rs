@@ -392,6 +392,25 @@ fn a_context_is_merged_and_told_as_it_was_given() {
     guest.change_state(Opcode::SQD2RTS_QP, &left);
 }
 
+/// The counts of what was carried out and what was filled are the device's to tell.
+#[test]
+fn a_queue_pair_tells_how_far_it_is() {
+    let (mut guest, _, mut left, mut right) = pair();
+    let into = guest.page(IN);
+    for _ in 0..3 {
+        guest.receive(&mut right, into, 64);
+    }
+    for _ in 0..2 {
+        guest.send_inline(&mut left, right.qpn, b"x");
+    }
+    let (sender, receiver) = (guest.query_qp(&left), guest.query_qp(&right));
+    let counts = |context: &QpContext| {
+        let (sent, received) = (context.sq_wqe_counter, context.rq_wqe_counter);
+        (sent.get(), received.get())
+    };
+    assert_eq!((counts(&sender), counts(&receiver)), ((2, 0), (0, 2)));
+}
+
 /// An armed queue wakes the driver once, at once if it has missed something.
 #[test]
 fn arming_is_a_level() {

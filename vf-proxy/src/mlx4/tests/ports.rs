@@ -143,9 +143,9 @@ fn a_counter_tells_what_its_queue_pairs_carried_until_it_is_reset() {
     guest.send_inline(&mut left, right.qpn, &[7; 20]);
     let expected = QueryInterfaceCounters {
         rx_frames: U64::new(1),
-        rx_bytes: U64::new(20),
+        rx_bytes: U64::new(32 + 20),
         tx_frames: U64::new(1),
-        tx_bytes: U64::new(20),
+        tx_bytes: U64::new(32 + 20),
         ..QueryInterfaceCounters::default()
     };
     assert_eq!(counter(&mut guest, 0), expected);
