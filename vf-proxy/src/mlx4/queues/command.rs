@@ -8,6 +8,7 @@ use mlx4_defs::srq::SrqContext;
 use mlx4_defs::{Cqn, Opcode, Status, Vhcr};
 
 use super::super::vhcr::fetch_mailbox;
+use super::moderation::Moderation;
 use super::transition::Transition;
 
 /// A command about a queue.
@@ -23,8 +24,11 @@ pub(in super::super) enum QueueCommand {
     DestroyCq { cqn: u32 },
     /// Go on in another buffer.
     ResizeCq { cqn: u32, context: CqContext },
-    /// Wait for more completions before an event. Accepted, and not done.
-    ModerateCq { cqn: u32 },
+    /// Wait for more completions before an event, or no more.
+    ModerateCq {
+        cqn: u32,
+        moderation: Option<Moderation>,
+    },
     /// Make a shared receive queue.
     CreateSrq { srqn: u32, context: SrqContext },
     /// End a shared receive queue.
@@ -82,7 +86,10 @@ impl QueueCommand {
                 cqn: number,
                 context: *fetch_mailbox(hca, vhcr)?.view(),
             },
-            Opcode::MODIFY_CQ if variant == MODIFY_MODERATION => Self::ModerateCq { cqn: number },
+            Opcode::MODIFY_CQ if variant == MODIFY_MODERATION => Self::ModerateCq {
+                cqn: number,
+                moderation: Moderation::of(fetch_mailbox(hca, vhcr)?.view()),
+            },
             Opcode::SW2HW_SRQ => Self::CreateSrq {
                 srqn: number,
                 context: *fetch_mailbox(hca, vhcr)?.view(),

@@ -1,6 +1,7 @@
 //! Completion queues: rings in the guest's memory, and when the driver wants to be woken.
 
 use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
+use ib_vtime::Duration;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
 use mlx4_defs::cqe::CQE_SIZE;
 use mlx4_defs::{Status, Uar};
@@ -9,6 +10,7 @@ use zerocopy::IntoBytes;
 use super::super::buffer::QueueBuffer;
 use super::super::mtt::{MttPin, Mtts};
 use super::cqe::Entry;
+use super::moderation::Moderation;
 
 /// Largest queue: 2^17 entries, 4 MiB.
 const MAX_LOG_ENTRIES: u8 = 17;
@@ -87,12 +89,26 @@ pub(super) enum Written {
     Quietly,
     /// It is there, and the driver is to be woken.
     Awaited,
+    /// It is there, and the driver is to be woken so much later, unless more come.
+    Held(Duration),
     /// There was no room: the queue has just failed.
     Overrun,
     /// There was no memory: the queue has just failed.
     Fault,
     /// The queue had failed before.
     Lost,
+}
+
+/// What a doorbell did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rung {
+    /// Nothing: it is not the queue's, or says nothing that there is.
+    Ignored,
+    /// The driver is to be woken by what comes.
+    Armed,
+    /// The driver is to be woken at once: arming is a level, and it may have missed entries that were
+    /// written before.
+    Missed,
 }
 
 /// A completion queue.
@@ -111,6 +127,9 @@ pub(super) struct Cq {
     /// Entries written when the last one was solicited or in error.
     solicited: u32,
     armed: Option<ArmCommand>,
+    moderation: Option<Moderation>,
+    /// Entries since the queue was armed that wake nobody yet.
+    held: u16,
     failed: bool,
     /// Work queues that complete here.
     pub(super) users: u32,
@@ -150,6 +169,8 @@ impl Cq {
             consumer: 0,
             solicited: 0,
             armed: None,
+            moderation: Moderation::of(context),
+            held: 0,
             failed: false,
             users: 0,
         })
@@ -230,11 +251,32 @@ impl Cq {
             Some(_) => entry.solicited,
             None => false,
         };
-        if due {
-            self.armed = None;
-            return Written::Awaited;
+        if !due {
+            return Written::Quietly;
         }
-        Written::Quietly
+        self.held = self.held.saturating_add(1);
+        if let Some(moderation) = self.moderation
+            && self.held < moderation.count
+        {
+            return Written::Held(moderation.period);
+        }
+        self.release();
+        Written::Awaited
+    }
+
+    /// Changes the moderation. Whether the driver is to be woken now.
+    pub(super) fn moderate(&mut self, moderation: Option<Moderation>) -> bool {
+        self.moderation = moderation;
+        self.release()
+    }
+
+    /// Holds entries back no more. Whether there were any: then the driver is to be woken.
+    pub(super) const fn release(&mut self) -> bool {
+        let any = self.held != 0;
+        if any {
+            (self.armed, self.held) = (None, 0);
+        }
+        any
     }
 
     /// Whether the driver has not taken the last entry that was solicited or in error.
@@ -243,20 +285,20 @@ impl Cq {
         ahead != 0 && ahead < INDEX_HALF
     }
 
-    /// The driver rang the queue's doorbell in a UAR. Whether it is to be woken at once: arming is a
-    /// level, and it may have missed entries that were written before.
-    pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) -> bool {
+    /// The driver rang the queue's doorbell in a UAR.
+    pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) -> Rung {
         if uar != self.uar {
-            return false;
+            return Rung::Ignored;
         }
         self.consumer = doorbell.consumer_index();
         let missed = match doorbell.command() {
             ArmCommand::NEXT => self.waiting() != 0,
             ArmCommand::SOLICITED => self.solicited_waits(),
-            _ => return false,
+            _ => return Rung::Ignored,
         };
+        self.held = 0;
         self.armed = (!missed).then(|| doorbell.command());
-        missed
+        if missed { Rung::Missed } else { Rung::Armed }
     }
 
     /// Takes nothing more, since the provider's queue failed. Whether it did before.

@@ -53,7 +53,13 @@ impl Queues {
                 let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
                 cq.resize(hca, tables.mtts, &context)?;
             }
-            QueueCommand::ModerateCq { cqn } => tables.resources.cqs.owned.check_hardware(cqn)?,
+            QueueCommand::ModerateCq { cqn, moderation } => {
+                tables.resources.cqs.owned.check_hardware(cqn)?;
+                let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
+                if cq.moderate(moderation) {
+                    self.wake(cqn);
+                }
+            }
             QueueCommand::CreateSrq { srqn, context } => {
                 self.create_srq(hca, tables, srqn, &context)?;
             }
@@ -129,6 +135,7 @@ impl Queues {
         if self.cqs.get(&cqn).is_some_and(|cq| cq.users != 0) {
             return Err(Status::RESOURCE_BUSY);
         }
+        self.held.forget(cqn);
         if let Some(cq) = self.cqs.remove(&cqn) {
             self.cq_by_handle.remove(&cq.handle);
             cq.end(hca, tables.mtts);

@@ -17,6 +17,7 @@ mod cqe;
 mod execute;
 mod flush;
 mod keys;
+mod moderation;
 mod name;
 mod qp;
 mod receive;
@@ -45,8 +46,9 @@ pub(super) use self::service::BLANK;
 #[cfg(test)]
 pub(super) use self::turns::TURNS;
 
-use self::cq::Cq;
+use self::cq::{Cq, Rung};
 use self::flush::FlushTimer;
+use self::moderation::HeldEvents;
 use self::name::Life;
 use self::qp::Qp;
 use self::srq::Srq;
@@ -97,6 +99,7 @@ pub(super) struct Queues {
     /// Queue pairs that have to go to the error state.
     doomed: BTreeSet<u32>,
     flush: FlushTimer,
+    held: HeldEvents,
     events: VecDeque<QueueEvent>,
     pub(super) traffic: Traffic,
     /// Where requests are read into.
@@ -118,6 +121,7 @@ impl Default for Queues {
             pending: Turns::default(),
             doomed: BTreeSet::new(),
             flush: FlushTimer::default(),
+            held: HeldEvents::default(),
             events: VecDeque::new(),
             traffic: Traffic::default(),
             data: SendData::default(),
@@ -143,9 +147,10 @@ impl Queues {
         };
         // A driver that drains a queue pair waits for receives of which nothing else tells.
         self.flush.hurry();
-        if cq.arm(uar, doorbell) {
-            let eqn = cq.eqn.into();
-            self.events.push_back(QueueEvent::Completion { cqn, eqn });
+        match cq.arm(uar, doorbell) {
+            Rung::Ignored => {}
+            Rung::Armed => self.held.forget(cqn.get()),
+            Rung::Missed => self.wake(cqn.get()),
         }
     }
 
@@ -223,6 +228,7 @@ impl Queues {
         }
         self.condemn(hca);
         let mut did = turns != 0;
+        did |= self.wake_held(now);
         if self.flush.is_due(now) {
             let flushed = self.flush_all(hca);
             self.flush.done(now, flushed);
@@ -233,11 +239,8 @@ impl Queues {
 
     /// When to poll at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.pending
-            .next()
-            .into_iter()
-            .chain(self.flush.due())
-            .min()
+        let next = [self.pending.next(), self.flush.due(), self.held.next()];
+        next.into_iter().flatten().min()
     }
 
     /// What the driver is to be told next.

@@ -3,6 +3,7 @@
 use hca_api::{
     ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError,
 };
+use ib_vtime::Instant;
 use ib_wire::Qpn;
 use ib_wire::packet::Grh;
 use mlx4_defs::Cqn;
@@ -13,7 +14,7 @@ use mlx4_defs::wqe::WqeOpcode;
 use vf_tunnel::ToPfHeader;
 
 use super::super::traffic::Datagram;
-use super::cq::Written;
+use super::cq::{Cq, Written};
 use super::cqe::{Entry, is_receive};
 use super::name::{Owner, SendName, receive_index};
 use super::qp::{Qp, Transport};
@@ -146,13 +147,32 @@ impl Queues {
         };
         match cq.write(hca, entry) {
             Written::Quietly | Written::Lost => {}
-            Written::Awaited => {
-                let (cqn, eqn) = (Cqn::from_low_bits(cqn), cq.eqn.into());
-                self.events.push_back(QueueEvent::Completion { cqn, eqn });
-            }
+            Written::Held(period) => self.held.hold(cqn, period),
+            Written::Awaited => self.wake(cqn),
             Written::Overrun => self.tell_of_cq_error(cqn, CQ_OVERRUN),
             Written::Fault => self.tell_of_cq_error(cqn, CQ_ACCESS_VIOLATION),
         }
+    }
+
+    /// Wakes the driver that waits for a completion queue.
+    pub(super) fn wake(&mut self, cqn: u32) {
+        self.held.forget(cqn);
+        if let Some(cq) = self.cqs.get(&cqn) {
+            let (cqn, eqn) = (Cqn::from_low_bits(cqn), cq.eqn.into());
+            self.events.push_back(QueueEvent::Completion { cqn, eqn });
+        }
+    }
+
+    /// Wakes drivers that were left asleep for more completions to come. Whether there were any.
+    pub(super) fn wake_held(&mut self, now: Instant) -> bool {
+        let mut did = false;
+        while let Some(cqn) = self.held.due(now) {
+            did = true;
+            if self.cqs.get_mut(&cqn).is_some_and(Cq::release) {
+                self.wake(cqn);
+            }
+        }
+        did
     }
 
     /// The provider's queue failed.

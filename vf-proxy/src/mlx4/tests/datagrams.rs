@@ -4,7 +4,7 @@ use hca_api::{LocalMad, MadView};
 use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
 use ib_wire::{Gid, Lid};
-use mlx4_defs::cq::ArmCommand;
+use mlx4_defs::cq::{ArmCommand, CqContext, MODIFY_MODERATION};
 use mlx4_defs::cqe::{CqeOpcode, Syndrome};
 use mlx4_defs::qp::{AttachModifier, MulticastGroup, QpContext, QpState};
 use mlx4_defs::wqe::{ControlSegment, WqeOpcode};
@@ -409,6 +409,64 @@ fn a_queue_pair_tells_how_far_it_is() {
         (sent.get(), received.get())
     };
     assert_eq!((counts(&sender), counts(&receiver)), ((2, 0), (0, 2)));
+}
+
+/// A moderated queue wakes the driver when enough has come, or after a while.
+#[test]
+fn a_moderated_queue_wakes_the_driver_later() {
+    let (mut guest, mut cq, mut left, right) = pair();
+    let moderate = |guest: &mut Guest, cq: &DriverCq, count: u16, micros: u16| {
+        let context = CqContext {
+            max_count: U16::new(count),
+            period: U16::new(micros),
+            ..CqContext::default()
+        };
+        let mut input = guest.put(&context);
+        (input.modifier, input.variant) = (cq.cqn, MODIFY_MODERATION);
+        guest.ok(Opcode::MODIFY_CQ, input);
+    };
+    let later = |micros: u64| NOW + ib_vtime::Duration::from_micros(micros);
+    moderate(&mut guest, &cq, 3, 10);
+    guest.arm(&cq, ArmCommand::NEXT);
+    for told in [0, 0, 1, 1] {
+        guest.send_inline(&mut left, right.qpn, b"x");
+        guest.settle();
+        assert_eq!(guest.eqes_from(0).len(), told);
+    }
+    guest.poll_all(&mut cq);
+
+    guest.arm(&cq, ArmCommand::NEXT);
+    guest.send_inline(&mut left, right.qpn, b"x");
+    guest.settle();
+    assert_eq!(guest.function.poll_timeout(), Some(later(10)));
+    guest.settle_at(later(9));
+    assert_eq!(guest.eqes_from(1), []);
+    guest.settle_at(later(10));
+    assert_eq!(guest.eqes_from(1).len(), 1);
+    assert_eq!(guest.function.poll_timeout(), None);
+    guest.poll_all(&mut cq);
+
+    guest.arm(&cq, ArmCommand::NEXT);
+    guest.send_inline(&mut left, right.qpn, b"x");
+    guest.arm(&cq, ArmCommand::NEXT);
+    assert_eq!(
+        guest.eqes_from(2).len(),
+        1,
+        "it has not taken one when it arms"
+    );
+    guest.settle_at(later(100));
+    assert_eq!(guest.eqes_from(3), []);
+    guest.poll_all(&mut cq);
+
+    guest.arm(&cq, ArmCommand::NEXT);
+    guest.send_inline(&mut left, right.qpn, b"x");
+    assert_eq!(guest.eqes_from(3), []);
+    moderate(&mut guest, &cq, 0, 10);
+    assert_eq!(guest.eqes_from(3).len(), 1, "no more");
+    guest.poll_all(&mut cq);
+    guest.arm(&cq, ArmCommand::NEXT);
+    guest.send_inline(&mut left, right.qpn, b"x");
+    assert_eq!(guest.eqes_from(4).len(), 1);
 }
 
 /// An armed queue wakes the driver once, at once if it has missed something.
