@@ -324,39 +324,6 @@ impl RegisterSegment {
 }
 
 layout! {
-    /// The window to bind (`struct mlx4_wqe_bind_seg`).
-    BindSegment, 32 {
-        /// See the accessors.
-        0x00 pub flags1: U32,
-        /// See the accessors.
-        0x04 pub flags2: U32,
-        /// The key to give the window.
-        0x08 pub new_rkey: U32,
-        /// Key of the region.
-        0x0c pub lkey: U32,
-        /// First address of the window.
-        0x10 pub address: U64,
-        /// Bytes of the window.
-        0x18 pub length: U64,
-    }
-}
-
-impl BindSegment {
-    bit_fields! {
-        /// Remote atomic operations.
-        atomic, set_atomic: bool = flags1 >> 31, 1;
-        /// Remote writes.
-        remote_write, set_remote_write: bool = flags1 >> 30, 1;
-        /// Remote reads.
-        remote_read, set_remote_read: bool = flags1 >> 29, 1;
-        /// The window is of type 2 (`MLX4_WQE_BIND_TYPE_2`).
-        type_2, set_type_2: bool = flags2 >> 31, 1;
-        /// Addresses in the window start at zero (`MLX4_WQE_BIND_ZERO_BASED`).
-        zero_based, set_zero_based: bool = flags2 >> 30, 1;
-    }
-}
-
-layout! {
     /// The word of the send doorbell, and of nothing else.
     SendDoorbell, 4 {
         /// The queue pair whose send queue has something.
@@ -407,6 +374,63 @@ mod tests {
         };
         assert!(end.ends_receive());
         assert!(!DataSegment::default().ends_receive());
+    }
+
+    fn words<const N: usize>(words: [u32; N]) -> std::vec::Vec<u8> {
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    #[test]
+    fn remote_operations_have_the_bytes_of_the_driver() {
+        let remote = RemoteAddressSegment {
+            address: U64::new(0x1_0000_2000),
+            rkey: U32::new(0x4001),
+            ..RemoteAddressSegment::default()
+        };
+        assert_eq!(remote.as_bytes(), words([1, 0x2000, 0x4001, 0]));
+        let add = AtomicSegment {
+            swap_add: U64::new(7),
+            compare: U64::new(1 << 63),
+        };
+        assert_eq!(add.as_bytes(), words([0, 7, 1 << 31, 0]));
+        let swap = MaskedAtomicSegment {
+            swap_add: U64::new(1),
+            compare: U64::new(2),
+            swap_add_mask: U64::new(3),
+            compare_mask: U64::new(4),
+        };
+        assert_eq!(swap.as_bytes(), words([0, 1, 0, 2, 0, 3, 0, 4]));
+    }
+
+    #[test]
+    fn memory_operations_have_the_bytes_of_the_driver() {
+        type Set = fn(&mut RegisterSegment);
+
+        let gone = LocalInvalidateSegment {
+            key: U32::new(0x4001),
+            ..LocalInvalidateSegment::default()
+        };
+        assert_eq!(gone.as_bytes(), words([0, 0, 0x4001, 0, 0, 0, 0, 0]));
+        let mut register = RegisterSegment {
+            key: U32::new(0x4002),
+            page_list: U64::new(0x1_0000_3000),
+            start: U64::new(0x1_0000_2004),
+            length: U64::new(0x2000),
+            log_page_size: U32::new(12),
+            ..RegisterSegment::default()
+        };
+        let flags: [(Set, u32); 5] = [
+            (|r| r.set_atomic(true), 1 << 31),
+            (|r| r.set_remote_write(true), 3 << 30),
+            (|r| r.set_remote_read(true), 7 << 29),
+            (|r| r.set_local_write(true), 15 << 28),
+            (|r| r.set_local_read(true), 31 << 27),
+        ];
+        for (set, bits) in flags {
+            set(&mut register);
+            let expected = [bits, 0x4002, 1, 0x3000, 1, 0x2004, 0, 0x2000, 0, 12, 0, 0];
+            assert_eq!(register.as_bytes(), words(expected));
+        }
     }
 
     #[test]
