@@ -108,22 +108,10 @@ ib_wire::open_enum! {
     }
 }
 
-/// The last byte of an entry (`owner_sr_opcode`), to be written after all others.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    zerocopy::FromBytes,
-    zerocopy::IntoBytes,
-    zerocopy::KnownLayout,
-    zerocopy::Immutable,
-    zerocopy::Unaligned,
-)]
-#[repr(transparent)]
-pub struct OwnerOpcode(pub u8);
+transparent! {
+    /// The last byte of an entry (`owner_sr_opcode`), to be written after all others.
+    pub struct OwnerOpcode(pub u8);
+}
 
 impl OwnerOpcode {
     /// The byte of the completion of a send request. The opcode is that of its work request

@@ -1,4 +1,4 @@
-//! The macro behind the crate's layouts.
+//! The macros behind the crate's layouts.
 
 /// Defines a `repr(C)` layout with the offset of each field before it, and checks the offsets, the
 /// size and the alignment. With `mailbox` before its name it is the start of a command mailbox.
@@ -39,5 +39,19 @@ macro_rules! layout {
                 zerocopy::FromZeros::new_zeroed()
             }
         }
+    };
+}
+
+/// Defines a layout that is one field with a name of its own.
+macro_rules! transparent {
+    ($(#[$meta:meta])* pub struct $name:ident($vis:vis $ty:ty);) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
+            zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(transparent)]
+        pub struct $name($vis $ty);
     };
 }

@@ -1,7 +1,6 @@
 //! The memory translation table: the pages behind queues and regions.
 
 use zerocopy::network_endian::U64;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of an entry, which the addresses in contexts count ([`MttBase`]).
 pub const MTT_ENTRY_SIZE: u64 = 8;
@@ -9,22 +8,10 @@ pub const MTT_ENTRY_SIZE: u64 = 8;
 /// The most entries that one command writes: what a mailbox has room for.
 pub const MAX_ENTRIES_PER_WRITE: usize = crate::MAILBOX_SIZE / 8 - 2;
 
-/// An entry: the DMA address of a page (`struct mlx4_mtt` in the device's memory).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct MttEntry(pub U64);
+transparent! {
+    /// An entry: the DMA address of a page (`struct mlx4_mtt` in the device's memory).
+    pub struct MttEntry(pub U64);
+}
 
 impl MttEntry {
     /// The entry of a present page at an address (`MLX4_MTT_FLAG_PRESENT`).
@@ -59,23 +46,11 @@ layout! {
     }
 }
 
-/// Where in the table the pages of a queue begin: 40 bits, in bytes (`mtt_base_addr_h` and
-/// `mtt_base_addr_l` of every context).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct MttBase([u8; 5]);
+transparent! {
+    /// Where in the table the pages of a queue begin: 40 bits, in bytes (`mtt_base_addr_h` and
+    /// `mtt_base_addr_l` of every context).
+    pub struct MttBase([u8; 5]);
+}
 
 impl MttBase {
     /// The value for pages that begin at an entry. Bits beyond the 40 are dropped.

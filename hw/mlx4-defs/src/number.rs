@@ -1,7 +1,5 @@
 //! Numbers of objects, and the values that several contexts share.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 ib_wire::u24_newtype! {
     /// The number of a completion queue (24 bits).
     Cqn, "0x{:06x}"
@@ -17,22 +15,10 @@ ib_wire::u24_newtype! {
     Uar, "0x{:06x}"
 }
 
-/// The size of the pages behind a queue, in a context (`log_page_size`).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct LogPageSize(pub u8);
+transparent! {
+    /// The size of the pages behind a queue, in a context (`log_page_size`).
+    pub struct LogPageSize(pub u8);
+}
 
 impl LogPageSize {
     /// Log2 of the smallest page (`MLX4_ICM_PAGE_SHIFT`), which has the value 0.
