@@ -56,6 +56,12 @@ pub enum LabError {
     /// A PF context cannot be started.
     #[error("cannot start the PF context of {0}")]
     Pf(String, #[source] PfError),
+    /// The VFs of two adapters would have the same node GUIDs.
+    #[error(
+        "the VFs of {0} would have the node GUIDs of those of {1}, since their adapters' node GUIDs \
+         end alike: give one of them another"
+    )]
+    SameGuids(String, String),
     /// A VF cannot be started.
     #[error("cannot start {1} of {0}")]
     Vf(String, VfId, #[source] VfError),
@@ -202,6 +208,12 @@ impl Lab {
         if options.vfs > most {
             return Err(too_many());
         }
+        if let Some(other) = self
+            .pf_hosts()
+            .find(|host| self.node_guid(host).map(extension) == Some(extension(config.node_guid)))
+        {
+            return Err(LabError::SameGuids(name.to_owned(), other.name.clone()));
+        }
         let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
@@ -244,6 +256,11 @@ impl Lab {
             }
         }
         Ok(id)
+    }
+
+    fn node_guid(&self, host: &LabHost) -> Option<Guid> {
+        let node = self.world.host(host.id).node();
+        self.world.fabric().node(node).map(|node| node.node_guid)
     }
 
     fn add_guest(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), VfError> {
@@ -408,10 +425,57 @@ fn take_events(world: &mut World, host: &LabHost, history: &mut History) {
     }
 }
 
-/// The node GUID of a VF: locally administered, and different from VF to VF as long as the adapters'
-/// node GUIDs differ in their low 40 bits.
+/// The node GUID of a VF, `02:VV:VV:EE:EE:EE:EE:EE`: a locally administered EUI-64 with the VF's number where
+/// a company's is, and its adapter's extension identifier.
+///
+/// So it is the same whenever the service starts, and different from VF to VF and from every node of a
+/// vendor's. The PF's driver of a real adapter gives each VF a random one anew whenever it is loaded
+/// (`mlx4_ib_gen_node_guid`), which keeps peers from taking new connections for old ones; here the ids of
+/// connections do that, which are different each time.
 fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
     const LOCAL: u64 = 0x02 << 56;
-    let adapter = adapter.get() & 0xff_ffff_ffff;
-    Guid::new(LOCAL | (adapter << 16) | u64::from(vf.get()))
+    Guid::new(LOCAL | u64::from(vf.get()) << 40 | extension(adapter))
+}
+
+/// The extension identifier of an EUI-64: what a company numbers its devices with.
+const fn extension(guid: Guid) -> u64 {
+    guid.get() & 0xff_ffff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vf_s_node_guid_is_its_own_and_always_the_same() {
+        let vf = |number| VfId::new(number).unwrap();
+        let adapter = Guid::new(0x0002_c903_0000_1000);
+        let first = vf_node_guid(adapter, vf(1));
+        assert_eq!(first, Guid::new(0x0200_0103_0000_1000));
+        assert_eq!(
+            vf_node_guid(adapter, vf(100)),
+            Guid::new(0x0200_6403_0000_1000)
+        );
+        let other = Guid::new(0x0002_c903_0001_1000);
+        assert_ne!(vf_node_guid(other, vf(1)), first);
+    }
+
+    #[test]
+    fn adapters_of_two_vendors_with_one_number_cannot_both_have_vfs() {
+        let options = Options {
+            vfs: 2,
+            ..Options::default()
+        };
+        let mut lab = Lab::empty(1);
+        let config = |guid, name| HcaConfig::new(Guid::new(guid), name);
+        let mut add = |config: &HcaConfig| lab.add_pf(&options, config);
+        add(&config(0x0002_c903_0000_1000, "alpha")).unwrap();
+        let refused = add(&config(0x0014_0503_0000_1000, "beta")).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "the VFs of beta would have the node GUIDs of those of alpha, since their adapters' node \
+             GUIDs end alike: give one of them another"
+        );
+        add(&config(0x0014_0503_0000_2000, "beta")).unwrap();
+    }
 }
