@@ -41,8 +41,11 @@ pub(super) const CQ_NUMBERS: (u32, u32) = (FIRST_NUMBER, 1 << LOG_CQS);
 pub(super) const SRQ_NUMBERS: (u32, u32) = (FIRST_NUMBER, 1 << LOG_SRQS);
 /// Indices of memory regions.
 pub(super) const MPT_NUMBERS: (u32, u32) = (FIRST_NUMBER, 1 << LOG_MPTS);
-/// Counters. The last one is the sink of everybody who has none.
+/// Counters. The last one is the sink of everybody who has none (`MLX4_SINK_COUNTER_INDEX`).
 const COUNTERS: u32 = 128;
+/// The sink.
+pub(super) const SINK_COUNTER: u8 = 127;
+const _: () = assert!(SINK_COUNTER as u32 == COUNTERS - 1);
 /// Indices of counters.
 pub(super) const COUNTER_NUMBERS: (u32, u32) = (0, COUNTERS - 1);
 /// Completion queues of a driver. It makes its event queues of the next power of two above this and 128.

@@ -9,6 +9,8 @@ use ib_wire::{PKeyIndex, PortNum};
 use mlx4_defs::Opcode;
 use mlx4_defs::qp::{OptionalFields, QpContext, QpPath, QpState, ServiceType};
 
+use super::super::capability::SINK_COUNTER;
+
 /// A transition; the names are those of the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Transition {
@@ -86,7 +88,10 @@ impl Transition {
         let mut context = match self {
             Self::RstToInit => {
                 let mut context = *given;
-                context.primary_path = QpPath::default();
+                context.primary_path = QpPath {
+                    counter_index: SINK_COUNTER,
+                    ..QpPath::default()
+                };
                 context.alternate_path = QpPath::default();
                 context
             }
@@ -260,6 +265,7 @@ mod tests {
         let rts = Transition::RtrToRts.merge(&rtr, &fresh, &OptionalFields::default());
         assert_eq!((rts.state(), rts.qkey), (QpState::RTS, given.qkey));
         assert_eq!(rts.next_send_psn, fresh.next_send_psn);
+        assert_eq!(rts.primary_path.counter_index, SINK_COUNTER, "it has none");
         let key = optional(|o| o.set_qkey(true));
         assert_eq!(
             Transition::RtsToRts.merge(&rts, &fresh, &key).qkey,

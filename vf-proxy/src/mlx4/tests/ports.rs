@@ -5,6 +5,7 @@ use ib_wire::PortNum;
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, LidRoutedSmp, PortInfo, SmpAttribute};
 use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcOutput};
+use mlx4_defs::qp::QpContext;
 use mlx4_defs::query::{QueryInterfaceCounters, RESET_COUNTER};
 use mlx4_defs::set_port::SetPort;
 
@@ -139,8 +140,19 @@ fn a_counter_tells_what_its_queue_pairs_carried_until_it_is_reset() {
     let cq = guest.make_cq(10);
     let (mut left, mut right) = (guest.make_qp(12, &cq), guest.make_qp(16, &cq));
     let into = guest.page(44);
+    for qp in [&left, &right] {
+        const COUNTER_INDEX: u32 = 1 << 20;
+        guest.ok_transition(
+            Opcode::RTS2RTS_QP,
+            qp.qpn,
+            &QpContext::default(),
+            COUNTER_INDEX,
+        );
+    }
+    let mut uncounted = guest.make_qp(24, &cq);
     guest.receive(&mut right, into, 512);
     guest.send_inline(&mut left, right.qpn, &[7; 20]);
+    guest.send_inline(&mut uncounted, left.qpn, &[7; 20]);
     let expected = QueryInterfaceCounters {
         rx_frames: U64::new(1),
         rx_bytes: U64::new(32 + 20),
