@@ -1,8 +1,8 @@
 //! Queue pairs: what one consists of, and how it is made and ended.
 
 use hca_api::{
-    Hca, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState as ProviderState, ReceiveMode,
-    SpecialQp,
+    Hca, PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState as ProviderState,
+    ReceiveMode, SpecialQp,
 };
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::qp::{QpContext, QpMailbox, QpState};
@@ -83,39 +83,14 @@ impl Qp {
         let tag = context.pd();
         let pin = mtts.pin(context.mtt_base.entry())?;
         let made = pds.acquire(hca, tag).and_then(|pd| {
-            let whole_space = context
-                .reserved_lkey()
-                .then(|| pds.reserved_lkey(hca, tag))
-                .transpose();
-            let made = whole_space.and_then(|whole_space| {
-                let keys = LocalKeys { whole_space };
+            let made = local_keys(hca, pds, context).and_then(|keys| {
                 let receives = slots.map(|slots| ReceiveQueue::new(slots, keys, life.name()));
-                if is_connected(context) {
-                    return Ok((keys, Transport::Connected(receives)));
-                }
-                let mode = receives.map_or(ReceiveMode::Posted, |receives| {
-                    ReceiveMode::Pulled(Box::new(receives))
-                });
-                let spec = QpSpec {
-                    kind: parts
-                        .proxy
-                        .map_or(QpKind::Ud, |(special, port)| QpKind::Proxy {
-                            special,
-                            port,
-                        }),
-                    pd,
-                    send_cq: parts.send_cq.handle,
-                    recv_cq: parts.recv_cq.handle,
-                    srq: parts.srq.map(|srq| srq.handle),
-                    caps: caps(hca, context),
-                    signal_all: true,
-                    receives: mode,
-                    qpn: Some(qpn),
-                    block_multicast_loopback: false,
+                let transport = if is_connected(context) {
+                    Transport::Connected(receives)
+                } else {
+                    datagram(hca, pd, parts, (qpn, context), receives)?
                 };
-                let (handle, _) = hca.create_qp(spec).map_err(status_of)?;
-                let tunnelled = parts.proxy.is_some();
-                Ok((keys, Transport::Datagram { handle, tunnelled }))
+                Ok((keys, transport))
             });
             made.inspect_err(|_| pds.release(hca, tag))
         });
@@ -263,6 +238,46 @@ impl Qp {
             ..QpMailbox::default()
         }
     }
+}
+
+/// Which keys the work requests of a queue pair may use.
+fn local_keys(hca: &mut dyn Hca, pds: &mut Pds, context: &QpContext) -> Result<LocalKeys, Status> {
+    let whole_space = context
+        .reserved_lkey()
+        .then(|| pds.reserved_lkey(hca, context.pd()))
+        .transpose()?;
+    Ok(LocalKeys { whole_space })
+}
+
+/// Makes the provider's queue pair.
+fn datagram(
+    hca: &mut dyn Hca,
+    pd: PdHandle,
+    parts: &Parts<'_>,
+    (qpn, context): (Qpn, &QpContext),
+    receives: Option<ReceiveQueue>,
+) -> Result<Transport, Status> {
+    let kind = match parts.proxy {
+        Some((special, port)) => QpKind::Proxy { special, port },
+        None => QpKind::Ud,
+    };
+    let spec = QpSpec {
+        kind,
+        pd,
+        send_cq: parts.send_cq.handle,
+        recv_cq: parts.recv_cq.handle,
+        srq: parts.srq.map(|srq| srq.handle),
+        caps: caps(hca, context),
+        signal_all: true,
+        receives: receives.map_or(ReceiveMode::Posted, |receives| {
+            ReceiveMode::Pulled(Box::new(receives))
+        }),
+        qpn: Some(qpn),
+        block_multicast_loopback: false,
+    };
+    let (handle, _) = hca.create_qp(spec).map_err(status_of)?;
+    let tunnelled = parts.proxy.is_some();
+    Ok(Transport::Datagram { handle, tunnelled })
 }
 
 /// The port stands in the path of the second transition; until then it was the first one.
