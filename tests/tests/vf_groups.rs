@@ -6,6 +6,7 @@ use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, Lid, PKey, QKey};
 use vf_proxy::native::{
     GroupEvent, GroupId, GroupSpec, Partition, UdQpId, UdQpSpec, VfPortError, VfPortEvent,
+    VirtualHca, VirtualHcaConfig,
 };
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
 
@@ -265,4 +266,30 @@ fn closing_a_vf_ends_its_memberships_at_the_sa() {
     subnet.close(a1.at);
     subnet.run_for(Duration::from_secs(2));
     assert_eq!(members(&subnet), 1);
+}
+
+/// What the SA said of a membership before its program left the group, and took no event, holds nothing up.
+#[test]
+fn a_group_that_is_left_before_its_refusal_is_told_can_be_joined_again() {
+    let mut subnet = VfSubnet::new(1, 1, 1);
+    subnet.close(A1);
+    subnet.on_vf(A1, |now, hca, function| {
+        let config = VirtualHcaConfig {
+            // No event of the software below is taken.
+            max_pending: 0,
+            ..VirtualHcaConfig::new(7)
+        };
+        *hca = Some(VirtualHca::open(now, function, config).expect("a VF"));
+    });
+    // There is no such group, and this does not make one.
+    let spec = GroupSpec::join(mgid(1), JoinState::FULL_MEMBER);
+    let group = subnet.on_port(A1, |now, port, _| port.join(now, spec));
+    let group = group.expect("a group");
+    subnet.run_for(Duration::from_secs(2));
+    let left = subnet.on_port(A1, |now, port, hca| port.leave(now, hca, group));
+    assert_eq!(left, Ok(()));
+    let told = wait_group(&mut subnet, A1, group);
+    assert_eq!(told, GroupEvent::Left(Ok(())));
+    let again = subnet.on_port(A1, |now, port, _| port.join(now, spec));
+    assert!(again.is_ok(), "{again:?}");
 }

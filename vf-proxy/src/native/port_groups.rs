@@ -1,7 +1,7 @@
 //! The multicast groups of a VF's port.
 
 use hca_api::Hca;
-use ib_endpoint::sa_client::{QueryId, Wish};
+use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
 use ib_endpoint::{EndPort, SaAnswer, SaError, SaEvent, SaRequest, group_destination};
 use ib_vtime::Instant;
 use ib_wire::mad::MadStatus;
@@ -80,9 +80,13 @@ impl VfPort {
         own.granted = None;
         own.settle(hca, &self.qps);
         match own.progress {
-            Progress::Wished(standing) => {
+            Progress::Wished(standing) if self.end_port.withdraw(now, standing) => {
                 own.progress = Progress::Leaving(standing);
-                self.end_port.withdraw(now, standing);
+            }
+            Progress::Wished(standing) => {
+                // The SA has refused it, which was not taken yet.
+                self.orphans.insert(standing);
+                self.forget(group, Ok(()));
             }
             Progress::Creating(query) => own.progress = Progress::LeavingUnmade(query),
             _ => self.forget(group, Ok(())),
@@ -168,6 +172,7 @@ impl VfPort {
             SaEvent::Granted { standing, answer } => {
                 match self.group_with(Progress::Wished(standing)) {
                     Some(id) => self.joined(hca, id, &answer),
+                    None if self.was_own(standing) => {}
                     None => return Some(SaEvent::Granted { standing, answer }),
                 }
             }
@@ -177,6 +182,8 @@ impl VfPort {
                 retry_at,
             } => match self.group_with(Progress::Wished(standing)) {
                 Some(id) => self.refused(hca, id, error, retry_at),
+                None if retry_at.is_none() && self.orphans.remove(&standing) => {}
+                None if self.was_own(standing) => {}
                 None => return Some(event),
             },
             SaEvent::Withdrawn { standing, result } => {
@@ -192,6 +199,11 @@ impl VfPort {
             SaEvent::Notice(_) => return Some(event),
         }
         None
+    }
+
+    /// Whether a wish was the port's own and was withdrawn. What became of it before concerns nobody.
+    fn was_own(&self, standing: StandingId) -> bool {
+        self.orphans.contains(&standing) || self.group_with(Progress::Leaving(standing)).is_some()
     }
 
     fn take_creation(
