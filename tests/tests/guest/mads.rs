@@ -141,6 +141,11 @@ fn a_ping_by_lid_or_guid_is_for_the_host_of_a_guest() {
         }
         let mut server = fabric.lab.on(Shim::Vhca, host, &["ibping", "-S"]);
         let _server = Process::start(fabric.dir(), host, &mut server);
+        // It says nothing of when it listens.
+        let listens = wait_for(PATIENCE, || {
+            ping(&ways[0]).contains(" 3 received").then_some(())
+        });
+        assert!(listens.is_some(), "nobody answers {}", ways[0]);
         for way in &ways {
             let told = ping(way);
             assert!(told.contains("3 packets transmitted, 3 received"), "{told}");
