@@ -59,6 +59,21 @@ pub struct SourceAddress {
 }
 
 impl SourceAddress {
+    /// Where an SMP comes from that software on this port gave to its own adapter, and that was on no link: QP0, and the
+    /// permissive LID, since both ends of its route are directed (IBA 14.2.2).
+    #[must_use]
+    pub fn local(port: PortNum) -> Self {
+        Self {
+            port,
+            slid: Lid::PERMISSIVE,
+            src_qpn: Qpn::SMI,
+            sl: Sl::default(),
+            dlid_path_bits: 0,
+            pkey_index: PKeyIndex(0),
+            grh: None,
+        }
+    }
+
     /// The address vector that answers the packet (IBA 13.5.4.2).
     #[must_use]
     pub fn reply_vector(&self) -> AddressVector {

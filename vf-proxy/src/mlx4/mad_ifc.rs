@@ -9,7 +9,7 @@ use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
     CapabilityMask, LidRoutedSmp, PortInfo, PortState as WirePortState, SmpAttribute,
 };
-use ib_wire::{GidIndex, Lid, PKeyIndex, PortNum, Qpn, Sl};
+use ib_wire::{GidIndex, Lid, PKeyIndex, PortNum};
 use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcModifier, MadIfcOp, MadIfcPacket};
 use mlx4_defs::{Mailbox, Status};
 
@@ -101,15 +101,7 @@ pub(super) fn port_info(hca: &mut dyn Hca, port: PortNum) -> Result<PortInfo, St
 
 /// Where a MAD came from. One that the guest's host made itself came from nowhere.
 fn source(port: PortNum, slid: Lid, packet: Option<&MadIfcPacket>) -> SourceAddress {
-    let local = SourceAddress {
-        port,
-        slid: Lid::PERMISSIVE,
-        src_qpn: Qpn::SMI,
-        sl: Sl::default(),
-        dlid_path_bits: 0,
-        pkey_index: PKeyIndex(0),
-        grh: None,
-    };
+    let local = SourceAddress::local(port);
     packet.map_or(local, |packet| SourceAddress {
         slid,
         src_qpn: packet.remote_qpn,

@@ -6,7 +6,7 @@ use hca_api::{
 };
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, NodeDescription};
-use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn, Sl};
+use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 
 use super::function::FunctionState;
 use super::{Device, LIMITS};
@@ -229,21 +229,8 @@ impl Device {
         }
         // It could send the same SMP to the port through the subnet, so it gets the same answer, and needs the same
         // key.
-        let view = MadView::Network(own_source(port));
+        let view = MadView::Network(SourceAddress::local(port));
         Ok(sma::process(&mut self.node, port, &view, mad))
-    }
-}
-
-/// Where an SMP comes from that does not leave the host.
-fn own_source(port: PortNum) -> SourceAddress {
-    SourceAddress {
-        port,
-        slid: Lid::PERMISSIVE,
-        src_qpn: Qpn::SMI,
-        sl: Sl::default(),
-        dlid_path_bits: 0,
-        pkey_index: PKeyIndex(0),
-        grh: None,
     }
 }
 
