@@ -279,25 +279,29 @@ fn empty(len: usize) -> Arc<[u8]> {
 mod tests {
     use super::*;
 
-    fn frame() -> Frame {
-        let mut buffer = [0; 512];
-        let len = UdFrame {
+    /// A MAD between two ports' special queue pairs, or what else is put into its place.
+    fn datagram(qpn: Qpn, qkey: QKey) -> UdFrame<'static> {
+        UdFrame {
             vl: Vl::default(),
             sl: Sl::default(),
             slid: Lid::new(1),
             dlid: Lid::new(2),
             grh: None,
             pkey: PKey::DEFAULT_FULL,
-            dest_qp: Qpn::SMI,
-            src_qp: Qpn::SMI,
-            qkey: QKey::SMI,
+            dest_qp: qpn,
+            src_qp: qpn,
+            qkey,
             psn: Psn::default(),
             solicited: false,
             immediate: None,
             payload: &[7; MAD_SIZE],
         }
-        .write(&mut buffer)
-        .unwrap();
+    }
+
+    fn frame() -> Frame {
+        let mut buffer = [0; 512];
+        let smp = datagram(Qpn::SMI, QKey::SMI);
+        let len = smp.write(&mut buffer).unwrap();
         Frame::new(&buffer[..len])
     }
 
@@ -333,21 +337,7 @@ mod tests {
     #[test]
     fn a_buffer_is_written_again_unless_somebody_else_has_it() {
         let mut writer = FrameWriter::default();
-        let mut datagram = UdFrame {
-            vl: Vl::default(),
-            sl: Sl::default(),
-            slid: Lid::new(1),
-            dlid: Lid::new(2),
-            grh: None,
-            pkey: PKey::DEFAULT_FULL,
-            dest_qp: Qpn::GSI,
-            src_qp: Qpn::GSI,
-            qkey: QKey::GSI,
-            psn: Psn::default(),
-            solicited: false,
-            immediate: None,
-            payload: &[7; MAD_SIZE],
-        };
+        let mut datagram = datagram(Qpn::GSI, QKey::GSI);
         let first = writer.write(&datagram).unwrap();
         let (place, copy) = (first.bytes().as_ptr(), first.clone());
         writer.take_back(first);

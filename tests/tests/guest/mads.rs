@@ -110,19 +110,22 @@ fn vendor_mads(fabric: &Fabric, host: &str, to: &Value) -> u64 {
     rows.next().map_or(0, |row| row["count"].as_u64().unwrap())
 }
 
+/// Two switches, and a VF on each host that may use vendors' classes.
+fn fabric_of_pings() -> Fabric {
+    let options = [
+        "--topology",
+        "two-switch",
+        "--vfs",
+        "1",
+        "--rights",
+        "vendor",
+    ];
+    Fabric::new(Manager::Lite, &options)
+}
+
 #[test]
 fn a_ping_by_lid_or_guid_is_for_the_host_of_a_guest() {
-    let fabric = Fabric::new(
-        Manager::Lite,
-        &[
-            "--topology",
-            "two-switch",
-            "--vfs",
-            "1",
-            "--rights",
-            "vendor",
-        ],
-    );
+    let fabric = fabric_of_pings();
     let mut guests = fabric.guests("6.1", [("H1-1", 1), ("H2-1", 1)]);
     for (from, to, host) in [(0, 1, "H2-1"), (1, 0, "H1-1")] {
         guests[to].start("ibping", "ibping -S");
@@ -172,17 +175,7 @@ fn ping() -> Message {
 
 #[test]
 fn a_ping_that_has_a_guests_gid_reaches_the_guest() {
-    let fabric = Fabric::new(
-        Manager::Lite,
-        &[
-            "--topology",
-            "two-switch",
-            "--vfs",
-            "1",
-            "--rights",
-            "vendor",
-        ],
-    );
+    let fabric = fabric_of_pings();
     let mut guest = fabric.guest("6.1", "H1-1", 1);
     guest.start("ibping", "ibping -S -d");
     let memory = GuestMemory::shared(2048).unwrap();
