@@ -2,7 +2,8 @@
 //!
 //! A queue that is armed interrupts at its next entry and is *fired* then, until the driver arms it
 //! again. Arming is a level: if the driver has not taken every entry when it arms, the interrupt comes at
-//! once (`eq_set_ci`).
+//! once (`eq_set_ci`). A queue that the driver made *always armed* interrupts at each entry and is never fired; Linux
+//! names that state (`MLX4_EQ_STATE_ALWAYS_ARMED`) and makes its queues armed.
 //!
 //! # Full queues
 //!
@@ -45,7 +46,8 @@ struct Eq {
     producer: u32,
     /// Modulo 2^24, as the driver told it.
     consumer: u32,
-    armed: bool,
+    /// Armed, fired or always armed.
+    state: EqState,
     vector: u16,
     /// What came while the queue was full.
     backlog: Backlog,
@@ -69,7 +71,7 @@ impl Eq {
             return None;
         }
         self.write(hca, eqe);
-        (self.armed && self.waiting() != 0).then(|| self.fire())
+        self.interrupt()
     }
 
     /// Writes an entry for which there is room.
@@ -84,22 +86,32 @@ impl Eq {
         }
     }
 
-    const fn fire(&mut self) -> u16 {
-        self.armed = false;
-        self.vector
+    /// Gives the vector to raise, now that an interrupt is due if there is something to take and the state has it.
+    fn interrupt(&mut self) -> Option<u16> {
+        if self.waiting() == 0 || self.state == EqState::FIRED {
+            return None;
+        }
+        if self.state == EqState::ARMED {
+            self.state = EqState::FIRED;
+        }
+        Some(self.vector)
     }
 
     /// The driver took entries, which makes room for what was kept, and perhaps arms; gives the vector to
     /// raise.
     fn set_consumer(&mut self, hca: &mut dyn Hca, doorbell: EqDoorbell) -> Option<u16> {
         self.consumer = doorbell.consumer_index();
-        self.armed |= doorbell.arm();
+        if doorbell.arm() && self.state == EqState::FIRED {
+            self.state = EqState::ARMED;
+        }
+        let mut is_due = doorbell.arm();
         while !self.is_full()
             && let Some(eqe) = self.backlog.next()
         {
             self.write(hca, eqe);
+            is_due = true;
         }
-        (self.armed && self.waiting() != 0).then(|| self.fire())
+        if is_due { self.interrupt() } else { None }
     }
 }
 
@@ -156,7 +168,10 @@ impl Eqs {
             entries,
             producer: 0,
             consumer: 0,
-            armed: context.state() == EqState::ARMED,
+            state: match context.state() {
+                state @ (EqState::ARMED | EqState::ALWAYS_ARMED) => state,
+                _ => EqState::FIRED,
+            },
             vector: context.vector.into(),
             backlog: Backlog::default(),
             lost: 0,
