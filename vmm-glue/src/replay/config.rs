@@ -11,7 +11,7 @@ use serde::Deserialize;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 use super::script::{LineError, known_vf, pkey_table, prefix};
-use super::text::{Hex, Object, lmc, sl};
+use super::text::{ByNumber, Hex, Object, lmc, sl};
 
 /// The port and its VFs.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,8 +63,8 @@ struct ConfigFields {
     seed: u64,
     vfs: u64,
     port: Object<PortFields>,
-    vf_guids: BTreeMap<u64, Hex<u64>>,
-    vf_pkeys: BTreeMap<u64, Vec<Option<PKeyField>>>,
+    vf_guids: ByNumber<Hex<u64>>,
+    vf_pkeys: ByNumber<Vec<Option<PKeyField>>>,
     smi_enabled: BTreeSet<u64>,
     limits: Object<LimitFields>,
 }
@@ -75,8 +75,8 @@ impl Default for ConfigFields {
             seed: 1,
             vfs: 2,
             port: Object::default(),
-            vf_guids: BTreeMap::new(),
-            vf_pkeys: BTreeMap::new(),
+            vf_guids: ByNumber(BTreeMap::new()),
+            vf_pkeys: ByNumber(BTreeMap::new()),
             smi_enabled: BTreeSet::new(),
             limits: Object::default(),
         }
@@ -218,12 +218,16 @@ impl ConfigFields {
             .ok()
             .filter(|&vfs| vfs <= VfId::MAX)
             .ok_or(LineError::TooManyVfs(self.vfs))?;
-        let named = self.vf_guids.keys().chain(self.vf_pkeys.keys());
+        let named = self.vf_guids.0.keys().chain(self.vf_pkeys.0.keys());
         for &vf in named.chain(&self.smi_enabled) {
             known_vf(vf, vfs)?;
         }
         let vfs = (1..=u64::from(vfs)).map(|vf| self.vf(vf)).collect();
         let Object(port) = self.port;
+        let guid = Guid::new(port.guid.0);
+        if guid == Guid::default() {
+            return Err(LineError::NoPortGuid);
+        }
         let port = PortConfig {
             seed: self.seed,
             lid: Lid::new(port.lid),
@@ -231,7 +235,7 @@ impl ConfigFields {
             sm_lid: Lid::new(port.sm_lid),
             sm_sl: port.sm_sl,
             subnet_prefix: prefix(port.subnet_prefix)?,
-            guid: Guid::new(port.guid.0),
+            guid,
             pkeys: pkey_table(&port.pkeys),
             limits: self.limits.0.into(),
             ..PortConfig::default()
@@ -240,11 +244,11 @@ impl ConfigFields {
     }
 
     fn vf(&self, number: u64) -> VfConfig {
-        let guid = match self.vf_guids.get(&number) {
+        let guid = match self.vf_guids.0.get(&number) {
             Some(&Hex(guid)) => guid,
             None => self.port.0.guid.0.wrapping_add(number * GUID_STEP),
         };
-        let pkeys = match self.vf_pkeys.get(&number) {
+        let pkeys = match self.vf_pkeys.0.get(&number) {
             Some(indices) => indices.as_slice(),
             None => &[Some(PKeyField::Index(0))],
         };
@@ -392,6 +396,23 @@ mod tests {
         ] {
             let reason = reason(json);
             assert!(reason.ends_with("is taken or reserved"), "{json}: {reason}");
+        }
+    }
+
+    #[test]
+    fn the_port_has_a_guid() {
+        let reason = reason(r#"{"config":{"port":{"guid":"0x0"}}}"#);
+        assert_eq!(reason, "a port's GUID is not 0");
+    }
+
+    #[test]
+    fn what_a_vf_has_is_said_once() {
+        for json in [
+            r#"{"config":{"vf_guids":{"1":"0x5","1":"0x6"}}}"#,
+            r#"{"config":{"vf_pkeys":{"1":[0],"1":[]}}}"#,
+        ] {
+            let reason = reason(json);
+            assert!(reason.contains("duplicate number `1`"), "{json}: {reason}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! How quantities stand in a script: GUIDs and keys as `"0x..."`, GIDs as IPv6, MADs as hexadecimal
 //! digits, and objects as objects only.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
 
@@ -108,6 +109,38 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
+
+/// Values by the numbers of what has them, each number once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ByNumber<T>(pub(super) BTreeMap<u64, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ByNumber<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ByNumberVisitor(PhantomData))
+    }
+}
+
+struct ByNumberVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ByNumberVisitor<T> {
+    type Value = ByNumber<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values = BTreeMap::new();
+        while let Some((number, value)) = map.next_entry::<u64, T>()? {
+            // A map by itself would keep the last.
+            if values.insert(number, value).is_some() {
+                let reason = format_args!("duplicate number `{number}`");
+                return Err(A::Error::custom(reason));
+            }
+        }
+        Ok(ByNumber(values))
     }
 }
 
@@ -226,5 +259,16 @@ mod tests {
         }
         assert!(read::<Object<Pair>>("{\"a\":1}").is_ok());
         assert!(reason::<Object<Pair>>("[1]").contains("expected an object"));
+    }
+
+    #[test]
+    fn a_number_has_one_value() {
+        let values = read::<ByNumber<u8>>("{\"2\":3,\"1\":3}").unwrap();
+        assert_eq!(values.0, BTreeMap::from([(1, 3), (2, 3)]));
+        let twice = reason::<ByNumber<u8>>("{\"1\":3,\"2\":3,\"1\":3}");
+        assert!(twice.contains("duplicate number `1`"), "{twice}");
+        let another = reason::<ByNumber<u8>>("{\"x\":3}");
+        assert!(another.contains("number in quotes"), "{another}");
+        assert!(reason::<ByNumber<u8>>("[3]").contains("expected an object"));
     }
 }

@@ -44,6 +44,8 @@ pub(super) enum LineError {
     Decreasing { at: u64, clock: u64 },
     #[error("{0} VFs are too many; there can be {max}", max = VfId::MAX)]
     TooManyVfs(u64),
+    #[error("a port's GUID is not 0")]
+    NoPortGuid,
     #[error(transparent)]
     NoVf(#[from] AddVfError),
 }
@@ -154,7 +156,8 @@ fn source(from: &str, vfs: u16) -> Result<Source, LineError> {
     }
     let unknown = || LineError::UnknownSource(from.to_owned());
     let digits = from.strip_prefix("vf:").ok_or_else(unknown)?;
-    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+    let leading_zero = digits.len() > 1 && digits.starts_with('0');
+    if digits.is_empty() || leading_zero || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return Err(unknown());
     }
     known_vf(digits.parse().map_err(|_| unknown())?, vfs).map(Source::Vf)

@@ -204,6 +204,10 @@ fn lines_that_are_not_of_a_form_are_refused_with_the_reason() {
             "`from` is `vf:+1`",
         ),
         (
+            r#"{"at":1,"from":"vf:01","dlid":1,"mad":""}"#,
+            "`from` is `vf:01`",
+        ),
+        (
             r#"{"at":1,"from":"pf","dlid":1,"mad":""}"#,
             "`from` is `pf`",
         ),
