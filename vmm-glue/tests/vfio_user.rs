@@ -181,7 +181,11 @@ fn fifty_vmms_one_after_another_leave_nothing_behind() {
         (&vmm["vmms"], &vmm["shared_bytes"]),
         (&55.into(), &0.into())
     );
-    assert_eq!(serve.descriptors(), before.0);
+    // The connection of who asked last may not be closed yet, then or now.
+    let begun = Instant::now();
+    while serve.descriptors() > before.0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{before:?}");
+    }
     assert!(serve.mappings() <= before.1 + 4);
     assert!(serve.resident() < resident + 2048, "{resident} KiB before");
 }
