@@ -6,6 +6,7 @@
 //! descriptors are ready and after each poll. [`run`] makes one from [`Options`] and runs it until it
 //! is asked to stop.
 
+mod acceptor;
 mod attach;
 mod capture;
 mod cast;

@@ -9,9 +9,8 @@ mod remote;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixListener;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use ib_vtime::Instant;
@@ -19,8 +18,9 @@ use ib_vtime::Instant;
 pub use path::default_path;
 pub use remote::{Remote, RemoteError};
 
+use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Turn, WayIn, claim_socket};
-use crate::watch::{EventSet, Ready};
+use crate::watch::Ready;
 use client::Client;
 
 /// Clients at a time; of more, the one that has been silent for longest must go.
@@ -29,7 +29,7 @@ const MAX_CLIENTS: usize = 64;
 /// The socket and its clients.
 #[derive(Debug)]
 pub struct ControlSocket {
-    listener: UnixListener,
+    acceptor: Acceptor,
     _claim: Claim,
     clients: BTreeMap<RawFd, Client>,
 }
@@ -42,32 +42,23 @@ impl ControlSocket {
     pub fn bind(path: &Path) -> Result<Self, ClaimError> {
         let (listener, claim) = claim_socket(path)?;
         Ok(Self {
-            listener,
+            acceptor: Acceptor::new(listener),
             _claim: claim,
             clients: BTreeMap::new(),
         })
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Most likely the process has too many files open: make room, and try again later.
-                Err(_) => {
-                    self.evict(turn);
-                    return;
-                }
-            };
-            if stream.set_nonblocking(true).is_err() {
-                continue;
-            }
+        while let Some(stream) = self.acceptor.accept(turn, &"control socket") {
             if self.clients.len() == MAX_CLIENTS {
                 self.evict(turn);
             }
-            let client = Client::new(turn, stream);
+            let client = Client::new(turn, UnixStream::from(stream));
             self.clients.insert(client.fd(), client);
+        }
+        if self.acceptor.is_resting() {
+            // A client that is silent makes room for one that asks.
+            self.evict(turn);
         }
     }
 
@@ -88,11 +79,11 @@ impl ControlSocket {
 
 impl WayIn for ControlSocket {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        turn.watches.add(&self.listener, EventSet::IN);
+        self.acceptor.start(&mut turn.watches);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
-        if ready.fd == self.listener.as_raw_fd() {
+        if ready.fd == self.acceptor.fd() {
             self.accept(turn);
         } else if let Some(client) = self.clients.get_mut(&ready.fd)
             && !client.handle_ready(turn, ready.events)
@@ -102,6 +93,7 @@ impl WayIn for ControlSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.wake(turn);
         while let Some((tap, record)) = turn.lab.world_mut().poll_tapped() {
             for client in self.clients.values_mut() {
                 client.take_frame(tap, &record);
@@ -119,6 +111,7 @@ impl WayIn for ControlSocket {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.clients.values().filter_map(Client::deadline).min()
+        let clients = self.clients.values().filter_map(Client::deadline);
+        clients.chain(self.acceptor.poll_timeout()).min()
     }
 }

@@ -10,9 +10,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::Instant;
-use rustix::net::{SocketFlags, accept_with};
 use umad_link::{Answer, Errno, HelloReply, ServerLimits, TreeRequest, UmadServer, Verdict};
 
+use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Turn, WayIn, claim_packet_socket};
 use crate::watch::{EventSet, Ready};
 use adapters::{KnownNodes, LabAdapters};
@@ -26,7 +26,7 @@ const BUDGET: usize = 64;
 /// The umad socket of a service, with its clients.
 #[derive(Debug)]
 pub struct UmadSocket {
-    listener: OwnedFd,
+    acceptor: Acceptor,
     clients: BTreeMap<RawFd, Client>,
     server: UmadServer,
     nodes: KnownNodes,
@@ -48,7 +48,7 @@ impl UmadSocket {
             source,
         })?;
         Ok(Self {
-            listener,
+            acceptor: Acceptor::new(listener),
             clients: BTreeMap::new(),
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
@@ -59,9 +59,7 @@ impl UmadSocket {
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
         for _ in 0..BUDGET {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let Ok(socket) = accept_with(&self.listener, flags) else {
-                // None waits, or the host has no room for another: the next one may.
+            let Some(socket) = self.acceptor.accept(turn, &"umad") else {
                 return;
             };
             let Some(session) = self.server.connect(turn.now) else {
@@ -189,11 +187,11 @@ fn reply_to(socket: &OwnedFd, answer: &Answer) -> bool {
 
 impl WayIn for UmadSocket {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        turn.watches.add(&self.listener, EventSet::IN);
+        self.acceptor.start(&mut turn.watches);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
-        if ready.fd == self.listener.as_raw_fd() {
+        if ready.fd == self.acceptor.fd() {
             self.accept(turn);
             return;
         }
@@ -209,6 +207,7 @@ impl WayIn for UmadSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.wake(turn);
         let mut adapters = LabAdapters {
             lab: turn.lab,
             known: &mut self.nodes,
@@ -234,6 +233,7 @@ impl WayIn for UmadSocket {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.server.poll_timeout()
+        let server = self.server.poll_timeout();
+        server.into_iter().chain(self.acceptor.poll_timeout()).min()
     }
 }

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirBuilder;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ib_vtime::{Instant, Rate, TokenBucket};
 
+use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
 use crate::vfio_user::{Connection, Patience, Session, Signals};
 use crate::watch::{EventSet, Ready};
@@ -37,7 +37,9 @@ const LOG_RATE: Rate = Rate::per_second(1, 20);
 /// The socket of a VF.
 #[derive(Debug)]
 struct Door {
-    listener: UnixListener,
+    /// What the log calls it by.
+    name: String,
+    acceptor: Acceptor,
     client: Option<Client>,
     /// The VMM before has gone, and the world was not polled since: the VF may not be reset yet.
     is_settling: bool,
@@ -68,6 +70,8 @@ pub struct VfioUserSockets {
     silent: BTreeSet<HostFunction>,
     /// VFs whose VMM has gone since the world was polled.
     settling: BTreeSet<HostFunction>,
+    /// VFs whose sockets cannot give a connection now.
+    resting: BTreeSet<HostFunction>,
     /// When the world is to be polled again, since a device was used behind its last poll.
     again: Option<Instant>,
     /// How long VMMs may be waited for that do not share memory.
@@ -97,6 +101,7 @@ impl VfioUserSockets {
             touched: BTreeSet::new(),
             silent: BTreeSet::new(),
             settling: BTreeSet::new(),
+            resting: BTreeSet::new(),
             again: None,
             patience: Arc::default(),
             signals: Signals::default(),
@@ -112,7 +117,8 @@ impl VfioUserSockets {
         let (listener, claim) = claim_socket(&path)?;
         seat.socket = Some(path);
         let door = Door {
-            listener,
+            name: format!("{}/{}", seat.host_name, seat.vf.get()),
+            acceptor: Acceptor::new(listener),
             client: None,
             is_settling: false,
             next: None,
@@ -136,8 +142,8 @@ impl VfioUserSockets {
                 Ok(()) => {
                     if let Some(door) = self.doors.get(&seat.at) {
                         self.owners
-                            .insert(door.listener.as_raw_fd(), Owner::Listener(seat.at));
-                        turn.watches.add(&door.listener, EventSet::IN);
+                            .insert(door.acceptor.fd(), Owner::Listener(seat.at));
+                        door.acceptor.start(&mut turn.watches);
                     }
                 }
                 Err(error) => log::error!("vfio-user: {error}"),
@@ -147,14 +153,16 @@ impl VfioUserSockets {
 
     fn accept(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
         for _ in 0..ACCEPTED {
-            let Some(door) = self.doors.get(&at) else {
+            let Some(door) = self.doors.get_mut(&at) else {
                 return;
             };
-            let Ok((socket, _)) = door.listener.accept() else {
-                // None waits, or the host has no room for another: the next one may.
+            let name = &format_args!("vfio-user: {}", door.name);
+            let Some(socket) = door.acceptor.accept(turn, name) else {
+                if door.acceptor.is_resting() {
+                    self.resting.insert(at);
+                }
                 return;
             };
-            let socket = OwnedFd::from(socket);
             // Of one that is gone the news may still wait to be read.
             self.serve(turn, at);
             let Some(door) = self.doors.get_mut(&at) else {
@@ -168,6 +176,18 @@ impl VfioUserSockets {
                 self.admit(turn, at, socket);
             }
         }
+    }
+
+    /// Has sockets watched again that have rested.
+    fn wake(&mut self, turn: &mut Turn<'_>) {
+        let doors = &mut self.doors;
+        self.resting.retain(|at| {
+            let acceptor = doors.get_mut(at).map(|door| &mut door.acceptor);
+            acceptor.is_some_and(|acceptor| {
+                acceptor.wake(turn);
+                acceptor.is_resting()
+            })
+        });
     }
 
     fn admit(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
@@ -194,7 +214,7 @@ impl VfioUserSockets {
         if let Some(seat) = turn.lab.seats.get_mut(&at) {
             seat.refused += 1;
             let text = "is taken; another VMM is turned away";
-            log(&mut self.doors, turn.now, seat, &text);
+            log(&mut self.doors, turn.now, at, &text);
         }
         if self.refused.len() == MAX_REFUSED {
             return;
@@ -261,12 +281,8 @@ impl VfioUserSockets {
         }
         if let Some(seat) = turn.lab.seats.get_mut(&at) {
             seat.vmm = None;
-            log(
-                &mut self.doors,
-                turn.now,
-                seat,
-                &format_args!("is free again: {why}"),
-            );
+            let text = &format_args!("is free again: {why}");
+            log(&mut self.doors, turn.now, at, text);
         }
     }
 
@@ -357,23 +373,22 @@ fn deadline(doors: &BTreeMap<HostFunction, Door>, at: HostFunction) -> Option<In
 fn log(
     doors: &mut BTreeMap<HostFunction, Door>,
     now: Instant,
-    seat: &Seat,
+    at: HostFunction,
     text: &dyn core::fmt::Display,
 ) {
-    let may = doors
-        .get_mut(&seat.at)
-        .is_some_and(|door| door.log.take(now, &LOG_RATE));
-    if may {
-        log::warn!("vfio-user: {}/{} {text}", seat.host_name, seat.vf.get());
+    if let Some(door) = doors.get_mut(&at)
+        && door.log.take(now, &LOG_RATE)
+    {
+        log::warn!("vfio-user: {} {text}", door.name);
     }
 }
 
 impl WayIn for VfioUserSockets {
     fn start(&mut self, turn: &mut Turn<'_>) {
         for (at, door) in &self.doors {
-            self.owners
-                .insert(door.listener.as_raw_fd(), Owner::Listener(*at));
-            turn.watches.add(&door.listener, EventSet::IN);
+            let fd = door.acceptor.fd();
+            self.owners.insert(fd, Owner::Listener(*at));
+            door.acceptor.start(&mut turn.watches);
         }
     }
 
@@ -397,6 +412,7 @@ impl WayIn for VfioUserSockets {
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
         self.again = None;
+        self.wake(turn);
         self.open_new(turn);
         self.signal(turn);
         self.admit_next(turn);
@@ -409,6 +425,8 @@ impl WayIn for VfioUserSockets {
         let refused = self.refused.values().map(|refused| refused.deadline);
         let silent = self.silent.iter();
         let silent = silent.filter_map(|at| deadline(&self.doors, *at));
-        refused.chain(silent).chain(self.again).min()
+        let resting = self.resting.iter();
+        let resting = resting.filter_map(|at| self.doors.get(at)?.acceptor.poll_timeout());
+        refused.chain(silent).chain(resting).chain(self.again).min()
     }
 }

@@ -1,0 +1,155 @@
+//! A service whose process may have no more files open: it stays idle, says so, and goes on when it may.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use serde_json::Value;
+use umad_link::{Hello, HelloReply, Purpose};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A running service with all its sockets, which dies with the test.
+struct Serve {
+    child: Child,
+    folder: tempfile::TempDir,
+    vf: PathBuf,
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Serve {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = File::create(folder.path().join("log")).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_vhca"))
+            .args(["serve", "--json", "--topology", "single", "--vfs", "1"])
+            .arg("--control")
+            .arg(folder.path().join("control.sock"))
+            .arg("--vfio-user")
+            .arg(folder.path().join("vfs"))
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap();
+        let vf = ready["vfio_user"][0]["socket"].as_str().unwrap().into();
+        Self { child, folder, vf }
+    }
+
+    fn proc(&self, name: &str) -> PathBuf {
+        format!("/proc/{}/{name}", self.child.id()).into()
+    }
+
+    /// Lets the process have descriptors below a number only.
+    fn limit(&self, most: Rlimit) {
+        let process = Some(Pid::from_child(&self.child));
+        prlimit(process, Resource::Nofile, most).unwrap();
+    }
+
+    /// The number that its next descriptor would have.
+    fn next_descriptor(&self) -> u64 {
+        let used: Vec<String> = fs::read_dir(self.proc("fd"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let mut free = (0..).filter(|fd| !used.contains(&format!("{fd}")));
+        free.next().unwrap()
+    }
+
+    /// Processor time that it has used, in hundredths of a second.
+    fn ticks(&self) -> u64 {
+        let stat = fs::read_to_string(self.proc("stat")).unwrap();
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let fields = fields.split_whitespace().skip(11).take(2);
+        fields.map(|field| field.parse::<u64>().unwrap()).sum()
+    }
+
+    /// What it logged of those who have to wait.
+    fn complaints(&self) -> Vec<String> {
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
+        let lines = log.lines().filter(|line| line.contains("have to wait"));
+        lines.map(str::to_owned).collect()
+    }
+
+    fn connect(&self, socket: &str) -> UnixStream {
+        UnixStream::connect(self.folder.path().join(socket)).unwrap()
+    }
+}
+
+/// A program that wants to use umad.
+fn umad_program(serve: &Serve) -> OwnedFd {
+    let address = SocketAddrUnix::new(serve.folder.path().join("control.umad")).unwrap();
+    let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    net::connect(&socket, &address).unwrap();
+    let hello = Hello {
+        adapters: "",
+        purpose: Purpose::Tree,
+    };
+    net::send(&socket, &hello.encode().unwrap(), SendFlags::NOSIGNAL).unwrap();
+    socket
+}
+
+#[test]
+fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
+    let serve = Serve::start();
+    let before = getrlimit(Resource::Nofile);
+    serve.limit(Rlimit {
+        current: Some(serve.next_descriptor()),
+        ..before
+    });
+    let mut asking = serve.connect("control.sock");
+    asking
+        .write_all(b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n")
+        .unwrap();
+    let mut vmm = UnixStream::connect(&serve.vf).unwrap();
+    // VERSION, of 16 bytes of header and the number 0.1.
+    vmm.write_all(&[1, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
+        .unwrap();
+    let program = umad_program(&serve);
+
+    let begun = Instant::now();
+    while serve.complaints().len() < 3 {
+        assert!(begun.elapsed() < LIMIT, "{:?}", serve.complaints());
+    }
+    let ticks = serve.ticks();
+    asking
+        .set_read_timeout(Some(Duration::from_secs(2)))
+        .unwrap();
+    let unanswered = asking.read(&mut [0]).unwrap_err();
+    assert_eq!(unanswered.kind(), ErrorKind::WouldBlock);
+    let used = serve.ticks() - ticks;
+    assert!(used < 50, "{used} hundredths of two seconds");
+
+    serve.limit(before);
+    for socket in [&asking, &vmm] {
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+    }
+    let mut answer = String::new();
+    BufReader::new(asking).read_line(&mut answer).unwrap();
+    assert!(answer.contains("vfs"), "{answer}");
+    let mut reply = [0; 16];
+    vmm.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..4], [1, 0, 1, 0]);
+    let mut bytes = [0; 4096];
+    let (_, length) = net::recv(&program, &mut bytes[..], RecvFlags::empty()).unwrap();
+    assert!(HelloReply::decode(&bytes[..length]).unwrap().result.is_ok());
+    let complaints = serve.complaints();
+    assert_eq!(complaints.len(), 3, "{complaints:?}");
+}
