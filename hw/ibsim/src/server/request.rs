@@ -2,7 +2,7 @@
 
 use ib_endpoint::{MadAddress, RAW_TID};
 use ib_vtime::Instant;
-use ib_wire::mad::{BASE_VERSION, Mad, Method, MgmtClass};
+use ib_wire::mad::{BASE_VERSION, MAD_SIZE, Mad, Method, MgmtClass};
 use ib_wire::rmpp::RmppMad;
 use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Qpn, Tid};
@@ -179,9 +179,11 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         sent(ports.send(port, &to, &mad))
     }
 
-    /// Sends a request back to its client as it came, since nobody answers it.
+    /// Sends a request back to its client as it came, since nobody answers it. A client may say that it
+    /// sent more than a datagram holds, and would take that for what it receives.
     pub(super) fn send_back(&mut self, slot: u32, mut datagram: MadDatagram) {
         datagram.status = MadDatagram::TIMED_OUT.into();
+        datagram.length = datagram.length.get().min(MAD_SIZE as u64).into();
         self.queue(slot, datagram);
     }
 

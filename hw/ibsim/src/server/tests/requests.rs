@@ -132,6 +132,27 @@ fn directed_routes_with_a_hop_made_or_in_the_wrong_direction_come_back() {
 }
 
 #[test]
+fn what_comes_back_is_no_longer_than_a_mad() {
+    let mut bench = Bench::default();
+    let slot = bench.connect("n1");
+    let mad = gmp(SA, Method::GET_MULTI, 1);
+    for (dlid, wait) in [(NOWHERE, false), (SOMEWHERE, true)] {
+        let mut datagram = MadDatagram::new(Lid::NONE, dlid, 1, 1, &mad);
+        for (said, told) in [(u64::MAX, 256), (1000, 256), (255, 255)] {
+            datagram.length = said.into();
+            (bench.server).handle_mad(Instant::ZERO, &mut bench.net, slot, datagram.as_bytes());
+            if wait {
+                let overdue = bench.server.poll_timeout().expect("it waits");
+                bench.server.poll(overdue, &mut bench.net);
+            }
+            let back = bench.taken(slot).expect("it comes back");
+            assert_eq!(back.status.get(), MadDatagram::TIMED_OUT);
+            assert_eq!(back.length.get(), told);
+        }
+    }
+}
+
+#[test]
 fn datagrams_that_hold_no_request_to_bounce_are_counted() {
     let mut bench = Bench::default();
     let slot = bench.connect("n1");
