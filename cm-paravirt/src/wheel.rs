@@ -100,7 +100,7 @@ impl Wheel {
         if self.next == u64::MAX {
             return None;
         }
-        Some(Instant::from_nanos(self.next << TICK_BITS))
+        Some(Instant::from_ticks(self.next, TICK_BITS))
     }
 
     /// Sets the slot's deadline.

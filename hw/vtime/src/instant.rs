@@ -28,6 +28,15 @@ impl Instant {
         Self(millis.saturating_mul(1_000_000))
     }
 
+    /// The beginning of a tick, for whoever counts ticks of 2^`bits` ns.
+    #[must_use]
+    pub const fn from_ticks(ticks: u64, bits: u32) -> Self {
+        if ticks > u64::MAX >> bits {
+            return Self::FAR_FUTURE;
+        }
+        Self(ticks << bits)
+    }
+
     /// Nanoseconds since the origin.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
@@ -99,6 +108,16 @@ mod tests {
             Instant::FAR_FUTURE + Duration::from_nanos(1),
             Instant::FAR_FUTURE
         );
+    }
+
+    #[test]
+    fn a_tick_beyond_the_far_future_is_there() {
+        assert_eq!(Instant::from_ticks(3, 4), Instant::from_nanos(48));
+        let last = u64::MAX >> 20;
+        let began = Instant::from_nanos(u64::MAX << 20);
+        assert_eq!(Instant::from_ticks(last, 20), began);
+        assert_eq!(Instant::from_ticks(last + 1, 20), Instant::FAR_FUTURE);
+        assert_eq!(Instant::from_ticks(u64::MAX, 20), Instant::FAR_FUTURE);
     }
 
     #[test]

@@ -304,7 +304,7 @@ impl Slots {
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let (_, due) = self.first_live()?;
-        Some(Instant::from_nanos(due << TICK_BITS))
+        Some(Instant::from_ticks(due, TICK_BITS))
     }
 
     /// The live slots, in the order of their numbers.

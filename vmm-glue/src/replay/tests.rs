@@ -283,6 +283,23 @@ fn a_jump_of_fifty_years_takes_no_time() {
 }
 
 #[test]
+fn what_would_end_after_the_last_millisecond_waits() {
+    let last = script::LAST_MILLI;
+    let lines = printed(&[
+        from_vf(last - 1000, 1, &sa_get(7)),
+        from_vf(last - 1000, 1, &hex(&cm_req())),
+        from_vf(last - 1000, 1, &join()),
+        format!(r#"{{"at":{last},"stats":true}}"#),
+    ]);
+    let sizes = &lines.last().unwrap()["stats"];
+    assert_eq!(
+        (&sizes["cm_ids"], &sizes["mcast_groups"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(sizes["tids"], 3, "the join was sent again");
+}
+
+#[test]
 fn what_a_reason_quotes_from_the_script_cannot_break_its_line() {
     let (_, reason) = mistake(r#"{"at":0,"from":"a\u001b[1m\nb"}"#);
     assert_eq!(
