@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use emulated_hca::LinkState;
+use hca_api::Hca;
+use ib_vtime::Instant;
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, Lid, PKey, QKey};
 use vf_proxy::native::{
     GroupEvent, GroupId, GroupSpec, Partition, UdQpId, UdQpSpec, VfPortError, VfPortEvent,
-    VirtualHca, VirtualHcaConfig,
+    VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
 };
-use vhca_tests::vf_subnet::{VfAt, VfSubnet};
+use vhca_tests::vf_subnet::{PORT, VfAt, VfSubnet};
 
 const QKEY: QKey = QKey::new(0x1234);
 
@@ -292,4 +295,122 @@ fn a_group_that_is_left_before_its_refusal_is_told_can_be_joined_again() {
     assert_eq!(told, GroupEvent::Left(Ok(())));
     let again = subnet.on_port(A1, |now, port, _| port.join(now, spec));
     assert!(again.is_ok(), "{again:?}");
+}
+
+/// A VF whose program takes one event at a time, and whose software has its turn only when the test gives it.
+struct Slow(VirtualHca);
+
+impl Slow {
+    fn open(subnet: &mut VfSubnet, at: VfAt) -> Self {
+        subnet.close(at);
+        let opened = subnet.on_vf(at, |now, _, function| {
+            let config = VirtualHcaConfig {
+                max_pending: 1,
+                ..VirtualHcaConfig::new(7)
+            };
+            VirtualHca::open(now, function, config)
+        });
+        Self(opened.expect("a VF"))
+    }
+
+    fn on<T>(
+        &mut self,
+        subnet: &mut VfSubnet,
+        at: VfAt,
+        call: impl FnOnce(Instant, &mut VirtualHca, &mut dyn Hca) -> T,
+    ) -> T {
+        subnet.on_vf(at, |now, _, function| call(now, &mut self.0, function))
+    }
+
+    /// Asks for two groups. What the SA says of the second waits until the program has taken what it says of the first.
+    fn join_two(&mut self, subnet: &mut VfSubnet, at: VfAt) -> [GroupId; 2] {
+        self.on(subnet, at, |now, own, hca| {
+            let port = own.port_mut(PORT).expect("the port");
+            let spec = |number| spec(number, JoinState::FULL_MEMBER);
+            let groups = [1, 2].map(|number| port.join(now, spec(number)).expect("a group"));
+            own.poll(now, hca);
+            groups
+        })
+    }
+
+    /// Leaves the second group before its program has taken any event, and gives all that is told then.
+    fn leave(mut self, subnet: &mut VfSubnet, at: VfAt, group: GroupId) -> Vec<VfPortEvent> {
+        self.on(subnet, at, |now, own, hca| {
+            own.poll(now, hca);
+            let port = own.port_mut(PORT).expect("the port");
+            assert_eq!(port.end_port().sa().sizes().events, 1, "of the group");
+            port.leave(now, hca, group).expect("a group");
+        });
+        subnet.on_vf(at, |_, slot, _| *slot = Some(self.0));
+        subnet.run_for(Duration::from_secs(10));
+        let events = std::iter::from_fn(|| subnet.poll_event(at));
+        let of_port = |event| match event {
+            VirtualHcaEvent::Port { event, .. } => Some(event),
+            _ => None,
+        };
+        events.filter_map(of_port).collect()
+    }
+}
+
+fn of_group(events: &[VfPortEvent], of: GroupId) -> Vec<&GroupEvent> {
+    let events = events.iter().filter_map(|event| match event {
+        VfPortEvent::Group { group, event } if *group == of => Some(event),
+        _ => None,
+    });
+    events.collect()
+}
+
+fn is_of_a_group(event: &VfPortEvent) -> bool {
+    matches!(event, VfPortEvent::Group { .. })
+}
+
+#[test]
+fn what_was_granted_before_its_group_was_left_is_told_nobody() {
+    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut slow = Slow::open(&mut subnet, A1);
+    let [first, second] = slow.join_two(&mut subnet, A1);
+    subnet.run_for(Duration::from_secs(2));
+    let told = slow.leave(&mut subnet, A1, second);
+    assert!(told.iter().all(is_of_a_group), "{told:?}");
+    let [GroupEvent::Joined(_)] = of_group(&told, first)[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(of_group(&told, second), [&GroupEvent::Left(Ok(()))]);
+    let granted: Vec<Gid> = subnet
+        .sm()
+        .sa()
+        .groups()
+        .map(|group| group.record.mgid)
+        .collect();
+    assert!(granted.contains(&mgid(1)) && !granted.contains(&mgid(2)));
+}
+
+#[test]
+fn what_was_refused_before_its_group_was_left_is_told_nobody() {
+    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut slow = Slow::open(&mut subnet, A1);
+    // The SA cannot be reached for as long as it is asked.
+    let cable = subnet.fabric_mut().links().next().expect("the manager's");
+    subnet.fabric_mut().set_link(cable, LinkState::Down);
+    let [first, second] = slow.join_two(&mut subnet, A1);
+    let end = subnet.now() + Duration::from_secs(20);
+    let is_refused = |slow: &Slow| {
+        let port = slow.0.port(PORT).expect("the port");
+        port.end_port().sa().sizes().queries == 0
+    };
+    while !is_refused(&slow) {
+        assert!(subnet.now() < end);
+        subnet.run_for(Duration::from_millis(100));
+        slow.on(&mut subnet, A1, |now, own, hca| own.poll(now, hca));
+    }
+    subnet.fabric_mut().set_link(cable, LinkState::Up);
+    let told = slow.leave(&mut subnet, A1, second);
+    let [GroupEvent::Refused { retry_at, .. }, ..] = of_group(&told, first)[..] else {
+        panic!("{told:?}");
+    };
+    assert!(retry_at.is_some());
+    let of_second = of_group(&told, second);
+    assert!(matches!(of_second[..], [GroupEvent::Left(_)]), "{told:?}");
+    let of_the_sa = |event: &&VfPortEvent| matches!(event, VfPortEvent::Sa(_));
+    assert_eq!(told.iter().find(of_the_sa), None);
 }

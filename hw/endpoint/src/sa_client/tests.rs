@@ -306,6 +306,40 @@ fn a_withdrawn_wish_is_taken_back_at_the_sa() {
 }
 
 #[test]
+fn a_late_answer_about_a_withdrawn_wish_counts_for_nothing() {
+    for status in [MadStatus::OK, MadStatus::SA_REQ_INVALID] {
+        for came_before in [true, false] {
+            let mut port = Port::with_sa();
+            let id = port.wish(0, membership());
+            let (to, request) = port.sent(0).unwrap();
+            let mut late = request;
+            late.header.method = request.header.method.response();
+            late.header.status = status;
+            let late = Mad::from_layout(&late);
+            if came_before {
+                // The client has not taken it yet.
+                port.mads.handle_mad(at(1), &to, &late);
+            }
+            assert!(port.client.withdraw(at(1), &mut port.mads, id));
+            if !came_before {
+                port.mads.handle_mad(at(1), &to, &late);
+            }
+            port.pump(1);
+            assert_eq!(port.event(), None);
+            let withdrawal = port.answer(2, MadStatus::OK);
+            assert_eq!(withdrawal.header.method, Method::DELETE);
+            let result = Ok(());
+            let standing = id;
+            let withdrawn = SaEvent::Withdrawn { standing, result };
+            assert_eq!(port.event(), Some(withdrawn));
+            assert_eq!(port.event(), None);
+            assert_eq!(port.client.sizes(), SaSizes::default());
+            assert!(port.mads.sizes().is_empty());
+        }
+    }
+}
+
+#[test]
 fn a_report_is_answered_and_told_once() {
     let mut port = Port::with_sa();
     port.wish(0, subscription(TrapNumber::GID_IN_SERVICE));
