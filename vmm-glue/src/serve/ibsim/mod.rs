@@ -94,6 +94,7 @@ impl IbsimWay {
             let Some((len, from)) = sockets::receive_from(&self.control, &mut buffer) else {
                 return;
             };
+            let Some(from) = from else { continue };
             let mut ports = LabPorts::new(turn.lab, &mut self.raw);
             let mut outcome = self
                 .server

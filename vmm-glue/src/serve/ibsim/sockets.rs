@@ -125,15 +125,11 @@ fn bind_udp(port: u16) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The next datagram and its sender, if there is one with an address.
-pub(super) fn receive_from(fd: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Peer)> {
-    loop {
-        // A socket that is not connected reports no error but that it is empty.
-        let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
-        if let Some(peer) = from.and_then(peer) {
-            return Some((len, peer));
-        }
-    }
+/// The next datagram, if there is one, and its sender, if it has an address that can be answered.
+pub(super) fn receive_from(fd: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Option<Peer>)> {
+    // A socket that is not connected reports no error but that it is empty.
+    let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
+    Some((len, from.and_then(peer)))
 }
 
 fn peer(address: SocketAddrAny) -> Option<Peer> {

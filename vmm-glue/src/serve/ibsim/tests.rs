@@ -222,6 +222,22 @@ fn a_client_that_dies_is_noticed_and_its_is_sm_cleared() {
 }
 
 #[test]
+fn a_datagram_without_a_sender_counts_like_any_other() {
+    let base = base("unnamed");
+    let server = IbsimAddress::Unix(base.clone()).bind_control().unwrap();
+    let unnamed = UnixDatagram::unbound().unwrap();
+    let address = abstract_name(&base, SocketName::ServerControl);
+    for _ in 0..2 {
+        unnamed.send_to_addr(&[0; 3], &address).unwrap();
+    }
+    let received = || sockets::receive_from(&server, &mut [0; 8]);
+    // Each is told by itself, so that no number of them is more than the caller's turn.
+    assert!(matches!(received(), Some((3, None))));
+    assert!(matches!(received(), Some((3, None))));
+    assert!(received().is_none());
+}
+
+#[test]
 fn a_client_that_does_not_read_does_not_stall_the_others() {
     let base = base("stalls");
     let mut runner = runner(&IbsimAddress::Unix(base.clone()));
