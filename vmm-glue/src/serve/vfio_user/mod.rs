@@ -14,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ib_vtime::{Instant, Rate, TokenBucket};
+use ib_vtime::{Duration, Instant, Rate, TokenBucket};
 
 use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
@@ -30,6 +30,9 @@ const MAX_REFUSED: usize = 64;
 
 /// Connections of one socket that are accepted before others have their turn.
 const ACCEPTED: usize = 16;
+
+/// How long a VF waits for its socket that could not be opened.
+const REOPENING: Duration = Duration::from_secs(5);
 
 /// Lines that are logged of a socket.
 const LOG_RATE: Rate = Rate::per_second(1, 20);
@@ -70,6 +73,8 @@ pub struct VfioUserSockets {
     silent: BTreeSet<HostFunction>,
     /// VFs whose VMM has gone since the world was polled.
     settling: BTreeSet<HostFunction>,
+    /// VFs that have no socket, since it could not be opened, and when that is tried again.
+    shut: BTreeMap<HostFunction, Instant>,
     /// VFs whose sockets cannot give a connection now.
     resting: BTreeSet<HostFunction>,
     /// When the world is to be polled again, since a device was used behind its last poll.
@@ -101,6 +106,7 @@ impl VfioUserSockets {
             touched: BTreeSet::new(),
             silent: BTreeSet::new(),
             settling: BTreeSet::new(),
+            shut: BTreeMap::new(),
             resting: BTreeSet::new(),
             again: None,
             patience: Arc::default(),
@@ -135,18 +141,28 @@ impl VfioUserSockets {
             return;
         }
         for seat in turn.lab.seats.values_mut() {
-            if self.doors.contains_key(&seat.at) {
+            let is_shut = self
+                .shut
+                .get(&seat.at)
+                .is_some_and(|until| *until > turn.now);
+            if is_shut || self.doors.contains_key(&seat.at) {
                 continue;
             }
             match self.open(seat) {
                 Ok(()) => {
+                    self.shut.remove(&seat.at);
                     if let Some(door) = self.doors.get(&seat.at) {
                         self.owners
                             .insert(door.acceptor.fd(), Owner::Listener(seat.at));
                         door.acceptor.start(&mut turn.watches);
                     }
                 }
-                Err(error) => log::error!("vfio-user: {error}"),
+                Err(error) => {
+                    let again = turn.now + REOPENING;
+                    if self.shut.insert(seat.at, again).is_none() {
+                        log::error!("vfio-user: {error}; trying again");
+                    }
+                }
             }
         }
     }
@@ -427,6 +443,8 @@ impl WayIn for VfioUserSockets {
         let silent = silent.filter_map(|at| deadline(&self.doors, *at));
         let resting = self.resting.iter();
         let resting = resting.filter_map(|at| self.doors.get(at)?.acceptor.poll_timeout());
-        refused.chain(silent).chain(resting).chain(self.again).min()
+        let shut = self.shut.values().copied();
+        let others = resting.chain(shut).chain(self.again);
+        refused.chain(silent).chain(others).min()
     }
 }

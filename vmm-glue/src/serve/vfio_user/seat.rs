@@ -72,16 +72,19 @@ impl Seat {
         })
     }
 
-    /// What its socket is called: no host has a name that could not be a file's.
+    /// What its socket is called: like no other's, and as a file can be called whatever the host's name. Of that each
+    /// byte that needs care in a path or a shell is `%` and its two digits.
     #[must_use]
     pub fn file_name(&self) -> String {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        let host: String = self
-            .host_name
-            .chars()
-            .map(|c| if is_plain(c) { c } else { '_' })
-            .collect();
-        format!("{host}-vf{}.sock", self.vf.get())
+        let mut name = String::new();
+        for byte in self.host_name.bytes() {
+            if byte.is_ascii_alphanumeric() || b"._-".contains(&byte) {
+                name.push(byte.into());
+            } else {
+                name.push_str(&format!("%{byte:02x}"));
+            }
+        }
+        format!("{name}-vf{}.sock", self.vf.get())
     }
 }
 

@@ -475,6 +475,73 @@ fn why_and_show_tell_what_is_missing() {
 }
 
 #[test]
+fn hosts_whose_names_differ_in_odd_characters_have_sockets_of_different_names() {
+    let names = ["a b", "a/b", "a_b", "a%20b", "a\u{e9}", "a\u{e8}", ".."];
+    let options = Options {
+        vfs: 1,
+        ..Options::default()
+    };
+    let lab = Lab::build(&options, 1).unwrap();
+    let at = lab.pf_hosts().next().unwrap().id.vf(VF);
+    let called = |name: &str| {
+        let memory = crate::vfio_user::GuestMemory::new();
+        Seat::new(at, VF, name.to_owned(), memory).file_name()
+    };
+    let expected = [
+        "a%20b", "a%2fb", "a_b", "a%2520b", "a%c3%a9", "a%c3%a8", "..",
+    ];
+    assert_eq!(
+        names.map(called),
+        expected.map(|name| format!("{name}-vf2.sock"))
+    );
+}
+
+#[test]
+fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options {
+        topology: TopologySpec::Single,
+        vfs: 2,
+        ..Options::default()
+    };
+    let mut lab = Lab::build(&options, 1).unwrap();
+    let mut sockets = VfioUserSockets::claim(folder.path(), &mut lab).unwrap();
+    let host = lab.pf_hosts().next().unwrap().clone();
+    let vf = VfId::new(1).unwrap();
+    let memory = crate::vfio_user::GuestMemory::new();
+    lab.offer(&host.name, host.id, vf, memory, Box::<Board>::default())
+        .unwrap();
+    let name = lab.seats().next().unwrap().file_name();
+    let in_the_way = folder.path().join(name);
+    std::fs::write(&in_the_way, "").unwrap();
+
+    let mut watches = crate::watch::Watches::new();
+    let (mut stop, mut announcements) = (false, Default::default());
+    let mut turn = Turn {
+        now: Instant::ZERO,
+        lab: &mut lab,
+        watches: watches.tagged(0),
+        stop: &mut stop,
+        announcements: &mut announcements,
+    };
+    sockets.flush(&mut turn);
+    let again = Instant::ZERO + REOPENING;
+    assert_eq!(sockets.poll_timeout(), Some(again));
+    std::fs::remove_file(&in_the_way).unwrap();
+    turn.now = Instant::ZERO + REOPENING / 2;
+    sockets.flush(&mut turn);
+    assert_eq!(turn.lab.seats().next().unwrap().socket, None);
+    turn.now = again;
+    sockets.flush(&mut turn);
+    assert_eq!(
+        turn.lab.seats().next().unwrap().socket,
+        Some(in_the_way.clone())
+    );
+    assert_eq!(sockets.poll_timeout(), None);
+    UnixStream::connect(&in_the_way).unwrap();
+}
+
+#[test]
 fn a_socket_is_named_after_the_vf_and_goes_with_the_service() {
     let served = Served::new();
     let path = served.path();
