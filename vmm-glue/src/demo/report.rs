@@ -8,7 +8,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::show::Totals;
+use crate::show::{Printable, Totals};
 
 /// Named facts in the order in which they are told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,7 +85,7 @@ impl fmt::Display for Facts {
 
 fn write_value(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
     match value {
-        Value::String(text) => f.write_str(text),
+        Value::String(text) => write!(f, "{}", Printable(text)),
         Value::Array(values) => values.iter().enumerate().try_for_each(|(i, value)| {
             f.write_str(if i == 0 { "" } else { "," })?;
             write_value(f, value)

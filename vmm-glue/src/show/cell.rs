@@ -1,10 +1,25 @@
 //! A value of a table, as text and as JSON.
 
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write};
 
 use ib_vtime::Duration;
 use pf_context::Use;
 use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// Text that others made, on its way to a terminal: what would be a command there is written out.
+pub(crate) struct Printable<'t>(pub(crate) &'t str);
+
+impl Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| {
+            if c.is_control() {
+                c.escape_default().fmt(f)
+            } else {
+                f.write_char(c)
+            }
+        })
+    }
+}
 
 /// A value of a table.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +73,7 @@ impl Display for Cell {
             };
         match self {
             Self::None => f.write_str("-"),
-            Self::Text(text) => f.write_str(text),
+            Self::Text(text) => Printable(text).fmt(f),
             Self::Number(number) => number.fmt(f),
             Self::Flag(flag) => f.write_str(if *flag { "yes" } else { "no" }),
             Self::Time(time) => write!(f, "{:.1}s", time.as_secs_f64()),
@@ -107,6 +122,11 @@ mod tests {
         let table = [
             (Cell::None, "-", "null"),
             (Cell::text("up"), "up", "\"up\""),
+            (
+                Cell::text("\u{e9}\u{1b}[0m\n"),
+                "\u{e9}\\u{1b}[0m\\n",
+                "\"\u{e9}\\u001b[0m\\n\"",
+            ),
             (Cell::Number(7), "7", "7"),
             (Cell::Flag(true), "yes", "true"),
             (Cell::Time(Duration::from_millis(12_345)), "12.3s", "12345"),

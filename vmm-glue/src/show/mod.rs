@@ -22,6 +22,7 @@ use ib_vtime::Instant;
 use pf_context::inspect::{Inspect, Rows};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use cell::Printable;
 pub use metrics::write_metrics;
 pub use totals::Totals;
 pub use vmms::VmmRow;

@@ -79,7 +79,7 @@ pub(super) fn write_text<R: Row, I: Iterator<Item = R>>(
     let mut widths: Vec<usize> = heads.iter().map(String::len).collect();
     for row in rows() {
         for (width, cell) in widths.iter_mut().zip(row.cells()) {
-            *width = (*width).max(cell.to_string().len());
+            *width = (*width).max(cell.to_string().chars().count());
         }
     }
     write_line(out, &widths, &heads)?;
@@ -128,6 +128,22 @@ mod tests {
         write_text(&mut out, rows).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert_eq!(text, "COUNT    LONG-NAME\n1234567  a\n2\n");
+    }
+
+    #[test]
+    fn letters_of_more_than_a_byte_are_one_wide() {
+        struct Named(&'static str);
+        impl Row for Named {
+            const COLUMNS: &'static [&'static str] = &["name", "count"];
+            fn cells(&self) -> Vec<Cell> {
+                vec![Cell::text(self.0), Cell::Number(1)]
+            }
+        }
+        let mut out = Vec::new();
+        let names = ["\u{e9}\u{e9}\u{e9}\u{e9}", "abcd"];
+        write_text(&mut out, || names.into_iter().map(Named)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "NAME  COUNT\n\u{e9}\u{e9}\u{e9}\u{e9}  1\nabcd  1\n");
     }
 
     #[test]

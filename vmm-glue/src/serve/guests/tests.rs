@@ -161,3 +161,22 @@ fn guests_that_ask_for_many_paths_at_once_get_all_of_them() {
     let vfs = service.lab().vfs("1", Some("H1-1")).unwrap();
     assert!(service.lab_mut().guests_do(&vfs, &nothing).is_err());
 }
+
+#[test]
+fn what_a_guest_received_is_no_command_to_a_terminal() {
+    let mut service = service();
+    let peer = act(&mut service, "H2-2/16", &GuestAction::Status {});
+    let to = peer[0]["gid"].as_str().unwrap().to_owned();
+    let text = "\u{1b}[2Jclear".to_owned();
+    all_ok(&act(
+        &mut service,
+        "H1-1/1",
+        &GuestAction::Send { to, text },
+    ));
+    pass(&mut service, Duration::from_millis(10));
+    let vfs = service.lab().vfs("H2-2/16", None).unwrap();
+    let job = service.lab_mut().guests_do(&vfs, &GuestAction::Status {});
+    let reports = service.lab_mut().poll_report(job.unwrap()).unwrap();
+    let told = reports[0].to_string();
+    assert!(told.ends_with("last=\\u{1b}[2Jclear"), "{told}");
+}
