@@ -11,6 +11,9 @@ use super::{Awaited, Begun, Guests, PORT, QKEY};
 use crate::demo::Facts;
 use crate::world::{HostFunction, World};
 
+/// What is told of a membership that was to be, and of which nobody wants to know any more.
+const LEFT: &str = "the guest has left the group meanwhile";
+
 /// A guest's membership of a group.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -36,6 +39,10 @@ impl Guests {
                 ..
             }) => return Begun::Done(Ok(membership(record))),
             Some(_) => return Begun::failed("the guest is joining the group already"),
+            None if guest.leaving.values().any(|left| *left == mgid) => {
+                // To the SA it is one membership, and a repeated request to end it could come last.
+                return Begun::failed("the guest is still leaving the group; try again");
+            }
             None => {}
         }
         let port = world.port_mut(on.port(PORT));
@@ -55,7 +62,7 @@ impl Guests {
             record: None,
         };
         guest.groups.insert(mgid, group);
-        Begun::Waits(Awaited::Standing(standing), Errand::Tell)
+        Begun::Waits(Awaited::Membership(standing), Errand::Tell)
     }
 
     pub(super) fn leave(
@@ -78,11 +85,30 @@ impl Guests {
             // A queue pair that is not attached gets nothing either.
             let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, mgid, record.mlid));
         }
-        if world.port_mut(on.port(PORT)).withdraw(now, group.standing) {
-            Begun::Waits(Awaited::Standing(group.standing), Errand::Tell)
+        if let Some((job, _)) = self.taken(on, Awaited::Membership(group.standing)) {
+            self.jobs.finish(job, on, Err(LEFT.to_owned()));
+        }
+        if self.withdraw(world, now, on, mgid, group.standing) {
+            Begun::Waits(Awaited::Withdrawal(group.standing), Errand::Tell)
         } else {
             Begun::Done(Ok(Facts::new()))
         }
+    }
+
+    /// Takes a membership back at the SA. `false` if there is none.
+    fn withdraw(
+        &mut self,
+        world: &mut World,
+        now: Instant,
+        on: HostFunction,
+        mgid: Gid,
+        standing: StandingId,
+    ) -> bool {
+        let is_asked = world.port_mut(on.port(PORT)).withdraw(now, standing);
+        if is_asked && let Some(guest) = self.guests.get_mut(&on) {
+            guest.leaving.insert(standing, mgid);
+        }
+        is_asked
     }
 
     /// The SA granted a membership, for the first time or once more.
@@ -94,7 +120,7 @@ impl Guests {
         answer: &SaAnswer,
     ) {
         let outcome = self.enter(world, on, standing, answer);
-        if let Some((job, _)) = self.taken(on, Awaited::Standing(standing)) {
+        if let Some((job, _)) = self.taken(on, Awaited::Membership(standing)) {
             self.jobs.finish(job, on, outcome);
         }
     }
@@ -108,7 +134,7 @@ impl Guests {
     ) -> Result<Facts, String> {
         let none = || "the SA's answer has no membership".to_owned();
         let granted: McMemberRecord = answer.record().ok_or_else(none)?;
-        let gone = || "the guest has left the group meanwhile".to_owned();
+        let gone = || LEFT.to_owned();
         let guest = self.guests.get_mut(&on).ok_or_else(gone)?;
         let mut groups = guest.groups.iter_mut();
         let group = groups.find(|(_, group)| group.standing == standing);
@@ -136,13 +162,16 @@ impl Guests {
         standing: StandingId,
         error: SaError,
     ) {
-        let Some((job, _)) = self.taken(on, Awaited::Standing(standing)) else {
+        let Some((job, _)) = self.taken(on, Awaited::Membership(standing)) else {
             return;
         };
-        let now = world.now();
-        world.port_mut(on.port(PORT)).withdraw(now, standing);
-        if let Some(guest) = self.guests.get_mut(&on) {
-            guest.groups.retain(|_, group| group.standing != standing);
+        let refused = self.guests.get_mut(&on).and_then(|guest| {
+            let mut groups = guest.groups.iter();
+            let (mgid, _) = groups.find(|(_, group)| group.standing == standing)?;
+            guest.groups.remove_entry(&mgid.clone())
+        });
+        if let Some((mgid, _)) = refused {
+            self.withdraw(world, world.now(), on, mgid, standing);
         }
         self.jobs.finish(job, on, Err(error.to_string()));
     }

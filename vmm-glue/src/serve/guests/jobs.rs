@@ -102,6 +102,11 @@ impl Jobs {
         open.map(|job| job.deadline).min()
     }
 
+    /// Whether somebody still waits for what comes of a job.
+    pub(super) fn is_open(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| !job.is_over())
+    }
+
     /// What came of a job that is over.
     pub(super) fn take(&mut self, id: JobId) -> Option<Vec<GuestReport>> {
         if !self.jobs.get(&id)?.is_over() {

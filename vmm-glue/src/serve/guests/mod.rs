@@ -137,7 +137,8 @@ fn multicast(text: &str) -> Result<Gid, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Awaited {
     Query(QueryId),
-    Standing(StandingId),
+    Membership(StandingId),
+    Withdrawal(StandingId),
 }
 
 /// What was begun for a guest.
@@ -161,6 +162,8 @@ impl Begun {
 struct Guest {
     socket: SocketId,
     groups: BTreeMap<Gid, Group>,
+    /// Memberships that the SA was asked to end.
+    leaving: BTreeMap<StandingId, Gid>,
     waiting: BTreeMap<Awaited, (JobId, Errand)>,
     burst: Option<Burst>,
     received: u64,
@@ -195,6 +198,7 @@ impl Guests {
         let guest = Guest {
             socket: world.open_socket(on, spec)?,
             groups: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             waiting: BTreeMap::new(),
             burst: None,
             received: 0,
@@ -270,8 +274,7 @@ impl Guests {
             Order::Query(dgid) => query(world, now, on, *dgid, Errand::Tell),
             Order::Send(to, text) => self.send(world, now, on, *to, text),
             Order::Paths(count, destinations) => {
-                self.ask_for_paths(world, now, on, job, (*count, *destinations));
-                Begun::Later
+                self.ask_for_paths(world, now, on, job, (*count, *destinations))
             }
             Order::Status => Begun::Done(Ok(Facts::new())),
         }
@@ -320,7 +323,10 @@ impl Guests {
                 standing, error, ..
             } => self.refused(world, on, standing, error),
             SaEvent::Withdrawn { standing, result } => {
-                if let Some((job, _)) = self.taken(on, Awaited::Standing(standing)) {
+                if let Some(guest) = self.guests.get_mut(&on) {
+                    guest.leaving.remove(&standing);
+                }
+                if let Some((job, _)) = self.taken(on, Awaited::Withdrawal(standing)) {
                     let outcome = result.map(|()| Facts::new());
                     let outcome = outcome.map_err(|error| error.to_string());
                     self.jobs.finish(job, on, outcome);

@@ -9,7 +9,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, GidIndex};
 
-use super::{Guests, JobId, PORT};
+use super::{Begun, Guests, JobId, PORT};
 use crate::demo::Facts;
 use crate::world::{HostFunction, World};
 
@@ -80,32 +80,36 @@ impl Guests {
         on: HostFunction,
         job: JobId,
         (count, destinations): (u32, usize),
-    ) {
-        let mut to = end_ports(world, destinations);
-        let from = world.port(on.port(PORT)).view().gid(GidIndex(0));
-        let burst = match (self.guests.get_mut(&on), from) {
-            (Some(guest), Some(from)) if guest.burst.is_none() && !to.is_empty() => {
-                // Guests that begin at different places ask for everything at once.
-                let first = usize::from(on.function.0) % to.len();
-                to.rotate_left(first);
-                guest.burst.insert(Burst {
-                    job,
-                    from,
-                    to,
-                    began: now,
-                    asked: 0,
-                    count,
-                    answered: 0,
-                    failed: 0,
-                    under_way: BTreeSet::new(),
-                })
-            }
-            _ => {
-                let why = "the guest has no GID, or asks for paths already";
-                return self.jobs.finish(job, on, Err(why.to_owned()));
-            }
+    ) -> Begun {
+        let Some(guest) = self.guests.get_mut(&on) else {
+            return Begun::failed("the guest is gone");
         };
+        if guest.burst.is_some() {
+            return Begun::failed("the guest asks for paths already");
+        }
+        let Some(from) = world.port(on.port(PORT)).view().gid(GidIndex(0)) else {
+            return Begun::failed("the VF has no GID");
+        };
+        let mut to = end_ports(world, destinations);
+        if to.is_empty() {
+            return Begun::failed("no adapter of the fabric has a GID");
+        }
+        // Guests that begin at different places ask for everything at once.
+        let first = usize::from(on.function.0) % to.len();
+        to.rotate_left(first);
+        let burst = guest.burst.insert(Burst {
+            job,
+            from,
+            to,
+            began: now,
+            asked: 0,
+            count,
+            answered: 0,
+            failed: 0,
+            under_way: BTreeSet::new(),
+        });
         burst.ask(world, now, on);
+        Begun::Later
     }
 
     /// Takes an answer, if it is one of the many.
@@ -134,7 +138,10 @@ impl Guests {
             Some(path) if path.sgid == burst.from => burst.answered += 1,
             _ => burst.failed += 1,
         }
-        burst.ask(world, now, on);
+        // Of a job that took too long, or whose client is gone, nobody waits for the rest.
+        if self.jobs.is_open(burst.job) {
+            burst.ask(world, now, on);
+        }
         if burst.under_way.is_empty() {
             let (job, facts) = (burst.job, burst.facts(now));
             let outcome = if burst.failed == 0 {

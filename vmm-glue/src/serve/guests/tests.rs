@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use crate::Driven;
 use crate::serve::tests::pass;
-use crate::serve::{GuestAction, Lab, Options, Service, TopologySpec};
+use crate::serve::{GuestAction, JobId, Lab, Options, Service, TopologySpec};
 use ib_vtime::Duration;
 
 const MGID: &str = "ff12::4242";
@@ -24,6 +24,11 @@ fn service() -> Service {
 fn act(service: &mut Service, vf: &str, action: &GuestAction) -> Vec<Value> {
     let vfs = service.lab().vfs(vf, None).unwrap();
     let job = service.lab_mut().guests_do(&vfs, action).unwrap();
+    wait_for(service, job)
+}
+
+/// What comes of a job, as JSON.
+fn wait_for(service: &mut Service, job: JobId) -> Vec<Value> {
     let end = service.lab().world().now() + SOON;
     let mut now = service.lab().world().now();
     loop {
@@ -32,7 +37,7 @@ fn act(service: &mut Service, vf: &str, action: &GuestAction) -> Vec<Value> {
             let json = serde_json::to_value(reports).unwrap();
             return json.as_array().unwrap().clone();
         }
-        assert!(now < end, "nothing comes of {action:?}");
+        assert!(now < end, "nothing comes of {job:?}");
         now = service
             .poll_timeout()
             .map_or(end, |next| next.max(now).min(end));
@@ -160,6 +165,46 @@ fn guests_that_ask_for_many_paths_at_once_get_all_of_them() {
     };
     let vfs = service.lab().vfs("1", Some("H1-1")).unwrap();
     assert!(service.lab_mut().guests_do(&vfs, &nothing).is_err());
+}
+
+#[test]
+fn who_leaves_a_group_while_joining_it_ends_that_and_joins_again_when_out() {
+    let mut service = service();
+    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let begun = service.lab().world().now();
+    let leave = GuestAction::Leave { mgid: MGID.into() };
+    let mut begin = |action: &GuestAction| service.lab_mut().guests_do(&vfs, action).unwrap();
+    let [joining, leaving, again] = [&join(MGID), &leave, &join(MGID)].map(&mut begin);
+    let joined = wait_for(&mut service, joining);
+    let why = joined[0]["error"].as_str().unwrap();
+    assert!(why.contains("left the group"), "{why}");
+    let refused = wait_for(&mut service, again);
+    let why = refused[0]["error"].as_str().unwrap();
+    assert!(why.contains("leaving"), "{why}");
+    // The SA never heard of the membership, and says so.
+    let left = wait_for(&mut service, leaving);
+    assert!(left[0]["error"].as_str().unwrap().contains("refused"));
+    assert!(service.lab().world().now() < begun + Duration::from_secs(2));
+    all_ok(&act(&mut service, "H1-1/1", &join(MGID)));
+    let status = act(&mut service, "H1-1/1", &GuestAction::Status {});
+    assert_eq!(status[0]["groups"], serde_json::json!([MGID]));
+}
+
+#[test]
+fn questions_whose_answers_nobody_waits_for_are_not_asked() {
+    let mut service = service();
+    let paths = |count| GuestAction::Paths {
+        count,
+        destinations: 5,
+    };
+    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let job = service.lab_mut().guests_do(&vfs, &paths(u32::MAX)).unwrap();
+    pass(&mut service, Duration::from_millis(5));
+    let busy = act(&mut service, "H1-1/1", &paths(1));
+    assert!(busy[0]["error"].as_str().unwrap().contains("already"));
+    service.lab_mut().forget_job(job);
+    pass(&mut service, Duration::from_millis(100));
+    all_ok(&act(&mut service, "H1-1/1", &paths(1)));
 }
 
 #[test]
