@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
@@ -19,6 +19,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A running service with all its sockets, which dies with the test.
 struct Serve {
     child: Child,
+    /// It ends if nobody can hear what it tells.
+    _stdout: BufReader<ChildStdout>,
     folder: tempfile::TempDir,
     vf: PathBuf,
 }
@@ -50,7 +52,12 @@ impl Serve {
         stdout.read_line(&mut line).unwrap();
         let ready: Value = serde_json::from_str(&line).unwrap();
         let vf = ready["vfio_user"][0]["socket"].as_str().unwrap().into();
-        Self { child, folder, vf }
+        Self {
+            child,
+            _stdout: stdout,
+            folder,
+            vf,
+        }
     }
 
     fn proc(&self, name: &str) -> PathBuf {
@@ -61,16 +68,6 @@ impl Serve {
     fn limit(&self, most: Rlimit) {
         let process = Some(Pid::from_child(&self.child));
         prlimit(process, Resource::Nofile, most).unwrap();
-    }
-
-    /// The number that its next descriptor would have.
-    fn next_descriptor(&self) -> u64 {
-        let used: Vec<String> = fs::read_dir(self.proc("fd"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        let mut free = (0..).filter(|fd| !used.contains(&format!("{fd}")));
-        free.next().unwrap()
     }
 
     /// Processor time that it has used, in hundredths of a second.
@@ -88,9 +85,22 @@ impl Serve {
         lines.map(str::to_owned).collect()
     }
 
-    fn connect(&self, socket: &str) -> UnixStream {
-        UnixStream::connect(self.folder.path().join(socket)).unwrap()
+    /// Asks something at the control socket.
+    fn ask(&self) -> UnixStream {
+        let mut socket = UnixStream::connect(self.folder.path().join("control.sock")).unwrap();
+        socket
+            .write_all(
+                b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n",
+            )
+            .unwrap();
+        socket
     }
+}
+
+fn answer(socket: UnixStream) -> String {
+    let mut answer = String::new();
+    BufReader::new(socket).read_line(&mut answer).unwrap();
+    answer
 }
 
 /// A program that wants to use umad.
@@ -109,15 +119,15 @@ fn umad_program(serve: &Serve) -> OwnedFd {
 #[test]
 fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     let serve = Serve::start();
+    // Once it answers it has all the descriptors that it needs for itself.
+    assert!(answer(serve.ask()).contains("vfs"));
     let before = getrlimit(Resource::Nofile);
     serve.limit(Rlimit {
-        current: Some(serve.next_descriptor()),
+        // Those of input, output and errors, which it has.
+        current: Some(3),
         ..before
     });
-    let mut asking = serve.connect("control.sock");
-    asking
-        .write_all(b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n")
-        .unwrap();
+    let mut asking = serve.ask();
     let mut vmm = UnixStream::connect(&serve.vf).unwrap();
     // VERSION, of 16 bytes of header and the number 0.1.
     vmm.write_all(&[1, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
@@ -141,9 +151,7 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     for socket in [&asking, &vmm] {
         socket.set_read_timeout(Some(LIMIT)).unwrap();
     }
-    let mut answer = String::new();
-    BufReader::new(asking).read_line(&mut answer).unwrap();
-    assert!(answer.contains("vfs"), "{answer}");
+    assert!(answer(asking).contains("vfs"));
     let mut reply = [0; 16];
     vmm.read_exact(&mut reply).unwrap();
     assert_eq!(reply[..4], [1, 0, 1, 0]);
