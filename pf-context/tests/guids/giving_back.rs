@@ -85,13 +85,19 @@ fn c160_one_alias_in_a_group_does_not_keep_the_others_of_the_block() {
     assert_eq!(bench.asked_one().entries(), [(3, 0xa)]);
 }
 
-#[test]
-fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
+/// A port of which the SA knows each member of a group by its own alias, and a VF that has one.
+fn with_alias_members() -> Bench {
     let mut bench = Bench::ready_with(GuidConfig {
         alias_members: true,
         ..GuidConfig::default()
     });
     bench.bring_up(3, 0xa);
+    bench
+}
+
+#[test]
+fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
+    let mut bench = with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     assert_eq!(bench.told, [leave_groups(3, 0xa)]);
@@ -105,11 +111,7 @@ fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
 
 #[test]
 fn with_alias_members_an_alias_leaves_its_groups_before_another_replaces_it() {
-    let mut bench = Bench::ready_with(GuidConfig {
-        alias_members: true,
-        ..GuidConfig::default()
-    });
-    bench.bring_up(3, 0xa);
+    let mut bench = with_alias_members();
     bench.want(3, admin(0xb));
     assert!(bench.asked().is_empty());
     assert_eq!(bench.told, [leave_groups(3, 0xa)]);
@@ -119,11 +121,7 @@ fn with_alias_members_an_alias_leaves_its_groups_before_another_replaces_it() {
 
 #[test]
 fn an_alias_of_which_nobody_says_that_it_left_is_deleted_all_the_same() {
-    let mut bench = Bench::ready_with(GuidConfig {
-        alias_members: true,
-        ..GuidConfig::default()
-    });
-    bench.bring_up(3, 0xa);
+    let mut bench = with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     bench.pass();
