@@ -6,7 +6,7 @@ use core::ops::{Index, IndexMut};
 
 use ib_vtime::SplitMix64;
 use slab::Slab;
-use vf_tunnel::wire_id::{self, KeyedHash, Trail};
+use vf_tunnel::wire_id::{self, Trail, UniversalHash};
 
 use crate::MemberId;
 use crate::aim::GroupKey;
@@ -18,12 +18,13 @@ struct Entry {
     group: Group,
 }
 
-/// The groups. Members choose addresses, so the index hashes under a secret key.
+/// The groups. Members choose addresses, so chance chooses the hash. A group comes or goes only with the
+/// SA's answer, which is not often enough to learn about collisions by trial.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     entries: Slab<Entry>,
     index: wire_id::Index,
-    hash: KeyedHash,
+    hash: UniversalHash<3>,
 }
 
 impl Groups {
@@ -32,7 +33,7 @@ impl Groups {
         Self {
             entries: Slab::new(),
             index: wire_id::Index::new(),
-            hash: KeyedHash::new([random.next(), random.next()]),
+            hash: UniversalHash::new(|| random.next()),
         }
     }
 
@@ -118,7 +119,7 @@ impl Groups {
     fn hash_of(&self, key: GroupKey) -> u32 {
         let (prefix, id) = (key.mgid.prefix(), key.mgid.interface_id());
         self.hash
-            .hash_all([prefix.get(), id.get(), key.port_guid.get()])
+            .hash([prefix.get(), id.get(), key.port_guid.get()])
     }
 }
 
