@@ -11,12 +11,7 @@
 //! lately.
 //!
 //! Statement numbers in test names are those of the conformance table.
-#![no_std]
 #![forbid(unsafe_code)]
-
-extern crate alloc;
-#[cfg(test)]
-extern crate std;
 
 pub mod path_cache;
 pub mod policy;

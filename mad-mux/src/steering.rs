@@ -1,6 +1,6 @@
 //! Whose a request is that came from the wire with a global route.
 
-use alloc::collections::BTreeMap;
+use std::collections::BTreeMap;
 
 use ib_wire::{Gid, Guid, SubnetPrefix};
 use vf_tunnel::{DropReason, VfId};

@@ -33,7 +33,6 @@ const STEPS: usize = 2;
 #[derive(Clone, Copy)]
 enum Table {
     Cm,
-    Tids,
     Paths,
     Groups(MemberId),
 }
@@ -46,7 +45,7 @@ struct Ahead {
 
 impl Ahead {
     const NOTHING: Self = Self {
-        table: Table::Tids,
+        table: Table::Cm,
         trail: Trail::End,
     };
 }
@@ -130,18 +129,14 @@ impl PortMux {
                 _ => {}
             }
         }
-        let peer = || Peer {
+        let route = frame.header.global_route();
+        let peer = Peer {
             lid: av.dlid,
             qpn: frame.header.remote_qpn,
-            gid: frame
-                .header
-                .global_route()
-                .map_or(Gid::NONE, |route| route.remote_gid),
+            gid: route.map_or(Gid::NONE, |route| route.remote_gid),
         };
-        Ahead {
-            table: Table::Tids,
-            trail: self.tids.request_trail(Owner::Vf(vf), header, peer),
-        }
+        self.tids.expect_request(Owner::Vf(vf), header, &peer);
+        Ahead::NOTHING
     }
 
     fn start_from_wire(&self, mad: &Mad) -> Ahead {
@@ -158,7 +153,6 @@ impl PortMux {
     fn step(&self, ahead: Ahead) -> Trail {
         match ahead.table {
             Table::Cm => self.cm.read_ahead(ahead.trail),
-            Table::Tids => self.tids.read_ahead(ahead.trail),
             Table::Paths => self.paths.read_ahead(ahead.trail),
             Table::Groups(member) => self.mcast.read_ahead(ahead.trail, member),
         }

@@ -57,9 +57,8 @@
 mod request;
 mod table;
 
-use alloc::collections::VecDeque;
-use alloc::vec::Vec;
-use core::time::Duration;
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method};

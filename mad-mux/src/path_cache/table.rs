@@ -1,9 +1,8 @@
 //! The entries of the cache: by request, by time and by VF.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::vec::Vec;
-use core::array;
-use core::hint::black_box;
+use std::array;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hint::black_box;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::Guid;

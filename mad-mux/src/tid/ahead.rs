@@ -2,24 +2,16 @@
 
 use ib_wire::mad::MadHeader;
 use vf_tunnel::WireTid;
-use vf_tunnel::wire_id::{LANES, NEAR, Trail};
+use vf_tunnel::wire_id::LANES;
 
 use super::{Peer, TidMap};
 use crate::steering::Owner;
 
 impl TidMap {
-    /// Where the reading for a request starts that goes out; see [`TidMap::read_ahead`].
-    #[must_use]
-    pub fn request_trail(
-        &self,
-        owner: Owner,
-        header: &MadHeader,
-        to: impl FnOnce() -> Peer,
-    ) -> Trail {
-        if self.is_near() {
-            return Trail::End;
-        }
-        self.slots.approach(self.hash_of(owner, header, &to()))
+    /// Reads where a request is looked for that goes out. With several at hand, do it for all of them
+    /// before the first goes out.
+    pub fn expect_request(&self, owner: Owner, header: &MadHeader, to: &Peer) {
+        self.slots.approach(self.hash_of(owner, header, to));
     }
 
     /// Reads what the answers of a batch need, if they come in this order.
@@ -32,22 +24,8 @@ impl TidMap {
             *place = id;
             len += 1;
         }
-        let is_near = self.is_near();
         for &name in self.names.expect(&ids, len) {
-            if !is_near {
-                self.slots.read_ahead(name);
-            }
+            self.slots.read_ahead(name);
         }
-    }
-
-    fn is_near(&self) -> bool {
-        self.bytes() <= NEAR
-    }
-
-    /// Reads the next place that a MAD needs, and gives what is to be read then. With several MADs at
-    /// hand, take each step for all of them before the next.
-    #[must_use]
-    pub fn read_ahead(&self, trail: Trail) -> Trail {
-        self.slots.follow(trail)
     }
 }

@@ -1,6 +1,6 @@
 //! What `vhca show tids` prints.
 
-use core::time::Duration;
+use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Method, MgmtClass};

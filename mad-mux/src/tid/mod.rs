@@ -23,18 +23,16 @@
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
 
 mod ahead;
-mod chains;
+mod array;
+mod buckets;
 mod inspect;
 mod names;
-mod pages;
 mod slots;
-
-use alloc::vec::Vec;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, Lid, Qpn, Tid};
-use vf_tunnel::wire_id::{KeyedHash, Permutation};
+use vf_tunnel::wire_id::{Permutation, UniversalHash};
 use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
 use crate::rmpp::RmppRole;
@@ -109,7 +107,7 @@ pub struct TidUse {
 pub struct TidMap {
     config: TidConfig,
     slots: Slots,
-    hash: KeyedHash,
+    hash: UniversalHash<4>,
     names: Names,
     /// Per owner, the PF first.
     usage: Vec<TidUse>,
@@ -123,7 +121,7 @@ impl TidMap {
         Self {
             config,
             slots: Slots::default(),
-            hash: KeyedHash::new([random.next(), random.next()]),
+            hash: UniversalHash::new(|| random.next()),
             names: Names::new(Permutation::new(random.next())),
             usage: Vec::new(),
         }
@@ -151,17 +149,17 @@ impl TidMap {
         self.expire(now);
         let role = RmppRole::of(mad);
         let hash = self.hash_of(owner, &mad.header, to);
-        let (slot, tid) = match self.find_request(hash, owner, &mad.header, to) {
+        let tid = match self.find_request(hash, owner, &mad.header, to) {
             Some(slot) => {
                 if !role.is_control() {
                     self.ask_again(slot, role, owner, &mad.header)?;
                 }
-                (slot, self.wire_tid(slot))
+                self.progress(slot, role, false);
+                self.wire_tid(slot)
             }
             None if role.is_control() => return Err(DropReason::UnknownTransfer),
-            None => self.open(owner, hash, &mad.header, to)?,
+            None => self.open(owner, hash, role, &mad.header, to)?,
         };
-        self.progress(slot, role, false);
         mad.header.tid = tid.0;
         Ok(tid)
     }
@@ -257,8 +255,8 @@ impl TidMap {
     /// Ends the transactions whose time is over.
     pub fn expire(&mut self, now: Instant) {
         self.slots.see(now);
-        if self.slots.may_be_due() {
-            self.close_what_is_due();
+        while let Some(slot) = self.slots.first_due() {
+            self.close(slot);
         }
     }
 
@@ -296,10 +294,15 @@ impl TidMap {
         &mut self,
         owner: Owner,
         hash: u32,
+        role: RmppRole,
         header: &MadHeader,
         to: &Peer,
-    ) -> Result<(u32, WireTid), DropReason> {
-        let asks_sa = header.mgmt_class == MgmtClass::SUBN_ADM;
+    ) -> Result<WireTid, DropReason> {
+        let state = match role {
+            RmppRole::Single => SlotState::Open,
+            _ => SlotState::Transfer,
+        };
+        let waits_for_sa = header.mgmt_class == MgmtClass::SUBN_ADM && state == SlotState::Open;
         if owner != Owner::Pf && self.usage(owner).live >= self.config.per_vf {
             return Err(DropReason::TidQuota);
         }
@@ -311,18 +314,18 @@ impl TidMap {
             class: header.mgmt_class,
             method: header.method,
             attribute: header.attribute_id,
-            state: SlotState::Open,
+            state,
         };
         let slot = self.slots.open(hash, entry);
         let slot = slot.ok_or(DropReason::Backpressure)?;
         let usage = self.usage_mut(owner);
         usage.live += 1;
-        usage.waiting_for_sa += u32::from(asks_sa);
+        usage.waiting_for_sa += u32::from(waits_for_sa);
         let slots = &self.slots;
         let id = self
             .names
             .next_id_of(slots.name(slot), || slots.next_names());
-        Ok((slot, wire_tid(id)))
+        Ok(wire_tid(id))
     }
 
     /// A request that is known already comes again, or another under its TID.
@@ -363,12 +366,6 @@ impl TidMap {
         };
         self.count_sa_wait(slot, next);
         self.slots.touch(slot, next);
-    }
-
-    fn close_what_is_due(&mut self) {
-        while let Some(slot) = self.slots.first_due() {
-            self.close(slot);
-        }
     }
 
     fn close(&mut self, slot: u32) {
@@ -420,10 +417,10 @@ impl TidMap {
             | u64::from(to.lid.get()) << 24
             | u64::from(to.qpn.get());
         if to.gid.is_none() {
-            return self.hash.hash_all([tid, rest]);
+            return self.hash.hash([tid, rest]);
         }
         let (prefix, id) = (to.gid.prefix().get(), to.gid.interface_id().get());
-        self.hash.hash_all([tid, rest, prefix, id])
+        self.hash.hash([tid, rest, prefix, id])
     }
 }
 

@@ -2,21 +2,19 @@
 //!
 //! All slots of a state have the same time to live, so each state is a list in the order of the last
 //! use, threaded through the slots: touching one and finding the first that is due take a constant
-//! time, and a timer costs two links. A third link is the slot's in its [chain](super::chains).
+//! time, and a timer costs two links.
 
-use alloc::vec::Vec;
-use core::hint::black_box;
-use core::ops::Index;
-use core::time::Duration;
+use std::ops::Index;
+use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
-use vf_tunnel::wire_id::{LANES, Trail};
+use vf_tunnel::wire_id::LANES;
 use vf_tunnel::{VfId, VfTid};
 
 use super::Peer;
-use super::chains::{Chains, Tag};
-use super::pages::Pages;
+use super::array::Array;
+use super::buckets::{Buckets, Tag};
 use crate::steering::Owner;
 
 /// What a slot's transaction is doing.
@@ -136,7 +134,7 @@ impl Slot {
     }
 }
 
-/// A slot with its places in the list of its state and in its chain.
+/// A slot with its place in the list of its state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) slot: Slot,
@@ -144,48 +142,51 @@ pub(super) struct Node {
     used: u32,
     prev: u32,
     next: u32,
-    /// The next slot of the chain, while the slot is live.
-    pub(super) chained: u32,
     pub(super) tag: Tag,
 }
 
-// With a chain's head this is a transaction's whole cost.
-const _: () = assert!(size_of::<Node>() == 56);
+// With its bucket this is a transaction's whole cost.
+const _: () = assert!(size_of::<Node>() == 52);
 
 const TICK_BITS: u32 = 20;
-/// The end of a list or chain.
+/// The end of a list.
 pub(super) const END: u32 = u32::MAX;
 
+/// The slots of a state, the one first that was not used for the longest time.
 #[derive(Clone, Copy, Debug)]
 struct List {
     first: u32,
     last: u32,
+    /// The tick at which the first slot is due.
+    due: u64,
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        first: END,
+        last: END,
+        due: u64::MAX,
+    };
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    nodes: Pages<Node>,
-    chains: Chains,
+    nodes: Array<Node>,
+    buckets: Buckets,
     live: usize,
     lists: [List; STATES],
     /// The upper part of the clock, which slots do not keep.
     now: u64,
-    /// No live slot is due before this tick.
-    soonest: u64,
 }
 
 impl Default for Slots {
     fn default() -> Self {
         Self {
-            nodes: Pages::default(),
-            chains: Chains::default(),
+            nodes: Array::default(),
+            buckets: Buckets::default(),
             live: 0,
-            lists: [List {
-                first: END,
-                last: END,
-            }; STATES],
+            lists: [List::EMPTY; STATES],
             now: 0,
-            soonest: u64::MAX,
         }
     }
 }
@@ -211,13 +212,15 @@ impl Slots {
 
     /// The live slot with a hash that is the one sought.
     pub(super) fn find(&self, hash: u32, is_it: impl Fn(&Slot) -> bool) -> Option<u32> {
-        self.chains.find(&self.nodes, hash, is_it)
+        let is_it = |at| self.nodes.get(at).is_some_and(|node| is_it(&node.slot));
+        self.buckets.find(hash, is_it)
     }
 
     /// Takes a slot, in the state that `slot` says; `None` if there are no more.
     pub(super) fn open(&mut self, hash: u32, slot: Slot) -> Option<u32> {
-        let oldest = self.lists[SlotState::Free as usize].first;
-        let at = if oldest != END && self.is_due(oldest, SlotState::Free) {
+        let free = self.lists[SlotState::Free as usize];
+        let at = if free.due <= self.now {
+            let oldest = free.first;
             let Node {
                 prev, next, tag, ..
             } = self.nodes[oldest];
@@ -236,13 +239,12 @@ impl Slots {
                 used: 0,
                 prev: END,
                 next: END,
-                chained: END,
                 tag: Tag::of_first_use(hash),
             });
-            self.chains.make_room(&mut self.nodes);
+            self.buckets.make_room(&self.nodes);
             at
         };
-        self.chains.insert(&mut self.nodes, at);
+        self.buckets.insert(hash, at);
         self.live += 1;
         self.link(at, slot.state);
         Some(at)
@@ -259,11 +261,11 @@ impl Slots {
         let now = low(self.now);
         let node = &mut self.nodes[at];
         let before = node.slot.state;
-        if before == state && self.lists[state as usize].last == at {
+        let (prev, next) = (node.prev, node.next);
+        if before == state && next == END && prev != END {
             node.used = now;
             return;
         }
-        let (prev, next) = (node.prev, node.next);
         node.slot.state = state;
         self.unlink(before, prev, next);
         self.link(at, state);
@@ -271,39 +273,33 @@ impl Slots {
 
     /// Ends a live slot's transaction.
     pub(super) fn close(&mut self, at: u32) {
-        self.chains.remove(&mut self.nodes, at);
+        let Node { tag, next, .. } = self.nodes[at];
+        self.buckets.remove(tag.hash(), at);
         self.live -= 1;
         self.touch(at, SlotState::Free);
+        self.approach_next(next);
     }
 
-    /// Whether some live slot's time may be over.
-    pub(super) const fn may_be_due(&self) -> bool {
-        self.now >= self.soonest
+    /// Brings near what it takes to close the slots that follow one that was closed: the one behind it
+    /// was asked for the last time.
+    fn approach_next(&self, next: u32) {
+        if let Some(node) = self.nodes.get(next) {
+            self.buckets.approach(node.tag.hash());
+            self.nodes.approach(node.next);
+        }
     }
 
     /// A live slot whose time is over.
-    pub(super) fn first_due(&mut self) -> Option<u32> {
-        for state in SlotState::LIVE {
-            let first = self.lists[state as usize].first;
-            if first != END && self.is_due(first, state) {
-                return Some(first);
-            }
-        }
-        self.soonest = self.first_live().map_or(u64::MAX, |(_, due)| due);
-        None
-    }
-
-    /// The live slot that is due first, and the tick at which it is.
-    fn first_live(&self) -> Option<(u32, u64)> {
-        let firsts = SlotState::LIVE.into_iter().filter_map(|state| {
-            let first = self.lists[state as usize].first;
-            (first != END).then(|| (first, self.deadline(first, state)))
-        });
-        firsts.min_by_key(|&(_, due)| due)
+    #[inline]
+    pub(super) fn first_due(&self) -> Option<u32> {
+        let lists = SlotState::LIVE.map(|state| &self.lists[state as usize]);
+        let due = lists.into_iter().find(|list| list.due <= self.now);
+        due.map(|list| list.first)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let (_, due) = self.first_live()?;
+        let dues = SlotState::LIVE.map(|state| self.lists[state as usize].due);
+        let due = dues.into_iter().min().filter(|&due| due != u64::MAX)?;
         Some(Instant::from_ticks(due, TICK_BITS))
     }
 
@@ -353,27 +349,14 @@ impl Slots {
         name & (MAX_SLOTS - 1)
     }
 
-    /// Begins a trail to the slot of a hash.
-    pub(super) fn approach(&self, hash: u32) -> Trail {
-        black_box(self.chains.first(hash));
-        Trail::Bucket(hash)
+    /// Reads where the slot of a hash is looked for.
+    pub(super) fn approach(&self, hash: u32) {
+        self.buckets.approach(hash);
     }
 
-    /// Reads the slot that a plaintext names.
+    /// Brings the slot near that a plaintext names.
     pub(super) fn read_ahead(&self, name: u32) {
-        let node = self.nodes.get(Self::place_of(name));
-        black_box(node.map(|node| node.used));
-    }
-
-    /// Takes a trail to a slot, and reads that.
-    pub(super) fn follow(&self, trail: Trail) -> Trail {
-        let at = match trail {
-            Trail::Bucket(hash) => self.chains.first(hash),
-            Trail::Slot(at) => at,
-            Trail::End => return Trail::End,
-        };
-        black_box(self.nodes.get(at).map(|node| node.used));
-        Trail::End
+        self.nodes.approach(Self::place_of(name));
     }
 
     /// The live slot that a plaintext names.
@@ -385,33 +368,22 @@ impl Slots {
     }
 
     pub(super) const fn bytes(&self) -> usize {
-        self.nodes.bytes() + self.chains.bytes()
-    }
-
-    fn age(&self, at: u32) -> u64 {
-        let age = low(self.now).wrapping_sub(self.nodes[at].used);
-        u64::from(age).min(self.now)
-    }
-
-    /// Whether a slot of the state has lived as long as it may.
-    fn is_due(&self, at: u32, state: SlotState) -> bool {
-        self.age(at) >= state.most_ticks()
+        self.nodes.bytes() + self.buckets.bytes()
     }
 
     /// The tick at which a slot of the state is due.
     fn deadline(&self, at: u32, state: SlotState) -> u64 {
-        self.now - self.age(at) + state.most_ticks()
+        let age = low(self.now).wrapping_sub(self.nodes[at].used);
+        self.now.saturating_sub(u64::from(age)) + state.most_ticks()
     }
 
     /// Puts a slot, which is of the state already, behind the others of the state.
     fn link(&mut self, at: u32, state: SlotState) {
-        if state != SlotState::Free {
-            self.soonest = self.soonest.min(self.now + state.most_ticks());
-        }
         let list = &mut self.lists[state as usize];
         let last = core::mem::replace(&mut list.last, at);
         if last == END {
             list.first = at;
+            list.due = self.now + state.most_ticks();
         } else {
             self.nodes[last].next = at;
         }
@@ -423,17 +395,22 @@ impl Slots {
 
     /// Takes the slot out between two others of a state.
     fn unlink(&mut self, state: SlotState, prev: u32, next: u32) {
-        let list = &mut self.lists[state as usize];
-        if prev == END {
-            list.first = next;
-        } else {
-            self.nodes[prev].next = next;
-        }
         if next == END {
-            list.last = prev;
+            self.lists[state as usize].last = prev;
         } else {
             self.nodes[next].prev = prev;
         }
+        if prev != END {
+            self.nodes[prev].next = next;
+            return;
+        }
+        let due = if next == END {
+            u64::MAX
+        } else {
+            self.deadline(next, state)
+        };
+        let list = &mut self.lists[state as usize];
+        (list.first, list.due) = (next, due);
     }
 }
 
