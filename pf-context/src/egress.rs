@@ -31,24 +31,78 @@ pub(crate) struct Outbound {
     pub(crate) grh: Option<Route>,
 }
 
-impl Outbound {
-    /// The peer as a transaction knows it.
-    pub(crate) fn peer(&self) -> Peer {
-        Peer {
-            lid: self.dlid,
-            qpn: self.dqpn,
-            gid: self.grh.map_or(Gid::NONE, |route| route.dgid),
-        }
-    }
-}
-
 /// A frame that passed all that can be said without any table of exchanges.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Checked {
+pub(crate) struct Checked<'a> {
     pub(crate) route: ClassRoute,
     /// The partition that the VF chose, where its answers belong.
     pub(crate) pkey_index: VirtualPKeyIndex,
-    pub(crate) out: Outbound,
+    qp: SpecialQp,
+    pkey: PKey,
+    qkey: QKey,
+    path_bits: u8,
+    /// The VF's own, if there is to be a GRH.
+    sgid: Option<Gid>,
+    header: &'a ToPfHeader,
+}
+
+impl Checked<'_> {
+    pub(crate) const fn dlid(&self) -> Lid {
+        self.header.av.dlid
+    }
+
+    pub(crate) const fn dqpn(&self) -> Qpn {
+        self.header.remote_qpn
+    }
+
+    fn dgid(&self) -> Option<Gid> {
+        self.sgid.map(|_| self.header.av.dgid)
+    }
+
+    /// The peer as a transaction knows it.
+    #[inline(always)]
+    pub(crate) fn peer(&self) -> Peer {
+        Peer {
+            lid: self.dlid(),
+            qpn: self.dqpn(),
+            gid: self.dgid().unwrap_or(Gid::NONE),
+        }
+    }
+
+    /// The GRH, if there is to be one.
+    #[inline(always)]
+    pub(crate) fn grh(&self) -> Option<Route> {
+        let av = &self.header.av;
+        self.sgid.map(|sgid| Route {
+            sgid,
+            dgid: av.dgid,
+            traffic_class: av.traffic_class(),
+            flow_label: av.flow_label(),
+            hop_limit: av.hop_limit,
+        })
+    }
+
+    #[inline(always)]
+    fn out(&self) -> Outbound {
+        Outbound {
+            qp: self.qp,
+            dlid: self.dlid(),
+            dqpn: self.dqpn(),
+            qkey: self.qkey,
+            sl: self.header.av.sl(),
+            pkey: self.pkey,
+            path_bits: self.path_bits,
+            grh: self.grh(),
+        }
+    }
+
+    /// The frame again, with its MAD as it is now.
+    const fn frame(&self, mad: &Mad) -> ToPf {
+        ToPf {
+            header: *self.header,
+            mad: *mad,
+        }
+    }
 }
 
 /// What a class's machine made of a frame that it did not drop.
@@ -113,7 +167,8 @@ impl PortMux {
         frame: &mut ToPf,
     ) -> Passed {
         self.release(now);
-        let checked = match self.check(vf, qp, frame) {
+        let ToPf { header, mad } = frame;
+        let checked = match self.check(vf, qp, header, &mad.header) {
             Ok(checked) => checked,
             Err(reason) => return self.end(cause, Some(vf), reason),
         };
@@ -122,7 +177,7 @@ impl PortMux {
                 since: now,
                 cause,
                 qp,
-                frame: *frame,
+                frame: checked.frame(mad),
             };
             match self.limiter.offer(now, vf, held) {
                 Admission::Now => {}
@@ -130,7 +185,8 @@ impl PortMux {
                 Admission::Refused(reason) => return self.end(cause, Some(vf), reason),
             }
         }
-        self.dispatch(now, cause, vf, &checked, frame, None).1
+        let mut cause = cause;
+        self.dispatch(now, &mut cause, vf, &checked, mad, None)
     }
 
     /// Sends the frames that have waited long enough.
@@ -144,43 +200,42 @@ impl PortMux {
     fn release_queued(&mut self, now: Instant) {
         while let Some((vf, held)) = self.limiter.pop_ready(now) {
             let Held {
-                cause,
+                mut cause,
                 qp,
-                mut frame,
+                frame: ToPf { header, mut mad },
                 ..
             } = held;
-            let passed = match self.check(vf, qp, &frame) {
-                Ok(checked) => self.dispatch(now, cause, vf, &checked, &mut frame, None).1,
+            let passed = match self.check(vf, qp, &header, &mad.header) {
+                Ok(checked) => self.dispatch(now, &mut cause, vf, &checked, &mut mad, None),
                 Err(reason) => self.end(cause, Some(vf), reason),
             };
-            self.emit_passed(cause, passed, &frame.mad);
+            self.emit_passed(cause, passed, &mad);
             self.pump(now, cause);
         }
     }
 
-    /// Does with a frame what its class is due, and gives what goes on of it, and because of what. One
+    /// Does with a frame what its class is due, and gives what goes on of it, because of `cause`. One
     /// that has waited for another one's answer does so once; it is due to `waited_for` if it is
     /// answered now.
     #[inline(always)]
     pub(crate) fn dispatch(
         &mut self,
         now: Instant,
-        cause: Cause,
+        cause: &mut Cause,
         vf: VfId,
-        checked: &Checked,
-        frame: &mut ToPf,
+        checked: &Checked<'_>,
+        mad: &mut Mad,
         waited_for: Option<Cause>,
-    ) -> (Cause, Passed) {
-        let mad = &mut frame.mad;
-        let passed = match self.hand_to_machine(now, vf, checked, mad, waited_for.is_some()) {
-            Ok(Step::Send) => self.transmit(now, cause, Some(vf), &checked.out, mad),
+    ) -> Passed {
+        match self.hand_to_machine(now, vf, checked, mad, waited_for.is_some()) {
+            Ok(Step::Send) => self.transmit(now, *cause, Some(vf), checked.out(), mad),
             Ok(Step::Answered) => {
                 self.statistics_of(Some(vf))
                     .of(mad.header.mgmt_class)
                     .answered += 1;
-                let grh = checked.out.grh.map(Route::reversed);
-                let cause = waited_for.unwrap_or(cause);
-                return (cause, self.answer_as_sa(cause, vf, checked.pkey_index, grh));
+                *cause = waited_for.unwrap_or(*cause);
+                let grh = checked.grh().map(Route::reversed);
+                self.answer_as_sa(*cause, vf, checked.pkey_index, grh)
             }
             Ok(Step::Absorbed) => {
                 self.statistics_of(Some(vf))
@@ -190,28 +245,27 @@ impl PortMux {
             }
             Ok(Step::Wait) => {
                 let request = WaitingRequest {
-                    cause,
-                    qp: checked.out.qp,
-                    frame: *frame,
+                    cause: *cause,
+                    qp: checked.qp,
+                    frame: checked.frame(mad),
                 };
-                self.paths.wait(now, vf, &frame.mad, request);
+                self.paths.wait(now, vf, mad, request);
                 Passed::Nothing
             }
-            Err(reason) => self.end(cause, Some(vf), reason),
-        };
-        (cause, passed)
+            Err(reason) => self.end(*cause, Some(vf), reason),
+        }
     }
 
     /// Everything about a frame that needs no table of exchanges, in the order of the design.
     #[inline(always)]
-    pub(crate) fn check(
+    pub(crate) fn check<'a>(
         &self,
         vf: VfId,
         qp: SpecialQp,
-        frame: &ToPf,
-    ) -> Result<Checked, DropReason> {
+        header: &'a ToPfHeader,
+        mad: &MadHeader,
+    ) -> Result<Checked<'a>, DropReason> {
         let record = self.vfs.active(vf).ok_or(DropReason::VfInReset)?;
-        let (header, mad) = (&frame.header, &frame.mad.header);
         let route = if record.is_pf {
             pf_software::route(mad)
         } else {
@@ -223,8 +277,14 @@ impl PortMux {
             SpecialQp::Gsi => header.virtual_pkey_index(),
         };
         let pkey = record.pkeys.value(pkey_index)?;
-        let grh = self.route_of(record, frame)?;
         let av = &header.av;
+        // The VF's own source GID, whatever the frame says.
+        let sgid = if av.grh() {
+            let own = record.gid(self.gids.prefix());
+            Some(own.ok_or(DropReason::NoGuid)?)
+        } else {
+            None
+        };
         if av.port() != record.port {
             return Err(DropReason::BadPort);
         }
@@ -236,33 +296,13 @@ impl PortMux {
         Ok(Checked {
             route,
             pkey_index,
-            out: Outbound {
-                qp,
-                dlid: av.dlid,
-                dqpn: header.remote_qpn,
-                qkey,
-                sl: av.sl(),
-                pkey,
-                path_bits: av.path_bits() & self.path_bits(),
-                grh,
-            },
-        })
-    }
-
-    /// The GRH that a frame asks for, with the VF's own source GID whatever the frame says.
-    #[inline(always)]
-    fn route_of(&self, record: &Vf, frame: &ToPf) -> Result<Option<Route>, DropReason> {
-        let Some(wish) = frame.header.global_route() else {
-            return Ok(None);
-        };
-        let sgid = record.gid(self.gids.prefix()).ok_or(DropReason::NoGuid)?;
-        Ok(Some(Route {
+            qp,
+            pkey,
+            qkey,
+            path_bits: av.path_bits() & self.path_bits(),
             sgid,
-            dgid: wish.remote_gid,
-            traffic_class: wish.traffic_class,
-            flow_label: wish.flow_label,
-            hop_limit: wish.hop_limit,
-        }))
+            header,
+        })
     }
 
     #[inline(always)]
@@ -330,13 +370,13 @@ impl PortMux {
         &mut self,
         now: Instant,
         vf: VfId,
-        checked: &Checked,
+        checked: &Checked<'_>,
         mad: &mut Mad,
         waited: bool,
     ) -> Result<Step, DropReason> {
         match checked.route {
-            ClassRoute::Cm => return self.send_cm(now, vf, &checked.out, mad),
-            ClassRoute::SubnAdm if self.is_sa(checked.out.dlid) => {
+            ClassRoute::Cm => return self.send_cm(now, vf, checked, mad),
+            ClassRoute::SubnAdm if self.is_sa(checked.dlid()) => {
                 match self.ask_sa(now, vf, checked, mad)? {
                     Step::Send => {}
                     Step::Wait if waited => {}
@@ -357,7 +397,7 @@ impl PortMux {
         &mut self,
         now: Instant,
         vf: VfId,
-        out: &Outbound,
+        checked: &Checked<'_>,
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
@@ -373,10 +413,10 @@ impl PortMux {
         };
         let to = PeerAddress {
             port: THE_PORT,
-            lid: out.dlid,
-            qpn: out.dqpn,
-            sl: out.sl,
-            gid: out.grh.map(|route| route.dgid),
+            lid: checked.dlid(),
+            qpn: checked.dqpn(),
+            sl: checked.header.av.sl(),
+            gid: checked.dgid(),
         };
         if let Egress::Drop(reason) = self.cm.egress(now, vf, mad, &to, &who) {
             return Err(reason);
@@ -396,25 +436,16 @@ impl PortMux {
         now: Instant,
         cause: Cause,
         vf: Option<VfId>,
-        out: &Outbound,
+        out: Outbound,
         mad: &mut Mad,
     ) -> Passed {
         let comes_back = out.qp == SpecialQp::Gsi
             && self.port.owns(out.dlid)
-            && !self.is_answered_below(out, &mad.header);
-        let counted = self.statistics_of(vf).of(mad.header.mgmt_class);
+            && !self.is_answered_below(out.dlid, &mad.header);
         if comes_back {
-            counted.loopback += 1;
-            let source = WireSource {
-                slid: Lid::new(self.port.lid.get() | u16::from(out.path_bits)),
-                sqpn: Qpn::GSI,
-                sl: out.sl,
-                pkey: out.pkey,
-                grh: out.grh,
-            };
-            return self.receive(now, cause, out.qp, &source, mad);
+            return self.loop_back(now, cause, vf, &out, mad);
         }
-        counted.to_wire += 1;
+        self.statistics_of(vf).of(mad.header.mgmt_class).to_wire += 1;
         Passed::ToWire(WireSend {
             vf,
             qp: out.qp,
@@ -428,12 +459,32 @@ impl PortMux {
         })
     }
 
+    /// Takes in what the port itself sends to its own LID.
+    #[inline(never)]
+    fn loop_back(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        vf: Option<VfId>,
+        out: &Outbound,
+        mad: &mut Mad,
+    ) -> Passed {
+        self.statistics_of(vf).of(mad.header.mgmt_class).loopback += 1;
+        let source = WireSource {
+            slid: Lid::new(self.port.lid.get() | u16::from(out.path_bits)),
+            sqpn: Qpn::GSI,
+            sl: out.sl,
+            pkey: out.pkey,
+            grh: out.grh,
+        };
+        self.receive(now, cause, out.qp, &source, mad)
+    }
+
     /// Whether somebody takes a MAD to the port's own LID before QP1 has it.
-    fn is_answered_below(&self, out: &Outbound, mad: &MadHeader) -> bool {
+    fn is_answered_below(&self, dlid: Lid, mad: &MadHeader) -> bool {
         // Without software of the PF's own the SM of this port is reached by its QP1 alone.
-        let asks_sm_here = mad.mgmt_class == MgmtClass::SUBN_ADM
-            && self.is_sa(out.dlid)
-            && !self.has_pf_software();
+        let asks_sm_here =
+            mad.mgmt_class == MgmtClass::SUBN_ADM && self.is_sa(dlid) && !self.has_pf_software();
         // The adapter itself answers these before QP1.
         let asks_adapter = mad.mgmt_class == MgmtClass::PERF && !mad.method.is_response();
         asks_sm_here || asks_adapter
@@ -445,7 +496,7 @@ impl PortMux {
         now: Instant,
         cause: Cause,
         vf: Option<VfId>,
-        out: &Outbound,
+        out: Outbound,
         mut mad: Mad,
     ) {
         let passed = self.transmit(now, cause, vf, out, &mut mad);
@@ -463,7 +514,7 @@ impl PortMux {
             dqpn: cut.peer.qpn,
             ..self.in_name_of(vf, gid, PKey::INVALID)
         };
-        self.transmit_own(now, cause, Some(vf), &out, mad);
+        self.transmit_own(now, cause, Some(vf), out, mad);
     }
 
     /// Sends what cm-paravirt has to say to a peer of a VF that was reset.
@@ -474,7 +525,7 @@ impl PortMux {
             sl: message.to.sl,
             ..self.in_name_of(message.vf, message.to.gid, message.pkey)
         };
-        self.transmit_own(now, cause, Some(message.vf), &out, message.mad);
+        self.transmit_own(now, cause, Some(message.vf), out, message.mad);
     }
 
     /// The address of a GMP that the mux sends for a VF.

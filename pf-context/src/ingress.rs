@@ -313,7 +313,7 @@ impl PortMux {
             path_bits: 0,
             grh: source.grh.map(Route::reversed),
         };
-        self.transmit(now, cause, None, &out, mad)
+        self.transmit(now, cause, None, out, mad)
     }
 }
 

@@ -29,7 +29,7 @@ impl PortMux {
         &mut self,
         now: Instant,
         vf: VfId,
-        checked: &Checked,
+        checked: &Checked<'_>,
         mad: &mut Mad,
     ) -> Step {
         let Some(record) = self.vfs.get(vf).filter(|_| self.asks_path(checked, mad)) else {
@@ -50,10 +50,10 @@ impl PortMux {
         &mut self,
         now: Instant,
         vf: VfId,
-        checked: &Checked,
+        checked: &Checked<'_>,
         mad: &mut Mad,
     ) -> Result<(), DropReason> {
-        let (owner, peer) = (Owner::Vf(vf), checked.out.peer());
+        let (owner, peer) = (Owner::Vf(vf), checked.peer());
         if !self.asks_path(checked, mad) {
             self.tids.egress(now, owner, mad, &peer)?;
             return Ok(());
@@ -72,11 +72,11 @@ impl PortMux {
     }
 
     /// Whether a frame asks the SA itself for one path.
-    fn asks_path(&self, checked: &Checked, mad: &Mad) -> bool {
+    fn asks_path(&self, checked: &Checked<'_>, mad: &Mad) -> bool {
         let header = &mad.header;
         checked.route == ClassRoute::SubnAdm
-            && checked.out.dlid == self.port.sm_lid
-            && checked.out.dqpn == Qpn::GSI
+            && checked.dlid() == self.port.sm_lid
+            && checked.dqpn() == Qpn::GSI
             && header.attribute_id == AttributeId::PATH_RECORD
             && header.method == Method::GET
     }
@@ -104,13 +104,13 @@ impl PortMux {
     /// Looks anew at the requests that waited for the answer to another one's.
     pub(crate) fn resume_requests(&mut self, now: Instant, cause: Cause) {
         while let Some((vf, asked)) = self.paths.poll_resumed() {
-            let own = asked.cause;
-            let mut frame = asked.frame;
-            match self.check(vf, asked.qp, &frame) {
+            let mut own = asked.cause;
+            let ToPf { header, mut mad } = asked.frame;
+            match self.check(vf, asked.qp, &header, &mad.header) {
                 Ok(checked) => {
-                    let (cause, passed) =
-                        self.dispatch(now, own, vf, &checked, &mut frame, Some(cause));
-                    self.emit_passed(cause, passed, &frame.mad);
+                    let waited_for = Some(cause);
+                    let passed = self.dispatch(now, &mut own, vf, &checked, &mut mad, waited_for);
+                    self.emit_passed(own, passed, &mad);
                 }
                 Err(reason) => self.drop_frame(own, Some(vf), reason),
             }

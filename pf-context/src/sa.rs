@@ -83,7 +83,7 @@ impl PortMux {
         &mut self,
         now: Instant,
         vf: VfId,
-        checked: &Checked,
+        checked: &Checked<'_>,
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
         let trusted = self.vfs.get(vf).is_some_and(|record| record.is_pf);
@@ -118,7 +118,7 @@ impl PortMux {
         match outcome {
             Outcome::Answered => Ok(Step::Answered),
             Outcome::Absorbed => {
-                if let Some(route) = checked.out.grh {
+                if let Some(route) = checked.grh() {
                     let tid = mad.header.tid;
                     self.join_routes.remember(vf, tid, route.reversed());
                 }
@@ -326,6 +326,6 @@ impl PortMux {
             path_bits: 0,
             grh: None,
         };
-        self.transmit_own(now, cause, None, &out, mad);
+        self.transmit_own(now, cause, None, out, mad);
     }
 }
