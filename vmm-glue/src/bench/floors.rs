@@ -19,10 +19,17 @@ const TABLE: usize = 1_000_000;
 /// Operations of a run of a floor.
 const OPS: u64 = LEAST_OPS as u64;
 
+/// A place in a pool, which begins with a cache line as the buffers of a driver's ring do.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Aligned([u8; STRIDE]);
+
+const _: () = assert!(size_of::<Aligned>() == STRIDE);
+
 /// A place to put frames, one after the other wherever chance wants it.
 #[derive(Debug)]
 pub(super) struct Pool {
-    bytes: Vec<u8>,
+    places: Vec<Aligned>,
     random: SplitMix64,
 }
 
@@ -36,7 +43,7 @@ impl Pool {
     pub(super) fn of(seed: u64, frames: &[[u8; STRIDE]]) -> Self {
         let places = frames.iter().cycle().take(POOL / STRIDE);
         Self {
-            bytes: places.flatten().copied().collect(),
+            places: places.map(|&frame| Aligned(frame)).collect(),
             random: SplitMix64::new(seed),
         }
     }
@@ -53,14 +60,12 @@ impl Pool {
 
     /// The place of a number, to be read.
     pub(super) fn get(&self, number: usize) -> &[u8; STRIDE] {
-        let (places, _) = self.bytes.as_chunks();
-        &places[number]
+        &self.places[number].0
     }
 
     /// The place of a number.
     pub(super) fn at(&mut self, number: usize) -> &mut [u8; STRIDE] {
-        let (places, _) = self.bytes.as_chunks_mut();
-        &mut places[number]
+        &mut self.places[number].0
     }
 
     /// A random place among those of one of the frames that the pool was made of.

@@ -41,6 +41,8 @@ pub(super) type Place = [u8; STRIDE];
 pub(super) struct Rig {
     pub(super) mux: PortMux,
     pub(super) now: Instant,
+    /// Time from one frame to the next.
+    pub(super) pace: Duration,
     frames: u64,
     /// Where each frame of the batch came from, and the place that it leaves from.
     loaded: Vec<(From, usize)>,
@@ -87,6 +89,7 @@ impl Rig {
         Ok(Self {
             mux,
             now: Instant::from_millis(1),
+            pace: Duration::ZERO,
             frames: 0,
             loaded: Vec::with_capacity(BATCH),
             flushed: Vec::with_capacity(BATCH),
@@ -125,6 +128,7 @@ impl Rig {
         }));
         for (from, number) in self.loaded.drain(..) {
             self.frames += 1;
+            self.now += self.pace;
             let cause = Cause(self.frames);
             let slot = self.outputs.at(number);
             let passed = match from {

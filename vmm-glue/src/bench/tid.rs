@@ -16,9 +16,6 @@ use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
 const PEER: Lid = Lid::new(9);
 
-#[expect(clippy::cast_possible_truncation, reason = "few")]
-const PER_BATCH: u32 = BATCH as u32;
-
 /// An answered transaction is kept for so long.
 const KEPT: Duration = Duration::from_secs(15);
 
@@ -77,13 +74,13 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     }
     shuffle(&mut all.waiting, &mut SplitMix64::new(10));
     // Each answered transaction rests while all others are answered: as many rest as wait.
-    let interval = KEPT / scale.live;
+    all.rig.pace = KEPT / scale.live / 2;
     let rounds = LEAST_OPS.div_ceil(scale.live);
     let ops = u64::from(rounds) * u64::from(scale.live);
     let mut run = move |_| {
         let began = Stopwatch::start();
         for _ in 0..rounds {
-            all.round(interval)?;
+            all.round()?;
         }
         let elapsed = began.elapsed();
         ensure!(all.rig.is_quiet(), "more came out than went in");
@@ -110,11 +107,10 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
 
 impl Transactions {
     /// Answers each transaction that waits, and begins another in its place.
-    fn round(&mut self, interval: Duration) -> anyhow::Result<()> {
+    fn round(&mut self) -> anyhow::Result<()> {
         for first in (0..self.waiting.len()).step_by(BATCH) {
             self.answer(first)?;
             self.ask(first)?;
-            self.rig.wait(interval * PER_BATCH);
         }
         Ok(())
     }
