@@ -349,7 +349,8 @@ impl PortMux {
                 Err(DropReason::BadRemoteQp)
             };
         }
-        if self.policy.remote_qp == Strictness::Strict && !record.is_pf {
+        let is_usual = qpn == Qpn::GSI && wish == QKey::GSI;
+        if !is_usual && self.policy.remote_qp == Strictness::Strict && !record.is_pf {
             let mut told = record.redirects.qkeys(header.av.dlid, qpn).peekable();
             if qpn != Qpn::GSI && told.peek().is_none() {
                 return Err(DropReason::BadRemoteQp);
