@@ -54,15 +54,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Logs on stderr: what RUST_LOG says, or else warnings if they are wanted.
-fn start_log(verbose: bool) {
-    let default = if verbose { "warn" } else { "off" };
+/// Logs on stderr: what RUST_LOG says, or else the default.
+fn start_log(default: &str) {
     env_logger::Builder::from_env(Env::default().default_filter_or(default)).init();
 }
 
 /// Runs the demo and tells whether every step went well.
 fn demo(args: &DemoArgs) -> anyhow::Result<bool> {
-    start_log(args.verbose);
+    start_log(if args.verbose { "warn" } else { "off" });
     let capture: Option<Box<dyn Write>> = match &args.capture {
         None => None,
         Some(path) => {
@@ -133,7 +132,13 @@ fn flood(args: &FloodArgs) -> anyhow::Result<bool> {
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    start_log(args.verbose);
+    // What guests and the fabric had dropped is their matter; what the service cannot do is its operator's.
+    let default = if args.verbose {
+        "warn"
+    } else {
+        "warn,vhca::drop_log=off"
+    };
+    start_log(default);
     vhca::serve::run(&args.options()?, &mut |announcement| {
         print(args.json, announcement)
     })?;

@@ -42,7 +42,7 @@ impl Serve {
             .arg(folder.path().join("control.sock"))
             .arg("--vfio-user")
             .arg(folder.path().join("vfs"))
-            .env("RUST_LOG", "warn")
+            .env_remove("RUST_LOG")
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
