@@ -1,9 +1,7 @@
 //! The transactions under way with the SA: their order, their timers, their number.
 
-use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
-use alloc::vec::Vec;
-use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use ib_vtime::{Instant, TimerQueue};
 use ib_wire::sa::SaMad;

@@ -1,6 +1,6 @@
 //! One multicast group of one port.
 
-use alloc::collections::VecDeque;
+use std::collections::VecDeque;
 
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, Guid};

@@ -1,10 +1,10 @@
 //! The groups of a port, found by what names them.
 
-use alloc::vec::Vec;
-use core::hint::black_box;
-use core::ops::{Index, IndexMut};
+use std::ops::{Index, IndexMut};
+use std::slice;
 
 use ib_vtime::SplitMix64;
+use prefetch_index::prefetch_index;
 use slab::Slab;
 use vf_tunnel::wire_id::{self, Trail, UniversalHash};
 
@@ -94,7 +94,7 @@ impl Groups {
         self.index.approach(self.hash_of(key))
     }
 
-    /// Reads the next place that a member's request for a group needs: the group, then its members.
+    /// Brings the next place near that a member's request for a group needs: the group, then its members.
     pub(crate) fn read_ahead(&self, trail: Trail, member: MemberId) -> Trail {
         match trail {
             Trail::Bucket(_) => {
@@ -102,13 +102,16 @@ impl Groups {
                 if let Trail::Slot(slot) = trail
                     && let Some(Entry { key, group }) = self.entries.get(slot as usize)
                 {
-                    black_box((key.port_guid, group.record.mgid, group.at_sa));
+                    prefetch_index(slice::from_ref(key), 0);
+                    prefetch_index(slice::from_ref(&group.record), 0);
+                    prefetch_index(slice::from_ref(&group.members), 0);
+                    prefetch_index(slice::from_ref(&group.at_sa), 0);
                 }
                 trail
             }
             Trail::Slot(slot) => {
                 if let Some(Entry { group, .. }) = self.entries.get(slot as usize) {
-                    group.members.read_ahead(member);
+                    group.members.approach(member);
                 }
                 Trail::End
             }

@@ -48,12 +48,7 @@
 //!
 //! A creation (MGID zero) whose answer is lost is asked for again, and the SA then has a group that
 //! nobody knows. That is so for every host; the SA offers no way to find out.
-#![no_std]
 #![forbid(unsafe_code)]
-
-extern crate alloc;
-#[cfg(test)]
-extern crate std;
 
 mod aim;
 mod answer;

@@ -3,8 +3,7 @@
 mod aliases;
 mod outcome;
 
-use alloc::collections::{BTreeMap, VecDeque};
-use alloc::vec::Vec;
+use std::collections::{BTreeMap, VecDeque};
 
 use ib_vtime::Instant;
 use ib_wire::mad::{MadStatus, Method};
@@ -391,7 +390,7 @@ impl McastAgg {
             if group.in_flight.is_some() {
                 return;
             }
-            if core::mem::take(&mut group.rejoin_due) {
+            if std::mem::take(&mut group.rejoin_due) {
                 group.keep_wanted();
                 if !group.at_sa.is_empty() {
                     return self.begin_rejoin(key, true);

@@ -1,9 +1,7 @@
 //! Who holds which kinds of membership of one group.
 
-use alloc::vec::Vec;
-use core::hint::black_box;
-
 use ib_wire::sa::JoinState;
+use prefetch_index::prefetch_index;
 use vf_tunnel::VfId;
 
 /// A member: the PF's own software, or a VF.
@@ -54,9 +52,9 @@ impl Members {
             .map_or(JoinState::NONE, |at| self.list[at].state)
     }
 
-    /// Reads what [`Members::state`] will.
-    pub(crate) fn read_ahead(&self, id: MemberId) {
-        black_box(self.list.get(id.index().wrapping_sub(1)).copied());
+    /// Asks for what [`Members::state`] will read to be brought near, and waits for nothing.
+    pub(crate) fn approach(&self, id: MemberId) {
+        prefetch_index(&self.list, id.index().wrapping_sub(1));
     }
 
     /// Gives a member more kinds of membership, and says which it has then.

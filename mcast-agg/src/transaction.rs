@@ -1,8 +1,7 @@
 //! Transactions with the SA.
 
-use alloc::vec::Vec;
-use core::fmt::Debug;
-use core::time::Duration;
+use std::fmt::Debug;
+use std::time::Duration;
 
 use ib_vtime::TimerKey;
 use ib_wire::PKey;

@@ -1,7 +1,5 @@
 //! What each member takes of the machine.
 
-use alloc::vec::Vec;
-
 use crate::MemberId;
 
 /// What a member takes of a machine.

@@ -1,7 +1,5 @@
 //! Memberships under the members' own aliases: leaving with an alias, coming back with one.
 
-use alloc::vec::Vec;
-
 use ib_vtime::Instant;
 use ib_wire::Guid;
 use ib_wire::mad::MadStatus;
@@ -42,8 +40,8 @@ impl McastAgg {
         let Some(group) = self.group_mut(key) else {
             return;
         };
-        let waiting = core::mem::take(&mut group.waiting);
-        let members = core::mem::take(&mut group.members);
+        let waiting = std::mem::take(&mut group.waiting);
+        let members = std::mem::take(&mut group.members);
         let ids: Vec<MemberId> = members.ids().collect();
         for waiting in waiting {
             self.refuse_waiting(waiting);
@@ -70,7 +68,7 @@ impl McastAgg {
         if self.leaving.is_empty() {
             return;
         }
-        let mut leaving = core::mem::take(&mut self.leaving);
+        let mut leaving = std::mem::take(&mut self.leaving);
         leaving.retain(|&alias, &mut member| {
             let stays = self.is_member(alias);
             if !stays {

@@ -1,7 +1,5 @@
 //! What the SA's answers, and its silence, do to the groups.
 
-use alloc::vec::Vec;
-
 use ib_vtime::Instant;
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};

@@ -1,7 +1,5 @@
 //! What goes into the machine and what comes out.
 
-use alloc::vec::Vec;
-
 use ib_wire::mad::MadStatus;
 use ib_wire::notice::InformInfo;
 use ib_wire::sa::SaMad;

@@ -2,8 +2,7 @@
 
 mod outcome;
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::vec::Vec;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ib_vtime::Instant;
 use ib_wire::SmKey;

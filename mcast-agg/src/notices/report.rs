@@ -1,7 +1,7 @@
 //! Reports: which are news, and what is awaited of those who got them.
 
-use alloc::collections::{BTreeMap, VecDeque};
-use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::Tid;

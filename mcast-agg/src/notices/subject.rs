@@ -1,6 +1,6 @@
 //! What a subscription is about.
 
-use core::cmp::Ordering;
+use std::cmp::Ordering;
 
 use ib_wire::mad::Method;
 use ib_wire::notice::{InformInfo, NoticeReport};

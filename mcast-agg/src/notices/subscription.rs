@@ -1,6 +1,6 @@
 //! One subscription of the port.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use ib_wire::notice::InformInfo;
 
@@ -77,7 +77,7 @@ impl Subscription {
 
     /// Whether a renewal is to begin now.
     pub(super) const fn take_renewal(&mut self) -> bool {
-        core::mem::replace(&mut self.renewal_due, false)
+        std::mem::replace(&mut self.renewal_due, false)
     }
 
     /// Whether the SA is to be told now that nobody wants it.

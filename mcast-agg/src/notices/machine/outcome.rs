@@ -54,7 +54,7 @@ impl NoticeAgg {
     /// Nothing came of a subscription: all who wait for it asked for the same.
     fn fail(&mut self, subject: Subject, served: Option<Waiting>, status: Option<MadStatus>) {
         let subscription = self.subscriptions.get_mut(&subject);
-        let waiting = subscription.map(|s| core::mem::take(&mut s.waiting));
+        let waiting = subscription.map(|s| std::mem::take(&mut s.waiting));
         for waiting in served.into_iter().chain(waiting.into_iter().flatten()) {
             match status {
                 Some(status) => self.answer(&waiting, status),
@@ -79,7 +79,7 @@ impl NoticeAgg {
         };
         subscription.at_sa = false;
         subscription.doubt();
-        let members = core::mem::take(&mut subscription.holders);
+        let members = std::mem::take(&mut subscription.holders);
         for &member in &members {
             self.usage.release(member);
         }
