@@ -1,78 +1,35 @@
 //! A service whose process may have no more files open: it stays idle, says so, and goes on when it may.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use serde_json::Value;
 use umad_link::{Hello, HelloReply, Purpose};
+
+mod serving;
+
+use serving::Serve;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A running service with all its sockets, which dies with the test.
-struct Serve {
-    child: Child,
-    /// It ends if nobody can hear what it tells.
-    _stdout: BufReader<ChildStdout>,
-    folder: tempfile::TempDir,
-    vf: PathBuf,
-}
+/// A service that is short of descriptors.
+struct Limited(Serve);
 
-impl Drop for Serve {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Serve {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let log = File::create(folder.path().join("log")).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_vhca"))
-            .args(["serve", "--json", "--topology", "single", "--vfs", "1"])
-            .arg("--control")
-            .arg(folder.path().join("control.sock"))
-            .arg("--vfio-user")
-            .arg(folder.path().join("vfs"))
-            .env_remove("RUST_LOG")
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        stdout.read_line(&mut line).unwrap();
-        let ready: Value = serde_json::from_str(&line).unwrap();
-        let vf = ready["vfio_user"][0]["socket"].as_str().unwrap().into();
-        Self {
-            child,
-            _stdout: stdout,
-            folder,
-            vf,
-        }
-    }
-
-    fn proc(&self, name: &str) -> PathBuf {
-        format!("/proc/{}/{name}", self.child.id()).into()
-    }
-
+impl Limited {
     /// Lets the process have descriptors below a number only.
     fn limit(&self, most: Rlimit) {
-        let process = Some(Pid::from_child(&self.child));
+        let process = Some(Pid::from_child(&self.0.child));
         prlimit(process, Resource::Nofile, most).unwrap();
     }
 
     /// Processor time that it has used, in hundredths of a second.
     fn ticks(&self) -> u64 {
-        let stat = fs::read_to_string(self.proc("stat")).unwrap();
+        let stat = fs::read_to_string(self.0.proc("stat")).unwrap();
         let (_, fields) = stat.rsplit_once(')').unwrap();
         let fields = fields.split_whitespace().skip(11).take(2);
         fields.map(|field| field.parse::<u64>().unwrap()).sum()
@@ -80,14 +37,14 @@ impl Serve {
 
     /// What it logged of those who have to wait.
     fn complaints(&self) -> Vec<String> {
-        let log = fs::read_to_string(self.folder.path().join("log")).unwrap();
+        let log = fs::read_to_string(self.0.folder.path().join("log")).unwrap();
         let lines = log.lines().filter(|line| line.contains("have to wait"));
         lines.map(str::to_owned).collect()
     }
 
     /// Asks something at the control socket.
     fn ask(&self) -> UnixStream {
-        let mut socket = UnixStream::connect(self.folder.path().join("control.sock")).unwrap();
+        let mut socket = UnixStream::connect(self.0.folder.path().join("control.sock")).unwrap();
         socket
             .write_all(
                 b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n",
@@ -104,8 +61,8 @@ fn answer(socket: UnixStream) -> String {
 }
 
 /// A program that wants to use umad.
-fn umad_program(serve: &Serve) -> OwnedFd {
-    let address = SocketAddrUnix::new(serve.folder.path().join("control.umad")).unwrap();
+fn umad_program(serve: &Limited) -> OwnedFd {
+    let address = SocketAddrUnix::new(serve.0.folder.path().join("control.umad")).unwrap();
     let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     net::connect(&socket, &address).unwrap();
     let hello = Hello {
@@ -118,7 +75,7 @@ fn umad_program(serve: &Serve) -> OwnedFd {
 
 #[test]
 fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
-    let serve = Serve::start();
+    let serve = Limited(Serve::start(1));
     // Once it answers it has all the descriptors that it needs for itself.
     assert!(answer(serve.ask()).contains("vfs"));
     let before = getrlimit(Resource::Nofile);
@@ -128,7 +85,7 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
         ..before
     });
     let mut asking = serve.ask();
-    let mut vmm = UnixStream::connect(&serve.vf).unwrap();
+    let mut vmm = UnixStream::connect(serve.0.socket()).unwrap();
     // VERSION, of 16 bytes of header and the number 0.1.
     vmm.write_all(&[1, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
         .unwrap();

@@ -2,78 +2,35 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::path::Path;
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde_json::Value;
 use vfio_user::Client;
 
-fn vhca() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vhca"));
-    command.env_remove("RUST_LOG");
-    command
-}
+mod serving;
 
-/// A running service with sockets for VMMs, which dies with the test.
-struct Serve {
-    child: Child,
-    _stdout: BufReader<ChildStdout>,
-    ready: Value,
-    folder: tempfile::TempDir,
-}
+use serving::{Serve, vhca};
 
-impl Drop for Serve {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// A service that VMMs come to and go from.
+struct Visited(Serve);
 
-impl Serve {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = vhca()
-            .args(["serve", "--json", "--topology", "single", "--vfs", "2"])
-            .arg("--control")
-            .arg(folder.path().join("control"))
-            .arg("--vfio-user")
-            .arg(folder.path().join("vfs"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        Self {
-            child,
-            _stdout: stdout,
-            ready: serde_json::from_str(&line).unwrap(),
-            folder,
-        }
-    }
-
+impl Visited {
     fn ask(&self, arguments: &[&str]) -> Output {
         let mut command = vhca();
         command.args(arguments);
-        command.env("VHCA_CONTROL", self.folder.path().join("control"));
+        command.env("VHCA_CONTROL", self.0.folder.path().join("control.sock"));
         command.output().unwrap()
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
         let output = self.ask(arguments);
         serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// The socket of the first VF.
-    fn socket(&self) -> PathBuf {
-        let path = self.ready["vfio_user"][0]["socket"].as_str();
-        PathBuf::from(path.unwrap())
     }
 
     /// What is shown of the first VF.
@@ -92,19 +49,13 @@ impl Serve {
         }
     }
 
-    fn proc(&self, name: &str) -> PathBuf {
-        Path::new("/proc")
-            .join(self.child.id().to_string())
-            .join(name)
-    }
-
     fn descriptors(&self) -> usize {
-        std::fs::read_dir(self.proc("fd")).unwrap().count()
+        std::fs::read_dir(self.0.proc("fd")).unwrap().count()
     }
 
     /// Memory mappings.
     fn mappings(&self) -> usize {
-        std::fs::read_to_string(self.proc("maps"))
+        std::fs::read_to_string(self.0.proc("maps"))
             .unwrap()
             .lines()
             .count()
@@ -112,7 +63,7 @@ impl Serve {
 
     /// Resident memory in KiB.
     fn resident(&self) -> u64 {
-        let status = std::fs::read_to_string(self.proc("status")).unwrap();
+        let status = std::fs::read_to_string(self.0.proc("status")).unwrap();
         let line = status
             .lines()
             .find(|line| line.starts_with("VmRSS:"))
@@ -146,8 +97,8 @@ fn attach(socket: &Path) -> (Client, OwnedFd) {
 
 #[test]
 fn a_client_finds_a_connectx_3_vf() {
-    let serve = Serve::start();
-    let (mut client, _memory) = attach(&serve.socket());
+    let serve = Visited(Serve::start(2));
+    let (mut client, _memory) = attach(&serve.0.socket());
     let mut ids = [0; 4];
     client.region_read(7, 0, &mut ids).unwrap();
     assert_eq!(ids, [0xb3, 0x15, 0x04, 0x10]);
@@ -160,8 +111,8 @@ fn a_client_finds_a_connectx_3_vf() {
 
 #[test]
 fn fifty_vmms_one_after_another_leave_nothing_behind() {
-    let serve = Serve::start();
-    let socket = serve.socket();
+    let serve = Visited(Serve::start(2));
+    let socket = serve.0.socket();
     let come_and_go = |times: u64| {
         for _ in 0..times {
             let before = serve.vmm()["vmms"].as_u64().unwrap();
@@ -192,8 +143,8 @@ fn fifty_vmms_one_after_another_leave_nothing_behind() {
 
 #[test]
 fn what_qemu_is_to_be_given_names_the_socket_and_shares_memory() {
-    let serve = Serve::start();
-    let host = serve.ready["vfio_user"][0]["host"].as_str().unwrap();
+    let serve = Visited(Serve::start(2));
+    let host = serve.0.ready["vfio_user"][0]["host"].as_str().unwrap();
     for name in [format!("{host}/1"), format!("{host}/vf1")] {
         let json = serve.json(&["qemu-args", &name, "--memory", "256", "--json"]);
         let args: Vec<&str> = json["args"]
@@ -205,7 +156,7 @@ fn what_qemu_is_to_be_given_names_the_socket_and_shares_memory() {
         assert!(args.contains(&"memory-backend-memfd,id=ram,size=256M,share=on"));
         let device: Value = serde_json::from_str(args.last().unwrap()).unwrap();
         assert_eq!(device["driver"], "vfio-user-pci");
-        assert_eq!(device["socket"]["path"], serve.socket().to_str().unwrap());
+        assert_eq!(device["socket"]["path"], serve.0.socket().to_str().unwrap());
     }
     let none = serve.ask(&["qemu-args", &format!("{host}/9")]);
     let said = String::from_utf8(none.stderr).unwrap();
@@ -221,8 +172,8 @@ fn what_qemu_is_to_be_given_names_the_socket_and_shares_memory() {
 
 #[test]
 fn garbage_at_all_sockets_at_once_hurts_nobody() {
-    let serve = Serve::start();
-    let offered = serve.ready["vfio_user"].as_array().unwrap().clone();
+    let serve = Visited(Serve::start(2));
+    let offered = serve.0.ready["vfio_user"].as_array().unwrap().clone();
     let (own, others) = offered.split_first().unwrap();
     let (mut client, _memory) = attach(Path::new(own["socket"].as_str().unwrap()));
     let descriptors = serve.descriptors();

@@ -10,7 +10,7 @@ use hca_api::{LocalMad, MadView, SourceAddress};
 use ib_wire::mad::{Mad, MgmtClass};
 use ib_wire::packet::Lrh;
 use ib_wire::smp::{DirectedRouteSmp, MAX_HOPS};
-use ib_wire::{Lid, PKeyIndex, PortNum, Qpn};
+use ib_wire::{Lid, PortNum};
 
 use crate::{Frame, Node, NodeKind, sma};
 
@@ -99,15 +99,7 @@ fn is_for(node: &Node, port: PortNum, dlid: Lid) -> bool {
 
 /// An SMP at its destination.
 fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) -> Outcome {
-    let source = SourceAddress {
-        port,
-        slid: lrh.slid,
-        src_qpn: Qpn::SMI,
-        sl: lrh.sl(),
-        dlid_path_bits: 0,
-        pkey_index: PKeyIndex(0),
-        grh: None,
-    };
+    let source = SourceAddress::of_smp(port, lrh.slid, lrh.sl());
     match sma::process(node, port, &MadView::Network(source), mad) {
         LocalMad::Reply(reply) => {
             let slid = if lrh.dlid == Lid::PERMISSIVE && lrh.slid != Lid::PERMISSIVE {

@@ -59,19 +59,25 @@ pub struct SourceAddress {
 }
 
 impl SourceAddress {
-    /// Where an SMP comes from that software on this port gave to its own adapter, and that was on no link: QP0, and the
-    /// permissive LID, since both ends of its route are directed (IBA 14.2.2).
+    /// Where an SMP comes from: QP0 (IBA 14.2.1). What came to a port with several LIDs has its path bits set by the caller.
     #[must_use]
-    pub fn local(port: PortNum) -> Self {
+    pub const fn of_smp(port: PortNum, slid: Lid, sl: Sl) -> Self {
         Self {
             port,
-            slid: Lid::PERMISSIVE,
+            slid,
             src_qpn: Qpn::SMI,
-            sl: Sl::default(),
+            sl,
             dlid_path_bits: 0,
             pkey_index: PKeyIndex(0),
             grh: None,
         }
+    }
+
+    /// Where an SMP comes from that software on this port gave to its own adapter, and that was on no link: QP0, and the
+    /// permissive LID, since both ends of its route are directed (IBA 14.2.2).
+    #[must_use]
+    pub fn local(port: PortNum) -> Self {
+        Self::of_smp(port, Lid::PERMISSIVE, Sl::default())
     }
 
     /// The address vector that answers the packet (IBA 13.5.4.2).

@@ -7,7 +7,7 @@ use hca_api::{LocalMad, MadView, SourceAddress};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MgmtClass};
 use ib_wire::packet::Packet;
-use ib_wire::{Lid, PortNum, Qpn, Sl};
+use ib_wire::{Lid, PortNum, Sl};
 
 /// A channel adapter whose software is the test.
 #[derive(Debug)]
@@ -116,15 +116,7 @@ impl Bench {
 
     fn ask_itself(&mut self, at: Endpoint, lid: Lid, mad: &Mad) -> Option<Mad> {
         let node = self.fabric.device_mut(at.node).unwrap().node_mut();
-        let view = MadView::Network(SourceAddress {
-            port: at.port,
-            slid: lid,
-            src_qpn: Qpn::SMI,
-            sl: Sl::default(),
-            dlid_path_bits: 0,
-            pkey_index: ib_wire::PKeyIndex(0),
-            grh: None,
-        });
+        let view = MadView::Network(SourceAddress::of_smp(at.port, lid, Sl::default()));
         match sma::process(node, at.port, &view, mad) {
             LocalMad::Reply(reply) => Some(reply),
             LocalMad::Consumed | LocalMad::NotHandled => None,

@@ -8,7 +8,7 @@ use hca_api::{
 };
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{Grh, Packet, UdFrame};
-use ib_wire::{GidIndex, PKeyIndex, PortNum, Psn, QKey, Qpn, Vl};
+use ib_wire::{GidIndex, PortNum, Psn, QKey, Qpn, Vl};
 use zerocopy::IntoBytes;
 
 use crate::{BadKey, Frame, Node, WrongKey, pma};
@@ -195,13 +195,8 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
 pub(super) fn smp(node: &Node, mut frame: Frame) -> Option<Port0Mad> {
     let lrh = *frame.lrh()?;
     let source = SourceAddress {
-        port: PORT0,
-        slid: lrh.slid,
-        src_qpn: Qpn::SMI,
-        sl: lrh.sl(),
         dlid_path_bits: path_bits(lrh.dlid, node.port(PORT0)?.lmc),
-        pkey_index: PKeyIndex(0),
-        grh: None,
+        ..SourceAddress::of_smp(PORT0, lrh.slid, lrh.sl())
     };
     Some(Port0Mad {
         special: SpecialQp::Smi,

@@ -8,7 +8,7 @@ mod tables;
 use hca_api::{LocalMad, MadView, SourceAddress};
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{LidRoutedSmp, PortInfo, SmpAttribute};
-use ib_wire::{Guid, Lid, MKey, PKeyIndex, PortNum, Qpn, Sl};
+use ib_wire::{Guid, Lid, MKey, PKeyIndex, PortNum, Sl};
 
 use super::process;
 use crate::{HcaConfig, Node, SwitchConfig};
@@ -24,15 +24,7 @@ fn switch() -> Node {
 }
 
 fn from_network() -> MadView {
-    MadView::Network(SourceAddress {
-        port: PORT,
-        slid: Lid::new(1),
-        src_qpn: Qpn::SMI,
-        sl: Sl::default(),
-        dlid_path_bits: 0,
-        pkey_index: PKeyIndex(0),
-        grh: None,
-    })
+    MadView::Network(SourceAddress::of_smp(PORT, Lid::new(1), Sl::default()))
 }
 
 fn request<A: SmpAttribute>(method: Method, modifier: u32, key: u64, value: A) -> Mad {

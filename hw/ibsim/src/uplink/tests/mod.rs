@@ -125,15 +125,7 @@ impl Sim {
             return Some(answered(&arrived));
         }
         assert_eq!(arrived.dlid, Lid::PERMISSIVE, "the node itself is asked");
-        let view = MadView::Network(SourceAddress {
-            port: PORT,
-            slid: Lid::PERMISSIVE,
-            src_qpn: Qpn::SMI,
-            sl: Sl::default(),
-            dlid_path_bits: 0,
-            pkey_index: PKeyIndex(0),
-            grh: None,
-        });
+        let view = MadView::Network(SourceAddress::local(PORT));
         match sma::process(&mut self.node, PORT, &view, &arrived.mad) {
             LocalMad::Reply(reply) => arrived.mad = reply,
             _ => arrived.bounced = true,
