@@ -8,10 +8,10 @@ use ib_wire::mad::{AttributeId, Mad};
 use ib_wire::{CommId, Gid, Lid, PKey};
 use vf_tunnel::VfId;
 
-use super::floors::below;
+use super::pool::{Place, below};
 use super::rig::{
-    BATCH, From, Place, Rig, batch_mad, peer_gid, tunnel_frame, tunnel_header, vf_gid, vf_of,
-    wire_frame, wire_header,
+    BATCH, From, Rig, batch_mad, peer_gid, tunnel_frame, tunnel_header, vf_gid, vf_of, wire_frame,
+    wire_header,
 };
 
 /// A connection, as both of its ends and the wire know it.
@@ -163,7 +163,7 @@ impl Connections {
         for (at, connection) in connections.iter().enumerate() {
             connection.write(rig.loaded(at)?, step)?;
         }
-        rig.flush()?;
+        rig.flush(None)?;
         for (at, connection) in connections.iter_mut().enumerate() {
             let sent = ids_of(rig.sent(at)?);
             if connection.vf_sends(step) {

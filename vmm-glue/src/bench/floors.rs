@@ -6,79 +6,15 @@ use std::hint::black_box;
 use ib_vtime::SplitMix64;
 
 use super::clock::Stopwatch;
+use super::pool::{POOL, Pool, STRIDE, below};
 use super::{LEAST_OPS, Measured, Sample, nanos_per};
 
-/// Bytes of a pool.
-const POOL: usize = 64 << 20;
-/// Distance between the places in a pool: a frame and its slack, whole cache lines.
-pub(super) const STRIDE: usize = 320;
 /// A MAD behind a GRH, as it is received.
 const FRAME: usize = 296;
 const TABLE: usize = 1_000_000;
 
 /// Operations of a run of a floor.
 const OPS: u64 = LEAST_OPS as u64;
-
-/// A place in a pool, which begins with a cache line as the buffers of a driver's ring do.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Aligned([u8; STRIDE]);
-
-const _: () = assert!(size_of::<Aligned>() == STRIDE);
-
-/// A place to put frames, one after the other wherever chance wants it.
-#[derive(Debug)]
-pub(super) struct Pool {
-    places: Vec<Aligned>,
-    random: SplitMix64,
-}
-
-impl Pool {
-    /// Memory that is all there already.
-    pub(super) fn new(seed: u64) -> Self {
-        Self::of(seed, &[[1; STRIDE]])
-    }
-
-    /// The frames in turn, in all places.
-    pub(super) fn of(seed: u64, frames: &[[u8; STRIDE]]) -> Self {
-        let places = frames.iter().cycle().take(POOL / STRIDE);
-        Self {
-            places: places.map(|&frame| Aligned(frame)).collect(),
-            random: SplitMix64::new(seed),
-        }
-    }
-
-    /// A random place.
-    pub(super) fn place(&mut self) -> &mut [u8; STRIDE] {
-        self.place_of(0, 1)
-    }
-
-    /// The number of a random place among those of one of the frames that the pool was made of.
-    pub(super) fn number_of(&mut self, frame: usize, frames: usize) -> usize {
-        below(&mut self.random, POOL / STRIDE / frames) * frames + frame
-    }
-
-    /// The place of a number, to be read.
-    pub(super) fn get(&self, number: usize) -> &[u8; STRIDE] {
-        &self.places[number].0
-    }
-
-    /// The place of a number.
-    pub(super) fn at(&mut self, number: usize) -> &mut [u8; STRIDE] {
-        &mut self.places[number].0
-    }
-
-    /// A random place among those of one of the frames that the pool was made of.
-    pub(super) fn place_of(&mut self, frame: usize, frames: usize) -> &mut [u8; STRIDE] {
-        let number = self.number_of(frame, frames);
-        self.at(number)
-    }
-}
-
-/// A random number below `bound`.
-pub(super) fn below(random: &mut SplitMix64, bound: usize) -> usize {
-    usize::try_from(random.below(bound as u64)).unwrap_or(0)
-}
 
 /// The floors, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +35,8 @@ pub(super) struct Floors {
 impl Floors {
     pub(super) fn new() -> Self {
         Self {
-            from: Pool::new(3),
-            to: Pool::new(4),
+            from: Pool::new(3, &[1; STRIDE], POOL),
+            to: Pool::new(4, &[1; STRIDE], POOL),
             table: (0..).take(TABLE).map(|n| [n; 4]).collect(),
             random: SplitMix64::new(5),
         }

@@ -11,6 +11,7 @@ mod floors;
 mod join;
 mod mad_rtt;
 mod path;
+mod pool;
 mod rig;
 mod subnet;
 mod tid;

@@ -4,7 +4,8 @@
 //! headers and all: the cost is that of the whole way through the mux. As a driver does that finds
 //! several completions in its queue, a batch of frames is first copied out of their senders' reach
 //! into the buffers that they leave by, and then judged frame by frame where the copies lie: a frame
-//! is moved once.
+//! is moved once. While it judges, the driver has the memory bring near what the next batch is copied
+//! from and to, since its rings say where that is.
 
 use anyhow::{Context, bail};
 use ib_vtime::{Duration, Instant};
@@ -18,7 +19,7 @@ use pf_context::{
 use vf_tunnel::{SpecialQp, ToPf, ToPfHeader, ToVf, ToVfHeader, VfId};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::floors::{Pool, STRIDE};
+use super::pool::{POOL, Place, Pool, Ring, STRIDE};
 
 /// Bytes of a tunnel frame.
 const TUNNEL: usize = size_of::<ToPf>();
@@ -33,9 +34,6 @@ const HEAD: usize = TUNNEL - MAD;
 const LID: Lid = Lid::new(5);
 pub(super) const SM_LID: Lid = Lid::new(1);
 
-/// A frame in memory: from a VF's tunnel, or a GRH and a MAD from the wire.
-pub(super) type Place = [u8; STRIDE];
-
 /// The mux, and where its outputs go.
 #[derive(Debug)]
 pub(super) struct Rig {
@@ -49,6 +47,10 @@ pub(super) struct Rig {
     /// Frames of the batch that was flushed last.
     flushed: Vec<usize>,
     outputs: Pool,
+    /// The places that the frames of the next batch leave from.
+    places: [usize; BATCH],
+    /// Whether the next batch's memory is brought near.
+    pub(super) brings_near: bool,
 }
 
 /// Frames that are copied at once.
@@ -93,14 +95,16 @@ impl Rig {
             frames: 0,
             loaded: Vec::with_capacity(BATCH),
             flushed: Vec::with_capacity(BATCH),
-            outputs: Pool::new(6),
+            outputs: Pool::new(6, &[1; STRIDE], POOL),
+            places: std::array::from_fn(|at| at),
+            brings_near: true,
         })
     }
 
     /// Copies a frame out of its receive buffer, to be judged with the next [`Self::flush`]. At most
     /// [`BATCH`] frames can wait for that.
     pub(super) fn load(&mut self, from: From, frame: &Place) {
-        let number = self.outputs.number_of(self.loaded.len(), BATCH);
+        let number = self.places[self.loaded.len()];
         self.loaded.push((from, number));
         let slot = self.outputs.at(number);
         match from {
@@ -115,9 +119,10 @@ impl Rig {
         Ok(self.outputs.at(*number))
     }
 
-    /// Judges what was loaded. See [`Self::sent`].
-    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+    /// Judges what was loaded. See [`Self::sent`]. What comes next is in the ring.
+    pub(super) fn flush(&mut self, next: Option<&mut Ring>) -> anyhow::Result<()> {
         self.flushed.clear();
+        let mut next = next.filter(|_| self.brings_near);
         let frames = self.loaded.iter();
         self.mux.look_ahead(frames.filter_map(|(from, number)| {
             let slot = self.outputs.get(*number);
@@ -126,7 +131,14 @@ impl Rig {
                 From::Wire(_) => Upcoming::FromWire(Mad::ref_from_bytes(&slot[HEAD..TUNNEL]).ok()?),
             })
         }));
-        for (from, number) in self.loaded.drain(..) {
+        for (at, (from, number)) in self.loaded.drain(..).enumerate() {
+            // Frames of a batch leave from different places.
+            let place = self.outputs.draw(at, BATCH);
+            self.places[at] = place;
+            if let Some(next) = &mut next {
+                next.begin_approach();
+                self.outputs.ask_for_first_line(place);
+            }
             self.frames += 1;
             self.now += self.pace;
             let cause = Cause(self.frames);
@@ -146,6 +158,11 @@ impl Rig {
                 }
             };
             finish(&mut self.mux, &passed, slot)?;
+            // The addresses of their pages are known by now.
+            if let Some(next) = &next {
+                next.end_approach();
+                self.outputs.ask_for_other_lines(place);
+            }
             self.flushed.push(number);
         }
         Ok(())

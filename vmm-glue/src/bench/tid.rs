@@ -10,7 +10,7 @@ use vf_tunnel::VfId;
 
 use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
-use super::floors::Pool;
+use super::pool::{POOL, Ring};
 use super::rig::{BATCH, From, Rig, batch_mad, tunnel_frame, vf_of, wire_frame};
 use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
@@ -29,8 +29,8 @@ struct Waiting {
 
 struct Transactions {
     rig: Rig,
-    /// Requests and answers in turn.
-    frames: Pool,
+    requests: Ring,
+    answers: Ring,
     waiting: Vec<Waiting>,
     next: u64,
 }
@@ -52,12 +52,11 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     };
     let mut all = Transactions {
         rig: Rig::new(scale.vfs, limits)?,
-        frames: Pool::of(
-            8,
-            &[
-                tunnel_frame(PEER, None, &header(Method::GET)),
-                wire_frame(PEER, None, &header(Method::GET_RESP)),
-            ],
+        requests: Ring::new(8, &tunnel_frame(PEER, None, &header(Method::GET)), POOL / 2),
+        answers: Ring::new(
+            9,
+            &wire_frame(PEER, None, &header(Method::GET_RESP)),
+            POOL / 2,
         ),
         waiting: Vec::new(),
         next: 1,
@@ -78,19 +77,24 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     let rounds = LEAST_OPS.div_ceil(scale.live);
     let ops = u64::from(rounds) * u64::from(scale.live);
     let mut run = move |_| {
-        let began = Stopwatch::start();
-        for _ in 0..rounds {
-            all.round()?;
-        }
-        let elapsed = began.elapsed();
+        let mut time = |brings_near| {
+            all.rig.brings_near = brings_near;
+            let began = Stopwatch::start();
+            for _ in 0..rounds {
+                all.round()?;
+            }
+            anyhow::Ok(nanos_per(began.elapsed(), ops))
+        };
+        let left_far = time(false)?;
+        let nanos = time(true)?;
         ensure!(all.rig.is_quiet(), "more came out than went in");
         let mux = &all.rig.mux;
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
         let bytes = mux.state_bytes().tids as f64 / mux.sizes().tids as f64;
         Ok(Sample {
-            nanos: nanos_per(elapsed, ops),
+            nanos,
             bytes_per_live: Some(bytes),
-            figures: Vec::new(),
+            figures: vec![("ns/op, next buffers left far", left_far)],
         })
     };
     run(0)?;
@@ -121,13 +125,12 @@ impl Transactions {
         for waiting in &mut *batch {
             waiting.guest = Tid::new(self.next << 32 | self.next);
             self.next += 1;
-            let frame = self.frames.place_of(0, 2);
-            self.rig.load(From::Vf(waiting.vf), frame);
+            self.rig.load(From::Vf(waiting.vf), self.requests.receive());
         }
         for (at, waiting) in batch.iter().enumerate() {
             batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.guest;
         }
-        self.rig.flush()?;
+        self.rig.flush(Some(&mut self.answers))?;
         for (at, waiting) in batch.iter_mut().enumerate() {
             waiting.wire = self.rig.sent(at)?.header.tid;
         }
@@ -138,12 +141,12 @@ impl Transactions {
     fn answer(&mut self, first: usize) -> anyhow::Result<()> {
         let batch = batch(&mut self.waiting, first);
         for _ in &*batch {
-            self.rig.load(From::Wire(PEER), self.frames.place_of(1, 2));
+            self.rig.load(From::Wire(PEER), self.answers.receive());
         }
         for (at, waiting) in batch.iter().enumerate() {
             batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.wire;
         }
-        self.rig.flush()?;
+        self.rig.flush(Some(&mut self.requests))?;
         for (at, waiting) in batch.iter().enumerate() {
             let got = self.rig.sent(at)?.header.tid;
             ensure!(got == waiting.guest, "an answer has another TID");
