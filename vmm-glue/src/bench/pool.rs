@@ -81,6 +81,8 @@ impl Pool {
 pub(super) struct Ring {
     pool: Pool,
     upcoming: VecDeque<usize>,
+    /// The newest of them of which only the first line was asked for.
+    begun: usize,
 }
 
 impl Ring {
@@ -89,6 +91,7 @@ impl Ring {
         Self {
             pool: Pool::new(seed, frame, bytes),
             upcoming: VecDeque::with_capacity(BATCH),
+            begun: 0,
         }
     }
 
@@ -104,15 +107,17 @@ impl Ring {
         if self.upcoming.len() < BATCH {
             let number = self.pool.draw(0, 1);
             self.upcoming.push_back(number);
+            self.begun += 1;
             self.pool.ask_for_first_line(number);
         }
     }
 
-    /// Brings the rest of that buffer near.
-    pub(super) fn end_approach(&self) {
-        if let Some(&number) = self.upcoming.back() {
+    /// Brings the rest of these buffers near.
+    pub(super) fn end_approach(&mut self) {
+        for &number in self.upcoming.iter().rev().take(self.begun) {
             self.pool.ask_for_other_lines(number);
         }
+        self.begun = 0;
     }
 }
 

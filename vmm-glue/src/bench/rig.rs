@@ -56,6 +56,11 @@ pub(super) struct Rig {
 /// Frames that are copied at once.
 pub(super) const BATCH: usize = 16;
 
+/// Frames while whose judgement as many places are brought near: the addresses of their pages are
+/// found together.
+const PAIR: usize = 2;
+const _: () = assert!(BATCH.is_multiple_of(PAIR));
+
 /// Where a frame comes from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum From {
@@ -131,40 +136,55 @@ impl Rig {
                 From::Wire(_) => Upcoming::FromWire(Mad::ref_from_bytes(&slot[HEAD..TUNNEL]).ok()?),
             })
         }));
-        for (at, (from, number)) in self.loaded.drain(..).enumerate() {
-            // Frames of a batch leave from different places.
-            let place = self.outputs.draw(at, BATCH);
-            self.places[at] = place;
-            if let Some(next) = &mut next {
-                next.begin_approach();
-                self.outputs.ask_for_first_line(place);
+        let mut loaded = std::mem::take(&mut self.loaded);
+        for (first, pair) in (0..).step_by(PAIR).zip(loaded.chunks(PAIR)) {
+            let upcoming = first..first + PAIR;
+            for at in upcoming.clone() {
+                // Frames of a batch leave from different places.
+                let place = self.outputs.draw(at, BATCH);
+                self.places[at] = place;
+                if let Some(next) = &mut next {
+                    next.begin_approach();
+                    self.outputs.ask_for_first_line(place);
+                }
             }
-            self.frames += 1;
-            self.now += self.pace;
-            let cause = Cause(self.frames);
-            let slot = self.outputs.at(number);
-            let passed = match from {
-                From::Vf(vf) => {
-                    let (frame, _) = ToPf::mut_from_prefix(slot).ok().context("a frame fits")?;
-                    let qp = SpecialQp::Gsi;
-                    self.mux.from_vf_in_place(self.now, cause, vf, qp, frame)
-                }
-                From::Wire(slid) => {
-                    let source = source(slid, slot)?;
-                    let mad = batch_mad(slot)?;
-                    let qp = SpecialQp::Gsi;
-                    self.mux
-                        .from_wire_in_place(self.now, cause, qp, &source, mad)
-                }
-            };
-            finish(&mut self.mux, &passed, slot)?;
+            for &(from, number) in pair {
+                self.judge(from, number)?;
+            }
             // The addresses of their pages are known by now.
-            if let Some(next) = &next {
+            if let Some(next) = &mut next {
                 next.end_approach();
-                self.outputs.ask_for_other_lines(place);
+                for &place in &self.places[upcoming] {
+                    self.outputs.ask_for_other_lines(place);
+                }
             }
-            self.flushed.push(number);
         }
+        loaded.clear();
+        self.loaded = loaded;
+        Ok(())
+    }
+
+    /// Judges a frame where its copy lies, and writes what stands in front of it.
+    fn judge(&mut self, from: From, number: usize) -> anyhow::Result<()> {
+        self.frames += 1;
+        self.now += self.pace;
+        let cause = Cause(self.frames);
+        let qp = SpecialQp::Gsi;
+        let slot = self.outputs.at(number);
+        let passed = match from {
+            From::Vf(vf) => {
+                let (frame, _) = ToPf::mut_from_prefix(slot).ok().context("a frame fits")?;
+                self.mux.from_vf_in_place(self.now, cause, vf, qp, frame)
+            }
+            From::Wire(slid) => {
+                let source = source(slid, slot)?;
+                let mad = batch_mad(slot)?;
+                self.mux
+                    .from_wire_in_place(self.now, cause, qp, &source, mad)
+            }
+        };
+        finish(&mut self.mux, &passed, slot)?;
+        self.flushed.push(number);
         Ok(())
     }
 
