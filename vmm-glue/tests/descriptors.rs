@@ -5,15 +5,16 @@ use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use umad_link::{Hello, HelloReply, Purpose};
 
 mod serving;
 
-use serving::Serve;
+use serving::{Serve, vhca};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -117,4 +118,32 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     assert!(HelloReply::decode(&bytes[..length]).unwrap().result.is_ok());
     let complaints = serve.complaints();
     assert_eq!(complaints.len(), 3, "{complaints:?}");
+}
+
+#[test]
+fn a_service_that_says_that_it_is_ready_has_the_descriptors_that_it_needs() {
+    for most in 3..100 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut shell = Command::new("bash");
+        shell.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &most.to_string()]);
+        shell.arg(vhca().get_program());
+        let mut child = Serve::command(shell, folder.path(), 1)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        if said.is_empty() {
+            assert!(!child.wait().unwrap().success(), "{most}");
+            continue;
+        }
+        // It would end otherwise than by this if it lacked something now.
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success(), "{most}: {said}");
+        return;
+    }
+    panic!("a service is never ready");
 }

@@ -156,8 +156,10 @@ pub fn run(
         service.add_way_in(node);
     }
     let ready = ready(options, service.lab());
+    // With the last descriptors that it needs whatever comes.
+    let mut runner = Runner::new(service)?;
     tell(announce, &ready, "READY=1")?;
-    let released = drive(service, announce)?;
+    let released = drive(&mut runner, announce)?;
     let stopped = Announcement::Stopped { released };
     tell(announce, &stopped, "STOPPING=1")
 }
@@ -176,9 +178,8 @@ fn tell(
 }
 
 /// Runs the loop to the end. Whether everything was given back.
-fn drive(service: Service, announce: &mut Announce<'_>) -> Result<bool, ServeError> {
+fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bool, ServeError> {
     const LONG: Duration = Duration::from_secs(3600);
-    let mut runner = Runner::new(service)?;
     loop {
         runner.run_until(LONG, |service| {
             service.stopped().is_some()

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
@@ -33,16 +33,21 @@ impl Drop for Serve {
 }
 
 impl Serve {
+    /// The command of a service of one adapter with so many VFs, with its sockets in a folder.
+    pub(crate) fn command(mut vhca: Command, folder: &Path, vfs: u16) -> Command {
+        vhca.args(["serve", "--json", "--topology", "single"])
+            .args(["--vfs", &vfs.to_string()])
+            .arg("--control")
+            .arg(folder.join("control.sock"))
+            .arg("--vfio-user")
+            .arg(folder.join("vfs"));
+        vhca
+    }
+
     /// Starts a service of one adapter with so many VFs, and waits until it is ready.
     pub(crate) fn start(vfs: u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = vhca()
-            .args(["serve", "--json", "--topology", "single"])
-            .args(["--vfs", &vfs.to_string()])
-            .arg("--control")
-            .arg(folder.path().join("control.sock"))
-            .arg("--vfio-user")
-            .arg(folder.path().join("vfs"))
+        let mut child = Self::command(vhca(), folder.path(), vfs)
             .stdout(Stdio::piped())
             .stderr(File::create(folder.path().join("log")).unwrap())
             .spawn()
