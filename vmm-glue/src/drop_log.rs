@@ -8,26 +8,21 @@ use core::fmt;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use ib_vtime::{Instant, Rate, TokenBucket};
+use ib_vtime::{Instant, Rate};
 use vf_tunnel::{DropReason, VfId};
+
+use crate::log_limit::{LogLimit, Suppressed};
 
 /// Lines of one VF and reason that may follow each other at once.
 const BURST: u32 = 3;
 /// Time per line in the long run.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What one VF and reason may still log.
-#[derive(Clone, Copy, Debug, Default)]
-struct Source {
-    bucket: TokenBucket,
-    suppressed: u64,
-}
-
-/// A token bucket per VF and drop reason. Its size is bounded by the VFs times the reasons.
+/// A limit per VF and drop reason. Its size is bounded by the VFs times the reasons.
 #[derive(Clone, Debug)]
 pub struct DropLog {
     rate: Rate,
-    sources: BTreeMap<(Option<VfId>, DropReason), Source>,
+    sources: BTreeMap<(Option<VfId>, DropReason), LogLimit>,
 }
 
 impl DropLog {
@@ -49,14 +44,11 @@ impl DropLog {
     /// Takes note of a drop: gives the line to log, if it may be logged now.
     pub fn note(&mut self, now: Instant, vf: Option<VfId>, reason: DropReason) -> Option<DropLine> {
         let source = self.sources.entry((vf, reason)).or_default();
-        if !source.bucket.take(now, &self.rate) {
-            source.suppressed = source.suppressed.saturating_add(1);
-            return None;
-        }
+        let Suppressed(suppressed) = source.note(now, &self.rate)?;
         Some(DropLine {
             vf,
             reason,
-            suppressed: core::mem::take(&mut source.suppressed),
+            suppressed,
         })
     }
 
@@ -96,10 +88,7 @@ impl fmt::Display for DropLine {
             Some(vf) => write!(f, "{vf}: dropped a frame: {}", self.reason)?,
             None => write!(f, "dropped a frame for no VF: {}", self.reason)?,
         }
-        match self.suppressed {
-            0 => Ok(()),
-            more => write!(f, " ({more} more since the last line)"),
-        }
+        Suppressed(self.suppressed).fmt(f)
     }
 }
 

@@ -18,6 +18,7 @@ mod driven;
 mod drop_log;
 pub mod flood;
 pub mod lab;
+mod log_limit;
 pub mod programs;
 pub mod qemu;
 mod real_time;

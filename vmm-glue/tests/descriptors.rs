@@ -1,4 +1,5 @@
-//! A service whose process may have no more files open: it stays idle, says so, and goes on when it may.
+//! A service whose process may have no more files open: it stays idle, says so, and goes on when it may. And one whose
+//! clients want its log full.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
@@ -61,11 +62,17 @@ fn answer(socket: UnixStream) -> String {
     answer
 }
 
-/// A program that wants to use umad.
-fn umad_program(serve: &Limited) -> OwnedFd {
-    let address = SocketAddrUnix::new(serve.0.folder.path().join("control.umad")).unwrap();
+/// A connection to the umad socket.
+fn connect_umad(serve: &Serve) -> OwnedFd {
+    let address = SocketAddrUnix::new(serve.folder.path().join("control.umad")).unwrap();
     let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     net::connect(&socket, &address).unwrap();
+    socket
+}
+
+/// A program that wants to use umad.
+fn umad_program(serve: &Serve) -> OwnedFd {
+    let socket = connect_umad(serve);
     let hello = Hello {
         adapters: "",
         purpose: Purpose::Tree,
@@ -90,7 +97,7 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     // VERSION, of 16 bytes of header and the number 0.1.
     vmm.write_all(&[1, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
         .unwrap();
-    let program = umad_program(&serve);
+    let program = umad_program(&serve.0);
 
     let begun = Instant::now();
     while serve.complaints().len() < 3 {
@@ -146,4 +153,22 @@ fn a_service_that_says_that_it_is_ready_has_the_descriptors_that_it_needs() {
         return;
     }
     panic!("a service is never ready");
+}
+
+#[test]
+fn programs_that_break_the_protocol_do_not_fill_the_log() {
+    let serve = Serve::start(1);
+    for _ in 0..200 {
+        let socket = connect_umad(&serve);
+        net::send(&socket, b"nonsense", SendFlags::NOSIGNAL).unwrap();
+        let mut end = [0; 16];
+        let (_, length) = net::recv(&socket, &mut end[..], RecvFlags::empty()).unwrap();
+        assert_eq!(length, 0, "cut off");
+    }
+    let log = fs::read_to_string(serve.folder.path().join("log")).unwrap();
+    let lines = log.lines();
+    let lines = lines.filter(|line| line.contains("does not keep to the protocol"));
+    let count = lines.count();
+    // 20 at once, then one a second.
+    assert!((20..100).contains(&count), "{count}");
 }

@@ -112,7 +112,9 @@ impl IbsimWay {
                         self.data.insert(socket.fd.as_raw_fd(), socket);
                     }
                     Err(error) => {
-                        log::warn!("ibsim: no way to the socket of client {client}: {error}");
+                        ports.complain(format_args!(
+                            "no way to the socket of client {client}: {error}"
+                        ));
                         self.server.lose(&mut ports, slot);
                         if let Some(reply) = &mut outcome.reply {
                             reply.kind = ControlKind::ERROR;

@@ -1,6 +1,7 @@
 //! The ports of a lab as the server of the protocol uses them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use emulated_hca::{Endpoint, NodeKind, Travelling};
 use hca_api::{LocalMad, SpecialQp};
@@ -10,6 +11,7 @@ use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Qpn};
 use ibsim_link::{Ports, Smi};
 
+use crate::log_limit::LogLimit;
 use crate::serve::Lab;
 
 /// The raw client on the agents of a port.
@@ -22,7 +24,11 @@ struct RawClient {
 
 /// The ports that the server has taken into use.
 #[derive(Debug, Default)]
-pub(super) struct RawClients(BTreeMap<Endpoint, RawClient>);
+pub(super) struct RawClients {
+    clients: BTreeMap<Endpoint, RawClient>,
+    /// What clients cause to be logged.
+    log: LogLimit,
+}
 
 /// The ports of a lab.
 #[derive(Debug)]
@@ -34,6 +40,12 @@ pub(super) struct LabPorts<'l> {
 impl<'l> LabPorts<'l> {
     pub(super) const fn new(lab: &'l mut Lab, raw: &'l mut RawClients) -> Self {
         Self { lab, raw }
+    }
+
+    /// Logs what a client causes, unless there is too much of it.
+    pub(super) fn complain(&mut self, what: impl fmt::Display) {
+        let now = self.lab.world().now();
+        self.raw.log.warn(now, format_args!("ibsim: {what}"));
     }
 
     /// Port 1 of an adapter, port 0 of a switch. Topology files name nodes by their GUIDs as `H-…` and
@@ -53,7 +65,7 @@ impl<'l> LabPorts<'l> {
     }
 
     fn event(&mut self, port: Endpoint) -> Option<(Qpn, AgentEvent)> {
-        let client = self.raw.0.get(&port)?;
+        let client = self.raw.clients.get(&port)?;
         let world = self.lab.world_mut();
         if let Some(agent) = client.smi
             && let Some(event) = world.poll_agent_event(port, SpecialQp::Smi, agent)
@@ -88,12 +100,12 @@ impl Ports for LabPorts<'_> {
         let gsi = agents.gsi.register_raw().ok()?;
         let smi = agents.smi.filter(|_| is_open);
         let smi = smi.and_then(|smi| smi.register_raw().ok());
-        self.raw.0.insert(port, RawClient { gsi, smi });
+        self.raw.clients.insert(port, RawClient { gsi, smi });
         Some(if smi.is_some() { Smi::Open } else { Smi::Taken })
     }
 
     fn close(&mut self, port: Endpoint) {
-        let Some(client) = self.raw.0.remove(&port) else {
+        let Some(client) = self.raw.clients.remove(&port) else {
             return;
         };
         if let Some(agents) = self.lab.world_mut().port_agents_mut(port) {
@@ -123,7 +135,7 @@ impl Ports for LabPorts<'_> {
 
     fn set_is_sm(&mut self, port: Endpoint, is_sm: bool) {
         if let Err(error) = self.lab.world_mut().set_is_sm(port, is_sm) {
-            log::warn!("ibsim: cannot set IsSM: {error}");
+            self.complain(format_args!("cannot set IsSM: {error}"));
         }
     }
 
@@ -143,7 +155,7 @@ impl Ports for LabPorts<'_> {
     }
 
     fn send(&mut self, port: Endpoint, to: &MadAddress, mad: &Mad) -> bool {
-        let Some(client) = self.raw.0.get(&port).copied() else {
+        let Some(client) = self.raw.clients.get(&port).copied() else {
             return false;
         };
         let (special, agent) = if mad.header.mgmt_class.is_smp() {

@@ -6,14 +6,16 @@ mod client;
 mod tree;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::Instant;
-use umad_link::{Answer, Errno, HelloReply, ServerLimits, TreeRequest, UmadServer, Verdict};
+use umad_link::{Answer, Errno, HelloReply, ServerLimits, UmadServer, Verdict};
 
 use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Turn, WayIn, claim_packet_socket};
+use crate::log_limit::LogLimit;
 use crate::watch::{EventSet, Ready};
 use adapters::{KnownNodes, LabAdapters};
 use client::{Client, Datagram, Sent};
@@ -31,6 +33,8 @@ pub struct UmadSocket {
     server: UmadServer,
     nodes: KnownNodes,
     trees: Trees,
+    /// What programs cause to be logged.
+    log: LogLimit,
     _claim: Claim,
 }
 
@@ -53,6 +57,7 @@ impl UmadSocket {
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
             trees,
+            log: LogLimit::default(),
             _claim: claim,
         })
     }
@@ -63,7 +68,8 @@ impl UmadSocket {
                 return;
             };
             let Some(session) = self.server.connect(turn.now) else {
-                log::warn!("umad: too many programs; one is turned away");
+                let what = "umad: too many programs; one is turned away";
+                self.log.warn(turn.now, what);
                 continue;
             };
             turn.watches.add(&socket, EventSet::IN);
@@ -98,7 +104,7 @@ impl UmadSocket {
             let verdict = self
                 .server
                 .receive(turn.now, &mut adapters, session, &bytes);
-            if !self.act(fd, verdict, answer_to) {
+            if !self.act(turn.now, fd, verdict, answer_to) {
                 return false;
             }
         }
@@ -106,7 +112,13 @@ impl UmadSocket {
     }
 
     /// Does what a datagram leads to. Whether the client stays.
-    fn act(&mut self, fd: RawFd, verdict: Verdict, answer_to: Option<OwnedFd>) -> bool {
+    fn act(
+        &mut self,
+        now: Instant,
+        fd: RawFd,
+        verdict: Verdict,
+        answer_to: Option<OwnedFd>,
+    ) -> bool {
         let Some(client) = self.clients.get(&fd) else {
             return false;
         };
@@ -118,13 +130,19 @@ impl UmadSocket {
                 false
             }
             Verdict::Tree(request) => {
-                let reply = reply_with_place(&mut self.trees, &request);
+                let place = self.trees.place(&request);
+                if let Err(error) = &place {
+                    let what = "umad: cannot make the files that a program looks for";
+                    self.log.warn(now, format_args!("{what}: {error}"));
+                }
+                let reply = reply_with_place(place);
                 client.send(&reply);
                 false
             }
             Verdict::Answered(answer) => answer_to.is_some_and(|socket| reply_to(&socket, &answer)),
             Verdict::Close => {
-                log::warn!("umad: a client does not keep to the protocol, and is cut off");
+                let what = "umad: a client does not keep to the protocol, and is cut off";
+                self.log.warn(now, what);
                 false
             }
         }
@@ -168,13 +186,9 @@ impl UmadSocket {
     }
 }
 
-fn reply_with_place(trees: &mut Trees, request: &TreeRequest) -> Vec<u8> {
+fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
 
-    let place = trees.place(request);
-    if let Err(error) = &place {
-        log::warn!("umad: cannot make the files that a program looks for: {error}");
-    }
     let result = place
         .map(|path| path.as_os_str().as_bytes())
         .map_err(|_| Errno::ENOMEM);

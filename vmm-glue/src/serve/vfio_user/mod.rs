@@ -14,10 +14,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ib_vtime::{Duration, Instant, Rate, TokenBucket};
+use ib_vtime::{Duration, Instant};
 
 use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
+use crate::log_limit::LogLimit;
 use crate::vfio_user::{Connection, Patience, Session, Signals};
 use crate::watch::{EventSet, Ready};
 use crate::world::HostFunction;
@@ -34,9 +35,6 @@ const ACCEPTED: usize = 16;
 /// How long a VF waits for its socket that could not be opened.
 const REOPENING: Duration = Duration::from_secs(5);
 
-/// Lines that are logged of a socket.
-const LOG_RATE: Rate = Rate::per_second(1, 20);
-
 /// The socket of a VF.
 #[derive(Debug)]
 struct Door {
@@ -48,7 +46,7 @@ struct Door {
     is_settling: bool,
     /// Who comes next, once the VF is reset: nothing that the one before left may reach its memory.
     next: Option<OwnedFd>,
-    log: TokenBucket,
+    log: LogLimit,
     _claim: Claim,
 }
 
@@ -128,7 +126,7 @@ impl VfioUserSockets {
             client: None,
             is_settling: false,
             next: None,
-            log: TokenBucket::full(),
+            log: LogLimit::default(),
             _claim: claim,
         };
         self.doors.insert(seat.at, door);
@@ -392,10 +390,8 @@ fn log(
     at: HostFunction,
     text: &dyn core::fmt::Display,
 ) {
-    if let Some(door) = doors.get_mut(&at)
-        && door.log.take(now, &LOG_RATE)
-    {
-        log::warn!("vfio-user: {} {text}", door.name);
+    if let Some(Door { log, name, .. }) = doors.get_mut(&at) {
+        log.warn(now, format_args!("vfio-user: {name} {text}"));
     }
 }
 
