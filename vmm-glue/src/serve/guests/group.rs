@@ -9,7 +9,7 @@ use ib_wire::{Gid, GidIndex, PKey};
 use super::send::Errand;
 use super::{Awaited, Begun, Guests, PORT, QKEY};
 use crate::demo::Facts;
-use crate::world::{HostFunction, World};
+use crate::world::{HostFunction, SocketId, World};
 
 /// What is told of a membership that was to be, and of which nobody wants to know any more.
 const LEFT: &str = "the guest has left the group meanwhile";
@@ -18,8 +18,42 @@ const LEFT: &str = "the guest has left the group meanwhile";
 #[derive(Debug)]
 pub(super) struct Group {
     standing: StandingId,
+    /// Whose membership it is: the guest's GID when it was asked for.
+    port_gid: Gid,
     /// What the SA granted, once it did. The guest's queue pair is attached then.
     pub(super) record: Option<McMemberRecord>,
+}
+
+impl Group {
+    /// Asks the SA to let the guest be a member.
+    fn ask(world: &mut World, now: Instant, on: HostFunction, mgid: Gid) -> Self {
+        let port = world.port_mut(on.port(PORT));
+        let port_gid = port.view().gid(GidIndex(0)).unwrap_or(Gid::NONE);
+        let mut record = McMemberRecord {
+            mgid,
+            port_gid,
+            qkey: QKEY,
+            pkey: PKey::DEFAULT_FULL,
+            ..McMemberRecord::default()
+        };
+        record.set_join_state(JoinState::FULL_MEMBER);
+        // The later members name the same as the one that makes the group.
+        let mask = McMemberRecord::CREATE;
+        Self {
+            standing: port.wish(now, Wish::Membership { record, mask }),
+            port_gid,
+            record: None,
+        }
+    }
+
+    /// Lets the guest's queue pair get nothing of the group any more.
+    fn detach(&self, world: &mut World, on: HostFunction, socket: SocketId, mgid: Gid) {
+        if let Some(record) = self.record {
+            let qp = world.socket(socket).qp().handle();
+            // A queue pair that is not attached gets nothing either.
+            let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, mgid, record.mlid));
+        }
+    }
 }
 
 impl Guests {
@@ -45,24 +79,33 @@ impl Guests {
             }
             None => {}
         }
-        let port = world.port_mut(on.port(PORT));
-        let mut record = McMemberRecord {
-            mgid,
-            port_gid: port.view().gid(GidIndex(0)).unwrap_or(Gid::NONE),
-            qkey: QKEY,
-            pkey: PKey::DEFAULT_FULL,
-            ..McMemberRecord::default()
-        };
-        record.set_join_state(JoinState::FULL_MEMBER);
-        // The later members name the same as the one that makes the group.
-        let mask = McMemberRecord::CREATE;
-        let standing = port.wish(now, Wish::Membership { record, mask });
-        let group = Group {
-            standing,
-            record: None,
-        };
+        let group = Group::ask(world, now, on, mgid);
+        let standing = group.standing;
         guest.groups.insert(mgid, group);
         Begun::Waits(Awaited::Membership(standing), Errand::Tell)
+    }
+
+    /// The guest's GIDs are others. Memberships are a GID's, so those of the old one end, and new ones
+    /// are asked for.
+    pub(super) fn gid_changed(&mut self, world: &mut World, now: Instant, on: HostFunction) {
+        let gid = world.port(on.port(PORT)).view().gid(GidIndex(0));
+        let (Some(gid), Some(guest)) = (gid, self.guests.get_mut(&on)) else {
+            return;
+        };
+        for (mgid, group) in &mut guest.groups {
+            if group.port_gid == gid {
+                continue;
+            }
+            let new = Group::ask(world, now, on, *mgid);
+            let old = core::mem::replace(group, new);
+            old.detach(world, on, guest.socket, *mgid);
+            world.port_mut(on.port(PORT)).withdraw(now, old.standing);
+            let joining = guest.waiting.remove(&Awaited::Membership(old.standing));
+            if let Some(joining) = joining {
+                let awaited = Awaited::Membership(group.standing);
+                guest.waiting.insert(awaited, joining);
+            }
+        }
     }
 
     pub(super) fn leave(
@@ -80,15 +123,13 @@ impl Guests {
         let Some((socket, group)) = group else {
             return Begun::failed("the guest is not in the group");
         };
-        if let Some(record) = group.record {
-            let qp = world.socket(socket).qp().handle();
-            // A queue pair that is not attached gets nothing either.
-            let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, mgid, record.mlid));
-        }
+        group.detach(world, on, socket, mgid);
         if let Some((job, _)) = self.taken(on, Awaited::Membership(group.standing)) {
             self.jobs.finish(job, on, Err(LEFT.to_owned()));
         }
-        if self.withdraw(world, now, on, mgid, group.standing) {
+        let is_asked = self.withdraw(world, now, on, mgid, group.standing);
+        // Of a membership that was not granted yet the SA may know nothing, and then says so.
+        if is_asked && group.record.is_some() {
             Begun::Waits(Awaited::Withdrawal(group.standing), Errand::Tell)
         } else {
             Begun::Done(Ok(Facts::new()))

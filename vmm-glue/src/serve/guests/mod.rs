@@ -12,7 +12,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use hca_api::QpKind;
+use hca_api::{PortChange, QpKind};
 use ib_endpoint::sa_client::{QueryId, StandingId};
 use ib_endpoint::{DatagramQpSpec, EndPortEvent, PortPath, SaAnswer, SaError, SaEvent, SaRequest};
 use ib_vtime::Instant;
@@ -287,8 +287,12 @@ impl Guests {
         let functions: Vec<HostFunction> = of_host.map(|(on, _)| *on).collect();
         for on in functions {
             while let Some(event) = world.poll_event(on.port(PORT)) {
-                if let EndPortEvent::Sa(event) = event {
-                    self.take(world, on, event);
+                match event {
+                    EndPortEvent::Sa(event) => self.take(world, on, event),
+                    EndPortEvent::Port(change) if change.contains(PortChange::GID_TABLE) => {
+                        self.gid_changed(world, world.now(), on);
+                    }
+                    _ => {}
                 }
             }
             if let Some(guest) = self.guests.get_mut(&on) {
