@@ -85,8 +85,8 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
             }
             anyhow::Ok(nanos_per(began.elapsed(), ops))
         };
-        let left_far = time(false)?;
         let nanos = time(true)?;
+        let left_far = time(false)?;
         ensure!(all.rig.is_quiet(), "more came out than went in");
         let mux = &all.rig.mux;
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
