@@ -96,12 +96,12 @@ impl Guests {
             if group.port_gid == gid {
                 continue;
             }
-            let new = Group::ask(world, now, on, *mgid);
-            let old = core::mem::replace(group, new);
-            old.detach(world, on, guest.socket, *mgid);
-            world.port_mut(on.port(PORT)).withdraw(now, old.standing);
-            let joining = guest.waiting.remove(&Awaited::Membership(old.standing));
-            if let Some(joining) = joining {
+            group.detach(world, on, guest.socket, *mgid);
+            // Before the new one is asked for: the end of the old must not come last.
+            world.port_mut(on.port(PORT)).withdraw(now, group.standing);
+            let old = Awaited::Membership(group.standing);
+            *group = Group::ask(world, now, on, *mgid);
+            if let Some(joining) = guest.waiting.remove(&old) {
                 let awaited = Awaited::Membership(group.standing);
                 guest.waiting.insert(awaited, joining);
             }
