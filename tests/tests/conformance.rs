@@ -1,29 +1,23 @@
-//! CONFORMANCE.md names every conformance test of the workspace, and nothing that is not there.
+//! CONFORMANCE.md names every conformance test that the test runner has, and nothing that it has not; each statement is
+//! the one that its tests were last reviewed against.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
 
 /// The statements are numbered from 1 to this.
 const STATEMENTS: u16 = 232;
 
+/// A line for each statement: its number and the CRC-32 of its text, as it was when its tests were reviewed.
+const REVIEWED: &str = "golden/reviewed_statements.txt";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// All Rust files of the tree, without what builds leave.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            sources(&path, found);
-        } else if name.ends_with(".rs") {
-            found.push(path);
-        }
-    }
 }
 
 /// The statement numbers at the start of a test's name: `c035_c036_...` names two.
@@ -36,39 +30,78 @@ fn numbers(test: &str) -> Vec<u16> {
         .collect()
 }
 
-/// The conformance tests, by the folder of their crate.
-fn tests_in_tree() -> BTreeSet<(String, String)> {
+/// A test binary of the workspace and the top-level folder of its package.
+struct Binary {
+    folder: String,
+    path: PathBuf,
+}
+
+/// Runs a command to its end and returns what it printed.
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Builds the tests of the workspace, unless they are built, and returns their binaries.
+fn binaries() -> Vec<Binary> {
     let root = root().canonicalize().unwrap();
-    let mut files = Vec::new();
-    sources(&root, &mut files);
+    let mut cargo = Command::new(env!("CARGO"));
+    let args = ["test", "--workspace", "--locked", "--no-run", "--quiet"];
+    let cargo = cargo.args(args).arg("--message-format=json");
+    let messages = output(cargo.current_dir(&root));
+    let messages = messages.lines().map(serde_json::from_str);
+    let messages = messages.map(Result::<Value, _>::unwrap);
+    let binary = |message: Value| {
+        let path = message["executable"].as_str()?.into();
+        // Binaries that are built for tests to run hold no tests.
+        message["profile"]["test"].as_bool().filter(|test| *test)?;
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        let folder = manifest.strip_prefix(&root).ok()?.components().next()?;
+        let folder = folder.as_os_str().to_str()?.to_owned();
+        Some(Binary { folder, path })
+    };
+    messages.filter_map(binary).collect()
+}
+
+/// The names, without their modules, of the tests that a binary lists.
+fn listed(binary: &Binary, options: &[&str]) -> BTreeSet<String> {
+    let mut command = Command::new(&binary.path);
+    let list = output(command.args(["--list", "--format=terse"]).args(options));
+    list.lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .filter_map(|path| path.rsplit("::").next())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The conformance tests that the test runner runs, with the folders of their packages.
+fn tests_that_run() -> BTreeSet<(String, String)> {
     let mut tests = BTreeSet::new();
-    for file in files {
-        let folder = file
-            .strip_prefix(&root)
-            .unwrap()
-            .components()
-            .next()
-            .unwrap();
-        let folder = folder.as_os_str().to_string_lossy().into_owned();
-        let text = fs::read_to_string(&file).unwrap();
-        let names = text
-            .split("fn c")
-            .skip(1)
-            .filter_map(|rest| rest.split_once('('))
-            .map(|(name, _)| format!("c{name}"))
-            .filter(|name| !numbers(name).is_empty());
-        tests.extend(names.map(|name| (folder.clone(), name)));
+    for binary in binaries() {
+        let ignored = listed(&binary, &["--ignored"]);
+        let names = listed(&binary, &[]).into_iter();
+        let names = names.filter(|name| !ignored.contains(name) && !numbers(name).is_empty());
+        tests.extend(names.map(|name| (binary.folder.clone(), name)));
     }
     tests
 }
 
-/// The rows of the table: statement, state, and the tests that it names.
-fn rows() -> BTreeMap<u16, (String, BTreeSet<(String, String)>)> {
+/// A row of the table.
+struct Row {
+    statement: String,
+    state: String,
+    /// The tests that it names, with the folders of their packages.
+    tests: BTreeSet<(String, String)>,
+}
+
+fn rows() -> BTreeMap<u16, Row> {
     let text = fs::read_to_string(root().join("CONFORMANCE.md")).unwrap();
     let mut rows = BTreeMap::new();
     for line in text.lines() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [_, number, _kind, _statement, state, tests, _] = cells[..] else {
+        let [_, number, _kind, statement, state, tests, _] = cells[..] else {
             continue;
         };
         let Ok(number) = number.parse() else { continue };
@@ -77,7 +110,12 @@ fn rows() -> BTreeMap<u16, (String, BTreeSet<(String, String)>)> {
             .filter_map(|test| test.trim_matches('`').split_once(' '))
             .map(|(folder, name)| (folder.to_owned(), name.to_owned()))
             .collect();
-        let twice = rows.insert(number, (state.to_owned(), tests));
+        let row = Row {
+            statement: statement.to_owned(),
+            state: state.to_owned(),
+            tests,
+        };
+        let twice = rows.insert(number, row);
         assert!(twice.is_none(), "statement {number} has two rows");
     }
     rows
@@ -91,7 +129,7 @@ fn every_statement_has_a_row() {
 #[test]
 fn the_table_and_the_tests_are_in_step() {
     let mut expected: BTreeMap<u16, BTreeSet<(String, String)>> = BTreeMap::new();
-    for (folder, name) in tests_in_tree() {
+    for (folder, name) in tests_that_run() {
         for number in numbers(&name) {
             expected
                 .entry(number)
@@ -99,11 +137,11 @@ fn the_table_and_the_tests_are_in_step() {
                 .insert((folder.clone(), name.clone()));
         }
     }
-    for (number, (_, tests)) in rows() {
+    for (number, Row { tests, .. }) in rows() {
         let expected = expected.remove(&number).unwrap_or_default();
         assert_eq!(
             tests, expected,
-            "statement {number}: the table (left) and the tree differ"
+            "statement {number}: the table (left) and the tests that run differ"
         );
     }
     assert!(expected.is_empty(), "tests of no statement: {expected:?}");
@@ -111,8 +149,32 @@ fn the_table_and_the_tests_are_in_step() {
 
 #[test]
 fn a_statement_is_tested_exactly_if_it_has_tests() {
-    for (number, (state, tests)) in rows() {
+    for (number, Row { state, tests, .. }) in rows() {
         let expected = if tests.is_empty() { "open" } else { "tested" };
         assert_eq!(state, expected, "statement {number}");
     }
+}
+
+/// The CRC-32 of a statement's text, as `crc32` and zip compute it.
+fn crc(statement: &str) -> String {
+    let crc = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
+    format!("{:08x}", crc.checksum(statement.as_bytes()))
+}
+
+#[test]
+fn every_statement_is_the_one_that_its_tests_were_reviewed_against() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(REVIEWED);
+    let text = fs::read_to_string(path).unwrap();
+    let reviewed = text.lines().filter(|line| !line.starts_with('#'));
+    let reviewed: BTreeSet<String> = reviewed.map(str::to_owned).collect();
+    let rows = rows().into_iter();
+    let written = rows.map(|(number, row)| format!("{number} {}", crc(&row.statement)));
+    let written: BTreeSet<String> = written.collect();
+    let changed: Vec<_> = written.difference(&reviewed).collect();
+    let stale: Vec<_> = reviewed.difference(&written).collect();
+    assert!(
+        changed.is_empty() && stale.is_empty(),
+        "statements changed since their tests were reviewed: read those tests again, then put the lines {changed:?} \
+         into tests/{REVIEWED} for {stale:?}"
+    );
 }

@@ -14,7 +14,7 @@ use ib_wire::sa::PathRecord;
 use ib_wire::smp::{
     LidRoutedSmp, NodeInfo, PKeyTable, PortInfo, PortState as WirePortState, SmpAttribute,
 };
-use ib_wire::{Guid, Lid, PKey, PortNum, QKey, Qpn};
+use ib_wire::{Guid, Lid, PKey, PortNum, QKey, Qpn, SubnetPrefix};
 use mad_mux::policy::Rights;
 use pf_context::PfContext;
 use pf_context::context::{GuidSource, PfConfig, PfEvent, VfPortSpec, VfSpec};
@@ -146,6 +146,36 @@ impl Rig {
         }
     }
 
+    /// Makes a change of the port, as the SM does, and calls `at_the_event` as soon as a VF's function says so.
+    fn change_until_told(
+        &mut self,
+        edit: impl FnOnce(&mut Device),
+        change: PortChange,
+        mut at_the_event: impl FnMut(&mut Self, VfId),
+    ) {
+        edit(&mut self.device);
+        let (pf, mut hca) = self.pf();
+        let event = HcaEvent::Async(AsyncEvent::Port { port: PORT, change });
+        pf.handle_hca_event(NOW, &mut hca, &event);
+        let mut told = [false; 2];
+        let mut is_busy = true;
+        while is_busy {
+            let (pf, mut hca) = self.pf();
+            is_busy = pf.poll(NOW, &mut hca);
+            for vf in [VF1, VF2] {
+                while let Some(event) = self.guest(vf).1.poll_event() {
+                    if let HcaEvent::Async(AsyncEvent::Port { change: seen, .. }) = event
+                        && seen.contains(change)
+                    {
+                        at_the_event(self, vf);
+                        told[vf.index() - 1] = true;
+                    }
+                }
+            }
+        }
+        assert_eq!(told, [true; 2], "{change:?}");
+    }
+
     /// A change of the port, as the SM makes it.
     fn change(&mut self, edit: impl FnOnce(&mut Device), change: PortChange) {
         edit(&mut self.device);
@@ -237,6 +267,32 @@ fn a_vf_is_told_of_each_change_and_sees_it() {
         PortChange::DOWN,
     );
     assert!(rig.changes(VF1).contains(PortChange::DOWN));
+}
+
+#[test]
+fn c168_a_vf_that_rereads_at_the_event_sees_the_new_values() {
+    fn port(device: &mut Device) -> &mut emulated_hca::PhysicalPort {
+        device.node_mut().port_mut(PORT).expect("the port")
+    }
+    let mut rig = Rig::new();
+    let lid = |device: &mut Device| port(device).lid = Lid::new(4);
+    rig.change_until_told(lid, PortChange::LID, |rig, vf| {
+        assert_eq!(rig.attribute::<PortInfo>(vf).lid, Lid::new(4));
+    });
+    let sm = |device: &mut Device| port(device).sm_lid = Lid::new(8);
+    rig.change_until_told(sm, PortChange::SM, |rig, vf| {
+        assert_eq!(rig.attribute::<PortInfo>(vf).master_sm_lid, Lid::new(8));
+    });
+    let prefix = SubnetPrefix::new(0xfec0_0000_0000_0007);
+    let subnet = |device: &mut Device| port(device).subnet_prefix = prefix;
+    rig.change_until_told(subnet, PortChange::GID_TABLE, |rig, vf| {
+        assert_eq!(rig.attribute::<PortInfo>(vf).gid_prefix, prefix);
+    });
+    let reregister = PortChange::CLIENT_REREGISTER;
+    let sm = |device: &mut Device| port(device).sm_lid = Lid::new(9);
+    rig.change_until_told(sm, reregister, |rig, vf| {
+        assert_eq!(rig.attribute::<PortInfo>(vf).master_sm_lid, Lid::new(9));
+    });
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
 use ib_wire::notice::ClassPortInfo;
-use ib_wire::{Lid, Lmc, PKey, QKey, Qpn};
+use ib_wire::{Lid, Lmc, PKey, QKey, Qpn, Sl};
 use mad_mux::policy::Rights;
-use pf_context::{Policy, PortConfig, Strictness, VfConfig};
+use pf_context::{Output, Policy, PortConfig, Strictness, VfConfig};
 use proptest::prelude::*;
 use vf_tunnel::{DropReason, TUNNEL_FRAME_SIZE, ToPf};
 use zerocopy::IntoBytes;
@@ -324,15 +324,41 @@ fn a_port_without_lid_has_no_siblings_to_reach() {
     );
 }
 
+/// Asserts that what leaves by the wire for a VF is what that VF may send.
+fn assert_valid(number: u16, config: &VfConfig, frame: &ToPf, out: &Sent, sl: Sl) {
+    let class = out.mad.header.mgmt_class;
+    assert_eq!(out.qp, Gsi);
+    assert_eq!(out.mad.header.base_version, 1);
+    assert_eq!(out.mad.header.class_version, class.supported_version());
+    assert!(!class.is_smp(), "{class:?}");
+    assert_eq!(out.dlid, frame.header.av.dlid.get());
+    assert!(out.dqpn == frame.header.remote_qpn && out.dqpn != Qpn::SMI);
+    assert!(out.qkey == QKey::GSI || !out.qkey.is_privileged());
+    assert_eq!(out.pkey, PKey::DEFAULT_FULL);
+    assert_eq!(out.path_bits & !0b11, 0);
+    assert_ne!(config.service_levels & 1 << sl.get(), 0);
+    let has_grh = frame.header.av.grh_path_bits & 0x80 != 0;
+    assert_eq!(out.grh.map(|grh| grh.sgid), has_grh.then(|| vf_gid(number)));
+}
+
 proptest! {
     #[test]
-    fn c197_any_frame_has_one_verdict(
+    fn c197_any_frame_has_one_verdict_and_what_is_sent_is_valid(
         bytes in prop::collection::vec(any::<u8>(), TUNNEL_FRAME_SIZE),
         // Half of the frames get past the first checks.
         plausible in any::<bool>(),
         number in 1_u16..3,
     ) {
-        let mut port = Port::with(compat(), [vf_config(1), vf_config(2)]);
+        let port_config = PortConfig {
+            lid: Lid::new(OWN),
+            lmc: Lmc::from_low_bits(2),
+            ..compat()
+        };
+        let config = |number| VfConfig {
+            service_levels: 0x5a5a,
+            ..vf_config(number)
+        };
+        let mut port = Port::with(port_config, [config(1), config(2)]);
         let mut frame = ToPf::from_bytes(&bytes).unwrap();
         if plausible {
             frame.header.av.flags_port = 1;
@@ -343,7 +369,12 @@ proptest! {
             frame.mad.header.base_version = 1;
             frame.mad.header.method = Method::new(bytes[1] & 0x87);
         }
-        prop_assert_eq!(port.vf_sends(number, &frame).len(), 1);
+        let outputs = port.vf_sends(number, &frame);
+        prop_assert_eq!(outputs.len(), 1);
+        if let Output::ToWire { vf: sender, sl, .. } = outputs[0] {
+            prop_assert_eq!(sender, Some(vf(number)));
+            assert_valid(number, &config(number), &frame, &sent(outputs), sl);
+        }
     }
 }
 

@@ -132,15 +132,27 @@ fn c066_a_stopped_vf_gets_nothing() {
 }
 
 #[test]
-fn c067_a_packet_that_is_no_whole_mad_is_dropped() {
+fn c067_a_packet_that_is_no_whole_mad_is_dropped_and_leaves_no_byte_in_the_next() {
     let mut port = servers();
-    for length in [0, 24, 255] {
-        let bytes = &request().as_bytes()[..length].to_vec();
-        assert_eq!(
-            dropped(port.wire_sends_bytes(Gsi, &to(vf_gid(1)), bytes)),
-            DropReason::BadLength
-        );
-    }
+    let filled = |byte| {
+        let mut mad = request();
+        mad.data.fill(byte);
+        mad
+    };
+    let mut expect = |mad: &Mad| {
+        let delivered = got(port.wire_sends(&to(vf_gid(1)), mad));
+        assert_eq!(delivered.mad.data, mad.data);
+        for length in [0, 24, 255, 257] {
+            let mut bytes = filled(0xee).as_bytes().to_vec();
+            bytes.resize(length, 0xee);
+            assert_eq!(
+                dropped(port.wire_sends_bytes(Gsi, &to(vf_gid(1)), &bytes)),
+                DropReason::BadLength
+            );
+        }
+    };
+    expect(&filled(0xaa));
+    expect(&filled(0x55));
 }
 
 fn in_partition(pkey: PKey) -> WireSource {

@@ -270,3 +270,31 @@ fn an_smp_for_software_arrives_on_qp0() {
     pipe(&mut left, &mut right);
     assert_eq!(b.poll_one(&mut right).source.unwrap().src_qpn, Qpn::SMI);
 }
+
+/// IBA 7.6.6: a data packet never uses VL15, so one whose SL the subnet manager mapped there is discarded.
+#[test]
+fn c018_an_sl_that_leads_to_vl15_takes_no_packet_of_qp1_out() {
+    let mut device = device(5);
+    let mut lanes = [Vl::default(); 16];
+    for sl in [1, 4, 15] {
+        lanes[sl] = Vl::MANAGEMENT;
+    }
+    device.node_mut().port_mut(PORT).unwrap().sl2vl = Some(Box::new(lanes));
+    let a = open(&mut device, PF, special(Gsi));
+    let query = mad(MgmtClass::SUBN_ADM, Method::GET);
+    for sl in 0..16 {
+        let sl = Sl::from_low_bits(sl);
+        let before = device.drops().get(DropReason::NoDataLane);
+        let address = AddressVector { sl, ..vector(6) };
+        let destination = to(address, Qpn::GSI, QKey::GSI);
+        a.send(&mut device, Some(destination), query.as_bytes())
+            .unwrap();
+        let is_dark = lanes[usize::from(sl.get())] == Vl::MANAGEMENT;
+        let dropped = device.drops().get(DropReason::NoDataLane) - before;
+        assert_eq!(dropped, u64::from(is_dark), "{sl:?}");
+        match device.poll_transmit(Instant::ZERO, PORT) {
+            None => assert!(is_dark, "{sl:?}"),
+            Some(frame) => assert_eq!(frame.lrh().map(|lrh| lrh.vl()), Some(Vl::default())),
+        }
+    }
+}

@@ -1,4 +1,5 @@
-//! A message of a known connection passes the mux without an allocation.
+//! What the hot paths and the tables allocate: nothing for a message of a known connection, a bounded number of bytes
+//! for a member of a group.
 #![expect(
     unsafe_code,
     reason = "only a global allocator sees every allocation, and its trait is unsafe"
@@ -10,38 +11,48 @@ use std::cell::Cell;
 use ib_vtime::Instant;
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::{CommId, Gid, Guid, Lid, PKey, QKey, Qpn, Sl, SubnetPrefix, Tid};
+use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, SaMad};
+use ib_wire::{CommId, Gid, Guid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl, SubnetPrefix, Tid};
+use mcast_agg::{McastAgg, Output, Requester};
 use pf_context::{Cause, EgressLimit, Limits, Passed, PortConfig, PortMux, VfConfig, WireSource};
-use vf_tunnel::{SpecialQp, ToPf, VfId};
+use vf_tunnel::{SpecialQp, ToPf, VfId, VirtualPKeyIndex};
 
-/// Counts the allocations of each thread.
+/// Counts the allocations of each thread, and the bytes that it holds.
 struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count() {
-    // A thread that ends has no counter any more.
+fn allocated(size: usize) {
+    // A thread that ends has no counters any more.
     let _ = ALLOCATIONS.try_with(|counter| counter.set(counter.get() + 1));
+    let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() + size.cast_signed() as i64));
+}
+
+fn freed(size: usize) {
+    let _ = BYTES.try_with(|bytes| bytes.set(bytes.get() - size.cast_signed() as i64));
 }
 
 // SAFETY: every call goes on to the system's allocator with the arguments that it came with; counting
 // allocates nothing, since the counter is constant-initialised and has no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        allocated(layout.size());
         // SAFETY: the caller's promises are those of this call.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        freed(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        freed(layout.size());
+        allocated(size);
         // SAFETY: as above.
         unsafe { System.realloc(memory, layout, size) }
     }
@@ -175,7 +186,65 @@ fn a_transaction_that_is_repeated_and_answered_allocates_nothing() {
     assert_eq!(made, 0);
 }
 
+/// Makes so many VFs members of an IPoIB group, and grants the port's own join.
+fn join_all(agg: &mut McastAgg, group: u8, vfs: u16) {
+    for number in 1..=vfs {
+        let port_gid = Gid::from_parts(SubnetPrefix::DEFAULT, Guid::new(u64::from(number)));
+        let mut record = McMemberRecord {
+            mgid: Gid([
+                0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, group,
+            ]),
+            port_gid,
+            ..McMemberRecord::default()
+        };
+        record.set_join_state(JoinState::FULL_MEMBER);
+        let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
+        let from = Requester {
+            id: VfId::new(number).expect("a VF").into(),
+            guid: port_gid.interface_id(),
+            pkeys: &[PKey::DEFAULT_FULL],
+            pkey_index: VirtualPKeyIndex(PKeyIndex(0)),
+        };
+        agg.request(NOW, &from, &mut SaMad::new(Method::SET, mask, &record));
+        while let Some(output) = agg.poll_output() {
+            if let Output::SaRequest { token, request } = output {
+                let mut granted: McMemberRecord = request.record();
+                granted.mlid = Lid::new(0xc000 + u16::from(group));
+                granted.pkey = PKey::DEFAULT_FULL;
+                let mut answer = SaMad::new(Method::GET_RESP, ComponentMask::NONE, &granted);
+                answer.header.tid = request.header.tid;
+                agg.handle_response(NOW, token, &answer);
+            }
+        }
+    }
+}
+
+#[test]
+fn c146_memory_of_a_group_with_1024_members_is_bounded() {
+    /// Bytes for each member, and for each group besides.
+    const MEMBER: i64 = 32;
+    const GROUP: i64 = 1024;
+    let prefix = SubnetPrefix::DEFAULT;
+    let mut agg = McastAgg::new(mcast_agg::Config::default(), prefix, guid(), 1);
+    for group in 1..=8 {
+        let before = BYTES.get();
+        join_all(&mut agg, group, 1024);
+        let held = BYTES.get() - before;
+        assert_eq!(agg.sizes().members, usize::from(group) * 1024);
+        assert!(held <= GROUP + 1024 * MEMBER, "group {group}: {held} bytes");
+        // Members that ask again, as Linux does after each reregistration, take nothing more.
+        let before = BYTES.get();
+        join_all(&mut agg, group, 1024);
+        assert_eq!(BYTES.get(), before);
+    }
+}
+
 #[test]
 fn an_allocation_is_counted() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(5)))), 1);
+    let before = BYTES.get();
+    let held = std::hint::black_box(vec![0_u8; 100]);
+    assert_eq!(BYTES.get() - before, 100);
+    drop(held);
+    assert_eq!(BYTES.get(), before);
 }
