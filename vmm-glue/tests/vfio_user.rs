@@ -10,12 +10,16 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
 use serde_json::Value;
 use vfio_user::Client;
 
 mod serving;
 
 use serving::{Serve, vhca};
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A service that VMMs come to and go from.
 struct Visited(Serve);
@@ -45,7 +49,7 @@ impl Visited {
             if is_so(&vmm) {
                 return vmm;
             }
-            assert!(begun.elapsed() < Duration::from_secs(60), "{vmm}");
+            assert!(begun.elapsed() < LIMIT, "{vmm}");
         }
     }
 
@@ -135,10 +139,72 @@ fn fifty_vmms_one_after_another_leave_nothing_behind() {
     // The connection of who asked last may not be closed yet, then or now.
     let begun = Instant::now();
     while serve.descriptors() > before.0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{before:?}");
+        assert!(begun.elapsed() < LIMIT, "{before:?}");
     }
     assert!(serve.mappings() <= before.1 + 4);
     assert!(serve.resident() < resident + 2048, "{resident} KiB before");
+}
+
+/// Starts a service that the host lets have no asynchronous I/O, as a container's seccomp profile or a full
+/// `fs.aio-max-nr` does.
+fn start_without_aio() -> Visited {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+
+    let refused = SeccompAction::Errno(Errno::AGAIN.raw_os_error().unsigned_abs());
+    let rules = [(libc::SYS_io_setup, Vec::new())].into();
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    let start = move || {
+        apply_filter(&program).unwrap();
+        Visited(Serve::start(2))
+    };
+    std::thread::spawn(start).join().unwrap()
+}
+
+#[test]
+fn a_vmm_is_turned_away_where_its_interrupts_could_not_be_signalled_without_waiting() {
+    let serve = start_without_aio();
+    let Err(refused) = Client::new(&serve.0.socket()) else {
+        panic!("it was let in");
+    };
+    drop(refused);
+    let mut socket = UnixStream::connect(serve.0.socket()).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    // VERSION 0.0 without capabilities.
+    socket
+        .write_all(b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0")
+        .unwrap();
+    let mut reply = [0; 16];
+    socket.read_exact(&mut reply).unwrap();
+    assert_eq!(i32::from(reply[12]), Errno::AGAIN.raw_os_error());
+    let vmm = serve.wait_until(|vmm| vmm["refused"] == 2);
+    assert_eq!((&vmm["attached"], &vmm["vmms"]), (&false.into(), &0.into()));
+    let log = std::fs::read_to_string(serve.0.folder.path().join("log")).unwrap();
+    assert!(log.contains("fs.aio-max-nr"), "{log}");
+}
+
+#[test]
+fn a_vmm_that_has_its_full_eventfd_wait_stops_nobody() {
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{OFlags, fcntl_setfl};
+
+    const TRIGGER: u32 = 1 << 0 | 1 << 5;
+    let serve = Visited(Serve::start(2));
+    let mut client = Client::new(&serve.0.socket()).unwrap();
+    let signal = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let by_eventfd = 1 << 2 | 1 << 5;
+    client
+        .set_irqs(2, by_eventfd, 0, 1, &[signal.as_raw_fd()])
+        .unwrap();
+    rustix::io::write(&signal, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fcntl_setfl(&signal, OFlags::empty()).unwrap();
+    for _ in 0..3 {
+        client.set_irqs(2, TRIGGER, 0, 1, &[]).unwrap();
+    }
+    let mut ids = [0; 4];
+    client.region_read(7, 0, &mut ids).unwrap();
+    assert_eq!(ids, [0xb3, 0x15, 0x04, 0x10]);
 }
 
 #[test]
@@ -166,7 +232,7 @@ fn what_qemu_is_to_be_given_names_the_socket_and_shares_memory() {
     );
     let begun = Instant::now();
     while serve.json(&["why", &format!("{host}/1"), "--json"])["code"] != "no_vmm" {
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(begun.elapsed() < LIMIT);
     }
 }
 
@@ -195,7 +261,7 @@ fn garbage_at_all_sockets_at_once_hurts_nobody() {
     }
     let begun = Instant::now();
     while serve.descriptors() > descriptors {
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(begun.elapsed() < LIMIT);
     }
     let shown = serve.json(&["show", "vfs", "--json"]);
     let attached = shown["vmms"].as_array().unwrap().iter();

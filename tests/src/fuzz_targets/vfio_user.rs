@@ -12,14 +12,15 @@ use ib_wire::Guid;
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca::vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
-use vhca::vfio_user::{GuestMemory, Lent, Session, Signals};
+use vhca::vfio_user::{GuestMemory, Lent, Session, Signaller, Signals};
 
 use super::hostile::Input;
 
 const VF: FunctionId = FunctionId(1);
 
 /// One for all inputs, as a service has it: to end it takes long.
-static SIGNALS: LazyLock<Signals> = LazyLock::new(Signals::default);
+static SIGNALLER: LazyLock<Signaller> =
+    LazyLock::new(|| Signals::default().signaller().expect("asynchronous I/O"));
 
 /// Descriptors of one input at most.
 const DESCRIPTORS: usize = 64;
@@ -61,7 +62,7 @@ pub(super) fn vfio_user(data: &[u8]) {
     let mut hca = device.function(VF).expect("the VF");
     function.config_write(Instant::ZERO, &mut hca, 0x04, &[6, 0]);
     let vectors = function.interrupt_vectors();
-    let mut session = Session::new(memory.clone(), vectors, SIGNALS.clone());
+    let mut session = Session::new(memory.clone(), vectors, SIGNALLER.clone());
     let mut assembler = Assembler::new(ANNOUNCED_FDS);
     let mut left = DESCRIPTORS;
     while input.has_operation() {

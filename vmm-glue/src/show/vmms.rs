@@ -126,7 +126,7 @@ const METRICS: &[Metric] = &[
     (
         "vhca_vmm_refused_total",
         "counter",
-        "VMMs that were turned away since another one had the VF.",
+        "VMMs that were turned away from the VF.",
         |row| row.refused,
     ),
 ];

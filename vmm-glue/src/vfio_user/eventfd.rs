@@ -1,9 +1,10 @@
 //! Signalling an eventfd without ever waiting.
 //!
 //! A write to an eventfd whose counter is full waits, unless the file is non-blocking; and that is a property of the
-//! file, which the VMM that gave it shares and can change between any two of our calls. So where the host has
-//! asynchronous I/O (`io_submit(2)`), the kernel signals it as the end of an empty read (`IOCB_FLAG_RESFD`), which
-//! never waits.
+//! file, which the VMM that gave it shares and can change between any two of our calls. Neither `RWF_NOWAIT` nor
+//! io_uring helps: eventfds have no such write (`eventfd_write` in `fs/eventfd.c` looks at the file's flags alone). So
+//! the kernel signals it as the end of an empty read of asynchronous I/O (`io_submit(2)` with `IOCB_FLAG_RESFD`),
+//! which never waits. There is no other way: where the host refuses asynchronous I/O, no VMM is let in.
 //!
 //! To end a context of asynchronous I/O waits for all processors of the host, some ten milliseconds. So one serves all
 //! VMMs, for as long as the service runs: else a VMM that comes and goes would have the others wait.
@@ -14,11 +15,13 @@
     reason = "the kernel is told addresses, of values that live through the call"
 )]
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create, readlink};
-use rustix::io::{Errno, write};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create, readlink};
+use rustix::io::{Errno, read};
+use thiserror::Error;
 
 /// `IOCB_CMD_PREAD` (`linux/aio_abi.h`).
 const READ: u16 = 0;
@@ -62,81 +65,117 @@ const _: () = {
     assert!(size_of::<Ended>() == 32);
 };
 
-/// What signals the eventfds of all VMMs of a service.
-#[derive(Clone, Debug)]
-pub struct Signals(Arc<Signaller>);
-
-impl Default for Signals {
-    fn default() -> Self {
-        Self(Arc::new(Signaller::new()))
-    }
+/// Why eventfds cannot be signalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SignalError {
+    /// All contexts of asynchronous I/O that the host may have are taken.
+    #[error("io_setup: the host has no asynchronous I/O left: raise fs.aio-max-nr")]
+    Exhausted,
+    /// The host refuses one of the calls.
+    #[error("{call}: {error}: allow asynchronous I/O (io_*) in the service's seccomp filter")]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// What it says.
+        error: Errno,
+    },
+    /// There is no descriptor left, or no memory.
+    #[error("{0}")]
+    System(#[from] Errno),
 }
+
+/// The means of signalling, once for a service. It is had when it is first asked for, and asked for again while the
+/// host refuses.
+#[derive(Clone, Debug, Default)]
+pub struct Signals(Arc<Mutex<Option<Signaller>>>);
 
 impl Signals {
-    pub(super) fn signaller(&self) -> &Signaller {
-        &self.0
-    }
-}
-
-/// How eventfds are signalled.
-#[derive(Debug)]
-pub(super) enum Signaller {
-    /// By asynchronous I/O on an empty file.
-    Kernel(Context, OwnedFd),
-    /// By writes, where there is none.
-    Writes,
-}
-
-impl Signaller {
-    pub(super) fn new() -> Self {
-        let empty = memfd_create("empty", MemfdFlags::CLOEXEC);
-        match (Context::new(), empty) {
-            (Some(context), Ok(empty)) => Self::Kernel(context, empty),
-            _ => Self::Writes,
-        }
-    }
-
-    /// Sees to it that a descriptor can be signalled.
+    /// Returns what signals eventfds.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] if it is no eventfd: of others, who knows what a write does.
-    pub(super) fn prepare(&self, eventfd: &OwnedFd) -> Result<(), Errno> {
-        let name = readlink(format!("/proc/self/fd/{}", eventfd.as_raw_fd()), Vec::new())?;
-        if name.as_bytes() != b"anon_inode:[eventfd]" {
-            return Err(Errno::INVAL);
+    /// [`SignalError`] if the host refuses that now.
+    pub fn signaller(&self) -> Result<Signaller, SignalError> {
+        let mut had = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(signaller) = &*had {
+            return Ok(signaller.clone());
         }
-        match self {
-            Self::Kernel(..) => Ok(()),
-            Self::Writes => fcntl_setfl(eventfd, fcntl_getfl(eventfd)? | OFlags::NONBLOCK),
+        let signaller = Signaller::new()?;
+        *had = Some(signaller.clone());
+        Ok(signaller)
+    }
+}
+
+/// Signals the eventfds of all VMMs of a service: a context of asynchronous I/O, and the empty file that it reads.
+#[derive(Clone, Debug)]
+pub struct Signaller(Arc<(Context, OwnedFd)>);
+
+impl Signaller {
+    fn new() -> Result<Self, SignalError> {
+        let empty = memfd_create("empty", MemfdFlags::CLOEXEC)?;
+        let signaller = Self(Arc::new((Context::new()?, empty)));
+        signaller.try_out()?;
+        Ok(signaller)
+    }
+
+    /// Signals an eventfd of our own: that there is a context does not tell that it may be used.
+    fn try_out(&self) -> Result<(), SignalError> {
+        let (context, empty) = &*self.0;
+        let own = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let refused = |error| SignalError::Refused {
+            call: "io_submit",
+            error,
+        };
+        context.read_nothing(empty, &own).map_err(refused)?;
+        read(&own, &mut [0; 8]).map_err(refused)?;
+        Ok(())
+    }
+
+    /// Checks that a descriptor can be signalled.
+    ///
+    /// # Errors
+    /// [`Errno::INVAL`] if it is no eventfd.
+    pub(super) fn check(&self, eventfd: &OwnedFd) -> Result<(), Errno> {
+        let name = readlink(format!("/proc/self/fd/{}", eventfd.as_raw_fd()), Vec::new())?;
+        if name.as_bytes() == b"anon_inode:[eventfd]" {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
         }
     }
 
     /// Adds one to the counter of an eventfd, unless it is full.
     pub(super) fn signal(&self, eventfd: &OwnedFd) {
-        match self {
-            Self::Kernel(context, empty) => context.read_nothing(empty, eventfd),
-            Self::Writes => {
-                // The one error is that the counter is full, and the VMM not lacking a signal.
-                let _ = write(eventfd.as_fd(), &1_u64.to_ne_bytes());
-            }
+        let (context, empty) = &*self.0;
+        if let Err(error) = context.read_nothing(empty, eventfd) {
+            log::error!("vfio-user: an interrupt cannot be signalled: io_submit: {error}");
         }
     }
 }
 
 /// Requests under way (`aio_context_t`).
 #[derive(Debug)]
-pub(super) struct Context(libc::c_ulong);
+struct Context(libc::c_ulong);
 
 impl Context {
-    fn new() -> Option<Self> {
+    fn new() -> Result<Self, SignalError> {
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number, for which there is room.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &raw mut context) };
-        (made == 0).then_some(Self(context))
+        if made == 0 {
+            return Ok(Self(context));
+        }
+        Err(match last_error() {
+            Errno::AGAIN => SignalError::Exhausted,
+            Errno::NOMEM => Errno::NOMEM.into(),
+            error => SignalError::Refused {
+                call: "io_setup",
+                error,
+            },
+        })
     }
 
     /// Reads nothing from a file, at whose end the eventfd is signalled.
-    fn read_nothing(&self, file: &OwnedFd, eventfd: &OwnedFd) {
+    fn read_nothing(&self, file: &OwnedFd, eventfd: &OwnedFd) -> Result<(), Errno> {
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let mut request = Request {
             opcode: READ,
@@ -146,18 +185,18 @@ impl Context {
             ..Request::default()
         };
         let mut requests = [&raw mut request];
-        for _ in 0..2 {
+        let mut submit = || {
             let one: libc::c_long = 1;
             // SAFETY: the list has one pointer to a request that lives through the call. A read of an empty file ends
             // in the call, and no byte of a buffer is touched.
             let taken =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.0, one, requests.as_mut_ptr()) };
-            if taken == 1 {
-                return;
-            }
+            (taken == 1).then_some(()).ok_or_else(last_error)
+        };
+        submit().or_else(|_| {
             self.note_ended();
-        }
-        log::error!("vfio-user: an interrupt cannot be signalled");
+            submit()
+        })
     }
 
     /// Makes room for more.
@@ -192,12 +231,36 @@ impl Drop for Context {
     }
 }
 
+/// What the last call that failed said.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
-    use rustix::io::read;
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use rustix::io::write;
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
     use super::*;
+
+    /// Asks for the means of signalling on a thread that may not make a call.
+    fn without(call: libc::c_long, errno: Errno, signals: &Signals) -> SignalError {
+        let error = SeccompAction::Errno(errno.raw_os_error().unsigned_abs());
+        let arch = std::env::consts::ARCH.try_into().unwrap();
+        let rules = [(call, Vec::new())].into();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, error, arch).unwrap();
+        let program: BpfProgram = filter.try_into().unwrap();
+        let ask = || {
+            apply_filter(&program).unwrap();
+            signals.signaller().unwrap_err()
+        };
+        std::thread::scope(|scope| scope.spawn(ask).join().unwrap())
+    }
+
+    fn signaller() -> Signaller {
+        Signals::default().signaller().unwrap()
+    }
 
     fn count(fd: &OwnedFd) -> u64 {
         let mut bytes = [0; 8];
@@ -207,34 +270,48 @@ mod tests {
 
     #[test]
     fn signals_are_counted_however_many_there_are() {
-        for signaller in [Signaller::new(), Signaller::Writes] {
-            let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-            signaller.prepare(&fd).unwrap();
-            for _ in 0..10_000 {
-                signaller.signal(&fd);
-            }
-            assert_eq!(count(&fd), 10_000);
+        let signaller = signaller();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        signaller.check(&fd).unwrap();
+        for _ in 0..10_000 {
+            signaller.signal(&fd);
         }
+        assert_eq!(count(&fd), 10_000);
     }
 
     #[test]
-    fn a_full_counter_of_a_blocking_file_is_not_waited_for() {
-        let signaller = Signaller::new();
-        let fd = eventfd(0, EventfdFlags::empty()).unwrap();
+    fn a_full_counter_of_a_file_that_the_vmm_made_blocking_is_not_waited_for() {
+        let signaller = signaller();
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        signaller.check(&fd).unwrap();
         write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        signaller.prepare(&fd).unwrap();
-        if matches!(signaller, Signaller::Kernel(..)) {
-            // In the worst case the VMM changes the file back.
-            fcntl_setfl(&fd, OFlags::empty()).unwrap();
-        }
+        fcntl_setfl(&fd, OFlags::empty()).unwrap();
         signaller.signal(&fd);
         signaller.signal(&fd);
         assert!(count(&fd) >= u64::MAX - 1);
     }
 
     #[test]
+    fn a_host_that_refuses_asynchronous_io_is_asked_again() {
+        let signals = Signals::default();
+        let refused = without(libc::SYS_io_setup, Errno::AGAIN, &signals);
+        assert_eq!(refused, SignalError::Exhausted);
+        for (name, call) in [
+            ("io_setup", libc::SYS_io_setup),
+            ("io_submit", libc::SYS_io_submit),
+        ] {
+            let refused = without(call, Errno::PERM, &signals);
+            let error = Errno::PERM;
+            assert_eq!(refused, SignalError::Refused { call: name, error });
+        }
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        signals.signaller().unwrap().signal(&fd);
+        assert_eq!(count(&fd), 1);
+    }
+
+    #[test]
     fn only_eventfds_are_signalled() {
         let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert_eq!(Signaller::new().prepare(&file), Err(Errno::INVAL));
+        assert_eq!(signaller().check(&file), Err(Errno::INVAL));
     }
 }

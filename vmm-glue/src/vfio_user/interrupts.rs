@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::codec::{IrqAction, IrqData, SetIrqs};
-use super::eventfd::{Signaller, Signals};
+use super::eventfd::Signaller;
 
 /// The number of MSI-X among the interrupt types (`VFIO_PCI_MSIX_IRQ_INDEX`).
 pub(super) const MSIX: u32 = 2;
@@ -45,16 +45,16 @@ impl Vector {
 #[derive(Debug)]
 pub struct Interrupts {
     vectors: Vec<Vector>,
-    signals: Signals,
+    signaller: Signaller,
 }
 
 impl Interrupts {
     /// Vectors that nobody is told of.
     #[must_use]
-    pub fn new(count: u16, signals: Signals) -> Self {
+    pub fn new(count: u16, signaller: Signaller) -> Self {
         Self {
             vectors: (0..count).map(|_| Vector::default()).collect(),
-            signals,
+            signaller,
         }
     }
 
@@ -80,7 +80,7 @@ impl Interrupts {
     /// Signals a vector, or has it wait. There being no such vector is the function's mistake, and nothing happens.
     pub fn raise(&mut self, vector: u16) {
         if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
-            vector.raise(self.signals.signaller());
+            vector.raise(&self.signaller);
         }
     }
 
@@ -93,7 +93,7 @@ impl Interrupts {
         if set.index >= IRQ_TYPES {
             return Err(Errno::INVAL);
         }
-        let signaller = self.signals.signaller();
+        let signaller = &self.signaller;
         let exist = match set.index {
             MSIX => self.vectors.as_mut_slice(),
             _ => &mut [],
@@ -142,7 +142,7 @@ fn assign(
         return Err(Errno::INVAL);
     }
     for signal in &signals {
-        signaller.prepare(signal)?;
+        signaller.check(signal)?;
     }
     for (vector, signal) in vectors.iter_mut().zip(signals) {
         vector.signal = Some(signal);
@@ -167,7 +167,12 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::read;
 
+    use super::super::eventfd::Signals;
     use super::*;
+
+    fn signaller() -> Signaller {
+        Signals::default().signaller().unwrap()
+    }
 
     fn msix(action: IrqAction, data: IrqData<'_>, start: u32, count: u32) -> SetIrqs<'_> {
         SetIrqs {
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_vector_is_signalled_by_its_own_eventfd() {
-        let mut interrupts = Interrupts::new(4, Signals::default());
+        let mut interrupts = Interrupts::new(4, signaller());
         let (first, first_seen) = signal();
         let (second, second_seen) = signal();
         let set = msix(IrqAction::Trigger, IrqData::EventFd, 1, 2);
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_vector_without_an_eventfd_waits_for_one() {
-        let mut interrupts = Interrupts::new(2, Signals::default());
+        let mut interrupts = Interrupts::new(2, signaller());
         interrupts.raise(0);
         interrupts.raise(0);
         let (fd, seen) = signal();
@@ -219,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_masked_vector_waits_until_it_is_unmasked() {
-        let mut interrupts = Interrupts::new(2, Signals::default());
+        let mut interrupts = Interrupts::new(2, signaller());
         let (fd, seen) = signal();
         let set = msix(IrqAction::Trigger, IrqData::EventFd, 1, 1);
         interrupts.set(&set, vec![fd]).unwrap();
@@ -235,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_client_triggers_takes_away_and_ends_all() {
-        let mut interrupts = Interrupts::new(2, Signals::default());
+        let mut interrupts = Interrupts::new(2, signaller());
         let (fd, seen) = signal();
         let assign = msix(IrqAction::Trigger, IrqData::EventFd, 0, 1);
         interrupts.set(&assign, vec![fd]).unwrap();
@@ -254,7 +259,7 @@ mod tests {
 
     #[test]
     fn interrupts_that_do_not_exist_and_wrong_descriptors_are_refused() {
-        let mut interrupts = Interrupts::new(2, Signals::default());
+        let mut interrupts = Interrupts::new(2, signaller());
         let (fd, _) = signal();
         let beyond = msix(IrqAction::Trigger, IrqData::EventFd, 2, 1);
         assert_eq!(interrupts.set(&beyond, vec![fd]), Err(Errno::INVAL));
@@ -278,7 +283,7 @@ mod tests {
 
     #[test]
     fn ending_all_of_a_type_without_interrupts_is_no_mistake() {
-        let mut interrupts = Interrupts::new(1, Signals::default());
+        let mut interrupts = Interrupts::new(1, signaller());
         let end = SetIrqs {
             index: 0,
             ..msix(IrqAction::Trigger, IrqData::None, 0, 0)

@@ -13,7 +13,7 @@ mod remote;
 mod session;
 
 pub use connection::{Connection, ConnectionEnd};
-pub use eventfd::Signals;
+pub use eventfd::{SignalError, Signaller, Signals};
 pub use interrupts::Interrupts;
 pub use memory::{GuestMemory, MemoryStatistics};
 pub use remote::{Patience, Remote};

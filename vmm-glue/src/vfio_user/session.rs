@@ -15,7 +15,7 @@ use super::codec::{
     DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA, Message,
     MultiWrite, RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
 };
-use super::eventfd::Signals;
+use super::eventfd::Signaller;
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
 use super::memory::{GuestMemory, MAX_RANGES};
 
@@ -93,10 +93,10 @@ pub struct Session {
 impl Session {
     /// A session of a client that said nothing yet, with a function of so many MSI-X vectors.
     #[must_use]
-    pub fn new(memory: GuestMemory, vectors: u16, signals: Signals) -> Self {
+    pub fn new(memory: GuestMemory, vectors: u16, signaller: Signaller) -> Self {
         Self {
             memory,
-            interrupts: Interrupts::new(vectors, signals),
+            interrupts: Interrupts::new(vectors, signaller),
             is_agreed: false,
             most_data: 0,
             statistics: SessionStatistics::default(),

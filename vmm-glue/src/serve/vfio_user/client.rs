@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
+use rustix::io::Errno;
 use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 
@@ -127,25 +128,25 @@ impl Client {
     }
 }
 
-/// A VMM that came to a VF that another one has: it is told so when it speaks.
+/// A VMM that cannot have the VF to which it came: it is told so when it speaks.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) connection: Connection,
     pub(super) deadline: Instant,
+    why: Errno,
 }
 
 impl Refused {
-    pub(super) fn new(now: Instant, connection: Connection) -> Self {
+    pub(super) fn new(now: Instant, connection: Connection, why: Errno) -> Self {
         Self {
             connection,
             deadline: now + GREETING,
+            why,
         }
     }
 
     /// Answers its first message. Whether there is nothing more to be said.
     pub(super) fn answer(&mut self) -> bool {
-        use rustix::io::Errno;
-
         use crate::vfio_user::codec::error_reply;
 
         match self.connection.receive() {
@@ -154,7 +155,7 @@ impl Refused {
                 // It hears of it, or has gone before.
                 let _ = self
                     .connection
-                    .send(&error_reply(&message.header, Errno::BUSY));
+                    .send(&error_reply(&message.header, self.why));
                 true
             }
             Err(_) => true,

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ib_vtime::{Duration, Instant};
+use rustix::io::Errno;
 
 use super::acceptor::Acceptor;
 use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
@@ -95,6 +96,10 @@ impl VfioUserSockets {
         };
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(refused)?;
+        let signals = Signals::default();
+        if let Err(error) = signals.signaller() {
+            log::error!("vfio-user: VMMs are turned away until they can be interrupted: {error}");
+        }
         let mut sockets = Self {
             // Whoever is told of a socket may be in another directory.
             folder: std::path::absolute(folder).map_err(refused)?,
@@ -108,7 +113,7 @@ impl VfioUserSockets {
             resting: BTreeSet::new(),
             again: None,
             patience: Arc::default(),
-            signals: Signals::default(),
+            signals,
         };
         for seat in lab.seats.values_mut() {
             sockets.open(seat)?;
@@ -183,7 +188,8 @@ impl VfioUserSockets {
                 return;
             };
             if door.client.is_some() || door.next.is_some() {
-                self.refuse(turn, at, socket);
+                let text = "is taken; another VMM is turned away";
+                self.refuse(turn, at, socket, Errno::BUSY, &text);
             } else if door.is_settling {
                 door.next = Some(socket);
             } else {
@@ -205,12 +211,19 @@ impl VfioUserSockets {
     }
 
     fn admit(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
+        let signaller = match self.signals.signaller() {
+            Ok(signaller) => signaller,
+            Err(error) => {
+                let text = format_args!("cannot interrupt a VMM, which is turned away: {error}");
+                return self.refuse(turn, at, socket, Errno::AGAIN, &text);
+            }
+        };
         let world = turn.lab.world();
         let (Some(seat), Some(device)) = (turn.lab.seats.get(&at), world.device(at)) else {
             return;
         };
         let interrupts = device.function.interrupt_vectors();
-        let session = Session::new(seat.memory.clone(), interrupts, self.signals.clone());
+        let session = Session::new(seat.memory.clone(), interrupts, signaller);
         turn.watches.add(&socket, EventSet::IN);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
         let client = Client::new(turn.now, Connection::new(socket, interrupts), session);
@@ -224,11 +237,18 @@ impl VfioUserSockets {
         self.serve(turn, at);
     }
 
-    fn refuse(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
+    /// Turns a VMM away, which is told `error`.
+    fn refuse(
+        &mut self,
+        turn: &mut Turn<'_>,
+        at: HostFunction,
+        socket: OwnedFd,
+        error: Errno,
+        text: &dyn core::fmt::Display,
+    ) {
         if let Some(seat) = turn.lab.seats.get_mut(&at) {
             seat.refused += 1;
-            let text = "is taken; another VMM is turned away";
-            log(&mut self.doors, turn.now, at, &text);
+            log(&mut self.doors, turn.now, at, text);
         }
         if self.refused.len() == MAX_REFUSED {
             return;
@@ -236,7 +256,7 @@ impl VfioUserSockets {
         turn.watches.add(&socket, EventSet::IN);
         let fd = socket.as_raw_fd();
         self.owners.insert(fd, Owner::Refused);
-        let refused = Refused::new(turn.now, Connection::without_function(socket));
+        let refused = Refused::new(turn.now, Connection::without_function(socket), error);
         self.refused.insert(fd, refused);
         self.tell_refused(turn, fd);
     }

@@ -27,7 +27,7 @@ pub struct Seat {
     pub vmm: Option<Vmm>,
     /// VMMs that had it, the present one included.
     pub vmms: u64,
-    /// VMMs that were turned away since another one had it.
+    /// VMMs that were turned away.
     pub refused: u64,
 }
 

@@ -53,7 +53,10 @@ impl Lab {
         let Some(vmm) = &seat.vmm else {
             let name = format!("{}/{}", vf.host_name, vf.vf.get());
             let fault = Fault::new("no_vmm", "no VMM has the VF")
-                .seen(format!("{} had it so far", seat.vmms))
+                .seen(format!(
+                    "{} had it so far, {} were turned away",
+                    seat.vmms, seat.refused
+                ))
                 .next(format!(
                     "start a guest with what vhca qemu-args {name} prints"
                 ));
