@@ -1,7 +1,7 @@
 //! What a MAD is within an RMPP transfer.
 
 use ib_wire::mad::{Mad, MgmtClass};
-use ib_wire::rmpp::{RmppMad, RmppType};
+use ib_wire::rmpp::{RmppFlags, RmppMad, RmppType};
 
 /// The part that a MAD plays in a multi-packet transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +10,8 @@ pub enum RmppRole {
     Single,
     /// Carries a segment.
     Data,
+    /// Carries the last segment.
+    Last,
     /// Acknowledges segments. Looks like a request or an answer by its method, and is neither: its
     /// sender toggles the response bit of what it acknowledges.
     Ack,
@@ -32,6 +34,7 @@ impl RmppRole {
         match rmpp.rmpp_type {
             RmppType::ACK => Self::Ack,
             RmppType::STOP | RmppType::ABORT => Self::End,
+            _ if rmpp.flags().contains(RmppFlags::LAST) => Self::Last,
             _ => Self::Data,
         }
     }
@@ -46,7 +49,7 @@ impl RmppRole {
 #[cfg(test)]
 mod tests {
     use ib_wire::mad::{AttributeId, MadHeader, Method};
-    use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppStatus};
+    use ib_wire::rmpp::{RmppHeader, RmppStatus};
 
     use super::*;
 
@@ -68,6 +71,7 @@ mod tests {
             (RmppHeader::default(), RmppRole::Single),
             (unsegmented, RmppRole::Single),
             (RmppHeader::data(1, 20, RmppFlags::FIRST), RmppRole::Data),
+            (RmppHeader::data(2, 20, RmppFlags::LAST), RmppRole::Last),
             (RmppHeader::ack(1, 64), RmppRole::Ack),
             (
                 RmppHeader::end(RmppType::STOP, RmppStatus::RESOURCES_EXHAUSTED),

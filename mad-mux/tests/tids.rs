@@ -269,7 +269,7 @@ fn c051_c052_a_duplicate_answer_is_delivered_for_15_seconds_and_then_to_nobody()
 }
 
 #[test]
-fn c053_a_vf_beyond_its_quota_is_refused_and_others_are_not() {
+fn c053_a_vf_with_its_quota_open_is_refused_more_and_others_are_not() {
     let mut map = TidMap::new(
         TidConfig {
             per_vf: 10,
@@ -288,6 +288,70 @@ fn c053_a_vf_beyond_its_quota_is_refused_and_others_are_not() {
     );
     send(&mut map, vf(2), get(10), &SA);
     assert_eq!((map.usage(vf(1)).live, map.usage(vf(2)).live), (10, 1));
+}
+
+#[test]
+fn c053_at_the_quota_the_oldest_answered_makes_place() {
+    let config = TidConfig {
+        per_vf: 3,
+        ..TidConfig::default()
+    };
+    let mut map = TidMap::new(config, 7);
+    let sent: Vec<Mad> = (0..3)
+        .map(|tid| send(&mut map, vf(1), get(tid), &SA))
+        .collect();
+    // Answered in another order than they were asked, and one of them twice.
+    for (at, tid) in [(1, 1), (2, 0), (3, 1)] {
+        receive(&mut map, secs(at), answer_to(&sent[tid]), &SA).unwrap();
+    }
+    let known = |map: &mut TidMap| {
+        let sent = sent
+            .iter()
+            .map(|mad| receive(map, secs(3), answer_to(mad), &SA).is_ok());
+        sent.collect::<Vec<_>>()
+    };
+    send_at(&mut map, secs(3), vf(1), get(10), &SA);
+    assert_eq!(known(&mut map.clone()), [false, true, true]);
+    send_at(&mut map, secs(3), vf(1), get(11), &SA);
+    assert_eq!(known(&mut map.clone()), [false, false, true]);
+    let refused = map.egress(secs(3), vf(1), &mut get(12), &SA);
+    assert_eq!(refused, Err(DropReason::TidQuota));
+    assert_eq!(map.usage(vf(1)).live, 3);
+}
+
+#[test]
+fn c053_five_thousand_requests_that_are_answered_within_a_second_all_pass() {
+    let mut map = map();
+    for tid in 0..5000 {
+        let now = Instant::from_millis(tid / 5);
+        let sent = send_at(&mut map, now, vf(1), get(tid), &SA);
+        let answered = receive(&mut map, now, answer_to(&sent), &SA);
+        assert_eq!(answered, Ok((vf(1), tid)));
+    }
+    assert_eq!(map.usage(vf(1)).live, TidConfig::default().per_vf);
+}
+
+#[test]
+fn c053_five_thousand_tables_that_came_whole_within_a_second_all_pass() {
+    let mut map = map();
+    for tid in 0..5000 {
+        let table = request(Method::GET_TABLE, tid);
+        let sent = send(&mut map, vf(1), table, &SA);
+        let flags = RmppFlags::FIRST.union(RmppFlags::LAST);
+        let whole = with_rmpp(answer_to(&sent), RmppHeader::data(1, 20, flags));
+        receive(&mut map, Instant::ZERO, whole, &SA).unwrap();
+        send(&mut map, vf(1), ack(table, 1), &SA);
+    }
+}
+
+#[test]
+fn a_transfer_whose_last_segment_came_first_goes_on() {
+    let mut map = map();
+    let sent = send(&mut map, vf(1), request(Method::GET_TABLE, 9), &SA);
+    let last = with_rmpp(answer_to(&sent), RmppHeader::data(3, 20, RmppFlags::LAST));
+    receive(&mut map, Instant::ZERO, last, &SA).unwrap();
+    receive(&mut map, secs(1), data(answer_to(&sent), 2), &SA).unwrap();
+    assert!(receive(&mut map, secs(40), last, &SA).is_ok());
 }
 
 #[test]
@@ -601,6 +665,8 @@ proptest! {
         // Until when each request is certainly known, and from when on certainly forgotten.
         let mut known: BTreeMap<u64, (Instant, Instant)> = BTreeMap::new();
         let margin = Duration::from_millis(10);
+        // Answered ones are looked at now and then.
+        let answered_margin = Duration::from_millis(300);
         for step in steps {
             match step {
                 Step::Send { vf: n, tid, lid } => {
@@ -619,7 +685,7 @@ proptest! {
                             prop_assert_eq!(got, (vf(*n), *tid));
                             prop_assert!(now <= from);
                             let life = Duration::from_secs(15);
-                            known.insert(wire, (now + life, now + life + margin));
+                            known.insert(wire, (now + life, now + life + answered_margin));
                         }
                         Err(reason) => {
                             prop_assert_eq!(reason, DropReason::UnknownTid);
@@ -663,5 +729,44 @@ proptest! {
         map.expire(now + Duration::from_secs(61));
         prop_assert!(map.is_empty());
         prop_assert_eq!(map.poll_timeout(), None);
+    }
+    /// A VF has as much as it may have, and is refused more only if nothing of it is answered; what
+    /// makes place is what was answered, or seen, longest ago.
+    #[test]
+    fn the_oldest_answered_makes_place_whatever_happened_before(
+        steps in prop::collection::vec((any::<bool>(), 0_u64..8, 0_u64..2_000), 1..100),
+    ) {
+        let config = TidConfig { per_vf: 4, ..TidConfig::default() };
+        let mut map = TidMap::new(config, 7);
+        let mut now = Instant::ZERO;
+        let mut live: Vec<(u64, Mad, bool)> = Vec::new();
+        for (asks, tid, millis) in steps {
+            // Steps of the clock within which nothing that is kept for 15 seconds ends.
+            now += Duration::from_millis(millis / 16);
+            let known = live.iter().position(|&(other, ..)| other == tid);
+            if asks {
+                let mut mad = get(tid);
+                let sent = map.egress(now, vf(1), &mut mad, &SA);
+                if let Some(known) = known {
+                    live.remove(known);
+                } else if live.len() == 4 {
+                    let oldest = live.iter().position(|&(.., answered)| answered);
+                    let Some(oldest) = oldest else {
+                        prop_assert_eq!(sent, Err(DropReason::TidQuota));
+                        continue;
+                    };
+                    let (_, gone, _) = live.remove(oldest);
+                    let late = receive(&mut map, now, answer_to(&gone), &SA);
+                    prop_assert_eq!(late, Err(DropReason::UnknownTid));
+                }
+                prop_assert!(sent.is_ok());
+                live.push((tid, mad, false));
+            } else if let Some(known) = known {
+                let (_, mad, _) = live.remove(known);
+                prop_assert_eq!(receive(&mut map, now, answer_to(&mad), &SA), Ok((vf(1), tid)));
+                live.push((tid, mad, true));
+            }
+            prop_assert_eq!(map.usage(vf(1)).live as usize, live.len());
+        }
     }
 }

@@ -10,8 +10,8 @@
 //! ```text
 //!              request                answer                  15 s
 //!   (free) ─────────────▶ open ─────────────────▶ answered ──────────▶ quarantine
-//!                          │  RMPP data     STOP, ABORT ▲                 ▲
-//!                          ├─────────────▶ transfer ────┘                 │
+//!                          │  RMPP      last, STOP, ABORT ▲               ▲
+//!                          ├─────────────▶ transfer ──────┘               │
 //!                          │ 60 s              │ 45 s without progress    │
 //!                          └───────────────────┴──────────────────────────┘
 //! ```
@@ -21,11 +21,16 @@
 //! | 60 s in `open` | longer than any guest waits for one transmission |
 //! | 45 s in `transfer` | Linux gives a transfer up after 40 s without progress (`mad_rmpp.c`) |
 //! | 15 s in `answered` | late duplicates; Linux keeps a finished transfer for 10 s |
+//!
+//! A VF at its quota ends the oldest of its answered transactions by its next request, so what it asks
+//! and gets answers to is limited by no time of ours. Only what is open, or in a transfer, is refused
+//! more.
 
 mod ahead;
 mod array;
 mod buckets;
 mod inspect;
+mod lists;
 mod names;
 mod slots;
 
@@ -39,7 +44,7 @@ use crate::rmpp::RmppRole;
 use crate::steering::Owner;
 pub use inspect::{Transaction, TransactionState};
 use names::Names;
-use slots::{Slot, SlotState, Slots};
+use slots::{Slot, SlotOwner, SlotState, Slots};
 
 /// The other end of a transaction: where a request goes, or where an answer comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +60,8 @@ pub struct Peer {
 /// Limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TidConfig {
-    /// Transactions of one VF.
+    /// Transactions of one VF. Beyond it answered ones make place, the oldest first; if there are none
+    /// the VF's request is dropped.
     pub per_vf: u32,
     /// SA requests of one VF that wait for their answer.
     pub sa_per_vf: u32,
@@ -275,7 +281,8 @@ impl TidMap {
     /// What one owner has in the table.
     #[must_use]
     pub fn usage(&self, owner: Owner) -> TidUse {
-        self.usage.get(place(owner)).copied().unwrap_or_default()
+        let place = SlotOwner::from(owner).index();
+        self.usage.get(place).copied().unwrap_or_default()
     }
 
     /// The limits.
@@ -303,10 +310,8 @@ impl TidMap {
             _ => SlotState::Transfer,
         };
         let waits_for_sa = header.mgmt_class == MgmtClass::SUBN_ADM && state == SlotState::Open;
-        if owner != Owner::Pf && self.usage(owner).live >= self.config.per_vf {
-            return Err(DropReason::TidQuota);
-        }
         self.check_sa_quota(owner, header.mgmt_class)?;
+        self.make_place(owner)?;
         let entry = Slot {
             tid: VfTid(header.tid),
             peer: *to,
@@ -344,6 +349,16 @@ impl TidMap {
         Ok(())
     }
 
+    /// Ends an owner's oldest answered transaction if the owner has as many as it may have.
+    fn make_place(&mut self, owner: Owner) -> Result<(), DropReason> {
+        if owner == Owner::Pf || self.usage(owner).live < self.config.per_vf {
+            return Ok(());
+        }
+        let oldest = self.slots.oldest_answered(owner);
+        self.close(oldest.ok_or(DropReason::TidQuota)?);
+        Ok(())
+    }
+
     /// Whether one more of an owner's requests may wait for the SA, if it asks that.
     fn check_sa_quota(&self, owner: Owner, class: MgmtClass) -> Result<(), DropReason> {
         let is_limited = owner != Owner::Pf && class == MgmtClass::SUBN_ADM;
@@ -357,7 +372,10 @@ impl TidMap {
     fn progress(&mut self, slot: u32, role: RmppRole, inward: bool) {
         let state = self.slots[slot].state;
         let next = match role {
-            RmppRole::Data | RmppRole::Ack => SlotState::Transfer,
+            // Nothing more is asked for, unless a segment before it was lost.
+            RmppRole::Last if inward => SlotState::Answered,
+            RmppRole::Ack if !inward && state == SlotState::Answered => SlotState::Answered,
+            RmppRole::Data | RmppRole::Last | RmppRole::Ack => SlotState::Transfer,
             RmppRole::End => SlotState::Answered,
             RmppRole::Single if inward => SlotState::Answered,
             // The request again: the answer may have been lost, so all is open once more.
@@ -393,7 +411,7 @@ impl TidMap {
     }
 
     fn usage_mut(&mut self, owner: Owner) -> &mut TidUse {
-        let place = place(owner);
+        let place = SlotOwner::from(owner).index();
         if place >= self.usage.len() {
             self.usage.resize(place + 1, TidUse::default());
         }
@@ -410,7 +428,7 @@ impl TidMap {
     }
 
     fn hash_of(&self, owner: Owner, header: &MadHeader, to: &Peer) -> u32 {
-        let place = u64::try_from(place(owner)).unwrap_or(u64::MAX);
+        let place = u64::try_from(SlotOwner::from(owner).index()).unwrap_or(u64::MAX);
         let tid = header.tid.get();
         let rest = place << 48
             | u64::from(header.mgmt_class.get()) << 40
@@ -426,12 +444,4 @@ impl TidMap {
 
 fn wire_tid(id: u32) -> WireTid {
     WireTid(Tid::new(u64::from(id)))
-}
-
-/// The owner's place in a table that has the PF first.
-const fn place(owner: Owner) -> usize {
-    match owner {
-        Owner::Pf => 0,
-        Owner::Vf(vf) => vf.index(),
-    }
 }

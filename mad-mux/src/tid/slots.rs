@@ -1,8 +1,8 @@
 //! The slots of the table, and the order in which their times run out.
 //!
 //! All slots of a state have the same time to live, so each state is a list in the order of the last
-//! use, threaded through the slots: touching one and finding the first that is due take a constant
-//! time, and a timer costs two links.
+//! use (answered transactions: a list for each owner), threaded through the slots: touching one and
+//! finding the first that is due take a constant time, and a timer costs two links.
 
 use std::ops::Index;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use vf_tunnel::{VfId, VfTid};
 use super::Peer;
 use super::array::Array;
 use super::buckets::{Buckets, Tag};
+use super::lists::{END, Lists};
 use crate::steering::Owner;
 
 /// What a slot's transaction is doing.
@@ -24,16 +25,17 @@ pub(super) enum SlotState {
     Open,
     /// RMPP packets went either way.
     Transfer,
-    /// An answer came, or the transfer ended.
-    Answered,
     /// Nobody's. Not given out again before its quarantine is over.
     Free,
+    /// An answer came, or the transfer ended.
+    Answered,
 }
 
-const STATES: usize = 4;
-
 impl SlotState {
-    const LIVE: [Self; STATES - 1] = [Self::Open, Self::Transfer, Self::Answered];
+    /// The first so many states have one list for all owners.
+    pub(super) const SHARED: usize = 3;
+    /// Those of them in which a slot is live.
+    pub(super) const LIVE_SHARED: [Self; 2] = [Self::Open, Self::Transfer];
 
     /// How long a slot stays in the state without being used.
     const fn life(self) -> Duration {
@@ -60,26 +62,29 @@ const QUARANTINE: Duration = Duration::from_millis(16);
 pub(super) const SLOT_BITS: u32 = 20;
 const MAX_SLOTS: u32 = 1 << SLOT_BITS;
 
-/// An [`Owner`] in two bytes.
+/// An [`Owner`] in two bytes: its place in tables by owner, the PF first, then its software and the
+/// VFs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotOwner(u16);
 
 impl SlotOwner {
-    const PF: Self = Self(u16::MAX);
-
     pub(super) fn get(self) -> Owner {
-        if self == Self::PF {
-            return Owner::Pf;
+        match self.0.checked_sub(1) {
+            None => Owner::Pf,
+            Some(number) => Owner::Vf(VfId::new(number).unwrap_or(VfId::PF)),
         }
-        Owner::Vf(VfId::new(self.0).unwrap_or(VfId::PF))
+    }
+
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
     }
 }
 
 impl From<Owner> for SlotOwner {
     fn from(owner: Owner) -> Self {
         match owner {
-            Owner::Pf => Self::PF,
-            Owner::Vf(vf) => Self(vf.get()),
+            Owner::Pf => Self(0),
+            Owner::Vf(vf) => Self(vf.get() + 1),
         }
     }
 }
@@ -149,46 +154,14 @@ pub(super) struct Node {
 const _: () = assert!(size_of::<Node>() == 52);
 
 const TICK_BITS: u32 = 20;
-/// The end of a list.
-pub(super) const END: u32 = u32::MAX;
-
-/// The slots of a state, the one first that was not used for the longest time.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    first: u32,
-    last: u32,
-    /// The tick at which the first slot is due.
-    due: u64,
-}
-
-impl List {
-    const EMPTY: Self = Self {
-        first: END,
-        last: END,
-        due: u64::MAX,
-    };
-}
-
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Slots {
     nodes: Array<Node>,
     buckets: Buckets,
     live: usize,
-    lists: [List; STATES],
+    lists: Lists,
     /// The upper part of the clock, which slots do not keep.
     now: u64,
-}
-
-impl Default for Slots {
-    fn default() -> Self {
-        Self {
-            nodes: Array::default(),
-            buckets: Buckets::default(),
-            live: 0,
-            lists: [List::EMPTY; STATES],
-            now: 0,
-        }
-    }
 }
 
 impl Index<u32> for Slots {
@@ -218,13 +191,13 @@ impl Slots {
 
     /// Takes a slot, in the state that `slot` says; `None` if there are no more.
     pub(super) fn open(&mut self, hash: u32, slot: Slot) -> Option<u32> {
-        let free = self.lists[SlotState::Free as usize];
+        let free = *self.lists.free();
         let at = if free.due <= self.now {
             let oldest = free.first;
             let Node {
                 prev, next, tag, ..
             } = self.nodes[oldest];
-            self.unlink(SlotState::Free, prev, next);
+            self.unlink(SlotState::Free, slot.owner, prev, next);
             let node = &mut self.nodes[oldest];
             node.slot = slot;
             node.tag = tag.of_next_use(hash);
@@ -246,7 +219,7 @@ impl Slots {
         };
         self.buckets.insert(hash, at);
         self.live += 1;
-        self.link(at, slot.state);
+        self.link(at, slot.state, slot.owner);
         Some(at)
     }
 
@@ -260,15 +233,16 @@ impl Slots {
     pub(super) fn touch(&mut self, at: u32, state: SlotState) {
         let now = low(self.now);
         let node = &mut self.nodes[at];
-        let before = node.slot.state;
+        let (before, owner) = (node.slot.state, node.slot.owner);
         let (prev, next) = (node.prev, node.next);
         if before == state && next == END && prev != END {
             node.used = now;
+            self.check_later(state, owner);
             return;
         }
         node.slot.state = state;
-        self.unlink(before, prev, next);
-        self.link(at, state);
+        self.unlink(before, owner, prev, next);
+        self.link(at, state, owner);
     }
 
     /// Ends a live slot's transaction.
@@ -291,16 +265,19 @@ impl Slots {
 
     /// A live slot whose time is over.
     #[inline]
-    pub(super) fn first_due(&self) -> Option<u32> {
-        let lists = SlotState::LIVE.map(|state| &self.lists[state as usize]);
-        let due = lists.into_iter().find(|list| list.due <= self.now);
-        due.map(|list| list.first)
+    pub(super) fn first_due(&mut self) -> Option<u32> {
+        self.lists.first_due(self.now)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let dues = SlotState::LIVE.map(|state| self.lists[state as usize].due);
-        let due = dues.into_iter().min().filter(|&due| due != u64::MAX)?;
+        let due = self.lists.next_due()?;
         Some(Instant::from_ticks(due, TICK_BITS))
+    }
+
+    /// The owner's answered slot that was not used for the longest time.
+    pub(super) fn oldest_answered(&self, owner: Owner) -> Option<u32> {
+        let list = self.lists.answered(owner.into())?;
+        (list.first != END).then_some(list.first)
     }
 
     /// The live slots, in the order of their numbers.
@@ -333,7 +310,7 @@ impl Slots {
     /// The names of the next transactions, as far as that can be told now.
     pub(super) fn next_names(&self) -> [u32; LANES] {
         let mut names = [0; LANES];
-        let mut at = self.lists[SlotState::Free as usize].first;
+        let mut at = self.lists.free().first;
         for name in &mut names {
             let Some(node) = self.nodes.get(at) else {
                 break;
@@ -367,8 +344,8 @@ impl Slots {
         (is_named && node.slot.is_live()).then_some(at)
     }
 
-    pub(super) const fn bytes(&self) -> usize {
-        self.nodes.bytes() + self.buckets.bytes()
+    pub(super) fn bytes(&self) -> usize {
+        self.nodes.bytes() + self.buckets.bytes() + self.lists.bytes()
     }
 
     /// The tick at which a slot of the state is due.
@@ -377,26 +354,37 @@ impl Slots {
         self.now.saturating_sub(u64::from(age)) + state.most_ticks()
     }
 
-    /// Puts a slot, which is of the state already, behind the others of the state.
-    fn link(&mut self, at: u32, state: SlotState) {
-        let list = &mut self.lists[state as usize];
+    /// Puts a slot, which is of the state already, behind the others of its list.
+    fn link(&mut self, at: u32, state: SlotState, owner: SlotOwner) {
+        let due = self.now + state.most_ticks();
+        let list = self.lists.of_mut(state, owner);
         let last = core::mem::replace(&mut list.last, at);
         if last == END {
             list.first = at;
-            list.due = self.now + state.most_ticks();
+            list.due = due;
         } else {
             self.nodes[last].next = at;
         }
+        self.check_later(state, owner);
         let node = &mut self.nodes[at];
         node.used = low(self.now);
         node.prev = last;
         node.next = END;
     }
 
-    /// Takes the slot out between two others of a state.
-    fn unlink(&mut self, state: SlotState, prev: u32, next: u32) {
+    /// Sees to it that a slot that is used now is looked at when its time is over, if that is not told
+    /// by the first of its list.
+    #[inline]
+    fn check_later(&mut self, state: SlotState, owner: SlotOwner) {
+        if state == SlotState::Answered {
+            self.lists.check(owner, self.now + state.most_ticks());
+        }
+    }
+
+    /// Takes the slot out between two others of a list.
+    fn unlink(&mut self, state: SlotState, owner: SlotOwner, prev: u32, next: u32) {
         if next == END {
-            self.lists[state as usize].last = prev;
+            self.lists.of_mut(state, owner).last = prev;
         } else {
             self.nodes[next].prev = prev;
         }
@@ -409,7 +397,7 @@ impl Slots {
         } else {
             self.deadline(next, state)
         };
-        let list = &mut self.lists[state as usize];
+        let list = self.lists.of_mut(state, owner);
         (list.first, list.due) = (next, due);
     }
 }

@@ -1,5 +1,5 @@
-//! SA requests of VFs and of the port itself: statements 37 to 40, 139 to 141, 143, 144, 149, 201, 219
-//! and 220.
+//! SA requests of VFs and of the port itself: statements 37 to 40, 53, 139 to 141, 143, 144, 149, 201,
+//! 219 and 220.
 
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
@@ -56,6 +56,20 @@ fn joined() -> Port {
 
 fn sa_request<R: ib_wire::sa::SaRecord>(method: Method, mask: ComponentMask, record: &R) -> Mad {
     Mad::from_layout(&SaMad::new(method, mask, record))
+}
+
+#[test]
+fn c053_of_5000_path_queries_that_are_answered_within_a_second_none_is_dropped() {
+    let mut port = Port::new();
+    for tid in 0..5_000 {
+        let query = path_query(tid);
+        let out = sent(port.vf_sends(1, &frame(SM, query)));
+        let back = got(port.wire_sends(&from(SM), &answer(&out.mad)));
+        assert_eq!(back.mad, answer(&query));
+        port.wait(Duration::from_micros(200));
+    }
+    let usage = port.mux.vf_usage(vf(1));
+    assert_eq!((usage.tids.live, usage.sa_requests.live), (4_096, 0));
 }
 
 #[test]

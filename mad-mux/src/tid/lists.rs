@@ -1,0 +1,151 @@
+//! The lists of slots by their states, each in the order of the last use.
+//!
+//! What is open, in a transfer or free stands in one list for all owners. Answered transactions stand
+//! in a list of their owner's, so that the oldest of them is found when it has to make place. Their
+//! times to live are told in the order in which they end by *checks*: an owner's list is looked at
+//! when one is due, and one stands for all that were answered within [`CHECK_EVERY`] ticks.
+
+use std::collections::VecDeque;
+
+use super::slots::{SlotOwner, SlotState};
+
+/// The end of a list.
+pub(super) const END: u32 = u32::MAX;
+
+/// Ticks (of 1.05 ms) by which an answered transaction may outlive its time.
+pub(super) const CHECK_EVERY: u64 = 1 << 8;
+
+/// The slots of a state, the one first that was not used for the longest time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    pub(super) first: u32,
+    pub(super) last: u32,
+    /// The tick at which the first slot is due.
+    pub(super) due: u64,
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        first: END,
+        last: END,
+        due: u64::MAX,
+    };
+}
+
+/// An owner's answered transactions.
+#[derive(Clone, Copy, Debug)]
+struct OwnList {
+    list: List,
+    /// The tick of the latest check.
+    checked_at: u64,
+}
+
+/// The tick at which an owner's answered transactions are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    at: u64,
+    owner: SlotOwner,
+}
+
+/// All lists.
+#[derive(Clone, Debug)]
+pub(super) struct Lists {
+    /// By state.
+    shared: [List; SlotState::SHARED],
+    /// By owner.
+    answered: Vec<OwnList>,
+    /// In the order of their ticks.
+    checks: VecDeque<Check>,
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        Self {
+            shared: [List::EMPTY; SlotState::SHARED],
+            answered: Vec::new(),
+            checks: VecDeque::new(),
+        }
+    }
+}
+
+impl Lists {
+    /// The slots that are nobody's.
+    pub(super) const fn free(&self) -> &List {
+        &self.shared[SlotState::Free as usize]
+    }
+
+    /// An owner's answered transactions, if it ever had any.
+    pub(super) fn answered(&self, owner: SlotOwner) -> Option<&List> {
+        self.answered.get(owner.index()).map(|own| &own.list)
+    }
+
+    /// The list of a state, and for answered transactions of an owner.
+    #[inline]
+    pub(super) fn of_mut(&mut self, state: SlotState, owner: SlotOwner) -> &mut List {
+        match self.shared.get_mut(state as usize) {
+            Some(list) => list,
+            None => &mut Self::own_mut(&mut self.answered, owner).list,
+        }
+    }
+
+    /// Sees to it that an owner's answered transactions are looked at once one is due at a tick, which
+    /// is not before that of any call before.
+    pub(super) fn check(&mut self, owner: SlotOwner, due: u64) {
+        let own = Self::own_mut(&mut self.answered, owner);
+        if own.checked_at < due {
+            own.checked_at = due + CHECK_EVERY;
+            let at = own.checked_at;
+            self.checks.push_back(Check { at, owner });
+        }
+    }
+
+    /// A slot whose time is over.
+    #[inline]
+    pub(super) fn first_due(&mut self, now: u64) -> Option<u32> {
+        let mut shared = SlotState::LIVE_SHARED
+            .map(|state| self.shared[state as usize])
+            .into_iter();
+        if let Some(list) = shared.find(|list| list.due <= now) {
+            return Some(list.first);
+        }
+        while let Some(check) = self.checks.front().filter(|check| check.at <= now) {
+            match self.answered(check.owner).filter(|list| list.due <= now) {
+                Some(list) => return Some(list.first),
+                None => self.checks.pop_front(),
+            };
+        }
+        None
+    }
+
+    /// The tick at which [`Lists::first_due`] next has something to look at.
+    pub(super) fn next_due(&self) -> Option<u64> {
+        let shared = SlotState::LIVE_SHARED.map(|state| self.shared[state as usize].due);
+        let check = self.checks.front().map(|check| check.at);
+        shared
+            .into_iter()
+            .chain(check)
+            .min()
+            .filter(|&due| due != u64::MAX)
+    }
+
+    /// Bytes of what is not of a fixed size.
+    pub(super) fn bytes(&self) -> usize {
+        self.answered.capacity() * size_of::<OwnList>()
+            + self.checks.capacity() * size_of::<Check>()
+    }
+
+    #[inline]
+    fn own_mut(answered: &mut Vec<OwnList>, owner: SlotOwner) -> &mut OwnList {
+        let at = owner.index();
+        if at >= answered.len() {
+            answered.resize(
+                at + 1,
+                OwnList {
+                    list: List::EMPTY,
+                    checked_at: 0,
+                },
+            );
+        }
+        &mut answered[at]
+    }
+}
