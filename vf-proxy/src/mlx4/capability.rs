@@ -56,8 +56,10 @@ const LOG_UAR_AREA: u8 = 23;
 pub(super) const UAR_AREA: u64 = 1 << LOG_UAR_AREA;
 /// Log2 of the UARs.
 const LOG_UARS: u8 = LOG_UAR_AREA - 12;
-/// Log2 of the bytes of a multicast group's entry: 248 queue pairs fit.
+/// Log2 of the bytes of a multicast group's entry at most: 248 queue pairs fit.
 const LOG_MC_ENTRY: u8 = 10;
+/// Log2 of the smallest entry of a multicast group, in which no queue pair fits.
+const LOG_MIN_MC_ENTRY: u8 = 5;
 /// The key that names all of a guest's memory in the work requests of its kernel. Its index is beyond
 /// the protection table.
 pub(super) const RESERVED_LKEY: u32 = 0x7fff_ff00;
@@ -65,8 +67,6 @@ pub(super) const RESERVED_LKEY: u32 = 0x7fff_ff00;
 const LOG_MAX_WORK_REQUESTS: u8 = 14;
 /// Log2 of the entries of a completion queue.
 const LOG_MAX_CQ: u8 = 22;
-/// Log2 of the queue pairs of a multicast group, rounded up.
-const LOG_MAX_QPS_PER_GROUP: u8 = 8;
 /// Log2 of the protection domains, which the driver numbers itself.
 const LOG_MAX_PDS: u8 = 15;
 /// Local ACK delay, 4.096 us * 2^n.
@@ -159,8 +159,17 @@ fn low_byte(value: u32, own: u8) -> u8 {
     u8::try_from(value).unwrap_or(own).min(own)
 }
 
+/// Log2 of the bytes of the largest entry of a multicast group in which no more than so many queue pairs fit.
+fn log_mc_entry(qps: u32) -> u8 {
+    let fits = |log: &u8| (1 << log) / 4 - 8 <= qps;
+    (LOG_MIN_MC_ENTRY..=LOG_MC_ENTRY)
+        .rev()
+        .find(fits)
+        .unwrap_or(LOG_MIN_MC_ENTRY)
+}
+
 /// The answer to QUERY_HCA.
-pub(super) fn query_hca() -> Box<Mailbox> {
+pub(super) fn query_hca(device: &DeviceAttributes) -> Box<Mailbox> {
     let mut hca = QueryHca {
         log_uars: LOG_UARS,
         ..QueryHca::default()
@@ -171,7 +180,7 @@ pub(super) fn query_hca() -> Box<Mailbox> {
     hca.set_log_eqs(LOG_EQS);
     hca.set_log_mpts(LOG_MPTS);
     hca.set_log_rdma_per_qp(LOG_RDMA_PER_QP);
-    hca.set_log_mc_entry_size(LOG_MC_ENTRY);
+    hca.set_log_mc_entry_size(log_mc_entry(device.limits.max_mcast_qp_attach));
     answer(&hca)
 }
 
@@ -198,7 +207,7 @@ pub(super) fn query_dev_cap(device: &DeviceAttributes) -> Box<Mailbox> {
         max_sq_wqe_size: U16::new(MAX_SEND_DESCRIPTOR),
         max_rq_segments: low_byte(limits.max_sge, MAX_SGE),
         max_rq_wqe_size: U16::new(MAX_RECEIVE_DESCRIPTOR),
-        log_max_qps_per_mcg: LOG_MAX_QPS_PER_GROUP,
+        log_max_qps_per_mcg: log2(limits.max_mcast_qp_attach, LOG_QPS),
         log_max_mcgs: log2(limits.max_mcast_grp, LOG_QPS),
         log_max_pds: LOG_MAX_PDS,
         max_counters: U32::new(COUNTERS),
@@ -396,6 +405,31 @@ mod tests {
         for (at, value) in expected {
             assert_eq!(&bytes[*at..*at + value.len()], *value, "at 0x{at:x}");
         }
+    }
+
+    /// `mlx4_core` counts the queue pairs of a group by the size of its entry: 4 × (2^log / 16 − 2).
+    #[test]
+    fn a_groups_entry_holds_no_more_queue_pairs_than_the_function_may_attach() {
+        let mut device = device();
+        for (most, log) in [
+            (1 << 20, 10),
+            (248, 10),
+            (247, 9),
+            (24, 7),
+            (8, 6),
+            (7, 5),
+            (0, 5),
+        ] {
+            device.limits.max_mcast_qp_attach = most;
+            let mut expected = QueryHca::default();
+            expected.set_log_mc_entry_size(log);
+            let said: QueryHca = *query_hca(&device).view();
+            assert_eq!(said.log_mc_entry_size(), log, "of {most}");
+            assert!(4 * ((1 << log) / 16 - 2) <= most);
+        }
+        device.limits.max_mcast_qp_attach = 24;
+        let said: QueryDevCap = *query_dev_cap(&device).view();
+        assert_eq!(said.log_max_qps_per_mcg, 4);
     }
 
     #[test]

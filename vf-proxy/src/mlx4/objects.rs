@@ -84,7 +84,7 @@ impl Objects {
             Query::DevCap => Ok(capability::query_dev_cap(&hca.attributes())),
             Query::Firmware => Ok(capability::query_firmware()),
             Query::Adapter => Ok(capability::query_adapter()),
-            Query::Hca => Ok(capability::query_hca()),
+            Query::Hca => Ok(capability::query_hca(&hca.attributes())),
             Query::FuncCap => Ok(capability::query_func_cap(&hca.attributes())),
             Query::FuncCapPort { port } => {
                 check_port(hca, port)?;

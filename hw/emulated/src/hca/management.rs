@@ -24,6 +24,10 @@ const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::BLOCK_MULTICAST_LOOPBACK)
     .union(DeviceCaps::UD);
 
+/// Queue pairs of one VF in one multicast group. It bounds what a packet of a group that all VFs are in costs the adapter,
+/// and is the least for which Linux' `mlx4_core` sets an adapter up (`MLX4_MIN_MGM_LOG_ENTRY_SIZE`).
+const VF_QPS_PER_GROUP: u32 = 24;
+
 /// Capability bits that announce a manager behind QP0 or QP1; a VF has neither.
 const GUARDED: u32 =
     CapabilityMask::IS_SM.get() | CapabilityMask::IS_DEVICE_MANAGEMENT_SUPPORTED.get();
@@ -245,8 +249,14 @@ fn refused(mad: &Mad) -> LocalMad {
     LocalMad::Reply(reply)
 }
 
-fn limits(state: &FunctionState) -> Limits {
+/// What a function may have: of each object its quota, within what the adapter's tables keep for it.
+pub(super) fn limits(state: &FunctionState) -> Limits {
     let quota = state.quota();
+    let per_group = if state.id == FunctionId::PF {
+        LIMITS.max_mcast_qp_attach
+    } else {
+        VF_QPS_PER_GROUP
+    };
     Limits {
         max_qp: quota.qps.min(LIMITS.max_qp),
         max_cq: quota.cqs.min(LIMITS.max_cq),
@@ -255,6 +265,8 @@ fn limits(state: &FunctionState) -> Limits {
         max_mw: quota.mws.min(LIMITS.max_mw),
         max_pd: quota.pds.min(LIMITS.max_pd),
         max_av: quota.avs.min(LIMITS.max_av),
+        max_mcast_grp: quota.attachments.min(LIMITS.max_mcast_grp),
+        max_mcast_qp_attach: quota.attachments.min(per_group),
         ..LIMITS
     }
 }

@@ -159,7 +159,7 @@ impl Device {
             functions: vec![Some(Box::new(pf))],
             stirred: VecDeque::new(),
             max_functions: config.max_functions,
-            qpns: QpnTable::new(),
+            qpns: QpnTable::new(config.max_functions),
             groups: MulticastTable::default(),
             tunnels: Vec::new(),
             egress: (0..ports).map(|_| Egress::default()).collect(),

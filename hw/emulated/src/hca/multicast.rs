@@ -1,6 +1,6 @@
 //! Which queue pairs get the packets of which multicast groups (IBA 10.5, 11.3.1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hca_api::{FunctionId, HcaError, Limits};
 use ib_wire::{Gid, Lid};
@@ -15,9 +15,14 @@ struct Member {
 }
 
 /// Attachments by group: MGID, and below it MLID.
+///
+/// Each function has a share of its own: so many groups, and so many of its queue pairs in each, as its limits say. What
+/// others attach takes nothing from it.
 #[derive(Debug, Default)]
 pub(super) struct MulticastTable {
     groups: BTreeMap<Gid, Vec<Member>>,
+    /// The groups of each function.
+    shares: BTreeMap<FunctionId, BTreeSet<Gid>>,
 }
 
 impl MulticastTable {
@@ -36,7 +41,7 @@ impl MulticastTable {
         members.is_some_and(|members| members.contains(&Member { qp, mlid }))
     }
 
-    /// Attaches a queue pair; gives whether it was not attached before.
+    /// Attaches a queue pair within its function's share; gives whether it was not attached before.
     pub(super) fn attach(
         &mut self,
         mgid: Gid,
@@ -48,22 +53,20 @@ impl MulticastTable {
             return Err(HcaError::InvalidParameter);
         }
         let member = Member { qp, mlid };
-        let groups = self.groups.len();
-        match self.groups.get_mut(&mgid) {
-            Some(members) if members.contains(&member) => Ok(false),
-            Some(members) if members.len() >= limits.max_mcast_qp_attach as usize => {
-                Err(HcaError::InsufficientResources)
-            }
-            Some(members) => {
-                members.push(member);
-                Ok(true)
-            }
-            None if groups >= limits.max_mcast_grp as usize => Err(HcaError::InsufficientResources),
-            None => {
-                self.groups.insert(mgid, vec![member]);
-                Ok(true)
-            }
+        let members = self.groups.get(&mgid).map_or(&[][..], Vec::as_slice);
+        if members.contains(&member) {
+            return Ok(false);
         }
+        let own = of_function(members, qp.function);
+        let share = self.shares.entry(qp.function).or_default();
+        if own >= limits.max_mcast_qp_attach as usize
+            || (own == 0 && share.len() >= limits.max_mcast_grp as usize)
+        {
+            return Err(HcaError::InsufficientResources);
+        }
+        share.insert(mgid);
+        self.groups.entry(mgid).or_default().push(member);
+        Ok(true)
     }
 
     /// Ends an attachment.
@@ -77,17 +80,33 @@ impl MulticastTable {
             .position(|member| *member == Member { qp, mlid })
             .ok_or(HcaError::InvalidParameter)?;
         members.remove(at);
+        if of_function(members, qp.function) == 0
+            && let Some(share) = self.shares.get_mut(&qp.function)
+        {
+            share.remove(&mgid);
+        }
         if members.is_empty() {
             self.groups.remove(&mgid);
         }
         Ok(())
     }
 
-    /// Ends all attachments of a function.
+    /// Ends all attachments of a function. Looks at the function's own groups only.
     pub(super) fn detach_all(&mut self, function: FunctionId) {
-        self.groups.retain(|_, members| {
+        for mgid in self.shares.remove(&function).unwrap_or_default() {
+            let Some(members) = self.groups.get_mut(&mgid) else {
+                continue;
+            };
             members.retain(|member| member.qp.function != function);
-            !members.is_empty()
-        });
+            if members.is_empty() {
+                self.groups.remove(&mgid);
+            }
+        }
     }
+}
+
+/// How many of a group's members belong to a function.
+fn of_function(members: &[Member], function: FunctionId) -> usize {
+    let own = members.iter().filter(|m| m.qp.function == function);
+    own.count()
 }

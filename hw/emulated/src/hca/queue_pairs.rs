@@ -8,6 +8,7 @@ use ib_wire::{Gid, Lid, PKeyIndex, PortNum, QKey, Qpn};
 
 use super::event::EventSource;
 use super::function::{FunctionState, slot};
+use super::management::limits;
 use super::qp::{Qp, check_caps, fixed_port};
 use super::qp_state::next_state;
 use super::qpn::QpRef;
@@ -337,7 +338,8 @@ impl Device {
         if !self.groups.contains(mgid, mlid, at) {
             state.check_quota(|r| r.attachments)?;
         }
-        if self.groups.attach(mgid, mlid, at, &LIMITS)? {
+        let limits = limits(self.state(function)?);
+        if self.groups.attach(mgid, mlid, at, &limits)? {
             let state = self.state_mut(function)?;
             state.count_attachment();
             state.qp_mut(handle)?.attachments += 1;

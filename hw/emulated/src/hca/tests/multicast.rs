@@ -136,3 +136,65 @@ fn an_attachment_without_an_mlid_takes_the_packets_of_every_one() {
     hca.detach_multicast(member.qp, GROUP, Lid::NONE).unwrap();
     assert_eq!(hca.destroy_qp(member.qp), Ok(()));
 }
+
+fn group(low: u16) -> Gid {
+    let mut gid = GROUP;
+    gid.0[14..].copy_from_slice(&low.to_be_bytes());
+    gid
+}
+
+/// Every function has a share of its own: what two greedy VFs attach, in the broadcast group and in as many groups as they
+/// get, takes nothing from a third one and nothing from the PF.
+#[test]
+fn a_function_exhausts_its_own_share_of_groups_and_of_a_groups_list_only() {
+    let mut device = device(5);
+    let mlid = Lid::new(MLID);
+    let full = Err(HcaError::InsufficientResources);
+    for function in [VF1, VF2] {
+        add_vf(&mut device, function);
+        let limits = device.function(function).unwrap().attributes().limits;
+        let first = open(&mut device, function, QpKind::Ud);
+        let mut hca = device.function(function).unwrap();
+        for _ in 1..limits.max_mcast_qp_attach {
+            let (pd, cq) = (hca.alloc_pd().unwrap(), hca.create_cq(1).unwrap());
+            let (qp, _) = hca.create_qp(spec(QpKind::Ud, pd, cq)).unwrap();
+            hca.attach_multicast(qp, GROUP, mlid).unwrap();
+        }
+        hca.attach_multicast(first.qp, GROUP, mlid).unwrap();
+        assert_eq!(
+            hca.attach_multicast(first.qp, GROUP, Lid::new(MLID + 1)),
+            full
+        );
+        for low in 0..u16::try_from(limits.max_mcast_grp).unwrap() - 1 {
+            let mgid = group(0x8000 + low);
+            hca.attach_multicast(first.qp, mgid, mlid).unwrap();
+        }
+        assert_eq!(hca.attach_multicast(first.qp, group(0x7fff), mlid), full);
+    }
+
+    let quiet = FunctionId(3);
+    add_vf(&mut device, quiet);
+    let guest = member(&mut device, quiet, false);
+    let mut hca = device.function(quiet).unwrap();
+    let share = hca.attributes().limits.max_mcast_grp;
+    for low in 1..u16::try_from(share).unwrap() {
+        hca.attach_multicast(guest.qp, group(low + 1), mlid)
+            .unwrap();
+    }
+    let sender = member(&mut device, PF, true);
+    let destination = to(global(MLID, GROUP), Qpn::MULTICAST, QKEY);
+    sender.send(&mut device, Some(destination), b"all").unwrap();
+    assert_eq!(receives(&guest, &mut device), 1);
+
+    // What a function gives back, by detaching or by its reset, is its own again.
+    let mut pf = device.function(PF).unwrap();
+    pf.reset_function(VF1).unwrap();
+    let again = member(&mut device, VF1, false);
+    let mut hca = device.function(VF1).unwrap();
+    hca.detach_multicast(again.qp, GROUP, mlid).unwrap();
+    for low in 0..u16::try_from(share).unwrap() {
+        hca.attach_multicast(again.qp, group(0x8000 + low), mlid)
+            .unwrap();
+    }
+    assert_eq!(hca.attach_multicast(again.qp, GROUP, mlid), full);
+}
