@@ -273,6 +273,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_frame_to_a_vf_has_the_packets_grh_or_none() {
+        let grh = Grh::new_zeroed();
+        let header = |grh| {
+            let index = VirtualPKeyIndex(PKeyIndex(0));
+            ToVfHeader::new(Qpn::GSI, Lid::new(3), Sl::default(), index, grh)
+        };
+        assert_eq!(header(Some(grh)).global_route_header(), Some(&grh));
+        assert_eq!(header(None).global_route_header(), None);
+    }
+
+    #[test]
     fn a_guest_frame_is_read_at_the_offsets_of_the_driver() {
         let mut bytes = vec![0; TUNNEL_FRAME_SIZE];
         bytes[0] = 0x82; // loopback, port 2

@@ -98,6 +98,8 @@ side! {
 
 #[cfg(test)]
 mod tests {
+    use std::string::ToString;
+
     use super::*;
 
     #[test]
@@ -106,5 +108,16 @@ mod tests {
         assert_eq!(VfId::new(1).map(VfId::get), Some(1));
         assert_eq!(VfId::new(1024).map(VfId::get), Some(1024));
         assert_eq!(VfId::new(1025), None);
+    }
+
+    #[test]
+    fn a_vf_is_its_function_by_number_index_and_name() {
+        let vf = VfId::new(7).unwrap();
+        assert_eq!((vf.get(), vf.index()), (7, 7));
+        assert_eq!(VfId::PF.index(), 0);
+        assert_eq!(FunctionId::from(vf), FunctionId(7));
+        assert_eq!(vf.to_string(), FunctionId(7).to_string());
+        assert_eq!(std::format!("{vf:?}"), vf.to_string());
+        assert!(!vf.to_string().is_empty());
     }
 }

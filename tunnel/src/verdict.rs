@@ -160,6 +160,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reason_is_displayed_as_its_text() {
+        let reason = DropReason::GroupBusy;
+        assert_eq!(std::format!("{reason}"), reason.as_str());
+        assert_eq!(reason.as_str(), "group_busy");
+    }
+
+    #[test]
     fn reasons_have_distinct_texts_and_dense_indices() {
         let texts: BTreeSet<_> = DropReason::ALL
             .iter()

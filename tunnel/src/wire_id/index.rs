@@ -199,6 +199,7 @@ mod tests {
             .map(|(p, b)| (p, b.hash))
             .collect();
         assert_eq!(used.len(), index.len());
+        assert_eq!(used.is_empty(), index.is_empty());
         assert!(used.is_sorted_by_key(|(_, hash)| *hash));
         for (position, hash) in used {
             let home = index.home(hash);
@@ -231,6 +232,11 @@ mod tests {
         }
         sorted_and_reachable(&index);
         assert!(index.bytes() <= 12 * 100_000, "{}", index.bytes());
+        assert!(index.bytes() >= 8 * 100_000, "{}", index.bytes());
+        // Hashes at equal distances stand at home or nearly so: homes are spread over the whole table.
+        let far = |hash: u32| index.lower_bound(hash) - index.home(hash);
+        assert!((0..100_000).all(|i| far(hash(i)) < 16));
+        assert_eq!((index.home(0), index.home(u32::MAX)), (0, index.homes - 1));
         for i in 0..100_000 {
             assert!(index.matches(hash(i)).eq([i]));
             index.remove(hash(i), i);
