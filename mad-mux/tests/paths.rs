@@ -299,6 +299,41 @@ impl World {
     }
 }
 
+#[test]
+fn a_zero_in_any_limit_turns_the_cache_off() {
+    let on = PathCacheConfig::default();
+    let configs = [
+        (on, true),
+        (
+            PathCacheConfig {
+                lifetime_ms: 0,
+                ..on
+            },
+            false,
+        ),
+        (PathCacheConfig { entries: 0, ..on }, false),
+        (PathCacheConfig { per_vf: 0, ..on }, false),
+    ];
+    let (vf, now) = (VfId::new(1).unwrap(), Instant::from_millis(1));
+    for (config, is_kept) in configs {
+        let mut cache = PathCache::<Asker>::new(config, 1);
+        let mut mad = request(0, 1);
+        assert_eq!(cache.ask(now, vf, keys(1), &mut mad), Lookup::Miss);
+        let wire = WireTid(Tid::new(9));
+        let transaction = Transaction {
+            vf,
+            tid: VfTid(mad.header.tid),
+            wire,
+            is_new: true,
+        };
+        cache.asked(now, &transaction, &mad);
+        cache.answered(now, wire, &answer(0, Verdict::Path(PKey::DEFAULT_FULL)));
+        let again = cache.ask(now, vf, keys(1), &mut request(0, 2));
+        assert_eq!(again == Lookup::Answered, is_kept, "{config:?}");
+        assert_eq!(cache.len(), usize::from(is_kept));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 

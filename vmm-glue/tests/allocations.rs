@@ -65,6 +65,8 @@ const VF: VfId = match VfId::new(1) {
     Some(vf) => vf,
     None => unreachable!(),
 };
+/// Objects that a VF may have.
+const MANY: u32 = 20_000;
 const PEER: Lid = Lid::new(20);
 const NOW: Instant = Instant::from_millis(1);
 const SOURCE: WireSource = WireSource {
@@ -84,10 +86,12 @@ fn mux() -> PortMux {
         mads_per_second: 0,
         ..EgressLimit::default()
     };
-    let limits = Limits {
+    let mut limits = Limits {
         egress,
         ..Limits::default()
     };
+    limits.tids.per_vf = MANY;
+    limits.cm.ids_per_vf = MANY;
     let mut mux = PortMux::new(PortConfig {
         limits,
         ..PortConfig::default()
@@ -237,6 +241,55 @@ fn c146_memory_of_a_group_with_1024_members_is_bounded() {
         join_all(&mut agg, group, 1024);
         assert_eq!(BYTES.get(), before);
     }
+}
+
+/// Asserts that a table holds about as many bytes as it says.
+#[track_caller]
+fn assert_about(said: usize, held: i64) {
+    let said = i64::try_from(said).expect("a size");
+    assert!(
+        said > 0 && (said - held).abs() <= held / 8,
+        "{said} are said, {held} held"
+    );
+}
+
+#[test]
+fn the_tables_hold_as_many_bytes_as_they_say() {
+    let mut mux = mux();
+    let empty = mux.state_bytes();
+    let before = BYTES.get();
+    for tid in 1..=u64::from(MANY) {
+        let header = MadHeader::new(MgmtClass::DEV_MGT, Method::GET, AttributeId::new(0x10));
+        let mut mad = Mad::new(header);
+        mad.header.tid = Tid::new(tid);
+        send(&mut mux, mad);
+    }
+    assert_about(mux.state_bytes().tids - empty.tids, BYTES.get() - before);
+
+    let before = BYTES.get();
+    for id in 1..=MANY {
+        let mut req = message(AttributeId::CM_REQ, id, 0);
+        let fields: &mut CmReq = req.view_mut();
+        fields.pkey = PKey::DEFAULT_FULL;
+        fields.primary.local_gid = Gid::from_parts(SubnetPrefix::DEFAULT, guid());
+        send(&mut mux, req);
+    }
+    assert_about(
+        mux.state_bytes().cm_ids - empty.cm_ids,
+        BYTES.get() - before,
+    );
+
+    let before = BYTES.get();
+    let mut agg = McastAgg::new(
+        mcast_agg::Config::default(),
+        SubnetPrefix::DEFAULT,
+        guid(),
+        1,
+    );
+    for group in 1..=50 {
+        join_all(&mut agg, group, 200);
+    }
+    assert_about(agg.bytes(), BYTES.get() - before);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod harness;
 mod hostile;
 mod ingress;
 mod notices;
+mod own_lid;
 mod paths;
 mod pf_software;
 mod rate;
