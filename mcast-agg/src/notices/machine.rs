@@ -438,7 +438,11 @@ impl NoticeAgg {
 /// Turns a request into its answer, which is the subscription as it was asked for, whatever the
 /// status (as OpenSM does).
 fn answer(mad: &mut SaMad, status: MadStatus) {
-    let info = mad.record::<InformInfo>();
+    let mut info = mad.record::<InformInfo>();
+    if status != MadStatus::OK {
+        // Who is refused is not subscribed (IBA o13-13.1.1).
+        info.subscribe = 0;
+    }
     echo::<InformInfo>(mad, status);
     mad.set_record(&info);
 }

@@ -91,7 +91,12 @@ impl Port {
     /// Who gets an answer now, and its status.
     pub fn answers(&mut self) -> Vec<(MemberId, MadStatus)> {
         let answer = |output| match output {
-            Output::Answer { member, answer, .. } => (member, answer.header.status),
+            Output::Answer { member, answer, .. } => {
+                let status = answer.header.status;
+                let subscribed = answer.record::<InformInfo>().subscribe;
+                assert!(status == MadStatus::OK || subscribed == 0, "refused");
+                (member, status)
+            }
             other => panic!("expected answers only, got {other:?}"),
         };
         self.outputs().into_iter().map(answer).collect()

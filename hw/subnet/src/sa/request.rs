@@ -2,7 +2,8 @@
 
 use ib_endpoint::{MadAddress, Message};
 use ib_vtime::Instant;
-use ib_wire::mad::{Mad, MadStatus, Method};
+use ib_wire::mad::{AttributeId, Mad, MadStatus, Method};
+use ib_wire::notice::InformInfo;
 use ib_wire::sa::{ComponentMask, SaMad, SaRecord};
 use ib_wire::smp::SmInfo;
 use ib_wire::{Guid, SmKey};
@@ -175,8 +176,8 @@ pub(super) fn answer(request: &SaMad, outcome: Outcome) -> Option<Message> {
     let mut head = *request;
     head.header.method = request.header.method.response();
     head.sm_key = SmKey::default();
-    if request.header.attribute_id == ib_wire::mad::AttributeId::MULTI_PATH_RECORD {
-        head.header.attribute_id = ib_wire::mad::AttributeId::PATH_RECORD;
+    if request.header.attribute_id == AttributeId::MULTI_PATH_RECORD {
+        head.header.attribute_id = AttributeId::PATH_RECORD;
     }
     let single = !matches!(request.header.method, Method::GET_TABLE | Method::GET_MULTI);
     let outcome = outcome.and_then(|records| match records.len() {
@@ -188,6 +189,10 @@ pub(super) fn answer(request: &SaMad, outcome: Outcome) -> Option<Message> {
         Err(Refusal::Silent) => None,
         Err(Refusal::Status(status)) => {
             head.header.status = status;
+            if head.header.attribute_id == AttributeId::INFORM_INFO {
+                // Who is refused is not subscribed (IBA o13-13.1.1).
+                head.record_mut::<InformInfo>().subscribe = 0;
+            }
             if request.header.method == Method::GET_TABLE {
                 head.attribute_offset = U16::new(0);
             }

@@ -31,7 +31,10 @@ impl Sm {
             return;
         }
         self.stats.traps += 1;
-        self.reply(*from, smi::answer(mad));
+        let mut repress = smi::answer(mad);
+        // Without the sender's key its agent takes it for an intruder's, and goes on repeating the trap.
+        repress.view_mut::<LidRoutedSmp>().mkey = self.config.mkey;
+        self.reply(*from, repress);
         if self.state != SmState::MASTER {
             return;
         }

@@ -264,6 +264,24 @@ fn a_trap_is_repressed_reported_and_swept() {
     assert_eq!(world.sm(0).stats().heavy_sweeps, 2);
 }
 
+/// The agent of a port with an M_Key heeds no TrapRepress without it (`osm_trap_rcv.c` puts the key in likewise).
+#[test]
+fn a_trap_is_repressed_with_the_m_key() {
+    let mut world = World::new(small());
+    let mkey = ib_wire::MKey::new(0x1234);
+    let config = SubnetConfig {
+        mkey,
+        ..SubnetConfig::default()
+    };
+    world.manager(0, config);
+    world.run(1);
+    world.trap(0, 4, TrapNumber::LINK_STATE_CHANGED);
+    world.run(1);
+    let repress = world.answered.pop().unwrap();
+    assert_eq!(repress.header.method, Method::TRAP_REPRESS);
+    assert_eq!(repress.view::<LidRoutedSmp>().mkey, mkey);
+}
+
 #[test]
 fn a_flood_of_traps_does_not_keep_the_manager_sweeping() {
     let mut world = managed();

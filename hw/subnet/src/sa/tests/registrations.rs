@@ -165,6 +165,11 @@ fn security_traps_are_for_the_trusted() {
     let mut s = Subnet::new(SubnetConfig::default());
     for trap in [TrapNumber::BAD_MKEY, TrapNumber::SWITCH_BAD_PKEY] {
         assert_eq!(s.ask(1, Method::SET, NONE, &inform(trap)), invalid());
+        // IBA o13-13.1.1: who is refused is told that it is not subscribed.
+        let refused = SaMad::new(Method::SET, NONE, &inform(trap));
+        let answer = s.send(s.lid(1), &refused).unwrap();
+        let info: InformInfo = answer.mad().view::<SaMad>().record();
+        assert_eq!((info.subscribe, info.is_generic), (0, 1));
     }
     let mut mad = SaMad::new(Method::SET, NONE, &inform(TrapNumber::BAD_PKEY));
     mad.sm_key = SmKey::new(1);
