@@ -33,7 +33,7 @@ pub enum PathError {
 
 /// A path from a port of one's own to another port, as one PathRecord has it (IBA 15.2.5.16).
 ///
-/// Within a subnet a packet needs no GRH, and by default it gets none. Ports that share one LID are
+/// Within a subnet a packet needs no GRH, and has none unless the record has a hop limit. Ports that share one LID are
 /// told apart by GID only where nothing else tells them apart, as with requests to QP1: see
 /// [`PortPath::with_grh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,8 @@ impl PortPath {
                 .partition_index(record.pkey)
                 .ok_or(PathError::NoPKey(record.pkey))?,
             path_bits,
-            // More than one hop: it leaves the subnet (IBA 8.3.6).
-            with_grh: record.hop_limit() > 1,
+            // The SA says by a hop limit that the path wants a GRH, as Linux takes it (`ib_init_ah_attr_from_path`).
+            with_grh: record.hop_limit() > 0,
         })
     }
 
@@ -321,12 +321,18 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_more_hops_than_one_has_a_grh_by_itself() {
-        let mut far = record();
-        far.set_hop_limit(64);
-        let path = PortPath::new(PortNum(1), &view(), &far).unwrap();
-        assert!(path.address_vector().grh.is_some());
-        assert!(!path.cm_path().subnet_local());
+    fn a_path_with_a_hop_limit_has_a_grh_by_itself() {
+        for (hop_limit, has_grh, is_local) in [(0, false, true), (1, true, true), (64, true, false)]
+        {
+            let mut record = record();
+            record.set_hop_limit(hop_limit);
+            let path = PortPath::new(PortNum(1), &view(), &record).unwrap();
+            let grh = path.address_vector().grh;
+            assert_eq!(grh.map(|grh| grh.hop_limit), has_grh.then_some(hop_limit));
+            assert_eq!(path.gsi().grh, grh);
+            // `cm_format_req`: up to 1 it stays in the subnet.
+            assert_eq!(path.cm_path().subnet_local(), is_local);
+        }
     }
 
     #[test]
