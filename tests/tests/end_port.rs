@@ -24,7 +24,7 @@ use ib_wire::sa::{
     ComponentMask, JoinState, LinkRecord, McMemberRecord, PathRecord, SaMad, SaRecord,
 };
 use ib_wire::smp::{DirectedRouteSmp, NodeInfo, PortInfo, SmpAttribute};
-use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum, QKey, ServiceId};
+use ib_wire::{Gid, Guid, Lid, MKey, PKeyIndex, PortNum, QKey, ServiceId};
 use zerocopy::IntoBytes;
 
 const PORT: PortNum = PortNum(1);
@@ -313,6 +313,38 @@ fn directed_routes_reach_the_own_port_and_the_neighbour() {
     let other: NodeInfo = world.smp(Method::GET, &[1], None);
     assert_eq!(own.node_guid, Guid::new(0x0002_c903_0000_1000));
     assert_eq!(other.node_guid, Guid::new(0x0002_c903_0000_2000));
+    world.close();
+}
+
+/// Linux' `handle_outgoing_dr_smp` hands such SMPs to the agent like those of the subnet, without `IB_MAD_IGNORE_MKEY`.
+#[test]
+fn an_m_key_guards_a_port_against_its_own_programs() {
+    const KEY: u64 = 0x1234;
+    let mut world = World::new();
+    let device = world.fabric.device_mut(world.manager.node);
+    let port = device.and_then(|device| device.node_mut().port_mut(PORT));
+    let port = port.expect("the manager's");
+    (port.m_key, port.m_key_protect) = (MKey::new(KEY), 2);
+    for (key, is_answered) in [(0, false), (1, false), (KEY, true)] {
+        let class = MgmtClass::SUBN_DIRECTED_ROUTE;
+        let mut mad = Mad::new(MadHeader::new(class, Method::GET, PortInfo::ID));
+        let smp = mad.view_mut::<DirectedRouteSmp>();
+        assert!(smp.set_path(&[]));
+        smp.mkey = MKey::new(key);
+        let policy = RetryPolicy::new(SHORT, 1);
+        let (now, agent) = (world.now, world.smp_agent);
+        let smi = world.manager.end_port.smi().expect("a manager has QP0");
+        let to = MadAddress::directed();
+        smi.send_request(now, agent, to, Message::single(mad), policy)
+            .expect("there is room");
+        world.run(SHORT * 3);
+        let events: Vec<_> = world.manager.events.drain(..).collect();
+        let answered =
+            |event: &EndPortEvent| matches!(event, EndPortEvent::Smi(AgentEvent::Response { .. }));
+        assert_eq!(events.iter().any(answered), is_answered, "key {key}");
+    }
+    // The driver's own reading of the port needs none.
+    assert!(!world.manager.end_port.view().guids.is_empty());
     world.close();
 }
 

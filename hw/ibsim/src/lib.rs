@@ -13,4 +13,4 @@ mod ports;
 pub mod server;
 pub mod uplink;
 
-pub use ports::{Ports, Smi};
+pub use ports::{Asker, Ports, Smi};

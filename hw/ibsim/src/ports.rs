@@ -6,6 +6,15 @@ use ib_endpoint::{MadAddress, Message};
 use ib_wire::mad::Mad;
 use ib_wire::{Lid, Qpn};
 
+/// On whose behalf a port's own agent is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// The driver's, which needs no M_Key.
+    Driver,
+    /// A program's: the M_Key guards the port as it does against the subnet.
+    Program,
+}
+
 /// Why a client's MADs cannot use a port's QP0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Smi {
@@ -37,7 +46,7 @@ pub trait Ports {
     fn lid(&self, port: Self::Port) -> Lid;
 
     /// The answer of the port's own management agent to an SMP of its host.
-    fn ask_own_agent(&mut self, port: Self::Port, smp: &Mad) -> Option<Mad>;
+    fn ask_own_agent(&mut self, port: Self::Port, asker: Asker, smp: &Mad) -> Option<Mad>;
 
     /// Sets or clears IsSM.
     fn set_is_sm(&mut self, port: Self::Port, is_sm: bool);

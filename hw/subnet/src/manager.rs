@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use hca_api::{
-    AsyncEvent, Hca, HcaError, HcaEvent, LocalMad, MadView, PortChange, PortModify, SpecialQp,
+    AsyncEvent, Hca, HcaError, HcaEvent, LocalMad, MadView, PortChange, PortModify, SourceAddress,
+    SpecialQp,
 };
 use ib_endpoint::smi::{self, SmiIncoming, SmiOutgoing};
 use ib_endpoint::{
@@ -375,7 +376,8 @@ fn announce(hca: &mut dyn Hca, port: PortNum, is_sm: bool) -> Result<(), HcaErro
 
 /// The answer of the port's own agents, as it comes back over a route without hops.
 fn local_reply(hca: &mut dyn Hca, port: PortNum, mad: &Mad) -> Option<Mad> {
-    match hca.process_local_mad(port, MadView::Host, mad) {
+    let view = MadView::Network(SourceAddress::local(port));
+    match hca.process_local_mad(port, view, mad) {
         Ok(LocalMad::Reply(mut reply)) => {
             let back = smi::outgoing(&mut reply, port);
             (back == SmiOutgoing::LocalManager).then_some(reply)

@@ -9,7 +9,7 @@ use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Qpn, Tid};
 use ibsim_link::codec::{Connect, Control, ControlKind, MadDatagram};
 use ibsim_link::server::{Server, ServerConfig};
-use ibsim_link::{Ports, Smi};
+use ibsim_link::{Asker, Ports, Smi};
 use zerocopy::IntoBytes;
 
 use super::hostile::{Input, pass_time};
@@ -71,7 +71,7 @@ impl Ports for Net {
         Lid::new(u16::from(port) + 1)
     }
 
-    fn ask_own_agent(&mut self, port: u8, smp: &Mad) -> Option<Mad> {
+    fn ask_own_agent(&mut self, port: u8, _: Asker, smp: &Mad) -> Option<Mad> {
         let mut answer = *smp;
         answer.header.method = smp.header.method.response();
         (port != 1).then_some(answer)

@@ -81,7 +81,7 @@ impl<D: EndNode> Fabric<D> {
 
     /// Has the agents of a node process a MAD of the software on one of its ports, as the driver of a
     /// real one does.
-    pub fn process_local_mad(&mut self, at: Endpoint, mad: &Mad) -> LocalMad {
+    pub fn process_local_mad(&mut self, at: Endpoint, view: &MadView, mad: &Mad) -> LocalMad {
         let now = self.now;
         let Some(slot) = self.slots.get_mut(at.node.index()) else {
             return LocalMad::NotHandled;
@@ -89,7 +89,7 @@ impl<D: EndNode> Fabric<D> {
         let node = slot.node_mut();
         node.set_now(now);
         let outcome = if mad.header.mgmt_class.is_smp() {
-            sma::process(node, at.port, &MadView::Host, mad)
+            sma::process(node, at.port, view, mad)
         } else {
             pma::process(node, at.port, mad)
         };

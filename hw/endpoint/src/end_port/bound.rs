@@ -1,6 +1,6 @@
 //! A MAD agent on a queue pair of an HCA.
 
-use hca_api::{Hca, HcaError, LocalMad, MadView};
+use hca_api::{Hca, HcaError, LocalMad, MadView, SourceAddress};
 use ib_vtime::Instant;
 
 use crate::smi::{self, SmiIncoming, SmiOutgoing};
@@ -121,7 +121,9 @@ impl<T: MadTransport> BoundAgent<T> {
             },
             SmiOutgoing::LocalAgents => {
                 let from = MadAddress::directed();
-                match hca.process_local_mad(self.qp.port(), MadView::Host, &mad) {
+                // The M_Key guards the port against its own programs, too.
+                let view = MadView::Network(SourceAddress::local(self.qp.port()));
+                match hca.process_local_mad(self.qp.port(), view, &mad) {
                     Ok(LocalMad::Reply(mut reply)) => {
                         // The agents' answer comes back over a route without hops.
                         if smi::outgoing(&mut reply, self.qp.port()) == SmiOutgoing::LocalManager {

@@ -2,6 +2,7 @@
 
 use std::collections::btree_map::Entry;
 
+use ib_wire::MKey;
 use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{LidRoutedSmp, NodeInfo, PKeyTable, PortInfo, SmpAttribute};
 use zerocopy::IntoBytes;
@@ -9,8 +10,8 @@ use zerocopy::native_endian::U32 as HostU32;
 
 use super::Server;
 use super::client::Client;
-use crate::Ports;
 use crate::codec::{Connect, Control, ControlKind, PortData, VendorData};
+use crate::{Asker, Ports};
 
 /// What a control datagram leads to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,6 +129,11 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
             }
             ControlKind::GET_PORT_INFO => {
                 let info: PortInfo = get(ports, port, u32::from(control.data[0]))?;
+                // A client is a program, whom the driver does not tell the key.
+                let info = PortInfo {
+                    mkey: MKey::default(),
+                    ..info
+                };
                 control.set_data(&info);
             }
             ControlKind::SET_IS_SM => {
@@ -160,7 +166,7 @@ fn get<P: Ports, A: SmpAttribute + Copy>(ports: &mut P, port: P::Port, modifier:
         A::ID,
     ));
     mad.header.attribute_modifier = modifier.into();
-    let answer = ports.ask_own_agent(port, &mad)?;
+    let answer = ports.ask_own_agent(port, Asker::Driver, &mad)?;
     let is_ok = answer.header.status.get() == 0;
     is_ok.then(|| *answer.view::<LidRoutedSmp>().attribute())
 }

@@ -10,7 +10,7 @@ use ib_wire::{Lid, Qpn, Tid};
 use super::Server;
 use super::client::Outstanding;
 use crate::codec::MadDatagram;
-use crate::{Ports, Smi};
+use crate::{Asker, Ports, Smi};
 
 /// The part of a transaction id that is the client's own.
 pub(super) const CLIENT_TID: u64 = (1 << 48) - 1;
@@ -147,7 +147,7 @@ impl<P: Copy + Ord + core::fmt::Debug> Server<P> {
         if !is_own {
             return Err(Undeliverable);
         }
-        let answer = ports.ask_own_agent(port, mad);
+        let answer = ports.ask_own_agent(port, Asker::Program, mad);
         let mut answer = answer.ok_or(Undeliverable)?;
         answer.header.tid = with_slot(mad.header.tid, slot);
         let (sqp, dqp) = (datagram.dqp.get(), datagram.sqp.get());

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use emulated_hca::{Endpoint, NodeKind, Travelling};
-use hca_api::{LocalMad, SpecialQp};
+use hca_api::{LocalMad, MadView, SourceAddress, SpecialQp};
 use ib_endpoint::{AgentEvent, AgentId, MadAddress, Message};
 use ib_wire::mad::{Mad, MgmtClass};
 use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Qpn};
-use ibsim_link::{Ports, Smi};
+use ibsim_link::{Asker, Ports, Smi};
 
 use crate::log_limit::LogLimit;
 use crate::serve::Lab;
@@ -121,12 +121,16 @@ impl Ports for LabPorts<'_> {
         port.map_or(Lid::NONE, |port| port.lid)
     }
 
-    fn ask_own_agent(&mut self, port: Endpoint, smp: &Mad) -> Option<Mad> {
+    fn ask_own_agent(&mut self, port: Endpoint, asker: Asker, smp: &Mad) -> Option<Mad> {
+        let view = match asker {
+            Asker::Driver => MadView::Host,
+            Asker::Program => MadView::Network(SourceAddress::local(port.port)),
+        };
         match self
             .lab
             .world_mut()
             .fabric_mut()
-            .process_local_mad(port, smp)
+            .process_local_mad(port, &view, smp)
         {
             LocalMad::Reply(reply) => Some(reply),
             LocalMad::Consumed | LocalMad::NotHandled => None,

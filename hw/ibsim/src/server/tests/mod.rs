@@ -14,6 +14,7 @@ use ib_wire::{Guid, Lid, PortNum, Qpn, Tid};
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::Asker;
 use crate::codec::{Connect, Control, ControlKind};
 
 const SMP: MgmtClass = MgmtClass::SUBN_DIRECTED_ROUTE;
@@ -56,7 +57,7 @@ impl Ports for Net {
         Lid::new(10 + u16::from(port))
     }
 
-    fn ask_own_agent(&mut self, port: u8, smp: &Mad) -> Option<Mad> {
+    fn ask_own_agent(&mut self, port: u8, _: Asker, smp: &Mad) -> Option<Mad> {
         let mut answer = *smp;
         answer.header.method = Method::GET_RESP;
         let view: &mut LidRoutedSmp = answer.view_mut();
