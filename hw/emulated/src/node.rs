@@ -9,6 +9,7 @@ use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, Nod
 use ib_wire::{Guid, Lid, Lmc, MKey, PKey, PortNum, Sl, SubnetPrefix, Vl};
 
 use crate::link::{fastest, fastest_extended, widest};
+use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
@@ -44,6 +45,7 @@ pub struct Node {
     /// Of a switch, what it forwards by.
     tables: Option<Box<Tables>>,
     pub(crate) traps: Traps,
+    pub(crate) samples: Samples,
     link_requests: Vec<(PortNum, LinkRequest)>,
     now: Instant,
 }
@@ -142,6 +144,7 @@ impl Node {
             ports,
             tables: None,
             traps: Traps::default(),
+            samples: Samples::default(),
             link_requests: Vec::new(),
             now: Instant::ZERO,
         }
@@ -195,6 +198,7 @@ impl Node {
             ports,
             tables: Some(Box::new(Tables::new(config))),
             traps: Traps::default(),
+            samples: Samples::default(),
             link_requests: Vec::new(),
             now: Instant::ZERO,
         }
@@ -334,7 +338,7 @@ impl Node {
         (!self.link_requests.is_empty()).then(|| self.link_requests.remove(0))
     }
 
-    /// Notes that a link at one of the node's ports came or went.
+    /// Notes that a link at one of the node's ports came or went by itself. What an SM ordered it knows (IBA 14.2.5.4).
     pub(crate) fn port_state_changed(&mut self) {
         if let Some(tables) = self.tables_mut() {
             tables.info.set_port_state_change(true);
@@ -344,7 +348,7 @@ impl Node {
 
     /// Whether the fabric has something to do for this node besides moving packets.
     pub(crate) fn wants_service(&self) -> bool {
-        !self.link_requests.is_empty() || self.traps.fresh
+        !self.link_requests.is_empty() || self.traps.fresh || self.samples.fresh
     }
 
     /// Whether [`Node::take_port_change`] has something.
@@ -353,15 +357,35 @@ impl Node {
         self.ports.iter().any(|port| !port.pending.is_empty())
     }
 
-    /// Writes the description and tells the SM.
+    /// Writes the description and tells the SM of each end port: two ports may be in two subnets.
     pub fn set_description(&mut self, description: NodeDescription) {
         if self.description == description {
             return;
         }
         self.description = description;
-        if let Some(first) = self.ports.first().map(|port| port.number) {
-            self.trap_local_changes(first, LocalChanges::NODE_DESCRIPTION);
+        for port in self.end_ports() {
+            self.trap_local_changes(port, LocalChanges::NODE_DESCRIPTION);
         }
+    }
+
+    /// Writes the system image GUID and tells the SM of each end port.
+    pub fn set_system_image_guid(&mut self, guid: Guid) {
+        if self.system_image_guid == guid {
+            return;
+        }
+        self.system_image_guid = guid;
+        for port in self.end_ports() {
+            self.trap_system_image_guid(port);
+        }
+    }
+
+    /// The numbers of the ports that have addresses: of a switch its management port alone.
+    fn end_ports(&self) -> impl Iterator<Item = PortNum> + use<> {
+        let numbers = match self.kind() {
+            NodeKind::Switch => 0..=0,
+            NodeKind::ChannelAdapter => 1..=self.port_count(),
+        };
+        numbers.map(PortNum)
     }
 
     /// Sets and clears bits of a port's capability mask, and tells the SM if that changes it.

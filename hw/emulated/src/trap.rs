@@ -9,7 +9,8 @@ use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::notice::{
     CapabilityDetails, KeyDetails, LinkErrorDetails, LinkStateDetails, LocalChanges, MKeyDetails,
-    Notice, NoticeDetails, NoticeType, ProducerType, SwitchPKeyDetails, TrapNumber,
+    Notice, NoticeDetails, NoticeType, ProducerType, SwitchPKeyDetails, SystemImageGuidDetails,
+    TrapNumber,
 };
 use ib_wire::smp::{CapabilityMask, LidRoutedSmp};
 use ib_wire::{Gid, Lid, PKey, PortNum, QKey, Qpn, Sl, Tid};
@@ -195,6 +196,21 @@ impl Node {
             port,
             NoticeType::INFORMATIONAL,
             TrapNumber::CAPABILITY_MASK_CHANGED,
+            &details,
+        );
+    }
+
+    /// Tells that the system image GUID changed (trap 145).
+    pub(crate) fn trap_system_image_guid(&mut self, port: PortNum) {
+        let details = SystemImageGuidDetails {
+            lid: self.end_port(port).map_or(Lid::NONE, |port| port.lid),
+            system_image_guid: self.system_image_guid,
+            ..SystemImageGuidDetails::default()
+        };
+        self.trap(
+            port,
+            NoticeType::INFORMATIONAL,
+            TrapNumber::SYSTEM_IMAGE_GUID_CHANGED,
             &details,
         );
     }

@@ -106,6 +106,14 @@ pub mod capability {
     pub const SAMPLES_ONLY: u16 = 1 << 11;
     /// PortCounters has PortXmitWait.
     pub const XMIT_WAIT: u16 = 1 << 12;
+    /// PortCounters has QP1Dropped.
+    pub const QP1_DROPPED: u16 = 1 << 15;
+}
+
+/// Bits of the performance class's ClassPortInfo:CapabilityMask2.
+pub mod capability2 {
+    /// PortCountersExtended has the counters of errors (IsAdditionalPortCountersExtendedSupported).
+    pub const ERROR_COUNTERS_EXTENDED: u32 = 1 << 1;
 }
 
 layout! {

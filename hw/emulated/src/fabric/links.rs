@@ -102,12 +102,13 @@ impl<D: EndNode> Fabric<D> {
                 port.speed_active = speed;
                 port.extended_speed_active = extended;
             }
-            self.link_state_changed(end);
+            self.link_state_changed(end, None);
         }
     }
 
-    /// Takes a link down: what is on the wire is lost, and both ports fall to their default states.
-    pub(super) fn take_down(&mut self, link: LinkId) {
+    /// Takes a link down: what is on the wire is lost, and both ports fall to their default states. If a manager ordered it
+    /// of one of them, `by` is that one.
+    pub(super) fn take_down(&mut self, link: LinkId, by: Option<Endpoint>) {
         let entry = &mut self.links[link.index()];
         let was_up = core::mem::replace(&mut entry.up, false);
         entry.epoch = entry.epoch.wrapping_add(1);
@@ -129,14 +130,17 @@ impl<D: EndNode> Fabric<D> {
                 if self.node_mut(end.node).kind() == NodeKind::ChannelAdapter {
                     self.node_mut(end.node).forget_traps(end.port);
                 }
-                self.link_state_changed(end);
+                self.link_state_changed(end, by);
             }
         }
     }
 
-    /// Tells the node that the link at one of its ports came or went.
-    fn link_state_changed(&mut self, at: Endpoint) {
-        self.node_mut(at.node).port_state_changed();
+    /// Tells the node that the state of one of its ports changed, unless its manager ordered just that: then it is no
+    /// change to tell of (IBA 14.2.5.4, PortStateChange).
+    fn link_state_changed(&mut self, at: Endpoint, by: Option<Endpoint>) {
+        if by != Some(at) {
+            self.node_mut(at.node).port_state_changed();
+        }
         self.activate(at.node);
     }
 
@@ -158,7 +162,7 @@ impl<D: EndNode> Fabric<D> {
             return;
         }
         if let Some(link) = link {
-            self.take_down(link);
+            self.take_down(link, Some(at));
         }
         if let Some(port) = self.port_mut(at) {
             port.physical_state = state;
@@ -168,17 +172,12 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Takes both ends of a link to initialize. What the other end is follows from this one: only
-    /// there it is a change that nobody asked for (IBA 14.2.5.4, PortStateChange).
+    /// Takes both ends of a link to initialize. What the other end is follows from this one.
     fn reset(&mut self, link: LinkId, by: Endpoint) {
         for end in self.ends(link) {
             self.node_mut(end.node)
                 .set_port_state(end.port, PortState::Init);
-            if end == by {
-                self.activate(end.node);
-            } else {
-                self.link_state_changed(end);
-            }
+            self.link_state_changed(end, Some(by));
         }
     }
 

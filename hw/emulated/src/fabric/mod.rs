@@ -367,7 +367,7 @@ impl<D: EndNode> Fabric<D> {
         entry.cable = state;
         match state {
             LinkState::Up => self.start_training(link),
-            LinkState::Down => self.take_down(link),
+            LinkState::Down => self.take_down(link, None),
         }
     }
 

@@ -127,6 +127,7 @@ impl<D: EndNode> Fabric<D> {
         let slot = &mut self.slots[id.index()];
         slot.queued = false;
         slot.node_mut().set_now(now);
+        slot.node_mut().advance_samples();
         while let Some((port, request)) = self.slots[id.index()].node_mut().take_link_request() {
             self.grant(Endpoint { node: id, port }, request);
         }
@@ -229,10 +230,14 @@ impl<D: EndNode> Fabric<D> {
             Body::EndNode(device) => device.poll_timeout(),
             Body::Switch(_) | Body::Gateway(_) => None,
         };
-        let traps = &mut slot.node_mut().traps;
-        traps.fresh = false;
-        let traps = traps.poll_timeout();
-        let at = device.into_iter().chain(traps).min();
+        let node = slot.node_mut();
+        (node.traps.fresh, node.samples.fresh) = (false, false);
+        let samples = node.samples.poll_timeout();
+        let at = device
+            .into_iter()
+            .chain(node.traps.poll_timeout())
+            .chain(samples)
+            .min();
         if slot.timer.map(|key| key.deadline()) == at {
             return;
         }
@@ -257,15 +262,21 @@ impl<D: EndNode> Fabric<D> {
             return;
         };
         let link = &mut self.links[id.link.index()];
-        if link.directions[usize::from(id.side)].in_flight >= link.config.capacity {
-            if frame.lrh().is_some_and(|lrh| lrh.vl() == Vl::MANAGEMENT) {
-                port.counters.vl15_dropped += 1;
-            } else {
-                port.counters.xmit_discards += 1;
-            }
+        let full = link.directions[usize::from(id.side)].in_flight >= link.config.capacity;
+        let management = frame.lrh().is_some_and(|lrh| lrh.vl() == Vl::MANAGEMENT);
+        if full && !management {
+            port.counters.xmit_discards += 1;
             return;
         }
         layer::count_sent(port, &frame);
+        if full {
+            // No credits hold VL15 back: it is sent, and the far port has no room for it.
+            let far = link.ends[1 - usize::from(id.side)];
+            if let Some(port) = self.slots[far.node.index()].node_mut().port_mut(far.port) {
+                port.counters.vl15_dropped += 1;
+            }
+            return;
+        }
         self.launch(id, frame);
     }
 

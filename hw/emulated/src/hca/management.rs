@@ -61,7 +61,7 @@ impl Device {
             return Err(HcaError::InvalidParameter);
         }
         if let Some(guid) = change.system_image_guid {
-            self.node.system_image_guid = guid;
+            self.node.set_system_image_guid(guid);
         }
         if let Some(text) = description {
             self.node.set_description(NodeDescription::new(text));

@@ -224,12 +224,9 @@ impl Device {
         reply: &Mad,
     ) -> Result<(), DropReason> {
         let own = self.node.port(port).ok_or(DropReason::NoQp)?;
-        let grh = request.grh.map(|grh| {
-            let mut back = Grh::new(grh.dgid, grh.sgid, u8::MAX);
-            back.set_traffic_class(grh.traffic_class());
-            back.set_flow_label(grh.flow_label());
-            back
-        });
+        let vl = Some(own.vl_for_sl(request.sl))
+            .filter(|vl| *vl != Vl::MANAGEMENT)
+            .ok_or(DropReason::NoDataLane)?;
         let full = self
             .egress
             .get(port.index() - 1)
@@ -238,11 +235,11 @@ impl Device {
             return Err(DropReason::EgressFull);
         }
         let frame = UdFrame {
-            vl: request.vl,
+            vl,
             sl: request.sl,
             slid: request.dlid,
             dlid: request.slid,
-            grh,
+            grh: request.grh.as_ref().map(Grh::back),
             pkey: own.pkey(pkey_index).unwrap_or_default(),
             dest_qp: request.src_qp,
             src_qp: Qpn::GSI,
@@ -357,6 +354,7 @@ impl Device {
             return;
         };
         let Some(receive) = state.take_receive(to.index) else {
+            self.count_lost_mad(to);
             return self.drops.count(DropReason::NoReceive);
         };
         let Ok(qp) = state.qp(to.handle()) else {
@@ -406,6 +404,24 @@ impl Device {
             return;
         }
         state.complete(to.index, Side::Receive, completion);
+    }
+
+    /// Counts a MAD for which the port's QP0 or QP1 had no receive, where performance management shows it.
+    fn count_lost_mad(&mut self, to: QpRef) {
+        let kind = self
+            .state(to.function)
+            .and_then(|state| state.qp(to.handle()))
+            .map(|qp| qp.kind);
+        let Ok(QpKind::Special { special, port }) = kind else {
+            return;
+        };
+        let Some(port) = self.node.port_mut(port) else {
+            return;
+        };
+        match special {
+            SpecialQp::Smi => port.counters.vl15_dropped += 1,
+            SpecialQp::Gsi => port.counters.qp1_dropped += 1,
+        }
     }
 
     /// Counts a packet that was not delivered, and reports a wrong key (IBA 9.6.1.1).

@@ -32,9 +32,9 @@ pub struct PortCounters {
     pub local_link_integrity_errors: u64,
     /// Consecutive buffer overruns past their threshold.
     pub excessive_buffer_overruns: u64,
-    /// Packets to QP1 dropped for lack of a posted receive.
+    /// Packets received for QP1 and dropped for lack of a posted receive.
     pub qp1_dropped: u64,
-    /// SMPs dropped for lack of room.
+    /// Packets received on VL15 and dropped for lack of room, or of a posted receive of QP0.
     pub vl15_dropped: u64,
     /// Ticks during which data waited and could not be sent.
     pub xmit_wait: u64,

@@ -1,18 +1,22 @@
 //! The performance management agent (IBA 16.1).
 //!
-//! Answers ClassPortInfo, PortCounters and PortCountersExtended, of one port or of all together.
-//! Sampling (PortSamplesControl, PortSamplesResult) and the optional counter attributes are not
-//! offered.
+//! Answers ClassPortInfo, PortCounters and PortCountersExtended, of one port or of all together, and samples
+//! (PortSamplesControl, PortSamplesResult). The optional counter attributes are not offered.
 
 mod counters;
+mod samples;
 
 use hca_api::LocalMad;
 use ib_wire::PortNum;
 use ib_wire::mad::{AttributeId, BASE_VERSION, Mad, MadStatus, Method, MgmtClass};
 use ib_wire::notice::ClassPortInfo;
-use ib_wire::perf::{self, ALL_PORTS, PerfAttribute, PerfMad, PortCountersExtended, capability};
+use ib_wire::perf::{
+    self, ALL_PORTS, PerfAttribute, PerfMad, PortCountersExtended, PortSamplesControl,
+    PortSamplesResult, capability, capability2,
+};
 
 pub use counters::PortCounters;
+pub(crate) use samples::Samples;
 
 use crate::{Node, PhysicalPort};
 
@@ -22,7 +26,7 @@ const RESPONSE_TIME: u8 = 16;
 /// Hands a MAD that arrived on QP1 of `port`, or that the host itself asks with, to the agent.
 ///
 /// Everything but performance management requests is [`LocalMad::NotHandled`].
-pub fn process(node: &mut Node, _port: PortNum, mad: &Mad) -> LocalMad {
+pub fn process(node: &mut Node, port: PortNum, mad: &Mad) -> LocalMad {
     let header = &mad.header;
     if header.mgmt_class != MgmtClass::PERF || header.method.is_response() {
         return LocalMad::NotHandled;
@@ -32,7 +36,7 @@ pub fn process(node: &mut Node, _port: PortNum, mad: &Mad) -> LocalMad {
         Err(MadStatus::BAD_VERSION)
     } else {
         match header.method {
-            Method::GET | Method::SET => answer(node, &mut reply),
+            Method::GET | Method::SET => answer(node, port, &mut reply),
             _ => Err(MadStatus::UNSUPPORTED_METHOD),
         }
     };
@@ -44,13 +48,19 @@ pub fn process(node: &mut Node, _port: PortNum, mad: &Mad) -> LocalMad {
     LocalMad::Reply(reply)
 }
 
-fn answer(node: &mut Node, reply: &mut Mad) -> Result<(), MadStatus> {
+fn answer(node: &mut Node, port: PortNum, reply: &mut Mad) -> Result<(), MadStatus> {
+    let agent = node.end_port_number(port);
     let set = reply.header.method == Method::SET;
     let id = reply.header.attribute_id;
     let mad: &mut PerfMad = reply.view_mut();
     match id {
         ClassPortInfo::ID if !set => {
             *mad.attribute_mut() = class_port_info();
+            Ok(())
+        }
+        PortSamplesControl::ID => samples::control(node, agent, set, mad.attribute_mut()),
+        PortSamplesResult::ID if !set => {
+            *mad.attribute_mut() = samples::result(node, agent)?;
             Ok(())
         }
         <perf::PortCounters as PerfAttribute>::ID => basic(node, set, mad.attribute_mut()),
@@ -60,13 +70,17 @@ fn answer(node: &mut Node, reply: &mut Mad) -> Result<(), MadStatus> {
 }
 
 fn class_port_info() -> ClassPortInfo {
-    let mask = capability::ALL_PORT_SELECT | capability::EXTENDED_WIDTH | capability::XMIT_WAIT;
+    let mask = capability::ALL_PORT_SELECT
+        | capability::EXTENDED_WIDTH
+        | capability::XMIT_WAIT
+        | capability::QP1_DROPPED;
     let mut info = ClassPortInfo {
         base_version: BASE_VERSION,
         class_version: 1,
         capability_mask: mask.into(),
         ..ClassPortInfo::default()
     };
+    info.set_capability_mask2(capability2::ERROR_COUNTERS_EXTENDED);
     info.set_resp_time_value(RESPONSE_TIME);
     info
 }

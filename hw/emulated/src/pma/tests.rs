@@ -114,7 +114,7 @@ fn requests_that_make_no_sense_are_answered_with_the_reason() {
     mad = request(Method::new(0x15), select(1));
     assert_eq!(status(&mut node, &mad), MadStatus::UNSUPPORTED_METHOD);
     mad = request(Method::GET, select(1));
-    mad.header.attribute_id = AttributeId::new(0x0010);
+    mad.header.attribute_id = AttributeId::new(0x0015);
     assert_eq!(
         status(&mut node, &mad),
         MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE
@@ -130,5 +130,71 @@ fn class_port_info_announces_all_ports_and_extended_counters() {
     let mut node = node();
     let mad = request(Method::GET, class_port_info());
     let info: ClassPortInfo = *ask(&mut node, &mad).view::<PerfMad>().attribute();
-    assert_eq!(info.capability_mask.get(), 0x1300);
+    assert_eq!(info.capability_mask.get(), 0x9300);
+    assert_eq!(info.capability_mask2(), 2);
+}
+
+/// Asks for a sample of port 1 of what counters 0 and 1 are to count.
+fn control(node: &mut Node, method: Method, change: PortSamplesControl) -> PortSamplesControl {
+    let control = PortSamplesControl {
+        port_select: PortNum(1),
+        ..change
+    };
+    let reply = ask(node, &request(method, control));
+    assert_eq!(reply.header.status, MadStatus::OK);
+    *reply.view::<PerfMad>().attribute()
+}
+
+fn sampled(node: &mut Node) -> (u8, [u32; 2]) {
+    let mad = request(Method::GET, PortSamplesResult::default());
+    let result: PortSamplesResult = *ask(node, &mad).view::<PerfMad>().attribute();
+    assert_eq!(result.tag.get(), 0x77);
+    let [first, second, ..] = result.counters;
+    (result.sample_status(), [first.get(), second.get()])
+}
+
+#[test]
+fn a_sample_counts_between_its_start_and_its_end() {
+    use core::time::Duration;
+
+    let mut node = node();
+    let idle = control(&mut node, Method::GET, PortSamplesControl::default());
+    assert_eq!((idle.sample_status(), idle.counter_width()), (0, 4));
+    assert_eq!(idle.counter_mask0(), 1);
+    assert_eq!(idle.counter_masks1_to_9(), 0o111_100_000);
+    let mut wanted = PortSamplesControl {
+        sample_start: 250.into(),
+        sample_interval: 500.into(),
+        tag: 0x77.into(),
+        ..PortSamplesControl::default()
+    };
+    wanted.counter_select[0].set(4);
+    wanted.counter_select[1].set(1);
+    let begun = control(&mut node, Method::SET, wanted);
+    assert_eq!((begun.sample_status(), begun.tag), (1, wanted.tag));
+    let count = |node: &mut Node, ticks: u32| {
+        let counters = &mut node.port_mut(PortNum(1)).unwrap().counters;
+        counters.rcv_packets += 1;
+        counters.xmit_data += 10;
+        node.set_now(node.now() + Duration::from_nanos(4) * ticks);
+        node.advance_samples();
+        sampled(node)
+    };
+    assert_eq!(count(&mut node, 249), (1, [0, 0]));
+    assert_eq!(count(&mut node, 1), (2, [0, 0]));
+    assert_eq!(count(&mut node, 499), (2, [1, 10]));
+    let ignored = PortSamplesControl {
+        tag: 0x88.into(),
+        ..wanted
+    };
+    assert_eq!(control(&mut node, Method::SET, ignored).tag, wanted.tag);
+    assert_eq!(count(&mut node, 1), (0, [2, 20]));
+    assert_eq!(count(&mut node, 1), (0, [2, 20]), "it is over");
+
+    let other = PortSamplesControl {
+        port_select: PortNum(2),
+        ..wanted
+    };
+    let refused = ask(&mut node, &request(Method::SET, other));
+    assert_eq!(refused.header.status, MadStatus::INVALID_FIELD);
 }

@@ -20,6 +20,24 @@ pub(super) enum Guard {
     Closed,
 }
 
+/// Checks a request that came from the subnet by `port` and is about another port of the node, too, which has a key of its
+/// own: who manages the one reads of the other only what that port's key and protection allow. As Linux' `qib` does it
+/// (`process_subn` and `subn_get_portinfo`), a wrong key counts at both.
+pub(super) fn check_both(
+    node: &mut Node,
+    port: PortNum,
+    about: Option<PortNum>,
+    mad: &Mad,
+) -> Guard {
+    let guard = check(node, port, mad);
+    match about.map(|about| check(node, about, mad)) {
+        Some(_) if guard == Guard::Closed => Guard::Closed,
+        // Of the attributes of another port nothing shows the key of the port that the request came by.
+        Some(other) => other,
+        None => guard,
+    }
+}
+
 /// Checks a request that came from the subnet. A failure is counted, told to the SM, and starts the
 /// lease; a success ends it.
 pub(super) fn check(node: &mut Node, port: PortNum, mad: &Mad) -> Guard {

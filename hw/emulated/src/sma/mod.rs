@@ -52,7 +52,9 @@ pub fn process(node: &mut Node, port: PortNum, view: &MadView, mad: &Mad) -> Loc
     }
     let guard = match view {
         MadView::Host => Guard::Open,
-        MadView::Network(_) => m_key::check(node, port, mad),
+        MadView::Network(_) => {
+            m_key::check_both(node, port, port_info::other_port(node, port, mad), mad)
+        }
     };
     if guard == Guard::Closed {
         return LocalMad::Consumed;

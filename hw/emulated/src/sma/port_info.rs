@@ -1,11 +1,11 @@
 //! PortInfo (IBA 14.2.5.6): reading a port, and the rules of writing one.
 
 use hca_api::{PhysicalState, PortChange, PortState};
-use ib_wire::mad::MadStatus;
+use ib_wire::mad::{Mad, MadStatus};
 use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{
     self, CapabilityMask, LinkDownDefaultState, LinkSpeed, LinkSpeedExt, LinkWidth, PortInfo,
-    PortInfoModifier, PortPhysState,
+    PortInfoModifier, PortPhysState, SmpAttribute,
 };
 use ib_wire::{Lid, Mtu, PortNum};
 
@@ -26,18 +26,34 @@ pub(super) fn port_info(node: &mut Node, access: &Access, data: &mut PortInfo) -
     };
     let port = node.port(named).ok_or(MadStatus::INVALID_FIELD)?;
     let mut reregister = false;
+    let mut link = None;
     // Of a channel adapter only the receiving port can be written; for others a Set reads.
     if access.set && (kind == NodeKind::Switch || named == access.port) {
         let role = Role::of(node, named);
         let plan = Plan::new(port, role, modifier, data)?;
         reregister = plan.reregister;
+        link = plan.link;
         apply(node, named, role, data, &plan);
     }
     let port = node.port(named).ok_or(MadStatus::INVALID_FIELD)?;
     *data = read(port, access.port);
     // A Set is answered with the bit as it came (IBA o14-12.2.1); it has no stored value.
     data.set_client_reregister(reregister);
+    // The link obeys when the answer is on its way, which may be by this very link: it tells what comes next.
+    if let Some(request) = link.filter(|_| named != PortNum::SWITCH_MANAGEMENT) {
+        foretell(port, request, data);
+    }
     Ok(())
+}
+
+/// The port of a channel adapter that a request about PortInfo names, if it is not the one by which the request came.
+pub(super) fn other_port(node: &Node, port: PortNum, mad: &Mad) -> Option<PortNum> {
+    let named = PortInfoModifier::decode(mad.header.attribute_modifier).port;
+    let other = mad.header.attribute_id == PortInfo::ID
+        && node.kind() == NodeKind::ChannelAdapter
+        && named != port
+        && node.port(named).is_some();
+    other.then_some(named)
 }
 
 impl PhysicalPort {
@@ -284,6 +300,19 @@ fn apply(node: &mut Node, number: PortNum, role: Role, data: &PortInfo, plan: &P
     if local != LocalChanges::default() {
         node.trap_local_changes(number, local);
     }
+}
+
+/// Shows a port's states as they are after the request to its link.
+fn foretell(port: &PhysicalPort, request: LinkRequest, shown: &mut PortInfo) {
+    let (state, physical) = match request {
+        LinkRequest::Reset if port.state == PortState::Down => return,
+        LinkRequest::Reset => (PortState::Init, port.physical_state),
+        LinkRequest::Poll => (PortState::Down, PhysicalState::Polling),
+        LinkRequest::Sleep => (PortState::Down, PhysicalState::Sleep),
+        LinkRequest::Disable => (PortState::Down, PhysicalState::Disabled),
+    };
+    shown.set_port_state(wire_state(state));
+    shown.set_phys_state(wire_physical_state(physical));
 }
 
 fn apply_addresses(port: &mut PhysicalPort, role: Role, data: &PortInfo) {

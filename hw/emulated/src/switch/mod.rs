@@ -44,8 +44,10 @@ impl Switch {
     pub(crate) fn deliver_smp(&mut self, frame: Frame) {
         if let Some(port0) = &mut self.port0
             && let Some(smp) = port0::smp(&self.node, frame)
+            && !port0.deliver(smp)
+            && let Some(port) = self.node.port_mut(PortNum::SWITCH_MANAGEMENT)
         {
-            port0.deliver(smp);
+            port.counters.vl15_dropped += 1;
         }
     }
 
@@ -149,8 +151,11 @@ impl Switch {
             match port0::receive(&mut self.node, frame) {
                 Taken::Answer(answer) => self.forward(PortNum(0), answer, out),
                 Taken::Software(mad) => {
-                    if let Some(port0) = &mut self.port0 {
-                        port0.deliver(mad);
+                    if let Some(port0) = &mut self.port0
+                        && !port0.deliver(mad)
+                        && let Some(port) = self.node.port_mut(PortNum::SWITCH_MANAGEMENT)
+                    {
+                        port.counters.qp1_dropped += 1;
                     }
                 }
                 Taken::Nothing => {}

@@ -58,12 +58,15 @@ impl Port0 {
         }
     }
 
-    pub(crate) fn deliver(&mut self, mad: Port0Mad) {
-        if self.received.len() < self.depth {
+    /// Keeps a MAD for the software; `false` if there is no room.
+    pub(crate) fn deliver(&mut self, mad: Port0Mad) -> bool {
+        let fits = self.received.len() < self.depth;
+        if fits {
             self.received.push_back(mad);
         } else {
             self.overrun += 1;
         }
+        fits
     }
 
     /// Whether there is something to receive of which the fabric was not told.
@@ -129,6 +132,11 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
     if transport.bth.dest_qp != Qpn::GSI {
         return None;
     }
+    // A GRH that names another port's GID is no way to this one (IBA 9.6.1.2).
+    let sgid_index = match packet.grh {
+        Some(grh) => node.port(PORT0)?.gid_index(grh.dgid)?,
+        None => GidIndex(0),
+    };
     let bad_key = |key| BadKey {
         key,
         slid: packet.lrh.slid,
@@ -158,7 +166,7 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
             pkey_index,
             grh: packet.grh.map(|grh| GlobalRoute {
                 remote_gid: grh.sgid,
-                sgid_index: port.gid_index(grh.dgid).unwrap_or(GidIndex(0)),
+                sgid_index,
                 flow_label: grh.flow_label(),
                 hop_limit: grh.hop_limit,
                 traffic_class: grh.traffic_class(),
@@ -176,8 +184,9 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
         sl: packet.lrh.sl(),
         slid: packet.lrh.dlid,
         dlid: packet.lrh.slid,
-        grh: packet.grh.map(|grh| Grh::new(grh.dgid, grh.sgid, 1)),
-        pkey: transport.bth.pkey,
+        grh: packet.grh.map(Grh::back),
+        // Its own entry: the requester may be a limited member, who takes answers from full ones only.
+        pkey: node.port(PORT0)?.pkey(pkey_index)?,
         dest_qp: deth.src_qp,
         src_qp: Qpn::GSI,
         qkey: QKey::GSI,
@@ -220,10 +229,13 @@ pub(super) fn frame(node: &Node, send: &Port0Send) -> Option<Frame> {
         return Frame::of_smp(&send.mad, slid, vector.dlid, vector.sl);
     }
     let grh = match vector.grh {
-        Some(route) => Some(Grh {
-            hop_limit: route.hop_limit,
-            ..Grh::new(port.gid(route.sgid_index)?, route.remote_gid, 1)
-        }),
+        Some(route) => {
+            let sgid = port.gid(route.sgid_index)?;
+            let mut grh = Grh::new(sgid, route.remote_gid, route.hop_limit);
+            grh.set_traffic_class(route.traffic_class);
+            grh.set_flow_label(route.flow_label);
+            Some(grh)
+        }
         None => None,
     };
     let mut buffer = [0; MAD_SIZE + 128];

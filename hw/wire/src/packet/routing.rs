@@ -132,6 +132,16 @@ impl Grh {
         grh.set_ip_version(Self::VERSION);
         grh
     }
+
+    /// The header of a response to a packet with this one (IBA 13.5.4): the GIDs change places, traffic class and flow
+    /// label stay, and it may pass as many routers as there are.
+    #[must_use]
+    pub fn back(&self) -> Self {
+        let mut back = Self::new(self.dgid, self.sgid, u8::MAX);
+        back.set_traffic_class(self.traffic_class());
+        back.set_flow_label(self.flow_label());
+        back
+    }
 }
 
 layout! {

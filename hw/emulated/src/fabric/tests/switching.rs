@@ -3,11 +3,13 @@
 use hca_api::PortState as State;
 use ib_wire::mad::MadStatus;
 use ib_wire::notice::{Notice, SwitchPKeyDetails, TrapNumber};
+use ib_wire::packet::{Grh, Packet};
 use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
 use ib_wire::smp::{
     LidRoutedSmp, MulticastForwardingTable, NodeInfo, PKeyTable, PKeyTableModifier,
     SlToVlMappingTable, SlToVlModifier, SwitchInfo,
 };
+use ib_wire::{Gid, GidIndex};
 use zerocopy::network_endian::U16;
 
 use super::bring_up::{Chain, LID_A, LID_B, PATHS};
@@ -282,4 +284,61 @@ fn a_switch_refuses_requests_with_wrong_keys_and_counts_them() {
     }
     let port0 = chain.bench.port(chain.switches[1].port(0));
     assert_eq!((port0.p_key_violations, port0.q_key_violations), (1, 1));
+}
+
+/// A limited member takes no answer from another one, so an answer has the switch's own key and not the requester's.
+#[test]
+fn a_switch_answers_with_its_own_pkey() {
+    let mut chain = Chain::up(LinkConfig::default());
+    let limited = PKey::new(0x7fff);
+    let frame = perf_request(4, limited, QKey::GSI, PortNum(2));
+    chain.bench.send(chain.a, frame);
+    chain.bench.run();
+    let answers = chain.bench.received(chain.a.node);
+    let pkeys: Vec<_> = answers.iter().map(|f| f.bth().unwrap().pkey).collect();
+    assert_eq!(pkeys, [PKey::DEFAULT_FULL]);
+}
+
+/// IBA 13.5.4, 9.6.1.2; `ib_init_ah_attr_from_wc` answers with hop limit 255, too.
+#[test]
+fn a_switch_answers_along_the_global_route_and_to_its_own_gid_only() {
+    let mut chain = Chain::up(LinkConfig::default());
+    let own = chain.bench.port(chain.switches[1].port(0)).gid(GidIndex(0));
+    let (own, host) = (own.unwrap(), Gid([9; 16]));
+    for (dgid, answered) in [(own, true), (Gid([7; 16]), false)] {
+        let request = perf_request(4, PKey::DEFAULT_FULL, QKey::GSI, PortNum(2));
+        let packet = Packet::parse(request.bytes()).unwrap();
+        let transport = packet.transport().unwrap();
+        let mut grh = Grh::new(host, dgid, 3);
+        grh.set_traffic_class(5);
+        grh.set_flow_label(0x12345);
+        let mut buffer = [0; 512];
+        let len = UdFrame {
+            vl: Vl::default(),
+            sl: Sl::default(),
+            slid: Lid::new(LID_A),
+            dlid: Lid::new(4),
+            grh: Some(grh),
+            pkey: PKey::DEFAULT_FULL,
+            dest_qp: Qpn::GSI,
+            src_qp: Qpn::GSI,
+            qkey: QKey::GSI,
+            psn: Psn::default(),
+            solicited: false,
+            immediate: None,
+            payload: transport.payload,
+        }
+        .write(&mut buffer)
+        .unwrap();
+        chain.bench.send(chain.a, Frame::sealed(&buffer[..len]));
+        chain.bench.run();
+        let answers = chain.bench.received(chain.a.node);
+        assert_eq!(answers.len(), usize::from(answered));
+        for answer in answers {
+            let back = *Packet::parse(answer.bytes()).unwrap().grh.unwrap();
+            assert_eq!((back.sgid, back.dgid), (own, host));
+            assert_eq!(back.hop_limit, 255);
+            assert_eq!((back.traffic_class(), back.flow_label()), (5, 0x12345));
+        }
+    }
 }

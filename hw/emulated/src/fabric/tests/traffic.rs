@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use ib_wire::smp::NodeInfo;
+use ib_wire::smp::{NodeInfo, SwitchInfo};
 
 use super::bring_up::{Chain, LID_A, LID_B, PATHS};
 use super::*;
@@ -94,8 +94,10 @@ fn a_switch_discards_and_counts_what_its_link_has_no_room_for() {
     chain.bench.run_until(Instant::from_millis(100));
     assert_eq!(chain.bench.received(chain.b.node).len(), 4);
     let counters = chain.bench.port(chain.switches[0].port(2)).counters;
-    assert_eq!(counters.xmit_discards, 6);
-    assert_eq!(counters.vl15_dropped, 7);
+    assert_eq!((counters.xmit_discards, counters.vl15_dropped), (6, 0));
+    // SMPs wait for no credits: it is the far port that has no room for them (IBA 16.1.3.5, VL15Dropped).
+    let far = chain.bench.port(chain.switches[1].port(1)).counters;
+    assert_eq!((far.xmit_discards, far.vl15_dropped), (0, 7));
 }
 
 #[test]
@@ -205,22 +207,32 @@ fn data_turns_an_armed_port_active() {
     assert_eq!(*last, (right.port, hca_api::PortChange::ACTIVE));
 }
 
+fn port_state_change(chain: &mut Chain, path: &[u8]) -> bool {
+    let a = chain.a;
+    let info: SwitchInfo = chain.bench.get(a, path, 0);
+    info.port_state_change()
+}
+
 #[test]
 fn a_port_that_the_sm_disables_stays_down_until_it_polls_again() {
     let mut chain = Chain::up(LinkConfig::default());
     let a = chain.a;
     let [first, second, _] = chain.switches;
     let mut disable = |state| {
-        chain.bench.change_port(a, PATHS[0], 2, |info| {
-            info.set_phys_state(state);
-        });
+        chain
+            .bench
+            .change_port(a, PATHS[0], 2, |info| info.set_phys_state(state))
     };
-    disable(ib_wire::smp::PortPhysState::DISABLED);
+    let told = disable(ib_wire::smp::PortPhysState::DISABLED);
+    assert_eq!(told.port_state(), PortState::DOWN);
+    assert_eq!(told.phys_state(), ib_wire::smp::PortPhysState::DISABLED);
     let physical = |chain: &Chain, end| chain.bench.port(end).physical_state;
     disable(ib_wire::smp::PortPhysState::NO_CHANGE);
     let (near, far) = (first.port(2), second.port(1));
     assert_eq!(physical(&chain, near), hca_api::PhysicalState::Disabled);
     assert_eq!(physical(&chain, far), hca_api::PhysicalState::Polling);
+    // What its manager ordered is no change to tell of; the partner's is, but its switch is cut off now.
+    assert!(!port_state_change(&mut chain, PATHS[0]));
     let cable = chain.links[1];
     chain.bench.fabric.set_link(cable, LinkState::Up);
     chain.bench.run();
@@ -239,6 +251,8 @@ fn a_port_set_to_down_goes_to_initialize_at_both_ends_with_the_link_up() {
     chain
         .bench
         .change_port(a, PATHS[0], 2, |info| info.set_port_state(PortState::DOWN));
+    assert!(!port_state_change(&mut chain, PATHS[0]), "as ordered");
+    assert!(port_state_change(&mut chain, PATHS[1]), "by itself");
     let [first, second, _] = chain.switches;
     for end in [first.port(2), second.port(1)] {
         let port = chain.bench.port(end);

@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use ib_wire::notice::{
-    CapabilityDetails, LinkErrorDetails, LinkStateDetails, LocalChanges, Notice, TrapNumber,
+    CapabilityDetails, LinkErrorDetails, LinkStateDetails, LocalChanges, Notice,
+    SystemImageGuidDetails, TrapNumber,
 };
 use ib_wire::smp::{CapabilityMask, LidRoutedSmp};
 
@@ -156,4 +157,40 @@ fn an_adapter_whose_link_went_down_forgets_what_it_had_to_tell() {
     assert_eq!(told.len(), 1, "the switch's own");
     repress(&mut chain, &told[0]);
     assert_eq!(chain.bench.fabric.poll_timeout(), None);
+}
+
+/// As Linux' `qib` does it (`qib_modify_device`): each port has a subnet of its own to tell.
+#[test]
+fn what_changes_of_the_node_is_told_by_every_port() {
+    let config = HcaConfig::new(Guid::new(0x10), "host");
+    let mut node = Node::channel_adapter(&config);
+    for port in [PortNum(1), PortNum(2)] {
+        let port = node.port_mut(port).unwrap();
+        (port.lid, port.sm_lid) = (Lid::new(7), Lid::new(1));
+    }
+    let told = |node: &mut Node| {
+        let traps: Vec<_> = core::iter::from_fn(|| node.poll_trap()).collect();
+        node.set_now(node.now() + SUBNET_TIMEOUT);
+        node.forget_traps(PortNum(1));
+        node.forget_traps(PortNum(2));
+        traps
+    };
+    node.set_description(ib_wire::smp::NodeDescription::new("renamed"));
+    let ports: Vec<_> = told(&mut node).iter().map(|(port, _)| port.0).collect();
+    assert_eq!(ports, [1, 2]);
+
+    let image = Guid::new(0xabc);
+    node.set_system_image_guid(image);
+    node.set_system_image_guid(image);
+    let traps = told(&mut node);
+    assert_eq!(traps.len(), 2);
+    for (_, mad) in traps {
+        let notice = notice(&mad);
+        assert_eq!(notice.trap_number, TrapNumber::SYSTEM_IMAGE_GUID_CHANGED);
+        let details: &SystemImageGuidDetails = notice.details();
+        assert_eq!(
+            (details.lid, details.system_image_guid),
+            (Lid::new(7), image)
+        );
+    }
 }

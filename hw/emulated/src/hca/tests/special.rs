@@ -298,3 +298,53 @@ fn c018_an_sl_that_leads_to_vl15_takes_no_packet_of_qp1_out() {
         }
     }
 }
+
+/// What performance management calls QP1Dropped and VL15Dropped, at the port that had no receive.
+#[test]
+fn mads_without_a_receive_are_counted_where_performance_management_shows_them() {
+    let (mut left, mut right) = (device(5), device(6));
+    let gsi = [&mut left, &mut right].map(|device| open(device, PF, special(Gsi)));
+    let smi = [&mut left, &mut right].map(|device| open(device, PF, special(Smi)));
+    let request = mad(MgmtClass::COM_MGT, Method::SEND);
+    let smp = mad(MgmtClass::SUBN_LID_ROUTED, Method::GET_RESP);
+    let to_smi = to(vector(6), Qpn::SMI, QKey::SMI);
+    for _ in 0..2 {
+        let bytes = request.as_bytes();
+        gsi[0].send(&mut left, Some(gsi_address(6)), bytes).unwrap();
+    }
+    smi[0]
+        .send(&mut left, Some(to_smi), smp.as_bytes())
+        .unwrap();
+    pipe(&mut left, &mut right);
+    let dropped = |device: &Device| {
+        let counters = device.node().port(PORT).unwrap().counters;
+        (counters.qp1_dropped, counters.vl15_dropped)
+    };
+    assert_eq!(dropped(&left), (0, 0));
+    assert_eq!(dropped(&right), (2, 1));
+    let other = open(&mut right, PF, QpKind::Ud);
+    let sender = open(&mut left, PF, QpKind::Ud);
+    let elsewhere = to(vector(6), other.numbers.real, QKEY);
+    sender.send(&mut left, Some(elsewhere), b"x").unwrap();
+    pipe(&mut left, &mut right);
+    assert_eq!(dropped(&right), (2, 1), "not for QP1");
+}
+
+/// The lane of an answer is the answering port's choice, by its own SLtoVLMappingTable.
+#[test]
+fn the_agents_answer_leaves_on_the_lane_of_its_service_level() {
+    let (mut left, mut right) = (device(5), device(6));
+    let a = open(&mut left, PF, special(Gsi));
+    for (mapped, answered) in [(Vl::from_low_bits(3), true), (Vl::MANAGEMENT, false)] {
+        let port = right.node_mut().port_mut(PORT).unwrap();
+        port.sl2vl = Some(Box::new([mapped; 16]));
+        let query = mad(MgmtClass::PERF, Method::GET);
+        a.send(&mut left, Some(gsi_address(6)), query.as_bytes())
+            .unwrap();
+        pipe(&mut left, &mut right);
+        let answer = right.poll_transmit(Instant::ZERO, PORT);
+        let lane = answer.as_ref().and_then(Frame::lrh).map(|lrh| lrh.vl());
+        assert_eq!(lane, answered.then_some(mapped));
+    }
+    assert_eq!(right.drops().get(DropReason::NoDataLane), 1);
+}

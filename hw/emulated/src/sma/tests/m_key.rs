@@ -83,3 +83,32 @@ fn a_lease_that_runs_out_opens_the_port_and_the_owner_stops_it() {
     let info = get_with(&mut node, 1).unwrap();
     assert_eq!(info.mkey_protect(), 0);
 }
+
+/// Two ports may be in two subnets, and the manager of the one is nobody to the other.
+#[test]
+fn the_key_of_the_other_port_guards_what_is_read_of_it() {
+    const OTHER: PortNum = PortNum(2);
+    for (protect, sees) in [(0, Some(KEY)), (1, Some(0)), (2, None), (3, None)] {
+        let mut node = adapter();
+        let other = node.port_mut(OTHER).unwrap();
+        other.m_key = MKey::new(KEY);
+        other.m_key_protect = protect;
+        let mut read = |method, key| {
+            let mad = request(method, u32::from(OTHER.0), key, PortInfo::default());
+            match process(&mut node, PORT, &from_network(), &mad) {
+                LocalMad::Reply(reply) => {
+                    let info: &PortInfo = reply.view::<LidRoutedSmp>().attribute();
+                    Some(info.mkey.get())
+                }
+                LocalMad::Consumed => None,
+                LocalMad::NotHandled => panic!("not handled"),
+            }
+        };
+        assert_eq!(read(Method::GET, 1), sees, "protection {protect}");
+        assert_eq!(read(Method::GET, KEY), Some(KEY), "protection {protect}");
+        assert_eq!(read(Method::SET, 1), None, "protection {protect}");
+        let violations = node.port(OTHER).unwrap().m_key_violations;
+        assert_eq!(violations, if protect < 2 { 1 } else { 2 });
+        assert_eq!(node.port(PORT).unwrap().m_key_violations, 0);
+    }
+}

@@ -183,7 +183,13 @@ fn commands_to_the_link_are_passed_on() {
         let mut info = managed(&mut node, 0);
         info.set_port_state(state);
         info.set_phys_state(physical);
-        set(&mut node, 0, info);
+        let told = set(&mut node, 0, info);
+        let expected = match physical {
+            PortPhysState::NO_CHANGE => (smp::PortState::INIT, PortPhysState::LINK_UP),
+            _ => (smp::PortState::DOWN, physical),
+        };
+        let told = (told.port_state(), told.phys_state());
+        assert_eq!(told, expected, "what the link does next");
         assert_eq!(node.take_link_request(), Some((PORT, request)));
         assert_eq!(node.take_link_request(), None);
     }
