@@ -141,14 +141,18 @@ impl FileRules {
     /// [`HEADER_SIZE`] and a MAD at least.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`], or [`Errno::EMSGSIZE`] for a message longer than [`MAX_MESSAGE`].
+    /// [`Errno::EINVAL`], also for a number that no agent can have; [`Errno::EIO`] for an agent that is not there
+    /// (`ib_umad_write`); [`Errno::EMSGSIZE`] for a message longer than [`MAX_MESSAGE`].
     pub fn check_write(&self, head: &[u8], len: usize) -> Result<WriteShape, Errno> {
         let header_size = self.header_size();
         if len < header_size + RMPP_HEADER_END {
             return Err(Errno::EINVAL);
         }
         let header = UmadHeader::read(head, header_size).ok_or(Errno::EINVAL)?;
-        let agent = self.agent(header.id.get()).ok_or(Errno::EINVAL)?;
+        let agent = match usize::try_from(header.id.get()) {
+            Ok(id) if id < MAX_AGENTS => self.agents[id].ok_or(Errno::EIO)?,
+            _ => return Err(Errno::EINVAL),
+        };
         let mad = head.get(header_size..).ok_or(Errno::EINVAL)?;
         let (mad_header, rest) = MadHeader::read_from_prefix(mad).map_err(|_| Errno::EINVAL)?;
         let (rmpp, _) = RmppHeader::read_from_prefix(rest).map_err(|_| Errno::EINVAL)?;
@@ -363,8 +367,10 @@ mod tests {
         let smp = written(MgmtClass::SUBN_LID_ROUTED, Method::GET, 256);
         assert_eq!(check(&rules, &smp), invalid);
         let mut other = written(sa, Method::GET, 256);
-        other[0] = 1;
-        assert_eq!(check(&rules, &other), invalid);
+        for (id, refused) in [(1, Errno::EIO), (31, Errno::EIO), (32, Errno::EINVAL)] {
+            other[0] = id;
+            assert_eq!(check(&rules, &other), Err(refused), "agent {id}");
+        }
     }
 
     #[test]

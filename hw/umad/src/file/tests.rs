@@ -325,7 +325,7 @@ fn an_unregistered_agent_leaves_nothing_under_way_and_what_it_received_readable(
     bench.run(1000);
     assert!(bench.read().is_none());
     let mad = sa_mad(Method::GET, 3);
-    assert_eq!(bench.write(100, mad.as_bytes()), Err(Errno::EINVAL));
+    assert_eq!(bench.write(100, mad.as_bytes()), Err(Errno::EIO));
     assert_eq!(
         bench.file.unregister(&mut bench.port, agent),
         Err(Errno::EINVAL)
