@@ -115,12 +115,14 @@ impl Method {
         self.is_response() || self.0 == Self::TRAP_REPRESS.0
     }
 
-    /// The method that answers this one: the response bit set, and GetResp for Set (IBA 13.4.5).
+    /// The method that answers this one: the response bit set, GetResp for Set (IBA 13.4.5), and GetTableResp for
+    /// GetTraceTable, which has no response of its own (IBA 15.2.2).
     #[must_use]
     pub const fn response(self) -> Self {
         match self {
             Self::SET => Self::GET_RESP,
             Self::TRAP => Self::TRAP_REPRESS,
+            Self::GET_TRACE_TABLE => Self::GET_TABLE_RESP,
             Self(other) => Self(other | Self::RESPONSE_BIT),
         }
     }
@@ -339,6 +341,7 @@ mod tests {
         assert_eq!(Method::SET.response(), Method::GET_RESP);
         assert_eq!(Method::DELETE.response(), Method::DELETE_RESP);
         assert_eq!(Method::TRAP.response(), Method::TRAP_REPRESS);
+        assert_eq!(Method::GET_TRACE_TABLE.response(), Method::GET_TABLE_RESP);
         assert!(!Method::TRAP_REPRESS.is_response());
         assert!(Method::TRAP_REPRESS.is_answer() && !Method::TRAP.is_answer());
     }

@@ -49,6 +49,8 @@ pub(super) struct Waits {
     /// For packets that are under way: local ACK timeout of the path, which covers the way there
     /// and back and the peer's own delay.
     pub path: Duration,
+    /// For what the peer's adapter may hold back before it acknowledges, by its REP.
+    pub target: Duration,
     /// How often to send a message again.
     pub retries: u8,
 }
@@ -73,6 +75,7 @@ impl Waits {
             answer: answer + path,
             request: request + path,
             path,
+            target: Duration::ZERO,
             retries: req.max_cm_retries(),
         }
     }
@@ -83,6 +86,7 @@ impl Waits {
             answer,
             request: answer,
             path: Duration::ZERO,
+            target: Duration::ZERO,
             retries,
         }
     }
@@ -172,7 +176,8 @@ impl Connection {
     }
 
     /// Learns the peer from its REP.
-    pub(super) fn learn_rep(&mut self, rep: &CmRep) {
+    pub(super) fn learn_rep(&mut self, rep: &CmRep, cap: Duration) {
+        self.waits.target = code(rep.target_ack_delay(), cap);
         self.remote_id = Some(rep.local_comm_id);
         self.remote_ca_guid = Some(rep.local_ca_guid);
         self.remote_qpn = rep.local_qpn;
@@ -200,13 +205,14 @@ impl Connection {
             .filter(|answer| answer.header.attribute_id == AttributeId::CM_REJ)
     }
 
-    /// How long the connection stays in TimeWait: until packets under way have died out, and after
-    /// a refused REQ until the peer has stopped to repeat it.
+    /// How long the connection stays in TimeWait: until packets under way have died out, for which the active side adds
+    /// the REP's Target ACK Delay (`cm_rep_handler` of Linux), and after a refused REQ until the peer has stopped to
+    /// repeat it.
     pub(super) fn time_wait(&self, cap: Duration) -> Duration {
         let wait = if self.role == Role::Passive && self.kept_rej().is_some() {
             (self.waits.request + self.mra_wait) * (u32::from(self.waits.retries) + 1)
         } else {
-            self.waits.path
+            self.waits.path + self.waits.target
         };
         wait.min(cap)
     }
@@ -242,6 +248,19 @@ mod tests {
     fn a_code_never_waits_longer_than_the_cap() {
         assert_eq!(code(31, CAP), CAP);
         assert_eq!(code(0, CAP), Duration::from_nanos(4096));
+    }
+
+    #[test]
+    fn time_wait_of_the_active_side_has_the_peers_ack_delay_in_it() {
+        let waits = Waits::active(&req(), CAP);
+        let address = MadAddress::gsi(ib_wire::Lid::new(1));
+        let mut conn = Connection::new(Role::Active, CommId::new(1), address, waits);
+        assert_eq!(conn.time_wait(CAP), waits.path);
+        let mut rep = CmRep::default();
+        rep.set_target_ack_delay(15);
+        conn.learn_rep(&rep, CAP);
+        let delay = Duration::from_nanos(4096 << 15);
+        assert_eq!(conn.time_wait(CAP), waits.path + delay);
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub enum CmVerdict {
 pub enum CmDrop {
     /// Not a CM message: class, version, method or attribute.
     NotCm,
-    /// A communication id that is never used.
+    /// A communication id that another connection of the same peer has.
     InvalidId,
     /// No connection has these communication ids.
     UnknownConnection,

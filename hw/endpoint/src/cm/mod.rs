@@ -62,7 +62,7 @@
 //! | APR | LapSent | LAP remote CM response timeout + path | the LAP has its own |
 //! | SIDR_REP | SidrReqSent | the caller's | a SIDR_REQ has no such field |
 //! | a late answer | MraReqRcvd, MraRepRcvd, MraLapRcvd | MRA service timeout + path | the time for which the peer asks |
-//! | packets under way | TimeWait | path | no packet of the old connection may meet the QP's next |
+//! | packets under way | TimeWait | path + Target ACK Delay of the REP received | no packet of the old connection may meet the QP's next |
 //! | a repeated REQ | TimeWait of a passive side that sent a REJ | (remote CM response timeout + path) × (max CM retries + 1) | a repeated REQ must meet the same REJ, not make a second connection |
 //!
 //! "Path" is the primary path's local ACK timeout: twice the packet life time and the peer's own

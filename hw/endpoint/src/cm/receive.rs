@@ -143,9 +143,6 @@ impl Cm {
 
     fn on_req(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let req: &CmReq = mad.view();
-        if req.local_comm_id == CommId::NONE {
-            return CmVerdict::Dropped(CmDrop::InvalidId);
-        }
         let key = (req.local_ca_guid, req.local_comm_id);
         if let Some(&id) = self.registry.by_remote_id.get(&key) {
             match self.compare(id, req) {
@@ -301,9 +298,6 @@ impl Cm {
 
     fn on_mra(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let mra: &CmMra = mad.view();
-        if mra.local_comm_id == CommId::NONE {
-            return CmVerdict::Dropped(CmDrop::InvalidId);
-        }
         let event = match mra.message_mraed() {
             CmMessage::REQ => Event::MraOfReq,
             CmMessage::REP => Event::MraOfRep,
@@ -366,9 +360,6 @@ impl Cm {
 
     fn on_rep(&mut self, now: Instant, from: &MadAddress, mad: &Mad) -> CmVerdict {
         let rep: &CmRep = mad.view();
-        if rep.local_comm_id == CommId::NONE {
-            return CmVerdict::Dropped(CmDrop::InvalidId);
-        }
         let Some((id, conn)) = self
             .find_local(rep.remote_comm_id)
             .filter(|(_, conn)| awaits_rep(conn.state) || conn.may_be_peer(rep.local_comm_id))
@@ -390,8 +381,9 @@ impl Cm {
             if let Some(&old) = self.registry.by_remote_qpn.get(&key) {
                 return self.refuse_stale_rep(now, old, from, rep);
             }
+            let cap = self.config.max_wait;
             if let Some(conn) = self.registry.get_mut(id) {
-                conn.learn_rep(rep);
+                conn.learn_rep(rep, cap);
             }
             self.registry.index_remote(id);
         }

@@ -29,7 +29,7 @@ fn a_dreq_is_answered_and_both_sides_wait_before_they_forget() {
     pair.assert_state(A, a, State::TimeWait);
     pair.assert_state(B, b, State::TimeWait);
 
-    pair.pass(time(PATH) - Duration::from_nanos(1));
+    pair.pass(active_time_wait() - Duration::from_nanos(1));
     assert!(pair.events(A).is_empty());
     pair.pass(Duration::from_nanos(1));
     assert_eq!(pair.event(A).kind, CmEventKind::TimeWaitExit);
@@ -100,7 +100,7 @@ fn a_dreq_for_a_forgotten_connection_is_answered() {
     pair.give(A, &dreq);
     pair.cms[A].send_drep(now, a, &[]).expect("DREQ");
     pair.carry();
-    pair.pass(time(PATH));
+    pair.pass(active_time_wait());
     assert_eq!(pair.give(A, &dreq), CmVerdict::Refused);
     let drep = pair.sent_one(A, AttributeId::CM_DREP);
     assert_eq!(
@@ -143,7 +143,7 @@ fn a_destroyed_connection_repeats_its_dreq_and_says_nothing_to_its_user() {
     pair.cms[B].send_drep(pair.now, b, &[]).expect("DREQ");
     pair.carry();
     assert_eq!(pair.cms[A].table_sizes().connections, 1, "TimeWait");
-    pair.pass(time(PATH));
+    pair.pass(active_time_wait());
     assert!(pair.events(A).is_empty());
     assert_eq!(pair.cms[A].table_sizes(), CmSizes::default());
     pair.assert_drained();

@@ -1,7 +1,7 @@
 //! Bounds, hostile input and listeners.
 
 use ib_wire::CommId;
-use ib_wire::cm::{CmRej, CmReq, RejReason};
+use ib_wire::cm::{CmRej, CmReq, CmRtu, RejReason};
 use ib_wire::mad::{MadHeader, Method, MgmtClass};
 use proptest::prelude::*;
 
@@ -152,13 +152,26 @@ fn what_is_not_a_cm_message_is_dropped() {
         mad.header = header;
         assert_eq!(pair.give(B, &mad), not_cm);
     }
-    let mut nameless = strangers_req(0);
-    nameless.view_mut::<CmReq>().local_comm_id = CommId::NONE;
-    assert_eq!(
-        pair.give(B, &nameless),
-        CmVerdict::Dropped(CmDrop::InvalidId)
-    );
     assert!(pair.events(B).is_empty() && pair.sent(B).is_empty());
+}
+
+/// The first id of an mlx4 physical function is 0; only in a REJ does that mean that there is none.
+#[test]
+fn a_peer_may_call_its_connection_0() {
+    let (mut pair, _) = Pair::listening();
+    let mut req = strangers_req(0);
+    req.view_mut::<CmReq>().local_comm_id = CommId::new(0);
+    assert_eq!(pair.give(B, &req), CmVerdict::Accepted);
+    let b = pair.event(B).conn;
+    pair.send_rep(B, b);
+    let rep = pair.sent_one(B, AttributeId::CM_REP);
+    let rep: &CmRep = rep.view();
+    assert_eq!(rep.remote_comm_id, CommId::new(0));
+    let mut rtu = Mad::new(ib_wire::cm::header(AttributeId::CM_RTU));
+    let named: &mut CmRtu = rtu.view_mut();
+    (named.local_comm_id, named.remote_comm_id) = (CommId::new(0), rep.local_comm_id);
+    assert_eq!(pair.give(B, &rtu), CmVerdict::Accepted);
+    assert_eq!(pair.event(B).conn, b);
 }
 
 #[test]

@@ -45,6 +45,11 @@ fn passive_wait() -> Duration {
     time(LOCAL_RESPONSE) + time(PATH)
 }
 
+/// How long the active side stays in TimeWait: the REPs of these tests have the shortest Target ACK Delay.
+fn active_time_wait() -> Duration {
+    time(PATH) + time(0)
+}
+
 /// A node: 0 is the active side unless a test says otherwise.
 const A: usize = 0;
 const B: usize = 1;

@@ -48,7 +48,7 @@ fn a_rejected_rep_ends_both_sides_in_time_wait() {
     assert_eq!(rej.message_rejected(), CmMessage::REP);
     pair.assert_state(A, a, State::TimeWait);
     pair.assert_state(B, b, State::TimeWait);
-    pair.pass(time(PATH));
+    pair.pass(active_time_wait());
     assert_eq!(pair.event(A).kind, CmEventKind::TimeWaitExit);
     assert_eq!(pair.event(B).kind, CmEventKind::TimeWaitExit);
     assert_eq!(pair.state(A, a), None);
