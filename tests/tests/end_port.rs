@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 
 use emulated_hca::hca::Device;
-use emulated_hca::{Fabric, Fault, FaultPlan, HcaConfig, LinkConfig, NodeId, PacketFilter, When};
+use emulated_hca::{
+    EndNode, Fabric, Fault, FaultPlan, HcaConfig, LinkConfig, NodeId, PacketFilter, When,
+};
 use hca_api::{
     AddressVector, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
     HostMemory, PortChange, PortState, QpKind, ResourceCounts, SpecialQp, UdAddress, UdDestination,
