@@ -666,7 +666,7 @@ proptest! {
         let mut known: BTreeMap<u64, (Instant, Instant)> = BTreeMap::new();
         let margin = Duration::from_millis(10);
         // Answered ones are looked at now and then.
-        let answered_margin = Duration::from_millis(300);
+        let answered_margin = Duration::from_millis(550);
         for step in steps {
             match step {
                 Step::Send { vf: n, tid, lid } => {

@@ -13,7 +13,7 @@ use super::slots::{SlotOwner, SlotState};
 pub(super) const END: u32 = u32::MAX;
 
 /// Ticks (of 1.05 ms) by which an answered transaction may outlive its time.
-pub(super) const CHECK_EVERY: u64 = 1 << 8;
+const CHECK_EVERY: u64 = 1 << 9;
 
 /// The slots of a state, the one first that was not used for the longest time.
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +40,31 @@ struct OwnList {
     checked_at: u64,
 }
 
-/// The tick at which an owner's answered transactions are looked at.
+impl OwnList {
+    const EMPTY: Self = Self {
+        list: List::EMPTY,
+        checked_at: 0,
+    };
+}
+
+/// When an owner's answered transactions are looked at.
 #[derive(Clone, Copy, Debug)]
 struct Check {
-    at: u64,
+    /// The low half of the tick.
+    at: u32,
     owner: SlotOwner,
+}
+
+impl Check {
+    /// Ticks until it is due; none if it is.
+    const fn remaining(&self, now: u64) -> u32 {
+        let remaining = self.at.wrapping_sub(low(now));
+        if remaining > u32::MAX / 2 {
+            0
+        } else {
+            remaining
+        }
+    }
 }
 
 /// All lists.
@@ -82,19 +102,21 @@ impl Lists {
     /// The list of a state, and for answered transactions of an owner.
     #[inline]
     pub(super) fn of_mut(&mut self, state: SlotState, owner: SlotOwner) -> &mut List {
-        match self.shared.get_mut(state as usize) {
-            Some(list) => list,
-            None => &mut Self::own_mut(&mut self.answered, owner).list,
+        if state == SlotState::Answered {
+            &mut self.own_mut(owner).list
+        } else {
+            &mut self.shared[state as usize]
         }
     }
 
     /// Sees to it that an owner's answered transactions are looked at once one is due at a tick, which
     /// is not before that of any call before.
+    #[inline]
     pub(super) fn check(&mut self, owner: SlotOwner, due: u64) {
-        let own = Self::own_mut(&mut self.answered, owner);
+        let own = self.own_mut(owner);
         if own.checked_at < due {
             own.checked_at = due + CHECK_EVERY;
-            let at = own.checked_at;
+            let at = low(own.checked_at);
             self.checks.push_back(Check { at, owner });
         }
     }
@@ -102,13 +124,17 @@ impl Lists {
     /// A slot whose time is over.
     #[inline]
     pub(super) fn first_due(&mut self, now: u64) -> Option<u32> {
-        let mut shared = SlotState::LIVE_SHARED
-            .map(|state| self.shared[state as usize])
-            .into_iter();
-        if let Some(list) = shared.find(|list| list.due <= now) {
-            return Some(list.first);
+        for state in SlotState::LIVE_SHARED {
+            let list = &self.shared[state as usize];
+            if list.due <= now {
+                return Some(list.first);
+            }
         }
-        while let Some(check) = self.checks.front().filter(|check| check.at <= now) {
+        while let Some(check) = self
+            .checks
+            .front()
+            .filter(|check| check.remaining(now) == 0)
+        {
             match self.answered(check.owner).filter(|list| list.due <= now) {
                 Some(list) => return Some(list.first),
                 None => self.checks.pop_front(),
@@ -117,15 +143,19 @@ impl Lists {
         None
     }
 
+    /// The first slot of the list that is looked at after the present one.
+    pub(super) fn first_of_next_check(&self) -> Option<u32> {
+        let next = self.checks.get(1)?;
+        self.answered(next.owner).map(|list| list.first)
+    }
+
     /// The tick at which [`Lists::first_due`] next has something to look at.
-    pub(super) fn next_due(&self) -> Option<u64> {
+    pub(super) fn next_due(&self, now: u64) -> Option<u64> {
         let shared = SlotState::LIVE_SHARED.map(|state| self.shared[state as usize].due);
-        let check = self.checks.front().map(|check| check.at);
-        shared
-            .into_iter()
-            .chain(check)
-            .min()
-            .filter(|&due| due != u64::MAX)
+        let check = self.checks.front();
+        let check = check.map(|check| now + u64::from(check.remaining(now)));
+        let due = shared.into_iter().chain(check).min();
+        due.filter(|&due| due != u64::MAX)
     }
 
     /// Bytes of what is not of a fixed size.
@@ -135,17 +165,25 @@ impl Lists {
     }
 
     #[inline]
-    fn own_mut(answered: &mut Vec<OwnList>, owner: SlotOwner) -> &mut OwnList {
+    fn own_mut(&mut self, owner: SlotOwner) -> &mut OwnList {
         let at = owner.index();
-        if at >= answered.len() {
-            answered.resize(
-                at + 1,
-                OwnList {
-                    list: List::EMPTY,
-                    checked_at: 0,
-                },
-            );
+        if at >= self.answered.len() {
+            self.grow(at + 1);
         }
-        &mut answered[at]
+        &mut self.answered[at]
     }
+
+    #[cold]
+    fn grow(&mut self, owners: usize) {
+        self.answered.resize(owners, OwnList::EMPTY);
+    }
+}
+
+/// The half of a tick that slots and checks keep.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the upper half is the clock's"
+)]
+pub(super) const fn low(tick: u64) -> u32 {
+    tick as u32
 }

@@ -15,7 +15,7 @@ use vf_tunnel::{VfId, VfTid};
 use super::Peer;
 use super::array::Array;
 use super::buckets::{Buckets, Tag};
-use super::lists::{END, Lists};
+use super::lists::{END, Lists, low};
 use crate::steering::Owner;
 
 /// What a slot's transaction is doing.
@@ -261,6 +261,16 @@ impl Slots {
             self.buckets.approach(node.tag.hash());
             self.nodes.approach(node.next);
         }
+        if let Some(first) = self.lists.first_of_next_check() {
+            self.nodes.approach(first);
+        }
+    }
+
+    /// Brings the slot near behind which an owner's next answered one will stand.
+    pub(super) fn approach_last_answered(&self, owner: SlotOwner) {
+        if let Some(list) = self.lists.answered(owner) {
+            self.nodes.approach(list.last);
+        }
     }
 
     /// A live slot whose time is over.
@@ -270,7 +280,7 @@ impl Slots {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let due = self.lists.next_due()?;
+        let due = self.lists.next_due(self.now)?;
         Some(Instant::from_ticks(due, TICK_BITS))
     }
 
@@ -404,12 +414,4 @@ impl Slots {
 
 const fn name_of(at: u32, tag: Tag) -> u32 {
     tag.generation() << SLOT_BITS | at
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "slots keep the low half of the clock"
-)]
-const fn low(tick: u64) -> u32 {
-    tick as u32
 }
