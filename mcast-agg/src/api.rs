@@ -24,14 +24,28 @@ pub enum JoinAs {
 pub struct Config {
     /// Under which GID the SA knows members.
     pub join_as: JoinAs,
-    /// Groups that one member may be in or wait for. Beyond it a join gets status 0x0100.
+    /// Groups that one VF may be in or wait for. Beyond it a join gets status 0x0100.
     pub groups_per_member: u16,
-    /// Joins of one member that may wait for the SA.
+    /// Joins of one VF that may wait for the SA.
     pub waiting_per_member: u16,
     /// Transactions with the SA at a time.
     pub max_in_flight: usize,
     /// What a VF is told whose join the SA did not answer; `None` for silence.
     pub give_up_status: Option<MadStatus>,
+}
+
+impl Config {
+    /// Groups that a member may be in or wait for.
+    #[must_use]
+    pub const fn groups_of(&self, member: MemberId) -> u16 {
+        member.quota(self.groups_per_member)
+    }
+
+    /// Joins of a member that may wait for the SA.
+    #[must_use]
+    pub const fn waiting_of(&self, member: MemberId) -> u16 {
+        member.quota(self.waiting_per_member)
+    }
 }
 
 impl Default for Config {

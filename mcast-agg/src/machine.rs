@@ -292,11 +292,11 @@ impl McastAgg {
         if self.awaits(from.id, key, mad) {
             return Outcome::Absorbed;
         }
-        if self.usage.waiting(from.id) >= self.config.waiting_per_member {
+        if self.usage.waiting(from.id) >= self.config.waiting_of(from.id) {
             return Outcome::Dropped(DropReason::GroupBusy);
         }
         let member = known.is_some_and(|i| !self.groups[i].members.state(from.id).is_empty());
-        if !member && self.usage.claims(from.id) >= self.config.groups_per_member {
+        if !member && self.usage.claims(from.id) >= self.config.groups_of(from.id) {
             refuse(mad, MadStatus::SA_NO_RESOURCES);
             return Outcome::Answered;
         }
@@ -373,7 +373,7 @@ impl McastAgg {
             return grant(mad, &group.record, wanted.port_gid, held);
         }
         if held.is_empty() {
-            if self.usage.held(member) >= self.config.groups_per_member {
+            if self.usage.held(member) >= self.config.groups_of(member) {
                 return refuse(mad, MadStatus::SA_NO_RESOURCES);
             }
             self.usage.hold(member);

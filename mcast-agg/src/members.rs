@@ -21,6 +21,15 @@ impl MemberId {
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
+
+    /// How much of something the member may have: the PF's own software as much as can be counted.
+    pub(crate) const fn quota(self, of_vf: u16) -> u16 {
+        if self.0 == Self::PF.0 {
+            u16::MAX
+        } else {
+            of_vf
+        }
+    }
 }
 
 impl From<VfId> for MemberId {

@@ -16,11 +16,15 @@ pub(crate) struct JoinRoutes(BTreeMap<(VfId, Tid), Route>);
 
 impl JoinRoutes {
     /// Requests of a VF that are remembered; beyond that the one with the lowest TID is forgotten,
-    /// and answered without a GRH. mcast-agg lets 32 joins and 16 subscriptions wait by default.
+    /// and answered without a GRH. mcast-agg lets 32 joins and 16 subscriptions wait by default, and
+    /// of the PF's own software any number.
     const MOST: usize = 48;
 
     pub(crate) fn remember(&mut self, vf: VfId, tid: Tid, answer: Route) {
         self.0.insert((vf, tid), answer);
+        if vf == VfId::PF {
+            return;
+        }
         let mut own = self
             .0
             .range((vf, Tid::new(0))..=(vf, Tid::new(u64::MAX)))

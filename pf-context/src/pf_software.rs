@@ -1,8 +1,8 @@
 //! The PF's own software on the port: a tenant like its VFs, but trusted.
 //!
 //! Its transactions, communication ids and memberships go through the same tables as those of the VFs,
-//! so none of theirs can be taken for one of its own; no class filter and no limit applies to it
-//! (`mad-paravirt` conformance statement 33).
+//! so none of theirs can be taken for one of its own; no class filter applies to it (conformance
+//! statement 33), and no limit but that on requests of CM peers, which it does not choose.
 
 use ib_wire::mad::{MadHeader, Method, MgmtClass};
 use ib_wire::{Guid, PKeyIndex};
@@ -40,6 +40,7 @@ impl PortMux {
         let mut record = Vf::new(config, &self.pkeys);
         record.is_pf = true;
         self.vfs.insert(VfId::PF, record);
+        self.cm.set_quota(VfId::PF, u32::MAX);
     }
 
     pub(crate) fn has_pf_software(&self) -> bool {

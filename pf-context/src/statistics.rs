@@ -244,7 +244,8 @@ impl PortMux {
     /// What a VF has and may have. Takes a constant time.
     #[must_use]
     pub fn vf_usage(&self, vf: VfId) -> VfUsage {
-        let (tids, limits) = (self.tids.usage(Owner::Vf(vf)), self.tids.config());
+        let owner = Owner::Vf(vf);
+        let (tids, limits) = (self.tids.usage(owner), self.tids.config().of(owner));
         let cm = self.cm.vf_statistics(vf);
         let cm = cm.map_or((0, 0), |statistics| (statistics.ids, statistics.pending));
         let groups = self.mcast.usage(vf.into());
@@ -252,15 +253,16 @@ impl PortMux {
         let subscriptions = self.notices.usage(vf.into());
         let notices = self.notices.config();
         let queue = self.limiter.queue(vf);
+        let member = vf.into();
         VfUsage {
             tids: Use::new(tids.live, limits.per_vf),
             sa_requests: Use::new(tids.waiting_for_sa, limits.sa_per_vf),
             cm_ids: Use::new(cm.0, self.cm.quota(vf)),
             cm_pending: Use::new(cm.1, self.cm.config().pending_per_vf),
-            groups: Use::new(groups.held, mcast.groups_per_member),
-            joins: Use::new(groups.waiting, mcast.waiting_per_member),
-            subscriptions: Use::new(subscriptions.held, notices.subscriptions_per_member),
-            subscribing: Use::new(subscriptions.waiting, notices.waiting_per_member),
+            groups: Use::new(groups.held, mcast.groups_of(member)),
+            joins: Use::new(groups.waiting, mcast.waiting_of(member)),
+            subscriptions: Use::new(subscriptions.held, notices.subscriptions_of(member)),
+            subscribing: Use::new(subscriptions.waiting, notices.waiting_of(member)),
             queued: Use::new(queue.len, queue.limit),
         }
     }

@@ -67,6 +67,20 @@ pub struct TidConfig {
     pub sa_per_vf: u32,
 }
 
+impl TidConfig {
+    /// What holds for an owner: neither the port itself nor the PF's own software has a quota.
+    #[must_use]
+    pub fn of(&self, owner: Owner) -> Self {
+        match owner {
+            Owner::Vf(vf) if vf != VfId::PF => *self,
+            Owner::Vf(_) | Owner::Pf => Self {
+                per_vf: u32::MAX,
+                sa_per_vf: u32::MAX,
+            },
+        }
+    }
+}
+
 impl Default for TidConfig {
     fn default() -> Self {
         Self {
@@ -202,7 +216,9 @@ impl TidMap {
     pub fn named(&mut self, tid: WireTid) -> Option<Named> {
         let id = u32::try_from(tid.0.get()).ok()?;
         let slot = self.slots.named(self.names.name_of(id))?;
-        let owner = self.slots[slot].owner.get();
+        let owner = self.slots[slot].owner;
+        self.slots.approach_last_answered(owner);
+        let owner = owner.get();
         Some(Named { slot, owner })
     }
 
@@ -351,7 +367,7 @@ impl TidMap {
 
     /// Ends an owner's oldest answered transaction if the owner has as many as it may have.
     fn make_place(&mut self, owner: Owner) -> Result<(), DropReason> {
-        if owner == Owner::Pf || self.usage(owner).live < self.config.per_vf {
+        if self.usage(owner).live < self.config.of(owner).per_vf {
             return Ok(());
         }
         let oldest = self.slots.oldest_answered(owner);
@@ -361,8 +377,8 @@ impl TidMap {
 
     /// Whether one more of an owner's requests may wait for the SA, if it asks that.
     fn check_sa_quota(&self, owner: Owner, class: MgmtClass) -> Result<(), DropReason> {
-        let is_limited = owner != Owner::Pf && class == MgmtClass::SUBN_ADM;
-        if is_limited && self.usage(owner).waiting_for_sa >= self.config.sa_per_vf {
+        let quota = self.config.of(owner).sa_per_vf;
+        if class == MgmtClass::SUBN_ADM && self.usage(owner).waiting_for_sa >= quota {
             return Err(DropReason::SaQuota);
         }
         Ok(())

@@ -10,9 +10,9 @@ use crate::{MemberId, Token};
 /// Limits and policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Subscriptions that one member may hold or wait for. Beyond it one gets status 0x0100.
+    /// Subscriptions that one VF may hold or wait for. Beyond it one gets status 0x0100.
     pub subscriptions_per_member: u16,
-    /// Subscriptions of one member that may wait for the SA.
+    /// Subscriptions of one VF that may wait for the SA.
     pub waiting_per_member: u16,
     /// Transactions with the SA at a time.
     pub max_in_flight: usize,
@@ -20,6 +20,20 @@ pub struct Config {
     pub max_deliveries: usize,
     /// What a VF is told whose subscription the SA did not answer; `None` for silence.
     pub give_up_status: Option<MadStatus>,
+}
+
+impl Config {
+    /// Subscriptions that a member may hold or wait for.
+    #[must_use]
+    pub const fn subscriptions_of(&self, member: MemberId) -> u16 {
+        member.quota(self.subscriptions_per_member)
+    }
+
+    /// Subscriptions of a member that may wait for the SA.
+    #[must_use]
+    pub const fn waiting_of(&self, member: MemberId) -> u16 {
+        member.quota(self.waiting_per_member)
+    }
 }
 
 impl Default for Config {

@@ -248,10 +248,10 @@ impl NoticeAgg {
         if waiting > 0 && self.awaits(from.id, subject, mad) {
             return Outcome::Absorbed;
         }
-        if waiting >= self.config.waiting_per_member {
+        if waiting >= self.config.waiting_of(from.id) {
             return Outcome::Dropped(DropReason::GroupBusy);
         }
-        if self.usage.claims(from.id) >= self.config.subscriptions_per_member {
+        if self.usage.claims(from.id) >= self.config.subscriptions_of(from.id) {
             answer(mad, MadStatus::SA_NO_RESOURCES);
             return Outcome::Answered;
         }
@@ -290,7 +290,7 @@ impl NoticeAgg {
             return MadStatus::SA_REQ_INVALID;
         };
         if !subscription.holders.contains(&member) {
-            if self.usage.held(member) >= self.config.subscriptions_per_member {
+            if self.usage.held(member) >= self.config.subscriptions_of(member) {
                 return MadStatus::SA_NO_RESOURCES;
             }
             self.usage.hold(member);

@@ -2,9 +2,11 @@
 
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
-use ib_wire::sa::{GuidInfoRecord, SaMad};
-use ib_wire::{CommId, Gid, Guid, PKey};
-use pf_context::{PortConfig, WireSource};
+use ib_wire::notice::{InformInfo, TrapNumber};
+use ib_wire::sa::{ComponentMask, GuidInfoRecord, JoinState, McMemberRecord, SaMad};
+use ib_wire::{CommId, Gid, Guid, PKey, PortNum, SubnetPrefix, Tid};
+use mad_mux::tid::TidConfig;
+use pf_context::{Limits, PortConfig, WireSource};
 use vf_tunnel::{DropReason, VfId};
 
 use crate::harness::*;
@@ -59,6 +61,81 @@ fn c033_no_class_filter_applies_to_the_pfs_own_software() {
         let back = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
         assert_eq!((back.vf, back.mad), (PF, answer(&request)), "{class:?}");
     }
+}
+
+fn inform(trap: u16) -> Mad {
+    let mut info = InformInfo::default();
+    info.is_generic = 1;
+    info.subscribe = 1;
+    info.trap_number = TrapNumber::new(trap);
+    Mad::from_layout(&SaMad::new(Method::SET, ComponentMask::NONE, &info))
+}
+
+fn join(number: u64, port_gid: Gid) -> Mad {
+    let mut record = McMemberRecord {
+        mgid: Gid::from_parts(SubnetPrefix::new(0xff12_a01b << 32), Guid::new(number)),
+        port_gid,
+        ..McMemberRecord::default()
+    };
+    record.set_join_state(JoinState::FULL_MEMBER);
+    let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
+    Mad::from_layout(&SaMad::new(Method::SET, mask, &record))
+}
+
+#[test]
+fn no_quota_of_the_vfs_holds_for_the_pfs_own_software() {
+    let limits = Limits {
+        tids: TidConfig {
+            per_vf: 2,
+            sa_per_vf: 1,
+        },
+        cm: cm_paravirt::Config {
+            ids_per_vf: 1,
+            ..cm_paravirt::Config::default()
+        },
+        mcast: mcast_agg::Config {
+            groups_per_member: 1,
+            waiting_per_member: 1,
+            ..mcast_agg::Config::default()
+        },
+        notices: mcast_agg::notices::Config {
+            subscriptions_per_member: 1,
+            waiting_per_member: 1,
+            ..mcast_agg::notices::Config::default()
+        },
+        ..Limits::default()
+    };
+    let mut port = Port::with(PortConfig { limits, ..config() }, [vf_config(1)]);
+    port.mux.attach_pf_software(PortConfig::default().guid);
+    for number in 1..=5 {
+        sent(port.pf_sends(SM, path_query(number)));
+        let id = u32::try_from(number).unwrap();
+        sent(port.pf_sends(PEER, req(id, port_gid(), peer_gid())));
+        let with_tid = |mut mad: Mad| {
+            mad.header.tid = Tid::new(number);
+            mad
+        };
+        sent(port.pf_sends(SM, with_tid(join(number, port_gid()))));
+        sent(port.pf_sends(SM, with_tid(inform(60 + u16::try_from(number).unwrap()))));
+    }
+    let usage = port.mux.vf_usage(VfId::PF);
+    assert_eq!((usage.tids.live, usage.sa_requests.live), (5, 5));
+    assert_eq!(
+        (usage.cm_ids.live, usage.joins.live, usage.subscribing.live),
+        (5, 5, 5)
+    );
+    assert!(
+        usage
+            .named()
+            .iter()
+            .all(|(name, used)| used.live <= used.limit || *name == "queued")
+    );
+    // Five of its own, and five each for its groups and subscriptions.
+    assert_eq!(port.mux.inspect(PortNum(1)).port().sa_requests, 15);
+
+    let tid = |number| frame(SM, path_query(number));
+    sent(port.vf_sends(1, &tid(1)));
+    assert_eq!(dropped(port.vf_sends(1, &tid(2))), DropReason::SaQuota);
 }
 
 #[test]
