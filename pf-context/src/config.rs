@@ -28,6 +28,8 @@ pub struct Policy {
     /// Q_Key and remote QP of GMPs: strictly QP1 and its well-known key, or whatever the VF says.
     pub remote_qp: Strictness,
     /// Partitions of which both ends are limited members: strictly no match (IBA 10.9.3), or a match.
+    /// Adapters tell of a packet only which entry of the port's table it matched, so one that matched a
+    /// full member's counts as a full member's.
     pub limited_pkeys: Strictness,
     /// GIDs and GUIDs that a VF claims in CM messages.
     pub cm_identity: Strictness,

@@ -309,7 +309,7 @@ impl PortMux {
             dqpn: source.sqpn,
             qkey: QKey::GSI,
             sl: source.sl,
-            pkey: source.pkey,
+            pkey: self.pkeys.of_partition(source.pkey).unwrap_or_default(),
             path_bits: 0,
             grh: source.grh.map(Route::reversed),
         };

@@ -48,16 +48,16 @@ impl PortPKeys {
     /// The key for what the port itself asks the SA: the default partition's, which every SA is in
     /// (IBA 10.9.2), or else the first.
     pub(crate) fn for_management(&self) -> PKey {
-        let default = |full| {
-            self.0
-                .iter()
-                .copied()
-                .find(|key| key.base() == PKey::DEFAULT_FULL.base() && key.is_full() == full)
-        };
-        default(true)
-            .or_else(|| default(false))
+        self.of_partition(PKey::DEFAULT_FULL)
             .or_else(|| self.0.first().copied())
             .unwrap_or(PKey::INVALID)
+    }
+
+    /// The key by which the port is in a partition, the full member's before the limited one's.
+    pub(crate) fn of_partition(&self, partition: PKey) -> Option<PKey> {
+        let memberships = [partition.full(), PKey::new(partition.base())];
+        let mut own = memberships.into_iter().filter(|key| self.0.contains(key));
+        own.next().filter(|key| key.is_valid())
     }
 }
 

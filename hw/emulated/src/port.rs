@@ -202,6 +202,19 @@ impl PhysicalPort {
         u16::try_from(at).ok().map(PKeyIndex)
     }
 
+    /// Whether a switch that enforces partitions at this port lets a packet pass: one of the port's
+    /// keys is of the same partition, whoever is a full member.
+    ///
+    /// That two limited members do not hear each other is for the end node that receives (IBA 10.9.3).
+    /// OpenSM tells a switch of a partition once, with the membership of the host behind the port, the
+    /// full one if the host has both (`osm_pkey_mgr.c`); and with its default of enforcement both ways
+    /// a limited host's packets must pass by that.
+    #[must_use]
+    pub fn admits_partition(&self, pkey: PKey) -> bool {
+        let mut own = self.pkeys.iter();
+        pkey.is_valid() && own.any(|own| own.base() == pkey.base())
+    }
+
     /// Whether a unicast LID is one of this port's 2^LMC.
     #[must_use]
     pub const fn owns_lid(&self, lid: Lid) -> bool {

@@ -56,11 +56,7 @@ impl PortView {
     /// the full one of the partition, else the limited one.
     #[must_use]
     pub fn partition_index(&self, pkey: PKey) -> Option<PKeyIndex> {
-        /// The membership bit.
-        const FULL: u16 = 0x8000;
-
-        let of_partition = [pkey.get(), pkey.base() | FULL, pkey.base()];
-        let mut keys = of_partition.map(PKey::new).into_iter();
+        let mut keys = [pkey, pkey.full(), PKey::new(pkey.base())].into_iter();
         keys.find_map(|key| self.pkey_index(key).filter(|_| key.is_valid()))
     }
 

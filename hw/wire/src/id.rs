@@ -173,6 +173,12 @@ impl PKey {
         self.get() & 0x8000 != 0
     }
 
+    /// The key of a full member of the partition.
+    #[must_use]
+    pub const fn full(self) -> Self {
+        Self::new(self.get() | 0x8000)
+    }
+
     /// Whether the key can match anything: its partition bits are not all zero (IBA 10.9.1.1).
     #[must_use]
     pub const fn is_valid(self) -> bool {

@@ -286,7 +286,7 @@ impl PfPort {
     }
 
     /// Where a packet came from, with the keys and GIDs that the provider gave as indices. Of the
-    /// P_Key it told only which entry of the table matched: that entry stands for it.
+    /// P_Key it told only which entry of the table matched.
     pub(super) fn wire_source(&self, from: &MadAddress) -> WireSource {
         let view = self.own.view();
         let pkey = view.pkeys.get(usize::from(from.pkey_index.0));
@@ -294,7 +294,7 @@ impl PfPort {
             slid: from.lid,
             sqpn: from.qpn,
             sl: from.sl,
-            pkey: pkey.copied().unwrap_or(PKey::INVALID),
+            pkey: pkey.map_or(PKey::INVALID, |own| received_by(*own)),
             grh: from.grh.map(|route| Route {
                 sgid: route.remote_gid,
                 dgid: view.gid(route.sgid_index).unwrap_or_default(),
@@ -416,4 +416,11 @@ fn mux(now: Instant, own: &EndPort<QueuedMads>, seed: u64, config: &PfConfig) ->
         mux.event(now, CAUSE, PortEvent::PortDown);
     }
     mux
+}
+
+/// The P_Key of a packet that matched an entry of the port's. Only a full member's packet matches a
+/// limited member's entry (IBA 10.9.3); one that matches a full member's may be of either, and counts
+/// as a full member's.
+const fn received_by(own: PKey) -> PKey {
+    if own.is_valid() { own.full() } else { own }
 }

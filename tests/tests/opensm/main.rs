@@ -11,6 +11,7 @@
 mod bring_up;
 mod capture;
 mod multicast;
+mod partitions;
 mod records;
 mod recovery;
 mod scale;

@@ -226,11 +226,11 @@ impl Switch {
     }
 }
 
-/// Whether a packet's P_Key matches one of a port's; a packet too short for one does not.
+/// Whether a packet is of a partition of the host behind a port; one too short for a P_Key is not.
 fn in_partition(port: &PhysicalPort, frame: &Frame) -> bool {
     frame
         .bth()
-        .is_some_and(|bth| port.matching_pkey(bth.pkey).is_some())
+        .is_some_and(|bth| port.admits_partition(bth.pkey))
 }
 
 #[cfg(test)]

@@ -14,6 +14,10 @@ const LIDS: u16 = 200;
 const GROUPS: u16 = 50;
 
 fn packet(dlid: u16) -> Frame {
+    packet_of(dlid, PKey::DEFAULT_FULL)
+}
+
+fn packet_of(dlid: u16, pkey: PKey) -> Frame {
     let mut buffer = [0; 128];
     let len = UdFrame {
         vl: Vl::default(),
@@ -21,7 +25,7 @@ fn packet(dlid: u16) -> Frame {
         slid: Lid::new(1),
         dlid: Lid::new(dlid),
         grh: None,
-        pkey: PKey::DEFAULT_FULL,
+        pkey,
         dest_qp: Qpn::MULTICAST,
         src_qp: Qpn::GSI,
         qkey: QKey::new(1),
@@ -182,4 +186,36 @@ fn a_packet_caught_in_a_loop_is_discarded_in_the_end() {
         switch.node.port(PortNum(2)).unwrap().counters.xmit_discards,
         1
     );
+}
+
+/// Whether a packet passes the first port, by which it comes, or the second, by which it leaves.
+fn passes(own: PKey, packet_key: PKey, inbound: bool) -> bool {
+    let mut switch = switch(2);
+    let tables = switch.node.tables_mut().unwrap();
+    tables.set_unicast(5, PortNum(2));
+    tables.info.linear_fdb_top = Lid::new(5);
+    let enforcing = PortNum(if inbound { 1 } else { 2 });
+    let port = switch.node.port_mut(enforcing).unwrap();
+    port.pkeys = vec![PKey::INVALID, PKey::new(0x8001), own];
+    port.partition_enforcement_in = inbound;
+    port.partition_enforcement_out = !inbound;
+    let mut out = Outputs::new();
+    switch.forward(PortNum(1), packet_of(5, packet_key), &mut out);
+    !out.is_empty()
+}
+
+#[test]
+fn enforcement_asks_for_the_partition_and_leaves_memberships_to_the_end_nodes() {
+    let default = [PKey::DEFAULT_FULL, PKey::DEFAULT_LIMITED];
+    let foreign = [0x8002, 0x0002, 0x8000, 0].map(PKey::new);
+    for inbound in [true, false] {
+        for own in default {
+            for key in default {
+                assert!(passes(own, key, inbound), "{key} by {own}, {inbound}");
+            }
+            for key in foreign {
+                assert!(!passes(own, key, inbound), "{key} by {own}, {inbound}");
+            }
+        }
+    }
 }
