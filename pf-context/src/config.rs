@@ -37,9 +37,6 @@ pub struct Policy {
     pub third_party_paths: bool,
     /// Whether an SM_Key in a VF's SA request ends it, rather than being cleared.
     pub refuse_sm_key: bool,
-    /// How many low bits of the SM's LID are path bits. The port only learns one LID of the SM; SA
-    /// requests to its others are ordinary transactions unless the operator says so here.
-    pub sm_lmc: Lmc,
     /// Whether peers of a VF that is reset are told: DREQ or REJ for connections, ABORT for RMPP
     /// transfers.
     pub signal_reset: bool,
@@ -53,7 +50,6 @@ impl Default for Policy {
             cm_identity: Strictness::Strict,
             third_party_paths: false,
             refuse_sm_key: false,
-            sm_lmc: Lmc::default(),
             signal_reset: true,
         }
     }

@@ -11,11 +11,13 @@ use mad_mux::tid::{CutTransfer, Peer, TidMap};
 use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex};
 
 use crate::config::Strictness;
+use crate::join_routes::WayBack;
 use crate::limiter::{Admission, Held};
 use crate::mux::{PortMux, THE_PORT};
 use crate::output::{Cause, Passed, Route, WireSend, WireSource};
 use crate::paths::WaitingRequest;
 use crate::pf_software;
+use crate::sa;
 use crate::vf::Vf;
 
 /// A MAD on its way to the wire, with everything that the PF decides in place of the VF.
@@ -234,8 +236,11 @@ impl PortMux {
                     .of(mad.header.mgmt_class)
                     .answered += 1;
                 *cause = waited_for.unwrap_or(*cause);
-                let grh = checked.grh().map(Route::reversed);
-                self.answer_as_sa(*cause, vf, checked.pkey_index, grh)
+                let way_back = WayBack {
+                    from: checked.dlid(),
+                    grh: checked.grh().map(Route::reversed),
+                };
+                self.answer_as_sa(*cause, vf, checked.pkey_index, way_back)
             }
             Ok(Step::Absorbed) => {
                 self.statistics_of(Some(vf))
@@ -377,7 +382,7 @@ impl PortMux {
     ) -> Result<Step, DropReason> {
         match checked.route {
             ClassRoute::Cm => return self.send_cm(now, vf, checked, mad),
-            ClassRoute::SubnAdm if self.is_sa(checked.dlid()) => {
+            ClassRoute::SubnAdm if self.is_sa(checked.dlid()) || sa::is_aggregated(&mad.header) => {
                 match self.ask_sa(now, vf, checked, mad)? {
                     Step::Send => {}
                     Step::Wait if waited => {}

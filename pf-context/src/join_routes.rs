@@ -1,26 +1,35 @@
-//! The GRHs of joins and subscriptions that wait for the SA.
+//! How answers come back to joins and subscriptions that wait for the SA.
 //!
-//! Who asks with a GRH takes only an answer with one (Linux compares them). mcast-agg keeps the
-//! request, not how it came.
+//! Who asks with a GRH takes only an answer with one (Linux compares them), and an answer comes from
+//! the LID that was asked. mcast-agg keeps the request, not how it came.
 
 use std::collections::BTreeMap;
 
-use ib_wire::Tid;
+use ib_wire::{Lid, Tid};
 use vf_tunnel::VfId;
 
 use crate::output::Route;
 
-/// For each VF and TID the GRH of the answer.
+/// How an answer comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WayBack {
+    /// The LID that was asked.
+    pub(crate) from: Lid,
+    /// The answer's GRH, if it has one.
+    pub(crate) grh: Option<Route>,
+}
+
+/// For each VF and TID the way of the answer, if it is not the usual one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct JoinRoutes(BTreeMap<(VfId, Tid), Route>);
+pub(crate) struct JoinRoutes(BTreeMap<(VfId, Tid), WayBack>);
 
 impl JoinRoutes {
     /// Requests of a VF that are remembered; beyond that the one with the lowest TID is forgotten,
-    /// and answered without a GRH. mcast-agg lets 32 joins and 16 subscriptions wait by default, and
+    /// and answered the usual way. mcast-agg lets 32 joins and 16 subscriptions wait by default, and
     /// of the PF's own software any number.
     const MOST: usize = 48;
 
-    pub(crate) fn remember(&mut self, vf: VfId, tid: Tid, answer: Route) {
+    pub(crate) fn remember(&mut self, vf: VfId, tid: Tid, answer: WayBack) {
         self.0.insert((vf, tid), answer);
         if vf == VfId::PF {
             return;
@@ -37,8 +46,8 @@ impl JoinRoutes {
         }
     }
 
-    /// The GRH for an answer, once.
-    pub(crate) fn take(&mut self, vf: VfId, tid: Tid) -> Option<Route> {
+    /// The way of an answer, once.
+    pub(crate) fn take(&mut self, vf: VfId, tid: Tid) -> Option<WayBack> {
         self.0.remove(&(vf, tid))
     }
 
@@ -49,16 +58,11 @@ impl JoinRoutes {
 
 #[cfg(test)]
 mod tests {
-    use ib_wire::Gid;
-
     use super::*;
 
-    const ROUTE: Route = Route {
-        sgid: Gid::NONE,
-        dgid: Gid::NONE,
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 0,
+    const ROUTE: WayBack = WayBack {
+        from: Lid::new(1),
+        grh: None,
     };
 
     #[test]

@@ -51,10 +51,10 @@
 //! # What counts as the SA
 //!
 //! SA requests to the SM's LID. Those to any other LID are ordinary transactions, since nobody there
-//! answers for the subnet. If the SM's port has several LIDs, PortInfo tells only one of them and no
-//! LMC: [`Policy::sm_lmc`] is for an operator who knows. Without it, a VF that asks at another of the
-//! SM's LIDs still changes no GUIDs, no service of a sibling and uses no SM_Key; but its joins and
-//! subscriptions go past the aggregation, so that one sibling's leave can end another's membership.
+//! answers for the subnet. But if the SM's port has several LIDs, PortInfo tells only one of them and no
+//! LMC, and a VF may also still use the one before. So joins, leaves and subscriptions are aggregated
+//! whatever LID they are sent to, and a VF that asks elsewhere changes no GUIDs, no service of a sibling
+//! and uses no SM_Key there either.
 #![forbid(unsafe_code)]
 
 mod alias_groups;

@@ -1,7 +1,7 @@
 //! What VFs ask the SA, and what the port itself asks it for them.
 
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
 use ib_wire::{Gid, Lid, PKeyIndex, QKey, Qpn, SmKey, Tid};
 use mad_mux::rmpp::RmppRole;
@@ -12,6 +12,7 @@ use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex};
 
 use crate::config::Strictness;
 use crate::egress::{Checked, Outbound, Step};
+use crate::join_routes::WayBack;
 use crate::mux::PortMux;
 use crate::output::{Cause, Passed, Route, VfDelivery, VfEvent};
 use crate::pf_software;
@@ -48,6 +49,17 @@ impl PortTransaction {
     }
 }
 
+/// Whether a request changes what the port holds at the SA for all its VFs. There is one SA in a subnet:
+/// whatever LID such a request names, another one of the SM's port or one that the SM had before, it
+/// reaches that SA or nobody, and must not reach it in a VF's own name.
+pub(crate) fn is_aggregated(mad: &MadHeader) -> bool {
+    matches!(
+        (mad.attribute_id, mad.method),
+        (AttributeId::MC_MEMBER_RECORD, Method::SET | Method::DELETE)
+            | (AttributeId::INFORM_INFO, Method::SET)
+    )
+}
+
 impl PortMux {
     /// Where the SA is.
     pub(crate) const fn sa(&self) -> Peer {
@@ -58,17 +70,15 @@ impl PortMux {
         }
     }
 
-    /// Whether the SA answers at a LID: the one that the SM announced, or another of the same port as
-    /// far as the operator knows the SM's LMC, or the SM's port is this one.
+    /// Whether the SA is known to answer at a LID: the one that the SM announced, or any of this
+    /// port's if the SM's is one of them.
     pub(crate) fn is_sa(&self, lid: Lid) -> bool {
         let sm = self.port.sm_lid;
-        let path_bits = self.policy.sm_lmc.mask();
-        let is_sms = lid.get() & !path_bits == sm.get() & !path_bits;
-        lid.is_unicast() && (is_sms || (self.port.owns(sm) && self.port.owns(lid)))
+        lid.is_unicast() && (lid == sm || (self.port.owns(sm) && self.port.owns(lid)))
     }
 
     /// Keeps from a VF's SA request to another LID what would not go to the SA either: if the SM's
-    /// port has several LIDs, this may be one of them after all.
+    /// port has several LIDs, this may be one of them after all, or the one that the SM had before.
     pub(crate) fn guard_sa_request(&self, vf: VfId, mad: &mut Mad) -> Result<(), DropReason> {
         let trusted = self.vfs.get(vf).is_some_and(|record| record.is_pf);
         if trusted || mad.header.method.is_answer() {
@@ -78,7 +88,7 @@ impl PortMux {
         self.check_record(vf, mad)
     }
 
-    /// Takes an SA MAD of a VF to the SM's LID.
+    /// Takes an SA MAD of a VF to the SM's LID, or one that [`is_aggregated`] to any.
     pub(crate) fn ask_sa(
         &mut self,
         now: Instant,
@@ -118,9 +128,12 @@ impl PortMux {
         match outcome {
             Outcome::Answered => Ok(Step::Answered),
             Outcome::Absorbed => {
-                if let Some(route) = checked.grh() {
-                    let tid = mad.header.tid;
-                    self.join_routes.remember(vf, tid, route.reversed());
+                let way_back = WayBack {
+                    from: checked.dlid(),
+                    grh: checked.grh().map(Route::reversed),
+                };
+                if way_back != self.usual_way_back() {
+                    self.join_routes.remember(vf, mad.header.tid, way_back);
                 }
                 Ok(Step::Absorbed)
             }
@@ -190,13 +203,21 @@ impl PortMux {
         }
     }
 
+    /// How an answer of the SA comes to who asked at the SM's LID without a GRH.
+    const fn usual_way_back(&self) -> WayBack {
+        WayBack {
+            from: self.port.sm_lid,
+            grh: None,
+        }
+    }
+
     /// Delivers an answer that the SA would have given.
     pub(crate) fn answer_as_sa(
         &mut self,
         cause: Cause,
         vf: VfId,
         pkey_index: VirtualPKeyIndex,
-        grh: Option<Route>,
+        way_back: WayBack,
     ) -> Passed {
         let Some(record) = self.vfs.get_mut(vf).filter(|record| record.active) else {
             return self.end(cause, Some(vf), DropReason::VfDown);
@@ -205,11 +226,11 @@ impl PortMux {
         Passed::ToVf(VfDelivery {
             vf,
             qp: SpecialQp::Gsi,
-            slid: self.port.sm_lid,
+            slid: way_back.from,
             sqpn: Qpn::GSI,
             sl: self.port.sm_sl,
             pkey_index,
-            grh,
+            grh: way_back.grh,
         })
     }
 
@@ -219,10 +240,10 @@ impl PortMux {
         cause: Cause,
         vf: VfId,
         pkey_index: VirtualPKeyIndex,
-        grh: Option<Route>,
+        way_back: WayBack,
         answer: &SaMad,
     ) {
-        let passed = self.answer_as_sa(cause, vf, pkey_index, grh);
+        let passed = self.answer_as_sa(cause, vf, pkey_index, way_back);
         self.emit_passed(cause, passed, &Mad::from_layout(answer));
     }
 
@@ -273,8 +294,9 @@ impl PortMux {
         answer: &SaMad,
     ) {
         let vf = pf_software::tenant_of(member);
-        let grh = self.join_routes.take(vf, answer.header.tid);
-        self.deliver_as_sa(cause, vf, pkey_index, grh, answer);
+        let known = self.join_routes.take(vf, answer.header.tid);
+        let way_back = known.unwrap_or_else(|| self.usual_way_back());
+        self.deliver_as_sa(cause, vf, pkey_index, way_back, answer);
     }
 
     /// Gives a subscriber its copy of a report, in the partition in which the port hears the SA, or
@@ -290,7 +312,8 @@ impl PortMux {
             .get(vf)
             .and_then(|record| record.pkeys.find(key, Strictness::Compat));
         let pkey_index = found.unwrap_or(VirtualPKeyIndex(PKeyIndex(0)));
-        self.deliver_as_sa(cause, vf, pkey_index, None, report);
+        let way_back = self.usual_way_back();
+        self.deliver_as_sa(cause, vf, pkey_index, way_back, report);
     }
 
     /// Tells VFs that something they had registered is gone or different.

@@ -3,12 +3,13 @@
 
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
+use ib_wire::notice::InformInfo;
 use ib_wire::rmpp::{RmppHeader, RmppMad};
 use ib_wire::sa::{
     ComponentMask, GuidInfoRecord, JoinState, McMemberRecord, MultiPathRecord, PathRecord, SaMad,
     ServiceRecord,
 };
-use ib_wire::{Gid, Guid, Lid, Lmc, PKey, QKey, Sl, SmKey, Tid};
+use ib_wire::{Gid, Guid, Lid, PKey, QKey, Sl, SmKey, Tid};
 use pf_context::{Cause, Output, Policy, PortConfig, PortEvent, Sizes, VfConfig, VfEvent};
 use vf_tunnel::DropReason;
 
@@ -209,12 +210,11 @@ fn c040_paths_from_a_siblings_gid_are_asked_for_by_policy_only() {
 #[test]
 fn sa_requests_to_another_lid_are_ordinary_transactions() {
     let mut port = Port::new();
-    let join = member(1, Method::SET, 0x0102_0304_0506_0708);
-    let out = sent(port.vf_sends(1, &frame(PEER, join)));
-    assert_eq!(out.mad.view::<SaMad>().data, join.view::<SaMad>().data);
-    assert_eq!(port.mux.sizes().mcast_groups, 0);
+    let query = path_query(0x0102_0304_0506_0708);
+    let out = sent(port.vf_sends(1, &frame(PEER, query)));
+    assert_eq!(out.dlid, PEER);
     let delivered = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
-    assert_eq!(delivered.mad, answer(&join));
+    assert_eq!(delivered.mad, answer(&query));
 }
 
 #[test]
@@ -237,24 +237,58 @@ fn c037_c038_c039_a_vf_gets_nowhere_by_another_lid_what_it_may_not_ask_the_sa() 
     assert_eq!(out.mad.view::<SaMad>().sm_key, SmKey::new(0));
 }
 
-#[test]
-fn c116_a_join_at_another_lid_of_an_sm_whose_lmc_is_known_is_the_ports() {
-    const SM: u16 = 12;
-    let policy = Policy {
-        sm_lmc: Lmc::from_low_bits(2),
-        ..Policy::default()
-    };
-    let config = PortConfig {
-        policy,
-        sm_lid: Lid::new(SM),
-        ..config()
-    };
-    let mut port = Port::with(config, [vf_config(1)]);
-    let out = sent(port.vf_sends(1, &frame(SM + 3, member(1, Method::SET, 1))));
+/// What goes out, because of a VF's request to a LID, is the port's own request to the SA; the answer
+/// comes from the LID that was asked.
+fn goes_in_the_ports_name(port: &mut Port, lid: u16, request: Mad) {
+    let out = sent(port.vf_sends(1, &frame(lid, request)));
     assert_eq!(out.dlid, SM);
-    assert_eq!(port.mux.sizes().mcast_groups, 1);
-    sent(port.vf_sends(1, &frame(SM + 4, member(1, Method::SET, 2))));
-    assert_eq!(port.mux.sizes().mcast_groups, 1, "another port's LID");
+    assert_ne!(out.mad.header.tid, request.header.tid);
+    let back = got(port.wire_sends(&from(SM), &granted(&out.mad)));
+    assert_eq!((back.vf, back.slid), (1, lid));
+    assert_eq!(back.mad.header.tid, request.header.tid);
+}
+
+#[test]
+fn c116_a_join_at_any_lid_is_the_ports() {
+    // Another of the SM's port, the one that it had before, and a stranger's.
+    for lid in [SM, SM + 1, PEER, 0xbfff] {
+        let mut port = Port::new();
+        goes_in_the_ports_name(&mut port, lid, member(1, Method::SET, 1));
+        assert_eq!(port.mux.sizes().mcast_groups, 1);
+        let second = got(port.vf_sends(2, &frame(lid, member(2, Method::SET, 2))));
+        assert_eq!((second.vf, second.slid), (2, lid));
+        let left = got(port.vf_sends(2, &frame(lid, member(2, Method::DELETE, 3))));
+        assert_eq!((left.vf, left.slid), (2, lid));
+    }
+}
+
+#[test]
+fn c116_a_join_at_the_sms_former_lid_is_the_ports() {
+    let mut port = joined();
+    port.event(PortEvent::SmChange {
+        lid: Lid::new(PEER),
+        sl: Sl::default(),
+    });
+    let second = got(port.vf_sends(2, &frame(SM, member(2, Method::SET, 6))));
+    assert_eq!((second.vf, second.slid), (2, SM));
+    let sizes = port.mux.sizes();
+    assert_eq!((sizes.mcast_groups, sizes.mcast_members), (1, 2));
+}
+
+#[test]
+fn c205_a_subscription_at_any_lid_is_the_ports() {
+    let mut info = InformInfo::default();
+    (info.is_generic, info.subscribe) = (1, 1);
+    let mut subscribe = SaMad::new(Method::SET, ComponentMask::NONE, &info);
+    subscribe.header.tid = Tid::new(9);
+    for lid in [SM + 1, PEER] {
+        let mut port = Port::new();
+        let out = sent(port.vf_sends(1, &frame(lid, Mad::from_layout(&subscribe))));
+        assert_eq!(out.dlid, SM);
+        let back = got(port.wire_sends(&from(SM), &answer(&out.mad)));
+        assert_eq!((back.vf, back.slid), (1, lid));
+        assert_eq!(port.mux.sizes().subscriptions, 1);
+    }
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use vhca::programs::umad_socket_of;
 use vhca::serve::{
-    AttachSpec, GivenOptions, GuidPolicy, Options, Quotas, Right, SmChoice, TopologySpec,
+    AttachSpec, GivenOptions, GuidPolicy, Options, PolicyOptions, Quotas, Right, SmChoice,
+    TopologySpec,
 };
 
 use super::ServerArgs;
@@ -111,6 +112,7 @@ impl ServeArgs {
             guests: self.guests.then_some(true),
             vfio_user: self.vfio_user.clone(),
             quotas: Quotas::default(),
+            policy: PolicyOptions::default(),
             attach: self.attach.clone(),
             local_guids: self.local_guids.then_some(true),
             seed: self.seed,

@@ -217,6 +217,7 @@ impl Lab {
         let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
+            policy: options.policy.policy(),
             smi: options.rights.contains(&Right::Smi),
             ..PfConfig::new(seed)
         };

@@ -7,7 +7,7 @@ use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 use serde::Deserialize;
 
-use super::{AttachSpec, IbsimAddress, Right, TopologySpec};
+use super::{AttachSpec, IbsimAddress, PolicyOptions, Right, TopologySpec};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -116,6 +116,8 @@ pub struct Options {
     pub local_guids: bool,
     /// How much each VF may have.
     pub quotas: Quotas,
+    /// How strictly the VFs' management packets are taken.
+    pub policy: PolicyOptions,
     /// Seed of everything random; random itself by default.
     pub seed: Option<u64>,
     /// The control socket; none by default.

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
-use super::{AttachSpec, GuidPolicy, IbsimAddress, Options, Quotas, Right, SmChoice, TopologySpec};
+use super::{
+    AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right, SmChoice,
+    TopologySpec,
+};
 
 /// VFs of each shared adapter if nobody says how many.
 const VFS: u16 = 4;
@@ -46,6 +49,8 @@ pub struct GivenOptions {
     pub vfio_user: Option<PathBuf>,
     #[serde(default)]
     pub quotas: Quotas,
+    #[serde(default)]
+    pub policy: PolicyOptions,
     #[serde(default, deserialize_with = "attach")]
     pub attach: Vec<AttachSpec>,
     pub local_guids: Option<bool>,
@@ -92,7 +97,7 @@ impl GivenOptions {
         })
     }
 
-    /// These, and where they say nothing, the others. Quotas are the others' if these have none.
+    /// These, and where they say nothing, the others. Quotas and policy are the others' if these have none.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self {
@@ -109,6 +114,11 @@ impl GivenOptions {
                 others.quotas
             } else {
                 self.quotas
+            },
+            policy: if self.policy == PolicyOptions::default() {
+                others.policy
+            } else {
+                self.policy
             },
             attach: first(self.attach, others.attach),
             local_guids: self.local_guids.or(others.local_guids),
@@ -136,6 +146,7 @@ impl GivenOptions {
             guests: self.guests.unwrap_or_default(),
             vfio_user: self.vfio_user,
             quotas: self.quotas,
+            policy: self.policy,
             attach: self.attach,
             local_guids: self.local_guids.unwrap_or_default(),
             seed: self.seed,
@@ -167,6 +178,7 @@ mod tests {
         assert_eq!(given.vfs, Some(16));
         assert_eq!(given.pf.len(), 4);
         assert_eq!(given.quotas.sa_requests, Some(256));
+        assert_eq!(given.policy.policy(), pf_context::Policy::default());
         let all = [
             "manager",
             "guids",
