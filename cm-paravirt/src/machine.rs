@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::{CmReq, timeout_nanos};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method};
-use ib_wire::{Gid, Guid, Lid, PKey, Qpn, Sl};
+use ib_wire::{Gid, Guid, Lid, Lmc, PKey, PortNum, Qpn, Sl};
 use vf_tunnel::wire_id::{KeyedHash, Permutation};
 use vf_tunnel::{DropReason, VfId, WireCommId};
 
@@ -243,6 +243,12 @@ impl CmParavirt {
     /// Sets how many ids a VF may have. Ids that it has already stay.
     pub fn set_quota(&mut self, vf: VfId, ids: u32) {
         self.table.vf_mut(vf).quota = ids;
+    }
+
+    /// Takes note of the number of path bits in the LIDs of the subnet behind a port, as far as the
+    /// port's own tell it: a peer may send from any LID of its port.
+    pub fn set_lmc(&mut self, port: PortNum, lmc: Lmc) {
+        self.table.set_lmc(port, lmc);
     }
 
     /// How many ids a VF may have.

@@ -4,7 +4,7 @@
 //! `egress` and `ingress`.
 
 use ib_vtime::{Duration, Instant};
-use ib_wire::{Guid, Lid, Qpn, Sl};
+use ib_wire::{Guid, Lid, Lmc, PortNum, Qpn, Sl};
 use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT, Trail};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
@@ -57,6 +57,8 @@ pub(crate) struct Table {
     quota: u32,
     pending: u32,
     ticks: Ticks,
+    /// By port.
+    lmcs: Vec<Lmc>,
     /// The tick of the latest call.
     now: u64,
 }
@@ -93,6 +95,7 @@ impl Table {
             quota,
             pending,
             ticks,
+            lmcs: Vec::new(),
             now: 0,
         }
     }
@@ -512,13 +515,26 @@ impl Table {
 
     // The peer's address.
 
+    /// Takes note of a port's LMC.
+    pub(crate) fn set_lmc(&mut self, port: PortNum, lmc: Lmc) {
+        if port.index() >= self.lmcs.len() {
+            self.lmcs.resize(port.index() + 1, Lmc::default());
+        }
+        self.lmcs[port.index()] = lmc;
+    }
+
     /// Whether a message comes from where the slot's peer is known to be: its LID, the one of its
-    /// alternate path, or, if the exchange goes through routers, its GID.
+    /// alternate path, either with any path bits, or, if the exchange goes through routers, its GID.
     pub(crate) fn is_from_peer(&self, slot: u32, from: &PeerAddress) -> bool {
         let hot = self.store.hot(slot);
-        (hot.lid == from.lid && hot.port == from.port)
+        let lmc = self
+            .lmcs
+            .get(from.port.index())
+            .copied()
+            .unwrap_or_default();
+        (lmc.is_same_port(hot.lid, from.lid) && hot.port == from.port)
             || hot.lid == Lid::NONE
-            || (hot.alternate_lid == from.lid && from.lid != Lid::NONE)
+            || (lmc.is_same_port(hot.alternate_lid, from.lid) && hot.alternate_lid != Lid::NONE)
             || (hot.has(Flags::GLOBAL)
                 && from
                     .gid

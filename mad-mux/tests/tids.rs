@@ -9,7 +9,7 @@ use std::time::Duration;
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppStatus, RmppType};
-use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix, Tid};
+use ib_wire::{Gid, Guid, Lid, Lmc, Qpn, SubnetPrefix, Tid};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{Peer, TidConfig, TidMap, TransactionState};
 use proptest::prelude::*;
@@ -214,6 +214,22 @@ fn c049_an_answer_from_elsewhere_is_dropped() {
     }
     let by_gid = Peer { gid, ..at(5) };
     assert!(receive(&mut map, Instant::ZERO, answer_to(&sent), &by_gid).is_ok());
+}
+
+#[test]
+fn c049_an_answer_may_come_from_another_lid_of_the_port_that_was_asked() {
+    let mut map = map();
+    map.set_lmc(Lmc::from_low_bits(2));
+    let sent = send(&mut map, vf(1), get(5), &at(6));
+    for (lid, expected) in [
+        (4, Ok((vf(1), 5))),
+        (7, Ok((vf(1), 5))),
+        (3, Err(DropReason::WrongPeer)),
+        (8, Err(DropReason::WrongPeer)),
+    ] {
+        let got = receive(&mut map, Instant::ZERO, answer_to(&sent), &at(lid));
+        assert_eq!(got, expected, "from {lid}");
+    }
 }
 
 #[test]

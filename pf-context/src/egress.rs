@@ -304,7 +304,10 @@ impl PortMux {
             qp,
             pkey,
             qkey,
-            path_bits: av.path_bits() & self.path_bits(),
+            path_bits: match av.path_bits() & self.path_bits() {
+                0 => record.asked.path_bits(av.dlid, mad),
+                given => given,
+            },
             sgid,
             header,
         })
@@ -482,6 +485,7 @@ impl PortMux {
             sl: out.sl,
             pkey: out.pkey,
             grh: out.grh,
+            path_bits: out.dlid.get().to_be_bytes()[1] & self.path_bits(),
         };
         self.receive(now, cause, out.qp, &source, mad)
     }

@@ -112,6 +112,10 @@ impl PortMux {
                     if mad.header.method.is_response() {
                         record.redirects.learn(mad);
                         record.driver.adapt(mad);
+                    } else {
+                        record
+                            .asked
+                            .note(source.slid, source.path_bits, &mad.header);
                     }
                 }
                 Passed::ToVf(VfDelivery {
@@ -310,7 +314,7 @@ impl PortMux {
             qkey: QKey::GSI,
             sl: source.sl,
             pkey: self.pkeys.of_partition(source.pkey).unwrap_or_default(),
-            path_bits: 0,
+            path_bits: source.path_bits,
             grh: source.grh.map(Route::reversed),
         };
         self.transmit(now, cause, None, out, mad)

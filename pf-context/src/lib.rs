@@ -58,6 +58,7 @@
 #![forbid(unsafe_code)]
 
 mod alias_groups;
+mod asked_under;
 mod config;
 pub mod context;
 mod delivery;

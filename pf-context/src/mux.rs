@@ -76,7 +76,7 @@ impl PortMux {
     pub fn new(config: PortConfig) -> Self {
         let mut seeds = SplitMix64::new(config.seed);
         let PortConfig { limits, .. } = config;
-        Self {
+        let mut this = Self {
             port: Port {
                 lid: config.lid,
                 lmc: config.lmc,
@@ -105,7 +105,9 @@ impl PortMux {
             statistics: MadStatistics::default(),
             sa_transmissions: 0,
             outputs: VecDeque::new(),
-        }
+        };
+        this.set_lmc(config.lmc);
+        this
     }
 
     /// Takes the oldest output. Poll until `None` after every call that takes a [`Cause`] or a time.
@@ -143,6 +145,8 @@ impl PortMux {
     /// Takes note of the number of path bits in the port's LIDs.
     pub fn set_lmc(&mut self, lmc: Lmc) {
         self.port.lmc = lmc;
+        self.tids.set_lmc(lmc);
+        self.cm.set_lmc(THE_PORT, lmc);
     }
 
     /// Frames of VFs that wait for their turn.

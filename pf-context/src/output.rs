@@ -52,6 +52,8 @@ pub struct WireSource {
     pub pkey: PKey,
     /// Its GRH, if it has one.
     pub grh: Option<Route>,
+    /// What its destination LID adds to the port's base LID.
+    pub path_bits: u8,
 }
 
 /// What happens to the port.

@@ -6,6 +6,7 @@ use ib_wire::{Gid, Guid, PKey, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
+use crate::asked_under::AskedUnder;
 use crate::config::{AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
 use crate::guest_driver::GuestDriver;
 use crate::mux::PortMux;
@@ -27,6 +28,7 @@ pub(crate) struct Vf {
     service_levels: u16,
     pub(crate) driver: GuestDriver,
     pub(crate) redirects: Redirects,
+    pub(crate) asked: AskedUnder,
     /// Whether it is the PF's own software, which is trusted and has no tunnel.
     pub(crate) is_pf: bool,
     /// Whether its tunnel works.
@@ -46,6 +48,7 @@ impl Vf {
             service_levels: config.service_levels,
             driver: config.driver,
             redirects: Redirects::default(),
+            asked: AskedUnder::default(),
             is_pf: false,
             active: true,
             statistics: MadStatistics::default(),
@@ -256,6 +259,7 @@ impl PortMux {
             return;
         };
         record.redirects.clear();
+        record.asked.clear();
         // Its peers know the requests that the REJs name by the CA that the requests named.
         let ca_guid = record.ca_guid.or_else(|| record.claimed_ca.take());
         let ca_guid = ca_guid.or(record.guid).unwrap_or(Guid::NONE);

@@ -74,6 +74,7 @@ const SOURCE: WireSource = WireSource {
     sqpn: Qpn::GSI,
     sl: Sl::from_low_bits(0),
     pkey: PKey::DEFAULT_FULL,
+    path_bits: 0,
     grh: None,
 };
 

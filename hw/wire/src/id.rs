@@ -329,6 +329,12 @@ impl Lmc {
     pub const fn mask(self) -> u16 {
         (1 << self.0) - 1
     }
+
+    /// Whether two unicast LIDs are those of one port: they differ in path bits at most.
+    #[must_use]
+    pub const fn is_same_port(self, one: Lid, other: Lid) -> bool {
+        (one.get() ^ other.get()) & !self.mask() == 0
+    }
 }
 
 /// A port number: 1 to 254 for the ports of CAs and the external ports of switches, 0 for a

@@ -36,7 +36,7 @@ mod slots;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::{Gid, Lid, Qpn, Tid};
+use ib_wire::{Gid, Lid, Lmc, Qpn, Tid};
 use vf_tunnel::wire_id::{Permutation, UniversalHash};
 use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
@@ -126,6 +126,7 @@ pub struct TidUse {
 #[derive(Clone, Debug)]
 pub struct TidMap {
     config: TidConfig,
+    lmc: Lmc,
     slots: Slots,
     hash: UniversalHash<4>,
     names: Names,
@@ -140,11 +141,20 @@ impl TidMap {
         let mut random = SplitMix64::new(seed);
         Self {
             config,
+            lmc: Lmc::default(),
             slots: Slots::default(),
             hash: UniversalHash::new(|| random.next()),
             names: Names::new(Permutation::new(random.next())),
             usage: Vec::new(),
         }
+    }
+
+    /// Takes note of the number of path bits in the LIDs of the subnet, as far as the port's own tell it.
+    /// An answer may come from another LID of the port that was asked: adapters shared among VFs answer
+    /// from the base LID whatever they were asked under, since their VFs are not told
+    /// (`mlx4_ib_send_to_slave`). That it answers is shown by its wire TID, which nobody can guess.
+    pub const fn set_lmc(&mut self, lmc: Lmc) {
+        self.lmc = lmc;
     }
 
     /// Whether a MAD belongs to a transaction of its sender's, so that its TID is mapped on the way
@@ -235,7 +245,7 @@ impl TidMap {
         from: &Peer,
     ) -> Result<(), DropReason> {
         let entry = &self.slots[named.slot];
-        if !entry.is_peer(from) {
+        if !entry.is_peer(from, self.lmc) {
             return Err(DropReason::WrongPeer);
         }
         if !entry.is_answered_by(&mad.header) {

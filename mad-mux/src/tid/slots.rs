@@ -8,6 +8,7 @@ use std::ops::Index;
 use std::time::Duration;
 
 use ib_vtime::Instant;
+use ib_wire::Lmc;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
 use vf_tunnel::wire_id::LANES;
 use vf_tunnel::{VfId, VfTid};
@@ -116,9 +117,9 @@ impl Slot {
             && self.peer == *to
     }
 
-    /// Whether something comes from the one that was asked.
-    pub(super) fn is_peer(&self, from: &Peer) -> bool {
-        let by_lid = self.peer.lid == from.lid && self.peer.qpn == from.qpn;
+    /// Whether something comes from the one that was asked, by whatever LID of its port.
+    pub(super) fn is_peer(&self, from: &Peer, lmc: Lmc) -> bool {
+        let by_lid = lmc.is_same_port(self.peer.lid, from.lid) && self.peer.qpn == from.qpn;
         let by_gid = !self.peer.gid.is_none() && self.peer.gid == from.gid;
         by_lid || (by_gid && self.peer.qpn == from.qpn)
     }

@@ -302,6 +302,7 @@ impl PfPort {
                 flow_label: route.flow_label,
                 hop_limit: route.hop_limit,
             }),
+            path_bits: from.path_bits,
         }
     }
 

@@ -4,7 +4,7 @@
 use ib_vtime::Duration;
 use ib_wire::cm::{self, CmRej, CmRep, CmReq, CmRtu, CmSidrReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
-use ib_wire::{CommId, Gid, Guid, Lid, PKey, Tid};
+use ib_wire::{CommId, Gid, Guid, Lid, Lmc, PKey, Tid};
 use pf_context::{Output, Policy, PortConfig, Sizes, VfConfig, WireSource};
 use vf_tunnel::DropReason;
 
@@ -128,6 +128,30 @@ fn c083_a_req_for_nobody_is_rejected_where_it_came_from() {
     assert_eq!(out.mad.view::<CmRej>().reason, RejReason::PRIMARY_GID);
     let grh = out.grh.unwrap();
     assert_eq!((grh.sgid, grh.dgid), (vf_gid(9), peer_gid()));
+}
+
+#[test]
+fn c083_a_req_is_rejected_from_the_lid_that_it_came_to() {
+    let lmc = Lmc::from_low_bits(2);
+    let mut port = Port::with(PortConfig { lmc, ..config() }, [vf_config(1)]);
+    let source = WireSource {
+        grh: Some(route(peer_gid(), vf_gid(9))),
+        path_bits: 2,
+        ..from(PEER)
+    };
+    let out = sent(port.wire_sends(&source, &peer_req(7, vf_gid(9))));
+    assert_eq!((out.dlid, out.path_bits), (PEER, 2));
+}
+
+#[test]
+fn c087_a_peers_message_from_its_base_lid_is_the_exchanges() {
+    let lmc = Lmc::from_low_bits(2);
+    let mut port = Port::with(PortConfig { lmc, ..config() }, [vf_config(1)]);
+    let wire = connect(&mut port);
+    let dreq = message(AttributeId::CM_DREQ, 90, wire);
+    let stranger = dropped(port.wire_sends(&from(PEER + 4), &dreq));
+    assert_eq!(stranger, DropReason::WrongPeer);
+    assert_eq!(got(port.wire_sends(&from(PEER + 1), &dreq)).vf, 1);
 }
 
 #[test]

@@ -89,6 +89,7 @@ pub(crate) fn from(lid: u16) -> WireSource {
         sqpn: Qpn::GSI,
         sl: Sl::default(),
         pkey: PKey::DEFAULT_FULL,
+        path_bits: 0,
         grh: None,
     }
 }

@@ -2,7 +2,7 @@
 
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::perf::{PerfAttribute, PortCounters};
-use ib_wire::{Gid, Guid, PKey, Qpn, Sl, SubnetPrefix};
+use ib_wire::{Gid, Guid, Lmc, PKey, Qpn, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use pf_context::{GuestDriver, Policy, PortConfig, Strictness, VfConfig, WireSource};
 use vf_tunnel::DropReason;
@@ -239,6 +239,54 @@ fn c068_c075_a_delivery_shows_the_source_as_it_was_on_the_wire() {
     let out = sent(port.vf_sends(1, &frame(SM, path_query(1))));
     let local = got(port.wire_sends(&from(SM), &answer(&out.mad)));
     assert_eq!(local.grh, None);
+}
+
+/// A port with the LIDs 8 to 11.
+fn with_four_lids() -> Port {
+    let lmc = Lmc::from_low_bits(2);
+    Port::with(PortConfig { lmc, ..config() }, [server(1), server(2)])
+}
+
+#[test]
+fn c075_a_vf_answers_with_the_path_bits_under_which_it_was_asked() {
+    let mut port = with_four_lids();
+    let source = WireSource {
+        path_bits: 3,
+        ..to(vf_gid(1))
+    };
+    let asked = request();
+    got(port.wire_sends(&source, &asked));
+    let reply = answer(&asked);
+    for _ in 0..2 {
+        assert_eq!(sent(port.vf_sends(1, &frame(PEER, reply))).path_bits, 3);
+    }
+    // Not for others, nor for other peers; and what the VF says itself counts.
+    assert_eq!(sent(port.vf_sends(2, &frame(PEER, reply))).path_bits, 0);
+    assert_eq!(sent(port.vf_sends(1, &frame(PEER + 1, reply))).path_bits, 0);
+    let mut chosen = frame(PEER, reply);
+    chosen.header.av.grh_path_bits |= 1;
+    assert_eq!(sent(port.vf_sends(1, &chosen)).path_bits, 1);
+    port.reset(1);
+    assert_eq!(sent(port.vf_sends(1, &frame(PEER, reply))).path_bits, 0);
+}
+
+#[test]
+fn c075_a_sibling_is_answered_from_the_lid_that_it_asked() {
+    let mut port = with_four_lids();
+    let asked = request();
+    let inward = got(port.vf_sends(2, &global_frame(OWN + 2, vf_gid(1), asked)));
+    assert_eq!(inward.slid, OWN);
+    let back = global_frame(OWN, vf_gid(2), answer(&inward.mad));
+    assert_eq!(got(port.vf_sends(1, &back)).slid, OWN + 2);
+}
+
+#[test]
+fn c049_an_answer_from_a_peers_base_lid_is_a_vfs_that_asked_at_another() {
+    let mut port = with_four_lids();
+    let asked = request();
+    let out = sent(port.vf_sends(1, &frame(PEER + 2, asked)));
+    let got = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
+    assert_eq!((got.vf, got.slid, got.mad), (1, PEER, answer(&asked)));
 }
 
 #[test]

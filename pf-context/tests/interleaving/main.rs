@@ -311,6 +311,7 @@ impl World {
             sqpn: Qpn::GSI,
             sl: Sl::default(),
             pkey: PKey::DEFAULT_FULL,
+            path_bits: 0,
             grh: None,
         };
         self.mux.from_wire(
@@ -581,6 +582,7 @@ proptest! {
             sqpn: Qpn::GSI,
             sl: Sl::default(),
             pkey: PKey::DEFAULT_FULL,
+            path_bits: 0,
             grh: global.then_some(pf_context::Route {
                 sgid: Gid([7; 16]),
                 dgid: vf_gid(to),

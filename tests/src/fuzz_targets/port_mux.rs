@@ -191,6 +191,7 @@ impl Scene {
             sqpn: Qpn::GSI,
             sl: Sl::default(),
             pkey: PKey::DEFAULT_FULL,
+            path_bits: 0,
             grh: (to >= 0xf0).then(|| Route {
                 sgid: Gid([7; 16]),
                 dgid: gid_of(vf(1 + u16::from(to) % VFS)),

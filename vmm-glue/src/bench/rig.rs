@@ -210,6 +210,7 @@ impl Rig {
             sqpn: Qpn::GSI,
             sl: Sl::default(),
             pkey: PKey::DEFAULT_FULL,
+            path_bits: 0,
             grh: None,
         };
         self.frames += 1;
@@ -246,6 +247,7 @@ fn source(slid: Lid, slot: &Place) -> anyhow::Result<WireSource> {
         sqpn: Qpn::GSI,
         sl: Sl::default(),
         pkey: PKey::DEFAULT_FULL,
+        path_bits: 0,
         grh: (grh.ip_version() == Grh::VERSION).then(|| Route {
             sgid: grh.sgid,
             dgid: grh.dgid,

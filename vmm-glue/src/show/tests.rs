@@ -86,6 +86,7 @@ fn mux() -> PortMux {
         sqpn: Qpn::GSI,
         sl: Sl::default(),
         pkey: PKey::DEFAULT_FULL,
+        path_bits: 0,
         grh: None,
     };
     let at = Instant::from_millis(1);

@@ -361,6 +361,7 @@ fn wire_mad(line: WireMadLine) -> (u64, Action) {
         pkey: line
             .pkey
             .map_or(PKey::DEFAULT_FULL, |Hex(key)| PKey::new(key)),
+        path_bits: 0,
         grh: line.grh.map(|Object(grh)| Route {
             sgid: Gid::from(grh.sgid),
             dgid: Gid::from(grh.dgid),

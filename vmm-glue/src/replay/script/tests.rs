@@ -96,6 +96,7 @@ fn a_mad_from_the_wire_is_read_with_all_its_fields() {
         sqpn: Qpn::from_low_bits(5),
         sl: Sl::from_low_bits(6),
         pkey: PKey::DEFAULT_LIMITED,
+        path_bits: 0,
         grh: Some(Route {
             sgid: address(1),
             dgid: address(2),
