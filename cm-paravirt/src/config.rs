@@ -5,7 +5,7 @@ use ib_vtime::Duration;
 /// Limits and times of a [`CmParavirt`](crate::CmParavirt). The defaults suit a PF with up to 1,024
 /// VFs.
 ///
-/// No time is longer than [`Config::LONGEST`]; a longer one counts as that.
+/// No time but [`Config::silence`] is longer than [`Config::LONGEST`]; a longer one counts as that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Communication ids and SIDR request ids of a VF, those in quarantine included.
@@ -23,6 +23,10 @@ pub struct Config {
     pub quarantine: Duration,
     /// The most time that late messages can add up to, counted from the first DREQ or REJ.
     pub quarantine_max: Duration,
+    /// How long a connection lives without a message that may have ended without one: see
+    /// [`State::Quiet`](crate::State::Quiet). The one that is silent for the longest time makes place
+    /// at the VF's quota.
+    pub silence: Duration,
     /// Answers that the machine itself sends to a LID per second; 0 for none at all.
     pub answers_per_second: u32,
     /// Answers that may go to a LID at once.
@@ -37,7 +41,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The longest time that the timers can run: about 18 minutes.
+    /// The longest time that most timers can run: about 18 minutes.
     pub const LONGEST: Duration = Duration::from_secs(1_099);
 }
 
@@ -53,6 +57,7 @@ impl Default for Config {
             sidr: Duration::from_secs(60),
             quarantine: Duration::from_secs(30),
             quarantine_max: Duration::from_secs(240),
+            silence: Duration::from_secs(7 * 24 * 3600),
             answers_per_second: 100,
             answer_burst: 100,
             reject_for_down_vf: true,
@@ -70,6 +75,7 @@ pub(crate) struct Ticks {
     pub(crate) sidr: u32,
     pub(crate) quarantine: u32,
     pub(crate) quarantine_max: u32,
+    pub(crate) silence: u32,
 }
 
 impl From<&Config> for Ticks {
@@ -82,6 +88,7 @@ impl From<&Config> for Ticks {
             sidr: ticks(config.sidr),
             quarantine: ticks(config.quarantine),
             quarantine_max: ticks(config.quarantine_max),
+            silence: crate::wheel::many_ticks(config.silence) + 1,
         }
     }
 }

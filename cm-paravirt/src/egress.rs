@@ -7,7 +7,7 @@ use ib_wire::{CommId, Guid, PKey};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
 use crate::ids::CmIds;
-use crate::machine::{CmParavirt, Kind, classify, handshake_nanos};
+use crate::machine::{CmParavirt, Kind, Offer, classify};
 use crate::party::{IdentityCheck, PeerAddress, VfIdentity};
 use crate::state::{Clock, Message, State, Way};
 use crate::store::Flags;
@@ -76,7 +76,7 @@ impl CmParavirt {
         let slot = match known.filter(|&slot| self.is_repeated_req(slot, to)) {
             Some(slot) => slot,
             None => {
-                self.table.check_quota(vf)?;
+                self.table.make_place(vf, known)?;
                 if let Some(old) = known {
                     self.table.supersede(old);
                 }
@@ -84,7 +84,7 @@ impl CmParavirt {
                 let slot = self
                     .table
                     .open_for_guest(vf, guest, state, Space::Connection, to)?;
-                self.table.set_budget(slot, handshake_nanos(req));
+                self.table.set_terms(slot, &Offer::from(req), false);
                 self.table.cold_mut(slot).gid = req.primary.remote_gid;
                 let hot = self.table.store.hot_mut(slot);
                 hot.pkey = req.pkey;
@@ -177,7 +177,7 @@ impl CmParavirt {
                 Ok(slot)
             }
             old => {
-                self.table.check_quota(vf)?;
+                self.table.make_place(vf, old)?;
                 if let Some(old) = old {
                     self.table.supersede(old);
                 }
@@ -202,7 +202,7 @@ impl CmParavirt {
         to: &PeerAddress,
         old: Option<u32>,
     ) -> Result<u32, DropReason> {
-        self.table.check_quota(vf)?;
+        self.table.make_place(vf, old)?;
         if let Some(old) = old {
             self.table.supersede(old);
         }
@@ -226,7 +226,14 @@ impl CmParavirt {
             self.put_wire_id(mad, slot);
             return Ok(());
         }
-        match self.table.claim(vf, to, remote, Space::Connection) {
+        // Who gives up has no id of its peer's yet, and 0 is an id as well.
+        let gives_up = rej.reason == RejReason::TIMEOUT && remote.0 == CommId::NONE;
+        let claim = if gives_up {
+            Claim::Nobody
+        } else {
+            self.table.claim(vf, to, remote, Space::Connection)
+        };
+        match claim {
             Claim::Own(half) => {
                 // An id that was never shown needs no mapping to end with, but it must not pass for
                 // somebody else's either.
@@ -328,7 +335,7 @@ impl CmParavirt {
         to: &PeerAddress,
         old: Option<u32>,
     ) -> Result<u32, DropReason> {
-        self.table.check_quota(vf)?;
+        self.table.make_place(vf, old)?;
         if let Some(old) = old {
             self.table.supersede(old);
         }

@@ -9,7 +9,7 @@ use vf_tunnel::{DropReason, RemoteCommId, VfId, WireCommId};
 
 use crate::answer;
 use crate::ids::CmIds;
-use crate::machine::{CmParavirt, Kind, classify, handshake_nanos};
+use crate::machine::{CmParavirt, Kind, Offer, classify};
 use crate::party::{GidOwner, Ingress, PeerAddress};
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::Refusal;
@@ -100,7 +100,7 @@ impl CmParavirt {
             let hot = self.table.store.hot(slot);
             if !(hot.state.clock() == Clock::Quarantine && hot.has(Flags::BOUND)) {
                 if hot.state == State::Rejected {
-                    self.table.set_budget(slot, handshake_nanos(req));
+                    self.table.set_terms(slot, &Offer::from(req), true);
                     self.table.index_peer(slot);
                 }
                 self.table.pass(slot, Way::Rcvd, Message::Req);
@@ -112,7 +112,7 @@ impl CmParavirt {
         let slot = self
             .table
             .open_for_peer(vf, id, State::ReqRcvd, Space::Connection, from)?;
-        self.table.set_budget(slot, handshake_nanos(req));
+        self.table.set_terms(slot, &Offer::from(req), true);
         let hot = self.table.store.hot_mut(slot);
         hot.pkey = req.pkey;
         hot.alternate_lid = req.alternate.local_lid;

@@ -39,10 +39,10 @@ pub struct Connection {
     pub qpn: Qpn,
     /// The partition; [`PKey::INVALID`] if not known.
     pub pkey: PKey,
-    /// When the id ends unless another message comes; `None` for a connection that is up.
+    /// When the id ends unless another message comes; `None` for a connection that is surely up.
     pub remaining: Option<Duration>,
     /// Time since the exchange moved: since the last message of a handshake or SIDR request, since
-    /// the DREQ or REJ that ended it. `None` for a connection that is up: its clock does not run.
+    /// the DREQ or REJ that ended it. `None` for a connection that is up, as far as can be told.
     /// In steps of 67 ms; an MRA's service time counts from its end.
     pub idle: Option<Duration>,
 }

@@ -45,12 +45,16 @@
 //!
 //! # Timers
 //!
-//! Every state but `established` ends by itself:
+//! A connection's end is a DREQ or a REJ, its beginning an RTU or data (IBA 11.6.3.2), of which nothing
+//! is seen here. So a handshake whose REP was repeated to the end, as often as the REQ allows, has
+//! failed; one whose REP is repeated no more is a connection, and becomes `quiet`. So does that of an XRC
+//! target, which ends without a DREQ. Every state but `established` ends by itself:
 //!
 //! | states | end after | from |
 //! | --- | --- | --- |
 //! | `req_sent`, `req_rcvd`, `rep_sent`, `rep_rcvd` | CM response timeout × (max CM retries + 1), within [`Config::handshake_min`] and [`Config::handshake_max`]; counted from the last message | REQ: the longer of remote and local CM response timeout (IBA 12.6.5) |
 //! | the same, after an MRA | the above + service timeout, at most [`Config::handshake_max`] | MRA (IBA 12.6.6) |
+//! | `quiet` | [`Config::silence`] after the last message, or earlier when its VF is at its limit of ids: the one silent for the longest time makes place | no message tells of its end |
 //! | `dreq_sent`, `dreq_rcvd`, `rejected`, `closed` | [`Config::quarantine`] after the last message, at most [`Config::quarantine_max`] in all | DREQ and REJ carry no time; Linux repeats a DREQ every 4.3 s |
 //! | `sidr_sent`, `sidr_rcvd` | [`Config::sidr`] after the last request | SIDR_REQ carries no time |
 //!

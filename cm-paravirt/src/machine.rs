@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ib_vtime::{Instant, SplitMix64};
-use ib_wire::cm::{CmReq, timeout_nanos};
+use ib_wire::cm::{CmReq, CmTransport, timeout_nanos};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method};
 use ib_wire::{Gid, Guid, Lid, Lmc, PKey, PortNum, Qpn, Sl};
 use vf_tunnel::wire_id::{KeyedHash, Permutation};
@@ -72,13 +72,42 @@ pub(crate) fn classify(header: &MadHeader) -> Result<Kind, DropReason> {
     }
 }
 
-/// How long the two ends of a connection may go on repeating themselves before its handshake ends
-/// (IBA 12.6.5: CM response timeouts of both sides, Max CM Retries).
-pub(crate) fn handshake_nanos(req: &CmReq) -> u64 {
-    let code = req
-        .remote_cm_response_timeout()
-        .max(req.local_cm_response_timeout());
-    timeout_nanos(code) * (u64::from(req.max_cm_retries()) + 1)
+/// The field has four bits.
+const MAX_CM_RETRIES: u8 = 15;
+
+/// What a REQ says of its handshake.
+pub(crate) struct Offer {
+    /// How long the two ends may go on repeating themselves before the handshake ends (IBA 12.6.5: CM
+    /// response timeouts of both sides, Max CM Retries).
+    pub(crate) nanos: u64,
+    /// How often a message is sent at most.
+    pub(crate) sends: u8,
+    /// Whether the connection is one of the XRC transport.
+    pub(crate) is_xrc: bool,
+}
+
+impl Offer {
+    /// What is offered by a REQ that was not seen.
+    pub(crate) const UNKNOWN: Self = Self {
+        nanos: 0,
+        sends: MAX_CM_RETRIES + 1,
+        is_xrc: false,
+    };
+}
+
+impl From<&CmReq> for Offer {
+    fn from(req: &CmReq) -> Self {
+        let code = req
+            .remote_cm_response_timeout()
+            .max(req.local_cm_response_timeout());
+        let sends = req.max_cm_retries() + 1;
+        Self {
+            nanos: timeout_nanos(code) * u64::from(sends),
+            sends,
+            is_xrc: req.transport() == CmTransport::EXTENDED
+                && req.extended_transport() == CmTransport::EXTENDED_XRC,
+        }
+    }
 }
 
 impl CmParavirt {
@@ -188,7 +217,10 @@ impl CmParavirt {
             (State::ReqSent | State::RepSent | State::RepRcvd, Some(remote)) => {
                 Farewell::RejectRep { remote }
             }
-            (State::Established | State::DreqSent | State::DreqRcvd, Some(remote)) => {
+            (
+                State::Established | State::Quiet | State::DreqSent | State::DreqRcvd,
+                Some(remote),
+            ) => {
                 let qpn = cold.qpn;
                 Farewell::Dreq { remote, qpn }
             }

@@ -17,8 +17,11 @@ pub enum State {
     RepSent,
     /// A REP was delivered to the VF.
     RepRcvd,
-    /// An RTU passed.
+    /// An RTU passed, or something else that is only said of a connection that is up.
     Established,
+    /// As far as can be told the connection is up, but it may have ended without a word: its REP was
+    /// repeated no more though no RTU passed, or the VF's end is an XRC target.
+    Quiet,
     /// The VF sent a DREQ.
     DreqSent,
     /// A DREQ was delivered to the VF.
@@ -40,6 +43,8 @@ pub(crate) enum Clock {
     Handshake,
     /// None: a connection may live for years.
     Never,
+    /// Long silence, after which the connection is taken for gone.
+    Silence,
     /// The quarantine, which late messages extend up to a cap.
     Quarantine,
     /// The SIDR answer must come.
@@ -48,12 +53,13 @@ pub(crate) enum Clock {
 
 impl State {
     /// All states.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::ReqSent,
         Self::ReqRcvd,
         Self::RepSent,
         Self::RepRcvd,
         Self::Established,
+        Self::Quiet,
         Self::DreqSent,
         Self::DreqRcvd,
         Self::Rejected,
@@ -77,6 +83,7 @@ impl State {
             Self::RepSent => "rep_sent",
             Self::RepRcvd => "rep_rcvd",
             Self::Established => "established",
+            Self::Quiet => "quiet",
             Self::DreqSent => "dreq_sent",
             Self::DreqRcvd => "dreq_rcvd",
             Self::Rejected => "rejected",
@@ -90,6 +97,7 @@ impl State {
         match self {
             Self::ReqSent | Self::ReqRcvd | Self::RepSent | Self::RepRcvd => Clock::Handshake,
             Self::Established => Clock::Never,
+            Self::Quiet => Clock::Silence,
             Self::DreqSent | Self::DreqRcvd | Self::Rejected | Self::Closed => Clock::Quarantine,
             Self::SidrSent | Self::SidrRcvd => Clock::Sidr,
         }
@@ -151,7 +159,7 @@ pub(crate) enum Way {
 
 /// Every transition. What is not listed leaves the state as it is.
 pub(crate) const TRANSITIONS: &[(State, Way, Message, State)] = {
-    use Message::{Drep, Dreq, Rej, Rep, Req, Rtu, SidrRep};
+    use Message::{Apr, Drep, Dreq, Lap, Rej, Rep, Req, Rtu, SidrRep};
     use State::*;
     use Way::{Rcvd, Sent};
     &[
@@ -164,11 +172,21 @@ pub(crate) const TRANSITIONS: &[(State, Way, Message, State)] = {
         (ReqRcvd, Sent, Rej, Rejected),
         (ReqRcvd, Rcvd, Rej, Rejected),
         (RepSent, Rcvd, Rtu, Established),
+        // Data makes a passive side's connection as well as an RTU does (IBA 11.6.3.2, COMM_EST);
+        // what then passes first is said of a connection that is up.
+        (RepSent, Sent, Lap, Established),
+        (RepSent, Rcvd, Lap, Established),
+        (RepSent, Sent, Apr, Established),
+        (RepSent, Rcvd, Apr, Established),
         (RepSent, Sent, Rej, Rejected),
         (RepSent, Rcvd, Rej, Rejected),
         (RepSent, Sent, Dreq, DreqSent),
         (RepSent, Rcvd, Dreq, DreqRcvd),
         (RepRcvd, Sent, Rtu, Established),
+        (RepRcvd, Sent, Lap, Established),
+        (RepRcvd, Rcvd, Lap, Established),
+        (RepRcvd, Sent, Apr, Established),
+        (RepRcvd, Rcvd, Apr, Established),
         (RepRcvd, Sent, Rej, Rejected),
         (RepRcvd, Rcvd, Rej, Rejected),
         (RepRcvd, Sent, Dreq, DreqSent),
@@ -177,6 +195,18 @@ pub(crate) const TRANSITIONS: &[(State, Way, Message, State)] = {
         (Established, Rcvd, Dreq, DreqRcvd),
         (Established, Sent, Rej, Rejected),
         (Established, Rcvd, Rej, Rejected),
+        (Quiet, Sent, Rep, RepSent),
+        (Quiet, Rcvd, Rep, RepRcvd),
+        (Quiet, Sent, Rtu, Established),
+        (Quiet, Rcvd, Rtu, Established),
+        (Quiet, Sent, Lap, Established),
+        (Quiet, Rcvd, Lap, Established),
+        (Quiet, Sent, Apr, Established),
+        (Quiet, Rcvd, Apr, Established),
+        (Quiet, Sent, Dreq, DreqSent),
+        (Quiet, Rcvd, Dreq, DreqRcvd),
+        (Quiet, Sent, Rej, Rejected),
+        (Quiet, Rcvd, Rej, Rejected),
         (DreqSent, Rcvd, Drep, Closed),
         (DreqSent, Sent, Drep, Closed),
         (DreqRcvd, Sent, Drep, Closed),

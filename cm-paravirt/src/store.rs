@@ -42,7 +42,8 @@ pub(crate) struct Hot {
     pub(crate) remote: RemoteCommId,
     /// The tick at which the slot ends, unless the state's clock is "never".
     pub(crate) deadline: u32,
-    /// In a handshake its budget in ticks, in quarantine the tick beyond which nothing extends it.
+    /// Until the connection ends the handshake's [`Terms`], in quarantine the tick beyond which
+    /// nothing extends it.
     pub(crate) limit: u32,
     pub(crate) vf: VfId,
     /// The peer's LID; [`Lid::NONE`] if the next message shall tell.
@@ -54,6 +55,33 @@ pub(crate) struct Hot {
     pub(crate) flags: Flags,
     pub(crate) port: PortNum,
     pub(crate) sl: u8,
+}
+
+/// What a handshake is given, as its REQ says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// Ticks after each of its messages.
+    pub(crate) ticks: u16,
+    /// How often its REP can still be sent.
+    pub(crate) reps: u8,
+    /// Whether the VF's end is an XRC target, which ends without a DREQ.
+    pub(crate) is_xrc_target: bool,
+}
+
+impl Terms {
+    pub(crate) const fn from_word(word: u32) -> Self {
+        let [high, low, reps, xrc] = word.to_be_bytes();
+        Self {
+            ticks: u16::from_be_bytes([high, low]),
+            reps,
+            is_xrc_target: xrc != 0,
+        }
+    }
+
+    pub(crate) const fn to_word(self) -> u32 {
+        let [high, low] = self.ticks.to_be_bytes();
+        u32::from_be_bytes([high, low, self.reps, self.is_xrc_target as u8])
+    }
 }
 
 /// Neighbours in a doubly linked list.
@@ -88,6 +116,11 @@ const UNLINKED: Links = Links {
 impl Hot {
     pub(crate) const fn has(&self, flags: Flags) -> bool {
         self.flags.contains(flags)
+    }
+
+    /// The terms of the slot's handshake. In quarantine it has none any more.
+    pub(crate) const fn terms(&self) -> Terms {
+        Terms::from_word(self.limit)
     }
 
     /// A slot that nobody uses yet.

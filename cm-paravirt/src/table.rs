@@ -9,10 +9,11 @@ use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT, Trail};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
 use crate::config::Ticks;
+use crate::machine::Offer;
 use crate::party::PeerAddress;
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::VfStatistics;
-use crate::store::{Cold, Flags, Hot, Links, Store};
+use crate::store::{Cold, Flags, Hot, Links, Store, Terms};
 use crate::wheel::{self, Wheel};
 
 /// Communication ids and SIDR request ids are numbers of two separate spaces.
@@ -43,7 +44,23 @@ pub(crate) struct VfRecord {
     pub(crate) statistics: VfStatistics,
     /// Limit on [`VfStatistics::ids`].
     pub(crate) quota: u32,
+    slots: List,
+    /// The slots in [`State::Quiet`], the one that was silent for the longest time last.
+    quiet: List,
+}
+
+/// The ends of a list of slots.
+#[derive(Clone, Copy, Debug)]
+struct List {
     first: u32,
+    last: u32,
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        first: NO_SLOT,
+        last: NO_SLOT,
+    };
 }
 
 #[derive(Clone, Debug)]
@@ -118,7 +135,8 @@ impl Table {
             let record = VfRecord {
                 statistics: VfStatistics::NEW,
                 quota: self.quota,
-                first: NO_SLOT,
+                slots: List::EMPTY,
+                quiet: List::EMPTY,
             };
             self.vfs.resize(vf.index() + 1, record);
         }
@@ -195,13 +213,21 @@ impl Table {
 
     // Opening and closing.
 
-    /// Whether the VF may have another id of its own.
-    pub(crate) fn check_quota(&mut self, vf: VfId) -> Result<(), DropReason> {
-        let record = self.vf_mut(vf);
-        if record.statistics.ids < record.quota {
-            Ok(())
-        } else {
-            Err(DropReason::CmQuota)
+    /// Sees to it that the VF may have another id of its own. Quiet connections make place, the one
+    /// that was silent for the longest time first, but for `spared`.
+    pub(crate) fn make_place(&mut self, vf: VfId, spared: Option<u32>) -> Result<(), DropReason> {
+        loop {
+            let record = self.vf_mut(vf);
+            if record.statistics.ids < record.quota {
+                return Ok(());
+            }
+            let last = a_slot(record.quiet.last).ok_or(DropReason::CmQuota)?;
+            let oldest = if spared == Some(last) {
+                a_slot(self.store.cold(last).siblings.prev).ok_or(DropReason::CmQuota)?
+            } else {
+                last
+            };
+            self.close(oldest);
         }
     }
 
@@ -214,13 +240,11 @@ impl Table {
         peer: &PeerAddress,
     ) -> Result<u32, DropReason> {
         let slot = self.store.open(vf).ok_or(DropReason::CmQuota)?;
-        let limit = self.ticks.handshake_min;
         let hot = self.store.hot_mut(slot);
         hot.state = state;
         hot.lid = peer.lid;
         hot.port = peer.port;
         hot.sl = peer.sl.get();
-        hot.limit = limit;
         hot.flags.set(Flags::SIDR, space == Space::Sidr);
         hot.flags.set(Flags::GLOBAL, peer.gid.is_some());
         if let Some(gid) = peer.gid {
@@ -229,14 +253,9 @@ impl Table {
         let record = self.vf_mut(vf);
         record.statistics.enter(state);
         record.statistics.pending += 1;
-        let next = core::mem::replace(&mut record.first, slot);
-        self.store.cold_mut(slot).siblings = Links {
-            prev: NO_SLOT,
-            next,
-        };
-        if next != NO_SLOT {
-            self.store.cold_mut(next).siblings.prev = slot;
-        }
+        self.attach(slot);
+        // What a REQ says that was not seen is not known: the most, so that nothing ends early.
+        self.set_terms(slot, &Offer::UNKNOWN, false);
         Ok(slot)
     }
 
@@ -249,7 +268,7 @@ impl Table {
         space: Space,
         peer: &PeerAddress,
     ) -> Result<u32, DropReason> {
-        self.check_quota(vf)?;
+        self.make_place(vf, None)?;
         let slot = self.open(vf, state, space, peer)?;
         self.bind(slot, guest);
         Ok(slot)
@@ -338,7 +357,7 @@ impl Table {
         if self.store.hot(slot).has(Flags::TIMED) {
             self.wheel.unlink(&mut self.store, slot);
         }
-        let Links { prev, next } = self.store.cold(slot).siblings;
+        self.detach(slot);
         let Hot {
             vf, state, flags, ..
         } = *self.store.hot(slot);
@@ -349,26 +368,62 @@ impl Table {
         } else {
             record.statistics.pending -= 1;
         }
-        if prev == NO_SLOT {
-            record.first = next;
-        } else {
-            self.store.cold_mut(prev).siblings.next = next;
-        }
-        if next != NO_SLOT {
-            self.store.cold_mut(next).siblings.prev = prev;
-        }
         self.store.close(slot);
     }
 
-    /// A VF's newest slot.
-    pub(crate) fn first_of(&self, vf: VfId) -> Option<u32> {
-        self.vf(vf).and_then(|record| a_slot(record.first))
+    /// The list of its VF's in which a slot is.
+    fn list_of(&mut self, slot: u32) -> &mut List {
+        let Hot { vf, state, .. } = *self.store.hot(slot);
+        let record = self.vf_mut(vf);
+        if state == State::Quiet {
+            &mut record.quiet
+        } else {
+            &mut record.slots
+        }
     }
 
-    /// A VF's slots, the newest first.
+    /// Puts a slot at the head of its list.
+    fn attach(&mut self, slot: u32) {
+        let list = self.list_of(slot);
+        let next = core::mem::replace(&mut list.first, slot);
+        if next == NO_SLOT {
+            list.last = slot;
+        } else {
+            self.store.cold_mut(next).siblings.prev = slot;
+        }
+        self.store.cold_mut(slot).siblings = Links {
+            prev: NO_SLOT,
+            next,
+        };
+    }
+
+    /// Takes a slot out of its list.
+    fn detach(&mut self, slot: u32) {
+        let Links { prev, next } = self.store.cold(slot).siblings;
+        if prev == NO_SLOT {
+            self.list_of(slot).first = next;
+        } else {
+            self.store.cold_mut(prev).siblings.next = next;
+        }
+        if next == NO_SLOT {
+            self.list_of(slot).last = prev;
+        } else {
+            self.store.cold_mut(next).siblings.prev = prev;
+        }
+    }
+
+    /// One of a VF's slots.
+    pub(crate) fn first_of(&self, vf: VfId) -> Option<u32> {
+        self.of_vf(vf).next()
+    }
+
+    /// A VF's slots: the newest first, then those of quiet connections.
     pub(crate) fn of_vf(&self, vf: VfId) -> impl Iterator<Item = u32> {
-        core::iter::successors(self.first_of(vf), |&slot| {
-            a_slot(self.store.cold(slot).siblings.next)
+        let lists = self.vf(vf).map(|record| [record.slots, record.quiet]);
+        lists.into_iter().flatten().flat_map(|list| {
+            core::iter::successors(a_slot(list.first), |&slot| {
+                a_slot(self.store.cold(slot).siblings.next)
+            })
         })
     }
 
@@ -394,49 +449,86 @@ impl Table {
                 let hot = self.store.hot_mut(slot);
                 hot.flags.remove(Flags::TIMED);
                 let Hot {
-                    vf,
-                    state,
-                    deadline,
-                    ..
+                    state, deadline, ..
                 } = *hot;
                 if wheel::before(wheel::low(self.now), deadline) {
                     if state.clock() != Clock::Never {
                         self.wheel.link(&mut self.store, slot, self.now);
                     }
-                } else if state.clock() != Clock::Never {
-                    if state.clock() != Clock::Quarantine {
-                        self.vf_mut(vf).statistics.abandoned += 1;
-                    }
-                    self.close(slot);
+                } else {
+                    self.run_out(slot);
                 }
                 slot = next;
             }
         }
     }
 
+    /// A slot's clock has run out.
+    fn run_out(&mut self, slot: u32) {
+        let hot = self.store.hot(slot);
+        match hot.state {
+            State::Established => {}
+            // Who stops to repeat a REP before it may no more has no need of an answer: data came.
+            State::RepSent | State::RepRcvd if hot.terms().reps > 0 => {
+                self.enter(slot, State::Quiet);
+            }
+            state => {
+                if matches!(state.clock(), Clock::Handshake | Clock::Sidr) {
+                    let vf = hot.vf;
+                    self.vf_mut(vf).statistics.abandoned += 1;
+                }
+                self.close(slot);
+            }
+        }
+    }
+
     /// Moves the slot on by a message and starts or extends the clock of the state it is in then.
     pub(crate) fn pass(&mut self, slot: u32, way: Way, message: Message) {
-        let next = self.store.hot(slot).state.next(way, message);
+        let hot = self.store.hot(slot);
+        let terms = hot.terms();
+        let next = match hot.state.next(way, message) {
+            State::Established if terms.is_xrc_target => State::Quiet,
+            next => next,
+        };
         self.enter(slot, next);
+        if message == Message::Rep && next.in_handshake() {
+            self.store.hot_mut(slot).limit = Terms {
+                reps: terms.reps.saturating_sub(1),
+                ..terms
+            }
+            .to_word();
+        }
     }
 
     pub(crate) fn enter(&mut self, slot: u32, state: State) {
         let Hot {
             vf, state: before, ..
         } = *self.store.hot(slot);
+        // The list of quiet connections is in the order of their last messages.
+        let changes_place = before == State::Quiet || state == State::Quiet;
+        if changes_place {
+            self.detach(slot);
+        }
         if state != before {
             self.store.hot_mut(slot).state = state;
             let statistics = &mut self.vf_mut(vf).statistics;
             statistics.leave(before);
             statistics.enter(state);
         }
+        if changes_place {
+            self.attach(slot);
+        }
         let another_clock = state.clock() != before.clock();
         let now = wheel::low(self.now);
         match state.clock() {
             // A peer that has an answer never names the VF by its own id alone again.
             Clock::Never => self.unindex_peer(slot),
+            Clock::Silence => {
+                self.unindex_peer(slot);
+                self.wind(slot, now.wrapping_add(self.ticks.silence), another_clock);
+            }
             Clock::Handshake => {
-                let budget = self.store.hot(slot).limit;
+                let budget = u32::from(self.store.hot(slot).terms().ticks);
                 self.wind(slot, now.wrapping_add(budget), another_clock);
             }
             Clock::Sidr => self.wind(slot, now.wrapping_add(self.ticks.sidr), another_clock),
@@ -465,15 +557,21 @@ impl Table {
         self.wheel.set(&mut self.store, slot, self.now, deadline);
     }
 
-    /// Sets what a handshake is given after each of its messages, within the configured bounds.
-    pub(crate) fn set_budget(&mut self, slot: u32, nanos: u64) {
-        let budget = wheel::ticks(Duration::from_nanos(nanos)) + 1;
+    /// Sets what a handshake is given, within the configured bounds.
+    pub(crate) fn set_terms(&mut self, slot: u32, offer: &Offer, vf_is_passive: bool) {
+        let budget = wheel::ticks(Duration::from_nanos(offer.nanos)) + 1;
         let Ticks {
             handshake_min,
             handshake_max,
             ..
         } = self.ticks;
-        self.store.hot_mut(slot).limit = budget.max(handshake_min).min(handshake_max);
+        let ticks = budget.max(handshake_min).min(handshake_max);
+        let terms = Terms {
+            ticks: u16::try_from(ticks).unwrap_or(u16::MAX),
+            reps: offer.sends,
+            is_xrc_target: offer.is_xrc && vf_is_passive,
+        };
+        self.store.hot_mut(slot).limit = terms.to_word();
     }
 
     /// Gives a handshake more time, once: what an MRA asks for.
@@ -481,7 +579,7 @@ impl Table {
         let hot = self.store.hot(slot);
         if hot.state.in_handshake() {
             let extra = wheel::ticks(Duration::from_nanos(nanos)) + 1;
-            let time = (hot.limit + extra).min(self.ticks.handshake_max);
+            let time = (u32::from(hot.terms().ticks) + extra).min(self.ticks.handshake_max);
             self.wind(slot, wheel::low(self.now).wrapping_add(time), false);
         }
     }
@@ -497,8 +595,8 @@ impl Table {
     pub(crate) fn idle(&self, now: Instant, slot: u32) -> Option<Duration> {
         let hot = self.store.hot(slot);
         let (whole, end) = match hot.state.clock() {
-            Clock::Never => return None,
-            Clock::Handshake => (hot.limit, hot.deadline),
+            Clock::Never | Clock::Silence => return None,
+            Clock::Handshake => (u32::from(hot.terms().ticks), hot.deadline),
             Clock::Sidr => (self.ticks.sidr, hot.deadline),
             Clock::Quarantine => (self.ticks.quarantine_max, hot.limit),
         };
@@ -509,8 +607,7 @@ impl Table {
     /// Ticks from now to a tick that is not over; 0 if it is.
     fn ticks_until(&self, now: Instant, tick: u32) -> u32 {
         let now = self.now.max(wheel::tick_at(now));
-        let ticks = tick.wrapping_sub(wheel::low(now));
-        if ticks > wheel::HORIZON { 0 } else { ticks }
+        wheel::ticks_until(wheel::low(now), tick)
     }
 
     // The peer's address.

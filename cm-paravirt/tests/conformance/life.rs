@@ -65,8 +65,10 @@ fn c098_the_reqs_own_timeouts_give_it_longer() {
     set_timeouts(&mut req, 20, 15);
     let wire = pf.sends(1, req, at(PEER_LID));
     pf.wait(68);
-    pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
-        .into_vf(1);
+    for _ in 0..16 {
+        pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
+            .into_vf(1);
+    }
     pf.wait(70);
     pf.machine.handle_timeout(pf.now);
     assert!(pf.machine.is_empty());

@@ -6,4 +6,5 @@ mod ids;
 mod life;
 mod model;
 mod peers;
+mod quiet;
 mod sidr;

@@ -27,6 +27,7 @@ fn config() -> Config {
         answers_per_second: 10,
         answer_burst: 4,
         signals: 4,
+        silence: Duration::from_secs(900),
         ..Config::default()
     }
 }

@@ -49,10 +49,12 @@ impl CmPath {
         sap_supported, set_sap_supported: bool = ack_timeout >> 2, 1;
     }
 
-    /// Whether the path is absent: an alternate path of zeros says that there is none.
+    /// Whether the path is absent: an alternate path without LIDs and GIDs says that there is none,
+    /// whatever else it holds.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        *self == Self::default()
+        [self.local_lid, self.remote_lid] == [Lid::NONE; 2]
+            && [self.local_gid, self.remote_gid] == [Gid::NONE; 2]
     }
 }
 
