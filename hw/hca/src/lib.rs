@@ -65,8 +65,8 @@ pub use memory::{
 };
 pub use provider::{Hca, LocalMad, MadView};
 pub use queue_pair::{
-    AlternatePath, MigrationState, PulledReceives, QpAttributes, QpCaps, QpKind, QpModify,
-    QpNumbers, QpSpec, QpState, ReceiveMode, SpecialQp, SrqAttributes, SrqSpec,
+    AlternatePath, MAX_FLUSHED, MigrationState, PulledReceives, QpAttributes, QpCaps, QpKind,
+    QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, SpecialQp, SrqAttributes, SrqSpec,
 };
 pub use work::{
     FastRegister, MwBind, Payload, RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,

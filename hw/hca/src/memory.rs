@@ -3,6 +3,7 @@
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
+use std::sync::Arc;
 
 use bitflags::bitflags;
 
@@ -87,8 +88,9 @@ pub enum MrKind<'a> {
     },
     /// A list of pages (Register Physical Memory Region).
     Physical {
-        /// Page addresses in the function's address space.
-        pages: &'a [u64],
+        /// Page addresses in the function's address space. A provider that looks them up at each access shares the
+        /// list, which can be long.
+        pages: &'a Arc<Vec<u64>>,
         /// Base-2 logarithm of the page size.
         page_shift: u8,
         /// First byte of the region, in its own address count.

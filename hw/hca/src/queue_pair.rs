@@ -92,6 +92,9 @@ pub struct QpCaps {
 ///
 /// Implemented by whoever keeps receive requests in memory that a guest writes. The provider calls it
 /// at most once per message, and lends it the function's memory.
+///
+/// A guest can have posted very many receives. So a queue pair that is moved to the error state completes
+/// [`MAX_FLUSHED`] of a source as flushed, and as many more each time that it is moved there again.
 pub trait PulledReceives: fmt::Debug + Send {
     /// Takes the next request: appends its scatter list to `scatter` (which comes empty) and gives
     /// its name. `None` when the guest has posted nothing.
@@ -100,6 +103,9 @@ pub trait PulledReceives: fmt::Debug + Send {
     /// Requests that wait to be taken, as far as the source can tell without taking them.
     fn pending(&self, memory: &dyn AddressSpace) -> usize;
 }
+
+/// Receives of a [`PulledReceives`] that are completed as flushed at a time.
+pub const MAX_FLUSHED: usize = 256;
 
 /// Where a receive queue's requests come from.
 #[derive(Debug, Default)]

@@ -10,6 +10,11 @@ pub(super) const MIN_PAGE_SHIFT: u8 = 12;
 /// Base-2 logarithm of the largest page, the driver's `MLX4_MAX_MTT_SHIFT`.
 pub(super) const MAX_PAGE_SHIFT: u8 = 31;
 
+/// Bytes that are filled at once.
+const BLOCK: usize = 4096;
+/// Blocks of a queue that [`Fill`] looks at, or fills, before others have their turn.
+const BLOCKS_PER_STEP: usize = 32;
+
 /// The memory of a work, completion or event queue: pages of equal size that stand one behind the other in
 /// the queue's count of bytes, wherever they are in the guest's memory.
 ///
@@ -94,7 +99,7 @@ impl QueueBuffer {
         range: Range<u64>,
         byte: u8,
     ) -> Result<(), DmaFault> {
-        let block = [byte; 4096];
+        let block = [byte; BLOCK];
         let mut offset = range.start;
         while offset < range.end {
             let rest = usize::try_from(range.end - offset);
@@ -114,6 +119,64 @@ impl QueueBuffer {
         let within = offset & ((1 << self.shift) - 1);
         let room = usize::try_from((1_u64 << self.shift) - within).unwrap_or(usize::MAX);
         Ok((page.wrapping_add(within), len.min(room)))
+    }
+}
+
+/// The entries of a new queue, on their way to the device: each of them gets the byte that says so.
+///
+/// A guest makes queues of megabytes where it wants, as often as it wants, so this goes step by step. Nothing is
+/// written before all of the queue was found to be memory.
+#[derive(Debug)]
+pub(super) struct Fill {
+    buffer: QueueBuffer,
+    /// Bytes up to the turn, and all.
+    turn: u64,
+    end: u64,
+    /// What goes before the turn and behind it.
+    bytes: [u8; 2],
+    looked_at: u64,
+    filled: u64,
+}
+
+impl Fill {
+    /// Fills the first `end` bytes of a queue: `bytes[0]` up to `turn`, `bytes[1]` from there on.
+    pub(super) const fn new(buffer: QueueBuffer, turn: u64, end: u64, bytes: [u8; 2]) -> Self {
+        Self {
+            buffer,
+            turn,
+            end,
+            bytes,
+            looked_at: 0,
+            filled: 0,
+        }
+    }
+
+    /// Does the next step. Whether it was the last.
+    ///
+    /// # Errors
+    /// [`DmaFault`] where the guest has no memory.
+    pub(super) fn step(&mut self, hca: &mut dyn Hca) -> Result<bool, DmaFault> {
+        const STEP: u64 = (BLOCK * BLOCKS_PER_STEP) as u64;
+
+        if self.looked_at < self.end {
+            let end = (self.looked_at + STEP).min(self.end);
+            while self.looked_at < end {
+                self.buffer.read(hca, self.looked_at, &mut [0])?;
+                self.looked_at += BLOCK as u64;
+            }
+            // One that is no longer than a step is done in one.
+            if self.end > STEP {
+                return Ok(false);
+            }
+        }
+        let end = (self.filled + STEP).min(self.end);
+        let [before, behind] = self.bytes;
+        self.buffer
+            .fill(hca, self.filled..end.min(self.turn), before)?;
+        self.buffer
+            .fill(hca, self.filled.max(self.turn)..end, behind)?;
+        self.filled = end;
+        Ok(end == self.end)
     }
 }
 

@@ -4,6 +4,8 @@
 //! by making the toggle of `slave_read` equal to it (`mlx4_comm_cmd_post`, `comm_pending`). Commands
 //! hand over the address of the VHCR in four parts, and then say that it holds a command.
 //!
+//! A command in the VHCR may take long. Until it is done its toggle stands, and what the driver writes meanwhile waits.
+//!
 //! A command out of order, an unknown one, and a VHCR that cannot be read are answered with the
 //! internal-error bit after a reset of the function (`mlx4_master_do_cmd`).
 
@@ -60,6 +62,8 @@ pub(super) struct CommChannel {
     flags: CommFlags,
     stage: Stage,
     awaiting: Option<Awaiting>,
+    /// The toggle of the command in the VHCR that is being executed.
+    executing: Option<bool>,
 }
 
 impl CommChannel {
@@ -112,9 +116,9 @@ impl CommChannel {
         self.request.toggle() != self.answer.toggle()
     }
 
-    /// Looks at what the driver wrote.
+    /// Looks at what the driver wrote, once the command before is done.
     fn posted(&mut self) -> CommAction {
-        if !self.is_pending() || self.awaiting.is_some() {
+        if !self.is_pending() || self.awaiting.is_some() || self.executing.is_some() {
             return CommAction::None;
         }
         let param = u64::from(self.request.param());
@@ -136,17 +140,22 @@ impl CommChannel {
                 vhcr: address << 16 | param,
             },
             (CommCommand::VHCR_POST, Stage::Active { vhcr }) => {
+                self.executing = Some(self.request.toggle());
                 return CommAction::Execute { vhcr };
             }
             _ => return self.begin_reset(Awaiting::Violation),
         };
-        self.complete();
+        self.answer = CommAnswer::new(self.request.toggle());
         CommAction::None
     }
 
-    /// The command is done.
-    pub(super) fn complete(&mut self) {
-        self.answer = CommAnswer::new(self.request.toggle());
+    /// The command in the VHCR is done. What the driver wrote while it was executed is looked at now.
+    pub(super) fn complete(&mut self) -> CommAction {
+        let Some(toggle) = self.executing.take() else {
+            return CommAction::None;
+        };
+        self.answer = CommAnswer::new(toggle);
+        self.posted()
     }
 
     /// The VHCR could not be read or written.
@@ -165,6 +174,7 @@ impl CommChannel {
     /// Begins a reset, or only changes why one is under way.
     const fn begin_reset(&mut self, why: Awaiting) -> CommAction {
         self.stage = Stage::Reset;
+        self.executing = None;
         if self.awaiting.replace(why).is_some() {
             return CommAction::None;
         }
@@ -198,6 +208,7 @@ impl CommChannel {
         if self.awaiting.is_none() && self.stage != Stage::Reset {
             self.answer.set_internal_error(true);
             self.stage = Stage::Reset;
+            self.executing = None;
         }
     }
 }

@@ -26,8 +26,19 @@ pub(super) enum Command {
     Allocate(Allocation),
     /// About completion queues, shared receive queues, queue pairs or multicast groups.
     Queue(QueueCommand),
+    /// Make something that can take long.
+    Create(Creation),
     /// Do something that has no answer but its status.
     Change(Change),
+}
+
+/// What the driver has made of its memory.
+#[derive(Debug)]
+pub(super) enum Creation {
+    /// A memory region.
+    Region { index: u32, entry: MptEntry },
+    /// An event queue.
+    Eq { eqn: u32, context: EqContext },
 }
 
 /// What the driver asks.
@@ -68,12 +79,8 @@ pub(super) enum Change {
     Release(Release),
     /// Write page addresses.
     WriteMtt { first: u64, entries: Vec<MttEntry> },
-    /// Make a memory region.
-    CreateRegion { index: u32, entry: MptEntry },
     /// End a memory region.
     DestroyRegion { index: u32 },
-    /// Make an event queue.
-    CreateEq { eqn: u32, context: EqContext },
     /// End an event queue.
     DestroyEq { eqn: u32 },
     /// Assign events to an event queue.
@@ -107,7 +114,26 @@ impl Command {
         if let Some(command) = QueueCommand::parse(hca, vhcr)? {
             return Ok(Self::Queue(command));
         }
+        if let Some(creation) = Creation::parse(hca, vhcr)? {
+            return Ok(Self::Create(creation));
+        }
         Change::parse(hca, vhcr).map(Self::Change)
+    }
+}
+
+impl Creation {
+    fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Option<Self>, Status> {
+        Ok(Some(match vhcr.opcode() {
+            Opcode::SW2HW_MPT => Self::Region {
+                index: number(vhcr),
+                entry: *fetch_mailbox(hca, vhcr)?.view(),
+            },
+            Opcode::SW2HW_EQ => Self::Eq {
+                eqn: vhcr.in_modifier.get(),
+                context: *fetch_mailbox(hca, vhcr)?.view(),
+            },
+            _ => return Ok(None),
+        }))
     }
 }
 
@@ -164,16 +190,8 @@ impl Change {
                 Self::Release(Release::parse(kind, op, vhcr.in_param.get())?)
             }
             Opcode::WRITE_MTT => Self::write_mtt(hca, vhcr)?,
-            Opcode::SW2HW_MPT => Self::CreateRegion {
-                index: number(vhcr),
-                entry: *fetch_mailbox(hca, vhcr)?.view(),
-            },
             Opcode::HW2SW_MPT => Self::DestroyRegion {
                 index: number(vhcr),
-            },
-            Opcode::SW2HW_EQ => Self::CreateEq {
-                eqn: modifier,
-                context: *fetch_mailbox(hca, vhcr)?.view(),
             },
             Opcode::HW2SW_EQ => Self::DestroyEq { eqn: modifier },
             Opcode::MAP_EQ => {

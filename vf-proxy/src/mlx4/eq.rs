@@ -23,7 +23,7 @@ use mlx4_defs::{Cqn, Status};
 use zerocopy::IntoBytes;
 
 use self::backlog::Backlog;
-use super::buffer::QueueBuffer;
+use super::buffer::{Fill, QueueBuffer};
 use super::capability::{FIRST_EQN, MAX_EQS};
 use super::mtt::{MttPin, Mtts};
 
@@ -115,6 +115,20 @@ impl Eq {
     }
 }
 
+/// A queue whose entries are not all the device's yet.
+#[derive(Debug)]
+pub(super) struct NewEq {
+    eqn: u32,
+    queue: Eq,
+}
+
+impl NewEq {
+    /// Gives up what it holds.
+    pub(super) fn give_up(self, mtts: &mut Mtts) {
+        mtts.unpin(self.queue.pin);
+    }
+}
+
 /// The queues of a function.
 #[derive(Debug)]
 pub(super) struct Eqs {
@@ -133,18 +147,17 @@ impl Default for Eqs {
 }
 
 impl Eqs {
-    /// Makes a queue and gives its entries to the device (`SW2HW_EQ`).
+    /// Begins to make a queue (`SW2HW_EQ`): it is there when its entries were given to the device.
     ///
     /// # Errors
     /// [`Status::BAD_INDEX`] for a number that the function does not have, [`Status::BAD_RES_STATE`] for
     /// one that is taken, [`Status::BAD_PARAM`].
     pub(super) fn create(
-        &mut self,
-        hca: &mut dyn Hca,
+        &self,
         mtts: &mut Mtts,
         eqn: u32,
         context: &EqContext,
-    ) -> Result<(), Status> {
+    ) -> Result<(NewEq, Fill), Status> {
         if !(FIRST_EQN..MAX_EQS).contains(&eqn) {
             return Err(Status::BAD_INDEX);
         }
@@ -159,9 +172,7 @@ impl Eqs {
         let bytes = u64::from(entries) * EQE_SIZE as u64;
         let first = context.mtt_base.entry();
         let buffer = mtts.queue(first, context.log_page_size, bytes)?;
-        buffer
-            .fill(hca, 0..bytes, HARDWARE_OWNED)
-            .map_err(|_| Status::BAD_PARAM)?;
+        let fill = Fill::new(buffer.clone(), 0, bytes, [HARDWARE_OWNED; 2]);
         let queue = Eq {
             buffer,
             pin: mtts.pin(first)?,
@@ -176,8 +187,12 @@ impl Eqs {
             backlog: Backlog::default(),
             lost: 0,
         };
-        self.queues.insert(eqn, queue);
-        Ok(())
+        Ok((NewEq { eqn, queue }, fill))
+    }
+
+    /// A queue's entries are the device's.
+    pub(super) fn finish(&mut self, new: NewEq) {
+        self.queues.insert(new.eqn, new.queue);
     }
 
     /// Ends a queue (`HW2SW_EQ`). Events assigned to it are assigned to none.

@@ -32,8 +32,10 @@
 //!
 //! # Hostile guests
 //!
-//! Whatever a guest writes is answered with a status, or not at all. The work for each access is bounded:
-//! a mailbox, a queue of 4 MiB to initialise, or the pages of one region.
+//! Whatever a guest writes is answered with a status, or not at all. The work for each access and for each
+//! [`PciFunction::poll`] is bounded, and small: a mailbox, a batch of requests, a step of a queue's initialisation or of
+//! a region's pages. What takes longer is [under way](lengthy) meanwhile, and whoever polls may serve others before it
+//! polls again.
 
 mod buffer;
 mod capability;
@@ -41,6 +43,7 @@ mod comm;
 mod command;
 mod config_space;
 mod eq;
+mod lengthy;
 mod mad_ifc;
 mod mpt;
 mod msix;
@@ -58,19 +61,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca_api::{AsyncEvent, Hca, HcaEvent};
 use ib_vtime::Instant;
-use mlx4_defs::Uar;
 use mlx4_defs::bar::Register;
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eq::EqDoorbell;
 use mlx4_defs::pci::{MIN_VECTORS, UAR_BAR};
 use mlx4_defs::wqe::SendDoorbell;
+use mlx4_defs::{Status, Uar, Vhcr};
 use zerocopy::network_endian::U32;
 
 use self::comm::{CommAction, CommChannel};
 use self::command::Command;
 use self::config_space::ConfigSpace;
+use self::lengthy::{Lengthy, Step};
 use self::msix::MsiX;
 use self::objects::Objects;
+use self::vhcr::Output;
 use crate::{Bar, PciEvent, PciFunction};
 
 /// The register with the MSI-X table.
@@ -91,6 +96,20 @@ impl Default for Mlx4Config {
     }
 }
 
+/// The register in guest memory that a command came in.
+#[derive(Debug)]
+struct Posted {
+    at: u64,
+    vhcr: Vhcr,
+}
+
+/// A command that is not done yet.
+#[derive(Debug)]
+struct UnderWay {
+    posted: Posted,
+    rest: Lengthy,
+}
+
 /// A ConnectX-3 virtual function.
 #[derive(Debug)]
 pub struct Mlx4Function {
@@ -99,6 +118,8 @@ pub struct Mlx4Function {
     msix: MsiX,
     comm: CommChannel,
     objects: Objects,
+    /// The command that is being executed.
+    under_way: Option<UnderWay>,
     /// First halves of completion queue doorbells, by UAR.
     cq_doorbells: BTreeMap<u32, [u8; 4]>,
     interrupts: BTreeSet<u16>,
@@ -129,6 +150,7 @@ impl Mlx4Function {
             msix: MsiX::new(vectors),
             comm: CommChannel::default(),
             objects: Objects::default(),
+            under_way: None,
             cq_doorbells: BTreeMap::new(),
             interrupts: BTreeSet::new(),
             reset_wanted: false,
@@ -207,26 +229,64 @@ impl Mlx4Function {
         }
     }
 
-    /// Executes the command in the register in guest memory. The order of what the guest sees is the
-    /// device's: mailbox, status, toggle, event, interrupt.
+    /// Executes the command in the register in guest memory, or begins to.
     fn execute(&mut self, now: Instant, hca: &mut dyn Hca, at: u64) {
         let Ok(vhcr) = vhcr::fetch(hca, at) else {
             let action = self.comm.fail();
             return self.act(now, hca, action);
         };
         let command = Command::parse(hca, &vhcr);
-        let outcome = command.and_then(|command| self.objects.execute(hca, command));
-        if vhcr::finish(hca, at, &vhcr, outcome).is_err() {
+        let step = command.and_then(|command| match self.objects.execute(hca, command)? {
+            Step::More(rest) => self.objects.go_on(hca, rest),
+            done @ Step::Done(_) => Ok(done),
+        });
+        self.follow(now, hca, Posted { at, vhcr }, step);
+    }
+
+    /// Goes on with the command that is being executed. Whether there is one.
+    fn go_on(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        let Some(UnderWay { posted, rest }) = self.under_way.take() else {
+            return false;
+        };
+        let step = self.objects.go_on(hca, rest);
+        self.follow(now, hca, posted, step);
+        true
+    }
+
+    fn follow(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        posted: Posted,
+        step: Result<Step, Status>,
+    ) {
+        match step {
+            Ok(Step::More(rest)) => self.under_way = Some(UnderWay { posted, rest }),
+            Ok(Step::Done(output)) => self.end(now, hca, &posted, Ok(output)),
+            Err(status) => self.end(now, hca, &posted, Err(status)),
+        }
+    }
+
+    /// Ends a command. The order of what the guest sees is the device's: mailbox, status, toggle, event, interrupt.
+    fn end(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        posted: &Posted,
+        outcome: Result<Output, Status>,
+    ) {
+        if vhcr::finish(hca, posted.at, &posted.vhcr, outcome).is_err() {
             let action = self.comm.fail();
             return self.act(now, hca, action);
         }
-        self.comm.complete();
-        if vhcr.event() {
+        let next = self.comm.complete();
+        if posted.vhcr.event() {
             let vector = self.objects.command_done(hca);
             self.raise(vector);
         } else {
             self.objects.command_polled();
         }
+        self.act(now, hca, next);
     }
 
     /// Forgets what the driver made, and wants the PF to do so, too.
@@ -237,6 +297,7 @@ impl Mlx4Function {
 
     fn forget(&mut self) {
         self.objects = Objects::default();
+        self.under_way = None;
         self.cq_doorbells.clear();
         self.msix.forget_pending();
         self.interrupts.clear();
@@ -347,13 +408,16 @@ impl PciFunction for Mlx4Function {
     }
 
     fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        let did = self.objects.queues.poll(now, hca);
+        let mut did = self.go_on(now, hca);
+        did |= self.objects.queues.poll(now, hca);
         self.post_queue_events(hca);
         did
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.objects.queues.poll_timeout()
+        let command = self.under_way.as_ref().map(|_| Instant::ZERO);
+        let queues = self.objects.queues.poll_timeout();
+        command.into_iter().chain(queues).min()
     }
 
     fn poll_event(&mut self) -> Option<PciEvent> {

@@ -2,6 +2,7 @@
 //! the guest chose.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use hca_api::{AccessFlags, Hca, MrHandle, MrKind, MrSpec, PdHandle};
 use mlx4_defs::Status;
@@ -30,7 +31,8 @@ pub(super) struct Mpts {
 }
 
 impl Mpts {
-    /// Hands a region over to the device (`SW2HW_MPT`). The caller has checked who owns the entry.
+    /// Hands a region over to the device (`SW2HW_MPT`), whose pages were looked up. The caller has checked who owns
+    /// the entry. Gives its number.
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`], [`Status::EXCEED_LIM`].
@@ -39,26 +41,22 @@ impl Mpts {
         hca: &mut dyn Hca,
         mtts: &mut Mtts,
         pds: &mut Pds,
-        index: u32,
-        entry: &MptEntry,
-    ) -> Result<(), Status> {
-        if !entry.region() || entry.memory_key() >> 8 != index {
-            return Err(Status::BAD_PARAM);
-        }
-        let source = Source::of(entry, mtts)?;
-        let pin = match source {
+        region: &NewRegion,
+    ) -> Result<u32, Status> {
+        let NewRegion { index, entry, .. } = region;
+        let pin = match region.source {
             Source::Whole | Source::Range => None,
-            Source::Pages(_) | Source::Later => Some(mtts.pin(first_page(entry))?),
+            Source::Pages { .. } | Source::Later => Some(mtts.pin(first_page(entry))?),
         };
         let tag = entry.pd();
         let registered = pds
             .acquire(hca, tag)
-            .and_then(|pd| register(hca, pd, entry, &source));
+            .and_then(|pd| register(hca, pd, entry, &region.source));
         match registered {
             Ok(mr) => {
-                self.written.insert(index, *entry);
-                self.regions.insert(index, Region { mr, pd: tag, pin });
-                Ok(())
+                self.written.insert(*index, *entry);
+                self.regions.insert(*index, Region { mr, pd: tag, pin });
+                Ok(*index)
             }
             Err(status) => {
                 if let Some(pin) = pin {
@@ -104,35 +102,78 @@ impl Mpts {
     }
 }
 
+/// A region that the device is to have.
+#[derive(Debug)]
+pub(super) struct NewRegion {
+    index: u32,
+    entry: MptEntry,
+    source: Source,
+}
+
 /// Where a region's bytes are.
+#[derive(Debug)]
 enum Source {
     /// All of the guest's memory.
     Whole,
     /// In one piece: the region's addresses are the memory's.
     Range,
-    /// In pages.
-    Pages(Vec<u64>),
+    /// In so many pages, of which these were looked up.
+    Pages { count: usize, found: Arc<Vec<u64>> },
     /// Nowhere until a fast registration says where.
     Later,
 }
 
-impl Source {
-    fn of(entry: &MptEntry, mtts: &Mtts) -> Result<Self, Status> {
-        if entry.physical() {
-            let whole = entry.start.get() == 0 && entry.length.get() == u64::MAX;
-            return Ok(if whole { Self::Whole } else { Self::Range });
+impl NewRegion {
+    /// Pages that are looked up before others have their turn.
+    const PAGES_PER_STEP: usize = 4096;
+
+    /// What an entry says, as far as it can be seen without its pages.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`].
+    pub(super) fn new(mtts: &Mtts, index: u32, entry: &MptEntry) -> Result<Self, Status> {
+        if !entry.region() || entry.memory_key() >> 8 != index {
+            return Err(Status::BAD_PARAM);
         }
-        match entry.status() {
-            STATUS_FREE => Ok(Self::Later),
+        let source = match entry.status() {
+            _ if entry.physical() => {
+                let whole = entry.start.get() == 0 && entry.length.get() == u64::MAX;
+                if whole { Source::Whole } else { Source::Range }
+            }
+            STATUS_FREE => Source::Later,
             STATUS_VALID => {
                 let count = page_count(entry)?;
-                let mut pages = mtts.pages(first_page(entry), count)?;
-                let within = (1 << page_shift(entry)?) - 1;
-                pages.iter_mut().for_each(|page| *page &= !within);
-                Ok(Self::Pages(pages))
+                mtts.check(first_page(entry), count)?;
+                let found = Arc::default();
+                Source::Pages { count, found }
             }
-            _ => Err(Status::BAD_PARAM),
+            _ => return Err(Status::BAD_PARAM),
+        };
+        Ok(Self {
+            index,
+            entry: *entry,
+            source,
+        })
+    }
+
+    /// Looks up the next pages. Whether these were the last.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] for an entry of the table that names no page.
+    pub(super) fn look_up(&mut self, mtts: &Mtts) -> Result<bool, Status> {
+        let Source::Pages { count, found } = &mut self.source else {
+            return Ok(true);
+        };
+        let found = Arc::make_mut(found);
+        found.reserve_exact(*count - found.len());
+        let done = found.len();
+        let now = (*count - done).min(Self::PAGES_PER_STEP);
+        mtts.append_pages(first_page(&self.entry) + done as u64, now, found)?;
+        let within = (1 << page_shift(&self.entry)?) - 1;
+        for page in found.iter_mut().skip(done) {
+            *page &= !within;
         }
+        Ok(done + now == *count)
     }
 }
 
@@ -175,7 +216,7 @@ fn register(
         Source::Later => MrKind::FastRegister {
             max_pages: entry.mtt_size.get(),
         },
-        Source::Pages(pages) => {
+        Source::Pages { found: pages, .. } => {
             let page_shift = page_shift(entry)?;
             MrKind::Physical {
                 pages,

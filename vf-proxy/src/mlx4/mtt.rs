@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mlx4_defs::mtt::MttEntry;
 use mlx4_defs::{LogPageSize, Status};
+use zerocopy::network_endian::U64;
 
 use super::buffer::{MAX_PAGE_SHIFT, QueueBuffer};
 
@@ -19,8 +20,8 @@ use super::buffer::{MAX_PAGE_SHIFT, QueueBuffer};
 #[derive(Debug)]
 struct Range {
     order: u8,
-    /// Empty until the first entry is written.
-    entries: Vec<MttEntry>,
+    /// As numbers, so that those which nobody wrote take no memory. Empty until the first entry is written.
+    entries: Vec<u64>,
     /// Objects that were made from it.
     pins: u32,
 }
@@ -123,10 +124,12 @@ impl Mtts {
         let (start, at) = self.locate(first, entries.len())?;
         let range = self.ranges.get_mut(&start).ok_or(Status::BAD_PARAM)?;
         if range.entries.is_empty() {
-            range.entries = vec![MttEntry::default(); 1 << range.order];
+            range.entries = vec![0; 1 << range.order];
         }
         let target = range.entries.get_mut(at..at + entries.len());
-        target.ok_or(Status::BAD_PARAM)?.copy_from_slice(entries);
+        for (old, new) in target.ok_or(Status::BAD_PARAM)?.iter_mut().zip(entries) {
+            *old = new.0.get();
+        }
         Ok(())
     }
 
@@ -136,15 +139,41 @@ impl Mtts {
     /// [`Status::BAD_PARAM`] if they are not within one range that was given out, or one of them names
     /// no page.
     pub(super) fn pages(&self, first: u64, count: usize) -> Result<Vec<u64>, Status> {
+        let mut pages = Vec::with_capacity(count.min(1 << (self.free.len() - 1)));
+        self.append_pages(first, count, &mut pages)?;
+        Ok(pages)
+    }
+
+    /// Appends the page addresses in `count` entries from `first` on.
+    ///
+    /// # Errors
+    /// As [`Self::pages`].
+    pub(super) fn append_pages(
+        &self,
+        first: u64,
+        count: usize,
+        pages: &mut Vec<u64>,
+    ) -> Result<(), Status> {
         let (start, at) = self.locate(first, count)?;
         let range = self.ranges.get(&start).ok_or(Status::BAD_PARAM)?;
         let entries = range.entries.get(at..at + count);
-        entries
-            .ok_or(Status::BAD_PARAM)?
-            .iter()
-            .map(|entry| entry.is_present().then(|| entry.address()))
-            .collect::<Option<_>>()
-            .ok_or(Status::BAD_PARAM)
+        let entries = entries.ok_or(Status::BAD_PARAM)?;
+        for entry in entries {
+            let entry = MttEntry(U64::new(*entry));
+            if !entry.is_present() {
+                return Err(Status::BAD_PARAM);
+            }
+            pages.push(entry.address());
+        }
+        Ok(())
+    }
+
+    /// Checks that a range that was given out holds `count` entries from `first` on.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`].
+    pub(super) fn check(&self, first: u64, count: usize) -> Result<(), Status> {
+        self.locate(first, count).map(|_| ())
     }
 
     /// The memory of a queue of so many bytes whose pages begin at an entry.

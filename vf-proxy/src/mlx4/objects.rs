@@ -6,9 +6,10 @@ use mlx4_defs::eqe::{Eqe, EventType};
 use mlx4_defs::{Mailbox, Status};
 
 use super::capability::{self, LOG_MTTS, check_port};
-use super::command::{Change, Command, Query};
+use super::command::{Change, Command, Creation, Query};
 use super::eq::Eqs;
-use super::mpt::Mpts;
+use super::lengthy::{Lengthy, NewQueue, Step};
+use super::mpt::{Mpts, NewRegion};
 use super::mtt::Mtts;
 use super::pd::Pds;
 use super::ports::Ports;
@@ -19,10 +20,10 @@ use super::vhcr::Output;
 /// What the driver made.
 #[derive(Debug)]
 pub(super) struct Objects {
-    resources: Resources,
-    mtts: Mtts,
-    pds: Pds,
-    mpts: Mpts,
+    pub(super) resources: Resources,
+    pub(super) mtts: Mtts,
+    pub(super) pds: Pds,
+    pub(super) mpts: Mpts,
     pub(super) eqs: Eqs,
     ports: Ports,
     pub(super) queues: Queues,
@@ -46,23 +47,31 @@ impl Default for Objects {
 }
 
 impl Objects {
-    /// Executes a command.
+    /// Begins to execute a command; most are done then.
     ///
     /// # Errors
     /// The status with which the command ends.
-    pub(super) fn execute(
-        &mut self,
-        hca: &mut dyn Hca,
-        command: Command,
-    ) -> Result<Output, Status> {
-        match command {
-            Command::Nop => Ok(Output::None),
-            Command::Query(query) => self.query(hca, query).map(Output::Mailbox),
+    pub(super) fn execute(&mut self, hca: &mut dyn Hca, command: Command) -> Result<Step, Status> {
+        let output = match command {
+            Command::Nop => Output::None,
+            Command::Query(query) => Output::Mailbox(self.query(hca, query)?),
             Command::Allocate(wanted) => {
                 let first = self.resources.allocate(hca, &mut self.mtts, wanted)?;
-                Ok(Output::Immediate(first.into()))
+                Output::Immediate(first.into())
             }
-            Command::Change(change) => self.change(hca, change).map(|()| Output::None),
+            Command::Create(Creation::Eq { eqn, context }) => {
+                let (eq, fill) = self.eqs.create(&mut self.mtts, eqn, &context)?;
+                return Ok(Step::queue(fill, NewQueue::Eq(Box::new(eq))));
+            }
+            Command::Create(Creation::Region { index, entry }) => {
+                self.resources.mpts.owned.check_software(index)?;
+                let region = NewRegion::new(&self.mtts, index, &entry)?;
+                return Ok(Step::More(Lengthy::Region(Box::new(region))));
+            }
+            Command::Change(change) => {
+                self.change(hca, change)?;
+                Output::None
+            }
             Command::Queue(command) => {
                 let ended = command.ended_cq();
                 let mut tables = Tables {
@@ -70,13 +79,26 @@ impl Objects {
                     mtts: &mut self.mtts,
                     pds: &mut self.pds,
                 };
-                let output = self.queues.execute(hca, &mut tables, command)?;
+                let step = self.queues.execute(hca, &mut tables, command)?;
                 if let Some(cqn) = ended {
                     self.eqs.forget_completions(cqn);
                 }
-                Ok(output)
+                return Ok(step);
             }
-        }
+        };
+        Ok(Step::Done(output))
+    }
+
+    /// Makes a region of the pages that were looked up.
+    pub(super) fn finish_region(
+        &mut self,
+        hca: &mut dyn Hca,
+        region: &NewRegion,
+    ) -> Result<(), Status> {
+        let (mtts, pds) = (&mut self.mtts, &mut self.pds);
+        let index = self.mpts.create(hca, mtts, pds, region)?;
+        self.resources.mpts.owned.set_hardware(index, true);
+        Ok(())
     }
 
     fn query(&mut self, hca: &mut dyn Hca, query: Query) -> Result<Box<Mailbox>, Status> {
@@ -125,22 +147,12 @@ impl Objects {
                 Ok(())
             }
             Change::WriteMtt { first, entries } => self.mtts.write(first, &entries),
-            Change::CreateRegion { index, entry } => {
-                self.resources.mpts.owned.check_software(index)?;
-                let (mtts, pds) = (&mut self.mtts, &mut self.pds);
-                self.mpts.create(hca, mtts, pds, index, &entry)?;
-                self.resources.mpts.owned.set_hardware(index, true);
-                Ok(())
-            }
             Change::DestroyRegion { index } => {
                 self.resources.mpts.owned.check_hardware(index)?;
                 let (mtts, pds) = (&mut self.mtts, &mut self.pds);
                 self.mpts.destroy(hca, mtts, pds, index)?;
                 self.resources.mpts.owned.set_hardware(index, false);
                 Ok(())
-            }
-            Change::CreateEq { eqn, context } => {
-                self.eqs.create(hca, &mut self.mtts, eqn, &context)
             }
             Change::DestroyEq { eqn } => self.eqs.destroy(&mut self.mtts, eqn),
             Change::MapEq { eqn, events, unmap } => self.eqs.map(eqn, events, unmap),

@@ -319,7 +319,7 @@ impl FunctionState {
         let most = self
             .qps
             .get(qp as usize)
-            .map_or(0, |pair| pair.receives.max_wr);
+            .map_or(0, |pair| pair.receives.flushed_at_once());
         for _ in 0..most {
             let Some(receive) = self
                 .qps

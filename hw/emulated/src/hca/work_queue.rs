@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use hca_api::{
-    AddressSpace, AddressVector, HcaError, MrHandle, Payload, PulledReceives, ReceiveMode,
-    RecvRequest, SendFlags, Sge,
+    AddressSpace, AddressVector, HcaError, MAX_FLUSHED, MrHandle, Payload, PulledReceives,
+    ReceiveMode, RecvRequest, SendFlags, Sge,
 };
 use ib_wire::{PKeyIndex, QKey, Qpn};
 
@@ -202,6 +202,14 @@ impl ReceiveQueue {
             wr_id,
             scatter: SgeList::new(&self.pulled),
         })
+    }
+
+    /// Requests that are flushed at a time.
+    pub(super) fn flushed_at_once(&self) -> usize {
+        match self.source {
+            Some(_) => MAX_FLUSHED.min(self.max_wr as usize),
+            None => self.posted.len(),
+        }
     }
 
     /// Requests that wait.

@@ -87,7 +87,9 @@ proptest! {
         context.set_state(state);
         context.set_log_entries(LOG_ENTRIES);
         let mut eqs = Eqs::default();
-        eqs.create(&mut hca, &mut mtts, EQN, &context).unwrap();
+        let (eq, mut fill) = eqs.create(&mut mtts, EQN, &context).unwrap();
+        prop_assert!(fill.step(&mut hca).unwrap());
+        eqs.finish(eq);
         let events = EventMask::default().with(EventType::CMD);
         eqs.map(EQN, events, false).unwrap();
         let mut driver = Driver { page, taken: 0, state, posted: 0, seen: 0 };
@@ -133,21 +135,18 @@ proptest! {
 
 #[test]
 fn numbers_and_sizes_that_no_queue_has_are_refused() {
-    let mut fabric = Fabric::new(1);
-    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
-    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
     let mut mtts = Mtts::new(4);
     let mut eqs = Eqs::default();
     let mut context = EqContext::default();
     for eqn in [0, FIRST_EQN - 1, MAX_EQS, u32::MAX] {
-        let refused = eqs.create(&mut hca, &mut mtts, eqn, &context);
-        assert_eq!(refused, Err(Status::BAD_INDEX), "{eqn}");
+        let refused = eqs.create(&mut mtts, eqn, &context);
+        assert_eq!(refused.err(), Some(Status::BAD_INDEX), "{eqn}");
     }
-    let refused = eqs.create(&mut hca, &mut mtts, EQN, &context);
-    assert_eq!(refused, Err(Status::BAD_PARAM), "no pages");
+    let refused = eqs.create(&mut mtts, EQN, &context);
+    assert_eq!(refused.err(), Some(Status::BAD_PARAM), "no pages");
     context.set_log_entries(31);
-    let refused = eqs.create(&mut hca, &mut mtts, EQN, &context);
-    assert_eq!(refused, Err(Status::BAD_PARAM), "too large");
+    let refused = eqs.create(&mut mtts, EQN, &context);
+    assert_eq!(refused.err(), Some(Status::BAD_PARAM), "too large");
     assert_eq!(
         eqs.map(EQN, EventMask(u64::MAX), false),
         Err(Status::BAD_RESOURCE)

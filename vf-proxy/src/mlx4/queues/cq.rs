@@ -7,7 +7,7 @@ use mlx4_defs::cqe::CQE_SIZE;
 use mlx4_defs::{Status, Uar};
 use zerocopy::IntoBytes;
 
-use super::super::buffer::QueueBuffer;
+use super::super::buffer::{Fill, QueueBuffer};
 use super::super::mtt::{MttPin, Mtts};
 use super::cqe::Entry;
 use super::moderation::Moderation;
@@ -34,14 +34,8 @@ struct Ring {
 }
 
 impl Ring {
-    /// The ring of a context, whose first entry will be `next` of the running count. All entries are the
-    /// device's; unless there is no such number, since the driver has seen to that.
-    fn new(
-        hca: &mut dyn Hca,
-        mtts: &mut Mtts,
-        context: &CqContext,
-        next: Option<u32>,
-    ) -> Result<Self, Status> {
+    /// The ring of a context.
+    fn new(mtts: &mut Mtts, context: &CqContext) -> Result<Self, Status> {
         let log_entries = context.log_entries();
         if log_entries > MAX_LOG_ENTRIES || context.page_offset.get() != 0 {
             return Err(Status::BAD_PARAM);
@@ -49,25 +43,29 @@ impl Ring {
         let entries: u32 = 1 << log_entries;
         let bytes = u64::from(entries) * CQE_SIZE as u64;
         let first = context.mtt_base.entry();
-        let buffer = mtts.queue(first, context.log_page_size, bytes)?;
-        if let Some(next) = next {
-            // Entries before the slot of the next one come up a turn later than those behind it.
-            let turn = u64::from(next & (entries - 1)) * CQE_SIZE as u64;
-            let (early, late) = if next & entries == 0 {
-                (HARDWARE_OWNED, HARDWARE_OWNED_AGAIN)
-            } else {
-                (HARDWARE_OWNED_AGAIN, HARDWARE_OWNED)
-            };
-            buffer
-                .fill(hca, 0..turn, late)
-                .and_then(|()| buffer.fill(hca, turn..bytes, early))
-                .map_err(|_| Status::BAD_PARAM)?;
-        }
         Ok(Self {
-            buffer,
+            buffer: mtts.queue(first, context.log_page_size, bytes)?,
             pin: mtts.pin(first)?,
             entries,
         })
+    }
+
+    /// Gives all entries to the device, of which the next one will be `next` of the running count.
+    fn fill(&self, next: u32) -> Fill {
+        let bytes = u64::from(self.entries) * CQE_SIZE as u64;
+        // Entries before the slot of the next one come up a turn later than those behind it.
+        let turn = u64::from(next & (self.entries - 1)) * CQE_SIZE as u64;
+        let (early, late) = (self.unwritten(next), self.unwritten(next ^ self.entries));
+        Fill::new(self.buffer.clone(), turn, bytes, [late, early])
+    }
+
+    /// What the bytes of entry `n` of the running count are before it is written.
+    const fn unwritten(&self, n: u32) -> u8 {
+        if n & self.entries == 0 {
+            HARDWARE_OWNED
+        } else {
+            HARDWARE_OWNED_AGAIN
+        }
     }
 
     /// Writes entry `n` of the running count.
@@ -79,6 +77,33 @@ impl Ring {
         self.buffer.write(hca, offset, body)?;
         // The owner's bit gives the entry to the driver, so it comes last.
         self.buffer.write(hca, offset + body.len() as u64, owner)
+    }
+}
+
+/// A buffer that a queue is to go on in.
+#[derive(Debug)]
+pub(in super::super) struct NewRing {
+    ring: Ring,
+    /// The entry that was to be the queue's next when the filling began.
+    next: u32,
+}
+
+impl NewRing {
+    /// Gives up what it holds.
+    pub(in super::super) fn give_up(self, mtts: &mut Mtts) {
+        mtts.unpin(self.ring.pin);
+    }
+
+    /// The queue's next entry is a later one by now: those before it come up a turn later.
+    fn catch_up(&self, hca: &mut dyn Hca, next: u32) -> Result<(), DmaFault> {
+        let passed = next.wrapping_sub(self.next).min(self.ring.entries);
+        for n in (1..=passed).map(|back| next.wrapping_sub(back)) {
+            let at = u64::from(n & (self.ring.entries - 1)) * CQE_SIZE as u64;
+            let byte = self.ring.unwritten(n ^ self.ring.entries);
+            let slot = at..at + CQE_SIZE as u64;
+            self.ring.buffer.fill(hca, slot, byte)?;
+        }
+        Ok(())
     }
 }
 
@@ -113,7 +138,7 @@ pub(super) enum Rung {
 
 /// A completion queue.
 #[derive(Debug)]
-pub(super) struct Cq {
+pub(in super::super) struct Cq {
     pub(super) handle: CqHandle,
     pub(super) eqn: u8,
     uar: Uar,
@@ -136,7 +161,7 @@ pub(super) struct Cq {
 }
 
 impl Cq {
-    /// Makes a queue.
+    /// Makes a queue, whose entries the driver has given to the device, or [`Self::fill`] does.
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`], [`Status::EXCEED_LIM`].
@@ -144,12 +169,11 @@ impl Cq {
         hca: &mut dyn Hca,
         mtts: &mut Mtts,
         context: &CqContext,
-        initialised: bool,
     ) -> Result<Self, Status> {
         if context.collapsed() || context.timestamp() {
             return Err(Status::BAD_PARAM);
         }
-        let ring = Ring::new(hca, mtts, context, (!initialised).then_some(0))?;
+        let ring = Ring::new(mtts, context)?;
         let entries = provider_entries(hca, ring.entries);
         // A new queue has nothing yet that could be missed.
         let armed = hca
@@ -177,52 +201,79 @@ impl Cq {
     }
 
     /// Ends a queue; there are no entries any more.
-    pub(super) fn end(self, hca: &mut dyn Hca, mtts: &mut Mtts) {
+    pub(in super::super) fn end(self, hca: &mut dyn Hca, mtts: &mut Mtts) {
         let gone = hca.destroy_cq(self.handle);
         debug_assert_eq!(gone, Ok(()), "nobody uses it");
         mtts.unpin(self.ring.pin);
     }
 
-    /// Goes on in another buffer. The old one ends with an entry that says so.
+    /// Gives all entries of a queue that is new to the device.
+    pub(super) fn fill(&self) -> Fill {
+        self.ring.fill(0)
+    }
+
+    /// Begins to go on in another buffer: the queue does once the entries there were given to the device.
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] also for a buffer that cannot take what waits.
     pub(super) fn resize(
         &mut self,
-        hca: &mut dyn Hca,
+        hca: &dyn Hca,
         mtts: &mut Mtts,
         context: &CqContext,
-    ) -> Result<(), Status> {
-        if self.failed {
-            return Err(Status::BAD_RES_STATE);
-        }
-        self.read_consumer(hca);
-        // The entry that ends the old buffer counts, and is taken, too.
-        let needed = self.waiting() + 1;
-        if needed > self.ring.entries || needed > 1 << context.log_entries() {
-            return Err(Status::BAD_PARAM);
-        }
+    ) -> Result<(NewRing, Fill), Status> {
+        self.check_room(hca, 1 << context.log_entries())?;
+        let ring = Ring::new(mtts, context)?;
         let next = self.producer.wrapping_add(1);
-        let ring = Ring::new(hca, mtts, context, Some(next))?;
-        if hca
-            .resize_cq(self.handle, provider_entries(hca, ring.entries))
-            .is_err()
-        {
-            mtts.unpin(ring.pin);
-            return Err(Status::BAD_PARAM);
-        }
-        let ended = self.ring.write(hca, self.producer, &Entry::resize());
-        if ended.is_err() {
-            mtts.unpin(ring.pin);
-            return Err(Status::BAD_PARAM);
+        let fill = ring.fill(next);
+        Ok((NewRing { ring, next }, fill))
+    }
+
+    /// Goes on in another buffer. The old one ends with an entry that says so.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] for a buffer that cannot take what waits by now.
+    pub(super) fn move_to(
+        &mut self,
+        hca: &mut dyn Hca,
+        mtts: &mut Mtts,
+        new: NewRing,
+    ) -> Result<(), Status> {
+        let next = self.producer.wrapping_add(1);
+        let moved = self.check_room(hca, new.ring.entries).and_then(|()| {
+            let entries = provider_entries(hca, new.ring.entries);
+            let resized = hca.resize_cq(self.handle, entries);
+            resized.map_err(|_| Status::BAD_PARAM)?;
+            let caught_up = new.catch_up(hca, next);
+            let ended =
+                caught_up.and_then(|()| self.ring.write(hca, self.producer, &Entry::resize()));
+            ended.map_err(|_| Status::BAD_PARAM)
+        });
+        if let Err(status) = moved {
+            new.give_up(mtts);
+            return Err(status);
         }
         // The driver moves the entries that wait up by one, to after the one that ended the buffer.
         if self.solicited_waits() {
             self.solicited = self.solicited.wrapping_add(1);
         }
         self.producer = next;
-        let old = core::mem::replace(&mut self.ring, ring);
+        let old = core::mem::replace(&mut self.ring, new.ring);
         mtts.unpin(old.pin);
+        Ok(())
+    }
+
+    /// Whether the queue can move to a buffer of so many entries: what waits has room there, and the old one has
+    /// room for the entry that ends it, which counts and is taken, too.
+    fn check_room(&mut self, hca: &dyn Hca, entries: u32) -> Result<(), Status> {
+        if self.failed {
+            return Err(Status::BAD_RES_STATE);
+        }
+        self.read_consumer(hca);
+        let needed = self.waiting() + 1;
+        if needed > self.ring.entries || needed > entries {
+            return Err(Status::BAD_PARAM);
+        }
         Ok(())
     }
 

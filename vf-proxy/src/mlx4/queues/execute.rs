@@ -7,12 +7,13 @@ use mlx4_defs::qp::{QpMailbox, QpState};
 use mlx4_defs::srq::SrqContext;
 use mlx4_defs::{Mailbox, Status};
 
+use super::super::lengthy::{NewQueue, Step};
 use super::super::mtt::Mtts;
 use super::super::pd::{Pds, status_of};
 use super::super::resources::Resources;
 use super::super::vhcr::Output;
 use super::command::QueueCommand;
-use super::cq::Cq;
+use super::cq::{Cq, NewRing};
 use super::qp::{Parts, Qp};
 use super::srq::Srq;
 use super::transition::Transition;
@@ -39,19 +40,20 @@ impl Queues {
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
         command: QueueCommand,
-    ) -> Result<Output, Status> {
+    ) -> Result<Step, Status> {
         match command {
             QueueCommand::CreateCq {
                 cqn,
                 context,
                 initialised,
-            } => self.create_cq(hca, tables, cqn, &context, initialised)?,
+            } => return self.create_cq(hca, tables, cqn, &context, initialised),
             QueueCommand::DestroyCq { cqn } => self.destroy_cq(hca, tables, cqn)?,
             QueueCommand::ResizeCq { cqn, context } => {
                 tables.resources.cqs.owned.check_hardware(cqn)?;
                 self.collect(hca, cqn);
                 let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
-                cq.resize(hca, tables.mtts, &context)?;
+                let (ring, fill) = cq.resize(hca, tables.mtts, &context)?;
+                return Ok(Step::queue(fill, NewQueue::Ring { cqn, ring }));
             }
             QueueCommand::ModerateCq { cqn, moderation } => {
                 tables.resources.cqs.owned.check_hardware(cqn)?;
@@ -67,7 +69,9 @@ impl Queues {
             QueueCommand::QuerySrq { srqn } => {
                 tables.resources.srqs.owned.check_hardware(srqn)?;
                 let srq = self.srqs.get(&srqn).ok_or(Status::BAD_RESOURCE)?;
-                return Ok(Output::Mailbox(Box::new(Mailbox::with(&srq.query(hca)))));
+                return Ok(Step::Done(Output::Mailbox(Box::new(Mailbox::with(
+                    &srq.query(hca),
+                )))));
             }
             QueueCommand::ArmSrq { srqn, limit } => {
                 tables.resources.srqs.owned.check_hardware(srqn)?;
@@ -94,7 +98,9 @@ impl Queues {
                 tables.resources.qps.check_hardware(qpn)?;
                 self.follow_provider(hca, qpn);
                 let qp = self.qps.get(&qpn).ok_or(Status::BAD_RESOURCE)?;
-                return Ok(Output::Mailbox(Box::new(Mailbox::with(&qp.query()))));
+                return Ok(Step::Done(Output::Mailbox(Box::new(Mailbox::with(
+                    &qp.query(),
+                )))));
             }
             QueueCommand::Attach {
                 qpn,
@@ -106,7 +112,7 @@ impl Queues {
             }
             QueueCommand::Detach { qpn, mgid } => self.detach(hca, qpn, mgid)?,
         }
-        Ok(Output::None)
+        Ok(Step::Done(Output::None))
     }
 
     fn create_cq(
@@ -116,13 +122,38 @@ impl Queues {
         cqn: u32,
         context: &CqContext,
         initialised: bool,
-    ) -> Result<(), Status> {
+    ) -> Result<Step, Status> {
         tables.resources.cqs.owned.check_software(cqn)?;
-        let cq = Cq::new(hca, tables.mtts, context, initialised)?;
+        let cq = Cq::new(hca, tables.mtts, context)?;
+        if initialised {
+            self.add_cq(tables, cqn, cq);
+            return Ok(Step::Done(Output::None));
+        }
+        let (fill, cq) = (cq.fill(), Box::new(cq));
+        Ok(Step::queue(fill, NewQueue::Cq { cqn, cq }))
+    }
+
+    /// A completion queue's entries are the device's: it is there.
+    pub(in super::super) fn add_cq(&mut self, tables: &mut Tables<'_>, cqn: u32, cq: Cq) {
         self.cq_by_handle.insert(cq.handle, cqn);
         self.cqs.insert(cqn, cq);
         tables.resources.cqs.owned.set_hardware(cqn, true);
-        Ok(())
+    }
+
+    /// Has a completion queue go on in another buffer, whose entries are the device's.
+    ///
+    /// # Errors
+    /// [`Status::BAD_PARAM`] if the buffer cannot take what waits by now.
+    pub(in super::super) fn move_cq(
+        &mut self,
+        hca: &mut dyn Hca,
+        tables: &mut Tables<'_>,
+        cqn: u32,
+        ring: NewRing,
+    ) -> Result<(), Status> {
+        self.collect(hca, cqn);
+        let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
+        cq.move_to(hca, tables.mtts, ring)
     }
 
     fn destroy_cq(
@@ -136,6 +167,7 @@ impl Queues {
             return Err(Status::RESOURCE_BUSY);
         }
         self.held.forget(cqn);
+        self.uncollected.remove(&cqn);
         if let Some(cq) = self.cqs.remove(&cqn) {
             self.cq_by_handle.remove(&cq.handle);
             cq.end(hca, tables.mtts);

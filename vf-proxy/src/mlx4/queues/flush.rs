@@ -4,9 +4,9 @@
 //! and waits for it (`ib_drain_qp`). Nothing tells of a receive that is posted, so the queues are looked
 //! at from time to time, less and less often while nothing is found.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
-use hca_api::{Hca, QpModify, QpState as ProviderState};
+use hca_api::{Hca, MAX_FLUSHED, QpModify, QpState as ProviderState};
 use ib_vtime::{Duration, Instant};
 use mlx4_defs::cqe::Syndrome;
 
@@ -19,7 +19,7 @@ use super::qp::Transport;
 const SOONEST: Duration = Duration::from_millis(1);
 /// How often it is looked at in the end.
 const SELDOM: Duration = Duration::from_millis(256);
-/// Queue pairs that are looked at together.
+/// Queue pairs that are looked at before the next pause.
 const AT_A_TIME: usize = 64;
 
 /// When to look at which queue pairs.
@@ -28,6 +28,10 @@ pub(super) struct FlushTimer {
     qps: BTreeSet<u32>,
     /// Those up to this number have had their turn.
     cursor: u32,
+    /// Those that are still to be looked at before the next pause.
+    round: VecDeque<u32>,
+    /// Whether one of those before had something.
+    flushed: bool,
     /// `None` is at once.
     next: Option<Instant>,
     interval: Duration,
@@ -38,6 +42,8 @@ impl Default for FlushTimer {
         Self {
             qps: BTreeSet::new(),
             cursor: 0,
+            round: VecDeque::new(),
+            flushed: false,
             next: None,
             interval: SOONEST,
         }
@@ -54,6 +60,7 @@ impl FlushTimer {
     /// A queue pair left it.
     pub(super) fn remove(&mut self, qpn: u32) {
         self.qps.remove(&qpn);
+        self.round.retain(|other| *other != qpn);
     }
 
     /// There may be something.
@@ -67,43 +74,69 @@ impl FlushTimer {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
+        if !self.round.is_empty() {
+            return Some(Instant::ZERO);
+        }
         (!self.qps.is_empty()).then(|| self.next.unwrap_or(Instant::ZERO))
     }
 
-    /// Some were looked at, and had something or not.
-    pub(super) fn done(&mut self, now: Instant, flushed: bool) {
-        let longer = self.interval.saturating_mul(2).min(SELDOM);
-        self.interval = if flushed { SOONEST } else { longer };
-        self.next = Some(now + self.interval);
+    /// The next one to be looked at.
+    fn take(&mut self) -> Option<u32> {
+        if self.round.is_empty() {
+            let ahead = self.qps.range(self.cursor.saturating_add(1)..);
+            let around = self.qps.range(..=self.cursor);
+            self.round = ahead.chain(around).take(AT_A_TIME).copied().collect();
+            self.cursor = self.round.back().copied().unwrap_or(0);
+        }
+        self.round.pop_front()
     }
 
-    /// Those whose turn it is.
-    fn turn(&mut self) -> Vec<u32> {
-        let ahead = self.qps.range(self.cursor.saturating_add(1)..);
-        let around = self.qps.range(..=self.cursor);
-        let turn: Vec<u32> = ahead.chain(around).take(AT_A_TIME).copied().collect();
-        self.cursor = turn.last().copied().unwrap_or(0);
-        turn
+    /// It was looked at, and had something or not, or even more.
+    fn done(&mut self, now: Instant, qpn: u32, found: Found) {
+        self.flushed |= found != Found::Nothing;
+        if found == Found::More {
+            self.round.push_back(qpn);
+        }
+        if self.round.is_empty() {
+            let longer = self.interval.saturating_mul(2).min(SELDOM);
+            let flushed = core::mem::take(&mut self.flushed);
+            self.interval = if flushed { SOONEST } else { longer };
+            self.next = Some(now + self.interval);
+        }
     }
 }
 
+/// What a queue pair in error had to be flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing.
+    Nothing,
+    /// Some receives, and these were all.
+    Some,
+    /// So many that there are more.
+    More,
+}
+
 impl Queues {
-    /// Flushes what has been posted to queue pairs in error. Whether there was anything.
-    pub(super) fn flush_all(&mut self, hca: &mut dyn Hca) -> bool {
-        let mut flushed = false;
-        for qpn in self.flush.turn() {
-            flushed |= self.flush_at_provider(hca, qpn);
-            flushed |= self.has_completions(hca, qpn);
-            self.collect_of(hca, qpn);
-        }
-        flushed
+    /// Flushes what has been posted to the next queue pair in error. Whether there was anything.
+    pub(super) fn flush_next(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        let Some(qpn) = self.flush.take() else {
+            return false;
+        };
+        let found = match self.flush_at_provider(hca, qpn) {
+            Found::Nothing => self.completions(hca, qpn),
+            found => found,
+        };
+        self.collect_of(hca, qpn);
+        self.flush.done(now, qpn, found);
+        found != Found::Nothing
     }
 
-    /// Has the provider complete everything that is posted to a queue pair; the receives of one that it
-    /// does not carry complete here. Whether there were any of these.
-    pub(super) fn flush_at_provider(&mut self, hca: &mut dyn Hca, qpn: u32) -> bool {
+    /// Has the provider complete what is posted to a queue pair; the receives of one that it does not carry complete
+    /// here. What there was of these.
+    pub(super) fn flush_at_provider(&mut self, hca: &mut dyn Hca, qpn: u32) -> Found {
         let Some(qp) = self.qps.get_mut(&qpn) else {
-            return false;
+            return Found::Nothing;
         };
         if let Some(handle) = qp.handle() {
             let error = QpModify {
@@ -112,14 +145,15 @@ impl Queues {
             };
             let moved = hca.modify_qp(handle, &error);
             debug_assert_eq!(moved, Ok(()), "from every state there is a way to error");
-            return false;
+            return Found::Nothing;
         }
         let Transport::Connected(Some(receives)) = &mut qp.transport else {
-            return false;
+            return Found::Nothing;
         };
         let mut names = Vec::new();
         let mut scatter = Vec::new();
-        while names.len() < receives.len() {
+        let most = receives.len().min(MAX_FLUSHED);
+        while names.len() < most {
             scatter.clear();
             let read = |addr, buf: &mut [u8]| hca.dma_read(addr, buf);
             match receives.take(&read, &mut scatter) {
@@ -135,13 +169,22 @@ impl Queues {
             let entry = Entry::failed(qpn, false, receive_index(*name), Syndrome::FLUSHED);
             self.write(hca, cqn, &entry);
         }
-        !names.is_empty()
+        match names.len() {
+            0 => Found::Nothing,
+            all if all == MAX_FLUSHED => Found::More,
+            _ => Found::Some,
+        }
     }
 
-    fn has_completions(&self, hca: &dyn Hca, qpn: u32) -> bool {
+    /// What the provider flushed of a queue pair's receives, as far as that can be told.
+    fn completions(&self, hca: &dyn Hca, qpn: u32) -> Found {
         let cqn = self.qps.get(&qpn).map(|qp| qp.cqn(true));
         let cq = cqn.and_then(|cqn| self.cqs.get(&cqn));
-        cq.is_some_and(|cq| hca.peek_cq(cq.handle, 1) == Ok(1))
+        match cq.map(|cq| hca.peek_cq(cq.handle, MAX_FLUSHED)) {
+            None | Some(Ok(0) | Err(_)) => Found::Nothing,
+            Some(Ok(MAX_FLUSHED..)) => Found::More,
+            Some(Ok(_)) => Found::Some,
+        }
     }
 }
 
@@ -153,23 +196,33 @@ mod tests {
         Instant::ZERO + Duration::from_millis(ms)
     }
 
+    /// Looks at a whole round; what it finds is the same everywhere. Gives whom it looked at.
+    fn look(timer: &mut FlushTimer, now: Instant, found: Found) -> Vec<u32> {
+        let mut seen = Vec::new();
+        while timer.is_due(now) {
+            let qpn = timer.take().unwrap();
+            timer.done(now, qpn, found);
+            seen.push(qpn);
+        }
+        seen
+    }
+
     #[test]
     fn queues_that_stay_empty_are_looked_at_less_and_less_often() {
         let mut timer = FlushTimer::default();
         assert_eq!(timer.due(), None);
         timer.add(7);
-        assert!(timer.is_due(at(0)));
-        timer.done(at(0), false);
+        assert_eq!(look(&mut timer, at(0), Found::Nothing), [7]);
         assert_eq!(timer.due(), Some(at(2)));
-        for _ in 0..20 {
-            timer.done(at(1000), false);
+        for n in 0..20 {
+            look(&mut timer, at(1000 * n), Found::Nothing);
         }
-        assert_eq!(timer.due(), Some(at(1256)));
-        timer.done(at(2000), true);
-        assert_eq!(timer.due(), Some(at(2001)));
-        timer.done(at(2001), false);
+        assert_eq!(timer.due(), Some(at(19_256)));
+        look(&mut timer, at(20_000), Found::Some);
+        assert_eq!(timer.due(), Some(at(20_001)));
+        look(&mut timer, at(20_001), Found::Nothing);
         timer.hurry();
-        assert!(timer.is_due(at(2001)));
+        assert!(timer.is_due(at(20_001)));
         timer.remove(7);
         assert_eq!(timer.due(), None);
     }
@@ -178,9 +231,22 @@ mod tests {
     fn every_queue_pair_has_its_turn() {
         let mut timer = FlushTimer::default();
         (1..=100).for_each(|qpn| timer.add(qpn));
-        let first = timer.turn();
+        let first = look(&mut timer, at(0), Found::Nothing);
         assert_eq!(first, (1..=64).collect::<Vec<_>>());
-        let second = timer.turn();
+        let second = look(&mut timer, at(1000), Found::Nothing);
         assert_eq!(second, (65..=100).chain(1..=28).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_queue_pair_with_more_is_looked_at_again_without_a_pause() {
+        let mut timer = FlushTimer::default();
+        (1..=3).for_each(|qpn| timer.add(qpn));
+        for (qpn, found) in [(1, Found::More), (2, Found::Nothing), (3, Found::Nothing)] {
+            assert_eq!(timer.take(), Some(qpn));
+            timer.done(at(0), qpn, found);
+        }
+        assert!(timer.is_due(at(0)));
+        assert_eq!(look(&mut timer, at(0), Found::Some), [1]);
+        assert_eq!(timer.due(), Some(at(1)));
     }
 }

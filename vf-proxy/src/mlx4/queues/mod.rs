@@ -8,8 +8,11 @@
 //!
 //! # Bounds
 //!
-//! A doorbell has at most [`BATCH`] requests carried out at once. If there are more, or the provider has no room,
-//! the queue pair goes on at later calls of [`Queues::poll`], each in turn, and so many in one instant ([`Turns`]).
+//! A doorbell has at most [`BATCH`] requests carried out at once, and one that goes to a group is the last of them, since
+//! it may be copied to hundreds of queue pairs. If there are more, or the provider has no room, the queue pair goes on at
+//! later calls of [`Queues::poll`], each in turn, and so many in one instant ([`Turns`]). So do completions and receives
+//! that are flushed, when there are very many. One call of [`Queues::poll`] does a part of what there is to do and no
+//! more, so that whoever calls can look at the clock.
 
 mod command;
 mod cq;
@@ -46,7 +49,8 @@ pub(super) use self::service::BLANK;
 #[cfg(test)]
 pub(super) use self::turns::TURNS;
 
-use self::cq::{Cq, Rung};
+use self::cq::Rung;
+pub(super) use self::cq::{Cq, NewRing};
 use self::flush::FlushTimer;
 use self::moderation::HeldEvents;
 use self::name::Life;
@@ -58,6 +62,9 @@ use super::traffic::Traffic;
 
 /// Requests of one queue pair that are carried out before others have their turn.
 pub(super) const BATCH: usize = 32;
+
+/// As many completions of one queue are moved before others have their turn, so many times.
+const BATCHES_COLLECTED: usize = 8;
 
 /// What the driver is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +105,8 @@ pub(super) struct Queues {
     pending: Turns,
     /// Queue pairs that have to go to the error state.
     doomed: BTreeSet<u32>,
+    /// Completion queues that had more than was moved at once.
+    uncollected: BTreeSet<u32>,
     flush: FlushTimer,
     held: HeldEvents,
     events: VecDeque<QueueEvent>,
@@ -120,6 +129,7 @@ impl Default for Queues {
             groups: BTreeMap::new(),
             pending: Turns::default(),
             doomed: BTreeSet::new(),
+            uncollected: BTreeSet::new(),
             flush: FlushTimer::default(),
             held: HeldEvents::default(),
             events: VecDeque::new(),
@@ -218,27 +228,28 @@ impl Queues {
         }
     }
 
-    /// Goes on with what waits. Whether there was anything.
+    /// Goes on with what waits: a bounded part of it, so that others can have their turn before the next. Whether
+    /// there was anything.
     pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        let turns = self.pending.due(now);
-        for _ in 0..turns {
-            if let Some(qpn) = self.pending.take() {
-                self.serve(hca, qpn);
-            }
+        if self.condemn(hca) || self.collect_more(hca) {
+            return true;
         }
-        self.condemn(hca);
-        let mut did = turns != 0;
-        did |= self.wake_held(now);
+        let mut did = self.wake_held(now);
         if self.flush.is_due(now) {
-            let flushed = self.flush_all(hca);
-            self.flush.done(now, flushed);
-            did |= flushed;
+            did |= self.flush_next(now, hca);
+        }
+        if let Some(qpn) = self.pending.take(now) {
+            self.serve(hca, qpn);
+            did = true;
         }
         did
     }
 
     /// When to poll at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        if !self.doomed.is_empty() || !self.uncollected.is_empty() {
+            return Some(Instant::ZERO);
+        }
         let next = [self.pending.next(), self.flush.due(), self.held.next()];
         next.into_iter().flatten().min()
     }

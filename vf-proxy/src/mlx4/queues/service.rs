@@ -20,7 +20,7 @@ use super::name::{Owner, SendName, receive_index};
 use super::qp::{Qp, Transport};
 use super::send::Wqe;
 use super::wqe::{BadWqe, DatagramSend, SendData};
-use super::{BATCH, QueueEvent, Queues};
+use super::{BATCH, BATCHES_COLLECTED, QueueEvent, Queues};
 
 /// A completion to be overwritten.
 pub(in super::super) const BLANK: Completion = Completion {
@@ -38,6 +38,8 @@ pub(in super::super) const BLANK: Completion = Completion {
 enum Progress {
     /// It was carried out; there may be another.
     Done,
+    /// It was carried out, and was as much work as all its copies.
+    Copied,
     /// There is none, or the state has none carried out.
     Idle,
     /// It has to wait for the provider to complete another.
@@ -57,6 +59,7 @@ impl Queues {
             };
             match advance(qp, hca, &mut self.data) {
                 Progress::Done => {}
+                Progress::Copied => break,
                 Progress::Idle => return self.collect_of(hca, qpn),
                 Progress::Wait => {
                     qp.waits = true;
@@ -88,13 +91,14 @@ impl Queues {
         }
     }
 
-    /// Moves the completions of a queue to the driver, and asks to be told of the next.
+    /// Moves the completions of a queue to the driver, and asks to be told of the next. Of very many it moves some
+    /// now, and the rest with later polls.
     pub(super) fn collect(&mut self, hca: &mut dyn Hca, cqn: u32) {
         let Some(handle) = self.cqs.get(&cqn).map(|cq| cq.handle) else {
             return;
         };
         let mut batch = [BLANK; BATCH];
-        loop {
+        for _ in 0..BATCHES_COLLECTED {
             let count = hca.poll_cq(handle, &mut batch).unwrap_or(0);
             for completion in &batch[..count] {
                 self.deliver(hca, completion);
@@ -104,6 +108,16 @@ impl Queues {
                 return;
             }
         }
+        self.uncollected.insert(cqn);
+    }
+
+    /// Goes on with the completions of a queue that had very many. Whether there is one.
+    pub(super) fn collect_more(&mut self, hca: &mut dyn Hca) -> bool {
+        let cqn = self.uncollected.pop_first();
+        if let Some(cqn) = cqn {
+            self.collect(hca, cqn);
+        }
+        cqn.is_some()
     }
 
     /// Tells the driver of a completion. One of a queue pair that is gone tells nobody anything.
@@ -191,18 +205,20 @@ impl Queues {
         self.doomed.extend(affected.map(|(qpn, _)| *qpn));
     }
 
-    /// Moves the queue pairs to the error state that cannot go on.
-    pub(super) fn condemn(&mut self, hca: &mut dyn Hca) {
-        while let Some(qpn) = self.doomed.pop_first() {
-            let Some(qp) = self.qps.get(&qpn).filter(|qp| qp.state != QpState::ERR) else {
-                continue;
-            };
+    /// Moves the next queue pair to the error state that cannot go on. Whether there is one.
+    pub(super) fn condemn(&mut self, hca: &mut dyn Hca) -> bool {
+        let Some(qpn) = self.doomed.pop_first() else {
+            return false;
+        };
+        let qp = self.qps.get(&qpn).filter(|qp| qp.state != QpState::ERR);
+        if let Some(qp) = qp {
             let eqe = Eqe::qp(EventType::WQ_CATAS_ERROR, qp.qpn);
             self.events.push_back(QueueEvent::Async(eqe));
             self.flush_at_provider(hca, qpn);
             self.entered_error(qpn, QpState::ERR);
             self.collect_of(hca, qpn);
         }
+        true
     }
 
     /// A queue pair in error takes no more from its shared receive queue. Those of the provider tell so
@@ -328,7 +344,12 @@ fn post(
         Ok(()) => {
             qp.sends.take();
             qp.in_flight += 1;
-            Ok(Progress::Done)
+            let copied = send.is_multicast();
+            Ok(if copied {
+                Progress::Copied
+            } else {
+                Progress::Done
+            })
         }
         Err(HcaError::QueueFull) => Ok(Progress::Wait),
         Err(HcaError::InvalidQpState) if qp.follow_provider(hca) => Ok(Progress::Done),

@@ -35,17 +35,14 @@ impl Turns {
         self.waiting.remove(&qpn);
     }
 
-    /// It is `now`. How many turns are due: one for each that waits, as long as there are some.
-    pub(super) fn due(&mut self, now: Instant) -> usize {
+    /// Takes the next queue pair, if one waits and there are turns left at this time.
+    pub(super) fn take(&mut self, now: Instant) -> Option<u32> {
         if self.now != now {
             (self.now, self.had) = (now, 0);
         }
-        let left = usize::try_from(TURNS - self.had).unwrap_or(usize::MAX);
-        self.waiting.len().min(left)
-    }
-
-    /// Takes the next queue pair.
-    pub(super) fn take(&mut self) -> Option<u32> {
+        if self.had == TURNS {
+            return None;
+        }
         let ahead = self.waiting.range(self.cursor.saturating_add(1)..).next();
         let qpn = *ahead.or_else(|| self.waiting.first())?;
         self.waiting.remove(&qpn);
@@ -74,20 +71,18 @@ mod tests {
     #[test]
     fn turns_go_round_and_come_to_an_end() {
         let mut turns = Turns::default();
-        assert_eq!((turns.due(NOW), turns.next()), (0, None));
+        assert_eq!((turns.take(NOW), turns.next()), (None, None));
         let mut had = [0; 3];
         for _ in 0..TURNS {
             (0..3).for_each(|qpn| turns.add(qpn));
             assert_eq!(turns.next(), Some(Instant::ZERO));
-            assert_ne!(turns.due(NOW), 0);
-            had[turns.take().unwrap() as usize] += 1;
+            had[turns.take(NOW).unwrap() as usize] += 1;
         }
-        assert_eq!(had.iter().sum::<u32>(), TURNS);
         assert!(had.iter().all(|had| *had >= TURNS / 3), "{had:?}");
-        assert_eq!(turns.due(NOW), 0);
+        assert_eq!(turns.take(NOW), None);
         let next = turns.next().unwrap();
         assert!(next > NOW);
-        assert_eq!(turns.due(next), 2, "one had its turn last");
+        assert!(turns.take(next).is_some());
         assert_eq!(turns.next(), Some(Instant::ZERO));
     }
 
@@ -97,8 +92,7 @@ mod tests {
         turns.add(7);
         turns.add(u32::MAX);
         turns.remove(7);
-        assert_eq!(turns.due(NOW), 1);
-        assert_eq!(turns.take(), Some(u32::MAX));
-        assert_eq!((turns.take(), turns.next()), (None, None));
+        assert_eq!(turns.take(NOW), Some(u32::MAX));
+        assert_eq!((turns.take(NOW), turns.next()), (None, None));
     }
 }

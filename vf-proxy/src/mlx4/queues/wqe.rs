@@ -35,6 +35,12 @@ impl DatagramSend {
         let address = self.destination.map(|destination| destination.address);
         matches!(address, Some(UdAddress::Vector(vector)) if vector.grh.is_some())
     }
+
+    /// Whether it may reach many queue pairs at once.
+    pub(super) fn is_multicast(&self) -> bool {
+        let address = self.destination.map(|destination| destination.address);
+        matches!(address, Some(UdAddress::Vector(vector)) if vector.dlid.is_multicast())
+    }
 }
 
 /// What a send sends: bytes of the request itself, and behind them memory.

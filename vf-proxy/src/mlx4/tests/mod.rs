@@ -3,6 +3,7 @@
 mod channel;
 mod datagrams;
 mod hostile_rings;
+mod lengthy;
 mod ports;
 mod proxies;
 mod queue_lives;
@@ -205,6 +206,25 @@ impl Guest {
 
     /// Gives a command; tells the status and the immediate result.
     fn command(&mut self, opcode: Opcode, input: Input) -> (Status, u64) {
+        self.begin(opcode, input);
+        assert!(self.is_done());
+        self.result()
+    }
+
+    /// Whether the last command is done.
+    fn is_done(&mut self) -> bool {
+        let answer = CommRequest::new(self.toggle, CommCommand::RESET, 0);
+        self.register(SLAVE_READ) == answer.as_bytes()
+    }
+
+    /// What came of a command that is done.
+    fn result(&mut self) -> (Status, u64) {
+        let after: Vhcr = zerocopy::transmute!(self.read::<VHCR_SIZE>(self.vhcr()));
+        (after.status, after.out_param.get())
+    }
+
+    /// Gives a command.
+    fn begin(&mut self, opcode: Opcode, input: Input) {
         let mut vhcr = Vhcr {
             in_param: U64::new(input.param),
             in_modifier: U32::new(input.modifier),
@@ -218,13 +238,6 @@ impl Guest {
         let at = self.vhcr();
         self.write(at, vhcr.as_bytes());
         self.post(CommCommand::VHCR_POST, 0);
-        assert_eq!(
-            self.register(SLAVE_READ),
-            CommRequest::new(self.toggle, CommCommand::RESET, 0).as_bytes(),
-            "done"
-        );
-        let after: Vhcr = zerocopy::transmute!(self.read::<VHCR_SIZE>(at));
-        (after.status, after.out_param.get())
     }
 
     fn allocate(&mut self, kind: ResourceType, op: ResourceOp, param: u64) -> (Status, u64) {

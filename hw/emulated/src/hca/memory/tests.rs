@@ -57,7 +57,7 @@ fn a_physical_region_translates_page_by_page() {
             .write(base + page * PAGE, &[u8::try_from(page).unwrap(); 4096])
             .unwrap();
     }
-    let pages = [base + 2 * PAGE, base];
+    let pages = Arc::new(vec![base + 2 * PAGE, base]);
     let keys = memory
         .register(
             &spec(MrKind::Physical {
@@ -122,7 +122,7 @@ fn senseless_registrations_are_refused() {
             len,
         })
     };
-    let (aligned, skewed) = ([base], [base + 8]);
+    let [aligned, skewed, none] = [vec![base], vec![base + 8], vec![]].map(Arc::new);
     let refused = [
         MrSpec {
             access: AccessFlags::REMOTE_WRITE,
@@ -133,11 +133,11 @@ fn senseless_registrations_are_refused() {
             addr: u64::MAX,
             len: 2,
         }),
-        physical(&aligned[..], 11, 0, 1),
-        physical(&aligned[..], 12, 4096, 1),
-        physical(&aligned[..], 12, 1, 4096),
-        physical(&skewed[..], 12, 0, 1),
-        physical(&[], 12, 0, 1),
+        physical(&aligned, 11, 0, 1),
+        physical(&aligned, 12, 4096, 1),
+        physical(&aligned, 12, 1, 4096),
+        physical(&skewed, 12, 0, 1),
+        physical(&none, 12, 0, 1),
         spec(MrKind::FastRegister { max_pages: 0 }),
     ];
     for spec in &refused {
@@ -286,6 +286,7 @@ proptest! {
     ) {
         let (mut memory, base) = memory(4 * 4096);
         let pages: Vec<u64> = order.iter().map(|page| base + page * PAGE).collect();
+        let pages = Arc::new(pages);
         let keys = memory.register(&spec(MrKind::Physical {
             pages: &pages, page_shift: 12, iova: 7, first_offset, len: 3 * PAGE,
         }), &LIMITS).unwrap();

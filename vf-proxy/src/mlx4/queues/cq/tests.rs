@@ -113,7 +113,8 @@ impl Scene {
     fn open(&mut self, log_entries: u8) -> (Cq, Driver) {
         let context = self.context(0, log_entries);
         let mut hca = self.fabric.hca(self.node, FunctionId::PF).unwrap();
-        let cq = Cq::new(&mut hca, &mut self.mtts, &context, false).unwrap();
+        let cq = Cq::new(&mut hca, &mut self.mtts, &context).unwrap();
+        while !cq.fill().step(&mut hca).unwrap() {}
         let driver = Driver {
             ring: self.base,
             entries: 1 << log_entries,
@@ -142,9 +143,13 @@ fn arm(cq: &mut Cq, driver: &Driver, command: ArmCommand) -> bool {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Write { count: u16, solicited: bool },
+    Write {
+        count: u16,
+        solicited: bool,
+    },
     Take(u32),
-    Resize(u8),
+    /// To so many entries (a logarithm), while so many come and as many are taken.
+    Resize(u8, u16),
     Arm(bool),
 }
 
@@ -152,7 +157,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..12_u16, any::<bool>()).prop_map(|(count, solicited)| Step::Write { count, solicited }),
         4 => (0..12_u32).prop_map(Step::Take),
-        1 => (3..8_u8).prop_map(Step::Resize),
+        1 => (3..8_u8, 0..40_u16).prop_map(|(log, meanwhile)| Step::Resize(log, meanwhile)),
         2 => any::<bool>().prop_map(Step::Arm),
     ]
 }
@@ -194,13 +199,23 @@ proptest! {
                     let taken = driver.take(&mut hca).map(|cqe| cqe.wqe_index.get());
                     prop_assert_eq!(taken, model.pop_front().map(|(index, _)| index));
                 },
-                Step::Resize(log_entries) => {
+                Step::Resize(log_entries, meanwhile) => {
                     let context = scene.context(1 - buffer, log_entries);
                     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
                     let room = driver.entries.min(1 << log_entries) as usize;
-                    let resized = cq.resize(&mut hca, &mut scene.mtts, &context);
-                    prop_assert_eq!(resized.is_ok(), !failed && model.len() < room);
-                    if resized.is_ok() {
+                    let begun = cq.resize(&hca, &mut scene.mtts, &context);
+                    prop_assert_eq!(begun.is_ok(), !failed && model.len() < room);
+                    if let Ok((ring, mut fill)) = begun {
+                        for _ in 0..meanwhile {
+                            cq.write(&mut hca, &entry(next, false));
+                            model.push_back((next, false));
+                            armed = armed.filter(|any| !any);
+                            let taken = driver.take(&mut hca).map(|cqe| cqe.wqe_index.get());
+                            prop_assert_eq!(taken, model.pop_front().map(|(index, _)| index));
+                            next += 1;
+                        }
+                        while !fill.step(&mut hca).unwrap() {}
+                        cq.move_to(&mut hca, &mut scene.mtts, ring).unwrap();
                         buffer = 1 - buffer;
                         driver.follow(&mut hca, scene.base + buffer * APART, 1 << log_entries);
                     }
@@ -236,7 +251,9 @@ fn a_solicited_entry_still_waits_after_a_resize() {
     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
     assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Quietly);
     assert_eq!(cq.write(&mut hca, &entry(1, true)), Written::Quietly);
-    cq.resize(&mut hca, &mut scene.mtts, &context).unwrap();
+    let (ring, mut fill) = cq.resize(&hca, &mut scene.mtts, &context).unwrap();
+    while !fill.step(&mut hca).unwrap() {}
+    cq.move_to(&mut hca, &mut scene.mtts, ring).unwrap();
     driver.follow(&mut hca, scene.base + APART, 8);
     driver.take(&mut hca).unwrap();
     assert!(arm(&mut cq, &driver, ArmCommand::SOLICITED));
@@ -287,9 +304,8 @@ fn a_ring_that_is_not_memory_fails_once() {
     let mut context = scene.context(0, 3);
     context.mtt_base = MttBase::from_entry(first);
     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
-    let filled = Cq::new(&mut hca, &mut scene.mtts, &context, false);
-    assert_eq!(filled.map(|_| ()), Err(Status::BAD_PARAM));
-    let mut cq = Cq::new(&mut hca, &mut scene.mtts, &context, true).unwrap();
+    let mut cq = Cq::new(&mut hca, &mut scene.mtts, &context).unwrap();
+    assert!(cq.fill().step(&mut hca).is_err());
     assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Fault);
     assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Lost);
 }
