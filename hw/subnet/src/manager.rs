@@ -24,7 +24,7 @@ use crate::sm::{Sm, SmEvent};
 const QP0_DEPTH: u32 = 512;
 
 /// SMPs that one call to [`SubnetManager::poll`] receives, and sends, at most.
-const BUDGET: usize = 1024;
+const BUDGET: usize = 64;
 
 /// Reports under way at the same time; the others wait in the SA.
 const MAX_REPORTS_UNDER_WAY: usize = 256;

@@ -66,7 +66,7 @@ impl PfConfig {
             policy: Policy::default(),
             depths: Depths::default(),
             smi: false,
-            budget: 1024,
+            budget: 64,
         }
     }
 }

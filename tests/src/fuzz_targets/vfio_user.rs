@@ -85,7 +85,8 @@ pub(super) fn vfio_user(data: &[u8]) {
             hca: &mut hca,
             now: Instant::ZERO,
         };
-        let handled = session.handle(message, &mut lent);
+        let handled = session.handle(message, &mut lent, &mut Slice::endless());
+        let handled = handled.expect("there was time for all of it");
         if let Some(reply) = &handled.reply {
             assert!(!header.flags().contains(HeaderFlags::NO_REPLY));
             assert_eq!(

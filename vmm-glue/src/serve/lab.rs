@@ -22,6 +22,7 @@ use super::set::{VfSettings, first_pkey};
 use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, Seat, SmChoice};
 use crate::Driven;
+use crate::Slice;
 use crate::vfio_user::GuestMemory;
 use crate::world::{DeviceError, HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 
@@ -357,9 +358,9 @@ impl Lab {
         })
     }
 
-    /// Lets everything happen that is due.
-    pub(super) fn poll(&mut self, now: Instant) {
-        self.world.poll(now);
+    /// Lets happen what is due, until the slice is over.
+    pub(super) fn poll(&mut self, now: Instant, slice: &mut Slice) {
+        self.world.poll_for(now, slice);
         while let Some(polled) = self.world.take_polled() {
             if let Some(host) = self.hosts.iter().find(|host| host.id == polled) {
                 take_events(&mut self.world, host, &mut self.history);

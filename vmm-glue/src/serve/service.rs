@@ -5,14 +5,17 @@ use std::collections::VecDeque;
 use ib_vtime::{Duration, Instant};
 
 use super::{Announcement, Lab, Turn, WayIn};
-use crate::Driven;
 use crate::watch::{Ready, WatchChange, Watches};
+use crate::{Driven, Slice};
 
 /// How long GUIDs and memberships are given back before the service stops anyway.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// Polls of the world in one poll of the service, if the ways in put something into it each time.
 const MAX_ROUNDS: u32 = 64;
+
+/// How long one poll of the service goes on before the loop looks at the descriptors again.
+const SLICE: Duration = Duration::from_micros(500);
 
 /// How far the service is on its way to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,13 +130,14 @@ impl Service {
 
 impl Driven for Service {
     fn poll(&mut self, now: Instant) {
+        let mut slice = Slice::of(SLICE);
         for _ in 0..MAX_ROUNDS {
-            self.lab.poll(now);
+            self.lab.poll(now, &mut slice);
             for index in 0..self.ways.len() {
                 self.with_way(index, now, |way, turn| way.flush(turn));
             }
             self.advance(now);
-            if self.lab.poll_timeout().is_none_or(|next| next > now) {
+            if slice.is_over() || self.lab.poll_timeout().is_none_or(|next| next > now) {
                 return;
             }
         }

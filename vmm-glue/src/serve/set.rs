@@ -13,6 +13,7 @@ use vf_tunnel::PhysicalPKeyIndex;
 use super::control::protocol::Refusal;
 use super::rights::{Right, rights};
 use super::{Lab, NamedVf};
+use crate::Slice;
 use crate::world::HostPortId;
 
 /// Entries of a VF's P_Key table.
@@ -167,7 +168,7 @@ impl Lab {
         let context = self.world_mut().context_mut(vf.host);
         let set = context.set_guid_source(now, vf.vf, port, source);
         set.map_err(|error| refused("refused", error))?;
-        self.poll(now);
+        self.poll(now, &mut Slice::endless());
         match self.history.refusal(at) {
             Some(refusal) => Err(refused("guid_refused", refusal)),
             None => Ok(()),

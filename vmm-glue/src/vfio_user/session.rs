@@ -12,12 +12,13 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::codec::{
-    DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA, Message,
-    MultiWrite, RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
+    Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
+    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
 };
 use super::eventfd::Signaller;
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
 use super::memory::{GuestMemory, MAX_RANGES};
+use crate::Slice;
 
 /// Regions of a PCI function: BARs 0 to 5, expansion ROM, configuration space, VGA.
 const REGIONS: u32 = 9;
@@ -27,6 +28,9 @@ const CONFIG: u32 = 7;
 
 /// Bytes of configuration space.
 const CONFIG_SIZE: u64 = 4096;
+
+/// Bytes of a long write that are passed on at a time: no more doorbells than a few are in as many.
+const PIECE: usize = 64;
 
 /// A function, lent for a call.
 pub struct Lent<'d> {
@@ -88,6 +92,15 @@ pub struct Session {
     is_agreed: bool,
     most_data: usize,
     statistics: SessionStatistics,
+    under_way: Option<UnderWay>,
+}
+
+/// A message whose writes are not all done.
+#[derive(Debug)]
+struct UnderWay {
+    message: Message<OwnedFd>,
+    /// Pieces that are done.
+    done: usize,
 }
 
 impl Session {
@@ -100,6 +113,7 @@ impl Session {
             is_agreed: false,
             most_data: 0,
             statistics: SessionStatistics::default(),
+            under_way: None,
         }
     }
 
@@ -138,24 +152,59 @@ impl Session {
         self.interrupts.raise(vector);
     }
 
-    /// Does what a message says.
-    pub fn handle(&mut self, mut message: Message<OwnedFd>, lent: &mut Lent<'_>) -> Handled {
+    /// Whether a message waits for [`Self::go_on`]. The next one comes behind it.
+    #[must_use]
+    pub const fn is_amid(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Does what a message says. `None` if the slice was over first: what is left of it is done by [`Self::go_on`].
+    pub fn handle(
+        &mut self,
+        mut message: Message<OwnedFd>,
+        lent: &mut Lent<'_>,
+        slice: &mut Slice,
+    ) -> Option<Handled> {
         if message.header.flags().contains(HeaderFlags::REPLY) {
-            return Handled {
+            return Some(Handled {
                 reply: None,
                 end: Some(SessionError::StrayReply),
-            };
+            });
         }
         self.statistics.commands += 1;
+        let writes = [Command::REGION_WRITE, Command::REGION_WRITE_MULTI];
+        if self.is_agreed && writes.contains(&message.header.command()) {
+            self.under_way = Some(UnderWay { message, done: 0 });
+            return self.go_on(lent, slice);
+        }
         let fds = core::mem::take(&mut message.fds);
         let count = fds.len();
         let done = match Request::parse(&message.header, &message.payload, count) {
             Ok(request) => self.act(&message, request, fds, lent),
             Err(error) => Err(error),
         };
+        Some(self.end(&message, done))
+    }
+
+    /// Goes on with the message of which something is left. `None` if the slice was over first, or nothing is left.
+    pub fn go_on(&mut self, lent: &mut Lent<'_>, slice: &mut Slice) -> Option<Handled> {
+        let mut under_way = self.under_way.take()?;
+        let UnderWay { message, done } = &mut under_way;
+        match write_on(message, done, lent, slice) {
+            Ok(Some(reply)) => Some(self.end(&under_way.message, Ok(reply))),
+            Ok(None) => {
+                self.under_way = Some(under_way);
+                None
+            }
+            Err(error) => Some(self.end(&under_way.message, Err(error))),
+        }
+    }
+
+    /// What came of a message.
+    fn end(&mut self, message: &Message<OwnedFd>, done: Result<Vec<u8>, Errno>) -> Handled {
         let was_agreed = self.is_agreed;
         self.is_agreed = was_agreed || done.is_ok();
-        let end = (!was_agreed && done.is_err()).then(|| first_error(&message));
+        let end = (!was_agreed && done.is_err()).then(|| first_error(message));
         let wants_reply = !message.header.flags().contains(HeaderFlags::NO_REPLY);
         let reply = match done {
             Ok(reply) => reply,
@@ -215,14 +264,8 @@ impl Session {
                 let data = read(lent, &access)?;
                 Ok(reply(header, &[access.as_bytes(), &data]))
             }
-            Request::RegionWrite(access, data) => {
-                write(lent, &access, data)?;
-                Ok(reply(header, &[access.as_bytes()]))
-            }
-            Request::RegionWriteMulti(writes) => {
-                let done = write_all(lent, writes)?;
-                Ok(reply(header, &[U64::new(done).as_bytes()]))
-            }
+            // A version comes first, and then these are done piece by piece.
+            Request::RegionWrite(..) | Request::RegionWriteMulti(_) => Err(Errno::INVAL),
             Request::Reset => {
                 self.statistics.resets += 1;
                 lent.function.reset(lent.now, lent.hca);
@@ -265,8 +308,6 @@ impl Session {
 
 /// Why a client whose first message failed is cut off.
 fn first_error(message: &Message<OwnedFd>) -> SessionError {
-    use super::codec::Command;
-
     match message.header.command() {
         Command::VERSION => SessionError::BadVersion,
         _ => SessionError::NoVersion,
@@ -361,11 +402,44 @@ fn write(lent: &mut Lent<'_>, access: &RegionAccess, data: &[u8]) -> Result<(), 
     Ok(())
 }
 
-/// How many writes were done.
-fn write_all(lent: &mut Lent<'_>, writes: &[MultiWrite]) -> Result<u64, Errno> {
-    for one in writes {
-        let data = one.data.get(..one.access.count.get() as usize);
-        write(lent, &one.access, data.ok_or(Errno::INVAL)?)?;
+/// Does more of a message's writes, and counts the pieces. The reply, if these were the last.
+fn write_on(
+    message: &Message<OwnedFd>,
+    done: &mut usize,
+    lent: &mut Lent<'_>,
+    slice: &mut Slice,
+) -> Result<Option<Vec<u8>>, Errno> {
+    let header = &message.header;
+    match Request::parse(header, &message.payload, message.fds.len())? {
+        Request::RegionWriteMulti(writes) => {
+            for one in writes.iter().skip(*done) {
+                let data = one.data.get(..one.access.count.get() as usize);
+                write(lent, &one.access, data.ok_or(Errno::INVAL)?)?;
+                *done += 1;
+                if slice.is_over() && *done < writes.len() {
+                    return Ok(None);
+                }
+            }
+            let count = U64::new(writes.len() as u64);
+            Ok(Some(reply(header, &[count.as_bytes()])))
+        }
+        Request::RegionWrite(access, data) => {
+            place(lent.function, &access)?;
+            let starts = (0..).step_by(PIECE);
+            for (start, piece) in starts.zip(data.chunks(PIECE)).skip(*done) {
+                let at = RegionAccess {
+                    offset: U64::new(access.offset.get() + start),
+                    count: U32::new(u32::try_from(piece.len()).unwrap_or(u32::MAX)),
+                    ..access
+                };
+                write(lent, &at, piece)?;
+                *done += 1;
+                if slice.is_over() && *done < data.len().div_ceil(PIECE) {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(reply(header, &[access.as_bytes()])))
+        }
+        _ => Err(Errno::INVAL),
     }
-    Ok(writes.len() as u64)
 }

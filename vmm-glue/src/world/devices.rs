@@ -13,6 +13,7 @@ use vf_tunnel::VfId;
 use super::pf_host::PfHost;
 use super::vfs::pf_of;
 use super::{Host, HostFunction, HostId, World, function_of};
+use crate::Slice;
 
 /// Why a VF cannot be driven by a VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -35,11 +36,20 @@ pub(super) struct Device {
 }
 
 impl Device {
-    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) {
+    /// Does what is due, until the slice is over. Whether there may be more.
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca, slice: &mut Slice) -> bool {
         while let Some(event) = hca.poll_event() {
             self.function.handle_hca_event(now, hca, &event);
+            if slice.is_over() {
+                return true;
+            }
         }
-        while self.function.poll(now, hca) {}
+        while self.function.poll(now, hca) {
+            if slice.is_over() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Takes what the function wants. Whether that is a reset of the VF.
@@ -67,6 +77,8 @@ pub(super) struct DevicePoll {
     pub(super) is_interrupting: bool,
     /// The VF was reset: its function has an event, and the PF something to do.
     pub(super) is_reset: bool,
+    /// It has more to do, for which its turn was too short.
+    pub(super) has_more: bool,
 }
 
 /// A device on a VF, as it is looked at.
@@ -79,19 +91,21 @@ pub struct DeviceView<'d> {
 }
 
 impl Host {
-    /// Lets the device on a VF do everything that is due. `None` if there is none.
+    /// Lets the device on a VF do what is due, until the slice is over. `None` if there is none.
     pub(super) fn poll_device(
         &mut self,
         now: Instant,
         fabric: &mut Fabric,
         vf: VfId,
+        slice: &mut Slice,
     ) -> Option<DevicePoll> {
         let node = self.node();
         let pf = self.pf_mut()?;
         let device = pf.devices.get_mut(&vf)?;
-        if let Ok(mut hca) = function_of(fabric, node, FunctionId(vf.get())) {
-            device.poll(now, &mut hca);
-        }
+        let has_more = match function_of(fabric, node, FunctionId(vf.get())) {
+            Ok(mut hca) => device.poll(now, &mut hca, slice),
+            Err(_) => false,
+        };
         let is_reset = device.take_events();
         if is_reset {
             device.resets += 1;
@@ -103,6 +117,7 @@ impl Host {
         Some(DevicePoll {
             is_interrupting: !device.interrupts.is_empty(),
             is_reset,
+            has_more,
         })
     }
 }

@@ -17,6 +17,7 @@ use super::pf_host::PfHost;
 use super::socket::Sockets;
 use super::software::Software;
 use super::user::PortSoftware;
+use crate::Slice;
 
 /// Who uses the adapter.
 #[derive(Debug)]
@@ -251,15 +252,21 @@ impl Host {
         }
     }
 
-    /// Lets the software on a function do everything that is due.
-    pub(super) fn poll(&mut self, now: Instant, fabric: &mut Fabric, function: FunctionId) {
+    /// Lets the software on a function do what is due, until the slice is over. Whether there may be more.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        fabric: &mut Fabric,
+        function: FunctionId,
+        slice: &mut Slice,
+    ) -> bool {
         let Ok(mut hca) = function_of(fabric, self.node, function) else {
-            return;
+            return false;
         };
         match self.user_mut(function) {
-            Some(UserMut::Pf(pf)) => pf.poll(now, &mut hca),
-            Some(UserMut::Software(software)) => software.poll(now, &mut hca),
-            None => {}
+            Some(UserMut::Pf(pf)) => pf.poll(now, &mut hca, slice),
+            Some(UserMut::Software(software)) => software.poll(now, &mut hca, slice),
+            None => false,
         }
     }
 

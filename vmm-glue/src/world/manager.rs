@@ -7,6 +7,8 @@ use ib_wire::PortNum;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
+use crate::Slice;
+
 /// Events of the subnet that are kept; when there are more, the older half goes.
 const MAX_EVENTS: usize = 4096;
 
@@ -80,15 +82,27 @@ impl ManagerPlace {
         }
     }
 
-    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca, gsi: &mut MadAgent) {
-        if let Some(manager) = &mut self.manager {
-            while manager.poll(now, hca, gsi) {}
-            self.events
-                .extend(std::iter::from_fn(|| manager.poll_event()));
-            if self.events.len() > MAX_EVENTS {
-                self.events.drain(..MAX_EVENTS / 2);
-            }
+    /// Lets the manager do what is due, until the slice is over. Whether there may be more.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        gsi: &mut MadAgent,
+        slice: &mut Slice,
+    ) -> bool {
+        let Some(manager) = &mut self.manager else {
+            return false;
+        };
+        let mut has_more = manager.poll(now, hca, gsi);
+        while has_more && !slice.is_over() {
+            has_more = manager.poll(now, hca, gsi);
         }
+        self.events
+            .extend(std::iter::from_fn(|| manager.poll_event()));
+        if self.events.len() > MAX_EVENTS {
+            self.events.drain(..MAX_EVENTS / 2);
+        }
+        has_more
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {

@@ -27,6 +27,7 @@ mod socket;
 mod software;
 mod switch;
 mod taps;
+mod turns;
 mod user;
 mod vfs;
 
@@ -50,6 +51,7 @@ pub use vfs::{VfError, vf_spec};
 use alarms::Alarms;
 use switch::SwitchSoftware;
 use taps::Taps;
+use turns::Turns;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,12 @@ pub struct World {
     alarms: Alarms<HostFunction>,
     /// Functions whose software was lent out: it may have something to do.
     woken: Vec<HostFunction>,
+    /// Functions whose turn it is.
+    turns: Turns<HostFunction>,
+    /// Hosts whose functions may have events.
+    stirred: Turns<HostId>,
+    /// Whether the fabric had its turn, and the software on the hosts is next.
+    is_software_next: bool,
     /// Hosts that [`World::take_polled`] has not told of yet.
     polled: BTreeSet<HostId>,
     /// Devices with MSI-X vectors to be signalled.
@@ -96,6 +104,9 @@ impl World {
             host_at: BTreeMap::new(),
             alarms: Alarms::new(),
             woken: Vec::new(),
+            turns: Turns::default(),
+            stirred: Turns::default(),
+            is_software_next: false,
             polled: BTreeSet::new(),
             interrupting: BTreeSet::new(),
             switches: BTreeMap::new(),

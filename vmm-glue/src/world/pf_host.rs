@@ -15,7 +15,7 @@ use super::devices::Device;
 use super::manager::ManagerPlace;
 use super::socket::Sockets;
 use super::software::Software;
-use crate::DropLog;
+use crate::{DropLog, Slice};
 
 /// MADs that a guest's proxy QP holds each way.
 const GUEST_DEPTH: u32 = 128;
@@ -65,18 +65,27 @@ impl PfHost {
         self.news.pop_front()
     }
 
-    /// Lets the PF do everything that is due.
-    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn FunctionManager) {
+    /// Lets the PF do what is due, until the slice is over. Whether there may be more.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn FunctionManager,
+        slice: &mut Slice,
+    ) -> bool {
         while let Some(event) = hca.poll_event() {
             self.context.handle_hca_event(now, hca, &event);
             self.manager.handle_hca_event(now, &event);
         }
-        while self.context.poll(now, hca) {}
+        let mut has_more = self.context.poll(now, hca);
+        while has_more && !slice.is_over() {
+            has_more = self.context.poll(now, hca);
+        }
         self.take_context_events(now);
         self.sockets.poll(hca);
         if let Some(port) = self.manager.port().and_then(|p| self.context.port_mut(p)) {
-            self.manager.poll(now, hca, port.own_mut().gsi());
+            has_more |= self.manager.poll(now, hca, port.own_mut().gsi(), slice);
         }
+        has_more
     }
 
     fn take_context_events(&mut self, now: Instant) {

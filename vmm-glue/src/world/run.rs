@@ -5,7 +5,7 @@ use vf_tunnel::VfId;
 
 use super::devices::{DevicePoll, device_of};
 use super::{HostFunction, HostId, Outcome, World};
-use crate::Driven;
+use crate::{Driven, Slice};
 
 /// Rounds of work at one time after which a world counts as live-locked: its machines make each
 /// other busy for ever.
@@ -13,6 +13,9 @@ const MAX_ROUNDS: u32 = 1_000_000;
 
 /// Functions of one adapter that are polled in a round before the next adapter's turn.
 const READY_BATCH: usize = 1024;
+
+/// How long the software on one function goes on before others have their turn, where slices end.
+const TURN: Duration = Duration::from_micros(100);
 
 impl World {
     /// Runs in virtual time until the condition holds, for at most `limit`. The condition is looked at
@@ -49,43 +52,112 @@ impl World {
         }
     }
 
+    /// Does what is due at `now`, until nothing is left to do before a later time, or the slice is over. What is left
+    /// then goes on with the next call, in its order.
+    pub fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
+        self.now = now;
+        // The slice before was too short: those that have events stand in the line with those that have more to do.
+        if !self.turns.is_empty() || !self.stirred.is_empty() {
+            self.line_up_stirred();
+        }
+        for _ in 0..MAX_ROUNDS {
+            if !self.round(slice) {
+                // The fabric serves the nodes that the hosts looked at, and is quiet.
+                while self.fabric.poll(now) {}
+                self.record_taps();
+                return;
+            }
+            if slice.is_over() {
+                return;
+            }
+        }
+        self.live_locked = true;
+    }
+
     /// Lets the fabric do what is due, and then the software that has something to do: because it
     /// was lent out, because its time has come, or because its function has events. Whether any had.
-    fn round(&mut self) -> bool {
-        while self.fabric.poll(self.now) {}
-        self.record_taps();
-        let mut due = core::mem::take(&mut self.woken);
+    fn round(&mut self, slice: &mut Slice) -> bool {
+        if !core::mem::take(&mut self.is_software_next) {
+            while self.fabric.poll(self.now) {
+                if slice.is_over() {
+                    self.is_software_next = true;
+                    break;
+                }
+            }
+            self.record_taps();
+            if self.is_software_next {
+                return true;
+            }
+        }
+        for at in core::mem::take(&mut self.woken) {
+            self.turns.add(at);
+        }
         while let Some(at) = self.alarms.pop_due(self.now) {
-            due.push(at);
+            self.turns.add(at);
         }
-        for at in &due {
-            self.poll_function(*at);
+        let due = self.turns.len();
+        let mut polled = Vec::new();
+        for _ in 0..due {
+            let Some(at) = self.turns.take() else {
+                break;
+            };
+            polled.push(at.host);
+            self.poll_function(at, slice);
+            if slice.is_over() {
+                polled.into_iter().for_each(|host| self.stirred.add(host));
+                return true;
+            }
         }
-        let mut busy = !due.is_empty() || self.poll_switches();
-        for host in self.hosts_to_look_at(&due) {
+        let busy = self.poll_switches() || due != 0;
+        self.poll_stirred(polled, slice) || busy
+    }
+
+    /// Lets the software on functions that have events do what is due. Whether any had.
+    fn poll_stirred(&mut self, polled: Vec<HostId>, slice: &mut Slice) -> bool {
+        self.note_stirred(polled);
+        let mut busy = false;
+        for _ in 0..self.stirred.len() {
+            let Some(host) = self.stirred.take() else {
+                break;
+            };
             let node = self.hosts[host.0].node();
             for _ in 0..READY_BATCH {
                 let Some(function) = self.fabric.poll_ready(node) else {
                     break;
                 };
-                self.poll_function(HostFunction { host, function });
+                // Behind those whose turn was too short, if there are any.
+                self.turns.add(HostFunction { host, function });
+                if let Some(at) = self.turns.take() {
+                    self.poll_function(at, slice);
+                }
                 busy = true;
+                if slice.is_over() {
+                    self.stirred.add(host);
+                    return true;
+                }
             }
         }
         busy
     }
 
-    /// The hosts whose functions may have events, in order: those that the fabric served, and those of
+    /// Puts all functions that have events into the line.
+    fn line_up_stirred(&mut self) {
+        self.note_stirred(Vec::new());
+        while let Some(host) = self.stirred.take() {
+            let node = self.hosts[host.0].node();
+            while let Some(function) = self.fabric.poll_ready(node) {
+                self.turns.add(HostFunction { host, function });
+            }
+        }
+    }
+
+    /// Notes the hosts whose functions may have events, in order: those that the fabric served, and those of
     /// functions that were just polled.
-    fn hosts_to_look_at(&mut self, polled: &[HostFunction]) -> Vec<HostId> {
+    fn note_stirred(&mut self, mut hosts: Vec<HostId>) {
         let served = core::iter::from_fn(|| self.fabric.poll_served());
-        let mut hosts: Vec<HostId> = served
-            .filter_map(|node| self.host_at.get(&node).copied())
-            .chain(polled.iter().map(|at| at.host))
-            .collect();
+        hosts.extend(served.filter_map(|node| self.host_at.get(&node).copied()));
         hosts.sort_unstable();
-        hosts.dedup();
-        hosts
+        hosts.into_iter().for_each(|host| self.stirred.add(host));
     }
 
     /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
@@ -102,13 +174,23 @@ impl World {
         !due.is_empty()
     }
 
-    fn poll_function(&mut self, at: HostFunction) {
+    /// Lets the software on a function do what is due, as long as it is its turn. What is left waits for the next.
+    fn poll_function(&mut self, at: HostFunction, slice: &Slice) {
         self.polled.insert(at.host);
+        let mut turn = slice.share(TURN);
+        let (now, fabric) = (self.now, &mut self.fabric);
         let host = &mut self.hosts[at.host.0];
-        let vf = VfId::new(at.function.0);
-        match vf.and_then(|vf| host.poll_device(self.now, &mut self.fabric, vf)) {
-            Some(polled) => self.take_device_poll(at, &polled),
-            None => host.poll(self.now, &mut self.fabric, at.function),
+        let device =
+            VfId::new(at.function.0).and_then(|vf| host.poll_device(now, fabric, vf, &mut turn));
+        let has_more = match device {
+            Some(polled) => {
+                self.take_device_poll(at, &polled);
+                polled.has_more
+            }
+            None => host.poll(now, fabric, at.function, &mut turn),
+        };
+        if has_more {
+            self.turns.add(at);
         }
         let timeout = self.hosts[at.host.0].poll_timeout(at.function);
         self.alarms.set(at, timeout);
@@ -127,19 +209,13 @@ impl World {
 
 impl Driven for World {
     fn poll(&mut self, now: Instant) {
-        self.now = now;
-        for _ in 0..MAX_ROUNDS {
-            if !self.round() {
-                // The fabric serves the nodes that the hosts looked at, and is quiet.
-                while self.fabric.poll(now) {}
-                self.record_taps();
-                return;
-            }
-        }
-        self.live_locked = true;
+        self.poll_for(now, &mut Slice::endless());
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_software_next || !self.turns.is_empty() || !self.stirred.is_empty() {
+            return Some(self.now);
+        }
         let woken = self.woken.iter();
         let woken = woken.filter_map(|at| {
             let host = &self.hosts[at.host.0];

@@ -9,6 +9,7 @@ use ib_wire::PortNum;
 
 use super::manager::ManagerPlace;
 use super::socket::Sockets;
+use crate::Slice;
 
 /// What runs on a function: an [`EndPort`] on each port, sockets, perhaps a subnet manager.
 #[derive(Debug)]
@@ -55,20 +56,26 @@ impl Software {
             .pop_front()
     }
 
-    /// Does everything that is due.
-    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca) {
+    /// Does what is due, until the slice is over. Whether there may be more.
+    pub(super) fn poll(&mut self, now: Instant, hca: &mut dyn Hca, slice: &mut Slice) -> bool {
         while let Some(event) = hca.poll_event() {
             self.take_event(now, hca, &event);
         }
+        let mut has_more = false;
         for port in &mut self.ports {
-            while port.poll(now, hca) {}
+            let mut is_busy = port.poll(now, hca);
+            while is_busy && !slice.is_over() {
+                is_busy = port.poll(now, hca);
+            }
+            has_more |= is_busy;
         }
         self.collect_events(now);
         self.sockets.poll(hca);
         let managed = self.manager.port();
         if let Some((gsi, manager)) = managed.and_then(|port| self.gsi_and_manager(port)) {
-            manager.poll(now, hca, gsi);
+            has_more |= manager.poll(now, hca, gsi, slice);
         }
+        has_more
     }
 
     fn take_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {

@@ -24,8 +24,11 @@ use crate::{
     LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint, Tapped,
 };
 
-/// Events that one [`Fabric::poll`] handles at most.
-const POLL_BUDGET: u32 = 1 << 16;
+/// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
+const POLL_BUDGET: u32 = 64;
+
+/// What a packet for a group counts, which a device may copy to hundreds of queue pairs.
+const COPIES: u32 = 16;
 
 /// Packets that wait to be taken from the taps at most; what passes beyond that is not seen, and
 /// counted.
@@ -533,21 +536,24 @@ impl<D: EndNode> Fabric<D> {
     /// Does what is due at `now`, which must not lie before the last poll's. Bounded: gives `true` if
     /// more is due and the caller should poll again with the same time.
     pub fn poll(&mut self, now: Instant) -> bool {
-        for _ in 0..POLL_BUDGET {
-            if let Some(arrival) = self.arrivals.pop_front() {
-                self.arrive(arrival);
+        let mut left = POLL_BUDGET;
+        while left > 0 {
+            let done = if let Some(arrival) = self.arrivals.pop_front() {
+                self.arrive(arrival)
             } else if let Some(node) = self.active.pop_front() {
-                self.serve(node);
+                self.serve(node)
             } else if let Some((key, timer)) = self.timers.pop_due(now) {
                 self.now = self.now.max(key.deadline());
-                self.fire(timer);
+                self.fire(timer)
             } else {
                 self.now = self.now.max(now);
                 if self.touched.is_empty() {
                     return false;
                 }
                 self.active.extend(self.touched.drain(..));
-            }
+                1
+            };
+            left = left.saturating_sub(done);
         }
         true
     }
@@ -563,9 +569,9 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    fn fire(&mut self, timer: Timer) {
+    fn fire(&mut self, timer: Timer) -> u32 {
         match timer {
-            Timer::Arrive(arrival) => self.arrive(arrival),
+            Timer::Arrive(arrival) => return self.arrive(arrival),
             Timer::Release(direction, ticket) => self.release(direction, ticket),
             Timer::Trained(link, epoch) => self.trained(link, epoch),
             Timer::Node(node) => {
@@ -573,6 +579,7 @@ impl<D: EndNode> Fabric<D> {
                 self.activate(node);
             }
         }
+        1
     }
 
     /// Has a node served after the caller's change.

@@ -4,7 +4,7 @@ use hca_api::{PortChange, PortState};
 use ib_wire::packet::Lrh;
 use ib_wire::{PortNum, Vl};
 
-use super::{Arrival, Body, Fabric, MAX_TAPPED, NodeId, Timer};
+use super::{Arrival, Body, COPIES, Fabric, MAX_TAPPED, NodeId, POLL_BUDGET, Timer};
 use crate::link::layer::{self, Arrival as Received};
 use crate::link::{DirectionId, Held, LinkId, Verdict};
 use crate::smi::{self, Outcome};
@@ -18,8 +18,14 @@ impl LinkId {
 }
 
 impl<D: EndNode> Fabric<D> {
-    /// Takes a packet off a wire and hands it to the node there.
-    pub(super) fn arrive(&mut self, arrival: Arrival) {
+    /// Takes a packet off a wire and hands it to the node there. Gives how much work that was.
+    pub(super) fn arrive(&mut self, arrival: Arrival) -> u32 {
+        let work = work(&arrival.frame);
+        self.hand_over(arrival);
+        work
+    }
+
+    fn hand_over(&mut self, arrival: Arrival) {
         let Arrival {
             direction: id,
             epoch,
@@ -121,8 +127,8 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Lets a node send what it has, tells it what changed, and sets its timer.
-    pub(super) fn serve(&mut self, id: NodeId) {
+    /// Lets a node send what it has, tells it what changed, and sets its timer. Gives how much work that was.
+    pub(super) fn serve(&mut self, id: NodeId) -> u32 {
         let now = self.now;
         let slot = &mut self.slots[id.index()];
         slot.queued = false;
@@ -140,7 +146,7 @@ impl<D: EndNode> Fabric<D> {
             self.send_trap(Endpoint { node: id, port }, &mad);
         }
         self.tap_tunnels(id);
-        self.pull(id);
+        let work = 1 + self.pull(id);
         self.pull_port0(id);
         self.tell_changes(id);
         self.set_timer(id);
@@ -148,6 +154,7 @@ impl<D: EndNode> Fabric<D> {
         if matches!(slot.body, Body::EndNode(_)) && !core::mem::replace(&mut slot.is_told, true) {
             self.served.push_back(id);
         }
+        work
     }
 
     fn send_trap(&mut self, from: Endpoint, mad: &ib_wire::mad::Mad) {
@@ -161,20 +168,27 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Takes what a device wants to send, as long as its links have room.
-    fn pull(&mut self, id: NodeId) {
+    /// Takes what a device wants to send, as long as its links have room. After much of it other nodes are served
+    /// before it goes on. Gives how much work that was.
+    fn pull(&mut self, id: NodeId) -> u32 {
+        let mut done = 0;
         let ports = self.slots[id.index()].links.len();
         for port in (1..ports).filter_map(|port| u8::try_from(port).ok()) {
             let from = id.port(port);
             while self.has_room(from) {
+                if done >= POLL_BUDGET {
+                    self.activate(id);
+                    return done;
+                }
                 let now = self.now;
                 let device = match &mut self.slots[id.index()].body {
                     Body::EndNode(device) => device,
-                    Body::Switch(_) => return,
+                    Body::Switch(_) => return done,
                     Body::Gateway(gateway) => {
                         let Some(frame) = gateway.next_leaving() else {
                             break;
                         };
+                        done += 1;
                         self.launch_from(from, frame);
                         continue;
                     }
@@ -182,6 +196,7 @@ impl<D: EndNode> Fabric<D> {
                 let Some(frame) = device.poll_transmit(now, from.port) else {
                     break;
                 };
+                done += work(&frame);
                 if frame
                     .lrh()
                     .is_some_and(|lrh: &Lrh| lrh.vl() == Vl::MANAGEMENT)
@@ -193,6 +208,7 @@ impl<D: EndNode> Fabric<D> {
                 }
             }
         }
+        done
     }
 
     /// Whether the link at a port takes another packet. If not, the node is served again when it
@@ -439,6 +455,15 @@ impl<D: EndNode> Fabric<D> {
         } else {
             self.arrivals.push_back(arrival);
         }
+    }
+}
+
+/// How much work it is to move a packet.
+fn work(frame: &Frame) -> u32 {
+    if frame.lrh().is_some_and(|lrh| lrh.dlid.is_multicast()) {
+        COPIES
+    } else {
+        1
     }
 }
 

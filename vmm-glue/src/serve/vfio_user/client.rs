@@ -1,5 +1,6 @@
 //! A VMM at a VF's socket.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
@@ -8,12 +9,14 @@ use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 
 use super::seat::Vmm;
-use crate::vfio_user::{Connection, Handled, Lent, Patience, Remote, Session};
+use crate::Slice;
+use crate::vfio_user::codec::Message;
+use crate::vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
 use crate::watch::EventSet;
 use crate::world::{HostFunction, World};
 
-/// Messages of one client that are taken before others have their turn.
-const BUDGET: usize = 64;
+/// How long one client is served before others have their turn.
+const TURN: Duration = Duration::from_micros(50);
 
 /// How long a client may take to agree on a version.
 const GREETING: Duration = Duration::from_secs(5);
@@ -65,7 +68,12 @@ impl Client {
         }
     }
 
-    /// Takes messages, as long as it takes replies.
+    /// Whether something is left of what it sent, of which its socket does not tell.
+    pub(super) fn has_more(&self) -> bool {
+        self.session.is_amid() || self.connection().has_waiting()
+    }
+
+    /// Takes messages, as long as it takes replies, and it is its turn.
     ///
     /// # Errors
     /// Why it is to be cut off.
@@ -76,24 +84,27 @@ impl Client {
         patience: &Arc<Mutex<Patience>>,
     ) -> anyhow::Result<()> {
         self.connection().send_unsent()?;
-        for _ in 0..BUDGET {
-            // Not held while the message is handled: the device may have to ask the VMM for memory.
-            let mut connection = self.connection();
-            if !connection.wants_input() {
+        let mut slice = Slice::of(TURN);
+        loop {
+            // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
+            let message = self.next_message()?;
+            if message.is_none() && !self.session.is_amid() {
                 break;
             }
-            let Some(message) = connection.receive()? else {
-                break;
-            };
-            drop(connection);
             let was_agreed = self.session.is_agreed();
             let session = &mut self.session;
             let handled = world.with_device(at, |function, hca, now| {
                 let mut lent = Lent { function, hca, now };
-                session.handle(message, &mut lent)
+                match message {
+                    Some(message) => session.handle(message, &mut lent, &mut slice),
+                    None => session.go_on(&mut lent, &mut slice),
+                }
             });
-            let Some(Handled { reply, end }) = handled else {
+            let Some(handled) = handled else {
                 anyhow::bail!("its VF is gone");
+            };
+            let Some(Handled { reply, end }) = handled else {
+                break;
             };
             if let Some(reply) = reply {
                 self.connection().send(&reply)?;
@@ -107,15 +118,27 @@ impl Client {
             if let Some(end) = end {
                 return Err(end.into());
             }
+            if slice.is_over() {
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// The next message, unless one before is not done, or the client does not take replies.
+    fn next_message(&self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+        let mut connection = self.connection();
+        if self.session.is_amid() || !connection.wants_input() {
+            return Ok(None);
+        }
+        connection.receive()
     }
 
     /// What the socket is to be watched for now, if that is something else than before.
     pub(super) fn new_watch(&mut self) -> Option<EventSet> {
         let mut wanted = EventSet::empty();
         let connection = self.connection();
-        if connection.wants_input() {
+        if connection.wants_input() && !self.session.is_amid() {
             wanted |= EventSet::IN;
         }
         if connection.has_unsent() {

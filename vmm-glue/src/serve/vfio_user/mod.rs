@@ -76,6 +76,8 @@ pub struct VfioUserSockets {
     shut: BTreeMap<HostFunction, Instant>,
     /// VFs whose sockets cannot give a connection now.
     resting: BTreeSet<HostFunction>,
+    /// VFs whose VMM sent more than there was time for in its turn.
+    unfinished: BTreeSet<HostFunction>,
     /// When the world is to be polled again, since a device was used behind its last poll.
     again: Option<Instant>,
     /// How long VMMs may be waited for that do not share memory.
@@ -111,6 +113,7 @@ impl VfioUserSockets {
             settling: BTreeSet::new(),
             shut: BTreeMap::new(),
             resting: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
             again: None,
             patience: Arc::default(),
             signals,
@@ -289,6 +292,9 @@ impl VfioUserSockets {
                 if let Some(wanted) = client.new_watch() {
                     turn.watches.modify(&*client.connection(), wanted);
                 }
+                if client.has_more() {
+                    self.unfinished.insert(at);
+                }
             }
             Err(why) => self.part(turn, at, &why),
         }
@@ -335,19 +341,22 @@ impl VfioUserSockets {
         }
     }
 
-    /// Takes the messages that came while their VMM was waited for, of which no socket tells.
-    fn serve_waiting(&mut self, turn: &mut Turn<'_>) {
+    /// Takes the messages that came while their VMM was waited for, and goes on with those for which the time of
+    /// their VMM's turn was too short: of neither a socket tells.
+    fn serve_unfinished(&mut self, turn: &mut Turn<'_>) {
         let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
-        if !patience.take_was_spent() {
-            return;
-        }
+        let was_waited = patience.take_was_spent();
         drop(patience);
-        let doors = self.doors.iter();
-        let waiting = doors.filter(|(_, door)| {
-            let client = door.client.as_ref();
-            client.is_some_and(|client| client.connection().has_waiting())
-        });
-        for at in waiting.map(|(at, _)| *at).collect::<Vec<_>>() {
+        let mut unfinished = core::mem::take(&mut self.unfinished);
+        if was_waited {
+            let doors = self.doors.iter();
+            let waiting = doors.filter(|(_, door)| {
+                let client = door.client.as_ref();
+                client.is_some_and(|client| client.connection().has_waiting())
+            });
+            unfinished.extend(waiting.map(|(at, _)| *at));
+        }
+        for at in unfinished {
             self.serve(turn, at);
             self.again = Some(turn.now);
         }
@@ -448,7 +457,7 @@ impl WayIn for VfioUserSockets {
         self.open_new(turn);
         self.signal(turn);
         self.admit_next(turn);
-        self.serve_waiting(turn);
+        self.serve_unfinished(turn);
         self.expire(turn);
         self.note(turn);
     }
