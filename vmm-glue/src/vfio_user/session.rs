@@ -242,8 +242,9 @@ impl Session {
                 Ok(reply(header, &[]))
             }
             Request::DmaUnmap(unmap) => {
-                self.unmap(&unmap)?;
-                Ok(reply(header, &[unmap.as_bytes()]))
+                let size = U64::new(self.unmap(&unmap)?);
+                let unmapped = DmaUnmap { size, ..unmap };
+                Ok(reply(header, &[unmapped.as_bytes()]))
             }
             Request::DeviceInfo => Ok(reply(header, &[device_info().as_bytes()])),
             Request::RegionInfo { index } => {
@@ -274,16 +275,20 @@ impl Session {
         }
     }
 
-    fn unmap(&self, unmap: &DmaUnmap) -> Result<(), Errno> {
-        let flags = DmaUnmapFlags::from_bits_retain(unmap.flags.get());
+    /// Takes memory away, and returns how many bytes.
+    fn unmap(&self, unmap: &DmaUnmap) -> Result<u64, Errno> {
+        let (address, size) = (unmap.address.get(), unmap.size.get());
+        let flags = DmaUnmapFlags::from_bits(unmap.flags.get()).ok_or(Errno::INVAL)?;
         if flags.contains(DmaUnmapFlags::GET_DIRTY_BITMAP) {
             return Err(Errno::OPNOTSUPP);
         }
-        if flags.contains(DmaUnmapFlags::ALL) {
-            self.memory.unmap_all();
-            return Ok(());
+        if !flags.contains(DmaUnmapFlags::ALL) {
+            return self.memory.unmap(address, size);
         }
-        self.memory.unmap(unmap.address.get(), unmap.size.get())
+        if (address, size) != (0, 0) {
+            return Err(Errno::INVAL);
+        }
+        Ok(self.memory.unmap_all())
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Errno> {

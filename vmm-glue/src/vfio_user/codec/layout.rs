@@ -126,7 +126,6 @@ bitflags! {
         const READ = 1 << 0;
         /// The device may write.
         const WRITE = 1 << 1;
-        const _ = !0;
     }
 }
 
@@ -152,9 +151,8 @@ bitflags! {
     pub struct DmaUnmapFlags: u32 {
         /// Tell which pages were written.
         const GET_DIRTY_BITMAP = 1 << 0;
-        /// All memory, whatever the range says.
+        /// All memory; the range is empty.
         const ALL = 1 << 1;
-        const _ = !0;
     }
 }
 
@@ -167,7 +165,7 @@ layout! {
         pub flags: U32,
         /// Where the memory begins for the device.
         pub address: U64,
-        /// Bytes.
+        /// Bytes; in the reply, bytes that were taken away.
         pub size: U64,
     }
 }

@@ -95,8 +95,16 @@ impl<'m> Request<'m> {
     pub fn parse(header: &Header, payload: &'m [u8], fds: usize) -> Result<Self, Errno> {
         let request = match header.command() {
             Command::VERSION => Self::Version(Version::parse(payload)?),
-            Command::DMA_MAP => Self::DmaMap(fixed(payload)?),
-            Command::DMA_UNMAP => Self::DmaUnmap(fixed(payload)?),
+            Command::DMA_MAP => {
+                let map: DmaMap = fixed(payload)?;
+                room_for::<DmaMap>(map.argsz.get())?;
+                Self::DmaMap(map)
+            }
+            Command::DMA_UNMAP => {
+                let unmap: DmaUnmap = fixed(payload)?;
+                room_for::<DmaUnmap>(unmap.argsz.get())?;
+                Self::DmaUnmap(unmap)
+            }
             Command::DEVICE_GET_INFO => {
                 let info: DeviceInfo = fixed(payload)?;
                 room_for::<DeviceInfo>(info.argsz.get())?;

@@ -111,18 +111,19 @@ impl GuestMemory {
     /// Adds a range. Without a file, or with one on which a page fault could wait for somebody, it is remote.
     ///
     /// # Errors
-    /// [`Errno::EXIST`] if it overlaps with another, [`Errno::INVAL`] for an empty or impossible one or one beyond
-    /// the file's end, [`Errno::ACCESS`] if the file cannot be written and the range is to be, [`Errno::NOMEM`]
+    /// [`Errno::EXIST`] if it overlaps with another, [`Errno::INVAL`] for an empty or impossible one, one beyond the
+    /// file's end, and rights that are none, [`Errno::ACCESS`] if the file cannot be written and the range is to be, [`Errno::NOMEM`]
     /// for too many, or what the system says.
     pub fn map(&self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         self.lock().add(map, file)
     }
 
-    /// Takes away the ranges that are wholly within a range.
+    /// Takes away the ranges that are wholly within a range, and returns how many bytes they had: 0 if there are none,
+    /// as the kernel's vfio does.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] if a range is only in part within it, [`Errno::NOENT`] if none is within it.
-    pub fn unmap(&self, address: u64, size: u64) -> Result<(), Errno> {
+    /// [`Errno::INVAL`] for an empty or impossible range, or if another is only in part within it.
+    pub fn unmap(&self, address: u64, size: u64) -> Result<u64, Errno> {
         self.lock().remove(address, size)
     }
 
@@ -141,9 +142,12 @@ impl GuestMemory {
         self.lock().owner = owner;
     }
 
-    /// Takes away all ranges.
-    pub fn unmap_all(&self) {
-        self.lock().ranges.clear();
+    /// Takes away all ranges, and returns how many bytes they had.
+    pub fn unmap_all(&self) -> u64 {
+        let ranges = core::mem::take(&mut self.lock().ranges);
+        // All addresses are one byte more than can be told.
+        let sizes = ranges.values().map(|range| range.size);
+        sizes.fold(0, u64::saturating_add)
     }
 
     /// Lets go of files of which no range is left.
@@ -186,7 +190,9 @@ impl GuestMemory {
 impl Map {
     fn add(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         let (address, size, offset) = (map.address.get(), map.size.get(), map.offset.get());
-        let flags = DmaMapFlags::from_bits_truncate(map.flags.get());
+        let flags = DmaMapFlags::from_bits(map.flags.get())
+            .filter(|flags| !flags.is_empty())
+            .ok_or(Errno::INVAL)?;
         let last = size
             .checked_sub(1)
             .and_then(|more| address.checked_add(more))
@@ -247,14 +253,11 @@ impl Map {
         Ok(mapped)
     }
 
-    fn remove(&mut self, address: u64, size: u64) -> Result<(), Errno> {
+    fn remove(&mut self, address: u64, size: u64) -> Result<u64, Errno> {
         let last = size
             .checked_sub(1)
             .and_then(|more| address.checked_add(more))
             .ok_or(Errno::INVAL)?;
-        if self.first_overlapping(address, last).is_none() {
-            return Err(Errno::NOENT);
-        }
         let begins_before = self.at(address).is_some_and(|(base, _)| base < address);
         let ends_behind = self
             .at(last)
@@ -267,10 +270,8 @@ impl Map {
             .range(address..=last)
             .map(|(at, _)| *at)
             .collect();
-        for base in within {
-            self.ranges.remove(&base);
-        }
-        Ok(())
+        let removed = within.iter().filter_map(|base| self.ranges.remove(base));
+        Ok(removed.fold(0, |bytes, range| bytes + range.size))
     }
 
     /// The range that an address is in.

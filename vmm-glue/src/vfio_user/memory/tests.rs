@@ -142,6 +142,13 @@ fn ranges_that_make_no_sense_are_refused() {
     let behind = range(0, PAGE, u64::MAX);
     assert_eq!(map(behind, PAGE), Err(Errno::INVAL));
     assert_eq!(map(range(0, PAGE, 0), 0), Err(Errno::INVAL), "no bytes");
+    for flags in [0, 4, 7] {
+        let odd = DmaMap {
+            flags: U32::new(flags),
+            ..range(0, PAGE, 0)
+        };
+        assert_eq!(map(odd, PAGE), Err(Errno::INVAL), "rights {flags}");
+    }
     map(range(PAGE, PAGE, 0), PAGE).unwrap();
     for (address, size) in [
         (PAGE, PAGE),
@@ -164,12 +171,12 @@ fn ranges_are_taken_away_whole() {
     }
     assert_eq!(memory.unmap(0, PAGE + 1), Err(Errno::INVAL));
     assert_eq!(memory.unmap(1, PAGE), Err(Errno::INVAL));
-    assert_eq!(memory.unmap(2 * PAGE, PAGE), Err(Errno::NOENT));
+    assert_eq!(memory.unmap(2 * PAGE, PAGE), Ok(0), "nothing is there");
     assert_eq!(memory.unmap(0, 0), Err(Errno::INVAL));
     assert_eq!(memory.unmap(u64::MAX, 2), Err(Errno::INVAL));
-    memory.unmap(0, 3 * PAGE).unwrap();
+    assert_eq!(memory.unmap(0, 3 * PAGE), Ok(2 * PAGE));
     assert_eq!(memory.statistics().ranges, 1);
-    memory.unmap_all();
+    assert_eq!(memory.unmap_all(), PAGE);
     assert_eq!(memory.statistics(), MemoryStatistics::default());
 }
 
@@ -380,7 +387,8 @@ impl Model {
         true
     }
 
-    fn unmap(&mut self, page: u64, pages: u64) -> bool {
+    /// How many pages are taken away.
+    fn unmap(&mut self, page: u64, pages: u64) -> Option<u64> {
         let end = page + pages;
         let touched = self.ranges.iter();
         let touched: Vec<(u64, u64)> = touched
@@ -388,16 +396,17 @@ impl Model {
             .filter(|(at, len)| *at < end && at + len > page)
             .collect();
         let whole = |(at, len): &(u64, u64)| *at >= page && at + len <= end;
-        if touched.is_empty() || !touched.iter().all(whole) {
-            return false;
+        if !touched.iter().all(whole) {
+            return None;
         }
+        let unmapped = touched.iter().map(|(_, len)| len).sum();
         for (at, len) in touched {
             self.ranges.remove(&at);
             (at..at + len).for_each(|page| {
                 self.pages.remove(&page);
             });
         }
-        true
+        Some(unmapped)
     }
 }
 
@@ -419,7 +428,8 @@ proptest! {
                 }
                 Step::Unmap { page, pages } => {
                     let unmapped = memory.unmap(page * PAGE, pages * PAGE);
-                    prop_assert_eq!(unmapped.is_ok(), model.unmap(page, pages));
+                    let expected = model.unmap(page, pages).map(|pages| pages * PAGE);
+                    prop_assert_eq!(unmapped.ok(), expected);
                     memory.release_unused();
                 }
                 Step::Write { at, len, value } => {

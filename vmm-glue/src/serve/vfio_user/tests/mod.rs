@@ -24,7 +24,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::serve::{NamedVf, Options, Service, TopologySpec};
-use crate::vfio_user::codec::{Command, DmaMap, Header, HeaderFlags, IrqSet, RegionAccess};
+use crate::vfio_user::codec::{
+    Command, DmaMap, DmaUnmap, Header, HeaderFlags, IrqSet, RegionAccess,
+};
 use crate::world::vf_spec;
 use crate::{RunEnd, Runner, StopHandle};
 
@@ -375,6 +377,47 @@ fn the_device_reaches_the_memory_that_a_client_maps_until_it_is_unmapped() {
         .unwrap();
     peer.region_read(2, 32, &mut copied).unwrap();
     assert_eq!(copied, [0], "memory that is gone is not reached");
+}
+
+#[test]
+fn an_unmap_tells_how_many_bytes_it_took_as_the_kernels_vfio_does() {
+    let served = Served::new();
+    let mut raw = Raw::greeted(&served);
+    let file = memfd(0x4000);
+    for address in [0x1000, 0x2000, 0x8000] {
+        let map = DmaMap {
+            argsz: U32::new(32),
+            flags: U32::new(3),
+            address: U64::new(address),
+            size: U64::new(0x1000),
+            ..DmaMap::default()
+        };
+        raw.send_with(&message(1, Command::DMA_MAP, map.as_bytes()), &[&file]);
+        assert_eq!(raw.receive().unwrap().0.error.get(), 0);
+    }
+    let mut unmap = |flags, address, size| {
+        let unmap = DmaUnmap {
+            argsz: U32::new(24),
+            flags: U32::new(flags),
+            address: U64::new(address),
+            size: U64::new(size),
+        };
+        let (reply, payload) = raw.call(Command::DMA_UNMAP, unmap.as_bytes()).unwrap();
+        let unmapped = DmaUnmap::read_from_bytes(&payload).map(|unmap| unmap.size.get());
+        (reply.error.get(), unmapped.ok())
+    };
+    assert_eq!(
+        unmap(0, 0x10_0000, 0x1000),
+        (0, Some(0)),
+        "nothing is there"
+    );
+    assert_eq!(unmap(0, 0x1000, 0x800), (22, None), "a part");
+    assert_eq!(unmap(0, 0, 0x4000), (0, Some(0x2000)));
+    assert_eq!(unmap(0, 0, 0), (22, None), "no range");
+    assert_eq!(unmap(2, 0, 0x1000), (22, None), "all, and a range");
+    assert_eq!(unmap(8, 0, 0x1000), (22, None), "no such flag");
+    assert_eq!(unmap(2, 0, 0), (0, Some(0x1000)), "all");
+    assert_eq!(unmap(2, 0, 0), (0, Some(0)), "all of nothing");
 }
 
 #[test]
