@@ -25,8 +25,6 @@ pub struct VmmRow {
     pub vectors: usize,
     /// Bytes of the guest's memory that are shared.
     pub shared: u64,
-    /// Of these, bytes that are reached by system calls since their file could shrink or is of huge pages.
-    pub guarded: u64,
     /// Bytes of the guest's memory that are not shared.
     pub unshared: u64,
     /// Resets of the VF by the guest's driver or its VMM.
@@ -51,7 +49,6 @@ impl Row for VmmRow {
         "since_ms",
         "vectors",
         "shared_bytes",
-        "guarded_bytes",
         "unshared_bytes",
         "resets",
         "commands",
@@ -71,7 +68,6 @@ impl Row for VmmRow {
             Cell::option(self.since, Cell::Time),
             Cell::count(self.vectors),
             Cell::Number(self.shared),
-            Cell::Number(self.guarded),
             Cell::Number(self.unshared),
             Cell::Number(self.resets),
             Cell::Number(self.commands.0),

@@ -30,8 +30,7 @@ impl Lab {
             uid: vmm.and_then(|vmm| Some(vmm.uid?.as_raw())),
             since: vmm.map(|vmm| now - vmm.since),
             vectors: vmm.map_or(0, |vmm| vmm.vectors),
-            shared: memory.direct.saturating_add(memory.guarded),
-            guarded: memory.guarded,
+            shared: memory.shared,
             unshared: memory.remote,
             resets: self
                 .world()
@@ -62,21 +61,13 @@ impl Lab {
                 ));
             return Some(fault);
         };
-        let MemoryStatistics {
-            direct,
-            guarded,
-            remote,
-            ..
-        } = seat.memory.statistics();
-        if remote > direct.saturating_add(guarded) {
+        let MemoryStatistics { shared, remote, .. } = seat.memory.statistics();
+        if remote > shared {
             let fault = Fault::new(
                 "memory_not_shared",
                 "the VMM does not share the guest's memory",
             )
-            .seen(format!(
-                "{remote} bytes are not shared, {} are",
-                direct + guarded
-            ))
+            .seen(format!("{remote} bytes are not shared, {shared} are"))
             .next("have QEMU use -object memory-backend-memfd,share=on: see vhca qemu-args");
             return Some(fault);
         }

@@ -1,21 +1,19 @@
 //! A file of a VMM's memory, mapped.
 //!
-//! The VMM keeps the file, and can shrink it at any time unless it is sealed against that. To touch a page
-//! behind a file's end is a fatal signal, so only sealed files are touched directly. Others are copied by the
-//! kernel (`process_vm_readv(2)` on this very process), which finds the same pages and, where there are none,
-//! says so.
+//! The VMM keeps the file, and can have any page of it gone at any time: see [`pages`].
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{fstat, fstatfs};
 use rustix::io::Errno;
+use rustix::param::page_size;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
-use super::copy;
+use super::pages;
 
 /// Which file it is, as long as somebody has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,22 +22,16 @@ pub(super) struct FileId {
     pub(super) inode: u64,
 }
 
-/// How the pages of a mapping are reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// By loads and stores: they stay as long as the mapping does.
-    Direct,
-    /// By the kernel: they may be gone.
-    Kernel,
-}
-
 /// A file whose bytes from the first on are mapped.
 #[derive(Debug)]
 pub(super) struct MappedFile {
     id: FileId,
     mapping: MmapRegion,
-    way: Way,
+    /// Bytes that come and go together: of a page, which may be huge.
+    block: usize,
     writable: bool,
+    /// Whether a part could not be mapped again that was gone.
+    is_broken: AtomicBool,
     /// Whether the VMM has pages of its own in its place, as soon as that is known.
     is_private: Arc<AtomicBool>,
 }
@@ -54,17 +46,11 @@ const LOCAL: [u64; 6] = [
     0x9123_683e, // btrfs
 ];
 
-const HUGETLBFS: u64 = 0x9584_58f6;
-
 /// Whether a file's pages come from this host, so that nobody can have a page fault wait for ever.
 pub(super) fn is_local(file: &OwnedFd) -> bool {
-    magic(file).is_ok_and(|magic| LOCAL.contains(&magic))
-}
-
-fn magic(file: &OwnedFd) -> Result<u64, Errno> {
-    let system = fstatfs(file)?;
     #[expect(clippy::cast_sign_loss, reason = "a number of 32 bits")]
-    Ok(system.f_type as u64 & 0xffff_ffff)
+    let kind = |kind| kind as u64 & 0xffff_ffff;
+    fstatfs(file).is_ok_and(|system| LOCAL.contains(&kind(system.f_type)))
 }
 
 /// Which file a descriptor is of.
@@ -83,15 +69,13 @@ impl MappedFile {
         writable: bool,
         is_private: Arc<AtomicBool>,
     ) -> Result<Arc<Self>, Errno> {
+        pages::survive_missing()?;
         let id = id(&file)?;
-        let len = u64::try_from(fstat(&file)?.st_size).map_err(|_| Errno::INVAL)?;
+        let status = fstat(&file)?;
+        let len = u64::try_from(status.st_size).map_err(|_| Errno::INVAL)?;
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
-        let way = if magic(&file)? != HUGETLBFS && cannot_shrink(&file) {
-            Way::Direct
-        } else {
-            // Huge pages can run out when one is first touched, which is a fatal signal, too.
-            Way::Kernel
-        };
+        let block = usize::try_from(status.st_blksize).map_err(|_| Errno::INVAL)?;
+        let block = block.max(page_size()).next_power_of_two();
         let mut rights = libc::PROT_READ;
         if writable {
             rights |= libc::PROT_WRITE;
@@ -102,8 +86,9 @@ impl MappedFile {
         Ok(Arc::new(Self {
             id,
             mapping,
-            way,
+            block,
             writable,
+            is_broken: AtomicBool::new(false),
             is_private,
         }))
     }
@@ -126,23 +111,12 @@ impl MappedFile {
         self.writable
     }
 
-    /// Whether pages may be gone, so that each access is a system call.
-    pub(super) fn is_slow(&self) -> bool {
-        self.way == Way::Kernel
-    }
-
     /// Copies bytes out. Whether all of them are there.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
         let Some(slice) = self.slice(offset, buf.len()) else {
             return false;
         };
-        match self.way {
-            Way::Direct => {
-                slice.copy_to(buf);
-                true
-            }
-            Way::Kernel => copy::from_mapping(&slice, buf),
-        }
+        self.touch(&slice, || slice.copy_to(buf)).is_some()
     }
 
     /// Copies bytes in, the last eight of them at once and after all others. Whether all have their place.
@@ -150,70 +124,67 @@ impl MappedFile {
         let Some(slice) = self.slice(offset, bytes.len()) else {
             return false;
         };
-        let Some((body, tail)) = bytes.split_last_chunk::<8>() else {
-            return self.store(&slice, bytes);
-        };
-        let Ok((first, last)) = slice.split_at(body.len()) else {
-            return false;
-        };
-        if !self.store(&first, body) {
-            return false;
-        }
-        fence(Ordering::Release);
-        match (self.way, last.get_atomic_ref::<AtomicU64>(0)) {
-            (Way::Direct, Ok(word)) => {
-                word.store(u64::from_ne_bytes(*tail), Ordering::Release);
-                true
-            }
-            _ => self.store(&last, tail),
-        }
+        self.touch(&slice, || store(&slice, bytes)).is_some()
     }
 
-    fn store(&self, slice: &VolatileSlice<'_>, bytes: &[u8]) -> bool {
-        match self.way {
-            Way::Direct => {
-                slice.copy_from(bytes);
-                true
-            }
-            Way::Kernel => copy::to_mapping(bytes, slice),
-        }
-    }
-
-    /// Replaces eight bytes, and gives what they were. Atomic unless the pages may be gone; then only with
-    /// respect to this process.
+    /// Replaces eight bytes atomically, and gives what they were.
     pub(super) fn update(&self, offset: u64, update: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
         let slice = self.slice(offset, 8)?;
-        if self.way == Way::Kernel {
-            let mut bytes = [0; 8];
-            if !copy::from_mapping(&slice, &mut bytes) {
-                return None;
-            }
-            let old = u64::from_ne_bytes(bytes);
-            let new = update(old).to_ne_bytes();
-            return copy::to_mapping(&new, &slice).then_some(old);
-        }
         let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
-        let mut old = word.load(Ordering::SeqCst);
-        loop {
-            let new = update(old);
-            match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(old) => return Some(old),
-                Err(now) => old = now,
+        self.touch(&slice, || {
+            let mut old = word.load(Ordering::SeqCst);
+            loop {
+                let new = update(old);
+                match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
+                    Ok(old) => return old,
+                    Err(now) => old = now,
+                }
             }
-        }
+        })
     }
 
     fn slice(&self, offset: u64, len: usize) -> Option<VolatileSlice<'_>> {
         let offset = usize::try_from(offset).ok()?;
-        self.mapping.get_slice(offset, len).ok()
+        let slice = self.mapping.get_slice(offset, len).ok()?;
+        (!self.is_broken.load(Ordering::Relaxed)).then_some(slice)
+    }
+
+    /// Loads or stores something within a slice, if all its pages are there.
+    fn touch<T>(&self, slice: &VolatileSlice<'_>, access: impl FnOnce() -> T) -> Option<T> {
+        let done = pages::touch(slice, self.block, access);
+        if done.is_none() {
+            self.restore(slice);
+        }
+        done
+    }
+
+    /// Puts the file's bytes back where pages were gone, for the time when they are there again.
+    #[cold]
+    fn restore(&self, slice: &VolatileSlice<'_>) {
+        let start = slice.ptr_guard().as_ptr().addr() - self.mapping.as_ptr().addr();
+        let first = start & !(self.block - 1);
+        let end = (start + slice.len()).next_multiple_of(self.block);
+        let end = end.min(self.mapping.size().next_multiple_of(page_size()));
+        if !pages::restore(&self.mapping, first..end) {
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
     }
 }
 
-/// Whether nobody can shrink a file. Seals it if that is still allowed.
-fn cannot_shrink(file: &OwnedFd) -> bool {
-    // A file without seals, or one whose seals are closed, refuses; what counts is how it is then.
-    let _ = fcntl_add_seals(file, SealFlags::SHRINK);
-    fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+/// Copies bytes in, the last eight of them at once, if they are at a multiple of eight, and after all others.
+fn store(slice: &VolatileSlice<'_>, bytes: &[u8]) {
+    let Some((body, tail)) = bytes.split_last_chunk::<8>() else {
+        return slice.copy_from(bytes);
+    };
+    let Ok((first, last)) = slice.split_at(body.len()) else {
+        return;
+    };
+    first.copy_from(body);
+    fence(Ordering::Release);
+    match last.get_atomic_ref::<AtomicU64>(0) {
+        Ok(word) => word.store(u64::from_ne_bytes(*tail), Ordering::Release),
+        Err(_) => last.copy_from(tail),
+    }
 }
 
 fn errno(error: vm_memory::mmap::MmapRegionError) -> Errno {

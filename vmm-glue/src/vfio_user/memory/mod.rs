@@ -10,11 +10,11 @@
 //! and writes take place in the order of the calls. So a guest that sees the owner bit in the last byte of a
 //! completion sees all of the completion, and the data that were written before it.
 //!
-//! **What a hostile VMM can do** is lose its own guest's data: see [`file`](self) on files that shrink. Files on which a page
-//! fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number.
+//! **What a hostile VMM can do** is lose its own guest's data: accesses to pages that are not there fail. Files on which a
+//! page fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number.
 
-mod copy;
 mod file;
+mod pages;
 mod sharing;
 
 use core::fmt;
@@ -53,10 +53,8 @@ pub trait RemoteMemory: fmt::Debug + Send {
 pub struct MemoryStatistics {
     /// Ranges of all kinds.
     pub ranges: usize,
-    /// Shared, and safe to touch.
-    pub direct: u64,
-    /// Shared, but its file can shrink or is of huge pages: each access is a system call.
-    pub guarded: u64,
+    /// Shared.
+    pub shared: u64,
     /// Not shared, and the device may write there, so it is not ROM: each access is a message to the VMM and back.
     pub remote: u64,
 }
@@ -171,8 +169,7 @@ impl GuestMemory {
         };
         for range in map.ranges.values() {
             let bytes = match range.file() {
-                Some((file, _)) if file.is_slow() => &mut statistics.guarded,
-                Some(_) => &mut statistics.direct,
+                Some(_) => &mut statistics.shared,
                 None if !range.flags.contains(DmaMapFlags::WRITE) => continue,
                 None => &mut statistics.remote,
             };
