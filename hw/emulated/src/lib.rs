@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod drops;
 mod fabric;
 mod frame;
 mod gateway;
@@ -33,6 +34,7 @@ pub mod topology_file;
 mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
+pub use drops::{DropCounters, DropReason, Dropped};
 pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
 pub use frame::{Frame, FrameWriter};
 pub use gateway::Gateway;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use hca_api::{PhysicalState, PortChange, PortState};
+use hca_api::{FunctionId, PhysicalState, PortChange, PortState};
 use ib_vtime::Instant;
 use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
@@ -12,7 +12,10 @@ use crate::link::{fastest, fastest_extended, widest};
 use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
-use crate::{Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters, SwitchConfig};
+use crate::{
+    DropCounters, DropReason, Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters,
+    SwitchConfig,
+};
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +50,7 @@ pub struct Node {
     pub(crate) traps: Traps,
     pub(crate) samples: Samples,
     link_requests: Vec<(PortNum, LinkRequest)>,
+    drops: DropCounters,
     now: Instant,
 }
 
@@ -146,6 +150,7 @@ impl Node {
             traps: Traps::default(),
             samples: Samples::default(),
             link_requests: Vec::new(),
+            drops: DropCounters::default(),
             now: Instant::ZERO,
         }
     }
@@ -200,6 +205,7 @@ impl Node {
             traps: Traps::default(),
             samples: Samples::default(),
             link_requests: Vec::new(),
+            drops: DropCounters::default(),
             now: Instant::ZERO,
         }
     }
@@ -222,6 +228,22 @@ impl Node {
     /// Tells the node the time.
     pub const fn set_now(&mut self, now: Instant) {
         self.now = now;
+    }
+
+    /// What was dropped here, and why.
+    #[must_use]
+    pub const fn drops(&self) -> &DropCounters {
+        &self.drops
+    }
+
+    /// Counts a packet that was dropped at a port: of a function or for one, as far as that is known.
+    pub(crate) fn count_drop(
+        &mut self,
+        port: PortNum,
+        function: impl Into<Option<FunctionId>>,
+        reason: DropReason,
+    ) {
+        self.drops.count(self.now, port, function.into(), reason);
     }
 
     /// Number of ports as NodeInfo counts them: a switch's port 0 does not count.

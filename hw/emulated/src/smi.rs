@@ -12,7 +12,7 @@ use ib_wire::packet::Lrh;
 use ib_wire::smp::{DirectedRouteSmp, MAX_HOPS};
 use ib_wire::{Lid, PortNum};
 
-use crate::{Frame, Node, NodeKind, sma};
+use crate::{DropReason, Frame, Node, NodeKind, sma};
 
 /// What becomes of an SMP.
 #[derive(Debug)]
@@ -24,23 +24,25 @@ pub(crate) enum Outcome {
     Route(PortNum, Frame),
     /// It is for the software on QP0.
     Deliver(Frame),
-    /// It ends here.
-    Drop,
+    /// The node's agent has taken it, and has no answer.
+    Done,
+    /// It is dropped.
+    Drop(DropReason),
 }
 
 /// Takes an SMP that arrived on `port`.
 pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome {
     let Some(lrh) = frame.lrh().copied() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::Malformed);
     };
     if !is_for(node, port, lrh.dlid) {
         return match node.kind() {
             NodeKind::Switch => Outcome::Route(port, frame),
-            NodeKind::ChannelAdapter => Outcome::Drop,
+            NodeKind::ChannelAdapter => Outcome::Drop(DropReason::ForeignLid),
         };
     }
     let Some(mut mad) = frame.smp() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::NotAMad);
     };
     match mad.header.mgmt_class {
         MgmtClass::SUBN_LID_ROUTED => {}
@@ -55,9 +57,9 @@ pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outco
                 frame.set_smp(&mad, own, dlid);
                 return Outcome::Route(PortNum(0), frame);
             }
-            Hop::Nowhere => return Outcome::Drop,
+            Hop::Nowhere => return Outcome::Drop(DropReason::BadRoute),
         },
-        _ => return Outcome::Drop,
+        _ => return Outcome::Drop(DropReason::NotAMad),
     }
     arrive(node, port, &lrh, &mad, frame)
 }
@@ -65,10 +67,10 @@ pub(crate) fn receive(node: &mut Node, port: PortNum, mut frame: Frame) -> Outco
 /// Takes an SMP that the software on QP0 of `port`, or the node's own agent, sends.
 pub(crate) fn send(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome {
     let Some(lrh) = frame.lrh().copied() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::Malformed);
     };
     let Some(mut mad) = frame.smp() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::NotAMad);
     };
     if mad.header.mgmt_class == MgmtClass::SUBN_DIRECTED_ROUTE && lrh.dlid == Lid::PERMISSIVE {
         return match start(node, port, mad.view_mut()) {
@@ -80,7 +82,7 @@ pub(crate) fn send(node: &mut Node, port: PortNum, mut frame: Frame) -> Outcome 
                 frame.set_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE);
                 Outcome::Send(out, frame)
             }
-            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop,
+            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop(DropReason::BadRoute),
         };
     }
     if is_for(node, port, lrh.dlid) {
@@ -109,10 +111,10 @@ fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) ->
             };
             match Frame::of_smp(&reply, slid, lrh.slid, lrh.sl()) {
                 Some(frame) => answer(node, port, frame),
-                None => Outcome::Drop,
+                None => Outcome::Drop(DropReason::Malformed),
             }
         }
-        LocalMad::Consumed => Outcome::Drop,
+        LocalMad::Consumed => Outcome::Done,
         LocalMad::NotHandled => Outcome::Deliver(frame),
     }
 }
@@ -120,10 +122,10 @@ fn arrive(node: &mut Node, port: PortNum, lrh: &Lrh, mad: &Mad, frame: Frame) ->
 /// Sends the agent's response. A response to the node's own software does not leave the node.
 fn answer(node: &mut Node, port: PortNum, mut response: Frame) -> Outcome {
     let Some(lrh) = response.lrh().copied() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::Malformed);
     };
     let Some(mut mad) = response.smp() else {
-        return Outcome::Drop;
+        return Outcome::Drop(DropReason::NotAMad);
     };
     if mad.header.mgmt_class == MgmtClass::SUBN_DIRECTED_ROUTE && lrh.dlid == Lid::PERMISSIVE {
         return match start(node, port, mad.view_mut()) {
@@ -135,7 +137,7 @@ fn answer(node: &mut Node, port: PortNum, mut response: Frame) -> Outcome {
                 response.set_smp(&mad, Lid::PERMISSIVE, Lid::PERMISSIVE);
                 Outcome::Send(out, response)
             }
-            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop,
+            Hop::Lid(_) | Hop::Nowhere => Outcome::Drop(DropReason::BadRoute),
         };
     }
     match node.kind() {

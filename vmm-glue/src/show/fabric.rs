@@ -37,13 +37,13 @@ pub(super) fn ports(fabric: &Fabric) -> impl Iterator<Item = PortRow<'_>> {
     })
 }
 
-fn all(fabric: &Fabric) -> impl Iterator<Item = (NodeId, &Node)> {
+pub(super) fn all(fabric: &Fabric) -> impl Iterator<Item = (NodeId, &Node)> {
     let ids = fabric.nodes().map(|(id, _)| id);
     ids.filter_map(|id| Some((id, fabric.node(id)?)))
 }
 
 /// The description, or the GUID of a node that has none.
-fn name(node: &Node) -> Cell {
+pub(super) fn name(node: &Node) -> Cell {
     match node.description.as_str() {
         None | Some("") => Cell::text(node.node_guid),
         Some(name) => Cell::text(name),

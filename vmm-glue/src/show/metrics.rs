@@ -18,6 +18,12 @@
 //! | `vhca_oldest_age_seconds` | gauge | `vf`, `what`, where there is one |
 //! | `vhca_path_cache_entries` | gauge | |
 //!
+//! Of the nodes of the fabric, with a label `node` instead of `pf`:
+//!
+//! | metric | type | labels besides `node` and `port` |
+//! | --- | --- | --- |
+//! | `vhca_packet_dropped_total` | counter | `vf`, if the packet was of a function or for one, `reason` |
+//!
 //! Of VFs that are offered to VMMs, without `port`:
 //!
 //! | metric | type | labels besides `pf` |
@@ -43,18 +49,19 @@ use pf_context::Use;
 use pf_context::inspect::{Counted, Inspect, VfRow};
 use vf_tunnel::VfId;
 
-use super::{NamedPf, VmmRow, vmms};
+use super::{Scene, drops, vmms};
 
-/// Writes all metrics of PFs, each under its name.
+/// Writes all metrics.
 ///
 /// # Errors
 /// What `out` says.
-pub fn write_metrics(
-    out: &mut impl Write,
-    pfs: &[NamedPf<'_>],
-    vmms: &[VmmRow],
-    now: Instant,
-) -> io::Result<()> {
+pub fn write_metrics(out: &mut impl Write, scene: &Scene<'_>) -> io::Result<()> {
+    let Scene {
+        pfs,
+        vmms,
+        fabric,
+        now,
+    } = *scene;
     let pfs = pfs.iter().map(|pf| Pf {
         name: escaped(pf.name),
         rows: pf.rows,
@@ -67,6 +74,7 @@ pub fn write_metrics(
     page.entries(&pfs)?;
     page.quotas(&pfs)?;
     page.ages(&pfs)?;
+    drops::write_metrics(page.out, fabric, now)?;
     vmms::write_metrics(page.out, vmms)
 }
 

@@ -6,6 +6,7 @@
 //! null.
 
 mod cell;
+mod drops;
 mod fabric;
 mod metrics;
 mod rows;
@@ -50,6 +51,8 @@ pub enum Subject {
     Pkeys,
     /// What became of MADs.
     Counters,
+    /// The packets that nodes dropped, and why: adapters, and in their name VFs, and switches.
+    Drops,
     /// The fabric: its nodes, and their ports with what is at the other end of their links.
     Fabric,
 }
@@ -124,6 +127,7 @@ pub fn write(
         Subject::Guids => page.pf_table("guids", pfs, |pf| pf.guids())?,
         Subject::Pkeys => page.pf_table("pkeys", pfs, |pf| pf.pkeys())?,
         Subject::Counters => page.pf_table("counters", pfs, |pf| pf.counters(now))?,
+        Subject::Drops => page.table("drops", || drops::rows(fabric, now))?,
         Subject::Fabric => {
             page.table("nodes", || fabric::nodes(fabric))?;
             page.table("ports", || fabric::ports(fabric))?;

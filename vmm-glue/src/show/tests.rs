@@ -1,6 +1,6 @@
 //! A port with two VFs that did a little of everything, shown in every way.
 
-use emulated_hca::Topology;
+use emulated_hca::{EndNode, Frame, Topology};
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
@@ -202,7 +202,16 @@ fn metrics_are_families_with_help_type_and_samples() {
     let mux = mux();
     let rows = mux.inspect(PortNum(2));
     let pf = |name| NamedPf { name, rows: &rows };
-    write_metrics(&mut out, &[pf("mlx\"0"), pf("second")], &[], NOW).unwrap();
+    write_metrics(
+        &mut out,
+        &Scene {
+            pfs: &[pf("mlx\"0"), pf("second")],
+            vmms: &[],
+            fabric: &Topology::default().build(0).0,
+            now: NOW,
+        },
+    )
+    .unwrap();
     let text = String::from_utf8(out).unwrap();
     let mut family = "";
     for line in text.lines() {
@@ -243,9 +252,12 @@ fn the_metrics_are_those_that_are_documented() {
     let rows = &mux.inspect(PortNum(1));
     write_metrics(
         &mut out,
-        &[NamedPf { name: "0", rows }],
-        &[VmmRow::default()],
-        NOW,
+        &Scene {
+            pfs: &[NamedPf { name: "0", rows }],
+            vmms: &[VmmRow::default()],
+            fabric: &Topology::default().build(0).0,
+            now: NOW,
+        },
     )
     .unwrap();
     let text = String::from_utf8(out).unwrap();
@@ -266,6 +278,38 @@ fn the_metrics_are_those_that_are_documented() {
     written.sort();
     documented.sort();
     assert_eq!(written, documented);
+}
+
+#[test]
+fn drops_show_where_whose_and_why() {
+    let mut topology = Topology::default();
+    topology.add_hca("host-a", 1);
+    let (mut fabric, built) = topology.build(1);
+    let device = fabric.device_mut(built.hcas[0]).unwrap();
+    device.node_mut().set_now(NOW);
+    device.receive(NOW, PortNum(1), Frame::new(&[0; 64]));
+    let later = NOW + Duration::from_secs(3);
+    let scene = Scene {
+        pfs: &[],
+        vmms: &[],
+        fabric: &fabric,
+        now: later,
+    };
+    let mut out = Vec::new();
+    write(&mut out, Format::Json, Subject::Drops, &scene).unwrap();
+    let json: Value = serde_json::from_slice(&out).unwrap();
+    let [row] = &json["drops"].as_array().unwrap()[..] else {
+        panic!("{json}");
+    };
+    let wanted = serde_json::json!({
+        "node": "host-a", "port": 1, "vf": null, "reason": "malformed", "packets": 1, "ago_ms": 3000,
+    });
+    assert_eq!(*row, wanted);
+    let mut out = Vec::new();
+    write_metrics(&mut out, &scene).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let sample = "vhca_packet_dropped_total{node=\"host-a\",port=\"1\",reason=\"malformed\"} 1";
+    assert!(text.lines().any(|line| line == sample), "{text}");
 }
 
 #[test]

@@ -20,8 +20,9 @@ use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
 
 use crate::{
-    EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway, HcaConfig, LinkConfig, LinkId,
-    LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint, Tapped,
+    DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway, HcaConfig, LinkConfig,
+    LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint,
+    Tapped,
 };
 
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
@@ -106,6 +107,13 @@ struct Slot<D> {
 }
 
 impl<D: EndNode> Slot<D> {
+    /// Counts a packet that was dropped at a port.
+    fn count_drop(&mut self, now: Instant, port: PortNum, reason: DropReason) {
+        let node = self.node_mut();
+        node.set_now(now);
+        node.count_drop(port, None, reason);
+    }
+
     fn node(&self) -> &Node {
         match &self.body {
             Body::EndNode(device) => device.node(),

@@ -9,7 +9,7 @@ use crate::link::layer::{self, Arrival as Received};
 use crate::link::{DirectionId, Held, LinkId, Verdict};
 use crate::smi::{self, Outcome};
 use crate::tap::Passing;
-use crate::{EndNode, Endpoint, Frame, TapId, TapPoint, Tapped};
+use crate::{DropReason, EndNode, Endpoint, Frame, TapId, TapPoint, Tapped};
 
 impl LinkId {
     pub(crate) const fn index(self) -> usize {
@@ -40,11 +40,11 @@ impl<D: EndNode> Fabric<D> {
         if core::mem::take(&mut direction.blocked) {
             self.activate(sender);
         }
-        if !current {
-            return;
-        }
         let now = self.now;
         let slot = &mut self.slots[end.node.index()];
+        if !current {
+            return slot.count_drop(now, end.port, DropReason::LinkDown);
+        }
         if let Body::Gateway(gateway) = &mut slot.body {
             gateway.arrive(frame);
             return;
@@ -55,7 +55,7 @@ impl<D: EndNode> Fabric<D> {
             return;
         };
         match layer::receive(port, &mut frame) {
-            Received::Refused => {}
+            Received::Refused(reason) => node.count_drop(end.port, None, reason),
             Received::Management => {
                 let outcome = smi::receive(node, end.port, frame);
                 self.follow(end, outcome);
@@ -98,7 +98,11 @@ impl<D: EndNode> Fabric<D> {
     /// Does with an SMP at a node what the interface there decided.
     pub(super) fn follow(&mut self, at: Endpoint, outcome: Outcome) {
         match outcome {
-            Outcome::Drop => {}
+            Outcome::Done => {}
+            Outcome::Drop(reason) => {
+                let slot = &mut self.slots[at.node.index()];
+                slot.count_drop(self.now, at.port, reason);
+            }
             Outcome::Send(port, frame) => self.transmit(at.node, port, frame),
             Outcome::Deliver(frame) => {
                 let now = self.now;
@@ -265,43 +269,48 @@ impl<D: EndNode> Fabric<D> {
 
     /// Puts a packet on the wire behind a port, if the port can send it.
     fn transmit(&mut self, node: NodeId, port: PortNum, frame: Frame) {
+        let now = self.now;
         let slot = &mut self.slots[node.index()];
         let link = slot.links.get(port.index()).copied().flatten();
-        let Some(port) = slot.node_mut().port_mut(port) else {
+        let number = port;
+        let Some(port) = slot.node_mut().port_mut(number) else {
             return;
         };
-        if !layer::may_send(port, &frame) {
-            return;
+        if let Err(reason) = layer::may_send(port, &frame) {
+            return slot.count_drop(now, number, reason);
         }
         let Some(id) = link else {
             port.counters.xmit_discards += 1;
-            return;
+            return slot.count_drop(now, number, DropReason::NoLink);
         };
         let link = &mut self.links[id.link.index()];
         let full = link.directions[usize::from(id.side)].in_flight >= link.config.capacity;
         let management = frame.lrh().is_some_and(|lrh| lrh.vl() == Vl::MANAGEMENT);
         if full && !management {
             port.counters.xmit_discards += 1;
-            return;
+            return slot.count_drop(now, number, DropReason::LinkFull);
         }
         layer::count_sent(port, &frame);
         if full {
             // No credits hold VL15 back: it is sent, and the far port has no room for it.
             let far = link.ends[1 - usize::from(id.side)];
-            if let Some(port) = self.slots[far.node.index()].node_mut().port_mut(far.port) {
+            let slot = &mut self.slots[far.node.index()];
+            if let Some(port) = slot.node_mut().port_mut(far.port) {
                 port.counters.vl15_dropped += 1;
             }
-            return;
+            return slot.count_drop(now, far.port, DropReason::LinkFull);
         }
         self.launch(id, frame);
     }
 
     /// Puts a gateway's packet on its link, if that is up: no port layer looks at it.
     fn launch_from(&mut self, from: Endpoint, frame: Frame) {
-        if let Some(id) = self.direction_from(from)
-            && self.links[id.link.index()].up
-        {
-            self.launch(id, frame);
+        match self.direction_from(from) {
+            Some(id) if self.links[id.link.index()].up => self.launch(id, frame),
+            _ => {
+                let slot = &mut self.slots[from.node.index()];
+                slot.count_drop(self.now, from.port, DropReason::NoLink);
+            }
         }
     }
 
@@ -375,7 +384,7 @@ impl<D: EndNode> Fabric<D> {
             None => Verdict::Pass,
         };
         match verdict {
-            Verdict::Lost => return,
+            Verdict::Lost => return self.count_fault(id),
             Verdict::Hold { behind, at_latest } if behind > 0 => {
                 let ticket = self.next_ticket;
                 self.next_ticket += 1;
@@ -405,6 +414,13 @@ impl<D: EndNode> Fabric<D> {
             }
         }
         self.overtake(id);
+    }
+
+    /// Counts a packet that a link's faults took, at the port that sent it.
+    fn count_fault(&mut self, id: DirectionId) {
+        let from = self.links[id.link.index()].ends[usize::from(id.side)];
+        let slot = &mut self.slots[from.node.index()];
+        slot.count_drop(self.now, from.port, DropReason::LinkFault);
     }
 
     /// Counts a packet that overtook those that are held, and lets go those that were overtaken

@@ -259,10 +259,11 @@ impl FunctionState {
     // Completions and errors.
 
     /// Reports a completion of a queue pair. If the completion queue cannot take it, both it and the
-    /// queue pair have failed (IBA 11.6.3.1: the work queue can report nothing any more).
-    pub(super) fn complete(&mut self, qp: u32, side: Side, completion: Completion) {
+    /// queue pair have failed (IBA 11.6.3.1: the work queue can report nothing any more), and the
+    /// result is `false`.
+    pub(super) fn complete(&mut self, qp: u32, side: Side, completion: Completion) -> bool {
         let Some(pair) = self.qps.get(qp as usize) else {
-            return;
+            return false;
         };
         let cq = match side {
             Side::Send => pair.send_cq,
@@ -270,11 +271,14 @@ impl FunctionState {
         };
         let state = pair.state;
         let Ok(queue) = self.cq_mut(cq) else {
-            return;
+            return false;
         };
         match queue.add(completion) {
-            Added::Quietly => return,
-            Added::Announced => return self.events.announce(cq),
+            Added::Quietly => return true,
+            Added::Announced => {
+                self.events.announce(cq);
+                return true;
+            }
             Added::Overflowed => self.events.raise(AsyncEvent::CqError(cq)),
             Added::Lost => {}
         }
@@ -282,6 +286,7 @@ impl FunctionState {
             self.events.raise(AsyncEvent::QpFatal(QpHandle(qp)));
             self.enter_error(qp);
         }
+        false
     }
 
     /// Reports a request that ended with an error.

@@ -19,7 +19,6 @@
 //!   VF's own GID, and P_Keys come from its virtual table.
 
 mod cq;
-mod drops;
 mod event;
 mod function;
 mod management;
@@ -46,13 +45,11 @@ use hca_api::{
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
 
-pub use drops::{DropCounters, DropReason};
-
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
-use crate::{EndNode, Frame, FrameWriter, HcaConfig, Node};
+use crate::{DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node};
 
 /// Upper bounds of every function.
 const LIMITS: Limits = Limits {
@@ -115,7 +112,6 @@ pub struct Device {
     tunnels: Vec<Option<u32>>,
     /// Indexed by port number less one.
     egress: Vec<Egress>,
-    drops: DropCounters,
     /// Copies of what passed the tunnels, while somebody watches.
     tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
@@ -163,7 +159,6 @@ impl Device {
             groups: MulticastTable::default(),
             tunnels: Vec::new(),
             egress: (0..ports).map(|_| Egress::default()).collect(),
-            drops: DropCounters::default(),
             tunnelled: None,
             staging: Vec::new(),
             spare: SpareBytes::default(),
@@ -197,7 +192,7 @@ impl Device {
     /// What the device dropped, and why.
     #[must_use]
     pub const fn drops(&self) -> &DropCounters {
-        &self.drops
+        self.node.drops()
     }
 
     fn state(&self, id: FunctionId) -> Result<&FunctionState, HcaError> {

@@ -1,8 +1,8 @@
 //! The receive side: from a packet, or a send of this device, into a receive buffer.
 
 use hca_api::{
-    Completion, CompletionFlags, CompletionStatus, GlobalRoute, LocalMad, Privileges, QpHandle,
-    QpKind, SourceAddress, SpecialQp,
+    Completion, CompletionFlags, CompletionStatus, FunctionId, GlobalRoute, LocalMad, Privileges,
+    QpHandle, QpKind, SourceAddress, SpecialQp,
 };
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{BthOpcode, Grh, Packet, UdFrame};
@@ -13,8 +13,8 @@ use super::function::FunctionState;
 use super::qp::Side;
 use super::qpn::QpRef;
 use super::work_queue::{SendWork, total_len};
-use super::{Device, DropReason, EGRESS_DEPTH};
-use crate::{BadKey, Frame, WrongKey, pma};
+use super::{Device, EGRESS_DEPTH};
+use crate::{BadKey, DropReason, Frame, WrongKey, pma};
 
 /// Bytes at the start of a datagram's receive buffer that hold the GRH (IBA 11.4.1.2).
 const GRH_SPACE: usize = size_of::<Grh>();
@@ -68,11 +68,11 @@ impl Device {
     /// Takes a packet from the wire. The fabric has checked its VCRC.
     pub(super) fn receive_frame(&mut self, port: PortNum, mut frame: Frame) {
         if !frame.icrc_matches() {
-            return self.drops.count(DropReason::BadIcrc);
+            return self.node.count_drop(port, None, DropReason::BadIcrc);
         }
         match datagram(frame.bytes()) {
             Ok(datagram) => self.receive_datagram(port, &datagram),
-            Err(reason) => self.drops.count(reason),
+            Err(reason) => self.node.count_drop(port, None, reason),
         }
         self.frames.take_back(frame);
     }
@@ -88,7 +88,7 @@ impl Device {
             // Which LIDs an SMP may have, the fabric has checked when it routed it here.
             self.deliver_unicast(port, datagram);
         } else {
-            self.drops.count(DropReason::ForeignLid);
+            self.node.count_drop(port, None, DropReason::ForeignLid);
         }
     }
 
@@ -96,6 +96,11 @@ impl Device {
     pub(super) fn deliver_unicast(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
         let smp = datagram.dest_qp == Qpn::SMI;
         let special = smp || datagram.dest_qp == Qpn::GSI;
+        let to = self.qpns.get(datagram.dest_qp);
+        let function = match to {
+            _ if special => Some(FunctionId::PF),
+            to => to.map(|to| to.function),
+        };
         let result = if smp != (datagram.vl == Vl::MANAGEMENT) {
             Err(DropReason::WrongLane)
         } else if special && datagram.payload.len() != MAD_SIZE {
@@ -106,13 +111,12 @@ impl Device {
         } else if datagram.dest_qp == Qpn::GSI {
             self.deliver_gmp(port, datagram)
         } else {
-            self.qpns
-                .get(datagram.dest_qp)
-                .ok_or(DropReason::NoQp)
+            to.ok_or(DropReason::NoQp)
                 .and_then(|to| self.deliver_to_qp(port, datagram, to))
         };
         if let Err(reason) = result {
-            self.refuse(port, datagram, reason);
+            self.node.count_drop(port, function, reason);
+            self.report_wrong_key(port, datagram, reason);
         }
     }
 
@@ -125,10 +129,12 @@ impl Device {
         from: Option<QpRef>,
     ) {
         let Some(grh) = datagram.grh else {
-            return self.drops.count(DropReason::MulticastWithoutGrh);
+            return self
+                .node
+                .count_drop(port, None, DropReason::MulticastWithoutGrh);
         };
         if datagram.dest_qp != Qpn::MULTICAST || datagram.vl == Vl::MANAGEMENT {
-            return self.drops.count(DropReason::NoQp);
+            return self.node.count_drop(port, None, DropReason::NoQp);
         }
         let mut next = 0;
         while let Some((at, to)) = self.groups.next(grh.dgid, datagram.dlid, next) {
@@ -137,12 +143,12 @@ impl Device {
                 continue;
             }
             if let Err(reason) = self.deliver_to_qp(port, datagram, to) {
-                self.drops.count(reason);
+                self.node.count_drop(port, to.function, reason);
             }
         }
         // The sender's own copy is a by-product; without local members nothing is lost.
         if next == 0 && from.is_none() {
-            self.drops.count(DropReason::NotAttached);
+            self.node.count_drop(port, None, DropReason::NotAttached);
         }
     }
 
@@ -260,9 +266,7 @@ impl Device {
         datagram: &UdFrame<'_>,
         pkey_index: PKeyIndex,
     ) -> Result<(), DropReason> {
-        let state = self
-            .state(hca_api::FunctionId::PF)
-            .map_err(|_| DropReason::NoQp)?;
+        let state = self.state(FunctionId::PF).map_err(|_| DropReason::NoQp)?;
         let index = state
             .port(port)
             .and_then(|own| own.special(special))
@@ -274,7 +278,7 @@ impl Device {
         let sgid_index = self.local_gid(state, port, datagram)?;
         let arrival = self.arrival(port, datagram, pkey_index, sgid_index);
         let to = QpRef {
-            function: hca_api::FunctionId::PF,
+            function: FunctionId::PF,
             index,
         };
         self.deposit(to, &arrival);
@@ -353,9 +357,12 @@ impl Device {
         let Ok(state) = self.state_mut(to.function) else {
             return;
         };
+        let port = arrival.source.port;
         let Some(receive) = state.take_receive(to.index) else {
             self.count_lost_mad(to);
-            return self.drops.count(DropReason::NoReceive);
+            return self
+                .node
+                .count_drop(port, to.function, DropReason::NoReceive);
         };
         let Ok(qp) = state.qp(to.handle()) else {
             return;
@@ -401,9 +408,14 @@ impl Device {
             if !(from_guest && status == CompletionStatus::LocalLength) {
                 state.enter_error(to.index);
             }
-            return;
+            return self
+                .node
+                .count_drop(port, to.function, DropReason::ReceiveFailed);
         }
-        state.complete(to.index, Side::Receive, completion);
+        if !state.complete(to.index, Side::Receive, completion) {
+            self.node
+                .count_drop(port, to.function, DropReason::NoCompletion);
+        }
     }
 
     /// Counts a MAD for which the port's QP0 or QP1 had no receive, where performance management shows it.
@@ -424,9 +436,8 @@ impl Device {
         }
     }
 
-    /// Counts a packet that was not delivered, and reports a wrong key (IBA 9.6.1.1).
-    fn refuse(&mut self, port: PortNum, datagram: &UdFrame<'_>, reason: DropReason) {
-        self.drops.count(reason);
+    /// Reports a wrong key, if that is why a packet was not delivered (IBA 9.6.1.1).
+    fn report_wrong_key(&mut self, port: PortNum, datagram: &UdFrame<'_>, reason: DropReason) {
         let key = match reason {
             DropReason::BadPKey => WrongKey::PKey(datagram.pkey),
             DropReason::BadQKey => WrongKey::QKey(datagram.qkey),

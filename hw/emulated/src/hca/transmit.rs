@@ -8,13 +8,13 @@ use hca_api::{
 use ib_wire::packet::{Grh, MAX_PAYLOAD, UdFrame};
 use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
-use super::drops::DropReason;
 use super::function::FunctionState;
 use super::qp::{Qp, Side};
 use super::qpn::QpRef;
 use super::receive::Arrival;
 use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
+use crate::DropReason;
 
 impl Device {
     pub(super) fn post_send(
@@ -130,6 +130,9 @@ impl Device {
         staging.clear();
         let result = self.send_message(at, work, payload, &mut staging);
         self.staging = staging;
+        if result.is_err() {
+            self.count_unsent(at, DropReason::SendFailed);
+        }
         let Ok(state) = self.state_mut(at.function) else {
             return;
         };
@@ -143,6 +146,17 @@ impl Device {
                 state.complete_failed(at.index, Side::Send, work.wr_id, status);
                 state.flush_sends(at.index);
             }
+        }
+    }
+
+    /// Counts a message of a queue pair that became no packet.
+    fn count_unsent(&mut self, at: QpRef, reason: DropReason) {
+        let port = self
+            .state(at.function)
+            .ok()
+            .and_then(|state| state.qp(at.handle()).ok()?.port);
+        if let Some(port) = port {
+            self.node.count_drop(port, at.function, reason);
         }
     }
 
@@ -180,9 +194,9 @@ impl Device {
         };
         match work.target {
             Target::TunnelPeer => self.send_through_tunnel(at, work, bytes),
-            Target::Address { .. } => {
+            Target::Address { vector, .. } => {
                 if let Err(reason) = self.send_datagram(at, work, bytes) {
-                    self.drops.count(reason);
+                    self.node.count_drop(vector.port, at.function, reason);
                 }
             }
             Target::ForeignHandle => return Err(CompletionStatus::LocalQpOperation),
@@ -207,7 +221,7 @@ impl Device {
                 let arrival = Arrival::through_tunnel(port, from, work, payload);
                 self.deposit(peer, &arrival);
             }
-            Err(reason) => self.drops.count(reason),
+            Err(reason) => self.count_unsent(at, reason),
         }
     }
 

@@ -4,7 +4,7 @@ use hca_api::PortState;
 use ib_wire::packet::{Lrh, link_header};
 use ib_wire::{Mtu, Vl};
 
-use crate::{Frame, PhysicalPort};
+use crate::{DropReason, Frame, PhysicalPort};
 
 /// Bytes of headers and ICRC that a packet may have besides an MTU of payload (IBA 7.7.8).
 const MAX_OVERHEAD: usize = 124;
@@ -16,8 +16,8 @@ pub(crate) enum Arrival {
     Management,
     /// It is on a data lane.
     Data,
-    /// It was refused, and that was counted.
-    Refused,
+    /// It was refused; if the port has a counter for that, it counts.
+    Refused(DropReason),
 }
 
 /// Whether a packet fits the MTU. SMPs always do.
@@ -31,27 +31,29 @@ fn fits(lrh: &Lrh, mtu: Mtu) -> bool {
 pub(crate) fn receive(port: &mut PhysicalPort, frame: &mut Frame) -> Arrival {
     if !frame.vcrc_matches() {
         port.counters.rcv_errors += 1;
-        return Arrival::Refused;
+        return Arrival::Refused(DropReason::BadVcrc);
     }
     let Ok(lrh) = link_header(frame.bytes()) else {
         port.counters.rcv_errors += 1;
-        return Arrival::Refused;
+        return Arrival::Refused(DropReason::Malformed);
     };
     let words = u64::from(lrh.length_words());
     let multicast = lrh.dlid.is_multicast();
     let management = lrh.vl() == Vl::MANAGEMENT;
     if management {
         if port.state == PortState::Down {
-            return Arrival::Refused;
+            return Arrival::Refused(DropReason::PortNotActive);
         }
     } else {
         if !fits(lrh, port.mtu_cap) {
             port.counters.rcv_errors += 1;
-            return Arrival::Refused;
+            return Arrival::Refused(DropReason::TooLong);
         }
         match port.state {
             PortState::Active | PortState::Armed => {}
-            PortState::Down | PortState::Init => return Arrival::Refused,
+            PortState::Down | PortState::Init => {
+                return Arrival::Refused(DropReason::PortNotActive);
+            }
         }
     }
     let counters = &mut port.counters;
@@ -69,21 +71,30 @@ pub(crate) fn receive(port: &mut PhysicalPort, frame: &mut Frame) -> Arrival {
     }
 }
 
-/// Whether a port can send a packet now. If not, that was counted.
-pub(crate) fn may_send(port: &mut PhysicalPort, frame: &Frame) -> bool {
-    let Some(lrh) = frame.lrh() else {
-        port.counters.xmit_discards += 1;
-        return false;
-    };
-    let allowed = if lrh.vl() == Vl::MANAGEMENT {
-        port.state != PortState::Down
-    } else {
-        port.state == PortState::Active && fits(lrh, port.neighbor_mtu)
-    };
-    if !allowed {
+/// Checks that a port can send a packet now. If not, the port counts it.
+pub(crate) fn may_send(port: &mut PhysicalPort, frame: &Frame) -> Result<(), DropReason> {
+    let checked = sendable(port, frame);
+    if checked.is_err() {
         port.counters.xmit_discards += 1;
     }
-    allowed
+    checked
+}
+
+fn sendable(port: &PhysicalPort, frame: &Frame) -> Result<(), DropReason> {
+    let lrh = frame.lrh().ok_or(DropReason::Malformed)?;
+    let management = lrh.vl() == Vl::MANAGEMENT;
+    let ready = match port.state {
+        PortState::Down => false,
+        PortState::Init | PortState::Armed => management,
+        PortState::Active => true,
+    };
+    if !ready {
+        Err(DropReason::PortNotActive)
+    } else if !management && !fits(lrh, port.neighbor_mtu) {
+        Err(DropReason::TooLong)
+    } else {
+        Ok(())
+    }
 }
 
 /// Counts a packet that goes onto the wire.

@@ -7,7 +7,7 @@ use ib_wire::mad::{Mad, Method, MgmtClass};
 use ib_wire::notice::MKeyDetails;
 use ib_wire::smp::{DirectedRouteSmp, LidRoutedSmp};
 
-use crate::{Node, NodeKind};
+use crate::{DropReason, Node, NodeKind};
 
 /// What the M_Key check lets a request do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,7 @@ pub(super) fn check(node: &mut Node, port: PortNum, mad: &Mad) -> Guard {
             Some(now + Duration::from_secs(u64::from(state.m_key_lease_seconds)));
     }
     let details = violation(state.lid, mad);
+    node.count_drop(port, None, DropReason::BadMKey);
     node.trap_bad_m_key(port, &details);
     Guard::Closed
 }

@@ -13,7 +13,7 @@ pub use port0::Port0Mad;
 pub(crate) use port0::{Port0, Port0Send};
 pub(crate) use tables::Tables;
 
-use crate::{Frame, Node, PhysicalPort, SwitchConfig};
+use crate::{DropReason, Frame, Node, PhysicalPort, SwitchConfig};
 use port0::Taken;
 
 /// A switch of the fabric.
@@ -42,12 +42,8 @@ impl Switch {
 
     /// Takes an SMP that is for the software on QP0 of port 0.
     pub(crate) fn deliver_smp(&mut self, frame: Frame) {
-        if let Some(port0) = &mut self.port0
-            && let Some(smp) = port0::smp(&self.node, frame)
-            && !port0.deliver(smp)
-            && let Some(port) = self.node.port_mut(PortNum::SWITCH_MANAGEMENT)
-        {
-            port.counters.vl15_dropped += 1;
+        if let Some(smp) = port0::smp(&self.node, frame) {
+            port0::deliver(&mut self.node, &mut self.port0, smp);
         }
     }
 
@@ -64,7 +60,7 @@ impl Switch {
     /// Forwards a data packet that came by `in_port`; 0 if it comes from the switch itself.
     pub(crate) fn forward(&mut self, in_port: PortNum, frame: Frame, out: &mut Outputs) {
         let Some(lrh) = frame.lrh() else {
-            return;
+            return self.relay_error(in_port, DropReason::Malformed);
         };
         let (dlid, sl, lnh) = (lrh.dlid, lrh.sl(), lrh.lnh());
         let raw = matches!(lnh, Lnh::RawEthertype | Lnh::RawIpv6);
@@ -75,7 +71,11 @@ impl Switch {
             return;
         };
         if dlid.is_multicast() {
-            for port in tables.replicate(dlid, in_port).ports() {
+            let mut ports = tables.replicate(dlid, in_port).ports().peekable();
+            if ports.peek().is_none() {
+                self.node.count_drop(in_port, None, DropReason::NoMembers);
+            }
+            for port in ports {
                 self.leave(in_port, port, frame.clone(), sl, raw, out);
             }
             return;
@@ -91,7 +91,7 @@ impl Switch {
                 self.leave(in_port, port, frame, sl, raw, out);
             }
             // No entry, or back where it came from.
-            Some(_) | None => self.relay_error(in_port),
+            Some(_) | None => self.relay_error(in_port, DropReason::NoRoute),
         }
     }
 
@@ -102,15 +102,17 @@ impl Switch {
             .zip(self.node.tables())
             .and_then(|(lrh, tables)| tables.route(lrh.dlid))
             .filter(|port| port.0 != 0 && *port != in_port);
-        match port.filter(|_| frame.cross_switch()) {
+        match port {
+            None => self.relay_error(in_port, DropReason::NoRoute),
+            Some(_) if !frame.cross_switch() => self.relay_error(in_port, DropReason::Looping),
             Some(port) => out.push((port, frame)),
-            None => self.relay_error(in_port),
         }
     }
 
     /// Counts a packet that came by a port and cannot go on. What the switch itself sends has come by
     /// none.
-    fn relay_error(&mut self, port: PortNum) {
+    fn relay_error(&mut self, port: PortNum, reason: DropReason) {
+        self.node.count_drop(port, None, reason);
         if port.0 != 0
             && let Some(port) = self.node.port_mut(port)
         {
@@ -130,9 +132,7 @@ impl Switch {
         };
         if refused {
             port.counters.rcv_constraint_errors += 1;
-            if !raw {
-                self.tell_bad_pkey(in_port, frame);
-            }
+            self.refuse(in_port, frame, raw);
         }
         !refused
     }
@@ -150,20 +150,13 @@ impl Switch {
         if out_port.0 == 0 {
             match port0::receive(&mut self.node, frame) {
                 Taken::Answer(answer) => self.forward(PortNum(0), answer, out),
-                Taken::Software(mad) => {
-                    if let Some(port0) = &mut self.port0
-                        && !port0.deliver(mad)
-                        && let Some(port) = self.node.port_mut(PortNum::SWITCH_MANAGEMENT)
-                    {
-                        port.counters.qp1_dropped += 1;
-                    }
-                }
+                Taken::Software(mad) => port0::deliver(&mut self.node, &mut self.port0, mad),
                 Taken::Nothing => {}
             }
             return;
         }
         let Some(port) = self.node.port_mut(out_port) else {
-            return self.relay_error(in_port);
+            return self.relay_error(in_port, DropReason::NoRoute);
         };
         let refused = if raw {
             port.filter_raw_out
@@ -172,14 +165,11 @@ impl Switch {
         };
         if refused {
             port.counters.xmit_constraint_errors += 1;
-            if !raw {
-                self.tell_bad_pkey(out_port, &frame);
-            }
-            return;
+            return self.refuse(out_port, &frame, raw);
         }
         if !frame.cross_switch() {
             port.counters.xmit_discards += 1;
-            return;
+            return self.node.count_drop(out_port, None, DropReason::Looping);
         }
         let operational_vls = port.operational_vls;
         let Some(tables) = self.node.tables() else {
@@ -187,12 +177,23 @@ impl Switch {
         };
         let vl = tables.vl(in_port, out_port, sl, operational_vls);
         if vl == Vl::MANAGEMENT {
-            return self.relay_error(in_port);
+            return self.relay_error(in_port, DropReason::NoDataLane);
         }
         if frame.lrh().is_some_and(|lrh| lrh.vl() != vl) {
             frame.rewrite_variant(|lrh| lrh.set_vl(vl));
         }
         out.push((out_port, frame));
+    }
+
+    /// Counts a packet that a port refused to filter raw packets or for its P_Key, and tells the SM of
+    /// the latter.
+    fn refuse(&mut self, port: PortNum, frame: &Frame, raw: bool) {
+        if raw {
+            self.node.count_drop(port, None, DropReason::RawFiltered);
+        } else {
+            self.node.count_drop(port, None, DropReason::BadPKey);
+            self.tell_bad_pkey(port, frame);
+        }
     }
 
     /// Tells the SM of a packet that a port refused for its P_Key.

@@ -11,7 +11,7 @@ use ib_wire::packet::{Grh, Packet, UdFrame};
 use ib_wire::{GidIndex, PortNum, Psn, QKey, Qpn, Vl};
 use zerocopy::IntoBytes;
 
-use crate::{BadKey, Frame, Node, WrongKey, pma};
+use crate::{BadKey, DropReason, Frame, Node, WrongKey, pma};
 
 const PORT0: PortNum = PortNum::SWITCH_MANAGEMENT;
 
@@ -58,15 +58,13 @@ impl Port0 {
         }
     }
 
-    /// Keeps a MAD for the software; `false` if there is no room.
-    pub(crate) fn deliver(&mut self, mad: Port0Mad) -> bool {
-        let fits = self.received.len() < self.depth;
-        if fits {
-            self.received.push_back(mad);
-        } else {
+    fn deliver(&mut self, mad: Port0Mad) -> Result<(), DropReason> {
+        if self.received.len() >= self.depth {
             self.overrun += 1;
+            return Err(DropReason::NoReceive);
         }
-        fits
+        self.received.push_back(mad);
+        Ok(())
     }
 
     /// Whether there is something to receive of which the fabric was not told.
@@ -106,6 +104,25 @@ impl Port0 {
     }
 }
 
+/// Hands a MAD to the software on port 0, if there is any and it has room.
+pub(super) fn deliver(node: &mut Node, port0: &mut Option<Port0>, mad: Port0Mad) {
+    let special = mad.special;
+    let delivered = match port0 {
+        Some(port0) => port0.deliver(mad),
+        None => Err(DropReason::NoQp),
+    };
+    let Err(reason) = delivered else { return };
+    node.count_drop(PORT0, None, reason);
+    if let Some(port) = node.port_mut(PORT0)
+        && reason == DropReason::NoReceive
+    {
+        match special {
+            SpecialQp::Smi => port.counters.vl15_dropped += 1,
+            SpecialQp::Gsi => port.counters.qp1_dropped += 1,
+        }
+    }
+}
+
 /// What became of a packet for port 0.
 #[expect(clippy::large_enum_variant, reason = "taken apart at once")]
 pub(super) enum Taken {
@@ -119,22 +136,31 @@ pub(super) enum Taken {
 
 /// Takes a packet for port 0.
 pub(super) fn receive(node: &mut Node, frame: Frame) -> Taken {
-    take(node, frame).unwrap_or(Taken::Nothing)
+    take(node, frame).unwrap_or_else(|reason| {
+        node.count_drop(PORT0, None, reason);
+        Taken::Nothing
+    })
 }
 
-fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
+fn take(node: &mut Node, mut frame: Frame) -> Result<Taken, DropReason> {
     if !frame.icrc_matches() {
-        return None;
+        return Err(DropReason::BadIcrc);
     }
-    let packet = Packet::parse(frame.bytes()).ok()?;
-    let transport = packet.transport()?;
-    let deth = transport.extended.deth?;
+    let packet = Packet::parse(frame.bytes()).map_err(|_| DropReason::Malformed)?;
+    let transport = packet.transport().ok_or(DropReason::Malformed)?;
+    let deth = transport
+        .extended
+        .deth
+        .ok_or(DropReason::UnsupportedOpcode)?;
     if transport.bth.dest_qp != Qpn::GSI {
-        return None;
+        return Err(DropReason::NoQp);
     }
     // A GRH that names another port's GID is no way to this one (IBA 9.6.1.2).
     let sgid_index = match packet.grh {
-        Some(grh) => node.port(PORT0)?.gid_index(grh.dgid)?,
+        Some(grh) => {
+            let port = node.port(PORT0).ok_or(DropReason::NoQp)?;
+            port.gid_index(grh.dgid).ok_or(DropReason::ForeignGid)?
+        }
         None => GidIndex(0),
     };
     let bad_key = |key| BadKey {
@@ -146,17 +172,18 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
         dest_qpn: transport.bth.dest_qp,
         gids: packet.grh.map(|grh| (grh.sgid, grh.dgid)),
     };
-    let Some(pkey_index) = node.port(PORT0)?.matching_pkey(transport.bth.pkey) else {
+    let port = node.port(PORT0).ok_or(DropReason::NoQp)?;
+    let Some(pkey_index) = port.matching_pkey(transport.bth.pkey) else {
         node.report_bad_key(PORT0, &bad_key(WrongKey::PKey(transport.bth.pkey)));
-        return None;
+        return Err(DropReason::BadPKey);
     };
     if deth.qkey != QKey::GSI {
         node.report_bad_key(PORT0, &bad_key(WrongKey::QKey(deth.qkey)));
-        return None;
+        return Err(DropReason::BadQKey);
     }
-    let mad = Mad::from_bytes(transport.payload)?;
+    let mad = Mad::from_bytes(transport.payload).ok_or(DropReason::NotAMad)?;
     let LocalMad::Reply(reply) = pma::process(node, PORT0, &mad) else {
-        let port = node.port(PORT0)?;
+        let port = node.port(PORT0).ok_or(DropReason::NoQp)?;
         let source = SourceAddress {
             port: PORT0,
             slid: packet.lrh.slid,
@@ -172,7 +199,7 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
                 traffic_class: grh.traffic_class(),
             }),
         };
-        return Some(Taken::Software(Port0Mad {
+        return Ok(Taken::Software(Port0Mad {
             special: SpecialQp::Gsi,
             source,
             mad,
@@ -186,7 +213,10 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
         dlid: packet.lrh.slid,
         grh: packet.grh.map(Grh::back),
         // Its own entry: the requester may be a limited member, who takes answers from full ones only.
-        pkey: node.port(PORT0)?.pkey(pkey_index)?,
+        pkey: node
+            .port(PORT0)
+            .and_then(|port| port.pkey(pkey_index))
+            .ok_or(DropReason::NoPKey)?,
         dest_qp: deth.src_qp,
         src_qp: Qpn::GSI,
         qkey: QKey::GSI,
@@ -196,8 +226,8 @@ fn take(node: &mut Node, mut frame: Frame) -> Option<Taken> {
         payload: reply.as_bytes(),
     }
     .write(&mut buffer)
-    .ok()?;
-    Some(Taken::Answer(Frame::sealed(&buffer[..len])))
+    .map_err(|_| DropReason::Malformed)?;
+    Ok(Taken::Answer(Frame::sealed(&buffer[..len])))
 }
 
 /// The SMP in a packet that ends at port 0, for the software on QP0.

@@ -210,7 +210,13 @@ pub(super) fn metrics(lab: &Lab) -> String {
             rows: lab.world().context(pf.id),
         })
         .collect();
-    let written = show::write_metrics(&mut out, &pfs, &lab.vmm_rows(None), lab.world().now());
+    let scene = Scene {
+        pfs: &pfs,
+        vmms: &lab.vmm_rows(None),
+        fabric: lab.fabric(),
+        now: lab.world().now(),
+    };
+    let written = show::write_metrics(&mut out, &scene);
     debug_assert!(written.is_ok(), "a vector takes everything");
     String::from_utf8_lossy(&out).into_owned()
 }

@@ -1,5 +1,8 @@
 //! What hampers a VF whose port is up.
 
+use emulated_hca::DropReason::NoReceive;
+use hca_api::FunctionId;
+use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::VfPKeyEntry;
 use pf_context::guids::GuidWish;
@@ -9,6 +12,9 @@ use vf_tunnel::DropReason;
 use super::Fault;
 use crate::serve::set::at;
 use crate::serve::{Lab, NamedVf};
+
+/// For how long a loss counts as a fault: long enough for who noticed it to ask.
+const RECENT: Duration = Duration::from_secs(60);
 
 impl Lab {
     /// What is wrong although the port is up.
@@ -20,6 +26,28 @@ impl Lab {
             .or_else(|| self.missing_pkeys(vf, port))
             .or_else(|| quota(vf, &row))
             .or_else(|| rate(vf, &row))
+            .or_else(|| self.no_receives(vf, port))
+    }
+
+    /// Packets for the VF find no receive.
+    fn no_receives(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
+        let node = self.fabric().node(self.world().host(vf.host).node())?;
+        let function = FunctionId(vf.vf.get());
+        let lost = node.drops().of(port, function, NoReceive)?;
+        let ago = self.world().now().saturating_duration_since(lost.last);
+        if ago > RECENT {
+            return None;
+        }
+        let summary = "packets for the VF are lost because its guest has no receive posted";
+        let seen = format!(
+            "{} packets were lost so, the last {:.1} s ago",
+            lost.packets,
+            ago.as_secs_f64()
+        );
+        Some(Fault::new("no_receives", summary).seen(seen).next(
+            "give the guest more processor time or longer receive queues \
+             (of IPoIB: modprobe ib_ipoib recv_queue_size=1024), or have its peers send less",
+        ))
     }
 
     /// The VF goes on with the GUID that it had, because it does not get the one that is wanted.

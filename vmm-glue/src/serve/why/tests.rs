@@ -294,6 +294,33 @@ fn more_questions_than_a_vf_may_have_open() {
 }
 
 #[test]
+fn more_packets_than_a_guest_has_receives() {
+    let mut service = serve(&options());
+    let everybody = service.lab().vfs("host-a/all", None).unwrap();
+    let mgid = "ff12::15:1".to_owned();
+    let join = GuestAction::Join { mgid: mgid.clone() };
+    service.lab_mut().guests_do(&everybody, &join).unwrap();
+    pass(&mut service, Duration::from_millis(100));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+    // Each guest has room for 16 sends and for 16 receives.
+    for _ in 0..16 {
+        let to = mgid.clone();
+        let send = GuestAction::Send {
+            to,
+            text: "hello".into(),
+        };
+        service.lab_mut().guests_do(&everybody, &send).unwrap();
+    }
+    pass(&mut service, Duration::from_millis(100));
+    let found = why(&service, "host-a/1");
+    assert_eq!(found.code, "no_receives", "{found}");
+    assert!(found.seen[0].starts_with("32 packets"), "{found}");
+    assert_eq!(why(&service, "host-b/1").code, "ok");
+    pass(&mut service, Duration::from_secs(61));
+    assert_eq!(why(&service, "host-a/1").code, "ok");
+}
+
+#[test]
 fn more_mads_than_a_vf_may_send() {
     let mut service = serve(&options());
     set(&mut service, "host-a/1", &limits(1, 1));

@@ -115,6 +115,16 @@ fn directed_routes_reach_every_node_and_come_back() {
 }
 
 #[test]
+fn an_smp_whose_route_leads_nowhere_is_counted_where_it_ends() {
+    let mut chain = Chain::new(LinkConfig::default());
+    let lost = request::<NodeInfo>(Method::GET, 0);
+    chain.bench.send_smp(chain.a, &[1, 9], lost);
+    chain.bench.run();
+    let end = chain.switches[0].port(1);
+    assert_eq!(chain.bench.dropped(end, DropReason::BadRoute), 1);
+}
+
+#[test]
 fn a_route_without_hops_asks_the_own_port() {
     let mut chain = Chain::new(LinkConfig::default());
     let info: NodeInfo = chain.bench.get(chain.a, &[], 0);
@@ -152,6 +162,7 @@ fn data_before_the_ports_are_active_is_discarded_and_counted() {
     chain.bench.run();
     assert!(chain.bench.received(chain.b.node).is_empty());
     assert_eq!(chain.bench.port(chain.a).counters.xmit_discards, 1);
+    assert_eq!(chain.bench.dropped(chain.a, DropReason::PortNotActive), 1);
 }
 
 #[test]

@@ -111,6 +111,7 @@ fn a_packet_corrupted_on_the_wire_is_refused_and_counted_by_the_next_port() {
         let next = chain.bench.fabric.peer(chain.a).unwrap();
         assert_eq!(exchange(&mut chain, 1..=3), [1, 3]);
         assert_eq!(chain.bench.port(next).counters.rcv_errors, 1);
+        assert_eq!(chain.bench.dropped(next, DropReason::BadVcrc), 1);
         assert_eq!(counters(&chain).corrupted, 1);
     }
 }

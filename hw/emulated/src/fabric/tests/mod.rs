@@ -20,7 +20,8 @@ use zerocopy::IntoBytes;
 
 use super::{Fabric, NodeId};
 use crate::{
-    EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node, PhysicalPort, SwitchConfig,
+    DropReason, EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node, PhysicalPort,
+    SwitchConfig,
 };
 
 /// An end node that is driven by the test.
@@ -125,6 +126,18 @@ impl Bench {
 
     pub(super) fn port(&self, at: Endpoint) -> &PhysicalPort {
         self.fabric.port(at).unwrap()
+    }
+
+    /// Packets that were dropped at a port.
+    pub(super) fn dropped(&self, at: Endpoint, reason: DropReason) -> u64 {
+        let drops = self.fabric.node(at.node).unwrap().drops();
+        let here =
+            |(port, _, why, _): &(PortNum, _, DropReason, _)| *port == at.port && *why == reason;
+        drops
+            .iter()
+            .filter(here)
+            .map(|(.., dropped)| dropped.packets)
+            .sum()
     }
 
     /// Sends a directed-route SMP.

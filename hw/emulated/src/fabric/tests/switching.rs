@@ -89,6 +89,8 @@ fn a_group_without_ports_goes_nowhere() {
     set_group(&mut chain, PATHS[0], 0);
     chain.bench.send(chain.a, multicast(b"nobody"));
     chain.bench.run();
+    let entry = chain.switches[0].port(1);
+    assert_eq!(chain.bench.dropped(entry, DropReason::NoMembers), 1);
     assert!(chain.bench.received(chain.b.node).is_empty());
 }
 
@@ -101,6 +103,8 @@ fn a_lid_without_a_route_is_a_relay_error() {
     chain.bench.run();
     let counters = chain.bench.port(chain.switches[0].port(1)).counters;
     assert_eq!(counters.rcv_switch_relay_errors, 3);
+    let entry = chain.switches[0].port(1);
+    assert_eq!(chain.bench.dropped(entry, DropReason::NoRoute), 3);
 }
 
 #[test]
@@ -178,6 +182,8 @@ fn the_lane_follows_the_table_and_lane_15_drops() {
     chain.bench.send(a, datagram(LID_A, LID_B, b"lane 15"));
     chain.bench.run();
     assert!(chain.bench.received(chain.b.node).is_empty());
+    let entry = chain.bench.fabric.peer(chain.b).unwrap().node.port(1);
+    assert_eq!(chain.bench.dropped(entry, DropReason::NoDataLane), 1);
 }
 
 /// Puts port 2 of the first switch into partition 0x8001 and has it check packets one way.
@@ -219,6 +225,8 @@ fn a_port_that_enforces_partitions_refuses_foreign_packets_and_tells_the_sm() {
             counters.xmit_constraint_errors,
         );
         assert_eq!((rcv, xmit), (u64::from(inbound), u64::from(!inbound)));
+        let refusing = chain.switches[0].port(port);
+        assert_eq!(chain.bench.dropped(refusing, DropReason::BadPKey), 1);
         let details = bad_pkey_trap(&mut chain);
         assert_eq!(details.pkey, PKey::DEFAULT_FULL);
         assert_eq!(details.port, PortNum(port));

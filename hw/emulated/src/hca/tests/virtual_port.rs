@@ -249,6 +249,26 @@ fn the_datagrams_of_a_vf_whose_virtual_port_is_down_are_discarded() {
         assert_eq!(from.poll_one(&mut device).status, CompletionStatus::Success);
     }
     assert_eq!(device.drops().get(DropReason::PortNotActive), 2);
+    let of_vf = device.drops().of(PORT, VF1, DropReason::PortNotActive);
+    assert_eq!(
+        of_vf.unwrap().packets,
+        2,
+        "what it sent, and what was for it"
+    );
+}
+
+#[test]
+fn a_datagram_for_which_a_vf_has_no_receive_counts_for_the_vf() {
+    let mut device = with_vf(PortState::Active);
+    let guest = open(&mut device, VF1, QpKind::Ud);
+    let sender = open(&mut device, VF1, QpKind::Ud);
+    let destination = to(vector(5), guest.numbers.real, QKEY);
+    sender.send(&mut device, Some(destination), b"x").unwrap();
+    let counted: Vec<_> = device.drops().iter().collect();
+    let [(PORT, Some(VF1), DropReason::NoReceive, dropped)] = counted[..] else {
+        panic!("{counted:?}");
+    };
+    assert_eq!(dropped.packets, 1);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use ib_vtime::Instant;
 use ib_wire::notice::{MKeyDetails, Notice, TrapNumber};
 
 use super::*;
+use crate::DropReason;
 
 const KEY: u64 = 0x1234_5678;
 
@@ -60,6 +61,7 @@ fn a_violation_is_counted_and_told_the_sm() {
     let mut node = guarded(2);
     assert_eq!(get_with(&mut node, 0xbad), None);
     assert_eq!(node.port(PORT).unwrap().m_key_violations, 1);
+    assert_eq!(node.drops().get(DropReason::BadMKey), 1);
     let (port, trap) = node.poll_trap().unwrap();
     assert_eq!(port, PORT);
     let notice: &Notice = trap.view::<LidRoutedSmp>().attribute();
