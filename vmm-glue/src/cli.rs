@@ -38,7 +38,7 @@ pub(crate) enum Command {
     /// Flood two hosts from their VFs, and see how another VF's connections fare.
     Flood(FloodArgs),
     /// Serve an emulated fabric whose hosts share their adapters among VFs, until SIGTERM.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show what a running service has.
     Show(ShowArgs),
     /// Tell why a VF's port is as it is: the fault, what was seen of it, and what to do next.

@@ -12,6 +12,7 @@
 
 pub mod bench;
 pub mod conversations;
+mod credentials;
 pub mod demo;
 pub mod drain;
 mod driven;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
-use vhca::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice};
+use vhca::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice, Users};
 use vhca::{Runner, StopHandle};
 use vhca_tests::live::{PATIENCE, Process, wait_for};
 
@@ -77,7 +77,7 @@ impl OurServer {
                 ..Options::default()
             };
             let mut service = Service::new(Lab::build(&options, 2).unwrap());
-            service.add_way_in(IbsimWay::bind(address).unwrap());
+            service.add_way_in(IbsimWay::bind(address, Users::default()).unwrap());
             let mut runner = Runner::new(service).unwrap();
             tell.send(runner.stop_handle().unwrap()).unwrap();
             runner.run().unwrap();

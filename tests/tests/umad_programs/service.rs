@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use vhca::programs::ProgramEnvironment;
-use vhca::serve::{Lab, Options, Service, UmadSocket};
+use vhca::serve::{Lab, Listener, Options, Service, UmadSocket};
 use vhca::world::World;
 use vhca::{Runner, StopHandle};
 
@@ -47,7 +47,8 @@ impl Served {
         let (told, tell) = channel();
         let thread = std::thread::spawn(move || {
             let mut service = Service::new(Lab::build(&options, 1).unwrap());
-            service.add_way_in(UmadSocket::claim(&socket).unwrap());
+            let listener = Listener::packets(&socket).unwrap();
+            service.add_way_in(UmadSocket::new(listener).unwrap());
             let mut runner = Runner::new(service).unwrap();
             let long = Duration::from_secs(60);
             let brought_up = runner.run_until(long, |service| ready(service.lab().world()));

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use vhca::programs::umad_socket_of;
 use vhca::serve::{
-    AttachSpec, GivenOptions, GuidPolicy, Options, PolicyOptions, Quotas, Right, SmChoice,
-    TopologySpec,
+    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PolicyOptions, Quotas, Right,
+    SmChoice, TopologySpec,
 };
 
 use super::ServerArgs;
@@ -67,6 +67,15 @@ pub(crate) struct ServeArgs {
     /// IBSIM_SERVER_PORT. The ports behind it are used, too, one for each client.
     #[arg(long, value_name = "PORT")]
     ibsim_udp: Vec<u16>,
+    /// Let the programs of this user, by name or number, attach by --ibsim, too. Can be given more than once.
+    /// [default: root and the user of the service]
+    #[arg(long, value_name = "USER")]
+    ibsim_user: Vec<String>,
+    /// Set who may connect to a socket: control, umad, all (of the VFs), HOST/all or HOST/N, as
+    /// OWNER:GROUP:MODE, of which parts can be empty. Can be given more than once. [default: the user of the
+    /// service, 0600; with a group 0660]
+    #[arg(long, value_name = "SOCKET=OWNER:GROUP:MODE")]
+    access: Vec<AccessRule>,
     #[command(flatten)]
     server: ServerArgs,
     /// The socket for programs that use Linux' umad (see `vhca run`); by default beside the control
@@ -120,6 +129,10 @@ impl ServeArgs {
             umad: self.umad.clone(),
             ibsim: self.ibsim.clone(),
             ibsim_udp: self.ibsim_udp.clone(),
+            ibsim_users: self.ibsim_user.clone(),
+            access: (self.access.iter().cloned())
+                .map(|rule| (rule.name, rule.access))
+                .collect(),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Listening sockets in the file system: private to their owner, one server each.
+//! Listening sockets in the file system: one server each, open to those who may connect.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
@@ -13,6 +13,8 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use thiserror::Error;
+
+use super::access::Access;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -34,6 +36,26 @@ pub enum ClaimError {
         /// What the system says.
         source: io::Error,
     },
+    /// The socket cannot be given to those who may connect.
+    #[error(
+        "{}: cannot give the socket the owner, group or mode that it is to have; an owner takes CAP_CHOWN or a socket \
+         from systemd, a group takes membership in it",
+        path.display()
+    )]
+    Access {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The service manager passed a socket that cannot be used.
+    #[error("the socket {name} that the service manager passed {why}")]
+    Passed {
+        /// What it is called.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// The system refuses.
     #[error("{}: cannot listen there", path.display())]
     Refused {
@@ -47,7 +69,7 @@ pub enum ClaimError {
 /// The right to a path, for as long as this lives. The kernel ends it with the process, however that
 /// dies. The socket is removed at the end; the lock file beside it stays.
 #[derive(Debug)]
-pub struct Claim {
+pub(super) struct Claim {
     path: PathBuf,
     _lock: File,
 }
@@ -59,25 +81,15 @@ impl Drop for Claim {
     }
 }
 
-/// Listens on a stream socket at `path` that only its owner can connect to, in place of one that a
-/// dead server left. The listener does not block.
+/// Listens on a socket at `path` in place of one that a dead server left. The listener does not block.
 ///
 /// # Errors
 /// [`ClaimError`].
-pub fn claim_socket(path: &Path) -> Result<(UnixListener, Claim), ClaimError> {
-    let (listener, claim) = claim_of_type(path, SocketType::STREAM)?;
-    Ok((listener.into(), claim))
-}
-
-/// The same for a socket of packets, which keeps the bounds of messages.
-///
-/// # Errors
-/// [`ClaimError`].
-pub fn claim_packet_socket(path: &Path) -> Result<(OwnedFd, Claim), ClaimError> {
-    claim_of_type(path, SocketType::SEQPACKET)
-}
-
-fn claim_of_type(path: &Path, kind: SocketType) -> Result<(OwnedFd, Claim), ClaimError> {
+pub(super) fn claim_socket(
+    path: &Path,
+    kind: SocketType,
+    access: &Access,
+) -> Result<(OwnedFd, Claim), ClaimError> {
     let refused = |source: io::Error| ClaimError::Refused {
         path: path.to_owned(),
         source,
@@ -100,6 +112,10 @@ fn claim_of_type(path: &Path, kind: SocketType) -> Result<(OwnedFd, Claim), Clai
         path: path.to_owned(),
         _lock: lock,
     };
+    access.apply(path).map_err(|error| ClaimError::Access {
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
     Ok((listener, claim))
 }
 
@@ -141,14 +157,20 @@ fn listen_privately(path: &Path, kind: SocketType) -> rustix::io::Result<OwnedFd
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    fn claim(path: &Path) -> Result<(UnixListener, Claim), ClaimError> {
+        let (listener, claim) = claim_socket(path, SocketType::STREAM, &Access::default())?;
+        Ok((listener.into(), claim))
+    }
 
     #[test]
     fn a_claimed_socket_is_its_owners_alone_and_goes_with_the_claim() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
-        let (listener, claim) = claim_socket(&path).unwrap();
+        let (listener, claim) = claim(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap();
         assert!(listener.accept().is_ok());
@@ -160,10 +182,10 @@ mod tests {
     fn a_path_is_claimed_once_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
-        let claimed = claim_socket(&path).unwrap();
-        assert!(matches!(claim_socket(&path), Err(ClaimError::Taken(_))));
+        let claimed = claim(&path).unwrap();
+        assert!(matches!(claim(&path), Err(ClaimError::Taken(_))));
         drop(claimed);
-        assert!(claim_socket(&path).is_ok());
+        assert!(claim(&path).is_ok());
     }
 
     #[test]
@@ -171,24 +193,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
         let other = UnixListener::bind(&path).unwrap();
-        assert!(matches!(claim_socket(&path), Err(ClaimError::Taken(_))));
+        assert!(matches!(claim(&path), Err(ClaimError::Taken(_))));
         drop(other);
         assert!(path.exists(), "as after kill -9");
-        assert!(claim_socket(&path).is_ok());
+        assert!(claim(&path).is_ok());
     }
 
     #[test]
     fn a_socket_of_packets_is_claimed_like_one_of_streams() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("umad.sock");
-        let (listener, claim) = claim_packet_socket(&path).unwrap();
+        let access = Access::default();
+        let claimed = claim_socket(&path, SocketType::SEQPACKET, &access).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         std::fs::remove_file(directory.path().join("umad.sock.lock")).unwrap();
         assert!(
-            matches!(claim_socket(&path), Err(ClaimError::Taken(_))),
+            matches!(claim(&path), Err(ClaimError::Taken(_))),
             "even to who sees no lock"
         );
-        drop((listener, claim));
+        drop(claimed);
         assert!(!path.exists());
     }
 
@@ -197,12 +220,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
         std::fs::write(&path, "data").unwrap();
-        assert!(matches!(claim_socket(&path), Err(ClaimError::NoSocket(_))));
+        assert!(matches!(claim(&path), Err(ClaimError::NoSocket(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
         let nowhere = directory.path().join("no/such/directory");
-        assert!(matches!(
-            claim_socket(&nowhere),
-            Err(ClaimError::Refused { .. })
-        ));
+        assert!(matches!(claim(&nowhere), Err(ClaimError::Refused { .. })));
     }
 }

@@ -7,6 +7,8 @@
 //! is asked to stop.
 
 mod acceptor;
+mod access;
+mod accounts;
 mod attach;
 mod capture;
 mod cast;
@@ -15,6 +17,7 @@ pub mod control;
 mod guests;
 mod ibsim;
 mod lab;
+mod listeners;
 mod notify;
 mod options;
 mod options_file;
@@ -31,12 +34,14 @@ mod vfio_user;
 mod way_in;
 mod why;
 
+pub use access::{AccessError, AccessRule, AccessSpec, SocketMode, SocketName, Users};
 pub use attach::{AttachSpec, AttachSpecError, IbsimNode};
 pub use capture::CaptureSpec;
-pub use claim::{Claim, ClaimError, claim_packet_socket, claim_socket};
+pub use claim::ClaimError;
 pub use guests::{GuestAction, GuestReport, JobId};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
+pub use listeners::{Listener, Listeners};
 pub use options::{GuidPolicy, Options, Quotas, SmChoice};
 pub use options_file::{GivenOptions, OptionsFileError};
 pub use policy::{Check, PolicyOptions};

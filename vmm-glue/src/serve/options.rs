@@ -1,5 +1,6 @@
 //! What a service is made from.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pf_context::Limits;
@@ -7,7 +8,7 @@ use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 use serde::Deserialize;
 
-use super::{AttachSpec, IbsimAddress, PolicyOptions, Right, TopologySpec};
+use super::{AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -126,4 +127,9 @@ pub struct Options {
     pub ibsim: Vec<IbsimAddress>,
     /// The socket for programs that use Linux' umad; none by default.
     pub umad: Option<PathBuf>,
+    /// Who may connect to which socket; by default the user of the service alone.
+    pub access: BTreeMap<SocketName, AccessSpec>,
+    /// The users, by name or number, whose programs may attach by the ibsim protocol's Unix sockets, besides root and
+    /// the user of the service.
+    pub ibsim_users: Vec<String>,
 }

@@ -1,5 +1,6 @@
 //! Options as they are given: by flags, in a file, or not at all.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -7,8 +8,8 @@ use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
 use super::{
-    AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right, SmChoice,
-    TopologySpec,
+    AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right,
+    SmChoice, SocketName, TopologySpec,
 };
 
 /// VFs of each shared adapter if nobody says how many.
@@ -63,6 +64,10 @@ pub struct GivenOptions {
     /// UDP ports.
     #[serde(default)]
     pub ibsim_udp: Vec<u16>,
+    #[serde(default)]
+    pub ibsim_users: Vec<String>,
+    #[serde(default)]
+    pub access: BTreeMap<SocketName, AccessSpec>,
 }
 
 fn topology<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TopologySpec>, D::Error> {
@@ -97,9 +102,12 @@ impl GivenOptions {
         })
     }
 
-    /// These, and where they say nothing, the others. Quotas and policy are the others' if these have none.
+    /// These, and where they say nothing, the others. Quotas and policy are the others' if these have none, and access
+    /// to sockets is the others' for those that these do not name.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
+        let mut access = others.access;
+        access.extend(self.access);
         Self {
             topology: self.topology.or(others.topology),
             sm: self.sm.or(others.sm),
@@ -127,6 +135,8 @@ impl GivenOptions {
             umad: self.umad.or(others.umad),
             ibsim: first(self.ibsim, others.ibsim),
             ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
+            ibsim_users: first(self.ibsim_users, others.ibsim_users),
+            access,
         }
     }
 
@@ -153,6 +163,8 @@ impl GivenOptions {
             control: self.control,
             umad: self.umad,
             ibsim: names.chain(ports).collect(),
+            ibsim_users: self.ibsim_users,
+            access: self.access,
         }
     }
 }
@@ -188,7 +200,11 @@ mod tests {
             "seed",
             "control",
             "cm_pending",
+            "ibsim_users",
         ];
+        let control = &given.access[&SocketName::Control];
+        assert_eq!(control.group.as_deref(), Some("vhca"));
+        assert_eq!(given.access.len(), 4);
         assert!(all.iter().all(|key| example.contains(key)));
     }
 
@@ -207,6 +223,12 @@ mod tests {
             ("attach = [\"x\"]\n", "line 1", "ibsim:SOCKNAME"),
             ("vfs = 4\nvfs = 5\n", "line 2", "duplicate key"),
             ("vfs =\n", "line 1", ""),
+            ("[access]\ndoor = {}\n", "line 2", "\"door\" is no socket"),
+            (
+                "[access]\nall = { mode = \"0777\" }\n",
+                "line 2",
+                "no mode of a socket",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(

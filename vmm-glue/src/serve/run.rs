@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use super::control::ControlSocket;
 use super::{
-    ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Options, Seat, Service, Signals,
-    UmadSocket, VfioUserSockets, notify,
+    AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
+    Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, notify,
 };
 use crate::{LoopError, Runner};
 
@@ -22,6 +22,9 @@ pub enum ServeError {
     /// The fabric or its hosts.
     #[error(transparent)]
     Lab(#[from] LabError),
+    /// Who may connect.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// A socket.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -132,30 +135,41 @@ pub fn run(
         Some(seed) => seed,
         None => random_seed().map_err(|error| ServeError::System("no random seed", error))?,
     };
+    let mut listeners = Listeners::new(&options.access)?;
+    let ibsim_users = Users::with(&options.ibsim_users)?;
     // From here on a signal ends the service in order.
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
     let mut service = Service::new(Lab::build(options, seed)?);
     service.add_way_in(signals);
+    // Of an attached fabric the VFs come later.
+    if options.attach.is_empty() {
+        listeners.check_vfs(|name| service.lab().seats().any(|seat| seat.is_called(name)))?;
+    }
+    let mut control = None;
     if let Some(path) = &options.control {
-        service.add_way_in(ControlSocket::bind(path)?);
+        let listener = listeners.stream(&SocketName::Control, path)?;
+        control = Some(listener.path.clone());
+        service.add_way_in(ControlSocket::new(listener));
     }
     for address in &options.ibsim {
-        service.add_way_in(IbsimWay::bind(address.clone())?);
+        service.add_way_in(IbsimWay::bind(address.clone(), ibsim_users.clone())?);
     }
     if let Some(path) = &options.umad {
-        service.add_way_in(UmadSocket::claim(path)?);
+        let listener = listeners.packets(&SocketName::Umad, path)?;
+        let access = listeners.access(&SocketName::Umad);
+        service.add_way_in(UmadSocket::with_access(listener, access)?);
     }
     if let Some(folder) = &options.vfio_user {
         raise_descriptor_limit();
-        let sockets = VfioUserSockets::claim(folder, service.lab_mut())?;
+        let sockets = VfioUserSockets::claim(folder, service.lab_mut(), listeners)?;
         service.add_way_in(sockets);
     }
     let now = service.lab().world().now();
     for node in IbsimNode::all(now, options) {
         service.add_way_in(node);
     }
-    let ready = ready(options, service.lab());
+    let ready = ready(options, control, service.lab());
     // With the last descriptors that it needs whatever comes.
     let mut runner = Runner::new(service)?;
     tell(announce, &ready, "READY=1")?;
@@ -199,7 +213,7 @@ fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bo
     }
 }
 
-fn ready(options: &Options, lab: &Lab) -> Announcement {
+fn ready(options: &Options, control: Option<PathBuf>, lab: &Lab) -> Announcement {
     let vfs = lab
         .pf_hosts()
         .map(|host| lab.world().context(host.id).vfs().count());
@@ -207,7 +221,7 @@ fn ready(options: &Options, lab: &Lab) -> Announcement {
         topology: fabric_name(options),
         hosts: lab.hosts().len(),
         vfs: vfs.sum(),
-        control: options.control.clone(),
+        control,
         vfio_user: lab.seats().filter_map(Seat::offered).collect(),
     }
 }

@@ -46,12 +46,26 @@ impl Serve {
 
     /// Starts a service of one adapter with so many VFs, and waits until it is ready.
     pub(crate) fn start(vfs: u16) -> Self {
+        Self::start_with(vfs, &[])
+    }
+
+    /// Starts it with more arguments.
+    pub(crate) fn start_with(vfs: u16, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut child = Self::command(vhca(), folder.path(), vfs)
-            .stdout(Stdio::piped())
-            .stderr(File::create(folder.path().join("log")).unwrap())
-            .spawn()
-            .unwrap();
+        let mut command = Self::command(vhca(), folder.path(), vfs);
+        command.args(arguments);
+        Self::spawn(command, folder)
+    }
+
+    /// Starts what is to become a service with its sockets in a folder.
+    pub(crate) fn spawn(mut command: Command, folder: tempfile::TempDir) -> Self {
+        let log = File::create(folder.path().join("log")).unwrap();
+        let child = command.stdout(Stdio::piped()).stderr(log).spawn();
+        Self::adopt(child.unwrap(), folder)
+    }
+
+    /// Waits until a process is ready that is to become one.
+    pub(crate) fn adopt(mut child: Child, folder: tempfile::TempDir) -> Self {
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();

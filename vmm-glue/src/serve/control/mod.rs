@@ -11,7 +11,6 @@ mod tests;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use ib_vtime::Instant;
 
@@ -19,7 +18,8 @@ pub use path::default_path;
 pub use remote::{Remote, RemoteError};
 
 use super::acceptor::Acceptor;
-use super::{Claim, ClaimError, Turn, WayIn, claim_socket};
+use super::claim::Claim;
+use super::{Listener, Turn, WayIn};
 use crate::watch::Ready;
 use client::Client;
 
@@ -30,22 +30,19 @@ const MAX_CLIENTS: usize = 64;
 #[derive(Debug)]
 pub struct ControlSocket {
     acceptor: Acceptor,
-    _claim: Claim,
+    _claim: Option<Claim>,
     clients: BTreeMap<RawFd, Client>,
 }
 
 impl ControlSocket {
-    /// Listens at a path, for the owner of this process alone.
-    ///
-    /// # Errors
-    /// [`ClaimError`].
-    pub fn bind(path: &Path) -> Result<Self, ClaimError> {
-        let (listener, claim) = claim_socket(path)?;
-        Ok(Self {
-            acceptor: Acceptor::new(listener),
-            _claim: claim,
+    /// Serves whoever connects to a socket of streams.
+    #[must_use]
+    pub fn new(listener: Listener) -> Self {
+        Self {
+            acceptor: Acceptor::new(listener.socket),
+            _claim: listener.claim,
             clients: BTreeMap::new(),
-        })
+        }
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {

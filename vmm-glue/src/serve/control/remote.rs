@@ -23,7 +23,7 @@ pub enum RemoteError {
         source: io::Error,
     },
     /// The socket is another user's.
-    #[error("{} is not yours to use; run this as the user who runs `vhca serve`", path.display())]
+    #[error("{} is not yours to use; run this as the user who runs `vhca serve`, or have that start with --access control=:GROUP", path.display())]
     Forbidden {
         /// Where it is.
         path: PathBuf,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::protocol::{MAX_LINE, Request};
 use super::*;
-use crate::serve::{Lab, Options, Service};
+use crate::serve::{Lab, Listener, Options, Service};
 use crate::show::{Format, Subject};
 use crate::{RunEnd, Runner, StopHandle};
 
@@ -34,7 +34,7 @@ impl Server {
                 ..Options::default()
             };
             let mut service = Service::new(Lab::build(&options, 1).unwrap());
-            service.add_way_in(ControlSocket::bind(&socket).unwrap());
+            service.add_way_in(ControlSocket::new(Listener::stream(&socket).unwrap()));
             let mut runner = Runner::new(service).unwrap();
             told.send(runner.stop_handle().unwrap()).unwrap();
             runner

@@ -9,14 +9,15 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use emulated_hca::Endpoint;
 use ib_vtime::{Duration, Instant};
-use ibsim_link::codec::{ControlKind, MAD_DATAGRAM_SIZE};
+use ibsim_link::codec::{Control, ControlKind, MAD_DATAGRAM_SIZE};
 use ibsim_link::server::{Server, ServerConfig};
+use rustix::process::Uid;
 use thiserror::Error;
 
-use super::{Turn, WayIn};
+use super::{Turn, Users, WayIn};
 use crate::watch::{EventSet, Ready};
 use ports::{LabPorts, RawClients};
-use sockets::Sent;
+use sockets::{Received, Sent};
 
 pub use sockets::IbsimAddress;
 
@@ -52,6 +53,8 @@ struct DataSocket {
 #[derive(Debug)]
 pub struct IbsimWay {
     address: IbsimAddress,
+    /// Whose programs may attach. UDP does not tell.
+    users: Users,
     control: OwnedFd,
     data: BTreeMap<RawFd, DataSocket>,
     server: Server<Endpoint>,
@@ -60,11 +63,16 @@ pub struct IbsimWay {
 }
 
 impl IbsimWay {
-    /// Opens the control socket.
+    /// Opens the control socket. By Unix sockets only the programs of some users can attach, by UDP those of all.
     ///
     /// # Errors
     /// [`IbsimError`].
-    pub fn bind(address: IbsimAddress) -> Result<Self, IbsimError> {
+    pub fn bind(address: IbsimAddress, users: Users) -> Result<Self, IbsimError> {
+        if let IbsimAddress::Udp(port) = address {
+            log::warn!(
+                "ibsim: every user of this host can manage the fabric by UDP port {port}; --ibsim lets in only some"
+            );
+        }
         let control = address.bind_control().map_err(|error| {
             if error.kind() == io::ErrorKind::AddrInUse {
                 IbsimError::Taken(address.clone())
@@ -74,6 +82,7 @@ impl IbsimWay {
         })?;
         Ok(Self {
             address,
+            users,
             control,
             data: BTreeMap::new(),
             server: Server::new(ServerConfig::default()),
@@ -91,10 +100,20 @@ impl IbsimWay {
     fn take_controls(&mut self, turn: &mut Turn<'_>) {
         let mut buffer = [0; MAD_DATAGRAM_SIZE];
         for _ in 0..BATCH {
-            let Some((len, from)) = sockets::receive_from(&self.control, &mut buffer) else {
+            let Some(received) = self.address.receive_from(&self.control, &mut buffer) else {
                 return;
             };
+            let is_admitted = self.admits(turn, &received);
+            let Received { len, from, .. } = received;
             let Some(from) = from else { continue };
+            if !is_admitted {
+                if let Some(mut reply) = Control::parse(&buffer[..len]) {
+                    reply.kind = ControlKind::ERROR;
+                    // It is told at once if it listens.
+                    let _ = sockets::reply(&self.control, &from, &reply);
+                }
+                continue;
+            }
             let mut ports = LabPorts::new(turn.lab, &mut self.raw);
             let mut outcome = self
                 .server
@@ -144,16 +163,26 @@ impl IbsimWay {
         // One more than a datagram, so that a longer one is seen as such.
         let mut buffer = [0; MAD_DATAGRAM_SIZE + 1];
         for _ in 0..BATCH {
-            match sockets::receive(&socket.fd, &mut buffer) {
-                Ok(Some(len)) => {
+            match self.address.receive(&socket.fd, &mut buffer) {
+                Ok(Some(received)) if is_admitted(&self.address, &self.users, &received) => {
                     let mut ports = LabPorts::new(turn.lab, &mut self.raw);
-                    self.server
-                        .handle_mad(turn.now, &mut ports, slot, &buffer[..len]);
+                    let datagram = &buffer[..received.len];
+                    self.server.handle_mad(turn.now, &mut ports, slot, datagram);
                 }
+                Ok(Some(received)) => complain(turn, &mut self.raw, &received),
                 Ok(None) => return,
                 Err(_) => return self.lose(turn, slot),
             }
         }
+    }
+
+    /// Returns `true` if a datagram is of a user who may attach.
+    fn admits(&mut self, turn: &mut Turn<'_>, received: &Received) -> bool {
+        let is_admitted = is_admitted(&self.address, &self.users, received);
+        if !is_admitted {
+            complain(turn, &mut self.raw, received);
+        }
+        is_admitted
     }
 
     /// Sends what waits for clients, as far as they take it.
@@ -212,6 +241,21 @@ impl IbsimWay {
             turn.watches.remove(socket.fd);
         }
     }
+}
+
+/// Returns `true` if a datagram is of a user who may attach, as all may by UDP.
+fn is_admitted(address: &IbsimAddress, users: &Users, received: &Received) -> bool {
+    match address {
+        IbsimAddress::Unix(_) => received.user.is_some_and(|user| users.contains(user)),
+        IbsimAddress::Udp(_) => true,
+    }
+}
+
+fn complain(turn: &mut Turn<'_>, raw: &mut RawClients, received: &Received) {
+    let user = received.user.map_or(0, Uid::as_raw);
+    LabPorts::new(turn.lab, raw).complain(format_args!(
+        "a program of user {user} is refused; --ibsim-user {user} lets such programs in"
+    ));
 }
 
 impl WayIn for IbsimWay {

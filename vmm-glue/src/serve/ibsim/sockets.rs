@@ -7,11 +7,15 @@ use std::os::fd::OwnedFd;
 
 use ibsim_link::codec::{Control, SocketName};
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
-    bind, connect, recv, recvfrom, send as send_on, sendto, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    recv, recvfrom, send as send_on, sendto, socket_with,
 };
+use rustix::process::Uid;
 use zerocopy::IntoBytes;
+
+use crate::credentials;
 
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
@@ -113,8 +117,10 @@ impl IbsimAddress {
     }
 }
 
+/// Anyone can send to an abstract name, so the kernel is to tell who did.
 fn bind_unix(base: &str, name: SocketName) -> io::Result<OwnedFd> {
     let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
+    set_socket_passcred(&fd, true)?;
     bind(&fd, &IbsimAddress::unix(base, name)?)?;
     Ok(fd)
 }
@@ -125,20 +131,66 @@ fn bind_udp(port: u16) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The next datagram, if there is one, and its sender, if it has an address that can be answered.
-pub(super) fn receive_from(fd: &OwnedFd, buffer: &mut [u8]) -> Option<(usize, Option<Peer>)> {
-    // A socket that is not connected reports no error but that it is empty.
-    let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
-    Some((len, from.and_then(peer)))
+/// A datagram.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) len: usize,
+    /// Where answers go, if its sender has an address.
+    pub(super) from: Option<Peer>,
+    pub(super) user: Option<Uid>,
 }
 
-fn peer(address: SocketAddrAny) -> Option<Peer> {
-    if let Ok(unix) = SocketAddrUnix::try_from(address.clone()) {
-        return unix.abstract_name().is_some().then_some(Peer::Unix(unix));
+impl IbsimAddress {
+    /// The next datagram of a control socket, if there is one.
+    pub(super) fn receive_from(&self, fd: &OwnedFd, buffer: &mut [u8]) -> Option<Received> {
+        // A socket that is not connected reports no error but that it is empty.
+        match self {
+            Self::Unix(_) => {
+                let (len, sender) = credentials::receive(fd, buffer).ok()?;
+                let from = sender
+                    .name
+                    .and_then(|name| SocketAddrUnix::new_abstract_name(&name).ok());
+                Some(Received {
+                    len,
+                    from: from.map(Peer::Unix),
+                    user: sender.credentials.map(|of| of.uid),
+                })
+            }
+            Self::Udp(_) => {
+                let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
+                let from = match SocketAddr::try_from(from?).ok()? {
+                    SocketAddr::V4(address) => Some(Peer::Udp(address)),
+                    SocketAddr::V6(_) => None,
+                };
+                Some(Received {
+                    len,
+                    from,
+                    user: None,
+                })
+            }
+        }
     }
-    match SocketAddr::try_from(address).ok()? {
-        SocketAddr::V4(address) => Some(Peer::Udp(address)),
-        SocketAddr::V6(_) => None,
+
+    /// The next datagram of a data socket; `None` if there is none now.
+    pub(super) fn receive(
+        &self,
+        fd: &OwnedFd,
+        buffer: &mut [u8],
+    ) -> Result<Option<Received>, Errno> {
+        let received = match self {
+            Self::Unix(_) => credentials::receive(fd, buffer)
+                .map(|(len, sender)| (len, sender.credentials.map(|of| of.uid))),
+            Self::Udp(_) => recv(fd, &mut *buffer, RecvFlags::empty()).map(|(len, _)| (len, None)),
+        };
+        match received {
+            Ok((len, user)) => Ok(Some(Received {
+                len,
+                from: None,
+                user,
+            })),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -149,15 +201,6 @@ pub(super) fn reply(fd: &OwnedFd, to: &Peer, control: &Control) -> io::Result<()
         Peer::Udp(address) => sendto(fd, control.as_bytes(), flags, address)?,
     };
     Ok(())
-}
-
-/// The length of the next datagram of a connected socket; `None` if there is none now.
-pub(super) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
-    match recv(fd, &mut *buffer, RecvFlags::empty()) {
-        Ok((len, _)) => Ok(Some(len)),
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 pub(super) fn send(fd: &OwnedFd, datagram: &[u8]) -> Sent {

@@ -21,7 +21,7 @@ fn runner(address: &IbsimAddress) -> Runner<Service> {
         ..Options::default()
     };
     let mut service = Service::new(Lab::build(&options, 1).unwrap());
-    service.add_way_in(IbsimWay::bind(address.clone()).unwrap());
+    service.add_way_in(IbsimWay::bind(address.clone(), Users::default()).unwrap());
     Runner::new(service).unwrap()
 }
 
@@ -191,11 +191,11 @@ fn more_than_ten_clients_attach_to_one_port() {
 #[test]
 fn the_second_server_of_a_name_is_told_that_it_is_taken() {
     let address = IbsimAddress::Unix(base("taken"));
-    let first = IbsimWay::bind(address.clone()).unwrap();
-    let error = IbsimWay::bind(address.clone()).unwrap_err();
+    let first = IbsimWay::bind(address.clone(), Users::default()).unwrap();
+    let error = IbsimWay::bind(address.clone(), Users::default()).unwrap_err();
     assert!(matches!(&error, IbsimError::Taken(taken) if *taken == address));
     drop(first);
-    IbsimWay::bind(address).unwrap();
+    IbsimWay::bind(address, Users::default()).unwrap();
 }
 
 #[test]
@@ -224,17 +224,22 @@ fn a_client_that_dies_is_noticed_and_its_is_sm_cleared() {
 #[test]
 fn a_datagram_without_a_sender_counts_like_any_other() {
     let base = base("unnamed");
-    let server = IbsimAddress::Unix(base.clone()).bind_control().unwrap();
+    let server_address = IbsimAddress::Unix(base.clone());
+    let server = server_address.bind_control().unwrap();
     let unnamed = UnixDatagram::unbound().unwrap();
     let address = abstract_name(&base, SocketName::ServerControl);
     for _ in 0..2 {
         unnamed.send_to_addr(&[0; 3], &address).unwrap();
     }
-    let received = || sockets::receive_from(&server, &mut [0; 8]);
+    let received = || {
+        let received = server_address.receive_from(&server, &mut [0; 8])?;
+        assert_eq!(received.user, Some(rustix::process::getuid()));
+        Some((received.len, received.from.is_none()))
+    };
     // Each is told by itself, so that no number of them is more than the caller's turn.
-    assert!(matches!(received(), Some((3, None))));
-    assert!(matches!(received(), Some((3, None))));
-    assert!(received().is_none());
+    assert_eq!(received(), Some((3, true)));
+    assert_eq!(received(), Some((3, true)));
+    assert_eq!(received(), None);
 }
 
 #[test]

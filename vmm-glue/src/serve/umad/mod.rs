@@ -14,7 +14,9 @@ use ib_vtime::Instant;
 use umad_link::{Answer, Errno, HelloReply, ServerLimits, UmadServer, Verdict};
 
 use super::acceptor::Acceptor;
-use super::{Claim, ClaimError, Turn, WayIn, claim_packet_socket};
+use super::access::Access;
+use super::claim::Claim;
+use super::{ClaimError, Listener, Turn, WayIn};
 use crate::log_limit::LogLimit;
 use crate::watch::{EventSet, Ready};
 use adapters::{KnownNodes, LabAdapters};
@@ -35,30 +37,37 @@ pub struct UmadSocket {
     trees: Trees,
     /// What programs cause to be logged.
     log: LogLimit,
-    _claim: Claim,
+    _claim: Option<Claim>,
 }
 
 impl UmadSocket {
-    /// Listens on a socket that only its owner can connect to, with a folder `PATH.sys` beside it.
+    /// Serves whoever connects to a socket of packets, with a folder `PATH.sys` beside it for the same user.
     ///
     /// # Errors
     /// [`ClaimError`].
-    pub fn claim(path: &Path) -> Result<Self, ClaimError> {
-        let (listener, claim) = claim_packet_socket(path)?;
-        let mut root = path.as_os_str().to_owned();
+    pub fn new(listener: Listener) -> Result<Self, ClaimError> {
+        Self::with_access(listener, Access::default())
+    }
+
+    /// The same with a folder for all who may connect.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub(super) fn with_access(listener: Listener, access: Access) -> Result<Self, ClaimError> {
+        let mut root = listener.path.as_os_str().to_owned();
         root.push(".sys");
-        let trees = Trees::new(root.into()).map_err(|source| ClaimError::Refused {
-            path: path.to_owned(),
+        let trees = Trees::new(root.into(), access).map_err(|source| ClaimError::Refused {
+            path: listener.path,
             source,
         })?;
         Ok(Self {
-            acceptor: Acceptor::new(listener),
+            acceptor: Acceptor::new(listener.socket),
             clients: BTreeMap::new(),
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
             trees,
             log: LogLimit::default(),
-            _claim: claim,
+            _claim: listener.claim,
         })
     }
 

@@ -3,12 +3,14 @@
 //! they open them, and the answer is as of then.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use umad_link::{AdapterId, TreeRequest};
+
+use crate::serve::access::Access;
 
 /// Trees at one time. A tree has some hundred files.
 const MAX_TREES: usize = 1024;
@@ -21,10 +23,11 @@ pub(super) struct Trees {
 }
 
 impl Trees {
-    /// An empty folder, private to its owner, in place of one that a dead server left.
-    pub(super) fn new(root: PathBuf) -> io::Result<Self> {
+    /// An empty folder for those who may connect, in place of one that a dead server left.
+    pub(super) fn new(root: PathBuf, access: Access) -> io::Result<Self> {
         remove(&root)?;
         DirBuilder::new().mode(0o700).create(&root)?;
+        access.apply_to_folder(&root)?;
         let root = root.canonicalize()?;
         Ok(Self {
             root,
@@ -54,15 +57,25 @@ impl Drop for Trees {
     }
 }
 
+/// Makes a tree that everybody can read who comes past the root, whatever the process's umask.
 fn make(tree: &Path, entries: &[String]) -> io::Result<()> {
+    make_folder(tree)?;
     for entry in entries {
         let path = tree.join(entry);
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
+        let folders: Vec<&Path> = path.ancestors().skip(1).collect();
+        let missing = folders.iter().take_while(|folder| !folder.exists());
+        for folder in missing.collect::<Vec<_>>().into_iter().rev() {
+            make_folder(folder)?;
         }
-        File::create(path)?;
+        let file = File::create(path)?;
+        file.set_permissions(Permissions::from_mode(0o644))?;
     }
     Ok(())
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().create(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o755))
 }
 
 fn remove(root: &Path) -> io::Result<()> {
@@ -90,13 +103,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("sys");
         std::fs::create_dir_all(root.join("left/over")).unwrap();
-        let mut trees = Trees::new(root.clone()).unwrap();
+        let mut trees = Trees::new(root.clone(), Access::default()).unwrap();
         assert_eq!(std::fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
         assert!(!root.join("left").exists());
         let one = trees.place(&request(&[1])).unwrap().to_owned();
         let two = trees.place(&request(&[1, 0])).unwrap().to_owned();
         assert_ne!(one, two);
         assert!(one.join("sys/a/b").is_file() && two.join("dev/c").is_file());
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!((mode(&one), mode(&one.join("sys/a"))), (0o755, 0o755));
+        assert_eq!(mode(&one.join("sys/a/b")), 0o644);
         assert_eq!(trees.place(&request(&[1])).unwrap(), one);
         drop(trees);
         assert!(!root.exists());

@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
-use rustix::net::UCred;
-use rustix::net::sockopt::socket_peercred;
 
 use super::seat::Vmm;
 use crate::Slice;
+use crate::credentials::{Credentials, of_peer};
 use crate::vfio_user::codec::Message;
 use crate::vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
 use crate::watch::EventSet;
@@ -26,7 +25,7 @@ const GREETING: Duration = Duration::from_secs(5);
 pub(super) struct Client {
     pub(super) connection: Arc<Mutex<Connection>>,
     pub(super) session: Session,
-    peer: Option<UCred>,
+    peer: Option<Credentials>,
     since: Instant,
     /// What the socket is watched for.
     pub(super) watched: EventSet,
@@ -34,8 +33,8 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(now: Instant, connection: Connection, session: Session) -> Self {
-        let peer = socket_peercred(&connection).ok();
-        session.memory().set_owner(peer.map(|peer| peer.pid));
+        let peer = of_peer(&connection).ok();
+        session.memory().set_owner(peer.and_then(|peer| peer.pid));
         Self {
             peer,
             connection: Arc::new(Mutex::new(connection)),
@@ -60,7 +59,7 @@ impl Client {
     /// What there is to tell of it.
     pub(super) fn view(&self) -> Vmm {
         Vmm {
-            pid: self.peer.map(|peer| peer.pid),
+            pid: self.peer.and_then(|peer| peer.pid),
             uid: self.peer.map(|peer| peer.uid),
             since: self.since,
             statistics: self.session.statistics(),

@@ -8,9 +8,10 @@ mod shown;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, Permissions};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +19,9 @@ use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::acceptor::Acceptor;
-use super::{Claim, ClaimError, Lab, Turn, WayIn, claim_socket};
+use super::access::SocketName;
+use super::claim::Claim;
+use super::{ClaimError, Lab, Listeners, Turn, WayIn};
 use crate::log_limit::LogLimit;
 use crate::vfio_user::{Connection, Patience, Session, Signals};
 use crate::watch::{EventSet, Ready};
@@ -48,7 +51,7 @@ struct Door {
     /// Who comes next, once the VF is reset: nothing that the one before left may reach its memory.
     next: Option<OwnedFd>,
     log: LogLimit,
-    _claim: Claim,
+    _claim: Option<Claim>,
 }
 
 /// Whose a descriptor is.
@@ -63,6 +66,8 @@ enum Owner {
 #[derive(Debug)]
 pub struct VfioUserSockets {
     folder: PathBuf,
+    /// Where the sockets of VFs come from.
+    listeners: Listeners,
     doors: BTreeMap<HostFunction, Door>,
     owners: BTreeMap<RawFd, Owner>,
     refused: BTreeMap<RawFd, Refused>,
@@ -86,18 +91,17 @@ pub struct VfioUserSockets {
 }
 
 impl VfioUserSockets {
-    /// Opens a socket in a folder for each VF of a lab that is offered to VMMs. The folder is made if there is
-    /// none. VFs that come later have theirs then.
+    /// Opens a socket for each VF of a lab that is offered to VMMs: the one that was passed for it, or else one in a
+    /// folder, which is made if there is none. VFs that come later have theirs then.
     ///
     /// # Errors
     /// [`ClaimError`].
-    pub fn claim(folder: &Path, lab: &mut Lab) -> Result<Self, ClaimError> {
+    pub fn claim(folder: &Path, lab: &mut Lab, listeners: Listeners) -> Result<Self, ClaimError> {
         let refused = |source| ClaimError::Folder {
             path: folder.to_owned(),
             source,
         };
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(refused)?;
+        make_folder(folder, listeners.folder_mode()).map_err(refused)?;
         let signals = Signals::default();
         if let Err(error) = signals.signaller() {
             log::error!("vfio-user: VMMs are turned away until they can be interrupted: {error}");
@@ -105,6 +109,7 @@ impl VfioUserSockets {
         let mut sockets = Self {
             // Whoever is told of a socket may be in another directory.
             folder: std::path::absolute(folder).map_err(refused)?,
+            listeners,
             doors: BTreeMap::new(),
             owners: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -126,16 +131,17 @@ impl VfioUserSockets {
 
     fn open(&mut self, seat: &mut Seat) -> Result<(), ClaimError> {
         let path = self.folder.join(seat.file_name());
-        let (listener, claim) = claim_socket(&path)?;
-        seat.socket = Some(path);
+        let name = SocketName::Vf(seat.host_name.clone(), seat.vf);
+        let listener = self.listeners.stream(&name, &path)?;
+        seat.socket = Some(listener.path);
         let door = Door {
             name: format!("{}/{}", seat.host_name, seat.vf.get()),
-            acceptor: Acceptor::new(listener),
+            acceptor: Acceptor::new(listener.socket),
             client: None,
             is_settling: false,
             next: None,
             log: LogLimit::default(),
-            _claim: claim,
+            _claim: listener.claim,
         };
         self.doors.insert(seat.at, door);
         Ok(())
@@ -406,6 +412,15 @@ impl VfioUserSockets {
             seat.vmm = client.map(Client::view);
         }
     }
+}
+
+/// Makes a folder unless it is there, with a mode that no umask narrows.
+fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 /// Until when the VMM of a VF has to agree on a version, unless it has.

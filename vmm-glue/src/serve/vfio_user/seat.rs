@@ -6,7 +6,7 @@ use ib_vtime::Instant;
 use rustix::process::{Pid, Uid};
 use vf_tunnel::VfId;
 
-use crate::serve::{Lab, NamedVf, OfferedVf};
+use crate::serve::{Lab, NamedVf, OfferedVf, SocketName};
 use crate::vfio_user::{GuestMemory, SessionStatistics};
 use crate::world::HostFunction;
 
@@ -70,6 +70,17 @@ impl Seat {
             vf: self.vf.get(),
             socket: self.socket.clone()?,
         })
+    }
+
+    /// Returns `true` if a name of sockets means its socket, too.
+    #[must_use]
+    pub fn is_called(&self, name: &SocketName) -> bool {
+        match name {
+            SocketName::AllVfs => true,
+            SocketName::VfsOf(host) => *host == self.host_name,
+            SocketName::Vf(host, vf) => *host == self.host_name && *vf == self.vf,
+            SocketName::Control | SocketName::Umad => false,
+        }
     }
 
     /// What its socket is called: like no other's, and as a file can be called whatever the host's name. Of that each

@@ -161,7 +161,7 @@ fn service(folder: &Path) -> Service {
     lab.world_mut().add_idle_vf(host.id, VF, spec).unwrap();
     lab.offer(&host.name, host.id, VF, memory, Box::<Board>::default())
         .unwrap();
-    let sockets = VfioUserSockets::claim(folder, &mut lab).unwrap();
+    let sockets = VfioUserSockets::claim(folder, &mut lab, Listeners::default()).unwrap();
     let mut service = Service::new(lab);
     service.add_way_in(sockets);
     service
@@ -548,7 +548,8 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
         ..Options::default()
     };
     let mut lab = Lab::build(&options, 1).unwrap();
-    let mut sockets = VfioUserSockets::claim(folder.path(), &mut lab).unwrap();
+    let mut sockets =
+        VfioUserSockets::claim(folder.path(), &mut lab, Listeners::default()).unwrap();
     let host = lab.pf_hosts().next().unwrap().clone();
     let vf = VfId::new(1).unwrap();
     let memory = crate::vfio_user::GuestMemory::new();
