@@ -64,10 +64,12 @@ fn c033_no_class_filter_applies_to_the_pfs_own_software() {
 }
 
 fn inform(trap: u16) -> Mad {
-    let mut info = InformInfo::default();
-    info.is_generic = 1;
-    info.subscribe = 1;
-    info.trap_number = TrapNumber::new(trap);
+    let info = InformInfo {
+        is_generic: 1,
+        subscribe: 1,
+        trap_number: TrapNumber::new(trap),
+        ..InformInfo::default()
+    };
     Mad::from_layout(&SaMad::new(Method::SET, ComponentMask::NONE, &info))
 }
 
