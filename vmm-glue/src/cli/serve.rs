@@ -82,6 +82,9 @@ pub(crate) struct ServeArgs {
     /// socket, under its name with the ending `umad`.
     #[arg(long, value_name = "PATH")]
     umad: Option<PathBuf>,
+    /// Do without the sandbox (seccomp and Landlock), for debugging.
+    #[arg(long)]
+    no_sandbox: bool,
     /// Print JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -106,6 +109,7 @@ impl ServeArgs {
         let umad = || umad_socket_of(&control);
         options.umad = Some(options.umad.take().unwrap_or_else(umad));
         options.control = Some(control);
+        options.sandbox = !self.no_sandbox;
         Ok(options)
     }
 

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
 use rustix::net::{SocketAddrUnix, SocketType, getsockname};
 
@@ -77,9 +77,8 @@ impl Listener {
             return Err(wrong("does not listen: say Accept=no"));
         }
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
-        let is_set = fcntl_setfd(&socket, FdFlags::CLOEXEC)
-            .and_then(|()| fcntl_getfl(&socket))
-            .and_then(|flags| fcntl_setfl(&socket, flags | OFlags::NONBLOCK));
+        let is_set =
+            fcntl_getfl(&socket).and_then(|flags| fcntl_setfl(&socket, flags | OFlags::NONBLOCK));
         is_set.map_err(|error| ClaimError::Refused {
             path: path.clone(),
             source: error.into(),
@@ -227,8 +226,8 @@ fn take(fd: RawFd) -> Option<OwnedFd> {
     // SAFETY: Whoever started this process passed the descriptor to it by LISTEN_FDS, so nothing else in it owns it.
     // One that is not open is let go without being closed.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    match fcntl_getfd(&socket) {
-        Ok(_) => Some(socket),
+    match fcntl_setfd(&socket, FdFlags::CLOEXEC) {
+        Ok(()) => Some(socket),
         Err(_) => {
             core::mem::forget(socket);
             None

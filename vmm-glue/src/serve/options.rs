@@ -129,6 +129,8 @@ pub struct Options {
     pub umad: Option<PathBuf>,
     /// Who may connect to which socket; by default the user of the service alone.
     pub access: BTreeMap<SocketName, AccessSpec>,
+    /// Whether the service confines itself once it is set up.
+    pub sandbox: bool,
     /// The users, by name or number, whose programs may attach by the ibsim protocol's Unix sockets, besides root and
     /// the user of the service.
     pub ibsim_users: Vec<String>,

@@ -165,6 +165,7 @@ impl GivenOptions {
             ibsim: names.chain(ports).collect(),
             ibsim_users: self.ibsim_users,
             access: self.access,
+            sandbox: true,
         }
     }
 }

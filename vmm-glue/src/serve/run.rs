@@ -10,10 +10,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::control::ControlSocket;
+use super::sandbox::{self, Needs, SandboxError};
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
     Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, notify,
 };
+use crate::vfio_user::memory::maps_reader;
 use crate::{LoopError, Runner};
 
 /// Why a service could not start, or go on.
@@ -28,6 +30,9 @@ pub enum ServeError {
     /// A socket.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// What is to confine it.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// The sockets of the ibsim protocol.
     #[error(transparent)]
     Ibsim(#[from] IbsimError),
@@ -137,6 +142,9 @@ pub fn run(
     };
     let mut listeners = Listeners::new(&options.access)?;
     let ibsim_users = Users::with(&options.ibsim_users)?;
+    if options.sandbox && options.vfio_user.is_some() {
+        maps_reader::start().map_err(SandboxError::Reader)?;
+    }
     // From here on a signal ends the service in order.
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
@@ -146,9 +154,10 @@ pub fn run(
     if options.attach.is_empty() {
         listeners.check_vfs(|name| service.lab().seats().any(|seat| seat.is_called(name)))?;
     }
-    let mut control = None;
+    let (mut control, mut needs) = (None, Needs::of(options));
     if let Some(path) = &options.control {
         let listener = listeners.stream(&SocketName::Control, path)?;
+        needs.folders.add_socket(&listener.path);
         control = Some(listener.path.clone());
         service.add_way_in(ControlSocket::new(listener));
     }
@@ -158,11 +167,15 @@ pub fn run(
     if let Some(path) = &options.umad {
         let listener = listeners.packets(&SocketName::Umad, path)?;
         let access = listeners.access(&SocketName::Umad);
-        service.add_way_in(UmadSocket::with_access(listener, access)?);
+        needs.folders.add_socket(&listener.path);
+        let umad = UmadSocket::with_access(listener, access)?;
+        needs.folders.add_folder_of_trees(umad.folder());
+        service.add_way_in(umad);
     }
     if let Some(folder) = &options.vfio_user {
         raise_descriptor_limit();
         let sockets = VfioUserSockets::claim(folder, service.lab_mut(), listeners)?;
+        needs.folders.add_folder_of_sockets(folder);
         service.add_way_in(sockets);
     }
     let now = service.lab().world().now();
@@ -172,6 +185,9 @@ pub fn run(
     let ready = ready(options, control, service.lab());
     // With the last descriptors that it needs whatever comes.
     let mut runner = Runner::new(service)?;
+    if options.sandbox {
+        sandbox::enter(&needs)?;
+    }
     tell(announce, &ready, "READY=1")?;
     let released = drive(&mut runner, announce)?;
     let stopped = Announcement::Stopped { released };

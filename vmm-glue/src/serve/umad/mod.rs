@@ -71,6 +71,11 @@ impl UmadSocket {
         })
     }
 
+    /// The folder that is made and removed with it.
+    pub(super) fn folder(&self) -> &Path {
+        self.trees.root()
+    }
+
     fn accept(&mut self, turn: &mut Turn<'_>) {
         for _ in 0..BUDGET {
             let Some(socket) = self.acceptor.accept(turn, &"umad") else {

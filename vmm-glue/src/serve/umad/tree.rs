@@ -35,6 +35,11 @@ impl Trees {
         })
     }
 
+    /// Where all of them are.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Where a tree is; it is made if it was not.
     pub(super) fn place(&mut self, request: &TreeRequest) -> io::Result<&Path> {
         if !self.made.contains_key(&request.adapters) {

@@ -13,7 +13,7 @@ use rustix::param::page_size;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
-use super::pages;
+use super::{dump, pages};
 
 /// Which file it is, as long as somebody has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +83,7 @@ impl MappedFile {
         let file = FileOffset::new(File::from(file), 0);
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let mapping = MmapRegion::build(Some(file), len, rights, flags).map_err(errno)?;
+        dump::leave_out(&mapping)?;
         Ok(Arc::new(Self {
             id,
             mapping,

@@ -13,7 +13,9 @@
 //! **What a hostile VMM can do** is lose its own guest's data: accesses to pages that are not there fail. Files on which a
 //! page fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number.
 
+mod dump;
 mod file;
+pub mod maps_reader;
 mod pages;
 mod sharing;
 

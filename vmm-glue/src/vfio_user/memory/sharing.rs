@@ -12,6 +12,7 @@ use rustix::fs::{major, minor};
 use rustix::process::Pid;
 
 use super::file::FileId;
+use super::maps_reader;
 
 /// Looks whether a process has a file mapped privately and nowhere shared, on a thread of its own: the process can
 /// have this wait for as long as it wants. What is seen, is seen later; nothing is if another look has not ended yet.
@@ -22,7 +23,9 @@ pub(super) fn look(pid: Pid, file: FileId, is_busy: &Arc<AtomicBool>) -> Arc<Ato
     }
     let (found, busy) = (is_private.clone(), is_busy.clone());
     let look = move || {
-        if is_mapped_privately(pid, file) {
+        // Whoever may look: in the sandbox this process may not.
+        let is_private = maps_reader::ask(pid, file);
+        if is_private.unwrap_or_else(|| is_mapped_privately(pid, file)) {
             log::warn!(
                 "vfio-user: process {pid} does not share its guest's memory: it lacks share=on",
                 pid = pid.as_raw_nonzero()
@@ -40,7 +43,7 @@ pub(super) fn look(pid: Pid, file: FileId, is_busy: &Arc<AtomicBool>) -> Arc<Ato
     is_private
 }
 
-fn is_mapped_privately(pid: Pid, file: FileId) -> bool {
+pub(super) fn is_mapped_privately(pid: Pid, file: FileId) -> bool {
     let Ok(maps) = File::open(format!("/proc/{}/maps", pid.as_raw_nonzero())) else {
         return false;
     };

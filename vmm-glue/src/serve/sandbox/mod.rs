@@ -1,0 +1,73 @@
+//! What confines the service once it is set up: it then needs sockets and a few folders, and nothing else of the host.
+//!
+//! Landlock (where the kernel has it) leaves of the file system only the folders of the service's own sockets; a seccomp
+//! filter leaves the system calls that an event loop needs. No program can be started, nothing mapped executable, no
+//! other process looked into. A system call that is not on the list ends the service with a line that names it: it is
+//! either an attacker's, who gets no second try, or missing on the list.
+
+mod files;
+mod filter;
+
+use std::io;
+
+use thiserror::Error;
+
+use super::{IbsimAddress, Options};
+use files::Folders;
+
+/// Why the service cannot be confined.
+#[derive(Debug, Error)]
+pub enum SandboxError {
+    /// By Landlock.
+    #[error("cannot confine the service to its files; --no-sandbox goes without")]
+    Files(#[from] landlock::RulesetError),
+    /// By seccomp.
+    #[error("cannot confine the service to its system calls; --no-sandbox goes without")]
+    Calls(#[from] seccompiler::Error),
+    /// The handler of violations.
+    #[error("cannot take the signal of forbidden system calls")]
+    Signal(#[source] io::Error),
+    /// The process that reads what VMMs map.
+    #[error("cannot start the process that reads what VMMs map")]
+    Reader(#[source] io::Error),
+}
+
+/// What the service goes on needing.
+#[derive(Debug, Default)]
+pub(super) struct Needs {
+    /// Folders in which it makes and removes files.
+    pub(super) folders: Folders,
+    /// Whether it talks by abstract sockets to processes outside.
+    pub(super) abstract_sockets: bool,
+    /// Whether it talks by UDP.
+    pub(super) udp: bool,
+}
+
+impl Needs {
+    /// What the options tell of it; folders come with the sockets in them.
+    pub(super) fn of(options: &Options) -> Self {
+        let simulators = options.attach.iter().map(|attach| &attach.simulator);
+        let mut addresses = options.ibsim.iter().chain(simulators);
+        let is_udp = |address: &IbsimAddress| matches!(address, IbsimAddress::Udp(_));
+        let udp = addresses.clone().any(is_udp);
+        let manager = std::env::var_os("NOTIFY_SOCKET").unwrap_or_default();
+        Self {
+            folders: Folders::default(),
+            abstract_sockets: addresses.any(|address| !is_udp(address))
+                || manager.as_encoded_bytes().starts_with(b"@"),
+            udp,
+        }
+    }
+}
+
+/// Confines all threads of this process, for good.
+///
+/// # Errors
+/// [`SandboxError`].
+pub(super) fn enter(needs: &Needs) -> Result<(), SandboxError> {
+    files::confine(needs)?;
+    filter::confine(needs.udp)
+}
+
+#[cfg(test)]
+mod tests;
