@@ -56,7 +56,7 @@ fn adapter(memory: &GuestMemory) -> Device {
 /// disjoint, or with a reason.
 pub(super) fn vfio_user(data: &[u8]) {
     let mut input = Input::new(data);
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     let mut device = adapter(&memory);
     let mut function = Mlx4Function::new(&Mlx4Config { vectors: 4 });
     // Memory space and bus master, so that registers answer.

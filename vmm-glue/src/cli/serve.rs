@@ -48,6 +48,10 @@ pub(crate) struct ServeArgs {
     /// DIR/HOST-vfN.sock. `vhca qemu-args` tells what QEMU is to be given.
     #[arg(long, value_name = "DIR", conflicts_with = "guests")]
     vfio_user: Option<PathBuf>,
+    /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much
+    /// as the guest has is enough. [default: all that its VMM shares]
+    #[arg(long, value_name = "MIB")]
+    guest_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
     /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
     #[arg(long, value_name = "WHERE")]
@@ -124,7 +128,10 @@ impl ServeArgs {
             rights: self.rights.clone(),
             guests: self.guests.then_some(true),
             vfio_user: self.vfio_user.clone(),
-            quotas: Quotas::default(),
+            quotas: Quotas {
+                guest_memory: self.guest_memory,
+                ..Quotas::default()
+            },
             policy: PolicyOptions::default(),
             attach: self.attach.clone(),
             local_guids: self.local_guids.then_some(true),

@@ -241,7 +241,8 @@ impl Lab {
                 ports: vec![port; usize::from(config.ports)],
                 ..vf_spec(vf_node_guid(config.node_guid, vf))
             };
-            let offered = options.vfio_user.as_ref().map(|_| GuestMemory::new());
+            let most = options.quotas.guest_bytes();
+            let offered = options.vfio_user.as_ref().map(|_| GuestMemory::new(most));
             if let Some(memory) = &offered {
                 spec.memory = Box::new(memory.clone());
             }

@@ -62,9 +62,32 @@ pub struct Quotas {
     pub joins: Option<u16>,
     /// Subscriptions to notices.
     pub subscriptions: Option<u16>,
+    /// MiB of its guest's memory that the device may touch; all by default.
+    pub guest_memory: Option<u64>,
 }
 
 impl Quotas {
+    /// These, and where they say nothing, the others.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            tids: self.tids.or(others.tids),
+            sa_requests: self.sa_requests.or(others.sa_requests),
+            cm_ids: self.cm_ids.or(others.cm_ids),
+            cm_pending: self.cm_pending.or(others.cm_pending),
+            groups: self.groups.or(others.groups),
+            joins: self.joins.or(others.joins),
+            subscriptions: self.subscriptions.or(others.subscriptions),
+            guest_memory: self.guest_memory.or(others.guest_memory),
+        }
+    }
+
+    /// Bytes of its guest's memory that a VF may touch, if that is limited.
+    #[must_use]
+    pub fn guest_bytes(&self) -> Option<u64> {
+        self.guest_memory.map(|mib| mib.saturating_mul(1 << 20))
+    }
+
     /// The limits of a port whose VFs may have so much.
     #[must_use]
     pub fn limits(&self) -> Limits {

@@ -102,8 +102,8 @@ impl GivenOptions {
         })
     }
 
-    /// These, and where they say nothing, the others. Quotas and policy are the others' if these have none, and access
-    /// to sockets is the others' for those that these do not name.
+    /// These, and where they say nothing, the others. Policy is the others' if these have none, and access to sockets
+    /// is the others' for those that these do not name.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         let mut access = others.access;
@@ -118,11 +118,7 @@ impl GivenOptions {
             rights: first(self.rights, others.rights),
             guests: self.guests.or(others.guests),
             vfio_user: self.vfio_user.or(others.vfio_user),
-            quotas: if self.quotas == Quotas::default() {
-                others.quotas
-            } else {
-                self.quotas
-            },
+            quotas: self.quotas.or(others.quotas),
             policy: if self.policy == PolicyOptions::default() {
                 others.policy
             } else {
@@ -202,6 +198,7 @@ mod tests {
             "control",
             "cm_pending",
             "ibsim_users",
+            "guest_memory",
         ];
         let control = &given.access[&SocketName::Control];
         assert_eq!(control.group.as_deref(), Some("vhca"));
@@ -249,11 +246,16 @@ mod tests {
     fn flags_come_before_the_file_and_the_file_before_the_defaults() {
         let flags = GivenOptions {
             vfs: Some(1),
+            quotas: Quotas {
+                guest_memory: Some(512),
+                ..Quotas::default()
+            },
             ..GivenOptions::default()
         };
-        let options = flags
-            .or(read("vfs = 2\nseed = 7\n").unwrap())
-            .with_defaults();
+        let file = "vfs = 2\nseed = 7\n[quotas]\nguest_memory = 64\njoins = 3\n";
+        let options = flags.or(read(file).unwrap()).with_defaults();
+        assert_eq!(options.quotas.guest_bytes(), Some(512 << 20));
+        assert_eq!(options.quotas.joins, Some(3));
         assert_eq!((options.vfs, options.seed), (1, Some(7)));
         assert_eq!(options.topology, TopologySpec::TwoSwitch);
         assert_eq!(GivenOptions::default().with_defaults().vfs, VFS);

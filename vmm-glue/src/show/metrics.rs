@@ -31,6 +31,7 @@
 //! | `vhca_vmm_attached` | gauge | `vf`: 1 if a VMM has it |
 //! | `vhca_vmm_vectors` | gauge | `vf` |
 //! | `vhca_vmm_shared_bytes` | gauge | `vf` |
+//! | `vhca_vmm_touched_bytes` | gauge | `vf` |
 //! | `vhca_vmm_unshared_bytes` | gauge | `vf` |
 //! | `vhca_vmm_resets_total` | counter | `vf` |
 //! | `vhca_vmm_total` | counter | `vf` |

@@ -25,6 +25,8 @@ pub struct VmmRow {
     pub vectors: usize,
     /// Bytes of the guest's memory that are shared.
     pub shared: u64,
+    /// Bytes of it that the device has touched.
+    pub touched: u64,
     /// Bytes of the guest's memory that are not shared.
     pub unshared: u64,
     /// Resets of the VF by the guest's driver or its VMM.
@@ -49,6 +51,7 @@ impl Row for VmmRow {
         "since_ms",
         "vectors",
         "shared_bytes",
+        "touched_bytes",
         "unshared_bytes",
         "resets",
         "commands",
@@ -68,6 +71,7 @@ impl Row for VmmRow {
             Cell::option(self.since, Cell::Time),
             Cell::count(self.vectors),
             Cell::Number(self.shared),
+            Cell::Number(self.touched),
             Cell::Number(self.unshared),
             Cell::Number(self.resets),
             Cell::Number(self.commands.0),
@@ -100,6 +104,12 @@ const METRICS: &[Metric] = &[
         "gauge",
         "Memory of the guest that its VMM shares.",
         |row| row.shared,
+    ),
+    (
+        "vhca_vmm_touched_bytes",
+        "gauge",
+        "Memory of the guest that the device has touched, for which the service may be charged.",
+        |row| row.touched,
     ),
     (
         "vhca_vmm_unshared_bytes",

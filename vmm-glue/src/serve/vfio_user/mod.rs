@@ -408,6 +408,11 @@ impl VfioUserSockets {
                 continue;
             };
             seat.memory.release_unused();
+            let before = core::mem::replace(&mut seat.refused_accesses, seat.memory.refused());
+            if seat.refused_accesses > before {
+                let text = "may touch no more of its guest's memory: raise guest_memory";
+                log(&mut self.doors, turn.now, at, &text);
+            }
             let client = self.doors.get(&at).and_then(|door| door.client.as_ref());
             seat.vmm = client.map(Client::view);
         }

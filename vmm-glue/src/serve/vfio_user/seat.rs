@@ -29,6 +29,8 @@ pub struct Seat {
     pub vmms: u64,
     /// VMMs that were turned away.
     pub refused: u64,
+    /// Accesses to its memory that failed because it may touch no more, as far as they are logged.
+    pub(super) refused_accesses: u64,
 }
 
 /// A VMM that has a VF.
@@ -59,6 +61,7 @@ impl Seat {
             vmm: None,
             vmms: 0,
             refused: 0,
+            refused_accesses: 0,
         }
     }
 

@@ -31,6 +31,7 @@ impl Lab {
             since: vmm.map(|vmm| now - vmm.since),
             vectors: vmm.map_or(0, |vmm| vmm.vectors),
             shared: memory.shared,
+            touched: memory.touched,
             unshared: memory.remote,
             resets: self
                 .world()
@@ -61,7 +62,8 @@ impl Lab {
                 ));
             return Some(fault);
         };
-        let MemoryStatistics { shared, remote, .. } = seat.memory.statistics();
+        let memory = seat.memory.statistics();
+        let MemoryStatistics { shared, remote, .. } = memory;
         if remote > shared {
             let fault = Fault::new(
                 "memory_not_shared",
@@ -77,6 +79,17 @@ impl Lab {
                 .next("wait for the guest to boot; in it, modprobe mlx4_ib, and see dmesg");
             return Some(fault);
         }
-        None
+        memory_quota(&memory)
     }
+}
+
+/// The device has touched all memory that it may, and was to touch more.
+fn memory_quota(memory: &MemoryStatistics) -> Option<Fault> {
+    let most = memory.most.filter(|_| memory.refused > 0)?;
+    let summary = "the VF has all that it may have: memory of its guest";
+    let fault = Fault::new("quota_reached", summary)
+        .seen(format!("{} of {most} bytes are touched", memory.touched))
+        .seen(format!("{} accesses failed", memory.refused))
+        .next("have guest_memory (vhca serve --guest-memory) be what the guest has");
+    Some(fault)
 }

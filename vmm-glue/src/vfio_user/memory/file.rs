@@ -1,6 +1,7 @@
 //! A file of a VMM's memory, mapped.
 //!
-//! The VMM keeps the file, and can have any page of it gone at any time: see [`pages`].
+//! The VMM keeps the file, and can have any page of it gone at any time: see [`pages`] on what happens then, and
+//! [`touched`](super::touched) on who pays for pages.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -8,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::fs::{fstat, fstatfs};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread};
 use rustix::param::page_size;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
+use super::touched::{Allowance, Touched};
 use super::{dump, pages};
 
 /// Which file it is, as long as somebody has it open.
@@ -29,6 +31,7 @@ pub(super) struct MappedFile {
     mapping: MmapRegion,
     /// Bytes that come and go together: of a page, which may be huge.
     block: usize,
+    touched: Touched,
     writable: bool,
     /// Whether a part could not be mapped again that was gone.
     is_broken: AtomicBool,
@@ -68,6 +71,7 @@ impl MappedFile {
         file: OwnedFd,
         writable: bool,
         is_private: Arc<AtomicBool>,
+        allowance: Arc<Allowance>,
     ) -> Result<Arc<Self>, Errno> {
         pages::survive_missing()?;
         let id = id(&file)?;
@@ -88,6 +92,7 @@ impl MappedFile {
             id,
             mapping,
             block,
+            touched: Touched::new(len, block, allowance),
             writable,
             is_broken: AtomicBool::new(false),
             is_private,
@@ -114,25 +119,55 @@ impl MappedFile {
 
     /// Copies bytes out. Whether all of them are there.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
-        let Some(slice) = self.slice(offset, buf.len()) else {
+        let Some((start, slice)) = self.slice(offset, buf.len()) else {
             return false;
         };
-        self.touch(&slice, || slice.copy_to(buf)).is_some()
+        if self.touched.has(start, buf.len()) {
+            return self.touch(start, &slice, || slice.copy_to(buf)).is_some();
+        }
+        let is_read = self.read_untouched(offset, buf);
+        if is_read {
+            self.touched.add_seen(start, buf);
+        }
+        is_read
+    }
+
+    /// Has the kernel copy bytes out, which makes no pages.
+    fn read_untouched(&self, mut offset: u64, mut buf: &mut [u8]) -> bool {
+        let Some(file) = self.mapping.file_offset() else {
+            return false;
+        };
+        while !buf.is_empty() {
+            match pread(file.file(), &mut *buf, offset) {
+                Ok(0) => return false,
+                Ok(read) => {
+                    offset += read as u64;
+                    buf = buf.get_mut(read..).unwrap_or_default();
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+        true
     }
 
     /// Copies bytes in, the last eight of them at once and after all others. Whether all have their place.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> bool {
-        let Some(slice) = self.slice(offset, bytes.len()) else {
+        let Some((start, slice)) = self.slice(offset, bytes.len()) else {
             return false;
         };
-        self.touch(&slice, || store(&slice, bytes)).is_some()
+        self.touched.add(start, bytes.len())
+            && self.touch(start, &slice, || store(&slice, bytes)).is_some()
     }
 
     /// Replaces eight bytes atomically, and gives what they were.
     pub(super) fn update(&self, offset: u64, update: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
-        let slice = self.slice(offset, 8)?;
+        let (start, slice) = self.slice(offset, 8)?;
         let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
-        self.touch(&slice, || {
+        if !self.touched.add(start, 8) {
+            return None;
+        }
+        self.touch(start, &slice, || {
             let mut old = word.load(Ordering::SeqCst);
             loop {
                 let new = update(old);
@@ -144,27 +179,32 @@ impl MappedFile {
         })
     }
 
-    fn slice(&self, offset: u64, len: usize) -> Option<VolatileSlice<'_>> {
-        let offset = usize::try_from(offset).ok()?;
-        let slice = self.mapping.get_slice(offset, len).ok()?;
-        (!self.is_broken.load(Ordering::Relaxed)).then_some(slice)
+    /// A part of the mapping, and where it begins.
+    fn slice(&self, offset: u64, len: usize) -> Option<(usize, VolatileSlice<'_>)> {
+        let start = usize::try_from(offset).ok()?;
+        let slice = self.mapping.get_slice(start, len).ok()?;
+        (!self.is_broken.load(Ordering::Relaxed)).then_some((start, slice))
     }
 
-    /// Loads or stores something within a slice, if all its pages are there.
-    fn touch<T>(&self, slice: &VolatileSlice<'_>, access: impl FnOnce() -> T) -> Option<T> {
+    /// Loads or stores something within a slice that begins somewhere, if all its pages are there.
+    fn touch<T>(
+        &self,
+        start: usize,
+        slice: &VolatileSlice<'_>,
+        access: impl FnOnce() -> T,
+    ) -> Option<T> {
         let done = pages::touch(slice, self.block, access);
         if done.is_none() {
-            self.restore(slice);
+            self.restore(start, slice.len());
         }
         done
     }
 
     /// Puts the file's bytes back where pages were gone, for the time when they are there again.
     #[cold]
-    fn restore(&self, slice: &VolatileSlice<'_>) {
-        let start = slice.ptr_guard().as_ptr().addr() - self.mapping.as_ptr().addr();
+    fn restore(&self, start: usize, len: usize) {
         let first = start & !(self.block - 1);
-        let end = (start + slice.len()).next_multiple_of(self.block);
+        let end = (start + len).next_multiple_of(self.block);
         let end = end.min(self.mapping.size().next_multiple_of(page_size()));
         if !pages::restore(&self.mapping, first..end) {
             self.is_broken.store(true, Ordering::Relaxed);

@@ -11,13 +11,15 @@
 //! completion sees all of the completion, and the data that were written before it.
 //!
 //! **What a hostile VMM can do** is lose its own guest's data: accesses to pages that are not there fail. Files on which a
-//! page fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number.
+//! page fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number, and how much
+//! of the memory is touched can be.
 
 mod dump;
 mod file;
 pub mod maps_reader;
 mod pages;
 mod sharing;
+mod touched;
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -31,6 +33,7 @@ use rustix::process::Pid;
 
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
+use touched::Allowance;
 
 /// Ranges that may be mapped at a time.
 pub const MAX_RANGES: usize = 8192;
@@ -57,6 +60,13 @@ pub struct MemoryStatistics {
     pub ranges: usize,
     /// Shared.
     pub shared: u64,
+    /// Of what was ever shared and is still mapped, bytes that the device has touched: the kernel may charge this
+    /// process for them.
+    pub touched: u64,
+    /// How much it may touch, if that is limited.
+    pub most: Option<u64>,
+    /// Accesses that failed because it may touch no more.
+    pub refused: u64,
     /// Not shared, and the device may write there, so it is not ROM: each access is a message to the VMM and back.
     pub remote: u64,
 }
@@ -84,7 +94,7 @@ impl Range {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Map {
     /// By their first address. They do not overlap.
     ranges: BTreeMap<u64, Range>,
@@ -95,17 +105,26 @@ struct Map {
     owner: Option<Pid>,
     /// Whether it is looked at how that process has a file.
     is_looking: Arc<AtomicBool>,
+    /// How much may be touched, by all VMMs that come.
+    allowance: Arc<Allowance>,
 }
 
 /// A handle to a guest's memory. See the [module](self).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GuestMemory(Arc<Mutex<Map>>);
 
+impl Default for GuestMemory {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
 impl GuestMemory {
-    /// Memory without any ranges.
+    /// Memory without any ranges, of which the device may touch so many bytes, or all.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(most: Option<u64>) -> Self {
+        let map = Map::new(Arc::default(), Allowance::new(most));
+        Self(Arc::new(Mutex::new(map)))
     }
 
     /// Adds a range. Without a file, or with one on which a page fault could wait for somebody, it is remote.
@@ -130,10 +149,8 @@ impl GuestMemory {
     /// Takes away all ranges, and the way to remote ones.
     pub fn clear(&self) {
         let mut map = self.lock();
-        *map = Map {
-            is_looking: map.is_looking.clone(),
-            ..Map::default()
-        };
+        map.allowance.forget_refused();
+        *map = Map::new(map.is_looking.clone(), map.allowance.clone());
     }
 
     /// Sets whose memory it is. Files that this process has for itself alone are known as not shared then, soon after
@@ -167,6 +184,9 @@ impl GuestMemory {
         let map = self.lock();
         let mut statistics = MemoryStatistics {
             ranges: map.ranges.len(),
+            touched: map.allowance.used(),
+            most: map.allowance.most(),
+            refused: map.allowance.refused(),
             ..MemoryStatistics::default()
         };
         for range in map.ranges.values() {
@@ -180,6 +200,11 @@ impl GuestMemory {
         statistics
     }
 
+    /// Accesses of the device that failed because it may touch no more.
+    pub(crate) fn refused(&self) -> u64 {
+        self.lock().allowance.refused()
+    }
+
     /// A panic elsewhere leaves the table as it is between two calls, so it goes on being used.
     fn lock(&self) -> MutexGuard<'_, Map> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -187,6 +212,17 @@ impl GuestMemory {
 }
 
 impl Map {
+    fn new(is_looking: Arc<AtomicBool>, allowance: Arc<Allowance>) -> Self {
+        Self {
+            ranges: BTreeMap::new(),
+            files: Vec::new(),
+            remote: None,
+            owner: None,
+            is_looking,
+            allowance,
+        }
+    }
+
     fn add(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         let (address, size, offset) = (map.address.get(), map.size.get(), map.offset.get());
         let flags = DmaMapFlags::from_bits(map.flags.get())
@@ -234,10 +270,11 @@ impl Map {
             None => Arc::default(),
         };
         let retry = file.try_clone().map_err(|_| Errno::MFILE)?;
-        let mapped = match MappedFile::map(file, true, is_private.clone()) {
-            Err(Errno::ACCESS | Errno::PERM) if !writable => {
-                MappedFile::map(retry, false, is_private)
-            }
+        let map = |file, writable| {
+            MappedFile::map(file, writable, is_private.clone(), self.allowance.clone())
+        };
+        let mapped = match map(file, true) {
+            Err(Errno::ACCESS | Errno::PERM) if !writable => map(retry, false),
             Err(Errno::PERM) => Err(Errno::ACCESS),
             other => other,
         }?;

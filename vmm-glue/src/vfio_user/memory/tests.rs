@@ -51,7 +51,7 @@ fn is_fault<T>(result: Result<T, DmaFault>) -> bool {
 #[test]
 fn what_is_written_is_in_the_file_at_the_ranges_offset() {
     for file in [sealable(4 * PAGE), unsealable(4 * PAGE)] {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::default();
         let map = range(0x10_0000, 2 * PAGE, PAGE);
         memory.map(&map, Some(duplicate(&file))).unwrap();
         let bytes: Vec<u8> = (0..100).collect();
@@ -66,7 +66,7 @@ fn what_is_written_is_in_the_file_at_the_ranges_offset() {
 #[test]
 fn an_access_goes_across_ranges_that_adjoin_and_no_further() {
     let file = sealable(4 * PAGE);
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     // The other way round in the file.
     let first = range(0, PAGE, PAGE);
     memory.map(&first, Some(duplicate(&file))).unwrap();
@@ -83,7 +83,7 @@ fn an_access_goes_across_ranges_that_adjoin_and_no_further() {
 
 #[test]
 fn a_range_at_the_end_of_all_addresses_is_reached_to_its_last_byte() {
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     let map = range(u64::MAX - PAGE + 1, PAGE, 0);
     memory.map(&map, Some(sealable(PAGE))).unwrap();
     memory.write(u64::MAX - 7, &[7; 8]).unwrap();
@@ -94,7 +94,7 @@ fn a_range_at_the_end_of_all_addresses_is_reached_to_its_last_byte() {
 
 #[test]
 fn rights_are_those_of_the_range() {
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     let read_only = DmaMap {
         flags: U32::new(DmaMapFlags::READ.bits()),
         ..range(0, PAGE, 0)
@@ -118,7 +118,7 @@ fn a_file_opened_for_reading_serves_ranges_that_are_only_read() {
     rustix::io::pwrite(&file, b"ROM", 0).unwrap();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let reader = || OwnedFd::from(std::fs::File::open(&path).unwrap());
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     let refused = memory.map(&range(0, PAGE, 0), Some(reader()));
     assert_eq!(refused, Err(Errno::ACCESS));
     let read_only = DmaMap {
@@ -133,7 +133,7 @@ fn a_file_opened_for_reading_serves_ranges_that_are_only_read() {
 
 #[test]
 fn ranges_that_make_no_sense_are_refused() {
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     let map = |range: DmaMap, len: u64| memory.map(&range, Some(sealable(len)));
     assert_eq!(map(range(0, 0, 0), PAGE), Err(Errno::INVAL), "empty");
     let wraps = range(u64::MAX - PAGE + 1, 2 * PAGE, 0);
@@ -164,7 +164,7 @@ fn ranges_that_make_no_sense_are_refused() {
 
 #[test]
 fn ranges_are_taken_away_whole() {
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     for page in [0, 1, 3] {
         let map = range(page * PAGE, PAGE, 0);
         memory.map(&map, Some(sealable(PAGE))).unwrap();
@@ -183,7 +183,7 @@ fn ranges_are_taken_away_whole() {
 #[test]
 fn what_a_file_lacks_of_its_mapping_faults_until_it_is_there_again() {
     for file in [sealable(16 * PAGE), unsealable(16 * PAGE)] {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::default();
         let map = range(0, 16 * PAGE, 0);
         memory.map(&map, Some(duplicate(&file))).unwrap();
         memory.write(3 * PAGE, &[1; 64]).unwrap();
@@ -215,7 +215,7 @@ fn huge_pages_that_run_out_are_a_fault_and_nothing_else() {
     let huge = u64::try_from(rustix::fs::fstat(&file).unwrap().st_blksize).unwrap();
     ftruncate(&file, 2 * huge).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     let map = range(0, 2 * huge, 0);
     memory.map(&map, Some(duplicate(&file))).unwrap();
     let mut outcomes = Vec::new();
@@ -232,10 +232,70 @@ fn huge_pages_that_run_out_are_a_fault_and_nothing_else() {
     memory.write(4 * huge, &[7; 64]).unwrap();
 }
 
+/// Bytes that a file has pages for.
+fn pages_of(file: &OwnedFd) -> u64 {
+    512 * u64::try_from(rustix::fs::fstat(file).unwrap().st_blocks).unwrap()
+}
+
+#[test]
+fn holes_are_read_without_a_page_and_written_up_to_what_may_be_touched() {
+    const SIZE: u64 = 64 << 30;
+    const MOST: u64 = 1 << 20;
+    let file = sealable(SIZE);
+    let mut memory = GuestMemory::new(Some(MOST));
+    let map = range(0, SIZE, 0);
+    memory.map(&map, Some(duplicate(&file))).unwrap();
+    for at in (0..SIZE).step_by(1 << 21) {
+        let mut bytes = [9; 64];
+        memory.read(at + PAGE - 32, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 64]);
+    }
+    assert_eq!((pages_of(&file), memory.statistics().touched), (0, 0));
+    let written = (0..SIZE)
+        .step_by(1 << 21)
+        .filter(|at| memory.write(*at, &[1; 64]).is_ok());
+    assert_eq!(written.count() as u64, MOST / PAGE);
+    assert_eq!(pages_of(&file), MOST);
+    let statistics = memory.statistics();
+    assert_eq!((statistics.touched, statistics.most), (MOST, Some(MOST)));
+    assert_eq!(statistics.refused, SIZE / (1 << 21) - MOST / PAGE);
+    assert!(is_fault(memory.update_u64(PAGE, &mut |old| old + 1)));
+    memory.write(8, &[2; 64]).unwrap();
+    memory.read(SIZE - 64, &mut [0; 64]).unwrap();
+    assert_eq!(pages_of(&file), MOST);
+}
+
+#[test]
+fn pages_that_a_vmm_takes_away_again_do_not_make_room_for_more() {
+    use rustix::fs::{FallocateFlags, fallocate};
+
+    let file = sealable(64 * PAGE);
+    let mut memory = GuestMemory::new(Some(4 * PAGE));
+    memory
+        .map(&range(0, 64 * PAGE, 0), Some(duplicate(&file)))
+        .unwrap();
+    let away = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let mut touched = 0;
+    for page in 0..64 {
+        // The VMM has the page before the device does.
+        rustix::io::pwrite(&file, &[1; 64], page * PAGE).unwrap();
+        memory.read(page * PAGE, &mut [0; 64]).unwrap();
+        touched += u64::from(memory.write(page * PAGE, &[2; 64]).is_ok());
+        fallocate(&file, away, page * PAGE, PAGE).unwrap();
+    }
+    assert_eq!(touched, 4);
+    for page in 0..64 {
+        memory.read(page * PAGE, &mut [0; 64]).unwrap();
+    }
+    assert!(pages_of(&file) <= 4 * PAGE, "{}", pages_of(&file));
+    memory.clear();
+    assert_eq!(memory.statistics().touched, 0);
+}
+
 #[test]
 fn a_file_that_grew_is_mapped_anew() {
     let file = sealable(PAGE);
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     let map = range(0, PAGE, 0);
     memory.map(&map, Some(duplicate(&file))).unwrap();
     ftruncate(&file, 2 * PAGE).unwrap();
@@ -247,7 +307,7 @@ fn a_file_that_grew_is_mapped_anew() {
 
 #[test]
 fn a_file_that_grows_again_and_again_takes_no_more_address_space_than_others() {
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     let file = unsealable(PAGE);
     for page in 0..MAX_FILES as u64 {
         ftruncate(&file, (page + 1) * PAGE).unwrap();
@@ -270,7 +330,7 @@ fn a_file_that_grows_again_and_again_takes_no_more_address_space_than_others() {
 #[test]
 fn a_value_is_updated_at_a_multiple_of_eight() {
     for file in [sealable(PAGE), unsealable(PAGE)] {
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::default();
         memory.map(&range(PAGE, PAGE, 0), Some(file)).unwrap();
         assert_eq!(memory.update_u64(PAGE + 8, &mut |old| old + 5), Ok(0));
         assert_eq!(memory.update_u64(PAGE + 8, &mut |old| old), Ok(5));
@@ -293,7 +353,7 @@ fn a_range_without_a_file_is_reached_by_whoever_can() {
         }
     }
 
-    let mut memory = GuestMemory::new();
+    let mut memory = GuestMemory::default();
     memory.map(&range(0, 2 * PAGE, 0), None).unwrap();
     assert!(is_fault(memory.read(0x300, &mut [0])));
     memory.set_remote(Some(Box::new(Echo)));
@@ -312,14 +372,14 @@ fn a_range_without_a_file_is_reached_by_whoever_can() {
 #[test]
 fn a_file_on_which_a_fault_could_wait_is_not_mapped() {
     let file = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     memory.map(&range(0, PAGE, 0), Some(file)).unwrap();
     assert_eq!(memory.statistics().remote, PAGE);
 }
 
 #[test]
 fn files_and_ranges_are_limited_and_come_free_with_their_ranges() {
-    let memory = GuestMemory::new();
+    let memory = GuestMemory::default();
     for page in 0..MAX_FILES as u64 {
         let map = range(page * PAGE, PAGE, 0);
         memory.map(&map, Some(sealable(PAGE))).unwrap();
@@ -442,7 +502,7 @@ proptest! {
     #[test]
     fn memory_is_as_a_page_table_over_its_files(steps in prop::collection::vec(steps(), 1..60)) {
         let files = [sealable(12 * PAGE), unsealable(12 * PAGE), sealable(12 * PAGE)];
-        let mut memory = GuestMemory::new();
+        let mut memory = GuestMemory::default();
         let mut model = Model::default();
         model.files.fill(vec![0; 12 * 4096]);
         for step in steps {

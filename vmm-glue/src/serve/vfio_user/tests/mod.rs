@@ -155,7 +155,7 @@ fn service(folder: &Path) -> Service {
     };
     let mut lab = Lab::build(&options, 1).unwrap();
     let host = lab.pf_hosts().next().unwrap().clone();
-    let memory = crate::vfio_user::GuestMemory::new();
+    let memory = crate::vfio_user::GuestMemory::default();
     let mut spec = vf_spec(Guid::new(0x0014_0500_0000_0001));
     spec.memory = Box::new(memory.clone());
     lab.world_mut().add_idle_vf(host.id, VF, spec).unwrap();
@@ -527,7 +527,7 @@ fn hosts_whose_names_differ_in_odd_characters_have_sockets_of_different_names() 
     let lab = Lab::build(&options, 1).unwrap();
     let at = lab.pf_hosts().next().unwrap().id.vf(VF);
     let called = |name: &str| {
-        let memory = crate::vfio_user::GuestMemory::new();
+        let memory = crate::vfio_user::GuestMemory::default();
         Seat::new(at, VF, name.to_owned(), memory).file_name()
     };
     let expected = [
@@ -552,7 +552,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
         VfioUserSockets::claim(folder.path(), &mut lab, Listeners::default()).unwrap();
     let host = lab.pf_hosts().next().unwrap().clone();
     let vf = VfId::new(1).unwrap();
-    let memory = crate::vfio_user::GuestMemory::new();
+    let memory = crate::vfio_user::GuestMemory::default();
     lab.offer(&host.name, host.id, vf, memory, Box::<Board>::default())
         .unwrap();
     let name = lab.seats().next().unwrap().file_name();

@@ -1,0 +1,219 @@
+//! Which parts of a file a device touches by loads and stores, and how much of its guest's memory it may.
+//!
+//! To touch a page that no file has yet makes one, and the kernel charges whoever touched it first, for as long as
+//! somebody has the file. A VMM can take pages away again at any time, so that each block that was touched once may be
+//! charged to this process at any later time. So what counts is blocks that were ever touched, and others are left
+//! alone: their bytes are read by `pread(2)`, which makes no page.
+
+use core::fmt;
+use core::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Words of bits that are allocated together.
+const WORDS: usize = 512;
+
+/// Blocks that they stand for.
+const BLOCKS: usize = WORDS * 64;
+
+type Chunk = Box<[AtomicU64; WORDS]>;
+
+/// How many bytes of its guest's memory a VF may touch, over all files.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    most: Option<u64>,
+    used: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Allowance {
+    /// An allowance of so many bytes, or of as many as there are.
+    pub(super) fn new(most: Option<u64>) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            used: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) const fn most(&self) -> Option<u64> {
+        self.most
+    }
+
+    /// Bytes that are touched.
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Accesses that failed because nothing more may be touched.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn forget_refused(&self) {
+        self.refused.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes bytes, if there are so many left.
+    fn take(&self, bytes: u64) -> bool {
+        let most = self.most.unwrap_or(u64::MAX);
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= most);
+        let order = Ordering::Relaxed;
+        self.used.fetch_update(order, order, more).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The blocks of a file that are touched.
+pub(super) struct Touched {
+    /// Base-2 logarithm of the bytes of a block.
+    shift: u32,
+    chunks: Box<[OnceLock<Chunk>]>,
+    bytes: AtomicU64,
+    allowance: Arc<Allowance>,
+}
+
+impl fmt::Debug for Touched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut touched = f.debug_struct("Touched");
+        touched.field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Touched {
+    fn drop(&mut self) {
+        self.allowance.give_back(*self.bytes.get_mut());
+    }
+}
+
+impl Touched {
+    /// No block of a file of so many bytes. The bytes of a block are a power of two.
+    pub(super) fn new(len: usize, block: usize, allowance: Arc<Allowance>) -> Self {
+        let shift = block.trailing_zeros();
+        let chunks = (len >> shift) / BLOCKS + 1;
+        Self {
+            shift,
+            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+            bytes: AtomicU64::new(0),
+            allowance,
+        }
+    }
+
+    /// The blocks of a part that is not empty.
+    const fn blocks(&self, offset: usize, len: usize) -> RangeInclusive<usize> {
+        offset >> self.shift..=(offset + len.saturating_sub(1)) >> self.shift
+    }
+
+    /// Whether all blocks of a part are touched.
+    pub(super) fn has(&self, offset: usize, len: usize) -> bool {
+        self.blocks(offset, len).all(|block| self.has_block(block))
+    }
+
+    fn has_block(&self, block: usize) -> bool {
+        let chunk = self.chunks.get(block / BLOCKS).and_then(OnceLock::get);
+        chunk.is_some_and(|chunk| {
+            let word = chunk[block % BLOCKS / 64].load(Ordering::Relaxed);
+            word & bit(block) != 0
+        })
+    }
+
+    /// Has all blocks of a part touched from now on, as far as the allowance goes. Whether it does.
+    pub(super) fn add(&self, offset: usize, len: usize) -> bool {
+        let all = self
+            .blocks(offset, len)
+            .all(|block| self.has_block(block) || self.add_block(block));
+        if !all {
+            self.allowance.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        all
+    }
+
+    /// Has the blocks touched from now on in which bytes were seen that are not 0: they have pages. Others may have
+    /// none.
+    pub(super) fn add_seen(&self, offset: usize, mut bytes: &[u8]) {
+        for block in self.blocks(offset, bytes.len()) {
+            let end = (block + 1) << self.shift;
+            let here = (end - offset.max(block << self.shift)).min(bytes.len());
+            let (seen, rest) = bytes.split_at(here);
+            if !self.has_block(block) && seen.iter().any(|byte| *byte != 0) {
+                self.add_block(block);
+            }
+            bytes = rest;
+        }
+    }
+
+    #[cold]
+    fn add_block(&self, block: usize) -> bool {
+        let Some(chunk) = self.chunks.get(block / BLOCKS) else {
+            return false;
+        };
+        let bytes = 1 << self.shift;
+        if !self.allowance.take(bytes) {
+            return false;
+        }
+        let chunk = chunk.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]));
+        chunk[block % BLOCKS / 64].fetch_or(bit(block), Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+}
+
+const fn bit(block: usize) -> u64 {
+    1 << (block % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCK: usize = 4096;
+
+    proptest! {
+        #[test]
+        fn a_block_is_touched_once_and_counted_until_its_file_goes(
+            parts in prop::collection::vec((0..4 * BLOCKS * BLOCK, 1..4 * BLOCK), 1..60),
+            most in prop::option::of(0..200_u64),
+        ) {
+            let allowance = Allowance::new(most.map(|blocks| blocks * 4096));
+            let touched = Touched::new(5 * BLOCKS * BLOCK, BLOCK, allowance.clone());
+            let mut model = std::collections::BTreeSet::new();
+            for (offset, len) in parts {
+                let blocks = offset / BLOCK..=(offset + len - 1) / BLOCK;
+                let is_had = blocks.clone().all(|block| model.contains(&block));
+                prop_assert_eq!(touched.has(offset, len), is_had);
+                let mut fits = true;
+                for block in blocks {
+                    let is_full = most.is_some_and(|most| model.len() as u64 >= most);
+                    if !model.contains(&block) && is_full {
+                        fits = false;
+                        break;
+                    }
+                    model.insert(block);
+                }
+                prop_assert_eq!(touched.add(offset, len), fits);
+                prop_assert_eq!(allowance.used(), model.len() as u64 * 4096);
+            }
+            drop(touched);
+            prop_assert_eq!(allowance.used(), 0);
+        }
+    }
+
+    #[test]
+    fn what_reads_as_nothing_but_zeros_is_left_alone() {
+        let allowance = Allowance::new(None);
+        let touched = Touched::new(8 * BLOCK, BLOCK, allowance.clone());
+        let mut bytes = vec![0; 3 * BLOCK];
+        touched.add_seen(100, &bytes);
+        assert_eq!(allowance.used(), 0);
+        // The last byte of the second block, as seen from 100 on.
+        bytes[2 * BLOCK - 101] = 1;
+        touched.add_seen(100, &bytes);
+        assert!(touched.has(BLOCK, BLOCK) && !touched.has(0, 1) && !touched.has(2 * BLOCK, 1));
+        assert_eq!((allowance.used(), allowance.refused()), (4096, 0));
+    }
+}
