@@ -17,6 +17,8 @@
 #       --console SOCKET    the console is on this Unix socket, and what it prints in SOCKET.log, too
 #       --log FILE          the console only writes, to this file
 #       --agent SOCKET      serve commands on this Unix socket, on which somebody listens (see init)
+#       --qmp SOCKET        QEMU's monitor is on this Unix socket, which QEMU makes
+#       --incoming FILE     continue the guest that a migration wrote to this file, rather than boot one
 #       --trace PATTERN     QEMU's trace events, such as vfio_user_*
 #       --accel             only tell what guests run under here, tcg or kvm
 # Environment: VHCA_GUEST_CACHE, the cache; VHCA_GUEST_ACCEL, tcg or kvm (default: kvm if a guest boots with it,
@@ -37,7 +39,7 @@ else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
 kernel=6.1 memory=512 cpus=1 share=on timeout=120 name=guest
-commands='' append='' console='' log='' agent='' reboot=(-no-reboot) only_accel=''
+commands='' append='' console='' log='' agent='' qmp='' incoming='' reboot=(-no-reboot) only_accel=''
 devices=() traces=()
 
 while (($#)); do
@@ -57,6 +59,8 @@ while (($#)); do
     --console) console=$2 ;;
     --log) log=$2 ;;
     --agent) agent=$2 ;;
+    --qmp) qmp=$2 ;;
+    --incoming) incoming=$2 ;;
     --trace) traces+=(-trace "$2") ;;
     --accel)
         only_accel=yes
@@ -160,6 +164,8 @@ if [[ -n $agent ]]; then
     qemu+=(-chardev "socket,id=agent,path=${agent//,/,,}" -serial chardev:agent)
     parameters+=" vhca.agent"
 fi
+[[ -z $qmp ]] || qemu+=(-qmp "unix:${qmp//,/,,},server=on,wait=off")
+[[ -z $incoming ]] || qemu+=(-incoming "file:${incoming//,/,,}")
 
 # The one that waits for a guest replaces nobody: exec makes the caller's child QEMU itself.
 if [[ -z $commands ]]; then

@@ -50,6 +50,9 @@ pub trait PciFunction: fmt::Debug {
     /// Entries of the MSI-X table.
     fn interrupt_vectors(&self) -> u16;
 
+    /// Returns `true` if a driver has set the function up since its last reset.
+    fn has_driver(&self) -> bool;
+
     /// Reads configuration space. All 4096 bytes can be read.
     fn config_read(&self, offset: u16, out: &mut [u8]);
 

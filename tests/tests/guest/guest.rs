@@ -1,5 +1,6 @@
 //! A booted guest, and commands run in it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -54,7 +55,7 @@ pub(crate) struct Boot {
     /// Sockets of its devices.
     pub(crate) devices: Vec<PathBuf>,
     /// More arguments of the script.
-    pub(crate) arguments: Vec<&'static str>,
+    pub(crate) arguments: Vec<OsString>,
 }
 
 impl Boot {
@@ -68,8 +69,8 @@ impl Boot {
     }
 
     /// The same with one more argument of the script.
-    pub(crate) fn with(mut self, argument: &'static str) -> Self {
-        self.arguments.push(argument);
+    pub(crate) fn with(mut self, argument: impl Into<OsString>) -> Self {
+        self.arguments.push(argument.into());
         self
     }
 
@@ -86,8 +87,21 @@ impl Boot {
         name: &str,
         limit: Duration,
     ) -> Result<Guest, Failure> {
-        let accel = accel();
         let begun = Instant::now();
+        let mut guest = self.connect(dir, name, limit)?;
+        guest.wait_until_up(limit.saturating_sub(begun.elapsed()))?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU for a guest that goes on where it was saved, if the arguments say so.
+    pub(crate) fn resume(&self, dir: &Path, name: &str) -> Guest {
+        self.connect(dir, name, BOOT)
+            .unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// Starts QEMU, and gives the guest once it can be talked to.
+    fn connect(&self, dir: &Path, name: &str, limit: Duration) -> Result<Guest, Failure> {
+        let accel = accel();
         let console = dir.join(format!("{name}.console"));
         let address = dir.join(format!("{name}.agent"));
         // Those of an earlier guest of this name.
@@ -113,16 +127,14 @@ impl Boot {
         };
         agent.set_nonblocking(false).unwrap();
         agent.set_read_timeout(Some(LOOK)).unwrap();
-        let mut guest = Guest {
+        Ok(Guest {
             name: name.to_owned(),
             process,
             console,
             agent,
             unread: Vec::new(),
             commands: 0,
-        };
-        guest.wait_until_up(limit.saturating_sub(begun.elapsed()))?;
-        Ok(guest)
+        })
     }
 }
 

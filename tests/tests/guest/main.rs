@@ -20,6 +20,8 @@ mod ip;
 mod lab;
 mod mads;
 mod pings;
+mod qmp;
 mod refusals;
+mod saved;
 mod siege;
 mod truth;

@@ -6,6 +6,11 @@
 //!
 //! A command in the VHCR may take long. Until it is done its toggle stands, and what the driver writes meanwhile waits.
 //!
+//! Until a driver resets the function it reads an internal error, from power-on and from every reset of the
+//! machine or by function level on: a driver that was there before (its guest was restored, or resets the
+//! function under it) looks for that every five seconds (`poll_catas`), and then resets the function and
+//! starts anew. A driver that begins resets the function before it looks.
+//!
 //! A command out of order, an unknown one, and a VHCR that cannot be read are answered with the
 //! internal-error bit after a reset of the function (`mlx4_master_do_cmd`).
 
@@ -16,7 +21,7 @@ use mlx4_defs::comm::{
 /// What the driver has told of its VHCR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// Nothing; this is also how a driver finds the channel that never reset it.
+    /// Nothing.
     #[default]
     Reset,
     /// So many of the three upper parts of its address.
@@ -54,7 +59,7 @@ pub(super) enum CommAction {
 }
 
 /// The channel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CommChannel {
     request: CommRequest,
     answer: CommAnswer,
@@ -66,7 +71,27 @@ pub(super) struct CommChannel {
     executing: Option<bool>,
 }
 
+impl Default for CommChannel {
+    /// The channel as it is after power-on.
+    fn default() -> Self {
+        Self {
+            request: CommRequest::default(),
+            answer: CommAnswer::failed(false),
+            flags: CommFlags::default(),
+            stage: Stage::Reset,
+            awaiting: None,
+            executing: None,
+        }
+    }
+}
+
 impl CommChannel {
+    /// Returns `true` if a driver has reset the function and told of its VHCR, and was not told of an
+    /// internal error since.
+    pub(super) const fn is_active(&self) -> bool {
+        matches!(self.stage, Stage::Active { .. })
+    }
+
     /// Reads a register; `None` between them.
     pub(super) fn read(&self, offset: u64) -> Option<u32> {
         match offset {
@@ -165,9 +190,11 @@ impl CommChannel {
 
     /// The machine or its VMM is reset, or a function-level reset is due.
     pub(super) fn machine_reset(&mut self) -> CommAction {
-        self.request = CommRequest::default();
-        self.answer = CommAnswer::default();
-        self.flags = CommFlags::default();
+        let awaiting = self.awaiting;
+        *self = Self {
+            awaiting,
+            ..Self::default()
+        };
         self.begin_reset(Awaiting::Machine)
     }
 

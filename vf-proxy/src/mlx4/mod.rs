@@ -332,6 +332,10 @@ impl PciFunction for Mlx4Function {
         self.msix.vectors()
     }
 
+    fn has_driver(&self) -> bool {
+        self.comm.is_active()
+    }
+
     fn config_read(&self, offset: u16, out: &mut [u8]) {
         self.config_space.read(offset, out);
     }

@@ -39,11 +39,8 @@ fn active() -> CommChannel {
 #[test]
 fn a_probe_is_answered_byte_for_byte() {
     let mut channel = CommChannel::default();
-    assert_eq!(
-        channel.read(SLAVE_WRITE),
-        channel.read(SLAVE_READ),
-        "toggles in step"
-    );
+    assert_eq!(channel.read(SLAVE_WRITE), Some(0));
+    assert_eq!(slave_read(&channel), [0, 0x02, 0, 0], "toggles in step");
     assert_eq!(channel.read(FLAGS), Some(0));
     assert_eq!(channel.read(CAPS), Some(0x4000_0000));
     assert_eq!(post(&mut channel, [0x80, 0, 0, 0]), CommAction::Reset);
@@ -139,10 +136,38 @@ fn a_driver_that_waits_for_a_reset_hears_of_no_failure() {
 }
 
 #[test]
-fn a_reset_without_a_driver_leaves_no_error_behind() {
+fn a_driver_that_was_there_before_a_machine_reset_reads_an_internal_error_until_it_resets_the_function()
+ {
+    // Restored with the toggle up or down, and idle or with a command that it is about to post.
+    for toggle in [0x00, 0x80] {
+        for posts in [false, true] {
+            let mut channel = active();
+            assert!(channel.is_active());
+            channel.machine_reset();
+            channel.reset_done();
+            assert_eq!(slave_read(&channel), [0, 0x02, 0, 0]);
+            if posts {
+                post(&mut channel, [toggle, 0x05, 0, 0]);
+                assert_eq!(slave_read(&channel), [toggle, 0x02, 0, 0]);
+            }
+            assert!(!channel.is_active());
+            assert_eq!(channel.write(FLAGS, RESET_REQUEST), CommAction::Reset);
+            channel.reset_done();
+            assert_eq!(channel.read(FLAGS), Some(RESET_REQUEST | RESET_ACK));
+            assert_eq!(slave_read(&channel), [0; 4]);
+            assert_eq!(post(&mut channel, [0x80, 0, 0, 0]), CommAction::Reset);
+            assert_eq!(slave_read(&channel), [0x80, 0, 0x01, 0x01]);
+        }
+    }
+}
+
+#[test]
+fn a_reset_by_the_pf_before_a_driver_came_changes_nothing() {
     let mut channel = CommChannel::default();
     channel.reset_done();
-    assert_eq!(slave_read(&channel), [0; 4]);
+    assert_eq!(slave_read(&channel), [0, 0x02, 0, 0]);
+    assert_eq!(post(&mut channel, [0x80, 0, 0, 0]), CommAction::Reset);
+    assert_eq!(slave_read(&channel), [0x80, 0, 0x01, 0x01]);
 }
 
 #[test]
@@ -150,7 +175,8 @@ fn the_channel_is_offline_while_a_machine_reset_is_under_way() {
     let mut channel = active();
     assert_eq!(channel.machine_reset(), CommAction::Reset);
     assert_eq!(channel.read(FLAGS), Some(OFFLINE));
-    assert_eq!(channel.read(SLAVE_WRITE), channel.read(SLAVE_READ));
+    assert_eq!(channel.read(SLAVE_WRITE), Some(0));
+    assert_eq!(slave_read(&channel)[0], 0, "toggles in step");
     assert_eq!(
         channel.write(SLAVE_WRITE, TOGGLE),
         CommAction::None,
@@ -219,7 +245,10 @@ proptest! {
         posts in proptest::collection::vec((any::<bool>(), 0..7_u8, any::<u16>()), 0..60)
     ) {
         let mut channel = CommChannel::default();
-        let mut model = Model::default();
+        let mut model = Model {
+            failed: true,
+            ..Model::default()
+        };
         for (toggle, command, parameter) in posts {
             let word = u32::from(toggle) << 31 | u32::from(command) << 16 | u32::from(parameter);
             let new = toggle != model.toggle;

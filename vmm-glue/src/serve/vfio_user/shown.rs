@@ -76,10 +76,27 @@ impl Lab {
         if vmm.vectors == 0 {
             let fault = Fault::new("no_driver", "no driver in the guest uses the VF")
                 .seen("the guest has set up no interrupts for it")
-                .next("wait for the guest to boot; in it, modprobe mlx4_ib, and see dmesg");
+                .next(
+                    "wait for the guest to boot; in it, modprobe mlx4_ib, and see dmesg \
+                     (if the guest was saved and restored: docs/vfio-user.md, \"Resets, and guests that were saved\")",
+                );
+            return Some(fault);
+        }
+        if !self.has_driver(seat) {
+            let fault = Fault::new(
+                "driver_lost_track",
+                "the VF was reset, and the driver in the guest has not set it up anew",
+            )
+            .seen("interrupts are set up for it, but no commands")
+            .next("wait ten seconds: the driver looks every five; then see dmesg in the guest");
             return Some(fault);
         }
         memory_quota(&memory)
+    }
+
+    fn has_driver(&self, seat: &Seat) -> bool {
+        let device = self.world().device(seat.at);
+        device.is_some_and(|device| device.function.has_driver())
     }
 }
 

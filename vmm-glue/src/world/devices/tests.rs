@@ -26,6 +26,10 @@ impl PciFunction for Bell {
         256
     }
 
+    fn has_driver(&self) -> bool {
+        true
+    }
+
     fn config_read(&self, _: u16, out: &mut [u8]) {
         out.fill(self.resets);
     }

@@ -32,7 +32,7 @@ use crate::{RunEnd, Runner, StopHandle};
 
 /// A device whose registers do what the tests need. In BAR 2 a write to 0 raises the vector that is written, one
 /// to 8 copies 64 bytes of the guest's memory from the address that is written to 4096 behind it, and one to 16 is
-/// kept; what is kept, how often the VF was reset, and whether the last copy was done is read at 16, 24 and 32.
+/// kept, as if a driver had set the device up; what is kept, how often the VF was reset, and whether the last copy was done is read at 16, 24 and 32.
 #[derive(Debug, Default)]
 struct Board {
     wanted: Vec<PciEvent>,
@@ -61,6 +61,10 @@ impl PciFunction for Board {
 
     fn interrupt_vectors(&self) -> u16 {
         3
+    }
+
+    fn has_driver(&self) -> bool {
+        self.kept != [0; 8]
     }
 
     fn config_read(&self, offset: u16, out: &mut [u8]) {
@@ -503,6 +507,8 @@ fn why_and_show_tell_what_is_missing() {
     let raw = [signal.as_raw_fd()];
     peer.set_irqs(2, MSIX_EVENTFD, 0, 1, &raw).unwrap();
     served.wait_for(|row| row.vectors == 1);
+    assert_eq!(code(), Some("driver_lost_track"));
+    peer.region_write(2, 16, &[1]).unwrap();
     assert_eq!(code(), None);
     drop(peer);
     let mut raw = Raw::greeted(&served);
