@@ -448,3 +448,6 @@ fn write_on(
         _ => Err(Errno::INVAL),
     }
 }
+
+#[cfg(test)]
+mod tests;

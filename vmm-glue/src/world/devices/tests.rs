@@ -128,3 +128,77 @@ fn a_vf_has_one_user() {
     let gone = world.add_device(at.host, VF, Box::<Bell>::default());
     assert_eq!(gone, Err(DeviceError::Pf(PfError::NoVf(VF))));
 }
+
+/// A function whose work never ends.
+#[derive(Debug)]
+struct Busy(Bell);
+
+impl PciFunction for Busy {
+    fn bars(&self) -> &[Bar] {
+        self.0.bars()
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        self.0.interrupt_vectors()
+    }
+
+    fn config_read(&self, offset: u16, out: &mut [u8]) {
+        self.0.config_read(offset, out);
+    }
+
+    fn config_write(&mut self, _: Instant, _: &mut dyn Hca, _: u16, _: &[u8]) {}
+
+    fn bar_read(&mut self, _: u8, _: u64, _: &mut [u8]) {}
+
+    fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, _: u64, _: &[u8]) {}
+
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
+
+    fn poll(&mut self, _: Instant, _: &mut dyn Hca) -> bool {
+        true
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(Instant::ZERO)
+    }
+
+    fn poll_event(&mut self) -> Option<PciEvent> {
+        None
+    }
+
+    fn reset(&mut self, _: Instant, _: &mut dyn Hca) {}
+}
+
+#[test]
+fn functions_whose_work_never_ends_keep_nobody_from_having_a_turn() {
+    let (mut world, at) = with_device();
+    for vf in (10..14).filter_map(VfId::new) {
+        let spec = vf_spec(Guid::new(0x0014_0500_0000_0000 + u64::from(vf.get())));
+        world.add_idle_vf(at.host, vf, spec).unwrap();
+        let busy = Box::new(Busy(Bell::default()));
+        world.add_device(at.host, vf, busy).unwrap();
+    }
+    let pd = world.with_hca(at, |hca| hca.alloc_pd()).unwrap();
+    let now = world.now();
+    for _ in 0..20 {
+        world.poll_for(now, &mut Slice::of_steps(3));
+    }
+    // The driver's reset needs the device's turn, then the PF's, and its own again.
+    world.with_device(at, |bell, hca, now| bell.config_write(now, hca, 0, &[0]));
+    let mut polls = 0;
+    loop {
+        let view = world.device(at).unwrap();
+        let mut resets = [0];
+        view.function.config_read(0, &mut resets);
+        if resets == [1] {
+            break;
+        }
+        polls += 1;
+        assert!(polls < 30, "it has no turn");
+        world.poll_for(now, &mut Slice::of_steps(3));
+        assert_eq!(world.poll_timeout(), Some(now), "there is more to do");
+    }
+    let gone = world.with_hca(at, |hca| hca.dealloc_pd(pd));
+    assert_eq!(gone, Err(HcaError::InvalidHandle));
+    assert!(!world.is_live_locked());
+}
