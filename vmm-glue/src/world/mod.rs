@@ -31,7 +31,7 @@ mod turns;
 mod user;
 mod vfs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId};
@@ -77,7 +77,7 @@ pub struct World {
     /// Functions whose turn it is.
     turns: Turns<HostFunction>,
     /// Hosts whose functions may have events.
-    stirred: Turns<HostId>,
+    stirred: VecDeque<HostId>,
     /// Whether the fabric had its turn, and the software on the hosts is next.
     is_software_next: bool,
     /// Hosts that [`World::take_polled`] has not told of yet.
@@ -105,7 +105,7 @@ impl World {
             alarms: Alarms::new(),
             woken: Vec::new(),
             turns: Turns::default(),
-            stirred: Turns::default(),
+            stirred: VecDeque::new(),
             is_software_next: false,
             polled: BTreeSet::new(),
             interrupting: BTreeSet::new(),

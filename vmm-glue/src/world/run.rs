@@ -89,27 +89,47 @@ impl World {
                 return true;
             }
         }
-        for at in core::mem::take(&mut self.woken) {
-            self.turns.add(at);
-        }
-        while let Some(at) = self.alarms.pop_due(self.now) {
-            self.turns.add(at);
-        }
-        let due = self.turns.len();
         let mut polled = Vec::new();
-        for _ in 0..due {
-            let Some(at) = self.turns.take() else {
-                break;
-            };
+        let mut busy = self.poll_due(&mut polled, slice);
+        if slice.is_over() {
+            self.stirred.extend(polled);
+            return true;
+        }
+        busy |= self.poll_switches();
+        self.poll_stirred(polled, slice) || busy
+    }
+
+    /// Lets the software do what is due that was lent out or whose time has come, and tells where it was. Whether any
+    /// had.
+    fn poll_due(&mut self, polled: &mut Vec<HostId>, slice: &mut Slice) -> bool {
+        let mut due = core::mem::take(&mut self.woken);
+        while let Some(at) = self.alarms.pop_due(self.now) {
+            due.push(at);
+        }
+        let mut due = due.into_iter();
+        if !self.turns.is_empty() {
+            // Behind those that stand in the line already.
+            due.by_ref().for_each(|at| self.turns.add(at));
+        }
+        let mut in_line = self.turns.len();
+        let mut busy = false;
+        while let Some(at) = due.next().or_else(|| {
+            in_line = in_line.checked_sub(1)?;
+            self.turns.take()
+        }) {
+            busy = true;
             polled.push(at.host);
             self.poll_function(at, slice);
             if slice.is_over() {
-                polled.into_iter().for_each(|host| self.stirred.add(host));
-                return true;
+                break;
             }
         }
-        let busy = self.poll_switches() || due != 0;
-        self.poll_stirred(polled, slice) || busy
+        if due.len() != 0 {
+            // Those that had a turn and have more to do stand behind those that had none.
+            let again: Vec<_> = core::iter::from_fn(|| self.turns.take()).collect();
+            due.chain(again).for_each(|at| self.turns.add(at));
+        }
+        busy
     }
 
     /// Lets the software on functions that have events do what is due. Whether any had.
@@ -117,7 +137,7 @@ impl World {
         self.note_stirred(polled);
         let mut busy = false;
         for _ in 0..self.stirred.len() {
-            let Some(host) = self.stirred.take() else {
+            let Some(host) = self.stirred.pop_front() else {
                 break;
             };
             let node = self.hosts[host.0].node();
@@ -125,14 +145,16 @@ impl World {
                 let Some(function) = self.fabric.poll_ready(node) else {
                     break;
                 };
-                // Behind those whose turn was too short, if there are any.
-                self.turns.add(HostFunction { host, function });
-                if let Some(at) = self.turns.take() {
-                    self.poll_function(at, slice);
+                let mut at = HostFunction { host, function };
+                if !self.turns.is_empty() {
+                    // Behind those whose turn was too short.
+                    self.turns.add(at);
+                    at = self.turns.take().unwrap_or(at);
                 }
+                self.poll_function(at, slice);
                 busy = true;
                 if slice.is_over() {
-                    self.stirred.add(host);
+                    self.stirred.push_back(host);
                     return true;
                 }
             }
@@ -143,7 +165,7 @@ impl World {
     /// Puts all functions that have events into the line.
     fn line_up_stirred(&mut self) {
         self.note_stirred(Vec::new());
-        while let Some(host) = self.stirred.take() {
+        while let Some(host) = self.stirred.pop_front() {
             let node = self.hosts[host.0].node();
             while let Some(function) = self.fabric.poll_ready(node) {
                 self.turns.add(HostFunction { host, function });
@@ -157,7 +179,9 @@ impl World {
         let served = core::iter::from_fn(|| self.fabric.poll_served());
         hosts.extend(served.filter_map(|node| self.host_at.get(&node).copied()));
         hosts.sort_unstable();
-        hosts.into_iter().for_each(|host| self.stirred.add(host));
+        hosts.dedup();
+        hosts.retain(|host| !self.stirred.contains(host));
+        self.stirred.extend(hosts);
     }
 
     /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
