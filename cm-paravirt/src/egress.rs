@@ -31,7 +31,7 @@ impl CmParavirt {
             Message::Rej => self.send_rej(vf, mad, to),
             Message::Lap => self.send_lap(vf, mad, to, who),
             Message::Rtu | Message::Dreq | Message::Drep | Message::Apr => {
-                self.send_connected(vf, mad, message).map(|_| ())
+                self.send_connected(vf, mad, to, message).map(|_| ())
             }
             Message::SidrReq => self.send_sidr_req(vf, mad, to, who),
             Message::SidrRep => self.send_sidr_rep(vf, mad, to),
@@ -72,7 +72,7 @@ impl CmParavirt {
         self.check_claim(vf, who, own_ca && own_paths)?;
 
         let guest = VfCommId(req.local_comm_id);
-        let known = self.table.by_guest(vf, guest, Space::Connection);
+        let known = self.table.by_guest(vf, guest, Space::Connection, to.port);
         let slot = match known.filter(|&slot| self.is_repeated_req(slot, to)) {
             Some(slot) => slot,
             None => {
@@ -138,7 +138,7 @@ impl CmParavirt {
         remote: RemoteCommId,
         to: &PeerAddress,
     ) -> Result<u32, DropReason> {
-        let bound = self.table.by_guest(vf, guest, Space::Connection);
+        let bound = self.table.by_guest(vf, guest, Space::Connection, to.port);
         let talking = bound.filter(|&slot| self.talks_with(slot, remote));
         // An exchange that is about to end is not answered any more if there is another request.
         if let Some(slot) = talking
@@ -220,7 +220,7 @@ impl CmParavirt {
             VfCommId(rej.local_comm_id),
             RemoteCommId(rej.remote_comm_id),
         );
-        let bound = self.table.by_guest(vf, guest, Space::Connection);
+        let bound = self.table.by_guest(vf, guest, Space::Connection, to.port);
         if let Some(slot) = bound.filter(|&slot| self.may_reject(slot, remote)) {
             self.table.pass(slot, Way::Sent, Message::Rej);
             self.put_wire_id(mad, slot);
@@ -275,7 +275,7 @@ impl CmParavirt {
             return Err(DropReason::ForeignIdentity);
         }
         let alternate = lap.alternate_remote_lid;
-        let slot = self.send_connected(vf, mad, Message::Lap)?;
+        let slot = self.send_connected(vf, mad, to, Message::Lap)?;
         self.table.load_alternate_path(slot, to, alternate);
         Ok(())
     }
@@ -285,13 +285,14 @@ impl CmParavirt {
         &mut self,
         vf: VfId,
         mad: &mut Mad,
+        to: &PeerAddress,
         message: Message,
     ) -> Result<u32, DropReason> {
         let ids: &CmIds = mad.view();
         let (guest, remote) = (VfCommId(ids.local), RemoteCommId(ids.remote));
         let slot = self
             .table
-            .by_guest(vf, guest, Space::Connection)
+            .by_guest(vf, guest, Space::Connection, to.port)
             .ok_or(DropReason::UnknownCommId)?;
         if !self.talks_with(slot, remote) {
             return Err(DropReason::WrongPeer);
@@ -313,7 +314,7 @@ impl CmParavirt {
             return Err(DropReason::ForeignPKey);
         }
         let guest = VfCommId(req.request_id);
-        let known = self.table.by_guest(vf, guest, Space::Sidr);
+        let known = self.table.by_guest(vf, guest, Space::Sidr, to.port);
         let repeated = known.filter(|&slot| {
             let hot = self.table.store.hot(slot);
             hot.state == State::SidrSent && hot.lid == to.lid && hot.port == to.port

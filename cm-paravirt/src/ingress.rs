@@ -11,6 +11,7 @@ use crate::answer;
 use crate::ids::CmIds;
 use crate::machine::{CmParavirt, Kind, Offer, classify};
 use crate::party::{GidOwner, Ingress, PeerAddress};
+use crate::sidr;
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::Refusal;
 use crate::store::{Flags, Hot};
@@ -273,7 +274,12 @@ impl CmParavirt {
                 admit(vf)?;
                 Ingress::Deliver(vf)
             }
-            _ => steer_by_gid(dgid, owner, admit)?,
+            (None, None) => {
+                let mut gids = sidr::gids_of_destination(req).into_iter().flatten();
+                let known = gids.find(|gid| owner(gid) != GidOwner::Unknown);
+                steer_by_gid(known, owner, admit)?
+            }
+            (Some(_), _) => steer_by_gid(dgid, owner, admit)?,
         };
         if let Ingress::Deliver(vf) = verdict {
             let id = RemoteCommId(req.request_id);

@@ -24,7 +24,7 @@
 //! | REP, MRA | VF's id; the peer's request that it answers | wire id |
 //! | REJ | VF's id; the peer's request that it refuses | wire id; without one, peer's CA GUID, id and LID |
 //! | RTU, DREQ, DREP, LAP, APR | VF's id | wire id |
-//! | SIDR_REQ | VF's request id, or a new slot | destination GID; [`SidrTable`]; PF |
+//! | SIDR_REQ | VF's request id, or a new slot | destination GID; [`SidrTable`]; the port of whose GUID its IPv6 address is formed; PF |
 //! | SIDR_REP | the peer's request that it answers | wire id |
 //!
 //! # Who may say what
@@ -86,6 +86,7 @@ mod egress;
 mod ids;
 mod ingress;
 mod inspect;
+mod lists;
 mod machine;
 mod party;
 mod sidr;
@@ -99,7 +100,7 @@ pub use config::Config;
 pub use inspect::Connection;
 pub use machine::{CmParavirt, Transmit};
 pub use party::{Egress, GidOwner, IdentityCheck, Ingress, PeerAddress, ResetPolicy, VfIdentity};
-pub use sidr::{SidrService, SidrTable};
+pub use sidr::{NoSidrEntry, SidrEntry, SidrTable, SidrTaken, SidrTarget};
 pub use state::State;
 pub use statistics::{Statistics, VfStatistics};
 

@@ -1,6 +1,6 @@
 //! The machine: what its owner calls, and what egress and ingress share.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::{CmReq, CmTransport, timeout_nanos};
@@ -49,7 +49,8 @@ pub struct CmParavirt {
     pub(crate) answers: AnswerLimit,
     pub(crate) sidr: SidrTable,
     pub(crate) statistics: Statistics,
-    signals: VecDeque<Signal>,
+    /// By the port that they leave by.
+    signals: BTreeMap<PortNum, VecDeque<Signal>>,
 }
 
 /// What a MAD of the class is.
@@ -127,7 +128,7 @@ impl CmParavirt {
             answers: AnswerLimit::new(config.answers_per_second, config.answer_burst, answer_hash),
             sidr: SidrTable::new(),
             statistics: Statistics::NEW,
-            signals: VecDeque::new(),
+            signals: BTreeMap::new(),
             config,
         }
     }
@@ -226,12 +227,12 @@ impl CmParavirt {
             }
             _ => return,
         };
-        if hot.lid == Lid::NONE || self.signals.len() >= self.config.signals {
+        if hot.lid == Lid::NONE || self.waiting_signals() >= self.config.signals {
             self.statistics.signals_lost += 1;
             return;
         }
         self.statistics.signals += 1;
-        self.signals.push_back(Signal {
+        self.signals.entry(hot.port).or_default().push_back(Signal {
             vf: hot.vf,
             to: PeerAddress {
                 port: hot.port,
@@ -246,11 +247,15 @@ impl CmParavirt {
         });
     }
 
-    /// The next message that the machine made by itself. Poll until `None` after
-    /// [`Self::vf_reset`].
+    fn waiting_signals(&self) -> usize {
+        self.signals.values().map(VecDeque::len).sum()
+    }
+
+    /// The next message that the machine made by itself and that leaves by this port. Poll until
+    /// `None` after [`Self::vf_reset`], for every port.
     #[must_use]
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let signal = self.signals.pop_front()?;
+    pub fn poll_transmit(&mut self, port: PortNum) -> Option<Transmit> {
+        let signal = self.signals.get_mut(&port)?.pop_front()?;
         Some(Transmit {
             vf: signal.vf,
             to: signal.to,
@@ -297,17 +302,25 @@ impl CmParavirt {
     }
 
     /// Who gets SIDR requests without a GRH.
+    #[must_use]
+    pub const fn sidr_table(&self) -> &SidrTable {
+        &self.sidr
+    }
+
+    /// The same, to be changed. A reset leaves it as it is: it is the operator's.
     pub const fn sidr_table_mut(&mut self) -> &mut SidrTable {
         &mut self.sidr
     }
 
-    /// Forgets where the peers of connections are, because LIDs may have changed: the next message
-    /// with the right ids tells. Costs time in proportion to all ids.
-    pub fn forget_addresses(&mut self) {
+    /// Forgets where the peers are of connections that use this port, because LIDs may have changed: the
+    /// next message with the right ids tells. Costs time in proportion to all ids.
+    pub fn forget_addresses(&mut self, port: PortNum) {
         let slots: Vec<u32> = self.table.store.iter().collect();
         for slot in slots {
             let hot = self.table.store.hot_mut(slot);
-            if hot.has(Flags::REMOTE) && !hot.has(Flags::BY_PEER) {
+            // An alternate path may use any port.
+            let uses_port = hot.port == port || hot.alternate_lid != Lid::NONE;
+            if uses_port && hot.has(Flags::REMOTE) && !hot.has(Flags::BY_PEER) {
                 hot.lid = Lid::NONE;
                 hot.alternate_lid = Lid::NONE;
             }
@@ -330,6 +343,15 @@ impl CmParavirt {
     #[must_use]
     pub const fn len(&self) -> usize {
         self.table.store.live() as usize
+    }
+
+    /// Those of exchanges that a port leads to. Costs time in proportion to all.
+    #[must_use]
+    pub fn len_of_port(&self, port: PortNum) -> usize {
+        let slots = self.table.store.iter();
+        slots
+            .filter(|&slot| self.table.store.hot(slot).port == port)
+            .count()
     }
 
     /// Whether nothing is left: no id, no entry of an index.

@@ -118,6 +118,11 @@ impl Hot {
         self.flags.contains(flags)
     }
 
+    /// Whether the slot's owner is there on a port: a VF is on all of them.
+    pub(crate) fn is_reached_by(&self, port: PortNum) -> bool {
+        self.vf != VfId::PF || self.port == port
+    }
+
     /// The terms of the slot's handshake. In quarantine it has none any more.
     pub(crate) const fn terms(&self) -> Terms {
         Terms::from_word(self.limit)

@@ -4,16 +4,17 @@
 //! `egress` and `ingress`.
 
 use ib_vtime::{Duration, Instant};
-use ib_wire::{Guid, Lid, Lmc, PortNum, Qpn, Sl};
-use vf_tunnel::wire_id::{Index, KeyedHash, NO_SLOT, Trail};
+use ib_wire::{Gid, Guid, Lid, Lmc, PortNum, Qpn, Sl};
+use vf_tunnel::wire_id::{Index, KeyedHash, Trail};
 use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
 
 use crate::config::Ticks;
+use crate::lists::{List, a_slot};
 use crate::machine::Offer;
 use crate::party::PeerAddress;
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::VfStatistics;
-use crate::store::{Cold, Flags, Hot, Links, Store, Terms};
+use crate::store::{Cold, Flags, Hot, Store, Terms};
 use crate::wheel::{self, Wheel};
 
 /// Communication ids and SIDR request ids are numbers of two separate spaces.
@@ -44,23 +45,9 @@ pub(crate) struct VfRecord {
     pub(crate) statistics: VfStatistics,
     /// Limit on [`VfStatistics::ids`].
     pub(crate) quota: u32,
-    slots: List,
+    pub(crate) slots: List,
     /// The slots in [`State::Quiet`], the one that was silent for the longest time last.
-    quiet: List,
-}
-
-/// The ends of a list of slots.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    first: u32,
-    last: u32,
-}
-
-impl List {
-    const EMPTY: Self = Self {
-        first: NO_SLOT,
-        last: NO_SLOT,
-    };
+    pub(crate) quiet: List,
 }
 
 #[derive(Clone, Debug)]
@@ -145,12 +132,22 @@ impl Table {
 
     // Finding.
 
-    /// The slot of a VF's own id.
-    pub(crate) fn by_guest(&self, vf: VfId, guest: VfCommId, space: Space) -> Option<u32> {
+    /// The slot of a VF's own id, used on a port. A VF numbers its connections on all ports together;
+    /// the PF has other software on each port, and each numbers its own.
+    pub(crate) fn by_guest(
+        &self,
+        vf: VfId,
+        guest: VfCommId,
+        space: Space,
+        port: PortNum,
+    ) -> Option<u32> {
         let hash = self.guest_hash(vf, guest, space);
         self.by_guest.matches(hash).find(|&slot| {
             let hot = self.store.hot(slot);
-            hot.guest == guest && hot.vf == vf && hot.has(Flags::SIDR) == (space == Space::Sidr)
+            hot.guest == guest
+                && hot.vf == vf
+                && hot.has(Flags::SIDR) == (space == Space::Sidr)
+                && hot.is_reached_by(port)
         })
     }
 
@@ -371,62 +368,6 @@ impl Table {
         self.store.close(slot);
     }
 
-    /// The list of its VF's in which a slot is.
-    fn list_of(&mut self, slot: u32) -> &mut List {
-        let Hot { vf, state, .. } = *self.store.hot(slot);
-        let record = self.vf_mut(vf);
-        if state == State::Quiet {
-            &mut record.quiet
-        } else {
-            &mut record.slots
-        }
-    }
-
-    /// Puts a slot at the head of its list.
-    fn attach(&mut self, slot: u32) {
-        let list = self.list_of(slot);
-        let next = core::mem::replace(&mut list.first, slot);
-        if next == NO_SLOT {
-            list.last = slot;
-        } else {
-            self.store.cold_mut(next).siblings.prev = slot;
-        }
-        self.store.cold_mut(slot).siblings = Links {
-            prev: NO_SLOT,
-            next,
-        };
-    }
-
-    /// Takes a slot out of its list.
-    fn detach(&mut self, slot: u32) {
-        let Links { prev, next } = self.store.cold(slot).siblings;
-        if prev == NO_SLOT {
-            self.list_of(slot).first = next;
-        } else {
-            self.store.cold_mut(prev).siblings.next = next;
-        }
-        if next == NO_SLOT {
-            self.list_of(slot).last = prev;
-        } else {
-            self.store.cold_mut(next).siblings.prev = prev;
-        }
-    }
-
-    /// One of a VF's slots.
-    pub(crate) fn first_of(&self, vf: VfId) -> Option<u32> {
-        self.of_vf(vf).next()
-    }
-
-    /// A VF's slots: the newest first, then those of quiet connections.
-    pub(crate) fn of_vf(&self, vf: VfId) -> impl Iterator<Item = u32> {
-        let lists = self.vf(vf).map(|record| [record.slots, record.quiet]);
-        lists.into_iter().flatten().flat_map(|list| {
-            core::iter::successors(a_slot(list.first), |&slot| {
-                a_slot(self.store.cold(slot).siblings.next)
-            })
-        })
-    }
-
     // Time.
 
     /// Ends what is due at `now`.
@@ -629,13 +570,12 @@ impl Table {
             .get(from.port.index())
             .copied()
             .unwrap_or_default();
-        (lmc.is_same_port(hot.lid, from.lid) && hot.port == from.port)
+        let is_at_peers_gid = |gid: Gid| !gid.is_none() && gid == self.store.cold(slot).gid;
+        let is_where_the_peer_is = (lmc.is_same_port(hot.lid, from.lid) && hot.port == from.port)
             || hot.lid == Lid::NONE
             || (lmc.is_same_port(hot.alternate_lid, from.lid) && hot.alternate_lid != Lid::NONE)
-            || (hot.has(Flags::GLOBAL)
-                && from
-                    .gid
-                    .is_some_and(|gid| !gid.is_none() && gid == self.store.cold(slot).gid))
+            || (hot.has(Flags::GLOBAL) && from.gid.is_some_and(is_at_peers_gid));
+        is_where_the_peer_is && hot.is_reached_by(from.port)
     }
 
     /// Remembers where a message of the slot's peer came from, if that was forgotten.
@@ -666,10 +606,6 @@ impl Table {
     pub(crate) fn ca_guid(&self, slot: u32) -> Guid {
         self.store.cold(slot).ca_guid
     }
-}
-
-fn a_slot(link: u32) -> Option<u32> {
-    (link != NO_SLOT).then_some(link)
 }
 
 fn space_of(hot: &Hot) -> Space {

@@ -10,10 +10,11 @@ use mad_mux::policy::{self, ClassRoute};
 use mad_mux::tid::{CutTransfer, Peer, TidMap};
 use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex};
 
+use crate::cm::AdapterCm;
 use crate::config::Strictness;
 use crate::join_routes::WayBack;
 use crate::limiter::{Admission, Held};
-use crate::mux::{PortMux, THE_PORT};
+use crate::mux::PortMux;
 use crate::output::{Cause, Passed, Route, WireSend, WireSource};
 use crate::paths::WaitingRequest;
 use crate::pf_software;
@@ -410,9 +411,19 @@ impl PortMux {
         mad: &mut Mad,
     ) -> Result<Step, DropReason> {
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
-        let gids = record.gids(self.gids.prefix());
+        let own = record.gids(self.gids.prefix());
+        let own = own.as_ref().map_or(&[][..], |gids| &gids[..]);
+        let AdapterCm { machine, gids } = &mut *self.cm.lock();
+        let elsewhere = self.gids_elsewhere(gids, vf, mad.header.attribute_id);
+        let everywhere;
+        let gids = if elsewhere.is_empty() {
+            own
+        } else {
+            everywhere = [own, &elsewhere].concat();
+            &everywhere
+        };
         let who = VfIdentity {
-            gids: gids.as_ref().map_or(&[], |gids| &gids[..]),
+            gids,
             ca_guid: record.ca_guid,
             pkeys: record.pkeys.keys(),
             check: match self.policy.cm_identity {
@@ -421,13 +432,14 @@ impl PortMux {
             },
         };
         let to = PeerAddress {
-            port: THE_PORT,
+            port: self.number,
             lid: checked.dlid(),
             qpn: checked.dqpn(),
             sl: checked.header.av.sl(),
             gid: checked.dgid(),
         };
-        if let Egress::Drop(reason) = self.cm.egress(now, vf, mad, &to, &who) {
+        let verdict = machine.egress(now, vf, mad, &to, &who);
+        if let Egress::Drop(reason) = verdict {
             return Err(reason);
         }
         if mad.header.attribute_id == AttributeId::CM_REQ

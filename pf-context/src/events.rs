@@ -39,7 +39,7 @@ impl PortMux {
     fn lid_changed(&mut self, cause: Cause, lid: Lid) {
         if lid != self.port.lid {
             self.port.lid = lid;
-            self.cm.forget_addresses();
+            self.cm.lock().machine.forget_addresses(self.number);
             self.tell_all(cause, VfEvent::LidChange);
         }
     }
@@ -92,6 +92,7 @@ impl PortMux {
         if prefix != self.gids.prefix() {
             self.gids.set_prefix(prefix);
             self.mcast.set_prefix(prefix);
+            self.tell_gids();
             self.tell_all(cause, VfEvent::GidChange);
         }
     }

@@ -1,6 +1,6 @@
 //! From the wire to a VF.
 
-use cm_paravirt::{GidOwner, Ingress, PeerAddress};
+use cm_paravirt::{Ingress, PeerAddress};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, PKeyIndex, QKey, Qpn};
@@ -10,9 +10,10 @@ use mad_mux::tid::Peer;
 use mcast_agg::MemberId;
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 
+use crate::cm::AdapterCm;
 use crate::config::{Policy, Strictness};
 use crate::egress::Outbound;
-use crate::mux::{PortMux, THE_PORT};
+use crate::mux::PortMux;
 use crate::output::{Cause, Passed, Route, VfDelivery, WireSource};
 use crate::pf_software;
 use crate::sa::PortTransaction;
@@ -256,20 +257,15 @@ impl PortMux {
         mad: &mut Mad,
     ) -> Result<Target, Refused> {
         let from = PeerAddress {
-            port: THE_PORT,
+            port: self.number,
             lid: source.slid,
             qpn: source.sqpn,
             sl: source.sl,
             gid: source.grh.map(|route| route.sgid),
         };
-        let (gids, vfs, policy) = (&self.gids, &self.vfs, &self.policy);
-        let owner = |gid: &Gid| match gids.owner(*gid) {
-            Ok(Owner::Vf(vf)) if vfs.active(vf).is_some() => GidOwner::Vf(vf),
-            Ok(Owner::Vf(vf)) => GidOwner::VfDown(vf),
-            Ok(Owner::Pf) if vfs.active(VfId::PF).is_some() => GidOwner::Vf(VfId::PF),
-            Ok(Owner::Pf) => GidOwner::Pf,
-            Err(_) => GidOwner::Unknown,
-        };
+        let (vfs, policy) = (&self.vfs, &self.policy);
+        let AdapterCm { machine, gids } = &mut *self.cm.lock();
+        let owner = |gid: &Gid| self.cm_owner(gids, *gid);
         let header = mad.header;
         let mut admitted = Err(DropReason::NoTarget.into());
         let admit = |vf| {
@@ -277,9 +273,12 @@ impl PortMux {
             admitted.map(drop).map_err(|refused| refused.reason)
         };
         let dgid = source.grh.map(|route| route.dgid);
-        match self.cm.ingress(now, mad, &from, dgid, owner, admit) {
+        match machine.ingress(now, mad, &from, dgid, owner, admit) {
             Ingress::Deliver(_) => admitted,
             Ingress::Answer => Ok(Target::Sender),
+            Ingress::ToPf if self.has_pf_software() => {
+                self.admit(VfId::PF, SpecialQp::Gsi, source, mad)
+            }
             Ingress::ToPf => Err(DropReason::NoTarget.into()),
             Ingress::Drop(reason) => Err(admitted
                 .err()

@@ -94,8 +94,17 @@ pub struct TidRow {
 pub struct CmRow {
     /// The port.
     pub port: PortNum,
-    /// What is known of the exchange. Its `port` is a number of the machine's own.
+    /// What is known of the exchange.
     pub connection: cm_paravirt::Connection,
+}
+
+/// What a VF has or serves, for SIDR requests without a GRH.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SidrRow {
+    /// The VF.
+    pub vf: VfId,
+    /// The address or service.
+    pub entry: cm_paravirt::SidrEntry,
 }
 
 /// A multicast group.
@@ -202,6 +211,8 @@ pub trait Inspect: core::fmt::Debug {
     fn tids(&self, now: Instant) -> Rows<'_, TidRow>;
     /// The communication ids.
     fn cm(&self, now: Instant) -> Rows<'_, CmRow>;
+    /// The addresses and services of VFs, which they have on all ports.
+    fn sidr(&self) -> Rows<'_, SidrRow>;
     /// The multicast groups.
     fn groups(&self) -> Rows<'_, GroupRow>;
     /// The subscriptions to notices.
@@ -333,8 +344,19 @@ impl<'a> PortView<'a> {
     /// The communication ids.
     pub fn cm(self, now: Instant) -> impl Iterator<Item = CmRow> + 'a {
         let Self { mux, port } = self;
-        let connections = mux.cm.connections(now);
-        connections.map(move |connection| CmRow { port, connection })
+        let machine = &mux.cm.lock().machine;
+        let connections = machine.connections(now);
+        let of_port = connections.filter(|connection| connection.port == mux.number);
+        let rows = of_port.map(|connection| CmRow { port, connection });
+        rows.collect::<Vec<_>>().into_iter()
+    }
+
+    /// The addresses and services of VFs.
+    pub fn sidr(self) -> impl Iterator<Item = SidrRow> + 'a {
+        let cm = self.mux.cm.lock();
+        let entries = cm.machine.sidr_table().iter();
+        let rows = entries.map(|(vf, entry)| SidrRow { vf, entry });
+        rows.collect::<Vec<_>>().into_iter()
     }
 
     /// The multicast groups.
@@ -422,6 +444,10 @@ impl Inspect for PortView<'_> {
 
     fn cm(&self, now: Instant) -> Rows<'_, CmRow> {
         Box::new((*self).cm(now))
+    }
+
+    fn sidr(&self) -> Rows<'_, SidrRow> {
+        Box::new((*self).sidr())
     }
 
     fn groups(&self) -> Rows<'_, GroupRow> {

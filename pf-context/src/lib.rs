@@ -48,6 +48,12 @@
 //! exception when the SM is on this very port: they go out, to the SM. Performance management requests
 //! are another: the adapter answers them.
 //!
+//! # Ports of one adapter
+//!
+//! The muxes of a [`PfContext`] share one map of communication ids and one table of addresses for SIDR: a
+//! connection can use any of the adapter's ports and migrate between them, and a VF may claim its GIDs on
+//! all of them. Limits of communication ids count for all ports together.
+//!
 //! # What counts as the SA
 //!
 //! SA requests to the SM's LID. Those to any other LID are ordinary transactions, since nobody there
@@ -59,6 +65,7 @@
 
 mod alias_groups;
 mod asked_under;
+mod cm;
 mod config;
 pub mod context;
 mod delivery;

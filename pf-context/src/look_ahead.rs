@@ -101,7 +101,7 @@ impl PortMux {
         if header.mgmt_class == MgmtClass::COM_MGT {
             return Ahead {
                 table: Table::Cm,
-                trail: self.cm.egress_trail(vf, &frame.mad),
+                trail: self.cm.lock().machine.egress_trail(vf, &frame.mad),
             };
         }
         if !TidMap::is_mapped(header.method) {
@@ -143,7 +143,7 @@ impl PortMux {
         if mad.header.mgmt_class == MgmtClass::COM_MGT {
             Ahead {
                 table: Table::Cm,
-                trail: self.cm.ingress_trail(mad),
+                trail: self.cm.lock().machine.ingress_trail(mad),
             }
         } else {
             Ahead::NOTHING
@@ -152,7 +152,7 @@ impl PortMux {
 
     fn step(&self, ahead: Ahead) -> Trail {
         match ahead.table {
-            Table::Cm => self.cm.read_ahead(ahead.trail),
+            Table::Cm => self.cm.lock().machine.read_ahead(ahead.trail),
             Table::Paths => self.paths.read_ahead(ahead.trail),
             Table::Groups(member) => self.mcast.read_ahead(ahead.trail, member),
         }

@@ -13,6 +13,7 @@ use mcast_agg::McastAgg;
 use mcast_agg::notices::NoticeAgg;
 use vf_tunnel::VfId;
 
+use crate::cm::SharedCm;
 use crate::config::{EgressLimit, Policy, PortConfig};
 use crate::join_routes::JoinRoutes;
 use crate::limiter::Limiter;
@@ -21,10 +22,6 @@ use crate::paths::WaitingRequest;
 use crate::pkeys::PortPKeys;
 use crate::statistics::MadStatistics;
 use crate::vf::Vfs;
-
-/// The number under which the machines know the port: each mux has its own, so it need not be the
-/// hardware's.
-pub(crate) const THE_PORT: PortNum = PortNum(1);
 
 /// What the SM told the port.
 #[derive(Clone, Copy, Debug)]
@@ -47,13 +44,16 @@ impl Port {
 /// One port's QP0 and QP1 as its VFs share them: see the [crate's documentation](crate).
 #[derive(Clone, Debug)]
 pub struct PortMux {
+    /// The number under which the adapter's communication manager knows the port.
+    pub(crate) number: PortNum,
     pub(crate) port: Port,
     pub(crate) policy: Policy,
     pub(crate) pkeys: PortPKeys,
     pub(crate) gids: GidTable,
     pub(crate) vfs: Vfs,
     pub(crate) tids: TidMap,
-    pub(crate) cm: CmParavirt,
+    /// Shared with the adapter's other ports.
+    pub(crate) cm: SharedCm,
     pub(crate) mcast: McastAgg,
     pub(crate) notices: NoticeAgg,
     pub(crate) join_routes: JoinRoutes,
@@ -77,6 +77,7 @@ impl PortMux {
         let mut seeds = SplitMix64::new(config.seed);
         let PortConfig { limits, .. } = config;
         let mut this = Self {
+            number: PortNum(1),
             port: Port {
                 lid: config.lid,
                 lmc: config.lmc,
@@ -89,7 +90,7 @@ impl PortMux {
             gids: GidTable::new(config.subnet_prefix, config.guid),
             vfs: Vfs::default(),
             tids: TidMap::new(limits.tids, seeds.next()),
-            cm: CmParavirt::new(limits.cm, seeds.next()),
+            cm: SharedCm::new(CmParavirt::new(limits.cm, seeds.next())),
             mcast: McastAgg::new(
                 limits.mcast,
                 config.subnet_prefix,
@@ -120,7 +121,7 @@ impl PortMux {
     pub fn poll_timeout(&self) -> Option<Instant> {
         [
             self.tids.poll_timeout(),
-            self.cm.poll_timeout(),
+            self.cm.lock().machine.poll_timeout(),
             self.mcast.poll_timeout(),
             self.notices.poll_timeout(),
             self.paths.poll_timeout(),
@@ -134,7 +135,7 @@ impl PortMux {
     /// Does what is due: ends what is too old, asks the SA again, sends what had to wait.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.tids.expire(now);
-        self.cm.handle_timeout(now);
+        self.cm.lock().machine.handle_timeout(now);
         self.mcast.handle_timeout(now);
         self.notices.handle_timeout(now);
         self.paths.expire(now);
@@ -146,7 +147,7 @@ impl PortMux {
     pub fn set_lmc(&mut self, lmc: Lmc) {
         self.port.lmc = lmc;
         self.tids.set_lmc(lmc);
-        self.cm.set_lmc(THE_PORT, lmc);
+        self.cm.lock().machine.set_lmc(self.number, lmc);
     }
 
     /// Frames of VFs that wait for their turn.
@@ -160,7 +161,7 @@ impl PortMux {
         let mcast = self.mcast.sizes();
         Sizes {
             tids: self.tids.len(),
-            cm_ids: self.cm.len(),
+            cm_ids: self.cm_ids(),
             mcast_groups: mcast.groups,
             mcast_members: mcast.members,
             subscriptions: self.notices.sizes().held,
@@ -174,7 +175,7 @@ impl PortMux {
     pub fn state_bytes(&self) -> StateBytes {
         StateBytes {
             tids: self.tids.bytes(),
-            cm_ids: self.cm.state_bytes(),
+            cm_ids: self.cm_bytes(),
             mcast: self.mcast.bytes(),
         }
     }

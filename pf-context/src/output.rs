@@ -321,7 +321,7 @@ impl Output {
 pub struct Sizes {
     /// Transactions.
     pub tids: usize,
-    /// Communication ids, and requests of peers without one.
+    /// Communication ids, and requests of peers without one, whose exchanges use this port.
     pub cm_ids: usize,
     /// Multicast groups.
     pub mcast_groups: usize,
@@ -340,7 +340,7 @@ pub struct Sizes {
 pub struct StateBytes {
     /// Transactions.
     pub tids: usize,
-    /// Communication ids.
+    /// Communication ids of all ports of the adapter, told by the first of them.
     pub cm_ids: usize,
     /// Multicast groups with their members.
     pub mcast: usize,

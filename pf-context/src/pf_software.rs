@@ -40,7 +40,7 @@ impl PortMux {
         let mut record = Vf::new(config, &self.pkeys);
         record.is_pf = true;
         self.vfs.insert(VfId::PF, record);
-        self.cm.set_quota(VfId::PF, u32::MAX);
+        self.cm.lock().machine.set_quota(VfId::PF, u32::MAX);
     }
 
     pub(crate) fn has_pf_software(&self) -> bool {

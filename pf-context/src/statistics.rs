@@ -180,9 +180,9 @@ pub struct VfUsage {
     pub tids: Use,
     /// SA requests among them that wait for their answer.
     pub sa_requests: Use,
-    /// Communication ids and SIDR request ids, those in quarantine included.
+    /// Communication ids and SIDR request ids on all ports of the adapter, those in quarantine included.
     pub cm_ids: Use,
-    /// Peers' requests that the VF has not answered.
+    /// Peers' requests, on all ports, that the VF has not answered.
     pub cm_pending: Use,
     /// Multicast groups that it is in.
     pub groups: Use,
@@ -246,7 +246,8 @@ impl PortMux {
     pub fn vf_usage(&self, vf: VfId) -> VfUsage {
         let owner = Owner::Vf(vf);
         let (tids, limits) = (self.tids.usage(owner), self.tids.config().of(owner));
-        let cm = self.cm.vf_statistics(vf);
+        let machine = &self.cm.lock().machine;
+        let cm = machine.vf_statistics(vf);
         let cm = cm.map_or((0, 0), |statistics| (statistics.ids, statistics.pending));
         let groups = self.mcast.usage(vf.into());
         let mcast = self.mcast.config();
@@ -257,8 +258,8 @@ impl PortMux {
         VfUsage {
             tids: Use::new(tids.live, limits.per_vf),
             sa_requests: Use::new(tids.waiting_for_sa, limits.sa_per_vf),
-            cm_ids: Use::new(cm.0, self.cm.quota(vf)),
-            cm_pending: Use::new(cm.1, self.cm.config().pending_per_vf),
+            cm_ids: Use::new(cm.0, machine.quota(vf)),
+            cm_pending: Use::new(cm.1, machine.config().pending_per_vf),
             groups: Use::new(groups.held, mcast.groups_of(member)),
             joins: Use::new(groups.waiting, mcast.waiting_of(member)),
             subscriptions: Use::new(subscriptions.held, notices.subscriptions_of(member)),
@@ -297,7 +298,8 @@ impl PortMux {
     }
 
     fn ages_besides_transactions(&self, now: Instant, vf: VfId) -> VfAges {
-        let exchanges = self.cm.connections_of(now, vf);
+        let machine = &self.cm.lock().machine;
+        let exchanges = machine.connections_of(now, vf);
         let oldest_frame = self.limiter.queue(vf).since;
         VfAges {
             transaction: None,

@@ -134,6 +134,7 @@ impl PortMux {
         {
             return Err(AddVfError::BadGuid(guid));
         }
+        self.tell_gids();
         self.limiter.add(vf, self.egress_limit);
         self.vfs.insert(vf, Vf::new(config, &self.pkeys));
         Ok(())
@@ -167,6 +168,7 @@ impl PortMux {
         if before == guid {
             return Ok(());
         }
+        self.tell_gids();
         if let Some(record) = self.vfs.get_mut(vf) {
             record.guid = guid;
         }
@@ -269,7 +271,7 @@ impl PortMux {
             ResetPolicy::Silent
         };
         let cut = self.tids.reset(now, vf);
-        self.cm.vf_reset(now, vf, policy);
+        self.cm.lock().machine.vf_reset(now, vf, policy);
         self.mcast.reset(now, vf.into());
         self.notices.reset(now, vf.into());
         self.join_routes.forget(vf);
@@ -278,7 +280,7 @@ impl PortMux {
                 self.abort(now, cause, vf, transfer);
             }
         }
-        while let Some(message) = self.cm.poll_transmit() {
+        while let Some(message) = self.next_farewell() {
             self.farewell(now, cause, &message);
         }
         self.pump(now, cause);
@@ -288,6 +290,9 @@ impl PortMux {
     pub fn remove_vf(&mut self, vf: VfId) {
         let gone = self.gids.assign(vf, None);
         debug_assert!(gone, "no GUID can always be assigned");
+        self.tell_gids();
+        // Nobody else can be in the way of no entries.
+        let _ = self.set_sidr(vf, &[]);
         self.limiter.remove(vf);
         self.vfs.remove(vf);
     }

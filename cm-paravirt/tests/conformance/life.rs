@@ -2,6 +2,7 @@
 
 use cm_paravirt::{Config, ResetPolicy, State};
 use ib_vtime::Duration;
+use ib_wire::PortNum;
 use ib_wire::cm::{CmDreq, CmMessage, CmRej, RejReason};
 use ib_wire::mad::AttributeId;
 use vf_tunnel::DropReason;
@@ -135,7 +136,7 @@ fn c111_a_reset_vf_leaves_nothing_for_its_successor() {
     pf.machine.vf_reset(pf.now, vf(1), ResetPolicy::Silent);
     assert_eq!(pf.machine.connections_of(pf.now, vf(1)).count(), 0);
     assert_eq!(pf.machine.len(), 1);
-    assert_eq!(pf.machine.poll_transmit(), None);
+    assert_eq!(pf.machine.poll_transmit(PortNum(1)), None);
     // The successor uses the same id for the same peer.
     let new = pf.connect(1, 5, PEER_LID, 80);
     assert_ne!(new, wire);
@@ -161,7 +162,7 @@ fn c112_peers_of_a_reset_vf_are_told_and_no_others() {
     let answered = pf.sends(1, rep(7, 79, vf_ca(1)), at(PEER_LID));
     pf.machine.vf_reset(pf.now, vf(1), policy);
     let mut told = Vec::new();
-    while let Some(transmit) = pf.machine.poll_transmit() {
+    while let Some(transmit) = pf.machine.poll_transmit(PortNum(1)) {
         assert_eq!(transmit.vf, vf(1));
         assert_eq!(transmit.pkey, PKEY);
         told.push((transmit.to.lid.get(), transmit.mad));
@@ -206,7 +207,7 @@ fn c112_farewells_are_limited() {
     }
     let policy = ResetPolicy::Signal { ca_guid: vf_ca(1) };
     pf.machine.vf_reset(pf.now, vf(1), policy);
-    let told = core::iter::from_fn(|| pf.machine.poll_transmit()).count();
+    let told = core::iter::from_fn(|| pf.machine.poll_transmit(PortNum(1))).count();
     assert_eq!(told, 10);
     assert_eq!(pf.machine.statistics().signals_lost, 5);
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cm_paravirt::{ResetPolicy, State};
 use ib_vtime::SplitMix64;
+use ib_wire::PortNum;
 use ib_wire::cm::{CmMessage, CmReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad};
 use proptest::prelude::*;
@@ -148,7 +149,7 @@ impl World {
         let own = self.owners.iter().filter(|(_, owner)| owner.vf == vf);
         self.dead.extend(own.map(|(wire, _)| *wire));
         self.asked.retain(|(asked, _, _)| *asked != vf);
-        while let Some(transmit) = self.pf.machine.poll_transmit() {
+        while let Some(transmit) = self.pf.machine.poll_transmit(PortNum(1)) {
             assert_eq!(transmit.vf.get(), vf);
             let local = local_id(&transmit.mad);
             assert!(local == 0 || self.dead.contains(&local));

@@ -3,7 +3,7 @@
 use cm_paravirt::{Config, IdentityCheck, State};
 use ib_wire::cm::{CmLap, CmMessage, CmRej, CmReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad};
-use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix};
+use ib_wire::{Gid, Guid, Lid, PortNum, Qpn, SubnetPrefix};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
@@ -206,7 +206,7 @@ fn c087_a_peer_behind_routers_is_known_by_its_gid_and_one_in_the_subnet_is_not()
 fn c087_after_a_change_of_lids_the_first_message_with_the_right_ids_tells_the_new_one() {
     let mut pf = Pf::default();
     let wire = pf.connect(1, 5, PEER_LID, 77);
-    pf.machine.forget_addresses();
+    pf.machine.forget_addresses(PortNum(1));
     let lap_less = |local| message(AttributeId::CM_DREQ, local, wire);
     assert_eq!(pf.rx(lap_less(78), at(20)), Rx::Drop(DropReason::WrongPeer));
     pf.rx(lap_less(77), at(20)).into_vf(1);

@@ -2,6 +2,7 @@
 
 use cm_paravirt::{Config, ResetPolicy, State};
 use ib_vtime::Duration;
+use ib_wire::PortNum;
 use ib_wire::cm::{CmReq, CmTransport};
 use ib_wire::mad::{AttributeId, Mad};
 use proptest::prelude::*;
@@ -207,7 +208,11 @@ fn c112_the_peer_of_a_quiet_connection_is_told_of_a_reset() {
     pf.wait(100);
     let policy = ResetPolicy::Signal { ca_guid: vf_ca(1) };
     pf.machine.vf_reset(pf.now, vf(1), policy);
-    let told = pf.machine.poll_transmit().expect("a farewell").mad;
+    let told = pf
+        .machine
+        .poll_transmit(PortNum(1))
+        .expect("a farewell")
+        .mad;
     assert_eq!(told.header.attribute_id, AttributeId::CM_DREQ);
     assert_eq!((local_id(&told), remote_id(&told)), (wire, 77));
     assert!(pf.machine.is_empty());

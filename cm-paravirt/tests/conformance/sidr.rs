@@ -1,8 +1,8 @@
 //! Statements about SIDR.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use cm_paravirt::{SidrService, State};
+use cm_paravirt::{ResetPolicy, SidrEntry, SidrTaken, SidrTarget, State};
 use ib_wire::cm::CmSidrReq;
 use ib_wire::mad::{AttributeId, Mad};
 use ib_wire::{PKey, ServiceId};
@@ -29,30 +29,73 @@ fn c101_a_sidr_req_with_grh_goes_to_the_vf_with_the_destination_gid() {
     );
 }
 
-fn service(id: u64, mask: u64, pkey: Option<PKey>, number: u16) -> SidrService {
-    SidrService {
-        service_id: ServiceId::new(id),
-        mask,
+fn service(id: u64, bits: u8, pkey: Option<PKey>) -> SidrEntry {
+    SidrEntry {
+        target: SidrTarget::Service {
+            id: ServiceId::new(id),
+            bits,
+        },
         pkey,
-        vf: vf(number),
+    }
+}
+
+fn address(text: &str, pkey: Option<PKey>) -> SidrEntry {
+    let address = text.parse().expect("an address");
+    SidrEntry {
+        target: SidrTarget::Address(address),
+        pkey,
+    }
+}
+
+impl Pf {
+    fn set_sidr(&mut self, number: u16, entries: &[SidrEntry]) {
+        let set = self.machine.sidr_table_mut().set(vf(number), entries);
+        assert_eq!(set, Ok(()));
     }
 }
 
 #[test]
 fn c102_without_grh_the_service_table_decides_else_the_pf() {
     let mut pf = Pf::default();
-    let table = pf.machine.sidr_table_mut();
-    table.register(service(0x1000, !0xff, Some(FOREIGN_PKEY), 1));
-    table.register(service(0x1000, !0xff, Some(PKEY), 2));
-    table.register(service(0x1000, !0xfff, None, 3));
+    pf.set_sidr(1, &[service(0x1000, 56, Some(FOREIGN_PKEY))]);
+    pf.set_sidr(2, &[service(0x1000, 56, Some(PKEY))]);
+    pf.set_sidr(3, &[service(0x1000, 52, None)]);
     for (id, target) in [(0x1042, 2), (0x1142, 3)] {
         let req = sidr_req(7, id);
         assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(target, req));
     }
     assert_eq!(pf.rx(sidr_req(7, 0x2000), at(PEER_LID)), Rx::ToPf);
-    pf.machine.sidr_table_mut().forget(vf(2));
+    // The operator's table outlives a reset, and goes when he says so.
+    pf.machine.vf_reset(pf.now, vf(2), ResetPolicy::Silent);
+    let req = sidr_req(9, 0x1042);
+    assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(2, req));
+    pf.set_sidr(2, &[]);
     let req = sidr_req(8, 0x1042);
     assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(3, req));
+}
+
+#[test]
+fn c102_an_entry_is_one_vfs_alone() {
+    let mut pf = Pf::default();
+    let own = address("192.0.2.7", Some(PKEY));
+    pf.set_sidr(1, &[own]);
+    let table = pf.machine.sidr_table_mut();
+    let before = [service(0x1000, 64, None)];
+    assert_eq!(table.set(vf(2), &before), Ok(()));
+    assert_eq!(
+        table.set(vf(2), &[service(0x2000, 64, None), own]),
+        Err(SidrTaken {
+            entry: own,
+            vf: vf(1)
+        })
+    );
+    let of_vf = |number| {
+        let held = table.iter().filter(move |(owner, _)| *owner == vf(number));
+        held.map(|(_, entry)| entry).collect::<Vec<_>>()
+    };
+    assert_eq!((of_vf(1), of_vf(2)), (vec![own], before.to_vec()));
+    // Another tenant has the same address in another partition.
+    pf.set_sidr(2, &[address("192.0.2.7", Some(FOREIGN_PKEY))]);
 }
 
 /// A request with rdma_cm's header: IP version in byte 1, destination in bytes 20 to 35.
@@ -69,10 +112,9 @@ fn c102_without_grh_the_address_that_rdma_cm_asks_for_decides_first() {
     let mut pf = Pf::default();
     let v4 = Ipv4Addr::new(192, 0, 2, 7);
     let v6: Ipv6Addr = "2001:db8::7".parse().expect("an address");
-    let table = pf.machine.sidr_table_mut();
-    table.assign_address(IpAddr::V4(v4), vf(1));
-    table.assign_address(IpAddr::V6(v6), vf(2));
-    table.register(service(RDMA_UDP, !0, None, 3));
+    pf.set_sidr(1, &[address("192.0.2.7", None)]);
+    pf.set_sidr(2, &[address("2001:db8::7", Some(PKEY))]);
+    pf.set_sidr(3, &[service(RDMA_UDP, 64, None)]);
     let mut v4_bytes = [0; 16];
     v4_bytes[12..].copy_from_slice(&v4.octets());
     for (version, destination, target) in [(4, v4_bytes, 1), (6, v6.octets(), 2), (4, [9; 16], 3)] {
@@ -81,6 +123,23 @@ fn c102_without_grh_the_address_that_rdma_cm_asks_for_decides_first() {
     }
     let other_service = rdma_cm_req(8, 0x1000, 4, v4_bytes);
     assert_eq!(pf.rx(other_service, at(PEER_LID)), Rx::ToPf);
+}
+
+#[test]
+fn c102_an_ipv6_address_that_is_formed_of_a_vfs_guid_needs_no_table() {
+    let mut pf = Pf::default();
+    for prefix in [0xfe80_u64 << 48, 0x2001_0db8_0000_0001] {
+        let identifier = vf_gid(3).interface_id().get() | 0x02 << 56;
+        let destination = (u128::from(prefix) << 64 | u128::from(identifier)).to_be_bytes();
+        let req = rdma_cm_req(7, RDMA_UDP, 6, destination);
+        assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(3, req));
+        let as_v4 = rdma_cm_req(8, RDMA_UDP, 4, destination);
+        assert_eq!(pf.rx(as_v4, at(PEER_LID)), Rx::ToPf);
+    }
+    let identifier = vf_gid(3).interface_id().get();
+    let not_universal = (0xfe80_u128 << 112 | u128::from(identifier)).to_be_bytes();
+    let req = rdma_cm_req(7, RDMA_UDP, 6, not_universal);
+    assert_eq!(pf.rx(req, at(PEER_LID)), Rx::ToPf);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use cm_paravirt::SidrTaken;
 use hca_api::{AddressSpace, HcaError, ResourceCounts};
 use ib_endpoint::EndPortError;
 use ib_wire::{Guid, PKeyIndex, PortNum};
@@ -140,6 +141,14 @@ pub enum PfError {
     Vf(PortNum, AddVfError),
     /// There is no such VF.
     NoVf(VfId),
+    /// An address or service is another VF's.
+    Sidr(SidrTaken),
+}
+
+impl From<SidrTaken> for PfError {
+    fn from(taken: SidrTaken) -> Self {
+        Self::Sidr(taken)
+    }
 }
 
 impl From<HcaError> for PfError {
@@ -155,6 +164,7 @@ impl fmt::Display for PfError {
             Self::Port(port, error) => write!(f, "port {}: {error}", port.0),
             Self::Vf(port, error) => write!(f, "port {}: {error}", port.0),
             Self::NoVf(vf) => write!(f, "there is no {vf}"),
+            Self::Sidr(taken) => write!(f, "{} is already given to {}", taken.entry, taken.vf),
         }
     }
 }

@@ -8,8 +8,8 @@ use super::config::GuidSource;
 use super::port::PfPort;
 use crate::guids::GuidState;
 use crate::inspect::{
-    CmRow, GroupRow, GuidRow, Inspect, PKeyRow, PortRow, PortView, Rows, SubscriptionRow, TidRow,
-    VfRow,
+    CmRow, GroupRow, GuidRow, Inspect, PKeyRow, PortRow, PortView, Rows, SidrRow, SubscriptionRow,
+    TidRow, VfRow,
 };
 
 impl PfContext {
@@ -71,6 +71,10 @@ impl Inspect for PfContext {
 
     fn cm(&self, now: Instant) -> Rows<'_, CmRow> {
         Box::new(self.views().flat_map(move |(_, view)| view.cm(now)))
+    }
+
+    fn sidr(&self) -> Rows<'_, SidrRow> {
+        Box::new(self.views().take(1).flat_map(|(_, view)| view.sidr()))
     }
 
     fn groups(&self) -> Rows<'_, GroupRow> {

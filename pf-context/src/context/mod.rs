@@ -20,6 +20,7 @@ mod tunnel;
 
 use std::collections::BTreeMap;
 
+use cm_paravirt::SidrEntry;
 use hca_api::{AddressSpace, FunctionManager, FunctionSpec, HcaEvent, ResourceCounts};
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
@@ -67,6 +68,12 @@ impl PfContext {
                     }
                     return Err(error);
                 }
+            }
+        }
+        if let Some((first, others)) = ports.split_first_mut() {
+            for port in others {
+                let number = port.own.port();
+                port.mux.join_adapter(&first.mux, number);
             }
         }
         Ok(Self {
@@ -259,6 +266,20 @@ impl PfContext {
             port.carry_out(hca);
         }
         Ok(())
+    }
+
+    /// Gives a VF these addresses and services, at which it gets SIDR requests that come without a GRH,
+    /// instead of those that it had.
+    ///
+    /// # Errors
+    /// [`PfError::NoVf`], or [`PfError::Sidr`]; nothing has changed then.
+    pub fn set_sidr(&mut self, vf: VfId, entries: &[SidrEntry]) -> Result<(), PfError> {
+        self.check(vf)?;
+        // The ports have one table.
+        match self.ports.first_mut() {
+            Some(port) => Ok(port.mux.set_sidr(vf, entries)?),
+            None => Ok(()),
+        }
     }
 
     fn check(&self, vf: VfId) -> Result<(), PfError> {

@@ -75,7 +75,7 @@ impl Scene {
                 self.wait(end);
             }
             13 => self.reset(some_vf(input), input.flag()),
-            14 => self.machine.forget_addresses(),
+            14 => self.machine.forget_addresses(PortNum(1)),
             _ => {
                 let vf = some_vf(input);
                 let quota = u32::from(input.byte() % 8);
@@ -211,7 +211,7 @@ impl Scene {
         self.machine.vf_reset(self.now, vf, policy);
         self.delivered.retain(|(of, ..)| *of != vf);
         let mut signals = 0;
-        while let Some(transmit) = self.machine.poll_transmit() {
+        while let Some(transmit) = self.machine.poll_transmit(PortNum(1)) {
             assert_eq!(transmit.vf, vf);
             signals += 1;
         }

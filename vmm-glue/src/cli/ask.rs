@@ -149,6 +149,10 @@ enum VfChangeCommand {
         #[arg(value_enum)]
         rights: Vec<Right>,
     },
+    /// The addresses and services at which it gets SIDR requests that come without a GRH: IP addresses,
+    /// service ids such as 0x0000000001111c06 or 0x0000000001110000/48, each with @0x8001 behind it for one
+    /// partition; none without any.
+    Sidr { entries: Vec<String> },
     /// The administrator's will.
     State {
         #[arg(value_enum)]
@@ -188,6 +192,7 @@ impl SetVfArgs {
                 VfChangeCommand::Pkeys { pkeys } => VfChange::Pkeys(pkeys),
                 VfChangeCommand::Limits { limits } => limits_change(&limits),
                 VfChangeCommand::Rights { rights } => VfChange::Rights(rights),
+                VfChangeCommand::Sidr { entries } => VfChange::Sidr(entries),
                 VfChangeCommand::State { state } => VfChange::State(state),
             },
         }

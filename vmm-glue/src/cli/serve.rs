@@ -133,6 +133,7 @@ impl ServeArgs {
                 ..Quotas::default()
             },
             policy: PolicyOptions::default(),
+            sidr: Vec::new(),
             attach: self.attach.clone(),
             local_guids: self.local_guids.then_some(true),
             seed: self.seed,

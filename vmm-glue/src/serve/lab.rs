@@ -20,7 +20,7 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::why::History;
-use super::{NamedVf, Options, Plan, PlanError, Seat, SmChoice};
+use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
 use crate::Driven;
 use crate::Slice;
 use crate::vfio_user::GuestMemory;
@@ -69,6 +69,9 @@ pub enum LabError {
     /// A VF cannot be given to VMMs.
     #[error("cannot make a device of {1} of {0}")]
     Device(String, VfId, #[source] DeviceError),
+    /// A VF cannot be given addresses or services.
+    #[error("[[sidr]] of VF {1} of {0}: {2}")]
+    Sidr(String, u16, String),
     /// The subnet manager cannot be started.
     #[error("cannot start the subnet manager on {0}")]
     Manager(String, #[source] OpenError),
@@ -129,7 +132,11 @@ impl Lab {
             ..Self::of(World::new(fabric, seed), seed)
         };
         lab.start_hosts(options, &topology.hcas, &built, &cast)?;
-        Ok(lab)
+        let nobodys = |spec: &&SidrSpec| lab.pf_hosts().all(|host| host.name != spec.host);
+        match options.sidr.iter().find(nobodys) {
+            Some(spec) => Err(no_sidr(spec, "no host of that name has VFs")),
+            None => Ok(lab),
+        }
     }
 
     /// A lab without a node.
@@ -257,6 +264,11 @@ impl Lab {
                 let offered = self.offer(name, id, vf, memory, function);
                 offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;
             }
+        }
+        for spec in options.sidr.iter().filter(|spec| spec.host == name) {
+            let vf = VfId::new(spec.vf).ok_or_else(|| no_sidr(spec, "there is no such VF"))?;
+            let set = self.world.context_mut(id).set_sidr(vf, &spec.at);
+            set.map_err(|error| no_sidr(spec, error))?;
         }
         Ok(id)
     }
@@ -409,6 +421,10 @@ impl Lab {
         let mut contexts = self.pf_hosts().map(|host| self.world.context(host.id));
         contexts.all(pf_context::PfContext::is_quiet)
     }
+}
+
+fn no_sidr(spec: &SidrSpec, why: impl ToString) -> LabError {
+    LabError::Sidr(spec.host.clone(), spec.vf, why.to_string())
 }
 
 /// Takes the events of a host's own software, for which nobody waits, and what happened to its VFs.

@@ -43,7 +43,7 @@ pub use guests::{GuestAction, GuestReport, JobId};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
 pub use listeners::{Listener, Listeners};
-pub use options::{GuidPolicy, Options, Quotas, SmChoice};
+pub use options::{GuidPolicy, Options, Quotas, SidrSpec, SmChoice};
 pub use options_file::{GivenOptions, OptionsFileError};
 pub use policy::{Check, PolicyOptions};
 pub use rights::Right;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cm_paravirt::{NoSidrEntry, SidrEntry};
 use pf_context::Limits;
 use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec};
 
@@ -108,6 +109,28 @@ impl Quotas {
     }
 }
 
+/// What a VF has or serves at the start; see [`VfChange::Sidr`](super::VfChange::Sidr).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SidrSpec {
+    /// The description of its adapter.
+    pub host: String,
+    /// Its number.
+    pub vf: u16,
+    /// The addresses and services.
+    #[serde(deserialize_with = "entries")]
+    pub at: Vec<SidrEntry>,
+}
+
+fn entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<SidrEntry>, D::Error> {
+    let texts = Vec::<String>::deserialize(from)?;
+    let entries = texts.iter().map(|text| {
+        let entry = text.parse();
+        entry.map_err(|why: NoSidrEntry| serde::de::Error::custom(format!("{text:?}: {why}")))
+    });
+    entries.collect()
+}
+
 /// What a service is made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -142,6 +165,8 @@ pub struct Options {
     pub quotas: Quotas,
     /// How strictly the VFs' management packets are taken.
     pub policy: PolicyOptions,
+    /// Addresses and services of VFs.
+    pub sidr: Vec<SidrSpec>,
     /// Seed of everything random; random itself by default.
     pub seed: Option<u64>,
     /// The control socket; none by default.

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{
     AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right,
-    SmChoice, SocketName, TopologySpec,
+    SidrSpec, SmChoice, SocketName, TopologySpec,
 };
 
 /// VFs of each shared adapter if nobody says how many.
@@ -52,6 +52,8 @@ pub struct GivenOptions {
     pub quotas: Quotas,
     #[serde(default)]
     pub policy: PolicyOptions,
+    #[serde(default)]
+    pub sidr: Vec<SidrSpec>,
     #[serde(default, deserialize_with = "attach")]
     pub attach: Vec<AttachSpec>,
     pub local_guids: Option<bool>,
@@ -124,6 +126,7 @@ impl GivenOptions {
             } else {
                 self.policy
             },
+            sidr: first(self.sidr, others.sidr),
             attach: first(self.attach, others.attach),
             local_guids: self.local_guids.or(others.local_guids),
             seed: self.seed.or(others.seed),
@@ -153,6 +156,7 @@ impl GivenOptions {
             vfio_user: self.vfio_user,
             quotas: self.quotas,
             policy: self.policy,
+            sidr: self.sidr,
             attach: self.attach,
             local_guids: self.local_guids.unwrap_or_default(),
             seed: self.seed,
@@ -219,6 +223,11 @@ mod tests {
                 "unknown field `beer`",
             ),
             ("attach = [\"x\"]\n", "line 1", "ibsim:SOCKNAME"),
+            (
+                "[[sidr]]\nhost = \"a\"\nvf = 1\nat = [\"7174\"]\n",
+                "line 4",
+                "an IP address",
+            ),
             ("vfs = 4\nvfs = 5\n", "line 2", "duplicate key"),
             ("vfs =\n", "line 1", ""),
             ("[access]\ndoor = {}\n", "line 2", "\"door\" is no socket"),

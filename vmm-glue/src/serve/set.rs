@@ -2,9 +2,10 @@
 
 use core::num::NonZeroU16;
 
+use cm_paravirt::SidrEntry;
 use emulated_hca::{Endpoint, LinkId, LinkState};
 use ib_wire::{Guid, PKey, PKeyIndex, PortNum};
-use pf_context::context::GuidSource;
+use pf_context::context::{GuidSource, PfError};
 use pf_context::guids::GuidWish;
 use pf_context::{EgressLimit, VfPKeyEntry};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ use crate::world::HostPortId;
 
 /// Entries of a VF's P_Key table.
 pub(super) const PKEYS: usize = 16;
+
+/// Addresses and services of a VF: each SIDR request is compared with all.
+const SIDR_ENTRIES: usize = 64;
 
 /// Frames that a VF's queue can be told to hold at most.
 const MAX_QUEUE: usize = 65_536;
@@ -49,6 +53,9 @@ pub enum VfChange {
     },
     /// What it may do beyond the ordinary, instead of what it might before.
     Rights(Vec<Right>),
+    /// The addresses and services at which it gets SIDR requests without a GRH, instead of those that it
+    /// had; see [`SidrEntry`]. They are for all its ports.
+    Sidr(Vec<String>),
     /// The administrator's will.
     State(VfState),
 }
@@ -56,7 +63,11 @@ pub enum VfChange {
 impl VfChange {
     /// Whether no two VFs can be changed so.
     pub(super) fn suits_one_only(&self) -> bool {
-        matches!(self, Self::PortGuid(guid) if guid.starts_with("0x"))
+        match self {
+            Self::PortGuid(guid) => guid.starts_with("0x"),
+            Self::Sidr(entries) => !entries.is_empty(),
+            _ => false,
+        }
     }
 }
 
@@ -138,6 +149,7 @@ impl Lab {
                 let set = context.set_rights(vf.vf, port, rights(given));
                 set.map_err(|error| refused("refused", error))
             }
+            VfChange::Sidr(texts) => self.set_sidr(vf, &sidr_entries(texts)?),
             VfChange::State(state) => {
                 let up = *state == VfState::Auto;
                 let context = self.world_mut().context_mut(vf.host);
@@ -145,6 +157,15 @@ impl Lab {
                 set.map_err(|error| refused("refused", error))
             }
         }
+    }
+
+    fn set_sidr(&mut self, vf: &NamedVf, entries: &[SidrEntry]) -> Result<(), Refusal> {
+        let context = self.world_mut().context_mut(vf.host);
+        let set = context.set_sidr(vf.vf, entries);
+        set.map_err(|error| match error {
+            PfError::Sidr(_) => refused("sidr_taken", error),
+            _ => refused("refused", error),
+        })
     }
 
     /// Whether there is such a VF and port.
@@ -322,6 +343,18 @@ fn hex(text: &str) -> Option<u64> {
     let digits = text.strip_prefix("0x")?;
     let digits: String = digits.chars().filter(|c| *c != ':').collect();
     u64::from_str_radix(&digits, 16).ok()
+}
+
+fn sidr_entries(texts: &[String]) -> Result<Vec<SidrEntry>, Refusal> {
+    if texts.len() > SIDR_ENTRIES {
+        let message = format!("a VF has at most {SIDR_ENTRIES} addresses and services");
+        return Err(Refusal::new("bad_sidr", message));
+    }
+    let entries = texts.iter().map(|text| {
+        let entry = text.parse::<SidrEntry>();
+        entry.map_err(|why| Refusal::new("bad_sidr", format!("{text:?}: {why}")))
+    });
+    entries.collect()
 }
 
 fn pkey_table(texts: &[String]) -> Result<Vec<Option<VfPKeyEntry>>, Refusal> {

@@ -209,7 +209,8 @@ impl<W: Write> Page<'_, W> {
         let live = |of: fn(&VfRow) -> Use| move |row: &VfRow| of(row).live;
         let tids = live(|row| row.usage.tids);
         self.of_vfs("vhca_tid_entries", "Live transactions.", pfs, tids)?;
-        let help = "Live communication ids, those in quarantine included.";
+        let help =
+            "Live communication ids on all ports of the adapter, those in quarantine included.";
         let ids = live(|row| row.usage.cm_ids);
         self.of_vfs("vhca_cm_idmap_entries", help, pfs, ids)?;
         let name = "vhca_mcast_group_members";

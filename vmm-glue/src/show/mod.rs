@@ -119,7 +119,12 @@ pub fn write(
         }
         Subject::Ports => page.pf_table("ports", pfs, |pf| pf.ports())?,
         Subject::Tids => page.pf_table("tids", pfs, |pf| pf.tids(now))?,
-        Subject::Cm => page.pf_table("cm", pfs, |pf| pf.cm(now))?,
+        Subject::Cm => {
+            page.pf_table("cm", pfs, |pf| pf.cm(now))?;
+            if pfs.iter().any(|pf| pf.rows.sidr().next().is_some()) {
+                page.pf_table("sidr", pfs, |pf| pf.sidr())?;
+            }
+        }
         Subject::Mcast => {
             page.pf_table("groups", pfs, |pf| pf.groups())?;
             page.pf_table("subscriptions", pfs, |pf| pf.subscriptions())?;

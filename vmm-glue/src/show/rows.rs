@@ -3,7 +3,8 @@
 use ib_wire::sa::JoinState;
 use mcast_agg::UnderWay;
 use pf_context::inspect::{
-    CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SubscriptionRow, TidRow, VfRow,
+    CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SidrRow, SubscriptionRow,
+    TidRow, VfRow,
 };
 use vf_tunnel::VfId;
 
@@ -258,6 +259,14 @@ impl Row for GroupRow {
             under_way(self.under_way),
             Cell::List(self.members.iter().map(member).collect()),
         ]
+    }
+}
+
+impl Row for SidrRow {
+    const COLUMNS: &'static [&'static str] = &["vf", "sidr"];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![vf(self.vf), Cell::text(self.entry)]
     }
 }
 
