@@ -176,7 +176,6 @@ impl PortMux {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 mod tests {
     use cm_paravirt::State;
     use ib_vtime::{Duration, Instant};

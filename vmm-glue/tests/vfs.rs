@@ -1,6 +1,8 @@
 //! Guests on the VFs of two hosts, in virtual time.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use emulated_hca::{EndNode, LinkConfig, LinkState, Topology};
 use hca_api::{
     AddressVector, FunctionId, FunctionManager, GlobalRoute, PortChange, QpKind, SpecialQp,
@@ -10,7 +12,7 @@ use ib_endpoint::cm::{CmEvent, CmEventKind};
 use ib_endpoint::sa_client::{StandingId, Wish};
 use ib_endpoint::{DatagramQpSpec, EndPortEvent, MadAddress, SaAnswer, SaEvent, SaRequest};
 use ib_vtime::{Duration, Instant};
-use ib_wire::cm::{CmSidrRep, CmSidrReq};
+use ib_wire::cm::{CmSidrRep, CmSidrReq, SidrStatus};
 use ib_wire::packet::Packet;
 use ib_wire::sa::{JoinState, McMemberRecord, PathRecord};
 use ib_wire::smp::PortState;
@@ -23,6 +25,9 @@ use vhca::world::{HostId, HostPortId, Outcome, World, vf_spec};
 const QKEY: QKey = QKey::new(0x1111);
 
 const MGID: Gid = Gid([0xff, 0x12, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+
+/// The service of `udaddy -s`: rdma_cm's UDP port space, port 7174.
+const UDADDY: ServiceId = ServiceId::new(0x0111_1c06);
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -229,6 +234,115 @@ impl Subnet {
         let cm = self.world.port_mut(to).cm();
         cm.destroy(now, listening).unwrap();
     }
+}
+
+/// What rdma_cm writes first into the private data of a SIDR_REQ: IP version 4 or 6 in byte 1, the destination
+/// in bytes 20 to 35 (IBA annex A11.4).
+fn rdma_cm_request(destination: IpAddr) -> CmSidrReq {
+    let mut request = CmSidrReq {
+        pkey: PKey::DEFAULT_FULL,
+        service_id: UDADDY,
+        ..CmSidrReq::default()
+    };
+    let header = &mut request.private_data;
+    match destination {
+        IpAddr::V4(address) => {
+            header[1] = 4 << 4;
+            header[32..36].copy_from_slice(&address.octets());
+        }
+        IpAddr::V6(address) => {
+            header[1] = 6 << 4;
+            header[20..36].copy_from_slice(&address.octets());
+        }
+    }
+    request
+}
+
+impl Subnet {
+    /// Has the native host, which sends no GRH within its subnet, ask for the UD service at an address behind
+    /// a VF's LID. Gives the guest that was asked, or `None` and the status of who answered instead.
+    fn ask_without_grh(
+        &mut self,
+        behind: HostPortId,
+        destination: IpAddr,
+    ) -> (Option<HostPortId>, SidrStatus) {
+        let native = self.manager.port(1);
+        let path = self.path(native, behind);
+        let to = MadAddress {
+            sl: path.sl(),
+            ..MadAddress::gsi(path.dlid)
+        };
+        let now = self.world.now();
+        let timeout = Duration::from_millis(100);
+        let request = rdma_cm_request(destination);
+        let cm = self.world.port_mut(native).cm();
+        let asked = cm.send_sidr_req(now, &to, &request, timeout, 3).unwrap();
+        let guests: Vec<HostPortId> = self.ports().collect();
+        let mut found = (None, None);
+        self.wait(|world| {
+            for &guest in &guests {
+                while let Some(event) = world.poll_event(guest) {
+                    if let EndPortEvent::Cm(event) = event
+                        && let CmEventKind::SidrReqReceived { from, .. } = &event.kind
+                    {
+                        assert_eq!(from.grh, None);
+                        found.0 = Some(guest);
+                        let now = world.now();
+                        let rep = CmSidrRep::default();
+                        let cm = world.port_mut(guest).cm();
+                        cm.send_sidr_rep(now, event.conn, &rep).unwrap();
+                    }
+                }
+            }
+            while let Some(event) = world.poll_event(native) {
+                if let EndPortEvent::Cm(event) = event
+                    && let CmEventKind::SidrRepReceived { rep, .. } = &event.kind
+                {
+                    assert_eq!(event.conn, asked);
+                    found.1 = Some(rep.status);
+                }
+            }
+            found.1.is_some()
+        });
+        (found.0, found.1.unwrap())
+    }
+}
+
+#[test]
+fn c102_a_native_host_of_the_subnet_reaches_the_ud_services_of_vfs() {
+    let mut subnet = Subnet::new(2, true);
+    let host = subnet.hosts[0];
+    let guests = [1, 2].map(|n| host.vf(vf(n)).port(1));
+    for guest in guests {
+        let cm = subnet.world.port_mut(guest).cm();
+        cm.listen(UDADDY, u64::MAX).unwrap();
+    }
+    let addresses: [IpAddr; 2] = ["192.0.2.7", "192.0.2.8"].map(|text| text.parse().unwrap());
+    let first = guests[0];
+    let nobody = (None, SidrStatus::UNSUPPORTED_SERVICE_ID);
+    // The PF's own software answers for what no VF has.
+    assert_eq!(subnet.ask_without_grh(first, addresses[0]), nobody);
+    for (n, address) in (1..).zip(addresses) {
+        let entry = address.to_string().parse().unwrap();
+        let context = subnet.world.context_mut(host);
+        context.set_sidr(vf(n), &[entry]).unwrap();
+    }
+    for (guest, address) in guests.into_iter().zip(addresses) {
+        let reached = (Some(guest), SidrStatus::OK);
+        assert_eq!(subnet.ask_without_grh(first, address), reached);
+        // The link-local address that its IPoIB interface gives itself.
+        let identifier = subnet.gid(guest).interface_id().get() | 0x02 << 56;
+        let local = Ipv6Addr::from(0xfe80_u128 << 112 | u128::from(identifier));
+        assert_eq!(subnet.ask_without_grh(first, local.into()), reached);
+    }
+    let context = subnet.world.context_mut(host);
+    let taken = context.set_sidr(vf(2), &["192.0.2.7".parse().unwrap()]);
+    assert_eq!(
+        taken.map_err(|error| error.to_string()),
+        Err("192.0.2.7 is already given to vf:1".to_owned())
+    );
+    context.set_sidr(vf(2), &[]).unwrap();
+    assert_eq!(subnet.ask_without_grh(first, addresses[1]), nobody);
 }
 
 /// QP1 at the end of a path, addressed by GID: one LID is that of many VFs.
