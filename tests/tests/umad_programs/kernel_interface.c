@@ -92,6 +92,8 @@ static void look_at_errors(int sm_lid)
 	said("read without room for a header", read(fd, umad, 8));
 	sa_request(umad, 0, sm_lid, 100, GET, NODE_RECORD, 1);
 	said("write without an agent", write(fd, umad, WHOLE));
+	sa_request(umad, 32, sm_lid, 100, GET, NODE_RECORD, 1);
+	said("write to an agent beyond all", write(fd, umad, WHOLE));
 	said("enable P_Key indices", ioctl(fd, IB_USER_MAD_ENABLE_PKEY, NULL));
 	said("register the old way", ioctl(fd, IB_USER_MAD_REGISTER_AGENT, &request));
 	said("enable P_Key indices too late", ioctl(fd, IB_USER_MAD_ENABLE_PKEY, NULL));

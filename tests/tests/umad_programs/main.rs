@@ -130,6 +130,37 @@ fn the_diagnostics_of_debian_work_from_any_host_and_from_a_switch() {
     assert!(behind.contains("Channel Adapter"), "{behind}");
 }
 
+/// What `perfquery` and `ibportstate` show of a switch: samples, and the states that a port takes next.
+#[test]
+fn samples_and_states_are_told_as_the_diagnostics_expect_them() {
+    let served = five_hosts();
+    let switch = served.told("S1", "ibstat", &[]);
+    let lid = line(&switch, "Base lid: ");
+    let samples = served.told("host-1", "perfquery", &["-c", lid, "1"]);
+    let value = |text: &str, name: &str| line(text, name).trim_start_matches('.').to_owned();
+    assert_eq!(value(&samples, "CounterWidth:"), "4");
+    let disabled = served.told("host-1", "ibportstate", &[lid, "4", "disable"]);
+    let (_, after) = disabled.split_once("After PortInfo set:").unwrap();
+    assert_eq!(value(after, "LinkState:"), "Down");
+    assert_eq!(value(after, "PhysLinkState:"), "Disabled");
+}
+
+/// A program's own port is as guarded as any other: what has no hops to go passes the M_Key's check, too.
+#[test]
+fn an_m_key_guards_a_port_against_the_programs_of_its_own_host() {
+    let served = five_hosts();
+    let own = ["-D", "0", "1", "mkey", "0x1234", "mkeyprot", "2"];
+    served.told("host-1", "ibportstate", &own);
+    let ask = |key: &[&str]| {
+        let arguments = [key, &["-t", "100", "-D", "portinfo", "0"]].concat();
+        let mut command = served.on("host-1", "smpquery");
+        command.args(arguments).output().unwrap().status.success()
+    };
+    assert!(!ask(&[]));
+    assert!(!ask(&["-y", "0x1235"]));
+    assert!(ask(&["-y", "0x1234"]));
+}
+
 #[test]
 fn is_sm_is_set_as_long_as_a_program_has_the_file_open_however_it_ends() {
     let served = five_hosts();
