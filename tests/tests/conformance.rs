@@ -1,5 +1,5 @@
 //! CONFORMANCE.md names every conformance test that the test runner has, and nothing that it has not; each statement is
-//! the one that its tests were last reviewed against.
+//! the one that its tests were last reviewed against. The other rules have a source and tests that run.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -76,17 +77,17 @@ fn listed(binary: &Binary, options: &[&str]) -> BTreeSet<String> {
         .collect()
 }
 
-/// The conformance tests that the test runner runs, with the folders of their packages.
-fn tests_that_run() -> BTreeSet<(String, String)> {
+/// The tests that the test runner runs, with the folders of their packages.
+static TESTS_THAT_RUN: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
     let mut tests = BTreeSet::new();
     for binary in binaries() {
         let ignored = listed(&binary, &["--ignored"]);
         let names = listed(&binary, &[]).into_iter();
-        let names = names.filter(|name| !ignored.contains(name) && !numbers(name).is_empty());
+        let names = names.filter(|name| !ignored.contains(name));
         tests.extend(names.map(|name| (binary.folder.clone(), name)));
     }
     tests
-}
+});
 
 /// A row of the table.
 struct Row {
@@ -94,6 +95,14 @@ struct Row {
     state: String,
     /// The tests that it names, with the folders of their packages.
     tests: BTreeSet<(String, String)>,
+}
+
+/// The tests that a cell names.
+fn named(cell: &str) -> BTreeSet<(String, String)> {
+    cell.split("<br>")
+        .filter_map(|test| test.trim_matches('`').split_once(' '))
+        .map(|(folder, name)| (folder.to_owned(), name.to_owned()))
+        .collect()
 }
 
 fn rows() -> BTreeMap<u16, Row> {
@@ -105,15 +114,10 @@ fn rows() -> BTreeMap<u16, Row> {
             continue;
         };
         let Ok(number) = number.parse() else { continue };
-        let tests = tests
-            .split("<br>")
-            .filter_map(|test| test.trim_matches('`').split_once(' '))
-            .map(|(folder, name)| (folder.to_owned(), name.to_owned()))
-            .collect();
         let row = Row {
             statement: statement.to_owned(),
             state: state.to_owned(),
-            tests,
+            tests: named(tests),
         };
         let twice = rows.insert(number, row);
         assert!(twice.is_none(), "statement {number} has two rows");
@@ -129,8 +133,8 @@ fn every_statement_has_a_row() {
 #[test]
 fn the_table_and_the_tests_are_in_step() {
     let mut expected: BTreeMap<u16, BTreeSet<(String, String)>> = BTreeMap::new();
-    for (folder, name) in tests_that_run() {
-        for number in numbers(&name) {
+    for (folder, name) in &*TESTS_THAT_RUN {
+        for number in numbers(name) {
             expected
                 .entry(number)
                 .or_default()
@@ -145,6 +149,30 @@ fn the_table_and_the_tests_are_in_step() {
         );
     }
     assert!(expected.is_empty(), "tests of no statement: {expected:?}");
+}
+
+/// Each of the other rules has a source, or says that none was found, and tests that run.
+#[test]
+fn the_other_rules_have_sources_and_tests_that_run() {
+    let text = fs::read_to_string(root().join("CONFORMANCE.md")).unwrap();
+    let (_, rules) = text.split_once("## Other rules").unwrap();
+    let mut count = 0;
+    for line in rules.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, rule, source, tests, _] = cells[..] else {
+            continue;
+        };
+        if matches!(rule, "rule" | "---") {
+            continue;
+        }
+        count += 1;
+        assert!(!source.is_empty(), "{rule}");
+        let tests = named(tests);
+        assert!(!tests.is_empty(), "{rule}");
+        let gone: Vec<_> = tests.difference(&TESTS_THAT_RUN).collect();
+        assert!(gone.is_empty(), "{rule}: {gone:?}");
+    }
+    assert!(count >= 50, "{count} rules are left");
 }
 
 #[test]
