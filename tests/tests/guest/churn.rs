@@ -33,7 +33,7 @@ pub(crate) fn held(fabric: &Fabric, host: &str, vf: u16) -> Vec<String> {
         .into()
 }
 
-fn reload(guest: &mut Guest) {
+pub(crate) fn reload(guest: &mut Guest) {
     guest.told(RELOAD);
     guest.wait_for_port();
 }
