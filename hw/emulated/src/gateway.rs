@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
 
-use crate::{Frame, HcaConfig, Node, PortConfig};
+use crate::{DropReason, Frame, HcaConfig, Node, PortConfig};
 
 /// Packets that may wait at a gateway each way; more are lost, and counted.
 const GATEWAY_DEPTH: usize = 4096;
@@ -22,7 +23,6 @@ pub struct Gateway {
     pub(crate) node: Node,
     arrived: VecDeque<Frame>,
     leaving: VecDeque<Frame>,
-    lost: u64,
 }
 
 impl Gateway {
@@ -37,7 +37,6 @@ impl Gateway {
             node: Node::channel_adapter(&config),
             arrived: VecDeque::new(),
             leaving: VecDeque::new(),
-            lost: 0,
         }
     }
 
@@ -57,16 +56,18 @@ impl Gateway {
 
     /// Packets that were lost, either way, because too many waited.
     #[must_use]
-    pub const fn lost(&self) -> u64 {
-        self.lost
+    pub fn lost(&self) -> u64 {
+        self.node.drops().get(DropReason::LinkFull)
     }
 
-    pub(crate) fn arrive(&mut self, frame: Frame) {
-        Self::keep(&mut self.arrived, &mut self.lost, frame);
+    pub(crate) fn arrive(&mut self, now: Instant, frame: Frame) {
+        self.node.set_now(now);
+        Self::keep(&mut self.node, &mut self.arrived, frame);
     }
 
-    pub(crate) fn leave(&mut self, frame: Frame) {
-        Self::keep(&mut self.leaving, &mut self.lost, frame);
+    pub(crate) fn leave(&mut self, now: Instant, frame: Frame) {
+        self.node.set_now(now);
+        Self::keep(&mut self.node, &mut self.leaving, frame);
     }
 
     /// The next packet for the link.
@@ -74,11 +75,11 @@ impl Gateway {
         self.leaving.pop_front()
     }
 
-    fn keep(queue: &mut VecDeque<Frame>, lost: &mut u64, frame: Frame) {
+    fn keep(node: &mut Node, queue: &mut VecDeque<Frame>, frame: Frame) {
         if queue.len() < GATEWAY_DEPTH {
             queue.push_back(frame);
         } else {
-            *lost += 1;
+            node.count_drop(Self::PORT, None, DropReason::LinkFull);
         }
     }
 }

@@ -298,8 +298,9 @@ impl<D: EndNode> Fabric<D> {
     /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the
     /// link is up and has room.
     pub fn send_from(&mut self, gateway: NodeId, frame: Frame) {
+        let now = self.now;
         if let Some(gateway) = self.gateway_mut(gateway) {
-            gateway.leave(frame);
+            gateway.leave(now, frame);
         }
         self.touch(gateway);
     }

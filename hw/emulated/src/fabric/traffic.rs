@@ -46,7 +46,7 @@ impl<D: EndNode> Fabric<D> {
             return slot.count_drop(now, end.port, DropReason::LinkDown);
         }
         if let Body::Gateway(gateway) = &mut slot.body {
-            gateway.arrive(frame);
+            gateway.arrive(now, frame);
             return;
         }
         let node = slot.node_mut();
@@ -91,7 +91,7 @@ impl<D: EndNode> Fabric<D> {
                 }
                 self.note_port0(end.node);
             }
-            Body::Gateway(gateway) => gateway.arrive(frame),
+            Body::Gateway(gateway) => gateway.arrive(now, frame),
         }
     }
 
