@@ -80,6 +80,7 @@ impl MappedFile {
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let block = usize::try_from(status.st_blksize).map_err(|_| Errno::INVAL)?;
         let block = block.max(page_size()).next_power_of_two();
+        let touched = Touched::new(&file, len, block, allowance)?;
         let mut rights = libc::PROT_READ;
         if writable {
             rights |= libc::PROT_WRITE;
@@ -92,7 +93,7 @@ impl MappedFile {
             id,
             mapping,
             block,
-            touched: Touched::new(len, block, allowance),
+            touched,
             writable,
             is_broken: AtomicBool::new(false),
             is_private,

@@ -16,6 +16,7 @@
 
 mod dump;
 mod file;
+mod life;
 pub mod maps_reader;
 mod pages;
 mod sharing;
@@ -60,8 +61,8 @@ pub struct MemoryStatistics {
     pub ranges: usize,
     /// Shared.
     pub shared: u64,
-    /// Of what was ever shared and is still mapped, bytes that the device has touched: the kernel may charge this
-    /// process for them.
+    /// Bytes that the device has touched, of files that this or another VMM before it still has: the kernel may charge
+    /// this process for them.
     pub touched: u64,
     /// How much it may touch, if that is limited.
     pub most: Option<u64>,
@@ -282,7 +283,8 @@ impl Map {
             return Err(Errno::INVAL);
         }
         let bytes = self.files.iter().map(|file| file.len()).sum::<u64>();
-        if self.files.len() >= MAX_FILES || bytes.saturating_add(mapped.len()) > MAX_BYTES {
+        let files = self.files.len() + self.allowance.left();
+        if files >= MAX_FILES || bytes.saturating_add(mapped.len()) > MAX_BYTES {
             return Err(Errno::NOMEM);
         }
         self.files.push(mapped.clone());

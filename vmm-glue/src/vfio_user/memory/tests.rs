@@ -289,7 +289,32 @@ fn pages_that_a_vmm_takes_away_again_do_not_make_room_for_more() {
     }
     assert!(pages_of(&file) <= 4 * PAGE, "{}", pages_of(&file));
     memory.clear();
+    assert_eq!(memory.statistics().touched, 4 * PAGE, "the VMM kept them");
+    drop(file);
     assert_eq!(memory.statistics().touched, 0);
+}
+
+#[test]
+fn what_a_vmm_left_behind_counts_until_nobody_has_it_any_more() {
+    let mut memory = GuestMemory::new(Some(4 * PAGE));
+    let mut visit = |file: &OwnedFd| {
+        let map = range(0, 8 * PAGE, 0);
+        memory.map(&map, Some(duplicate(file))).unwrap();
+        let written = (0..8).filter(|page| memory.write(page * PAGE, &[1; 64]).is_ok());
+        let written = written.count();
+        memory.clear();
+        written
+    };
+    let first = sealable(8 * PAGE);
+    assert_eq!(visit(&first), 4);
+    let second = sealable(8 * PAGE);
+    assert_eq!(visit(&second), 0, "the one before kept what was touched");
+    drop(first);
+    assert_eq!(visit(&second), 4);
+    drop(second);
+    for _ in 0..2 * MAX_FILES {
+        assert_eq!(visit(&sealable(8 * PAGE)), 4);
+    }
 }
 
 #[test]

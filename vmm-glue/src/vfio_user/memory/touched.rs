@@ -2,13 +2,19 @@
 //!
 //! To touch a page that no file has yet makes one, and the kernel charges whoever touched it first, for as long as
 //! somebody has the file. A VMM can take pages away again at any time, so that each block that was touched once may be
-//! charged to this process at any later time. So what counts is blocks that were ever touched, and others are left
-//! alone: their bytes are read by `pread(2)`, which makes no page.
+//! charged to this process at any later time, and as long as anybody has the file. So what counts is blocks that were
+//! ever touched, of files that somebody still has; and others are left alone: their bytes are read by `pread(2)`, which
+//! makes no page.
 
 use core::fmt;
 use core::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::io::Errno;
+
+use super::life::Life;
 
 /// Words of bits that are allocated together.
 const WORDS: usize = 512;
@@ -24,6 +30,8 @@ pub(super) struct Allowance {
     most: Option<u64>,
     used: AtomicU64,
     refused: AtomicU64,
+    /// Files that are let go though their VMM may still have them, and their bytes that were touched.
+    left: Mutex<Vec<(Life, u64)>>,
 }
 
 impl Allowance {
@@ -33,6 +41,7 @@ impl Allowance {
             most,
             used: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            left: Mutex::default(),
         })
     }
 
@@ -40,8 +49,9 @@ impl Allowance {
         self.most
     }
 
-    /// Bytes that are touched.
+    /// Bytes that are touched, of files that are mapped and of those that a VMM kept.
     pub(super) fn used(&self) -> u64 {
+        self.forget_ended();
         self.used.load(Ordering::Relaxed)
     }
 
@@ -54,8 +64,36 @@ impl Allowance {
         self.refused.store(0, Ordering::Relaxed);
     }
 
+    /// Files that are let go, and that somebody still has.
+    pub(super) fn left(&self) -> usize {
+        self.forget_ended();
+        self.files_left().len()
+    }
+
+    /// Gives back what was touched of files that nobody has any more.
+    fn forget_ended(&self) {
+        self.files_left().retain(|(life, bytes)| {
+            let is_over = life.is_over();
+            if is_over {
+                self.give_back(*bytes);
+            }
+            !is_over
+        });
+    }
+
+    fn files_left(&self) -> MutexGuard<'_, Vec<(Life, u64)>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes bytes, if there are so many left.
     fn take(&self, bytes: u64) -> bool {
+        self.try_take(bytes) || {
+            self.forget_ended();
+            self.try_take(bytes)
+        }
+    }
+
+    fn try_take(&self, bytes: u64) -> bool {
         let most = self.most.unwrap_or(u64::MAX);
         let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= most);
         let order = Ordering::Relaxed;
@@ -74,6 +112,8 @@ pub(super) struct Touched {
     chunks: Box<[OnceLock<Chunk>]>,
     bytes: AtomicU64,
     allowance: Arc<Allowance>,
+    /// Whose life it is. Nobody counts where there is no limit.
+    life: Option<Life>,
 }
 
 impl fmt::Debug for Touched {
@@ -85,21 +125,36 @@ impl fmt::Debug for Touched {
 
 impl Drop for Touched {
     fn drop(&mut self) {
-        self.allowance.give_back(*self.bytes.get_mut());
+        let bytes = *self.bytes.get_mut();
+        match self.life.take().filter(|_| bytes > 0) {
+            Some(life) => self.allowance.files_left().push((life, bytes)),
+            None => self.allowance.give_back(bytes),
+        }
     }
 }
 
 impl Touched {
     /// No block of a file of so many bytes. The bytes of a block are a power of two.
-    pub(super) fn new(len: usize, block: usize, allowance: Arc<Allowance>) -> Self {
+    ///
+    /// # Errors
+    /// [`Life::watch`]'s.
+    pub(super) fn new(
+        file: &OwnedFd,
+        len: usize,
+        block: usize,
+        allowance: Arc<Allowance>,
+    ) -> Result<Self, Errno> {
+        let is_limited = allowance.most().is_some();
+        let life = is_limited.then(|| Life::watch(file)).transpose()?;
         let shift = block.trailing_zeros();
         let chunks = (len >> shift) / BLOCKS + 1;
-        Self {
+        Ok(Self {
             shift,
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
             bytes: AtomicU64::new(0),
             allowance,
-        }
+            life,
+        })
     }
 
     /// The blocks of a part that is not empty.
@@ -168,10 +223,17 @@ const fn bit(block: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
     const BLOCK: usize = 4096;
+
+    fn touched(blocks: usize, allowance: &Arc<Allowance>) -> (OwnedFd, Touched) {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        let touched = Touched::new(&file, blocks * BLOCK, BLOCK, allowance.clone());
+        (file, touched.unwrap())
+    }
 
     proptest! {
         #[test]
@@ -180,7 +242,7 @@ mod tests {
             most in prop::option::of(0..200_u64),
         ) {
             let allowance = Allowance::new(most.map(|blocks| blocks * 4096));
-            let touched = Touched::new(5 * BLOCKS * BLOCK, BLOCK, allowance.clone());
+            let (file, touched) = touched(5 * BLOCKS, &allowance);
             let mut model = std::collections::BTreeSet::new();
             for (offset, len) in parts {
                 let blocks = offset / BLOCK..=(offset + len - 1) / BLOCK;
@@ -199,6 +261,9 @@ mod tests {
                 prop_assert_eq!(allowance.used(), model.len() as u64 * 4096);
             }
             drop(touched);
+            let is_kept = most.is_some();
+            prop_assert_eq!(allowance.used() > 0, is_kept && !model.is_empty());
+            drop(file);
             prop_assert_eq!(allowance.used(), 0);
         }
     }
@@ -206,7 +271,7 @@ mod tests {
     #[test]
     fn what_reads_as_nothing_but_zeros_is_left_alone() {
         let allowance = Allowance::new(None);
-        let touched = Touched::new(8 * BLOCK, BLOCK, allowance.clone());
+        let (_file, touched) = touched(8, &allowance);
         let mut bytes = vec![0; 3 * BLOCK];
         touched.add_seen(100, &bytes);
         assert_eq!(allowance.used(), 0);
