@@ -8,6 +8,7 @@ pub mod fuzz_targets;
 pub mod live;
 pub mod mads;
 pub mod mlx4_driver;
+pub mod siege;
 pub mod traces;
 pub mod vf_subnet;
 

@@ -1,0 +1,65 @@
+//! What well-behaved guests wait for while others attack the service, in real time:
+//! `cargo run --release -p vhca-tests --bin siege -- --seconds 4 --attackers 1,4,16`.
+//!
+//! `--attack NAME` chooses attacks, `--json` prints the figures for programs. It ends with an error if a victim waits
+//! longer than is promised. Its own processes are this program, too.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use vhca_tests::siege::{Attack, SiegePlan, Trouble, heading, lend_a_hand, promise};
+
+fn main() -> Result<ExitCode, Trouble> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    lend_a_hand(&words)?;
+    besiege(&words)
+}
+
+fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
+    let mut plan = SiegePlan {
+        attacks: Vec::new(),
+        counts: vec![1, 4, 16],
+        length: Duration::from_secs(4),
+        program: std::env::current_exe()?,
+    };
+    let mut is_json = false;
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
+        match *word {
+            "--seconds" => plan.length = Duration::try_from_secs_f64(value()?.parse()?)?,
+            "--attack" => plan.attacks.push(value()?.parse()?),
+            "--attackers" => {
+                let counts = value()?.split(',').map(str::parse);
+                plan.counts = counts.collect::<Result<_, _>>()?;
+            }
+            "--json" => is_json = true,
+            _ => return Err(format!("{word}: there is no such option").into()),
+        }
+    }
+    if plan.attacks.is_empty() {
+        plan.attacks = Attack::ALL.to_vec();
+    }
+    if !is_json {
+        println!("{}", heading());
+    }
+    let siege = plan.carry_out(|figures| {
+        if !is_json {
+            println!("{}", figures.line());
+        }
+    })?;
+    if is_json {
+        println!("{:#}", siege.json());
+    }
+    let mut code = ExitCode::SUCCESS;
+    for (figures, bound) in siege.missed(promise) {
+        eprintln!(
+            "missed {:.3} ms: {}",
+            bound.as_secs_f64() * 1e3,
+            figures.line()
+        );
+        code = ExitCode::FAILURE;
+    }
+    Ok(code)
+}
