@@ -71,7 +71,7 @@ fn save_and_restore(guest: Guest, boot: &Boot, fabric: &Fabric) -> Guest {
     monitor.wait_for("query-migrate", "status", "completed");
     drop(guest);
     let boot = boot.clone().with("--incoming").with(&file);
-    let boot = boot.with("--qmp").with(&dir.join("restored.qmp"));
+    let boot = boot.with("--qmp").with(dir.join("restored.qmp"));
     let guest = boot.resume(dir, "restored");
     let mut monitor = Qmp::connect(&dir.join("restored.qmp"));
     monitor.wait_for("query-status", "status", "paused");
@@ -88,7 +88,7 @@ fn a_guest_that_was_saved_and_restored_has_its_port_again() {
     let monitored = boot
         .clone()
         .with("--qmp")
-        .with(&fabric.dir().join("saved.qmp"));
+        .with(fabric.dir().join("saved.qmp"));
     let mut guest = monitored.start(fabric.dir(), "saved");
     guest.wait_for_port();
     guest.told(&format!(

@@ -5,6 +5,7 @@ use vf_proxy::{Bar, PciEvent};
 use zerocopy::little_endian::U16;
 
 use super::*;
+use crate::vfio_user::Signals;
 use crate::vfio_user::codec::{Assembler, Header, MultiWrite};
 
 /// A device that keeps what is written to its one register.
@@ -22,6 +23,10 @@ impl PciFunction for Log {
 
     fn interrupt_vectors(&self) -> u16 {
         1
+    }
+
+    fn has_driver(&self) -> bool {
+        false
     }
 
     fn config_read(&self, _: u16, _: &mut [u8]) {}
@@ -90,7 +95,8 @@ fn handle(message: Message<OwnedFd>, steps: u32) -> (u32, Handled, Log) {
         hca: &mut hca,
         now: Instant::ZERO,
     };
-    let mut session = Session::new(GuestMemory::new(), 1, Signals::default());
+    let signaller = Signals::default().signaller().unwrap();
+    let mut session = Session::new(GuestMemory::new(None), 1, signaller);
     session.is_agreed = true;
     let mut turns = 1;
     let mut handled = session.handle(message, &mut lent, &mut Slice::of_steps(steps));

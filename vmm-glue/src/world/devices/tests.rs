@@ -142,6 +142,10 @@ impl PciFunction for Busy {
         self.0.interrupt_vectors()
     }
 
+    fn has_driver(&self) -> bool {
+        self.0.has_driver()
+    }
+
     fn config_read(&self, offset: u16, out: &mut [u8]) {
         self.0.config_read(offset, out);
     }

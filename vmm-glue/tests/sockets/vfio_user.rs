@@ -1,5 +1,4 @@
 //! VFs for VMMs as a user meets them: the real service, clients that come and go, and what is left of them.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,9 +13,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 use vfio_user::Client;
 
-mod serving;
-
-use serving::{Serve, vhca};
+use crate::serving::{Serve, vhca};
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

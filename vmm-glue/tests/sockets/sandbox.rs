@@ -1,5 +1,4 @@
 //! The sandbox of the real service, and what goes on in it.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,9 +8,7 @@ use vfio_user::Client;
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
-mod serving;
-
-use serving::Serve;
+use crate::serving::Serve;
 
 const MEMORY: usize = 1 << 20;
 

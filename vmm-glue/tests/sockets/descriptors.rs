@@ -1,6 +1,5 @@
 //! A service whose process may have no more files open: it stays idle, says so, and goes on when it may. And one whose
 //! clients want its log full.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -13,9 +12,7 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, Soc
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use umad_link::{Hello, HelloReply, Purpose};
 
-mod serving;
-
-use serving::{Serve, vhca};
+use crate::serving::{Serve, vhca};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

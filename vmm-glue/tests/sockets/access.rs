@@ -1,7 +1,6 @@
 //! Who may connect to a service: the real binary, and clients of other users.
 //!
 //! Other users take root; without it, what the service itself can do is tested.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io;
 use std::net::UdpSocket;
@@ -18,9 +17,7 @@ use rustix::process::{Gid, Uid, getuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use zerocopy::IntoBytes;
 
-mod serving;
-
-use serving::{Serve, vhca};
+use crate::serving::{Serve, vhca};
 
 /// Users and a group that no file on the machine is of.
 const VM_1: u32 = 64_001;
