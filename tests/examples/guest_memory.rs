@@ -45,7 +45,7 @@ fn measure(mut access: impl FnMut(u64)) -> f64 {
     let mut run = || {
         let begun = Instant::now();
         for nth in 0..ACCESSES {
-            access(nth * STRIDE % (MEMORY - STRIDE) & !7);
+            access((nth * STRIDE % (MEMORY - STRIDE)) & !7);
         }
         begun.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(ACCESSES).unwrap_or(u32::MAX))
     };
