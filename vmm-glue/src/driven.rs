@@ -7,8 +7,9 @@ use crate::watch::{Ready, WatchChange};
 /// Machines that a clock drives: the wall clock ([`crate::Runner`]) or a virtual one
 /// ([`crate::world::World::run_until`]).
 pub trait Driven {
-    /// Does everything that is due at `now`, until nothing is left to do before a later time.
-    /// `now` never decreases from call to call.
+    /// Does everything that is due at `now`, until nothing is left to do before a later time, or until the descriptors
+    /// should be looked at again. Then [`Driven::poll_timeout`] gives a time that has passed. `now` never decreases from
+    /// call to call.
     fn poll(&mut self, now: Instant);
 
     /// When [`Driven::poll`] wants to be called next. `None`: not before something from outside.
