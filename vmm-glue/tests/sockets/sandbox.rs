@@ -78,3 +78,14 @@ fn a_guests_memory_is_left_out_of_core_files() {
     let (flags, _) = flags.split_once('\n').unwrap();
     assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
 }
+
+#[test]
+fn a_confined_service_watches_the_memory_files_of_vfs_with_a_limit() {
+    let serve = Serve::start_with(1, &["--guest-memory", "1"]);
+    for _ in 0..3 {
+        let mut client = attach(&serve, &memfd());
+        let mut ids = [0; 4];
+        client.region_read(7, 0, &mut ids).unwrap();
+        assert_eq!(ids, [0xb3, 0x15, 0x04, 0x10]);
+    }
+}

@@ -47,6 +47,9 @@ const FREE: &[c_long] = &[
     libc::SYS_fsync,
     libc::SYS_getdents64,
     libc::SYS_memfd_create,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_rm_watch,
     // Paths, as far as Landlock lets them be reached.
     libc::SYS_openat,
     libc::SYS_newfstatat,
@@ -193,14 +196,9 @@ fn listed(udp: bool, arch: TargetArch) -> Result<BpfProgram, seccompiler::Error>
     let thread = SeccompCmpOp::MaskedEq(of(libc::CLONE_THREAD));
     let clone = argument(0, thread, of(libc::CLONE_THREAD))?;
     rules.insert(libc::SYS_clone, vec![clone]);
-    // Only its own memory, and signals only to itself.
+    // Signals only to itself.
     let own = of(getpid().as_raw_nonzero().get());
-    for call in [
-        libc::SYS_process_vm_readv,
-        libc::SYS_process_vm_writev,
-        libc::SYS_kill,
-        libc::SYS_tgkill,
-    ] {
+    for call in [libc::SYS_kill, libc::SYS_tgkill] {
         rules.insert(call, vec![argument(0, equal.clone(), own)?]);
     }
     rules.insert(libc::SYS_prlimit64, vec![argument(0, equal.clone(), 0)?]);

@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use vm_memory::mmap::MmapRegion;
 
-/// Leaves a mapping out of core files.
+/// Leaves a mapping out of core files; all of it, however much of that is new.
 pub(super) fn leave_out(mapping: &MmapRegion) -> Result<(), Errno> {
     // SAFETY: The range is that of a mapping that lives through the call, whose bytes and rights stay as they are.
     let result =

@@ -207,7 +207,10 @@ impl MappedFile {
         let first = start & !(self.block - 1);
         let end = (start + len).next_multiple_of(self.block);
         let end = end.min(self.mapping.size().next_multiple_of(page_size()));
-        if !pages::restore(&self.mapping, first..end) {
+        // What is mapped anew belongs into no core file either.
+        let is_whole =
+            pages::restore(&self.mapping, first..end) && dump::leave_out(&self.mapping).is_ok();
+        if !is_whole {
             self.is_broken.store(true, Ordering::Relaxed);
         }
     }
