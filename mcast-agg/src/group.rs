@@ -75,6 +75,21 @@ impl Group {
         Some(next)
     }
 
+    /// The join that has waited longest, to be answered or asked about. When none waits any more, no room is kept: a
+    /// group lives long, and its joins come when it begins.
+    pub(crate) fn take_waiting(&mut self) -> Option<Waiting> {
+        let first = self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            self.waiting = VecDeque::new();
+        }
+        first
+    }
+
+    /// Bytes of what it refers to, with what that has room for.
+    pub(crate) fn bytes(&self) -> usize {
+        self.members.bytes() + self.waiting.capacity() * size_of::<Waiting>()
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.members.is_empty()
             && self.waiting.is_empty()

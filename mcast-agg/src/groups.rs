@@ -43,8 +43,8 @@ impl Groups {
 
     /// Bytes of the groups, with what they have room for.
     pub(crate) fn bytes(&self) -> usize {
-        let members = self.iter().map(|(_, group)| group.members.bytes());
-        self.entries.capacity() * size_of::<Entry>() + members.sum::<usize>() + self.index.bytes()
+        let groups = self.iter().map(|(_, group)| group.bytes());
+        self.entries.capacity() * size_of::<Entry>() + groups.sum::<usize>() + self.index.bytes()
     }
 
     pub(crate) fn find(&self, key: GroupKey) -> Option<usize> {

@@ -395,7 +395,7 @@ impl McastAgg {
                 if !group.at_sa.is_empty() {
                     return self.begin_rejoin(key, true);
                 }
-            } else if let Some(waiting) = group.waiting.pop_front() {
+            } else if let Some(waiting) = group.take_waiting() {
                 let state = waiting.record::<McMemberRecord>().join_state();
                 if !group.covers(state) {
                     let request = self.request_for_join(key, &waiting);

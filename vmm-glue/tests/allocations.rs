@@ -181,14 +181,16 @@ fn a_transaction_that_is_repeated_and_answered_allocates_nothing() {
     };
     let guest = Tid::new(0x1234_5678_9abc_def0);
     let wire = send(&mut mux, mad(Method::GET, guest)).header.tid;
-    let made = allocations(|| {
-        for _ in 0..1000 {
+    let mut ask_again = |times| {
+        for _ in 0..times {
             assert_eq!(send(&mut mux, mad(Method::GET, guest)).header.tid, wire);
             let got = receive(&mut mux, mad(Method::GET_RESP, wire));
             assert_eq!(got.header.tid, guest);
         }
-    });
-    assert_eq!(made, 0);
+    };
+    // The VF's first answer makes its list of answered transactions.
+    ask_again(1);
+    assert_eq!(allocations(|| ask_again(1000)), 0);
 }
 
 /// Makes so many VFs members of an IPoIB group, and grants the port's own join.
@@ -280,17 +282,15 @@ fn the_tables_hold_as_many_bytes_as_they_say() {
         BYTES.get() - before,
     );
 
-    let before = BYTES.get();
-    let mut agg = McastAgg::new(
-        mcast_agg::Config::default(),
-        SubnetPrefix::DEFAULT,
-        guid(),
-        1,
-    );
-    for group in 1..=50 {
+    let prefix = SubnetPrefix::DEFAULT;
+    let mut agg = McastAgg::new(mcast_agg::Config::default(), prefix, guid(), 1);
+    // The first group makes room for the exchange with the SA as well, which is of one size.
+    join_all(&mut agg, 1, 200);
+    let (said, before) = (agg.bytes(), BYTES.get());
+    for group in 2..=200 {
         join_all(&mut agg, group, 200);
     }
-    assert_about(agg.bytes(), BYTES.get() - before);
+    assert_about(agg.bytes() - said, BYTES.get() - before);
 }
 
 #[test]

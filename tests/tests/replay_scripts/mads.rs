@@ -32,6 +32,11 @@ pub(crate) fn get_u32(mad: &Mad, at: usize) -> u32 {
     u32::from_be_bytes(mad[at..at + 4].try_into().unwrap())
 }
 
+/// How often the sender of a REQ sends a message again.
+pub(crate) fn max_cm_retries(req: &Mad) -> usize {
+    usize::from(req[75] >> 4)
+}
+
 pub(crate) fn tid(mad: &Mad) -> u64 {
     u64::from_be_bytes(mad[TID..TID + 8].try_into().unwrap())
 }

@@ -384,7 +384,13 @@ impl Draft<'_> {
                 // Either side has had enough.
                 let from_vf = self.chance(50);
                 let end = if from_vf { ack } else { template };
-                self.push(from_vf, rmpp(end, 4, 0, 0, 0), Mapped::Tid, PAUSE);
+                // Behind the last segment it is a late word on a transaction that was answered.
+                let pause = if segment == segments {
+                    LATE_ANSWER
+                } else {
+                    PAUSE
+                };
+                self.push(from_vf, rmpp(end, 4, 0, 0, 0), Mapped::Tid, pause);
                 return;
             }
         }

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-use crate::mads::{self, DREQ, Mad, REJ, SIDR_REP, get_u32, put};
+use crate::mads::{self, DREQ, Mad, REJ, REP, REQ, SIDR_REP, get_u32, put};
 use crate::plan::{Mapped, Parties, Step, Topic, id_place, line, passed};
 use crate::session::{Outcome, Session};
 
@@ -57,11 +57,22 @@ impl Talk {
     /// Whether both sides know that it is over. Under an id of one that only fell silent, a new
     /// request would be the old one once more.
     fn has_ended(&self) -> bool {
-        let ends = [REJ, DREQ, SIDR_REP];
-        let attribute = |step: &Step| u16::from_be_bytes([step.mad[16], step.mad[17]]);
-        self.steps
-            .iter()
-            .any(|step| ends.contains(&attribute(step)))
+        self.messages([REJ, DREQ, SIDR_REP]).next().is_some()
+    }
+
+    /// Whether it got as far as a connection that may be up: its REP was repeated no more, though it might have been as
+    /// often as the REQ allows.
+    fn is_quiet(&self) -> bool {
+        let repeated = self.messages([REP]).count().checked_sub(1);
+        let allowed = self.messages([REQ]).next().map(mads::max_cm_retries);
+        !self.has_ended() && repeated.is_some_and(|repeated| Some(repeated) < allowed)
+    }
+
+    /// Its messages of some kinds.
+    fn messages(&self, attributes: impl AsRef<[u16]>) -> impl Iterator<Item = &Mad> {
+        let attribute = |mad: &Mad| u16::from_be_bytes([mad[16], mad[17]]);
+        let mads = self.steps.iter().map(|step| &step.mad);
+        mads.filter(move |mad| attributes.as_ref().contains(&attribute(mad)))
     }
 }
 
@@ -89,9 +100,13 @@ pub(crate) struct World {
     /// Ids in use: of each VF, and of each peer.
     vf_ids: BTreeSet<(u16, u32)>,
     peer_ids: BTreeSet<(u16, u32)>,
+    /// The VFs of connections that were never said to be over.
+    quiet: Vec<u16>,
     tally: Tally,
 }
 
+const TEN_MINUTES: u64 = 600_000;
+const WEEK: u64 = 7 * 24 * 3_600_000;
 const PKEYS: [u16; 3] = [0xffff, 0x8001, 0x8002];
 
 pub(crate) fn vf_guid(vf: u16) -> u64 {
@@ -126,6 +141,7 @@ impl World {
             vf_tids: BTreeMap::new(),
             vf_ids: BTreeSet::new(),
             peer_ids: BTreeSet::new(),
+            quiet: Vec::new(),
             tally: Tally::default(),
         }
     }
@@ -147,16 +163,23 @@ impl World {
         }
     }
 
-    /// Ten minutes later nothing is left.
+    /// Ten minutes later nothing is left but connections that may be up, and a week later none of those.
     pub(crate) fn end(mut self) -> Tally {
-        self.now += 600_000;
-        let barrier = json!({ "at": self.now });
-        let outcome = self.session.send(self.now, &barrier);
-        assert!(outcome.others.is_empty(), "{outcome:?}");
-        let sizes = outcome.sizes.as_object().unwrap();
-        assert!(sizes.values().all(|size| size == 0), "{sizes:?}");
+        let quiet = self.quiet.len();
+        self.left_after(TEN_MINUTES, quiet);
+        self.left_after(WEEK, 0);
         self.session.end();
         self.tally
+    }
+
+    fn left_after(&mut self, pause: u64, connections: usize) {
+        self.now += pause;
+        let barrier = json!({ "at": self.now });
+        let mut outcome = self.session.send(self.now, &barrier);
+        assert!(outcome.others.is_empty(), "{outcome:?}");
+        let sizes = outcome.sizes.as_object_mut().unwrap();
+        assert_eq!(sizes.remove("cm_ids"), Some(connections.into()));
+        assert!(sizes.values().all(|size| size == 0), "{sizes:?}");
     }
 
     /// Who will talk. Clones of one snapshot count the same ids up, so the lowest free ones are used.
@@ -211,6 +234,8 @@ impl World {
             if talk.has_ended() {
                 self.vf_ids.remove(&(talk.who.vf, talk.who.vf_id));
                 self.peer_ids.remove(&(talk.who.peer_lid, talk.who.peer_id));
+            } else if talk.is_quiet() {
+                self.quiet.push(talk.who.vf);
             }
             return;
         };
@@ -300,6 +325,7 @@ impl World {
             }
         }
         self.vf_ids.retain(|&(owner, _)| owner != vf);
+        self.quiet.retain(|&owner| owner != vf);
     }
 
     /// The MAD of the one line that a step must lead to.

@@ -78,6 +78,8 @@ pub struct World {
     turns: Turns<HostFunction>,
     /// Hosts whose functions may have events.
     stirred: VecDeque<HostId>,
+    /// Whether the slice of the last poll was too short for all that was due.
+    is_unfinished: bool,
     /// Whether the fabric had its turn, and the software on the hosts is next.
     is_software_next: bool,
     /// Hosts that [`World::take_polled`] has not told of yet.
@@ -106,6 +108,7 @@ impl World {
             woken: Vec::new(),
             turns: Turns::default(),
             stirred: VecDeque::new(),
+            is_unfinished: false,
             is_software_next: false,
             polled: BTreeSet::new(),
             interrupting: BTreeSet::new(),

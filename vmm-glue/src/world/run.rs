@@ -56,8 +56,8 @@ impl World {
     /// then goes on with the next call, in its order.
     pub fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
         self.now = now;
-        // The slice before was too short: those that have events stand in the line with those that have more to do.
-        if !self.turns.is_empty() || !self.stirred.is_empty() {
+        // Those that have events stand in the line with those that have more to do.
+        if core::mem::take(&mut self.is_unfinished) {
             self.line_up_stirred();
         }
         for _ in 0..MAX_ROUNDS {
@@ -68,6 +68,7 @@ impl World {
                 return;
             }
             if slice.is_over() {
+                self.is_unfinished = true;
                 return;
             }
         }
@@ -91,11 +92,11 @@ impl World {
         }
         let mut polled = Vec::new();
         let mut busy = self.poll_due(&mut polled, slice);
-        if slice.is_over() {
+        busy |= self.poll_switches();
+        if busy && slice.is_over() {
             self.stirred.extend(polled);
             return true;
         }
-        busy |= self.poll_switches();
         self.poll_stirred(polled, slice) || busy
     }
 
@@ -237,7 +238,7 @@ impl Driven for World {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        if self.is_software_next || !self.turns.is_empty() || !self.stirred.is_empty() {
+        if self.is_unfinished {
             return Some(self.now);
         }
         let woken = self.woken.iter();

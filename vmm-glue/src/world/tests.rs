@@ -5,7 +5,7 @@ use ib_wire::smp::PortState;
 use subnet_lite::ManagerStats;
 
 use super::*;
-use crate::{RunEnd, Runner};
+use crate::{Driven, RunEnd, Runner, Slice};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -57,6 +57,31 @@ fn the_same_seed_gives_the_same_packets_and_another_one_others() {
     assert!(!first.is_empty());
     assert_eq!(first, packets(1));
     assert_ne!(first, packets(2));
+}
+
+/// When all that is due was done and every port is active, if the world has so many steps at a time.
+fn time_until_up(steps: u32) -> Instant {
+    let (mut world, _) = world(1);
+    loop {
+        world.poll_for(world.now, &mut Slice::of_steps(steps));
+        let next = world.poll_timeout().expect("the manager never rests");
+        if next <= world.now {
+            continue;
+        }
+        if is_up(&mut world) || world.now > Instant::ZERO + LIMIT {
+            return world.now;
+        }
+        world.now = next;
+    }
+}
+
+#[test]
+fn nothing_waits_for_a_timer_because_a_slice_ended() {
+    let at_once = time_until_up(u32::MAX) - Instant::ZERO;
+    for steps in 1..100 {
+        let taken = time_until_up(steps) - Instant::ZERO;
+        assert!(taken < 2 * at_once, "{steps} steps: {taken:?}, {at_once:?}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -81,7 +82,6 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     rustix::fs::ftruncate(&memory, 4096).unwrap();
     let elapsed = std::time::Instant::now().elapsed();
     std::thread::sleep(elapsed);
-    std::fs::remove_dir(&sockets).unwrap_err();
 }
 
 #[test]
@@ -98,7 +98,12 @@ fn no_program_can_be_started() {
 #[test]
 fn no_process_can_be_started() {
     if !is_inside() {
-        return assert_ended_by("no_process_can_be_started", libc::SYS_clone);
+        let output = run_inside("no_process_can_be_started");
+        // A C library blocks all signals while it starts a process, so the kernel ends this one without a word.
+        let ended = output.status.signal() == Some(libc::SIGSYS);
+        let told = output.status.code() == Some(128 + libc::SIGSYS);
+        assert!(ended || told, "{output:?}");
+        return;
     }
     enter_with_nothing();
     let _ = Command::new("/bin/true").env_clear().spawn();
