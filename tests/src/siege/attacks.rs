@@ -41,6 +41,8 @@ pub enum Attack {
     Regions,
     /// Messages full of commands that each fill a mailbox.
     Commands,
+    /// The same, with mailboxes in memory that is not shared, and no answer to any question for a byte of it.
+    Silence,
     /// Long writes over the doorbell pages.
     Doorbells,
     /// Resets of the device, one after another.
@@ -57,12 +59,13 @@ pub enum Attack {
 
 impl Attack {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
         Self::Regions,
         Self::Commands,
+        Self::Silence,
         Self::Doorbells,
         Self::Resets,
         Self::Maps,
@@ -80,6 +83,7 @@ impl Attack {
             Self::CompletionQueues => "completion-queues",
             Self::Regions => "regions",
             Self::Commands => "commands",
+            Self::Silence => "silence",
             Self::Doorbells => "doorbells",
             Self::Resets => "resets",
             Self::Maps => "maps",
@@ -102,6 +106,12 @@ impl Attack {
             Self::Commands => {
                 let vmm = RawVmm::start(socket, PAGES)?;
                 vmm.prepare(Opcode::QUERY_DEV_CAP, 0, 0, 0);
+                let posts = vmm.posts();
+                vmm.repeat(&[posts])?;
+            }
+            Self::Silence => {
+                let vmm = RawVmm::start(socket, PAGES)?;
+                vmm.prepare(Opcode::SW2HW_EQ, 7, 0, RawVmm::unshared_page());
                 let posts = vmm.posts();
                 vmm.repeat(&[posts])?;
             }

@@ -30,6 +30,9 @@ const REGISTERS: u32 = UAR_BAR as u32;
 /// Where the guest has a second view of its memory, which the device may only read.
 const READ_ONLY: u64 = 1 << 42;
 
+/// Where the guest has memory that the device must ask for.
+const UNSHARED: u64 = 1 << 43;
+
 /// Bytes of the longest payload beside the registers' addresses.
 const MOST: usize = 64 << 10;
 
@@ -130,11 +133,14 @@ impl RawVmm {
         Ok(this)
     }
 
-    /// Maps the memory, for reading and writing, and once more for reading.
+    /// Maps the memory, for reading and writing, once more for reading, and once more without sharing it.
     pub(super) fn map(&mut self) -> io::Result<()> {
+        let unshared = self.map_message(UNSHARED, DmaMapFlags::READ | DmaMapFlags::WRITE);
+        self.ask(&unshared)?;
         let both = DmaMapFlags::READ | DmaMapFlags::WRITE;
         for (address, flags) in [(GuestMemory::BASE, both), (READ_ONLY, DmaMapFlags::READ)] {
-            let (bytes, file) = self.map_message(address, flags)?;
+            let bytes = self.map_message(address, flags);
+            let file = self.memory.file().ok_or(io::ErrorKind::Unsupported)?;
             let fds = [file.as_fd()];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -146,12 +152,7 @@ impl RawVmm {
         Ok(())
     }
 
-    fn map_message(
-        &self,
-        address: u64,
-        flags: DmaMapFlags,
-    ) -> io::Result<(Vec<u8>, std::sync::Arc<std::fs::File>)> {
-        let file = self.memory.file().ok_or(io::ErrorKind::Unsupported)?;
+    fn map_message(&self, address: u64, flags: DmaMapFlags) -> Vec<u8> {
         let map = DmaMap {
             argsz: little_endian::U32::new(32),
             flags: little_endian::U32::new(flags.bits()),
@@ -159,7 +160,7 @@ impl RawVmm {
             address: little_endian::U64::new(address),
             size: little_endian::U64::new((self.memory.pages() * PAGE) as u64),
         };
-        Ok((message(Command::DMA_MAP, &[map.as_bytes()]), file))
+        message(Command::DMA_MAP, &[map.as_bytes()])
     }
 
     /// The address of a page of the guest's.
@@ -170,6 +171,11 @@ impl RawVmm {
     /// An address that the device may read but not write.
     pub(super) const fn read_only_page() -> u64 {
         READ_ONLY
+    }
+
+    /// An address in memory that is not shared.
+    pub(super) const fn unshared_page() -> u64 {
+        UNSHARED
     }
 
     /// Says something, and waits for the answer.

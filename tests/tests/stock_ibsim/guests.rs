@@ -129,6 +129,11 @@ impl Hosts {
         });
     }
 
+    /// Lets the service go on for a while.
+    pub(crate) fn go_on(&mut self, time: Duration) {
+        self.runner.run_until(time, |_| false).unwrap();
+    }
+
     /// Waits for something that only the simulator's programs tell.
     pub(crate) fn wait_until(
         &mut self,
@@ -183,7 +188,7 @@ impl Hosts {
                 begun.elapsed() < PATIENCE,
                 "{program} {arguments:?} does not end"
             );
-            self.runner.run_until(GLANCE, |_| false).unwrap();
+            self.go_on(GLANCE);
         }
     }
 

@@ -4,11 +4,16 @@
 mod guests;
 mod simulator;
 
+use std::time::Duration;
+
 use guests::Hosts;
 use simulator::Simulator;
 
 const GRANTED: &str = "waiting_for_hardware";
 const REFUSED: &str = "the fabric's SMA refuses GUIDs";
+
+/// How long a subnet manager is away until the service, which asks for it twice a second, has missed it.
+const MISSED: Duration = Duration::from_secs(2);
 
 #[test]
 fn guids_are_granted_by_opensm_and_refused_by_ibsim_and_the_vfs_ports_say_so() {
@@ -55,8 +60,10 @@ fn vfs_of_two_hosts_connect_and_join_and_live_through_restarts() {
     }
     assert_eq!(hosts.members(&mut simulator), 2, "one for each port");
 
-    // A subnet manager that starts anew knows nothing of groups and GUIDs.
+    // A subnet manager that starts anew knows nothing of groups and GUIDs. A simulated port cannot be told to register
+    // again, so the manager is away for long enough to be missed.
     simulator.stop_opensm();
+    hosts.go_on(MISSED);
     simulator.start_opensm();
     hosts.wait_until("the members again", &mut simulator, |hosts, simulator| {
         hosts.members(simulator) == 2

@@ -34,7 +34,7 @@
 //!
 //! Whatever a guest writes is answered with a status, or not at all. The work for each access and for each
 //! [`PciFunction::poll`] is bounded, and small: a mailbox, a batch of requests, a step of a queue's initialisation or of
-//! a region's pages. What takes longer is [under way](lengthy) meanwhile, and whoever polls may serve others before it
+//! a region's pages. What takes longer is under way meanwhile, and whoever polls may serve others before it
 //! polls again.
 
 mod buffer;

@@ -14,53 +14,85 @@ use super::codec::{dma_read, dma_write, parse_dma_reply};
 use super::connection::Connection;
 use super::memory::RemoteMemory;
 
-/// The longest wait for one answer.
-const LONGEST: Duration = Duration::from_millis(100);
+/// A wait that counts as work: what a VMM needs that answers at once.
+const PROMPT: Duration = Duration::from_micros(250);
 
-/// The most that is waited in a row by all.
-const MOST: Duration = Duration::from_millis(500);
+/// The longest of the short waits, which a VMM needs on a busy host.
+const SHORT: Duration = Duration::from_millis(4);
 
-/// The part of the time that can be waited in the long run: one in so many.
-const SHARE: u32 = 4;
+/// How much longer may be waited: a part of the time that passes, up to a limit.
+#[derive(Debug)]
+struct Allowance {
+    left: Duration,
+    /// The part of the time that can be waited in the long run: one in so many.
+    share: u32,
+}
 
-/// How much longer VMMs may be waited for: a part of the time that has passed, up to a limit.
+impl Allowance {
+    const MOST: Duration = Duration::from_millis(100);
+
+    const fn new(share: u32) -> Self {
+        let left = Self::MOST;
+        Self { left, share }
+    }
+
+    fn grow(&mut self, passed: Duration) {
+        self.left = (self.left + passed / self.share).min(Self::MOST);
+    }
+
+    const fn spend(&mut self, waited: Duration) {
+        self.left = self.left.saturating_sub(waited);
+    }
+}
+
+/// How much longer VMMs may be waited for.
+///
+/// Who does not answer keeps everybody waiting, so most waits end after a few milliseconds. A host that stands still for
+/// longer is rare, and so are long waits; each takes a part of what is left only, so that no VMM has them all.
 #[derive(Debug)]
 pub struct Patience {
-    left: Duration,
+    short: Allowance,
+    long: Allowance,
     at: Instant,
     was_spent: bool,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self {
-            left: MOST,
-            at: Instant::now(),
-            was_spent: false,
-        }
+        Self::new(Instant::now())
     }
 }
 
 impl Patience {
+    const fn new(now: Instant) -> Self {
+        Self {
+            short: Allowance::new(4),
+            long: Allowance::new(200),
+            at: now,
+            was_spent: false,
+        }
+    }
+
     /// Whether somebody was waited for since this was last asked. Then messages may wait that no socket tells of.
     pub const fn take_was_spent(&mut self) -> bool {
         core::mem::replace(&mut self.was_spent, false)
     }
 
-    /// Until when an answer may be waited for.
-    fn deadline(&mut self) -> Instant {
-        let now = Instant::now();
-        let more = now.duration_since(self.at) / SHARE;
-        self.left = (self.left + more).min(MOST);
+    /// Until when an answer may be waited for, from now on.
+    fn deadline(&mut self, now: Instant) -> Instant {
+        let passed = now.duration_since(self.at);
         self.at = now;
-        now + self.left.min(LONGEST)
+        self.short.grow(passed);
+        self.long.grow(passed);
+        now + PROMPT + self.short.left.min(SHORT) + self.long.left / 4
     }
 
     /// Notes that there was a wait since [`Self::deadline`].
-    fn spend(&mut self) {
-        let now = Instant::now();
-        self.left = self.left.saturating_sub(now.duration_since(self.at));
-        self.at = now;
+    fn spend(&mut self, now: Instant) {
+        let waited = now.duration_since(self.at).saturating_sub(PROMPT);
+        let short = waited.min(self.short.left.min(SHORT));
+        self.short.spend(short);
+        self.long.spend(waited - short);
         self.was_spent = true;
     }
 }
@@ -94,13 +126,13 @@ impl Remote {
 
     fn ask(&mut self, request: &[u8], take: impl FnOnce(&[u8]) -> bool) -> bool {
         let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = patience.deadline();
+        let deadline = patience.deadline(Instant::now());
         let mut connection = self
             .connection
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let reply = connection.ask(request, self.id, deadline);
-        patience.spend();
+        patience.spend(Instant::now());
         reply.as_ref().and_then(parse_dma_reply).is_some_and(take)
     }
 }
@@ -135,5 +167,53 @@ impl RemoteMemory for Remote {
             address = address.wrapping_add(part.len() as u64);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long each of so many waits in a row lasts if nobody answers.
+    fn waits(patience: &mut Patience, now: &mut Instant, times: usize) -> Vec<Duration> {
+        let wait = |_| {
+            let end = patience.deadline(*now);
+            let waited = end - *now;
+            *now = end;
+            patience.spend(end);
+            waited
+        };
+        (0..times).map(wait).collect()
+    }
+
+    #[test]
+    fn who_answers_promptly_is_waited_for_without_end() {
+        let mut now = Instant::now();
+        let mut patience = Patience::new(now);
+        let first = patience.deadline(now) - now;
+        for _ in 0..100_000 {
+            now += PROMPT;
+            patience.spend(now);
+            assert_eq!(patience.deadline(now) - now, first);
+        }
+    }
+
+    #[test]
+    fn who_never_answers_is_waited_for_ever_shorter() {
+        let mut now = Instant::now();
+        let mut patience = Patience::new(now);
+        let all = waits(&mut patience, &mut now, 1000);
+        assert!(all[0] < Duration::from_millis(30), "{:?}", all[0]);
+        assert!(all.is_sorted_by(|earlier, later| earlier >= later));
+        assert!(all[999] < 2 * PROMPT, "{:?}", all[999]);
+    }
+
+    #[test]
+    fn a_host_that_stands_still_has_its_time_again_later() {
+        let mut now = Instant::now();
+        let mut patience = Patience::new(now);
+        let first = waits(&mut patience, &mut now, 1000)[0];
+        now += 200 * Allowance::MOST;
+        assert_eq!(waits(&mut patience, &mut now, 1), [first]);
     }
 }

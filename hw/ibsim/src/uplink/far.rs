@@ -302,14 +302,14 @@ impl FarPort {
     /// Compares the subnet manager with the one before. One that is another, that counts from the
     /// start again, or that was away, has none of its clients' registrations: OpenSM keeps them in its
     /// process. On a port of the stock ibsim it could not say so, since those do not support client
-    /// reregistration.
+    /// reregistration. The one before may have been there for too short a time to be asked.
     fn take_sm(&mut self, sm: &SmInfo) -> News {
         let before = self.sm.replace(*sm);
         let was_silent = core::mem::take(&mut self.sm_silent);
         let is_other = before.is_some_and(|before| {
             before.guid != sm.guid || before.act_count.get() > sm.act_count.get()
         });
-        if is_other || (was_silent && before.is_some()) {
+        if is_other || was_silent {
             News::SmChanged
         } else {
             News::Read
