@@ -15,7 +15,7 @@ const MAX_ROUNDS: u32 = 1_000_000;
 const READY_BATCH: usize = 1024;
 
 /// How long the software on one function goes on before others have their turn, where slices end.
-const TURN: Duration = Duration::from_micros(100);
+const TURN: Duration = Duration::from_micros(50);
 
 impl World {
     /// Runs in virtual time until the condition holds, for at most `limit`. The condition is looked at
@@ -108,16 +108,14 @@ impl World {
             due.push(at);
         }
         let mut due = due.into_iter();
+        // One turn of those that wait, before what the fabric has brought meanwhile is looked at.
+        let mut first = None;
         if !self.turns.is_empty() {
-            // Behind those that stand in the line already.
             due.by_ref().for_each(|at| self.turns.add(at));
+            first = self.turns.take();
         }
-        let mut in_line = self.turns.len();
         let mut busy = false;
-        while let Some(at) = due.next().or_else(|| {
-            in_line = in_line.checked_sub(1)?;
-            self.turns.take()
-        }) {
+        while let Some(at) = first.take().or_else(|| due.next()) {
             busy = true;
             polled.push(at.host);
             self.poll_function(at, slice);
@@ -125,11 +123,7 @@ impl World {
                 break;
             }
         }
-        if due.len() != 0 {
-            // Those that had a turn and have more to do stand behind those that had none.
-            let again: Vec<_> = core::iter::from_fn(|| self.turns.take()).collect();
-            due.chain(again).for_each(|at| self.turns.add(at));
-        }
+        due.for_each(|at| self.turns.add(at));
         busy
     }
 
@@ -148,7 +142,7 @@ impl World {
                 };
                 let mut at = HostFunction { host, function };
                 if !self.turns.is_empty() {
-                    // Behind those whose turn was too short.
+                    // Behind those that wait already.
                     self.turns.add(at);
                     at = self.turns.take().unwrap_or(at);
                 }
@@ -215,7 +209,7 @@ impl World {
             None => host.poll(now, fabric, at.function, &mut turn),
         };
         if has_more {
-            self.turns.add(at);
+            self.turns.add_again(at);
         }
         let timeout = self.hosts[at.host.0].poll_timeout(at.function);
         self.alarms.set(at, timeout);
