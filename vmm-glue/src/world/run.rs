@@ -78,7 +78,9 @@ impl World {
     /// Lets the fabric do what is due, and then the software that has something to do: because it
     /// was lent out, because its time has come, or because its function has events. Whether any had.
     fn round(&mut self, slice: &mut Slice) -> bool {
-        if !core::mem::take(&mut self.is_software_next) {
+        // What the fabric has left to do may keep the software busy that finds nothing to do before.
+        let is_fabric_busy = core::mem::take(&mut self.is_software_next);
+        if !is_fabric_busy {
             while self.fabric.poll(self.now) {
                 if slice.is_over() {
                     self.is_software_next = true;
@@ -97,7 +99,7 @@ impl World {
             self.stirred.extend(polled);
             return true;
         }
-        self.poll_stirred(polled, slice) || busy
+        self.poll_stirred(polled, slice) || busy || is_fabric_busy
     }
 
     /// Lets the software do what is due that was lent out or whose time has come, and tells where it was. Whether any

@@ -1,7 +1,10 @@
 use emulated_hca::{LinkConfig, Topology};
+use hca_api::{AddressVector, QpKind, UdAddress, UdDestination};
 use ib_capture::FrameRecord;
+use ib_endpoint::DatagramQpSpec;
 use ib_vtime::Duration;
 use ib_wire::smp::PortState;
+use ib_wire::{PKeyIndex, PortNum, QKey, Sl};
 use subnet_lite::ManagerStats;
 
 use super::*;
@@ -9,14 +12,19 @@ use crate::{Driven, RunEnd, Runner, Slice};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Three switches and three hosts, the first of which runs the subnet manager.
+/// Three switches and three hosts, the first of which runs the subnet manager, behind links that take time.
 fn world(seed: u64) -> (World, [HostId; 3]) {
-    let mut plan = Topology::three_switches();
-    plan.link = LinkConfig {
+    let timed = LinkConfig {
         latency: Duration::from_nanos(100),
         timed: true,
         ..LinkConfig::default()
     };
+    world_of(timed, seed)
+}
+
+fn world_of(link: LinkConfig, seed: u64) -> (World, [HostId; 3]) {
+    let mut plan = Topology::three_switches();
+    plan.link = link;
     let (fabric, built) = plan.build(seed);
     let mut world = World::new(fabric, seed);
     let hosts = [0, 1, 2].map(|i| world.add_host(built.hcas[i]).unwrap());
@@ -81,6 +89,52 @@ fn nothing_waits_for_a_timer_because_a_slice_ended() {
     for steps in 1..100 {
         let taken = time_until_up(steps) - Instant::ZERO;
         assert!(taken < 2 * at_once, "{steps} steps: {taken:?}, {at_once:?}");
+    }
+}
+
+/// What of these messages, sent at once from one host to another, is there before the world waits for a later time.
+fn received_at_once(messages: u32, steps: u32) -> usize {
+    let (mut world, [from, to, _]) = world_of(LinkConfig::default(), 1);
+    assert_eq!(world.run_until(LIMIT, is_up), Outcome::Reached);
+    let spec = DatagramQpSpec {
+        kind: QpKind::Ud,
+        port: PortNum(1),
+        pkey_index: PKeyIndex(0),
+        qkey: QKey::new(1),
+        receives: messages,
+        sends: messages,
+        max_message: 64,
+        block_multicast_loopback: false,
+    };
+    let [from, ear] = [from, to].map(|host| world.open_socket(host, spec).unwrap());
+    let destination = UdDestination {
+        address: UdAddress::Vector(AddressVector {
+            port: PortNum(1),
+            dlid: world.port(to.port(1)).view().lid,
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: None,
+        }),
+        qpn: world.socket(ear).qp().numbers().external,
+        qkey: QKey::new(1),
+        pkey_index: None,
+    };
+    world.poll(world.now);
+    for _ in 0..messages {
+        world.send(from, &destination, &[0; 64]).unwrap();
+    }
+    world.poll_for(world.now, &mut Slice::of_steps(steps));
+    while world.poll_timeout().is_some_and(|next| next <= world.now) {
+        world.poll_for(world.now, &mut Slice::of_steps(steps));
+    }
+    std::iter::from_fn(|| world.socket_mut(ear).receive()).count()
+}
+
+#[test]
+fn what_the_fabric_has_left_at_the_end_of_a_slice_reaches_who_waits_for_it() {
+    for steps in [1, 2, 3, u32::MAX] {
+        assert_eq!(received_at_once(300, steps), 300, "{steps} steps");
     }
 }
 
