@@ -1,9 +1,9 @@
 //! A siege in real time: what well-behaved guests of a service wait for while others do their worst.
 //!
 //! A real service with real sockets is attacked by processes of their own, each on a VF beside the victims' on the
-//! same adapter. The victims' register reads, MADs, datagrams and an administrator's requests are timed three times:
-//! alone, beside as many processes that only burn processor time, and attacked. What an attack adds to the burning is
-//! what the service lets one guest take from another.
+//! same adapter. The victims' register reads, MADs, datagrams, an administrator's requests and a sweep's SMPs are
+//! timed three times: alone, beside as many processes that only burn processor time, and attacked. What an attack adds
+//! to the burning is what the service lets one guest take from another.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,6 +12,7 @@
 
 mod attacks;
 mod raw;
+mod sweeper;
 mod victims;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ pub use attacks::Attack;
 pub use victims::{Probe, Trouble};
 
 use crate::live::Lab;
+use sweeper::Sweeper;
 use victims::Victims;
 
 /// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name and a socket follow.
@@ -153,7 +155,8 @@ impl SiegePlan {
         let socket = |host: &str, vf| folder.path().join(format!("{host}-vf{vf}.sock"));
         let control = lab.dir().join("control");
         let ends = [socket("H1-1", 1), socket("H2-1", 1)];
-        let mut victims = Victims::start([&ends[0], &ends[1]], &control)?;
+        let sweeper = Sweeper::open(&lab.dir().join("umad"), "H2-2")?;
+        let mut victims = Victims::start([&ends[0], &ends[1]], &control, sweeper)?;
         let mut siege = Siege::default();
         for setting in self.settings() {
             let sockets = (2..).map(|vf| socket("H1-1", vf));

@@ -11,6 +11,7 @@ use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::Request;
 use vhca::show::{Format, Subject};
 
+use super::sweeper::Sweeper;
 use crate::mlx4_driver::{Bus, Destination, Driver, GuestMemory, Talker, TalkerSpec, VmmBus};
 
 /// Why a guest cannot go on.
@@ -45,11 +46,19 @@ pub enum Probe {
     Datagram,
     /// `show ports` at the control socket.
     Control,
+    /// SubnGet(NodeInfo) of the sender's adapter from a third host, of which a subnet manager's sweeps consist.
+    Smp,
 }
 
 impl Probe {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Register, Self::Mad, Self::Datagram, Self::Control];
+    pub const ALL: [Self; 5] = [
+        Self::Register,
+        Self::Mad,
+        Self::Datagram,
+        Self::Control,
+        Self::Smp,
+    ];
 
     /// Its name in the table.
     #[must_use]
@@ -59,6 +68,7 @@ impl Probe {
             Self::Mad => "mad",
             Self::Datagram => "datagram",
             Self::Control => "control",
+            Self::Smp => "smp",
         }
     }
 }
@@ -102,7 +112,7 @@ impl Guest {
     }
 }
 
-/// The victims: two guests on two adapters, and an administrator.
+/// The victims: two guests on two adapters, an administrator, and one who looks at the fabric.
 pub(super) struct Victims {
     sender: Guest,
     receiver: Guest,
@@ -110,11 +120,16 @@ pub(super) struct Victims {
     ear: Talker,
     way: Destination,
     control: Remote,
+    sweeper: Sweeper,
 }
 
 impl Victims {
     /// Starts the guests on two VFs.
-    pub(super) fn start(sockets: [&Path; 2], control: &Path) -> Result<Self, Trouble> {
+    pub(super) fn start(
+        sockets: [&Path; 2],
+        control: &Path,
+        sweeper: Sweeper,
+    ) -> Result<Self, Trouble> {
         let [mut sender, mut receiver] = [Guest::start(sockets[0])?, Guest::start(sockets[1])?];
         let spec = TalkerSpec {
             receives: 64,
@@ -131,6 +146,7 @@ impl Victims {
             ear,
             way,
             control: Remote::connect(control)?,
+            sweeper,
         })
     }
 
@@ -149,6 +165,9 @@ impl Victims {
                 };
                 self.control.ask(request)?;
             }
+            Probe::Smp => self
+                .sweeper
+                .look_at(self.sender.driver.port(PORT).info.lid)?,
         }
         Ok(begun.elapsed())
     }
