@@ -89,14 +89,6 @@ impl Group {
     pub(crate) fn bytes(&self) -> usize {
         self.members.bytes() + self.waiting.capacity() * size_of::<Waiting>()
     }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.members.is_empty()
-            && self.waiting.is_empty()
-            && self.in_flight.is_none()
-            && self.at_sa.is_empty()
-            && self.doubtful.is_empty()
-    }
 }
 
 /// A group as an administrator sees it.

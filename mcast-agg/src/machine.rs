@@ -419,7 +419,8 @@ impl McastAgg {
                 };
                 return self.begin(aim, None, request);
             } else {
-                if group.is_over() {
+                // Nobody waits, and the SA holds nothing that no member does.
+                if group.members.is_empty() {
                     self.groups.remove(index);
                 }
                 return;
@@ -450,6 +451,7 @@ impl McastAgg {
         if let Some(Transaction { aim, .. }) = self.end(token)
             && let Some(group) = self.group_mut(aim.key)
         {
+            group.at_sa = group.at_sa.difference(aim.state);
             group.doubtful = group.doubtful | aim.state;
         }
     }

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use ib_wire::mad::{MadStatus, Method};
-use ib_wire::sa::SaMad;
+use ib_wire::sa::{ComponentMask, SaMad};
 use ib_wire::{Gid, Guid};
 use mcast_agg::{Config, JoinAs, MemberId, Outcome, Output};
 
 use crate::port::{
-    FULL, NON, PORT_GUID, Port, R, granted, guid_of, join, leave, mgid, refused, state_of, vf,
+    FULL, NON, PORT_GUID, Port, R, granted, guid_of, join, leave, mgid, refused, state_of, vf, with,
 };
 
 fn with_aliases() -> Port {
@@ -205,4 +205,30 @@ fn an_alias_that_the_sa_never_knows_again_loses_its_groups() {
         port.wait(Duration::from_secs(60));
     }
     panic!("nobody was told");
+}
+
+#[test]
+fn an_alias_has_not_left_while_a_group_may_be_made_for_it() {
+    let mut port = with_aliases();
+    port.ask(vf(1), &mut join(vf(1), Gid::NONE, FULL));
+    let (token, request) = port.sa_request();
+    leave_with_alias(&mut port, vf(1));
+    assert!(!is_left(&port.outputs(), vf(1)));
+    let made = with(granted(&request, FULL), ComponentMask::NONE, |record| {
+        record.mgid = mgid(9);
+    });
+    port.sa_answers(token, &made);
+    let (token, delete) = port.sa_request();
+    assert_eq!(delete.header.method, Method::DELETE);
+    port.sa_answers(token, &granted(&delete, FULL));
+    assert!(is_left(&port.outputs(), vf(1)));
+}
+
+#[test]
+fn an_alias_leaves_whatever_is_under_way_for_others() {
+    let mut port = with_aliases();
+    port.ask(vf(2), &mut join(vf(2), mgid(1), FULL));
+    port.sa_request();
+    leave_with_alias(&mut port, vf(1));
+    assert!(is_left(&port.outputs(), vf(1)));
 }

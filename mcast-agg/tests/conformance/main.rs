@@ -7,3 +7,4 @@ mod aliases;
 mod port;
 mod requests;
 mod the_sa_and_time;
+mod views;

@@ -198,3 +198,31 @@ fn what_is_not_a_set_of_inform_info_passes() {
     records.header.attribute_id = AttributeId::INFORM_INFO_RECORD;
     assert_eq!(port.ask(vf(1), &mut records), Outcome::Pass);
 }
+
+#[test]
+fn what_there_is_can_be_counted() {
+    let mut port = Port::with(Config {
+        max_in_flight: 5,
+        ..Config::default()
+    });
+    assert_eq!(port.agg.config().max_in_flight, 5);
+    port.inform(vf(1), &in_service());
+    port.inform(vf(2), &in_service());
+    let sizes = port.agg.sizes();
+    let under_way = (sizes.waiting, sizes.transactions, sizes.timers);
+    assert_eq!(under_way, (2, 1, 1));
+    let (token, request) = port.sa_request();
+    port.sa_answers(token, &request, MadStatus::OK);
+    let sizes = port.agg.sizes();
+    assert_eq!((sizes.waiting, sizes.held, sizes.transactions), (0, 2, 0));
+}
+
+#[test]
+fn as_many_reports_may_be_unanswered_as_the_sa_sends_in_a_storm() {
+    let mut port = Port::new();
+    port.first(vf(1), &in_service());
+    for tid in 0..20_000 {
+        port.heard_by(&in_service_report(tid));
+    }
+    assert_eq!(port.agg.sizes().deliveries, 16 * 1024);
+}
