@@ -342,7 +342,8 @@ impl NoticeAgg {
             } else if subscription.take_surplus() {
                 return self.begin(Purpose::Unsubscribe, subject, None);
             } else {
-                if subscription.is_over() {
+                // Nobody waits, and the SA is not to be told any more.
+                if subscription.holders.is_empty() {
                     self.subscriptions.remove(&subject);
                 }
                 return;

@@ -98,13 +98,6 @@ impl Subscription {
     const fn may_be_at_sa(&self) -> bool {
         self.at_sa || self.doubtful
     }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.holders.is_empty()
-            && self.waiting.is_empty()
-            && self.in_flight.is_none()
-            && !self.may_be_at_sa()
-    }
 }
 
 /// A subscription as an administrator sees it.

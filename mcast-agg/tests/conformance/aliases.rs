@@ -188,15 +188,21 @@ fn an_alias_that_the_sa_never_knows_again_loses_its_groups() {
     let mut port = with_aliases();
     port.first_join(vf(1), mgid(1), FULL);
     port.agg.client_reregister(port.now);
+    let mut asked = 0;
     for _ in 0..20 {
         for output in port.outputs() {
             match output {
                 Output::SaRequest { token, request } => {
+                    asked += 1;
                     port.sa_answers(token, &refused(&request, MadStatus::SA_REQ_INVALID));
                 }
                 Output::Lost { members, .. } => {
                     assert_eq!(members, [vf(1)]);
                     assert_eq!(port.agg.sizes(), mcast_agg::Sizes::default());
+                    assert_eq!(
+                        asked, 7,
+                        "in full, and six times without what makes a group"
+                    );
                     return;
                 }
                 other => panic!("{other:?}"),

@@ -251,6 +251,15 @@ fn a_group_that_the_port_is_not_in_yet_is_asked_of_the_sa() {
 }
 
 #[test]
+fn a_question_that_names_no_group_is_the_sas_to_answer() {
+    let mut port = Port::new();
+    port.first_join(vf(1), mgid(1), FULL);
+    let mut get = request(Method::GET, vf(1), mgid(1), FULL);
+    get.component_mask = R::PORT_GID | R::JOIN_STATE;
+    assert_eq!(port.ask(vf(1), &mut get), Outcome::Pass);
+}
+
+#[test]
 fn who_may_be_in_no_more_groups_may_be_in_his_own_in_another_way() {
     let mut port = Port::with(Config {
         groups_per_member: 1,

@@ -226,3 +226,49 @@ fn as_many_reports_may_be_unanswered_as_the_sa_sends_in_a_storm() {
     }
     assert_eq!(port.agg.sizes().deliveries, 16 * 1024);
 }
+
+#[test]
+fn what_is_under_way_for_a_subscription_is_shown() {
+    let mut port = Port::new();
+    let shown = |port: &Port| {
+        let mut subscriptions = port.agg.subscriptions();
+        let view = subscriptions.next().unwrap();
+        assert!(subscriptions.next().is_none());
+        assert_eq!(view.inform_info().trap_number, in_service().trap_number);
+        (
+            view.is_at_sa(),
+            view.waiting(),
+            view.under_way().map(|u| u.what),
+        )
+    };
+    port.inform(vf(1), &in_service());
+    port.inform(vf(2), &in_service());
+    let (token, request) = port.sa_request();
+    assert_eq!(shown(&port), (false, 2, Some("subscribe")));
+    port.sa_answers(token, &request, MadStatus::OK);
+    assert_eq!(shown(&port), (true, 0, None));
+    port.outputs();
+    port.agg.client_reregister(port.now);
+    let (token, request) = port.sa_request();
+    assert_eq!(shown(&port), (true, 0, Some("renew")));
+    port.sa_answers(token, &request, MadStatus::OK);
+    port.status(vf(1), &end(in_service()));
+    port.status(vf(2), &end(in_service()));
+    let (token, request) = port.sa_request();
+    assert_eq!(shown(&port), (false, 0, Some("unsubscribe")));
+    port.sa_answers(token, &request, MadStatus::OK);
+    assert_eq!(port.agg.sizes(), Sizes::default());
+}
+
+#[test]
+fn a_member_that_is_reset_owes_no_answer_to_a_report() {
+    let mut port = Port::new();
+    port.first(vf(1), &in_service());
+    assert_eq!(port.status(vf(2), &in_service()), MadStatus::OK);
+    port.heard_by(&in_service_report(1));
+    assert_eq!(port.agg.sizes().deliveries, 2);
+    port.agg.reset(port.now, vf(1));
+    assert_eq!(port.agg.sizes().deliveries, 1);
+    port.agg.reset(port.now, vf(2));
+    assert_eq!(port.agg.sizes().deliveries, 0);
+}
