@@ -1,6 +1,7 @@
 //! Conformance: tests named by the numbered statements of what the machine must do, and a
 //! comparison with a simple model.
 
+mod addresses;
 mod harness;
 mod ids;
 mod life;
