@@ -92,7 +92,7 @@ fn what_the_machine_has_can_be_asked() {
 }
 
 #[test]
-fn c088_a_rej_without_the_peers_id_passes_again_and_ends_no_connection() {
+fn a_rej_without_the_peers_id_passes_again_and_ends_no_connection() {
     let give_up = rej(5, 0, CmMessage::REQ, RejReason::TIMEOUT);
     let mut pf = Pf::default();
     let wire = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
