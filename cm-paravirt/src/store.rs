@@ -389,6 +389,18 @@ mod tests {
     }
 
     #[test]
+    fn a_wire_id_of_the_first_slot_that_was_never_used_names_nothing() {
+        let mut store = store();
+        for opened in 0..=2 * PAGE {
+            let next = u32::try_from(opened).expect("few");
+            let guess = WireCommId(CommId::new(store.permutation.encode(next)));
+            assert_eq!(store.by_wire(guess), None);
+            assert!(store.get(next).is_none());
+            store.open(FIRST_VF).expect("room");
+        }
+    }
+
+    #[test]
     fn random_words_name_no_slot() {
         let mut store = store();
         let slots: Vec<u32> = (0..1000).filter_map(|_| store.open(FIRST_VF)).collect();

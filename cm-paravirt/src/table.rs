@@ -519,7 +519,7 @@ impl Table {
     pub(crate) fn grant(&mut self, slot: u32, nanos: u64) {
         let hot = self.store.hot(slot);
         if hot.state.in_handshake() {
-            let extra = wheel::ticks(Duration::from_nanos(nanos)) + 1;
+            let extra = wheel::ticks(Duration::from_nanos(nanos));
             let time = (u32::from(hot.terms().ticks) + extra).min(self.ticks.handshake_max);
             self.wind(slot, wheel::low(self.now).wrapping_add(time), false);
         }
@@ -626,3 +626,6 @@ fn address_of(hot: &Hot) -> PeerAddress {
         gid: None,
     }
 }
+
+#[cfg(test)]
+mod tests;

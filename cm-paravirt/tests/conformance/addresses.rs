@@ -1,9 +1,9 @@
 //! From where the messages of a peer are taken: after a change of LIDs, with path bits, and by another port.
 
 use cm_paravirt::{Config, PeerAddress, State};
-use ib_wire::cm::{CmMessage, RejReason};
+use ib_wire::cm::{CmLap, CmMessage, RejReason};
 use ib_wire::mad::{AttributeId, Mad};
-use ib_wire::{Lmc, PortNum};
+use ib_wire::{Lid, Lmc, PortNum};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
@@ -70,6 +70,40 @@ fn c087_a_peer_may_send_from_any_lid_of_its_port() {
     let wire = pf.connect(1, 5, LID, 77);
     pf.rx(dreq(77, wire), at(LID + 3)).into_vf(1);
     assert_eq!(pf.rx(dreq(77, wire), at(LID + 4)), WRONG_PEER);
+}
+
+#[test]
+fn c087_a_peer_behind_routers_is_not_any_other_behind_routers() {
+    let routed = |lid, gid| PeerAddress {
+        gid: Some(peer_gid(gid)),
+        ..at(lid)
+    };
+    let mut pf = Pf::default();
+    let wire = pf.sends(1, vf_req(1, 5, PEER_LID), routed(PEER_LID, PEER_LID));
+    let answer = rep(77, wire, peer_ca(PEER_LID));
+    assert_eq!(
+        pf.rx(answer, routed(STRANGER_LID, STRANGER_LID)),
+        WRONG_PEER
+    );
+    pf.rx(answer, routed(STRANGER_LID, PEER_LID)).into_vf(1);
+}
+
+#[test]
+fn c106_a_vfs_lap_to_a_stranger_lets_nobody_else_in() {
+    let mut pf = Pf::default();
+    let wire = pf.connect(1, 5, PEER_LID, 77);
+    let mut lap = message(AttributeId::CM_LAP, 5, 77);
+    let fields: &mut CmLap = lap.view_mut();
+    fields.alternate_local_gid = vf_gid(1);
+    fields.alternate_remote_lid = Lid::new(30);
+    pf.sends(1, lap, at(STRANGER_LID));
+    assert_eq!(pf.rx(dreq(77, wire), at(STRANGER_LID)), WRONG_PEER);
+    let shown = pf.machine.connections(pf.now).next().expect("one");
+    assert_eq!(
+        (shown.lid.get(), shown.alternate_lid),
+        (PEER_LID, Some(Lid::new(30)))
+    );
+    pf.rx(dreq(77, wire), at(30)).into_vf(1);
 }
 
 #[test]

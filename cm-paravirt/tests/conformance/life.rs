@@ -1,13 +1,22 @@
 //! Statements about how long ids live, and about limits.
 
 use cm_paravirt::{Config, ResetPolicy, State};
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use ib_wire::cm::{CmDreq, CmMessage, CmRej, RejReason};
 use ib_wire::mad::AttributeId;
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
+
+/// Clocks run in these steps, in ns.
+const TICK: u64 = 1 << 26;
+/// 4,096 ns times two to this is a tick.
+const CODE_OF_A_TICK: u8 = 14;
+
+const fn ticks(count: u64) -> Duration {
+    Duration::from_nanos(count * TICK)
+}
 
 #[test]
 fn c096_an_id_lives_on_for_the_quarantine_after_the_last_dreq_or_drep() {
@@ -86,6 +95,46 @@ fn c098_an_mra_adds_its_service_timeout() {
     pf.wait(128);
     pf.rx(rep(77, wire, peer_ca(PEER_LID)), at(PEER_LID))
         .into_vf(1);
+}
+
+/// Starts just before a tick ends.
+fn at_the_end_of_a_tick(handshake_min: u64) -> Pf {
+    let mut pf = Pf::with(Config {
+        handshake_min: ticks(handshake_min),
+        ..Config::default()
+    });
+    pf.now = Instant::from_nanos(100 * TICK - 1);
+    pf
+}
+
+/// Whether anything is left after so many ticks, and a tick later.
+fn is_left_after(mut pf: Pf, after: u64) -> [bool; 2] {
+    let start = pf.now;
+    [after, after + 1].map(|after| {
+        pf.now = start + ticks(after);
+        pf.machine.handle_timeout(pf.now);
+        !pf.machine.is_empty()
+    })
+}
+
+#[test]
+fn c098_no_time_is_shorter_than_told_or_more_than_a_tick_longer() {
+    let mut pf = at_the_end_of_a_tick(10);
+    pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+    assert_eq!(is_left_after(pf, 10), [true, false], "the least time");
+
+    let mut pf = at_the_end_of_a_tick(0);
+    let mut req = vf_req(1, 5, PEER_LID);
+    set_timeouts(&mut req, CODE_OF_A_TICK, 11);
+    pf.sends(1, req, at(PEER_LID));
+    assert_eq!(is_left_after(pf, 12), [true, false], "the REQ's timeouts");
+
+    let mut pf = at_the_end_of_a_tick(10);
+    let wire = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+    let mut mra = message(AttributeId::CM_MRA, 77, wire);
+    mra.data[9] = (CODE_OF_A_TICK + 2) << 3;
+    pf.rx(mra, at(PEER_LID)).into_vf(1);
+    assert_eq!(is_left_after(pf, 14), [true, false], "an MRA's timeout");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! comparison with a simple model.
 
 mod addresses;
+mod answers;
+mod counts;
 mod harness;
 mod ids;
 mod life;

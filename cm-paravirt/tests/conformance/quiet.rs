@@ -1,7 +1,7 @@
 //! Statements about connections of whose beginning or end no message tells.
 
 use cm_paravirt::{Config, ResetPolicy, State};
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use ib_wire::cm::{CmReq, CmTransport};
 use ib_wire::mad::{AttributeId, Mad};
@@ -199,6 +199,51 @@ fn c098_an_xrc_target_ends_by_silence_since_no_dreq_ends_it() {
         .into_vf(1);
     pf.sends(1, message(AttributeId::CM_RTU, 6, 78), at(PEER_LID));
     assert_eq!(pf.states(), [State::Established]);
+}
+
+/// Makes a VF the target of a connection whose REQ says this of its transport.
+fn accept_as(pf: &mut Pf, transport: CmTransport, extended: u8) {
+    let mut req = patient_req(77, 15);
+    req.view_mut::<CmReq>().set_transport(transport);
+    req.view_mut::<CmReq>().set_extended_transport(extended);
+    pf.rx(req, at(PEER_LID)).into_vf(1);
+    // Twice, as where the first was lost.
+    pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID));
+    let wire = pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID));
+    pf.rx(message(AttributeId::CM_RTU, 77, wire), at(PEER_LID))
+        .into_vf(1);
+}
+
+#[test]
+fn c098_only_the_extended_transport_that_is_xrc_is_xrc() {
+    let (extended, xrc) = (CmTransport::EXTENDED, CmTransport::EXTENDED_XRC);
+    let others = [(extended, 0), (CmTransport::RC, xrc), (CmTransport::RC, 0)];
+    for (transport, extended) in others {
+        let mut pf = Pf::default();
+        accept_as(&mut pf, transport, extended);
+        assert_eq!(pf.states(), [State::Established]);
+    }
+    let mut pf = Pf::default();
+    accept_as(&mut pf, extended, xrc);
+    assert_eq!(pf.states(), [State::Quiet]);
+}
+
+#[test]
+fn c099_silence_is_never_shorter_than_told() {
+    const TICK: u64 = 1 << 26;
+    let mut pf = Pf::with(Config {
+        silence: Duration::from_nanos(20_000 * TICK),
+        ..Config::default()
+    });
+    // Just before a tick ends.
+    let start = Instant::from_nanos(100 * TICK - 1);
+    pf.now = start;
+    accept_as(&mut pf, CmTransport::EXTENDED, CmTransport::EXTENDED_XRC);
+    for (ticks, states) in [(20_000, vec![State::Quiet]), (20_001, vec![])] {
+        pf.now = start + Duration::from_nanos(ticks * TICK);
+        pf.machine.handle_timeout(pf.now);
+        assert_eq!(pf.states(), states);
+    }
 }
 
 #[test]

@@ -143,6 +143,52 @@ fn c102_an_ipv6_address_that_is_formed_of_a_vfs_guid_needs_no_table() {
 }
 
 #[test]
+fn c102_a_request_of_the_ipoib_port_space_asks_for_an_address_as_well() {
+    let mut pf = Pf::default();
+    pf.set_sidr(1, &[address("192.0.2.7", None)]);
+    let mut destination = [0; 16];
+    destination[12..].copy_from_slice(&[192, 0, 2, 7]);
+    let req = rdma_cm_req(7, 0x0002_1234, 4, destination);
+    assert_eq!(pf.rx(req, at(PEER_LID)), Rx::Vf(1, req));
+    let beside = rdma_cm_req(8, 0x0003_1234, 4, destination);
+    assert_eq!(pf.rx(beside, at(PEER_LID)), Rx::ToPf);
+}
+
+#[test]
+fn c102_the_table_can_be_read_and_what_it_does_not_take_is_explained() {
+    let mut pf = Pf::default();
+    let entry = address("192.0.2.7", None);
+    pf.set_sidr(1, &[entry]);
+    let held: Vec<_> = pf.machine.sidr_table().iter().collect();
+    assert_eq!(held, [(vf(1), entry)]);
+    let refused = "somewhere".parse::<SidrEntry>().expect_err("no entry");
+    assert!(refused.to_string().starts_with("say an IP address"));
+}
+
+#[test]
+fn c103_one_asker_may_ask_two_vfs_under_one_id() {
+    let mut pf = Pf::default();
+    let req = sidr_req(7, 0x1000);
+    for number in [1, 2, 1, 2] {
+        let verdict = pf.rx_to(req, at(PEER_LID), Some(vf_gid(number)));
+        assert_eq!(verdict, Rx::Vf(number, req));
+    }
+    assert_eq!(pf.machine.len(), 2);
+    for number in [1, 2] {
+        let counted = pf.machine.vf_statistics(vf(number)).expect("known");
+        assert_eq!(counted.pending, 1);
+    }
+}
+
+#[test]
+fn c103_a_request_to_another_host_is_another_request() {
+    let mut pf = Pf::default();
+    let first = pf.sends(1, sidr_req(7, 0x1000), at(PEER_LID));
+    assert_eq!(pf.sends(1, sidr_req(7, 0x1000), at(PEER_LID)), first);
+    assert_ne!(pf.sends(1, sidr_req(7, 0x1000), at(STRANGER_LID)), first);
+}
+
+#[test]
 fn c102_private_data_is_never_taken_for_a_gid() {
     let mut pf = Pf::default();
     let mut req = sidr_req(7, RDMA_UDP);
