@@ -196,3 +196,36 @@ impl Table {
         self.hash.hash(low ^ high.rotate_left(32))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ib_wire::Gid;
+    use ib_wire::mad::Method;
+    use ib_wire::sa::{PathRecord, SaMad};
+
+    use super::*;
+
+    #[test]
+    fn a_bit_more_or_less_in_a_request_gives_another_hash() {
+        let table = Table::new(7);
+        let hash = |mask, record: &PathRecord| {
+            let mad = SaMad::new(Method::GET, mask, record);
+            table.hash_of(&PathRequest::of(&mad).expect("a request for a path"))
+        };
+        let record = PathRecord {
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+            ..PathRecord::default()
+        };
+        let ends = PathRecord::SGID | PathRecord::DGID;
+        let mut hashes =
+            BTreeSet::from([hash(ends, &record), hash(ends | PathRecord::SL, &record)]);
+        for bit in 0..512 {
+            let mut bytes: [u8; 64] = zerocopy::transmute!(record);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let other: PathRecord = zerocopy::transmute!(bytes);
+            hashes.insert(hash(ends, &other));
+        }
+        assert!(hashes.len() > 512, "{}", hashes.len());
+    }
+}

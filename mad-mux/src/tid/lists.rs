@@ -187,3 +187,46 @@ impl Lists {
 pub(super) const fn low(tick: u64) -> u32 {
     tick as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use vf_tunnel::VfId;
+
+    use super::*;
+    use crate::steering::Owner;
+
+    fn owner(number: u16) -> SlotOwner {
+        Owner::Vf(VfId::new(number).expect("a VF")).into()
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_owners_and_of_their_checks() {
+        let mut lists = Lists::default();
+        assert_eq!(lists.bytes(), 0);
+        lists.check(owner(99), 1);
+        let one = lists.bytes();
+        assert!((100 * 24 + 8..250 * 24).contains(&one), "{one}");
+        for check in 1..1_000 {
+            lists.check(owner(99), check * 2 * CHECK_EVERY);
+        }
+        let more = lists.bytes() - one;
+        assert!((990 * 8..2_050 * 8).contains(&more), "{more}");
+    }
+
+    #[test]
+    fn a_check_that_is_over_is_due_and_one_to_come_says_when() {
+        let check = |at| Check {
+            at,
+            owner: owner(1),
+        };
+        assert_eq!(check(7).remaining(5), 2);
+        assert_eq!(check(7).remaining(7), 0);
+        assert_eq!(check(7).remaining(8), 0);
+        assert_eq!(
+            check(3).remaining(u64::from(u32::MAX)),
+            4,
+            "beyond the wrap"
+        );
+        assert_eq!(check(u32::MAX).remaining(1 << 32), 0, "before it");
+    }
+}

@@ -471,3 +471,50 @@ impl TidMap {
 fn wire_tid(id: u32) -> WireTid {
     WireTid(Tid::new(u64::from(id)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use ib_wire::{Guid, SubnetPrefix};
+
+    use super::*;
+
+    #[test]
+    fn requests_that_differ_in_anything_hash_apart() {
+        let map = TidMap::new(TidConfig::default(), 7);
+        let (class, method) = (MgmtClass::SUBN_ADM, Method::GET);
+        let header = MadHeader::new(class, method, AttributeId::PATH_RECORD);
+        let to = Peer {
+            lid: Lid::new(3),
+            qpn: Qpn::GSI,
+            gid: Gid::NONE,
+        };
+        let vf = |number| Owner::Vf(VfId::new(number).expect("a VF"));
+        let gid = |prefix, id| Gid::from_parts(SubnetPrefix::new(prefix), Guid::new(id));
+        let mut hashes = BTreeSet::from([map.hash_of(vf(1), &header, &to)]);
+        for n in 0..1_000 {
+            let mut asked = header;
+            asked.tid = Tid::new(1 << (n % 64));
+            hashes.insert(map.hash_of(vf(1), &asked, &to));
+            hashes.insert(map.hash_of(vf(n % 1_000 + 2), &header, &to));
+            let mut asked = header;
+            asked.mgmt_class = MgmtClass::new(u8::try_from(n % 256).expect("a byte"));
+            hashes.insert(map.hash_of(vf(1), &asked, &to));
+            let lid = Lid::new(n + 10);
+            hashes.insert(map.hash_of(vf(1), &header, &Peer { lid, ..to }));
+            let qpn = Qpn::from_low_bits(u32::from(n) + 2);
+            hashes.insert(map.hash_of(vf(1), &header, &Peer { qpn, ..to }));
+            for gid in [gid(1, u64::from(n) + 1), gid(u64::from(n) + 2, 1)] {
+                hashes.insert(map.hash_of(vf(1), &header, &Peer { gid, ..to }));
+            }
+        }
+        // One, 64 TIDs, the other classes, and a thousand of all else: but for a collision or two.
+        let different = 1 + 64 + 255 + 5 * 1_000;
+        assert!(
+            hashes.len() > different - 10,
+            "{} of {different}",
+            hashes.len()
+        );
+    }
+}

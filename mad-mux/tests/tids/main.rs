@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod progress;
 mod sequences;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -255,9 +256,11 @@ fn c050_a_trace_may_come_as_a_table_of_traces() {
     let mut map = map();
     let sent = send(&mut map, vf(1), request(Method::GET_TRACE_TABLE, 5), &SA);
     let mut answer = answer_to(&sent);
-    answer.header.method = Method::GET_TABLE_RESP;
     answer.header.attribute_id = AttributeId::TRACE_RECORD;
-    assert!(receive(&mut map, Instant::ZERO, answer, &SA).is_ok());
+    for method in [Method::GET_TRACE_TABLE.response(), Method::GET_TABLE_RESP] {
+        answer.header.method = method;
+        assert!(receive(&mut map, Instant::ZERO, answer, &SA).is_ok());
+    }
     answer.header.attribute_id = AttributeId::NODE_RECORD;
     assert_eq!(
         receive(&mut map, Instant::ZERO, answer, &SA),
@@ -613,14 +616,16 @@ fn a_live_transaction_costs_at_most_64_bytes() {
     let mut map = TidMap::new(config, 7);
     // As many as fit a vector without slack, so that the figure is the cost and not the growth.
     let live = 1 << 17;
+    let (mut bytes, mut moves) = (0, 0);
     for tid in 0..live {
         send(&mut map, vf(1), get(tid), &SA);
+        moves += u32::from(map.bytes() != bytes);
+        bytes = map.bytes();
     }
-    assert!(
-        map.bytes() as u64 <= 64 * live,
-        "{} bytes each",
-        map.bytes() as u64 / live
-    );
+    let each = bytes as u64 / live;
+    assert!((56..=64).contains(&each), "{each} bytes each");
+    // Slots grow by a sixteenth and the index by an eighth.
+    assert!(moves < 250, "{moves} times larger");
 }
 
 #[test]

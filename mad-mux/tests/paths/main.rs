@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod rules;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
