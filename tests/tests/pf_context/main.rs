@@ -1,6 +1,9 @@
 //! A PF context and its VFs on an emulated adapter, without a fabric: tunnels, siblings, resets, and
 //! what is undone when something fails.
 
+mod asked;
+mod rings;
+
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
@@ -66,8 +69,13 @@ impl Rig {
     }
 
     fn with(vfs: u16, config_of_pf: &PfConfig) -> Self {
+        Self::on_ports(1, vfs, config_of_pf)
+    }
+
+    fn on_ports(ports: u8, vfs: u16, config_of_pf: &PfConfig) -> Self {
         let mut config = HcaConfig::new(Guid::new(0x1000), "host");
         config.max_functions = 64;
+        config.ports = ports;
         let mut device = Device::new(&config, 1);
         let port = device.node_mut().port_mut(PORT).expect("the port");
         port.state = PortState::Active;
@@ -122,6 +130,16 @@ impl Rig {
                 while guest.poll(NOW, &mut hca) {}
             }
         }
+    }
+
+    /// Lets the context do what is due at a time. Gives when it wants to be called next.
+    fn settle_at(&mut self, now: Instant) -> Instant {
+        let (pf, mut hca) = self.pf();
+        while let Some(event) = hca.poll_event() {
+            pf.handle_hca_event(now, &mut hca, &event);
+        }
+        while pf.poll(now, &mut hca) {}
+        pf.poll_timeout().map_or(now, |due| due.max(now))
     }
 
     fn pf(&mut self) -> (&mut PfContext, emulated_hca::hca::Function<'_>) {
