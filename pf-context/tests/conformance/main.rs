@@ -14,6 +14,8 @@ mod own_lid;
 mod paths;
 mod pf_software;
 mod rate;
+mod redirects;
 mod rmpp;
 mod sa;
 mod statistics;
+mod texts;
