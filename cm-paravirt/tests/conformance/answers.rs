@@ -151,3 +151,24 @@ fn c098_a_req_that_is_repeated_asks_for_nothing_more() {
     pf.machine.handle_timeout(pf.now);
     assert!(pf.machine.is_empty());
 }
+
+#[test]
+fn c085_a_req_that_comes_again_after_its_answer_is_the_same_exchange() {
+    let mut pf = Pf::default();
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
+    let wire = pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID));
+    pf.rx(peer_req(PEER_LID, 77, 1), at(PEER_LID)).into_vf(1);
+    assert_eq!(pf.sends(1, rep(5, 77, vf_ca(1)), at(PEER_LID)), wire);
+    assert_eq!(pf.machine.len(), 1);
+}
+
+#[test]
+fn c087_a_peer_refuses_a_req_under_whatever_id() {
+    for id in [0, 99] {
+        let mut pf = Pf::default();
+        let wire = pf.sends(1, vf_req(1, 5, PEER_LID), at(PEER_LID));
+        let no = rej(id, wire, CmMessage::REQ, RejReason::CONSUMER);
+        pf.rx(no, at(PEER_LID)).into_vf(1);
+        assert_eq!(pf.states(), [State::Rejected]);
+    }
+}
