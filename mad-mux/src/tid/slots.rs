@@ -127,15 +127,13 @@ impl Slot {
     /// Whether an answer's class, method and attribute answer the request.
     pub(super) fn is_answered_by(&self, answer: &MadHeader) -> bool {
         // Some answers are made of other records, and a trace comes as a table (IBA 15.4.9, 15.4.10).
-        let (method, attribute) = match (self.method, self.attribute) {
-            (Method::GET_TRACE_TABLE, _) => (Method::GET_TABLE_RESP, AttributeId::TRACE_RECORD),
-            (method, AttributeId::MULTI_PATH_RECORD) => {
-                (method.response(), AttributeId::PATH_RECORD)
-            }
-            (method, attribute) => (method.response(), attribute),
+        let attribute = match (self.method, self.attribute) {
+            (Method::GET_TRACE_TABLE, _) => AttributeId::TRACE_RECORD,
+            (_, AttributeId::MULTI_PATH_RECORD) => AttributeId::PATH_RECORD,
+            (_, attribute) => attribute,
         };
         self.class == answer.mgmt_class
-            && (answer.method == self.method.response() || answer.method == method)
+            && answer.method == self.method.response()
             && (answer.attribute_id == self.attribute || answer.attribute_id == attribute)
     }
 }

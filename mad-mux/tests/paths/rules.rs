@@ -1,10 +1,10 @@
 //! Which requests are the same, which answers are kept, and for whom.
 
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeId, Mad, MadStatus, Method};
+use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadStatus, Method};
 use ib_wire::rmpp::{RmppFlags, RmppHeader};
 use ib_wire::sa::{ComponentMask, PathRecord, SaMad};
-use ib_wire::{Lid, PKey, Sl, Tid};
+use ib_wire::{Lid, PKey, Sl, SmKey, Tid};
 use mad_mux::path_cache::{Lookup, PathCache, PathCacheConfig, Transaction};
 use vf_tunnel::{VfId, VfTid, WireTid};
 
@@ -112,7 +112,18 @@ fn only_a_plain_request_for_a_path_is_answered() {
     // Equal bytes do not cancel each other.
     let mut with_more = request(0, 1);
     with_more.view_mut::<SaMad>().data[100..102].fill(1);
-    for request in [table, of_nodes, with_more] {
+    let unusual: [fn(&mut SaMad); 4] = [
+        |sa| sa.header.status = MadStatus::BUSY,
+        |sa| sa.header.attribute_modifier = AttributeModifier::new(1),
+        |sa| sa.rmpp = RmppHeader::data(1, 220, RmppFlags::default()),
+        |sa| sa.sm_key = SmKey::new(1),
+    ];
+    let unusual = unusual.map(|change| {
+        let mut request = request(0, 1);
+        change(request.view_mut());
+        request
+    });
+    for request in [table, of_nodes, with_more].into_iter().chain(unusual) {
         assert!(!is_kept_of(&request, &path()));
     }
 }
