@@ -162,6 +162,18 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_is_empty_until_something_waits_in_either_part() {
+        for class in [Control, Bulk] {
+            let mut queue = DeliveryQueue::new(SMALL);
+            assert!(queue.is_empty());
+            queue.push(7_u32, class).expect("room");
+            assert!(!queue.is_empty());
+            assert_eq!(drain(&mut queue), [7]);
+            assert!(queue.is_empty());
+        }
+    }
+
+    #[test]
     fn c076_a_full_queue_refuses_with_backpressure_and_counts_and_its_neighbour_goes_on() {
         let mut full = DeliveryQueue::new(SMALL);
         let mut neighbour = DeliveryQueue::new(SMALL);

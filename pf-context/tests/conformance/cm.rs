@@ -1,10 +1,11 @@
 //! CM messages through the whole, and siblings: statements 81 to 84, 86, 95, 101, 108, 109, 111,
 //! 112 and 195.
 
+use cm_paravirt::SidrEntry;
 use ib_vtime::Duration;
 use ib_wire::cm::{self, CmRej, CmRep, CmReq, CmRtu, CmSidrReq, RejReason};
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
-use ib_wire::{CommId, Gid, Guid, Lid, Lmc, PKey, Tid};
+use ib_wire::{CommId, Gid, Guid, Lid, Lmc, PKey, ServiceId, Tid};
 use pf_context::{Output, Policy, PortConfig, Sizes, VfConfig, WireSource};
 use vf_tunnel::DropReason;
 
@@ -383,4 +384,18 @@ fn a_cm_message_without_guid_of_the_vf_claims_nothing() {
         dropped(port.vf_sends(1, &frame(PEER, request))),
         DropReason::ForeignIdentity
     );
+}
+
+#[test]
+fn c102_a_vf_gets_the_sidr_requests_for_what_it_was_given() {
+    let mut port = Port::new();
+    let mut request = Mad::new(cm::header(AttributeId::CM_SIDR_REQ));
+    let fields: &mut CmSidrReq = request.view_mut();
+    fields.service_id = ServiceId::new(0x1234);
+    fields.pkey = PKey::DEFAULT_FULL;
+    dropped(port.wire_sends(&from(PEER), &request));
+    let entry: SidrEntry = "0x1234".parse().unwrap();
+    port.mux.set_sidr(vf(2), &[entry]).unwrap();
+    assert_eq!(got(port.wire_sends(&from(PEER), &request)).vf, 2);
+    assert!(port.mux.set_sidr(vf(1), &[entry]).is_err());
 }

@@ -284,3 +284,19 @@ fn a_frame_that_waits_at_a_reset_is_dropped_with_its_own_cause() {
     assert_eq!(outputs, [(Cause(4), drop.clone()), (Cause(5), drop)]);
     assert_eq!(port.mux.sizes().queued, 0);
 }
+
+#[test]
+fn c221_another_rate_of_the_port_takes_effect_at_once() {
+    let mut port = Port::new();
+    sent(port.vf_sends(1, &frame(SM, path_query(1))));
+    let limit = WireLimit {
+        mads_per_second: 1,
+        burst: 1,
+    };
+    port.mux.set_wire_limit(port.now, limit);
+    let mut waiting = 0;
+    for tid in 2..10 {
+        waiting += usize::from(port.vf_sends(1, &frame(SM, path_query(tid))).is_empty());
+    }
+    assert!(waiting > 6, "{waiting}");
+}

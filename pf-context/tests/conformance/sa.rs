@@ -10,7 +10,9 @@ use ib_wire::sa::{
     ServiceRecord,
 };
 use ib_wire::{Gid, Guid, Lid, PKey, QKey, Sl, SmKey, Tid};
-use pf_context::{Cause, Output, Policy, PortConfig, PortEvent, Sizes, VfConfig, VfEvent};
+use pf_context::{
+    Cause, CountedClass, Output, Policy, PortConfig, PortEvent, Sizes, VfConfig, VfEvent,
+};
 use vf_tunnel::DropReason;
 
 use crate::harness::*;
@@ -531,4 +533,22 @@ fn a_group_in_a_partition_that_the_vf_is_not_in_stays_closed() {
     let refused = got(port.vf_sends(2, &frame(SM, member(2, Method::SET, 6))));
     assert_eq!(refused.mad.header.status, MadStatus::SA_REQ_INVALID);
     assert_eq!(refused.pkey_index, 0);
+}
+
+#[test]
+fn c229_requests_that_the_port_takes_over_and_their_answers_count_as_absorbed() {
+    let mut port = Port::new();
+    for number in [1, 2] {
+        let mut request = member(1, Method::SET, number);
+        let sa: &mut SaMad = request.view_mut();
+        let mut record: McMemberRecord = sa.record();
+        record.mgid.0[15] = 0x40 + u8::try_from(number).unwrap();
+        sa.set_record(&record);
+        let out = sent(port.vf_sends(1, &frame(SM, request)));
+        got(port.wire_sends(&from(SM), &granted(&out.mad)));
+    }
+    let of_vf = port.mux.vf_statistics(vf(1)).unwrap();
+    assert_eq!(of_vf.class(CountedClass::SubnAdm).absorbed, 2);
+    let of_port = port.mux.port_statistics();
+    assert_eq!(of_port.class(CountedClass::SubnAdm).absorbed, 2);
 }

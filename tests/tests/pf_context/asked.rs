@@ -128,7 +128,7 @@ fn a_guid_of_the_hardwares_is_taken_and_given_up_for_one_of_the_sas() {
     rig.settle();
     assert_eq!(port(&rig).reason(vf(1)), Some(PortReason::WaitingForSa));
     let row = rig.pf.guids().find(|row| row.vf == vf(1)).expect("a row");
-    let of_hardware = row.state;
+    assert_eq!(row.state, "waiting_for_sa");
     let source = GuidSource::Hardware;
     rig.pf
         .set_guid_source(NOW, vf(1), PORT, source)
@@ -136,7 +136,7 @@ fn a_guid_of_the_hardwares_is_taken_and_given_up_for_one_of_the_sas() {
     rig.settle();
     assert_eq!(port(&rig).reason(vf(1)), Some(PortReason::Up));
     let row = rig.pf.guids().find(|row| row.vf == vf(1)).expect("a row");
-    assert_ne!(row.state, of_hardware);
+    assert_eq!(row.state, "in_hardware");
     assert_eq!(row.guid, Some(alias(1)));
     assert_eq!(port(&rig).guid_view(vf(1)).wish, GuidWish::None);
 }
@@ -149,13 +149,13 @@ fn what_keeps_guids_out_of_hardware_is_told_of_vfs_that_wait_for_it() {
     rig.settle();
     reasons(&mut rig, 1);
     let obstacle = Some(GuidObstacle::RefusedByFabric);
-    for _ in 0..2 {
+    let reason = PortReason::WaitingForHardware { obstacle };
+    for told in [vec![reason], vec![]] {
         let port = rig.pf.port_mut(PORT).expect("the port");
         port.set_guid_obstacle(obstacle);
         rig.settle();
+        assert_eq!(reasons(&mut rig, 1), told);
     }
-    let reason = PortReason::WaitingForHardware { obstacle };
-    assert_eq!(reasons(&mut rig, 1), [reason], "told once");
 }
 
 #[test]
@@ -195,6 +195,38 @@ fn a_context_that_shuts_down_resets_its_vfs() {
     let owned = rig.pf.resources(&hca, vf(1)).expect("a VF").0;
     assert_eq!(owned, ResourceCounts::default());
     assert!(rig.pf.is_quiet());
+}
+
+#[test]
+fn a_context_that_shuts_down_wants_no_guid_any_more() {
+    let mut rig = Rig::new(0);
+    let (pf, mut hca) = rig.pf();
+    let wish = GuidWish::Admin(Guid::new(0x77));
+    pf.add_vf(NOW, &mut hca, vf(1), of_sa(1, wish))
+        .expect("a VF");
+    assert_eq!(pf.ports()[0].guid_view(vf(1)).wish, wish);
+    pf.shut_down(NOW, &mut hca).expect("VFs");
+    assert_eq!(pf.ports()[0].guid_view(vf(1)).wish, GuidWish::None);
+}
+
+#[test]
+fn what_a_vf_has_at_the_sa_is_to_be_given_back() {
+    let mut rig = Rig::new(1);
+    assert!(rig.pf.is_quiet());
+    rings::join(&mut rig, 1);
+    rig.settle();
+    assert_eq!(port(&rig).mux().sizes().mcast_groups, 1);
+    assert!(!rig.pf.is_quiet());
+}
+
+#[test]
+fn what_a_vf_is_to_be_told_makes_the_context_due_at_once() {
+    let mut rig = Rig::new(1);
+    rings::ask(&mut rig, 1, 1);
+    rig.settle();
+    assert!(rig.pf.poll_timeout() > Some(NOW));
+    rig.pf.set_admin_up(vf(1), PORT, false).expect("a VF");
+    assert_eq!(rig.pf.poll_timeout(), Some(NOW));
 }
 
 #[test]

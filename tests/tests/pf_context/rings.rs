@@ -1,6 +1,7 @@
 //! What waits where, when queue pairs are full or not served.
 
 use ib_wire::Qpn;
+use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use pf_context::MadStatistics;
 use pf_context::context::{PfEvent, PfPort};
 use vf_tunnel::DropReason;
@@ -29,6 +30,26 @@ pub(crate) fn ask(rig: &mut Rig, n: u16, count: u64) {
     for tid in 1..=count {
         send(rig, n, &MadAddress::gsi(Lid::new(9)), &query(tid));
     }
+}
+
+/// A guest asks to be a member of a group.
+pub(crate) fn join(rig: &mut Rig, n: u16) {
+    let mut record = McMemberRecord {
+        mgid: Gid([
+            0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+        ]),
+        port_gid: Gid::from_parts(SubnetPrefix::DEFAULT, alias(n)),
+        ..McMemberRecord::default()
+    };
+    record.set_join_state(JoinState::FULL_MEMBER);
+    let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
+    let request = SaMad::new(Method::SET, mask, &record);
+    send(
+        rig,
+        n,
+        &MadAddress::gsi(Lid::new(9)),
+        &Mad::from_layout(&request),
+    );
 }
 
 fn send(rig: &mut Rig, n: u16, to: &MadAddress, mad: &Mad) {
