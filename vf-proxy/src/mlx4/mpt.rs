@@ -243,3 +243,6 @@ fn register(
     };
     Ok(hca.register_mr(&spec).map_err(status_of)?.handle)
 }
+
+#[cfg(test)]
+mod tests;

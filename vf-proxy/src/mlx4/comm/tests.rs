@@ -70,6 +70,43 @@ fn a_probe_is_answered_byte_for_byte() {
 }
 
 #[test]
+fn all_four_parts_of_the_address_count() {
+    let mut channel = CommChannel::default();
+    let words = [
+        [0x80, 0, 0, 0],
+        [0x00, 0x01, 0x12, 0x34],
+        [0x80, 0x02, 0x56, 0x78],
+        [0x00, 0x03, 0x9a, 0xbc],
+        [0x80, 0x04, 0xd0, 0x00],
+    ];
+    for word in words {
+        post(&mut channel, word);
+    }
+    assert_eq!(
+        post(&mut channel, [0x00, 0x05, 0, 0]),
+        CommAction::Execute {
+            vhcr: 0x1234_5678_9abc_d000
+        }
+    );
+}
+
+#[test]
+fn the_devices_word_cannot_be_written_but_to_zero() {
+    let mut channel = active();
+    let before = slave_read(&channel);
+    assert_eq!(channel.write(SLAVE_READ, 0x1234_5678), CommAction::None);
+    assert_eq!(slave_read(&channel), before);
+}
+
+#[test]
+fn a_device_that_fails_before_a_driver_came_tells_nobody() {
+    let mut channel = CommChannel::default();
+    let before = slave_read(&channel);
+    channel.device_failed();
+    assert_eq!(slave_read(&channel), before);
+}
+
+#[test]
 fn a_post_before_the_address_is_complete_resets_and_tells_an_internal_error() {
     let mut channel = CommChannel::default();
     post(&mut channel, [0x80, 0, 0, 0]);

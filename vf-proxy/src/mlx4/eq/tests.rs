@@ -147,9 +147,51 @@ fn numbers_and_sizes_that_no_queue_has_are_refused() {
     context.set_log_entries(31);
     let refused = eqs.create(&mut mtts, EQN, &context);
     assert_eq!(refused.err(), Some(Status::BAD_PARAM), "too large");
+    let first = u64::from(mtts.alloc(0).unwrap());
+    mtts.write(first, &[MttEntry::new(0x1000)]).unwrap();
+    let mut within = context_at(first);
+    assert!(eqs.create(&mut mtts, EQN, &within).is_ok());
+    within.page_offset.set(1);
+    let refused = eqs.create(&mut mtts, EQN, &within);
+    assert_eq!(
+        refused.err(),
+        Some(Status::BAD_PARAM),
+        "not at a page's begin"
+    );
     assert_eq!(
         eqs.map(EQN, EventMask(u64::MAX), false),
         Err(Status::BAD_RESOURCE)
     );
     assert_eq!(eqs.destroy(&mut mtts, EQN), Err(Status::BAD_RESOURCE));
+}
+
+/// A queue in the page of an entry of the table.
+fn context_at(entry: u64) -> EqContext {
+    let mut context = EqContext::default();
+    context.set_log_entries(LOG_ENTRIES);
+    context.mtt_base = MttBase::from_entry(entry);
+    context
+}
+
+#[test]
+fn an_events_queue_is_the_one_that_it_was_assigned_to_last() {
+    let mut mtts = Mtts::new(4);
+    let first = u64::from(mtts.alloc(0).unwrap());
+    mtts.write(first, &[MttEntry::new(0x1000)]).unwrap();
+    let mut eqs = Eqs::default();
+    for eqn in [EQN, EQN + 1] {
+        let (new, _) = eqs.create(&mut mtts, eqn, &context_at(first)).unwrap();
+        eqs.finish(new);
+    }
+    let (event, events) = (3, EventMask(1 << 3));
+    let other = EventMask(1 << 4);
+    eqs.map(EQN, events, false).unwrap();
+    eqs.map(EQN + 1, other, false).unwrap();
+    eqs.map(EQN + 1, events, true).unwrap();
+    assert_eq!(eqs.assigned[event], Some(EQN), "not that one's to give up");
+    eqs.destroy(&mut mtts, EQN).unwrap();
+    assert_eq!(eqs.assigned[event], None);
+    assert_eq!(eqs.assigned[4], Some(EQN + 1), "another queue's");
+    eqs.map(EQN + 1, other, true).unwrap();
+    assert_eq!(eqs.assigned[4], None);
 }

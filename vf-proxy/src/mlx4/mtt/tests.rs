@@ -60,6 +60,29 @@ fn all_pins_together_hold_no_more_than_the_table_has() {
 }
 
 #[test]
+fn what_is_unpinned_can_be_pinned_again_and_no_more() {
+    let mut mtts = Mtts::new(4);
+    let first = u64::from(mtts.alloc(2).unwrap());
+    let mut pins: Vec<MttPin> = (0..4).map(|_| mtts.pin(first).unwrap()).collect();
+    for _ in 0..2 {
+        assert_eq!(mtts.pin(first), Err(Status::EXCEED_LIM));
+        mtts.unpin(pins.pop().unwrap());
+        pins.push(mtts.pin(first).unwrap());
+    }
+}
+
+#[test]
+fn a_range_holds_what_it_was_given_for() {
+    let mut mtts = Mtts::new(10);
+    let first = u64::from(mtts.alloc(2).unwrap());
+    assert_eq!(mtts.check(first, 4), Ok(()));
+    assert_eq!(mtts.check(first + 3, 1), Ok(()));
+    for (first, count) in [(first, 5), (first + 3, 2), (first + 4, 1), (u64::MAX, 1)] {
+        assert_eq!(mtts.check(first, count), Err(Status::BAD_PARAM));
+    }
+}
+
+#[test]
 fn a_range_is_taken_back_only_as_it_was_given() {
     let mut mtts = Mtts::new(10);
     let first = mtts.alloc(3).unwrap();
