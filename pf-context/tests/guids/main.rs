@@ -4,6 +4,7 @@
 
 mod asking;
 mod bench;
+mod corners;
 mod giving_back;
 mod model;
 mod port;
