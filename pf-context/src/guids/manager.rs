@@ -320,12 +320,15 @@ impl GuidManager {
         }
     }
 
-    /// A VF that the SA chooses for does not keep a GUID that another one wants.
+    /// A VF that the SA chooses for does not keep a GUID that another one wants, and neither does one
+    /// that wants another by now: two that want each other's would be declined for ever.
     pub(super) fn give_way(&mut self, index: usize) {
         let entry = &self.entries[index];
+        let is_dear =
+            |guid: &Guid| matches!(entry.wish, GuidWish::Admin(wanted) if wanted == *guid);
         let held = entry
             .granted()
-            .filter(|_| entry.wish == GuidWish::SmAssigned);
+            .filter(|guid| entry.wish != GuidWish::None && !is_dear(guid));
         if held.is_some_and(|guid| self.claimant(index, guid).is_some()) {
             self.entries[index].surrender();
         }

@@ -191,6 +191,25 @@ fn c165_a_guid_that_comes_to_a_vf_goes_from_the_one_that_had_it_first() {
 }
 
 #[test]
+fn c165_vfs_that_want_each_others_guids_get_them() {
+    let mut bench = Bench::ready();
+    bench.bring_up(3, 0xa);
+    bench.bring_up(20, 0xb);
+    bench.withdraw(20);
+    let under_way = bench.asked_one();
+    bench.want(3, admin(0xb));
+    let declined = bench.asked_one();
+    bench.answer(&declined, block(0, [0, 0, 0, 0xa, 0, 0, 0, 0]));
+    bench.want(20, admin(0xa));
+    bench.answer(&under_way, refusal(MadStatus::SA_REQ_INVALID));
+    // Whichever goes first, one of them has to give its GUID back before it can have the other's.
+    bench.pass();
+    bench.pass();
+    let given_back = bench.asked().into_iter().find(|asked| !asked.is_set());
+    assert_eq!(given_back.unwrap().entries().len(), 1);
+}
+
+#[test]
 fn the_last_vf_has_an_entry_as_well() {
     let mut bench = Bench::ready_with(GuidConfig {
         table_len: 1_025,
