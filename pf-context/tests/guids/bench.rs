@@ -136,6 +136,16 @@ impl Bench {
         bench
     }
 
+    /// An SA that knows members by their aliases, and VF 3 with one.
+    pub(crate) fn with_alias_members() -> Self {
+        let mut bench = Self::ready_with(GuidConfig {
+            alias_members: true,
+            ..GuidConfig::default()
+        });
+        bench.bring_up(3, 0xa);
+        bench
+    }
+
     pub(crate) fn want(&mut self, number: u16, wish: GuidWish) {
         self.manager.want(self.now, vf(number), wish).unwrap();
     }

@@ -10,15 +10,6 @@ use crate::bench::{Bench, admin, block, class_port_info, refusal, vf};
 const SECOND: Duration = Duration::from_secs(1);
 const SECOND_AND_JITTER: Duration = Duration::from_millis(1250);
 
-fn with_alias_members() -> Bench {
-    let mut bench = Bench::ready_with(GuidConfig {
-        alias_members: true,
-        ..GuidConfig::default()
-    });
-    bench.bring_up(3, 0xa);
-    bench
-}
-
 /// How often a VF is to leave its groups, since that was last taken.
 fn leaves(bench: &mut Bench) -> usize {
     let told = bench.told.drain(..);
@@ -92,7 +83,7 @@ fn c156_what_is_refused_for_no_entrys_sake_is_asked_again_after_a_second_each_ti
 
 #[test]
 fn an_alias_that_is_asked_for_again_leaves_no_groups() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.manager.client_reregister(bench.now);
     let asked = bench.asked_one();
     assert!(asked.is_set());
@@ -105,7 +96,7 @@ fn an_alias_that_is_asked_for_again_leaves_no_groups() {
 
 #[test]
 fn an_alias_that_left_its_groups_once_leaves_those_that_it_has_joined_since() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     bench.manager.groups_left(bench.now, vf(3));
@@ -119,7 +110,7 @@ fn an_alias_that_left_its_groups_once_leaves_those_that_it_has_joined_since() {
 
 #[test]
 fn a_vf_that_is_stopped_twice_goes_on_leaving_its_groups() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     for _ in 0..2 {
         bench.withdraw(3);
         assert!(bench.asked().is_empty());
@@ -131,7 +122,7 @@ fn a_vf_that_is_stopped_twice_goes_on_leaving_its_groups() {
 
 #[test]
 fn a_vf_that_comes_back_while_it_leaves_its_groups_waits_for_nothing() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     bench.want(3, admin(0xa));

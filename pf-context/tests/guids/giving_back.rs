@@ -3,7 +3,7 @@
 use ib_vtime::Duration;
 use ib_wire::Guid;
 use ib_wire::mad::MadStatus;
-use pf_context::guids::{GuidConfig, GuidManager, GuidOutput, GuidState, GuidWish};
+use pf_context::guids::{GuidManager, GuidOutput, GuidState, GuidWish};
 
 use crate::bench::{Bench, admin, block, refusal, timed_out, vf};
 
@@ -86,18 +86,9 @@ fn c160_one_alias_in_a_group_does_not_keep_the_others_of_the_block() {
 }
 
 /// A port of which the SA knows each member of a group by its own alias, and a VF that has one.
-fn with_alias_members() -> Bench {
-    let mut bench = Bench::ready_with(GuidConfig {
-        alias_members: true,
-        ..GuidConfig::default()
-    });
-    bench.bring_up(3, 0xa);
-    bench
-}
-
 #[test]
 fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     assert_eq!(bench.told, [leave_groups(3, 0xa)]);
@@ -111,7 +102,7 @@ fn c151_with_alias_members_an_alias_leaves_its_groups_first() {
 
 #[test]
 fn with_alias_members_an_alias_leaves_its_groups_before_another_replaces_it() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.want(3, admin(0xb));
     assert!(bench.asked().is_empty());
     assert_eq!(bench.told, [leave_groups(3, 0xa)]);
@@ -121,7 +112,7 @@ fn with_alias_members_an_alias_leaves_its_groups_before_another_replaces_it() {
 
 #[test]
 fn an_alias_of_which_nobody_says_that_it_left_is_deleted_all_the_same() {
-    let mut bench = with_alias_members();
+    let mut bench = Bench::with_alias_members();
     bench.withdraw(3);
     assert!(bench.asked().is_empty());
     bench.pass();
