@@ -165,8 +165,10 @@ fn a_driver_that_did_not_ask_for_a_reset_is_told_of_an_internal_error() {
 #[test]
 fn a_driver_that_waits_for_a_reset_hears_of_no_failure() {
     let mut channel = active();
+    let before = slave_read(&channel);
     channel.write(FLAGS, RESET_REQUEST);
     channel.device_failed();
+    assert_eq!(slave_read(&channel), before);
     channel.reset_done();
     assert_eq!(slave_read(&channel), [0; 4]);
     assert_eq!(channel.read(FLAGS), Some(RESET_REQUEST | RESET_ACK));

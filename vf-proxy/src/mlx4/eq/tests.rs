@@ -195,3 +195,50 @@ fn an_events_queue_is_the_one_that_it_was_assigned_to_last() {
     eqs.map(EQN + 1, other, true).unwrap();
     assert_eq!(eqs.assigned[4], None);
 }
+
+/// An adapter, and a queue of four entries at an address.
+fn with_queue_at(address: impl FnOnce(&mut dyn Hca) -> u64, test: impl FnOnce(&mut dyn Hca, Eqs)) {
+    let mut fabric = Fabric::new(1);
+    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let page = address(&mut hca);
+    let mut mtts = Mtts::new(4);
+    let first = u64::from(mtts.alloc(0).unwrap());
+    mtts.write(first, &[MttEntry::new(page)]).unwrap();
+    let mut eqs = Eqs::default();
+    let (new, _) = eqs.create(&mut mtts, EQN, &context_at(first)).unwrap();
+    eqs.finish(new);
+    test(&mut hca, eqs);
+}
+
+#[test]
+fn events_for_which_there_is_no_memory_are_counted() {
+    with_queue_at(
+        |_| 1 << 40,
+        |hca, mut eqs| {
+            for token in 0..3 {
+                assert_eq!(eqs.post(hca, EQN, Eqe::command(token)), None);
+            }
+            assert_eq!(eqs.lost(), 3);
+        },
+    );
+}
+
+#[test]
+fn a_completion_queue_that_is_gone_is_not_told_of_when_there_is_room() {
+    let page = |hca: &mut dyn Hca| {
+        let dma = hca.allocate_dma(8192).unwrap();
+        dma.addr.next_multiple_of(4096)
+    };
+    with_queue_at(page, |hca, mut eqs| {
+        for token in 0..4 {
+            eqs.post(hca, EQN, Eqe::command(token));
+        }
+        for cqn in [5, 6] {
+            eqs.post(hca, EQN, Eqe::completion(Cqn::from_low_bits(cqn)));
+        }
+        eqs.forget_completions(Cqn::from_low_bits(5));
+        eqs.doorbell(hca, EQN, EqDoorbell::new(4, false));
+        assert_eq!(eqs.queues[&EQN].producer, 5, "one entry more, of the other");
+    });
+}
