@@ -99,8 +99,9 @@ fn the_devices_word_cannot_be_written_but_to_zero() {
 }
 
 #[test]
-fn a_device_that_fails_before_a_driver_came_tells_nobody() {
+fn a_device_that_fails_before_its_driver_made_anything_tells_nobody() {
     let mut channel = CommChannel::default();
+    post(&mut channel, [0x80, 0, 0, 0]);
     let before = slave_read(&channel);
     channel.device_failed();
     assert_eq!(slave_read(&channel), before);

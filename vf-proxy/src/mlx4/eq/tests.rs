@@ -6,6 +6,7 @@ use mlx4_defs::mtt::{MttBase, MttEntry};
 use proptest::prelude::*;
 use zerocopy::FromBytes;
 
+use super::super::capability::CQ_QUOTA;
 use super::*;
 
 const EQN: u32 = 7;
@@ -196,6 +197,11 @@ fn an_events_queue_is_the_one_that_it_was_assigned_to_last() {
     assert_eq!(eqs.assigned[4], None);
 }
 
+fn a_page(hca: &mut dyn Hca) -> u64 {
+    let dma = hca.allocate_dma(8192).unwrap();
+    dma.addr.next_multiple_of(4096)
+}
+
 /// An adapter, and a queue of four entries at an address.
 fn with_queue_at(address: impl FnOnce(&mut dyn Hca) -> u64, test: impl FnOnce(&mut dyn Hca, Eqs)) {
     let mut fabric = Fabric::new(1);
@@ -209,6 +215,17 @@ fn with_queue_at(address: impl FnOnce(&mut dyn Hca) -> u64, test: impl FnOnce(&m
     let (new, _) = eqs.create(&mut mtts, EQN, &context_at(first)).unwrap();
     eqs.finish(new);
     test(&mut hca, eqs);
+}
+
+#[test]
+fn events_beyond_what_a_full_queue_keeps_are_counted() {
+    with_queue_at(a_page, |hca, mut eqs| {
+        let most = ENTRIES + CQ_QUOTA + 0x80;
+        for cqn in 0..most + 3 {
+            eqs.post(hca, EQN, Eqe::completion(Cqn::from_low_bits(cqn)));
+        }
+        assert_eq!(eqs.lost(), 3);
+    });
 }
 
 #[test]
@@ -226,11 +243,7 @@ fn events_for_which_there_is_no_memory_are_counted() {
 
 #[test]
 fn a_completion_queue_that_is_gone_is_not_told_of_when_there_is_room() {
-    let page = |hca: &mut dyn Hca| {
-        let dma = hca.allocate_dma(8192).unwrap();
-        dma.addr.next_multiple_of(4096)
-    };
-    with_queue_at(page, |hca, mut eqs| {
+    with_queue_at(a_page, |hca, mut eqs| {
         for token in 0..4 {
             eqs.post(hca, EQN, Eqe::command(token));
         }
