@@ -419,7 +419,7 @@ impl McastAgg {
                 };
                 return self.begin(aim, None, request);
             } else {
-                // Nobody waits, and the SA holds nothing that no member does.
+                // No request waits, and the SA holds only what members hold.
                 if group.members.is_empty() {
                     self.groups.remove(index);
                 }

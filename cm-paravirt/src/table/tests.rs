@@ -33,7 +33,7 @@ fn table() -> Table {
     )
 }
 
-/// What an id is looked up by: as a VF's, and as a peer's.
+/// Id, kind of exchange, VF and port.
 type Asked = (u32, bool, u16, u8);
 
 fn keys((id, is_sidr, number, port): Asked) -> [u64; 2] {

@@ -1,4 +1,4 @@
-//! Whose exchange an answer is about, where ids come again or are made up.
+//! Answers whose ids are reused or invented.
 
 use cm_paravirt::State;
 use ib_wire::Guid;

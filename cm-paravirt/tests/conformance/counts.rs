@@ -1,4 +1,4 @@
-//! What the machine counts, and what its state takes.
+//! Statistics, and the memory of the state.
 
 use ib_wire::cm::{CmMessage, RejReason};
 use ib_wire::mad::AttributeId;

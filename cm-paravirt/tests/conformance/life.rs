@@ -9,9 +9,9 @@ use vf_tunnel::DropReason;
 
 use crate::harness::*;
 
-/// Clocks run in these steps, in ns.
+/// Resolution of the timers, in ns.
 const TICK: u64 = 1 << 26;
-/// 4,096 ns times two to this is a tick.
+/// One tick as the IBA code `4.096 µs × 2^n`.
 const CODE_OF_A_TICK: u8 = 14;
 
 const fn ticks(count: u64) -> Duration {
@@ -97,7 +97,7 @@ fn c098_an_mra_adds_its_service_timeout() {
         .into_vf(1);
 }
 
-/// Starts just before a tick ends.
+/// Creates a context whose clock stands just before the end of a tick.
 fn at_the_end_of_a_tick(handshake_min: u64) -> Pf {
     let mut pf = Pf::with(Config {
         handshake_min: ticks(handshake_min),
@@ -107,7 +107,7 @@ fn at_the_end_of_a_tick(handshake_min: u64) -> Pf {
     pf
 }
 
-/// Whether anything is left after so many ticks, and a tick later.
+/// Returns `true` where state is left: `after` ticks from now, and one tick later.
 fn is_left_after(mut pf: Pf, after: u64) -> [bool; 2] {
     let start = pf.now;
     [after, after + 1].map(|after| {

@@ -201,7 +201,7 @@ fn c098_an_xrc_target_ends_by_silence_since_no_dreq_ends_it() {
     assert_eq!(pf.states(), [State::Established]);
 }
 
-/// Makes a VF the target of a connection whose REQ says this of its transport.
+/// Establishes a connection to a VF by a REQ with this transport.
 fn accept_as(pf: &mut Pf, transport: CmTransport, extended: u8) {
     let mut req = patient_req(77, 15);
     req.view_mut::<CmReq>().set_transport(transport);

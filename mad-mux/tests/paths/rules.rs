@@ -1,4 +1,4 @@
-//! Which requests are the same, which answers are kept, and for whom.
+//! Equality of requests, and the answers that the cache keeps.
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadStatus, Method};
@@ -22,7 +22,7 @@ fn cache(config: PathCacheConfig) -> PathCache<()> {
     PathCache::new(config, 1)
 }
 
-/// A request goes out under a wire TID.
+/// Sends a request under a wire TID.
 fn ask_under(cache: &mut PathCache<()>, number: u16, request: &Mad, wire: u64) -> WireTid {
     let wire = WireTid(Tid::new(wire));
     let transaction = Transaction {
@@ -35,12 +35,12 @@ fn ask_under(cache: &mut PathCache<()>, number: u16, request: &Mad, wire: u64) -
     wire
 }
 
-/// Whether who asks this is answered without the SA.
+/// Returns `true` if the cache answers the request.
 fn is_kept(cache: &mut PathCache<()>, pkeys: &[PKey], request: &Mad) -> bool {
     cache.ask(NOW, vf(2), pkeys, &mut request.clone()) == Lookup::Answered
 }
 
-/// Whether this answer to this request is kept.
+/// Returns `true` if the cache keeps the answer.
 fn is_kept_of(request: &Mad, answer: &Mad) -> bool {
     let mut cache = cache(PathCacheConfig::default());
     let wire = ask_under(&mut cache, 1, request, 9);
@@ -52,7 +52,7 @@ fn path() -> Mad {
     answer(0, Verdict::Path(PKey::DEFAULT_FULL))
 }
 
-/// Request and answer with these records, and the request's further components.
+/// Builds a request and its answer from two records.
 fn exchange(components: ComponentMask, asked: &PathRecord, told: &PathRecord) -> [Mad; 2] {
     let mut mads = [request(0, 1), path()];
     for (mad, record) in mads.iter_mut().zip([asked, told]) {

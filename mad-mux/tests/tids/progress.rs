@@ -1,4 +1,4 @@
-//! In which state a transaction is, and what of it counts.
+//! States of a transaction, and their place in the quota.
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};

@@ -1,4 +1,4 @@
-//! What an administrator is shown of the groups, and what is doubtful about them.
+//! The views of groups, and their consistency with the SA.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn under_way(what: &'static str, attempts: u32) -> Option<UnderWay> {
     Some(UnderWay { what, attempts })
 }
 
-/// What the SA is asked for now.
+/// Returns the request that the SA has to answer.
 fn asked(port: &mut Port) -> Vec<(Method, JoinState)> {
     let outputs = port.outputs().into_iter();
     let requests = outputs.filter_map(|output| match output {
@@ -102,8 +102,8 @@ fn what_the_sa_has_forgotten_is_joined_again_when_its_answer_shows_it() {
     assert_eq!(asked(&mut port), [(Method::SET, FULL | SEND_ONLY)]);
 }
 
-/// Lets the only member of a group leave, and another wait for a membership of another kind meanwhile. Gives what the
-/// SA is asked for after its answer to the leave, and to the join that follows.
+/// Has the only member of a group leave while another VF waits for a membership of another kind. Returns the requests
+/// that follow the SA's answers to the leave and to the next join.
 fn asked_when_a_leave_met_a_join(status: MadStatus) -> Vec<(Method, JoinState)> {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL);
@@ -145,7 +145,7 @@ fn a_leave_of_two_kinds_that_is_refused_for_one_of_them_is_made_for_each() {
     assert_eq!(port.agg.sizes(), mcast_agg::Sizes::default());
 }
 
-/// Has the SA answer the making of a group. Gives what the VF is told, and the groups then.
+/// Answers the creation of a group. Returns the answer to the VF and the view of the groups.
 fn told_of_a_made_group(group: Gid, status: MadStatus) -> (MadStatus, Vec<u64>) {
     let mut port = Port::new();
     port.ask(vf(1), &mut join(vf(1), Gid::NONE, FULL));

@@ -71,7 +71,7 @@ pub(super) struct Entry {
     pub(super) alone: bool,
     /// The alias has left its groups, or has had the time to.
     pub(super) left: bool,
-    /// The SA holds a GUID that is wanted for another VF: it is given back before another is asked for.
+    /// The SA holds a GUID that another VF wants. It is deleted before a new one is requested.
     pub(super) surrenders: bool,
     /// Tries to delete it that failed since everything was withdrawn.
     pub(super) failed_releases: u32,
@@ -158,7 +158,7 @@ impl Entry {
         self.abandoned = false;
     }
 
-    /// Has the SA take back what it holds, which is wanted for another VF.
+    /// Deletes the GUID at the SA, because another VF wants it.
     pub(super) const fn surrender(&mut self) {
         self.surrenders = true;
         self.chosen = None;

@@ -320,8 +320,8 @@ impl GuidManager {
         }
     }
 
-    /// A VF that the SA chooses for does not keep a GUID that another one wants, and neither does one
-    /// that wants another by now: two that want each other's would be declined for ever.
+    /// Surrenders the entry's GUID if another VF wants it and this one no longer asks for exactly that GUID.
+    /// Otherwise the SA would decline two VFs that want each other's GUIDs for ever.
     pub(super) fn give_way(&mut self, index: usize) {
         let entry = &self.entries[index];
         let is_dear =

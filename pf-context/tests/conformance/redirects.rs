@@ -1,4 +1,4 @@
-//! Where VFs may send what, apart from QP1 of their peers: redirects, the adapter below, the port itself.
+//! Destinations other than a peer's QP1: redirections, the VF's own adapter, the port itself.
 
 use ib_wire::cm;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
@@ -15,7 +15,7 @@ use crate::harness::*;
 
 const QPN: Qpn = Qpn::from_low_bits(0x48);
 
-/// A request of the class, and the place of the class's data behind the common header.
+/// Returns a Get(ClassPortInfo) of each class, and where its attribute begins behind the MAD header.
 fn requests() -> [(Mad, usize); 4] {
     let of = |class, attribute| mad(class, Method::GET, attribute, 1);
     let info = AttributeId::CLASS_PORT_INFO;
@@ -27,7 +27,7 @@ fn requests() -> [(Mad, usize); 4] {
     ]
 }
 
-/// A VF that may ask anything.
+/// Starts a VF with the rights for SMPs and performance management.
 fn port() -> Port {
     let rights = Rights {
         smi: true,
@@ -41,7 +41,7 @@ fn port() -> Port {
     Port::with(config(), [vf])
 }
 
-/// Whether a VF that got this answer to its request may send to the QP named in it.
+/// Returns `true` if the VF may send to the QP that the answer names.
 fn opens(request: &Mad, offset: usize, status: MadStatus, lid: u16, qpn: Qpn) -> bool {
     let mut port = port();
     let out = sent(port.vf_sends(1, &frame(PEER, *request)));

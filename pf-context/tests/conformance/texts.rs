@@ -1,4 +1,4 @@
-//! Texts that others read, and sums of counters.
+//! Stable texts, and sums of counters.
 
 use ib_vtime::Instant;
 use ib_wire::Guid;

@@ -136,7 +136,7 @@ impl Bench {
         bench
     }
 
-    /// An SA that knows members by their aliases, and VF 3 with one.
+    /// Creates an SA that lists members by their alias GUIDs, and VF 3 with one.
     pub(crate) fn with_alias_members() -> Self {
         let mut bench = Self::ready_with(GuidConfig {
             alias_members: true,

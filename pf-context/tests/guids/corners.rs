@@ -1,4 +1,4 @@
-//! Entries whose wishes, answers and hardware change while something is under way.
+//! Changes of wish, answer and hardware while a request is in flight.
 
 use ib_vtime::Duration;
 use ib_wire::Guid;
@@ -10,14 +10,14 @@ use crate::bench::{Bench, admin, block, class_port_info, refusal, vf};
 const SECOND: Duration = Duration::from_secs(1);
 const SECOND_AND_JITTER: Duration = Duration::from_millis(1250);
 
-/// How often a VF is to leave its groups, since that was last taken.
+/// Counts the `LeaveGroups` events since the last call.
 fn leaves(bench: &mut Bench) -> usize {
     let told = bench.told.drain(..);
     told.filter(|output| matches!(output, GuidOutput::LeaveGroups { .. }))
         .count()
 }
 
-/// VF 3 has a GUID of the SA's choice, gave it back, and wants one again.
+/// Has VF 3 request a GUID of the SA's choice again, after it gave one back.
 fn again_with_a_choice(bench: &mut Bench) {
     bench.want(3, GuidWish::SmAssigned);
     let asked = bench.asked_one();

@@ -1,4 +1,4 @@
-//! What a context is told to do with a VF's port, and what it shows of it.
+//! Calls of the administrator about a VF's port, and its view.
 
 use hca_api::{Hca, PortChange, PortState, ResourceCounts};
 use ib_endpoint::EndPortEvent;
@@ -16,7 +16,7 @@ fn port(rig: &Rig) -> &PfPort {
     &rig.pf.ports()[0]
 }
 
-/// What a guest is told of its port.
+/// Returns the union of a guest's port events.
 fn told(rig: &mut Rig, n: u16) -> PortChange {
     let guest = &mut rig.guests[usize::from(n - 1)];
     let changes = std::iter::from_fn(|| guest.poll_event()).filter_map(|event| match event {
@@ -26,7 +26,7 @@ fn told(rig: &mut Rig, n: u16) -> PortChange {
     changes.fold(PortChange::empty(), |all, change| all | change)
 }
 
-/// The reasons of a VF's port of which the owner is told.
+/// Returns the reasons of the port events that the context reports.
 fn reasons(rig: &mut Rig, n: u16) -> Vec<PortReason> {
     let events = std::iter::from_fn(|| rig.pf.poll_event());
     let of_vf = events.filter_map(|event| match event {
@@ -36,7 +36,7 @@ fn reasons(rig: &mut Rig, n: u16) -> Vec<PortReason> {
     of_vf.collect()
 }
 
-/// A VF whose GUID is the SA's to give.
+/// Describes a VF that gets its GUID from the SA.
 fn of_sa(n: u16, wish: GuidWish) -> VfSpec {
     let mut spec = spec(n);
     spec.ports[0].guid = GuidSource::Sa(wish);

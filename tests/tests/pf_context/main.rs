@@ -22,6 +22,7 @@ use pf_context::PfContext;
 use pf_context::context::{GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
 use vf_proxy::native::ProxyQp;
 use vf_tunnel::VfId;
+use vhca_tests::vf_subnet::QUOTA;
 
 const PORT: PortNum = PortNum(1);
 const LID: Lid = Lid::new(3);
@@ -39,16 +40,7 @@ fn spec(n: u16) -> VfSpec {
     VfSpec {
         node_guid: Guid::new(0x2000 + u64::from(n)),
         memory: Box::new(HostMemory::new()),
-        quota: ResourceCounts {
-            pds: 16,
-            avs: 16,
-            cqs: 16,
-            srqs: 0,
-            qps: 16,
-            mrs: 16,
-            mws: 0,
-            attachments: 8,
-        },
+        quota: QUOTA,
         ports: vec![VfPortSpec {
             guid: GuidSource::Hardware,
             ..VfPortSpec::default()
@@ -63,7 +55,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// An active port, its GUIDs for so many VFs already in hardware, and those VFs.
+    /// Creates an active port with the GUIDs of `vfs` VFs in hardware, and those VFs.
     fn new(vfs: u16) -> Self {
         Self::with(vfs, &PfConfig::new(7))
     }
@@ -110,7 +102,7 @@ impl Rig {
         EndPort::open_on(NOW, &mut hca, config, proxy, None).expect("a port")
     }
 
-    /// Lets everybody do what is due now.
+    /// Polls the context and all guests until they are idle.
     fn settle(&mut self) {
         for _ in 0..100 {
             let mut hca = self.device.function(FunctionId::PF).expect("the PF");
@@ -132,7 +124,7 @@ impl Rig {
         }
     }
 
-    /// Lets the context do what is due at a time. Gives when it wants to be called next.
+    /// Polls the context at `now` until it is idle. Returns its next deadline.
     fn settle_at(&mut self, now: Instant) -> Instant {
         let (pf, mut hca) = self.pf();
         while let Some(event) = hca.poll_event() {

@@ -1,4 +1,4 @@
-//! What waits where, when queue pairs are full or not served.
+//! Frames that wait for queue pairs that are full or not served.
 
 use ib_wire::Qpn;
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
@@ -8,7 +8,7 @@ use vf_tunnel::DropReason;
 
 use super::*;
 
-/// A query of the SA.
+/// Builds an SA query.
 pub(crate) fn query(tid: u64) -> Mad {
     let mut mad = Mad::new(MadHeader::new(
         MgmtClass::SUBN_ADM,
@@ -19,20 +19,20 @@ pub(crate) fn query(tid: u64) -> Mad {
     mad
 }
 
-/// Frames of a VF's that went on from its tunnel, or ended.
+/// Counts the frames of a VF that left its tunnel or were dropped.
 pub(crate) fn seen(statistics: &MadStatistics) -> u64 {
     let total = statistics.total();
     total.to_wire + total.loopback + statistics.dropped()
 }
 
-/// A guest asks the SA so many things.
+/// Sends `count` SA queries from a guest.
 pub(crate) fn ask(rig: &mut Rig, n: u16, count: u64) {
     for tid in 1..=count {
         send(rig, n, &MadAddress::gsi(Lid::new(9)), &query(tid));
     }
 }
 
-/// A guest asks to be a member of a group.
+/// Sends a guest's join of a group.
 pub(crate) fn join(rig: &mut Rig, n: u16) {
     let mut record = McMemberRecord {
         mgid: Gid([
@@ -63,7 +63,7 @@ fn port(rig: &Rig) -> &PfPort {
     &rig.pf.ports()[0]
 }
 
-/// One call to the context, with what the HCA told before it. Whether there may be more to do.
+/// Delivers the HCA's events and polls the context once. Returns `true` if more may be due.
 fn poll(rig: &mut Rig) -> bool {
     let (pf, mut hca) = rig.pf();
     while let Some(event) = hca.poll_event() {
@@ -81,7 +81,7 @@ fn datagram(n: u32) -> Mad {
     mad
 }
 
-/// The service ids that a guest is asked for, in their order.
+/// Returns the service ids of the requests that a guest received, in order.
 fn received(rig: &mut Rig, n: u16) -> Vec<u64> {
     let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
     let guest = &mut rig.guests[usize::from(n - 1)];
@@ -130,7 +130,7 @@ fn a_call_takes_no_more_than_its_budget_and_says_that_there_is_more() {
     assert_eq!(count(&rig) - before, 20);
 }
 
-/// Six datagrams of VF 1 to VF 2, of which most wait for the tunnel of VF 2.
+/// Sends six datagrams from VF 1 to VF 2. Most of them wait for the tunnel of VF 2.
 fn with_frames_that_wait() -> Rig {
     let mut config = PfConfig::new(7);
     config.depths.tunnel_sends = 1;

@@ -166,7 +166,7 @@ fn numbers_and_sizes_that_no_queue_has_are_refused() {
     assert_eq!(eqs.destroy(&mut mtts, EQN), Err(Status::BAD_RESOURCE));
 }
 
-/// A queue in the page of an entry of the table.
+/// Creates a queue in the page of an MTT entry.
 fn context_at(entry: u64) -> EqContext {
     let mut context = EqContext::default();
     context.set_log_entries(LOG_ENTRIES);
@@ -202,7 +202,7 @@ fn a_page(hca: &mut dyn Hca) -> u64 {
     dma.addr.next_multiple_of(4096)
 }
 
-/// An adapter, and a queue of four entries at an address.
+/// Creates an adapter, and a queue of four entries at `address`.
 fn with_queue_at(address: impl FnOnce(&mut dyn Hca) -> u64, test: impl FnOnce(&mut dyn Hca, Eqs)) {
     let mut fabric = Fabric::new(1);
     let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));

@@ -4,7 +4,7 @@ use super::*;
 
 const INDEX: u32 = 5;
 
-/// A region of so many pages of 4 KiB whose entries begin at one of the table.
+/// Creates a region of `pages` pages of 4 KiB whose entries begin at `first` in the MTT.
 fn paged(first: u64, pages: u64) -> MptEntry {
     let mut entry = MptEntry::default();
     entry.set_region(true);
