@@ -224,7 +224,7 @@ fn why_names_the_fault_and_set_makes_and_ends_it() {
 fn values_that_cannot_be_set_are_refused_with_the_reason() {
     let serve = Serve::start(&["--vfs", "2"]);
     for (arguments, reason) in [
-        (&["set", "vf", "H1-1/9", "state", "auto"][..], "has no vf"),
+        (&["set", "vf", "H1-1/9", "state", "auto"][..], "has no VF 9, it has"),
         (&["set", "vf", "1", "state", "auto"], "several hosts"),
         (&["set", "vf", "H9/1", "state", "auto"], "H1-1, H1-2"),
         (&["set", "vf", "H1-1/1", "port_guid", "7"], "no GUID"),

@@ -143,16 +143,9 @@ impl Lab {
         }
         if let Some((host, number)) = tap.rsplit_once("/vf") {
             let vf = self.vf(number, Some(host))?;
-            let context = self.world().context(vf.host);
-            let qpns: Vec<Qpn> = context
-                .ports()
-                .iter()
-                .flat_map(|port| port.tunnel_qpns(vf.vf))
-                .collect();
-            if qpns.is_empty() {
-                let message = format!("{host} has no {}", vf.vf);
-                return Err(Refusal::new("no_such_vf", message));
-            }
+            let context = self.world().context(self.existing(&vf)?.host);
+            let ports = context.ports().iter();
+            let qpns: Vec<Qpn> = ports.flat_map(|port| port.tunnel_qpns(vf.vf)).collect();
             let node = self.world().host(vf.host).node();
             return Ok((vec![TapPoint::Tunnels(node)], qpns));
         }

@@ -170,11 +170,7 @@ impl Lab {
 
     /// Whether there is such a VF and port.
     fn check(&self, vf: &NamedVf, port: PortNum) -> Result<(), Refusal> {
-        let context = self.world().context(vf.host);
-        if !context.vfs().any(|known| known == vf.vf) {
-            let message = format!("{} has no {}", vf.host_name, vf.vf);
-            return Err(Refusal::new("no_such_vf", message));
-        }
+        let context = self.world().context(self.existing(vf)?.host);
         if port.index() == 0 || port.index() > context.ports().len() {
             let message = format!("{} has no port {port}", vf.host_name);
             return Err(Refusal::new("no_such_port", message));

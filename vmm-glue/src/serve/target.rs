@@ -68,6 +68,24 @@ impl Lab {
             _ => Err(Refusal::new("one_vf", "one VF is wanted: N, or HOST/N")),
         }
     }
+
+    /// Returns `vf` if its host has such a VF.
+    ///
+    /// # Errors
+    /// `no_such_vf`, with how many VFs the host has.
+    pub fn existing<'v>(&self, vf: &'v NamedVf) -> Result<&'v NamedVf, Refusal> {
+        let context = self.world().context(vf.host);
+        if context.vfs().any(|known| known == vf.vf) {
+            return Ok(vf);
+        }
+        let message = format!(
+            "{} has no VF {}, it has {}: name one of these, or start vhca serve with more --vfs",
+            vf.host_name,
+            vf.vf.get(),
+            context.vfs().count()
+        );
+        Err(Refusal::new("no_such_vf", message))
+    }
 }
 
 fn named(host: &LabHost, vf: VfId) -> NamedVf {

@@ -138,12 +138,12 @@ fn why(
     })
 }
 
-/// Where a VF is offered to VMMs.
+/// Returns where a VF is offered to VMMs.
 fn offered(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Answer, Refusal> {
     let vf = lab.vf(vf, host)?;
-    let seat = lab.seat(&vf).ok_or_else(|| {
+    let seat = lab.seat(lab.existing(&vf)?).ok_or_else(|| {
         let name = format!("{}/{}", vf.host_name, vf.vf.get());
-        let why = "is not offered to VMMs: start the service with vhca serve --vfio-user DIR, and see vhca show vfs";
+        let why = "is not offered to VMMs: start the service with vhca serve --vfio-user DIR";
         Refusal::new("not_offered", format!("{name} {why}"))
     })?;
     Ok(Answer::of(&seat.offered()))
