@@ -114,8 +114,7 @@ pub(crate) fn metrics(args: &PlainArgs) -> anyhow::Result<()> {
 
 /// Ends the service.
 pub(crate) fn stop(args: &PlainArgs) -> anyhow::Result<()> {
-    connect(&args.server)?.ask(Request::Stop {})?;
-    Ok(())
+    Ok(connect(&args.server)?.stop()?)
 }
 
 const fn format(json: bool) -> Format {

@@ -142,6 +142,15 @@ fn sigterm_gives_everything_back_and_ends_with_status_0() {
 }
 
 #[test]
+fn stop_returns_once_the_service_has_ended() {
+    let mut serve = Serve::start(&["--vfs", "4", "--guests"]);
+    serve.wait_until_up();
+    serve.text(&["stop"]);
+    let status = serve.child.try_wait().unwrap();
+    assert_eq!(status.and_then(|status| status.code()), Some(0));
+}
+
+#[test]
 fn a_second_signal_ends_it_at_once() {
     let serve = Serve::start(&["--vfs", "1"]);
     serve.wait_until_up();
@@ -224,7 +233,10 @@ fn why_names_the_fault_and_set_makes_and_ends_it() {
 fn values_that_cannot_be_set_are_refused_with_the_reason() {
     let serve = Serve::start(&["--vfs", "2"]);
     for (arguments, reason) in [
-        (&["set", "vf", "H1-1/9", "state", "auto"][..], "has no VF 9, it has"),
+        (
+            &["set", "vf", "H1-1/9", "state", "auto"][..],
+            "has no VF 9, it has",
+        ),
         (&["set", "vf", "1", "state", "auto"], "several hosts"),
         (&["set", "vf", "H9/1", "state", "auto"], "H1-1, H1-2"),
         (&["set", "vf", "H1-1/1", "port_guid", "7"], "no GUID"),
@@ -245,6 +257,9 @@ fn values_that_cannot_be_set_are_refused_with_the_reason() {
         (&["why", "H1-1/x"], "no VF"),
         (&["guest", "all", "join", "fe80::1"], "multicast"),
         (&["capture", "--tap", "nowhere", "-"], "no node"),
+        (&["capture", "--tap", "H1-1/vf9", "-"], "H1-1 has no VF 9"),
+        (&["qemu-args", "H1-1/9"], "H1-1 has no VF 9"),
+        (&["qemu-args", "H1-1/1"], "is not offered to VMMs"),
     ] {
         let message = refused(&serve.ask(arguments));
         assert!(message.contains(reason), "{arguments:?}: {message}");

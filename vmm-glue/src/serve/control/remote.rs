@@ -2,14 +2,25 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level;
 use thiserror::Error;
 
 use super::protocol::{Envelope, Refusal, Reply, Request, VERSION};
+
+/// How long a server that is stopped may take: some three times what it takes to give GUIDs and memberships back.
+const END: Duration = Duration::from_secs(10);
+
+/// How long its process may take after its last connection.
+const EXIT: Duration = Duration::from_secs(1);
 
 /// Why a request came to nothing.
 #[derive(Debug, Error)]
@@ -30,6 +41,9 @@ pub enum RemoteError {
         /// What the system says.
         source: io::Error,
     },
+    /// The server goes on although it was stopped.
+    #[error("the server has not ended after {} s", END.as_secs())]
+    Stays,
     /// The connection ended.
     #[error("the server went away before it answered")]
     Gone,
@@ -94,6 +108,34 @@ impl Remote {
 }
 
 impl Remote {
+    /// Stops the server, and returns when it has ended: another one can then start with the same sockets.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; [`RemoteError::Stays`] if the server does not end in time.
+    pub fn stop(mut self) -> Result<(), RemoteError> {
+        let process = self.process();
+        self.ask(Request::Stop {})?;
+        self.stream.get_ref().set_read_timeout(Some(END))?;
+        if let Err(error) = io::copy(&mut self.stream, &mut io::sink()) {
+            return Err(match error.kind() {
+                io::ErrorKind::WouldBlock => RemoteError::Stays,
+                _ => ended(error),
+            });
+        }
+        if let Some(process) = process {
+            let limit = Timespec::try_from(EXIT).ok();
+            // If the sockets were passed to the server, the process is that of the service manager, and stays.
+            let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref());
+        }
+        Ok(())
+    }
+
+    /// The process that made the server's socket, if it can be seen from here.
+    fn process(&self) -> Option<OwnedFd> {
+        let peer = socket_peercred(self.stream.get_ref()).ok()?;
+        pidfd_open(peer.pid, PidfdFlags::empty()).ok()
+    }
+
     /// Copies what comes behind a reply, as it comes, until the server ends it. SIGINT and SIGTERM have
     /// the server end it: what it has then still comes, and no record is cut.
     ///
