@@ -3,7 +3,7 @@
 # it by "exit" or ^A X); with -c it runs the commands and ends with their exit status.
 #
 # Usage: boot.sh [OPTION...]
-#   -k, --kernel KERNEL     6.1 (the default), 6.12 or cloud
+#   -k, --kernel KERNEL     6.1 (the default), 6.12, cloud, or another that prepare.sh was asked for
 #   -v, --vfio-user SOCKET  give the guest the device behind this socket; can be given more than once
 #   -c, --commands TEXT     run this, print what it prints, and end
 #   -t, --timeout SECONDS   end a guest that -c started after so long (default: 120)
@@ -89,7 +89,7 @@ done
 [[ -x $cache/qemu-system-x86_64 ]] ||
     fail "no QEMU in $cache: run tests/guest/prepare.sh first, or say by VHCA_GUEST_CACHE where it is"
 [[ -e $cache/kernel-$kernel/vmlinuz && -e $cache/initramfs-$kernel/initrd ]] ||
-    fail "no kernel $kernel in $cache: run tests/guest/prepare.sh $kernel, if it is one of 6.1, 6.12 and cloud"
+    fail "no kernel $kernel in $cache: run tests/guest/prepare.sh $kernel, if it is one of 6.1, 6.12 and cloud, or a suite of Debian"
 for socket in "${devices[@]}"; do
     [[ -S $socket ]] || fail "no socket $socket: is vhca serve --vfio-user running?"
 done

@@ -5,7 +5,8 @@
 # packages that it takes are unpacked into the cache and never installed.
 #
 # Usage: prepare.sh [--cache DIR] [KERNEL...]
-#   KERNEL is 6.1, 6.12 (of the backports) or cloud (6.1 for clouds); all three by default.
+#   KERNEL is 6.1, 6.12 (of the backports) or cloud (6.1 for clouds), all three by default; or a suite of
+#   Debian, whose kernel it then is: bullseye, trixie, trixie-backports, forky, sid ...
 # Environment: VHCA_GUEST_CACHE, the cache (default: ${XDG_CACHE_HOME:-~/.cache}/vhca-guest);
 #   VHCA_DEBIAN_MIRROR, a Debian mirror (default: that of this machine's apt, or deb.debian.org).
 set -euo pipefail
@@ -17,13 +18,14 @@ readonly QEMU_PACKAGES=(qemu-system-x86)
 # (The applets of Debian's busybox come before the programs on the PATH, in its shell and whatever else starts a
 # program: hence bash, and others for those.)
 readonly GUEST_PACKAGES=(busybox-static bash coreutils findutils kmod ibverbs-utils ibverbs-providers infiniband-diags rdmacm-utils
-    perftest iproute2 iputils-ping iperf3)
+    perftest iproute2 iputils-ping iperf3 pciutils util-linux ethtool tcpdump)
 # What of them goes into the initramfs, beside the libraries that it needs.
 readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup' 'usr/bin/stdbuf' 'usr/bin/timeout'
     'usr/libexec/coreutils/libstdbuf.so' 'usr/bin/xargs' 'usr/bin/ibv_*' 'usr/bin/*ping' 'usr/sbin/ib*' 'usr/sbin/saquery' 'usr/sbin/sminfo'
     'usr/sbin/smp*' 'usr/sbin/perfquery' 'usr/sbin/vendstat' 'usr/bin/ib_*' 'usr/bin/mckey' 'usr/bin/udaddy'
     'usr/bin/rping' 'usr/bin/ucmatose' 'usr/bin/udpong' 'usr/bin/cmtime' 'usr/bin/rdma_*' 'usr/bin/iperf3' 'usr/bin/ip'
-    'usr/bin/rdma' 'usr/bin/ss' 'usr/bin/kmod' 'usr/bin/busybox'
+    'usr/bin/rdma' 'usr/bin/ss' 'usr/bin/nstat' 'usr/sbin/devlink' 'usr/bin/dmesg' 'usr/bin/lspci' 'usr/bin/setpci'
+    'usr/share/misc/pci.ids' 'usr/sbin/ethtool' 'usr/bin/tcpdump' 'usr/bin/kmod' 'usr/bin/busybox'
     'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'etc/libibverbs.d/mlx4.driver' 'etc/services'
     'usr/share/infiniband-diags/*' 'etc/infiniband-diags/*')
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
@@ -50,18 +52,20 @@ while (($#)); do
         exit 0
         ;;
     6.1 | 6.12 | cloud) kernels+=("$1") ;;
-    *) fail "no kernel called \"$1\": there are 6.1, 6.12 and cloud" ;;
+    -* | *[^a-z-]*) fail "no kernel called \"$1\": there are 6.1, 6.12 and cloud, and a suite of Debian means its own" ;;
+    *) kernels+=("$1") ;;
     esac
     shift
 done
 ((${#kernels[@]})) || kernels=(6.1 6.12 cloud)
 
-# The suite and the package of a kernel.
+# The release, the suite and the package of a kernel.
 kernel_source() {
     case $1 in
-    6.1) echo bookworm linux-image-amd64 ;;
-    6.12) echo bookworm-backports linux-image-amd64 ;;
-    cloud) echo bookworm linux-image-cloud-amd64 ;;
+    6.1) echo bookworm bookworm linux-image-amd64 ;;
+    6.12) echo bookworm bookworm-backports linux-image-amd64 ;;
+    cloud) echo bookworm bookworm linux-image-cloud-amd64 ;;
+    *) echo "${1%-backports}" "$1" linux-image-amd64 ;;
     esac
 }
 
@@ -87,8 +91,8 @@ mirror() {
     echo "${configured:-http://deb.debian.org/debian}"
 }
 
-# apt RELEASE COMMAND...: an apt-get that knows only that release and its backports, and thinks that
-# nothing is installed, so that it finds all that a package needs.
+# apt RELEASE COMMAND...: an apt-get that knows only that release, and its backports if they are of use here, and thinks
+# that nothing is installed, so that it finds all that a package needs.
 apt() {
     local release=$1 dir=$cache/apt/$1
     shift
@@ -97,13 +101,17 @@ apt() {
 
 # Makes the private apt of a release, once a run.
 apt_ready() {
-    local release=$1 dir=$cache/apt/$1 uri
+    local release=$1 dir=$cache/apt/$1 suites=("$1") uri
     [[ -e $dir/.updated-$$ ]] && return
+    # Releases that are old or to come have no backports.
+    case $release in
+    bookworm | trixie) suites+=("$release-backports") ;;
+    esac
     check_host
     uri=$(mirror)
     mkdir -p "$dir"/{lists,archives}/partial
     : >"$dir/status"
-    printf "deb [signed-by=$KEYS] $uri %s main\n" "$release" "$release-backports" >"$dir/sources.list"
+    printf "deb [signed-by=$KEYS] $uri %s main\n" "${suites[@]}" >"$dir/sources.list"
     cat >"$dir/apt.conf" <<END
 Dir::State "$dir";
 Dir::State::status "$dir/status";
@@ -135,11 +143,13 @@ END
 
 # take RELEASE SUITE DIR PACKAGE...: unpacks the packages of the suite, and all that they need, into DIR.
 take() {
-    local release=$1 suite=$2 dir=$3 archive
+    local release=$1 suite=$2 dir=$3 archive size
     shift 3
     apt_ready "$release"
-    say "taking $* and what it needs from $suite"
     apt "$release" clean
+    size=$(apt "$release" install -y -d --print-uris -t "$suite" "$@" 2>/dev/null |
+        awk '/^\047/ {n++; bytes += $3} END {printf "%d packages, %d MB", n, bytes / 1e6}') || true
+    say "downloading $* and what it needs from $suite: ${size:-of unknown size}"
     apt "$release" install -y -d -t "$suite" "$@" >"$cache/apt/$release/log" 2>&1 || {
         tail -n 5 "$cache/apt/$release/log" >&2
         fail "cannot download $* from $suite; if the suite has moved on, say where it is now:" \
@@ -176,6 +186,7 @@ fill() {
     "$@" "$dir.new"
     echo "$stamp" >"$dir.new/.complete"
     mv "$dir.new" "$dir"
+    say "$(basename "$dir") is there, $(du -sm "$dir" | cut -f1) MB ($SECONDS s so far)"
 }
 
 # run_in ROOT PROGRAM...: runs a program of an unpacked root with the libraries of that root.
@@ -194,11 +205,13 @@ make_userland() {
 }
 
 make_kernel() {
-    local suite package dir=$2 version
-    read -r suite package < <(kernel_source "$1")
-    take bookworm "$suite" "$dir" "$package"
+    local release suite package dir=$2 version
+    read -r release suite package < <(kernel_source "$1")
+    take "$release" "$suite" "$dir" "$package"
     version=$(basename "$dir"/usr/lib/modules/*)
-    mv "$dir/boot/vmlinuz-$version" "$dir/vmlinuz"
+    # Since Linux 7.3 the image is among the modules.
+    mv "$dir/boot/vmlinuz-$version" "$dir/vmlinuz" 2>/dev/null ||
+        mv "$dir/usr/lib/modules/$version/vmlinuz" "$dir/vmlinuz"
     echo "$version" >"$dir/version"
     keep_modules "$dir" "$version"
     # Only the kernel and the modules stay: the rest is what no boot ever needs.
