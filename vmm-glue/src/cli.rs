@@ -1,6 +1,7 @@
 //! The command line.
 
 mod ask;
+mod generate;
 mod lab;
 mod programs;
 mod serve;
@@ -14,13 +15,14 @@ pub(crate) use ask::{
     CaptureArgs, GuestArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand, ShowArgs,
     WhyArgs,
 };
+pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(version, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -65,6 +67,9 @@ pub(crate) enum Command {
     Lab(LabArgs),
     /// Let the terminal be the console of a lab's guest, until ^].
     Console(ConsoleArgs),
+    /// Generate man pages or shell completions.
+    #[command(subcommand)]
+    Generate(GenerateCommand),
     /// Become a program that ends with its parent.
     #[command(hide = true)]
     Tied(TiedArgs),

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Command::Console(args) => vhca::lab::console(&args.socket)
             .map(|()| true)
             .map_err(Into::into),
+        Command::Generate(what) => what.run().map(|()| true),
         Command::Tied(args) => tied(args),
         Command::MapsReader => maps_reader::run().map(|()| true).map_err(Into::into),
         Command::Replay => return replay(),
