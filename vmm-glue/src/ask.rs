@@ -20,12 +20,8 @@ use crate::cli::{
 
 /// Prints tables.
 pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
-    let reply = connect(&args.server)?.ask(Request::Show {
-        subject: args.subject,
-        host: args.host,
-        format: format(args.json),
-    })?;
-    print(&reply, args.json)
+    let (mut remote, json) = (connect(&args.server)?, args.json);
+    print(&remote.ask(Request::Show(args.query()))?, json)
 }
 
 /// Prints what is wrong with a VF's port, and tells whether nothing is.

@@ -170,18 +170,22 @@ fn tables_name_hosts_and_json_has_the_same_rows() {
         "vfs", "ports", "tids", "cm", "mcast", "guids", "pkeys", "counters", "fabric",
     ] {
         let text = serve.text(&["show", subject]);
-        let head = if subject == "fabric" { "NODE" } else { "HOST" };
+        let head = if ["ports", "fabric"].contains(&subject) {
+            "NODE"
+        } else {
+            "HOST"
+        };
         assert!(text.starts_with(head), "{text}");
         assert!(serve.json(&["show", subject, "--json"]).is_object());
     }
     let table = serve.text(&["show", "vfs", "--host", "H2-1"]);
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.lines().skip(1).all(|line| line.starts_with("H2-1")));
-    let ports = serve.json(&["show", "fabric", "--json"]);
+    let ports = serve.json(&["show", "ports", "--json"]);
     let ports = ports["ports"].as_array().unwrap();
     let active = ports
         .iter()
-        .filter(|port| port["state"] == "active")
+        .filter(|port| port["state"] == "Active")
         .count();
     assert_eq!(
         active,

@@ -102,7 +102,7 @@ pub enum SmaError {
     #[error(transparent)]
     Hca(#[from] HcaError),
     /// The port's agent answered with an error status.
-    #[error("the port's agent refused: status {0}")]
+    #[error("the port's agent refused: status {}", .0.of(MgmtClass::SUBN_LID_ROUTED))]
     Status(MadStatus),
     /// The port's agent gave no answer.
     #[error("the port's agent did not answer")]

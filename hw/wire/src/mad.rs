@@ -164,6 +164,8 @@ impl MadStatus {
     pub const SA_INSUFFICIENT_COMPONENTS: Self = Self::new(0x0600);
     /// SA: request denied.
     pub const SA_DENIED: Self = Self::new(0x0700);
+    /// SA: the priority asked for is not the one to use; the answer suggests another.
+    pub const SA_PRIO_SUGGESTED: Self = Self::new(0x0800);
 
     /// The D bit of a directed-route SMP (IBA 14.2.1.2): set on the way back.
     pub const DIRECTION: u16 = 0x8000;
@@ -172,6 +174,77 @@ impl MadStatus {
     #[must_use]
     pub const fn without_direction(self) -> Self {
         Self::new(self.get() & !Self::DIRECTION)
+    }
+
+    /// Returns the status as a MAD of a class has it, which is displayed by name: `NO_RECORDS (0x0300)`.
+    #[must_use]
+    pub const fn of(self, class: MgmtClass) -> ClassStatus {
+        ClassStatus {
+            class,
+            status: self,
+        }
+    }
+
+    /// Returns the name of the code in bits 2 to 4 (IBA 13.4.7).
+    const fn invalid_field_name(self) -> Option<&'static str> {
+        Some(match self.get() >> 2 & 7 {
+            1 => "BAD_VERSION",
+            2 => "UNSUPPORTED_METHOD",
+            3 => "UNSUPPORTED_METHOD_ATTRIBUTE",
+            7 => "INVALID_FIELD",
+            _ => return None,
+        })
+    }
+
+    /// Returns the name of the SA's own part (IBA 15.4.1.1), without the `ERR_` that most of them begin with.
+    const fn sa_name(self) -> Option<&'static str> {
+        Some(match Self::new(self.get() & 0x7f00) {
+            Self::SA_NO_RESOURCES => "NO_RESOURCES",
+            Self::SA_REQ_INVALID => "REQ_INVALID",
+            Self::SA_NO_RECORDS => "NO_RECORDS",
+            Self::SA_TOO_MANY_RECORDS => "TOO_MANY_RECORDS",
+            Self::SA_INVALID_GID => "REQ_INVALID_GID",
+            Self::SA_INSUFFICIENT_COMPONENTS => "REQ_INSUFFICIENT_COMPONENTS",
+            Self::SA_DENIED => "REQ_DENIED",
+            Self::SA_PRIO_SUGGESTED => "PRIO_SUGGESTED",
+            _ => return None,
+        })
+    }
+}
+
+/// A status of a class, displayed as its names and its digits: `BUSY (0x0001)`, or the digits alone if it has none.
+///
+/// Every class has the names of the low byte; of the class-specific part only the SA's have names here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassStatus {
+    class: MgmtClass,
+    status: MadStatus,
+}
+
+impl fmt::Display for ClassStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { class, status } = *self;
+        if status == MadStatus::OK {
+            return write!(f, "OK ({status})");
+        }
+        let bit = |bit: MadStatus, name| (status.get() & bit.get() != 0).then_some(name);
+        let names = [
+            status.sa_name().filter(|_| class == MgmtClass::SUBN_ADM),
+            bit(MadStatus::BUSY, "BUSY"),
+            bit(MadStatus::REDIRECT, "REDIRECT"),
+            status.invalid_field_name(),
+        ];
+        let mut named = false;
+        for name in names.into_iter().flatten() {
+            f.write_str(if named { "+" } else { "" })?;
+            f.write_str(name)?;
+            named = true;
+        }
+        if named {
+            write!(f, " ({status})")
+        } else {
+            status.fmt(f)
+        }
     }
 }
 
@@ -363,6 +436,35 @@ mod tests {
                 0xd
             ]
         );
+    }
+
+    #[test]
+    fn a_status_is_displayed_by_the_names_of_its_class() {
+        use std::string::ToString;
+        let (sa, pm) = (MgmtClass::SUBN_ADM, MgmtClass::PERF);
+        for (status, class, shown) in [
+            (0x0000, sa, "OK (0x0000)"),
+            (0x0100, sa, "NO_RESOURCES (0x0100)"),
+            (0x0200, sa, "REQ_INVALID (0x0200)"),
+            (0x0300, sa, "NO_RECORDS (0x0300)"),
+            (0x0400, sa, "TOO_MANY_RECORDS (0x0400)"),
+            (0x0500, sa, "REQ_INVALID_GID (0x0500)"),
+            (0x0600, sa, "REQ_INSUFFICIENT_COMPONENTS (0x0600)"),
+            (0x0700, sa, "REQ_DENIED (0x0700)"),
+            (0x0800, sa, "PRIO_SUGGESTED (0x0800)"),
+            (0x0301, sa, "NO_RECORDS+BUSY (0x0301)"),
+            (0x7f00, sa, "0x7f00"),
+            (0x0300, pm, "0x0300"),
+            (0x0001, pm, "BUSY (0x0001)"),
+            (0x0002, pm, "REDIRECT (0x0002)"),
+            (0x0004, pm, "BAD_VERSION (0x0004)"),
+            (0x0008, pm, "UNSUPPORTED_METHOD (0x0008)"),
+            (0x000c, pm, "UNSUPPORTED_METHOD_ATTRIBUTE (0x000c)"),
+            (0x001c, pm, "INVALID_FIELD (0x001c)"),
+            (0x0010, pm, "0x0010"),
+        ] {
+            assert_eq!(MadStatus::new(status).of(class).to_string(), shown);
+        }
     }
 
     #[test]

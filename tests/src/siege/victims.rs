@@ -8,7 +8,7 @@ use ib_endpoint::{SaEvent, SaRequest};
 use ib_wire::PortNum;
 use mlx4_defs::cq::ArmCommand;
 use vhca::serve::control::Remote;
-use vhca::serve::control::protocol::Request;
+use vhca::serve::control::protocol::{Request, ShowQuery};
 use vhca::show::{Format, Subject};
 
 use super::sweeper::Sweeper;
@@ -158,12 +158,8 @@ impl Victims {
             Probe::Mad => self.ask_the_sa()?,
             Probe::Datagram => self.say_something()?,
             Probe::Control => {
-                let request = Request::Show {
-                    subject: Subject::Ports,
-                    host: None,
-                    format: Format::Json,
-                };
-                self.control.ask(request)?;
+                let query = ShowQuery::new(Subject::Ports, Format::Json);
+                self.control.ask(Request::Show(query))?;
             }
             Probe::Smp => self
                 .sweeper

@@ -28,8 +28,8 @@ impl Managed {
     /// The LIDs of nodes by their names.
     fn lids(&self) -> BTreeMap<String, u64> {
         let told = self.lab.json(&["show", "fabric"]);
-        let ports = rows(&told, "ports").iter();
-        let with_lid = ports.filter_map(|row| Some((row["node"].as_str()?, row["lid"].as_u64()?)));
+        let nodes = rows(&told, "nodes").iter();
+        let with_lid = nodes.filter_map(|row| Some((row["node"].as_str()?, row["lid"].as_u64()?)));
         with_lid.map(|(name, lid)| (name.to_owned(), lid)).collect()
     }
 }

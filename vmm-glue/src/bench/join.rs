@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use ib_vtime::SplitMix64;
-use ib_wire::mad::{Mad, MadStatus, Method};
+use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Lid, PKey, QKey, Tid};
 use pf_context::Limits;
@@ -141,6 +141,7 @@ fn join_all(rig: &mut Rig, vfs: u16, group: u32) -> anyhow::Result<()> {
 
 fn granted(answer: &Mad) -> anyhow::Result<()> {
     let status = answer.header.status;
-    ensure!(status == MadStatus::OK, "a join was refused: {status}");
+    let shown = status.of(MgmtClass::SUBN_ADM);
+    ensure!(status == MadStatus::OK, "a join was refused: {shown}");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use vhca::serve::control::default_path;
-use vhca::serve::control::protocol::Request;
+use vhca::serve::control::protocol::{Request, ShowQuery};
 use vhca::serve::{GuestAction, Right, VfChange, VfState};
 use vhca::show::{Format, Subject};
 
@@ -35,14 +35,40 @@ pub(crate) struct ShowArgs {
     /// What to show.
     #[arg(value_enum)]
     pub(crate) subject: Subject,
-    /// Of this host only.
+    /// Show the rows of this host only; of ports, drops and fabric, those of this node.
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
-    /// Print one JSON object.
+    /// Show the rows of this VF only: N, or HOST/N. Ports and fabric have none.
+    #[arg(long, value_name = "VF")]
+    pub(crate) vf: Option<String>,
+    /// Show only what something is wrong with: of vfs, ports, guids, drops (of the last minute) and fabric.
+    #[arg(long)]
+    pub(crate) problems: bool,
+    /// Print all columns, and no value cut; by default lines have at most 120 characters.
+    #[arg(long)]
+    pub(crate) wide: bool,
+    /// Print one JSON object, which always has all columns.
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+}
+
+impl ShowArgs {
+    pub(crate) fn query(self) -> ShowQuery {
+        ShowQuery {
+            subject: self.subject,
+            host: self.host,
+            vf: self.vf,
+            problems: self.problems,
+            wide: self.wide,
+            format: if self.json {
+                Format::Json
+            } else {
+                Format::Text
+            },
+        }
+    }
 }
 
 #[derive(Debug, Args)]

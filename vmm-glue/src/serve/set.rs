@@ -300,12 +300,15 @@ impl Lab {
         let found = split.and_then(|(node, port)| Some((self.node(node)?, port.parse().ok()?)));
         match found {
             Some((node, port)) => Ok((node, Some(PortNum(port)))),
-            None => {
-                let message = format!("there is no node {text:?}; vhca show fabric lists them");
-                Err(Refusal::new("no_such_node", message))
-            }
+            None => Err(no_such_node(text)),
         }
     }
+}
+
+/// Returns the refusal of a node that does not exist.
+pub(super) fn no_such_node(name: &str) -> Refusal {
+    let message = format!("there is no node {name:?}; vhca show fabric lists them");
+    Refusal::new("no_such_node", message)
 }
 
 /// A node, or a port of it.

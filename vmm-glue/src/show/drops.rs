@@ -2,15 +2,19 @@
 
 use std::io::{self, Write};
 
-use emulated_hca::{DropReason, Dropped, Fabric};
+use emulated_hca::{DropReason, Dropped, Fabric, NodeId};
 use hca_api::FunctionId;
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
+use vf_tunnel::VfId;
 
 use super::cell::Cell;
 use super::fabric;
 use super::metrics::escaped;
-use super::table::Row;
+use super::table::{Column, Row, column};
+
+/// How long ago a packet was dropped at most for that to be a problem now.
+const LATELY: Duration = Duration::from_secs(60);
 
 /// Packets dropped at a port for one reason.
 pub(super) struct DropRow {
@@ -22,23 +26,38 @@ pub(super) struct DropRow {
     now: Instant,
 }
 
-pub(super) fn rows(fabric: &Fabric, now: Instant) -> impl Iterator<Item = DropRow> + '_ {
-    fabric::all(fabric).flat_map(move |(_, node)| {
-        node.drops()
-            .iter()
-            .map(move |(port, function, reason, dropped)| DropRow {
-                node: fabric::name(node).to_string(),
-                port,
-                function,
-                reason,
-                dropped,
-                now,
-            })
-    })
+/// Returns what a node dropped.
+pub(super) fn rows(fabric: &Fabric, id: NodeId, now: Instant) -> Vec<DropRow> {
+    let drops = fabric
+        .node(id)
+        .into_iter()
+        .flat_map(|node| node.drops().iter());
+    let rows = drops.map(|(port, function, reason, dropped)| DropRow {
+        node: fabric::name(fabric, id),
+        port,
+        function,
+        reason,
+        dropped,
+        now,
+    });
+    rows.collect()
+}
+
+impl DropRow {
+    fn age(&self) -> Duration {
+        self.now.saturating_duration_since(self.dropped.last)
+    }
 }
 
 impl Row for DropRow {
-    const COLUMNS: &'static [&'static str] = &["node", "port", "vf", "reason", "packets", "ago_ms"];
+    const COLUMNS: &'static [Column] = &[
+        column("node").shrinks_to(8),
+        column("port"),
+        column("vf"),
+        column("reason"),
+        column("packets"),
+        column("ago_ms"),
+    ];
 
     fn cells(&self) -> Vec<Cell> {
         vec![
@@ -50,8 +69,16 @@ impl Row for DropRow {
             }),
             Cell::text(self.reason.as_str()),
             Cell::Number(self.dropped.packets),
-            Cell::Time(self.now.saturating_duration_since(self.dropped.last)),
+            Cell::Time(self.age()),
         ]
+    }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.function == Some(FunctionId(vf.get()))
+    }
+
+    fn has_problem(&self) -> bool {
+        self.age() <= LATELY
     }
 }
 
@@ -62,7 +89,7 @@ pub(super) fn write_metrics(out: &mut impl Write, fabric: &Fabric, now: Instant)
         out,
         "# HELP {NAME} Packets that a node dropped.\n# TYPE {NAME} counter"
     )?;
-    for row in rows(fabric, now) {
+    for row in fabric.nodes().flat_map(|(id, _)| rows(fabric, id, now)) {
         let (node, port) = (escaped(&row.node), row.port);
         write!(out, "{NAME}{{node=\"{node}\",port=\"{port}\"")?;
         match row.function {

@@ -1,132 +1,244 @@
-//! The columns of a fabric's tables.
+//! The columns of a fabric's tables: its nodes, its links, and the ports of its nodes.
 
-use emulated_hca::{Fabric, Node, NodeId, NodeKind, PhysicalPort};
-use hca_api::{PhysicalState, PortState};
-use ib_wire::PortNum;
+use emulated_hca::{Endpoint, Fabric, NodeId, NodeKind};
+use hca_api::PhysicalState;
+use ib_wire::{Guid, Lid, Lmc, PortNum};
 
 use super::cell::Cell;
-use super::table::Row;
+use super::link::{Link, Problem};
+use super::table::{Column, Filter, Row, column};
 
 /// A node.
-pub(super) struct NodeRow<'f> {
-    node: &'f Node,
-    is_gateway: bool,
+pub(super) struct NodeRow {
+    name: String,
+    kind: &'static str,
+    guid: Guid,
+    lid: Lid,
+    ports: u8,
+    links_up: usize,
+    active: usize,
+    problems: usize,
 }
 
-/// A port, and what is at the other end of its link.
-pub(super) struct PortRow<'f> {
-    node: &'f Node,
-    port: &'f PhysicalPort,
-    peer: Option<(&'f Node, PortNum)>,
+/// A link with both its ends.
+pub(super) struct LinkRow {
+    near: (String, PortNum),
+    far: (String, PortNum),
+    link: Link,
+    far_link: Link,
 }
 
-pub(super) fn nodes(fabric: &Fabric) -> impl Iterator<Item = NodeRow<'_>> {
-    all(fabric).map(|(id, node)| NodeRow {
-        node,
-        is_gateway: fabric.is_gateway(id),
-    })
+/// A port of a node.
+pub(super) struct PortRow {
+    name: String,
+    port: PortNum,
+    guid: Guid,
+    lid: Lid,
+    lmc: Lmc,
+    sm_lid: Lid,
+    mtu: Option<usize>,
+    link: Link,
 }
 
-pub(super) fn ports(fabric: &Fabric) -> impl Iterator<Item = PortRow<'_>> {
-    all(fabric).flat_map(move |(id, node)| {
-        node.ports().iter().map(move |port| {
-            let peer = fabric.peer(id.port(port.number.0));
-            let peer = peer.and_then(|end| Some((fabric.node(end.node)?, end.port)));
-            PortRow { node, port, peer }
+/// Returns the row of a node.
+pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
+    let Some(node) = fabric.node(id) else {
+        return Vec::new();
+    };
+    let ports = node.ports().iter();
+    let links: Vec<Link> = ports
+        .filter_map(|port| Link::at(fabric, id.port(port.number.0)))
+        .collect();
+    let count = |is_so: fn(&Link) -> bool| links.iter().filter(|link| is_so(link)).count();
+    let kind = match node.kind() {
+        _ if fabric.is_gateway(id) => "gateway",
+        NodeKind::ChannelAdapter => "ca",
+        NodeKind::Switch => "switch",
+    };
+    let lids = node.ports().iter().map(|port| port.lid);
+    vec![NodeRow {
+        name: name(fabric, id),
+        kind,
+        guid: node.node_guid,
+        lid: lids
+            .into_iter()
+            .find(|lid| *lid != Lid::NONE)
+            .unwrap_or_default(),
+        ports: node.port_count(),
+        links_up: count(|link| link.physical_state == PhysicalState::LinkUp),
+        active: count(Link::is_active),
+        problems: count(|link| link.problem.is_some()),
+    }]
+}
+
+/// Returns the links of a node that no node before it has.
+pub(super) fn links(fabric: &Fabric, filter: &Filter, id: NodeId) -> Vec<LinkRow> {
+    let ends = ends(fabric, id).filter_map(|near| Some((near, fabric.peer(near)?)));
+    let own = ends.filter(|(near, far)| near < far);
+    let wanted =
+        own.filter(|(near, far)| filter.takes_node(near.node) || filter.takes_node(far.node));
+    let rows = wanted.filter_map(|(near, far)| {
+        Some(LinkRow {
+            near: (name(fabric, near.node), near.port),
+            far: (name(fabric, far.node), far.port),
+            link: Link::at(fabric, near)?,
+            far_link: Link::at(fabric, far)?,
         })
-    })
+    });
+    rows.collect()
 }
 
-pub(super) fn all(fabric: &Fabric) -> impl Iterator<Item = (NodeId, &Node)> {
-    let ids = fabric.nodes().map(|(id, _)| id);
-    ids.filter_map(|id| Some((id, fabric.node(id)?)))
+/// Returns the ports of a node.
+pub(super) fn ports(fabric: &Fabric, id: NodeId) -> Vec<PortRow> {
+    let rows = ends(fabric, id).filter_map(|at| {
+        let port = fabric.port(at)?;
+        Some(PortRow {
+            name: name(fabric, id),
+            port: port.number,
+            guid: port.guid,
+            lid: port.lid,
+            lmc: port.lmc,
+            sm_lid: port.sm_lid,
+            mtu: port.neighbor_mtu.bytes(),
+            link: Link::of_port(fabric, at)?,
+        })
+    });
+    rows.collect()
 }
 
-/// The description, or the GUID of a node that has none.
-pub(super) fn name(node: &Node) -> Cell {
+fn ends(fabric: &Fabric, id: NodeId) -> impl Iterator<Item = Endpoint> {
+    let ports = fabric.node(id).map_or(&[][..], |node| node.ports());
+    ports.iter().map(move |port| id.port(port.number.0))
+}
+
+/// Returns the description of a node, or its GUID if it has none.
+pub(super) fn name(fabric: &Fabric, id: NodeId) -> String {
+    let Some(node) = fabric.node(id) else {
+        return String::new();
+    };
     match node.description.as_str() {
-        None | Some("") => Cell::text(node.node_guid),
-        Some(name) => Cell::text(name),
+        None | Some("") => node.node_guid.to_string(),
+        Some(name) => name.to_owned(),
     }
 }
 
-const fn state(state: PortState) -> &'static str {
-    match state {
-        PortState::Down => "down",
-        PortState::Init => "init",
-        PortState::Armed => "armed",
-        PortState::Active => "active",
-    }
+fn lid(lid: Lid) -> Cell {
+    let lid = (lid != Lid::NONE).then_some(lid);
+    Cell::option(lid, |lid| Cell::Number(lid.get().into()))
 }
 
-const fn physical_state(state: PhysicalState) -> &'static str {
-    match state {
-        PhysicalState::Sleep => "sleep",
-        PhysicalState::Polling => "polling",
-        PhysicalState::Disabled => "disabled",
-        PhysicalState::Training => "training",
-        PhysicalState::LinkUp => "link_up",
-        PhysicalState::ErrorRecovery => "error_recovery",
-    }
+fn guid(guid: Guid) -> Cell {
+    Cell::option((!guid.is_none()).then_some(guid), Cell::text)
 }
 
-impl Row for NodeRow<'_> {
-    const COLUMNS: &'static [&'static str] = &["node", "kind", "guid", "ports", "links_up"];
-
-    fn cells(&self) -> Vec<Cell> {
-        let node = self.node;
-        let kind = match node.kind() {
-            _ if self.is_gateway => "gateway",
-            NodeKind::ChannelAdapter => "ca",
-            NodeKind::Switch => "switch",
-        };
-        let up = |port: &&PhysicalPort| {
-            port.number.0 != 0 && port.physical_state == PhysicalState::LinkUp
-        };
-        vec![
-            name(node),
-            Cell::text(kind),
-            Cell::text(node.node_guid),
-            Cell::Number(node.port_count().into()),
-            Cell::count(node.ports().iter().filter(up).count()),
-        ]
-    }
+fn problem(problem: Option<Problem>) -> Cell {
+    Cell::option(problem, |problem| Cell::text(problem.as_str()))
 }
 
-impl Row for PortRow<'_> {
-    const COLUMNS: &'static [&'static str] = &[
-        "node",
-        "port",
-        "guid",
-        "state",
-        "physical_state",
-        "lid",
-        "lmc",
-        "sm_lid",
-        "mtu",
-        "peer",
-        "peer_port",
+const NODE: Column = column("node").shrinks_to(8);
+const PHYSICAL_STATE: Column = column("physical_state").shrinks_to(8).headed("PHYSICAL");
+
+impl Row for NodeRow {
+    const COLUMNS: &'static [Column] = &[
+        NODE,
+        column("kind"),
+        column("guid"),
+        column("lid"),
+        column("ports"),
+        column("links_up"),
+        column("active"),
+        column("problems"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
-        let port = self.port;
-        let lid = |lid: ib_wire::Lid| {
-            Cell::option((lid != ib_wire::Lid::NONE).then_some(lid), |lid| {
-                Cell::Number(lid.get().into())
-            })
-        };
         vec![
-            name(self.node),
-            Cell::Number(port.number.0.into()),
-            Cell::text(port.guid),
-            Cell::text(state(port.state)),
-            Cell::text(physical_state(port.physical_state)),
-            lid(port.lid),
-            Cell::Number(port.lmc.get().into()),
-            lid(port.sm_lid),
-            Cell::option(port.neighbor_mtu.bytes(), Cell::count),
-            Cell::option(self.peer, |(node, _)| name(node)),
-            Cell::option(self.peer, |(_, port)| Cell::Number(port.0.into())),
+            Cell::text(&self.name),
+            Cell::text(self.kind),
+            guid(self.guid),
+            lid(self.lid),
+            Cell::Number(self.ports.into()),
+            Cell::count(self.links_up),
+            Cell::count(self.active),
+            Cell::count(self.problems),
         ]
+    }
+
+    fn has_problem(&self) -> bool {
+        self.problems > 0
+    }
+}
+
+impl Row for LinkRow {
+    const COLUMNS: &'static [Column] = &[
+        NODE,
+        column("port"),
+        column("state"),
+        PHYSICAL_STATE,
+        column("width"),
+        column("speed"),
+        column("peer").shrinks_to(8),
+        column("peer_port"),
+        column("peer_state").wide(),
+        column("peer_physical_state").wide(),
+        column("problem"),
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let Self { near, far, .. } = self;
+        vec![
+            Cell::text(&near.0),
+            Cell::Number(near.1.0.into()),
+            self.link.state(),
+            self.link.physical_state(),
+            self.link.width(),
+            self.link.speed(),
+            Cell::text(&far.0),
+            Cell::Number(far.1.0.into()),
+            self.far_link.state(),
+            self.far_link.physical_state(),
+            problem(self.link.problem.or(self.far_link.problem)),
+        ]
+    }
+
+    fn has_problem(&self) -> bool {
+        self.link.problem.is_some() || self.far_link.problem.is_some()
+    }
+}
+
+impl Row for PortRow {
+    const COLUMNS: &'static [Column] = &[
+        NODE,
+        column("port"),
+        column("guid"),
+        column("lid"),
+        column("lmc").wide(),
+        column("sm_lid").wide(),
+        column("mtu"),
+        column("state"),
+        PHYSICAL_STATE,
+        column("width"),
+        column("speed"),
+        column("problem"),
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![
+            Cell::text(&self.name),
+            Cell::Number(self.port.0.into()),
+            guid(self.guid),
+            lid(self.lid),
+            Cell::Number(self.lmc.get().into()),
+            lid(self.sm_lid),
+            Cell::option(self.mtu, Cell::count),
+            self.link.state(),
+            self.link.physical_state(),
+            self.link.width(),
+            self.link.speed(),
+            problem(self.link.problem),
+        ]
+    }
+
+    fn has_problem(&self) -> bool {
+        self.link.problem.is_some()
     }
 }

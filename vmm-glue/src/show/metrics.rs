@@ -76,7 +76,8 @@ pub fn write_metrics(out: &mut impl Write, scene: &Scene<'_>) -> io::Result<()> 
     page.quotas(&pfs)?;
     page.ages(&pfs)?;
     drops::write_metrics(page.out, fabric, now)?;
-    vmms::write_metrics(page.out, vmms)
+    let hosts = pfs.iter().map(|pf| vmms.of_host(&pf.name));
+    vmms::write_metrics(page.out, &hosts.flatten().collect::<Vec<_>>())
 }
 
 /// A label's value may hold anything but what ends it.

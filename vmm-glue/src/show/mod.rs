@@ -4,11 +4,16 @@
 //! queue pairs as decimal numbers; the PF itself is `pf` where a VF would be a number. Times are
 //! seconds in tables and milliseconds in JSON, whose keys then end in `_ms`. What is not known is `-`, or
 //! null.
+//!
+//! A line of text has at most 120 characters, to terminals and to pipes alike. Columns that few need are left to wide
+//! texts and JSON; where long names are in the way they are cut, with an ellipsis in the middle.
 
 mod cell;
 mod drops;
 mod fabric;
+mod link;
 mod metrics;
+mod page;
 mod rows;
 mod table;
 #[cfg(test)]
@@ -16,19 +21,19 @@ mod tests;
 mod totals;
 mod vmms;
 
-use std::io::{self, Write};
-
-use emulated_hca::Fabric;
+use emulated_hca::{Fabric, NodeId};
 use ib_vtime::Instant;
-use pf_context::inspect::{Inspect, Rows};
+use pf_context::inspect::Inspect;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use cell::Printable;
 pub use metrics::write_metrics;
+pub use page::Page;
+pub use table::Filter;
 pub use totals::Totals;
 pub use vmms::VmmRow;
 
-use table::{OfPf, Row, write_json, write_text};
+use table::Table;
 
 /// What there is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -37,7 +42,7 @@ pub enum Subject {
     /// The VFs: why their ports are as they are, what they have, and what they may have; and which VMMs have
     /// those that are offered to VMMs.
     Vfs,
-    /// The ports.
+    /// The ports of all nodes: addresses, states, width and speed; and how full the tables of shared ports are.
     Ports,
     /// The transactions.
     Tids,
@@ -53,8 +58,31 @@ pub enum Subject {
     Counters,
     /// The packets that nodes dropped, and why: adapters, and in their name VFs, and switches.
     Drops,
-    /// The fabric: its nodes, and their ports with what is at the other end of their links.
+    /// The fabric: its nodes, and its links with their states, width and speed.
     Fabric,
+}
+
+impl Subject {
+    /// Returns true if its rows are nodes or parts of them, rather than what a PF has.
+    #[must_use]
+    pub const fn is_of_nodes(self) -> bool {
+        matches!(self, Self::Ports | Self::Drops | Self::Fabric)
+    }
+
+    /// Returns true if its rows can be a VF's.
+    #[must_use]
+    pub const fn is_of_vfs(self) -> bool {
+        !matches!(self, Self::Ports | Self::Fabric)
+    }
+
+    /// Returns true if it can be told of a row that something is wrong.
+    #[must_use]
+    pub const fn has_problems(self) -> bool {
+        matches!(
+            self,
+            Self::Vfs | Self::Ports | Self::Guids | Self::Drops | Self::Fabric
+        )
+    }
 }
 
 /// How to show it.
@@ -72,6 +100,8 @@ pub enum Format {
 pub struct NamedPf<'a> {
     /// The name of its host.
     pub name: &'a str,
+    /// Its adapter.
+    pub node: NodeId,
     /// What there is to look at.
     pub rows: &'a dyn Inspect,
 }
@@ -82,113 +112,75 @@ pub struct Scene<'a> {
     /// The PFs.
     pub pfs: &'a [NamedPf<'a>],
     /// The VFs of these PFs that are offered to VMMs.
-    pub vmms: &'a [VmmRow],
+    pub vmms: &'a dyn Vmms,
     /// The fabric behind them.
     pub fabric: &'a Fabric,
     /// The time.
     pub now: Instant,
 }
 
-/// Shows a subject. In tables of what is in PFs the first column names the host.
-///
-/// # Errors
-/// What `out` says.
-pub fn write(
-    out: &mut impl Write,
-    format: Format,
-    subject: Subject,
+/// VFs that are offered to VMMs.
+pub trait Vmms: std::fmt::Debug {
+    /// Returns true if there are none.
+    fn is_empty(&self) -> bool;
+
+    /// Returns those of a host.
+    fn of_host(&self, host: &str) -> Vec<VmmRow>;
+}
+
+/// Returns the tables of a subject, to be written. In tables of what is in PFs the first column names the host.
+#[must_use]
+pub fn page(
     scene: &Scene<'_>,
-) -> io::Result<()> {
-    let mut page = Page {
-        out,
-        format,
-        tables: 0,
-    };
-    let Scene {
-        pfs,
-        vmms,
-        fabric,
-        now,
-    } = *scene;
-    match subject {
-        Subject::Vfs => {
-            page.pf_table("vfs", pfs, |pf| pf.vfs(now))?;
-            if !vmms.is_empty() {
-                page.table("vmms", || vmms.iter().cloned())?;
-            }
-        }
-        Subject::Ports => page.pf_table("ports", pfs, |pf| pf.ports())?,
-        Subject::Tids => page.pf_table("tids", pfs, |pf| pf.tids(now))?,
-        Subject::Cm => {
-            page.pf_table("cm", pfs, |pf| pf.cm(now))?;
-            if pfs.iter().any(|pf| pf.rows.sidr().next().is_some()) {
-                page.pf_table("sidr", pfs, |pf| pf.sidr())?;
-            }
-        }
-        Subject::Mcast => {
-            page.pf_table("groups", pfs, |pf| pf.groups())?;
-            page.pf_table("subscriptions", pfs, |pf| pf.subscriptions())?;
-        }
-        Subject::Guids => page.pf_table("guids", pfs, |pf| pf.guids())?,
-        Subject::Pkeys => page.pf_table("pkeys", pfs, |pf| pf.pkeys())?,
-        Subject::Counters => page.pf_table("counters", pfs, |pf| pf.counters(now))?,
-        Subject::Drops => page.table("drops", || drops::rows(fabric, now))?,
-        Subject::Fabric => {
-            page.table("nodes", || fabric::nodes(fabric))?;
-            page.table("ports", || fabric::ports(fabric))?;
-        }
-    }
-    page.end()
-}
-
-/// The tables of a subject.
-struct Page<'a, W> {
-    out: &'a mut W,
+    subject: Subject,
     format: Format,
-    tables: usize,
-}
-
-impl<W: Write> Page<'_, W> {
-    fn pf_table<'a, R: Row + 'a>(
-        &mut self,
-        name: &str,
-        pfs: &'a [NamedPf<'a>],
-        rows: impl Fn(&'a dyn Inspect) -> Rows<'a, R>,
-    ) -> io::Result<()> {
-        self.table(name, || {
-            pfs.iter().flat_map(|pf| {
-                let name = pf.name;
-                rows(pf.rows).map(move |row| OfPf { name, row })
-            })
-        })
-    }
-
-    fn table<R: Row, I: Iterator<Item = R>>(
-        &mut self,
-        name: &str,
-        rows: impl Fn() -> I,
-    ) -> io::Result<()> {
-        let first = self.tables == 0;
-        self.tables += 1;
-        match self.format {
-            Format::Text => {
-                if !first {
-                    writeln!(self.out)?;
-                }
-                write_text(self.out, rows)
+    filter: Filter,
+    is_wide: bool,
+) -> Page {
+    let tables = match subject {
+        Subject::Vfs => {
+            let mut tables = vec![Table::of_pfs("vfs", |scene, pf| {
+                pf.rows.vfs(scene.now).collect()
+            })];
+            if !scene.vmms.is_empty() {
+                tables.push(Table::of_vmms());
             }
-            Format::Json => {
-                let before = if first { '{' } else { ',' };
-                write!(self.out, "{before}\"{name}\":")?;
-                write_json(self.out, rows())
+            tables
+        }
+        Subject::Ports => vec![
+            Table::of_nodes("ports", |scene, node| fabric::ports(scene.fabric, node)),
+            Table::of_pfs("pf_ports", |_, pf| pf.rows.ports().collect()),
+        ],
+        Subject::Tids => vec![Table::of_pfs("tids", |scene, pf| {
+            pf.rows.tids(scene.now).collect()
+        })],
+        Subject::Cm => {
+            let mut tables = vec![Table::of_pfs("cm", |scene, pf| {
+                pf.rows.cm(scene.now).collect()
+            })];
+            if scene.pfs.iter().any(|pf| pf.rows.sidr().next().is_some()) {
+                tables.push(Table::of_pfs("sidr", |_, pf| pf.rows.sidr().collect()));
             }
+            tables
         }
-    }
-
-    fn end(self) -> io::Result<()> {
-        match self.format {
-            Format::Text => Ok(()),
-            Format::Json => writeln!(self.out, "}}"),
-        }
-    }
+        Subject::Mcast => vec![
+            Table::of_pfs("groups", |_, pf| pf.rows.groups().collect()),
+            Table::of_pfs("subscriptions", |_, pf| pf.rows.subscriptions().collect()),
+        ],
+        Subject::Guids => vec![Table::of_pfs("guids", |_, pf| pf.rows.guids().collect())],
+        Subject::Pkeys => vec![Table::of_pfs("pkeys", |_, pf| pf.rows.pkeys().collect())],
+        Subject::Counters => vec![Table::of_pfs("counters", |scene, pf| {
+            pf.rows.counters(scene.now).collect()
+        })],
+        Subject::Drops => vec![Table::of_nodes("drops", |scene, node| {
+            drops::rows(scene.fabric, node, scene.now)
+        })],
+        Subject::Fabric => vec![
+            Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),
+            Table::of_links("links", |scene, filter, node| {
+                fabric::links(scene.fabric, filter, node)
+            }),
+        ],
+    };
+    Page::new(tables, format, filter, is_wide)
 }

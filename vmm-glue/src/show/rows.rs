@@ -2,6 +2,7 @@
 
 use ib_wire::sa::JoinState;
 use mcast_agg::UnderWay;
+use pf_context::VfUsage;
 use pf_context::inspect::{
     CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SidrRow, SubscriptionRow,
     TidRow, VfRow,
@@ -9,7 +10,7 @@ use pf_context::inspect::{
 use vf_tunnel::VfId;
 
 use super::cell::Cell;
-use super::table::Row;
+use super::table::{Column, Row, column};
 
 /// A VF's number; the PF has a word.
 fn vf(vf: VfId) -> Cell {
@@ -32,6 +33,13 @@ fn states(state: JoinState) -> Vec<Cell> {
     held.map(|(_, name)| Cell::text(name)).collect()
 }
 
+/// The quotas of which at least nine tenths are used.
+fn near_quota(usage: &VfUsage) -> Cell {
+    let named = usage.named().into_iter();
+    let near = named.filter(|(_, used)| used.live > 0 && used.live * 10 >= used.limit * 9);
+    Cell::List(near.map(|(name, _)| Cell::text(name)).collect())
+}
+
 fn under_way(under_way: Option<UnderWay>) -> Cell {
     Cell::option(under_way, |UnderWay { what, attempts }| {
         let parts = vec![
@@ -43,28 +51,29 @@ fn under_way(under_way: Option<UnderWay>) -> Cell {
 }
 
 impl Row for VfRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "vf",
-        "guid",
-        "active",
-        "up",
-        "reason",
-        "detail",
-        "sent",
-        "delivered",
-        "dropped",
-        "tids",
-        "sa_requests",
-        "cm_ids",
-        "cm_pending",
-        "groups",
-        "subscriptions",
-        "queued",
-        "delivering",
-        "oldest_transaction_ms",
-        "oldest_exchange_ms",
-        "oldest_frame_ms",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("guid"),
+        column("active").wide(),
+        column("up"),
+        column("reason"),
+        column("detail").wide(),
+        column("sent"),
+        column("delivered"),
+        column("dropped"),
+        column("near_quota").shrinks_to(6),
+        column("tids").wide(),
+        column("sa_requests").wide(),
+        column("cm_ids").wide(),
+        column("cm_pending").wide(),
+        column("groups").wide(),
+        column("subscriptions").wide(),
+        column("queued").wide(),
+        column("delivering").wide(),
+        column("oldest_transaction_ms").wide(),
+        column("oldest_exchange_ms").wide(),
+        column("oldest_frame_ms").wide(),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -80,6 +89,7 @@ impl Row for VfRow {
             Cell::Number(mads.to_wire + mads.loopback),
             Cell::Number(mads.delivered),
             Cell::Number(self.statistics.dropped()),
+            near_quota(usage),
             Cell::usage(usage.tids),
             Cell::usage(usage.sa_requests),
             Cell::usage(usage.cm_ids),
@@ -93,41 +103,41 @@ impl Row for VfRow {
             Cell::option(ages.frame, Cell::Time),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
+    }
+
+    fn has_problem(&self) -> bool {
+        !self.up
+    }
 }
 
 impl Row for PortRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "guid",
-        "up",
-        "lid",
-        "lmc",
-        "sm_lid",
-        "sm_sl",
-        "subnet_prefix",
-        "vfs",
-        "tids",
-        "cm_ids",
-        "mcast_groups",
-        "mcast_members",
-        "subscriptions",
-        "path_cache",
-        "queued",
-        "sa_requests",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("up"),
+        column("vfs"),
+        column("subnet_prefix").wide(),
+        column("sm_sl").wide(),
+        column("tids"),
+        column("cm_ids"),
+        column("mcast_groups"),
+        column("mcast_members"),
+        column("subscriptions"),
+        column("path_cache"),
+        column("queued"),
+        column("sa_requests"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
         let sizes = &self.sizes;
         vec![
             Cell::Number(self.port.0.into()),
-            Cell::option(self.guid, Cell::text),
             Cell::Flag(self.up),
-            Cell::Number(self.lid.get().into()),
-            Cell::Number(self.lmc.get().into()),
-            Cell::Number(self.sm_lid.get().into()),
-            Cell::Number(self.sm_sl.get().into()),
-            Cell::text(self.subnet_prefix),
             Cell::count(self.vfs),
+            Cell::text(self.subnet_prefix),
+            Cell::Number(self.sm_sl.get().into()),
             Cell::count(sizes.tids),
             Cell::count(sizes.cm_ids),
             Cell::count(sizes.mcast_groups),
@@ -138,22 +148,26 @@ impl Row for PortRow {
             Cell::count(self.sa_requests),
         ]
     }
+
+    fn has_problem(&self) -> bool {
+        !self.up
+    }
 }
 
 impl Row for TidRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "vf",
-        "tid",
-        "wire_tid",
-        "class",
-        "method",
-        "attribute",
-        "lid",
-        "qpn",
-        "gid",
-        "state",
-        "idle_ms",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("tid"),
+        column("wire_tid"),
+        column("class").shrinks_to(8),
+        column("method").shrinks_to(8),
+        column("attribute").shrinks_to(6).headed("ATTR"),
+        column("lid"),
+        column("qpn").wide(),
+        column("gid").wide(),
+        column("state"),
+        column("idle_ms"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -174,26 +188,30 @@ impl Row for TidRow {
             Cell::Time(transaction.idle),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
+    }
 }
 
 impl Row for CmRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "vf",
-        "vf_id",
-        "wire_id",
-        "remote_id",
-        "kind",
-        "state",
-        "superseded",
-        "lid",
-        "alternate_lid",
-        "gid",
-        "qpn",
-        "ca_guid",
-        "pkey",
-        "idle_ms",
-        "remaining_ms",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("vf_id"),
+        column("wire_id"),
+        column("remote_id"),
+        column("kind"),
+        column("state"),
+        column("superseded").wide(),
+        column("lid"),
+        column("alternate_lid").wide(),
+        column("gid").wide(),
+        column("qpn").wide(),
+        column("ca_guid").wide(),
+        column("pkey").wide(),
+        column("idle_ms"),
+        column("remaining_ms"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -224,19 +242,23 @@ impl Row for CmRow {
             Cell::option(exchange.remaining, Cell::Time),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.connection.vf == vf
+    }
 }
 
 impl Row for GroupRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "mgid",
-        "mlid",
-        "pkey",
-        "joined",
-        "sa_joins",
-        "waiting",
-        "under_way",
-        "members",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("mgid"),
+        column("mlid"),
+        column("pkey"),
+        column("joined").shrinks_to(8),
+        column("sa_joins").wide(),
+        column("waiting"),
+        column("under_way").shrinks_to(8),
+        column("members").shrinks_to(8),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -260,27 +282,35 @@ impl Row for GroupRow {
             Cell::List(self.members.iter().map(member).collect()),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.members.iter().any(|(member, _)| *member == vf)
+    }
 }
 
 impl Row for SidrRow {
-    const COLUMNS: &'static [&'static str] = &["vf", "sidr"];
+    const COLUMNS: &'static [Column] = &[column("vf"), column("sidr")];
 
     fn cells(&self) -> Vec<Cell> {
         vec![vf(self.vf), Cell::text(self.entry)]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
+    }
 }
 
 impl Row for SubscriptionRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "port",
-        "trap",
-        "type",
-        "gid",
-        "lids",
-        "at_sa",
-        "waiting",
-        "under_way",
-        "holders",
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("trap"),
+        column("type"),
+        column("gid"),
+        column("lids"),
+        column("at_sa"),
+        column("waiting").wide(),
+        column("under_way").shrinks_to(8),
+        column("holders").shrinks_to(8),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -305,10 +335,21 @@ impl Row for SubscriptionRow {
             Cell::List(self.holders.iter().map(|&holder| vf(holder)).collect()),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.holders.contains(&vf)
+    }
 }
 
 impl Row for GuidRow {
-    const COLUMNS: &'static [&'static str] = &["port", "vf", "guid", "gid", "state", "retry_at_ms"];
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("guid"),
+        column("gid"),
+        column("state").shrinks_to(8),
+        column("retry_at_ms"),
+    ];
 
     fn cells(&self) -> Vec<Cell> {
         vec![
@@ -322,10 +363,24 @@ impl Row for GuidRow {
             }),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
+    }
+
+    fn has_problem(&self) -> bool {
+        self.state != "in_hardware"
+    }
 }
 
 impl Row for PKeyRow {
-    const COLUMNS: &'static [&'static str] = &["port", "vf", "index", "physical_index", "pkey"];
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("index"),
+        column("physical_index"),
+        column("pkey"),
+    ];
 
     fn cells(&self) -> Vec<Cell> {
         vec![
@@ -336,10 +391,21 @@ impl Row for PKeyRow {
             Cell::option(self.pkey.is_valid().then_some(self.pkey), Cell::text),
         ]
     }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
+    }
 }
 
 impl Row for CounterRow {
-    const COLUMNS: &'static [&'static str] = &["port", "vf", "class", "verdict", "reason", "count"];
+    const COLUMNS: &'static [Column] = &[
+        column("port"),
+        column("vf"),
+        column("class"),
+        column("verdict"),
+        column("reason"),
+        column("count"),
+    ];
 
     fn cells(&self) -> Vec<Cell> {
         let [class, verdict, reason] = match self.counted {
@@ -361,5 +427,9 @@ impl Row for CounterRow {
             reason,
             Cell::Number(self.value),
         ]
+    }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf
     }
 }

@@ -1,160 +1,203 @@
-//! Tables of rows, written as aligned text or as lists of JSON objects.
+//! Tables of rows: their columns, and where their rows come from.
 
-use std::io::{self, Write};
-
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use emulated_hca::NodeId;
+use vf_tunnel::VfId;
 
 use super::cell::Cell;
+use super::{NamedPf, Scene, VmmRow};
+
+/// A column of a table. Its name is the key of the JSON objects.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column {
+    pub(super) name: &'static str,
+    head: Option<&'static str>,
+    is_wide: bool,
+    least: Option<usize>,
+}
+
+/// Returns a column that every text has, as wide as its values are.
+pub(super) const fn column(name: &'static str) -> Column {
+    Column {
+        name,
+        head: None,
+        is_wide: false,
+        least: None,
+    }
+}
+
+impl Column {
+    /// Leaves the column to wide texts.
+    pub(super) const fn wide(mut self) -> Self {
+        self.is_wide = true;
+        self
+    }
+
+    /// Lets long values be cut to so many characters where a line would be too long.
+    pub(super) const fn shrinks_to(mut self, least: usize) -> Self {
+        self.least = Some(least);
+        self
+    }
+
+    /// Sets what stands above the values.
+    pub(super) const fn headed(mut self, head: &'static str) -> Self {
+        self.head = Some(head);
+        self
+    }
+
+    /// Returns true if only wide texts have it.
+    pub(super) const fn is_wide(&self) -> bool {
+        self.is_wide
+    }
+
+    /// Returns the number of characters to which its values may be cut.
+    pub(super) const fn least(&self) -> Option<usize> {
+        self.least
+    }
+
+    /// Returns what stands above the values, which say their unit themselves.
+    pub(super) fn head(&self) -> String {
+        let name = self.name.strip_suffix("_ms").unwrap_or(self.name);
+        self.head
+            .map_or_else(|| name.to_uppercase().replace('_', "-"), str::to_owned)
+    }
+}
 
 /// A row of a table: a value for each of its columns.
 pub(super) trait Row {
-    /// The names of the columns, which are the keys of the JSON objects.
-    const COLUMNS: &'static [&'static str];
+    /// The columns.
+    const COLUMNS: &'static [Column];
 
-    /// All column names, those of what is around the row included.
-    fn columns() -> Vec<&'static str> {
-        Self::COLUMNS.to_vec()
-    }
-
-    /// The values, one for each column.
+    /// Returns the values, one for each column.
     fn cells(&self) -> Vec<Cell>;
-}
 
-/// A row of one PF among several, whose name comes first.
-pub(super) struct OfPf<'a, R> {
-    pub(super) name: &'a str,
-    pub(super) row: R,
-}
-
-impl<R: Row> Row for OfPf<'_, R> {
-    const COLUMNS: &'static [&'static str] = &["host"];
-
-    fn columns() -> Vec<&'static str> {
-        [Self::COLUMNS, &R::columns()].concat()
+    /// Returns true if the row is a VF's, or the VF is a member of what it is about.
+    fn is_of(&self, _vf: VfId) -> bool {
+        false
     }
 
-    fn cells(&self) -> Vec<Cell> {
-        let mut cells = vec![Cell::text(self.name)];
-        cells.extend(self.row.cells());
-        cells
+    /// Returns true if something is wrong with what the row is about.
+    fn has_problem(&self) -> bool {
+        false
     }
 }
 
-/// A row as a JSON object.
-struct Object<'a, R>(&'a R);
+/// Which rows are wanted: all by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of this node only.
+    pub node: Option<NodeId>,
+    /// Those of the node's VF only.
+    pub vf: Option<VfId>,
+    /// Those with something wrong only.
+    pub problems: bool,
+}
 
-impl<R: Row> Serialize for Object<'_, R> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let columns = R::columns();
-        let mut map = serializer.serialize_map(Some(columns.len()))?;
-        for (column, cell) in columns.into_iter().zip(self.0.cells()) {
-            map.serialize_entry(column, &cell)?;
-        }
-        map.end()
+impl Filter {
+    /// Returns true if rows of a node are wanted.
+    pub(super) fn takes_node(&self, node: NodeId) -> bool {
+        self.node.is_none_or(|only| only == node)
+    }
+
+    /// Returns true if a row of a wanted node is wanted.
+    pub(super) fn takes(&self, row: &impl Row) -> bool {
+        self.vf.is_none_or(|vf| row.is_of(vf)) && (!self.problems || row.has_problem())
     }
 }
 
-/// Writes rows as a JSON list.
-pub(super) fn write_json<R: Row>(
-    out: &mut impl Write,
-    rows: impl Iterator<Item = R>,
-) -> io::Result<()> {
-    out.write_all(b"[")?;
-    for (place, row) in rows.enumerate() {
-        if place > 0 {
-            out.write_all(b",")?;
-        }
-        serde_json::to_writer(&mut *out, &Object(&row))?;
-    }
-    out.write_all(b"]")
+/// The values of some rows.
+pub(super) type Cells = Box<dyn Iterator<Item = Vec<Cell>>>;
+
+/// Returns the values of the wanted rows of one host or node, by its place, or `None` behind the last one.
+type Part = Box<dyn Fn(&Scene<'_>, &Filter, usize) -> Option<Cells>>;
+
+/// A table: its rows come part by part, so that a large one can be written in many turns.
+pub(super) struct Table {
+    pub(super) name: &'static str,
+    pub(super) columns: Vec<Column>,
+    pub(super) part: Part,
 }
 
-/// Writes rows in aligned columns below their names. `rows` is called twice: for the widths, then for
-/// the text, so that no table is ever in memory.
-pub(super) fn write_text<R: Row, I: Iterator<Item = R>>(
-    out: &mut impl Write,
-    rows: impl Fn() -> I,
-) -> io::Result<()> {
-    let heads: Vec<String> = R::columns().into_iter().map(head).collect();
-    let mut widths: Vec<usize> = heads.iter().map(String::len).collect();
-    for row in rows() {
-        for (width, cell) in widths.iter_mut().zip(row.cells()) {
-            *width = (*width).max(cell.to_string().chars().count());
-        }
-    }
-    write_line(out, &widths, &heads)?;
-    for row in rows() {
-        let texts: Vec<String> = row.cells().iter().map(Cell::to_string).collect();
-        write_line(out, &widths, &texts)?;
-    }
-    Ok(())
-}
+/// The column of the host's name in tables of what PFs have.
+const HOST: Column = column("host").shrinks_to(8);
 
-/// A column's name above its values, which say their unit themselves.
-fn head(column: &str) -> String {
-    let name = column.strip_suffix("_ms").unwrap_or(column);
-    name.to_uppercase().replace('_', "-")
-}
-
-fn write_line(out: &mut impl Write, widths: &[usize], texts: &[String]) -> io::Result<()> {
-    let mut line = String::new();
-    for (width, text) in widths.iter().zip(texts) {
-        line.push_str(&format!("{text:<width$}  "));
-    }
-    writeln!(out, "{}", line.trim_end())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Pair(u64, &'static str);
-
-    impl Row for Pair {
-        const COLUMNS: &'static [&'static str] = &["count", "long_name_ms"];
-
-        fn cells(&self) -> Vec<Cell> {
-            vec![Cell::Number(self.0), Cell::text(self.1)]
+impl Table {
+    /// Returns a table whose parts are the rows of one PF each, with the name of its host in front.
+    pub(super) fn of_pfs<R: Row + 'static>(
+        name: &'static str,
+        rows: impl Fn(&Scene<'_>, &NamedPf<'_>) -> Vec<R> + 'static,
+    ) -> Self {
+        let part = move |scene: &Scene<'_>, filter: &Filter, place: usize| {
+            let pf = scene.pfs.get(place)?;
+            let wanted = if filter.takes_node(pf.node) {
+                cells(rows(scene, pf), filter)
+            } else {
+                cells(Vec::<R>::new(), filter)
+            };
+            let name = Cell::text(pf.name);
+            let cells = wanted.map(move |mut cells| {
+                cells.insert(0, name.clone());
+                cells
+            });
+            Some(Box::new(cells) as Cells)
+        };
+        Self {
+            name,
+            columns: [&[HOST], R::COLUMNS].concat(),
+            part: Box::new(part),
         }
     }
 
-    fn rows() -> impl Iterator<Item = Pair> {
-        [Pair(1_234_567, "a"), Pair(2, "")].into_iter()
-    }
-
-    #[test]
-    fn text_is_aligned_below_its_heads_without_trailing_blanks() {
-        let mut out = Vec::new();
-        write_text(&mut out, rows).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "COUNT    LONG-NAME\n1234567  a\n2\n");
-    }
-
-    #[test]
-    fn letters_of_more_than_a_byte_are_one_wide() {
-        struct Named(&'static str);
-        impl Row for Named {
-            const COLUMNS: &'static [&'static str] = &["name", "count"];
-            fn cells(&self) -> Vec<Cell> {
-                vec![Cell::text(self.0), Cell::Number(1)]
+    /// Returns a table whose parts are the rows of one node of the fabric each.
+    pub(super) fn of_nodes<R: Row + 'static>(
+        name: &'static str,
+        rows: impl Fn(&Scene<'_>, NodeId) -> Vec<R> + 'static,
+    ) -> Self {
+        Self::of_links(name, move |scene, filter, node| {
+            if filter.takes_node(node) {
+                rows(scene, node)
+            } else {
+                Vec::new()
             }
-        }
-        let mut out = Vec::new();
-        let names = ["\u{e9}\u{e9}\u{e9}\u{e9}", "abcd"];
-        write_text(&mut out, || names.into_iter().map(Named)).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert_eq!(text, "NAME  COUNT\n\u{e9}\u{e9}\u{e9}\u{e9}  1\nabcd  1\n");
+        })
     }
 
-    #[test]
-    fn json_is_a_list_of_objects() {
-        let mut out = Vec::new();
-        write_json(&mut out, rows()).unwrap();
-        let json = String::from_utf8(out).unwrap();
-        let expected = r#"[{"count":1234567,"long_name_ms":"a"},{"count":2,"long_name_ms":""}]"#;
-        assert_eq!(json, expected);
-        let mut out = Vec::new();
-        write_json(&mut out, rows().take(0)).unwrap();
-        assert_eq!(out, b"[]");
+    /// The same where a row can be of two nodes.
+    pub(super) fn of_links<R: Row + 'static>(
+        name: &'static str,
+        rows: impl Fn(&Scene<'_>, &Filter, NodeId) -> Vec<R> + 'static,
+    ) -> Self {
+        let part = move |scene: &Scene<'_>, filter: &Filter, place: usize| {
+            let (node, _) = scene.fabric.nodes().nth(place)?;
+            Some(cells(rows(scene, filter, node), filter))
+        };
+        Self {
+            name,
+            columns: R::COLUMNS.to_vec(),
+            part: Box::new(part),
+        }
     }
+
+    /// Returns the table of the VFs that are offered to VMMs.
+    pub(super) fn of_vmms() -> Self {
+        let part = |scene: &Scene<'_>, filter: &Filter, place: usize| {
+            let pf = scene.pfs.get(place)?;
+            let rows = if filter.takes_node(pf.node) {
+                scene.vmms.of_host(pf.name)
+            } else {
+                Vec::new()
+            };
+            Some(cells(rows, filter))
+        };
+        Self {
+            name: "vmms",
+            columns: VmmRow::COLUMNS.to_vec(),
+            part: Box::new(part),
+        }
+    }
+}
+
+/// Returns the values of the rows that are wanted.
+fn cells<R: Row + 'static>(mut rows: Vec<R>, filter: &Filter) -> Cells {
+    rows.retain(|row| filter.takes(row));
+    Box::new(rows.into_iter().map(|row| row.cells()))
 }

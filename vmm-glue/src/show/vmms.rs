@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use ib_vtime::Duration;
+use vf_tunnel::VfId;
 
 use super::cell::Cell;
 use super::metrics::escaped;
-use super::table::Row;
+use super::table::{Column, Row, column};
 
 /// A VF that is offered to VMMs, and who has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,23 +43,23 @@ pub struct VmmRow {
 }
 
 impl Row for VmmRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "host",
-        "vf",
-        "attached",
-        "pid",
-        "uid",
-        "since_ms",
-        "vectors",
-        "shared_bytes",
-        "touched_bytes",
-        "unshared_bytes",
-        "resets",
-        "commands",
-        "errors",
-        "vmms",
-        "refused",
-        "socket",
+    const COLUMNS: &'static [Column] = &[
+        column("host").shrinks_to(8),
+        column("vf"),
+        column("attached").wide(),
+        column("pid"),
+        column("uid"),
+        column("since_ms"),
+        column("vectors").wide(),
+        column("shared_bytes"),
+        column("touched_bytes"),
+        column("unshared_bytes").wide(),
+        column("resets"),
+        column("commands").wide(),
+        column("errors"),
+        column("vmms").wide(),
+        column("refused"),
+        column("socket").shrinks_to(16),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -80,6 +81,10 @@ impl Row for VmmRow {
             Cell::Number(self.refused),
             Cell::text(&self.socket),
         ]
+    }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf.get()
     }
 }
 

@@ -49,7 +49,7 @@ pub enum SaError {
     #[error("the port has no subnet manager")]
     NoSa,
     /// The SA answered with an error status.
-    #[error("the SA refused: status {0}")]
+    #[error("the SA refused: status {}", .0.of(MgmtClass::SUBN_ADM))]
     Status(MadStatus),
     /// No answer came.
     #[error(transparent)]

@@ -135,6 +135,17 @@ impl LinkSpeed {
     pub const fn get(self) -> u8 {
         self.0
     }
+
+    /// Returns the signalling rate of a lane in kb/s, or `None` if this is not a single speed.
+    #[must_use]
+    pub const fn lane_kbps(self) -> Option<u32> {
+        Some(match self {
+            Self::SDR => 2_500_000,
+            Self::DDR => 5_000_000,
+            Self::QDR => 10_000_000,
+            _ => return None,
+        })
+    }
 }
 
 /// Extended link speeds as bits of LinkSpeedExtEnabled, -Supported and -Active (IBA 14.2.5.6),
@@ -168,6 +179,18 @@ impl LinkSpeedExt {
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
+    }
+
+    /// Returns the signalling rate of a lane in kb/s, or `None` if this is not a single extended speed.
+    #[must_use]
+    pub const fn lane_kbps(self) -> Option<u32> {
+        Some(match self {
+            Self::FDR => 14_062_500,
+            Self::EDR => 25_781_250,
+            Self::HDR => 53_125_000,
+            Self::NDR => 106_250_000,
+            _ => return None,
+        })
     }
 }
 

@@ -3,10 +3,12 @@
 use ib_wire::PortNum;
 use serde::Serialize;
 
-use super::protocol::{Refusal, Request, VERSION};
+use super::protocol::{Refusal, Request, ShowQuery, VERSION};
+use crate::Slice;
 use crate::serve::capture::Capture;
+use crate::serve::set::no_such_node;
 use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
-use crate::show::{self, Format, NamedPf, Scene, Subject};
+use crate::show::{self, Filter, Format, NamedPf, Scene};
 
 /// How a request is answered.
 #[derive(Debug)]
@@ -50,11 +52,7 @@ impl Answer {
 /// Does what is asked.
 pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
     let answer = match request {
-        Request::Show {
-            subject,
-            host,
-            format,
-        } => show(turn.lab, *subject, host.as_deref(), *format),
+        Request::Show(query) => show(turn.lab, query),
         Request::Why {
             vf,
             host,
@@ -91,37 +89,65 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
     answer.unwrap_or_else(|refusal| Answer::refused(&refusal))
 }
 
-/// The PFs, or the one of a host.
-fn pfs<'l>(lab: &'l Lab, host: Option<&str>) -> Result<Vec<NamedPf<'l>>, Refusal> {
-    let only = host.map(|name| lab.pf_host(name)).transpose()?;
-    let hosts = lab.pf_hosts();
-    let wanted = hosts.filter(|pf| only.is_none_or(|only| only == *pf));
-    let pfs = wanted.map(|pf| NamedPf {
+fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
+    let hosts = lab.pf_hosts().map(|pf| NamedPf {
         name: &pf.name,
+        node: lab.world().host(pf.id).node(),
         rows: lab.world().context(pf.id),
     });
-    Ok(pfs.collect())
+    hosts.collect()
 }
 
-fn show(
-    lab: &Lab,
-    subject: Subject,
-    host: Option<&str>,
-    format: Format,
-) -> Result<Answer, Refusal> {
-    let mut out = Vec::new();
-    let scene = Scene {
-        pfs: &pfs(lab, host)?,
-        vmms: &lab.vmm_rows(host),
+/// Returns what there is to look at, with the PFs from [`pfs`].
+fn scene<'l>(lab: &'l Lab, pfs: &'l [NamedPf<'l>]) -> Scene<'l> {
+    Scene {
+        pfs,
+        vmms: lab,
         fabric: lab.fabric(),
         now: lab.world().now(),
-    };
-    let written = show::write(&mut out, format, subject, &scene);
-    written.map_err(|error| Refusal::new("internal", error.to_string()))?;
-    Ok(match format {
+    }
+}
+
+fn show(lab: &Lab, query: &ShowQuery) -> Result<Answer, Refusal> {
+    let filter = filter(lab, query)?;
+    let mut out = Vec::new();
+    let pfs = pfs(lab);
+    let scene = scene(lab, &pfs);
+    let mut page = show::page(&scene, query.subject, query.format, filter, query.wide);
+    page.write(&scene, &mut out, &mut Slice::endless());
+    Ok(match query.format {
         Format::Json => Answer::json(&out),
         Format::Text => Answer::text(&String::from_utf8_lossy(&out)),
     })
+}
+
+/// Returns which rows a query wants.
+fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
+    let ShowQuery { subject, host, .. } = query;
+    let mut filter = Filter {
+        problems: query.problems,
+        ..Filter::default()
+    };
+    if query.problems && !subject.has_problems() {
+        let message = "problems are told of vfs, ports, guids, drops and fabric";
+        return Err(Refusal::new("no_problems", message));
+    }
+    if let Some(vf) = &query.vf {
+        if !subject.is_of_vfs() {
+            let message = "ports and fabric have no rows of VFs: name a host or node with --host";
+            return Err(Refusal::new("no_vf_rows", message));
+        }
+        let vf = lab.vf(vf, host.as_deref())?;
+        filter.node = Some(lab.world().host(vf.host).node());
+        filter.vf = Some(vf.vf);
+    } else if let Some(name) = host {
+        filter.node = Some(if subject.is_of_nodes() {
+            lab.node(name).ok_or_else(|| no_such_node(name))?
+        } else {
+            lab.world().host(lab.pf_host(name)?.id).node()
+        });
+    }
+    Ok(filter)
 }
 
 fn why(
@@ -203,20 +229,7 @@ pub(super) fn reports(reports: &[GuestReport], format: Format) -> Answer {
 /// The metrics of all PFs.
 pub(super) fn metrics(lab: &Lab) -> String {
     let mut out = Vec::new();
-    let hosts = lab.pf_hosts();
-    let pfs: Vec<NamedPf<'_>> = hosts
-        .map(|pf| NamedPf {
-            name: &pf.name,
-            rows: lab.world().context(pf.id),
-        })
-        .collect();
-    let scene = Scene {
-        pfs: &pfs,
-        vmms: &lab.vmm_rows(None),
-        fabric: lab.fabric(),
-        now: lab.world().now(),
-    };
-    let written = show::write_metrics(&mut out, &scene);
+    let written = show::write_metrics(&mut out, &scene(lab, &pfs(lab)));
     debug_assert!(written.is_ok(), "a vector takes everything");
     String::from_utf8_lossy(&out).into_owned()
 }

@@ -31,15 +31,7 @@ pub struct Envelope {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// Tables; see [`crate::show`].
-    Show {
-        /// Which.
-        subject: Subject,
-        /// Of this host only.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        host: Option<String>,
-        /// As what.
-        format: Format,
-    },
+    Show(ShowQuery),
     /// Why a VF's port is as it is; see [`Diagnosis`](crate::serve::Diagnosis).
     Why {
         /// Which: `N` or `HOST/N`.
@@ -102,6 +94,51 @@ pub enum Request {
     Metrics {},
     /// The end of the service.
     Stop {},
+}
+
+/// Which tables are wanted, and which of their rows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowQuery {
+    /// What to show.
+    pub subject: Subject,
+    /// Of this host, or node, only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Of this VF only: `N` or `HOST/N`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<String>,
+    /// Rows with something wrong only.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub problems: bool,
+    /// Whether a text has all columns, uncut.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wide: bool,
+    /// As what.
+    pub format: Format,
+}
+
+impl ShowQuery {
+    /// Returns a query of all rows of a subject.
+    #[must_use]
+    pub const fn new(subject: Subject, format: Format) -> Self {
+        Self {
+            subject,
+            host: None,
+            vf: None,
+            problems: false,
+            wide: false,
+            format,
+        }
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 const fn first_port() -> u8 {

@@ -6,7 +6,7 @@ use std::thread;
 use ib_vtime::Duration;
 use serde_json::Value;
 
-use super::protocol::{MAX_LINE, Request};
+use super::protocol::{MAX_LINE, Request, ShowQuery};
 use super::*;
 use crate::serve::{Lab, Listener, Options, Service};
 use crate::show::{Format, Subject};
@@ -72,11 +72,7 @@ fn ask(remote: &mut Remote, request: Request) -> Value {
 }
 
 fn show(subject: Subject, format: Format) -> Request {
-    Request::Show {
-        subject,
-        host: None,
-        format,
-    }
+    Request::Show(ShowQuery::new(subject, format))
 }
 
 /// What a client reads until the server closes.
@@ -99,31 +95,72 @@ fn every_subject_can_be_asked_for_as_a_table_and_as_json() {
     }
     let vfs = ask(&mut remote, show(Subject::Vfs, Format::Json));
     assert_eq!(vfs["vfs"].as_array().unwrap().len(), 8);
-    let one = Request::Show {
-        subject: Subject::Vfs,
+    let one = Request::Show(ShowQuery {
         host: Some("H1-1".into()),
-        format: Format::Json,
-    };
+        ..ShowQuery::new(Subject::Vfs, Format::Json)
+    });
     let vfs = server.ask(one);
     assert_eq!(vfs["vfs"].as_array().unwrap().len(), 2);
     assert_eq!(server.end(), RunEnd::Stopped);
 }
 
 #[test]
-fn a_host_that_does_not_exist_is_refused_with_those_that_do() {
+fn a_query_that_makes_no_sense_is_refused_with_what_does() {
     let server = Server::start();
-    let request = Request::Show {
-        subject: Subject::Vfs,
-        host: Some("H9".into()),
-        format: Format::Text,
+    let of = |subject| ShowQuery::new(subject, Format::Text);
+    let host = |subject, host: &str| ShowQuery {
+        host: Some(host.into()),
+        ..of(subject)
     };
-    match server.remote().ask(request) {
-        Err(RemoteError::Refused(refusal)) => {
-            assert_eq!(refusal.code, "no_such_host");
-            assert!(refusal.message.contains("H1-1, H1-2, H2-1, H2-2"));
+    let vf = |subject, vf: &str| ShowQuery {
+        vf: Some(vf.into()),
+        ..of(subject)
+    };
+    let problems = |subject| ShowQuery {
+        problems: true,
+        ..of(subject)
+    };
+    let table = [
+        (
+            host(Subject::Vfs, "H9"),
+            "no_such_host",
+            "H1-1, H1-2, H2-1, H2-2",
+        ),
+        (
+            host(Subject::Vfs, "S1"),
+            "no_such_host",
+            "H1-1, H1-2, H2-1, H2-2",
+        ),
+        (
+            host(Subject::Ports, "H9"),
+            "no_such_node",
+            "vhca show fabric",
+        ),
+        (vf(Subject::Fabric, "H1-1/1"), "no_vf_rows", "--host"),
+        (vf(Subject::Vfs, "1"), "ambiguous_host", "H1-1/1"),
+        (vf(Subject::Tids, "H1-1/all"), "one_vf", "HOST/N"),
+        (problems(Subject::Tids), "no_problems", "vfs, ports"),
+    ];
+    for (query, code, says) in table {
+        match server.remote().ask(Request::Show(query.clone())) {
+            Err(RemoteError::Refused(refusal)) => {
+                assert_eq!(refusal.code, code, "{query:?}");
+                assert!(refusal.message.contains(says), "{refusal:?}");
+            }
+            other => panic!("{query:?}: {other:?}"),
         }
-        other => panic!("{other:?}"),
     }
+    let rows = |query: ShowQuery, table: &str| {
+        let json = server.ask(Request::Show(ShowQuery {
+            format: Format::Json,
+            ..query
+        }));
+        json[table].as_array().unwrap().len()
+    };
+    assert_eq!(rows(host(Subject::Ports, "S1"), "ports"), 9);
+    assert_eq!(rows(host(Subject::Ports, "S1"), "pf_ports"), 0);
+    assert_eq!(rows(host(Subject::Ports, "H1-1"), "pf_ports"), 1);
+    assert_eq!(rows(vf(Subject::Vfs, "H1-1/2"), "vfs"), 1);
     server.end();
 }
 

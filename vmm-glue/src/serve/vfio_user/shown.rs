@@ -5,8 +5,18 @@ use ib_vtime::Instant;
 use super::Seat;
 use crate::serve::why::Fault;
 use crate::serve::{Lab, NamedVf};
-use crate::show::VmmRow;
+use crate::show::{VmmRow, Vmms};
 use crate::vfio_user::MemoryStatistics;
+
+impl Vmms for Lab {
+    fn is_empty(&self) -> bool {
+        self.seats().next().is_none()
+    }
+
+    fn of_host(&self, host: &str) -> Vec<VmmRow> {
+        self.vmm_rows(Some(host))
+    }
+}
 
 impl Lab {
     /// The VFs that are offered to VMMs: of one host, or of all.

@@ -1,5 +1,8 @@
 //! A port with two VFs that did a little of everything, shown in every way.
 
+mod links;
+mod widths;
+
 use emulated_hca::{EndNode, Frame, Topology};
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq};
@@ -12,6 +15,7 @@ use vf_tunnel::{SpecialQp, ToPf, VfId};
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::Slice;
 
 const SM: Lid = Lid::new(1);
 const NOW: Instant = Instant::from_millis(2_500);
@@ -95,23 +99,56 @@ fn mux() -> PortMux {
     mux
 }
 
-fn shown(subject: Subject, format: Format) -> String {
-    let mut out = Vec::new();
+impl Vmms for Vec<VmmRow> {
+    fn is_empty(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn of_host(&self, host: &str) -> Self {
+        let rows = self.iter().filter(|row| row.host == host);
+        rows.cloned().collect()
+    }
+}
+
+const NO_VMMS: &Vec<VmmRow> = &Vec::new();
+
+fn first_node(fabric: &Fabric) -> NodeId {
+    fabric.nodes().next().unwrap().0
+}
+
+/// Shows something of a fabric of three switches, whose first adapter is the one of the mux.
+fn shown_of(
+    subject: Subject,
+    format: Format,
+    filter: &dyn Fn(NodeId) -> Filter,
+    is_wide: bool,
+) -> String {
     let mux = mux();
     let rows = mux.inspect(PortNum(2));
-    let pf = NamedPf {
-        name: "host-a",
-        rows: &rows,
-    };
     let (fabric, _) = Topology::three_switches().build(1);
+    let node = first_node(&fabric);
     let scene = Scene {
-        pfs: &[pf],
-        vmms: &[],
+        pfs: &[NamedPf {
+            name: "host-a",
+            node,
+            rows: &rows,
+        }],
+        vmms: NO_VMMS,
         fabric: &fabric,
         now: NOW,
     };
-    write(&mut out, format, subject, &scene).unwrap();
+    written(&scene, page(&scene, subject, format, filter(node), is_wide))
+}
+
+fn written(scene: &Scene<'_>, mut page: Page) -> String {
+    let mut out = Vec::new();
+    // A row at a time, as a busy service does.
+    while !page.write(scene, &mut out, &mut Slice::of_steps(1)) {}
     String::from_utf8(out).unwrap()
+}
+
+fn shown(subject: Subject, format: Format) -> String {
+    shown_of(subject, format, &|_| Filter::default(), true)
 }
 
 fn json(subject: Subject) -> Value {
@@ -119,7 +156,7 @@ fn json(subject: Subject) -> Value {
 }
 
 #[test]
-fn every_subject_has_the_same_rows_and_columns_as_text_and_as_json() {
+fn every_subject_has_the_same_rows_and_columns_as_wide_text_and_as_json() {
     use clap::ValueEnum;
     for &subject in Subject::value_variants() {
         let text = shown(subject, Format::Text);
@@ -128,11 +165,8 @@ fn every_subject_has_the_same_rows_and_columns_as_text_and_as_json() {
         let parts: Vec<&str> = text.split("\n\n").collect();
         assert_eq!(tables.len(), parts.len());
         for part in parts {
-            let name_of = |line: &str| line.split_whitespace().count();
-            let heads = name_of(part.lines().next().unwrap());
-            let lines = part.lines().skip(1);
-            assert!(lines.clone().all(|line| name_of(line) == heads), "{part}");
-            let rows = lines.count();
+            let heads = part.lines().next().unwrap().split_whitespace().count();
+            let rows = part.lines().skip(1).count();
             let same = |table: &&&Value| {
                 let table = table.as_array().unwrap();
                 table.len() == rows
@@ -143,6 +177,57 @@ fn every_subject_has_the_same_rows_and_columns_as_text_and_as_json() {
             assert!(tables.iter().any(|table| same(&table)), "{part}\n{json}");
         }
     }
+}
+
+#[test]
+fn a_filter_leaves_the_rows_of_a_vf_or_those_with_a_problem() {
+    let of_vf = |number| {
+        move |node| Filter {
+            node: Some(node),
+            vf: Some(vf(number)),
+            problems: false,
+        }
+    };
+    let problems = |_| Filter {
+        problems: true,
+        ..Filter::default()
+    };
+    type Case<'c> = (
+        Subject,
+        &'c str,
+        &'c dyn Fn(NodeId) -> Filter,
+        &'c [&'c str],
+    );
+    let table: &[Case<'_>] = &[
+        (Subject::Vfs, "vfs", &of_vf(1), &["1"]),
+        (Subject::Vfs, "vfs", &problems, &["2"]),
+        (Subject::Tids, "tids", &of_vf(1), &["1"]),
+        (Subject::Tids, "tids", &of_vf(2), &[]),
+        (Subject::Cm, "cm", &of_vf(1), &["1"]),
+        (Subject::Cm, "cm", &of_vf(2), &[]),
+        (Subject::Guids, "guids", &of_vf(1), &["1"]),
+        (Subject::Guids, "guids", &problems, &["2"]),
+        (Subject::Counters, "counters", &of_vf(2), &["2"]),
+    ];
+    for (subject, name, filter, wanted) in table {
+        let text = shown_of(*subject, Format::Json, filter, false);
+        let json: Value = serde_json::from_str(&text).unwrap();
+        let rows = json[name].as_array().unwrap().iter();
+        let vfs: Vec<String> = rows.map(|row| row["vf"].to_string()).collect();
+        assert_eq!(vfs, *wanted, "{subject:?}");
+    }
+    let groups = |number| {
+        let text = shown_of(Subject::Mcast, Format::Json, &of_vf(number), false);
+        let json: Value = serde_json::from_str(&text).unwrap();
+        json["groups"].as_array().unwrap().len()
+    };
+    assert_eq!((groups(1), groups(2)), (1, 0));
+    let elsewhere = |_| Filter {
+        node: Topology::three_switches().build(1).1.hcas.last().copied(),
+        ..Filter::default()
+    };
+    let text = shown_of(Subject::Vfs, Format::Text, &elsewhere, false);
+    assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[test]
@@ -201,13 +286,19 @@ fn metrics_are_families_with_help_type_and_samples() {
     let mut out = Vec::new();
     let mux = mux();
     let rows = mux.inspect(PortNum(2));
-    let pf = |name| NamedPf { name, rows: &rows };
+    let (fabric, _) = Topology::three_switches().build(0);
+    let node = first_node(&fabric);
+    let pf = |name| NamedPf {
+        name,
+        node,
+        rows: &rows,
+    };
     write_metrics(
         &mut out,
         &Scene {
             pfs: &[pf("mlx\"0"), pf("second")],
-            vmms: &[],
-            fabric: &Topology::default().build(0).0,
+            vmms: NO_VMMS,
+            fabric: &fabric,
             now: NOW,
         },
     )
@@ -250,12 +341,22 @@ fn the_metrics_are_those_that_are_documented() {
     let mut out = Vec::new();
     let mux = mux();
     let rows = &mux.inspect(PortNum(1));
+    let (fabric, _) = Topology::three_switches().build(0);
+    let node = first_node(&fabric);
+    let row = VmmRow {
+        host: "0".to_owned(),
+        ..VmmRow::default()
+    };
     write_metrics(
         &mut out,
         &Scene {
-            pfs: &[NamedPf { name: "0", rows }],
-            vmms: &[VmmRow::default()],
-            fabric: &Topology::default().build(0).0,
+            pfs: &[NamedPf {
+                name: "0",
+                node,
+                rows,
+            }],
+            vmms: &vec![row],
+            fabric: &fabric,
             now: NOW,
         },
     )
@@ -266,7 +367,7 @@ fn the_metrics_are_those_that_are_documented() {
         .filter_map(|rest| rest.split_once(' '))
         .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
         .collect();
-    let rows = include_str!("metrics.rs").lines();
+    let rows = include_str!("../metrics.rs").lines();
     let mut documented: Vec<(String, String)> = rows
         .filter_map(|line| line.strip_prefix("//! | `"))
         .map(|row| {
@@ -291,13 +392,18 @@ fn drops_show_where_whose_and_why() {
     let later = NOW + Duration::from_secs(3);
     let scene = Scene {
         pfs: &[],
-        vmms: &[],
+        vmms: NO_VMMS,
         fabric: &fabric,
         now: later,
     };
-    let mut out = Vec::new();
-    write(&mut out, Format::Json, Subject::Drops, &scene).unwrap();
-    let json: Value = serde_json::from_slice(&out).unwrap();
+    let page = page(
+        &scene,
+        Subject::Drops,
+        Format::Json,
+        Filter::default(),
+        false,
+    );
+    let json: Value = serde_json::from_str(&written(&scene, page)).unwrap();
     let [row] = &json["drops"].as_array().unwrap()[..] else {
         panic!("{json}");
     };
@@ -340,37 +446,4 @@ fn totals_sum_over_the_pfs() {
     );
     let json = serde_json::to_value(&totals).unwrap();
     assert_eq!(json["sizes"]["cm_ids"], 2);
-}
-
-#[test]
-fn a_fabric_shows_its_nodes_and_the_other_ends_of_its_links() {
-    let json = json(Subject::Fabric);
-    let nodes = json["nodes"].as_array().unwrap();
-    assert_eq!(nodes.len(), 6);
-    assert!(
-        nodes
-            .iter()
-            .any(|node| node["node"] == "S1" && node["kind"] == "switch")
-    );
-    let ports = json["ports"].as_array().unwrap();
-    let of = |name: &str, number: u64| {
-        let port = ports
-            .iter()
-            .find(|port| port["node"] == name && port["port"] == number);
-        port.unwrap()
-    };
-    let mgmt = of("mgmt", 1);
-    assert_eq!(
-        (&mgmt["peer"], &mgmt["peer_port"]),
-        (&"S1".into(), &1.into())
-    );
-    assert_eq!(mgmt["physical_state"], "link_up");
-    assert_eq!(
-        (&mgmt["state"], &mgmt["lid"]),
-        (&"init".into(), &Value::Null)
-    );
-    assert_eq!(of("S1", 6)["peer"], Value::Null);
-    let text = shown(Subject::Fabric, Format::Text);
-    assert!(text.starts_with("NODE    KIND    GUID"), "{text}");
-    assert_eq!(text.lines().count(), 1 + nodes.len() + 2 + ports.len());
 }

@@ -1,0 +1,161 @@
+//! The link layer of a port in the words of infiniband-diags, and what is wrong with it.
+
+use emulated_hca::{Endpoint, Fabric, NodeKind, PhysicalPort};
+use hca_api::{PhysicalState, PortState};
+use ib_wire::PortNum;
+use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
+
+use super::cell::Cell;
+
+/// The state of a port's link, as far as it is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    /// The logical state. A gateway has none: what is behind it is another fabric's.
+    state: Option<PortState>,
+    pub(super) physical_state: PhysicalState,
+    /// Lanes and signalling rate of a lane in kb/s, of a link that is up.
+    rate: Option<(u8, u32)>,
+    pub(super) problem: Option<Problem>,
+}
+
+/// What is wrong with a port's link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// An adapter's port has no cable.
+    NoCable,
+    /// The port is disabled.
+    Disabled,
+    /// The link does not come up.
+    LinkDown,
+    /// No subnet manager has activated the port.
+    NotActive,
+    /// Both ends support more lanes.
+    Narrow,
+    /// Both ends support a higher speed.
+    Slow,
+}
+
+impl Problem {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoCable => "no_cable",
+            Self::Disabled => "disabled",
+            Self::LinkDown => "link_down",
+            Self::NotActive => "not_active",
+            Self::Narrow => "narrow",
+            Self::Slow => "slow",
+        }
+    }
+}
+
+impl Link {
+    /// Returns the link of a port that can have one: of any but a switch's port 0.
+    pub(super) fn at(fabric: &Fabric, at: Endpoint) -> Option<Self> {
+        (at.port != PortNum::SWITCH_MANAGEMENT)
+            .then(|| Self::of_port(fabric, at))
+            .flatten()
+    }
+
+    /// Returns the states of any port.
+    pub(super) fn of_port(fabric: &Fabric, at: Endpoint) -> Option<Self> {
+        let port = fabric.port(at)?;
+        let peer = fabric.peer(at);
+        let is_gateway = |end: Endpoint| fabric.is_gateway(end.node);
+        let leaves = is_gateway(at) || peer.is_some_and(is_gateway);
+        let is_up = peer.is_some() && port.physical_state == PhysicalState::LinkUp;
+        // Of a link that leaves the fabric only the near half is emulated.
+        let rate = (is_up && !leaves).then(|| active_rate(port)).flatten();
+        Some(Self {
+            state: (!is_gateway(at)).then_some(port.state),
+            physical_state: port.physical_state,
+            rate,
+            problem: problem(fabric, at, port),
+        })
+    }
+
+    /// Returns true if packets pass.
+    pub(super) fn is_active(&self) -> bool {
+        self.state == Some(PortState::Active)
+    }
+
+    pub(super) fn state(&self) -> Cell {
+        Cell::option(self.state, |state| {
+            Cell::text(match state {
+                PortState::Down => "Down",
+                PortState::Init => "Initialize",
+                PortState::Armed => "Armed",
+                PortState::Active => "Active",
+            })
+        })
+    }
+
+    pub(super) fn physical_state(&self) -> Cell {
+        Cell::text(match self.physical_state {
+            PhysicalState::Sleep => "Sleep",
+            PhysicalState::Polling => "Polling",
+            PhysicalState::Disabled => "Disabled",
+            PhysicalState::Training => "PortConfigurationTraining",
+            PhysicalState::LinkUp => "LinkUp",
+            PhysicalState::ErrorRecovery => "LinkErrorRecovery",
+        })
+    }
+
+    pub(super) fn width(&self) -> Cell {
+        Cell::option(self.rate, |(lanes, _)| Cell::text(format_args!("{lanes}X")))
+    }
+
+    pub(super) fn speed(&self) -> Cell {
+        Cell::option(self.rate, |(_, kbps)| {
+            Cell::text(format_args!("{:?} Gbps", f64::from(kbps) / 1e6))
+        })
+    }
+}
+
+/// Returns what is wrong with a port, if anything is.
+fn problem(fabric: &Fabric, at: Endpoint, port: &PhysicalPort) -> Option<Problem> {
+    if at.port == PortNum::SWITCH_MANAGEMENT || fabric.is_gateway(at.node) {
+        return None;
+    }
+    let Some(peer) = fabric.peer(at) else {
+        // Switches have ports to spare; an adapter's port without a cable is of no use.
+        let kind = fabric.node(at.node).map(|node| node.kind());
+        return (kind == Some(NodeKind::ChannelAdapter)).then_some(Problem::NoCable);
+    };
+    match (port.physical_state, port.state) {
+        (PhysicalState::Disabled, _) => Some(Problem::Disabled),
+        (PhysicalState::LinkUp, PortState::Active) if fabric.is_gateway(peer.node) => None,
+        (PhysicalState::LinkUp, PortState::Active) => below_support(port, fabric.port(peer)?),
+        (PhysicalState::LinkUp, _) => Some(Problem::NotActive),
+        _ => Some(Problem::LinkDown),
+    }
+}
+
+/// Compares a link with what both its ends support, as iblinkinfo does.
+fn below_support(port: &PhysicalPort, peer: &PhysicalPort) -> Option<Problem> {
+    let (lanes, kbps) = active_rate(port)?;
+    let widths = port.width_supported.0 & peer.width_supported.0;
+    let speeds = port.speed_supported.get() & peer.speed_supported.get();
+    let extended = port.extended_speed_supported.get() & peer.extended_speed_supported.get();
+    let widest = bits(widths).filter_map(|bit| LinkWidth(bit).lanes()).max();
+    let speeds = bits(speeds).filter_map(|bit| LinkSpeed::from_low_bits(bit).lane_kbps());
+    let extended = bits(extended).filter_map(|bit| LinkSpeedExt::from_low_bits(bit).lane_kbps());
+    if widest > Some(lanes) {
+        Some(Problem::Narrow)
+    } else if speeds.chain(extended).max() > Some(kbps) {
+        Some(Problem::Slow)
+    } else {
+        None
+    }
+}
+
+fn bits(of: u8) -> impl Iterator<Item = u8> {
+    (0..8)
+        .map(|place| 1 << place)
+        .filter(move |bit| of & bit != 0)
+}
+
+fn active_rate(port: &PhysicalPort) -> Option<(u8, u32)> {
+    let extended = port.extended_speed_active.lane_kbps();
+    let kbps = extended.or_else(|| port.speed_active.lane_kbps())?;
+    Some((port.width_active.lanes()?, kbps))
+}
