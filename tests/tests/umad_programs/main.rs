@@ -13,6 +13,7 @@ mod service;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use ib_wire::smp::CapabilityMask;
 use service::{Served, succeeded};
@@ -223,6 +224,27 @@ fn clients_that_speak_nonsense_or_stall_disturb_nobody() {
     }
     let text = served.told("host-1", "ibnetdiscover", &[]);
     assert!(text.contains("\"host-4\""), "{text}");
+}
+
+/// OpenSM by itself would log an error for each of its reads, for ever.
+#[test]
+fn the_end_of_the_service_ends_the_programs_on_it() {
+    let mut served = five_hosts();
+    let folder = served.dir.path().to_owned();
+    let mut manager = served.on("host-1", "opensm");
+    manager.arg("-f").arg(folder.join("opensm.log"));
+    manager.env("OSM_CACHE_DIR", &folder).stdin(Stdio::null());
+    let manager = manager.stdout(Stdio::null()).stderr(Stdio::piped());
+    let manager = manager.spawn().unwrap();
+    let asked = Instant::now();
+    while !is_sm(&served.told("host-1", "ibstat", &[])) {
+        assert!(asked.elapsed() < Duration::from_secs(30), "OpenSM starts");
+    }
+    served.end();
+    let output = manager.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let trouble = String::from_utf8_lossy(&output.stderr);
+    assert!(trouble.contains("has ended, and so does"), "{trouble}");
 }
 
 #[test]

@@ -135,6 +135,7 @@ pub(crate) fn send(
             Ok(_) => return Ok(()),
             Err(Errno::AGAIN) => await_room(connection)?,
             Err(Errno::INTR) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => end_program(),
             Err(_) => return Err(Errno::IO),
         }
     }
@@ -165,13 +166,26 @@ pub(crate) fn errno(errno: umad_link::Errno) -> Errno {
     Errno::from_raw_os_error(errno.0)
 }
 
-/// Tells the user once: the program's own message will not say what is wrong.
-pub(crate) fn complain(line: &str) {
+/// Ends the program, because its service has ended: what it registered is lost, and answers that it waits for never
+/// come. Programs do not expect that of an adapter; OpenSM would log errors for ever.
+pub(crate) fn end_program() -> ! {
+    let path = setting::socket().unwrap_or_default();
+    complain(&format!(
+        "vhca-umad: the service at {} has ended, and so does this program; start both again\n",
+        path.display()
+    ));
+    // SAFETY: the call has no demands. Handlers of `atexit` are left out, since other threads of the program may hold
+    // what they wait for.
+    unsafe { libc::_exit(libc::EXIT_FAILURE) }
+}
+
+/// Writes a line to standard error, once: the program's own message will not name the cause.
+fn complain(line: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: whatever the program has as its standard error is borrowed for this call only.
         let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
-        // There is nobody to tell if this fails.
+        // An error here has no other place to be reported.
         let _ = rustix::io::write(stderr, line.as_bytes());
     });
 }

@@ -7,7 +7,7 @@
 //! umad file is a connection to the service, so `poll` and its kin work on it as they are. What the
 //! library itself needs of the kernel it asks by system calls, never by functions that it replaces.
 //!
-//! No call aborts the program: what cannot be done gives an error number.
+//! What cannot be done gives an error number. Only the end of the service ends a program that has an umad file open.
 #![expect(
     unsafe_code,
     reason = "functions of the C library are replaced here, with pointers of C programs in their hands; everything behind them is safe code"

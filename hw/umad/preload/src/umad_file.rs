@@ -2,7 +2,6 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
@@ -16,10 +15,6 @@ use crate::client;
 
 /// Bytes of a MAD, the least that a reader of a longer message has room for.
 const MAD_SIZE: usize = 256;
-
-/// How long a read waits once the service is gone, so that a program that tries for ever does not
-/// burn its CPU.
-const GONE_PAUSE: Duration = Duration::from_millis(100);
 
 /// An open umad file: the rules that it keeps to, and which socket it is.
 #[derive(Debug)]
@@ -171,18 +166,14 @@ impl UmadFile {
     }
 }
 
-/// Receives a datagram, or the start of one. The end of the connection is an error.
+/// Receives a datagram, or the start of one. The end of the connection ends the program.
 fn receive<'b>(
     fd: BorrowedFd<'_>,
     buffer: &'b mut [u8],
     flags: RecvFlags,
 ) -> Result<&'b [u8], Errno> {
     match rustix::net::recv(fd, &mut *buffer, flags) {
-        Ok((_, 0)) | Err(Errno::CONNRESET) => {
-            client::complain("vhca-umad: the vhca service is gone\n");
-            std::thread::sleep(GONE_PAUSE);
-            Err(Errno::IO)
-        }
+        Ok((_, 0)) | Err(Errno::CONNRESET) => client::end_program(),
         Ok((_, length)) => buffer.get(..length).ok_or(Errno::PROTO),
         Err(error) => Err(error),
     }
