@@ -14,7 +14,8 @@
 #       --name NAME         the guest's host name
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
-#       --console SOCKET    the console is on this Unix socket, and what it prints in SOCKET.log, too
+#       --console SOCKET    the console is on this Unix socket, what it prints in SOCKET.log, too, and SOCKET.window
+#                           takes lines "ROWS COLUMNS", the size of its terminal
 #       --log FILE          the console only writes, to this file
 #       --agent SOCKET      serve commands on this Unix socket, on which somebody listens (see init)
 #       --qmp SOCKET        QEMU's monitor is on this Unix socket, which QEMU makes
@@ -163,6 +164,13 @@ fi
 if [[ -n $agent ]]; then
     qemu+=(-chardev "socket,id=agent,path=${agent//,/,,}" -serial chardev:agent)
     parameters+=" vhca.agent"
+fi
+# The console's size has a serial port of its own, behind that of the agent.
+if [[ -n $console ]]; then
+    qemu+=(-chardev "socket,id=window,path=${console//,/,,}.window,server=on,wait=off" -serial chardev:window)
+    window=ttyS1
+    [[ -z $agent ]] || window=ttyS2
+    parameters+=" vhca.window=$window"
 fi
 [[ -z $qmp ]] || qemu+=(-qmp "unix:${qmp//,/,,},server=on,wait=off")
 [[ -z $incoming ]] || qemu+=(-incoming "file:${incoming//,/,,}")

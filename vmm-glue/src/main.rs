@@ -17,8 +17,8 @@ use vhca::replay::{self, ReplayError};
 use vhca::vfio_user::memory::maps_reader;
 
 use crate::cli::{
-    BenchArgs, Cli, Command, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs, QemuArgsArgs,
-    RunArgs, ServeArgs, TiedArgs,
+    BenchArgs, Cli, Command, ConsoleArgs, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs,
+    QemuArgsArgs, RunArgs, ServeArgs, TiedArgs,
 };
 
 fn main() -> ExitCode {
@@ -39,9 +39,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Env(args) => environment(&args),
         Command::Lab(args) => lab(&args).map(|()| true),
-        Command::Console(args) => vhca::lab::console(&args.socket)
-            .map(|()| true)
-            .map_err(Into::into),
+        Command::Console(args) => console(&args).map(|()| true),
         Command::Generate(what) => what.run().map(|()| true),
         Command::Tied(args) => tied(args),
         Command::MapsReader => maps_reader::run().map(|()| true).map_err(Into::into),
@@ -171,8 +169,13 @@ fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
 
 fn lab(args: &LabArgs) -> anyhow::Result<()> {
     let mut say = |line: &str| writeln!(io::stdout(), "{line}");
-    vhca::lab::run(&args.options(), &mut say)?;
+    vhca::lab::run(&args.options()?, &mut say)?;
     Ok(())
+}
+
+/// Shows a guest's console.
+fn console(args: &ConsoleArgs) -> anyhow::Result<()> {
+    Ok(vhca::lab::console(&args.socket()?)?)
 }
 
 /// Becomes the program.

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -22,6 +23,7 @@ done
 fn lab(folder: &Path, arguments: &[&str]) -> Output {
     let cache = folder.join("cache");
     fs::create_dir_all(cache.join("kernel-6.1")).unwrap();
+    fs::create_dir_all(folder.join("run")).unwrap();
     fs::write(cache.join("kernel-6.1/vmlinuz"), "").unwrap();
     let boot = cache.join("boot");
     fs::write(&boot, GUEST).unwrap();
@@ -29,6 +31,7 @@ fn lab(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vhca"));
     command.arg("lab").arg("--cache").arg(cache).args(arguments);
     command.env("TMPDIR", folder).env_remove("RUST_LOG");
+    command.env("VHCA_CONTROL", folder.join("run/control.sock"));
     command.output().unwrap()
 }
 
@@ -40,16 +43,31 @@ fn a_guest_has_the_vf_that_is_named_however_many_there_are() {
     let complained = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}{complained}");
     for line in [
-        "H1-2-vf40 boots, as 10.9.0.1",
-        "H2-1-vf1 boots, as 10.9.0.2",
-        "H1-2-vf40 is off",
-        "H2-1-vf1 is off",
+        "vhca console H1-2/40 ",
+        "# the guest with 10.9.0.2; ^] leaves its console",
+        "^C here ends all of it",
+        "H1-2/40 is off",
+        "H2-1/1 is off",
     ] {
         assert!(said.contains(line), "{said}");
     }
     let left = fs::read_dir(folder.path()).unwrap();
-    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["cache"]);
+    let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["cache", "run"]);
+}
+
+#[test]
+fn a_lab_beside_another_service_says_where_its_own_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("run/control.sock");
+    fs::create_dir(folder.path().join("run")).unwrap();
+    let _service = UnixListener::bind(&taken).unwrap();
+    let output = lab(folder.path(), &["--guest", "H1-1/1"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    let export = format!("export VHCA_CONTROL={}/vhca-lab-", folder.path().display());
+    assert!(said.contains(&export), "{said}");
 }
 
 #[test]

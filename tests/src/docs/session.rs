@@ -39,7 +39,7 @@ pub struct Outcome {
     pub failed: Vec<(i32, String)>,
     /// Output of all of them.
     pub output: String,
-    /// Whether all of it ended in time.
+    /// Whether all of it ended, or printed what it should, in time.
     pub ended: bool,
 }
 
@@ -82,6 +82,17 @@ impl Session {
     /// Runs commands one after the other in one shell, and ends what they leave.
     #[must_use]
     pub fn run(&self, commands: &[String], limit: Duration) -> Outcome {
+        self.run_until(commands, limit, |_| false)
+    }
+
+    /// Runs commands until their output is as it should be, or to their end.
+    #[must_use]
+    pub fn run_until(
+        &self,
+        commands: &[String],
+        limit: Duration,
+        is_done: impl Fn(&str) -> bool,
+    ) -> Outcome {
         let folder = self.folder.path();
         let mut script = PRELUDE.to_owned();
         for command in commands {
@@ -110,14 +121,21 @@ impl Session {
             .spawn()
             .unwrap();
         let group = Pid::from_child(&shell);
-        let ended = wait_for(limit, || shell.try_wait().unwrap()).is_some();
+        let printed = || {
+            let bytes = fs::read(&output).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let ended = wait_for(limit, || {
+            let ended = shell.try_wait().unwrap().is_some();
+            (ended || is_done(&printed())).then_some(())
+        });
         // None is left if no service was started.
         let _ = kill_process_group(group, Signal::KILL);
         let _ = shell.wait();
         Outcome {
             failed: failures(&failed),
-            output: fs::read_to_string(&output).unwrap_or_default(),
-            ended,
+            output: printed(),
+            ended: ended.is_some(),
         }
     }
 }

@@ -11,6 +11,7 @@
 mod bring_up;
 mod capture;
 mod churn;
+mod documents;
 mod effort;
 mod fabric;
 mod figures;

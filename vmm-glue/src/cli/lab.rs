@@ -1,10 +1,15 @@
 //! Arguments of the lab.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use vhca::lab::{GuestVf, Manager, Options, Tie, default_cache};
+use vhca::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
+use vhca::serve::OfferedVf;
+use vhca::serve::control::Remote;
+use vhca::serve::control::protocol::Request;
+
+use super::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
@@ -24,25 +29,47 @@ pub(crate) struct LabArgs {
     /// the folder of the user's caches]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 impl LabArgs {
     /// What they say.
-    pub(crate) fn options(&self) -> Options {
-        Options {
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
             guests: self.guests.clone(),
             kernel: self.kernel.clone(),
             manager: self.sm,
             topology: self.topology.clone(),
             cache: self.cache.clone().unwrap_or_else(default_cache),
-        }
+            control: self.server.control()?,
+        })
     }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConsoleArgs {
-    /// The console, as `vhca lab` tells it.
-    pub(crate) socket: PathBuf,
+    /// The guest's VF, HOST/N, or the socket of its console.
+    guest: String,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+impl ConsoleArgs {
+    /// Returns the socket of the console.
+    pub(crate) fn socket(&self) -> anyhow::Result<PathBuf> {
+        let socket = Path::new(&self.guest);
+        if socket.exists() || self.guest.parse::<GuestVf>().is_err() {
+            return Ok(socket.to_owned());
+        }
+        let request = Request::Offered {
+            vf: self.guest.clone(),
+            host: None,
+        };
+        let offered = Remote::connect(&self.server.control()?)?.ask(request)?;
+        let offered: OfferedVf = serde_json::from_str(&offered)?;
+        Ok(console_of(&offered.socket))
+    }
 }
 
 #[derive(Debug, Args)]

@@ -98,10 +98,6 @@ impl Child {
         })
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// What it has printed.
     pub(super) fn output(&self) -> String {
         let bytes = fs::read(&self.output).unwrap_or_default();

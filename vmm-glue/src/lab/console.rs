@@ -1,23 +1,55 @@
 //! A terminal on a guest's console.
+//!
+//! QEMU writes whatever the guest prints to a log beside the console's socket. The terminal shows that log, from a little
+//! before its end, so nothing is missing between what was printed before and after it connected; the socket takes the keys.
 
-use std::io::{self, Read, Write};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::consts::SIGWINCH;
 use thiserror::Error;
 
 /// ^], which telnet and virsh use alike.
 const LEAVE: u8 = 0x1d;
 
+/// Line of a guest whose shell is about to read keys; see `tests/guest/init`.
+const UP: &[u8] = b"vhca-guest: up";
+
+/// Length of that line at most.
+const LINE: usize = 256;
+
+/// Lines of what was printed before that are shown.
+const RECENT: usize = 20;
+
+/// Bytes of keys that are kept for a guest that boots; more are typed by no one.
+const KEPT: usize = 64 * 1024;
+
+/// How often the log is looked at when nothing says that there is more.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// How long after bytes on the socket the log is looked at again: QEMU writes it after them.
+const SOON: Duration = Duration::from_millis(2);
+
 /// Why a console cannot be used.
 #[derive(Debug, Error)]
 pub enum ConsoleError {
     /// There is none.
-    #[error("no console at {}: vhca lab tells where its guests have theirs", .0.display())]
+    #[error("no console at {}: vhca lab names those of its guests", .0.display())]
     None(PathBuf, #[source] io::Error),
+    /// Another terminal has it.
+    #[error("the console {} is in use by another vhca console: leave that one with ^] first", .0.display())]
+    InUse(PathBuf),
     /// The terminal or the console fails.
     #[error("{0}")]
     System(&'static str, #[source] io::Error),
@@ -30,46 +62,208 @@ pub enum ConsoleError {
 /// [`ConsoleError`].
 pub fn console(path: &Path) -> Result<(), ConsoleError> {
     let missing = |error| ConsoleError::None(path.to_owned(), error);
+    let system = |what| move |error| ConsoleError::System(what, error);
+    let file = File::open(beside(path, ".log")).map_err(missing)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Err(ConsoleError::InUse(path.to_owned())),
+        locked => locked.map_err(|error| missing(error.into()))?,
+    }
     let guest = UnixStream::connect(path).map_err(missing)?;
-    let typed = guest
-        .try_clone()
-        .map_err(|error| ConsoleError::System("cannot share the console", error))?;
-    let _raw = Raw::new()?;
+    let typed = guest.try_clone();
+    let keys = Arc::new(Keys::new(
+        typed.map_err(system("cannot share the console"))?,
+    ));
+    let resized = Arc::new(AtomicBool::new(true));
+    signal_hook::flag::register(SIGWINCH, Arc::clone(&resized))
+        .map_err(system("cannot take signals"))?;
+    let mut log = Log::new(file).map_err(system("cannot read the console's log"))?;
+    let raw = Raw::new()?;
+    if raw.0.is_some() {
+        let state = if log.is_up {
+            "^] leaves it"
+        } else {
+            "the guest boots, and gets what you type then; ^] leaves it"
+        };
+        eprint!("console of {}: {state}\r\n", path.display());
+    }
     // It waits for a key when all is over, and ends with the process.
-    thread::spawn(move || send_keys(&typed));
-    print_guest(guest)
+    let read = Arc::clone(&keys);
+    thread::spawn(move || read.read());
+    let mut window = Window {
+        path: beside(path, ".window"),
+        stream: None,
+    };
+    log.print()?;
+    follow(guest, |ended| {
+        log.print()?;
+        if log.is_up && !ended {
+            keys.release().map_err(system("the console fails"))?;
+            if resized.swap(false, Ordering::Relaxed) {
+                window.tell();
+            }
+        }
+        Ok(())
+    })
 }
 
-/// Sends what is typed. The end of stdin leaves the console on, for what the guest still prints.
-fn send_keys(mut guest: &UnixStream) {
-    let mut keys = [0; 256];
+/// Calls `look` whenever the guest may have printed something, until the console ends.
+fn follow(
+    mut guest: UnixStream,
+    mut look: impl FnMut(bool) -> Result<(), ConsoleError>,
+) -> Result<(), ConsoleError> {
+    let failed = |error| ConsoleError::System("the console fails", error);
+    let mut bytes = [0; 4096];
+    let mut wait = SOON;
     loop {
-        let Ok(length @ 1..) = io::stdin().lock().read(&mut keys) else {
-            return;
+        guest.set_read_timeout(Some(wait)).map_err(failed)?;
+        wait = match guest.read(&mut bytes) {
+            Ok(0) => return look(true),
+            Ok(_) => SOON,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return look(true),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                IDLE
+            }
+            Err(error) => return Err(failed(error)),
         };
-        let keys = &keys[..length];
-        let leave = keys.iter().position(|key| *key == LEAVE);
-        let sent = guest.write_all(&keys[..leave.unwrap_or(length)]);
-        if leave.is_some() || sent.is_err() {
-            // Ends the other direction, too.
-            let _ = guest.shutdown(Shutdown::Both);
-            return;
-        }
+        look(false)?;
     }
 }
 
-fn print_guest(mut guest: UnixStream) -> Result<(), ConsoleError> {
-    let mut bytes = [0; 4096];
-    loop {
-        let length = guest
-            .read(&mut bytes)
-            .map_err(|error| ConsoleError::System("the console fails", error))?;
-        if length == 0 {
-            return Ok(());
+/// A file beside a console's socket.
+fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(socket);
+    path.push(suffix);
+    path.into()
+}
+
+/// Keys on their way to the guest.
+struct Keys {
+    guest: UnixStream,
+    /// Keys typed before the guest's shell reads any, until then.
+    kept: Mutex<Option<Vec<u8>>>,
+}
+
+impl Keys {
+    const fn new(guest: UnixStream) -> Self {
+        let kept = Mutex::new(Some(Vec::new()));
+        Self { guest, kept }
+    }
+
+    /// Takes what is typed. The end of stdin leaves the console on, for what the guest still prints.
+    fn read(&self) {
+        let mut keys = [0; 256];
+        loop {
+            let Ok(length @ 1..) = io::stdin().lock().read(&mut keys) else {
+                return;
+            };
+            let keys = &keys[..length];
+            let leave = keys.iter().position(|key| *key == LEAVE);
+            let sent = self.send(&keys[..leave.unwrap_or(length)]);
+            if leave.is_some() || sent.is_err() {
+                // Ends the other direction, too.
+                let _ = self.guest.shutdown(Shutdown::Both);
+                return;
+            }
         }
+    }
+
+    fn send(&self, keys: &[u8]) -> io::Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *kept {
+            Some(kept) => {
+                let room = KEPT.saturating_sub(kept.len());
+                kept.extend_from_slice(&keys[..room.min(keys.len())]);
+                Ok(())
+            }
+            None => (&self.guest).write_all(keys),
+        }
+    }
+
+    /// Sends what was kept, and keeps no more.
+    fn release(&self) -> io::Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.take()
+            .map_or(Ok(()), |keys| (&self.guest).write_all(&keys))
+    }
+}
+
+/// What the guest printed.
+struct Log {
+    file: File,
+    /// Bytes that are not printed yet.
+    unprinted: Vec<u8>,
+    /// The last bytes that were searched for [`UP`].
+    tail: Vec<u8>,
+    /// Whether the guest's shell is there.
+    is_up: bool,
+}
+
+impl Log {
+    /// Begins with the last lines that are there.
+    fn new(mut file: File) -> io::Result<Self> {
+        let mut unprinted = Vec::new();
+        file.seek(SeekFrom::Start(0))?;
+        file.read_to_end(&mut unprinted)?;
+        let mut log = Self {
+            file,
+            unprinted,
+            tail: Vec::new(),
+            is_up: false,
+        };
+        log.search(0);
+        let bytes = log.unprinted.iter().enumerate().rev();
+        let mut ends = bytes.filter(|(_, byte)| **byte == b'\n');
+        if let Some((end, _)) = ends.nth(RECENT) {
+            log.unprinted.drain(..=end);
+        }
+        Ok(log)
+    }
+
+    /// Prints what has come since the last time.
+    fn print(&mut self) -> Result<(), ConsoleError> {
+        let before = self.unprinted.len();
+        let read = self.file.read_to_end(&mut self.unprinted);
+        read.map_err(|error| ConsoleError::System("cannot read the console's log", error))?;
+        self.search(before);
         let mut out = io::stdout().lock();
-        let printed = out.write_all(&bytes[..length]).and_then(|()| out.flush());
-        printed.map_err(|error| ConsoleError::System("cannot print", error))?;
+        let printed = out.write_all(&self.unprinted).and_then(|()| out.flush());
+        self.unprinted.clear();
+        printed.map_err(|error| ConsoleError::System("cannot print", error))
+    }
+
+    /// Searches new bytes for the whole line of a guest that is up.
+    fn search(&mut self, from: usize) {
+        if self.is_up {
+            return;
+        }
+        self.tail.extend_from_slice(&self.unprinted[from..]);
+        let place = self.tail.windows(UP.len()).position(|bytes| bytes == UP);
+        self.is_up = place.is_some_and(|place| self.tail[place..].contains(&b'\n'));
+        let keep = self.tail.len().saturating_sub(LINE);
+        self.tail.drain(..keep);
+    }
+}
+
+/// The guest's idea of the terminal's size, which the guest takes from a serial port of its own.
+struct Window {
+    path: PathBuf,
+    stream: Option<UnixStream>,
+}
+
+impl Window {
+    /// Tells the guest the size of the terminal, if there is one. A guest that does not care has no such port.
+    fn tell(&mut self) {
+        let Ok(size) = tcgetwinsize(io::stdin()) else {
+            return;
+        };
+        if self.stream.is_none() {
+            self.stream = UnixStream::connect(&self.path).ok();
+        }
+        if let Some(stream) = &mut self.stream {
+            let _ = writeln!(stream, "{} {}", size.ws_row, size.ws_col);
+        }
     }
 }
 
@@ -82,9 +276,7 @@ impl Raw {
         if !isatty(&stdin) {
             return Ok(Self(None));
         }
-        let failed = |error: rustix::io::Errno| {
-            ConsoleError::System("cannot use the terminal", error.into())
-        };
+        let failed = |error: Errno| ConsoleError::System("cannot use the terminal", error.into());
         let before = tcgetattr(&stdin).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();

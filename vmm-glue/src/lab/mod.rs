@@ -10,18 +10,23 @@ mod folder;
 mod spec;
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use crate::serve::OfferedVf;
+use crate::serve::control::Remote;
+use crate::serve::control::protocol::Request;
+use crate::show::Format;
 use children::Child;
 pub use children::{Tie, TieError};
 pub use console::{ConsoleError, console};
@@ -33,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often the programs are looked at.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often the service is asked for the port of a guest that boots.
+const ASK: Duration = Duration::from_millis(500);
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -57,6 +65,8 @@ pub struct Options {
     pub topology: String,
     /// Where guests boot from.
     pub cache: PathBuf,
+    /// The control socket, if no service has it.
+    pub control: PathBuf,
 }
 
 /// Why there is no lab, or no more.
@@ -146,17 +156,24 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str) -> io::Result<()>) -> Re
         options,
         program: &program,
         folder: folder.path(),
-        seats: Vec::new(),
+        control: control(&options.control, folder.path()),
+        begun: Instant::now(),
         guests: Vec::new(),
         services: Vec::new(),
     };
     let mut say = |line: &str| say(line).map_err(|error| LabError::System("cannot print", error));
-    lab.start(&stop)?;
-    if stop.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    lab.tell(&mut say)?;
+    lab.introduce(&mut say)?;
+    lab.start(&stop, &mut say)?;
     lab.keep(&stop, &mut say)
+}
+
+/// Returns where the lab's service has its control socket: where other commands look for one, unless a service has it.
+fn control(wanted: &Path, folder: &Path) -> PathBuf {
+    if UnixStream::connect(wanted).is_ok() {
+        folder.join("control.sock")
+    } else {
+        wanted.to_owned()
+    }
 }
 
 fn check(options: &Options) -> Result<(), LabError> {
@@ -181,15 +198,14 @@ fn check(options: &Options) -> Result<(), LabError> {
     Ok(())
 }
 
-/// What a guest is booted with.
-struct Seat {
-    /// Its name, as a file's.
-    name: String,
-    /// The socket of its VF.
-    device: PathBuf,
-    console: PathBuf,
-    /// The address of its IPoIB interface.
-    address: String,
+/// A guest with its QEMU.
+struct Guest {
+    vf: GuestVf,
+    qemu: Child,
+    /// Whether its port has been active.
+    is_up: bool,
+    /// When to ask for its port.
+    look_at: Instant,
 }
 
 /// The programs of a lab. They end in the order of the fields: guests before what serves them.
@@ -197,60 +213,88 @@ struct Lab<'a> {
     options: &'a Options,
     program: &'a Path,
     folder: &'a Path,
-    seats: Vec<Seat>,
-    guests: Vec<Child>,
+    control: PathBuf,
+    begun: Instant,
+    guests: Vec<Guest>,
     services: Vec<Child>,
 }
 
 impl Lab<'_> {
-    fn control(&self) -> PathBuf {
-        self.folder.join("control.sock")
+    /// Says what comes, how to use it, and how to end it.
+    fn introduce(&self, say: &mut Say<'_>) -> Result<(), LabError> {
+        let Options {
+            topology,
+            kernel,
+            guests,
+            ..
+        } = self.options;
+        let manager = match self.options.manager {
+            Manager::Lite => "vhca's own subnet manager",
+            Manager::Opensm => "OpenSM",
+        };
+        say(&format!(
+            "fabric {topology} with {manager}; Linux {kernel} boots on {} VFs",
+            guests.len()
+        ))?;
+        say("")?;
+        say("in another terminal:")?;
+        if self.control != self.options.control {
+            say(&format!("  export VHCA_CONTROL={}", self.control.display()))?;
+        }
+        for (place, vf) in guests.iter().enumerate() {
+            let console = format!("vhca console {vf}");
+            say(&format!(
+                "  {console:<26} # the guest with {}; ^] leaves its console",
+                address(place)
+            ))?;
+        }
+        say("  vhca show vfs              # or any other command of vhca on this fabric")?;
+        say("")?;
+        say("`exit` in a guest turns it off; ^C here ends all of it")?;
+        say("")
     }
 
-    fn start(&mut self, stop: &AtomicBool) -> Result<(), LabError> {
+    /// Says a line with the time since the start.
+    fn report(&self, say: &mut Say<'_>, line: &str) -> Result<(), LabError> {
+        say(&format!(
+            "{:6.1} s  {line}",
+            self.begun.elapsed().as_secs_f32()
+        ))
+    }
+
+    fn start(&mut self, stop: &AtomicBool, say: &mut Say<'_>) -> Result<(), LabError> {
         let mut service = self.child("service", &self.serve())?;
         let ready = service.wait(stop, |child| offered(&child.output()).is_some());
         let offered = offered(&service.output());
         self.services.push(service);
         ready?;
         let Some(offered) = offered else {
-            // Somebody wants it all to stop.
+            // The lab is to end already.
             return Ok(());
         };
-        self.seats = self.seats(&offered)?;
         if self.options.manager == Manager::Opensm {
             let opensm = self.child("opensm", &self.opensm())?;
             self.services.push(opensm);
         }
-        for seat in &self.seats {
-            let child = self.child(&seat.name, &self.boot(seat))?;
-            self.guests.push(child);
+        for (place, vf) in self.options.guests.iter().enumerate() {
+            let device = device(vf, &offered)?;
+            let name = device.file_stem().unwrap_or_default().to_string_lossy();
+            let qemu = self.child(&name, &self.boot(&name, device, &address(place)))?;
+            self.guests.push(Guest {
+                vf: vf.clone(),
+                qemu,
+                is_up: false,
+                look_at: self.begun,
+            });
+            let console = console_of(device);
+            if let Some(guest) = self.guests.last_mut() {
+                guest.qemu.wait(stop, |_| console.exists())?;
+            }
         }
-        for (child, seat) in self.guests.iter_mut().zip(&self.seats) {
-            child.wait(stop, |_| seat.console.exists())?;
-        }
-        Ok(())
-    }
-
-    /// The guests' places among the VFs that the service offers.
-    fn seats(&self, offered: &[OfferedVf]) -> Result<Vec<Seat>, LabError> {
-        let seat = |(place, guest): (usize, &GuestVf)| {
-            let is_its = |vf: &&OfferedVf| (&vf.host, vf.vf) == (&guest.host, guest.vf);
-            let device = offered.iter().find(is_its).map(|vf| vf.socket.clone());
-            let device = device.ok_or_else(|| LabError::NoSuchVf {
-                vf: guest.clone(),
-                hosts: hosts(offered).join(", "),
-            })?;
-            let name = device.file_stem().unwrap_or_default();
-            let name = name.to_string_lossy().into_owned();
-            Ok(Seat {
-                console: self.folder.join(format!("{name}.console")),
-                address: address(place),
-                name,
-                device,
-            })
-        };
-        self.options.guests.iter().enumerate().map(seat).collect()
+        self.report(
+            say,
+            "the service is ready, the guests boot: some 5 s with KVM, up to a minute without",
+        )
     }
 
     fn child(&self, name: &str, command: &Command) -> Result<Child, LabError> {
@@ -273,10 +317,7 @@ impl Lab<'_> {
             "--json",
         ]);
         command.args(["--vfs", &most.unwrap_or(1).to_string(), "--vfio-user"]);
-        command
-            .arg(self.folder)
-            .arg("--control")
-            .arg(self.control());
+        command.arg(self.folder).arg("--control").arg(&self.control);
         command
     }
 
@@ -284,7 +325,7 @@ impl Lab<'_> {
         let mut command = Command::new(self.program);
         command
             .args(["run", "--node", "mgmt", "--control"])
-            .arg(self.control());
+            .arg(&self.control);
         command
             .args(["--", "opensm", "-f"])
             .arg(self.folder.join("opensm.log"));
@@ -294,47 +335,27 @@ impl Lab<'_> {
         command
     }
 
-    fn boot(&self, seat: &Seat) -> Command {
+    fn boot(&self, name: &str, device: &Path, address: &str) -> Command {
         let mut command = Command::new(self.options.cache.join("boot"));
-        command.args(["--kernel", &self.options.kernel, "--name", &seat.name]);
-        command.args(["--append", &format!("vhca.ip={}/16", seat.address)]);
-        command.arg("--vfio-user").arg(&seat.device);
-        command.arg("--console").arg(&seat.console);
+        command.args(["--kernel", &self.options.kernel, "--name", name]);
+        command.args(["--append", &format!("vhca.ip={address}/16")]);
+        command.arg("--vfio-user").arg(device);
+        command.arg("--console").arg(console_of(device));
         command
     }
 
-    fn tell(&self, say: &mut dyn FnMut(&str) -> Result<(), LabError>) -> Result<(), LabError> {
-        for seat in &self.seats {
-            say(&format!(
-                "{} boots, as {}; its console: vhca console {}",
-                seat.name,
-                seat.address,
-                seat.console.display()
-            ))?;
-        }
-        let control = self.control();
-        say(&format!(
-            "other commands on this lab: export VHCA_CONTROL={}",
-            control.display()
-        ))?;
-        say("^C ends it")
-    }
-
-    /// Waits until somebody stops it or the last guest is off.
-    fn keep(
-        &mut self,
-        stop: &AtomicBool,
-        say: &mut dyn FnMut(&str) -> Result<(), LabError>,
-    ) -> Result<(), LabError> {
+    /// Waits until the lab is to end or the last guest is off, and says how the guests are meanwhile.
+    fn keep(&mut self, stop: &AtomicBool, say: &mut Say<'_>) -> Result<(), LabError> {
         while !stop.load(Ordering::Relaxed) {
             for service in &mut self.services {
                 service.check()?;
             }
+            self.look_for_ports(say)?;
             let mut place = 0;
             while let Some(guest) = self.guests.get_mut(place) {
-                if guest.ended_well()? {
-                    say(&format!("{} is off", guest.name()))?;
-                    self.guests.remove(place);
+                if guest.qemu.ended_well()? {
+                    let guest = self.guests.remove(place);
+                    self.report(say, &format!("{} is off", guest.vf))?;
                 } else {
                     place += 1;
                 }
@@ -346,6 +367,65 @@ impl Lab<'_> {
         }
         Ok(())
     }
+
+    /// Says which guests have an active port now.
+    fn look_for_ports(&mut self, say: &mut Say<'_>) -> Result<(), LabError> {
+        let now = Instant::now();
+        let mut up = Vec::new();
+        for guest in &mut self.guests {
+            if guest.is_up || now < guest.look_at {
+                continue;
+            }
+            guest.look_at = now + ASK;
+            guest.is_up = is_well(&self.control, &guest.vf);
+            if guest.is_up {
+                up.push(guest.vf.clone());
+            }
+        }
+        for vf in &up {
+            self.report(say, &format!("{vf} is up, its port is active"))?;
+        }
+        if !up.is_empty() && self.guests.iter().all(|guest| guest.is_up) {
+            self.report(say, "all guests are ready")?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints a line.
+type Say<'a> = dyn FnMut(&str) -> Result<(), LabError> + 'a;
+
+/// Returns `true` if a service finds no fault with a VF: its guest has a driver, and its port is active.
+fn is_well(control: &Path, vf: &GuestVf) -> bool {
+    let request = Request::Why {
+        vf: vf.to_string(),
+        host: None,
+        port: 1,
+        format: Format::Json,
+    };
+    let found = Remote::connect(control).and_then(|mut remote| remote.ask(request));
+    let found = found
+        .ok()
+        .and_then(|found| serde_json::from_str::<Value>(&found).ok());
+    found.is_some_and(|found| found["code"] == "ok")
+}
+
+/// Returns the socket of a VF.
+fn device<'o>(vf: &GuestVf, offered: &'o [OfferedVf]) -> Result<&'o Path, LabError> {
+    let is_its = |offered: &&OfferedVf| (&offered.host, offered.vf) == (&vf.host, vf.vf);
+    let found = offered.iter().find(is_its);
+    found
+        .map(|vf| vf.socket.as_path())
+        .ok_or_else(|| LabError::NoSuchVf {
+            vf: vf.clone(),
+            hosts: hosts(offered).join(", "),
+        })
+}
+
+/// Returns the console of the guest that a lab boots with a VF, by the VF's socket.
+#[must_use]
+pub fn console_of(device: &Path) -> PathBuf {
+    device.with_extension("console")
 }
 
 /// The VFs that a service offers, once it has said so.
