@@ -35,6 +35,16 @@ impl Fabric {
 
     /// Serves with these arguments. OpenSM runs on an adapter of the caller's choice.
     pub(crate) fn managed_from(node: &str, manager: Manager, arguments: &[&str]) -> Self {
+        Self::configured(node, manager, arguments, "")
+    }
+
+    /// Serves with these arguments. OpenSM has these lines in its configuration.
+    pub(crate) fn configured(
+        node: &str,
+        manager: Manager,
+        arguments: &[&str],
+        opensm: &str,
+    ) -> Self {
         let sockets = tempfile::Builder::new()
             .prefix("vhca-vfs")
             .tempdir()
@@ -50,7 +60,8 @@ impl Fabric {
         let ours = ["--vfio-user", folder, "--sm", sm];
         let arguments = [&ours, arguments].concat();
         let lab = Lab::serve(&arguments);
-        let sm = (manager == Manager::OpenSm).then(|| OpenSm::start(&lab, Shim::Vhca, node, ""));
+        let sm =
+            (manager == Manager::OpenSm).then(|| OpenSm::start(&lab, Shim::Vhca, node, opensm));
         Self {
             _sm: sm,
             lab,

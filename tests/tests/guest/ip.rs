@@ -212,8 +212,9 @@ fn multicast_arrives(first: &mut Guest, second: &mut Guest) {
     pair(first, second, &server, &client);
 }
 
-fn services_resolve(first: &mut Guest, second: &mut Guest) {
-    let client = |place| format!("timeout 60 udaddy -s {}", address(place));
+/// Services of librdmacm resolve and answer both ways, at these addresses.
+pub(crate) fn services_resolve(first: &mut Guest, second: &mut Guest, addresses: [&str; 2]) {
+    let client = |place: usize| format!("timeout 60 udaddy -s {}", addresses[place]);
     pair(first, second, "udaddy", &client(1));
     pair(second, first, "udaddy", &client(0));
 }
@@ -243,7 +244,7 @@ fn guests_talk(manager: Manager, vfs: [(&str, u16); 2]) {
     }
     datagrams_bounce(first, second, full(1000, 10_000));
     multicast_arrives(first, second);
-    services_resolve(first, second);
+    services_resolve(first, second, [&address(0), &address(1)]);
 }
 
 /// The drivers are loaded anew before each round, so that nobody has heard of anybody.

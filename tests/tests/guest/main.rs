@@ -20,6 +20,7 @@ mod harness;
 mod ip;
 mod lab;
 mod mads;
+mod partitions;
 mod pings;
 mod qmp;
 mod refusals;
