@@ -10,12 +10,12 @@ use vhca::qemu::{QemuArgs, QemuGuest};
 use vhca::serve::CaptureSpec;
 use vhca::serve::OfferedVf;
 use vhca::serve::control::Remote;
-use vhca::serve::control::protocol::Request;
+use vhca::serve::control::protocol::{MetricsQuery, Request};
 use vhca::show::Format;
 
 use crate::cli::{
-    CaptureArgs, GuestArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand, ShowArgs,
-    WhyArgs,
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
+    ShowArgs, WhyArgs,
 };
 
 /// Prints tables.
@@ -103,8 +103,12 @@ pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
 }
 
 /// Prints the text that Prometheus reads.
-pub(crate) fn metrics(args: &PlainArgs) -> anyhow::Result<()> {
-    let reply = connect(&args.server)?.ask(Request::Metrics {})?;
+pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
+    let reply = connect(&args.server)?.ask(Request::Metrics(MetricsQuery {
+        by: args.by,
+        host: args.host,
+        vf: args.vf,
+    }))?;
     print(&reply, false)
 }
 

@@ -12,8 +12,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use vhca::bench::{Case, Options};
 
 pub(crate) use ask::{
-    CaptureArgs, GuestArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand, ShowArgs,
-    WhyArgs,
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
+    ShowArgs, WhyArgs,
 };
 pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     /// Have the guests of a running service do something; vhca serve --guests starts them.
     Guest(GuestArgs),
     /// Print the metrics of a running service as the text that Prometheus reads.
-    Metrics(PlainArgs),
+    Metrics(MetricsArgs),
     /// Stop a running service, as SIGTERM does.
     Stop(PlainArgs),
     /// Print what QEMU is to be given so that its guest has a VF:

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Command::Set(args) => ask::set(args).map(|()| true),
         Command::Capture(args) => ask::capture(&args).map(|()| true),
         Command::Guest(args) => ask::guest(args),
-        Command::Metrics(args) => ask::metrics(&args).map(|()| true),
+        Command::Metrics(args) => ask::metrics(args).map(|()| true),
         Command::Stop(args) => ask::stop(&args).map(|()| true),
         Command::Run(args) => run(&args),
         Command::Env(args) => environment(&args),

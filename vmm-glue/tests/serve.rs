@@ -192,7 +192,7 @@ fn tables_name_hosts_and_json_has_the_same_rows() {
         2 + 2 * (6 + 2),
         "port 0s, hosts' and switches' links"
     );
-    let metrics = serve.text(&["metrics"]);
+    let metrics = serve.text(&["metrics", "--by", "vf"]);
     assert!(metrics.contains("vhca_port_state{pf=\"H1-1\",port=\"1\",vf=\"1\"} 1\n"));
 }
 

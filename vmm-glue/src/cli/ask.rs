@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use vhca::serve::control::default_path;
 use vhca::serve::control::protocol::{Request, ShowQuery};
 use vhca::serve::{GuestAction, Right, VfChange, VfState};
-use vhca::show::{Format, Subject};
+use vhca::show::{By, Format, Subject};
 
 /// Where the service is.
 #[derive(Debug, Args)]
@@ -294,6 +294,21 @@ impl GuestArgs {
             format,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MetricsArgs {
+    /// How finely to tell them.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) by: By,
+    /// Print those of this host only.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+    /// Print those of this VF only: N, or HOST/N.
+    #[arg(long, value_name = "VF")]
+    pub(crate) vf: Option<String>,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 }
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use emulated_hca::{Built, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
 use pf_context::GuestDriver;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
@@ -23,6 +23,7 @@ use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
 use crate::Driven;
 use crate::Slice;
+use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use crate::vfio_user::GuestMemory;
 use crate::world::{DeviceError, HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 
@@ -106,6 +107,10 @@ pub struct Lab {
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
     pub(super) vfs_may_have_smi: bool,
+    /// When the service was started, since the Unix epoch.
+    pub(super) started: Duration,
+    /// Programs that use Linux' umad.
+    pub(super) programs: Programs,
 }
 
 impl Lab {
@@ -157,6 +162,8 @@ impl Lab {
             history: History::default(),
             seats: BTreeMap::new(),
             vfs_may_have_smi: false,
+            started: Duration::ZERO,
+            programs: Programs::default(),
         }
     }
 
@@ -330,6 +337,23 @@ impl Lab {
     #[must_use]
     pub fn manager(&self) -> Option<&LabHost> {
         self.hosts.get(self.manager)
+    }
+
+    /// Returns what is measured of the service itself.
+    pub(super) fn service_facts(&self) -> ServiceFacts {
+        let host = self.manager().map(|host| self.world.host(host.id));
+        let manager = host.and_then(|host| host.manager().zip(Some(host.sweeps())));
+        ServiceFacts {
+            started: self.started,
+            manager: manager.map(|(manager, sweeps)| ManagerFacts {
+                state: manager.sm().state().get(),
+                stats: manager.sm().stats(),
+                sweep_time: sweeps.time,
+                last_sweep: sweeps.last.map(|(time, _)| time),
+                last_sweep_age: sweeps.last.map(|(_, end)| self.world.now() - end),
+            }),
+            programs: self.programs,
+        }
     }
 
     /// A host by its name.

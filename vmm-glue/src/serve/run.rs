@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
 
 use ib_vtime::Duration;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -148,7 +149,9 @@ pub fn run(
     // From here on a signal ends the service in order.
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
-    let mut service = Service::new(Lab::build(options, seed)?);
+    let mut lab = Lab::build(options, seed)?;
+    lab.started = UNIX_EPOCH.elapsed().unwrap_or_default();
+    let mut service = Service::new(lab);
     service.add_way_in(signals);
     // Of an attached fabric the VFs come later.
     if options.attach.is_empty() {

@@ -1,7 +1,5 @@
 //! Packets that nodes of a fabric dropped.
 
-use std::io::{self, Write};
-
 use emulated_hca::{DropReason, Dropped, Fabric, NodeId};
 use hca_api::FunctionId;
 use ib_vtime::{Duration, Instant};
@@ -10,7 +8,6 @@ use vf_tunnel::VfId;
 
 use super::cell::Cell;
 use super::fabric;
-use super::metrics::escaped;
 use super::table::{Column, Row, column};
 
 /// How long ago a packet was dropped at most for that to be a problem now.
@@ -80,25 +77,4 @@ impl Row for DropRow {
     fn has_problem(&self) -> bool {
         self.age() <= LATELY
     }
-}
-
-/// Writes the metric of all that nodes dropped.
-pub(super) fn write_metrics(out: &mut impl Write, fabric: &Fabric, now: Instant) -> io::Result<()> {
-    const NAME: &str = "vhca_packet_dropped_total";
-    writeln!(
-        out,
-        "# HELP {NAME} Packets that a node dropped.\n# TYPE {NAME} counter"
-    )?;
-    for row in fabric.nodes().flat_map(|(id, _)| rows(fabric, id, now)) {
-        let (node, port) = (escaped(&row.node), row.port);
-        write!(out, "{NAME}{{node=\"{node}\",port=\"{port}\"")?;
-        match row.function {
-            Some(FunctionId::PF) => write!(out, ",vf=\"pf\"")?,
-            Some(vf) => write!(out, ",vf=\"{}\"", vf.0)?,
-            None => {}
-        }
-        let (reason, packets) = (row.reason.as_str(), row.dropped.packets);
-        writeln!(out, ",reason=\"{reason}\"}} {packets}")?;
-    }
-    Ok(())
 }

@@ -100,6 +100,33 @@ impl Link {
         })
     }
 
+    /// Returns the logical state as PortInfo has it; 0 if there is none.
+    pub(super) fn state_id(&self) -> u64 {
+        self.state.map_or(0, |state| match state {
+            PortState::Down => 1,
+            PortState::Init => 2,
+            PortState::Armed => 3,
+            PortState::Active => 4,
+        })
+    }
+
+    /// Returns the physical state as PortInfo has it.
+    pub(super) const fn physical_state_id(&self) -> u64 {
+        match self.physical_state {
+            PhysicalState::Sleep => 1,
+            PhysicalState::Polling => 2,
+            PhysicalState::Disabled => 3,
+            PhysicalState::Training => 4,
+            PhysicalState::LinkUp => 5,
+            PhysicalState::ErrorRecovery => 6,
+        }
+    }
+
+    /// Returns the lanes of a link that is up, and the signalling rate of a lane in kb/s.
+    pub(super) const fn rate(&self) -> Option<(u8, u32)> {
+        self.rate
+    }
+
     pub(super) fn width(&self) -> Cell {
         Cell::option(self.rate, |(lanes, _)| Cell::text(format_args!("{lanes}X")))
     }

@@ -27,7 +27,7 @@ use pf_context::inspect::Inspect;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use cell::Printable;
-pub use metrics::write_metrics;
+pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use table::Filter;
 pub use totals::Totals;
@@ -115,6 +115,8 @@ pub struct Scene<'a> {
     pub vmms: &'a dyn Vmms,
     /// The fabric behind them.
     pub fabric: &'a Fabric,
+    /// The service itself.
+    pub service: &'a ServiceFacts,
     /// The time.
     pub now: Instant,
 }

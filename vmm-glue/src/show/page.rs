@@ -77,7 +77,7 @@ impl Page {
                 Format::Json => self.step_json(scene, out),
             }
             if self.tables.is_empty() && self.format == Format::Json {
-                out.extend_from_slice(b"}\n");
+                out.push(b'}');
             }
             if slice.is_over() {
                 break;

@@ -1,12 +1,9 @@
 //! VMMs at the VFs that are offered to them.
 
-use std::io::{self, Write};
-
 use ib_vtime::Duration;
 use vf_tunnel::VfId;
 
 use super::cell::Cell;
-use super::metrics::escaped;
 use super::table::{Column, Row, column};
 
 /// A VF that is offered to VMMs, and who has it.
@@ -86,74 +83,4 @@ impl Row for VmmRow {
     fn is_of(&self, vf: VfId) -> bool {
         self.vf == vf.get()
     }
-}
-
-/// What is measured of a VF that is offered to VMMs: name, kind, help, and its value.
-type Metric = (&'static str, &'static str, &'static str, fn(&VmmRow) -> u64);
-
-const METRICS: &[Metric] = &[
-    (
-        "vhca_vmm_attached",
-        "gauge",
-        "Whether a VMM has the VF.",
-        |row| u64::from(row.since.is_some()),
-    ),
-    (
-        "vhca_vmm_vectors",
-        "gauge",
-        "Interrupt vectors that the guest's driver has set up.",
-        |row| u64::try_from(row.vectors).unwrap_or(u64::MAX),
-    ),
-    (
-        "vhca_vmm_shared_bytes",
-        "gauge",
-        "Memory of the guest that its VMM shares.",
-        |row| row.shared,
-    ),
-    (
-        "vhca_vmm_touched_bytes",
-        "gauge",
-        "Memory of the guest that the device has touched, for which the service may be charged.",
-        |row| row.touched,
-    ),
-    (
-        "vhca_vmm_unshared_bytes",
-        "gauge",
-        "Memory of the guest that its VMM does not share.",
-        |row| row.unshared,
-    ),
-    (
-        "vhca_vmm_resets_total",
-        "counter",
-        "Resets of the VF by the guest's driver or its VMM.",
-        |row| row.resets,
-    ),
-    (
-        "vhca_vmm_total",
-        "counter",
-        "VMMs that had the VF.",
-        |row| row.vmms,
-    ),
-    (
-        "vhca_vmm_refused_total",
-        "counter",
-        "VMMs that were turned away from the VF.",
-        |row| row.refused,
-    ),
-];
-
-/// Writes the metrics of the VFs that are offered to VMMs, if there are any.
-pub(super) fn write_metrics(out: &mut impl Write, rows: &[VmmRow]) -> io::Result<()> {
-    if rows.is_empty() {
-        return Ok(());
-    }
-    for (name, kind, help, value) in METRICS {
-        writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")?;
-        for row in rows {
-            let host = escaped(&row.host);
-            let (vf, value) = (row.vf, value(row));
-            writeln!(out, "{name}{{pf=\"{host}\",vf=\"{vf}\"}} {value}")?;
-        }
-    }
-    Ok(())
 }

@@ -12,7 +12,7 @@ use vf_tunnel::VfId;
 
 use super::devices::device_of;
 use super::function_of;
-use super::manager::ManagerPlace;
+use super::manager::{ManagerPlace, Sweeps};
 use super::pf_host::PfHost;
 use super::socket::Sockets;
 use super::software::Software;
@@ -117,6 +117,12 @@ impl Host {
                 pf.trouble.into_iter().chain(guests).next()
             }
         }
+    }
+
+    /// Returns how long the sweeps of the subnet manager took that runs here.
+    #[must_use]
+    pub fn sweeps(&self) -> Sweeps {
+        self.manager_place().sweeps()
     }
 
     fn manager_place(&self) -> &ManagerPlace {

@@ -2,7 +2,7 @@
 
 use hca_api::{Hca, HcaError, HcaEvent};
 use ib_endpoint::{EndPortEvent, MadAgent};
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
@@ -12,12 +12,45 @@ use crate::Slice;
 /// Events of the subnet that are kept; when there are more, the older half goes.
 const MAX_EVENTS: usize = 4096;
 
+/// How long the heavy sweeps of a subnet manager took that were completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweeps {
+    /// All of them together.
+    pub time: Duration,
+    /// The last one, and when it ended.
+    pub last: Option<(Duration, Instant)>,
+    /// When the one under way began.
+    begun: Option<Instant>,
+    /// Those that were begun.
+    count: u64,
+}
+
 /// The place of a subnet manager on a host: one, or none.
 #[derive(Debug, Default)]
 pub(super) struct ManagerPlace {
     manager: Option<Box<SubnetManager>>,
     /// What happened in the subnet lately, since the manager was started at most.
     events: Vec<SmEvent>,
+    sweeps: Sweeps,
+}
+
+impl Sweeps {
+    /// Notes that so many were begun until now.
+    const fn begin(&mut self, now: Instant, count: u64) {
+        if self.count != count {
+            self.count = count;
+            self.begun = Some(now);
+        }
+    }
+
+    /// Notes that one is complete.
+    fn end(&mut self, now: Instant) {
+        if let Some(begun) = self.begun.take() {
+            let time = now - begun;
+            self.time += time;
+            self.last = Some((time, now));
+        }
+    }
 }
 
 impl ManagerPlace {
@@ -32,6 +65,7 @@ impl ManagerPlace {
         let manager = SubnetManager::open(hca, gsi, port, config, seed)?;
         self.manager = Some(Box::new(manager));
         self.events.clear();
+        self.sweeps = Sweeps::default();
         Ok(())
     }
 
@@ -59,6 +93,10 @@ impl ManagerPlace {
 
     pub(super) fn events(&self) -> &[SmEvent] {
         &self.events
+    }
+
+    pub(super) const fn sweeps(&self) -> Sweeps {
+        self.sweeps
     }
 
     pub(super) fn handle_hca_event(&mut self, now: Instant, event: &HcaEvent) {
@@ -97,8 +135,13 @@ impl ManagerPlace {
         while has_more && !slice.is_over() {
             has_more = manager.poll(now, hca, gsi);
         }
-        self.events
-            .extend(std::iter::from_fn(|| manager.poll_event()));
+        self.sweeps.begin(now, manager.sm().stats().heavy_sweeps);
+        while let Some(event) = manager.poll_event() {
+            if event == SmEvent::SubnetUp {
+                self.sweeps.end(now);
+            }
+            self.events.push(event);
+        }
         if self.events.len() > MAX_EVENTS {
             self.events.drain(..MAX_EVENTS / 2);
         }

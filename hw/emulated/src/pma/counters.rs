@@ -199,8 +199,9 @@ impl PortCounters {
         counters
     }
 
-    /// What this and other counters count together.
-    pub(super) fn plus(&self, other: &Self) -> Self {
+    /// Returns what this and other counters count together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
         self.zip_with(other, u64::saturating_add)
     }
 

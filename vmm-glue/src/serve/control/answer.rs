@@ -1,14 +1,15 @@
 //! What is done with a request.
 
+use emulated_hca::NodeId;
 use ib_wire::PortNum;
 use serde::Serialize;
 
-use super::protocol::{Refusal, Request, ShowQuery, VERSION};
-use crate::Slice;
+use super::protocol::{MetricsQuery, Refusal, Request, ShowQuery, VERSION};
+use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::set::no_such_node;
 use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
-use crate::show::{self, Filter, Format, NamedPf, Scene};
+use crate::show::{self, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts};
 
 /// How a request is answered.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) enum Answer {
     Line(Vec<u8>),
     /// When guests have done something.
     Later(JobId, Format),
+    /// With a reply that takes many turns.
+    Reply(Box<Reply>),
     /// With an empty reply, and then a capture.
     Capture(Box<Capture>),
 }
@@ -80,7 +83,7 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
             capture.map(|capture| Answer::Capture(Box::new(capture)))
         }
         Request::Offered { vf, host } => offered(turn.lab, vf, host.as_deref()),
-        Request::Metrics {} => Ok(Answer::text(&metrics(turn.lab))),
+        Request::Metrics(query) => metrics(turn.lab, query),
         Request::Stop {} => {
             turn.stop();
             Ok(Answer::of(&serde_json::json!({ "stopping": true })))
@@ -89,7 +92,8 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
     answer.unwrap_or_else(|refusal| Answer::refused(&refusal))
 }
 
-fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
+/// Returns the PFs by the names of their hosts.
+pub(super) fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
     let hosts = lab.pf_hosts().map(|pf| NamedPf {
         name: &pf.name,
         node: lab.world().host(pf.id).node(),
@@ -98,27 +102,45 @@ fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
     hosts.collect()
 }
 
-/// Returns what there is to look at, with the PFs from [`pfs`].
-fn scene<'l>(lab: &'l Lab, pfs: &'l [NamedPf<'l>]) -> Scene<'l> {
+/// Returns what there is to look at, with the PFs from [`pfs`] and [`Lab::service_facts`].
+pub(super) fn scene<'l>(
+    lab: &'l Lab,
+    pfs: &'l [NamedPf<'l>],
+    service: &'l ServiceFacts,
+) -> Scene<'l> {
     Scene {
         pfs,
         vmms: lab,
         fabric: lab.fabric(),
+        service,
         now: lab.world().now(),
     }
 }
 
 fn show(lab: &Lab, query: &ShowQuery) -> Result<Answer, Refusal> {
+    let ShowQuery {
+        subject,
+        format,
+        wide,
+        ..
+    } = *query;
     let filter = filter(lab, query)?;
-    let mut out = Vec::new();
-    let pfs = pfs(lab);
-    let scene = scene(lab, &pfs);
-    let mut page = show::page(&scene, query.subject, query.format, filter, query.wide);
-    page.write(&scene, &mut out, &mut Slice::endless());
-    Ok(match query.format {
-        Format::Json => Answer::json(&out),
-        Format::Text => Answer::text(&String::from_utf8_lossy(&out)),
-    })
+    let (pfs, service) = (pfs(lab), lab.service_facts());
+    let page = show::page(&scene(lab, &pfs, &service), subject, format, filter, wide);
+    Ok(Answer::Reply(Box::new(Reply::tables(page, format))))
+}
+
+fn metrics(lab: &Lab, query: &MetricsQuery) -> Result<Answer, Refusal> {
+    let host = query.host.as_deref();
+    let filter = match &query.vf {
+        Some(vf) => of_vf(lab, vf, host)?,
+        None => Filter {
+            node: host.map(|name| node_of_host(lab, name)).transpose()?,
+            ..Filter::default()
+        },
+    };
+    let metrics = Metrics::new(query.by, filter);
+    Ok(Answer::Reply(Box::new(Reply::metrics(metrics))))
 }
 
 /// Returns which rows a query wants.
@@ -137,17 +159,33 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
             let message = "ports and fabric have no rows of VFs: name a host or node with --host";
             return Err(Refusal::new("no_vf_rows", message));
         }
-        let vf = lab.vf(vf, host.as_deref())?;
-        filter.node = Some(lab.world().host(vf.host).node());
-        filter.vf = Some(vf.vf);
+        let of_vf = of_vf(lab, vf, host.as_deref())?;
+        filter = Filter {
+            problems: query.problems,
+            ..of_vf
+        };
     } else if let Some(name) = host {
         filter.node = Some(if subject.is_of_nodes() {
             lab.node(name).ok_or_else(|| no_such_node(name))?
         } else {
-            lab.world().host(lab.pf_host(name)?.id).node()
+            node_of_host(lab, name)?
         });
     }
     Ok(filter)
+}
+
+/// Returns what leaves the rows of a VF.
+fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
+    let vf = lab.vf(vf, host)?;
+    Ok(Filter {
+        node: Some(lab.world().host(vf.host).node()),
+        vf: Some(vf.vf),
+        problems: false,
+    })
+}
+
+fn node_of_host(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
+    Ok(lab.world().host(lab.pf_host(name)?.id).node())
 }
 
 fn why(
@@ -224,12 +262,4 @@ pub(super) fn reports(reports: &[GuestReport], format: Format) -> Answer {
             Answer::of(&serde_json::json!({ "text": lines, "failed": failed }))
         }
     }
-}
-
-/// The metrics of all PFs.
-pub(super) fn metrics(lab: &Lab) -> String {
-    let mut out = Vec::new();
-    let written = show::write_metrics(&mut out, &scene(lab, &pfs(lab)));
-    debug_assert!(written.is_ok(), "a vector takes everything");
-    String::from_utf8_lossy(&out).into_owned()
 }

@@ -8,11 +8,13 @@ use emulated_hca::TapId;
 use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 
-use super::answer::{Answer, answer, metrics, reports};
+use super::answer::{Answer, answer, reports};
 use super::protocol::{Envelope, MAX_LINE, Refusal, VERSION};
+use super::reply::Reply;
+use crate::Slice;
 use crate::serve::capture::Capture;
 use crate::serve::{JobId, Turn};
-use crate::show::Format;
+use crate::show::{By, Filter, Format, Metrics};
 use crate::watch::EventSet;
 
 /// What comes after the replies that wait to be written.
@@ -20,6 +22,8 @@ use crate::watch::EventSet;
 enum State {
     /// The next request.
     Open,
+    /// What is left of a reply that takes many turns.
+    Replying(Box<Reply>),
     /// What guests are doing.
     Waiting(JobId, Format),
     /// What a capture gives.
@@ -68,7 +72,7 @@ impl Client {
         match self.state {
             State::Waiting(job, _) => turn.lab.forget_job(job),
             State::Capturing(capture) => capture.stop(turn.lab),
-            State::Open | State::Closing => {}
+            State::Open | State::Replying(_) | State::Closing => {}
         }
         turn.watches.remove(self.stream);
     }
@@ -94,7 +98,7 @@ impl Client {
         match &self.state {
             State::Open => self.output.is_empty(),
             State::Capturing(capture) => !capture.is_finished(),
-            State::Waiting(..) | State::Closing => false,
+            State::Replying(_) | State::Waiting(..) | State::Closing => false,
         }
     }
 
@@ -114,8 +118,28 @@ impl Client {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Capturing(capture) => capture.deadline(),
+            State::Replying(_) => self.output.is_empty().then_some(Instant::ZERO),
             State::Open | State::Waiting(..) | State::Closing => None,
         }
+    }
+
+    /// Returns true if the next piece of a reply can be made.
+    pub(super) fn wants_reply(&self) -> bool {
+        matches!(self.state, State::Replying(_)) && self.output.is_empty()
+    }
+
+    /// Makes the next piece of a reply, until the slice is over, and sends it. Returns `false` if the client is gone.
+    pub(super) fn reply(&mut self, turn: &mut Turn<'_>, slice: &mut Slice) -> bool {
+        if let State::Replying(reply) = &mut self.state
+            && reply.write(turn.lab, &mut self.output, slice)
+        {
+            self.state = if reply.is_last() {
+                State::Closing
+            } else {
+                State::Open
+            };
+        }
+        self.advance(turn)
     }
 
     /// Reads what is there, within bounds. Whether there may ever be more.
@@ -143,6 +167,7 @@ impl Client {
             match &mut self.state {
                 State::Open => {}
                 State::Closing => return false,
+                State::Replying(_) => break,
                 State::Waiting(job, format) => {
                     let format = *format;
                     let Some(done) = turn.lab.poll_report(*job) else {
@@ -172,10 +197,13 @@ impl Client {
                     self.last_used = turn.now;
                     self.take(answer_line(turn, &line));
                 }
-                Next::Http(path) => {
-                    self.output = http(turn, &path);
-                    self.state = State::Closing;
-                }
+                Next::Http(target) => match http(&target) {
+                    Ok(reply) => self.state = State::Replying(Box::new(reply)),
+                    Err(refusal) => {
+                        self.output = refusal;
+                        self.state = State::Closing;
+                    }
+                },
                 Next::TooLong => {
                     let message = format!("a request has at most {MAX_LINE} bytes");
                     let refusal = Refusal::new("too_long", message);
@@ -191,6 +219,7 @@ impl Client {
     fn take(&mut self, answer: Answer) {
         match answer {
             Answer::Line(line) => self.output = line,
+            Answer::Reply(reply) => self.state = State::Replying(reply),
             Answer::Later(job, format) => self.state = State::Waiting(job, format),
             Answer::Capture(capture) => {
                 if let Answer::Line(line) = Answer::of(&serde_json::json!({ "capture": true })) {
@@ -286,16 +315,23 @@ fn answer_line(turn: &mut Turn<'_>, line: &[u8]) -> Answer {
     }
 }
 
-/// An HTTP/1.1 response, after which the connection ends.
-fn http(turn: &Turn<'_>, path: &str) -> Vec<u8> {
-    let (status, body) = match path {
-        "/metrics" => ("200 OK", metrics(turn.lab)),
-        _ => ("404 Not Found", "there is /metrics\n".to_owned()),
+/// Returns the metrics that an HTTP request asks for, or a response that says what there is.
+fn http(target: &str) -> Result<Reply, Vec<u8>> {
+    let by = match target {
+        "/metrics" => By::default(),
+        "/metrics?by=total" => By::Total,
+        "/metrics?by=host" => By::Host,
+        "/metrics?by=vf" => By::Vf,
+        _ => {
+            let body =
+                "there is /metrics, /metrics?by=total, /metrics?by=host and /metrics?by=vf\n";
+            let length = body.len();
+            let response = format!(
+                "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\n\
+                 Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+            return Err(response.into_bytes());
+        }
     };
-    let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n\
-         Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
-    .into_bytes()
+    Ok(Reply::http(Metrics::new(by, Filter::default())))
 }

@@ -5,6 +5,7 @@ mod client;
 mod path;
 pub mod protocol;
 mod remote;
+mod reply;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ pub use remote::{Remote, RemoteError};
 use super::acceptor::Acceptor;
 use super::claim::Claim;
 use super::{Listener, Turn, WayIn};
+use crate::Slice;
 use crate::watch::Ready;
 use client::Client;
 
@@ -32,6 +34,8 @@ pub struct ControlSocket {
     acceptor: Acceptor,
     _claim: Option<Claim>,
     clients: BTreeMap<RawFd, Client>,
+    /// Whose reply had the last turn.
+    replied: RawFd,
 }
 
 impl ControlSocket {
@@ -42,6 +46,7 @@ impl ControlSocket {
             acceptor: Acceptor::new(listener.socket),
             _claim: listener.claim,
             clients: BTreeMap::new(),
+            replied: 0,
         }
     }
 
@@ -64,6 +69,25 @@ impl ControlSocket {
         let silent = clients.min_by_key(|(_, client)| client.last_used);
         if let Some(fd) = silent.map(|(&fd, _)| fd) {
             self.close(turn, fd);
+        }
+    }
+
+    /// Goes on with the replies under way, by turns, for a slice in all.
+    fn reply(&mut self, turn: &mut Turn<'_>) {
+        let mut slice = Slice::of(reply::SLICE);
+        let mut is_over = false;
+        while !is_over {
+            let wanting = |(fd, client): (&RawFd, &Client)| client.wants_reply().then_some(*fd);
+            let behind = self.clients.range(self.replied + 1..).find_map(wanting);
+            let next = behind.or_else(|| self.clients.iter().find_map(wanting));
+            let Some(fd) = next else { return };
+            self.replied = fd;
+            let client = self.clients.get_mut(&fd);
+            let stays = client.is_none_or(|client| client.reply(turn, &mut slice));
+            if !stays {
+                self.close(turn, fd);
+            }
+            is_over = slice.is_over();
         }
     }
 
@@ -105,6 +129,7 @@ impl WayIn for ControlSocket {
         for fd in gone {
             self.close(turn, fd);
         }
+        self.reply(turn);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::serve::{CaptureSpec, GuestAction, VfChange};
-use crate::show::{Format, Subject};
+use crate::show::{By, Format, Subject};
 
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
@@ -91,7 +91,7 @@ pub enum Request {
     /// A capture file, as the rest of the connection.
     Capture(CaptureSpec),
     /// The text that Prometheus reads.
-    Metrics {},
+    Metrics(MetricsQuery),
     /// The end of the service.
     Stop {},
 }
@@ -131,6 +131,20 @@ impl ShowQuery {
             format,
         }
     }
+}
+
+/// Which metrics are wanted: all by host by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsQuery {
+    /// How finely they are told.
+    pub by: By,
+    /// Of this host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Of this VF only: `N` or `HOST/N`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vf: Option<String>,
 }
 
 #[expect(

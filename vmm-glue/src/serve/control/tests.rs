@@ -250,6 +250,21 @@ fn of_too_many_clients_the_longest_silent_one_goes() {
     server.end();
 }
 
+/// The body of a response in chunks.
+fn unchunked(mut chunks: &str) -> String {
+    let mut body = String::new();
+    loop {
+        let (length, rest) = chunks.split_once("\r\n").unwrap();
+        let length = usize::from_str_radix(length, 16).unwrap();
+        body.push_str(&rest[..length]);
+        chunks = rest[length..].strip_prefix("\r\n").unwrap();
+        if length == 0 {
+            assert!(chunks.is_empty(), "{chunks}");
+            return body;
+        }
+    }
+}
+
 #[test]
 fn prometheus_can_ask_by_http() {
     let server = Server::start();
@@ -258,13 +273,68 @@ fn prometheus_can_ask_by_http() {
         write!(stream, "GET {path} HTTP/1.1\r\nHost: vhca\r\n\r\n").unwrap();
         rest(stream)
     };
-    let page = get("/metrics");
-    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
-    assert!(page.contains("\nvhca_port_state{pf=\"H1-1\",port=\"1\",vf=\"pf\"} "));
-    let (head, body) = page.split_once("\r\n\r\n").unwrap();
-    let length = format!("Content-Length: {}", body.len());
-    assert!(head.contains(&length), "{head}");
-    assert!(get("/").starts_with("HTTP/1.1 404 "));
+    let metrics = |path: &str| {
+        let page = get(path);
+        let (head, chunks) = page.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(
+            head.contains("\r\nTransfer-Encoding: chunked\r\n"),
+            "{head}"
+        );
+        unchunked(chunks)
+    };
+    let by_host = metrics("/metrics");
+    assert!(
+        by_host.contains("\nvhca_port_state{pf=\"H1-1\",port=\"1\"} "),
+        "{by_host}"
+    );
+    assert!(by_host.contains("\nvhca_link_state_id{node=\"S1\",port=\"1\"} 4\n"));
+    assert!(by_host.contains("\nvhca_sm_state_id 3\n"), "{by_host}");
+    assert!(
+        metrics("/metrics?by=vf").contains("\nvhca_port_state{pf=\"H1-1\",port=\"1\",vf=\"1\"} ")
+    );
+    assert!(metrics("/metrics?by=total").contains("\nvhca_port_state "));
+    for path in ["/", "/metrics?by=color"] {
+        let page = get(path);
+        assert!(
+            page.starts_with("HTTP/1.1 404 ") && page.contains("?by=vf"),
+            "{page}"
+        );
+    }
+    server.end();
+}
+
+/// A connection's requests are answered in their order, however many turns the first answer takes.
+#[test]
+fn what_is_asked_behind_a_large_answer_is_answered_behind_it() {
+    let server = Server::start();
+    let mut stream = server.raw();
+    let lines: &[&[u8]] = &[
+        b"{\"v\":1,\"request\":{\"metrics\":{\"by\":\"vf\"}}}\n",
+        b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"fabric\",\"format\":\"json\"}}}\n",
+        b"{\"v\":1,\"request\":{\"metrics\":{\"vf\":\"H1-1/2\"}}}\n",
+        b"hello\n",
+    ];
+    stream.write_all(&lines.concat()).unwrap();
+    let mut replies = Vec::new();
+    for _ in lines {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while byte != *b"\n" {
+            stream.read_exact(&mut byte).unwrap();
+            line.push(byte[0]);
+        }
+        replies.push(serde_json::from_slice::<Value>(&line).unwrap());
+    }
+    let text = |reply: &Value| reply["ok"]["text"].as_str().unwrap().to_owned();
+    assert!(text(&replies[0]).contains("# TYPE vhca_quota gauge\n"));
+    assert!(replies[1]["ok"]["links"].is_array());
+    let of_vf = text(&replies[2]);
+    assert!(
+        of_vf.contains("vf=\"2\"") && !of_vf.contains("vf=\"1\""),
+        "{of_vf}"
+    );
+    assert_eq!(replies[3]["error"]["code"], "bad_request");
     server.end();
 }
 

@@ -11,13 +11,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::Instant;
-use umad_link::{Answer, Errno, HelloReply, ServerLimits, UmadServer, Verdict};
+use umad_link::{Answer, Errno, FileCounters, HelloReply, ServerLimits, UmadServer, Verdict};
 
 use super::acceptor::Acceptor;
 use super::access::Access;
 use super::claim::Claim;
 use super::{ClaimError, Listener, Turn, WayIn};
 use crate::log_limit::LogLimit;
+use crate::show::Programs;
 use crate::watch::{EventSet, Ready};
 use adapters::{KnownNodes, LabAdapters};
 use client::{Client, Datagram, Sent};
@@ -35,6 +36,8 @@ pub struct UmadSocket {
     server: UmadServer,
     nodes: KnownNodes,
     trees: Trees,
+    /// What programs did with files that are closed, and the files that were opened.
+    programs: Programs,
     /// What programs cause to be logged.
     log: LogLimit,
     _claim: Option<Claim>,
@@ -66,6 +69,7 @@ impl UmadSocket {
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
             trees,
+            programs: Programs::default(),
             log: LogLimit::default(),
             _claim: listener.claim,
         })
@@ -138,7 +142,10 @@ impl UmadSocket {
         };
         match verdict {
             Verdict::Nothing => true,
-            Verdict::Opened(reply) => client.send(&reply) == Sent::Yes,
+            Verdict::Opened(reply) => {
+                self.programs.opened += 1;
+                client.send(&reply) == Sent::Yes
+            }
             Verdict::Replied(reply) => {
                 client.send(&reply);
                 false
@@ -162,8 +169,22 @@ impl UmadSocket {
         }
     }
 
+    /// Returns what programs did, with the files that are open.
+    fn programs(&self) -> Programs {
+        let mut programs = self.programs;
+        let clients = self.clients.values();
+        for (counters, _) in clients.filter_map(|client| self.server.counters(client.session)) {
+            programs.open += 1;
+            add(&mut programs, counters);
+        }
+        programs
+    }
+
     fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
         if let Some(client) = self.clients.remove(&fd) {
+            if let Some((counters, _)) = self.server.counters(client.session) {
+                add(&mut self.programs, counters);
+            }
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
@@ -198,6 +219,15 @@ impl UmadSocket {
         }
         true
     }
+}
+
+/// Adds what a file counted.
+const fn add(programs: &mut Programs, counters: FileCounters) {
+    programs.sent += counters.written;
+    programs.received += counters.received;
+    programs.timed_out += counters.timed_out;
+    programs.unread += counters.unread_dropped;
+    programs.refused += counters.refused;
 }
 
 fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
@@ -258,6 +288,7 @@ impl WayIn for UmadSocket {
         for fd in gone {
             self.drop_client(turn, fd);
         }
+        turn.lab.programs = self.programs();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

@@ -49,6 +49,7 @@ impl Net {
             pfs: &[],
             vmms: NO_VMMS,
             fabric: self.world.fabric(),
+            service: &ServiceFacts::default(),
             now: NOW,
         };
         written(&scene, page(&scene, subject, format, filter, false))
@@ -175,6 +176,7 @@ fn where_a_fabric_ends_only_the_near_half_of_the_link_is_known() {
         pfs: &[],
         vmms: NO_VMMS,
         fabric: &fabric,
+        service: &ServiceFacts::default(),
         now: NOW,
     };
     let all = Filter::default();

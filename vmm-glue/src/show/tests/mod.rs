@@ -135,6 +135,7 @@ fn shown_of(
         }],
         vmms: NO_VMMS,
         fabric: &fabric,
+        service: &ServiceFacts::default(),
         now: NOW,
     };
     written(&scene, page(&scene, subject, format, filter(node), is_wide))
@@ -282,106 +283,6 @@ fn a_transaction_and_an_exchange_show_both_ids() {
 }
 
 #[test]
-fn metrics_are_families_with_help_type_and_samples() {
-    let mut out = Vec::new();
-    let mux = mux();
-    let rows = mux.inspect(PortNum(2));
-    let (fabric, _) = Topology::three_switches().build(0);
-    let node = first_node(&fabric);
-    let pf = |name| NamedPf {
-        name,
-        node,
-        rows: &rows,
-    };
-    write_metrics(
-        &mut out,
-        &Scene {
-            pfs: &[pf("mlx\"0"), pf("second")],
-            vmms: NO_VMMS,
-            fabric: &fabric,
-            now: NOW,
-        },
-    )
-    .unwrap();
-    let text = String::from_utf8(out).unwrap();
-    let mut family = "";
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').unwrap();
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
-            family = name;
-        } else if !line.starts_with("# HELP ") {
-            let (name, rest) = line.split_once('{').unwrap();
-            assert_eq!(name, family);
-            let first = rest.starts_with("pf=\"mlx\\\"0\",port=\"2\"");
-            assert!(
-                first || rest.starts_with("pf=\"second\",port=\"2\""),
-                "{line}"
-            );
-            let (_, value) = line.rsplit_once("} ").unwrap();
-            assert!(value.parse::<f64>().is_ok(), "{line}");
-        }
-    }
-    for sample in [
-        "vhca_port_state{pf=\"mlx\\\"0\",port=\"2\",vf=\"pf\"} 1",
-        "vhca_port_state{pf=\"mlx\\\"0\",port=\"2\",vf=\"2\"} 0",
-        "vhca_mad_total{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\",class=\"cm\",dir=\"tx\",verdict=\"to_wire\"} 1",
-        "vhca_mad_dropped_total{pf=\"mlx\\\"0\",port=\"2\",vf=\"2\",reason=\"bad_version\"} 1",
-        "vhca_cm_idmap_entries{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
-        "vhca_mcast_group_members{pf=\"mlx\\\"0\",port=\"2\",mgid=\"ff12::1\"} 1",
-        "vhca_mcast_sa_joins_total{pf=\"mlx\\\"0\",port=\"2\",mgid=\"ff12::1\"} 1",
-        "vhca_sa_outstanding{pf=\"mlx\\\"0\",port=\"2\",vf=\"1\"} 1",
-    ] {
-        assert!(text.lines().any(|line| line == sample), "{sample}\n{text}");
-    }
-}
-
-#[test]
-fn the_metrics_are_those_that_are_documented() {
-    let mut out = Vec::new();
-    let mux = mux();
-    let rows = &mux.inspect(PortNum(1));
-    let (fabric, _) = Topology::three_switches().build(0);
-    let node = first_node(&fabric);
-    let row = VmmRow {
-        host: "0".to_owned(),
-        ..VmmRow::default()
-    };
-    write_metrics(
-        &mut out,
-        &Scene {
-            pfs: &[NamedPf {
-                name: "0",
-                node,
-                rows,
-            }],
-            vmms: &vec![row],
-            fabric: &fabric,
-            now: NOW,
-        },
-    )
-    .unwrap();
-    let text = String::from_utf8(out).unwrap();
-    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    let mut written: Vec<(String, String)> = types
-        .filter_map(|rest| rest.split_once(' '))
-        .map(|(name, kind)| (name.to_owned(), kind.to_owned()))
-        .collect();
-    let rows = include_str!("../metrics.rs").lines();
-    let mut documented: Vec<(String, String)> = rows
-        .filter_map(|line| line.strip_prefix("//! | `"))
-        .map(|row| {
-            let mut cells = row.split(" | ");
-            let name = cells.next().unwrap().trim_end_matches('`');
-            (name.to_owned(), cells.next().unwrap().to_owned())
-        })
-        .collect();
-    written.sort();
-    documented.sort();
-    assert_eq!(written, documented);
-}
-
-#[test]
 fn drops_show_where_whose_and_why() {
     let mut topology = Topology::default();
     topology.add_hca("host-a", 1);
@@ -394,6 +295,7 @@ fn drops_show_where_whose_and_why() {
         pfs: &[],
         vmms: NO_VMMS,
         fabric: &fabric,
+        service: &ServiceFacts::default(),
         now: later,
     };
     let page = page(
@@ -411,11 +313,6 @@ fn drops_show_where_whose_and_why() {
         "node": "host-a", "port": 1, "vf": null, "reason": "malformed", "packets": 1, "ago_ms": 3000,
     });
     assert_eq!(*row, wanted);
-    let mut out = Vec::new();
-    write_metrics(&mut out, &scene).unwrap();
-    let text = String::from_utf8(out).unwrap();
-    let sample = "vhca_packet_dropped_total{node=\"host-a\",port=\"1\",reason=\"malformed\"} 1";
-    assert!(text.lines().any(|line| line == sample), "{text}");
 }
 
 #[test]

@@ -161,6 +161,7 @@ fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbe
         pfs: &[pf(0), pf(1)],
         vmms: &vec![vmm],
         fabric: &fabric,
+        service: &ServiceFacts::default(),
         now: NOW + WEEK,
     };
     let text = |subject, is_wide| {
