@@ -177,6 +177,7 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
 /// Returns what leaves the rows of a VF.
 fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
     let vf = lab.vf(vf, host)?;
+    let vf = lab.existing(&vf)?;
     Ok(Filter {
         node: Some(lab.world().host(vf.host).node()),
         vf: Some(vf.vf),
