@@ -7,6 +7,9 @@ use crate::bring_up::{FOUR_HOSTS, rows, wait_until_all_up};
 
 const MGID: &str = "ff12:4242::1";
 
+/// The broadcast group of IPoIB in the default partition.
+const BROADCAST: &str = "ff12:401b:ffff::ffff:ffff";
+
 /// How many datagrams each guest has received, by host and VF.
 fn received(lab: &Lab) -> Vec<(String, u64, u64)> {
     let told = lab.json(&["guest", "all", "status"]);
@@ -97,5 +100,16 @@ fn sixty_four_members_are_four_memberships_and_get_each_others_datagrams() {
             assert_eq!(then, now, "{host}/{vf} has left");
         }
     }
+
+    // OpenSM has the broadcast group of IPoIB, with a Q_Key that guests did not choose.
+    let before = received(&lab);
+    lab.told(&["guest", "all", "join", BROADCAST]);
+    let reached = wait_for(PATIENCE, || {
+        lab.told(&["guest", "H1-1/1", "send", BROADCAST, "to all"]);
+        let now = received(&lab);
+        let mut pairs = before.iter().zip(&now);
+        pairs.all(|(then, now)| now.2 > then.2).then_some(())
+    });
+    assert!(reached.is_some(), "{:?}", received(&lab));
     assert_eq!(sm.errors(), Vec::<String>::new());
 }

@@ -1,59 +1,152 @@
 //! Guests in multicast groups.
 
-use ib_endpoint::sa_client::{StandingId, Wish};
-use ib_endpoint::{SaAnswer, SaError};
+use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
+use ib_endpoint::{SaAnswer, SaError, SaRequest};
 use ib_vtime::Instant;
 use ib_wire::sa::{JoinState, McMemberRecord};
-use ib_wire::{Gid, GidIndex, PKey};
+use ib_wire::{Gid, GidIndex, PKey, PKeyIndex};
 
 use super::send::Errand;
-use super::{Awaited, Begun, Guests, PORT, QKEY};
+use super::{Awaited, Begun, Guests, JobId, PORT, QKEY, datagram_spec};
 use crate::demo::Facts;
 use crate::world::{HostFunction, SocketId, World};
 
-/// What is told of a membership that was to be, and of which nobody wants to know any more.
-const LEFT: &str = "the guest has left the group meanwhile";
+/// Why a join failed of which nothing is wanted any more.
+pub(super) const LEFT: &str = "the guest has left the group meanwhile";
+
+/// How far a membership is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The SA was asked whether there is such a group, and which parameters it has.
+    LookedUp(QueryId),
+    /// The SA was asked for the membership.
+    Asked(StandingId),
+}
 
 /// A guest's membership of a group.
 #[derive(Debug)]
 pub(super) struct Group {
-    standing: StandingId,
-    /// Whose membership it is: the guest's GID when it was asked for.
+    mgid: Gid,
+    stage: Stage,
+    /// The guest's GID when the membership was asked for, by which the SA knows it.
     port_gid: Gid,
-    /// What the SA granted, once it did. The guest's queue pair is attached then.
+    /// Record that the SA granted. Once there is one, the queue pair is attached.
     pub(super) record: Option<McMemberRecord>,
+    /// Queue pair of its own, because the group's Q_Key or partition is not that of the guest's datagrams.
+    socket: Option<SocketId>,
 }
 
 impl Group {
-    /// Asks the SA to let the guest be a member.
-    fn ask(world: &mut World, now: Instant, on: HostFunction, mgid: Gid) -> Self {
-        let port = world.port_mut(on.port(PORT));
-        let port_gid = port.view().gid(GidIndex(0)).unwrap_or(Gid::NONE);
-        let mut record = McMemberRecord {
+    /// Asks the SA for the group. A join names the parameters of a group that exists, because the SA refuses any
+    /// others; the guest chooses those of a group that does not.
+    fn look_up(world: &mut World, now: Instant, on: HostFunction, mgid: Gid) -> (Self, QueryId) {
+        let record = McMemberRecord {
             mgid,
-            port_gid,
+            ..McMemberRecord::default()
+        };
+        let request = SaRequest::get(&record, McMemberRecord::MGID);
+        let query = world.port_mut(on.port(PORT)).query(now, request);
+        let group = Self {
+            mgid,
+            stage: Stage::LookedUp(query),
+            port_gid: Gid::NONE,
+            record: None,
+            socket: None,
+        };
+        (group, query)
+    }
+
+    /// Asks the SA to let the guest be a member, of a group with the parameters of `like` or the guests' own.
+    fn ask(
+        &mut self,
+        world: &mut World,
+        now: Instant,
+        on: HostFunction,
+        like: Option<McMemberRecord>,
+    ) -> StandingId {
+        let port = world.port_mut(on.port(PORT));
+        self.port_gid = port.view().gid(GidIndex(0)).unwrap_or(Gid::NONE);
+        let own = McMemberRecord {
             qkey: QKEY,
             pkey: PKey::DEFAULT_FULL,
             ..McMemberRecord::default()
         };
+        let mut record = McMemberRecord {
+            mgid: self.mgid,
+            port_gid: self.port_gid,
+            ..like.unwrap_or(own)
+        };
         record.set_join_state(JoinState::FULL_MEMBER);
-        // The later members name the same as the one that makes the group.
         let mask = McMemberRecord::CREATE;
-        Self {
-            standing: port.wish(now, Wish::Membership { record, mask }),
-            port_gid,
-            record: None,
-        }
+        let standing = port.wish(now, Wish::Membership { record, mask });
+        self.stage = Stage::Asked(standing);
+        standing
     }
 
-    /// Lets the guest's queue pair get nothing of the group any more.
-    fn detach(&self, world: &mut World, on: HostFunction, socket: SocketId, mgid: Gid) {
-        if let Some(record) = self.record {
-            let qp = world.socket(socket).qp().handle();
-            // A queue pair that is not attached gets nothing either.
-            let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, mgid, record.mlid));
+    fn is_asked_by(&self, standing: StandingId) -> bool {
+        self.stage == Stage::Asked(standing)
+    }
+
+    /// Returns the queue pair that sends to the group and receives from it, given the guest's own.
+    pub(super) fn socket(&self, guest: SocketId) -> SocketId {
+        self.socket.unwrap_or(guest)
+    }
+
+    /// Returns the queue pair of the group alone, if it has one.
+    pub(super) const fn own_socket(&self) -> Option<SocketId> {
+        self.socket
+    }
+
+    /// Attaches a queue pair to the group as the SA granted it.
+    fn attach(
+        &mut self,
+        world: &mut World,
+        on: HostFunction,
+        guest: SocketId,
+        granted: McMemberRecord,
+    ) -> Result<(), String> {
+        let same = |held: McMemberRecord| {
+            (held.mlid, held.qkey, held.pkey) == (granted.mlid, granted.qkey, granted.pkey)
+        };
+        if self.record.is_some_and(same) {
+            self.record = Some(granted);
+            return Ok(());
+        }
+        self.detach(world, on, guest);
+        let pkey_index = partition_index(world, on, granted.pkey)?;
+        if (granted.qkey, pkey_index) != (QKEY, PKeyIndex(0)) {
+            let opened = world.open_socket(on, datagram_spec(granted.qkey, pkey_index));
+            let cannot = |error| format!("cannot open a queue pair: {error}");
+            self.socket = Some(opened.map_err(cannot)?);
+        }
+        let qp = world.socket(self.socket(guest)).qp().handle();
+        let attached = world.with_hca(on, |hca| {
+            hca.attach_multicast(qp, granted.mgid, granted.mlid)
+        });
+        attached.map_err(|error| format!("cannot attach the queue pair: {error}"))?;
+        self.record = Some(granted);
+        Ok(())
+    }
+
+    /// Detaches the guest's queue pair, or closes that of the group.
+    fn detach(&mut self, world: &mut World, on: HostFunction, guest: SocketId) {
+        let record = self.record.take();
+        // A queue pair or a function that is gone receives nothing either.
+        if let Some(socket) = self.socket.take() {
+            let _ = world.close_socket(socket);
+        } else if let Some(record) = record {
+            let qp = world.socket(guest).qp().handle();
+            let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, self.mgid, record.mlid));
         }
     }
+}
+
+/// Returns the index of the key by which the VF is in a group's partition.
+fn partition_index(world: &World, on: HostFunction, pkey: PKey) -> Result<PKeyIndex, String> {
+    let index = world.port(on.port(PORT)).view().partition_index(pkey);
+    index.ok_or_else(|| {
+        format!("the VF is not in the group's partition {pkey}; vhca show pkeys lists its keys")
+    })
 }
 
 impl Guests {
@@ -79,10 +172,44 @@ impl Guests {
             }
             None => {}
         }
-        let group = Group::ask(world, now, on, mgid);
-        let standing = group.standing;
+        let (group, query) = Group::look_up(world, now, on, mgid);
         guest.groups.insert(mgid, group);
-        Begun::Waits(Awaited::Membership(standing), Errand::Tell)
+        Begun::Waits(Awaited::Query(query), Errand::Join(mgid))
+    }
+
+    /// Takes what the SA has of a group that a guest is to join.
+    pub(super) fn looked_up(
+        &mut self,
+        world: &mut World,
+        on: HostFunction,
+        (mgid, job): (Gid, JobId),
+        result: Result<SaAnswer, SaError>,
+    ) {
+        let Some(guest) = self.guests.get_mut(&on) else {
+            return;
+        };
+        let found = match result {
+            Ok(answer) => Ok(answer.record::<McMemberRecord>()),
+            // There is none, or none that the VF may see.
+            Err(SaError::Status(_)) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        };
+        let found = found.and_then(|group| match group {
+            Some(group) => partition_index(world, on, group.pkey).map(|_| Some(group)),
+            None => Ok(None),
+        });
+        match (found, guest.groups.get_mut(&mgid)) {
+            (Ok(like), Some(group)) => {
+                let standing = group.ask(world, world.now(), on, like);
+                let waiting = (job, Errand::Tell);
+                guest.waiting.insert(Awaited::Membership(standing), waiting);
+            }
+            (Ok(_), None) => self.jobs.finish(job, on, Err(LEFT.to_owned())),
+            (Err(error), _) => {
+                guest.groups.remove(&mgid);
+                self.jobs.finish(job, on, Err(error));
+            }
+        }
     }
 
     /// The guest's GIDs are others. Memberships are a GID's, so those of the old one end, and new ones
@@ -92,18 +219,20 @@ impl Guests {
         let (Some(gid), Some(guest)) = (gid, self.guests.get_mut(&on)) else {
             return;
         };
-        for (mgid, group) in &mut guest.groups {
+        for group in guest.groups.values_mut() {
+            let Stage::Asked(standing) = group.stage else {
+                continue;
+            };
             if group.port_gid == gid {
                 continue;
             }
-            group.detach(world, on, guest.socket, *mgid);
+            let like = group.record;
+            group.detach(world, on, guest.socket);
             // Before the new one is asked for: the end of the old must not come last.
-            world.port_mut(on.port(PORT)).withdraw(now, group.standing);
-            let old = Awaited::Membership(group.standing);
-            *group = Group::ask(world, now, on, *mgid);
-            if let Some(joining) = guest.waiting.remove(&old) {
-                let awaited = Awaited::Membership(group.standing);
-                guest.waiting.insert(awaited, joining);
+            world.port_mut(on.port(PORT)).withdraw(now, standing);
+            let asked = group.ask(world, now, on, like);
+            if let Some(joining) = guest.waiting.remove(&Awaited::Membership(standing)) {
+                guest.waiting.insert(Awaited::Membership(asked), joining);
             }
         }
     }
@@ -120,19 +249,27 @@ impl Guests {
             let group = guest.groups.remove(&mgid)?;
             Some((guest.socket, group))
         });
-        let Some((socket, group)) = group else {
+        let Some((socket, mut group)) = group else {
             return Begun::failed("the guest is not in the group");
         };
-        group.detach(world, on, socket, mgid);
-        if let Some((job, _)) = self.taken(on, Awaited::Membership(group.standing)) {
+        let was_granted = group.record.is_some();
+        group.detach(world, on, socket);
+        let (awaited, standing) = match group.stage {
+            Stage::LookedUp(query) => {
+                world.port_mut(on.port(PORT)).cancel_query(query);
+                (Awaited::Query(query), None)
+            }
+            Stage::Asked(standing) => (Awaited::Membership(standing), Some(standing)),
+        };
+        if let Some((job, _)) = self.taken(on, awaited) {
             self.jobs.finish(job, on, Err(LEFT.to_owned()));
         }
-        let is_asked = self.withdraw(world, now, on, mgid, group.standing);
         // Of a membership that was not granted yet the SA may know nothing, and then says so.
-        if is_asked && group.record.is_some() {
-            Begun::Waits(Awaited::Withdrawal(group.standing), Errand::Tell)
-        } else {
-            Begun::Done(Ok(Facts::new()))
+        match standing.filter(|standing| self.withdraw(world, now, on, mgid, *standing)) {
+            Some(standing) if was_granted => {
+                Begun::Waits(Awaited::Withdrawal(standing), Errand::Tell)
+            }
+            _ => Begun::Done(Ok(Facts::new())),
         }
     }
 
@@ -152,7 +289,7 @@ impl Guests {
         is_asked
     }
 
-    /// The SA granted a membership, for the first time or once more.
+    /// Takes a grant of the SA, the first one or a later one.
     pub(super) fn granted(
         &mut self,
         world: &mut World,
@@ -161,6 +298,9 @@ impl Guests {
         answer: &SaAnswer,
     ) {
         let outcome = self.enter(world, on, standing, answer);
+        if outcome.is_err() {
+            self.give_up(world, on, standing);
+        }
         if let Some((job, _)) = self.taken(on, Awaited::Membership(standing)) {
             self.jobs.finish(job, on, outcome);
         }
@@ -175,27 +315,28 @@ impl Guests {
     ) -> Result<Facts, String> {
         let none = || "the SA's answer has no membership".to_owned();
         let granted: McMemberRecord = answer.record().ok_or_else(none)?;
-        let gone = || LEFT.to_owned();
-        let guest = self.guests.get_mut(&on).ok_or_else(gone)?;
-        let mut groups = guest.groups.iter_mut();
-        let group = groups.find(|(_, group)| group.standing == standing);
-        let (mgid, group) = group.ok_or_else(gone)?;
-        let before = group.record.map(|record| record.mlid);
-        if before != Some(granted.mlid) {
-            let qp = world.socket(guest.socket).qp().handle();
-            let attached = world.with_hca(on, |hca| {
-                if let Some(mlid) = before {
-                    hca.detach_multicast(qp, *mgid, mlid)?;
-                }
-                hca.attach_multicast(qp, *mgid, granted.mlid)
-            });
-            attached.map_err(|error| format!("cannot attach the queue pair: {error}"))?;
-        }
-        group.record = Some(granted);
+        let left = || LEFT.to_owned();
+        let guest = self.guests.get_mut(&on).ok_or_else(left)?;
+        let mut groups = guest.groups.values_mut();
+        let group = groups.find(|group| group.is_asked_by(standing));
+        let group = group.ok_or_else(left)?;
+        group.attach(world, on, guest.socket, granted)?;
         Ok(membership(&granted))
     }
 
-    /// The SA did not grant a membership: who just asked for it is told, and it is given up.
+    /// Ends a membership that the guest cannot have.
+    fn give_up(&mut self, world: &mut World, on: HostFunction, standing: StandingId) {
+        let given_up = self.guests.get_mut(&on).and_then(|guest| {
+            let mut groups = guest.groups.iter();
+            let (mgid, _) = groups.find(|(_, group)| group.is_asked_by(standing))?;
+            guest.groups.remove_entry(&mgid.clone())
+        });
+        if let Some((mgid, _)) = given_up {
+            self.withdraw(world, world.now(), on, mgid, standing);
+        }
+    }
+
+    /// Takes a refusal of the SA, which ends a membership that was just asked for.
     pub(super) fn refused(
         &mut self,
         world: &mut World,
@@ -206,14 +347,7 @@ impl Guests {
         let Some((job, _)) = self.taken(on, Awaited::Membership(standing)) else {
             return;
         };
-        let refused = self.guests.get_mut(&on).and_then(|guest| {
-            let mut groups = guest.groups.iter();
-            let (mgid, _) = groups.find(|(_, group)| group.standing == standing)?;
-            guest.groups.remove_entry(&mgid.clone())
-        });
-        if let Some((mgid, _)) = refused {
-            self.withdraw(world, world.now(), on, mgid, standing);
-        }
+        self.give_up(world, on, standing);
         self.jobs.finish(job, on, Err(error.to_string()));
     }
 }

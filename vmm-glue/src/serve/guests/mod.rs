@@ -11,6 +11,7 @@ mod send;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use hca_api::{PortChange, QpKind};
 use ib_endpoint::sa_client::{QueryId, StandingId};
@@ -185,16 +186,7 @@ impl Guests {
         world: &mut World,
         on: HostFunction,
     ) -> Result<(), hca_api::HcaError> {
-        let spec = DatagramQpSpec {
-            kind: QpKind::Ud,
-            port: PortNum(PORT),
-            pkey_index: PKeyIndex(0),
-            qkey: QKEY,
-            receives: 16,
-            sends: 16,
-            max_message: MAX_MESSAGE,
-            block_multicast_loopback: false,
-        };
+        let spec = datagram_spec(QKEY, PKeyIndex(0));
         let guest = Guest {
             socket: world.open_socket(on, spec)?,
             groups: BTreeMap::new(),
@@ -318,6 +310,9 @@ impl Guests {
                 let Some((job, errand)) = self.taken(on, Awaited::Query(query)) else {
                     return;
                 };
+                if let Errand::Join(mgid) = errand {
+                    return self.looked_up(world, on, (mgid, job), result);
+                }
                 let outcome = path(world, on, result)
                     .and_then(|(path, facts)| self.run_errand(world, on, &path, facts, errand));
                 self.jobs.finish(job, on, outcome);
@@ -349,13 +344,15 @@ impl Guest {
     fn receive(&mut self, world: &mut World) {
         const SHOWN: usize = 64;
 
-        let socket = world.socket_mut(self.socket);
-        while let Some(datagram) = socket.receive() {
-            self.received += 1;
-            self.by_multicast += u64::from(datagram.multicast);
-            let shown = datagram.bytes.len().min(SHOWN);
-            let text = String::from_utf8_lossy(&datagram.bytes[..shown]);
-            self.last = Some(text.into_owned());
+        let of_groups = self.groups.values().filter_map(Group::own_socket);
+        for socket in iter::once(self.socket).chain(of_groups) {
+            while let Some(datagram) = world.socket_mut(socket).receive() {
+                self.received += 1;
+                self.by_multicast += u64::from(datagram.multicast);
+                let shown = datagram.bytes.len().min(SHOWN);
+                let text = String::from_utf8_lossy(&datagram.bytes[..shown]);
+                self.last = Some(text.into_owned());
+            }
         }
     }
 
@@ -376,6 +373,20 @@ impl Guest {
             facts = facts.with("last", last.clone());
         }
         facts
+    }
+}
+
+/// A queue pair for the datagrams of a guest.
+const fn datagram_spec(qkey: QKey, pkey_index: PKeyIndex) -> DatagramQpSpec {
+    DatagramQpSpec {
+        kind: QpKind::Ud,
+        port: PortNum(PORT),
+        pkey_index,
+        qkey,
+        receives: 16,
+        sends: 16,
+        max_message: MAX_MESSAGE,
+        block_multicast_loopback: false,
     }
 }
 

@@ -8,11 +8,13 @@ use super::{Begun, Guests, PORT, QKEY, query};
 use crate::demo::Facts;
 use crate::world::{HostFunction, World};
 
-/// What to do with a path that the SA gives.
+/// What to do with an answer of the SA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Errand {
-    /// Tell it.
+    /// Report it.
     Tell,
+    /// Join the group, whose record was asked for.
+    Join(Gid),
     /// Send a message along it.
     Send {
         /// The queue pair at its end.
@@ -55,12 +57,12 @@ impl Guests {
     ) -> Result<Facts, String> {
         let guest = self.guests.get(&on).ok_or("the guest is gone")?;
         let group = guest.groups.get(&mgid);
-        let record = group
-            .and_then(|group| group.record)
+        let (group, record) = group
+            .and_then(|group| Some((group, group.record?)))
             .ok_or("the guest is not in the group; have it join first")?;
         let destination = group_destination(PortNum(PORT), &record);
         world
-            .send(guest.socket, &destination, text.as_bytes())
+            .send(group.socket(guest.socket), &destination, text.as_bytes())
             .map_err(|error| format!("the adapter refused: {error}"))?;
         Ok(Facts::new().show("mlid", record.mlid))
     }
