@@ -148,7 +148,7 @@ impl Switch {
         out: &mut Outputs,
     ) {
         if out_port.0 == 0 {
-            match port0::receive(&mut self.node, frame) {
+            match port0::receive(&mut self.node, self.port0.is_some(), frame) {
                 Taken::Answer(answer) => self.forward(PortNum(0), answer, out),
                 Taken::Software(mad) => port0::deliver(&mut self.node, &mut self.port0, mad),
                 Taken::Nothing => {}

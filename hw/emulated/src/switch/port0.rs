@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use hca_api::{
     GlobalRoute, HcaError, LocalMad, SourceAddress, SpecialQp, UdAddress, UdDestination,
 };
-use ib_wire::mad::{MAD_SIZE, Mad};
+use ib_wire::mad::{MAD_SIZE, Mad, MadStatus, Method};
 use ib_wire::packet::{Grh, Packet, UdFrame};
 use ib_wire::{GidIndex, PortNum, Psn, QKey, Qpn, Vl};
 use zerocopy::IntoBytes;
@@ -134,15 +134,15 @@ pub(super) enum Taken {
     Nothing,
 }
 
-/// Takes a packet for port 0.
-pub(super) fn receive(node: &mut Node, frame: Frame) -> Taken {
-    take(node, frame).unwrap_or_else(|reason| {
+/// Takes a packet for port 0, on which software runs or not.
+pub(super) fn receive(node: &mut Node, has_software: bool, frame: Frame) -> Taken {
+    take(node, has_software, frame).unwrap_or_else(|reason| {
         node.count_drop(PORT0, None, reason);
         Taken::Nothing
     })
 }
 
-fn take(node: &mut Node, mut frame: Frame) -> Result<Taken, DropReason> {
+fn take(node: &mut Node, has_software: bool, mut frame: Frame) -> Result<Taken, DropReason> {
     if !frame.icrc_matches() {
         return Err(DropReason::BadIcrc);
     }
@@ -182,28 +182,32 @@ fn take(node: &mut Node, mut frame: Frame) -> Result<Taken, DropReason> {
         return Err(DropReason::BadQKey);
     }
     let mad = Mad::from_bytes(transport.payload).ok_or(DropReason::NotAMad)?;
-    let LocalMad::Reply(reply) = pma::process(node, PORT0, &mad) else {
-        let port = node.port(PORT0).ok_or(DropReason::NoQp)?;
-        let source = SourceAddress {
-            port: PORT0,
-            slid: packet.lrh.slid,
-            src_qpn: deth.src_qp,
-            sl: packet.lrh.sl(),
-            dlid_path_bits: path_bits(packet.lrh.dlid, port.lmc),
-            pkey_index,
-            grh: packet.grh.map(|grh| GlobalRoute {
-                remote_gid: grh.sgid,
-                sgid_index,
-                flow_label: grh.flow_label(),
-                hop_limit: grh.hop_limit,
-                traffic_class: grh.traffic_class(),
-            }),
-        };
-        return Ok(Taken::Software(Port0Mad {
-            special: SpecialQp::Gsi,
-            source,
-            mad,
-        }));
+    let reply = match pma::process(node, PORT0, &mad) {
+        LocalMad::Reply(reply) => reply,
+        _ if has_software => {
+            let port = node.port(PORT0).ok_or(DropReason::NoQp)?;
+            let source = SourceAddress {
+                port: PORT0,
+                slid: packet.lrh.slid,
+                src_qpn: deth.src_qp,
+                sl: packet.lrh.sl(),
+                dlid_path_bits: path_bits(packet.lrh.dlid, port.lmc),
+                pkey_index,
+                grh: packet.grh.map(|grh| GlobalRoute {
+                    remote_gid: grh.sgid,
+                    sgid_index,
+                    flow_label: grh.flow_label(),
+                    hop_limit: grh.hop_limit,
+                    traffic_class: grh.traffic_class(),
+                }),
+            };
+            return Ok(Taken::Software(Port0Mad {
+                special: SpecialQp::Gsi,
+                source,
+                mad,
+            }));
+        }
+        _ => refusal(&mad).ok_or(DropReason::NoQp)?,
     };
     let mut buffer = [0; MAD_SIZE + 128];
     let len = UdFrame {
@@ -228,6 +232,21 @@ fn take(node: &mut Node, mut frame: Frame) -> Result<Taken, DropReason> {
     .write(&mut buffer)
     .map_err(|_| DropReason::Malformed)?;
     Ok(Taken::Answer(Frame::sealed(&buffer[..len])))
+}
+
+/// Returns the answer to a Get or Set of a class that nothing on the switch speaks: unsupported method and attribute,
+/// as that of Linux (`generate_unmatched_resp` in `ib_core`), so that who asks need not wait in vain. Any other MAD
+/// has none.
+fn refusal(mad: &Mad) -> Option<Mad> {
+    let header = &mad.header;
+    let is_refused =
+        matches!(header.method, Method::GET | Method::SET) && !header.mgmt_class.is_smp();
+    is_refused.then(|| {
+        let mut refusal = *mad;
+        refusal.header.method = header.method.response();
+        refusal.header.status = MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE;
+        refusal
+    })
 }
 
 /// The SMP in a packet that ends at port 0, for the software on QP0.

@@ -1,7 +1,7 @@
 //! What the switches of a chain do with packets.
 
 use hca_api::PortState as State;
-use ib_wire::mad::MadStatus;
+use ib_wire::mad::{AttributeId, MadStatus};
 use ib_wire::notice::{Notice, SwitchPKeyDetails, TrapNumber};
 use ib_wire::packet::{Grh, Packet};
 use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
@@ -242,6 +242,11 @@ fn perf_request(dlid: u16, pkey: PKey, qkey: QKey, port: PortNum) -> Frame {
     mad.view_mut::<PerfMad>()
         .attribute_mut::<PortCounters>()
         .port_select = port;
+    gmp(dlid, pkey, qkey, &mad)
+}
+
+/// A packet to QP1 of a LID.
+fn gmp(dlid: u16, pkey: PKey, qkey: QKey, mad: &Mad) -> Frame {
     let mut buffer = [0; 512];
     let len = UdFrame {
         vl: Vl::default(),
@@ -279,6 +284,37 @@ fn a_switch_answers_for_its_counters_by_lid() {
         u64::from(counters.port_xmit_pkts.get()),
         stored.xmit_packets
     );
+}
+
+#[test]
+fn a_switch_refuses_gets_and_sets_of_classes_that_it_does_not_speak_at_once() {
+    // 0x0a is a vendor's class, in which ibdiagnet asks Mellanox' switches for general information.
+    const VENDOR: MgmtClass = MgmtClass::new(0x0a);
+    const GENERAL_INFO: AttributeId = AttributeId::new(0x17);
+    for (class, method, is_refused) in [
+        (VENDOR, Method::GET, true),
+        (VENDOR, Method::SET, true),
+        (MgmtClass::SUBN_ADM, Method::GET, true),
+        (VENDOR, Method::SEND, false),
+        (VENDOR, Method::GET_RESP, false),
+        (MgmtClass::SUBN_LID_ROUTED, Method::GET, false),
+    ] {
+        let mut chain = Chain::up(LinkConfig::default());
+        let mad = Mad::new(MadHeader::new(class, method, GENERAL_INFO));
+        let frame = gmp(4, PKey::DEFAULT_FULL, QKey::GSI, &mad);
+        chain.bench.send(chain.a, frame);
+        chain.bench.run();
+        let answers = chain.bench.received(chain.a.node);
+        let answers: Vec<Mad> = answers
+            .iter()
+            .filter_map(|frame| Mad::from_bytes(&payload(frame)))
+            .collect();
+        let mut refusal = mad;
+        refusal.header.method = Method::GET_RESP;
+        refusal.header.status = MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE;
+        let expected: &[Mad] = if is_refused { &[refusal] } else { &[] };
+        assert_eq!(answers, expected, "{class:?} {method:?}");
+    }
 }
 
 #[test]
