@@ -168,7 +168,8 @@ fn of_adapter(adapter: &Ca, file: &str) -> Option<String> {
     Some(match file {
         "board_id" => "VHCA".to_owned(),
         "fw_ver" => adapter.firmware.clone(),
-        "hca_type" => format!("VHCA{}", adapter.device_id),
+        // As mlx4 (`hca_type_show`): of a ConnectX-3 MT4099, which tools look for.
+        "hca_type" => format!("MT{}", adapter.device_id),
         "hw_rev" => format!("{:x}", adapter.revision),
         "node_desc" => adapter.description.clone(),
         "node_guid" => groups(&adapter.node_guid.get().to_be_bytes()),
@@ -320,7 +321,7 @@ mod tests {
             ("node_desc", "H-1\n"),
             ("fw_ver", "1.2.3\n"),
             ("hw_rev", "a0\n"),
-            ("hca_type", "VHCA4099\n"),
+            ("hca_type", "MT4099\n"),
             ("ports/1/lid", "0x2a\n"),
             ("ports/1/lid_mask_count", "0\n"),
             ("ports/1/sm_lid", "0x1\n"),

@@ -17,7 +17,7 @@ use umad_link::Purpose;
 use crate::paths::Place;
 use crate::real::{fail, real};
 use crate::umad_file::UmadFile;
-use crate::{client, open_files, setting};
+use crate::{client, open_files, setting, working_folder};
 
 /// How long to wait before asking again for an `issmN` that another program has open.
 const ISSM_PAUSE: Duration = Duration::from_millis(50);
@@ -39,6 +39,28 @@ unsafe fn place(path: *const c_char) -> Option<Place> {
     let path = unsafe { CStr::from_ptr(path) };
     let place = Place::of(path.to_bytes())?;
     setting::socket().map(|_| place)
+}
+
+/// The place that a path names from a working folder of ours. What only looks at paths needs none: the program is in
+/// the tree.
+///
+/// # Safety
+/// As of [`place`].
+unsafe fn relative_place(path: *const c_char) -> Option<Place> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: by this function's contract.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if path.starts_with(b"/") || setting::socket().is_none() {
+        return None;
+    }
+    let found = guarded(|| {
+        let folder = rustix::process::getcwd(Vec::new())?;
+        let root = || client::ask(Purpose::Tree).ok().map(|(_, root)| root);
+        Ok(working_folder::place(path, folder.as_bytes(), root))
+    });
+    found.ok().flatten()
 }
 
 /// Where the service keeps an empty file or a folder in the place of ours.
@@ -114,20 +136,25 @@ fn open_is_sm(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// What the functions around `open` do with a path.
+/// What the functions around `open` do with a path below a folder.
 ///
 /// # Safety
 /// `path` is null or a string that ends with a zero byte.
-unsafe fn opened(path: *const c_char, flags: c_int) -> Option<c_int> {
+unsafe fn opened(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
     // SAFETY: by this function's contract.
-    let place = unsafe { place(path) }?;
+    let mut place = unsafe { place(path) };
+    if place.is_none() && directory == libc::AT_FDCWD {
+        // SAFETY: as above.
+        place = unsafe { relative_place(path) };
+    }
+    let place = place?;
     let result = guarded(|| open_place(&place, flags));
     Some(result.unwrap_or_else(|error| fail(error.raw_os_error(), -1)))
 }
 
 /// Defines functions that open a path.
 macro_rules! openers {
-    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*);)*) => {$(
+    ($($name:ident, $text:literal, $below:expr, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of the C library.")]
         ///
         /// # Safety
@@ -137,7 +164,7 @@ macro_rules! openers {
             $($before: $before_ty,)* path: *const c_char, flags: c_int, $($after: $after_ty),*
         ) -> c_int {
             // SAFETY: the caller passes a string, as the C library's function demands.
-            match unsafe { opened(path, flags) } {
+            match unsafe { opened($below, path, flags) } {
                 Some(fd) => fd,
                 None => real!($text, fn(
                     $($before => $before_ty,)* path => *const c_char, flags => c_int
@@ -149,14 +176,14 @@ macro_rules! openers {
 }
 
 openers! {
-    open, c"open", (), (mode: mode_t);
-    open64, c"open64", (), (mode: mode_t);
-    __open_2, c"__open_2", (), ();
-    __open64_2, c"__open64_2", (), ();
-    openat, c"openat", (directory: c_int), (mode: mode_t);
-    openat64, c"openat64", (directory: c_int), (mode: mode_t);
-    __openat_2, c"__openat_2", (directory: c_int), ();
-    __openat64_2, c"__openat64_2", (directory: c_int), ();
+    open, c"open", libc::AT_FDCWD, (), (mode: mode_t);
+    open64, c"open64", libc::AT_FDCWD, (), (mode: mode_t);
+    __open_2, c"__open_2", libc::AT_FDCWD, (), ();
+    __open64_2, c"__open64_2", libc::AT_FDCWD, (), ();
+    openat, c"openat", directory, (directory: c_int), (mode: mode_t);
+    openat64, c"openat64", directory, (directory: c_int), (mode: mode_t);
+    __openat_2, c"__openat_2", directory, (directory: c_int), ();
+    __openat64_2, c"__openat64_2", directory, (directory: c_int), ();
 }
 
 /// Defines functions that open a path as a stream.
@@ -169,7 +196,7 @@ macro_rules! stream_openers {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             // SAFETY: the caller passes a string, as the C library's function demands.
-            match unsafe { opened(path, libc::O_RDONLY) } {
+            match unsafe { opened(libc::AT_FDCWD, path, libc::O_RDONLY) } {
                 None => real!($text, fn(
                     path => *const c_char, mode => *const c_char
                 ) -> *mut FILE, std::ptr::null_mut()),
@@ -227,6 +254,7 @@ lookers! {
     opendir, c"opendir", (), () -> *mut libc::DIR, std::ptr::null_mut();
     scandir, c"scandir", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
     scandir64, c"scandir64", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
+    chdir, c"chdir", (), () -> c_int, -1;
     access, c"access", (), (mode: c_int) -> c_int, -1;
     faccessat, c"faccessat", (directory: c_int), (mode: c_int, flags: c_int) -> c_int, -1;
     stat, c"stat", (), (buffer: Stat) -> c_int, -1;

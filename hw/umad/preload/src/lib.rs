@@ -20,3 +20,4 @@ mod paths;
 mod real;
 mod setting;
 mod umad_file;
+mod working_folder;
