@@ -4,7 +4,7 @@ use ib_vtime::Duration;
 use ib_wire::{Guid, Lmc, MKey, Sl, SmKey, SubnetPrefix};
 
 use crate::lid::LidRange;
-use crate::partition::Partitions;
+use crate::partition::{PartitionEnforcement, Partitions};
 use crate::sm::SmpLimits;
 
 /// Configuration of the subnet manager and the SA.
@@ -35,8 +35,8 @@ pub struct SubnetConfig {
     pub smp: SmpLimits,
     /// The partitions.
     pub partitions: Partitions,
-    /// Whether switch ports that face end ports check P_Keys, too.
-    pub partition_enforcement: bool,
+    /// What switch ports that face end ports check, too.
+    pub partition_enforcement: PartitionEnforcement,
     /// Remembered LIDs of an earlier run.
     pub known_lids: Vec<(Guid, LidRange)>,
     /// Whether a join must match the Q_Key, P_Key, traffic class, SL, flow label and hop limit of an
@@ -63,7 +63,7 @@ impl Default for SubnetConfig {
             master_poll_misses: 4,
             smp: SmpLimits::default(),
             partitions: Partitions::default(),
-            partition_enforcement: false,
+            partition_enforcement: PartitionEnforcement::OFF,
             known_lids: Vec::new(),
             join_validation: true,
             ipoib_validation: true,

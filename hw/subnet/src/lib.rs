@@ -24,4 +24,4 @@ pub mod topology;
 pub use config::SubnetConfig;
 pub use lid::{LidManager, LidRange, LidRequest};
 pub use manager::{ManagerStats, OpenError, SubnetManager};
-pub use partition::{IpoibBroadcast, Membership, Partition, Partitions};
+pub use partition::{IpoibBroadcast, Membership, Partition, PartitionEnforcement, Partitions};

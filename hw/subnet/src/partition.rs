@@ -13,6 +13,38 @@ pub enum Membership {
     Full,
 }
 
+/// Directions in which a switch port checks P_Keys; OpenSM's `part_enforce`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionEnforcement {
+    /// Packets that enter the switch.
+    pub inbound: bool,
+    /// Packets that leave the switch.
+    pub outbound: bool,
+}
+
+impl PartitionEnforcement {
+    /// No packets.
+    pub const OFF: Self = Self {
+        inbound: false,
+        outbound: false,
+    };
+    /// Packets that enter the switch.
+    pub const INBOUND: Self = Self {
+        inbound: true,
+        outbound: false,
+    };
+    /// Packets that leave the switch.
+    pub const OUTBOUND: Self = Self {
+        inbound: false,
+        outbound: true,
+    };
+    /// All packets.
+    pub const BOTH: Self = Self {
+        inbound: true,
+        outbound: true,
+    };
+}
+
 /// The IPoIB broadcast group that the SA creates for a partition in advance (RFC 4391).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpoibBroadcast {

@@ -202,6 +202,8 @@ fn switches<'a>(
         .collect())
 }
 
+/// Adds the blocks of a port's P_Key table that the request names, as OpenSM does: a named block is shown even where the
+/// port has none, and is in the byte order of a little-endian host, in which `saquery` reads it.
 fn add_pkeys(
     request: &Request<'_>,
     wanted: &PKeyTableRecord,
@@ -210,19 +212,29 @@ fn add_pkeys(
     port: &Port,
     found: &mut Records,
 ) -> Result<(), Refusal> {
-    let blocks = port.pkeys.as_chunks::<{ PKeyTable::ENTRIES }>().0;
-    for (block, pkeys) in (0_u16..).zip(blocks) {
-        if request.matches(PKeyTableRecord::BLOCK, wanted.block.get(), block) {
-            let (lid, block) = (node.lid(port_num), block.into());
-            let record = PKeyTableRecord {
-                lid,
-                block,
-                port_num,
-                pkeys: *pkeys,
-                ..PKeyTableRecord::default()
-            };
-            found.push(&record)?;
+    let held = port.pkeys.as_chunks::<{ PKeyTable::ENTRIES }>().0;
+    let blocks = if request.has(PKeyTableRecord::BLOCK) {
+        let wanted = wanted.block.get();
+        wanted..=wanted
+    } else {
+        match u16::try_from(held.len())
+            .ok()
+            .and_then(|len| len.checked_sub(1))
+        {
+            Some(last) => 0..=last,
+            None => return Ok(()),
         }
+    };
+    for block in blocks {
+        let pkeys = held.get(usize::from(block)).copied();
+        let record = PKeyTableRecord {
+            lid: node.lid(port_num),
+            block: block.swap_bytes().into(),
+            port_num,
+            pkeys: pkeys.unwrap_or_else(|| PKeyTable::default().pkeys),
+            ..PKeyTableRecord::default()
+        };
+        found.push(&record)?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use super::job::{Job, set};
 use super::settings::{self, Settings};
 use super::{Phase, Sm, SmEvent};
 use crate::lid::LidRequest;
+use crate::partition::PartitionEnforcement;
 use crate::topology::{NodeId, PortId};
 
 /// The steps of configuration; each one starts when the requests of the one before are through.
@@ -152,7 +153,7 @@ impl Sm {
         let end_ports: Vec<(PortId, PortId)> =
             self.topology.end_ports().map(|(id, _)| (id, id)).collect();
         let mut tables = end_ports.clone();
-        if self.config.partition_enforcement {
+        if self.config.partition_enforcement != PartitionEnforcement::OFF {
             // The switch port in front of an end port checks by the end port's table.
             let topology = &self.topology;
             let facing = |(id, _): &(PortId, PortId)| Some((topology.peer(*id)?, *id));

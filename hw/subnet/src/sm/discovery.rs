@@ -45,8 +45,6 @@ pub(super) struct Discovery {
     pub(super) local: Option<PortId>,
     /// Whether marks may be cleared: only the master writes.
     is_master: bool,
-    /// Whether the P_Key tables of external switch ports are wanted.
-    switch_pkeys: bool,
     mkey: MKey,
 }
 
@@ -56,7 +54,6 @@ impl Discovery {
         prefix: SubnetPrefix,
         mkey: MKey,
         is_master: bool,
-        switch_pkeys: bool,
         queue: &mut SmpQueue<Job>,
     ) -> Self {
         let path = DrPath::LOCAL;
@@ -69,7 +66,6 @@ impl Discovery {
             incomplete: false,
             local: None,
             is_master,
-            switch_pkeys,
             mkey,
         }
     }
@@ -264,7 +260,7 @@ impl Discovery {
         let is_local = self.local == Some(id);
         let is_external = is_switch && id.port != PortNum::SWITCH_MANAGEMENT;
 
-        if !is_external || (self.switch_pkeys && up) {
+        if !is_external || up {
             let entries = usize::from(pkey_cap);
             let blocks = entries.div_ceil(PKeyTable::ENTRIES);
             let modifier_port = if is_switch { u16::from(id.port.0) } else { 0 };

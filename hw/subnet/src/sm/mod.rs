@@ -412,7 +412,6 @@ impl Sm {
             self.config.prefix,
             self.config.mkey,
             self.state == SmState::MASTER,
-            self.config.partition_enforcement,
             &mut self.queue,
         )));
     }

@@ -84,9 +84,9 @@ pub(super) fn switch_port(
     let leaf = peer.is_some_and(|peer| !topology.node(peer.node).is_switch());
     info.set_hoq_life(if leaf { LEAF_HOQ_LIFE } else { HOQ_LIFE });
     info.set_vl_stall_count(VL_STALL_COUNT);
-    let enforce = leaf && config.partition_enforcement;
-    info.set_partition_enforcement_inbound(enforce);
-    info.set_partition_enforcement_outbound(enforce);
+    let enforcement = config.partition_enforcement;
+    info.set_partition_enforcement_inbound(leaf && enforcement.inbound);
+    info.set_partition_enforcement_outbound(leaf && enforcement.outbound);
     settled(port, info)
 }
 

@@ -8,7 +8,7 @@ use ib_wire::smp::{LidRoutedSmp, PortState};
 use ib_wire::{Lmc, PKey, Tid};
 
 use super::*;
-use crate::partition::{Membership, Partition, Partitions};
+use crate::partition::{Membership, Partition, PartitionEnforcement, Partitions};
 use crate::testing::{Fabric, Outcome, small};
 
 /// Managers, the hosts they sit on, and the fabric.
@@ -413,26 +413,37 @@ fn with_enforcement_the_switch_checks_by_the_table_of_the_host_behind_it() {
         ..Partition::default_full()
     };
     let partitions = Partitions::new([Partition::default_full(), tenant]);
-    let mut fabric = small();
-    for switch in [3, 4] {
-        let info = fabric.nodes[switch].switch.as_mut().unwrap();
-        info.partition_enforcement_cap = 32.into();
+    for (enforcement, front_key) in [
+        (PartitionEnforcement::BOTH, 0x0012),
+        (PartitionEnforcement::INBOUND, 0x0012),
+        (PartitionEnforcement::OUTBOUND, 0x0012),
+        (PartitionEnforcement::OFF, 0),
+    ] {
+        let mut fabric = small();
+        for switch in [3, 4] {
+            let info = fabric.nodes[switch].switch.as_mut().unwrap();
+            info.partition_enforcement_cap = 32.into();
+        }
+        let mut world = World::new(fabric);
+        let config = SubnetConfig {
+            partitions: partitions.clone(),
+            partition_enforcement: enforcement,
+            ..SubnetConfig::default()
+        };
+        world.manager(0, config);
+        world.run(1);
+        let directions = |port| {
+            let info = &world.fabric.port(port).info;
+            PartitionEnforcement {
+                inbound: info.partition_enforcement_inbound(),
+                outbound: info.partition_enforcement_outbound(),
+            }
+        };
+        assert_eq!(directions((3, 2)), enforcement);
+        assert_eq!(world.fabric.port((3, 2)).pkeys[1], PKey::new(front_key));
+        assert_eq!(directions((3, 7)), PartitionEnforcement::OFF);
+        assert_eq!(world.fabric.port((3, 7)).pkeys[0], PKey::INVALID);
     }
-    let mut world = World::new(fabric);
-    let config = SubnetConfig {
-        partitions,
-        partition_enforcement: true,
-        ..SubnetConfig::default()
-    };
-    world.manager(0, config);
-    world.run(1);
-    let front = world.fabric.port((3, 2));
-    assert_eq!(front.pkeys[..3], [0xffff, 0x0012, 0].map(PKey::new));
-    assert!(front.info.partition_enforcement_inbound());
-    assert!(front.info.partition_enforcement_outbound());
-    let between = world.fabric.port((3, 7));
-    assert!(!between.info.partition_enforcement_inbound());
-    assert_eq!(between.pkeys[0], PKey::INVALID);
 }
 
 #[test]

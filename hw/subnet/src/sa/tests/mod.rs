@@ -11,7 +11,7 @@ use ib_wire::{Gid, PKey, SubnetPrefix};
 use super::*;
 use crate::partition::{Membership, Partition, Partitions};
 use crate::sm::Sm;
-use crate::testing::{bring_up, small};
+use crate::testing::{Fabric, bring_up, small};
 
 /// Port GUIDs of the hosts.
 const HOSTS: [Guid; 3] = [Guid::new(0x101), Guid::new(0x111), Guid::new(0x121)];
@@ -29,7 +29,12 @@ struct Subnet {
 
 impl Subnet {
     fn new(config: SubnetConfig) -> Self {
-        let sm = bring_up(&mut small(), 0, config.clone());
+        Self::of(&mut small(), config)
+    }
+
+    /// The subnet of a fabric.
+    fn of(fabric: &mut Fabric, config: SubnetConfig) -> Self {
+        let sm = bring_up(fabric, 0, config.clone());
         let mut sa = Sa::new(config);
         sa.set_last_mlid(sm.last_mlid());
         Self {
