@@ -131,6 +131,50 @@ fn the_diagnostics_of_debian_work_from_any_host_and_from_a_switch() {
     assert!(behind.contains("Channel Adapter"), "{behind}");
 }
 
+/// `ibstatus` is a shell script that lists folders from within them.
+#[test]
+fn programs_change_into_the_folders_of_sysfs_and_read_files_there() {
+    let served = five_hosts();
+    let ibstat = served.told("host-2", "ibstat", &[]);
+    assert_eq!(line(&ibstat, "CA type: "), "MT4099");
+    let lid: u16 = line(&ibstat, "Base lid: ").parse().unwrap();
+    let status = served.told("host-2,S1", "ibstatus", &[]);
+    for port in ["'vhca0' port 1", "'vhca1' port 0"] {
+        let port = format!("Infiniband device {port} status:");
+        assert!(status.contains(&port), "{status}");
+    }
+    assert_eq!(status.matches("4: ACTIVE").count(), 2, "{status}");
+    for read in ["cat lid", "cat ./lid", "read lid < lid; echo $lid"] {
+        let script = format!("cd /sys/class/infiniband/vhca0/ports/1 && {read}");
+        for shell in ["sh", "bash"] {
+            let found = served.told("host-2", shell, &["-c", &script]);
+            assert_eq!(found.trim(), format!("{lid:#x}"), "{shell}: {read}");
+        }
+    }
+}
+
+#[test]
+fn ibdiagnet_finds_no_error() {
+    let served = five_hosts();
+    let folder = served.dir.path().display().to_string();
+    let report = served.told("host-1", "ibdiagnet", &["-o", &folder]);
+    assert!(report.contains("-I- Done."), "{report}");
+    assert!(!report.contains("-E-"), "{report}");
+    let (_, stages) = report.split_once("Stages Status Report:").unwrap();
+    for stage in [
+        "Bad GUIDs/LIDs",
+        "Link State Active",
+        "General Devices Info",
+        "Performance",
+    ] {
+        let line = stages.lines().find(|line| line.contains(stage)).unwrap();
+        let numbers = line
+            .split_whitespace()
+            .filter(|word| word.parse::<u32>().is_ok());
+        assert_eq!(numbers.collect::<Vec<_>>(), ["0", "0"], "{line}");
+    }
+}
+
 /// What `perfquery` and `ibportstate` show of a switch: samples, and the states that a port takes next.
 #[test]
 fn samples_and_states_are_told_as_the_diagnostics_expect_them() {
