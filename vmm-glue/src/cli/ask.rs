@@ -41,7 +41,7 @@ pub(crate) struct ShowArgs {
     /// Show the rows of this VF only: N, or HOST/N. Ports and fabric have none.
     #[arg(long, value_name = "VF")]
     pub(crate) vf: Option<String>,
-    /// Show only what something is wrong with: of vfs, ports, guids, drops (of the last minute) and fabric.
+    /// Show only rows with a problem: of vfs, ports, guids, drops (of the last minute) and fabric.
     #[arg(long)]
     pub(crate) problems: bool,
     /// Print all columns, and no value cut; by default lines have at most 120 characters.
@@ -298,7 +298,7 @@ impl GuestArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct MetricsArgs {
-    /// How finely to tell them.
+    /// Print one sum for each metric, sums for each host, or each VF by itself.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) by: By,
     /// Print those of this host only.

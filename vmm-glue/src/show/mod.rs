@@ -75,7 +75,7 @@ impl Subject {
         !matches!(self, Self::Ports | Self::Fabric)
     }
 
-    /// Returns true if it can be told of a row that something is wrong.
+    /// Returns true if its rows can have problems.
     #[must_use]
     pub const fn has_problems(self) -> bool {
         matches!(

@@ -50,7 +50,7 @@ impl std::fmt::Debug for Page {
 struct Lines {
     texts: VecDeque<Vec<String>>,
     widths: Vec<usize>,
-    /// Whether all rows were taken.
+    /// All rows were taken.
     is_complete: bool,
 }
 

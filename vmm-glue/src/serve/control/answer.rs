@@ -151,7 +151,7 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
         ..Filter::default()
     };
     if query.problems && !subject.has_problems() {
-        let message = "problems are told of vfs, ports, guids, drops and fabric";
+        let message = "--problems is for vfs, ports, guids, drops and fabric";
         return Err(Refusal::new("no_problems", message));
     }
     if let Some(vf) = &query.vf {

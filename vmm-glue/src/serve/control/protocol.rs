@@ -111,7 +111,7 @@ pub struct ShowQuery {
     /// Rows with something wrong only.
     #[serde(default, skip_serializing_if = "is_false")]
     pub problems: bool,
-    /// Whether a text has all columns, uncut.
+    /// All columns in a text, and no value cut.
     #[serde(default, skip_serializing_if = "is_false")]
     pub wide: bool,
     /// As what.
@@ -137,7 +137,7 @@ impl ShowQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsQuery {
-    /// How finely they are told.
+    /// Their grain.
     pub by: By,
     /// Of this host only.
     #[serde(skip_serializing_if = "Option::is_none")]

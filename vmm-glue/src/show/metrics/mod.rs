@@ -20,7 +20,7 @@ use snapshot::Snapshot;
 
 pub use service::{ManagerFacts, Programs, ServiceFacts};
 
-/// How finely metrics are told.
+/// Grain of metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
@@ -33,7 +33,7 @@ pub enum By {
     Vf,
 }
 
-/// Whether a metric only grows.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -53,7 +53,7 @@ struct Family {
 struct Samples<'o> {
     out: &'o mut Vec<u8>,
     family: &'static Family,
-    /// Whether its help and type are there.
+    /// Its help and type are written.
     is_begun: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns metrics of what a filter leaves. Those of one VF are told by VF.
+    /// Returns metrics of what a filter leaves. A filter for a VF implies [`By::Vf`].
     #[must_use]
     pub fn new(by: By, filter: Filter) -> Self {
         let by = if filter.vf.is_some() { By::Vf } else { by };

@@ -1,4 +1,4 @@
-//! What is measured, as it was at one time: as finely as it is told.
+//! Values of all metrics, collected at the grain at which they are written.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) struct VfSample {
     pub(super) usage: VfUsage,
     pub(super) ages: VfAges,
     pub(super) delivering: usize,
-    /// Of a single VF, whether its port is up, and why.
+    /// State and reason of a single VF's port.
     pub(super) state: Option<(bool, &'static str)>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct PfPortSample {
     pub(super) labels: String,
     /// Ports that are up.
     pub(super) up: u64,
-    /// Of the ports' own software, and, unless VFs are told one by one, of theirs; the statistics, too.
+    /// SA requests of the ports' own software, and, unless the grain is VFs, of theirs; the statistics likewise.
     pub(super) sa_requests: usize,
     pub(super) path_cache: usize,
     pub(super) groups: usize,
@@ -82,7 +82,7 @@ pub(super) struct PortSample {
 /// What nodes have dropped, by labels.
 pub(super) type Drops = BTreeMap<String, u64>;
 
-/// What is measured.
+/// Values of all metrics.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) by: By,
