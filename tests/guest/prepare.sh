@@ -132,7 +132,7 @@ END
     say "reading the package lists of Debian $release at $uri"
     apt "$release" update >"$dir/log" 2>&1 && ! grep -q '^[WE]: Failed' "$dir/log" || {
         tail -n 5 "$dir/log" >&2
-        fail "cannot read the package lists of $release: is the network up?" \
+        fail "cannot read the package lists of $release: is that a release of Debian, and the network up?" \
             "  Another mirror: VHCA_DEBIAN_MIRROR=http://.../debian $0" \
             "  Behind a proxy: http_proxy=http://... $0" \
             "  Without network: copy a prepared $cache from another machine"

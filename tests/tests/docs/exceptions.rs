@@ -42,7 +42,24 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         "",
         "takes a minute for each target, and a nightly toolchain",
     ),
-    not_run("tests/guest/README.md", "", GUESTS),
+    not_run(
+        "tests/guest/README.md",
+        "tests/guest/prepare.sh bullseye",
+        "downloads 220 MB",
+    ),
+    not_run("tests/guest/README.md", "tests/guest/", GUESTS),
+    not_run("tests/guest/README.md", "cargo build --release", GUESTS),
+    not_run("tests/guest/README.md", "target/release/vhca serve", GUESTS),
+    not_run(
+        "tests/guest/README.md",
+        "cargo test -p vhca-tests --test guest",
+        SUITE,
+    ),
+    not_run(
+        "tests/guest/README.md",
+        "VHCA_GUEST_FULL=1 cargo test",
+        SUITE,
+    ),
     not_run("vmm-glue/docs/lab.md", "", GUESTS),
     not_run(
         "vmm-glue/docs/serve.md",

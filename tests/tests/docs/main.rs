@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 mod exceptions;
+mod options;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

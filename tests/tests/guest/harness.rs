@@ -94,6 +94,11 @@ fn without_the_cache_the_way_to_fill_it_is_told() {
 fn an_unknown_kernel_is_refused_with_those_there_are() {
     let told = refusal(Command::new(boot_script()).args(["--kernel", "2.6"]));
     assert!(told.contains("6.1, 6.12 and cloud"), "{told}");
+    let prepare = boot_script().with_file_name("prepare.sh");
+    for kernel in ["2.6", "-k", "../bookworm"] {
+        let told = refusal(Command::new(&prepare).arg(kernel));
+        assert!(told.contains("a suite of Debian means its own"), "{told}");
+    }
 }
 
 #[test]
