@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ib_wire::Lmc;
 use vhca::programs::umad_socket_of;
 use vhca::serve::{
-    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PolicyOptions, Quotas, Right,
-    SmChoice, TopologySpec,
+    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
+    Right, SmChoice, TopologySpec, parse_lmc,
 };
 
 use super::ServerArgs;
@@ -28,6 +29,13 @@ pub(crate) struct ServeArgs {
     /// the first adapter called mgmt or mgmt-..., or else of the first one.
     #[arg(long, value_name = "NODE")]
     manager: Option<String>,
+    /// Give each port of a host 2^LMC LIDs. [default: 0]
+    #[arg(long, value_parser = parse_lmc)]
+    lmc: Option<Lmc>,
+    /// Have the switches in front of hosts drop packets of partitions that the host is not in: those to hosts (out), from
+    /// hosts (in), or both. [default: off]
+    #[arg(long, value_enum)]
+    part_enforce: Option<PartEnforce>,
     /// The adapters that are shared among VFs; can be given more than once. By default all but the
     /// manager's and those called mgmt or mgmt-....
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
@@ -122,6 +130,9 @@ impl ServeArgs {
             topology: self.topology.clone(),
             sm: self.sm,
             manager: self.manager.clone(),
+            lmc: self.lmc,
+            part_enforce: self.part_enforce,
+            partition: Vec::new(),
             pf: self.pf.clone(),
             vfs: self.vfs,
             guids: self.guids,

@@ -19,6 +19,7 @@ use super::control::protocol::Refusal;
 use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
+use super::subnet::SubnetError;
 use super::why::History;
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
 use crate::Driven;
@@ -73,6 +74,9 @@ pub enum LabError {
     /// A VF cannot be given addresses or services.
     #[error("[[sidr]] of VF {1} of {0}: {2}")]
     Sidr(String, u16, String),
+    /// The subnet manager cannot be configured.
+    #[error(transparent)]
+    Subnet(#[from] SubnetError),
     /// The subnet manager cannot be started.
     #[error("cannot start the subnet manager on {0}")]
     Manager(String, #[source] OpenError),
@@ -123,6 +127,7 @@ impl Lab {
             return Err(LabError::TwoUsers);
         }
         if !options.attach.is_empty() {
+            options.subnet.check_unused()?;
             return Ok(Self::empty(seed));
         }
         let Plan { topology, names } = options.topology.plan()?;
@@ -187,6 +192,7 @@ impl Lab {
         built: &Built,
         cast: &Cast,
     ) -> Result<(), LabError> {
+        let subnet = subnet_config(options, hcas, cast)?;
         for (index, (config, node)) in hcas.iter().zip(&built.hcas).enumerate() {
             let name = config.description.clone();
             let is_pf = cast.pfs.contains(&index);
@@ -197,9 +203,8 @@ impl Lab {
                 started.map_err(|error| LabError::Host(name.clone(), error))?
             };
             if index == cast.manager && options.sm == SmChoice::Lite {
-                let started = self
-                    .world
-                    .start_manager(id.port(1), SubnetConfig::default());
+                let subnet = subnet.clone();
+                let started = self.world.start_manager(id.port(1), subnet);
                 started.map_err(|error| LabError::Manager(name.clone(), error))?;
             }
             self.hosts.push(LabHost { name, id, is_pf });
@@ -483,6 +488,23 @@ fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
 /// The extension identifier of an EUI-64: what a company numbers its devices with.
 const fn extension(guid: Guid) -> u64 {
     guid.get() & 0xff_ffff_ffff
+}
+
+/// Returns the configuration of vhca's own subnet manager, with members of partitions by the adapters' names.
+fn subnet_config(
+    options: &Options,
+    hcas: &[HcaConfig],
+    cast: &Cast,
+) -> Result<SubnetConfig, SubnetError> {
+    if options.sm != SmChoice::Lite {
+        options.subnet.check_unused()?;
+    }
+    let ports = |hca: &HcaConfig| (1..=hca.ports).map(|port| hca.port_guid(port)).collect();
+    let adapters = hcas
+        .iter()
+        .map(|hca| (hca.description.as_str(), ports(hca)));
+    let manager = hcas[cast.manager].port_guid(1);
+    options.subnet.config(manager, &adapters.collect())
 }
 
 #[cfg(test)]

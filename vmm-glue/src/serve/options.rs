@@ -9,6 +9,7 @@ use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 use serde::{Deserialize, Deserializer};
 
+use super::subnet::SubnetOptions;
 use super::{AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec};
 
 /// Who manages the subnet.
@@ -141,6 +142,8 @@ pub struct Options {
     /// The host on which vhca's own subnet manager runs, which has no VFs; by default that of the first
     /// adapter called `mgmt` or `mgmt-` and something, or else of the first one.
     pub manager: Option<String>,
+    /// Options of vhca's own subnet manager.
+    pub subnet: SubnetOptions,
     /// The adapters that are shared among VFs; if none is named, all but the
     /// manager's and those called `mgmt` or `mgmt-` and something.
     pub pf: Vec<String>,

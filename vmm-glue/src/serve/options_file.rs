@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ib_wire::Lmc;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
+use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::{
     AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right,
     SidrSpec, SmChoice, SocketName, TopologySpec,
@@ -40,6 +42,11 @@ pub struct GivenOptions {
     pub topology: Option<TopologySpec>,
     pub sm: Option<SmChoice>,
     pub manager: Option<String>,
+    #[serde(default, deserialize_with = "lmc")]
+    pub lmc: Option<Lmc>,
+    pub part_enforce: Option<PartEnforce>,
+    #[serde(default)]
+    pub partition: Vec<PartitionSpec>,
     #[serde(default)]
     pub pf: Vec<String>,
     pub vfs: Option<u16>,
@@ -114,6 +121,9 @@ impl GivenOptions {
             topology: self.topology.or(others.topology),
             sm: self.sm.or(others.sm),
             manager: self.manager.or(others.manager),
+            lmc: self.lmc.or(others.lmc),
+            part_enforce: self.part_enforce.or(others.part_enforce),
+            partition: first(self.partition, others.partition),
             pf: first(self.pf, others.pf),
             vfs: self.vfs.or(others.vfs),
             guids: self.guids.or(others.guids),
@@ -148,6 +158,11 @@ impl GivenOptions {
             topology: self.topology.unwrap_or_default(),
             sm: self.sm.unwrap_or_default(),
             manager: self.manager,
+            subnet: SubnetOptions {
+                partitions: self.partition,
+                lmc: self.lmc,
+                part_enforce: self.part_enforce,
+            },
             pf: self.pf,
             vfs: self.vfs.unwrap_or(VFS),
             guids: self.guids.unwrap_or_default(),
@@ -203,6 +218,9 @@ mod tests {
             "cm_pending",
             "ibsim_users",
             "guest_memory",
+            "lmc",
+            "part_enforce",
+            "[[partition]]",
         ];
         let control = &given.access[&SocketName::Control];
         assert_eq!(control.group.as_deref(), Some("vhca"));
@@ -227,6 +245,12 @@ mod tests {
                 "[[sidr]]\nhost = \"a\"\nvf = 1\nat = [\"7174\"]\n",
                 "line 4",
                 "an IP address",
+            ),
+            ("lmc = 8\n", "line 1", "8 is no LMC"),
+            (
+                "vfs = 1\n[[partition]]\npkey = 0\n",
+                "line 3",
+                "0x0000 is no P_Key",
             ),
             ("vfs = 4\nvfs = 5\n", "line 2", "duplicate key"),
             ("vfs =\n", "line 1", ""),

@@ -3,9 +3,11 @@ use serde_json::Value;
 use super::group::LEFT;
 use crate::Driven;
 use crate::serve::tests::pass;
-use crate::serve::{GuestAction, JobId, Lab, Options, Service, TopologySpec, VfChange};
+use crate::serve::{
+    GuestAction, JobId, Lab, Options, PartEnforce, Service, SubnetOptions, TopologySpec, VfChange,
+};
 use ib_vtime::Duration;
-use ib_wire::PortNum;
+use ib_wire::{Lmc, PortNum};
 
 const MGID: &str = "ff12::4242";
 const SOON: Duration = Duration::from_secs(30);
@@ -127,6 +129,57 @@ fn guests_join_groups_with_a_queue_key_that_they_did_not_choose() {
         let leave = GuestAction::Leave { mgid: mgid.into() };
         all_ok(&act(&mut service, "all", &leave));
     }
+}
+
+/// All hosts but H1-1 are limited members of the partition; with LMC their ports have four LIDs each, and the switches in
+/// front of them know their partitions.
+#[test]
+fn limited_members_of_a_partition_reach_full_ones_alone() {
+    let partition = "pkey = 1\nipoib = true\nmembers = { ALL = \"limited\", H1-1 = \"full\" }";
+    let mut service = service_of(&Options {
+        subnet: SubnetOptions {
+            partitions: vec![toml::from_str(partition).unwrap()],
+            lmc: Lmc::new(2),
+            part_enforce: Some(PartEnforce::Both),
+        },
+        ..options()
+    });
+    let group = "ff12:401b:8001::ffff:ffff";
+    let guests = ["H1-1/1", "H1-2/1", "H2-1/1"];
+    for (vf, key) in guests.into_iter().zip(["0x8001", "0x0001", "0x0001"]) {
+        let stranger = act(&mut service, vf, &join(group));
+        let why = stranger[0]["error"].as_str().unwrap().to_owned();
+        let vfs = service.lab().vfs(vf, None).unwrap();
+        let keys = VfChange::Pkeys(vec!["0xffff".to_owned(), key.to_owned()]);
+        let set = service.lab_mut().set_vf(&vfs[0], PortNum(1), &keys);
+        set.unwrap_or_else(|error| panic!("{vf}: {}", error.message));
+        pass(&mut service, Duration::from_secs(1));
+        let joined = act(&mut service, vf, &join(group));
+        all_ok(&joined);
+        assert!(why.contains("partition"), "{why}");
+    }
+    pass(&mut service, Duration::from_secs(1));
+    let count = |service: &mut Service| {
+        guests.map(|vf| {
+            let status = act(service, vf, &GuestAction::Status {});
+            assert_eq!(status[0]["lid"].as_u64().unwrap() % 4, 0, "{status:?}");
+            status[0]["received"].as_u64().unwrap()
+        })
+    };
+    all_ok(&act(&mut service, guests[1], &send(group)));
+    pass(&mut service, Duration::from_millis(10));
+    let from_limited = count(&mut service);
+    assert_eq!((from_limited[0], from_limited[2]), (1, 0));
+    all_ok(&act(&mut service, guests[0], &send(group)));
+    pass(&mut service, Duration::from_millis(10));
+    let from_full = count(&mut service);
+    assert_eq!((from_full[1] - from_limited[1], from_full[2]), (1, 1));
+    let fabric = service.lab().world().fabric();
+    let leaf = fabric.nodes().find_map(|(node, kind)| {
+        (kind == emulated_hca::NodeKind::Switch).then(|| fabric.port(node.port(1)))?
+    });
+    let leaf = leaf.unwrap();
+    assert!(leaf.partition_enforcement_in && leaf.partition_enforcement_out);
 }
 
 #[test]
