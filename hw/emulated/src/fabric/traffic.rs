@@ -138,9 +138,7 @@ impl<D: EndNode> Fabric<D> {
         slot.queued = false;
         slot.node_mut().set_now(now);
         slot.node_mut().advance_samples();
-        while let Some((port, request)) = self.slots[id.index()].node_mut().take_link_request() {
-            self.grant(Endpoint { node: id, port }, request);
-        }
+        self.grant_requests(id);
         if let Body::EndNode(device) = &mut self.slots[id.index()].body
             && device.poll_timeout().is_some_and(|at| at <= now)
         {
@@ -152,6 +150,8 @@ impl<D: EndNode> Fabric<D> {
         self.tap_tunnels(id);
         let work = 1 + self.pull(id);
         self.pull_port0(id);
+        // SMPs of the node's own software may be for itself.
+        self.grant_requests(id);
         self.tell_changes(id);
         self.set_timer(id);
         let slot = &mut self.slots[id.index()];
@@ -159,6 +159,13 @@ impl<D: EndNode> Fabric<D> {
             self.served.push_back(id);
         }
         work
+    }
+
+    /// Does what the node's SMA asked of its links.
+    fn grant_requests(&mut self, id: NodeId) {
+        while let Some((port, request)) = self.slots[id.index()].node_mut().take_link_request() {
+            self.grant(Endpoint { node: id, port }, request);
+        }
     }
 
     fn send_trap(&mut self, from: Endpoint, mad: &ib_wire::mad::Mad) {

@@ -1,6 +1,6 @@
 //! What the software on port 0 of a switch sends and receives.
 
-use hca_api::{AddressVector, HcaError, SpecialQp, UdAddress, UdDestination};
+use hca_api::{AddressVector, HcaError, PhysicalState, SpecialQp, UdAddress, UdDestination};
 use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
 use ib_wire::smp::{CapabilityMask, NodeInfo, SmInfo};
 
@@ -73,6 +73,27 @@ fn directed_routes_lead_from_port_0_to_itself_and_to_its_neighbours() {
         let info: &NodeInfo = smp.attribute();
         let guid = chain.bench.fabric.node(node).unwrap().node_guid;
         assert_eq!(info.node_guid, guid);
+    }
+}
+
+#[test]
+fn a_port_that_the_switch_s_own_software_disables_goes_down_at_once() {
+    use ib_wire::smp::{PortInfo, PortPhysState};
+
+    let (mut chain, switch) = chain();
+    for (state, expected) in [
+        (PortPhysState::DISABLED, PhysicalState::Disabled),
+        (PortPhysState::POLLING, PhysicalState::LinkUp),
+    ] {
+        let mut info = chain.bench.port(switch.port(2)).port_info();
+        info.set_phys_state(state);
+        info.set_port_state(PortState::NO_CHANGE);
+        let mut mad = request::<PortInfo>(Method::SET, 2);
+        assert!(mad.view_mut::<DirectedRouteSmp>().set_path(&[]));
+        *mad.view_mut::<DirectedRouteSmp>().attribute_mut() = info;
+        (chain.bench).send_port0(switch, SpecialQp::Smi, Lid::PERMISSIVE, &mad);
+        let port = chain.bench.port(switch.port(2));
+        assert_eq!(port.physical_state, expected);
     }
 }
 
