@@ -11,12 +11,26 @@ use crate::ip::{number_before, services_resolve};
 const SOON: Duration = Duration::from_secs(60);
 
 /// Partitions as OpenSM's manual page configures them, each with its broadcast group.
-const PARTITIONS: &str = "Default=0x7fff, ipoib : ALL=full, ALL_SWITCHES=full, SELF=full ;
+const OPENSMS: &str = "Default=0x7fff, ipoib : ALL=full, ALL_SWITCHES=full, SELF=full ;
 Blue=0x0001, ipoib : ALL=full ;
+";
+
+/// The same partitions for vhca's own subnet manager.
+const OWN: &str = "[[partition]]
+pkey = 0x7fff
+ipoib = true
+members = { ALL = 'full', SELF = 'full' }
+[[partition]]
+pkey = 0x0001
+ipoib = true
+members = { ALL = 'full' }
 ";
 
 /// The addresses of the guests within the partition.
 const ADDRESSES: [&str; 2] = ["10.9.1.1", "10.9.1.2"];
+
+/// Fabric of two hosts behind different switches.
+const ARGUMENTS: [&str; 4] = ["--topology", "two-switch", "--vfs", "2"];
 
 /// Makes the interface of a partition in a guest.
 fn add_child(guest: &mut Guest, pkey: &str, address: &str) {
@@ -31,10 +45,29 @@ fn add_child(guest: &mut Guest, pkey: &str, address: &str) {
 fn guests_talk_in_a_partition_of_opensms_and_not_in_one_that_their_vf_is_not_in() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("partitions.conf");
-    fs::write(&file, PARTITIONS).unwrap();
+    fs::write(&file, OPENSMS).unwrap();
     let config = format!("partition_config_file {}\n", file.display());
-    let arguments = ["--topology", "two-switch", "--vfs", "2"];
-    let fabric = Fabric::configured("mgmt", Manager::OpenSm, &arguments, &config);
+    talk_in_a_partition(&Fabric::configured(
+        "mgmt",
+        Manager::OpenSm,
+        &ARGUMENTS,
+        &config,
+    ));
+}
+
+#[test]
+fn guests_talk_in_a_partition_of_the_embedded_manager() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("vhca.toml");
+    fs::write(&file, OWN).unwrap();
+    let file = file.to_str().expect("a temporary folder in UTF-8");
+    let arguments = [&ARGUMENTS[..], &["--config", file]].concat();
+    talk_in_a_partition(&Fabric::new(Manager::Lite, &arguments));
+}
+
+/// Pings and resolves services between two hosts by interfaces of a partition, and sees that one of a partition that the
+/// VF is not in does not come up.
+fn talk_in_a_partition(fabric: &Fabric) {
     for vf in ["H1-1/1", "H2-1/1"] {
         fabric
             .lab
