@@ -53,6 +53,12 @@ pub trait PciFunction: fmt::Debug {
     /// Returns `true` if a driver has set the function up since its last reset.
     fn has_driver(&self) -> bool;
 
+    /// Returns since when events have waited for the driver, none of which it took. `None` if it has taken all, or none are
+    /// told by queues.
+    fn events_waiting_since(&self) -> Option<Instant> {
+        None
+    }
+
     /// Reads configuration space. All 4096 bytes can be read.
     fn config_read(&self, offset: u16, out: &mut [u8]);
 

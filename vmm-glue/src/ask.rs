@@ -24,23 +24,21 @@ pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
     print(&remote.ask(Request::Show(args.query()))?, json)
 }
 
-/// Prints what is wrong with a VF's port, and tells whether nothing is.
+/// Prints what is wrong with VFs, and returns `true` if nothing is.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
-    let mut remote = connect(&args.server)?;
-    let ask = |format| Request::Why {
-        vf: args.vf.clone(),
-        host: args.host.clone(),
+    let reply = connect(&args.server)?.ask(Request::Why {
+        vf: args.vf,
+        host: args.host,
         port: args.port,
-        format,
-    };
-    let found = remote.ask(ask(Format::Json))?;
-    if args.json {
-        print(&found, true)?;
-    } else {
-        print(&remote.ask(ask(Format::Text))?, false)?;
-    }
-    let found: Value = serde_json::from_str(&found)?;
-    Ok(found["code"] == "ok")
+        format: format(args.json),
+    })?;
+    print(&reply, args.json)?;
+    let found: Value = serde_json::from_str(&reply)?;
+    Ok(match &found["faults"] {
+        Value::Array(faults) => faults.is_empty(),
+        Value::Number(faults) => faults.as_u64() == Some(0),
+        _ => found["code"] == "ok",
+    })
 }
 
 /// What QEMU is to be given for VFs.

@@ -129,6 +129,22 @@ impl NewEq {
     }
 }
 
+/// How far the driver is with its events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Events that it has not taken.
+    pub(super) waiting: u64,
+    /// The consumer indices of all queues together, modulo 2^32.
+    taken: u32,
+}
+
+impl Progress {
+    /// Returns `true` if the driver has taken events between this and `later`.
+    pub(super) const fn taken_since(self, later: Self) -> bool {
+        self.taken != later.taken
+    }
+}
+
 /// The queues of a function.
 #[derive(Debug)]
 pub(super) struct Eqs {
@@ -147,6 +163,16 @@ impl Default for Eqs {
 }
 
 impl Eqs {
+    /// Events that the driver has not taken yet, and those that it has, modulo 2^32.
+    pub(super) fn progress(&self) -> Progress {
+        let mut progress = Progress::default();
+        for queue in self.queues.values() {
+            progress.waiting += u64::from(queue.waiting());
+            progress.taken = progress.taken.wrapping_add(queue.consumer);
+        }
+        progress
+    }
+
     /// Begins to make a queue (`SW2HW_EQ`): it is there when its entries were given to the device.
     ///
     /// # Errors

@@ -72,6 +72,7 @@ use zerocopy::network_endian::U32;
 use self::comm::{CommAction, CommChannel};
 use self::command::Command;
 use self::config_space::ConfigSpace;
+use self::eq::Progress;
 use self::lengthy::{Lengthy, Step};
 use self::msix::MsiX;
 use self::objects::Objects;
@@ -124,6 +125,10 @@ pub struct Mlx4Function {
     cq_doorbells: BTreeMap<u32, [u8; 4]>,
     interrupts: BTreeSet<u16>,
     reset_wanted: bool,
+    /// How far the driver was with its events when one came or it took some last.
+    progress: Progress,
+    /// Since when it has left events waiting.
+    waiting_since: Option<Instant>,
 }
 
 impl Mlx4Function {
@@ -154,6 +159,8 @@ impl Mlx4Function {
             cq_doorbells: BTreeMap::new(),
             interrupts: BTreeSet::new(),
             reset_wanted: false,
+            progress: Progress::default(),
+            waiting_since: None,
         }
     }
 
@@ -162,6 +169,18 @@ impl Mlx4Function {
     #[must_use]
     pub fn lost_events(&self) -> u64 {
         self.objects.eqs.lost()
+    }
+
+    /// Notes since when the driver has left events waiting without taking any.
+    fn note_progress(&mut self, now: Instant) {
+        let progress = self.objects.eqs.progress();
+        let goes_on = self.progress.taken_since(progress);
+        self.progress = progress;
+        if progress.waiting == 0 {
+            self.waiting_since = None;
+        } else if goes_on || self.waiting_since.is_none() {
+            self.waiting_since = Some(now);
+        }
     }
 
     fn raise(&mut self, vector: Option<u16>) {
@@ -185,7 +204,8 @@ impl Mlx4Function {
                 };
                 let vector = self.objects.eqs.doorbell(hca, eqn, doorbell);
                 self.raise(vector);
-                self.post_port_events(hca);
+                self.post_port_events(now, hca);
+                self.note_progress(now);
             }
             Some(Register::Send { uar }) => {
                 let doorbell: SendDoorbell = zerocopy::transmute!(word);
@@ -208,16 +228,26 @@ impl Mlx4Function {
     }
 
     /// Tells the driver what the queues have to tell.
-    fn post_queue_events(&mut self, hca: &mut dyn Hca) {
+    fn post_queue_events(&mut self, now: Instant, hca: &mut dyn Hca) {
+        let mut any = false;
         while let Some(vector) = self.objects.post_queue_event(hca) {
             self.raise(vector);
+            any = true;
+        }
+        if any {
+            self.note_progress(now);
         }
     }
 
     /// Tells the driver what its ports have to tell, as far as its event queues have room.
-    fn post_port_events(&mut self, hca: &mut dyn Hca) {
+    fn post_port_events(&mut self, now: Instant, hca: &mut dyn Hca) {
+        let mut any = false;
         while let Some(vector) = self.objects.post_port_event(hca) {
             self.raise(vector);
+            any = true;
+        }
+        if any {
+            self.note_progress(now);
         }
     }
 
@@ -301,6 +331,8 @@ impl Mlx4Function {
         self.cq_doorbells.clear();
         self.msix.forget_pending();
         self.interrupts.clear();
+        self.progress = Progress::default();
+        self.waiting_since = None;
     }
 
     /// What configuration space says holds from now on.
@@ -334,6 +366,10 @@ impl PciFunction for Mlx4Function {
 
     fn has_driver(&self) -> bool {
         self.comm.is_active()
+    }
+
+    fn events_waiting_since(&self) -> Option<Instant> {
+        self.waiting_since
     }
 
     fn config_read(&self, offset: u16, out: &mut [u8]) {
@@ -380,7 +416,7 @@ impl PciFunction for Mlx4Function {
                         self.write_register(now, hca, at, *word);
                     }
                 }
-                self.post_queue_events(hca);
+                self.post_queue_events(now, hca);
             }
             MSIX_BAR => {
                 let released = self.msix.write(offset, bytes);
@@ -390,7 +426,7 @@ impl PciFunction for Mlx4Function {
         }
     }
 
-    fn handle_hca_event(&mut self, _now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
         match *event {
             HcaEvent::Async(AsyncEvent::FunctionReset) => {
                 self.forget();
@@ -402,11 +438,11 @@ impl PciFunction for Mlx4Function {
             }
             HcaEvent::Async(AsyncEvent::Port { port, change }) => {
                 self.objects.port_changed(hca, port, change);
-                self.post_port_events(hca);
+                self.post_port_events(now, hca);
             }
             _ => {
                 self.objects.queues.handle_hca_event(hca, event);
-                self.post_queue_events(hca);
+                self.post_queue_events(now, hca);
             }
         }
     }
@@ -414,7 +450,7 @@ impl PciFunction for Mlx4Function {
     fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
         let mut did = self.go_on(now, hca);
         did |= self.objects.queues.poll(now, hca);
-        self.post_queue_events(hca);
+        self.post_queue_events(now, hca);
         did
     }
 

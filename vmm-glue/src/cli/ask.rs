@@ -73,14 +73,14 @@ impl ShowArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    /// The VF: N, or HOST/N.
+    /// The VF: N, or HOST/N; or HOST/all or all, to list the VFs with a fault.
     pub(crate) vf: String,
     /// Its host.
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
-    /// Which of its ports.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) port: u8,
+    /// Which of its ports; by default 1, of several VFs all.
+    #[arg(long)]
+    pub(crate) port: Option<u8>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -58,7 +58,7 @@ pub(crate) struct ServeArgs {
     vfio_user: Option<PathBuf>,
     /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much
     /// as the guest has is enough. [default: all that its VMM shares]
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     guest_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
     /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.

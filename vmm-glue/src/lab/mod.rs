@@ -400,7 +400,7 @@ fn is_well(control: &Path, vf: &GuestVf) -> bool {
     let request = Request::Why {
         vf: vf.to_string(),
         host: None,
-        port: 1,
+        port: Some(1),
         format: Format::Json,
     };
     let found = Remote::connect(control).and_then(|mut remote| remote.ask(request));

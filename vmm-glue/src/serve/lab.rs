@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use emulated_hca::{Built, Fabric, HcaConfig, NodeId};
+use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
 use pf_context::GuestDriver;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
+use rustix::process::Pid;
 use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
 use vf_proxy::PciFunction;
@@ -20,7 +21,7 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
-use super::why::History;
+use super::why::{Awaited, History, SaProbes};
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
 use crate::Driven;
 use crate::Slice;
@@ -107,6 +108,12 @@ pub struct Lab {
     /// What was changed on VFs' ports.
     pub(super) settings: BTreeMap<HostPortId, VfSettings>,
     pub(super) history: History,
+    /// What the SAs of the PFs' ports were asked for diagnoses.
+    pub(super) sa_probes: SaProbes,
+    /// The programs that say that they are the subnet managers of ports, as far as their processes are known.
+    pub(super) managers: BTreeMap<Endpoint, Pid>,
+    /// The nodes of simulators that are not attached yet.
+    pub(super) awaited: Awaited,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
@@ -165,6 +172,9 @@ impl Lab {
             guests: Guests::default(),
             settings: BTreeMap::new(),
             history: History::default(),
+            sa_probes: SaProbes::default(),
+            managers: BTreeMap::new(),
+            awaited: Awaited::default(),
             seats: BTreeMap::new(),
             vfs_may_have_smi: false,
             started: Duration::ZERO,
@@ -376,6 +386,9 @@ impl Lab {
         self.pf_hosts()
             .find(|host| node == Some(self.world.host(host.id).node()))
             .ok_or_else(|| {
+                if let Some(refusal) = self.awaited.refusal(Some(name)) {
+                    return refusal;
+                }
                 let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
                 let message = format!("no host {name:?} has VFs; there are {}", names.join(", "));
                 Refusal::new("no_such_host", message)
@@ -405,7 +418,12 @@ impl Lab {
         self.world.poll_for(now, slice);
         while let Some(polled) = self.world.take_polled() {
             if let Some(host) = self.hosts.iter().find(|host| host.id == polled) {
-                take_events(&mut self.world, host, &mut self.history);
+                take_events(
+                    &mut self.world,
+                    host,
+                    &mut self.history,
+                    &mut self.sa_probes,
+                );
             }
             self.guests.poll(&mut self.world, polled);
         }
@@ -456,15 +474,18 @@ fn no_sidr(spec: &SidrSpec, why: impl ToString) -> LabError {
     LabError::Sidr(spec.host.clone(), spec.vf, why.to_string())
 }
 
-/// Takes the events of a host's own software, for which nobody waits, and what happened to its VFs.
-fn take_events(world: &mut World, host: &LabHost, history: &mut History) {
+/// Takes the events of a host's own software, for which only diagnoses wait, and what happened to its VFs.
+fn take_events(world: &mut World, host: &LabHost, history: &mut History, probes: &mut SaProbes) {
     let node = world.host(host.id).node();
     let ports = world
         .fabric()
         .node(node)
         .map_or(0, |node| node.port_count());
     for port in (1..=ports).map(PortNum) {
-        while world.poll_event(host.id.port(port.0)).is_some() {}
+        let at = host.id.port(port.0);
+        while let Some(event) = world.poll_event(at) {
+            probes.note(at, &event);
+        }
     }
     if host.is_pf {
         while let Some((when, event)) = world.poll_vf_news(host.id) {

@@ -59,7 +59,7 @@ pub use topology::{Plan, PlanError, SpecError, TopologySpec};
 pub use umad::UmadSocket;
 pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
-pub use why::Diagnosis;
+pub use why::{Diagnosis, Faults};
 
 #[cfg(test)]
 mod tests;

@@ -51,21 +51,43 @@ impl From<GuidPolicy> for GuidSource {
 #[serde(deny_unknown_fields)]
 pub struct Quotas {
     /// Transactions.
+    #[serde(default, deserialize_with = "quota")]
     pub tids: Option<u32>,
     /// SA requests that wait for their answer.
+    #[serde(default, deserialize_with = "quota")]
     pub sa_requests: Option<u32>,
     /// Communication ids.
+    #[serde(default, deserialize_with = "quota")]
     pub cm_ids: Option<u32>,
     /// Peers' requests for connections that the VF has not answered.
+    #[serde(default, deserialize_with = "quota")]
     pub cm_pending: Option<u32>,
     /// Multicast groups.
+    #[serde(default, deserialize_with = "quota")]
     pub groups: Option<u16>,
     /// Joins that wait for the SA.
+    #[serde(default, deserialize_with = "quota")]
     pub joins: Option<u16>,
     /// Subscriptions to notices.
+    #[serde(default, deserialize_with = "quota")]
     pub subscriptions: Option<u16>,
     /// MiB of its guest's memory that the device may touch; all by default.
+    #[serde(default, deserialize_with = "quota")]
     pub guest_memory: Option<u64>,
+}
+
+/// Reads a quota. One of 0 would leave every VF without what it limits.
+fn quota<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + PartialEq + From<u8>,
+{
+    let value = T::deserialize(from)?;
+    if value == T::from(0) {
+        let why = "a quota of 0 leaves VFs without any: say 1 or more, or leave the line out";
+        return Err(serde::de::Error::custom(why));
+    }
+    Ok(Some(value))
 }
 
 impl Quotas {

@@ -241,6 +241,8 @@ mod tests {
                 "unknown field `beer`",
             ),
             ("attach = [\"x\"]\n", "line 1", "ibsim:SOCKNAME"),
+            ("[quotas]\ntids = 0\n", "line 2", "a quota of 0"),
+            ("[quotas]\ngroups = 0\n", "line 2", "a quota of 0"),
             (
                 "[[sidr]]\nhost = \"a\"\nvf = 1\nat = [\"7174\"]\n",
                 "line 4",

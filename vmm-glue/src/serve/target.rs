@@ -33,6 +33,9 @@ impl Lab {
             None => self.pf_hosts().collect(),
         };
         if number == "all" {
+            if hosts.is_empty() && !self.awaited.is_empty() {
+                return Err(self.no_vfs());
+            }
             let vfs = hosts.into_iter().flat_map(|host| {
                 let vfs = self.world().context(host.id).vfs();
                 vfs.map(|vf| named(host, vf))
@@ -46,7 +49,7 @@ impl Lab {
         })?;
         match hosts[..] {
             [host] => Ok(vec![named(host, vf)]),
-            [] => Err(Refusal::new("no_vfs", "no host has VFs")),
+            [] => Err(self.no_vfs()),
             [first, ..] => {
                 let message = format!(
                     "several hosts have VFs: say which, as in {}/{number}",
@@ -55,6 +58,11 @@ impl Lab {
                 Err(Refusal::new("ambiguous_host", message))
             }
         }
+    }
+
+    fn no_vfs(&self) -> Refusal {
+        let none = || Refusal::new("no_vfs", "no host has VFs; start vhca serve with --vfs N");
+        self.awaited.refusal(None).unwrap_or_else(none)
     }
 
     /// The one VF that a text means; see [`Lab::vfs`]. It need not exist.

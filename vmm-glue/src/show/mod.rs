@@ -19,6 +19,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod totals;
+mod vfs;
 mod vmms;
 
 use emulated_hca::{Fabric, NodeId};
@@ -31,6 +32,7 @@ pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use table::Filter;
 pub use totals::Totals;
+pub use vfs::{AwaitedRow, FaultCodes};
 pub use vmms::VmmRow;
 
 use table::Table;
@@ -121,13 +123,23 @@ pub struct Scene<'a> {
     pub now: Instant,
 }
 
-/// VFs that are offered to VMMs.
+/// What only the service knows of VFs: the VMMs that have them, their faults, and where VFs are not there yet.
 pub trait Vmms: std::fmt::Debug {
     /// Returns true if there are none.
     fn is_empty(&self) -> bool;
 
     /// Returns those of a host.
     fn of_host(&self, host: &str) -> Vec<VmmRow>;
+
+    /// Returns the faults of a host's VFs.
+    fn faults_of(&self, _host: &str) -> FaultCodes {
+        FaultCodes::default()
+    }
+
+    /// Returns the nodes of simulators that are not attached yet.
+    fn awaited(&self) -> Vec<AwaitedRow> {
+        Vec::new()
+    }
 }
 
 /// Returns the tables of a subject, to be written. In tables of what is in PFs the first column names the host.
@@ -141,11 +153,12 @@ pub fn page(
 ) -> Page {
     let tables = match subject {
         Subject::Vfs => {
-            let mut tables = vec![Table::of_pfs("vfs", |scene, pf| {
-                pf.rows.vfs(scene.now).collect()
-            })];
+            let mut tables = vec![Table::of_pfs("vfs", vfs::rows)];
             if !scene.vmms.is_empty() {
                 tables.push(Table::of_vmms());
+            }
+            if !scene.vmms.awaited().is_empty() {
+                tables.push(Table::of_awaited());
             }
             tables
         }

@@ -5,12 +5,13 @@ use mcast_agg::UnderWay;
 use pf_context::VfUsage;
 use pf_context::inspect::{
     CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SidrRow, SubscriptionRow,
-    TidRow, VfRow,
+    TidRow,
 };
 use vf_tunnel::VfId;
 
 use super::cell::Cell;
 use super::table::{Column, Row, column};
+use super::vfs::FaultyVf;
 
 /// A VF's number; the PF has a word.
 fn vf(vf: VfId) -> Cell {
@@ -50,14 +51,15 @@ fn under_way(under_way: Option<UnderWay>) -> Cell {
     })
 }
 
-impl Row for VfRow {
+impl Row for FaultyVf {
     const COLUMNS: &'static [Column] = &[
         column("port"),
         column("vf"),
         column("guid"),
         column("active").wide(),
         column("up"),
-        column("reason"),
+        column("fault"),
+        column("reason").wide(),
         column("detail").wide(),
         column("sent"),
         column("delivered"),
@@ -77,18 +79,20 @@ impl Row for VfRow {
     ];
 
     fn cells(&self) -> Vec<Cell> {
-        let (usage, ages, mads) = (&self.usage, &self.ages, self.statistics.total());
+        let Self { row, fault } = self;
+        let (usage, ages, mads) = (&row.usage, &row.ages, row.statistics.total());
         vec![
-            Cell::Number(self.port.0.into()),
-            vf(self.vf),
-            Cell::option(self.guid, Cell::text),
-            Cell::Flag(self.active),
-            Cell::Flag(self.up),
-            Cell::text(self.reason),
-            Cell::option(self.detail, Cell::text),
+            Cell::Number(row.port.0.into()),
+            vf(row.vf),
+            Cell::option(row.guid, Cell::text),
+            Cell::Flag(row.active),
+            Cell::Flag(row.up),
+            Cell::option(*fault, Cell::text),
+            Cell::text(row.reason),
+            Cell::option(row.detail, Cell::text),
             Cell::Number(mads.to_wire + mads.loopback),
             Cell::Number(mads.delivered),
-            Cell::Number(self.statistics.dropped()),
+            Cell::Number(row.statistics.dropped()),
             near_quota(usage),
             Cell::usage(usage.tids),
             Cell::usage(usage.sa_requests),
@@ -97,7 +101,7 @@ impl Row for VfRow {
             Cell::usage(usage.groups),
             Cell::usage(usage.subscriptions),
             Cell::usage(usage.queued),
-            Cell::count(self.delivering),
+            Cell::count(row.delivering),
             Cell::option(ages.transaction, Cell::Time),
             Cell::option(ages.exchange, Cell::Time),
             Cell::option(ages.frame, Cell::Time),
@@ -105,11 +109,11 @@ impl Row for VfRow {
     }
 
     fn is_of(&self, vf: VfId) -> bool {
-        self.vf == vf
+        self.row.vf == vf
     }
 
     fn has_problem(&self) -> bool {
-        !self.up
+        self.fault.is_some() || !self.row.up
     }
 }
 

@@ -4,7 +4,7 @@ use emulated_hca::NodeId;
 use vf_tunnel::VfId;
 
 use super::cell::Cell;
-use super::{NamedPf, Scene, VmmRow};
+use super::{AwaitedRow, NamedPf, Scene, VmmRow};
 
 /// A column of a table. Its name is the key of the JSON objects.
 #[derive(Clone, Copy, Debug)]
@@ -173,6 +173,18 @@ impl Table {
         Self {
             name,
             columns: R::COLUMNS.to_vec(),
+            part: Box::new(part),
+        }
+    }
+
+    /// Returns the table of the nodes of simulators that are not attached yet.
+    pub(super) fn of_awaited() -> Self {
+        let part = |scene: &Scene<'_>, filter: &Filter, place: usize| {
+            (place == 0).then(|| cells(scene.vmms.awaited(), filter))
+        };
+        Self {
+            name: "awaited",
+            columns: AwaitedRow::COLUMNS.to_vec(),
             part: Box::new(part),
         }
     }

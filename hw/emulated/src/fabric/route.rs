@@ -37,26 +37,43 @@ impl<D: EndNode> Fabric<D> {
         Some(at)
     }
 
-    /// The end port at which packets to a unicast LID arrive that start at an end port: itself if the
+    /// Returns the end port at which packets to a unicast LID arrive that start at an end port: itself if the
     /// LID is its own. `None` if they arrive nowhere as links and forwarding tables are now.
     #[must_use]
     pub fn trace_lid(&self, from: Endpoint, dlid: Lid, travelling: Travelling) -> Option<Endpoint> {
+        self.follow_lid(from, dlid, travelling).ok()
+    }
+
+    /// Follows packets to a unicast LID from an end port to the end port at which they arrive: itself if the LID is its
+    /// own.
+    ///
+    /// # Errors
+    /// The port by which they would go on, as links and forwarding tables are now; or that by which they came to a node
+    /// that knows no way.
+    pub fn follow_lid(
+        &self,
+        from: Endpoint,
+        dlid: Lid,
+        travelling: Travelling,
+    ) -> Result<Endpoint, Endpoint> {
         let mut at = from;
         // No route without a loop is longer.
         for _ in 0..=self.slots.len() {
-            let node = self.node(at.node)?;
-            if self.is_gateway(at.node) || node.end_port(at.port)?.owns_lid(dlid) {
+            let node = self.node(at.node).ok_or(at)?;
+            let end_port = node.end_port(at.port);
+            if self.is_gateway(at.node) || end_port.is_some_and(|port| port.owns_lid(dlid)) {
                 let port = node.end_port_number(at.port);
-                return Some(Endpoint { port, ..at });
+                return Ok(Endpoint { port, ..at });
             }
             let out = match node.tables() {
-                Some(tables) => tables.route(dlid).filter(|port| port.0 != 0)?,
-                None if at == from => from.port,
-                None => return None,
+                Some(tables) => tables.route(dlid).filter(|port| port.0 != 0),
+                None if at == from => Some(from.port),
+                None => None,
             };
-            at = self.cross(at.node.port(out.0), travelling)?;
+            let out = at.node.port(out.ok_or(at)?.0);
+            at = self.cross(out, travelling).ok_or(out)?;
         }
-        None
+        Err(at)
     }
 
     /// The port at the other end of a link, if what travels gets there.

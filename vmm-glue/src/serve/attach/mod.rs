@@ -262,9 +262,11 @@ impl IbsimNode {
                         link,
                     });
                 }
+                self.note_awaited(turn, "");
             }
             Err(error) => {
                 let error = anyhow::Error::from(error);
+                self.note_awaited(turn, &format!("{error:#}"));
                 turn.announce(Announcement::Uplink {
                     simulator: self.simulator.to_string(),
                     node: self.name.clone(),
@@ -273,6 +275,13 @@ impl IbsimNode {
                 });
             }
         }
+    }
+
+    /// Notes why the host is not there, as long as it is not.
+    fn note_awaited(&self, turn: &mut Turn<'_>, why_not: &str) {
+        let why_not = self.place.is_none().then(|| why_not.to_owned());
+        let simulator = self.simulator.to_string();
+        turn.lab.awaited.note(&simulator, &self.name, why_not);
     }
 
     /// Says what is news about the way to the simulator.
@@ -285,6 +294,7 @@ impl IbsimNode {
             ),
             UplinkState::Attached { slot } => (Told::Attached, format!("attached, slot {slot}")),
             UplinkState::Waiting { failure, .. } => {
+                self.note_awaited(turn, &failure.to_string());
                 (Told::Waiting(failure), format!("{failure}; trying again"))
             }
         };
@@ -328,6 +338,7 @@ impl IbsimNode {
 
 impl WayIn for IbsimNode {
     fn start(&mut self, turn: &mut Turn<'_>) {
+        self.note_awaited(turn, "it has not answered yet");
         self.drive(turn);
     }
 

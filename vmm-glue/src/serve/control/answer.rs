@@ -1,5 +1,7 @@
 //! What is done with a request.
 
+use std::fmt::Display;
+
 use emulated_hca::NodeId;
 use ib_wire::PortNum;
 use serde::Serialize;
@@ -9,7 +11,8 @@ use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::set::no_such_node;
 use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
-use crate::show::{self, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts};
+use crate::show::{self, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject};
+use crate::world::HostPortId;
 
 /// How a request is answered.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub(super) enum Answer {
     Line(Vec<u8>),
     /// When guests have done something.
     Later(JobId, Format),
+    /// When the SAs of these ports have answered, or did not: see [`answer_now`].
+    Asked(Vec<HostPortId>, Box<Request>),
     /// With a reply that takes many turns.
     Reply(Box<Reply>),
     /// With an empty reply, and then a capture.
@@ -41,19 +46,39 @@ impl Answer {
         }
     }
 
-    /// Text for people.
-    pub(super) fn text(text: &str) -> Self {
-        Self::of(&serde_json::json!({ "text": text }))
-    }
-
     pub(super) fn refused(refusal: &Refusal) -> Self {
         let reply = serde_json::json!({ "v": VERSION, "error": refusal });
         Self::Line(format!("{reply}\n").into_bytes())
     }
 }
 
-/// Does what is asked.
-pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
+/// Does what is asked, or has the SAs asked first whose silence would be a fault to be told.
+pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
+    let ports = match &request {
+        Request::Why { vf, host, .. } => {
+            let vfs = turn.lab.vfs(vf, host.as_deref()).unwrap_or_default();
+            turn.lab.ports_of(vfs.iter().map(|vf| vf.host).collect())
+        }
+        Request::Show(query) if query.subject == Subject::Vfs => {
+            let filter = filter(turn.lab, query).unwrap_or_default();
+            let lab = &turn.lab;
+            let hosts = lab.pf_hosts().map(|host| host.id);
+            let wanted = hosts.filter(|host| {
+                let node = lab.world().host(*host).node();
+                filter.node.is_none_or(|only| only == node)
+            });
+            lab.ports_of(wanted.collect())
+        }
+        _ => Vec::new(),
+    };
+    if turn.lab.ask_sa(&ports) {
+        return Answer::Asked(ports, Box::new(request));
+    }
+    answer_now(turn, &request)
+}
+
+/// Does what is asked, with what is known of the SAs.
+pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
     let answer = match request {
         Request::Show(query) => show(turn.lab, query),
         Request::Why {
@@ -61,7 +86,7 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: &Request) -> Answer {
             host,
             port,
             format,
-        } => why(turn.lab, vf, host.as_deref(), PortNum(*port), *format),
+        } => why(turn.lab, vf, host.as_deref(), port.map(PortNum), *format),
         Request::SetVf {
             vf,
             host,
@@ -193,14 +218,29 @@ fn why(
     lab: &Lab,
     vf: &str,
     host: Option<&str>,
-    port: PortNum,
+    port: Option<PortNum>,
     format: Format,
 ) -> Result<Answer, Refusal> {
-    let diagnosis = lab.why(&lab.vf(vf, host)?, port);
-    Ok(match format {
-        Format::Json => Answer::of(&diagnosis),
-        Format::Text => Answer::text(&format!("{diagnosis}\n")),
-    })
+    let name = vf.rsplit_once('/');
+    let (within, number) = name.map_or((host, vf), |(host, number)| (Some(host), number));
+    if number == "all" {
+        lab.vfs(vf, host)?;
+        let within = within.map(|name| lab.pf_host(name)).transpose()?;
+        let found = lab.faults(within, port);
+        return Ok(diagnosed(&found, found.faults.len(), format));
+    }
+    let found = lab.why(&lab.vf(vf, host)?, port.unwrap_or(PortNum(1)));
+    Ok(diagnosed(&found, usize::from(found.code != "ok"), format))
+}
+
+fn diagnosed<T: Serialize + Display>(found: &T, faults: usize, format: Format) -> Answer {
+    match format {
+        Format::Json => Answer::of(found),
+        Format::Text => {
+            let text = format!("{found}\n");
+            Answer::of(&serde_json::json!({ "text": text, "faults": faults }))
+        }
+    }
 }
 
 /// Returns where a VF is offered to VMMs.

@@ -8,14 +8,15 @@ use emulated_hca::TapId;
 use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 
-use super::answer::{Answer, answer, reports};
-use super::protocol::{Envelope, MAX_LINE, Refusal, VERSION};
+use super::answer::{Answer, answer, answer_now, reports};
+use super::protocol::{Envelope, MAX_LINE, Refusal, Request, VERSION};
 use super::reply::Reply;
 use crate::Slice;
 use crate::serve::capture::Capture;
 use crate::serve::{JobId, Turn};
 use crate::show::{By, Filter, Format, Metrics};
 use crate::watch::EventSet;
+use crate::world::HostPortId;
 
 /// What comes after the replies that wait to be written.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ enum State {
     Replying(Box<Reply>),
     /// What guests are doing.
     Waiting(JobId, Format),
+    /// What the SAs of these ports answer, for a request.
+    Asking(Vec<HostPortId>, Box<Request>),
     /// What a capture gives.
     Capturing(Box<Capture>),
     /// The end: the client closed, or cannot be understood.
@@ -72,7 +75,7 @@ impl Client {
         match self.state {
             State::Waiting(job, _) => turn.lab.forget_job(job),
             State::Capturing(capture) => capture.stop(turn.lab),
-            State::Open | State::Replying(_) | State::Closing => {}
+            State::Open | State::Replying(_) | State::Asking(..) | State::Closing => {}
         }
         turn.watches.remove(self.stream);
     }
@@ -98,7 +101,7 @@ impl Client {
         match &self.state {
             State::Open => self.output.is_empty(),
             State::Capturing(capture) => !capture.is_finished(),
-            State::Replying(_) | State::Waiting(..) | State::Closing => false,
+            State::Replying(_) | State::Waiting(..) | State::Asking(..) | State::Closing => false,
         }
     }
 
@@ -111,7 +114,10 @@ impl Client {
 
     /// Whether something for the client can come from the lab.
     pub(super) const fn is_served(&self) -> bool {
-        matches!(self.state, State::Waiting(..) | State::Capturing(_))
+        matches!(
+            self.state,
+            State::Waiting(..) | State::Asking(..) | State::Capturing(_)
+        )
     }
 
     /// When there is something to do without the client.
@@ -119,7 +125,7 @@ impl Client {
         match &self.state {
             State::Capturing(capture) => capture.deadline(),
             State::Replying(_) => self.output.is_empty().then_some(Instant::ZERO),
-            State::Open | State::Waiting(..) | State::Closing => None,
+            State::Open | State::Waiting(..) | State::Asking(..) | State::Closing => None,
         }
     }
 
@@ -177,6 +183,15 @@ impl Client {
                     self.take(reports(&done, format));
                     continue;
                 }
+                State::Asking(ports, request) => {
+                    if turn.lab.is_asking_sa(ports) {
+                        break;
+                    }
+                    let answer = answer_now(turn, request);
+                    self.state = State::Open;
+                    self.take(answer);
+                    continue;
+                }
                 State::Capturing(capture) => {
                     // Whatever a client says meanwhile means nothing.
                     self.input.clear();
@@ -221,6 +236,7 @@ impl Client {
             Answer::Line(line) => self.output = line,
             Answer::Reply(reply) => self.state = State::Replying(reply),
             Answer::Later(job, format) => self.state = State::Waiting(job, format),
+            Answer::Asked(ports, request) => self.state = State::Asking(ports, request),
             Answer::Capture(capture) => {
                 if let Answer::Line(line) = Answer::of(&serde_json::json!({ "capture": true })) {
                     self.output = line;
@@ -303,7 +319,7 @@ fn answer_line(turn: &mut Turn<'_>, line: &[u8]) -> Answer {
         Ok(Envelope {
             v: VERSION,
             request,
-        }) => answer(turn, &request),
+        }) => answer(turn, request),
         Ok(Envelope { v, .. }) => {
             let message = format!("this server speaks version {VERSION}, not {v}");
             Answer::refused(&Refusal::new("version", message))

@@ -32,16 +32,17 @@ pub struct Envelope {
 pub enum Request {
     /// Tables; see [`crate::show`].
     Show(ShowQuery),
-    /// Why a VF's port is as it is; see [`Diagnosis`](crate::serve::Diagnosis).
+    /// Why a VF's port is as it is; see [`Diagnosis`](crate::serve::Diagnosis). Of several VFs, their
+    /// [`Faults`](crate::serve::Faults).
     Why {
-        /// Which: `N` or `HOST/N`.
+        /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
         vf: String,
         /// Of which host.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
-        /// Which of its ports.
-        #[serde(default = "first_port")]
-        port: u8,
+        /// Which of its ports; by default the first one, of several VFs all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<u8>,
         /// As what.
         format: Format,
     },

@@ -1,5 +1,7 @@
 //! The nodes of a lab as the adapters that umad's programs see.
 
+use std::os::fd::OwnedFd;
+
 use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
 use hca_api::SpecialQp;
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
@@ -8,6 +10,7 @@ use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 use umad_link::sysfs::{Ca, CaPort};
 use umad_link::{AdapterId, Adapters, PortId};
 
+use crate::credentials::of_peer;
 use crate::serve::Lab;
 
 /// The nodes that somebody asked for, in the order of their numbers as adapters.
@@ -34,6 +37,8 @@ impl KnownNodes {
 pub(super) struct LabAdapters<'l> {
     pub(super) lab: &'l mut Lab,
     pub(super) known: &'l mut KnownNodes,
+    /// The connection of the program for which the lab is lent, if it is for one.
+    pub(super) peer: Option<&'l OwnedFd>,
 }
 
 impl LabAdapters<'_> {
@@ -93,6 +98,11 @@ impl Adapters for LabAdapters<'_> {
     fn set_is_sm(&mut self, port: PortId, is_sm: bool) -> bool {
         let Some(at) = self.endpoint(port) else {
             return false;
+        };
+        let peer = self.peer.and_then(|peer| of_peer(peer).ok()?.pid);
+        match peer.filter(|_| is_sm) {
+            Some(pid) => self.lab.managers.insert(at, pid),
+            None => self.lab.managers.remove(&at),
         };
         self.lab.world_mut().set_is_sm(at, is_sm).is_ok()
     }

@@ -117,6 +117,7 @@ impl UmadSocket {
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
+                peer: Some(&client.socket),
             };
             let session = client.session;
             let verdict = self
@@ -188,6 +189,7 @@ impl UmadSocket {
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
+                peer: None,
             };
             self.server.disconnect(&mut adapters, client.session);
             turn.watches.remove(client.socket);
@@ -269,6 +271,7 @@ impl WayIn for UmadSocket {
         let mut adapters = LabAdapters {
             lab: turn.lab,
             known: &mut self.nodes,
+            peer: None,
         };
         self.server.poll(turn.now, &mut adapters);
         let mut gone = Vec::new();

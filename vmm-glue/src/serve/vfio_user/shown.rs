@@ -1,12 +1,15 @@
 //! What `vhca show` and `vhca why` tell of the VFs that are offered to VMMs.
 
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 
 use super::Seat;
 use crate::serve::why::Fault;
 use crate::serve::{Lab, NamedVf};
-use crate::show::{VmmRow, Vmms};
+use crate::show::{AwaitedRow, FaultCodes, VmmRow, Vmms};
 use crate::vfio_user::MemoryStatistics;
+
+/// How long a driver may leave events waiting: far longer than the interrupt of an emulated CPU takes.
+const UNRESPONSIVE: Duration = Duration::from_secs(5);
 
 impl Vmms for Lab {
     fn is_empty(&self) -> bool {
@@ -15,6 +18,15 @@ impl Vmms for Lab {
 
     fn of_host(&self, host: &str) -> Vec<VmmRow> {
         self.vmm_rows(Some(host))
+    }
+
+    fn faults_of(&self, host: &str) -> FaultCodes {
+        let host = self.pf_host(host);
+        host.map(|host| self.fault_codes(host)).unwrap_or_default()
+    }
+
+    fn awaited(&self) -> Vec<AwaitedRow> {
+        self.awaited.rows(None)
     }
 }
 
@@ -68,7 +80,7 @@ impl Lab {
                     seat.vmms, seat.refused
                 ))
                 .next(format!(
-                    "start a guest with what vhca qemu-args {name} prints"
+                    "vhca qemu-args {name}; start a guest with what that prints"
                 ));
             return Some(fault);
         };
@@ -101,7 +113,31 @@ impl Lab {
             .next("wait ten seconds: the driver looks every five; then see dmesg in the guest");
             return Some(fault);
         }
-        memory_quota(&memory)
+        self.why_unresponsive(seat)
+            .or_else(|| memory_quota(&memory))
+    }
+
+    /// A driver that leaves the VF's events waiting.
+    fn why_unresponsive(&self, seat: &Seat) -> Option<Fault> {
+        let device = self.world().device(seat.at)?;
+        let since = device.function.events_waiting_since()?;
+        let waiting = self.world().now().saturating_duration_since(since);
+        if waiting < UNRESPONSIVE {
+            return None;
+        }
+        let summary = "the guest takes no events of the VF: it is stopped, or its driver is dead";
+        let fault = Fault::new("guest_not_responding", summary).seen(format!(
+            "the oldest event has waited {:.1} s for the driver",
+            waiting.as_secs_f64()
+        ));
+        let pid = seat.vmm.as_ref().and_then(|vmm| vmm.pid);
+        Some(match pid {
+            Some(pid) => fault.next(format!(
+                "kill -CONT {}; if that does not help, cont in QEMU's monitor, or see the guest's console",
+                pid.as_raw_nonzero()
+            )),
+            None => fault.next("let the VMM go on, or see the guest's console"),
+        })
     }
 
     fn has_driver(&self, seat: &Seat) -> bool {

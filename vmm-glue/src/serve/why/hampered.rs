@@ -3,13 +3,13 @@
 use emulated_hca::DropReason::NoReceive;
 use hca_api::FunctionId;
 use ib_vtime::Duration;
-use ib_wire::PortNum;
+use ib_wire::{PKey, PKeyIndex, PortNum};
 use pf_context::VfPKeyEntry;
 use pf_context::guids::GuidWish;
 use pf_context::inspect::{Inspect, VfRow};
 use vf_tunnel::DropReason;
 
-use super::Fault;
+use super::{Fault, set_command};
 use crate::serve::set::at;
 use crate::serve::{Lab, NamedVf};
 
@@ -18,14 +18,11 @@ const RECENT: Duration = Duration::from_secs(60);
 
 impl Lab {
     /// What is wrong although the port is up.
-    pub(super) fn why_hampered(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
-        let context = self.world().context(vf.host);
-        let mut rows = Inspect::vfs(context, self.world().now());
-        let row = rows.find(|row| row.vf == vf.vf && row.port == port)?;
+    pub(super) fn why_hampered(&self, vf: &NamedVf, port: PortNum, row: &VfRow) -> Option<Fault> {
         self.other_guid(vf, port)
             .or_else(|| self.missing_pkeys(vf, port))
-            .or_else(|| quota(vf, &row))
-            .or_else(|| rate(vf, &row))
+            .or_else(|| quota(vf, row))
+            .or_else(|| rate(vf, port, row))
             .or_else(|| self.no_receives(vf, port))
     }
 
@@ -60,19 +57,30 @@ impl Lab {
         if view.hardware == wanted || view.hardware.is_none() {
             return None;
         }
+        if view.declines == 0 {
+            let since = self.history.since(at(vf, port), self.world().now());
+            let waiting = self.why_waiting(vf.host.port(port.0), since);
+            return Some(waiting.seen(format!("the VF has {}, wanted is {wanted}", view.hardware)));
+        }
         let summary = "the VF has another GUID than the one that was set";
         Some(
             Fault::new("guid_not_granted", summary)
                 .seen(format!("it has {}, wanted is {wanted}", view.hardware))
                 .seen(format!("the SA declined {} times in a row", view.declines))
-                .next("another port may have that GUID: see the SM's log, or set another"),
+                .seen(format!("another port may have {wanted}: see the SM's log"))
+                .next(format!("{} port_guid sm", set_command(vf, port))),
         )
     }
 
     /// Entries of the VF's P_Key table behind which the port has no key.
     fn missing_pkeys(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
-        let settings = self.settings.get(&at(vf, port)).cloned();
-        let table = settings.unwrap_or_default().pkeys;
+        let physical = self.fabric().port(self.endpoint(vf.host.port(port.0)));
+        let first = physical.and_then(|physical| physical.pkey(PKeyIndex(0)));
+        let settings = self.settings.get(&at(vf, port));
+        if settings.is_none() && first.is_some_and(PKey::is_valid) {
+            return None;
+        }
+        let table = settings.cloned().unwrap_or_default().pkeys;
         let context = self.world().context(vf.host);
         let rows = context
             .pkeys()
@@ -102,10 +110,9 @@ impl Lab {
         let mut fault = Fault::new("pkey_missing", summary);
         fault.seen = missing;
         Some(fault.next(format!(
-            "have the SM put {} into the partition, or vhca set vf {}/{} pkeys",
-            vf.host_name,
-            vf.host_name,
-            vf.vf.get()
+            "{} pkeys index:0; or have the subnet manager put {} into the partition",
+            set_command(vf, port),
+            vf.host_name
         )))
     }
 }
@@ -113,7 +120,7 @@ impl Lab {
 /// A table in which the VF has all that it may.
 fn quota(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
     let mut tables = row.usage.named().into_iter();
-    let full = |used: pf_context::Use| used.limit > 0 && used.live >= used.limit;
+    let full = |used: pf_context::Use| used.live >= used.limit;
     let (table, used) = tables.find(|(name, used)| *name != "queued" && full(*used))?;
     let fault = Fault::new(
         "quota_reached",
@@ -127,14 +134,19 @@ fn quota(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
         )),
         None => fault,
     };
+    let table = match table {
+        "tids" | "sa_requests" => "tids",
+        "cm_ids" | "cm_pending" => "cm",
+        _ => "mcast",
+    };
     Some(fault.next(format!(
-        "see what it does: vhca show tids --host {}, or cm, or mcast",
+        "vhca show {table} --host {}; have the guest give some back, or start the service with a larger quota",
         vf.host_name
     )))
 }
 
 /// The VF sends more than it may.
-fn rate(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
+fn rate(vf: &NamedVf, port: PortNum, row: &VfRow) -> Option<Fault> {
     let waiting = row.usage.queued.live;
     if waiting == 0 {
         return None;
@@ -149,9 +161,5 @@ fn rate(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
     } else {
         fault
     };
-    Some(fault.next(format!(
-        "vhca set vf {}/{} limits rate=N burst=N, if it may send more",
-        vf.host_name,
-        vf.vf.get()
-    )))
+    Some(fault.next(format!("{} limits rate=0", set_command(vf, port))))
 }

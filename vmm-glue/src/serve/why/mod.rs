@@ -1,8 +1,12 @@
 //! Why a VF's port is as it is: the fault, what was seen of it, and what to do next.
 
+mod awaited;
+mod fabric;
+mod faults;
 mod hampered;
 mod history;
 mod port;
+mod sa;
 #[cfg(test)]
 mod tests;
 
@@ -10,11 +14,16 @@ use core::fmt;
 
 use ib_vtime::Duration;
 use ib_wire::PortNum;
+use pf_context::inspect::{Inspect, VfRow};
 use serde::Serialize;
 
 use super::{Lab, NamedVf};
+use crate::world::HostPortId;
 
+pub(super) use awaited::Awaited;
+pub use faults::Faults;
 pub(super) use history::History;
+pub(super) use sa::SaProbes;
 
 /// What is wrong with a VF's port, or that nothing is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -67,19 +76,54 @@ impl Fault {
         self.next = what.into();
         self
     }
+
+    /// What was seen and what to do next are the same for another fault, of which this one is the cause.
+    fn called(mut self, code: &'static str, summary: impl Into<String>) -> Self {
+        self.code = code;
+        self.summary = summary.into();
+        self
+    }
 }
 
 impl Lab {
-    /// Tells why a VF's port is as it is. The VF need not exist.
+    /// Returns why a VF's port is as it is. The VF need not exist.
+    ///
+    /// Whether the SA answers is known as far as the port asked it before.
     #[must_use]
     pub fn why(&self, vf: &NamedVf, port: PortNum) -> Diagnosis {
+        let context = self.world().context(vf.host);
+        let mut rows = Inspect::vfs(context, self.world().now());
+        let row = rows.find(|row| row.vf == vf.vf && row.port == port);
+        let of_port = row
+            .as_ref()
+            .and_then(|_| self.why_port(vf.host.port(port.0)));
+        self.diagnosis(vf, port, row.as_ref(), of_port.as_ref())
+    }
+
+    /// Returns what is wrong with the port of a PF that is up: all its VFs have that fault.
+    fn why_port(&self, of: HostPortId) -> Option<Fault> {
+        self.why_sa_is_silent(of).or_else(|| {
+            let at = self.endpoint(of);
+            let sm = self.owner(self.fabric().port(at)?.sm_lid)?;
+            self.foreign_m_key(&self.managed_between(at, sm))
+        })
+    }
+
+    fn diagnosis(
+        &self,
+        vf: &NamedVf,
+        port: PortNum,
+        row: Option<&VfRow>,
+        of_port: Option<&Fault>,
+    ) -> Diagnosis {
         let at = super::set::at(vf, port);
         let since = self.history.since(at, self.world().now());
         let down = self.why_down(vf, port, since);
         let up = down.is_none();
         let fault = down
+            .or_else(|| of_port.cloned())
             .or_else(|| self.why_unused(vf))
-            .or_else(|| self.why_hampered(vf, port))
+            .or_else(|| self.why_hampered(vf, port, row?))
             .unwrap_or_else(|| Fault::new("ok", "the port is up").next("nothing"));
         Diagnosis {
             host: vf.host_name.clone(),
@@ -92,6 +136,15 @@ impl Lab {
             since_ms: since.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
             next: fault.next,
         }
+    }
+}
+
+/// The command that changes a VF's port.
+fn set_command(vf: &NamedVf, port: PortNum) -> String {
+    let name = format!("vhca set vf {}/{}", vf.host_name, vf.vf.get());
+    match port {
+        PortNum(1) => name,
+        PortNum(port) => format!("{name} --port {port}"),
     }
 }
 

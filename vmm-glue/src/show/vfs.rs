@@ -1,0 +1,59 @@
+//! VFs with their faults, and those that are not there yet.
+
+use std::collections::BTreeMap;
+
+use pf_context::inspect::VfRow;
+
+use super::cell::Cell;
+use super::table::{Column, Row, column};
+use super::{NamedPf, Scene};
+
+/// The codes of the faults of a host's VFs, by VF and port.
+pub type FaultCodes = BTreeMap<(u16, u8), &'static str>;
+
+/// A VF on a port, with the code of its fault.
+pub(super) struct FaultyVf {
+    pub(super) row: VfRow,
+    pub(super) fault: Option<&'static str>,
+}
+
+/// The VFs of a PF.
+pub(super) fn rows(scene: &Scene<'_>, pf: &NamedPf<'_>) -> Vec<FaultyVf> {
+    let faults = scene.vmms.faults_of(pf.name);
+    let rows = pf.rows.vfs(scene.now).map(|row| {
+        let fault = faults.get(&(row.vf.get(), row.port.0)).copied();
+        FaultyVf { row, fault }
+    });
+    rows.collect()
+}
+
+/// A node of a simulator that is not attached yet, and whose VFs are not there therefore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AwaitedRow {
+    /// The simulator.
+    pub simulator: String,
+    /// The node.
+    pub node: String,
+    /// Why it is not attached.
+    pub reason: String,
+}
+
+impl Row for AwaitedRow {
+    const COLUMNS: &'static [Column] = &[
+        column("simulator").shrinks_to(12),
+        column("node").shrinks_to(8),
+        column("not_attached").shrinks_to(20),
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![
+            Cell::text(&self.simulator),
+            Cell::text(&self.node),
+            Cell::text(&self.reason),
+        ]
+    }
+
+    fn has_problem(&self) -> bool {
+        true
+    }
+}
