@@ -1,0 +1,227 @@
+//! Faults of a fabric under the embedded subnet manager.
+
+use crate::bench::{Bench, Case, Cure};
+use crate::report::Report;
+
+/// Two hosts at each of two switches.
+const SERVE: &[&str] = &["--topology", "two-switch", "--vfs", "3", "--guests"];
+
+/// A fault by a command.
+type Broken = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+);
+
+/// Name, command, VF, code, and what `next:` says.
+const BROKEN: &[Broken] = &[
+    (
+        "VF disabled by the administrator",
+        "vhca set vf H1-1/1 state disable",
+        "H1-1/1",
+        "admin_down",
+        "vhca set vf H1-1/1 state auto",
+    ),
+    (
+        "cable of the host plugged out",
+        "vhca set link H1-1/1 down",
+        "H1-1/1",
+        "link_down",
+        "vhca set link H1-1/1 up",
+    ),
+    (
+        "cables between a host and its switch plugged out",
+        "vhca set link H1-2 S1 down",
+        "H1-2/3",
+        "link_down",
+        "vhca set link H1-2/1 up",
+    ),
+    (
+        "port disabled by ibportstate at the host",
+        "vhca run --node H1-1 -- ibportstate -D 0 1 disable",
+        "H1-1/2",
+        "port_disabled",
+        "vhca run --node H1-1 -- ibportstate -P 1 -D 0 1 enable",
+    ),
+    (
+        "port disabled by ibportstate at the switch",
+        "vhca run --node S1 -- ibportstate -D 0 1 disable",
+        "H1-1/2",
+        "port_disabled",
+        "vhca run --node S1 -- ibportstate -D 0 1 enable",
+    ),
+    (
+        "SA's cable plugged out",
+        "vhca set link mgmt/1 down",
+        "H1-1/1",
+        "sa_unreachable",
+        "vhca set link mgmt/1 up",
+    ),
+    (
+        "SA's port disabled by ibportstate",
+        "vhca run --node mgmt -- ibportstate -D 0 1 disable",
+        "H1-1/1",
+        "sa_unreachable",
+        "vhca run --node mgmt -- ibportstate -P 1 -D 0 1 enable",
+    ),
+    (
+        "all links between the switches down",
+        "vhca set link S1 S2 down",
+        "H2-1/1",
+        "sa_unreachable",
+        "vhca set link ",
+    ),
+    (
+        "foreign M_Key at the host's port",
+        "vhca run --node H1-1 -- ibportstate -D 0 1 mkey 0x1234 mkeyprot 2",
+        "H1-1/1",
+        "foreign_m_key",
+        "ibportstate -P 1 -y 0x1234",
+    ),
+    (
+        "foreign M_Key at the SM's port",
+        "vhca run --node mgmt -- ibportstate -D 0 1 mkey 0x77 mkeyprot 1",
+        "H2-2/1",
+        "foreign_m_key",
+        "ibportstate -P 1 -y 0x77",
+    ),
+    (
+        "foreign M_Key at a switch",
+        "vhca run --node S1 -- ibportstate -D 0 0 mkey 0x99 mkeyprot 3",
+        "H1-1/1",
+        "foreign_m_key",
+        "ibportstate -y 0x99",
+    ),
+    (
+        "no GUID wanted",
+        "vhca set vf H1-1/2 port_guid none",
+        "H1-1/2",
+        "no_guid_requested",
+        "vhca set vf H1-1/2 port_guid sm",
+    ),
+    (
+        "impossible GUID wanted: a sibling's",
+        "vhca set vf H1-2/1 port_guid 0x1122334455667788 && vhca set vf H1-2/2 port_guid none \
+         && ! vhca set vf H1-2/2 port_guid 0x1122334455667788",
+        "H1-2/2",
+        "guid_refused",
+        "vhca set vf H1-2/2 port_guid sm",
+    ),
+    (
+        "GUID wanted that another host has, by a VF without one",
+        "vhca set vf H2-1/2 port_guid none && vhca set vf H2-1/2 port_guid 0x1122334455667788",
+        "H2-1/2",
+        "guid_declined",
+        "vhca set vf H2-1/2 port_guid sm",
+    ),
+    (
+        "GUID wanted that another host has, by a VF with one",
+        "vhca set vf H2-1/3 port_guid 0x1122334455667788",
+        "H2-1/3",
+        "guid_not_granted",
+        "vhca set vf H2-1/3 port_guid sm",
+    ),
+    (
+        "GUID expected in hardware, which no manager writes",
+        "vhca set vf H2-2/2 port_guid none && sleep 1 && vhca set vf H2-2/2 port_guid hardware",
+        "H2-2/2",
+        "waiting_for_hardware",
+        "vhca set vf H2-2/2 port_guid sm",
+    ),
+    (
+        "P_Key that the port has not",
+        "vhca set vf H1-1/1 pkeys 0xffff 0x8001",
+        "H1-1/1",
+        "pkey_missing",
+        "vhca set vf H1-1/1 pkeys index:0",
+    ),
+    (
+        "empty place of the port's P_Key table",
+        "vhca set vf H1-1/1 pkeys index:5",
+        "H1-1/1",
+        "pkey_missing",
+        "vhca set vf H1-1/1 pkeys index:0",
+    ),
+];
+
+pub(crate) fn run(report: &Report) {
+    let mut bench = Bench::serve(report, SERVE);
+    for vf in ["H1-1/1", "H2-2/3"] {
+        bench.wait_until_ok(vf);
+    }
+    assert_eq!(bench.run("vhca why all"), "no fault on 12 VFs\n");
+    for &(fault, command, vf, code, next) in BROKEN {
+        bench.run(command);
+        bench.case(Case {
+            fault,
+            vf,
+            code,
+            next,
+            cure: Cure::Command,
+        });
+    }
+    too_many_mads(&mut bench);
+    nothing_of_that_name(&mut bench);
+    no_cable(report);
+}
+
+/// A VF that sends more MADs than it may.
+fn too_many_mads(bench: &mut Bench<'_>) {
+    bench.run("vhca set vf H1-1/1 limits rate=1 burst=1");
+    let ask = "for i in 1 2 3 4 5 6 7 8; do vhca guest H1-1/1 query fe80::$i & done";
+    bench.launch(&format!("sh -c '{ask}; wait'"));
+    bench.case(Case {
+        fault: "more MADs than the VF may send",
+        vf: "H1-1/1",
+        code: "rate_limited",
+        next: "vhca set vf H1-1/1 limits rate=0",
+        cure: Cure::Command,
+    });
+}
+
+/// What a user names that there is not.
+fn nothing_of_that_name(bench: &mut Bench<'_>) {
+    for (fault, vf, code, next) in [
+        ("VF that there is not", "H1-1/99", "no_such_vf", "--vfs"),
+        (
+            "port that there is not",
+            "H1-1/1 --port 7",
+            "no_such_port",
+            "--port",
+        ),
+    ] {
+        bench.case(Case {
+            fault,
+            vf,
+            code,
+            next,
+            cure: Cure::Untried("there is nothing to mend"),
+        });
+    }
+}
+
+/// A port without a cable, until the service has another topology.
+fn no_cable(report: &Report) {
+    let net = |link: &str| {
+        format!(
+            "Switch 8 \"s\"\n[1] \"mgmt\"[1]\n\nHca 1 \"mgmt\"\n[1] \"s\"[1]\n\nHca 1 \"alone\"\n{link}"
+        )
+    };
+    let mut bench = Bench::new(report);
+    let file = bench.path().join("net");
+    let arguments = ["--topology", "./net", "--vfs", "1"];
+    std::fs::write(&file, net("")).unwrap();
+    bench.restart(&arguments);
+    bench.case(Case {
+        fault: "port without a cable",
+        vf: "alone/1",
+        code: "no_cable",
+        next: "topology file",
+        cure: Cure::Words(&mut |bench| {
+            std::fs::write(bench.path().join("net"), net("[1] \"s\"[2]\n")).unwrap();
+            bench.restart(&arguments);
+        }),
+    });
+}

@@ -1,0 +1,63 @@
+//! What came of each fault.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+/// Faults that are injected at least.
+const FAULTS: usize = 40;
+
+/// What came of a fault.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    /// What was broken.
+    pub(crate) fault: String,
+    /// The code that it is to be told by.
+    pub(crate) code: &'static str,
+    /// The code that it was told by, and how long that took.
+    pub(crate) told: String,
+    /// What was told to do next.
+    pub(crate) remedy: String,
+    /// Whether that made the fault go; or why it did not.
+    pub(crate) worked: Result<String, String>,
+}
+
+/// What came of all faults.
+#[derive(Debug, Default)]
+pub(crate) struct Report(Mutex<Vec<Row>>);
+
+impl Report {
+    pub(crate) fn add(&self, row: Row) {
+        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.push(row);
+    }
+
+    /// Prints the table, and fails if a fault was not told or a remedy did not work.
+    pub(crate) fn finish(self) {
+        let rows = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        println!("| # | fault | code | seen | remedy | worked |");
+        println!("| --- | --- | --- | --- | --- | --- |");
+        for (number, row) in (1..).zip(&rows) {
+            let Row {
+                fault,
+                code,
+                told,
+                remedy,
+                worked,
+            } = row;
+            let worked = match worked {
+                Ok(how) => format!("yes: {how}"),
+                Err(why) => format!("NO: {why}"),
+            };
+            println!("| {number} | {fault} | {code} | {told} | {remedy} | {worked} |");
+        }
+        let failed: Vec<&str> = rows
+            .iter()
+            .filter(|row| row.worked.is_err())
+            .map(|row| row.fault.as_str())
+            .collect();
+        let names: BTreeSet<&str> = rows.iter().map(|row| row.fault.as_str()).collect();
+        assert_eq!(names.len(), rows.len(), "each fault has a name of its own");
+        assert!(failed.is_empty(), "{failed:#?}");
+        assert!(rows.len() >= FAULTS, "{} faults", rows.len());
+    }
+}

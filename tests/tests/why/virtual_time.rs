@@ -1,0 +1,109 @@
+//! Faults for which real programs add nothing but waiting: a service in virtual time.
+
+use std::time::Duration as Real;
+
+use ib_vtime::Duration;
+use ib_wire::PortNum;
+use vhca::Driven;
+use vhca::serve::{GuestAction, Lab, Options, Quotas, Service, TopologySpec};
+
+use crate::report::{Report, Row};
+
+/// Lets time pass.
+fn pass(service: &mut Service, time: Duration) {
+    let mut now = service.lab().world().now();
+    let end = now + time;
+    while now < end {
+        service.poll(now);
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+    service.poll(end);
+}
+
+fn serve(options: Options) -> Service {
+    let options = Options {
+        topology: TopologySpec::TwoSwitch,
+        vfs: 3,
+        guests: true,
+        ..options
+    };
+    let mut service = Service::new(Lab::build(&options, 1).unwrap());
+    pass(&mut service, Duration::from_secs(5));
+    service
+}
+
+/// Has all guests of a host do something.
+fn all(service: &mut Service, action: &GuestAction) {
+    let vfs = service.lab().vfs("H1-1/all", None).unwrap();
+    service.lab_mut().guests_do(&vfs, action).unwrap();
+}
+
+/// Holds a service to telling a fault of `H1-1/1`, and to telling none once it is mended.
+fn case(
+    report: &Report,
+    service: &mut Service,
+    (fault, code): (&str, &'static str),
+    mend: impl FnOnce(&mut Service),
+) {
+    let why = |service: &Service| {
+        let lab = service.lab();
+        lab.why(&lab.vf("H1-1/1", None).unwrap(), PortNum(1))
+    };
+    let told = why(service);
+    mend(service);
+    let then = why(service);
+    report.add(Row {
+        fault: fault.to_owned(),
+        code,
+        told: format!("{}; {:?}", told.code, told.seen),
+        remedy: told.next.clone(),
+        worked: match (told.code == code, then.code) {
+            (true, "ok") => Ok(format!("after {:?}", Real::ZERO)),
+            _ => Err(format!("{told}, then {then}")),
+        },
+    });
+}
+
+pub(crate) fn run(report: &Report) {
+    no_receives(report);
+    all_groups(report);
+}
+
+/// More packets than a guest has receives: those who send less lose none.
+fn no_receives(report: &Report) {
+    let mut service = serve(Options::default());
+    let mgid = "ff12::15:1".to_owned();
+    all(&mut service, &GuestAction::Join { mgid: mgid.clone() });
+    pass(&mut service, Duration::from_millis(100));
+    for _ in 0..16 {
+        let (to, text) = (mgid.clone(), "hello".to_owned());
+        all(&mut service, &GuestAction::Send { to, text });
+    }
+    pass(&mut service, Duration::from_millis(100));
+    let name = ("more packets than the guest has receives", "no_receives");
+    case(report, &mut service, name, |service| {
+        pass(service, Duration::from_secs(61));
+    });
+}
+
+/// A guest that is in as many groups as it may be in.
+fn all_groups(report: &Report) {
+    let quotas = Quotas {
+        groups: Some(1),
+        ..Quotas::default()
+    };
+    let mut service = serve(Options {
+        quotas,
+        ..Options::default()
+    });
+    let mgid = "ff12::15:2".to_owned();
+    all(&mut service, &GuestAction::Join { mgid: mgid.clone() });
+    pass(&mut service, Duration::from_millis(100));
+    let name = ("as many groups as the VF may be in", "quota_reached");
+    case(report, &mut service, name, |service| {
+        all(service, &GuestAction::Leave { mgid });
+        pass(service, Duration::from_secs(1));
+    });
+}
