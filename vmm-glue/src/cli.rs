@@ -106,7 +106,7 @@ pub(crate) struct DrainArgs {
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) conversations: u64,
     /// VFs of each of the two hosts.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=126))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=254))]
     pub(crate) vfs: u16,
     /// Seed of everything random; the same seed gives the same packets.
     #[arg(long, default_value_t = 1)]

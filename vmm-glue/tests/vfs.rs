@@ -55,10 +55,6 @@ impl Subnet {
             timed: true,
             ..LinkConfig::default()
         };
-        for hca in &mut plan.hcas {
-            hca.guid_table_len = hca.guid_table_len.max(vfs + 1);
-            hca.max_functions = hca.max_functions.max(vfs);
-        }
         let (fabric, built) = plan.build(1);
         let mut world = World::new(fabric, 1);
         let hosts = [1, 2].map(|at| {

@@ -52,7 +52,8 @@ pub struct HcaConfig {
     pub device_id: u16,
     /// NodeInfo:Revision.
     pub revision: u32,
-    /// Entries of each port's GID table; bounds the number of functions with a GID of their own.
+    /// Entries of each port's GID table, 255 at most since PortInfo:GUIDCap has eight bits; bounds the number of
+    /// functions with a GID of their own.
     pub guid_table_len: u16,
     /// Entries of each port's P_Key table.
     pub pkey_table_len: u16,
@@ -93,7 +94,7 @@ impl HcaConfig {
             vendor_id: 0x02c9,
             device_id: 0x1003,
             revision: 0,
-            guid_table_len: 128,
+            guid_table_len: 255,
             pkey_table_len: 128,
             capabilities: CapabilityMask::IS_TRAP_SUPPORTED
                 | CapabilityMask::IS_AUTOMATIC_MIGRATION_SUPPORTED
@@ -104,7 +105,7 @@ impl HcaConfig {
                 | CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED
                 | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE_SUPPORTED,
             subnet_prefix: SubnetPrefix::DEFAULT,
-            max_functions: 126,
+            max_functions: 254,
         }
     }
 }

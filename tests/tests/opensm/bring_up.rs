@@ -48,6 +48,16 @@ fn sixty_four_vfs_come_up_under_opensm() {
 }
 
 #[test]
+fn both_ports_of_254_vfs_of_two_hosts_come_up_under_opensm() {
+    let lab = Lab::serve(&["--topology", "three-switch", "--vfs", "254", "--sm", "none"]);
+    let sm = OpenSm::start(&lab, Shim::Vhca, "mgmt", "");
+    sm.wait_for("SUBNET UP", 1);
+    let guids = wait_until_all_up(&lab, 2 * 2 * 254);
+    assert_eq!(guids.len(), 2 * 2 * 254, "each has a GUID of its own");
+    assert_eq!(sm.errors(), Vec::<String>::new());
+}
+
+#[test]
 fn sixty_four_vfs_come_up_under_opensm_with_the_simulators_own_preload() {
     sixteen_vfs_of_each_of_four_hosts_come_up(Shim::Umad2sim);
 }

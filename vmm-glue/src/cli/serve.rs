@@ -40,7 +40,7 @@ pub(crate) struct ServeArgs {
     /// manager's and those called mgmt or mgmt-....
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pf: Vec<String>,
-    /// VFs of each shared adapter, 126 at most; 0 for none at all. [default: 4]
+    /// VFs of each shared adapter, 254 at most; 0 for none at all. [default: 4]
     #[arg(long)]
     vfs: Option<u16>,
     /// Where the VFs' GUIDs come from. [default: sm]

@@ -198,11 +198,32 @@ fn nodes_are_found_by_description_and_by_guid() {
 #[test]
 fn more_vfs_than_an_adapter_has_are_refused_with_how_many_it_has() {
     let options = Options {
-        vfs: 127,
+        vfs: 255,
         ..options()
     };
     let error = Lab::build(&options, 1).unwrap_err().to_string();
-    assert_eq!(error, "host-a has 126 VFs at most, not 127");
+    assert_eq!(error, "host-a has 254 VFs at most, not 255");
+}
+
+#[test]
+fn each_of_254_vfs_of_a_two_port_adapter_gets_a_guid_on_each_port() {
+    use pf_context::inspect::Inspect;
+    let options = Options {
+        vfs: 254,
+        ..options()
+    };
+    let mut service = Service::new(Lab::build(&options, 1).unwrap());
+    assert!(run_until(&mut service, all_vfs_up));
+    let lab = service.lab();
+    let mut guids: Vec<_> = lab
+        .pf_hosts()
+        .flat_map(|host| Inspect::vfs(lab.world().context(host.id), lab.world().now()))
+        .map(|row| row.guid)
+        .collect();
+    assert!(guids.iter().all(Option::is_some));
+    guids.sort_unstable();
+    guids.dedup();
+    assert_eq!(guids.len(), 2 * 2 * 254);
 }
 
 #[test]

@@ -13,9 +13,9 @@ use super::{Begun, Guests, JobId, PORT};
 use crate::demo::Facts;
 use crate::world::{HostFunction, World};
 
-/// Queries of a guest under way at a time. With 126 guests they are fewer than the receives of an SA's QP1,
+/// Queries of a guest under way at a time. With 254 guests they are fewer than the receives of an SA's QP1,
 /// 512: what finds none is lost there, and asked again.
-const WINDOW: usize = 4;
+const WINDOW: usize = 2;
 
 /// When a query is repeated: as the users of Linux' `ib_sa` do (`ipoib_main.c`).
 const POLICY: RetryPolicy = RetryPolicy::new(Duration::from_secs(1), 10);

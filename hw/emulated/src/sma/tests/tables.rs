@@ -48,7 +48,7 @@ fn alias_guids_are_stored_and_entry_0_is_read_only() {
     assert_eq!(port.gid_index(gid), Some(GidIndex(7)));
     set(&mut node, 0, block);
     assert_eq!(node.take_port_change(), None);
-    let (status, _) = ask(&mut node, Method::GET, 16, GuidInfo::default());
+    let (status, _) = ask(&mut node, Method::GET, 32, GuidInfo::default());
     assert_eq!(status, MadStatus::INVALID_FIELD);
 }
 
