@@ -14,8 +14,11 @@ use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, SaMad};
 use ib_wire::{CommId, Gid, Guid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl, SubnetPrefix, Tid};
 use mcast_agg::{McastAgg, Output, Requester};
+use pf_context::inspect::Inspect;
 use pf_context::{Cause, EgressLimit, Limits, Passed, PortConfig, PortMux, VfConfig, WireSource};
 use vf_tunnel::{SpecialQp, ToPf, VfId, VirtualPKeyIndex};
+use vhca::Driven;
+use vhca::serve::{Lab, Options, Service, TopologySpec};
 
 /// Counts the allocations of each thread, and the bytes that it holds.
 struct Counting;
@@ -291,6 +294,57 @@ fn the_tables_hold_as_many_bytes_as_they_say() {
         join_all(&mut agg, group, 200);
     }
     assert_about(agg.bytes() - said, BYTES.get() - before);
+}
+
+/// Returns the bytes that a service holds with so many VFs on each of four hosts, once all are up and at rest.
+fn held_by_service(vfs: u16, options: &Options) -> i64 {
+    let before = BYTES.get();
+    let options = Options {
+        topology: TopologySpec::TwoSwitch,
+        vfs,
+        ..options.clone()
+    };
+    let mut service = Service::new(Lab::build(&options, 1).expect("a service"));
+    let end = Instant::from_millis(20_000);
+    let mut now = Instant::ZERO;
+    while now < end {
+        service.poll(now);
+        now = service.poll_timeout().map_or(end, |next| next.max(now));
+    }
+    for host in service.lab().pf_hosts() {
+        let mut rows = Inspect::vfs(service.lab().world().context(host.id), end);
+        assert!(rows.all(|row| row.up));
+    }
+    BYTES.get() - before
+}
+
+#[test]
+fn an_idle_vf_takes_at_most_64_kib_in_all() {
+    const MOST: i64 = 64 << 10;
+    const MORE: u16 = 16;
+    let cases = [
+        ("idle", Options::default()),
+        (
+            "a guest's",
+            Options {
+                guests: true,
+                ..Options::default()
+            },
+        ),
+        (
+            "offered to a VMM",
+            Options {
+                vfio_user: Some("unused".into()),
+                ..Options::default()
+            },
+        ),
+    ];
+    for (case, options) in cases {
+        let more = held_by_service(2 + MORE, &options) - held_by_service(2, &options);
+        let each = more / (4 * i64::from(MORE));
+        println!("{case}: {each} bytes");
+        assert!((1..=MOST).contains(&each), "{case}: {each} bytes");
+    }
 }
 
 #[test]

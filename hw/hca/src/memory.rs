@@ -163,13 +163,14 @@ pub struct MwKeys {
 ///
 /// Buffers are the only memory there is: addresses between and behind them fault. Freed addresses are
 /// not given out again until the count of 2^64 ends, so a stale address never reads a
-/// neighbour's bytes.
+/// neighbour's bytes. A buffer takes memory as far as it was written, since of a ring of hundreds of
+/// places most consumers only ever use the first few.
 #[derive(Debug, Default)]
 pub struct HostMemory {
     /// First bytes of the buffers, in order. By themselves, since each access searches them.
     bases: Vec<u64>,
     /// What is there.
-    buffers: Vec<Box<[u8]>>,
+    buffers: Vec<Buffer>,
     /// The buffer that was found last. The next one is often the same, or the one behind it: queues that
     /// were made one after the other are served in that order, too.
     last: Cell<usize>,
@@ -201,7 +202,7 @@ impl HostMemory {
             let offset = addr.checked_sub(*self.bases.get(at)?)?;
             let start = usize::try_from(offset).ok()?;
             let end = start.checked_add(len)?;
-            (end <= self.buffers.get(at)?.len()).then_some((at, start..end))
+            (end <= self.buffers.get(at)?.len).then_some((at, start..end))
         };
         let last = self.last.get();
         if let Some(found) = within(last) {
@@ -216,20 +217,66 @@ impl HostMemory {
         Ok(found)
     }
 
-    fn slice(&self, addr: u64, len: usize) -> Result<&[u8], DmaFault> {
-        let (at, range) = self.find(addr, len)?;
-        Ok(&self.buffers[at][range])
-    }
-
     fn slice_mut(&mut self, addr: u64, len: usize) -> Result<&mut [u8], DmaFault> {
         let (at, range) = self.find(addr, len)?;
-        Ok(&mut self.buffers[at][range])
+        Ok(self.buffers[at].slice_mut(range))
+    }
+}
+
+/// A buffer of a [`HostMemory`].
+#[derive(Debug)]
+struct Buffer {
+    /// The bytes up to the last one that was written; all behind them are zero.
+    bytes: Vec<u8>,
+    /// Bytes that the consumer may use.
+    len: usize,
+}
+
+impl Buffer {
+    /// Least bytes that are allocated at once.
+    const LEAST: usize = 1024;
+
+    const fn new(len: usize) -> Self {
+        Self {
+            bytes: Vec::new(),
+            len,
+        }
+    }
+
+    /// Copies a range within the buffer.
+    fn read(&self, range: Range<usize>, to: &mut [u8]) {
+        if let Some(bytes) = self.bytes.get(range.clone()) {
+            to.copy_from_slice(bytes);
+        } else {
+            let written = self.bytes.get(range.start..).unwrap_or_default();
+            let (head, tail) = to.split_at_mut(written.len());
+            head.copy_from_slice(written);
+            tail.fill(0);
+        }
+    }
+
+    /// Returns a range within the buffer, to be written.
+    fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        if range.end > self.bytes.len() {
+            self.grow(range.end);
+        }
+        &mut self.bytes[range]
+    }
+
+    /// Grows to at least `end` bytes, twofold so that a ring that fills up is copied a few times only.
+    #[cold]
+    fn grow(&mut self, end: usize) {
+        let twofold = self.bytes.len().saturating_mul(2).max(Self::LEAST);
+        let grown = end.max(twofold).min(self.len);
+        self.bytes.reserve_exact(grown - self.bytes.len());
+        self.bytes.resize(grown, 0);
     }
 }
 
 impl AddressSpace for HostMemory {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
-        buf.copy_from_slice(self.slice(addr, buf.len())?);
+        let (at, range) = self.find(addr, buf.len())?;
+        self.buffers[at].read(range, buf);
         Ok(())
     }
 
@@ -265,7 +312,7 @@ impl AddressSpace for HostMemory {
         self.next = (addr + len as u64).next_multiple_of(Self::GUARD);
         // Addresses only rise.
         self.bases.push(addr);
-        self.buffers.push(vec![0; len].into());
+        self.buffers.push(Buffer::new(len));
         self.allocated = total;
         Ok(DmaBuffer { addr, len })
     }
@@ -273,7 +320,7 @@ impl AddressSpace for HostMemory {
     fn free(&mut self, buffer: DmaBuffer) {
         if let Ok(at) = self.bases.binary_search(&buffer.addr) {
             self.bases.remove(at);
-            self.allocated -= self.buffers.remove(at).len();
+            self.allocated -= self.buffers.remove(at).len;
         }
     }
 }
@@ -318,6 +365,23 @@ mod tests {
         assert_eq!(memory.allocated(), 0);
         assert!(memory.read(first.addr, &mut [0]).is_err());
         assert_ne!(memory.allocate(64).unwrap().addr, first.addr);
+    }
+
+    #[test]
+    fn a_buffer_takes_memory_as_far_as_it_was_written_and_reads_as_zero_behind() {
+        let mut memory = HostMemory::new();
+        let DmaBuffer { addr, .. } = memory.allocate(1 << 20).unwrap();
+        memory.write(addr + 3000, &[7; 2]).unwrap();
+        let taken = memory.buffers[0].bytes.capacity();
+        assert!(taken < 4096, "{taken} bytes");
+        let mut across = [1; 4096];
+        memory.read(addr + 2999, &mut across).unwrap();
+        assert_eq!(across[..4], [0, 7, 7, 0]);
+        assert!(across[4..].iter().all(|byte| *byte == 0));
+        let mut behind = [1; 8];
+        memory.read(addr + (1 << 20) - 8, &mut behind).unwrap();
+        assert_eq!(behind, [0; 8]);
+        assert_eq!(memory.buffers[0].bytes.capacity(), taken);
     }
 
     proptest! {
