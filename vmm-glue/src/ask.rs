@@ -130,12 +130,12 @@ fn print(reply: &str, json: bool) -> anyhow::Result<()> {
         text: String,
     }
 
-    let mut out = io::stdout().lock();
-    if json {
-        writeln!(out, "{reply}")?;
+    let text = if json {
+        format!("{reply}\n")
     } else {
-        let reply: Text = serde_json::from_str(reply)?;
-        write!(out, "{}", reply.text)?;
-    }
-    Ok(out.flush()?)
+        serde_json::from_str::<Text>(reply)?.text
+    };
+    let mut out = io::stdout().lock();
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    printed.context("cannot print")
 }

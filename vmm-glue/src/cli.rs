@@ -3,13 +3,16 @@
 mod ask;
 mod generate;
 mod lab;
+mod number;
 mod programs;
 mod serve;
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use vhca::bench::{Case, Options};
+
+use number::number;
 
 pub(crate) use ask::{
     CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
@@ -26,6 +29,14 @@ pub(crate) use serve::ServeArgs;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Parses the arguments of the process. Ends it if they are wrong.
+    pub(crate) fn of_process() -> Self {
+        let matches = number::take_negative_numbers(Self::command()).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -83,7 +94,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Seed of everything random; in virtual time the same seed gives the same packets.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
     /// Print JSON lines: one object for each step, then a summary.
     #[arg(long)]
@@ -103,13 +114,13 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// Conversations: connections and service resolutions, complete, refused, abandoned, cut off.
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = number::<u64>(1..=u64::MAX))]
     pub(crate) conversations: u64,
     /// VFs of each of the two hosts.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=254))]
+    #[arg(long, default_value_t = 64, value_parser = number::<u16>(1..=254))]
     pub(crate) vfs: u16,
     /// Seed of everything random; the same seed gives the same packets.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
     /// Print the result as one JSON object.
     #[arg(long)]
@@ -119,13 +130,13 @@ pub(crate) struct DrainArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FloodArgs {
     /// Connections, a thousand in a second of virtual time.
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, default_value_t = 1_000, value_parser = number::<u32>(1..=1_000_000))]
     pub(crate) connections: u32,
     /// MADs that the flood offers in a second of virtual time.
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(100_000..=100_000_000))]
+    #[arg(long, default_value_t = 1_000_000, value_parser = number::<u32>(100_000..=100_000_000))]
     pub(crate) rate: u32,
     /// Seed of everything random; the same seed gives the same packets.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
     /// Print the result as one JSON object.
     #[arg(long)]
@@ -138,13 +149,13 @@ pub(crate) struct BenchArgs {
     #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
     /// VFs of the port, for the cases of its mux.
-    #[arg(long, default_value_t = 126, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, default_value_t = 126, value_parser = number::<u16>(1..=1024))]
     pub(crate) vfs: u16,
     /// Live connections, transactions or groups; each case has a number of its own by default.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()))]
     pub(crate) live: Option<u32>,
     /// Runs of each case; the median is printed with minimum and maximum.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 5, value_parser = number::<u32>(1..=1000))]
     pub(crate) runs: u32,
     /// Print one JSON object for each case.
     #[arg(long)]

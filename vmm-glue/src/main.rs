@@ -2,18 +2,18 @@
 
 mod ask;
 mod cli;
+mod failure;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
 use env_logger::Env;
 use serde::Serialize;
 use vhca::bench::Bench;
 use vhca::demo::{self, Clock, DemoError};
-use vhca::replay::{self, ReplayError};
+use vhca::replay;
 use vhca::vfio_user::memory::maps_reader;
 
 use crate::cli::{
@@ -22,7 +22,7 @@ use crate::cli::{
 };
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let outcome = match Cli::of_process().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),
         Command::Drain(args) => drain(&args),
@@ -43,15 +43,12 @@ fn main() -> ExitCode {
         Command::Generate(what) => what.run().map(|()| true),
         Command::Tied(args) => tied(args),
         Command::MapsReader => maps_reader::run().map(|()| true).map_err(Into::into),
-        Command::Replay => return replay(),
+        Command::Replay => replay().map(|()| true),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("vhca: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failure::end(&error),
     }
 }
 
@@ -114,7 +111,8 @@ fn drain(args: &DrainArgs) -> anyhow::Result<bool> {
     let report = vhca::drain::run(options, &mut |over| {
         if over / STEP != told {
             told = over / STEP;
-            eprintln!("{over} conversations are over");
+            // Progress that nobody reads is no failure.
+            let _ = writeln!(io::stderr(), "{over} conversations are over");
         }
     })?;
     print(args.json, &report).context("cannot print")?;
@@ -141,7 +139,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     };
     start_log(default);
     vhca::serve::run(&args.options()?, &mut |announcement| {
-        print(args.json, announcement)
+        match print(args.json, announcement) {
+            // A service goes on without its reader.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            printed => printed,
+        }
     })?;
     Ok(())
 }
@@ -161,9 +163,7 @@ fn run(args: &RunArgs) -> anyhow::Result<bool> {
 /// Prints the environment of programs for a shell.
 fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
     let lines = args.environment()?.shell_lines();
-    io::stdout()
-        .write_all(lines.as_bytes())
-        .context("cannot print")?;
+    io::stdout().write_all(&lines).context("cannot print")?;
     Ok(true)
 }
 
@@ -183,17 +183,9 @@ fn tied(args: TiedArgs) -> anyhow::Result<bool> {
     Err(args.tie().context("no program")?.run().into())
 }
 
-/// Runs the script on stdin. A script with a mistake is as wrong as a wrong argument is.
-fn replay() -> ExitCode {
-    let Err(error) = replay::run(io::stdin().lock(), io::stdout().lock()) else {
-        return ExitCode::SUCCESS;
-    };
-    let code = match error {
-        ReplayError::Script { .. } => ExitCode::from(2),
-        ReplayError::Read(_) | ReplayError::Write(_) => ExitCode::FAILURE,
-    };
-    eprintln!("vhca: {:#}", anyhow::Error::from(error));
-    code
+/// Runs the script on stdin.
+fn replay() -> anyhow::Result<()> {
+    Ok(replay::run(io::stdin().lock(), io::stdout().lock())?)
 }
 
 /// Prints a report as a line of text or as a line of JSON.

@@ -4,6 +4,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -155,14 +156,15 @@ impl ProgramEnvironment {
             .map(|(name, value)| (*name, value.as_os_str()))
     }
 
-    /// The lines that a shell evaluates.
+    /// Returns the lines that a shell evaluates, with paths byte by byte as they are.
     #[must_use]
-    pub fn shell_lines(&self) -> String {
+    pub fn shell_lines(&self) -> Vec<u8> {
         let line = |(name, value): (&str, &OsStr)| {
-            let quoted = value.to_string_lossy().replace('\'', r"'\''");
-            format!("export {name}='{quoted}'\n")
+            let pieces: Vec<&[u8]> = value.as_bytes().split(|byte| *byte == b'\'').collect();
+            let quoted = pieces.join(&br"'\''"[..]);
+            [b"export ", name.as_bytes(), b"='", &quoted, b"'\n"].concat()
         };
-        self.iter().map(line).collect()
+        self.iter().flat_map(line).collect()
     }
 
     /// Becomes a program. Returns only if that fails.
@@ -188,12 +190,15 @@ mod tests {
 
     #[test]
     fn shell_lines_quote_what_a_shell_would_take_apart() {
-        let socket = Path::new("/run/a b/x'y.umad");
+        let socket = Path::new(OsStr::from_bytes(b"/run/a b/x'y\xff.umad"));
         let environment = ProgramEnvironment::new(socket, Path::new("/lib/l.so"), None).unwrap();
         let lines = environment.shell_lines();
-        assert!(lines.contains(r"export VHCA_UMAD_SOCKET='/run/a b/x'\''y.umad'"));
-        assert!(lines.contains("export VHCA_UMAD_NODE=''\n"));
-        assert!(lines.contains("export LD_PRELOAD='/lib/l.so"));
+        let has = |wanted: &[u8]| lines.windows(wanted.len()).any(|found| found == wanted);
+        assert!(has(
+            b"export VHCA_UMAD_SOCKET='/run/a b/x'\\''y\xff.umad'\n"
+        ));
+        assert!(has(b"export VHCA_UMAD_NODE=''\n"));
+        assert!(has(b"export LD_PRELOAD='/lib/l.so"));
     }
 
     #[test]

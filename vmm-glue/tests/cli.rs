@@ -1,6 +1,7 @@
 //! The command line as a user meets it: output, exit status and messages.
 
-use std::process::{Command, Output};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -94,6 +95,99 @@ fn wrong_arguments_point_to_the_help_and_exit_with_2() {
 }
 
 #[test]
+fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() {
+    const RANGE: &str = "expected a whole number from";
+    const ATTACHED: &str = "because an attached service has the simulator's fabric and subnet manager: leave out one of them";
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = folder.path().join("control.sock");
+    let control = control.to_str().expect("a name");
+    let config = folder.path().join("vhca.toml");
+    std::fs::write(&config, "topology = \"single\"\n").expect("a file");
+    let config = config.to_str().expect("a name");
+    for (arguments, status, line) in [
+        ("serve --vfs -1", 2, format!("error: invalid value '-1' for '--vfs <VFS>': {RANGE} 0 to 1024")),
+        ("serve --vfs x", 2, format!("error: invalid value 'x' for '--vfs <VFS>': {RANGE} 0 to 1024")),
+        (
+            "serve --vfs 99999999999999999999",
+            2,
+            format!("error: invalid value '99999999999999999999' for '--vfs <VFS>': {RANGE} 0 to 1024"),
+        ),
+        (
+            "serve --guest-memory 0",
+            2,
+            format!("error: invalid value '0' for '--guest-memory <MIB>': {RANGE} 1 to 18446744073709551615"),
+        ),
+        (
+            "serve --ibsim-udp 0",
+            2,
+            format!("error: invalid value '0' for '--ibsim-udp <PORT>': {RANGE} 1 to 65534"),
+        ),
+        (
+            "capture --count -1 x",
+            2,
+            format!("error: invalid value '-1' for '--count <COUNT>': {RANGE} 1 to 18446744073709551615"),
+        ),
+        ("why 1 --port -1", 2, format!("error: invalid value '-1' for '--port <PORT>': {RANGE} 1 to 254")),
+        (
+            "set vf 1 limits rate=-5",
+            2,
+            format!("error: invalid value 'rate=-5' for '<LIMITS>...': {RANGE} 0 to 4294967295"),
+        ),
+        ("serve --attach ibsim:s/a --sm lite", 2, format!("vhca: attach and sm exclude each other, {ATTACHED}")),
+        (
+            "serve --attach ibsim:s/a --config CONFIG",
+            2,
+            format!("vhca: attach and topology exclude each other, {ATTACHED}"),
+        ),
+        ("serve --pf H1-1,H1-1", 2, "vhca: pf names H1-1 twice: name it once".to_owned()),
+        ("serve --pf mgmt,mgmt-1", 1, "vhca: pf names mgmt-1 twice, once as mgmt: name it once".to_owned()),
+        (
+            "serve --pf S1",
+            1,
+            "vhca: S1 is a switch, and cannot be in pf or be the manager: name one of H1-1, H1-2, H2-1, H2-2, mgmt, \
+             mgmt-2"
+                .to_owned(),
+        ),
+        (
+            "serve --pf H1-1 --manager H1-1",
+            1,
+            "vhca: H1-1 is both manager and in pf: name another manager, or leave it out of pf".to_owned(),
+        ),
+    ] {
+        let mut arguments: Vec<&str> = arguments.split(' ').collect();
+        arguments.extend(["--control", control]);
+        for argument in &mut arguments {
+            *argument = if *argument == "CONFIG" { config } else { argument };
+        }
+        let output = vhca(&arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+        assert_eq!(stderr(&output).lines().next(), Some(&line[..]), "{arguments:?}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_command_whose_reader_is_gone_ends_without_a_word() {
+    for arguments in [
+        &["demo"][..],
+        &["generate", "completions", "bash"],
+        &["--help"],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_vhca"))
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("an end");
+        assert_eq!(stderr(&output), "", "{arguments:?}");
+        let status = output.status;
+        assert!(status.success() || status.signal() == Some(13), "{status}");
+    }
+}
+
+#[test]
 fn cases_of_the_mux_print_an_object_each_with_its_target() {
     let cases = ["tid-roundtrip", "path-cached"];
     let list = cases.join(",");
@@ -152,9 +246,9 @@ fn a_lab_without_guests_to_boot_says_what_to_run() {
     assert!(told.contains("no kernel 6.12"), "{told}");
 
     let output = vhca(&["lab", "--cache", cache_path, "--kernel", "9.9"]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(1));
     let told = stderr(&output);
-    assert!(told.contains("6.1, 6.12, cloud"), "{told}");
+    assert!(told.contains("prepare.sh 9.9"), "{told}");
 }
 
 #[test]

@@ -95,11 +95,6 @@ fn what_is_missing_is_named_with_what_to_do() {
         assert_eq!(output.status.code(), Some(1));
         text(&output.stderr)
     };
-    let message = said(&vhca("run", dir.path(), &["/nonexistent/program"]));
-    assert!(
-        message.contains("cannot run /nonexistent/program"),
-        "{message}"
-    );
     let message = said(&vhca("run", dir.path(), &["--node", "nosuch", "true"]));
     assert!(message.contains("no \"nosuch\""), "{message}");
     fs::remove_file(dir.path().join("library.so")).unwrap();
@@ -109,4 +104,34 @@ fn what_is_missing_is_named_with_what_to_do() {
     let message = said(&vhca("env", dir.path(), &[]));
     assert!(message.contains("vhca serve"), "{message}");
     assert_eq!(vhca("run", dir.path(), &[]).status.code(), Some(2));
+}
+
+#[test]
+fn a_program_that_cannot_be_run_ends_with_the_status_that_shells_have() {
+    let dir = folder();
+    let plain = dir.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    for (program, status, why) in [
+        (
+            "/nonexistent/program",
+            127,
+            "No such file or directory (os error 2)",
+        ),
+        (
+            "no-such-program",
+            127,
+            "No such file or directory (os error 2)",
+        ),
+        (
+            plain.to_str().unwrap(),
+            126,
+            "Permission denied (os error 13)",
+        ),
+        ("/tmp", 126, "Permission denied (os error 13)"),
+    ] {
+        let output = vhca("run", dir.path(), &["--", program]);
+        assert_eq!(output.status.code(), Some(status), "{program}");
+        let said = format!("vhca: cannot run {program}: {why}\n");
+        assert_eq!(text(&output.stderr), said);
+    }
 }

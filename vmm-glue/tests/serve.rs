@@ -12,7 +12,7 @@ use serde_json::Value;
 /// A running service, which dies with the test.
 struct Serve {
     child: Child,
-    stdout: BufReader<ChildStdout>,
+    stdout: Option<BufReader<ChildStdout>>,
     control: PathBuf,
     _directory: Option<tempfile::TempDir>,
 }
@@ -51,7 +51,7 @@ impl Serve {
         assert_eq!(ready["event"], "ready");
         Self {
             child,
-            stdout,
+            stdout: Some(stdout),
             control: control.to_owned(),
             _directory: None,
         }
@@ -105,7 +105,8 @@ impl Serve {
     /// The rest of its output, and how it ended.
     fn end(mut self) -> (String, ExitStatus) {
         let mut rest = String::new();
-        self.stdout.read_to_string(&mut rest).unwrap();
+        let mut stdout = self.stdout.take().unwrap();
+        stdout.read_to_string(&mut rest).unwrap();
         (rest, self.child.wait().unwrap())
     }
 }
@@ -405,9 +406,10 @@ fn options_come_from_a_file_and_mistakes_in_it_are_told_with_their_line() {
         .args(["serve", "--config", file])
         .output()
         .unwrap();
-    let message = refused(&output);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let message = error(&output);
     assert!(
-        message.contains("line 2") && message.contains("beer"),
+        message.starts_with(&format!("vhca: {file}: line 2: unknown field `beer`")),
         "{message}"
     );
     let output = command()
@@ -416,6 +418,15 @@ fn options_come_from_a_file_and_mistakes_in_it_are_told_with_their_line() {
         .output()
         .unwrap();
     assert!(refused(&output).contains("/nonexistent/net"));
+}
+
+#[test]
+fn a_service_goes_on_when_the_reader_of_its_output_is_gone() {
+    let mut serve = Serve::start(&["--vfs", "1"]);
+    serve.stdout = None;
+    serve.text(&["show", "vfs"]);
+    serve.text(&["stop"]);
+    assert_eq!(serve.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Arguments of the commands that ask a running service.
 
+use core::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use vhca::serve::control::default_path;
 use vhca::serve::control::protocol::{Request, ShowQuery};
 use vhca::serve::{GuestAction, Right, VfChange, VfState};
 use vhca::show::{By, Format, Subject};
+
+use super::number::{number, parse};
 
 /// Where the service is.
 #[derive(Debug, Args)]
@@ -23,9 +25,7 @@ impl ServerArgs {
     pub(crate) fn control(&self) -> anyhow::Result<PathBuf> {
         match &self.control {
             Some(path) => Ok(path.clone()),
-            None => {
-                default_path().context("no place for a control socket; say where with --control")
-            }
+            None => Ok(default_path()?),
         }
     }
 }
@@ -79,7 +79,7 @@ pub(crate) struct WhyArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
     /// Which of its ports; by default 1, of several VFs all.
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u8>(1..=254))]
     pub(crate) port: Option<u8>,
     /// Print one JSON object.
     #[arg(long)]
@@ -97,7 +97,7 @@ pub(crate) struct QemuArgsArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
     /// The guest's memory in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = number::<u32>(1..=u32::MAX.into()))]
     pub(crate) memory: u32,
     /// Print one JSON object with a list of arguments.
     #[arg(long)]
@@ -113,10 +113,10 @@ pub(crate) struct CaptureArgs {
     #[arg(long, default_value = "fabric")]
     pub(crate) tap: String,
     /// Stop after so many frames.
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u64>(1..=u64::MAX))]
     pub(crate) count: Option<u64>,
     /// Stop after so many seconds.
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()))]
     pub(crate) seconds: Option<u32>,
     /// The capture file, or - for stdout.
     pub(crate) file: PathBuf,
@@ -146,7 +146,7 @@ pub(crate) struct SetVfArgs {
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
     /// Which of its ports.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u8>(1..=254))]
     port: u8,
     #[command(subcommand)]
     change: VfChangeCommand,
@@ -196,14 +196,14 @@ enum Limit {
 }
 
 fn limit(text: &str) -> Result<Limit, String> {
-    let (name, value) = text.split_once('=').ok_or("say NAME=VALUE")?;
-    let bad = |error: std::num::ParseIntError| format!("{value:?}: {error}");
+    const U32: RangeInclusive<u64> = 0..=u32::MAX as u64;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=NUMBER")?;
     match name {
-        "rate" => value.parse().map(Limit::Rate).map_err(bad),
-        "burst" => value.parse().map(Limit::Burst).map_err(bad),
-        "queue" => value.parse().map(Limit::Queue).map_err(bad),
-        "weight" => value.parse().map(Limit::Weight).map_err(bad),
-        _ => Err("there are rate, burst, queue and weight".to_owned()),
+        "rate" => parse(value, &U32).map(Limit::Rate),
+        "burst" => parse(value, &U32).map(Limit::Burst),
+        "queue" => parse(value, &U32).map(Limit::Queue),
+        "weight" => parse(value, &(0..=u16::MAX.into())).map(Limit::Weight),
+        _ => Err("expected rate, burst, queue or weight".to_owned()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ib_wire::Lmc;
+use vf_tunnel::VfId;
 use vhca::programs::umad_socket_of;
 use vhca::serve::{
     AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
@@ -11,6 +12,7 @@ use vhca::serve::{
 };
 
 use super::ServerArgs;
+use super::number::number;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -19,7 +21,7 @@ pub(crate) struct ServeArgs {
     config: Option<PathBuf>,
     /// The fabric: single, two-switch, three-switch, fat-tree:K:HOSTS, or a file by a path with a slash
     /// or a dot: an ibsim net file, or what ibnetdiscover prints. [default: two-switch]
-    #[arg(long, conflicts_with = "attach")]
+    #[arg(long)]
     topology: Option<TopologySpec>,
     /// Who manages the subnet: vhca itself on the manager, or somebody who comes by a socket.
     /// [default: lite]
@@ -41,7 +43,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pf: Vec<String>,
     /// VFs of each shared adapter, 254 at most; 0 for none at all. [default: 4]
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u16>(0..=VfId::MAX.into()))]
     vfs: Option<u16>,
     /// Where the VFs' GUIDs come from. [default: sm]
     #[arg(long, value_enum)]
@@ -54,11 +56,11 @@ pub(crate) struct ServeArgs {
     guests: bool,
     /// Offer each VF to a VMM by a vfio-user socket in this folder, which is made if there is none:
     /// DIR/HOST-vfN.sock. `vhca qemu-args` tells what QEMU is to be given.
-    #[arg(long, value_name = "DIR", conflicts_with = "guests")]
+    #[arg(long, value_name = "DIR")]
     vfio_user: Option<PathBuf>,
     /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much
     /// as the guest has is enough. [default: all that its VMM shares]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
     guest_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
     /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
@@ -66,10 +68,10 @@ pub(crate) struct ServeArgs {
     attach: Vec<AttachSpec>,
     /// Write the GUIDs that the SA of an attached fabric grants to the VFs' ports, since the stock
     /// ibsim refuses the subnet manager's attempt.
-    #[arg(long, requires = "attach")]
+    #[arg(long)]
     local_guids: bool,
     /// Seed of everything random; random itself by default.
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u64>(0..=u64::MAX))]
     seed: Option<u64>,
     /// Let programs that preload libumad2sim attach to any port, by the abstract Unix sockets that
     /// IBSIM_SOCKNAME of the programs names.
@@ -77,7 +79,7 @@ pub(crate) struct ServeArgs {
     ibsim: Vec<String>,
     /// The same by UDP on 127.0.0.1, for programs with IBSIM_SERVER_NAME=127.0.0.1 and this
     /// IBSIM_SERVER_PORT. The ports behind it are used, too, one for each client.
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = number::<u16>(1..=65534))]
     ibsim_udp: Vec<u16>,
     /// Let the programs of this user, by name or number, attach by --ibsim, too. Can be given more than once.
     /// [default: root and the user of the service]
@@ -113,7 +115,7 @@ impl ServeArgs {
             Some(path) => GivenOptions::read(path)?,
             None => GivenOptions::default(),
         };
-        let mut options = self.given().or(file).with_defaults();
+        let mut options = self.given().or(file).with_defaults()?;
         let control = match options.control.take() {
             Some(path) => path,
             None => self.server.control()?,

@@ -1,8 +1,8 @@
 //! Which adapters play which part.
 
-use emulated_hca::{HcaConfig, PlannedNode};
+use emulated_hca::{PlannedNode, Topology};
 
-use super::{LabError, Options};
+use super::{LabError, Options, SmChoice};
 
 /// The name of an adapter that is taken for a management host's.
 const MANAGER: &str = "mgmt";
@@ -17,38 +17,66 @@ pub(super) struct Cast {
 impl Cast {
     pub(super) fn new(
         options: &Options,
-        hcas: &[HcaConfig],
+        topology: &Topology,
         names: &[(String, PlannedNode)],
     ) -> Result<Self, LabError> {
-        let named = |wanted: &String| {
-            let by_name = names.iter().find_map(|(name, node)| match node {
-                PlannedNode::Hca(place) if name == wanted => Some(*place),
-                _ => None,
-            });
-            let described = || hcas.iter().position(|hca| hca.description == *wanted);
-            by_name.or_else(described).ok_or_else(|| {
-                let known: Vec<&str> = hcas.iter().map(|hca| hca.description.as_str()).collect();
-                LabError::NoSuchAdapter(wanted.clone(), known.join(", "))
-            })
-        };
+        let hcas = &topology.hcas;
         if hcas.is_empty() {
             return Err(LabError::NoAdapter);
         }
+        let named = |wanted: &String| find(wanted, topology, names);
         let called_so = |place: &usize| is_for_management(&hcas[*place].description);
         let manager = match &options.manager {
             Some(name) => named(name)?,
             None => (0..hcas.len()).find(called_so).unwrap_or(0),
         };
-        let pfs = if options.vfs == 0 {
-            Vec::new()
-        } else if options.pf.is_empty() {
+        let mut pfs = Vec::new();
+        for name in &options.pf {
+            let place = named(name)?;
+            if let Some(before) = pfs.iter().position(|pf| *pf == place) {
+                let before = options.pf[before].clone();
+                return Err(LabError::TwoNames(name.clone(), before));
+            }
+            pfs.push(place);
+        }
+        let is_given = options.manager.is_some() && options.sm == SmChoice::Lite;
+        if is_given && pfs.contains(&manager) {
+            return Err(LabError::ManagerShared(hcas[manager].description.clone()));
+        }
+        if options.vfs == 0 {
+            pfs.clear();
+        } else if pfs.is_empty() {
             let plain = |place: &usize| *place == manager || called_so(place);
-            (0..hcas.len()).filter(|place| !plain(place)).collect()
-        } else {
-            options.pf.iter().map(named).collect::<Result<_, _>>()?
-        };
+            pfs = (0..hcas.len()).filter(|place| !plain(place)).collect();
+        }
         Ok(Self { manager, pfs })
     }
+}
+
+/// Finds the place of an adapter by a name of its topology file or by its description.
+fn find(
+    wanted: &str,
+    topology: &Topology,
+    names: &[(String, PlannedNode)],
+) -> Result<usize, LabError> {
+    let by_name = names.iter().find(|(name, _)| name == wanted);
+    if let Some((_, PlannedNode::Hca(place))) = by_name {
+        return Ok(*place);
+    }
+    let hcas = &topology.hcas;
+    if let Some(place) = hcas.iter().position(|hca| hca.description == wanted) {
+        return Ok(place);
+    }
+    let known: Vec<&str> = hcas.iter().map(|hca| hca.description.as_str()).collect();
+    let (wanted, known) = (wanted.to_owned(), known.join(", "));
+    let mut switches = topology.switches.iter();
+    Err(
+        if by_name.is_some() || switches.any(|switch| switch.description == wanted) {
+            LabError::Switch(wanted, known)
+        } else {
+            LabError::NoSuchAdapter(wanted, known)
+        },
+    )
 }
 
 /// Whether an adapter is called a management host's: `mgmt`, or `mgmt-` and something.

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,9 @@ use super::access::Access;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
+/// Bytes of a socket's path at most: `sun_path` of unix(7) without the zero at its end.
+const MAX_PATH: usize = 107;
+
 /// Why a socket cannot be had.
 #[derive(Debug, Error)]
 pub enum ClaimError {
@@ -29,7 +32,7 @@ pub enum ClaimError {
     #[error("{}: there is a file that is no socket; choose another path", .0.display())]
     NoSocket(PathBuf),
     /// The folder for sockets cannot be made, and is not there.
-    #[error("{}: cannot make a folder for sockets there; choose another path", path.display())]
+    #[error("{}: cannot create a folder for sockets; choose another path", path.display())]
     Folder {
         /// Where.
         path: PathBuf,
@@ -57,13 +60,40 @@ pub enum ClaimError {
         why: &'static str,
     },
     /// The system refuses.
-    #[error("{}: cannot listen there", path.display())]
+    #[error("{}: cannot listen there; {}", path.display(), remedy(path, source))]
     Refused {
         /// Where.
         path: PathBuf,
         /// What it says.
         source: io::Error,
     },
+}
+
+/// Returns what to do about a path where the system does not let the service listen.
+fn remedy(path: &Path, source: &io::Error) -> String {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    match source.kind() {
+        io::ErrorKind::NotFound => format!(
+            "create its folder with mkdir -p {}, or choose another path",
+            folder.display()
+        ),
+        io::ErrorKind::InvalidFilename => {
+            format!("choose a path of at most {MAX_PATH} bytes, as sockets have it")
+        }
+        io::ErrorKind::PermissionDenied => match std::fs::metadata(folder) {
+            Ok(found) => format!(
+                "{} belongs to user {} and has mode {:04o}: choose a path in a folder of your own",
+                folder.display(),
+                found.uid(),
+                found.mode() & 0o7777
+            ),
+            Err(_) => "choose a path in a folder of your own".to_owned(),
+        },
+        _ => "choose another path".to_owned(),
+    }
 }
 
 /// The right to a path, for as long as this lives. The kernel ends it with the process, however that
@@ -156,7 +186,6 @@ fn listen_privately(path: &Path, kind: SocketType) -> rustix::io::Result<OwnedFd
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -223,6 +252,20 @@ mod tests {
         assert!(matches!(claim(&path), Err(ClaimError::NoSocket(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
         let nowhere = directory.path().join("no/such/directory");
-        assert!(matches!(claim(&nowhere), Err(ClaimError::Refused { .. })));
+        let remedy = format!(
+            "create its folder with mkdir -p {}, or choose another path",
+            nowhere.parent().unwrap().display()
+        );
+        let error = claim(&nowhere).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{}: cannot listen there; {remedy}", nowhere.display())
+        );
+        let long = directory.path().join("x".repeat(108));
+        let error = claim(&long).unwrap_err().to_string();
+        assert!(
+            error.contains("choose a path of at most 107 bytes"),
+            "{error}"
+        );
     }
 }

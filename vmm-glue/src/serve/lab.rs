@@ -36,8 +36,17 @@ pub enum LabError {
     #[error(transparent)]
     Topology(#[from] PlanError),
     /// No adapter has that name.
-    #[error("there is no adapter {0:?} in the topology; there are {1}")]
+    #[error("there is no adapter {0:?} in the topology: name one of {1}")]
     NoSuchAdapter(String, String),
+    /// A switch has no VFs, and no software of its own.
+    #[error("{0} is a switch, and cannot be in pf or be the manager: name one of {1}")]
+    Switch(String, String),
+    /// Two names of one adapter.
+    #[error("pf names {0} twice, once as {1}: name it once")]
+    TwoNames(String, String),
+    /// An adapter is to be shared, and the manager's alone.
+    #[error("{0} is both manager and in pf: name another manager, or leave it out of pf")]
+    ManagerShared(String),
     /// The topology has no adapter.
     #[error("the topology has no adapter")]
     NoAdapter,
@@ -51,9 +60,6 @@ pub enum LabError {
         /// How many are wanted.
         wanted: u16,
     },
-    /// VFs have one user each.
-    #[error("guests run on every VF, so none is left for VMMs: leave out guests, or vfio_user")]
-    TwoUsers,
     /// A host's software cannot be started.
     #[error("cannot start host {0}")]
     Host(String, #[source] EndPortError),
@@ -130,16 +136,13 @@ impl Lab {
     /// # Errors
     /// [`LabError`].
     pub fn build(options: &Options, seed: u64) -> Result<Self, LabError> {
-        if options.guests && options.vfio_user.is_some() {
-            return Err(LabError::TwoUsers);
-        }
         if !options.attach.is_empty() {
             options.subnet.check_unused()?;
             return Ok(Self::empty(seed));
         }
         let Plan { topology, names } = options.topology.plan()?;
         let (fabric, built) = topology.build(seed);
-        let cast = Cast::new(options, &topology.hcas, &names)?;
+        let cast = Cast::new(options, &topology, &names)?;
         let names = names.into_iter();
         let mut lab = Self {
             manager: cast.manager,

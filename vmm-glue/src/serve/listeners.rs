@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -96,8 +97,8 @@ impl Listener {
 pub struct Listeners {
     passed: BTreeMap<SocketName, OwnedFd>,
     access: AccessTable,
-    /// Folders that are known to keep out those who may connect.
-    closed: BTreeSet<PathBuf>,
+    /// Folders of which it was said that they keep out those who may connect, or let all users replace sockets.
+    warned: BTreeSet<PathBuf>,
 }
 
 impl Listeners {
@@ -108,7 +109,7 @@ impl Listeners {
         Ok(Self {
             passed,
             access,
-            closed: BTreeSet::new(),
+            warned: BTreeSet::new(),
         })
     }
 
@@ -141,6 +142,7 @@ impl Listeners {
         }
         let access = self.access.of(name);
         let listener = Listener::claim(path, kind, &access)?;
+        self.warn_of_open_folder(name, path);
         if access.is_shared() {
             self.warn_of_closed_folders(name, path, &access);
         }
@@ -175,10 +177,23 @@ impl Listeners {
         }
     }
 
+    /// Warns of a folder in which every user can put another socket in the place of a socket.
+    fn warn_of_open_folder(&mut self, name: &SocketName, path: &Path) {
+        const STICKY: u32 = 0o1000;
+        let Some(folder) = path.parent() else { return };
+        let mode = std::fs::metadata(folder).map_or(0, |found| found.mode());
+        if mode & (STICKY | 0o002) == 0o002 && self.warned.insert(folder.to_owned()) {
+            log::warn!(
+                "{name}: every user of this host can replace sockets in {}: run chmod o-w {0}",
+                folder.display()
+            );
+        }
+    }
+
     fn warn_of_closed_folders(&mut self, name: &SocketName, path: &Path, access: &Access) {
         for folder in path.ancestors().skip(1) {
             let closed = std::fs::metadata(folder).is_ok_and(|found| !access.can_search(&found));
-            if closed && self.closed.insert(folder.to_owned()) {
+            if closed && self.warned.insert(folder.to_owned()) {
                 log::warn!(
                     "{name}: those who may connect cannot reach {}: {} is closed to them (chmod o+x)",
                     path.display(),

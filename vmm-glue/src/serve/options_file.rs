@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::{
-    AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, PolicyOptions, Quotas, Right,
-    SidrSpec, SmChoice, SocketName, TopologySpec,
+    AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, OptionsError, PolicyOptions, Quotas,
+    Right, SidrSpec, SmChoice, SocketName, TopologySpec,
 };
 
 /// VFs of each shared adapter if nobody says how many.
@@ -24,12 +24,14 @@ pub enum OptionsFileError {
     #[error("{}: cannot read the options", .0.display())]
     Unreadable(PathBuf, #[source] io::Error),
     /// A line is wrong.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: line {line}: {reason}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// The line, and the reason.
-        reason: toml::de::Error,
+        /// Number of the line.
+        line: usize,
+        /// The reason, in one line.
+        reason: String,
     },
 }
 
@@ -97,6 +99,26 @@ fn first<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
     if list.is_empty() { other } else { list }
 }
 
+/// Returns what is wrong with a line, in one line, and with ranges in place of the names of number types.
+fn reason(message: &str) -> String {
+    let ranges = [
+        ("expected u8", u64::from(u8::MAX)),
+        ("expected u16", u64::from(u16::MAX)),
+        ("expected u32", u64::from(u32::MAX)),
+        // Numbers of TOML have a sign.
+        ("expected u64", i64::MAX.unsigned_abs()),
+    ];
+    let message = message.replace('\n', "; ");
+    let message = message.trim_end_matches(&[';', ' '][..]);
+    match ranges.iter().find(|(end, _)| message.ends_with(end)) {
+        Some((end, most)) => {
+            let begin = message.trim_end_matches(end);
+            format!("{begin}expected a whole number from 0 to {most}")
+        }
+        None => message.to_owned(),
+    }
+}
+
 impl GivenOptions {
     /// Reads a TOML file. Relative paths in it are relative to the directory of the process.
     ///
@@ -105,9 +127,13 @@ impl GivenOptions {
     pub fn read(path: &Path) -> Result<Self, OptionsFileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| OptionsFileError::Unreadable(path.to_owned(), error))?;
-        toml::from_str(&text).map_err(|reason| OptionsFileError::Line {
-            path: path.to_owned(),
-            reason,
+        toml::from_str(&text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            OptionsFileError::Line {
+                path: path.to_owned(),
+                line: 1 + before.unwrap_or_default().matches('\n').count(),
+                reason: reason(error.message()),
+            }
         })
     }
 
@@ -149,12 +175,20 @@ impl GivenOptions {
         }
     }
 
-    /// The options, with the defaults for what nobody gave.
-    #[must_use]
-    pub fn with_defaults(self) -> Options {
-        let names = self.ibsim.into_iter().map(IbsimAddress::Unix);
-        let ports = self.ibsim_udp.into_iter().map(IbsimAddress::Udp);
-        Options {
+    /// Where clients of the ibsim protocol attach.
+    pub(super) fn ibsim_addresses(&self) -> impl Iterator<Item = IbsimAddress> {
+        let names = self.ibsim.iter().cloned().map(IbsimAddress::Unix);
+        names.chain(self.ibsim_udp.iter().copied().map(IbsimAddress::Udp))
+    }
+
+    /// Returns the options, with defaults for those that were not given.
+    ///
+    /// # Errors
+    /// [`OptionsError`] if they cannot be used together.
+    pub fn with_defaults(self) -> Result<Options, OptionsError> {
+        self.check()?;
+        let ibsim = self.ibsim_addresses().collect();
+        Ok(Options {
             topology: self.topology.unwrap_or_default(),
             sm: self.sm.unwrap_or_default(),
             manager: self.manager,
@@ -177,11 +211,11 @@ impl GivenOptions {
             seed: self.seed,
             control: self.control,
             umad: self.umad,
-            ibsim: names.chain(ports).collect(),
+            ibsim,
             ibsim_users: self.ibsim_users,
             access: self.access,
             sandbox: true,
-        }
+        })
     }
 }
 
@@ -190,7 +224,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<GivenOptions, String> {
-        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
         std::fs::write(file.path(), text).unwrap();
         GivenOptions::read(file.path()).map_err(|error| error.to_string())
     }
@@ -232,7 +266,16 @@ mod tests {
     fn what_is_wrong_is_told_with_its_line() {
         for (text, line, why) in [
             ("vfs = 4\nvvfs = 5\n", "line 2", "unknown field `vvfs`"),
-            ("vfs = \"many\"\n", "line 1", "invalid type"),
+            (
+                "vfs = \"many\"\n",
+                "line 1",
+                "invalid type: string \"many\", expected a whole number from 0 to 65535",
+            ),
+            (
+                "seed = 1\n[quotas]\ntids = -1\n",
+                "line 3",
+                "invalid value: integer `-1`, expected a whole number from 0 to 4294967295",
+            ),
             ("\n\nsm = \"big\"\n", "line 3", "unknown variant `big`"),
             ("topology = \"ring\"\n", "line 1", "no topology"),
             (
@@ -265,7 +308,9 @@ mod tests {
         ] {
             let error = read(text).unwrap_err();
             assert!(
-                error.contains(line) && error.contains(why),
+                error.contains(&format!(".toml: {line}: "))
+                    && error.contains(why)
+                    && !error.contains('\n'),
                 "{text}: {error}"
             );
         }
@@ -288,11 +333,91 @@ mod tests {
             ..GivenOptions::default()
         };
         let file = "vfs = 2\nseed = 7\n[quotas]\nguest_memory = 64\njoins = 3\n";
-        let options = flags.or(read(file).unwrap()).with_defaults();
+        let options = flags.or(read(file).unwrap()).with_defaults().unwrap();
         assert_eq!(options.quotas.guest_bytes(), Some(512 << 20));
         assert_eq!(options.quotas.joins, Some(3));
         assert_eq!((options.vfs, options.seed), (1, Some(7)));
         assert_eq!(options.topology, TopologySpec::TwoSwitch);
-        assert_eq!(GivenOptions::default().with_defaults().vfs, VFS);
+        assert_eq!(GivenOptions::default().with_defaults().unwrap().vfs, VFS);
+    }
+
+    #[test]
+    fn options_that_cannot_be_used_together_are_refused_with_what_to_do() {
+        for (text, error) in [
+            (
+                "attach = [\"ibsim:s/a\"]\ntopology = \"single\"\n",
+                "attach and topology exclude each other, because an attached service has the simulator's fabric and \
+                 subnet manager: leave out one of them",
+            ),
+            (
+                "attach = [\"ibsim:s/a\"]\nsm = \"none\"\n",
+                "attach and sm exclude each other, because an attached service has the simulator's fabric and subnet \
+                 manager: leave out one of them",
+            ),
+            (
+                "attach = [\"ibsim:s/a,b\", \"ibsim:t/a\", \"ibsim:s/b\"]\n",
+                "attach names s/b twice: name it once",
+            ),
+            (
+                "attach = [\"ibsim:udp:7/a\"]\nibsim_udp = [7]\n",
+                "attach and ibsim both name 127.0.0.1:7: choose another name, since a service cannot attach to itself",
+            ),
+            (
+                "local_guids = true\n",
+                "local_guids needs attach: leave it out, or name nodes of a simulator with attach",
+            ),
+            (
+                "guests = true\nvfio_user = \"/x\"\n",
+                "guests and vfio_user exclude each other, because a VF has either a guest's software or a VMM: leave \
+                 out one of them",
+            ),
+            (
+                "pf = [\"a\", \"b\", \"a\"]\n",
+                "pf names a twice: name it once",
+            ),
+            (
+                "pf = [\"\"]\n",
+                "pf is empty: give it a value, or leave it out",
+            ),
+            (
+                "manager = \"\"\n",
+                "manager is empty: give it a value, or leave it out",
+            ),
+            (
+                "control = \"\"\n",
+                "control is empty: give it a value, or leave it out",
+            ),
+            (
+                "control = \"/x\"\numad = \"/x\"\n",
+                "control and umad are both /x: give them different paths",
+            ),
+            (
+                "ibsim = [\"\"]\n",
+                "ibsim names \"\": choose a name of 1 to 92 bytes, none of them zero",
+            ),
+            (
+                "ibsim = [\"a\\u0000\"]\n",
+                "ibsim names \"a\\0\": choose a name of 1 to 92 bytes, none of them zero",
+            ),
+            (
+                "ibsim = [\"a\", \"a\"]\n",
+                "ibsim names a twice: name it once",
+            ),
+            (
+                "ibsim_udp = [7, 7]\n",
+                "ibsim_udp names 7 twice: name it once",
+            ),
+            (
+                "ibsim_udp = [0]\n",
+                "ibsim_udp is 0: choose a port from 1 to 65534, since each client takes one above it",
+            ),
+            (
+                "[quotas]\nguest_memory = 0\n",
+                "guest_memory is 0: give it a value of 1 or more, or leave it out",
+            ),
+        ] {
+            let refused = read(text).unwrap().with_defaults().unwrap_err();
+            assert_eq!(refused.to_string(), error, "{text}");
+        }
     }
 }

@@ -7,35 +7,79 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::getuid;
+use thiserror::Error;
 
 const NAME: &str = "control.sock";
 
-/// Where the control socket is if nothing else is said: in `$XDG_RUNTIME_DIR/vhca`, or else in
-/// `/tmp/vhca-UID`, which is made if it is missing and must be this user's alone.
+/// Why a user's own folder for sockets cannot be used.
+#[derive(Debug, Error)]
+pub enum OwnFolderError {
+    /// It cannot be created.
+    #[error("cannot create the folder {}; name a control socket elsewhere with --control", .0.display())]
+    Create(PathBuf, #[source] io::Error),
+    /// Something else is there.
+    #[error("{} is no folder: remove it, or name a control socket elsewhere with --control", .0.display())]
+    NoFolder(PathBuf),
+    /// It is another user's.
+    #[error(
+        "the folder {} belongs to user {owner}, not to user {user}: name a control socket elsewhere with --control",
+        path.display()
+    )]
+    Owner {
+        /// The folder.
+        path: PathBuf,
+        /// Number of its owner.
+        owner: u32,
+        /// Number of this user.
+        user: u32,
+    },
+    /// Other users can look into it or change it.
+    #[error(
+        "the folder {} is open to other users (mode {mode:04o}): run chmod 700 {}, or name a control socket elsewhere \
+         with --control",
+        path.display(),
+        path.display()
+    )]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+}
+
+/// Returns where the control socket is by default: in `$XDG_RUNTIME_DIR/vhca`, or else in `/tmp/vhca-UID`, which is
+/// created if it is missing and must be this user's alone.
 ///
 /// # Errors
-/// If the directory cannot be made, or is another user's.
-pub fn default_path() -> io::Result<PathBuf> {
-    let directory = match env::var_os("XDG_RUNTIME_DIR") {
+/// [`OwnFolderError`].
+pub fn default_path() -> Result<PathBuf, OwnFolderError> {
+    let folder = match env::var_os("XDG_RUNTIME_DIR") {
         Some(runtime) if Path::new(&runtime).is_dir() => Path::new(&runtime).join("vhca"),
         _ => PathBuf::from(format!("/tmp/vhca-{}", getuid().as_raw())),
     };
-    own_directory(&directory)?;
-    Ok(directory.join(NAME))
+    own_folder(&folder)?;
+    Ok(folder.join(NAME))
 }
 
-/// Makes a directory that only this user can use, or sees that it is such a one.
-fn own_directory(path: &Path) -> io::Result<()> {
+/// Creates a folder that only this user can use, or checks that it is such a one.
+fn own_folder(path: &Path) -> Result<(), OwnFolderError> {
+    let create = |error| OwnFolderError::Create(path.to_owned(), error);
     match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(create(error)),
         _ => {}
     }
-    let found = fs::symlink_metadata(path)?;
-    if found.is_dir() && found.uid() == getuid().as_raw() && found.mode() & 0o077 == 0 {
-        Ok(())
+    let found = fs::symlink_metadata(path).map_err(create)?;
+    let (path, mode, user) = (path.to_owned(), found.mode() & 0o7777, getuid().as_raw());
+    if !found.is_dir() {
+        Err(OwnFolderError::NoFolder(path))
+    } else if found.uid() != user {
+        let owner = found.uid();
+        Err(OwnFolderError::Owner { path, owner, user })
+    } else if mode & 0o077 != 0 {
+        Err(OwnFolderError::Open { path, mode })
     } else {
-        let reason = format!("{} is not this user's alone", path.display());
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+        Ok(())
     }
 }
 
@@ -47,16 +91,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_made_private_and_one_that_is_not_is_refused() {
+    fn a_folder_is_created_private_and_one_that_is_not_is_refused_with_what_to_do() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("vhca");
-        own_directory(&path).unwrap();
-        own_directory(&path).unwrap();
+        own_folder(&path).unwrap();
+        own_folder(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        assert!(own_directory(&path).is_err());
+        let error = |path: &Path| own_folder(path).unwrap_err().to_string();
+        let named = path.display();
+        assert_eq!(
+            error(&path),
+            format!(
+                "the folder {named} is open to other users (mode 0755): run chmod 700 {named}, or name a control \
+                 socket elsewhere with --control"
+            )
+        );
         let link = parent.path().join("link");
         std::os::unix::fs::symlink(parent.path(), &link).unwrap();
-        assert!(own_directory(&link).is_err());
+        assert!(error(&link).contains("is no folder: remove it"));
+        let nowhere = parent.path().join("no/folder");
+        assert!(error(&nowhere).starts_with("cannot create the folder"));
+        let owner = fs::metadata("/").unwrap().uid();
+        if owner != getuid().as_raw() {
+            assert!(error(Path::new("/")).contains(&format!("belongs to user {owner}")));
+        }
     }
 }

@@ -1,0 +1,167 @@
+//! Options that cannot be used together, or not with their values.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::{GivenOptions, IbsimAddress};
+
+/// Bytes of a name of abstract sockets at most: 108, without a zero at either end and the longest suffix of the
+/// protocol, `:out` and a 32-bit number.
+const MAX_IBSIM_NAME: usize = 108 - 2 - ":out4294967295".len();
+
+/// Why options, from flags and a file together, are refused. Options are called as in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OptionsError {
+    /// Two options exclude each other.
+    #[error("{0} and {1} exclude each other, because {2}: leave out one of them")]
+    Exclusive(&'static str, &'static str, &'static str),
+    /// An option is of use only with another one.
+    #[error("local_guids needs attach: leave it out, or name nodes of a simulator with attach")]
+    NeedsAttach,
+    /// An option has no value.
+    #[error("{0} is empty: give it a value, or leave it out")]
+    Empty(&'static str),
+    /// An option has a value of 0.
+    #[error("{0} is 0: give it a value of 1 or more, or leave it out")]
+    Zero(&'static str),
+    /// An option names something twice.
+    #[error("{0} names {1} twice: name it once")]
+    Twice(&'static str, String),
+    /// Two sockets have one path.
+    #[error("control and umad are both {}: give them different paths", .0.display())]
+    SamePath(PathBuf),
+    /// A path cannot stand in JSON.
+    #[error("{0} is {1:?}, which is not UTF-8: choose another path")]
+    NotUtf8(&'static str, PathBuf),
+    /// A text is no name of abstract sockets.
+    #[error("ibsim names {0:?}: choose a name of 1 to {MAX_IBSIM_NAME} bytes, none of them zero")]
+    Name(String),
+    /// The UDP ports behind the first one are for clients.
+    #[error(
+        "ibsim_udp is {0}: choose a port from 1 to 65534, since each client takes one above it"
+    )]
+    Port(u16),
+    /// The service would be a client of its own.
+    #[error(
+        "attach and ibsim both name {0}: choose another name, since a service cannot attach to itself"
+    )]
+    Itself(IbsimAddress),
+}
+
+/// Finds the first value that stands twice in a list.
+fn repeated<T: PartialEq>(list: &[T]) -> Option<&T> {
+    let mut places = list.iter().enumerate();
+    places
+        .find(|(place, value)| list[..*place].contains(value))
+        .map(|(_, value)| value)
+}
+
+impl GivenOptions {
+    /// Checks what can be wrong whatever the fabric is.
+    pub(super) fn check(&self) -> Result<(), OptionsError> {
+        self.check_users()?;
+        self.check_attach()?;
+        self.check_ibsim()?;
+        self.check_paths()?;
+        if let Some(name) = repeated(&self.pf) {
+            return Err(OptionsError::Twice("pf", name.clone()));
+        }
+        if self.pf.iter().any(String::is_empty) {
+            return Err(OptionsError::Empty("pf"));
+        }
+        if self.manager.as_deref() == Some("") {
+            return Err(OptionsError::Empty("manager"));
+        }
+        match self.quotas.guest_memory {
+            Some(0) => Err(OptionsError::Zero("guest_memory")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_users(&self) -> Result<(), OptionsError> {
+        if self.guests == Some(true) && self.vfio_user.is_some() {
+            let why = "a VF has either a guest's software or a VMM";
+            return Err(OptionsError::Exclusive("guests", "vfio_user", why));
+        }
+        Ok(())
+    }
+
+    fn check_attach(&self) -> Result<(), OptionsError> {
+        if self.attach.is_empty() {
+            return match self.local_guids {
+                Some(true) => Err(OptionsError::NeedsAttach),
+                _ => Ok(()),
+            };
+        }
+        let others = [
+            (self.topology.is_some(), "topology"),
+            (self.sm.is_some(), "sm"),
+            (self.manager.is_some(), "manager"),
+            (!self.pf.is_empty(), "pf"),
+        ];
+        if let Some((_, other)) = others.into_iter().find(|(is_given, _)| *is_given) {
+            let why = "an attached service has the simulator's fabric and subnet manager";
+            return Err(OptionsError::Exclusive("attach", other, why));
+        }
+        let nodes: Vec<_> = (self.attach.iter())
+            .flat_map(|spec| spec.nodes.iter().map(|node| (&spec.simulator, node)))
+            .collect();
+        if let Some((simulator, node)) = repeated(&nodes) {
+            return Err(OptionsError::Twice("attach", format!("{simulator}/{node}")));
+        }
+        let own: Vec<_> = self.ibsim_addresses().collect();
+        let mut simulators = self.attach.iter().map(|spec| &spec.simulator);
+        match simulators.find(|simulator| own.contains(simulator)) {
+            Some(simulator) => Err(OptionsError::Itself(simulator.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn check_ibsim(&self) -> Result<(), OptionsError> {
+        let is_bad =
+            |name: &&String| !(1..=MAX_IBSIM_NAME).contains(&name.len()) || name.contains('\0');
+        if let Some(name) = self.ibsim.iter().find(is_bad) {
+            return Err(OptionsError::Name(name.clone()));
+        }
+        if let Some(name) = repeated(&self.ibsim) {
+            return Err(OptionsError::Twice("ibsim", name.clone()));
+        }
+        if let Some(port) = self
+            .ibsim_udp
+            .iter()
+            .find(|port| [0, u16::MAX].contains(port))
+        {
+            return Err(OptionsError::Port(*port));
+        }
+        match repeated(&self.ibsim_udp) {
+            Some(port) => Err(OptionsError::Twice("ibsim_udp", port.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    fn check_paths(&self) -> Result<(), OptionsError> {
+        let paths = [
+            ("control", &self.control),
+            ("umad", &self.umad),
+            ("vfio_user", &self.vfio_user),
+        ];
+        for (name, path) in paths {
+            let Some(path) = path.as_deref() else {
+                continue;
+            };
+            if path == Path::new("") {
+                return Err(OptionsError::Empty(name));
+            }
+            if path.to_str().is_none() {
+                return Err(OptionsError::NotUtf8(name, path.to_owned()));
+            }
+        }
+        match &self.control {
+            Some(path) if self.umad.as_ref() == Some(path) => {
+                Err(OptionsError::SamePath(path.clone()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
