@@ -9,24 +9,23 @@ use serde_json::Value;
 use vhca::qemu::{QemuArgs, QemuGuest};
 use vhca::serve::CaptureSpec;
 use vhca::serve::OfferedVf;
-use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::{MetricsQuery, Request};
 use vhca::show::Format;
 
 use crate::cli::{
-    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
     ShowArgs, WhyArgs,
 };
 
 /// Prints tables.
 pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
-    let (mut remote, json) = (connect(&args.server)?, args.json);
+    let (mut remote, json) = (args.server.connect()?, args.json);
     print(&remote.ask(Request::Show(args.query()))?, json)
 }
 
 /// Prints what is wrong with VFs, and returns `true` if nothing is.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
-    let reply = connect(&args.server)?.ask(Request::Why {
+    let reply = args.server.connect()?.ask(Request::Why {
         vf: args.vf,
         host: args.host,
         port: args.port,
@@ -45,7 +44,7 @@ pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
 pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
     let mut sockets = Vec::new();
     for vf in &args.vf {
-        let reply = connect(&args.server)?.ask(Request::Offered {
+        let reply = args.server.connect()?.ask(Request::Offered {
             vf: vf.clone(),
             host: args.host.clone(),
         })?;
@@ -61,17 +60,17 @@ pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
 
 /// Changes something.
 pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
-    let (server, request) = match args.what {
-        SetCommand::Vf(args) => (args.server.control.clone(), args.request()),
-        SetCommand::Link(args) => (args.server.control.clone(), args.request()?),
+    let (mut remote, request) = match args.what {
+        SetCommand::Vf(args) => (args.server.connect()?, args.request()),
+        SetCommand::Link(args) => (args.server.connect()?, args.request()?),
     };
-    connect(&ServerArgs { control: server })?.ask(request)?;
+    remote.ask(request)?;
     Ok(())
 }
 
 /// Has guests do something, and tells whether all did it.
 pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
-    let (mut remote, json) = (connect(&args.server)?, args.json);
+    let (mut remote, json) = (args.server.connect()?, args.json);
     let reply = remote.ask(args.request(format(json)))?;
     print(&reply, json)?;
     let reply: Value = serde_json::from_str(&reply)?;
@@ -84,7 +83,7 @@ pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
 
 /// Writes a capture file until the server ends it, or a signal does.
 pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
-    let mut remote = connect(&args.server)?;
+    let mut remote = args.server.connect()?;
     remote.ask(Request::Capture(CaptureSpec {
         tap: args.tap.clone(),
         count: args.count,
@@ -102,7 +101,7 @@ pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
 
 /// Prints the text that Prometheus reads.
 pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
-    let reply = connect(&args.server)?.ask(Request::Metrics(MetricsQuery {
+    let reply = args.server.connect()?.ask(Request::Metrics(MetricsQuery {
         by: args.by,
         host: args.host,
         vf: args.vf,
@@ -112,15 +111,11 @@ pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
 
 /// Ends the service.
 pub(crate) fn stop(args: &PlainArgs) -> anyhow::Result<()> {
-    Ok(connect(&args.server)?.stop()?)
+    Ok(args.server.connect()?.stop()?)
 }
 
 const fn format(json: bool) -> Format {
     if json { Format::Json } else { Format::Text }
-}
-
-fn connect(server: &ServerArgs) -> anyhow::Result<Remote> {
-    Ok(Remote::connect(&server.control()?)?)
 }
 
 /// Prints a reply: as it is, or the text that is in it.

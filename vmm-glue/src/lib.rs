@@ -20,6 +20,7 @@ mod drop_log;
 pub mod flood;
 pub mod lab;
 mod log_limit;
+pub mod places;
 pub mod programs;
 pub mod qemu;
 mod real_time;

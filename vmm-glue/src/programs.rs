@@ -4,6 +4,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ use rustix::net::{
 };
 use thiserror::Error;
 use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
+
+use crate::places::{PlaceError, Places};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -31,9 +34,12 @@ pub enum ProgramError {
     /// A path cannot stand in the environment, or does not exist.
     #[error("{}: cannot be used", .0.display())]
     Path(PathBuf, #[source] io::Error),
-    /// Nobody answers at the socket.
-    #[error("no service answers at {}", .0.display())]
-    NoService(PathBuf, #[source] io::Error),
+    /// No service can be had.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// A service is there and does not answer.
+    #[error("the service at {} does not answer; see its log", .0.display())]
+    Silent(PathBuf, #[source] io::Error),
     /// The service has no such adapters.
     #[error("the service has no {0:?} to run a program on; vhca show fabric lists its nodes")]
     NoNode(String),
@@ -78,11 +84,16 @@ fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
         .map_err(|error| ProgramError::Path(path.to_owned(), error))
 }
 
-/// Asks the service whether a program can use these adapters, before the program finds none.
+/// Asks the first service that answers whether a program can use these adapters, before the program finds none. Returns
+/// its socket. `say` gets what [`Places::connect`] says.
 ///
 /// # Errors
-/// [`ProgramError::NoService`], [`ProgramError::NoNode`].
-pub fn check_node(socket: &Path, node: Option<&str>) -> Result<(), ProgramError> {
+/// [`ProgramError::Place`], [`ProgramError::Silent`], [`ProgramError::NoNode`].
+pub fn find_service(
+    places: &Places,
+    node: Option<&str>,
+    say: &mut dyn FnMut(&str),
+) -> Result<PathBuf, ProgramError> {
     let adapters = node.unwrap_or_default();
     let hello = Hello {
         adapters,
@@ -90,21 +101,20 @@ pub fn check_node(socket: &Path, node: Option<&str>) -> Result<(), ProgramError>
     };
     let no_node = || ProgramError::NoNode(adapters.to_owned());
     let hello = hello.encode().ok_or_else(no_node)?;
-    let reply = greet(socket, &hello)
-        .map_err(|error| ProgramError::NoService(socket.to_owned(), error.into()))?;
+    let (connection, socket) = places.connect(say, connect)?;
+    let reply = greet(&connection, &hello)
+        .map_err(|error| ProgramError::Silent(socket.to_owned(), error.into()))?;
     match HelloReply::decode(&reply).and_then(|reply| reply.result.map(|_| ())) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(socket.to_owned()),
         Err(umad_link::Errno::ENODEV) => Err(no_node()),
         Err(error) => {
             let error = io::Error::other(format!("{error:?}"));
-            Err(ProgramError::NoService(socket.to_owned(), error))
+            Err(ProgramError::Silent(socket.to_owned(), error))
         }
     }
 }
 
-/// Says hello, and gives the answer.
-fn greet(socket: &Path, hello: &[u8]) -> rustix::io::Result<Vec<u8>> {
-    const PATIENCE: Duration = Duration::from_secs(5);
+fn connect(socket: &Path) -> io::Result<OwnedFd> {
     let connection = net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -112,10 +122,16 @@ fn greet(socket: &Path, hello: &[u8]) -> rustix::io::Result<Vec<u8>> {
         None,
     )?;
     net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
-    set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE))?;
-    net::send(&connection, hello, SendFlags::NOSIGNAL)?;
+    Ok(connection)
+}
+
+/// Says hello. Returns the answer.
+fn greet(connection: &OwnedFd, hello: &[u8]) -> rustix::io::Result<Vec<u8>> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    set_socket_timeout(connection, Timeout::Recv, Some(PATIENCE))?;
+    net::send(connection, hello, SendFlags::NOSIGNAL)?;
     let mut reply = vec![0; HELLO_REPLY_SIZE];
-    let (_, length) = net::recv(&connection, reply.as_mut_slice(), RecvFlags::empty())?;
+    let (_, length) = net::recv(connection, reply.as_mut_slice(), RecvFlags::empty())?;
     reply.truncate(length);
     Ok(reply)
 }

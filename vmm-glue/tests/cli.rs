@@ -167,6 +167,39 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
 }
 
 #[test]
+fn without_a_socket_named_the_user_s_own_is_tried_and_then_that_of_the_packaged_service() {
+    if std::path::Path::new("/run/vhca").exists() {
+        // A packaged service would be asked.
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (arguments, name) in [
+        (&["show", "vfs"][..], "control.sock"),
+        (&["env"], "control.umad"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
+            .args(arguments)
+            .args(["--wait", "0"])
+            .env_remove("VHCA_CONTROL")
+            .env("VHCA_UMAD_PRELOAD", "/dev/null")
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .output()
+            .expect("the binary runs");
+        let own = folder.path().join("vhca").join(name);
+        let line = format!(
+            "vhca: no service answers at {} or /run/vhca/{name}; start `vhca serve`, or name its control socket with \
+             --control: No such file or directory (os error 2)\n",
+            own.display()
+        );
+        assert_eq!((stderr(&output), output.status.code()), (line, Some(1)));
+        assert!(
+            !folder.path().join("vhca").exists(),
+            "a client creates no folder"
+        );
+    }
+}
+
+#[test]
 fn a_command_whose_reader_is_gone_ends_without_a_word() {
     for arguments in [
         &["demo"][..],

@@ -100,9 +100,15 @@ fn what_is_missing_is_named_with_what_to_do() {
     fs::remove_file(dir.path().join("library.so")).unwrap();
     let message = said(&vhca("env", dir.path(), &[]));
     assert!(message.contains("library.so"), "{message}");
-    fs::remove_file(dir.path().join("control.umad")).unwrap();
-    let message = said(&vhca("env", dir.path(), &[]));
-    assert!(message.contains("vhca serve"), "{message}");
+    fs::write(dir.path().join("library.so"), "").unwrap();
+    let socket = dir.path().join("control.umad");
+    fs::remove_file(&socket).unwrap();
+    let message = said(&vhca("env", dir.path(), &["--wait", "0"]));
+    let absent = format!(
+        "vhca: no service answers at {}; start `vhca serve`",
+        socket.display()
+    );
+    assert!(message.starts_with(&absent), "{message}");
     assert_eq!(vhca("run", dir.path(), &[]).status.code(), Some(2));
 }
 
@@ -134,4 +140,18 @@ fn a_program_that_cannot_be_run_ends_with_the_status_that_shells_have() {
         let said = format!("vhca: cannot run {program}: {why}\n");
         assert_eq!(text(&output.stderr), said);
     }
+}
+
+#[test]
+fn a_program_waits_for_a_service_that_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("library.so"), "").unwrap();
+    let socket = dir.path().join("control.umad");
+    let starts = thread::spawn(move || {
+        thread::sleep(std::time::Duration::from_millis(300));
+        greeter(&socket);
+    });
+    let output = vhca("run", dir.path(), &["--wait", "60", "--", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    starts.join().unwrap();
 }

@@ -354,25 +354,47 @@ fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
 fn a_server_that_is_not_there_or_goes_away_is_told_as_such() {
     let directory = tempfile::tempdir().unwrap();
     let control = directory.path().join("control.sock");
-    let asked = command()
-        .args(["show", "vfs", "--control"])
-        .arg(&control)
-        .output()
-        .unwrap();
-    assert!(refused(&asked).contains("vhca serve"));
+    let ask = |wait| {
+        let mut command = command();
+        command.args(["show", "fabric", "--wait", wait, "--control"]);
+        command.arg(&control).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let absent = refused(&ask("0").wait_with_output().unwrap());
+    assert_eq!(
+        absent,
+        format!(
+            "vhca: no service answers at {}; start `vhca serve`, or name its control socket with --control: No such \
+             file or directory (os error 2)\n",
+            control.display()
+        )
+    );
+    // It says that it waits, and no more once the service is there.
+    let mut waiting = ask("60");
+    let mut said = String::new();
+    let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
+    stderr.read_line(&mut said).unwrap();
+    assert_eq!(
+        said,
+        format!("vhca: waiting for a service at {}\n", control.display())
+    );
     let serve = Serve::start_at(&control, &["--vfs", "1"]);
+    said.clear();
+    stderr.read_to_string(&mut said).unwrap();
+    assert_eq!((&said[..], waiting.wait().unwrap().code()), ("", Some(0)));
     let mut stream = UnixStream::connect(&serve.control).unwrap();
     drop(serve);
     let _ = stream.write_all(b"{}\n");
     let mut rest = Vec::new();
     // The end of the file, or a reset, and no hang.
     let _ = stream.read_to_end(&mut rest);
-    let asked = command()
-        .args(["why", "1", "--control"])
-        .arg(&control)
-        .output()
-        .unwrap();
-    assert!(refused(&asked).contains("nobody serves"));
+    assert_eq!(
+        refused(&ask("0").wait_with_output().unwrap()),
+        absent.replace(
+            "No such file or directory (os error 2)",
+            "Connection refused (os error 111)"
+        )
+    );
 }
 
 #[test]

@@ -21,7 +21,6 @@ const LINKED: [&str; 3] = ["tests", "target", "hw"];
 const PRELUDE: &str = "set -o pipefail
 shopt -s expand_aliases
 services=()
-opened() { for ((i = 0; i < 100; i++)); do [[ -S run/vhca/control.sock ]] && break; sleep 0.05; done; }
 check() { (($1 == 0)) || printf '%s\\t%s\\0' \"$1\" \"$2\" >&9; }
 ";
 
@@ -99,7 +98,7 @@ impl Session {
             let quoted = command.replace('\'', r"'\''");
             script.push_str(&format!("{command}\ncheck $? '{quoted}'\n"));
             if is_service(command) {
-                script.push_str("services+=($!)\nopened\n");
+                script.push_str("services+=($!)\n");
             }
         }
         script.push_str(FINALE);

@@ -1,33 +1,53 @@
 //! Arguments of the commands that ask a running service.
 
 use core::ops::RangeInclusive;
+use std::io::{self, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use vhca::serve::control::default_path;
+use vhca::places::Places;
 use vhca::serve::control::protocol::{Request, ShowQuery};
+use vhca::serve::control::{Remote, default_places};
 use vhca::serve::{GuestAction, Right, VfChange, VfState};
 use vhca::show::{By, Format, Subject};
 
 use super::number::{number, parse};
 
-/// Where the service is.
+/// Where the service is, and how long it may take to start.
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The control socket of the service; by default $XDG_RUNTIME_DIR/vhca/control.sock, or
-    /// /tmp/vhca-UID/control.sock.
+    /// The control socket of the service; by default $XDG_RUNTIME_DIR/vhca/control.sock or
+    /// /tmp/vhca-UID/control.sock, or else that of the packaged service, /run/vhca/control.sock.
     #[arg(long, value_name = "PATH", env = "VHCA_CONTROL", global = true)]
-    pub(crate) control: Option<PathBuf>,
+    control: Option<PathBuf>,
+    /// Wait so many seconds for a service that starts; 0 for not at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = number::<u32>(0..=86_400), global = true)]
+    wait: u32,
 }
 
 impl ServerArgs {
-    /// The control socket.
-    pub(crate) fn control(&self) -> anyhow::Result<PathBuf> {
-        match &self.control {
-            Some(path) => Ok(path.clone()),
-            None => Ok(default_path()?),
-        }
+    /// Returns the places of control sockets.
+    pub(crate) fn places(&self) -> anyhow::Result<Places> {
+        Ok(Places {
+            paths: match &self.control {
+                Some(path) => vec![path.clone()],
+                None => default_places()?,
+            },
+            wait: Duration::from_secs(self.wait.into()),
+        })
     }
+
+    /// Connects to the service.
+    pub(crate) fn connect(&self) -> anyhow::Result<Remote> {
+        Ok(Remote::connect_to(&self.places()?, &mut say)?)
+    }
+}
+
+/// Tells the user what goes on.
+pub(super) fn say(line: &str) {
+    // Without stderr there is nobody to be told.
+    let _ = writeln!(io::stderr(), "vhca: {line}");
 }
 
 #[derive(Debug, Args)]

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use vhca::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
 use vhca::serve::OfferedVf;
-use vhca::serve::control::Remote;
 use vhca::serve::control::protocol::Request;
 
 use super::ServerArgs;
+use super::serve::OwnSocketArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
@@ -30,7 +30,7 @@ pub(crate) struct LabArgs {
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     #[command(flatten)]
-    server: ServerArgs,
+    own: OwnSocketArgs,
 }
 
 impl LabArgs {
@@ -42,7 +42,7 @@ impl LabArgs {
             manager: self.sm,
             topology: self.topology.clone(),
             cache: self.cache.clone().unwrap_or_else(default_cache),
-            control: self.server.control()?,
+            control: self.own.path()?,
         })
     }
 }
@@ -66,7 +66,7 @@ impl ConsoleArgs {
             vf: self.guest.clone(),
             host: None,
         };
-        let offered = Remote::connect(&self.server.control()?)?.ask(request)?;
+        let offered = self.server.connect()?.ask(request)?;
         let offered: OfferedVf = serde_json::from_str(&offered)?;
         Ok(console_of(&offered.socket))
     }

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
-use vhca::programs::{ProgramEnvironment, check_node, find_library, umad_socket_of};
+use vhca::programs::{ProgramEnvironment, find_library, find_service, umad_socket_of};
 
 use super::ServerArgs;
+use super::ask::say;
 
 /// Which service and which of its adapters.
 #[derive(Debug, Args)]
@@ -28,19 +29,18 @@ pub(crate) struct EnvArgs {
 impl EnvArgs {
     /// What they say.
     pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
-        let socket = match &self.socket {
-            Some(socket) => socket.clone(),
-            None => umad_socket_of(&self.server.control()?),
-        };
-        if !socket.exists() {
-            anyhow::bail!(
-                "{}: no service has a socket for programs there; start one with `vhca serve`, or say where it is with --socket",
-                socket.display()
-            );
-        }
         let library = find_library(self.preload.as_deref())?;
+        let mut places = self.server.places()?;
+        places.paths = match &self.socket {
+            Some(socket) => vec![socket.clone()],
+            None => places
+                .paths
+                .iter()
+                .map(|path| umad_socket_of(path))
+                .collect(),
+        };
         let node = (!self.node.is_empty()).then(|| self.node.join(","));
-        check_node(&socket, node.as_deref())?;
+        let socket = find_service(&places, node.as_deref(), &mut say)?;
         Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
     }
 }

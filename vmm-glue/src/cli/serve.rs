@@ -6,13 +6,31 @@ use clap::Args;
 use ib_wire::Lmc;
 use vf_tunnel::VfId;
 use vhca::programs::umad_socket_of;
+use vhca::serve::control::default_path;
 use vhca::serve::{
     AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
     Right, SmChoice, TopologySpec, parse_lmc,
 };
 
-use super::ServerArgs;
 use super::number::number;
+
+/// The control socket of a service that is started.
+#[derive(Debug, Args)]
+pub(super) struct OwnSocketArgs {
+    /// The control socket; by default $XDG_RUNTIME_DIR/vhca/control.sock, or /tmp/vhca-UID/control.sock.
+    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
+    control: Option<PathBuf>,
+}
+
+impl OwnSocketArgs {
+    /// Returns the path of the socket.
+    pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
+        match &self.control {
+            Some(path) => Ok(path.clone()),
+            None => Ok(default_path()?),
+        }
+    }
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -91,7 +109,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SOCKET=OWNER:GROUP:MODE")]
     access: Vec<AccessRule>,
     #[command(flatten)]
-    server: ServerArgs,
+    own: OwnSocketArgs,
     /// The socket for programs that use Linux' umad (see `vhca run`); by default beside the control
     /// socket, under its name with the ending `umad`.
     #[arg(long, value_name = "PATH")]
@@ -118,7 +136,7 @@ impl ServeArgs {
         let mut options = self.given().or(file).with_defaults()?;
         let control = match options.control.take() {
             Some(path) => path,
-            None => self.server.control()?,
+            None => self.own.path()?,
         };
         let umad = || umad_socket_of(&control);
         options.umad = Some(options.umad.take().unwrap_or_else(umad));
@@ -150,7 +168,7 @@ impl ServeArgs {
             attach: self.attach.clone(),
             local_guids: self.local_guids.then_some(true),
             seed: self.seed,
-            control: self.server.control.clone(),
+            control: self.own.control.clone(),
             umad: self.umad.clone(),
             ibsim: self.ibsim.clone(),
             ibsim_udp: self.ibsim_udp.clone(),

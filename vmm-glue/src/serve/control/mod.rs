@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 
 use ib_vtime::Instant;
 
-pub use path::{OwnFolderError, default_path};
+pub use path::{OwnFolderError, default_path, default_places};
 pub use remote::{Remote, RemoteError};
 
 use super::acceptor::Acceptor;

@@ -11,6 +11,9 @@ use thiserror::Error;
 
 const NAME: &str = "control.sock";
 
+/// Control socket of the packaged service.
+const PACKAGED: &str = "/run/vhca/control.sock";
+
 /// Why a user's own folder for sockets cannot be used.
 #[derive(Debug, Error)]
 pub enum OwnFolderError {
@@ -48,28 +51,51 @@ pub enum OwnFolderError {
     },
 }
 
-/// Returns where the control socket is by default: in `$XDG_RUNTIME_DIR/vhca`, or else in `/tmp/vhca-UID`, which is
-/// created if it is missing and must be this user's alone.
+/// Returns where the control socket of a user's service is by default: in `$XDG_RUNTIME_DIR/vhca`, or else in
+/// `/tmp/vhca-UID`, which is created if it is missing and must be this user's alone.
 ///
 /// # Errors
 /// [`OwnFolderError`].
 pub fn default_path() -> Result<PathBuf, OwnFolderError> {
-    let folder = match env::var_os("XDG_RUNTIME_DIR") {
-        Some(runtime) if Path::new(&runtime).is_dir() => Path::new(&runtime).join("vhca"),
-        _ => PathBuf::from(format!("/tmp/vhca-{}", getuid().as_raw())),
-    };
-    own_folder(&folder)?;
+    let folder = folder();
+    create_folder(&folder)?;
     Ok(folder.join(NAME))
 }
 
-/// Creates a folder that only this user can use, or checks that it is such a one.
-fn own_folder(path: &Path) -> Result<(), OwnFolderError> {
-    let create = |error| OwnFolderError::Create(path.to_owned(), error);
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(create(error)),
-        _ => {}
+/// Returns where clients look for a control socket by default: at [`default_path`], then at that of the packaged
+/// service.
+///
+/// # Errors
+/// [`OwnFolderError`] for a folder that is there and not this user's alone.
+pub fn default_places() -> Result<Vec<PathBuf>, OwnFolderError> {
+    let folder = folder();
+    if fs::symlink_metadata(&folder).is_ok() {
+        check_folder(&folder)?;
     }
-    let found = fs::symlink_metadata(path).map_err(create)?;
+    Ok(vec![folder.join(NAME), PathBuf::from(PACKAGED)])
+}
+
+fn folder() -> PathBuf {
+    match env::var_os("XDG_RUNTIME_DIR") {
+        Some(runtime) if Path::new(&runtime).is_dir() => Path::new(&runtime).join("vhca"),
+        _ => PathBuf::from(format!("/tmp/vhca-{}", getuid().as_raw())),
+    }
+}
+
+/// Creates a folder that only this user can use, unless there is one.
+fn create_folder(path: &Path) -> Result<(), OwnFolderError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(OwnFolderError::Create(path.to_owned(), error))
+        }
+        _ => check_folder(path),
+    }
+}
+
+/// Checks that only this user can use a folder.
+fn check_folder(path: &Path) -> Result<(), OwnFolderError> {
+    let found = fs::symlink_metadata(path);
+    let found = found.map_err(|error| OwnFolderError::Create(path.to_owned(), error))?;
     let (path, mode, user) = (path.to_owned(), found.mode() & 0o7777, getuid().as_raw());
     if !found.is_dir() {
         Err(OwnFolderError::NoFolder(path))
@@ -94,11 +120,11 @@ mod tests {
     fn a_folder_is_created_private_and_one_that_is_not_is_refused_with_what_to_do() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("vhca");
-        own_folder(&path).unwrap();
-        own_folder(&path).unwrap();
+        create_folder(&path).unwrap();
+        create_folder(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        let error = |path: &Path| own_folder(path).unwrap_err().to_string();
+        let error = |path: &Path| create_folder(path).unwrap_err().to_string();
         let named = path.display();
         assert_eq!(
             error(&path),
@@ -116,5 +142,12 @@ mod tests {
         if owner != getuid().as_raw() {
             assert!(error(Path::new("/")).contains(&format!("belongs to user {owner}")));
         }
+    }
+
+    #[test]
+    fn clients_look_where_the_packaged_service_is() {
+        let unit = include_str!("../../../packaging/vhca.service");
+        assert!(unit.contains(&format!("Environment=VHCA_CONTROL={PACKAGED}\n")));
+        assert_eq!(default_places().unwrap().last(), Some(&PACKAGED.into()));
     }
 }

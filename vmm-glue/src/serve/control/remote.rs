@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +15,7 @@ use signal_hook::low_level;
 use thiserror::Error;
 
 use super::protocol::{Envelope, Refusal, Reply, Request, VERSION};
+use crate::places::{PlaceError, Places};
 
 /// How long a server that is stopped may take: some three times what it takes to give GUIDs and memberships back.
 const END: Duration = Duration::from_secs(10);
@@ -25,22 +26,9 @@ const EXIT: Duration = Duration::from_secs(1);
 /// Why a request came to nothing.
 #[derive(Debug, Error)]
 pub enum RemoteError {
-    /// Nobody listens.
-    #[error("nobody serves at {}; start `vhca serve`, or say where with --control", path.display())]
-    Absent {
-        /// Where nobody does.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// The socket is another user's.
-    #[error("{} is not yours to use; run this as the user who runs `vhca serve`, or have that start with --access control=:GROUP", path.display())]
-    Forbidden {
-        /// Where it is.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    /// No service can be had.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The server goes on although it was stopped.
     #[error("the server has not ended after {} s", END.as_secs())]
     Stays,
@@ -65,18 +53,20 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Connects.
+    /// Connects at once.
     ///
     /// # Errors
-    /// [`RemoteError::Absent`], [`RemoteError::Forbidden`].
+    /// [`RemoteError::Place`].
     pub fn connect(path: &Path) -> Result<Self, RemoteError> {
-        let stream = UnixStream::connect(path).map_err(|source| {
-            let path = path.to_owned();
-            match source.kind() {
-                io::ErrorKind::PermissionDenied => RemoteError::Forbidden { path, source },
-                _ => RemoteError::Absent { path, source },
-            }
-        })?;
+        Self::connect_to(&Places::one(path), &mut |_| {})
+    }
+
+    /// Connects to the first of several places that answers, as [`Places::connect`] does.
+    ///
+    /// # Errors
+    /// [`RemoteError::Place`].
+    pub fn connect_to(places: &Places, say: &mut dyn FnMut(&str)) -> Result<Self, RemoteError> {
+        let (stream, _) = places.connect(say, |path| UnixStream::connect(path))?;
         Ok(Self {
             stream: BufReader::new(stream),
         })

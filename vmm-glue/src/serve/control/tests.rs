@@ -345,10 +345,7 @@ fn a_client_can_end_the_service() {
     server.remote().ask(Request::Stop {}).unwrap();
     let path = server.path.clone();
     assert_eq!(server.thread.join().unwrap(), RunEnd::Reached);
-    assert!(matches!(
-        Remote::connect(&path),
-        Err(RemoteError::Absent { .. })
-    ));
+    assert!(matches!(Remote::connect(&path), Err(RemoteError::Place(_))));
 }
 
 #[test]
