@@ -13,8 +13,8 @@ use vhca::serve::control::protocol::{MetricsQuery, Request};
 use vhca::show::Format;
 
 use crate::cli::{
-    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
-    ShowArgs, WhyArgs,
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
+    WhyArgs,
 };
 
 /// Prints tables.

@@ -19,6 +19,8 @@ impl Errno {
     pub const ENODEV: Self = Self(19);
     /// Not a valid argument.
     pub const EINVAL: Self = Self(22);
+    /// The server has no descriptors left.
+    pub const ENFILE: Self = Self(23);
     /// Not an operation of this file.
     pub const ENOTTY: Self = Self(25);
     /// The buffer is too small.

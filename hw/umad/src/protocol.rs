@@ -149,7 +149,8 @@ impl<'b> Hello<'b> {
 /// The answer to a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloReply<'b> {
-    /// The text that was asked for, empty for a file that is open now; or why there is none.
+    /// The text that was asked for, empty for a file that is open now; or why there is none. [`Errno::ENFILE`] asks to
+    /// try again with another connection, because the server is short of descriptors.
     pub result: Result<&'b [u8], Errno>,
 }
 

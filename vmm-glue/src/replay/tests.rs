@@ -428,13 +428,13 @@ fn what_a_timer_does_has_no_line_and_its_own_time() {
 /// The documentation of the format.
 const FORMAT: &str = include_str!("../../docs/replay.md");
 
-/// The examples of a documentation: indented lines, and what stands in tables.
+/// The examples of a documentation: lines of code, and what stands in tables.
 fn examples(of: &str) -> Vec<&str> {
     let lines = FORMAT
         .lines()
-        .flat_map(|line| match line.strip_prefix("    ") {
-            Some(code) => vec![code],
-            None => line.split('`').skip(1).step_by(2).collect(),
+        .flat_map(|line| match line.starts_with("{\"") {
+            true => vec![line],
+            false => line.split('`').skip(1).step_by(2).collect(),
         });
     lines
         .filter(|code| code.starts_with("{\"") && code.contains(of))

@@ -8,17 +8,22 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::Turn;
+use super::descriptors::DescriptorLimit;
 use crate::watch::{EventSet, TaggedWatches};
 
 /// How long a socket is left alone that cannot give a connection: the descriptors of the process, or of the host, are
 /// used up, and nothing tells when some are free again.
 const REST: Duration = Duration::from_millis(250);
 
+/// The same at the process's own limit, where a connection that ends makes room.
+const SHORT_REST: Duration = Duration::from_millis(20);
+
 /// A listening socket. While it cannot give a connection it is not watched, or those who wait there would keep the
 /// event loop busy.
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listener: OwnedFd,
+    limit: DescriptorLimit,
     rests_until: Option<Instant>,
     /// Whether it was logged that those who wait have to go on waiting.
     is_said: bool,
@@ -29,6 +34,7 @@ impl Acceptor {
     pub(super) fn new(listener: impl Into<OwnedFd>) -> Self {
         Self {
             listener: listener.into(),
+            limit: DescriptorLimit::current(),
             rests_until: None,
             is_said: false,
         }
@@ -52,7 +58,8 @@ impl Acceptor {
         name: &dyn fmt::Display,
     ) -> Option<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match accept_with(&self.listener, flags) {
+        let accepted = self.limit.admit(&self.listener);
+        match accepted.and_then(|()| accept_with(&self.listener, flags)) {
             Ok(connection) => return Some(connection),
             Err(Errno::AGAIN) => self.is_said = false,
             // Whoever waits behind is told of again.
@@ -69,7 +76,12 @@ impl Acceptor {
             );
         }
         turn.watches.modify(&self.listener, EventSet::empty());
-        self.rests_until = Some(turn.now + REST);
+        let rest = if error == Errno::MFILE {
+            SHORT_REST
+        } else {
+            REST
+        };
+        self.rests_until = Some(turn.now + rest);
     }
 
     /// Whether nobody can be let in until [`Self::poll_timeout`].

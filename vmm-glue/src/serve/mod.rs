@@ -14,6 +14,7 @@ mod capture;
 mod cast;
 mod claim;
 pub mod control;
+mod descriptors;
 mod guests;
 mod ibsim;
 mod lab;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use ib_vtime::Duration;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -14,7 +13,7 @@ use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
-    Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, notify,
+    Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, descriptors, notify,
 };
 use crate::vfio_user::memory::maps_reader;
 use crate::{LoopError, Runner};
@@ -141,6 +140,7 @@ pub fn run(
         Some(seed) => seed,
         None => random_seed().map_err(|error| ServeError::System("no random seed", error))?,
     };
+    descriptors::raise_limit();
     let mut listeners = Listeners::new(&options.access)?;
     let ibsim_users = Users::with(&options.ibsim_users)?;
     if options.sandbox && options.vfio_user.is_some() {
@@ -176,7 +176,6 @@ pub fn run(
         service.add_way_in(umad);
     }
     if let Some(folder) = &options.vfio_user {
-        raise_descriptor_limit();
         let sockets = VfioUserSockets::claim(folder, service.lab_mut(), listeners)?;
         needs.folders.add_folder_of_sockets(folder);
         service.add_way_in(sockets);
@@ -252,16 +251,6 @@ fn fabric_name(options: &Options) -> String {
     }
     let attached: Vec<String> = options.attach.iter().map(ToString::to_string).collect();
     attached.join(" ")
-}
-
-/// A VMM gives several descriptors for each VF: as many are allowed from here on as can be. Where that fails, VMMs are
-/// turned away earlier.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        log::warn!("cannot raise the limit on descriptors: {error}");
-    }
 }
 
 fn random_seed() -> io::Result<u64> {

@@ -3,14 +3,21 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
-use umad_link::{Hello, HelloReply, Purpose};
+use umad_link::{Call, CallReply, Errno, Frame, FrameKind, Hello, HelloReply, Purpose};
 
 use crate::serving::{Serve, vhca};
 
@@ -62,9 +69,51 @@ fn answer(socket: UnixStream) -> String {
 /// A connection to the umad socket.
 fn connect_umad(serve: &Serve) -> OwnedFd {
     let address = SocketAddrUnix::new(serve.folder.path().join("control.umad")).unwrap();
-    let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let kind = SocketType::SEQPACKET;
+    // Services that other tests start have few descriptors to inherit.
+    let socket = net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+    let socket = socket.unwrap();
     net::connect(&socket, &address).unwrap();
     socket
+}
+
+/// Asks for something as the library in a program does. Returns the connection, and whether the answer was an error.
+fn ask_umad(serve: &Serve, purpose: Purpose<'_>) -> (OwnedFd, Result<(), Errno>) {
+    let socket = connect_umad(serve);
+    set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
+    let hello = Hello {
+        adapters: "",
+        purpose,
+    };
+    net::send(&socket, &hello.encode().unwrap(), SendFlags::NOSIGNAL).unwrap();
+    let mut bytes = [0; 4096];
+    let (_, length) = net::recv(&socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+    let reply = HelloReply::decode(&bytes[..length]).unwrap();
+    let result = reply.result.map(|_| ());
+    (socket, result)
+}
+
+/// Makes a call with a socket for its answer.
+fn call_umad(file: &OwnedFd, request: u32) -> Option<Errno> {
+    let kind = SocketType::SEQPACKET;
+    let pair = net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.unwrap();
+    set_socket_timeout(&ours, Timeout::Recv, Some(LIMIT)).unwrap();
+    let frame = Frame {
+        kind: FrameKind::Call(Call::Ioctl(request)),
+        body: &[],
+    };
+    let descriptors = [theirs.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let header = frame.header().unwrap();
+    let parts = [rustix::io::IoSlice::new(&header)];
+    net::sendmsg(file, &parts, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    drop(theirs);
+    let mut bytes = [0; 256];
+    let (_, length) = net::recv(&ours, &mut bytes[..], RecvFlags::empty()).unwrap();
+    CallReply::decode(&bytes[..length]).unwrap().error
 }
 
 /// A program that wants to use umad.
@@ -124,14 +173,68 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     assert_eq!(complaints.len(), 3, "{complaints:?}");
 }
 
+/// Returns a shell that becomes what follows, with so many descriptors and no more.
+fn limited(most: u32) -> Command {
+    let mut shell = Command::new("bash");
+    shell.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &most.to_string()]);
+    shell.arg(vhca().get_program());
+    shell
+}
+
+#[test]
+fn more_programs_than_descriptors_take_turns() {
+    const PROGRAMS: usize = 80;
+    const ENABLE_PKEY: u32 = 0x1b03;
+    let folder = tempfile::tempdir().unwrap();
+    let command = Serve::command(limited(64), folder.path(), 1);
+    let serve = Serve::spawn(command, folder);
+    let begun = Instant::now();
+    let together = Barrier::new(PROGRAMS);
+    let program = || {
+        together.wait();
+        ask_umad(&serve, Purpose::Tree).1.unwrap();
+        let file = loop {
+            match ask_umad(&serve, Purpose::Umad(0)) {
+                (file, Ok(())) => break file,
+                (_, Err(Errno::ENFILE)) => sleep(Duration::from_millis(20)),
+                (_, Err(error)) => panic!("{error}"),
+            }
+        };
+        // Each holds a descriptor while it waits for another.
+        assert_eq!(call_umad(&file, ENABLE_PKEY), None);
+        ask_umad(&serve, Purpose::Tree).1.unwrap();
+        assert_eq!(call_umad(&file, ENABLE_PKEY), None);
+    };
+    thread::scope(|scope| {
+        for _ in 0..PROGRAMS {
+            scope.spawn(program);
+        }
+    });
+    assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_service_may_have_as_many_descriptors_as_the_system_allows() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("bash");
+    shell.args(["-c", "ulimit -Sn 40 && exec \"$@\"", "bash"]);
+    shell.arg(vhca().get_program());
+    shell.args(["serve", "--json", "--vfs", "1", "--control"]);
+    shell.arg(folder.path().join("control.sock"));
+    let serve = Serve::spawn(shell, folder);
+    let limits = fs::read_to_string(serve.proc("limits")).unwrap();
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let numbers: Vec<&str> = files.unwrap().split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1]);
+}
+
 #[test]
 fn a_service_that_says_that_it_is_ready_has_the_descriptors_that_it_needs() {
     for most in 3..100 {
         let folder = tempfile::tempdir().unwrap();
-        let mut shell = Command::new("bash");
-        shell.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &most.to_string()]);
-        shell.arg(vhca().get_program());
-        let mut child = Serve::command(shell, folder.path(), 1)
+        let mut child = Serve::command(limited(most), folder.path(), 1)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -17,8 +19,33 @@ use crate::setting;
 /// How long the service may take to answer, or to take what is sent to it, in seconds.
 const PATIENCE: i64 = 10;
 
-/// Connects and says what for. Gives the connection and the text of the answer.
+/// How long a service that is short of descriptors is asked for a file.
+const BUSY: Duration = Duration::from_secs(60);
+
+/// Pause between two such requests.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Connects and says what for. Gives the connection and the text of the answer. A service that is short of descriptors
+/// is asked again, with the connection closed in between.
 pub(crate) fn ask(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    let begun = Instant::now();
+    loop {
+        match ask_once(purpose) {
+            Err(Errno::NFILE) if begun.elapsed() < BUSY => sleep(PAUSE),
+            Err(Errno::NFILE) => {
+                let path = setting::socket().unwrap_or_default();
+                complain(&format!(
+                    "vhca-umad: the service at {} has no descriptors left; raise its limit of open files (ulimit -n)\n",
+                    path.display()
+                ));
+                return Err(Errno::NFILE);
+            }
+            asked => return asked,
+        }
+    }
+}
+
+fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
     let path = setting::socket().ok_or(Errno::NOENT)?;
     let connection = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -156,7 +183,7 @@ fn await_room(connection: BorrowedFd<'_>) -> Result<(), Errno> {
 
 fn limit_patience(connection: &OwnedFd, seconds: Option<i64>) -> Result<(), Errno> {
     let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    let time = seconds.map(std::time::Duration::from_secs);
+    let time = seconds.map(Duration::from_secs);
     set_socket_timeout(connection, Timeout::Recv, time)?;
     set_socket_timeout(connection, Timeout::Send, time)
 }

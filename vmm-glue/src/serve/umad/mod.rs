@@ -11,11 +11,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::Instant;
-use umad_link::{Answer, Errno, FileCounters, HelloReply, ServerLimits, UmadServer, Verdict};
+use umad_link::{
+    Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, Verdict,
+};
 
 use super::acceptor::Acceptor;
 use super::access::Access;
 use super::claim::Claim;
+use super::descriptors::DescriptorLimit;
 use super::{ClaimError, Listener, Turn, WayIn};
 use crate::log_limit::LogLimit;
 use crate::show::Programs;
@@ -38,6 +41,7 @@ pub struct UmadSocket {
     trees: Trees,
     /// What programs did with files that are closed, and the files that were opened.
     programs: Programs,
+    limit: DescriptorLimit,
     /// What programs cause to be logged.
     log: LogLimit,
     _claim: Option<Claim>,
@@ -70,6 +74,7 @@ impl UmadSocket {
             nodes: KnownNodes::default(),
             trees,
             programs: Programs::default(),
+            limit: DescriptorLimit::current(),
             log: LogLimit::default(),
             _claim: listener.claim,
         })
@@ -114,6 +119,14 @@ impl UmadSocket {
                 Ok(None) => return true,
                 Err(_) => return false,
             };
+            if opens_file(&bytes) && !self.limit.may_stay(fd) {
+                let result = Err(Errno::ENFILE);
+                client.send(&HelloReply { result }.encode());
+                let what = "umad: programs have to wait, because few descriptors are left; raise the limit of open files \
+                            (ulimit -n) if this lasts";
+                self.log.warn(turn.now, what);
+                return false;
+            }
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
@@ -230,6 +243,12 @@ const fn add(programs: &mut Programs, counters: FileCounters) {
     programs.timed_out += counters.timed_out;
     programs.unread += counters.unread_dropped;
     programs.refused += counters.refused;
+}
+
+/// Returns `true` if a datagram asks for a file, whose connection stays open for as long as the program wants.
+fn opens_file(datagram: &[u8]) -> bool {
+    let hello = Hello::decode(datagram).map(|hello| hello.purpose);
+    matches!(hello, Ok(Purpose::Umad(_) | Purpose::IsSm(_)))
 }
 
 fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
