@@ -120,7 +120,7 @@ pub(crate) fn run(report: &Report) {
         vf: "H-A/40",
         code: "guid_table_full",
         next: "fewer --vfs",
-        cure: Cure::Words(&mut |_| ()),
+        cure: Cure::Untried("with fewer VFs there is none of that number"),
     });
 }
 

@@ -161,14 +161,13 @@ impl<'r> Bench<'r> {
     fn shown(&self, vf: &str) -> Option<String> {
         let (host, number) = vf.rsplit_once('/')?;
         let (number, port) = number.split_once(" --port ").unwrap_or((number, "1"));
+        let (number, port): (u64, u64) = (number.parse().ok()?, port.parse().ok()?);
         let shown = self.output("vhca show vfs --json").stdout;
         let shown: Value = serde_json::from_slice(&shown).ok()?;
         let rows = shown["vfs"].as_array()?;
-        let row = rows.iter().find(|row| {
-            row["host"] == host
-                && row["vf"].to_string() == number
-                && row["port"].to_string() == port
-        })?;
+        let row = rows
+            .iter()
+            .find(|row| row["host"] == host && row["vf"] == number && row["port"] == port)?;
         Some(row["fault"].as_str().unwrap_or("ok").to_owned())
     }
 

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ib_wire::Lmc;
-use vf_tunnel::VfId;
 use vhca::programs::umad_socket_of;
 use vhca::serve::control::default_path;
 use vhca::serve::{
@@ -61,7 +60,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pf: Vec<String>,
     /// VFs of each shared adapter, 254 at most; 0 for none at all. [default: 4]
-    #[arg(long, value_parser = number::<u16>(0..=VfId::MAX.into()))]
+    #[arg(long, value_parser = number::<u16>(0..=254))]
     vfs: Option<u16>,
     /// Where the VFs' GUIDs come from. [default: sm]
     #[arg(long, value_enum)]

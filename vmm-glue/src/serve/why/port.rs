@@ -112,7 +112,7 @@ impl Lab {
         if let Some(fault) = self.link_fault(at) {
             return fault;
         }
-        let fault = match self.fabric().port(at) {
+        match self.fabric().port(at) {
             Some(port) => {
                 let fault = self.why_not_managed(at, port.lid != Lid::NONE);
                 fault.seen(format!(
@@ -124,8 +124,7 @@ impl Lab {
             }
             None => Fault::new("no_such_port", "the adapter has no such port")
                 .next("name another with --port"),
-        };
-        fault
+        }
     }
 
     /// Why the SA has not granted a GUID that it was asked for.

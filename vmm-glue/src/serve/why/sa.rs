@@ -210,7 +210,7 @@ impl Lab {
         let is_default = |key: &&PKey| key.base() == PKey::DEFAULT_FULL.base();
         let mut defaults: Vec<&PKey> = own.iter().filter(is_default).collect();
         defaults.sort_by_key(|key| !key.is_full());
-        let used = defaults.first().copied().or(own.first())?;
+        let used = defaults.first().copied().or_else(|| own.first())?;
         if peer.iter().any(|peer| used.matches(*peer)) {
             return None;
         }
