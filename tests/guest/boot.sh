@@ -12,6 +12,7 @@
 #   -m, --memory MIB        memory (default: 512)
 #       --cpus N            processors (default: 1)
 #       --name NAME         the guest's host name
+#       --slots N           empty slots, called slot1 to slotN, for VFs that the monitor adds
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
 #       --console SOCKET    the console is on this Unix socket, what it prints in SOCKET.log, too, and SOCKET.window
@@ -39,7 +40,7 @@ if [[ -x $HERE/qemu-system-x86_64 ]]; then
 else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
-kernel=6.1 memory=512 cpus=1 share=on timeout=120 name=guest
+kernel=6.1 memory=512 cpus=1 slots=0 share=on timeout=120 name=guest
 commands='' append='' console='' log='' agent='' qmp='' incoming='' reboot=(-no-reboot) only_accel=''
 devices=() traces=()
 
@@ -60,6 +61,7 @@ while (($#)); do
     --console) console=$2 ;;
     --log) log=$2 ;;
     --agent) agent=$2 ;;
+    --slots) slots=$2 ;;
     --qmp) qmp=$2 ;;
     --incoming) incoming=$2 ;;
     --trace) traces+=(-trace "$2") ;;
@@ -138,7 +140,8 @@ if [[ -n $only_accel ]]; then
     exit 0
 fi
 
-parameters="console=ttyS0 panic=-1 quiet mitigations=off vhca.name=$name"
+# Without KVM the kernel takes the timer for broken, and panics, when this machine is too busy to deliver its interrupts.
+parameters="console=ttyS0 panic=-1 quiet mitigations=off no_timer_check vhca.name=$name"
 initrd=$cache/initramfs-$kernel/initrd
 qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine q35,memory-backend=ram
     -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory" -smp "$cpus"
@@ -149,6 +152,10 @@ for socket in "${devices[@]}"; do
     # JSON strings have their own escapes.
     socket=${socket//\\/\\\\}
     qemu+=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"path\":\"${socket//\"/\\\"}\",\"type\":\"unix\"}}")
+done
+for ((slot = 1; slot <= slots; slot++)); do
+    # The registers of a VF take 8 MiB of prefetchable addresses.
+    qemu+=(-device "pcie-root-port,id=slot$slot,chassis=$slot,pref64-reserve=16M")
 done
 # In the value of a QEMU option a comma is written twice.
 if [[ -n $console ]]; then

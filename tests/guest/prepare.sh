@@ -18,14 +18,14 @@ readonly QEMU_PACKAGES=(qemu-system-x86)
 # (The applets of Debian's busybox come before the programs on the PATH, in its shell and whatever else starts a
 # program: hence bash, and others for those.)
 readonly GUEST_PACKAGES=(busybox-static bash coreutils findutils kmod ibverbs-utils ibverbs-providers infiniband-diags rdmacm-utils
-    perftest iproute2 iputils-ping iperf3 pciutils util-linux ethtool tcpdump)
+    perftest iproute2 iputils-ping iperf3 pciutils util-linux ethtool tcpdump kexec-tools)
 # What of them goes into the initramfs, beside the libraries that it needs.
 readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup' 'usr/bin/stdbuf' 'usr/bin/timeout'
     'usr/libexec/coreutils/libstdbuf.so' 'usr/bin/xargs' 'usr/bin/ibv_*' 'usr/bin/*ping' 'usr/sbin/ib*' 'usr/sbin/saquery' 'usr/sbin/sminfo'
     'usr/sbin/smp*' 'usr/sbin/perfquery' 'usr/sbin/vendstat' 'usr/bin/ib_*' 'usr/bin/mckey' 'usr/bin/udaddy'
     'usr/bin/rping' 'usr/bin/ucmatose' 'usr/bin/udpong' 'usr/bin/cmtime' 'usr/bin/rdma_*' 'usr/bin/iperf3' 'usr/bin/ip'
     'usr/bin/rdma' 'usr/bin/ss' 'usr/bin/nstat' 'usr/sbin/devlink' 'usr/bin/dmesg' 'usr/bin/lspci' 'usr/bin/setpci'
-    'usr/share/misc/pci.ids' 'usr/sbin/ethtool' 'usr/bin/tcpdump' 'usr/bin/kmod' 'usr/bin/busybox'
+    'usr/share/misc/pci.ids' 'usr/sbin/ethtool' 'usr/sbin/kexec' 'usr/bin/tcpdump' 'usr/bin/kmod' 'usr/bin/busybox'
     'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'etc/libibverbs.d/mlx4.driver' 'etc/services'
     'usr/share/infiniband-diags/*' 'etc/infiniband-diags/*')
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
@@ -314,6 +314,8 @@ archive() {
 make_initramfs() {
     local kernel=$1 dir=$2
     make_tree "$dir/tree"
+    # For kexec.
+    install -D -m 644 "$cache/kernel-$kernel/vmlinuz" "$dir/tree/boot/vmlinuz"
     archive "$dir/tree" "$dir/initrd"
     archive "$cache/kernel-$kernel/modules" "$dir/initrd"
     rm -rf "$dir/tree"

@@ -237,8 +237,13 @@ impl Guest {
 
     /// Starts the guest anew from within, as its user would; it must have been booted with `--may-reboot`.
     pub(crate) fn reboot(&mut self) {
+        self.restart_by("reboot -f");
+    }
+
+    /// Runs a command by which the guest starts anew, and waits until it is up again.
+    pub(crate) fn restart_by(&mut self, command: &str) {
         self.commands += 1;
-        let line = format!("{} reboot -f\n", self.commands);
+        let line = format!("{} {command}\n", self.commands);
         self.agent.write_all(line.as_bytes()).unwrap();
         self.wait_until_up(BOOT)
             .unwrap_or_else(|failure| panic!("{failure}"));
