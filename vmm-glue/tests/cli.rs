@@ -105,12 +105,12 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
     std::fs::write(&config, "topology = \"single\"\n").expect("a file");
     let config = config.to_str().expect("a name");
     for (arguments, status, line) in [
-        ("serve --vfs -1", 2, format!("error: invalid value '-1' for '--vfs <VFS>': {RANGE} 0 to 1024")),
-        ("serve --vfs x", 2, format!("error: invalid value 'x' for '--vfs <VFS>': {RANGE} 0 to 1024")),
+        ("serve --vfs -1", 2, format!("error: invalid value '-1' for '--vfs <VFS>': {RANGE} 0 to 254")),
+        ("serve --vfs x", 2, format!("error: invalid value 'x' for '--vfs <VFS>': {RANGE} 0 to 254")),
         (
             "serve --vfs 99999999999999999999",
             2,
-            format!("error: invalid value '99999999999999999999' for '--vfs <VFS>': {RANGE} 0 to 1024"),
+            format!("error: invalid value '99999999999999999999' for '--vfs <VFS>': {RANGE} 0 to 254"),
         ),
         (
             "serve --guest-memory 0",

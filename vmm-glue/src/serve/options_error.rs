@@ -22,9 +22,6 @@ pub enum OptionsError {
     /// An option has no value.
     #[error("{0} is empty: give it a value, or leave it out")]
     Empty(&'static str),
-    /// An option has a value of 0.
-    #[error("{0} is 0: give it a value of 1 or more, or leave it out")]
-    Zero(&'static str),
     /// An option names something twice.
     #[error("{0} names {1} twice: name it once")]
     Twice(&'static str, String),
@@ -73,10 +70,7 @@ impl GivenOptions {
         if self.manager.as_deref() == Some("") {
             return Err(OptionsError::Empty("manager"));
         }
-        match self.quotas.guest_memory {
-            Some(0) => Err(OptionsError::Zero("guest_memory")),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     fn check_users(&self) -> Result<(), OptionsError> {
