@@ -160,7 +160,7 @@ impl Bench {
 
     /// Waits until so many VFs have a GUID that OpenSM chose, and are up.
     fn wait_for_vfs(&self, vfs: usize) {
-        let up = |line: &&str| line.contains(" up ") && line.contains("0x00140500");
+        let up = |line: &&str| line.contains("  yes  ") && line.contains("0x00140500");
         self.ask_until(&["show", "vfs"], |text| {
             text.lines().filter(up).count() == vfs
         });

@@ -214,31 +214,6 @@ fn a_vf_in_several_partitions_is_in_each_what_its_port_is() {
         assert_eq!(sees(&lab, host), names(seen), "{host}");
     }
     assert_quiet(&sm);
-
-    // Guests send in the first partition of their tables.
-    for vf in ["H2-1/2", "H1-1/2", "H1-2/2"] {
-        lab.told(&["set", "vf", vf, "pkeys", "0x8123", "0xffff"]);
-    }
-    for vf in ["H2-1/3", "H1-1/3"] {
-        lab.told(&["set", "vf", vf, "pkeys", "0x8200", "0xffff"]);
-    }
-    lab.told(&["guest", "all", "join", MGID]);
-    let listeners = [
-        ("H2-1", 2),
-        ("H1-1", 2),
-        ("H1-2", 2),
-        ("H2-1", 3),
-        ("H1-1", 3),
-        ("H2-2", 2),
-    ];
-    for (sender, expected) in [
-        ("H2-1/2", [true, true, true, false, false, false]),
-        ("H1-1/2", [true, false, false, false, false, false]),
-        ("H2-1/3", [false, false, false, true, true, false]),
-        ("H1-1/3", [false, false, false, true, true, false]),
-    ] {
-        wait_until_heard(&lab, sender, &listeners, &expected);
-    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ const BROKEN: &[Broken] = &[
         "vhca run --node H1-1 -- ibportstate -D 0 1 disable",
         "H1-1/2",
         "port_disabled",
-        "vhca run --node H1-1 -- ibportstate -P 1 -D 0 1 enable",
+        "vhca run --node H1-1 -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
     ),
     (
         "port disabled by ibportstate at the switch",
@@ -64,7 +64,7 @@ const BROKEN: &[Broken] = &[
         "vhca run --node mgmt -- ibportstate -D 0 1 disable",
         "H1-1/1",
         "sa_unreachable",
-        "vhca run --node mgmt -- ibportstate -P 1 -D 0 1 enable",
+        "vhca run --node mgmt -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
     ),
     (
         "all links between the switches down",
@@ -78,14 +78,14 @@ const BROKEN: &[Broken] = &[
         "vhca run --node H1-1 -- ibportstate -D 0 1 mkey 0x1234 mkeyprot 2",
         "H1-1/1",
         "foreign_m_key",
-        "ibportstate -P 1 -y 0x1234",
+        "ibportstate -C vhca0 -P 1 -y 0x1234",
     ),
     (
         "foreign M_Key at the SM's port",
         "vhca run --node mgmt -- ibportstate -D 0 1 mkey 0x77 mkeyprot 1",
         "H2-2/1",
         "foreign_m_key",
-        "ibportstate -P 1 -y 0x77",
+        "ibportstate -C vhca0 -P 1 -y 0x77",
     ),
     (
         "foreign M_Key at a switch",
@@ -204,15 +204,15 @@ fn nothing_of_that_name(bench: &mut Bench<'_>) {
 
 /// A port without a cable, until the service has another topology.
 fn no_cable(report: &Report) {
-    let net = |link: &str| {
+    let net = |from: &str, to: &str| {
         format!(
-            "Switch 8 \"s\"\n[1] \"mgmt\"[1]\n\nHca 1 \"mgmt\"\n[1] \"s\"[1]\n\nHca 1 \"alone\"\n{link}"
+            "Switch 8 \"s\"\n[1] \"mgmt\"[1]\n{from}\nHca 1 \"mgmt\"\n[1] \"s\"[1]\n\nHca 1 \"alone\"\n{to}"
         )
     };
     let mut bench = Bench::new(report);
     let file = bench.path().join("net");
     let arguments = ["--topology", "./net", "--vfs", "1"];
-    std::fs::write(&file, net("")).unwrap();
+    std::fs::write(&file, net("", "")).unwrap();
     bench.restart(&arguments);
     bench.case(Case {
         fault: "port without a cable",
@@ -220,7 +220,8 @@ fn no_cable(report: &Report) {
         code: "no_cable",
         next: "topology file",
         cure: Cure::Words(&mut |bench| {
-            std::fs::write(bench.path().join("net"), net("[1] \"s\"[2]\n")).unwrap();
+            let cabled = net("[2] \"alone\"[1]\n", "[1] \"s\"[2]\n");
+            std::fs::write(bench.path().join("net"), cabled).unwrap();
             bench.restart(&arguments);
         }),
     });

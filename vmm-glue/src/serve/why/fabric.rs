@@ -113,7 +113,7 @@ impl Lab {
         // A port of an adapter that is down has to be named, or libibumad opens none.
         let by = match is_switch {
             true => String::new(),
-            false => format!(" -P {}", at.port),
+            false => format!(" -C vhca0 -P {}", at.port),
         };
         let (node, port) = (self.node_name(at.node), at.port);
         format!("vhca run --node {node} -- ibportstate{by}{options} -D 0 {port} {change}")
