@@ -168,10 +168,11 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
 
 #[test]
 fn without_a_socket_named_the_user_s_own_is_tried_and_then_that_of_the_packaged_service() {
-    if std::path::Path::new("/run/vhca").exists() {
-        // A packaged service would be asked.
-        return;
-    }
+    let packaged = std::path::Path::new("/run/vhca");
+    assert!(
+        !packaged.exists(),
+        "stop the packaged service, which would answer"
+    );
     let folder = tempfile::tempdir().expect("a folder");
     for (arguments, name) in [
         (&["show", "vfs"][..], "control.sock"),

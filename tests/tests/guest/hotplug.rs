@@ -1,7 +1,8 @@
-//! Acceptance: a running guest takes VFs that the monitor adds, and gives them back by itself.
+//! Acceptance: a running guest takes VFs that the monitor adds, and gives them back by itself. While its VMM is stopped,
+//! that is their fault.
 
-use serde_json::json;
-use vhca_tests::live::PATIENCE;
+use serde_json::{Value, json};
+use vhca_tests::live::{PATIENCE, wait_for};
 
 use crate::fabric::{Fabric, Manager};
 use crate::guest::{Boot, Guest};
@@ -21,6 +22,16 @@ fn wait_for_ports(guest: &mut Guest, adapters: usize) {
             .count()
             == adapters
     });
+}
+
+/// Waits until `vhca show vfs` has this fault for H1-1's VF, or none.
+fn wait_for_fault(fabric: &Fabric, fault: &str) {
+    let mut last = Value::Null;
+    let found = wait_for(PATIENCE, || {
+        last = fabric.rows("vfs", "H1-1")[0]["fault"].clone();
+        (last.as_str().unwrap_or_default() == fault).then_some(())
+    });
+    assert!(found.is_some(), "the fault stays {last}");
 }
 
 #[test]
@@ -54,5 +65,14 @@ fn vfs_that_are_added_to_a_running_guest_carry_traffic_and_come_back_after_a_rem
     guest.told(remove);
     wait_for_ports(&mut guest, 1);
     guest.told("echo 1 >/sys/bus/pci/rescan");
+    wait_for_ports(&mut guest, 2);
+
+    monitor.run("stop", &json!({}));
+    for state in ["down", "up"] {
+        fabric.lab.told(&["set", "link", "H1-1/1", state]);
+    }
+    wait_for_fault(&fabric, "guest_not_responding");
+    monitor.run("cont", &json!({}));
+    wait_for_fault(&fabric, "");
     wait_for_ports(&mut guest, 2);
 }

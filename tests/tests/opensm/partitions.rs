@@ -73,7 +73,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 /// The guests, by host and VF, that hear what another one sends to the group.
-fn hear(lab: &Lab, sender: &str, listeners: &[(&str, u64)]) -> Vec<bool> {
+fn hear(lab: &Lab, mgid: &str, sender: &str, listeners: &[(&str, u64)]) -> Vec<bool> {
     let received = || -> Vec<u64> {
         let told = lab.json(&["guest", "all", "status"]);
         let of = |&(host, vf): &(&str, u64)| {
@@ -84,7 +84,7 @@ fn hear(lab: &Lab, sender: &str, listeners: &[(&str, u64)]) -> Vec<bool> {
         listeners.iter().map(of).collect()
     };
     let before = received();
-    lab.told(&["guest", sender, "send", MGID, "who hears this?"]);
+    lab.told(&["guest", sender, "send", mgid, "who hears this?"]);
     let now = received();
     before
         .iter()
@@ -94,10 +94,16 @@ fn hear(lab: &Lab, sender: &str, listeners: &[(&str, u64)]) -> Vec<bool> {
 }
 
 /// Waits until a sender is heard by these listeners, and by no other.
-fn wait_until_heard(lab: &Lab, sender: &str, listeners: &[(&str, u64)], expected: &[bool]) {
+fn wait_until_heard(
+    lab: &Lab,
+    mgid: &str,
+    sender: &str,
+    listeners: &[(&str, u64)],
+    expected: &[bool],
+) {
     let mut heard = Vec::new();
     let found = wait_for(PATIENCE, || {
-        heard = hear(lab, sender, listeners);
+        heard = hear(lab, mgid, sender, listeners);
         let wrong = heard
             .iter()
             .zip(expected)
@@ -176,9 +182,15 @@ fn limited_vfs_reach_full_ones_and_not_each_other() {
         assert_eq!(sees(&lab, "H2-1"), names(&all));
         lab.told(&["guest", "all", "join", MGID]);
         let listeners = [("H1-1", 2), ("H1-2", 1), ("H2-1", 2), ("H2-2", 1)];
-        wait_until_heard(&lab, "H2-1/1", &listeners, &[true; 4]);
-        wait_until_heard(&lab, "H1-1/1", &listeners, &[false, false, true, false]);
-        wait_until_heard(&lab, "H2-1/1", &listeners, &[true; 4]);
+        wait_until_heard(&lab, MGID, "H2-1/1", &listeners, &[true; 4]);
+        wait_until_heard(
+            &lab,
+            MGID,
+            "H1-1/1",
+            &listeners,
+            &[false, false, true, false],
+        );
+        wait_until_heard(&lab, MGID, "H2-1/1", &listeners, &[true; 4]);
     }
 }
 
@@ -214,6 +226,38 @@ fn a_vf_in_several_partitions_is_in_each_what_its_port_is() {
         assert_eq!(sees(&lab, host), names(seen), "{host}");
     }
     assert_quiet(&sm);
+
+    // A group is in the partition of the first key of the VF that makes it.
+    let (storage, backup) = ("ff12:4242::123", "ff12:4242::200");
+    for (mgid, keys, vfs) in [
+        (
+            storage,
+            ["0x8123", "0xffff"],
+            &["H2-1/2", "H1-1/2", "H1-2/2"][..],
+        ),
+        (backup, ["0x8200", "0xffff"], &["H2-1/3", "H1-1/3"]),
+    ] {
+        for vf in vfs {
+            lab.told(&["set", "vf", vf, "pkeys", keys[0], keys[1]]);
+            lab.told(&["guest", vf, "join", mgid]);
+        }
+    }
+    let listeners = [
+        ("H2-1", 2),
+        ("H1-1", 2),
+        ("H1-2", 2),
+        ("H2-1", 3),
+        ("H1-1", 3),
+        ("H2-2", 2),
+    ];
+    for (mgid, sender, expected) in [
+        (storage, "H2-1/2", [true, true, true, false, false, false]),
+        (storage, "H1-1/2", [true, false, false, false, false, false]),
+        (backup, "H2-1/3", [false, false, false, true, true, false]),
+        (backup, "H1-1/3", [false, false, false, true, true, false]),
+    ] {
+        wait_until_heard(&lab, mgid, sender, &listeners, &expected);
+    }
 }
 
 #[test]
@@ -240,6 +284,6 @@ fn vfs_of_a_port_with_both_memberships_have_the_one_that_they_were_given() {
     assert_quiet(&sm);
     lab.told(&["guest", "all", "join", MGID]);
     let listeners = [("H1-1", 1), ("H1-1", 2), ("H2-1", 1)];
-    wait_until_heard(&lab, "H1-1/2", &listeners, &[true; 3]);
-    wait_until_heard(&lab, "H1-1/1", &listeners, &[false, true, false]);
+    wait_until_heard(&lab, MGID, "H1-1/2", &listeners, &[true; 3]);
+    wait_until_heard(&lab, MGID, "H1-1/1", &listeners, &[false, true, false]);
 }

@@ -11,7 +11,7 @@ use vhca_tests::live::{Process, binary, wait_for};
 use crate::report::{Report, Row};
 
 /// How long a fault may go untold, and stay after it was mended: some sweeps of a subnet manager.
-const LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const LIMIT: Duration = Duration::from_secs(40);
 
 /// How a fault is mended.
 pub(crate) enum Cure<'a> {

@@ -165,6 +165,7 @@ pub(crate) fn run(report: &Report) {
     too_many_mads(&mut bench);
     nothing_of_that_name(&mut bench);
     no_cable(report);
+    no_lid(report);
 }
 
 /// A VF that sends more MADs than it may.
@@ -224,5 +225,45 @@ fn no_cable(report: &Report) {
             std::fs::write(bench.path().join("net"), cabled).unwrap();
             bench.restart(&arguments);
         }),
+    });
+}
+
+/// More ports than there are unicast LIDs for, with 128 for each of them.
+fn no_lid(report: &Report) {
+    const HOSTS: usize = 400;
+    let mut net = String::new();
+    for switch in [1, 2] {
+        net.push_str(&format!(
+            "Switch 210 \"s{switch}\"\n[210] \"s{}\"[210]\n\n",
+            3 - switch
+        ));
+    }
+    for host in 0..HOSTS {
+        let (switch, port) = (1 + host / 200, 1 + host % 200);
+        let name = if host == 0 {
+            "mgmt".to_owned()
+        } else {
+            format!("h{host}")
+        };
+        net.push_str(&format!("Hca 1 \"{name}\"\n[1] \"s{switch}\"[{port}]\n\n"));
+    }
+    let mut bench = Bench::new(report);
+    std::fs::write(bench.path().join("net"), net).unwrap();
+    let serve = ["--topology", "./net", "--vfs", "1"];
+    bench.restart(&[&serve[..], &["--lmc", "7"]].concat());
+    let without = |bench: &Bench<'_>| {
+        let faults = bench.try_run("vhca why all --json");
+        let faults: serde_json::Value = serde_json::from_str(&faults).ok()?;
+        let mut faults = faults["faults"].as_array()?.iter();
+        let fault = faults.find(|fault| fault["code"] == "no_lid")?;
+        Some(fault["host"].as_str()?.to_owned())
+    };
+    let host = vhca_tests::live::wait_for(crate::bench::LIMIT, || without(&bench));
+    bench.case(Case {
+        fault: "more ports than LIDs",
+        vf: &format!("{}/1", host.expect("a port without a LID")),
+        code: "no_lid",
+        next: "--lmc 0",
+        cure: Cure::Words(&mut |bench| bench.restart(&serve)),
     });
 }

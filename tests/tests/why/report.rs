@@ -6,6 +6,10 @@ use std::sync::{Mutex, PoisonError};
 /// Faults that are injected at least.
 const FAULTS: usize = 40;
 
+/// The code that no fault here has: every SA that is packaged gives out additional GUIDs. The tests of pf-context have an
+/// SA that does not.
+const UNINJECTED: &str = "guids_not_supported";
+
 /// What came of a fault.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
@@ -59,5 +63,23 @@ impl Report {
         assert_eq!(names.len(), rows.len(), "each fault has a name of its own");
         assert!(failed.is_empty(), "{failed:#?}");
         assert!(rows.len() >= FAULTS, "{} faults", rows.len());
+        let injected: BTreeSet<&str> = rows.iter().map(|row| row.code).collect();
+        let untold: Vec<String> = documented()
+            .into_iter()
+            .filter(|code| !injected.contains(code.as_str()) && code != UNINJECTED)
+            .collect();
+        assert!(untold.is_empty(), "no fault has the codes {untold:?}");
     }
+}
+
+/// The codes of which the service's page says that `vhca why` has them.
+fn documented() -> Vec<String> {
+    let page = include_str!("../../../vmm-glue/docs/serve.md");
+    let (_, codes) = page.split_once("## What `vhca why` can say").unwrap();
+    let (codes, _) = codes.split_once("\n#").unwrap();
+    let rows = codes.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split(" | ").next())
+        .flat_map(|codes| codes.split(", "))
+        .map(|code| code.trim_matches('`').to_owned())
+        .collect()
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration as Real;
 
+use emulated_hca::{Endpoint, Fault, FaultPlan, PacketFilter, When};
 use ib_vtime::Duration;
 use ib_wire::PortNum;
+use ib_wire::mad::{AttributeId, MgmtClass};
 use vhca::Driven;
-use vhca::serve::{GuestAction, Lab, Options, Quotas, Service, TopologySpec};
+use vhca::serve::{GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange};
 
 use crate::report::{Report, Row};
 
@@ -69,6 +71,7 @@ fn case(
 pub(crate) fn run(report: &Report) {
     no_receives(report);
     all_groups(report);
+    no_grant(report);
 }
 
 /// More packets than a guest has receives: those who send less lose none.
@@ -105,5 +108,43 @@ fn all_groups(report: &Report) {
     case(report, &mut service, name, |service| {
         all(service, &GuestAction::Leave { mgid });
         pass(service, Duration::from_secs(1));
+    });
+}
+
+/// An SA that answers everything but requests for GUIDs.
+fn no_grant(report: &Report) {
+    let mut service = serve(Options {
+        guids: GuidPolicy::None,
+        ..Options::default()
+    });
+    let guid_requests = PacketFilter {
+        class: Some(MgmtClass::SUBN_ADM),
+        attribute: Some(AttributeId::GUID_INFO_RECORD),
+        ..PacketFilter::default()
+    };
+    let plan = FaultPlan::new(1).rule(guid_requests, When::Always, Fault::Drop);
+    let vf = service.lab().vf("H1-1/1", None).unwrap();
+    let port = Endpoint {
+        node: service.lab().node("H1-1").unwrap(),
+        port: PortNum(1),
+    };
+    let fabric = |service: &mut Service, plan: Option<&FaultPlan>| {
+        service
+            .lab_mut()
+            .world_mut()
+            .fabric_mut()
+            .set_faults(port, plan);
+    };
+    fabric(&mut service, Some(&plan));
+    let sm = VfChange::PortGuid("sm".to_owned());
+    service.lab_mut().set_vf(&vf, PortNum(1), &sm).unwrap();
+    pass(&mut service, Duration::from_secs(5));
+    let name = (
+        "SA that grants no GUIDs, and answers else",
+        "waiting_for_sa",
+    );
+    case(report, &mut service, name, |service| {
+        fabric(service, None);
+        pass(service, Duration::from_secs(30));
     });
 }

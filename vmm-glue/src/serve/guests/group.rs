@@ -1,7 +1,7 @@
 //! Guests in multicast groups.
 
 use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
-use ib_endpoint::{SaAnswer, SaError, SaRequest};
+use ib_endpoint::{PortView, SaAnswer, SaError, SaRequest};
 use ib_vtime::Instant;
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex};
@@ -56,7 +56,7 @@ impl Group {
         (group, query)
     }
 
-    /// Asks the SA to let the guest be a member, of a group with the parameters of `like` or the guests' own.
+    /// Asks the SA to let the guest be a member, of a group with the parameters of `like` or the guest's own.
     fn ask(
         &mut self,
         world: &mut World,
@@ -68,7 +68,7 @@ impl Group {
         self.port_gid = port.view().gid(GidIndex(0)).unwrap_or(Gid::NONE);
         let own = McMemberRecord {
             qkey: QKEY,
-            pkey: PKey::DEFAULT_FULL,
+            pkey: first_partition(port.view()),
             ..McMemberRecord::default()
         };
         let mut record = McMemberRecord {
@@ -139,6 +139,13 @@ impl Group {
             let _ = world.with_hca(on, |hca| hca.detach_multicast(qp, self.mgid, record.mlid));
         }
     }
+}
+
+/// Returns the partition in which the port's groups are made: that of its first key, as IPoIB takes it
+/// (`ipoib_dev_init`). The key of a full member, because it names the partition and not who asks.
+fn first_partition(view: &PortView) -> PKey {
+    let mut keys = view.pkeys.iter().filter(|key| key.is_valid());
+    keys.next().map_or(PKey::DEFAULT_FULL, |key| key.full())
 }
 
 /// Returns the index of the key by which the VF is in a group's partition.

@@ -45,7 +45,8 @@ const MAX_MESSAGE: u32 = 2048;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum GuestAction {
-    /// Become full members of a multicast group, which is made if there is none.
+    /// Become full members of a multicast group. If there is none, it is made, in the partition of the VF's
+    /// first P_Key.
     Join {
         /// Its address.
         mgid: String,

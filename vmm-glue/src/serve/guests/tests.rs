@@ -131,6 +131,35 @@ fn guests_join_groups_with_a_queue_key_that_they_did_not_choose() {
     }
 }
 
+#[test]
+fn a_group_is_made_in_the_partition_of_the_first_key_of_who_makes_it() {
+    let partition = "pkey = 0x8001\nmembers = { ALL = \"full\", H2-1 = \"limited\" }";
+    let mut service = service_of(&Options {
+        subnet: SubnetOptions {
+            partitions: vec![toml::from_str(partition).unwrap()],
+            ..SubnetOptions::default()
+        },
+        ..options()
+    });
+    for (vf, first, mgid) in [
+        ("H1-1/1", "0x8001", MGID),
+        ("H2-1/1", "0x0001", "ff12::4243"),
+    ] {
+        let keys = VfChange::Pkeys(vec![first.to_owned(), "0xffff".to_owned()]);
+        let vfs = service.lab().vfs(vf, None).unwrap();
+        service
+            .lab_mut()
+            .set_vf(&vfs[0], PortNum(1), &keys)
+            .unwrap();
+        pass(&mut service, Duration::from_secs(1));
+        let made = act(&mut service, vf, &join(mgid));
+        all_ok(&made);
+        assert_eq!(made[0]["pkey"], "0x8001", "{made:?}");
+    }
+    let made = act(&mut service, "H1-2/1", &join("ff12::4244"));
+    assert_eq!(made[0]["pkey"], "0xffff", "{made:?}");
+}
+
 /// All hosts but H1-1 are limited members of the partition; with LMC their ports have four LIDs each, and the switches in
 /// front of them know their partitions.
 #[test]

@@ -289,9 +289,7 @@ impl Lab {
                     "{used} of {UNICAST_LIDS} unicast LIDs are in use, with an LMC of {lmc}"
                 ))
                 .seen(format!("{without} ports have none"))
-                .next(
-                    "have the subnet manager use a smaller LMC (opensm -l 0), or take ports away",
-                ),
+                .next("use a smaller LMC (vhca serve --lmc 0, opensm -l 0), or take ports away"),
         )
     }
 }
