@@ -231,20 +231,25 @@ fn no_cable(report: &Report) {
 /// More ports than there are unicast LIDs for, with 128 for each of them.
 fn no_lid(report: &Report) {
     const HOSTS: usize = 400;
+    let name = |host: usize| match host {
+        0 => "mgmt".to_owned(),
+        _ => format!("h{host}"),
+    };
     let mut net = String::new();
-    for switch in [1, 2] {
+    for switch in 0..2 {
         net.push_str(&format!(
-            "Switch 210 \"s{switch}\"\n[210] \"s{}\"[210]\n\n",
-            3 - switch
+            "Switch 210 \"s{switch}\"\n[210] \"s{}\"[210]\n",
+            1 - switch
         ));
+        for port in 1..=HOSTS / 2 {
+            let host = name(switch * HOSTS / 2 + port - 1);
+            net.push_str(&format!("[{port}] \"{host}\"[1]\n"));
+        }
+        net.push('\n');
     }
     for host in 0..HOSTS {
-        let (switch, port) = (1 + host / 200, 1 + host % 200);
-        let name = if host == 0 {
-            "mgmt".to_owned()
-        } else {
-            format!("h{host}")
-        };
+        let (switch, port) = (host / (HOSTS / 2), 1 + host % (HOSTS / 2));
+        let name = name(host);
         net.push_str(&format!("Hca 1 \"{name}\"\n[1] \"s{switch}\"[{port}]\n\n"));
     }
     let mut bench = Bench::new(report);
