@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use hca_api::AddressSpace;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use vhca::vfio_user::GuestMemory;
-use vhca::vfio_user::codec::DmaMap;
+use vhca_vfio_user::GuestMemory;
+use vhca_vfio_user::codec::DmaMap;
 
 /// Runs of each case; the table has the median.
 const RUNS: usize = 9;

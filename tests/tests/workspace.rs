@@ -71,20 +71,83 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
-    ("vhca", ALL),
+    // What a VMM links: no server, no command, no exercise.
+    (
+        "vhca",
+        &[
+            "ib-wire",
+            "ib-vtime",
+            "hca-api",
+            "ib-capture",
+            "emulated-hca",
+            "ib-endpoint",
+            "subnet-lite",
+            "pf-context",
+            "vf-proxy",
+            "vf-tunnel",
+        ],
+    ),
+    (
+        "vhca-vfio-user",
+        &["vhca", "vf-proxy", "hca-api", "ib-vtime"],
+    ),
+    (
+        "vhca-service",
+        &[
+            "vhca",
+            "vhca-vfio-user",
+            "ibsim-link",
+            "umad-link",
+            "pf-context",
+            "vf-proxy",
+            "mad-mux",
+            "cm-paravirt",
+            "mcast-agg",
+            "vf-tunnel",
+            "subnet-lite",
+            "emulated-hca",
+            "ib-endpoint",
+            "ib-capture",
+            "hca-api",
+            "ib-wire",
+            "ib-vtime",
+        ],
+    ),
+    // Nothing but the command and the tests uses exercises.
+    ("vhca-exercises", ALL),
+    ("vhca-command", ALL),
     ("vhca-tests", ALL),
 ];
 
 const ALL: &[&str] = &["*"];
 
 /// What a package's own tests may use besides.
-const MAY_TEST_WITH: &[(&str, &[&str])] = &[("vf-proxy", &["emulated-hca"])];
+const MAY_TEST_WITH: &[(&str, &[&str])] = &[
+    ("vf-proxy", &["emulated-hca"]),
+    ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
+];
 
 /// Packages that may own file descriptors, threads and clocks.
-const MAY_DO_IO: &[&str] = &["vhca", "vhca-tests", "vhca-umad", "hca-linux", "hca-vfio"];
+const MAY_DO_IO: &[&str] = &[
+    "vhca",
+    "vhca-vfio-user",
+    "vhca-service",
+    "vhca-exercises",
+    "vhca-command",
+    "vhca-tests",
+    "vhca-umad",
+    "hca-linux",
+    "hca-vfio",
+];
 
 /// Packages that may hold `unsafe` blocks, each block justified.
-const MAY_BE_UNSAFE: &[&str] = &["vhca", "vhca-umad", "hca-linux", "hca-vfio"];
+const MAY_BE_UNSAFE: &[&str] = &[
+    "vhca-vfio-user",
+    "vhca-service",
+    "vhca-umad",
+    "hca-linux",
+    "hca-vfio",
+];
 
 /// What no sans-I/O crate may name.
 const IO_PATHS: &[&str] = &[

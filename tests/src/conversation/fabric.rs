@@ -14,7 +14,7 @@ use ib_wire::{Gid, GidIndex, PortNum};
 use subnet_lite::SubnetConfig;
 use vhca::world::{Outcome, World};
 
-use vhca::conversations::{Arrival, Channel, NodeAddress};
+use vhca_exercises::conversations::{Arrival, Channel, NodeAddress};
 
 const PORT: PortNum = PortNum(1);
 /// MADs that fit into a node's QP1, each way.

@@ -7,7 +7,7 @@ use ib_vtime::{Instant, TimerQueue};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use vhca::conversations::{Arrival, Channel, NodeAddress};
+use vhca_exercises::conversations::{Arrival, Channel, NodeAddress};
 
 /// How a channel misbehaves. Whatever it does to a MAD, no copy stays under way for longer than
 /// `max_delay`: that is the packet life time that the connections' fields promise.

@@ -1,4 +1,4 @@
-//! Channels for the conversations of [`vhca::conversations`]: an in-memory one that loses, delays,
+//! Channels for the conversations of [`vhca_exercises::conversations`]: an in-memory one that loses, delays,
 //! reorders and duplicates ([`LossyChannel`]), and an emulated fabric ([`FabricChannel`]).
 
 mod fabric;
@@ -6,4 +6,4 @@ mod lossy;
 
 pub use fabric::FabricChannel;
 pub use lossy::{LossyChannel, Weather};
-pub use vhca::conversations::{Driver, Ending, Kind, NodeAddress, Plan, Totals};
+pub use vhca_exercises::conversations::{Driver, Ending, Kind, NodeAddress, Plan, Totals};

@@ -1,6 +1,6 @@
 //! Scripts for the mux of a port.
 
-use vhca::replay::{ReplayError, run};
+use vhca_exercises::replay::{ReplayError, run};
 
 /// Runs a script twice: both runs end alike and print the same whole lines.
 pub(super) fn replay(data: &[u8]) {

@@ -12,8 +12,8 @@ use ib_wire::Guid;
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca::Slice;
-use vhca::vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
-use vhca::vfio_user::{GuestMemory, Lent, Session, Signaller, Signals};
+use vhca_vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
+use vhca_vfio_user::{GuestMemory, Lent, Session, Signaller, Signals};
 
 use super::hostile::Input;
 

@@ -12,7 +12,7 @@ use mlx4_defs::pci::UAR_BAR;
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::{Mailbox, MailboxLayout, Opcode, TOKEN, VHCR_SIZE, Vhcr};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhca::vfio_user::codec::{
+use vhca_vfio_user::codec::{
     Command, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Header, MultiWrite, RegionAccess,
 };
 use zerocopy::little_endian;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use ib_endpoint::{SaEvent, SaRequest};
 use ib_wire::PortNum;
 use mlx4_defs::cq::ArmCommand;
-use vhca::serve::control::Remote;
-use vhca::serve::control::protocol::{Request, ShowQuery};
-use vhca::show::{Format, Subject};
+use vhca_service::serve::control::Remote;
+use vhca_service::serve::control::protocol::{Request, ShowQuery};
+use vhca_service::show::{Format, Subject};
 
 use super::sweeper::Sweeper;
 use crate::mlx4_driver::{Bus, Destination, Driver, GuestMemory, Talker, TalkerSpec, VmmBus};

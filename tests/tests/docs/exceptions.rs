@@ -61,21 +61,25 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         "VHCA_GUEST_FULL=1 cargo test",
         SUITE,
     ),
-    not_run("vmm-glue/docs/lab.md", "", GUESTS),
+    not_run("vmm-glue/service/docs/lab.md", "", GUESTS),
     not_run(
-        "vmm-glue/docs/serve.md",
+        "vmm-glue/service/docs/serve.md",
         "vhca serve --access",
         "names users and a group of its own",
     ),
     not_run(
-        "vmm-glue/docs/vfio-user.md",
+        "vmm-glue/vfio-user/docs/vfio-user.md",
         "tests/guest/prepare.sh",
         "tests/run.sh runs it",
     ),
     not_run(
-        "vmm-glue/docs/vfio-user.md",
+        "vmm-glue/vfio-user/docs/vfio-user.md",
         "args=$(vhca qemu-args H1-1/1 --memory 512)",
         GUESTS,
     ),
-    not_run("vmm-glue/docs/vfio-user.md", "echo 1 > /sys/bus", GUESTS),
+    not_run(
+        "vmm-glue/vfio-user/docs/vfio-user.md",
+        "echo 1 > /sys/bus",
+        GUESTS,
+    ),
 ];

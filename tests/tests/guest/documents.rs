@@ -35,7 +35,7 @@ fn run(document: &str, first: &str, text: &str, times: usize) {
 #[test]
 fn the_prepared_qemu_boots_a_guest_as_the_document_of_vmms_says() {
     run(
-        "vmm-glue/docs/vfio-user.md",
+        "vmm-glue/vfio-user/docs/vfio-user.md",
         "tests/guest/prepare.sh",
         UP,
         1,
@@ -56,7 +56,7 @@ fn guests_boot_by_hand_as_the_readme_says() {
 #[test]
 fn a_lab_starts_as_its_document_says() {
     run(
-        "vmm-glue/docs/lab.md",
+        "vmm-glue/service/docs/lab.md",
         "tests/guest/prepare.sh",
         "all guests are ready",
         1,
@@ -69,7 +69,7 @@ fn a_guest_has_the_commands_that_the_document_of_the_lab_names() {
     let mut guests = fabric.guests("6.1", [("H1-1", 1), ("H2-1", 1)]);
     bring_up(&mut guests);
     let [first, _] = &mut guests;
-    for command in block("vmm-glue/docs/lab.md", "ibstat") {
+    for command in block("vmm-glue/service/docs/lab.md", "ibstat") {
         first.told(&command);
     }
     for program in [

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write, pipe};
 use std::thread::{self, JoinHandle};
 
 use serde_json::{Value, json};
-use vhca::replay::{self, ReplayError};
+use vhca_exercises::replay::{self, ReplayError};
 
 /// A run, driven as another process would drive it.
 pub(crate) struct Session {

@@ -14,9 +14,9 @@ use ib_wire::{Gid, GidIndex, Guid, PKey, PortNum, QKey, Qpn, ServiceId};
 use pf_context::CountedClass;
 use pf_context::inspect::{Counted, Inspect, VfRow};
 use vf_tunnel::VfId;
-use vhca::serve::{IbsimNode, Lab, Options, Service};
 use vhca::world::{HostPortId, World};
 use vhca::{RunEnd, Runner};
+use vhca_service::serve::{IbsimNode, Lab, Options, Service};
 use vhca_tests::live::PATIENCE;
 
 use super::simulator::Simulator;

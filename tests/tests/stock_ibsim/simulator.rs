@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use tempfile::TempDir;
-use vhca::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice, Users};
 use vhca::{Runner, StopHandle};
+use vhca_service::serve::{IbsimAddress, IbsimWay, Lab, Options, Service, SmChoice, Users};
 use vhca_tests::live::{PATIENCE, Process, wait_for};
 
 /// Two switches, a node for the subnet manager, two for hosts, and one for whoever asks.

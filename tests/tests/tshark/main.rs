@@ -13,7 +13,7 @@ use ib_vtime::Instant;
 use ib_wire::packet::{Grh, UdFrame};
 use ib_wire::{Gid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use tempfile::NamedTempFile;
-use vhca::demo::{self, Clock};
+use vhca_exercises::demo::{self, Clock};
 
 /// A capture file on disk, for tshark to read.
 struct Capture {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use ib_wire::smp::CapabilityMask;
 use service::{Served, succeeded};
-use vhca::serve::{Options, TopologySpec};
 use vhca::world::World;
+use vhca_service::serve::{Options, TopologySpec};
 
 /// Whether every host port is active.
 fn is_up(world: &World) -> bool {

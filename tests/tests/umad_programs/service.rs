@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use vhca::programs::ProgramEnvironment;
-use vhca::serve::{Lab, Listener, Options, Service, UmadSocket};
 use vhca::world::World;
 use vhca::{Runner, StopHandle};
+use vhca_service::programs::ProgramEnvironment;
+use vhca_service::serve::{Lab, Listener, Options, Service, UmadSocket};
 
 /// The preload library, built as `cargo build` does.
 pub(crate) fn library() -> &'static Path {

@@ -80,7 +80,7 @@ impl Report {
 
 /// The codes of which the service's page says that `vhca why` has them.
 fn documented() -> Vec<String> {
-    let page = include_str!("../../../vmm-glue/docs/serve.md");
+    let page = include_str!("../../../vmm-glue/service/docs/serve.md");
     let (_, codes) = page.split_once("## What `vhca why` can say").unwrap();
     let (codes, _) = codes.split_once("\n#").unwrap();
     let rows = codes.lines().filter_map(|line| line.strip_prefix("| `"));

@@ -7,7 +7,9 @@ use ib_vtime::Duration;
 use ib_wire::PortNum;
 use ib_wire::mad::{AttributeId, MgmtClass};
 use vhca::Driven;
-use vhca::serve::{GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange};
+use vhca_service::serve::{
+    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange,
+};
 
 use crate::report::{Report, Row};
 

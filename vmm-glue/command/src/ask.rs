@@ -1,0 +1,136 @@
+//! The commands that ask a running service.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use anyhow::Context;
+use serde::Deserialize;
+use serde_json::Value;
+use vhca_service::qemu::{QemuArgs, QemuGuest};
+use vhca_service::serve::CaptureSpec;
+use vhca_service::serve::OfferedVf;
+use vhca_service::serve::control::protocol::{MetricsQuery, Request};
+use vhca_service::show::Format;
+
+use crate::cli::{
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
+    WhyArgs,
+};
+
+/// Prints tables.
+pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
+    let (mut remote, json) = (args.server.connect()?, args.json);
+    print(&remote.ask(Request::Show(args.query()))?, json)
+}
+
+/// Prints what is wrong with VFs, and returns `true` if nothing is.
+pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
+    let reply = args.server.connect()?.ask(Request::Why {
+        vf: args.vf,
+        host: args.host,
+        port: args.port,
+        format: format(args.json),
+    })?;
+    print(&reply, args.json)?;
+    let found: Value = serde_json::from_str(&reply)?;
+    Ok(match &found["faults"] {
+        Value::Array(faults) => faults.is_empty(),
+        Value::Number(faults) => faults.as_u64() == Some(0),
+        _ => found["code"] == "ok",
+    })
+}
+
+/// What QEMU is to be given for VFs.
+pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
+    let mut sockets = Vec::new();
+    for vf in &args.vf {
+        let reply = args.server.connect()?.ask(Request::Offered {
+            vf: vf.clone(),
+            host: args.host.clone(),
+        })?;
+        let offered: OfferedVf = serde_json::from_str(&reply)?;
+        sockets.push(offered.socket);
+    }
+    let guest = QemuGuest {
+        memory_mib: args.memory,
+        sockets,
+    };
+    Ok(guest.arguments())
+}
+
+/// Changes something.
+pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
+    let (mut remote, request) = match args.what {
+        SetCommand::Vf(args) => (args.server.connect()?, args.request()),
+        SetCommand::Link(args) => (args.server.connect()?, args.request()?),
+    };
+    remote.ask(request)?;
+    Ok(())
+}
+
+/// Has guests do something, and tells whether all did it.
+pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
+    let (mut remote, json) = (args.server.connect()?, args.json);
+    let reply = remote.ask(args.request(format(json)))?;
+    print(&reply, json)?;
+    let reply: Value = serde_json::from_str(&reply)?;
+    let failed = reply["guests"].as_array().map_or_else(
+        || reply["failed"] != 0,
+        |guests| guests.iter().any(|guest| guest["ok"] != true),
+    );
+    Ok(!failed)
+}
+
+/// Writes a capture file until the server ends it, or a signal does.
+pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
+    let mut remote = args.server.connect()?;
+    remote.ask(Request::Capture(CaptureSpec {
+        tap: args.tap.clone(),
+        count: args.count,
+        seconds: args.seconds,
+    }))?;
+    let mut out: Box<dyn Write> = if args.file.as_os_str() == "-" {
+        Box::new(io::stdout().lock())
+    } else {
+        let file = File::create(&args.file);
+        Box::new(file.with_context(|| format!("cannot create {}", args.file.display()))?)
+    };
+    let written = remote.stream_until_signal(&mut out);
+    written.with_context(|| format!("capture file {}", args.file.display()))
+}
+
+/// Prints the text that Prometheus reads.
+pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
+    let reply = args.server.connect()?.ask(Request::Metrics(MetricsQuery {
+        by: args.by,
+        host: args.host,
+        vf: args.vf,
+    }))?;
+    print(&reply, false)
+}
+
+/// Ends the service.
+pub(crate) fn stop(args: &PlainArgs) -> anyhow::Result<()> {
+    Ok(args.server.connect()?.stop()?)
+}
+
+const fn format(json: bool) -> Format {
+    if json { Format::Json } else { Format::Text }
+}
+
+/// Prints a reply: as it is, or the text that is in it.
+fn print(reply: &str, json: bool) -> anyhow::Result<()> {
+    #[derive(Deserialize)]
+    struct Text {
+        text: String,
+    }
+
+    let text = if json {
+        format!("{reply}\n")
+    } else {
+        serde_json::from_str::<Text>(reply)?.text
+    };
+    let mut out = io::stdout().lock();
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    printed.context("cannot print")
+}

@@ -1,0 +1,189 @@
+//! The command line.
+
+mod ask;
+mod generate;
+mod lab;
+mod number;
+mod programs;
+mod serve;
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use vhca_exercises::bench::{Case, Options};
+
+use number::number;
+
+pub(crate) use ask::{
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
+    ShowArgs, WhyArgs,
+};
+pub(crate) use generate::GenerateCommand;
+pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
+pub(crate) use programs::{EnvArgs, RunArgs};
+pub(crate) use serve::ServeArgs;
+
+/// Virtual InfiniBand HCAs.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Parses the arguments of the process. Ends it if they are wrong.
+    pub(crate) fn of_process() -> Self {
+        let matches = number::take_negative_numbers(Self::command()).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Bring an emulated subnet up and let the guests of its hosts talk.
+    Demo(DemoArgs),
+    /// Measure.
+    Bench(BenchArgs),
+    /// Let the VFs of two hosts talk over a faulty fabric, and look for what went to somebody else or
+    /// was left over.
+    Drain(DrainArgs),
+    /// Flood two hosts from their VFs, and see how another VF's connections fare.
+    Flood(FloodArgs),
+    /// Serve an emulated fabric whose hosts share their adapters among VFs, until SIGTERM.
+    Serve(Box<ServeArgs>),
+    /// Show what a running service has.
+    Show(ShowArgs),
+    /// Tell why a VF's port is as it is: the fault, what was seen of it, and what to do next.
+    Why(WhyArgs),
+    /// Change a running service.
+    Set(SetArgs),
+    /// Capture packets of a running service for Wireshark, until ^C.
+    Capture(CaptureArgs),
+    /// Have the guests of a running service do something; vhca serve --guests starts them.
+    Guest(GuestArgs),
+    /// Print the metrics of a running service as the text that Prometheus reads.
+    Metrics(MetricsArgs),
+    /// Stop a running service, as SIGTERM does.
+    Stop(PlainArgs),
+    /// Print what QEMU is to be given so that its guest has a VF:
+    /// eval "qemu-system-x86_64 $(vhca qemu-args HOST/1) ...".
+    QemuArgs(QemuArgsArgs),
+    /// Run a program that uses Linux' umad, such as opensm or ibnetdiscover, on a port of a running
+    /// service.
+    Run(RunArgs),
+    /// Print what makes the programs of a shell use a port of a running service: eval "$(vhca env)".
+    Env(EnvArgs),
+    /// Start a fabric with unmodified Linux guests on its VFs, ready to type in, until ^C.
+    Lab(LabArgs),
+    /// Let the terminal be the console of a lab's guest, until ^].
+    Console(ConsoleArgs),
+    /// Generate man pages or shell completions.
+    #[command(subcommand)]
+    Generate(GenerateCommand),
+    /// Become a program that ends with its parent.
+    #[command(hide = true)]
+    Tied(TiedArgs),
+    /// Read what VMMs map for a service whose sandbox does not let it.
+    #[command(hide = true, name = vhca_vfio_user::memory::maps_reader::COMMAND)]
+    MapsReader,
+    /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
+    Replay,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Seed of everything random; in virtual time the same seed gives the same packets.
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    pub(crate) seed: u64,
+    /// Print JSON lines: one object for each step, then a summary.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write every packet on every link and in every VF's tunnels to this file, for Wireshark.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Run by the wall clock instead of in virtual time.
+    #[arg(long)]
+    pub(crate) realtime: bool,
+    /// Log on stderr what the PFs drop, a few lines for each VF and reason. RUST_LOG chooses more
+    /// finely.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Conversations: connections and service resolutions, complete, refused, abandoned, cut off.
+    #[arg(long, default_value_t = 1_000_000, value_parser = number::<u64>(1..=u64::MAX))]
+    pub(crate) conversations: u64,
+    /// VFs of each of the two hosts.
+    #[arg(long, default_value_t = 64, value_parser = number::<u16>(1..=254))]
+    pub(crate) vfs: u16,
+    /// Seed of everything random; the same seed gives the same packets.
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    pub(crate) seed: u64,
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FloodArgs {
+    /// Connections, a thousand in a second of virtual time.
+    #[arg(long, default_value_t = 1_000, value_parser = number::<u32>(1..=1_000_000))]
+    pub(crate) connections: u32,
+    /// MADs that the flood offers in a second of virtual time.
+    #[arg(long, default_value_t = 1_000_000, value_parser = number::<u32>(100_000..=100_000_000))]
+    pub(crate) rate: u32,
+    /// Seed of everything random; the same seed gives the same packets.
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    pub(crate) seed: u64,
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Only these cases; can be given more than once.
+    #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
+    pub(crate) cases: Vec<Case>,
+    /// VFs of the port, for the cases of its mux.
+    #[arg(long, default_value_t = 126, value_parser = number::<u16>(1..=1024))]
+    pub(crate) vfs: u16,
+    /// Live connections, transactions or groups; each case has a number of its own by default.
+    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()))]
+    pub(crate) live: Option<u32>,
+    /// Runs of each case; the median is printed with minimum and maximum.
+    #[arg(long, default_value_t = 5, value_parser = number::<u32>(1..=1000))]
+    pub(crate) runs: u32,
+    /// Print one JSON object for each case.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl BenchArgs {
+    /// The cases to run and what to run them on. Ends the program if they do not go together, as any
+    /// wrong argument does.
+    pub(crate) fn checked(&self) -> (Vec<Case>, Options) {
+        let cases = if self.cases.is_empty() {
+            Case::ALL.to_vec()
+        } else {
+            self.cases.clone()
+        };
+        let options = Options {
+            vfs: self.vfs,
+            live: self.live,
+            runs: self.runs,
+        };
+        for case in &cases {
+            if let Err(error) = options.check(*case) {
+                let kind = clap::error::ErrorKind::ValueValidation;
+                Cli::command()
+                    .error(kind, format!("--live: {error}"))
+                    .exit();
+            }
+        }
+        (cases, options)
+    }
+}

@@ -1,0 +1,95 @@
+//! Arguments of the lab.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use vhca_service::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
+use vhca_service::serve::OfferedVf;
+use vhca_service::serve::control::protocol::Request;
+
+use super::ServerArgs;
+use super::serve::OwnSocketArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// The VFs that get a guest each; can be given more than once. H1-1/1,H1-1/2 are two of one host.
+    #[arg(long = "guest", value_name = "HOST/N", value_delimiter = ',', default_values = ["H1-1/1", "H2-1/1"])]
+    guests: Vec<GuestVf>,
+    /// The guests' kernel: 6.1, 6.12, cloud, or another that tests/guest/prepare.sh was asked for.
+    #[arg(long, default_value = "6.1")]
+    kernel: String,
+    /// Who manages the subnet.
+    #[arg(long, value_enum, default_value_t)]
+    sm: Manager,
+    /// The fabric; see `vhca serve --help`.
+    #[arg(long, default_value = "two-switch")]
+    topology: String,
+    /// Where tests/guest/prepare.sh has put the guests. [default: $VHCA_GUEST_CACHE, or vhca-guest in
+    /// the folder of the user's caches]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    #[command(flatten)]
+    own: OwnSocketArgs,
+}
+
+impl LabArgs {
+    /// What they say.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
+            guests: self.guests.clone(),
+            kernel: self.kernel.clone(),
+            manager: self.sm,
+            topology: self.topology.clone(),
+            cache: self.cache.clone().unwrap_or_else(default_cache),
+            control: self.own.path()?,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConsoleArgs {
+    /// The guest's VF, HOST/N, or the socket of its console.
+    guest: String,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+impl ConsoleArgs {
+    /// Returns the socket of the console.
+    pub(crate) fn socket(&self) -> anyhow::Result<PathBuf> {
+        let socket = Path::new(&self.guest);
+        if socket.exists() || self.guest.parse::<GuestVf>().is_err() {
+            return Ok(socket.to_owned());
+        }
+        let request = Request::Offered {
+            vf: self.guest.clone(),
+            host: None,
+        };
+        let offered = self.server.connect()?.ask(request)?;
+        let offered: OfferedVf = serde_json::from_str(&offered)?;
+        Ok(console_of(&offered.socket))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TiedArgs {
+    /// The process that must be the parent.
+    #[arg(long, value_name = "PID")]
+    parent: u32,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+impl TiedArgs {
+    /// What they say.
+    pub(crate) fn tie(self) -> Option<Tie> {
+        let mut words = self.program.into_iter();
+        Some(Tie {
+            parent: self.parent,
+            program: words.next()?,
+            arguments: words.collect(),
+        })
+    }
+}

@@ -1,0 +1,60 @@
+//! Arguments of what runs programs on a service's ports.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use vhca_service::programs::{ProgramEnvironment, find_library, find_service, umad_socket_of};
+
+use super::ServerArgs;
+use super::ask::say;
+
+/// Which service and which of its adapters.
+#[derive(Debug, Args)]
+pub(crate) struct EnvArgs {
+    /// The adapters that the program sees, by description or GUID; by default that of the management
+    /// host.
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    pub(crate) node: Vec<String>,
+    /// The service's socket for programs; by default the one beside its control socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// The preload library libvhca_umad.so; by default the one beside this program.
+    #[arg(long, value_name = "PATH", env = "VHCA_UMAD_PRELOAD")]
+    pub(crate) preload: Option<PathBuf>,
+}
+
+impl EnvArgs {
+    /// What they say.
+    pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
+        let library = find_library(self.preload.as_deref())?;
+        let mut places = self.server.places()?;
+        places.paths = match &self.socket {
+            Some(socket) => vec![socket.clone()],
+            None => places
+                .paths
+                .iter()
+                .map(|path| umad_socket_of(path))
+                .collect(),
+        };
+        let node = (!self.node.is_empty()).then(|| self.node.join(","));
+        let socket = find_service(&places, node.as_deref(), &mut say)?;
+        Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) environment: EnvArgs,
+    /// The program and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}

@@ -1,0 +1,180 @@
+//! Arguments of the service.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use ib_wire::Lmc;
+use vhca_service::programs::umad_socket_of;
+use vhca_service::serve::control::default_path;
+use vhca_service::serve::{
+    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
+    Right, SmChoice, TopologySpec, parse_lmc,
+};
+
+use super::number::number;
+
+/// The control socket of a service that is started.
+#[derive(Debug, Args)]
+pub(super) struct OwnSocketArgs {
+    /// The control socket; by default $XDG_RUNTIME_DIR/vhca/control.sock, or /tmp/vhca-UID/control.sock.
+    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL")]
+    control: Option<PathBuf>,
+}
+
+impl OwnSocketArgs {
+    /// Returns the path of the socket.
+    pub(super) fn path(&self) -> anyhow::Result<PathBuf> {
+        match &self.control {
+            Some(path) => Ok(path.clone()),
+            None => Ok(default_path()?),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Take options from this TOML file; flags come first. docs/serve.md has an example.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The fabric: single, two-switch, three-switch, fat-tree:K:HOSTS, or a file by a path with a slash
+    /// or a dot: an ibsim net file, or what ibnetdiscover prints. [default: two-switch]
+    #[arg(long)]
+    topology: Option<TopologySpec>,
+    /// Who manages the subnet: vhca itself on the manager, or somebody who comes by a socket.
+    /// [default: lite]
+    #[arg(long, value_enum)]
+    sm: Option<SmChoice>,
+    /// The host on which vhca's own subnet manager runs, whose adapter is not shared. By default that of
+    /// the first adapter called mgmt or mgmt-..., or else of the first one.
+    #[arg(long, value_name = "NODE")]
+    manager: Option<String>,
+    /// Give each port of a host 2^LMC LIDs. [default: 0]
+    #[arg(long, value_parser = parse_lmc)]
+    lmc: Option<Lmc>,
+    /// Have the switches in front of hosts drop packets of partitions that the host is not in: those to hosts (out), from
+    /// hosts (in), or both. [default: off]
+    #[arg(long, value_enum)]
+    part_enforce: Option<PartEnforce>,
+    /// The adapters that are shared among VFs; can be given more than once. By default all but the
+    /// manager's and those called mgmt or mgmt-....
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    pf: Vec<String>,
+    /// VFs of each shared adapter, 254 at most; 0 for none at all. [default: 4]
+    #[arg(long, value_parser = number::<u16>(0..=254))]
+    vfs: Option<u16>,
+    /// Where the VFs' GUIDs come from. [default: sm]
+    #[arg(long, value_enum)]
+    guids: Option<GuidPolicy>,
+    /// What every VF may do beyond the ordinary; `vhca set vf` changes it.
+    #[arg(long, value_name = "RIGHT", value_enum, value_delimiter = ',')]
+    rights: Vec<Right>,
+    /// Run a guest's software on every VF.
+    #[arg(long)]
+    guests: bool,
+    /// Offer each VF to a VMM by a vfio-user socket in this folder, which is made if there is none:
+    /// DIR/HOST-vfN.sock. `vhca qemu-args` tells what QEMU is to be given.
+    #[arg(long, value_name = "DIR")]
+    vfio_user: Option<PathBuf>,
+    /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much
+    /// as the guest has is enough. [default: all that its VMM shares]
+    #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
+    guest_memory: Option<u64>,
+    /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
+    /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
+    #[arg(long, value_name = "WHERE")]
+    attach: Vec<AttachSpec>,
+    /// Write the GUIDs that the SA of an attached fabric grants to the VFs' ports, since the stock
+    /// ibsim refuses the subnet manager's attempt.
+    #[arg(long)]
+    local_guids: bool,
+    /// Seed of everything random; random itself by default.
+    #[arg(long, value_parser = number::<u64>(0..=u64::MAX))]
+    seed: Option<u64>,
+    /// Let programs that preload libumad2sim attach to any port, by the abstract Unix sockets that
+    /// IBSIM_SOCKNAME of the programs names.
+    #[arg(long, value_name = "NAME")]
+    ibsim: Vec<String>,
+    /// The same by UDP on 127.0.0.1, for programs with IBSIM_SERVER_NAME=127.0.0.1 and this
+    /// IBSIM_SERVER_PORT. The ports behind it are used, too, one for each client.
+    #[arg(long, value_name = "PORT", value_parser = number::<u16>(1..=65534))]
+    ibsim_udp: Vec<u16>,
+    /// Let the programs of this user, by name or number, attach by --ibsim, too. Can be given more than once.
+    /// [default: root and the user of the service]
+    #[arg(long, value_name = "USER")]
+    ibsim_user: Vec<String>,
+    /// Set who may connect to a socket: control, umad, all (of the VFs), HOST/all or HOST/N, as
+    /// OWNER:GROUP:MODE, of which parts can be empty. Can be given more than once. [default: the user of the
+    /// service, 0600; with a group 0660]
+    #[arg(long, value_name = "SOCKET=OWNER:GROUP:MODE")]
+    access: Vec<AccessRule>,
+    #[command(flatten)]
+    own: OwnSocketArgs,
+    /// The socket for programs that use Linux' umad (see `vhca run`); by default beside the control
+    /// socket, under its name with the ending `umad`.
+    #[arg(long, value_name = "PATH")]
+    umad: Option<PathBuf>,
+    /// Do without the sandbox (seccomp and Landlock), for debugging.
+    #[arg(long)]
+    no_sandbox: bool,
+    /// Print JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Log on stderr what the PFs drop, a few lines for each VF and reason. RUST_LOG chooses more
+    /// finely.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
+impl ServeArgs {
+    /// What they and the file say.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        let file = match &self.config {
+            Some(path) => GivenOptions::read(path)?,
+            None => GivenOptions::default(),
+        };
+        let mut options = self.given().or(file).with_defaults()?;
+        let control = match options.control.take() {
+            Some(path) => path,
+            None => self.own.path()?,
+        };
+        let umad = || umad_socket_of(&control);
+        options.umad = Some(options.umad.take().unwrap_or_else(umad));
+        options.control = Some(control);
+        options.sandbox = !self.no_sandbox;
+        Ok(options)
+    }
+
+    fn given(&self) -> GivenOptions {
+        GivenOptions {
+            topology: self.topology.clone(),
+            sm: self.sm,
+            manager: self.manager.clone(),
+            lmc: self.lmc,
+            part_enforce: self.part_enforce,
+            partition: Vec::new(),
+            pf: self.pf.clone(),
+            vfs: self.vfs,
+            guids: self.guids,
+            rights: self.rights.clone(),
+            guests: self.guests.then_some(true),
+            vfio_user: self.vfio_user.clone(),
+            quotas: Quotas {
+                guest_memory: self.guest_memory,
+                ..Quotas::default()
+            },
+            policy: PolicyOptions::default(),
+            sidr: Vec::new(),
+            attach: self.attach.clone(),
+            local_guids: self.local_guids.then_some(true),
+            seed: self.seed,
+            control: self.own.control.clone(),
+            umad: self.umad.clone(),
+            ibsim: self.ibsim.clone(),
+            ibsim_udp: self.ibsim_udp.clone(),
+            ibsim_users: self.ibsim_user.clone(),
+            access: (self.access.iter().cloned())
+                .map(|rule| (rule.name, rule.access))
+                .collect(),
+        }
+    }
+}

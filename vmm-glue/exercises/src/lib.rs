@@ -1,0 +1,15 @@
+//! What exercises the machines of vhca: none of this runs in a service or a VMM.
+//!
+//! * [`demo`] brings a subnet up and has guests talk; [`drain`] and [`flood`] do so over faulty and crowded fabrics, by
+//!   [`conversations`].
+//! * [`bench`] measures.
+//! * [`replay`] runs the PF's mux on a script.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod conversations;
+pub mod demo;
+pub mod drain;
+pub mod flood;
+pub mod replay;

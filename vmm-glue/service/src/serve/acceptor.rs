@@ -1,0 +1,175 @@
+//! Connections at a listening socket, as long as the process has descriptors for them.
+
+use core::fmt;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use ib_vtime::{Duration, Instant};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::Turn;
+use super::descriptors::DescriptorLimit;
+use vhca::watch::{EventSet, TaggedWatches};
+
+/// How long a socket is left alone that cannot give a connection: the descriptors of the process, or of the host, are
+/// used up, and nothing tells when some are free again.
+const REST: Duration = Duration::from_millis(250);
+
+/// The same at the process's own limit, where a connection that ends makes room.
+const SHORT_REST: Duration = Duration::from_millis(20);
+
+/// A listening socket. While it cannot give a connection it is not watched, or those who wait there would keep the
+/// event loop busy.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    listener: OwnedFd,
+    limit: DescriptorLimit,
+    rests_until: Option<Instant>,
+    /// Whether it was logged that those who wait have to go on waiting.
+    is_said: bool,
+}
+
+impl Acceptor {
+    /// Takes a socket that listens and does not block.
+    pub(super) fn new(listener: impl Into<OwnedFd>) -> Self {
+        Self {
+            listener: listener.into(),
+            limit: DescriptorLimit::current(),
+            rests_until: None,
+            is_said: false,
+        }
+    }
+
+    /// Which descriptor it is.
+    pub(super) fn fd(&self) -> RawFd {
+        self.listener.as_raw_fd()
+    }
+
+    /// Has the socket watched.
+    pub(super) fn start(&self, watches: &mut TaggedWatches<'_>) {
+        watches.add(&self.listener, EventSet::IN);
+    }
+
+    /// The next connection, which does not block. `None` if nobody waits, or nobody can be let in now;
+    /// [`Self::is_resting`] tells which, and the log, by the name of the socket.
+    pub(super) fn accept(
+        &mut self,
+        turn: &mut Turn<'_>,
+        name: &dyn fmt::Display,
+    ) -> Option<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accepted = self.limit.admit(&self.listener);
+        match accepted.and_then(|()| accept_with(&self.listener, flags)) {
+            Ok(connection) => return Some(connection),
+            Err(Errno::AGAIN) => self.is_said = false,
+            // Whoever waits behind is told of again.
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => self.rest(turn, name, error),
+        }
+        None
+    }
+
+    fn rest(&mut self, turn: &mut Turn<'_>, name: &dyn fmt::Display, error: Errno) {
+        if !core::mem::replace(&mut self.is_said, true) {
+            log::warn!(
+                "{name}: those who connect have to wait: {error}; raise the limit of open files (ulimit -n) if this lasts"
+            );
+        }
+        turn.watches.modify(&self.listener, EventSet::empty());
+        let rest = if error == Errno::MFILE {
+            SHORT_REST
+        } else {
+            REST
+        };
+        self.rests_until = Some(turn.now + rest);
+    }
+
+    /// Whether nobody can be let in until [`Self::poll_timeout`].
+    pub(super) const fn is_resting(&self) -> bool {
+        self.rests_until.is_some()
+    }
+
+    /// Has the socket watched again if it has rested.
+    pub(super) fn wake(&mut self, turn: &mut Turn<'_>) {
+        if self.rests_until.is_some_and(|until| until <= turn.now) {
+            self.rests_until = None;
+            turn.watches.modify(&self.listener, EventSet::IN);
+        }
+    }
+
+    /// When [`Self::wake`] has something to do.
+    pub(super) const fn poll_timeout(&self) -> Option<Instant> {
+        self.rests_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketType, bind, connect, listen, socket_with,
+    };
+
+    use super::*;
+    use crate::serve::{Lab, Options};
+    use vhca::watch::{WatchChange, Watches};
+
+    #[test]
+    fn a_socket_that_gives_no_connection_is_left_alone_and_goes_on_where_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = SocketAddrUnix::new(directory.path().join("socket")).unwrap();
+        let open = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+        };
+        let listener = open();
+        bind(&listener, &address).unwrap();
+        let mut acceptor = Acceptor::new(listener);
+        let fd = acceptor.fd();
+
+        let mut lab = Lab::build(&Options::default(), 1).unwrap();
+        let mut watches = Watches::new();
+        let (mut stop, mut announcements) = (false, VecDeque::new());
+        let begin = Instant::ZERO;
+        let mut turn = Turn {
+            lab: &mut lab,
+            now: begin,
+            watches: watches.tagged(0),
+            stop: &mut stop,
+            announcements: &mut announcements,
+        };
+        // As long as it does not listen, it gives an error other than that nobody waits.
+        assert!(acceptor.accept(&mut turn, &"test").is_none());
+        assert!(acceptor.is_resting());
+        assert_eq!(acceptor.poll_timeout(), Some(begin + REST));
+        turn.now = begin + REST / 2;
+        acceptor.wake(&mut turn);
+        assert!(acceptor.is_resting());
+
+        listen(&acceptor.listener, 8).unwrap();
+        let caller = open();
+        connect(&caller, &address).unwrap();
+        turn.now = begin + REST;
+        acceptor.wake(&mut turn);
+        assert_eq!(
+            (acceptor.is_resting(), acceptor.poll_timeout()),
+            (false, None)
+        );
+        let connection = acceptor.accept(&mut turn, &"test").unwrap();
+        let connection = UnixStream::from(connection);
+        let error = std::io::Read::read(&mut &connection, &mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        assert!(acceptor.is_said, "others may still wait");
+        assert!(acceptor.accept(&mut turn, &"test").is_none());
+        assert!(!acceptor.is_resting() && !acceptor.is_said);
+
+        let changes = core::iter::from_fn(|| watches.poll()).map(|change| match change {
+            WatchChange::Modify(of, _, events) => (of, events),
+            change => panic!("{change:?}"),
+        });
+        let expected = [(fd, EventSet::empty()), (fd, EventSet::IN)];
+        assert!(changes.eq(expected));
+    }
+}

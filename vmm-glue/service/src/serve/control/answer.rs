@@ -1,0 +1,306 @@
+//! What is done with a request.
+
+use std::fmt::Display;
+
+use emulated_hca::NodeId;
+use ib_wire::PortNum;
+use serde::Serialize;
+
+use super::protocol::{MetricsQuery, Refusal, Request, ShowQuery, VERSION};
+use super::reply::Reply;
+use crate::serve::capture::Capture;
+use crate::serve::set::no_such_node;
+use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
+use crate::show::{self, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject};
+use vhca::world::HostPortId;
+
+/// How a request is answered.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// With this line.
+    Line(Vec<u8>),
+    /// When guests have done something.
+    Later(JobId, Format),
+    /// When the SAs of these ports have answered, or did not: see [`answer_now`].
+    Asked(Vec<HostPortId>, Box<Request>),
+    /// With a reply that takes many turns.
+    Reply(Box<Reply>),
+    /// With an empty reply, and then a capture.
+    Capture(Box<Capture>),
+}
+
+impl Answer {
+    /// JSON that is written already.
+    pub(super) fn json(json: &[u8]) -> Self {
+        let mut line = format!("{{\"v\":{VERSION},\"ok\":").into_bytes();
+        line.extend_from_slice(json.trim_ascii_end());
+        line.extend_from_slice(b"}\n");
+        Self::Line(line)
+    }
+
+    /// Something to be written as JSON.
+    pub(super) fn of(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(json) => Self::json(&json),
+            Err(error) => Self::refused(&Refusal::new("internal", error.to_string())),
+        }
+    }
+
+    pub(super) fn refused(refusal: &Refusal) -> Self {
+        let reply = serde_json::json!({ "v": VERSION, "error": refusal });
+        Self::Line(format!("{reply}\n").into_bytes())
+    }
+}
+
+/// Does what is asked, or has the SAs asked first whose silence would be a fault to be told.
+pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
+    let ports = match &request {
+        Request::Why { vf, host, .. } => {
+            let vfs = turn.lab.vfs(vf, host.as_deref()).unwrap_or_default();
+            turn.lab.ports_of(vfs.iter().map(|vf| vf.host).collect())
+        }
+        Request::Show(query) if query.subject == Subject::Vfs => {
+            let filter = filter(turn.lab, query).unwrap_or_default();
+            let lab = &turn.lab;
+            let hosts = lab.pf_hosts().map(|host| host.id);
+            let wanted = hosts.filter(|host| {
+                let node = lab.world().host(*host).node();
+                filter.node.is_none_or(|only| only == node)
+            });
+            lab.ports_of(wanted.collect())
+        }
+        _ => Vec::new(),
+    };
+    if turn.lab.ask_sa(&ports) {
+        return Answer::Asked(ports, Box::new(request));
+    }
+    answer_now(turn, &request)
+}
+
+/// Does what is asked, with what is known of the SAs.
+pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
+    let answer = match request {
+        Request::Show(query) => show(turn.lab, query),
+        Request::Why {
+            vf,
+            host,
+            port,
+            format,
+        } => why(turn.lab, vf, host.as_deref(), port.map(PortNum), *format),
+        Request::SetVf {
+            vf,
+            host,
+            port,
+            change,
+        } => set_vf(turn.lab, vf, host.as_deref(), PortNum(*port), change),
+        Request::SetLink { a, b, up } => {
+            let set = turn.lab.set_link(a, b.as_deref(), *up);
+            set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
+        }
+        Request::Guest {
+            vf,
+            host,
+            action,
+            format,
+        } => guests(turn.lab, vf, host.as_deref(), action, *format),
+        Request::Capture(spec) => {
+            let capture = Capture::start(turn.lab, spec);
+            capture.map(|capture| Answer::Capture(Box::new(capture)))
+        }
+        Request::Offered { vf, host } => offered(turn.lab, vf, host.as_deref()),
+        Request::Metrics(query) => metrics(turn.lab, query),
+        Request::Stop {} => {
+            turn.stop();
+            Ok(Answer::of(&serde_json::json!({ "stopping": true })))
+        }
+    };
+    answer.unwrap_or_else(|refusal| Answer::refused(&refusal))
+}
+
+/// Returns the PFs by the names of their hosts.
+pub(super) fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
+    let hosts = lab.pf_hosts().map(|pf| NamedPf {
+        name: &pf.name,
+        node: lab.world().host(pf.id).node(),
+        rows: lab.world().context(pf.id),
+    });
+    hosts.collect()
+}
+
+/// Returns what there is to look at, with the PFs from [`pfs`] and [`Lab::service_facts`].
+pub(super) fn scene<'l>(
+    lab: &'l Lab,
+    pfs: &'l [NamedPf<'l>],
+    service: &'l ServiceFacts,
+) -> Scene<'l> {
+    Scene {
+        pfs,
+        vmms: lab,
+        fabric: lab.fabric(),
+        service,
+        now: lab.world().now(),
+    }
+}
+
+fn show(lab: &Lab, query: &ShowQuery) -> Result<Answer, Refusal> {
+    let ShowQuery {
+        subject,
+        format,
+        wide,
+        ..
+    } = *query;
+    let filter = filter(lab, query)?;
+    let (pfs, service) = (pfs(lab), lab.service_facts());
+    let page = show::page(&scene(lab, &pfs, &service), subject, format, filter, wide);
+    Ok(Answer::Reply(Box::new(Reply::tables(page, format))))
+}
+
+fn metrics(lab: &Lab, query: &MetricsQuery) -> Result<Answer, Refusal> {
+    let host = query.host.as_deref();
+    let filter = match &query.vf {
+        Some(vf) => of_vf(lab, vf, host)?,
+        None => Filter {
+            node: host.map(|name| node_of_host(lab, name)).transpose()?,
+            ..Filter::default()
+        },
+    };
+    let metrics = Metrics::new(query.by, filter);
+    Ok(Answer::Reply(Box::new(Reply::metrics(metrics))))
+}
+
+/// Returns which rows a query wants.
+fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
+    let ShowQuery { subject, host, .. } = query;
+    let mut filter = Filter {
+        problems: query.problems,
+        ..Filter::default()
+    };
+    if query.problems && !subject.has_problems() {
+        let message = "--problems is for vfs, ports, guids, drops and fabric";
+        return Err(Refusal::new("no_problems", message));
+    }
+    if let Some(vf) = &query.vf {
+        if !subject.is_of_vfs() {
+            let message = "ports and fabric have no rows of VFs: name a host or node with --host";
+            return Err(Refusal::new("no_vf_rows", message));
+        }
+        let of_vf = of_vf(lab, vf, host.as_deref())?;
+        filter = Filter {
+            problems: query.problems,
+            ..of_vf
+        };
+    } else if let Some(name) = host {
+        filter.node = Some(if subject.is_of_nodes() {
+            lab.node(name).ok_or_else(|| no_such_node(name))?
+        } else {
+            node_of_host(lab, name)?
+        });
+    }
+    Ok(filter)
+}
+
+/// Returns what leaves the rows of a VF.
+fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
+    let vf = lab.vf(vf, host)?;
+    let vf = lab.existing(&vf)?;
+    Ok(Filter {
+        node: Some(lab.world().host(vf.host).node()),
+        vf: Some(vf.vf),
+        problems: false,
+    })
+}
+
+fn node_of_host(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
+    Ok(lab.world().host(lab.pf_host(name)?.id).node())
+}
+
+fn why(
+    lab: &Lab,
+    vf: &str,
+    host: Option<&str>,
+    port: Option<PortNum>,
+    format: Format,
+) -> Result<Answer, Refusal> {
+    let name = vf.rsplit_once('/');
+    let (within, number) = name.map_or((host, vf), |(host, number)| (Some(host), number));
+    if number == "all" {
+        lab.vfs(vf, host)?;
+        let within = within.map(|name| lab.pf_host(name)).transpose()?;
+        let found = lab.faults(within, port);
+        return Ok(diagnosed(&found, found.faults.len(), format));
+    }
+    let found = lab.why(&lab.vf(vf, host)?, port.unwrap_or(PortNum(1)));
+    Ok(diagnosed(&found, usize::from(found.code != "ok"), format))
+}
+
+fn diagnosed<T: Serialize + Display>(found: &T, faults: usize, format: Format) -> Answer {
+    match format {
+        Format::Json => Answer::of(found),
+        Format::Text => {
+            let text = format!("{found}\n");
+            Answer::of(&serde_json::json!({ "text": text, "faults": faults }))
+        }
+    }
+}
+
+/// Returns where a VF is offered to VMMs.
+fn offered(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Answer, Refusal> {
+    let vf = lab.vf(vf, host)?;
+    let seat = lab.seat(lab.existing(&vf)?).ok_or_else(|| {
+        let name = format!("{}/{}", vf.host_name, vf.vf.get());
+        let why = "is not offered to VMMs: start the service with vhca serve --vfio-user DIR";
+        Refusal::new("not_offered", format!("{name} {why}"))
+    })?;
+    Ok(Answer::of(&seat.offered()))
+}
+
+fn set_vf(
+    lab: &mut Lab,
+    vf: &str,
+    host: Option<&str>,
+    port: PortNum,
+    change: &VfChange,
+) -> Result<Answer, Refusal> {
+    let vfs = lab.vfs(vf, host)?;
+    if vfs.len() > 1 && change.suits_one_only() {
+        let message = "one GUID is for one VF: say N, or HOST/N";
+        return Err(Refusal::new("one_vf", message));
+    }
+    for (before, vf) in vfs.iter().enumerate() {
+        let set = lab.set_vf(vf, port, change);
+        set.map_err(|refusal| match before {
+            0 => refusal,
+            _ => {
+                let Refusal { code, message } = refusal;
+                let name = format!("{}/{}", vf.host_name, vf.vf.get());
+                let message = format!("{name}: {message}; the {before} VFs before it are changed");
+                Refusal { code, message }
+            }
+        })?;
+    }
+    Ok(Answer::of(&serde_json::json!({ "vfs": vfs.len() })))
+}
+
+fn guests(
+    lab: &mut Lab,
+    vf: &str,
+    host: Option<&str>,
+    action: &GuestAction,
+    format: Format,
+) -> Result<Answer, Refusal> {
+    let vfs = lab.vfs(vf, host)?;
+    let job = lab.guests_do(&vfs, action)?;
+    Ok(Answer::Later(job, format))
+}
+
+/// What guests did.
+pub(super) fn reports(reports: &[GuestReport], format: Format) -> Answer {
+    match format {
+        Format::Json => Answer::of(&serde_json::json!({ "guests": reports })),
+        Format::Text => {
+            let lines: String = reports.iter().map(|report| format!("{report}\n")).collect();
+            let failed = reports.iter().filter(|report| !report.ok).count();
+            Answer::of(&serde_json::json!({ "text": lines, "failed": failed }))
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The running service: a fabric with the software of its hosts, driven by the wall clock, and the ways
+//! in to it.
+//!
+//! A [`Lab`] is what is served: a [`World`](vhca::world::World) whose nodes and hosts have names. A
+//! [`Service`] drives it, and lends it to its [`WayIn`]s (sockets of every kind, signals) when their
+//! descriptors are ready and after each poll. [`run`] makes one from [`Options`] and runs it until it
+//! is asked to stop.
+
+mod acceptor;
+mod access;
+mod accounts;
+mod attach;
+mod capture;
+mod cast;
+mod claim;
+pub mod control;
+mod descriptors;
+mod guests;
+mod ibsim;
+mod lab;
+mod listeners;
+mod notify;
+mod options;
+mod options_error;
+mod options_file;
+mod policy;
+mod rights;
+mod run;
+mod sandbox;
+mod service;
+mod set;
+mod signals;
+mod subnet;
+mod target;
+mod topology;
+mod umad;
+mod vfio_user;
+mod way_in;
+mod why;
+
+pub use access::{AccessError, AccessRule, AccessSpec, SocketMode, SocketName, Users};
+pub use attach::{AttachSpec, AttachSpecError, IbsimNode};
+pub use capture::CaptureSpec;
+pub use claim::ClaimError;
+pub use guests::{GuestAction, GuestReport, JobId};
+pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
+pub use lab::{Lab, LabError, LabHost};
+pub use listeners::{Listener, Listeners};
+pub use options::{GuidPolicy, Options, Quotas, SidrSpec, SmChoice};
+pub use options_error::OptionsError;
+pub use options_file::{GivenOptions, OptionsFileError};
+pub use policy::{Check, PolicyOptions};
+pub use rights::Right;
+pub use run::{Announcement, OfferedVf, ServeError, run};
+pub use sandbox::SandboxError;
+pub use service::Service;
+pub use set::{VfChange, VfState};
+pub use signals::Signals;
+pub use subnet::{MemberKind, PartEnforce, PartitionSpec, SubnetError, SubnetOptions, parse_lmc};
+pub use target::NamedVf;
+pub use topology::{Plan, PlanError, SpecError, TopologySpec};
+pub use umad::UmadSocket;
+pub use vfio_user::{Seat, VfioUserSockets, Vmm};
+pub use way_in::{Turn, WayIn};
+pub use why::{Diagnosis, Faults};
+
+#[cfg(test)]
+mod tests;

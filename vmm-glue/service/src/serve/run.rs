@@ -1,0 +1,260 @@
+//! A service from its start to its end.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
+
+use ib_vtime::Duration;
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::control::ControlSocket;
+use super::sandbox::{self, Needs, SandboxError};
+use super::{
+    AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
+    Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, descriptors, notify,
+};
+use vhca::{LoopError, Runner};
+use vhca_vfio_user::memory::maps_reader;
+
+/// Why a service could not start, or go on.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The fabric or its hosts.
+    #[error(transparent)]
+    Lab(#[from] LabError),
+    /// Who may connect.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A socket.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// What is to confine it.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The sockets of the ibsim protocol.
+    #[error(transparent)]
+    Ibsim(#[from] IbsimError),
+    /// The event loop.
+    #[error(transparent)]
+    Loop(#[from] LoopError),
+    /// The host.
+    #[error("{0}")]
+    System(&'static str, #[source] io::Error),
+    /// Machines keep each other busy without time passing.
+    #[error("the fabric is stuck: please report this")]
+    Stuck,
+}
+
+/// What a service says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Announcement {
+    /// All sockets are open.
+    Ready {
+        /// The fabric.
+        topology: String,
+        /// Hosts.
+        hosts: usize,
+        /// VFs of all hosts.
+        vfs: usize,
+        /// The control socket.
+        control: Option<PathBuf>,
+        /// The sockets by which VMMs take VFs.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        vfio_user: Vec<OfferedVf>,
+    },
+    /// The way to a node of a simulator came, went, or is not to be had.
+    Uplink {
+        /// The simulator.
+        simulator: String,
+        /// The node.
+        node: String,
+        /// Whether the node is attached.
+        attached: bool,
+        /// More of it, in words.
+        detail: String,
+    },
+    /// The end.
+    Stopped {
+        /// Whether everything that the SA knew of the VFs was given back.
+        released: bool,
+    },
+}
+
+/// A VF that VMMs can take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedVf {
+    /// Its host.
+    pub host: String,
+    /// Its number.
+    pub vf: u16,
+    /// Where.
+    pub socket: PathBuf,
+}
+
+impl core::fmt::Display for Announcement {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Ready {
+                topology,
+                hosts,
+                vfs,
+                control,
+                vfio_user,
+            } => {
+                write!(f, "ready: topology {topology}, {hosts} hosts, {vfs} VFs")?;
+                if let Some(path) = control {
+                    write!(f, ", control socket {}", path.display())?;
+                }
+                for offered in vfio_user {
+                    write!(f, "\n{}/{}: vfio-user socket ", offered.host, offered.vf)?;
+                    write!(f, "{}", offered.socket.display())?;
+                }
+                Ok(())
+            }
+            Self::Uplink {
+                simulator,
+                node,
+                detail,
+                ..
+            } => write!(f, "{simulator}/{node}: {detail}"),
+            Self::Stopped { released: true } => f.write_str("stopped"),
+            Self::Stopped { released: false } => {
+                f.write_str("stopped; the SA did not confirm that GUIDs and groups are given back")
+            }
+        }
+    }
+}
+
+/// Serves until SIGTERM, SIGINT or a client ends it. What there is to say goes to `announce`.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn run(
+    options: &Options,
+    announce: &mut dyn FnMut(&Announcement) -> io::Result<()>,
+) -> Result<(), ServeError> {
+    let seed = match options.seed {
+        Some(seed) => seed,
+        None => random_seed().map_err(|error| ServeError::System("no random seed", error))?,
+    };
+    descriptors::raise_limit();
+    let mut listeners = Listeners::new(&options.access)?;
+    let ibsim_users = Users::with(&options.ibsim_users)?;
+    if options.sandbox && options.vfio_user.is_some() {
+        maps_reader::start().map_err(SandboxError::Reader)?;
+    }
+    // From here on a signal ends the service in order.
+    let signals =
+        Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
+    let mut lab = Lab::build(options, seed)?;
+    lab.started = UNIX_EPOCH.elapsed().unwrap_or_default();
+    let mut service = Service::new(lab);
+    service.add_way_in(signals);
+    // Of an attached fabric the VFs come later.
+    if options.attach.is_empty() {
+        listeners.check_vfs(|name| service.lab().seats().any(|seat| seat.is_called(name)))?;
+    }
+    let (mut control, mut needs) = (None, Needs::of(options));
+    if let Some(path) = &options.control {
+        let listener = listeners.stream(&SocketName::Control, path)?;
+        needs.folders.add_socket(&listener.path);
+        control = Some(listener.path.clone());
+        service.add_way_in(ControlSocket::new(listener));
+    }
+    for address in &options.ibsim {
+        service.add_way_in(IbsimWay::bind(address.clone(), ibsim_users.clone())?);
+    }
+    if let Some(path) = &options.umad {
+        let listener = listeners.packets(&SocketName::Umad, path)?;
+        let access = listeners.access(&SocketName::Umad);
+        needs.folders.add_socket(&listener.path);
+        let umad = UmadSocket::with_access(listener, access)?;
+        needs.folders.add_folder_of_trees(umad.folder());
+        service.add_way_in(umad);
+    }
+    if let Some(folder) = &options.vfio_user {
+        let sockets = VfioUserSockets::claim(folder, service.lab_mut(), listeners)?;
+        needs.folders.add_folder_of_sockets(folder);
+        service.add_way_in(sockets);
+    }
+    let now = service.lab().world().now();
+    for node in IbsimNode::all(now, options) {
+        service.add_way_in(node);
+    }
+    let ready = ready(options, control, service.lab());
+    // With the last descriptors that it needs whatever comes.
+    let mut runner = Runner::new(service)?;
+    if options.sandbox {
+        sandbox::enter(&needs)?;
+    }
+    tell(announce, &ready, "READY=1")?;
+    let released = drive(&mut runner, announce)?;
+    let stopped = Announcement::Stopped { released };
+    tell(announce, &stopped, "STOPPING=1")
+}
+
+type Announce<'a> = dyn FnMut(&Announcement) -> io::Result<()> + 'a;
+
+/// Tells who started the service, and the service manager.
+fn tell(
+    announce: &mut Announce<'_>,
+    announcement: &Announcement,
+    state: &str,
+) -> Result<(), ServeError> {
+    announce(announcement).map_err(|error| ServeError::System("cannot print", error))?;
+    notify::tell(state)
+        .map_err(|error| ServeError::System("cannot tell the service manager", error))
+}
+
+/// Runs the loop to the end. Whether everything was given back.
+fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bool, ServeError> {
+    const LONG: Duration = Duration::from_secs(3600);
+    loop {
+        runner.run_until(LONG, |service| {
+            service.stopped().is_some()
+                || service.has_announcement()
+                || service.lab().world().is_live_locked()
+        })?;
+        let service = runner.driven()?;
+        while let Some(announcement) = service.poll_announcement() {
+            announce(&announcement).map_err(|error| ServeError::System("cannot print", error))?;
+        }
+        if service.lab().world().is_live_locked() {
+            return Err(ServeError::Stuck);
+        }
+        if let Some(released) = service.stopped() {
+            return Ok(released);
+        }
+    }
+}
+
+fn ready(options: &Options, control: Option<PathBuf>, lab: &Lab) -> Announcement {
+    let vfs = lab
+        .pf_hosts()
+        .map(|host| lab.world().context(host.id).vfs().count());
+    Announcement::Ready {
+        topology: fabric_name(options),
+        hosts: lab.hosts().len(),
+        vfs: vfs.sum(),
+        control,
+        vfio_user: lab.seats().filter_map(Seat::offered).collect(),
+    }
+}
+
+/// Which fabric is served, or which one the hosts are attached to.
+fn fabric_name(options: &Options) -> String {
+    if options.attach.is_empty() {
+        return options.topology.to_string();
+    }
+    let attached: Vec<String> = options.attach.iter().map(ToString::to_string).collect();
+    attached.join(" ")
+}
+
+fn random_seed() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
+}

@@ -1,0 +1,320 @@
+//! A way in for programs that use Linux' umad: a Unix socket to which the preload library
+//! `libvhca_umad.so` in such a program connects, once for each file that the program opens.
+
+mod adapters;
+mod client;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use ib_vtime::Instant;
+use umad_link::{
+    Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, Verdict,
+};
+
+use super::acceptor::Acceptor;
+use super::access::Access;
+use super::claim::Claim;
+use super::descriptors::DescriptorLimit;
+use super::{ClaimError, Listener, Turn, WayIn};
+use crate::show::Programs;
+use adapters::{KnownNodes, LabAdapters};
+use client::{Client, Datagram, Sent};
+use tree::Trees;
+use vhca::LogLimit;
+use vhca::watch::{EventSet, Ready};
+
+/// Connections that are accepted, and datagrams of one client that are taken, before others have
+/// their turn.
+const BUDGET: usize = 64;
+
+/// The umad socket of a service, with its clients.
+#[derive(Debug)]
+pub struct UmadSocket {
+    acceptor: Acceptor,
+    clients: BTreeMap<RawFd, Client>,
+    server: UmadServer,
+    nodes: KnownNodes,
+    trees: Trees,
+    /// What programs did with files that are closed, and the files that were opened.
+    programs: Programs,
+    limit: DescriptorLimit,
+    /// What programs cause to be logged.
+    log: LogLimit,
+    _claim: Option<Claim>,
+}
+
+impl UmadSocket {
+    /// Serves whoever connects to a socket of packets, with a folder `PATH.sys` beside it for the same user.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn new(listener: Listener) -> Result<Self, ClaimError> {
+        Self::with_access(listener, Access::default())
+    }
+
+    /// The same with a folder for all who may connect.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub(super) fn with_access(listener: Listener, access: Access) -> Result<Self, ClaimError> {
+        let mut root = listener.path.as_os_str().to_owned();
+        root.push(".sys");
+        let trees = Trees::new(root.into(), access).map_err(|source| ClaimError::Refused {
+            path: listener.path,
+            source,
+        })?;
+        Ok(Self {
+            acceptor: Acceptor::new(listener.socket),
+            clients: BTreeMap::new(),
+            server: UmadServer::new(ServerLimits::default()),
+            nodes: KnownNodes::default(),
+            trees,
+            programs: Programs::default(),
+            limit: DescriptorLimit::current(),
+            log: LogLimit::default(),
+            _claim: listener.claim,
+        })
+    }
+
+    /// The folder that is made and removed with it.
+    pub(super) fn folder(&self) -> &Path {
+        self.trees.root()
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..BUDGET {
+            let Some(socket) = self.acceptor.accept(turn, &"umad") else {
+                return;
+            };
+            let Some(session) = self.server.connect(turn.now) else {
+                let what = "umad: too many programs; one is turned away";
+                self.log.warn(turn.now, what);
+                continue;
+            };
+            turn.watches.add(&socket, EventSet::IN);
+            let client = Client {
+                session,
+                watched: EventSet::IN,
+                socket,
+            };
+            self.clients.insert(client.socket.as_raw_fd(), client);
+        }
+    }
+
+    /// Takes what a client sent. Whether it stays.
+    fn serve(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        for _ in 0..BUDGET {
+            let Some(client) = self.clients.get(&fd) else {
+                return true;
+            };
+            if !self.server.wants_input(client.session) {
+                return true;
+            }
+            let Datagram { bytes, answer_to } = match client.receive() {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            if opens_file(&bytes) && !self.limit.may_stay(fd) {
+                let result = Err(Errno::ENFILE);
+                client.send(&HelloReply { result }.encode());
+                let what = "umad: programs have to wait, because few descriptors are left; raise the limit of open files \
+                            (ulimit -n) if this lasts";
+                self.log.warn(turn.now, what);
+                return false;
+            }
+            let mut adapters = LabAdapters {
+                lab: turn.lab,
+                known: &mut self.nodes,
+                peer: Some(&client.socket),
+            };
+            let session = client.session;
+            let verdict = self
+                .server
+                .receive(turn.now, &mut adapters, session, &bytes);
+            if !self.act(turn.now, fd, verdict, answer_to) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Does what a datagram leads to. Whether the client stays.
+    fn act(
+        &mut self,
+        now: Instant,
+        fd: RawFd,
+        verdict: Verdict,
+        answer_to: Option<OwnedFd>,
+    ) -> bool {
+        let Some(client) = self.clients.get(&fd) else {
+            return false;
+        };
+        match verdict {
+            Verdict::Nothing => true,
+            Verdict::Opened(reply) => {
+                self.programs.opened += 1;
+                client.send(&reply) == Sent::Yes
+            }
+            Verdict::Replied(reply) => {
+                client.send(&reply);
+                false
+            }
+            Verdict::Tree(request) => {
+                let place = self.trees.place(&request);
+                if let Err(error) = &place {
+                    let what = "umad: cannot make the files that a program looks for";
+                    self.log.warn(now, format_args!("{what}: {error}"));
+                }
+                let reply = reply_with_place(place);
+                client.send(&reply);
+                false
+            }
+            Verdict::Answered(answer) => answer_to.is_some_and(|socket| reply_to(&socket, &answer)),
+            Verdict::Close => {
+                let what = "umad: a client does not keep to the protocol, and is cut off";
+                self.log.warn(now, what);
+                false
+            }
+        }
+    }
+
+    /// Returns what programs did, with the files that are open.
+    fn programs(&self) -> Programs {
+        let mut programs = self.programs;
+        let clients = self.clients.values();
+        for (counters, _) in clients.filter_map(|client| self.server.counters(client.session)) {
+            programs.open += 1;
+            add(&mut programs, counters);
+        }
+        programs
+    }
+
+    fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        if let Some(client) = self.clients.remove(&fd) {
+            if let Some((counters, _)) = self.server.counters(client.session) {
+                add(&mut self.programs, counters);
+            }
+            let mut adapters = LabAdapters {
+                lab: turn.lab,
+                known: &mut self.nodes,
+                peer: None,
+            };
+            self.server.disconnect(&mut adapters, client.session);
+            turn.watches.remove(client.socket);
+        }
+    }
+
+    /// Passes on what waits for a client. Whether it stays.
+    fn pass_on(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        let Some(client) = self.clients.get_mut(&fd) else {
+            return true;
+        };
+        let mut wanted = EventSet::empty();
+        if self.server.wants_input(client.session) {
+            wanted |= EventSet::IN;
+        }
+        while let Some(datagram) = self.server.next_datagram(client.session) {
+            match client.send(datagram) {
+                Sent::Yes => self.server.sent(client.session),
+                Sent::Later => {
+                    wanted |= EventSet::OUT;
+                    break;
+                }
+                Sent::Gone => return false,
+            }
+        }
+        if wanted != client.watched {
+            turn.watches.modify(&client.socket, wanted);
+            client.watched = wanted;
+        }
+        true
+    }
+}
+
+/// Adds what a file counted.
+const fn add(programs: &mut Programs, counters: FileCounters) {
+    programs.sent += counters.written;
+    programs.received += counters.received;
+    programs.timed_out += counters.timed_out;
+    programs.unread += counters.unread_dropped;
+    programs.refused += counters.refused;
+}
+
+/// Returns `true` if a datagram asks for a file, whose connection stays open for as long as the program wants.
+fn opens_file(datagram: &[u8]) -> bool {
+    let hello = Hello::decode(datagram).map(|hello| hello.purpose);
+    matches!(hello, Ok(Purpose::Umad(_) | Purpose::IsSm(_)))
+}
+
+fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+
+    let result = place
+        .map(|path| path.as_os_str().as_bytes())
+        .map_err(|_| Errno::ENOMEM);
+    HelloReply { result }.encode()
+}
+
+fn reply_to(socket: &OwnedFd, answer: &Answer) -> bool {
+    client::answer(socket, answer).is_ok()
+}
+
+impl WayIn for UmadSocket {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.start(&mut turn.watches);
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        if ready.fd == self.acceptor.fd() {
+            self.accept(turn);
+            return;
+        }
+        let ended = EventSet::HANG_UP | EventSet::ERROR;
+        let stays = if ready.events.contains(EventSet::IN) {
+            self.serve(turn, ready.fd)
+        } else {
+            !ready.events.intersects(ended)
+        };
+        if !stays {
+            self.drop_client(turn, ready.fd);
+        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.wake(turn);
+        let mut adapters = LabAdapters {
+            lab: turn.lab,
+            known: &mut self.nodes,
+            peer: None,
+        };
+        self.server.poll(turn.now, &mut adapters);
+        let mut gone = Vec::new();
+        let fds: Vec<RawFd> = self.clients.keys().copied().collect();
+        for fd in fds {
+            if !self.pass_on(turn, fd) {
+                gone.push(fd);
+            }
+        }
+        while let Some(session) = self.server.poll_expired(turn.now) {
+            let expired = |client: &&Client| client.session == session;
+            match self.clients.values().find(expired) {
+                Some(client) => self.drop_client(turn, client.socket.as_raw_fd()),
+                None => break,
+            }
+        }
+        for fd in gone {
+            self.drop_client(turn, fd);
+        }
+        turn.lab.programs = self.programs();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let server = self.server.poll_timeout();
+        server.into_iter().chain(self.acceptor.poll_timeout()).min()
+    }
+}

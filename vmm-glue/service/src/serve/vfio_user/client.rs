@@ -1,0 +1,186 @@
+//! A VMM at a VF's socket.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ib_vtime::{Duration, Instant};
+use rustix::io::Errno;
+
+use super::seat::Vmm;
+use crate::credentials::{Credentials, of_peer};
+use vhca::Slice;
+use vhca::watch::EventSet;
+use vhca::world::{HostFunction, World};
+use vhca_vfio_user::codec::Message;
+use vhca_vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
+
+/// How long one client is served before others have their turn.
+const TURN: Duration = Duration::from_micros(50);
+
+/// How long a client may take to agree on a version.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// A VMM that has a VF.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) connection: Arc<Mutex<Connection>>,
+    pub(super) session: Session,
+    peer: Option<Credentials>,
+    since: Instant,
+    /// What the socket is watched for.
+    pub(super) watched: EventSet,
+}
+
+impl Client {
+    pub(super) fn new(now: Instant, connection: Connection, session: Session) -> Self {
+        let peer = of_peer(&connection).ok();
+        session.memory().set_owner(peer.and_then(|peer| peer.pid));
+        Self {
+            peer,
+            connection: Arc::new(Mutex::new(connection)),
+            session,
+            since: now,
+            watched: EventSet::IN,
+        }
+    }
+
+    /// A panic elsewhere leaves it as it is between two calls, so it goes on being used.
+    pub(super) fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until when it has to agree on a version, unless it has.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        (!self.session.is_agreed()).then(|| self.since + GREETING)
+    }
+
+    /// What there is to tell of it.
+    pub(super) fn view(&self) -> Vmm {
+        Vmm {
+            pid: self.peer.and_then(|peer| peer.pid),
+            uid: self.peer.map(|peer| peer.uid),
+            since: self.since,
+            statistics: self.session.statistics(),
+            vectors: self.session.interrupts().in_use(),
+        }
+    }
+
+    /// Whether something is left of what it sent, of which its socket does not tell.
+    pub(super) fn has_more(&self) -> bool {
+        self.session.is_amid() || self.connection().has_waiting()
+    }
+
+    /// Takes messages, as long as it takes replies, and it is its turn.
+    ///
+    /// # Errors
+    /// Why it is to be cut off.
+    pub(super) fn serve(
+        &mut self,
+        world: &mut World,
+        at: HostFunction,
+        patience: &Arc<Mutex<Patience>>,
+    ) -> anyhow::Result<()> {
+        self.connection().send_unsent()?;
+        let mut slice = Slice::of(TURN);
+        loop {
+            // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
+            let message = self.next_message()?;
+            if message.is_none() && !self.session.is_amid() {
+                break;
+            }
+            let was_agreed = self.session.is_agreed();
+            let session = &mut self.session;
+            let handled = world.with_device(at, |function, hca, now| {
+                let mut lent = Lent { function, hca, now };
+                match message {
+                    Some(message) => session.handle(message, &mut lent, &mut slice),
+                    None => session.go_on(&mut lent, &mut slice),
+                }
+            });
+            let Some(handled) = handled else {
+                anyhow::bail!("its VF is gone");
+            };
+            let Some(Handled { reply, end }) = handled else {
+                break;
+            };
+            if let Some(reply) = reply {
+                self.connection().send(&reply)?;
+            }
+            if !was_agreed && self.session.is_agreed() {
+                let connection = self.connection.clone();
+                let most = self.session.most_data();
+                let remote = Remote::new(connection, patience.clone(), most);
+                self.session.memory().set_remote(Some(Box::new(remote)));
+            }
+            if let Some(end) = end {
+                return Err(end.into());
+            }
+            if slice.is_over() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message, unless one before is not done, or the client does not take replies.
+    fn next_message(&self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+        let mut connection = self.connection();
+        if self.session.is_amid() || !connection.wants_input() {
+            return Ok(None);
+        }
+        connection.receive()
+    }
+
+    /// What the socket is to be watched for now, if that is something else than before.
+    pub(super) fn new_watch(&mut self) -> Option<EventSet> {
+        let mut wanted = EventSet::empty();
+        let connection = self.connection();
+        if connection.wants_input() && !self.session.is_amid() {
+            wanted |= EventSet::IN;
+        }
+        if connection.has_unsent() {
+            wanted |= EventSet::OUT;
+        }
+        drop(connection);
+        let is_new = wanted != self.watched;
+        self.watched = wanted;
+        is_new.then_some(wanted)
+    }
+}
+
+/// A VMM that cannot have the VF to which it came: it is told so when it speaks.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) connection: Connection,
+    pub(super) deadline: Instant,
+    why: Errno,
+}
+
+impl Refused {
+    pub(super) fn new(now: Instant, connection: Connection, why: Errno) -> Self {
+        Self {
+            connection,
+            deadline: now + GREETING,
+            why,
+        }
+    }
+
+    /// Answers its first message. Whether there is nothing more to be said.
+    pub(super) fn answer(&mut self) -> bool {
+        use vhca_vfio_user::codec::error_reply;
+
+        match self.connection.receive() {
+            Ok(None) => false,
+            Ok(Some(message)) => {
+                // It hears of it, or has gone before.
+                let _ = self
+                    .connection
+                    .send(&error_reply(&message.header, self.why));
+                true
+            }
+            Err(_) => true,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Ways in to the service: whatever lets somebody outside use what is served.
+
+use core::fmt;
+use std::collections::VecDeque;
+
+use ib_vtime::Instant;
+
+use super::{Announcement, Lab};
+use vhca::watch::{Ready, TaggedWatches};
+
+/// What a way in may use while it is called.
+#[derive(Debug)]
+pub struct Turn<'t> {
+    /// What is served.
+    pub lab: &'t mut Lab,
+    /// The time.
+    pub now: Instant,
+    /// The way in's descriptors.
+    pub watches: TaggedWatches<'t>,
+    pub(super) stop: &'t mut bool,
+    pub(super) announcements: &'t mut VecDeque<Announcement>,
+}
+
+impl Turn<'_> {
+    /// Ends the service: it gives back what it has at the SA, and then stops.
+    pub const fn stop(&mut self) {
+        *self.stop = true;
+    }
+
+    /// Has something told to whoever started the service.
+    pub fn announce(&mut self, announcement: Announcement) {
+        self.announcements.push_back(announcement);
+    }
+}
+
+/// A way in: a listening socket with its clients, or another source of requests.
+///
+/// All calls are on the thread of the event loop, so none may block: sockets are non-blocking, and
+/// what a peer does not take waits in a bounded queue or is dropped.
+pub trait WayIn: fmt::Debug {
+    /// Called once, before anything else: to have descriptors watched.
+    fn start(&mut self, turn: &mut Turn<'_>);
+
+    /// A watched descriptor is ready. It may be one that was given up a moment ago. What is left
+    /// unread is told again.
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready);
+
+    /// Called after each poll of the world: to pass on what came out of it, and to do what is due.
+    /// What this puts into the world is polled at once, and this called again.
+    fn flush(&mut self, turn: &mut Turn<'_>);
+
+    /// When [`Self::flush`] wants to be called at the latest.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+}

@@ -1,0 +1,295 @@
+//! What the fabric shows of links, managers and keys.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
+use hca_api::PhysicalState;
+use ib_wire::smp::CapabilityMask;
+use ib_wire::{Lid, MKey, PortNum};
+
+use super::Fault;
+use crate::serve::Lab;
+use vhca::world::HostPortId;
+
+/// Unicast LIDs of a subnet (IBA 4.1.3): 0x0001 to 0xbfff.
+const UNICAST_LIDS: u32 = 0xbfff;
+
+impl Lab {
+    /// The physical port of a PF.
+    pub(super) fn endpoint(&self, of: HostPortId) -> Endpoint {
+        self.world().host(of.host).node().port(of.port.0)
+    }
+
+    /// The name of a port: `NODE/PORT`.
+    pub(super) fn port_name(&self, at: Endpoint) -> String {
+        format!("{}/{}", self.node_name(at.node), at.port)
+    }
+
+    /// The name of a node.
+    pub(super) fn node_name(&self, node: NodeId) -> &str {
+        let node = self.fabric().node(node);
+        node.and_then(|node| node.description.as_str())
+            .unwrap_or("?")
+    }
+
+    /// The end ports: of a switch, port 0.
+    fn end_ports(&self) -> impl Iterator<Item = (Endpoint, &PhysicalPort)> {
+        let fabric = self.fabric();
+        fabric.nodes().flat_map(move |(id, kind)| {
+            let ports = fabric.node(id).map_or(&[][..], |node| node.ports());
+            let is_end = move |port: &&PhysicalPort| {
+                kind == NodeKind::ChannelAdapter || port.number == PortNum::SWITCH_MANAGEMENT
+            };
+            ports
+                .iter()
+                .filter(is_end)
+                .map(move |port| (id.port(port.number.0), port))
+        })
+    }
+
+    /// The end port that has a LID.
+    pub(super) fn owner(&self, lid: Lid) -> Option<Endpoint> {
+        let mut ports = self.end_ports();
+        let owner = ports.find(|(_, port)| lid != Lid::NONE && port.owns_lid(lid));
+        owner.map(|(at, _)| at)
+    }
+
+    /// Returns what keeps the link of a port down, if it is down. A switch's port 0 has none.
+    pub(super) fn link_fault(&self, at: Endpoint) -> Option<Fault> {
+        let fabric = self.fabric();
+        let is_port0 = fabric.node(at.node)?.kind() == NodeKind::Switch
+            && at.port == PortNum::SWITCH_MANAGEMENT;
+        let port = fabric.port(at).filter(|_| !is_port0)?;
+        if port.physical_state == PhysicalState::LinkUp {
+            return None;
+        }
+        let name = self.port_name(at);
+        let Some(peer) = fabric.peer(at) else {
+            return Some(
+                Fault::new("no_cable", "nothing is plugged into the physical port")
+                    .seen(format!("{name} has no link in the topology"))
+                    .next("give the port a link in the topology file, and start the service anew"),
+            );
+        };
+        let other = self.port_name(peer);
+        if fabric.is_gateway(peer.node) {
+            return Some(
+                Fault::new("not_attached", "the simulator's node is not attached")
+                    .seen(format!("{name} leads to {other}, which is not there"))
+                    .next("start the simulator, or see its log; vhca attaches as soon as it can"),
+            );
+        }
+        for end in [at, peer] {
+            let disabled =
+                fabric.port(end).map(|port| port.physical_state) == Some(PhysicalState::Disabled);
+            if disabled {
+                return Some(self.port_disabled(at, end));
+            }
+        }
+        Some(
+            Fault::new("link_down", "the physical link is down")
+                .seen(format!("{name} is {:?}", port.physical_state))
+                .seen(format!("its link leads to {other}"))
+                .next(format!("vhca set link {name} up")),
+        )
+    }
+
+    /// A port whose link is down because it, or the one at the other end, was disabled.
+    fn port_disabled(&self, at: Endpoint, disabled: Endpoint) -> Fault {
+        let name = self.port_name(disabled);
+        let summary = "a management program has disabled the port at one end of the link";
+        let fault = Fault::new("port_disabled", summary).seen(format!(
+            "the link of {} is down, since {name} is disabled",
+            self.port_name(at)
+        ));
+        // On the node itself: nothing passes the link.
+        fault.next(self.port_command(disabled, "", "enable"))
+    }
+
+    /// The command that changes a port by `ibportstate` on the port's node itself.
+    fn port_command(&self, at: Endpoint, options: &str, change: &str) -> String {
+        let is_switch =
+            self.fabric().node(at.node).map(|node| node.kind()) == Some(NodeKind::Switch);
+        // A port of an adapter that is down has to be named, or libibumad opens none.
+        let by = match is_switch {
+            true => String::new(),
+            false => format!(" -C vhca0 -P {}", at.port),
+        };
+        let (node, port) = (self.node_name(at.node), at.port);
+        format!("vhca run --node {node} -- ibportstate{by}{options} -D 0 {port} {change}")
+    }
+
+    /// The nodes that SMPs reach from a node over links that are up.
+    fn reachable(&self, from: NodeId) -> BTreeSet<NodeId> {
+        let fabric = self.fabric();
+        let (mut found, mut next) = (BTreeSet::from([from]), VecDeque::from([from]));
+        while let Some(id) = next.pop_front() {
+            let Some(node) = fabric.node(id) else {
+                continue;
+            };
+            // Nothing passes an adapter.
+            if id != from && node.kind() == NodeKind::ChannelAdapter {
+                continue;
+            }
+            let up = node
+                .ports()
+                .iter()
+                .filter(|port| port.physical_state == PhysicalState::LinkUp);
+            let peers = up.filter_map(|port| fabric.peer(id.port(port.number.0)));
+            for peer in peers {
+                if found.insert(peer.node) {
+                    next.push_back(peer.node);
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns a link that is down between what is reachable from one node and the rest, beyond which the other is.
+    pub(super) fn cut_between(&self, at: Endpoint, far: Endpoint) -> Option<Fault> {
+        let near = self.reachable(at.node);
+        let beyond = self.reachable(far.node);
+        if near.contains(&far.node) {
+            return None;
+        }
+        let fabric = self.fabric();
+        let mut ends = fabric.links().filter_map(|link| fabric.link_ends(link));
+        let (one, _) = ends.find_map(|[a, b]| {
+            let crosses =
+                |a: Endpoint, b: Endpoint| near.contains(&a.node) && beyond.contains(&b.node);
+            (crosses(a, b).then_some((a, b))).or_else(|| crosses(b, a).then_some((b, a)))
+        })?;
+        self.link_fault(one)
+    }
+
+    /// The end ports at which a subnet manager runs, as their capability masks say.
+    fn managers(&self) -> impl Iterator<Item = Endpoint> {
+        let is_sm = |port: &PhysicalPort| port.capabilities.contains(CapabilityMask::IS_SM);
+        self.end_ports()
+            .filter_map(move |(at, port)| is_sm(port).then_some(at))
+    }
+
+    /// The end ports that a subnet manager must manage for packets to pass between two: those, and all switches.
+    pub(super) fn managed_between(&self, at: Endpoint, sm: Endpoint) -> Vec<Endpoint> {
+        let nodes = self.fabric().nodes();
+        let switches = nodes.filter(|(_, kind)| *kind == NodeKind::Switch);
+        let switches = switches.map(|(id, _)| id.port(PortNum::SWITCH_MANAGEMENT.0));
+        [at, sm].into_iter().chain(switches).collect()
+    }
+
+    /// Returns the fault that one of some end ports has an M_Key that its subnet manager does not know.
+    ///
+    /// The manager's M_Key is taken to be the one that most end ports have.
+    pub(super) fn foreign_m_key(&self, ports: &[Endpoint]) -> Option<Fault> {
+        let key = |at: &Endpoint| self.fabric().port(*at).map(|port| port.m_key);
+        let guarded = ports
+            .iter()
+            .any(|at| key(at).is_some_and(|key| key != MKey::default()));
+        if !guarded {
+            return None;
+        }
+        let mut known: BTreeMap<u64, usize> = BTreeMap::new();
+        for (_, port) in self.end_ports() {
+            *known.entry(port.m_key.get()).or_default() += 1;
+        }
+        let (common, _) = known.into_iter().max_by_key(|(_, ports)| *ports)?;
+        let foreign = ports.iter().find(|at| {
+            let port = self.fabric().port(**at);
+            port.is_some_and(|port| port.m_key != MKey::default() && port.m_key.get() != common)
+        })?;
+        let port = self.fabric().port(*foreign)?;
+        let name = self.port_name(*foreign);
+        let fault = Fault::new(
+            "foreign_m_key",
+            "the subnet manager does not know the M_Key of a port that it must manage",
+        )
+        .seen(format!(
+            "the M_Key of {name} is 0x{:016x}, that of most other ports 0x{common:016x}",
+            port.m_key.get()
+        ))
+        .seen(format!(
+            "{} SMPs with another M_Key were refused there",
+            port.m_key_violations
+        ));
+        let key = format!(" -y 0x{:x}", port.m_key.get());
+        let change = format!("mkey 0x{common:x}");
+        Some(fault.next(self.port_command(*foreign, &key, &change)))
+    }
+
+    /// Returns why no subnet manager has given a port a LID, or activated it, though its link is up.
+    pub(super) fn why_not_managed(&self, at: Endpoint, has_lid: bool) -> Fault {
+        let (code, summary) = match has_lid {
+            false => (
+                "no_sm",
+                "no subnet manager has configured the physical port",
+            ),
+            true => (
+                "port_not_active",
+                "the subnet manager has not activated the port",
+            ),
+        };
+        let fault = Fault::new(code, summary);
+        if self.is_attached(at) {
+            return fault
+                .seen("the fabric is a simulator's")
+                .next(self.start_a_manager(at));
+        }
+        let reachable = self.reachable(at.node);
+        let managers: Vec<Endpoint> = self.managers().collect();
+        let manager = managers.iter().find(|sm| reachable.contains(&sm.node));
+        let Some(&sm) = manager else {
+            let cut = managers.first().and_then(|&sm| {
+                let fault = self.link_fault(sm).or_else(|| self.cut_between(at, sm))?;
+                Some(fault.seen(format!(
+                    "the subnet manager on {} is beyond it",
+                    self.port_name(sm)
+                )))
+            });
+            return match cut {
+                Some(cut) => cut.called(code, summary),
+                None => fault
+                    .seen("no port of the fabric says that a subnet manager runs there (IsSM)")
+                    .next(self.start_a_manager(at)),
+            };
+        };
+        if let Some(foreign) = self.foreign_m_key(&self.managed_between(at, sm)) {
+            return foreign;
+        }
+        let fault = fault.seen(format!("a subnet manager runs on {}", self.port_name(sm)));
+        if let Some(full) = self.lids_used_up().filter(|_| !has_lid) {
+            return full;
+        }
+        fault.next(self.wake_the_manager(sm))
+    }
+
+    /// Returns the fault that the subnet has no LID left for a port without one.
+    fn lids_used_up(&self) -> Option<Fault> {
+        let mut used = 0;
+        let mut lmc = 0;
+        let mut without = 0_usize;
+        for (at, port) in self.end_ports() {
+            // A switch has one LID, whatever the LMC.
+            if port.lid == Lid::NONE {
+                without += 1;
+            } else if at.port == PortNum::SWITCH_MANAGEMENT {
+                used += 1;
+            } else {
+                used += 1_u32 << port.lmc.get();
+                lmc = lmc.max(port.lmc.get());
+            }
+        }
+        // LIDs of a port with an LMC begin at a multiple of their number, which leaves gaps.
+        if used + 2 * (1_u32 << lmc) <= UNICAST_LIDS {
+            return None;
+        }
+        let summary = "the subnet has no LID left for the port";
+        Some(
+            Fault::new("no_lid", summary)
+                .seen(format!(
+                    "{used} of {UNICAST_LIDS} unicast LIDs are in use, with an LMC of {lmc}"
+                ))
+                .seen(format!("{without} ports have none"))
+                .next("use a smaller LMC (vhca serve --lmc 0, opensm -l 0), or take ports away"),
+        )
+    }
+}

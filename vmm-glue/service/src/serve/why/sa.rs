@@ -1,0 +1,264 @@
+//! Whether the SA can be used from a port: it is asked for the sake of a diagnosis, and what is known of the fabric tells
+//! why it does not answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use emulated_hca::{Endpoint, PhysicalPort, Travelling};
+use ib_endpoint::sa_client::QueryId;
+use ib_endpoint::{EndPortEvent, RetryPolicy, SaError, SaEvent, SaRequest};
+use ib_vtime::Duration;
+use ib_wire::mad::MadStatus;
+use ib_wire::sa::NodeRecord;
+use ib_wire::smp::CapabilityMask;
+use ib_wire::{Lid, PKey, PKeyIndex};
+
+use super::Fault;
+use crate::serve::Lab;
+use vhca::world::{HostId, HostPortId};
+
+/// How a port asks. A busy SA answers within the first of these times.
+const POLICY: RetryPolicy = RetryPolicy::new(Duration::from_millis(400), 2);
+
+/// Answers that no SA gives to a question for a NodeRecord.
+const NO_SA: [MadStatus; 2] = [
+    MadStatus::UNSUPPORTED_METHOD,
+    MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE,
+];
+
+/// What is known of the SA of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// It is being asked.
+    Asking(QueryId),
+    /// It answered when it was asked last.
+    Answers,
+    /// It did not.
+    Silent,
+}
+
+/// The SAs of the ports of PFs, as far as they were asked.
+#[derive(Debug, Default)]
+pub(in crate::serve) struct SaProbes(BTreeMap<HostPortId, Probe>);
+
+impl SaProbes {
+    /// Takes an event of a PF's own software.
+    pub(in crate::serve) fn note(&mut self, at: HostPortId, event: &EndPortEvent) {
+        let EndPortEvent::Sa(SaEvent::Answered { query, result }) = event else {
+            return;
+        };
+        if self.0.get(&at) == Some(&Probe::Asking(*query)) {
+            let found = match result {
+                // The agents of a host without an SA refuse what nobody there is registered for.
+                Err(SaError::Status(status)) if NO_SA.contains(status) => Some(Probe::Silent),
+                Ok(_) | Err(SaError::Status(_)) => Some(Probe::Answers),
+                Err(SaError::Transfer(_)) => Some(Probe::Silent),
+                Err(SaError::NoSa | SaError::Send(_)) => None,
+            };
+            match found {
+                Some(found) => self.0.insert(at, found),
+                None => self.0.remove(&at),
+            };
+        }
+    }
+}
+
+impl Lab {
+    /// Asks the SAs of ports whether they know the port, unless that is being done. Returns `true` if any answer is
+    /// waited for: see [`Self::is_asking_sa`].
+    pub(in crate::serve) fn ask_sa(&mut self, ports: &[HostPortId]) -> bool {
+        let now = self.world().now();
+        for &at in ports {
+            if matches!(self.sa_probes.0.get(&at), Some(Probe::Asking(_))) {
+                continue;
+            }
+            let port = self.world().port(at);
+            if port.sa().sa().is_none() {
+                self.sa_probes.0.remove(&at);
+                continue;
+            }
+            let record = NodeRecord {
+                lid: port.view().lid,
+                ..NodeRecord::default()
+            };
+            let request = SaRequest::get(&record, NodeRecord::LID);
+            let query = self
+                .world_mut()
+                .port_mut(at)
+                .query_with(now, request, POLICY);
+            self.sa_probes.0.insert(at, Probe::Asking(query));
+        }
+        self.is_asking_sa(ports)
+    }
+
+    /// Returns `true` as long as the SA of one of these ports may still answer.
+    pub(in crate::serve) fn is_asking_sa(&self, ports: &[HostPortId]) -> bool {
+        let asking = |at| matches!(self.sa_probes.0.get(at), Some(Probe::Asking(_)));
+        ports.iter().any(asking)
+    }
+
+    /// The ports of some PFs.
+    pub(in crate::serve) fn ports_of(&self, hosts: BTreeSet<HostId>) -> Vec<HostPortId> {
+        let ports = hosts.into_iter().flat_map(|host| {
+            let ports = (1..).zip(self.world().context(host).ports());
+            ports.map(move |(number, _)| host.port(number))
+        });
+        ports.collect()
+    }
+
+    /// Returns `true` if the SA answered the port when it was asked last.
+    pub(super) fn sa_answers(&self, of: HostPortId) -> bool {
+        self.sa_probes.0.get(&of) == Some(&Probe::Answers)
+    }
+
+    /// Returns the fault that keeps the SA from being used, if it did not answer when it was asked last.
+    pub(super) fn why_sa_is_silent(&self, of: HostPortId) -> Option<Fault> {
+        let silent = self.sa_probes.0.get(&of) == Some(&Probe::Silent);
+        silent.then(|| self.why_no_answer(of))
+    }
+
+    /// The fault that keeps the SA from answering a port.
+    pub(super) fn why_no_answer(&self, of: HostPortId) -> Fault {
+        let at = self.endpoint(of);
+        let fabric = self.fabric();
+        let sm_lid = fabric.port(at).map_or(Lid::NONE, |port| port.sm_lid);
+        let fault = Fault::new("sa_not_answering", "the SA does not answer");
+        if self.is_attached(at) {
+            return fault
+                .seen(format!("the SA is at LID {}", sm_lid.get()))
+                .next("start the subnet manager of the simulator's fabric, or see its log");
+        }
+        let Some(sm) = self.owner(sm_lid) else {
+            return fault
+                .seen(format!(
+                    "the SA is at LID {}, which no port has",
+                    sm_lid.get()
+                ))
+                .next(self.start_a_manager(at));
+        };
+        let name = self.port_name(sm);
+        let fault = fault.seen(format!(
+            "the SA is at LID {}, which is {name}",
+            sm_lid.get()
+        ));
+        if let Some(cut) = self.why_cut_off(at, sm) {
+            return cut;
+        }
+        if let Some(foreign) = self.foreign_m_key(&self.managed_between(at, sm)) {
+            return foreign;
+        }
+        let port = fabric.port(sm);
+        if port.is_some_and(|port| port.capabilities.contains(CapabilityMask::IS_SM)) {
+            let fault = fault.seen(format!(
+                "{name} says that a subnet manager runs there (IsSM), and packets reach it"
+            ));
+            return fault.next(self.wake_the_manager(sm));
+        }
+        fault
+            .seen(format!(
+                "no subnet manager runs there: {name} does not set IsSM"
+            ))
+            .next(self.start_a_manager(at))
+    }
+
+    /// Returns why packets between a port and the SM's port do not arrive, if the fabric lets none pass.
+    fn why_cut_off(&self, at: Endpoint, sm: Endpoint) -> Option<Fault> {
+        let name = self.port_name(sm);
+        let unreachable = || Fault::new("sa_unreachable", "the SA cannot be reached");
+        let fabric = self.fabric();
+        if let Some(link) = self.link_fault(sm) {
+            return Some(link.called(
+                "sa_unreachable",
+                "the SA cannot be reached: the link of its port is down",
+            ));
+        }
+        for (from, to) in [(at, sm), (sm, at)] {
+            let lid = fabric.port(to).map_or(Lid::NONE, |port| port.lid);
+            let Err(end) = fabric.follow_lid(from, lid, Travelling::Data) else {
+                continue;
+            };
+            let way = format!(
+                "packets from {} to {} end at {}",
+                self.port_name(from),
+                self.port_name(to),
+                self.port_name(end)
+            );
+            if let Some(link) = self.link_fault(end) {
+                let cut = "the SA cannot be reached: a link on the way is down";
+                return Some(link.called("sa_unreachable", cut).seen(way));
+            }
+            if let Some(link) = self.cut_between(at, sm) {
+                let cut = "the SA cannot be reached: the fabric is cut in two";
+                return Some(link.called("sa_unreachable", cut).seen(way));
+            }
+            return Some(unreachable().seen(way).next(format!(
+                "have the subnet manager on {name} route anew: it does so when it is restarted, OpenSM also on kill -HUP"
+            )));
+        }
+        self.why_no_partition(at, sm)
+    }
+
+    /// Returns the fault that a port and the SM's port are in no partition in which they may talk.
+    fn why_no_partition(&self, at: Endpoint, sm: Endpoint) -> Option<Fault> {
+        let fabric = self.fabric();
+        let keys = |port: &PhysicalPort| {
+            let keys = (0..port.pkey_cap).filter_map(|index| port.pkey(PKeyIndex(index)));
+            keys.filter(|key| key.is_valid()).collect::<Vec<_>>()
+        };
+        let (own, peer) = (fabric.port(at)?, fabric.port(sm)?);
+        let (own, peer) = (keys(own), keys(peer));
+        // Requests to the SA have the default partition's key if the port has it: see `PortView::sa_address`.
+        let is_default = |key: &&PKey| key.base() == PKey::DEFAULT_FULL.base();
+        let mut defaults: Vec<&PKey> = own.iter().filter(is_default).collect();
+        defaults.sort_by_key(|key| !key.is_full());
+        let used = defaults.first().copied().or_else(|| own.first())?;
+        if peer.iter().any(|peer| used.matches(*peer)) {
+            return None;
+        }
+        let list = |keys: &[PKey]| {
+            let texts: Vec<String> = keys.iter().map(ToString::to_string).collect();
+            texts.join(", ")
+        };
+        let (name, sm) = (self.port_name(at), self.port_name(sm));
+        let summary = "the SA cannot be reached: the port and the SM's share no partition in which one is a full member";
+        let fault = Fault::new("sa_unreachable", summary)
+            .seen(format!("P_Keys of {name}: {}", list(&own)))
+            .seen(format!("P_Keys of {sm}: {}", list(&peer)));
+        Some(fault.next(format!(
+            "have the subnet manager make {sm} or {name} a full member of their partition (OpenSM: partitions.conf, then kill -HUP)"
+        )))
+    }
+
+    /// How a subnet manager goes on that does nothing.
+    pub(super) fn wake_the_manager(&self, sm: Endpoint) -> String {
+        let name = self.port_name(sm);
+        match self.managers.get(&sm) {
+            Some(pid) => format!(
+                "kill -CONT {}; that is the subnet manager on {name}: if it was not stopped, see its log",
+                pid.as_raw_nonzero()
+            ),
+            None => format!(
+                "see whether the subnet manager on {name} is stopped (kill -CONT PID), and its log"
+            ),
+        }
+    }
+
+    /// How a subnet manager is started in this service.
+    pub(super) fn start_a_manager(&self, at: Endpoint) -> String {
+        if self.is_attached(at) {
+            return "start a subnet manager on the simulator's fabric, such as opensm".to_owned();
+        }
+        match self.manager() {
+            Some(host) => format!(
+                "OSM_CACHE_DIR=/tmp vhca run --node {} -- opensm -f opensm.log",
+                host.name
+            ),
+            None => "start a subnet manager".to_owned(),
+        }
+    }
+
+    /// Returns `true` if an end port stands for one of a fabric that is not ours.
+    pub(super) fn is_attached(&self, at: Endpoint) -> bool {
+        let peer = self.fabric().peer(at);
+        peer.is_some_and(|peer| self.fabric().is_gateway(peer.node))
+    }
+}

@@ -1,0 +1,203 @@
+//! What the PF's inspection data and a fabric look like: tables, JSON, and the text that Prometheus reads.
+//!
+//! GUIDs, keys and ids are written as `0x` and all their digits, GIDs as IPv6 addresses, LIDs and
+//! queue pairs as decimal numbers; the PF itself is `pf` where a VF would be a number. Times are
+//! seconds in tables and milliseconds in JSON, whose keys then end in `_ms`. What is not known is `-`, or
+//! null.
+//!
+//! A line of text has at most 120 characters, to terminals and to pipes alike. Columns that few need are left to wide
+//! texts and JSON; where long names are in the way they are cut, with an ellipsis in the middle.
+
+mod cell;
+mod drops;
+mod fabric;
+mod facts;
+mod link;
+mod metrics;
+mod page;
+mod rows;
+mod table;
+#[cfg(test)]
+mod tests;
+mod totals;
+mod vfs;
+mod vmms;
+
+use emulated_hca::{Fabric, NodeId};
+use ib_vtime::Instant;
+use pf_context::inspect::Inspect;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use cell::Printable;
+pub use facts::{Facts, milliseconds};
+pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
+pub use page::Page;
+pub use table::Filter;
+pub use totals::Totals;
+pub use vfs::{AwaitedRow, FaultCodes};
+pub use vmms::VmmRow;
+
+use table::Table;
+
+/// What there is to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// The VFs: why their ports are as they are, what they have, and what they may have; and which VMMs have
+    /// those that are offered to VMMs.
+    Vfs,
+    /// The ports of all nodes: addresses, states, width and speed; and how full the tables of shared ports are.
+    Ports,
+    /// The transactions.
+    Tids,
+    /// The communication ids.
+    Cm,
+    /// The multicast groups, and the subscriptions to notices.
+    Mcast,
+    /// The GUIDs.
+    Guids,
+    /// The P_Key tables.
+    Pkeys,
+    /// What became of MADs.
+    Counters,
+    /// The packets that nodes dropped, and why: adapters, and in their name VFs, and switches.
+    Drops,
+    /// The fabric: its nodes, and its links with their states, width and speed.
+    Fabric,
+}
+
+impl Subject {
+    /// Returns true if its rows are nodes or parts of them, rather than what a PF has.
+    #[must_use]
+    pub const fn is_of_nodes(self) -> bool {
+        matches!(self, Self::Ports | Self::Drops | Self::Fabric)
+    }
+
+    /// Returns true if its rows can be a VF's.
+    #[must_use]
+    pub const fn is_of_vfs(self) -> bool {
+        !matches!(self, Self::Ports | Self::Fabric)
+    }
+
+    /// Returns true if its rows can have problems.
+    #[must_use]
+    pub const fn has_problems(self) -> bool {
+        matches!(
+            self,
+            Self::Vfs | Self::Ports | Self::Guids | Self::Drops | Self::Fabric
+        )
+    }
+}
+
+/// How to show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Tables with a line of column names.
+    Text,
+    /// One line with an object that has a list for each table.
+    Json,
+}
+
+/// A PF by name.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedPf<'a> {
+    /// The name of its host.
+    pub name: &'a str,
+    /// Its adapter.
+    pub node: NodeId,
+    /// What there is to look at.
+    pub rows: &'a dyn Inspect,
+}
+
+/// All that there is to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// The PFs.
+    pub pfs: &'a [NamedPf<'a>],
+    /// The VFs of these PFs that are offered to VMMs.
+    pub vmms: &'a dyn Vmms,
+    /// The fabric behind them.
+    pub fabric: &'a Fabric,
+    /// The service itself.
+    pub service: &'a ServiceFacts,
+    /// The time.
+    pub now: Instant,
+}
+
+/// What only the service knows of VFs: the VMMs that have them, their faults, and where VFs are not there yet.
+pub trait Vmms: std::fmt::Debug {
+    /// Returns true if there are none.
+    fn is_empty(&self) -> bool;
+
+    /// Returns those of a host.
+    fn of_host(&self, host: &str) -> Vec<VmmRow>;
+
+    /// Returns the faults of a host's VFs.
+    fn faults_of(&self, _host: &str) -> FaultCodes {
+        FaultCodes::default()
+    }
+
+    /// Returns the nodes of simulators that are not attached yet.
+    fn awaited(&self) -> Vec<AwaitedRow> {
+        Vec::new()
+    }
+}
+
+/// Returns the tables of a subject, to be written. In tables of what is in PFs the first column names the host.
+#[must_use]
+pub fn page(
+    scene: &Scene<'_>,
+    subject: Subject,
+    format: Format,
+    filter: Filter,
+    is_wide: bool,
+) -> Page {
+    let tables = match subject {
+        Subject::Vfs => {
+            let mut tables = vec![Table::of_pfs("vfs", vfs::rows)];
+            if !scene.vmms.is_empty() {
+                tables.push(Table::of_vmms());
+            }
+            if !scene.vmms.awaited().is_empty() {
+                tables.push(Table::of_awaited());
+            }
+            tables
+        }
+        Subject::Ports => vec![
+            Table::of_nodes("ports", |scene, node| fabric::ports(scene.fabric, node)),
+            Table::of_pfs("pf_ports", |_, pf| pf.rows.ports().collect()),
+        ],
+        Subject::Tids => vec![Table::of_pfs("tids", |scene, pf| {
+            pf.rows.tids(scene.now).collect()
+        })],
+        Subject::Cm => {
+            let mut tables = vec![Table::of_pfs("cm", |scene, pf| {
+                pf.rows.cm(scene.now).collect()
+            })];
+            if scene.pfs.iter().any(|pf| pf.rows.sidr().next().is_some()) {
+                tables.push(Table::of_pfs("sidr", |_, pf| pf.rows.sidr().collect()));
+            }
+            tables
+        }
+        Subject::Mcast => vec![
+            Table::of_pfs("groups", |_, pf| pf.rows.groups().collect()),
+            Table::of_pfs("subscriptions", |_, pf| pf.rows.subscriptions().collect()),
+        ],
+        Subject::Guids => vec![Table::of_pfs("guids", |_, pf| pf.rows.guids().collect())],
+        Subject::Pkeys => vec![Table::of_pfs("pkeys", |_, pf| pf.rows.pkeys().collect())],
+        Subject::Counters => vec![Table::of_pfs("counters", |scene, pf| {
+            pf.rows.counters(scene.now).collect()
+        })],
+        Subject::Drops => vec![Table::of_nodes("drops", |scene, node| {
+            drops::rows(scene.fabric, node, scene.now)
+        })],
+        Subject::Fabric => vec![
+            Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),
+            Table::of_links("links", |scene, filter, node| {
+                fabric::links(scene.fabric, filter, node)
+            }),
+        ],
+    };
+    Page::new(tables, format, filter, is_wide)
+}

@@ -1,0 +1,161 @@
+use emulated_hca::{Fabric, HcaConfig};
+use hca_api::{FunctionId, HcaEvent};
+use ib_wire::Guid;
+use vf_proxy::{Bar, PciEvent};
+use zerocopy::little_endian::U16;
+
+use super::*;
+use crate::Signals;
+use crate::codec::{Assembler, Header, MultiWrite};
+
+/// A device that keeps what is written to its one register.
+#[derive(Debug, Default)]
+struct Log(Vec<(u64, Vec<u8>)>);
+
+impl PciFunction for Log {
+    fn bars(&self) -> &[Bar] {
+        &[Bar {
+            index: 2,
+            size: 0x1000,
+            prefetchable: false,
+        }]
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        1
+    }
+
+    fn has_driver(&self) -> bool {
+        false
+    }
+
+    fn config_read(&self, _: u16, _: &mut [u8]) {}
+
+    fn config_write(&mut self, _: Instant, _: &mut dyn Hca, _: u16, _: &[u8]) {}
+
+    fn bar_read(&mut self, _: u8, _: u64, _: &mut [u8]) {}
+
+    fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, offset: u64, bytes: &[u8]) {
+        self.0.push((offset, bytes.to_vec()));
+    }
+
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
+
+    fn poll(&mut self, _: Instant, _: &mut dyn Hca) -> bool {
+        false
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn poll_event(&mut self) -> Option<PciEvent> {
+        None
+    }
+
+    fn reset(&mut self, _: Instant, _: &mut dyn Hca) {}
+}
+
+fn message(command: Command, payload: &[u8]) -> Message<OwnedFd> {
+    let header = Header {
+        command: U16::new(command.0),
+        size: U32::new(u32::try_from(size_of::<Header>() + payload.len()).unwrap()),
+        ..Header::default()
+    };
+    let bytes = [header.as_bytes(), payload].concat();
+    let mut assembler = Assembler::new(0);
+    let mut rest = &bytes[..];
+    loop {
+        let space = assembler.space();
+        let (now, later) = rest.split_at(space.len().min(rest.len()));
+        space[..now.len()].copy_from_slice(now);
+        rest = later;
+        if let Some(message) = assembler.filled(now.len(), None).unwrap() {
+            return message;
+        }
+    }
+}
+
+fn access(offset: u64, count: u32) -> RegionAccess {
+    RegionAccess {
+        offset: U64::new(offset),
+        region: U32::new(2),
+        count: U32::new(count),
+    }
+}
+
+/// Handles a message in turns of so many steps. How many turns it took, and what came of it.
+fn handle(message: Message<OwnedFd>, steps: u32) -> (u32, Handled, Log) {
+    let mut fabric = Fabric::new(1);
+    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let mut log = Log::default();
+    let mut lent = Lent {
+        function: &mut log,
+        hca: &mut hca,
+        now: Instant::ZERO,
+    };
+    let signaller = Signals::default().signaller().unwrap();
+    let mut session = Session::new(GuestMemory::new(None), 1, signaller);
+    session.is_agreed = true;
+    let mut turns = 1;
+    let mut handled = session.handle(message, &mut lent, &mut Slice::of_steps(steps));
+    while handled.is_none() {
+        assert!(session.is_amid());
+        turns += 1;
+        handled = session.go_on(&mut lent, &mut Slice::of_steps(steps));
+    }
+    assert!(!session.is_amid());
+    assert_eq!(session.statistics().commands, 1);
+    (turns, handled.unwrap(), log)
+}
+
+#[test]
+fn a_message_of_many_writes_is_done_in_turns_and_answered_once() {
+    let writes: Vec<MultiWrite> = (0..100_u8)
+        .map(|n| MultiWrite {
+            access: access(u64::from(n) * 8, 4),
+            data: [n; 8],
+        })
+        .collect();
+    let payload = [&100_u64.to_le_bytes()[..], writes.as_bytes()].concat();
+    for (steps, turns) in [(1, 100), (7, 15), (100, 1), (1000, 1)] {
+        let message = message(Command::REGION_WRITE_MULTI, &payload);
+        let (had, handled, log) = handle(message, steps);
+        assert_eq!(had, turns);
+        let expected = (0..100_u8).map(|n| (u64::from(n) * 8, vec![n; 4]));
+        assert!(log.0.into_iter().eq(expected), "in order, and once");
+        let reply = handled.reply.unwrap();
+        assert_eq!(reply[size_of::<Header>()..], 100_u64.to_le_bytes());
+    }
+}
+
+#[test]
+fn a_long_write_is_done_in_turns_and_answered_once() {
+    let data: Vec<u8> = (0..=255).cycle().take(1000).collect();
+    let payload = [access(16, 1000).as_bytes(), &data].concat();
+    let (turns, handled, log) = handle(message(Command::REGION_WRITE, &payload), 2);
+    assert_eq!(turns, 8);
+    let mut at = 16;
+    for (offset, piece) in &log.0 {
+        assert_eq!(*offset, at);
+        at += piece.len() as u64;
+    }
+    let written: Vec<u8> = log.0.into_iter().flat_map(|(_, piece)| piece).collect();
+    assert_eq!(written, data);
+    let reply = handled.reply.unwrap();
+    assert_eq!(&reply[size_of::<Header>()..], access(16, 1000).as_bytes());
+}
+
+#[test]
+fn a_write_that_fails_ends_its_message() {
+    let writes = [access(0, 4), access(0x1000, 4), access(8, 4)].map(|access| MultiWrite {
+        access,
+        data: [1; 8],
+    });
+    let payload = [&3_u64.to_le_bytes()[..], writes.as_bytes()].concat();
+    let (_, handled, log) = handle(message(Command::REGION_WRITE_MULTI, &payload), 1);
+    assert_eq!(log.0.len(), 1);
+    let reply = handled.reply.unwrap();
+    assert_eq!(reply[12..16], 22_u32.to_le_bytes(), "EINVAL");
+}
