@@ -23,9 +23,9 @@ use mlx4_defs::{Cqn, Status};
 use zerocopy::IntoBytes;
 
 use self::backlog::Backlog;
-use super::buffer::{Fill, QueueBuffer};
 use super::capability::{FIRST_EQN, MAX_EQS};
 use super::mtt::{MttPin, Mtts};
+use crate::pci::{Fill, PagedBuffer};
 
 /// Largest queue: 2^17 entries, 4 MiB. The driver makes its own from the CQ quota.
 const MAX_LOG_ENTRIES: u8 = 17;
@@ -39,7 +39,7 @@ const EVENT_TYPES: usize = 64;
 /// A queue.
 #[derive(Debug)]
 struct Eq {
-    buffer: QueueBuffer,
+    buffer: PagedBuffer,
     pin: MttPin,
     /// A power of two.
     entries: u32,

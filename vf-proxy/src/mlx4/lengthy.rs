@@ -7,12 +7,12 @@
 use hca_api::Hca;
 use mlx4_defs::Status;
 
-use super::buffer::Fill;
 use super::eq::NewEq;
 use super::mpt::NewRegion;
 use super::objects::Objects;
 use super::queues::{Cq, NewRing, Tables};
 use super::vhcr::Output;
+use crate::pci::Fill;
 
 /// How far a command is.
 #[derive(Debug)]

@@ -37,16 +37,13 @@
 //! a region's pages. What takes longer is under way meanwhile, and whoever polls may serve others before it
 //! polls again.
 
-mod buffer;
 mod capability;
 mod comm;
 mod command;
-mod config_space;
 mod eq;
 mod lengthy;
 mod mad_ifc;
 mod mpt;
-mod msix;
 mod mtt;
 mod objects;
 mod ownership;
@@ -57,27 +54,40 @@ mod resources;
 mod traffic;
 mod vhcr;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hca_api::{AsyncEvent, Hca, HcaEvent};
 use ib_vtime::Instant;
 use mlx4_defs::bar::Register;
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eq::EqDoorbell;
-use mlx4_defs::pci::{MIN_VECTORS, UAR_BAR};
+use mlx4_defs::pci::{CLASS_CODE, DEVICE_ID, MIN_VECTORS, UAR_BAR, VENDOR_ID};
 use mlx4_defs::wqe::SendDoorbell;
 use mlx4_defs::{Status, Uar, Vhcr};
 use zerocopy::network_endian::U32;
 
 use self::comm::{CommAction, CommChannel};
 use self::command::Command;
-use self::config_space::ConfigSpace;
 use self::eq::Progress;
 use self::lengthy::{Lengthy, Step};
-use self::msix::MsiX;
 use self::objects::Objects;
 use self::vhcr::Output;
+use crate::pci::{Endpoint, Identity};
 use crate::{Bar, PciEvent, PciFunction};
+
+/// What configuration space says of the function.
+const IDENTITY: Identity = Identity {
+    vendor: VENDOR_ID,
+    device: DEVICE_ID,
+    class_code: CLASS_CODE,
+};
+
+/// The register that the communication channel and the UARs are behind.
+const REGISTERS: Bar = Bar {
+    index: UAR_BAR,
+    size: capability::UAR_AREA,
+    prefetchable: true,
+};
 
 /// The register with the MSI-X table.
 const MSIX_BAR: u8 = 4;
@@ -114,16 +124,13 @@ struct UnderWay {
 /// A ConnectX-3 virtual function.
 #[derive(Debug)]
 pub struct Mlx4Function {
-    bars: [Bar; 2],
-    config_space: ConfigSpace,
-    msix: MsiX,
+    endpoint: Endpoint,
     comm: CommChannel,
     objects: Objects,
     /// The command that is being executed.
     under_way: Option<UnderWay>,
     /// First halves of completion queue doorbells, by UAR.
     cq_doorbells: BTreeMap<u32, [u8; 4]>,
-    interrupts: BTreeSet<u16>,
     reset_wanted: bool,
     /// How far the driver was with its events when one came or it took some last.
     progress: Progress,
@@ -136,28 +143,13 @@ impl Mlx4Function {
     /// next that can.
     #[must_use]
     pub fn new(config: &Mlx4Config) -> Self {
-        let vectors = config.vectors.clamp(MIN_VECTORS, msix::MAX_VECTORS);
-        let bars = [
-            Bar {
-                index: UAR_BAR,
-                size: capability::UAR_AREA,
-                prefetchable: true,
-            },
-            Bar {
-                index: MSIX_BAR,
-                size: msix::BAR_SIZE,
-                prefetchable: false,
-            },
-        ];
+        let vectors = config.vectors.max(MIN_VECTORS);
         Self {
-            config_space: ConfigSpace::new(&bars, MSIX_BAR, vectors),
-            bars,
-            msix: MsiX::new(vectors),
+            endpoint: Endpoint::new(&IDENTITY, &[REGISTERS], MSIX_BAR, vectors),
             comm: CommChannel::default(),
             objects: Objects::default(),
             under_way: None,
             cq_doorbells: BTreeMap::new(),
-            interrupts: BTreeSet::new(),
             reset_wanted: false,
             progress: Progress::default(),
             waiting_since: None,
@@ -184,10 +176,8 @@ impl Mlx4Function {
     }
 
     fn raise(&mut self, vector: Option<u16>) {
-        if let Some(vector) = vector
-            && self.msix.raise(vector)
-        {
-            self.interrupts.insert(vector);
+        if let Some(vector) = vector {
+            self.endpoint.raise(vector);
         }
     }
 
@@ -329,27 +319,14 @@ impl Mlx4Function {
         self.objects = Objects::default();
         self.under_way = None;
         self.cq_doorbells.clear();
-        self.msix.forget_pending();
-        self.interrupts.clear();
+        self.endpoint.forget_interrupts();
         self.progress = Progress::default();
         self.waiting_since = None;
     }
 
-    /// What configuration space says holds from now on.
-    fn apply_config(&mut self, hca: &mut dyn Hca) {
-        let bus_master = self.config_space.is_bus_master();
-        hca.set_bus_master(bus_master);
-        let passes = self.config_space.msix_passes();
-        let released = self.msix.set_passes(bus_master, passes);
-        self.interrupts.extend(released);
-    }
-
     /// A reset from outside of the driver: all registers start anew, too.
     fn machine_reset(&mut self, now: Instant, hca: &mut dyn Hca) {
-        self.config_space.reset();
-        self.msix = MsiX::new(self.msix.vectors());
-        self.interrupts.clear();
-        self.apply_config(hca);
+        self.endpoint.reset(hca);
         let action = self.comm.machine_reset();
         self.act(now, hca, action);
     }
@@ -357,11 +334,11 @@ impl Mlx4Function {
 
 impl PciFunction for Mlx4Function {
     fn bars(&self) -> &[Bar] {
-        &self.bars
+        self.endpoint.bars()
     }
 
     fn interrupt_vectors(&self) -> u16 {
-        self.msix.vectors()
+        self.endpoint.vectors()
     }
 
     fn has_driver(&self) -> bool {
@@ -373,57 +350,43 @@ impl PciFunction for Mlx4Function {
     }
 
     fn config_read(&self, offset: u16, out: &mut [u8]) {
-        self.config_space.read(offset, out);
+        self.endpoint.config_read(offset, out);
     }
 
     fn config_write(&mut self, now: Instant, hca: &mut dyn Hca, offset: u16, bytes: &[u8]) {
-        if self.config_space.write(offset, bytes).reset {
-            return self.machine_reset(now, hca);
+        if self.endpoint.config_write(hca, offset, bytes) {
+            self.machine_reset(now, hca);
         }
-        self.apply_config(hca);
     }
 
     fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
-        if !self.config_space.answers() {
-            return out.fill(0xff);
+        if self.endpoint.bar_read(bar, offset, out) {
+            return;
         }
-        match bar {
-            UAR_BAR => {
-                out.fill(0);
-                for (distance, word) in (0..).step_by(4).zip(out.chunks_mut(4)) {
-                    let at = offset.checked_add(distance);
-                    let value = at.and_then(|at| self.comm.read(at)).unwrap_or(0);
-                    let len = word.len();
-                    word.copy_from_slice(&value.to_be_bytes()[..len]);
-                }
+        out.fill(0);
+        if bar == UAR_BAR {
+            for (distance, word) in (0..).step_by(4).zip(out.chunks_mut(4)) {
+                let at = offset.checked_add(distance);
+                let value = at.and_then(|at| self.comm.read(at)).unwrap_or(0);
+                let len = word.len();
+                word.copy_from_slice(&value.to_be_bytes()[..len]);
             }
-            MSIX_BAR => self.msix.read(offset, out),
-            _ => out.fill(0),
         }
     }
 
     fn bar_write(&mut self, now: Instant, hca: &mut dyn Hca, bar: u8, offset: u64, bytes: &[u8]) {
-        if !self.config_space.answers() {
+        if self.endpoint.bar_write(bar, offset, bytes) || bar != UAR_BAR {
             return;
         }
-        match bar {
-            UAR_BAR => {
-                let (words, _) = bytes.as_chunks();
-                for (distance, word) in (0..).step_by(4).zip(words) {
-                    let at = offset.checked_add(distance);
-                    // Behind the last UAR there is none, whatever its index would be.
-                    if let Some(at) = at.filter(|at| *at < capability::UAR_AREA) {
-                        self.write_register(now, hca, at, *word);
-                    }
-                }
-                self.post_queue_events(now, hca);
+        let (words, _) = bytes.as_chunks();
+        for (distance, word) in (0..).step_by(4).zip(words) {
+            let at = offset.checked_add(distance);
+            // Behind the last UAR there is none, whatever its index would be.
+            if let Some(at) = at.filter(|at| *at < capability::UAR_AREA) {
+                self.write_register(now, hca, at, *word);
             }
-            MSIX_BAR => {
-                let released = self.msix.write(offset, bytes);
-                self.interrupts.extend(released);
-            }
-            _ => {}
         }
+        self.post_queue_events(now, hca);
     }
 
     fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
@@ -464,7 +427,7 @@ impl PciFunction for Mlx4Function {
         if std::mem::take(&mut self.reset_wanted) {
             return Some(PciEvent::ResetWanted);
         }
-        let vector = self.interrupts.pop_first()?;
+        let vector = self.endpoint.poll_interrupt()?;
         Some(PciEvent::Interrupt { vector })
     }
 

@@ -9,9 +9,9 @@ use mlx4_defs::Status;
 use mlx4_defs::mpt::{MptEntry, STATUS_FREE, STATUS_VALID};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 
-use super::buffer::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 use super::mtt::{MttPin, Mtts};
 use super::pd::{Pds, status_of};
+use crate::pci::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 
 /// A region that the device has.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use mlx4_defs::mtt::MttEntry;
 use mlx4_defs::{LogPageSize, Status};
 use zerocopy::network_endian::U64;
 
-use super::buffer::{MAX_PAGE_SHIFT, QueueBuffer};
+use crate::pci::{MAX_PAGE_SHIFT, PagedBuffer};
 
 /// A range that the driver was given.
 #[derive(Debug)]
@@ -185,13 +185,13 @@ impl Mtts {
         first: u64,
         page: LogPageSize,
         bytes: u64,
-    ) -> Result<QueueBuffer, Status> {
+    ) -> Result<PagedBuffer, Status> {
         let shift = u8::try_from(page.shift())
             .ok()
             .filter(|shift| *shift <= MAX_PAGE_SHIFT)
             .ok_or(Status::BAD_PARAM)?;
         let count = usize::try_from(bytes.div_ceil(1 << shift)).map_err(|_| Status::BAD_PARAM)?;
-        QueueBuffer::new(self.pages(first, count)?, shift).ok_or(Status::BAD_PARAM)
+        PagedBuffer::new(self.pages(first, count)?, shift).ok_or(Status::BAD_PARAM)
     }
 
     /// Holds the range that an entry is in.

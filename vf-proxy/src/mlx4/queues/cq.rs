@@ -7,10 +7,10 @@ use mlx4_defs::cqe::CQE_SIZE;
 use mlx4_defs::{Status, Uar};
 use zerocopy::IntoBytes;
 
-use super::super::buffer::{Fill, QueueBuffer};
 use super::super::mtt::{MttPin, Mtts};
 use super::cqe::Entry;
 use super::moderation::Moderation;
+use crate::pci::{Fill, PagedBuffer};
 
 /// Largest queue: 2^17 entries, 4 MiB.
 const MAX_LOG_ENTRIES: u8 = 17;
@@ -27,7 +27,7 @@ const INDEX_HALF: u32 = 1 << 23;
 /// The entries of a queue, in the guest's memory.
 #[derive(Debug)]
 struct Ring {
-    buffer: QueueBuffer,
+    buffer: PagedBuffer,
     pin: MttPin,
     /// A power of two.
     entries: u32,

@@ -7,8 +7,8 @@ use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::wqe::DataSegment;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::buffer::QueueBuffer;
 use super::keys::{LocalKeys, SharedKeys};
+use crate::pci::PagedBuffer;
 
 /// How the guest's memory is read: by the provider, or by the function itself.
 pub(super) type Reader<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), DmaFault> + 'a;
@@ -16,7 +16,7 @@ pub(super) type Reader<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), DmaFault> + 'a
 /// Where the receives of a queue are.
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    pub(super) buffer: QueueBuffer,
+    pub(super) buffer: PagedBuffer,
     /// Offset of the first one in the buffer.
     pub(super) offset: u64,
     pub(super) log_entries: u8,

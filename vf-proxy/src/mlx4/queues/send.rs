@@ -7,7 +7,7 @@ use hca_api::{DmaFault, Hca};
 use mlx4_defs::wqe::ControlSegment;
 use zerocopy::IntoBytes;
 
-use super::super::buffer::QueueBuffer;
+use crate::pci::PagedBuffer;
 
 /// Bytes of the largest request: log2 of the stride is at most 7 + 4.
 const MAX_STRIDE: usize = 1 << 11;
@@ -15,7 +15,7 @@ const MAX_STRIDE: usize = 1 << 11;
 /// A send queue.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    pub(super) buffer: QueueBuffer,
+    pub(super) buffer: PagedBuffer,
     /// Offset of the first slot in the buffer.
     pub(super) offset: u64,
     pub(super) log_entries: u8,
@@ -41,7 +41,7 @@ impl Wqe {
 
 impl SendQueue {
     pub(super) const fn new(
-        buffer: QueueBuffer,
+        buffer: PagedBuffer,
         offset: u64,
         log_entries: u8,
         log_stride: u8,

@@ -36,7 +36,7 @@ impl Ring {
 
     fn slots(&self) -> Slots {
         Slots {
-            buffer: QueueBuffer::new(vec![self.base], 12).unwrap(),
+            buffer: PagedBuffer::new(vec![self.base], 12).unwrap(),
             offset: 0,
             log_entries: LOG_ENTRIES,
             log_stride: LOG_STRIDE,
@@ -219,7 +219,7 @@ fn a_list_ends_at_its_mark_or_with_its_slot() {
 fn a_queue_that_is_not_memory_gives_receives_that_fail_and_a_record_that_is_not_none() {
     let mut ring = Ring::new();
     let nowhere = Slots {
-        buffer: QueueBuffer::new(vec![1 << 50], 12).unwrap(),
+        buffer: PagedBuffer::new(vec![1 << 50], 12).unwrap(),
         ..ring.slots()
     };
     ring.ring(1);

@@ -69,7 +69,7 @@ proptest! {
         let bytes = u64::from(ENTRIES) * STRIDE as u64;
         // The last page of the queue comes first in memory.
         let pages = (0..bytes / 4096).map(|page| base + page * 4096).collect();
-        let buffer = QueueBuffer::new(pages, 12).unwrap();
+        let buffer = PagedBuffer::new(pages, 12).unwrap();
         buffer.fill(&mut hca, 0..bytes, garbage).unwrap();
         let mut driver = Driver { at: base, posted: 0 };
         for index in 0..ENTRIES {

@@ -3,11 +3,23 @@
 //! What a guest's driver drives is a *personality*: registers, rings and interrupts of some adapter,
 //! translated to calls on the VF's function. Front ends (a vfio-user server, a device inside a VMM) know
 //! only this trait.
+//!
+//! Beside the trait is what personalities share: an [`Endpoint`] with configuration space, MSI-X and the
+//! interrupts to signal, and [`PagedBuffer`], a ring in pages of the guest's memory.
+
+mod config_space;
+mod endpoint;
+mod msix;
+mod paged_buffer;
 
 use core::fmt;
 
 use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
+
+pub(crate) use self::config_space::Identity;
+pub(crate) use self::endpoint::Endpoint;
+pub(crate) use self::paged_buffer::{Fill, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, PagedBuffer};
 
 /// One of a function's base address registers. All are 64-bit memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A queue in the guest's memory.
+//! A queue in pages of the guest's memory.
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use hca_api::{DmaFault, Hca};
 
 /// Base-2 logarithm of the smallest page: 4096 bytes.
-pub(super) const MIN_PAGE_SHIFT: u8 = 12;
-/// Base-2 logarithm of the largest page, the driver's `MLX4_MAX_MTT_SHIFT`.
-pub(super) const MAX_PAGE_SHIFT: u8 = 31;
+pub(crate) const MIN_PAGE_SHIFT: u8 = 12;
+/// Base-2 logarithm of the largest page: 2 GiB.
+pub(crate) const MAX_PAGE_SHIFT: u8 = 31;
 
 /// Bytes that are filled at once.
 const BLOCK: usize = 4096;
@@ -20,15 +20,15 @@ const BLOCKS_PER_STEP: usize = 32;
 ///
 /// The list is what the translation table held when the queue was made. A clone shares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct QueueBuffer {
+pub(crate) struct PagedBuffer {
     pages: Arc<[u64]>,
     shift: u8,
 }
 
-impl QueueBuffer {
+impl PagedBuffer {
     /// A queue of pages of 2^`shift` bytes; the bits of a page's address below its size are flags and not
     /// looked at. `None` unless the size is between 2^12 and 2^31 bytes.
-    pub(super) fn new(mut pages: Vec<u64>, shift: u8) -> Option<Self> {
+    pub(crate) fn new(mut pages: Vec<u64>, shift: u8) -> Option<Self> {
         if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&shift) {
             return None;
         }
@@ -45,15 +45,15 @@ impl QueueBuffer {
     ///
     /// # Errors
     /// [`DmaFault`] beyond the queue, or where the guest has no memory.
-    pub(super) fn read(&self, hca: &dyn Hca, offset: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+    pub(crate) fn read(&self, hca: &dyn Hca, offset: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         self.read_with(offset, buf, |addr, piece| hca.dma_read(addr, piece))
     }
 
-    /// As [`QueueBuffer::read`], with the function that reads the guest's memory.
+    /// As [`PagedBuffer::read`], with the function that reads the guest's memory.
     ///
     /// # Errors
-    /// As [`QueueBuffer::read`].
-    pub(super) fn read_with(
+    /// As [`PagedBuffer::read`].
+    pub(crate) fn read_with(
         &self,
         mut offset: u64,
         mut buf: &mut [u8],
@@ -72,8 +72,8 @@ impl QueueBuffer {
     /// Writes at an offset, in increasing order of addresses.
     ///
     /// # Errors
-    /// As [`QueueBuffer::read`]; then a part may have been written.
-    pub(super) fn write(
+    /// As [`PagedBuffer::read`]; then a part may have been written.
+    pub(crate) fn write(
         &self,
         hca: &mut dyn Hca,
         mut offset: u64,
@@ -92,8 +92,8 @@ impl QueueBuffer {
     /// Sets a range of bytes to `byte`.
     ///
     /// # Errors
-    /// As [`QueueBuffer::write`].
-    pub(super) fn fill(
+    /// As [`PagedBuffer::write`].
+    pub(crate) fn fill(
         &self,
         hca: &mut dyn Hca,
         range: Range<u64>,
@@ -127,8 +127,8 @@ impl QueueBuffer {
 /// A guest makes queues of megabytes where it wants, as often as it wants, so this goes step by step. Nothing is
 /// written before all of the queue was found to be memory.
 #[derive(Debug)]
-pub(super) struct Fill {
-    buffer: QueueBuffer,
+pub(crate) struct Fill {
+    buffer: PagedBuffer,
     /// Bytes up to the turn, and all.
     turn: u64,
     end: u64,
@@ -140,7 +140,7 @@ pub(super) struct Fill {
 
 impl Fill {
     /// Fills the first `end` bytes of a queue: `bytes[0]` up to `turn`, `bytes[1]` from there on.
-    pub(super) const fn new(buffer: QueueBuffer, turn: u64, end: u64, bytes: [u8; 2]) -> Self {
+    pub(crate) const fn new(buffer: PagedBuffer, turn: u64, end: u64, bytes: [u8; 2]) -> Self {
         Self {
             buffer,
             turn,
@@ -155,7 +155,7 @@ impl Fill {
     ///
     /// # Errors
     /// [`DmaFault`] where the guest has no memory.
-    pub(super) fn step(&mut self, hca: &mut dyn Hca) -> Result<bool, DmaFault> {
+    pub(crate) fn step(&mut self, hca: &mut dyn Hca) -> Result<bool, DmaFault> {
         const STEP: u64 = (BLOCK * BLOCKS_PER_STEP) as u64;
 
         if self.looked_at < self.end {
@@ -191,22 +191,22 @@ mod tests {
 
     #[test]
     fn pages_of_sizes_that_no_table_has_are_refused() {
-        assert!(QueueBuffer::new(vec![0], 11).is_none());
-        assert!(QueueBuffer::new(vec![0], 32).is_none());
-        assert!(QueueBuffer::new(vec![0; 2], 31).is_some());
+        assert!(PagedBuffer::new(vec![0], 11).is_none());
+        assert!(PagedBuffer::new(vec![0], 32).is_none());
+        assert!(PagedBuffer::new(vec![0; 2], 31).is_some());
     }
 
     #[test]
     fn flags_in_the_low_bits_of_an_entry_do_not_move_the_page() {
-        let flagged = QueueBuffer::new(vec![0x7001, 0x5007], 12);
-        assert_eq!(flagged, QueueBuffer::new(vec![0x7000, 0x5000], 12));
+        let flagged = PagedBuffer::new(vec![0x7001, 0x5007], 12);
+        assert_eq!(flagged, PagedBuffer::new(vec![0x7000, 0x5000], 12));
     }
 
     #[test]
     fn an_access_across_the_end_of_a_queue_faults() {
         let mut memory = HostMemory::new();
         let base = memory.allocate(0x4000).unwrap().addr.next_multiple_of(4096);
-        let buffer = QueueBuffer::new(vec![base, base + 4096], 12).unwrap();
+        let buffer = PagedBuffer::new(vec![base, base + 4096], 12).unwrap();
         let read = |offset, buf: &mut [u8]| {
             buffer.read_with(offset, buf, |addr, piece| memory.read(addr, piece))
         };
@@ -228,7 +228,7 @@ mod tests {
             let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
             let base = hca.allocate_dma(5 * 4096).unwrap().addr.next_multiple_of(4096);
             let pages = order.iter().map(|page| base + page * 4096).collect();
-            let buffer = QueueBuffer::new(pages, 12).unwrap();
+            let buffer = PagedBuffer::new(pages, 12).unwrap();
             let mut model = vec![0; 16384];
             buffer.fill(&mut hca, 0..fill, 0xcc).unwrap();
             model[..usize::try_from(fill).unwrap()].fill(0xcc);

@@ -2,8 +2,6 @@
 
 use core::fmt;
 
-use mlx4_defs::pci::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
-
 use super::msix::{PBA_OFFSET, TABLE_OFFSET};
 use crate::Bar;
 
@@ -72,6 +70,17 @@ mod msix_capability {
     pub(super) const FUNCTION_MASK: u16 = 1 << 14;
 }
 
+/// What a function says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Vendor ID, of the subsystem too.
+    pub(crate) vendor: u16,
+    /// Device ID, of the subsystem too.
+    pub(crate) device: u16,
+    /// Class, subclass and programming interface.
+    pub(crate) class_code: [u8; 3],
+}
+
 /// What a write to configuration space asks of the function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConfigWrite {
@@ -87,24 +96,25 @@ pub(super) struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The space of a function with these registers and interrupt vectors. `msix_bar` holds the table.
-    pub(super) fn new(bars: &[Bar], msix_bar: u8, vectors: u16) -> Self {
+    /// Makes the space of a function with these registers and interrupt vectors, of which there is at least one.
+    /// `msix_bar` holds the table.
+    pub(super) fn new(identity: &Identity, bars: &[Bar], msix_bar: u8, vectors: u16) -> Self {
         let mut space = Self {
             bytes: Box::new([0; SIZE]),
             writable: Box::new([0; SIZE]),
             initial: Box::new([0; SIZE]),
         };
-        space.set(header::VENDOR, &VENDOR_ID.to_le_bytes());
-        space.set(header::DEVICE, &DEVICE_ID.to_le_bytes());
+        space.set(header::VENDOR, &identity.vendor.to_le_bytes());
+        space.set(header::DEVICE, &identity.device.to_le_bytes());
         space.allow(header::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
         space.set(header::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
-        let [class, subclass, interface] = CLASS_CODE;
+        let [class, subclass, interface] = identity.class_code;
         space.set(header::CLASS, &[interface, subclass, class]);
         for bar in bars {
             space.add_bar(*bar);
         }
-        space.set(header::SUBSYSTEM_VENDOR, &VENDOR_ID.to_le_bytes());
-        space.set(header::SUBSYSTEM, &DEVICE_ID.to_le_bytes());
+        space.set(header::SUBSYSTEM_VENDOR, &identity.vendor.to_le_bytes());
+        space.set(header::SUBSYSTEM, &identity.device.to_le_bytes());
         space.allow(header::INTERRUPT_LINE, &[0xff]);
         space.link(header::CAPABILITIES, pcie::AT);
         space.add_pcie();
@@ -230,6 +240,11 @@ impl fmt::Debug for ConfigSpace {
 mod tests {
     use super::*;
 
+    const IDENTITY: Identity = Identity {
+        vendor: 0x15b3,
+        device: 0x1004,
+        class_code: [0x02, 0x07, 0x00],
+    };
     const BARS: [Bar; 2] = [
         Bar {
             index: 2,
@@ -244,7 +259,7 @@ mod tests {
     ];
 
     fn space() -> ConfigSpace {
-        ConfigSpace::new(&BARS, 4, 33)
+        ConfigSpace::new(&IDENTITY, &BARS, 4, 33)
     }
 
     fn dword(space: &ConfigSpace, offset: u16) -> u32 {
@@ -254,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_names_a_connectx_3_virtual_function() {
+    fn the_header_says_what_the_function_is() {
         let space = space();
         assert_eq!(dword(&space, 0), 0x1004_15b3);
         assert_eq!(dword(&space, 8), 0x0207_0000);
