@@ -1,17 +1,22 @@
 //! Commands as types: what the register says, before anything of it acts.
+//!
+//! [`Command::parse`] is the table of opcodes.
 
 use hca_api::Hca;
-use ib_wire::PortNum;
+use ib_wire::{Gid, PortNum};
+use mlx4_defs::cq::{CqContext, MODIFY_MODERATION, MODIFY_RESIZE, SW2HW_INITIALISED};
 use mlx4_defs::eq::{EqContext, EventMask, MapEq};
 use mlx4_defs::mpt::MptEntry;
 use mlx4_defs::mtt::{MttEntry, WriteMtt};
+use mlx4_defs::qp::{AttachModifier, MulticastGroup, QpMailbox, QpModifier};
 use mlx4_defs::query::RESET_COUNTER;
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
-use mlx4_defs::{Opcode, Status, Vhcr};
+use mlx4_defs::srq::SrqContext;
+use mlx4_defs::{MailboxLayout, Opcode, Status, Vhcr};
 
 use super::mad_ifc::MadRequest;
 use super::ports::PortSettings;
-use super::queues::QueueCommand;
+use super::queues::{Moderation, Transition};
 use super::resources::{Allocation, Release};
 use super::vhcr::fetch_mailbox;
 
@@ -20,223 +25,355 @@ use super::vhcr::fetch_mailbox;
 pub(super) enum Command {
     /// Do nothing.
     Nop,
-    /// Tell something, in a mailbox.
-    Query(Query),
-    /// Give numbers.
+    /// Allocate numbers.
     Allocate(Allocation),
-    /// About completion queues, shared receive queues, queue pairs or multicast groups.
-    Queue(QueueCommand),
-    /// Make something that can take long.
+    /// Answer with a mailbox.
+    Query(Query),
+    /// Make an object, in as many steps as it takes.
     Create(Creation),
     /// Do something that has no answer but its status.
     Change(Change),
+    /// Use completion queues, shared receive queues, queue pairs or multicast groups.
+    Queue(QueueCommand),
 }
 
-/// What the driver has made of its memory.
-#[derive(Debug)]
-pub(super) enum Creation {
-    /// A memory region.
-    Region { index: u32, entry: MptEntry },
-    /// An event queue.
-    Eq { eqn: u32, context: EqContext },
-}
-
-/// What the driver asks.
+/// A question of the driver.
 #[derive(Debug)]
 pub(super) enum Query {
-    /// What the device can do.
+    /// Limits of the device.
     DevCap,
-    /// The firmware's version.
+    /// Version of the firmware.
     Firmware,
-    /// The board.
+    /// Identification of the board.
     Adapter,
-    /// How the device is set up.
+    /// Set-up of the device.
     Hca,
     /// What the function may use.
     FuncCap,
     /// What the function may use of a port.
-    FuncCapPort { port: PortNum },
-    /// A port.
-    Port { port: PortNum },
-    /// A memory region as it was written.
-    Region { index: u32 },
-    /// What the queue pairs with a counter have carried; perhaps it starts from zero then.
-    Counter { index: u32, reset: bool },
-    /// What a port's management agent answers.
+    FuncCapPort(PortNum),
+    /// Limits of a port.
+    Port(PortNum),
+    /// A memory region as the driver wrote it.
+    Region(u32),
+    /// Traffic of the queue pairs with a counter.
+    Counter {
+        index: u32,
+        /// Start from zero afterwards.
+        reset: bool,
+    },
+    /// Answer of a port's management agent.
     Mad(Box<MadRequest>),
 }
 
-/// What the driver has done.
+/// An object in the driver's memory that the device takes over.
+#[derive(Debug)]
+pub(super) enum Creation {
+    /// A memory region.
+    Region(u32, MptEntry),
+    /// An event queue.
+    Eq(u32, EqContext),
+}
+
+/// A change that the driver wants.
 #[derive(Debug)]
 pub(super) enum Change {
-    /// The driver starts using a port.
-    InitPort { port: PortNum },
-    /// The driver stops using a port.
-    ClosePort { port: PortNum },
-    /// Change a port.
+    /// Start a port.
+    InitPort(PortNum),
+    /// Stop a port.
+    ClosePort(PortNum),
+    /// Change a port's attributes.
     SetPort(PortSettings),
-    /// Take numbers back.
+    /// Give numbers back.
     Release(Release),
-    /// Write page addresses.
-    WriteMtt { first: u64, entries: Vec<MttEntry> },
-    /// End a memory region.
-    DestroyRegion { index: u32 },
-    /// End an event queue.
-    DestroyEq { eqn: u32 },
+    /// Write page addresses from the first entry on.
+    WriteMtt(u64, Vec<MttEntry>),
+    /// Take a memory region back.
+    DestroyRegion(u32),
+    /// Take an event queue back.
+    DestroyEq(u32),
     /// Assign events to an event queue.
     MapEq {
         eqn: u32,
         events: EventMask,
+        /// Take the assignment back instead.
         unmap: bool,
     },
 }
 
-/// Numbers of objects have 24 bits.
-const NUMBER_MASK: u32 = 0xff_ffff;
+/// A command about a queue.
+#[derive(Debug)]
+pub(super) enum QueueCommand {
+    /// Make a completion queue.
+    CreateCq {
+        cqn: u32,
+        context: CqContext,
+        /// The driver has given the entries to the device already.
+        initialised: bool,
+    },
+    /// Take a completion queue back.
+    DestroyCq(u32),
+    /// Continue a completion queue in another buffer.
+    ResizeCq(u32, CqContext),
+    /// Set how many completions make an event, or that each does.
+    ModerateCq(u32, Option<Moderation>),
+    /// Make a shared receive queue.
+    CreateSrq(u32, SrqContext),
+    /// Take a shared receive queue back.
+    DestroySrq(u32),
+    /// Answer with a shared receive queue's context.
+    QuerySrq(u32),
+    /// Post an event when fewer receives than this are left.
+    ArmSrq(u32, u16),
+    /// Change a queue pair's state or attributes.
+    Transit {
+        qpn: u32,
+        transition: Transition,
+        /// Post an event when the send queue has drained.
+        drained_event: bool,
+        given: Box<QpMailbox>,
+    },
+    /// Reset a queue pair.
+    ResetQp(u32),
+    /// Answer with a queue pair's context.
+    QueryQp(u32),
+    /// Attach a queue pair to a multicast group.
+    Attach {
+        qpn: u32,
+        mgid: Gid,
+        /// Keep the queue pair's own packets from it.
+        block_loopback: bool,
+    },
+    /// Detach a queue pair from a multicast group.
+    Detach { qpn: u32, mgid: Gid },
+}
 
 impl Command {
-    /// What the register says. Reads the input mailbox of commands that have one.
+    /// Returns what the register says, with every parameter as a type. Of the guest's memory this reads the
+    /// input mailbox of commands that have one, once.
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] for a command that the function does not know, or with parameters that
     /// cannot be meant.
     pub(super) fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Self, Status> {
-        if vhcr.opcode() == Opcode::NOP {
-            return Ok(Self::Nop);
-        }
-        if vhcr.opcode() == Opcode::ALLOC_RES {
-            let (kind, op) = resource(vhcr);
-            return Allocation::parse(kind, op, vhcr.in_param.get()).map(Self::Allocate);
-        }
-        if let Some(query) = Query::parse(hca, vhcr)? {
-            return Ok(Self::Query(query));
-        }
-        if let Some(command) = QueueCommand::parse(hca, vhcr)? {
-            return Ok(Self::Queue(command));
-        }
-        if let Some(creation) = Creation::parse(hca, vhcr)? {
-            return Ok(Self::Create(creation));
-        }
-        Change::parse(hca, vhcr).map(Self::Change)
-    }
-}
+        let given = Given { hca, vhcr };
+        let variant = vhcr.op_modifier();
+        Ok(match vhcr.opcode() {
+            // Executed by `Objects::execute`, the numbers by `Resources::allocate`.
+            Opcode::NOP => Self::Nop,
+            Opcode::ALLOC_RES => Self::Allocate(given.allocation()?),
 
-impl Creation {
-    fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Option<Self>, Status> {
-        Ok(Some(match vhcr.opcode() {
-            Opcode::SW2HW_MPT => Self::Region {
-                index: number(vhcr),
-                entry: *fetch_mailbox(hca, vhcr)?.view(),
-            },
-            Opcode::SW2HW_EQ => Self::Eq {
-                eqn: vhcr.in_modifier.get(),
-                context: *fetch_mailbox(hca, vhcr)?.view(),
-            },
-            _ => return Ok(None),
-        }))
-    }
-}
+            // Executed by `Objects::query`.
+            Opcode::QUERY_DEV_CAP => Self::Query(Query::DevCap),
+            Opcode::QUERY_FW => Self::Query(Query::Firmware),
+            Opcode::QUERY_ADAPTER => Self::Query(Query::Adapter),
+            Opcode::QUERY_HCA => Self::Query(Query::Hca),
+            Opcode::QUERY_FUNC_CAP if variant == 0 => Self::Query(Query::FuncCap),
+            Opcode::QUERY_FUNC_CAP => Self::Query(Query::FuncCapPort(given.port()?)),
+            Opcode::QUERY_PORT => Self::Query(Query::Port(given.port()?)),
+            Opcode::QUERY_MPT => Self::Query(Query::Region(given.number())),
+            Opcode::QUERY_IF_STAT => Self::Query(given.counter()),
+            Opcode::MAD_IFC => Self::Query(given.mad()?),
 
-impl Query {
-    /// The question that a command is, if it is one.
-    fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Option<Self>, Status> {
-        let modifier = vhcr.in_modifier.get();
-        let query = match vhcr.opcode() {
-            Opcode::QUERY_DEV_CAP => Self::DevCap,
-            Opcode::QUERY_FW => Self::Firmware,
-            Opcode::QUERY_ADAPTER => Self::Adapter,
-            Opcode::QUERY_HCA => Self::Hca,
-            Opcode::QUERY_FUNC_CAP if vhcr.op_modifier() == 0 => Self::FuncCap,
-            Opcode::QUERY_FUNC_CAP => Self::FuncCapPort {
-                port: port(modifier)?,
-            },
-            Opcode::QUERY_PORT => Self::Port {
-                port: port(modifier)?,
-            },
-            Opcode::QUERY_MPT => Self::Region {
-                index: number(vhcr),
-            },
-            Opcode::QUERY_IF_STAT => Self::Counter {
-                index: modifier & !RESET_COUNTER,
-                reset: modifier & RESET_COUNTER != 0,
-            },
-            Opcode::MAD_IFC => {
-                let mailbox = fetch_mailbox(hca, vhcr)?;
-                let request = MadRequest::parse(modifier, vhcr.op_modifier(), &mailbox);
-                Self::Mad(Box::new(request))
-            }
-            _ => return Ok(None),
-        };
-        Ok(Some(query))
-    }
-}
+            // Begun by `Objects::execute`, finished by `Objects::go_on`.
+            Opcode::SW2HW_MPT => Self::Create(Creation::Region(given.number(), given.mailbox()?)),
+            Opcode::SW2HW_EQ => Self::Create(Creation::Eq(given.eqn(), given.mailbox()?)),
 
-impl Change {
-    fn parse(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Self, Status> {
-        let modifier = vhcr.in_modifier.get();
-        let change = match vhcr.opcode() {
-            Opcode::INIT_PORT => Self::InitPort {
-                port: port(modifier)?,
-            },
-            Opcode::CLOSE_PORT => Self::ClosePort {
-                port: port(modifier)?,
-            },
-            Opcode::SET_PORT => {
-                let mailbox = fetch_mailbox(hca, vhcr)?;
-                Self::SetPort(PortSettings::parse(modifier, vhcr.op_modifier(), &mailbox)?)
+            // Executed by `Objects::change`.
+            Opcode::INIT_PORT => Self::Change(Change::InitPort(given.port()?)),
+            Opcode::CLOSE_PORT => Self::Change(Change::ClosePort(given.port()?)),
+            Opcode::SET_PORT => Self::Change(given.port_settings()?),
+            Opcode::FREE_RES => Self::Change(given.release()?),
+            Opcode::WRITE_MTT => Self::Change(given.page_addresses()?),
+            Opcode::HW2SW_MPT => Self::Change(Change::DestroyRegion(given.number())),
+            Opcode::HW2SW_EQ => Self::Change(Change::DestroyEq(given.eqn())),
+            Opcode::MAP_EQ => Self::Change(given.event_map()),
+
+            // Executed by `Queues::execute`.
+            Opcode::SW2HW_CQ => Self::Queue(given.new_cq()?),
+            Opcode::HW2SW_CQ => Self::Queue(QueueCommand::DestroyCq(given.number())),
+            Opcode::MODIFY_CQ => Self::Queue(given.modify_cq()?),
+            Opcode::SW2HW_SRQ => {
+                Self::Queue(QueueCommand::CreateSrq(given.number(), given.mailbox()?))
             }
-            Opcode::FREE_RES => {
-                let (kind, op) = resource(vhcr);
-                Self::Release(Release::parse(kind, op, vhcr.in_param.get())?)
-            }
-            Opcode::WRITE_MTT => Self::write_mtt(hca, vhcr)?,
-            Opcode::HW2SW_MPT => Self::DestroyRegion {
-                index: number(vhcr),
-            },
-            Opcode::HW2SW_EQ => Self::DestroyEq { eqn: modifier },
-            Opcode::MAP_EQ => {
-                let map = MapEq {
-                    word: vhcr.in_modifier,
-                };
-                Self::MapEq {
-                    eqn: map.eqn().into(),
-                    events: EventMask(vhcr.in_param.get()),
-                    unmap: map.unmap(),
-                }
-            }
+            Opcode::HW2SW_SRQ => Self::Queue(QueueCommand::DestroySrq(given.number())),
+            Opcode::QUERY_SRQ => Self::Queue(QueueCommand::QuerySrq(given.number())),
+            Opcode::ARM_SRQ => Self::Queue(QueueCommand::ArmSrq(given.number(), given.limit())),
+            Opcode::RST2INIT_QP => Self::Queue(given.transition(Transition::RstToInit)?),
+            Opcode::INIT2INIT_QP => Self::Queue(given.transition(Transition::InitToInit)?),
+            Opcode::INIT2RTR_QP => Self::Queue(given.transition(Transition::InitToRtr)?),
+            Opcode::RTR2RTS_QP => Self::Queue(given.transition(Transition::RtrToRts)?),
+            Opcode::RTS2RTS_QP => Self::Queue(given.transition(Transition::RtsToRts)?),
+            Opcode::SQERR2RTS_QP => Self::Queue(given.transition(Transition::SqerToRts)?),
+            Opcode::RTS2SQD_QP => Self::Queue(given.transition(Transition::RtsToSqd)?),
+            Opcode::SQD2RTS_QP => Self::Queue(given.transition(Transition::SqdToRts)?),
+            Opcode::SQD2SQD_QP => Self::Queue(given.transition(Transition::SqdToSqd)?),
+            Opcode::TO_ERR_QP => Self::Queue(given.to_error()),
+            Opcode::TO_RST_QP => Self::Queue(QueueCommand::ResetQp(given.number())),
+            Opcode::QUERY_QP => Self::Queue(QueueCommand::QueryQp(given.number())),
+            Opcode::QP_ATTACH => Self::Queue(given.attachment()?),
+
             _ => return Err(Status::BAD_PARAM),
-        };
-        Ok(change)
-    }
-
-    fn write_mtt(hca: &dyn Hca, vhcr: &Vhcr) -> Result<Self, Status> {
-        let count = usize::try_from(vhcr.in_modifier.get()).map_err(|_| Status::BAD_PARAM)?;
-        let mailbox = fetch_mailbox(hca, vhcr)?;
-        let write: &WriteMtt = mailbox.view();
-        let entries = write.entries.get(..count).filter(|e| !e.is_empty());
-        Ok(Self::WriteMtt {
-            first: write.first.get(),
-            entries: entries.ok_or(Status::BAD_PARAM)?.to_vec(),
         })
     }
 }
 
-/// The object that a modifier names.
-fn number(vhcr: &Vhcr) -> u32 {
-    vhcr.in_modifier.get() & NUMBER_MASK
+/// The register, and the memory that the input mailbox is in.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    hca: &'a dyn Hca,
+    vhcr: &'a Vhcr,
 }
 
-/// The port that a modifier names.
-fn port(modifier: u32) -> Result<PortNum, Status> {
-    u8::try_from(modifier)
-        .map(PortNum)
-        .map_err(|_| Status::BAD_PARAM)
-}
+impl Given<'_> {
+    /// The number of an object, in the low 24 bits of the input modifier.
+    fn number(self) -> u32 {
+        self.vhcr.in_modifier.get() & 0xff_ffff
+    }
 
-/// The kind of resource that a command is about, and what to do with it.
-fn resource(vhcr: &Vhcr) -> (ResourceType, ResourceOp) {
-    let modifier = ResourceModifier {
-        word: vhcr.in_modifier,
-    };
-    (modifier.resource(), ResourceOp::new(vhcr.op_modifier()))
+    /// The number of an event queue, which takes up all of the input modifier.
+    fn eqn(self) -> u32 {
+        self.vhcr.in_modifier.get()
+    }
+
+    fn port(self) -> Result<PortNum, Status> {
+        u8::try_from(self.vhcr.in_modifier.get())
+            .map(PortNum)
+            .map_err(|_| Status::BAD_PARAM)
+    }
+
+    /// The start of the input mailbox.
+    fn mailbox<T: MailboxLayout + Copy>(self) -> Result<T, Status> {
+        Ok(*fetch_mailbox(self.hca, self.vhcr)?.view())
+    }
+
+    /// The kind of resource, and what to do with it.
+    fn resource(self) -> (ResourceType, ResourceOp) {
+        let modifier = ResourceModifier {
+            word: self.vhcr.in_modifier,
+        };
+        let op = ResourceOp::new(self.vhcr.op_modifier());
+        (modifier.resource(), op)
+    }
+
+    fn allocation(self) -> Result<Allocation, Status> {
+        let (kind, op) = self.resource();
+        Allocation::parse(kind, op, self.vhcr.in_param.get())
+    }
+
+    fn release(self) -> Result<Change, Status> {
+        let (kind, op) = self.resource();
+        Release::parse(kind, op, self.vhcr.in_param.get()).map(Change::Release)
+    }
+
+    fn counter(self) -> Query {
+        let modifier = self.vhcr.in_modifier.get();
+        Query::Counter {
+            index: modifier & !RESET_COUNTER,
+            reset: modifier & RESET_COUNTER != 0,
+        }
+    }
+
+    fn mad(self) -> Result<Query, Status> {
+        let mailbox = fetch_mailbox(self.hca, self.vhcr)?;
+        let modifier = self.vhcr.in_modifier.get();
+        let request = MadRequest::parse(modifier, self.vhcr.op_modifier(), &mailbox);
+        Ok(Query::Mad(Box::new(request)))
+    }
+
+    fn port_settings(self) -> Result<Change, Status> {
+        let mailbox = fetch_mailbox(self.hca, self.vhcr)?;
+        let modifier = self.vhcr.in_modifier.get();
+        PortSettings::parse(modifier, self.vhcr.op_modifier(), &mailbox).map(Change::SetPort)
+    }
+
+    fn page_addresses(self) -> Result<Change, Status> {
+        let count = usize::try_from(self.vhcr.in_modifier.get()).map_err(|_| Status::BAD_PARAM)?;
+        let mailbox = fetch_mailbox(self.hca, self.vhcr)?;
+        let write: &WriteMtt = mailbox.view();
+        let entries = write.entries.get(..count).filter(|e| !e.is_empty());
+        let entries = entries.ok_or(Status::BAD_PARAM)?.to_vec();
+        Ok(Change::WriteMtt(write.first.get(), entries))
+    }
+
+    fn event_map(self) -> Change {
+        let map = MapEq {
+            word: self.vhcr.in_modifier,
+        };
+        Change::MapEq {
+            eqn: map.eqn().into(),
+            events: EventMask(self.vhcr.in_param.get()),
+            unmap: map.unmap(),
+        }
+    }
+
+    fn new_cq(self) -> Result<QueueCommand, Status> {
+        Ok(QueueCommand::CreateCq {
+            cqn: self.number(),
+            context: self.mailbox()?,
+            initialised: self.vhcr.op_modifier() == SW2HW_INITIALISED,
+        })
+    }
+
+    fn modify_cq(self) -> Result<QueueCommand, Status> {
+        let cqn = self.number();
+        match self.vhcr.op_modifier() {
+            MODIFY_RESIZE => Ok(QueueCommand::ResizeCq(cqn, self.mailbox()?)),
+            MODIFY_MODERATION => {
+                let moderation = Moderation::of(&self.mailbox()?);
+                Ok(QueueCommand::ModerateCq(cqn, moderation))
+            }
+            _ => Err(Status::BAD_PARAM),
+        }
+    }
+
+    /// The limit of a shared receive queue, in receives.
+    fn limit(self) -> u16 {
+        let [.., high, low] = self.vhcr.in_param.get().to_be_bytes();
+        u16::from_be_bytes([high, low])
+    }
+
+    fn transition(self, transition: Transition) -> Result<QueueCommand, Status> {
+        let modifier: QpModifier = zerocopy::transmute!(self.vhcr.in_modifier);
+        Ok(QueueCommand::Transit {
+            qpn: modifier.qpn.get(),
+            transition,
+            drained_event: modifier.drained_event(),
+            given: Box::new(self.mailbox()?),
+        })
+    }
+
+    /// The mailbox that comes with this transition says nothing, and is not read.
+    fn to_error(self) -> QueueCommand {
+        QueueCommand::Transit {
+            qpn: self.number(),
+            transition: Transition::ToErr,
+            drained_event: false,
+            given: Box::default(),
+        }
+    }
+
+    fn attachment(self) -> Result<QueueCommand, Status> {
+        /// [`AttachModifier::protocol`] of InfiniBand.
+        const INFINIBAND: u8 = 0;
+        /// Values of the op modifier.
+        const DETACH: u8 = 0;
+        const ATTACH: u8 = 1;
+
+        let modifier: AttachModifier = zerocopy::transmute!(self.vhcr.in_modifier);
+        if modifier.protocol() != INFINIBAND {
+            return Err(Status::BAD_PARAM);
+        }
+        let qpn = modifier.qpn.get();
+        let MulticastGroup { mgid, .. } = self.mailbox()?;
+        match self.vhcr.op_modifier() {
+            ATTACH => Ok(QueueCommand::Attach {
+                qpn,
+                mgid,
+                block_loopback: modifier.block_loopback(),
+            }),
+            DETACH => Ok(QueueCommand::Detach { qpn, mgid }),
+            _ => Err(Status::BAD_PARAM),
+        }
+    }
 }

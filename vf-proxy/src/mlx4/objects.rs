@@ -3,10 +3,10 @@
 use hca_api::{Hca, PortChange};
 use ib_wire::PortNum;
 use mlx4_defs::eqe::{Eqe, EventType};
-use mlx4_defs::{Mailbox, Status};
+use mlx4_defs::{Cqn, Mailbox, Status};
 
 use super::capability::{self, LOG_MTTS, check_port};
-use super::command::{Change, Command, Creation, Query};
+use super::command::{Change, Command, Creation, Query, QueueCommand};
 use super::eq::Eqs;
 use super::lengthy::{Lengthy, NewQueue, Step};
 use super::mpt::{Mpts, NewRegion};
@@ -59,11 +59,11 @@ impl Objects {
                 let first = self.resources.allocate(hca, &mut self.mtts, wanted)?;
                 Output::Immediate(first.into())
             }
-            Command::Create(Creation::Eq { eqn, context }) => {
+            Command::Create(Creation::Eq(eqn, context)) => {
                 let (eq, fill) = self.eqs.create(&mut self.mtts, eqn, &context)?;
                 return Ok(Step::queue(fill, NewQueue::Eq(Box::new(eq))));
             }
-            Command::Create(Creation::Region { index, entry }) => {
+            Command::Create(Creation::Region(index, entry)) => {
                 self.resources.mpts.owned.check_software(index)?;
                 let region = NewRegion::new(&self.mtts, index, &entry)?;
                 return Ok(Step::More(Lengthy::Region(Box::new(region))));
@@ -73,7 +73,10 @@ impl Objects {
                 Output::None
             }
             Command::Queue(command) => {
-                let ended = command.ended_cq();
+                let ended = match command {
+                    QueueCommand::DestroyCq(cqn) => Some(Cqn::from_low_bits(cqn)),
+                    _ => None,
+                };
                 let mut tables = Tables {
                     resources: &mut self.resources,
                     mtts: &mut self.mtts,
@@ -108,14 +111,14 @@ impl Objects {
             Query::Adapter => Ok(capability::query_adapter()),
             Query::Hca => Ok(capability::query_hca(&hca.attributes())),
             Query::FuncCap => Ok(capability::query_func_cap(&hca.attributes())),
-            Query::FuncCapPort { port } => {
+            Query::FuncCapPort(port) => {
                 check_port(hca, port)?;
                 let special = self.resources.special_qpns(hca)?;
                 let device = hca.attributes();
                 Ok(capability::query_func_cap_port(&device, port, special))
             }
-            Query::Port { port } => capability::query_port(hca, port),
-            Query::Region { index } => {
+            Query::Port(port) => capability::query_port(hca, port),
+            Query::Region(index) => {
                 self.resources.mpts.owned.check_software(index)?;
                 Ok(capability::answer(&self.mpts.query(index)))
             }
@@ -134,7 +137,7 @@ impl Objects {
 
     fn change(&mut self, hca: &mut dyn Hca, change: Change) -> Result<(), Status> {
         match change {
-            Change::InitPort { port } | Change::ClosePort { port } => check_port(hca, port),
+            Change::InitPort(port) | Change::ClosePort(port) => check_port(hca, port),
             Change::SetPort(settings) => self.ports.change(hca, &settings),
             Change::Release(given) => {
                 let (mtts, mpts) = (&mut self.mtts, &mut self.mpts);
@@ -146,15 +149,15 @@ impl Objects {
                 }
                 Ok(())
             }
-            Change::WriteMtt { first, entries } => self.mtts.write(first, &entries),
-            Change::DestroyRegion { index } => {
+            Change::WriteMtt(first, entries) => self.mtts.write(first, &entries),
+            Change::DestroyRegion(index) => {
                 self.resources.mpts.owned.check_hardware(index)?;
                 let (mtts, pds) = (&mut self.mtts, &mut self.pds);
                 self.mpts.destroy(hca, mtts, pds, index)?;
                 self.resources.mpts.owned.set_hardware(index, false);
                 Ok(())
             }
-            Change::DestroyEq { eqn } => self.eqs.destroy(&mut self.mtts, eqn),
+            Change::DestroyEq(eqn) => self.eqs.destroy(&mut self.mtts, eqn),
             Change::MapEq { eqn, events, unmap } => self.eqs.map(eqn, events, unmap),
         }
     }

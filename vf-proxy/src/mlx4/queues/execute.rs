@@ -7,12 +7,12 @@ use mlx4_defs::qp::{QpMailbox, QpState};
 use mlx4_defs::srq::SrqContext;
 use mlx4_defs::{Mailbox, Status};
 
+use super::super::command::QueueCommand;
 use super::super::lengthy::{NewQueue, Step};
 use super::super::mtt::Mtts;
 use super::super::pd::{Pds, status_of};
 use super::super::resources::Resources;
 use super::super::vhcr::Output;
-use super::command::QueueCommand;
 use super::cq::{Cq, NewRing};
 use super::qp::{Parts, Qp};
 use super::srq::Srq;
@@ -47,33 +47,33 @@ impl Queues {
                 context,
                 initialised,
             } => return self.create_cq(hca, tables, cqn, &context, initialised),
-            QueueCommand::DestroyCq { cqn } => self.destroy_cq(hca, tables, cqn)?,
-            QueueCommand::ResizeCq { cqn, context } => {
+            QueueCommand::DestroyCq(cqn) => self.destroy_cq(hca, tables, cqn)?,
+            QueueCommand::ResizeCq(cqn, context) => {
                 tables.resources.cqs.owned.check_hardware(cqn)?;
                 self.collect(hca, cqn);
                 let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
                 let (ring, fill) = cq.resize(hca, tables.mtts, &context)?;
                 return Ok(Step::queue(fill, NewQueue::Ring { cqn, ring }));
             }
-            QueueCommand::ModerateCq { cqn, moderation } => {
+            QueueCommand::ModerateCq(cqn, moderation) => {
                 tables.resources.cqs.owned.check_hardware(cqn)?;
                 let cq = self.cqs.get_mut(&cqn).ok_or(Status::BAD_RESOURCE)?;
                 if cq.moderate(moderation) {
                     self.wake(cqn);
                 }
             }
-            QueueCommand::CreateSrq { srqn, context } => {
+            QueueCommand::CreateSrq(srqn, context) => {
                 self.create_srq(hca, tables, srqn, &context)?;
             }
-            QueueCommand::DestroySrq { srqn } => self.destroy_srq(hca, tables, srqn)?,
-            QueueCommand::QuerySrq { srqn } => {
+            QueueCommand::DestroySrq(srqn) => self.destroy_srq(hca, tables, srqn)?,
+            QueueCommand::QuerySrq(srqn) => {
                 tables.resources.srqs.owned.check_hardware(srqn)?;
                 let srq = self.srqs.get(&srqn).ok_or(Status::BAD_RESOURCE)?;
                 return Ok(Step::Done(Output::Mailbox(Box::new(Mailbox::with(
                     &srq.query(hca),
                 )))));
             }
-            QueueCommand::ArmSrq { srqn, limit } => {
+            QueueCommand::ArmSrq(srqn, limit) => {
                 tables.resources.srqs.owned.check_hardware(srqn)?;
                 let srq = self.srqs.get(&srqn).ok_or(Status::BAD_RESOURCE)?;
                 srq.arm(hca, limit)?;
@@ -93,8 +93,8 @@ impl Queues {
                 tables.resources.qps.check_hardware(qpn)?;
                 self.transit(hca, qpn, transition, &given, drained_event)?;
             }
-            QueueCommand::ResetQp { qpn } => self.reset_qp(hca, tables, qpn)?,
-            QueueCommand::QueryQp { qpn } => {
+            QueueCommand::ResetQp(qpn) => self.reset_qp(hca, tables, qpn)?,
+            QueueCommand::QueryQp(qpn) => {
                 tables.resources.qps.check_hardware(qpn)?;
                 self.follow_provider(hca, qpn);
                 let qp = self.qps.get(&qpn).ok_or(Status::BAD_RESOURCE)?;

@@ -14,7 +14,6 @@
 //! that are flushed, when there are very many. One call of [`Queues::poll`] does a part of what there is to do and no
 //! more, so that whoever calls can look at the clock.
 
-mod command;
 mod cq;
 mod cqe;
 mod execute;
@@ -40,7 +39,6 @@ use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Srqn, Uar};
 
-pub(super) use self::command::QueueCommand;
 #[cfg(test)]
 pub(super) use self::execute::MAX_ATTACHMENTS;
 pub(super) use self::execute::Tables;
@@ -52,6 +50,9 @@ pub(super) use self::turns::TURNS;
 use self::cq::Rung;
 pub(super) use self::cq::{Cq, NewRing};
 use self::flush::FlushTimer;
+pub(super) use self::moderation::Moderation;
+pub(super) use self::transition::Transition;
+
 use self::moderation::HeldEvents;
 use self::name::Life;
 use self::qp::Qp;
@@ -71,7 +72,6 @@ const BATCHES_COLLECTED: usize = 8;
 pub(super) enum QueueEvent {
     /// A completion queue that was armed has something, for one event queue.
     Completion {
-        /// The completion queue.
         cqn: Cqn,
         /// Its event queue.
         eqn: u32,

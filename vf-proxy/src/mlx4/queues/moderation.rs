@@ -20,7 +20,7 @@ pub(in super::super) struct Moderation {
 
 impl Moderation {
     /// What a context says; `None` is no moderation.
-    pub(super) fn of(context: &CqContext) -> Option<Self> {
+    pub(in super::super) fn of(context: &CqContext) -> Option<Self> {
         let (count, micros) = (context.max_count.get(), context.period.get());
         (count != 0 && micros != 0).then(|| Self {
             count,

@@ -6,7 +6,6 @@
 
 use hca_api::{QpModify, QpState as ProviderState};
 use ib_wire::{PKeyIndex, PortNum};
-use mlx4_defs::Opcode;
 use mlx4_defs::qp::{OptionalFields, QpContext, QpPath, QpState, ServiceType};
 
 use super::super::capability::SINK_COUNTER;
@@ -37,23 +36,6 @@ pub(in super::super) enum Transition {
 }
 
 impl Transition {
-    /// The transition that a command asks for.
-    pub(in super::super) const fn of(opcode: Opcode) -> Option<Self> {
-        Some(match opcode {
-            Opcode::RST2INIT_QP => Self::RstToInit,
-            Opcode::INIT2INIT_QP => Self::InitToInit,
-            Opcode::INIT2RTR_QP => Self::InitToRtr,
-            Opcode::RTR2RTS_QP => Self::RtrToRts,
-            Opcode::RTS2RTS_QP => Self::RtsToRts,
-            Opcode::SQERR2RTS_QP => Self::SqerToRts,
-            Opcode::RTS2SQD_QP => Self::RtsToSqd,
-            Opcode::SQD2RTS_QP => Self::SqdToRts,
-            Opcode::SQD2SQD_QP => Self::SqdToSqd,
-            Opcode::TO_ERR_QP => Self::ToErr,
-            _ => return None,
-        })
-    }
-
     /// Whether it starts in a state.
     pub(super) fn starts_in(self, state: QpState) -> bool {
         match self {
