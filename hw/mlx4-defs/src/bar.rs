@@ -7,6 +7,8 @@
 /// Bytes of a UAR page.
 pub const UAR_SIZE: u64 = 4096;
 
+use crate::{Eqn, Uar};
+
 /// UAR pages that hold no user's doorbells (`mlx4_get_num_reserved_uar`).
 pub const RESERVED_UARS: u32 = 128;
 
@@ -33,17 +35,17 @@ pub enum Register {
     /// The doorbell of an event queue.
     Eq {
         /// Number of the event queue.
-        eqn: u32,
+        eqn: Eqn,
     },
     /// The send doorbell of a UAR.
     Send {
         /// Index of the UAR.
-        uar: u32,
+        uar: Uar,
     },
     /// The CQ doorbell of a UAR, or, with `second`, its second half.
     Cq {
         /// Index of the UAR.
-        uar: u32,
+        uar: Uar,
         /// Whether the offset is that of the second word.
         second: bool,
     },
@@ -63,10 +65,11 @@ impl Register {
             let index = u32::try_from(slot / EQ_DOORBELL_STRIDE).ok()?;
             return (slot.is_multiple_of(EQ_DOORBELL_STRIDE) && index < EQS_PER_PAGE).then_some(
                 Self::Eq {
-                    eqn: uar * EQS_PER_PAGE + index,
+                    eqn: Eqn(uar * EQS_PER_PAGE + index),
                 },
             );
         }
+        let uar = Uar::new(uar)?;
         match in_page {
             SEND_DOORBELL => Some(Self::Send { uar }),
             CQ_DOORBELL => Some(Self::Cq { uar, second: false }),
@@ -81,13 +84,13 @@ impl Register {
         match self {
             Self::Comm(offset) => offset,
             Self::Eq { eqn } => {
-                (eqn / EQS_PER_PAGE) as u64 * UAR_SIZE
+                (eqn.0 / EQS_PER_PAGE) as u64 * UAR_SIZE
                     + EQ_DOORBELLS
-                    + (eqn % EQS_PER_PAGE) as u64 * EQ_DOORBELL_STRIDE
+                    + (eqn.0 % EQS_PER_PAGE) as u64 * EQ_DOORBELL_STRIDE
             }
-            Self::Send { uar } => uar as u64 * UAR_SIZE + SEND_DOORBELL,
+            Self::Send { uar } => uar.get() as u64 * UAR_SIZE + SEND_DOORBELL,
             Self::Cq { uar, second } => {
-                uar as u64 * UAR_SIZE
+                uar.get() as u64 * UAR_SIZE
                     + if second {
                         CQ_DOORBELL_SECOND
                     } else {
@@ -109,21 +112,26 @@ mod tests {
         let registers = [
             (0x0, Register::Comm(0)),
             (0xc, Register::Comm(0xc)),
-            (0x800, Register::Eq { eqn: 0 }),
-            (0x1800, Register::Eq { eqn: 4 }),
-            (0x7_f818, Register::Eq { eqn: 511 }),
-            (0x8_0014, Register::Send { uar: 128 }),
+            (0x800, Register::Eq { eqn: Eqn(0) }),
+            (0x1800, Register::Eq { eqn: Eqn(4) }),
+            (0x7_f818, Register::Eq { eqn: Eqn(511) }),
+            (
+                0x8_0014,
+                Register::Send {
+                    uar: Uar::from_low_bits(128),
+                },
+            ),
             (
                 0x8_1020,
                 Register::Cq {
-                    uar: 129,
+                    uar: Uar::from_low_bits(129),
                     second: false,
                 },
             ),
             (
                 0x8_1024,
                 Register::Cq {
-                    uar: 129,
+                    uar: Uar::from_low_bits(129),
                     second: true,
                 },
             ),

@@ -3,9 +3,9 @@
 use ib_wire::bit_fields;
 use zerocopy::network_endian::{U16, U32};
 
-use crate::LogPageSize;
 use crate::eqe::EventType;
 use crate::mtt::MttBase;
+use crate::{Eqn, LogPageSize};
 
 layout! {
     /// The input of [`crate::Opcode::SW2HW_EQ`] (`struct mlx4_eq_context`).
@@ -143,7 +143,7 @@ impl MapEq {
         /// Take the assignment back.
         unmap, set_unmap: bool = word >> 31, 1;
         /// Number of the event queue.
-        eqn, set_eqn: u16 = word >> 0, 10;
+        eqn, set_eqn: Eqn = word >> 0, 10;
     }
 }
 

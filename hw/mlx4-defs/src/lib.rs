@@ -45,7 +45,9 @@ mod vhcr;
 pub mod wqe;
 
 pub use mailbox::{MAILBOX_SIZE, Mailbox, MailboxLayout};
-pub use number::{Cqn, DoorbellRecordAddr, LogPageSize, Srqn, Uar};
+pub use number::{
+    CounterIndex, Cqn, DoorbellRecordAddr, Eqn, LogPageSize, MptIndex, MttIndex, Pdn, Srqn, Uar,
+};
 pub use opcode::Opcode;
 pub use status::Status;
 pub use vhcr::{TOKEN, VHCR_SIZE, Vhcr};

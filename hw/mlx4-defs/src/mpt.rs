@@ -3,6 +3,8 @@
 use ib_wire::bit_fields;
 use zerocopy::network_endian::{U32, U64};
 
+use crate::Pdn;
+
 layout! {
     /// An entry: the input of [`crate::Opcode::SW2HW_MPT`] and the output of [`crate::Opcode::QUERY_MPT`]
     /// (`struct mlx4_mpt_entry`).
@@ -75,7 +77,7 @@ impl MptEntry {
         /// The virtual function; 0 from a guest.
         function, set_function: u8 = pd_flags >> 17, 7;
         /// The protection domain.
-        pd, set_pd: u32 = pd_flags >> 0, 17;
+        pd, set_pd: Pdn = pd_flags >> 0, 17;
     }
 
     /// The key as users have it: the index above the variant. The entry has it the other way round
@@ -112,7 +114,7 @@ mod tests {
         entry.set_local_read(true);
         entry.set_local_write(true);
         entry.set_enable_invalidate(3);
-        entry.set_pd(0x1_8001);
+        entry.set_pd(Pdn(0x1_8001));
         assert_eq!(entry.flags.get(), 0xf002_0d00);
         assert_eq!(entry.pd_flags.get(), 0x0301_8001);
     }

@@ -2,6 +2,8 @@
 
 use zerocopy::network_endian::U64;
 
+use crate::MttIndex;
+
 /// Bytes of an entry, which the addresses in contexts count ([`MttBase`]).
 pub const MTT_ENTRY_SIZE: u64 = 8;
 
@@ -55,16 +57,16 @@ transparent! {
 impl MttBase {
     /// The value for pages that begin at an entry. Bits beyond the 40 are dropped.
     #[must_use]
-    pub const fn from_entry(entry: u64) -> Self {
-        let [_, _, _, a, b, c, d, e] = entry.wrapping_mul(MTT_ENTRY_SIZE).to_be_bytes();
+    pub const fn from_entry(entry: MttIndex) -> Self {
+        let [_, _, _, a, b, c, d, e] = entry.0.wrapping_mul(MTT_ENTRY_SIZE).to_be_bytes();
         Self([a, b, c, d, e])
     }
 
     /// The entry at which the pages begin. The lowest three bits of the field count for nothing.
     #[must_use]
-    pub const fn entry(self) -> u64 {
+    pub const fn entry(self) -> MttIndex {
         let [a, b, c, d, e] = self.0;
-        u64::from_be_bytes([0, 0, 0, a, b, c, d, e]) / MTT_ENTRY_SIZE
+        MttIndex(u64::from_be_bytes([0, 0, 0, a, b, c, d, e]) / MTT_ENTRY_SIZE)
     }
 }
 
@@ -94,10 +96,10 @@ mod tests {
 
     #[test]
     fn a_base_counts_bytes_of_the_table() {
-        let base = MttBase::from_entry(0x20_0000_0001);
+        let base = MttBase::from_entry(MttIndex(0x20_0000_0001));
         assert_eq!(base.as_bytes(), [0, 0, 0, 0, 8]);
-        let base = MttBase::from_entry(0x1f_ffff_ffff);
+        let base = MttBase::from_entry(MttIndex(0x1f_ffff_ffff));
         assert_eq!(base.as_bytes(), [0xff, 0xff, 0xff, 0xff, 0xf8]);
-        assert_eq!(base.entry(), 0x1f_ffff_ffff);
+        assert_eq!(base.entry(), MttIndex(0x1f_ffff_ffff));
     }
 }

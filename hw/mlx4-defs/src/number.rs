@@ -11,9 +11,54 @@ ib_wire::u24_newtype! {
 }
 
 ib_wire::u24_newtype! {
+    /// The index of a memory region in the protection table (24 bits). A key has it above its variant.
+    MptIndex, "0x{:06x}"
+}
+
+ib_wire::u24_newtype! {
     /// The index of a UAR: which page of BAR 2 (24 bits).
     Uar, "0x{:06x}"
 }
+
+/// The number of an event queue. A device has far fewer than 32 bits can name, and a driver can name any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Eqn(pub u32);
+
+ib_wire::impl_bits! {
+    Eqn, u32, Eqn, |Eqn(number)| number;
+}
+
+/// The number of a protection domain (17 bits). The driver chooses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pdn(pub u32);
+
+ib_wire::impl_bits! {
+    Pdn, u32, Pdn, |Pdn(number)| number;
+}
+
+/// The index of an entry of the memory translation table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MttIndex(pub u64);
+
+/// The index of a counter of traffic.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    zerocopy::FromBytes,
+    zerocopy::IntoBytes,
+    zerocopy::KnownLayout,
+    zerocopy::Immutable,
+    zerocopy::Unaligned,
+)]
+#[repr(transparent)]
+pub struct CounterIndex(pub u8);
 
 transparent! {
     /// The size of the pages behind a queue, in a context (`log_page_size`).

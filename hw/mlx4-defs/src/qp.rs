@@ -4,7 +4,7 @@ use ib_wire::{Gid, Lid, Mtu, Psn, QKey, Qpn, Sl, bit_fields};
 use zerocopy::network_endian::{U16, U32};
 
 use crate::mtt::MttBase;
-use crate::{Cqn, DoorbellRecordAddr, LogPageSize, Srqn, Uar};
+use crate::{CounterIndex, Cqn, DoorbellRecordAddr, LogPageSize, Pdn, Srqn, Uar};
 
 layout! {
     /// A path (`struct mlx4_qp_path`).
@@ -18,7 +18,7 @@ layout! {
         /// See [`Self::pkey_index`].
         0x03 pub pkey_index_byte: u8,
         /// The counter to count in.
-        0x04 pub counter_index: u8,
+        0x04 pub counter_index: CounterIndex,
         /// See [`Self::grh`] and [`Self::path_bits`].
         0x05 pub grh_path_bits: u8,
         /// Destination LID.
@@ -184,7 +184,7 @@ impl QpContext {
         /// Path migration.
         path_migration, set_path_migration: PathMigration = flags >> 11, 2;
         /// The protection domain.
-        pd, set_pd: u32 = pd_word >> 0, 17;
+        pd, set_pd: Pdn = pd_word >> 0, 17;
         /// Path MTU.
         mtu, set_mtu: Mtu = mtu_msgmax >> 5, 3;
         /// Log2 of the bytes of the longest message.

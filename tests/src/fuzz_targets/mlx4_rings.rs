@@ -2,6 +2,7 @@
 
 use hca_api::ResourceCounts;
 use ib_vtime::Duration;
+use mlx4_defs::Uar;
 use mlx4_defs::bar::Register;
 use mlx4_defs::cq::{ArmCommand, CqDoorbell};
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
@@ -106,9 +107,9 @@ impl Scene {
         let _ = self.talkers[from].say(&mut self.driver, &mut self.bench, &way, &message);
     }
 
-    fn uar(&self, input: &mut Input<'_>) -> u32 {
+    fn uar(&self, input: &mut Input<'_>) -> Uar {
         // That of the kernel, that of the program, and one of nobody.
-        self.driver.uar().get() + u32::from(input.byte() % 3)
+        self.driver.uar().wrapping_add((input.byte() % 3).into())
     }
 
     fn ring(&mut self, input: &mut Input<'_>) {

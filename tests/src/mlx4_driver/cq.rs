@@ -140,7 +140,7 @@ impl Cq {
         self.memory.write(self.record + 4, record.arm.as_bytes());
         let doorbell = CqDoorbell::new(self.cqn, command, serial, consumer);
         let register = Register::Cq {
-            uar: self.uar.get(),
+            uar: self.uar,
             second: false,
         };
         bus.bar_write(UAR_BAR, register.offset(), doorbell.as_bytes());

@@ -7,7 +7,7 @@ use mlx4_defs::eqe::{
     CommandEvent, CqErrorEvent, EQE_SIZE, Eqe, EventType, NumberEvent, PORT_ACTIVE, PORT_DOWN,
     PortChangeEvent, PortManagementEvent, PortManagementSubtype,
 };
-use mlx4_defs::{Cqn, Srqn};
+use mlx4_defs::{Cqn, Eqn, Srqn};
 use zerocopy::FromBytes;
 
 use super::comm::UAR_BAR;
@@ -75,7 +75,7 @@ pub(super) enum Entry {
 /// An event queue.
 #[derive(Debug)]
 pub(super) struct EventQueue {
-    pub(super) eqn: u32,
+    pub(super) eqn: Eqn,
     pub(super) vector: u16,
     pub(super) entries: u32,
     pub(super) mapped: MappedBuffer,
@@ -85,7 +85,7 @@ pub(super) struct EventQueue {
 }
 
 impl EventQueue {
-    pub(super) const fn new(eqn: u32, vector: u16, entries: u32, mapped: MappedBuffer) -> Self {
+    pub(super) const fn new(eqn: Eqn, vector: u16, entries: u32, mapped: MappedBuffer) -> Self {
         Self {
             eqn,
             vector,

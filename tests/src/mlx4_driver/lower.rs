@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ib_vtime::{Duration, Instant};
 use mlx4_defs::eq::{EqContext, EqState, EventMask, MapEq};
 use mlx4_defs::eqe::{EQE_SIZE, EventType};
-use mlx4_defs::{Cqn, LogPageSize, Opcode, Status};
+use mlx4_defs::{Cqn, Eqn, LogPageSize, Opcode, Status};
 
 use super::buffer::BufferKind;
 use super::capabilities::Capabilities;
@@ -133,7 +133,7 @@ impl Core {
         entries: u32,
     ) -> Result<EventQueue, DriverError> {
         let entries = entries.next_power_of_two();
-        let eqn = self.caps.reserved_eqs + u32::from(vector);
+        let eqn = Eqn(self.caps.reserved_eqs + u32::from(vector));
         let bytes = entries as usize * EQE_SIZE;
         let mapped = self.map_buffer(bus, bytes, BufferKind::User { shift: 12 })?;
         let mut context = EqContext::default();
@@ -142,7 +142,7 @@ impl Core {
         context.vector = low_byte(u32::from(vector));
         context.log_page_size = LogPageSize(0);
         context.mtt_base = mapped.mtt.base();
-        let given = self.execute(bus, &Command::new(Opcode::SW2HW_EQ, eqn).with(&context));
+        let given = self.execute(bus, &Command::new(Opcode::SW2HW_EQ, eqn.0).with(&context));
         if let Err(error) = given {
             self.unmap_buffer(bus, mapped)?;
             return Err(error);
@@ -151,7 +151,7 @@ impl Core {
     }
 
     fn destroy_eq(&mut self, bus: &mut dyn Bus, eq: EventQueue) -> Result<(), DriverError> {
-        self.execute(bus, &Command::new(Opcode::HW2SW_EQ, eq.eqn).variant(1))?;
+        self.execute(bus, &Command::new(Opcode::HW2SW_EQ, eq.eqn.0).variant(1))?;
         self.unmap_buffer(bus, eq.mapped)
     }
 
@@ -172,12 +172,12 @@ impl Core {
 
     /// The queue for the completions of a vector.
     pub(super) fn completion_eqn(&self, vector: usize) -> u8 {
-        low_byte(self.eqs[1 + vector % (self.eqs.len() - 1)].eqn)
+        low_byte(self.eqs[1 + vector % (self.eqs.len() - 1)].eqn.0)
     }
 
     fn map_async_events(&mut self, bus: &mut dyn Bus, unmap: bool) -> Result<(), DriverError> {
         let mut modifier = MapEq::default();
-        modifier.set_eqn(u16::try_from(self.eqs[0].eqn).unwrap_or(u16::MAX));
+        modifier.set_eqn(self.eqs[0].eqn);
         modifier.set_unmap(unmap);
         let mask = self.async_events();
         let command = Command::new(Opcode::MAP_EQ, modifier.word.get()).value(mask.0);

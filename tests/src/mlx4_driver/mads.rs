@@ -10,8 +10,8 @@ use ib_vtime::Instant;
 use ib_wire::mad::{Mad, Method, MgmtClass};
 use ib_wire::packet::Grh;
 use ib_wire::{GidIndex, Guid, PortNum, QKey, Qpn};
-use mlx4_defs::Cqn;
 use mlx4_defs::cq::ArmCommand;
+use mlx4_defs::{Cqn, Pdn};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::buffer::BufferKind;
@@ -72,7 +72,7 @@ pub struct PortMads {
     smi: MadQueue,
     gsi: MadQueue,
     lkey: u32,
-    pd: u32,
+    pd: Pdn,
     /// MADs that came on QP0.
     pub smps: u64,
     /// The agent on QP1.
@@ -254,7 +254,7 @@ impl Driver {
         &mut self,
         bus: &mut dyn Bus,
         purpose: QpUse,
-        pd: u32,
+        pd: Pdn,
         cq: Cqn,
     ) -> Result<MadQueue, DriverError> {
         let spec = QpSpec {

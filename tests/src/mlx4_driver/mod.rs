@@ -44,7 +44,7 @@ use std::collections::{BTreeMap, VecDeque};
 use ib_vtime::Instant;
 use ib_wire::PortNum;
 use ib_wire::smp::{NodeDescription, NodeInfo};
-use mlx4_defs::Uar;
+use mlx4_defs::{Pdn, Uar};
 
 pub use bench::{Bench, FIRST_LID, NODE_GUID, QUOTA};
 pub use buffer::BufferKind;
@@ -348,13 +348,14 @@ impl Driver {
     ///
     /// # Errors
     /// [`DriverError::Usage`] if there is none left.
-    pub fn allocate_pd(&mut self) -> Result<u32, DriverError> {
+    pub fn allocate_pd(&mut self) -> Result<Pdn, DriverError> {
         let pd = self.core.pds.take();
-        pd.ok_or(DriverError::Usage("no protection domain is left"))
+        pd.map(Pdn)
+            .ok_or(DriverError::Usage("no protection domain is left"))
     }
 
     /// Gives a protection domain back.
-    pub fn free_pd(&mut self, pd: u32) {
-        self.core.pds.give_back(pd);
+    pub fn free_pd(&mut self, pd: Pdn) {
+        self.core.pds.give_back(pd.0);
     }
 }

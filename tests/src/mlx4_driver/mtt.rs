@@ -1,8 +1,8 @@
 //! Page addresses of queues and regions.
 
-use mlx4_defs::Opcode;
 use mlx4_defs::mtt::{MAX_ENTRIES_PER_WRITE, MttBase, MttEntry, WriteMtt};
 use mlx4_defs::resource::ResourceType;
+use mlx4_defs::{MttIndex, Opcode};
 use zerocopy::network_endian::U64;
 
 use super::buffer::{Buffer, BufferKind};
@@ -12,7 +12,7 @@ use super::{Bus, Command, DriverError};
 /// Entries of the table that belong to a queue or a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MttRange {
-    pub(super) first: u64,
+    pub(super) first: MttIndex,
     pub(super) order: u32,
 }
 
@@ -67,6 +67,7 @@ impl Core {
     ) -> Result<MttRange, DriverError> {
         let order = pages.len().next_power_of_two().ilog2();
         let first = self.reserve_and_map(bus, ResourceType::MTT, u64::from(order))?;
+        let first = MttIndex(first);
         let range = MttRange { first, order };
         match self.write_pages(bus, range, pages) {
             Ok(()) => Ok(range),
@@ -83,7 +84,7 @@ impl Core {
         range: MttRange,
         pages: &[u64],
     ) -> Result<(), DriverError> {
-        let starts = (range.first..).step_by(MAX_ENTRIES_PER_WRITE);
+        let starts = (range.first.0..).step_by(MAX_ENTRIES_PER_WRITE);
         for (first, pages) in starts.zip(pages.chunks(MAX_ENTRIES_PER_WRITE)) {
             let mut write = WriteMtt {
                 first: U64::new(first),
@@ -104,7 +105,7 @@ impl Core {
         bus: &mut dyn Bus,
         range: MttRange,
     ) -> Result<(), DriverError> {
-        let value = range.first | u64::from(range.order) << 32;
+        let value = range.first.0 | u64::from(range.order) << 32;
         self.unmap_and_release(bus, ResourceType::MTT, value)
     }
 }

@@ -8,7 +8,7 @@ use mlx4_defs::resource::ResourceType;
 use mlx4_defs::wqe::{
     ControlSegment, DataSegment, DatagramSegment, MaskedAtomicSegment, RemoteAddressSegment,
 };
-use mlx4_defs::{Cqn, Srqn, Uar};
+use mlx4_defs::{CounterIndex, Cqn, Pdn, Srqn, Uar};
 use vf_tunnel::{ToPfHeader, ToVfHeader};
 use zerocopy::network_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -77,7 +77,7 @@ pub struct QpSpec {
     /// Its memory.
     pub memory: BufferKind,
     /// Protection domain.
-    pub pd: u32,
+    pub pd: Pdn,
     /// Completion queue of sends.
     pub send_cq: Cqn,
     /// Completion queue of receives.
@@ -247,7 +247,7 @@ impl Qp {
         context.doorbell_record = U64::new(self.record.unwrap_or(0));
         context.log_page_size = log_page_size(self.mapped.buffer.shift());
         context.mtt_base = self.mapped.mtt.base();
-        context.primary_path.counter_index = counter.map_or(0xff, low_byte);
+        context.primary_path.counter_index = CounterIndex(counter.map_or(0xff, low_byte));
         context
     }
 

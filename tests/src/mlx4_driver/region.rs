@@ -1,9 +1,9 @@
 //! Memory regions.
 
-use mlx4_defs::Opcode;
 use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 use mlx4_defs::resource::ResourceType;
+use mlx4_defs::{Opcode, Pdn};
 use zerocopy::network_endian::{U32, U64};
 
 use super::memory::PAGE;
@@ -110,7 +110,7 @@ impl Driver {
     pub fn register(
         &mut self,
         bus: &mut dyn Bus,
-        pd: u32,
+        pd: Pdn,
         offset: u16,
         len: usize,
         rights: Rights,
@@ -141,7 +141,7 @@ impl Driver {
     fn register_pages(
         &mut self,
         bus: &mut dyn Bus,
-        pd: u32,
+        pd: Pdn,
         start: u64,
         len: usize,
         pages: &[u64],
@@ -156,7 +156,7 @@ impl Driver {
             }
         };
         let mut entry = entry_of(index, pd, start, len as u64, rights);
-        entry.mtt_addr = U64::new(mtt.first * MTT_ENTRY_SIZE);
+        entry.mtt_addr = U64::new(mtt.first.0 * MTT_ENTRY_SIZE);
         entry.entity_size = U32::new(PAGE.ilog2());
         if let Err(error) = self.enable_region(bus, index, &entry) {
             self.core.unmap_pages(bus, mtt)?;
@@ -186,7 +186,7 @@ impl Driver {
     ///
     /// # Errors
     /// Those of the commands.
-    pub fn register_all(&mut self, bus: &mut dyn Bus, pd: u32) -> Result<u32, DriverError> {
+    pub fn register_all(&mut self, bus: &mut dyn Bus, pd: Pdn) -> Result<u32, DriverError> {
         let index = self.core.reserve_mpt(bus)?;
         let rights = Rights {
             local_write: true,
@@ -254,7 +254,7 @@ impl Driver {
 }
 
 /// The entry of a region (`mlx4_mr_enable`), without its pages.
-fn entry_of(index: u32, pd: u32, start: u64, len: u64, rights: Rights) -> MptEntry {
+fn entry_of(index: u32, pd: Pdn, start: u64, len: u64, rights: Rights) -> MptEntry {
     let mut entry = MptEntry {
         start: U64::new(start),
         length: U64::new(len),

@@ -4,7 +4,7 @@ use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::resource::ResourceType;
 use mlx4_defs::srq::SrqContext;
 use mlx4_defs::wqe::{DataSegment, SEGMENT_UNIT};
-use mlx4_defs::{Opcode, Srqn};
+use mlx4_defs::{Opcode, Pdn, Srqn};
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32, U64};
 
@@ -20,7 +20,7 @@ use super::{Bus, Command, Driver, DriverError, GuestMemory, Output};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqSpec {
     /// Protection domain.
-    pub pd: u32,
+    pub pd: Pdn,
     /// Receives that may be outstanding.
     pub receives: u32,
     /// Segments of a receive.
@@ -168,7 +168,7 @@ impl Core {
             srqn,
             log_page_size: log_page_size(srq.mapped.buffer.shift()),
             mtt_base: srq.mapped.mtt.base(),
-            pd: U32::new(spec.pd),
+            pd: U32::new(spec.pd.0),
             doorbell_record: U64::new(srq.record),
             ..SrqContext::default()
         };

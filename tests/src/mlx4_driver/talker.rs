@@ -2,7 +2,7 @@
 
 use ib_wire::{Lid, PortNum, QKey, Qpn};
 use mlx4_defs::cqe::Syndrome;
-use mlx4_defs::{Cqn, Srqn, Uar};
+use mlx4_defs::{Cqn, Pdn, Srqn, Uar};
 
 use super::buffer::BufferKind;
 use super::cq::{CqSpec, Source};
@@ -79,7 +79,7 @@ pub struct Talker {
     spec: TalkerSpec,
     uar: Uar,
     /// The protection domain.
-    pub pd: u32,
+    pub pd: Pdn,
     /// The completion queue of sends.
     pub send_cq: Cqn,
     /// The completion queue of receives.

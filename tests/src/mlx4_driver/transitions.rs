@@ -355,7 +355,7 @@ impl Driver {
     /// # Errors
     /// [`DriverError::Usage`] if there is no such queue pair.
     pub fn ring(&mut self, bus: &mut dyn Bus, qpn: Qpn) -> Result<(), DriverError> {
-        let uar = self.qp_mut(qpn)?.spec.uar.get();
+        let uar = self.qp_mut(qpn)?.spec.uar;
         bus.write_be32(UAR_BAR, Register::Send { uar }.offset(), qpn.get() << 8);
         Ok(())
     }

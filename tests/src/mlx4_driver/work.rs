@@ -3,6 +3,7 @@
 use hca_api::{GlobalRoute, UdAddress, UdDestination};
 use ib_endpoint::MadAddress;
 use ib_wire::{GidIndex, Lid, PortNum, QKey, Qpn, Sl};
+use mlx4_defs::Pdn;
 use mlx4_defs::wqe::{
     AddressVector, ControlSegment, DatagramSegment, INLINE_ALIGN, InlineHeader, SEGMENT_UNIT,
     USE_QP_QKEY, WqeOpcode,
@@ -39,9 +40,9 @@ pub struct Destination {
 impl Destination {
     /// A queue pair at a port, reached without a GRH.
     #[must_use]
-    pub fn new(pd: u32, port: PortNum, dlid: Lid, qpn: Qpn, qkey: QKey) -> Self {
+    pub fn new(pd: Pdn, port: PortNum, dlid: Lid, qpn: Qpn, qkey: QKey) -> Self {
         let mut av = AddressVector::default();
-        let [_, pd @ ..] = pd.to_be_bytes();
+        let [_, pd @ ..] = pd.0.to_be_bytes();
         av.pd = pd;
         av.set_port_number(port.0);
         av.dlid = dlid;
@@ -76,7 +77,7 @@ impl Destination {
 
     /// Where a datagram goes, as `ib_endpoint` has it. A handle instead of a vector is none of the driver's.
     #[must_use]
-    pub fn of_datagram(pd: u32, to: &UdDestination) -> Option<Self> {
+    pub fn of_datagram(pd: Pdn, to: &UdDestination) -> Option<Self> {
         let UdAddress::Vector(vector) = to.address else {
             return None;
         };
@@ -88,7 +89,7 @@ impl Destination {
 
     /// Where a MAD goes.
     #[must_use]
-    pub fn of_mad(pd: u32, port: PortNum, to: &MadAddress) -> Self {
+    pub fn of_mad(pd: Pdn, port: PortNum, to: &MadAddress) -> Self {
         let plain = Self::new(pd, port, to.lid, to.qpn, to.qkey).with_sl(to.sl);
         let mut routed = to.grh.map_or(plain, |route| plain.routed(&route));
         routed.av.set_path_bits(to.path_bits);
@@ -222,7 +223,7 @@ mod tests {
     use super::*;
 
     fn to() -> Destination {
-        Destination::new(5, PortNum(1), Lid::new(7), Qpn::GSI, QKey::GSI)
+        Destination::new(Pdn(5), PortNum(1), Lid::new(7), Qpn::GSI, QKey::GSI)
     }
 
     #[test]

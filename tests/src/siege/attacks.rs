@@ -8,12 +8,12 @@ use std::str::FromStr;
 use ib_endpoint::SaRequest;
 use ib_vtime::Duration;
 use ib_wire::PortNum;
-use mlx4_defs::Opcode;
 use mlx4_defs::cq::CqContext;
 use mlx4_defs::eq::EqContext;
 use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 use mlx4_defs::mtt::MttBase;
 use mlx4_defs::resource::{ResourceOp, ResourceType};
+use mlx4_defs::{MttIndex, Opcode};
 use zerocopy::network_endian::{U32, U64};
 
 use super::raw::{self, RawVmm};
@@ -148,7 +148,7 @@ fn event_queues(socket: &Path, last: u64) -> io::Result<()> {
     let mut vmm = RawVmm::start(socket, PAGES)?;
     let first = vmm.map_pages(10, last)?;
     let mut context = EqContext {
-        mtt_base: MttBase::from_entry(first),
+        mtt_base: MttBase::from_entry(MttIndex(first)),
         ..EqContext::default()
     };
     context.set_log_entries(17);
@@ -164,7 +164,7 @@ fn completion_queues(socket: &Path) -> io::Result<()> {
     let op = ResourceOp::RESERVE_AND_MAP;
     let cqn = vmm.allocate(ResourceType::CQ, op, 0)?;
     let mut context = CqContext {
-        mtt_base: MttBase::from_entry(first),
+        mtt_base: MttBase::from_entry(MttIndex(first)),
         ..CqContext::default()
     };
     context.set_log_entries(17);

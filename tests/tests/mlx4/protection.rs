@@ -3,6 +3,7 @@
 
 use ib_vtime::Duration;
 use ib_wire::{Lid, PortNum, QKey};
+use mlx4_defs::Uar;
 use mlx4_defs::bar::Register;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_OVERRUN, EventType};
@@ -77,14 +78,17 @@ fn a_doorbell_in_the_page_of_another_program_starts_nothing() {
     let way = guest.way(&victim, &victim);
     let work = victim.request(&mut guest.driver, &way, b"not yet").unwrap();
     guest.driver.write_sends(victim.qpn, &[work]).unwrap();
-    let kernel = guest.driver.uar().get();
-    for uar in (128..140).filter(|uar| *uar != victim.uar().get()) {
+    let kernel = guest.driver.uar();
+    for uar in (128..140)
+        .map(Uar::from_low_bits)
+        .filter(|uar| *uar != victim.uar())
+    {
         let register = Register::Send { uar };
         guest
             .bench
             .write_be32(2, register.offset(), victim.qpn.get() << 8);
     }
-    assert!(kernel != victim.uar().get() && intruder.uar() != victim.uar());
+    assert!(kernel != victim.uar() && intruder.uar() != victim.uar());
     guest.pass();
     assert_eq!(guest.hear(&mut victim), Vec::<Vec<u8>>::new());
     guest.driver.ring(&mut guest.bench, victim.qpn).unwrap();

@@ -8,7 +8,7 @@ use mlx4_defs::query::{
     MemoryFlags, QueryAdapter, QueryDevCap, QueryFirmware, QueryFuncCap, QueryFuncCapPort,
     QueryHca, QueryPort, dev_cap_flags,
 };
-use mlx4_defs::{Mailbox, MailboxLayout, Status};
+use mlx4_defs::{CounterIndex, Mailbox, MailboxLayout, Status};
 use zerocopy::network_endian::{U16, U32, U64};
 
 use super::mad_ifc::port_info;
@@ -44,8 +44,8 @@ pub(super) const MPT_NUMBERS: (u32, u32) = (FIRST_NUMBER, 1 << LOG_MPTS);
 /// Counters. The last one is the sink of everybody who has none (`MLX4_SINK_COUNTER_INDEX`).
 const COUNTERS: u32 = 128;
 /// The sink.
-pub(super) const SINK_COUNTER: u8 = 127;
-const _: () = assert!(SINK_COUNTER as u32 == COUNTERS - 1);
+pub(super) const SINK_COUNTER: CounterIndex = CounterIndex(127);
+const _: () = assert!(SINK_COUNTER.0 as u32 == COUNTERS - 1);
 /// Indices of counters.
 pub(super) const COUNTER_NUMBERS: (u32, u32) = (0, COUNTERS - 1);
 /// Completion queues of a driver. It makes its event queues of the next power of two above this and 128.

@@ -3,7 +3,7 @@
 //! [`Command::parse`] is the table of opcodes.
 
 use hca_api::Hca;
-use ib_wire::{Gid, PortNum};
+use ib_wire::{Gid, PortNum, Qpn};
 use mlx4_defs::cq::{CqContext, MODIFY_MODERATION, MODIFY_RESIZE, SW2HW_INITIALISED};
 use mlx4_defs::eq::{EqContext, EventMask, MapEq};
 use mlx4_defs::mpt::MptEntry;
@@ -12,7 +12,9 @@ use mlx4_defs::qp::{AttachModifier, MulticastGroup, QpMailbox, QpModifier};
 use mlx4_defs::query::RESET_COUNTER;
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::srq::SrqContext;
-use mlx4_defs::{MailboxLayout, Opcode, Status, Vhcr};
+use mlx4_defs::{
+    CounterIndex, Cqn, Eqn, MailboxLayout, MptIndex, MttIndex, Opcode, Srqn, Status, Vhcr,
+};
 
 use super::mad_ifc::MadRequest;
 use super::ports::PortSettings;
@@ -55,10 +57,10 @@ pub(super) enum Query {
     /// Limits of a port.
     Port(PortNum),
     /// A memory region as the driver wrote it.
-    Region(u32),
+    Region(MptIndex),
     /// Traffic of the queue pairs with a counter.
     Counter {
-        index: u32,
+        index: CounterIndex,
         /// Start from zero afterwards.
         reset: bool,
     },
@@ -70,9 +72,9 @@ pub(super) enum Query {
 #[derive(Debug)]
 pub(super) enum Creation {
     /// A memory region.
-    Region(u32, MptEntry),
+    Region(MptIndex, MptEntry),
     /// An event queue.
-    Eq(u32, EqContext),
+    Eq(Eqn, EqContext),
 }
 
 /// A change that the driver wants.
@@ -87,14 +89,14 @@ pub(super) enum Change {
     /// Give numbers back.
     Release(Release),
     /// Write page addresses from the first entry on.
-    WriteMtt(u64, Vec<MttEntry>),
+    WriteMtt(MttIndex, Vec<MttEntry>),
     /// Take a memory region back.
-    DestroyRegion(u32),
+    DestroyRegion(MptIndex),
     /// Take an event queue back.
-    DestroyEq(u32),
+    DestroyEq(Eqn),
     /// Assign events to an event queue.
     MapEq {
-        eqn: u32,
+        eqn: Eqn,
         events: EventMask,
         /// Take the assignment back instead.
         unmap: bool,
@@ -106,46 +108,46 @@ pub(super) enum Change {
 pub(super) enum QueueCommand {
     /// Make a completion queue.
     CreateCq {
-        cqn: u32,
+        cqn: Cqn,
         context: CqContext,
         /// The driver has given the entries to the device already.
         initialised: bool,
     },
     /// Take a completion queue back.
-    DestroyCq(u32),
+    DestroyCq(Cqn),
     /// Continue a completion queue in another buffer.
-    ResizeCq(u32, CqContext),
+    ResizeCq(Cqn, CqContext),
     /// Set how many completions make an event, or that each does.
-    ModerateCq(u32, Option<Moderation>),
+    ModerateCq(Cqn, Option<Moderation>),
     /// Make a shared receive queue.
-    CreateSrq(u32, SrqContext),
+    CreateSrq(Srqn, SrqContext),
     /// Take a shared receive queue back.
-    DestroySrq(u32),
+    DestroySrq(Srqn),
     /// Answer with a shared receive queue's context.
-    QuerySrq(u32),
+    QuerySrq(Srqn),
     /// Post an event when fewer receives than this are left.
-    ArmSrq(u32, u16),
+    ArmSrq(Srqn, u16),
     /// Change a queue pair's state or attributes.
     Transit {
-        qpn: u32,
+        qpn: Qpn,
         transition: Transition,
         /// Post an event when the send queue has drained.
         drained_event: bool,
         given: Box<QpMailbox>,
     },
     /// Reset a queue pair.
-    ResetQp(u32),
+    ResetQp(Qpn),
     /// Answer with a queue pair's context.
-    QueryQp(u32),
+    QueryQp(Qpn),
     /// Attach a queue pair to a multicast group.
     Attach {
-        qpn: u32,
+        qpn: Qpn,
         mgid: Gid,
         /// Keep the queue pair's own packets from it.
         block_loopback: bool,
     },
     /// Detach a queue pair from a multicast group.
-    Detach { qpn: u32, mgid: Gid },
+    Detach { qpn: Qpn, mgid: Gid },
 }
 
 impl Command {
@@ -171,12 +173,14 @@ impl Command {
             Opcode::QUERY_FUNC_CAP if variant == 0 => Self::Query(Query::FuncCap),
             Opcode::QUERY_FUNC_CAP => Self::Query(Query::FuncCapPort(given.port()?)),
             Opcode::QUERY_PORT => Self::Query(Query::Port(given.port()?)),
-            Opcode::QUERY_MPT => Self::Query(Query::Region(given.number())),
-            Opcode::QUERY_IF_STAT => Self::Query(given.counter()),
+            Opcode::QUERY_MPT => Self::Query(Query::Region(given.mpt_index())),
+            Opcode::QUERY_IF_STAT => Self::Query(given.counter()?),
             Opcode::MAD_IFC => Self::Query(given.mad()?),
 
             // Begun by `Objects::execute`, finished by `Objects::go_on`.
-            Opcode::SW2HW_MPT => Self::Create(Creation::Region(given.number(), given.mailbox()?)),
+            Opcode::SW2HW_MPT => {
+                Self::Create(Creation::Region(given.mpt_index(), given.mailbox()?))
+            }
             Opcode::SW2HW_EQ => Self::Create(Creation::Eq(given.eqn(), given.mailbox()?)),
 
             // Executed by `Objects::change`.
@@ -185,20 +189,20 @@ impl Command {
             Opcode::SET_PORT => Self::Change(given.port_settings()?),
             Opcode::FREE_RES => Self::Change(given.release()?),
             Opcode::WRITE_MTT => Self::Change(given.page_addresses()?),
-            Opcode::HW2SW_MPT => Self::Change(Change::DestroyRegion(given.number())),
+            Opcode::HW2SW_MPT => Self::Change(Change::DestroyRegion(given.mpt_index())),
             Opcode::HW2SW_EQ => Self::Change(Change::DestroyEq(given.eqn())),
             Opcode::MAP_EQ => Self::Change(given.event_map()),
 
             // Executed by `Queues::execute`.
             Opcode::SW2HW_CQ => Self::Queue(given.new_cq()?),
-            Opcode::HW2SW_CQ => Self::Queue(QueueCommand::DestroyCq(given.number())),
+            Opcode::HW2SW_CQ => Self::Queue(QueueCommand::DestroyCq(given.cqn())),
             Opcode::MODIFY_CQ => Self::Queue(given.modify_cq()?),
             Opcode::SW2HW_SRQ => {
-                Self::Queue(QueueCommand::CreateSrq(given.number(), given.mailbox()?))
+                Self::Queue(QueueCommand::CreateSrq(given.srqn(), given.mailbox()?))
             }
-            Opcode::HW2SW_SRQ => Self::Queue(QueueCommand::DestroySrq(given.number())),
-            Opcode::QUERY_SRQ => Self::Queue(QueueCommand::QuerySrq(given.number())),
-            Opcode::ARM_SRQ => Self::Queue(QueueCommand::ArmSrq(given.number(), given.limit())),
+            Opcode::HW2SW_SRQ => Self::Queue(QueueCommand::DestroySrq(given.srqn())),
+            Opcode::QUERY_SRQ => Self::Queue(QueueCommand::QuerySrq(given.srqn())),
+            Opcode::ARM_SRQ => Self::Queue(QueueCommand::ArmSrq(given.srqn(), given.limit())),
             Opcode::RST2INIT_QP => Self::Queue(given.transition(Transition::RstToInit)?),
             Opcode::INIT2INIT_QP => Self::Queue(given.transition(Transition::InitToInit)?),
             Opcode::INIT2RTR_QP => Self::Queue(given.transition(Transition::InitToRtr)?),
@@ -209,8 +213,8 @@ impl Command {
             Opcode::SQD2RTS_QP => Self::Queue(given.transition(Transition::SqdToRts)?),
             Opcode::SQD2SQD_QP => Self::Queue(given.transition(Transition::SqdToSqd)?),
             Opcode::TO_ERR_QP => Self::Queue(given.to_error()),
-            Opcode::TO_RST_QP => Self::Queue(QueueCommand::ResetQp(given.number())),
-            Opcode::QUERY_QP => Self::Queue(QueueCommand::QueryQp(given.number())),
+            Opcode::TO_RST_QP => Self::Queue(QueueCommand::ResetQp(given.qpn())),
+            Opcode::QUERY_QP => Self::Queue(QueueCommand::QueryQp(given.qpn())),
             Opcode::QP_ATTACH => Self::Queue(given.attachment()?),
 
             _ => return Err(Status::BAD_PARAM),
@@ -226,14 +230,27 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// The number of an object, in the low 24 bits of the input modifier.
-    fn number(self) -> u32 {
-        self.vhcr.in_modifier.get() & 0xff_ffff
+    // Numbers of objects are in the low 24 bits of the input modifier.
+
+    fn qpn(self) -> Qpn {
+        Qpn::from_low_bits(self.vhcr.in_modifier.get())
+    }
+
+    fn cqn(self) -> Cqn {
+        Cqn::from_low_bits(self.vhcr.in_modifier.get())
+    }
+
+    fn srqn(self) -> Srqn {
+        Srqn::from_low_bits(self.vhcr.in_modifier.get())
+    }
+
+    fn mpt_index(self) -> MptIndex {
+        MptIndex::from_low_bits(self.vhcr.in_modifier.get())
     }
 
     /// The number of an event queue, which takes up all of the input modifier.
-    fn eqn(self) -> u32 {
-        self.vhcr.in_modifier.get()
+    fn eqn(self) -> Eqn {
+        Eqn(self.vhcr.in_modifier.get())
     }
 
     fn port(self) -> Result<PortNum, Status> {
@@ -266,12 +283,13 @@ impl Given<'_> {
         Release::parse(kind, op, self.vhcr.in_param.get()).map(Change::Release)
     }
 
-    fn counter(self) -> Query {
+    fn counter(self) -> Result<Query, Status> {
         let modifier = self.vhcr.in_modifier.get();
-        Query::Counter {
-            index: modifier & !RESET_COUNTER,
+        let index = u8::try_from(modifier & !RESET_COUNTER);
+        Ok(Query::Counter {
+            index: index.map(CounterIndex).map_err(|_| Status::BAD_RESOURCE)?,
             reset: modifier & RESET_COUNTER != 0,
-        }
+        })
     }
 
     fn mad(self) -> Result<Query, Status> {
@@ -293,7 +311,7 @@ impl Given<'_> {
         let write: &WriteMtt = mailbox.view();
         let entries = write.entries.get(..count).filter(|e| !e.is_empty());
         let entries = entries.ok_or(Status::BAD_PARAM)?.to_vec();
-        Ok(Change::WriteMtt(write.first.get(), entries))
+        Ok(Change::WriteMtt(MttIndex(write.first.get()), entries))
     }
 
     fn event_map(self) -> Change {
@@ -301,7 +319,7 @@ impl Given<'_> {
             word: self.vhcr.in_modifier,
         };
         Change::MapEq {
-            eqn: map.eqn().into(),
+            eqn: map.eqn(),
             events: EventMask(self.vhcr.in_param.get()),
             unmap: map.unmap(),
         }
@@ -309,14 +327,14 @@ impl Given<'_> {
 
     fn new_cq(self) -> Result<QueueCommand, Status> {
         Ok(QueueCommand::CreateCq {
-            cqn: self.number(),
+            cqn: self.cqn(),
             context: self.mailbox()?,
             initialised: self.vhcr.op_modifier() == SW2HW_INITIALISED,
         })
     }
 
     fn modify_cq(self) -> Result<QueueCommand, Status> {
-        let cqn = self.number();
+        let cqn = self.cqn();
         match self.vhcr.op_modifier() {
             MODIFY_RESIZE => Ok(QueueCommand::ResizeCq(cqn, self.mailbox()?)),
             MODIFY_MODERATION => {
@@ -336,7 +354,7 @@ impl Given<'_> {
     fn transition(self, transition: Transition) -> Result<QueueCommand, Status> {
         let modifier: QpModifier = zerocopy::transmute!(self.vhcr.in_modifier);
         Ok(QueueCommand::Transit {
-            qpn: modifier.qpn.get(),
+            qpn: modifier.qpn,
             transition,
             drained_event: modifier.drained_event(),
             given: Box::new(self.mailbox()?),
@@ -346,7 +364,7 @@ impl Given<'_> {
     /// The mailbox that comes with this transition says nothing, and is not read.
     fn to_error(self) -> QueueCommand {
         QueueCommand::Transit {
-            qpn: self.number(),
+            qpn: self.qpn(),
             transition: Transition::ToErr,
             drained_event: false,
             given: Box::default(),
@@ -364,7 +382,7 @@ impl Given<'_> {
         if modifier.protocol() != INFINIBAND {
             return Err(Status::BAD_PARAM);
         }
-        let qpn = modifier.qpn.get();
+        let qpn = modifier.qpn;
         let MulticastGroup { mgid, .. } = self.mailbox()?;
         match self.vhcr.op_modifier() {
             ATTACH => Ok(QueueCommand::Attach {

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use hca_api::Hca;
 use mlx4_defs::eq::{EqContext, EqDoorbell, EqState, EventMask};
 use mlx4_defs::eqe::{EQE_SIZE, Eqe, EventType};
-use mlx4_defs::{Cqn, Status};
+use mlx4_defs::{Cqn, Eqn, Status};
 use zerocopy::IntoBytes;
 
 use self::backlog::Backlog;
@@ -118,7 +118,7 @@ impl Eq {
 /// A queue whose entries are not all the device's yet.
 #[derive(Debug)]
 pub(super) struct NewEq {
-    eqn: u32,
+    eqn: Eqn,
     queue: Eq,
 }
 
@@ -148,9 +148,9 @@ impl Progress {
 /// The queues of a function.
 #[derive(Debug)]
 pub(super) struct Eqs {
-    queues: BTreeMap<u32, Eq>,
+    queues: BTreeMap<Eqn, Eq>,
     /// For each event type the queue that gets it.
-    assigned: [Option<u32>; EVENT_TYPES],
+    assigned: [Option<Eqn>; EVENT_TYPES],
 }
 
 impl Default for Eqs {
@@ -181,10 +181,10 @@ impl Eqs {
     pub(super) fn create(
         &self,
         mtts: &mut Mtts,
-        eqn: u32,
+        eqn: Eqn,
         context: &EqContext,
     ) -> Result<(NewEq, Fill), Status> {
-        if !(FIRST_EQN..MAX_EQS).contains(&eqn) {
+        if !(FIRST_EQN..MAX_EQS).contains(&eqn.0) {
             return Err(Status::BAD_INDEX);
         }
         if self.queues.contains_key(&eqn) {
@@ -225,7 +225,7 @@ impl Eqs {
     ///
     /// # Errors
     /// [`Status::BAD_RESOURCE`] if there is no such queue.
-    pub(super) fn destroy(&mut self, mtts: &mut Mtts, eqn: u32) -> Result<(), Status> {
+    pub(super) fn destroy(&mut self, mtts: &mut Mtts, eqn: Eqn) -> Result<(), Status> {
         let queue = self.queues.remove(&eqn).ok_or(Status::BAD_RESOURCE)?;
         mtts.unpin(queue.pin);
         for assigned in &mut self.assigned {
@@ -238,7 +238,7 @@ impl Eqs {
     ///
     /// # Errors
     /// [`Status::BAD_RESOURCE`] if there is no such queue.
-    pub(super) fn map(&mut self, eqn: u32, events: EventMask, unmap: bool) -> Result<(), Status> {
+    pub(super) fn map(&mut self, eqn: Eqn, events: EventMask, unmap: bool) -> Result<(), Status> {
         if !self.queues.contains_key(&eqn) {
             return Err(Status::BAD_RESOURCE);
         }
@@ -263,7 +263,7 @@ impl Eqs {
     }
 
     /// Puts an event into a queue; gives the vector to raise.
-    pub(super) fn post(&mut self, hca: &mut dyn Hca, eqn: u32, eqe: Eqe) -> Option<u16> {
+    pub(super) fn post(&mut self, hca: &mut dyn Hca, eqn: Eqn, eqe: Eqe) -> Option<u16> {
         self.queues.get_mut(&eqn)?.post(hca, eqe)
     }
 
@@ -278,7 +278,7 @@ impl Eqs {
     pub(super) fn doorbell(
         &mut self,
         hca: &mut dyn Hca,
-        eqn: u32,
+        eqn: Eqn,
         doorbell: EqDoorbell,
     ) -> Option<u16> {
         self.queues.get_mut(&eqn)?.set_consumer(hca, doorbell)

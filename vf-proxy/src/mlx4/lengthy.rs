@@ -5,7 +5,7 @@
 //! may have others served. The driver waits for the answer as it waits for firmware.
 
 use hca_api::Hca;
-use mlx4_defs::Status;
+use mlx4_defs::{Cqn, Status};
 
 use super::eq::NewEq;
 use super::mpt::NewRegion;
@@ -45,9 +45,9 @@ pub(super) enum NewQueue {
     /// An event queue.
     Eq(Box<NewEq>),
     /// A completion queue.
-    Cq { cqn: u32, cq: Box<Cq> },
+    Cq { cqn: Cqn, cq: Box<Cq> },
     /// The buffer in which a completion queue goes on.
-    Ring { cqn: u32, ring: NewRing },
+    Ring { cqn: Cqn, ring: NewRing },
 }
 
 impl Objects {

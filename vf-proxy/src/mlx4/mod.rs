@@ -130,7 +130,7 @@ pub struct Mlx4Function {
     /// The command that is being executed.
     under_way: Option<UnderWay>,
     /// First halves of completion queue doorbells, by UAR.
-    cq_doorbells: BTreeMap<u32, [u8; 4]>,
+    cq_doorbells: BTreeMap<Uar, [u8; 4]>,
     reset_wanted: bool,
     /// How far the driver was with its events when one came or it took some last.
     progress: Progress,
@@ -199,7 +199,6 @@ impl Mlx4Function {
             }
             Some(Register::Send { uar }) => {
                 let doorbell: SendDoorbell = zerocopy::transmute!(word);
-                let uar = Uar::from_low_bits(uar);
                 self.objects.queues.send_doorbell(hca, uar, doorbell.qpn);
             }
             // A 32-bit guest stores the two halves one after the other.
@@ -209,7 +208,6 @@ impl Mlx4Function {
             Some(Register::Cq { uar, second: true }) => {
                 if let Some(first) = self.cq_doorbells.remove(&uar) {
                     let doorbell: CqDoorbell = zerocopy::transmute!([first, word]);
-                    let uar = Uar::from_low_bits(uar);
                     self.objects.queues.arm(uar, &doorbell);
                 }
             }

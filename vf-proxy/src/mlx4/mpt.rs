@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hca_api::{AccessFlags, Hca, MrHandle, MrKind, MrSpec, PdHandle};
-use mlx4_defs::Status;
 use mlx4_defs::mpt::{MptEntry, STATUS_FREE, STATUS_VALID};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
+use mlx4_defs::{MptIndex, MttIndex, Pdn, Status};
 
 use super::mtt::{MttPin, Mtts};
 use super::pd::{Pds, status_of};
@@ -17,7 +17,7 @@ use crate::pci::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 #[derive(Debug)]
 struct Region {
     mr: MrHandle,
-    pd: u32,
+    pd: Pdn,
     /// Physical regions have no pages.
     pin: Option<MttPin>,
 }
@@ -26,8 +26,8 @@ struct Region {
 #[derive(Debug, Default)]
 pub(super) struct Mpts {
     /// Entries as the driver last wrote them; it reads them back to change them.
-    written: BTreeMap<u32, MptEntry>,
-    regions: BTreeMap<u32, Region>,
+    written: BTreeMap<MptIndex, MptEntry>,
+    regions: BTreeMap<MptIndex, Region>,
 }
 
 impl Mpts {
@@ -42,7 +42,7 @@ impl Mpts {
         mtts: &mut Mtts,
         pds: &mut Pds,
         region: &NewRegion,
-    ) -> Result<u32, Status> {
+    ) -> Result<MptIndex, Status> {
         let NewRegion { index, entry, .. } = region;
         let pin = match region.source {
             Source::Whole | Source::Range => None,
@@ -77,7 +77,7 @@ impl Mpts {
         hca: &mut dyn Hca,
         mtts: &mut Mtts,
         pds: &mut Pds,
-        index: u32,
+        index: MptIndex,
     ) -> Result<(), Status> {
         let region = self.regions.get(&index).ok_or(Status::BAD_RES_STATE)?;
         hca.deregister_mr(region.mr)
@@ -92,12 +92,12 @@ impl Mpts {
     }
 
     /// An entry as the driver last wrote it (`QUERY_MPT`); zeros if it never did.
-    pub(super) fn query(&self, index: u32) -> MptEntry {
+    pub(super) fn query(&self, index: MptIndex) -> MptEntry {
         self.written.get(&index).copied().unwrap_or_default()
     }
 
     /// The entry's number was given back.
-    pub(super) fn forget(&mut self, index: u32) {
+    pub(super) fn forget(&mut self, index: MptIndex) {
         self.written.remove(&index);
     }
 }
@@ -105,7 +105,7 @@ impl Mpts {
 /// A region that the device is to have.
 #[derive(Debug)]
 pub(super) struct NewRegion {
-    index: u32,
+    index: MptIndex,
     entry: MptEntry,
     source: Source,
 }
@@ -131,8 +131,8 @@ impl NewRegion {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`].
-    pub(super) fn new(mtts: &Mtts, index: u32, entry: &MptEntry) -> Result<Self, Status> {
-        if !entry.region() || entry.memory_key() >> 8 != index {
+    pub(super) fn new(mtts: &Mtts, index: MptIndex, entry: &MptEntry) -> Result<Self, Status> {
+        if !entry.region() || entry.memory_key() >> 8 != index.get() {
             return Err(Status::BAD_PARAM);
         }
         let source = match entry.status() {
@@ -168,7 +168,8 @@ impl NewRegion {
         found.reserve_exact(*count - found.len());
         let done = found.len();
         let now = (*count - done).min(Self::PAGES_PER_STEP);
-        mtts.append_pages(first_page(&self.entry) + done as u64, now, found)?;
+        let MttIndex(first) = first_page(&self.entry);
+        mtts.append_pages(MttIndex(first + done as u64), now, found)?;
         let within = (1 << page_shift(&self.entry)?) - 1;
         for page in found.iter_mut().skip(done) {
             *page &= !within;
@@ -177,8 +178,8 @@ impl NewRegion {
     }
 }
 
-fn first_page(entry: &MptEntry) -> u64 {
-    entry.mtt_addr.get() / MTT_ENTRY_SIZE
+fn first_page(entry: &MptEntry) -> MttIndex {
+    MttIndex(entry.mtt_addr.get() / MTT_ENTRY_SIZE)
 }
 
 /// Base-2 logarithm of the region's page size.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mlx4_defs::mtt::MttEntry;
-use mlx4_defs::{LogPageSize, Status};
+use mlx4_defs::{LogPageSize, MttIndex, Status};
 use zerocopy::network_endian::U64;
 
 use crate::pci::{MAX_PAGE_SHIFT, PagedBuffer};
@@ -35,15 +35,15 @@ impl Range {
 /// A hold on a range, to be given back with [`Mtts::unpin`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MttPin {
-    first: u32,
+    first: MttIndex,
 }
 
 /// The table.
 #[derive(Debug)]
 pub(super) struct Mtts {
-    ranges: BTreeMap<u32, Range>,
+    ranges: BTreeMap<MttIndex, Range>,
     /// First entries of free ranges, by order.
-    free: Vec<BTreeSet<u32>>,
+    free: Vec<BTreeSet<MttIndex>>,
     /// Entries of pinned ranges, counted once for each pin.
     pinned: u64,
 }
@@ -53,7 +53,7 @@ impl Mtts {
     pub(super) fn new(log_entries: u8) -> Self {
         let mut free = vec![BTreeSet::new(); usize::from(log_entries) + 1];
         if let Some(whole) = free.last_mut() {
-            whole.insert(0);
+            whole.insert(MttIndex(0));
         }
         Self {
             ranges: BTreeMap::new(),
@@ -66,14 +66,14 @@ impl Mtts {
     ///
     /// # Errors
     /// [`Status::EXCEED_LIM`].
-    pub(super) fn alloc(&mut self, order: u8) -> Result<u32, Status> {
+    pub(super) fn alloc(&mut self, order: u8) -> Result<MttIndex, Status> {
         let mut larger = (0..).zip(&self.free).skip(usize::from(order));
         let (from, first) = larger
             .find_map(|(order, starts)| Some((order, *starts.first()?)))
             .ok_or(Status::EXCEED_LIM)?;
         self.starts(from)?.remove(&first);
         for half in (order..from).rev() {
-            self.starts(half)?.insert(first + (1 << half));
+            self.starts(half)?.insert(MttIndex(first.0 + (1 << half)));
         }
         let range = Range {
             order,
@@ -89,7 +89,7 @@ impl Mtts {
     /// # Errors
     /// [`Status::BAD_PARAM`] if it was not given out like that, [`Status::RESOURCE_BUSY`] while
     /// something was made from it.
-    pub(super) fn free(&mut self, first: u32, order: u8) -> Result<(), Status> {
+    pub(super) fn free(&mut self, first: MttIndex, order: u8) -> Result<(), Status> {
         let range = self.ranges.get(&first).ok_or(Status::BAD_PARAM)?;
         if range.order != order {
             return Err(Status::BAD_PARAM);
@@ -98,20 +98,20 @@ impl Mtts {
             return Err(Status::RESOURCE_BUSY);
         }
         self.ranges.remove(&first);
-        let (mut first, mut order) = (first, order);
+        let (MttIndex(mut first), mut order) = (first, order);
         while self
             .free
             .get_mut(usize::from(order))
-            .is_some_and(|starts| starts.remove(&(first ^ 1 << order)))
+            .is_some_and(|starts| starts.remove(&MttIndex(first ^ 1 << order)))
         {
             first &= !(1 << order);
             order += 1;
         }
-        self.starts(order)?.insert(first);
+        self.starts(order)?.insert(MttIndex(first));
         Ok(())
     }
 
-    fn starts(&mut self, order: u8) -> Result<&mut BTreeSet<u32>, Status> {
+    fn starts(&mut self, order: u8) -> Result<&mut BTreeSet<MttIndex>, Status> {
         let starts = self.free.get_mut(usize::from(order));
         starts.ok_or(Status::EXCEED_LIM)
     }
@@ -120,7 +120,7 @@ impl Mtts {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] if they are not within one range that was given out.
-    pub(super) fn write(&mut self, first: u64, entries: &[MttEntry]) -> Result<(), Status> {
+    pub(super) fn write(&mut self, first: MttIndex, entries: &[MttEntry]) -> Result<(), Status> {
         let (start, at) = self.locate(first, entries.len())?;
         let range = self.ranges.get_mut(&start).ok_or(Status::BAD_PARAM)?;
         if range.entries.is_empty() {
@@ -138,7 +138,7 @@ impl Mtts {
     /// # Errors
     /// [`Status::BAD_PARAM`] if they are not within one range that was given out, or one of them names
     /// no page.
-    pub(super) fn pages(&self, first: u64, count: usize) -> Result<Vec<u64>, Status> {
+    pub(super) fn pages(&self, first: MttIndex, count: usize) -> Result<Vec<u64>, Status> {
         let mut pages = Vec::with_capacity(count.min(1 << (self.free.len() - 1)));
         self.append_pages(first, count, &mut pages)?;
         Ok(pages)
@@ -150,7 +150,7 @@ impl Mtts {
     /// As [`Self::pages`].
     pub(super) fn append_pages(
         &self,
-        first: u64,
+        first: MttIndex,
         count: usize,
         pages: &mut Vec<u64>,
     ) -> Result<(), Status> {
@@ -172,7 +172,7 @@ impl Mtts {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`].
-    pub(super) fn check(&self, first: u64, count: usize) -> Result<(), Status> {
+    pub(super) fn check(&self, first: MttIndex, count: usize) -> Result<(), Status> {
         self.locate(first, count).map(|_| ())
     }
 
@@ -182,7 +182,7 @@ impl Mtts {
     /// [`Status::BAD_PARAM`] also for pages of a size that the table does not have.
     pub(super) fn queue(
         &self,
-        first: u64,
+        first: MttIndex,
         page: LogPageSize,
         bytes: u64,
     ) -> Result<PagedBuffer, Status> {
@@ -199,7 +199,7 @@ impl Mtts {
     /// # Errors
     /// [`Status::BAD_PARAM`] if it is in none, [`Status::EXCEED_LIM`] if there would be more pinned than
     /// the table has.
-    pub(super) fn pin(&mut self, entry: u64) -> Result<MttPin, Status> {
+    pub(super) fn pin(&mut self, entry: MttIndex) -> Result<MttPin, Status> {
         let (first, _) = self.locate(entry, 1)?;
         let range = self.ranges.get_mut(&first).ok_or(Status::BAD_PARAM)?;
         let pinned = self.pinned + range.len();
@@ -221,14 +221,13 @@ impl Mtts {
     }
 
     /// The range that holds all of `count` entries, and where in it they begin.
-    fn locate(&self, first: u64, count: usize) -> Result<(u32, usize), Status> {
-        let first = u32::try_from(first).map_err(|_| Status::BAD_PARAM)?;
+    fn locate(&self, first: MttIndex, count: usize) -> Result<(MttIndex, usize), Status> {
         let (&start, range) = self
             .ranges
             .range(..=first)
             .next_back()
             .ok_or(Status::BAD_PARAM)?;
-        let at = (first - start) as usize;
+        let at = usize::try_from(first.0 - start.0).map_err(|_| Status::BAD_PARAM)?;
         let end = at.checked_add(count).ok_or(Status::BAD_PARAM)?;
         if at >= 1 << range.order || end > 1 << range.order {
             return Err(Status::BAD_PARAM);

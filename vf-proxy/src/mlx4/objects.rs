@@ -3,7 +3,7 @@
 use hca_api::{Hca, PortChange};
 use ib_wire::PortNum;
 use mlx4_defs::eqe::{Eqe, EventType};
-use mlx4_defs::{Cqn, Mailbox, Status};
+use mlx4_defs::{Mailbox, Status};
 
 use super::capability::{self, LOG_MTTS, check_port};
 use super::command::{Change, Command, Creation, Query, QueueCommand};
@@ -57,7 +57,7 @@ impl Objects {
             Command::Query(query) => Output::Mailbox(self.query(hca, query)?),
             Command::Allocate(wanted) => {
                 let first = self.resources.allocate(hca, &mut self.mtts, wanted)?;
-                Output::Immediate(first.into())
+                Output::Immediate(first)
             }
             Command::Create(Creation::Eq(eqn, context)) => {
                 let (eq, fill) = self.eqs.create(&mut self.mtts, eqn, &context)?;
@@ -74,7 +74,7 @@ impl Objects {
             }
             Command::Queue(command) => {
                 let ended = match command {
-                    QueueCommand::DestroyCq(cqn) => Some(Cqn::from_low_bits(cqn)),
+                    QueueCommand::DestroyCq(cqn) => Some(cqn),
                     _ => None,
                 };
                 let mut tables = Tables {
@@ -144,7 +144,7 @@ impl Objects {
                 self.resources.release(hca, mtts, mpts, given)?;
                 match given {
                     Release::Qpns { first, count } => self.queues.forget_groups(first, count),
-                    Release::Counter { index } => self.queues.traffic.clear(index),
+                    Release::Counter(index) => self.queues.traffic.clear(index),
                     _ => {}
                 }
                 Ok(())

@@ -2,7 +2,43 @@
 
 use std::collections::BTreeMap;
 
-use mlx4_defs::Status;
+use ib_wire::Qpn;
+use mlx4_defs::{CounterIndex, Cqn, MptIndex, Srqn, Status};
+
+/// A number that names an object of one kind.
+pub(super) trait Number: Copy + Ord {
+    /// Returns the number of a value, if the kind has such numbers.
+    fn new(value: u32) -> Option<Self>;
+
+    /// Returns the number's value.
+    fn get(self) -> u32;
+}
+
+macro_rules! number {
+    ($($name:ident)*) => {
+        $(impl Number for $name {
+            fn new(value: u32) -> Option<Self> {
+                Self::new(value)
+            }
+
+            fn get(self) -> u32 {
+                self.get()
+            }
+        })*
+    };
+}
+
+number! { Qpn Cqn Srqn MptIndex }
+
+impl Number for CounterIndex {
+    fn new(value: u32) -> Option<Self> {
+        u8::try_from(value).ok().map(Self)
+    }
+
+    fn get(self) -> u32 {
+        self.0.into()
+    }
+}
 
 /// What a number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,15 +52,24 @@ enum State {
 }
 
 /// The numbers of one kind of object that the driver was given.
-#[derive(Debug, Default)]
-pub(super) struct Ownership {
-    states: BTreeMap<u32, State>,
+#[derive(Debug)]
+pub(super) struct Ownership<N> {
+    states: BTreeMap<N, State>,
 }
 
-impl Ownership {
+impl<N> Default for Ownership<N> {
+    fn default() -> Self {
+        Self {
+            states: BTreeMap::new(),
+        }
+    }
+}
+
+impl<N: Number> Ownership<N> {
     /// Sets numbers aside.
-    pub(super) fn reserve(&mut self, first: u32, count: u32) {
-        for number in (first..).zip(0..count).map(|(number, _)| number) {
+    pub(super) fn reserve(&mut self, first: N, count: u32) {
+        let values = (first.get()..).zip(0..count);
+        for number in values.map_while(|(value, _)| N::new(value)) {
             self.states.insert(number, State::Reserved);
         }
     }
@@ -33,11 +78,12 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] for one that is not, [`Status::RESOURCE_BUSY`] for one with a context.
-    pub(super) fn check_reserved(&self, first: u32, count: u32) -> Result<(), Status> {
-        let end = first.checked_add(count).ok_or(Status::BAD_PARAM)?;
-        let mut expected = first;
-        for (number, state) in self.states.range(first..end) {
-            if *number != expected {
+    pub(super) fn check_reserved(&self, first: N, count: u32) -> Result<(), Status> {
+        let mut expected = first.get();
+        let end = expected.checked_add(count).ok_or(Status::BAD_PARAM)?;
+        let ahead = self.states.range(first..);
+        for (number, state) in ahead.take_while(|(number, _)| number.get() < end) {
+            if number.get() != expected {
                 return Err(Status::BAD_PARAM);
             }
             if *state != State::Reserved {
@@ -56,9 +102,10 @@ impl Ownership {
     ///
     /// # Errors
     /// As [`Ownership::check_reserved`]; then all of them stay.
-    pub(super) fn release(&mut self, first: u32, count: u32) -> Result<(), Status> {
+    pub(super) fn release(&mut self, first: N, count: u32) -> Result<(), Status> {
         self.check_reserved(first, count)?;
-        for number in first..first + count {
+        let values = first.get()..first.get() + count;
+        for number in values.filter_map(N::new) {
             self.states.remove(&number);
         }
         Ok(())
@@ -68,7 +115,7 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] unless it is set aside and has none.
-    pub(super) fn map(&mut self, number: u32) -> Result<(), Status> {
+    pub(super) fn map(&mut self, number: N) -> Result<(), Status> {
         self.change(number, State::Reserved, State::Software, Status::BAD_PARAM)
     }
 
@@ -76,7 +123,7 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] if it has none, [`Status::RESOURCE_BUSY`] while the device has it.
-    pub(super) fn unmap(&mut self, number: u32) -> Result<(), Status> {
+    pub(super) fn unmap(&mut self, number: N) -> Result<(), Status> {
         if self.is_hardware(number) {
             return Err(Status::RESOURCE_BUSY);
         }
@@ -87,7 +134,7 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_RESOURCE`].
-    pub(super) fn check_mapped(&self, number: u32) -> Result<(), Status> {
+    pub(super) fn check_mapped(&self, number: N) -> Result<(), Status> {
         match self.states.get(&number) {
             Some(State::Software | State::Hardware) => Ok(()),
             Some(State::Reserved) | None => Err(Status::BAD_RESOURCE),
@@ -98,7 +145,7 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_RESOURCE`] if there is none, [`Status::BAD_RES_STATE`] if the device has it.
-    pub(super) fn check_software(&self, number: u32) -> Result<(), Status> {
+    pub(super) fn check_software(&self, number: N) -> Result<(), Status> {
         match self.states.get(&number) {
             Some(State::Software) => Ok(()),
             Some(State::Hardware) => Err(Status::BAD_RES_STATE),
@@ -110,7 +157,7 @@ impl Ownership {
     ///
     /// # Errors
     /// [`Status::BAD_RESOURCE`] if there is none, [`Status::BAD_RES_STATE`] if the driver has it.
-    pub(super) fn check_hardware(&self, number: u32) -> Result<(), Status> {
+    pub(super) fn check_hardware(&self, number: N) -> Result<(), Status> {
         match self.states.get(&number) {
             Some(State::Hardware) => Ok(()),
             Some(State::Software) => Err(Status::BAD_RES_STATE),
@@ -119,7 +166,7 @@ impl Ownership {
     }
 
     /// Notes that the context was handed over to the device, or back.
-    pub(super) fn set_hardware(&mut self, number: u32, hardware: bool) {
+    pub(super) fn set_hardware(&mut self, number: N, hardware: bool) {
         if let Some(state @ (State::Software | State::Hardware)) = self.states.get_mut(&number) {
             *state = if hardware {
                 State::Hardware
@@ -129,13 +176,13 @@ impl Ownership {
         }
     }
 
-    fn is_hardware(&self, number: u32) -> bool {
+    fn is_hardware(&self, number: N) -> bool {
         self.states.get(&number) == Some(&State::Hardware)
     }
 
     fn change(
         &mut self,
-        number: u32,
+        number: N,
         from: State,
         to: State,
         otherwise: Status,
@@ -150,7 +197,7 @@ impl Ownership {
         u32::try_from(self.states.len()).unwrap_or(u32::MAX)
     }
 
-    fn contains(&self, number: u32) -> bool {
+    fn contains(&self, number: N) -> bool {
         self.states.contains_key(&number)
     }
 }
@@ -158,14 +205,14 @@ impl Ownership {
 /// Numbers that the device chooses, one at a time and in turn: one that was given back comes up again
 /// when all others had theirs, so that a late event hardly reaches a stranger.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(super) struct Numbers<N> {
     first: u32,
     end: u32,
     next: u32,
-    pub(super) owned: Ownership,
+    pub(super) owned: Ownership<N>,
 }
 
-impl Numbers {
+impl<N: Number> Numbers<N> {
     /// Numbers from the first to just before the second.
     pub(super) fn new((first, end): (u32, u32)) -> Self {
         Self {
@@ -180,18 +227,16 @@ impl Numbers {
     ///
     /// # Errors
     /// [`Status::EXCEED_LIM`].
-    pub(super) fn reserve(&mut self, quota: u32) -> Result<u32, Status> {
+    pub(super) fn reserve(&mut self, quota: u32) -> Result<N, Status> {
         if self.owned.len() >= quota {
             return Err(Status::EXCEED_LIM);
         }
-        let mut ahead = (self.next..self.end).chain(self.first..self.next);
-        let number = ahead.find(|number| !self.owned.contains(*number));
+        let ahead = (self.next..self.end).chain(self.first..self.next);
+        let mut numbers = ahead.filter_map(N::new);
+        let number = numbers.find(|number| !self.owned.contains(*number));
         let number = number.ok_or(Status::EXCEED_LIM)?;
-        self.next = if number + 1 == self.end {
-            self.first
-        } else {
-            number + 1
-        };
+        let after = number.get() + 1;
+        self.next = if after == self.end { self.first } else { after };
         self.owned.reserve(number, 1);
         Ok(number)
     }
@@ -200,7 +245,7 @@ impl Numbers {
     ///
     /// # Errors
     /// As [`Numbers::reserve`].
-    pub(super) fn reserve_and_map(&mut self, quota: u32) -> Result<u32, Status> {
+    pub(super) fn reserve_and_map(&mut self, quota: u32) -> Result<N, Status> {
         let number = self.reserve(quota)?;
         self.owned.map(number)?;
         Ok(number)
@@ -210,7 +255,7 @@ impl Numbers {
     ///
     /// # Errors
     /// As [`Ownership::unmap`].
-    pub(super) fn unmap_and_release(&mut self, number: u32) -> Result<(), Status> {
+    pub(super) fn unmap_and_release(&mut self, number: N) -> Result<(), Status> {
         self.owned.unmap(number)?;
         self.owned.release(number, 1)
     }
@@ -224,10 +269,10 @@ mod tests {
 
     #[test]
     fn a_number_passes_through_its_states_and_no_other_way() {
-        let mut numbers = Numbers::new((4, 8));
+        let mut numbers = Numbers::<Cqn>::new((4, 8));
         let number = numbers.reserve(2).unwrap();
         let owned = &mut numbers.owned;
-        assert_eq!(number, 4);
+        assert_eq!(number.get(), 4);
         assert_eq!(owned.check_software(number), Err(Status::BAD_RESOURCE));
         assert_eq!(owned.unmap(number), Err(Status::BAD_PARAM));
         assert_eq!(owned.map(number), Ok(()));
@@ -246,21 +291,30 @@ mod tests {
 
     #[test]
     fn a_range_is_released_in_parts_but_not_with_numbers_that_are_not_owned() {
-        let mut owned = Ownership::default();
-        owned.reserve(64, 8);
-        assert_eq!(owned.release(63, 2), Err(Status::BAD_PARAM));
-        assert_eq!(owned.release(70, 3), Err(Status::BAD_PARAM));
-        assert_eq!(owned.release(u32::MAX, 2), Err(Status::BAD_PARAM));
-        assert_eq!(owned.release(66, 2), Ok(()));
-        assert_eq!(owned.release(64, 8), Err(Status::BAD_PARAM));
-        assert_eq!(owned.release(64, 2), Ok(()));
-        assert_eq!(owned.release(68, 4), Ok(()));
+        let mut owned = Ownership::<Cqn>::default();
+        owned.reserve(Cqn::from_low_bits(64), 8);
+        assert_eq!(
+            owned.release(Cqn::from_low_bits(63), 2),
+            Err(Status::BAD_PARAM)
+        );
+        assert_eq!(
+            owned.release(Cqn::from_low_bits(70), 3),
+            Err(Status::BAD_PARAM)
+        );
+        assert_eq!(owned.release(Cqn::MAX, 2), Err(Status::BAD_PARAM));
+        assert_eq!(owned.release(Cqn::from_low_bits(66), 2), Ok(()));
+        assert_eq!(
+            owned.release(Cqn::from_low_bits(64), 8),
+            Err(Status::BAD_PARAM)
+        );
+        assert_eq!(owned.release(Cqn::from_low_bits(64), 2), Ok(()));
+        assert_eq!(owned.release(Cqn::from_low_bits(68), 4), Ok(()));
         assert_eq!(owned.len(), 0);
     }
 
     #[test]
     fn a_quota_and_the_end_of_the_numbers_are_limits() {
-        let mut numbers = Numbers::new((4, 6));
+        let mut numbers = Numbers::<Cqn>::new((4, 6));
         assert!(numbers.reserve_and_map(1).is_ok());
         assert_eq!(numbers.reserve(1), Err(Status::EXCEED_LIM));
         assert!(numbers.reserve(9).is_ok());
@@ -269,11 +323,11 @@ mod tests {
 
     #[test]
     fn numbers_come_in_turn() {
-        let mut numbers = Numbers::new((4, 7));
+        let mut numbers = Numbers::<Cqn>::new((4, 7));
         let given = [(); 5].map(|()| {
             let number = numbers.reserve_and_map(1).unwrap();
             numbers.unmap_and_release(number).unwrap();
-            number
+            number.get()
         });
         assert_eq!(given, [4, 5, 6, 4, 5]);
     }
@@ -286,15 +340,15 @@ mod tests {
         fn numbers_are_unique_and_within_bounds(
             steps in proptest::collection::vec(proptest::option::of(any::<prop::sample::Index>()), 1..60)
         ) {
-            let mut numbers = Numbers::new((3, 11));
-            let mut out: Vec<u32> = Vec::new();
+            let mut numbers = Numbers::<Cqn>::new((3, 11));
+            let mut out: Vec<Cqn> = Vec::new();
             for step in steps {
                 match step {
                     None => {
                         let given = numbers.reserve_and_map(8);
                         prop_assert_eq!(given.is_ok(), out.len() < 8);
                         if let Ok(number) = given {
-                            prop_assert!((3..11).contains(&number));
+                            prop_assert!((3..11).contains(&number.get()));
                             prop_assert!(!out.contains(&number));
                             out.push(number);
                         }

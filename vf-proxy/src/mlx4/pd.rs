@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use hca_api::{AccessFlags, Hca, HcaError, LKey, MrHandle, MrKind, MrSpec, PdHandle};
-use mlx4_defs::Status;
+use mlx4_defs::{Pdn, Status};
 
 /// A domain of the guest.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ struct Pd {
 /// The guest's domains that have something in them.
 #[derive(Debug, Default)]
 pub(super) struct Pds {
-    by_tag: BTreeMap<u32, Pd>,
+    by_tag: BTreeMap<Pdn, Pd>,
 }
 
 /// Keys of the regions behind the reserved key: beyond every key that a guest can choose, and one for
@@ -31,7 +31,7 @@ impl Pds {
     ///
     /// # Errors
     /// [`Status::EXCEED_LIM`].
-    pub(super) fn acquire(&mut self, hca: &mut dyn Hca, tag: u32) -> Result<PdHandle, Status> {
+    pub(super) fn acquire(&mut self, hca: &mut dyn Hca, tag: Pdn) -> Result<PdHandle, Status> {
         if let Some(pd) = self.by_tag.get_mut(&tag) {
             pd.users += 1;
             return Ok(pd.handle);
@@ -47,7 +47,7 @@ impl Pds {
     }
 
     /// An object of the domain is gone. The last one takes the domain with it.
-    pub(super) fn release(&mut self, hca: &mut dyn Hca, tag: u32) {
+    pub(super) fn release(&mut self, hca: &mut dyn Hca, tag: Pdn) {
         let Some(pd) = self.by_tag.get_mut(&tag) else {
             return;
         };
@@ -66,7 +66,7 @@ impl Pds {
     ///
     /// # Errors
     /// [`Status::BAD_PARAM`] if the domain has no object, [`Status::EXCEED_LIM`].
-    pub(super) fn reserved_lkey(&mut self, hca: &mut dyn Hca, tag: u32) -> Result<LKey, Status> {
+    pub(super) fn reserved_lkey(&mut self, hca: &mut dyn Hca, tag: Pdn) -> Result<LKey, Status> {
         let pd = self.by_tag.get_mut(&tag).ok_or(Status::BAD_PARAM)?;
         if let Some((_, lkey)) = pd.whole {
             return Ok(lkey);
@@ -76,7 +76,7 @@ impl Pds {
                 pd: pd.handle,
                 kind: MrKind::WholeSpace,
                 access: AccessFlags::LOCAL_WRITE,
-                key: Some(WHOLE_SPACE_KEYS | tag << 8),
+                key: Some(WHOLE_SPACE_KEYS | tag.0 << 8),
             })
             .map_err(status_of)?;
         pd.whole = Some((keys.handle, keys.lkey));

@@ -3,13 +3,13 @@
 
 use hca_api::{Hca, SpecialQp};
 use ib_wire::{PortNum, Qpn};
-use mlx4_defs::Status;
 use mlx4_defs::resource::{QpReservation, ResourceOp, ResourceParam, ResourceType};
+use mlx4_defs::{CounterIndex, Cqn, MptIndex, MttIndex, Srqn, Status};
 
 use super::capability::{COUNTER_NUMBERS, CQ_NUMBERS, MPT_NUMBERS, Quotas, SRQ_NUMBERS};
 use super::mpt::Mpts;
 use super::mtt::Mtts;
-use super::ownership::{Numbers, Ownership};
+use super::ownership::{Number, Numbers, Ownership};
 use super::pd::status_of;
 
 /// Largest alignment of queue pair numbers that the driver can ask for.
@@ -23,7 +23,7 @@ pub(super) enum Allocation {
     /// Queue pair numbers in a row, the first a multiple of `align`.
     Qpns { count: u32, align: u32 },
     /// The context of a queue pair.
-    Qp { qpn: u32 },
+    Qp(Qpn),
     /// A completion queue.
     Cq,
     /// A shared receive queue.
@@ -31,7 +31,7 @@ pub(super) enum Allocation {
     /// An index of a memory region.
     Mpt,
     /// The entry of a memory region.
-    MptEntry { index: u32 },
+    MptEntry(MptIndex),
     /// Entries of the translation table.
     Mtts { order: u8 },
     /// A counter.
@@ -50,11 +50,11 @@ impl Allocation {
                 count: QpReservation { word: low.into() }.count(),
                 align: high.max(1),
             }),
-            (ResourceType::QP, ResourceOp::MAP_ICM) => Ok(Self::Qp { qpn: low }),
+            (ResourceType::QP, ResourceOp::MAP_ICM) => number(low).map(Self::Qp),
             (ResourceType::CQ, ResourceOp::RESERVE_AND_MAP) => Ok(Self::Cq),
             (ResourceType::SRQ, ResourceOp::RESERVE_AND_MAP) => Ok(Self::Srq),
             (ResourceType::MPT, ResourceOp::RESERVE) => Ok(Self::Mpt),
-            (ResourceType::MPT, ResourceOp::MAP_ICM) => Ok(Self::MptEntry { index: low }),
+            (ResourceType::MPT, ResourceOp::MAP_ICM) => number(low).map(Self::MptEntry),
             (ResourceType::MTT, ResourceOp::RESERVE_AND_MAP) => {
                 Ok(Self::Mtts { order: order(low)? })
             }
@@ -68,21 +68,21 @@ impl Allocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     /// Queue pair numbers in a row.
-    Qpns { first: u32, count: u32 },
+    Qpns { first: Qpn, count: u32 },
     /// The context of a queue pair.
-    Qp { qpn: u32 },
+    Qp(Qpn),
     /// A completion queue.
-    Cq { cqn: u32 },
+    Cq(Cqn),
     /// A shared receive queue.
-    Srq { srqn: u32 },
+    Srq(Srqn),
     /// An index of a memory region.
-    Mpt { index: u32 },
+    Mpt(MptIndex),
     /// The entry of a memory region.
-    MptEntry { index: u32 },
+    MptEntry(MptIndex),
     /// Entries of the translation table.
-    Mtts { first: u32, order: u8 },
+    Mtts { first: MttIndex, order: u8 },
     /// A counter.
-    Counter { index: u32 },
+    Counter(CounterIndex),
 }
 
 impl Release {
@@ -94,33 +94,42 @@ impl Release {
         let ResourceParam { low, high } = param.into();
         match (kind, op) {
             (ResourceType::QP, ResourceOp::RESERVE) => Ok(Self::Qpns {
-                first: low,
+                first: number(low)?,
                 count: high,
             }),
-            (ResourceType::QP, ResourceOp::MAP_ICM) => Ok(Self::Qp { qpn: low }),
-            (ResourceType::CQ, ResourceOp::RESERVE_AND_MAP) => Ok(Self::Cq { cqn: low }),
-            (ResourceType::SRQ, ResourceOp::RESERVE_AND_MAP) => Ok(Self::Srq { srqn: low }),
-            (ResourceType::MPT, ResourceOp::RESERVE) => Ok(Self::Mpt { index: low }),
-            (ResourceType::MPT, ResourceOp::MAP_ICM) => Ok(Self::MptEntry { index: low }),
+            (ResourceType::QP, ResourceOp::MAP_ICM) => number(low).map(Self::Qp),
+            (ResourceType::CQ, ResourceOp::RESERVE_AND_MAP) => number(low).map(Self::Cq),
+            (ResourceType::SRQ, ResourceOp::RESERVE_AND_MAP) => number(low).map(Self::Srq),
+            (ResourceType::MPT, ResourceOp::RESERVE) => number(low).map(Self::Mpt),
+            (ResourceType::MPT, ResourceOp::MAP_ICM) => number(low).map(Self::MptEntry),
             (ResourceType::MTT, ResourceOp::RESERVE_AND_MAP) => Ok(Self::Mtts {
-                first: low,
+                first: MttIndex(low.into()),
                 order: order(high)?,
             }),
-            (ResourceType::COUNTER, ResourceOp::RESERVE) => Ok(Self::Counter { index: low }),
+            (ResourceType::COUNTER, ResourceOp::RESERVE) => number(low).map(Self::Counter),
             _ => Err(Status::BAD_PARAM),
         }
     }
+}
+
+fn number<N: Number>(value: u32) -> Result<N, Status> {
+    N::new(value).ok_or(Status::BAD_PARAM)
 }
 
 fn order(log2: u32) -> Result<u8, Status> {
     u8::try_from(log2).map_err(|_| Status::BAD_PARAM)
 }
 
+/// A number as the result of a command.
+fn result(number: impl Number) -> u64 {
+    number.get().into()
+}
+
 /// The numbers by which a driver knows the stand-ins of the special queue pairs, as the PF lays them out
 /// (`mlx4_init_qp_table`): proxies of QP0 by port, of QP1 by port, then the tunnels in the same way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpecialQpns {
-    first: u32,
+    first: Qpn,
 }
 
 impl SpecialQpns {
@@ -134,17 +143,17 @@ impl SpecialQpns {
 
     /// The driver's proxy.
     pub(super) const fn proxy(self, special: SpecialQp, port: PortNum) -> Qpn {
-        Qpn::from_low_bits(self.first + Self::slot(special, port))
+        Qpn::from_low_bits(self.first.get() + Self::slot(special, port))
     }
 
     /// Where the proxy sends.
     pub(super) const fn tunnel(self, special: SpecialQp, port: PortNum) -> Qpn {
-        Qpn::from_low_bits(self.first + 4 + Self::slot(special, port))
+        Qpn::from_low_bits(self.first.get() + 4 + Self::slot(special, port))
     }
 
     /// Which proxy has a number.
-    pub(super) fn proxy_of(self, qpn: u32) -> Option<(SpecialQp, PortNum)> {
-        match qpn.checked_sub(self.first)? {
+    pub(super) fn proxy_of(self, qpn: Qpn) -> Option<(SpecialQp, PortNum)> {
+        match qpn.get().checked_sub(self.first.get())? {
             0 => Some((SpecialQp::Smi, PortNum(1))),
             1 => Some((SpecialQp::Smi, PortNum(2))),
             2 => Some((SpecialQp::Gsi, PortNum(1))),
@@ -153,19 +162,19 @@ impl SpecialQpns {
         }
     }
 
-    const fn contains(self, qpn: u32) -> bool {
-        qpn.wrapping_sub(self.first) < SPECIAL_QPNS
+    const fn contains(self, qpn: Qpn) -> bool {
+        qpn.get().wrapping_sub(self.first.get()) < SPECIAL_QPNS
     }
 }
 
 /// The numbers that the driver has.
 #[derive(Debug)]
 pub(super) struct Resources {
-    pub(super) qps: Ownership,
-    pub(super) cqs: Numbers,
-    pub(super) srqs: Numbers,
-    pub(super) mpts: Numbers,
-    pub(super) counters: Numbers,
+    pub(super) qps: Ownership<Qpn>,
+    pub(super) cqs: Numbers<Cqn>,
+    pub(super) srqs: Numbers<Srqn>,
+    pub(super) mpts: Numbers<MptIndex>,
+    pub(super) counters: Numbers<CounterIndex>,
     special: Option<SpecialQpns>,
 }
 
@@ -192,7 +201,7 @@ impl Resources {
             return Ok(special);
         }
         let first = hca.reserve_qpns(SPECIAL_QPNS, SPECIAL_QPNS);
-        let first = first.map_err(|_| Status::EXCEED_LIM)?.get();
+        let first = first.map_err(|_| Status::EXCEED_LIM)?;
         self.qps.reserve(first, SPECIAL_QPNS / 2);
         let special = SpecialQpns { first };
         self.special = Some(special);
@@ -213,17 +222,22 @@ impl Resources {
         hca: &mut dyn Hca,
         mtts: &mut Mtts,
         wanted: Allocation,
-    ) -> Result<u32, Status> {
+    ) -> Result<u64, Status> {
         let quotas = Quotas::of(&hca.attributes().limits);
         match wanted {
-            Allocation::Qpns { count, align } => self.reserve_qpns(hca, &quotas, count, align),
-            Allocation::Qp { qpn } => self.qps.map(qpn).map(|()| qpn),
-            Allocation::Cq => self.cqs.reserve_and_map(quotas.cqs),
-            Allocation::Srq => self.srqs.reserve_and_map(quotas.srqs),
-            Allocation::Mpt => self.mpts.reserve(quotas.mpts),
-            Allocation::MptEntry { index } => self.mpts.owned.map(index).map(|()| index),
-            Allocation::Mtts { order } => mtts.alloc(order),
-            Allocation::Counter => self.counters.reserve_and_map(quotas.counters),
+            Allocation::Qpns { count, align } => {
+                self.reserve_qpns(hca, &quotas, count, align).map(result)
+            }
+            Allocation::Qp(qpn) => self.qps.map(qpn).map(|()| result(qpn)),
+            Allocation::Cq => self.cqs.reserve_and_map(quotas.cqs).map(result),
+            Allocation::Srq => self.srqs.reserve_and_map(quotas.srqs).map(result),
+            Allocation::Mpt => self.mpts.reserve(quotas.mpts).map(result),
+            Allocation::MptEntry(index) => self.mpts.owned.map(index).map(|()| result(index)),
+            Allocation::Mtts { order } => mtts.alloc(order).map(|MttIndex(first)| first),
+            Allocation::Counter => {
+                let index = self.counters.reserve_and_map(quotas.counters);
+                index.map(result)
+            }
         }
     }
 
@@ -233,7 +247,7 @@ impl Resources {
         quotas: &Quotas,
         count: u32,
         align: u32,
-    ) -> Result<u32, Status> {
+    ) -> Result<Qpn, Status> {
         if count == 0 || !align.is_power_of_two() || align > MAX_QPN_ALIGN {
             return Err(Status::BAD_PARAM);
         }
@@ -242,7 +256,7 @@ impl Resources {
         if count > (quotas.qps + proxies).saturating_sub(self.qps.len()) {
             return Err(Status::EXCEED_LIM);
         }
-        let first = hca.reserve_qpns(count, align).map_err(status_of)?.get();
+        let first = hca.reserve_qpns(count, align).map_err(status_of)?;
         self.qps.reserve(first, count);
         Ok(first)
     }
@@ -261,30 +275,29 @@ impl Resources {
     ) -> Result<(), Status> {
         match given {
             Release::Qpns { first, count } => self.release_qpns(hca, first, count),
-            Release::Qp { qpn } => self.qps.unmap(qpn),
-            Release::Cq { cqn } => self.cqs.unmap_and_release(cqn),
-            Release::Srq { srqn } => self.srqs.unmap_and_release(srqn),
-            Release::Mpt { index } => {
+            Release::Qp(qpn) => self.qps.unmap(qpn),
+            Release::Cq(cqn) => self.cqs.unmap_and_release(cqn),
+            Release::Srq(srqn) => self.srqs.unmap_and_release(srqn),
+            Release::Mpt(index) => {
                 self.mpts.owned.release(index, 1)?;
                 mpts.forget(index);
                 Ok(())
             }
-            Release::MptEntry { index } => self.mpts.owned.unmap(index),
+            Release::MptEntry(index) => self.mpts.owned.unmap(index),
             Release::Mtts { first, order } => mtts.free(first, order),
-            Release::Counter { index } => self.counters.unmap_and_release(index),
+            Release::Counter(index) => self.counters.unmap_and_release(index),
         }
     }
 
-    fn release_qpns(&mut self, hca: &mut dyn Hca, first: u32, count: u32) -> Result<(), Status> {
+    fn release_qpns(&mut self, hca: &mut dyn Hca, first: Qpn, count: u32) -> Result<(), Status> {
         let special = self.special.is_some_and(|special| {
-            special.contains(first) || special.first.wrapping_sub(first) < count
+            special.contains(first) || special.first.get().wrapping_sub(first.get()) < count
         });
         if count == 0 || special {
             return Err(Status::BAD_PARAM);
         }
         self.qps.check_reserved(first, count)?;
-        let qpn = Qpn::new(first).ok_or(Status::BAD_PARAM)?;
-        hca.release_qpns(qpn, count).map_err(status_of)?;
+        hca.release_qpns(first, count).map_err(status_of)?;
         self.qps.release(first, count)
     }
 }

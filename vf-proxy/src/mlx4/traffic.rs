@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 
 use ib_wire::packet::{Bth, Deth, Grh, ICRC_SIZE, ImmDt, Lrh};
+use mlx4_defs::CounterIndex;
 use mlx4_defs::query::QueryInterfaceCounters;
 use zerocopy::network_endian::U64;
 
 /// The counters of a function. Those of the port count for all of its functions, and are the PF's.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
-    counters: BTreeMap<u8, Counter>,
+    counters: BTreeMap<CounterIndex, Counter>,
 }
 
 /// Packets and their octets. They wrap around.
@@ -57,7 +58,7 @@ impl Datagram {
 
 impl Traffic {
     /// A datagram of a queue pair with some counter was carried.
-    pub(super) fn count(&mut self, index: u8, datagram: Datagram) {
+    pub(super) fn count(&mut self, index: CounterIndex, datagram: Datagram) {
         let counter = self.counters.entry(index).or_default();
         let packets = if datagram.received {
             &mut counter.received
@@ -69,11 +70,8 @@ impl Traffic {
     }
 
     /// A counter as it stands.
-    pub(super) fn query(&self, index: u32) -> QueryInterfaceCounters {
-        let counter = u8::try_from(index)
-            .ok()
-            .and_then(|index| self.counters.get(&index).copied())
-            .unwrap_or_default();
+    pub(super) fn query(&self, index: CounterIndex) -> QueryInterfaceCounters {
+        let counter = self.counters.get(&index).copied().unwrap_or_default();
         QueryInterfaceCounters {
             rx_frames: U64::new(counter.received.count),
             rx_bytes: U64::new(counter.received.octets),
@@ -84,10 +82,8 @@ impl Traffic {
     }
 
     /// Sets a counter to zero.
-    pub(super) fn clear(&mut self, index: u32) {
-        if let Ok(index) = u8::try_from(index) {
-            self.counters.remove(&index);
-        }
+    pub(super) fn clear(&mut self, index: CounterIndex) {
+        self.counters.remove(&index);
     }
 }
 
@@ -105,16 +101,16 @@ mod tests {
     #[test]
     fn packets_count_from_the_lrh_to_the_icrc_by_direction() {
         let mut traffic = Traffic::default();
-        traffic.count(3, SENT);
+        traffic.count(CounterIndex(3), SENT);
         let received = Datagram {
             received: true,
             payload: 5,
             grh: true,
             immediate: true,
         };
-        traffic.count(3, received);
-        traffic.count(4, SENT);
-        let seen = traffic.query(3);
+        traffic.count(CounterIndex(3), received);
+        traffic.count(CounterIndex(4), SENT);
+        let seen = traffic.query(CounterIndex(3));
         assert_eq!((seen.tx_frames.get(), seen.tx_bytes.get()), (1, 4 * 72));
         assert_eq!(
             (seen.rx_frames.get(), seen.rx_bytes.get()),
@@ -127,12 +123,13 @@ mod tests {
     fn a_cleared_counter_is_zero_and_its_neighbours_are_not() {
         let mut traffic = Traffic::default();
         for index in [3, 4] {
-            traffic.count(index, SENT);
+            traffic.count(CounterIndex(index), SENT);
         }
-        traffic.clear(3);
-        traffic.clear(0x103);
-        assert_eq!(traffic.query(3), QueryInterfaceCounters::default());
-        assert_eq!(traffic.query(4).tx_frames.get(), 1);
-        assert_eq!(traffic.query(0x104), QueryInterfaceCounters::default());
+        traffic.clear(CounterIndex(3));
+        assert_eq!(
+            traffic.query(CounterIndex(3)),
+            QueryInterfaceCounters::default()
+        );
+        assert_eq!(traffic.query(CounterIndex(4)).tx_frames.get(), 1);
     }
 }

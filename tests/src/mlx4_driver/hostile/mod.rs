@@ -10,6 +10,7 @@ use core::ops::AddAssign;
 use hca_api::ResourceCounts;
 use ib_vtime::Duration;
 use ib_wire::{PortNum, QKey};
+use mlx4_defs::Pdn;
 use mlx4_defs::cq::ArmCommand;
 
 pub use choices::Choices;
@@ -243,7 +244,7 @@ impl HostileGuest {
             };
         }
         let len = 1 + choices.index(40_000);
-        let region = driver.register(bus, 7, u16::from(choices.byte()), len, rights)?;
+        let region = driver.register(bus, Pdn(7), u16::from(choices.byte()), len, rights)?;
         self.regions.push(region);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use ib_vtime::Duration;
 use mlx4_defs::bar::{Register, UAR_SIZE};
 use mlx4_defs::wqe::ControlSegment;
-use mlx4_defs::{MAILBOX_SIZE, Mailbox, Opcode};
+use mlx4_defs::{Eqn, MAILBOX_SIZE, Mailbox, Opcode, Uar};
 use zerocopy::FromBytes;
 
 use super::super::{Bus, Command, GuestMemory, Input, Output};
@@ -158,9 +158,11 @@ impl HostileGuest {
     /// A doorbell of anything.
     pub(super) fn ring_anything(&mut self, bus: &mut dyn Bus, choices: &mut Choices<'_>) {
         let number = self.some_number(choices);
-        let uar = 128 + u32::from(choices.byte() % 8);
+        let uar = Uar::from_low_bits(128 + u32::from(choices.byte() % 8));
         let register = match choices.byte() % 4 {
-            0 => Register::Eq { eqn: number % 600 },
+            0 => Register::Eq {
+                eqn: Eqn(number % 600),
+            },
             1 => Register::Send { uar },
             2 => Register::Cq {
                 uar,

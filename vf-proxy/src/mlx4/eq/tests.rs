@@ -1,6 +1,7 @@
 use emulated_hca::{Fabric, HcaConfig};
 use hca_api::FunctionId;
 use ib_wire::Guid;
+use mlx4_defs::MttIndex;
 use mlx4_defs::eqe::CommandEvent;
 use mlx4_defs::mtt::{MttBase, MttEntry};
 use proptest::prelude::*;
@@ -9,7 +10,8 @@ use zerocopy::FromBytes;
 use super::super::capability::CQ_QUOTA;
 use super::*;
 
-const EQN: u32 = 7;
+const EQN: Eqn = Eqn(7);
+const OTHER: Eqn = Eqn(8);
 const VECTOR: u16 = 3;
 /// The smallest queue of the driver has two entries; four show the second pass soon.
 const LOG_ENTRIES: u8 = 2;
@@ -78,7 +80,7 @@ proptest! {
         let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
         let page = hca.allocate_dma(8192).unwrap().addr.next_multiple_of(4096);
         let mut mtts = Mtts::new(4);
-        let first = u64::from(mtts.alloc(0).unwrap());
+        let first = mtts.alloc(0).unwrap();
         mtts.write(first, &[MttEntry::new(page)]).unwrap();
         let mut context = EqContext {
             vector: 3,
@@ -140,7 +142,7 @@ fn numbers_and_sizes_that_no_queue_has_are_refused() {
     let mut eqs = Eqs::default();
     let mut context = EqContext::default();
     for eqn in [0, FIRST_EQN - 1, MAX_EQS, u32::MAX] {
-        let refused = eqs.create(&mut mtts, eqn, &context);
+        let refused = eqs.create(&mut mtts, Eqn(eqn), &context);
         assert_eq!(refused.err(), Some(Status::BAD_INDEX), "{eqn}");
     }
     let refused = eqs.create(&mut mtts, EQN, &context);
@@ -148,7 +150,7 @@ fn numbers_and_sizes_that_no_queue_has_are_refused() {
     context.set_log_entries(31);
     let refused = eqs.create(&mut mtts, EQN, &context);
     assert_eq!(refused.err(), Some(Status::BAD_PARAM), "too large");
-    let first = u64::from(mtts.alloc(0).unwrap());
+    let first = mtts.alloc(0).unwrap();
     mtts.write(first, &[MttEntry::new(0x1000)]).unwrap();
     let mut within = context_at(first);
     assert!(eqs.create(&mut mtts, EQN, &within).is_ok());
@@ -167,7 +169,7 @@ fn numbers_and_sizes_that_no_queue_has_are_refused() {
 }
 
 /// Creates a queue in the page of an MTT entry.
-fn context_at(entry: u64) -> EqContext {
+fn context_at(entry: MttIndex) -> EqContext {
     let mut context = EqContext::default();
     context.set_log_entries(LOG_ENTRIES);
     context.mtt_base = MttBase::from_entry(entry);
@@ -177,23 +179,23 @@ fn context_at(entry: u64) -> EqContext {
 #[test]
 fn an_events_queue_is_the_one_that_it_was_assigned_to_last() {
     let mut mtts = Mtts::new(4);
-    let first = u64::from(mtts.alloc(0).unwrap());
+    let first = mtts.alloc(0).unwrap();
     mtts.write(first, &[MttEntry::new(0x1000)]).unwrap();
     let mut eqs = Eqs::default();
-    for eqn in [EQN, EQN + 1] {
+    for eqn in [EQN, OTHER] {
         let (new, _) = eqs.create(&mut mtts, eqn, &context_at(first)).unwrap();
         eqs.finish(new);
     }
     let (event, events) = (3, EventMask(1 << 3));
     let other = EventMask(1 << 4);
     eqs.map(EQN, events, false).unwrap();
-    eqs.map(EQN + 1, other, false).unwrap();
-    eqs.map(EQN + 1, events, true).unwrap();
+    eqs.map(OTHER, other, false).unwrap();
+    eqs.map(OTHER, events, true).unwrap();
     assert_eq!(eqs.assigned[event], Some(EQN), "not that one's to give up");
     eqs.destroy(&mut mtts, EQN).unwrap();
     assert_eq!(eqs.assigned[event], None);
-    assert_eq!(eqs.assigned[4], Some(EQN + 1), "another queue's");
-    eqs.map(EQN + 1, other, true).unwrap();
+    assert_eq!(eqs.assigned[4], Some(OTHER), "another queue's");
+    eqs.map(OTHER, other, true).unwrap();
     assert_eq!(eqs.assigned[4], None);
 }
 
@@ -209,7 +211,7 @@ fn with_queue_at(address: impl FnOnce(&mut dyn Hca) -> u64, test: impl FnOnce(&m
     let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
     let page = address(&mut hca);
     let mut mtts = Mtts::new(4);
-    let first = u64::from(mtts.alloc(0).unwrap());
+    let first = mtts.alloc(0).unwrap();
     mtts.write(first, &[MttEntry::new(page)]).unwrap();
     let mut eqs = Eqs::default();
     let (new, _) = eqs.create(&mut mtts, EQN, &context_at(first)).unwrap();

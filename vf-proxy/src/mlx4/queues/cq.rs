@@ -4,7 +4,7 @@ use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
 use ib_vtime::Duration;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
 use mlx4_defs::cqe::CQE_SIZE;
-use mlx4_defs::{Status, Uar};
+use mlx4_defs::{Eqn, Status, Uar};
 use zerocopy::IntoBytes;
 
 use super::super::mtt::{MttPin, Mtts};
@@ -140,7 +140,7 @@ pub(super) enum Rung {
 #[derive(Debug)]
 pub(in super::super) struct Cq {
     pub(super) handle: CqHandle,
-    pub(super) eqn: u8,
+    pub(super) eqn: Eqn,
     uar: Uar,
     /// Address of the [`CqDoorbellRecord`].
     doorbell_record: u64,
@@ -185,7 +185,7 @@ impl Cq {
         };
         Ok(Self {
             handle,
-            eqn: context.comp_eqn,
+            eqn: Eqn(context.comp_eqn.into()),
             uar: context.uar,
             doorbell_record: context.doorbell_record.get(),
             ring,

@@ -5,7 +5,7 @@ use ib_wire::{Gid, Lid, Qpn};
 use mlx4_defs::cq::CqContext;
 use mlx4_defs::qp::{QpMailbox, QpState};
 use mlx4_defs::srq::SrqContext;
-use mlx4_defs::{Mailbox, Status};
+use mlx4_defs::{Cqn, Mailbox, Srqn, Status};
 
 use super::super::command::QueueCommand;
 use super::super::lengthy::{NewQueue, Step};
@@ -119,7 +119,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        cqn: u32,
+        cqn: Cqn,
         context: &CqContext,
         initialised: bool,
     ) -> Result<Step, Status> {
@@ -134,7 +134,7 @@ impl Queues {
     }
 
     /// A completion queue's entries are the device's: it is there.
-    pub(in super::super) fn add_cq(&mut self, tables: &mut Tables<'_>, cqn: u32, cq: Cq) {
+    pub(in super::super) fn add_cq(&mut self, tables: &mut Tables<'_>, cqn: Cqn, cq: Cq) {
         self.cq_by_handle.insert(cq.handle, cqn);
         self.cqs.insert(cqn, cq);
         tables.resources.cqs.owned.set_hardware(cqn, true);
@@ -148,7 +148,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        cqn: u32,
+        cqn: Cqn,
         ring: NewRing,
     ) -> Result<(), Status> {
         self.collect(hca, cqn);
@@ -160,7 +160,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        cqn: u32,
+        cqn: Cqn,
     ) -> Result<(), Status> {
         tables.resources.cqs.owned.check_hardware(cqn)?;
         if self.cqs.get(&cqn).is_some_and(|cq| cq.users != 0) {
@@ -173,7 +173,7 @@ impl Queues {
             cq.end(hca, tables.mtts);
         }
         self.events.retain(|event| match event {
-            QueueEvent::Completion { cqn: of, .. } => of.get() != cqn,
+            QueueEvent::Completion { cqn: of, .. } => *of != cqn,
             QueueEvent::Async(_) => true,
         });
         tables.resources.cqs.owned.set_hardware(cqn, false);
@@ -184,7 +184,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        srqn: u32,
+        srqn: Srqn,
         context: &SrqContext,
     ) -> Result<(), Status> {
         tables.resources.srqs.owned.check_software(srqn)?;
@@ -199,7 +199,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        srqn: u32,
+        srqn: Srqn,
     ) -> Result<(), Status> {
         tables.resources.srqs.owned.check_hardware(srqn)?;
         if self.srqs.get(&srqn).is_some_and(Srq::is_used) {
@@ -218,14 +218,14 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        qpn: u32,
+        qpn: Qpn,
         given: &QpMailbox,
     ) -> Result<(), Status> {
         tables.resources.qps.check_software(qpn)?;
         let special = tables.resources.known_special_qpns();
         let context = &given.context;
-        let cq = |cqn: mlx4_defs::Cqn| self.cqs.get(&cqn.get()).ok_or(Status::BAD_PARAM);
-        let srqn = context.has_srq().then(|| context.srqn.get());
+        let cq = |cqn| self.cqs.get(&cqn).ok_or(Status::BAD_PARAM);
+        let srqn = context.has_srq().then_some(context.srqn);
         let parts = Parts {
             send_cq: cq(context.send_cqn)?,
             recv_cq: cq(context.receive_cqn)?,
@@ -234,10 +234,9 @@ impl Queues {
                 .transpose()?,
             proxy: special.and_then(|special| special.proxy_of(qpn)),
         };
-        let number = Qpn::new(qpn).ok_or(Status::BAD_PARAM)?;
         let life = self.next_life;
         let (mtts, pds) = (&mut *tables.mtts, &mut *tables.pds);
-        let mut qp = Qp::new(hca, mtts, pds, &parts, (number, life), context)?;
+        let mut qp = Qp::new(hca, mtts, pds, &parts, (qpn, life), context)?;
         let joined = match srqn.and_then(|srqn| self.srqs.get_mut(&srqn)) {
             Some(srq) => srq.join(hca, pds, qp.is_kernel()),
             None => Ok(()),
@@ -259,7 +258,7 @@ impl Queues {
     }
 
     fn insert(&mut self, qp: Qp) {
-        let qpn = qp.qpn.get();
+        let qpn = qp.qpn;
         for cqn in [qp.cqn(false), qp.cqn(true)] {
             if let Some(cq) = self.cqs.get_mut(&cqn) {
                 cq.users += 1;
@@ -281,7 +280,7 @@ impl Queues {
     fn transit(
         &mut self,
         hca: &mut dyn Hca,
-        qpn: u32,
+        qpn: Qpn,
         transition: Transition,
         given: &QpMailbox,
         drained_event: bool,
@@ -310,7 +309,7 @@ impl Queues {
         &mut self,
         hca: &mut dyn Hca,
         tables: &mut Tables<'_>,
-        qpn: u32,
+        qpn: Qpn,
     ) -> Result<(), Status> {
         if tables.resources.qps.check_software(qpn).is_ok() {
             return Ok(());
@@ -342,7 +341,7 @@ impl Queues {
     fn attach(
         &mut self,
         hca: &mut dyn Hca,
-        qpn: u32,
+        qpn: Qpn,
         mgid: Gid,
         block_loopback: bool,
     ) -> Result<(), Status> {
@@ -369,7 +368,7 @@ impl Queues {
         self.groups.values().map(|of| of.mgids.len()).sum()
     }
 
-    fn detach(&mut self, hca: &mut dyn Hca, qpn: u32, mgid: Gid) -> Result<(), Status> {
+    fn detach(&mut self, hca: &mut dyn Hca, qpn: Qpn, mgid: Gid) -> Result<(), Status> {
         let groups = self.groups.get_mut(&qpn).ok_or(Status::BAD_PARAM)?;
         if !groups.mgids.remove(&mgid) {
             return Err(Status::BAD_PARAM);
@@ -386,7 +385,7 @@ impl Queues {
 
     /// Groups that a queue pair was attached to before it was reset are still its groups.
     fn attach_again(&self, hca: &mut dyn Hca, qp: &Qp) -> Result<(), Status> {
-        let (Some(handle), Some(groups)) = (qp.handle(), self.groups.get(&qp.qpn.get())) else {
+        let (Some(handle), Some(groups)) = (qp.handle(), self.groups.get(&qp.qpn)) else {
             return Ok(());
         };
         let mut mgids = groups.mgids.iter();
@@ -394,7 +393,7 @@ impl Queues {
     }
 
     fn detach_all(&self, hca: &mut dyn Hca, qp: &Qp) {
-        let groups = self.groups.get(&qp.qpn.get());
+        let groups = self.groups.get(&qp.qpn);
         if let (Some(handle), Some(groups)) = (qp.handle(), groups) {
             for mgid in &groups.mgids {
                 // One that could not be attached again is not there.
@@ -404,8 +403,8 @@ impl Queues {
     }
 
     /// Numbers of queue pairs were given back; their groups are nobody's.
-    pub(in super::super) fn forget_groups(&mut self, first: u32, count: u32) {
-        let given_back = |qpn: u32| qpn.wrapping_sub(first) < count;
+    pub(in super::super) fn forget_groups(&mut self, first: Qpn, count: u32) {
+        let given_back = |qpn: Qpn| qpn.get().wrapping_sub(first.get()) < count;
         self.groups.retain(|qpn, _| !given_back(*qpn));
     }
 }

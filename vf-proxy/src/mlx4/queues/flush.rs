@@ -4,10 +4,12 @@
 //! and waits for it (`ib_drain_qp`). Nothing tells of a receive that is posted, so the queues are looked
 //! at from time to time, less and less often while nothing is found.
 
+use core::ops::Bound;
 use std::collections::{BTreeSet, VecDeque};
 
 use hca_api::{Hca, MAX_FLUSHED, QpModify, QpState as ProviderState};
 use ib_vtime::{Duration, Instant};
+use ib_wire::Qpn;
 use mlx4_defs::cqe::Syndrome;
 
 use super::Queues;
@@ -25,11 +27,11 @@ const AT_A_TIME: usize = 64;
 /// When to look at which queue pairs.
 #[derive(Debug)]
 pub(super) struct FlushTimer {
-    qps: BTreeSet<u32>,
+    qps: BTreeSet<Qpn>,
     /// Those up to this number have had their turn.
-    cursor: u32,
+    cursor: Qpn,
     /// Those that are still to be looked at before the next pause.
-    round: VecDeque<u32>,
+    round: VecDeque<Qpn>,
     /// Whether one of those before had something.
     flushed: bool,
     /// `None` is at once.
@@ -41,7 +43,7 @@ impl Default for FlushTimer {
     fn default() -> Self {
         Self {
             qps: BTreeSet::new(),
-            cursor: 0,
+            cursor: Qpn::SMI,
             round: VecDeque::new(),
             flushed: false,
             next: None,
@@ -52,13 +54,13 @@ impl Default for FlushTimer {
 
 impl FlushTimer {
     /// A queue pair went to the error state.
-    pub(super) fn add(&mut self, qpn: u32) {
+    pub(super) fn add(&mut self, qpn: Qpn) {
         self.qps.insert(qpn);
         self.hurry();
     }
 
     /// A queue pair left it.
-    pub(super) fn remove(&mut self, qpn: u32) {
+    pub(super) fn remove(&mut self, qpn: Qpn) {
         self.qps.remove(&qpn);
         self.round.retain(|other| *other != qpn);
     }
@@ -81,18 +83,20 @@ impl FlushTimer {
     }
 
     /// The next one to be looked at.
-    fn take(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<Qpn> {
         if self.round.is_empty() {
-            let ahead = self.qps.range(self.cursor.saturating_add(1)..);
+            let ahead = self
+                .qps
+                .range((Bound::Excluded(self.cursor), Bound::Unbounded));
             let around = self.qps.range(..=self.cursor);
             self.round = ahead.chain(around).take(AT_A_TIME).copied().collect();
-            self.cursor = self.round.back().copied().unwrap_or(0);
+            self.cursor = self.round.back().copied().unwrap_or(Qpn::SMI);
         }
         self.round.pop_front()
     }
 
     /// It was looked at, and had something or not, or even more.
-    fn done(&mut self, now: Instant, qpn: u32, found: Found) {
+    fn done(&mut self, now: Instant, qpn: Qpn, found: Found) {
         self.flushed |= found != Found::Nothing;
         if found == Found::More {
             self.round.push_back(qpn);
@@ -134,7 +138,7 @@ impl Queues {
 
     /// Has the provider complete what is posted to a queue pair; the receives of one that it does not carry complete
     /// here. What there was of these.
-    pub(super) fn flush_at_provider(&mut self, hca: &mut dyn Hca, qpn: u32) -> Found {
+    pub(super) fn flush_at_provider(&mut self, hca: &mut dyn Hca, qpn: Qpn) -> Found {
         let Some(qp) = self.qps.get_mut(&qpn) else {
             return Found::Nothing;
         };
@@ -177,7 +181,7 @@ impl Queues {
     }
 
     /// What the provider flushed of a queue pair's receives, as far as that can be told.
-    fn completions(&self, hca: &dyn Hca, qpn: u32) -> Found {
+    fn completions(&self, hca: &dyn Hca, qpn: Qpn) -> Found {
         let cqn = self.qps.get(&qpn).map(|qp| qp.cqn(true));
         let cq = cqn.and_then(|cqn| self.cqs.get(&cqn));
         match cq.map(|cq| hca.peek_cq(cq.handle, MAX_FLUSHED)) {
@@ -196,13 +200,17 @@ mod tests {
         Instant::ZERO + Duration::from_millis(ms)
     }
 
+    fn qp(number: u32) -> Qpn {
+        Qpn::from_low_bits(number)
+    }
+
     /// Looks at a whole round; what it finds is the same everywhere. Gives whom it looked at.
     fn look(timer: &mut FlushTimer, now: Instant, found: Found) -> Vec<u32> {
         let mut seen = Vec::new();
         while timer.is_due(now) {
             let qpn = timer.take().unwrap();
             timer.done(now, qpn, found);
-            seen.push(qpn);
+            seen.push(qpn.get());
         }
         seen
     }
@@ -211,7 +219,7 @@ mod tests {
     fn queues_that_stay_empty_are_looked_at_less_and_less_often() {
         let mut timer = FlushTimer::default();
         assert_eq!(timer.due(), None);
-        timer.add(7);
+        timer.add(qp(7));
         assert_eq!(look(&mut timer, at(0), Found::Nothing), [7]);
         assert_eq!(timer.due(), Some(at(2)));
         for n in 0..20 {
@@ -223,14 +231,14 @@ mod tests {
         look(&mut timer, at(20_001), Found::Nothing);
         timer.hurry();
         assert!(timer.is_due(at(20_001)));
-        timer.remove(7);
+        timer.remove(qp(7));
         assert_eq!(timer.due(), None);
     }
 
     #[test]
     fn every_queue_pair_has_its_turn() {
         let mut timer = FlushTimer::default();
-        (1..=100).for_each(|qpn| timer.add(qpn));
+        (1..=100).for_each(|qpn| timer.add(qp(qpn)));
         let first = look(&mut timer, at(0), Found::Nothing);
         assert_eq!(first, (1..=64).collect::<Vec<_>>());
         let second = look(&mut timer, at(1000), Found::Nothing);
@@ -240,10 +248,10 @@ mod tests {
     #[test]
     fn a_queue_pair_with_more_is_looked_at_again_without_a_pause() {
         let mut timer = FlushTimer::default();
-        (1..=3).for_each(|qpn| timer.add(qpn));
+        (1..=3).for_each(|qpn| timer.add(qp(qpn)));
         for (qpn, found) in [(1, Found::More), (2, Found::Nothing), (3, Found::Nothing)] {
-            assert_eq!(timer.take(), Some(qpn));
-            timer.done(at(0), qpn, found);
+            assert_eq!(timer.take(), Some(qp(qpn)));
+            timer.done(at(0), qp(qpn), found);
         }
         assert!(timer.is_due(at(0)));
         assert_eq!(look(&mut timer, at(0), Found::Some), [1]);

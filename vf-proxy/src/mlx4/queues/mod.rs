@@ -37,7 +37,7 @@ use ib_vtime::Instant;
 use ib_wire::{Gid, Qpn};
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
-use mlx4_defs::{Cqn, Srqn, Uar};
+use mlx4_defs::{Cqn, Eqn, Srqn, Uar};
 
 #[cfg(test)]
 pub(super) use self::execute::MAX_ATTACHMENTS;
@@ -74,7 +74,7 @@ pub(super) enum QueueEvent {
     Completion {
         cqn: Cqn,
         /// Its event queue.
-        eqn: u32,
+        eqn: Eqn,
     },
     /// Something else, for whichever event queue its type is assigned to.
     Async(Eqe),
@@ -91,22 +91,22 @@ struct Groups {
 /// The queues of a function.
 #[derive(Debug)]
 pub(super) struct Queues {
-    cqs: BTreeMap<u32, Cq>,
-    cq_by_handle: BTreeMap<CqHandle, u32>,
-    srqs: BTreeMap<u32, Srq>,
-    srq_by_handle: BTreeMap<SrqHandle, u32>,
-    qps: BTreeMap<u32, Qp>,
-    qp_by_handle: BTreeMap<QpHandle, u32>,
-    qp_by_life: BTreeMap<Life, u32>,
+    cqs: BTreeMap<Cqn, Cq>,
+    cq_by_handle: BTreeMap<CqHandle, Cqn>,
+    srqs: BTreeMap<Srqn, Srq>,
+    srq_by_handle: BTreeMap<SrqHandle, Srqn>,
+    qps: BTreeMap<Qpn, Qp>,
+    qp_by_handle: BTreeMap<QpHandle, Qpn>,
+    qp_by_life: BTreeMap<Life, Qpn>,
     next_life: Life,
     /// Groups by queue pair number. They outlive a reset of the queue pair.
-    groups: BTreeMap<u32, Groups>,
+    groups: BTreeMap<Qpn, Groups>,
     /// Queue pairs whose send queue may have something.
     pending: Turns,
     /// Queue pairs that have to go to the error state.
-    doomed: BTreeSet<u32>,
+    doomed: BTreeSet<Qpn>,
     /// Completion queues that had more than was moved at once.
-    uncollected: BTreeSet<u32>,
+    uncollected: BTreeSet<Cqn>,
     flush: FlushTimer,
     held: HeldEvents,
     events: VecDeque<QueueEvent>,
@@ -142,7 +142,6 @@ impl Default for Queues {
 impl Queues {
     /// The driver rang the send doorbell of a UAR.
     pub(super) fn send_doorbell(&mut self, hca: &mut dyn Hca, uar: Uar, qpn: Qpn) {
-        let qpn = qpn.get();
         if self.qps.get(&qpn).is_some_and(|qp| qp.uar() == uar) {
             self.serve(hca, qpn);
             self.condemn(hca);
@@ -152,15 +151,15 @@ impl Queues {
     /// The driver rang the completion queue doorbell of a UAR.
     pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) {
         let cqn = doorbell.cqn();
-        let Some(cq) = self.cqs.get_mut(&cqn.get()) else {
+        let Some(cq) = self.cqs.get_mut(&cqn) else {
             return;
         };
         // A driver that drains a queue pair waits for receives of which nothing else tells.
         self.flush.hurry();
         match cq.arm(uar, doorbell) {
             Rung::Ignored => {}
-            Rung::Armed => self.held.forget(cqn.get()),
-            Rung::Missed => self.wake(cqn.get()),
+            Rung::Armed => self.held.forget(cqn),
+            Rung::Missed => self.wake(cqn),
         }
     }
 
@@ -216,14 +215,14 @@ impl Queues {
 
     fn tell_of_qp(&mut self, event: EventType, handle: QpHandle) {
         if let Some(&qpn) = self.qp_by_handle.get(&handle) {
-            let eqe = Eqe::qp(event, Qpn::from_low_bits(qpn));
+            let eqe = Eqe::qp(event, qpn);
             self.events.push_back(QueueEvent::Async(eqe));
         }
     }
 
     fn tell_of_srq(&mut self, event: EventType, handle: SrqHandle) {
         if let Some(&srqn) = self.srq_by_handle.get(&handle) {
-            let eqe = Eqe::srq(event, Srqn::from_low_bits(srqn));
+            let eqe = Eqe::srq(event, srqn);
             self.events.push_back(QueueEvent::Async(eqe));
         }
     }

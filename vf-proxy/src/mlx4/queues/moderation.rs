@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use ib_vtime::{Duration, Instant, TimerKey, TimerQueue};
+use mlx4_defs::Cqn;
 use mlx4_defs::cq::CqContext;
 
 /// How a queue's events are moderated.
@@ -33,21 +34,21 @@ impl Moderation {
 #[derive(Debug, Default)]
 pub(super) struct HeldEvents {
     /// Held since the last time that somebody told the time, and for how long.
-    fresh: BTreeMap<u32, Duration>,
-    keys: BTreeMap<u32, TimerKey>,
-    timers: TimerQueue<u32>,
+    fresh: BTreeMap<Cqn, Duration>,
+    keys: BTreeMap<Cqn, TimerKey>,
+    timers: TimerQueue<Cqn>,
 }
 
 impl HeldEvents {
     /// Holds a queue's event back, unless it is already.
-    pub(super) fn hold(&mut self, cqn: u32, period: Duration) {
+    pub(super) fn hold(&mut self, cqn: Cqn, period: Duration) {
         if !self.keys.contains_key(&cqn) {
             self.fresh.entry(cqn).or_insert(period);
         }
     }
 
     /// Holds it no more.
-    pub(super) fn forget(&mut self, cqn: u32) {
+    pub(super) fn forget(&mut self, cqn: Cqn) {
         self.fresh.remove(&cqn);
         if let Some(key) = self.keys.remove(&cqn) {
             self.timers.cancel(key);
@@ -55,7 +56,7 @@ impl HeldEvents {
     }
 
     /// The next queue that was held back for long enough.
-    pub(super) fn due(&mut self, now: Instant) -> Option<u32> {
+    pub(super) fn due(&mut self, now: Instant) -> Option<Cqn> {
         while let Some((cqn, period)) = self.fresh.pop_first() {
             self.keys.insert(cqn, self.timers.set(now + period, cqn));
         }
@@ -77,6 +78,9 @@ impl HeldEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ONE: Cqn = Cqn::from_low_bits(1);
+    const TWO: Cqn = Cqn::from_low_bits(2);
 
     fn at(micros: u64) -> Instant {
         Instant::ZERO + Duration::from_micros(micros)
@@ -100,19 +104,19 @@ mod tests {
     #[test]
     fn an_event_is_held_from_when_the_time_is_told() {
         let mut held = HeldEvents::default();
-        held.hold(1, Duration::from_micros(10));
-        held.hold(2, Duration::from_micros(5));
+        held.hold(ONE, Duration::from_micros(10));
+        held.hold(TWO, Duration::from_micros(5));
         assert_eq!(held.next(), Some(Instant::ZERO));
         assert_eq!(held.due(at(3)), None);
-        held.hold(1, Duration::from_micros(100));
+        held.hold(ONE, Duration::from_micros(100));
         assert_eq!(held.next(), Some(at(8)));
-        assert_eq!((held.due(at(13)), held.due(at(13))), (Some(2), Some(1)));
+        assert_eq!((held.due(at(13)), held.due(at(13))), (Some(TWO), Some(ONE)));
         assert_eq!((held.due(at(999)), held.next()), (None, None));
-        held.hold(1, Duration::from_micros(1));
-        held.forget(1);
-        held.hold(2, Duration::from_micros(1));
+        held.hold(ONE, Duration::from_micros(1));
+        held.forget(ONE);
+        held.hold(TWO, Duration::from_micros(1));
         assert_eq!(held.due(at(1000)), None);
-        held.forget(2);
+        held.forget(TWO);
         assert_eq!((held.due(at(2000)), held.next()), (None, None));
     }
 }

@@ -6,7 +6,7 @@ use hca_api::{
 };
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::qp::{QpContext, QpMailbox, QpState};
-use mlx4_defs::{Status, Uar};
+use mlx4_defs::{Cqn, Srqn, Status, Uar};
 use zerocopy::network_endian::U16;
 
 use super::super::mtt::{MttPin, Mtts};
@@ -155,17 +155,17 @@ impl Qp {
     }
 
     /// The completion queue of sends or of receives.
-    pub(super) const fn cqn(&self, receive: bool) -> u32 {
+    pub(super) const fn cqn(&self, receive: bool) -> Cqn {
         if receive {
-            self.context.receive_cqn.get()
+            self.context.receive_cqn
         } else {
-            self.context.send_cqn.get()
+            self.context.send_cqn
         }
     }
 
     /// The shared receive queue.
-    pub(super) fn srqn(&self) -> Option<u32> {
-        self.context.has_srq().then(|| self.context.srqn.get())
+    pub(super) fn srqn(&self) -> Option<Srqn> {
+        self.context.has_srq().then_some(self.context.srqn)
     }
 
     /// Whether it belongs to the guest's kernel.

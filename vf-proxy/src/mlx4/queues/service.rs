@@ -52,7 +52,7 @@ enum Progress {
 
 impl Queues {
     /// Carries out what a queue pair's driver has posted, as much as is its turn.
-    pub(super) fn serve(&mut self, hca: &mut dyn Hca, qpn: u32) {
+    pub(super) fn serve(&mut self, hca: &mut dyn Hca, qpn: Qpn) {
         for _ in 0..BATCH {
             let Some(qp) = self.qps.get_mut(&qpn) else {
                 return;
@@ -81,7 +81,7 @@ impl Queues {
     }
 
     /// Moves the completions of a queue pair's queues to the driver.
-    pub(super) fn collect_of(&mut self, hca: &mut dyn Hca, qpn: u32) {
+    pub(super) fn collect_of(&mut self, hca: &mut dyn Hca, qpn: Qpn) {
         if let Some(qp) = self.qps.get(&qpn) {
             let (send, receive) = (qp.cqn(false), qp.cqn(true));
             self.collect(hca, send);
@@ -93,7 +93,7 @@ impl Queues {
 
     /// Moves the completions of a queue to the driver, and asks to be told of the next. Of very many it moves some
     /// now, and the rest with later polls.
-    pub(super) fn collect(&mut self, hca: &mut dyn Hca, cqn: u32) {
+    pub(super) fn collect(&mut self, hca: &mut dyn Hca, cqn: Cqn) {
         let Some(handle) = self.cqs.get(&cqn).map(|cq| cq.handle) else {
             return;
         };
@@ -124,7 +124,7 @@ impl Queues {
     fn deliver(&mut self, hca: &mut dyn Hca, completion: &Completion) {
         let qpn = match Owner::of(completion.wr_id, completion.qpn) {
             Owner::Life(life) => self.qp_by_life.get(&life).copied(),
-            Owner::Shared(qpn) => Some(qpn.get()),
+            Owner::Shared(qpn) => Some(qpn),
         };
         let Some((qpn, qp)) = qpn.and_then(|qpn| Some((qpn, self.qps.get_mut(&qpn)?))) else {
             return;
@@ -155,7 +155,7 @@ impl Queues {
     }
 
     /// Writes an entry into the guest's ring.
-    pub(super) fn write(&mut self, hca: &mut dyn Hca, cqn: u32, entry: &Entry) {
+    pub(super) fn write(&mut self, hca: &mut dyn Hca, cqn: Cqn, entry: &Entry) {
         let Some(cq) = self.cqs.get_mut(&cqn) else {
             return;
         };
@@ -169,10 +169,10 @@ impl Queues {
     }
 
     /// Wakes the driver that waits for a completion queue.
-    pub(super) fn wake(&mut self, cqn: u32) {
+    pub(super) fn wake(&mut self, cqn: Cqn) {
         self.held.forget(cqn);
         if let Some(cq) = self.cqs.get(&cqn) {
-            let (cqn, eqn) = (Cqn::from_low_bits(cqn), cq.eqn.into());
+            let eqn = cq.eqn;
             self.events.push_back(QueueEvent::Completion { cqn, eqn });
         }
     }
@@ -190,15 +190,15 @@ impl Queues {
     }
 
     /// The provider's queue failed.
-    pub(super) fn cq_failed(&mut self, cqn: u32, syndrome: u8) {
+    pub(super) fn cq_failed(&mut self, cqn: Cqn, syndrome: u8) {
         if self.cqs.get_mut(&cqn).is_some_and(|cq| !cq.fail()) {
             self.tell_of_cq_error(cqn, syndrome);
         }
     }
 
     /// A completion queue takes nothing more, so its queue pairs cannot go on (IBA 11.6.3.1).
-    fn tell_of_cq_error(&mut self, cqn: u32, syndrome: u8) {
-        let eqe = Eqe::cq_error(Cqn::from_low_bits(cqn), syndrome);
+    fn tell_of_cq_error(&mut self, cqn: Cqn, syndrome: u8) {
+        let eqe = Eqe::cq_error(cqn, syndrome);
         self.events.push_back(QueueEvent::Async(eqe));
         let uses = |qp: &Qp| qp.cqn(false) == cqn || qp.cqn(true) == cqn;
         let affected = self.qps.iter().filter(|(_, qp)| uses(qp));
@@ -223,7 +223,7 @@ impl Queues {
 
     /// A queue pair in error takes no more from its shared receive queue. Those of the provider tell so
     /// themselves.
-    pub(super) fn tell_of_last_receive(&mut self, qpn: u32) {
+    pub(super) fn tell_of_last_receive(&mut self, qpn: Qpn) {
         if let Some(qp) = self.qps.get(&qpn)
             && qp.handle().is_none()
             && qp.srqn().is_some()
@@ -234,7 +234,7 @@ impl Queues {
     }
 
     /// The provider may have put a queue pair into another state by itself.
-    pub(super) fn follow_provider(&mut self, hca: &dyn Hca, qpn: u32) {
+    pub(super) fn follow_provider(&mut self, hca: &dyn Hca, qpn: Qpn) {
         if let Some(qp) = self.qps.get_mut(&qpn)
             && qp.follow_provider(hca)
         {
@@ -244,7 +244,7 @@ impl Queues {
     }
 
     /// A queue pair went to an error state: what is posted from now on is flushed.
-    pub(super) fn entered_error(&mut self, qpn: u32, state: QpState) {
+    pub(super) fn entered_error(&mut self, qpn: Qpn, state: QpState) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.state = state;
             self.pending.add(qpn);

@@ -1,8 +1,8 @@
 //! Shared receive queues.
 
 use hca_api::{Hca, LKey, ReceiveMode, SrqHandle, SrqSpec};
-use mlx4_defs::Status;
 use mlx4_defs::srq::SrqContext;
+use mlx4_defs::{Pdn, Status};
 use zerocopy::network_endian::U16;
 
 use super::super::mtt::{MttPin, Mtts};
@@ -151,6 +151,6 @@ impl Srq {
 }
 
 /// The protection domain that a context names.
-fn tag(context: &SrqContext) -> u32 {
-    context.pd.get() & 0x1_ffff
+fn tag(context: &SrqContext) -> Pdn {
+    Pdn(context.pd.get() & 0x1_ffff)
 }

@@ -209,6 +209,8 @@ fn merge_path(path: &mut QpPath, given: &QpPath, optional: &OptionalFields) {
 mod tests {
     use ib_wire::{Psn, QKey};
 
+    use mlx4_defs::Pdn;
+
     use super::*;
 
     fn optional(set: impl FnOnce(&mut OptionalFields)) -> OptionalFields {
@@ -224,7 +226,7 @@ mod tests {
             ..QpContext::default()
         };
         given.set_service_type(ServiceType::UD);
-        given.set_pd(7);
+        given.set_pd(Pdn(7));
         given.primary_path.set_pkey_index(3);
         let both = optional(|o| {
             o.set_qkey(true);
@@ -233,7 +235,7 @@ mod tests {
         let init = Transition::RstToInit.merge(&QpContext::default(), &given, &both);
         assert_eq!(
             (init.state(), init.pd(), init.qkey),
-            (QpState::INIT, 7, given.qkey)
+            (QpState::INIT, Pdn(7), given.qkey)
         );
 
         let mut fresh = QpContext::default();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hca_api::{DmaBuffer, DmaFault, HcaError};
+use mlx4_defs::MttIndex;
 use mlx4_defs::cq::CqContext;
 use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 
@@ -83,7 +84,7 @@ impl Guest {
     /// Begins to make an event queue of 4 MiB, in a range of the table of 1024 entries.
     fn begin_event_queue(&mut self, eqn: u32, first: u64) {
         let mut context = EqContext {
-            mtt_base: MttBase::from_entry(first),
+            mtt_base: MttBase::from_entry(MttIndex(first)),
             ..EqContext::default()
         };
         context.set_log_entries(17);
@@ -141,7 +142,7 @@ fn nothing_is_written_of_a_queue_that_is_not_all_memory() {
     let page = guest.page(8);
     guest.write(page, &[0x55; 4096]);
     let mut context = CqContext {
-        mtt_base: MttBase::from_entry(first),
+        mtt_base: MttBase::from_entry(MttIndex(first)),
         ..CqContext::default()
     };
     context.set_log_entries(17);

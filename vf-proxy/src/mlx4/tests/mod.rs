@@ -22,7 +22,7 @@ use mlx4_defs::eqe::{CommandEvent, EQE_SIZE, Eqe, EventType};
 use mlx4_defs::mtt::{MttBase, MttEntry, WriteMtt};
 use mlx4_defs::query::{QueryFuncCapPort, QueryHca};
 use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
-use mlx4_defs::{Mailbox, MailboxLayout, Opcode, Status, TOKEN, VHCR_SIZE, Vhcr};
+use mlx4_defs::{Mailbox, MailboxLayout, MttIndex, Opcode, Status, TOKEN, VHCR_SIZE, Vhcr};
 use zerocopy::network_endian::{U16, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -294,7 +294,7 @@ impl Guest {
         let first = self.map_pages(page, 0);
         let mut context = EqContext {
             vector: 3,
-            mtt_base: MttBase::from_entry(first),
+            mtt_base: MttBase::from_entry(MttIndex(first)),
             ..EqContext::default()
         };
         context.set_state(EqState::ARMED);

@@ -1,13 +1,13 @@
 //! Queues from their making to their end: who holds whom, what fails, and what is shared.
 
 use ib_wire::Qpn;
-use mlx4_defs::Srqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_OVERRUN, CqErrorEvent, NumberEvent};
 use mlx4_defs::qp::{QpContext, QpState, ServiceType};
 use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::srq::SrqContext;
 use mlx4_defs::wqe::{INVALID_LKEY, WqeOpcode};
+use mlx4_defs::{MttIndex, Srqn};
 
 use super::super::capability::RESERVED_LKEY;
 use super::queue_scene::*;
@@ -39,7 +39,7 @@ impl Guest {
         self.write(srq.record, &[0; 4]);
         let mut context = SrqContext {
             srqn: Srqn::from_low_bits(srq.srqn),
-            mtt_base: MttBase::from_entry(self.map_pages(page, 0)),
+            mtt_base: MttBase::from_entry(MttIndex(self.map_pages(page, 0))),
             pd: U32::new(3),
             doorbell_record: U64::new(srq.record),
             ..SrqContext::default()

@@ -3,7 +3,6 @@
 use emulated_hca::EndNode;
 use hca_api::{PortState, VirtualPort};
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, QKey, Qpn};
-use mlx4_defs::Cqn;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell};
 use mlx4_defs::cqe::{CQE_SIZE, Cqe, CqeOpcode, ErrorCqe, Syndrome};
 use mlx4_defs::qp::{QpContext, QpMailbox, QpState, ServiceType};
@@ -12,6 +11,7 @@ use mlx4_defs::wqe::{
     ControlSegment, DataSegment, DatagramSegment, INVALID_LKEY, InlineHeader, SendDoorbell,
     WqeOpcode,
 };
+use mlx4_defs::{Cqn, MttIndex, Pdn};
 
 use super::super::capability::RESERVED_LKEY;
 use super::*;
@@ -172,12 +172,12 @@ impl Guest {
             send_cqn: Cqn::from_low_bits(cq.cqn),
             receive_cqn: Cqn::from_low_bits(cq.cqn),
             qkey: QKEY,
-            mtt_base: MttBase::from_entry(qp.mtt),
+            mtt_base: MttBase::from_entry(MttIndex(qp.mtt)),
             doorbell_record: U64::new(qp.record),
             ..QpContext::default()
         };
         context.set_service_type(ServiceType::UD);
-        context.set_pd(3);
+        context.set_pd(Pdn(3));
         context.set_reserved_lkey(true);
         context.set_log_sq_entries(LOG_WORK);
         context.set_log_sq_stride(LOG_SEND - 4);
@@ -349,7 +349,7 @@ impl DriverCq {
         let mut context = CqContext {
             uar: Uar::from_low_bits(UAR),
             comp_eqn: u8::try_from(EQN).unwrap(),
-            mtt_base: MttBase::from_entry(mtt),
+            mtt_base: MttBase::from_entry(MttIndex(mtt)),
             doorbell_record: U64::new(self.record),
             ..CqContext::default()
         };

@@ -1,3 +1,4 @@
+use mlx4_defs::Pdn;
 use mlx4_defs::mpt::{MptEntry, STATUS_FREE, STATUS_VALID};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 
@@ -14,7 +15,7 @@ fn mapped(guest: &mut Guest) -> (u32, MptEntry) {
     entry.set_region(true);
     entry.set_local_read(true);
     entry.set_local_write(true);
-    entry.set_pd(0x1_0003);
+    entry.set_pd(Pdn(0x1_0003));
     entry.set_memory_key(index << 8);
     (index, entry)
 }

@@ -3,9 +3,9 @@ use std::collections::VecDeque;
 use emulated_hca::{Fabric, HcaConfig};
 use hca_api::FunctionId;
 use ib_wire::{Guid, Qpn};
-use mlx4_defs::Cqn;
 use mlx4_defs::cqe::{Cqe, CqeOpcode, OwnerOpcode, Syndrome};
 use mlx4_defs::mtt::{MttBase, MttEntry};
+use mlx4_defs::{Cqn, MttIndex};
 use proptest::prelude::*;
 use zerocopy::network_endian::{U16, U64};
 
@@ -69,7 +69,7 @@ struct Scene {
     node: emulated_hca::NodeId,
     mtts: Mtts,
     base: u64,
-    first: u64,
+    first: MttIndex,
 }
 
 impl Scene {
@@ -83,7 +83,7 @@ impl Scene {
             .addr
             .next_multiple_of(4096);
         let mut mtts = Mtts::new(4);
-        let first = u64::from(mtts.alloc(2).unwrap());
+        let first = mtts.alloc(2).unwrap();
         let entries = [0, 1, 2, 3].map(|page| MttEntry::new(base + page * 4096));
         mtts.write(first, &entries).unwrap();
         Self {
@@ -102,7 +102,7 @@ impl Scene {
     fn context(&self, buffer: u64, log_entries: u8) -> CqContext {
         let mut context = CqContext {
             uar: UAR,
-            mtt_base: MttBase::from_entry(self.first + buffer * 2),
+            mtt_base: MttBase::from_entry(MttIndex(self.first.0 + buffer * 2)),
             doorbell_record: U64::new(self.record()),
             ..CqContext::default()
         };
@@ -299,7 +299,7 @@ fn a_consumer_index_that_cannot_be_is_an_overrun() {
 #[test]
 fn a_ring_that_is_not_memory_fails_once() {
     let mut scene = Scene::new();
-    let first = u64::from(scene.mtts.alloc(0).unwrap());
+    let first = scene.mtts.alloc(0).unwrap();
     scene.mtts.write(first, &[MttEntry::new(1 << 50)]).unwrap();
     let mut context = scene.context(0, 3);
     context.mtt_base = MttBase::from_entry(first);
