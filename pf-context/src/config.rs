@@ -4,13 +4,12 @@ use core::fmt;
 use core::num::NonZeroU16;
 
 use ib_vtime::Rate;
+use ib_wire::mad::Mad;
 use ib_wire::{Guid, Lid, Lmc, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix};
 use mad_mux::path_cache::PathCacheConfig;
 use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
-
-use crate::guest_driver::GuestDriver;
 
 /// How a wish of a VF's, or a match in doubt, is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -184,6 +183,20 @@ pub enum VfPKeyEntry {
     Value(PKey),
 }
 
+/// Changes an answer, from the wire or from the cache of paths, to one that a guest's driver handles correctly. The
+/// personality that the guest sees provides it; transaction and class stay.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptAnswer(pub fn(&mut Mad));
+
+impl PartialEq for AdaptAnswer {
+    /// Returns `true` for functions with one address; one function can have several.
+    fn eq(&self, other: &Self) -> bool {
+        core::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for AdaptAnswer {}
+
 /// A VF as it is when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfConfig {
@@ -200,8 +213,8 @@ pub struct VfConfig {
     pub rights: Rights,
     /// The SLs that it may use on QP1: a bit each.
     pub service_levels: u16,
-    /// The driver of its guest.
-    pub driver: GuestDriver,
+    /// Changes the answers that its guest gets; `None` leaves them as they are.
+    pub adapt_answer: Option<AdaptAnswer>,
 }
 
 impl Default for VfConfig {
@@ -213,7 +226,7 @@ impl Default for VfConfig {
             pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,
-            driver: GuestDriver::default(),
+            adapt_answer: None,
         }
     }
 }

@@ -112,7 +112,7 @@ impl PortMux {
                     record.statistics.of(mad.header.mgmt_class).delivered += 1;
                     if mad.header.method.is_response() {
                         record.redirects.learn(mad);
-                        record.driver.adapt(mad);
+                        record.adapt(mad);
                     } else {
                         record
                             .asked

@@ -72,7 +72,6 @@ mod delivery;
 mod egress;
 mod events;
 mod fair_queue;
-mod guest_driver;
 pub mod guids;
 mod ingress;
 pub mod inspect;
@@ -91,12 +90,11 @@ mod statistics;
 mod vf;
 
 pub use config::{
-    AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig, VfPKeyEntry,
-    WireLimit,
+    AdaptAnswer, AddVfError, EgressLimit, Limits, Policy, PortConfig, Strictness, VfConfig,
+    VfPKeyEntry, WireLimit,
 };
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
-pub use guest_driver::GuestDriver;
 pub use look_ahead::Upcoming;
 pub use mux::PortMux;
 pub use output::{

@@ -37,7 +37,7 @@ impl PortMux {
         };
         match self.paths.ask(now, vf, record.pkeys.keys(), mad) {
             Lookup::Answered => {
-                record.driver.adapt(mad);
+                record.adapt(mad);
                 Step::Answered
             }
             Lookup::UnderWay => Step::Wait,

@@ -2,13 +2,13 @@
 
 use cm_paravirt::ResetPolicy;
 use ib_vtime::Instant;
+use ib_wire::mad::Mad;
 use ib_wire::{Gid, Guid, PKey, PortNum, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
 use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId, VirtualPKeyIndex};
 
 use crate::asked_under::AskedUnder;
-use crate::config::{AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
-use crate::guest_driver::GuestDriver;
+use crate::config::{AdaptAnswer, AddVfError, EgressLimit, VfConfig, VfPKeyEntry, WireLimit};
 use crate::mux::PortMux;
 use crate::output::{Cause, Output, Passed, VfEvent};
 use crate::pkeys::{PortPKeys, VfPKeys};
@@ -26,7 +26,7 @@ pub(crate) struct Vf {
     pub(crate) pkeys: VfPKeys,
     pub(crate) rights: Rights,
     service_levels: u16,
-    pub(crate) driver: GuestDriver,
+    adapt_answer: Option<AdaptAnswer>,
     pub(crate) redirects: Redirects,
     pub(crate) asked: AskedUnder,
     /// Whether it is the PF's own software, which is trusted and has no tunnel.
@@ -37,6 +37,13 @@ pub(crate) struct Vf {
 }
 
 impl Vf {
+    /// Changes an answer to one that the guest's driver handles correctly.
+    pub(crate) fn adapt(&self, answer: &mut Mad) {
+        if let Some(AdaptAnswer(adapt)) = self.adapt_answer {
+            adapt(answer);
+        }
+    }
+
     pub(crate) fn new(config: VfConfig, port: &PortPKeys) -> Self {
         Self {
             guid: config.guid,
@@ -46,7 +53,7 @@ impl Vf {
             pkeys: VfPKeys::new(config.pkeys, port),
             rights: config.rights,
             service_levels: config.service_levels,
-            driver: config.driver,
+            adapt_answer: config.adapt_answer,
             redirects: Redirects::default(),
             asked: AskedUnder::default(),
             is_pf: false,

@@ -123,6 +123,7 @@ const ALL: &[&str] = &["*"];
 
 /// What a package's own tests may use besides.
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
+    ("pf-context", &["vf-proxy"]),
     ("vf-proxy", &["emulated-hca"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
 ];

@@ -8,5 +8,7 @@
 pub mod mlx4;
 pub mod native;
 mod pci;
+mod personality;
 
 pub use pci::{Bar, PciEvent, PciFunction};
+pub use personality::Personality;

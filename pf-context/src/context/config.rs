@@ -9,9 +9,8 @@ use ib_wire::{Guid, PKeyIndex, PortNum};
 use mad_mux::policy::Rights;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
-use crate::config::{AddVfError, EgressLimit, Limits, Policy, VfPKeyEntry};
+use crate::config::{AdaptAnswer, AddVfError, EgressLimit, Limits, Policy, VfPKeyEntry};
 use crate::delivery::DeliveryDepth;
-use crate::guest_driver::GuestDriver;
 use crate::guids::GuidWish;
 
 /// Buffers of the queue pairs that a context owns.
@@ -98,8 +97,8 @@ pub struct VfPortSpec {
     pub rights: Rights,
     /// The SLs that it may use on QP1: a bit each.
     pub service_levels: u16,
-    /// The driver of its guest.
-    pub driver: GuestDriver,
+    /// Changes the answers that its guest gets; `None` leaves them as they are.
+    pub adapt_answer: Option<AdaptAnswer>,
     /// How much it may send; `None` for the port's default.
     pub egress: Option<EgressLimit>,
 }
@@ -111,7 +110,7 @@ impl Default for VfPortSpec {
             pkeys: vec![Some(VfPKeyEntry::Index(PhysicalPKeyIndex(PKeyIndex(0))))],
             rights: Rights::default(),
             service_levels: u16::MAX,
-            driver: GuestDriver::default(),
+            adapt_answer: None,
             egress: None,
         }
     }

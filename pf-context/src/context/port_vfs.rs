@@ -85,7 +85,7 @@ impl PfPort {
             pkeys: spec.pkeys.clone(),
             rights: spec.rights,
             service_levels: spec.service_levels,
-            driver: spec.driver,
+            adapt_answer: spec.adapt_answer,
         };
         self.mux
             .add_vf(vf, config)

@@ -4,7 +4,8 @@ use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::perf::{PerfAttribute, PortCounters};
 use ib_wire::{Gid, Guid, Lmc, PKey, Qpn, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
-use pf_context::{GuestDriver, Policy, PortConfig, Strictness, VfConfig, WireSource};
+use pf_context::{AdaptAnswer, Policy, PortConfig, Strictness, VfConfig, WireSource};
+use vf_proxy::mlx4::PERSONALITY;
 use vf_tunnel::DropReason;
 use zerocopy::IntoBytes;
 
@@ -343,15 +344,16 @@ fn c056_a_trap_of_a_vf_that_may_send_it_is_repressed_under_its_own_tid() {
 
 #[test]
 fn an_answer_about_counters_reaches_the_guest_of_an_mlx4_function() {
-    let of = |number, driver| VfConfig {
+    let of = |number, adapt_answer| VfConfig {
         rights: Rights {
             perf_mgt: true,
             ..Rights::default()
         },
-        driver,
+        adapt_answer,
         ..vf_config(number)
     };
-    let vfs = [of(1, GuestDriver::Standard), of(2, GuestDriver::Mlx4Slave)];
+    let mlx4 = AdaptAnswer(PERSONALITY.adapt_answer);
+    let vfs = [of(1, None), of(2, Some(mlx4))];
     let mut port = Port::with(config(), vfs);
     // What the driver takes for itself, an attribute that it leaves alone, and another class.
     for (class, attribute, seen) in [

@@ -9,8 +9,9 @@ use ib_wire::sa::{ComponentMask, PathRecord, SaMad};
 use ib_wire::{Gid, Lid, PKey, Qpn, Sl, SubnetPrefix, Tid};
 use mad_mux::path_cache::PathCacheConfig;
 use pf_context::{
-    Cause, GuestDriver, Limits, Output, PortConfig, PortEvent, Sizes, VfConfig, VfEvent, WireSource,
+    AdaptAnswer, Cause, Limits, Output, PortConfig, PortEvent, Sizes, VfConfig, VfEvent, WireSource,
 };
+use vf_proxy::mlx4::PERSONALITY;
 use vf_tunnel::DropReason;
 use zerocopy::IntoBytes;
 
@@ -558,11 +559,12 @@ fn c218_a_busy_sa_and_a_redirection_are_not_remembered() {
 
 #[test]
 fn linux_on_an_mlx4_vf_is_told_paths_that_have_a_grh_by_the_sa_and_from_the_cache() {
-    let of = |number, driver| VfConfig {
-        driver,
+    let of = |number, adapt_answer| VfConfig {
+        adapt_answer,
         ..vf_config(number)
     };
-    let vfs = [of(1, GuestDriver::Standard), of(2, GuestDriver::Mlx4Slave)];
+    let mlx4 = AdaptAnswer(PERSONALITY.adapt_answer);
+    let vfs = [of(1, None), of(2, Some(mlx4))];
     let hop_limit = |mad: &Mad| mad.view::<SaMad>().record::<PathRecord>().hop_limit();
 
     let mut port = Port::with(config(), vfs.clone());

@@ -40,6 +40,7 @@
 mod capability;
 mod comm;
 mod command;
+mod driver_quirks;
 mod eq;
 mod lengthy;
 mod mad_ifc;
@@ -73,7 +74,7 @@ use self::lengthy::{Lengthy, Step};
 use self::objects::Objects;
 use self::vhcr::Output;
 use crate::pci::{Endpoint, Identity};
-use crate::{Bar, PciEvent, PciFunction};
+use crate::{Bar, PciEvent, PciFunction, Personality};
 
 /// What configuration space says of the function.
 const IDENTITY: Identity = Identity {
@@ -91,6 +92,12 @@ const REGISTERS: Bar = Bar {
 
 /// The register with the MSI-X table.
 const MSIX_BAR: u8 = 4;
+
+/// The personality: functions with the default configuration, and answers that Linux' driver handles correctly.
+pub const PERSONALITY: Personality = Personality {
+    make: || Box::new(Mlx4Function::new(&Mlx4Config::default())),
+    adapt_answer: driver_quirks::adapt_answer,
+};
 
 /// What a function is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,13 +6,12 @@ use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
-use pf_context::GuestDriver;
+use pf_context::AdaptAnswer;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
 use rustix::process::Pid;
 use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
-use vf_proxy::PciFunction;
-use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
+use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
 
 use super::cast::Cast;
@@ -28,6 +27,9 @@ use vhca::Driven;
 use vhca::Slice;
 use vhca::world::{DeviceError, HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 use vhca_vfio_user::GuestMemory;
+
+/// The adapter that VFs show to VMMs.
+const SHOWN: Personality = mlx4::PERSONALITY;
 
 /// Why a lab cannot be built.
 #[derive(Debug, Error)]
@@ -259,14 +261,12 @@ impl Lab {
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {
             let vf = VfId::new(number).ok_or_else(too_many)?;
+            let adapt_answer = options.vfio_user.as_ref().map(|_| SHOWN.adapt_answer);
             let port = VfPortSpec {
                 guid: options.guids.into(),
                 pkeys: first_pkey(),
                 rights: rights(&options.rights),
-                driver: match &options.vfio_user {
-                    Some(_) => GuestDriver::Mlx4Slave,
-                    None => GuestDriver::Standard,
-                },
+                adapt_answer: adapt_answer.map(AdaptAnswer),
                 ..VfPortSpec::default()
             };
             let mut spec = VfSpec {
@@ -285,8 +285,7 @@ impl Lab {
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
             if let Some(memory) = offered {
-                let function = Box::new(Mlx4Function::new(&Mlx4Config::default()));
-                let offered = self.offer(name, id, vf, memory, function);
+                let offered = self.offer(name, id, vf, memory, (SHOWN.make)());
                 offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;
             }
         }

@@ -1,4 +1,4 @@
-//! What is known of the driver in a guest.
+//! What the guest's driver does differently from the specification, as far as its answers have to be changed for it.
 
 use core::iter::StepBy;
 use core::mem::offset_of;
@@ -9,31 +9,21 @@ use ib_wire::perf::{PerfAttribute, PortCounters, PortCountersExtended};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppType, SegmentLayout};
 use ib_wire::sa::{PathRecord, SA_DATA_SIZE, SaMad};
 
-/// The driver of a VF's guest, as far as it needs to be treated in a way of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GuestDriver {
-    /// One that takes MADs for what they are.
-    #[default]
-    Standard,
-    /// Linux' `mlx4_ib` on a virtual function. It takes every MAD about its port's counters for a request,
-    /// answers included: nobody in the guest gets them, and somebody outside a reply without a header
-    /// (`mlx4_ib_process_mad`, which looks at class and attribute only). And it puts a GRH on what goes by a path
-    /// with a hop limit only (`ib_init_ah_attr_from_path`), though a LID does not tell the VFs of a port apart:
-    /// SIDR_REQ names its destination nowhere else.
-    Mlx4Slave,
-}
-
 /// Where the attributes that the driver would take are put: a vendor's part of the class (IBA 16.1.3).
 const ASIDE: u16 = 0xff00;
 
-impl GuestDriver {
-    /// Makes an answer one that the driver does right with.
-    pub(crate) fn adapt(self, answer: &mut Mad) {
-        match (self, answer.header.mgmt_class) {
-            (Self::Mlx4Slave, MgmtClass::PERF) => let_pass(answer),
-            (Self::Mlx4Slave, MgmtClass::SUBN_ADM) => ask_for_grh(answer),
-            _ => {}
-        }
+/// Changes an answer to one that Linux' `mlx4_ib` on a virtual function handles correctly.
+///
+/// The driver takes every MAD about its port's counters for a request, answers included: nobody in the guest gets them,
+/// and the peer gets a reply without a header (`mlx4_ib_process_mad` looks at class and attribute only). Their attribute
+/// is moved aside. And the driver puts a GRH only on what goes by a path with a hop limit
+/// (`ib_init_ah_attr_from_path`), though a LID does not tell the VFs of a port apart, and SIDR_REQ names its destination
+/// nowhere else. Paths get a hop limit.
+pub(super) fn adapt_answer(answer: &mut Mad) {
+    match answer.header.mgmt_class {
+        MgmtClass::PERF => let_pass(answer),
+        MgmtClass::SUBN_ADM => ask_for_grh(answer),
+        _ => {}
     }
 }
 
@@ -162,7 +152,7 @@ mod tests {
             sa.attribute_offset = offset.into();
             sa.data[..end - start].copy_from_slice(&table[start..end]);
             let mut mad = Mad::from_layout(&sa);
-            GuestDriver::Mlx4Slave.adapt(&mut mad);
+            adapt_answer(&mut mad);
             let sa: &SaMad = mad.view();
             assert!(
                 sa.data[end - start..].iter().all(|byte| *byte == 0),
@@ -195,7 +185,7 @@ mod tests {
     fn what_is_no_path_is_as_it_was() {
         let unchanged = |sa: &SaMad| {
             let mut mad = Mad::from_layout(sa);
-            GuestDriver::Mlx4Slave.adapt(&mut mad);
+            adapt_answer(&mut mad);
             mad == Mad::from_layout(sa)
         };
         let none = PathRecord::default();
