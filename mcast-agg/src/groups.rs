@@ -1,14 +1,11 @@
 //! The groups of a port, found by what names them.
 
 use std::ops::{Index, IndexMut};
-use std::slice;
 
 use ib_vtime::SplitMix64;
-use prefetch_index::prefetch_index;
 use slab::Slab;
-use vf_tunnel::wire_id::{self, Trail, UniversalHash};
+use vf_tunnel::wire_id::{self, KeyedHash};
 
-use crate::MemberId;
 use crate::aim::GroupKey;
 use crate::group::Group;
 
@@ -18,13 +15,12 @@ struct Entry {
     group: Group,
 }
 
-/// The groups. Members choose addresses, so chance chooses the hash. A group comes or goes only with the
-/// SA's answer, which is not often enough to learn about collisions by trial.
+/// The groups, found by a keyed hash, because members choose the addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     entries: Slab<Entry>,
     index: wire_id::Index,
-    hash: UniversalHash<3>,
+    hash: KeyedHash,
 }
 
 impl Groups {
@@ -33,7 +29,7 @@ impl Groups {
         Self {
             entries: Slab::new(),
             index: wire_id::Index::new(),
-            hash: UniversalHash::new(|| random.next()),
+            hash: KeyedHash::new([random.next(), random.next()]),
         }
     }
 
@@ -89,40 +85,10 @@ impl Groups {
         keys
     }
 
-    /// Where the reading for a group starts.
-    pub(crate) fn trail(&self, key: GroupKey) -> Trail {
-        self.index.approach(self.hash_of(key))
-    }
-
-    /// Brings the next place near that a member's request for a group needs: the group, then its members.
-    pub(crate) fn read_ahead(&self, trail: Trail, member: MemberId) -> Trail {
-        match trail {
-            Trail::Bucket(_) => {
-                let trail = self.index.follow(trail);
-                if let Trail::Slot(slot) = trail
-                    && let Some(Entry { key, group }) = self.entries.get(slot as usize)
-                {
-                    prefetch_index(slice::from_ref(key), 0);
-                    prefetch_index(slice::from_ref(&group.record), 0);
-                    prefetch_index(slice::from_ref(&group.members), 0);
-                    prefetch_index(slice::from_ref(&group.at_sa), 0);
-                }
-                trail
-            }
-            Trail::Slot(slot) => {
-                if let Some(Entry { group, .. }) = self.entries.get(slot as usize) {
-                    group.members.approach(member);
-                }
-                Trail::End
-            }
-            Trail::End => Trail::End,
-        }
-    }
-
     fn hash_of(&self, key: GroupKey) -> u32 {
         let (prefix, id) = (key.mgid.prefix(), key.mgid.interface_id());
         self.hash
-            .hash([prefix.get(), id.get(), key.port_guid.get()])
+            .hash_all([prefix.get(), id.get(), key.port_guid.get()])
     }
 }
 

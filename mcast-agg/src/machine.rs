@@ -10,7 +10,6 @@ use ib_wire::mad::{MadStatus, Method};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
 use vf_tunnel::DropReason;
-use vf_tunnel::wire_id::Trail;
 
 use crate::aim::{GroupAim, GroupKey, Purpose};
 use crate::answer::{grant, refuse};
@@ -77,20 +76,6 @@ impl McastAgg {
             return Outcome::Answered;
         }
         self.join(now, from, mad, &record)
-    }
-
-    /// Where the reading for a member's request starts; see [`McastAgg::read_ahead`].
-    #[must_use]
-    pub fn request_trail(&self, guid: Guid, mad: &SaMad) -> Trail {
-        let mgid = mad.record::<McMemberRecord>().mgid;
-        self.groups.trail(self.key(mgid, guid))
-    }
-
-    /// Reads the next place that a member's request needs, and gives what is to be read then. With
-    /// several requests at hand, take each step for all of them before the next.
-    #[must_use]
-    pub fn read_ahead(&self, trail: Trail, member: MemberId) -> Trail {
-        self.groups.read_ahead(trail, member)
     }
 
     /// Takes the SA's answer to a transaction. The caller has made sure that it comes from the SA and

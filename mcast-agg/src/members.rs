@@ -1,7 +1,6 @@
 //! Who holds which kinds of membership of one group.
 
 use ib_wire::sa::JoinState;
-use prefetch_index::prefetch_index;
 use vf_tunnel::VfId;
 
 /// A member: the PF's own software, or a VF.
@@ -59,11 +58,6 @@ impl Members {
     pub(crate) fn state(&self, id: MemberId) -> JoinState {
         self.find(id)
             .map_or(JoinState::NONE, |at| self.list[at].state)
-    }
-
-    /// Asks for what [`Members::state`] will read to be brought near, and waits for nothing.
-    pub(crate) fn approach(&self, id: MemberId) {
-        prefetch_index(&self.list, id.index().wrapping_sub(1));
     }
 
     /// Gives a member more kinds of membership, and says which it has then.

@@ -64,7 +64,6 @@ use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadStatus, Method};
 use ib_wire::sa::{PathRecord, SaMad};
 use ib_wire::{Guid, PKey, Tid};
-use vf_tunnel::wire_id::Trail;
 use vf_tunnel::{VfId, VfTid, WireTid};
 
 use request::PathRequest;
@@ -201,20 +200,6 @@ impl<W> PathCache<W> {
                 Lookup::UnderWay
             }
         }
-    }
-
-    /// Where the reading for a request starts; see [`PathCache::read_ahead`].
-    #[must_use]
-    pub fn request_trail(&self, mad: &Mad) -> Trail {
-        let request = PathRequest::of(mad.view());
-        request.map_or(Trail::End, |request| self.table.trail(&request))
-    }
-
-    /// Reads the next place that a request needs, and gives what is to be read then. With several
-    /// requests at hand, take each step for all of them before the next.
-    #[must_use]
-    pub fn read_ahead(&self, trail: Trail) -> Trail {
-        self.table.read_ahead(trail)
     }
 
     /// Lets a request wait of which [`PathCache::ask`] said that it may.

@@ -2,12 +2,11 @@
 
 use std::array;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hint::black_box;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::Guid;
 use ib_wire::mad::Mad;
-use vf_tunnel::wire_id::{Index, KeyedHash, Trail};
+use vf_tunnel::wire_id::{Index, KeyedHash};
 use vf_tunnel::{VfId, VfTid, WireTid};
 
 use super::request::PathRequest;
@@ -86,24 +85,6 @@ impl Table {
     pub(super) fn find(&self, request: &PathRequest) -> Option<u32> {
         let mut slots = self.index.matches(self.hash_of(request));
         slots.find(|&slot| self.get(slot).is_some_and(|e| e.request == *request))
-    }
-
-    pub(super) fn trail(&self, request: &PathRequest) -> Trail {
-        self.index.approach(self.hash_of(request))
-    }
-
-    /// Reads the next place that a trail leads to.
-    pub(super) fn read_ahead(&self, trail: Trail) -> Trail {
-        match self.index.follow(trail) {
-            Trail::Slot(slot) => {
-                if let Some(entry) = self.get(slot) {
-                    let mad = entry.answer.data.iter().step_by(64);
-                    black_box(mad.fold(0, |bits, byte| bits | byte));
-                }
-                Trail::End
-            }
-            trail => trail,
-        }
     }
 
     pub(super) fn get(&self, slot: u32) -> Option<&Entry> {

@@ -143,12 +143,6 @@ impl Lists {
         None
     }
 
-    /// The first slot of the list that is looked at after the present one.
-    pub(super) fn first_of_next_check(&self) -> Option<u32> {
-        let next = self.checks.get(1)?;
-        self.answered(next.owner).map(|list| list.first)
-    }
-
     /// The tick at which [`Lists::first_due`] next has something to look at.
     pub(super) fn next_due(&self, now: u64) -> Option<u64> {
         let shared = SlotState::LIVE_SHARED.map(|state| self.shared[state as usize].due);

@@ -26,24 +26,19 @@
 //! and gets answers to is limited by no time of ours. Only what is open, or in a transfer, is refused
 //! more.
 
-mod ahead;
-mod array;
-mod buckets;
 mod inspect;
 mod lists;
-mod names;
 mod slots;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, Lid, Lmc, Qpn, Tid};
-use vf_tunnel::wire_id::{Permutation, UniversalHash};
+use vf_tunnel::wire_id::{KeyedHash, Permutation};
 use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
 use crate::rmpp::RmppRole;
 use crate::steering::Owner;
 pub use inspect::{Transaction, TransactionState};
-use names::Names;
 use slots::{Slot, SlotOwner, SlotState, Slots};
 
 /// The other end of a transaction: where a request goes, or where an answer comes from.
@@ -128,8 +123,8 @@ pub struct TidMap {
     config: TidConfig,
     lmc: Lmc,
     slots: Slots,
-    hash: UniversalHash<4>,
-    names: Names,
+    hash: KeyedHash,
+    permutation: Permutation,
     /// Per owner, the PF first.
     usage: Vec<TidUse>,
 }
@@ -139,12 +134,14 @@ impl TidMap {
     #[must_use]
     pub fn new(config: TidConfig, seed: u64) -> Self {
         let mut random = SplitMix64::new(seed);
+        // Recorded traces hold the wire TIDs that the last of these words gives.
+        let words: [u64; 11] = std::array::from_fn(|_| random.next());
         Self {
             config,
             lmc: Lmc::default(),
             slots: Slots::default(),
-            hash: UniversalHash::new(|| random.next()),
-            names: Names::new(Permutation::new(random.next())),
+            hash: KeyedHash::new([words[0], words[1]]),
+            permutation: Permutation::new(words[10]),
             usage: Vec::new(),
         }
     }
@@ -223,12 +220,10 @@ impl TidMap {
     /// The transaction that a wire TID names. Changes nothing, so that the caller can look at an
     /// answer's other sides before [`TidMap::answer`] takes it.
     #[must_use]
-    pub fn named(&mut self, tid: WireTid) -> Option<Named> {
+    pub fn named(&self, tid: WireTid) -> Option<Named> {
         let id = u32::try_from(tid.0.get()).ok()?;
-        let slot = self.slots.named(self.names.name_of(id))?;
-        let owner = self.slots[slot].owner;
-        self.slots.approach_last_answered(owner);
-        let owner = owner.get();
+        let slot = self.slots.named(self.permutation.decode(id))?;
+        let owner = self.slots[slot].owner.get();
         Some(Named { slot, owner })
     }
 
@@ -352,11 +347,7 @@ impl TidMap {
         let usage = self.usage_mut(owner);
         usage.live += 1;
         usage.waiting_for_sa += u32::from(waits_for_sa);
-        let slots = &self.slots;
-        let id = self
-            .names
-            .next_id_of(slots.name(slot), || slots.next_names());
-        Ok(wire_tid(id))
+        Ok(self.wire_tid(slot))
     }
 
     /// A request that is known already comes again, or another under its TID.
@@ -445,7 +436,8 @@ impl TidMap {
     }
 
     fn wire_tid(&self, slot: u32) -> WireTid {
-        wire_tid(self.names.id_of(self.slots.name(slot)))
+        let id = self.permutation.encode(self.slots.name(slot));
+        WireTid(Tid::new(u64::from(id)))
     }
 
     fn find_request(&self, hash: u32, owner: Owner, header: &MadHeader, to: &Peer) -> Option<u32> {
@@ -461,15 +453,11 @@ impl TidMap {
             | u64::from(to.lid.get()) << 24
             | u64::from(to.qpn.get());
         if to.gid.is_none() {
-            return self.hash.hash([tid, rest]);
+            return self.hash.hash_all([tid, rest]);
         }
         let (prefix, id) = (to.gid.prefix().get(), to.gid.interface_id().get());
-        self.hash.hash([tid, rest, prefix, id])
+        self.hash.hash_all([tid, rest, prefix, id])
     }
-}
-
-fn wire_tid(id: u32) -> WireTid {
-    WireTid(Tid::new(u64::from(id)))
 }
 
 #[cfg(test)]

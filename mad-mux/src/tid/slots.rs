@@ -4,18 +4,16 @@
 //! use (answered transactions: a list for each owner), threaded through the slots: touching one and
 //! finding the first that is due take a constant time, and a timer costs two links.
 
-use std::ops::Index;
+use std::ops;
 use std::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::Lmc;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
-use vf_tunnel::wire_id::LANES;
+use vf_tunnel::wire_id::Index;
 use vf_tunnel::{VfId, VfTid};
 
 use super::Peer;
-use super::array::Array;
-use super::buckets::{Buckets, Tag};
 use super::lists::{END, Lists, low};
 use crate::steering::Owner;
 
@@ -60,8 +58,36 @@ impl SlotState {
 const QUARANTINE: Duration = Duration::from_millis(16);
 
 /// Bits of a wire TID's plaintext that say which slot; the others count how often it was used.
-pub(super) const SLOT_BITS: u32 = 20;
+const SLOT_BITS: u32 = 20;
 const MAX_SLOTS: u32 = 1 << SLOT_BITS;
+
+/// The largest count of a slot's uses, and the bits of a [`Tag`] that hold it.
+const GENERATIONS: u32 = (1 << (32 - SLOT_BITS)) - 1;
+
+/// The upper bits of a request's hash, as many as there can be slots, and how often the slot was given
+/// out, modulo 2^12.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag(u32);
+
+impl Tag {
+    const fn of_first_use(hash: u32) -> Self {
+        Self(hash & !GENERATIONS | 1)
+    }
+
+    /// The tag of the slot's next transaction.
+    const fn of_next_use(self, hash: u32) -> Self {
+        Self(hash & !GENERATIONS | self.0.wrapping_add(1) & GENERATIONS)
+    }
+
+    const fn generation(self) -> u32 {
+        self.0 & GENERATIONS
+    }
+
+    /// The hash under which the index has the slot.
+    const fn hash(self) -> u32 {
+        self.0 & !GENERATIONS
+    }
+}
 
 /// An [`Owner`] in two bytes: its place in tables by owner, the PF first, then its software and the
 /// VFs.
@@ -140,34 +166,39 @@ impl Slot {
 
 /// A slot with its place in the list of its state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node {
-    pub(super) slot: Slot,
+struct Node {
+    slot: Slot,
     /// When it was last used, in units of 2^20 ns (1.05 ms), modulo 2^32.
     used: u32,
     prev: u32,
     next: u32,
-    pub(super) tag: Tag,
+    tag: Tag,
 }
 
-// With its bucket this is a transaction's whole cost.
+// With its entry in the index this is a transaction's whole cost.
 const _: () = assert!(size_of::<Node>() == 52);
 
 const TICK_BITS: u32 = 20;
+
+/// Slots that there is room for at first.
+const FIRST: usize = 64;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots {
-    nodes: Array<Node>,
-    buckets: Buckets,
+    nodes: Vec<Node>,
+    /// The live slots by the hashes of their requests.
+    index: Index,
     live: usize,
     lists: Lists,
     /// The upper part of the clock, which slots do not keep.
     now: u64,
 }
 
-impl Index<u32> for Slots {
+impl ops::Index<u32> for Slots {
     type Output = Slot;
 
     fn index(&self, slot: u32) -> &Slot {
-        &self.nodes[slot].slot
+        &self.node(slot).slot
     }
 }
 
@@ -184,8 +215,8 @@ impl Slots {
 
     /// The live slot with a hash that is the one sought.
     pub(super) fn find(&self, hash: u32, is_it: impl Fn(&Slot) -> bool) -> Option<u32> {
-        let is_it = |at| self.nodes.get(at).is_some_and(|node| is_it(&node.slot));
-        self.buckets.find(hash, is_it)
+        let mut slots = self.index.matches(hash & !GENERATIONS);
+        slots.find(|&at| is_it(&self[at]))
     }
 
     /// Takes a slot, in the state that `slot` says; `None` if there are no more.
@@ -195,43 +226,57 @@ impl Slots {
             let oldest = free.first;
             let Node {
                 prev, next, tag, ..
-            } = self.nodes[oldest];
+            } = *self.node(oldest);
             self.unlink(SlotState::Free, slot.owner, prev, next);
-            let node = &mut self.nodes[oldest];
+            let node = self.node_mut(oldest);
             node.slot = slot;
             node.tag = tag.of_next_use(hash);
             oldest
         } else {
-            let at = self.nodes.len();
-            if at >= MAX_SLOTS {
-                return None;
-            }
-            self.nodes.push(Node {
+            self.push(Node {
                 slot,
                 used: 0,
                 prev: END,
                 next: END,
                 tag: Tag::of_first_use(hash),
-            });
-            self.buckets.make_room(&self.nodes);
-            at
+            })?
         };
-        self.buckets.insert(hash, at);
+        self.index.insert(self.node(at).tag.hash(), at);
         self.live += 1;
         self.link(at, slot.state, slot.owner);
         Some(at)
     }
 
+    /// Adds a slot; `None` if there can be no more. The room grows by a sixteenth, because room is
+    /// counted with what it holds.
+    fn push(&mut self, node: Node) -> Option<u32> {
+        let at = u32::try_from(self.nodes.len()).ok();
+        let at = at.filter(|&at| at < MAX_SLOTS)?;
+        if self.nodes.len() == self.nodes.capacity() {
+            self.nodes.reserve_exact(self.nodes.len() / 16 + FIRST);
+        }
+        self.nodes.push(node);
+        Some(at)
+    }
+
+    fn node(&self, at: u32) -> &Node {
+        &self.nodes[at as usize]
+    }
+
+    fn node_mut(&mut self, at: u32) -> &mut Node {
+        &mut self.nodes[at as usize]
+    }
+
     /// Takes note of the question that is asked now.
     pub(super) fn ask(&mut self, at: u32, request: &MadHeader) {
-        let slot = &mut self.nodes[at].slot;
+        let slot = &mut self.node_mut(at).slot;
         (slot.method, slot.attribute) = (request.method, request.attribute_id);
     }
 
     /// Notes that a slot was used, and what it does now.
     pub(super) fn touch(&mut self, at: u32, state: SlotState) {
         let now = low(self.now);
-        let node = &mut self.nodes[at];
+        let node = self.node_mut(at);
         let (before, owner) = (node.slot.state, node.slot.owner);
         let (prev, next) = (node.prev, node.next);
         if before == state && next == END && prev != END {
@@ -246,30 +291,9 @@ impl Slots {
 
     /// Ends a live slot's transaction.
     pub(super) fn close(&mut self, at: u32) {
-        let Node { tag, next, .. } = self.nodes[at];
-        self.buckets.remove(tag.hash(), at);
+        self.index.remove(self.node(at).tag.hash(), at);
         self.live -= 1;
         self.touch(at, SlotState::Free);
-        self.approach_next(next);
-    }
-
-    /// Brings near what it takes to close the slots that follow one that was closed: the one behind it
-    /// was asked for the last time.
-    fn approach_next(&self, next: u32) {
-        if let Some(node) = self.nodes.get(next) {
-            self.buckets.approach(node.tag.hash());
-            self.nodes.approach(node.next);
-        }
-        if let Some(first) = self.lists.first_of_next_check() {
-            self.nodes.approach(first);
-        }
-    }
-
-    /// Brings the slot near behind which an owner's next answered one will stand.
-    pub(super) fn approach_last_answered(&self, owner: SlotOwner) {
-        if let Some(list) = self.lists.answered(owner) {
-            self.nodes.approach(list.last);
-        }
     }
 
     /// A live slot whose time is over.
@@ -307,59 +331,30 @@ impl Slots {
     /// How long a slot has not been used, in steps of [`TICK_BITS`].
     pub(super) fn idle(&self, now: Instant, at: u32) -> Duration {
         let now = low(self.now.max(now.as_nanos() >> TICK_BITS));
-        let ticks = now.wrapping_sub(self.nodes[at].used);
+        let ticks = now.wrapping_sub(self.node(at).used);
         Duration::from_nanos(u64::from(ticks) << TICK_BITS)
     }
 
     /// The plaintext of a slot's wire TID.
     pub(super) fn name(&self, at: u32) -> u32 {
-        name_of(at, self.nodes[at].tag)
-    }
-
-    /// The names of the next transactions, as far as that can be told now.
-    pub(super) fn next_names(&self) -> [u32; LANES] {
-        let mut names = [0; LANES];
-        let mut at = self.lists.free().first;
-        for name in &mut names {
-            let Some(node) = self.nodes.get(at) else {
-                break;
-            };
-            *name = name_of(at, node.tag.of_next_use(0));
-            at = node.next;
-        }
-        names
-    }
-
-    /// The slot that a plaintext would name.
-    pub(super) const fn place_of(name: u32) -> u32 {
-        name & (MAX_SLOTS - 1)
-    }
-
-    /// Reads where the slot of a hash is looked for.
-    pub(super) fn approach(&self, hash: u32) {
-        self.buckets.approach(hash);
-    }
-
-    /// Brings the slot near that a plaintext names.
-    pub(super) fn read_ahead(&self, name: u32) {
-        self.nodes.approach(Self::place_of(name));
+        name_of(at, self.node(at).tag)
     }
 
     /// The live slot that a plaintext names.
     pub(super) fn named(&self, name: u32) -> Option<u32> {
-        let at = Self::place_of(name);
-        let node = self.nodes.get(at)?;
+        let at = name & (MAX_SLOTS - 1);
+        let node = self.nodes.get(at as usize)?;
         let is_named = node.tag.generation() == name >> SLOT_BITS;
         (is_named && node.slot.is_live()).then_some(at)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.nodes.bytes() + self.buckets.bytes() + self.lists.bytes()
+        self.nodes.capacity() * size_of::<Node>() + self.index.bytes() + self.lists.bytes()
     }
 
     /// The tick at which a slot of the state is due.
     fn deadline(&self, at: u32, state: SlotState) -> u64 {
-        let age = low(self.now).wrapping_sub(self.nodes[at].used);
+        let age = low(self.now).wrapping_sub(self.node(at).used);
         self.now.saturating_sub(u64::from(age)) + state.most_ticks()
     }
 
@@ -372,11 +367,12 @@ impl Slots {
             list.first = at;
             list.due = due;
         } else {
-            self.nodes[last].next = at;
+            self.node_mut(last).next = at;
         }
         self.check_later(state, owner);
-        let node = &mut self.nodes[at];
-        node.used = low(self.now);
+        let now = low(self.now);
+        let node = self.node_mut(at);
+        node.used = now;
         node.prev = last;
         node.next = END;
     }
@@ -395,10 +391,10 @@ impl Slots {
         if next == END {
             self.lists.of_mut(state, owner).last = prev;
         } else {
-            self.nodes[next].prev = prev;
+            self.node_mut(next).prev = prev;
         }
         if prev != END {
-            self.nodes[prev].next = next;
+            self.node_mut(prev).next = next;
             return;
         }
         let due = if next == END {

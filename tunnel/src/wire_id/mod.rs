@@ -5,10 +5,8 @@ mod index;
 mod keyed_hash;
 mod permutation;
 mod trail;
-mod universal_hash;
 
 pub use index::{Index, NO_SLOT};
 pub use keyed_hash::KeyedHash;
-pub use permutation::{LANES, Permutation};
+pub use permutation::Permutation;
 pub use trail::{NEAR, Trail};
-pub use universal_hash::UniversalHash;

@@ -5,12 +5,7 @@
 //! observer who collects wire ids learns nothing about the next one; the owner of the key turns one
 //! back into a place in the table without any lookup.
 
-use wide::u16x16;
-
 const ROUNDS: usize = 22;
-
-/// Words that [`Permutation::encode_all`] and [`Permutation::decode_all`] take at once.
-pub const LANES: usize = 16;
 
 /// A permutation of `u32` chosen by a 64-bit key.
 #[derive(Clone, Debug)]
@@ -74,42 +69,6 @@ impl Permutation {
         }
         join(x, y)
     }
-
-    /// [`Permutation::encode`] of several words. A round waits for the one before, and for several
-    /// words at once it takes no longer than for one.
-    #[must_use]
-    pub fn encode_all(&self, blocks: [u32; LANES]) -> [u32; LANES] {
-        let (mut x, mut y) = split_all(blocks);
-        for key in self.round_keys.map(u16x16::splat) {
-            x = ((x >> 7 | x << 9) + y) ^ key;
-            y = (y << 2 | y >> 14) ^ x;
-        }
-        join_all(x, y)
-    }
-
-    /// [`Permutation::decode`] of several words.
-    #[must_use]
-    pub fn decode_all(&self, blocks: [u32; LANES]) -> [u32; LANES] {
-        let (mut x, mut y) = split_all(blocks);
-        for key in self.round_keys.map(u16x16::splat).into_iter().rev() {
-            y ^= x;
-            y = y >> 2 | y << 14;
-            x = (x ^ key) - y;
-            x = x << 7 | x >> 9;
-        }
-        join_all(x, y)
-    }
-}
-
-/// The first words of all blocks, and the second.
-fn split_all(blocks: [u32; LANES]) -> (u16x16, u16x16) {
-    let words = blocks.map(split);
-    (words.map(|(x, _)| x).into(), words.map(|(_, y)| y).into())
-}
-
-fn join_all(x: u16x16, y: u16x16) -> [u32; LANES] {
-    let (x, y) = (x.to_array(), y.to_array());
-    core::array::from_fn(|at| join(x[at], y[at]))
 }
 
 #[cfg(test)]
@@ -130,14 +89,6 @@ mod tests {
         fn decoding_undoes_encoding(key: u64, block: u32) {
             let cipher = Permutation::new(key);
             prop_assert_eq!(cipher.decode(cipher.encode(block)), block);
-        }
-
-        #[test]
-        fn several_words_go_where_each_goes(key: u64, blocks: [u32; LANES]) {
-            let cipher = Permutation::new(key);
-            let encoded = cipher.encode_all(blocks);
-            prop_assert_eq!(encoded, blocks.map(|block| cipher.encode(block)));
-            prop_assert_eq!(cipher.decode_all(encoded), blocks);
         }
     }
 }

@@ -6,7 +6,7 @@ use pf_context::Limits;
 
 use super::clock::Stopwatch;
 use super::connections::{Connection, Connections, apr_frame, ids_of, rtu_frame};
-use super::pool::{POOL, Ring, below};
+use super::pool::{POOL, Pool, below};
 use super::rig::{BATCH, From, Rig};
 use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
@@ -26,7 +26,7 @@ const FEW: u32 = 1_000;
 struct Known {
     rig: Rig,
     way: Way,
-    frames: Ring,
+    frames: Pool,
     connections: Vec<Connection>,
 }
 
@@ -74,7 +74,7 @@ impl Known {
         Ok(Self {
             rig,
             way,
-            frames: Ring::new(10, &frame, POOL),
+            frames: Pool::new(10, &frame, POOL),
             connections,
         })
     }
@@ -108,13 +108,13 @@ impl Known {
     }
 }
 
-fn pass(rig: &mut Rig, way: Way, frames: &mut Ring, batch: &[Connection]) -> anyhow::Result<()> {
+fn pass(rig: &mut Rig, way: Way, frames: &mut Pool, batch: &[Connection]) -> anyhow::Result<()> {
     for connection in batch {
         let from = match way {
             Way::Egress => From::Vf(connection.vf),
             Way::Ingress => From::Wire(connection.lid),
         };
-        rig.load(from, frames.receive());
+        rig.load(from, frames.place());
     }
     for (at, connection) in batch.iter().enumerate() {
         let slot = rig.loaded(at)?;
@@ -123,7 +123,7 @@ fn pass(rig: &mut Rig, way: Way, frames: &mut Ring, batch: &[Connection]) -> any
             Way::Ingress => connection.write_from_wire(slot)?,
         }
     }
-    rig.flush(Some(frames))?;
+    rig.flush()?;
     for (at, connection) in batch.iter().enumerate() {
         let ids = ids_of(rig.sent(at)?);
         let rewritten = match way {

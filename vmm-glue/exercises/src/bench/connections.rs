@@ -163,7 +163,7 @@ impl Connections {
         for (at, connection) in connections.iter().enumerate() {
             connection.write(rig.loaded(at)?, step)?;
         }
-        rig.flush(None)?;
+        rig.flush()?;
         for (at, connection) in connections.iter_mut().enumerate() {
             let sent = ids_of(rig.sent(at)?);
             if connection.vf_sends(step) {

@@ -1,9 +1,11 @@
-//! What no multiplexer can do without: moving a frame between places that are in no near cache, and
-//! one probe of a large table.
+//! The floors that targets are counted in: moving a frame between places that are in no near cache,
+//! one probe of a large table, and a hash over a frame in the near cache. The first two follow the
+//! machine's memory, the third its processor.
 
 use std::hint::black_box;
 
 use ib_vtime::SplitMix64;
+use vf_tunnel::wire_id::KeyedHash;
 
 use super::clock::Stopwatch;
 use super::pool::{POOL, Pool, STRIDE, below};
@@ -11,6 +13,8 @@ use super::{LEAST_OPS, Measured, Sample, nanos_per};
 
 /// A MAD behind a GRH, as it is received.
 const FRAME: usize = 296;
+/// Words of the frame that is hashed.
+const WORDS: usize = FRAME / 8;
 const TABLE: usize = 1_000_000;
 
 /// Operations of a run of a floor.
@@ -21,6 +25,7 @@ const OPS: u64 = LEAST_OPS as u64;
 pub(super) struct FloorTimes {
     pub(super) copy: f64,
     pub(super) lookup: f64,
+    pub(super) compute: f64,
 }
 
 /// The memory that the floors are measured on.
@@ -30,6 +35,8 @@ pub(super) struct Floors {
     to: Pool,
     table: Vec<[u64; 4]>,
     random: SplitMix64,
+    hash: KeyedHash,
+    frame: [u64; WORDS],
 }
 
 impl Floors {
@@ -39,6 +46,8 @@ impl Floors {
             to: Pool::new(4, &[1; STRIDE], POOL),
             table: (0..).take(TABLE).map(|n| [n; 4]).collect(),
             random: SplitMix64::new(5),
+            hash: KeyedHash::new([6, 7]),
+            frame: [1; WORDS],
         }
     }
 
@@ -46,6 +55,7 @@ impl Floors {
         FloorTimes {
             copy: self.copy(),
             lookup: self.lookup(),
+            compute: self.compute(),
         }
     }
 
@@ -73,6 +83,17 @@ impl Floors {
         black_box(last);
         nanos_per(began.elapsed(), OPS)
     }
+
+    /// Nanoseconds to hash a frame. Each frame depends on the hash of the one before.
+    fn compute(&mut self) -> f64 {
+        let began = Stopwatch::start();
+        for _ in 0..OPS {
+            self.frame[0] = u64::from(self.hash.hash_all(self.frame));
+        }
+        let elapsed = began.elapsed();
+        black_box(&self.frame);
+        nanos_per(elapsed, OPS)
+    }
 }
 
 /// The first floor as a case of its own.
@@ -88,6 +109,14 @@ pub(super) fn prepare_lookup() -> Measured {
     floor(
         "one random probe of a table of a million entries of 32 bytes",
         Floors::lookup,
+    )
+}
+
+/// The third floor as a case of its own.
+pub(super) fn prepare_compute() -> Measured {
+    floor(
+        "SipHash-1-3 over 296 bytes in the near cache",
+        Floors::compute,
     )
 }
 

@@ -10,7 +10,7 @@ use vf_tunnel::VfId;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::clock::Stopwatch;
-use super::pool::{POOL, Ring, below};
+use super::pool::{POOL, Pool, below};
 use super::rig::{BATCH, From, Rig, SM_LID, batch_mad, tunnel_frame, vf_gid, vf_of};
 use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
@@ -77,7 +77,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     let template = tunnel_frame(SM_LID, None, &request(vf_of(0, scale.vfs)?, 0));
-    let mut frames = Ring::new(11, &template, POOL);
+    let mut frames = Pool::new(11, &template, POOL);
     let ops = steps.len() as u64;
     Ok(Measured {
         setup: format!(
@@ -90,7 +90,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
             let began = Stopwatch::start();
             for batch in steps.chunks(BATCH) {
                 for &(vf, _) in batch {
-                    rig.load(From::Vf(vf), frames.receive());
+                    rig.load(From::Vf(vf), frames.place());
                 }
                 for (at, &(vf, group)) in batch.iter().enumerate() {
                     let sa: &mut SaMad = batch_mad(rig.loaded(at)?)?.view_mut();
@@ -102,7 +102,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
                         port_gid: vf_gid(vf),
                     };
                 }
-                rig.flush(Some(&mut frames))?;
+                rig.flush()?;
                 for at in 0..batch.len() {
                     granted(rig.sent(at)?)?;
                 }
@@ -133,7 +133,7 @@ fn join_all(rig: &mut Rig, vfs: u16, group: u32) -> anyhow::Result<()> {
         let vf = vf_of(number, vfs)?;
         let frame = tunnel_frame(SM_LID, None, &request(vf, group));
         rig.load(From::Vf(vf), &frame);
-        rig.flush(None)?;
+        rig.flush()?;
         granted(rig.sent(0)?)?;
     }
     Ok(())

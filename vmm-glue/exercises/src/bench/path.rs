@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 use zerocopy::network_endian::U16;
 
 use super::clock::Stopwatch;
-use super::pool::{POOL, Ring, below};
+use super::pool::{POOL, Pool, below};
 use super::rig::{BATCH, From, Rig, SM_LID, batch_mad, tunnel_frame, vf_gid, vf_of};
 use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
@@ -84,7 +84,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     let template = tunnel_frame(SM_LID, None, &request(vf_of(0, scale.vfs)?, 0));
-    let mut frames = Ring::new(12, &template, POOL);
+    let mut frames = Pool::new(12, &template, POOL);
     Ok(Measured {
         setup: "requests for paths that the SA answered before, in random order, cold frames"
             .into(),
@@ -94,7 +94,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
             let began = Stopwatch::start();
             for batch in steps.chunks(BATCH) {
                 for &(vf, _) in batch {
-                    rig.load(From::Vf(vf), frames.receive());
+                    rig.load(From::Vf(vf), frames.place());
                 }
                 for (at, &(vf, number)) in batch.iter().enumerate() {
                     let mad = batch_mad(rig.loaded(at)?)?;
@@ -106,7 +106,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
                     record.sgid = vf_gid(vf);
                     record.dgid = port_gid(number);
                 }
-                rig.flush(Some(&mut frames))?;
+                rig.flush()?;
                 for (at, &(_, number)) in batch.iter().enumerate() {
                     let header = rig.sent(at)?.header;
                     let answered = header.method == Method::GET_RESP

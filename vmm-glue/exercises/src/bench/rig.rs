@@ -4,8 +4,7 @@
 //! headers and all: the cost is that of the whole way through the mux. As a driver does that finds
 //! several completions in its queue, a batch of frames is first copied out of their senders' reach
 //! into the buffers that they leave by, and then judged frame by frame where the copies lie: a frame
-//! is moved once. While it judges, the driver has the memory bring near what the next batch is copied
-//! from and to, since its rings say where that is.
+//! is moved once.
 
 use anyhow::{Context, bail};
 use ib_vtime::{Duration, Instant};
@@ -19,7 +18,7 @@ use pf_context::{
 use vf_tunnel::{SpecialQp, ToPf, ToPfHeader, ToVf, ToVfHeader, VfId};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::pool::{POOL, Place, Pool, Ring, STRIDE};
+use super::pool::{POOL, Place, Pool, STRIDE};
 
 /// Bytes of a tunnel frame.
 const TUNNEL: usize = size_of::<ToPf>();
@@ -49,17 +48,10 @@ pub(super) struct Rig {
     outputs: Pool,
     /// The places that the frames of the next batch leave from.
     places: [usize; BATCH],
-    /// Whether the next batch's memory is brought near.
-    pub(super) brings_near: bool,
 }
 
 /// Frames that are copied at once.
 pub(super) const BATCH: usize = 16;
-
-/// Frames while whose judgement as many places are brought near: the addresses of their pages are
-/// found together.
-const PAIR: usize = 2;
-const _: () = assert!(BATCH.is_multiple_of(PAIR));
 
 /// Where a frame comes from.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +94,6 @@ impl Rig {
             flushed: Vec::with_capacity(BATCH),
             outputs: Pool::new(6, &[1; STRIDE], POOL),
             places: std::array::from_fn(|at| at),
-            brings_near: true,
         })
     }
 
@@ -124,10 +115,9 @@ impl Rig {
         Ok(self.outputs.at(*number))
     }
 
-    /// Judges what was loaded. See [`Self::sent`]. What comes next is in the ring.
-    pub(super) fn flush(&mut self, next: Option<&mut Ring>) -> anyhow::Result<()> {
+    /// Judges what was loaded. See [`Self::sent`].
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
         self.flushed.clear();
-        let mut next = next.filter(|_| self.brings_near);
         let frames = self.loaded.iter();
         self.mux.look_ahead(frames.filter_map(|(from, number)| {
             let slot = self.outputs.get(*number);
@@ -137,30 +127,14 @@ impl Rig {
             })
         }));
         let mut loaded = std::mem::take(&mut self.loaded);
-        for (first, pair) in (0..).step_by(PAIR).zip(loaded.chunks(PAIR)) {
-            let upcoming = first..first + PAIR;
-            for at in upcoming.clone() {
-                // Frames of a batch leave from different places.
-                let place = self.outputs.draw(at, BATCH);
-                self.places[at] = place;
-                if let Some(next) = &mut next {
-                    next.begin_approach();
-                    self.outputs.ask_for_first_line(place);
-                }
-            }
-            for &(from, number) in pair {
-                self.judge(from, number)?;
-            }
-            // The addresses of their pages are known by now.
-            if let Some(next) = &mut next {
-                next.end_approach();
-                for &place in &self.places[upcoming] {
-                    self.outputs.ask_for_other_lines(place);
-                }
-            }
+        for (from, number) in loaded.drain(..) {
+            self.judge(from, number)?;
         }
-        loaded.clear();
         self.loaded = loaded;
+        for (at, place) in self.places.iter_mut().enumerate() {
+            // Frames of a batch leave from different places.
+            *place = self.outputs.draw(at, BATCH);
+        }
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use vf_tunnel::VfId;
 
 use super::clock::Stopwatch;
 use super::cm_hit::shuffle;
-use super::pool::{POOL, Ring};
+use super::pool::{POOL, Pool};
 use super::rig::{BATCH, From, Rig, batch_mad, tunnel_frame, vf_of, wire_frame};
 use super::{LEAST_OPS, Measured, Sample, Scale, nanos_per};
 
@@ -29,8 +29,8 @@ struct Waiting {
 
 struct Transactions {
     rig: Rig,
-    requests: Ring,
-    answers: Ring,
+    requests: Pool,
+    answers: Pool,
     waiting: Vec<Waiting>,
     next: u64,
 }
@@ -52,8 +52,8 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     };
     let mut all = Transactions {
         rig: Rig::new(scale.vfs, limits)?,
-        requests: Ring::new(8, &tunnel_frame(PEER, None, &header(Method::GET)), POOL / 2),
-        answers: Ring::new(
+        requests: Pool::new(8, &tunnel_frame(PEER, None, &header(Method::GET)), POOL / 2),
+        answers: Pool::new(
             9,
             &wire_frame(PEER, None, &header(Method::GET_RESP)),
             POOL / 2,
@@ -77,16 +77,11 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
     let rounds = LEAST_OPS.div_ceil(scale.live);
     let ops = u64::from(rounds) * u64::from(scale.live);
     let mut run = move |_| {
-        let mut time = |brings_near| {
-            all.rig.brings_near = brings_near;
-            let began = Stopwatch::start();
-            for _ in 0..rounds {
-                all.round()?;
-            }
-            anyhow::Ok(nanos_per(began.elapsed(), ops))
-        };
-        let nanos = time(true)?;
-        let left_far = time(false)?;
+        let began = Stopwatch::start();
+        for _ in 0..rounds {
+            all.round()?;
+        }
+        let nanos = nanos_per(began.elapsed(), ops);
         ensure!(all.rig.is_quiet(), "more came out than went in");
         let mux = &all.rig.mux;
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
@@ -94,7 +89,7 @@ pub(super) fn prepare(scale: Scale) -> anyhow::Result<Measured> {
         Ok(Sample {
             nanos,
             bytes_per_live: Some(bytes),
-            figures: vec![("ns/op, next buffers left far", left_far)],
+            figures: Vec::new(),
         })
     };
     run(0)?;
@@ -125,12 +120,12 @@ impl Transactions {
         for waiting in &mut *batch {
             waiting.guest = Tid::new(self.next << 32 | self.next);
             self.next += 1;
-            self.rig.load(From::Vf(waiting.vf), self.requests.receive());
+            self.rig.load(From::Vf(waiting.vf), self.requests.place());
         }
         for (at, waiting) in batch.iter().enumerate() {
             batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.guest;
         }
-        self.rig.flush(Some(&mut self.answers))?;
+        self.rig.flush()?;
         for (at, waiting) in batch.iter_mut().enumerate() {
             waiting.wire = self.rig.sent(at)?.header.tid;
         }
@@ -141,12 +136,12 @@ impl Transactions {
     fn answer(&mut self, first: usize) -> anyhow::Result<()> {
         let batch = batch(&mut self.waiting, first);
         for _ in &*batch {
-            self.rig.load(From::Wire(PEER), self.answers.receive());
+            self.rig.load(From::Wire(PEER), self.answers.place());
         }
         for (at, waiting) in batch.iter().enumerate() {
             batch_mad(self.rig.loaded(at)?)?.header.tid = waiting.wire;
         }
-        self.rig.flush(Some(&mut self.requests))?;
+        self.rig.flush()?;
         for (at, waiting) in batch.iter().enumerate() {
             let got = self.rig.sent(at)?.header.tid;
             ensure!(got == waiting.guest, "an answer has another TID");
