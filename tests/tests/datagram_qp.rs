@@ -68,7 +68,7 @@ fn converse(hca: &mut dyn FunctionManager, depth: u32) {
         assert!(burst > 0, "the queue is stuck");
         for _ in 0..burst {
             let message = vec![sent.to_be_bytes()[3]; (sent % (LONGEST + 1)) as usize];
-            sender.send(hca, &destination, &message).unwrap();
+            sender.send(hca, Some(&destination), &message).unwrap();
             sent += 1;
         }
         assert!(sender.poll(hca).is_none(), "nobody sends to it");
@@ -111,7 +111,7 @@ fn as_many_messages_wait_as_there_are_receives() {
         let mut receiver = DatagramQp::open(&mut hca, spec(70, 1)).unwrap();
         let destination = to(&receiver);
         for n in 0..100 {
-            sender.send(&mut hca, &destination, &[n]).unwrap();
+            sender.send(&mut hca, Some(&destination), &[n]).unwrap();
         }
         let got: Vec<u8> = std::iter::from_fn(|| receiver.poll(&mut hca))
             .map(|datagram| datagram.bytes[0])

@@ -561,7 +561,7 @@ impl MadTransport for BareProxy {
             qkey: to.qkey,
             pkey_index: None,
         };
-        self.0.send(hca, &destination, mad.as_bytes())
+        self.0.send(hca, Some(&destination), mad.as_bytes())
     }
 
     fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {

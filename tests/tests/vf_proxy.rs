@@ -3,9 +3,8 @@
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
-    AddressVector, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaEvent, HostMemory,
-    PortChange, PortState, QpKind, ResourceCounts, SpecialQp, UdAddress, UdDestination,
-    VirtualPort,
+    AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaEvent, HostMemory, PortChange,
+    PortState, QpKind, ResourceCounts, SpecialQp, VirtualPort,
 };
 use ib_endpoint::{
     DatagramQp, DatagramQpSpec, EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport,
@@ -80,24 +79,8 @@ fn tunnel(device: &mut Device) -> DatagramQp {
 }
 
 fn send(device: &mut Device, tunnel: &mut DatagramQp, bytes: &[u8]) {
-    let vector = AddressVector {
-        port: PORT,
-        dlid: Lid::NONE,
-        sl: Sl::default(),
-        path_bits: 0,
-        static_rate: None,
-        grh: None,
-    };
-    let destination = UdDestination {
-        address: UdAddress::Vector(vector),
-        qpn: Qpn::GSI,
-        qkey: QKey::default(),
-        pkey_index: None,
-    };
     let mut pf = device.function(PF).expect("the PF");
-    tunnel
-        .send(&mut pf, &destination, bytes)
-        .expect("a frame is sent");
+    tunnel.send(&mut pf, None, bytes).expect("a frame is sent");
 }
 
 /// The SA's answer to a path query that came through the tunnel.

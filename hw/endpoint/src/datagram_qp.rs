@@ -219,7 +219,8 @@ impl DatagramQp {
         self.sends.free() != 0
     }
 
-    /// Sends a message.
+    /// Sends a message. UD and special QPs need a destination; proxy and tunnel QPs have only one, so
+    /// they take `None`.
     ///
     /// # Errors
     /// [`HcaError::QueueFull`] unless [`Self::can_send`], [`HcaError::InvalidParameter`] if the
@@ -227,7 +228,7 @@ impl DatagramQp {
     pub fn send(
         &mut self,
         hca: &mut dyn Hca,
-        destination: &UdDestination,
+        destination: Option<&UdDestination>,
         message: &[u8],
     ) -> Result<(), HcaError> {
         let len = u32::try_from(message.len())
@@ -244,7 +245,7 @@ impl DatagramQp {
             op: SendOp::Send,
             payload: Payload::Inline(message),
             flags,
-            destination: Some(*destination),
+            destination: destination.copied(),
         };
         if self.inline {
             hca.post_send(self.qp, &request)?;

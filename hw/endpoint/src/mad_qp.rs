@@ -126,7 +126,7 @@ impl MadQp {
     /// Those of [`DatagramQp::send`].
     pub fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
         self.qp
-            .send(hca, &to.destination(self.port()), mad.as_bytes())
+            .send(hca, Some(&to.destination(self.port())), mad.as_bytes())
     }
 
     /// The next received MAD and its sender.

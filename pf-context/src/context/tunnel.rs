@@ -1,11 +1,8 @@
 //! The PF's end of a VF's tunnel.
 
-use hca_api::{
-    AddressVector, CqHandle, FunctionManager, Hca, HcaError, QpKind, SpecialQp, UdAddress,
-    UdDestination,
-};
+use hca_api::{CqHandle, FunctionManager, Hca, HcaError, QpKind, SpecialQp};
 use ib_endpoint::{DatagramQp, DatagramQpSpec};
-use ib_wire::{Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
+use ib_wire::{PKeyIndex, PortNum, QKey, Qpn};
 use vf_tunnel::{DropReason, TUNNEL_FRAME_SIZE, ToPf, ToVf, VfId};
 use zerocopy::IntoBytes;
 
@@ -157,22 +154,7 @@ impl Tunnel {
     }
 
     fn post(&mut self, hca: &mut dyn Hca, frame: &ToVf) {
-        // What a tunnel QP sends goes to its proxy; the verbs want a destination all the same.
-        let vector = AddressVector {
-            port: self.qp.spec().port,
-            dlid: Lid::NONE,
-            sl: Sl::default(),
-            path_bits: 0,
-            static_rate: None,
-            grh: None,
-        };
-        let proxy = UdDestination {
-            address: UdAddress::Vector(vector),
-            qpn: Qpn::GSI,
-            qkey: QKey::default(),
-            pkey_index: None,
-        };
-        let sent = self.qp.send(hca, &proxy, frame.as_bytes());
+        let sent = self.qp.send(hca, None, frame.as_bytes());
         self.refused_sends += u64::from(sent.is_err());
     }
 

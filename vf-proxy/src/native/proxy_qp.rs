@@ -1,12 +1,10 @@
 //! A VF's proxy of a special QP, as the endpoint's machines need one.
 
-use hca_api::{
-    AddressVector, GlobalRoute, Hca, HcaError, QpKind, SpecialQp, UdAddress, UdDestination,
-};
+use hca_api::{AddressVector, GlobalRoute, Hca, HcaError, QpKind, SpecialQp};
 use ib_endpoint::{DatagramQp, DatagramQpSpec, MadAddress, MadTransport};
 use ib_wire::mad::Mad;
 use ib_wire::packet::Grh;
-use ib_wire::{GidIndex, Lid, PKeyIndex, PortNum, QKey, Qpn, Sl};
+use ib_wire::{GidIndex, PKeyIndex, PortNum, QKey};
 use vf_tunnel::{TUNNEL_FRAME_SIZE, ToPf, ToVf, ToVfHeader, VirtualPKeyIndex};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -118,23 +116,8 @@ impl MadTransport for ProxyQp {
     }
 
     fn send(&mut self, hca: &mut dyn Hca, to: &MadAddress, mad: &Mad) -> Result<(), HcaError> {
-        // Whatever a proxy sends goes to its tunnel QP; the verbs want a destination all the same.
-        let vector = AddressVector {
-            port: self.port(),
-            dlid: Lid::NONE,
-            sl: Sl::default(),
-            path_bits: 0,
-            static_rate: None,
-            grh: None,
-        };
-        let tunnel = UdDestination {
-            address: UdAddress::Vector(vector),
-            qpn: Qpn::GSI,
-            qkey: QKey::default(),
-            pkey_index: None,
-        };
         let frame = frame(self.port(), to, mad);
-        self.qp.send(hca, &tunnel, frame.as_bytes())
+        self.qp.send(hca, None, frame.as_bytes())
     }
 
     fn poll(&mut self, hca: &mut dyn Hca) -> Option<(MadAddress, Mad)> {
@@ -159,7 +142,7 @@ impl MadTransport for ProxyQp {
 
 #[cfg(test)]
 mod tests {
-    use ib_wire::{Gid, SubnetPrefix};
+    use ib_wire::{Gid, Lid, Qpn, Sl, SubnetPrefix};
 
     use super::*;
 

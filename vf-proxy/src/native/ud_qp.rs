@@ -144,7 +144,7 @@ impl UdQp {
                 self.overrun += 1;
             }
         }
-        self.qp.send(hca, to, message)
+        self.qp.send(hca, Some(to), message)
     }
 
     /// The next datagram. When there is none, the next one raises an event.

@@ -331,7 +331,7 @@ impl World {
         socket
             .expect(NO_SOCKET)
             .qp
-            .send(&mut hca, destination, message)
+            .send(&mut hca, Some(destination), message)
     }
 
     /// Calls something with a function of a host's adapter. Not for the conditions of
