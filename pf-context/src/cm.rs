@@ -259,7 +259,7 @@ mod tests {
             let (now, qp) = (self.now, SpecialQp::Gsi);
             self.ports[port].from_vf(now, Cause(1), vf(1), qp, &frame);
             match self.output(port) {
-                Output::ToWire { mad, .. } => Ok(mad),
+                Output::ToWire(_, mad) => Ok(mad),
                 Output::Dropped { reason, .. } => Err(reason),
                 other => panic!("{other:?}"),
             }
@@ -278,7 +278,7 @@ mod tests {
             let (now, qp) = (self.now, SpecialQp::Gsi);
             self.ports[port].from_wire(now, Cause(1), qp, &source, mad.as_bytes());
             match self.output(port) {
-                Output::ToVf { vf: got, mad, .. } if got == vf(1) => Ok(mad),
+                Output::ToVf(to, mad) if to.vf == vf(1) => Ok(mad),
                 Output::Dropped { reason, .. } => Err(reason),
                 other => panic!("{other:?}"),
             }
@@ -409,9 +409,9 @@ mod tests {
         }
         for (port, attribute) in [(0, AttributeId::CM_DREQ), (1, AttributeId::CM_REJ)] {
             match adapter.output(port) {
-                Output::ToWire { mad, dlid, .. } => {
+                Output::ToWire(send, mad) => {
                     assert_eq!(mad.header.attribute_id, attribute);
-                    assert_eq!(dlid, Lid::new(PEER[port]));
+                    assert_eq!(send.dlid, Lid::new(PEER[port]));
                 }
                 other => panic!("{other:?}"),
             }

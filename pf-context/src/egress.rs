@@ -5,7 +5,7 @@ use ib_vtime::Instant;
 use ib_wire::cm::CmReq;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};
-use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl};
+use ib_wire::{Gid, Lid, PKey, PKeyIndex, QKey, Qpn};
 use mad_mux::policy::{self, ClassRoute};
 use mad_mux::tid::{CutTransfer, Peer, TidMap};
 use vf_tunnel::{DropReason, SpecialQp, ToPf, ToPfHeader, VfId, VirtualPKeyIndex};
@@ -20,19 +20,6 @@ use crate::paths::WaitingRequest;
 use crate::pf_software;
 use crate::sa;
 use crate::vf::Vf;
-
-/// A MAD on its way to the wire, with everything that the PF decides in place of the VF.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outbound {
-    pub(crate) qp: SpecialQp,
-    pub(crate) dlid: Lid,
-    pub(crate) dqpn: Qpn,
-    pub(crate) qkey: QKey,
-    pub(crate) sl: Sl,
-    pub(crate) pkey: PKey,
-    pub(crate) path_bits: u8,
-    pub(crate) grh: Option<Route>,
-}
 
 /// A frame that passed all that can be said without any table of exchanges.
 #[derive(Clone, Copy, Debug)]
@@ -85,9 +72,11 @@ impl Checked<'_> {
         })
     }
 
+    /// How it goes to the wire: everything that the PF decides in place of the VF.
     #[inline(always)]
-    fn out(&self) -> Outbound {
-        Outbound {
+    fn send_for(&self, vf: VfId) -> WireSend {
+        WireSend {
+            vf: Some(vf),
             qp: self.qp,
             dlid: self.dlid(),
             dqpn: self.dqpn(),
@@ -231,7 +220,7 @@ impl PortMux {
         waited_for: Option<Cause>,
     ) -> Passed {
         match self.hand_to_machine(now, vf, checked, mad, waited_for.is_some()) {
-            Ok(Step::Send) => self.transmit(now, *cause, Some(vf), checked.out(), mad),
+            Ok(Step::Send) => self.transmit(now, *cause, checked.send_for(vf), mad),
             Ok(Step::Answered) => {
                 self.statistics_of(Some(vf))
                     .of(mad.header.mgmt_class)
@@ -456,41 +445,25 @@ impl PortMux {
         &mut self,
         now: Instant,
         cause: Cause,
-        vf: Option<VfId>,
-        out: Outbound,
+        out: WireSend,
         mad: &mut Mad,
     ) -> Passed {
         let comes_back = out.qp == SpecialQp::Gsi
             && self.port.owns(out.dlid)
             && !self.is_answered_below(out.dlid, &mad.header);
         if comes_back {
-            return self.loop_back(now, cause, vf, &out, mad);
+            return self.loop_back(now, cause, &out, mad);
         }
-        self.statistics_of(vf).of(mad.header.mgmt_class).to_wire += 1;
-        Passed::ToWire(WireSend {
-            vf,
-            qp: out.qp,
-            dlid: out.dlid,
-            dqpn: out.dqpn,
-            qkey: out.qkey,
-            sl: out.sl,
-            pkey: out.pkey,
-            path_bits: out.path_bits,
-            grh: out.grh,
-        })
+        self.statistics_of(out.vf).of(mad.header.mgmt_class).to_wire += 1;
+        Passed::ToWire(out)
     }
 
     /// Takes in what the port itself sends to its own LID.
     #[inline(never)]
-    fn loop_back(
-        &mut self,
-        now: Instant,
-        cause: Cause,
-        vf: Option<VfId>,
-        out: &Outbound,
-        mad: &mut Mad,
-    ) -> Passed {
-        self.statistics_of(vf).of(mad.header.mgmt_class).loopback += 1;
+    fn loop_back(&mut self, now: Instant, cause: Cause, out: &WireSend, mad: &mut Mad) -> Passed {
+        self.statistics_of(out.vf)
+            .of(mad.header.mgmt_class)
+            .loopback += 1;
         let source = WireSource {
             slid: Lid::new(self.port.lid.get() | u16::from(out.path_bits)),
             sqpn: Qpn::GSI,
@@ -513,15 +486,8 @@ impl PortMux {
     }
 
     /// Sends a MAD of the mux's own making.
-    pub(crate) fn transmit_own(
-        &mut self,
-        now: Instant,
-        cause: Cause,
-        vf: Option<VfId>,
-        out: Outbound,
-        mut mad: Mad,
-    ) {
-        let passed = self.transmit(now, cause, vf, out, &mut mad);
+    pub(crate) fn transmit_own(&mut self, now: Instant, cause: Cause, out: WireSend, mut mad: Mad) {
+        let passed = self.transmit(now, cause, out, &mut mad);
         self.emit_passed(cause, passed, &mad);
     }
 
@@ -531,32 +497,33 @@ impl PortMux {
         mad.header.tid = cut.tid.0;
         mad.view_mut::<RmppMad>().rmpp = RmppHeader::end(RmppType::ABORT, RmppStatus::UNSPECIFIED);
         let gid = (!cut.peer.gid.is_none()).then_some(cut.peer.gid);
-        let out = Outbound {
+        let out = WireSend {
             dlid: cut.peer.lid,
             dqpn: cut.peer.qpn,
             ..self.in_name_of(vf, gid, PKey::INVALID)
         };
-        self.transmit_own(now, cause, Some(vf), out, mad);
+        self.transmit_own(now, cause, out, mad);
     }
 
     /// Sends what cm-paravirt has to say to a peer of a VF that was reset.
     pub(crate) fn farewell(&mut self, now: Instant, cause: Cause, message: &Transmit) {
-        let out = Outbound {
+        let out = WireSend {
             dlid: message.to.lid,
             dqpn: message.to.qpn,
             sl: message.to.sl,
             ..self.in_name_of(message.vf, message.to.gid, message.pkey)
         };
-        self.transmit_own(now, cause, Some(message.vf), out, message.mad);
+        self.transmit_own(now, cause, out, message.mad);
     }
 
     /// The address of a GMP that the mux sends for a VF.
-    fn in_name_of(&self, vf: VfId, gid: Option<Gid>, exchange: PKey) -> Outbound {
+    fn in_name_of(&self, vf: VfId, gid: Option<Gid>, exchange: PKey) -> WireSend {
         let own = self
             .vfs
             .get(vf)
             .and_then(|record| record.gid(self.gids.prefix()));
-        Outbound {
+        WireSend {
+            vf: Some(vf),
             qp: SpecialQp::Gsi,
             dlid: Lid::NONE,
             dqpn: Qpn::GSI,

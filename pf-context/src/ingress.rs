@@ -12,9 +12,8 @@ use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 
 use crate::cm::AdapterCm;
 use crate::config::{Policy, Strictness};
-use crate::egress::Outbound;
 use crate::mux::PortMux;
-use crate::output::{Cause, Passed, Route, VfDelivery, WireSource};
+use crate::output::{Cause, Passed, Route, VfDelivery, WireSend, WireSource};
 use crate::pf_software;
 use crate::sa::PortTransaction;
 use crate::vf::{Vf, Vfs};
@@ -306,7 +305,8 @@ impl PortMux {
         source: &WireSource,
         mad: &mut Mad,
     ) -> Passed {
-        let out = Outbound {
+        let out = WireSend {
+            vf: None,
             qp: SpecialQp::Gsi,
             dlid: source.slid,
             dqpn: source.sqpn,
@@ -316,7 +316,7 @@ impl PortMux {
             path_bits: source.path_bits,
             grh: source.grh.map(Route::reversed),
         };
-        self.transmit(now, cause, None, out, mad)
+        self.transmit(now, cause, out, mad)
     }
 }
 

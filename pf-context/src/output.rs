@@ -118,48 +118,10 @@ impl VfEvent {
 /// What the mux wants done, or did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Send this by the port's special QP.
-    ToWire {
-        /// In whose name, if in that of one VF.
-        vf: Option<VfId>,
-        /// Which QP.
-        qp: SpecialQp,
-        /// Destination LID.
-        dlid: Lid,
-        /// Destination QP.
-        dqpn: Qpn,
-        /// The Q_Key to send.
-        qkey: QKey,
-        /// Service level.
-        sl: Sl,
-        /// The P_Key to send, by value.
-        pkey: PKey,
-        /// What is added to the port's base LID.
-        path_bits: u8,
-        /// The GRH, if there is to be one.
-        grh: Option<Route>,
-        /// The MAD.
-        mad: Mad,
-    },
-    /// Deliver this through a VF's tunnel.
-    ToVf {
-        /// To whom; [`VfId::PF`] is the PF's own software.
-        vf: VfId,
-        /// Which proxy QP.
-        qp: SpecialQp,
-        /// Source LID.
-        slid: Lid,
-        /// Source QP.
-        sqpn: Qpn,
-        /// Service level.
-        sl: Sl,
-        /// The index in the VF's own table of the partition that it came in.
-        pkey_index: VirtualPKeyIndex,
-        /// The packet's GRH, if it had one.
-        grh: Option<Route>,
-        /// The MAD.
-        mad: Mad,
-    },
+    /// Send the MAD by the port's special QP.
+    ToWire(WireSend, Mad),
+    /// Deliver the MAD through a VF's tunnel.
+    ToVf(VfDelivery, Mad),
     /// Tell a VF.
     VfEvent {
         /// Whom.
@@ -176,12 +138,12 @@ pub enum Output {
     },
 }
 
-/// How a MAD goes to the wire: [`Output::ToWire`] without the MAD.
+/// How a MAD goes to the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireSend {
-    /// In whose name, if in that of one VF.
+    /// The VF in whose name it is sent, if there is one.
     pub vf: Option<VfId>,
-    /// By which QP.
+    /// The special QP that sends it.
     pub qp: SpecialQp,
     /// Destination LID.
     pub dlid: Lid,
@@ -199,7 +161,7 @@ pub struct WireSend {
     pub grh: Option<Route>,
 }
 
-/// How a MAD goes to a VF: [`Output::ToVf`] without the MAD.
+/// How a MAD goes to a VF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VfDelivery {
     /// To whom; [`VfId::PF`] is the PF's own software.
@@ -234,84 +196,9 @@ impl Passed {
     /// The output that carries the MAD.
     pub(crate) const fn with(self, mad: Mad) -> Option<Output> {
         match self {
-            Self::ToWire(send) => Some(Output::ToWire {
-                vf: send.vf,
-                qp: send.qp,
-                dlid: send.dlid,
-                dqpn: send.dqpn,
-                qkey: send.qkey,
-                sl: send.sl,
-                pkey: send.pkey,
-                path_bits: send.path_bits,
-                grh: send.grh,
-                mad,
-            }),
-            Self::ToVf(to) => Some(Output::ToVf {
-                vf: to.vf,
-                qp: to.qp,
-                slid: to.slid,
-                sqpn: to.sqpn,
-                sl: to.sl,
-                pkey_index: to.pkey_index,
-                grh: to.grh,
-                mad,
-            }),
+            Self::ToWire(send) => Some(Output::ToWire(send, mad)),
+            Self::ToVf(to) => Some(Output::ToVf(to, mad)),
             Self::Nothing => None,
-        }
-    }
-}
-
-impl Output {
-    /// A MAD that goes on, and how; `None` for anything else.
-    pub(crate) const fn passed(&self) -> Option<(Passed, &Mad)> {
-        match *self {
-            Self::ToWire {
-                vf,
-                qp,
-                dlid,
-                dqpn,
-                qkey,
-                sl,
-                pkey,
-                path_bits,
-                grh,
-                ref mad,
-            } => {
-                let send = WireSend {
-                    vf,
-                    qp,
-                    dlid,
-                    dqpn,
-                    qkey,
-                    sl,
-                    pkey,
-                    path_bits,
-                    grh,
-                };
-                Some((Passed::ToWire(send), mad))
-            }
-            Self::ToVf {
-                vf,
-                qp,
-                slid,
-                sqpn,
-                sl,
-                pkey_index,
-                grh,
-                ref mad,
-            } => {
-                let to = VfDelivery {
-                    vf,
-                    qp,
-                    slid,
-                    sqpn,
-                    sl,
-                    pkey_index,
-                    grh,
-                };
-                Some((Passed::ToVf(to), mad))
-            }
-            Self::VfEvent { .. } | Self::Dropped { .. } => None,
         }
     }
 }

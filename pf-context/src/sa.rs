@@ -11,10 +11,10 @@ use mcast_agg::{MemberId, Outcome, Requester, Token};
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex};
 
 use crate::config::Strictness;
-use crate::egress::{Checked, Outbound, Step};
+use crate::egress::{Checked, Step};
 use crate::join_routes::WayBack;
 use crate::mux::PortMux;
-use crate::output::{Cause, Passed, Route, VfDelivery, VfEvent};
+use crate::output::{Cause, Passed, Route, VfDelivery, VfEvent, WireSend};
 use crate::pf_software;
 
 /// A transaction of the port's own with the SA, by the machine that wants it.
@@ -339,7 +339,8 @@ impl PortMux {
         if self.tids.egress(now, Owner::Pf, &mut mad, &sa).is_err() {
             return;
         }
-        let out = Outbound {
+        let out = WireSend {
+            vf: None,
             qp: SpecialQp::Gsi,
             dlid: sa.lid,
             dqpn: sa.qpn,
@@ -349,6 +350,6 @@ impl PortMux {
             path_bits: 0,
             grh: None,
         };
-        self.transmit_own(now, cause, None, out, mad);
+        self.transmit_own(now, cause, out, mad);
     }
 }

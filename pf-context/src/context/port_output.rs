@@ -15,36 +15,44 @@ impl PfPort {
     /// Does what the mux wants done.
     pub(super) fn carry_out(&mut self, hca: &mut dyn FunctionManager) {
         while let Some((_, output)) = self.mux.poll_output() {
-            if let Some((passed, mad)) = output.passed() {
-                self.carry_on(hca, &passed, mad);
-                continue;
-            }
             match output {
+                Output::ToWire(send, mad) => self.send(hca, &send, &mad),
+                Output::ToVf(to, mad) => self.deliver(hca, &to, &mad),
                 Output::VfEvent { vf, event } => self.note_event(vf, event),
                 Output::Dropped { vf, reason } => self.tell_drop(vf, reason),
-                Output::ToWire { .. } | Output::ToVf { .. } => {}
             }
         }
     }
 
-    /// Sends what the mux let pass on its way.
+    /// Sends a MAD that was judged where it lies on its way.
     pub(super) fn carry_on(&mut self, hca: &mut dyn FunctionManager, passed: &Passed, mad: &Mad) {
         match passed {
-            Passed::ToWire(send) => {
-                if self.unsent.is_empty() && self.try_send(hca, send, mad) {
-                    return;
-                }
-                // Answers to the fabric and farewells of VFs that are reset come without being
-                // asked for: an adapter that completes nothing must not make them fill memory.
-                if self.unsent.len() < self.most_unsent() {
-                    self.unsent.push_back((*send, *mad));
-                } else {
-                    self.refuse(send.vf, DropReason::Backpressure);
-                }
-            }
-            Passed::ToVf(to) if to.vf == VfId::PF => self.deliver_to_own(to, mad),
-            Passed::ToVf(to) => self.deliver_to_vf(hca, to, mad),
+            Passed::ToWire(send) => self.send(hca, send, mad),
+            Passed::ToVf(to) => self.deliver(hca, to, mad),
             Passed::Nothing => {}
+        }
+    }
+
+    /// Sends a MAD to the wire, or keeps it while no send buffer is free.
+    fn send(&mut self, hca: &mut dyn FunctionManager, send: &WireSend, mad: &Mad) {
+        if self.unsent.is_empty() && self.try_send(hca, send, mad) {
+            return;
+        }
+        // Answers to the fabric and farewells of VFs that are reset come without being asked for:
+        // an adapter that completes nothing must not make them fill memory.
+        if self.unsent.len() < self.most_unsent() {
+            self.unsent.push_back((*send, *mad));
+        } else {
+            self.refuse(send.vf, DropReason::Backpressure);
+        }
+    }
+
+    /// Delivers a MAD to the PF's own software or through a VF's tunnel.
+    fn deliver(&mut self, hca: &mut dyn FunctionManager, to: &VfDelivery, mad: &Mad) {
+        if to.vf == VfId::PF {
+            self.deliver_to_own(to, mad);
+        } else {
+            self.deliver_to_vf(hca, to, mad);
         }
     }
 

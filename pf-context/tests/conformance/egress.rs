@@ -371,9 +371,9 @@ proptest! {
         }
         let outputs = port.vf_sends(number, &frame);
         prop_assert_eq!(outputs.len(), 1);
-        if let Output::ToWire { vf: sender, sl, .. } = outputs[0] {
-            prop_assert_eq!(sender, Some(vf(number)));
-            assert_valid(number, &config(number), &frame, &sent(outputs), sl);
+        if let Output::ToWire(send, _) = outputs[0] {
+            prop_assert_eq!(send.vf, Some(vf(number)));
+            assert_valid(number, &config(number), &frame, &sent(outputs), send.sl);
         }
     }
 }

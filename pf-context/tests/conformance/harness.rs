@@ -296,24 +296,14 @@ fn only(outputs: Vec<Output>) -> Output {
 #[track_caller]
 pub(crate) fn sent(outputs: Vec<Output>) -> Sent {
     match only(outputs) {
-        Output::ToWire {
-            qp,
-            dlid,
-            dqpn,
-            qkey,
-            pkey,
-            path_bits,
-            grh,
-            mad,
-            ..
-        } => Sent {
-            qp,
-            dlid: dlid.get(),
-            dqpn,
-            qkey,
-            pkey,
-            path_bits,
-            grh,
+        Output::ToWire(send, mad) => Sent {
+            qp: send.qp,
+            dlid: send.dlid.get(),
+            dqpn: send.dqpn,
+            qkey: send.qkey,
+            pkey: send.pkey,
+            path_bits: send.path_bits,
+            grh: send.grh,
             mad,
         },
         other => panic!("not sent: {other:?}"),
@@ -323,22 +313,13 @@ pub(crate) fn sent(outputs: Vec<Output>) -> Sent {
 #[track_caller]
 pub(crate) fn got(outputs: Vec<Output>) -> Got {
     match only(outputs) {
-        Output::ToVf {
-            vf,
-            slid,
-            sqpn,
-            sl,
-            pkey_index,
-            grh,
-            mad,
-            ..
-        } => Got {
-            vf: vf.get(),
-            slid: slid.get(),
-            sqpn,
-            sl,
-            pkey_index: pkey_index.0.0,
-            grh,
+        Output::ToVf(to, mad) => Got {
+            vf: to.vf.get(),
+            slid: to.slid.get(),
+            sqpn: to.sqpn,
+            sl: to.sl,
+            pkey_index: to.pkey_index.0.0,
+            grh: to.grh,
             mad,
         },
         other => panic!("not delivered: {other:?}"),

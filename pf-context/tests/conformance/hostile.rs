@@ -120,10 +120,10 @@ fn c198_a_frame_that_waits_is_the_one_that_was_submitted() {
     let mut shared = frame(SM, path_query(7)).as_bytes().to_vec();
     assert!(port.vf_sends_bytes(1, &shared).is_empty());
     shared.copy_from_slice(frame(PEER, path_query(0xbad)).as_bytes());
-    let [(_, Output::ToWire { dlid, mad, .. })] = &port.wait(Duration::from_secs(1))[..] else {
+    let [(_, Output::ToWire(send, mad))] = &port.wait(Duration::from_secs(1))[..] else {
         panic!("one frame");
     };
-    assert_eq!(*dlid, Lid::new(SM));
+    assert_eq!(send.dlid, Lid::new(SM));
     let delivered = got(port.wire_sends(&from(SM), &answer(mad)));
     assert_eq!(delivered.mad.header.tid, Tid::new(7));
 }

@@ -71,7 +71,7 @@ fn reported(port: &mut Port, tid: u64) -> (Vec<(u16, Mad)>, Sent) {
     let outputs = port.wire_sends(&from(SM), &report(tid));
     let (copies, answers): (Vec<_>, Vec<_>) = outputs
         .into_iter()
-        .partition(|output| matches!(output, Output::ToVf { .. }));
+        .partition(|output| matches!(output, Output::ToVf(..)));
     let copies = copies.into_iter().map(|copy| got(vec![copy]));
     (
         copies.map(|copy| (copy.vf, copy.mad)).collect(),

@@ -29,7 +29,7 @@ fn port(sm_lid: u16) -> Port {
 }
 
 fn goes_out(outputs: &[Output]) -> bool {
-    matches!(outputs, [Output::ToWire { dlid, .. }] if dlid.get() == OWN)
+    matches!(outputs, [Output::ToWire(send, _)] if send.dlid.get() == OWN)
 }
 
 #[test]

@@ -76,8 +76,8 @@ fn learn(port: &mut Port, number: u16, request: Mad) -> Mad {
 /// Whether a VF is answered without the SA.
 fn is_known(port: &mut Port, number: u16, request: Mad) -> bool {
     match &port.vf_sends(number, &frame(SM, request))[..] {
-        [Output::ToVf { .. }] => true,
-        [Output::ToWire { .. }] => false,
+        [Output::ToVf(..)] => true,
+        [Output::ToWire(..)] => false,
         other => panic!("neither sent nor answered: {other:?}"),
     }
 }
@@ -336,7 +336,7 @@ fn c215_a_subscriber_that_hears_of_a_port_finds_its_paths_gone() {
     got(port.wire_sends(&from(SM), &answer(&out.mad)));
     let report = gid_report(TrapNumber::GID_OUT_OF_SERVICE, peer_gid());
     let outputs = port.wire_sends(&from(SM), &report);
-    assert!(outputs.iter().any(|o| matches!(o, Output::ToVf { .. })));
+    assert!(outputs.iter().any(|o| matches!(o, Output::ToVf(..))));
     assert!(!is_known(&mut port, 1, asks(vf_gid(1), peer_gid(), 2)));
 }
 
@@ -439,14 +439,10 @@ fn c216_who_waited_for_a_path_of_a_foreign_partition_asks_itself() {
     assert!(port.vf_sends(2, &frame(SM, shared(1))).is_empty());
     let asked_as = port.last_cause();
     let outputs = port.wire_sends_any(&from(SM), &path(&out.mad, OTHER));
-    let [
-        (_, Output::ToVf { vf: first, .. }),
-        (cause, Output::ToWire { mad, .. }),
-    ] = &outputs[..]
-    else {
+    let [(_, Output::ToVf(first, _)), (cause, Output::ToWire(_, mad))] = &outputs[..] else {
         panic!("{outputs:?}");
     };
-    assert_eq!((first.get(), *cause), (1, asked_as));
+    assert_eq!((first.vf.get(), *cause), (1, asked_as));
     let own = path(mad, PKey::DEFAULT_FULL);
     let second = got(port.wire_sends(&from(SM), &own));
     assert_eq!((second.vf, second.mad.header.tid.get()), (2, 1));

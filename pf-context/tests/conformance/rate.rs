@@ -47,7 +47,7 @@ fn c023_c191_frames_beyond_the_burst_wait_and_then_are_dropped() {
 
     let mut causes = Vec::new();
     for _ in 0..2 {
-        let [(cause, Output::ToWire { .. })] = port.wait(Duration::from_millis(1))[..] else {
+        let [(cause, Output::ToWire(..))] = port.wait(Duration::from_millis(1))[..] else {
             panic!("one frame a millisecond");
         };
         causes.push(cause);
@@ -134,7 +134,7 @@ fn offer(port: &mut Port, vfs: u16, frames: u16) -> usize {
 fn sent_causes(outputs: &[(Cause, Output)]) -> Vec<u64> {
     let sent = outputs
         .iter()
-        .filter(|(_, output)| matches!(output, Output::ToWire { .. }));
+        .filter(|(_, output)| matches!(output, Output::ToWire(..)));
     sent.map(|(cause, _)| cause.0).collect()
 }
 
@@ -246,7 +246,7 @@ fn c191_a_flood_of_a_sibling_delays_a_cm_message_by_no_more_than_one_frame() {
             outputs.extend(at_once.into_iter().map(|output| (Cause(0), output)));
         }
         let is_out = outputs.iter().any(|(_, output)| {
-            matches!(output, Output::ToWire { mad, .. }
+            matches!(output, Output::ToWire(_, mad)
                 if mad.header.attribute_id == AttributeId::CM_SIDR_REQ)
         });
         if is_out && let Some(since) = asked.take() {

@@ -408,7 +408,7 @@ fn c145_a_group_that_changed_on_the_way_makes_its_members_join_again() {
     let outputs = port.event(PortEvent::ClientReregister);
     let request = outputs
         .into_iter()
-        .find(|output| matches!(output, Output::ToWire { .. }));
+        .find(|output| matches!(output, Output::ToWire(..)));
     let out = sent(vec![request.unwrap()]);
     let mut changed = granted(&out.mad);
     let sa: &mut SaMad = changed.view_mut();
@@ -453,7 +453,7 @@ fn c201_joins_of_100_000_groups_make_the_quotas_memberships_and_requests_and_no_
         record.mgid.0[8..].copy_from_slice(&(n + 1).to_be_bytes());
         sa.set_record(&record);
         let outputs = port.vf_sends(1, &frame(SM, join));
-        if let [Output::ToWire { mad, .. }] = &outputs[..] {
+        if let [Output::ToWire(_, mad)] = &outputs[..] {
             got(port.wire_sends(&from(SM), &granted(mad)));
             granted_joins += 1;
         } else {
@@ -474,7 +474,7 @@ fn c219_the_sa_is_asked_again_by_the_timer_with_another_tid() {
     let mut port = Port::new();
     let first = sent(port.vf_sends(1, &frame(SM, member(1, Method::SET, 5))));
     let outputs = port.wait(Duration::from_millis(600));
-    let [(Cause::TIMER, Output::ToWire { mad, .. })] = &outputs[..] else {
+    let [(Cause::TIMER, Output::ToWire(_, mad))] = &outputs[..] else {
         panic!("{outputs:?}");
     };
     assert_ne!(mad.header.tid, first.mad.header.tid);
@@ -493,7 +493,7 @@ fn c220_another_sm_is_asked_with_another_tid_and_the_old_one_is_ignored() {
     let outputs = port.event(change);
     let request = outputs
         .into_iter()
-        .find(|output| matches!(output, Output::ToWire { .. }));
+        .find(|output| matches!(output, Output::ToWire(..)));
     let second = sent(vec![request.unwrap()]);
     assert_eq!(second.dlid, 2);
     assert_ne!(second.mad.header.tid, first.mad.header.tid);

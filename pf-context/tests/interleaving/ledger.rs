@@ -19,16 +19,16 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn note(&mut self, output: &Output) {
         match output {
-            Output::ToWire { vf, mad, .. } => {
+            Output::ToWire(send, mad) => {
                 let class = CountedClass::of(mad.header.mgmt_class);
                 *self
                     .sent
-                    .entry((vf.unwrap_or(VfId::PF), class))
+                    .entry((send.vf.unwrap_or(VfId::PF), class))
                     .or_default() += 1;
             }
-            Output::ToVf { vf, mad, .. } => {
+            Output::ToVf(to, mad) => {
                 let class = CountedClass::of(mad.header.mgmt_class);
-                *self.delivered.entry((*vf, class)).or_default() += 1;
+                *self.delivered.entry((to.vf, class)).or_default() += 1;
             }
             Output::Dropped { vf, reason } => {
                 let whose = (vf.unwrap_or(VfId::PF), *reason);

@@ -289,7 +289,7 @@ impl World {
     /// Remembers whose the wire ids of a frame are, by what the frame itself became.
     fn note_sender(&mut self, number: u16, frame: &ToPf, own: &[&(Cause, Output)]) {
         for (_, output) in own {
-            let Output::ToWire { mad, .. } = output else {
+            let Output::ToWire(_, mad) = output else {
                 continue;
             };
             if mad.header.attribute_id != frame.mad.header.attribute_id {
@@ -337,17 +337,17 @@ impl World {
         for (cause, output) in outputs {
             assert!(cause == Cause::TIMER || cause.0 <= self.cause);
             match output {
-                Output::ToWire { dlid, mad, grh, .. } => {
-                    assert!(grh.is_none());
-                    assert_ne!(dlid.get(), OWN);
+                Output::ToWire(send, mad) => {
+                    assert!(send.grh.is_none());
+                    assert_ne!(send.dlid.get(), OWN);
                     if has_mapped_tid(&mad) && !mad.header.method.is_response() {
                         assert!(mad.header.tid.get() <= u64::from(u32::MAX));
                     }
                     if self.on_wire.len() < 64 {
-                        self.on_wire.push((dlid.get(), mad));
+                        self.on_wire.push((send.dlid.get(), mad));
                     }
                 }
-                Output::ToVf { vf, mad, .. } => check_delivery(vf.get(), &mad),
+                Output::ToVf(to, mad) => check_delivery(to.vf.get(), &mad),
                 Output::VfEvent { .. } | Output::Dropped { .. } => {}
             }
         }
@@ -368,11 +368,11 @@ impl World {
             let delivered: Vec<u16> = outputs
                 .iter()
                 .filter_map(|(of, output)| match output {
-                    Output::ToVf { vf, mad, .. }
+                    Output::ToVf(to, mad)
                         if *of == cause
                             && mad.header.attribute_id == answer.header.attribute_id =>
                     {
-                        Some(vf.get())
+                        Some(to.vf.get())
                     }
                     _ => None,
                 })
@@ -418,7 +418,7 @@ impl World {
             Op::Report { trap } => {
                 let outputs = self.wire_sends(SM, &report(trap));
                 let answers = outputs.iter().filter(|(_, output)| {
-                    matches!(output, Output::ToWire { mad, .. }
+                    matches!(output, Output::ToWire(_, mad)
                         if mad.header.method == Method::REPORT_RESP)
                 });
                 assert_eq!(answers.count(), 1);
@@ -435,7 +435,7 @@ impl World {
                 let to: Vec<_> = outputs
                     .iter()
                     .filter_map(|(_, output)| match output {
-                        Output::ToVf { vf, .. } => Some(vf.get()),
+                        Output::ToVf(to, _) => Some(to.vf.get()),
                         _ => None,
                     })
                     .collect();

@@ -262,12 +262,12 @@ impl Scene {
             own += usize::from(of == cause);
             match output {
                 Output::Dropped { .. } => dropped += usize::from(of == cause),
-                Output::ToWire { dlid, mad, .. } => {
-                    remember(&mut self.on_wire, (dlid.get(), mad));
+                Output::ToWire(send, mad) => {
+                    remember(&mut self.on_wire, (send.dlid.get(), mad));
                 }
-                Output::ToVf { vf, slid, mad, .. } => {
+                Output::ToVf(to, mad) => {
                     self.deliveries += 1;
-                    remember(&mut self.delivered, (vf, slid.get(), mad));
+                    remember(&mut self.delivered, (to.vf, to.slid.get(), mad));
                 }
                 Output::VfEvent { .. } => {}
             }

@@ -196,7 +196,7 @@ impl Rig {
     /// The next MAD that the mux sent besides.
     pub(super) fn take(&mut self) -> anyhow::Result<Mad> {
         match self.mux.poll_output().context("nothing came out")?.1 {
-            Output::ToWire { mad, .. } | Output::ToVf { mad, .. } => Ok(mad),
+            Output::ToWire(_, mad) | Output::ToVf(_, mad) => Ok(mad),
             other => bail!("{other:?} came out"),
         }
     }

@@ -128,49 +128,29 @@ pub(super) fn write_output(
     output: &Output,
 ) -> io::Result<()> {
     match output {
-        Output::ToWire {
-            vf: _,
-            qp,
-            dlid,
-            dqpn,
-            qkey,
-            sl,
-            pkey,
-            path_bits: _,
-            grh,
-            mad,
-        } => {
+        Output::ToWire(send, mad) => {
             let what = ToWire {
                 to: "wire",
-                qp: qp_name(*qp),
-                dlid: dlid.get(),
-                dqpn: dqpn.get(),
-                qkey: Shown(*qkey),
-                sl: sl.get(),
-                pkey: Shown(*pkey),
-                grh: grh.as_ref().map(Grh::from),
+                qp: qp_name(send.qp),
+                dlid: send.dlid.get(),
+                dqpn: send.dqpn.get(),
+                qkey: Shown(send.qkey),
+                sl: send.sl.get(),
+                pkey: Shown(send.pkey),
+                grh: send.grh.as_ref().map(Grh::from),
                 mad: hex(mad),
             };
             write(out, at, cause, what)
         }
-        Output::ToVf {
-            vf,
-            qp,
-            slid,
-            sqpn,
-            sl,
-            pkey_index,
-            grh,
-            mad,
-        } => {
+        Output::ToVf(to, mad) => {
             let what = ToVf {
-                to: Shown(*vf),
-                qp: qp_name(*qp),
-                slid: slid.get(),
-                sqpn: sqpn.get(),
-                sl: sl.get(),
-                pkey_index: pkey_index.0.0,
-                grh: grh.as_ref().map(Grh::from),
+                to: Shown(to.vf),
+                qp: qp_name(to.qp),
+                slid: to.slid.get(),
+                sqpn: to.sqpn.get(),
+                sl: to.sl.get(),
+                pkey_index: to.pkey_index.0.0,
+                grh: to.grh.as_ref().map(Grh::from),
                 mad: hex(mad),
             };
             write(out, at, cause, what)
@@ -220,7 +200,7 @@ fn write(out: &mut impl Write, at: Instant, cause: Cause, what: impl Serialize) 
 #[cfg(test)]
 mod tests {
     use ib_wire::{Lid, PKeyIndex, Qpn, Sl};
-    use pf_context::VfEvent;
+    use pf_context::{VfDelivery, VfEvent, WireSend};
     use vf_tunnel::{DropReason, VirtualPKeyIndex};
 
     use super::*;
@@ -258,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_mad_to_the_wire_has_the_fields_of_the_format_in_their_order() {
-        let output = Output::ToWire {
+        let send = WireSend {
             vf: None,
             qp: SpecialQp::Gsi,
             dlid: Lid::new(1),
@@ -268,8 +248,8 @@ mod tests {
             pkey: PKey::DEFAULT_FULL,
             path_bits: 3,
             grh: None,
-            mad: mad(),
         };
+        let output = Output::ToWire(send, mad());
         assert_eq!(
             printed(12, Cause(2), &output),
             format!(
@@ -283,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_mad_to_a_vf_has_the_fields_of_the_format_in_their_order() {
-        let output = Output::ToVf {
+        let to = VfDelivery {
             vf: vf(1),
             qp: SpecialQp::Smi,
             slid: Lid::new(7),
@@ -291,8 +271,8 @@ mod tests {
             sl: Sl::from_low_bits(5),
             pkey_index: VirtualPKeyIndex(PKeyIndex(6)),
             grh: Some(route()),
-            mad: mad(),
         };
+        let output = Output::ToVf(to, mad());
         assert_eq!(
             printed(13, Cause::TIMER, &output),
             format!(

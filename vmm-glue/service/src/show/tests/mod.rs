@@ -75,7 +75,7 @@ fn mux() -> PortMux {
     let mask = McMemberRecord::MGID | McMemberRecord::PORT_GID | McMemberRecord::JOIN_STATE;
     let join = SaMad::new(Method::SET, mask, &record);
     let outputs = send(&mut mux, 1, Mad::from_layout(&join));
-    let [Output::ToWire { mad: request, .. }] = &outputs[..] else {
+    let [Output::ToWire(_, request)] = &outputs[..] else {
         panic!("one request to the SA");
     };
     let mut answer = *request;
