@@ -73,6 +73,7 @@ mod egress;
 mod events;
 mod fair_queue;
 pub mod guids;
+mod host;
 mod ingress;
 pub mod inspect;
 mod join_routes;
@@ -95,6 +96,7 @@ pub use config::{
 };
 pub use context::PfContext;
 pub use delivery::{DeliveryClass, DeliveryDepth, DeliveryQueue};
+pub use host::{PfHost, PlaceError, VfTurn};
 pub use look_ahead::Upcoming;
 pub use mux::PortMux;
 pub use output::{

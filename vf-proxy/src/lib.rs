@@ -5,10 +5,12 @@
 //! such personality needs of PCI is beside it, in `pci`.
 #![forbid(unsafe_code)]
 
+mod device;
 pub mod mlx4;
 pub mod native;
 mod pci;
 mod personality;
 
+pub use device::PciDevice;
 pub use pci::{Bar, PciEvent, PciFunction};
 pub use personality::Personality;

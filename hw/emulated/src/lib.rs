@@ -35,7 +35,7 @@ mod trap;
 
 pub use config::{HcaConfig, PortConfig, SwitchConfig};
 pub use drops::{DropCounters, DropReason, Dropped};
-pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
+pub use fabric::{Fabric, FabricError, LinkTrouble, NodeAdapter, NodeId, Travelling};
 pub use frame::{Frame, FrameWriter};
 pub use gateway::Gateway;
 pub use link::{

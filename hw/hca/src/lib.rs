@@ -22,6 +22,10 @@
 //! * **Numbers can be external.** The number by which a consumer knows its QP ([`QpNumbers`]) can
 //!   differ from the number on the wire, as for special, proxy and tunnel QPs.
 //!
+//! # Who runs on it
+//!
+//! [`Consumer`] is anything that runs on a function, [`Adapter`] anything that lends functions.
+//!
 //! # Privileges
 //!
 //! A function has [`Privileges`]. Without them it can create no special QP, send nothing on VL15,
@@ -36,6 +40,7 @@
 mod address;
 mod attributes;
 mod completion;
+mod consumer;
 mod error;
 mod event;
 mod function;
@@ -51,6 +56,7 @@ pub use attributes::{
     PortState,
 };
 pub use completion::{ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus};
+pub use consumer::{Adapter, Consumer};
 pub use error::{DmaFault, HcaError};
 pub use event::{AsyncEvent, HcaEvent, PortChange};
 pub use function::{

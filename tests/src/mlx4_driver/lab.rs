@@ -376,7 +376,7 @@ impl LabBus<'_> {
 
     fn function(&self) -> &dyn PciFunction {
         let view = self.world.device(self.at);
-        view.expect("the VF has a device").function
+        view.expect("the VF has a device").function()
     }
 }
 

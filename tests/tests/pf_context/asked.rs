@@ -13,12 +13,12 @@ use pf_context::{AddVfError, EgressLimit, GuidObstacle, PortReason};
 use super::*;
 
 fn port(rig: &Rig) -> &PfPort {
-    &rig.pf.ports()[0]
+    &rig.host.context().ports()[0]
 }
 
 /// Returns the union of a guest's port events.
 fn told(rig: &mut Rig, n: u16) -> PortChange {
-    let guest = &mut rig.guests[usize::from(n - 1)];
+    let guest = guest(&mut rig.host, usize::from(n - 1));
     let changes = std::iter::from_fn(|| guest.poll_event()).filter_map(|event| match event {
         EndPortEvent::Port(change) => Some(change),
         _ => None,
@@ -28,7 +28,7 @@ fn told(rig: &mut Rig, n: u16) -> PortChange {
 
 /// Returns the reasons of the port events that the context reports.
 fn reasons(rig: &mut Rig, n: u16) -> Vec<PortReason> {
-    let events = std::iter::from_fn(|| rig.pf.poll_event());
+    let events = std::iter::from_fn(|| rig.host.context_mut().poll_event());
     let of_vf = events.filter_map(|event| match event {
         PfEvent::VfPort { vf: of, reason, .. } if of == vf(n) => Some(reason),
         _ => None,
@@ -93,7 +93,10 @@ fn an_administrator_shuts_a_port_and_opens_it_again() {
     ];
     for (up, change, reason) in steps {
         for _ in 0..2 {
-            rig.pf.set_admin_up(vf(1), PORT, up).expect("a VF");
+            rig.host
+                .context_mut()
+                .set_admin_up(vf(1), PORT, up)
+                .expect("a VF");
             rig.settle();
         }
         assert_eq!(told(&mut rig, 1), change);
@@ -122,20 +125,32 @@ fn a_vfs_pkey_table_is_what_it_was_given_last() {
 fn a_guid_of_the_hardwares_is_taken_and_given_up_for_one_of_the_sas() {
     let mut rig = Rig::new(1);
     let wish = GuidSource::Sa(GuidWish::Admin(Guid::new(0x77)));
-    rig.pf
+    rig.host
+        .context_mut()
         .set_guid_source(NOW, vf(1), PORT, wish)
         .expect("a VF");
     rig.settle();
     assert_eq!(port(&rig).reason(vf(1)), Some(PortReason::WaitingForSa));
-    let row = rig.pf.guids().find(|row| row.vf == vf(1)).expect("a row");
+    let row = rig
+        .host
+        .context()
+        .guids()
+        .find(|row| row.vf == vf(1))
+        .expect("a row");
     assert_eq!(row.state, "waiting_for_sa");
     let source = GuidSource::Hardware;
-    rig.pf
+    rig.host
+        .context_mut()
         .set_guid_source(NOW, vf(1), PORT, source)
         .expect("a VF");
     rig.settle();
     assert_eq!(port(&rig).reason(vf(1)), Some(PortReason::Up));
-    let row = rig.pf.guids().find(|row| row.vf == vf(1)).expect("a row");
+    let row = rig
+        .host
+        .context()
+        .guids()
+        .find(|row| row.vf == vf(1))
+        .expect("a row");
     assert_eq!(row.state, "in_hardware");
     assert_eq!(row.guid, Some(alias(1)));
     assert_eq!(port(&rig).guid_view(vf(1)).wish, GuidWish::None);
@@ -151,7 +166,7 @@ fn what_keeps_guids_out_of_hardware_is_told_of_vfs_that_wait_for_it() {
     let obstacle = Some(GuidObstacle::RefusedByFabric);
     let reason = PortReason::WaitingForHardware { obstacle };
     for told in [vec![reason], vec![]] {
-        let port = rig.pf.port_mut(PORT).expect("the port");
+        let port = rig.host.context_mut().port_mut(PORT).expect("the port");
         port.set_guid_obstacle(obstacle);
         rig.settle();
         assert_eq!(reasons(&mut rig, 1), told);
@@ -162,7 +177,7 @@ fn what_keeps_guids_out_of_hardware_is_told_of_vfs_that_wait_for_it() {
 fn a_guid_is_asked_for_at_once_on_a_port_that_is_active_and_again_without_an_answer() {
     let mut rig = Rig::new(0);
     while rig.device.poll_transmit(NOW, PORT).is_some() {}
-    assert!(rig.pf.is_quiet());
+    assert!(rig.host.context().is_quiet());
     let (pf, mut hca) = rig.pf();
     pf.add_vf(NOW, &mut hca, vf(1), of_sa(1, GuidWish::SmAssigned))
         .expect("a VF");
@@ -171,8 +186,8 @@ fn a_guid_is_asked_for_at_once_on_a_port_that_is_active_and_again_without_an_ans
     for _ in 0..40 {
         now = rig.settle_at(now);
         asked += std::iter::from_fn(|| rig.device.poll_transmit(now, PORT)).count();
-        assert!(!rig.pf.is_quiet());
-        assert!(rig.pf.poll_timeout().is_some());
+        assert!(!rig.host.context().is_quiet());
+        assert!(rig.host.context().poll_timeout().is_some());
     }
     assert!(asked > 3, "{asked}");
 }
@@ -180,8 +195,8 @@ fn a_guid_is_asked_for_at_once_on_a_port_that_is_active_and_again_without_an_ans
 #[test]
 fn a_context_that_is_closed_leaves_nothing_of_its_own() {
     let mut rig = Rig::new(2);
-    let mut hca = rig.device.function(FunctionId::PF).expect("the PF");
-    rig.pf.close(NOW, &mut hca);
+    rig.host.close(NOW, &mut rig.device);
+    let hca = rig.device.function(FunctionId::PF).expect("the PF");
     let left = hca.resources(FunctionId::PF);
     assert_eq!(left, Ok(ResourceCounts::default()));
     assert!(rig.device.function(FunctionId(1)).is_none());
@@ -191,10 +206,13 @@ fn a_context_that_is_closed_leaves_nothing_of_its_own() {
 fn a_context_that_shuts_down_resets_its_vfs() {
     let mut rig = Rig::new(2);
     let mut hca = rig.device.function(FunctionId::PF).expect("the PF");
-    rig.pf.shut_down(NOW, &mut hca).expect("VFs");
-    let owned = rig.pf.resources(&hca, vf(1)).expect("a VF").0;
+    rig.host
+        .context_mut()
+        .shut_down(NOW, &mut hca)
+        .expect("VFs");
+    let owned = rig.host.context().resources(&hca, vf(1)).expect("a VF").0;
     assert_eq!(owned, ResourceCounts::default());
-    assert!(rig.pf.is_quiet());
+    assert!(rig.host.context().is_quiet());
 }
 
 #[test]
@@ -212,11 +230,11 @@ fn a_context_that_shuts_down_wants_no_guid_any_more() {
 #[test]
 fn what_a_vf_has_at_the_sa_is_to_be_given_back() {
     let mut rig = Rig::new(1);
-    assert!(rig.pf.is_quiet());
+    assert!(rig.host.context().is_quiet());
     rings::join(&mut rig, 1);
     rig.settle();
     assert_eq!(port(&rig).mux().sizes().mcast_groups, 1);
-    assert!(!rig.pf.is_quiet());
+    assert!(!rig.host.context().is_quiet());
 }
 
 #[test]
@@ -224,9 +242,12 @@ fn what_a_vf_is_to_be_told_makes_the_context_due_at_once() {
     let mut rig = Rig::new(1);
     rings::ask(&mut rig, 1, 1);
     rig.settle();
-    assert!(rig.pf.poll_timeout() > Some(NOW));
-    rig.pf.set_admin_up(vf(1), PORT, false).expect("a VF");
-    assert_eq!(rig.pf.poll_timeout(), Some(NOW));
+    assert!(rig.host.context().poll_timeout() > Some(NOW));
+    rig.host
+        .context_mut()
+        .set_admin_up(vf(1), PORT, false)
+        .expect("a VF");
+    assert_eq!(rig.host.context().poll_timeout(), Some(NOW));
 }
 
 #[test]
@@ -263,7 +284,7 @@ fn requests_without_an_answer_end_by_the_clock_of_the_context() {
     rings::ask(&mut rig, 1, 3);
     rig.settle();
     assert_eq!(port(&rig).mux().sizes().tids, 3);
-    let due = rig.pf.poll_timeout().expect("a time");
+    let due = rig.host.context().poll_timeout().expect("a time");
     assert!(due > NOW && due <= NOW + Duration::from_secs(61));
     let mut now = due;
     for _ in 0..100 {
@@ -277,8 +298,14 @@ fn a_vf_that_goes_takes_nothing_of_another_with_it() {
     let mut rig = Rig::new(2);
     reasons(&mut rig, 2);
     rings::ask(&mut rig, 2, 3);
-    rig.pf.set_admin_up(vf(2), PORT, false).expect("a VF");
-    rig.pf.set_admin_up(vf(1), PORT, false).expect("a VF");
+    rig.host
+        .context_mut()
+        .set_admin_up(vf(2), PORT, false)
+        .expect("a VF");
+    rig.host
+        .context_mut()
+        .set_admin_up(vf(1), PORT, false)
+        .expect("a VF");
     let (pf, mut hca) = rig.pf();
     while let Some(event) = hca.poll_event() {
         pf.handle_hca_event(NOW, &mut hca, &event);

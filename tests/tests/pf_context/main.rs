@@ -7,8 +7,8 @@ mod rings;
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
-    AsyncEvent, FunctionId, FunctionManager, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory,
-    MadView, PortChange, PortState, ResourceCounts, SpecialQp,
+    AsyncEvent, Consumer, FunctionId, FunctionManager, GlobalRoute, Hca, HcaError, HcaEvent,
+    HostMemory, MadView, PortChange, PortState, ResourceCounts, SpecialQp,
 };
 use ib_endpoint::cm::CmEventKind;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadTransport};
@@ -18,8 +18,8 @@ use ib_wire::mad::{AttributeId, AttributeModifier, Mad, MadHeader, Method, MgmtC
 use ib_wire::perf::{PerfAttribute, PerfMad, PortCounters};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmpAttribute};
 use ib_wire::{CommId, Gid, GidIndex, Guid, Lid, PortNum, ServiceId, SubnetPrefix, Tid};
-use pf_context::PfContext;
 use pf_context::context::{GuidSource, PfConfig, PfError, VfPortSpec, VfSpec};
+use pf_context::{PfContext, PfHost};
 use vf_proxy::native::ProxyQp;
 use vf_tunnel::VfId;
 use vhca_tests::vf_subnet::QUOTA;
@@ -50,8 +50,34 @@ fn spec(n: u16) -> VfSpec {
 
 struct Rig {
     device: Device,
-    pf: PfContext,
-    guests: Vec<EndPort<ProxyQp>>,
+    host: PfHost,
+}
+
+/// A guest's software, as the consumer of its VF.
+#[derive(Debug)]
+struct Guest(EndPort<ProxyQp>);
+
+impl Consumer for Guest {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        let taken = self.0.handle_hca_event(now, hca, event);
+        taken.expect("the port can be read");
+    }
+
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        self.0.poll(now, hca)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.0.poll_timeout()
+    }
+}
+
+/// The software of the guest with an index.
+fn guest(host: &mut PfHost, index: usize) -> &mut EndPort<ProxyQp> {
+    let vf = vf(u16::try_from(index + 1).expect("a VF number"));
+    let guest = host.consumer_mut(vf).expect("a guest").downcast_mut();
+    let Guest(port) = guest.expect("a guest's software");
+    port
 }
 
 impl Rig {
@@ -76,23 +102,26 @@ impl Rig {
         for n in 1..=vfs {
             set_guid(&mut device, n, alias(n));
         }
-        let mut hca = device.function(FunctionId::PF).expect("the PF");
-        let mut pf = PfContext::open(NOW, &mut hca, config_of_pf).expect("a context");
+        let mut host = PfHost::open(NOW, &mut device, config_of_pf).expect("a context");
         for n in 1..=vfs {
-            pf.add_vf(NOW, &mut hca, vf(n), spec(n)).expect("a VF");
+            let added = host.add_vf(NOW, &mut device, vf(n), spec(n));
+            added.expect("a VF");
         }
-        let mut this = Self {
-            device,
-            pf,
-            guests: Vec::new(),
-        };
+        let mut this = Self { device, host };
         this.settle();
         for n in 1..=vfs {
             let guest = this.open_guest(n);
-            this.guests.push(guest);
+            this.place(n, guest);
         }
         this.settle();
         this
+    }
+
+    /// Starts a guest's software on a VF, in place of what ran there.
+    fn place(&mut self, n: u16, guest: EndPort<ProxyQp>) {
+        self.host.take(vf(n));
+        let placed = self.host.place(vf(n), Box::new(Guest(guest)));
+        placed.expect("a VF");
     }
 
     fn open_guest(&mut self, n: u16) -> EndPort<ProxyQp> {
@@ -104,24 +133,8 @@ impl Rig {
 
     /// Polls the context and all guests until they are idle.
     fn settle(&mut self) {
-        for _ in 0..100 {
-            let mut hca = self.device.function(FunctionId::PF).expect("the PF");
-            while let Some(event) = hca.poll_event() {
-                self.pf.handle_hca_event(NOW, &mut hca, &event);
-            }
-            while self.pf.poll(NOW, &mut hca) {}
-            for (n, guest) in (1..).zip(&mut self.guests) {
-                let Some(mut hca) = self.device.function(FunctionId(n)) else {
-                    continue;
-                };
-                while let Some(event) = hca.poll_event() {
-                    guest
-                        .handle_hca_event(NOW, &mut hca, &event)
-                        .expect("the port can be read");
-                }
-                while guest.poll(NOW, &mut hca) {}
-            }
-        }
+        let polled = self.host.poll(NOW, &mut self.device, &mut || false);
+        assert_eq!(polled, Ok(false));
     }
 
     /// Polls the context at `now` until it is idle. Returns its next deadline.
@@ -136,7 +149,7 @@ impl Rig {
 
     fn pf(&mut self) -> (&mut PfContext, emulated_hca::hca::Function<'_>) {
         let hca = self.device.function(FunctionId::PF).expect("the PF");
-        (&mut self.pf, hca)
+        (self.host.context_mut(), hca)
     }
 }
 
@@ -174,21 +187,28 @@ fn sidr_between_siblings(rig: &mut Rig) {
         service_id: ServiceId::new(7),
         ..CmSidrReq::default()
     };
-    let listening = rig.guests[1].cm().listen(ServiceId::new(7), u64::MAX);
+    let listening = guest(&mut rig.host, 1)
+        .cm()
+        .listen(ServiceId::new(7), u64::MAX);
     listening.expect("a free service id");
-    let asked =
-        rig.guests[0]
-            .cm()
-            .send_sidr_req(NOW, &to_sibling(2), &request, Duration::from_secs(1), 3);
+    let asked = guest(&mut rig.host, 0).cm().send_sidr_req(
+        NOW,
+        &to_sibling(2),
+        &request,
+        Duration::from_secs(1),
+        3,
+    );
     asked.expect("a request");
     rig.settle();
-    let heard = cm_event(&mut rig.guests[1]);
+    let heard = cm_event(guest(&mut rig.host, 1));
     assert!(matches!(heard.kind, CmEventKind::SidrReqReceived { .. }));
     let answer = CmSidrRep::default();
-    let answered = rig.guests[1].cm().send_sidr_rep(NOW, heard.conn, &answer);
+    let answered = guest(&mut rig.host, 1)
+        .cm()
+        .send_sidr_rep(NOW, heard.conn, &answer);
     answered.expect("an answer");
     rig.settle();
-    let heard = cm_event(&mut rig.guests[0]);
+    let heard = cm_event(guest(&mut rig.host, 0));
     assert!(matches!(heard.kind, CmEventKind::SidrRepReceived { .. }));
 }
 
@@ -225,7 +245,7 @@ fn a_vf_sees_an_active_port_once_its_guid_is_in_hardware() {
     rig.device.ports_changed(NOW);
     rig.settle();
     assert_eq!(state(&mut rig), PortState::Down);
-    let told = std::iter::from_fn(|| rig.guests[0].poll_event()).any(|event| {
+    let told = std::iter::from_fn(|| guest(&mut rig.host, 0).poll_event()).any(|event| {
         matches!(event, EndPortEvent::Port(change)
             if change.contains(PortChange::DOWN | PortChange::GID_TABLE))
     });
@@ -242,11 +262,12 @@ fn a_reset_destroys_what_the_vf_had_and_it_begins_anew() {
     assert_eq!(owned, ResourceCounts::default());
     assert_eq!(pf.ports()[0].mux().sizes().tids, 0);
     rig.settle();
-    let dead = std::iter::from_fn(|| rig.guests[0].poll_event()).any(|e| e == EndPortEvent::Dead);
+    let dead = std::iter::from_fn(|| guest(&mut rig.host, 0).poll_event())
+        .any(|e| e == EndPortEvent::Dead);
     assert!(dead, "the guest is told");
-    let guest = rig.open_guest(1);
-    rig.guests[0] = guest;
-    let again = rig.guests[1].cm();
+    let booted = rig.open_guest(1);
+    rig.place(1, booted);
+    let again = guest(&mut rig.host, 1).cm();
     assert!(again.listen(ServiceId::new(7), u64::MAX).is_err());
 }
 
@@ -319,7 +340,7 @@ fn c023_a_full_send_ring_of_qp1_loses_nothing_of_what_vfs_send() {
     ));
     const EACH: u64 = 60;
     for n in 1..=2 {
-        let guest = &mut rig.guests[usize::from(n - 1)];
+        let guest = guest(&mut rig.host, usize::from(n - 1));
         let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
         for tid in 1..=EACH {
             let mut mad = query;
@@ -335,7 +356,7 @@ fn c023_a_full_send_ring_of_qp1_loses_nothing_of_what_vfs_send() {
         sent += std::iter::from_fn(|| rig.device.poll_transmit(NOW, PORT)).count();
     }
     assert_eq!(sent, 120);
-    let port = &rig.pf.ports()[0];
+    let port = &rig.host.context().ports()[0];
     assert_eq!(port.mux().sizes().queued, 0);
     assert!(port.is_at_rest());
 }
@@ -357,7 +378,9 @@ fn what_a_reset_says_to_peers_beyond_what_may_wait_for_qp1_is_dropped_and_counte
         req.primary.remote_gid = Gid([7; 16]);
         let mut hca = rig.device.function(FunctionId(1)).expect("a VF");
         let to = MadAddress::gsi(Lid::new(20));
-        let sent = rig.guests[0].gsi_transport().send(&mut hca, &to, &mad);
+        let sent = guest(&mut rig.host, 0)
+            .gsi_transport()
+            .send(&mut hca, &to, &mad);
         sent.expect("a proxy QP with room");
         if id % 20 == 0 {
             rig.settle();
@@ -377,7 +400,10 @@ fn what_a_reset_says_to_peers_beyond_what_may_wait_for_qp1_is_dropped_and_counte
         while pf.poll(NOW, &mut hca) {}
         said += std::iter::from_fn(|| rig.device.poll_transmit(NOW, PORT)).count();
     }
-    let statistics = rig.pf.ports()[0].mux().vf_statistics(vf(1)).expect("a VF");
+    let statistics = rig.host.context().ports()[0]
+        .mux()
+        .vf_statistics(vf(1))
+        .expect("a VF");
     let dropped = statistics.drops(vf_tunnel::DropReason::Backpressure);
     // Two sends are under way, and 64 wait.
     assert_eq!((said, dropped), (66, 34));
@@ -404,7 +430,7 @@ fn the_pfs_own_software_reads_the_counters_of_its_port_by_the_ports_own_lid() {
     gsi.send_request(NOW, agent, MadAddress::gsi(LID), message, retry)
         .expect("a free transaction");
     rig.settle();
-    let own = rig.pf.ports()[0].mux().vf_statistics(VfId::PF);
+    let own = rig.host.context().ports()[0].mux().vf_statistics(VfId::PF);
     let perf = own.expect("the PF").total();
     // The adapter, not the PF's own QP1, is asked, and its answer comes back.
     assert_eq!((perf.to_wire, perf.loopback, perf.delivered), (1, 0, 1));

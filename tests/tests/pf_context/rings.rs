@@ -54,13 +54,13 @@ pub(crate) fn join(rig: &mut Rig, n: u16) {
 
 fn send(rig: &mut Rig, n: u16, to: &MadAddress, mad: &Mad) {
     let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
-    let guest = &mut rig.guests[usize::from(n - 1)];
+    let guest = guest(&mut rig.host, usize::from(n - 1));
     let sent = guest.gsi_transport().send(&mut hca, to, mad);
     sent.expect("a proxy QP with room");
 }
 
 fn port(rig: &Rig) -> &PfPort {
-    &rig.pf.ports()[0]
+    &rig.host.context().ports()[0]
 }
 
 /// Delivers the HCA's events and polls the context once. Returns `true` if more may be due.
@@ -84,7 +84,7 @@ fn datagram(n: u32) -> Mad {
 /// Returns the service ids of the requests that a guest received, in order.
 fn received(rig: &mut Rig, n: u16) -> Vec<u64> {
     let mut hca = rig.device.function(FunctionId(n)).expect("a VF");
-    let guest = &mut rig.guests[usize::from(n - 1)];
+    let guest = guest(&mut rig.host, usize::from(n - 1));
     let mads = std::iter::from_fn(|| guest.gsi_transport().poll(&mut hca));
     mads.map(|(_, mad)| mad.view::<CmSidrReq>().service_id.get())
         .collect()
@@ -178,9 +178,13 @@ fn a_thousand_drops_are_told_one_by_one_and_more_once_these_were_taken() {
             }
             while poll(&mut rig) {}
             let mut hca = rig.device.function(FunctionId(1)).expect("a VF");
-            while rig.guests[0].gsi_transport().poll(&mut hca).is_some() {}
+            while guest(&mut rig.host, 0)
+                .gsi_transport()
+                .poll(&mut hca)
+                .is_some()
+            {}
         }
-        let events = std::iter::from_fn(|| rig.pf.poll_event());
+        let events = std::iter::from_fn(|| rig.host.context_mut().poll_event());
         let drops = events.filter(|event| matches!(event, PfEvent::Dropped { .. }));
         assert_eq!(drops.count(), told);
     }
@@ -204,7 +208,7 @@ fn a_vfs_global_packet_leaves_under_its_own_gid_and_shows_it_to_a_sibling() {
     send(&mut rig, 2, &to_sibling(3), &datagram(5));
     while poll(&mut rig) {}
     let mut hca = rig.device.function(FunctionId(3)).expect("a VF");
-    let (from, _) = rig.guests[2]
+    let (from, _) = guest(&mut rig.host, 2)
         .gsi_transport()
         .poll(&mut hca)
         .expect("a datagram");

@@ -55,7 +55,7 @@ pub enum PciEvent {
 /// Offsets and lengths come from a VMM, hence from a guest: an access that no register answers reads as
 /// zeros and writes nothing. Behind base address registers nothing answers before configuration space says
 /// so: all reads as ones.
-pub trait PciFunction: fmt::Debug {
+pub trait PciFunction: fmt::Debug + Send {
     /// The base address registers.
     fn bars(&self) -> &[Bar];
 

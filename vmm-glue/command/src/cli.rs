@@ -25,7 +25,12 @@ pub(crate) use serve::ServeArgs;
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, arg_required_else_help = true)]
+#[command(
+    name = "vhca",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -1,5 +1,6 @@
 //! The fabric: nodes, links, and the packets between them.
 
+mod adapter;
 mod links;
 mod port0;
 mod route;
@@ -13,6 +14,7 @@ use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
 use thiserror::Error;
 
+pub use adapter::NodeAdapter;
 pub use route::Travelling;
 
 use crate::hca::{Device, Function};

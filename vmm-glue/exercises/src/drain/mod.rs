@@ -18,8 +18,8 @@ use hca_api::HcaError;
 use ib_endpoint::EndPortError;
 use ib_vtime::Instant;
 use ib_wire::mad::MgmtClass;
-use pf_context::PortReason;
 use pf_context::context::{PfConfig, PfError};
+use pf_context::{PlaceError, PortReason};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -61,6 +61,9 @@ pub enum DrainError {
     /// A PF context refused.
     #[error(transparent)]
     Pf(#[from] PfError),
+    /// A VF cannot be given to its guest.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// A host could not be started.
     #[error("a host could not be started")]
     Host(#[from] EndPortError),
@@ -182,7 +185,7 @@ pub fn run(options: Options, progress: &mut dyn FnMut(u64)) -> Result<Report, Dr
     report.leaks = network.settle(QUIET)?;
     let (asked, answered, wrong) = network.queries();
     report.queries = [asked, answered];
-    report.drops.clone_from(network.drops());
+    report.drops = network.drops();
     report.wrong_deliveries += wrong;
     let faults = network.faults();
     report.faults =

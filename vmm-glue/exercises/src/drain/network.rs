@@ -2,26 +2,26 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use emulated_hca::hca::Function;
 use emulated_hca::{Endpoint, FaultCounters, FaultPlan, LinkConfig, NodeId, Topology};
 use hca_api::{
-    FunctionId, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory, ResourceCounts, SpecialQp,
+    Consumer, FunctionId, FunctionManager, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory,
+    ResourceCounts, SpecialQp,
 };
 use ib_endpoint::{MadAddress, MadTransport, Transmit};
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::MgmtClass;
 use ib_wire::{Gid, GidIndex, Guid, PortNum};
-use pf_context::context::{PfConfig, PfEvent, VfSpec};
-use pf_context::{PfContext, Sizes};
+use pf_context::Sizes;
+use pf_context::context::{PfConfig, PfPort, VfSpec};
 use subnet_lite::SubnetConfig;
 use vf_proxy::native::ProxyQp;
-use vf_tunnel::VfId;
+use vf_tunnel::{DropReason, VfId};
 
 use super::DrainError;
 use super::queries::PathQueries;
 use crate::conversations::{Arrival, Channel, Kind, NodeAddress};
 use vhca::Driven;
-use vhca::world::World;
+use vhca::world::{HostFunction, HostId, World};
 
 const PORT: PortNum = PortNum(1);
 /// MADs that fit into a guest's proxy QP1, each way.
@@ -31,38 +31,31 @@ const LONGEST_WAY: Duration = Duration::from_millis(20);
 /// Time in which the subnet and all VFs should be up.
 const START: Duration = Duration::from_secs(60);
 
-/// A host whose adapter is shared.
-#[derive(Debug)]
-struct Host {
-    node: NodeId,
-    pf: PfContext,
-}
-
 /// A guest that talks by its proxy QP1.
 #[derive(Debug)]
 struct Guest {
-    host: usize,
-    vf: VfId,
+    node: usize,
     proxy: ProxyQp,
-    address: NodeAddress,
+    /// Whether the proxy may have something to take.
+    is_ready: bool,
     /// What the QP had no room for.
     waiting: VecDeque<Transmit>,
     queries: PathQueries,
+    arrived: VecDeque<Arrival>,
 }
 
 /// Two hosts with so many VFs each, behind two switches, and a third host that manages the subnet.
 #[derive(Debug)]
 pub(crate) struct Network {
     world: World,
-    hosts: Vec<Host>,
-    guests: Vec<Guest>,
+    hosts: Vec<HostId>,
+    /// The guests' functions and addresses: those of the first host, then those of the second.
+    guests: Vec<(HostFunction, NodeAddress)>,
     /// The conversations' time 0 in the world's.
     origin: Instant,
     /// By then every message that was sent has arrived or is lost.
     quiet_from: Instant,
     arrived: VecDeque<Arrival>,
-    /// Frames that the PFs dropped, by reason.
-    drops: BTreeMap<&'static str, u64>,
 }
 
 /// What is left over when all is quiet: nothing, unless something leaks.
@@ -126,7 +119,6 @@ impl Network {
             hosts: Vec::new(),
             guests: Vec::new(),
             arrived: VecDeque::new(),
-            drops: BTreeMap::new(),
         };
         for (at, node) in (1..).zip(&built.hcas[1..3]) {
             let seed = config.seed.wrapping_add(at);
@@ -140,7 +132,7 @@ impl Network {
             )?;
         }
         this.bring_up()?;
-        for host in 0..this.hosts.len() {
+        for host in this.hosts.clone() {
             for vf in (1..=vfs).filter_map(VfId::new) {
                 this.add_guest(host, vf)?;
             }
@@ -151,9 +143,7 @@ impl Network {
 
     fn add_host(&mut self, node: NodeId, vfs: u16, config: &PfConfig) -> Result<(), DrainError> {
         const MANY: u32 = 64;
-        let now = self.world.now();
-        let mut hca = adapter(&mut self.world, node, FunctionId::PF)?;
-        let mut pf = PfContext::open(now, &mut hca, config)?;
+        let host = self.world.add_pf_host(node, config)?;
         for vf in (1..=vfs).filter_map(VfId::new) {
             let spec = VfSpec {
                 node_guid: Guid::new(config.seed << 16 | u64::from(vf.get())),
@@ -167,54 +157,53 @@ impl Network {
                 },
                 ports: Vec::new(),
             };
-            pf.add_vf(now, &mut hca, vf, spec)?;
+            self.world.add_idle_vf(host, vf, spec)?;
         }
-        self.hosts.push(Host { node, pf });
+        self.hosts.push(host);
         Ok(())
     }
 
     /// Lets time pass until every VF's port is up.
     fn bring_up(&mut self) -> Result<(), DrainError> {
-        let end = self.world.now() + START;
-        loop {
-            let now = self.world.now();
-            self.run(now);
-            let down = self.hosts.iter().find_map(|host| {
-                let port = host.pf.ports().first()?;
-                let mut reasons = host.pf.vfs().filter_map(|vf| Some((vf, port.reason(vf)?)));
+        let down = |world: &World| {
+            self.hosts.iter().find_map(|host| {
+                let context = world.context(*host);
+                let port = context.ports().first()?;
+                let mut reasons = context.vfs().filter_map(|vf| Some((vf, port.reason(vf)?)));
                 reasons.find(|(_, reason)| !reason.is_up())
-            });
-            let Some((vf, reason)) = down else {
-                return Ok(());
-            };
-            let next = self.next_due().filter(|next| *next <= end);
-            let Some(next) = next else {
-                return Err(DrainError::Down { vf, reason });
-            };
-            self.run(next.max(now));
+            })
+        };
+        self.world.run_until(START, |world| down(world).is_none());
+        match down(&self.world) {
+            Some((vf, reason)) => Err(DrainError::Down { vf, reason }),
+            None => Ok(()),
         }
     }
 
-    fn add_guest(&mut self, host: usize, vf: VfId) -> Result<(), DrainError> {
-        let Host { node, pf } = &self.hosts[host];
-        let port = &pf.ports()[0];
+    fn add_guest(&mut self, host: HostId, vf: VfId) -> Result<(), DrainError> {
+        let port = &self.world.context(host).ports()[0];
         let view = port.own().view();
         let guid = port.mux().vf_guid(vf).unwrap_or(Guid::NONE);
         let (lid, prefix) = (view.lid, view.prefix);
-        let mut hca = adapter(&mut self.world, *node, vf.into())?;
+        let node = self.guests.len();
+        let (guest, ca_guid) = self.world.with_hca(host.vf(vf), |hca| {
+            let guest = Guest {
+                node,
+                proxy: open_proxy(hca)?,
+                is_ready: false,
+                waiting: VecDeque::new(),
+                queries: PathQueries::default(),
+                arrived: VecDeque::new(),
+            };
+            Ok((guest, hca.attributes().node_guid))
+        })?;
+        let at = self.world.add_consumer(host, vf, Box::new(guest))?;
         let address = NodeAddress {
-            ca_guid: hca.attributes().node_guid,
+            ca_guid,
             lid,
             gid: Gid::from_parts(prefix, guid),
         };
-        self.guests.push(Guest {
-            host,
-            vf,
-            proxy: open_proxy(&mut hca)?,
-            address,
-            waiting: VecDeque::new(),
-            queries: PathQueries::default(),
-        });
+        self.guests.push((at, address));
         Ok(())
     }
 
@@ -226,7 +215,7 @@ impl Network {
 
     /// Where the guests are: those of the first host, then those of the second.
     pub(crate) fn places(&self) -> Vec<NodeAddress> {
-        self.guests.iter().map(|guest| guest.address).collect()
+        self.guests.iter().map(|(_, address)| *address).collect()
     }
 
     /// Has every direction of every link do to packets what a plan says.
@@ -260,154 +249,164 @@ impl Network {
 
     /// Resets a guest's VF; the guest begins anew.
     pub(super) fn reset(&mut self, node: usize) -> Result<(), DrainError> {
-        let now = self.world.now();
-        let guest = &mut self.guests[node];
-        let host = &mut self.hosts[guest.host];
-        let mut hca = adapter(&mut self.world, host.node, FunctionId::PF)?;
-        host.pf.reset_vf(now, &mut hca, guest.vf)?;
-        let mut hca = adapter(&mut self.world, host.node, guest.vf.into())?;
-        while hca.poll_event().is_some() {}
-        guest.proxy = open_proxy(&mut hca)?;
-        guest.waiting.clear();
-        guest.queries.forget();
+        let (at, _) = self.guests[node];
+        if let Some(vf) = VfId::new(at.function.0) {
+            self.world.reset_vf(at.host, vf)?;
+        }
+        let begun = self.with_guest(node, |guest, hca| {
+            while hca.poll_event().is_some() {}
+            guest.proxy = open_proxy(hca)?;
+            guest.is_ready = false;
+            guest.waiting.clear();
+            guest.arrived.clear();
+            guest.queries.forget();
+            Ok(())
+        });
         self.arrived.retain(|arrival| arrival.node != node);
-        Ok(())
+        begun.unwrap_or(Ok(()))
+    }
+
+    fn guest(&self, node: usize) -> Option<&Guest> {
+        self.world.consumer(self.guests[node].0)
+    }
+
+    fn with_guest<T>(
+        &mut self,
+        node: usize,
+        call: impl FnOnce(&mut Guest, &mut dyn Hca) -> T,
+    ) -> Option<T> {
+        let (at, _) = self.guests[node];
+        self.world
+            .with_consumer(at, |guest: &mut Guest, hca, _| call(guest, hca))
     }
 
     /// Has a guest ask the SA for the path to another.
     pub(super) fn ask_path(&mut self, now: Instant, node: usize, to: usize) {
         let at = self.in_world(now);
-        let (own, other) = (self.guests[node].address, self.guests[to].address);
-        let port = &self.hosts[self.guests[node].host].pf.ports()[0];
+        let ((from, own), (_, other)) = (self.guests[node], self.guests[to]);
+        let port = &self.world.context(from.host).ports()[0];
         let sm = port.own().view().sm_lid;
-        let mad = self.guests[node].queries.ask(at, own.gid, other.gid);
-        let to = MadAddress::gsi(sm);
-        self.send(now, node, &Transmit { to, mad });
+        if let Some(guest) = self.world.consumer_mut::<Guest>(from) {
+            let mad = guest.queries.ask(at, own.gid, other.gid);
+            let to = MadAddress::gsi(sm);
+            self.send(now, node, &Transmit { to, mad });
+        }
     }
 
     /// Path queries that were asked, and answered rightly and wrongly.
     pub(super) fn queries(&self) -> (u64, u64, u64) {
-        let each = self.guests.iter().map(|guest| guest.queries.counts());
-        each.fold((0, 0, 0), |sum, of| {
+        let guests = (0..self.guests.len()).filter_map(|node| self.guest(node));
+        guests.fold((0, 0, 0), |sum, guest| {
+            let of = guest.queries.counts();
             (sum.0 + of.0, sum.1 + of.1, sum.2 + of.2)
         })
     }
 
     /// Frames that the PFs dropped, by reason.
-    pub(crate) const fn drops(&self) -> &BTreeMap<&'static str, u64> {
-        &self.drops
+    pub(crate) fn drops(&self) -> BTreeMap<&'static str, u64> {
+        let mut drops = BTreeMap::new();
+        for host in &self.hosts {
+            let context = self.world.context(*host);
+            for port in context.ports() {
+                let tenants = context.vfs().chain([VfId::PF]);
+                let tenants = tenants.filter_map(|vf| port.mux().vf_statistics(vf));
+                for counted in tenants.chain([port.mux().port_statistics()]) {
+                    for reason in DropReason::ALL {
+                        let count = counted.drops(*reason);
+                        if count > 0 {
+                            *drops.entry(reason.as_str()).or_default() += count;
+                        }
+                    }
+                }
+            }
+        }
+        drops
     }
 
     /// Live objects in the tables of both hosts.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = Sizes> {
-        let ports = self.hosts.iter().flat_map(|host| host.pf.ports());
-        ports.map(|port| port.mux().sizes())
+        self.ports().map(|port| port.mux().sizes())
+    }
+
+    fn ports(&self) -> impl Iterator<Item = &PfPort> {
+        let hosts = self.hosts.iter();
+        hosts.flat_map(|host| self.world.context(*host).ports())
     }
 
     /// Lets time pass, and gives what is left over then.
     pub(super) fn settle(&mut self, time: Duration) -> Result<Leaks, DrainError> {
-        let end = self.world.now() + time;
-        while self.world.now() < end {
-            let next = self.world.now() + Duration::from_secs(1);
-            self.run(next.min(end));
-        }
+        self.world.run_for(time);
         let mut leaks = Leaks::default();
         for sizes in self.sizes() {
             leaks.count(&sizes);
         }
-        let ports = self.hosts.iter().flat_map(|host| host.pf.ports());
-        leaks.buffers += ports.filter(|port| !port.is_at_rest()).count();
-        let proxies = self.guests.iter().map(|guest| &guest.proxy);
-        leaks.buffers += proxies.filter(|proxy| !proxy.is_at_rest()).count();
-        for guest in &self.guests {
-            let host = &self.hosts[guest.host];
-            let hca = adapter(&mut self.world, host.node, FunctionId::PF)?;
-            let owned = host.pf.resources(&hca, guest.vf)?.0;
-            // A proxy QP with what belongs to it.
-            let beyond =
-                |count: u32| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
-            leaks.objects += beyond(owned.pds) + beyond(owned.cqs);
-            leaks.objects += beyond(owned.qps) + beyond(owned.mrs);
+        leaks.buffers += self.ports().filter(|port| !port.is_at_rest()).count();
+        for node in 0..self.guests.len() {
+            let at_rest = |guest: &Guest| guest.proxy.is_at_rest();
+            leaks.buffers += usize::from(!self.guest(node).is_some_and(at_rest));
+            leaks.objects += self.objects(node)?;
         }
         Ok(leaks)
+    }
+
+    /// Objects that a guest has beyond a proxy QP with what belongs to it.
+    fn objects(&mut self, node: usize) -> Result<usize, DrainError> {
+        let (at, _) = self.guests[node];
+        let of_host = self.world.host(at.host).node();
+        let pf = self.world.fabric_mut().hca(of_host, FunctionId::PF);
+        let pf = pf.ok_or(HcaError::InvalidHandle)?;
+        let owned = pf.resources(at.function)?;
+        let beyond = |count: u32| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
+        let counts = [owned.pds, owned.cqs, owned.qps, owned.mrs];
+        Ok(counts.into_iter().map(beyond).sum())
     }
 
     fn in_world(&self, now: Instant) -> Instant {
         self.origin + now.saturating_duration_since(Instant::ZERO)
     }
 
-    fn next_due(&self) -> Option<Instant> {
-        let hosts = self.hosts.iter().filter_map(|host| host.pf.poll_timeout());
-        hosts.chain(self.world.poll_timeout()).min()
-    }
-
     /// Lets everything happen that is due at a time of the world's.
     fn run(&mut self, at: Instant) {
-        loop {
-            self.world.poll(at);
-            let mut busy = false;
-            for host in 0..self.hosts.len() {
-                busy |= self.run_host(at, host);
+        self.world.poll(at);
+        for node in 0..self.guests.len() {
+            // To use a guest has it polled.
+            if self
+                .guest(node)
+                .is_none_or(|guest| guest.arrived.is_empty())
+            {
+                continue;
             }
-            for node in 0..self.guests.len() {
-                busy |= self.run_guest(node);
-            }
-            if !busy {
-                // The fabric takes adapters that were lent out for busy until it has looked at them.
-                self.world.poll(at);
-                return;
-            }
+            let guest = self.world.consumer_mut::<Guest>(self.guests[node].0);
+            self.arrived
+                .extend(guest.into_iter().flat_map(|guest| guest.arrived.drain(..)));
         }
     }
+}
 
-    fn run_host(&mut self, at: Instant, host: usize) -> bool {
-        let Host { node, pf } = &mut self.hosts[host];
-        let Ok(mut hca) = adapter(&mut self.world, *node, FunctionId::PF) else {
-            return false;
-        };
-        let mut busy = pf.poll_timeout().is_some_and(|due| due <= at);
-        while let Some(event) = hca.poll_event() {
-            pf.handle_hca_event(at, &mut hca, &event);
-            busy = true;
-        }
-        if busy {
-            while pf.poll(at, &mut hca) {}
-            while let Some(event) = pf.poll_event() {
-                if let PfEvent::Dropped { reason, .. } = event {
-                    *self.drops.entry(reason.as_str()).or_default() += 1;
-                }
-            }
-        }
-        busy
+impl Consumer for Guest {
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, event: &HcaEvent) {
+        self.is_ready |= matches!(event, HcaEvent::Completion(_));
     }
 
-    /// Lets a guest whose proxy has something take it.
-    fn run_guest(&mut self, node: usize) -> bool {
-        let guest = &mut self.guests[node];
-        let host = self.hosts[guest.host].node;
-        let Ok(mut hca) = adapter(&mut self.world, host, guest.vf.into()) else {
-            return false;
-        };
-        let mut busy = false;
-        while let Some(event) = hca.poll_event() {
-            busy |= matches!(event, HcaEvent::Completion(_));
-        }
-        if !busy {
+    fn poll(&mut self, _: Instant, hca: &mut dyn Hca) -> bool {
+        if !self.is_ready {
             return false;
         }
-        loop {
-            while let Some((from, mad)) = guest.proxy.poll(&mut hca) {
-                if mad.header.mgmt_class == MgmtClass::SUBN_ADM {
-                    guest.queries.hear(&mad);
-                } else {
-                    self.arrived.push_back(Arrival { node, from, mad });
-                }
-            }
-            guest.send(&mut hca);
-            if !guest.proxy.arm(&mut hca) {
-                return true;
+        while let Some((from, mad)) = self.proxy.poll(hca) {
+            if mad.header.mgmt_class == MgmtClass::SUBN_ADM {
+                self.queries.hear(&mad);
+            } else {
+                let node = self.node;
+                self.arrived.push_back(Arrival { node, from, mad });
             }
         }
+        self.send(hca);
+        self.is_ready = self.proxy.arm(hca);
+        self.is_ready
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
     }
 }
 
@@ -443,16 +442,14 @@ impl Channel for Network {
 
     fn send(&mut self, now: Instant, node: usize, transmit: &Transmit) {
         self.quiet_from = self.in_world(now) + LONGEST_WAY;
-        let guest = &mut self.guests[node];
-        guest.waiting.push_back(*transmit);
-        let host = self.hosts[guest.host].node;
-        if let Ok(mut hca) = adapter(&mut self.world, host, guest.vf.into()) {
-            guest.send(&mut hca);
-        }
+        self.with_guest(node, |guest, hca| {
+            guest.waiting.push_back(*transmit);
+            guest.send(hca);
+        });
     }
 
     fn next_time(&self) -> Option<Instant> {
-        let at = self.next_due()?.max(self.world.now());
+        let at = self.world.poll_timeout()?.max(self.world.now());
         (at < self.quiet_from).then(|| Instant::ZERO + at.saturating_duration_since(self.origin))
     }
 
@@ -464,17 +461,8 @@ impl Channel for Network {
     }
 }
 
-fn open_proxy(hca: &mut dyn Hca) -> Result<ProxyQp, DrainError> {
+fn open_proxy(hca: &mut dyn Hca) -> Result<ProxyQp, HcaError> {
     let proxy = ProxyQp::open(hca, SpecialQp::Gsi, PORT, DEPTH)?;
     proxy.arm(hca);
     Ok(proxy)
-}
-
-fn adapter(
-    world: &mut World,
-    node: NodeId,
-    function: FunctionId,
-) -> Result<Function<'_>, HcaError> {
-    let function = world.fabric_mut().hca(node, function);
-    function.ok_or(HcaError::InvalidHandle)
 }

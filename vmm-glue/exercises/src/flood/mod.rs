@@ -143,7 +143,7 @@ pub fn run(options: Options) -> Result<Report, DrainError> {
         failed: alone.pair.failed() + flooded.pair.failed(),
         most: flooded.most,
         quotas,
-        drops: flooded.network.drops().clone(),
+        drops: flooded.network.drops(),
         ..Report::default()
     };
     report.ratio = report.flooded.p99_us / report.alone.p99_us;

@@ -6,8 +6,8 @@ use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
-use pf_context::AdaptAnswer;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
+use pf_context::{AdaptAnswer, PlaceError};
 use rustix::process::Pid;
 use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
@@ -25,7 +25,7 @@ use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
-use vhca::world::{DeviceError, HostFunction, HostId, HostPortId, VfError, World, vf_spec};
+use vhca::world::{HostFunction, HostId, HostPortId, VfError, World, vf_spec};
 use vhca_vfio_user::GuestMemory;
 
 /// The adapter that VFs show to VMMs.
@@ -79,7 +79,7 @@ pub enum LabError {
     Vf(String, VfId, #[source] VfError),
     /// A VF cannot be given to VMMs.
     #[error("cannot make a device of {1} of {0}")]
-    Device(String, VfId, #[source] DeviceError),
+    Device(String, VfId, #[source] PlaceError),
     /// A VF cannot be given addresses or services.
     #[error("[[sidr]] of VF {1} of {0}: {2}")]
     Sidr(String, u16, String),
@@ -315,7 +315,7 @@ impl Lab {
         vf: VfId,
         memory: GuestMemory,
         function: Box<dyn PciFunction>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), PlaceError> {
         let at = self.world.add_device(host, vf, function)?;
         let seat = Seat::new(at, vf, name.to_owned(), memory);
         self.seats.insert(at, seat);

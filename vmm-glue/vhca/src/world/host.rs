@@ -1,43 +1,29 @@
-//! A host: an adapter, and the software on its functions.
+//! A host: an adapter, and what runs on its functions.
 
 use emulated_hca::{Fabric, NodeId};
-use hca_api::{FunctionId, HcaError};
+use hca_api::{Consumer, FunctionId, HcaError};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, SmaError};
 use ib_vtime::Instant;
 use ib_wire::PortNum;
-use pf_context::PfContext;
+use pf_context::{PfContext, VfTurn};
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 use vf_tunnel::VfId;
 
-use super::devices::device_of;
 use super::function_of;
 use super::manager::{ManagerPlace, Sweeps};
-use super::pf_host::PfHost;
+use super::shared::SharedHost;
 use super::socket::Sockets;
 use super::software::Software;
 use super::user::PortSoftware;
-use crate::Slice;
 
 /// Who uses the adapter.
 #[derive(Debug)]
 enum Tenancy {
-    /// The host alone.
-    Alone(Software),
-    /// A PF context, and the guests to which it gives VFs.
-    Shared(Box<PfHost>),
-}
-
-/// What runs on a function: the PF's side of a shared adapter, or what has its ports to itself.
-enum User<'h> {
-    Pf(&'h PfHost),
-    Software(&'h Software),
-}
-
-/// As [`User`], to be used.
-enum UserMut<'h> {
-    Pf(&'h mut PfHost),
-    Software(&'h mut Software),
+    /// One consumer, which has the physical function to itself.
+    Alone(Box<dyn Consumer>),
+    /// A PF, which gives VFs to consumers.
+    Shared(Box<SharedHost>),
 }
 
 /// A host of a world.
@@ -48,72 +34,62 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts the software of a host that has its adapter to itself.
-    pub(super) fn alone(
-        now: Instant,
-        fabric: &mut Fabric,
-        node: NodeId,
-        seed: u64,
-    ) -> Result<Self, EndPortError> {
-        let mut hca = function_of(fabric, node, FunctionId::PF)?;
-        let ports = (1..=hca_api::Hca::attributes(&hca).num_ports)
-            .map(|port| {
-                let seed = seed.wrapping_add(u64::from(port));
-                EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), seed))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self {
+    /// Makes a host whose adapter one consumer has to itself.
+    pub(super) const fn alone(node: NodeId, consumer: Box<dyn Consumer>) -> Self {
+        Self {
             node,
-            tenancy: Tenancy::Alone(Software::new(ports)),
-        })
+            tenancy: Tenancy::Alone(consumer),
+        }
     }
 
     pub(super) fn shared(node: NodeId, context: PfContext) -> Self {
         Self {
             node,
-            tenancy: Tenancy::Shared(Box::new(PfHost::new(context))),
+            tenancy: Tenancy::Shared(Box::new(SharedHost::new(context))),
         }
     }
 
-    /// The node that the host's adapter is.
+    /// Returns the node that the host's adapter is.
     #[must_use]
     pub const fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The subnet manager that runs here.
+    /// Returns the subnet manager that runs here.
     #[must_use]
     pub fn manager(&self) -> Option<&SubnetManager> {
-        self.manager_place().get()
+        self.manager_place()?.get()
     }
 
-    /// What the subnet manager has told of the subnet since it was started: of very much the latest.
+    /// Returns the subnet events since the manager started; only the most recent are kept.
     #[must_use]
     pub fn subnet_events(&self) -> &[SmEvent] {
-        self.manager_place().events()
+        self.manager_place().map_or(&[], ManagerPlace::events)
     }
 
-    /// The PF context, if the adapter is shared.
+    /// Returns the PF context, if the adapter is shared.
     #[must_use]
     pub fn context(&self) -> Option<&PfContext> {
-        self.pf().map(|pf| &pf.context)
+        self.pf().map(|pf| pf.host.context())
     }
 
-    /// The VFs on which a guest's software runs, in the order of their numbers.
+    /// Returns the VFs on which a guest's software runs, in the order of their numbers.
     pub fn guests(&self) -> impl Iterator<Item = VfId> {
-        self.pf()
-            .into_iter()
-            .flat_map(|pf| pf.guests.keys().copied())
+        let consumers = self.pf().into_iter().flat_map(|pf| pf.host.consumers());
+        consumers
+            .filter(|(_, consumer)| consumer.is::<Software>())
+            .map(|(vf, _)| vf)
     }
 
-    /// Why a port could not be read anew after a change, if one could not: a fault of the emulated
-    /// device.
+    /// Returns why a port could not be read anew after a change, if one could not: a fault of the emulated device.
     #[must_use]
     pub fn trouble(&self) -> Option<SmaError> {
+        let trouble_of = |consumer: &dyn Consumer| consumer.downcast_ref::<Software>()?.trouble;
         match &self.tenancy {
-            Tenancy::Alone(software) => software.trouble,
+            Tenancy::Alone(consumer) => trouble_of(consumer.as_ref()),
             Tenancy::Shared(pf) => {
-                let guests = pf.guests.values().filter_map(|guest| guest.trouble);
+                let guests = pf.host.consumers();
+                let guests = guests.filter_map(|(_, consumer)| trouble_of(consumer));
                 pf.trouble.into_iter().chain(guests).next()
             }
         }
@@ -122,77 +98,87 @@ impl Host {
     /// Returns how long the sweeps of the subnet manager took that runs here.
     #[must_use]
     pub fn sweeps(&self) -> Sweeps {
-        self.manager_place().sweeps()
+        self.manager_place()
+            .map_or_else(Sweeps::default, ManagerPlace::sweeps)
     }
 
-    fn manager_place(&self) -> &ManagerPlace {
+    fn manager_place(&self) -> Option<&ManagerPlace> {
         match &self.tenancy {
-            Tenancy::Alone(software) => &software.manager,
-            Tenancy::Shared(pf) => &pf.manager,
+            Tenancy::Alone(_) => Some(&self.software(FunctionId::PF)?.manager),
+            Tenancy::Shared(pf) => Some(&pf.manager),
         }
     }
 
-    pub(super) fn pf(&self) -> Option<&PfHost> {
+    pub(super) fn pf(&self) -> Option<&SharedHost> {
         match &self.tenancy {
             Tenancy::Alone(_) => None,
             Tenancy::Shared(pf) => Some(pf),
         }
     }
 
-    pub(super) fn pf_mut(&mut self) -> Option<&mut PfHost> {
+    pub(super) fn pf_mut(&mut self) -> Option<&mut SharedHost> {
         match &mut self.tenancy {
             Tenancy::Alone(_) => None,
             Tenancy::Shared(pf) => Some(pf),
         }
     }
 
-    /// What runs on a function.
-    fn user(&self, function: FunctionId) -> Option<User<'_>> {
+    /// Returns what has a function to itself: a VF, or the physical function of an adapter that is not shared.
+    pub(super) fn consumer(&self, function: FunctionId) -> Option<&dyn Consumer> {
         match &self.tenancy {
-            Tenancy::Alone(software) => {
-                (function == FunctionId::PF).then_some(User::Software(software))
+            Tenancy::Alone(consumer) => {
+                (function == FunctionId::PF).then_some(consumer.as_ref() as _)
             }
-            Tenancy::Shared(pf) => match VfId::new(function.0) {
-                Some(vf) => pf.guests.get(&vf).map(User::Software),
-                None => (function == FunctionId::PF).then_some(User::Pf(pf)),
-            },
+            Tenancy::Shared(pf) => pf.host.consumer(VfId::new(function.0)?),
         }
     }
 
-    /// What runs on a function, to be used.
-    fn user_mut(&mut self, function: FunctionId) -> Option<UserMut<'_>> {
+    /// Returns what has a function to itself, to be used.
+    pub(super) fn consumer_mut(&mut self, function: FunctionId) -> Option<&mut dyn Consumer> {
         match &mut self.tenancy {
-            Tenancy::Alone(software) => {
-                (function == FunctionId::PF).then_some(UserMut::Software(software))
+            Tenancy::Alone(consumer) => {
+                (function == FunctionId::PF).then_some(consumer.as_mut() as _)
             }
-            Tenancy::Shared(pf) => match VfId::new(function.0) {
-                Some(vf) => pf.guests.get_mut(&vf).map(UserMut::Software),
-                None => (function == FunctionId::PF).then_some(UserMut::Pf(pf)),
-            },
+            Tenancy::Shared(pf) => pf.host.consumer_mut(VfId::new(function.0)?),
         }
     }
 
-    /// A port of a function.
+    fn software(&self, function: FunctionId) -> Option<&Software> {
+        self.consumer(function)?.downcast_ref()
+    }
+
+    fn software_mut(&mut self, function: FunctionId) -> Option<&mut Software> {
+        self.consumer_mut(function)?.downcast_mut()
+    }
+
+    /// Returns the PF of a shared adapter, if it is what the function is.
+    fn own_of(&mut self, function: FunctionId) -> Option<&mut SharedHost> {
+        self.pf_mut().filter(|_| function == FunctionId::PF)
+    }
+
+    /// Returns a port of a function.
     pub(super) fn port(&self, function: FunctionId, port: PortNum) -> Option<&dyn PortSoftware> {
-        match self.user(function)? {
-            User::Pf(pf) => {
-                let port = pf.context.ports().get(port.index().checked_sub(1)?)?;
-                Some(port.own())
+        match self.pf().filter(|_| function == FunctionId::PF) {
+            Some(pf) => {
+                let ports = pf.host.context().ports();
+                Some(ports.get(port.index().checked_sub(1)?)?.own())
             }
-            User::Software(software) => software.port(port).map(|port| port as _),
+            None => self.software(function)?.port(port).map(|port| port as _),
         }
     }
 
-    /// A port of a function, to be used.
+    /// Returns a port of a function, to be used.
     pub(super) fn port_mut(
         &mut self,
         function: FunctionId,
         port: PortNum,
     ) -> Option<&mut dyn PortSoftware> {
-        match self.user_mut(function)? {
-            UserMut::Pf(pf) => pf.context.port_mut(port).map(|port| port.own_mut() as _),
-            UserMut::Software(software) => software.port_mut(port).map(|port| port as _),
+        if self.own_of(function).is_some() {
+            let port = self.pf_mut()?.host.context_mut().port_mut(port)?;
+            return Some(port.own_mut());
         }
+        let port = self.software_mut(function)?.port_mut(port)?;
+        Some(port)
     }
 
     pub(super) fn poll_event(
@@ -200,24 +186,24 @@ impl Host {
         function: FunctionId,
         port: PortNum,
     ) -> Option<EndPortEvent> {
-        match self.user_mut(function)? {
-            UserMut::Pf(pf) => pf.poll_event(port),
-            UserMut::Software(software) => software.poll_event(port),
+        match self.own_of(function) {
+            Some(pf) => pf.poll_event(port),
+            None => self.software_mut(function)?.poll_event(port),
         }
     }
 
     pub(super) fn sockets(&self, function: FunctionId) -> Option<&Sockets> {
-        Some(match self.user(function)? {
-            User::Pf(pf) => &pf.sockets,
-            User::Software(software) => &software.sockets,
-        })
+        match self.pf().filter(|_| function == FunctionId::PF) {
+            Some(pf) => Some(&pf.sockets),
+            None => Some(&self.software(function)?.sockets),
+        }
     }
 
     pub(super) fn sockets_mut(&mut self, function: FunctionId) -> Option<&mut Sockets> {
-        Some(match self.user_mut(function)? {
-            UserMut::Pf(pf) => &mut pf.sockets,
-            UserMut::Software(software) => &mut software.sockets,
-        })
+        if self.own_of(function).is_some() {
+            return Some(&mut self.pf_mut()?.sockets);
+        }
+        Some(&mut self.software_mut(function)?.sockets)
     }
 
     pub(super) fn start_manager(
@@ -237,53 +223,72 @@ impl Host {
 
     pub(super) fn stop_manager(&mut self, fabric: &mut Fabric) -> Result<(), HcaError> {
         let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
-        let port = self.manager_place().port();
+        let port = self.manager_place().and_then(ManagerPlace::port);
         match port.and_then(|port| self.gsi_and_manager(port)) {
             Some((gsi, manager)) => manager.stop(&mut hca, gsi),
             None => Ok(()),
         }
     }
 
-    /// The agent on a port's QP1, and the manager that may use it.
+    /// Returns the agent on a port's QP1, and the manager that may use it.
     pub(super) fn gsi_and_manager(
         &mut self,
         port: PortNum,
     ) -> Option<(&mut MadAgent, &mut ManagerPlace)> {
-        match self.user_mut(FunctionId::PF)? {
-            UserMut::Pf(pf) => {
-                let own = pf.context.port_mut(port)?.own_mut();
+        match &mut self.tenancy {
+            Tenancy::Alone(consumer) => consumer.downcast_mut::<Software>()?.gsi_and_manager(port),
+            Tenancy::Shared(pf) => {
+                let own = pf.host.context_mut().port_mut(port)?.own_mut();
                 Some((own.gsi(), &mut pf.manager))
             }
-            UserMut::Software(software) => software.gsi_and_manager(port),
         }
     }
 
-    /// Lets the software on a function do what is due, until the slice is over. Whether there may be more.
+    /// Lets what runs on a function do what is due, until `is_over`.
     pub(super) fn poll(
         &mut self,
         now: Instant,
         fabric: &mut Fabric,
         function: FunctionId,
-        slice: &mut Slice,
-    ) -> bool {
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> VfTurn {
+        if let (Tenancy::Shared(pf), Some(vf)) = (&mut self.tenancy, VfId::new(function.0)) {
+            let mut adapter = fabric.adapter(self.node);
+            return pf.host.poll_vf(now, &mut adapter, vf, is_over);
+        }
         let Ok(mut hca) = function_of(fabric, self.node, function) else {
-            return false;
+            return VfTurn::default();
         };
-        match self.user_mut(function) {
-            Some(UserMut::Pf(pf)) => pf.poll(now, &mut hca, slice),
-            Some(UserMut::Software(software)) => software.poll(now, &mut hca, slice),
-            None => false,
+        let has_more = match &mut self.tenancy {
+            Tenancy::Alone(consumer) => consumer.take_turn(now, &mut hca, is_over),
+            Tenancy::Shared(pf) => pf.poll(now, &mut hca, is_over),
+        };
+        VfTurn {
+            has_more,
+            reset: None,
         }
     }
 
-    /// When to poll the software on a function at the latest.
+    /// Returns when to poll what runs on a function at the latest.
     pub(super) fn poll_timeout(&self, function: FunctionId) -> Option<Instant> {
-        if let Some(device) = device_of(self, function) {
-            return device.poll_timeout();
-        }
-        match self.user(function)? {
-            User::Pf(pf) => pf.poll_timeout(),
-            User::Software(software) => software.poll_timeout(),
+        match self.pf().filter(|_| function == FunctionId::PF) {
+            Some(pf) => pf.poll_timeout(),
+            None => self.consumer(function)?.poll_timeout(),
         }
     }
+}
+
+/// Starts the software of a host that has its adapter to itself: an [`EndPort`] on each port.
+pub(super) fn start_software(
+    now: Instant,
+    fabric: &mut Fabric,
+    node: NodeId,
+    seed: u64,
+) -> Result<Software, EndPortError> {
+    let mut hca = function_of(fabric, node, FunctionId::PF)?;
+    let ports = (1..=hca_api::Hca::attributes(&hca).num_ports).map(|port| {
+        let seed = seed.wrapping_add(u64::from(port));
+        EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), seed))
+    });
+    Ok(Software::new(ports.collect::<Result<_, _>>()?))
 }

@@ -7,8 +7,6 @@ use ib_wire::PortNum;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
-use crate::Slice;
-
 /// Events of the subnet that are kept; when there are more, the older half goes.
 const MAX_EVENTS: usize = 4096;
 
@@ -120,19 +118,19 @@ impl ManagerPlace {
         }
     }
 
-    /// Lets the manager do what is due, until the slice is over. Whether there may be more.
+    /// Lets the manager do what is due, until `is_over`. Returns `true` if there may be more.
     pub(super) fn poll(
         &mut self,
         now: Instant,
         hca: &mut dyn Hca,
         gsi: &mut MadAgent,
-        slice: &mut Slice,
+        is_over: &mut dyn FnMut() -> bool,
     ) -> bool {
         let Some(manager) = &mut self.manager else {
             return false;
         };
         let mut has_more = manager.poll(now, hca, gsi);
-        while has_more && !slice.is_over() {
+        while has_more && !is_over() {
             has_more = manager.poll(now, hca, gsi);
         }
         self.sweeps.begin(now, manager.sm().stats().heavy_sweeps);

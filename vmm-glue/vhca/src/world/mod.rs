@@ -4,7 +4,8 @@
 //! an [`EndPort`](ib_endpoint::EndPort) on each port of its adapter. A PF host
 //! ([`World::add_pf_host`]) has a [`PfContext`](pf_context::PfContext), and for each of its VFs a
 //! guest: the same software on the proxies that the VF has of the ports' QP1; or a VMM drives a device on
-//! it ([`World::add_device`]). On one or more hosts
+//! it ([`World::add_device`]). These are two kinds of [`Consumer`](hca_api::Consumer); of any other kind one runs on a VF
+//! by [`World::add_consumer`], and on an adapter that is not shared by [`World::add_host_of`]. On one or more hosts
 //! runs a subnet manager.
 //!
 //! [`World::run_until`] lets everything happen that is due, then jumps the clock to the next deadline.
@@ -17,12 +18,13 @@
 
 mod agents;
 mod alarms;
+mod consumers;
 mod devices;
 mod host;
 mod ids;
 mod manager;
-mod pf_host;
 mod run;
+mod shared;
 mod socket;
 mod software;
 mod switch;
@@ -41,14 +43,15 @@ use ib_vtime::Instant;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 pub use agents::PortAgents;
-pub use devices::{DeviceError, DeviceView};
 pub use host::Host;
 pub use ids::{HostFunction, HostId, HostPortId, SocketId};
 pub use socket::Socket;
+pub use software::Software;
 pub use user::PortSoftware;
 pub use vfs::{VfError, vf_spec};
 
 use alarms::Alarms;
+use host::start_software;
 use switch::SwitchSoftware;
 use taps::Taps;
 use turns::Turns;
@@ -129,8 +132,8 @@ impl World {
     /// [`EndPortError`]; [`HcaError::InvalidParameter`] if the node is a switch.
     pub fn add_host(&mut self, node: NodeId) -> Result<HostId, EndPortError> {
         let seed = self.derived_seed();
-        let host = Host::alone(self.now, &mut self.fabric, node, seed)?;
-        Ok(self.admit(host))
+        let software = start_software(self.now, &mut self.fabric, node, seed)?;
+        Ok(self.add_host_of(node, Box::new(software)))
     }
 
     fn admit(&mut self, host: Host) -> HostId {

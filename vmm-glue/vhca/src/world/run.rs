@@ -1,9 +1,8 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
 use ib_vtime::{Duration, Instant};
-use vf_tunnel::VfId;
+use vf_proxy::PciDevice;
 
-use super::devices::{DevicePoll, device_of};
 use super::{HostFunction, HostId, Outcome, World};
 use crate::{Driven, Slice};
 
@@ -201,30 +200,24 @@ impl World {
         let mut turn = slice.share(TURN);
         let (now, fabric) = (self.now, &mut self.fabric);
         let host = &mut self.hosts[at.host.0];
-        let device =
-            VfId::new(at.function.0).and_then(|vf| host.poll_device(now, fabric, vf, &mut turn));
-        let has_more = match device {
-            Some(polled) => {
-                self.take_device_poll(at, &polled);
-                polled.has_more
+        let polled = host.poll(now, fabric, at.function, &mut || turn.is_over());
+        if let Some(reset) = polled.reset {
+            // A VF that has a consumer is one that the PF knows, so only a fault of the adapter could refuse.
+            if let Err(error) = reset {
+                log::error!("cannot reset VF {}: {error}", at.function.0);
             }
-            None => host.poll(now, fabric, at.function, &mut turn),
-        };
-        if has_more {
+            self.wake(at);
+            self.wake(at.host.pf());
+        }
+        let device = self.device(at);
+        if device.is_some_and(PciDevice::is_interrupting) {
+            self.interrupting.insert(at);
+        }
+        if polled.has_more {
             self.turns.add_again(at);
         }
         let timeout = self.hosts[at.host.0].poll_timeout(at.function);
         self.alarms.set(at, timeout);
-    }
-
-    fn take_device_poll(&mut self, at: HostFunction, polled: &DevicePoll) {
-        if polled.is_interrupting {
-            self.interrupting.insert(at);
-        }
-        if polled.is_reset {
-            self.wake(at);
-            self.wake(at.host.pf());
-        }
     }
 }
 
@@ -241,7 +234,7 @@ impl Driven for World {
         let woken = woken.filter_map(|at| {
             let host = &self.hosts[at.host.0];
             // What a device wants of its owner is learnt by polling only.
-            let device = device_of(host, at.function).map(|_| self.now);
+            let device = self.device(*at).map(|_| self.now);
             device.or_else(|| host.poll_timeout(at.function))
         });
         let alarm = self.alarms.next_deadline();

@@ -6,11 +6,12 @@ use ib_endpoint::EndPortError;
 use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, PfEvent, VfSpec};
-use pf_context::{EgressLimit, PfContext, VfPKeyEntry};
+use pf_context::{EgressLimit, PfContext, PlaceError, VfPKeyEntry};
 use thiserror::Error;
 use vf_tunnel::VfId;
 
-use super::pf_host::{PfHost, start_guest};
+use super::shared::{SharedHost, start_guest};
+use super::software::Software;
 use super::{Host, HostFunction, HostId, World, function_of};
 
 /// Why a VF and its guest could not be started.
@@ -22,9 +23,18 @@ pub enum VfError {
     /// The guest's software could not be started.
     #[error("the guest's software cannot be started")]
     Guest(#[from] EndPortError),
-    /// A VMM drives the VF.
-    #[error("{0} is a VMM's")]
+    /// Something else than a guest's software has the VF.
+    #[error("{0} is in use")]
     InUse(VfId),
+}
+
+impl From<PlaceError> for VfError {
+    fn from(error: PlaceError) -> Self {
+        match error {
+            PlaceError::NoVf(vf) => Self::Pf(PfError::NoVf(vf)),
+            PlaceError::InUse(vf) => Self::InUse(vf),
+        }
+    }
 }
 
 impl From<HcaError> for VfError {
@@ -99,7 +109,9 @@ impl World {
     /// See [`World::add_vf`].
     pub fn add_idle_vf(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), PfError> {
         let now = self.now;
-        self.with_pf(host, |pf, hca| pf.context.add_vf(now, hca, vf, spec))
+        self.with_pf(host, |pf, hca| {
+            pf.host.context_mut().add_vf(now, hca, vf, spec)
+        })
     }
 
     /// Starts a guest's software on a VF anew, as a guest's boot does. What ran there before gives
@@ -126,15 +138,14 @@ impl World {
     pub fn start_clone(&mut self, host: HostId, vf: VfId, seed: u64) -> Result<(), VfError> {
         let now = self.now;
         let at = host.vf(vf);
-        if self.device(at).is_some() {
-            return Err(VfError::InUse(vf));
-        }
         let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
-        let pf = pf_of(&mut self.hosts[host.0]);
-        if let Some(before) = pf.guests.remove(&vf) {
-            before.close(&mut hca);
+        let pf = &mut pf_of(&mut self.hosts[host.0]).host;
+        if let Some(before) = pf.consumer_mut(vf) {
+            let guest = before.downcast_mut::<Software>();
+            guest.ok_or(VfError::InUse(vf))?.close(&mut hca);
+            pf.take(vf);
         }
-        pf.guests.insert(vf, start_guest(now, &mut hca, seed)?);
+        pf.place(vf, Box::new(start_guest(now, &mut hca, seed)?))?;
         self.wake(at);
         Ok(())
     }
@@ -149,7 +160,7 @@ impl World {
     /// See [`World::add_vf`].
     pub fn reset_vf(&mut self, host: HostId, vf: VfId) -> Result<(), PfError> {
         let now = self.now;
-        self.with_pf(host, |pf, hca| pf.context.reset_vf(now, hca, vf))
+        self.with_pf(host, |pf, hca| pf.host.context_mut().reset_vf(now, hca, vf))
     }
 
     /// Removes a VF with its guest. Gives the memory that it reached.
@@ -162,7 +173,8 @@ impl World {
     pub fn remove_vf(&mut self, host: HostId, vf: VfId) -> Result<Box<dyn AddressSpace>, PfError> {
         let now = self.now;
         let memory = self.with_pf(host, |pf, hca| {
-            let memory = pf.context.remove_vf(now, hca, vf)?;
+            let memory = pf.host.context_mut().remove_vf(now, hca, vf)?;
+            pf.host.take(vf);
             pf.forget(vf);
             Ok(memory)
         })?;
@@ -184,7 +196,9 @@ impl World {
         port: PortNum,
         table: &[Option<VfPKeyEntry>],
     ) -> Result<(), PfError> {
-        self.with_pf(host, |pf, hca| pf.context.map_pkeys(hca, vf, port, table))
+        self.with_pf(host, |pf, hca| {
+            pf.host.context_mut().map_pkeys(hca, vf, port, table)
+        })
     }
 
     /// Gives a VF another rate, queue and weight on a port; see [`PfContext::set_egress_limit`].
@@ -203,7 +217,8 @@ impl World {
     ) -> Result<(), PfError> {
         let now = self.now;
         self.with_pf(host, |pf, hca| {
-            pf.context.set_egress_limit(now, hca, vf, port, limit)
+            let context = pf.host.context_mut();
+            context.set_egress_limit(now, hca, vf, port, limit)
         })
     }
 
@@ -216,7 +231,7 @@ impl World {
     /// See [`World::add_vf`].
     pub fn shut_down(&mut self, host: HostId) -> Result<(), PfError> {
         let now = self.now;
-        self.with_pf(host, |pf, hca| pf.context.shut_down(now, hca))
+        self.with_pf(host, |pf, hca| pf.host.context_mut().shut_down(now, hca))
     }
 
     /// A host's PF context.
@@ -234,7 +249,7 @@ impl World {
     /// See [`World::add_vf`].
     pub fn context_mut(&mut self, host: HostId) -> &mut PfContext {
         self.wake(host.pf());
-        &mut pf_of(&mut self.hosts[host.0]).context
+        pf_of(&mut self.hosts[host.0]).host.context_mut()
     }
 
     /// What happened next to the VFs of a host, and when: [`PfEvent::VfPort`] and
@@ -249,7 +264,7 @@ impl World {
     fn with_pf<T>(
         &mut self,
         host: HostId,
-        call: impl FnOnce(&mut PfHost, &mut emulated_hca::hca::Function<'_>) -> Result<T, PfError>,
+        call: impl FnOnce(&mut SharedHost, &mut emulated_hca::hca::Function<'_>) -> Result<T, PfError>,
     ) -> Result<T, PfError> {
         self.wake(host.pf());
         let host = &mut self.hosts[host.0];
@@ -260,6 +275,6 @@ impl World {
 
 const NO_PF: &str = "the host's adapter is not shared";
 
-pub(super) fn pf_of(host: &mut Host) -> &mut PfHost {
+pub(super) fn pf_of(host: &mut Host) -> &mut SharedHost {
     host.pf_mut().expect(NO_PF)
 }

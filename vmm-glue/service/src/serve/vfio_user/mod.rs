@@ -231,7 +231,7 @@ impl VfioUserSockets {
         let (Some(seat), Some(device)) = (turn.lab.seats.get(&at), world.device(at)) else {
             return;
         };
-        let interrupts = device.function.interrupt_vectors();
+        let interrupts = device.function().interrupt_vectors();
         let session = Session::new(seat.memory.clone(), interrupts, signaller);
         turn.watches.add(&socket, EventSet::IN);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));

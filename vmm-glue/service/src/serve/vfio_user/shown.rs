@@ -58,7 +58,7 @@ impl Lab {
             resets: self
                 .world()
                 .device(seat.at)
-                .map_or(0, |device| device.resets),
+                .map_or(0, |device| device.resets()),
             commands: (commands.commands, commands.errors),
             vmms: seat.vmms,
             refused: seat.refused,
@@ -120,7 +120,7 @@ impl Lab {
     /// A driver that leaves the VF's events waiting.
     fn why_unresponsive(&self, seat: &Seat) -> Option<Fault> {
         let device = self.world().device(seat.at)?;
-        let since = device.function.events_waiting_since()?;
+        let since = device.function().events_waiting_since()?;
         let waiting = self.world().now().saturating_duration_since(since);
         if waiting < UNRESPONSIVE {
             return None;
@@ -142,7 +142,7 @@ impl Lab {
 
     fn has_driver(&self, seat: &Seat) -> bool {
         let device = self.world().device(seat.at);
-        device.is_some_and(|device| device.function.has_driver())
+        device.is_some_and(|device| device.function().has_driver())
     }
 }
 

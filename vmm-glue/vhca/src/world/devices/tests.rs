@@ -5,8 +5,11 @@ use ib_wire::Guid;
 use pf_context::context::PfConfig;
 use vf_proxy::Bar;
 
+use vf_proxy::PciEvent;
+
 use super::*;
 use crate::Driven;
+use crate::Slice;
 use crate::world::{VfError, vf_spec};
 
 /// A function whose registers do what the tests need: a write to BAR 2 raises the vector that is written,
@@ -113,20 +116,20 @@ fn a_reset_that_the_function_wants_releases_what_the_vf_owns_and_is_told() {
     assert_eq!(gone, Err(HcaError::InvalidHandle));
     let view = world.device(at).unwrap();
     let mut resets = [0];
-    view.function.config_read(0, &mut resets);
-    assert_eq!((resets, view.resets), ([1], 1));
+    view.function().config_read(0, &mut resets);
+    assert_eq!((resets, view.resets()), ([1], 1));
 }
 
 #[test]
 fn a_vf_has_one_user() {
     let (mut world, at) = with_device();
     let again = world.add_device(at.host, VF, Box::<Bell>::default());
-    assert_eq!(again, Err(DeviceError::InUse(VF)));
+    assert_eq!(again, Err(PlaceError::InUse(VF)));
     assert_eq!(world.start_guest(at.host, VF), Err(VfError::InUse(VF)));
     world.remove_vf(at.host, VF).unwrap();
     assert!(world.device(at).is_none());
     let gone = world.add_device(at.host, VF, Box::<Bell>::default());
-    assert_eq!(gone, Err(DeviceError::Pf(PfError::NoVf(VF))));
+    assert_eq!(gone, Err(PlaceError::NoVf(VF)));
 }
 
 /// A function whose work never ends.
@@ -193,7 +196,7 @@ fn functions_whose_work_never_ends_keep_nobody_from_having_a_turn() {
     loop {
         let view = world.device(at).unwrap();
         let mut resets = [0];
-        view.function.config_read(0, &mut resets);
+        view.function().config_read(0, &mut resets);
         if resets == [1] {
             break;
         }

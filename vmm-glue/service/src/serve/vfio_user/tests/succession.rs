@@ -61,7 +61,7 @@ impl ByHand {
 
     fn resets(&self) -> u64 {
         let seat = self.service.lab().seats().next().unwrap();
-        self.service.lab().world().device(seat.at).unwrap().resets
+        self.service.lab().world().device(seat.at).unwrap().resets()
     }
 }
 

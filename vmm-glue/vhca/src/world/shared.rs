@@ -1,32 +1,28 @@
-//! A host whose adapter is shared: the PF context, and the guests on its VFs.
+//! A host whose adapter is shared: the PF with its own software, and what runs on its VFs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use hca_api::{FunctionManager, Hca, SpecialQp};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadTransport, SmaError};
 use ib_vtime::Instant;
 use ib_wire::PortNum;
-use pf_context::PfContext;
 use pf_context::context::PfEvent;
+use pf_context::{PfContext, PfHost};
 use vf_proxy::native::ProxyQp;
 use vf_tunnel::VfId;
 
-use super::devices::Device;
 use super::manager::ManagerPlace;
 use super::socket::Sockets;
 use super::software::Software;
-use crate::{DropLog, Slice};
+use crate::DropLog;
 
 /// MADs that a guest's proxy QP holds each way.
 const GUEST_DEPTH: u32 = 128;
 
-/// What runs on an adapter that a PF context divides among guests.
+/// What runs on an adapter that a PF divides among consumers.
 #[derive(Debug)]
-pub(super) struct PfHost {
-    pub(super) context: PfContext,
-    pub(super) guests: BTreeMap<VfId, Software>,
-    /// What VMMs drive, each on a VF that has no guest here.
-    pub(super) devices: BTreeMap<VfId, Device>,
+pub(super) struct SharedHost {
+    pub(super) host: PfHost,
     /// Events of the PF's own software that wait to be pulled, in the order of the ports.
     events: Vec<VecDeque<EndPortEvent>>,
     pub(super) sockets: Sockets,
@@ -40,13 +36,11 @@ pub(super) struct PfHost {
 /// Events about VFs that may wait to be taken.
 const MAX_NEWS: usize = 4096;
 
-impl PfHost {
+impl SharedHost {
     pub(super) fn new(context: PfContext) -> Self {
         Self {
             events: context.ports().iter().map(|_| VecDeque::new()).collect(),
-            context,
-            guests: BTreeMap::new(),
-            devices: BTreeMap::new(),
+            host: PfHost::new(context),
             sockets: Sockets::default(),
             manager: ManagerPlace::default(),
             trouble: None,
@@ -65,31 +59,33 @@ impl PfHost {
         self.news.pop_front()
     }
 
-    /// Lets the PF do what is due, until the slice is over. Whether there may be more.
+    /// Lets the PF do what is due, until `is_over`. Returns `true` if there may be more.
     pub(super) fn poll(
         &mut self,
         now: Instant,
         hca: &mut dyn FunctionManager,
-        slice: &mut Slice,
+        is_over: &mut dyn FnMut() -> bool,
     ) -> bool {
+        let context = self.host.context_mut();
         while let Some(event) = hca.poll_event() {
-            self.context.handle_hca_event(now, hca, &event);
+            context.handle_hca_event(now, hca, &event);
             self.manager.handle_hca_event(now, &event);
         }
-        let mut has_more = self.context.poll(now, hca);
-        while has_more && !slice.is_over() {
-            has_more = self.context.poll(now, hca);
+        let mut has_more = context.poll(now, hca);
+        while has_more && !is_over() {
+            has_more = context.poll(now, hca);
         }
         self.take_context_events(now);
         self.sockets.poll(hca);
-        if let Some(port) = self.manager.port().and_then(|p| self.context.port_mut(p)) {
-            has_more |= self.manager.poll(now, hca, port.own_mut().gsi(), slice);
+        let managed = self.manager.port();
+        if let Some(port) = managed.and_then(|port| self.host.context_mut().port_mut(port)) {
+            has_more |= self.manager.poll(now, hca, port.own_mut().gsi(), is_over);
         }
         has_more
     }
 
     fn take_context_events(&mut self, now: Instant) {
-        while let Some(event) = self.context.poll_event() {
+        while let Some(event) = self.host.context_mut().poll_event() {
             match event {
                 PfEvent::Own { port, event } => self.take_own_event(now, port, event),
                 PfEvent::Dropped { vf, reason, .. } => self.drops.log(now, vf, reason),
@@ -107,7 +103,7 @@ impl PfHost {
     /// Requests to the SA go to the manager, everything else waits for the PF's user.
     fn take_own_event(&mut self, now: Instant, port: PortNum, event: EndPortEvent) {
         let managed = self.manager.port() == Some(port);
-        let own = self.context.port_mut(port).filter(|_| managed);
+        let own = self.host.context_mut().port_mut(port).filter(|_| managed);
         let left = match own {
             Some(own) => self
                 .manager
@@ -121,14 +117,12 @@ impl PfHost {
 
     /// When to poll the PF at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let context = self.context.poll_timeout();
+        let context = self.host.context().poll_timeout();
         context.into_iter().chain(self.manager.poll_timeout()).min()
     }
 
-    /// Forgets a VF that is gone, with whatever used it.
+    /// Forgets what was logged of a VF that is gone.
     pub(super) fn forget(&mut self, vf: VfId) {
-        self.guests.remove(&vf);
-        self.devices.remove(&vf);
         self.drops.forget(vf);
     }
 }

@@ -1,0 +1,87 @@
+//! A PCI function as the consumer of its VF.
+
+use std::collections::BTreeSet;
+
+use hca_api::{Consumer, Hca, HcaEvent};
+use ib_vtime::Instant;
+
+use crate::{PciEvent, PciFunction};
+
+/// The PCI function of a VF that a VMM drives, as the consumer of the VF. What it wants of the VMM is kept until that takes
+/// it.
+#[derive(Debug)]
+pub struct PciDevice {
+    function: Box<dyn PciFunction>,
+    /// Vectors to be signalled. One that is raised again before it was taken is one.
+    interrupts: BTreeSet<u16>,
+    resets: u64,
+}
+
+impl PciDevice {
+    /// Makes a device of a function that no driver has used yet.
+    #[must_use]
+    pub fn new(function: Box<dyn PciFunction>) -> Self {
+        Self {
+            function,
+            interrupts: BTreeSet::new(),
+            resets: 0,
+        }
+    }
+
+    /// Returns the PCI function.
+    #[must_use]
+    pub fn function(&self) -> &dyn PciFunction {
+        self.function.as_ref()
+    }
+
+    /// Returns the PCI function, for an access of the VMM. The device is to be polled then.
+    pub fn function_mut(&mut self) -> &mut dyn PciFunction {
+        self.function.as_mut()
+    }
+
+    /// Returns how many resets of the VF the function asked for: by its driver or its VMM.
+    #[must_use]
+    pub const fn resets(&self) -> u64 {
+        self.resets
+    }
+
+    /// Returns `true` if there is an MSI-X vector to be signalled.
+    #[must_use]
+    pub fn is_interrupting(&self) -> bool {
+        !self.interrupts.is_empty()
+    }
+
+    /// Takes the next MSI-X vector that is to be signalled. To be polled after each turn of the device.
+    #[must_use]
+    pub fn poll_interrupt(&mut self) -> Option<u16> {
+        self.interrupts.pop_first()
+    }
+}
+
+impl Consumer for PciDevice {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        self.function.handle_hca_event(now, hca, event);
+    }
+
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        self.function.poll(now, hca)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.function.poll_timeout()
+    }
+
+    fn take_reset_request(&mut self) -> bool {
+        let mut wants_reset = false;
+        while let Some(event) = self.function.poll_event() {
+            match event {
+                PciEvent::Interrupt { vector } => {
+                    self.interrupts.insert(vector);
+                }
+                PciEvent::ResetWanted => wants_reset = true,
+            }
+        }
+        self.resets += u64::from(wants_reset);
+        wants_reset
+    }
+}

@@ -1,0 +1,67 @@
+//! What runs on the functions of a world's adapters: anything that is a [`Consumer`].
+
+use emulated_hca::NodeId;
+use hca_api::{Consumer, Hca};
+use ib_vtime::Instant;
+use pf_context::PlaceError;
+use vf_tunnel::VfId;
+
+use super::vfs::pf_of;
+use super::{Host, HostFunction, HostId, World, function_of};
+
+impl World {
+    /// Adds a host that has a node's adapter to itself, with what runs on it.
+    pub fn add_host_of(&mut self, node: NodeId, consumer: Box<dyn Consumer>) -> HostId {
+        self.admit(Host::alone(node, consumer))
+    }
+
+    /// Gives a VF on which nothing runs to a consumer.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn add_consumer(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        consumer: Box<dyn Consumer>,
+    ) -> Result<HostFunction, PlaceError> {
+        pf_of(&mut self.hosts[host.0]).host.place(vf, consumer)?;
+        self.wake(host.vf(vf));
+        Ok(host.vf(vf))
+    }
+
+    /// Returns what runs on a function: a VF, or the physical function of an adapter that is not shared. `None` if it is
+    /// of another type.
+    #[must_use]
+    pub fn consumer<C: Consumer>(&self, at: impl Into<HostFunction>) -> Option<&C> {
+        let at = at.into();
+        let consumer = self.hosts[at.host.0].consumer(at.function)?;
+        consumer.downcast_ref()
+    }
+
+    /// Returns what runs on a function, to be used without the function. `None` if it is of another type.
+    pub fn consumer_mut<C: Consumer>(&mut self, at: impl Into<HostFunction>) -> Option<&mut C> {
+        let at = at.into();
+        self.wake(at);
+        let consumer = self.hosts[at.host.0].consumer_mut(at.function)?;
+        consumer.downcast_mut()
+    }
+
+    /// Calls something with what runs on a function, and the function. What that makes of it comes with the next poll.
+    /// `None` if it is of another type.
+    pub fn with_consumer<C: Consumer, T>(
+        &mut self,
+        at: impl Into<HostFunction>,
+        call: impl FnOnce(&mut C, &mut dyn Hca, Instant) -> T,
+    ) -> Option<T> {
+        let at = at.into();
+        self.wake(at);
+        let host = &mut self.hosts[at.host.0];
+        let mut hca = function_of(&mut self.fabric, host.node(), at.function).ok()?;
+        let consumer = host.consumer_mut(at.function)?.downcast_mut()?;
+        Some(call(consumer, &mut hca, self.now))
+    }
+}
