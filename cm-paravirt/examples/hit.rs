@@ -142,11 +142,13 @@ impl Bench {
             let number = u16::try_from(gid.interface_id().get() - 0x100).unwrap_or(0);
             VfId::new(number).map_or(GidOwner::Unknown, GidOwner::Vf)
         };
-        let verdict = self
-            .machine
-            .ingress(self.now, mad, &peer(), None, owner, |_| Ok(()));
+        let verdict = self.machine.find(self.now, mad, &peer(), None, owner);
         match verdict {
-            Ingress::Deliver(vf) => vf,
+            Ingress::Vf(named) => {
+                let accepted = self.machine.accept(named, mad, &peer());
+                assert_eq!(accepted, Ok(()));
+                named.vf
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -10,7 +10,7 @@ use vf_tunnel::{DropReason, RemoteCommId, VfId, WireCommId};
 use crate::answer;
 use crate::ids::CmIds;
 use crate::machine::{CmParavirt, Kind, Offer, classify};
-use crate::party::{GidOwner, Ingress, PeerAddress};
+use crate::party::{GidOwner, Ingress, Named, PeerAddress};
 use crate::sidr;
 use crate::state::{Clock, Message, State, Way};
 use crate::statistics::Refusal;
@@ -24,42 +24,81 @@ enum Answer {
     Drep,
 }
 
+/// The exchange that a message for a VF belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exchange {
+    /// None: a request for information.
+    None,
+    /// The one that a REQ begins or repeats.
+    Req,
+    /// The one that a SIDR_REQ begins or repeats.
+    SidrReq,
+    /// The connection whose wire id the message names.
+    Connected { slot: u32, message: Message },
+    /// The request that a SIDR_REP answers.
+    SidrRep { slot: u32 },
+    /// The request that its peer gives up before it knows the VF's id.
+    Abandoned { slot: u32 },
+}
+
 impl CmParavirt {
-    pub(crate) fn receive(
+    pub(crate) fn find_exchange(
         &mut self,
         now: Instant,
         mad: &mut Mad,
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
-        mut admit: impl FnMut(VfId) -> Result<(), DropReason>,
     ) -> Result<Ingress, Refusal> {
-        let admit = |vf| admit(vf).map_err(|reason| Refusal::of(vf, reason));
         let message = match classify(&mad.header)? {
-            Kind::InfoRequest => return steer_by_gid(dgid, owner, admit),
+            Kind::InfoRequest => return steer_by_gid(dgid, owner, Exchange::None),
             Kind::InfoAnswer => return Err(DropReason::UnknownTid.into()),
             Kind::Message(message) => message,
         };
         match message {
-            Message::Req => self.receive_req(now, mad, from, dgid, owner, admit),
-            Message::SidrReq => self.receive_sidr_req(mad, from, dgid, owner, admit),
-            Message::SidrRep => self.receive_sidr_rep(mad, from, admit),
+            Message::Req => self.find_req(now, mad, from, dgid, owner),
+            Message::SidrReq => self.find_sidr_req(mad.view(), dgid, owner),
+            Message::SidrRep => self.find_sidr_rep(mad.view(), from),
             Message::Lap => {
                 let target = owner(&mad.view::<CmLap>().alternate_remote_gid);
-                self.receive_connected(now, mad, from, message, Some(target), admit)
+                self.find_connected(now, mad, from, message, Some(target))
             }
-            _ => self.receive_connected(now, mad, from, message, None, admit),
+            _ => self.find_connected(now, mad, from, message, None),
         }
     }
 
-    fn receive_req(
+    /// Notes a message that its VF is to get, and gives it the VF's own id.
+    pub(crate) fn note(
+        &mut self,
+        named: Named,
+        mad: &mut Mad,
+        from: &PeerAddress,
+    ) -> Result<(), DropReason> {
+        let Named { vf, exchange } = named;
+        match exchange {
+            Exchange::None => {}
+            Exchange::Req => self.track_req(vf, mad.view(), from)?,
+            Exchange::SidrReq => self.track_sidr_req(vf, mad.view(), from)?,
+            Exchange::Connected { slot, message } => {
+                self.note_connected(vf, slot, message, mad, from);
+            }
+            Exchange::SidrRep { slot } => {
+                let guest = self.table.store.hot(slot).guest;
+                self.table.pass(slot, Way::Rcvd, Message::SidrRep);
+                mad.view_mut::<CmSidrRep>().request_id = guest.0;
+            }
+            Exchange::Abandoned { slot } => self.table.pass(slot, Way::Rcvd, Message::Rej),
+        }
+        Ok(())
+    }
+
+    fn find_req(
         &mut self,
         now: Instant,
         mad: &mut Mad,
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
-        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         let req: &CmReq = mad.view();
         let target = owner(&req.primary.remote_gid);
@@ -79,12 +118,7 @@ impl CmParavirt {
                     .flatten()
                     .ok_or_else(|| Refusal::of(vf, DropReason::VfDown))
             }
-            GidOwner::Vf(vf) => {
-                admit(vf)?;
-                self.track_req(vf, req, from)
-                    .map_err(|reason| Refusal::of(vf, reason))?;
-                Ok(Ingress::Deliver(vf))
-            }
+            GidOwner::Vf(vf) => Ok(Ingress::to(vf, Exchange::Req)),
         }
     }
 
@@ -126,14 +160,13 @@ impl CmParavirt {
     }
 
     /// Messages that name the VF by its wire id.
-    fn receive_connected(
+    fn find_connected(
         &mut self,
         now: Instant,
         mad: &mut Mad,
         from: &PeerAddress,
         message: Message,
         lap_target: Option<GidOwner>,
-        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         let ids: &CmIds = mad.view();
         let (local, wire) = (RemoteCommId(ids.local), WireCommId(ids.remote));
@@ -142,9 +175,9 @@ impl CmParavirt {
             hot.has(Flags::BOUND) && !hot.has(Flags::SIDR) && !hot.has(Flags::SUPERSEDED)
         });
         let Some(slot) = slot else {
-            return self.receive_unknown(now, mad, from, message, admit);
+            return self.find_unknown(now, mad, from, message);
         };
-        let Hot { vf, guest, .. } = *self.table.store.hot(slot);
+        let Hot { vf, .. } = *self.table.store.hot(slot);
         let refuse = |reason| Refusal::of(vf, reason);
         if !self.table.is_from_peer(slot, from) || !self.is_peers_id(slot, local, message, mad) {
             return Err(refuse(DropReason::WrongPeer));
@@ -152,10 +185,23 @@ impl CmParavirt {
         if lap_target.is_some_and(|target| target != GidOwner::Vf(vf)) {
             return Err(refuse(DropReason::TargetMismatch));
         }
-        admit(vf)?;
+        Ok(Ingress::to(vf, Exchange::Connected { slot, message }))
+    }
+
+    fn note_connected(
+        &mut self,
+        vf: VfId,
+        slot: u32,
+        message: Message,
+        mad: &mut Mad,
+        from: &PeerAddress,
+    ) {
+        // To pass the message on can end the exchange.
+        let guest = self.table.store.hot(slot).guest;
         self.learn(slot, from, message, mad);
         if message == Message::Rep {
-            self.forget_crossed_request(vf, from, local);
+            let peers = RemoteCommId(mad.view::<CmIds>().local);
+            self.forget_crossed_request(vf, from, peers);
         }
         self.table.pass(slot, Way::Rcvd, message);
         if message == Message::Mra {
@@ -163,7 +209,6 @@ impl CmParavirt {
             self.table.grant(slot, timeout_nanos(timeout));
         }
         mad.view_mut::<CmIds>().remote = guest.0;
-        Ok(Ingress::Deliver(vf))
     }
 
     /// Whether the sender's id is the one of the slot's peer, or may become it.
@@ -215,21 +260,18 @@ impl CmParavirt {
     }
 
     /// A message that names no id of a VF.
-    fn receive_unknown(
+    fn find_unknown(
         &mut self,
         now: Instant,
         mad: &mut Mad,
         from: &PeerAddress,
         message: Message,
-        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
         if message == Message::Rej
             && let Some(slot) = self.abandoned_request(mad.view(), from)
         {
             let vf = self.table.store.hot(slot).vf;
-            admit(vf)?;
-            self.table.pass(slot, Way::Rcvd, message);
-            return Ok(Ingress::Deliver(vf));
+            return Ok(Ingress::to(vf, Exchange::Abandoned { slot }));
         }
         if self.config.pf_has_cm {
             return Ok(Ingress::ToPf);
@@ -260,41 +302,30 @@ impl CmParavirt {
         }
     }
 
-    fn receive_sidr_req(
-        &mut self,
-        mad: &Mad,
-        from: &PeerAddress,
+    fn find_sidr_req(
+        &self,
+        req: &CmSidrReq,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
-        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
     ) -> Result<Ingress, Refusal> {
-        let req: &CmSidrReq = mad.view();
-        let verdict = match (dgid, self.sidr.target(req)) {
-            (None, Some(vf)) => {
-                admit(vf)?;
-                Ingress::Deliver(vf)
-            }
-            (None, None) => {
-                let mut gids = sidr::gids_of_destination(req).into_iter().flatten();
-                let known = gids.find(|gid| owner(gid) != GidOwner::Unknown);
-                steer_by_gid(known, owner, admit)?
-            }
-            (Some(_), _) => steer_by_gid(dgid, owner, admit)?,
-        };
-        if let Ingress::Deliver(vf) = verdict {
-            let id = RemoteCommId(req.request_id);
-            self.track_sidr_req(vf, id, from)
-                .map_err(|reason| Refusal::of(vf, reason))?;
+        if dgid.is_some() {
+            return steer_by_gid(dgid, owner, Exchange::SidrReq);
         }
-        Ok(verdict)
+        if let Some(vf) = self.sidr.target(req) {
+            return Ok(Ingress::to(vf, Exchange::SidrReq));
+        }
+        let mut gids = sidr::gids_of_destination(req).into_iter().flatten();
+        let known = gids.find(|gid| owner(gid) != GidOwner::Unknown);
+        steer_by_gid(known, owner, Exchange::SidrReq)
     }
 
     fn track_sidr_req(
         &mut self,
         vf: VfId,
-        id: RemoteCommId,
+        req: &CmSidrReq,
         from: &PeerAddress,
     ) -> Result<(), DropReason> {
+        let id = RemoteCommId(req.request_id);
         let known = self
             .table
             .by_peer(from, id, Space::Sidr)
@@ -309,13 +340,8 @@ impl CmParavirt {
         Ok(())
     }
 
-    fn receive_sidr_rep(
-        &mut self,
-        mad: &mut Mad,
-        from: &PeerAddress,
-        mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
-    ) -> Result<Ingress, Refusal> {
-        let wire = WireCommId(mad.view::<CmSidrRep>().request_id);
+    fn find_sidr_rep(&self, rep: &CmSidrRep, from: &PeerAddress) -> Result<Ingress, Refusal> {
+        let wire = WireCommId(rep.request_id);
         let slot = self.table.store.by_wire(wire).filter(|&slot| {
             let hot = self.table.store.hot(slot);
             hot.has(Flags::BOUND) && hot.has(Flags::SIDR) && !hot.has(Flags::SUPERSEDED)
@@ -327,14 +353,11 @@ impl CmParavirt {
                 Err(DropReason::UnknownCommId.into())
             };
         };
-        let Hot { vf, guest, .. } = *self.table.store.hot(slot);
+        let Hot { vf, .. } = *self.table.store.hot(slot);
         if !self.table.is_from_peer(slot, from) {
             return Err(Refusal::of(vf, DropReason::WrongPeer));
         }
-        admit(vf)?;
-        self.table.pass(slot, Way::Rcvd, Message::SidrRep);
-        mad.view_mut::<CmSidrRep>().request_id = guest.0;
-        Ok(Ingress::Deliver(vf))
+        Ok(Ingress::to(vf, Exchange::SidrRep { slot }))
     }
 
     /// Puts an answer in the message's place, unless its sender cannot get it or had enough of them.
@@ -363,18 +386,15 @@ impl CmParavirt {
     }
 }
 
-/// Whom a request without ids is for: the destination GID's owner, or the PF if there is none.
+/// Steers a request without ids to the destination GID's owner, or to the PF if there is no GID.
 fn steer_by_gid(
     dgid: Option<Gid>,
     owner: impl Fn(&Gid) -> GidOwner,
-    mut admit: impl FnMut(VfId) -> Result<(), Refusal>,
+    exchange: Exchange,
 ) -> Result<Ingress, Refusal> {
     match dgid.map(|gid| owner(&gid)) {
         None | Some(GidOwner::Pf) => Ok(Ingress::ToPf),
-        Some(GidOwner::Vf(vf)) => {
-            admit(vf)?;
-            Ok(Ingress::Deliver(vf))
-        }
+        Some(GidOwner::Vf(vf)) => Ok(Ingress::to(vf, exchange)),
         Some(GidOwner::VfDown(vf)) => Err(Refusal::of(vf, DropReason::VfDown)),
         Some(GidOwner::Unknown) => Err(DropReason::UnknownGid.into()),
     }

@@ -7,7 +7,8 @@
 //! to the other.
 //!
 //! It is sans-I/O: the caller passes MADs of class CM with the time and gets verdicts
-//! ([`Egress`], [`Ingress`]); [`CmParavirt::poll_transmit`] and [`CmParavirt::poll_timeout`] give the
+//! ([`Egress`], [`Ingress`]), on the way in by two steps ([`CmParavirt::find`],
+//! [`CmParavirt::accept`]); [`CmParavirt::poll_transmit`] and [`CmParavirt::poll_timeout`] give the
 //! rest. Nothing that a guest or the fabric sends is an error of the caller's: it ends in a verdict
 //! and a counter.
 //!
@@ -99,7 +100,9 @@ mod wheel;
 pub use config::Config;
 pub use inspect::Connection;
 pub use machine::{CmParavirt, Transmit};
-pub use party::{Egress, GidOwner, IdentityCheck, Ingress, PeerAddress, ResetPolicy, VfIdentity};
+pub use party::{
+    Egress, GidOwner, IdentityCheck, Ingress, Named, PeerAddress, ResetPolicy, VfIdentity,
+};
 pub use sidr::{NoSidrEntry, SidrEntry, SidrTable, SidrTaken, SidrTarget};
 pub use state::State;
 pub use statistics::{Statistics, VfStatistics};

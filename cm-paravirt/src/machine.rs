@@ -11,7 +11,7 @@ use vf_tunnel::{DropReason, VfId, WireCommId};
 
 use crate::answer::{AnswerLimit, Farewell};
 use crate::config::{Config, Ticks};
-use crate::party::{Egress, GidOwner, Ingress, PeerAddress, ResetPolicy, VfIdentity};
+use crate::party::{Egress, GidOwner, Ingress, Named, PeerAddress, ResetPolicy, VfIdentity};
 use crate::sidr::SidrTable;
 use crate::state::{Message, State};
 use crate::statistics::{Refusal, Statistics, VfStatistics};
@@ -159,40 +159,65 @@ impl CmParavirt {
         }
     }
 
-    /// Takes a MAD of class CM that came from `from`, with the GRH's destination if it had one.
+    /// Finds the receiver of a MAD of class CM that came from `from`, with the GRH's destination if
+    /// it had one. `owner` returns the owner of a GID.
     ///
-    /// `owner` tells whose a GID is. `admit` is asked once before a message is delivered to a VF, or
-    /// anything is noted of it: the partition that the message came in is for the caller to judge.
-    /// What it refuses is [`Ingress::Drop`] with its reason. Delivered messages have their communication id, and nothing
-    /// else, rewritten in `mad`; for [`Ingress::Answer`] it holds the answer. ClassPortInfo answers
-    /// go by their transaction id and do not belong here.
-    pub fn ingress(
+    /// For a VF nothing is noted yet, so that the caller can judge the rest of the message, such as its
+    /// partition, before [`Self::accept`] or [`Self::refuse`] takes the [`Named`] back. For
+    /// [`Ingress::Answer`] `mad` holds the answer. ClassPortInfo answers go by their transaction id and
+    /// do not belong here.
+    pub fn find(
         &mut self,
         now: Instant,
         mad: &mut Mad,
         from: &PeerAddress,
         dgid: Option<Gid>,
         owner: impl Fn(&Gid) -> GidOwner,
-        admit: impl FnMut(VfId) -> Result<(), DropReason>,
     ) -> Ingress {
         self.table.advance(now);
-        match self.receive(now, mad, from, dgid, owner, admit) {
+        match self.find_exchange(now, mad, from, dgid, owner) {
             Ok(verdict) => {
-                match verdict {
-                    Ingress::Deliver(vf) => self.table.vf_mut(vf).statistics.delivered += 1,
-                    Ingress::ToPf => self.statistics.to_pf += 1,
-                    Ingress::Answer | Ingress::Drop(_) => {}
-                }
+                self.statistics.to_pf += u64::from(verdict == Ingress::ToPf);
                 verdict
             }
             Err(Refusal { reason, vf }) => {
                 match vf {
-                    Some(vf) => self.table.vf_mut(vf).statistics.count_drop(reason),
+                    Some(vf) => self.count_drop(vf, reason),
                     None => self.statistics.count_drop(reason),
                 }
                 Ingress::Drop(reason)
             }
         }
+    }
+
+    /// Notes a message that is delivered to its VF, and rewrites its communication id, and nothing
+    /// else, in `mad`. `mad` and `from` are those of [`Self::find`], and no other call may lie between
+    /// the two.
+    ///
+    /// # Errors
+    /// [`DropReason::CmQuota`] if there is no room for the exchange that the message begins; the message is
+    /// then not to be delivered.
+    pub fn accept(
+        &mut self,
+        named: Named,
+        mad: &mut Mad,
+        from: &PeerAddress,
+    ) -> Result<(), DropReason> {
+        let noted = self.note(named, mad, from);
+        match noted {
+            Ok(()) => self.table.vf_mut(named.vf).statistics.delivered += 1,
+            Err(reason) => self.count_drop(named.vf, reason),
+        }
+        noted
+    }
+
+    /// Counts a message that its VF does not get for a reason of the caller's.
+    pub fn refuse(&mut self, named: Named, reason: DropReason) {
+        self.count_drop(named.vf, reason);
+    }
+
+    fn count_drop(&mut self, vf: VfId, reason: DropReason) {
+        self.table.vf_mut(vf).statistics.count_drop(reason);
     }
 
     /// Forgets all of a VF's exchanges at once: FLR, or a guest that is gone. Costs time in

@@ -3,6 +3,8 @@
 use ib_wire::{Gid, Guid, Lid, PKey, PortNum, Qpn, Sl};
 use vf_tunnel::VfId;
 
+use crate::ingress::Exchange;
+
 /// The other end of a packet on the wire: its destination on the way out, its source on the way in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress {
@@ -79,14 +81,29 @@ pub enum Egress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Ingress {
-    /// It goes to a VF, rewritten in place.
-    Deliver(VfId),
+    /// It is for a VF: to be accepted or refused.
+    Vf(Named),
     /// The buffer holds an answer that goes back where the message came from.
     Answer,
     /// It is for the PF's own software.
     ToPf,
     /// It ends here.
     Drop(vf_tunnel::DropReason),
+}
+
+impl Ingress {
+    pub(crate) const fn to(vf: VfId, exchange: Exchange) -> Self {
+        Self::Vf(Named { vf, exchange })
+    }
+}
+
+/// A message that is for a VF, found by [`CmParavirt::find`](crate::CmParavirt::find) and not noted
+/// yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The VF that it is for.
+    pub vf: VfId,
+    pub(crate) exchange: Exchange,
 }
 
 /// What the peers of a VF that is reset are told.

@@ -2,7 +2,7 @@
 
 use cm_paravirt::{Ingress, PeerAddress};
 use ib_vtime::Instant;
-use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
+use ib_wire::mad::{Mad, Method, MgmtClass};
 use ib_wire::{Gid, PKeyIndex, QKey, Qpn};
 use mad_mux::policy::{self, ClassRoute, Rights};
 use mad_mux::steering::Owner;
@@ -11,12 +11,12 @@ use mcast_agg::MemberId;
 use vf_tunnel::{DropReason, SpecialQp, VfId, VirtualPKeyIndex, WireTid};
 
 use crate::cm::AdapterCm;
-use crate::config::{Policy, Strictness};
+use crate::config::Strictness;
 use crate::mux::PortMux;
 use crate::output::{Cause, Passed, Route, VfDelivery, WireSend, WireSource};
 use crate::pf_software;
 use crate::sa::PortTransaction;
-use crate::vf::{Vf, Vfs};
+use crate::vf::Vf;
 
 /// A frame that ended, and whom it was for.
 #[derive(Clone, Copy)]
@@ -262,31 +262,31 @@ impl PortMux {
             sl: source.sl,
             gid: source.grh.map(|route| route.sgid),
         };
-        let (vfs, policy) = (&self.vfs, &self.policy);
         let AdapterCm { machine, gids } = &mut *self.cm.lock();
         let owner = |gid: &Gid| self.cm_owner(gids, *gid);
-        let header = mad.header;
-        let mut admitted = Err(DropReason::NoTarget.into());
-        let admit = |vf| {
-            admitted = vfs.admit(policy, vf, SpecialQp::Gsi, source, &header);
-            admitted.map(drop).map_err(|refused| refused.reason)
-        };
         let dgid = source.grh.map(|route| route.dgid);
-        match machine.ingress(now, mad, &from, dgid, owner, admit) {
-            Ingress::Deliver(_) => admitted,
+        match machine.find(now, mad, &from, dgid, owner) {
+            Ingress::Vf(named) => match self.admit(named.vf, SpecialQp::Gsi, source, mad) {
+                Ok(target) => {
+                    machine.accept(named, mad, &from)?;
+                    Ok(target)
+                }
+                Err(refused) => {
+                    machine.refuse(named, refused.reason);
+                    Err(refused)
+                }
+            },
             Ingress::Answer => Ok(Target::Sender),
             Ingress::ToPf if self.has_pf_software() => {
                 self.admit(VfId::PF, SpecialQp::Gsi, source, mad)
             }
             Ingress::ToPf => Err(DropReason::NoTarget.into()),
-            Ingress::Drop(reason) => Err(admitted
-                .err()
-                .filter(|refused| refused.reason == reason)
-                .unwrap_or_else(|| reason.into())),
+            Ingress::Drop(reason) => Err(reason.into()),
         }
     }
 
-    /// Lets a MAD in to a VF.
+    /// Lets a MAD in to a VF: if its tunnel works, the VF may get such a thing, and its partition is
+    /// one of the VF's.
     fn admit(
         &self,
         vf: VfId,
@@ -294,7 +294,21 @@ impl PortMux {
         source: &WireSource,
         mad: &Mad,
     ) -> Result<Target, Refused> {
-        self.vfs.admit(&self.policy, vf, qp, source, &mad.header)
+        let refuse = |reason| Refused::of(vf, reason);
+        let record = self
+            .vfs
+            .active(vf)
+            .ok_or_else(|| refuse(DropReason::VfDown))?;
+        if !record.is_pf {
+            policy::ingress(&mad.header, qp, record.rights).map_err(refuse)?;
+        }
+        let index = match qp {
+            SpecialQp::Smi => Some(VirtualPKeyIndex(PKeyIndex(0))),
+            SpecialQp::Gsi => record.pkeys.find(source.pkey, self.policy.limited_pkeys),
+        };
+        index
+            .map(|index| Target::Vf(vf, index))
+            .ok_or_else(|| refuse(DropReason::PKeyMismatch))
     }
 
     /// Sends an answer of cm-paravirt back where the message came from.
@@ -317,31 +331,5 @@ impl PortMux {
             grh: source.grh.map(Route::reversed),
         };
         self.transmit(now, cause, out, mad)
-    }
-}
-
-impl Vfs {
-    /// Lets a MAD in to a VF: if its tunnel works, the VF may get such a thing, and its partition is
-    /// one of the VF's.
-    fn admit(
-        &self,
-        policy: &Policy,
-        vf: VfId,
-        qp: SpecialQp,
-        source: &WireSource,
-        header: &MadHeader,
-    ) -> Result<Target, Refused> {
-        let refuse = |reason| Refused::of(vf, reason);
-        let record = self.active(vf).ok_or_else(|| refuse(DropReason::VfDown))?;
-        if !record.is_pf {
-            policy::ingress(header, qp, record.rights).map_err(refuse)?;
-        }
-        let index = match qp {
-            SpecialQp::Smi => Some(VirtualPKeyIndex(PKeyIndex(0))),
-            SpecialQp::Gsi => record.pkeys.find(source.pkey, policy.limited_pkeys),
-        };
-        index
-            .map(|index| Target::Vf(vf, index))
-            .ok_or_else(|| refuse(DropReason::PKeyMismatch))
     }
 }

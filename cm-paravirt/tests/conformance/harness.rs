@@ -263,16 +263,16 @@ impl Pf {
             None if *gid == pf_gid() => GidOwner::Pf,
             None => GidOwner::Unknown,
         };
-        let outside = &self.outside;
-        let admit = |to: VfId| {
-            let is_in = !outside.contains(&to.get());
-            is_in.then_some(()).ok_or(DropReason::PKeyMismatch)
-        };
-        let verdict = self
-            .machine
-            .ingress(self.now, &mut mad, &from, dgid, owner, admit);
+        let verdict = self.machine.find(self.now, &mut mad, &from, dgid, owner);
         match verdict {
-            Ingress::Deliver(vf) => Rx::Vf(vf.get(), mad),
+            Ingress::Vf(named) if self.outside.contains(&named.vf.get()) => {
+                self.machine.refuse(named, DropReason::PKeyMismatch);
+                Rx::Drop(DropReason::PKeyMismatch)
+            }
+            Ingress::Vf(named) => match self.machine.accept(named, &mut mad, &from) {
+                Ok(()) => Rx::Vf(named.vf.get(), mad),
+                Err(reason) => Rx::Drop(reason),
+            },
             Ingress::Answer => Rx::Answer(mad),
             Ingress::ToPf => Rx::ToPf,
             Ingress::Drop(reason) => Rx::Drop(reason),

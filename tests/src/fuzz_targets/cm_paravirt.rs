@@ -180,18 +180,18 @@ impl Scene {
             Some(vf) => GidOwner::Vf(vf),
             None => GidOwner::Unknown,
         };
-        let admit = |_| match outside {
-            0xff => Err(DropReason::PKeyMismatch),
-            _ => Ok(()),
-        };
-        let verdict = self
-            .machine
-            .ingress(self.now, &mut mad, from, dgid, owner, admit);
+        let verdict = self.machine.find(self.now, &mut mad, from, dgid, owner);
         match verdict {
-            Ingress::Deliver(vf) => {
+            Ingress::Vf(named) if outside == 0xff => {
+                self.machine.refuse(named, DropReason::PKeyMismatch);
+            }
+            Ingress::Vf(named) => {
+                let vf = named.vf;
+                if self.machine.accept(named, &mut mad, from).is_err() {
+                    return;
+                }
                 assert_eq!(mad.header, before.header);
                 assert_eq!(rest(&mad), rest(&before), "more than ids changed");
-                assert_ne!(outside, 0xff);
                 if mad.header.attribute_id == AttributeId::CM_REQ {
                     assert_eq!(mad.view::<CmReq>().primary.remote_gid, gid_of(vf));
                 }
