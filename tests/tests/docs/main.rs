@@ -96,6 +96,18 @@ fn run_document(document: &str, matched: &Mutex<BTreeSet<usize>>) -> Vec<String>
 }
 
 #[test]
+fn what_the_readme_quotes_of_the_example_stands_there() {
+    let readme = include_str!("../../../README.md");
+    let example = include_str!("../../../vmm-glue/vhca/examples/embed.rs");
+    let quotes = readme.split("```rust\n").skip(1);
+    let quotes: Vec<_> = quotes.filter_map(|rest| rest.split("```").next()).collect();
+    assert!(!quotes.is_empty());
+    for quote in quotes {
+        assert!(example.contains(quote), "{quote}");
+    }
+}
+
+#[test]
 fn every_command_of_the_documents_does_what_it_says() {
     let (matched, wrong) = (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()));
     let waiting = Mutex::new(documents());

@@ -3,12 +3,17 @@
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives them in virtual time.
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop, with the file descriptors that they
 //!   [`watch`].
+//! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
 //! * [`DropLog`] turns what a PF dropped into log lines, a few for each VF and reason.
+//!
+//! The crates whose types these take and return are re-exported, so a VMM depends on this crate alone. The example `embed`
+//! has one VF with guest memory and interrupts.
 
 #![forbid(unsafe_code)]
 
 mod driven;
 mod drop_log;
+mod guest_ram;
 mod log_limit;
 mod real_time;
 mod slice;
@@ -17,6 +22,18 @@ pub mod world;
 
 pub use driven::Driven;
 pub use drop_log::{DropLine, DropLog};
+pub use guest_ram::GuestRam;
 pub use log_limit::{LogLimit, Suppressed};
 pub use real_time::{LoopError, RunEnd, Runner, StopHandle};
 pub use slice::Slice;
+
+pub use {
+    emulated_hca, hca_api, ib_endpoint, ib_vtime, ib_wire, pf_context, subnet_lite, vf_proxy,
+    vf_tunnel,
+};
+
+/// A VMM runs a world on a thread of its own.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<world::World>();
+};
