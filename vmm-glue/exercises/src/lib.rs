@@ -2,7 +2,7 @@
 //!
 //! * [`demo`] brings a subnet up and has guests talk; [`drain`] and [`flood`] do so over faulty and crowded fabrics, by
 //!   [`conversations`].
-//! * [`bench`] measures.
+//! * [`mod@bench`] measures.
 //! * [`replay`] runs the PF's mux on a script.
 
 #![forbid(unsafe_code)]
