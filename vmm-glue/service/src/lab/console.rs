@@ -258,6 +258,10 @@ impl Window {
         let Ok(size) = tcgetwinsize(io::stdin()) else {
             return;
         };
+        // A terminal that nobody has told its size, such as that of a script.
+        if size.ws_row == 0 || size.ws_col == 0 {
+            return;
+        }
         if self.stream.is_none() {
             self.stream = UnixStream::connect(&self.path).ok();
         }
