@@ -156,12 +156,14 @@ impl Subnet {
             manager: self.sm.sm_info(),
             other_managers: &[],
         };
-        self.sa.handle(
-            NOW,
-            &view,
-            &MadAddress::gsi(from),
-            &Message::single(*request),
-        )
+        let from = MadAddress::gsi(from);
+        let mut answer = self
+            .sa
+            .handle(NOW, &view, &from, &Message::single(*request));
+        while self.sa.has_unfinished() {
+            answer = self.sa.make_piece(NOW, &view).map(|(_, answer)| answer);
+        }
+        answer
     }
 
     /// Puts the recorded requests to the SA. Gives the number of answers compared.

@@ -1,6 +1,7 @@
 //! The subnet manager and the SA on a port of an HCA.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{
     AsyncEvent, Hca, HcaError, HcaEvent, LocalMad, MadView, PortChange, PortModify, SourceAddress,
@@ -9,7 +10,7 @@ use hca_api::{
 use ib_endpoint::smi::{self, SmiIncoming, SmiOutgoing};
 use ib_endpoint::{
     AgentEvent, AgentId, MadAddress, MadAgent, MadQp, Message, MethodSet, RegisterError,
-    Registration, RequestId, RetryPolicy, Transmit,
+    Registration, RequestId, RetryPolicy, TransferId, Transmit,
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{Mad, Method, MgmtClass};
@@ -74,6 +75,8 @@ pub struct SubnetManager {
     held: Option<Transmit>,
     agent: AgentId,
     reports: BTreeSet<RequestId>,
+    /// Answers under RMPP: the port that asked, and the bytes of records.
+    answers: BTreeMap<TransferId, (Guid, usize)>,
     events: VecDeque<SmEvent>,
     stats: ManagerStats,
 }
@@ -107,6 +110,7 @@ impl SubnetManager {
             held: None,
             agent,
             reports: BTreeSet::new(),
+            answers: BTreeMap::new(),
             events: VecDeque::new(),
             stats: ManagerStats::default(),
         })
@@ -170,8 +174,9 @@ impl SubnetManager {
         let sent = self.send(now, hca);
         self.exchange();
         self.send_reports(now, gsi);
+        self.serve_piece(now, gsi);
         let waits = self.qp0.arm(hca);
-        waits || received == BUDGET || sent == BUDGET
+        waits || received == BUDGET || sent == BUDGET || self.has_unfinished()
     }
 
     /// Takes an event of the agent on QP1. Gives back one that is not the SA's.
@@ -200,7 +205,11 @@ impl SubnetManager {
                 self.stats.unanswered_reports += 1;
                 self.send_reports(now, gsi);
             }
-            AgentEvent::TransferEnded { .. } => {}
+            AgentEvent::TransferEnded { transfer, .. } => {
+                if let Some((port, bytes)) = self.answers.remove(&transfer) {
+                    self.sa.answer_ended(port, bytes);
+                }
+            }
         }
         None
     }
@@ -223,7 +232,8 @@ impl SubnetManager {
     /// When to call [`Self::poll`] at the latest; a time that has passed means at once.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        if (self.held.is_some() || self.sm.has_transmit()) && self.qp0.can_send() {
+        let can_send = (self.held.is_some() || self.sm.has_transmit()) && self.qp0.can_send();
+        if can_send || self.has_unfinished() {
             return Some(Instant::ZERO);
         }
         [self.sm.poll_timeout(), self.sa.poll_timeout()]
@@ -284,11 +294,44 @@ impl SubnetManager {
         }
         let managers: Vec<(Guid, SmInfo)> = self.sm.other_managers().collect();
         let view = view(&self.sm, &managers);
-        let Some(answer) = self.sa.handle(now, &view, &from, message) else {
+        if let Some(answer) = self.sa.handle(now, &view, &from, message) {
+            self.respond(now, gsi, from, answer);
+        }
+    }
+
+    /// Makes a piece of a table that clients wait for.
+    fn serve_piece(&mut self, now: Instant, gsi: &mut MadAgent) {
+        if !self.has_unfinished() {
             return;
-        };
-        if gsi.respond(now, self.agent, from, answer).is_err() {
-            self.stats.unsent_answers += 1;
+        }
+        let managers: Vec<(Guid, SmInfo)> = self.sm.other_managers().collect();
+        let view = view(&self.sm, &managers);
+        if let Some((to, answer)) = self.sa.make_piece(now, &view) {
+            self.respond(now, gsi, to, answer);
+        }
+    }
+
+    /// Returns `true` if clients wait for a table of which the next piece can be made.
+    fn has_unfinished(&self) -> bool {
+        self.sa.has_unfinished() && self.sm.is_serving()
+    }
+
+    fn respond(&mut self, now: Instant, gsi: &mut MadAgent, to: MadAddress, answer: Message) {
+        let bytes = answer.data().len();
+        let topology = self.sm.topology();
+        let port = topology.port_by_lid(to.lid);
+        let port = port.and_then(|id| topology.port(id)).map(|port| port.guid);
+        match gsi.respond(now, self.agent, to, answer) {
+            Ok(Some(transfer)) => {
+                let port = port.unwrap_or(Guid::NONE);
+                // One that runs already is not begun again.
+                if let Entry::Vacant(entry) = self.answers.entry(transfer) {
+                    entry.insert((port, bytes));
+                    self.sa.answer_begun(port, bytes);
+                }
+            }
+            Ok(None) => {}
+            Err(_) => self.stats.unsent_answers += 1,
         }
     }
 

@@ -196,9 +196,13 @@ impl Node {
 
     /// The ports that have LIDs of their own: a switch's management port, all ports of others.
     pub fn end_ports(&self) -> impl Iterator<Item = (PortNum, &Port)> {
-        let is_switch = self.is_switch();
-        self.ports()
-            .filter(move |(n, _)| (*n == PortNum::SWITCH_MANAGEMENT) == is_switch)
+        self.ports().filter(|(n, _)| self.is_end_port(*n))
+    }
+
+    /// Returns `true` if a port has LIDs of its own.
+    #[must_use]
+    pub fn is_end_port(&self, port: PortNum) -> bool {
+        (port == PortNum::SWITCH_MANAGEMENT) == self.is_switch()
     }
 
     /// Whether extended link speeds count: the end port's capability, that of port 0 for all ports
@@ -275,6 +279,17 @@ impl Topology {
         self.by_node_guid
             .values()
             .map(|id| (*id, &self.nodes[id.0]))
+    }
+
+    /// Returns the nodes from a GUID on, in order of their GUIDs.
+    pub(crate) fn nodes_from(&self, guid: Guid) -> impl Iterator<Item = NodeId> + '_ {
+        self.by_node_guid.range(guid..).map(|(_, id)| *id)
+    }
+
+    /// Returns the first end port from a GUID on, in order of their GUIDs.
+    pub(crate) fn end_port_from(&self, guid: Guid) -> Option<(Guid, PortId)> {
+        let (guid, id) = self.by_port_guid.range(guid..).next()?;
+        Some((*guid, *id))
     }
 
     /// Number of nodes.

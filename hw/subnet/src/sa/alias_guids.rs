@@ -85,6 +85,19 @@ impl AliasGuids {
         self.owners.iter().map(|(alias, port)| (*alias, *port))
     }
 
+    /// Returns the aliases from a GUID on with their ports, in order.
+    pub(super) fn from(&self, first: Guid) -> impl Iterator<Item = (Guid, Guid)> + '_ {
+        self.owners
+            .range(first..)
+            .map(|(alias, port)| (*alias, *port))
+    }
+
+    /// Returns the aliases of a port, in the order of its table.
+    pub(super) fn of_port(&self, port: Guid) -> impl Iterator<Item = Guid> + '_ {
+        let table = self.tables.get(&port).into_iter();
+        table.flat_map(|table| table.values().copied())
+    }
+
     /// A block of a port's table; entry 0 of block 0 is the port's GUID.
     pub(super) fn block(&self, port: Guid, block: u8) -> [Guid; GUIDS_PER_BLOCK] {
         let first = usize::from(block) * GUIDS_PER_BLOCK;

@@ -101,6 +101,11 @@ impl Groups {
         self.by_mgid.values()
     }
 
+    /// Returns the first group from an MGID on, in order.
+    pub(super) fn first_from(&self, mgid: Gid) -> Option<&Group> {
+        self.by_mgid.range(mgid..).next().map(|(_, group)| group)
+    }
+
     /// Whether a GUID, alias or not, is a member of any group.
     pub(super) fn has_member(&self, guid: Guid) -> bool {
         self.iter().any(|group| group.members.contains_key(&guid))

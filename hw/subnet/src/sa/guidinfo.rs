@@ -6,7 +6,8 @@ use ib_wire::{Guid, Lid};
 
 use super::Sa;
 use super::alias_guids::{GUIDS_PER_BLOCK, GuidChange, GuidRefusal, GuidRequest};
-use super::request::{Outcome, Records, Refusal, Request};
+use super::request::{Found, Outcome, Records, Refusal, Request};
+use super::search::Search;
 use crate::topology::Port;
 
 impl From<GuidRefusal> for Refusal {
@@ -20,27 +21,17 @@ impl From<GuidRefusal> for Refusal {
 }
 
 impl Sa {
-    pub(super) fn guid_info_records(&mut self, request: &Request<'_>) -> Outcome {
-        match request.method() {
-            Method::GET | Method::GET_TABLE => self.query_guids(request),
-            Method::SET | Method::DELETE => self.change_guids(request),
-            _ => Err(MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE.into()),
-        }
-    }
-
-    fn query_guids(&self, request: &Request<'_>) -> Outcome {
+    pub(super) fn query_guids(&self, request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: GuidInfoRecord = request.record();
         let asking = request.requester()?.1;
-        let mut found = Records::none::<GuidInfoRecord>();
-        for (id, _) in request.topology().nodes() {
-            for (_, port) in request.topology().node(id).end_ports() {
-                let here = !request.has(GuidInfoRecord::LID) || port.owns_lid(wanted.lid);
-                if here && port.shares_pkey(asking) {
-                    self.add_blocks(request, &wanted, port, &mut found)?;
-                }
+        let lid = request.has(GuidInfoRecord::LID).then_some(wanted.lid);
+        while let Some((_, node, number, port)) = search.next_port(request, lid) {
+            let here = node.is_end_port(number) && lid.is_none_or(|lid| port.owns_lid(lid));
+            if here && port.shares_pkey(asking) {
+                self.add_blocks(request, &wanted, port, search)?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     fn add_blocks(
@@ -48,9 +39,10 @@ impl Sa {
         request: &Request<'_>,
         wanted: &GuidInfoRecord,
         port: &Port,
-        found: &mut Records,
+        search: &mut Search,
     ) -> Result<(), Refusal> {
         for block in 0..blocks(port) {
+            search.spend(1);
             let guids = self.aliases.block(port.guid, block);
             let fits = request.matches(GuidInfoRecord::BLOCK, wanted.block, block)
                 && (0..GUIDS_PER_BLOCK).all(|i| {
@@ -59,7 +51,7 @@ impl Sa {
                 });
             if fits {
                 let lid = port.info.lid;
-                found.push(&GuidInfoRecord {
+                search.push(&GuidInfoRecord {
                     lid,
                     block,
                     guids,
@@ -70,7 +62,7 @@ impl Sa {
         Ok(())
     }
 
-    fn change_guids(&mut self, request: &Request<'_>) -> Outcome {
+    pub(super) fn change_guids(&mut self, request: &Request<'_>) -> Outcome {
         if !request.has(GuidInfoRecord::LID | GuidInfoRecord::BLOCK) {
             return Err(MadStatus::SA_INSUFFICIENT_COMPONENTS.into());
         }

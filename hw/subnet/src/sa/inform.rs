@@ -10,7 +10,8 @@ use ib_wire::{Gid, Guid, Lid, Qpn};
 use zerocopy::IntoBytes;
 
 use super::Sa;
-use super::request::{Outcome, Records, Refusal, Request, SubnetView};
+use super::request::{Found, Outcome, Records, Refusal, Request, SubnetView};
+use super::search::{Place, Search};
 use crate::topology::Port;
 
 /// Most subscriptions that are kept.
@@ -29,6 +30,8 @@ pub(super) struct Subscription {
     address: MadAddress,
     subscriber: Gid,
     info: InformInfo,
+    /// Where it stands in tables: a number of its own, lower than those of all older ones.
+    place: Place,
 }
 
 /// A report to send: a request that the subscriber answers.
@@ -57,6 +60,7 @@ impl Sa {
             address: *request.from,
             subscriber: asking.gid(),
             info,
+            place: 0,
         };
         if info.subscribe == 1 {
             // Kept by the QP that subscribed, so that an unsubscription can name it.
@@ -68,11 +72,18 @@ impl Sa {
             .position(|held| is_same(held, &wanted));
         match (info.subscribe == 1, held) {
             (true, _) if !may_hear(request, &info, asking) => return Err(invalid),
-            (true, Some(at)) => self.subscriptions[at] = wanted,
+            (true, Some(at)) => {
+                wanted.place = self.subscriptions[at].place;
+                self.subscriptions[at] = wanted;
+            }
             (true, None) if self.subscriptions.len() >= MAX_SUBSCRIPTIONS => {
                 return Err(MadStatus::SA_NO_RESOURCES.into());
             }
-            (true, None) => self.subscriptions.push_front(wanted),
+            (true, None) => {
+                let newest = self.subscriptions.front();
+                wanted.place = newest.map_or(Place::MAX, |held| held.place) - 1;
+                self.subscriptions.push_front(wanted);
+            }
             (false, Some(at)) => {
                 self.subscriptions.remove(at);
             }
@@ -81,12 +92,18 @@ impl Sa {
         Records::one(&info)
     }
 
-    pub(super) fn inform_info_records(&self, request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn inform_info_records(&self, request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: InformInfoRecord = request.record();
         let asking = request.requester()?.1;
-        let mut found = Records::none::<InformInfoRecord>();
-        for held in &self.subscriptions {
+        // The newest comes first, with the lowest place.
+        let next = |place| {
+            let first = self
+                .subscriptions
+                .partition_point(|held| held.place < place);
+            let held = self.subscriptions.get(first)?;
+            Some((held.place, held))
+        };
+        while let Some((_, held)) = search.next(next) {
             let topology = request.topology();
             let port = topology.port_by_guid(held.subscriber.interface_id());
             let Some(port) = port.and_then(|id| topology.port(id)) else {
@@ -104,10 +121,10 @@ impl Sa {
             let fits = request.matches(subscriber, wanted.subscriber_gid, record.subscriber_gid)
                 && request.matches(InformInfoRecord::ENUMERATION, wanted.enumeration, 0.into());
             if fits && asking.shares_pkey(port) {
-                found.push(&record)?;
+                search.push(&record)?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Reports a trap that a port sent to the subscribers that may hear of the port.

@@ -3,11 +3,12 @@
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::notice::TrapNumber;
 use ib_wire::sa::{JoinState, McMemberRecord, Selector};
-use ib_wire::{Gid, Mtu, PKey, Rate, SubnetPrefix};
+use ib_wire::{Gid, Guid, Mtu, PKey, Rate, SubnetPrefix};
 
 use super::Sa;
 use super::groups::{Group, Lifecycle, Member, exact_selectors};
-use super::request::{Outcome, Records, Refusal, Request, SubnetView};
+use super::request::{Found, Outcome, Records, Refusal, Request, SubnetView};
+use super::search::{Inside, Place, Search};
 use crate::partition::Partition;
 use crate::rate;
 use crate::topology::{Port, PortId};
@@ -22,20 +23,15 @@ const LINK_LOCAL: u8 = 2;
 const INVALID: Refusal = Refusal::Status(MadStatus::SA_REQ_INVALID);
 
 impl Sa {
-    pub(super) fn mc_member_records(&mut self, request: &Request<'_>) -> Outcome {
+    pub(super) fn change_membership(&mut self, request: &Request<'_>) -> Outcome {
         let mut record: McMemberRecord = request.record();
         match request.method() {
             Method::SET | Method::DELETE if !request.has(McMemberRecord::JOIN) => {
                 Err(MadStatus::SA_INSUFFICIENT_COMPONENTS.into())
             }
-            Method::SET | Method::DELETE | Method::GET | Method::GET_TABLE
-                if !has_legal_values(request, &record) =>
-            {
-                Err(INVALID)
-            }
+            Method::SET | Method::DELETE if !has_legal_values(request, &record) => Err(INVALID),
             Method::SET => self.join(request, &mut record),
             Method::DELETE => self.leave(request, &mut record),
-            Method::GET | Method::GET_TABLE => self.query_groups(request, &record),
             _ => Err(MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE.into()),
         }
     }
@@ -201,58 +197,30 @@ impl Sa {
         Records::one(record)
     }
 
-    fn query_groups(&self, request: &Request<'_>, record: &McMemberRecord) -> Outcome {
-        let asking = request.requester()?.1;
-        let mut found = Records::none::<McMemberRecord>();
-        for group in self.groups.iter() {
-            let held = &group.record;
-            let fits = request.matches(McMemberRecord::MGID, record.mgid, held.mgid)
-                && request.matches(McMemberRecord::MLID, record.mlid, held.mlid)
-                && asking.has_partition(held.pkey)
-                && same_parameters(request, record, held)
-                && selectors_fit(request, record, held);
-            if fits {
-                self.add_members(request, record, group, &mut found)?;
-            }
+    pub(super) fn query_groups(&self, request: &Request<'_>, search: &mut Search) -> Found {
+        let wanted: McMemberRecord = request.record();
+        if !has_legal_values(request, &wanted) {
+            return Err(INVALID);
         }
-        Ok(found)
-    }
-
-    /// Adds what a query shows of a group: one record for each member to the trusted, one for the
-    /// group to others.
-    fn add_members(
-        &self,
-        request: &Request<'_>,
-        wanted: &McMemberRecord,
-        group: &Group,
-        found: &mut Records,
-    ) -> Result<(), Refusal> {
-        let nobody = || vec![(Gid::NONE, JoinState::NONE, false)];
-        let show = |member: &Member| vec![(member.port_gid, member.join_state, member.proxy)];
-        let members = if request.has(McMemberRecord::PORT_GID) {
-            match group.members.get(&wanted.port_gid.interface_id()) {
-                Some(member) => show(member),
-                None => return Ok(()),
-            }
-        } else if request.is_trusted() {
-            group.members.values().flat_map(show).collect()
-        } else {
-            nobody()
+        let asking = request.requester()?.1;
+        let asked = request.has(McMemberRecord::MGID).then_some(wanted.mgid);
+        let next = |place| {
+            let group = match asked {
+                Some(mgid) => self.groups.get(mgid).filter(|_| place <= place_of(mgid)),
+                None => self.groups.first_from(Gid(Place::to_be_bytes(place))),
+            };
+            group.map(|group| (place_of(group.record.mgid), group))
         };
-        for (port_gid, join_state, proxy) in members {
-            let fits = request.matches(McMemberRecord::SCOPE, wanted.scope(), group.record.scope())
-                && request.matches(McMemberRecord::JOIN_STATE, wanted.join_state(), join_state);
-            if !fits {
-                continue;
+        while let Some((place, group)) = search.next(next) {
+            let held = &group.record;
+            let fits = request.matches(McMemberRecord::MLID, wanted.mlid, held.mlid)
+                && asking.has_partition(held.pkey)
+                && same_parameters(request, &wanted, held)
+                && selectors_fit(request, &wanted, held)
+                && request.matches(McMemberRecord::SCOPE, wanted.scope(), held.scope());
+            if fits {
+                add_members(request, &wanted, place, group, search)?;
             }
-            let mut record = group.record;
-            if request.is_trusted() {
-                record.port_gid = port_gid;
-                record.set_join_state(join_state);
-                // OpenSM shows ProxyJoin in the lowest bit of its byte.
-                record.proxy = u8::from(proxy);
-            }
-            found.push(&record)?;
         }
         Ok(())
     }
@@ -286,6 +254,58 @@ impl Sa {
     fn notify_group(&mut self, view: &SubnetView<'_>, trap: TrapNumber, mgid: Gid, pkey: PKey) {
         self.notify_gid(view, trap, mgid, &|port| port.has_partition(pkey));
     }
+}
+
+/// Where a group stands among all.
+const fn place_of(mgid: Gid) -> Place {
+    Place::from_be_bytes(mgid.0)
+}
+
+/// Adds what a query shows of a group: one record for each member to the trusted, one for the group
+/// to others.
+fn add_members(
+    request: &Request<'_>,
+    wanted: &McMemberRecord,
+    place: Place,
+    group: &Group,
+    search: &mut Search,
+) -> Found {
+    let fits = |state| request.matches(McMemberRecord::JOIN_STATE, wanted.join_state(), state);
+    let show = |member: &Member, search: &mut Search| {
+        if !fits(member.join_state) {
+            return Ok(());
+        }
+        let mut record = group.record;
+        if request.is_trusted() {
+            record.port_gid = member.port_gid;
+            record.set_join_state(member.join_state);
+            // OpenSM shows ProxyJoin in the lowest bit of its byte.
+            record.proxy = u8::from(member.proxy);
+        }
+        search.push(&record)
+    };
+    if request.has(McMemberRecord::PORT_GID) {
+        return match group.members.get(&wanted.port_gid.interface_id()) {
+            Some(member) => show(member, search),
+            None => Ok(()),
+        };
+    }
+    if !request.is_trusted() {
+        return match fits(JoinState::NONE) {
+            true => search.push(&group.record),
+            false => Ok(()),
+        };
+    }
+    let first = Guid::new(search.take_inside().part);
+    for (guid, member) in group.members.range(first..) {
+        if !search.spend(1) {
+            let part = guid.get();
+            search.stop_inside(place, Inside { part, found: 0 });
+            break;
+        }
+        show(member, search)?;
+    }
+    Ok(())
 }
 
 /// The MGID of a partition's IPoIB broadcast group for IPv4 (RFC 4391, section 4).

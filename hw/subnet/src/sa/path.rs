@@ -6,18 +6,30 @@ use ib_wire::{Gid, Guid, Lid, Mtu, PKey, Rate, Sl, SubnetPrefix};
 use zerocopy::FromBytes;
 
 use super::Sa;
-use super::request::{Outcome, Records, Refusal, Request};
+use super::request::{Found, Refusal, Request};
+use super::search::{Inside, Place, Search};
 use crate::rate;
 use crate::topology::{Port, PortId, Topology};
 
 /// Most switches on a path.
 const MAX_SWITCHES: usize = 64;
 
+/// Work of a path, which follows forwarding tables there and back.
+const PATH: usize = 4;
+
 /// One end of a path: a GUID, an alias or not, and its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
     guid: Guid,
     port: PortId,
+}
+
+/// The ends that a query selects.
+#[derive(Clone, Debug)]
+enum Ends {
+    All,
+    /// In the order of their GUIDs.
+    These(Vec<End>),
 }
 
 /// What a query asks for.
@@ -48,8 +60,7 @@ struct Parameters {
 }
 
 impl Sa {
-    pub(super) fn path_records(&self, request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn path_records(&self, request: &Request<'_>, search: &mut Search) -> Found {
         let record: PathRecord = request.record();
         check_values(request, &record)?;
         let service = request.mad.component_mask.get() & PathRecord::SERVICE_ID.get();
@@ -58,7 +69,8 @@ impl Sa {
         }
         let requester = request.requester()?.0;
         if request.has(PathRecord::DGID) && record.dgid.is_multicast() {
-            return self.multicast_path(request, &record);
+            search.complete();
+            return self.multicast_path(request, &record, search);
         }
         let numb_path = usize::from(record.numb_path());
         let limited = request.has(PathRecord::NUMB_PATH);
@@ -72,39 +84,27 @@ impl Sa {
             },
             first_only: request.is_get(),
         };
-        let mut paths = Records::none::<PathRecord>();
-        let Some(sources) = self.ends(
+        let sources = self.ends(
             request,
-            record.sgid,
-            PathRecord::SGID,
-            record.slid,
-            PathRecord::SLID,
-        )?
-        else {
-            return Ok(paths);
-        };
-        let Some(targets) = self.ends(
+            (record.sgid, PathRecord::SGID),
+            (record.slid, PathRecord::SLID),
+        )?;
+        let targets = self.ends(
             request,
-            record.dgid,
-            PathRecord::DGID,
-            record.dlid,
-            PathRecord::DLID,
-        )?
-        else {
-            return Ok(paths);
-        };
-        for target in &targets {
-            for source in &sources {
-                self.pair(request, requester, *source, *target, &query, &mut paths)?;
-                if query.first_only && paths.len() > 0 {
-                    return Ok(paths);
-                }
+            (record.dgid, PathRecord::DGID),
+            (record.dlid, PathRecord::DLID),
+        )?;
+        let next = |place| self.next_pair(request.topology(), &targets, &sources, place);
+        while let Some((place, (target, source))) = search.next(next) {
+            self.pair(request, requester, (source, target), &query, place, search)?;
+            if query.first_only && search.records.len() > 0 {
+                search.complete();
             }
         }
-        Ok(paths)
+        Ok(())
     }
 
-    pub(super) fn multi_path_records(&self, request: &Request<'_>) -> Outcome {
+    pub(super) fn multi_path_records(&self, request: &Request<'_>, search: &mut Search) -> Found {
         let record = multi_path(request.data).ok_or(MadStatus::SA_REQ_INVALID)?;
         let (sources, targets) = record.endpoints().ok_or(MadStatus::SA_REQ_INVALID)?;
         let counts = MultiPathRecord::SGID_COUNT | MultiPathRecord::DGID_COUNT;
@@ -124,43 +124,95 @@ impl Sa {
         let limited = request.has(MultiPathRecord::NUMB_PATH);
         let limit = limited.then_some(usize::from(record.numb_path()));
         let query = path_query(&record, request.mad.component_mask);
-        let mut paths = Records::none::<PathRecord>();
-        for source in &sources {
-            for target in &targets {
-                if limit.is_none_or(|limit| paths.len() < limit) {
-                    self.pair(request, requester, *source, *target, &query, &mut paths)?;
-                }
+        let next = |place: Place| {
+            let index = usize::try_from(place).ok()?;
+            let source = sources.get(index / targets.len())?;
+            Some((place, (*source, targets[index % targets.len()])))
+        };
+        while let Some((place, ends)) = search.next(next) {
+            if limit.is_some_and(|limit| search.records.len() >= limit) {
+                search.complete();
+                break;
             }
+            self.pair(request, requester, ends, &query, place, search)?;
         }
-        Ok(paths)
+        Ok(())
     }
 
-    /// The ends that a GID or a LID selects: all of them if neither is meant, `None` if they select
-    /// nothing.
+    /// Returns the ends that a GID or a LID selects.
     fn ends(
         &self,
         request: &Request<'_>,
-        gid: Gid,
-        gid_mask: ComponentMask,
-        lid: Lid,
-        lid_mask: ComponentMask,
-    ) -> Result<Option<Vec<End>>, Refusal> {
+        (gid, gid_mask): (Gid, ComponentMask),
+        (lid, lid_mask): (Lid, ComponentMask),
+    ) -> Result<Ends, Refusal> {
+        let topology = request.topology();
         let by_gid = request.has(gid_mask).then(|| self.end_of_gid(request, gid));
-        let by_lid = request
-            .has(lid_mask)
-            .then(|| request.topology().port_by_lid(lid));
+        let by_lid = request.has(lid_mask).then(|| topology.port_by_lid(lid));
         Ok(match (by_gid, by_lid) {
-            (None, None) => Some(self.all_ends(request.topology())),
-            (Some(None), _) | (_, Some(None)) => None,
+            (None, None) => Ends::All,
+            (Some(None), _) | (_, Some(None)) => Ends::These(Vec::new()),
             (Some(Some(end)), Some(Some(port))) if end.port != port => {
                 return Err(MadStatus::SA_REQ_INVALID.into());
             }
-            (Some(Some(end)), _) => Some(vec![end]),
-            (None, Some(Some(port))) => {
-                let all = self.all_ends(request.topology());
-                Some(all.into_iter().filter(|end| end.port == port).collect())
-            }
+            (Some(Some(end)), _) => Ends::These(vec![end]),
+            (None, Some(Some(port))) => Ends::These(self.ends_of_port(topology, port)),
         })
+    }
+
+    /// Returns the GUID of a port and its aliases, in order.
+    fn ends_of_port(&self, topology: &Topology, port: PortId) -> Vec<End> {
+        let Some(own) = topology.port(port).map(|found| found.guid) else {
+            return Vec::new();
+        };
+        let guids = core::iter::once(own).chain(self.aliases.of_port(own));
+        let mut ends: Vec<End> = guids.map(|guid| End { guid, port }).collect();
+        ends.sort_by_key(|end| end.guid);
+        ends
+    }
+
+    /// Returns the first pair of ends at or behind a place, which is made of their GUIDs: all sources
+    /// of a target come before the next target.
+    fn next_pair(
+        &self,
+        topology: &Topology,
+        targets: &Ends,
+        sources: &Ends,
+        place: Place,
+    ) -> Option<(Place, (End, End))> {
+        let mut guid = Guid::new(u64::try_from(place >> 64).ok()?);
+        let mut first_source = Guid::new(u64::try_from(place & Place::from(u64::MAX)).ok()?);
+        loop {
+            let target = self.end_from(topology, targets, guid)?;
+            if target.guid != guid {
+                first_source = Guid::new(0);
+            }
+            if let Some(source) = self.end_from(topology, sources, first_source) {
+                let place = Place::from(target.guid.get()) << 64 | Place::from(source.guid.get());
+                return Some((place, (target, source)));
+            }
+            if first_source == Guid::new(0) {
+                return None;
+            }
+            guid = Guid::new(target.guid.get().checked_add(1)?);
+            first_source = Guid::new(0);
+        }
+    }
+
+    /// Returns the first end from a GUID on.
+    fn end_from(&self, topology: &Topology, ends: &Ends, guid: Guid) -> Option<End> {
+        match ends {
+            Ends::These(ends) => ends.iter().copied().find(|end| end.guid >= guid),
+            Ends::All => {
+                let own = topology.end_port_from(guid);
+                let own = own.map(|(guid, port)| End { guid, port });
+                let aliases = self.aliases.from(guid).find_map(|(guid, port)| {
+                    let port = topology.port_by_guid(port)?;
+                    Some(End { guid, port })
+                });
+                own.into_iter().chain(aliases).min_by_key(|end| end.guid)
+            }
+        }
     }
 
     fn end_of_gid(&self, request: &Request<'_>, gid: Gid) -> Option<End> {
@@ -170,34 +222,17 @@ impl Sa {
         known.contains(&gid.prefix()).then_some(End { guid, port })
     }
 
-    /// All GUIDs of ports and all aliases, in order.
-    fn all_ends(&self, topology: &Topology) -> Vec<End> {
-        let own = topology.end_ports().map(|(id, port)| End {
-            guid: port.guid,
-            port: id,
-        });
-        let aliases = self.aliases.iter().filter_map(|(guid, port)| {
-            Some(End {
-                guid,
-                port: topology.port_by_guid(port)?,
-            })
-        });
-        let mut all: Vec<End> = own.chain(aliases).collect();
-        all.sort_by_key(|end| end.guid);
-        all
-    }
-
     /// Adds the paths of a pair of ends: first those between LIDs at the same distance from their
     /// bases, which overlap least, then the others with a lower preference (OpenSM's order).
     fn pair(
         &self,
         request: &Request<'_>,
         requester: PortId,
-        source: End,
-        target: End,
+        (source, target): (End, End),
         query: &Query,
-        paths: &mut Records,
-    ) -> Result<(), Refusal> {
+        place: Place,
+        search: &mut Search,
+    ) -> Found {
         let topology = request.topology();
         let ports = [requester, source.port, target.port].map(|id| topology.port(id));
         let [Some(asking), Some(from), Some(to)] = ports else {
@@ -206,33 +241,24 @@ impl Sa {
         if !asking.shares_pkey(from) || !asking.shares_pkey(to) || !from.shares_pkey(to) {
             return Ok(());
         }
-        let lids = |port: &Port, wanted: Lid, mask| -> Vec<u16> {
-            if query.has(mask) {
-                return vec![wanted.get()];
-            }
-            let base = port.info.lid.get();
-            if base == 0 {
-                Vec::new()
-            } else {
-                (base..=base | port.info.lmc().mask()).collect()
-            }
-        };
-        let slids = lids(from, query.record.slid, PathRecord::SLID);
-        let dlids = lids(to, query.record.dlid, PathRecord::DLID);
-        let even = slids.iter().zip(&dlids).map(|(s, d)| (*s, *d, 0));
-        let uneven = slids.iter().enumerate().flat_map(|(i, s)| {
-            let others = dlids.iter().enumerate().filter(move |(j, _)| i != *j);
-            others.map(move |(_, d)| (*s, *d, 2))
-        });
+        let slids = lids(from, query, query.record.slid, PathRecord::SLID);
+        let dlids = lids(to, query, query.record.dlid, PathRecord::DLID);
         let limit = query.per_pair.unwrap_or(usize::MAX);
-        let mut found = 0;
-        for (slid, dlid, preference) in even.chain(uneven) {
+        let Inside { part, mut found } = search.take_inside();
+        for part in part.. {
             if found >= limit {
                 break;
             }
-            let lids = (Lid::new(slid), Lid::new(dlid));
-            if let Some(path) = self.path(request, source, target, lids, preference, query) {
-                paths.push(&path)?;
+            let Some((slid, dlid, preference)) = lid_pair(&slids, &dlids, part) else {
+                break;
+            };
+            if !search.spend(PATH) {
+                search.stop_inside(place, Inside { part, found });
+                break;
+            }
+            if let Some(path) = self.path(request, source, target, (slid, dlid), preference, query)
+            {
+                search.push(&path)?;
                 found += 1;
             }
         }
@@ -353,10 +379,14 @@ impl Sa {
     }
 
     /// The path to a multicast group (IBA 15.2.5.16).
-    fn multicast_path(&self, request: &Request<'_>, record: &PathRecord) -> Outcome {
-        let paths = Records::none::<PathRecord>();
+    fn multicast_path(
+        &self,
+        request: &Request<'_>,
+        record: &PathRecord,
+        search: &mut Search,
+    ) -> Found {
         let Some(group) = self.groups.get(record.dgid) else {
-            return Ok(paths);
+            return Ok(());
         };
         let held = &group.record;
         let joined = |guid| group.members.contains_key(&guid);
@@ -387,7 +417,7 @@ impl Sa {
             )
             && (request.is_get() || !request.has(PathRecord::NUMB_PATH) || record.numb_path() != 0);
         if !fits {
-            return Ok(paths);
+            return Ok(());
         }
         let mut path = PathRecord {
             dgid: held.mgid,
@@ -410,8 +440,57 @@ impl Sa {
         } else {
             u8::MAX
         });
-        Records::one(&path)
+        search.push(&path)
     }
+}
+
+/// Returns the LIDs of a port that a query allows: the asked one, or all.
+fn lids(port: &Port, query: &Query, wanted: Lid, mask: ComponentMask) -> core::ops::Range<u32> {
+    let base = u32::from(port.info.lid.get());
+    if query.has(mask) {
+        let wanted = u32::from(wanted.get());
+        wanted..wanted + 1
+    } else if base == 0 {
+        0..0
+    } else {
+        base..(base | u32::from(port.info.lmc().mask())) + 1
+    }
+}
+
+/// Returns the `n`th pair of LIDs with its preference: those at the same distance from the first
+/// come before all others, which are in the order of the source's LIDs.
+fn lid_pair(
+    slids: &core::ops::Range<u32>,
+    dlids: &core::ops::Range<u32>,
+    n: u64,
+) -> Option<(Lid, Lid, u8)> {
+    let n = u32::try_from(n).ok()?;
+    let (sources, targets) = (slids.end - slids.start, dlids.end - dlids.start);
+    let even = sources.min(targets);
+    let (source, target, preference) = if n < even {
+        (n, n, 0)
+    } else {
+        let (mut source, mut left) = (0, n - even);
+        // A source has as many others as there are targets, less the one at its own distance.
+        loop {
+            let others = targets - u32::from(source < even);
+            if source == sources {
+                return None;
+            }
+            if left < others {
+                break;
+            }
+            left -= others;
+            source += 1;
+        }
+        (source, left + u32::from(source < even && left >= source), 2)
+    };
+    let lid = |lid: u32| u16::try_from(lid).ok().map(Lid::new);
+    Some((
+        lid(slids.start + source)?,
+        lid(dlids.start + target)?,
+        preference,
+    ))
 }
 
 /// MTU and rate must be legal where they are meant.

@@ -11,7 +11,8 @@ use zerocopy::IntoBytes;
 
 use super::Sa;
 use super::port_fields;
-use super::request::{Outcome, Records, Request};
+use super::request::{Found, Outcome, Records, Request};
+use super::search::Search;
 use crate::topology::{Node, NodeId, Port, PortId};
 
 /// What the SA says of itself, the same as OpenSM without QoS: SubnetAdm notices, UD multicast,
@@ -44,67 +45,49 @@ impl Sa {
         };
         info.set_capability_mask2(CAPABILITY_MASK2);
         info.set_resp_time_value(RESP_TIME);
-        let mut records = Records::none::<ClassPortInfoRecord>();
-        records.push(&ClassPortInfoRecord(info))?;
-        Ok(records)
+        Records::one(&ClassPortInfoRecord(info))
     }
 
-    pub(super) fn node_records(request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn node_records(request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: NodeRecord = request.record();
         let asking = request.requester()?.1;
-        let mut found = Records::none::<NodeRecord>();
-        for (_, node) in request.topology().nodes() {
-            if !node_matches(request, &wanted, node) {
-                continue;
-            }
-            for (port_num, port) in node.end_ports() {
-                let info = wanted.node_info();
-                let fits = request.matches(NodeRecord::PORT_GUID, info.port_guid, port.guid)
-                    && request.matches(NodeRecord::LOCAL_PORT_NUM, info.local_port, port_num)
-                    && (!request.has(NodeRecord::LID) || port.owns_lid(wanted.lid));
-                if fits && port.shares_pkey(asking) {
-                    found.push(&node_record(node, port_num, port))?;
-                }
+        let lid = request.has(NodeRecord::LID).then_some(wanted.lid);
+        let info = wanted.node_info();
+        while let Some((_, node, port_num, port)) = search.next_port(request, lid) {
+            let fits = node.is_end_port(port_num)
+                && node_matches(request, &wanted, node)
+                && request.matches(NodeRecord::PORT_GUID, info.port_guid, port.guid)
+                && request.matches(NodeRecord::LOCAL_PORT_NUM, info.local_port, port_num)
+                && lid.is_none_or(|lid| port.owns_lid(lid));
+            if fits && port.shares_pkey(asking) {
+                search.push(&node_record(node, port_num, port))?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
-    pub(super) fn port_info_records(request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn port_info_records(request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: PortInfoRecord = request.record();
         let asking = request.requester()?.1;
         let lid = request
             .has(PortInfoRecord::END_PORT_LID)
             .then_some(wanted.end_port_lid);
-        let mut found = Records::none::<PortInfoRecord>();
-        for id in request.nodes(lid) {
-            let node = request.topology().node(id);
-            for (port_num, port) in node.ports() {
-                let owns = |lid| node.is_switch() || port.owns_lid(lid);
-                let fits = request.matches(PortInfoRecord::PORT_NUM, wanted.port_num, port_num)
-                    && lid.is_none_or(owns)
-                    && port_matches(request, &wanted.port_info, node, port_num, port);
-                if fits && port.shares_pkey(asking) {
-                    found.push(&port_info_record(request, &wanted, node, port_num, port))?;
-                }
+        while let Some((_, node, port_num, port)) = search.next_port(request, lid) {
+            let owns = |lid| node.is_switch() || port.owns_lid(lid);
+            let fits = request.matches(PortInfoRecord::PORT_NUM, wanted.port_num, port_num)
+                && lid.is_none_or(owns)
+                && port_matches(request, &wanted.port_info, node, port_num, port);
+            if fits && port.shares_pkey(asking) {
+                search.push(&port_info_record(request, &wanted, node, port_num, port))?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
-    pub(super) fn switch_info_records(request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn switch_info_records(request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: SwitchInfoRecord = request.record();
         let asking = request.requester()?.1;
-        let mut found = Records::none::<SwitchInfoRecord>();
-        for id in request.topology().switches() {
-            let node = request.topology().node(*id);
-            let management = node.port(PortNum::SWITCH_MANAGEMENT);
-            let (Some(switch), Some(port)) = (&node.switch, management) else {
-                continue;
-            };
+        while let Some((_, _, switch, port)) = search.next_switch(request) {
             let fits = !request.has(SwitchInfoRecord::LID) || port.owns_lid(wanted.lid);
             if fits && port.shares_pkey(asking) {
                 let mut record = SwitchInfoRecord {
@@ -112,35 +95,28 @@ impl Sa {
                     ..SwitchInfoRecord::default()
                 };
                 record.set_switch_info(&switch.info);
-                found.push(&record)?;
+                search.push(&record)?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
-    pub(super) fn link_records(request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn link_records(request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: LinkRecord = request.record();
         request.requester()?;
         let from = request.has(LinkRecord::FROM_LID).then_some(wanted.from_lid);
-        let mut found = Records::none::<LinkRecord>();
-        for node in request.nodes(from) {
-            for (port, _) in request.topology().node(node).ports() {
-                let id = PortId { node, port };
-                if let Some(record) = link_record(request, &wanted, id) {
-                    found.push(&record)?;
-                }
+        while let Some((node, _, port, _)) = search.next_port(request, from) {
+            if let Some(record) = link_record(request, &wanted, PortId { node, port }) {
+                search.push(&record)?;
             }
         }
-        Ok(found)
+        Ok(())
     }
 
-    pub(super) fn sm_info_records(request: &Request<'_>) -> Outcome {
-        request.only_queries()?;
+    pub(super) fn sm_info_records(request: &Request<'_>, search: &mut Search) -> Found {
         let wanted: SmInfoRecord = request.record();
         let asking = request.requester()?.1;
         let own = (request.view.manager.guid, request.view.manager);
-        let mut found = Records::none::<SmInfoRecord>();
         for (guid, info) in core::iter::once(own).chain(request.view.other_managers.iter().copied())
         {
             let port = request.topology().port_by_guid(guid);
@@ -161,10 +137,11 @@ impl Sa {
                     sm_key: Default::default(),
                     ..info
                 });
-                found.push(&record)?;
+                search.push(&record)?;
             }
         }
-        Ok(found)
+        search.complete();
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use ib_wire::smp::SmInfo;
 use ib_wire::{Guid, SmKey};
 use zerocopy::network_endian::U16;
 
-use crate::topology::{NodeId, Port, PortId, Topology};
+use crate::topology::{Port, PortId, Topology};
 
 /// Most bytes of records in an answer: what the MAD agents of clients take by default. A request
 /// that matches more is refused for lack of resources.
@@ -42,38 +42,28 @@ impl From<MadStatus> for Refusal {
 }
 
 /// The records that answer a request.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Records {
     bytes: Vec<u8>,
-    size: usize,
     offset: u16,
     count: usize,
 }
 
 impl Records {
-    /// No records of a type yet.
-    pub(super) fn none<R: SaRecord>() -> Self {
-        Self {
-            bytes: Vec::new(),
-            size: size_of::<R>(),
-            offset: R::ATTRIBUTE_OFFSET,
-            count: 0,
-        }
-    }
-
     /// One record.
     pub(super) fn one<R: SaRecord>(record: &R) -> Result<Self, Refusal> {
-        let mut records = Self::none::<R>();
+        let mut records = Self::default();
         records.push(record)?;
         Ok(records)
     }
 
     /// Adds a record of the same type.
     pub(super) fn push<R: SaRecord>(&mut self, record: &R) -> Result<(), Refusal> {
-        let stride = usize::from(self.offset) * 8;
-        if self.bytes.len() + stride.max(self.size) > MAX_ANSWER {
+        let stride = usize::from(R::ATTRIBUTE_OFFSET) * 8;
+        if self.bytes.len() + stride.max(size_of::<R>()) > MAX_ANSWER {
             return Err(MadStatus::SA_NO_RESOURCES.into());
         }
+        self.offset = R::ATTRIBUTE_OFFSET;
         self.bytes.extend_from_slice(record.as_bytes());
         self.count += 1;
         Ok(())
@@ -83,10 +73,18 @@ impl Records {
     pub(super) fn len(&self) -> usize {
         self.count
     }
+
+    /// Returns the number of bytes of all records.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
 }
 
 /// What a handler makes of a request.
 pub(super) type Outcome = Result<Records, Refusal>;
+
+/// How far a piece of a query came: its search says so, unless the query is refused.
+pub(super) type Found = Result<(), Refusal>;
 
 /// A request with what is known of its sender.
 #[derive(Clone, Copy, Debug)]
@@ -146,27 +144,6 @@ impl<'a> Request<'a> {
             .port_by_lid(self.from.lid)
             .ok_or(Refusal::Silent)?;
         Ok((id, self.topology().port(id).ok_or(Refusal::Silent)?))
-    }
-
-    /// The nodes that a LID narrows the search to: its owner, or all.
-    pub(super) fn nodes(&self, lid: Option<ib_wire::Lid>) -> Vec<NodeId> {
-        match lid {
-            Some(lid) => self
-                .topology()
-                .port_by_lid(lid)
-                .into_iter()
-                .map(|id| id.node)
-                .collect(),
-            None => self.topology().nodes().map(|(id, _)| id).collect(),
-        }
-    }
-
-    /// Refuses all methods but Get and GetTable.
-    pub(super) fn only_queries(&self) -> Result<(), Refusal> {
-        match self.method() {
-            Method::GET | Method::GET_TABLE => Ok(()),
-            _ => Err(MadStatus::UNSUPPORTED_METHOD_ATTRIBUTE.into()),
-        }
     }
 }
 

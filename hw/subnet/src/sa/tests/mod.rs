@@ -1,6 +1,7 @@
 //! The SA's rules, one by one, on a small subnet.
 
 mod membership;
+mod pieces;
 mod queries;
 mod registrations;
 
@@ -83,8 +84,14 @@ impl Subnet {
             other_managers: &[],
         };
         let message = Message::single(Mad::from_layout(mad));
-        self.sa
-            .handle(self.now, &view, &MadAddress::gsi(from), &message)
+        let mut answer = self
+            .sa
+            .handle(self.now, &view, &MadAddress::gsi(from), &message);
+        while self.sa.has_unfinished() {
+            assert!(answer.is_none(), "one answer");
+            answer = self.sa.make_piece(self.now, &view).map(|(_, made)| made);
+        }
+        answer
     }
 
     /// A request of a host; the first record of the answer, or the status.
