@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ib-vtime", &[]),
     ("mlx4-defs", &["ib-wire"]),
     ("hca-api", &["ib-wire", "ib-vtime"]),
+    ("ib-transport", &["ib-wire", "ib-vtime"]),
     ("ib-capture", &["ib-wire", "ib-vtime"]),
     (
         "emulated-hca",

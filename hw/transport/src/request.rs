@@ -1,0 +1,149 @@
+//! Requests of a send queue and how they end.
+
+use ib_wire::RKey;
+
+/// Bytes of the longest message that a RETH may announce (IBA 9.3.3, C9-94).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// A range of the peer's memory, as a RETH names it (IBA 9.3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// First byte, as the peer's region counts addresses.
+    pub addr: u64,
+    /// Key of the peer's memory.
+    pub rkey: RKey,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// The start of a range of the peer's memory; the request has the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteStart {
+    /// First byte, as the peer's region counts addresses.
+    pub addr: u64,
+    /// Key of the peer's memory.
+    pub rkey: RKey,
+}
+
+/// An atomic operation on 8 bytes; values are numbers, not bytes (IBA 9.4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Stores `swap` if memory holds `compare`.
+    CompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Adds modulo 2^64.
+    FetchAdd {
+        /// Value to add.
+        add: u64,
+    },
+}
+
+impl AtomicOp {
+    /// Returns the value that memory holds afterwards, if it held `original`.
+    #[must_use]
+    pub const fn apply(self, original: u64) -> u64 {
+        match self {
+            Self::CompareSwap { compare, swap } if compare == original => swap,
+            Self::CompareSwap { .. } => original,
+            Self::FetchAdd { add } => original.wrapping_add(add),
+        }
+    }
+
+    /// Returns `true` if both are of the same opcode.
+    pub(crate) const fn is_same_opcode(self, other: Self) -> bool {
+        matches!(
+            (self, other),
+            (Self::CompareSwap { .. }, Self::CompareSwap { .. })
+                | (Self::FetchAdd { .. }, Self::FetchAdd { .. })
+        )
+    }
+}
+
+/// The operation of a request (IBA 11.4.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Send.
+    Send,
+    /// Send with immediate data.
+    SendImmediate([u8; 4]),
+    /// Send that invalidates a key of the peer; RC only.
+    SendInvalidate(RKey),
+    /// RDMA write.
+    Write(RemoteStart),
+    /// RDMA write with immediate data.
+    WriteImmediate(RemoteStart, [u8; 4]),
+    /// RDMA read; RC only.
+    Read(RemoteStart),
+    /// Atomic operation; RC only.
+    Atomic(RemoteStart, AtomicOp),
+}
+
+impl Operation {
+    /// Returns `true` if the request ends with data from the peer: a read or an atomic operation.
+    #[must_use]
+    pub const fn is_read_or_atomic(self) -> bool {
+        matches!(self, Self::Read(_) | Self::Atomic(..))
+    }
+
+    /// Returns `true` if the peer needs a receive request for it.
+    #[must_use]
+    pub const fn takes_receive(self) -> bool {
+        matches!(
+            self,
+            Self::Send
+                | Self::SendImmediate(_)
+                | Self::SendInvalidate(_)
+                | Self::WriteImmediate(..)
+        )
+    }
+}
+
+/// A request of a send queue. `B` is the consumer's gather or scatter list, together with whatever
+/// names the request when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<B> {
+    /// Operation.
+    pub operation: Operation,
+    /// Gather list of a send or write, scatter list of a read or atomic operation.
+    pub buffer: B,
+    /// Bytes of the list. An atomic operation uses the first 8.
+    pub len: u32,
+    /// Starts only when every earlier read and atomic operation is complete (IBA 10.8.3.3).
+    pub fence: bool,
+    /// Asks for a solicited event at the receiver.
+    pub solicited: bool,
+}
+
+/// How a request of either queue ended (IBA 11.6.2; kernel `enum ib_wc_status`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// Done.
+    Success,
+    /// A message longer than the transport or the receive allows, or an answer of the wrong length.
+    LocalLength,
+    /// An operation that the service does not have, or a malformed request.
+    LocalQpOperation,
+    /// A gather or scatter entry does not name accessible memory.
+    LocalProtection,
+    /// The queue was in error.
+    Flushed,
+    /// The peer's answer does not fit the request.
+    BadResponse,
+    /// A key of the peer's request was refused while a receive was in progress.
+    LocalAccess,
+    /// The responder refused the request as malformed or not permitted by its queue pair. Of a receive:
+    /// the message broke off.
+    RemoteInvalidRequest,
+    /// The responder refused key, range or right.
+    RemoteAccess,
+    /// The responder failed to serve the request.
+    RemoteOperation,
+    /// Transport retries used up.
+    RetryExceeded,
+    /// RNR retries used up.
+    RnrRetryExceeded,
+}

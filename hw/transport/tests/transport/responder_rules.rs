@@ -1,0 +1,596 @@
+//! Rules of the responder, each by its number in README.md.
+
+use ib_transport::{
+    Answer, AtomicOp, Ending, Event, Outgoing, RemoteRange, RemoteStart, ResponderConfig, Response,
+    Run, RunOperation, Status,
+};
+use ib_vtime::Instant;
+use ib_wire::packet::NakCode;
+
+use crate::host::{QueueFault, Receive};
+use crate::network::{End, requester, responder};
+use crate::packets::{
+    ack, add, data, first, give, last, middle, nak, only, psn, read, responses, rnr, send, serve,
+    write,
+};
+use crate::random::{ALL, READ_ONLY, UNKNOWN, WRITE_ONLY, host};
+
+/// Returns an end that expects PSN 10 and has so many receives of 1000 bytes.
+fn end(receives: u64) -> End {
+    end_with(receives, |_| ())
+}
+
+fn end_with(receives: u64, change: impl FnOnce(&mut ResponderConfig)) -> End {
+    let mut host = host(0);
+    for id in 0..receives {
+        let at = 8192 + 1000 * usize::try_from(id).expect("small");
+        host.receives.push_back(Receive { id, at, len: 1000 });
+    }
+    let mut config = responder(10);
+    change(&mut config);
+    End::new(host, requester(0), config)
+}
+
+/// Serves a request and returns its responses with an MSN of 0.
+fn answers(end: &mut End, run: Run) -> Vec<Response> {
+    let with = serve(end, run).into_iter();
+    with.map(|response| Response {
+        msn: psn(0),
+        ..response
+    })
+    .collect()
+}
+
+/// Asserts that an end refuses a packet at PSN 10 with a NAK, an event and nothing else.
+fn assert_refused(mut end: End, run: Run, code: NakCode, event: Event) {
+    let before = end.host.memory.clone();
+    assert_eq!(answers(&mut end, run), [nak(10, code)], "{run:?}");
+    assert_eq!(end.host.events, [event], "{run:?}");
+    assert_eq!(end.host.received, [], "{run:?}");
+    assert!(end.host.memory == before, "{run:?}");
+    assert!(end.rc.is_failed(), "{run:?}");
+    assert_eq!(
+        serve(&mut end, send(10, 1)),
+        [],
+        "an end in error is silent"
+    );
+}
+
+fn assert_invalid(end: End, run: Run) {
+    assert_refused(end, run, NakCode::INVALID_REQUEST, Event::RequestError);
+}
+
+fn assert_access(end: End, run: Run) {
+    assert_refused(end, run, NakCode::REMOTE_ACCESS_ERROR, Event::AccessError);
+}
+
+#[test]
+fn t002_a_read_takes_as_many_psns_as_its_response_has_packets() {
+    let mut end = end(0);
+    serve(&mut end, read(10, ALL, 0, 600));
+    assert_eq!(end.rc.responder().expected_psn(), psn(13));
+    serve(&mut end, read(13, ALL, 0, 0));
+    serve(&mut end, add(14, ALL, 0, 1));
+    assert_eq!(end.rc.responder().expected_psn(), psn(15));
+}
+
+#[test]
+fn t003_responses_carry_the_psns_of_what_they_answer() {
+    let mut end = end(2);
+    assert_eq!(answers(&mut end, send(10, 5)), [ack(10)]);
+    let parts = [
+        data(11, true, false, 256),
+        data(12, false, false, 256),
+        data(13, false, true, 88),
+    ];
+    assert_eq!(answers(&mut end, read(11, ALL, 0, 600)), parts);
+    let answer = answers(&mut end, add(14, ALL, 0, 1));
+    assert_eq!(answer[0].psn, psn(14));
+    assert!(matches!(answer[0].answer, Answer::Atomic { .. }));
+}
+
+#[test]
+fn t003_a_read_that_fails_half_way_ends_in_a_nak_in_place_of_the_next_response() {
+    let mut end = end(0);
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(read(10, ALL, 0, 600)),
+    );
+    assert!(end.poll(Instant::ZERO, 1).is_some());
+    end.host.revoke(0);
+    let rest = responses(&mut end);
+    let refusal = Response {
+        msn: psn(1),
+        ..nak(11, NakCode::REMOTE_ACCESS_ERROR)
+    };
+    assert_eq!(rest, [refusal]);
+    assert_eq!(end.host.events, [Event::AccessError]);
+}
+
+#[test]
+fn t004_packets_of_wrong_sizes_are_invalid() {
+    for len in [0, 255, 257] {
+        assert_invalid(
+            end(0),
+            Run {
+                len,
+                ..first(write(10, ALL, 0, 600))
+            },
+        );
+    }
+    let mut end = end(0);
+    serve(&mut end, first(write(10, ALL, 0, 256)));
+    assert!(
+        end.rc.is_failed(),
+        "a first packet that leaves nothing for the last"
+    );
+}
+
+#[test]
+fn t009_requests_of_no_bytes_check_no_key() {
+    let mut end = end(3);
+    let nowhere = u64::MAX - 3;
+    assert_eq!(answers(&mut end, write(10, UNKNOWN, nowhere, 0)), [ack(10)]);
+    let empty = [data(11, true, true, 0)];
+    assert_eq!(answers(&mut end, read(11, UNKNOWN, nowhere, 0)), empty);
+    let range = RemoteRange {
+        addr: nowhere,
+        rkey: UNKNOWN,
+        len: 0,
+    };
+    let immediate = RunOperation::Write(Some(range), Ending::Immediate([1; 4]));
+    assert_eq!(answers(&mut end, only(12, immediate, 0)), [ack(12)]);
+    assert_eq!(answers(&mut end, send(13, 0)), [ack(13)]);
+    assert_eq!(end.host.received.len(), 2);
+    // The rights of the queue pair hold for them, too.
+    let closed = end_with(0, |config| config.rights.write = false);
+    assert_invalid(closed, write(10, ALL, 0, 0));
+}
+
+#[test]
+fn t026_one_nak_leaves_for_packets_that_are_ahead() {
+    let mut end = end(9);
+    let sequence = nak(10, NakCode::PSN_SEQUENCE_ERROR);
+    assert_eq!(answers(&mut end, send(12, 5)), [sequence]);
+    assert_eq!(answers(&mut end, send(13, 5)), []);
+    assert_eq!(answers(&mut end, send(10, 5)), [ack(10)]);
+    let again = nak(11, NakCode::PSN_SEQUENCE_ERROR);
+    assert_eq!(answers(&mut end, send(13, 5)), [again]);
+    // A duplicate shows that the requester went back: the NAK may have been lost.
+    assert_eq!(answers(&mut end, send(13, 5)), []);
+    assert_eq!(answers(&mut end, send(10, 5)), [ack(10)]);
+    assert_eq!(answers(&mut end, send(13, 5)), [again]);
+}
+
+#[test]
+fn t026_no_sequence_nak_leaves_after_an_rnr_nak() {
+    let mut end = end(0);
+    assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
+    assert_eq!(answers(&mut end, send(11, 5)), []);
+    assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
+}
+
+#[test]
+fn t027_a_duplicate_is_acknowledged_up_to_the_next_read_and_not_executed() {
+    let mut end = end(3);
+    serve(&mut end, write(10, ALL, 0, 5));
+    serve(&mut end, read(11, ALL, 0, 1000));
+    serve(&mut end, write(15, ALL, 0, 5));
+    serve(&mut end, send(16, 5));
+    let memory = end.host.memory.clone();
+    let msn = end.rc.responder().msn();
+    assert_eq!(answers(&mut end, write(10, ALL, 0, 6)), [ack(10)]);
+    assert_eq!(answers(&mut end, write(15, ALL, 0, 6)), [ack(16)]);
+    let silent = Run {
+        ack_request: false,
+        ..write(15, ALL, 0, 6)
+    };
+    assert_eq!(answers(&mut end, silent), []);
+    assert!(end.host.memory == memory);
+    assert_eq!(end.host.received.len(), 1);
+    assert_eq!(end.rc.responder().msn(), msn);
+}
+
+#[test]
+fn t027_a_duplicate_leaves_the_message_in_progress_alone() {
+    let mut end = end(2);
+    serve(&mut end, send(10, 5));
+    serve(&mut end, first(send(11, 0)));
+    assert_eq!(answers(&mut end, send(10, 5)), [ack(11)]);
+    serve(&mut end, last(send(12, 4)));
+    assert_eq!(end.host.received[1].len, 260);
+}
+
+#[test]
+fn t028_a_duplicate_read_is_served_again_from_memory_as_it_is_now() {
+    let mut end = end(0);
+    serve(&mut end, read(10, ALL, 64, 600));
+    end.host.memory[64 + 256] ^= 0xff;
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(read(11, ALL, 64 + 256, 344)),
+    );
+    let (answer, payload) = end.poll(Instant::ZERO, 9).expect("an answer");
+    let Outgoing::Response(answer) = answer else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(
+        (answer.psn, answer.packets, answer.msn),
+        (psn(11), 2, psn(1))
+    );
+    let first = matches!(
+        answer.answer,
+        Answer::Read {
+            first: true,
+            last: true,
+            ..
+        }
+    );
+    assert!(first && payload == end.host.memory[320..664]);
+}
+
+#[test]
+fn t028_a_read_that_is_not_remembered_is_dropped() {
+    let mut end = end(0);
+    serve(&mut end, read(10, ALL, 64, 600));
+    for wrong in [
+        read(11, ALL, 64 + 255, 344),
+        read(11, ALL, 64 + 256, 345),
+        read(11, ALL, 64 + 256, 300),
+        read(11, READ_ONLY, 64 + 256, 344),
+        read(9, ALL, 64, 600),
+        add(10, ALL, 64, 1),
+    ] {
+        assert_eq!(answers(&mut end, wrong), [], "{wrong:?}");
+    }
+    serve(&mut end, read(12, ALL, 64 + 512, 88));
+    assert_eq!(answers(&mut end, read(10, ALL, 64, 600)), [], "it went on");
+    end.host.revoke(0);
+    assert_eq!(answers(&mut end, read(12, ALL, 64 + 512, 88)), []);
+    assert!(!end.rc.is_failed());
+}
+
+#[test]
+fn t029_a_duplicate_atomic_returns_the_value_that_is_remembered() {
+    let mut end = end(0);
+    let once = answers(&mut end, add(10, ALL, 8, 5));
+    serve(&mut end, add(11, ALL, 8, 5));
+    let memory = end.host.memory.clone();
+    assert_eq!(answers(&mut end, add(10, ALL, 8, 5)), once);
+    assert!(end.host.memory == memory);
+    let start = RemoteStart { addr: 8, rkey: ALL };
+    let swap = AtomicOp::CompareSwap {
+        compare: 0,
+        swap: 0,
+    };
+    let other = only(10, RunOperation::Atomic(start, swap), 0);
+    assert_eq!(answers(&mut end, other), []);
+    assert_eq!(end.host.atomics, 2);
+}
+
+#[test]
+fn t030_the_newest_reads_and_atomics_are_remembered() {
+    let mut end = end(0);
+    for at in 10..15 {
+        serve(&mut end, add(at, ALL, 8, 1));
+    }
+    assert_eq!(answers(&mut end, add(10, ALL, 8, 1)), []);
+    assert_eq!(answers(&mut end, add(11, ALL, 8, 1)).len(), 1);
+}
+
+#[test]
+fn t030_more_unanswered_reads_than_the_depth_are_invalid() {
+    let mut end = end(0);
+    for at in 10..15 {
+        give(
+            &mut end,
+            Instant::ZERO,
+            Outgoing::Request(read(at, ALL, 8, 1)),
+        );
+    }
+    assert!(end.rc.is_failed());
+    let last = responses(&mut end).last().copied().expect("a refusal");
+    assert_eq!(
+        (last.psn, last.answer),
+        (psn(14), nak(14, NakCode::INVALID_REQUEST).answer)
+    );
+    assert_invalid(
+        end_with(0, |config| config.max_reads = 0),
+        read(10, ALL, 0, 1),
+    );
+}
+
+#[test]
+fn t031_opcodes_out_of_sequence_are_invalid() {
+    assert_invalid(end(1), middle(send(10, 0)));
+    assert_invalid(end(1), last(send(10, 3)));
+    assert_invalid(end(1), last(write(10, ALL, 0, 3)));
+    let within = [
+        send(11, 5),
+        first(send(11, 0)),
+        last(write(11, ALL, 0, 3)),
+        read(11, ALL, 0, 1),
+        add(11, ALL, 0, 1),
+        only(11, RunOperation::Reserved, 0),
+    ];
+    for run in within {
+        let mut end = end(2);
+        serve(&mut end, first(send(10, 0)));
+        assert_eq!(answers(&mut end, run), [nak(11, NakCode::INVALID_REQUEST)]);
+        assert_eq!(end.host.received[0].status, Status::RemoteInvalidRequest);
+        assert_eq!(end.host.events, [], "the receive says it");
+    }
+}
+
+#[test]
+fn t032_requests_without_the_right_of_the_queue_pair_are_invalid() {
+    let closed = || end_with(1, |config| config.rights = Default::default());
+    assert_invalid(closed(), write(10, ALL, 0, 3));
+    assert_invalid(closed(), read(10, ALL, 0, 3));
+    assert_invalid(closed(), add(10, ALL, 0, 3));
+    assert_invalid(end(1), only(10, RunOperation::Reserved, 0));
+}
+
+#[test]
+fn t033_a_missing_receive_is_asked_for_again_and_the_psn_stays() {
+    let mut end = end(0);
+    assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
+    assert_eq!(end.rc.responder().expected_psn(), psn(10));
+    end.host.receives.push_back(Receive {
+        id: 0,
+        at: 8192,
+        len: 9,
+    });
+    assert_eq!(answers(&mut end, send(10, 5)), [ack(10)]);
+}
+
+#[test]
+fn t033_a_write_with_immediate_takes_its_receive_with_the_last_packet_and_after_the_key() {
+    let mut end = end(0);
+    let range = RemoteRange {
+        addr: 0,
+        rkey: ALL,
+        len: 300,
+    };
+    let immediate = RunOperation::Write(Some(range), Ending::Immediate([1; 4]));
+    let whole = Run {
+        packets: 2,
+        ..only(10, immediate, 300)
+    };
+    assert_eq!(answers(&mut end, whole), [rnr(11, 12)]);
+    assert_eq!(end.rc.responder().expected_psn(), psn(11));
+    assert_eq!(end.host.memory[255], 255, "the first packet is placed");
+    let range = RemoteRange {
+        rkey: READ_ONLY,
+        ..range
+    };
+    let wrong = RunOperation::Write(Some(range), Ending::Immediate([1; 4]));
+    assert_access(
+        end_with(0, |_| ()),
+        Run {
+            packets: 2,
+            ..only(10, wrong, 300)
+        },
+    );
+}
+
+#[test]
+fn t034_payloads_other_than_announced_are_invalid() {
+    let range = RemoteRange {
+        addr: 0,
+        rkey: ALL,
+        len: 9,
+    };
+    let operation = RunOperation::Write(Some(range), Ending::Plain);
+    for len in [0, 8, 10] {
+        assert_invalid(end(0), only(10, operation, len));
+    }
+    let long = RemoteRange {
+        len: (1 << 31) + 1,
+        ..range
+    };
+    let operation = RunOperation::Write(Some(long), Ending::Plain);
+    assert_invalid(end(0), first(only(10, operation, 0)));
+    assert_invalid(end(0), only(10, RunOperation::Read(long), 0));
+    assert_invalid(
+        end(0),
+        Run {
+            len: 4,
+            ..read(10, ALL, 0, 4)
+        },
+    );
+}
+
+#[test]
+fn t034_a_send_longer_than_its_receive_is_invalid_and_completes_it() {
+    let mut end = end(1);
+    let whole = Run {
+        packets: 5,
+        ..send(10, 1100)
+    };
+    assert_eq!(
+        answers(&mut end, whole),
+        [nak(13, NakCode::INVALID_REQUEST)]
+    );
+    assert_eq!(end.host.received[0].status, Status::LocalLength);
+    assert_eq!(end.host.events, []);
+}
+
+#[test]
+fn t035_an_unaligned_atomic_is_invalid() {
+    assert_invalid(end(0), add(10, ALL, 4, 1));
+    assert_invalid(end(0), add(10, UNKNOWN, 1, 1));
+}
+
+#[test]
+fn t036_a_key_that_does_not_allow_the_whole_message_refuses_its_first_packet() {
+    assert_access(end(0), write(10, READ_ONLY, 0, 5));
+    assert_access(end(0), write(10, UNKNOWN, 0, 5));
+    assert_access(end(0), write(10, ALL, u64::MAX, 5));
+    assert_access(end(0), first(write(10, ALL, 4096 - 300, 301)));
+    assert_access(end(0), read(10, WRITE_ONLY, 0, 5));
+    assert_access(end(0), add(10, READ_ONLY, 0, 5));
+}
+
+#[test]
+fn t036_a_region_that_goes_during_a_write_refuses_the_next_packet() {
+    let mut end = end(0);
+    assert_eq!(answers(&mut end, first(write(10, ALL, 0, 300))), []);
+    end.host.revoke(0);
+    let refusal = nak(11, NakCode::REMOTE_ACCESS_ERROR);
+    assert_eq!(answers(&mut end, last(write(11, ALL, 0, 44))), [refusal]);
+    assert_eq!(end.host.events, [Event::AccessError]);
+}
+
+#[test]
+fn t037_a_receive_without_memory_is_an_operational_error() {
+    let mut end = end(1);
+    end.host.bad_receives.insert(0);
+    let refusal = nak(10, NakCode::REMOTE_OPERATIONAL_ERROR);
+    assert_eq!(answers(&mut end, send(10, 5)), [refusal]);
+    assert_eq!(end.host.received[0].status, Status::LocalProtection);
+    assert_eq!(end.host.events, []);
+}
+
+#[test]
+fn t037_a_malformed_receive_is_an_operational_error() {
+    let mut end = end(2);
+    end.host.queue_fault = QueueFault::Malformed;
+    let refusal = nak(10, NakCode::REMOTE_OPERATIONAL_ERROR);
+    assert_eq!(answers(&mut end, send(10, 5)), [refusal]);
+    assert_eq!(end.host.received[0].status, Status::LocalQpOperation);
+    assert_eq!(end.host.events, []);
+    assert!(end.rc.is_failed());
+}
+
+#[test]
+fn t038_a_send_invalidates_its_key_before_the_receive_completes() {
+    let invalidate = |rkey| RunOperation::Send(Ending::Invalidate(rkey));
+    let mut good = end(1);
+    assert_eq!(answers(&mut good, only(10, invalidate(ALL), 5)), [ack(10)]);
+    assert_eq!(good.host.received[0].invalidated, Some(ALL));
+    assert_eq!(good.host.keys[0].generation, 1);
+    let mut bad = end(1);
+    let refusal = nak(10, NakCode::REMOTE_ACCESS_ERROR);
+    assert_eq!(
+        answers(&mut bad, only(10, invalidate(UNKNOWN), 5)),
+        [refusal]
+    );
+    assert_eq!(bad.host.received[0].status, Status::LocalAccess);
+    assert_eq!(bad.host.events, []);
+}
+
+#[test]
+fn t039_a_receive_queue_out_of_reach_is_fatal_and_answered_by_nothing() {
+    let mut end = end(2);
+    end.host.queue_fault = QueueFault::Unreachable;
+    assert_eq!(serve(&mut end, send(10, 5)), []);
+    assert_eq!(end.host.received, []);
+    assert_eq!(end.host.events, [Event::Fatal]);
+    assert!(end.rc.is_failed());
+}
+
+#[test]
+fn t040_no_acknowledgement_passes_an_unsent_read_response() {
+    let mut end = end(3);
+    for run in [
+        send(10, 5),
+        read(11, ALL, 0, 600),
+        send(14, 5),
+        add(15, ALL, 0, 1),
+        send(16, 5),
+        send(17, 5),
+    ] {
+        give(&mut end, Instant::ZERO, Outgoing::Request(run));
+    }
+    let psns: Vec<_> = responses(&mut end).iter().map(|r| r.psn.get()).collect();
+    assert_eq!(
+        psns,
+        [11, 12, 13, 15, 16, 17],
+        "the fourth send has no receive"
+    );
+}
+
+#[test]
+fn t041_the_msn_counts_completed_requests() {
+    let mut end = end(3);
+    let mut msn = |run| serve(&mut end, run).last().map(|r| r.msn.get());
+    assert_eq!(msn(send(10, 5)), Some(1));
+    assert_eq!(msn(first(write(11, ALL, 0, 300))), None);
+    assert_eq!(msn(last(write(12, ALL, 0, 44))), Some(2));
+    assert_eq!(msn(read(13, ALL, 0, 5)), Some(3));
+    assert_eq!(msn(add(14, ALL, 0, 5)), Some(4));
+    assert_eq!(msn(send(10, 5)), Some(4), "a duplicate counts for nothing");
+}
+
+#[test]
+fn t043_the_first_request_in_rtr_is_announced_once_and_before_it_is_served() {
+    let mut end = end(0);
+    end.rc = crate::network::Connection::new(requester(0), responder(10));
+    serve(&mut end, send(12, 5));
+    serve(&mut end, last(send(10, 5)));
+    assert_eq!(
+        end.host.events,
+        [Event::RequestError],
+        "neither passed the checks"
+    );
+    end.rc = crate::network::Connection::new(requester(0), responder(10));
+    end.host.events.clear();
+    assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
+    assert_eq!(end.host.events, [Event::CommunicationEstablished]);
+    serve(&mut end, send(10, 5));
+    assert_eq!(end.host.events.len(), 1);
+    end.rc = crate::network::Connection::new(requester(0), responder(10));
+    end.rc.start();
+    serve(&mut end, write(10, ALL, 0, 5));
+    assert_eq!(end.host.events.len(), 1, "in RTS nothing is announced");
+}
+
+#[test]
+fn t053_answers_owed_before_a_refused_request_leave_and_then_the_refusal() {
+    let mut end = end(0);
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(read(10, ALL, 0, 300)),
+    );
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(write(12, UNKNOWN, 0, 3)),
+    );
+    assert!(end.rc.is_failed());
+    let psns: Vec<_> = responses(&mut end).iter().map(|r| r.psn.get()).collect();
+    assert_eq!(psns, [10, 11, 12]);
+}
+
+#[test]
+fn t053_an_abort_drops_the_answers_and_flushes_the_receive_in_use() {
+    let mut end = end(1);
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(read(10, ALL, 0, 300)),
+    );
+    give(
+        &mut end,
+        Instant::ZERO,
+        Outgoing::Request(first(send(12, 3))),
+    );
+    end.rc.abort(&mut end.host);
+    assert_eq!(responses(&mut end), []);
+    assert_eq!(end.host.received[0].status, Status::Flushed);
+    assert_eq!(end.host.events, []);
+}
+
+#[test]
+fn t055_the_last_receive_of_a_shared_queue_is_announced_once_behind_its_completion() {
+    let mut end = end_with(1, |config| config.shared_receives = true);
+    serve(&mut end, first(send(10, 3)));
+    end.rc.abort(&mut end.host);
+    end.rc.abort(&mut end.host);
+    assert_eq!(end.host.received.len(), 1);
+    assert_eq!(end.host.events, [Event::LastReceiveReached]);
+}
