@@ -2,8 +2,8 @@
 
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::sa::{MultiPathRecord, PathRecord, SaMad, ServiceRecord};
-use ib_wire::{Gid, Lid, PKeyIndex, QKey, Qpn, SmKey, Tid};
+use ib_wire::sa::{McMemberRecord, MultiPathRecord, PathRecord, SaMad, ServiceRecord};
+use ib_wire::{Gid, Guid, Lid, PKeyIndex, QKey, Qpn, SmKey, Tid};
 use mad_mux::rmpp::RmppRole;
 use mad_mux::steering::Owner;
 use mad_mux::tid::Peer;
@@ -58,6 +58,13 @@ pub(crate) fn is_aggregated(mad: &MadHeader) -> bool {
         (AttributeId::MC_MEMBER_RECORD, Method::SET | Method::DELETE)
             | (AttributeId::INFORM_INFO, Method::SET)
     )
+}
+
+/// Returns `true` if an MCMemberRecord names the membership of another port than the one with `guid`.
+fn is_for_another(guid: Guid, mad: &Mad) -> bool {
+    let sa: &SaMad = mad.view();
+    sa.component_mask.contains(McMemberRecord::PORT_GID)
+        && sa.record::<McMemberRecord>().port_gid.interface_id() != guid
 }
 
 impl PortMux {
@@ -120,6 +127,11 @@ impl PortMux {
             pkey_index: checked.pkey_index,
         };
         let outcome = match mad.header.attribute_id {
+            // What the PF's software does for another port is no business of this one's groups: the SA
+            // judges by the partitions of both (IBA 15.2.5.17.1).
+            AttributeId::MC_MEMBER_RECORD if trusted && is_for_another(requester.guid, mad) => {
+                Outcome::Pass
+            }
             AttributeId::MC_MEMBER_RECORD => self.mcast.request(now, &requester, mad.view_mut()),
             AttributeId::INFORM_INFO => self.notices.request(now, &requester, mad.view_mut()),
             AttributeId::PATH_RECORD => return Ok(self.look_up_path(now, vf, checked, mad)),

@@ -1,7 +1,7 @@
 //! The PF's own software as a tenant of its port: statements 33, 61 and what it shares with the VFs.
 
 use ib_wire::cm::{self, CmReq, CmRtu};
-use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
 use ib_wire::notice::{InformInfo, TrapNumber};
 use ib_wire::sa::{ComponentMask, GuidInfoRecord, JoinState, McMemberRecord, SaMad};
 use ib_wire::{CommId, Gid, Guid, PKey, PortNum, SubnetPrefix, Tid};
@@ -138,6 +138,23 @@ fn no_quota_of_the_vfs_holds_for_the_pfs_own_software() {
     let tid = |number| frame(SM, path_query(number));
     sent(port.vf_sends(1, &tid(1)));
     assert_eq!(dropped(port.vf_sends(1, &tid(2))), DropReason::SaQuota);
+}
+
+#[test]
+fn the_pfs_own_software_joins_and_leaves_for_another_port_and_a_vf_does_not() {
+    let mut port = shared();
+    for (tid, method) in [(1, Method::SET), (2, Method::DELETE)] {
+        let mut proxy = join(1, peer_gid());
+        (proxy.header.method, proxy.header.tid) = (method, Tid::new(tid));
+        let out = sent(port.pf_sends(SM, proxy));
+        let asked: McMemberRecord = out.mad.view::<SaMad>().record();
+        assert_eq!(asked.port_gid, peer_gid());
+        let back = got(port.wire_sends(&from(SM), &answer(&out.mad)));
+        assert_eq!((back.vf, back.mad.header.tid), (PF, Tid::new(tid)));
+        let refused = got(port.vf_sends(1, &frame(SM, proxy)));
+        assert_eq!(refused.mad.header.status, MadStatus::SA_REQ_INVALID);
+    }
+    assert_eq!(port.mux.sizes().mcast_groups, 0, "no group of this port's");
 }
 
 #[test]
