@@ -8,12 +8,14 @@ extern crate std;
 
 mod connection;
 mod effects;
+mod inbound;
 mod psn;
 mod request;
 mod requester;
 mod responder;
 mod run;
 mod timing;
+mod unreliable;
 
 pub use connection::{Outgoing, ReliableConnection};
 pub use effects::*;
@@ -23,3 +25,4 @@ pub use requester::{Requester, RequesterConfig, RequesterState};
 pub use responder::{RemoteRights, Responder, ResponderConfig, ResponderState};
 pub use run::*;
 pub use timing::*;
+pub use unreliable::{UcReceiver, UcReceiverConfig, UcSender, UcSenderConfig, UcSenderState};

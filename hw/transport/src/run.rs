@@ -8,7 +8,7 @@
 use ib_wire::packet::AethSyndrome;
 use ib_wire::{Psn, RKey};
 
-use crate::request::{AtomicOp, RemoteRange, RemoteStart};
+use crate::request::{AtomicOp, Operation, RemoteRange, RemoteStart};
 use crate::timing::PathMtu;
 
 /// The operation of a run of request packets.
@@ -24,6 +24,40 @@ pub enum RunOperation {
     Atomic(RemoteStart, AtomicOp),
     /// An opcode that the service does not have.
     Reserved,
+}
+
+impl RunOperation {
+    /// Returns the operation with those extended headers only that a run carries with the message's first packet,
+    /// with its last one, with both or with neither.
+    pub(crate) const fn within(self, first: bool, last: bool) -> Self {
+        match self {
+            Self::Send(_) if !last => Self::Send(Ending::Plain),
+            Self::Write(range, ending) => Self::Write(
+                if first { range } else { None },
+                if last { ending } else { Ending::Plain },
+            ),
+            other => other,
+        }
+    }
+}
+
+impl Operation {
+    /// Returns the operation of the packets of a whole send or write of `len` bytes; `None` for others.
+    pub(crate) const fn as_message(self, len: u32) -> Option<RunOperation> {
+        let (to, ending) = match self {
+            Self::Send => return Some(RunOperation::Send(Ending::Plain)),
+            Self::SendImmediate(data) => return Some(RunOperation::Send(Ending::Immediate(data))),
+            Self::SendInvalidate(key) => return Some(RunOperation::Send(Ending::Invalidate(key))),
+            Self::Write(to) => (to, Ending::Plain),
+            Self::WriteImmediate(to, data) => (to, Ending::Immediate(data)),
+            Self::Read(_) | Self::Atomic(..) => return None,
+        };
+        let RemoteStart { addr, rkey } = to;
+        Some(RunOperation::Write(
+            Some(RemoteRange { addr, rkey, len }),
+            ending,
+        ))
+    }
 }
 
 /// The extended header of a message's last packet.
@@ -69,19 +103,10 @@ impl Run {
             return None;
         }
         let len = at.saturating_mul(pmtu.bytes()).min(self.len);
-        let front = match self.operation {
-            RunOperation::Send(_) => RunOperation::Send(Ending::Plain),
-            RunOperation::Write(range, _) => RunOperation::Write(range, Ending::Plain),
-            other => other,
-        };
-        let back = match self.operation {
-            RunOperation::Write(_, ending) => RunOperation::Write(None, ending),
-            other => other,
-        };
         Some((
             Self {
                 packets: at,
-                operation: front,
+                operation: self.operation.within(self.first, false),
                 last: false,
                 len,
                 ack_request: false,
@@ -91,7 +116,7 @@ impl Run {
             Self {
                 psn: self.psn.wrapping_add(at),
                 packets: self.packets - at,
-                operation: back,
+                operation: self.operation.within(false, self.last),
                 first: false,
                 len: self.len - len,
                 ..*self

@@ -5,8 +5,8 @@ use ib_vtime::Instant;
 use super::{Probe, Requester, RequesterState};
 use crate::effects::{Effects, LocalRight};
 use crate::psn::{MAX_UNACKNOWLEDGED, PsnOrder, count};
-use crate::request::{MAX_MESSAGE, Operation, RemoteRange, RemoteStart, Status};
-use crate::run::{Ending, Run, RunOperation};
+use crate::request::{MAX_MESSAGE, Operation, RemoteRange, Status};
+use crate::run::{Run, RunOperation};
 
 /// Bytes that an atomic operation returns.
 const ATOMIC_LEN: u32 = 8;
@@ -57,17 +57,7 @@ impl<B> Requester<B> {
                 self.send = slot.end();
                 run
             }
-            Operation::Send => self.part(RunOperation::Send(Ending::Plain), budget, fx)?,
-            Operation::SendImmediate(data) => {
-                self.part(RunOperation::Send(Ending::Immediate(data)), budget, fx)?
-            }
-            Operation::SendInvalidate(rkey) => {
-                self.part(RunOperation::Send(Ending::Invalidate(rkey)), budget, fx)?
-            }
-            Operation::Write(to) => self.part(write(to, len, Ending::Plain), budget, fx)?,
-            Operation::WriteImmediate(to, data) => {
-                self.part(write(to, len, Ending::Immediate(data)), budget, fx)?
-            }
+            operation => self.part(operation.as_message(len)?, budget, fx)?,
         };
         if self.slots.get(self.cursor).map(super::Slot::end) == Some(self.send) {
             self.cursor += 1;
@@ -177,7 +167,7 @@ impl<B> Requester<B> {
         let run = Run {
             psn: self.send,
             packets,
-            operation,
+            operation: operation.within(at == 0, last),
             first: at == 0,
             last,
             len: end - start,
@@ -185,32 +175,8 @@ impl<B> Requester<B> {
             solicited: last && slot.request.solicited && slot.request.operation.takes_receive(),
         };
         self.send = self.send.wrapping_add(packets);
-        Some(Run {
-            operation: headers_of(run),
-            ..run
-        })
+        Some(run)
     }
-}
-
-/// Returns the operation with those extended headers only that the packets of the run carry.
-fn headers_of(run: Run) -> RunOperation {
-    let at_end = |ending| if run.last { ending } else { Ending::Plain };
-    match run.operation {
-        RunOperation::Send(ending) => RunOperation::Send(at_end(ending)),
-        RunOperation::Write(range, ending) => {
-            RunOperation::Write(if run.first { range } else { None }, at_end(ending))
-        }
-        other => other,
-    }
-}
-
-fn write(to: RemoteStart, len: u32, ending: Ending) -> RunOperation {
-    let range = RemoteRange {
-        addr: to.addr,
-        rkey: to.rkey,
-        len,
-    };
-    RunOperation::Write(Some(range), ending)
 }
 
 /// Returns a request of one packet without payload.

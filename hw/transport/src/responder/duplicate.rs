@@ -1,7 +1,7 @@
 //! Requests that were executed before (IBA 9.7.5.1.1, 9.7.5.1.3).
 
+use super::Responder;
 use super::history::{Record, Stream};
-use super::{Responder, ResponderState};
 use crate::effects::{Effects, RemoteRight};
 use crate::psn::PsnOrder;
 use crate::request::{AtomicOp, RemoteRange};
@@ -13,8 +13,7 @@ impl<R: Copy, V> Responder<R, V> {
     where
         E: Effects<Region = R, Receive = V>,
     {
-        debug_assert!(self.state != ResponderState::Failed);
-        self.duplicates += 1;
+        self.duplicates += u64::from(run.packets);
         let answered = match run.operation {
             RunOperation::Send(_) | RunOperation::Write(..) => {
                 if run.ack_request {

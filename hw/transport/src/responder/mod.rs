@@ -7,9 +7,10 @@ mod history;
 use ib_wire::Psn;
 use ib_wire::packet::{AethSyndrome, NakCode};
 
-use crate::effects::{Effects, Event, Received, ReceivedKind};
+use crate::effects::{Effects, Event};
+use crate::inbound::{Inbound, Refusal};
 use crate::psn::PsnOrder;
-use crate::request::{RemoteRange, Status};
+use crate::request::Status;
 use crate::requester::NO_CREDITS;
 use crate::run::{Answer, Response, Run};
 use crate::timing::{PathMtu, RnrTimer};
@@ -55,42 +56,6 @@ pub enum ResponderState {
     Failed,
 }
 
-/// A message of which packets are still to come.
-#[derive(Clone, Copy, Debug)]
-enum Message<R> {
-    Send,
-    Write {
-        region: Option<R>,
-        range: RemoteRange,
-    },
-}
-
-/// A receive in use.
-#[derive(Clone, Copy, Debug)]
-struct Held<V> {
-    receive: V,
-    capacity: u64,
-}
-
-/// Why a request is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
-    /// No receive request.
-    NotReady,
-    /// Sequence, opcode, right of the queue pair, length or resource.
-    Invalid,
-    /// Longer than its receive.
-    TooLong,
-    /// Key, range or right of memory.
-    Access,
-    /// Memory of the receive request.
-    ReceiveMemory,
-    /// The receive request is malformed.
-    ReceiveMalformed,
-    /// The receive queue cannot be read.
-    ReceiveQueue,
-}
-
 /// The responder of a reliable connection. `R` is [`Effects::Region`], `V` is [`Effects::Receive`].
 #[derive(Clone, Debug)]
 pub struct Responder<R, V> {
@@ -100,11 +65,7 @@ pub struct Responder<R, V> {
     expected: Psn,
     /// Requests completed, modulo 2^24.
     msn: Psn,
-    message: Option<Message<R>>,
-    /// Bytes of the message in progress that arrived.
-    offset: u32,
-    /// Receive of the message in progress.
-    held: Option<Held<V>>,
+    inbound: Inbound<R, V>,
     history: History<R>,
     /// The first request in RTR was announced.
     announced: bool,
@@ -126,9 +87,7 @@ impl<R: Copy, V> Responder<R, V> {
             state: ResponderState::Listening,
             expected: config.first_psn,
             msn: Psn::default(),
-            message: None,
-            offset: 0,
-            held: None,
+            inbound: Inbound::new(),
             history: History::new(config.max_reads),
             announced: false,
             nak_sent: false,
@@ -157,7 +116,7 @@ impl<R: Copy, V> Responder<R, V> {
         self.msn
     }
 
-    /// Returns the duplicate requests that arrived, in runs.
+    /// Returns the duplicate request packets that arrived.
     #[must_use]
     pub const fn duplicates(&self) -> u64 {
         self.duplicates
@@ -388,18 +347,8 @@ impl<R: Copy, V> Responder<R, V> {
             return;
         }
         self.state = ResponderState::Failed;
-        self.message = None;
-        if let Some(held) = self.held.take() {
-            fx.complete_receive(Received {
-                receive: held.receive,
-                status,
-                kind: ReceivedKind::Send,
-                len: 0,
-                immediate: None,
-                invalidated: None,
-                solicited: false,
-            });
-        } else if let Some(event) = event {
+        let told = self.inbound.end(status, fx);
+        if let Some(event) = event.filter(|_| !told) {
             fx.raise(event);
         }
         if self.config.shared_receives {

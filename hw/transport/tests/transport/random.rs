@@ -37,7 +37,7 @@ pub(crate) fn below(random: &mut SplitMix64, bound: u64) -> u32 {
     u32::try_from(random.below(bound)).expect("a small bound")
 }
 
-fn pick<T: Copy>(random: &mut SplitMix64, of: &[T]) -> T {
+pub(crate) fn pick<T: Copy>(random: &mut SplitMix64, of: &[T]) -> T {
     of[below(random, of.len() as u64) as usize]
 }
 
