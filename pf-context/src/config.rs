@@ -11,6 +11,8 @@ use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
+use crate::services::ServiceLimits;
+
 /// How a wish of a VF's, or a match in doubt, is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
@@ -123,6 +125,8 @@ pub struct Limits {
     pub mcast: mcast_agg::Config,
     /// Subscriptions to notices.
     pub notices: mcast_agg::notices::Config,
+    /// Services registered at the SA.
+    pub services: ServiceLimits,
     /// Cached paths.
     pub paths: PathCacheConfig,
     /// Rate, queue and weight of each VF.

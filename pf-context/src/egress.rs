@@ -382,11 +382,15 @@ impl PortMux {
                     done => return Ok(done),
                 }
             }
-            ClassRoute::SubnAdm => self.guard_sa_request(vf, mad)?,
+            ClassRoute::SubnAdm => self.guard_sa_request(now, vf, mad)?,
             ClassRoute::Smp | ClassRoute::Transaction => {}
         }
         if TidMap::is_mapped(mad.header.method) {
             self.map_tid(now, vf, checked, mad)?;
+            if checked.route == ClassRoute::SubnAdm && vf != VfId::PF {
+                let is_to_sa = self.is_sa(checked.dlid());
+                self.services.note(now, vf, mad, mad.header.tid, is_to_sa);
+            }
         }
         Ok(Step::Send)
     }

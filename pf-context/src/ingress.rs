@@ -141,6 +141,9 @@ impl PortMux {
                     PortTransaction::Subscription(token) => {
                         self.notices.handle_response(now, token, answer)
                     }
+                    PortTransaction::Service(token) => {
+                        self.services.deleted(token.0, answer.header.status)
+                    }
                 };
                 if taken {
                     self.statistics.of(mad.header.mgmt_class).absorbed += 1;
@@ -246,6 +249,7 @@ impl PortMux {
             .answer(now, named, mad, &from)
             .map_err(|reason| Refused { vf, reason })?;
         self.paths.answered(now, wire_tid, mad);
+        self.services.answered(wire_tid.0, &mad.header);
         Ok(target)
     }
 

@@ -61,6 +61,11 @@
 //! LMC, and a VF may also still use the one before. So joins, leaves and subscriptions are aggregated
 //! whatever LID they are sent to, and a VF that asks elsewhere changes no GUIDs, no service of a sibling
 //! and uses no SM_Key there either.
+//!
+//! # Services
+//!
+//! A VF registers a bounded number of services ([`ServiceLimits`]), and those that it leaves behind when it is reset
+//! are deleted at the SA: see `services.rs`.
 #![forbid(unsafe_code)]
 
 mod alias_groups;
@@ -87,6 +92,7 @@ mod pkeys;
 mod port_reason;
 mod redirects;
 mod sa;
+mod services;
 mod statistics;
 mod vf;
 
@@ -104,4 +110,5 @@ pub use output::{
     WireSource,
 };
 pub use port_reason::{GuidObstacle, PortReason};
+pub use services::ServiceLimits;
 pub use statistics::{ClassStatistics, CountedClass, MadStatistics, Use, VfAges, VfUsage};

@@ -20,6 +20,7 @@ use crate::limiter::Limiter;
 use crate::output::{Cause, Output, Passed, Sizes, StateBytes};
 use crate::paths::WaitingRequest;
 use crate::pkeys::PortPKeys;
+use crate::services::Services;
 use crate::statistics::MadStatistics;
 use crate::vf::Vfs;
 
@@ -57,6 +58,7 @@ pub struct PortMux {
     pub(crate) mcast: McastAgg,
     pub(crate) notices: NoticeAgg,
     pub(crate) join_routes: JoinRoutes,
+    pub(crate) services: Services,
     pub(crate) paths: PathCache<WaitingRequest>,
     /// VFs whose alias has left its groups.
     pub(crate) groups_left: VecDeque<VfId>,
@@ -99,6 +101,7 @@ impl PortMux {
             ),
             notices: NoticeAgg::new(limits.notices),
             join_routes: JoinRoutes::default(),
+            services: Services::new(limits.services),
             paths: PathCache::new(limits.paths, seeds.next()),
             groups_left: VecDeque::new(),
             limiter: Limiter::new(limits.wire),
@@ -124,6 +127,7 @@ impl PortMux {
             self.cm.lock().machine.poll_timeout(),
             self.mcast.poll_timeout(),
             self.notices.poll_timeout(),
+            self.services.poll_timeout(),
             self.paths.poll_timeout(),
             self.limiter.next_ready(),
         ]
@@ -168,6 +172,12 @@ impl PortMux {
             path_cache: self.paths.len(),
             queued: self.limiter.queued(),
         }
+    }
+
+    /// Returns how many services a VF may have at the SA, those being deleted included.
+    #[must_use]
+    pub fn vf_services(&self, vf: VfId) -> usize {
+        self.services.count(vf)
     }
 
     /// Bytes that the tables take.

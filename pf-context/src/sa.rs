@@ -16,27 +16,33 @@ use crate::join_routes::WayBack;
 use crate::mux::PortMux;
 use crate::output::{Cause, Passed, Route, VfDelivery, VfEvent, WireSend};
 use crate::pf_software;
+use crate::services;
 
 /// A transaction of the port's own with the SA, by the machine that wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortTransaction {
     Membership(Token),
     Subscription(Token),
+    /// The deletion of a service.
+    Service(Token),
 }
 
 /// The port's own TIDs: the machine's token in the low bits, then which machine, and above it the
 /// transmission.
-const TOKEN_BITS: u32 = 47;
+const TOKEN_BITS: u32 = 46;
 const SUBSCRIPTION: u64 = 1 << TOKEN_BITS;
-const TRANSMISSION_SHIFT: u32 = TOKEN_BITS + 1;
+const SERVICE: u64 = 2 << TOKEN_BITS;
+const TRANSMISSION_SHIFT: u32 = TOKEN_BITS + 2;
 
 impl PortTransaction {
     pub(crate) const fn from_tid(tid: Tid) -> Self {
         let token = Token(tid.get() & (SUBSCRIPTION - 1));
-        if tid.get() & SUBSCRIPTION == 0 {
-            Self::Membership(token)
-        } else {
+        if tid.get() & SERVICE != 0 {
+            Self::Service(token)
+        } else if tid.get() & SUBSCRIPTION != 0 {
             Self::Subscription(token)
+        } else {
+            Self::Membership(token)
         }
     }
 
@@ -44,6 +50,7 @@ impl PortTransaction {
         let low = match self {
             Self::Membership(token) => token.0,
             Self::Subscription(token) => token.0 | SUBSCRIPTION,
+            Self::Service(token) => token.0 | SERVICE,
         };
         Tid::new((transmission as u64) << TRANSMISSION_SHIFT | low)
     }
@@ -86,13 +93,23 @@ impl PortMux {
 
     /// Keeps from a VF's SA request to another LID what would not go to the SA either: if the SM's
     /// port has several LIDs, this may be one of them after all, or the one that the SM had before.
-    pub(crate) fn guard_sa_request(&self, vf: VfId, mad: &mut Mad) -> Result<(), DropReason> {
+    pub(crate) fn guard_sa_request(
+        &mut self,
+        now: Instant,
+        vf: VfId,
+        mad: &mut Mad,
+    ) -> Result<(), DropReason> {
         let trusted = self.vfs.get(vf).is_some_and(|record| record.is_pf);
         if trusted || mad.header.method.is_answer() {
             return Ok(());
         }
         self.clear_sm_key(mad)?;
-        self.check_record(vf, mad)
+        self.check_record(vf, mad)?;
+        if self.services.permits(now, vf, mad) {
+            Ok(())
+        } else {
+            Err(DropReason::SaQuota)
+        }
     }
 
     /// Takes an SA MAD of a VF to the SM's LID, or one that [`is_aggregated`] to any.
@@ -118,6 +135,10 @@ impl PortMux {
         }
         if !trusted {
             self.check_record(vf, mad)?;
+            if !self.services.permits(now, vf, mad) {
+                services::refuse(mad);
+                return Ok(Step::Answered);
+            }
         }
         let record = self.vfs.get(vf).ok_or(DropReason::VfInReset)?;
         let requester = Requester {
@@ -294,6 +315,10 @@ impl PortMux {
                 O::Deliver { member, report } => self.copy_report(cause, member, &report),
                 O::Lost { members, .. } => self.ask_to_register(cause, members),
             }
+        }
+        while let Some((token, request)) = self.services.poll_deletion(now) {
+            let transaction = PortTransaction::Service(Token(token));
+            self.ask_for_port(now, cause, transaction, &request);
         }
         self.resume_requests(now, cause);
     }

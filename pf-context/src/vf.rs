@@ -281,6 +281,7 @@ impl PortMux {
         self.cm.lock().machine.vf_reset(now, vf, policy);
         self.mcast.reset(now, vf.into());
         self.notices.reset(now, vf.into());
+        self.services.reset(now, vf);
         self.join_routes.forget(vf);
         if self.policy.signal_reset {
             for transfer in &cut {

@@ -17,5 +17,6 @@ mod rate;
 mod redirects;
 mod rmpp;
 mod sa;
+mod services;
 mod statistics;
 mod texts;
