@@ -7,15 +7,7 @@ use crate::request::Request;
 use crate::requester::{Requester, RequesterConfig, RequesterState};
 use crate::responder::{Responder, ResponderConfig, ResponderState};
 use crate::run::{Response, Run};
-
-/// A run that leaves a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outgoing {
-    /// For the peer's responder.
-    Request(Run),
-    /// For the peer's requester.
-    Response(Response),
-}
+use crate::transfer::Transfer;
 
 /// The transport of an RC queue pair: a [`Requester`] and a [`Responder`] that fail together.
 ///
@@ -88,6 +80,19 @@ impl<B, R: Copy, V> ReliableConnection<B, R, V> {
         self.requester.post(request, fx);
     }
 
+    /// Takes whatever arrived; see [`Self::handle_request`] and [`Self::handle_response`].
+    ///
+    /// Poll [`Self::poll_transmit`] and [`Self::poll_timeout`] afterwards.
+    pub fn handle<E>(&mut self, now: Instant, transfer: &Transfer, fx: &mut E)
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        match transfer {
+            Transfer::Request(run) => self.handle_request(run, fx),
+            Transfer::Response(response) => self.handle_response(now, response, fx),
+        }
+    }
+
     /// Takes a run of request packets; see [`Responder::handle`].
     ///
     /// Poll [`Self::poll_transmit`] afterwards.
@@ -116,7 +121,7 @@ impl<B, R: Copy, V> ReliableConnection<B, R, V> {
     /// Poll until `None` after [`Self::start`], [`Self::post`], [`Self::handle_request`],
     /// [`Self::handle_response`] and [`Self::handle_timeout`], and [`Self::poll_timeout`] then.
     #[must_use]
-    pub fn poll_transmit<E>(&mut self, now: Instant, budget: u32, fx: &mut E) -> Option<Outgoing>
+    pub fn poll_transmit<E>(&mut self, now: Instant, budget: u32, fx: &mut E) -> Option<Transfer>
     where
         E: Effects<Buffer = B, Region = R, Receive = V>,
     {
@@ -125,32 +130,32 @@ impl<B, R: Copy, V> ReliableConnection<B, R, V> {
         } else {
             self.response(budget, fx)
         };
-        let outgoing = first.or_else(|| {
+        let transfer = first.or_else(|| {
             if self.responded {
                 self.response(budget, fx)
             } else {
                 self.request(now, budget, fx)
             }
         });
-        self.responded = matches!(outgoing, Some(Outgoing::Response(_)));
+        self.responded = matches!(transfer, Some(Transfer::Response(_)));
         self.fail_together(fx);
-        outgoing
+        transfer
     }
 
-    fn request<E>(&mut self, now: Instant, budget: u32, fx: &mut E) -> Option<Outgoing>
+    fn request<E>(&mut self, now: Instant, budget: u32, fx: &mut E) -> Option<Transfer>
     where
         E: Effects<Buffer = B, Region = R, Receive = V>,
     {
         let run = self.requester.poll_transmit(now, budget, fx);
-        run.map(Outgoing::Request)
+        run.map(Transfer::Request)
     }
 
-    fn response<E>(&mut self, budget: u32, fx: &mut E) -> Option<Outgoing>
+    fn response<E>(&mut self, budget: u32, fx: &mut E) -> Option<Transfer>
     where
         E: Effects<Buffer = B, Region = R, Receive = V>,
     {
         let response = self.responder.poll_transmit(budget, fx);
-        response.map(Outgoing::Response)
+        response.map(Transfer::Response)
     }
 
     /// Returns the time at which [`Self::handle_timeout`] is due, or `None` if no timer runs.

@@ -15,9 +15,10 @@ mod requester;
 mod responder;
 mod run;
 mod timing;
+mod transfer;
 mod unreliable;
 
-pub use connection::{Outgoing, ReliableConnection};
+pub use connection::ReliableConnection;
 pub use effects::*;
 pub use psn::{MAX_UNACKNOWLEDGED, PsnOrder};
 pub use request::*;
@@ -25,4 +26,5 @@ pub use requester::{Requester, RequesterConfig, RequesterState};
 pub use responder::{RemoteRights, Responder, ResponderConfig, ResponderState};
 pub use run::*;
 pub use timing::*;
+pub use transfer::{PacketHeaders, Transfer};
 pub use unreliable::{UcReceiver, UcReceiverConfig, UcSender, UcSenderConfig, UcSenderState};

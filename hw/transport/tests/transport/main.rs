@@ -1,6 +1,9 @@
 //! The machines of both ends against each other, against a model, and against hostile packets.
 
+mod both_ways;
+mod frames;
 mod host;
+mod hostile;
 mod model;
 mod network;
 mod packets;

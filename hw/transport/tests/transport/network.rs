@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 
 use ib_transport::{
-    AckTimeout, Outgoing, PathMtu, ReliableConnection, RemoteRights, RequesterConfig,
-    ResponderConfig, RetryCount, RnrRetryCount, RnrTimer,
+    AckTimeout, PathMtu, ReliableConnection, RemoteRights, RequesterConfig, ResponderConfig,
+    RetryCount, RnrRetryCount, RnrTimer, Transfer,
 };
 use ib_vtime::{Instant, SplitMix64};
+use ib_wire::packet::TransportService;
 use ib_wire::{Mtu, Psn};
 
+use crate::frames::{decode, encode};
 use crate::host::{Buffer, Host, Receive, Region};
 
 pub(crate) type Connection = ReliableConnection<Buffer, Region, Receive>;
@@ -61,37 +63,36 @@ impl End {
         Self { host, rc }
     }
 
-    pub(crate) fn take(&mut self, now: Instant, outgoing: &Outgoing, payload: &[u8]) {
+    pub(crate) fn take(&mut self, now: Instant, transfer: &Transfer, payload: &[u8]) {
         self.host.arriving.clear();
         self.host.arriving.extend_from_slice(payload);
-        match outgoing {
-            Outgoing::Request(run) => self.rc.handle_request(run, &mut self.host),
-            Outgoing::Response(response) => {
-                self.rc.handle_response(now, response, &mut self.host);
-            }
-        }
+        self.rc.handle(now, transfer, &mut self.host);
     }
 
-    pub(crate) fn poll(&mut self, now: Instant, budget: u32) -> Option<(Outgoing, Vec<u8>)> {
+    pub(crate) fn poll(&mut self, now: Instant, budget: u32) -> Option<(Transfer, Vec<u8>)> {
         self.host.staged.clear();
-        let outgoing = self.rc.poll_transmit(now, budget, &mut self.host)?;
+        let transfer = self.rc.poll_transmit(now, budget, &mut self.host)?;
         let payload = std::mem::take(&mut self.host.staged);
-        let len = match outgoing {
-            Outgoing::Request(run) => run.len,
-            Outgoing::Response(response) => response.payload_len(),
-        };
-        assert_eq!(payload.len(), len as usize, "{outgoing:?}");
-        Some((outgoing, payload))
+        let len = transfer.payload_len() as usize;
+        assert_eq!(payload.len(), len, "{transfer:?}");
+        Some((transfer, payload))
     }
 }
 
-/// Parts of 1000 of the runs that something happens to.
+/// Parts of 1000 of the packets that something happens to. What is no frame is lost when it is corrupted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) lose: u64,
     pub(crate) duplicate: u64,
     pub(crate) delay: u64,
     pub(crate) corrupt: u64,
+}
+
+/// What a network carries.
+#[derive(Clone, Debug)]
+enum Carried {
+    Whole(Transfer, Vec<u8>),
+    Frame(Vec<u8>),
 }
 
 /// A connection and its network.
@@ -103,8 +104,10 @@ pub(crate) struct Network {
     /// Largest run in packets.
     pub(crate) budget: u32,
     pub(crate) random: SplitMix64,
-    /// Runs under way, with the end that they go to.
-    wire: VecDeque<(usize, Outgoing, Vec<u8>)>,
+    /// Packets travel one by one, with checksums.
+    pub(crate) framed: bool,
+    /// What is under way, with the end that it goes to.
+    wire: VecDeque<(usize, Carried)>,
 }
 
 impl Network {
@@ -115,26 +118,52 @@ impl Network {
             faults: Faults::default(),
             budget,
             random: SplitMix64::new(seed),
+            framed: false,
             wire: VecDeque::new(),
         }
     }
 
-    fn send(&mut self, to: usize, outgoing: Outgoing, payload: Vec<u8>) {
+    /// Puts packets on the wire, as frames one by one if the network has links.
+    fn send(&mut self, to: usize, transfer: Transfer, payload: Vec<u8>) {
+        if !self.framed {
+            self.put(to, Carried::Whole(transfer, payload));
+            return;
+        }
+        let mut rest = (transfer, payload);
+        while let Some((front, back)) = rest.0.split(1, pmtu()) {
+            let behind = rest.1.split_off(front.payload_len() as usize);
+            self.put(
+                to,
+                Carried::Frame(encode(TransportService::Rc, &front, &rest.1)),
+            );
+            rest = (back, behind);
+        }
+        self.put(
+            to,
+            Carried::Frame(encode(TransportService::Rc, &rest.0, &rest.1)),
+        );
+    }
+
+    fn put(&mut self, to: usize, mut carried: Carried) {
         let faults = self.faults;
-        // The ICRC finds whatever corrupts a packet, and the adapter drops it.
-        if self.random.chance(faults.lose + faults.corrupt, 1000) {
+        if self.random.chance(faults.lose, 1000) {
             return;
         }
         if self.random.chance(faults.duplicate, 1000) {
-            self.wire.push_back((to, outgoing, payload.clone()));
+            self.wire.push_back((to, carried.clone()));
         }
+        if self.random.chance(faults.corrupt, 1000) {
+            let Carried::Frame(frame) = &mut carried else {
+                return;
+            };
+            let at = self.random.below(frame.len() as u64);
+            frame[usize::try_from(at).expect("small")] ^= 1 << self.random.below(8);
+        }
+        let mut at = self.wire.len();
         if self.random.chance(faults.delay, 1000) {
-            let at = self.random.below(self.wire.len() as u64 + 1);
-            let at = usize::try_from(at).expect("small");
-            self.wire.insert(at, (to, outgoing, payload));
-        } else {
-            self.wire.push_back((to, outgoing, payload));
+            at = usize::try_from(self.random.below(at as u64 + 1)).expect("small");
         }
+        self.wire.insert(at, (to, carried));
     }
 
     /// Polls both ends until they have nothing to send.
@@ -142,8 +171,8 @@ impl Network {
         for from in 0..2 {
             let budget =
                 1 + u32::try_from(self.random.below(u64::from(self.budget))).expect("small");
-            while let Some((outgoing, payload)) = self.ends[from].poll(self.now, budget) {
-                self.send(1 - from, outgoing, payload);
+            while let Some((transfer, payload)) = self.ends[from].poll(self.now, budget) {
+                self.send(1 - from, transfer, payload);
             }
         }
     }
@@ -152,8 +181,15 @@ impl Network {
     pub(crate) fn settle(&mut self) {
         self.transmit();
         let mut steps = 0;
-        while let Some((to, outgoing, payload)) = self.wire.pop_front() {
-            self.ends[to].take(self.now, &outgoing, &payload);
+        while let Some((to, carried)) = self.wire.pop_front() {
+            let arrived = match carried {
+                Carried::Whole(transfer, payload) => Some((transfer, payload)),
+                // The checksums find whatever corrupts a frame.
+                Carried::Frame(frame) => decode(&frame),
+            };
+            if let Some((transfer, payload)) = arrived {
+                self.ends[to].take(self.now, &transfer, &payload);
+            }
             self.transmit();
             steps += 1;
             assert!(steps < 1_000_000, "packets without end");

@@ -1,7 +1,7 @@
 //! Packets by hand.
 
 use ib_transport::{
-    Answer, AtomicOp, Ending, Outgoing, RemoteRange, RemoteStart, Response, Run, RunOperation,
+    Answer, AtomicOp, Ending, RemoteRange, RemoteStart, Response, Run, RunOperation, Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::{AethSyndrome, NakCode};
@@ -121,18 +121,18 @@ pub(crate) fn data(at: u32, first: bool, last: bool, len: u32) -> Response {
 }
 
 /// Gives an end a packet whose payload counts up from 0.
-pub(crate) fn give(end: &mut End, now: Instant, outgoing: Outgoing) {
-    let len = match outgoing {
-        Outgoing::Request(run) => run.len,
-        Outgoing::Response(response) => response.payload_len(),
+pub(crate) fn give(end: &mut End, now: Instant, transfer: Transfer) {
+    let len = match transfer {
+        Transfer::Request(run) => run.len,
+        Transfer::Response(response) => response.payload_len(),
     };
     let payload: Vec<u8> = (0..=u8::MAX).cycle().take(len as usize).collect();
-    end.take(now, &outgoing, &payload);
+    end.take(now, &transfer, &payload);
 }
 
 /// Gives an end a request and returns its responses.
 pub(crate) fn serve(end: &mut End, run: Run) -> Vec<Response> {
-    give(end, Instant::ZERO, Outgoing::Request(run));
+    give(end, Instant::ZERO, Transfer::Request(run));
     responses(end)
 }
 
@@ -140,9 +140,9 @@ pub(crate) fn serve(end: &mut End, run: Run) -> Vec<Response> {
 pub(crate) fn responses(end: &mut End) -> Vec<Response> {
     let polled = std::iter::from_fn(|| end.poll(Instant::ZERO, 1));
     polled
-        .filter_map(|(outgoing, _)| match outgoing {
-            Outgoing::Response(response) => Some(response),
-            Outgoing::Request(_) => None,
+        .filter_map(|(transfer, _)| match transfer {
+            Transfer::Response(response) => Some(response),
+            Transfer::Request(_) => None,
         })
         .collect()
 }

@@ -219,12 +219,13 @@ fn request(
 
 /// Posts everything and runs until nothing happens any more. Receives that come late are posted at the next
 /// timeout.
-pub(crate) fn run(sequence: &Sequence, faults: Faults, seed: u64) -> Network {
+pub(crate) fn run(sequence: &Sequence, faults: Faults, framed: bool, seed: u64) -> Network {
     let [a, b] = sequence.hosts.clone();
     let a = End::new(a, sequence.requester, responder(0));
     let b = End::new(b, requester(0), sequence.responder);
     let mut network = Network::new([a, b], sequence.budget, seed);
     network.faults = faults;
+    network.framed = framed;
     let mut late = sequence.late.clone();
     for request in &sequence.requests {
         let end = &mut network.ends[0];
@@ -279,6 +280,15 @@ fn assert_as_model(seed: u64, sequence: &Sequence, network: &Network) -> Status 
         memory[1] == b.memory,
         "seed {seed}: memory of the responder"
     );
+    if a.sends.iter().all(|(_, status)| *status == Status::Success) {
+        let [requester, responder] = &network.ends;
+        let at_rest = requester.rc.requester().next_psn();
+        assert_eq!(
+            responder.rc.responder().expected_psn(),
+            at_rest,
+            "seed {seed}"
+        );
+    }
     let worst = a.sends.iter().map(|(_, status)| *status);
     worst
         .max_by_key(|&status| status != Status::Success)
@@ -293,10 +303,15 @@ fn random_sequences_end_as_the_model_says() {
     for seed in 0..sequences() {
         let wrong = if seed % 2 == 0 { 0 } else { 60 };
         let sequence = generate(&mut random, &templates, wrong);
-        let network = run(&sequence, Faults::default(), seed);
+        let network = run(&sequence, Faults::default(), seed % 32 == 0, seed);
         let status = assert_as_model(seed, &sequence, &network);
         failed += u64::from(status != Status::Success);
         assert!(wrong > 0 || status == Status::Success, "seed {seed}");
+        assert!(
+            wrong > 0
+                || network.ends[1].rc.responder().duplicates() == 0
+                || !sequence.late.is_empty()
+        );
         assert_eq!(network.ends[0].rc.requester().len(), 0);
     }
     assert!(
@@ -365,7 +380,7 @@ fn lossy_networks_change_nothing_that_a_program_sees() {
         };
         let mut sequence = generate(&mut random, &templates, 0);
         sequence.requester.retries = RetryCount::from_low_bits(7);
-        let network = run(&sequence, faults, seed);
+        let network = run(&sequence, faults, seed % 4 == 0, seed);
         let sends = &network.ends[0].host.sends;
         if sends
             .iter()

@@ -1,8 +1,8 @@
 //! Rules of the responder, each by its number in README.md.
 
 use ib_transport::{
-    Answer, AtomicOp, Ending, Event, Outgoing, RemoteRange, RemoteStart, ResponderConfig, Response,
-    Run, RunOperation, Status,
+    Answer, AtomicOp, Ending, Event, RemoteRange, RemoteStart, ResponderConfig, Response, Run,
+    RunOperation, Status, Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::NakCode;
@@ -95,7 +95,7 @@ fn t003_a_read_that_fails_half_way_ends_in_a_nak_in_place_of_the_next_response()
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(read(10, ALL, 0, 600)),
+        Transfer::Request(read(10, ALL, 0, 600)),
     );
     assert!(end.poll(Instant::ZERO, 1).is_some());
     end.host.revoke(0);
@@ -210,10 +210,10 @@ fn t028_a_duplicate_read_is_served_again_from_memory_as_it_is_now() {
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(read(11, ALL, 64 + 256, 344)),
+        Transfer::Request(read(11, ALL, 64 + 256, 344)),
     );
     let (answer, payload) = end.poll(Instant::ZERO, 9).expect("an answer");
-    let Outgoing::Response(answer) = answer else {
+    let Transfer::Response(answer) = answer else {
         panic!("{answer:?}");
     };
     assert_eq!(
@@ -287,7 +287,7 @@ fn t030_more_unanswered_reads_than_the_depth_are_invalid() {
         give(
             &mut end,
             Instant::ZERO,
-            Outgoing::Request(read(at, ALL, 8, 1)),
+            Transfer::Request(read(at, ALL, 8, 1)),
         );
     }
     assert!(end.rc.is_failed());
@@ -503,7 +503,7 @@ fn t040_no_acknowledgement_passes_an_unsent_read_response() {
         send(16, 5),
         send(17, 5),
     ] {
-        give(&mut end, Instant::ZERO, Outgoing::Request(run));
+        give(&mut end, Instant::ZERO, Transfer::Request(run));
     }
     let psns: Vec<_> = responses(&mut end).iter().map(|r| r.psn.get()).collect();
     assert_eq!(
@@ -554,12 +554,12 @@ fn t053_answers_owed_before_a_refused_request_leave_and_then_the_refusal() {
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(read(10, ALL, 0, 300)),
+        Transfer::Request(read(10, ALL, 0, 300)),
     );
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(write(12, UNKNOWN, 0, 3)),
+        Transfer::Request(write(12, UNKNOWN, 0, 3)),
     );
     assert!(end.rc.is_failed());
     let psns: Vec<_> = responses(&mut end).iter().map(|r| r.psn.get()).collect();
@@ -572,12 +572,12 @@ fn t053_an_abort_drops_the_answers_and_flushes_the_receive_in_use() {
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(read(10, ALL, 0, 300)),
+        Transfer::Request(read(10, ALL, 0, 300)),
     );
     give(
         &mut end,
         Instant::ZERO,
-        Outgoing::Request(first(send(12, 3))),
+        Transfer::Request(first(send(12, 3))),
     );
     end.rc.abort(&mut end.host);
     assert_eq!(responses(&mut end), []);

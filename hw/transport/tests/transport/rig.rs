@@ -1,7 +1,7 @@
 //! A requester whose peer is the test.
 
 use ib_transport::{
-    AtomicOp, Operation, Outgoing, RemoteStart, Request, RequesterConfig, Response, Run, Status,
+    AtomicOp, Operation, RemoteStart, Request, RequesterConfig, Response, Run, Status, Transfer,
 };
 use ib_vtime::{Duration, Instant};
 
@@ -72,9 +72,9 @@ impl Rig {
     pub(crate) fn packets(&mut self) -> Vec<Run> {
         let polled = std::iter::from_fn(|| self.end.poll(self.now, 1));
         polled
-            .filter_map(|(outgoing, _)| match outgoing {
-                Outgoing::Request(run) => Some(run),
-                Outgoing::Response(_) => None,
+            .filter_map(|(transfer, _)| match transfer {
+                Transfer::Request(run) => Some(run),
+                Transfer::Response(_) => None,
             })
             .collect()
     }
@@ -84,7 +84,7 @@ impl Rig {
     }
 
     pub(crate) fn reply(&mut self, response: Response) -> &mut Self {
-        give(&mut self.end, self.now, Outgoing::Response(response));
+        give(&mut self.end, self.now, Transfer::Response(response));
         self
     }
 

@@ -1,8 +1,8 @@
 //! Taking two runs one after the other and as one leaves the same behind.
 
 use ib_transport::{
-    Answer, Ending, Outgoing, ReliableConnection, RemoteRange, RemoteStart, ResponderState,
-    Response, Run, RunOperation, UcReceiver, UcReceiverConfig,
+    Answer, Ending, ReliableConnection, RemoteRange, RemoteStart, ResponderState, Response, Run,
+    RunOperation, Transfer, UcReceiver, UcReceiverConfig,
 };
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::packet::{AethSyndrome, NakCode};
@@ -120,8 +120,8 @@ fn assert_same(case: u64, whole: &End, parts: &End) {
 fn told(end: &mut End) -> (Option<AethSyndrome>, Vec<(u32, u32)>) {
     let mut refusal = None;
     let mut data = Vec::new();
-    while let Some((outgoing, payload)) = end.poll(Instant::ZERO, 3) {
-        if let Outgoing::Response(response) = outgoing {
+    while let Some((transfer, payload)) = end.poll(Instant::ZERO, 3) {
+        if let Transfer::Response(response) = transfer {
             match response.answer {
                 Answer::Acknowledge(AethSyndrome::Ack { .. }) => {}
                 Answer::Acknowledge(syndrome) => refusal = Some(syndrome),
@@ -155,18 +155,18 @@ fn requests_taken_whole_and_in_parts_leave_the_same() {
             let near = whole.rc.responder().expected_psn().get();
             let run = any_run(&mut random, near);
             let bytes = payload(&mut random, run.len);
-            whole.take(Instant::ZERO, &Outgoing::Request(run), &bytes);
+            whole.take(Instant::ZERO, &Transfer::Request(run), &bytes);
             let mut rest = run;
             let mut at = 0;
             while let Some((front, back)) =
                 rest.split(1 + below(&mut random, u64::from(rest.packets)), pmtu())
             {
                 let end = at + front.len as usize;
-                parts.take(Instant::ZERO, &Outgoing::Request(front), &bytes[at..end]);
+                parts.take(Instant::ZERO, &Transfer::Request(front), &bytes[at..end]);
                 (rest, at) = (back, end);
                 split += 1;
             }
-            parts.take(Instant::ZERO, &Outgoing::Request(rest), &bytes[at..]);
+            parts.take(Instant::ZERO, &Transfer::Request(rest), &bytes[at..]);
             assert_same(case, &whole, &parts);
             if random.chance(1, 2) {
                 assert_eq!(told(&mut whole), told(&mut parts), "case {case}");
@@ -196,17 +196,17 @@ fn responses_taken_whole_and_in_parts_leave_the_same() {
             let near = first.wrapping_add(below(&mut random, 12)).wrapping_sub(2);
             let response = any_response(&mut random, near);
             let bytes = payload(&mut random, response.payload_len());
-            whole.take(Instant::ZERO, &Outgoing::Response(response), &bytes);
+            whole.take(Instant::ZERO, &Transfer::Response(response), &bytes);
             let mut rest = response;
             let mut at = 0;
             while let Some((front, back)) =
                 rest.split(1 + below(&mut random, u64::from(rest.packets)), pmtu())
             {
                 let end = at + front.payload_len() as usize;
-                parts.take(Instant::ZERO, &Outgoing::Response(front), &bytes[at..end]);
+                parts.take(Instant::ZERO, &Transfer::Response(front), &bytes[at..end]);
                 (rest, at) = (back, end);
             }
-            parts.take(Instant::ZERO, &Outgoing::Response(rest), &bytes[at..]);
+            parts.take(Instant::ZERO, &Transfer::Response(rest), &bytes[at..]);
             assert_same(case, &whole, &parts);
         }
     }

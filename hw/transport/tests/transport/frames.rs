@@ -1,0 +1,129 @@
+//! Transfers as frames with checksums.
+
+use ib_transport::Transfer;
+use ib_vtime::SplitMix64;
+use ib_wire::packet::{Bth, Lrh, Packet, TransportFrame, TransportService};
+use ib_wire::{Lid, PKey};
+
+use crate::packets::{ACK, ack, add, data, first, last, middle, only, psn, read, response, write};
+use crate::random::ALL;
+use crate::splitting::{any_response, any_run};
+
+/// Writes a transfer of one packet as a frame.
+pub(crate) fn encode(service: TransportService, transfer: &Transfer, payload: &[u8]) -> Vec<u8> {
+    let headers = transfer
+        .headers(service)
+        .expect("one packet of a known opcode");
+    let mut bth = Bth {
+        opcode: headers.opcode,
+        pkey: PKey::DEFAULT_FULL,
+        psn: headers.psn,
+        ..Bth::default()
+    };
+    bth.set_ack_request(headers.ack_request);
+    bth.set_solicited(headers.solicited);
+    let frame = TransportFrame {
+        lrh: Lrh {
+            dlid: Lid::new(1),
+            ..Lrh::default()
+        },
+        grh: None,
+        bth,
+        extended: headers.extended(),
+        payload,
+    };
+    let mut buffer = vec![0; frame.frame_bytes()];
+    frame.write(&mut buffer).expect("it fits");
+    buffer
+}
+
+/// Reads a frame, or returns `None` if it is damaged.
+pub(crate) fn decode(frame: &[u8]) -> Option<(Transfer, Vec<u8>)> {
+    let packet = Packet::parse(frame).ok()?;
+    packet.check_crcs().ok()?;
+    let transport = packet.transport()?;
+    let len = u32::try_from(transport.payload.len()).ok()?;
+    let transfer = Transfer::from_packet(transport.bth, &transport.extended, len);
+    Some((transfer, transport.payload.to_vec()))
+}
+
+#[test]
+fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
+    let write = write(10, ALL, 64, 5);
+    for (transfer, opcode, len) in [
+        (Transfer::Request(write), 0x0a, 16),
+        (Transfer::Request(first(write)), 0x06, 16),
+        (Transfer::Request(middle(write)), 0x07, 0),
+        (Transfer::Request(last(write)), 0x08, 0),
+        (Transfer::Request(read(10, ALL, 0, 5)), 0x0c, 16),
+        (Transfer::Request(add(10, ALL, 0, 5)), 0x14, 28),
+        (Transfer::Response(ack(10)), 0x11, 4),
+        (Transfer::Response(data(10, true, false, 256)), 0x0d, 4),
+        (Transfer::Response(data(10, false, false, 256)), 0x0e, 0),
+        (Transfer::Response(data(10, false, true, 1)), 0x0f, 4),
+        (Transfer::Response(data(10, true, true, 1)), 0x10, 4),
+    ] {
+        let headers = transfer.headers(TransportService::Rc).expect("an opcode");
+        assert_eq!(
+            (headers.opcode.get(), headers.extended().len()),
+            (opcode, len)
+        );
+        let expected = headers.opcode.extended_headers().expect("a known opcode");
+        assert_eq!(expected.aeth, matches!(opcode, 0x0d | 0x0f..=0x12));
+    }
+    let original = 7;
+    let atomic = ib_transport::Answer::Atomic {
+        syndrome: ACK,
+        original,
+    };
+    let answer = Transfer::Response(response(10, atomic));
+    let headers = answer.headers(TransportService::Rc).expect("an opcode");
+    assert_eq!((headers.opcode.get(), headers.extended().len()), (0x12, 12));
+    assert_eq!(headers.psn, psn(10));
+    let immediate = ib_transport::RunOperation::Send(ib_transport::Ending::Immediate([1; 4]));
+    let unreliable = Transfer::Request(only(10, immediate, 5));
+    let headers = unreliable.headers(TransportService::Uc).expect("an opcode");
+    assert_eq!(
+        (headers.opcode.get(), headers.extended()),
+        (0x25, &[1; 4][..])
+    );
+    let reserved = Transfer::Request(only(10, ib_transport::RunOperation::Reserved, 0));
+    assert_eq!(reserved.headers(TransportService::Rc), None);
+}
+
+#[test]
+fn transfers_survive_frames() {
+    let mut random = SplitMix64::new(6);
+    for case in 0..20_000 {
+        let transfer = if random.chance(1, 2) {
+            let run = any_run(&mut random, 1000);
+            Transfer::Request(ib_transport::Run { packets: 1, ..run })
+        } else {
+            let response = any_response(&mut random, 1000);
+            Transfer::Response(ib_transport::Response {
+                packets: 1,
+                ..response
+            })
+        };
+        if transfer.payload_len() > 4096 {
+            continue;
+        }
+        let payload = vec![0xa5; transfer.payload_len() as usize];
+        let mut frame = encode(TransportService::Rc, &transfer, &payload);
+        let (back, bytes) = decode(&frame).expect("an intact frame");
+        // A middle response has no AETH, hence no MSN.
+        let back = match (back, transfer) {
+            (Transfer::Response(back), Transfer::Response(sent)) => {
+                Transfer::Response(ib_transport::Response {
+                    msn: sent.msn,
+                    ..back
+                })
+            }
+            (back, _) => back,
+        };
+        assert_eq!((back, bytes), (transfer, payload), "case {case}");
+        let at = usize::try_from(random.below(frame.len() as u64)).expect("small");
+        frame[at] ^= 1 << random.below(8);
+        assert_eq!(decode(&frame), None, "case {case}: byte {at} is damaged");
+    }
+}
