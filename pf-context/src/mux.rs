@@ -150,7 +150,6 @@ impl PortMux {
     /// Takes note of the number of path bits in the port's LIDs.
     pub fn set_lmc(&mut self, lmc: Lmc) {
         self.port.lmc = lmc;
-        self.tids.set_lmc(lmc);
         self.cm.lock().machine.set_lmc(self.number, lmc);
     }
 

@@ -32,7 +32,7 @@ mod slots;
 
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::{Gid, Lid, Lmc, Qpn, Tid};
+use ib_wire::{Gid, Lid, Qpn, Tid};
 use vf_tunnel::wire_id::{KeyedHash, Permutation};
 use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
 
@@ -121,7 +121,6 @@ pub struct TidUse {
 #[derive(Clone, Debug)]
 pub struct TidMap {
     config: TidConfig,
-    lmc: Lmc,
     slots: Slots,
     hash: KeyedHash,
     permutation: Permutation,
@@ -138,20 +137,11 @@ impl TidMap {
         let words: [u64; 11] = std::array::from_fn(|_| random.next());
         Self {
             config,
-            lmc: Lmc::default(),
             slots: Slots::default(),
             hash: KeyedHash::new([words[0], words[1]]),
             permutation: Permutation::new(words[10]),
             usage: Vec::new(),
         }
-    }
-
-    /// Takes note of the number of path bits in the LIDs of the subnet, as far as the port's own tell it.
-    /// An answer may come from another LID of the port that was asked: adapters shared among VFs answer
-    /// from the base LID whatever they were asked under, since their VFs are not told
-    /// (`mlx4_ib_send_to_slave`). That it answers is shown by its wire TID, which nobody can guess.
-    pub const fn set_lmc(&mut self, lmc: Lmc) {
-        self.lmc = lmc;
     }
 
     /// Whether a MAD belongs to a transaction of its sender's, so that its TID is mapped on the way
@@ -240,7 +230,7 @@ impl TidMap {
         from: &Peer,
     ) -> Result<(), DropReason> {
         let entry = &self.slots[named.slot];
-        if !entry.is_peer(from, self.lmc) {
+        if !entry.is_peer(from) {
             return Err(DropReason::WrongPeer);
         }
         if !entry.is_answered_by(&mad.header) {

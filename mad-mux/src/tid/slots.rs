@@ -17,6 +17,9 @@ use super::Peer;
 use super::lists::{END, Lists, low};
 use crate::steering::Owner;
 
+/// The LMC of a port with the most LIDs.
+const LARGEST_LMC: Lmc = Lmc::from_low_bits(7);
+
 /// What a slot's transaction is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotState {
@@ -143,9 +146,15 @@ impl Slot {
             && self.peer == *to
     }
 
-    /// Whether something comes from the one that was asked, by whatever LID of its port.
-    pub(super) fn is_peer(&self, from: &Peer, lmc: Lmc) -> bool {
-        let by_lid = lmc.is_same_port(self.peer.lid, from.lid) && self.peer.qpn == from.qpn;
+    /// Returns `true` if something may come from the one that was asked.
+    ///
+    /// An answer may have another LID of the port that was asked: adapters shared among VFs answer from
+    /// the base LID whatever they were asked under, since their VFs are not told
+    /// (`mlx4_ib_send_to_slave`). How many LIDs that port has is not known here, so any may be one of
+    /// them that a port with the largest LMC has. That it answers is shown by its wire TID, which nobody
+    /// else can guess.
+    pub(super) fn is_peer(&self, from: &Peer) -> bool {
+        let by_lid = LARGEST_LMC.is_same_port(self.peer.lid, from.lid) && self.peer.qpn == from.qpn;
         let by_gid = !self.peer.gid.is_none() && self.peer.gid == from.gid;
         by_lid || (by_gid && self.peer.qpn == from.qpn)
     }

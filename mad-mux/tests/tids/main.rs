@@ -12,7 +12,7 @@ use std::time::Duration;
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppStatus, RmppType};
-use ib_wire::{Gid, Guid, Lid, Lmc, Qpn, SubnetPrefix, Tid};
+use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix, Tid};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{Peer, TidConfig, TidMap, TransactionState};
 use vf_tunnel::{DropReason, VfId};
@@ -167,9 +167,9 @@ fn c046_another_question_under_the_same_tid_gets_its_own_answer() {
 fn c047_one_tid_to_two_destinations_is_two_transactions() {
     let mut map = map();
     let first = send(&mut map, vf(1), get(5), &at(1));
-    let second = send(&mut map, vf(1), get(5), &at(2));
+    let second = send(&mut map, vf(1), get(5), &at(0x102));
     assert_ne!(first.header.tid, second.header.tid);
-    let mixed = receive(&mut map, Instant::ZERO, answer_to(&first), &at(2));
+    let mixed = receive(&mut map, Instant::ZERO, answer_to(&first), &at(0x102));
     assert_eq!(mixed, Err(DropReason::WrongPeer));
 }
 
@@ -205,7 +205,7 @@ fn c049_an_answer_from_elsewhere_is_dropped() {
     let asked = Peer { gid, ..at(4) };
     let sent = send(&mut map, vf(1), get(5), &asked);
     for from in [
-        at(5),
+        at(0x205),
         Peer {
             qpn: Qpn::from_low_bits(2),
             ..asked
@@ -214,20 +214,20 @@ fn c049_an_answer_from_elsewhere_is_dropped() {
         let result = receive(&mut map, Instant::ZERO, answer_to(&sent), &from);
         assert_eq!(result, Err(DropReason::WrongPeer));
     }
-    let by_gid = Peer { gid, ..at(5) };
+    let by_gid = Peer { gid, ..at(0x205) };
     assert!(receive(&mut map, Instant::ZERO, answer_to(&sent), &by_gid).is_ok());
 }
 
 #[test]
 fn c049_an_answer_may_come_from_another_lid_of_the_port_that_was_asked() {
     let mut map = map();
-    map.set_lmc(Lmc::from_low_bits(2));
-    let sent = send(&mut map, vf(1), get(5), &at(6));
+    let sent = send(&mut map, vf(1), get(5), &at(0x186));
     for (lid, expected) in [
-        (4, Ok((vf(1), 5))),
-        (7, Ok((vf(1), 5))),
-        (3, Err(DropReason::WrongPeer)),
-        (8, Err(DropReason::WrongPeer)),
+        (0x184, Ok((vf(1), 5))),
+        (0x180, Ok((vf(1), 5))),
+        (0x1ff, Ok((vf(1), 5))),
+        (0x17f, Err(DropReason::WrongPeer)),
+        (0x200, Err(DropReason::WrongPeer)),
     ] {
         let got = receive(&mut map, Instant::ZERO, answer_to(&sent), &at(lid));
         assert_eq!(got, expected, "from {lid}");

@@ -15,8 +15,8 @@ pub(crate) use vf_tunnel::SpecialQp::{Gsi, Smi};
 pub(crate) const PREFIX: SubnetPrefix = SubnetPrefix::DEFAULT;
 pub(crate) const OWN: u16 = 8;
 pub(crate) const SM: u16 = 1;
-/// The LID of a peer that is not the SM.
-pub(crate) const PEER: u16 = 20;
+/// The LID of a peer that is not the SM, nor of one port with it whatever their LMC.
+pub(crate) const PEER: u16 = 0x214;
 pub(crate) const OTHER: PKey = PKey::new(0x8123);
 pub(crate) const LIMITED: PKey = PKey::new(0x0456);
 

@@ -25,7 +25,7 @@ use crate::ledger::{Ledger, check_rows};
 const VFS: u16 = 3;
 const OWN: u16 = 8;
 const SM: u16 = 1;
-const PEER: u16 = 20;
+const PEER: u16 = 0x214;
 
 fn vf(number: u16) -> VfId {
     VfId::new(number).unwrap()
@@ -447,7 +447,7 @@ impl World {
                 self.on_wire.remove(which % self.on_wire.len());
             }
             Op::Lose { .. } => {}
-            Op::Forge { which } => self.answer_on_wire(which, Some(77), false),
+            Op::Forge { which } => self.answer_on_wire(which, Some(0x377), false),
             Op::Reset { vf: number } => {
                 self.cause += 1;
                 self.mux.reset_vf(self.now, Cause(self.cause), vf(number));

@@ -2,15 +2,16 @@
 
 use ib_endpoint::{MadAddress, smi};
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::notice::{
-    CapabilityDetails, LocalChanges, Notice, NoticeReport, NoticeType, ProducerType, TrapNumber,
+    CapabilityDetails, LocalChanges, Notice, NoticeReport, NoticeType, ProducerType,
+    SystemImageGuidDetails, TrapNumber,
 };
 use ib_wire::smp::{DirectedRouteSmp, LidRoutedSmp, SmInfo, SmState, SmpAttribute};
-use ib_wire::{Gid, Tid};
+use ib_wire::{Gid, Lid, MKey, Tid};
 
 use super::discovery::OtherManager;
-use super::election::{Rank, control};
+use super::election::{self, Rank, control};
 use super::job::{Job, get, set};
 use super::{Phase, Sm, SmEvent, trap};
 
@@ -19,7 +20,7 @@ impl Sm {
         let header = &mad.header;
         match (header.method, header.attribute_id) {
             (Method::TRAP, AttributeId::NOTICE) => self.on_trap(now, from, mad),
-            (Method::GET, SmInfo::ID) => self.answer_sm_info(from, mad),
+            (Method::GET, SmInfo::ID) => self.answer_sm_info(from, mad, MadStatus::OK),
             (Method::SET, SmInfo::ID) => self.on_control(now, from, mad),
             _ => self.stats.ignored += 1,
         }
@@ -44,6 +45,7 @@ impl Sm {
             return;
         }
         self.sweep_wanted |= trap::calls_for_sweep(&notice);
+        self.note_system_image_guid(from.lid, &notice);
         let issuer = self
             .topology
             .port_by_lid(from.lid)
@@ -52,48 +54,79 @@ impl Sm {
         self.event(SmEvent::Trap(NoticeReport { notice, issuer_gid }));
     }
 
-    fn answer_sm_info(&mut self, from: &MadAddress, mad: &Mad) {
+    /// Takes a node's new system image GUID from trap 145, so that NodeRecords show it before the next
+    /// sweep.
+    fn note_system_image_guid(&mut self, from: Lid, notice: &Notice) {
+        if !notice.is_generic() || notice.trap_number != TrapNumber::SYSTEM_IMAGE_GUID_CHANGED {
+            return;
+        }
+        if let Some(port) = self.topology.port_by_lid(from) {
+            let guid = notice.details::<SystemImageGuidDetails>().system_image_guid;
+            self.topology.node_mut(port.node).info.system_image_guid = guid;
+        }
+    }
+
+    fn answer_sm_info(&mut self, from: &MadAddress, mad: &Mad, status: MadStatus) {
         let mut answer = smi::answer(mad);
         let info = self.sm_info();
         if mad.header.mgmt_class == MgmtClass::SUBN_LID_ROUTED {
+            answer.header.status = status;
             *answer.view_mut::<LidRoutedSmp>().attribute_mut() = info;
         } else {
+            // The highest bit says the direction.
+            let status = MadStatus::new(status.get() | 1 << 15);
+            answer.header.status = status;
             *answer.view_mut::<DirectedRouteSmp>().attribute_mut() = info;
         }
         self.reply(*from, answer);
     }
 
-    /// A control packet of another manager (IBA 14.4.1): it is answered with what this manager is
-    /// after the change.
+    /// A control packet of another manager (IBA 14.4.1). One that its sender may not send, or that
+    /// makes no sense in this manager's state, is answered with an error and changes nothing.
     fn on_control(&mut self, now: Instant, from: &MadAddress, mad: &Mad) {
-        let is_master = self.state == SmState::MASTER;
-        match mad.header.attribute_modifier {
-            control::HANDOVER if self.state != SmState::NOT_ACTIVE => {
-                self.answer_sm_info(from, mad);
+        let (mkey, sender) = match mad.header.mgmt_class {
+            MgmtClass::SUBN_LID_ROUTED => {
+                let smp: &LidRoutedSmp = mad.view();
+                (smp.mkey, *smp.attribute::<SmInfo>())
+            }
+            _ => {
+                let smp: &DirectedRouteSmp = mad.view();
+                (smp.mkey, *smp.attribute::<SmInfo>())
+            }
+        };
+        if self.config.mkey != MKey::default() && mkey != self.config.mkey {
+            self.stats.ignored += 1;
+            return;
+        }
+        let modifier = mad.header.attribute_modifier;
+        if !election::may_send(sender.state(), modifier)
+            || !election::may_receive(self.state, modifier)
+        {
+            self.answer_sm_info(from, mad, MadStatus::INVALID_FIELD);
+            return;
+        }
+        match modifier {
+            control::HANDOVER => {
+                self.answer_sm_info(from, mad, MadStatus::OK);
                 self.sweep_wanted = true;
-                if !is_master {
+                if self.state != SmState::MASTER {
                     self.take_over();
                 }
+                return;
             }
-            control::DISABLE if !is_master => {
-                self.leave_election(SmState::NOT_ACTIVE);
-                self.answer_sm_info(from, mad);
-            }
-            control::STANDBY if self.state == SmState::NOT_ACTIVE => {
+            control::DISABLE => self.leave_election(SmState::NOT_ACTIVE),
+            control::STANDBY => {
                 self.set_state(SmState::STANDBY);
                 self.next_check = now;
-                self.answer_sm_info(from, mad);
             }
-            control::DISCOVER if self.state == SmState::STANDBY => {
+            control::DISCOVER => {
                 self.set_state(SmState::DISCOVERING);
                 self.sweep_wanted = true;
-                self.answer_sm_info(from, mad);
             }
-            control::ACKNOWLEDGE | control::DISABLE | control::STANDBY | control::DISCOVER => {
-                self.answer_sm_info(from, mad);
-            }
-            _ => self.stats.ignored += 1,
+            // ACKNOWLEDGE: the other one has taken over.
+            _ => {}
         }
+        self.answer_sm_info(from, mad, MadStatus::OK);
     }
 
     /// The present master made this manager master.

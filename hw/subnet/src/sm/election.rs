@@ -81,6 +81,34 @@ pub(super) mod control {
     pub(in super::super) const DISCOVER: AttributeModifier = AttributeModifier::new(5);
 }
 
+/// Returns `true` if a manager in this state sends such a control packet: a master all but the
+/// acknowledgement that it has become one, which it sends while it stands by.
+pub(super) fn may_send(sender: SmState, modifier: AttributeModifier) -> bool {
+    match modifier {
+        control::ACKNOWLEDGE => sender == SmState::STANDBY,
+        control::HANDOVER | control::DISABLE | control::STANDBY | control::DISCOVER => {
+            sender == SmState::MASTER
+        }
+        _ => false,
+    }
+}
+
+/// Returns `true` if such a control packet is for a manager in this state.
+pub(super) fn may_receive(own: SmState, modifier: AttributeModifier) -> bool {
+    match own {
+        SmState::DISCOVERING | SmState::MASTER => modifier == control::HANDOVER,
+        SmState::STANDBY => [
+            control::HANDOVER,
+            control::ACKNOWLEDGE,
+            control::DISABLE,
+            control::DISCOVER,
+        ]
+        .contains(&modifier),
+        SmState::NOT_ACTIVE => modifier == control::STANDBY,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

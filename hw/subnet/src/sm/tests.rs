@@ -11,6 +11,8 @@ use super::*;
 use crate::partition::{Membership, Partition, PartitionEnforcement, Partitions};
 use crate::testing::{Fabric, Outcome, small};
 
+mod control;
+
 /// Managers, the hosts they sit on, and the fabric.
 struct World {
     fabric: Fabric,
