@@ -1,4 +1,4 @@
-//! Both directions of a reliable connection.
+//! Both directions of a connection.
 
 use ib_vtime::Instant;
 
@@ -8,6 +8,7 @@ use crate::requester::{Requester, RequesterConfig, RequesterState};
 use crate::responder::{Responder, ResponderConfig, ResponderState};
 use crate::run::{Response, Run};
 use crate::transfer::Transfer;
+use crate::unreliable::{UcReceiver, UcReceiverConfig, UcSender, UcSenderConfig, UcSenderState};
 
 /// The transport of an RC queue pair: a [`Requester`] and a [`Responder`] that fail together.
 ///
@@ -203,5 +204,105 @@ impl<B, R: Copy, V> ReliableConnection<B, R, V> {
         } else if responder_failed && !requester_failed {
             self.requester.abort(fx);
         }
+    }
+}
+
+/// The transport of a UC queue pair: a [`UcSender`] and a [`UcReceiver`]. A failed receiver ends the sender, too; a
+/// failed sender, in SQE, leaves the receiver alone.
+///
+/// It exists from RTR to the reset. The queue pair is in ERR when [`Self::is_failed`] says so, which is to be asked
+/// after every call that takes effects.
+#[derive(Clone, Debug)]
+pub struct UnreliableConnection<B, R, V> {
+    sender: UcSender<B>,
+    receiver: UcReceiver<R, V>,
+}
+
+impl<B, R: Copy, V> UnreliableConnection<B, R, V> {
+    /// Makes a connection in RTR: messages arrive, and posted ones wait.
+    #[must_use]
+    pub const fn new(sender: UcSenderConfig, receiver: UcReceiverConfig) -> Self {
+        Self {
+            sender: UcSender::new(sender),
+            receiver: UcReceiver::new(receiver),
+        }
+    }
+
+    /// Returns the send queue.
+    #[must_use]
+    pub const fn sender(&self) -> &UcSender<B> {
+        &self.sender
+    }
+
+    /// Returns the receiving side.
+    #[must_use]
+    pub const fn receiver(&self) -> &UcReceiver<R, V> {
+        &self.receiver
+    }
+
+    /// Returns `true` if the queue pair is in ERR.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        self.receiver.state() == ResponderState::Failed
+    }
+
+    /// Moves from RTR, SQD or SQE to RTS.
+    ///
+    /// Poll [`Self::poll_transmit`] afterwards.
+    pub fn start(&mut self) {
+        self.receiver.establish();
+        self.sender.start();
+    }
+
+    /// Queues a request; see [`UcSender::post`].
+    ///
+    /// Poll [`Self::poll_transmit`] afterwards.
+    pub fn post<E>(&mut self, request: Request<B>, fx: &mut E)
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        self.sender.post(request, fx);
+    }
+
+    /// Takes whatever arrived; see [`UcReceiver::handle`]. Responses are dropped: this service has none.
+    pub fn handle<E>(&mut self, transfer: &Transfer, fx: &mut E)
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        if let Transfer::Request(run) = transfer {
+            self.receiver.handle(run, fx);
+        }
+        if self.is_failed() && self.sender.state() != UcSenderState::Failed {
+            self.sender.abort(fx);
+        }
+    }
+
+    /// Returns the next run of at most `budget` packets; see [`UcSender::poll_transmit`].
+    ///
+    /// Poll until `None` after [`Self::start`] and [`Self::post`].
+    #[must_use]
+    pub fn poll_transmit<E>(&mut self, budget: u32, fx: &mut E) -> Option<Transfer>
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        let run = self.sender.poll_transmit(budget, fx);
+        run.map(Transfer::Request)
+    }
+
+    /// Moves to SQD; see [`UcSender::drain`].
+    pub fn drain<E>(&mut self, fx: &mut E)
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        self.sender.drain(fx);
+    }
+
+    /// Moves to ERR: flushes the requests and the receive in use.
+    pub fn abort<E>(&mut self, fx: &mut E)
+    where
+        E: Effects<Buffer = B, Region = R, Receive = V>,
+    {
+        self.receiver.abort(fx);
+        self.sender.abort(fx);
     }
 }

@@ -2,7 +2,6 @@
 //! what was lost.
 
 mod credits;
-
 mod responses;
 mod transmit;
 

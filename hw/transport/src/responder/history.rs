@@ -117,3 +117,20 @@ impl<R: Copy> History<R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_older_than_half_the_psns_are_forgotten() {
+        let psn = Psn::from_low_bits;
+        let mut history = History::<()>::new(2);
+        let op = AtomicOp::FetchAdd { add: 1 };
+        history.push(psn(10), 1, Record::Atomic { op, original: 0 });
+        history.expire(psn(10 + (1 << 23) - 1));
+        assert_eq!(history.first_after(psn(9)), Some(psn(10)));
+        history.expire(psn(10 + (1 << 23) + 1));
+        assert_eq!(history.first_after(psn(9)), None);
+    }
+}

@@ -13,4 +13,5 @@ mod requester_rules;
 mod responder_rules;
 mod rig;
 mod splitting;
+mod unreliable_random;
 mod unreliable_rules;

@@ -1,4 +1,4 @@
-//! Rules of the requester about NAKs, timeouts and lost responses, each by its number in README.md.
+//! Rules of the requester about NAKs, timeouts and lost responses, each by its number in RULES.md.
 
 use ib_transport::{Answer, Operation, RetryCount, RnrRetryCount, RunOperation, Status};
 use ib_vtime::Duration;

@@ -1,4 +1,4 @@
-//! Rules of the requester, each by its number in README.md.
+//! Rules of the requester, each by its number in RULES.md.
 
 use ib_transport::{
     AckTimeout, Answer, Ending, Event, RequesterState, Response, RunOperation, Status,

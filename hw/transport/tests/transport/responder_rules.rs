@@ -1,4 +1,4 @@
-//! Rules of the responder, each by its number in README.md.
+//! Rules of the responder, each by its number in RULES.md.
 
 use ib_transport::{
     Answer, AtomicOp, Ending, Event, RemoteRange, RemoteStart, ResponderConfig, Response, Run,

@@ -1,4 +1,4 @@
-//! Rules of unreliable connections, each by its number in README.md.
+//! Rules of unreliable connections, each by its number in RULES.md.
 
 use ib_transport::{
     AtomicOp, Ending, Event, Operation, RemoteRange, RemoteStart, Request, ResponderState, Run,
