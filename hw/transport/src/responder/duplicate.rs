@@ -30,9 +30,7 @@ impl<R: Copy, V> Responder<R, V> {
             RunOperation::Reserved => false,
         };
         // The requester has gone back, so a NAK may have been lost: the next gap is told again.
-        if answered && self.nak.is_none() {
-            self.nak_sent = false;
-        }
+        self.nak_sent &= !answered;
     }
 
     /// Serves a read again from memory as it is now. Returns `false` if it is not one that is remembered.

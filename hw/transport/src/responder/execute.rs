@@ -1,7 +1,5 @@
 //! Requests at the expected PSN (IBA 9.7.4.1).
 
-use ib_wire::Psn;
-
 use super::history::Record;
 use super::{Responder, ResponderState};
 use crate::effects::{Effects, Event, RemoteRight};
@@ -57,9 +55,7 @@ impl<R: Copy, V> Responder<R, V> {
             RunOperation::Send(_) | RunOperation::Write(..) => {
                 let write = self.config.rights.write;
                 self.inbound.take(run, start, self.config.pmtu, write, fx)?;
-                self.expected = self.expected.wrapping_add(run.packets);
-                self.history.expire(self.expected);
-                self.msn = self.msn.wrapping_add(u32::from(run.last));
+                self.advance(run.packets, run.last);
                 Ok(())
             }
             RunOperation::Read(range) => self.read(run, range, fx),
@@ -118,10 +114,14 @@ impl<R: Copy, V> Responder<R, V> {
 
     /// Moves past a read or atomic operation whose answer is to be sent.
     fn remember(&mut self, packets: u32, record: Record<R>) {
-        let psn: Psn = self.expected;
-        self.history.push(psn, packets, record);
-        self.expected = psn.wrapping_add(packets);
+        self.history.push(self.expected, packets, record);
+        self.advance(packets, true);
+    }
+
+    /// Moves past packets, which complete a request or not.
+    fn advance(&mut self, packets: u32, completes: bool) {
+        self.expected = self.expected.wrapping_add(packets);
         self.history.expire(self.expected);
-        self.msn = self.msn.wrapping_add(1);
+        self.msn = self.msn.wrapping_add(u32::from(completes));
     }
 }

@@ -1,6 +1,7 @@
 //! The machines of both ends against each other, against a model, and against hostile packets.
 
 mod both_ways;
+mod duplicate_rules;
 mod frames;
 mod host;
 mod hostile;

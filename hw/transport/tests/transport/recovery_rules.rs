@@ -5,7 +5,7 @@ use ib_vtime::Duration;
 use ib_wire::packet::{AethSyndrome, NakCode};
 
 use crate::packets::{ACK, ack, data, nak, psn, response, rnr};
-use crate::rig::{ADD, READ, REMOTE, Rig, SEND, WRITE};
+use crate::rig::{ADD, READ, REMOTE, Rig, SEND, TIMEOUT, WRITE};
 
 #[test]
 fn t013_any_answer_acknowledges_earlier_sends_and_writes() {
@@ -291,4 +291,37 @@ fn t024_a_remote_error_behind_an_unanswered_read_goes_back_to_the_read() {
     assert_eq!((rig.statuses(), rig.psns()), (vec![], vec![10, 11]));
     rig.elapse();
     assert_eq!(rig.statuses(), [Status::RetryExceeded, Status::Flushed]);
+}
+
+#[test]
+fn t018_a_nak_restarts_the_timer_with_the_packets_that_follow() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 1);
+    rig.psns();
+    rig.now += Duration::from_nanos(1000);
+    rig.reply(nak(10, NakCode::PSN_SEQUENCE_ERROR));
+    assert_eq!(rig.psns(), [10]);
+    assert_eq!(rig.end.rc.poll_timeout(), Some(rig.now + TIMEOUT));
+}
+
+#[test]
+fn t019_packets_ask_again_where_they_asked_before() {
+    let mut rig = Rig::with(|config| config.ack_interval = 4);
+    rig.post(SEND, 6 * 256);
+    assert!(rig.end.poll(rig.now, 1).is_some() && rig.end.poll(rig.now, 1).is_some());
+    rig.reply(nak(10, NakCode::PSN_SEQUENCE_ERROR));
+    let asks: Vec<_> = rig.packets().iter().map(|run| run.ack_request).collect();
+    assert_eq!(asks, [false, false, false, true, false, true]);
+}
+
+#[test]
+fn t020_progress_ends_the_wait() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 1).post(SEND, 1);
+    rig.psns();
+    rig.reply(rnr(10, 1));
+    assert_eq!(rig.psns(), []);
+    // A duplicate of the packet found a receive.
+    rig.reply(ack(10));
+    assert_eq!(rig.psns(), [11]);
 }

@@ -1,7 +1,7 @@
 //! Rules of the requester, each by its number in RULES.md.
 
 use ib_transport::{
-    AckTimeout, Answer, Ending, Event, RequesterState, Response, RunOperation, Status,
+    AckTimeout, Answer, Ending, Event, RequesterState, Response, RunOperation, Status, Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::{AethSyndrome, NakCode};
@@ -311,4 +311,38 @@ fn t006_the_window_closes_with_a_packet_that_asks() {
     assert!(packets[1].ack_request);
     rig.reply(ack(10));
     assert_eq!(rig.psns(), [12]);
+}
+
+#[test]
+fn t006_nothing_starts_beyond_the_window() {
+    let mut rig = Rig::with(|config| config.window = 1);
+    rig.post(SEND, 1).post(READ, 1).post(SEND, 1);
+    assert_eq!(rig.psns(), [10]);
+    rig.reply(ack(10));
+    assert_eq!(rig.psns(), [11]);
+    rig.reply(data(11, true, true, 1));
+    assert_eq!(rig.psns(), [12]);
+}
+
+#[test]
+fn t023_a_local_error_outweighs_a_nak_of_what_was_sent() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 1).post(SEND, 600);
+    assert!(rig.end.poll(rig.now, 1).is_some() && rig.end.poll(rig.now, 1).is_some());
+    rig.end.host.bad_buffers.insert(1);
+    assert_eq!(rig.psns(), []);
+    rig.reply(nak(11, NakCode::REMOTE_ACCESS_ERROR));
+    assert_eq!(rig.statuses(), [Status::Success, Status::LocalProtection]);
+}
+
+#[test]
+fn responses_and_requests_leave_in_turns() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 700);
+    let read = crate::packets::read(0, crate::random::ALL, 0, 700);
+    crate::packets::give(&mut rig.end, rig.now, Transfer::Request(read));
+    let kinds = std::iter::from_fn(|| rig.end.poll(rig.now, 1))
+        .map(|(transfer, _)| matches!(transfer, Transfer::Request(_)))
+        .collect::<Vec<_>>();
+    assert_eq!(kinds, [false, true, false, true, false, true]);
 }

@@ -1,8 +1,8 @@
 //! Rules of the responder, each by its number in RULES.md.
 
 use ib_transport::{
-    Answer, AtomicOp, Ending, Event, RemoteRange, RemoteStart, ResponderConfig, Response, Run,
-    RunOperation, Status, Transfer,
+    Answer, Ending, Event, RemoteRange, ResponderConfig, Response, Run, RunOperation, Status,
+    Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::NakCode;
@@ -16,11 +16,11 @@ use crate::packets::{
 use crate::random::{ALL, READ_ONLY, UNKNOWN, WRITE_ONLY, host};
 
 /// Returns an end that expects PSN 10 and has so many receives of 1000 bytes.
-fn end(receives: u64) -> End {
+pub(crate) fn end(receives: u64) -> End {
     end_with(receives, |_| ())
 }
 
-fn end_with(receives: u64, change: impl FnOnce(&mut ResponderConfig)) -> End {
+pub(crate) fn end_with(receives: u64, change: impl FnOnce(&mut ResponderConfig)) -> End {
     let mut host = host(0);
     for id in 0..receives {
         let at = 8192 + 1000 * usize::try_from(id).expect("small");
@@ -32,7 +32,7 @@ fn end_with(receives: u64, change: impl FnOnce(&mut ResponderConfig)) -> End {
 }
 
 /// Serves a request and returns its responses with an MSN of 0.
-fn answers(end: &mut End, run: Run) -> Vec<Response> {
+pub(crate) fn answers(end: &mut End, run: Run) -> Vec<Response> {
     let with = serve(end, run).into_iter();
     with.map(|response| Response {
         msn: psn(0),
@@ -42,7 +42,7 @@ fn answers(end: &mut End, run: Run) -> Vec<Response> {
 }
 
 /// Asserts that an end refuses a packet at PSN 10 with a NAK, an event and nothing else.
-fn assert_refused(mut end: End, run: Run, code: NakCode, event: Event) {
+pub(crate) fn assert_refused(mut end: End, run: Run, code: NakCode, event: Event) {
     let before = end.host.memory.clone();
     assert_eq!(answers(&mut end, run), [nak(10, code)], "{run:?}");
     assert_eq!(end.host.events, [event], "{run:?}");
@@ -56,11 +56,11 @@ fn assert_refused(mut end: End, run: Run, code: NakCode, event: Event) {
     );
 }
 
-fn assert_invalid(end: End, run: Run) {
+pub(crate) fn assert_invalid(end: End, run: Run) {
     assert_refused(end, run, NakCode::INVALID_REQUEST, Event::RequestError);
 }
 
-fn assert_access(end: End, run: Run) {
+pub(crate) fn assert_access(end: End, run: Run) {
     assert_refused(end, run, NakCode::REMOTE_ACCESS_ERROR, Event::AccessError);
 }
 
@@ -128,6 +128,16 @@ fn t004_packets_of_wrong_sizes_are_invalid() {
 }
 
 #[test]
+fn t008_the_length_of_a_send_is_known_with_its_last_packet() {
+    let mut end = end(1);
+    for run in [first(send(10, 0)), middle(send(11, 0)), last(send(12, 7))] {
+        assert_eq!(end.host.received, []);
+        serve(&mut end, run);
+    }
+    assert_eq!(end.host.received[0].len, 519);
+}
+
+#[test]
 fn t009_requests_of_no_bytes_check_no_key() {
     let mut end = end(3);
     let nowhere = u64::MAX - 3;
@@ -169,137 +179,6 @@ fn t026_no_sequence_nak_leaves_after_an_rnr_nak() {
     assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
     assert_eq!(answers(&mut end, send(11, 5)), []);
     assert_eq!(answers(&mut end, send(10, 5)), [rnr(10, 12)]);
-}
-
-#[test]
-fn t027_a_duplicate_is_acknowledged_up_to_the_next_read_and_not_executed() {
-    let mut end = end(3);
-    serve(&mut end, write(10, ALL, 0, 5));
-    serve(&mut end, read(11, ALL, 0, 1000));
-    serve(&mut end, write(15, ALL, 0, 5));
-    serve(&mut end, send(16, 5));
-    let memory = end.host.memory.clone();
-    let msn = end.rc.responder().msn();
-    assert_eq!(answers(&mut end, write(10, ALL, 0, 6)), [ack(10)]);
-    assert_eq!(answers(&mut end, write(15, ALL, 0, 6)), [ack(16)]);
-    let silent = Run {
-        ack_request: false,
-        ..write(15, ALL, 0, 6)
-    };
-    assert_eq!(answers(&mut end, silent), []);
-    assert!(end.host.memory == memory);
-    assert_eq!(end.host.received.len(), 1);
-    assert_eq!(end.rc.responder().msn(), msn);
-}
-
-#[test]
-fn t027_a_duplicate_leaves_the_message_in_progress_alone() {
-    let mut end = end(2);
-    serve(&mut end, send(10, 5));
-    serve(&mut end, first(send(11, 0)));
-    assert_eq!(answers(&mut end, send(10, 5)), [ack(11)]);
-    serve(&mut end, last(send(12, 4)));
-    assert_eq!(end.host.received[1].len, 260);
-}
-
-#[test]
-fn t028_a_duplicate_read_is_served_again_from_memory_as_it_is_now() {
-    let mut end = end(0);
-    serve(&mut end, read(10, ALL, 64, 600));
-    end.host.memory[64 + 256] ^= 0xff;
-    give(
-        &mut end,
-        Instant::ZERO,
-        Transfer::Request(read(11, ALL, 64 + 256, 344)),
-    );
-    let (answer, payload) = end.poll(Instant::ZERO, 9).expect("an answer");
-    let Transfer::Response(answer) = answer else {
-        panic!("{answer:?}");
-    };
-    assert_eq!(
-        (answer.psn, answer.packets, answer.msn),
-        (psn(11), 2, psn(1))
-    );
-    let first = matches!(
-        answer.answer,
-        Answer::Read {
-            first: true,
-            last: true,
-            ..
-        }
-    );
-    assert!(first && payload == end.host.memory[320..664]);
-}
-
-#[test]
-fn t028_a_read_that_is_not_remembered_is_dropped() {
-    let mut end = end(0);
-    serve(&mut end, read(10, ALL, 64, 600));
-    for wrong in [
-        read(11, ALL, 64 + 255, 344),
-        read(11, ALL, 64 + 256, 345),
-        read(11, ALL, 64 + 256, 300),
-        read(11, READ_ONLY, 64 + 256, 344),
-        read(9, ALL, 64, 600),
-        add(10, ALL, 64, 1),
-    ] {
-        assert_eq!(answers(&mut end, wrong), [], "{wrong:?}");
-    }
-    serve(&mut end, read(12, ALL, 64 + 512, 88));
-    assert_eq!(answers(&mut end, read(10, ALL, 64, 600)), [], "it went on");
-    end.host.revoke(0);
-    assert_eq!(answers(&mut end, read(12, ALL, 64 + 512, 88)), []);
-    assert!(!end.rc.is_failed());
-}
-
-#[test]
-fn t029_a_duplicate_atomic_returns_the_value_that_is_remembered() {
-    let mut end = end(0);
-    let once = answers(&mut end, add(10, ALL, 8, 5));
-    serve(&mut end, add(11, ALL, 8, 5));
-    let memory = end.host.memory.clone();
-    assert_eq!(answers(&mut end, add(10, ALL, 8, 5)), once);
-    assert!(end.host.memory == memory);
-    let start = RemoteStart { addr: 8, rkey: ALL };
-    let swap = AtomicOp::CompareSwap {
-        compare: 0,
-        swap: 0,
-    };
-    let other = only(10, RunOperation::Atomic(start, swap), 0);
-    assert_eq!(answers(&mut end, other), []);
-    assert_eq!(end.host.atomics, 2);
-}
-
-#[test]
-fn t030_the_newest_reads_and_atomics_are_remembered() {
-    let mut end = end(0);
-    for at in 10..15 {
-        serve(&mut end, add(at, ALL, 8, 1));
-    }
-    assert_eq!(answers(&mut end, add(10, ALL, 8, 1)), []);
-    assert_eq!(answers(&mut end, add(11, ALL, 8, 1)).len(), 1);
-}
-
-#[test]
-fn t030_more_unanswered_reads_than_the_depth_are_invalid() {
-    let mut end = end(0);
-    for at in 10..15 {
-        give(
-            &mut end,
-            Instant::ZERO,
-            Transfer::Request(read(at, ALL, 8, 1)),
-        );
-    }
-    assert!(end.rc.is_failed());
-    let last = responses(&mut end).last().copied().expect("a refusal");
-    assert_eq!(
-        (last.psn, last.answer),
-        (psn(14), nak(14, NakCode::INVALID_REQUEST).answer)
-    );
-    assert_invalid(
-        end_with(0, |config| config.max_reads = 0),
-        read(10, ALL, 0, 1),
-    );
 }
 
 #[test]
