@@ -1,4 +1,6 @@
-//! An adapter that lies about who sent, takes no sends, or can do only what all can.
+//! An adapter that lies about who sent, takes no sends, fails once, or can do only what all can.
+
+use std::cell::Cell;
 
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AsyncEvent, AvHandle, Completion, CompletionOp, CqHandle,
@@ -22,6 +24,13 @@ pub struct FaultyHca<'h> {
     pub refused: u64,
     /// Whether receives must be posted and messages be in memory.
     pub is_plain: bool,
+    /// How many calls that make something, or read what it is made by, succeed before one fails. All
+    /// later ones succeed.
+    pub calls_before_fault: Option<u64>,
+    /// Such calls so far.
+    calls: Cell<u64>,
+    /// Buffers that were allocated and not freed.
+    pub buffers: usize,
 }
 
 impl<'h> FaultyHca<'h> {
@@ -33,7 +42,27 @@ impl<'h> FaultyHca<'h> {
             refuses_sends: false,
             refused: 0,
             is_plain: false,
+            calls_before_fault: None,
+            calls: Cell::new(0),
+            buffers: 0,
         }
+    }
+
+    /// Returns `true` if the fault after so many calls has happened.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.calls_before_fault
+            .is_some_and(|before| self.calls.get() > before)
+    }
+
+    /// Counts a call, and fails if its turn has come.
+    fn count(&self) -> Result<(), HcaError> {
+        let call = self.calls.get();
+        self.calls.set(call + 1);
+        if self.calls_before_fault == Some(call) {
+            return Err(HcaError::InsufficientResources);
+        }
+        Ok(())
     }
 }
 
@@ -46,6 +75,24 @@ impl core::fmt::Debug for FaultyHca<'_> {
             .field("is_plain", &self.is_plain)
             .finish_non_exhaustive()
     }
+}
+
+macro_rules! counted {
+    ($(fn $name:ident(&mut self $(, $arg:ident: $ty:ty)*) -> $ret:ty;)*) => {
+        $(fn $name(&mut self $(, $arg: $ty)*) -> $ret {
+            self.count()?;
+            self.hca.$name($($arg),*)
+        })*
+    };
+}
+
+macro_rules! counted_queries {
+    ($(fn $name:ident(&self $(, $arg:ident: $ty:ty)*) -> $ret:ty;)*) => {
+        $(fn $name(&self $(, $arg: $ty)*) -> $ret {
+            self.count()?;
+            self.hca.$name($($arg),*)
+        })*
+    };
 }
 
 macro_rules! as_it_is {
@@ -98,14 +145,39 @@ impl Hca for FaultyHca<'_> {
         if self.is_plain && matches!(spec.receives, ReceiveMode::Pulled(_)) {
             return Err(HcaError::Unsupported);
         }
+        self.count()?;
         self.hca.create_qp(spec)
+    }
+
+    fn allocate_dma(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
+        self.count()?;
+        let buffer = self.hca.allocate_dma(len)?;
+        self.buffers += 1;
+        Ok(buffer)
+    }
+
+    fn free_dma(&mut self, buffer: DmaBuffer) {
+        self.buffers -= 1;
+        self.hca.free_dma(buffer);
+    }
+
+    counted_queries! {
+        fn query_port(&self, port: PortNum) -> Result<PortAttributes, HcaError>;
+        fn query_gid(&self, port: PortNum, index: GidIndex) -> Result<Gid, HcaError>;
+        fn query_pkey(&self, port: PortNum, index: PKeyIndex) -> Result<PKey, HcaError>;
+    }
+
+    counted! {
+        fn alloc_pd(&mut self) -> Result<PdHandle, HcaError>;
+        fn register_mr(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
+        fn create_cq(&mut self, entries: u32) -> Result<CqHandle, HcaError>;
+        fn modify_qp(&mut self, qp: QpHandle, change: &QpModify) -> Result<(), HcaError>;
+        fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
+        fn process_local_mad(&mut self, port: PortNum, view: MadView, mad: &Mad) -> Result<LocalMad, HcaError>;
     }
 
     as_it_is! {
         fn function(&self) -> FunctionAttributes;
-        fn query_port(&self, port: PortNum) -> Result<PortAttributes, HcaError>;
-        fn query_gid(&self, port: PortNum, index: GidIndex) -> Result<Gid, HcaError>;
-        fn query_pkey(&self, port: PortNum, index: PKeyIndex) -> Result<PKey, HcaError>;
         fn dma_read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
         fn query_av(&self, av: AvHandle) -> Result<AddressVector, HcaError>;
         fn peek_cq(&self, cq: CqHandle, at_most: usize) -> Result<usize, HcaError>;
@@ -116,13 +188,9 @@ impl Hca for FaultyHca<'_> {
     as_it_is_mut! {
         fn modify_device(&mut self, change: &DeviceModify) -> Result<(), HcaError>;
         fn modify_port(&mut self, port: PortNum, change: &PortModify) -> Result<(), HcaError>;
-        fn allocate_dma(&mut self, len: usize) -> Result<DmaBuffer, HcaError>;
-        fn free_dma(&mut self, buffer: DmaBuffer);
         fn dma_write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault>;
         fn set_bus_master(&mut self, enabled: bool);
-        fn alloc_pd(&mut self) -> Result<PdHandle, HcaError>;
         fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), HcaError>;
-        fn register_mr(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
         fn reregister_mr(&mut self, mr: MrHandle, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
         fn deregister_mr(&mut self, mr: MrHandle) -> Result<(), HcaError>;
         fn alloc_mw(&mut self, pd: PdHandle, kind: MwType) -> Result<MwKeys, HcaError>;
@@ -131,7 +199,6 @@ impl Hca for FaultyHca<'_> {
         fn create_av(&mut self, pd: PdHandle, vector: &AddressVector) -> Result<AvHandle, HcaError>;
         fn modify_av(&mut self, av: AvHandle, vector: &AddressVector) -> Result<(), HcaError>;
         fn destroy_av(&mut self, av: AvHandle) -> Result<(), HcaError>;
-        fn create_cq(&mut self, entries: u32) -> Result<CqHandle, HcaError>;
         fn resize_cq(&mut self, cq: CqHandle, entries: u32) -> Result<(), HcaError>;
         fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), HcaError>;
         fn arm_cq(&mut self, cq: CqHandle, kind: ArmKind) -> Result<bool, HcaError>;
@@ -141,12 +208,9 @@ impl Hca for FaultyHca<'_> {
         fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
         fn reserve_qpns(&mut self, count: u32, align: u32) -> Result<Qpn, HcaError>;
         fn release_qpns(&mut self, first: Qpn, count: u32) -> Result<(), HcaError>;
-        fn modify_qp(&mut self, qp: QpHandle, change: &QpModify) -> Result<(), HcaError>;
         fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError>;
-        fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
         fn attach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError>;
         fn detach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError>;
-        fn process_local_mad(&mut self, port: PortNum, view: MadView, mad: &Mad) -> Result<LocalMad, HcaError>;
         fn poll_event(&mut self) -> Option<HcaEvent>;
     }
 }
@@ -157,11 +221,14 @@ impl FunctionManager for FaultyHca<'_> {
         fn proxy_qp(&self, id: FunctionId, special: SpecialQp, port: PortNum) -> Result<Option<QpNumbers>, HcaError>;
     }
 
-    as_it_is_mut! {
+    counted! {
         fn create_function(&mut self, spec: FunctionSpec) -> Result<(), HcaError>;
+        fn set_virtual_port(&mut self, id: FunctionId, port: PortNum, view: VirtualPort) -> Result<(), HcaError>;
+    }
+
+    as_it_is_mut! {
         fn reset_function(&mut self, id: FunctionId) -> Result<(), HcaError>;
         fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError>;
-        fn set_virtual_port(&mut self, id: FunctionId, port: PortNum, view: VirtualPort) -> Result<(), HcaError>;
         fn notify(&mut self, id: FunctionId, event: AsyncEvent) -> Result<(), HcaError>;
     }
 }

@@ -31,6 +31,37 @@ fn c005_c006_a_frame_of_another_length_is_dropped() {
 }
 
 #[test]
+fn c025_no_smp_of_a_vf_without_the_privilege_goes_anywhere_and_each_is_counted() {
+    let mut port = Port::new();
+    let methods = [
+        Method::GET,
+        Method::SET,
+        Method::TRAP,
+        Method::TRAP_REPRESS,
+        Method::GET_RESP,
+    ];
+    let mut sent_so_far = 0;
+    for class in [MgmtClass::SUBN_LID_ROUTED, MgmtClass::SUBN_DIRECTED_ROUTE] {
+        for method in methods {
+            for dlid in [SM, PEER, OWN, 0xffff] {
+                let smp = mad(class, method, AttributeId::new(0x11), 5);
+                let outputs = port.vf_sends_on(1, Smi, &frame(dlid, smp));
+                // Silence: nothing but the record of the drop comes of it.
+                assert_eq!(dropped(outputs), DropReason::SmiNotPermitted);
+                sent_so_far += 1;
+                let statistics = port.mux.vf_statistics(vf(1)).unwrap();
+                assert_eq!(statistics.drops(DropReason::SmiNotPermitted), sent_so_far);
+                let on_qp1 = dropped(port.vf_sends(1, &frame(dlid, smp)));
+                assert_eq!(on_qp1, DropReason::ClassOnWrongQp);
+            }
+        }
+    }
+    assert_eq!(port.mux.sizes().tids, 0, "no transaction");
+    let others = port.mux.vf_statistics(vf(2)).unwrap();
+    assert_eq!(others.drops(DropReason::SmiNotPermitted), 0);
+}
+
+#[test]
 fn c011_a_pkey_index_beyond_the_vfs_table_is_dropped() {
     let mut port = Port::new();
     for index in [1_u16, 127, 128, 255, u16::MAX] {

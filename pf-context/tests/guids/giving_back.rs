@@ -3,7 +3,7 @@
 use ib_vtime::Duration;
 use ib_wire::Guid;
 use ib_wire::mad::MadStatus;
-use pf_context::guids::{GuidManager, GuidOutput, GuidState, GuidWish};
+use pf_context::guids::{GuidConfig, GuidManager, GuidOutput, GuidState, GuidWish};
 
 use crate::bench::{Bench, admin, block, refusal, timed_out, vf};
 
@@ -246,4 +246,32 @@ fn c231_a_port_that_goes_down_ends_the_giving_back() {
     assert_eq!(bench.manager.sizes(), Default::default());
     bench.manager.port_active(bench.now, true);
     assert!(bench.asked().is_empty());
+}
+
+#[test]
+fn an_alias_that_was_deleted_says_nothing_about_the_groups_of_the_next_one() {
+    let mut bench = Bench::ready_with(GuidConfig {
+        alias_members: true,
+        ..GuidConfig::default()
+    });
+    bench.want(3, GuidWish::SmAssigned);
+    bench.want(20, admin(0xa));
+    let asked = bench.asked();
+    assert_eq!(asked[0].entries(), [(3, 0)]);
+    // The SA chooses what another VF wants.
+    bench.answer(&asked[0], block(0, [0, 0, 0, 0xa, 0, 0, 0, 0]));
+    assert!(bench.asked().is_empty());
+    assert!(bench.told.contains(&leave_groups(3, 0xa)));
+    bench.manager.groups_left(bench.now, vf(3));
+    let given_back = bench.asked_one();
+    assert!(!given_back.is_set());
+    bench.delete(&given_back);
+    let again = bench.asked_one();
+    assert_eq!(again.entries(), [(3, 0)]);
+    bench.answer(&again, block(0, [0, 0, 0, 0xb, 0, 0, 0, 0]));
+    bench.hardware(3, 0xb);
+    assert!(bench.asked().is_empty());
+    bench.withdraw(3);
+    assert!(bench.asked().is_empty(), "its groups come first");
+    assert!(bench.told.contains(&leave_groups(3, 0xb)));
 }

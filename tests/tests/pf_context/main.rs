@@ -2,7 +2,9 @@
 //! what is undone when something fails.
 
 mod asked;
+mod own;
 mod rings;
+mod undo;
 
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
