@@ -80,7 +80,11 @@ mod tests {
         credits.start(false);
         assert!(!credits.allow(true));
         credits.take(1, Psn::from_low_bits(2));
-        assert!(credits.allow(true));
+        credits.take(0, Psn::from_low_bits(1));
+        assert!(
+            credits.allow(true),
+            "an old acknowledgement takes nothing away"
+        );
         credits.start(true);
         assert!(credits.allow(true));
         credits.take(31, Psn::from_low_bits(0));

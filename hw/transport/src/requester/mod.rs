@@ -179,6 +179,13 @@ impl<B> Requester<B> {
         self.slots.is_empty()
     }
 
+    /// Returns the posted requests that have not started. A caller that pulls requests from a ring asks for the next
+    /// one while this is 0 and [`Self::poll_transmit`] returns `None`: one that may not start yet then waits here.
+    #[must_use]
+    pub fn unstarted(&self) -> usize {
+        self.slots.len() - self.started
+    }
+
     /// Returns the times that packets were sent again, by cause of a timeout, a NAK or a lost response.
     #[must_use]
     pub const fn retransmissions(&self) -> u64 {
@@ -264,8 +271,7 @@ impl<B> Requester<B> {
     pub fn handle_timeout<E: Effects<Buffer = B>>(&mut self, now: Instant, fx: &mut E) {
         if self.rnr_until.is_some_and(|until| until <= now) {
             self.rnr_until = None;
-        } else if self.rnr_until.is_none() && self.deadline.is_some_and(|deadline| deadline <= now)
-        {
+        } else if self.deadline.is_some_and(|deadline| deadline <= now) {
             self.deadline = None;
             if self.retry(fx) {
                 self.probe = Probe::Due;
@@ -322,8 +328,8 @@ impl<B> Requester<B> {
         self.rnr_until = None;
         self.probe = Probe::None;
         if self.send.is_before(self.oldest) {
+            // The slot of `send` is complete or the first, so the cursor stands there already.
             self.send = self.oldest;
-            self.cursor = 0;
         }
         self.deadline = None;
         self.await_answer(now);

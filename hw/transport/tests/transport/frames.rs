@@ -1,6 +1,8 @@
 //! Transfers as frames with checksums.
 
-use ib_transport::Transfer;
+use std::collections::BTreeSet;
+
+use ib_transport::{AtomicOp, Ending, RunOperation, Transfer};
 use ib_vtime::SplitMix64;
 use ib_wire::packet::{Bth, Lrh, Packet, TransportFrame, TransportService};
 use ib_wire::{Lid, PKey};
@@ -80,15 +82,71 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
     let headers = answer.headers(TransportService::Rc).expect("an opcode");
     assert_eq!((headers.opcode.get(), headers.extended().len()), (0x12, 12));
     assert_eq!(headers.psn, psn(10));
-    let immediate = ib_transport::RunOperation::Send(ib_transport::Ending::Immediate([1; 4]));
+    let immediate = RunOperation::Send(Ending::Immediate([1; 4]));
     let unreliable = Transfer::Request(only(10, immediate, 5));
     let headers = unreliable.headers(TransportService::Uc).expect("an opcode");
     assert_eq!(
         (headers.opcode.get(), headers.extended()),
         (0x25, &[1; 4][..])
     );
-    let reserved = Transfer::Request(only(10, ib_transport::RunOperation::Reserved, 0));
+    let reserved = Transfer::Request(only(10, RunOperation::Reserved, 0));
     assert_eq!(reserved.headers(TransportService::Rc), None);
+}
+
+#[test]
+fn t005_every_request_opcode_of_both_services_is_written() {
+    let mut random = SplitMix64::new(14);
+    let mut seen = [BTreeSet::new(), BTreeSet::new()];
+    for _ in 0..4000 {
+        let run = ib_transport::Run {
+            packets: 1,
+            ..any_run(&mut random, 1)
+        };
+        let invalidates = matches!(run.operation, RunOperation::Send(_)) && random.chance(1, 4);
+        let operation = match run.operation {
+            RunOperation::Send(_) if invalidates => RunOperation::Send(Ending::Invalidate(ALL)),
+            RunOperation::Atomic(at, _) if random.chance(1, 2) => {
+                let swap = AtomicOp::CompareSwap {
+                    compare: 1,
+                    swap: 2,
+                };
+                RunOperation::Atomic(at, swap)
+            }
+            other => other,
+        };
+        let run = ib_transport::Run { operation, ..run };
+        for (seen, service) in seen
+            .iter_mut()
+            .zip([TransportService::Rc, TransportService::Uc])
+        {
+            let headers = Transfer::Request(run).headers(service).expect("one packet");
+            let opcode = headers.opcode;
+            if opcode.name().is_none() {
+                continue;
+            }
+            seen.insert(opcode.get());
+            assert_eq!(opcode.service(), Some(service));
+            assert_eq!(
+                (opcode.is_first_or_only(), opcode.is_last_or_only()),
+                (run.first, run.last)
+            );
+            let is_send = matches!(run.operation, RunOperation::Send(_));
+            assert_eq!(opcode.is_send(), is_send);
+            let set = opcode.extended_headers().expect("a known opcode");
+            let ending = match run.operation {
+                RunOperation::Send(ending) | RunOperation::Write(_, ending) if run.last => ending,
+                _ => Ending::Plain,
+            };
+            assert_eq!(set.immediate, matches!(ending, Ending::Immediate(_)));
+            assert_eq!(set.ieth, matches!(ending, Ending::Invalidate(_)));
+        }
+    }
+    let [rc, uc] = seen.map(|seen| seen.len());
+    assert_eq!(
+        (rc, uc),
+        (17, 12),
+        "sends and writes, a read and two atomic operations"
+    );
 }
 
 #[test]

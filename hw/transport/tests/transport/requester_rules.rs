@@ -122,6 +122,7 @@ fn t015_no_more_reads_and_atomics_start_than_the_depth() {
     let mut rig = Rig::with(|config| config.max_reads = 2);
     rig.post(READ, 1).post(ADD, 8).post(READ, 1).post(SEND, 1);
     assert_eq!(rig.psns(), [10, 11]);
+    assert_eq!(rig.end.rc.requester().unstarted(), 2);
     rig.reply(data(10, true, true, 1));
     assert_eq!(rig.psns(), [12, 13]);
     let mut rig = Rig::with(|config| config.max_reads = 0);
