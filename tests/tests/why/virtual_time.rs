@@ -33,7 +33,7 @@ fn serve(options: Options) -> Service {
         guests: true,
         ..options
     };
-    let mut service = Service::new(Lab::build(&options, 1).unwrap());
+    let mut service = Service::in_virtual_time(Lab::build(&options, 1).unwrap());
     pass(&mut service, Duration::from_secs(5));
     service
 }

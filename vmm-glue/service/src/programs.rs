@@ -225,15 +225,4 @@ mod tests {
             Err(ProgramError::Path(path, _)) if path == named
         ));
     }
-
-    #[test]
-    fn a_program_that_is_not_there_is_an_error() {
-        let path = Path::new("/tmp");
-        let environment = ProgramEnvironment::new(path, path, Some("H-1")).unwrap();
-        let program = OsStr::new("/nonexistent/program");
-        assert!(matches!(
-            environment.run(program, &[]),
-            ProgramError::Start(..)
-        ));
-    }
 }

@@ -15,6 +15,6 @@ mod session;
 pub use connection::{Connection, ConnectionEnd};
 pub use eventfd::{SignalError, Signaller, Signals};
 pub use interrupts::Interrupts;
-pub use memory::{GuestMemory, MemoryStatistics};
+pub use memory::{GuestMemory, MemoryLimit, MemoryPool, MemoryStatistics};
 pub use remote::{Patience, Remote};
 pub use session::{Handled, Lent, Session, SessionError, SessionStatistics};

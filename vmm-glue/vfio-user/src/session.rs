@@ -13,7 +13,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::codec::{
     Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
-    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, error_reply, reply,
+    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, Version, error_reply, reply,
 };
 use super::eventfd::Signaller;
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
@@ -59,6 +59,9 @@ pub enum SessionError {
     /// The version cannot be agreed on.
     #[error("its VERSION message is not understood, or of another version of the protocol than 0")]
     BadVersion,
+    /// It wants memory to be read and written in too small pieces.
+    #[error("it takes less than 4096 bytes of memory in a message (max_data_xfer_size)")]
+    SmallTransfers,
     /// A reply came to a command that was not sent.
     #[error("it replies to something that it was not asked")]
     StrayReply,
@@ -314,7 +317,10 @@ impl Session {
 /// Why a client whose first message failed is cut off.
 fn first_error(message: &Message<OwnedFd>) -> SessionError {
     match message.header.command() {
-        Command::VERSION => SessionError::BadVersion,
+        Command::VERSION => match Version::parse(&message.payload) {
+            Ok(version) if version.takes_too_little() => SessionError::SmallTransfers,
+            _ => SessionError::BadVersion,
+        },
         _ => SessionError::NoVersion,
     }
 }

@@ -4,7 +4,7 @@
 //! machines of Linux that this is built for a caller passes them in the same registers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulong, c_void};
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,6 +186,38 @@ openers! {
     __openat64_2, c"__openat64_2", directory, (directory: c_int), ();
 }
 
+/// The flags of `open` that a stream's mode asks for.
+///
+/// # Safety
+/// `mode` is null or a string that ends with a zero byte.
+unsafe fn stream_flags(mode: *const c_char) -> c_int {
+    if mode.is_null() {
+        return libc::O_RDONLY;
+    }
+    // SAFETY: by this function's contract.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    match mode {
+        _ if mode.contains(&b'+') => libc::O_RDWR,
+        [b'w' | b'a', ..] => libc::O_WRONLY,
+        _ => libc::O_RDONLY,
+    }
+}
+
+/// Makes a stream of a descriptor, which it owns from here. Without a stream the descriptor is closed.
+///
+/// # Safety
+/// `mode` is null or a string that ends with a zero byte, and nobody else has the descriptor.
+unsafe fn stream(fd: c_int, mode: *const c_char) -> *mut FILE {
+    // SAFETY: by this function's contract.
+    let stream = unsafe { libc::fdopen(fd, mode) };
+    if stream.is_null() {
+        open_files::remove(fd);
+        // SAFETY: by this function's contract.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    stream
+}
+
 /// Defines functions that open a path as a stream.
 macro_rules! stream_openers {
     ($($name:ident, $text:literal;)*) => {$(
@@ -195,14 +227,14 @@ macro_rules! stream_openers {
         /// As there.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
-            // SAFETY: the caller passes a string, as the C library's function demands.
-            match unsafe { opened(libc::AT_FDCWD, path, libc::O_RDONLY) } {
+            // SAFETY: the caller passes two strings, as the C library's function demands.
+            match unsafe { opened(libc::AT_FDCWD, path, stream_flags(mode)) } {
                 None => real!($text, fn(
                     path => *const c_char, mode => *const c_char
                 ) -> *mut FILE, std::ptr::null_mut()),
                 Some(fd) if fd < 0 => std::ptr::null_mut(),
-                // SAFETY: the descriptor was opened for this stream, which owns it from here.
-                Some(fd) => unsafe { libc::fdopen(fd, mode) },
+                // SAFETY: the descriptor was opened for this stream.
+                Some(fd) => unsafe { stream(fd, mode) },
             }
         }
     )*};
@@ -290,6 +322,9 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> 
             fd => c_int, buffer => *mut c_void, count => size_t
         ) -> ssize_t, -1);
     };
+    if buffer.is_null() {
+        return fail(libc::EFAULT, -1);
+    }
     let (bytes, result) = match guarded(|| file.read(borrowed, count)) {
         Ok(found) => found,
         Err(error) => return fail(error.raw_os_error(), -1),

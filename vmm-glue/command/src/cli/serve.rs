@@ -76,7 +76,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     vfio_user: Option<PathBuf>,
     /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much
-    /// as the guest has is enough. [default: all that its VMM shares]
+    /// as the guest has is enough. [default: half of the memory that the service may have, shared among the VFs]
     #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
     guest_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its

@@ -134,6 +134,7 @@ mod tests {
         let (mut stop, mut announcements) = (false, VecDeque::new());
         let begin = Instant::ZERO;
         let mut turn = Turn {
+            is_virtual: true,
             lab: &mut lab,
             now: begin,
             watches: watches.tagged(0),

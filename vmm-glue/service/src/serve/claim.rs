@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
@@ -158,6 +158,8 @@ fn lock(path: &Path) -> Result<File, ClaimError> {
     };
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);
+    // In a folder of others the name may lead elsewhere.
+    options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
     let lock = options.open(name).map_err(refused)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
@@ -242,6 +244,15 @@ mod tests {
         );
         drop(claimed);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_lock_that_leads_elsewhere_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, elsewhere) = (directory.path().join("s"), directory.path().join("new"));
+        std::os::unix::fs::symlink(&elsewhere, directory.path().join("s.lock")).unwrap();
+        assert!(matches!(claim(&path), Err(ClaimError::Refused { .. })));
+        assert!(!elsewhere.exists() && !path.exists());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is served: a world whose nodes and hosts have names.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
 use ib_endpoint::EndPortError;
@@ -21,12 +22,12 @@ use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
 use super::why::{Awaited, History, SaProbes};
-use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice};
+use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
 use vhca::world::{HostFunction, HostId, HostPortId, VfError, World, vf_spec};
-use vhca_vfio_user::GuestMemory;
+use vhca_vfio_user::{GuestMemory, MemoryLimit, MemoryPool};
 
 /// The adapter that VFs show to VMMs.
 const SHOWN: Personality = mlx4::PERSONALITY;
@@ -122,6 +123,8 @@ pub struct Lab {
     pub(super) managers: BTreeMap<Endpoint, Pid>,
     /// The nodes of simulators that are not attached yet.
     pub(super) awaited: Awaited,
+    /// What the devices of VFs without a quota of guest memory may touch together.
+    memory_pool: Arc<MemoryPool>,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
@@ -180,6 +183,8 @@ impl Lab {
             sa_probes: SaProbes::default(),
             managers: BTreeMap::new(),
             awaited: Awaited::default(),
+            // The service itself, and the VMMs beside it, need the other half.
+            memory_pool: Arc::new(MemoryPool::new(host_memory::most() / 2)),
             seats: BTreeMap::new(),
             vfs_may_have_smi: false,
             started: Duration::ZERO,
@@ -273,8 +278,11 @@ impl Lab {
                 ports: vec![port; usize::from(config.ports)],
                 ..vf_spec(vf_node_guid(config.node_guid, vf))
             };
-            let most = options.quotas.guest_bytes();
-            let offered = options.vfio_user.as_ref().map(|_| GuestMemory::new(most));
+            let offered = options.vfio_user.as_ref().map(|_| {
+                let pool = || MemoryLimit::Pool(self.memory_pool.clone());
+                let limit = options.quotas.guest_bytes().map(MemoryLimit::Bytes);
+                GuestMemory::new(limit.unwrap_or_else(pool))
+            });
             if let Some(memory) = &offered {
                 spec.memory = Box::new(memory.clone());
             }

@@ -16,6 +16,7 @@ mod claim;
 pub mod control;
 mod descriptors;
 mod guests;
+mod host_memory;
 mod ibsim;
 mod lab;
 mod listeners;

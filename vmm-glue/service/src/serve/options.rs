@@ -71,7 +71,8 @@ pub struct Quotas {
     /// Subscriptions to notices.
     #[serde(default, deserialize_with = "quota")]
     pub subscriptions: Option<u16>,
-    /// MiB of its guest's memory that the device may touch; all by default.
+    /// MiB of its guest's memory that the device may touch; by default a share of half of the memory that the service
+    /// may have.
     #[serde(default, deserialize_with = "quota")]
     pub guest_memory: Option<u64>,
 }
@@ -106,7 +107,7 @@ impl Quotas {
         }
     }
 
-    /// Bytes of its guest's memory that a VF may touch, if that is limited.
+    /// Returns the bytes of its guest's memory that a VF may touch, if that is said.
     #[must_use]
     pub fn guest_bytes(&self) -> Option<u64> {
         self.guest_memory.map(|mib| mib.saturating_mul(1 << 20))

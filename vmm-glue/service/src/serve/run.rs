@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use ib_vtime::Duration;
+use rustix::fs::Mode;
+use rustix::process::umask;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -141,6 +143,9 @@ pub fn run(
         None => random_seed().map_err(|error| ServeError::System("no random seed", error))?,
     };
     descriptors::raise_limit();
+    // Sockets and locks have modes of their own. What else the service makes is for others to read who reach it, and
+    // confined it could not change the mode later.
+    umask(Mode::WGRP | Mode::WOTH);
     let mut listeners = Listeners::new(&options.access)?;
     let ibsim_users = Users::with(&options.ibsim_users)?;
     if options.sandbox && options.vfio_user.is_some() {

@@ -103,7 +103,7 @@ fn a_way_in_is_called_when_its_descriptor_is_ready_and_can_end_the_service() {
 
 #[test]
 fn all_vfs_come_up_and_give_their_guids_back_at_the_end() {
-    let mut service = Service::new(Lab::build(&options(), 1).unwrap());
+    let mut service = Service::in_virtual_time(Lab::build(&options(), 1).unwrap());
     assert!(run_until(&mut service, all_vfs_up));
     let manager = service.lab().host("mgmt").unwrap().id;
     let aliases = |service: &Service| {
@@ -126,7 +126,7 @@ fn all_vfs_come_up_and_give_their_guids_back_at_the_end() {
 
 #[test]
 fn without_the_sa_the_end_comes_in_time_anyway() {
-    let mut service = Service::new(Lab::build(&options(), 1).unwrap());
+    let mut service = Service::in_virtual_time(Lab::build(&options(), 1).unwrap());
     assert!(run_until(&mut service, all_vfs_up));
     let mgmt = service.lab().node("mgmt").unwrap().port(1);
     let fabric = service.lab_mut().world_mut().fabric_mut();
@@ -212,7 +212,7 @@ fn each_of_254_vfs_of_a_two_port_adapter_gets_a_guid_on_each_port() {
         vfs: 254,
         ..options()
     };
-    let mut service = Service::new(Lab::build(&options, 1).unwrap());
+    let mut service = Service::in_virtual_time(Lab::build(&options, 1).unwrap());
     assert!(run_until(&mut service, all_vfs_up));
     let lab = service.lab();
     let mut guids: Vec<_> = lab

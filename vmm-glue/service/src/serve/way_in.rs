@@ -3,9 +3,10 @@
 use core::fmt;
 use std::collections::VecDeque;
 
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 
 use super::{Announcement, Lab};
+use vhca::Slice;
 use vhca::watch::{Ready, TaggedWatches};
 
 /// What a way in may use while it is called.
@@ -17,11 +18,22 @@ pub struct Turn<'t> {
     pub now: Instant,
     /// The way in's descriptors.
     pub watches: TaggedWatches<'t>,
+    /// Whether slices never end, as in virtual time.
+    pub(super) is_virtual: bool,
     pub(super) stop: &'t mut bool,
     pub(super) announcements: &'t mut VecDeque<Announcement>,
 }
 
 impl Turn<'_> {
+    /// Returns a slice of so much time from now on, or one that never ends where the caller has the clock.
+    #[must_use]
+    pub fn slice(&self, length: Duration) -> Slice {
+        match self.is_virtual {
+            true => Slice::endless(),
+            false => Slice::of(length),
+        }
+    }
+
     /// Ends the service: it gives back what it has at the SA, and then stops.
     pub const fn stop(&mut self) {
         *self.stop = true;

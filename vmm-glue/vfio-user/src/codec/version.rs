@@ -11,6 +11,10 @@ use super::{ANNOUNCED_FDS, Header, MAX_DATA, reply};
 /// Most bytes of what a client says of itself.
 const MAX_TEXT: usize = 4096;
 
+/// The fewest bytes of memory in one message with which a client is served. What a device reads at once, a mailbox of
+/// 4 KiB at most, takes one message then: were it thousands, everybody would wait for them.
+const MIN_TRANSFER: u64 = 4096;
+
 /// The version that is spoken; clients that know later minor ones accept it, and QEMU refuses any other.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 0;
@@ -96,13 +100,23 @@ impl Version {
         })
     }
 
+    /// Returns `true` if the client takes too few bytes of memory in a message to be served.
+    #[must_use]
+    pub const fn takes_too_little(&self) -> bool {
+        self.capabilities.max_data_xfer_size < MIN_TRANSFER
+    }
+
     /// The reply to a proposal, `max_dma_maps` being how many ranges of memory may be mapped at a time.
     ///
     /// # Errors
-    /// [`Errno::OPNOTSUPP`] if the major version is another.
+    /// [`Errno::OPNOTSUPP`] if the major version is another, [`Errno::INVAL`] if the client
+    /// [takes too little](Self::takes_too_little).
     pub fn negotiate(&self, header: &Header, max_dma_maps: usize) -> Result<Vec<u8>, Errno> {
         if self.major != MAJOR {
             return Err(Errno::OPNOTSUPP);
+        }
+        if self.takes_too_little() {
+            return Err(Errno::INVAL);
         }
         let offer = Offer {
             capabilities: Offered {

@@ -14,6 +14,7 @@ use rustix::param::page_size;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
+use super::release::{Releasing, release};
 use super::touched::{Allowance, Touched};
 use super::{dump, pages};
 
@@ -28,7 +29,7 @@ pub(super) struct FileId {
 #[derive(Debug)]
 pub(super) struct MappedFile {
     id: FileId,
-    mapping: MmapRegion,
+    mapping: Arc<MmapRegion>,
     /// Bytes that come and go together: of a page, which may be huge.
     block: usize,
     touched: Touched,
@@ -37,6 +38,14 @@ pub(super) struct MappedFile {
     is_broken: AtomicBool,
     /// Whether the VMM has pages of its own in its place, as soon as that is known.
     is_private: Arc<AtomicBool>,
+    releasing: Arc<Releasing>,
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        let touched = self.touched.bytes();
+        release(self.mapping.clone(), self.block, touched, &self.releasing);
+    }
 }
 
 /// Kinds of file systems (`linux/magic.h`) on which a page fault waits for nobody but this host.
@@ -80,6 +89,7 @@ impl MappedFile {
         let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let block = usize::try_from(status.st_blksize).map_err(|_| Errno::INVAL)?;
         let block = block.max(page_size()).next_power_of_two();
+        let releasing = allowance.releasing().clone();
         let touched = Touched::new(&file, len, block, allowance)?;
         let mut rights = libc::PROT_READ;
         if writable {
@@ -91,12 +101,13 @@ impl MappedFile {
         dump::leave_out(&mapping)?;
         Ok(Arc::new(Self {
             id,
-            mapping,
+            mapping: Arc::new(mapping),
             block,
             touched,
             writable,
             is_broken: AtomicBool::new(false),
             is_private,
+            releasing,
         }))
     }
 

@@ -17,8 +17,10 @@
 mod dump;
 mod file;
 mod life;
+mod limit;
 pub mod maps_reader;
 mod pages;
+mod release;
 mod sharing;
 mod touched;
 
@@ -34,6 +36,7 @@ use rustix::process::Pid;
 
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
+pub use limit::{MemoryLimit, MemoryPool};
 use touched::Allowance;
 
 /// Ranges that may be mapped at a time.
@@ -116,15 +119,15 @@ pub struct GuestMemory(Arc<Mutex<Map>>);
 
 impl Default for GuestMemory {
     fn default() -> Self {
-        Self::new(None)
+        Self::new(MemoryLimit::Unlimited)
     }
 }
 
 impl GuestMemory {
-    /// Memory without any ranges, of which the device may touch so many bytes, or all.
+    /// Memory without any ranges, of which the device may touch what the limit allows.
     #[must_use]
-    pub fn new(most: Option<u64>) -> Self {
-        let map = Map::new(Arc::default(), Allowance::new(most));
+    pub fn new(limit: MemoryLimit) -> Self {
+        let map = Map::new(Arc::default(), Allowance::new(limit));
         Self(Arc::new(Mutex::new(map)))
     }
 
@@ -199,6 +202,12 @@ impl GuestMemory {
             *bytes = bytes.saturating_add(range.size);
         }
         statistics
+    }
+
+    /// Returns how many mappings of VMMs before are not given back yet.
+    #[must_use]
+    pub fn releasing(&self) -> usize {
+        self.lock().allowance.releasing().files()
     }
 
     /// Returns how many accesses of the device failed because it may touch no more.
@@ -283,8 +292,9 @@ impl Map {
         if mapped.len() < end {
             return Err(Errno::INVAL);
         }
-        let bytes = self.files.iter().map(|file| file.len()).sum::<u64>();
-        let files = self.files.len() + self.allowance.left();
+        let releasing = self.allowance.releasing();
+        let bytes = self.files.iter().map(|file| file.len()).sum::<u64>() + releasing.bytes();
+        let files = self.files.len() + self.allowance.left() + releasing.files();
         if files >= MAX_FILES || bytes.saturating_add(mapped.len()) > MAX_BYTES {
             return Err(Errno::NOMEM);
         }

@@ -19,7 +19,7 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, compiler_fence};
 use std::fs::File;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::OnceLock;
 
 use libc::{c_int, c_void, siginfo_t};
@@ -93,10 +93,21 @@ pub(super) fn touch<T>(
         announced.end.store(0, Ordering::Relaxed);
         if announced.is_lost.load(Ordering::Relaxed) {
             announced.is_lost.store(false, Ordering::Relaxed);
+            clear_spare();
             return None;
         }
         Some(done)
     })
+}
+
+/// Clears the spare page, which holds what was stored where a page was missing: it stands in for those of other VMMs next.
+#[cold]
+fn clear_spare() {
+    // SAFETY: the descriptor stays open as long as the process lives.
+    let spare = unsafe { BorrowedFd::borrow_raw(SPARE.load(Ordering::Acquire)) };
+    if let Err(error) = pwrite(spare, &vec![0; page_size()], 0) {
+        log::error!("vfio-user: cannot clear the page that stands in for missing ones: {error}");
+    }
 }
 
 /// Maps a part of a mapping's file again, where pages may have been replaced. Whether that was possible.
@@ -211,6 +222,11 @@ mod tests {
         let part = mapping.get_slice(5000, 10_000).unwrap();
         let touched = touch(&part, 4096, || part.copy_from(&[1_u8; 10_000]));
         assert_eq!(touched, None);
+        // What was stored is no longer in the page that stood in.
+        let spare = unsafe { BorrowedFd::borrow_raw(SPARE.load(Ordering::Acquire)) };
+        let mut left = vec![1; page_size()];
+        rustix::io::pread(spare, &mut left, 0).unwrap();
+        assert!(left.iter().all(|byte| *byte == 0));
         if std::env::var_os(CHILD).is_some() {
             // Behind the announced access again nothing is there.
             assert!(restore(&mapping, 4096..16_384));

@@ -242,7 +242,7 @@ fn holes_are_read_without_a_page_and_written_up_to_what_may_be_touched() {
     const SIZE: u64 = 64 << 30;
     const MOST: u64 = 1 << 20;
     let file = sealable(SIZE);
-    let mut memory = GuestMemory::new(Some(MOST));
+    let mut memory = GuestMemory::new(MemoryLimit::Bytes(MOST));
     let map = range(0, SIZE, 0);
     memory.map(&map, Some(duplicate(&file))).unwrap();
     for at in (0..SIZE).step_by(1 << 21) {
@@ -270,7 +270,7 @@ fn pages_that_a_vmm_takes_away_again_do_not_make_room_for_more() {
     use rustix::fs::{FallocateFlags, fallocate};
 
     let file = sealable(64 * PAGE);
-    let mut memory = GuestMemory::new(Some(4 * PAGE));
+    let mut memory = GuestMemory::new(MemoryLimit::Bytes(4 * PAGE));
     memory
         .map(&range(0, 64 * PAGE, 0), Some(duplicate(&file)))
         .unwrap();
@@ -296,7 +296,7 @@ fn pages_that_a_vmm_takes_away_again_do_not_make_room_for_more() {
 
 #[test]
 fn what_a_vmm_left_behind_counts_until_nobody_has_it_any_more() {
-    let mut memory = GuestMemory::new(Some(4 * PAGE));
+    let mut memory = GuestMemory::new(MemoryLimit::Bytes(4 * PAGE));
     let mut visit = |file: &OwnedFd| {
         let map = range(0, 8 * PAGE, 0);
         memory.map(&map, Some(duplicate(file))).unwrap();
@@ -315,6 +315,48 @@ fn what_a_vmm_left_behind_counts_until_nobody_has_it_any_more() {
     for _ in 0..2 * MAX_FILES {
         assert_eq!(visit(&sealable(8 * PAGE)), 4);
     }
+}
+
+#[test]
+fn memory_with_many_pages_counts_until_it_is_given_back_and_is_then() {
+    const SIZE: u64 = 64 << 20;
+    let mut memory = GuestMemory::default();
+    let file = sealable(SIZE);
+    let map = range(0, SIZE, 0);
+    memory.map(&map, Some(duplicate(&file))).unwrap();
+    let bytes = vec![7; 1 << 20];
+    for at in (0..SIZE).step_by(bytes.len()) {
+        memory.write(at, &bytes).unwrap();
+    }
+    memory.clear();
+    // Whatever is left of it takes no more than its share, and harms no new mapping of the same file.
+    memory.map(&map, Some(duplicate(&file))).unwrap();
+    let mut read = vec![0; 1 << 20];
+    memory.read(SIZE / 2, &mut read).unwrap();
+    assert_eq!(read, bytes);
+    let begun = std::time::Instant::now();
+    while memory.releasing() > 0 {
+        assert!(begun.elapsed().as_secs() < 60);
+        std::thread::yield_now();
+    }
+    assert_eq!(pages_of(&file), SIZE);
+}
+
+#[test]
+fn vfs_without_a_limit_of_their_own_leave_something_of_their_pool_to_others() {
+    let pool = Arc::new(MemoryPool::new(16 * PAGE));
+    let touch = |memory: &mut GuestMemory| {
+        let map = range(0, 64 * PAGE, 0);
+        memory.map(&map, Some(sealable(64 * PAGE))).unwrap();
+        let written = (0..64).filter(|page| memory.write(page * PAGE, &[1; 64]).is_ok());
+        written.count()
+    };
+    let [mut first, mut second] =
+        [(); 2].map(|()| GuestMemory::new(MemoryLimit::Pool(pool.clone())));
+    assert_eq!((touch(&mut first), touch(&mut second)), (8, 4));
+    first.clear();
+    assert_eq!(first.statistics().touched, 0);
+    assert_eq!(first.statistics().most, Some(6 * PAGE));
 }
 
 #[test]

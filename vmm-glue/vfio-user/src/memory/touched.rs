@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustix::io::Errno;
 
 use super::life::Life;
+use super::limit::{Account, MemoryLimit};
+use super::release::Releasing;
 
 /// Words of bits that are allocated together.
 const WORDS: usize = 512;
@@ -24,35 +26,35 @@ const BLOCKS: usize = WORDS * 64;
 
 type Chunk = Box<[AtomicU64; WORDS]>;
 
-/// How many bytes of its guest's memory a VF may touch, over all files.
+/// What a VF has touched of its guest's memory, over all files.
 #[derive(Debug)]
 pub(super) struct Allowance {
-    most: Option<u64>,
-    used: AtomicU64,
+    account: Account,
     refused: AtomicU64,
     /// Files that are let go though their VMM may still have them, and their bytes that were touched.
     left: Mutex<Vec<(Life, u64)>>,
+    releasing: Arc<Releasing>,
 }
 
 impl Allowance {
-    /// An allowance of so many bytes, or of as many as there are.
-    pub(super) fn new(most: Option<u64>) -> Arc<Self> {
+    /// An allowance of which nothing is used.
+    pub(super) fn new(limit: MemoryLimit) -> Arc<Self> {
         Arc::new(Self {
-            most,
-            used: AtomicU64::new(0),
+            account: Account::new(limit),
             refused: AtomicU64::new(0),
             left: Mutex::default(),
+            releasing: Arc::default(),
         })
     }
 
-    pub(super) const fn most(&self) -> Option<u64> {
-        self.most
+    pub(super) fn most(&self) -> Option<u64> {
+        self.account.most()
     }
 
     /// Bytes that are touched, of files that are mapped and of those that a VMM kept.
     pub(super) fn used(&self) -> u64 {
         self.forget_ended();
-        self.used.load(Ordering::Relaxed)
+        self.account.used()
     }
 
     /// Accesses that failed because nothing more may be touched.
@@ -70,12 +72,17 @@ impl Allowance {
         self.files_left().len()
     }
 
+    /// Mappings of all VMMs of the VF that are not given back yet.
+    pub(super) const fn releasing(&self) -> &Arc<Releasing> {
+        &self.releasing
+    }
+
     /// Gives back what was touched of files that nobody has any more.
     fn forget_ended(&self) {
         self.files_left().retain(|(life, bytes)| {
             let is_over = life.is_over();
             if is_over {
-                self.give_back(*bytes);
+                self.account.give_back(*bytes);
             }
             !is_over
         });
@@ -87,21 +94,10 @@ impl Allowance {
 
     /// Takes bytes, if there are so many left.
     fn take(&self, bytes: u64) -> bool {
-        self.try_take(bytes) || {
+        self.account.take(bytes) || {
             self.forget_ended();
-            self.try_take(bytes)
+            self.account.take(bytes)
         }
-    }
-
-    fn try_take(&self, bytes: u64) -> bool {
-        let most = self.most.unwrap_or(u64::MAX);
-        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= most);
-        let order = Ordering::Relaxed;
-        self.used.fetch_update(order, order, more).is_ok()
-    }
-
-    fn give_back(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -128,7 +124,7 @@ impl Drop for Touched {
         let bytes = *self.bytes.get_mut();
         match self.life.take().filter(|_| bytes > 0) {
             Some(life) => self.allowance.files_left().push((life, bytes)),
-            None => self.allowance.give_back(bytes),
+            None => self.allowance.account.give_back(bytes),
         }
     }
 }
@@ -144,7 +140,7 @@ impl Touched {
         block: usize,
         allowance: Arc<Allowance>,
     ) -> Result<Self, Errno> {
-        let is_limited = allowance.most().is_some();
+        let is_limited = allowance.account.is_limited();
         let life = is_limited.then(|| Life::watch(file)).transpose()?;
         let shift = block.trailing_zeros();
         let chunks = (len >> shift) / BLOCKS + 1;
@@ -155,6 +151,11 @@ impl Touched {
             allowance,
             life,
         })
+    }
+
+    /// Returns how many bytes are touched.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// The blocks of a part that is not empty.
@@ -241,7 +242,8 @@ mod tests {
             parts in prop::collection::vec((0..4 * BLOCKS * BLOCK, 1..4 * BLOCK), 1..60),
             most in prop::option::of(0..200_u64),
         ) {
-            let allowance = Allowance::new(most.map(|blocks| blocks * 4096));
+            let limit = most.map_or(MemoryLimit::Unlimited, |most| MemoryLimit::Bytes(most * 4096));
+            let allowance = Allowance::new(limit);
             let (file, touched) = touched(5 * BLOCKS, &allowance);
             let mut model = std::collections::BTreeSet::new();
             for (offset, len) in parts {
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn what_reads_as_nothing_but_zeros_is_left_alone() {
-        let allowance = Allowance::new(None);
+        let allowance = Allowance::new(MemoryLimit::Unlimited);
         let (_file, touched) = touched(8, &allowance);
         let mut bytes = vec![0; 3 * BLOCK];
         touched.add_seen(100, &bytes);

@@ -96,7 +96,7 @@ fn handle(message: Message<OwnedFd>, steps: u32) -> (u32, Handled, Log) {
         now: Instant::ZERO,
     };
     let signaller = Signals::default().signaller().unwrap();
-    let mut session = Session::new(GuestMemory::new(None), 1, signaller);
+    let mut session = Session::new(GuestMemory::default(), 1, signaller);
     session.is_agreed = true;
     let mut turns = 1;
     let mut handled = session.handle(message, &mut lent, &mut Slice::of_steps(steps));

@@ -22,7 +22,6 @@ use super::acceptor::Acceptor;
 use super::claim::Claim;
 use super::{Listener, Turn, WayIn};
 use client::Client;
-use vhca::Slice;
 use vhca::watch::Ready;
 
 /// Clients at a time; of more, the one that has been silent for longest must go.
@@ -74,7 +73,7 @@ impl ControlSocket {
 
     /// Goes on with the replies under way, by turns, for a slice in all.
     fn reply(&mut self, turn: &mut Turn<'_>) {
-        let mut slice = Slice::of(reply::SLICE);
+        let mut slice = turn.slice(reply::SLICE);
         let mut is_over = false;
         while !is_over {
             let wanting = |(fd, client): (&RawFd, &Client)| client.wants_reply().then_some(*fd);

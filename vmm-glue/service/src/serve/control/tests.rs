@@ -2,6 +2,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Instant;
 
 use ib_vtime::Duration;
 use serde_json::Value;
@@ -284,13 +285,20 @@ fn prometheus_can_ask_by_http() {
         );
         unchunked(chunks)
     };
-    let by_host = metrics("/metrics");
-    assert!(
-        by_host.contains("\nvhca_port_state{pf=\"H1-1\",port=\"1\"} "),
-        "{by_host}"
-    );
-    assert!(by_host.contains("\nvhca_link_state_id{node=\"S1\",port=\"1\"} 4\n"));
-    assert!(by_host.contains("\nvhca_sm_state_id 3\n"), "{by_host}");
+    // The subnet comes up meanwhile.
+    let lines = [
+        "\nvhca_port_state{pf=\"H1-1\",port=\"1\"} ",
+        "\nvhca_link_state_id{node=\"S1\",port=\"1\"} 4\n",
+        "\nvhca_sm_state_id 3\n",
+    ];
+    let begun = Instant::now();
+    loop {
+        let by_host = metrics("/metrics");
+        if lines.iter().all(|line| by_host.contains(line)) {
+            break;
+        }
+        assert!(begun.elapsed() < LONG, "{by_host}");
+    }
     assert!(
         metrics("/metrics?by=vf").contains("\nvhca_port_state{pf=\"H1-1\",port=\"1\",vf=\"1\"} ")
     );

@@ -26,7 +26,7 @@ fn service() -> Service {
 }
 
 fn service_of(options: &Options) -> Service {
-    let mut service = Service::new(Lab::build(options, 1).unwrap());
+    let mut service = Service::in_virtual_time(Lab::build(options, 1).unwrap());
     pass(&mut service, Duration::from_secs(5));
     service
 }

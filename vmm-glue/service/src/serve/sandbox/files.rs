@@ -1,5 +1,7 @@
 //! The files that are left: those of the service's own sockets.
 
+use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -14,12 +16,17 @@ const TRIED: ABI = ABI::V6;
 
 /// Folders in which the service makes and removes files.
 #[derive(Debug, Default)]
-pub(in crate::serve) struct Folders(Vec<(PathBuf, BitFlags<AccessFs>)>);
+pub(in crate::serve) struct Folders {
+    rules: Vec<(PathBuf, BitFlags<AccessFs>)>,
+    /// Sockets that are removed at the end.
+    sockets: Vec<PathBuf>,
+}
 
 impl Folders {
-    /// The folder of a socket that is removed at the end.
+    /// A socket that is removed at the end, if its folder holds nothing but the service's own: a right to remove one file
+    /// is one to remove all that is below the folder. Otherwise it stays, and the next service replaces it.
     pub(in crate::serve) fn add_socket(&mut self, path: &Path) {
-        self.add(parent(path), AccessFs::RemoveFile.into());
+        self.sockets.push(path.to_owned());
     }
 
     /// A folder in which sockets are made, with their locks.
@@ -37,7 +44,44 @@ impl Folders {
     }
 
     fn add(&mut self, path: &Path, access: BitFlags<AccessFs>) {
-        self.0.push((path.to_owned(), access));
+        self.rules.push((path.to_owned(), access));
+    }
+
+    /// What is left of which folder.
+    fn rules(&self) -> impl Iterator<Item = (&Path, BitFlags<AccessFs>)> {
+        let own = self.sockets.iter().map(|socket| parent(socket));
+        let own = own.filter(|folder| {
+            let is_own = self.are_own(folder).unwrap_or(false);
+            if !is_own {
+                let folder = folder.display();
+                log::info!("sandbox: {folder} holds other files, so the socket there stays when the service ends");
+            }
+            is_own
+        });
+        let own = own.map(|folder| (folder, AccessFs::RemoveFile.into()));
+        let rules = self.rules.iter();
+        rules.map(|(path, access)| (&**path, *access)).chain(own)
+    }
+
+    /// Returns `true` if all that is in a folder is sockets, their locks, and folders of the service.
+    fn are_own(&self, folder: &Path) -> io::Result<bool> {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            let (kind, path) = (entry.file_type()?, entry.path());
+            let is_own = kind.is_socket()
+                || kind.is_file() && path.extension().is_some_and(|end| end == "lock")
+                || kind.is_dir() && self.has_folder(&path)?;
+            if !is_own {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_folder(&self, path: &Path) -> io::Result<bool> {
+        let path = path.canonicalize()?;
+        let mut folders = self.rules.iter().map(|(folder, _)| folder.canonicalize());
+        Ok(folders.any(|folder| folder.is_ok_and(|folder| folder == path)))
     }
 }
 
@@ -60,9 +104,9 @@ pub(super) fn confine(needs: &Needs) -> Result<(), RulesetError> {
         .handle_access(AccessNet::from_all(TRIED))?
         .scope(scope)?
         .create()?;
-    for (path, access) in &needs.folders.0 {
+    for (path, access) in needs.folders.rules() {
         match PathFd::new(path) {
-            Ok(folder) => ruleset = ruleset.add_rule(PathBeneath::new(folder, *access))?,
+            Ok(folder) => ruleset = ruleset.add_rule(PathBeneath::new(folder, access))?,
             Err(PathFdError::OpenCall { source, path, .. }) => {
                 log::warn!("sandbox: {}: {source}; it is left out", path.display());
             }

@@ -18,7 +18,7 @@ use seccompiler::{
 };
 use vmm_sys_util::signal::register_signal_handler;
 
-use super::SandboxError;
+use super::{Needs, SandboxError};
 
 /// Exit status of a service that a forbidden system call ended: as a shell tells it of one that SIGSYS killed.
 const VIOLATED: c_int = 128 + libc::SIGSYS;
@@ -42,8 +42,6 @@ const FREE: &[c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
-    libc::SYS_fchmod,
-    libc::SYS_fchown,
     libc::SYS_fsync,
     libc::SYS_getdents64,
     libc::SYS_memfd_create,
@@ -51,25 +49,19 @@ const FREE: &[c_long] = &[
     libc::SYS_inotify_add_watch,
     libc::SYS_inotify_rm_watch,
     // Paths, as far as Landlock lets them be reached.
-    libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_statfs,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
     libc::SYS_readlinkat,
-    libc::SYS_mkdirat,
     libc::SYS_unlinkat,
-    libc::SYS_fchmodat,
-    libc::SYS_fchownat,
     libc::SYS_getcwd,
-    libc::SYS_umask,
     // Sockets.
     libc::SYS_socketpair,
     libc::SYS_bind,
     libc::SYS_listen,
     libc::SYS_accept4,
-    libc::SYS_connect,
     libc::SYS_shutdown,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
@@ -136,20 +128,27 @@ const FREE: &[c_long] = &[
     libc::SYS_uname,
 ];
 
+/// Calls that set a mode, and where it is among their arguments: none may make a file that runs as somebody else.
+const WITH_MODE: &[(c_long, u8)] = &[(libc::SYS_openat, 3), (libc::SYS_mkdirat, 2)];
+
+/// The same for a service that opens sockets later on.
+const LATER_WITH_MODE: &[(c_long, u8)] = &[(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2)];
+
+/// Bits of a mode that have a program run as its owner or group.
+const SET_ID: libc::mode_t = libc::S_ISUID | libc::S_ISGID;
+
+/// Calls of a service that opens sockets later on and gives them to those who may connect, or talks to a simulator.
+const LATER: &[c_long] = &[libc::SYS_connect, libc::SYS_fchownat];
+
 /// Older calls for the same, which other processors never had.
 #[cfg(target_arch = "x86_64")]
 const FREE_HERE: &[c_long] = &[
-    libc::SYS_open,
     libc::SYS_stat,
     libc::SYS_lstat,
     libc::SYS_access,
     libc::SYS_readlink,
-    libc::SYS_mkdir,
     libc::SYS_rmdir,
     libc::SYS_unlink,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_lchown,
     libc::SYS_accept,
     libc::SYS_poll,
     libc::SYS_select,
@@ -158,11 +157,19 @@ const FREE_HERE: &[c_long] = &[
     libc::SYS_time,
     libc::SYS_dup2,
 ];
+#[cfg(target_arch = "x86_64")]
+const WITH_MODE_HERE: &[(c_long, u8)] = &[(libc::SYS_open, 2), (libc::SYS_mkdir, 1)];
+#[cfg(target_arch = "x86_64")]
+const LATER_WITH_MODE_HERE: &[(c_long, u8)] = &[(libc::SYS_chmod, 1)];
 #[cfg(not(target_arch = "x86_64"))]
 const FREE_HERE: &[c_long] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const WITH_MODE_HERE: &[(c_long, u8)] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const LATER_WITH_MODE_HERE: &[(c_long, u8)] = &[];
 
 /// Confines all threads of this process.
-pub(super) fn confine(udp: bool) -> Result<(), SandboxError> {
+pub(super) fn confine(needs: &Needs) -> Result<(), SandboxError> {
     let Ok(arch) = TargetArch::try_from(ARCH) else {
         log::warn!("sandbox: no filter of system calls for {ARCH}, so they are not confined");
         return Ok(());
@@ -171,21 +178,38 @@ pub(super) fn confine(udp: bool) -> Result<(), SandboxError> {
         .map_err(|error| SandboxError::Signal(io::Error::from(error)))?;
     // The other one leaves no call that adds filters.
     apply_filter_all_threads(&without_clone3(arch)?)?;
-    apply_filter_all_threads(&listed(udp, arch)?)?;
+    apply_filter_all_threads(&listed(needs, arch)?)?;
     Ok(())
 }
 
 /// Forbids all but what the service needs.
-fn listed(udp: bool, arch: TargetArch) -> Result<BpfProgram, seccompiler::Error> {
+fn listed(needs: &Needs, arch: TargetArch) -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = BTreeMap::new();
     for call in FREE.iter().chain(FREE_HERE) {
         rules.insert(*call, Vec::new());
+    }
+    for call in later(needs, LATER) {
+        rules.insert(*call, Vec::new());
+    }
+    let with_mode = [
+        WITH_MODE,
+        WITH_MODE_HERE,
+        later(needs, LATER_WITH_MODE),
+        later(needs, LATER_WITH_MODE_HERE),
+    ];
+    for (call, mode) in with_mode.into_iter().flatten() {
+        let is = SeccompCmpOp::MaskedEq(SET_ID.into());
+        rules.insert(*call, vec![argument(*mode, is, 0)?]);
     }
     rules.insert(libc::SYS_clone3, Vec::new());
     let equal = SeccompCmpOp::Eq;
     let unix = argument(0, equal.clone(), of(libc::AF_UNIX))?;
     let inet = argument(0, equal.clone(), of(libc::AF_INET))?;
-    let domains = if udp { vec![unix, inet] } else { vec![unix] };
+    let domains = if needs.udp {
+        vec![unix, inet]
+    } else {
+        vec![unix]
+    };
     rules.insert(libc::SYS_socket, domains);
     // Nothing becomes executable.
     let executable = SeccompCmpOp::MaskedEq(of(libc::PROT_EXEC));
@@ -214,6 +238,11 @@ fn listed(udp: bool, arch: TargetArch) -> Result<BpfProgram, seccompiler::Error>
     }
     rules.insert(libc::SYS_prctl, names);
     compile(rules, SeccompAction::Trap, SeccompAction::Allow, arch)
+}
+
+/// Returns the calls of a service that opens sockets later on, or none.
+const fn later<T>(needs: &Needs, calls: &'static [T]) -> &'static [T] {
+    if needs.attach { calls } else { &[] }
 }
 
 /// The arguments of this call lie in memory, where no filter sees them: C libraries that are told that the kernel has no

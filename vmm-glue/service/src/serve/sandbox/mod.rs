@@ -10,6 +10,7 @@ mod filter;
 
 use std::io;
 
+use rustix::process::geteuid;
 use thiserror::Error;
 
 use super::{IbsimAddress, Options};
@@ -41,6 +42,8 @@ pub(super) struct Needs {
     pub(super) abstract_sockets: bool,
     /// Whether it talks by UDP.
     pub(super) udp: bool,
+    /// Whether it attaches to a simulator, and opens sockets for VFs that come with that.
+    pub(super) attach: bool,
 }
 
 impl Needs {
@@ -56,6 +59,7 @@ impl Needs {
             abstract_sockets: addresses.any(|address| !is_udp(address))
                 || manager.as_encoded_bytes().starts_with(b"@"),
             udp,
+            attach: !options.attach.is_empty(),
         }
     }
 }
@@ -65,8 +69,14 @@ impl Needs {
 /// # Errors
 /// [`SandboxError`].
 pub(super) fn enter(needs: &Needs) -> Result<(), SandboxError> {
+    if geteuid().is_root() {
+        log::warn!(
+            "the service runs as root, and so would code that an attacker brings into it; run it as a user of its own, as \
+             vhca.service does (setpriv --reuid vhca --regid vhca --clear-groups)"
+        );
+    }
     files::confine(needs)?;
-    filter::confine(needs.udp)
+    filter::confine(needs)
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! A process cannot leave its sandbox, so each test runs again in a process of its own.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, memfd_create};
 
 use super::*;
 
@@ -67,12 +68,12 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     enter(&needs).unwrap();
 
     let socket = sockets.join("socket");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let mut client = UnixStream::connect(&socket).unwrap();
+    UnixListener::bind(&socket).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let (mut client, mut server) = UnixStream::pair().unwrap();
     client.write_all(b"x").unwrap();
     let mut byte = [0];
-    listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
-    std::fs::remove_file(&socket).unwrap();
+    server.read_exact(&mut byte).unwrap();
     std::fs::create_dir_all(trees.join("a/b")).unwrap();
     File::create(trees.join("a/b/c")).unwrap();
     std::fs::remove_dir_all(&trees).unwrap();
@@ -82,6 +83,94 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     rustix::fs::ftruncate(&memory, 4096).unwrap();
     let elapsed = std::time::Instant::now().elapsed();
     std::thread::sleep(elapsed);
+}
+
+#[test]
+fn a_service_that_attaches_opens_sockets_and_connects() {
+    if !is_inside() {
+        return assert_passes("a_service_that_attaches_opens_sockets_and_connects");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut needs = Needs {
+        attach: true,
+        ..Needs::default()
+    };
+    needs.folders.add_folder_of_sockets(folder.path());
+    enter(&needs).unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    std::fs::set_permissions(&socket, Permissions::from_mode(0o660)).unwrap();
+    let no_follow = AtFlags::SYMLINK_NOFOLLOW;
+    chownat(CWD, &socket, None, None, no_follow).unwrap();
+    UnixStream::connect(&socket).unwrap();
+}
+
+#[test]
+fn no_socket_of_others_can_be_connected_to() {
+    if !is_inside() {
+        return assert_ended_by("no_socket_of_others_can_be_connected_to", libc::SYS_connect);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    enter_with_nothing();
+    let _ = UnixStream::connect(&socket);
+}
+
+#[test]
+fn no_file_changes_its_mode_or_owner() {
+    if !is_inside() {
+        let name = "no_file_changes_its_mode_or_owner";
+        #[cfg(target_arch = "x86_64")]
+        return assert_ended_by(name, libc::SYS_chmod);
+        #[cfg(not(target_arch = "x86_64"))]
+        return assert_ended_by(name, libc::SYS_fchmodat);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    enter_with_nothing();
+    let _ = std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755));
+}
+
+#[test]
+fn no_file_is_made_that_runs_as_its_owner() {
+    if !is_inside() {
+        return assert_ended_by("no_file_is_made_that_runs_as_its_owner", libc::SYS_openat);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut needs = Needs {
+        attach: true,
+        ..Needs::default()
+    };
+    needs.folders.add_folder_of_sockets(folder.path());
+    enter(&needs).unwrap();
+    let mut options = File::options();
+    options.create(true).write(true).mode(0o4755);
+    let _ = options.open(folder.path().join("file"));
+}
+
+#[test]
+fn sockets_are_removed_where_nothing_else_is() {
+    if !is_inside() {
+        return assert_passes("sockets_are_removed_where_nothing_else_is");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [own, shared] = ["own", "shared"].map(|name| folder.path().join(name));
+    let mut needs = Needs::default();
+    for folder in [&own, &shared] {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::write(folder.join("control.lock"), "").unwrap();
+        UnixListener::bind(folder.join("control")).unwrap();
+        needs.folders.add_socket(&folder.join("control"));
+    }
+    std::fs::create_dir(own.join("vf")).unwrap();
+    needs.folders.add_folder_of_sockets(&own.join("vf"));
+    std::fs::write(shared.join("precious"), "data").unwrap();
+    enter(&needs).unwrap();
+    std::fs::remove_file(own.join("control")).unwrap();
+    if has_landlock() {
+        std::fs::remove_file(shared.join("precious")).unwrap_err();
+        std::fs::remove_file(shared.join("control")).unwrap_err();
+    }
 }
 
 #[test]

@@ -3,9 +3,9 @@
 //! they open them, and the answer is as of then.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use umad_link::{AdapterId, TreeRequest};
@@ -62,25 +62,19 @@ impl Drop for Trees {
     }
 }
 
-/// Makes a tree that everybody can read who comes past the root, whatever the process's umask.
+/// Makes a tree that everybody can read who comes past the root: the service's umask is 022.
 fn make(tree: &Path, entries: &[String]) -> io::Result<()> {
-    make_folder(tree)?;
+    std::fs::create_dir(tree)?;
     for entry in entries {
         let path = tree.join(entry);
         let folders: Vec<&Path> = path.ancestors().skip(1).collect();
         let missing = folders.iter().take_while(|folder| !folder.exists());
         for folder in missing.collect::<Vec<_>>().into_iter().rev() {
-            make_folder(folder)?;
+            std::fs::create_dir(folder)?;
         }
-        let file = File::create(path)?;
-        file.set_permissions(Permissions::from_mode(0o644))?;
+        File::create(path)?;
     }
     Ok(())
-}
-
-fn make_folder(path: &Path) -> io::Result<()> {
-    DirBuilder::new().create(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o755))
 }
 
 fn remove(root: &Path) -> io::Result<()> {

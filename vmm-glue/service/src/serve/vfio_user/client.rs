@@ -15,7 +15,7 @@ use vhca_vfio_user::codec::Message;
 use vhca_vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
 
 /// How long one client is served before others have their turn.
-const TURN: Duration = Duration::from_micros(50);
+pub(super) const TURN: Duration = Duration::from_micros(50);
 
 /// How long a client may take to agree on a version.
 const GREETING: Duration = Duration::from_secs(5);
@@ -72,18 +72,18 @@ impl Client {
         self.session.is_amid() || self.connection().has_waiting()
     }
 
-    /// Takes messages, as long as it takes replies, and it is its turn.
+    /// Takes messages, as long as it takes replies and the slice lasts.
     ///
     /// # Errors
     /// Why it is to be cut off.
     pub(super) fn serve(
         &mut self,
         world: &mut World,
+        mut slice: Slice,
         at: HostFunction,
         patience: &Arc<Mutex<Patience>>,
     ) -> anyhow::Result<()> {
         self.connection().send_unsent()?;
-        let mut slice = Slice::of(TURN);
         loop {
             // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
             let message = self.next_message()?;

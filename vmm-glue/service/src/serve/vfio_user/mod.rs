@@ -293,7 +293,8 @@ impl VfioUserSockets {
             return;
         };
         self.touched.insert(at);
-        match client.serve(turn.lab.world_mut(), at, &self.patience) {
+        let slice = turn.slice(client::TURN);
+        match client.serve(turn.lab.world_mut(), slice, at, &self.patience) {
             Ok(()) => {
                 if let Some(wanted) = client.new_watch() {
                     turn.watches.modify(&*client.connection(), wanted);
@@ -351,7 +352,7 @@ impl VfioUserSockets {
     /// their VMM's turn was too short: of neither a socket tells.
     fn serve_unfinished(&mut self, turn: &mut Turn<'_>) {
         let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_waited = patience.take_was_spent();
+        let was_waited = patience.begin_round();
         drop(patience);
         let mut unfinished = core::mem::take(&mut self.unfinished);
         if was_waited {

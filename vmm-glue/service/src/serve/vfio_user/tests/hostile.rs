@@ -63,7 +63,9 @@ fn what_does_not_begin_with_a_version_or_is_no_message_is_cut_off() {
     let other_version = message(1, Command::VERSION, b"\x07\0\0\0{}\0");
     let no_json = message(1, Command::VERSION, b"\0\0\0\0{\"capabilities\":\0");
     let too_short = message(1, Command::VERSION, &[0; 3]);
-    for bytes in [first, other_version, no_json, too_short] {
+    let small = br#"{"capabilities":{"max_data_xfer_size":4095}}"#;
+    let small = message(1, Command::VERSION, &[&[0; 4], &small[..], &[0]].concat());
+    for bytes in [first, other_version, no_json, too_short, small] {
         let mut raw = served.raw();
         raw.send(&bytes);
         let (reply, _) = raw.receive().unwrap();

@@ -149,7 +149,7 @@ impl Drop for Served {
 
 const VF: VfId = VfId::new(2).expect("2 is the number of a VF");
 
-fn service(folder: &Path) -> Service {
+fn service(folder: &Path, made: fn(Lab) -> Service) -> Service {
     let options = Options {
         topology: TopologySpec::Single,
         vfs: 1,
@@ -164,7 +164,7 @@ fn service(folder: &Path) -> Service {
     lab.offer(&host.name, host.id, VF, memory, Box::<Board>::default())
         .unwrap();
     let sockets = VfioUserSockets::claim(folder, &mut lab, Listeners::default()).unwrap();
-    let mut service = Service::new(lab);
+    let mut service = made(lab);
     service.add_way_in(sockets);
     service
 }
@@ -176,7 +176,7 @@ impl Served {
         let (jobs, waiting) = channel::<Job>();
         let (told, handle) = channel();
         let thread = std::thread::spawn(move || {
-            let mut runner = Runner::new(service(&path)).unwrap();
+            let mut runner = Runner::new(service(&path, Service::new)).unwrap();
             told.send(runner.stop_handle().unwrap()).unwrap();
             const SLICE: Duration = Duration::from_millis(2);
             while runner.run_until(SLICE, |_| false).unwrap() != RunEnd::Stopped {
@@ -566,6 +566,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
     let mut watches = vhca::watch::Watches::new();
     let (mut stop, mut announcements) = (false, Default::default());
     let mut turn = Turn {
+        is_virtual: true,
         now: Instant::ZERO,
         lab: &mut lab,
         watches: watches.tagged(0),
