@@ -100,6 +100,8 @@ pub struct UmadFile {
     waiting_bytes: usize,
     unread: VecDeque<Packet>,
     unread_bytes: usize,
+    /// Bytes of messages that may be kept until the next poll, as the server has room.
+    room: usize,
     counters: FileCounters,
 }
 
@@ -118,6 +120,7 @@ impl UmadFile {
             waiting_bytes: 0,
             unread: VecDeque::new(),
             unread_bytes: 0,
+            room: usize::MAX,
             counters: FileCounters::default(),
         }
     }
@@ -248,8 +251,16 @@ impl UmadFile {
         self.waiting_bytes < self.limits.waiting_bytes && self.unread.len() < 2 * self.limits.unread
     }
 
-    /// Sends what waits, as far as there is room, and takes what happened on the port.
-    pub fn poll(&mut self, now: Instant, adapters: &mut dyn Adapters) {
+    /// Returns the bytes of messages that are kept for the program, and of those that it wrote and that wait.
+    #[must_use]
+    pub const fn held_bytes(&self) -> usize {
+        self.unread_bytes + self.waiting_bytes
+    }
+
+    /// Sends what waits, as far as there is room, and takes what happened on the port. Messages beyond `room` bytes are
+    /// dropped, as if the program had too many unread.
+    pub fn poll(&mut self, now: Instant, adapters: &mut dyn Adapters, room: usize) {
+        self.room = room;
         for slot in 0..MAX_AGENTS {
             let Some(Registered { qp, agent }) = self.agents[slot] else {
                 continue;
@@ -391,7 +402,8 @@ impl UmadFile {
         };
         let length = self.rules.header_size() + mad.len() + data.len();
         let has_room = self.unread.len() < self.limits.unread
-            && self.unread_bytes + length <= self.limits.unread_bytes;
+            && self.unread_bytes + length <= self.limits.unread_bytes
+            && length <= self.room;
         let ids = (u32::try_from(slot), u32::try_from(length));
         let (Ok(id), Ok(length), true) = (ids.0, ids.1, has_room) else {
             self.counters.unread_dropped += 1;
@@ -408,6 +420,7 @@ impl UmadFile {
         let mut bytes = header.as_bytes()[..header_size].to_vec();
         bytes.extend(parts.iter().copied().flatten());
         self.unread_bytes += bytes.len();
+        self.room = self.room.saturating_sub(bytes.len());
         self.unread.push_back(Packet { header_size, bytes });
     }
 }

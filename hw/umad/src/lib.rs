@@ -29,4 +29,4 @@ pub use protocol::{
     LONG_HEAD, MAX_DATAGRAM, MAX_MESSAGE, PART_MAX, Purpose, frames,
 };
 pub use rules::{AgentRules, FileRules};
-pub use server::{Answer, ServerLimits, SessionId, TreeRequest, UmadServer, Verdict};
+pub use server::{Answer, ServerLimits, SessionId, TreeRequest, UmadServer, UserId, Verdict};

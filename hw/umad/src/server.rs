@@ -26,6 +26,10 @@ const HELLO_TIME: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(u64);
 
+/// Names a user of the host: programs of one user share what they may have the server keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserId(pub u32);
+
 /// What the server may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
@@ -33,6 +37,10 @@ pub struct ServerLimits {
     pub sessions: usize,
     /// Announced messages of one file that nobody has fetched.
     pub announced: usize,
+    /// Bytes of messages of all files of a user, to be read or to be sent.
+    pub user_bytes: usize,
+    /// The same for all users.
+    pub bytes: usize,
     /// Of each file.
     pub file: FileLimits,
 }
@@ -42,6 +50,8 @@ impl Default for ServerLimits {
         Self {
             sessions: 256,
             announced: 4,
+            user_bytes: 128 << 20,
+            bytes: 512 << 20,
             file: FileLimits::default(),
         }
     }
@@ -87,7 +97,7 @@ pub enum Verdict {
 #[derive(Debug)]
 enum Session {
     /// Nobody knows yet; until then at most.
-    New { until: Instant },
+    New { until: Instant, user: UserId },
     /// `umadN`.
     Umad(Box<OpenUmad>),
     /// `issmN`.
@@ -99,6 +109,7 @@ enum Session {
 /// The connection of an umad file.
 #[derive(Debug)]
 struct OpenUmad {
+    user: UserId,
     file: UmadFile,
     /// A message of which parts are missing.
     partial: Vec<u8>,
@@ -117,6 +128,8 @@ pub struct UmadServer {
     sessions: BTreeMap<SessionId, Session>,
     /// Which connection holds a port's `issmN`.
     is_sm: BTreeMap<PortId, SessionId>,
+    /// Bytes that are held for users, as of the last poll.
+    held: BTreeMap<UserId, usize>,
     next: u64,
 }
 
@@ -128,19 +141,20 @@ impl UmadServer {
             limits,
             sessions: BTreeMap::new(),
             is_sm: BTreeMap::new(),
+            held: BTreeMap::new(),
             next: 0,
         }
     }
 
-    /// A client connected. `None` if there are too many.
-    pub fn connect(&mut self, now: Instant) -> Option<SessionId> {
+    /// Takes a client of a user that connected. Returns `None` if there are too many.
+    pub fn connect(&mut self, now: Instant, user: UserId) -> Option<SessionId> {
         if self.sessions.len() >= self.limits.sessions {
             return None;
         }
         let id = SessionId(self.next);
         self.next += 1;
         let until = now + HELLO_TIME;
-        self.sessions.insert(id, Session::New { until });
+        self.sessions.insert(id, Session::New { until, user });
         Some(id)
     }
 
@@ -165,7 +179,7 @@ impl UmadServer {
         datagram: &[u8],
     ) -> Verdict {
         match self.sessions.get_mut(&id) {
-            Some(Session::New { .. }) => self.greet(adapters, id, datagram),
+            Some(&mut Session::New { user, .. }) => self.greet(adapters, id, user, datagram),
             Some(Session::Umad(umad)) => match Frame::decode(datagram) {
                 Ok(frame) => umad.take(now, adapters, frame),
                 Err(_) => Verdict::Close,
@@ -179,7 +193,7 @@ impl UmadServer {
     #[must_use]
     pub fn wants_input(&self, id: SessionId) -> bool {
         match self.sessions.get(&id) {
-            Some(Session::Umad(umad)) => umad.file.takes_writes(),
+            Some(Session::Umad(umad)) => umad.file.takes_writes() && self.room(umad.user) > 0,
             Some(Session::New { .. } | Session::IsSm(_) | Session::Done) => true,
             None => false,
         }
@@ -187,11 +201,32 @@ impl UmadServer {
 
     /// Takes what happened on the ports, and sends what waits.
     pub fn poll(&mut self, now: Instant, adapters: &mut dyn Adapters) {
-        for session in self.sessions.values_mut() {
-            if let Session::Umad(umad) = session {
-                umad.file.poll(now, adapters);
-            }
+        self.held.clear();
+        for umad in self.sessions.values().filter_map(Session::umad) {
+            *self.held.entry(umad.user).or_default() += umad.held_bytes();
         }
+        let all: usize = self.held.values().sum();
+        let mut left = self.limits.bytes.saturating_sub(all);
+        for session in self.sessions.values_mut() {
+            let Session::Umad(umad) = session else {
+                continue;
+            };
+            let held = self.held.entry(umad.user).or_default();
+            let room = self.limits.user_bytes.saturating_sub(*held).min(left);
+            let before = umad.held_bytes();
+            umad.file.poll(now, adapters, room);
+            let more = umad.held_bytes().saturating_sub(before);
+            *held += more;
+            left = left.saturating_sub(more);
+        }
+    }
+
+    /// Returns how many bytes more may be held for a user, as of the last poll.
+    fn room(&self, user: UserId) -> usize {
+        let held = self.held.get(&user).copied().unwrap_or(0);
+        let all: usize = self.held.values().sum();
+        let own = self.limits.user_bytes.saturating_sub(held);
+        own.min(self.limits.bytes.saturating_sub(all))
     }
 
     /// The next connection that was silent for too long: to be closed.
@@ -199,7 +234,7 @@ impl UmadServer {
     pub fn poll_expired(&self, now: Instant) -> Option<SessionId> {
         let mut sessions = self.sessions.iter();
         sessions.find_map(|(id, session)| match session {
-            Session::New { until } if *until <= now => Some(*id),
+            Session::New { until, .. } if *until <= now => Some(*id),
             _ => None,
         })
     }
@@ -208,7 +243,7 @@ impl UmadServer {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let untils = self.sessions.values().filter_map(|session| match session {
-            Session::New { until } => Some(*until),
+            Session::New { until, .. } => Some(*until),
             _ => None,
         });
         untils.min()
@@ -250,11 +285,17 @@ impl UmadServer {
         self.sessions.is_empty()
     }
 
-    fn greet(&mut self, adapters: &mut dyn Adapters, id: SessionId, datagram: &[u8]) -> Verdict {
+    fn greet(
+        &mut self,
+        adapters: &mut dyn Adapters,
+        id: SessionId,
+        user: UserId,
+        datagram: &[u8],
+    ) -> Verdict {
         let Ok(hello) = Hello::decode(datagram) else {
             return Verdict::Close;
         };
-        match self.grant(adapters, id, &hello) {
+        match self.grant(adapters, id, user, &hello) {
             Ok((session, verdict)) => {
                 self.sessions.insert(id, session);
                 verdict
@@ -271,6 +312,7 @@ impl UmadServer {
         &mut self,
         adapters: &mut dyn Adapters,
         id: SessionId,
+        user: UserId,
         hello: &Hello<'_>,
     ) -> Result<(Session, Verdict), Errno> {
         let ids = resolve(adapters, hello.adapters)?;
@@ -284,7 +326,7 @@ impl UmadServer {
         let opened = HelloReply { result: Ok(&[]) }.encode();
         match hello.purpose {
             Purpose::Umad(number) => {
-                let umad = OpenUmad::new(UmadFile::new(port(number)?, self.limits.file));
+                let umad = OpenUmad::new(user, UmadFile::new(port(number)?, self.limits.file));
                 Ok((Session::Umad(Box::new(umad)), Verdict::Opened(opened)))
             }
             Purpose::IsSm(number) => {
@@ -327,9 +369,19 @@ fn resolve(adapters: &mut dyn Adapters, names: &str) -> Result<Vec<AdapterId>, E
         .ok_or(Errno::ENODEV)
 }
 
+impl Session {
+    fn umad(&self) -> Option<&OpenUmad> {
+        match self {
+            Self::Umad(umad) => Some(umad),
+            Self::New { .. } | Self::IsSm(_) | Self::Done => None,
+        }
+    }
+}
+
 impl OpenUmad {
-    fn new(file: UmadFile) -> Self {
+    fn new(user: UserId, file: UmadFile) -> Self {
         Self {
+            user,
             file,
             partial: Vec::new(),
             announced: BTreeMap::new(),
@@ -337,6 +389,12 @@ impl OpenUmad {
             head: None,
             malformed: 0,
         }
+    }
+
+    /// Returns the bytes of messages that are kept for the program or by it.
+    fn held_bytes(&self) -> usize {
+        let announced: usize = self.announced.values().map(Vec::len).sum();
+        self.file.held_bytes() + announced + self.partial.len()
     }
 
     fn take(&mut self, now: Instant, adapters: &mut dyn Adapters, frame: Frame<'_>) -> Verdict {

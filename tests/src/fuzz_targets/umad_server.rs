@@ -12,7 +12,7 @@ use umad_link::sysfs::{Ca, CaPort};
 use umad_link::{
     AdapterId, Adapters, Call, CallReply, Delivery, FileLimits, Frame, FrameKind, Hello,
     HelloReply, MAX_DATAGRAM, PortId, Purpose, RegisterRequest, RegisterRequest2, ServerLimits,
-    SessionId, UmadHeader, UmadServer, Verdict, frames, ioctl,
+    SessionId, UmadHeader, UmadServer, UserId, Verdict, frames, ioctl,
 };
 use zerocopy::IntoBytes;
 
@@ -21,6 +21,8 @@ use super::hostile::{Input, pass_time, remember};
 const LIMITS: ServerLimits = ServerLimits {
     sessions: 4,
     announced: 2,
+    user_bytes: 60_000,
+    bytes: 100_000,
     file: FileLimits {
         outstanding: 8,
         waiting_bytes: 20_000,
@@ -180,7 +182,9 @@ impl Scene {
     }
 
     fn connect(&mut self) {
-        self.sessions.extend(self.server.connect(self.now));
+        let user = u32::from(self.sessions.len() % 2 == 1);
+        self.sessions
+            .extend(self.server.connect(self.now, UserId(user)));
     }
 
     fn hello(&mut self, input: &mut Input<'_>) {

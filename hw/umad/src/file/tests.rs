@@ -46,9 +46,9 @@ impl Bench {
     fn run(&mut self, now: u64) {
         self.port.gsi.handle_timeout(at(now));
         self.peer.agent.handle_timeout(at(now));
-        self.file.poll(at(now), &mut self.port);
+        self.file.poll(at(now), &mut self.port, usize::MAX);
         exchange(now, &mut self.port, &mut self.peer);
-        self.file.poll(at(now), &mut self.port);
+        self.file.poll(at(now), &mut self.port, usize::MAX);
     }
 
     fn read(&mut self) -> Option<Vec<u8>> {
@@ -242,7 +242,7 @@ fn a_response_under_rmpp_that_nobody_acknowledges_comes_back_with_etimedout() {
     for now in (0..60_000).step_by(1000) {
         bench.port.gsi.handle_timeout(at(now));
         while bench.port.gsi.poll_transmit(at(now)).is_some() {}
-        bench.file.poll(at(now), &mut bench.port);
+        bench.file.poll(at(now), &mut bench.port, usize::MAX);
     }
     let bytes = bench.read().unwrap();
     let (header, head) = parsed(&bytes);
@@ -278,7 +278,7 @@ fn the_old_header_has_56_bytes() {
     let mad = sa_mad(Method::GET, 1);
     let from = MadAddress::gsi(PEERS);
     port.gsi.handle_mad(at(0), &from, &mad);
-    file.poll(at(0), &mut port);
+    file.poll(at(0), &mut port, usize::MAX);
     let packet = file.poll_read().unwrap();
     assert_eq!((packet.header_size, packet.bytes.len()), (56, 56 + 256));
     assert_eq!(packet.bytes[16..20], (56_u32 + 256).to_ne_bytes());
@@ -303,7 +303,7 @@ fn agents_of_several_files_share_a_port_by_methods() {
     let set = sa_mad(Method::SET, 1);
     bench.port.gsi.handle_mad(at(0), &from, &set);
     bench.run(0);
-    other.poll(at(0), &mut bench.port);
+    other.poll(at(0), &mut bench.port, usize::MAX);
     assert!(bench.read().is_none());
     assert_eq!(other.poll_read().unwrap().bytes[64..], *set.as_bytes());
 }

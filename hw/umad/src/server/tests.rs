@@ -29,7 +29,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let mut server = UmadServer::new(ServerLimits::default());
-        let session = server.connect(at(0)).unwrap();
+        let session = server.connect(at(0), UserId(0)).unwrap();
         Self {
             port: OnePort::new(),
             server,
@@ -94,7 +94,7 @@ fn attributes_and_the_tree_are_given_by_connections_of_their_own() {
     let verdict = bench.receive(&hello("H-1", Purpose::Attribute(path)));
     assert_eq!(replied(&verdict), Ok(&b"0x1\n"[..]));
     assert_eq!(bench.receive(b"more"), Verdict::Close);
-    bench.session = bench.server.connect(at(0)).unwrap();
+    bench.session = bench.server.connect(at(0), UserId(0)).unwrap();
     let verdict = bench.receive(&hello("H-1", Purpose::Tree));
     let Verdict::Tree(tree) = verdict else {
         panic!("{verdict:?}");
@@ -137,7 +137,7 @@ fn is_sm_stays_with_one_connection_and_goes_with_it() {
     bench.receive(&hello("", Purpose::IsSm(0)));
     assert!(bench.port.is_sm);
     let first = bench.session;
-    bench.session = bench.server.connect(at(0)).unwrap();
+    bench.session = bench.server.connect(at(0), UserId(0)).unwrap();
     let verdict = bench.receive(&hello("", Purpose::IsSm(0)));
     assert_eq!(replied(&verdict), Err(Errno::EAGAIN));
     bench.server.disconnect(&mut bench.port, bench.session);
@@ -291,7 +291,7 @@ fn a_client_that_speaks_otherwise_is_cut_off() {
 #[test]
 fn who_says_nothing_is_cut_off_after_a_while_and_others_are_not() {
     let mut bench = Bench::opened(&[]);
-    let silent = bench.server.connect(at(100)).unwrap();
+    let silent = bench.server.connect(at(100), UserId(0)).unwrap();
     let until = bench.server.poll_timeout().unwrap();
     assert_eq!(until, at(5100));
     assert_eq!(bench.server.poll_expired(at(5099)), None);
@@ -301,16 +301,72 @@ fn who_says_nothing_is_cut_off_after_a_while_and_others_are_not() {
 }
 
 #[test]
+fn what_is_kept_for_a_users_files_is_bounded_and_others_have_room() {
+    const FILES: usize = 4;
+    let mut port = OnePort::new();
+    let limits = ServerLimits {
+        user_bytes: 3 * 400,
+        ..ServerLimits::default()
+    };
+    let mut server = UmadServer::new(limits);
+    let file = |server: &mut UmadServer, port: &mut OnePort, user| {
+        let id = server.connect(at(0), UserId(user)).unwrap();
+        let opened = server.receive(at(0), port, id, &hello("", Purpose::Umad(0)));
+        assert_eq!(replied(&opened), Ok(&[][..]));
+        let request = request(MgmtClass::SUBN_ADM, &[], true);
+        let call = Frame {
+            kind: FrameKind::Call(Call::Ioctl(ioctl::REGISTER_AGENT2)),
+            body: request.as_bytes(),
+        };
+        let call = [&call.header().unwrap()[..], call.body].concat();
+        server.receive(at(0), port, id, &call);
+        id
+    };
+    let ask = |server: &mut UmadServer, port: &mut OnePort, id, tid| {
+        let message = written(0, 100, sa_mad(Method::GET, tid).as_bytes());
+        for frame in frames(&message) {
+            let frame = [&frame.header().unwrap()[..], frame.body].concat();
+            server.receive(at(0), port, id, &frame);
+        }
+    };
+    // Nobody answers, so each request comes back, whose header and common header of the MAD are kept.
+    let files: Vec<_> = (0..FILES)
+        .map(|_| file(&mut server, &mut port, 1))
+        .collect();
+    let other = file(&mut server, &mut port, 2);
+    let mut tid = 0;
+    while files.iter().all(|id| server.wants_input(*id)) {
+        for id in &files {
+            tid += 1;
+            ask(&mut server, &mut port, *id, tid);
+        }
+        server.poll(at(0), &mut port);
+    }
+    assert!(
+        !files.iter().any(|id| server.wants_input(*id)),
+        "all files of the user wait"
+    );
+    assert!(server.wants_input(other));
+    // What goes makes room.
+    for id in files {
+        server.disconnect(&mut port, id);
+    }
+    let next = file(&mut server, &mut port, 1);
+    server.poll(at(0), &mut port);
+    assert!(server.wants_input(next));
+}
+
+#[test]
 fn connections_beyond_the_limit_are_refused_until_one_ends() {
     let mut server = UmadServer::new(ServerLimits {
         sessions: 2,
         ..ServerLimits::default()
     });
-    let first = server.connect(at(0)).unwrap();
-    server.connect(at(0)).unwrap();
-    assert!(server.connect(at(0)).is_none());
+    let first = server.connect(at(0), UserId(0)).unwrap();
+    server.connect(at(0), UserId(0)).unwrap();
+    assert!(server.connect(at(0), UserId(0)).is_none());
     server.disconnect(&mut OnePort::new(), first);
-    assert!(server.connect(at(0)).is_some());
+    assert!(server.connect(at(0), UserId(0)).is_some());
     assert_eq!(server.len(), 2);
 }
 
@@ -321,7 +377,7 @@ fn a_connection_that_ends_leaves_nothing_on_the_port() {
     bench.server.disconnect(&mut bench.port, bench.session);
     assert!(bench.port.gsi.sizes().is_empty());
     assert_eq!(bench.receive(&[]), Verdict::Close);
-    let next = bench.server.connect(at(0)).unwrap();
+    let next = bench.server.connect(at(0), UserId(0)).unwrap();
     bench.session = next;
     bench.receive(&hello("", Purpose::Umad(0)));
     let same = request(MgmtClass::SUBN_ADM, &[Method::GET], true);

@@ -223,6 +223,7 @@ mod tests {
         let touched = touch(&part, 4096, || part.copy_from(&[1_u8; 10_000]));
         assert_eq!(touched, None);
         // What was stored is no longer in the page that stood in.
+        // SAFETY: the descriptor stays open as long as the process lives.
         let spare = unsafe { BorrowedFd::borrow_raw(SPARE.load(Ordering::Acquire)) };
         let mut left = vec![1; page_size()];
         rustix::io::pread(spare, &mut left, 0).unwrap();

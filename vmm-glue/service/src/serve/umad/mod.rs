@@ -11,8 +11,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::Instant;
+use rustix::process::getuid;
 use umad_link::{
-    Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, Verdict,
+    Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, UserId,
+    Verdict,
 };
 
 use super::acceptor::Acceptor;
@@ -20,6 +22,7 @@ use super::access::Access;
 use super::claim::Claim;
 use super::descriptors::DescriptorLimit;
 use super::{ClaimError, Listener, Turn, WayIn};
+use crate::credentials::of_peer;
 use crate::show::Programs;
 use adapters::{KnownNodes, LabAdapters};
 use client::{Client, Datagram, Sent};
@@ -90,7 +93,10 @@ impl UmadSocket {
             let Some(socket) = self.acceptor.accept(turn, &"umad") else {
                 return;
             };
-            let Some(session) = self.server.connect(turn.now) else {
+            // Whoever cannot be told apart shares with the service's own user.
+            let uid = of_peer(&socket).map_or_else(|_| getuid(), |peer| peer.uid);
+            let user = UserId(uid.as_raw());
+            let Some(session) = self.server.connect(turn.now, user) else {
                 let what = "umad: too many programs; one is turned away";
                 self.log.warn(turn.now, what);
                 continue;
