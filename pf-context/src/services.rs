@@ -22,7 +22,7 @@ pub struct ServiceLimits {
 
 impl Default for ServiceLimits {
     fn default() -> Self {
-        Self { per_vf: 16 }
+        Self { per_vf: 128 }
     }
 }
 

@@ -71,6 +71,9 @@ pub struct Quotas {
     /// Subscriptions to notices.
     #[serde(default, deserialize_with = "quota")]
     pub subscriptions: Option<u16>,
+    /// Services that the VF registers at the SA.
+    #[serde(default, deserialize_with = "quota")]
+    pub services: Option<u16>,
     /// MiB of its guest's memory that the device may touch; by default a share of half of the memory that the service
     /// may have.
     #[serde(default, deserialize_with = "quota")]
@@ -103,6 +106,7 @@ impl Quotas {
             groups: self.groups.or(others.groups),
             joins: self.joins.or(others.joins),
             subscriptions: self.subscriptions.or(others.subscriptions),
+            services: self.services.or(others.services),
             guest_memory: self.guest_memory.or(others.guest_memory),
         }
     }
@@ -127,6 +131,7 @@ impl Quotas {
         set(&mut limits.cm.pending_per_vf, self.cm_pending);
         set(&mut limits.mcast.groups_per_member, self.groups);
         set(&mut limits.mcast.waiting_per_member, self.joins);
+        set(&mut limits.services.per_vf, self.services);
         let subscriptions = &mut limits.notices.subscriptions_per_member;
         set(subscriptions, self.subscriptions);
         limits

@@ -252,6 +252,7 @@ mod tests {
             "cm_pending",
             "ibsim_users",
             "guest_memory",
+            "services",
             "lmc",
             "part_enforce",
             "[[partition]]",

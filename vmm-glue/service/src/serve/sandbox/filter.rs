@@ -137,8 +137,8 @@ const LATER_WITH_MODE: &[(c_long, u8)] = &[(libc::SYS_fchmod, 1), (libc::SYS_fch
 /// Bits of a mode that have a program run as its owner or group.
 const SET_ID: libc::mode_t = libc::S_ISUID | libc::S_ISGID;
 
-/// Calls of a service that opens sockets later on and gives them to those who may connect, or talks to a simulator.
-const LATER: &[c_long] = &[libc::SYS_connect, libc::SYS_fchownat];
+/// Calls of a service that opens sockets later on and gives them to those who may connect.
+const LATER: &[c_long] = &[libc::SYS_fchownat];
 
 /// Older calls for the same, which other processors never had.
 #[cfg(target_arch = "x86_64")]
@@ -190,6 +190,9 @@ fn listed(needs: &Needs, arch: TargetArch) -> Result<BpfProgram, seccompiler::Er
     }
     for call in later(needs, LATER) {
         rules.insert(*call, Vec::new());
+    }
+    if needs.attach || needs.ibsim {
+        rules.insert(libc::SYS_connect, Vec::new());
     }
     let with_mode = [
         WITH_MODE,

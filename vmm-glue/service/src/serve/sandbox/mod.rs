@@ -42,6 +42,8 @@ pub(super) struct Needs {
     pub(super) abstract_sockets: bool,
     /// Whether it talks by UDP.
     pub(super) udp: bool,
+    /// Whether it answers programs by ibsim, each from a socket that is connected to the program's.
+    pub(super) ibsim: bool,
     /// Whether it attaches to a simulator, and opens sockets for VFs that come with that.
     pub(super) attach: bool,
 }
@@ -59,6 +61,7 @@ impl Needs {
             abstract_sockets: addresses.any(|address| !is_udp(address))
                 || manager.as_encoded_bytes().starts_with(b"@"),
             udp,
+            ibsim: !options.ibsim.is_empty(),
             attach: !options.attach.is_empty(),
         }
     }
