@@ -1,4 +1,4 @@
-//! What the machines do to memory, receive queues and completion queues.
+//! The interface of the machines to memory, receive queues and completion queues.
 
 use core::ops::Range;
 
@@ -53,7 +53,7 @@ pub enum ReceiveFault<V> {
     Unreachable,
 }
 
-/// What a receive completed.
+/// Kind of message that completed a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedKind {
     /// A send.

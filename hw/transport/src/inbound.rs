@@ -1,4 +1,4 @@
-//! Sends and writes as they arrive: what responders of both services share.
+//! Arriving sends and writes, for the responders of both services.
 
 use ib_wire::RKey;
 
@@ -76,7 +76,7 @@ impl<R: Copy, V> Inbound<R, V> {
         }
     }
 
-    /// Gives up the message in progress. Its receive is kept for the next one.
+    /// Abandons the message in progress. Its receive is kept for the next one.
     pub(crate) fn give_up(&mut self) {
         self.message = None;
     }

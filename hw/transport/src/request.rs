@@ -1,4 +1,4 @@
-//! Requests of a send queue and how they end.
+//! Requests of a send queue and their completion status.
 
 use ib_wire::RKey;
 

@@ -165,7 +165,7 @@ impl Run {
     }
 }
 
-/// What a response says.
+/// Content of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Acknowledgement, positive or negative.

@@ -1,4 +1,4 @@
-//! What a requester takes from responses.
+//! Processing of responses.
 
 use ib_vtime::Instant;
 use ib_wire::Psn;

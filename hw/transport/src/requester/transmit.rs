@@ -1,4 +1,4 @@
-//! What a requester sends.
+//! Transmission of requests.
 
 use ib_vtime::Instant;
 
@@ -77,7 +77,7 @@ impl<B> Requester<B> {
         Some(run)
     }
 
-    /// Gives the next request its PSNs. Returns `false` if it may not start now, or failed.
+    /// Assigns PSNs to the next request. Returns `false` if it may not start now, or failed.
     fn start_next<E: Effects<Buffer = B>>(&mut self, fx: &mut E) -> bool {
         if self.state != RequesterState::Sending {
             return false;

@@ -38,7 +38,7 @@ pub(super) struct Remembered<R> {
     /// Packets of the whole answer.
     pub(super) packets: u32,
     pub(super) record: Record<R>,
-    /// What is to be sent.
+    /// Part that is still to be sent.
     pub(super) pending: Option<Stream>,
     /// The answer was sent whole at least once.
     pub(super) answered: bool,

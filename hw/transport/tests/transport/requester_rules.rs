@@ -347,3 +347,28 @@ fn responses_and_requests_leave_in_turns() {
         .collect::<Vec<_>>();
     assert_eq!(kinds, [false, true, false, true, false, true]);
 }
+
+#[test]
+fn t053_a_refused_request_of_the_peer_flushes_the_send_queue() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 1).post(READ, 1);
+    assert_eq!(rig.psns(), [10, 11]);
+    let unknown = crate::packets::write(0, crate::random::UNKNOWN, 0, 5);
+    crate::packets::give(&mut rig.end, rig.now, Transfer::Request(unknown));
+    assert_eq!(rig.statuses(), [Status::Flushed, Status::Flushed]);
+    let refusal = crate::packets::responses(&mut rig.end);
+    assert_eq!(refusal, [nak(0, NakCode::REMOTE_ACCESS_ERROR)]);
+    assert_eq!(rig.end.rc.poll_timeout(), None);
+}
+
+#[test]
+fn t053_a_failed_request_drops_the_answers_that_are_owed_to_the_peer() {
+    let mut rig = Rig::new();
+    rig.post(SEND, 1);
+    rig.psns();
+    let read = crate::packets::read(0, crate::random::ALL, 0, 600);
+    crate::packets::give(&mut rig.end, rig.now, Transfer::Request(read));
+    rig.reply(nak(10, NakCode::REMOTE_OPERATIONAL_ERROR));
+    assert_eq!(rig.statuses(), [Status::RemoteOperation]);
+    assert_eq!(crate::packets::responses(&mut rig.end), []);
+}

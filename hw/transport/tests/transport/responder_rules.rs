@@ -65,6 +65,11 @@ pub(crate) fn assert_access(end: End, run: Run) {
 }
 
 #[test]
+fn t001_a_read_of_half_the_psns_is_invalid() {
+    assert_invalid(end(0), read(10, ALL, 0, 1 << 31));
+}
+
+#[test]
 fn t002_a_read_takes_as_many_psns_as_its_response_has_packets() {
     let mut end = end(0);
     serve(&mut end, read(10, ALL, 0, 600));
@@ -273,13 +278,9 @@ fn t034_payloads_other_than_announced_are_invalid() {
     let operation = RunOperation::Write(Some(long), Ending::Plain);
     assert_invalid(end(0), first(only(10, operation, 0)));
     assert_invalid(end(0), only(10, RunOperation::Read(long), 0));
-    assert_invalid(
-        end(0),
-        Run {
-            len: 4,
-            ..read(10, ALL, 0, 4)
-        },
-    );
+    for run in [read(10, ALL, 0, 4), add(10, ALL, 0, 4)] {
+        assert_invalid(end(0), Run { len: 4, ..run });
+    }
 }
 
 #[test]
