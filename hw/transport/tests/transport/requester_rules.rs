@@ -1,7 +1,8 @@
 //! Rules of the requester, each by its number in RULES.md.
 
 use ib_transport::{
-    AckTimeout, Answer, Ending, Event, RequesterState, Response, RunOperation, Status, Transfer,
+    AckTimeout, Answer, Ending, Event, RequesterState, Response, RetryCount, RunOperation, Status,
+    Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::{AethSyndrome, NakCode};
@@ -334,6 +335,27 @@ fn t023_a_local_error_outweighs_a_nak_of_what_was_sent() {
     assert_eq!(rig.psns(), []);
     rig.reply(nak(11, NakCode::REMOTE_ACCESS_ERROR));
     assert_eq!(rig.statuses(), [Status::Success, Status::LocalProtection]);
+}
+
+#[test]
+fn t052_attributes_change_while_drained_but_for_the_path_mtu() {
+    let mut rig = Rig::new();
+    rig.end.rc.drain(&mut rig.end.host);
+    rig.end.rc.requester_mut().modify(|config| {
+        config.pmtu = ib_transport::PathMtu::new(ib_wire::Mtu::MTU_4096).expect("a legal code");
+        config.retries = RetryCount::from_low_bits(0);
+        config.ack_timeout = AckTimeout::from_low_bits(1);
+        config.window = 0;
+    });
+    rig.end.rc.start();
+    rig.post(SEND, 300);
+    assert_eq!(rig.psns(), [10], "a window of 0 is one of 1");
+    let timeout = ib_vtime::Duration::from_nanos(8192);
+    assert_eq!(rig.end.rc.poll_timeout(), Some(Instant::ZERO + timeout));
+    rig.reply(ack(10));
+    assert_eq!(rig.psns(), [11]);
+    rig.elapse();
+    assert_eq!(rig.statuses(), [Status::RetryExceeded]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Rules of the responder, each by its number in RULES.md.
 
 use ib_transport::{
-    Answer, Ending, Event, RemoteRange, ResponderConfig, Response, Run, RunOperation, Status,
-    Transfer,
+    Answer, Ending, Event, RemoteRange, RemoteRights, ResponderConfig, Response, RnrTimer, Run,
+    RunOperation, Status, Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::NakCode;
@@ -215,6 +215,21 @@ fn t032_requests_without_the_right_of_the_queue_pair_are_invalid() {
     assert_invalid(closed(), read(10, ALL, 0, 3));
     assert_invalid(closed(), add(10, ALL, 0, 3));
     assert_invalid(end(1), only(10, RunOperation::Reserved, 0));
+}
+
+#[test]
+fn t032_rights_and_timer_change_while_requests_are_served() {
+    let mut end = end_with(0, |config| config.rights = Default::default());
+    let rights = RemoteRights {
+        write: true,
+        ..RemoteRights::default()
+    };
+    let timer = RnrTimer::from_low_bits(3);
+    end.rc.responder_mut().modify(rights, timer);
+    assert_eq!(answers(&mut end, write(10, ALL, 0, 5)), [ack(10)]);
+    assert_eq!(answers(&mut end, send(11, 5)), [rnr(11, 3)]);
+    assert_eq!(answers(&mut end, read(11, ALL, 0, 5))[0].psn, psn(11));
+    assert!(end.rc.is_failed());
 }
 
 #[test]
