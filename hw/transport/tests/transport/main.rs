@@ -14,5 +14,6 @@ mod requester_rules;
 mod responder_rules;
 mod rig;
 mod splitting;
+mod streams;
 mod unreliable_random;
 mod unreliable_rules;
