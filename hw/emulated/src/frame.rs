@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{
-    self, Bth, Deth, FrameError, Grh, ICRC_SIZE, Lnh, Lrh, Packet, UdFrame, VCRC_SIZE,
+    self, Bth, Deth, FrameError, Grh, ICRC_SIZE, Lnh, Lrh, Packet, TransportFrame, UdFrame,
+    VCRC_SIZE,
 };
 use ib_wire::smp::MAX_HOPS;
 use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
@@ -245,12 +246,12 @@ impl FrameWriter {
     ///
     /// # Errors
     /// The payload has an impossible length.
-    pub fn write(&mut self, datagram: &UdFrame<'_>) -> Result<Frame, FrameError> {
+    pub fn write(&mut self, packet: &TransportFrame<'_>) -> Result<Frame, FrameError> {
         let mut buffer = self.spare.pop().unwrap_or_else(|| empty(Self::ROOM));
-        let mut written = datagram.write(Arc::make_mut(&mut buffer));
+        let mut written = packet.write(Arc::make_mut(&mut buffer));
         if let Err(FrameError::BufferTooSmall { needed, .. }) = written {
             self.keep(core::mem::replace(&mut buffer, empty(needed)));
-            written = datagram.write(Arc::make_mut(&mut buffer));
+            written = packet.write(Arc::make_mut(&mut buffer));
         }
         Ok(Frame::sealed_in(buffer, written?))
     }
@@ -298,6 +299,10 @@ mod tests {
         }
     }
 
+    fn write(writer: &mut FrameWriter, datagram: &UdFrame<'_>) -> Result<Frame, FrameError> {
+        writer.write(&datagram.transport(&datagram.extended()))
+    }
+
     fn frame() -> Frame {
         let mut buffer = [0; 512];
         let smp = datagram(Qpn::SMI, QKey::SMI);
@@ -338,15 +343,15 @@ mod tests {
     fn a_buffer_is_written_again_unless_somebody_else_has_it() {
         let mut writer = FrameWriter::default();
         let mut datagram = datagram(Qpn::GSI, QKey::GSI);
-        let first = writer.write(&datagram).unwrap();
+        let first = write(&mut writer, &datagram).unwrap();
         let (place, copy) = (first.bytes().as_ptr(), first.clone());
         writer.take_back(first);
         datagram.payload = &[8; 20];
-        let second = writer.write(&datagram).unwrap();
+        let second = write(&mut writer, &datagram).unwrap();
         assert_eq!(copy.bytes()[28..28 + MAD_SIZE], [7; MAD_SIZE]);
         assert_eq!(checks(&copy), (true, true));
         writer.take_back(copy);
-        let third = writer.write(&datagram).unwrap();
+        let third = write(&mut writer, &datagram).unwrap();
         assert_eq!(third.bytes().as_ptr(), place);
         assert_eq!(
             third.bytes(),
@@ -358,15 +363,15 @@ mod tests {
         // Longer ones have buffers of their own.
         writer.take_back(third);
         datagram.payload = &[9; 4096];
-        let long = writer.write(&datagram).unwrap();
+        let long = write(&mut writer, &datagram).unwrap();
         assert_eq!(checks(&long), (true, true));
         writer.take_back(long);
         datagram.payload = &[];
-        let fourth = writer.write(&datagram).unwrap();
+        let fourth = write(&mut writer, &datagram).unwrap();
         assert_eq!(fourth.bytes().as_ptr(), place);
         datagram.payload = &[0; 4097];
         assert_eq!(
-            writer.write(&datagram).err(),
+            write(&mut writer, &datagram).err(),
             Some(FrameError::PayloadTooLong(4097))
         );
     }

@@ -21,6 +21,7 @@
 mod cq;
 mod event;
 mod function;
+mod inbound;
 mod management;
 mod manager;
 mod memory;

@@ -5,11 +5,12 @@ use hca_api::{
     QpHandle, QpKind, SourceAddress, SpecialQp,
 };
 use ib_wire::mad::{MAD_SIZE, Mad};
-use ib_wire::packet::{BthOpcode, Grh, Packet, UdFrame};
+use ib_wire::packet::{Grh, UdFrame};
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::function::FunctionState;
+use super::inbound::Inbound;
 use super::qp::Side;
 use super::qpn::QpRef;
 use super::work_queue::{SendWork, total_len};
@@ -70,53 +71,55 @@ impl Device {
         if !frame.icrc_matches() {
             return self.node.count_drop(port, None, DropReason::BadIcrc);
         }
-        match datagram(frame.bytes()) {
-            Ok(datagram) => self.receive_datagram(port, &datagram),
+        match Inbound::parse(frame.bytes()) {
+            Ok(packet) => self.receive_packet(port, &packet),
             Err(reason) => self.node.count_drop(port, None, reason),
         }
         self.frames.take_back(frame);
     }
 
-    fn receive_datagram(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
-        let smp = datagram.dest_qp == Qpn::SMI;
+    fn receive_packet(&mut self, port: PortNum, packet: &Inbound<'_>) {
+        let smp = packet.bth.dest_qp == Qpn::SMI;
         let Some(own) = self.node.port(port) else {
             return;
         };
-        if datagram.dlid.is_multicast() {
-            self.deliver_multicast(port, datagram, None);
-        } else if own.owns_lid(datagram.dlid) || smp {
+        if let Err(reason) = packet.datagram() {
+            self.node.count_drop(port, None, reason);
+        } else if packet.dlid().is_multicast() {
+            self.deliver_multicast(port, packet, None);
+        } else if own.owns_lid(packet.dlid()) || smp {
             // Which LIDs an SMP may have, the fabric has checked when it routed it here.
-            self.deliver_unicast(port, datagram);
+            self.deliver_unicast(port, packet);
         } else {
             self.node.count_drop(port, None, DropReason::ForeignLid);
         }
     }
 
     /// Delivers a packet that is addressed to this port.
-    pub(super) fn deliver_unicast(&mut self, port: PortNum, datagram: &UdFrame<'_>) {
-        let smp = datagram.dest_qp == Qpn::SMI;
-        let special = smp || datagram.dest_qp == Qpn::GSI;
-        let to = self.qpns.get(datagram.dest_qp);
+    pub(super) fn deliver_unicast(&mut self, port: PortNum, packet: &Inbound<'_>) {
+        let smp = packet.bth.dest_qp == Qpn::SMI;
+        let special = smp || packet.bth.dest_qp == Qpn::GSI;
+        let to = self.qpns.get(packet.bth.dest_qp);
         let function = match to {
             _ if special => Some(FunctionId::PF),
             to => to.map(|to| to.function),
         };
-        let result = if smp != (datagram.vl == Vl::MANAGEMENT) {
+        let result = if smp != (packet.lrh.vl() == Vl::MANAGEMENT) {
             Err(DropReason::WrongLane)
-        } else if special && datagram.payload.len() != MAD_SIZE {
+        } else if special && packet.payload.len() != MAD_SIZE {
             // A packet too long for its receive would stop the queue pair on which all depends.
             Err(DropReason::NotAMad)
         } else if smp {
-            self.deliver_special(port, SpecialQp::Smi, datagram, PKeyIndex(0))
-        } else if datagram.dest_qp == Qpn::GSI {
-            self.deliver_gmp(port, datagram)
+            self.deliver_special(port, SpecialQp::Smi, packet, PKeyIndex(0))
+        } else if packet.bth.dest_qp == Qpn::GSI {
+            self.deliver_gmp(port, packet)
         } else {
             to.ok_or(DropReason::NoQp)
-                .and_then(|to| self.deliver_to_qp(port, datagram, to))
+                .and_then(|to| self.deliver_to_qp(port, packet, to))
         };
         if let Err(reason) = result {
             self.node.count_drop(port, function, reason);
-            self.report_wrong_key(port, datagram, reason);
+            self.report_wrong_key(port, packet, reason);
         }
     }
 
@@ -125,24 +128,24 @@ impl Device {
     pub(super) fn deliver_multicast(
         &mut self,
         port: PortNum,
-        datagram: &UdFrame<'_>,
+        packet: &Inbound<'_>,
         from: Option<QpRef>,
     ) {
-        let Some(grh) = datagram.grh else {
+        let Some(grh) = packet.grh else {
             return self
                 .node
                 .count_drop(port, None, DropReason::MulticastWithoutGrh);
         };
-        if datagram.dest_qp != Qpn::MULTICAST || datagram.vl == Vl::MANAGEMENT {
+        if packet.bth.dest_qp != Qpn::MULTICAST || packet.lrh.vl() == Vl::MANAGEMENT {
             return self.node.count_drop(port, None, DropReason::NoQp);
         }
         let mut next = 0;
-        while let Some((at, to)) = self.groups.next(grh.dgid, datagram.dlid, next) {
+        while let Some((at, to)) = self.groups.next(grh.dgid, packet.dlid(), next) {
             next = at + 1;
             if from == Some(to) && self.blocks_own_multicast(to) {
                 continue;
             }
-            if let Err(reason) = self.deliver_to_qp(port, datagram, to) {
+            if let Err(reason) = self.deliver_to_qp(port, packet, to) {
                 self.node.count_drop(port, to.function, reason);
             }
         }
@@ -162,7 +165,7 @@ impl Device {
     fn deliver_to_qp(
         &mut self,
         port: PortNum,
-        datagram: &UdFrame<'_>,
+        packet: &Inbound<'_>,
         to: QpRef,
     ) -> Result<(), DropReason> {
         let state = self.state(to.function).map_err(|_| DropReason::NoQp)?;
@@ -177,17 +180,17 @@ impl Device {
         if !self.passes_data(state, port) {
             return Err(DropReason::PortNotActive);
         }
-        let sgid_index = self.local_gid(state, port, datagram)?;
+        let sgid_index = self.local_gid(state, port, packet)?;
         let own_pkey = state
             .physical_pkey(port, qp.pkey_index)
             .and_then(|index| self.node.port(port)?.pkey(index));
-        if !own_pkey.is_some_and(|own| own.matches(datagram.pkey)) {
+        if !own_pkey.is_some_and(|own| own.matches(packet.bth.pkey)) {
             return Err(DropReason::BadPKey);
         }
-        if qp.qkey != datagram.qkey {
+        if qp.qkey != packet.datagram()?.qkey {
             return Err(DropReason::BadQKey);
         }
-        let arrival = self.arrival(port, datagram, qp.pkey_index, sgid_index);
+        let arrival = self.arrival(port, packet, qp.pkey_index, sgid_index);
         self.deposit(to, &arrival);
         Ok(())
     }
@@ -195,42 +198,42 @@ impl Device {
     /// Delivers a packet to QP1: to the device's agents first, then to software (IBA 13.5.1). The
     /// agents speak for the port; what is addressed to another of its GIDs, a VF's, is software's
     /// alone.
-    fn deliver_gmp(&mut self, port: PortNum, datagram: &UdFrame<'_>) -> Result<(), DropReason> {
+    fn deliver_gmp(&mut self, port: PortNum, packet: &Inbound<'_>) -> Result<(), DropReason> {
         let own = self.node.port(port).ok_or(DropReason::NoQp)?;
-        let gid_index = match &datagram.grh {
+        let gid_index = match &packet.grh {
             Some(grh) => own.gid_index(grh.dgid).ok_or(DropReason::ForeignGid)?,
             None => GidIndex(0),
         };
         let pkey_index = own
-            .matching_pkey(datagram.pkey)
+            .matching_pkey(packet.bth.pkey)
             .ok_or(DropReason::BadPKey)?;
-        if datagram.qkey != QKey::GSI {
+        if packet.datagram()?.qkey != QKey::GSI {
             return Err(DropReason::BadQKey);
         }
         if gid_index == GidIndex(0)
-            && let Ok(mad) = Mad::ref_from_bytes(datagram.payload)
+            && let Ok(mad) = Mad::ref_from_bytes(packet.payload)
         {
             match pma::process(&mut self.node, port, mad) {
                 LocalMad::Reply(reply) => {
-                    return self.reply_from_agent(port, datagram, pkey_index, &reply);
+                    return self.reply_from_agent(port, packet, pkey_index, &reply);
                 }
                 LocalMad::Consumed => return Ok(()),
                 LocalMad::NotHandled => {}
             }
         }
-        self.deliver_special(port, SpecialQp::Gsi, datagram, pkey_index)
+        self.deliver_special(port, SpecialQp::Gsi, packet, pkey_index)
     }
 
     /// Sends an agent's answer back to where the request came from (IBA 13.5.4).
     fn reply_from_agent(
         &mut self,
         port: PortNum,
-        request: &UdFrame<'_>,
+        request: &Inbound<'_>,
         pkey_index: PKeyIndex,
         reply: &Mad,
     ) -> Result<(), DropReason> {
         let own = self.node.port(port).ok_or(DropReason::NoQp)?;
-        let vl = Some(own.vl_for_sl(request.sl))
+        let vl = Some(own.vl_for_sl(request.lrh.sl()))
             .filter(|vl| *vl != Vl::MANAGEMENT)
             .ok_or(DropReason::NoDataLane)?;
         let full = self
@@ -242,12 +245,12 @@ impl Device {
         }
         let frame = UdFrame {
             vl,
-            sl: request.sl,
-            slid: request.dlid,
-            dlid: request.slid,
-            grh: request.grh.as_ref().map(Grh::back),
+            sl: request.lrh.sl(),
+            slid: request.lrh.dlid,
+            dlid: request.lrh.slid,
+            grh: request.grh.map(Grh::back),
             pkey: own.pkey(pkey_index).unwrap_or_default(),
-            dest_qp: request.src_qp,
+            dest_qp: request.datagram()?.src_qp,
             src_qp: Qpn::GSI,
             qkey: QKey::GSI,
             psn: ib_wire::Psn::default(),
@@ -255,7 +258,7 @@ impl Device {
             immediate: None,
             payload: reply.as_bytes(),
         };
-        self.route(port, &frame, None)
+        self.route(port, &frame.transport(&frame.extended()), None)
     }
 
     /// Delivers a packet to the software on QP0 or QP1.
@@ -263,7 +266,7 @@ impl Device {
         &mut self,
         port: PortNum,
         special: SpecialQp,
-        datagram: &UdFrame<'_>,
+        packet: &Inbound<'_>,
         pkey_index: PKeyIndex,
     ) -> Result<(), DropReason> {
         let state = self.state(FunctionId::PF).map_err(|_| DropReason::NoQp)?;
@@ -275,8 +278,8 @@ impl Device {
         if !ready {
             return Err(DropReason::QpNotReady);
         }
-        let sgid_index = self.local_gid(state, port, datagram)?;
-        let arrival = self.arrival(port, datagram, pkey_index, sgid_index);
+        let sgid_index = self.local_gid(state, port, packet)?;
+        let arrival = self.arrival(port, packet, pkey_index, sgid_index);
         let to = QpRef {
             function: FunctionId::PF,
             index,
@@ -290,9 +293,9 @@ impl Device {
         &self,
         state: &FunctionState,
         port: PortNum,
-        datagram: &UdFrame<'_>,
+        packet: &Inbound<'_>,
     ) -> Result<GidIndex, DropReason> {
-        let Some(dgid) = datagram
+        let Some(dgid) = packet
             .grh
             .map(|grh| grh.dgid)
             .filter(|gid: &Gid| !gid.is_multicast())
@@ -316,29 +319,30 @@ impl Device {
     fn arrival<'a>(
         &self,
         port: PortNum,
-        datagram: &'a UdFrame<'a>,
+        packet: &Inbound<'a>,
         pkey_index: PKeyIndex,
         sgid_index: GidIndex,
     ) -> Arrival<'a> {
-        let multicast = datagram.dlid.is_multicast();
+        let multicast = packet.dlid().is_multicast();
         let path_mask = match self.node.port(port) {
             Some(own) if !multicast => own.lmc.mask(),
             _ => 0,
         };
-        let mut flags = flags(datagram.solicited, datagram.immediate.is_some());
-        flags.set(CompletionFlags::GRH, datagram.grh.is_some());
+        let immediate = packet.extended.immediate.map(|header| header.data);
+        let mut flags = flags(packet.bth.solicited(), immediate.is_some());
+        flags.set(CompletionFlags::GRH, packet.grh.is_some());
         flags.set(CompletionFlags::MULTICAST, multicast);
         Arrival {
-            grh: datagram.grh.as_ref(),
+            grh: packet.grh,
             source: SourceAddress {
                 port,
-                slid: datagram.slid,
-                src_qpn: datagram.src_qp,
-                sl: datagram.sl,
+                slid: packet.lrh.slid,
+                src_qpn: packet.extended.deth.map_or_else(Qpn::default, |deth| deth.src_qp),
+                sl: packet.lrh.sl(),
                 // An LMC is at most 7, so the bits fit.
-                dlid_path_bits: datagram.dlid.get().to_be_bytes()[1] & path_mask.to_be_bytes()[1],
+                dlid_path_bits: packet.dlid().get().to_be_bytes()[1] & path_mask.to_be_bytes()[1],
                 pkey_index,
-                grh: datagram.grh.map(|grh| GlobalRoute {
+                grh: packet.grh.map(|grh| GlobalRoute {
                     remote_gid: grh.sgid,
                     sgid_index,
                     flow_label: grh.flow_label(),
@@ -346,9 +350,9 @@ impl Device {
                     traffic_class: grh.traffic_class(),
                 }),
             },
-            immediate: datagram.immediate.map(u32::from_be_bytes),
+            immediate: immediate.map(u32::from_be_bytes),
             flags,
-            payload: datagram.payload,
+            payload: packet.payload,
         }
     }
 
@@ -437,52 +441,25 @@ impl Device {
     }
 
     /// Reports a wrong key, if that is why a packet was not delivered (IBA 9.6.1.1).
-    fn report_wrong_key(&mut self, port: PortNum, datagram: &UdFrame<'_>, reason: DropReason) {
+    fn report_wrong_key(&mut self, port: PortNum, packet: &Inbound<'_>, reason: DropReason) {
         let key = match reason {
-            DropReason::BadPKey => WrongKey::PKey(datagram.pkey),
-            DropReason::BadQKey => WrongKey::QKey(datagram.qkey),
+            DropReason::BadPKey => WrongKey::PKey(packet.bth.pkey),
+            DropReason::BadQKey => {
+                WrongKey::QKey(packet.extended.deth.map_or_else(QKey::default, |deth| deth.qkey))
+            }
             _ => return,
         };
         self.node.report_bad_key(
             port,
             &BadKey {
                 key,
-                slid: datagram.slid,
-                dlid: datagram.dlid,
-                sl: datagram.sl,
-                src_qpn: datagram.src_qp,
-                dest_qpn: datagram.dest_qp,
-                gids: datagram.grh.map(|grh| (grh.sgid, grh.dgid)),
+                slid: packet.lrh.slid,
+                dlid: packet.dlid(),
+                sl: packet.lrh.sl(),
+                src_qpn: packet.extended.deth.map_or_else(Qpn::default, |deth| deth.src_qp),
+                dest_qpn: packet.bth.dest_qp,
+                gids: packet.grh.map(|grh| (grh.sgid, grh.dgid)),
             },
         );
     }
-}
-
-/// The datagram in a frame.
-fn datagram(bytes: &[u8]) -> Result<UdFrame<'_>, DropReason> {
-    let packet = Packet::parse(bytes).map_err(|_| DropReason::Malformed)?;
-    let transport = packet.transport().ok_or(DropReason::Malformed)?;
-    let bth = transport.bth;
-    let ud = matches!(
-        bth.opcode,
-        BthOpcode::UD_SEND_ONLY | BthOpcode::UD_SEND_ONLY_WITH_IMMEDIATE
-    );
-    let Some(deth) = transport.extended.deth.filter(|_| ud) else {
-        return Err(DropReason::UnsupportedOpcode);
-    };
-    Ok(UdFrame {
-        vl: packet.lrh.vl(),
-        sl: packet.lrh.sl(),
-        slid: packet.lrh.slid,
-        dlid: packet.lrh.dlid,
-        grh: packet.grh.copied(),
-        pkey: bth.pkey,
-        dest_qp: bth.dest_qp,
-        src_qp: deth.src_qp,
-        qkey: deth.qkey,
-        psn: bth.psn,
-        solicited: bth.solicited(),
-        immediate: transport.extended.immediate.map(|data| data.data),
-        payload: transport.payload,
-    })
 }

@@ -5,10 +5,11 @@ use hca_api::{
     PortState, Privileges, QpHandle, QpKind, QpState, SendFlags, SendOp, SendRequest, SpecialQp,
     UdAddress,
 };
-use ib_wire::packet::{Grh, MAX_PAYLOAD, UdFrame};
+use ib_wire::packet::{Grh, MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
 use super::function::FunctionState;
+use super::inbound::Inbound;
 use super::qp::{Qp, Side};
 use super::qpn::QpRef;
 use super::receive::Arrival;
@@ -255,7 +256,7 @@ impl Device {
             immediate: None,
             payload,
         };
-        if let (Ok(frame), Some(copies)) = (self.frames.write(&frame), &mut self.tunnelled) {
+        if let (Ok(frame), Some(copies)) = (self.frames.write(&frame.transport(&frame.extended())), &mut self.tunnelled) {
             copies.push_back((port, frame));
         }
     }
@@ -341,7 +342,7 @@ impl Device {
         {
             qp.sq_psn = qp.sq_psn.wrapping_add(1);
         }
-        self.route(vector.port, &frame, Some(at))
+        self.route(vector.port, &frame.transport(&frame.extended()), Some(at))
     }
 
     /// Whether a function's datagrams pass a port: the port is active, and so is the function's
@@ -388,18 +389,19 @@ impl Device {
     pub(super) fn route(
         &mut self,
         port: PortNum,
-        frame: &UdFrame<'_>,
+        frame: &TransportFrame<'_>,
         from: Option<QpRef>,
     ) -> Result<(), DropReason> {
-        let own = self.node.port(port).is_some_and(|p| p.owns_lid(frame.dlid));
-        if frame.vl == Vl::MANAGEMENT {
+        let dlid = frame.lrh.dlid;
+        let own = self.node.port(port).is_some_and(|p| p.owns_lid(dlid));
+        if frame.lrh.vl() == Vl::MANAGEMENT {
             self.put_on_wire(port, frame);
         } else if own {
-            self.deliver_unicast(port, frame);
-        } else if frame.dlid.is_multicast() && frame.dest_qp == Qpn::MULTICAST {
+            self.deliver_unicast(port, &Inbound::of(frame)?);
+        } else if dlid.is_multicast() && frame.bth.dest_qp == Qpn::MULTICAST {
             self.put_on_wire(port, frame);
-            self.deliver_multicast(port, frame, from);
-        } else if frame.dlid.is_unicast() {
+            self.deliver_multicast(port, &Inbound::of(frame)?, from);
+        } else if dlid.is_unicast() {
             self.put_on_wire(port, frame);
         } else {
             return Err(DropReason::BadDestinationLid);
@@ -407,7 +409,7 @@ impl Device {
         Ok(())
     }
 
-    fn put_on_wire(&mut self, port: PortNum, frame: &UdFrame<'_>) {
+    fn put_on_wire(&mut self, port: PortNum, frame: &TransportFrame<'_>) {
         // The payload was checked against the MTU, so there is a packet.
         if let (Ok(frame), Some(egress)) = (self.frames.write(frame), self.egress_mut(port)) {
             egress.frames.push_back(frame);

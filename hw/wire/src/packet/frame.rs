@@ -317,6 +317,14 @@ impl<'a> Transport<'a> {
 }
 
 impl<'a> ExtendedHeaders<'a> {
+    /// Views the extended headers of a packet that has them in `bytes`, back to back.
+    ///
+    /// # Errors
+    /// [`PacketError::Opcode`] or [`PacketError::Truncated`].
+    pub fn of(opcode: BthOpcode, bytes: &'a [u8]) -> Result<Self, PacketError> {
+        Self::parse(opcode, &mut Cursor(bytes))
+    }
+
     fn parse(opcode: BthOpcode, cursor: &mut Cursor<'a>) -> Result<Self, PacketError> {
         let wanted = opcode
             .extended_headers()

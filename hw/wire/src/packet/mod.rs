@@ -51,7 +51,7 @@ pub use extended::{
 pub use frame::{Body, ExtendedHeaders, Packet, PacketError, Transport, link_header};
 pub use opcode::{BthOpcode, ExtendedHeaderSet, TransportService};
 pub use routing::{Grh, Lnh, Lrh, Rwh};
-pub use write::{FrameError, TransportFrame, UdFrame};
+pub use write::{FrameError, TransportFrame, UdFrame, UdHeaders};
 
 /// Bytes of the largest payload, at the largest path MTU.
 pub const MAX_PAYLOAD: usize = 4096;

@@ -161,12 +161,47 @@ pub struct UdFrame<'a> {
     pub payload: &'a [u8],
 }
 
+/// The extended headers of a datagram, back to back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdHeaders {
+    bytes: [u8; Self::MAX],
+    len: usize,
+}
+
+impl UdHeaders {
+    const MAX: usize = size_of::<Deth>() + size_of::<ImmDt>();
+
+    /// Returns the headers.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 impl UdFrame<'_> {
-    /// Writes the packet to the front of `buffer` and returns its length in bytes.
-    ///
-    /// # Errors
-    /// The buffer or the payload has an impossible length; nothing was written.
-    pub fn write(&self, buffer: &mut [u8]) -> Result<usize, FrameError> {
+    /// Returns the extended headers, for [`Self::transport`].
+    #[must_use]
+    pub fn extended(&self) -> UdHeaders {
+        let deth = Deth {
+            qkey: self.qkey,
+            src_qp: self.src_qp,
+            ..Deth::default()
+        };
+        let mut bytes = [0; UdHeaders::MAX];
+        let (first, second) = bytes.split_at_mut(size_of::<Deth>());
+        first.copy_from_slice(deth.as_bytes());
+        second.copy_from_slice(&self.immediate.unwrap_or_default());
+        let len = if self.immediate.is_some() {
+            UdHeaders::MAX
+        } else {
+            size_of::<Deth>()
+        };
+        UdHeaders { bytes, len }
+    }
+
+    /// Returns the datagram as a packet of any service.
+    #[must_use]
+    pub fn transport<'a>(&'a self, extended: &'a UdHeaders) -> TransportFrame<'a> {
         let mut lrh = Lrh {
             dlid: self.dlid,
             slid: self.slid,
@@ -185,28 +220,21 @@ impl UdFrame<'_> {
             ..Bth::default()
         };
         bth.set_solicited(self.solicited);
-        let deth = Deth {
-            qkey: self.qkey,
-            src_qp: self.src_qp,
-            ..Deth::default()
-        };
-        let mut extended = [0; size_of::<Deth>() + size_of::<ImmDt>()];
-        let (first, second) = extended.split_at_mut(size_of::<Deth>());
-        first.copy_from_slice(deth.as_bytes());
-        second.copy_from_slice(&self.immediate.unwrap_or_default());
-        let length = if self.immediate.is_some() {
-            extended.len()
-        } else {
-            size_of::<Deth>()
-        };
         TransportFrame {
             lrh,
             grh: self.grh,
             bth,
-            extended: &extended[..length],
+            extended: extended.as_bytes(),
             payload: self.payload,
         }
-        .write(buffer)
+    }
+
+    /// Writes the packet to the front of `buffer` and returns its length in bytes.
+    ///
+    /// # Errors
+    /// The buffer or the payload has an impossible length; nothing was written.
+    pub fn write(&self, buffer: &mut [u8]) -> Result<usize, FrameError> {
+        self.transport(&self.extended()).write(buffer)
     }
 }
 

@@ -179,5 +179,5 @@ fn answer(request: &Frame, answers: &mut FrameWriter) -> anyhow::Result<Frame> {
         immediate: None,
         payload: mad.as_bytes(),
     };
-    Ok(answers.write(&answer)?)
+    Ok(answers.write(&answer.transport(&answer.extended()))?)
 }

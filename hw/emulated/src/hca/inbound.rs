@@ -1,0 +1,64 @@
+//! An arriving packet, parsed once for every service.
+
+use ib_wire::Lid;
+use ib_wire::packet::{Bth, Deth, ExtendedHeaders, Grh, Lrh, Packet, TransportFrame};
+
+use crate::DropReason;
+
+/// A transport packet for this device: from the wire, or sent to one of its own LIDs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inbound<'a> {
+    pub(super) lrh: &'a Lrh,
+    pub(super) grh: Option<&'a Grh>,
+    pub(super) bth: &'a Bth,
+    pub(super) extended: ExtendedHeaders<'a>,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Inbound<'a> {
+    /// Parses a packet from its LRH to its VCRC; checksums are not looked at.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`], for raw packets too.
+    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, DropReason> {
+        let packet = Packet::parse(bytes).map_err(|_| DropReason::Malformed)?;
+        let transport = packet.transport().ok_or(DropReason::Malformed)?;
+        Ok(Self {
+            lrh: packet.lrh,
+            grh: packet.grh,
+            bth: transport.bth,
+            extended: transport.extended,
+            payload: transport.payload,
+        })
+    }
+
+    /// Views a packet that this device sends to itself.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`] if the extended headers are not those of the opcode.
+    pub(super) fn of(frame: &'a TransportFrame<'a>) -> Result<Self, DropReason> {
+        let extended = ExtendedHeaders::of(frame.bth.opcode, frame.extended)
+            .map_err(|_| DropReason::Malformed)?;
+        Ok(Self {
+            lrh: &frame.lrh,
+            grh: frame.grh.as_ref(),
+            bth: &frame.bth,
+            extended,
+            payload: frame.payload,
+        })
+    }
+
+    /// Returns the destination LID.
+    pub(super) const fn dlid(&self) -> Lid {
+        self.lrh.dlid
+    }
+
+    /// Returns the header of a datagram.
+    ///
+    /// # Errors
+    /// [`DropReason::UnsupportedOpcode`] for packets of other services.
+    pub(super) fn datagram(&self) -> Result<&'a Deth, DropReason> {
+        let deth = self.extended.deth.filter(|_| self.extended.rdeth.is_none());
+        deth.ok_or(DropReason::UnsupportedOpcode)
+    }
+}
