@@ -14,7 +14,20 @@ pub struct PciDevice {
     function: Box<dyn PciFunction>,
     /// Vectors to be signalled. One that is raised again before it was taken is one.
     interrupts: BTreeSet<u16>,
+    changes: PciChanges,
     resets: u64,
+}
+
+/// What changed of a device since it was last asked for. A VMM that looks these things up itself need not ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PciChanges {
+    /// Vectors that have other messages ([`PciFunction::message`]).
+    pub vectors: BTreeSet<u16>,
+    /// A base address register has another address ([`PciFunction::bar_address`]).
+    pub bars: bool,
+    /// The doorbells are others ([`PciFunction::doorbells`]).
+    pub doorbells: bool,
 }
 
 impl PciDevice {
@@ -24,6 +37,7 @@ impl PciDevice {
         Self {
             function,
             interrupts: BTreeSet::new(),
+            changes: PciChanges::default(),
             resets: 0,
         }
     }
@@ -56,6 +70,12 @@ impl PciDevice {
     pub fn poll_interrupt(&mut self) -> Option<u16> {
         self.interrupts.pop_first()
     }
+
+    /// Takes what changed since the last call, to be followed before the interrupts that depend on it.
+    #[must_use]
+    pub fn take_changes(&mut self) -> PciChanges {
+        core::mem::take(&mut self.changes)
+    }
 }
 
 impl Consumer for PciDevice {
@@ -79,6 +99,11 @@ impl Consumer for PciDevice {
                     self.interrupts.insert(vector);
                 }
                 PciEvent::ResetWanted => wants_reset = true,
+                PciEvent::VectorChanged { vector } => {
+                    self.changes.vectors.insert(vector);
+                }
+                PciEvent::BarsChanged => self.changes.bars = true,
+                PciEvent::DoorbellsChanged => self.changes.doorbells = true,
             }
         }
         self.resets += u64::from(wants_reset);

@@ -11,6 +11,6 @@ pub mod native;
 mod pci;
 mod personality;
 
-pub use device::PciDevice;
-pub use pci::{Bar, PciEvent, PciFunction};
+pub use device::{PciChanges, PciDevice};
+pub use pci::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction};
 pub use personality::Personality;

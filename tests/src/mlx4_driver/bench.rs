@@ -194,6 +194,9 @@ impl Bench {
                         self.resets += 1;
                         self.pf().reset_function(VF).expect("the VF");
                     }
+                    PciEvent::VectorChanged { .. }
+                    | PciEvent::BarsChanged
+                    | PciEvent::DoorbellsChanged => {}
                 }
             }
             if !busy {

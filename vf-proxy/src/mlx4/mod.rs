@@ -74,7 +74,7 @@ use self::lengthy::{Lengthy, Step};
 use self::objects::Objects;
 use self::vhcr::Output;
 use crate::pci::{Endpoint, Identity};
-use crate::{Bar, PciEvent, PciFunction, Personality};
+use crate::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction, Personality};
 
 /// What configuration space says of the function.
 const IDENTITY: Identity = Identity {
@@ -139,6 +139,8 @@ pub struct Mlx4Function {
     /// First halves of completion queue doorbells, by UAR.
     cq_doorbells: BTreeMap<Uar, [u8; 4]>,
     reset_wanted: bool,
+    /// Doorbell pages that are none any more since the driver's objects were forgotten.
+    are_doorbells_forgotten: bool,
     /// How far the driver was with its events when one came or it took some last.
     progress: Progress,
     /// Since when it has left events waiting.
@@ -158,6 +160,7 @@ impl Mlx4Function {
             under_way: None,
             cq_doorbells: BTreeMap::new(),
             reset_wanted: false,
+            are_doorbells_forgotten: false,
             progress: Progress::default(),
             waiting_since: None,
         }
@@ -321,6 +324,7 @@ impl Mlx4Function {
     }
 
     fn forget(&mut self) {
+        self.are_doorbells_forgotten |= self.objects.queues.has_doorbell_pages();
         self.objects = Objects::default();
         self.under_way = None;
         self.cq_doorbells.clear();
@@ -344,6 +348,31 @@ impl PciFunction for Mlx4Function {
 
     fn interrupt_vectors(&self) -> u16 {
         self.endpoint.vectors()
+    }
+
+    fn message(&self, vector: u16) -> Option<MsixMessage> {
+        self.endpoint.message(vector)
+    }
+
+    fn bar_address(&self, bar: u8) -> Option<u64> {
+        self.endpoint.bar_address(bar)
+    }
+
+    fn doorbells(&self) -> Vec<Doorbell> {
+        let registers = self.objects.queues.doorbells();
+        let mut doorbells: Vec<_> = registers.filter_map(doorbell).collect();
+        doorbells.sort_unstable();
+        doorbells
+    }
+
+    fn ring(&mut self, _: Instant, _: &mut dyn Hca, doorbell: Doorbell) {
+        if doorbell.bar == UAR_BAR && doorbell.offset < capability::UAR_AREA {
+            match Register::at(doorbell.offset) {
+                Some(Register::Send { uar }) => self.objects.queues.ring_sends(uar),
+                Some(Register::Cq { uar, second: false }) => self.objects.queues.ring_cqs(uar),
+                _ => {}
+            }
+        }
     }
 
     fn has_driver(&self) -> bool {
@@ -432,13 +461,30 @@ impl PciFunction for Mlx4Function {
         if std::mem::take(&mut self.reset_wanted) {
             return Some(PciEvent::ResetWanted);
         }
-        let vector = self.endpoint.poll_interrupt()?;
-        Some(PciEvent::Interrupt { vector })
+        let are_changed = self.objects.queues.take_doorbells_changed();
+        if core::mem::take(&mut self.are_doorbells_forgotten) || are_changed {
+            return Some(PciEvent::DoorbellsChanged);
+        }
+        self.endpoint.poll_event()
     }
 
     fn reset(&mut self, now: Instant, hca: &mut dyn Hca) {
         self.machine_reset(now, hca);
     }
+}
+
+/// Returns the doorbell of a register. `None` if no store reaches that: a driver names any page it likes.
+fn doorbell(register: Register) -> Option<Doorbell> {
+    let offset = register.offset();
+    let is_there = offset < capability::UAR_AREA && Register::at(offset) == Some(register);
+    is_there.then_some(Doorbell {
+        bar: UAR_BAR,
+        offset,
+        len: match register {
+            Register::Cq { .. } => 8,
+            _ => 4,
+        },
+    })
 }
 
 #[cfg(test)]

@@ -93,6 +93,16 @@ pub(super) struct ConfigSpace {
     bytes: Box<[u8; SIZE]>,
     writable: Box<[u8; SIZE]>,
     initial: Box<[u8; SIZE]>,
+    placements: Vec<Placement>,
+}
+
+/// Where a base address register is, as far as its guest is not measuring it.
+#[derive(Clone, Copy, Debug)]
+struct Placement {
+    bar: u8,
+    address: u64,
+    /// Which halves hold the ones that the guest wrote to learn the size: they are no address.
+    is_sized: [bool; 2],
 }
 
 impl ConfigSpace {
@@ -103,6 +113,7 @@ impl ConfigSpace {
             bytes: Box::new([0; SIZE]),
             writable: Box::new([0; SIZE]),
             initial: Box::new([0; SIZE]),
+            placements: Vec::new(),
         };
         space.set(header::VENDOR, &identity.vendor.to_le_bytes());
         space.set(header::DEVICE, &identity.device.to_le_bytes());
@@ -146,6 +157,11 @@ impl ConfigSpace {
         };
         self.set(at, &kind.to_le_bytes());
         self.allow(at, &(!(bar.size - 1) & !0xf).to_le_bytes());
+        self.placements.push(Placement {
+            bar: bar.index,
+            address: 0,
+            is_sized: [false; 2],
+        });
     }
 
     fn add_pcie(&mut self) {
@@ -186,12 +202,41 @@ impl ConfigSpace {
         for ((register, mask), byte) in registers.skip(at).zip(bytes) {
             *register = *register & !mask | byte & mask;
         }
+        self.place(at, bytes);
         let control = pcie::DEVICE_CONTROL + 1;
         let [_, flr] = pcie::INITIATE_FLR.to_le_bytes();
         let written = control.checked_sub(at).and_then(|index| bytes.get(index));
         ConfigWrite {
             reset: written.is_some_and(|byte| byte & flr != 0),
         }
+    }
+
+    /// Follows a write to the base address registers.
+    fn place(&mut self, at: usize, written: &[u8]) {
+        for placement in &mut self.placements {
+            let register = header::BARS + 4 * usize::from(placement.bar);
+            for (is_sized, half) in placement.is_sized.iter_mut().zip([register, register + 4]) {
+                let touched = at < half + 4 && half < at + written.len();
+                if touched {
+                    let value = half
+                        .checked_sub(at)
+                        .and_then(|from| written.get(from..from + 4));
+                    *is_sized = value == Some(&[0xff; 4]);
+                }
+            }
+            if placement.is_sized == [false; 2] {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(&self.bytes[register..register + 8]);
+                placement.address = u64::from_le_bytes(bytes) & !0xf;
+            }
+        }
+    }
+
+    /// Returns the address of a base address register. `None` while memory space is off, for one that has no address,
+    /// and for one that there is not. While the guest learns the register's size it is where it was before.
+    pub(super) fn bar_address(&self, bar: u8) -> Option<u64> {
+        let placement = self.placements.iter().find(|place| place.bar == bar)?;
+        (self.answers() && placement.address != 0).then_some(placement.address)
     }
 
     /// Whether interrupts are on, and none of them is held back by the function mask.
@@ -217,6 +262,9 @@ impl ConfigSpace {
     /// Puts every register back to what it was at first.
     pub(super) fn reset(&mut self) {
         self.bytes = self.initial.clone();
+        for placement in &mut self.placements {
+            (placement.address, placement.is_sized) = (0, [false; 2]);
+        }
     }
 }
 
@@ -352,6 +400,53 @@ mod tests {
         }
         space.reset();
         assert!(!space.answers() && !space.is_bus_master());
+    }
+
+    #[test]
+    fn a_bar_is_where_its_two_halves_say_while_memory_space_is_on() {
+        let mut space = space();
+        let both = |space: &ConfigSpace| [space.bar_address(2), space.bar_address(4)];
+        space.write(0x18, &0xe080_0000_u32.to_le_bytes());
+        space.write(0x20, &0x0000_007f_e000_2000_u64.to_le_bytes());
+        assert_eq!(both(&space), [None; 2]);
+        space.write(4, &[2]);
+        let at = [Some(0xe080_0000), Some(0x7f_e000_2000)];
+        assert_eq!(both(&space), at);
+        space.write(0x1c, &[1, 0, 0, 0]);
+        assert_eq!(space.bar_address(2), Some(0x1_e080_0000));
+        space.write(0x1b, &[0xf0, 2]);
+        assert_eq!(space.bar_address(2), Some(0x2_f080_0000));
+        space.write(4, &[0]);
+        assert_eq!(both(&space), [None; 2]);
+        space.write(4, &[2]);
+        space.reset();
+        space.write(4, &[2]);
+        assert_eq!(both(&space), [None; 2]);
+        for bar in [0, 1, 3, 6, u8::MAX] {
+            assert_eq!(space.bar_address(bar), None);
+        }
+    }
+
+    #[test]
+    fn a_bar_whose_size_the_guest_learns_stays_where_it_was() {
+        let mut space = space();
+        space.write(4, &[2]);
+        space.write(0x18, &0x7f_e080_0000_u64.to_le_bytes());
+        let at = Some(0x7f_e080_0000);
+        for (register, value) in [
+            (0x18, [0xff; 4]),
+            (0x18, 0xe080_0000_u32.to_le_bytes()),
+            (0x1c, [0xff; 4]),
+            (0x18, [0xff; 4]),
+            (0x18, 0xe080_0000_u32.to_le_bytes()),
+            (0x1c, [0x7f, 0, 0, 0]),
+        ] {
+            space.write(register, &value);
+            assert_eq!(space.bar_address(2), at);
+        }
+        // The top of the first 4 GiB differs from the ones that measure by its lower bits.
+        space.write(0x18, &0xff80_0000_u64.to_le_bytes());
+        assert_eq!(space.bar_address(2), Some(0xff80_0000));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use hca_api::Hca;
 
 use super::config_space::{ConfigSpace, Identity};
 use super::msix::{self, MsiX};
-use crate::Bar;
+use crate::{Bar, MsixMessage, PciEvent};
 
 /// A PCI Express endpoint. A personality holds one and adds its own registers.
 #[derive(Debug)]
@@ -19,6 +19,11 @@ pub(crate) struct Endpoint {
     msix: MsiX,
     /// Vectors to signal.
     interrupts: BTreeSet<u16>,
+    /// Vectors whose messages changed.
+    changed_vectors: BTreeSet<u16>,
+    /// The addresses of the base address registers as they were last told, in the order of these.
+    seen_addresses: Vec<Option<u64>>,
+    are_bars_changed: bool,
 }
 
 impl Endpoint {
@@ -34,10 +39,13 @@ impl Endpoint {
         });
         Self {
             config_space: ConfigSpace::new(identity, &bars, msix_bar, vectors),
+            seen_addresses: vec![None; bars.len()],
             bars,
             msix_bar,
             msix: MsiX::new(vectors),
             interrupts: BTreeSet::new(),
+            changed_vectors: BTreeSet::new(),
+            are_bars_changed: false,
         }
     }
 
@@ -49,6 +57,16 @@ impl Endpoint {
     /// Entries of the MSI-X table.
     pub(crate) fn vectors(&self) -> u16 {
         self.msix.vectors()
+    }
+
+    /// Returns the message that signals a vector, as [`crate::PciFunction::message`] does.
+    pub(crate) fn message(&self, vector: u16) -> Option<MsixMessage> {
+        self.msix.message(vector)
+    }
+
+    /// Returns the address of a base address register, as [`crate::PciFunction::bar_address`] does.
+    pub(crate) fn bar_address(&self, bar: u8) -> Option<u64> {
+        self.config_space.bar_address(bar)
     }
 
     /// Reads configuration space. Bytes beyond it read as zeros.
@@ -94,6 +112,7 @@ impl Endpoint {
         }
         let released = self.msix.write(offset, bytes);
         self.interrupts.extend(released);
+        self.note_changes();
         true
     }
 
@@ -104,10 +123,33 @@ impl Endpoint {
         }
     }
 
-    /// Takes the next vector to signal. Poll until `None` after every call that takes `&mut self`.
+    /// Takes what the VMM is to be told next: what changed comes before the interrupts that depend on it. Poll until
+    /// `None` after every call that takes `&mut self`.
     #[must_use]
-    pub(crate) fn poll_interrupt(&mut self) -> Option<u16> {
-        self.interrupts.pop_first()
+    pub(crate) fn poll_event(&mut self) -> Option<PciEvent> {
+        if let Some(vector) = self.changed_vectors.pop_first() {
+            return Some(PciEvent::VectorChanged { vector });
+        }
+        if core::mem::take(&mut self.are_bars_changed) {
+            return Some(PciEvent::BarsChanged);
+        }
+        let vector = self.interrupts.pop_first()?;
+        Some(PciEvent::Interrupt { vector })
+    }
+
+    /// Notes which messages and addresses are others now, and holds back what was raised and is masked by now.
+    fn note_changes(&mut self) {
+        for vector in self.msix.changes() {
+            self.changed_vectors.insert(vector);
+            if self.msix.message(vector).is_none() && self.interrupts.remove(&vector) {
+                self.raise(vector);
+            }
+        }
+        for (bar, seen) in self.bars.iter().zip(&mut self.seen_addresses) {
+            let address = self.config_space.bar_address(bar.index);
+            self.are_bars_changed |= *seen != address;
+            *seen = address;
+        }
     }
 
     /// Forgets interrupts that were raised, signalled or not.
@@ -119,7 +161,7 @@ impl Endpoint {
     /// Puts every register back to its value after power-on.
     pub(crate) fn reset(&mut self, hca: &mut dyn Hca) {
         self.config_space.reset();
-        self.msix = MsiX::new(self.msix.vectors());
+        self.msix.reset();
         self.interrupts.clear();
         self.apply_config(hca);
     }
@@ -131,5 +173,9 @@ impl Endpoint {
         let passes = self.config_space.msix_passes();
         let released = self.msix.set_passes(bus_master, passes);
         self.interrupts.extend(released);
+        self.note_changes();
     }
 }
+
+#[cfg(test)]
+mod tests;

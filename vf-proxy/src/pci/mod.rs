@@ -32,6 +32,28 @@ pub struct Bar {
     pub prefetchable: bool,
 }
 
+/// What signals an MSI-X vector: a write of `data` to `address`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsixMessage {
+    /// Message address.
+    pub address: u64,
+    /// Message data.
+    pub data: u32,
+}
+
+/// A register behind a base address register that only says "look": whatever is stored there, the function can do its
+/// work without the value ([`PciFunction::ring`]). So a VMM need not trap stores to it: it may have an ioeventfd there,
+/// without a data match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Doorbell {
+    /// Index of the base address register.
+    pub bar: u8,
+    /// Offset behind it.
+    pub offset: u64,
+    /// Bytes of the register.
+    pub len: u8,
+}
+
 /// What a function wants of whoever owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PciEvent {
@@ -43,6 +65,16 @@ pub enum PciEvent {
     /// Have the PF reset the VF: release what it owns and forget what it has under way. The function
     /// goes on when it is told of [`hca_api::AsyncEvent::FunctionReset`].
     ResetWanted,
+    /// [`PciFunction::message`] returns another message than before for a vector: its entry, its mask, the function
+    /// mask, MSI-X as a whole or the bus master bit changed. Comes before the interrupts that depend on it.
+    VectorChanged {
+        /// Entry of the MSI-X table.
+        vector: u16,
+    },
+    /// [`PciFunction::bar_address`] returns another address than before for some register.
+    BarsChanged,
+    /// [`PciFunction::doorbells`] returns another list than before.
+    DoorbellsChanged,
 }
 
 /// A PCI function.
@@ -61,6 +93,30 @@ pub trait PciFunction: fmt::Debug + Send {
 
     /// Entries of the MSI-X table.
     fn interrupt_vectors(&self) -> u16;
+
+    /// Returns the message that signals an MSI-X vector. `None` while the vector is masked or MSI-X is off, while the
+    /// function is no bus master, as long as the guest has not programmed the table behind the function's own register
+    /// (a VMM may keep it), and for a vector that there is not.
+    fn message(&self, _vector: u16) -> Option<MsixMessage> {
+        None
+    }
+
+    /// Returns the address of a base address register, by its index. `None` while memory space is off, for a register
+    /// without an address, and for one that there is not. While the guest learns the size of a register, it is where it
+    /// was before.
+    fn bar_address(&self, _bar: u8) -> Option<u64> {
+        None
+    }
+
+    /// Returns the registers that [`PciFunction::ring`] can do for, in increasing order: those of pages that a queue
+    /// names. Stores to them may also be passed to [`PciFunction::bar_write`].
+    fn doorbells(&self) -> Vec<Doorbell> {
+        Vec::new()
+    }
+
+    /// Takes a store to a doorbell whose value is lost: the function looks for new work wherever the doorbell may have
+    /// meant. A doorbell that is not among [`PciFunction::doorbells`] does nothing. The function is to be polled then.
+    fn ring(&mut self, _now: Instant, _hca: &mut dyn Hca, _doorbell: Doorbell) {}
 
     /// Returns `true` if a driver has set the function up since its last reset.
     fn has_driver(&self) -> bool;

@@ -12,6 +12,8 @@
 
 use std::collections::BTreeSet;
 
+use super::MsixMessage;
+
 /// Where the table is in its BAR.
 pub(super) const TABLE_OFFSET: u32 = 0;
 /// Where the pending bits are in the same BAR.
@@ -39,21 +41,58 @@ pub(super) struct MsiX {
     /// Enabled, and not masked as a whole.
     passes: bool,
     pending: BTreeSet<u16>,
+    /// The messages when [`MsiX::changes`] looked last.
+    seen: Vec<Option<MsixMessage>>,
 }
 
 impl MsiX {
     pub(super) fn new(vectors: u16) -> Self {
-        let mut table = vec![0; usize::from(vectors) * ENTRY];
-        for entry in table.chunks_exact_mut(ENTRY) {
-            entry[VECTOR_CONTROL] = MASKED;
-        }
-        Self {
-            table,
+        let mut msix = Self {
+            table: vec![0; usize::from(vectors) * ENTRY],
             programmed: false,
             bus_master: false,
             passes: false,
             pending: BTreeSet::new(),
+            seen: vec![None; usize::from(vectors)],
+        };
+        msix.reset();
+        msix
+    }
+
+    /// Puts everything back to what it was at first.
+    pub(super) fn reset(&mut self) {
+        self.table.fill(0);
+        for entry in self.table.chunks_exact_mut(ENTRY) {
+            entry[VECTOR_CONTROL] = MASKED;
         }
+        (self.programmed, self.bus_master, self.passes) = (false, false, false);
+        self.pending.clear();
+    }
+
+    /// Returns the message that signals a vector. `None` while anything holds the vector back, and as long as the guest
+    /// has not programmed this table.
+    pub(super) fn message(&self, vector: u16) -> Option<MsixMessage> {
+        let entry = self.table.chunks_exact(ENTRY).nth(vector.into())?;
+        let (address, rest) = entry.split_first_chunk()?;
+        let (data, _) = rest.split_first_chunk()?;
+        (self.programmed && self.passes_now(vector)).then(|| MsixMessage {
+            address: u64::from_le_bytes(*address),
+            data: u32::from_le_bytes(*data),
+        })
+    }
+
+    /// Returns the vectors whose messages are others than at the last call.
+    pub(super) fn changes(&mut self) -> Vec<u16> {
+        let mut changed = Vec::new();
+        for vector in 0..self.vectors() {
+            let message = self.message(vector);
+            let seen = &mut self.seen[usize::from(vector)];
+            if *seen != message {
+                *seen = message;
+                changed.push(vector);
+            }
+        }
+        changed
     }
 
     /// Vectors of the table.
@@ -193,6 +232,36 @@ mod tests {
         assert!(!msix.raise(1));
         assert_eq!(msix.set_passes(true, true), [0, 1]);
         assert!(msix.raise(1));
+    }
+
+    #[test]
+    fn a_vector_has_a_message_while_nothing_holds_it_back() {
+        let mut msix = MsiX::new(4);
+        assert_eq!(msix.set_passes(true, true), []);
+        assert_eq!(msix.message(1), None, "nobody has programmed the table");
+        msix.write(16, &0xfee0_1004_u64.to_le_bytes());
+        msix.write(24, &0x31_u32.to_le_bytes());
+        assert_eq!(msix.message(1), None, "masked");
+        assert_eq!(msix.changes(), []);
+        unmask(&mut msix, 1);
+        let message = MsixMessage {
+            address: 0xfee0_1004,
+            data: 0x31,
+        };
+        assert_eq!(msix.message(1), Some(message));
+        assert_eq!(msix.changes(), [1]);
+        assert_eq!(msix.changes(), []);
+        for holds_back in [(true, false), (false, true)] {
+            msix.set_passes(holds_back.0, holds_back.1);
+            assert_eq!((msix.message(1), msix.changes()), (None, vec![1]));
+            msix.set_passes(true, true);
+            assert_eq!((msix.message(1), msix.changes()), (Some(message), vec![1]));
+        }
+        msix.write(24, &0x32_u32.to_le_bytes());
+        assert_eq!(msix.changes(), [1]);
+        msix.reset();
+        assert_eq!((msix.message(1), msix.changes()), (None, vec![1]));
+        assert_eq!([msix.message(4), msix.message(u16::MAX)], [None; 2]);
     }
 
     #[test]

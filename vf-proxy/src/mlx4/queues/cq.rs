@@ -4,7 +4,7 @@ use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
 use ib_vtime::Duration;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
 use mlx4_defs::cqe::CQE_SIZE;
-use mlx4_defs::{Eqn, Status, Uar};
+use mlx4_defs::{Cqn, Eqn, Status, Uar};
 use zerocopy::IntoBytes;
 
 use super::super::mtt::{MttPin, Mtts};
@@ -152,6 +152,9 @@ pub(in super::super) struct Cq {
     /// Entries written when the last one was solicited or in error.
     solicited: u32,
     armed: Option<ArmCommand>,
+    /// The doorbell that was heard last. The driver numbers them by the events that it took, so one that comes again says
+    /// nothing new.
+    heard: Option<CqDoorbell>,
     moderation: Option<Moderation>,
     /// Entries since the queue was armed that wake nobody yet.
     held: u16,
@@ -193,6 +196,7 @@ impl Cq {
             consumer: 0,
             solicited: 0,
             armed: None,
+            heard: None,
             moderation: Moderation::of(context),
             held: 0,
             failed: false,
@@ -336,11 +340,31 @@ impl Cq {
         ahead != 0 && ahead < INDEX_HALF
     }
 
+    /// Returns the UAR whose doorbell arms it.
+    pub(super) const fn uar(&self) -> Uar {
+        self.uar
+    }
+
+    /// Returns the doorbell that the driver's record says it rang, with its UAR. `None` if it was heard, or cannot be
+    /// read.
+    pub(super) fn unheard_arm(&self, hca: &dyn Hca, cqn: Cqn) -> Option<(Uar, CqDoorbell)> {
+        let mut record = CqDoorbellRecord::default();
+        hca.dma_read(self.doorbell_record, record.as_mut_bytes())
+            .ok()?;
+        let command = record.arm_command();
+        let index = record.arm_consumer_index();
+        let doorbell = CqDoorbell::new(cqn, command, record.arm_serial(), index);
+        // A record that the driver has not written to arms nothing.
+        let is_arm = matches!(command, ArmCommand::NEXT | ArmCommand::SOLICITED);
+        (is_arm && self.heard != Some(doorbell)).then_some((self.uar, doorbell))
+    }
+
     /// The driver rang the queue's doorbell in a UAR.
     pub(super) fn arm(&mut self, uar: Uar, doorbell: &CqDoorbell) -> Rung {
         if uar != self.uar {
             return Rung::Ignored;
         }
+        self.heard = Some(*doorbell);
         self.consumer = doorbell.consumer_index();
         let missed = match doorbell.command() {
             ArmCommand::NEXT => self.waiting() != 0,

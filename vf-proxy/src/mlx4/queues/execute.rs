@@ -136,6 +136,7 @@ impl Queues {
     /// A completion queue's entries are the device's: it is there.
     pub(in super::super) fn add_cq(&mut self, tables: &mut Tables<'_>, cqn: Cqn, cq: Cq) {
         self.cq_by_handle.insert(cq.handle, cqn);
+        self.cq_pages.add(cq.uar(), cqn);
         self.cqs.insert(cqn, cq);
         tables.resources.cqs.owned.set_hardware(cqn, true);
     }
@@ -170,6 +171,7 @@ impl Queues {
         self.uncollected.remove(&cqn);
         if let Some(cq) = self.cqs.remove(&cqn) {
             self.cq_by_handle.remove(&cq.handle);
+            self.cq_pages.remove(cq.uar(), cqn);
             cq.end(hca, tables.mtts);
         }
         self.events.retain(|event| match event {
@@ -268,6 +270,7 @@ impl Queues {
             self.qp_by_handle.insert(handle, qpn);
         }
         self.qp_by_life.insert(qp.life, qpn);
+        self.send_pages.add(qp.uar(), qpn);
         self.qps.insert(qpn, qp);
     }
 
@@ -321,6 +324,7 @@ impl Queues {
         self.doomed.remove(&qpn);
         self.flush.remove(qpn);
         self.qp_by_life.remove(&qp.life);
+        self.send_pages.remove(qp.uar(), qpn);
         if let Some(handle) = qp.handle() {
             self.qp_by_handle.remove(&handle);
         }

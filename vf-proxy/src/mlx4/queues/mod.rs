@@ -16,6 +16,7 @@
 
 mod cq;
 mod cqe;
+mod doorbell_pages;
 mod execute;
 mod flush;
 mod keys;
@@ -35,6 +36,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use hca_api::{AsyncEvent, CqHandle, Hca, HcaEvent, QpHandle, SrqHandle};
 use ib_vtime::Instant;
 use ib_wire::{Gid, Qpn};
+use mlx4_defs::bar::Register;
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Eqn, Srqn, Uar};
@@ -49,6 +51,7 @@ pub(super) use self::turns::TURNS;
 
 use self::cq::Rung;
 pub(super) use self::cq::{Cq, NewRing};
+use self::doorbell_pages::DoorbellPages;
 use self::flush::FlushTimer;
 pub(super) use self::moderation::Moderation;
 pub(super) use self::transition::Transition;
@@ -101,6 +104,10 @@ pub(super) struct Queues {
     next_life: Life,
     /// Groups by queue pair number. They outlive a reset of the queue pair.
     groups: BTreeMap<Qpn, Groups>,
+    /// Queue pairs by the page of their send doorbell.
+    send_pages: DoorbellPages<Qpn>,
+    /// Completion queues by the page of their doorbell.
+    cq_pages: DoorbellPages<Cqn>,
     /// Queue pairs whose send queue may have something.
     pending: Turns,
     /// Queue pairs that have to go to the error state.
@@ -127,6 +134,8 @@ impl Default for Queues {
             qp_by_life: BTreeMap::new(),
             next_life: Life::FIRST,
             groups: BTreeMap::new(),
+            send_pages: DoorbellPages::default(),
+            cq_pages: DoorbellPages::default(),
             pending: Turns::default(),
             doomed: BTreeSet::new(),
             uncollected: BTreeSet::new(),
@@ -161,6 +170,59 @@ impl Queues {
             Rung::Armed => self.held.forget(cqn),
             Rung::Missed => self.wake(cqn),
         }
+    }
+
+    /// The driver rang the send doorbell of a UAR, for a queue pair that nobody knows.
+    pub(super) fn ring_sends(&mut self, uar: Uar) {
+        self.send_pages.ring(uar);
+    }
+
+    /// The driver rang the completion queue doorbell of a UAR, for a queue that nobody knows.
+    pub(super) fn ring_cqs(&mut self, uar: Uar) {
+        self.cq_pages.ring(uar);
+    }
+
+    /// Looks at some of the queues on pages that were rung: of a driver with thousands of queues on a page, others have
+    /// their turn in between. Returns `true` if there was any.
+    fn look_at_rung(&mut self, hca: &dyn Hca) -> bool {
+        let mut did = false;
+        for _ in 0..BATCH {
+            if let Some(qpn) = self.send_pages.take_rung() {
+                self.pending.add(qpn);
+                did = true;
+            }
+            if let Some(cqn) = self.cq_pages.take_rung() {
+                self.arm_by_record(hca, cqn);
+                did = true;
+            }
+        }
+        did
+    }
+
+    /// Arms a completion queue as its doorbell record says, unless what that says has been heard.
+    fn arm_by_record(&mut self, hca: &dyn Hca, cqn: Cqn) {
+        let doorbell = self.cqs.get(&cqn).and_then(|cq| cq.unheard_arm(hca, cqn));
+        if let Some((uar, doorbell)) = doorbell {
+            self.arm(uar, &doorbell);
+        }
+    }
+
+    /// Returns the doorbells of the pages that queues name.
+    pub(super) fn doorbells(&self) -> impl Iterator<Item = Register> {
+        let sends = self.send_pages.pages().map(|uar| Register::Send { uar });
+        let cqs = self.cq_pages.pages();
+        sends.chain(cqs.map(|uar| Register::Cq { uar, second: false }))
+    }
+
+    /// Returns `true` if a queue names a doorbell page.
+    pub(super) fn has_doorbell_pages(&self) -> bool {
+        self.doorbells().next().is_some()
+    }
+
+    /// Returns `true` if [`Queues::doorbells`] changed since the last call.
+    pub(super) fn take_doorbells_changed(&mut self) -> bool {
+        let (sends, cqs) = (self.send_pages.take_changed(), self.cq_pages.take_changed());
+        sends || cqs
     }
 
     /// Takes an event of the VF's function.
@@ -234,6 +296,7 @@ impl Queues {
             return true;
         }
         let mut did = self.wake_held(now);
+        did |= self.look_at_rung(hca);
         if self.flush.is_due(now) {
             did |= self.flush_next(now, hca);
         }
@@ -246,7 +309,8 @@ impl Queues {
 
     /// When to poll at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        if !self.doomed.is_empty() || !self.uncollected.is_empty() {
+        let has_rung = self.send_pages.has_rung() || self.cq_pages.has_rung();
+        if has_rung || !self.doomed.is_empty() || !self.uncollected.is_empty() {
             return Some(Instant::ZERO);
         }
         let next = [self.pending.next(), self.flush.due(), self.held.next()];

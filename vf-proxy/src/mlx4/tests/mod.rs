@@ -4,6 +4,7 @@ mod channel;
 mod datagrams;
 mod hostile_rings;
 mod lengthy;
+mod pci;
 mod ports;
 mod proxies;
 mod queue_lives;
@@ -328,9 +329,10 @@ impl Guest {
     fn interrupts(&mut self) -> Vec<u16> {
         let events = std::iter::from_fn(|| self.function.poll_event());
         events
-            .map(|event| match event {
-                PciEvent::Interrupt { vector } => vector,
+            .filter_map(|event| match event {
+                PciEvent::Interrupt { vector } => Some(vector),
                 PciEvent::ResetWanted => panic!("a reset"),
+                _ => None,
             })
             .collect()
     }

@@ -92,6 +92,11 @@ impl Guest {
 
     /// Makes a completion queue of [`CQ_ENTRIES`] in a page; its doorbell record is behind the ring.
     pub(super) fn make_cq(&mut self, page: u64) -> DriverCq {
+        self.make_cq_on(page, UAR)
+    }
+
+    /// As [`Guest::make_cq`], armed by the doorbell of a UAR.
+    pub(super) fn make_cq_on(&mut self, page: u64, uar: u32) -> DriverCq {
         let op = ResourceOp::RESERVE_AND_MAP;
         let (status, cqn) = self.allocate(ResourceType::CQ, op, 0);
         assert_eq!(status, Status::OK);
@@ -104,7 +109,9 @@ impl Guest {
         };
         self.write(cq.record, &[0; 8]);
         let mtt = self.map_pages(page, 0);
-        let mut input = self.put(&cq.context(mtt));
+        let mut context = cq.context(mtt);
+        context.uar = Uar::from_low_bits(uar);
+        let mut input = self.put(&context);
         input.modifier = cq.cqn;
         self.ok(Opcode::SW2HW_CQ, input);
         cq
