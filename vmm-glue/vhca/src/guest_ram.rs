@@ -1,14 +1,24 @@
 //! Guest memory of VMMs that are built on vm-memory.
 
 use core::fmt;
-use core::sync::atomic::Ordering;
-use std::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemory, Permissions, VolatileMemory};
+use vm_memory::bitmap::{Bitmap, BitmapSlice};
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemory, Permissions, VolatileMemory, VolatileSlice,
+};
+
+/// Bytes that are stored at once.
+const WORD: usize = size_of::<u64>();
 
 /// A guest's memory as a VF reaches it, by guest-physical addresses: an `Arc<GuestMemoryMmap>`, or whatever else the VMM has
-/// that is a [`GuestAddressSpace`]. The map is looked up at each access, so the VMM may change it.
+/// that is a [`GuestAddressSpace`]. The map is looked up at each access, so the VMM may change it: with a
+/// `GuestMemoryAtomic` it plugs RAM in and out, and an access to RAM that is gone is a fault.
+///
+/// Each write marks its pages in the memory's dirty bitmap. Writes are seen by the guest in their order. The last eight
+/// bytes of each, if they are at a multiple of eight, are seen after all others of it and all at once: an entry of a ring
+/// whose last word says that it is valid can be written at one go.
 #[derive(Clone)]
 pub struct GuestRam<S>(S);
 
@@ -30,13 +40,29 @@ impl<S: GuestAddressSpace + Send> AddressSpace for GuestRam<S> {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         let len = buf.len();
         let read = self.0.memory().read_slice(buf, GuestAddress(addr));
+        // What is read next is behind what this read said is valid.
+        fence(Ordering::Acquire);
         read.map_err(|_| DmaFault { addr, len })
     }
 
     fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let len = bytes.len();
-        let written = self.0.memory().write_slice(bytes, GuestAddress(addr));
-        written.map_err(|_| DmaFault { addr, len })
+        let fault = DmaFault { addr, len };
+        let memory = self.0.memory();
+        let slices = memory.get_slices(GuestAddress(addr), len, Permissions::Write);
+        let mut rest = bytes;
+        let mut slices = slices.map_err(|_| fault)?.peekable();
+        while let Some(slice) = slices.next() {
+            let slice = slice.map_err(|_| fault)?;
+            let (piece, later) = rest.split_at_checked(slice.len()).ok_or(fault)?;
+            if slices.peek().is_some() {
+                slice.copy_from(piece);
+            } else {
+                store_last(&slice, piece);
+            }
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(fault) }
     }
 
     fn update_u64(
@@ -44,16 +70,14 @@ impl<S: GuestAddressSpace + Send> AddressSpace for GuestRam<S> {
         addr: u64,
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
-        let fault = DmaFault {
-            addr,
-            len: size_of::<u64>(),
-        };
+        let fault = DmaFault { addr, len: WORD };
         let memory = self.0.memory();
         let slices = memory.get_slices(GuestAddress(addr), fault.len, Permissions::ReadWrite);
         let slice = slices.map_err(|_| fault)?.next().ok_or(fault)?;
         let slice = slice.map_err(|_| fault)?;
         let value: &AtomicU64 = slice.get_atomic_ref(0).map_err(|_| fault)?;
         let old = value.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old)));
+        slice.bitmap().mark_dirty(0, WORD);
         old.map_err(|_| fault)
     }
 
@@ -64,11 +88,32 @@ impl<S: GuestAddressSpace + Send> AddressSpace for GuestRam<S> {
     fn free(&mut self, _: DmaBuffer) {}
 }
 
+/// Copies bytes into a slice of their length: the last word at once, behind all that was written before.
+fn store_last<B: BitmapSlice>(slice: &VolatileSlice<'_, B>, bytes: &[u8]) {
+    let body = bytes.len().saturating_sub(WORD);
+    let (first, last) = bytes.split_at(body);
+    let Ok((head, tail)) = slice.split_at(body) else {
+        return;
+    };
+    head.copy_from(first);
+    fence(Ordering::Release);
+    let word = last.try_into().map(u64::from_ne_bytes);
+    let is_stored = word.is_ok_and(|word| tail.store(word, 0, Ordering::Release).is_ok());
+    if !is_stored {
+        tail.copy_from(last);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use vm_memory::GuestMemoryMmap;
+    use proptest::prelude::*;
+    use vm_memory::bitmap::AtomicBitmap;
+    use vm_memory::{
+        GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+        MemoryRegionAddress,
+    };
 
     use super::*;
 
@@ -98,5 +143,111 @@ mod tests {
         let unaligned = ram.update_u64(12, &mut |old| old);
         assert_eq!(unaligned, Err(DmaFault { addr: 12, len: 8 }));
         assert_eq!(ram.allocate(1), Err(HcaError::Unsupported));
+    }
+
+    const PAGE: u64 = 4096;
+
+    type Tracked = GuestMemoryMmap<AtomicBitmap>;
+
+    /// Four pages of memory, in two regions.
+    fn tracked() -> Arc<Tracked> {
+        let ranges = [(GuestAddress(0), 0x3000), (GuestAddress(0x3000), 0x1000)];
+        Arc::new(Tracked::from_ranges(&ranges).unwrap())
+    }
+
+    /// The pages that are marked dirty.
+    fn dirty(memory: &Tracked) -> Vec<u64> {
+        let is_dirty = |page: &u64| {
+            let (region, at) = memory.to_region_addr(GuestAddress(page * PAGE)).unwrap();
+            let at = usize::try_from(at.0).unwrap();
+            region.bitmap().dirty_at(at)
+        };
+        (0..4).filter(is_dirty).collect()
+    }
+
+    #[test]
+    fn an_atomic_update_marks_its_page() {
+        let memory = tracked();
+        let mut ram = GuestRam::new(Arc::clone(&memory));
+        ram.read(0, &mut [0; 8]).unwrap();
+        ram.write(0x1000, &[]).unwrap();
+        assert!(dirty(&memory).is_empty());
+        assert_eq!(ram.update_u64(0x2ff8, &mut |old| old + 1), Ok(0));
+        assert_eq!(dirty(&memory), [2]);
+    }
+
+    #[test]
+    fn ram_is_plugged_in_and_out_under_a_vf() {
+        let high = GuestAddress(0x10_0000);
+        let low: GuestMemoryMmap =
+            GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+        let memory = GuestMemoryAtomic::new(low);
+        let mut ram = GuestRam::new(memory.clone());
+        let fault = DmaFault {
+            addr: high.0,
+            len: 8,
+        };
+        assert_eq!(ram.write(high.0, &[7; 8]), Err(fault));
+
+        let plugged = Arc::new(GuestRegionMmap::from_range(high, 0x1000, None).unwrap());
+        let both = memory.memory().insert_region(Arc::clone(&plugged)).unwrap();
+        memory.lock().unwrap().replace(both);
+        assert_eq!(ram.write(high.0, &[7; 8]), Ok(()));
+        assert_eq!(plugged.read_obj::<u8>(MemoryRegionAddress(0)).unwrap(), 7);
+
+        let (rest, _) = memory.memory().remove_region(high, 0x1000).unwrap();
+        memory.lock().unwrap().replace(rest);
+        assert_eq!(ram.read(high.0, &mut [0; 8]), Err(fault));
+        assert_eq!(ram.write(high.0, &[7; 8]), Err(fault));
+        assert_eq!(ram.update_u64(high.0, &mut |old| old), Err(fault));
+        assert_eq!(ram.write(0, &[7; 8]), Ok(()));
+    }
+
+    #[test]
+    fn the_last_word_of_a_write_is_never_seen_in_part() {
+        let memory: Arc<GuestMemoryMmap> =
+            Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap());
+        let mut ram = GuestRam::new(Arc::clone(&memory));
+        let guest = std::thread::spawn(move || {
+            let mut last = 0;
+            while last != u64::MAX {
+                let word: u64 = memory.load(GuestAddress(24), Ordering::Acquire).unwrap();
+                let before: u8 = memory.load(GuestAddress(8), Ordering::Relaxed).unwrap();
+                let byte = word & 0xff;
+                assert_eq!(word, byte * 0x0101_0101_0101_0101, "half of a store");
+                assert!(
+                    u64::from(before) >= byte,
+                    "{before:x} with {byte:x} behind it"
+                );
+                last = word;
+            }
+        });
+        for byte in (0..=255).chain([255]) {
+            ram.write(0, &[byte; 32]).unwrap();
+        }
+        guest.join().unwrap();
+    }
+
+    proptest! {
+        /// Whatever is written where, across regions or not, is there, and its pages are marked.
+        #[test]
+        fn a_write_is_there_and_marks_its_pages(
+            at in 0..4 * PAGE,
+            bytes in prop::collection::vec(any::<u8>(), 1..6000),
+        ) {
+            let memory = tracked();
+            let mut ram = GuestRam::new(Arc::clone(&memory));
+            let end = at + bytes.len() as u64;
+            if end > 4 * PAGE {
+                prop_assert!(ram.write(at, &bytes).is_err());
+                return Ok(());
+            }
+            ram.write(at, &bytes).unwrap();
+            let mut read = vec![0; bytes.len()];
+            ram.read(at, &mut read).unwrap();
+            prop_assert_eq!(read, bytes);
+            let pages: Vec<_> = (at / PAGE..=(end - 1) / PAGE).collect();
+            prop_assert_eq!(dirty(&memory), pages);
+        }
     }
 }
