@@ -130,7 +130,8 @@ impl UmadHeader {
         }
     }
 
-    /// The header of a received MAD. As in the kernel the Q_Key is not told.
+    /// The header of a received MAD. As in the kernel the Q_Key is not told, and the hop limit is the one with which an answer
+    /// is to leave (`ib_init_ah_attr_from_wc`).
     #[must_use]
     pub fn received(id: u32, from: &MadAddress) -> Self {
         let mut header = Self {
@@ -145,7 +146,7 @@ impl UmadHeader {
         if let Some(route) = &from.grh {
             header.grh_present = 1;
             header.gid_index = u8::try_from(route.sgid_index.0).unwrap_or(0);
-            header.hop_limit = route.hop_limit;
+            header.hop_limit = u8::MAX;
             header.traffic_class = route.traffic_class;
             header.gid = route.remote_gid.0;
             header.flow_label = route.flow_label.into();
@@ -240,7 +241,7 @@ mod tests {
                 remote_gid: Gid([9; 16]),
                 sgid_index: GidIndex(1),
                 flow_label: 0xabcde,
-                hop_limit: 64,
+                hop_limit: 255,
                 traffic_class: 8,
             }),
         };

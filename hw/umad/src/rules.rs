@@ -28,6 +28,8 @@ pub struct AgentRules {
     pub on_qp0: bool,
     /// Whether RMPP is done for it.
     pub has_rmpp: bool,
+    /// Whether it asked for a version of RMPP, even if it does the rest itself: then it sends no class without RMPP.
+    pub names_rmpp: bool,
 }
 
 /// The rules of an open file.
@@ -157,7 +159,9 @@ impl FileRules {
         let (mad_header, rest) = MadHeader::read_from_prefix(mad).map_err(|_| Errno::EINVAL)?;
         let (rmpp, _) = RmppHeader::read_from_prefix(rest).map_err(|_| Errno::EINVAL)?;
         let class = mad_header.mgmt_class;
-        if class.is_smp() != agent.on_qp0 {
+        // An SMP by an agent on QP1 leaves by QP1, as from the kernel; no peer takes it there.
+        let is_misplaced = agent.on_qp0 && !class.is_smp();
+        if is_misplaced || agent.names_rmpp && !carries_rmpp(class) {
             return Err(Errno::EINVAL);
         }
         let length = len - header_size;
@@ -205,6 +209,7 @@ const fn agent_rules(request: &RegisterRequest2) -> Result<AgentRules, Errno> {
     Ok(AgentRules {
         on_qp0,
         has_rmpp: request.rmpp_version != 0 && flags == 0,
+        names_rmpp: request.rmpp_version != 0,
     })
 }
 
@@ -365,7 +370,10 @@ mod tests {
             invalid
         );
         let smp = written(MgmtClass::SUBN_LID_ROUTED, Method::GET, 256);
-        assert_eq!(check(&rules, &smp), invalid);
+        assert_eq!(check(&rules, &smp), Ok(false));
+        assert_eq!(check(&registered(&request(1)), &smp), Ok(false));
+        let other = written(MgmtClass::PERF, Method::GET, 256);
+        assert_eq!(check(&registered(&request(1)), &other), invalid);
         let mut other = written(sa, Method::GET, 256);
         for (id, refused) in [(1, Errno::EIO), (31, Errno::EIO), (32, Errno::EINVAL)] {
             other[0] = id;
@@ -394,6 +402,15 @@ mod tests {
             rmpp.check_write(&long, HEADER_SIZE + MAX_MESSAGE + 1),
             Err(Errno::EMSGSIZE)
         );
+        let other = written(MgmtClass::PERF, Method::GET, 256);
+        assert_eq!(check(&rmpp, &other), Err(Errno::EINVAL), "no RMPP there");
+        let does_it_itself = registered(&RegisterRequest2 {
+            rmpp_version: 1,
+            flags: RegisterRequest2::USER_RMPP.into(),
+            ..request(3)
+        });
+        assert_eq!(check(&does_it_itself, &packet), Ok(false));
+        assert_eq!(check(&does_it_itself, &other), Err(Errno::EINVAL));
         let mut request = active(Method::GET_MULTI, 1000);
         assert_eq!(check(&rmpp, &request), Err(Errno::EINVAL), "no timeout");
         request[8] = 100;
