@@ -14,6 +14,7 @@ use mlx4_defs::mtt::MttEntry;
 use mlx4_defs::{LogPageSize, MttIndex, Status};
 use zerocopy::network_endian::U64;
 
+use super::capability::LOG_MPTS;
 use crate::pci::{MAX_PAGE_SHIFT, PagedBuffer};
 
 /// A range that the driver was given.
@@ -37,6 +38,10 @@ impl Range {
 pub(super) struct MttPin {
     first: MttIndex,
 }
+
+/// Ranges that may be given out at the same time: one for each memory region that there can be, and as many for queues. A
+/// range takes some 85 bytes, whatever its size.
+const MAX_RANGES: usize = 2 << LOG_MPTS;
 
 /// The table.
 #[derive(Debug)]
@@ -67,6 +72,9 @@ impl Mtts {
     /// # Errors
     /// [`Status::EXCEED_LIM`].
     pub(super) fn alloc(&mut self, order: u8) -> Result<MttIndex, Status> {
+        if self.ranges.len() >= MAX_RANGES {
+            return Err(Status::EXCEED_LIM);
+        }
         let mut larger = (0..).zip(&self.free).skip(usize::from(order));
         let (from, first) = larger
             .find_map(|(order, starts)| Some((order, *starts.first()?)))

@@ -23,6 +23,18 @@ fn pages_are_those_that_were_written() {
 }
 
 #[test]
+fn ranges_are_limited_however_many_entries_are_left() {
+    let mut mtts = Mtts::new(20);
+    let first = mtts.alloc(0).unwrap();
+    for _ in 1..MAX_RANGES {
+        mtts.alloc(0).unwrap();
+    }
+    assert_eq!(mtts.alloc(0), Err(Status::EXCEED_LIM));
+    mtts.free(first, 0).unwrap();
+    mtts.alloc(0).unwrap();
+}
+
+#[test]
 fn entries_outside_a_range_are_refused() {
     let mut mtts = Mtts::new(10);
     assert_eq!(mtts.write(MttIndex(0), &entries(1)), Err(Status::BAD_PARAM));
