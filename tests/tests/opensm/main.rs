@@ -11,6 +11,7 @@
 mod bring_up;
 mod capture;
 mod multicast;
+mod osmtest;
 mod partitions;
 mod records;
 mod recovery;
