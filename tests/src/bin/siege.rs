@@ -54,11 +54,10 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
     }
     let mut code = ExitCode::SUCCESS;
     for (figures, bound) in siege.missed(promise) {
-        eprintln!(
-            "missed {:.3} ms: {}",
-            bound.as_secs_f64() * 1e3,
-            figures.line()
-        );
+        let [p99, max] = [bound.p99, bound.max].map(|time| time.as_secs_f64() * 1e3);
+        let late = bound.late * 100.0;
+        eprintln!("missed p99 {p99:.3} ms, max {max:.3} ms, late {late:.2} %:");
+        eprintln!("{}", figures.line());
         code = ExitCode::FAILURE;
     }
     Ok(code)

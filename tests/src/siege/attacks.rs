@@ -4,21 +4,28 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ib_endpoint::SaRequest;
 use ib_vtime::Duration;
-use ib_wire::PortNum;
+use ib_wire::sa::{ComponentMask, PathRecord};
+use ib_wire::{Gid, PortNum};
 use mlx4_defs::cq::CqContext;
 use mlx4_defs::eq::EqContext;
 use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 use mlx4_defs::mtt::MttBase;
 use mlx4_defs::resource::{ResourceOp, ResourceType};
 use mlx4_defs::{MttIndex, Opcode};
+use rustix::fs::{FallocateFlags, fallocate};
+use vhca_service::serve::control::Remote;
+use vhca_service::serve::control::protocol::{Request, ShowQuery};
+use vhca_service::show::{Format, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::raw::{self, RawVmm};
+use super::sweeper::Sweeper;
 use super::victims::{Trouble, machine};
-use crate::mlx4_driver::{Bus, Driver, GuestMemory, Talker, TalkerSpec};
+use crate::mlx4_driver::{Bus, Driver, GuestMemory, PAGE, Talker, TalkerSpec};
 
 /// An address at which no guest has memory.
 const NOWHERE: u64 = 1 << 50;
@@ -27,6 +34,28 @@ const NOWHERE: u64 = 1 << 50;
 const PAGES: usize = 2048;
 
 const PORT: PortNum = PortNum(1);
+
+/// What this process has done, in messages, requests or whatever its attack consists of.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns what this process has done so far.
+pub(super) fn progress() -> u64 {
+    PROGRESS.load(Ordering::Relaxed)
+}
+
+/// Notes that one more thing was done.
+pub(super) fn note() {
+    PROGRESS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What can be attacked.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'t> {
+    /// The attacker's own VF.
+    pub vf: &'t Path,
+    /// The folder of the control socket and that of umad programs.
+    pub lab: &'t Path,
+}
 
 /// A way to keep a service busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +84,25 @@ pub enum Attack {
     Datagrams,
     /// Questions to the SA, as many at a time as there may be.
     Mads,
+    /// Questions to the SA for the paths between all ports, eight at a time.
+    Tables,
+    /// Commands whose mailboxes are in memory that is not shared, with each question for it answered after 200 us.
+    SlowAnswers,
+    /// Memory of 256 MiB that is there and goes with its VMM.
+    Unmap,
+    /// A umad program that asks the SA for the paths between all ports.
+    Programs,
+    /// Clients of the control socket that ask for metrics of all VFs.
+    Control,
+    /// Holes that are punched into memory that the device writes. Others wait longer than they should.
+    Punch,
+    /// No attack: messages full of commands that do nothing, which others are measured beside.
+    Nops,
 }
 
 impl Attack {
-    /// All of them.
-    pub const ALL: [Self; 12] = [
+    /// Those that others are protected from.
+    pub const ALL: [Self; 17] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -72,6 +115,11 @@ impl Attack {
         Self::Connections,
         Self::Datagrams,
         Self::Mads,
+        Self::Tables,
+        Self::SlowAnswers,
+        Self::Unmap,
+        Self::Programs,
+        Self::Control,
     ];
 
     /// Its name on a command line and in the table.
@@ -90,14 +138,22 @@ impl Attack {
             Self::Connections => "connections",
             Self::Datagrams => "datagrams",
             Self::Mads => "mads",
+            Self::Tables => "tables",
+            Self::SlowAnswers => "slow-answers",
+            Self::Unmap => "unmap",
+            Self::Programs => "programs",
+            Self::Control => "control",
+            Self::Punch => "punch",
+            Self::Nops => "nops",
         }
     }
 
-    /// Attacks the VF behind a socket until this process is killed.
+    /// Attacks until this process is killed.
     ///
     /// # Errors
     /// Why it cannot go on.
-    pub fn carry_out(self, socket: &Path) -> Result<(), Trouble> {
+    pub fn carry_out(self, target: Target<'_>) -> Result<(), Trouble> {
+        let socket = target.vf;
         match self {
             Self::EventQueues => event_queues(socket, NOWHERE)?,
             Self::ReadOnlyQueues => event_queues(socket, RawVmm::read_only_page())?,
@@ -121,6 +177,22 @@ impl Attack {
             Self::Connections => connections(socket)?,
             Self::Datagrams => return datagrams(socket),
             Self::Mads => return mads(socket),
+            Self::Tables => return tables(socket),
+            Self::SlowAnswers => {
+                let vmm = RawVmm::start(socket, PAGES)?;
+                vmm.prepare(Opcode::QUERY_DEV_CAP, 0, 0, RawVmm::unshared_page());
+                vmm.answer_slowly()?;
+            }
+            Self::Unmap => unmap(socket)?,
+            Self::Programs => return programs(target.lab),
+            Self::Control => return control(target.lab),
+            Self::Punch => punch(socket)?,
+            Self::Nops => {
+                let vmm = RawVmm::start(socket, PAGES)?;
+                vmm.prepare(Opcode::NOP, 0, 0, 0);
+                let posts = vmm.posts();
+                vmm.repeat(&[posts])?;
+            }
         }
         Ok(())
     }
@@ -136,8 +208,8 @@ impl FromStr for Attack {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|attack| attack.name() == name);
-        known.ok_or_else(|| {
+        let mut known = Self::ALL.into_iter().chain([Self::Punch, Self::Nops]);
+        known.find(|attack| attack.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("there is no attack {name}; there are {names}")
         })
@@ -203,6 +275,7 @@ fn maps(socket: &Path) -> io::Result<()> {
     loop {
         vmm.ask(&raw::unmap_all())?;
         vmm.map()?;
+        note();
     }
 }
 
@@ -212,6 +285,7 @@ fn connections(socket: &Path) -> io::Result<()> {
         // The one before may not be missed yet.
         if let Ok(mut vmm) = RawVmm::connect(socket, memory.clone()) {
             vmm.map()?;
+            note();
         }
     }
 }
@@ -241,12 +315,26 @@ fn datagrams(socket: &Path) -> Result<(), Trouble> {
             driver.serve(&mut bus)?;
             bus.wait(Duration::from_micros(100));
         }
+        note();
     }
 }
 
 fn mads(socket: &Path) -> Result<(), Trouble> {
-    const AT_ONCE: usize = 128;
+    ask_the_sa(socket, 128, |gid| SaRequest::path_by_gids(gid, gid, None))
+}
 
+fn tables(socket: &Path) -> Result<(), Trouble> {
+    ask_the_sa(socket, 8, |_| {
+        SaRequest::get_table(&PathRecord::default(), ComponentMask::default())
+    })
+}
+
+/// Asks the SA without end, so much at a time.
+fn ask_the_sa(
+    socket: &Path,
+    at_once: usize,
+    request: impl Fn(Gid) -> SaRequest,
+) -> Result<(), Trouble> {
     let (mut bus, memory) = machine(socket, PAGES)?;
     let mut driver = Driver::probe(&mut bus, memory)?;
     let gid = driver.port(PORT).gid();
@@ -254,16 +342,68 @@ fn mads(socket: &Path) -> Result<(), Trouble> {
     loop {
         let now = bus.now();
         let mads = driver.mads(PORT);
-        while under_way < AT_ONCE {
-            let request = SaRequest::path_by_gids(gid, gid, None);
-            mads.sa.query(now, &mut mads.agent, request);
+        while under_way < at_once {
+            mads.sa.query(now, &mut mads.agent, request(gid));
             under_way += 1;
         }
         driver.serve(&mut bus)?;
         let sa = &mut driver.mads(PORT).sa;
-        under_way -= core::iter::from_fn(|| sa.poll_event())
-            .count()
-            .min(under_way);
+        while sa.poll_event().is_some() {
+            note();
+            under_way = under_way.saturating_sub(1);
+        }
         bus.wait(Duration::from_micros(100));
+    }
+}
+
+fn unmap(socket: &Path) -> io::Result<()> {
+    const LARGE: usize = 1 << 16;
+
+    loop {
+        let memory = GuestMemory::shared(LARGE)?;
+        let file = memory.file().ok_or(io::ErrorKind::Unsupported)?;
+        fallocate(&*file, FallocateFlags::empty(), 0, (LARGE * PAGE) as u64)?;
+        drop(file);
+        // The one before may not be missed yet.
+        if let Ok(mut vmm) = RawVmm::connect(socket, memory) {
+            // Nor what it left.
+            if vmm.map().is_ok() {
+                note();
+            }
+        }
+    }
+}
+
+fn punch(socket: &Path) -> io::Result<()> {
+    const LARGE: usize = 1 << 17;
+
+    let vmm = RawVmm::start(socket, LARGE)?;
+    let file = vmm.file().ok_or(io::ErrorKind::Unsupported)?;
+    std::thread::spawn(move || {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // All but the pages with the command register and what the driver wrote.
+        let (from, len) = (2 * PAGE as u64, ((LARGE - 2) * PAGE) as u64);
+        while fallocate(&*file, FallocateFlags::empty(), from, len).is_ok()
+            && fallocate(&*file, hole, from, len).is_ok()
+        {}
+    });
+    vmm.prepare(Opcode::QUERY_DEV_CAP, 0, 0, 0);
+    let posts = vmm.posts();
+    vmm.repeat(&[posts])
+}
+
+fn programs(lab: &Path) -> Result<(), Trouble> {
+    let mut program = Sweeper::open_for_tables(&lab.join("umad"), "H1-2")?;
+    loop {
+        program.ask_for_paths()?;
+        note();
+    }
+}
+
+fn control(lab: &Path) -> Result<(), Trouble> {
+    let mut remote = Remote::connect(&lab.join("control"))?;
+    loop {
+        remote.ask(Request::Show(ShowQuery::new(Subject::Vfs, Format::Json)))?;
+        note();
     }
 }

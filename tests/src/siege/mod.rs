@@ -2,8 +2,8 @@
 //!
 //! A real service with real sockets is attacked by processes of their own, each on a VF beside the victims' on the
 //! same adapter. The victims' register reads, MADs, datagrams, an administrator's requests and a sweep's SMPs are
-//! timed three times: alone, beside as many processes that only burn processor time, and attacked. What an attack adds
-//! to the burning is what the service lets one guest take from another.
+//! due at times, and timed from then on, in three settings: alone, beside as many processes that send as much which
+//! means nothing, and attacked. What an attack adds is what the service lets one guest take from another.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,30 +15,39 @@ mod raw;
 mod sweeper;
 mod victims;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
-pub use attacks::Attack;
+pub use attacks::{Attack, Target};
 pub use victims::{Probe, Trouble};
 
 use crate::live::Lab;
-use sweeper::Sweeper;
-use victims::Victims;
+use victims::{Places, Victims};
 
-/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name and a socket follow.
+/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the socket of its VF,
+/// the folder of the service's other sockets, and a file for its progress follow.
 const ATTACKER: &str = "--attacker";
-
-/// The hidden argument of a process that only burns processor time. The seconds after which it ends follow.
-const BURNER: &str = "--burner";
-
-/// Between two measurements.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// How long attackers have to get going.
 const APPROACH: Duration = Duration::from_millis(700);
+
+/// How often an attacker tells of its progress.
+const TELL: Duration = Duration::from_millis(20);
+
+/// How long attackers may live beyond the measurement, which lasts longer where victims wait.
+const REST: Duration = Duration::from_secs(200);
+
+/// VFs of the attacked adapter that are victims'.
+const NEAR: usize = 3;
+
+/// What takes longer counts as late.
+pub const LATE: Duration = Duration::from_millis(5);
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -58,14 +67,14 @@ pub struct SiegePlan {
 pub enum Setting {
     /// Nothing.
     Alone,
-    /// So many processes burn processor time.
-    Burning(usize),
+    /// So many send messages that mean nothing.
+    Calm(usize),
     /// So many attack.
     Attacked(Attack, usize),
 }
 
 /// How long something took, in one setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
     /// In which setting.
     pub setting: Setting,
@@ -79,6 +88,25 @@ pub struct Figures {
     pub p99: Duration,
     /// The longest.
     pub max: Duration,
+    /// The part that took longer than [`LATE`], of 1.
+    pub late: f64,
+}
+
+/// How long something may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// All but one in a hundred.
+    pub p99: Duration,
+    /// Each.
+    pub max: Duration,
+    /// The part that may be late, of 1.
+    pub late: f64,
+}
+
+impl Bound {
+    fn is_kept(&self, figures: &Figures) -> bool {
+        figures.p99 <= self.p99 && figures.max <= self.max && figures.late <= self.late
+    }
 }
 
 /// What a siege showed.
@@ -89,13 +117,38 @@ pub struct Siege {
 }
 
 /// A process of ours, which does not outlive the siege.
-struct Hand(Child);
+struct Hand {
+    name: String,
+    process: Child,
+    progress: NamedTempFile,
+}
+
+impl Hand {
+    /// Returns what it has done.
+    fn progress(&self) -> Result<u64, Trouble> {
+        let mut bytes = [0; 8];
+        // Nothing is written before the first thing is done.
+        let _ = self.progress.as_file().read_at(&mut bytes, 0)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Checks that it still attacks, and has since it had done so much.
+    fn check(&mut self, before: u64) -> Result<(), Trouble> {
+        if let Some(status) = self.process.try_wait()? {
+            return Err(format!("{} ended early: {status}", self.name).into());
+        }
+        if self.progress()? == before {
+            return Err(format!("{} came no further than {before}", self.name).into());
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Hand {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -105,26 +158,29 @@ impl Drop for Hand {
 /// What keeps it from attacking.
 pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
     match *arguments {
-        [ATTACKER, life, attack, socket] => {
-            end_in(life)?;
-            attack.parse::<Attack>()?.carry_out(Path::new(socket))
-        }
-        [BURNER, life] => {
-            end_in(life)?;
-            let mut number = 1_u64;
-            loop {
-                number = std::hint::black_box(number.wrapping_mul(6_364_136_223_846_793_005));
-            }
+        [ATTACKER, life, attack, vf, lab, progress] => {
+            end_in(life, File::options().write(true).open(progress)?)?;
+            let target = Target {
+                vf: Path::new(vf),
+                lab: Path::new(lab),
+            };
+            attack.parse::<Attack>()?.carry_out(target)
         }
         _ => Ok(()),
     }
 }
 
-/// Has this process end after so many seconds, whatever it waits for, and whoever forgot it.
-fn end_in(seconds: &str) -> Result<(), Trouble> {
-    let life = Duration::try_from_secs_f64(seconds.parse()?)?;
+/// Has this process tell of its progress, and end after so many seconds, whatever it waits for, and whoever forgot it.
+fn end_in(seconds: &str, progress: File) -> Result<(), Trouble> {
+    let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
     std::thread::spawn(move || {
-        std::thread::sleep(life);
+        while Instant::now() < end {
+            let bytes = attacks::progress().to_le_bytes();
+            if progress.write_all_at(&bytes, 0).is_err() {
+                break;
+            }
+            std::thread::sleep(TELL);
+        }
         std::process::exit(0);
     });
     Ok(())
@@ -141,8 +197,8 @@ impl SiegePlan {
     pub fn carry_out(&self, mut tell: impl FnMut(&Figures)) -> Result<Siege, Trouble> {
         let most = self.counts.iter().copied().max().unwrap_or(0);
         let folder = tempfile::tempdir()?;
-        let vfs = (most + 1).to_string();
-        let path = folder.path().to_str().expect("a temporary folder");
+        let vfs = (most + NEAR).to_string();
+        let path = folder.path().to_str().ok_or("no temporary folder")?;
         let arguments = [
             "--topology",
             "two-switch",
@@ -153,79 +209,101 @@ impl SiegePlan {
         ];
         let mut lab = Lab::serve(&arguments);
         let socket = |host: &str, vf| folder.path().join(format!("{host}-vf{vf}.sock"));
-        let control = lab.dir().join("control");
-        let ends = [socket("H1-1", 1), socket("H2-1", 1)];
-        let sweeper = Sweeper::open(&lab.dir().join("umad"), "H2-2")?;
-        let mut victims = Victims::start([&ends[0], &ends[1]], &control, sweeper)?;
+        let near: [PathBuf; NEAR] = std::array::from_fn(|nth| socket("H1-1", nth + 1));
+        let mut victims = Victims::start(&Places {
+            near: near.each_ref().map(PathBuf::as_path),
+            far: &socket("H2-1", 1),
+            control: &lab.dir().join("control"),
+            umad: (&lab.dir().join("umad"), "H2-2"),
+        })?;
         let mut siege = Siege::default();
         for setting in self.settings() {
-            let sockets = (2..).map(|vf| socket("H1-1", vf));
-            let hands = self.start(setting, sockets);
+            let sockets = (NEAR + 1..).map(|vf| socket("H1-1", vf));
+            let mut hands = self.start(setting, lab.dir(), sockets)?;
             victims.idle(APPROACH)?;
-            let figures = self.measure(setting, &mut victims)?;
+            approach(&hands, &mut victims)?;
+            let before: Vec<u64> = hands.iter().map(Hand::progress).collect::<Result<_, _>>()?;
+            let waits = victims.watch(self.length)?;
+            for (hand, before) in hands.iter_mut().zip(before) {
+                hand.check(before)?;
+            }
             drop(hands);
+            let figures = waits
+                .into_iter()
+                .map(|(probe, waits)| Figures::of(setting, probe, waits));
+            let figures: Vec<Figures> = figures.collect();
             figures.iter().for_each(&mut tell);
             siege.figures.extend(figures);
             wait_until_free(&lab);
         }
-        assert!(lab.service().ended().is_none(), "the service is gone");
+        if lab.service().ended().is_some() {
+            return Err("the service is gone".into());
+        }
         Ok(siege)
     }
 
     fn settings(&self) -> Vec<Setting> {
-        let burning = self.counts.iter().map(|count| Setting::Burning(*count));
+        let calm = self.counts.iter().map(|count| Setting::Calm(*count));
         let attacked = self.attacks.iter().flat_map(|attack| {
             let counts = self.counts.iter();
             counts.map(|count| Setting::Attacked(*attack, *count))
         });
         [Setting::Alone]
             .into_iter()
-            .chain(burning)
+            .chain(calm)
             .chain(attacked)
             .collect()
     }
 
-    fn start(&self, setting: Setting, sockets: impl Iterator<Item = PathBuf>) -> Vec<Hand> {
-        let life = (2 * APPROACH + self.length).as_secs_f64().to_string();
-        let hand = |kind: &str, attack: Option<Attack>, socket: Option<&Path>| {
+    fn start(
+        &self,
+        setting: Setting,
+        lab: &Path,
+        sockets: impl Iterator<Item = PathBuf>,
+    ) -> Result<Vec<Hand>, Trouble> {
+        let life = (APPROACH + self.length + REST).as_secs_f64().to_string();
+        let (attack, count) = match setting {
+            Setting::Alone => return Ok(Vec::new()),
+            Setting::Calm(count) => (Attack::Nops, count),
+            Setting::Attacked(attack, count) => (attack, count),
+        };
+        let hand = |socket: PathBuf| {
+            let progress = NamedTempFile::new()?;
             let mut command = Command::new(&self.program);
             command
-                .args([kind, &life])
-                .args(attack.map(Attack::name))
-                .args(socket)
+                .args([ATTACKER, &life, attack.name()])
+                .args([&socket, lab, progress.path()])
                 .stdout(Stdio::null())
                 .stdin(Stdio::null());
-            Hand(command.spawn().expect("a process"))
+            Ok(Hand {
+                name: format!("{attack} at {}", socket.display()),
+                process: command.spawn()?,
+                progress,
+            })
         };
-        match setting {
-            Setting::Alone => Vec::new(),
-            Setting::Burning(count) => (0..count).map(|_| hand(BURNER, None, None)).collect(),
-            Setting::Attacked(attack, count) => sockets
-                .take(count)
-                .map(|socket| hand(ATTACKER, Some(attack), Some(&socket)))
-                .collect(),
-        }
+        sockets.take(count).map(hand).collect()
     }
+}
 
-    fn measure(&self, setting: Setting, victims: &mut Victims) -> Result<Vec<Figures>, Trouble> {
-        let mut samples = Probe::ALL.map(|probe| (probe, Vec::new()));
-        let begun = Instant::now();
-        while begun.elapsed() < self.length {
-            for (probe, samples) in &mut samples {
-                samples.push(victims.measure(*probe)?);
-                victims.idle(PAUSE)?;
+/// Waits until all attackers have done something.
+fn approach(hands: &[Hand], victims: &mut Victims) -> Result<(), Trouble> {
+    let begun = Instant::now();
+    for hand in hands {
+        while hand.progress()? == 0 {
+            if begun.elapsed() > REST / 2 {
+                return Err(format!("{} does not get going", hand.name).into());
             }
+            victims.idle(APPROACH / 7)?;
         }
-        let figures = samples.map(|(probe, samples)| Figures::of(setting, probe, samples));
-        Ok(figures.to_vec())
     }
+    Ok(())
 }
 
 /// Waits until no VF but the victims' has a VMM.
 fn wait_until_free(lab: &Lab) {
     lab.wait_until(&["show", "vfs"], |shown| {
         let vmms = shown["vmms"].as_array().into_iter().flatten();
-        vmms.filter(|vmm| vmm["attached"] == true).count() <= 2
+        vmms.filter(|vmm| vmm["attached"] == true).count() <= NEAR + 1
     });
 }
 
@@ -243,35 +321,37 @@ impl Figures {
             p50: at(50),
             p99: at(99),
             max: *samples.last().unwrap(),
+            late: samples.iter().filter(|wait| **wait > LATE).count() as f64 / samples.len() as f64,
+        }
+    }
+
+    fn setting(&self) -> (&'static str, usize) {
+        match self.setting {
+            Setting::Alone => ("alone", 0),
+            Setting::Calm(count) => (Attack::Nops.name(), count),
+            Setting::Attacked(attack, count) => (attack.name(), count),
         }
     }
 
     /// A line of the table.
     #[must_use]
     pub fn line(&self) -> String {
-        let (name, count) = match self.setting {
-            Setting::Alone => ("alone", 0),
-            Setting::Burning(count) => ("burning", count),
-            Setting::Attacked(attack, count) => (attack.name(), count),
-        };
+        let (name, count) = self.setting();
         let [p50, p99, max] = [self.p50, self.p99, self.max].map(|time| time.as_secs_f64() * 1e3);
         format!(
-            "{name:18} {count:3} {:9} {:6} {p50:9.3} {p99:9.3} {max:9.3}",
+            "{name:18} {count:3} {:9} {:6} {p50:9.3} {p99:9.3} {max:9.3} {:6.2}",
             self.probe.name(),
             self.count,
+            self.late * 100.0,
         )
     }
 
     fn json(&self) -> Value {
-        let (name, count) = match self.setting {
-            Setting::Alone => ("alone", 0),
-            Setting::Burning(count) => ("burning", count),
-            Setting::Attacked(attack, count) => (attack.name(), count),
-        };
+        let (name, count) = self.setting();
         let us = |time: Duration| time.as_micros();
         json!({
             "setting": name, "processes": count, "probe": self.probe.name(), "samples": self.count,
-            "p50_us": us(self.p50), "p99_us": us(self.p99), "max_us": us(self.max),
+            "p50_us": us(self.p50), "p99_us": us(self.p99), "max_us": us(self.max), "late": self.late,
         })
     }
 }
@@ -280,31 +360,32 @@ impl Figures {
 #[must_use]
 pub fn heading() -> String {
     format!(
-        "{:18} {:>3} {:9} {:>6} {:>9} {:>9} {:>9}",
-        "setting", "n", "probe", "count", "p50/ms", "p99/ms", "max/ms"
+        "{:18} {:>3} {:9} {:>6} {:>9} {:>9} {:>9} {:>6}",
+        "setting", "n", "probe", "count", "p50/ms", "p99/ms", "max/ms", "late/%"
     )
 }
 
 impl Siege {
-    /// The figures beside as many processes that only burn.
-    fn burning(&self, probe: Probe, count: usize) -> Option<&Figures> {
-        let setting = Setting::Burning(count);
+    /// The figures beside as many processes that send messages which mean nothing.
+    fn calm(&self, probe: Probe, count: usize) -> Option<&Figures> {
+        let setting = Setting::Calm(count);
         let mut figures = self.figures.iter();
         figures.find(|other| other.probe == probe && other.setting == setting)
     }
 
-    /// The attacks under which the victims wait longer than they may: `bound` makes that of what they wait beside
-    /// processes that burn.
+    /// Returns the settings in which the victims wait longer than they may: `bound` makes what they may under attack of what
+    /// they wait beside processes whose messages mean nothing, of which there is none for the settings without an attack.
     pub fn missed(
         &self,
-        bound: impl Fn(&Figures) -> Duration,
-    ) -> impl Iterator<Item = (&Figures, Duration)> {
+        bound: impl Fn(Option<&Figures>) -> Bound,
+    ) -> impl Iterator<Item = (&Figures, Bound)> {
         self.figures.iter().filter_map(move |figures| {
-            let Setting::Attacked(_, count) = figures.setting else {
-                return None;
+            let calm = match figures.setting {
+                Setting::Alone | Setting::Calm(_) => None,
+                Setting::Attacked(_, count) => Some(self.calm(figures.probe, count)?),
             };
-            let bound = bound(self.burning(figures.probe, count)?);
-            (figures.p99 > bound).then_some((figures, bound))
+            let bound = bound(calm);
+            (!bound.is_kept(figures)).then_some((figures, bound))
         })
     }
 
@@ -315,8 +396,21 @@ impl Siege {
     }
 }
 
-/// How long one in a hundred may take: 5 ms more than beside processes that burn, or three times as long.
+/// How long something may take: under attack 5 ms more for all but one in a hundred, or three times as long, as beside
+/// processes whose messages mean nothing; 50 ms more, or three times as long, at the longest; and one in a hundred more may be
+/// late, or three times as many. Without an attack whatever a service has to keep whose host has two processors.
 #[must_use]
-pub fn promise(burning: &Figures) -> Duration {
-    (burning.p99 + Duration::from_millis(5)).max(3 * burning.p99)
+pub fn promise(calm: Option<&Figures>) -> Bound {
+    let Some(calm) = calm else {
+        return Bound {
+            p99: Duration::from_millis(20),
+            max: Duration::from_millis(100),
+            late: 0.1,
+        };
+    };
+    Bound {
+        p99: (calm.p99 + Duration::from_millis(5)).max(3 * calm.p99),
+        max: (calm.max + Duration::from_millis(50)).max(3 * calm.max),
+        late: (calm.late + 0.01).max(3.0 * calm.late),
+    }
 }

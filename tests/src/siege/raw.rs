@@ -1,10 +1,13 @@
 //! A VMM that says what it likes, message by message, and its guest's commands without a driver.
 
+use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use mlx4_defs::comm::{CommAnswer, CommCommand, CommRequest, SLAVE_READ, SLAVE_WRITE};
 use mlx4_defs::mtt::{MAX_ENTRIES_PER_WRITE, MttEntry, WriteMtt};
@@ -13,12 +16,14 @@ use mlx4_defs::resource::{ResourceModifier, ResourceOp, ResourceType};
 use mlx4_defs::{Mailbox, MailboxLayout, Opcode, TOKEN, VHCR_SIZE, Vhcr};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhca_vfio_user::codec::{
-    Command, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Header, MultiWrite, RegionAccess,
+    Command, DmaAccess, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Header, HeaderFlags,
+    MultiWrite, RegionAccess, reply,
 };
 use zerocopy::little_endian;
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::attacks::note;
 use crate::mlx4_driver::{GuestMemory, PAGE};
 
 /// The region of configuration space.
@@ -204,8 +209,48 @@ impl RawVmm {
         loop {
             for message in messages {
                 self.socket.write_all(message)?;
+                note();
             }
         }
+    }
+
+    /// Gives the command in the register over and over, and answers each question for memory that is not shared after a
+    /// while, just before the service stops waiting.
+    pub(super) fn answer_slowly(mut self) -> io::Result<()> {
+        const WHILE: Duration = Duration::from_micros(200);
+
+        let mut ours = self.socket.try_clone()?;
+        let posts = self.posts();
+        std::thread::spawn(move || -> io::Result<()> {
+            loop {
+                self.socket.write_all(&posts)?;
+                note();
+            }
+        });
+        loop {
+            let mut header = [0; size_of::<Header>()];
+            ours.read_exact(&mut header)?;
+            let header =
+                Header::read_from_bytes(&header).map_err(|_| io::ErrorKind::InvalidData)?;
+            let mut payload = vec![0; header.size.get() as usize - size_of::<Header>()];
+            ours.read_exact(&mut payload)?;
+            let asked = [Command::DMA_READ, Command::DMA_WRITE].contains(&header.command());
+            if !asked || header.flags().contains(HeaderFlags::REPLY) {
+                continue;
+            }
+            std::thread::sleep(WHILE);
+            let access = size_of::<DmaAccess>().min(payload.len());
+            let data = match header.command() {
+                Command::DMA_READ => vec![0; 4096],
+                _ => Vec::new(),
+            };
+            ours.write_all(&reply(&header, &[&payload[..access], &data]))?;
+        }
+    }
+
+    /// The file of its memory.
+    pub(super) fn file(&self) -> Option<Arc<File>> {
+        self.memory.file()
     }
 
     fn post(&mut self, command: CommCommand, param: u16) -> io::Result<()> {

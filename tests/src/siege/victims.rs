@@ -1,11 +1,14 @@
 //! Well-behaved guests of a service, and how long they wait for what.
+//!
+//! Each waits on a thread of its own, for things that are due at times: the next one is asked for when it is due, however
+//! long the one before took, and waits from then on.
 
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ib_endpoint::{SaEvent, SaRequest};
-use ib_wire::PortNum;
+use ib_wire::{Lid, PortNum};
 use mlx4_defs::cq::ArmCommand;
 use vhca_service::serve::control::Remote;
 use vhca_service::serve::control::protocol::{Request, ShowQuery};
@@ -24,6 +27,9 @@ const PAGES: usize = 1024;
 
 /// The longest that anything may take before the siege is given up.
 const LIMIT: Duration = Duration::from_secs(200);
+
+/// How often each thing is due.
+const INTERVAL: Duration = Duration::from_millis(10);
 
 /// How often a guest that nothing happens to does what is due.
 const LOOK: Duration = Duration::from_millis(20);
@@ -112,25 +118,177 @@ impl Guest {
     }
 }
 
-/// The victims: two guests on two adapters, an administrator, and one who looks at the fabric.
-pub(super) struct Victims {
+/// Where the victims are.
+#[derive(Debug)]
+pub(super) struct Places<'p> {
+    /// VFs of the attacked adapter.
+    pub(super) near: [&'p Path; 3],
+    /// A VF of another one.
+    pub(super) far: &'p Path,
+    /// The control socket.
+    pub(super) control: &'p Path,
+    /// The socket of umad programs, and a node of neither adapter.
+    pub(super) umad: (&'p Path, &'p str),
+}
+
+/// Two guests, of which one sends the other datagrams.
+struct Pair {
     sender: Guest,
     receiver: Guest,
     mouth: Talker,
     ear: Talker,
     way: Destination,
+}
+
+/// The victims: guests on two adapters, an administrator, and one who looks at the fabric.
+pub(super) struct Victims {
+    register: Guest,
+    mad: Guest,
+    pair: Pair,
     control: Remote,
     sweeper: Sweeper,
+    swept: Lid,
 }
 
 impl Victims {
-    /// Starts the guests on two VFs.
-    pub(super) fn start(
-        sockets: [&Path; 2],
-        control: &Path,
-        sweeper: Sweeper,
-    ) -> Result<Self, Trouble> {
-        let [mut sender, mut receiver] = [Guest::start(sockets[0])?, Guest::start(sockets[1])?];
+    /// Starts the guests.
+    pub(super) fn start(places: &Places<'_>) -> Result<Self, Trouble> {
+        let [register, mad, sender] = places.near;
+        let register = Guest::start(register)?;
+        Ok(Self {
+            swept: register.driver.port(PORT).info.lid,
+            register,
+            mad: Guest::start(mad)?,
+            pair: Pair::start(sender, places.far)?,
+            control: Remote::connect(places.control)?,
+            sweeper: Sweeper::open(places.umad.0, places.umad.1)?,
+        })
+    }
+
+    /// Lets the guests' drivers do what is due.
+    pub(super) fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        let end = Instant::now() + length;
+        while Instant::now() < end {
+            self.register.idle(LOOK / 4)?;
+            self.mad.idle(LOOK / 4)?;
+            self.pair.idle(LOOK / 4)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how long each of those things took that were due within a time.
+    pub(super) fn watch(
+        &mut self,
+        length: Duration,
+    ) -> Result<Vec<(Probe, Vec<Duration>)>, Trouble> {
+        let Self {
+            register,
+            mad,
+            pair,
+            control,
+            sweeper,
+            swept,
+        } = self;
+        let register = register as &mut (dyn Victim + Send);
+        let mut asked = Asked(mad);
+        let mut swept = Swept(sweeper, *swept);
+        let victims = [register, &mut asked, pair, control, &mut swept];
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let started: Vec<_> = (0..)
+                .zip(victims)
+                .map(|(nth, victim)| {
+                    let first = begun + nth * INTERVAL / 5;
+                    scope.spawn(move || watch(victim, first, begun + length))
+                })
+                .collect();
+            let waits = started.into_iter().map(|thread| {
+                let waits = thread.join().map_err(|_| "a victim panicked")?;
+                waits.map_err(|error| Trouble::from(error))
+            });
+            let waits = waits.collect::<Result<Vec<_>, Trouble>>()?;
+            Ok(Probe::ALL.into_iter().zip(waits).collect())
+        })
+    }
+}
+
+/// Has something done each time that it is due. Returns how long after that it was done.
+fn watch(victim: &mut dyn Victim, first: Instant, end: Instant) -> Result<Vec<Duration>, String> {
+    let mut waits = Vec::new();
+    let mut due = first;
+    while due < end {
+        let said = |error: Trouble| error.to_string();
+        while let Some(left) = due.checked_duration_since(Instant::now()) {
+            victim.idle(left).map_err(said)?;
+        }
+        victim.measure().map_err(said)?;
+        waits.push(due.elapsed());
+        due += INTERVAL;
+    }
+    Ok(waits)
+}
+
+/// Somebody who wants something, over and over.
+trait Victim {
+    /// Asks for it, and waits until it is there.
+    fn measure(&mut self) -> Result<(), Trouble>;
+
+    /// Does what else is due, for about so long.
+    fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        std::thread::sleep(length);
+        Ok(())
+    }
+}
+
+/// Reads a register.
+impl Victim for Guest {
+    fn measure(&mut self) -> Result<(), Trouble> {
+        self.bus
+            .read_be32(mlx4_defs::pci::UAR_BAR, mlx4_defs::comm::SLAVE_READ);
+        if self.bus.is_gone() {
+            return Err("the service cut a well-behaved guest off".into());
+        }
+        Ok(())
+    }
+
+    fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        self.bus.wait(length);
+        self.driver.serve(&mut self.bus)?;
+        Ok(())
+    }
+}
+
+/// Asks the SA.
+struct Asked<'g>(&'g mut Guest);
+
+impl Victim for Asked<'_> {
+    fn measure(&mut self) -> Result<(), Trouble> {
+        let Guest { bus, driver } = &mut *self.0;
+        let gid = driver.port(PORT).gid();
+        let now = bus.now();
+        let mads = driver.mads(PORT);
+        let request = SaRequest::path_by_gids(gid, gid, None);
+        let asked = mads.sa.query(now, &mut mads.agent, request);
+        self.0.wait_for("answer of the SA", |guest| {
+            let sa = &mut guest.driver.mads(PORT).sa;
+            let mut events = core::iter::from_fn(|| sa.poll_event());
+            let answered = events.find_map(|event| match event {
+                SaEvent::Answered { query, result } if query == asked => Some(result),
+                _ => None,
+            });
+            // One that was given up was answered too late, and is as long as it took.
+            Ok(answered.map(|_| ()))
+        })
+    }
+
+    fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        self.0.idle(length)
+    }
+}
+
+impl Pair {
+    fn start(sender: &Path, receiver: &Path) -> Result<Self, Trouble> {
+        let [mut sender, mut receiver] = [Guest::start(sender)?, Guest::start(receiver)?];
         let spec = TalkerSpec {
             receives: 64,
             ..TalkerSpec::default()
@@ -145,69 +303,13 @@ impl Victims {
             mouth,
             ear,
             way,
-            control: Remote::connect(control)?,
-            sweeper,
         })
     }
+}
 
-    /// How long something takes now.
-    pub(super) fn measure(&mut self, probe: Probe) -> Result<Duration, Trouble> {
-        let begun = Instant::now();
-        match probe {
-            Probe::Register => self.read_register()?,
-            Probe::Mad => self.ask_the_sa()?,
-            Probe::Datagram => self.say_something()?,
-            Probe::Control => {
-                let query = ShowQuery::new(Subject::Ports, Format::Json);
-                self.control.ask(Request::Show(query))?;
-            }
-            Probe::Smp => self
-                .sweeper
-                .look_at(self.sender.driver.port(PORT).info.lid)?,
-        }
-        Ok(begun.elapsed())
-    }
-
-    /// Lets the guests' drivers do what is due between two measurements.
-    pub(super) fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
-        self.sender.bus.wait(length);
-        for guest in [&mut self.sender, &mut self.receiver] {
-            guest.driver.serve(&mut guest.bus)?;
-        }
-        self.mouth.take_sent(&mut self.sender.driver)?;
-        Ok(())
-    }
-
-    fn read_register(&mut self) -> Result<(), Trouble> {
-        self.sender
-            .bus
-            .read_be32(mlx4_defs::pci::UAR_BAR, mlx4_defs::comm::SLAVE_READ);
-        if self.sender.bus.is_gone() {
-            return Err("the service cut a well-behaved guest off".into());
-        }
-        Ok(())
-    }
-
-    fn ask_the_sa(&mut self) -> Result<(), Trouble> {
-        let Guest { bus, driver } = &mut self.sender;
-        let gid = driver.port(PORT).gid();
-        let now = bus.now();
-        let mads = driver.mads(PORT);
-        let request = SaRequest::path_by_gids(gid, gid, None);
-        let asked = mads.sa.query(now, &mut mads.agent, request);
-        self.sender.wait_for("answer of the SA", |guest| {
-            let sa = &mut guest.driver.mads(PORT).sa;
-            let mut events = core::iter::from_fn(|| sa.poll_event());
-            let answered = events.find_map(|event| match event {
-                SaEvent::Answered { query, result } if query == asked => Some(result),
-                _ => None,
-            });
-            // One that was given up was answered too late, and is as long as it took.
-            Ok(answered.map(|_| ()))
-        })
-    }
-
-    fn say_something(&mut self) -> Result<(), Trouble> {
+/// Has a datagram arrive.
+impl Victim for Pair {
+    fn measure(&mut self) -> Result<(), Trouble> {
         let Guest { bus, driver } = &mut self.sender;
         self.mouth.say(driver, bus, &self.way, b"are you there?")?;
         let ear = &mut self.ear;
@@ -221,5 +323,30 @@ impl Victims {
             }
             Ok(heard.pop().map(|_| ()))
         })
+    }
+
+    fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        self.sender.idle(length)?;
+        self.receiver.driver.serve(&mut self.receiver.bus)?;
+        self.mouth.take_sent(&mut self.sender.driver)?;
+        Ok(())
+    }
+}
+
+/// Looks at the ports.
+impl Victim for Remote {
+    fn measure(&mut self) -> Result<(), Trouble> {
+        let query = ShowQuery::new(Subject::Ports, Format::Json);
+        self.ask(Request::Show(query))?;
+        Ok(())
+    }
+}
+
+/// Looks at a node as a sweep does.
+struct Swept<'s>(&'s mut Sweeper, Lid);
+
+impl Victim for Swept<'_> {
+    fn measure(&mut self) -> Result<(), Trouble> {
+        self.0.look_at(self.1)
     }
 }
