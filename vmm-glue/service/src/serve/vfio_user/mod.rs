@@ -129,6 +129,15 @@ impl VfioUserSockets {
         Ok(sockets)
     }
 
+    /// Waits longer, or less long, for VMMs that do not share memory.
+    #[must_use]
+    pub fn with_patience(self, patience: Patience) -> Self {
+        Self {
+            patience: Arc::new(Mutex::new(patience)),
+            ..self
+        }
+    }
+
     fn open(&mut self, seat: &mut Seat) -> Result<(), ClaimError> {
         let path = self.folder.join(seat.file_name());
         let name = SocketName::Vf(seat.host_name.clone(), seat.vf);

@@ -149,7 +149,7 @@ impl Drop for Served {
 
 const VF: VfId = VfId::new(2).expect("2 is the number of a VF");
 
-fn service(folder: &Path, made: fn(Lab) -> Service) -> Service {
+fn service(folder: &Path, made: fn(Lab) -> Service, patience: Patience) -> Service {
     let options = Options {
         topology: TopologySpec::Single,
         vfs: 1,
@@ -164,6 +164,7 @@ fn service(folder: &Path, made: fn(Lab) -> Service) -> Service {
     lab.offer(&host.name, host.id, VF, memory, Box::<Board>::default())
         .unwrap();
     let sockets = VfioUserSockets::claim(folder, &mut lab, Listeners::default()).unwrap();
+    let sockets = sockets.with_patience(patience);
     let mut service = made(lab);
     service.add_way_in(sockets);
     service
@@ -171,12 +172,16 @@ fn service(folder: &Path, made: fn(Lab) -> Service) -> Service {
 
 impl Served {
     fn new() -> Self {
+        Self::with_patience(Patience::default())
+    }
+
+    fn with_patience(patience: Patience) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_owned();
         let (jobs, waiting) = channel::<Job>();
         let (told, handle) = channel();
         let thread = std::thread::spawn(move || {
-            let mut runner = Runner::new(service(&path, Service::new)).unwrap();
+            let mut runner = Runner::new(service(&path, Service::new, patience)).unwrap();
             told.send(runner.stop_handle().unwrap()).unwrap();
             const SLICE: Duration = Duration::from_millis(2);
             while runner.run_until(SLICE, |_| false).unwrap() != RunEnd::Stopped {

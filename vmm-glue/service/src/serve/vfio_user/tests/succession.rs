@@ -16,7 +16,7 @@ impl ByHand {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut by_hand = Self {
-            service: service(folder.path(), Service::in_virtual_time),
+            service: service(folder.path(), Service::in_virtual_time, Patience::default()),
             watched: Vec::new(),
             _folder: folder,
         };
