@@ -6,7 +6,6 @@
 //! means nothing, and attacked. What an attack adds is what the service lets one guest take from another.
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     reason = "a siege fails where its surroundings do"
 )]
 

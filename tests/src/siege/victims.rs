@@ -204,7 +204,7 @@ impl Victims {
                 .collect();
             let waits = started.into_iter().map(|thread| {
                 let waits = thread.join().map_err(|_| "a victim panicked")?;
-                waits.map_err(|error| Trouble::from(error))
+                waits.map_err(Trouble::from)
             });
             let waits = waits.collect::<Result<Vec<_>, Trouble>>()?;
             Ok(Probe::ALL.into_iter().zip(waits).collect())

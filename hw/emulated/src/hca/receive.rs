@@ -337,7 +337,10 @@ impl Device {
             source: SourceAddress {
                 port,
                 slid: packet.lrh.slid,
-                src_qpn: packet.extended.deth.map_or_else(Qpn::default, |deth| deth.src_qp),
+                src_qpn: packet
+                    .extended
+                    .deth
+                    .map_or_else(Qpn::default, |deth| deth.src_qp),
                 sl: packet.lrh.sl(),
                 // An LMC is at most 7, so the bits fit.
                 dlid_path_bits: packet.dlid().get().to_be_bytes()[1] & path_mask.to_be_bytes()[1],
@@ -444,9 +447,12 @@ impl Device {
     fn report_wrong_key(&mut self, port: PortNum, packet: &Inbound<'_>, reason: DropReason) {
         let key = match reason {
             DropReason::BadPKey => WrongKey::PKey(packet.bth.pkey),
-            DropReason::BadQKey => {
-                WrongKey::QKey(packet.extended.deth.map_or_else(QKey::default, |deth| deth.qkey))
-            }
+            DropReason::BadQKey => WrongKey::QKey(
+                packet
+                    .extended
+                    .deth
+                    .map_or_else(QKey::default, |deth| deth.qkey),
+            ),
             _ => return,
         };
         self.node.report_bad_key(
@@ -456,7 +462,10 @@ impl Device {
                 slid: packet.lrh.slid,
                 dlid: packet.dlid(),
                 sl: packet.lrh.sl(),
-                src_qpn: packet.extended.deth.map_or_else(Qpn::default, |deth| deth.src_qp),
+                src_qpn: packet
+                    .extended
+                    .deth
+                    .map_or_else(Qpn::default, |deth| deth.src_qp),
                 dest_qpn: packet.bth.dest_qp,
                 gids: packet.grh.map(|grh| (grh.sgid, grh.dgid)),
             },

@@ -256,7 +256,10 @@ impl Device {
             immediate: None,
             payload,
         };
-        if let (Ok(frame), Some(copies)) = (self.frames.write(&frame.transport(&frame.extended())), &mut self.tunnelled) {
+        if let (Ok(frame), Some(copies)) = (
+            self.frames.write(&frame.transport(&frame.extended())),
+            &mut self.tunnelled,
+        ) {
             copies.push_back((port, frame));
         }
     }

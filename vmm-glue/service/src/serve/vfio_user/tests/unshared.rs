@@ -24,7 +24,7 @@ fn answer(to: &Header, parts: &[&[u8]]) -> Vec<u8> {
 #[test]
 fn memory_that_is_not_shared_is_reached_by_messages_between_others() {
     // A VMM that answers at once does so late on a busy machine.
-    let longest = std::time::Duration::from_secs(240);
+    let longest = Duration::from_secs(240);
     let patience = Patience::new(std::time::Instant::now(), longest);
     let served = Served::with_patience(patience);
     let mut raw = unsharing(&served);
