@@ -17,7 +17,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ib-capture", &["ib-wire", "ib-vtime"]),
     (
         "emulated-hca",
-        &["hca-api", "ib-wire", "ib-vtime", "ib-capture"],
+        &[
+            "hca-api",
+            "ib-wire",
+            "ib-vtime",
+            "ib-capture",
+            "ib-transport",
+        ],
     ),
     ("ib-endpoint", &["ib-wire", "ib-vtime", "hca-api"]),
     (

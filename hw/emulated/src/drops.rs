@@ -68,6 +68,8 @@ drop_reasons! {
     QpNotReady = "qp_not_ready",
     /// Received: the global route names a GID that is not the receiver's.
     ForeignGid = "foreign_gid",
+    /// Received: not by the path from the peer of the connected queue pair.
+    ForeignPath = "foreign_path",
     /// Received, or at a port with partition enforcement: the P_Key does not match.
     BadPKey = "bad_pkey",
     /// Received: the Q_Key does not match.

@@ -20,6 +20,8 @@ pub enum CompletionStatus {
     Flushed,
     /// A window could not be bound.
     MwBind,
+    /// A peer's request that was using the receive reached outside its rights.
+    LocalAccess,
     /// The responder's answer made no sense.
     BadResponse,
     /// The responder found the request to access its memory outside its rights.

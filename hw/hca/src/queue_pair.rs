@@ -268,10 +268,26 @@ pub struct QpAttributes {
     pub dest_qpn: Qpn,
     /// LID of the peer on the primary path of a connected QP.
     pub dest_lid: Lid,
+    /// Primary path of a connected QP, once set.
+    pub primary: Option<AddressVector>,
     /// Path MTU of a connected QP.
     pub path_mtu: Mtu,
     /// Remote rights.
     pub access: AccessFlags,
+    /// Local ACK timeout code of an RC QP: 4.096 us x 2^code; 0 means never.
+    pub timeout: u8,
+    /// Transport retries of an RC QP.
+    pub retry_count: u8,
+    /// RNR retries of an RC QP; 7 means for ever.
+    pub rnr_retry: u8,
+    /// RNR NAK timer code of an RC QP (IBA 9.7.5.2.8).
+    pub min_rnr_timer: u8,
+    /// Reads and atomics outstanding as initiator, of an RC QP.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics outstanding as responder, of an RC QP.
+    pub max_dest_rd_atomic: u8,
+    /// The send queue of a connected QP drains: requests that were begun are not complete.
+    pub draining: bool,
     /// Migration state.
     pub migration: MigrationState,
 }

@@ -246,6 +246,16 @@ impl<B, R: Copy, V> UnreliableConnection<B, R, V> {
         self.receiver.state() == ResponderState::Failed
     }
 
+    /// Sets the sender's attributes in RTR; see [`UcSender::configure`].
+    pub const fn configure(&mut self, sender: UcSenderConfig) {
+        self.sender.configure(sender);
+    }
+
+    /// Changes whether the peer may write.
+    pub const fn permit_writes(&mut self, write: bool) {
+        self.receiver.permit_writes(write);
+    }
+
     /// Moves from RTR, SQD or SQE to RTS.
     ///
     /// Poll [`Self::poll_transmit`] afterwards.

@@ -87,6 +87,15 @@ impl<B> UcSender<B> {
         self.requests.is_empty()
     }
 
+    /// Sets the attributes that the transition to RTS brings, the first PSN included. Does nothing once messages may
+    /// start.
+    pub const fn configure(&mut self, config: UcSenderConfig) {
+        if matches!(self.state, UcSenderState::Waiting) {
+            self.config = config;
+            self.next = config.first_psn;
+        }
+    }
+
     /// Starts or resumes sending: RTR, SQD or SQE to RTS. Does nothing in ERR.
     ///
     /// Poll [`Self::poll_transmit`] afterwards.
@@ -284,6 +293,11 @@ impl<R: Copy, V> UcReceiver<R, V> {
         if self.state == ResponderState::Listening {
             self.state = ResponderState::Serving;
         }
+    }
+
+    /// Changes whether the peer may write (IBA 10.3.1, optional attribute of RTS).
+    pub const fn permit_writes(&mut self, write: bool) {
+        self.config.write = write;
     }
 
     /// Takes a run of packets. Nothing is ever answered.

@@ -9,6 +9,7 @@ use ib_vtime::SplitMix64;
 use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
 use slab::Slab;
 
+use super::connected::Connected;
 use super::cq::{Added, Cq};
 use super::event::EventQueue;
 use super::memory::Memory;
@@ -310,7 +311,9 @@ impl FunctionState {
             return;
         };
         let was = core::mem::replace(&mut pair.state, QpState::Error);
-        let with_srq = pair.srq.is_some();
+        // The machine of a connection raises it, behind the completion of the receive that it holds.
+        let is_live = pair.connected().is_some_and(Connected::is_live);
+        let with_srq = pair.srq.is_some() && !is_live;
         self.flush(qp);
         if with_srq && was != QpState::Error {
             self.events.raise(AsyncEvent::LastWqeReached(QpHandle(qp)));

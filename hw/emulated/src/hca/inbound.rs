@@ -1,7 +1,9 @@
 //! An arriving packet, parsed once for every service.
 
 use ib_wire::Lid;
-use ib_wire::packet::{Bth, Deth, ExtendedHeaders, Grh, Lrh, Packet, TransportFrame};
+use ib_wire::packet::{
+    Bth, Deth, ExtendedHeaders, Grh, Lrh, Packet, TransportFrame, TransportService,
+};
 
 use crate::DropReason;
 
@@ -53,12 +55,19 @@ impl<'a> Inbound<'a> {
         self.lrh.dlid
     }
 
+    /// Returns `true` for the services that this device has.
+    pub(super) const fn is_served(&self) -> bool {
+        matches!(
+            self.bth.opcode.service(),
+            Some(TransportService::Rc | TransportService::Uc | TransportService::Ud)
+        )
+    }
+
     /// Returns the header of a datagram.
     ///
     /// # Errors
     /// [`DropReason::UnsupportedOpcode`] for packets of other services.
     pub(super) fn datagram(&self) -> Result<&'a Deth, DropReason> {
-        let deth = self.extended.deth.filter(|_| self.extended.rdeth.is_none());
-        deth.ok_or(DropReason::UnsupportedOpcode)
+        self.extended.deth.ok_or(DropReason::UnsupportedOpcode)
     }
 }

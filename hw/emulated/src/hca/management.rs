@@ -13,7 +13,7 @@ use super::{Device, LIMITS};
 use crate::node::LinkRequest;
 use crate::{Node, pma, sma};
 
-/// What the device can do; the connected transports come with their implementation.
+/// What the device can do.
 const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::SRQ)
     .union(DeviceCaps::BAD_PKEY_COUNTER)
@@ -22,7 +22,11 @@ const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::SYSTEM_IMAGE_GUID)
     .union(DeviceCaps::INIT_TYPE)
     .union(DeviceCaps::BLOCK_MULTICAST_LOOPBACK)
-    .union(DeviceCaps::UD);
+    .union(DeviceCaps::RC_RNR_NAK)
+    .union(DeviceCaps::RC)
+    .union(DeviceCaps::UC)
+    .union(DeviceCaps::UD)
+    .union(DeviceCaps::ATOMIC);
 
 /// Queue pairs of one VF in one multicast group. It bounds what a packet of a group that all VFs are in costs the adapter,
 /// and is the least for which Linux' `mlx4_core` sets an adapter up (`MLX4_MIN_MGM_LOG_ENTRY_SIZE`).

@@ -53,6 +53,8 @@ impl FunctionManager for Function<'_> {
     }
 
     fn reset_function(&mut self, id: FunctionId) -> Result<(), HcaError> {
+        self.virtual_function(id)?;
+        self.device.disarm_all(id);
         self.virtual_function(id)?.reset();
         self.device.forget_queue_pairs(id);
         // What the function had announced on the ports goes with it.

@@ -1,5 +1,6 @@
 //! Memory regions and windows: keys, rights, bounds and translation (IBA 10.6, 11.2.8).
 
+mod access;
 mod gate;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use hca_api::{
 use ib_vtime::SplitMix64;
 use slab::Slab;
 
+pub(super) use self::access::RemoteRegion;
 use self::gate::Gate;
 
 /// Where the bytes of a region are.
@@ -38,6 +40,8 @@ struct Region {
     len: u64,
     /// `None` until a fast registration fills the region.
     backing: Option<Backing>,
+    /// Which registration of this memory it is.
+    generation: u64,
 }
 
 /// A memory window. It opens nothing until a connected QP binds it.
@@ -62,6 +66,8 @@ pub(super) struct Memory {
     windows: Slab<Window>,
     keys: BTreeMap<u32, KeyOwner>,
     random: SplitMix64,
+    /// Registrations so far.
+    generations: u64,
 }
 
 /// A work request named memory that its QP may not use (IBA 10.6.3, "local protection error").
@@ -87,6 +93,7 @@ impl Memory {
             windows: Slab::new(),
             keys: BTreeMap::new(),
             random,
+            generations: 0,
         }
     }
 
@@ -140,6 +147,7 @@ impl Memory {
         let slot = self.regions.vacant_key();
         let handle = MrHandle(index_u32(slot)?);
         region.key = self.claim_key(spec.key, KeyOwner::Region(handle))?;
+        region.generation = self.next_generation();
         let keys = names(handle, region.key);
         self.regions.insert(region);
         Ok(keys)
@@ -162,6 +170,7 @@ impl Memory {
             self.keys.remove(&old);
             key
         };
+        region.generation = self.next_generation();
         let keys = names(mr, region.key);
         self.regions[mr.0 as usize] = region;
         Ok(keys)
@@ -317,6 +326,7 @@ impl Memory {
             base: if zero_based { 0 } else { iova },
             len,
             backing,
+            generation: 0,
         })
     }
 
@@ -327,6 +337,11 @@ impl Memory {
             self.space.read(addr, &mut [0])?;
         }
         Ok(())
+    }
+
+    const fn next_generation(&mut self) -> u64 {
+        self.generations += 1;
+        self.generations
     }
 
     fn claim_key(&mut self, wanted: Option<u32>, owner: KeyOwner) -> Result<u32, HcaError> {
@@ -415,6 +430,16 @@ fn usable(
 }
 
 impl Region {
+    /// Returns where a range begins in the region, if the region has all of it.
+    fn offset(&self, addr: u64, len: u64) -> Result<u64, ProtectionFault> {
+        let offset = addr.checked_sub(self.base).ok_or(ProtectionFault)?;
+        let end = offset.checked_add(len).ok_or(ProtectionFault)?;
+        if end > self.len || self.backing.is_none() {
+            return Err(ProtectionFault);
+        }
+        Ok(offset)
+    }
+
     /// Calls `each` with the pieces of address space behind a range of the region.
     fn pieces(
         &self,
@@ -423,11 +448,8 @@ impl Region {
         mut each: impl FnMut(u64, usize) -> Result<(), ProtectionFault>,
     ) -> Result<(), ProtectionFault> {
         let backing = self.backing.as_ref().ok_or(ProtectionFault)?;
-        let mut offset = addr.checked_sub(self.base).ok_or(ProtectionFault)?;
-        let end = offset.checked_add(len).ok_or(ProtectionFault)?;
-        if end > self.len {
-            return Err(ProtectionFault);
-        }
+        let mut offset = self.offset(addr, len)?;
+        let end = offset + len;
         while offset < end {
             let (at, contiguous) = backing.piece(offset, end - offset);
             each(

@@ -18,6 +18,7 @@
 //! * A VF's datagrams obey its virtual port: they are discarded unless it is active, carry the
 //!   VF's own GID, and P_Keys come from its virtual table.
 
+mod connected;
 mod cq;
 mod event;
 mod function;
@@ -43,7 +44,7 @@ use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionSpec, HcaError, HostMemory, Limits, Privileges,
     ResourceCounts,
 };
-use ib_vtime::{Instant, SplitMix64};
+use ib_vtime::{Instant, SplitMix64, TimerQueue};
 use ib_wire::PortNum;
 
 use self::function::FunctionState;
@@ -93,8 +94,10 @@ const EGRESS_DEPTH: usize = 64;
 #[derive(Debug, Default)]
 struct Egress {
     frames: VecDeque<Frame>,
-    /// Queue pairs with waiting sends, served in turn.
+    /// Queue pairs with something to send, served in turn.
     backlog: VecDeque<QpRef>,
+    /// The backlog was left while the egress had room, and is to be served again at once.
+    interrupted: bool,
 }
 
 /// An emulated channel adapter.
@@ -121,6 +124,8 @@ pub struct Device {
     spare: SpareBytes,
     /// Packets are written into the buffers of those that came.
     frames: FrameWriter,
+    /// Deadlines of connections, at most one for each queue pair.
+    timers: TimerQueue<QpRef>,
 }
 
 impl Device {
@@ -164,6 +169,7 @@ impl Device {
             staging: Vec::new(),
             spare: SpareBytes::default(),
             frames: FrameWriter::default(),
+            timers: TimerQueue::new(),
         }
     }
 
@@ -246,6 +252,8 @@ impl EndNode for Device {
 
     fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame> {
         self.node.set_now(now);
+        // A connection that has something to send waits for this call, whether or not packets wait, too.
+        self.serve_backlog(port);
         let frame = self.egress_mut(port)?.frames.pop_front();
         self.serve_backlog(port);
         frame
@@ -257,11 +265,18 @@ impl EndNode for Device {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        None
+        if self.egress.iter().any(|egress| egress.interrupted) {
+            return Some(self.node.now());
+        }
+        self.timers.next_deadline()
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         self.node.set_now(now);
+        self.fire_timers(now);
+        for port in 1..=self.node.port_count() {
+            self.serve_backlog(PortNum(port));
+        }
     }
 
     fn watch_tunnels(&mut self, watch: bool) {

@@ -3,17 +3,43 @@
 use std::collections::VecDeque;
 
 use hca_api::{
-    AccessFlags, CompletionOp, CqHandle, HcaError, Limits, MigrationState, PdHandle, QpAttributes,
-    QpCaps, QpKind, QpNumbers, QpSpec, QpState, SendRequest, SrqHandle,
+    CompletionOp, CqHandle, HcaError, Limits, MigrationState, PdHandle, QpAttributes, QpCaps,
+    QpKind, QpNumbers, QpSpec, QpState, SendRequest, SrqHandle,
 };
-use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
+use ib_wire::packet::TransportService;
+use ib_wire::{Lid, PKeyIndex, PortNum, Psn, QKey};
 
+use super::connected::{Attributes, Connected};
 use super::work_queue::{ReceiveQueue, WaitingSend};
 
-/// A queue pair of the datagram services.
+/// How a queue pair carries messages.
+#[derive(Debug)]
+pub(super) enum Transport {
+    /// As packets that are on their own: each is built and gone within the call.
+    Datagram,
+    /// From function to function, without a packet.
+    Tunnel,
+    /// As packets of a connection, which end when the peer has answered or the last one has left.
+    Connected(Box<Connected>),
+}
+
+impl Transport {
+    fn of(spec: &QpSpec) -> Self {
+        let service = match spec.kind {
+            QpKind::Rc => TransportService::Rc,
+            QpKind::Uc => TransportService::Uc,
+            QpKind::Ud | QpKind::Special { .. } => return Self::Datagram,
+            QpKind::Proxy { .. } | QpKind::Tunnel { .. } => return Self::Tunnel,
+        };
+        Self::Connected(Box::new(Connected::new(service, spec.srq.is_some())))
+    }
+}
+
+/// A queue pair: what all services have, and the transport.
 #[derive(Debug)]
 pub(super) struct Qp {
     pub(super) kind: QpKind,
+    transport: Transport,
     pub(super) numbers: QpNumbers,
     pub(super) pd: PdHandle,
     pub(super) send_cq: CqHandle,
@@ -27,7 +53,7 @@ pub(super) struct Qp {
     pub(super) pkey_index: PKeyIndex,
     pub(super) qkey: QKey,
     pub(super) sq_psn: Psn,
-    /// Sends that wait.
+    /// Sends that wait, of datagrams and tunnels.
     pub(super) sends: VecDeque<WaitingSend>,
     pub(super) receives: ReceiveQueue,
     /// Multicast groups that it is attached to.
@@ -42,6 +68,7 @@ impl Qp {
         let caps = spec.caps;
         let port = fixed_port(&spec.kind);
         Self {
+            transport: Transport::of(&spec),
             kind: spec.kind,
             numbers,
             pd: spec.pd,
@@ -65,7 +92,30 @@ impl Qp {
 
     /// Whether it is an end of a tunnel.
     pub(super) const fn is_tunnelled(&self) -> bool {
-        matches!(self.kind, QpKind::Proxy { .. } | QpKind::Tunnel { .. })
+        matches!(self.transport, Transport::Tunnel)
+    }
+
+    /// Returns the transport of an RC or UC queue pair.
+    pub(super) const fn connected(&self) -> Option<&Connected> {
+        match &self.transport {
+            Transport::Connected(own) => Some(own),
+            Transport::Datagram | Transport::Tunnel => None,
+        }
+    }
+
+    pub(super) const fn connected_mut(&mut self) -> Option<&mut Connected> {
+        match &mut self.transport {
+            Transport::Connected(own) => Some(own),
+            Transport::Datagram | Transport::Tunnel => None,
+        }
+    }
+
+    /// Returns `true` if it may have something to send.
+    pub(super) fn has_work(&self) -> bool {
+        match self.connected() {
+            Some(own) => own.is_live(),
+            None => self.state == QpState::ReadyToSend && !self.sends.is_empty(),
+        }
     }
 
     /// Whether packets may reach its receive queue (IBA 10.3.1).
@@ -83,7 +133,9 @@ impl Qp {
     pub(super) fn check_send(&self, request: &SendRequest<'_>) -> Result<(), HcaError> {
         use hca_api::{Payload, SendOp};
 
-        if !matches!(request.op, SendOp::Send | SendOp::SendImmediate(_)) {
+        let connected = self.connected();
+        let datagram = matches!(request.op, SendOp::Send | SendOp::SendImmediate(_));
+        if connected.is_none() && !datagram {
             return Err(HcaError::InvalidQpKind);
         }
         if matches!(
@@ -100,7 +152,8 @@ impl Qp {
         if gathered > self.caps.max_send_sge as usize || inline > self.caps.max_inline as usize {
             return Err(HcaError::TooManySges);
         }
-        if self.sends.len() >= self.caps.max_send_wr as usize {
+        let waiting = connected.map_or(self.sends.len(), Connected::outstanding);
+        if waiting >= self.caps.max_send_wr as usize {
             return Err(HcaError::QueueFull);
         }
         Ok(())
@@ -115,10 +168,17 @@ impl Qp {
         self.sq_psn = Psn::default();
         self.sends.clear();
         self.receives.clear();
+        if let Some(own) = self.connected_mut() {
+            own.reset();
+        }
     }
 
     /// The queue pair as its consumer sees it. The key of a tunnel belongs to the provider.
     pub(super) fn attributes(&self) -> QpAttributes {
+        let (connection, (sq_psn, rq_psn), draining) = match self.connected() {
+            Some(own) => (own.attributes, own.psns(), own.is_draining()),
+            None => (Attributes::default(), (self.sq_psn, Psn::default()), false),
+        };
         QpAttributes {
             kind: self.kind,
             numbers: self.numbers,
@@ -127,12 +187,20 @@ impl Qp {
             port: self.port,
             pkey_index: self.pkey_index,
             qkey: self.qkey,
-            sq_psn: self.sq_psn,
-            rq_psn: Psn::default(),
-            dest_qpn: Qpn::default(),
-            dest_lid: Lid::NONE,
-            path_mtu: Mtu::default(),
-            access: AccessFlags::empty(),
+            sq_psn,
+            rq_psn,
+            dest_qpn: connection.dest_qpn,
+            dest_lid: connection.primary.map_or(Lid::NONE, |path| path.dlid),
+            primary: connection.primary,
+            path_mtu: connection.path_mtu,
+            access: connection.access,
+            timeout: connection.timeout,
+            retry_count: connection.retry_count,
+            rnr_retry: connection.rnr_retry,
+            min_rnr_timer: connection.min_rnr_timer,
+            max_rd_atomic: connection.max_rd_atomic,
+            max_dest_rd_atomic: connection.max_dest_rd_atomic,
+            draining,
             migration: MigrationState::default(),
         }
     }

@@ -4,8 +4,9 @@ use hca_api::{
     AsyncEvent, FunctionId, HcaError, Privileges, QpHandle, QpKind, QpModify, QpNumbers, QpSpec,
     QpState, ReceiveMode, SpecialQp,
 };
-use ib_wire::{Gid, Lid, PKeyIndex, PortNum, QKey, Qpn};
+use ib_wire::{Gid, Lid, Mtu, PKeyIndex, PortNum, QKey, Qpn};
 
+use super::connected::Connected;
 use super::event::EventSource;
 use super::function::{FunctionState, slot};
 use super::management::limits;
@@ -71,23 +72,34 @@ impl Device {
         let from = qp.state;
         let to = next_state(&qp.kind, from, change)?;
         self.check_attributes(state, qp, change)?;
+        let at = QpRef::new(function, handle);
         let state = self.state_mut(function)?;
         let qp = state.qp_mut(handle)?;
         apply(qp, change);
-        qp.state = to;
         match (from, to) {
-            (_, QpState::Reset) => qp.reset(),
-            (_, QpState::Error) => {
-                qp.state = from;
-                state.enter_error(handle.0);
+            (_, QpState::Reset) => {
+                qp.reset();
+                self.disarm(at);
+                return Ok(());
             }
+            (_, QpState::Error) => {
+                self.abort_connected(at);
+                self.state_mut(function)?.enter_error(handle.0);
+                return Ok(());
+            }
+            _ => qp.state = to,
+        }
+        if qp.connected().is_some() {
+            return self.follow_transition(at, from, change);
+        }
+        match (from, to) {
             (QpState::ReadyToSend, QpState::SendQueueDrain) if change.drain_event => {
                 // What has begun is done: a send takes no time. What has not begun waits.
                 state.events.raise(AsyncEvent::SendQueueDrained(handle));
             }
             (_, QpState::ReadyToSend) => {
                 let port = qp.port;
-                self.join_backlog(QpRef::new(function, handle));
+                self.join_backlog(at);
                 if let Some(port) = port {
                     self.serve_backlog(port);
                 }
@@ -108,9 +120,13 @@ impl Device {
             return Err(HcaError::InUse);
         }
         // In the reset state nothing is posted (IBA 10.3.1.1), whatever stands in a source's memory.
+        let at = QpRef::new(function, handle);
         if qp.state != QpState::Reset {
-            state.enter_error(handle.0);
+            self.abort_connected(at);
+            self.state_mut(function)?.enter_error(handle.0);
         }
+        self.disarm(at);
+        let state = self.state_mut(function)?;
         let qp = state.qps.remove(handle.0 as usize);
         state.release_pd(qp.pd);
         for cq in [qp.send_cq, qp.recv_cq] {
@@ -123,7 +139,6 @@ impl Device {
         }
         state.events.forget(EventSource::Qp(handle));
         if qp.in_backlog {
-            let at = QpRef::new(function, handle);
             qp.port
                 .into_iter()
                 .for_each(|port| self.leave_backlog(at, port));
@@ -139,8 +154,7 @@ impl Device {
     fn check_kind(&self, function: FunctionId, kind: &QpKind) -> Result<(), HcaError> {
         let state = self.state(function)?;
         let taken = match *kind {
-            QpKind::Rc | QpKind::Uc => return Err(HcaError::Unsupported),
-            QpKind::Ud => return Ok(()),
+            QpKind::Rc | QpKind::Uc | QpKind::Ud => return Ok(()),
             QpKind::Special { special, port } => {
                 if !state.has(Privileges::SPECIAL_QP) {
                     return Err(HcaError::PermissionDenied);
@@ -306,6 +320,39 @@ impl Device {
         if controlled && !qp.is_tunnelled() && !state.has(Privileges::CONTROLLED_QKEY) {
             return Err(HcaError::PermissionDenied);
         }
+        if qp.connected().is_some() {
+            self.check_connection_attributes(qp, change)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the values that only connected queue pairs have.
+    fn check_connection_attributes(&self, qp: &Qp, change: &QpModify) -> Result<(), HcaError> {
+        let number = change.port.or(qp.port);
+        let port = number.and_then(|number| self.node.port(number));
+        let is_above = |given: Option<u8>, most| given.is_some_and(|given| given > most);
+        if (change.primary).is_some_and(|path| Some(path.port) != number) {
+            return Err(HcaError::InvalidPort);
+        }
+        let fits = |mtu: Mtu| {
+            let most = port.and_then(|port| port.mtu_cap.bytes());
+            mtu.bytes().is_some_and(|bytes| most >= Some(bytes))
+        };
+        let misfits = change.path_mtu.is_some_and(|mtu| !fits(mtu))
+            || is_above(change.timeout, 31)
+            || is_above(change.min_rnr_timer, 31)
+            || is_above(change.retry_count, 7)
+            || is_above(change.rnr_retry, 7)
+            || is_above(change.max_rd_atomic, LIMITS.max_qp_init_rd_atom)
+            || is_above(change.max_dest_rd_atomic, LIMITS.max_qp_rd_atom);
+        if misfits {
+            return Err(HcaError::InvalidParameter);
+        }
+        // What was begun goes by the attributes that it began with (IBA 10.3.1.5).
+        let drains = qp.connected().is_some_and(Connected::is_draining);
+        if drains && change.state.is_none_or(|to| to == QpState::SendQueueDrain) {
+            return Err(HcaError::InvalidQpState);
+        }
         Ok(())
     }
 
@@ -417,5 +464,8 @@ fn apply(qp: &mut Qp, change: &QpModify) {
     }
     if let Some(psn) = change.sq_psn {
         qp.sq_psn = psn;
+    }
+    if let Some(own) = qp.connected_mut() {
+        own.attributes.apply(change);
     }
 }

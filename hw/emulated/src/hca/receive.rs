@@ -83,7 +83,8 @@ impl Device {
         let Some(own) = self.node.port(port) else {
             return;
         };
-        if let Err(reason) = packet.datagram() {
+        if !packet.is_served() {
+            let reason = DropReason::UnsupportedOpcode;
             self.node.count_drop(port, None, reason);
         } else if packet.dlid().is_multicast() {
             self.deliver_multicast(port, packet, None);
@@ -106,6 +107,8 @@ impl Device {
         };
         let result = if smp != (packet.lrh.vl() == Vl::MANAGEMENT) {
             Err(DropReason::WrongLane)
+        } else if special && packet.datagram().is_err() {
+            Err(DropReason::UnsupportedOpcode)
         } else if special && packet.payload.len() != MAD_SIZE {
             // A packet too long for its receive would stop the queue pair on which all depends.
             Err(DropReason::NotAMad)
@@ -161,7 +164,7 @@ impl Device {
             .is_ok_and(|qp| qp.block_multicast_loopback)
     }
 
-    /// Checks a packet against the queue pair that it is for, and delivers it (IBA 9.6.1, 9.8.3).
+    /// Checks a packet against the queue pair that it is for (IBA 9.6.1), and hands it to the transport.
     fn deliver_to_qp(
         &mut self,
         port: PortNum,
@@ -172,8 +175,12 @@ impl Device {
         let qp = state
             .qp(to.handle())
             .ok()
-            .filter(|qp| qp.kind == QpKind::Ud && qp.port.is_none_or(|own| own == port))
+            .filter(|qp| matches!(qp.kind, QpKind::Ud | QpKind::Rc | QpKind::Uc))
+            .filter(|qp| qp.port.is_none_or(|own| own == port))
             .ok_or(DropReason::NoQp)?;
+        if qp.connected().is_some() && packet.datagram().is_ok() {
+            return Err(DropReason::NoQp);
+        }
         if !qp.can_receive() {
             return Err(DropReason::QpNotReady);
         }
@@ -186,6 +193,11 @@ impl Device {
             .and_then(|index| self.node.port(port)?.pkey(index));
         if !own_pkey.is_some_and(|own| own.matches(packet.bth.pkey)) {
             return Err(DropReason::BadPKey);
+        }
+        if let Some(own) = qp.connected() {
+            Self::check_connection(own, packet)?;
+            self.receive_connected(to, packet);
+            return Ok(());
         }
         if qp.qkey != packet.datagram()?.qkey {
             return Err(DropReason::BadQKey);

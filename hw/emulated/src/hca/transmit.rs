@@ -17,6 +17,9 @@ use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
 use crate::DropReason;
 
+/// Packets of connections that are sent at a time.
+const TURN: u32 = 64;
+
 impl Device {
     pub(super) fn post_send(
         &mut self,
@@ -27,6 +30,9 @@ impl Device {
         let state = self.state(function)?;
         let qp = state.qp(handle)?;
         qp.check_send(request)?;
+        if qp.connected().is_some() {
+            return self.post_connected(QpRef::new(function, handle), request);
+        }
         let work = SendWork {
             wr_id: request.wr_id,
             immediate: match request.op {
@@ -81,7 +87,7 @@ impl Device {
         else {
             return;
         };
-        if qp.in_backlog || qp.state != QpState::ReadyToSend || qp.sends.is_empty() {
+        if qp.in_backlog || !qp.has_work() {
             return;
         }
         let Some(port) = qp.port else {
@@ -100,8 +106,14 @@ impl Device {
         }
     }
 
-    /// Sends what waits, one message of each queue pair in turn, while the port's egress has room.
+    /// Sends what waits while the port's egress has room: of each queue pair in turn a datagram, or a packet of its
+    /// connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
+    /// egress.
     pub(super) fn serve_backlog(&mut self, port: PortNum) {
+        let mut turn = TURN;
+        if let Some(egress) = self.egress_mut(port) {
+            egress.interrupted = false;
+        }
         while let Some(at) = self
             .egress_mut(port)
             .filter(|egress| egress.frames.len() < EGRESS_DEPTH)
@@ -114,6 +126,19 @@ impl Device {
                 continue;
             };
             qp.in_backlog = false;
+            if qp.connected().is_some() {
+                if self.transmit_connected(at) {
+                    self.join_backlog(at);
+                    turn -= 1;
+                }
+                if turn == 0 {
+                    if let Some(egress) = self.egress_mut(port) {
+                        egress.interrupted = !egress.backlog.is_empty();
+                    }
+                    return;
+                }
+                continue;
+            }
             if qp.state != QpState::ReadyToSend {
                 continue;
             }
@@ -362,7 +387,7 @@ impl Device {
         active && shown
     }
 
-    fn global_header(
+    pub(super) fn global_header(
         &self,
         state: &FunctionState,
         vector: &AddressVector,

@@ -69,6 +69,15 @@ impl OwnedPayload {
         }
     }
 
+    /// Returns the bytes that were given, and the list of those behind them.
+    pub(super) fn split(&self) -> (&[u8], &[Sge]) {
+        match self {
+            Self::Gather(sges) => (&[], sges.as_slice()),
+            Self::Inline(bytes) => (bytes, &[]),
+            Self::Headed(head, sges) => (head, sges.as_slice()),
+        }
+    }
+
     pub(super) fn as_payload(&self) -> Payload<'_> {
         match self {
             Self::Gather(sges) => Payload::Gather(sges.as_slice()),

@@ -243,6 +243,18 @@ impl<B> Requester<B> {
         }
     }
 
+    /// Sets the attributes that the transition to RTS brings, the first PSN included. Does nothing once requests may
+    /// start.
+    pub fn configure(&mut self, config: RequesterConfig) {
+        if self.state == RequesterState::Waiting {
+            let slots = core::mem::take(&mut self.slots);
+            *self = Self {
+                slots,
+                ..Self::new(config)
+            };
+        }
+    }
+
     /// Changes what a transition from SQD to SQD may: timeout, retries and initiator depth (IBA 10.3.1).
     pub fn modify(&mut self, change: impl FnOnce(&mut RequesterConfig)) {
         let fixed = self.config;

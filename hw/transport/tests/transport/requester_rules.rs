@@ -292,6 +292,19 @@ fn t051_requests_posted_before_rts_wait() {
 }
 
 #[test]
+fn t051_the_first_psn_may_come_with_the_transition_to_rts() {
+    let mut rig = Rig::new();
+    rig.end.rc = crate::network::Connection::new(requester(10), responder(0));
+    rig.post(SEND, 1);
+    rig.end.rc.requester_mut().configure(requester(77));
+    rig.end.rc.start();
+    assert_eq!(rig.psns(), [77]);
+    rig.end.rc.requester_mut().configure(requester(10));
+    rig.post(SEND, 1);
+    assert_eq!(rig.psns(), [78], "not once requests may start");
+}
+
+#[test]
 fn t053_an_abort_flushes_in_posting_order_and_so_do_later_posts() {
     let mut rig = Rig::new();
     rig.post(SEND, 1).post(READ, 1).post(SEND, 600);

@@ -124,6 +124,7 @@ const fn syndrome(status: CompletionStatus) -> Syndrome {
         CompletionStatus::LocalProtection => Syndrome::LOCAL_PROTECTION,
         CompletionStatus::Flushed => Syndrome::FLUSHED,
         CompletionStatus::MwBind => Syndrome::MW_BIND,
+        CompletionStatus::LocalAccess => Syndrome::LOCAL_ACCESS,
         CompletionStatus::BadResponse => Syndrome::BAD_RESPONSE,
         CompletionStatus::RemoteAccess => Syndrome::REMOTE_ACCESS,
         CompletionStatus::RemoteInvalidRequest => Syndrome::REMOTE_INVALID_REQUEST,

@@ -1,6 +1,7 @@
 //! The fabric with end nodes that do nothing but send and keep what a test tells them.
 
 mod bring_up;
+mod connected;
 mod faults;
 mod gateway;
 mod port0;

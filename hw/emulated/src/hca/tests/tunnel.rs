@@ -177,7 +177,6 @@ fn special_queue_pairs_exist_once_and_need_privileges() {
     assert_eq!(make(VF1, proxy(Gsi)), Ok(()));
     assert_eq!(make(VF1, proxy(Gsi)), Err(HcaError::SpecialQpTaken));
     assert_eq!(make(PF, proxy(Gsi)), Err(HcaError::InvalidParameter));
-    assert_eq!(make(VF1, QpKind::Rc), Err(HcaError::Unsupported));
 }
 
 /// A function that is reset owns nothing, and its tunnel stays with the physical function.

@@ -1,0 +1,330 @@
+//! RC and UC queue pairs of two adapters, behind a switch each.
+
+mod errors;
+mod random;
+mod reliable;
+mod states;
+mod unreliable;
+
+use core::time::Duration;
+
+use hca_api::{
+    AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
+    CqHandle, DmaBuffer, FunctionId, Hca, HcaError, HcaEvent, MrKeys, MrKind, MrSpec, Payload,
+    PdHandle, PortState, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode,
+    RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
+};
+use ib_vtime::Instant;
+use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
+
+use crate::{Fabric, Fault, FaultPlan, NodeId, PacketFilter, Topology, When};
+
+const PORT: PortNum = PortNum(1);
+const PF: FunctionId = FunctionId::PF;
+/// Bytes of the region of each end.
+const REGION: usize = 1 << 18;
+const MTU: Mtu = Mtu::MTU_1024;
+
+/// A queue pair with a region that it allows its peer everything with.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    host: usize,
+    pd: PdHandle,
+    cq: CqHandle,
+    qp: QpHandle,
+    qpn: Qpn,
+    memory: DmaBuffer,
+    keys: MrKeys,
+}
+
+impl End {
+    const fn sge(&self, offset: usize, len: u32) -> Sge {
+        Sge {
+            addr: self.memory.addr + offset as u64,
+            len,
+            lkey: self.keys.lkey,
+        }
+    }
+
+    const fn remote(&self, offset: usize) -> RemoteAddress {
+        RemoteAddress {
+            addr: self.memory.addr + offset as u64,
+            rkey: self.keys.rkey,
+        }
+    }
+}
+
+/// Two hosts on two switches, without a subnet manager: what one would write is there.
+struct Rig {
+    fabric: Fabric,
+    hosts: [NodeId; 2],
+    now: Instant,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (fabric, built) = Topology::two_switches(1).build(7);
+        let mut rig = Self {
+            fabric,
+            hosts: [built.hcas[0], built.hcas[1]],
+            now: Instant::ZERO,
+        };
+        rig.run(1);
+        for (host, lid) in [(0, 1), (1, 2)] {
+            let switch = built.switches[host];
+            for (node, ports) in [(rig.hosts[host], &[1][..]), (switch, &[1, 7])] {
+                for number in ports {
+                    let port = rig.fabric.slots[node.index()].node_mut();
+                    let port = port.port_mut(PortNum(*number)).unwrap();
+                    port.state = PortState::Active;
+                    port.neighbor_mtu = Mtu::MTU_2048;
+                }
+            }
+            let own = rig.fabric.slots[rig.hosts[host].index()].node_mut();
+            own.port_mut(PORT).unwrap().lid = Lid::new(lid);
+            let tables = rig.fabric.slots[switch.index()].node_mut().tables_mut();
+            let tables = tables.unwrap();
+            tables.info.linear_fdb_top = 2.into();
+            for (to, far) in [(1, host == 1), (2, host == 0)] {
+                tables.set_unicast(to, PortNum(if far { 7 } else { 1 }));
+            }
+        }
+        rig
+    }
+
+    /// Lets so many milliseconds pass.
+    fn run(&mut self, millis: u64) {
+        self.now += Duration::from_millis(millis);
+        let until = self.now;
+        while let Some(next) = self.fabric.poll_timeout().filter(|at| *at <= until) {
+            while self.fabric.poll(next) {}
+        }
+        while self.fabric.poll(until) {}
+    }
+
+    fn hca(&mut self, host: usize) -> impl Hca {
+        self.fabric.hca(self.hosts[host], PF).unwrap()
+    }
+
+    /// Makes a queue pair, initialised.
+    fn end(&mut self, host: usize, kind: QpKind) -> End {
+        let mut hca = self.hca(host);
+        let memory = hca.allocate_dma(REGION).unwrap();
+        let pd = hca.alloc_pd().unwrap();
+        let cq = hca.create_cq(1 << 12).unwrap();
+        let keys = hca
+            .register_mr(&MrSpec {
+                pd,
+                kind: MrKind::Virtual {
+                    addr: memory.addr,
+                    len: memory.len as u64,
+                },
+                access: everything(),
+                key: None,
+            })
+            .unwrap();
+        let (qp, numbers) = hca.create_qp(spec(kind, pd, cq)).unwrap();
+        hca.modify_qp(qp, &init()).unwrap();
+        End {
+            host,
+            pd,
+            cq,
+            qp,
+            qpn: numbers.external,
+            memory,
+            keys,
+        }
+    }
+
+    fn modify(&mut self, end: &End, change: &QpModify) -> Result<(), HcaError> {
+        self.hca(end.host).modify_qp(end.qp, change)
+    }
+
+    /// Connects an end to a peer and takes it to RTS.
+    fn open(&mut self, end: &End, peer: &End, reliable: bool) {
+        self.modify(end, &to_rtr(peer, reliable)).unwrap();
+        self.modify(end, &to_rts(end, reliable)).unwrap();
+    }
+
+    /// Makes two queue pairs that are connected.
+    fn pair(&mut self, kind: QpKind) -> [End; 2] {
+        let ends = [self.end(0, kind), self.end(1, kind)];
+        let reliable = kind == QpKind::Rc;
+        self.open(&ends[0], &ends[1], reliable);
+        self.open(&ends[1], &ends[0], reliable);
+        ends
+    }
+
+    fn post(&mut self, end: &End, wr_id: u64, op: SendOp<'_>, sge: Sge) -> Result<(), HcaError> {
+        self.hca(end.host).post_send(
+            end.qp,
+            &SendRequest {
+                wr_id,
+                op,
+                payload: Payload::Gather(&[sge]),
+                flags: SendFlags::SIGNALED,
+                destination: None,
+            },
+        )
+    }
+
+    fn receive(&mut self, end: &End, wr_id: u64, sge: Sge) {
+        let request = RecvRequest {
+            wr_id,
+            scatter: &[sge],
+        };
+        self.hca(end.host).post_recv(end.qp, &request).unwrap();
+    }
+
+    fn done(&mut self, end: &End) -> Vec<Completion> {
+        let mut out = vec![BLANK; 1 << 12];
+        let count = self.hca(end.host).poll_cq(end.cq, &mut out).unwrap();
+        out.truncate(count);
+        out
+    }
+
+    /// Names and results of all completions that wait.
+    fn outcomes(&mut self, end: &End) -> Vec<(u64, CompletionStatus)> {
+        let done = self.done(end);
+        done.iter().map(|done| (done.wr_id, done.status)).collect()
+    }
+
+    fn write(&mut self, end: &End, offset: usize, bytes: &[u8]) {
+        let addr = end.memory.addr + offset as u64;
+        self.hca(end.host).dma_write(addr, bytes).unwrap();
+    }
+
+    fn read(&mut self, end: &End, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let addr = end.memory.addr + offset as u64;
+        self.hca(end.host).dma_read(addr, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn state(&mut self, end: &End) -> QpState {
+        self.hca(end.host).query_qp(end.qp).unwrap().state
+    }
+
+    fn events(&mut self, end: &End) -> Vec<HcaEvent> {
+        let mut hca = self.hca(end.host);
+        let mut events = Vec::new();
+        while let Some(event) = hca.poll_event() {
+            if !matches!(
+                event,
+                HcaEvent::Async(hca_api::AsyncEvent::Port { .. }) | HcaEvent::Completion(_)
+            ) {
+                events.push(event);
+            }
+        }
+        events
+    }
+
+    /// Plans a fault on what both hosts send.
+    fn faults(&mut self, when: When, fault: Fault) {
+        for (seed, host) in (1..).zip(self.hosts) {
+            let plan = FaultPlan::new(seed).rule(PacketFilter::default(), when, fault);
+            self.fabric.set_faults(host.port(1), Some(&plan));
+        }
+    }
+}
+
+/// A completion to be overwritten.
+const BLANK: Completion = Completion {
+    wr_id: 0,
+    status: CompletionStatus::Aborted,
+    op: CompletionOp::Recv,
+    qpn: Qpn::SMI,
+    byte_len: 0,
+    immediate: 0,
+    flags: CompletionFlags::empty(),
+    source: None,
+};
+
+const fn everything() -> AccessFlags {
+    AccessFlags::LOCAL_WRITE
+        .union(AccessFlags::REMOTE_WRITE)
+        .union(AccessFlags::REMOTE_READ)
+        .union(AccessFlags::REMOTE_ATOMIC)
+}
+
+const fn spec(kind: QpKind, pd: PdHandle, cq: CqHandle) -> QpSpec {
+    QpSpec {
+        kind,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps {
+            max_send_wr: 256,
+            max_recv_wr: 256,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline: 256,
+        },
+        signal_all: false,
+        receives: ReceiveMode::Posted,
+        qpn: None,
+        block_multicast_loopback: false,
+    }
+}
+
+fn init() -> QpModify {
+    QpModify {
+        state: Some(QpState::Init),
+        port: Some(PORT),
+        pkey_index: Some(PKeyIndex(0)),
+        access: Some(everything()),
+        ..QpModify::default()
+    }
+}
+
+fn first_psn(qpn: Qpn) -> Psn {
+    // So that messages cross the end of the count.
+    Psn::from_low_bits(0xff_fff0).wrapping_add(qpn.get() & 3)
+}
+
+fn to_rtr(peer: &End, reliable: bool) -> QpModify {
+    QpModify {
+        state: Some(QpState::ReadyToReceive),
+        path_mtu: Some(MTU),
+        dest_qpn: Some(peer.qpn),
+        rq_psn: Some(first_psn(peer.qpn)),
+        primary: Some(AddressVector {
+            port: PORT,
+            dlid: Lid::new(if peer.host == 0 { 1 } else { 2 }),
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: None,
+        }),
+        max_dest_rd_atomic: reliable.then_some(4),
+        min_rnr_timer: reliable.then_some(12),
+        ..QpModify::default()
+    }
+}
+
+fn to_rts(end: &End, reliable: bool) -> QpModify {
+    QpModify {
+        state: Some(QpState::ReadyToSend),
+        sq_psn: Some(first_psn(end.qpn)),
+        timeout: reliable.then_some(8),
+        retry_count: reliable.then_some(7),
+        rnr_retry: reliable.then_some(7),
+        max_rd_atomic: reliable.then_some(4),
+        ..QpModify::default()
+    }
+}
+
+fn to_state(state: QpState) -> QpModify {
+    QpModify {
+        state: Some(state),
+        ..QpModify::default()
+    }
+}
+
+/// Bytes that tell where they belong.
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..u32::try_from(len).unwrap())
+        .map(|at| at.wrapping_mul(0x9e37_79b1).to_be_bytes()[0] ^ seed)
+        .collect()
+}

@@ -1,0 +1,273 @@
+//! How the device drives connected queue pairs: posts, packets, transitions and time.
+
+use hca_api::{FunctionId, HcaError, QpHandle, QpModify, QpState, SendRequest};
+use ib_transport::Transfer;
+use ib_vtime::Instant;
+use ib_wire::packet::{Bth, Lrh, TransportFrame};
+use ib_wire::{PortNum, Vl};
+
+use super::super::inbound::Inbound;
+use super::super::qpn::QpRef;
+use super::super::{Device, DropReason};
+use super::{Connected, Machine, Surroundings, request};
+
+impl Device {
+    /// Lends a queue pair's machine out for a call, with its surroundings, and draws the conclusions: the state of the
+    /// queue pair follows that of the machine or the other way round, and the timer follows the deadline.
+    ///
+    /// Returns `None` if there is no machine.
+    fn with_machine<T>(
+        &mut self,
+        at: QpRef,
+        arrived: &[u8],
+        leaving: &mut Vec<u8>,
+        call: impl FnOnce(&mut Machine, Instant, &mut Surroundings<'_>) -> T,
+    ) -> Option<T> {
+        let now = self.node.now();
+        let state = self.state_mut(at.function).ok()?;
+        let mut machine = state
+            .qp_mut(at.handle())
+            .ok()?
+            .connected_mut()?
+            .machine
+            .take()?;
+        let mut fx = Surroundings::new(state, at.index, arrived, leaving);
+        let result = call(&mut machine, now, &mut fx);
+        let state = self.state_mut(at.function).ok()?;
+        let qp = state.qp_mut(at.handle()).ok()?;
+        if qp.state == QpState::Error && !machine.is_failed() {
+            // A completion queue failed.
+            machine.abort(&mut Surroundings::new(state, at.index, &[], leaving));
+        } else if machine.is_failed() && qp.state != QpState::Error {
+            state.enter_error(at.index);
+        } else if machine.has_send_error() && qp.state == QpState::ReadyToSend {
+            qp.state = QpState::SendQueueError;
+        }
+        let deadline = machine.poll_timeout();
+        let own = state.qp_mut(at.handle()).ok()?.connected_mut()?;
+        own.machine = Some(machine);
+        let armed = own.timer.map(|key| key.deadline());
+        if let Some(deadline) = deadline.filter(|at| armed.is_none_or(|armed| armed > *at)) {
+            let stale = own.timer.take();
+            stale.map(|key| self.timers.cancel(key));
+            let key = self.timers.set(deadline, at);
+            if let Some(own) = self.connected_mut(at) {
+                own.timer = Some(key);
+            }
+        }
+        Some(result)
+    }
+
+    fn connected_mut(&mut self, at: QpRef) -> Option<&mut Connected> {
+        let state = self.state_mut(at.function).ok()?;
+        state.qp_mut(at.handle()).ok()?.connected_mut()
+    }
+
+    /// Posts a request; it leaves in the queue pair's turns.
+    ///
+    /// # Errors
+    /// As [`request`]; the caller has checked state and sizes.
+    pub(in super::super) fn post_connected(
+        &mut self,
+        at: QpRef,
+        posted: &SendRequest<'_>,
+    ) -> Result<(), HcaError> {
+        let qp = self.state(at.function)?.qp(at.handle())?;
+        let service = qp.connected().ok_or(HcaError::InvalidQpKind)?.service;
+        let request = request(service, qp.signal_all, posted, &mut self.spare)?;
+        let mut request = Some(request);
+        self.with_machine(at, &[], &mut Vec::new(), |machine, _, fx| {
+            if let Some(request) = request.take() {
+                machine.post(request, fx);
+            }
+        });
+        if let Some(request) = request {
+            // In ERR, and there never was a connection.
+            use ib_transport::{Effects, Status};
+            let state = self.state_mut(at.function)?;
+            Surroundings::new(state, at.index, &[], &mut Vec::new())
+                .complete_send(request, Status::Flushed);
+        }
+        self.join_backlog(at);
+        Ok(())
+    }
+
+    /// Makes the machine follow a transition, which has been applied to the queue pair.
+    ///
+    /// # Errors
+    /// [`HcaError::InvalidParameter`] if there is no path MTU.
+    pub(in super::super) fn follow_transition(
+        &mut self,
+        at: QpRef,
+        from: QpState,
+        change: &QpModify,
+    ) -> Result<(), HcaError> {
+        let to = self.state(at.function)?.qp(at.handle())?.state;
+        let Some(own) = self.connected_mut(at) else {
+            return Ok(());
+        };
+        match (from, to) {
+            (QpState::Init, QpState::ReadyToReceive) => own.listen()?,
+            _ => own.configure()?,
+        }
+        own.announces_drain |= change.drain_event;
+        let none = &mut Vec::new();
+        match (from, to) {
+            (QpState::ReadyToSend, QpState::SendQueueDrain) => {
+                self.with_machine(at, &[], none, |machine, _, fx| machine.drain(fx));
+            }
+            (_, QpState::ReadyToSend) => {
+                own.announces_drain = false;
+                self.with_machine(at, &[], none, |machine, _, _| machine.start());
+            }
+            _ => {}
+        }
+        self.join_backlog(at);
+        Ok(())
+    }
+
+    /// Takes a connected queue pair to ERR: requests and the receive in use flush first.
+    pub(in super::super) fn abort_connected(&mut self, at: QpRef) {
+        self.with_machine(at, &[], &mut Vec::new(), |machine, _, fx| machine.abort(fx));
+    }
+
+    /// Forgets the timer of a queue pair that goes.
+    pub(in super::super) fn disarm(&mut self, at: QpRef) {
+        if let Some(key) = self.connected_mut(at).and_then(|own| own.timer.take()) {
+            self.timers.cancel(key);
+        }
+    }
+
+    /// Forgets the timers of a function that goes.
+    pub(in super::super) fn disarm_all(&mut self, function: FunctionId) {
+        let Ok(state) = self.state(function) else {
+            return;
+        };
+        let keys = state.qps.iter().filter_map(|(_, qp)| qp.connected()?.timer);
+        for key in keys.collect::<Vec<_>>() {
+            self.timers.cancel(key);
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub(in super::super) fn fire_timers(&mut self, now: Instant) {
+        while let Some((key, at)) = self.timers.pop_due(now) {
+            let Some(own) = self.connected_mut(at) else {
+                continue;
+            };
+            if own.timer != Some(key) {
+                continue;
+            }
+            own.timer = None;
+            self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {
+                machine.handle_timeout(now, fx);
+            });
+            self.join_backlog(at);
+        }
+    }
+
+    /// Checks that a packet is of the connection (IBA 9.6.1.5): service, and the path back to the peer.
+    pub(in super::super) fn check_connection(
+        own: &Connected,
+        packet: &Inbound<'_>,
+    ) -> Result<(), DropReason> {
+        if packet.bth.opcode.service() != Some(own.service) {
+            return Err(DropReason::UnsupportedOpcode);
+        }
+        let peer = own.attributes.primary.ok_or(DropReason::QpNotReady)?;
+        let remote = peer.grh.map(|route| route.remote_gid);
+        if packet.lrh.slid == peer.dlid && packet.grh.map(|grh| grh.sgid) == remote {
+            Ok(())
+        } else {
+            Err(DropReason::ForeignPath)
+        }
+    }
+
+    /// Hands a packet that passed the checks of its queue pair to the machine. What it answers leaves later.
+    pub(in super::super) fn receive_connected(&mut self, at: QpRef, packet: &Inbound<'_>) {
+        let len = u32::try_from(packet.payload.len()).unwrap_or(u32::MAX);
+        let transfer = Transfer::from_packet(packet.bth, &packet.extended, len);
+        let none = &mut Vec::new();
+        self.with_machine(at, packet.payload, none, |machine, now, fx| {
+            machine.handle(now, &transfer, fx);
+        });
+        self.join_backlog(at);
+    }
+
+    /// Sends the next packet of a connected queue pair. Returns `false` if there is none.
+    pub(in super::super) fn transmit_connected(&mut self, at: QpRef) -> bool {
+        let mut payload = core::mem::take(&mut self.staging);
+        payload.clear();
+        let transfer = self
+            .with_machine(at, &[], &mut payload, |machine, now, fx| {
+                machine.poll_transmit(now, fx)
+            })
+            .flatten();
+        if let Some(transfer) = &transfer {
+            let len = payload.len().min(transfer.payload_len() as usize);
+            if let Err((port, reason)) = self.send_transfer(at, transfer, &payload[..len]) {
+                self.node.count_drop(port, at.function, reason);
+            }
+        }
+        self.staging = payload;
+        transfer.is_some()
+    }
+
+    /// Builds the packet of a transfer and routes it. One that cannot leave is lost, as on a link.
+    fn send_transfer(
+        &mut self,
+        at: QpRef,
+        transfer: &Transfer,
+        payload: &[u8],
+    ) -> Result<(), (PortNum, DropReason)> {
+        const GONE: (PortNum, DropReason) = (PortNum(0), DropReason::NoQp);
+
+        let state = self.state(at.function).map_err(|_| GONE)?;
+        let qp = state.qp(QpHandle(at.index)).map_err(|_| GONE)?;
+        let own = qp.connected().ok_or(GONE)?;
+        let vector = own.attributes.primary.ok_or(GONE)?;
+        let number = vector.port;
+        let lost = |reason| (number, reason);
+        let headers = transfer.headers(own.service).ok_or(GONE)?;
+        let port = self.node.port(number).ok_or(GONE)?;
+        if !self.passes_data(state, number) {
+            return Err(lost(DropReason::PortNotActive));
+        }
+        if !vector.dlid.is_unicast() {
+            return Err(lost(DropReason::BadDestinationLid));
+        }
+        let vl = Some(port.vl_for_sl(vector.sl))
+            .filter(|vl| *vl != Vl::MANAGEMENT)
+            .ok_or_else(|| lost(DropReason::NoDataLane))?;
+        let pkey = state
+            .physical_pkey(number, qp.pkey_index)
+            .and_then(|index| port.pkey(index))
+            .filter(|pkey| pkey.is_valid())
+            .ok_or_else(|| lost(DropReason::NoPKey))?;
+        let mut lrh = Lrh {
+            dlid: vector.dlid,
+            slid: port.source_lid(vector.path_bits),
+            ..Lrh::default()
+        };
+        lrh.set_vl(vl);
+        lrh.set_sl(vector.sl);
+        let mut bth = Bth {
+            opcode: headers.opcode,
+            pkey,
+            dest_qp: own.attributes.dest_qpn,
+            psn: headers.psn,
+            ..Bth::default()
+        };
+        bth.set_solicited(headers.solicited);
+        bth.set_ack_request(headers.ack_request);
+        bth.set_migrated(true);
+        let frame = TransportFrame {
+            lrh,
+            grh: self.global_header(state, &vector).map_err(lost)?,
+            bth,
+            extended: headers.extended(),
+            payload,
+        };
+        self.route(number, &frame, Some(at)).map_err(lost)
+    }
+}

@@ -1,0 +1,305 @@
+//! What the machines of connected transports act on: memory, receive queues, completion queues and events of a function.
+
+use core::ops::Range;
+
+use hca_api::{
+    AccessFlags, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus, PdHandle,
+    QpHandle,
+};
+use ib_transport::{
+    AtomicOp, Effects, Event, LocalFault, LocalRight, Operation, ReceiveFault, Received,
+    ReceivedKind, RemoteFault, RemoteRight, Request, Status, Taken,
+};
+use ib_wire::RKey;
+
+use super::super::function::FunctionState;
+use super::super::memory::{ProtectionFault, RemoteRegion};
+use super::super::qp::Side;
+use super::super::work_queue::{OwnedPayload, SgeList, total_len};
+
+/// A request of the send queue, but for what the machine keeps of it.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Work {
+    pub(in super::super) wr_id: u64,
+    /// A success makes a completion.
+    pub(in super::super) signalled: bool,
+    pub(in super::super) payload: OwnedPayload,
+}
+
+/// A receive that a message is put into.
+#[derive(Clone, Debug)]
+pub(in super::super) struct TakenReceive {
+    wr_id: u64,
+    scatter: SgeList,
+    /// Protection domain of the queue that it was posted to.
+    pd: PdHandle,
+}
+
+/// The surroundings of a queue pair, lent to its machine for a call.
+#[derive(Debug)]
+pub(super) struct Surroundings<'a> {
+    state: &'a mut FunctionState,
+    /// The queue pair.
+    index: u32,
+    /// Payload of the packet that arrived.
+    arrived: &'a [u8],
+    /// Payload of the packet that leaves.
+    leaving: &'a mut Vec<u8>,
+}
+
+impl<'a> Surroundings<'a> {
+    pub(super) const fn new(
+        state: &'a mut FunctionState,
+        index: u32,
+        arrived: &'a [u8],
+        leaving: &'a mut Vec<u8>,
+    ) -> Self {
+        Self {
+            state,
+            index,
+            arrived,
+            leaving,
+        }
+    }
+
+    fn pd(&self) -> Result<PdHandle, ProtectionFault> {
+        let qp = self.state.qp(QpHandle(self.index));
+        qp.map(|qp| qp.pd).map_err(|_| ProtectionFault)
+    }
+
+    /// Returns a part of the arriving payload.
+    fn part(&self, range: Range<u32>) -> Result<&'a [u8], ProtectionFault> {
+        (self.arrived.get(range.start as usize..range.end as usize)).ok_or(ProtectionFault)
+    }
+
+    fn completion(&self, wr_id: u64, op: CompletionOp, status: Status) -> Completion {
+        let qp = self.state.qp(QpHandle(self.index));
+        Completion {
+            wr_id,
+            status: completion_status(status),
+            op,
+            qpn: qp.map_or_else(|_| ib_wire::Qpn::default(), |qp| qp.numbers.external),
+            byte_len: 0,
+            immediate: 0,
+            flags: CompletionFlags::empty(),
+            source: None,
+        }
+    }
+}
+
+impl From<ProtectionFault> for LocalFault {
+    fn from(_: ProtectionFault) -> Self {
+        Self
+    }
+}
+
+impl From<ProtectionFault> for RemoteFault {
+    fn from(_: ProtectionFault) -> Self {
+        Self
+    }
+}
+
+impl Effects for Surroundings<'_> {
+    type Buffer = Work;
+    type Region = RemoteRegion;
+    type Receive = TakenReceive;
+
+    fn check_local(&mut self, work: &Work, len: u32, right: LocalRight) -> Result<(), LocalFault> {
+        let access = match right {
+            LocalRight::Gather => AccessFlags::empty(),
+            LocalRight::Scatter => AccessFlags::LOCAL_WRITE,
+        };
+        let (given, sges) = work.payload.split();
+        let len = u64::from(len).saturating_sub(given.len() as u64);
+        Ok(self
+            .state
+            .memory
+            .check_list(self.pd()?, sges, len, access)?)
+    }
+
+    fn gather(&mut self, work: &Work, range: Range<u32>) -> Result<(), LocalFault> {
+        let pd = self.pd()?;
+        let (given, sges) = work.payload.split();
+        let (start, end) = (range.start as usize, range.end as usize);
+        let head = given
+            .get(start.min(given.len())..end.min(given.len()))
+            .unwrap_or_default();
+        self.leaving.clear();
+        self.leaving.extend_from_slice(head);
+        let before = |at: usize| at.saturating_sub(given.len()) as u64;
+        let rest = before(start)..before(end);
+        let memory = &self.state.memory;
+        Ok(memory.gather_range(pd, sges, &rest, self.leaving)?)
+    }
+
+    fn scatter(&mut self, work: &Work, offset: u32, payload: Range<u32>) -> Result<(), LocalFault> {
+        let (pd, bytes) = (self.pd()?, self.part(payload)?);
+        let (_, sges) = work.payload.split();
+        let memory = &mut self.state.memory;
+        Ok(memory.scatter_at(pd, sges, u64::from(offset), bytes)?)
+    }
+
+    fn store_original(&mut self, work: &Work, original: u64) -> Result<(), LocalFault> {
+        let pd = self.pd()?;
+        let (_, sges) = work.payload.split();
+        let memory = &mut self.state.memory;
+        Ok(memory.scatter_at(pd, sges, 0, &original.to_ne_bytes())?)
+    }
+
+    fn complete_send(&mut self, request: Request<Work>, status: Status) {
+        if status == Status::Success && !request.buffer.signalled {
+            return;
+        }
+        let op = completion_op(request.operation);
+        let completion = Completion {
+            byte_len: request.len,
+            ..self.completion(request.buffer.wr_id, op, status)
+        };
+        self.state.complete(self.index, Side::Send, completion);
+    }
+
+    fn look_up(
+        &mut self,
+        rkey: RKey,
+        addr: u64,
+        len: u32,
+        right: RemoteRight,
+    ) -> Result<RemoteRegion, RemoteFault> {
+        let access = match right {
+            RemoteRight::Read => AccessFlags::REMOTE_READ,
+            RemoteRight::Write => AccessFlags::REMOTE_WRITE,
+            RemoteRight::Atomic => AccessFlags::REMOTE_ATOMIC,
+        };
+        let (pd, memory) = (self.pd()?, &self.state.memory);
+        Ok(memory.look_up_remote(pd, rkey.get(), addr, u64::from(len), access)?)
+    }
+
+    fn place(
+        &mut self,
+        region: RemoteRegion,
+        addr: u64,
+        payload: Range<u32>,
+    ) -> Result<(), RemoteFault> {
+        let bytes = self.part(payload)?;
+        Ok(self.state.memory.place(region, addr, bytes)?)
+    }
+
+    fn fetch(&mut self, region: RemoteRegion, addr: u64, len: u32) -> Result<(), RemoteFault> {
+        self.leaving.clear();
+        let memory = &self.state.memory;
+        Ok(memory.fetch(region, addr, len, self.leaving)?)
+    }
+
+    fn atomic(
+        &mut self,
+        region: RemoteRegion,
+        addr: u64,
+        op: AtomicOp,
+    ) -> Result<u64, RemoteFault> {
+        let memory = &mut self.state.memory;
+        Ok(memory.update(region, addr, &mut |original| op.apply(original))?)
+    }
+
+    fn take_receive(&mut self) -> Result<Option<Taken<TakenReceive>>, ReceiveFault<TakenReceive>> {
+        let qp = self.state.qp(QpHandle(self.index));
+        let srq = qp.map_or(None, |qp| qp.srq);
+        let pd = match srq.map(|srq| self.state.srq(srq)) {
+            Some(Ok(srq)) => srq.pd,
+            _ => self.pd().map_err(|_| ReceiveFault::Unreachable)?,
+        };
+        Ok(self.state.take_receive(self.index).map(|receive| Taken {
+            capacity: total_len(receive.scatter.as_slice()),
+            receive: TakenReceive {
+                wr_id: receive.wr_id,
+                scatter: receive.scatter,
+                pd,
+            },
+        }))
+    }
+
+    fn fill(
+        &mut self,
+        receive: &TakenReceive,
+        offset: u32,
+        payload: Range<u32>,
+    ) -> Result<(), LocalFault> {
+        let bytes = self.part(payload)?;
+        let (sges, offset) = (receive.scatter.as_slice(), u64::from(offset));
+        let memory = &mut self.state.memory;
+        Ok(memory.scatter_at(receive.pd, sges, offset, bytes)?)
+    }
+
+    fn invalidate(&mut self, _: RKey) -> Result<(), RemoteFault> {
+        // No region here is of a kind that a peer may invalidate (IBA 10.6.5).
+        Err(RemoteFault)
+    }
+
+    fn complete_receive(&mut self, received: Received<TakenReceive>) {
+        let op = match received.kind {
+            ReceivedKind::Send => CompletionOp::Recv,
+            ReceivedKind::WriteImmediate => CompletionOp::RecvRdmaImm,
+        };
+        let mut flags = CompletionFlags::empty();
+        flags.set(CompletionFlags::SOLICITED, received.solicited);
+        flags.set(CompletionFlags::IMMEDIATE, received.immediate.is_some());
+        flags.set(CompletionFlags::INVALIDATED, received.invalidated.is_some());
+        let invalidated = received.invalidated.map_or(0, RKey::get);
+        let completion = Completion {
+            byte_len: received.len,
+            immediate: received.immediate.map_or(invalidated, u32::from_be_bytes),
+            flags,
+            ..self.completion(received.receive.wr_id, op, received.status)
+        };
+        self.state.complete(self.index, Side::Receive, completion);
+    }
+
+    fn raise(&mut self, event: Event) {
+        let qp = QpHandle(self.index);
+        self.state.events.raise(match event {
+            Event::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp),
+            Event::SendQueueDrained => {
+                let asked = self
+                    .state
+                    .qp(qp)
+                    .is_ok_and(|qp| qp.connected().is_some_and(|own| own.announces_drain));
+                if !asked {
+                    return;
+                }
+                AsyncEvent::SendQueueDrained(qp)
+            }
+            Event::RequestError => AsyncEvent::QpRequestError(qp),
+            Event::AccessError => AsyncEvent::QpAccessError(qp),
+            Event::Fatal => AsyncEvent::QpFatal(qp),
+            Event::LastReceiveReached => AsyncEvent::LastWqeReached(qp),
+        });
+    }
+}
+
+const fn completion_op(operation: Operation) -> CompletionOp {
+    match operation {
+        Operation::Send | Operation::SendImmediate(_) | Operation::SendInvalidate(_) => {
+            CompletionOp::Send
+        }
+        Operation::Write(_) | Operation::WriteImmediate(..) => CompletionOp::RdmaWrite,
+        Operation::Read(_) => CompletionOp::RdmaRead,
+        Operation::Atomic(_, AtomicOp::CompareSwap { .. }) => CompletionOp::CompareSwap,
+        Operation::Atomic(_, AtomicOp::FetchAdd { .. }) => CompletionOp::FetchAdd,
+    }
+}
+
+const fn completion_status(status: Status) -> CompletionStatus {
+    match status {
+        Status::Success => CompletionStatus::Success,
+        Status::LocalLength => CompletionStatus::LocalLength,
+        Status::LocalQpOperation => CompletionStatus::LocalQpOperation,
+        Status::LocalProtection => CompletionStatus::LocalProtection,
+        Status::Flushed => CompletionStatus::Flushed,
+        Status::BadResponse => CompletionStatus::BadResponse,
+        Status::LocalAccess => CompletionStatus::LocalAccess,
+        Status::RemoteInvalidRequest => CompletionStatus::RemoteInvalidRequest,
+        Status::RemoteAccess => CompletionStatus::RemoteAccess,
+        Status::RemoteOperation => CompletionStatus::RemoteOperation,
+        Status::RetryExceeded => CompletionStatus::RetryExceeded,
+        Status::RnrRetryExceeded => CompletionStatus::RnrRetryExceeded,
+    }
+}

@@ -1,0 +1,213 @@
+//! Accesses of connected transports: at an offset of a list, and by a remote key.
+
+use core::ops::Range;
+
+use hca_api::{AccessFlags, AddressSpace, MrHandle, PdHandle, Sge};
+
+use super::{KeyOwner, Memory, ProtectionFault, owner, usable};
+
+/// A region that was looked up for a peer. It names one registration: the slot's next owner has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct RemoteRegion {
+    region: MrHandle,
+    generation: u64,
+}
+
+impl Memory {
+    /// Checks that the first `len` bytes of a list are in regions of the protection domain with the rights.
+    ///
+    /// # Errors
+    /// Key, protection domain, right or range, or a list that is too short. Whether the address space has the bytes shows
+    /// when they are used.
+    pub(in super::super) fn check_list(
+        &self,
+        pd: PdHandle,
+        sges: &[Sge],
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<(), ProtectionFault> {
+        let mut left = len;
+        for part in parts(sges, &(0..len)) {
+            let region = usable(
+                &self.regions,
+                owner(&self.keys, part.lkey)?,
+                pd,
+                part.lkey,
+                access,
+            )?;
+            region.offset(part.addr, u64::from(part.len))?;
+            left -= u64::from(part.len);
+        }
+        if left == 0 {
+            Ok(())
+        } else {
+            Err(ProtectionFault)
+        }
+    }
+
+    /// Appends a range of the bytes that a list names to `out`.
+    pub(in super::super) fn gather_range(
+        &self,
+        pd: PdHandle,
+        sges: &[Sge],
+        range: &Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ProtectionFault> {
+        parts(sges, range).try_for_each(|part| self.gather(pd, &[part], out))
+    }
+
+    /// Writes bytes at an offset of a scatter list that is long enough.
+    pub(in super::super) fn scatter_at(
+        &mut self,
+        pd: PdHandle,
+        sges: &[Sge],
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), ProtectionFault> {
+        let mut rest = bytes;
+        let mut usual = MrHandle(0);
+        for part in parts(sges, &(offset..offset + bytes.len() as u64)) {
+            let (now, later) = rest
+                .split_at_checked(part.len as usize)
+                .ok_or(ProtectionFault)?;
+            self.scatter(pd, &[part], &[now], &mut usual)?;
+            rest = later;
+        }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(ProtectionFault)
+        }
+    }
+
+    /// Looks up a key of a peer's request for an access of `len` bytes (IBA 10.6.3.2): key, protection domain, right, range.
+    ///
+    /// # Errors
+    /// The first test that fails. A window opens nothing yet.
+    pub(in super::super) fn look_up_remote(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<RemoteRegion, ProtectionFault> {
+        let Some(KeyOwner::Region(handle)) = self.keys.get(&key) else {
+            return Err(ProtectionFault);
+        };
+        let region = self
+            .regions
+            .get(handle.0 as usize)
+            .filter(|region| region.pd == pd && region.access.contains(access))
+            .ok_or(ProtectionFault)?;
+        region.offset(addr, len)?;
+        Ok(RemoteRegion {
+            region: *handle,
+            generation: region.generation,
+        })
+    }
+
+    /// Stores a peer's bytes.
+    ///
+    /// # Errors
+    /// The registration ended, or the address space lacks the bytes.
+    pub(in super::super) fn place(
+        &mut self,
+        at: RemoteRegion,
+        addr: u64,
+        bytes: &[u8],
+    ) -> Result<(), ProtectionFault> {
+        let region = (self.regions.get(at.region.0 as usize))
+            .filter(|region| region.generation == at.generation)
+            .ok_or(ProtectionFault)?;
+        let space = &mut self.space;
+        let mut rest = bytes;
+        region.pieces(addr, bytes.len() as u64, |addr, len| {
+            let (piece, behind) = rest.split_at_checked(len).ok_or(ProtectionFault)?;
+            rest = behind;
+            Ok(space.write(addr, piece)?)
+        })
+    }
+
+    /// Appends bytes that a peer reads to `out`.
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    pub(in super::super) fn fetch(
+        &self,
+        at: RemoteRegion,
+        addr: u64,
+        len: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ProtectionFault> {
+        let region = (self.regions.get(at.region.0 as usize))
+            .filter(|region| region.generation == at.generation)
+            .ok_or(ProtectionFault)?;
+        region.pieces(addr, u64::from(len), |addr, len| {
+            let start = out.len();
+            out.resize(start + len, 0);
+            Ok(self.space.read(addr, &mut out[start..])?)
+        })
+    }
+
+    /// Replaces 8 bytes for a peer, and returns what they were.
+    ///
+    /// # Errors
+    /// As [`Self::place`], or 8 bytes that are not together or not aligned in the address space.
+    pub(in super::super) fn update(
+        &mut self,
+        at: RemoteRegion,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, ProtectionFault> {
+        const LEN: u64 = size_of::<u64>() as u64;
+
+        let region = (self.regions.get(at.region.0 as usize))
+            .filter(|region| region.generation == at.generation)
+            .ok_or(ProtectionFault)?;
+        let backing = region.backing.as_ref().ok_or(ProtectionFault)?;
+        match backing.piece(region.offset(addr, LEN)?, LEN) {
+            (addr, LEN) => Ok(self.space.update_u64(addr, update)?),
+            _ => Err(ProtectionFault),
+        }
+    }
+}
+
+/// The parts of a list's entries that lie in a range of its bytes.
+fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
+    let (mut skip, mut left) = (range.start, range.end.saturating_sub(range.start));
+    sges.iter().filter_map(move |sge| {
+        let skipped = u64::from(sge.len).min(skip);
+        skip -= skipped;
+        let len = (u64::from(sge.len) - skipped).min(left);
+        left -= len;
+        (len != 0).then(|| Sge {
+            addr: sge.addr.wrapping_add(skipped),
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            lkey: sge.lkey,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_api::LKey;
+
+    use super::*;
+
+    #[test]
+    fn a_range_of_a_list_is_cut_out_of_its_entries() {
+        let sge = |addr, len| Sge {
+            addr,
+            len,
+            lkey: LKey(7),
+        };
+        let list = [sge(100, 10), sge(0, 0), sge(200, 5), sge(300, 20)];
+        let cut = |range| parts(&list, &range).collect::<Vec<_>>();
+        assert_eq!(cut(0..10), [sge(100, 10)]);
+        assert_eq!(cut(8..16), [sge(108, 2), sge(200, 5), sge(300, 1)]);
+        assert_eq!(cut(15..99), [sge(300, 20)]);
+        assert_eq!(cut(35..40), []);
+        assert_eq!(cut(3..3), []);
+    }
+}
