@@ -13,7 +13,7 @@ use super::{Device, LIMITS};
 use crate::node::LinkRequest;
 use crate::{Node, pma, sma};
 
-/// What the device can do.
+/// Abilities of the device.
 const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::SRQ)
     .union(DeviceCaps::BAD_PKEY_COUNTER)

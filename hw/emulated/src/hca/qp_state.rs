@@ -110,7 +110,7 @@ fn connected_rule(reliable: bool, from: QpState, to: QpState) -> Option<Rule> {
         Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrain, SendQueueError,
     };
 
-    /// What only RC has: a timer, retries, reads and RNR NAKs.
+    /// Attributes that UC lacks: a timer, retries, reads and RNR NAKs.
     const RELIABLE: Given = Given::TIMEOUT
         .union(Given::RETRY_COUNT)
         .union(Given::RNR_RETRY)

@@ -299,6 +299,7 @@ fn t051_the_first_psn_may_come_with_the_transition_to_rts() {
     rig.end.rc.requester_mut().configure(requester(77));
     rig.end.rc.start();
     assert_eq!(rig.psns(), [77]);
+    rig.reply(ack(77));
     rig.end.rc.requester_mut().configure(requester(10));
     rig.post(SEND, 1);
     assert_eq!(rig.psns(), [78], "not once requests may start");

@@ -183,7 +183,7 @@ impl Device {
         }
     }
 
-    /// Hands a packet that passed the checks of its queue pair to the machine. What it answers leaves later.
+    /// Hands a packet that passed the checks of its queue pair to the machine. Answers leave later.
     pub(in super::super) fn receive_connected(&mut self, at: QpRef, packet: &Inbound<'_>) {
         let len = u32::try_from(packet.payload.len()).unwrap_or(u32::MAX);
         let transfer = Transfer::from_packet(packet.bth, &packet.extended, len);

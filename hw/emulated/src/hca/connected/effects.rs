@@ -1,4 +1,4 @@
-//! What the machines of connected transports act on: memory, receive queues, completion queues and events of a function.
+//! The surroundings of a connection's machine: memory, receive queues, completion queues and events of a function.
 
 use core::ops::Range;
 

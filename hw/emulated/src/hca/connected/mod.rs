@@ -1,7 +1,7 @@
 //! The transport of RC and UC queue pairs: attributes, and the machine that holds them to it.
 //!
 //! The machines are those of [`ib_transport`]. One exists from the transition to RTR to the reset; it is taken out of
-//! its queue pair while it works, so that it can be lent the rest of the function. What it sends leaves in the turns of
+//! its queue pair while it works, so that it can be lent the rest of the function. Packets leave in the turns of
 //! [`Device::serve_backlog`](super::Device), a packet at a time.
 
 mod drive;

@@ -17,8 +17,8 @@ impl Memory {
     /// Checks that the first `len` bytes of a list are in regions of the protection domain with the rights.
     ///
     /// # Errors
-    /// Key, protection domain, right or range, or a list that is too short. Whether the address space has the bytes shows
-    /// when they are used.
+    /// Key, protection domain, right or range, or a list that is too short. That the address space lacks bytes shows when
+    /// they are used.
     pub(in super::super) fn check_list(
         &self,
         pd: PdHandle,
