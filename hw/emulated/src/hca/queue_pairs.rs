@@ -139,9 +139,7 @@ impl Device {
         }
         state.events.forget(EventSource::Qp(handle));
         if qp.in_backlog {
-            qp.port
-                .into_iter()
-                .for_each(|port| self.leave_backlog(at, port));
+            self.leave_backlog(at);
         }
         self.bind_kind(&qp.kind, function, None);
         if self.qpns.unassign(qp.numbers.real) {

@@ -99,9 +99,9 @@ impl Device {
         }
     }
 
-    /// Takes a queue pair that is destroyed from among those that are served.
-    pub(super) fn leave_backlog(&mut self, at: QpRef, port: PortNum) {
-        if let Some(egress) = self.egress_mut(port) {
+    /// Takes a queue pair that is destroyed from among those that are served, at whichever port it had when it joined them.
+    pub(super) fn leave_backlog(&mut self, at: QpRef) {
+        for egress in &mut self.egress {
             egress.backlog.retain(|waiting| *waiting != at);
         }
     }

@@ -1,6 +1,7 @@
 //! RC and UC queue pairs of two adapters, behind a switch each.
 
 mod errors;
+mod hostile;
 mod random;
 mod reliable;
 mod states;
