@@ -5,7 +5,8 @@
 //! device through [`EndNode`].
 //!
 //! Calls take effect at once: a send is built and handed to the port's egress, or delivered, within
-//! [`hca_api::Hca::post_send`]. While the egress is full, sends wait in their queues.
+//! [`hca_api::Hca::post_send`]. While the egress is full, sends wait in their queues. Requests of connections always do: their
+//! packets leave when the device is polled, in turns with those of other queue pairs, and the completion follows the answer.
 //!
 //! # What the device does that is not obvious
 //!

@@ -83,9 +83,7 @@ impl Device {
                 return Ok(());
             }
             (_, QpState::Error) => {
-                self.abort_connected(at);
-                self.state_mut(function)?.enter_error(handle.0);
-                return Ok(());
+                return self.fail(at);
             }
             _ => qp.state = to,
         }
@@ -109,6 +107,18 @@ impl Device {
         Ok(())
     }
 
+    /// Moves a queue pair to ERR: everything posted completes as flushed, of a source's receives a bounded number.
+    fn fail(&mut self, at: QpRef) -> Result<(), HcaError> {
+        let before = self.state(at.function)?.qp(at.handle())?.state;
+        self.abort_connected(at);
+        let state = self.state_mut(at.function)?;
+        // A machine that ends takes its queue pair along.
+        if before == QpState::Error || state.qp(at.handle())?.state != QpState::Error {
+            state.enter_error(at.index);
+        }
+        Ok(())
+    }
+
     pub(super) fn destroy_qp(
         &mut self,
         function: FunctionId,
@@ -122,8 +132,7 @@ impl Device {
         // In the reset state nothing is posted (IBA 10.3.1.1), whatever stands in a source's memory.
         let at = QpRef::new(function, handle);
         if qp.state != QpState::Reset {
-            self.abort_connected(at);
-            self.state_mut(function)?.enter_error(handle.0);
+            self.fail(at)?;
         }
         self.disarm(at);
         let state = self.state_mut(function)?;

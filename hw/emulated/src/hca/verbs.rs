@@ -163,9 +163,11 @@ impl Hca for Function<'_> {
     }
 
     fn bind_mw(&mut self, qp: QpHandle, _wr_id: u64, _bind: &MwBind) -> Result<(), HcaError> {
-        // Windows open memory to peers of connected queue pairs only (IBA 10.6.7.2.1).
-        self.state()?.qp(qp)?;
-        Err(HcaError::InvalidQpKind)
+        // Windows open memory to peers of connected queue pairs only (IBA 10.6.7.2.1), which do not bind them yet.
+        match self.state()?.qp(qp)?.connected() {
+            Some(_) => Err(HcaError::Unsupported),
+            None => Err(HcaError::InvalidQpKind),
+        }
     }
 
     fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), HcaError> {
