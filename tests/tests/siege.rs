@@ -11,7 +11,7 @@ fn bound(calm: Option<&Figures>) -> Bound {
     Bound {
         p99: Duration::from_millis(250).max(10 * calm),
         max: Duration::from_secs(5),
-        late: 1.0,
+        stalled: 1.0,
     }
 }
 

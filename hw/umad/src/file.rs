@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::abi::{MAX_AGENTS, RegisterRequest2, UmadHeader};
 use crate::adapters::{Adapters, PortId};
 use crate::errno::Errno;
-use crate::rules::{FileRules, WriteShape, data_offset};
+use crate::rules::{FileRules, RequestKey, WriteShape, data_offset};
 
 /// What one file may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +241,22 @@ impl UmadFile {
         self.waiting_bytes += waiting.bytes();
         self.waiting.push_back(waiting);
         self.flush(now, adapters);
+        Ok(())
+    }
+
+    /// Checks that no request is under way that the one in `head` is like: its header and the common header of its MAD.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`], also for what is no request.
+    pub fn may_write(&self, head: &[u8]) -> Result<(), Errno> {
+        let key = RequestKey::of_request(head, self.rules.header_size()).ok_or(Errno::EINVAL)?;
+        let waiting = self.waiting.iter().map(|waiting| &waiting.sent);
+        let under_way = self.requests.values().chain(waiting);
+        let mut requests = under_way.filter(|sent| !sent.mad.method.is_answer());
+        let is_like = |sent: &Sent| RequestKey::new(sent.header.id.get(), &sent.mad) == key;
+        if requests.any(is_like) {
+            return Err(Errno::EINVAL);
+        }
         Ok(())
     }
 

@@ -28,5 +28,5 @@ pub use protocol::{
     Call, CallReply, Delivery, Frame, FrameKind, HELLO_REPLY_SIZE, Hello, HelloReply, INLINE_MAX,
     LONG_HEAD, MAX_DATAGRAM, MAX_MESSAGE, PART_MAX, Purpose, frames,
 };
-pub use rules::{AgentRules, FileRules};
+pub use rules::{AgentRules, FileRules, MAD_HEADER_SIZE, RequestKey};
 pub use server::{Answer, ServerLimits, SessionId, TreeRequest, UmadServer, UserId, Verdict};

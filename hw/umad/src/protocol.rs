@@ -217,6 +217,9 @@ pub enum Call {
     Ioctl(u32),
     /// Asks for an announced message.
     Fetch(u64),
+    /// Asks whether a request may be written, or one with its transaction id is under way; the body is the header and the
+    /// common header of the MAD. Asked only if the program's side has sent such a one and seen nothing of its end.
+    MayWrite,
 }
 
 /// A datagram from a program's side.
@@ -256,6 +259,7 @@ impl<'b> Frame<'b> {
                 header.kind = 3;
                 header.offset = serial.into();
             }
+            FrameKind::Call(Call::MayWrite) => header.kind = 4,
         }
         Some(zerocopy::transmute!(header))
     }
@@ -280,6 +284,7 @@ impl<'b> Frame<'b> {
             }
             2 => FrameKind::Call(Call::Ioctl(header.total.get())),
             3 => FrameKind::Call(Call::Fetch(header.offset.get())),
+            4 => FrameKind::Call(Call::MayWrite),
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { kind, body })

@@ -21,6 +21,53 @@ const CLASS_LIMIT: u8 = 0x50;
 /// Class versions below this can be registered for (`MAX_MGMT_VERSION`).
 const VERSION_LIMIT: u8 = 0x83;
 
+/// Bytes of the common header of a MAD.
+pub const MAD_HEADER_SIZE: usize = size_of::<MadHeader>();
+
+/// A request that waits for its answer: which a second one must not be like (`is_duplicate` of the kernel's `user_mad.c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestKey {
+    agent: u32,
+    class: MgmtClass,
+    /// Its lower half: the upper one is the agent's.
+    tid: u32,
+}
+
+impl RequestKey {
+    /// Returns the key of a message with a header of so many bytes, or `None` if it is no request, or cut short.
+    #[must_use]
+    pub fn of_request(message: &[u8], header_size: usize) -> Option<Self> {
+        Self::of(message, header_size, |header| !header.method.is_answer())
+    }
+
+    /// Returns the key of the request that a message which was read ends: its answer, or itself if there was none.
+    #[must_use]
+    pub fn ended_by(message: &[u8], header_size: usize) -> Option<Self> {
+        Self::of(message, header_size, |_| true)
+    }
+
+    fn of(
+        message: &[u8],
+        header_size: usize,
+        is_wanted: impl FnOnce(&MadHeader) -> bool,
+    ) -> Option<Self> {
+        let agent = UmadHeader::read(message, header_size)?.id.get();
+        let (header, _) = MadHeader::read_from_prefix(message.get(header_size..)?).ok()?;
+        is_wanted(&header).then(|| Self::new(agent, &header))
+    }
+
+    /// Returns the key of a request of an agent.
+    #[must_use]
+    pub const fn new(agent: u32, header: &MadHeader) -> Self {
+        let [.., a, b, c, d] = header.tid.get().to_be_bytes();
+        Self {
+            agent,
+            class: header.mgmt_class,
+            tid: u32::from_be_bytes([a, b, c, d]),
+        }
+    }
+}
+
 /// What matters of an agent for what is written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentRules {

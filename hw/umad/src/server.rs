@@ -443,6 +443,7 @@ impl OpenUmad {
                 }
                 None => Err(Errno::ENOENT),
             },
+            Call::MayWrite => self.file.may_write(body),
             Call::Ioctl(ioctl::REGISTER_AGENT) => self.register(adapters, &mut argument),
             Call::Ioctl(ioctl::REGISTER_AGENT2) => self.register2(adapters, &mut argument),
             Call::Ioctl(ioctl::UNREGISTER_AGENT) => match U32::read_from_bytes(body) {

@@ -55,8 +55,10 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
     let mut code = ExitCode::SUCCESS;
     for (figures, bound) in siege.missed(promise) {
         let [p99, max] = [bound.p99, bound.max].map(|time| time.as_secs_f64() * 1e3);
-        let late = bound.late * 100.0;
-        eprintln!("missed p99 {p99:.3} ms, max {max:.3} ms, late {late:.2} %:");
+        let stalled = bound.stalled * 100.0;
+        eprintln!(
+            "missed p99 {p99:.3} ms, max {max:.3} ms, {stalled:.0} % of the time beyond p99:"
+        );
         eprintln!("{}", figures.line());
         code = ExitCode::FAILURE;
     }

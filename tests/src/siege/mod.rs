@@ -27,7 +27,7 @@ pub use attacks::{Attack, Target};
 pub use victims::{Probe, Trouble};
 
 use crate::live::Lab;
-use victims::{Places, Victims};
+use victims::{INTERVAL, Places, Victims};
 
 /// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the socket of its VF,
 /// the folder of the service's other sockets, and a file for its progress follow.
@@ -73,7 +73,7 @@ pub enum Setting {
 }
 
 /// How long something took, in one setting.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
     /// In which setting.
     pub setting: Setting,
@@ -89,6 +89,8 @@ pub struct Figures {
     pub max: Duration,
     /// The part that took longer than [`LATE`], of 1.
     pub late: f64,
+    /// All of them, in the order in which they were due.
+    waits: Vec<Duration>,
 }
 
 /// How long something may take.
@@ -98,13 +100,15 @@ pub struct Bound {
     pub p99: Duration,
     /// Each.
     pub max: Duration,
-    /// The part that may be late, of 1.
-    pub late: f64,
+    /// The part of the time, of 1, in which something is due for longer than all but one in a hundred may take.
+    pub stalled: f64,
 }
 
 impl Bound {
     fn is_kept(&self, figures: &Figures) -> bool {
-        figures.p99 <= self.p99 && figures.max <= self.max && figures.late <= self.late
+        figures.p99 <= self.p99
+            && figures.max <= self.max
+            && figures.stalled(self.p99) <= self.stalled
     }
 }
 
@@ -307,7 +311,8 @@ fn wait_until_free(lab: &Lab) {
 }
 
 impl Figures {
-    fn of(setting: Setting, probe: Probe, mut samples: Vec<Duration>) -> Self {
+    fn of(setting: Setting, probe: Probe, waits: Vec<Duration>) -> Self {
+        let mut samples = waits.clone();
         samples.sort_unstable();
         let at = |part: usize| {
             let index = (samples.len() * part / 100).min(samples.len() - 1);
@@ -321,7 +326,21 @@ impl Figures {
             p99: at(99),
             max: *samples.last().unwrap(),
             late: samples.iter().filter(|wait| **wait > LATE).count() as f64 / samples.len() as f64,
+            waits,
         }
+    }
+
+    /// Returns the part of the time in which something was due for longer than a bound.
+    fn stalled(&self, bound: Duration) -> f64 {
+        let (mut stalled, mut until) = (Duration::ZERO, Duration::ZERO);
+        for (nth, wait) in (0..).zip(&self.waits) {
+            let due = nth * INTERVAL;
+            let from = (due + bound).max(until);
+            stalled += (due + *wait).saturating_sub(from);
+            until = until.max(due + *wait);
+        }
+        let all = INTERVAL.as_secs_f64() * self.waits.len().max(1) as f64;
+        stalled.as_secs_f64() / all
     }
 
     fn setting(&self) -> (&'static str, usize) {
@@ -396,20 +415,20 @@ impl Siege {
 }
 
 /// How long something may take: under attack 5 ms more for all but one in a hundred, or three times as long, as beside
-/// processes whose messages mean nothing; 50 ms more, or three times as long, at the longest; and one in a hundred more may be
-/// late, or three times as many. Without an attack whatever a service has to keep whose host has two processors.
+/// processes whose messages mean nothing; 50 ms more, or three times as long, at the longest; and in one part in a hundred of
+/// the time something may be due for longer. Without an attack what a service has to keep whose host has two processors.
 #[must_use]
 pub fn promise(calm: Option<&Figures>) -> Bound {
     let Some(calm) = calm else {
         return Bound {
             p99: Duration::from_millis(20),
             max: Duration::from_millis(100),
-            late: 0.1,
+            stalled: 0.01,
         };
     };
     Bound {
         p99: (calm.p99 + Duration::from_millis(5)).max(3 * calm.p99),
         max: (calm.max + Duration::from_millis(50)).max(3 * calm.max),
-        late: (calm.late + 0.01).max(3.0 * calm.late),
+        stalled: 0.01,
     }
 }

@@ -29,7 +29,7 @@ const PAGES: usize = 1024;
 const LIMIT: Duration = Duration::from_secs(200);
 
 /// How often each thing is due.
-const INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const INTERVAL: Duration = Duration::from_millis(10);
 
 /// How often a guest that nothing happens to does what is due.
 const LOOK: Duration = Duration::from_millis(20);

@@ -148,12 +148,15 @@ static void look_at_a_timeout(int lid)
 	header->retries = 2;
 	clock_gettime(CLOCK_MONOTONIC, &begun);
 	said("ask nobody", write(fd, umad, sizeof umad));
+	said("ask nobody the same", write(fd, umad, sizeof umad));
 	memset(umad, 0, sizeof umad);
 	said("read", read(fd, umad, sizeof umad));
 	clock_gettime(CLOCK_MONOTONIC, &ended);
 	millis = (ended.tv_sec - begun.tv_sec) * 1000 + (ended.tv_nsec - begun.tv_nsec) / 1000000;
 	printf("after three times 100 ms: %s\n", millis >= 300 ? "yes" : "no");
 	printf("status: %s, low id %d\n", name_of(header->status), umad[HEADER + 15]);
+	sa_request(umad, agent, lid, 100, GET, NODE_RECORD, 9);
+	said("ask nobody the same again", write(fd, umad, sizeof umad));
 	close(fd);
 }
 

@@ -1,5 +1,6 @@
 //! What `read`, `write` and `ioctl` do on an umad file, after the kernel's `user_mad.c`.
 
+use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use umad_link::{
-    Call, Delivery, FileRules, LONG_HEAD, RegisterRequest, RegisterRequest2, frames, ioctl,
+    Call, Delivery, FileRules, LONG_HEAD, MAD_HEADER_SIZE, RegisterRequest, RegisterRequest2,
+    RequestKey, frames, ioctl,
 };
 
 use crate::client;
@@ -16,12 +18,17 @@ use crate::client;
 /// Bytes of a MAD, the least that a reader of a longer message has room for.
 const MAD_SIZE: usize = 256;
 
+/// Requests that are noted as sent; beyond, the service is asked about each.
+const MAX_NOTED: usize = 1 << 16;
+
 /// An open umad file: the rules that it keeps to, and which socket it is.
 #[derive(Debug)]
 pub(crate) struct UmadFile {
     device: u64,
     inode: u64,
     rules: Mutex<FileRules>,
+    /// Requests whose end the program has not read.
+    sent: Mutex<BTreeSet<RequestKey>>,
     /// Held from looking at a message until it is taken.
     reading: Mutex<()>,
     /// Held while the parts of a message are sent.
@@ -47,6 +54,7 @@ impl UmadFile {
             device: stat.st_dev,
             inode: stat.st_ino,
             rules: Mutex::default(),
+            sent: Mutex::default(),
             reading: Mutex::default(),
             writing: Mutex::default(),
         })
@@ -70,7 +78,13 @@ impl UmadFile {
         }
         loop {
             match self.take(fd, count) {
-                Ok(Found::Message(bytes)) => return Ok((bytes, Ok(()))),
+                Ok(Found::Message(bytes)) => {
+                    let header_size = lock(&self.rules).header_size();
+                    if let Some(key) = RequestKey::ended_by(&bytes, header_size) {
+                        lock(&self.sent).remove(&key);
+                    }
+                    return Ok((bytes, Ok(())));
+                }
                 Ok(Found::TooLong(head)) => return Ok((head, Err(Errno::NOSPC))),
                 Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error),
@@ -112,11 +126,37 @@ impl UmadFile {
     /// `write`.
     pub(crate) fn write(&self, fd: BorrowedFd<'_>, message: &[u8]) -> Result<(), Errno> {
         let rules = *lock(&self.rules);
-        rules
+        let shape = rules
             .check_write(message, message.len())
             .map_err(client::errno)?;
         let _writing = lock(&self.writing);
+        let key = RequestKey::of_request(message, rules.header_size());
+        if let Some(key) = key.filter(|_| shape.header.timeout_ms.get() != 0) {
+            self.check_free(fd, key, message, rules.header_size())?;
+        }
         frames(message).try_for_each(|frame| client::send(fd, &frame, None))
+    }
+
+    /// Checks that a request may be under way, and notes that it is. One that the program sent, and whose end it has not
+    /// read, may have ended all the same: the service knows.
+    fn check_free(
+        &self,
+        fd: BorrowedFd<'_>,
+        key: RequestKey,
+        message: &[u8],
+        header_size: usize,
+    ) -> Result<(), Errno> {
+        let may_be_under_way = {
+            let mut sent = lock(&self.sent);
+            // A program that reads nothing does not get to keep more.
+            let is_full = sent.len() >= MAX_NOTED && !sent.contains(&key);
+            is_full || !sent.insert(key)
+        };
+        if may_be_under_way {
+            let head = message.get(..header_size + MAD_HEADER_SIZE);
+            client::call(fd, Call::MayWrite, head.ok_or(Errno::INVAL)?)?.result?;
+        }
+        Ok(())
     }
 
     /// Bytes of the argument of an `ioctl`; `None` if an umad file knows no such request.

@@ -301,6 +301,29 @@ fn who_says_nothing_is_cut_off_after_a_while_and_others_are_not() {
 }
 
 #[test]
+fn a_request_may_be_written_once_the_one_like_it_has_ended() {
+    let mut bench = Bench::opened(&[]);
+    let request = written(0, 100, sa_mad(Method::GET, 7).as_bytes());
+    let other = written(0, 100, sa_mad(Method::GET, 8).as_bytes());
+    let response = written(0, 100, sa_mad(Method::GET_RESP, 7).as_bytes());
+    let may_write = |bench: &mut Bench, message: &[u8]| {
+        let head = &message[..HEADER_SIZE + crate::MAD_HEADER_SIZE];
+        let answer = bench.answer(Call::MayWrite, head);
+        CallReply::decode(&answer.datagram).unwrap().error
+    };
+    assert_eq!(may_write(&mut bench, &request), None);
+    bench.write(&request);
+    assert_eq!(may_write(&mut bench, &request), Some(Errno::EINVAL));
+    assert_eq!(may_write(&mut bench, &other), None);
+    assert_eq!(
+        may_write(&mut bench, &response),
+        Some(Errno::EINVAL),
+        "none"
+    );
+    assert_eq!(bench.answer(Call::MayWrite, &[]).datagram[0], 22);
+}
+
+#[test]
 fn what_is_kept_for_a_users_files_is_bounded_and_others_have_room() {
     const FILES: usize = 4;
     let mut port = OnePort::new();
