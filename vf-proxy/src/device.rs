@@ -15,6 +15,7 @@ pub struct PciDevice {
     /// Vectors to be signalled. One that is raised again before it was taken is one.
     interrupts: BTreeSet<u16>,
     changes: PciChanges,
+    wants_reset: bool,
     resets: u64,
 }
 
@@ -38,6 +39,7 @@ impl PciDevice {
             function,
             interrupts: BTreeSet::new(),
             changes: PciChanges::default(),
+            wants_reset: false,
             resets: 0,
         }
     }
@@ -71,6 +73,30 @@ impl PciDevice {
         self.interrupts.pop_first()
     }
 
+    /// Returns `true` if [`PciDevice::take_changes`] has something.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.changes != PciChanges::default()
+    }
+
+    /// Collects what the function wants and what changed. For an owner that wants to know at once what an access did;
+    /// each turn of the device does it, too.
+    pub fn collect_events(&mut self) {
+        while let Some(event) = self.function.poll_event() {
+            match event {
+                PciEvent::Interrupt { vector } => {
+                    self.interrupts.insert(vector);
+                }
+                PciEvent::ResetWanted => self.wants_reset = true,
+                PciEvent::VectorChanged { vector } => {
+                    self.changes.vectors.insert(vector);
+                }
+                PciEvent::BarsChanged => self.changes.bars = true,
+                PciEvent::DoorbellsChanged => self.changes.doorbells = true,
+            }
+        }
+    }
+
     /// Takes what changed since the last call, to be followed before the interrupts that depend on it.
     #[must_use]
     pub fn take_changes(&mut self) -> PciChanges {
@@ -92,20 +118,8 @@ impl Consumer for PciDevice {
     }
 
     fn take_reset_request(&mut self) -> bool {
-        let mut wants_reset = false;
-        while let Some(event) = self.function.poll_event() {
-            match event {
-                PciEvent::Interrupt { vector } => {
-                    self.interrupts.insert(vector);
-                }
-                PciEvent::ResetWanted => wants_reset = true,
-                PciEvent::VectorChanged { vector } => {
-                    self.changes.vectors.insert(vector);
-                }
-                PciEvent::BarsChanged => self.changes.bars = true,
-                PciEvent::DoorbellsChanged => self.changes.doorbells = true,
-            }
-        }
+        self.collect_events();
+        let wants_reset = core::mem::take(&mut self.wants_reset);
         self.resets += u64::from(wants_reset);
         wants_reset
     }

@@ -6,7 +6,6 @@ use ib_vtime::Instant;
 use pf_context::PlaceError;
 use vf_tunnel::VfId;
 
-use super::vfs::pf_of;
 use super::{Host, HostFunction, HostId, World, function_of};
 
 impl World {
@@ -18,17 +17,15 @@ impl World {
     /// Gives a VF on which nothing runs to a consumer.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    ///
-    /// # Panics
-    /// See [`World::add_vf`].
+    /// [`PlaceError`], also for a host that has no PF or is of another world.
     pub fn add_consumer(
         &mut self,
         host: HostId,
         vf: VfId,
         consumer: Box<dyn Consumer>,
     ) -> Result<HostFunction, PlaceError> {
-        pf_of(&mut self.hosts[host.0]).host.place(vf, consumer)?;
+        let pf = self.hosts.get_mut(host.0).and_then(Host::pf_mut);
+        pf.ok_or(PlaceError::NoVf(vf))?.host.place(vf, consumer)?;
         self.wake(host.vf(vf));
         Ok(host.vf(vf))
     }
@@ -38,13 +35,14 @@ impl World {
     #[must_use]
     pub fn consumer<C: Consumer>(&self, at: impl Into<HostFunction>) -> Option<&C> {
         let at = at.into();
-        let consumer = self.hosts[at.host.0].consumer(at.function)?;
+        let consumer = self.hosts.get(at.host.0)?.consumer(at.function)?;
         consumer.downcast_ref()
     }
 
     /// Returns what runs on a function, to be used without the function. `None` if it is of another type.
     pub fn consumer_mut<C: Consumer>(&mut self, at: impl Into<HostFunction>) -> Option<&mut C> {
         let at = at.into();
+        self.hosts.get(at.host.0)?;
         self.wake(at);
         let consumer = self.hosts[at.host.0].consumer_mut(at.function)?;
         consumer.downcast_mut()
@@ -58,6 +56,7 @@ impl World {
         call: impl FnOnce(&mut C, &mut dyn Hca, Instant) -> T,
     ) -> Option<T> {
         let at = at.into();
+        self.hosts.get(at.host.0)?;
         self.wake(at);
         let host = &mut self.hosts[at.host.0];
         let mut hca = function_of(&mut self.fabric, host.node(), at.function).ok()?;

@@ -12,10 +12,7 @@ impl World {
     /// Gives a VF on which nothing runs to a VMM: `function` is what the guest's driver will find.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    ///
-    /// # Panics
-    /// See [`World::add_vf`].
+    /// [`PlaceError`], also for a host that has no PF or is of another world.
     pub fn add_device(
         &mut self,
         host: HostId,
@@ -50,7 +47,7 @@ impl World {
 
     /// Returns the next MSI-X vector of a device that is to be signalled.
     pub fn poll_interrupt(&mut self, at: HostFunction) -> Option<u16> {
-        let consumer = self.hosts[at.host.0].consumer_mut(at.function)?;
+        let consumer = self.hosts.get_mut(at.host.0)?.consumer_mut(at.function)?;
         consumer.downcast_mut::<PciDevice>()?.poll_interrupt()
     }
 }

@@ -23,6 +23,7 @@ mod devices;
 mod host;
 mod ids;
 mod manager;
+mod provider;
 mod run;
 mod shared;
 mod socket;
@@ -89,6 +90,8 @@ pub struct World {
     polled: BTreeSet<HostId>,
     /// Devices with MSI-X vectors to be signalled.
     interrupting: BTreeSet<HostFunction>,
+    /// Devices whose vectors, addresses or doorbells changed.
+    changed: BTreeSet<HostFunction>,
     /// The software on port 0 of the switches that programs use.
     switches: BTreeMap<NodeId, SwitchSoftware>,
     switch_alarms: Alarms<NodeId>,
@@ -115,6 +118,7 @@ impl World {
             is_software_next: false,
             polled: BTreeSet::new(),
             interrupting: BTreeSet::new(),
+            changed: BTreeSet::new(),
             switches: BTreeMap::new(),
             switch_alarms: Alarms::new(),
             woken_switches: Vec::new(),

@@ -14,7 +14,7 @@ const MAX_ROUNDS: u32 = 1_000_000;
 const READY_BATCH: usize = 1024;
 
 /// How long the software on one function goes on before others have their turn, where slices end.
-const TURN: Duration = Duration::from_micros(50);
+pub(super) const TURN: Duration = Duration::from_micros(50);
 
 impl World {
     /// Runs in virtual time until the condition holds, for at most `limit`. The condition is looked at
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// Lets the software on a function do what is due, as long as it is its turn. What is left waits for the next.
-    fn poll_function(&mut self, at: HostFunction, slice: &Slice) {
+    pub(super) fn poll_function(&mut self, at: HostFunction, slice: &Slice) {
         self.polled.insert(at.host);
         let mut turn = slice.share(TURN);
         let (now, fabric) = (self.now, &mut self.fabric);
@@ -209,9 +209,11 @@ impl World {
             self.wake(at);
             self.wake(at.host.pf());
         }
-        let device = self.device(at);
-        if device.is_some_and(PciDevice::is_interrupting) {
+        if self.device(at).is_some_and(PciDevice::is_interrupting) {
             self.interrupting.insert(at);
+        }
+        if self.device(at).is_some_and(PciDevice::has_changes) {
+            self.changed.insert(at);
         }
         if polled.has_more {
             self.turns.add_again(at);

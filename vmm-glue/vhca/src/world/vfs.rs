@@ -275,6 +275,6 @@ impl World {
 
 const NO_PF: &str = "the host's adapter is not shared";
 
-pub(super) fn pf_of(host: &mut Host) -> &mut SharedHost {
+fn pf_of(host: &mut Host) -> &mut SharedHost {
     host.pf_mut().expect(NO_PF)
 }

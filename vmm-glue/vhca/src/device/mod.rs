@@ -1,0 +1,195 @@
+//! A device as a VMM links it: the PCI function of a VF, for any number of threads.
+//!
+//! A [`Backend`] shares a [`Provider`] (a [`World`](crate::world::World)) among the threads of a VMM: vCPUs, which access
+//! [`Device`]s, and one loop, which calls [`Backend::step`] and sleeps until [`Backend::deadline`]. The VMM provides the
+//! rest by three traits: [`Interrupts`], [`Doorbells`] and [`Wake`]. Nothing here owns a descriptor or makes a thread.
+//!
+//! | call | may wait |
+//! | --- | --- |
+//! | [`Device::bar_write`], [`Device::ring`] | no: what the lock's owner is busy with is done first, the rest is left to it |
+//! | [`Device::config_read`], [`Device::bar_read`] | for the lock, that is for one step |
+//! | [`Device::config_write`], [`Device::reset`], [`Device::detach`] | for the lock, and for [`Doorbells::set`] |
+//!
+//! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
+//! every write before it.
+
+mod backend;
+mod inbox;
+mod provider;
+
+use core::fmt;
+use std::sync::Arc;
+
+use hca_api::AddressSpace;
+use thiserror::Error;
+
+pub use vf_proxy::{Bar, Doorbell, MsixMessage};
+
+pub use backend::{Backend, BackendFailed};
+pub use provider::Provider;
+
+use backend::Seat;
+
+/// Wakes the thread that calls [`Backend::step`]: an eventfd's write, or a condition variable's notification. One that does
+/// nothing makes devices slow, not wrong, as long as that thread looks again by itself.
+pub trait Wake: Send + Sync {
+    /// Ends the sleep of the thread, or its next one if it does not sleep.
+    fn wake(&self);
+}
+
+/// Signals the MSI-X vectors of a device.
+///
+/// Called with the lock of the backend held, which orders the calls: an implementation must not call the device.
+pub trait Interrupts: Send + Sync {
+    /// Takes all messages that one access has changed; `None` for a vector that is masked or off. Comes before every
+    /// [`Interrupts::trigger`] that depends on it.
+    fn update(&self, _changes: &[(u16, Option<MsixMessage>)]) {}
+
+    /// Signals a vector, whose message is as it was last told. Masked vectors are held back, and never come here.
+    fn trigger(&self, vector: u16, message: MsixMessage);
+}
+
+/// A doorbell with its address in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedDoorbell {
+    /// Guest-physical address.
+    pub address: u64,
+    /// The doorbell, to be given to [`Device::ring`].
+    pub doorbell: Doorbell,
+}
+
+/// Ends stores to doorbells without an exit to the VMM.
+pub trait Doorbells: Send + Sync {
+    /// Takes the doorbells that there are, in place of those of the call before. The list is empty while the register
+    /// they are behind has no address. The calls of one device come one after the other.
+    fn set(&self, doorbells: &[PlacedDoorbell]);
+}
+
+/// Leaves all doorbells trapped: each store comes by [`Device::bar_write`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TrappedDoorbells;
+
+impl Doorbells for TrappedDoorbells {
+    fn set(&self, _: &[PlacedDoorbell]) {}
+}
+
+/// A base address register that a write to configuration space moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarMove {
+    /// Index of the register.
+    pub bar: u8,
+    /// Its address before; `None` if it had none.
+    pub from: Option<u64>,
+    /// Its address now; `None` if it has none.
+    pub to: Option<u64>,
+}
+
+/// Effects of a write to configuration space that its VMM has to follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub struct ConfigEffect {
+    /// The base address registers that moved, appeared or went.
+    pub moved: Vec<BarMove>,
+}
+
+/// Counts of a device since it was attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceStatistics {
+    /// Writes behind base address registers.
+    pub writes: u64,
+    /// Writes that waited for the lock: they were longer than eight bytes, or the device's queue was full.
+    pub waits: u64,
+    /// Doorbells without a value.
+    pub rings: u64,
+    /// Interrupts that were signalled.
+    pub interrupts: u64,
+    /// Accesses after the device was detached, or its backend failed.
+    pub after_detach: u64,
+}
+
+/// Why a device cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AttachError {
+    /// The provider has no PCI function there.
+    #[error("there is no PCI function of this name; put one there first (World::add_device)")]
+    NoFunction,
+    /// It is attached already.
+    #[error("the PCI function is attached already; detach it first")]
+    InUse,
+    /// The backend has failed.
+    #[error(transparent)]
+    Failed(#[from] BackendFailed),
+}
+
+/// The PCI function of a VF. A clone is the same device.
+///
+/// After [`Device::detach`], and when the backend has failed, reads return ones and writes do nothing.
+#[derive(Clone)]
+pub struct Device(Arc<dyn Seat>);
+
+impl Device {
+    /// Returns the base address registers.
+    #[must_use]
+    pub fn bars(&self) -> &[Bar] {
+        self.0.bars()
+    }
+
+    /// Returns the number of entries of the MSI-X table.
+    #[must_use]
+    pub fn vectors(&self) -> u16 {
+        self.0.vectors()
+    }
+
+    /// Reads configuration space. All 4096 bytes can be read.
+    pub fn config_read(&self, offset: u16, out: &mut [u8]) {
+        self.0.config_read(offset, out);
+    }
+
+    /// Writes configuration space. When this returns, [`Interrupts`] and [`Doorbells`] have been told what they are
+    /// concerned with.
+    pub fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect {
+        self.0.config_write(offset, bytes)
+    }
+
+    /// Reads behind a base address register.
+    pub fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) {
+        self.0.bar_read(bar, offset, out);
+    }
+
+    /// Writes behind a base address register. This is a posted write: it may be carried out after the call.
+    pub fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]) {
+        self.0.bar_write(bar, offset, bytes);
+    }
+
+    /// Takes a store to a doorbell whose value is lost. With an ioeventfd: read that, then call this.
+    pub fn ring(&self, doorbell: Doorbell) {
+        self.0.ring(doorbell);
+    }
+
+    /// Resets the function, as when the machine resets.
+    pub fn reset(&self) {
+        self.0.reset();
+    }
+
+    /// Ends the VF, and returns the memory that it reached. `None` if it has ended before.
+    #[must_use = "the guest's memory is freed with it"]
+    pub fn detach(&self) -> Option<Box<dyn AddressSpace>> {
+        self.0.detach()
+    }
+
+    /// Returns what the device counted.
+    #[must_use]
+    pub fn statistics(&self) -> DeviceStatistics {
+        self.0.statistics()
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,45 @@
+//! The source of the functions that devices are attached to.
+
+use core::fmt::Debug;
+
+use hca_api::{AddressSpace, Hca};
+use ib_vtime::Instant;
+use vf_proxy::PciDevice;
+
+use crate::Slice;
+
+/// Drives VFs with PCI functions. Sans-I/O: it never blocks, and `now` never decreases.
+pub trait Provider: Send + 'static {
+    /// Names a function.
+    type At: Copy + Ord + Debug + Send + Sync + 'static;
+
+    /// Returns the time of the last poll.
+    fn now(&self) -> Instant;
+
+    /// Returns the device of a function, to be read. `None` if there is none.
+    fn device(&mut self, at: Self::At) -> Option<&mut PciDevice>;
+
+    /// Lends a device with its function to a call. Returns `false` if there is none.
+    fn lend(
+        &mut self,
+        now: Instant,
+        at: Self::At,
+        call: &mut dyn FnMut(&mut PciDevice, &mut dyn Hca),
+    ) -> bool;
+
+    /// Does what is due on a device for a short time, after it was lent. The rest comes with the next poll.
+    fn take_turn(&mut self, now: Instant, at: Self::At);
+
+    /// Does what is due, until nothing is left or the slice is over.
+    fn poll_for(&mut self, now: Instant, slice: &mut Slice);
+
+    /// Returns when to poll at the latest; a time that has passed means at once.
+    fn poll_timeout(&self) -> Option<Instant>;
+
+    /// Takes the next device that has interrupts to be signalled, or that changed. To be polled after each poll and each
+    /// turn.
+    fn poll_changed(&mut self) -> Option<Self::At>;
+
+    /// Ends a VF, and returns the memory that it reached. `None` if there is none.
+    fn detach(&mut self, at: Self::At) -> Option<Box<dyn AddressSpace>>;
+}

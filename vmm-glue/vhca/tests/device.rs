@@ -1,0 +1,533 @@
+//! Devices as a VMM's threads use them.
+#![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hca_api::{Hca, HcaEvent};
+use ib_vtime::Instant;
+use vf_proxy::{PciEvent, PciFunction};
+use vhca::device::{
+    AttachError, Backend, Bar, BarMove, Device, Doorbell, Doorbells, Interrupts, MsixMessage,
+    PlacedDoorbell, TrappedDoorbells, Wake,
+};
+use vhca::emulated_hca::Topology;
+use vhca::ib_wire::Guid;
+use vhca::pf_context::context::PfConfig;
+use vhca::vf_proxy::mlx4::PERSONALITY;
+use vhca::vf_tunnel::VfId;
+use vhca::world::{HostFunction, World, vf_spec};
+use vhca::{hca_api, ib_vtime, vf_proxy};
+
+const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
+/// The communication channel: requests, whose highest bit changes with each, and answers.
+const SLAVE_WRITE: u64 = 0x0;
+const SLAVE_READ: u64 = 0x4;
+const DOORBELL: Doorbell = Doorbell {
+    bar: 2,
+    offset: 0x14,
+    len: 4,
+};
+
+/// What a VMM is told, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Told {
+    Update(Vec<(u16, Option<MsixMessage>)>),
+    Trigger(u16, MsixMessage),
+    Doorbells(Vec<PlacedDoorbell>),
+}
+
+#[derive(Default)]
+struct Vmm {
+    told: Mutex<Vec<Told>>,
+    wakes: AtomicU32,
+}
+
+impl Vmm {
+    fn tell(&self, told: Told) {
+        self.told.lock().unwrap().push(told);
+    }
+
+    fn take(&self) -> Vec<Told> {
+        std::mem::take(&mut *self.told.lock().unwrap())
+    }
+
+    fn take_wakes(&self) -> u32 {
+        self.wakes.swap(0, Ordering::SeqCst)
+    }
+}
+
+impl Interrupts for Vmm {
+    fn update(&self, changes: &[(u16, Option<MsixMessage>)]) {
+        self.tell(Told::Update(changes.to_vec()));
+    }
+
+    fn trigger(&self, vector: u16, message: MsixMessage) {
+        self.tell(Told::Trigger(vector, message));
+    }
+}
+
+impl Doorbells for Vmm {
+    fn set(&self, doorbells: &[PlacedDoorbell]) {
+        self.tell(Told::Doorbells(doorbells.to_vec()));
+    }
+}
+
+impl Wake for Vmm {
+    fn wake(&self) {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// What a guest wrote into the registers of a [`Probe`], and how often a doorbell was rung.
+#[derive(Debug, Default)]
+struct Seen {
+    writes: Vec<Vec<u8>>,
+    rings: u32,
+}
+
+/// A function that notes writes. Four bytes into BAR 2 raise the vector that they name, and the word `PANIC` is a
+/// fault of the device.
+#[derive(Debug, Default)]
+struct Probe {
+    seen: Arc<Mutex<Seen>>,
+    events: Vec<PciEvent>,
+    /// What was last written to configuration space: the address of BAR 2, in pages.
+    page: u8,
+}
+
+const PANIC: [u8; 4] = *b"boom";
+
+const fn message(vector: u16) -> MsixMessage {
+    MsixMessage {
+        address: 0xfee0_0000,
+        data: vector as u32,
+    }
+}
+
+impl PciFunction for Probe {
+    fn bars(&self) -> &[Bar] {
+        &[Bar {
+            index: 2,
+            size: 4096,
+            prefetchable: true,
+        }]
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        8
+    }
+
+    fn message(&self, vector: u16) -> Option<MsixMessage> {
+        (self.page != 0 && vector < 8).then_some(message(vector))
+    }
+
+    fn bar_address(&self, bar: u8) -> Option<u64> {
+        (bar == 2 && self.page != 0).then_some(u64::from(self.page) * 4096)
+    }
+
+    fn doorbells(&self) -> Vec<Doorbell> {
+        vec![DOORBELL]
+    }
+
+    fn ring(&mut self, _: Instant, _: &mut dyn Hca, _: Doorbell) {
+        self.seen.lock().unwrap().rings += 1;
+    }
+
+    fn has_driver(&self) -> bool {
+        true
+    }
+
+    fn config_read(&self, _: u16, out: &mut [u8]) {
+        out.fill(self.page);
+    }
+
+    fn config_write(&mut self, _: Instant, _: &mut dyn Hca, _: u16, bytes: &[u8]) {
+        if let [page] = bytes {
+            self.page = *page;
+            self.events.push(PciEvent::VectorChanged { vector: 1 });
+            self.events.push(PciEvent::BarsChanged);
+        }
+    }
+
+    fn bar_read(&mut self, _: u8, _: u64, out: &mut [u8]) {
+        out.fill(u8::try_from(self.seen.lock().unwrap().writes.len() % 256).unwrap());
+    }
+
+    fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, _: u64, bytes: &[u8]) {
+        assert_ne!(bytes, PANIC, "a fault of the device");
+        self.seen.lock().unwrap().writes.push(bytes.to_vec());
+        if let Ok(vector) = bytes.try_into().map(u32::from_le_bytes) {
+            let vector = u16::try_from(vector).unwrap();
+            self.events.push(PciEvent::Interrupt { vector });
+        }
+    }
+
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
+
+    fn poll(&mut self, _: Instant, _: &mut dyn Hca) -> bool {
+        false
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn poll_event(&mut self) -> Option<PciEvent> {
+        (!self.events.is_empty()).then(|| self.events.remove(0))
+    }
+
+    fn reset(&mut self, _: Instant, _: &mut dyn Hca) {
+        self.page = 0;
+        self.events.push(PciEvent::BarsChanged);
+    }
+}
+
+fn world_with(function: Box<dyn PciFunction>) -> (World, HostFunction) {
+    let (fabric, built) = Topology::two_switches(1).build(1);
+    let mut world = World::new(fabric, 1);
+    let host = world.add_pf_host(built.hcas[0], &PfConfig::new(1)).unwrap();
+    world
+        .add_idle_vf(host, VF, vf_spec(Guid::new(0x0014_0500_0000_0001)))
+        .unwrap();
+    let at = world.add_device(host, VF, function).unwrap();
+    world.run_for(Duration::from_secs(2));
+    (world, at)
+}
+
+struct Rig {
+    vmm: Arc<Vmm>,
+    seen: Arc<Mutex<Seen>>,
+    backend: Backend<World>,
+    device: Device,
+    at: HostFunction,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let probe = Probe::default();
+        let seen = Arc::clone(&probe.seen);
+        let (world, at) = world_with(Box::new(probe));
+        let vmm = Arc::new(Vmm::default());
+        let backend = Backend::new(world, vmm.clone());
+        let device = backend.attach(at, vmm.clone(), vmm.clone()).unwrap();
+        Self {
+            vmm,
+            seen,
+            backend,
+            device,
+            at,
+        }
+    }
+
+    /// Places the register and returns what the VMM is told.
+    fn place(&self, page: u8) -> (Vec<BarMove>, Vec<Told>) {
+        let effect = self.device.config_write(0x18, &[page]);
+        (effect.moved, self.vmm.take())
+    }
+}
+
+fn placed(page: u64) -> Told {
+    Told::Doorbells(vec![PlacedDoorbell {
+        address: page * 4096 + DOORBELL.offset,
+        doorbell: DOORBELL,
+    }])
+}
+
+#[test]
+fn a_write_to_configuration_space_has_told_all_it_did_when_it_returns() {
+    let rig = Rig::new();
+    let moved = |from: Option<u64>, to: Option<u64>| BarMove { bar: 2, from, to };
+    let on = Told::Update(vec![(1, Some(message(1)))]);
+    let (moves, told) = rig.place(5);
+    assert_eq!(moves, [moved(None, Some(0x5000))]);
+    assert_eq!(told, [on.clone(), placed(5)]);
+    let (moves, told) = rig.place(7);
+    assert_eq!(moves, [moved(Some(0x5000), Some(0x7000))]);
+    assert_eq!(told, [on, placed(7)]);
+    let (moves, told) = rig.place(0);
+    assert_eq!(moves, [moved(Some(0x7000), None)]);
+    let off = Told::Update(vec![(1, None)]);
+    assert_eq!(told, [off, Told::Doorbells(Vec::new())]);
+    assert!(rig.device.config_write(0, &[1, 2]).moved.is_empty());
+    assert!(rig.vmm.take().is_empty());
+}
+
+#[test]
+fn an_interrupt_comes_at_once_and_behind_what_it_depends_on() {
+    let rig = Rig::new();
+    rig.device.bar_write(2, 0, &[3, 0, 0, 0]);
+    assert!(rig.vmm.take().is_empty(), "the vector has no message yet");
+    let (_, told) = rig.place(5);
+    let update = Told::Update(vec![(1, Some(message(1)))]);
+    assert_eq!(told, [update, Told::Trigger(3, message(3)), placed(5)]);
+    rig.device.bar_write(2, 0, &[4, 0, 0, 0]);
+    assert_eq!(rig.vmm.take(), [Told::Trigger(4, message(4))]);
+    assert_eq!(rig.device.statistics().interrupts, 2);
+}
+
+#[test]
+fn a_posted_write_waits_for_nobody_and_comes_before_the_next_read() {
+    let rig = Rig::new();
+    let (holds, is_held) = channel();
+    let (release, released) = channel::<()>();
+    let backend = rig.backend.clone();
+    let owner = std::thread::spawn(move || {
+        backend.with(|_| {
+            holds.send(()).unwrap();
+            released.recv().unwrap();
+        })
+    });
+    is_held.recv().unwrap();
+    for byte in 0..100 {
+        rig.device.bar_write(2, 0, &[byte]);
+    }
+    rig.device.ring(DOORBELL);
+    assert!(rig.seen.lock().unwrap().writes.is_empty());
+    release.send(()).unwrap();
+    owner.join().unwrap().unwrap();
+    // The owner has carried them out after it let go.
+    let expected: Vec<_> = (0..100).map(|byte| vec![byte]).collect();
+    assert_eq!(rig.seen.lock().unwrap().writes, expected);
+    assert_eq!(rig.seen.lock().unwrap().rings, 1);
+    let mut read = [0];
+    rig.device.bar_read(2, 0, &mut read);
+    assert_eq!(read, [100]);
+    assert_eq!(rig.device.statistics().waits, 0);
+}
+
+#[test]
+fn a_full_queue_and_a_long_write_wait_and_keep_the_order() {
+    const POSTED: u16 = 1024;
+    let rig = Rig::new();
+    let (holds, is_held) = channel();
+    let (release, released) = channel::<()>();
+    let backend = rig.backend.clone();
+    let owner = std::thread::spawn(move || {
+        backend.with(|_| {
+            holds.send(()).unwrap();
+            released.recv().unwrap();
+        })
+    });
+    is_held.recv().unwrap();
+    for number in 0..POSTED {
+        rig.device.bar_write(2, 0, &number.to_le_bytes());
+    }
+    let device = rig.device.clone();
+    let vcpu = std::thread::spawn(move || {
+        device.bar_write(2, 0, &POSTED.to_le_bytes());
+        device.bar_write(2, 0, &[7; 64]);
+    });
+    while rig.device.statistics().waits == 0 {
+        std::thread::yield_now();
+    }
+    release.send(()).unwrap();
+    owner.join().unwrap().unwrap();
+    vcpu.join().unwrap();
+    let seen = rig.seen.lock().unwrap();
+    let numbers = (0..=POSTED).map(|number| number.to_le_bytes().to_vec());
+    let expected: Vec<_> = numbers.chain([vec![7; 64]]).collect();
+    assert!(seen.writes == expected);
+    assert_eq!(rig.device.statistics().waits, 2);
+}
+
+#[test]
+fn writes_of_many_threads_are_all_carried_out_each_thread_s_in_order() {
+    const THREADS: u8 = 4;
+    const WRITES: u32 = 2000;
+    let rig = Rig::new();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let device = &rig.device;
+            scope.spawn(move || {
+                for number in 0..WRITES {
+                    let [a, b, ..] = number.to_le_bytes();
+                    device.bar_write(2, 0, &[thread, a, b]);
+                }
+            });
+        }
+        for _ in 0..200 {
+            rig.backend.step().unwrap();
+            let _ = rig.backend.deadline().unwrap();
+        }
+    });
+    // Who left writes to another has seen to it that this one carries them out.
+    if rig.vmm.take_wakes() != 0 {
+        rig.backend.step().unwrap();
+    }
+    let seen = rig.seen.lock().unwrap();
+    for thread in 0..THREADS {
+        let its = seen.writes.iter().filter(|write| write[0] == thread);
+        let numbers: Vec<_> = its
+            .map(|w| u32::from(w[1]) | u32::from(w[2]) << 8)
+            .collect();
+        assert!(
+            numbers == (0..WRITES).collect::<Vec<_>>(),
+            "thread {thread}"
+        );
+    }
+}
+
+#[test]
+fn an_access_that_brings_the_deadline_nearer_wakes_the_loop_once() {
+    let rig = Rig::new();
+    // Until there is nothing to do now.
+    loop {
+        rig.backend.step().unwrap();
+        let deadline = rig.backend.deadline().unwrap();
+        if deadline.is_none_or(|at| at > rig.backend.now() + Duration::from_millis(1)) {
+            break;
+        }
+    }
+    let _ = rig.vmm.take_wakes();
+    let mut read = [0; 4];
+    rig.device.config_read(0, &mut read);
+    rig.device.bar_read(2, 0, &mut read);
+    assert_eq!(rig.vmm.take_wakes(), 0, "a read brings nothing nearer");
+    let wake = |world: &mut World| {
+        let _ = world.with_device(rig.at, |_, _, _| ());
+    };
+    rig.backend.with(wake).unwrap();
+    rig.backend.with(wake).unwrap();
+    assert_eq!(rig.vmm.take_wakes(), 1, "it is told once");
+    let deadline = rig.backend.deadline().unwrap();
+    assert!(deadline.is_some_and(|at| at <= rig.backend.now()));
+}
+
+#[test]
+fn a_detached_device_answers_nothing_and_gives_the_memory_back() {
+    let rig = Rig::new();
+    let _ = rig.place(5);
+    rig.device.bar_write(2, 0, &[1]);
+    assert!(rig.device.clone().detach().is_some());
+    assert_eq!(rig.vmm.take(), [Told::Doorbells(Vec::new())]);
+    let mut read = [0; 4];
+    rig.device.bar_read(2, 0, &mut read);
+    assert_eq!(read, [0xff; 4]);
+    read = [0; 4];
+    rig.device.config_read(0, &mut read);
+    assert_eq!(read, [0xff; 4]);
+    rig.device.bar_write(2, 0, &[2]);
+    rig.device.ring(DOORBELL);
+    rig.device.reset();
+    assert!(rig.device.config_write(0x18, &[9]).moved.is_empty());
+    assert!(rig.device.detach().is_none());
+    assert_eq!(rig.seen.lock().unwrap().writes, [[1]]);
+    assert_eq!(rig.device.statistics().after_detach, 7);
+    assert!(rig.vmm.take().is_empty());
+}
+
+#[test]
+fn a_function_has_one_vmm_and_its_successor_gets_none_of_its_writes() {
+    let rig = Rig::new();
+    let vmm = rig.vmm.clone();
+    let again = rig
+        .backend
+        .attach(rig.at, vmm.clone(), Arc::new(TrappedDoorbells));
+    assert_eq!(again.unwrap_err(), AttachError::InUse);
+    assert!(rig.device.detach().is_some());
+    let gone = rig
+        .backend
+        .attach(rig.at, vmm.clone(), Arc::new(TrappedDoorbells));
+    assert_eq!(gone.unwrap_err(), AttachError::NoFunction);
+    let probe = Probe::default();
+    let seen = Arc::clone(&probe.seen);
+    let spec = vf_spec(Guid::new(0x0014_0500_0000_0001));
+    let at = rig.backend.with(|world| {
+        world.add_idle_vf(rig.at.host, VF, spec).unwrap();
+        world.add_device(rig.at.host, VF, Box::new(probe)).unwrap()
+    });
+    let next = rig.backend.attach(at.unwrap(), vmm.clone(), vmm).unwrap();
+    rig.device.bar_write(2, 0, &[1]);
+    next.bar_write(2, 0, &[2]);
+    assert_eq!(seen.lock().unwrap().writes, [[2]]);
+}
+
+#[test]
+fn a_panic_of_the_provider_ends_the_backend_and_no_thread_of_the_vmm() {
+    let rig = Rig::new();
+    rig.device.bar_write(2, 0, &PANIC);
+    assert!(rig.backend.step().is_err() && rig.backend.deadline().is_err());
+    let mut read = [0; 4];
+    rig.device.bar_read(2, 0, &mut read);
+    assert_eq!(read, [0xff; 4]);
+    rig.device.bar_write(2, 0, &[1]);
+    rig.device.bar_write(2, 0, &[1; 64]);
+    assert!(rig.device.config_write(0x18, &[5]).moved.is_empty());
+    assert!(rig.device.detach().is_none());
+    assert!(rig.seen.lock().unwrap().writes.is_empty());
+}
+
+#[test]
+fn names_of_another_world_are_refused() {
+    let rig = Rig::new();
+    let (mut other, foreign) = {
+        let (fabric, built) = Topology::two_switches(2).build(1);
+        let mut world = World::new(fabric, 1);
+        let hosts = built.hcas.iter().map(|node| world.add_host(*node).unwrap());
+        let last = hosts.collect::<Vec<_>>().pop().unwrap();
+        (world, last.vf(VF))
+    };
+    let attached = rig
+        .backend
+        .attach(foreign, rig.vmm.clone(), rig.vmm.clone());
+    assert_eq!(attached.unwrap_err(), AttachError::NoFunction);
+    rig.backend
+        .with(|world| {
+            assert!(world.device(foreign).is_none());
+            assert!(world.with_device(foreign, |_, _, _| ()).is_none());
+            assert_eq!(world.poll_interrupt(foreign), None);
+            let placed = world.add_device(foreign.host, VF, Box::<Probe>::default());
+            assert!(placed.is_err());
+        })
+        .unwrap();
+    let not_shared = other.add_device(foreign.host, VF, Box::<Probe>::default());
+    assert!(not_shared.is_err());
+}
+
+/// The registers of a ConnectX-3 VF, from its identity to its first reset by the driver.
+#[test]
+fn a_guest_finds_places_and_resets_the_function() {
+    let (world, at) = world_with((PERSONALITY.make)());
+    let vmm = Arc::new(Vmm::default());
+    let backend = Backend::new(world, vmm.clone());
+    let device = backend.attach(at, vmm.clone(), vmm.clone()).unwrap();
+    let mut id = [0; 4];
+    device.config_read(0, &mut id);
+    assert_eq!(id, [0xb3, 0x15, 0x04, 0x10]);
+    assert_eq!(device.bars().len(), 2);
+    assert_eq!(device.vectors(), 33);
+    for (register, address) in [(0x18, 0x7f_0000_0000_u64), (0x20, 0xe000_0000)] {
+        assert!(
+            device
+                .config_write(register, &address.to_le_bytes())
+                .moved
+                .is_empty()
+        );
+    }
+    let effect = device.config_write(4, &[6, 0]);
+    let to: Vec<_> = effect.moved.iter().map(|moved| moved.to).collect();
+    assert_eq!(to, [Some(0x7f_0000_0000), Some(0xe000_0000)]);
+
+    assert!(device.config_write(0x9e, &[0, 0x80]).moved.is_empty());
+    device.bar_write(4, 16, &0xfee0_0000_u64.to_le_bytes());
+    device.bar_write(4, 24, &0x41_u64.to_le_bytes());
+    let message = MsixMessage {
+        address: 0xfee0_0000,
+        data: 0x41,
+    };
+    assert_eq!(vmm.take(), [Told::Update(vec![(1, Some(message))])]);
+
+    // RESET on the channel, which the PF carries out when the loop has its turn.
+    device.bar_write(2, SLAVE_WRITE, &[0x80, 0, 0, 0]);
+    let mut answer = [0; 4];
+    let begun = std::time::Instant::now();
+    while answer[0] & 0x80 == 0 {
+        backend.step().unwrap();
+        device.bar_read(2, SLAVE_READ, &mut answer);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{answer:02x?}");
+    }
+    assert!(device.detach().is_some());
+}
