@@ -280,7 +280,8 @@ impl World {
     /// A stranger who saw a peer's message sends it, too: nobody gets it, and nothing changes.
     fn forge(&mut self, who: &Parties, mad: &Mad) {
         let stranger = Parties {
-            peer_lid: 77,
+            // The seven low bits may be those of another LID of the peer's.
+            peer_lid: 0x4d00,
             peer_guid: 0x0002_c903_0b00_0000,
             ..who.clone()
         };

@@ -57,7 +57,7 @@ impl Allowance {
 /// A VMM that does not answer keeps everybody waiting, so most waits end after a few milliseconds. A host that stands
 /// still for longer is rare, and so are long waits; each takes a part of what is left only, so that no VMM has them all.
 /// Prompt answers are waited for as long as the round lasts: between two looks at the sockets, prompt waits of all
-/// VMMs together take [`ROUND`] at most, and what is beyond counts as a short one.
+/// VMMs together take 2 ms at most, and what is beyond counts as a short one.
 #[derive(Debug)]
 pub struct Patience {
     /// What is left of this round for prompt answers.
