@@ -25,6 +25,13 @@ pub(crate) struct Outcome {
     pub(crate) sizes: Value,
 }
 
+/// Returns `true` if a line is a SubnAdmDelete(ServiceRecord).
+fn deletes_a_service(line: &Value) -> bool {
+    let mad = line["mad"].as_str().unwrap_or_default();
+    // Class, class version and method; and the attribute.
+    mad.get(2..8) == Some("030215") && mad.get(32..36) == Some("0031")
+}
+
 impl Session {
     /// Starts a run with a configuration.
     pub(crate) fn new(config: &Value) -> Self {
@@ -69,7 +76,10 @@ impl Session {
             if printed["cause"] == cause {
                 outcome.own.push(printed);
             } else {
-                outcome.others.push(printed);
+                // Of a VF that was reset the services are deleted at the SA, over and over until it answers.
+                if !deletes_a_service(&printed) {
+                    outcome.others.push(printed);
+                }
             }
         }
     }
