@@ -346,10 +346,11 @@ fn ask_the_sa(
             mads.sa.query(now, &mut mads.agent, request(gid));
             under_way += 1;
         }
+        // It asks for as much as it may, whether that is answered or not.
+        note();
         driver.serve(&mut bus)?;
         let sa = &mut driver.mads(PORT).sa;
         while sa.poll_event().is_some() {
-            note();
             under_way = under_way.saturating_sub(1);
         }
         bus.wait(Duration::from_micros(100));
