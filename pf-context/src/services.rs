@@ -42,7 +42,7 @@ const WAITS: [Duration; 6] = [
 /// A lease may begin so much later than its request is seen here.
 const LATE: Duration = Duration::from_secs(60);
 
-/// What names a service at the SA (IBA 15.2.5.14, RID), and whose it is.
+/// Identity of a service at the SA (IBA 15.2.5.14, RID), and whose it is.
 type Key = (VfId, ServiceId, Gid, PKey);
 
 /// The last request about a service that can still be answered.
@@ -193,7 +193,7 @@ impl Services {
         self.asked.remove(&wire);
     }
 
-    /// Has all that a VF registered deleted.
+    /// Starts the deletion of all services of a VF.
     pub(crate) fn reset(&mut self, now: Instant, vf: VfId) {
         let own: Vec<Key> = self.of(vf).collect();
         for key in own {

@@ -169,7 +169,7 @@ fn polls(source: &str) -> usize {
     forgettable.count()
 }
 
-/// What is counted, of each crate.
+/// Counts each number, of each crate.
 fn counted() -> BTreeMap<(&'static str, String), usize> {
     let mut counted = BTreeMap::new();
     for folder in crates() {

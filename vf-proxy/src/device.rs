@@ -19,7 +19,7 @@ pub struct PciDevice {
     resets: u64,
 }
 
-/// What changed of a device since it was last asked for. A VMM that looks these things up itself need not ask.
+/// Changes of a device since they were last polled. A VMM that looks these things up itself need not ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PciChanges {

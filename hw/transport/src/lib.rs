@@ -10,7 +10,7 @@
 //!   to opcodes and extended headers. Packets of a link are runs of one. Queue pairs that reach each other without a
 //!   link hand over whole runs, and every result is the same.
 //!
-//! What a machine does is listed rule by rule in `RULES.md` beside the crate's manifest.
+//! The rules that the machines follow are listed in `RULES.md` beside the crate's manifest.
 //!
 //! # Contract
 //!

@@ -75,7 +75,7 @@ pub struct AgentRules {
     pub on_qp0: bool,
     /// Whether RMPP is done for it.
     pub has_rmpp: bool,
-    /// Whether it asked for a version of RMPP, even if it does the rest itself: then it sends no class without RMPP.
+    /// `true` if it named a version of RMPP, even if it does the rest itself: it can send no class without RMPP.
     pub names_rmpp: bool,
 }
 

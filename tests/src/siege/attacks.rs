@@ -35,7 +35,7 @@ const PAGES: usize = 2048;
 
 const PORT: PortNum = PortNum(1);
 
-/// What this process has done, in messages, requests or whatever its attack consists of.
+/// Progress of this process, in messages, requests or other units of its attack.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns what this process has done so far.
@@ -48,7 +48,7 @@ pub(super) fn note() {
     PROGRESS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What can be attacked.
+/// Targets of an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'t> {
     /// The attacker's own VF.

@@ -45,7 +45,7 @@ const REST: Duration = Duration::from_secs(200);
 /// VFs of the attacked adapter that are victims'.
 const NEAR: usize = 3;
 
-/// What takes longer counts as late.
+/// A longer wait counts as late.
 pub const LATE: Duration = Duration::from_millis(5);
 
 /// What is to be done.
@@ -173,7 +173,7 @@ pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
     }
 }
 
-/// Has this process tell of its progress, and end after so many seconds, whatever it waits for, and whoever forgot it.
+/// Starts a thread that reports this process's progress, and ends the process after so many seconds.
 fn end_in(seconds: &str, progress: File) -> Result<(), Trouble> {
     let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
     std::thread::spawn(move || {

@@ -214,7 +214,7 @@ impl RawVmm {
         }
     }
 
-    /// Gives the command in the register over and over, and answers each question for memory that is not shared after a
+    /// Posts the command in the register over and over, and answers each question for memory that is not shared after a
     /// while, just before the service stops waiting.
     pub(super) fn answer_slowly(mut self) -> io::Result<()> {
         const WHILE: Duration = Duration::from_micros(200);

@@ -165,7 +165,7 @@ impl Victims {
         })
     }
 
-    /// Lets the guests' drivers do what is due.
+    /// Serves the guests' drivers for a while.
     pub(super) fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
         let end = Instant::now() + length;
         while Instant::now() < end {
@@ -212,7 +212,7 @@ impl Victims {
     }
 }
 
-/// Has something done each time that it is due. Returns how long after that it was done.
+/// Measures a victim each time that it is due. Returns the waits, each from the due time.
 fn watch(victim: &mut dyn Victim, first: Instant, end: Instant) -> Result<Vec<Duration>, String> {
     let mut waits = Vec::new();
     let mut due = first;
@@ -307,7 +307,7 @@ impl Pair {
     }
 }
 
-/// Has a datagram arrive.
+/// Sends a datagram and waits until it arrives.
 impl Victim for Pair {
     fn measure(&mut self) -> Result<(), Trouble> {
         let Guest { bus, driver } = &mut self.sender;

@@ -1,4 +1,4 @@
-//! What is undone when a step fails: contexts and VFs of an adapter whose every step fails in turn.
+//! Undoing after a failed step: contexts and VFs of an adapter whose every step fails in turn.
 
 use mad_mux::policy::Rights;
 use vhca_tests::faulty_hca::FaultyHca;

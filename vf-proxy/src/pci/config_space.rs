@@ -101,7 +101,7 @@ pub(super) struct ConfigSpace {
 struct Placement {
     bar: u8,
     address: u64,
-    /// Which halves hold the ones that the guest wrote to learn the size: they are no address.
+    /// Halves that hold the ones which the guest wrote to learn the size: they are no address.
     is_sized: [bool; 2],
 }
 

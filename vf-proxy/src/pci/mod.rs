@@ -32,7 +32,7 @@ pub struct Bar {
     pub prefetchable: bool,
 }
 
-/// What signals an MSI-X vector: a write of `data` to `address`.
+/// Message of an MSI-X vector: a write of `data` to `address`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixMessage {
     /// Message address.

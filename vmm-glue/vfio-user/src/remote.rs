@@ -28,7 +28,7 @@ const SHORT: Duration = Duration::from_millis(4);
 #[derive(Debug)]
 struct Allowance {
     left: Duration,
-    /// What can be saved up.
+    /// Most time that is saved up.
     most: Duration,
     /// The part of the time that can be waited in the long run: one in so many.
     share: u32,
@@ -60,7 +60,7 @@ impl Allowance {
 /// VMMs together take 2 ms at most, and what is beyond counts as a short one.
 #[derive(Debug)]
 pub struct Patience {
-    /// What is left of this round for prompt answers.
+    /// Time left in this round for prompt answers.
     round: Duration,
     short: Allowance,
     long: Allowance,
@@ -75,7 +75,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// What can be saved up of longer waits.
+    /// Most time that is saved up for longer waits.
     const LONGEST: Duration = Duration::from_millis(100);
 
     /// Patience with VMMs that take up to a quarter of `longest` for an answer, now and then. By default it is 100 ms.
@@ -97,7 +97,7 @@ impl Patience {
         core::mem::replace(&mut self.was_spent, false)
     }
 
-    /// What is left for a prompt answer.
+    /// Returns the time left for a prompt answer.
     fn prompt(&self) -> Duration {
         self.round.min(PROMPT)
     }

@@ -31,7 +31,7 @@ const DOORBELL: Doorbell = Doorbell {
     len: 4,
 };
 
-/// What a VMM is told, in order.
+/// Calls to a VMM, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Update(Vec<(u16, Option<MsixMessage>)>),
@@ -81,7 +81,7 @@ impl Wake for Vmm {
     }
 }
 
-/// What a guest wrote into the registers of a [`Probe`], and how often a doorbell was rung.
+/// Register writes of a guest to a [`Probe`], and the number of doorbells.
 #[derive(Debug, Default)]
 struct Seen {
     writes: Vec<Vec<u8>>,
@@ -94,7 +94,7 @@ struct Seen {
 struct Probe {
     seen: Arc<Mutex<Seen>>,
     events: Vec<PciEvent>,
-    /// What was last written to configuration space: the address of BAR 2, in pages.
+    /// Last value written to configuration space: the address of BAR 2, in pages.
     page: u8,
 }
 

@@ -40,7 +40,7 @@ struct Region {
     len: u64,
     /// `None` until a fast registration fills the region.
     backing: Option<Backing>,
-    /// Which registration of this memory it is.
+    /// Generation: distinguishes registrations that use the same key.
     generation: u64,
 }
 

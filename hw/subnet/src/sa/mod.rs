@@ -317,7 +317,7 @@ impl Sa {
     }
 }
 
-/// What a request asks of the SA.
+/// Kind of a request to the SA.
 enum Asked {
     /// Records that are there.
     Query,

@@ -38,7 +38,7 @@ pub(super) struct Query {
     pub(super) search: Search,
 }
 
-/// What one port has unfinished.
+/// Unfinished answers of one port.
 #[derive(Debug, Default)]
 struct Requester {
     /// The oldest, of which the next piece is made, comes first.

@@ -39,7 +39,7 @@ pub(crate) struct Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region(usize, u32);
 
-/// What can be wrong with the receive queue.
+/// Faults of the receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum QueueFault {
     #[default]

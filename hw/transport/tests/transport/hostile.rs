@@ -14,7 +14,7 @@ use crate::random::{below, generate, host, sequences};
 use crate::rig::{READ, Rig, SEND};
 use crate::splitting::{any_response, any_run, provided};
 
-/// Gives an end a transfer with payload of any bytes.
+/// Delivers to an end a transfer with payload of any bytes.
 fn give(end: &mut End, now: Instant, transfer: &Transfer) {
     let payload = vec![0x5a; transfer.payload_len() as usize];
     end.take(now, transfer, &payload);

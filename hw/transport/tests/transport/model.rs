@@ -1,4 +1,4 @@
-//! What IBA says of two lists of requests, message by message: no packets, no PSNs.
+//! Outcome of two lists of requests by IBA, message by message: no packets, no PSNs.
 
 use ib_transport::{
     AtomicOp, Effects, Event, Operation, Received, ReceivedKind, RemoteRight, RemoteRights,

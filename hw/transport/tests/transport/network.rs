@@ -88,7 +88,7 @@ pub(crate) struct Faults {
     pub(crate) corrupt: u64,
 }
 
-/// What a network carries.
+/// A transfer on its way, with its payload.
 #[derive(Clone, Debug)]
 enum Carried {
     Whole(Transfer, Vec<u8>),
@@ -106,7 +106,7 @@ pub(crate) struct Network {
     pub(crate) random: SplitMix64,
     /// Packets travel one by one, with checksums.
     pub(crate) framed: bool,
-    /// What is under way, with the end that it goes to.
+    /// Transfers under way, each with its destination.
     wire: VecDeque<(usize, Carried)>,
 }
 

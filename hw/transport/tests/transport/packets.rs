@@ -120,7 +120,7 @@ pub(crate) fn data(at: u32, first: bool, last: bool, len: u32) -> Response {
     )
 }
 
-/// Gives an end a packet whose payload counts up from 0.
+/// Delivers to an end a packet whose payload counts up from 0.
 pub(crate) fn give(end: &mut End, now: Instant, transfer: Transfer) {
     let len = match transfer {
         Transfer::Request(run) => run.len,
@@ -130,7 +130,7 @@ pub(crate) fn give(end: &mut End, now: Instant, transfer: Transfer) {
     end.take(now, &transfer, &payload);
 }
 
-/// Gives an end a request and returns its responses.
+/// Delivers a request to an end and returns its responses.
 pub(crate) fn serve(end: &mut End, run: Run) -> Vec<Response> {
     give(end, Instant::ZERO, Transfer::Request(run));
     responses(end)

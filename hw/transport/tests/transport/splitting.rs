@@ -91,7 +91,7 @@ pub(crate) fn provided(random: &mut SplitMix64, template: &Host) -> Host {
     host
 }
 
-/// What is the same for both ways: everything but the number of acknowledgements and failed buffers.
+/// State that both ways leave the same: everything but the number of acknowledgements and failed buffers.
 fn assert_same(case: u64, whole: &End, parts: &End) {
     let [a, b] = [whole, parts].map(|end| {
         let responder = end.rc.responder();

@@ -1,4 +1,4 @@
-//! Which queues the doorbells of which pages can mean.
+//! Doorbell pages, with the queues that use each.
 
 use core::ops::Bound;
 use std::collections::{BTreeMap, BTreeSet};

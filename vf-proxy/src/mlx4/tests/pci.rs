@@ -1,4 +1,4 @@
-//! What the function tells its VMM of its doorbells, and doorbells whose values are lost.
+//! Doorbell pages as the VMM sees them, and doorbells without values.
 
 use mlx4_defs::Cqn;
 use mlx4_defs::cq::{ArmCommand, CqDoorbell};
@@ -112,7 +112,7 @@ fn a_page_that_no_store_reaches_has_no_doorbell() {
     }
 }
 
-/// What a driver does with one of its queues.
+/// An action of a driver on one of its queues.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     /// Posts so many sends on a queue pair, to another.

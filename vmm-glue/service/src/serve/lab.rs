@@ -123,7 +123,7 @@ pub struct Lab {
     pub(super) managers: BTreeMap<Endpoint, Pid>,
     /// The nodes of simulators that are not attached yet.
     pub(super) awaited: Awaited,
-    /// What the devices of VFs without a quota of guest memory may touch together.
+    /// Guest memory that devices without a quota of their own share.
     memory_pool: Arc<MemoryPool>,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,

@@ -18,7 +18,7 @@ pub struct Turn<'t> {
     pub now: Instant,
     /// The way in's descriptors.
     pub watches: TaggedWatches<'t>,
-    /// Whether slices never end, as in virtual time.
+    /// `true` in virtual time, where slices never end.
     pub(super) is_virtual: bool,
     pub(super) stop: &'t mut bool,
     pub(super) announcements: &'t mut VecDeque<Announcement>,

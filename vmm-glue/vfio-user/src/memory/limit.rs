@@ -63,7 +63,7 @@ impl MemoryPool {
     }
 }
 
-/// What a VF has of its limit.
+/// Bytes of a VF, counted against its limit.
 #[derive(Debug)]
 pub(super) struct Account {
     limit: MemoryLimit,

@@ -1,4 +1,4 @@
-//! Gives guests' memory back beside the thread that serves them all.
+//! Unmaps guests' memory beside the thread that serves them all.
 //!
 //! To take a GiB of pages out of a page table takes some 50 ms, and if nobody else has the file, to free them as long
 //! again: an orderly shutdown of a large guest would stop all others for seconds. So large mappings go on a thread of their
@@ -82,7 +82,7 @@ impl Drop for Leaving {
     }
 }
 
-/// Gives a mapping back that nobody uses any more: now if it has few pages, `touched` bytes of them in the page table, or
+/// Unmaps memory that nobody uses any more: now if it has few pages, `touched` bytes of them in the page table, or
 /// else in a while.
 pub(super) fn release(
     mapping: Arc<MmapRegion>,

@@ -26,7 +26,7 @@ const BLOCKS: usize = WORDS * 64;
 
 type Chunk = Box<[AtomicU64; WORDS]>;
 
-/// What a VF has touched of its guest's memory, over all files.
+/// Guest memory that a VF has touched, over all files.
 #[derive(Debug)]
 pub(super) struct Allowance {
     account: Account,

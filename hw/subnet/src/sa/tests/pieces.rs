@@ -232,7 +232,7 @@ fn a_query_that_names_both_ends_looks_at_no_other() {
     assert!(pieces <= 4, "{pieces} pieces for the paths of one port");
 }
 
-/// Has a host ask for all paths, under a transaction of its own.
+/// Sends a host's request for all paths, under a transaction of its own.
 fn ask_for_paths(s: &mut Subnet, host: usize, tid: u64) -> Option<Message> {
     let mut mad = everything(AttributeId::PATH_RECORD, 0);
     mad.header.tid = Tid::new(tid);

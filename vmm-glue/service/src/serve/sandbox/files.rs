@@ -47,7 +47,7 @@ impl Folders {
         self.rules.push((path.to_owned(), access));
     }
 
-    /// What is left of which folder.
+    /// Returns the folders that stay reachable, with the rights to each.
     fn rules(&self) -> impl Iterator<Item = (&Path, BitFlags<AccessFs>)> {
         let own = self.sockets.iter().map(|socket| parent(socket));
         let own = own.filter(|folder| {

@@ -42,9 +42,9 @@ pub(super) struct Needs {
     pub(super) abstract_sockets: bool,
     /// Whether it talks by UDP.
     pub(super) udp: bool,
-    /// Whether it answers programs by ibsim, each from a socket that is connected to the program's.
+    /// `true` if it answers programs by ibsim, each from a socket that is connected to the program's.
     pub(super) ibsim: bool,
-    /// Whether it attaches to a simulator, and opens sockets for VFs that come with that.
+    /// `true` if it attaches to a simulator, and opens sockets for VFs that come with that.
     pub(super) attach: bool,
 }
 

@@ -93,7 +93,7 @@ impl Rig {
         rig
     }
 
-    /// Lets so many milliseconds pass.
+    /// Runs the fabric for so many milliseconds.
     fn run(&mut self, millis: u64) {
         self.now += Duration::from_millis(millis);
         let until = self.now;

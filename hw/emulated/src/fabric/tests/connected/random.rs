@@ -26,7 +26,7 @@ enum Step {
         to: usize,
         add: u64,
     },
-    /// Lets packets move.
+    /// Runs the fabric for a moment.
     Pass,
 }
 
@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// What both ends do to memory is what they would do one after the other, whatever the link loses: each reads from the
+    /// Memory ends as if both ends had acted one after the other, whatever the link loses: each reads from the
     /// lower half of its own memory and writes into the upper half of the other's.
     #[test]
     fn memory_holds_what_the_requests_say_in_order(

@@ -1,4 +1,4 @@
-//! What arrives by a reliable connection.
+//! Delivery by reliable connections.
 
 use super::*;
 

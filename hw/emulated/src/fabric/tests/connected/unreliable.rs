@@ -1,4 +1,4 @@
-//! What arrives by an unreliable connection.
+//! Delivery by unreliable connections.
 
 use super::*;
 
