@@ -3,9 +3,10 @@
 use ib_vtime::Instant;
 
 use crate::effects::Effects;
+use crate::inbound::ResponderState;
 use crate::request::Request;
 use crate::requester::{Requester, RequesterConfig, RequesterState};
-use crate::responder::{Responder, ResponderConfig, ResponderState};
+use crate::responder::{Responder, ResponderConfig};
 use crate::run::{Response, Run};
 use crate::transfer::Transfer;
 use crate::unreliable::{UcReceiver, UcReceiverConfig, UcSender, UcSenderConfig, UcSenderState};

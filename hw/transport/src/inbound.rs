@@ -2,10 +2,22 @@
 
 use ib_wire::RKey;
 
-use crate::effects::{Effects, ReceiveFault, Received, ReceivedKind, RemoteRight};
+use crate::effects::{Effects, Event, ReceiveFault, Received, ReceivedKind, RemoteRight};
 use crate::request::{MAX_MESSAGE, RemoteRange, Status};
 use crate::run::{Ending, Run, RunOperation};
 use crate::timing::PathMtu;
+
+/// State of a responder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponderState {
+    /// Requests are served, the first raises an event: RTR.
+    Listening,
+    /// Requests are served: RTS and SQD.
+    Serving,
+    /// A request was refused, or the queue pair is in error: requests are dropped. Answers that are owed still
+    /// leave.
+    Failed,
+}
 
 /// A message of which packets are still to come.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +93,32 @@ impl<R: Copy, V> Inbound<R, V> {
         self.message = None;
     }
 
+    /// Fails the connection, unless it has failed. The receive in use says why, or `event` does if there is none.
+    pub(crate) fn fail<E>(
+        &mut self,
+        state: &mut ResponderState,
+        shared_receives: bool,
+        status: Status,
+        event: Option<Event>,
+        fx: &mut E,
+    ) where
+        E: Effects<Region = R, Receive = V>,
+    {
+        if *state == ResponderState::Failed {
+            return;
+        }
+        *state = ResponderState::Failed;
+        let told = self.end(status, fx);
+        if let Some(event) = event.filter(|_| !told) {
+            fx.raise(event);
+        }
+        if shared_receives {
+            fx.raise(Event::LastReceiveReached);
+        }
+    }
+
     /// Completes the receive in use with an error. Returns `false` if there is none.
-    pub(crate) fn end<E>(&mut self, status: Status, fx: &mut E) -> bool
+    fn end<E>(&mut self, status: Status, fx: &mut E) -> bool
     where
         E: Effects<Region = R, Receive = V>,
     {

@@ -58,10 +58,11 @@ pub use effects::{
     Effects, Event, LocalFault, LocalRight, ReceiveFault, Received, ReceivedKind, RemoteFault,
     RemoteRight, Taken,
 };
+pub use inbound::ResponderState;
 pub use psn::{MAX_UNACKNOWLEDGED, PsnOrder};
 pub use request::{AtomicOp, MAX_MESSAGE, Operation, RemoteRange, RemoteStart, Request, Status};
 pub use requester::{Requester, RequesterConfig, RequesterState};
-pub use responder::{RemoteRights, Responder, ResponderConfig, ResponderState};
+pub use responder::{RemoteRights, Responder, ResponderConfig};
 pub use run::{Answer, Ending, Response, Run, RunOperation};
 pub use timing::{AckTimeout, PathMtu, RetryCount, RnrRetryCount, RnrTimer};
 pub use transfer::{PacketHeaders, Transfer};

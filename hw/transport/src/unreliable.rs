@@ -5,9 +5,9 @@ use alloc::collections::VecDeque;
 use ib_wire::Psn;
 
 use crate::effects::{Effects, Event, LocalRight};
+use crate::inbound::ResponderState;
 use crate::inbound::{Inbound, Refusal};
 use crate::request::{MAX_MESSAGE, Operation, Request, Status};
-use crate::responder::ResponderState;
 use crate::run::{Run, RunOperation};
 use crate::timing::PathMtu;
 
@@ -376,16 +376,8 @@ impl<R: Copy, V> UcReceiver<R, V> {
     where
         E: Effects<Region = R, Receive = V>,
     {
-        if self.state == ResponderState::Failed {
-            return;
-        }
-        self.state = ResponderState::Failed;
-        let told = self.inbound.end(status, fx);
-        if let Some(event) = event.filter(|_| !told) {
-            fx.raise(event);
-        }
-        if self.config.shared_receives {
-            fx.raise(Event::LastReceiveReached);
-        }
+        let shared = self.config.shared_receives;
+        self.inbound
+            .fail(&mut self.state, shared, status, event, fx);
     }
 }

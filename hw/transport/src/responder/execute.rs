@@ -1,9 +1,10 @@
 //! Requests at the expected PSN (IBA 9.7.4.1).
 
+use super::Responder;
 use super::history::Record;
-use super::{Responder, ResponderState};
 use crate::effects::{Effects, Event, RemoteRight};
 use crate::inbound::Refusal;
+use crate::inbound::ResponderState;
 use crate::psn::MAX_UNACKNOWLEDGED;
 use crate::request::{AtomicOp, MAX_MESSAGE, RemoteRange, RemoteStart};
 use crate::run::{Run, RunOperation};

@@ -8,7 +8,7 @@ use ib_wire::Psn;
 use ib_wire::packet::{AethSyndrome, NakCode};
 
 use crate::effects::{Effects, Event};
-use crate::inbound::{Inbound, Refusal};
+use crate::inbound::{Inbound, Refusal, ResponderState};
 use crate::psn::PsnOrder;
 use crate::request::Status;
 use crate::requester::NO_CREDITS;
@@ -42,18 +42,6 @@ pub struct ResponderConfig {
     pub min_rnr_timer: RnrTimer,
     /// The receives come from a shared queue.
     pub shared_receives: bool,
-}
-
-/// State of a responder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResponderState {
-    /// Requests are served, the first raises an event: RTR.
-    Listening,
-    /// Requests are served: RTS and SQD.
-    Serving,
-    /// A request was refused, or the queue pair is in error: requests are dropped. Answers that are owed still
-    /// leave.
-    Failed,
 }
 
 /// The responder of a reliable connection. `R` is [`Effects::Region`], `V` is [`Effects::Receive`].
@@ -343,16 +331,8 @@ impl<R: Copy, V> Responder<R, V> {
     where
         E: Effects<Region = R, Receive = V>,
     {
-        if self.state == ResponderState::Failed {
-            return;
-        }
-        self.state = ResponderState::Failed;
-        let told = self.inbound.end(status, fx);
-        if let Some(event) = event.filter(|_| !told) {
-            fx.raise(event);
-        }
-        if self.config.shared_receives {
-            fx.raise(Event::LastReceiveReached);
-        }
+        let shared = self.config.shared_receives;
+        self.inbound
+            .fail(&mut self.state, shared, status, event, fx);
     }
 }

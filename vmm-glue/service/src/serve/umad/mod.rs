@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use rustix::process::getuid;
 use umad_link::{
     Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, UserId,
@@ -33,6 +33,9 @@ use vhca::watch::{EventSet, Ready};
 /// Connections that are accepted, and datagrams of one client that are taken, before others have
 /// their turn.
 const BUDGET: usize = 64;
+
+/// Time for the datagrams of one client before others have their turn: what one costs depends on what its program has under way.
+const TURN: Duration = Duration::from_micros(50);
 
 /// The umad socket of a service, with its clients.
 #[derive(Debug)]
@@ -113,6 +116,7 @@ impl UmadSocket {
 
     /// Takes what a client sent. Whether it stays.
     fn serve(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        let mut slice = turn.slice(TURN);
         for _ in 0..BUDGET {
             let Some(client) = self.clients.get(&fd) else {
                 return true;
@@ -144,6 +148,10 @@ impl UmadSocket {
                 .receive(turn.now, &mut adapters, session, &bytes);
             if !self.act(turn.now, fd, verdict, answer_to) {
                 return false;
+            }
+            // The socket tells again of what is left.
+            if slice.is_over() {
+                break;
             }
         }
         true
