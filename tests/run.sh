@@ -92,13 +92,13 @@ flawless() {
 step "programs" install_programs
 step "rust components" install_rust_components
 step "format" cargo fmt --all --check
-step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
+step "lints" cargo clippy --workspace --all-targets --features vhca/kvm --locked -- -D warnings
 step "dependencies" dependencies
 # What the guests of the tests boot from.
 step "guests" tests/guest/prepare.sh
 # The suites with real programs run what users run.
 step "release build" cargo build --release --locked
-step "tests" cargo test --workspace --locked --no-fail-fast
+step "tests" cargo test --workspace --features vhca/kvm --locked --no-fail-fast
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 step "demo" demo
 

@@ -1,7 +1,8 @@
 //! Virtual InfiniBand HCAs for any VMM: what a VMM links.
 //!
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives them in virtual time.
-//! * [`device`] has the PCI functions of VFs for the threads of a VMM: accesses, interrupts, doorbells.
+//! * [`device`] has the PCI functions of VFs for the threads of a VMM: accesses, interrupts, doorbells. `kvm` has the latter
+//!   two for KVM (feature `kvm`).
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop, with the file descriptors that they
 //!   [`watch`].
 //! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
@@ -16,6 +17,8 @@ pub mod device;
 mod driven;
 mod drop_log;
 mod guest_ram;
+#[cfg(feature = "kvm")]
+pub mod kvm;
 mod log_limit;
 mod real_time;
 mod slice;

@@ -569,6 +569,14 @@ impl<D: EndNode> Fabric<D> {
         true
     }
 
+    /// Returns `true` if more is due than to serve the nodes that the caller touched.
+    #[must_use]
+    pub fn is_behind(&self, now: Instant) -> bool {
+        let next = self.timers.next_deadline();
+        let is_due = next.is_some_and(|next| next <= now);
+        is_due || !self.arrivals.is_empty() || !self.active.is_empty()
+    }
+
     /// When [`Fabric::poll`] wants to be called next; a time that has passed means at once.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {

@@ -2,7 +2,8 @@
 //!
 //! A [`Backend`] shares a [`Provider`] (a [`World`](crate::world::World)) among the threads of a VMM: vCPUs, which access
 //! [`Device`]s, and one loop, which calls [`Backend::step`] and sleeps until [`Backend::deadline`]. The VMM provides the
-//! rest by three traits: [`Interrupts`], [`Doorbells`] and [`Wake`]. Nothing here owns a descriptor or makes a thread.
+//! rest by three traits: [`Interrupts`], [`Doorbells`] and [`Wake`]. Nothing here makes a thread, and nothing outside of
+//! [`event`], which has the loop on descriptors, owns one. The feature `kvm` has the traits for KVM.
 //!
 //! | call | may wait |
 //! | --- | --- |
@@ -13,9 +14,12 @@
 //! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
 //! every write before it.
 
+mod attached;
 mod backend;
+pub mod event;
 mod inbox;
 mod provider;
+mod shared;
 
 use core::fmt;
 use std::sync::Arc;
@@ -25,10 +29,11 @@ use thiserror::Error;
 
 pub use vf_proxy::{Bar, Doorbell, MsixMessage};
 
-pub use backend::{Backend, BackendFailed};
+pub use backend::Backend;
 pub use provider::Provider;
+pub use shared::BackendFailed;
 
-use backend::Seat;
+use attached::Calls;
 
 /// Wakes the thread that calls [`Backend::step`]: an eventfd's write, or a condition variable's notification. One that does
 /// nothing makes devices slow, not wrong, as long as that thread looks again by itself.
@@ -50,7 +55,7 @@ pub trait Interrupts: Send + Sync {
 }
 
 /// A doorbell with its address in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlacedDoorbell {
     /// Guest-physical address.
     pub address: u64,
@@ -127,7 +132,7 @@ pub enum AttachError {
 ///
 /// After [`Device::detach`], and when the backend has failed, reads return ones and writes do nothing.
 #[derive(Clone)]
-pub struct Device(Arc<dyn Seat>);
+pub struct Device(Arc<dyn Calls>);
 
 impl Device {
     /// Returns the base address registers.

@@ -40,15 +40,16 @@ impl Provider for World {
         }
         self.woken.retain(|woken| *woken != at);
         self.poll_function(at, &Slice::of(TURN));
-        // For what is left of its work it waits in the line, at which only a poll looks.
-        if !self.turns.is_empty() {
-            self.wake(at);
+        // The function was lent, so the fabric has its adapter to serve. That is done at once unless there is more.
+        if !self.fabric.is_behind(now) {
+            self.fabric.poll(now);
+            self.record_taps();
         }
-        // What the turn has brought others on the adapter is looked at with the next poll.
-        let node = self.hosts[at.host.0].node();
-        while let Some(function) = self.fabric.poll_ready(node) {
-            let host = at.host;
-            self.wake(HostFunction { host, function });
+        // What the turn has brought others is looked at with the next poll.
+        self.is_unfinished |= self.line_up_stirred(vec![at.host]) | !self.turns.is_empty();
+        while let Some(node) = self.fabric.poll_port0_ready() {
+            self.wake_switch(node);
+            self.is_unfinished = true;
         }
     }
 

@@ -57,7 +57,7 @@ impl World {
         self.now = now;
         // Those that have events stand in the line with those that have more to do.
         if core::mem::take(&mut self.is_unfinished) {
-            self.line_up_stirred();
+            self.line_up_stirred(Vec::new());
         }
         for _ in 0..MAX_ROUNDS {
             if !self.round(slice) {
@@ -158,15 +158,19 @@ impl World {
         busy
     }
 
-    /// Puts all functions that have events into the line.
-    fn line_up_stirred(&mut self) {
-        self.note_stirred(Vec::new());
+    /// Puts all functions that have events into the line: those of `hosts`, and of all that the fabric served. Returns
+    /// `true` if there are any.
+    pub(super) fn line_up_stirred(&mut self, hosts: Vec<HostId>) -> bool {
+        self.note_stirred(hosts);
+        let mut any = false;
         while let Some(host) = self.stirred.pop_front() {
             let node = self.hosts[host.0].node();
             while let Some(function) = self.fabric.poll_ready(node) {
                 self.turns.add(HostFunction { host, function });
+                any = true;
             }
         }
+        any
     }
 
     /// Notes the hosts whose functions may have events, in order: those that the fabric served, and those of

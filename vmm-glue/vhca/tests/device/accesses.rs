@@ -1,36 +1,24 @@
-//! Devices as a VMM's threads use them.
-#![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
+//! What threads of a VMM access, and what they are told.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hca_api::{Hca, HcaEvent};
-use ib_vtime::Instant;
-use vf_proxy::{PciEvent, PciFunction};
 use vhca::device::{
-    AttachError, Backend, Bar, BarMove, Device, Doorbell, Doorbells, Interrupts, MsixMessage,
-    PlacedDoorbell, TrappedDoorbells, Wake,
+    AttachError, Backend, BarMove, Device, Doorbells, Interrupts, MsixMessage, PlacedDoorbell,
+    TrappedDoorbells, Wake,
 };
 use vhca::emulated_hca::Topology;
 use vhca::ib_wire::Guid;
-use vhca::pf_context::context::PfConfig;
 use vhca::vf_proxy::mlx4::PERSONALITY;
-use vhca::vf_tunnel::VfId;
 use vhca::world::{HostFunction, World, vf_spec};
-use vhca::{hca_api, ib_vtime, vf_proxy};
 
-const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
+use crate::probe::{DOORBELL, PANIC, Probe, Seen, VF, message, world_with};
+
 /// The communication channel: requests, whose highest bit changes with each, and answers.
 const SLAVE_WRITE: u64 = 0x0;
 const SLAVE_READ: u64 = 0x4;
-const DOORBELL: Doorbell = Doorbell {
-    bar: 2,
-    offset: 0x14,
-    len: 4,
-};
-
 /// Calls to a VMM, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
@@ -81,122 +69,6 @@ impl Wake for Vmm {
     }
 }
 
-/// Register writes of a guest to a [`Probe`], and the number of doorbells.
-#[derive(Debug, Default)]
-struct Seen {
-    writes: Vec<Vec<u8>>,
-    rings: u32,
-}
-
-/// A function that notes writes. Four bytes into BAR 2 raise the vector that they name, and the word `PANIC` is a
-/// fault of the device.
-#[derive(Debug, Default)]
-struct Probe {
-    seen: Arc<Mutex<Seen>>,
-    events: Vec<PciEvent>,
-    /// Last value written to configuration space: the address of BAR 2, in pages.
-    page: u8,
-}
-
-const PANIC: [u8; 4] = *b"boom";
-
-const fn message(vector: u16) -> MsixMessage {
-    MsixMessage {
-        address: 0xfee0_0000,
-        data: vector as u32,
-    }
-}
-
-impl PciFunction for Probe {
-    fn bars(&self) -> &[Bar] {
-        &[Bar {
-            index: 2,
-            size: 4096,
-            prefetchable: true,
-        }]
-    }
-
-    fn interrupt_vectors(&self) -> u16 {
-        8
-    }
-
-    fn message(&self, vector: u16) -> Option<MsixMessage> {
-        (self.page != 0 && vector < 8).then_some(message(vector))
-    }
-
-    fn bar_address(&self, bar: u8) -> Option<u64> {
-        (bar == 2 && self.page != 0).then_some(u64::from(self.page) * 4096)
-    }
-
-    fn doorbells(&self) -> Vec<Doorbell> {
-        vec![DOORBELL]
-    }
-
-    fn ring(&mut self, _: Instant, _: &mut dyn Hca, _: Doorbell) {
-        self.seen.lock().unwrap().rings += 1;
-    }
-
-    fn has_driver(&self) -> bool {
-        true
-    }
-
-    fn config_read(&self, _: u16, out: &mut [u8]) {
-        out.fill(self.page);
-    }
-
-    fn config_write(&mut self, _: Instant, _: &mut dyn Hca, _: u16, bytes: &[u8]) {
-        if let [page] = bytes {
-            self.page = *page;
-            self.events.push(PciEvent::VectorChanged { vector: 1 });
-            self.events.push(PciEvent::BarsChanged);
-        }
-    }
-
-    fn bar_read(&mut self, _: u8, _: u64, out: &mut [u8]) {
-        out.fill(u8::try_from(self.seen.lock().unwrap().writes.len() % 256).unwrap());
-    }
-
-    fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, _: u64, bytes: &[u8]) {
-        assert_ne!(bytes, PANIC, "a fault of the device");
-        self.seen.lock().unwrap().writes.push(bytes.to_vec());
-        if let Ok(vector) = bytes.try_into().map(u32::from_le_bytes) {
-            let vector = u16::try_from(vector).unwrap();
-            self.events.push(PciEvent::Interrupt { vector });
-        }
-    }
-
-    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
-
-    fn poll(&mut self, _: Instant, _: &mut dyn Hca) -> bool {
-        false
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    fn poll_event(&mut self) -> Option<PciEvent> {
-        (!self.events.is_empty()).then(|| self.events.remove(0))
-    }
-
-    fn reset(&mut self, _: Instant, _: &mut dyn Hca) {
-        self.page = 0;
-        self.events.push(PciEvent::BarsChanged);
-    }
-}
-
-fn world_with(function: Box<dyn PciFunction>) -> (World, HostFunction) {
-    let (fabric, built) = Topology::two_switches(1).build(1);
-    let mut world = World::new(fabric, 1);
-    let host = world.add_pf_host(built.hcas[0], &PfConfig::new(1)).unwrap();
-    world
-        .add_idle_vf(host, VF, vf_spec(Guid::new(0x0014_0500_0000_0001)))
-        .unwrap();
-    let at = world.add_device(host, VF, function).unwrap();
-    world.run_for(Duration::from_secs(2));
-    (world, at)
-}
-
 struct Rig {
     vmm: Arc<Vmm>,
     seen: Arc<Mutex<Seen>>,
@@ -220,6 +92,18 @@ impl Rig {
             device,
             at,
         }
+    }
+
+    /// Steps until there is nothing to do now, and the loop sleeps.
+    fn sleep(&self) {
+        loop {
+            self.backend.step().unwrap();
+            let deadline = self.backend.deadline().unwrap();
+            if deadline.is_none_or(|at| at > self.backend.now()) {
+                break;
+            }
+        }
+        let _ = self.vmm.take_wakes();
     }
 
     /// Places the register and returns what the VMM is told.
@@ -373,15 +257,7 @@ fn writes_of_many_threads_are_all_carried_out_each_thread_s_in_order() {
 #[test]
 fn an_access_that_brings_the_deadline_nearer_wakes_the_loop_once() {
     let rig = Rig::new();
-    // Until there is nothing to do now.
-    loop {
-        rig.backend.step().unwrap();
-        let deadline = rig.backend.deadline().unwrap();
-        if deadline.is_none_or(|at| at > rig.backend.now() + Duration::from_millis(1)) {
-            break;
-        }
-    }
-    let _ = rig.vmm.take_wakes();
+    rig.sleep();
     let mut read = [0; 4];
     rig.device.config_read(0, &mut read);
     rig.device.bar_read(2, 0, &mut read);
@@ -394,6 +270,20 @@ fn an_access_that_brings_the_deadline_nearer_wakes_the_loop_once() {
     assert_eq!(rig.vmm.take_wakes(), 1, "it is told once");
     let deadline = rig.backend.deadline().unwrap();
     assert!(deadline.is_some_and(|at| at <= rig.backend.now()));
+}
+
+#[test]
+fn writes_that_bring_nothing_to_do_wake_nobody() {
+    let rig = Rig::new();
+    rig.sleep();
+    for number in 0..100_u8 {
+        rig.device.bar_write(2, 0, &[number]);
+        rig.device.bar_write(2, 0, &[3, 0, 0, 0]);
+        rig.device.ring(DOORBELL);
+        let _ = rig.device.config_write(0x18, &[number, 0]);
+    }
+    assert_eq!(rig.seen.lock().unwrap().rings, 100);
+    assert_eq!(rig.vmm.take_wakes(), 0);
 }
 
 #[test]

@@ -1,0 +1,207 @@
+//! A device of a provider of a certain kind.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hca_api::AddressSpace;
+use ib_vtime::Instant;
+use vf_proxy::{Bar, Doorbell, PciDevice};
+
+use super::inbox::Posted;
+use super::shared::{Counters, Placing, Shared, State, count, lock};
+use super::{BarMove, ConfigEffect, DeviceStatistics, Provider};
+
+/// The calls of a [`Device`](super::Device), whatever its provider.
+pub(super) trait Calls: Send + Sync {
+    fn bars(&self) -> &[Bar];
+    fn vectors(&self) -> u16;
+    fn config_read(&self, offset: u16, out: &mut [u8]);
+    fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect;
+    fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]);
+    fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]);
+    fn ring(&self, doorbell: Doorbell);
+    fn reset(&self);
+    fn detach(&self) -> Option<Box<dyn AddressSpace>>;
+    fn statistics(&self) -> DeviceStatistics;
+}
+
+/// A device of a provider of a certain kind.
+pub(super) struct Attached<P: Provider> {
+    pub(super) shared: Arc<Shared<P>>,
+    pub(super) at: P::At,
+    pub(super) id: u64,
+    pub(super) bars: Vec<Bar>,
+    pub(super) vectors: u16,
+    pub(super) placing: Arc<Placing>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl<P: Provider> Attached<P> {
+    /// Calls something behind all writes before it. `None` if the device is detached, or its backend failed.
+    fn behind_writes<T>(
+        &self,
+        call: impl FnOnce(&mut State<P>, Instant) -> Option<T>,
+    ) -> Option<T> {
+        let called = self.shared.locked(|state, now| {
+            if !self.is_attached(state) {
+                return None;
+            }
+            self.shared.drain_of(state, now, (self.at, self.id));
+            call(state, now)
+        });
+        let called = called.ok().flatten();
+        if called.is_none() {
+            count(&self.counters.after_detach);
+        }
+        called
+    }
+
+    /// Returns `true` unless the device was detached; another may have its function by now.
+    fn is_attached(&self, state: &State<P>) -> bool {
+        let entry = state.entries.get(&self.at);
+        entry.is_some_and(|entry| entry.id == self.id)
+    }
+
+    /// Lends the function to a call, and passes on what comes of it.
+    fn with_function(
+        &self,
+        call: impl FnOnce(&mut PciDevice, &mut dyn hca_api::Hca, Instant),
+    ) -> bool {
+        let mut call = Some(call);
+        let done = self.behind_writes(|state, now| {
+            let is_there = state.provider.lend(now, self.at, &mut |device, hca| {
+                if let Some(call) = call.take() {
+                    call(device, hca, now);
+                }
+                device.collect_events();
+            });
+            state.provider.take_turn(now, self.at);
+            state.dispatch(self.at);
+            is_there.then_some(())
+        });
+        done.is_some()
+    }
+
+    /// Posts a write. One that cannot be posted is carried out by a call, behind those before it.
+    fn post(&self, posted: Option<Posted>, otherwise: impl FnOnce()) {
+        if self.counters.is_detached.load(Ordering::Relaxed) {
+            return count(&self.counters.after_detach);
+        }
+        let key = (self.at, self.id);
+        let is_posted = posted.is_some_and(|posted| lock(&self.shared.inbox).push(key, posted));
+        if is_posted {
+            self.shared.serve_inbox();
+        } else {
+            count(&self.counters.waits);
+            otherwise();
+        }
+    }
+}
+
+impl<P: Provider> Calls for Attached<P> {
+    fn bars(&self) -> &[Bar] {
+        &self.bars
+    }
+
+    fn vectors(&self) -> u16 {
+        self.vectors
+    }
+
+    fn config_read(&self, offset: u16, out: &mut [u8]) {
+        let read = self.behind_writes(|state, _| {
+            let device = state.provider.device(self.at)?;
+            device.function().config_read(offset, out);
+            Some(())
+        });
+        if read.is_none() {
+            out.fill(0xff);
+        }
+    }
+
+    fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect {
+        let mut effect = ConfigEffect::default();
+        let addresses = |device: &PciDevice| -> Vec<_> {
+            let bars = self.bars.iter();
+            bars.map(|bar| device.function().bar_address(bar.index))
+                .collect()
+        };
+        self.with_function(|device, hca, now| {
+            let before = addresses(device);
+            device.function_mut().config_write(now, hca, offset, bytes);
+            let moves = before.into_iter().zip(addresses(device)).zip(&self.bars);
+            let moves = moves.filter(|((from, to), _)| from != to);
+            effect.moved.extend(moves.map(|((from, to), bar)| BarMove {
+                bar: bar.index,
+                from,
+                to,
+            }));
+        });
+        self.shared.place_doorbells_of(self.at, &self.placing);
+        effect
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) {
+        let read = self.behind_writes(|state, _| {
+            let device = state.provider.device(self.at)?;
+            device.function_mut().bar_read(bar, offset, out);
+            Some(())
+        });
+        if read.is_none() {
+            out.fill(0xff);
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]) {
+        count(&self.counters.writes);
+        self.post(Posted::write(bar, offset, bytes), || {
+            self.with_function(|device, hca, now| {
+                device
+                    .function_mut()
+                    .bar_write(now, hca, bar, offset, bytes);
+            });
+        });
+    }
+
+    fn ring(&self, doorbell: Doorbell) {
+        count(&self.counters.rings);
+        self.post(Some(Posted::Ring(doorbell)), || {
+            self.with_function(|device, hca, now| device.function_mut().ring(now, hca, doorbell));
+        });
+    }
+
+    fn reset(&self) {
+        self.with_function(|device, hca, now| device.function_mut().reset(now, hca));
+        self.shared.place_doorbells_of(self.at, &self.placing);
+    }
+
+    fn detach(&self) -> Option<Box<dyn AddressSpace>> {
+        let memory = self.behind_writes(|state, _| {
+            state.entries.remove(&self.at);
+            self.counters.is_detached.store(true, Ordering::Relaxed);
+            state.provider.detach(self.at)
+        });
+        // No doorbell leads anywhere any more.
+        self.shared.place_doorbells_of(self.at, &self.placing);
+        memory
+    }
+
+    fn statistics(&self) -> DeviceStatistics {
+        let Counters {
+            writes,
+            waits,
+            rings,
+            interrupts,
+            after_detach,
+            is_detached: _,
+        } = &*self.counters;
+        let [writes, waits, rings, interrupts, after_detach] =
+            [writes, waits, rings, interrupts, after_detach].map(|n| n.load(Ordering::Relaxed));
+        DeviceStatistics {
+            writes,
+            waits,
+            rings,
+            interrupts,
+            after_detach,
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The loop of a backend on descriptors.
+//!
+//! An [`EventLoop`] is a subscriber of an `event-manager`. It is one descriptor as well, for loops of any other kind: watch
+//! [`EventLoop::as_raw_fd`] for input, level-triggered, and call [`EventLoop::step`] when it is ready. That descriptor is an
+//! epoll instance, so threads of the VMM can add the eventfds of doorbells while the loop sleeps, and a timer in it is set to
+//! the next deadline.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use core::fmt;
+
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use thiserror::Error;
+use vf_proxy::Doorbell;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::timerfd::TimerFd;
+
+use super::shared::Rung;
+use super::{Backend, BackendFailed, Provider, Wake};
+
+/// Numbers that descriptors are watched under; doorbells have those behind.
+const WAKE: u64 = 0;
+const TIMER: u64 = 1;
+
+/// Descriptors that are looked at in one step. Those beyond are left to the next.
+const BATCH: usize = 64;
+
+/// Why a loop cannot go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The provider panicked.
+    #[error(transparent)]
+    Backend(#[from] BackendFailed),
+    /// The host refused a system call.
+    #[error("epoll, a timer or an eventfd of the devices' loop failed")]
+    Descriptor(#[from] io::Error),
+}
+
+impl From<vmm_sys_util::errno::Error> for StepError {
+    fn from(error: vmm_sys_util::errno::Error) -> Self {
+        Self::Descriptor(error.into())
+    }
+}
+
+/// Steps a backend when its time has come, when an access wakes it, and when a doorbell's eventfd is signalled. One loop
+/// serves all devices of the backend.
+pub struct EventLoop<P: Provider> {
+    backend: Backend<P>,
+    sources: Arc<Sources<P::At>>,
+    timer: TimerFd,
+    failure: Option<StepError>,
+}
+
+impl<P: Provider> EventLoop<P> {
+    /// Makes a backend of a provider, and its loop.
+    ///
+    /// # Errors
+    /// That of the host, if it gives no descriptors.
+    pub fn new(provider: P) -> io::Result<Self> {
+        let sources = Arc::new(Sources {
+            epoll: Epoll::new()?,
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            doorbells: Mutex::new(Watched {
+                by_number: BTreeMap::new(),
+                last: TIMER,
+                rung: Rung::new(),
+            }),
+        });
+        let timer = TimerFd::new()?;
+        sources.watch(&sources.wake, WAKE)?;
+        sources.watch(&timer, TIMER)?;
+        // So that the first step comes at once.
+        sources.wake();
+        Ok(Self {
+            backend: Backend::new(provider, Arc::clone(&sources) as Arc<dyn Wake>),
+            sources,
+            timer,
+            failure: None,
+        })
+    }
+
+    /// Returns the backend.
+    pub const fn backend(&self) -> &Backend<P> {
+        &self.backend
+    }
+
+    /// Returns a handle by which the doorbells of a device get eventfds that this loop serves.
+    pub fn doorbell_events(&self, at: P::At) -> DoorbellEvents<P::At> {
+        DoorbellEvents {
+            at,
+            sources: Arc::clone(&self.sources),
+        }
+    }
+
+    /// Takes what is ready, does what is due for a short time (about 50 µs), and sets the timer. Work that is left keeps the
+    /// descriptor ready.
+    ///
+    /// # Errors
+    /// [`StepError`]: the loop ends, and devices answer as detached ones.
+    pub fn step(&mut self) -> Result<(), StepError> {
+        let mut events = [EpollEvent::default(); BATCH];
+        let ready = self.sources.epoll.wait(0, &mut events)?;
+        for event in &events[..ready] {
+            match event.data() {
+                WAKE => {
+                    self.sources.wake.read()?;
+                }
+                TIMER => {
+                    self.timer.wait()?;
+                }
+                number => self.sources.doorbells().take_signal(number),
+            }
+        }
+        let rung = core::mem::take(&mut self.sources.doorbells().rung);
+        self.backend.ring_and_step(&rung)?;
+        match self.backend.sleep_time()? {
+            // A zero time would disarm the timer.
+            Some(wait) => self.timer.reset(wait.max(Duration::from_nanos(1)), None)?,
+            None => self.timer.clear()?,
+        }
+        Ok(())
+    }
+
+    /// Returns why the loop has ended, if it has: a subscriber cannot tell its event manager. To be looked at after each run of
+    /// that.
+    #[must_use]
+    pub fn take_failure(&mut self) -> Option<StepError> {
+        self.failure.take()
+    }
+}
+
+impl<P: Provider> AsRawFd for EventLoop<P> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.sources.epoll.as_raw_fd()
+    }
+}
+
+impl<P: Provider> fmt::Debug for EventLoop<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventLoop").finish_non_exhaustive()
+    }
+}
+
+impl<P: Provider> MutEventSubscriber for EventLoop<P> {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        if let Err(error) = ops.add(Events::new(&*self, EventSet::IN)) {
+            self.failure = Some(StepError::Descriptor(io::Error::other(error.to_string())));
+        }
+    }
+
+    fn process(&mut self, _: Events, ops: &mut EventOps<'_>) {
+        if let Err(error) = self.step() {
+            self.failure = Some(error);
+            // It stays ready, and nobody would look at it.
+            let _ = ops.remove(Events::empty(&*self));
+        }
+    }
+}
+
+/// Sources of events of a loop, shared with the threads that add to it.
+struct Sources<A> {
+    epoll: Epoll,
+    wake: EventFd,
+    doorbells: Mutex<Watched<A>>,
+}
+
+struct Watched<A> {
+    by_number: BTreeMap<u64, (A, Doorbell, Arc<EventFd>)>,
+    /// The number that was given last. None is given again: it may be among events that were read before.
+    last: u64,
+    /// Doorbells that were rung since the last step.
+    rung: Rung<A>,
+}
+
+impl<A> Sources<A> {
+    fn doorbells(&self) -> MutexGuard<'_, Watched<A>> {
+        self.doorbells
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, fd: &impl AsRawFd, number: u64) -> io::Result<()> {
+        let event = EpollEvent::new(EventSet::IN, number);
+        self.epoll.ctl(ControlOperation::Add, fd.as_raw_fd(), event)
+    }
+}
+
+impl<A: Send + Sync> Wake for Sources<A> {
+    fn wake(&self) {
+        // It can only be refused if the counter is full, and then the loop is awake.
+        let _ = self.wake.write(1);
+    }
+}
+
+impl<A: Copy + Ord> Watched<A> {
+    /// Notes a doorbell as rung whose eventfd was signalled. Reads that first: what comes later is another signal.
+    fn take_signal(&mut self, number: u64) {
+        let Some((at, doorbell, event)) = self.by_number.get(&number) else {
+            return;
+        };
+        if event.read().is_ok() {
+            self.rung.entry(*at).or_default().insert(*doorbell);
+        }
+    }
+}
+
+/// Makes eventfds for the doorbells of one device, which its loop serves.
+pub struct DoorbellEvents<A> {
+    at: A,
+    sources: Arc<Sources<A>>,
+}
+
+impl<A: Copy + Ord + Send + Sync> DoorbellEvents<A> {
+    /// Makes an eventfd for a doorbell. Each signal rings that.
+    ///
+    /// # Errors
+    /// That of the host, as when the process has too many descriptors.
+    pub fn add(&self, doorbell: Doorbell) -> io::Result<DoorbellEvent<A>> {
+        let event = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let mut watched = self.sources.doorbells();
+        watched.last += 1;
+        let number = watched.last;
+        self.sources.watch(&*event, number)?;
+        let entry = (self.at, doorbell, Arc::clone(&event));
+        watched.by_number.insert(number, entry);
+        Ok(DoorbellEvent {
+            event,
+            number,
+            sources: Arc::clone(&self.sources),
+        })
+    }
+}
+
+impl<A> fmt::Debug for DoorbellEvents<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DoorbellEvents").finish_non_exhaustive()
+    }
+}
+
+/// The eventfd of a doorbell, until this is dropped. A signal that nobody has served by then is not lost.
+pub struct DoorbellEvent<A: Copy + Ord + Send + Sync> {
+    event: Arc<EventFd>,
+    number: u64,
+    sources: Arc<Sources<A>>,
+}
+
+impl<A: Copy + Ord + Send + Sync> DoorbellEvent<A> {
+    /// Returns the eventfd.
+    #[must_use]
+    pub fn event(&self) -> &EventFd {
+        &self.event
+    }
+}
+
+impl<A: Copy + Ord + Send + Sync> Drop for DoorbellEvent<A> {
+    fn drop(&mut self) {
+        let fd = self.event.as_raw_fd();
+        let mut watched = self.sources.doorbells();
+        // It is watched; a set that cannot let go of it drops it when it is closed, below.
+        let _ = (self.sources.epoll).ctl(ControlOperation::Delete, fd, EpollEvent::default());
+        watched.take_signal(self.number);
+        watched.by_number.remove(&self.number);
+        let is_rung = !watched.rung.is_empty();
+        drop(watched);
+        if is_rung {
+            self.sources.wake();
+        }
+    }
+}
+
+impl<A: Copy + Ord + Send + Sync> fmt::Debug for DoorbellEvent<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DoorbellEvent").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,177 @@
+//! KVM as the interrupts and doorbells of devices (feature `kvm`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use core::fmt;
+
+use kvm_bindings::kvm_msi;
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+
+use crate::device::event::{DoorbellEvent, DoorbellEvents};
+use crate::device::{self, Interrupts, MsixMessage, PlacedDoorbell};
+
+/// Interrupts by `KVM_SIGNAL_MSI`: no routes, descriptors or limits. The VM needs KVM's own interrupt controllers.
+///
+/// A VMM whose interrupt manager owns the routes of its VM implements [`Interrupts`] on that instead.
+pub struct Msi {
+    vm: Arc<VmFd>,
+    refused: AtomicU64,
+}
+
+impl Msi {
+    /// Signals the vectors of a device in a VM.
+    #[must_use]
+    pub const fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns how many messages KVM refused: a guest's message may be of no interrupt controller.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Interrupts for Msi {
+    fn trigger(&self, _: u16, message: MsixMessage) {
+        let [a, b, c, d, high @ ..] = message.address.to_le_bytes();
+        let msi = kvm_msi {
+            address_lo: u32::from_le_bytes([a, b, c, d]),
+            address_hi: u32::from_le_bytes(high),
+            data: message.data,
+            ..kvm_msi::default()
+        };
+        if self.vm.signal_msi(msi).is_err() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Msi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Msi")
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Doorbells by ioeventfds of any length without a data match, one for the sends and one for the completion queues of a
+/// page: a guest's store does not leave KVM.
+///
+/// One stays when its page has no queue any more, since KVM waits for all processors to take it away. It is given up when its
+/// base address register moves or is off, when the device is reset or detached, and when another one needs its place.
+pub struct Doorbells<A: Copy + Ord + Send + Sync> {
+    vm: Arc<VmFd>,
+    events: DoorbellEvents<A>,
+    budget: usize,
+    registered: Mutex<Registered<A>>,
+    refused: AtomicU64,
+}
+
+impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
+    /// Registers the doorbells of the device of `events` in a VM, `budget` at most: each is a descriptor. Those beyond it,
+    /// and those that KVM refuses, stay trapped.
+    #[must_use]
+    pub const fn new(vm: Arc<VmFd>, events: DoorbellEvents<A>, budget: usize) -> Self {
+        Self {
+            vm,
+            events,
+            budget,
+            registered: Mutex::new(BTreeMap::new()),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns how many ioeventfds there are.
+    #[must_use]
+    pub fn registered(&self) -> usize {
+        let registered = self.registered.lock();
+        registered.unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns how often an ioeventfd was refused, by KVM or for want of descriptors.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn register(&self, placed: &PlacedDoorbell) -> io::Result<DoorbellEvent<A>> {
+        let event = self.events.add(placed.doorbell)?;
+        let address = IoEventAddress::Mmio(placed.address);
+        self.vm
+            .register_ioevent(event.event(), &address, NoDatamatch)?;
+        Ok(event)
+    }
+
+    /// Takes an ioeventfd away, before its eventfd: what the guest stored until then is rung.
+    fn give_up(&self, registered: &mut Registered<A>, placed: PlacedDoorbell) {
+        if let Some(event) = registered.remove(&placed) {
+            let address = IoEventAddress::Mmio(placed.address);
+            // It is registered, so nothing but the end of the VM can refuse this.
+            let _ = (self.vm).unregister_ioevent(event.event(), &address, NoDatamatch);
+        }
+    }
+}
+
+type Registered<A> = BTreeMap<PlacedDoorbell, DoorbellEvent<A>>;
+
+/// Returns a base address register with its address.
+const fn register_of(placed: &PlacedDoorbell) -> (u8, u64) {
+    let doorbell = placed.doorbell;
+    (doorbell.bar, placed.address.wrapping_sub(doorbell.offset))
+}
+
+impl<A: Copy + Ord + Send + Sync> device::Doorbells for Doorbells<A> {
+    fn set(&self, doorbells: &[PlacedDoorbell]) {
+        let registered = self.registered.lock();
+        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
+        let registers: BTreeSet<_> = doorbells.iter().map(register_of).collect();
+        let is_stale = |placed: &&PlacedDoorbell| !registers.contains(&register_of(placed));
+        let stale: Vec<_> = registered.keys().filter(is_stale).copied().collect();
+        for placed in stale {
+            self.give_up(&mut registered, placed);
+        }
+        let wanted: BTreeSet<_> = doorbells.iter().copied().collect();
+        for placed in &wanted {
+            if registered.contains_key(placed) {
+                continue;
+            }
+            if registered.len() >= self.budget {
+                let mut places = registered.keys();
+                let Some(empty) = places.find(|place| !wanted.contains(place)).copied() else {
+                    return;
+                };
+                self.give_up(&mut registered, empty);
+            }
+            match self.register(placed) {
+                Ok(event) => {
+                    registered.insert(*placed, event);
+                }
+                Err(_) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+impl<A: Copy + Ord + Send + Sync> Drop for Doorbells<A> {
+    fn drop(&mut self) {
+        device::Doorbells::set(self, &[]);
+    }
+}
+
+impl<A: Copy + Ord + Send + Sync> fmt::Debug for Doorbells<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doorbells")
+            .field("registered", &self.registered())
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}

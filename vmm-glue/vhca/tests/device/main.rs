@@ -1,0 +1,8 @@
+//! Devices as a VMM's threads use them.
+#![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
+
+mod accesses;
+mod event;
+#[cfg(feature = "kvm")]
+mod kvm;
+mod probe;
