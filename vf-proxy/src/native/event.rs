@@ -8,7 +8,7 @@ use ib_vtime::Instant;
 use ib_wire::sa::McMemberRecord;
 use ib_wire::{PKey, PortNum};
 
-use super::{GroupId, UdQpId};
+use super::{ConnectedQpId, GroupId, UdQpId};
 
 /// What happened on a VF.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,12 @@ pub enum VfPortEvent {
     PartitionChanged(UdQpId),
     /// A queue pair or its completion queue failed; nothing works any more but to close it.
     QpFailed(UdQpId),
+    /// A connected queue pair has completions. It is told again only after
+    /// [`ConnectedQp::poll_cq`](super::ConnectedQp::poll_cq) returned `None`.
+    CompletionsReady(ConnectedQpId),
+    /// A connected queue pair refused a peer's request, or its completion queue failed: it is in ERR. A request of
+    /// its own that fails is told by the status of its completion instead.
+    ConnectionFailed(ConnectedQpId),
     /// For the SA client's user.
     Sa(SaEvent),
     /// For the CM's user.
@@ -114,6 +120,9 @@ pub enum VfPortError {
     /// There is no such queue pair.
     #[error("no such queue pair")]
     NoQp,
+    /// The memory region is deregistered.
+    #[error("no such memory region")]
+    NoRegion,
     /// There is no such group, or it was left.
     #[error("no such group")]
     NoGroup,

@@ -1,8 +1,9 @@
 //! A VF that a program holds itself.
 //!
 //! A [`VirtualHca`] is opened on a VF's function. Each of its ports is a [`VfPort`]: the SA client, the
-//! CM and the MAD agents of an [`EndPort`](ib_endpoint::EndPort) on the port's proxy QPs, and the VF's
-//! own datagram queue pairs with the multicast groups that they listen to.
+//! CM and the MAD agents of an [`EndPort`](ib_endpoint::EndPort) on the port's proxy QPs, the VF's
+//! own datagram queue pairs with the multicast groups that they listen to, and its connected queue pairs
+//! with the memory regions that they and their peers read and write.
 //!
 //! Like an `EndPort` it is sans-I/O: the owner keeps the function and lends it to each call, passes on
 //! the function's events with [`VirtualHca::handle_hca_event`], calls [`VirtualHca::poll`] then and when
@@ -47,17 +48,23 @@
 //! ```
 
 mod config;
+mod connected_qp;
+mod connections;
 mod event;
 mod group;
+mod memory_region;
 mod port;
+mod port_connections;
 mod port_groups;
 mod proxy_qp;
 mod ud_qp;
 mod virtual_hca;
 
 pub use config::VirtualHcaConfig;
+pub use connected_qp::{ConnectedQp, ConnectedQpId, ConnectedQpSpec, Peer};
 pub use event::{GroupEvent, ResolveError, VfPortError, VfPortEvent, VirtualHcaEvent};
 pub use group::{GroupId, GroupSpec};
+pub use memory_region::MemoryRegion;
 pub use port::VfPort;
 pub use proxy_qp::ProxyQp;
 pub use ud_qp::{Partition, UdQp, UdQpId, UdQpSpec};

@@ -14,6 +14,7 @@ use ib_wire::cm::CmReq;
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, GidIndex, PKey, PortNum};
 
+use super::connections::Connections;
 use super::group::Group;
 use super::{
     GroupId, ProxyQp, ResolveError, UdQp, UdQpId, UdQpSpec, VfPortError, VfPortEvent,
@@ -26,6 +27,7 @@ use super::{
 pub struct VfPort {
     pub(super) end_port: EndPort<ProxyQp>,
     pub(super) qps: BTreeMap<UdQpId, UdQp>,
+    pub(super) connections: Connections,
     pub(super) groups: BTreeMap<GroupId, Group>,
     /// Wishes withdrawn on the port's own account, of which the program is not told.
     pub(super) orphans: BTreeSet<StandingId>,
@@ -60,6 +62,7 @@ impl VfPort {
         Ok(Self {
             end_port: EndPort::open_on(now, hca, of_port, gsi, smi)?,
             qps: BTreeMap::new(),
+            connections: Connections::default(),
             groups: BTreeMap::new(),
             orphans: BTreeSet::new(),
             ignored: BTreeSet::new(),
@@ -238,6 +241,7 @@ impl VfPort {
             HcaEvent::Async(AsyncEvent::CqError(cq)) => self.qp_failed(|qp| qp.qp().cq() == *cq),
             HcaEvent::Async(_) => {}
         }
+        self.events.extend(self.connections.event(event));
         self.end_port.handle_hca_event(now, hca, event)?;
         self.take_events(now, hca);
         Ok(())
@@ -252,6 +256,7 @@ impl VfPort {
             // It was among them a moment ago.
             let _ = self.close_qp(hca, id);
         }
+        self.connections.close(hca);
         self.end_port.close(hca);
     }
 

@@ -23,7 +23,7 @@ pub enum Partition {
 }
 
 impl Partition {
-    fn index(self, view: &PortView) -> Result<PKeyIndex, VfPortError> {
+    pub(super) fn index(self, view: &PortView) -> Result<PKeyIndex, VfPortError> {
         match self {
             Self::Index(index) => Ok(index),
             Self::Key(pkey) => view.partition_index(pkey).ok_or(VfPortError::NoPKey(pkey)),

@@ -1,6 +1,6 @@
 //! A VF as the adapter that its program holds.
 
-use hca_api::{AsyncEvent, DeviceAttributes, Hca, HcaEvent};
+use hca_api::{AsyncEvent, Consumer, DeviceAttributes, Hca, HcaEvent};
 use ib_endpoint::{EndPortError, SmaError};
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::PortNum;
@@ -178,5 +178,21 @@ impl VirtualHca {
     /// handles may name other objects then.
     pub fn close(mut self, now: Instant, hca: &mut dyn Hca) {
         self.end(now, hca);
+    }
+}
+
+/// Whoever drives functions drives a VF that a program holds like any other.
+impl Consumer for VirtualHca {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        // What was known of a port that cannot be read stays, and the next event of it reads it again.
+        let _ = self.handle_hca_event(now, hca, event);
+    }
+
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        self.poll(now, hca)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.poll_timeout()
     }
 }

@@ -4,9 +4,9 @@
 //! an [`EndPort`](ib_endpoint::EndPort) on each port of its adapter. A PF host
 //! ([`World::add_pf_host`]) has a [`PfContext`](pf_context::PfContext), and for each of its VFs a
 //! guest: the same software on the proxies that the VF has of the ports' QP1; or a VMM drives a device on
-//! it ([`World::add_device`]). These are two kinds of [`Consumer`](hca_api::Consumer); of any other kind one runs on a VF
-//! by [`World::add_consumer`], and on an adapter that is not shared by [`World::add_host_of`]. On one or more hosts
-//! runs a subnet manager.
+//! it ([`World::add_device`]), or a program holds it itself ([`World::open_vf`]). These are three kinds of
+//! [`Consumer`](hca_api::Consumer); of any other kind one runs on a VF by [`World::add_consumer`], and on an adapter that
+//! is not shared by [`World::add_host_of`]. On one or more hosts runs a subnet manager.
 //!
 //! [`World::run_until`] lets everything happen that is due, then jumps the clock to the next deadline.
 //! Nothing in it waits, and nothing depends on anything but the calls and the seed: the same calls give
@@ -23,6 +23,7 @@ mod devices;
 mod host;
 mod ids;
 mod manager;
+mod native;
 mod provider;
 mod run;
 mod shared;
