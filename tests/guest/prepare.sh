@@ -23,10 +23,10 @@ readonly GUEST_PACKAGES=(busybox-static bash coreutils findutils kmod ibverbs-ut
 readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup' 'usr/bin/stdbuf' 'usr/bin/timeout'
     'usr/libexec/coreutils/libstdbuf.so' 'usr/bin/xargs' 'usr/bin/ibv_*' 'usr/bin/*ping' 'usr/sbin/ib*' 'usr/sbin/saquery' 'usr/sbin/sminfo'
     'usr/sbin/smp*' 'usr/sbin/perfquery' 'usr/sbin/vendstat' 'usr/bin/ib_*' 'usr/bin/mckey' 'usr/bin/udaddy'
-    'usr/bin/rping' 'usr/bin/ucmatose' 'usr/bin/udpong' 'usr/bin/cmtime' 'usr/bin/rdma_*' 'usr/bin/iperf3' 'usr/bin/ip'
+    'usr/bin/rping' 'usr/bin/rstream' 'usr/bin/rcopy' 'usr/bin/riostream' 'usr/bin/ucmatose' 'usr/bin/udpong' 'usr/bin/cmtime' 'usr/bin/rdma_*' 'usr/bin/iperf3' 'usr/bin/ip'
     'usr/bin/rdma' 'usr/bin/ss' 'usr/bin/nstat' 'usr/sbin/devlink' 'usr/bin/dmesg' 'usr/bin/lspci' 'usr/bin/setpci'
     'usr/share/misc/pci.ids' 'usr/sbin/ethtool' 'usr/sbin/kexec' 'usr/bin/tcpdump' 'usr/bin/kmod' 'usr/bin/busybox'
-    'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'etc/libibverbs.d/mlx4.driver' 'etc/services'
+    'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'usr/lib/x86_64-linux-gnu/libgcc_s.so.1' 'etc/libibverbs.d/mlx4.driver' 'etc/services'
     'usr/share/infiniband-diags/*' 'etc/infiniband-diags/*')
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
     af_packet ipv6 configfs qemu_fw_cfg)

@@ -1,6 +1,6 @@
 //! What happens to queue pairs: states, groups, requests.
 
-use ib_wire::{Gid, Lid, PortNum, Psn, QKey, Qpn, Sl};
+use ib_wire::{Gid, Lid, Mtu, PortNum, Psn, QKey, Qpn, Sl};
 use mlx4_defs::Opcode;
 use mlx4_defs::bar::Register;
 use mlx4_defs::qp::{
@@ -157,6 +157,7 @@ impl Driver {
             mailbox.optional.set_rnr_timer(true);
             mailbox.optional.set_responder_depth(true);
             let context = &mut mailbox.context;
+            context.set_mtu(Mtu::MTU_1024);
             context.remote_qpn = peer.qpn;
             context.next_receive_psn = peer.psn;
             context.primary_path.dlid = peer.dlid;
@@ -164,6 +165,30 @@ impl Driver {
             context.primary_path.set_sl(Sl::default());
         })?;
         self.set_state(qpn, QpState::RTR)
+    }
+
+    /// Ready to receive to ready to send, of a connected queue pair.
+    ///
+    /// # Errors
+    /// Those of the command.
+    pub fn connect_rts(
+        &mut self,
+        bus: &mut dyn Bus,
+        qpn: Qpn,
+        peer: &Peer,
+    ) -> Result<(), DriverError> {
+        self.transition(bus, Opcode::RTR2RTS_QP, qpn, |mailbox, _| {
+            mailbox.optional.set_ack_timeout(true);
+            mailbox.optional.set_retry_count(true);
+            mailbox.optional.set_rnr_retry(true);
+            mailbox.optional.set_initiator_depth(true);
+            let context = &mut mailbox.context;
+            context.next_send_psn = peer.psn;
+            context.set_retry_count(7);
+            context.set_rnr_retry(7);
+            context.primary_path.set_ack_timeout(14);
+        })?;
+        self.set_state(qpn, QpState::RTS)
     }
 
     /// Ready to receive to ready to send.

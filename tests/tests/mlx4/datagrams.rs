@@ -2,14 +2,14 @@
 
 use ib_endpoint::group_destination;
 use ib_vtime::Duration;
-use ib_wire::{Lid, PortNum, QKey, Qpn};
+use ib_wire::{Lid, PortNum, Psn, QKey, Qpn};
 use mlx4_defs::cq::ArmCommand;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::EventType;
 use mlx4_defs::qp::QpState;
 use vhca_tests::mlx4_driver::{
-    BufferKind, Bus, Destination, Driver, DriverError, Event, GuestId, Heard, Lab, LabPlan, Owner,
-    Payload, SendWork, StrayAccesses, Talker, TalkerSpec,
+    BufferKind, Bus, Destination, Driver, Event, GuestId, Heard, Lab, LabPlan, Owner, Payload,
+    SendWork, StrayAccesses, Talker, TalkerSpec,
 };
 
 use super::lab;
@@ -458,7 +458,7 @@ fn a_send_of_memory_that_the_program_has_not_registered_fails_its_queue_pair_alo
 }
 
 #[test]
-fn connected_queue_pairs_are_made_and_refused_beyond_init() {
+fn connected_queue_pairs_get_to_ready_to_send_and_know_their_peer() {
     let mut lab = lab(LabPlan::new(1, 1));
     use vhca_tests::mlx4_driver::{CqSpec, DatagramAttributes, Peer, QpSpec, QpUse};
     lab.on(A, |driver: &mut Driver, bus: &mut dyn Bus| {
@@ -508,13 +508,13 @@ fn connected_queue_pairs_are_made_and_refused_beyond_init() {
                 port: PORT,
                 dlid: Lid::new(1),
                 qpn,
-                psn: Default::default(),
+                psn: Psn::from_low_bits(0x1234),
             };
-            let refused = driver.connect_rtr(bus, qpn, &peer);
-            assert!(
-                matches!(refused, Err(DriverError::Command { .. })),
-                "{refused:?}"
-            );
+            driver.connect_rtr(bus, qpn, &peer).unwrap();
+            driver.connect_rts(bus, qpn, &peer).unwrap();
+            let context = driver.query_qp(bus, qpn).unwrap();
+            assert_eq!(context.state(), QpState::RTS);
+            assert_eq!((context.remote_qpn, context.next_send_psn), (qpn, peer.psn));
             driver.destroy_qp(bus, qpn).unwrap();
         }
         driver.destroy_cq(bus, cq).unwrap();

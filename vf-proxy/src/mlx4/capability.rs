@@ -222,15 +222,17 @@ pub(super) fn query_dev_cap(device: &DeviceAttributes) -> Box<Mailbox> {
     answer(&cap)
 }
 
-/// The flags of what guests can use. RC, UC and atomics of the adapter are not among them: a guest's connected queue pair moves
-/// no data yet.
+/// The flags of what guests can use.
 fn flags(caps: DeviceCaps) -> u64 {
     let always = dev_cap_flags::UD_AV_PORT
         | dev_cap_flags::UD_MULTICAST
         | dev_cap_flags::COUNTERS
         | dev_cap_flags::PORT_MANAGEMENT_EVENTS;
     [
+        (DeviceCaps::RC, dev_cap_flags::RC),
+        (DeviceCaps::UC, dev_cap_flags::UC),
         (DeviceCaps::UD, dev_cap_flags::UD),
+        (DeviceCaps::ATOMIC, dev_cap_flags::ATOMIC),
         (DeviceCaps::SRQ, dev_cap_flags::SRQ),
         (
             DeviceCaps::BAD_PKEY_COUNTER,
@@ -392,7 +394,7 @@ mod tests {
             (0x19, &[16]),
             (0x26, &[0, 0]),
             (0x37, &[2, 30]),
-            (0x40, &[0x08, 0x01, 0, 0, 0, 0x30, 0x03, 0x44]),
+            (0x40, &[0x08, 0x01, 0, 0, 0, 0x34, 0x03, 0x47]),
             (0x48, &[0, 3, 0, 12, 0]),
             (0x51, &[32, 0x03, 0xf0, 0, 32, 0x02, 0]),
             (0x64, &[0x10, 15]),

@@ -3,11 +3,13 @@
 //! The driver shows a counter as PortXmitData and PortRcvData of its port, divided by 4 (`edit_counter`).
 //! These count the octets of packets from the LRH to the ICRC (IBA 16.1.3.5), and so do the counters here, as
 //! those of the physical port do. A proxy's packets are the MADs that it stands for, as if none had a GRH:
-//! whether they get one is the PF's to decide.
+//! whether they get one is the PF's to decide. Of a connection the packets of
+//! requests count that complete here, sent once, and of answers those of reads and atomics: acknowledgements, packets sent again
+//! and what a peer writes or reads by itself are in the port's counters only.
 
 use std::collections::BTreeMap;
 
-use ib_wire::packet::{Bth, Deth, Grh, ICRC_SIZE, ImmDt, Lrh};
+use ib_wire::packet::{Bth, ICRC_SIZE, Lrh};
 use mlx4_defs::CounterIndex;
 use mlx4_defs::query::QueryInterfaceCounters;
 use zerocopy::network_endian::U64;
@@ -15,58 +17,43 @@ use zerocopy::network_endian::U64;
 /// The counters of a function. Those of the port count for all of its functions, and are the PF's.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
-    counters: BTreeMap<CounterIndex, Counter>,
+    counters: BTreeMap<CounterIndex, Carried>,
 }
 
 /// Packets and their octets. They wrap around.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counter {
-    received: Packets,
-    sent: Packets,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Packets {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Packets {
     count: u64,
     octets: u64,
 }
 
-/// A datagram that was carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Datagram {
-    pub(super) received: bool,
-    /// Bytes of its message.
-    pub(super) payload: u32,
-    pub(super) grh: bool,
-    pub(super) immediate: bool,
-}
+impl Packets {
+    /// So many packets, which have `octets` between BTH and ICRC, padding included.
+    pub(super) const fn new(count: u64, octets: u64) -> Self {
+        let around = size_of::<Lrh>() + size_of::<Bth>() + ICRC_SIZE;
+        let octets = octets + count * around as u64;
+        Self { count, octets }
+    }
 
-impl Datagram {
-    /// Octets of the packet that count.
-    fn octets(self) -> u64 {
-        let headers = size_of::<Lrh>() + size_of::<Bth>() + size_of::<Deth>();
-        let grh = if self.grh { size_of::<Grh>() } else { 0 };
-        let immediate = if self.immediate {
-            size_of::<ImmDt>()
-        } else {
-            0
-        };
-        let around = headers + grh + immediate + ICRC_SIZE;
-        around as u64 + u64::from(self.payload).next_multiple_of(4)
+    const fn add(&mut self, more: Self) {
+        self.count = self.count.wrapping_add(more.count);
+        self.octets = self.octets.wrapping_add(more.octets);
     }
 }
 
+/// The packets of a request that is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    pub(super) received: Packets,
+    pub(super) sent: Packets,
+}
+
 impl Traffic {
-    /// A datagram of a queue pair with some counter was carried.
-    pub(super) fn count(&mut self, index: CounterIndex, datagram: Datagram) {
+    /// A request of a queue pair with some counter was carried.
+    pub(super) fn count(&mut self, index: CounterIndex, carried: Carried) {
         let counter = self.counters.entry(index).or_default();
-        let packets = if datagram.received {
-            &mut counter.received
-        } else {
-            &mut counter.sent
-        };
-        packets.count = packets.count.wrapping_add(1);
-        packets.octets = packets.octets.wrapping_add(datagram.octets());
+        counter.received.add(carried.received);
+        counter.sent.add(carried.sent);
     }
 
     /// A counter as it stands.
@@ -91,31 +78,24 @@ impl Traffic {
 mod tests {
     use super::*;
 
-    const SENT: Datagram = Datagram {
-        received: false,
-        payload: 256,
-        grh: false,
-        immediate: false,
+    const SENT: Carried = Carried {
+        received: Packets::new(0, 0),
+        sent: Packets::new(1, 264),
     };
 
     #[test]
     fn packets_count_from_the_lrh_to_the_icrc_by_direction() {
         let mut traffic = Traffic::default();
         traffic.count(CounterIndex(3), SENT);
-        let received = Datagram {
-            received: true,
-            payload: 5,
-            grh: true,
-            immediate: true,
+        let answered = Carried {
+            received: Packets::new(2, 60),
+            sent: Packets::new(1, 16),
         };
-        traffic.count(CounterIndex(3), received);
+        traffic.count(CounterIndex(3), answered);
         traffic.count(CounterIndex(4), SENT);
         let seen = traffic.query(CounterIndex(3));
-        assert_eq!((seen.tx_frames.get(), seen.tx_bytes.get()), (1, 4 * 72));
-        assert_eq!(
-            (seen.rx_frames.get(), seen.rx_bytes.get()),
-            (1, 32 + 44 + 8)
-        );
+        assert_eq!((seen.tx_frames.get(), seen.tx_bytes.get()), (2, 280 + 48));
+        assert_eq!((seen.rx_frames.get(), seen.rx_bytes.get()), (2, 108));
         assert_eq!(seen.counter_mode, 0);
     }
 

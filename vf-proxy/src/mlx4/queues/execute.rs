@@ -99,7 +99,7 @@ impl Queues {
                 self.follow_provider(hca, qpn);
                 let qp = self.qps.get(&qpn).ok_or(Status::BAD_RESOURCE)?;
                 return Ok(Step::Done(Output::Mailbox(Box::new(Mailbox::with(
-                    &qp.query(),
+                    &qp.query(hca),
                 )))));
             }
             QueueCommand::Attach {
@@ -266,9 +266,7 @@ impl Queues {
                 cq.users += 1;
             }
         }
-        if let Some(handle) = qp.handle() {
-            self.qp_by_handle.insert(handle, qpn);
-        }
+        self.qp_by_handle.insert(qp.handle, qpn);
         self.qp_by_life.insert(qp.life, qpn);
         self.send_pages.add(qp.uar(), qpn);
         self.qps.insert(qpn, qp);
@@ -296,7 +294,6 @@ impl Queues {
                 self.flush_at_provider(hca, qpn);
                 self.collect_of(hca, qpn);
                 self.entered_error(qpn, QpState::ERR);
-                self.tell_of_last_receive(qpn);
                 self.serve(hca, qpn);
             }
             QpState::RTS => self.serve(hca, qpn),
@@ -325,9 +322,7 @@ impl Queues {
         self.flush.remove(qpn);
         self.qp_by_life.remove(&qp.life);
         self.send_pages.remove(qp.uar(), qpn);
-        if let Some(handle) = qp.handle() {
-            self.qp_by_handle.remove(&handle);
-        }
+        self.qp_by_handle.remove(&qp.handle);
         for cqn in [qp.cqn(false), qp.cqn(true)] {
             if let Some(cq) = self.cqs.get_mut(&cqn) {
                 cq.users = cq.users.saturating_sub(1);
@@ -359,8 +354,7 @@ impl Queues {
             return Err(Status::EXCEED_LIM);
         }
         if let Some(qp) = self.qps.get(&qpn) {
-            let handle = qp.handle().ok_or(Status::BAD_PARAM)?;
-            attach_at_provider(hca, handle, mgid, block_loopback)?;
+            attach_at_provider(hca, qp.handle, mgid, block_loopback)?;
         }
         let groups = self.groups.entry(qpn).or_default();
         groups.mgids.insert(mgid);
@@ -380,8 +374,8 @@ impl Queues {
         if groups.mgids.is_empty() {
             self.groups.remove(&qpn);
         }
-        if let Some(handle) = self.qps.get(&qpn).and_then(Qp::handle) {
-            hca.detach_multicast(handle, mgid, Lid::NONE)
+        if let Some(qp) = self.qps.get(&qpn) {
+            hca.detach_multicast(qp.handle, mgid, Lid::NONE)
                 .map_err(status_of)?;
         }
         Ok(())
@@ -389,19 +383,18 @@ impl Queues {
 
     /// Groups that a queue pair was attached to before it was reset are still its groups.
     fn attach_again(&self, hca: &mut dyn Hca, qp: &Qp) -> Result<(), Status> {
-        let (Some(handle), Some(groups)) = (qp.handle(), self.groups.get(&qp.qpn)) else {
+        let Some(groups) = self.groups.get(&qp.qpn) else {
             return Ok(());
         };
         let mut mgids = groups.mgids.iter();
-        mgids.try_for_each(|mgid| attach_at_provider(hca, handle, *mgid, groups.block_loopback))
+        mgids.try_for_each(|mgid| attach_at_provider(hca, qp.handle, *mgid, groups.block_loopback))
     }
 
     fn detach_all(&self, hca: &mut dyn Hca, qp: &Qp) {
-        let groups = self.groups.get(&qp.qpn);
-        if let (Some(handle), Some(groups)) = (qp.handle(), groups) {
+        if let Some(groups) = self.groups.get(&qp.qpn) {
             for mgid in &groups.mgids {
                 // One that could not be attached again is not there.
-                let _ = hca.detach_multicast(handle, *mgid, Lid::NONE);
+                let _ = hca.detach_multicast(qp.handle, *mgid, Lid::NONE);
             }
         }
     }

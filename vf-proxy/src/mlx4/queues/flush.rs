@@ -10,12 +10,8 @@ use std::collections::{BTreeSet, VecDeque};
 use hca_api::{Hca, MAX_FLUSHED, QpModify, QpState as ProviderState};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
-use mlx4_defs::cqe::Syndrome;
 
 use super::Queues;
-use super::cqe::Entry;
-use super::name::receive_index;
-use super::qp::Transport;
 
 /// How soon after a queue pair went to the error state, or had something flushed, it is looked at.
 const SOONEST: Duration = Duration::from_millis(1);
@@ -127,56 +123,22 @@ impl Queues {
         let Some(qpn) = self.flush.take() else {
             return false;
         };
-        let found = match self.flush_at_provider(hca, qpn) {
-            Found::Nothing => self.completions(hca, qpn),
-            found => found,
-        };
+        self.flush_at_provider(hca, qpn);
+        let found = self.completions(hca, qpn);
         self.collect_of(hca, qpn);
         self.flush.done(now, qpn, found);
         found != Found::Nothing
     }
 
-    /// Has the provider complete what is posted to a queue pair; the receives of one that it does not carry complete
-    /// here. What there was of these.
-    pub(super) fn flush_at_provider(&mut self, hca: &mut dyn Hca, qpn: Qpn) -> Found {
-        let Some(qp) = self.qps.get_mut(&qpn) else {
-            return Found::Nothing;
-        };
-        if let Some(handle) = qp.handle() {
+    /// Has the provider complete what is posted to a queue pair, of very many receives some.
+    pub(super) fn flush_at_provider(&self, hca: &mut dyn Hca, qpn: Qpn) {
+        if let Some(qp) = self.qps.get(&qpn) {
             let error = QpModify {
                 state: Some(ProviderState::Error),
                 ..QpModify::default()
             };
-            let moved = hca.modify_qp(handle, &error);
+            let moved = hca.modify_qp(qp.handle, &error);
             debug_assert_eq!(moved, Ok(()), "from every state there is a way to error");
-            return Found::Nothing;
-        }
-        let Transport::Connected(Some(receives)) = &mut qp.transport else {
-            return Found::Nothing;
-        };
-        let mut names = Vec::new();
-        let mut scatter = Vec::new();
-        let most = receives.len().min(MAX_FLUSHED);
-        while names.len() < most {
-            scatter.clear();
-            let read = |addr, buf: &mut [u8]| hca.dma_read(addr, buf);
-            match receives.take(&read, &mut scatter) {
-                Some(name) => names.push(name),
-                None => break,
-            }
-        }
-        if let Some(last) = names.last() {
-            qp.received = receive_index(*last).wrapping_add(1);
-        }
-        let (cqn, qpn) = (qp.cqn(true), qp.qpn);
-        for name in &names {
-            let entry = Entry::failed(qpn, false, receive_index(*name), Syndrome::FLUSHED);
-            self.write(hca, cqn, &entry);
-        }
-        match names.len() {
-            0 => Found::Nothing,
-            all if all == MAX_FLUSHED => Found::More,
-            _ => Found::Some,
         }
     }
 

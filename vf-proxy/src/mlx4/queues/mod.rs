@@ -14,6 +14,7 @@
 //! that are flushed, when there are very many. One call of [`Queues::poll`] does a part of what there is to do and no
 //! more, so that whoever calls can look at the clock.
 
+mod carried;
 mod cq;
 mod cqe;
 mod doorbell_pages;
@@ -28,6 +29,7 @@ mod send;
 mod service;
 mod srq;
 mod transition;
+mod transport;
 mod turns;
 mod wqe;
 

@@ -5,7 +5,7 @@ use hca_api::{
     ReceiveMode, SpecialQp,
 };
 use ib_wire::{PortNum, Qpn};
-use mlx4_defs::qp::{QpContext, QpMailbox, QpState};
+use mlx4_defs::qp::{QpContext, QpMailbox, QpState, ServiceType};
 use mlx4_defs::{Cqn, Srqn, Status, Uar};
 use zerocopy::network_endian::U16;
 
@@ -17,7 +17,8 @@ use super::name::Life;
 use super::receive::{ReceiveQueue, Slots};
 use super::send::SendQueue;
 use super::srq::Srq;
-use super::transition::{Transition, is_connected, is_datagram, port};
+use super::transition::{Transition, port};
+use super::transport::Transport;
 
 /// A queue pair, from its first transition to its reset.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct Qp {
     pub(super) context: QpContext,
     pub(super) state: QpState,
     pub(super) transport: Transport,
+    /// The provider's queue pair.
+    pub(super) handle: QpHandle,
     pub(super) keys: LocalKeys,
     pub(super) sends: SendQueue,
     /// Sends that the provider has and has not completed.
@@ -37,19 +40,6 @@ pub(super) struct Qp {
     /// Receives that have completed, modulo 2^16; not counted of a shared queue.
     pub(super) received: u16,
     pin: MttPin,
-}
-
-/// Who carries a queue pair's messages.
-#[derive(Debug)]
-pub(super) enum Transport {
-    /// The provider's datagram queue pair.
-    Datagram {
-        handle: QpHandle,
-        /// An end of a tunnel, which has one destination.
-        tunnelled: bool,
-    },
-    /// Nobody: connections are not offered. The receive queue is kept to be flushed.
-    Connected(Option<ReceiveQueue>),
 }
 
 /// What a queue pair is made of besides its context.
@@ -78,29 +68,26 @@ impl Qp {
         (qpn, life): (Qpn, Life),
         context: &QpContext,
     ) -> Result<Self, Status> {
-        check(context, parts)?;
+        let transport = check(context, parts)?;
         let (sends, slots) = queues(mtts, context)?;
         let tag = context.pd();
         let pin = mtts.pin(context.mtt_base.entry())?;
         let made = pds.acquire(hca, tag).and_then(|pd| {
             let made = local_keys(hca, pds, context).and_then(|keys| {
                 let receives = slots.map(|slots| ReceiveQueue::new(slots, keys, life.name()));
-                let transport = if is_connected(context) {
-                    Transport::Connected(receives)
-                } else {
-                    datagram(hca, pd, parts, (qpn, context), receives)?
-                };
-                Ok((keys, transport))
+                let handle = at_provider(hca, pd, parts, (qpn, context, transport), receives)?;
+                Ok((keys, handle))
             });
             made.inspect_err(|_| pds.release(hca, tag))
         });
         match made {
-            Ok((keys, transport)) => Ok(Self {
+            Ok((keys, handle)) => Ok(Self {
                 qpn,
                 life,
                 context: *context,
                 state: QpState::RST,
                 transport,
+                handle,
                 keys,
                 sends,
                 in_flight: 0,
@@ -117,36 +104,15 @@ impl Qp {
 
     /// Ends a queue pair that is attached to no group. Nothing completes any more.
     pub(super) fn end(self, hca: &mut dyn Hca, mtts: &mut Mtts, pds: &mut Pds) {
-        if let Some(handle) = self.handle() {
-            let reset = QpModify {
-                state: Some(ProviderState::Reset),
-                ..QpModify::default()
-            };
-            let gone = hca.modify_qp(handle, &reset);
-            let gone = gone.and_then(|()| hca.destroy_qp(handle));
-            debug_assert_eq!(gone, Ok(()), "it is attached to nothing");
-        }
+        let reset = QpModify {
+            state: Some(ProviderState::Reset),
+            ..QpModify::default()
+        };
+        let gone = hca.modify_qp(self.handle, &reset);
+        let gone = gone.and_then(|()| hca.destroy_qp(self.handle));
+        debug_assert_eq!(gone, Ok(()), "it is attached to nothing");
         pds.release(hca, self.context.pd());
         mtts.unpin(self.pin);
-    }
-
-    /// The provider's queue pair, if there is one.
-    pub(super) const fn handle(&self) -> Option<QpHandle> {
-        match self.transport {
-            Transport::Datagram { handle, .. } => Some(handle),
-            Transport::Connected(_) => None,
-        }
-    }
-
-    /// Whether it is an end of a tunnel.
-    pub(super) const fn is_tunnelled(&self) -> bool {
-        matches!(
-            self.transport,
-            Transport::Datagram {
-                tunnelled: true,
-                ..
-            }
-        )
     }
 
     /// The UAR whose doorbell starts it.
@@ -176,7 +142,7 @@ impl Qp {
     /// Takes over the state that the provider put the queue pair into by itself. Whether that is another
     /// one.
     pub(super) fn follow_provider(&mut self, hca: &dyn Hca) -> bool {
-        let Some(Ok(queue_pair)) = self.handle().map(|handle| hca.query_qp(handle)) else {
+        let Ok(queue_pair) = hca.query_qp(self.handle) else {
             return false;
         };
         let state = match queue_pair.state {
@@ -207,32 +173,32 @@ impl Qp {
             return Err(Status::BAD_OP);
         }
         let context = transition.merge(&self.context, &given.context, optional);
-        match self.transport {
-            Transport::Datagram { handle, tunnelled } => {
-                if transition == Transition::InitToRtr && !tunnelled {
-                    choose_port(hca, handle, &context)?;
-                }
-                let change = transition.change(&context, optional, drained_event, tunnelled);
-                hca.modify_qp(handle, &change).map_err(status_of)?;
-            }
-            // A virtual function's PF refuses in this way what is not for it.
-            Transport::Connected(_) if transition == Transition::InitToRtr => {
-                return Err(Status::BAD_OP);
-            }
-            Transport::Connected(_) => {}
+        if transition == Transition::InitToRtr && self.transport != Transport::Tunnel {
+            choose_port(hca, self.handle, &context)?;
         }
+        let change = transition.change(self.transport, &context, optional, drained_event);
+        hca.modify_qp(self.handle, &change).map_err(status_of)?;
         self.context = context;
         self.state = transition.target();
         Ok(())
     }
 
-    /// The queue pair as the driver asks for it.
-    pub(super) fn query(&self) -> QpMailbox {
+    /// The queue pair as the driver asks for it, with the sequence numbers of the moment.
+    pub(super) fn query(&self, hca: &dyn Hca) -> QpMailbox {
         let mut context = self.context;
         context.set_state(self.state);
         context.local_qpn = self.qpn;
         context.sq_wqe_counter = U16::new(self.sends.index());
         context.rq_wqe_counter = U16::new(self.received);
+        if self.transport.is_connected()
+            && let Ok(now) = hca.query_qp(self.handle)
+        {
+            context.next_send_psn = now.sq_psn;
+            context.next_receive_psn = now.rq_psn;
+            if now.draining && self.state == QpState::SQD {
+                context.set_state(QpState::SQ_DRAINING);
+            }
+        }
         QpMailbox {
             context,
             ..QpMailbox::default()
@@ -250,16 +216,18 @@ fn local_keys(hca: &mut dyn Hca, pds: &mut Pds, context: &QpContext) -> Result<L
 }
 
 /// Makes the provider's queue pair.
-fn datagram(
+fn at_provider(
     hca: &mut dyn Hca,
     pd: PdHandle,
     parts: &Parts<'_>,
-    (qpn, context): (Qpn, &QpContext),
+    (qpn, context, transport): (Qpn, &QpContext, Transport),
     receives: Option<ReceiveQueue>,
-) -> Result<Transport, Status> {
-    let kind = match parts.proxy {
-        Some((special, port)) => QpKind::Proxy { special, port },
-        None => QpKind::Ud,
+) -> Result<QpHandle, Status> {
+    let kind = match (transport, parts.proxy) {
+        (_, Some((special, port))) => QpKind::Proxy { special, port },
+        (Transport::Rc, None) => QpKind::Rc,
+        (Transport::Uc, None) => QpKind::Uc,
+        (Transport::Datagram | Transport::Tunnel, None) => QpKind::Ud,
     };
     let spec = QpSpec {
         kind,
@@ -276,8 +244,7 @@ fn datagram(
         block_multicast_loopback: false,
     };
     let (handle, _) = hca.create_qp(spec).map_err(status_of)?;
-    let tunnelled = parts.proxy.is_some();
-    Ok(Transport::Datagram { handle, tunnelled })
+    Ok(handle)
 }
 
 /// The port stands in the path of the second transition; until then it was the first one.
@@ -294,16 +261,22 @@ fn choose_port(hca: &mut dyn Hca, handle: QpHandle, context: &QpContext) -> Resu
     hca.modify_qp(handle, &change).map_err(status_of)
 }
 
-/// Refuses what the function does not offer.
-fn check(context: &QpContext, parts: &Parts<'_>) -> Result<(), Status> {
-    let offered = is_datagram(context) || (is_connected(context) && parts.proxy.is_none());
+/// Refuses what the function does not offer, and returns the transport.
+fn check(context: &QpContext, parts: &Parts<'_>) -> Result<Transport, Status> {
+    let transport = match (context.service_type(), parts.proxy) {
+        (ServiceType::UD, None) => Transport::Datagram,
+        (ServiceType::UD, Some(_)) => Transport::Tunnel,
+        (ServiceType::RC, None) => Transport::Rc,
+        (ServiceType::UC, None) => Transport::Uc,
+        _ => return Err(Status::BAD_PARAM),
+    };
     let plain = !context.rss() && !context.inline_receive() && context.page_offset() == 0;
     // The stand-in of a special queue pair has receives of its own.
-    let own = parts.proxy.is_none() || !context.has_srq();
+    let own = transport != Transport::Tunnel || !context.has_srq();
     if context.rate_limit.get() != 0 {
         Err(Status::BAD_OP)
-    } else if offered && plain && own {
-        Ok(())
+    } else if plain && own {
+        Ok(transport)
     } else {
         Err(Status::BAD_PARAM)
     }

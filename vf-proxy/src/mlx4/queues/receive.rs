@@ -81,26 +81,6 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes the next receive.
-    pub(super) fn take(&mut self, read: &Reader<'_>, scatter: &mut Vec<Sge>) -> Option<u64> {
-        if self.waiting(read) == 0 {
-            return None;
-        }
-        let slot = self.taken & ((1 << self.slots.log_entries) - 1);
-        let listed = self.slots.scatter(read, slot, 0, self.keys, scatter);
-        if listed.is_err() {
-            scatter.push(LocalKeys::NOWHERE);
-        }
-        let name = self.name | u64::from(self.taken);
-        self.taken = self.taken.wrapping_add(1);
-        Some(name)
-    }
-
-    /// Receives that the queue has room for.
-    pub(super) const fn len(&self) -> usize {
-        1 << self.slots.log_entries
-    }
-
     fn waiting(&self, read: &Reader<'_>) -> u16 {
         let posted = self.slots.posted(read);
         posted.map_or(0, |posted| posted.wrapping_sub(self.taken))
@@ -109,7 +89,18 @@ impl ReceiveQueue {
 
 impl PulledReceives for ReceiveQueue {
     fn pull(&mut self, memory: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
-        self.take(&|addr, buf| memory.read(addr, buf), scatter)
+        let read = |addr, buf: &mut [u8]| memory.read(addr, buf);
+        if self.waiting(&read) == 0 {
+            return None;
+        }
+        let slot = self.taken & ((1 << self.slots.log_entries) - 1);
+        let listed = self.slots.scatter(&read, slot, 0, self.keys, scatter);
+        if listed.is_err() {
+            scatter.push(LocalKeys::NOWHERE);
+        }
+        let name = self.name | u64::from(self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        Some(name)
     }
 
     fn pending(&self, memory: &dyn AddressSpace) -> usize {

@@ -5,21 +5,18 @@ use hca_api::{
 };
 use ib_vtime::Instant;
 use ib_wire::Qpn;
-use ib_wire::packet::Grh;
 use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
-use mlx4_defs::wqe::WqeOpcode;
-use vf_tunnel::ToPfHeader;
 
-use super::super::traffic::Datagram;
 use super::cq::{Cq, Written};
 use super::cqe::{Entry, is_receive};
 use super::name::{Owner, SendName, receive_index};
-use super::qp::{Qp, Transport};
+use super::qp::Qp;
 use super::send::Wqe;
-use super::wqe::{BadWqe, DatagramSend, SendData};
+use super::transport::Transport;
+use super::wqe::{BadWqe, SendData, WorkRequest};
 use super::{BATCH, BATCHES_COLLECTED, QueueEvent, Queues};
 
 /// A completion to be overwritten.
@@ -46,6 +43,8 @@ enum Progress {
     Wait,
     /// It failed, or is flushed.
     Failed { index: u16, syndrome: Syndrome },
+    /// It was none that a connection carries, which ends it.
+    Broken { index: u16 },
     /// The guest has no memory there.
     Fault,
 }
@@ -69,6 +68,14 @@ impl Queues {
                     let entry = Entry::failed(qp.qpn, true, index, syndrome);
                     let cqn = qp.cqn(false);
                     self.write(hca, cqn, &entry);
+                }
+                Progress::Broken { index } => {
+                    let entry = Entry::failed(qp.qpn, true, index, Syndrome::LOCAL_QP_OP);
+                    let cqn = qp.cqn(false);
+                    self.write(hca, cqn, &entry);
+                    self.flush_at_provider(hca, qpn);
+                    self.entered_error(qpn, QpState::ERR);
+                    return self.collect_of(hca, qpn);
                 }
                 Progress::Fault => {
                     self.doomed.insert(qpn);
@@ -137,7 +144,7 @@ impl Queues {
                 self.pending.add(qpn);
             }
         }
-        let carried = carried(completion, qp.is_tunnelled());
+        let carried = qp.carried(completion);
         let entry = Entry::new(qp.qpn, completion);
         let cqn = qp.cqn(receive);
         if receive && qp.srqn().is_none() {
@@ -221,18 +228,6 @@ impl Queues {
         true
     }
 
-    /// A queue pair in error takes no more from its shared receive queue. Those of the provider tell so
-    /// themselves.
-    pub(super) fn tell_of_last_receive(&mut self, qpn: Qpn) {
-        if let Some(qp) = self.qps.get(&qpn)
-            && qp.handle().is_none()
-            && qp.srqn().is_some()
-        {
-            let eqe = Eqe::qp(EventType::SRQ_QP_LAST_WQE, qp.qpn);
-            self.events.push_back(QueueEvent::Async(eqe));
-        }
-    }
-
     /// The provider may have put a queue pair into another state by itself.
     pub(super) fn follow_provider(&mut self, hca: &dyn Hca, qpn: Qpn) {
         if let Some(qp) = self.qps.get_mut(&qpn)
@@ -255,35 +250,6 @@ impl Queues {
     }
 }
 
-/// The datagram that a completion is about.
-fn carried(completion: &Completion, tunnelled: bool) -> Datagram {
-    /// Bytes before the message of a datagram that are kept free for its GRH.
-    const GRH_SPACE: usize = size_of::<Grh>();
-    /// Bytes before a MAD in a tunnel, in either direction without the space for the GRH.
-    const TUNNEL_HEADER: usize = size_of::<ToPfHeader>();
-
-    let received = is_receive(completion.op);
-    let space = if received { GRH_SPACE } else { 0 };
-    let header = if tunnelled { TUNNEL_HEADER } else { 0 };
-    let before = u32::try_from(space + header).unwrap_or(u32::MAX);
-    let (grh, immediate) = if received {
-        let flags = completion.flags;
-        (
-            flags.contains(CompletionFlags::GRH),
-            flags.contains(CompletionFlags::IMMEDIATE),
-        )
-    } else {
-        let name = SendName::of(completion.wr_id);
-        (name.grh, name.opcode == WqeOpcode::SEND_IMM)
-    };
-    Datagram {
-        received,
-        payload: completion.byte_len.saturating_sub(before),
-        grh,
-        immediate,
-    }
-}
-
 /// Goes on with the next request of a send queue.
 fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
     let flushes = match qp.state {
@@ -302,25 +268,34 @@ fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
             Ok(progress) => return progress,
             // What was posted before completes first.
             Err(BadWqe) if qp.in_flight != 0 => return Progress::Wait,
+            Err(BadWqe) if qp.transport == Transport::Rc => {
+                let index = take(qp);
+                return Progress::Broken { index };
+            }
             Err(BadWqe) => {
-                let syndrome = Syndrome::LOCAL_QP_OP;
-                let failed = take_failed(qp, syndrome);
-                // A datagram queue pair stops sending and goes on receiving (IBA 10.3.1.6).
+                // What needs no acknowledgement stops sending and goes on receiving (IBA 10.3.1.6).
                 qp.state = QpState::SQER;
-                return failed;
+                return Progress::Failed {
+                    index: take(qp),
+                    syndrome: Syndrome::LOCAL_QP_OP,
+                };
             }
         }
     }
     if qp.in_flight != 0 {
         return Progress::Wait;
     }
-    take_failed(qp, Syndrome::FLUSHED)
+    Progress::Failed {
+        index: take(qp),
+        syndrome: Syndrome::FLUSHED,
+    }
 }
 
-fn take_failed(qp: &mut Qp, syndrome: Syndrome) -> Progress {
+/// Takes the next request, and gives its running count.
+fn take(qp: &mut Qp) -> u16 {
     let index = qp.sends.index();
     qp.sends.take();
-    Progress::Failed { index, syndrome }
+    index
 }
 
 /// Posts a request at the provider.
@@ -330,17 +305,14 @@ fn post(
     wqe: &Wqe,
     data: &mut SendData,
 ) -> Result<Progress, BadWqe> {
-    let Transport::Datagram { handle, tunnelled } = qp.transport else {
-        return Err(BadWqe);
-    };
-    let send = DatagramSend::parse(wqe.bytes(), tunnelled, qp.keys, data)?;
+    let send = WorkRequest::parse(wqe.bytes(), qp.transport, qp.keys, data)?;
     let name = SendName {
         index: qp.sends.index(),
         opcode: send.opcode,
         signaled: send.signaled,
         grh: send.has_grh(),
     };
-    match hca.post_send(handle, &send.request(name.name(qp.life), data)) {
+    match hca.post_send(qp.handle, &send.request(name.name(qp.life), data)) {
         Ok(()) => {
             qp.sends.take();
             qp.in_flight += 1;

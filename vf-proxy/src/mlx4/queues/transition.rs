@@ -4,11 +4,13 @@
 //! The driver fills in a fresh context for each transition, so whatever the transition does not take is
 //! zero and says nothing.
 
-use hca_api::{QpModify, QpState as ProviderState};
-use ib_wire::{PKeyIndex, PortNum};
-use mlx4_defs::qp::{OptionalFields, QpContext, QpPath, QpState, ServiceType};
+use hca_api::{AccessFlags, AddressVector, GlobalRoute, QpModify, QpState as ProviderState};
+use ib_wire::{GidIndex, PKeyIndex, PortNum};
+use mlx4_defs::qp::{OptionalFields, PathMigration, QpContext, QpPath, QpState};
 
 use super::super::capability::SINK_COUNTER;
+use super::transport::Transport;
+use super::wqe::static_rate;
 
 /// A transition; the names are those of the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,8 @@ impl Transition {
                     ..QpPath::default()
                 };
                 context.alternate_path = QpPath::default();
+                // Without path migration the only path is the one in use, whatever the driver prepares.
+                context.set_path_migration(PathMigration::MIGRATED);
                 context
             }
             _ => *old,
@@ -96,28 +100,104 @@ impl Transition {
         context
     }
 
-    /// The change of a datagram queue pair at the provider; `context` is what it will be.
+    /// The change of a queue pair at the provider; `context` is what it will be.
     pub(super) fn change(
         self,
+        transport: Transport,
         context: &QpContext,
         optional: &OptionalFields,
         drained_event: bool,
-        tunnelled: bool,
     ) -> QpModify {
-        let first = self == Self::RstToInit;
-        let path = &context.primary_path;
-        let pkey = (first || optional.pkey_index()).then(|| PKeyIndex(path.pkey_index().into()));
-        // The key of a tunnel is the provider's.
-        let qkey = ((first || optional.qkey()) && !tunnelled).then_some(context.qkey);
-        let takes_attributes = self != Self::ToErr;
+        let change = match transport {
+            Transport::Datagram => self.datagram_change(context, optional),
+            // Port and key of a tunnel are the provider's.
+            Transport::Tunnel => QpModify {
+                port: None,
+                qkey: None,
+                ..self.datagram_change(context, optional)
+            },
+            Transport::Rc => self.reliable_change(context, optional),
+            Transport::Uc => self.connected_change(context, optional),
+        };
         QpModify {
             state: Some(provider_state(self.target())),
-            port: (first && !tunnelled).then(|| port(path)),
-            pkey_index: pkey.filter(|_| takes_attributes),
-            qkey: qkey.filter(|_| takes_attributes),
-            sq_psn: (self == Self::RtrToRts).then_some(context.next_send_psn),
             drain_event: drained_event && self == Self::RtsToSqd,
+            ..change
+        }
+    }
+
+    /// Returns `true` if an attribute is taken: with `always` in any case, with `also` where the driver gives it.
+    fn takes(self, always: Self, given: bool, also: &[Self]) -> bool {
+        self == always || (given && also.contains(&self))
+    }
+
+    fn datagram_change(self, context: &QpContext, optional: &OptionalFields) -> QpModify {
+        let first = self == Self::RstToInit;
+        let path = &context.primary_path;
+        let pkey = first || optional.pkey_index();
+        let qkey = first || optional.qkey();
+        let takes_attributes = self != Self::ToErr;
+        QpModify {
+            port: first.then(|| port(path)),
+            pkey_index: (takes_attributes && pkey).then(|| pkey_index(path)),
+            qkey: (takes_attributes && qkey).then_some(context.qkey),
+            sq_psn: (self == Self::RtrToRts).then_some(context.next_send_psn),
             ..QpModify::default()
+        }
+    }
+
+    /// The attributes that RC and UC have in common.
+    fn connected_change(self, context: &QpContext, optional: &OptionalFields) -> QpModify {
+        use Transition::{
+            InitToInit, InitToRtr, RstToInit, RtrToRts, RtsToRts, SqdToRts, SqdToSqd,
+        };
+
+        let path = &context.primary_path;
+        let rights = optional.remote_read() || optional.remote_write() || optional.remote_atomic();
+        let takes_port = self.takes(RstToInit, optional.sched_queue(), &[InitToInit]);
+        let partition = [InitToInit, InitToRtr, SqdToSqd];
+        let takes_pkey = self.takes(RstToInit, optional.pkey_index(), &partition);
+        let later = [
+            InitToInit, InitToRtr, RtrToRts, RtsToRts, SqdToRts, SqdToSqd,
+        ];
+        let takes_access = self.takes(RstToInit, rights, &later);
+        let takes_path = self.takes(InitToRtr, optional.primary_path(), &[SqdToSqd]);
+        let meets = self == InitToRtr;
+        QpModify {
+            port: takes_port.then(|| port(path)),
+            pkey_index: takes_pkey.then(|| pkey_index(path)),
+            access: takes_access.then(|| access(context)),
+            primary: takes_path.then(|| address_vector(path)),
+            path_mtu: meets.then(|| context.mtu()),
+            dest_qpn: meets.then_some(context.remote_qpn),
+            rq_psn: meets.then_some(context.next_receive_psn),
+            sq_psn: (self == RtrToRts).then_some(context.next_send_psn),
+            ..QpModify::default()
+        }
+    }
+
+    /// The attributes of RC: besides, those of acknowledgements, retries and reads.
+    fn reliable_change(self, context: &QpContext, optional: &OptionalFields) -> QpModify {
+        use Transition::{InitToRtr, RtrToRts, RtsToRts, SqdToRts, SqdToSqd};
+
+        let answers = self.takes(InitToRtr, optional.responder_depth(), &[SqdToSqd]);
+        let later = [RtrToRts, RtsToRts, SqdToRts, SqdToSqd];
+        let waits = self.takes(InitToRtr, optional.rnr_timer(), &later);
+        let asks = |given| self.takes(RtrToRts, given, &[SqdToSqd]);
+        let connected = self.connected_change(context, optional);
+        let moves = self == SqdToSqd && optional.sched_queue();
+        QpModify {
+            port: connected
+                .port
+                .or_else(|| moves.then(|| port(&context.primary_path))),
+            max_dest_rd_atomic: answers.then(|| 1 << context.log_responder_depth()),
+            min_rnr_timer: waits.then(|| context.min_rnr_timer()),
+            timeout: asks(optional.ack_timeout()).then(|| context.primary_path.ack_timeout()),
+            retry_count: asks(optional.retry_count()).then(|| context.retry_count()),
+            rnr_retry: asks(optional.rnr_retry()).then(|| context.rnr_retry()),
+            max_rd_atomic: asks(optional.initiator_depth())
+                .then(|| 1 << context.log_initiator_depth()),
+            ..connected
         }
     }
 }
@@ -127,14 +207,34 @@ pub(super) fn port(path: &QpPath) -> PortNum {
     PortNum(1 + u8::from(path.port_bit()))
 }
 
-/// Whether datagrams are the queue pair's transport.
-pub(super) fn is_datagram(context: &QpContext) -> bool {
-    context.service_type() == ServiceType::UD
+fn pkey_index(path: &QpPath) -> PKeyIndex {
+    PKeyIndex(path.pkey_index().into())
 }
 
-/// Whether the queue pair has a peer.
-pub(super) fn is_connected(context: &QpContext) -> bool {
-    matches!(context.service_type(), ServiceType::RC | ServiceType::UC)
+/// The peer's rights to regions that permit them.
+fn access(context: &QpContext) -> AccessFlags {
+    let mut access = AccessFlags::empty();
+    access.set(AccessFlags::REMOTE_READ, context.remote_read());
+    access.set(AccessFlags::REMOTE_WRITE, context.remote_write());
+    access.set(AccessFlags::REMOTE_ATOMIC, context.remote_atomic());
+    access
+}
+
+fn address_vector(path: &QpPath) -> AddressVector {
+    AddressVector {
+        port: port(path),
+        dlid: path.dlid,
+        sl: path.sl(),
+        path_bits: path.path_bits(),
+        static_rate: static_rate(path.static_rate),
+        grh: path.grh().then(|| GlobalRoute {
+            remote_gid: path.dgid,
+            sgid_index: GidIndex(path.sgid_index.into()),
+            flow_label: path.flow_label(),
+            hop_limit: path.hop_limit,
+            traffic_class: path.traffic_class(),
+        }),
+    }
 }
 
 const fn provider_state(state: QpState) -> ProviderState {
@@ -177,6 +277,9 @@ fn merge_optional(context: &mut QpContext, given: &QpContext, optional: &Optiona
     if optional.rnr_retry() {
         context.set_rnr_retry(given.rnr_retry());
     }
+    if optional.alternate_path() {
+        context.alternate_path = given.alternate_path;
+    }
     merge_path(&mut context.primary_path, &given.primary_path, optional);
 }
 
@@ -210,6 +313,7 @@ mod tests {
     use ib_wire::{Psn, QKey};
 
     use mlx4_defs::Pdn;
+    use mlx4_defs::qp::ServiceType;
 
     use super::*;
 
@@ -302,15 +406,15 @@ mod tests {
         };
         context.primary_path.set_pkey_index(3);
         let none = OptionalFields::default();
-        let init = Transition::RstToInit.change(&context, &none, false, false);
+        let init = Transition::RstToInit.change(Transport::Datagram, &context, &none, false);
         assert_eq!(init.port, Some(PortNum(1)));
         assert_eq!(
             (init.pkey_index, init.qkey),
             (Some(PKeyIndex(3)), Some(context.qkey))
         );
-        let proxy = Transition::RstToInit.change(&context, &none, false, true);
+        let proxy = Transition::RstToInit.change(Transport::Tunnel, &context, &none, false);
         assert_eq!((proxy.port, proxy.qkey), (None, None));
-        let rts = Transition::RtrToRts.change(&context, &none, true, false);
+        let rts = Transition::RtrToRts.change(Transport::Datagram, &context, &none, true);
         assert_eq!(
             (rts.sq_psn, rts.qkey, rts.drain_event),
             (Some(Psn::default()), None, false)
@@ -318,7 +422,63 @@ mod tests {
         let all = OptionalFields {
             word: u32::MAX.into(),
         };
-        let error = Transition::ToErr.change(&context, &all, false, false);
+        let error = Transition::ToErr.change(Transport::Datagram, &context, &all, false);
         assert_eq!((error.pkey_index, error.qkey), (None, None));
+    }
+
+    /// What Linux gives for a reliable connection, transition by transition, is what the provider has to have.
+    #[test]
+    fn a_connection_gets_what_each_transition_requires_and_what_the_driver_gives_besides() {
+        let mut context = QpContext {
+            remote_qpn: ib_wire::Qpn::from_low_bits(0x4a1),
+            next_receive_psn: Psn::from_low_bits(7),
+            next_send_psn: Psn::from_low_bits(9),
+            ..QpContext::default()
+        };
+        context.set_mtu(ib_wire::Mtu::MTU_1024);
+        context.set_remote_write(true);
+        context.set_log_responder_depth(4);
+        context.set_log_initiator_depth(2);
+        context.set_min_rnr_timer(12);
+        context.set_retry_count(6);
+        context.set_rnr_retry(7);
+        context.primary_path.set_ack_timeout(14);
+        context.primary_path.dlid = ib_wire::Lid::new(3);
+        let none = OptionalFields::default();
+        let of = |transition: Transition, transport, optional: &OptionalFields| {
+            transition.change(transport, &context, optional, false)
+        };
+        let init = of(Transition::RstToInit, Transport::Rc, &none);
+        assert_eq!(init.access, Some(AccessFlags::REMOTE_WRITE));
+        assert_eq!((init.port, init.qkey), (Some(PortNum(1)), None));
+        let rtr = of(Transition::InitToRtr, Transport::Rc, &none);
+        assert_eq!(rtr.primary.unwrap().dlid, ib_wire::Lid::new(3));
+        assert_eq!(rtr.rq_psn, Some(Psn::from_low_bits(7)));
+        assert_eq!(
+            (rtr.max_dest_rd_atomic, rtr.min_rnr_timer),
+            (Some(16), Some(12))
+        );
+        assert_eq!((rtr.access, rtr.pkey_index, rtr.port), (None, None, None));
+        let rights = optional(|o| o.set_remote_read(true));
+        assert!(
+            of(Transition::InitToRtr, Transport::Rc, &rights)
+                .access
+                .is_some()
+        );
+        let rts = of(Transition::RtrToRts, Transport::Rc, &none);
+        assert_eq!((rts.timeout, rts.retry_count), (Some(14), Some(6)));
+        assert_eq!((rts.rnr_retry, rts.max_rd_atomic), (Some(7), Some(4)));
+        let uc = of(Transition::RtrToRts, Transport::Uc, &none);
+        assert_eq!((uc.timeout, uc.sq_psn), (None, Some(Psn::from_low_bits(9))));
+        let all = OptionalFields {
+            word: u32::MAX.into(),
+        };
+        assert_eq!(
+            of(Transition::ToErr, Transport::Rc, &all),
+            QpModify {
+                state: Some(ProviderState::Error),
+                ..QpModify::default()
+            }
+        );
     }
 }

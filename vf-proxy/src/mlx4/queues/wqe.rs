@@ -1,36 +1,39 @@
-//! Sends of datagrams, from the bytes of a work request to what the provider takes.
+//! Work requests of send queues, from their bytes to what the provider takes.
 
 use hca_api::{
-    AddressVector, Payload, SendFlags, SendOp, SendRequest, Sge, UdAddress, UdDestination,
+    AddressVector, Payload, RKey, RemoteAddress, SendFlags, SendOp, SendRequest, Sge, UdAddress,
+    UdDestination,
 };
 use ib_wire::Rate;
 use mlx4_defs::wqe::{
-    self, ControlSegment, DataSegment, DatagramSegment, InlineHeader, SEGMENT_UNIT, WqeOpcode,
+    self, AtomicSegment, ControlSegment, DataSegment, DatagramSegment, InlineHeader,
+    RemoteAddressSegment, SEGMENT_UNIT, WqeOpcode,
 };
 use vf_tunnel::global_route;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::keys::LocalKeys;
+use super::transport::Transport;
 
 /// A work request that no queue pair of its kind can carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BadWqe;
 
-/// A send of a datagram. Bytes and list are kept apart from it, to be used again for the next one.
+/// A work request. Bytes and list are kept apart from it, to be used again for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DatagramSend {
+pub(super) struct WorkRequest {
     pub(super) opcode: WqeOpcode,
     /// Whether its success is to be told.
     pub(super) signaled: bool,
     solicited: bool,
     fence: bool,
-    immediate: u32,
-    /// `None` where the queue pair sends to its tunnel only.
+    op: SendOp<'static>,
+    /// `None` where the queue pair sends to its tunnel or its peer only.
     destination: Option<UdDestination>,
 }
 
-impl DatagramSend {
-    /// Whether its packet has a GRH.
+impl WorkRequest {
+    /// Returns `true` if its packet has a GRH by its own choice.
     pub(super) fn has_grh(&self) -> bool {
         let address = self.destination.map(|destination| destination.address);
         matches!(address, Some(UdAddress::Vector(vector)) if vector.grh.is_some())
@@ -50,36 +53,50 @@ pub(super) struct SendData {
     gather: Vec<Sge>,
 }
 
-/// What the driver adds to the standard's code of a static rate (`MLX4_STAT_RATE_OFFSET`).
-const STATIC_RATE_OFFSET: u8 = 5;
+/// Size of a slot that a request can fill with more units than the size field counts.
+const LARGEST_SLOT: usize = 1 << 10;
 
-impl DatagramSend {
+impl WorkRequest {
     /// Reads a request. `wqe` is its slot; its size stands in it. A request of a tunnelled queue pair has
     /// a destination that is not looked at.
     ///
     /// # Errors
-    /// [`BadWqe`].
+    /// [`BadWqe`] for what the transport does not carry or the function does not offer.
     pub(super) fn parse(
         wqe: &[u8],
-        tunnelled: bool,
+        transport: Transport,
         keys: LocalKeys,
         data: &mut SendData,
     ) -> Result<Self, BadWqe> {
         let (control, _) = ControlSegment::ref_from_prefix(wqe).map_err(|_| BadWqe)?;
-        let size = usize::from(control.size()) * SEGMENT_UNIT;
-        let body = wqe.get(size_of::<ControlSegment>()..size).ok_or(BadWqe)?;
-        if !matches!(control.opcode(), WqeOpcode::SEND | WqeOpcode::SEND_IMM) {
-            return Err(BadWqe);
-        }
-        let (datagram, segments) = DatagramSegment::ref_from_prefix(body).map_err(|_| BadWqe)?;
-        data.read(segments, keys)?;
+        let size = match usize::from(control.size()) * SEGMENT_UNIT {
+            // 64 units are one more than fits into the field.
+            0 if wqe.len() == LARGEST_SLOT => LARGEST_SLOT,
+            size => size,
+        };
+        let mut body = wqe.get(size_of::<ControlSegment>()..size).ok_or(BadWqe)?;
+        let destination = match transport {
+            Transport::Datagram => Some(destination(next::<DatagramSegment>(&mut body)?)),
+            Transport::Tunnel => {
+                next::<DatagramSegment>(&mut body)?;
+                None
+            }
+            Transport::Rc | Transport::Uc => None,
+        };
+        let immediate = u32::from_be_bytes(control.immediate);
+        let op = match control.opcode() {
+            WqeOpcode::SEND => SendOp::Send,
+            WqeOpcode::SEND_IMM => SendOp::SendImmediate(immediate),
+            other => remote_op(other, transport, immediate, &mut body)?,
+        };
+        data.read(body, keys)?;
         Ok(Self {
             opcode: control.opcode(),
             signaled: control.completion() == ControlSegment::SIGNALED,
             solicited: control.solicited(),
             fence: control.fence(),
-            immediate: u32::from_be_bytes(control.immediate),
-            destination: (!tunnelled).then(|| destination(datagram)),
+            op,
+            destination,
         })
     }
 
@@ -90,16 +107,57 @@ impl DatagramSend {
         flags.set(SendFlags::FENCE, self.fence);
         SendRequest {
             wr_id: name,
-            op: if self.opcode == WqeOpcode::SEND_IMM {
-                SendOp::SendImmediate(self.immediate)
-            } else {
-                SendOp::Send
-            },
+            op: self.op,
             payload: data.payload(),
             flags,
             destination: self.destination,
         }
     }
+}
+
+/// Reads what reaches the peer's memory: the transport has to be connected, and for answers reliable.
+fn remote_op(
+    opcode: WqeOpcode,
+    transport: Transport,
+    immediate: u32,
+    body: &mut &[u8],
+) -> Result<SendOp<'static>, BadWqe> {
+    if !transport.is_connected() {
+        return Err(BadWqe);
+    }
+    let segment = next::<RemoteAddressSegment>(body)?;
+    let remote = RemoteAddress {
+        addr: segment.address.get(),
+        rkey: RKey(segment.rkey.get()),
+    };
+    match (opcode, transport) {
+        (WqeOpcode::RDMA_WRITE, _) => Ok(SendOp::RdmaWrite(remote)),
+        (WqeOpcode::RDMA_WRITE_IMM, _) => Ok(SendOp::RdmaWriteImmediate(remote, immediate)),
+        (WqeOpcode::RDMA_READ, Transport::Rc) => Ok(SendOp::RdmaRead(remote)),
+        (WqeOpcode::ATOMIC_CS, Transport::Rc) => {
+            let operands = next::<AtomicSegment>(body)?;
+            Ok(SendOp::CompareSwap {
+                remote,
+                compare: operands.compare.get(),
+                swap: operands.swap_add.get(),
+            })
+        }
+        (WqeOpcode::ATOMIC_FA, Transport::Rc) => {
+            let add = next::<AtomicSegment>(body)?.swap_add.get();
+            Ok(SendOp::FetchAdd { remote, add })
+        }
+        _ => Err(BadWqe),
+    }
+}
+
+/// Takes a segment from the front.
+fn next<'a, T>(body: &mut &'a [u8]) -> Result<&'a T, BadWqe>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    let (segment, rest) = T::ref_from_prefix(body).map_err(|_| BadWqe)?;
+    *body = rest;
+    Ok(segment)
 }
 
 impl SendData {
@@ -156,12 +214,17 @@ fn address_vector(av: &wqe::AddressVector) -> AddressVector {
         dlid: av.dlid,
         sl: av.sl(),
         path_bits: av.path_bits(),
-        static_rate: av
-            .static_rate
-            .checked_sub(STATIC_RATE_OFFSET)
-            .map(Rate::new),
+        static_rate: static_rate(av.static_rate),
         grh: global_route(av),
     }
+}
+
+/// The static rate in an address or a path.
+pub(super) fn static_rate(code: u8) -> Option<Rate> {
+    /// The driver's addition to the standard's code (`MLX4_STAT_RATE_OFFSET`).
+    const OFFSET: u8 = 5;
+
+    code.checked_sub(OFFSET).map(Rate::new)
 }
 
 #[cfg(test)]

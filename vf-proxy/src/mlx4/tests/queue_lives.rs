@@ -1,6 +1,5 @@
 //! Queues from their making to their end: who holds whom, what fails, and what is shared.
 
-use ib_wire::Qpn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_OVERRUN, CqErrorEvent, NumberEvent};
 use mlx4_defs::qp::{QpContext, QpState, ServiceType};
@@ -206,40 +205,6 @@ fn an_overrun_fails_the_queue_and_its_queue_pairs() {
         guest.reset_qp(qp);
     }
     assert_eq!(guest.end(Opcode::HW2SW_CQ, cq.cqn), Status::OK);
-}
-
-/// Connected queue pairs can be made, so that programs find out that they cannot be connected; what was
-/// posted to them is flushed.
-#[test]
-fn a_connected_queue_pair_gets_no_further_than_init_and_drains() {
-    let mut guest = Guest::online();
-    let mut cq = guest.make_cq(10);
-    for (page, service) in [(12, ServiceType::RC), (16, ServiceType::UC)] {
-        let qpn = guest.reserve_qpn();
-        let mut qp = guest.prepare_qp(page, qpn);
-        let mut context = guest.context(&qp, &cq);
-        context.set_service_type(service);
-        guest.ok_transition(Opcode::RST2INIT_QP, qpn, &context, 0);
-        let refused = guest.transition(Opcode::INIT2RTR_QP, qpn, &context, 1 << 7);
-        assert_eq!(refused, Status::BAD_OP);
-        assert_eq!(guest.state(&qp), QpState::INIT);
-        let into = guest.page(IN);
-        guest.receive(&mut qp, into, 64);
-        guest.change_state(Opcode::TO_ERR_QP, &qp);
-        guest.receive(&mut qp, into, 64);
-        guest.post_send(&mut qp, control(WqeOpcode::SEND), &[]);
-        guest.ring(&qp);
-        guest.settle();
-        let all = guest.poll_all(&mut cq);
-        assert!(
-            all.iter()
-                .all(|cqe| syndrome(cqe) == Some(Syndrome::FLUSHED))
-        );
-        assert!(all.iter().all(|cqe| cqe.qpn == Qpn::from_low_bits(qpn)));
-        assert_eq!(all.len(), 3);
-        guest.reset_qp(&qp);
-    }
-    assert_eq!(guest.owned().pds, 0);
 }
 
 /// What a context asks for that the function does not have is refused, and nothing is left of it.

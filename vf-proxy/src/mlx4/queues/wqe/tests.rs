@@ -38,10 +38,112 @@ fn wqe(opcode: WqeOpcode, datagram: &DatagramSegment, segments: &[u8]) -> Vec<u8
     bytes
 }
 
-fn parse(wqe: &[u8]) -> (Result<DatagramSend, BadWqe>, SendData) {
+fn parse(wqe: &[u8]) -> (Result<WorkRequest, BadWqe>, SendData) {
+    parse_for(Transport::Datagram, wqe)
+}
+
+fn parse_for(transport: Transport, wqe: &[u8]) -> (Result<WorkRequest, BadWqe>, SendData) {
     let mut data = SendData::default();
-    let send = DatagramSend::parse(wqe, false, keys(), &mut data);
-    (send, data)
+    let request = WorkRequest::parse(wqe, transport, keys(), &mut data);
+    (request, data)
+}
+
+/// A request with these segments, in a slot of so many bytes.
+fn plain(opcode: WqeOpcode, segments: &[u8], slot: usize) -> Vec<u8> {
+    let mut bytes = control(opcode, 16 + segments.len()).as_bytes().to_vec();
+    bytes.extend(segments);
+    bytes.resize(slot, 0);
+    bytes
+}
+
+#[test]
+fn a_connection_reaches_the_peers_memory_as_far_as_its_transport_goes() {
+    let remote = RemoteAddressSegment {
+        address: U64::new(0x1_2345_6789),
+        rkey: U32::new(0x7701),
+        ..RemoteAddressSegment::default()
+    };
+    let operands = AtomicSegment {
+        swap_add: U64::new(5),
+        compare: U64::new(7),
+    };
+    let there = RemoteAddress {
+        addr: 0x1_2345_6789,
+        rkey: RKey(0x7701),
+    };
+    let memory = segment(6, 8, 1 << 8);
+    let reaches = [remote.as_bytes(), memory.as_bytes()].concat();
+    let atomic = [remote.as_bytes(), operands.as_bytes(), memory.as_bytes()].concat();
+    let swap = SendOp::CompareSwap {
+        remote: there,
+        compare: 7,
+        swap: 5,
+    };
+    let add = SendOp::FetchAdd {
+        remote: there,
+        add: 5,
+    };
+    let immediate = SendOp::RdmaWriteImmediate(there, 0);
+    for (opcode, segments, op, on_uc) in [
+        (WqeOpcode::SEND, memory.as_bytes(), SendOp::Send, true),
+        (
+            WqeOpcode::RDMA_WRITE,
+            &reaches,
+            SendOp::RdmaWrite(there),
+            true,
+        ),
+        (WqeOpcode::RDMA_WRITE_IMM, &reaches, immediate, true),
+        (
+            WqeOpcode::RDMA_READ,
+            &reaches,
+            SendOp::RdmaRead(there),
+            false,
+        ),
+        (WqeOpcode::ATOMIC_CS, &atomic, swap, false),
+        (WqeOpcode::ATOMIC_FA, &atomic, add, false),
+    ] {
+        let bytes = plain(opcode, segments, 128);
+        let (request, data) = parse_for(Transport::Rc, &bytes);
+        let request = request.unwrap();
+        assert_eq!(request.op, op);
+        let posted = request.request(1, &data);
+        assert_eq!(posted.destination, None);
+        assert!(matches!(posted.payload, Payload::Gather([sge]) if sge.len == 8));
+        let (on, _) = parse_for(Transport::Uc, &bytes);
+        assert_eq!(on.is_ok(), on_uc, "{opcode}");
+        if op != SendOp::Send {
+            let (short, _) = parse_for(Transport::Rc, &plain(opcode, &[], 128));
+            assert_eq!(short, Err(BadWqe), "{opcode}");
+        }
+    }
+    for opcode in [
+        WqeOpcode::SEND_INVAL,
+        WqeOpcode::MASKED_ATOMIC_FA,
+        WqeOpcode::BIND_MW,
+        WqeOpcode::FMR,
+        WqeOpcode::LOCAL_INVAL,
+        WqeOpcode::NOP,
+    ] {
+        let (request, _) = parse_for(Transport::Rc, &plain(opcode, &atomic, 128));
+        assert_eq!(request, Err(BadWqe), "{opcode}");
+    }
+}
+
+/// The size field has six bits, and a slot of 1024 bytes holds 64 units: then it is zero.
+#[test]
+fn a_request_that_fills_the_largest_slot_has_a_size_of_zero() {
+    let list: Vec<u8> = (0..63)
+        .flat_map(|n| segment(n, 4, 1 << 8).as_bytes().to_vec())
+        .collect();
+    let mut bytes = plain(WqeOpcode::SEND, &list, 1 << 10);
+    let mut zero = control(WqeOpcode::SEND, 0);
+    zero.set_fence(true);
+    bytes[..16].copy_from_slice(zero.as_bytes());
+    let (request, data) = parse_for(Transport::Rc, &bytes);
+    let request = request.unwrap().request(1, &data);
+    assert!(matches!(request.payload, Payload::Gather(list) if list.len() == 63));
+    let (other, _) = parse_for(Transport::Rc, &bytes[..512]);
+    assert_eq!(other, Err(BadWqe));
 }
 
 #[test]
