@@ -8,14 +8,15 @@
 //! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
 //! * [`DropLog`] turns what a PF dropped into log lines, a few for each VF and reason.
 //!
-//! The crates whose types these take and return are re-exported, so a VMM depends on this crate alone. The example `embed`
-//! has one VF with guest memory and interrupts.
+//! A VMM depends on this crate alone: [`emulated`] makes a world with one VF by one call, and re-exports the crates whose
+//! types a world takes and returns. The example `embed` has one VF with guest memory and interrupts.
 
 #![forbid(unsafe_code)]
 
 pub mod device;
 mod driven;
 mod drop_log;
+pub mod emulated;
 mod guest_ram;
 #[cfg(feature = "kvm")]
 pub mod kvm;
@@ -31,11 +32,6 @@ pub use guest_ram::GuestRam;
 pub use log_limit::{LogLimit, Suppressed};
 pub use real_time::{LoopError, RunEnd, Runner, StopHandle};
 pub use slice::Slice;
-
-pub use {
-    emulated_hca, hca_api, ib_endpoint, ib_vtime, ib_wire, pf_context, subnet_lite, vf_proxy,
-    vf_tunnel,
-};
 
 /// A VMM runs a world on a thread of its own.
 const _: () = {

@@ -237,6 +237,15 @@ impl<A: Copy + Ord + Send + Sync> DoorbellEvents<A> {
     }
 }
 
+impl<A: Copy> Clone for DoorbellEvents<A> {
+    fn clone(&self) -> Self {
+        Self {
+            at: self.at,
+            sources: Arc::clone(&self.sources),
+        }
+    }
+}
+
 impl<A> fmt::Debug for DoorbellEvents<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DoorbellEvents").finish_non_exhaustive()

@@ -24,9 +24,10 @@ mod shared;
 use core::fmt;
 use std::sync::Arc;
 
-use hca_api::AddressSpace;
 use thiserror::Error;
 
+pub use hca_api::AddressSpace;
+pub use ib_vtime::Instant;
 pub use vf_proxy::{Bar, Doorbell, MsixMessage};
 
 pub use backend::Backend;

@@ -9,10 +9,12 @@ use vhca::device::{
     AttachError, Backend, BarMove, Device, Doorbells, Interrupts, MsixMessage, PlacedDoorbell,
     TrappedDoorbells, Wake,
 };
-use vhca::emulated_hca::Topology;
-use vhca::ib_wire::Guid;
-use vhca::vf_proxy::mlx4::PERSONALITY;
+use vhca::emulated::VfOptions;
+use vhca::emulated::emulated_hca::Topology;
+use vhca::emulated::ib_wire::Guid;
+use vhca::emulated::vf_proxy::mlx4::PERSONALITY;
 use vhca::world::{HostFunction, World, vf_spec};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::probe::{DOORBELL, PANIC, Probe, Seen, VF, message, world_with};
 
@@ -375,6 +377,23 @@ fn names_of_another_world_are_refused() {
         .unwrap();
     let not_shared = other.add_device(foreign.host, VF, Box::<Probe>::default());
     assert!(not_shared.is_err());
+}
+
+#[test]
+fn a_world_with_one_vf_has_its_port_up_and_reaches_the_guest_s_memory() {
+    let ranges = [(GuestAddress(0x1000), 0x1000)];
+    let memory: Arc<GuestMemoryMmap> = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+    let (world, at) = World::with_one_vf(Arc::clone(&memory), &VfOptions::default()).unwrap();
+    let port = &world.context(at.host).ports()[0];
+    assert_eq!(port.reason(VF).unwrap().to_string(), "up");
+    let vmm = Arc::new(Vmm::default());
+    let backend = Backend::new(world, vmm.clone());
+    let device = backend.attach(at, vmm.clone(), vmm).unwrap();
+    let mut reached = device.detach().unwrap();
+    reached.write(0x1800, b"by the VF").unwrap();
+    let mut read = [0; 9];
+    memory.read_slice(&mut read, GuestAddress(0x1800)).unwrap();
+    assert_eq!(&read, b"by the VF");
 }
 
 /// The registers of a ConnectX-3 VF, from its identity to its first reset by the driver.

@@ -7,12 +7,12 @@ use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
 use vf_proxy::{PciEvent, PciFunction};
 use vhca::device::{Bar, Doorbell, MsixMessage};
-use vhca::emulated_hca::Topology;
-use vhca::ib_wire::Guid;
-use vhca::pf_context::context::PfConfig;
-use vhca::vf_tunnel::VfId;
+use vhca::emulated::emulated_hca::Topology;
+use vhca::emulated::ib_wire::Guid;
+use vhca::emulated::pf_context::context::PfConfig;
+use vhca::emulated::vf_tunnel::VfId;
+use vhca::emulated::{hca_api, ib_vtime, vf_proxy};
 use vhca::world::{HostFunction, World, vf_spec};
-use vhca::{hca_api, ib_vtime, vf_proxy};
 
 pub(crate) const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
 pub(crate) const DOORBELL: Doorbell = Doorbell {

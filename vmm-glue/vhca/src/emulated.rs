@@ -1,0 +1,134 @@
+//! An emulated fabric in the VMM's own process: a world with one VF by one call, and the crates whose types a
+//! [`World`] takes and returns.
+//!
+//! Such a VF reaches the hosts and VFs of its own world, so VMs of one process. Worlds of two processes have no link
+//! between them.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use emulated_hca::Topology;
+use ib_endpoint::EndPortError;
+use ib_vtime::Duration;
+use ib_wire::Guid;
+use pf_context::AdaptAnswer;
+use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
+use subnet_lite::{OpenError, SubnetConfig};
+use thiserror::Error;
+use vf_proxy::Personality;
+use vf_proxy::mlx4::PERSONALITY;
+use vf_tunnel::VfId;
+use vm_memory::GuestAddressSpace;
+
+pub use {
+    emulated_hca, hca_api, ib_endpoint, ib_vtime, ib_wire, pf_context, subnet_lite, vf_proxy,
+    vf_tunnel,
+};
+
+use crate::GuestRam;
+use crate::world::{HostFunction, HostId, VfError, World, vf_spec};
+
+/// Virtual time in which a subnet of two hosts comes up.
+const SUBNET_UP: Duration = Duration::from_secs(2);
+
+/// The VF of [`World::with_one_vf`].
+const FIRST: VfId = VfId::new(1).expect("VFs are numbered from 1");
+
+/// Properties of a VF that a VMM drives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct VfOptions {
+    /// All ids on the wire follow from this. Random by default, as it must be outside of tests.
+    pub seed: u64,
+    /// GUID of the VF's adapter as its guest sees it. The GUIDs of its ports are the SA's choice.
+    pub node_guid: Guid,
+    /// The kind of adapter that the guest's driver finds: a ConnectX-3 VF by default.
+    pub personality: Personality,
+}
+
+impl Default for VfOptions {
+    fn default() -> Self {
+        Self {
+            seed: RandomState::new().build_hasher().finish(),
+            node_guid: Guid::new(0x0200_0000_0000_0001),
+            personality: PERSONALITY,
+        }
+    }
+}
+
+/// Why [`World::with_one_vf`] failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SetUpError {
+    /// The software of the management host cannot be started.
+    #[error("the management host cannot be started")]
+    Host(#[from] EndPortError),
+    /// The subnet manager cannot be started.
+    #[error("the subnet manager cannot be started")]
+    Manager(#[from] OpenError),
+    /// The PF or the VF was refused.
+    #[error(transparent)]
+    Vf(#[from] VfError),
+}
+
+impl From<PfError> for SetUpError {
+    fn from(error: PfError) -> Self {
+        Self::Vf(error.into())
+    }
+}
+
+impl World {
+    /// Makes a world with one VF for a guest's memory: a host that runs a subnet manager, and a host whose PF offers the
+    /// VF. The subnet is up when this returns. The name is for [`Backend::attach`](crate::device::Backend::attach).
+    ///
+    /// # Errors
+    /// [`SetUpError`].
+    pub fn with_one_vf<M>(
+        memory: M,
+        options: &VfOptions,
+    ) -> Result<(Self, HostFunction), SetUpError>
+    where
+        M: GuestAddressSpace + Send + 'static,
+    {
+        let (fabric, built) = Topology::two_switches(1).build(options.seed);
+        let mut world = Self::new(fabric, options.seed);
+        let [manager, shared] = [built.hcas[0], built.hcas[1]];
+        let manager = world.add_host(manager)?;
+        world.start_manager(manager.port(1), SubnetConfig::default())?;
+        let host = world.add_pf_host(shared, &PfConfig::new(options.seed))?;
+        let at = world.add_vf_for_vmm(host, FIRST, memory, options)?;
+        world.run_for(SUBNET_UP);
+        Ok((world, at))
+    }
+
+    /// Adds another VF for a VMM, on a host with a PF.
+    ///
+    /// # Errors
+    /// [`VfError`]; nothing is left behind then.
+    ///
+    /// # Panics
+    /// See [`World::add_vf`].
+    pub fn add_vf_for_vmm<M>(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        memory: M,
+        options: &VfOptions,
+    ) -> Result<HostFunction, VfError>
+    where
+        M: GuestAddressSpace + Send + 'static,
+    {
+        let port = VfPortSpec {
+            adapt_answer: Some(AdaptAnswer(options.personality.adapt_answer)),
+            ..VfPortSpec::default()
+        };
+        let spec = VfSpec {
+            memory: Box::new(GuestRam::new(memory)),
+            ports: vec![port],
+            ..vf_spec(options.node_guid)
+        };
+        self.add_idle_vf(host, vf, spec)?;
+        let at = self.add_device(host, vf, (options.personality.make)())?;
+        Ok(at)
+    }
+}
