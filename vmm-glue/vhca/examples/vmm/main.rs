@@ -1,0 +1,191 @@
+//! A VMM on KVM whose guest drives a virtual HCA: `cargo run --release -p vhca --features kvm --example vmm -- MODE`.
+//!
+//! * `steps [--repeat N]`: from the first look at the bus to commands that end by interrupt; N boots.
+//! * `doorbells`: 10,000 sends by doorbells that are trapped and by ioeventfds, and the same while the registers move.
+//! * `masks`: a vector is masked 1,000 times while it fires.
+//!
+//! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
+#![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
+
+mod payload;
+mod vm;
+
+use std::env;
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use event_manager::{EventManager, SubscriberOps};
+use kvm_ioctls::Kvm;
+use vhca::device::event::{DoorbellEvents, EventLoop};
+use vhca::device::{Backend, Doorbells, TrappedDoorbells};
+use vhca::emulated::VfOptions;
+use vhca::emulated::vf_tunnel::VfId;
+use vhca::kvm;
+use vhca::world::{HostFunction, World};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use payload::Payload;
+use vm::{MEMORY, Steps, Vm};
+
+const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
+
+/// A guest that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Programs of the payload.
+const STEPS: u64 = 0;
+const DOORBELLS: u64 = 1;
+const MASKS: u64 = 2;
+
+/// Returns `true` if all was as it should be.
+type Verdict = Result<bool, Box<dyn Error>>;
+
+/// A boot that went well.
+struct Boot {
+    steps: Vec<(String, Duration)>,
+    /// What the payload measured, in nanoseconds.
+    measured: u64,
+}
+
+/// Shared by the VMs of this process: the world, and the thread that steps it.
+struct Host {
+    kvm: Kvm,
+    payload: Payload,
+    backend: Backend<World>,
+    at: HostFunction,
+    events: DoorbellEvents<HostFunction>,
+}
+
+fn memory() -> Result<Arc<GuestMemoryMmap>, Box<dyn Error>> {
+    let ranges = [(GuestAddress(0), MEMORY)];
+    Ok(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?))
+}
+
+impl Host {
+    fn new(kvm: Kvm) -> Result<Self, Box<dyn Error>> {
+        let (world, at) = World::with_one_vf(memory()?, &VfOptions::default())?;
+        let event_loop = EventLoop::new(world)?;
+        let host = Self {
+            kvm,
+            payload: Payload::build()?,
+            backend: event_loop.backend().clone(),
+            at,
+            events: event_loop.doorbell_events(at),
+        };
+        let mut manager = EventManager::new()?;
+        let id = manager.add_subscriber(event_loop);
+        thread::spawn(move || {
+            while manager.run().is_ok() {
+                let event_loop = manager.subscriber_mut(id);
+                if let Ok(Some(failure)) = event_loop.map(EventLoop::take_failure) {
+                    return eprintln!("{failure}");
+                }
+            }
+        });
+        Ok(host)
+    }
+
+    /// Runs a VM with a VF of its own until its payload ends.
+    fn boot(&self, arguments: [u64; 2], is_trapped: bool) -> Result<Boot, Box<dyn Error>> {
+        let memory = memory()?;
+        let (at, ram) = (self.at, Arc::clone(&memory));
+        self.backend.with(|world| {
+            // Of the boot before.
+            let _ = world.remove_vf(at.host, VF);
+            world.add_vf_for_vmm(at.host, VF, ram, &VfOptions::default())
+        })??;
+        let mut vm = Vm::new(&self.kvm, memory, &self.payload, arguments)?;
+        let doorbells: Arc<dyn Doorbells> = match is_trapped {
+            true => Arc::new(TrappedDoorbells),
+            false => Arc::new(kvm::Doorbells::new(
+                Arc::clone(&vm.fd),
+                self.events.clone(),
+                64,
+            )),
+        };
+        let interrupts = Arc::new(kvm::Msi::new(Arc::clone(&vm.fd)));
+        let device = self.backend.attach(at, interrupts, doorbells)?;
+        let steps = Steps::default();
+        let (send, receive) = mpsc::channel();
+        let (its_device, its_steps) = (device.clone(), Arc::clone(&steps));
+        thread::spawn(move || {
+            let end = vm.run(&its_device, &its_steps);
+            let _ = send.send((end.map_err(|error| error.to_string()), Instant::now()));
+        });
+        let received = receive.recv_timeout(LIMIT);
+        let steps = steps.lock().map_err(|_| "a thread failed")?;
+        let last = steps.last().map_or("start", |(name, _)| name);
+        let (measured, ended) = match received {
+            Ok((Ok(measured), ended)) => (measured, ended),
+            Ok((Err(why), _)) => return Err(format!("step \"{last}\": {why}").into()),
+            Err(_) => return Err(format!("step \"{last}\" hangs; {device:?}").into()),
+        };
+        let _ = device.detach();
+        let ends = steps.iter().skip(1).map(|(_, begun)| *begun);
+        let steps = steps.iter().zip(ends.chain([ended]));
+        let steps = steps.map(|((name, begun), end)| (name.clone(), end - *begun));
+        Ok(Boot {
+            steps: steps.collect(),
+            measured,
+        })
+    }
+}
+
+fn steps(host: &Host, program: u64, repeat: usize) -> Verdict {
+    let mut boots = Vec::new();
+    for nth in 1..=repeat {
+        match host.boot([program, 0], nth % 2 == 0) {
+            Ok(boot) => boots.push(boot),
+            Err(error) => println!("boot {nth} failed: {error}"),
+        }
+    }
+    println!("{:32} {:>12} {:>12}", "step", "median", "longest");
+    for nth in 0..boots.first().map_or(0, |boot| boot.steps.len()) {
+        let mut times: Vec<_> = boots.iter().map(|boot| boot.steps[nth].1).collect();
+        times.sort_unstable();
+        let [median, longest] = [times.len() / 2, times.len() - 1].map(|at| times[at].as_micros());
+        let name = &boots[0].steps[nth].0;
+        println!("{name:32} {median:>9} µs {longest:>9} µs");
+    }
+    println!("{} of {repeat} boots", boots.len());
+    Ok(boots.len() == repeat)
+}
+
+fn doorbells(host: &Host) -> Verdict {
+    for (moves, registers) in [(0, "stay"), (1, "move every 100")] {
+        let trapped = host.boot([DOORBELLS, moves], true)?.measured;
+        let signalled = host.boot([DOORBELLS, moves], false)?.measured;
+        let percent = 100 * signalled / trapped.max(1);
+        println!("10000 sends, registers {registers}: a doorbell takes {trapped} ns trapped,");
+        println!("    {signalled} ns by ioeventfd ({percent} %)");
+    }
+    Ok(true)
+}
+
+fn run() -> Result<ExitCode, Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mode: &dyn Fn(&Host) -> Verdict = match arguments[..] {
+        ["steps"] => &|host| steps(host, STEPS, 1),
+        ["steps", "--repeat", times] => &move |host| steps(host, STEPS, times.parse()?),
+        ["doorbells"] => &doorbells,
+        ["masks"] => &|host| steps(host, MASKS, 1),
+        _ => return Err("usage: vmm steps [--repeat N] | doorbells | masks".into()),
+    };
+    let kvm = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}"));
+    let Ok(kvm) = kvm else {
+        return Ok(ExitCode::from(77));
+    };
+    let is_well = mode(&Host::new(kvm)?)?;
+    Ok(ExitCode::from(u8::from(!is_well)))
+}
+
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,75 @@
+//! The guest's program: built when the example starts, and put into the guest's memory.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The payload as an ELF file.
+pub(crate) struct Payload(Vec<u8>);
+
+impl Payload {
+    /// Builds it beside this program, with the host's own toolchain: no standard library, no start files, and no SSE, which
+    /// a guest's kernel would have to turn on first.
+    pub(crate) fn build() -> Result<Self, Box<dyn Error>> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/vmm/payload");
+        let built = env::current_exe()?.with_file_name("vmm-payload");
+        let layout = format!("-Clink-arg=-T{}", source.join("layout.ld").display());
+        let flags = [
+            "-Ctarget-feature=-sse,-sse2,-sse3",
+            "-Crelocation-model=static",
+            "-Clink-arg=-nostartfiles",
+            "-Clink-arg=-nostdlib",
+            "-Clink-arg=-static",
+            &layout,
+        ];
+        let made = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--release",
+                "--target",
+                TARGET,
+            ])
+            .arg("--target-dir")
+            .arg(&built)
+            .current_dir(&source)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+            .output()?;
+        if !made.status.success() {
+            return Err(String::from_utf8_lossy(&made.stderr).into());
+        }
+        let file = built.join(TARGET).join("release/vmm-payload");
+        let listing = Command::new("objdump").arg("-d").arg(&file).output()?;
+        if !listing.status.success() || listing.stdout.windows(3).any(|text| text == b"mm0") {
+            return Err("the payload uses vector registers, or objdump cannot tell".into());
+        }
+        Ok(Self(fs::read(file)?))
+    }
+
+    /// Copies it to where it was linked for. Returns the address of its first instruction.
+    pub(crate) fn load(&self, memory: &GuestMemoryMmap) -> Result<u64, Box<dyn Error>> {
+        const SEGMENT: u64 = 1;
+        let word = |at: usize, len: usize| -> u64 {
+            let bytes = self.0.get(at..at + len).unwrap_or_default();
+            let bytes = bytes.iter().rev();
+            bytes.fold(0, |value, byte| value << 8 | u64::from(*byte))
+        };
+        let (table, size, count) = (word(32, 8), word(54, 2), word(56, 2));
+        for nth in 0..count {
+            let at = usize::try_from(table + nth * size)?;
+            if word(at, 4) == SEGMENT {
+                let (offset, len) = (usize::try_from(word(at + 8, 8))?, word(at + 32, 8));
+                let bytes = self.0.get(offset..offset + usize::try_from(len)?);
+                let bytes = bytes.ok_or("the payload is cut off")?;
+                memory.write_slice(bytes, GuestAddress(word(at + 16, 8)))?;
+            }
+        }
+        Ok(word(24, 8))
+    }
+}

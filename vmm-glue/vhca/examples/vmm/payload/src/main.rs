@@ -1,0 +1,174 @@
+//! A driver of a ConnectX-3 VF without an operating system: what the example `vmm` runs in its VM.
+//!
+//! It is entered in long mode, with the first 4 GiB at their own addresses and its memory zeroed, and ends at port
+//! [`cpu::END`]. It names each step to the VMM, which takes the time.
+#![no_std]
+#![no_main]
+
+mod cpu;
+mod hca;
+mod pci;
+mod queues;
+
+use core::panic::PanicInfo;
+
+use cpu::step;
+use hca::{EventQueue, Hca};
+use mlx4_defs::Opcode;
+use mlx4_defs::query::QueryFirmware;
+use pci::Function;
+use queues::SendQueue;
+
+/// Addresses of the registers, and those that they move to.
+const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
+const SECOND: [u64; 2] = [0xd100_0000, 0xe010_0000];
+
+/// The processor's interrupt vector of MSI-X vector 0.
+const INTERRUPT: u8 = 0x40;
+
+const COMMANDS: u32 = 300;
+const MASKS: u32 = 1000;
+const SENDS: u32 = 10_000;
+/// Sends after which the driver waits for their completions.
+const BURST: u32 = 40;
+/// Sends from one move of the registers to the next.
+const MOVE_EVERY: u32 = 100;
+/// Cycles that make no difference to a doorbell's time.
+const RESOLUTION: u64 = 64;
+
+#[unsafe(no_mangle)]
+extern "C" fn _start(mode: u64, moves: u64) -> ! {
+    cpu::set_up();
+    let (mut hca, mut events) = bring_up();
+    match mode {
+        0 => steps(&mut hca, &mut events),
+        1 => doorbells(&mut hca, moves != 0),
+        2 => masks(&mut hca, &mut events),
+        _ => panic!(),
+    }
+    step("the last reset");
+    hca.reset();
+    cpu::end(0)
+}
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    let at = info.location();
+    if let Some(at) = at {
+        step(at.file());
+    }
+    cpu::end(at.map_or(u32::MAX, |at| at.line()))
+}
+
+/// From the first look at the bus to a command that ends by interrupt.
+fn bring_up() -> (Hca, EventQueue) {
+    step("function found");
+    let function = Function::find().unwrap();
+    step("BARs sized");
+    assert!(function.size(2) == 8 << 20 && function.size(4) > 0);
+    step("BARs placed");
+    function.place(FIRST);
+    let mut hca = Hca::new(function);
+    assert!(hca.is_online());
+    step("BARs moved");
+    hca.move_to(SECOND);
+    assert!(hca.is_online());
+    step("MSI-X");
+    hca.function.enable_interrupts(INTERRUPT);
+    step("reset");
+    hca.reset();
+    hca.set_block();
+    step("firmware query");
+    let firmware: QueryFirmware = hca.query(Opcode::QUERY_FW);
+    assert!(firmware.major.get() == 2);
+    step("event queue");
+    let events = EventQueue::new(&mut hca);
+    (hca, events)
+}
+
+fn steps(hca: &mut Hca, events: &mut EventQueue) {
+    step("300 commands by interrupt");
+    for nth in 1..=COMMANDS {
+        hca.post_nop();
+        while cpu::interrupts(INTERRUPT) < nth {
+            cpu::wait_for_interrupt();
+        }
+        assert!(events.take_command() && hca.is_idle());
+        assert!(!events.take_command());
+        events.arm(hca);
+    }
+    assert!(cpu::interrupts(INTERRUPT) == COMMANDS);
+    step("a vector masked while it fires");
+    hca.function.set_masked(true);
+    hca.post_nop();
+    hca.wait();
+    assert!(cpu::interrupts(INTERRUPT) == COMMANDS && hca.function.is_pending());
+    hca.function.set_masked(false);
+    while cpu::interrupts(INTERRUPT) == COMMANDS {
+        cpu::wait_for_interrupt();
+    }
+    assert!(!hca.function.is_pending() && events.take_command());
+    events.arm(hca);
+    hca.query::<QueryFirmware>(Opcode::QUERY_FW);
+    assert!(cpu::interrupts(INTERRUPT) == COMMANDS + 1);
+}
+
+/// Masks the vector before or after it may fire. Each command interrupts once.
+fn masks(hca: &mut Hca, events: &mut EventQueue) {
+    step("1000 masks while a vector fires");
+    for nth in 1..=MASKS {
+        let is_first = nth % 2 == 0;
+        if is_first {
+            hca.function.set_masked(true);
+        }
+        hca.post_nop();
+        hca.function.set_masked(true);
+        if is_first {
+            hca.wait();
+            assert!(cpu::interrupts(INTERRUPT) == nth - 1);
+        }
+        hca.function.set_masked(false);
+        while cpu::interrupts(INTERRUPT) < nth {
+            cpu::wait_for_interrupt();
+        }
+        hca.wait();
+        assert!(events.take_command() && !events.take_command());
+        events.arm(hca);
+    }
+    assert!(cpu::interrupts(INTERRUPT) == MASKS);
+}
+
+/// Sends datagrams, each with a doorbell. Each completes once, in order.
+fn doorbells(hca: &mut Hca, moves: bool) {
+    step("a queue pair");
+    let mut queue = SendQueue::new(hca);
+    step("10000 sends");
+    let mut place = SECOND;
+    // How often a doorbell took so many times `RESOLUTION` cycles.
+    let mut times = [0_u16; 4096];
+    for nth in 0..SENDS {
+        queue.post();
+        let begun = cpu::cycles();
+        queue.ring(hca);
+        let time = (cpu::cycles() - begun) / RESOLUTION;
+        times[(time as usize).min(times.len() - 1)] += 1;
+        if moves && nth % MOVE_EVERY == 0 {
+            place = if place == FIRST { SECOND } else { FIRST };
+            hca.move_to(place);
+        }
+        if (nth + 1) % BURST == 0 {
+            for nth in nth + 1 - BURST..=nth {
+                while !queue.take_completion(nth) {
+                    cpu::relax();
+                }
+            }
+        }
+    }
+    assert!(!queue.take_completion(SENDS));
+    let mut slower = SENDS / 2;
+    let median = times.iter().position(|count| {
+        slower = slower.saturating_sub(u32::from(*count));
+        slower == 0
+    });
+    cpu::report((median.unwrap() as u64 * RESOLUTION) as u32);
+}

@@ -1,0 +1,212 @@
+//! A VM with one processor and one VF, on KVM.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use vhca::device::Device;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use crate::payload::Payload;
+
+/// Memory of a guest, from address 0 on.
+pub(crate) const MEMORY: usize = 4 << 20;
+
+/// Where the guest's tables are, and the top of its stack.
+const PAGE_TABLES: u64 = 0x1000;
+const GDT: u64 = 0x8000;
+const STACK: u64 = 0x1f_fff8;
+
+/// Ports: the bus's address and data, and those at which the payload names its steps and its end.
+const PCI_ADDRESS: u16 = 0xcf8;
+const PCI_DATA: u16 = 0xcfc;
+const NAME: u16 = 0xe0;
+const BEGIN: u16 = 0xe4;
+const REPORT: u16 = 0xec;
+const END: u16 = 0xe8;
+
+/// The slot of the function on the bus.
+const SLOT: u32 = 3;
+
+/// The steps that a guest has begun.
+pub(crate) type Steps = Arc<Mutex<Vec<(String, Instant)>>>;
+
+pub(crate) struct Vm {
+    pub(crate) fd: Arc<VmFd>,
+    vcpu: VcpuFd,
+    memory: Arc<GuestMemoryMmap>,
+}
+
+impl Vm {
+    /// Makes a VM whose processor is in long mode, at the payload's first instruction.
+    pub(crate) fn new(
+        kvm: &Kvm,
+        memory: Arc<GuestMemoryMmap>,
+        payload: &Payload,
+        arguments: [u64; 2],
+    ) -> Result<Self, Box<dyn Error>> {
+        let vm = kvm.create_vm()?;
+        vm.create_irq_chip()?;
+        let region = kvm_userspace_memory_region {
+            memory_size: MEMORY as u64,
+            userspace_addr: memory.get_host_address(GuestAddress(0))? as u64,
+            ..kvm_userspace_memory_region::default()
+        };
+        // SAFETY: `Self` keeps the mapping for as long as the VM, and all other accesses are vm-memory's.
+        unsafe { vm.set_user_memory_region(region)? };
+        let vcpu = vm.create_vcpu(0)?;
+        vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
+        let entry = payload.load(&memory)?;
+        enter_long_mode(&vcpu, &memory)?;
+        let mut regs = vcpu.get_regs()?;
+        (regs.rip, regs.rsp, regs.rflags) = (entry, STACK, 2);
+        [regs.rdi, regs.rsi] = arguments;
+        vcpu.set_regs(&regs)?;
+        let fd = Arc::new(vm);
+        Ok(Self { fd, vcpu, memory })
+    }
+
+    /// Runs the processor until the payload ends. Returns what it measured, in nanoseconds.
+    pub(crate) fn run(&mut self, device: &Device, steps: &Steps) -> Result<u64, Box<dyn Error>> {
+        let khz = u64::from(self.vcpu.get_tsc_khz()?);
+        let bars = device.bars().iter();
+        let bars = bars.map(|bar| (bar.index, bar.size, None)).collect();
+        let selected = 0;
+        let mut bus = Bus {
+            device,
+            selected,
+            bars,
+        };
+        let (mut name, mut cycles) = (0, 0);
+        loop {
+            match self.vcpu.run()? {
+                VcpuExit::MmioRead(address, data) => bus.read(address, data),
+                VcpuExit::MmioWrite(address, data) => bus.write(address, data),
+                VcpuExit::IoIn(PCI_DATA..=0xcff, data) => bus.config_read(data),
+                VcpuExit::IoOut(port @ PCI_DATA..=0xcff, data) => {
+                    bus.config_write(port, data);
+                }
+                VcpuExit::IoOut(port, data) => {
+                    let value = u32::from_le_bytes(data.try_into()?);
+                    match port {
+                        PCI_ADDRESS => bus.selected = value,
+                        NAME => name = value,
+                        BEGIN => {
+                            let mut text = vec![0; value.min(64) as usize];
+                            self.memory
+                                .read_slice(&mut text, GuestAddress(name.into()))?;
+                            let text = String::from_utf8_lossy(&text).into_owned();
+                            let mut steps = steps.lock().map_err(|_| "a thread failed")?;
+                            steps.push((text, Instant::now()));
+                        }
+                        REPORT => cycles = value.into(),
+                        END if value == 0 => return Ok(cycles * 1_000_000 / khz),
+                        END => return Err(format!("the payload gave up in line {value}").into()),
+                        _ => return Err(format!("a write to port {port:#x}").into()),
+                    }
+                }
+                other => return Err(format!("the processor stopped: {other:?}").into()),
+            }
+        }
+    }
+}
+
+/// Puts a processor into long mode, with the first 4 GiB at their own addresses in pages of 2 MiB.
+fn enter_long_mode(vcpu: &VcpuFd, memory: &GuestMemoryMmap) -> Result<(), Box<dyn Error>> {
+    const PRESENT: u64 = 3;
+    let word = |at: u64, value: u64| memory.write_obj(value, GuestAddress(at));
+    let (directory, tables) = (PAGE_TABLES + 0x1000, PAGE_TABLES + 0x2000);
+    word(PAGE_TABLES, directory | PRESENT)?;
+    for gib in 0..4 {
+        word(directory + 8 * gib, (tables + 0x1000 * gib) | PRESENT)?;
+    }
+    for page in 0..4 * 512 {
+        word(tables + 8 * page, page << 21 | 0x80 | PRESENT)?;
+    }
+    word(GDT + 8, 0x00af_9b00_0000_ffff)?;
+    word(GDT + 16, 0x00cf_9300_0000_ffff)?;
+    let segment = |selector, type_, l| kvm_segment {
+        limit: u32::MAX,
+        selector,
+        type_,
+        present: 1,
+        s: 1,
+        l,
+        db: 1 - l,
+        g: 1,
+        ..kvm_segment::default()
+    };
+    let mut sregs = vcpu.get_sregs()?;
+    sregs.cs = segment(8, 0xb, 1);
+    let data = segment(16, 3, 0);
+    (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
+    sregs.gdt = kvm_dtable {
+        base: GDT,
+        limit: 23,
+        ..kvm_dtable::default()
+    };
+    sregs.cr3 = PAGE_TABLES;
+    // Physical address extension; paging, numeric errors and protection; long mode enabled and active.
+    (sregs.cr4, sregs.cr0, sregs.efer) = (1 << 5, 1 << 31 | 0x31, 0x500);
+    vcpu.set_sregs(&sregs)?;
+    Ok(())
+}
+
+/// The guest's bus: the device's configuration space by ports, and its registers where the guest put them.
+struct Bus<'d> {
+    device: &'d Device,
+    selected: u32,
+    /// Index, size and address of each base address register.
+    bars: Vec<(u8, u64, Option<u64>)>,
+}
+
+impl Bus<'_> {
+    /// Returns the register of the device that the guest has selected.
+    fn register(&self) -> Option<u16> {
+        let is_its = self.selected & 0x80ff_ff00 == 1 << 31 | SLOT << 11;
+        is_its.then_some((self.selected & 0xfc) as u16)
+    }
+
+    fn config_read(&self, data: &mut [u8]) {
+        match self.register() {
+            Some(register) => self.device.config_read(register, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    fn config_write(&mut self, port: u16, data: &[u8]) {
+        let Some(register) = self.register() else {
+            return;
+        };
+        let effect = self.device.config_write(register + port - PCI_DATA, data);
+        for moved in effect.moved {
+            let mut bars = self.bars.iter_mut();
+            if let Some(bar) = bars.find(|bar| bar.0 == moved.bar) {
+                bar.2 = moved.to;
+            }
+        }
+    }
+
+    /// Finds the register at an address, and the offset behind it.
+    fn at(&self, address: u64) -> Option<(u8, u64)> {
+        self.bars.iter().find_map(|(index, size, start)| {
+            let offset = address.checked_sub((*start)?)?;
+            (offset < *size).then_some((*index, offset))
+        })
+    }
+
+    fn read(&self, address: u64, data: &mut [u8]) {
+        match self.at(address) {
+            Some((bar, offset)) => self.device.bar_read(bar, offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    fn write(&self, address: u64, data: &[u8]) {
+        if let Some((bar, offset)) = self.at(address) {
+            self.device.bar_write(bar, offset, data);
+        }
+    }
+}
