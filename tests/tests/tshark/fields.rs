@@ -1,7 +1,7 @@
 //! What a packet says: by our decoder, in the words of tshark's fields.
 
 use ib_wire::mad::Mad;
-use ib_wire::packet::{Bth, Deth, Grh, Lrh, Packet};
+use ib_wire::packet::{Aeth, Bth, Deth, Grh, Lrh, Packet, Reth};
 use zerocopy::IntoBytes;
 
 /// A field's value as tshark may print it: a number in either base, or an address.
@@ -57,6 +57,11 @@ pub(crate) const NAMES: &[&str] = &[
     "infiniband.bth.psn",
     "infiniband.deth.q_key",
     "infiniband.deth.srcqp",
+    "infiniband.reth.va",
+    "infiniband.reth.r_key",
+    "infiniband.reth.dmalen",
+    "infiniband.aeth.syndrome",
+    "infiniband.aeth.msn",
     "infiniband.mad.baseversion",
     "infiniband.mad.mgmtclass",
     "infiniband.mad.classversion",
@@ -112,8 +117,30 @@ fn bth(bth: &Bth) -> [Option<Value>; 9] {
     .map(Some)
 }
 
-fn deth(deth: &Deth) -> [Option<Value>; 2] {
+fn deth(deth: Option<&Deth>) -> [Option<Value>; 2] {
+    let Some(deth) = deth else {
+        return [const { None }; 2];
+    };
     [number(deth.qkey.get()), number(deth.src_qp.get())].map(Some)
+}
+
+fn reth(reth: Option<&Reth>) -> [Option<Value>; 3] {
+    let Some(reth) = reth else {
+        return [const { None }; 3];
+    };
+    [
+        number(reth.virtual_address.get()),
+        number(reth.rkey.get()),
+        number(reth.dma_length.get()),
+    ]
+    .map(Some)
+}
+
+fn aeth(aeth: Option<&Aeth>) -> [Option<Value>; 2] {
+    let Some(aeth) = aeth else {
+        return [const { None }; 2];
+    };
+    [number(aeth.syndrome_byte), number(aeth.msn.get())].map(Some)
 }
 
 /// tshark takes what goes to or comes from QP0 and QP1 for a MAD.
@@ -135,17 +162,19 @@ fn mad(payload: &[u8], is_management: bool) -> [Option<Value>; 8] {
     .map(Some)
 }
 
-/// The values of all [`NAMES`] for a datagram.
+/// The values of all [`NAMES`] for a packet.
 pub(crate) fn decode(frame: &[u8]) -> Vec<Option<Value>> {
     let packet = Packet::parse(frame).expect("a packet");
     let transport = packet.transport().expect("an IBA packet");
-    let datagram = transport.extended.deth.expect("a datagram");
+    let extended = &transport.extended;
     let is_management = transport.bth.dest_qp.get() <= 1;
     let mut values = Vec::with_capacity(NAMES.len());
     values.extend(lrh(packet.lrh));
     values.extend(grh(packet.grh));
     values.extend(bth(transport.bth));
-    values.extend(deth(datagram));
+    values.extend(deth(extended.deth));
+    values.extend(reth(extended.reth));
+    values.extend(aeth(extended.aeth));
     values.extend(mad(transport.payload, is_management));
     values
 }

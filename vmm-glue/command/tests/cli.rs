@@ -67,6 +67,9 @@ fn the_demos_json_has_the_same_steps_and_a_summary() {
     assert_eq!(ports[0]["sizes"]["mcast_members"], 4, "a guest of each VF");
     assert!(ports[0]["verdicts"]["to_wire"].as_u64() > Some(0));
     assert!(steps.iter().all(|step| step["ok"] == true));
+    let names = steps.iter().filter_map(|step| step["step"].as_str());
+    let last: Vec<_> = names.skip(steps.len() - 3).collect();
+    assert_eq!(last, ["rdma-write", "rdma-read-lossy", "uc-send"]);
     let text = vhca(&["demo"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for (step, line) in steps.iter().zip(text.lines()) {

@@ -1,5 +1,6 @@
 //! What happens in the demo, step by step.
 
+mod connected;
 mod connections;
 mod datagrams;
 mod guests;
@@ -28,4 +29,7 @@ pub(super) const ALL: &[(&str, Step)] = &[
     ("link-failure", subnet::link_fails),
     ("link-recovery", subnet::link_comes_back),
     ("sm-restart", subnet::manager_restarts),
+    ("rdma-write", connected::write),
+    ("rdma-read-lossy", connected::read_across_a_lossy_link),
+    ("uc-send", connected::unreliable_send),
 ];
