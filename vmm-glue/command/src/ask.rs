@@ -13,8 +13,8 @@ use vhca_service::serve::control::protocol::{MetricsQuery, Request};
 use vhca_service::show::Format;
 
 use crate::cli::{
-    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
-    WhyArgs,
+    CaptureArgs, ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs,
+    SetCommand, ShowArgs, WhyArgs,
 };
 
 /// Prints tables.
@@ -65,6 +65,13 @@ pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
         SetCommand::Link(args) => (args.server.connect()?, args.request()?),
     };
     remote.ask(request)?;
+    Ok(())
+}
+
+/// Ends what [`set`] began.
+pub(crate) fn clear(args: ClearArgs) -> anyhow::Result<()> {
+    let ClearCommand::Link(args) = args.what;
+    args.server.connect()?.ask(args.request())?;
     Ok(())
 }
 

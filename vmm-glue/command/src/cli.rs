@@ -15,8 +15,8 @@ use vhca_exercises::bench::{Case, Options};
 use number::number;
 
 pub(crate) use ask::{
-    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, ServerArgs, SetArgs, SetCommand,
-    ShowArgs, WhyArgs,
+    CaptureArgs, ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs,
+    ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
 };
 pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
@@ -63,6 +63,8 @@ pub(crate) enum Command {
     Why(WhyArgs),
     /// Change a running service.
     Set(SetArgs),
+    /// End what set began.
+    Clear(ClearArgs),
     /// Capture packets of a running service for Wireshark, until ^C.
     Capture(CaptureArgs),
     /// Have the guests of a running service do something; vhca serve --guests starts them.

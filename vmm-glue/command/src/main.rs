@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Why(args) => ask::why(args),
         Command::QemuArgs(args) => qemu_args(&args).map(|()| true),
         Command::Set(args) => ask::set(args).map(|()| true),
+        Command::Clear(args) => ask::clear(args).map(|()| true),
         Command::Capture(args) => ask::capture(&args).map(|()| true),
         Command::Guest(args) => ask::guest(args),
         Command::Metrics(args) => ask::metrics(args).map(|()| true),

@@ -256,6 +256,19 @@ impl Lab {
     /// # Errors
     /// A refusal that says why; nothing has changed then.
     pub fn set_link(&mut self, a: &str, b: Option<&str>, up: bool) -> Result<usize, Refusal> {
+        let links = self.links_at(a, b)?;
+        let state = if up { LinkState::Up } else { LinkState::Down };
+        for link in &links {
+            self.world_mut().fabric_mut().set_link(*link, state);
+        }
+        Ok(links.len())
+    }
+
+    /// Returns the link of a port (`NODE/PORT`), or all between two nodes.
+    ///
+    /// # Errors
+    /// A refusal if there is none, or `a` alone may be any of several.
+    pub(super) fn links_at(&self, a: &str, b: Option<&str>) -> Result<Vec<LinkId>, Refusal> {
         let ends = [Some(a), b].map(|end| end.map(|end| self.end(end)).transpose());
         let [a_end, b_end] = ends;
         let (Some(a_end), b_end) = (a_end?, b_end?) else {
@@ -269,11 +282,7 @@ impl Lab {
         if links.is_empty() {
             return Err(refused("no_such_link", "there is no such link"));
         }
-        let state = if up { LinkState::Up } else { LinkState::Down };
-        for link in &links {
-            self.world_mut().fabric_mut().set_link(*link, state);
-        }
-        Ok(links.len())
+        Ok(links)
     }
 
     fn links_between(&self, a: End, b: Option<End>) -> Vec<LinkId> {

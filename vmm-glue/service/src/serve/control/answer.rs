@@ -97,6 +97,10 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
             let set = turn.lab.set_link(a, b.as_deref(), *up);
             set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
         }
+        Request::SetLinkFaults { a, b, faults } => {
+            let set = turn.lab.set_link_faults(a, b.as_deref(), *faults);
+            set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
+        }
         Request::Guest {
             vf,
             host,

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::serve::{CaptureSpec, GuestAction, VfChange};
+use crate::serve::{CaptureSpec, GuestAction, LinkFaults, VfChange};
 use crate::show::{By, Format, Subject};
 
 /// The version of the protocol.
@@ -68,6 +68,17 @@ pub enum Request {
         b: Option<String>,
         /// In, rather than out.
         up: bool,
+    },
+    /// Plan faults of links, in place of those that were planned.
+    SetLinkFaults {
+        /// `NODE/PORT`, or a node.
+        a: String,
+        /// The node, or port, at the other end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        b: Option<String>,
+        /// Faults; without any, packets pass again.
+        #[serde(default)]
+        faults: LinkFaults,
     },
     /// Have guests do something.
     Guest {
