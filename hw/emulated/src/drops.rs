@@ -78,6 +78,8 @@ drop_reasons! {
     NoReceive = "no_receive",
     /// Received: the receive was too short or not in accessible memory. Its completion tells so.
     ReceiveFailed = "receive_failed",
+    /// Received: the function is held, and its queue is full.
+    Held = "held",
     /// Received: the completion queue had no room, and has failed.
     NoCompletion = "no_completion",
     /// Received: a multicast packet without a global route.

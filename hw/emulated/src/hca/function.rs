@@ -12,6 +12,7 @@ use slab::Slab;
 use super::connected::Connected;
 use super::cq::{Added, Cq};
 use super::event::EventQueue;
+use super::held::Held;
 use super::memory::Memory;
 use super::qp::{Qp, Side};
 use super::srq::Srq;
@@ -72,6 +73,8 @@ pub(super) struct FunctionState {
     attachments: u32,
     /// QP numbers set aside and not in use.
     pub(super) reserved_qpns: u32,
+    /// Messages for the function while it is held.
+    pub(super) held: Option<Box<Held>>,
 }
 
 impl FunctionState {
@@ -97,6 +100,7 @@ impl FunctionState {
             stirred: false,
             attachments: 0,
             reserved_qpns: 0,
+            held: None,
         }
     }
 
@@ -111,6 +115,10 @@ impl FunctionState {
         self.events.reset();
         self.attachments = 0;
         self.reserved_qpns = 0;
+        // Messages for queue pairs that are gone go with them. A held function stays so.
+        if let Some(held) = &mut self.held {
+            **held = Held::default();
+        }
         for port in &mut self.ports {
             port.specials = [None; 2];
             port.capabilities = 0;

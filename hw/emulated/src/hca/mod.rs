@@ -23,6 +23,8 @@ mod connected;
 mod cq;
 mod event;
 mod function;
+mod held;
+mod hold;
 mod inbound;
 mod management;
 mod manager;

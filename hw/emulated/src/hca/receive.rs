@@ -24,11 +24,11 @@ const NO_GRH: [u8; GRH_SPACE] = [0; GRH_SPACE];
 /// A message that passed all checks.
 #[derive(Debug)]
 pub(super) struct Arrival<'a> {
-    grh: Option<&'a Grh>,
-    source: SourceAddress,
-    immediate: Option<u32>,
-    flags: CompletionFlags,
-    payload: &'a [u8],
+    pub(super) grh: Option<&'a Grh>,
+    pub(super) source: SourceAddress,
+    pub(super) immediate: Option<u32>,
+    pub(super) flags: CompletionFlags,
+    pub(super) payload: &'a [u8],
 }
 
 impl<'a> Arrival<'a> {
@@ -196,7 +196,7 @@ impl Device {
         }
         if let Some(own) = qp.connected() {
             Self::check_connection(own, packet)?;
-            self.receive_connected(to, packet);
+            self.receive_connected(to, port, packet);
             return Ok(());
         }
         if qp.qkey != packet.datagram()?.qkey {
@@ -371,8 +371,11 @@ impl Device {
         }
     }
 
-    /// Puts a message into the next receive of a queue pair. Without one it is dropped.
+    /// Puts a message into the next receive of a queue pair. Without one it is dropped; for a held function it waits.
     pub(super) fn deposit(&mut self, to: QpRef, arrival: &Arrival<'_>) {
+        if self.keep_datagram(to, arrival) {
+            return;
+        }
         let Ok(state) = self.state_mut(to.function) else {
             return;
         };

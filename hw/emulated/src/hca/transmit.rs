@@ -119,6 +119,7 @@ impl Device {
             .filter(|egress| egress.frames.len() < EGRESS_DEPTH)
             .and_then(|egress| egress.backlog.pop_front())
         {
+            let is_held = self.is_held(at.function);
             let Ok(qp) = self
                 .state_mut(at.function)
                 .and_then(|state| state.qp_mut(at.handle()))
@@ -126,6 +127,9 @@ impl Device {
                 continue;
             };
             qp.in_backlog = false;
+            if is_held {
+                continue;
+            }
             if qp.connected().is_some() {
                 if self.transmit_connected(at) {
                     self.join_backlog(at);

@@ -21,6 +21,9 @@ pub(super) trait Calls: Send + Sync {
     fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]);
     fn ring(&self, doorbell: Doorbell);
     fn reset(&self);
+    fn pause(&self);
+    fn resume(&self);
+    fn is_paused(&self) -> bool;
     fn detach(&self) -> Option<Box<dyn AddressSpace>>;
     fn statistics(&self) -> DeviceStatistics;
 }
@@ -62,24 +65,33 @@ impl<P: Provider> Attached<P> {
         entry.is_some_and(|entry| entry.id == self.id)
     }
 
-    /// Lends the function to a call, and passes on what comes of it.
+    /// Lends the function to a call, behind all writes before it, and passes on what comes of it.
     fn with_function(
         &self,
         call: impl FnOnce(&mut PciDevice, &mut dyn hca_api::Hca, Instant),
     ) -> bool {
-        let mut call = Some(call);
         let done = self.behind_writes(|state, now| {
-            let is_there = state.provider.lend(now, self.at, &mut |device, hca| {
-                if let Some(call) = call.take() {
-                    call(device, hca, now);
-                }
-                device.collect_events();
-            });
-            state.provider.take_turn(now, self.at);
-            state.dispatch(self.at);
-            is_there.then_some(())
+            self.lend(state, now, |device, hca| call(device, hca, now))
         });
         done.is_some()
+    }
+
+    fn lend(
+        &self,
+        state: &mut State<P>,
+        now: Instant,
+        call: impl FnOnce(&mut PciDevice, &mut dyn hca_api::Hca),
+    ) -> Option<()> {
+        let mut call = Some(call);
+        let is_there = state.provider.lend(now, self.at, &mut |device, hca| {
+            if let Some(call) = call.take() {
+                call(device, hca);
+            }
+            device.collect_events();
+        });
+        state.provider.take_turn(now, self.at);
+        state.dispatch(self.at);
+        is_there.then_some(())
     }
 
     /// Posts a write. One that cannot be posted is carried out by a call, behind those before it.
@@ -87,9 +99,7 @@ impl<P: Provider> Attached<P> {
         if self.counters.is_detached.load(Ordering::Relaxed) {
             return count(&self.counters.after_detach);
         }
-        let key = (self.at, self.id);
-        let is_posted = posted.is_some_and(|posted| lock(&self.shared.inbox).push(key, posted));
-        if is_posted {
+        if self.shared.post((self.at, self.id), posted) {
             self.shared.serve_inbox();
         } else {
             count(&self.counters.waits);
@@ -170,16 +180,58 @@ impl<P: Provider> Calls for Attached<P> {
     }
 
     fn reset(&self) {
-        self.with_function(|device, hca, now| device.function_mut().reset(now, hca));
+        // Writes before it do nothing any more.
+        lock(&self.shared.inbox).forget_kept((self.at, self.id));
+        self.behind_writes(|state, now| {
+            state.entries.get_mut(&self.at)?.rung.clear();
+            self.lend(state, now, |device, hca| {
+                device.function_mut().reset(now, hca)
+            })
+        });
         self.shared.place_doorbells_of(self.at, &self.placing);
+    }
+
+    fn pause(&self) {
+        let key = (self.at, self.id);
+        self.behind_writes(|state, _| {
+            if let Some(entry) = state.entries.get_mut(&self.at) {
+                entry.is_held = true;
+            }
+            state.provider.hold(self.at, true);
+            lock(&self.shared.inbox).hold(key);
+            Some(())
+        });
+    }
+
+    fn resume(&self) {
+        let key = (self.at, self.id);
+        self.behind_writes(|state, now| {
+            let entry = state.entries.get_mut(&self.at)?;
+            if !core::mem::take(&mut entry.is_held) {
+                return Some(());
+            }
+            let rung = core::mem::take(&mut entry.rung);
+            state.provider.hold(self.at, false);
+            let kept = lock(&self.shared.inbox).release(key);
+            state.carry_out(now, key, kept);
+            state.ring(now, self.at, &rung);
+            Some(())
+        });
+        self.shared.released.notify_all();
+    }
+
+    fn is_paused(&self) -> bool {
+        lock(&self.shared.inbox).is_held((self.at, self.id))
     }
 
     fn detach(&self) -> Option<Box<dyn AddressSpace>> {
         let memory = self.behind_writes(|state, _| {
             state.entries.remove(&self.at);
             self.counters.is_detached.store(true, Ordering::Relaxed);
+            lock(&self.shared.inbox).release((self.at, self.id));
             state.provider.detach(self.at)
         });
+        self.shared.released.notify_all();
         // No doorbell leads anywhere any more.
         self.shared.place_doorbells_of(self.at, &self.placing);
         memory

@@ -71,6 +71,8 @@ impl<P: Provider> Backend<P> {
                 placing: of_entry,
                 waiting: BTreeSet::new(),
                 counters: of_device,
+                is_held: false,
+                rung: BTreeSet::new(),
             };
             state.entries.insert(at, entry);
             state.unplaced.insert(at);

@@ -10,6 +10,7 @@
 //! | [`Device::bar_write`], [`Device::ring`] | no: what the lock's owner is busy with is done first, the rest is left to it |
 //! | [`Device::config_read`], [`Device::bar_read`] | for the lock, that is for one step |
 //! | [`Device::config_write`], [`Device::reset`], [`Device::detach`] | for the lock, and for [`Doorbells::set`] |
+//! | [`Device::pause`], [`Device::resume`] | for the lock |
 //!
 //! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
 //! every write before it.
@@ -177,6 +178,27 @@ impl Device {
     /// Resets the function, as when the machine resets.
     pub fn reset(&self) {
         self.0.reset();
+    }
+
+    /// Holds the VF, before its VM is saved or moved. When this returns, no turn of it is under way, and until
+    /// [`Device::resume`] nothing of the guest's memory is read or written. Doorbells and writes are kept; packets for the VF
+    /// wait, up to a bound of the provider's (256 KiB of a `World`), beyond which they are dropped and counted.
+    ///
+    /// To be called when the vCPUs stand still: a write beyond 1024 that are kept, and one of more than eight bytes, wait for
+    /// [`Device::resume`]. Reads and writes to configuration space are answered meanwhile, without the writes that are kept.
+    pub fn pause(&self) {
+        self.0.pause();
+    }
+
+    /// Ends the pause: carries out what was kept, then takes the packets that waited.
+    pub fn resume(&self) {
+        self.0.resume();
+    }
+
+    /// Returns `true` between [`Device::pause`] and [`Device::resume`].
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.0.is_paused()
     }
 
     /// Ends the VF, and returns the memory that it reached. `None` if it has ended before.

@@ -40,6 +40,10 @@ pub trait Provider: Send + 'static {
     /// turn.
     fn poll_changed(&mut self) -> Option<Self::At>;
 
+    /// Holds a device, or lets it go on. While it is held it has no turns, nothing of its guest's memory is read or written,
+    /// and what comes for it waits, up to a bound of the provider's; the rest is dropped and counted.
+    fn hold(&mut self, at: Self::At, held: bool);
+
     /// Ends a VF, and returns the memory that it reached. `None` if there is none.
     fn detach(&mut self, at: Self::At) -> Option<Box<dyn AddressSpace>>;
 }

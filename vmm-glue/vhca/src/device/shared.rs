@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant as WallInstant};
 
 use ib_vtime::Instant;
@@ -39,6 +39,8 @@ pub(super) struct Shared<P: Provider> {
     state: Mutex<State<P>>,
     /// By function and attachment: a write is for the device that it was made to, and not for its successor.
     pub(super) inbox: Mutex<Inbox<(P::At, u64)>>,
+    /// A device is held no longer.
+    pub(super) released: Condvar,
     wake: Arc<dyn Wake>,
     /// The time `base` by the wall clock.
     origin: WallInstant,
@@ -66,6 +68,10 @@ pub(super) struct Entry {
     /// Vectors that were raised before the guest programmed their entries.
     pub(super) waiting: BTreeSet<u16>,
     pub(super) counters: Arc<Counters>,
+    /// The device has no turns.
+    pub(super) is_held: bool,
+    /// Doorbells that were rung by events while it was held.
+    pub(super) rung: BTreeSet<Doorbell>,
 }
 
 /// Where a device's doorbells are.
@@ -107,6 +113,7 @@ impl<P: Provider> Shared<P> {
                 has_failed: false,
             }),
             inbox: Mutex::new(Inbox::default()),
+            released: Condvar::new(),
             wake,
             origin: WallInstant::now(),
             base,
@@ -181,9 +188,26 @@ impl<P: Provider> Shared<P> {
             Err(_) => {
                 log::error!("the provider of virtual HCAs panicked: its devices are gone");
                 state.has_failed = true;
+                lock(&self.inbox).clear();
+                self.released.notify_all();
                 self.wake.wake();
                 Err(BackendFailed)
             }
+        }
+    }
+
+    /// Posts a write. Returns `false` if it cannot be posted; for a held device only after it is held no longer.
+    pub(super) fn post(&self, at: (P::At, u64), posted: Option<Posted>) -> bool {
+        let mut inbox = lock(&self.inbox);
+        loop {
+            if posted.is_some_and(|posted| inbox.push(at, posted)) {
+                return true;
+            }
+            if !inbox.is_held(at) {
+                return false;
+            }
+            let waited = self.released.wait(inbox);
+            inbox = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -200,7 +224,7 @@ impl<P: Provider> Shared<P> {
             };
             let served = self.owning(&mut state, |state, now| self.drain(state, now));
             if served.is_err() {
-                lock(&self.inbox).take_all();
+                lock(&self.inbox).clear();
                 return;
             }
         }
@@ -283,7 +307,12 @@ impl<P: Provider> State<P> {
     }
 
     /// Carries out writes of a device, and gives it a turn.
-    fn carry_out(&mut self, now: Instant, (at, id): (P::At, u64), writes: VecDeque<Posted>) {
+    pub(super) fn carry_out(
+        &mut self,
+        now: Instant,
+        (at, id): (P::At, u64),
+        writes: VecDeque<Posted>,
+    ) {
         let is_its = self.entries.get(&at).is_some_and(|entry| entry.id == id);
         if writes.is_empty() || !is_its {
             return;
@@ -308,14 +337,18 @@ impl<P: Provider> State<P> {
     }
 
     /// Rings doorbells of a device, and gives it a turn.
-    fn ring(&mut self, now: Instant, at: P::At, doorbells: &BTreeSet<Doorbell>) {
-        let Some(entry) = self.entries.get(&at) else {
+    pub(super) fn ring(&mut self, now: Instant, at: P::At, doorbells: &BTreeSet<Doorbell>) {
+        let Some(entry) = self.entries.get_mut(&at) else {
             return;
         };
+        if entry.is_held {
+            return entry.rung.extend(doorbells);
+        }
+        let id = entry.id;
         let rings = &entry.counters.rings;
         rings.fetch_add(doorbells.len() as u64, Ordering::Relaxed);
         let posted = doorbells.iter().copied().map(Posted::Ring);
-        self.carry_out(now, (at, entry.id), posted.collect());
+        self.carry_out(now, (at, id), posted.collect());
     }
 
     /// Passes on what all devices have to tell.

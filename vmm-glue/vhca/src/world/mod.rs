@@ -89,6 +89,8 @@ pub struct World {
     is_software_next: bool,
     /// Hosts that [`World::take_polled`] has not told of yet.
     polled: BTreeSet<HostId>,
+    /// VFs that are held: what runs on them has no turns.
+    held: BTreeSet<HostFunction>,
     /// Devices with MSI-X vectors to be signalled.
     interrupting: BTreeSet<HostFunction>,
     /// Devices whose vectors, addresses or doorbells changed.
@@ -118,6 +120,7 @@ impl World {
             is_unfinished: false,
             is_software_next: false,
             polled: BTreeSet::new(),
+            held: BTreeSet::new(),
             interrupting: BTreeSet::new(),
             changed: BTreeSet::new(),
             switches: BTreeMap::new(),

@@ -66,6 +66,22 @@ impl Provider for World {
         changed.or_else(|| self.interrupting.pop_first())
     }
 
+    fn hold(&mut self, at: HostFunction, held: bool) {
+        if Provider::device(self, at).is_none() {
+            return;
+        }
+        let node = self.hosts[at.host.0].node();
+        if let Some(adapter) = self.fabric.device_mut(node) {
+            adapter.hold(at.function, held);
+        }
+        if held {
+            self.held.insert(at);
+        } else {
+            self.held.remove(&at);
+            self.wake(at);
+        }
+    }
+
     fn detach(&mut self, at: HostFunction) -> Option<Box<dyn AddressSpace>> {
         Provider::device(self, at)?;
         let vf = VfId::new(at.function.0)?;

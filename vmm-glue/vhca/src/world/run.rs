@@ -200,6 +200,9 @@ impl World {
 
     /// Lets the software on a function do what is due, as long as it is its turn. What is left waits for the next.
     pub(super) fn poll_function(&mut self, at: HostFunction, slice: &Slice) {
+        if self.held.contains(&at) {
+            return;
+        }
         self.polled.insert(at.host);
         let mut turn = slice.share(TURN);
         let (now, fabric) = (self.now, &mut self.fabric);

@@ -179,6 +179,7 @@ impl World {
             Ok(memory)
         })?;
         self.alarms.set(host.vf(vf), None);
+        self.held.remove(&host.vf(vf));
         Ok(memory)
     }
 

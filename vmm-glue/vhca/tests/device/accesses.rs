@@ -338,6 +338,77 @@ fn a_function_has_one_vmm_and_its_successor_gets_none_of_its_writes() {
 }
 
 #[test]
+fn a_paused_device_keeps_writes_and_doorbells_in_their_order() {
+    let rig = Rig::new();
+    let _ = rig.place(5);
+    rig.device.bar_write(2, 0, &[1]);
+    rig.device.pause();
+    rig.device.pause();
+    assert!(rig.device.is_paused());
+    for byte in 2..10 {
+        rig.device.bar_write(2, 0, &[byte]);
+        rig.device.ring(DOORBELL);
+    }
+    rig.backend.step().unwrap();
+    let mut read = [0];
+    rig.device.bar_read(2, 0, &mut read);
+    assert_eq!(read, [1], "reads are answered without what is kept");
+    let (moves, _) = rig.place(6);
+    assert_eq!(moves.len(), 1, "and so is configuration space");
+    assert_eq!(rig.seen.lock().unwrap().writes, [[1]]);
+    rig.device.resume();
+    assert!(!rig.device.is_paused());
+    let all: Vec<_> = (1..10).map(|byte| vec![byte]).collect();
+    assert_eq!(rig.seen.lock().unwrap().writes, all);
+    assert_eq!(rig.seen.lock().unwrap().rings, 1);
+    rig.device.resume();
+    rig.device.bar_write(2, 0, &[10]);
+    assert_eq!(rig.seen.lock().unwrap().writes.len(), 10);
+}
+
+#[test]
+fn a_paused_device_s_full_queue_waits_for_the_end_of_the_pause() {
+    const KEPT: u16 = 1024;
+    for ends_by_detach in [false, true] {
+        let rig = Rig::new();
+        rig.device.pause();
+        for number in 0..KEPT {
+            rig.device.bar_write(2, 0, &number.to_le_bytes());
+        }
+        let device = rig.device.clone();
+        let vcpu = std::thread::spawn(move || {
+            device.bar_write(2, 0, &KEPT.to_le_bytes());
+            device.bar_write(2, 0, &[7; 64]);
+        });
+        while rig.device.statistics().writes <= u64::from(KEPT) {
+            std::thread::yield_now();
+        }
+        if ends_by_detach {
+            assert!(rig.device.detach().is_some());
+        } else {
+            rig.device.resume();
+        }
+        vcpu.join().unwrap();
+        let seen = rig.seen.lock().unwrap();
+        let numbers = (0..=KEPT).map(|number| number.to_le_bytes().to_vec());
+        let all: Vec<_> = numbers.chain([vec![7; 64]]).collect();
+        let expected = if ends_by_detach { &[] } else { &all[..] };
+        assert!(seen.writes == expected);
+    }
+}
+
+#[test]
+fn a_reset_ends_what_a_pause_has_kept() {
+    let rig = Rig::new();
+    rig.device.pause();
+    rig.device.bar_write(2, 0, &[1]);
+    rig.device.reset();
+    rig.device.bar_write(2, 0, &[2]);
+    rig.device.resume();
+    assert_eq!(rig.seen.lock().unwrap().writes, [[2]]);
+}
+
+#[test]
 fn a_panic_of_the_provider_ends_the_backend_and_no_thread_of_the_vmm() {
     let rig = Rig::new();
     rig.device.bar_write(2, 0, &PANIC);

@@ -92,6 +92,24 @@ fn a_signal_that_was_not_served_is_rung_when_its_eventfd_goes() {
 }
 
 #[test]
+fn signals_of_a_paused_device_are_kept() {
+    let mut rig = Rig::new();
+    let event = rig
+        .event_loop
+        .doorbell_events(rig.at)
+        .add(DOORBELL)
+        .unwrap();
+    rig.device.pause();
+    for _ in 0..3 {
+        event.event().write(1).unwrap();
+        rig.event_loop.step().unwrap();
+    }
+    assert_eq!(rig.rings(), 0);
+    rig.device.resume();
+    assert_eq!(rig.rings(), 1);
+}
+
+#[test]
 fn an_event_manager_runs_the_loop_and_other_threads_wake_it() {
     let rig = Rig::new();
     let backend = rig.event_loop.backend().clone();

@@ -159,6 +159,9 @@ impl Device {
                 continue;
             }
             own.timer = None;
+            if self.is_held(at.function) {
+                continue;
+            }
             self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {
                 machine.handle_timeout(now, fx);
             });
@@ -184,14 +187,36 @@ impl Device {
     }
 
     /// Hands a packet that passed the checks of its queue pair to the machine. Answers leave later.
-    pub(in super::super) fn receive_connected(&mut self, at: QpRef, packet: &Inbound<'_>) {
+    pub(in super::super) fn receive_connected(
+        &mut self,
+        at: QpRef,
+        port: PortNum,
+        packet: &Inbound<'_>,
+    ) {
         let len = u32::try_from(packet.payload.len()).unwrap_or(u32::MAX);
         let transfer = Transfer::from_packet(packet.bth, &packet.extended, len);
+        if !self.keep_transfer(at, port, &transfer, packet.payload) {
+            self.handle_transfer(at, &transfer, packet.payload);
+        }
+    }
+
+    /// Hands what a packet carries to the machine.
+    pub(in super::super) fn handle_transfer(
+        &mut self,
+        at: QpRef,
+        transfer: &Transfer,
+        payload: &[u8],
+    ) {
         let none = &mut Vec::new();
-        self.with_machine(at, packet.payload, none, |machine, now, fx| {
-            machine.handle(now, &transfer, fx);
+        self.with_machine(at, payload, none, |machine, now, fx| {
+            machine.handle(now, transfer, fx);
         });
         self.join_backlog(at);
+    }
+
+    /// Sets the timer of a queue pair that was held.
+    pub(in super::super) fn rearm(&mut self, at: QpRef) {
+        self.with_machine(at, &[], &mut Vec::new(), |_, _, _| ());
     }
 
     /// Sends the next packet of a connected queue pair. Returns `false` if there is none.

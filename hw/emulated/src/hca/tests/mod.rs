@@ -1,6 +1,7 @@
 //! Tests of whole functions and devices.
 
 mod datagram;
+mod held;
 mod multicast;
 mod on_fabric;
 mod queues;

@@ -1,6 +1,7 @@
 //! RC and UC queue pairs of two adapters, behind a switch each.
 
 mod errors;
+mod held;
 mod hostile;
 mod random;
 mod reliable;
