@@ -102,8 +102,11 @@ struct Slot<D> {
     links: Vec<Option<DirectionId>>,
     /// The node's own timer.
     timer: Option<TimerKey>,
-    /// Whether the node is on one of the lists of nodes to serve.
+    /// The node is among [`Fabric::active`].
     queued: bool,
+    /// The node is among [`Fabric::touched`]. What arrives for it meanwhile is another matter: it is served for that before
+    /// time goes on, however far behind the caller's clock that is.
+    touched: bool,
     /// Whether the node is among [`Fabric::served`].
     is_told: bool,
 }
@@ -314,6 +317,7 @@ impl<D: EndNode> Fabric<D> {
             links: Vec::new(),
             timer: None,
             queued: false,
+            touched: false,
             is_told: false,
         };
         slot.links
@@ -561,7 +565,10 @@ impl<D: EndNode> Fabric<D> {
                 if self.touched.is_empty() {
                     return false;
                 }
-                self.active.extend(self.touched.drain(..));
+                for node in core::mem::take(&mut self.touched) {
+                    self.slots[node.index()].touched = false;
+                    self.activate(node);
+                }
                 1
             };
             left = left.saturating_sub(done);
@@ -604,7 +611,7 @@ impl<D: EndNode> Fabric<D> {
     /// Has a node served after the caller's change.
     fn touch(&mut self, node: NodeId) {
         if let Some(slot) = self.slots.get_mut(node.index())
-            && !core::mem::replace(&mut slot.queued, true)
+            && !core::mem::replace(&mut slot.touched, true)
         {
             self.touched.push(node);
         }

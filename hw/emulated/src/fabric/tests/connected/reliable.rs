@@ -226,3 +226,26 @@ fn inline_bytes_and_lists_of_several_entries_are_one_message() {
         assert_eq!(bytes, expect);
     }
 }
+
+/// The peer's software does something at a time at which packets from long before are still on their way: these are
+/// answered at their own time, and no timer runs out in between.
+#[test]
+fn a_fabric_that_lags_behind_the_clock_answers_in_its_own_time() {
+    let mut rig = Rig::new();
+    let [left, right] = rig.pair(QpKind::Rc);
+    rig.faults(When::Always, Fault::Delay(Duration::from_millis(1)));
+    rig.run(1);
+    let start = rig.now;
+    rig.post(
+        &left,
+        1,
+        SendOp::RdmaWrite(right.remote(0)),
+        left.sge(0, 4096),
+    )
+    .unwrap();
+    while rig.fabric.poll(start) {}
+    let _ = rig.state(&right);
+    let late = start + Duration::from_secs(20);
+    while rig.fabric.poll(late) {}
+    assert_eq!(rig.outcomes(&left), [(1, CompletionStatus::Success)]);
+}
