@@ -14,6 +14,7 @@ use std::time::Duration;
 use core::fmt;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use ib_vtime::Instant;
 use thiserror::Error;
 use vf_proxy::Doorbell;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent};
@@ -29,6 +30,9 @@ const TIMER: u64 = 1;
 
 /// Descriptors that are looked at in one step. Those beyond are left to the next.
 const BATCH: usize = 64;
+
+/// Steps of the backend after which other subscribers have their turn.
+const TURNS: u32 = 4;
 
 /// Why a loop cannot go on.
 #[derive(Debug, Error)]
@@ -54,6 +58,8 @@ pub struct EventLoop<P: Provider> {
     backend: Backend<P>,
     sources: Arc<Sources<P::At>>,
     timer: TimerFd,
+    /// Deadline that the timer is set to.
+    set_to: Option<Instant>,
     failure: Option<StepError>,
 }
 
@@ -81,6 +87,7 @@ impl<P: Provider> EventLoop<P> {
             backend: Backend::new(provider, Arc::clone(&sources) as Arc<dyn Wake>),
             sources,
             timer,
+            set_to: None,
             failure: None,
         })
     }
@@ -98,7 +105,7 @@ impl<P: Provider> EventLoop<P> {
         }
     }
 
-    /// Takes what is ready, does what is due for a short time (about 50 µs), and sets the timer. Work that is left keeps the
+    /// Takes what is ready, does what is due for a short time (about 200 µs), and sets the timer. Work that is left keeps the
     /// descriptor ready.
     ///
     /// # Errors
@@ -113,17 +120,37 @@ impl<P: Provider> EventLoop<P> {
                 }
                 TIMER => {
                     self.timer.wait()?;
+                    self.set_to = None;
                 }
                 number => self.sources.doorbells().take_signal(number),
             }
         }
         let rung = core::mem::take(&mut self.sources.doorbells().rung);
         self.backend.ring_and_step(&rung)?;
-        match self.backend.sleep_time()? {
-            // A zero time would disarm the timer.
-            Some(wait) => self.timer.reset(wait.max(Duration::from_nanos(1)), None)?,
+        let mut deadline = self.backend.deadline()?;
+        for _ in 1..TURNS {
+            if deadline.is_none_or(|deadline| deadline > self.backend.now()) {
+                break;
+            }
+            self.backend.step()?;
+            deadline = self.backend.deadline()?;
+        }
+        self.set_timer(deadline)
+    }
+
+    fn set_timer(&mut self, deadline: Option<Instant>) -> Result<(), StepError> {
+        if self.set_to == deadline {
+            return Ok(());
+        }
+        match deadline {
+            Some(deadline) => {
+                let wait = deadline - self.backend.now();
+                // A zero time would disarm the timer.
+                self.timer.reset(wait.max(Duration::from_nanos(1)), None)?;
+            }
             None => self.timer.clear()?,
         }
+        self.set_to = deadline;
         Ok(())
     }
 

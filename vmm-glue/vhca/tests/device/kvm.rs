@@ -1,8 +1,6 @@
 //! Interrupts and doorbells by KVM. Where there is no `/dev/kvm` this prints "not run", and why.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
 
-use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use kvm_bindings::kvm_userspace_memory_region;
@@ -14,9 +12,6 @@ use vhca::world::World;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::probe::{DOORBELL, Probe, Seen, world_with};
-
-/// Exit status of the example where it cannot be tried.
-const NOT_RUN: i32 = 77;
 
 const CODE: u64 = 0x1000;
 
@@ -213,23 +208,4 @@ fn an_ioeventfd_stays_until_its_place_is_needed() {
     assert!(vm.store(0x8014), "there is no place");
     doorbells.set(&[]);
     assert!(vm.store(0x9014) && vm.store(0xa014));
-}
-
-#[test]
-fn the_example_boots_a_guest_that_drives_the_vf() {
-    let tests = std::env::current_exe().unwrap();
-    let example = tests.ancestors().nth(2).unwrap().join("examples/vmm");
-    if !Path::new(&example).exists() {
-        println!("not run: the example vmm is not built: cargo test -p vhca --features kvm");
-        return;
-    }
-    for mode in [&["steps", "--repeat", "5"][..], &["doorbells"], &["masks"]] {
-        let run = Command::new(&example).args(mode).output().unwrap();
-        let [out, error] = [&run.stdout, &run.stderr].map(|text| String::from_utf8_lossy(text));
-        match run.status.code() {
-            Some(0) => println!("{out}"),
-            Some(NOT_RUN) => return println!("{out}"),
-            _ => panic!("{mode:?}: {out}{error}"),
-        }
-    }
 }

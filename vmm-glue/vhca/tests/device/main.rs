@@ -3,6 +3,8 @@
 
 mod accesses;
 mod event;
+mod examples;
+mod hostile;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod probe;

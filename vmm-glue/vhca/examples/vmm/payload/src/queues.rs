@@ -147,10 +147,11 @@ impl SendQueue {
         self.posted += 1;
     }
 
-    /// Tells the device that there is something to send.
-    pub(crate) fn ring(&self, hca: &Hca) {
+    /// Returns the address of the doorbell, and what tells the device there that there is something to send.
+    pub(crate) fn doorbell(&self, hca: &Hca) -> (u64, u32) {
         let register = Register::Send { uar: PAGE };
-        hca.write(register.offset(), (self.qpn.get() << 8).into());
+        let address = hca.function.bars[0] + register.offset();
+        (address, (self.qpn.get() << 8).to_be())
     }
 
     /// Takes the completion of the `nth` send, if it is there.

@@ -1,0 +1,35 @@
+//! The examples, as they are run. Cargo builds them before it runs these tests.
+
+use std::env;
+use std::process::Command;
+
+/// Exit status of an example that cannot be tried here. It has printed why.
+const NOT_RUN: i32 = 77;
+
+/// Runs an example, and returns what it printed.
+fn run(name: &str, arguments: &[&str]) -> String {
+    let tests = env::current_exe().unwrap();
+    let example = tests.ancestors().nth(2).unwrap().join("examples");
+    let example = example.join(name);
+    if !example.exists() {
+        return format!("{name}: not run: it is not built, as by `cargo test --test device`");
+    }
+    let ran = Command::new(&example).args(arguments).output().unwrap();
+    let [out, error] = [&ran.stdout, &ran.stderr].map(|text| String::from_utf8_lossy(text));
+    let is_well = matches!(ran.status.code(), Some(0 | NOT_RUN));
+    assert!(is_well, "{name} {arguments:?}: {out}{error}");
+    out.into_owned()
+}
+
+#[test]
+fn a_vmm_without_a_hypervisor_finds_the_vf() {
+    println!("{}", run("embed", &[]));
+}
+
+#[cfg(feature = "kvm")]
+#[test]
+fn a_vmm_on_kvm_boots_a_guest_that_drives_the_vf() {
+    for arguments in [&["steps", "--repeat", "5"][..], &["doorbells"], &["masks"]] {
+        println!("{}", run("vmm", arguments));
+    }
+}
