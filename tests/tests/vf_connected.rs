@@ -14,6 +14,8 @@ use vf_proxy::native::{
     ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPortError,
     VfPortEvent, VirtualHcaEvent,
 };
+use vhca::Slice;
+use vhca_service::show::{By, Filter, Metrics, Scene, ServiceFacts, VmmRow, Vmms};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
 
 const A1: VfAt = VfAt { host: 0, vf: 1 };
@@ -307,6 +309,45 @@ fn a_reliable_connection_delivers_across_a_link_that_loses_packets() {
         [(CompletionOp::RdmaWrite, OK)]
     );
     assert_eq!(read(&mut subnet, &b, 0, REGION), message);
+    for (by, labels) in [
+        (By::Total, ""),
+        (By::Host, "{node=\"host-1\"}"),
+        (By::Vf, "{node=\"host-1\",vf=\"1\"}"),
+    ] {
+        let text = metrics(&mut subnet, by);
+        for metric in ["sent_bytes", "retransmissions"] {
+            let sample = format!("\nvhca_connection_{metric}_total{labels} ");
+            assert!(text.contains(&sample), "{sample} is not in {text}");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct NoVmms;
+
+impl Vmms for NoVmms {
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn of_host(&self, _: &str) -> Vec<VmmRow> {
+        Vec::new()
+    }
+}
+
+/// The metrics of the fabric.
+fn metrics(subnet: &mut VfSubnet, by: By) -> String {
+    let now = subnet.now();
+    let scene = Scene {
+        pfs: &[],
+        vmms: &NoVmms,
+        fabric: subnet.fabric_mut(),
+        service: &ServiceFacts::default(),
+        now,
+    };
+    let (mut metrics, mut text) = (Metrics::new(by, Filter::default()), Vec::new());
+    while !metrics.write(&scene, &mut text, &mut Slice::endless()) {}
+    String::from_utf8(text).expect("text")
 }
 
 #[test]

@@ -10,6 +10,7 @@ use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
 use slab::Slab;
 
 use super::connected::Connected;
+use super::connection_counters::ConnectionCounters;
 use super::cq::{Added, Cq};
 use super::event::EventQueue;
 use super::held::Held;
@@ -75,6 +76,8 @@ pub(super) struct FunctionState {
     pub(super) reserved_qpns: u32,
     /// Messages for the function while it is held.
     pub(super) held: Option<Box<Held>>,
+    /// Sums over its connections, those that are gone included.
+    pub(super) connections: ConnectionCounters,
 }
 
 impl FunctionState {
@@ -101,6 +104,7 @@ impl FunctionState {
             attachments: 0,
             reserved_qpns: 0,
             held: None,
+            connections: ConnectionCounters::default(),
         }
     }
 

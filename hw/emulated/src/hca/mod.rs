@@ -20,12 +20,14 @@
 //!   VF's own GID, and P_Keys come from its virtual table.
 
 mod connected;
+mod connection_counters;
 mod cq;
 mod event;
 mod function;
 mod held;
 mod hold;
 mod inbound;
+mod inspect;
 mod management;
 mod manager;
 mod memory;
@@ -49,6 +51,9 @@ use hca_api::{
 };
 use ib_vtime::{Instant, SplitMix64, TimerQueue};
 use ib_wire::PortNum;
+
+pub use self::connection_counters::ConnectionCounters;
+pub use self::inspect::QpRow;
 
 use self::function::FunctionState;
 use self::multicast::MulticastTable;

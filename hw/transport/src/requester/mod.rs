@@ -121,6 +121,7 @@ pub struct Requester<B> {
     seeking: bool,
     probe: Probe,
     retransmissions: u64,
+    rnr_naks: u64,
 }
 
 impl<B> Requester<B> {
@@ -152,6 +153,7 @@ impl<B> Requester<B> {
             seeking: false,
             probe: Probe::None,
             retransmissions: 0,
+            rnr_naks: 0,
         }
     }
 
@@ -190,6 +192,12 @@ impl<B> Requester<B> {
     #[must_use]
     pub const fn retransmissions(&self) -> u64 {
         self.retransmissions
+    }
+
+    /// Returns the RNR NAKs that were received for outstanding requests.
+    #[must_use]
+    pub const fn rnr_naks(&self) -> u64 {
+        self.rnr_naks
     }
 
     /// Starts or resumes sending: RTR or SQD to RTS. Does nothing in other states.

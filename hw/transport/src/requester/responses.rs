@@ -89,6 +89,7 @@ impl<B> Requester<B> {
                 self.acknowledge(now, psn, false, fx)?;
                 // A second one during the wait is for a packet that was on its way.
                 if self.rnr_until.is_none() && self.started > 0 {
+                    self.rnr_naks += 1;
                     if self.rnr_retries.take() {
                         self.go_back();
                         let wait = RnrTimer::from_low_bits(timer).duration();

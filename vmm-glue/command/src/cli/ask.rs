@@ -55,7 +55,7 @@ pub(crate) struct ShowArgs {
     /// What to show.
     #[arg(value_enum)]
     pub(crate) subject: Subject,
-    /// Show the rows of this host only; of ports, drops and fabric, those of this node.
+    /// Show the rows of this host only; of ports, drops, qps and fabric, those of this node.
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
     /// Show the rows of this VF only: N, or HOST/N. Ports and fabric have none.

@@ -15,6 +15,7 @@ mod facts;
 mod link;
 mod metrics;
 mod page;
+mod qps;
 mod rows;
 mod table;
 #[cfg(test)]
@@ -62,6 +63,8 @@ pub enum Subject {
     Counters,
     /// The packets that nodes dropped, and why: adapters, and in their name VFs, and switches.
     Drops,
+    /// The queue pairs: services, states, peers, PSNs, retransmissions and bytes.
+    Qps,
     /// The fabric: its nodes, and its links with their states, width and speed.
     Fabric,
 }
@@ -70,7 +73,7 @@ impl Subject {
     /// Returns true if its rows are nodes or parts of them, rather than what a PF has.
     #[must_use]
     pub const fn is_of_nodes(self) -> bool {
-        matches!(self, Self::Ports | Self::Drops | Self::Fabric)
+        matches!(self, Self::Ports | Self::Drops | Self::Qps | Self::Fabric)
     }
 
     /// Returns true if its rows can be a VF's.
@@ -191,6 +194,9 @@ pub fn page(
         })],
         Subject::Drops => vec![Table::of_nodes("drops", |scene, node| {
             drops::rows(scene.fabric, node, scene.now)
+        })],
+        Subject::Qps => vec![Table::of_nodes("qps", |scene, node| {
+            qps::rows(scene.fabric, node)
         })],
         Subject::Fabric => vec![
             Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),

@@ -6,6 +6,7 @@ use ib_vtime::Instant;
 use ib_wire::packet::{Bth, Lrh, TransportFrame};
 use ib_wire::{PortNum, Vl};
 
+use super::super::connection_counters::ConnectionCounters;
 use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
@@ -31,6 +32,7 @@ impl Device {
             .connected_mut()?
             .machine
             .take()?;
+        let before = machine.repeats();
         let mut fx = Surroundings::new(state, at.index, arrived, leaving);
         let result = call(&mut machine, now, &mut fx);
         let state = self.state_mut(at.function).ok()?;
@@ -44,8 +46,16 @@ impl Device {
             qp.state = QpState::SendQueueError;
         }
         let deadline = machine.poll_timeout();
+        let moved = ConnectionCounters {
+            sent_bytes: leaving.len() as u64,
+            received_bytes: arrived.len() as u64,
+            retransmissions: machine.repeats().0 - before.0,
+            rnr_naks: machine.repeats().1 - before.1,
+        };
+        state.connections.add(&moved);
         let own = state.qp_mut(at.handle()).ok()?.connected_mut()?;
         own.machine = Some(machine);
+        own.counters.add(&moved);
         let armed = own.timer.map(|key| key.deadline());
         if let Some(deadline) = deadline.filter(|at| armed.is_none_or(|armed| armed > *at)) {
             let stale = own.timer.take();

@@ -20,6 +20,7 @@ use ib_vtime::{Instant, TimerKey};
 use ib_wire::packet::TransportService;
 use ib_wire::{Mtu, Psn, Qpn, RKey};
 
+use super::connection_counters::ConnectionCounters;
 use super::memory::RemoteRegion;
 use super::work_queue::{OwnedPayload, SpareBytes, total_len};
 use effects::{Surroundings, TakenReceive, Work};
@@ -111,6 +112,7 @@ pub(super) struct Connected {
     service: TransportService,
     shared_receives: bool,
     pub(super) attributes: Attributes,
+    pub(super) counters: ConnectionCounters,
     /// `None` before RTR, and while it is lent out.
     machine: Option<Box<Machine>>,
     /// A machine exists, here or lent out.
@@ -127,6 +129,7 @@ impl Connected {
             service,
             shared_receives,
             attributes: Attributes::default(),
+            counters: ConnectionCounters::default(),
             machine: None,
             is_live: false,
             timer: None,
@@ -269,6 +272,17 @@ impl Machine {
         match self {
             Self::Reliable(_) => false,
             Self::Unreliable(connection) => connection.sender().state() == UcSenderState::SendError,
+        }
+    }
+
+    /// Returns the times that packets were sent again, and the RNR NAKs received.
+    const fn repeats(&self) -> (u64, u64) {
+        match self {
+            Self::Reliable(connection) => {
+                let requester = connection.requester();
+                (requester.retransmissions(), requester.rnr_naks())
+            }
+            Self::Unreliable(_) => (0, 0),
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Reply {
 #[derive(Debug)]
 enum Content {
     Tables(Page),
-    Metrics(Metrics),
+    Metrics(Box<Metrics>),
 }
 
 /// What is around the content.
@@ -45,12 +45,12 @@ impl Reply {
         Self::new(Content::Tables(page), wrapping)
     }
 
-    pub(super) const fn metrics(metrics: Metrics) -> Self {
-        Self::new(Content::Metrics(metrics), Wrapping::Text)
+    pub(super) fn metrics(metrics: Metrics) -> Self {
+        Self::new(Content::Metrics(Box::new(metrics)), Wrapping::Text)
     }
 
-    pub(super) const fn http(metrics: Metrics) -> Self {
-        Self::new(Content::Metrics(metrics), Wrapping::Http)
+    pub(super) fn http(metrics: Metrics) -> Self {
+        Self::new(Content::Metrics(Box::new(metrics)), Wrapping::Http)
     }
 
     const fn new(content: Content, wrapping: Wrapping) -> Self {

@@ -3,6 +3,7 @@
 //! A page is made of a snapshot, which is collected host by host and node by node, and then written metric by metric, so
 //! that it can be made in many turns.
 
+mod connections;
 mod ports;
 mod service;
 mod snapshot;
@@ -103,6 +104,7 @@ fn families() -> impl Iterator<Item = &'static Family> {
         service::FAMILIES,
         vfs::FAMILIES,
         ports::FAMILIES,
+        connections::FAMILIES,
         vmms::FAMILIES,
     ];
     all.into_iter().flatten()

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use emulated_hca::hca::ConnectionCounters;
 use emulated_hca::{DropReason, Endpoint, Fabric, NodeId, PortCounters};
 use hca_api::FunctionId;
 use ib_wire::PortNum;
@@ -98,6 +99,8 @@ pub(super) struct Snapshot {
     /// Ports with a cable by their logical state.
     pub(super) states: BTreeMap<String, u64>,
     pub(super) drops: Drops,
+    /// Counters of connections, by labels.
+    pub(super) connections: BTreeMap<String, ConnectionCounters>,
 }
 
 impl Snapshot {
@@ -113,6 +116,7 @@ impl Snapshot {
             nodes: Vec::new(),
             states: BTreeMap::new(),
             drops: BTreeMap::new(),
+            connections: BTreeMap::new(),
         }
     }
 
@@ -215,6 +219,31 @@ impl Snapshot {
             let labels = self.drop_labels(&name, port, function, reason);
             *self.drops.entry(labels).or_default() += dropped.packets;
         }
+        self.collect_connections(fabric, &name, id);
+    }
+
+    fn collect_connections(&mut self, fabric: &Fabric, name: &str, id: NodeId) {
+        let functions = fabric.device(id).into_iter();
+        for (function, counters) in functions.flat_map(|device| device.connection_counters()) {
+            if counters == ConnectionCounters::default() || !self.is_wanted(Some(function)) {
+                continue;
+            }
+            let mut labels = String::new();
+            if self.by != By::Total {
+                add_label(&mut labels, "node", name);
+            }
+            self.add_function(&mut labels, Some(function));
+            self.connections.entry(labels).or_default().add(&counters);
+        }
+    }
+
+    /// Adds the label of a function, if the grain is VFs.
+    fn add_function(&self, labels: &mut String, function: Option<FunctionId>) {
+        match function {
+            Some(FunctionId::PF) if self.by == By::Vf => add_label(labels, "vf", "pf"),
+            Some(vf) if self.by == By::Vf => add_label(labels, "vf", vf.0),
+            _ => {}
+        }
     }
 
     fn collect_port(
@@ -265,11 +294,7 @@ impl Snapshot {
             add_label(&mut labels, "node", node);
             add_label(&mut labels, "port", port);
         }
-        match function {
-            Some(FunctionId::PF) if self.by == By::Vf => add_label(&mut labels, "vf", "pf"),
-            Some(vf) if self.by == By::Vf => add_label(&mut labels, "vf", vf.0),
-            _ => {}
-        }
+        self.add_function(&mut labels, function);
         add_label(&mut labels, "reason", reason.as_str());
         labels
     }

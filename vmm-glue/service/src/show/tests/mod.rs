@@ -315,6 +315,66 @@ fn drops_show_where_whose_and_why() {
     assert_eq!(*row, wanted);
 }
 
+/// Makes an RC queue pair with a peer and a UC queue pair without one on a node's PF.
+fn add_queue_pairs(fabric: &mut Fabric, node: NodeId, psn: u32) {
+    use hca_api::{FunctionId, Hca};
+    use ib_wire::{PKeyIndex, Psn};
+    use vf_proxy::native::{ConnectedQp, ConnectedQpSpec, Partition, Peer};
+
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let (pd, port, index) = (hca.alloc_pd().unwrap(), PortNum(1), PKeyIndex(0));
+    let partition = Partition::Index(index);
+    let spec = ConnectedQpSpec {
+        sq_psn: Psn::from_low_bits(psn),
+        ..ConnectedQpSpec::rc(partition)
+    };
+    let rc = ConnectedQp::create(&mut hca, pd, port, index, &spec).unwrap();
+    let gid = Gid::from_parts(SubnetPrefix::DEFAULT, vf_guid(1));
+    let peer = Peer::on_subnet(port, Lid::new(9), gid, rc.qpn(), rc.psn());
+    rc.connect(&mut hca, &peer).unwrap();
+    let uc = ConnectedQpSpec::uc(partition);
+    ConnectedQp::create(&mut hca, pd, port, index, &uc).unwrap();
+}
+
+#[test]
+fn queue_pairs_show_state_peer_and_what_they_carried() {
+    let mut topology = Topology::default();
+    topology.add_hca("host-a", 1);
+    let (mut fabric, built) = topology.build(1);
+    add_queue_pairs(&mut fabric, built.hcas[0], 7);
+    let scene = Scene {
+        pfs: &[],
+        vmms: NO_VMMS,
+        fabric: &fabric,
+        service: &ServiceFacts::default(),
+        now: NOW,
+    };
+    let shown = |format| {
+        let page = page(&scene, Subject::Qps, format, Filter::default(), false);
+        written(&scene, page)
+    };
+    let json: Value = serde_json::from_str(&shown(Format::Json)).unwrap();
+    let [rc, uc] = &json["qps"].as_array().unwrap()[..] else {
+        panic!("{json}");
+    };
+    let wanted = serde_json::json!({
+        "node": "host-a", "port": 1, "vf": "pf", "qpn": rc["qpn"], "service": "RC", "state": "RTS",
+        "peer_lid": 9, "peer_gid": "fe80::2:c903:0:101", "peer_qpn": rc["qpn"], "sq_psn": 7,
+        "rq_psn": 7, "outstanding": 0, "retransmissions": 0, "rnr_naks": 0, "sent_bytes": 0,
+        "received_bytes": 0,
+    });
+    assert_eq!(*rc, wanted);
+    assert_eq!(
+        (&uc["state"], &uc["peer_qpn"]),
+        (&"INIT".into(), &Value::Null)
+    );
+    let text = shown(Format::Text);
+    let head = text.lines().next().unwrap();
+    let columns: Vec<_> = head.split_whitespace().collect();
+    let wanted = "NODE VF QPN TYPE STATE PEER-QPN SQ-PSN RQ-PSN OUT RETRIES RNR SENT RECEIVED";
+    assert_eq!(columns.join(" "), wanted);
+}
+
 #[test]
 fn totals_sum_over_the_pfs() {
     let mux = mux();

@@ -139,6 +139,7 @@ fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbe
     let (mut fabric, built) = topology.build(1);
     let device = fabric.device_mut(built.hcas[0]).unwrap();
     device.receive(NOW, PortNum(1), Frame::new(&[0; 64]));
+    add_queue_pairs(&mut fabric, built.hcas[0], 0xff_ffff);
     let rows = Busy(mux());
     let pf = |place: usize| NamedPf {
         name: LONG,

@@ -110,6 +110,39 @@ fn reads_and_writes_survive_a_link_that_loses_doubles_and_damages_packets() {
 }
 
 #[test]
+fn what_a_connection_carried_is_counted_by_queue_pair_and_by_function() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.pair(QpKind::Rc);
+    let rows = |rig: &Rig, host: usize| -> Vec<_> {
+        let device = rig.fabric.device(rig.hosts[host]).unwrap();
+        device.queue_pairs().collect()
+    };
+    rig.post(&a, 1, SendOp::Send, a.sge(0, 10_000)).unwrap();
+    assert_eq!(rows(&rig, 0)[0].outstanding, 1);
+    // The peer is not ready, and then it is.
+    rig.run(1);
+    rig.receive(&b, 2, b.sge(0, 10_000));
+    rig.run(1000);
+    assert_eq!(rig.outcomes(&a), [(1, OK)]);
+    let [sender] = rows(&rig, 0)[..] else {
+        panic!()
+    };
+    let [receiver] = rows(&rig, 1)[..] else {
+        panic!()
+    };
+    let [sent, received] = [sender, receiver].map(|row| row.counters.unwrap());
+    assert!(sent.rnr_naks > 0 && sent.sent_bytes > 10_000, "{sent:?}");
+    assert!(sent.retransmissions >= sent.rnr_naks, "{sent:?}");
+    assert_eq!((sent.received_bytes, received.sent_bytes), (0, 0));
+    assert_eq!((sender.outstanding, sender.attributes.dest_qpn), (0, b.qpn));
+    // The sums outlive the queue pair.
+    rig.hca(0).destroy_qp(a.qp).unwrap();
+    assert!(rows(&rig, 0).is_empty());
+    let device = rig.fabric.device(rig.hosts[0]).unwrap();
+    assert!(device.connection_counters().eq([(PF, sent)]));
+}
+
+#[test]
 fn atomic_operations_return_what_was_there_and_add_up() {
     let mut rig = Rig::new();
     let [a, b] = rig.pair(QpKind::Rc);
