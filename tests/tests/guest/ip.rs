@@ -62,7 +62,7 @@ fn pings_lose_nothing(guest: &mut Guest) {
 
 /// What adapters dropped: host, VF, reason and packets. That nobody on a port listens to a group is no loss: routers are
 /// solicited where there are none. Switches, too, drop what is for groups in which only the sender is.
-fn drops(fabric: &Fabric) -> Vec<String> {
+pub(crate) fn drops(fabric: &Fabric) -> Vec<String> {
     let told = fabric.lab.json(&["show", "drops"]);
     let rows = told["drops"].as_array().expect("a table").iter();
     let of_hosts = rows.filter(|row| {

@@ -25,6 +25,7 @@ mod mads;
 mod partitions;
 mod pings;
 mod qmp;
+mod rdma;
 mod refusals;
 mod saved;
 mod siege;
