@@ -7,6 +7,7 @@
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
 
+mod modes;
 mod payload;
 mod vm;
 
@@ -34,14 +35,6 @@ const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
 
 /// A guest that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(600);
-
-/// Programs of the payload.
-const STEPS: u64 = 0;
-const DOORBELLS: u64 = 1;
-const MASKS: u64 = 2;
-
-/// Returns `true` if all was as it should be.
-type Verdict = Result<bool, Box<dyn Error>>;
 
 /// A boot that went well.
 struct Boot {
@@ -134,45 +127,14 @@ impl Host {
     }
 }
 
-fn steps(host: &Host, program: u64, repeat: usize) -> Verdict {
-    let mut boots = Vec::new();
-    for nth in 1..=repeat {
-        match host.boot([program, 0], nth % 2 == 0) {
-            Ok(boot) => boots.push(boot),
-            Err(error) => println!("boot {nth} failed: {error}"),
-        }
-    }
-    println!("{:32} {:>12} {:>12}", "step", "median", "longest");
-    for nth in 0..boots.first().map_or(0, |boot| boot.steps.len()) {
-        let mut times: Vec<_> = boots.iter().map(|boot| boot.steps[nth].1).collect();
-        times.sort_unstable();
-        let [median, longest] = [times.len() / 2, times.len() - 1].map(|at| times[at].as_micros());
-        let name = &boots[0].steps[nth].0;
-        println!("{name:32} {median:>9} µs {longest:>9} µs");
-    }
-    println!("{} of {repeat} boots", boots.len());
-    Ok(boots.len() == repeat)
-}
-
-fn doorbells(host: &Host) -> Verdict {
-    for (moves, registers) in [(0, "stay"), (1, "move every 100")] {
-        let trapped = host.boot([DOORBELLS, moves], true)?.measured;
-        let signalled = host.boot([DOORBELLS, moves], false)?.measured;
-        let percent = 100 * signalled / trapped.max(1);
-        println!("10000 sends, registers {registers}: a doorbell takes {trapped} ns trapped,");
-        println!("    {signalled} ns by ioeventfd ({percent} %)");
-    }
-    Ok(true)
-}
-
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mode: &dyn Fn(&Host) -> Verdict = match arguments[..] {
-        ["steps"] => &|host| steps(host, STEPS, 1),
-        ["steps", "--repeat", times] => &move |host| steps(host, STEPS, times.parse()?),
-        ["doorbells"] => &doorbells,
-        ["masks"] => &|host| steps(host, MASKS, 1),
+    let mode: &dyn Fn(&Host) -> modes::Verdict = match arguments[..] {
+        ["steps"] => &|host| modes::steps(host, 1),
+        ["steps", "--repeat", times] => &move |host| modes::steps(host, times.parse()?),
+        ["doorbells"] => &modes::doorbells,
+        ["masks"] => &modes::masks,
         _ => return Err("usage: vmm steps [--repeat N] | doorbells | masks".into()),
     };
     let kvm = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}"));

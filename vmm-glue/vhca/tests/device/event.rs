@@ -139,6 +139,67 @@ fn an_event_manager_runs_the_loop_and_other_threads_wake_it() {
     });
 }
 
+/// Without a limit that a busy machine could reach: what ends a busy poll is a signal.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// Steps without busy polls until nothing is to be done now.
+fn settle(rig: &mut Rig) {
+    rig.event_loop.set_busy_poll(Duration::ZERO);
+    let fd = rig.event_loop.as_raw_fd();
+    let epoll = Epoll::new().unwrap();
+    let event = EpollEvent::new(EventSet::IN, 7);
+    epoll.ctl(ControlOperation::Add, fd, event).unwrap();
+    let mut ready = [EpollEvent::default()];
+    until("it is quiet", || {
+        rig.event_loop.step().unwrap();
+        epoll.wait(0, &mut ready).unwrap() == 0
+    });
+}
+
+#[test]
+fn a_signal_that_follows_another_finds_the_loop_awake() {
+    let mut rig = Rig::new();
+    settle(&mut rig);
+    assert_eq!(rig.event_loop.statistics().busy_polls, 0);
+    let event = rig
+        .event_loop
+        .doorbell_events(rig.at)
+        .add(DOORBELL)
+        .unwrap();
+    rig.event_loop.set_busy_poll(FOREVER);
+    let seen = Arc::clone(&rig.seen);
+    std::thread::scope(|scope| {
+        event.event().write(1).unwrap();
+        scope.spawn(move || {
+            for nth in 1..=10 {
+                until("it is rung", || seen.lock().unwrap().rings == nth);
+                event.event().write(1).unwrap();
+            }
+        });
+        while rig.rings() < 10 {
+            // Ends by the next signal, or by a deadline of the world.
+            rig.event_loop.step().unwrap();
+        }
+    });
+    let statistics = rig.event_loop.statistics();
+    assert!(statistics.hits >= 10, "{statistics:?}");
+    assert_eq!(statistics.busy_polls, statistics.hits);
+}
+
+#[test]
+fn a_loop_that_was_not_signalled_does_not_stay_awake() {
+    let mut rig = Rig::new();
+    settle(&mut rig);
+    rig.event_loop.set_busy_poll(FOREVER);
+    let before = rig.event_loop.statistics();
+    for _ in 0..10 {
+        rig.event_loop.step().unwrap();
+    }
+    let after = rig.event_loop.statistics();
+    assert_eq!(after.steps, before.steps + 10);
+    assert_eq!(after.busy_polls, 0);
+}
+
 /// A loop of another kind watches one descriptor.
 #[test]
 fn the_descriptor_is_ready_when_there_is_something_to_do() {

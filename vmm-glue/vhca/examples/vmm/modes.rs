@@ -1,0 +1,53 @@
+//! Runs of guests, and what they have to show.
+
+use std::error::Error;
+
+use crate::Host;
+
+/// Programs of the payload.
+const STEPS: u64 = 0;
+const DOORBELLS: u64 = 1;
+const MASKS: u64 = 2;
+
+/// Returns `true` if all was as it should be.
+pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
+
+/// Boots a guest so often. Each has to end well.
+fn boots(host: &Host, program: u64, repeat: usize) -> Verdict {
+    let mut boots = Vec::new();
+    for nth in 1..=repeat {
+        match host.boot([program, 0], nth % 2 == 0) {
+            Ok(boot) => boots.push(boot),
+            Err(error) => println!("boot {nth} failed: {error}"),
+        }
+    }
+    println!("{:32} {:>12} {:>12}", "step", "median", "longest");
+    for nth in 0..boots.first().map_or(0, |boot| boot.steps.len()) {
+        let mut times: Vec<_> = boots.iter().map(|boot| boot.steps[nth].1).collect();
+        times.sort_unstable();
+        let [median, longest] = [times.len() / 2, times.len() - 1].map(|at| times[at].as_micros());
+        let name = &boots[0].steps[nth].0;
+        println!("{name:32} {median:>9} µs {longest:>9} µs");
+    }
+    println!("{} of {repeat} boots", boots.len());
+    Ok(boots.len() == repeat)
+}
+
+pub(crate) fn doorbells(host: &Host) -> Verdict {
+    for (moves, registers) in [(0, "stay"), (1, "move every 100")] {
+        let trapped = host.boot([DOORBELLS, moves], true)?.measured;
+        let signalled = host.boot([DOORBELLS, moves], false)?.measured;
+        let percent = 100 * signalled / trapped.max(1);
+        println!("10000 sends, registers {registers}: a doorbell takes {trapped} ns trapped,");
+        println!("    {signalled} ns by ioeventfd ({percent} %)");
+    }
+    Ok(true)
+}
+
+pub(crate) fn steps(host: &Host, repeat: usize) -> Verdict {
+    boots(host, STEPS, repeat)
+}
+
+pub(crate) fn masks(host: &Host) -> Verdict {
+    boots(host, MASKS, 1)
+}
