@@ -24,6 +24,7 @@ pub mod kvm;
 mod log_limit;
 mod real_time;
 mod slice;
+mod sync;
 pub mod watch;
 pub mod world;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hca_api::AddressSpace;
+use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::{Bar, Doorbell, PciDevice};
 
@@ -66,10 +66,7 @@ impl<P: Provider> Attached<P> {
     }
 
     /// Lends the function to a call, behind all writes before it, and passes on what comes of it.
-    fn with_function(
-        &self,
-        call: impl FnOnce(&mut PciDevice, &mut dyn hca_api::Hca, Instant),
-    ) -> bool {
+    fn with_function(&self, call: impl FnOnce(&mut PciDevice, &mut dyn Hca, Instant)) -> bool {
         let done = self.behind_writes(|state, now| {
             self.lend(state, now, |device, hca| call(device, hca, now))
         });
@@ -80,7 +77,7 @@ impl<P: Provider> Attached<P> {
         &self,
         state: &mut State<P>,
         now: Instant,
-        call: impl FnOnce(&mut PciDevice, &mut dyn hca_api::Hca),
+        call: impl FnOnce(&mut PciDevice, &mut dyn Hca),
     ) -> Option<()> {
         let mut call = Some(call);
         let is_there = state.provider.lend(now, self.at, &mut |device, hca| {
@@ -95,15 +92,34 @@ impl<P: Provider> Attached<P> {
     }
 
     /// Posts a write. One that cannot be posted is carried out by a call, behind those before it.
-    fn post(&self, posted: Option<Posted>, otherwise: impl FnOnce()) {
+    fn post(
+        &self,
+        posted: Option<Posted>,
+        mut otherwise: impl FnMut(&mut PciDevice, &mut dyn Hca, Instant),
+    ) {
         if self.counters.is_detached.load(Ordering::Relaxed) {
             return count(&self.counters.after_detach);
         }
-        if self.shared.post((self.at, self.id), posted) {
-            self.shared.serve_inbox();
-        } else {
-            count(&self.counters.waits);
-            otherwise();
+        let key = (self.at, self.id);
+        if self.shared.post(key, posted) {
+            return self.shared.serve_inbox();
+        }
+        count(&self.counters.waits);
+        loop {
+            let is_done = self.behind_writes(|state, now| {
+                let is_held = state.entries.get(&self.at).is_some_and(|it| it.is_held);
+                if !is_held {
+                    self.lend(state, now, |device, hca| otherwise(device, hca, now))?;
+                }
+                Some(!is_held)
+            });
+            if is_done.unwrap_or(true) {
+                return;
+            }
+            // The device was paused before the lock was free.
+            if self.shared.post(key, posted) {
+                return self.shared.serve_inbox();
+            }
         }
     }
 }
@@ -163,19 +179,17 @@ impl<P: Provider> Calls for Attached<P> {
 
     fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]) {
         count(&self.counters.writes);
-        self.post(Posted::write(bar, offset, bytes), || {
-            self.with_function(|device, hca, now| {
-                device
-                    .function_mut()
-                    .bar_write(now, hca, bar, offset, bytes);
-            });
+        self.post(Posted::write(bar, offset, bytes), |device, hca, now| {
+            device
+                .function_mut()
+                .bar_write(now, hca, bar, offset, bytes);
         });
     }
 
     fn ring(&self, doorbell: Doorbell) {
         count(&self.counters.rings);
-        self.post(Some(Posted::Ring(doorbell)), || {
-            self.with_function(|device, hca, now| device.function_mut().ring(now, hca, doorbell));
+        self.post(Some(Posted::Ring(doorbell)), |device, hca, now| {
+            device.function_mut().ring(now, hca, doorbell);
         });
     }
 

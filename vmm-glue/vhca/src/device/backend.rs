@@ -2,7 +2,7 @@
 
 use core::fmt;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ib_vtime::Instant;
@@ -10,6 +10,7 @@ use ib_vtime::Instant;
 use super::attached::Attached;
 use super::shared::{BackendFailed, Counters, Entry, Placing, Rung, Shared};
 use super::{AttachError, Device, Doorbells, Interrupts, Provider, Wake};
+use crate::sync::Mutex;
 
 /// A provider, shared by the threads of a VMM. A clone is the same backend.
 pub struct Backend<P: Provider>(Arc<Shared<P>>);

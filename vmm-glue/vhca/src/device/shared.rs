@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant as WallInstant};
 
 use ib_vtime::Instant;
@@ -19,6 +19,7 @@ use vf_proxy::{Doorbell, PciDevice};
 use super::inbox::{Inbox, Posted};
 use super::{Doorbells, Interrupts, PlacedDoorbell, Provider, Wake};
 use crate::Slice;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a step goes on while others may wait for the lock.
 const STEP: Duration = Duration::from_micros(50);
