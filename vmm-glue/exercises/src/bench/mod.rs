@@ -12,6 +12,7 @@ mod join;
 mod mad_rtt;
 mod path;
 mod pool;
+mod rdma;
 mod rig;
 mod subnet;
 mod tid;
@@ -60,6 +61,16 @@ pub enum Case {
     MadRtt,
     /// A fat tree of 1,000 HCAs, from power-on until the subnet is up.
     FatTree,
+    /// RDMA writes of a reliable connection between VFs of two hosts.
+    RcWrite,
+    /// RDMA reads of a reliable connection.
+    RcRead,
+    /// Sends of a reliable connection.
+    RcSend,
+    /// Sends of a reliable connection, there and back.
+    RcLat,
+    /// RDMA writes of an unreliable connection.
+    UcWrite,
 }
 
 /// How fast a case is meant to be, in floors of the same run: a machine that is slow at memory or at
@@ -87,7 +98,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 18] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::FloorCompute,
@@ -101,6 +112,11 @@ impl Case {
         Self::UdHop,
         Self::MadRtt,
         Self::FatTree,
+        Self::RcWrite,
+        Self::RcRead,
+        Self::RcSend,
+        Self::RcLat,
+        Self::UcWrite,
     ];
 
     const fn name(self) -> &'static str {
@@ -118,6 +134,11 @@ impl Case {
             Self::UdHop => "ud-hop",
             Self::MadRtt => "mad-rtt",
             Self::FatTree => "fat-tree",
+            Self::RcWrite => "rc-write",
+            Self::RcRead => "rc-read",
+            Self::RcSend => "rc-send",
+            Self::RcLat => "rc-lat",
+            Self::UcWrite => "uc-write",
         }
     }
 
@@ -472,6 +493,11 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::UdHop => ud_hop::prepare(),
         Case::MadRtt => mad_rtt::prepare(),
         Case::FatTree => fat_tree::prepare(),
+        Case::RcWrite => rdma::prepare(rdma::Traffic::Write)?,
+        Case::RcRead => rdma::prepare(rdma::Traffic::Read)?,
+        Case::RcSend => rdma::prepare(rdma::Traffic::Send)?,
+        Case::RcLat => rdma::prepare(rdma::Traffic::Latency)?,
+        Case::UcWrite => rdma::prepare(rdma::Traffic::UnreliableWrite)?,
     })
 }
 
