@@ -431,7 +431,8 @@ impl Driver {
             return Ok(completion);
         }
         let opcode = CqeOpcode::new(completion.opcode);
-        completion.immediate = (opcode == CqeOpcode::RECV_SEND_IMM).then_some(entry.immediate);
+        let with_immediate = [CqeOpcode::RECV_SEND_IMM, CqeOpcode::RECV_RDMA_WRITE_IMM];
+        completion.immediate = with_immediate.contains(&opcode).then_some(entry.immediate);
         if let Some(source) = qp.tunnelled_source(slot) {
             completion.source = source?;
             return Ok(completion);

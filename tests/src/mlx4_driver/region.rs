@@ -20,6 +20,18 @@ pub struct Rights {
     pub remote_read: bool,
     /// Remote writes.
     pub remote_write: bool,
+    /// Remote atomics.
+    pub remote_atomic: bool,
+}
+
+impl Rights {
+    /// All of them.
+    pub const ALL: Self = Self {
+        local_write: true,
+        remote_read: true,
+        remote_write: true,
+        remote_atomic: true,
+    };
 }
 
 /// A memory region of pages that lie anywhere, at an address of its own.
@@ -275,4 +287,5 @@ fn set_rights(entry: &mut MptEntry, rights: Rights) {
     entry.set_local_write(rights.local_write);
     entry.set_remote_read(rights.remote_read);
     entry.set_remote_write(rights.remote_write);
+    entry.set_atomic(rights.remote_atomic);
 }

@@ -27,18 +27,24 @@ pub struct DatagramAttributes {
     pub qkey: QKey,
 }
 
-/// What connects a queue pair.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The port here.
-    pub port: PortNum,
-    /// The port there.
-    pub dlid: Lid,
-    /// The queue pair there.
+    /// LID of its port.
+    pub lid: Lid,
+    /// GID of its port, by which packets have a GRH; VFs share their LID.
+    pub gid: Option<Gid>,
+    /// Its queue pair.
     pub qpn: Qpn,
-    /// The first PSN both ways.
+    /// First PSN that it sends.
     pub psn: Psn,
 }
+
+/// Code of the RNR NAK timer of connected queue pairs: 10 us.
+const RNR_TIMER: u8 = 1;
+
+/// Log2 of the reads and atomics that a connected queue pair has under way, and serves.
+const LOG_DEPTH: u8 = 4;
 
 impl Driver {
     fn counter(&self, port: PortNum) -> Option<u32> {
@@ -94,21 +100,24 @@ impl Driver {
         qp.sends.stamp_all(&qp.mapped.buffer);
         self.transition(bus, Opcode::RST2INIT_QP, qpn, |mailbox, qp| {
             mailbox.optional.set_pkey_index(true);
-            let path = &mut mailbox.context.primary_path;
-            path.set_pkey_index(attributes.pkey_index);
+            let context = &mut mailbox.context;
+            context.primary_path.set_pkey_index(attributes.pkey_index);
             match qp.spec.purpose {
                 QpUse::Reliable | QpUse::Unreliable => {
                     mailbox.optional.set_remote_read(true);
                     mailbox.optional.set_remote_write(true);
                     mailbox.optional.set_remote_atomic(true);
+                    context.set_remote_read(true);
+                    context.set_remote_write(true);
+                    context.set_remote_atomic(true);
                 }
                 QpUse::Datagram | QpUse::Smi(_) | QpUse::Gsi(_) => {
                     mailbox.optional.set_qkey(true);
-                    mailbox.context.qkey = attributes.qkey;
+                    context.qkey = attributes.qkey;
                 }
             }
             if qp.tunnel.is_some() {
-                path.disable_pkey_check = 0x40;
+                context.primary_path.disable_pkey_check = 0x40;
             }
         })?;
         self.set_state(qpn, QpState::INIT)
@@ -151,6 +160,7 @@ impl Driver {
         qpn: Qpn,
         peer: &Peer,
     ) -> Result<(), DriverError> {
+        let port = self.qp_mut(qpn)?.port;
         self.transition(bus, Opcode::INIT2RTR_QP, qpn, |mailbox, _| {
             mailbox.optional.set_primary_path(true);
             mailbox.optional.set_sched_queue(true);
@@ -160,14 +170,23 @@ impl Driver {
             context.set_mtu(Mtu::MTU_1024);
             context.remote_qpn = peer.qpn;
             context.next_receive_psn = peer.psn;
-            context.primary_path.dlid = peer.dlid;
-            context.primary_path.sched_queue = 0x83;
-            context.primary_path.set_sl(Sl::default());
+            context.set_min_rnr_timer(RNR_TIMER);
+            context.set_log_responder_depth(LOG_DEPTH);
+            let path = &mut context.primary_path;
+            path.dlid = peer.lid;
+            path.sched_queue = 0x83;
+            path.set_port_bit(port == PortNum(2));
+            path.set_sl(Sl::default());
+            if let Some(gid) = peer.gid {
+                path.set_grh(true);
+                path.dgid = gid;
+                path.hop_limit = 1;
+            }
         })?;
         self.set_state(qpn, QpState::RTR)
     }
 
-    /// Ready to receive to ready to send, of a connected queue pair.
+    /// Ready to receive to ready to send, of a connected queue pair, which first sends `psn`.
     ///
     /// # Errors
     /// Those of the command.
@@ -175,7 +194,7 @@ impl Driver {
         &mut self,
         bus: &mut dyn Bus,
         qpn: Qpn,
-        peer: &Peer,
+        psn: Psn,
     ) -> Result<(), DriverError> {
         self.transition(bus, Opcode::RTR2RTS_QP, qpn, |mailbox, _| {
             mailbox.optional.set_ack_timeout(true);
@@ -183,7 +202,8 @@ impl Driver {
             mailbox.optional.set_rnr_retry(true);
             mailbox.optional.set_initiator_depth(true);
             let context = &mut mailbox.context;
-            context.next_send_psn = peer.psn;
+            context.next_send_psn = psn;
+            context.set_log_initiator_depth(LOG_DEPTH);
             context.set_retry_count(7);
             context.set_rnr_retry(7);
             context.primary_path.set_ack_timeout(14);
@@ -373,6 +393,16 @@ impl Driver {
         let spare = Ring::spare(qp.sends.shift);
         qp.sends.stamp(&qp.mapped.buffer, index.wrapping_add(spare));
         Ok(())
+    }
+
+    /// Overwrites bytes of a send queue, at an offset that is taken modulo its size: no driver does that.
+    pub fn overwrite_sends(&mut self, qpn: Qpn, offset: usize, bytes: &[u8]) {
+        let Ok(qp) = self.qp_mut(qpn) else {
+            return;
+        };
+        let last = qp.sends.bytes().saturating_sub(bytes.len());
+        let at = qp.sends.slot(0) + offset % (last + 1);
+        qp.mapped.buffer.write(at, bytes);
     }
 
     /// Tells the device that a send queue has something.

@@ -5,11 +5,11 @@ use ib_endpoint::MadAddress;
 use ib_wire::{GidIndex, Lid, PortNum, QKey, Qpn, Sl};
 use mlx4_defs::Pdn;
 use mlx4_defs::wqe::{
-    AddressVector, ControlSegment, DatagramSegment, INLINE_ALIGN, InlineHeader, SEGMENT_UNIT,
-    USE_QP_QKEY, WqeOpcode,
+    AddressVector, AtomicSegment, ControlSegment, DatagramSegment, INLINE_ALIGN, InlineHeader,
+    RemoteAddressSegment, SEGMENT_UNIT, USE_QP_QKEY, WqeOpcode,
 };
 use vf_tunnel::ToPfHeader;
-use zerocopy::network_endian::U16;
+use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::DriverError;
@@ -96,6 +96,135 @@ impl Destination {
         routed.pkey_index = to.pkey_index.0;
         routed
     }
+
+    fn segment(&self) -> DatagramSegment {
+        DatagramSegment {
+            av: self.av,
+            remote_qpn: self.qpn,
+            qkey: self.qkey,
+            ..DatagramSegment::default()
+        }
+    }
+
+    /// Appends the address of the tunnel, and as the datagram's first bytes the one that is meant
+    /// (`set_tunnel_datagram_seg`, `build_tunnel_header`).
+    fn append_tunnelled(&self, tunnel: Qpn, bytes: &mut Vec<u8>) {
+        let mut to_tunnel = DatagramSegment {
+            remote_qpn: tunnel,
+            qkey: QKey::new(USE_QP_QKEY),
+            ..DatagramSegment::default()
+        };
+        to_tunnel.av.pd = self.av.pd;
+        to_tunnel.av.set_port_number(self.av.port_number());
+        to_tunnel.av.set_force_loopback(true);
+        to_tunnel.av.set_path_bits(self.av.path_bits());
+        to_tunnel.av.set_sl(self.av.sl());
+        // Left by requests that had the slot before.
+        to_tunnel.vlan = U16::new(0xdead);
+        bytes.extend_from_slice(to_tunnel.as_bytes());
+        let mut header = ToPfHeader::new_zeroed();
+        header.av = self.av;
+        header.remote_qpn = self.qpn;
+        header.remote_qkey = self.qkey;
+        header.pkey_index.set(self.pkey_index);
+        header.reserved1 = [0xa5; 6];
+        let length = InlineHeader::new(u16::try_from(size_of::<ToPfHeader>()).unwrap_or(0));
+        bytes.extend_from_slice(length.as_bytes());
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(&[0xa5; 4]);
+    }
+}
+
+/// A byte of a peer's memory, and the key to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// Address, as the region counts.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+/// What a send request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Sends a datagram.
+    Datagram(Destination),
+    /// Sends to the peer of a connected queue pair.
+    Send,
+    /// Writes to the peer's memory.
+    Write(Remote),
+    /// Reads the peer's memory.
+    Read(Remote),
+    /// Replaces 8 bytes of the peer's memory if they have a value.
+    CompareSwap {
+        /// The bytes.
+        remote: Remote,
+        /// Value to compare with.
+        compare: u64,
+        /// Value to store.
+        swap: u64,
+    },
+    /// Adds to 8 bytes of the peer's memory.
+    FetchAdd {
+        /// The bytes.
+        remote: Remote,
+        /// What is added.
+        add: u64,
+    },
+}
+
+impl Operation {
+    const fn opcode(self, has_immediate: bool) -> WqeOpcode {
+        match (self, has_immediate) {
+            (Self::Datagram(_) | Self::Send, false) => WqeOpcode::SEND,
+            (Self::Datagram(_) | Self::Send, true) => WqeOpcode::SEND_IMM,
+            (Self::Write(_), false) => WqeOpcode::RDMA_WRITE,
+            (Self::Write(_), true) => WqeOpcode::RDMA_WRITE_IMM,
+            (Self::Read(_), _) => WqeOpcode::RDMA_READ,
+            (Self::CompareSwap { .. }, _) => WqeOpcode::ATOMIC_CS,
+            (Self::FetchAdd { .. }, _) => WqeOpcode::ATOMIC_FA,
+        }
+    }
+
+    /// Appends the segments that come before the data (`set_raddr_seg`, `set_atomic_seg`).
+    fn append_segments(&self, tunnel: Option<Qpn>, bytes: &mut Vec<u8>) {
+        let mut remote_segment = |remote: &Remote| {
+            let segment = RemoteAddressSegment {
+                address: U64::new(remote.addr),
+                rkey: U32::new(remote.rkey),
+                ..RemoteAddressSegment::default()
+            };
+            bytes.extend_from_slice(segment.as_bytes());
+        };
+        match self {
+            Self::Datagram(to) => match tunnel {
+                None => bytes.extend_from_slice(to.segment().as_bytes()),
+                Some(tunnel) => to.append_tunnelled(tunnel, bytes),
+            },
+            Self::Send => {}
+            Self::Write(remote) | Self::Read(remote) => remote_segment(remote),
+            Self::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => {
+                remote_segment(remote);
+                let operands = AtomicSegment {
+                    swap_add: U64::new(*swap),
+                    compare: U64::new(*compare),
+                };
+                bytes.extend_from_slice(operands.as_bytes());
+            }
+            Self::FetchAdd { remote, add } => {
+                remote_segment(remote);
+                let operands = AtomicSegment {
+                    swap_add: U64::new(*add),
+                    ..AtomicSegment::default()
+                };
+                bytes.extend_from_slice(operands.as_bytes());
+            }
+        }
+    }
 }
 
 /// A send request.
@@ -103,11 +232,11 @@ impl Destination {
 pub struct SendWork {
     /// The request's name.
     pub wr_id: u64,
-    /// What is sent.
+    /// What is sent or written, or where what is read goes.
     pub payload: Payload,
-    /// Where it goes.
-    pub to: Destination,
-    /// Immediate data.
+    /// What it does.
+    pub operation: Operation,
+    /// Immediate data of a send or a write.
     pub immediate: Option<[u8; 4]>,
     /// Whether it completes with an entry.
     pub signaled: bool,
@@ -116,13 +245,19 @@ pub struct SendWork {
 }
 
 impl SendWork {
-    /// A signalled send.
+    /// A signalled datagram.
     #[must_use]
     pub const fn new(wr_id: u64, payload: Payload, to: Destination) -> Self {
+        Self::to_peer(wr_id, payload, Operation::Datagram(to))
+    }
+
+    /// A signalled request of a connected queue pair.
+    #[must_use]
+    pub const fn to_peer(wr_id: u64, payload: Payload, operation: Operation) -> Self {
         Self {
             wr_id,
             payload,
-            to,
+            operation,
             immediate: None,
             signaled: true,
             solicited: false,
@@ -132,18 +267,7 @@ impl SendWork {
     /// The request's segments for a queue pair with slots of so many bytes. The owner's bit is not set.
     pub(super) fn encode(&self, tunnel: Option<Qpn>, room: usize) -> Result<Vec<u8>, DriverError> {
         let mut bytes = vec![0; size_of::<ControlSegment>()];
-        match tunnel {
-            None => {
-                let segment = DatagramSegment {
-                    av: self.to.av,
-                    remote_qpn: self.to.qpn,
-                    qkey: self.to.qkey,
-                    ..DatagramSegment::default()
-                };
-                bytes.extend_from_slice(segment.as_bytes());
-            }
-            Some(tunnel) => self.tunnel_segments(tunnel, &mut bytes),
-        }
+        self.operation.append_segments(tunnel, &mut bytes);
         match &self.payload {
             Payload::Gather(sges) => {
                 for sge in sges {
@@ -163,41 +287,9 @@ impl SendWork {
         }
         control.set_solicited(self.solicited);
         control.immediate = self.immediate.unwrap_or_default();
-        control.set_opcode(if self.immediate.is_some() {
-            WqeOpcode::SEND_IMM
-        } else {
-            WqeOpcode::SEND
-        });
+        control.set_opcode(self.operation.opcode(self.immediate.is_some()));
         bytes[..size_of::<ControlSegment>()].copy_from_slice(control.as_bytes());
         Ok(bytes)
-    }
-
-    /// A datagram to the tunnel, whose first bytes are the address that is meant
-    /// (`set_tunnel_datagram_seg`, `build_tunnel_header`).
-    fn tunnel_segments(&self, tunnel: Qpn, bytes: &mut Vec<u8>) {
-        let mut to_tunnel = DatagramSegment {
-            remote_qpn: tunnel,
-            qkey: QKey::new(USE_QP_QKEY),
-            ..DatagramSegment::default()
-        };
-        to_tunnel.av.pd = self.to.av.pd;
-        to_tunnel.av.set_port_number(self.to.av.port_number());
-        to_tunnel.av.set_force_loopback(true);
-        to_tunnel.av.set_path_bits(self.to.av.path_bits());
-        to_tunnel.av.set_sl(self.to.av.sl());
-        // Left by requests that had the slot before.
-        to_tunnel.vlan = U16::new(0xdead);
-        bytes.extend_from_slice(to_tunnel.as_bytes());
-        let mut header = ToPfHeader::new_zeroed();
-        header.av = self.to.av;
-        header.remote_qpn = self.to.qpn;
-        header.remote_qkey = self.to.qkey;
-        header.pkey_index.set(self.to.pkey_index);
-        header.reserved1 = [0xa5; 6];
-        let length = InlineHeader::new(u16::try_from(size_of::<ToPfHeader>()).unwrap_or(0));
-        bytes.extend_from_slice(length.as_bytes());
-        bytes.extend_from_slice(header.as_bytes());
-        bytes.extend_from_slice(&[0xa5; 4]);
     }
 }
 
@@ -241,6 +333,33 @@ mod tests {
         assert_eq!(bytes[0x40..0x44], [0x80, 0, 0, 0x38]);
         assert_eq!(bytes[0x44 + 6..0x44 + 8], [0, 7]);
         assert_eq!(bytes[0x80..0x84], [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn an_atomic_has_its_operands_between_the_remote_address_and_the_data() {
+        let sge = Sge {
+            addr: 0x1000,
+            len: 8,
+            lkey: 9,
+        };
+        let remote = Remote {
+            addr: 0x2000,
+            rkey: 7,
+        };
+        let swap = Operation::CompareSwap {
+            remote,
+            compare: 2,
+            swap: 1,
+        };
+        let work = SendWork::to_peer(1, Payload::Gather(vec![sge]), swap);
+        let bytes = work.encode(None, 64).unwrap();
+        assert_eq!((bytes.len(), bytes[3], bytes[7]), (64, 0x11, 4));
+        let words = [0, 0x2000, 7, 0, 0, 1, 0, 2, 8, 9, 0, 0x1000];
+        let words: Vec<u8> = words
+            .iter()
+            .flat_map(|word: &u32| word.to_be_bytes())
+            .collect();
+        assert_eq!(bytes[16..], words);
     }
 
     #[test]

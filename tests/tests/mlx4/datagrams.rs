@@ -505,13 +505,13 @@ fn connected_queue_pairs_get_to_ready_to_send_and_know_their_peer() {
             };
             driver.to_init(bus, qpn, &attributes).unwrap();
             let peer = Peer {
-                port: PORT,
-                dlid: Lid::new(1),
+                lid: Lid::new(1),
+                gid: None,
                 qpn,
                 psn: Psn::from_low_bits(0x1234),
             };
             driver.connect_rtr(bus, qpn, &peer).unwrap();
-            driver.connect_rts(bus, qpn, &peer).unwrap();
+            driver.connect_rts(bus, qpn, peer.psn).unwrap();
             let context = driver.query_qp(bus, qpn).unwrap();
             assert_eq!(context.state(), QpState::RTS);
             assert_eq!((context.remote_qpn, context.next_send_psn), (qpn, peer.psn));

@@ -19,6 +19,7 @@ fn sixteen_guests_do_not_notice_two_hostile_ones() {
     let depth = siege.depth();
     println!("{depth:?}");
     assert!(depth.probes > 2 && depth.talkers > 10 && depth.accepted > 50);
+    assert!(depth.connections > 50 && depth.messages > 10);
     siege.end().unwrap();
 }
 

@@ -2,6 +2,7 @@
 //! contexts and a subnet manager.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+mod connections;
 mod datagrams;
 mod hostile;
 mod mads;

@@ -184,14 +184,9 @@ fn a_region_of_all_memory_and_one_whose_rights_change_do_what_they_say() {
     posted.unwrap();
     guest.pass();
     assert_eq!(guest.hear(&mut talker), [b"across pages"]);
-    let more = Rights {
-        local_write: true,
-        remote_read: true,
-        remote_write: true,
-    };
     guest
         .driver
-        .set_rights(&mut guest.bench, &region, more)
+        .set_rights(&mut guest.bench, &region, Rights::ALL)
         .unwrap();
     guest.driver.deregister(&mut guest.bench, region).unwrap();
 }

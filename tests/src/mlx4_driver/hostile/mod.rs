@@ -1,6 +1,7 @@
 //! A guest that does whatever it can think of, mixed with what a driver does, so that it gets deep.
 
 mod choices;
+mod connections;
 mod impatient;
 mod nonsense;
 mod siege;
@@ -14,13 +15,14 @@ use mlx4_defs::Pdn;
 use mlx4_defs::cq::ArmCommand;
 
 pub use choices::Choices;
+pub use connections::Sibling;
 pub(super) use siege::message;
 pub use siege::{Siege, SiegePlan};
 
 use self::impatient::Impatient;
 use super::{
-    BufferKind, Bus, Driver, DriverError, GuestMemory, Owner, Region, Rights, Talker, TalkerSpec,
-    function_level_reset,
+    BufferKind, Bus, Connection, Driver, DriverError, GuestMemory, Owner, Region, Rights, Talker,
+    TalkerSpec, function_level_reset,
 };
 
 /// Programs of a hostile guest at a time.
@@ -41,6 +43,10 @@ pub struct Depth {
     pub failed_probes: u64,
     /// Talkers that were opened.
     pub talkers: u64,
+    /// Connected queue pairs that were opened.
+    pub connections: u64,
+    /// Messages of connected queue pairs that completed well.
+    pub messages: u64,
     /// Steps of a well-behaved driver that succeeded.
     pub steps: u64,
     /// Commands of nonsense that succeeded.
@@ -54,6 +60,8 @@ impl AddAssign for Depth {
         self.probes += other.probes;
         self.failed_probes += other.failed_probes;
         self.talkers += other.talkers;
+        self.connections += other.connections;
+        self.messages += other.messages;
         self.steps += other.steps;
         self.accepted += other.accepted;
         self.refused += other.refused;
@@ -66,6 +74,9 @@ pub struct HostileGuest {
     memory: GuestMemory,
     driver: Option<Driver>,
     talkers: Vec<Talker>,
+    connections: Vec<Connection>,
+    /// Connected queue pairs of a sibling.
+    met: Vec<Sibling>,
     regions: Vec<Region>,
     /// Pages that were unmapped under the device.
     unmapped: Vec<u64>,
@@ -83,6 +94,8 @@ impl HostileGuest {
             memory,
             driver: None,
             talkers: Vec::new(),
+            connections: Vec::new(),
+            met: Vec::new(),
             regions: Vec::new(),
             unmapped: Vec::new(),
             patience: Duration::from_millis(1),
@@ -112,7 +125,8 @@ impl HostileGuest {
         if self.driver.is_none() {
             return self.probe(bus, choices);
         }
-        match choices.byte() % 16 {
+        match choices.byte() % 20 {
+            16.. => self.use_connections(bus, choices),
             0..7 => self.behave(bus, choices),
             7..10 => self.command(bus, choices),
             10 => self.ring_anything(bus, choices),
@@ -129,6 +143,7 @@ impl HostileGuest {
     fn lose_everything(&mut self) {
         self.driver = None;
         self.talkers.clear();
+        self.connections.clear();
         self.regions.clear();
         self.unmapped.clear();
         self.memory.free_all();
@@ -201,10 +216,22 @@ impl HostileGuest {
             (4..8, Some(talker)) => converse(driver, &mut bus, talker, choices),
             (_, Some(talker)) => reconfigure(driver, &mut bus, talker, choices),
         };
+        self.note(&mut bus, outcome);
+    }
+
+    /// What a program with connected queue pairs would do, and what it would not.
+    fn use_connections(&mut self, bus: &mut dyn Bus, choices: &mut Choices<'_>) {
+        let mut bus = self.impatient(bus);
+        let outcome = self.connect_or_post(&mut bus, choices);
+        self.note(&mut bus, outcome);
+    }
+
+    /// Notes how a step of a driver ended, and recovers from the end of the device.
+    fn note(&mut self, bus: &mut Impatient<'_>, outcome: Result<(), DriverError>) {
         match outcome {
             Ok(()) => self.depth.steps += 1,
             Err(DriverError::Gone | DriverError::Internal | DriverError::TimedOut { .. }) => {
-                self.recover(&mut bus);
+                self.recover(bus);
             }
             Err(_) => {}
         }
@@ -232,6 +259,7 @@ impl HostileGuest {
             local_write: choices.seldom(2),
             remote_read: choices.seldom(2),
             remote_write: choices.seldom(2),
+            remote_atomic: choices.seldom(2),
         };
         if self.regions.len() == REGIONS {
             let region = self.regions.remove(0);

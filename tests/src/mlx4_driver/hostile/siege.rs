@@ -134,6 +134,7 @@ impl Siege {
     /// # Panics
     /// If a well-behaved guest notices, or a hostile one has more than it may.
     pub fn round(&mut self, steps: usize) -> Result<(), DriverError> {
+        self.acquaint();
         for attacker in &mut self.attackers {
             let mut bus = self.lab.bus(attacker.guest);
             for _ in 0..steps {
@@ -151,6 +152,17 @@ impl Siege {
         }
         self.rounds += 1;
         Ok(())
+    }
+
+    /// Tells each hostile guest of the connected queue pairs of another one, by pairs.
+    fn acquaint(&mut self) {
+        for pair in self.attackers.chunks_mut(2) {
+            if let [one, other] = pair {
+                let (first, second) = (one.hostile.siblings(), other.hostile.siblings());
+                one.hostile.meet(second);
+                other.hostile.meet(first);
+            }
+        }
     }
 
     /// Every well-behaved guest says something to the next, which must hear it byte by byte.
