@@ -22,6 +22,7 @@ use vhca_service::serve::control::protocol::{Request, ShowQuery};
 use vhca_service::show::{Format, Subject};
 use zerocopy::network_endian::{U32, U64};
 
+use super::connections;
 use super::raw::{self, RawVmm};
 use super::sweeper::Sweeper;
 use super::victims::{Trouble, machine};
@@ -31,7 +32,7 @@ use crate::mlx4_driver::{Bus, Driver, GuestMemory, PAGE, Talker, TalkerSpec};
 const NOWHERE: u64 = 1 << 50;
 
 /// Pages of an attacker's memory.
-const PAGES: usize = 2048;
+pub(super) const PAGES: usize = 2048;
 
 const PORT: PortNum = PortNum(1);
 
@@ -53,6 +54,8 @@ pub(super) fn note() {
 pub struct Target<'t> {
     /// The attacker's own VF.
     pub vf: &'t Path,
+    /// A second one, for attacks by two VFs together.
+    pub second_vf: &'t Path,
     /// The folder of the control socket and that of umad programs.
     pub lab: &'t Path,
 }
@@ -94,6 +97,12 @@ pub enum Attack {
     Programs,
     /// Clients of the control socket that ask for metrics of all VFs.
     Control,
+    /// Two VFs that read from each other, 16 reads of 1 MiB each at a time.
+    Reads,
+    /// Two VFs that send to each other by 32 connections, and never post a receive: both are told to wait, for ever.
+    NoReceives,
+    /// Queue pairs that are destroyed while their peers write to them.
+    LostPeers,
     /// Holes that are punched into memory that the device writes. Others wait longer than they should.
     Punch,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
@@ -102,7 +111,7 @@ pub enum Attack {
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -120,6 +129,9 @@ impl Attack {
         Self::Unmap,
         Self::Programs,
         Self::Control,
+        Self::Reads,
+        Self::NoReceives,
+        Self::LostPeers,
     ];
 
     /// Its name on a command line and in the table.
@@ -143,6 +155,9 @@ impl Attack {
             Self::Unmap => "unmap",
             Self::Programs => "programs",
             Self::Control => "control",
+            Self::Reads => "reads",
+            Self::NoReceives => "no-receives",
+            Self::LostPeers => "lost-peers",
             Self::Punch => "punch",
             Self::Nops => "nops",
         }
@@ -174,7 +189,7 @@ impl Attack {
             Self::Doorbells => RawVmm::start(socket, PAGES)?.repeat(&[raw::doorbells()])?,
             Self::Resets => RawVmm::start(socket, PAGES)?.repeat(&[raw::reset()])?,
             Self::Maps => maps(socket)?,
-            Self::Connections => connections(socket)?,
+            Self::Connections => vmm_connections(socket)?,
             Self::Datagrams => return datagrams(socket),
             Self::Mads => return mads(socket),
             Self::Tables => return tables(socket),
@@ -186,6 +201,9 @@ impl Attack {
             Self::Unmap => unmap(socket)?,
             Self::Programs => return programs(target.lab),
             Self::Control => return control(target.lab),
+            Self::Reads => return connections::reads(target),
+            Self::NoReceives => return connections::no_receives(target),
+            Self::LostPeers => return connections::lost_peers(target),
             Self::Punch => punch(socket)?,
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;
@@ -279,7 +297,7 @@ fn maps(socket: &Path) -> io::Result<()> {
     }
 }
 
-fn connections(socket: &Path) -> io::Result<()> {
+fn vmm_connections(socket: &Path) -> io::Result<()> {
     let memory = GuestMemory::shared(PAGES)?;
     loop {
         // The one before may not be missed yet.

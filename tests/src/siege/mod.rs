@@ -10,6 +10,7 @@
 )]
 
 mod attacks;
+mod connections;
 mod raw;
 mod sweeper;
 mod victims;
@@ -29,8 +30,8 @@ pub use victims::{Probe, Trouble};
 use crate::live::Lab;
 use victims::{INTERVAL, Places, Victims};
 
-/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the socket of its VF,
-/// the folder of the service's other sockets, and a file for its progress follow.
+/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the sockets of its two
+/// VFs, the folder of the service's other sockets, and a file for its progress follow.
 const ATTACKER: &str = "--attacker";
 
 /// How long attackers have to get going.
@@ -161,10 +162,11 @@ impl Drop for Hand {
 /// What keeps it from attacking.
 pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
     match *arguments {
-        [ATTACKER, life, attack, vf, lab, progress] => {
+        [ATTACKER, life, attack, vf, second_vf, lab, progress] => {
             end_in(life, File::options().write(true).open(progress)?)?;
             let target = Target {
                 vf: Path::new(vf),
+                second_vf: Path::new(second_vf),
                 lab: Path::new(lab),
             };
             attack.parse::<Attack>()?.carry_out(target)
@@ -200,7 +202,7 @@ impl SiegePlan {
     pub fn carry_out(&self, mut tell: impl FnMut(&Figures)) -> Result<Siege, Trouble> {
         let most = self.counts.iter().copied().max().unwrap_or(0);
         let folder = tempfile::tempdir()?;
-        let vfs = (most + NEAR).to_string();
+        let vfs = (2 * most + NEAR).to_string();
         let path = folder.path().to_str().ok_or("no temporary folder")?;
         let arguments = [
             "--topology",
@@ -221,7 +223,8 @@ impl SiegePlan {
         })?;
         let mut siege = Siege::default();
         for setting in self.settings() {
-            let sockets = (NEAR + 1..).map(|vf| socket("H1-1", vf));
+            let numbers = (NEAR + 1..=NEAR + most).map(|vf| [vf, vf + most]);
+            let sockets = numbers.map(|both| both.map(|vf| socket("H1-1", vf)));
             let mut hands = self.start(setting, lab.dir(), sockets)?;
             victims.idle(APPROACH)?;
             approach(&hands, &mut victims)?;
@@ -262,7 +265,7 @@ impl SiegePlan {
         &self,
         setting: Setting,
         lab: &Path,
-        sockets: impl Iterator<Item = PathBuf>,
+        sockets: impl Iterator<Item = [PathBuf; 2]>,
     ) -> Result<Vec<Hand>, Trouble> {
         let life = (APPROACH + self.length + REST).as_secs_f64().to_string();
         let (attack, count) = match setting {
@@ -270,12 +273,12 @@ impl SiegePlan {
             Setting::Calm(count) => (Attack::Nops, count),
             Setting::Attacked(attack, count) => (attack, count),
         };
-        let hand = |socket: PathBuf| {
+        let hand = |[socket, second]: [PathBuf; 2]| {
             let progress = NamedTempFile::new()?;
             let mut command = Command::new(&self.program);
             command
                 .args([ATTACKER, &life, attack.name()])
-                .args([&socket, lab, progress.path()])
+                .args([&socket, &second, lab, progress.path()])
                 .stdout(Stdio::null())
                 .stdin(Stdio::null());
             Ok(Hand {
