@@ -132,6 +132,7 @@ const ALL: &[&str] = &["*"];
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("pf-context", &["vf-proxy"]),
     ("vf-proxy", &["emulated-hca"]),
+    ("vhca", &["mlx4-defs"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
 ];
 

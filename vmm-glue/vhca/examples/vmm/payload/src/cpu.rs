@@ -3,6 +3,8 @@
 use core::arch::{asm, global_asm};
 use core::ptr::{read_volatile, write_volatile};
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// Ports of the VMM: address of a step's name; its length, which begins the step; a number that the step measured; the end,
 /// with 0 or the line of a failure.
 const NAME: u16 = 0xe0;
@@ -57,13 +59,13 @@ pub(crate) fn out16(port: u16, value: u16) {
 }
 
 /// Reads a register, or a word that the device writes.
-pub(crate) fn read<T: Copy>(address: u64) -> T {
-    // SAFETY: all addresses are mapped, and what is read has no invalid value.
+pub(crate) fn read<T: FromBytes>(address: u64) -> T {
+    // SAFETY: all addresses are mapped, and any bytes are a value.
     unsafe { read_volatile(address as *const T) }
 }
 
 /// Writes a register, or memory that the device reads.
-pub(crate) fn write<T>(address: u64, value: T) {
+pub(crate) fn write<T: IntoBytes + Immutable>(address: u64, value: T) {
     // SAFETY: all addresses are mapped. Those in memory are of pages that `allocate` gave.
     unsafe { write_volatile(address as *mut T, value) }
 }
