@@ -5,11 +5,13 @@ use std::time::Duration;
 use vhca_tests::live::{PATIENCE, wait_for};
 
 use crate::capture::Capture;
-use crate::churn::held;
+use crate::churn::{held, reload};
 use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
 use crate::guest::Guest;
 use crate::ip::{address, bring_up, drops, pair};
+use crate::pings;
+use crate::saved::reset;
 
 const SERVED: [&str; 4] = ["--topology", "two-switch", "--vfs", "2"];
 
@@ -299,4 +301,60 @@ fn a_guest_that_is_killed_amid_a_read_ends_its_peers_read_and_nothing_else() {
     let program = "ibv_rc_pingpong -c -n 1000";
     third.told_within(PATIENCE, &format!("ping -q -c 3 -W 10 {}", address(3)));
     pair(third, fourth, program, &format!("{program} {}", address(3)));
+}
+
+/// Drivers go, and functions are reset, while programs write to a peer at full speed: the guest has its port again, and
+/// two others go on.
+#[test]
+fn drivers_are_unloaded_and_functions_reset_amid_writes() {
+    let fabric = Fabric::new(Manager::Lite, &SERVED);
+    let [mut first, mut second] = guests(&fabric, "6.1", [("H1-1", 1), ("H2-1", 1)]);
+    let mut others = fabric.guests("6.1", [("H1-1", 2), ("H2-1", 2)]);
+    for (place, guest) in (2..).zip(&mut others) {
+        let own = address(place);
+        guest.told(&format!(
+            "ip address add {own}/24 dev ib0 && ip link set ib0 up"
+        ));
+    }
+    pings::start(&mut others[0], &address(3));
+    for round in 0..full(2, 50) {
+        second.start("server", "timeout 20 ib_write_bw -F -D 60");
+        first.told("sleep 1");
+        let client = format!("timeout 20 ib_write_bw -F -D 60 {}", address(1));
+        first.start("client", &client);
+        first.told("sleep 3");
+        if round % 2 == 0 {
+            reset(&mut first, || {});
+        } else {
+            first.told("killall -9 ib_write_bw");
+            reload(&mut first);
+        }
+        for guest in [&mut first, &mut second] {
+            // One that polls a queue whose device was reset does so for ever.
+            guest.told("killall -9 ib_write_bw || true");
+        }
+        let own = address(0);
+        first.told(&format!(
+            "ip address replace {own}/24 dev ib0 && ip link set ib0 up"
+        ));
+        first.told_within(
+            PATIENCE,
+            &format!("until ping -q -c 1 -W 1 {}; do :; done", address(1)),
+        );
+        let program = "ibv_rc_pingpong -c -n 100";
+        pair(
+            &mut first,
+            &mut second,
+            program,
+            &format!("{program} {}", address(1)),
+        );
+    }
+    let pings = pings::end(&mut others[0]);
+    assert!(pings.sent > 20 && pings.lost() == 0, "{pings:?}");
+    let left = fabric.rows("qps", "H1-1");
+    let connected = left
+        .iter()
+        .filter(|row| row["service"].to_string().to_lowercase().contains("rc"))
+        .count();
+    assert_eq!(connected, 0, "{left:?}");
 }

@@ -33,6 +33,14 @@ fn recovers(guest: &mut Guest, since: f64) {
     guest.told("ibstat | grep -q Active");
 }
 
+/// Resets the VF under the driver, looks at it, and waits until the driver has its port again.
+pub(crate) fn reset(guest: &mut Guest, look: impl FnOnce()) {
+    let since = uptime(guest);
+    guest.told(&format!("dmesg -c >/dev/null; echo 1 >{DEVICE}/reset"));
+    look();
+    recovers(guest, since);
+}
+
 fn code(fabric: &Fabric) -> String {
     let told = fabric.lab.ask(&["why", "host-1/1", "--json"]);
     let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
@@ -44,14 +52,13 @@ fn a_driver_under_which_the_function_is_reset_has_its_port_again() {
     let fabric = Fabric::new(Manager::Lite, &["--topology", "single", "--vfs", "1"]);
     let mut guest = fabric.guest("6.1", "host-1", 1);
     for _ in 0..2 {
-        let since = uptime(&mut guest);
-        guest.told(&format!("dmesg -c >/dev/null; echo 1 >{DEVICE}/reset"));
-        let found = code(&fabric);
-        assert!(
-            ["driver_lost_track", "ok"].contains(&found.as_str()),
-            "{found}"
-        );
-        recovers(&mut guest, since);
+        reset(&mut guest, || {
+            let found = code(&fabric);
+            assert!(
+                ["driver_lost_track", "ok"].contains(&found.as_str()),
+                "{found}"
+            );
+        });
         assert_eq!(code(&fabric), "ok");
     }
 }
