@@ -193,6 +193,17 @@ const RUNS: &[Run] = &[
     run("ib_send_bw", "-n 200 -r 16"),
 ];
 
+/// A counter of the service, of all adapters together.
+fn counted(fabric: &Fabric, name: &str) -> u64 {
+    let told = fabric.lab.ask(&["metrics"]);
+    let text = String::from_utf8_lossy(&told.stdout);
+    let values = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?.strip_prefix('{')?;
+        rest.rsplit(' ').next()?.parse::<u64>().ok()
+    });
+    values.sum()
+}
+
 #[test]
 fn perftest_moves_data_in_all_its_forms_and_no_adapter_drops_any() {
     let fabric = Fabric::new(Manager::Lite, &SERVED);
@@ -211,6 +222,15 @@ fn perftest_moves_data_in_all_its_forms_and_no_adapter_drops_any() {
         lost.cloned().collect()
     };
     assert_eq!(of_connections(&drops(&fabric)), of_connections(&before));
+    assert!(counted(&fabric, "vhca_connection_sent_bytes_total") > 1 << 30);
+    // Nothing is sent again but what found no receive.
+    let again = counted(&fabric, "vhca_connection_retransmissions_total");
+    let not_ready = counted(&fabric, "vhca_connection_rnr_naks_total");
+    println!("sent again {again} times, {not_ready} of them for want of a receive");
+    assert!(
+        again <= not_ready,
+        "{again} times, {not_ready} of them for want of a receive"
+    );
 }
 
 /// tshark knows each packet of RC and UC, and checks their invariant CRCs.
