@@ -3,6 +3,7 @@
 //! * `steps [--repeat N]`: from the first look at the bus to commands that end by interrupt; N boots.
 //! * `doorbells`: 10,000 sends by doorbells that are trapped and by ioeventfds, and the same while the registers move.
 //! * `masks`: a vector is masked 1,000 times while it fires.
+//! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
@@ -26,7 +27,7 @@ use vhca::emulated::VfOptions;
 use vhca::emulated::vf_tunnel::VfId;
 use vhca::kvm;
 use vhca::world::{HostFunction, World};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestMemoryAtomic, GuestMemoryMmap};
 
 use payload::Payload;
 use vm::{MEMORY, Steps, Vm};
@@ -52,9 +53,11 @@ struct Host {
     events: DoorbellEvents<HostFunction>,
 }
 
-fn memory() -> Result<Arc<GuestMemoryMmap>, Box<dyn Error>> {
+fn memory() -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
     let ranges = [(GuestAddress(0), MEMORY)];
-    Ok(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?))
+    Ok(GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(
+        &ranges,
+    )?))
 }
 
 impl Host {
@@ -84,20 +87,17 @@ impl Host {
     /// Runs a VM with a VF of its own until its payload ends.
     fn boot(&self, arguments: [u64; 2], is_trapped: bool) -> Result<Boot, Box<dyn Error>> {
         let memory = memory()?;
-        let (at, ram) = (self.at, Arc::clone(&memory));
+        let (at, ram) = (self.at, memory.clone());
         self.backend.with(|world| {
             // Of the boot before.
             let _ = world.remove_vf(at.host, VF);
             world.add_vf_for_vmm(at.host, VF, ram, &VfOptions::default())
         })??;
         let mut vm = Vm::new(&self.kvm, memory, &self.payload, arguments)?;
+        let signalled = kvm::Doorbells::new(Arc::clone(&vm.fd), self.events.clone(), 64);
         let doorbells: Arc<dyn Doorbells> = match is_trapped {
             true => Arc::new(TrappedDoorbells),
-            false => Arc::new(kvm::Doorbells::new(
-                Arc::clone(&vm.fd),
-                self.events.clone(),
-                64,
-            )),
+            false => Arc::new(signalled),
         };
         let interrupts = Arc::new(kvm::Msi::new(Arc::clone(&vm.fd)));
         let device = self.backend.attach(at, interrupts, doorbells)?;
@@ -135,10 +135,10 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
         ["steps", "--repeat", times] => &move |host| modes::steps(host, times.parse()?),
         ["doorbells"] => &modes::doorbells,
         ["masks"] => &modes::masks,
-        _ => return Err("usage: vmm steps [--repeat N] | doorbells | masks".into()),
+        ["plug"] => &modes::plug,
+        _ => return Err("usage: vmm steps [--repeat N] | doorbells | masks | plug".into()),
     };
-    let kvm = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}"));
-    let Ok(kvm) = kvm else {
+    let Ok(kvm) = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}")) else {
         return Ok(ExitCode::from(77));
     };
     let is_well = mode(&Host::new(kvm)?)?;

@@ -3,20 +3,22 @@
 use std::error::Error;
 
 use crate::Host;
+use crate::vm::PLUGGED;
 
 /// Programs of the payload.
 const STEPS: u64 = 0;
 const DOORBELLS: u64 = 1;
 const MASKS: u64 = 2;
+const PLUG: u64 = 3;
 
 /// Returns `true` if all was as it should be.
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
 
 /// Boots a guest so often. Each has to end well.
-fn boots(host: &Host, program: u64, repeat: usize) -> Verdict {
+fn boots(host: &Host, arguments: [u64; 2], repeat: usize) -> Verdict {
     let mut boots = Vec::new();
     for nth in 1..=repeat {
-        match host.boot([program, 0], nth % 2 == 0) {
+        match host.boot(arguments, nth % 2 == 0) {
             Ok(boot) => boots.push(boot),
             Err(error) => println!("boot {nth} failed: {error}"),
         }
@@ -45,9 +47,16 @@ pub(crate) fn doorbells(host: &Host) -> Verdict {
 }
 
 pub(crate) fn steps(host: &Host, repeat: usize) -> Verdict {
-    boots(host, STEPS, repeat)
+    boots(host, [STEPS, 0], repeat)
 }
 
 pub(crate) fn masks(host: &Host) -> Verdict {
-    boots(host, MASKS, 1)
+    boots(host, [MASKS, 0], 1)
+}
+
+pub(crate) fn plug(host: &Host) -> Verdict {
+    let is_well = boots(host, [PLUG, PLUGGED.0], 2)?;
+    // Its provider has not panicked.
+    host.backend.with(|_| ())?;
+    Ok(is_well)
 }

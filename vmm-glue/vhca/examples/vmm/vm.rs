@@ -5,14 +5,21 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_segment, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Error as Errno, Kvm, VcpuExit, VcpuFd, VmFd};
 use vhca::device::Device;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
+    GuestRegionMmap,
+};
 
 use crate::payload::Payload;
 
 /// Memory of a guest, from address 0 on.
 pub(crate) const MEMORY: usize = 4 << 20;
+
+/// Memory that is plugged in and out.
+pub(crate) const PLUGGED: GuestAddress = GuestAddress(0x1000_0000);
+const PLUGGED_SIZE: usize = 2 << 20;
 
 /// Where the guest's tables are, and the top of its stack.
 const PAGE_TABLES: u64 = 0x1000;
@@ -25,6 +32,7 @@ const PCI_DATA: u16 = 0xcfc;
 const NAME: u16 = 0xe0;
 const BEGIN: u16 = 0xe4;
 const REPORT: u16 = 0xec;
+const WISH: u16 = 0xf0;
 const END: u16 = 0xe8;
 
 /// The slot of the function on the bus.
@@ -36,30 +44,25 @@ pub(crate) type Steps = Arc<Mutex<Vec<(String, Instant)>>>;
 pub(crate) struct Vm {
     pub(crate) fd: Arc<VmFd>,
     vcpu: VcpuFd,
-    memory: Arc<GuestMemoryMmap>,
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
 }
 
 impl Vm {
     /// Makes a VM whose processor is in long mode, at the payload's first instruction.
     pub(crate) fn new(
         kvm: &Kvm,
-        memory: Arc<GuestMemoryMmap>,
+        memory: GuestMemoryAtomic<GuestMemoryMmap>,
         payload: &Payload,
         arguments: [u64; 2],
     ) -> Result<Self, Box<dyn Error>> {
         let vm = kvm.create_vm()?;
         vm.create_irq_chip()?;
-        let region = kvm_userspace_memory_region {
-            memory_size: MEMORY as u64,
-            userspace_addr: memory.get_host_address(GuestAddress(0))? as u64,
-            ..kvm_userspace_memory_region::default()
-        };
-        // SAFETY: `Self` keeps the mapping for as long as the VM, and all other accesses are vm-memory's.
-        unsafe { vm.set_user_memory_region(region)? };
+        let ram = memory.memory();
+        set_region(&vm, 0, 0, MEMORY, ram.get_host_address(GuestAddress(0))?)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
-        let entry = payload.load(&memory)?;
-        enter_long_mode(&vcpu, &memory)?;
+        let entry = payload.load(&ram)?;
+        enter_long_mode(&vcpu, &ram)?;
         let mut regs = vcpu.get_regs()?;
         (regs.rip, regs.rsp, regs.rflags) = (entry, STACK, 2);
         [regs.rdi, regs.rsi] = arguments;
@@ -68,12 +71,31 @@ impl Vm {
         Ok(Self { fd, vcpu, memory })
     }
 
+    /// Plugs memory in, or out. The VF sees it at once.
+    fn set_plugged(&self, plugged: bool) -> Result<(), Box<dyn Error>> {
+        let mut memory = (*self.memory.memory()).clone();
+        if plugged {
+            let region = GuestRegionMmap::from_range(PLUGGED, PLUGGED_SIZE, None)?;
+            memory = memory.insert_region(Arc::new(region))?;
+        }
+        let size = usize::from(plugged) * PLUGGED_SIZE;
+        let host = memory.get_host_address(PLUGGED)?;
+        set_region(&self.fd, 1, PLUGGED.0, size, host)?;
+        if !plugged {
+            memory = memory.remove_region(PLUGGED, PLUGGED_SIZE as u64)?.0;
+        }
+        self.memory
+            .lock()
+            .map_err(|_| "a thread failed")?
+            .replace(memory);
+        Ok(())
+    }
+
     /// Runs the processor until the payload ends. Returns what it measured, in nanoseconds.
     pub(crate) fn run(&mut self, device: &Device, steps: &Steps) -> Result<u64, Box<dyn Error>> {
         let khz = u64::from(self.vcpu.get_tsc_khz()?);
-        let bars = device.bars().iter();
-        let bars = bars.map(|bar| (bar.index, bar.size, None)).collect();
-        let selected = 0;
+        let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
+        let (selected, bars) = (0, bars.collect());
         let mut bus = Bus {
             device,
             selected,
@@ -95,13 +117,14 @@ impl Vm {
                         NAME => name = value,
                         BEGIN => {
                             let mut text = vec![0; value.min(64) as usize];
-                            self.memory
-                                .read_slice(&mut text, GuestAddress(name.into()))?;
+                            let memory = self.memory.memory();
+                            memory.read_slice(&mut text, GuestAddress(name.into()))?;
                             let text = String::from_utf8_lossy(&text).into_owned();
                             let mut steps = steps.lock().map_err(|_| "a thread failed")?;
                             steps.push((text, Instant::now()));
                         }
                         REPORT => cycles = value.into(),
+                        WISH => self.set_plugged(value != 0)?,
                         END if value == 0 => return Ok(cycles * 1_000_000 / khz),
                         END => return Err(format!("the payload gave up in line {value}").into()),
                         _ => return Err(format!("a write to port {port:#x}").into()),
@@ -111,6 +134,19 @@ impl Vm {
             }
         }
     }
+}
+
+/// Tells KVM where a region is; of no bytes, that it is gone.
+fn set_region(vm: &VmFd, slot: u32, at: u64, size: usize, host: *mut u8) -> Result<(), Errno> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        guest_phys_addr: at,
+        memory_size: size as u64,
+        userspace_addr: host as u64,
+        ..kvm_userspace_memory_region::default()
+    };
+    // SAFETY: `Vm` keeps the mapping for as long as KVM has it, and all other accesses are vm-memory's.
+    unsafe { vm.set_user_memory_region(region) }
 }
 
 /// Puts a processor into long mode, with the first 4 GiB at their own addresses in pages of 2 MiB.
@@ -181,11 +217,9 @@ impl Bus<'_> {
             return;
         };
         let effect = self.device.config_write(register + port - PCI_DATA, data);
-        for moved in effect.moved {
-            let mut bars = self.bars.iter_mut();
-            if let Some(bar) = bars.find(|bar| bar.0 == moved.bar) {
-                bar.2 = moved.to;
-            }
+        for (index, _, address) in &mut self.bars {
+            let moved = effect.moved.iter().find(|moved| moved.bar == *index);
+            *address = moved.map_or(*address, |moved| moved.to);
         }
     }
 

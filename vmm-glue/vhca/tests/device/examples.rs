@@ -26,10 +26,26 @@ fn a_vmm_without_a_hypervisor_finds_the_vf() {
     println!("{}", run("embed", &[]));
 }
 
+/// The guest's program and what its runs have to show are no part of the VMM.
+#[test]
+fn a_vmm_on_kvm_takes_at_most_400_lines() {
+    let sources = [
+        include_str!("../../examples/vmm/main.rs"),
+        include_str!("../../examples/vmm/vm.rs"),
+    ];
+    let lines = sources.iter().map(|source| source.lines().count());
+    assert!(lines.sum::<usize>() <= 400);
+}
+
 #[cfg(feature = "kvm")]
 #[test]
 fn a_vmm_on_kvm_boots_a_guest_that_drives_the_vf() {
-    for arguments in [&["steps", "--repeat", "5"][..], &["doorbells"], &["masks"]] {
+    for arguments in [
+        &["steps", "--repeat", "5"][..],
+        &["doorbells"],
+        &["masks"],
+        &["plug"],
+    ] {
         println!("{}", run("vmm", arguments));
     }
 }

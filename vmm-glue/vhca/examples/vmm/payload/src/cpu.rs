@@ -5,11 +5,12 @@ use core::ptr::{read_volatile, write_volatile};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Ports of the VMM: address of a step's name; its length, which begins the step; a number that the step measured; the end,
-/// with 0 or the line of a failure.
+/// Ports of the VMM: address of a step's name; its length, which begins the step; a number that the step measured; a wish; the
+/// end, with 0 or the line of a failure.
 const NAME: u16 = 0xe0;
 const BEGIN: u16 = 0xe4;
 const REPORT: u16 = 0xec;
+const WISH: u16 = 0xf0;
 pub(crate) const END: u16 = 0xe8;
 
 /// Registers of the local interrupt controller (Intel SDM 3A, 11.4.1).
@@ -25,6 +26,11 @@ pub(crate) fn step(name: &str) {
 /// Tells the VMM how many cycles something takes.
 pub(crate) fn report(cycles: u32) {
     out32(REPORT, cycles);
+}
+
+/// Has the VMM plug memory in, or out. It is done when this returns.
+pub(crate) fn set_plugged(plugged: bool) {
+    out32(WISH, u32::from(plugged));
 }
 
 /// Returns the time, in cycles.
@@ -74,9 +80,17 @@ pub(crate) fn relax() {
     core::hint::spin_loop();
 }
 
+/// Address from which on pages for the device are taken.
+static mut NEXT: u64 = 0x20_0000;
+
+/// Takes pages for the device from an address on.
+pub(crate) fn allocate_from(address: u64) {
+    // SAFETY: there is one processor, and no handler calls this.
+    unsafe { NEXT = address }
+}
+
 /// Takes zeroed pages for the device.
 pub(crate) fn allocate(pages: u64) -> u64 {
-    static mut NEXT: u64 = 0x20_0000;
     // SAFETY: there is one processor, and no handler calls this.
     unsafe {
         let page = NEXT;

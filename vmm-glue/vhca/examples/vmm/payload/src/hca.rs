@@ -132,7 +132,7 @@ impl Hca {
         self.command(opcode, in_modifier, self.inbox);
     }
 
-    fn query_with<T: FromBytes>(&mut self, opcode: Opcode, in_modifier: u32) -> T {
+    pub(crate) fn query_with<T: FromBytes>(&mut self, opcode: Opcode, in_modifier: u32) -> T {
         let vhcr = Vhcr {
             in_modifier: U32::new(in_modifier),
             out_param: U64::new(self.outbox),

@@ -29,6 +29,7 @@ const INTERRUPT: u8 = 0x40;
 const COMMANDS: u32 = 300;
 const MASKS: u32 = 1000;
 const SENDS: u32 = 10_000;
+const PLUGGED_SENDS: u32 = 1000;
 /// Sends after which the driver waits for their completions.
 const BURST: u32 = 40;
 /// Sends from one move of the registers to the next.
@@ -37,13 +38,14 @@ const MOVE_EVERY: u32 = 100;
 const RESOLUTION: u64 = 64;
 
 #[unsafe(no_mangle)]
-extern "C" fn _start(mode: u64, moves: u64) -> ! {
+extern "C" fn _start(mode: u64, argument: u64) -> ! {
     cpu::set_up();
     let (mut hca, mut events) = bring_up();
     match mode {
         0 => steps(&mut hca, &mut events),
-        1 => doorbells(&mut hca, moves != 0),
+        1 => doorbells(&mut hca, argument != 0),
         2 => masks(&mut hca, &mut events),
+        3 => plug(&mut hca, argument),
         _ => panic!(),
     }
     step("the last reset");
@@ -174,4 +176,34 @@ fn doorbells(hca: &mut Hca, moves: bool) {
         slower == 0
     });
     cpu::report((median.unwrap() as u64 * RESOLUTION) as u32);
+}
+
+/// Sends by queues in memory that is plugged in, then posts one more when it is out.
+fn plug(hca: &mut Hca, memory: u64) {
+    step("memory plugged in");
+    cpu::set_plugged(true);
+    cpu::allocate_from(memory);
+    step("a queue pair in it");
+    let mut queue = SendQueue::new(hca);
+    step("1000 sends");
+    for nth in 0..PLUGGED_SENDS {
+        queue.post();
+        let (doorbell, word) = queue.doorbell(hca);
+        cpu::write(doorbell, word);
+        while !queue.take_completion(nth) {
+            cpu::relax();
+        }
+    }
+    assert!(!queue.has_failed(hca));
+    step("memory plugged out");
+    cpu::set_plugged(false);
+    let (doorbell, word) = queue.doorbell(hca);
+    cpu::write(doorbell, word);
+    step("the queue pair fails");
+    while !queue.has_failed(hca) {
+        cpu::relax();
+    }
+    step("the device goes on");
+    assert!(hca.is_online());
+    hca.query::<QueryFirmware>(Opcode::QUERY_FW);
 }

@@ -4,7 +4,7 @@ use ib_wire::{Lid, Mtu, QKey, Qpn};
 use mlx4_defs::bar::{RESERVED_UARS, Register};
 use mlx4_defs::cq::{CqContext, CqDoorbellRecord};
 use mlx4_defs::cqe::{CQE_SIZE, Cqe};
-use mlx4_defs::qp::{PathMigration, QpContext, QpMailbox, ServiceType};
+use mlx4_defs::qp::{PathMigration, QpContext, QpMailbox, QpState, ServiceType};
 use mlx4_defs::resource::{QpReservation, ResourceOp, ResourceParam, ResourceType};
 use mlx4_defs::wqe::{ControlSegment, DatagramSegment, SEGMENT_UNIT, WqeOpcode};
 use mlx4_defs::{CounterIndex, Cqn, Opcode, Pdn, Uar};
@@ -152,6 +152,12 @@ impl SendQueue {
         let register = Register::Send { uar: PAGE };
         let address = hca.function.bars[0] + register.offset();
         (address, (self.qpn.get() << 8).to_be())
+    }
+
+    /// Returns `true` if the device has put the queue pair into the error state.
+    pub(crate) fn has_failed(&self, hca: &mut Hca) -> bool {
+        let found: QpMailbox = hca.query_with(Opcode::QUERY_QP, self.qpn.get());
+        found.context.state() == QpState::ERR
     }
 
     /// Takes the completion of the `nth` send, if it is there.
