@@ -51,6 +51,11 @@ pub(super) struct Parts<'a> {
     pub(super) proxy: Option<(SpecialQp, PortNum)>,
 }
 
+/// Requests of a connected queue pair that the provider has at a time. It keeps each until it is complete, and a peer may never
+/// answer: a guest with thousands of queue pairs is not to fill the host's memory with their inline bytes. All else waits in the
+/// guest's ring.
+const MAX_UNDER_WAY: u32 = 32;
+
 /// Log2 of the smallest stride of a queue.
 const MIN_LOG_STRIDE: u8 = 4;
 
@@ -235,7 +240,7 @@ fn at_provider(
         send_cq: parts.send_cq.handle,
         recv_cq: parts.recv_cq.handle,
         srq: parts.srq.map(|srq| srq.handle),
-        caps: caps(hca, context),
+        caps: caps(hca, context, transport),
         signal_all: true,
         receives: receives.map_or(ReceiveMode::Posted, |receives| {
             ReceiveMode::Pulled(Box::new(receives))
@@ -324,8 +329,13 @@ fn log_rq_stride(context: &QpContext) -> u8 {
 }
 
 /// Sizes at the provider. Where it has less room the send queue waits for it.
-fn caps(hca: &dyn Hca, context: &QpContext) -> QpCaps {
+fn caps(hca: &dyn Hca, context: &QpContext, transport: Transport) -> QpCaps {
     let limits = hca.attributes().limits;
+    let sends = if transport.is_connected() {
+        MAX_UNDER_WAY
+    } else {
+        limits.max_qp_wr
+    };
     let segments = |log_stride: u8| 1_u32 << (log_stride - MIN_LOG_STRIDE);
     let (receives, receive_segments) = if context.has_srq() {
         (0, 0)
@@ -336,7 +346,7 @@ fn caps(hca: &dyn Hca, context: &QpContext) -> QpCaps {
         )
     };
     QpCaps {
-        max_send_wr: (1 << context.log_sq_entries()).min(limits.max_qp_wr),
+        max_send_wr: (1 << context.log_sq_entries()).min(sends),
         max_recv_wr: u32::min(receives, limits.max_qp_wr),
         max_send_sge: segments(log_sq_stride(context)).min(limits.max_sge),
         max_recv_sge: receive_segments.min(limits.max_sge),

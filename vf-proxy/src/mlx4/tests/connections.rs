@@ -3,12 +3,12 @@
 use ib_wire::{Lid, Psn, Qpn};
 use mlx4_defs::Pdn;
 use mlx4_defs::cqe::{Cqe, CqeOpcode, Syndrome};
-use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 use mlx4_defs::qp::{QpContext, QpState, ServiceType};
 use mlx4_defs::wqe::{AtomicSegment, RemoteAddressSegment, WqeOpcode};
 
 use super::super::capability::RESERVED_LKEY;
 use super::queue_scene::*;
+use super::regions::mapped;
 use super::*;
 
 const OUT: u64 = 40;
@@ -101,22 +101,13 @@ fn connect(
 
 /// Registers all of the guest's memory with all rights, and gives its key.
 fn region(guest: &mut Guest) -> u32 {
-    let (_, index) = guest.allocate(ResourceType::MPT, ResourceOp::RESERVE, 0);
-    let (status, _) = guest.allocate(ResourceType::MPT, ResourceOp::MAP_ICM, index);
-    assert_eq!(status, Status::OK);
-    let index = u32::try_from(index).unwrap();
-    let mut entry = MptEntry::default();
-    entry.set_status(STATUS_VALID);
-    entry.set_region(true);
+    let (index, mut entry) = mapped(guest);
     entry.set_physical(true);
-    entry.set_local_read(true);
-    entry.set_local_write(true);
     entry.set_remote_read(true);
     entry.set_remote_write(true);
     entry.set_atomic(true);
     entry.set_pd(Pdn(3));
     entry.length.set(u64::MAX);
-    entry.set_memory_key(index << 8);
     let mut input = guest.put(&entry);
     input.modifier = index;
     guest.ok(Opcode::SW2HW_MPT, input);

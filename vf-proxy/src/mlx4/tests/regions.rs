@@ -5,7 +5,7 @@ use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 use super::*;
 
 /// An entry whose number is mapped, and the entry of a region without pages in it.
-fn mapped(guest: &mut Guest) -> (u32, MptEntry) {
+pub(super) fn mapped(guest: &mut Guest) -> (u32, MptEntry) {
     let (_, index) = guest.allocate(ResourceType::MPT, ResourceOp::RESERVE, 0);
     let (status, _) = guest.allocate(ResourceType::MPT, ResourceOp::MAP_ICM, index);
     assert_eq!(status, Status::OK);
