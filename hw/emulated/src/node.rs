@@ -109,6 +109,11 @@ pub trait EndNode: fmt::Debug {
     /// Called when the time has come.
     fn handle_timeout(&mut self, now: Instant);
 
+    /// Takes the number of packets that the node delivered to itself since the last call. They cross no link, but are work.
+    fn take_delivered(&mut self) -> u32 {
+        0
+    }
+
     /// Begins or ends to keep copies of what passes the node's tunnels, for
     /// [`EndNode::poll_tunnelled`].
     fn watch_tunnels(&mut self, _watch: bool) {}

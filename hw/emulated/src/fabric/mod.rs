@@ -192,7 +192,7 @@ pub struct Fabric<D = Device> {
     arrivals: VecDeque<Arrival>,
     /// Nodes that have something to send or to be told.
     active: VecDeque<NodeId>,
-    /// Nodes that the caller touched: served when the time of the next poll is reached.
+    /// Nodes that the caller touched, or that have more to do at once: served when the time of the next poll is reached.
     touched: Vec<NodeId>,
     timers: TimerQueue<Timer>,
     /// Channel adapters that were served and that [`Fabric::poll_served`] has not told of yet.
@@ -558,7 +558,10 @@ impl<D: EndNode> Fabric<D> {
             } else if let Some(node) = self.active.pop_front() {
                 self.serve(node)
             } else if let Some((key, timer)) = self.timers.pop_due(now) {
-                self.now = self.now.max(key.deadline());
+                // A node with more to do than the caller's clock has time for would else keep the fabric at its own time.
+                let is_node = matches!(timer, Timer::Node(_));
+                let at = if is_node { now } else { key.deadline() };
+                self.now = self.now.max(at);
                 self.fire(timer)
             } else {
                 self.now = self.now.max(now);

@@ -148,7 +148,10 @@ impl<D: EndNode> Fabric<D> {
             self.send_trap(Endpoint { node: id, port }, &mad);
         }
         self.tap_tunnels(id);
-        let work = 1 + self.pull(id);
+        let mut work = 1 + self.pull(id);
+        if let Body::EndNode(device) = &mut self.slots[id.index()].body {
+            work += device.take_delivered();
+        }
         self.pull_port0(id);
         // SMPs of the node's own software may be for itself.
         self.grant_requests(id);
@@ -260,18 +263,23 @@ impl<D: EndNode> Fabric<D> {
         let node = slot.node_mut();
         (node.traps.fresh, node.samples.fresh) = (false, false);
         let samples = node.samples.poll_timeout();
+        let has_more = device.is_some_and(|at| at <= self.now);
         let at = device
+            .filter(|_| !has_more)
             .into_iter()
             .chain(node.traps.poll_timeout())
             .chain(samples)
             .min();
-        if slot.timer.map(|key| key.deadline()) == at {
-            return;
+        if slot.timer.map(|key| key.deadline()) != at {
+            if let Some(key) = slot.timer.take() {
+                self.timers.cancel(key);
+            }
+            slot.timer = at.map(|at| self.timers.set(at, Timer::Node(id)));
         }
-        if let Some(key) = slot.timer.take() {
-            self.timers.cancel(key);
+        if has_more {
+            // After all else that is due, and in turn with nodes that the caller has touched.
+            self.touch(id);
         }
-        slot.timer = at.map(|at| self.timers.set(at, Timer::Node(id)));
     }
 
     /// Puts a packet on the wire behind a port, if the port can send it.

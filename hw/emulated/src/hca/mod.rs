@@ -134,6 +134,8 @@ pub struct Device {
     frames: FrameWriter,
     /// Deadlines of connections, at most one for each queue pair.
     timers: TimerQueue<QpRef>,
+    /// Packets for the device itself, see [`EndNode::take_delivered`].
+    delivered: u32,
 }
 
 impl Device {
@@ -178,6 +180,7 @@ impl Device {
             spare: SpareBytes::default(),
             frames: FrameWriter::default(),
             timers: TimerQueue::new(),
+            delivered: 0,
         }
     }
 
@@ -285,6 +288,10 @@ impl EndNode for Device {
         for port in 1..=self.node.port_count() {
             self.serve_backlog(PortNum(port));
         }
+    }
+
+    fn take_delivered(&mut self) -> u32 {
+        core::mem::take(&mut self.delivered)
     }
 
     fn watch_tunnels(&mut self, watch: bool) {

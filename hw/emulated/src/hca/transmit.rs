@@ -429,6 +429,7 @@ impl Device {
         if frame.lrh.vl() == Vl::MANAGEMENT {
             self.put_on_wire(port, frame);
         } else if own {
+            self.delivered = self.delivered.saturating_add(1);
             self.deliver_unicast(port, &Inbound::of(frame)?);
         } else if dlid.is_multicast() && frame.bth.dest_qp == Qpn::MULTICAST {
             self.put_on_wire(port, frame);

@@ -214,3 +214,33 @@ fn a_function_that_is_reset_leaves_no_timer_and_nothing_to_send() {
     while rig.fabric.poll(rig.now) {}
     assert_eq!(rig.fabric.poll_timeout(), None);
 }
+
+/// Time goes on by the caller's clock, as in a service, and each poll does as much as it may.
+#[test]
+fn reads_within_an_adapter_that_never_end_keep_no_packet_of_others_waiting() {
+    for latency in [0, 100] {
+        let mut rig = Rig::with_latency(Duration::from_nanos(latency));
+        let [a, b] = rig.pair(QpKind::Rc);
+        let own = [rig.end(0, QpKind::Rc), rig.end(0, QpKind::Rc)];
+        rig.open(&own[0], &own[1], true);
+        rig.open(&own[1], &own[0], true);
+        let all = u32::try_from(REGION).unwrap();
+        let mut free = 64;
+        let mut is_written = false;
+        for round in 0..200 {
+            for _ in 0..free {
+                let read = SendOp::RdmaRead(own[1].remote(0));
+                rig.post(&own[0], 0, read, own[0].sge(0, all)).unwrap();
+            }
+            if round == 10 {
+                let write = SendOp::RdmaWrite(a.remote(0));
+                rig.post(&b, 1, write, b.sge(0, 8)).unwrap();
+            }
+            rig.now += Duration::from_micros(10);
+            assert!(rig.fabric.poll(rig.now), "the reads end");
+            free = rig.done(&own[0]).len();
+            is_written |= rig.outcomes(&b) == [(1, CompletionStatus::Success)];
+        }
+        assert!(is_written, "a write of another adapter, {latency} ns");
+    }
+}

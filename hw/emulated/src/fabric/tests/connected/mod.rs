@@ -65,7 +65,13 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let (fabric, built) = Topology::two_switches(1).build(7);
+        Self::with_latency(Duration::ZERO)
+    }
+
+    fn with_latency(latency: Duration) -> Self {
+        let mut plan = Topology::two_switches(1);
+        plan.link.latency = latency;
+        let (fabric, built) = plan.build(7);
         let mut rig = Self {
             fabric,
             hosts: [built.hcas[0], built.hcas[1]],
