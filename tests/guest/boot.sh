@@ -93,7 +93,12 @@ done
     fail "no QEMU in $cache: run tests/guest/prepare.sh first, or say by VHCA_GUEST_CACHE where it is"
 [[ -e $cache/kernel-$kernel/vmlinuz && -e $cache/initramfs-$kernel/initrd ]] ||
     fail "no kernel $kernel in $cache: run tests/guest/prepare.sh $kernel, if it is one of 6.1, 6.12 and cloud, or a suite of Debian"
+# A service that was started a moment ago may not have made its sockets yet.
 for socket in "${devices[@]}"; do
+    for ((tries = 0; tries < 50; tries++)); do
+        [[ ! -S $socket ]] || break
+        sleep 0.1
+    done
     [[ -S $socket ]] || fail "no socket $socket: is vhca serve --vfio-user running?"
 done
 

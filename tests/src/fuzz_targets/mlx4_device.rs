@@ -236,9 +236,12 @@ mod tests {
 
     #[test]
     fn the_seeds_get_deep() {
-        let guest = play_guest(include_bytes!("../../fuzz/corpus/mlx4_device/life-1"));
+        let guest = play_guest(include_bytes!(
+            "../../fuzz/corpus/mlx4_device/connections-1"
+        ));
         println!("{guest:?}");
         assert!(guest.probes > 0 && guest.talkers > 0 && guest.steps > 10);
+        assert!(guest.connections > 0 && guest.messages > 0);
         let accepted = play_commands(include_bytes!("../../fuzz/corpus/mlx4_commands/objects"));
         assert_eq!(accepted, 9);
     }
