@@ -48,7 +48,7 @@ fn pingpongs(fabric: &Fabric, kernel: &'static str, vfs: [(&str, u16); 2]) {
         &server,
         &format!("{server} {}", address(1)),
     );
-    assert_eq!(drops(fabric), before);
+    assert_eq!(lost(&drops(fabric)), lost(&before));
 }
 
 #[test]
@@ -193,6 +193,12 @@ const RUNS: &[Run] = &[
     run("ib_send_bw", "-n 200 -r 16"),
 ];
 
+/// Drops without those for queue pairs that have ended, or that are not there yet: nobody waits for such packets.
+fn lost(drops: &[String]) -> Vec<String> {
+    let ended = |row: &&String| row.contains("qp_not_ready") || row.contains("no_qp");
+    drops.iter().filter(|row| !ended(row)).cloned().collect()
+}
+
 /// A counter of the service, of all adapters together.
 fn counted(fabric: &Fabric, name: &str) -> u64 {
     let told = fabric.lab.ask(&["metrics"]);
@@ -214,14 +220,7 @@ fn perftest_moves_data_in_all_its_forms_and_no_adapter_drops_any() {
         let client = format!("timeout 200 {server} {}", address(1));
         pair(&mut first, &mut second, &server, &client);
     }
-    // What a program sends to a queue pair that has ended is not lost: nobody waits for it.
-    let of_connections = |told: &[String]| -> Vec<String> {
-        let lost = told
-            .iter()
-            .filter(|row| !row.contains("qp_not_ready") && !row.contains("no_qp"));
-        lost.cloned().collect()
-    };
-    assert_eq!(of_connections(&drops(&fabric)), of_connections(&before));
+    assert_eq!(lost(&drops(&fabric)), lost(&before));
     assert!(counted(&fabric, "vhca_connection_sent_bytes_total") > 1 << 30);
     // Nothing is sent again but what found no receive.
     let again = counted(&fabric, "vhca_connection_retransmissions_total");

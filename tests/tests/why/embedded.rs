@@ -119,7 +119,7 @@ const BROKEN: &[Broken] = &[
     (
         "GUID wanted that another host has, by a VF with one",
         // The VF of the case before has it until the SA has answered.
-        "for i in $(seq 100); do vhca set vf H2-1/3 port_guid 0x1122334455667788 && exit; sleep 0.1; done; exit 1",
+        "vhca set vf H2-1/2 port_guid none; for i in $(seq 200); do vhca set vf H2-1/3 port_guid 0x1122334455667788 && exit; sleep 0.1; done; exit 1",
         "H2-1/3",
         "guid_not_granted",
         "vhca set vf H2-1/3 port_guid sm",
