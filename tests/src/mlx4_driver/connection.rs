@@ -14,12 +14,12 @@ use super::{Bus, Driver, DriverError, Sge};
 /// The port of all connections.
 const PORT: PortNum = PortNum(1);
 
-/// What a connection is made from.
+/// The ingredients of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSpec {
     /// [`QpUse::Reliable`] or [`QpUse::Unreliable`].
     pub purpose: QpUse,
-    /// Whether it posts as the kernel or as a program.
+    /// The poster: the kernel or a program.
     pub owner: Owner,
     /// Sends that may be outstanding.
     pub sends: u32,

@@ -144,7 +144,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Sends a datagram.
@@ -168,7 +168,7 @@ pub enum Operation {
     FetchAdd {
         /// The bytes.
         remote: Remote,
-        /// What is added.
+        /// The addend.
         add: u64,
     },
 }
@@ -232,7 +232,7 @@ impl Operation {
 pub struct SendWork {
     /// The request's name.
     pub wr_id: u64,
-    /// What is sent or written, or where what is read goes.
+    /// Bytes to send or write, or the place for those that are read.
     pub payload: Payload,
     /// What it does.
     pub operation: Operation,

@@ -20,7 +20,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const MESSAGE: &[u8] = b"written by the other host";
 
-/// What a program has on its VF, and tells its peer.
+/// A program's objects on its VF, of which its peer is told.
 struct End {
     at: HostPortId,
     qp: ConnectedQpId,

@@ -1,4 +1,4 @@
-//! What a hostile guest does with connected queue pairs: its own, and those of a sibling that it is connected to.
+//! Steps of a hostile guest with connected queue pairs: its own, and those of a sibling that it is connected to.
 
 use ib_vtime::Duration;
 use mlx4_defs::wqe::{ControlSegment, WqeOpcode};
@@ -45,7 +45,7 @@ impl HostileGuest {
     /// Does something with a connected queue pair.
     ///
     /// # Errors
-    /// What a driver finds wrong.
+    /// The fault that a driver finds.
     pub(super) fn connect_or_post(
         &mut self,
         bus: &mut dyn Bus,

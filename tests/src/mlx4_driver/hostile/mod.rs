@@ -219,7 +219,7 @@ impl HostileGuest {
         self.note(&mut bus, outcome);
     }
 
-    /// What a program with connected queue pairs would do, and what it would not.
+    /// Steps of a program with connected queue pairs, and steps that none would take.
     fn use_connections(&mut self, bus: &mut dyn Bus, choices: &mut Choices<'_>) {
         let mut bus = self.impatient(bus);
         let outcome = self.connect_or_post(&mut bus, choices);

@@ -56,7 +56,7 @@ impl Siege {
     /// Brings the well-behaved guests up. `function` makes each guest's device.
     ///
     /// # Errors
-    /// What a driver finds wrong.
+    /// The fault that a driver finds.
     ///
     /// # Panics
     /// If the ports do not become active.
@@ -154,7 +154,7 @@ impl Siege {
         Ok(())
     }
 
-    /// Tells each hostile guest of the connected queue pairs of another one, by pairs.
+    /// Introduces hostile guests to each other's connected queue pairs, by pairs.
     fn acquaint(&mut self) {
         for pair in self.attackers.chunks_mut(2) {
             if let [one, other] = pair {

@@ -40,7 +40,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// A boot that went well.
 struct Boot {
     steps: Vec<(String, Duration)>,
-    /// What the payload measured, in nanoseconds.
+    /// Times that the payload measured, in nanoseconds.
     measured: u64,
 }
 

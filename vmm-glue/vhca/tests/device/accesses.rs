@@ -1,4 +1,4 @@
-//! What threads of a VMM access, and what they are told.
+//! Accesses of a VMM's threads, and the answers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
