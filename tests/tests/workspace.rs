@@ -44,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "umad-link",
         &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
     ),
+    ("verbs-link", &["hca-api", "ib-wire", "ib-vtime"]),
     ("vhca-umad", &["umad-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
@@ -132,6 +133,7 @@ const ALL: &[&str] = &["*"];
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("pf-context", &["vf-proxy"]),
     ("vf-proxy", &["emulated-hca"]),
+    ("verbs-link", &["emulated-hca"]),
     ("vhca", &["mlx4-defs"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
 ];

@@ -1,0 +1,248 @@
+//! Open files, and which command does what.
+
+use hca_api::{DeviceCaps, Hca};
+use ib_wire::PortNum;
+
+use super::{Context, ContextId, ProcessDevice};
+use crate::abi::command;
+use crate::abi::completion_queue::CreateCompChannelAnswer;
+use crate::abi::device::{
+    ExtendedQueryDeviceAnswer, GetContextAnswer, LINK_LAYER_INFINIBAND, QueryDeviceAnswer,
+    QueryPort, QueryPortAnswer,
+};
+use crate::view::{physical_state, state};
+use crate::{Answer, Command, Errno, Reply};
+
+/// Open files of a process at most.
+const MAX_CONTEXTS: usize = 256;
+
+/// Bits of `device_cap_flags` (`enum ibv_device_cap_flags`).
+mod cap {
+    pub(super) const BAD_PKEY_CNTR: u32 = 1 << 1;
+    pub(super) const BAD_QKEY_CNTR: u32 = 1 << 2;
+    pub(super) const CURR_QP_STATE_MOD: u32 = 1 << 7;
+    pub(super) const PORT_ACTIVE_EVENT: u32 = 1 << 10;
+    pub(super) const SYS_IMAGE_GUID: u32 = 1 << 11;
+    pub(super) const RC_RNR_NAK_GEN: u32 = 1 << 12;
+}
+
+impl ProcessDevice {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// [`Errno::ENOMEM`] if there are too many, [`Errno::EIO`] without a process.
+    pub fn open(&mut self) -> Result<ContextId, Errno> {
+        self.rings()?;
+        if self.contexts.len() >= MAX_CONTEXTS {
+            return Err(Errno::ENOMEM);
+        }
+        let id = ContextId(self.next_context);
+        self.next_context = self.next_context.wrapping_add(1);
+        self.contexts.insert(id, Context { events: None });
+        Ok(id)
+    }
+
+    /// Closes a file and destroys what was made by it.
+    pub fn close(&mut self, hca: &mut dyn Hca, context: ContextId) {
+        for handle in self.qps.of(context) {
+            self.end_qp(hca, handle);
+        }
+        for handle in self.srqs.of(context) {
+            self.end_srq(hca, handle);
+        }
+        for handle in self.cqs.of(context) {
+            self.end_cq(hca, handle);
+        }
+        self.end_memory(hca, context);
+        self.channels.retain(|_, of| *of != context);
+        self.contexts.remove(&context);
+    }
+
+    pub(super) fn carry_out(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<(Answer, Reply), Errno> {
+        let known = self.contexts.get(&context).ok_or(Errno::EIO)?;
+        if command.number == command::GET_CONTEXT && !command.extended {
+            return self.get_context(context);
+        }
+        if known.events.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        let plain = |answer: Answer| (answer, Reply::default());
+        match (command.number, command.extended) {
+            (command::QUERY_DEVICE, extended) => Ok(plain(query_device(hca, extended, command))),
+            (command::QUERY_PORT, false) => query_port(hca, command).map(plain),
+            (command::ALLOC_PD, false) => self.alloc_pd(hca, context).map(plain),
+            (command::DEALLOC_PD, false) => self.dealloc_pd(hca, context, command).map(plain),
+            (command::CREATE_AH, false) => self.create_ah(hca, context, command).map(plain),
+            (command::DESTROY_AH, false) => self.destroy_ah(hca, context, command).map(plain),
+            (command::REG_MR, false) => self.reg_mr(hca, context, command).map(plain),
+            (command::DEREG_MR, false) => self.dereg_mr(hca, context, command).map(plain),
+            (command::CREATE_COMP_CHANNEL, false) => self.create_comp_channel(context),
+            (command::CREATE_CQ, extended) => {
+                let made = self.create_cq(hca, context, command, extended);
+                made.map(plain)
+            }
+            (command::RESIZE_CQ, false) => self.resize_cq(hca, context, command).map(plain),
+            (command::REQ_NOTIFY_CQ, false) => self.req_notify_cq(context, command).map(plain),
+            (command::DESTROY_CQ, false) => self.destroy_cq(hca, context, command),
+            (command::CREATE_QP, extended) => {
+                let made = self.create_qp(hca, context, command, extended);
+                made.map(plain)
+            }
+            (command::QUERY_QP, false) => self.query_qp(hca, context, command).map(plain),
+            (command::MODIFY_QP, extended) => {
+                let modified = self.modify_qp(hca, context, command, extended);
+                modified.map(plain)
+            }
+            (command::DESTROY_QP, false) => self.destroy_qp(hca, context, command),
+            (command::POST_SEND, false) => self.post_send(hca, context, command).map(plain),
+            (command::ATTACH_MCAST, false) => self.attach(hca, context, command).map(plain),
+            (command::DETACH_MCAST, false) => self.detach(hca, context, command).map(plain),
+            (command::CREATE_SRQ | command::CREATE_XSRQ, false) => {
+                self.create_srq(hca, context, command).map(plain)
+            }
+            (command::MODIFY_SRQ, false) => self.modify_srq(hca, context, command).map(plain),
+            (command::QUERY_SRQ, false) => self.query_srq(hca, context, command).map(plain),
+            (command::DESTROY_SRQ, false) => self.destroy_srq(hca, context, command),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn get_context(&mut self, context: ContextId) -> Result<(Answer, Reply), Errno> {
+        let known = self.contexts.get(&context).ok_or(Errno::EIO)?;
+        if known.events.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let channel = self.open_channel(context)?;
+        self.contexts.insert(
+            context,
+            Context {
+                events: Some(channel),
+            },
+        );
+        let answer = GetContextAnswer {
+            async_fd: channel.0.into(),
+            num_comp_vectors: 1.into(),
+        };
+        let reply = Reply {
+            opened: Some(channel),
+            ..Reply::default()
+        };
+        Ok((Answer::new(&answer), reply))
+    }
+
+    fn create_comp_channel(&mut self, context: ContextId) -> Result<(Answer, Reply), Errno> {
+        let channel = self.open_channel(context)?;
+        let answer = CreateCompChannelAnswer {
+            fd: channel.0.into(),
+        };
+        let reply = Reply {
+            opened: Some(channel),
+            ..Reply::default()
+        };
+        Ok((Answer::new(&answer), reply))
+    }
+}
+
+fn query_device(hca: &dyn Hca, extended: bool, command: &Command<'_>) -> Answer {
+    let base = device_attributes(hca);
+    if !extended {
+        return Answer::new(&base);
+    }
+    // As in the kernel the length counts whole groups of fields that the program has room for.
+    let length = command.room().min(size_of::<ExtendedQueryDeviceAnswer>());
+    Answer::new(&ExtendedQueryDeviceAnswer {
+        device_cap_flags_ex: u64::from(base.device_cap_flags.get()).into(),
+        base,
+        response_length: u32::try_from(length).unwrap_or(0).into(),
+        ..ExtendedQueryDeviceAnswer::default()
+    })
+}
+
+fn device_attributes(hca: &dyn Hca) -> QueryDeviceAnswer {
+    let device = hca.attributes();
+    let limits = &device.limits;
+    let mut flags = cap::CURR_QP_STATE_MOD;
+    for (has, flag) in [
+        (DeviceCaps::BAD_PKEY_COUNTER, cap::BAD_PKEY_CNTR),
+        (DeviceCaps::BAD_QKEY_COUNTER, cap::BAD_QKEY_CNTR),
+        (DeviceCaps::PORT_ACTIVE_EVENT, cap::PORT_ACTIVE_EVENT),
+        (DeviceCaps::SYSTEM_IMAGE_GUID, cap::SYS_IMAGE_GUID),
+        (DeviceCaps::RC_RNR_NAK, cap::RC_RNR_NAK_GEN),
+    ] {
+        if device.caps.contains(has) {
+            flags |= flag;
+        }
+    }
+    let max_pkeys = hca.query_port(PortNum(1));
+    let max_pkeys = max_pkeys.map_or(0, |port| port.pkey_table_len);
+    let groups = limits.max_mcast_grp;
+    QueryDeviceAnswer {
+        fw_ver: device.fw_version.into(),
+        node_guid: device.node_guid,
+        sys_image_guid: device.system_image_guid,
+        max_mr_size: limits.max_mr_size.into(),
+        page_size_cap: 0xffff_f000.into(),
+        vendor_id: device.vendor_id.into(),
+        vendor_part_id: device.vendor_part_id.into(),
+        hw_ver: device.hw_rev.into(),
+        max_qp: limits.max_qp.into(),
+        max_qp_wr: (limits.max_qp_wr - 1).into(),
+        device_cap_flags: flags.into(),
+        max_sge: limits.max_sge.into(),
+        max_sge_rd: limits.max_sge.into(),
+        max_cq: limits.max_cq.into(),
+        max_cqe: (limits.max_cqe / 2 - 1).into(),
+        max_mr: limits.max_mr.into(),
+        max_pd: limits.max_pd.into(),
+        max_qp_rd_atom: u32::from(limits.max_qp_rd_atom).into(),
+        max_res_rd_atom: (u32::from(limits.max_qp_rd_atom) * limits.max_qp).into(),
+        max_qp_init_rd_atom: u32::from(limits.max_qp_init_rd_atom).into(),
+        atomic_cap: u32::from(device.caps.contains(DeviceCaps::ATOMIC)).into(),
+        max_mcast_grp: groups.into(),
+        max_mcast_qp_attach: limits.max_mcast_qp_attach.into(),
+        max_total_mcast_qp_attach: groups.saturating_mul(limits.max_mcast_qp_attach).into(),
+        max_ah: limits.max_av.into(),
+        max_srq: limits.max_srq.into(),
+        max_srq_wr: (limits.max_srq_wr - 1).into(),
+        max_srq_sge: limits.max_sge.into(),
+        max_pkeys: max_pkeys.into(),
+        local_ca_ack_delay: 15,
+        phys_port_cnt: device.num_ports,
+        ..QueryDeviceAnswer::default()
+    }
+}
+
+/// Bytes of the longest message.
+const MAX_MESSAGE: u32 = 1 << 30;
+
+fn query_port(hca: &dyn Hca, command: &Command<'_>) -> Result<Answer, Errno> {
+    let (asked, _) = command.read::<QueryPort>()?;
+    let port = hca.query_port(PortNum(asked.port_num))?;
+    Ok(Answer::new(&QueryPortAnswer {
+        port_cap_flags: port.capability_mask.into(),
+        max_msg_sz: MAX_MESSAGE.into(),
+        bad_pkey_cntr: port.bad_pkey_counter.into(),
+        qkey_viol_cntr: port.bad_qkey_counter.into(),
+        gid_tbl_len: u32::from(port.gid_table_len).into(),
+        pkey_tbl_len: port.pkey_table_len.into(),
+        lid: port.lid.get().into(),
+        sm_lid: port.sm_lid.get().into(),
+        state: state(port.state),
+        max_mtu: port.max_mtu.get(),
+        active_mtu: port.active_mtu.get(),
+        lmc: port.lmc.get(),
+        max_vl_num: 1,
+        sm_sl: port.sm_sl.get(),
+        subnet_timeout: port.subnet_timeout,
+        active_width: port.active_width,
+        active_speed: port.active_speed,
+        phys_state: physical_state(port.physical_state),
+        link_layer: LINK_LAYER_INFINIBAND,
+        ..QueryPortAnswer::default()
+    }))
+}

@@ -1,0 +1,162 @@
+//! Protection domains and memory regions.
+
+use std::sync::Arc;
+
+use hca_api::{AccessFlags, Hca, MrKind, MrSpec};
+
+use super::{ContextId, Owned, ProcessDevice};
+use crate::abi::HandleCommand;
+use crate::abi::memory::{HandleAnswer, RegMr, RegMrAnswer};
+use crate::{Answer, Command, Errno};
+
+/// Rights that both a region and a queue pair have (`enum ibv_access_flags`), in the same order as [`AccessFlags`].
+const RIGHTS: u32 = 0x3f;
+/// Rights that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
+const OPTIONAL: u32 = 0x3ff0_0000;
+/// Pages are registered as they come (`IBV_ACCESS_ON_DEMAND`).
+const ON_DEMAND: u32 = 1 << 6;
+/// The memory is of huge pages (`IBV_ACCESS_HUGETLB`); says nothing to this device.
+const HUGETLB: u32 = 1 << 7;
+/// Base-2 logarithm of the pages of a region whose addresses are not those of the program.
+const PAGE_SHIFT: u8 = 12;
+
+/// Returns the rights that a program gives to a region or a queue pair.
+pub(super) fn access(flags: u32) -> Result<AccessFlags, Errno> {
+    if flags & ON_DEMAND != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if flags & !(RIGHTS | OPTIONAL | HUGETLB) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let bits = u8::try_from(flags & RIGHTS).map_err(|_| Errno::EINVAL)?;
+    Ok(AccessFlags::from_bits_truncate(bits))
+}
+
+impl ProcessDevice {
+    pub(super) fn alloc_pd(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+    ) -> Result<Answer, Errno> {
+        let object = hca.alloc_pd()?;
+        let handle = self.new_handle();
+        self.pds.0.insert(handle, Owned { context, object });
+        Ok(Answer::new(&HandleAnswer {
+            handle: handle.into(),
+        }))
+    }
+
+    pub(super) fn dealloc_pd(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (named, _) = command.read::<HandleCommand>()?;
+        let handle = named.handle.get();
+        hca.dealloc_pd(*self.pds.get(context, handle)?)?;
+        self.pds.0.remove(&handle);
+        Ok(Answer::default())
+    }
+
+    pub(super) fn reg_mr(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<RegMr>()?;
+        let pd = *self.pds.get(context, asked.pd_handle.get())?;
+        let access = access(asked.access_flags.get())?;
+        let writes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        if access.intersects(writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
+            return Err(Errno::EINVAL);
+        }
+        let (start, length, iova) = (asked.start.get(), asked.length.get(), asked.hca_va.get());
+        // As `ib_umem_check_addr_iova`: both have the same place within their page.
+        let page = (1 << PAGE_SHIFT) - 1;
+        if start & page != iova & page || start.checked_add(length).is_none() {
+            return Err(Errno::EINVAL);
+        }
+        if length > hca.attributes().limits.max_mr_size {
+            return Err(Errno::EINVAL);
+        }
+        let pages = Arc::new(if start == iova {
+            Vec::new()
+        } else {
+            pages(start, length).ok_or(Errno::ENOMEM)?
+        });
+        let kind = if start == iova {
+            MrKind::Virtual {
+                addr: start,
+                len: length,
+            }
+        } else {
+            MrKind::Physical {
+                pages: &pages,
+                page_shift: PAGE_SHIFT,
+                iova,
+                first_offset: start & page,
+                len: length,
+            }
+        };
+        let keys = hca.register_mr(&MrSpec {
+            pd,
+            kind,
+            access: access - AccessFlags::ZERO_BASED,
+            key: None,
+        })?;
+        let handle = self.new_handle();
+        let object = keys.handle;
+        self.mrs.0.insert(handle, Owned { context, object });
+        Ok(Answer::new(&RegMrAnswer {
+            mr_handle: handle.into(),
+            lkey: keys.lkey.0.into(),
+            rkey: keys.rkey.0.into(),
+        }))
+    }
+
+    pub(super) fn dereg_mr(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (named, _) = command.read::<HandleCommand>()?;
+        let handle = named.handle.get();
+        hca.deregister_mr(*self.mrs.get(context, handle)?)?;
+        self.mrs.0.remove(&handle);
+        Ok(Answer::default())
+    }
+
+    /// Destroys the regions, addresses and protection domains of a file.
+    pub(super) fn end_memory(&mut self, hca: &mut dyn Hca, context: ContextId) {
+        // Nothing of the file uses them any more.
+        for handle in self.mrs.of(context) {
+            if let Some(owned) = self.mrs.0.remove(&handle) {
+                let _ = hca.deregister_mr(owned.object);
+            }
+        }
+        for handle in self.ahs.of(context) {
+            if let Some(owned) = self.ahs.0.remove(&handle) {
+                let _ = hca.destroy_av(owned.object);
+            }
+        }
+        for handle in self.pds.of(context) {
+            if let Some(owned) = self.pds.0.remove(&handle) {
+                let _ = hca.dealloc_pd(owned.object);
+            }
+        }
+    }
+}
+
+/// Pages of the longest region whose addresses are not those of the program: 4 GiB.
+const MAX_PAGES: u64 = 1 << 20;
+
+/// Returns the pages that a range touches, or `None` if they are too many.
+fn pages(start: u64, length: u64) -> Option<Vec<u64>> {
+    let first = start >> PAGE_SHIFT;
+    let behind = start.checked_add(length)?.div_ceil(1 << PAGE_SHIFT);
+    let count = behind.checked_sub(first)?;
+    (count <= MAX_PAGES).then(|| (first..behind).map(|page| page << PAGE_SHIFT).collect())
+}

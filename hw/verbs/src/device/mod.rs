@@ -1,0 +1,289 @@
+//! A function as the uverbs device of one process.
+
+mod address;
+mod completion;
+mod completion_queue;
+mod context;
+mod events;
+mod memory;
+mod modify;
+mod query;
+mod queue_pair;
+mod send_queue;
+mod shared_receive_queue;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use hca_api::{
+    AsyncEvent, AvHandle, Consumer, CqHandle, Hca, HcaEvent, MrHandle, PdHandle, QpHandle,
+    SrqHandle,
+};
+use ib_vtime::{Duration, Instant};
+use ib_wire::Qpn;
+
+use crate::ring_memory::{Extents, RingMemory};
+use crate::{Command, Errno, Reply};
+
+pub use events::{ChannelId, EventRecord};
+
+use completion_queue::Cq;
+use queue_pair::Qp;
+use shared_receive_queue::Srq;
+
+/// An open file of a process. Never used again while the process has the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContextId(pub u32);
+
+/// An open file.
+#[derive(Debug)]
+struct Context {
+    /// Channel of asynchronous events, once the context is made.
+    events: Option<ChannelId>,
+}
+
+/// An object of a context.
+#[derive(Clone, Copy, Debug)]
+struct Owned<T> {
+    context: ContextId,
+    object: T,
+}
+
+/// Objects of a kind, by their handles.
+#[derive(Debug)]
+struct Objects<T>(BTreeMap<u32, Owned<T>>);
+
+impl<T> Default for Objects<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> Objects<T> {
+    fn get(&self, context: ContextId, handle: u32) -> Result<&T, Errno> {
+        let owned = self.0.get(&handle).filter(|owned| owned.context == context);
+        owned.map(|owned| &owned.object).ok_or(Errno::EINVAL)
+    }
+
+    fn get_mut(&mut self, context: ContextId, handle: u32) -> Result<&mut T, Errno> {
+        let owned = self.0.get_mut(&handle);
+        let owned = owned.filter(|owned| owned.context == context);
+        owned.map(|owned| &mut owned.object).ok_or(Errno::EINVAL)
+    }
+
+    fn of(&self, context: ContextId) -> Vec<u32> {
+        let own = self.0.iter().filter(|(_, owned)| owned.context == context);
+        own.map(|(handle, _)| *handle).collect()
+    }
+}
+
+/// Pause between looks at queue pairs in error, whose receives nobody announces.
+const FLUSH_PAUSE: Duration = Duration::from_millis(20);
+
+/// A function as the device of a process: its contexts, their objects, and the rings that it shares with the process.
+///
+/// The owner gives commands and doorbells to it, passes on what [`Self::poll_event`] returns, and calls [`Self::release`] when
+/// the process is gone: then the PF resets the function, and [`Self::is_free`] tells when another process may have it.
+#[derive(Debug)]
+pub struct ProcessDevice {
+    /// Memory of the process that has the device.
+    rings: Option<Arc<dyn RingMemory>>,
+    extents: Extents,
+    contexts: BTreeMap<ContextId, Context>,
+    pds: Objects<PdHandle>,
+    mrs: Objects<MrHandle>,
+    ahs: Objects<AvHandle>,
+    cqs: Objects<Cq>,
+    srqs: Objects<Srq>,
+    qps: Objects<Qp>,
+    qp_by_number: BTreeMap<Qpn, u32>,
+    cq_by_provider: BTreeMap<CqHandle, u32>,
+    next_handle: u32,
+    next_context: u32,
+    next_channel: u32,
+    channels: BTreeMap<ChannelId, ContextId>,
+    events: VecDeque<EventRecord>,
+    /// Queue pairs with requests to be taken.
+    pending: BTreeSet<u32>,
+    /// Completion queues with more completions than were moved at once.
+    uncollected: BTreeSet<u32>,
+    /// Queue pairs in error.
+    failed: BTreeSet<u32>,
+    next_flush: Instant,
+    /// The PF is to reset the function.
+    reset_wanted: bool,
+    /// The reset was asked for, and is not done.
+    resetting: bool,
+    /// Events that found their channel full or closed.
+    pub dropped_events: u64,
+}
+
+impl Default for ProcessDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ProcessDevice {
+    /// Creates a device that no process has.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            rings: None,
+            extents: Extents::new(0),
+            contexts: BTreeMap::new(),
+            pds: Objects::default(),
+            mrs: Objects::default(),
+            ahs: Objects::default(),
+            cqs: Objects::default(),
+            srqs: Objects::default(),
+            qps: Objects::default(),
+            qp_by_number: BTreeMap::new(),
+            cq_by_provider: BTreeMap::new(),
+            next_handle: 1,
+            next_context: 1,
+            next_channel: 1,
+            channels: BTreeMap::new(),
+            events: VecDeque::new(),
+            pending: BTreeSet::new(),
+            uncollected: BTreeSet::new(),
+            failed: BTreeSet::new(),
+            next_flush: Instant::ZERO,
+            reset_wanted: false,
+            resetting: false,
+            dropped_events: 0,
+        }
+    }
+
+    /// Returns `true` if a process can have the device.
+    #[must_use]
+    pub const fn is_free(&self) -> bool {
+        self.rings.is_none() && !self.resetting
+    }
+
+    /// Assigns the device to a process that shares `rings` with it. Returns `false` if another has it.
+    pub fn claim(&mut self, rings: Arc<dyn RingMemory>) -> bool {
+        let free = self.is_free();
+        if free {
+            self.extents = Extents::new(rings.len());
+            self.rings = Some(rings);
+        }
+        free
+    }
+
+    /// Takes the device from its process: everything is gone, and the function is to be reset.
+    pub fn release(&mut self) {
+        if self.rings.is_some() {
+            self.forget();
+            self.rings = None;
+            self.reset_wanted = true;
+            self.resetting = true;
+        }
+    }
+
+    /// Returns the queue pairs that exist.
+    #[must_use]
+    pub fn queue_pairs(&self) -> usize {
+        self.qps.0.len()
+    }
+
+    /// Forgets every object, without the provider.
+    fn forget(&mut self) {
+        let (rings, resetting) = (self.rings.take(), self.resetting);
+        *self = Self {
+            rings,
+            resetting,
+            next_handle: self.next_handle,
+            next_context: self.next_context,
+            next_channel: self.next_channel,
+            dropped_events: self.dropped_events,
+            ..Self::new()
+        };
+    }
+
+    /// Carries out a command of a file.
+    ///
+    /// # Errors
+    /// The error number that the kernel would give.
+    pub fn command(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        bytes: &[u8],
+    ) -> Result<Reply, Errno> {
+        let command = Command::decode(bytes)?;
+        let (answer, mut reply) = self.carry_out(hca, context, &command)?;
+        reply.answer = command.answer(&answer)?;
+        Ok(reply)
+    }
+
+    fn new_handle(&mut self) -> u32 {
+        let handle = self.next_handle;
+        self.next_handle = handle.checked_add(1).unwrap_or(1);
+        handle
+    }
+
+    fn rings(&self) -> Result<Arc<dyn RingMemory>, Errno> {
+        self.rings.clone().ok_or(Errno::EIO)
+    }
+}
+
+impl Consumer for ProcessDevice {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        match event {
+            HcaEvent::Completion(cq) => {
+                if let Some(handle) = self.cq_by_provider.get(cq).copied() {
+                    self.collect(hca, handle);
+                }
+            }
+            HcaEvent::Async(AsyncEvent::FunctionReset) => {
+                self.device_gone();
+                self.resetting = false;
+            }
+            HcaEvent::Async(event) => self.handle_async(now, hca, *event),
+        }
+    }
+
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        if let Some(handle) = self.uncollected.pop_first() {
+            self.collect(hca, handle);
+        }
+        if let Some(handle) = self.pending.pop_first() {
+            self.serve(hca, handle);
+        }
+        if !self.failed.is_empty() && self.next_flush <= now {
+            self.flush_failed(hca);
+            self.next_flush = now + FLUSH_PAUSE;
+        }
+        !self.uncollected.is_empty() || !self.pending.is_empty()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        if !self.uncollected.is_empty() || !self.pending.is_empty() {
+            return Some(Instant::ZERO);
+        }
+        (!self.failed.is_empty()).then_some(self.next_flush)
+    }
+
+    fn take_reset_request(&mut self) -> bool {
+        core::mem::take(&mut self.reset_wanted)
+    }
+}
+
+/// Handles of the provider that name queue pairs and shared receive queues in events.
+impl ProcessDevice {
+    fn qp_of(&self, provider: QpHandle) -> Option<u32> {
+        let mut qps = self.qps.0.iter();
+        qps.find(|(_, owned)| owned.object.provider == provider)
+            .map(|(handle, _)| *handle)
+    }
+
+    fn srq_of(&self, provider: SrqHandle) -> Option<u32> {
+        let mut srqs = self.srqs.0.iter();
+        srqs.find(|(_, owned)| owned.object.provider == provider)
+            .map(|(handle, _)| *handle)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! MODIFY_QP.
+
+use hca_api::{AlternatePath, Hca, MigrationState, QpModify, QpState};
+use ib_wire::{Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
+
+use super::memory::access;
+use super::{ContextId, ProcessDevice};
+use crate::abi::queue_pair::{ModifyQp, attr_mask};
+use crate::{Answer, Command, Errno};
+
+impl ProcessDevice {
+    pub(super) fn modify_qp(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+        extended: bool,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<ModifyQp>()?;
+        let handle = asked.qp_handle.get();
+        let mask = asked.attr_mask.get();
+        if mask & !attr_mask::SUPPORTED != 0 {
+            return Err(if extended {
+                Errno::EOPNOTSUPP
+            } else {
+                Errno::EINVAL
+            });
+        }
+        let qp = self.qps.get(context, handle)?;
+        let provider = qp.provider;
+        let before = hca.query_qp(provider)?.state;
+        let change = change(&asked, mask)?;
+        // The kernel lets every queue pair go to the state that it is in.
+        hca.modify_qp(provider, &change)?;
+        let after = change.state.unwrap_or(before);
+        let qp = self.qps.get_mut(context, handle)?;
+        match after {
+            QpState::Reset => {
+                qp.next_send = qp.send.producer();
+                qp.send.publish_consumer(qp.next_send);
+                qp.sent.clear();
+                qp.waits = false;
+                if let Some(receive) = &qp.receive {
+                    receive.drop_waiting();
+                }
+                self.failed.remove(&handle);
+            }
+            QpState::ReadyToSend => {
+                self.pending.insert(handle);
+            }
+            QpState::Error => {
+                self.failed.insert(handle);
+                self.pending.insert(handle);
+            }
+            _ => {}
+        }
+        Ok(if extended {
+            Answer::new(&[0_u32, 8])
+        } else {
+            Answer::default()
+        })
+    }
+}
+
+/// Returns the change that a command asks for.
+fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
+    let given = |bit: u32| mask & bit != 0;
+    let check = |ok: bool| ok.then_some(()).ok_or(Errno::EINVAL);
+    let mut change = QpModify::default();
+    if given(attr_mask::STATE) {
+        change.state = Some(state(asked.qp_state)?);
+    }
+    if given(attr_mask::CUR_STATE) {
+        change.current_state = Some(state(asked.cur_qp_state)?);
+    }
+    if given(attr_mask::EN_SQD_ASYNC_NOTIFY) {
+        change.drain_event = asked.en_sqd_async_notify != 0;
+    }
+    if given(attr_mask::ACCESS_FLAGS) {
+        change.access = Some(access(asked.qp_access_flags.get())?);
+    }
+    if given(attr_mask::PKEY_INDEX) {
+        change.pkey_index = Some(PKeyIndex(asked.pkey_index.get()));
+    }
+    if given(attr_mask::PORT) {
+        change.port = Some(PortNum(asked.port_num));
+    }
+    if given(attr_mask::QKEY) {
+        change.qkey = Some(QKey::new(asked.qkey.get()));
+    }
+    if given(attr_mask::AV) {
+        change.primary = Some(asked.dest.vector());
+    }
+    if given(attr_mask::PATH_MTU) {
+        let mtu = Mtu::new(asked.path_mtu);
+        check(mtu.bytes().is_some())?;
+        change.path_mtu = Some(mtu);
+    }
+    if given(attr_mask::TIMEOUT) {
+        change.timeout = Some(asked.timeout & 0x1f);
+    }
+    if given(attr_mask::RETRY_CNT) {
+        check(asked.retry_cnt <= 7)?;
+        change.retry_count = Some(asked.retry_cnt);
+    }
+    if given(attr_mask::RNR_RETRY) {
+        check(asked.rnr_retry <= 7)?;
+        change.rnr_retry = Some(asked.rnr_retry);
+    }
+    if given(attr_mask::RQ_PSN) {
+        change.rq_psn = Some(Psn::from_low_bits(asked.rq_psn.get()));
+    }
+    if given(attr_mask::SQ_PSN) {
+        change.sq_psn = Some(Psn::from_low_bits(asked.sq_psn.get()));
+    }
+    if given(attr_mask::MAX_QP_RD_ATOMIC) {
+        change.max_rd_atomic = Some(asked.max_rd_atomic);
+    }
+    if given(attr_mask::MAX_DEST_RD_ATOMIC) {
+        change.max_dest_rd_atomic = Some(asked.max_dest_rd_atomic);
+    }
+    if given(attr_mask::MIN_RNR_TIMER) {
+        change.min_rnr_timer = Some(asked.min_rnr_timer & 0x1f);
+    }
+    if given(attr_mask::DEST_QPN) {
+        change.dest_qpn = Some(Qpn::from_low_bits(asked.dest_qp_num.get()));
+    }
+    if given(attr_mask::ALT_PATH) {
+        change.alternate = Some(AlternatePath {
+            address: asked.alt_dest.vector(),
+            pkey_index: PKeyIndex(asked.alt_pkey_index.get()),
+            timeout: asked.alt_timeout & 0x1f,
+        });
+    }
+    if given(attr_mask::PATH_MIG_STATE) {
+        change.migration = Some(match asked.path_mig_state {
+            0 => MigrationState::Migrated,
+            1 => MigrationState::Rearm,
+            2 => MigrationState::Armed,
+            _ => return Err(Errno::EINVAL),
+        });
+    }
+    Ok(change)
+}
+
+/// Returns the state of a number (`enum ibv_qp_state`).
+fn state(number: u8) -> Result<QpState, Errno> {
+    Ok(match number {
+        0 => QpState::Reset,
+        1 => QpState::Init,
+        2 => QpState::ReadyToReceive,
+        3 => QpState::ReadyToSend,
+        4 => QpState::SendQueueDrain,
+        5 => QpState::SendQueueError,
+        6 => QpState::Error,
+        _ => return Err(Errno::EINVAL),
+    })
+}
+
+/// Returns the number of a state.
+pub(super) const fn number(state: QpState) -> u8 {
+    match state {
+        QpState::Reset => 0,
+        QpState::Init => 1,
+        QpState::ReadyToReceive => 2,
+        QpState::ReadyToSend => 3,
+        QpState::SendQueueDrain => 4,
+        QpState::SendQueueError => 5,
+        QpState::Error => 6,
+    }
+}

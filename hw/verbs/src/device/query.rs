@@ -1,0 +1,52 @@
+//! QUERY_QP.
+
+use hca_api::{Hca, MigrationState};
+
+use super::modify::number;
+use super::{ContextId, ProcessDevice};
+use crate::abi::AnsweredHandleCommand;
+use crate::abi::queue_pair::{QpDestination, QueryQpAnswer};
+use crate::{Answer, Command, Errno};
+
+impl ProcessDevice {
+    pub(super) fn query_qp(
+        &self,
+        hca: &dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<AnsweredHandleCommand>()?;
+        let qp = self.qps.get(context, asked.handle.get())?;
+        let is = hca.query_qp(qp.provider)?;
+        let dest = is.primary.as_ref().map(QpDestination::of);
+        let state = number(is.state);
+        Ok(Answer::new(&QueryQpAnswer {
+            dest: dest.unwrap_or_default(),
+            caps: qp.caps,
+            qkey: is.qkey.get().into(),
+            rq_psn: is.rq_psn.get().into(),
+            sq_psn: is.sq_psn.get().into(),
+            dest_qp_num: is.dest_qpn.get().into(),
+            qp_access_flags: u32::from(is.access.bits()).into(),
+            pkey_index: is.pkey_index.0.into(),
+            qp_state: state,
+            cur_qp_state: state,
+            path_mtu: is.path_mtu.get(),
+            path_mig_state: match is.migration {
+                MigrationState::Migrated => 0,
+                MigrationState::Rearm => 1,
+                MigrationState::Armed => 2,
+            },
+            sq_draining: is.draining.into(),
+            max_rd_atomic: is.max_rd_atomic,
+            max_dest_rd_atomic: is.max_dest_rd_atomic,
+            min_rnr_timer: is.min_rnr_timer,
+            port_num: is.port.map_or(0, |port| port.0),
+            timeout: is.timeout,
+            retry_cnt: is.retry_count,
+            rnr_retry: is.rnr_retry,
+            sq_sig_all: qp.signal_all.into(),
+            ..QueryQpAnswer::default()
+        }))
+    }
+}

@@ -1,0 +1,174 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+
+use hca_api::{Hca, ReceiveMode, SrqHandle, SrqSpec};
+
+use super::{ContextId, Owned, ProcessDevice};
+use crate::abi::completion_queue::EventsReported;
+use crate::abi::shared_receive_queue::{
+    CreateSrq, CreateSrqAnswer, CreateXsrq, ModifySrq, QuerySrqAnswer, RxeCreateSrqAnswer,
+};
+use crate::abi::{AnsweredHandleCommand, command};
+use crate::ring::{ReceiveRing, ReceiveSource, Ring, receive_element};
+use crate::{Answer, Command, Errno, Reply};
+
+/// The size is given (`IBV_SRQ_MAX_WR`).
+const MAX_WR: u32 = 1;
+/// The limit is given (`IBV_SRQ_LIMIT`).
+const LIMIT: u32 = 2;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(super) struct Srq {
+    pub(super) provider: SrqHandle,
+    ring: Arc<ReceiveRing>,
+    pub(super) user_handle: u64,
+    max_sge: u32,
+    pub(super) async_events: u32,
+    /// Queue pairs that take receives here.
+    pub(super) users: u32,
+}
+
+impl ProcessDevice {
+    pub(super) fn create_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let asked = if command.number == command::CREATE_XSRQ {
+            let (asked, _) = command.read::<CreateXsrq>()?;
+            if asked.srq_type.get() != 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            CreateSrq {
+                response: asked.response,
+                user_handle: asked.user_handle,
+                pd_handle: asked.pd_handle,
+                max_wr: asked.max_wr,
+                max_sge: asked.max_sge,
+                srq_limit: asked.srq_limit,
+            }
+        } else {
+            command.read::<CreateSrq>()?.0
+        };
+        let pd = *self.pds.get(context, asked.pd_handle.get())?;
+        let limits = hca.attributes().limits;
+        let (max_wr, max_sge) = (asked.max_wr.get(), asked.max_sge.get());
+        if !(1..limits.max_srq_wr).contains(&max_wr) || max_sge > limits.max_sge {
+            return Err(Errno::EINVAL);
+        }
+        let rings = self.rings()?;
+        let list = usize::try_from(max_sge).map_err(|_| Errno::EINVAL)?;
+        let ring = Ring::new(&rings, &mut self.extents, max_wr, receive_element(list));
+        let ring = Arc::new(ReceiveRing::new(ring.ok_or(Errno::ENOMEM)?, list));
+        let capacity = ring.ring().capacity();
+        let made = hca.create_srq(SrqSpec {
+            pd,
+            max_wr: capacity,
+            max_sge,
+            limit: asked.srq_limit.get(),
+            receives: ReceiveMode::Pulled(Box::new(ReceiveSource(ring.clone()))),
+        });
+        let provider = match made {
+            Ok(provider) => provider,
+            Err(error) => {
+                ring.ring().give_back(&mut self.extents);
+                return Err(error.into());
+            }
+        };
+        let place = ring.ring().place();
+        let object = Srq {
+            provider,
+            ring,
+            user_handle: asked.user_handle.get(),
+            max_sge,
+            async_events: 0,
+            users: 0,
+        };
+        let handle = self.new_handle();
+        self.srqs.0.insert(handle, Owned { context, object });
+        let answer = CreateSrqAnswer {
+            srq_handle: handle.into(),
+            max_wr: capacity.into(),
+            max_sge: max_sge.into(),
+            srqn: handle.into(),
+        };
+        Ok(Answer::new(&answer).with(&RxeCreateSrqAnswer {
+            ring: place,
+            srq_num: handle.into(),
+            reserved: 0.into(),
+        }))
+    }
+
+    pub(super) fn modify_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<ModifySrq>()?;
+        let srq = self.srqs.get(context, asked.srq_handle.get())?;
+        let mask = asked.attr_mask.get();
+        if mask & !(MAX_WR | LIMIT) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if mask & MAX_WR != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if mask & LIMIT != 0 {
+            let limit = asked.srq_limit.get();
+            if limit > srq.ring.ring().capacity() {
+                return Err(Errno::EINVAL);
+            }
+            hca.modify_srq(srq.provider, limit, None)?;
+        }
+        Ok(Answer::default())
+    }
+
+    pub(super) fn query_srq(
+        &self,
+        hca: &dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<AnsweredHandleCommand>()?;
+        let srq = self.srqs.get(context, asked.handle.get())?;
+        let is = hca.query_srq(srq.provider)?;
+        Ok(Answer::new(&QuerySrqAnswer {
+            max_wr: srq.ring.ring().capacity().into(),
+            max_sge: srq.max_sge.into(),
+            srq_limit: is.limit.into(),
+            reserved: 0.into(),
+        }))
+    }
+
+    pub(super) fn destroy_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<(Answer, Reply), Errno> {
+        let (asked, _) = command.read::<AnsweredHandleCommand>()?;
+        let handle = asked.handle.get();
+        let srq = self.srqs.get(context, handle)?;
+        if srq.users > 0 {
+            return Err(Errno::EBUSY);
+        }
+        let answer = EventsReported {
+            events_reported: srq.async_events.into(),
+        };
+        let reply = self.retired(context, srq.user_handle);
+        self.end_srq(hca, handle);
+        Ok((Answer::new(&answer), reply))
+    }
+
+    pub(super) fn end_srq(&mut self, hca: &mut dyn Hca, handle: u32) {
+        if let Some(owned) = self.srqs.0.remove(&handle) {
+            // No queue pair takes receives there any more.
+            let _ = hca.destroy_srq(owned.object.provider);
+            owned.object.ring.ring().give_back(&mut self.extents);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+use proptest::prelude::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::*;
+use crate::abi::command;
+use crate::abi::completion_queue::{
+    CreateCompChannelAnswer, CreateCq, CreateCqAnswer, DestroyCqAnswer, ReqNotifyCq, RxeCqAnswer,
+};
+use crate::abi::memory::{CreateAh, HandleAnswer, RegMr, RegMrAnswer, RxeCreateAhAnswer};
+use crate::abi::queue_pair::{
+    Caps, CreateQp, CreateQpAnswer, CreateQpAttributes, ModifyQp, PostSend, RxeCreateQpAnswer,
+    attr_mask,
+};
+use crate::abi::ring::{
+    CompletionElement, DatagramArguments, MappedRing, PRODUCER_INDEX, RING_HEADER, ReceiveElement,
+    SendElement, SgeElement, opcode, send_flags,
+};
+use crate::abi::{AnsweredHandleCommand, HandleCommand};
+use crate::testing::{LID, Process};
+
+const QKEY: u32 = 0x1234;
+
+/// Queues of a program for datagrams to itself.
+struct Datagrams {
+    process: Process,
+    pd: u32,
+    cq: u32,
+    cq_ring: MappedRing,
+    qp: u32,
+    qpn: u32,
+    rings: RxeCreateQpAnswer,
+    channel: u32,
+}
+
+fn datagrams() -> Datagrams {
+    let mut process = Process::new();
+    let (pd, ()): (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
+    let (channel, ()): (CreateCompChannelAnswer, ()) =
+        process.ask(command::CREATE_COMP_CHANNEL, &0_u64);
+    let channel = channel.fd.get();
+    let create = CreateCq {
+        user_handle: 0xc0.into(),
+        cqe: 10.into(),
+        comp_channel: i32::try_from(channel).unwrap().into(),
+        ..CreateCq::default()
+    };
+    let (cq, ring): (CreateCqAnswer, RxeCqAnswer) = process.ask(command::CREATE_CQ, &create);
+    let create = CreateQp {
+        attributes: CreateQpAttributes {
+            user_handle: 0x90.into(),
+            pd_handle: pd.handle,
+            send_cq_handle: cq.cq_handle,
+            recv_cq_handle: cq.cq_handle,
+            caps: Caps {
+                max_send_wr: 4.into(),
+                max_recv_wr: 4.into(),
+                max_send_sge: 1.into(),
+                max_recv_sge: 1.into(),
+                max_inline_data: 0.into(),
+            },
+            qp_type: 4,
+            ..CreateQpAttributes::default()
+        },
+        ..CreateQp::default()
+    };
+    let (qp, rings): (CreateQpAnswer, RxeCreateQpAnswer) = process.ask(command::CREATE_QP, &create);
+    assert_eq!(qp.caps.max_send_wr.get(), 7);
+    assert_eq!(qp.caps.max_inline_data.get(), 16);
+    let mut queues = Datagrams {
+        process,
+        pd: pd.handle.get(),
+        cq: cq.cq_handle.get(),
+        cq_ring: ring.ring,
+        qp: qp.qp_handle.get(),
+        qpn: qp.qpn.get(),
+        rings,
+        channel,
+    };
+    for (state, mask) in [
+        (1, attr_mask::PKEY_INDEX | attr_mask::PORT | attr_mask::QKEY),
+        (2, 0),
+        (3, attr_mask::SQ_PSN),
+    ] {
+        queues.modify(state, mask).unwrap();
+    }
+    queues
+}
+
+impl Datagrams {
+    fn modify(&mut self, qp_state: u8, mask: u32) -> Result<Reply, Errno> {
+        let change = ModifyQp {
+            qp_handle: self.qp.into(),
+            attr_mask: (attr_mask::STATE | mask).into(),
+            qkey: QKEY.into(),
+            qp_state,
+            port_num: 1,
+            ..ModifyQp::default()
+        };
+        self.process.command(command::MODIFY_QP, &change, 0)
+    }
+
+    fn write(&self, ring: MappedRing, element: u64, bytes: &[u8], producer: u32) {
+        let offset = ring.offset.get();
+        let rings = &self.process.rings;
+        rings.store_at(offset + RING_HEADER + element, bytes);
+        rings.store(offset + PRODUCER_INDEX, producer);
+    }
+
+    fn completion(&self, index: u64) -> CompletionElement {
+        let mut element = CompletionElement::default();
+        let at = self.cq_ring.offset.get() + RING_HEADER + index * 64;
+        self.process.rings.read(at, element.as_mut_bytes());
+        element
+    }
+
+    /// Sends 12 inline bytes to itself.
+    fn send(&mut self, wr_id: u64, slot: u64) {
+        let create = CreateAh {
+            pd_handle: self.pd.into(),
+            dlid: LID.into(),
+            port_num: 1,
+            ..CreateAh::default()
+        };
+        let (_, ah): (HandleAnswer, RxeCreateAhAnswer) =
+            self.process.ask(command::CREATE_AH, &create);
+        let to = DatagramArguments {
+            remote_qpn: self.qpn.into(),
+            remote_qkey: QKEY.into(),
+            ah_num: ah.ah_num,
+            ..DatagramArguments::default()
+        };
+        let mut request = SendElement {
+            wr_id: wr_id.into(),
+            opcode: opcode::SEND.into(),
+            send_flags: (send_flags::SIGNALED | send_flags::INLINE).into(),
+            length: 12.into(),
+            ..SendElement::default()
+        };
+        request.arguments[..to.as_bytes().len()].copy_from_slice(to.as_bytes());
+        let bytes = [request.as_bytes(), b"hello, world"].concat();
+        let producer = u32::try_from(slot + 1).unwrap();
+        self.write(self.rings.send, slot * 256, &bytes, producer);
+        let doorbell = PostSend {
+            qp_handle: self.qp.into(),
+            ..PostSend::default()
+        };
+        self.process
+            .command(command::POST_SEND, &doorbell, 4)
+            .unwrap();
+        self.process.settle();
+    }
+}
+
+#[test]
+fn a_datagram_goes_from_ring_to_ring_and_its_completions_wake_the_program() {
+    let mut queues = datagrams();
+    let memory = queues.process.with(|_, hca| hca.allocate_dma(64).unwrap());
+    let register = RegMr {
+        start: memory.addr.into(),
+        length: 64.into(),
+        hca_va: memory.addr.into(),
+        pd_handle: queues.pd.into(),
+        access_flags: 1.into(),
+        ..RegMr::default()
+    };
+    let (mr, ()): (RegMrAnswer, ()) = queues.process.ask(command::REG_MR, &register);
+    let receive = ReceiveElement {
+        wr_id: 11.into(),
+        num_sge: 1.into(),
+        ..ReceiveElement::default()
+    };
+    let sge = SgeElement {
+        addr: memory.addr.into(),
+        length: 64.into(),
+        lkey: mr.lkey,
+    };
+    let bytes = [receive.as_bytes(), sge.as_bytes()].concat();
+    queues.write(queues.rings.receive, 0, &bytes, 1);
+    let arm = ReqNotifyCq {
+        cq_handle: queues.cq.into(),
+        solicited_only: 0.into(),
+    };
+    queues
+        .process
+        .command(command::REQ_NOTIFY_CQ, &arm, 0)
+        .unwrap();
+    queues.send(22, 0);
+    let found = [queues.completion(0), queues.completion(1)];
+    let received = found.iter().find(|one| one.opcode.get() == 128).unwrap();
+    assert_eq!((received.wr_id.get(), received.status.get()), (11, 0));
+    assert_eq!(received.byte_len.get(), 40 + 12);
+    assert_eq!(
+        (received.slid.get(), received.src_qp.get()),
+        (LID, queues.qpn)
+    );
+    let sent = found.iter().find(|one| one.opcode.get() == 0).unwrap();
+    assert_eq!((sent.wr_id.get(), sent.status.get()), (22, 0));
+    let mut text = [0; 12];
+    queues
+        .process
+        .with(|_, hca| hca.dma_read(memory.addr + 40, &mut text).unwrap());
+    assert_eq!(&text, b"hello, world");
+    let event = queues.process.device.poll_event().unwrap();
+    assert_eq!(event.channel, ChannelId(queues.channel));
+    assert_eq!(event.bytes, 0xc0_u64.to_ne_bytes());
+    assert_eq!(queues.process.device.poll_event(), None, "armed once");
+}
+
+#[test]
+fn objects_in_use_and_objects_of_other_files_are_left_alone() {
+    let mut queues = datagrams();
+    let destroy = |handle: u32| AnsweredHandleCommand {
+        handle: handle.into(),
+        ..AnsweredHandleCommand::default()
+    };
+    let (cq, qp, pd) = (queues.cq, queues.qp, queues.pd);
+    let process = &mut queues.process;
+    let dealloc = HandleCommand { handle: pd.into() };
+    let refused = process.command(command::DESTROY_CQ, &destroy(cq), 8);
+    assert_eq!(refused, Err(Errno::EBUSY));
+    let refused = process.command(command::DEALLOC_PD, &dealloc, 0);
+    assert_eq!(refused, Err(Errno::EBUSY));
+    let own = process.context;
+    process.context = process.device.open().unwrap();
+    process.command(command::GET_CONTEXT, &0_u64, 8).unwrap();
+    let refused = process.command(command::DESTROY_QP, &destroy(qp), 4);
+    assert_eq!(refused, Err(Errno::EINVAL));
+    process.context = own;
+    process
+        .command(command::DESTROY_QP, &destroy(qp), 4)
+        .unwrap();
+    let reply = process
+        .command(command::DESTROY_CQ, &destroy(cq), 8)
+        .unwrap();
+    let counts = DestroyCqAnswer::read_from_bytes(&reply.answer).unwrap();
+    assert_eq!(counts, DestroyCqAnswer::default());
+    assert_eq!(reply.retired[0].map(|retired| retired.element), Some(0xc0));
+    process.command(command::DEALLOC_PD, &dealloc, 0).unwrap();
+}
+
+#[test]
+fn a_closed_file_leaves_nothing() {
+    let mut queues = datagrams();
+    let context = queues.process.context;
+    queues
+        .process
+        .with(|device, hca| device.close(hca, context));
+    let device = &queues.process.device;
+    assert!(device.qps.0.is_empty() && device.cqs.0.is_empty() && device.pds.0.is_empty());
+    assert!(device.channels.is_empty() && device.contexts.is_empty());
+}
+
+#[test]
+fn a_device_is_one_processs_until_it_is_reset() {
+    let mut process = Process::new();
+    let rings = process.rings.clone();
+    let device = &mut process.device;
+    assert!(!device.claim(rings.clone()));
+    device.release();
+    assert!(device.take_reset_request() && !device.take_reset_request());
+    assert!(!device.claim(rings.clone()), "not reset yet");
+    let reset = HcaEvent::Async(AsyncEvent::FunctionReset);
+    process.with(|device, hca| device.handle_hca_event(Instant::ZERO, hca, &reset));
+    assert!(process.device.claim(rings));
+}
+
+#[test]
+fn a_request_that_nobody_knows_fails_and_ends_the_queue_pair() {
+    let mut queues = datagrams();
+    let request = SendElement {
+        wr_id: 5.into(),
+        opcode: 200.into(),
+        ..SendElement::default()
+    };
+    queues.write(queues.rings.send, 0, request.as_bytes(), 1);
+    let doorbell = PostSend {
+        qp_handle: queues.qp.into(),
+        ..PostSend::default()
+    };
+    queues
+        .process
+        .command(command::POST_SEND, &doorbell, 4)
+        .unwrap();
+    let failed = queues.completion(0);
+    assert_eq!((failed.wr_id.get(), failed.status.get()), (5, 2));
+    queues.send(6, 1);
+    let flushed = queues.completion(1);
+    assert_eq!((flushed.wr_id.get(), flushed.status.get()), (6, 5));
+}
+
+#[test]
+fn states_follow_the_rules_of_the_adapter() {
+    let mut queues = datagrams();
+    assert_eq!(queues.modify(2, 0), Err(Errno::EINVAL));
+    assert_eq!(queues.modify(9, 0), Err(Errno::EINVAL));
+    queues.modify(6, 0).unwrap();
+    queues.modify(0, 0).unwrap();
+    assert_eq!(
+        queues.modify(1, 0),
+        Err(Errno::EINVAL),
+        "attributes are missing"
+    );
+}
+
+proptest! {
+    /// Commands of every number and length, and rings with anything in them.
+    #[test]
+    fn nothing_that_a_program_writes_ends_the_service(
+        commands in prop::collection::vec(
+            (0_u32..48, any::<bool>(), prop::collection::vec(any::<u8>(), 0..140), any::<u16>()),
+            1..20,
+        ),
+        ring in prop::collection::vec(any::<u8>(), 1024),
+        indices in prop::collection::vec(any::<u32>(), 4),
+    ) {
+        let mut queues = datagrams();
+        for place in [queues.rings.send, queues.rings.receive, queues.cq_ring] {
+            let offset = place.offset.get();
+            let rings = queues.process.rings.clone();
+            rings.store_at(offset + RING_HEADER, &ring[..448]);
+            rings.store(offset + PRODUCER_INDEX, indices[0]);
+            rings.store(offset + 256, indices[1]);
+            rings.store(offset + 4, indices[2]);
+        }
+        for (number, extended, mut payload, room) in commands {
+            // Handles are small, so that some are right.
+            for word in payload.chunks_exact_mut(4) {
+                word[1..].iter_mut().for_each(|byte| *byte &= 1);
+                word[0] &= 15;
+            }
+            payload.truncate(payload.len() / 8 * 8);
+            let context = queues.process.context;
+            let mut bytes = (number | u32::from(extended) << 31).to_ne_bytes().to_vec();
+            let words = if extended { payload.len() / 8 } else { payload.len() / 4 + 2 };
+            bytes.extend(u16::try_from(words).unwrap().to_ne_bytes());
+            bytes.extend((room & 63).to_ne_bytes());
+            if extended {
+                bytes.extend([0; 16]);
+            }
+            bytes.extend(&payload);
+            let _ = queues.process.with(|device, hca| device.command(hca, context, &bytes));
+            queues.process.settle();
+            while queues.process.device.poll_event().is_some() {}
+        }
+    }
+}

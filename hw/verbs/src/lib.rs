@@ -1,0 +1,31 @@
+//! Linux' uverbs without Linux: what `/dev/infiniband/uverbsN` does, as a machine on a function of an adapter, and the
+//! protocol by which a preload library in a program reaches it.
+//!
+//! The device that programs find is rxe with link layer InfiniBand: its provider in libibverbs keeps the queues in rings of
+//! mapped memory, whose layout the kernel's interface fixes, and passes LIDs on as they are.
+//!
+//! Everything here is sans-I/O. A [`ProcessDevice`] is a [`Consumer`](hca_api::Consumer) of a function: it is given commands
+//! and doorbells of one process and returns answers and records of events. Rings are behind [`RingMemory`], since the program
+//! writes them at any time: indices are masked, each element is read once, and sizes come from the machine's own record.
+#![forbid(unsafe_code)]
+
+pub mod abi;
+mod command;
+mod device;
+mod errno;
+pub mod netlink;
+mod protocol;
+mod ring;
+mod ring_memory;
+mod send;
+pub mod sysfs;
+#[cfg(test)]
+mod testing;
+mod view;
+
+pub use command::{Answer, Command, Reply, RetiredEvents};
+pub use device::{ChannelId, ContextId, EventRecord, ProcessDevice};
+pub use errno::Errno;
+pub use protocol::{CallReply, MAX_REQUEST, Request, Verb};
+pub use ring_memory::RingMemory;
+pub use view::{DeviceView, PortView};

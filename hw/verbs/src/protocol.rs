@@ -1,0 +1,269 @@
+//! The protocol between the library in a program and the service: datagrams on a Unix socket of kind SEQPACKET, one connection
+//! for each process.
+//!
+//! * A [`Request`] is a header and a body. One with an answer comes with a socket of its own for the [`CallReply`], so that
+//!   threads and forked children cannot take each other's; [`Verb::Claim`] brings the descriptor of the process's memory, too.
+//! * Descriptors come with the reply: the memory file with [`Verb::Open`], and with a command that opens a channel the end
+//!   that the program reads and the one by which the library puts records back.
+//! * The end of the connection is the end of the process for the service.
+//!
+//! Both ends are on one host, so integers are in its byte order.
+
+use zerocopy::native_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::abi::abi_layout;
+use crate::{ChannelId, Errno, RetiredEvents};
+
+const MAGIC: u32 = u32::from_ne_bytes(*b"vrb1");
+
+/// Bytes of the longest request.
+pub const MAX_REQUEST: usize = size_of::<RequestHeader>() + 4096;
+
+/// Purpose of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Takes a VF for the process; the body names it. Comes with the descriptor of the process's memory.
+    Claim,
+    /// Opens a file of the device.
+    Open,
+    /// Carries out a command of a file; the body is what the program wrote.
+    Command {
+        /// File.
+        context: u32,
+    },
+    /// Rings the doorbell of a queue pair, without an answer.
+    Doorbell {
+        /// File.
+        context: u32,
+        /// Handle of the queue pair.
+        qp: u32,
+    },
+    /// Closes a file, without an answer.
+    Close {
+        /// File.
+        context: u32,
+    },
+    /// Closes a channel, without an answer.
+    CloseChannel {
+        /// Channel.
+        channel: u32,
+    },
+    /// Reads a file of sysfs; the body is its path below `/sys/class`.
+    Attribute,
+    /// Answers a netlink message; the body is the message.
+    Netlink,
+}
+
+abi_layout! {
+    RequestHeader, 16 {
+        magic: U32,
+        verb: U32,
+        first: U32,
+        second: U32,
+    }
+}
+
+/// A datagram from the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'b> {
+    /// Purpose.
+    pub verb: Verb,
+    /// Text, command or message.
+    pub body: &'b [u8],
+}
+
+impl<'b> Request<'b> {
+    /// Returns the bytes before the body.
+    #[must_use]
+    pub fn header(&self) -> [u8; 16] {
+        let (verb, first, second) = match self.verb {
+            Verb::Claim => (1, 0, 0),
+            Verb::Open => (2, 0, 0),
+            Verb::Command { context } => (3, context, 0),
+            Verb::Doorbell { context, qp } => (4, context, qp),
+            Verb::Close { context } => (5, context, 0),
+            Verb::CloseChannel { channel } => (6, channel, 0),
+            Verb::Attribute => (7, 0, 0),
+            Verb::Netlink => (8, 0, 0),
+        };
+        let header = RequestHeader {
+            magic: MAGIC.into(),
+            verb: verb.into(),
+            first: first.into(),
+            second: second.into(),
+        };
+        zerocopy::transmute!(header)
+    }
+
+    /// Takes a datagram apart.
+    ///
+    /// # Errors
+    /// [`Errno::EPROTO`] for one that is none of this protocol.
+    pub fn decode(bytes: &'b [u8]) -> Result<Self, Errno> {
+        let (header, body) = RequestHeader::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+        if header.magic.get() != MAGIC {
+            return Err(Errno::EPROTO);
+        }
+        let (first, second) = (header.first.get(), header.second.get());
+        let verb = match header.verb.get() {
+            1 => Verb::Claim,
+            2 => Verb::Open,
+            3 => Verb::Command { context: first },
+            4 => Verb::Doorbell {
+                context: first,
+                qp: second,
+            },
+            5 => Verb::Close { context: first },
+            6 => Verb::CloseChannel { channel: first },
+            7 => Verb::Attribute,
+            8 => Verb::Netlink,
+            _ => return Err(Errno::EPROTO),
+        };
+        Ok(Self { verb, body })
+    }
+}
+
+abi_layout! {
+    RetiredLayout, 16 {
+        channel: U32,
+        offset: U32,
+        element: U64,
+    }
+}
+
+abi_layout! {
+    ReplyHeader, 48 {
+        magic: U32,
+        errno: U32,
+        /// Number of the file or of the channel that was opened, or 0.
+        opened: U32,
+        reserved: U32,
+        retired: [RetiredLayout; 2],
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallReply {
+    /// Error, if there is one.
+    pub error: Option<Errno>,
+    /// Number of the file or of the channel that was opened, or 0.
+    pub opened: u32,
+    /// Events of an object that is gone.
+    pub retired: [Option<RetiredEvents>; 2],
+    /// Bytes for the program.
+    pub body: Vec<u8>,
+}
+
+impl CallReply {
+    /// Returns the reply that carries an error.
+    #[must_use]
+    pub fn failed(error: Errno) -> Self {
+        Self {
+            error: Some(error),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the datagram.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let layout = |retired: &Option<RetiredEvents>| {
+            retired.map_or_else(RetiredLayout::default, |retired| RetiredLayout {
+                channel: retired.channel.0.into(),
+                offset: retired.offset.into(),
+                element: retired.element.into(),
+            })
+        };
+        let [completion, other] = &self.retired;
+        let header = ReplyHeader {
+            magic: MAGIC.into(),
+            errno: self.error.map_or(0, Errno::to_u32).into(),
+            opened: self.opened.into(),
+            reserved: 0.into(),
+            retired: [layout(completion), layout(other)],
+        };
+        [header.as_bytes(), &self.body].concat()
+    }
+
+    /// Takes a datagram apart.
+    ///
+    /// # Errors
+    /// [`Errno::EPROTO`] for one that is none of this protocol.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Errno> {
+        let (header, body) = ReplyHeader::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+        if header.magic.get() != MAGIC {
+            return Err(Errno::EPROTO);
+        }
+        let retired = |layout: &RetiredLayout| {
+            let channel = layout.channel.get();
+            (channel != 0).then(|| RetiredEvents {
+                channel: ChannelId(channel),
+                element: layout.element.get(),
+                offset: layout.offset.get(),
+            })
+        };
+        let [completion, other] = &header.retired;
+        Ok(Self {
+            error: Errno::from_u32(header.errno.get()),
+            opened: header.opened.get(),
+            retired: [retired(completion), retired(other)],
+            body: body.to_vec(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_replies_come_back_as_they_were_sent() {
+        for verb in [
+            Verb::Claim,
+            Verb::Open,
+            Verb::Command { context: 3 },
+            Verb::Doorbell { context: 3, qp: 9 },
+            Verb::Close { context: 3 },
+            Verb::CloseChannel { channel: 4 },
+            Verb::Attribute,
+            Verb::Netlink,
+        ] {
+            let request = Request {
+                verb,
+                body: b"text",
+            };
+            let bytes = [&request.header()[..], request.body].concat();
+            assert_eq!(Request::decode(&bytes), Ok(request));
+        }
+        let reply = CallReply {
+            error: Some(Errno::EBUSY),
+            opened: 7,
+            retired: [
+                None,
+                Some(RetiredEvents {
+                    channel: ChannelId(2),
+                    element: 0x5555,
+                    offset: 4,
+                }),
+            ],
+            body: vec![1, 2, 3],
+        };
+        assert_eq!(CallReply::decode(&reply.encode()), Ok(reply));
+    }
+
+    #[test]
+    fn other_datagrams_are_none_of_the_protocol() {
+        assert_eq!(Request::decode(&[0; 15]), Err(Errno::EPROTO));
+        assert_eq!(Request::decode(&[0; 16]), Err(Errno::EPROTO));
+        let request = Request {
+            verb: Verb::Open,
+            body: &[],
+        };
+        let mut header = request.header();
+        header[4] = 99;
+        assert_eq!(Request::decode(&header), Err(Errno::EPROTO));
+        assert_eq!(CallReply::decode(&[0; 64]), Err(Errno::EPROTO));
+    }
+}

@@ -1,0 +1,281 @@
+//! Rings in shared memory, as the side that the program does not write.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use hca_api::{AddressSpace, LKey, PulledReceives, Sge};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::abi::ring::{
+    CONSUMER_INDEX, CompletionElement, INDEX_MASK, LOG2_ELEMENT_SIZE, MappedRing, PRODUCER_INDEX,
+    RECEIVE_HEADER, RING_HEADER, ReceiveElement, SGE_SIZE, SgeElement,
+};
+use crate::ring_memory::{Extents, RingMemory};
+
+/// Bytes of the smallest element.
+const MIN_ELEMENT: usize = 64;
+
+/// Bytes of the largest element: a send of 1024 inline bytes.
+pub(crate) const MAX_ELEMENT: usize = 2048;
+
+/// Place and shape of a ring. The shape in the ring's own header is for the program alone.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    memory: Arc<dyn RingMemory>,
+    offset: u64,
+    log2_element_size: u8,
+    /// Entries less one; entries are a power of two.
+    mask: u32,
+}
+
+impl Ring {
+    /// Creates a ring that holds at least `entries` elements of at least `element` bytes. Returns `None` if the memory is used
+    /// up.
+    pub(crate) fn new(
+        memory: &Arc<dyn RingMemory>,
+        extents: &mut Extents,
+        entries: u32,
+        element: usize,
+    ) -> Option<Self> {
+        let element = element.max(MIN_ELEMENT).checked_next_power_of_two()?;
+        let places = entries.checked_add(1)?.checked_next_power_of_two()?;
+        if element > MAX_ELEMENT {
+            return None;
+        }
+        let mut ring = Self {
+            memory: memory.clone(),
+            offset: 0,
+            log2_element_size: u8::try_from(element.trailing_zeros()).ok()?,
+            mask: places - 1,
+        };
+        ring.offset = extents.take(ring.bytes())?;
+        ring.memory.clear(ring.offset, ring.bytes());
+        let header = [
+            (LOG2_ELEMENT_SIZE, element.trailing_zeros()),
+            (INDEX_MASK, ring.mask),
+        ];
+        for (offset, value) in header {
+            ring.memory.store(ring.offset + offset, value);
+        }
+        Some(ring)
+    }
+
+    /// Bytes of header and elements.
+    fn bytes(&self) -> u64 {
+        RING_HEADER + ((u64::from(self.mask) + 1) << self.log2_element_size)
+    }
+
+    /// Returns the memory to the free extents. The program may have it mapped still: what it does there is its own affair.
+    pub(crate) fn give_back(&self, extents: &mut Extents) {
+        extents.give_back(self.offset, self.bytes());
+    }
+
+    /// Elements that fit: one place stays empty, to tell a full ring from an empty one.
+    pub(crate) const fn capacity(&self) -> u32 {
+        self.mask
+    }
+
+    /// Returns the place as an answer carries it.
+    pub(crate) fn place(&self) -> MappedRing {
+        MappedRing {
+            offset: self.offset.into(),
+            size: u32::try_from(self.bytes()).unwrap_or(u32::MAX).into(),
+            padding: 0.into(),
+        }
+    }
+
+    fn load(&self, index: u64) -> u32 {
+        self.memory.load(self.offset + index) & self.mask
+    }
+
+    fn store(&self, index: u64, value: u32) {
+        self.memory.store(self.offset + index, value & self.mask);
+    }
+
+    /// Returns the program's producer index.
+    pub(crate) fn producer(&self) -> u32 {
+        self.load(PRODUCER_INDEX)
+    }
+
+    /// Publishes how far the program's requests were taken.
+    pub(crate) fn publish_consumer(&self, index: u32) {
+        self.store(CONSUMER_INDEX, index);
+    }
+
+    /// Returns how far one index is ahead of another.
+    pub(crate) const fn distance(&self, from: u32, to: u32) -> u32 {
+        to.wrapping_sub(from) & self.mask
+    }
+
+    /// Returns the index behind another.
+    pub(crate) const fn next(&self, index: u32) -> u32 {
+        index.wrapping_add(1) & self.mask
+    }
+
+    /// Copies an element out, as far as the buffer goes. Returns the bytes copied.
+    pub(crate) fn read<'b>(&self, index: u32, element: &'b mut [u8; MAX_ELEMENT]) -> &'b [u8] {
+        let size = 1_usize << self.log2_element_size;
+        let bytes = &mut element[..size];
+        self.memory.read(self.place_of(index), bytes);
+        bytes
+    }
+
+    fn place_of(&self, index: u32) -> u64 {
+        let element = u64::from(index & self.mask) << self.log2_element_size;
+        self.offset + RING_HEADER + element
+    }
+}
+
+/// A ring of completions.
+#[derive(Debug)]
+pub(crate) struct CompletionRing {
+    ring: Ring,
+    producer: u32,
+    /// The program's index as it was last plausible.
+    consumer: u32,
+}
+
+impl CompletionRing {
+    pub(crate) const fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            producer: 0,
+            consumer: 0,
+        }
+    }
+
+    pub(crate) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Returns the number of completions that the program has not taken.
+    ///
+    /// Some releases move their index one beyond the last completion: an index that is not among those that wait means that
+    /// all are taken.
+    pub(crate) fn waiting(&mut self) -> u32 {
+        let seen = self.ring.load(CONSUMER_INDEX);
+        let outstanding = self.ring.distance(self.consumer, self.producer);
+        let taken = self.ring.distance(self.consumer, seen);
+        self.consumer = if taken <= outstanding {
+            seen
+        } else {
+            self.producer
+        };
+        self.ring.distance(self.consumer, self.producer)
+    }
+
+    /// Appends a completion. Returns `false` if the ring is full.
+    pub(crate) fn push(&mut self, completion: &CompletionElement) -> bool {
+        if self.waiting() == self.ring.capacity() {
+            return false;
+        }
+        let place = self.ring.place_of(self.producer);
+        self.ring.memory.write(place, completion.as_bytes());
+        self.producer = self.ring.next(self.producer);
+        self.ring.store(PRODUCER_INDEX, self.producer);
+        true
+    }
+
+    /// Moves the completions that wait to another ring, which has room for them, and goes on there.
+    pub(crate) fn move_to(&mut self, ring: Ring) -> Ring {
+        let waiting = self.waiting();
+        let mut new = Self::new(ring);
+        let mut index = self.consumer;
+        for _ in 0..waiting {
+            let mut bytes = [0; MAX_ELEMENT];
+            let bytes = self.ring.read(index, &mut bytes);
+            let read = CompletionElement::read_from_prefix(bytes);
+            if let Ok((completion, _)) = read {
+                new.push(&completion);
+            }
+            index = self.ring.next(index);
+        }
+        core::mem::replace(self, new).ring
+    }
+}
+
+/// A ring of receive requests, which the provider pulls from.
+#[derive(Debug)]
+pub(crate) struct ReceiveRing {
+    ring: Ring,
+    consumer: AtomicU32,
+    max_sge: usize,
+}
+
+impl ReceiveRing {
+    pub(crate) const fn new(ring: Ring, max_sge: usize) -> Self {
+        Self {
+            ring,
+            consumer: AtomicU32::new(0),
+            max_sge,
+        }
+    }
+
+    pub(crate) const fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Returns the number of requests that wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        let consumer = self.consumer.load(Ordering::Relaxed);
+        self.ring.distance(consumer, self.ring.producer())
+    }
+
+    /// Forgets the requests that wait.
+    pub(crate) fn drop_waiting(&self) {
+        let producer = self.ring.producer();
+        self.consumer.store(producer, Ordering::Relaxed);
+        self.ring.publish_consumer(producer);
+    }
+
+    fn take(&self, scatter: &mut Vec<Sge>) -> Option<u64> {
+        if self.waiting() == 0 {
+            return None;
+        }
+        let consumer = self.consumer.load(Ordering::Relaxed);
+        let mut bytes = [0; MAX_ELEMENT];
+        let bytes = self.ring.read(consumer, &mut bytes);
+        let (request, list) = ReceiveElement::read_from_prefix(bytes).ok()?;
+        scatter.extend(entries(list, request.num_sge.get(), self.max_sge));
+        let next = self.ring.next(consumer);
+        self.consumer.store(next, Ordering::Relaxed);
+        self.ring.publish_consumer(next);
+        Some(request.wr_id.get())
+    }
+}
+
+/// Returns the entries of a list of which a program says that it has so many.
+pub(crate) fn entries(list: &[u8], count: u32, max_sge: usize) -> impl Iterator<Item = Sge> + '_ {
+    let count = usize::try_from(count).unwrap_or(usize::MAX).min(max_sge);
+    let entries = list.chunks_exact(SGE_SIZE).take(count);
+    entries.filter_map(|entry| {
+        let entry = SgeElement::read_from_bytes(entry).ok()?;
+        Some(Sge {
+            addr: entry.addr.get(),
+            len: entry.length.get(),
+            lkey: LKey(entry.lkey.get()),
+        })
+    })
+}
+
+/// The provider's end of a ring of receive requests.
+#[derive(Debug)]
+pub(crate) struct ReceiveSource(pub(crate) Arc<ReceiveRing>);
+
+impl PulledReceives for ReceiveSource {
+    fn pull(&mut self, _: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
+        self.0.take(scatter)
+    }
+
+    fn pending(&self, _: &dyn AddressSpace) -> usize {
+        usize::try_from(self.0.waiting()).unwrap_or(usize::MAX)
+    }
+}
+
+/// Bytes of a receive request with a list of so many entries.
+pub(crate) const fn receive_element(max_sge: usize) -> usize {
+    RECEIVE_HEADER + max_sge * SGE_SIZE
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Shared memory and a program for the tests of this crate.
+
+use std::sync::{Arc, Mutex};
+
+use emulated_hca::hca::Device;
+use emulated_hca::{EndNode, HcaConfig};
+use hca_api::{Consumer, FunctionId, Hca, PortState};
+use ib_vtime::Instant;
+use ib_wire::{Guid, Lid, Mtu, PortNum};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::abi::{CommandHeader, command};
+use crate::{ContextId, Errno, ProcessDevice, Reply, RingMemory};
+
+/// LID of the port.
+pub(crate) const LID: u16 = 5;
+
+/// Shared memory on the heap.
+#[derive(Debug)]
+pub(crate) struct HeapRings(Mutex<Vec<u8>>);
+
+impl HeapRings {
+    pub(crate) fn new(len: usize) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(vec![0; len])))
+    }
+
+    pub(crate) fn store_at(&self, offset: u64, bytes: &[u8]) {
+        self.write(offset, bytes);
+    }
+}
+
+impl RingMemory for HeapRings {
+    fn len(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn load(&self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.read(offset, &mut bytes);
+        u32::from_ne_bytes(bytes)
+    }
+
+    fn store(&self, offset: u64, value: u32) {
+        self.write(offset, &value.to_ne_bytes());
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let at = usize::try_from(offset).unwrap();
+        bytes.copy_from_slice(&self.0.lock().unwrap()[at..at + bytes.len()]);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let at = usize::try_from(offset).unwrap();
+        self.0.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn clear(&self, offset: u64, len: u64) {
+        self.write(offset, &vec![0; usize::try_from(len).unwrap()]);
+    }
+}
+
+/// A process with its device on an adapter whose port is active.
+pub(crate) struct Process {
+    pub(crate) adapter: Device,
+    pub(crate) device: ProcessDevice,
+    pub(crate) rings: Arc<HeapRings>,
+    pub(crate) context: ContextId,
+}
+
+impl Process {
+    /// A process with an open context.
+    pub(crate) fn new() -> Self {
+        let guid = Guid::new(0x0002_c903_0000_1000);
+        let mut adapter = Device::new(&HcaConfig::new(guid, "test"), 7);
+        let port = adapter.node_mut().port_mut(PortNum(1)).unwrap();
+        port.state = PortState::Active;
+        port.lid = Lid::new(LID);
+        port.neighbor_mtu = Mtu::MTU_2048;
+        let rings = HeapRings::new(1 << 20);
+        let mut device = ProcessDevice::new();
+        assert!(device.claim(rings.clone()));
+        let context = device.open().unwrap();
+        let mut process = Self {
+            adapter,
+            device,
+            rings,
+            context,
+        };
+        let reply = process.command(command::GET_CONTEXT, &0_u64, 8).unwrap();
+        assert!(reply.opened.is_some());
+        process
+    }
+
+    pub(crate) fn with<T>(
+        &mut self,
+        call: impl FnOnce(&mut ProcessDevice, &mut dyn Hca) -> T,
+    ) -> T {
+        let mut hca = self.adapter.function(FunctionId::PF).unwrap();
+        call(&mut self.device, &mut hca)
+    }
+
+    /// Writes a command with room for `room` bytes of an answer.
+    pub(crate) fn command(
+        &mut self,
+        number: u32,
+        payload: &(impl IntoBytes + Immutable),
+        room: usize,
+    ) -> Result<Reply, Errno> {
+        let payload = payload.as_bytes();
+        let words = |bytes: usize| u16::try_from(bytes / 4).unwrap();
+        let header = CommandHeader {
+            command: number.into(),
+            in_words: words(size_of::<CommandHeader>() + payload.len()).into(),
+            out_words: words(room).into(),
+        };
+        let bytes = [header.as_bytes(), payload].concat();
+        let context = self.context;
+        self.with(|device, hca| device.command(hca, context, &bytes))
+    }
+
+    /// The same for an answer that is a layout, and the provider's part behind it.
+    pub(crate) fn ask<A, B>(
+        &mut self,
+        number: u32,
+        payload: &(impl IntoBytes + Immutable),
+    ) -> (A, B)
+    where
+        A: FromBytes + KnownLayout + Immutable + Unaligned,
+        B: FromBytes + KnownLayout + Immutable + Unaligned,
+    {
+        let room = size_of::<A>() + size_of::<B>();
+        let reply = self.command(number, payload, room).unwrap();
+        let (core, rest) = A::read_from_prefix(&reply.answer).unwrap();
+        (core, B::read_from_bytes(rest).unwrap())
+    }
+
+    /// Runs the device until nothing is due.
+    pub(crate) fn settle(&mut self) {
+        self.with(
+            |device, hca| {
+                while device.take_turn(Instant::ZERO, hca, &mut || false) {}
+            },
+        );
+    }
+}
