@@ -25,6 +25,7 @@ mod link;
 mod node;
 pub mod pma;
 mod port;
+mod run;
 pub mod sma;
 mod smi;
 mod switch;
@@ -45,6 +46,7 @@ pub use link::{
 pub use node::{EndNode, Node, NodeKind};
 pub use pma::PortCounters;
 pub use port::PhysicalPort;
+pub use run::{PacketRun, RunHead};
 pub use switch::Port0Mad;
 pub use tap::{TapId, TapPoint, Tapped};
 pub use topology::{Built, PlannedNode, PlannedPort, Topology};

@@ -13,8 +13,8 @@ use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{
-    DropCounters, DropReason, Frame, HcaConfig, PhysicalPort, PortConfig, PortCounters,
-    SwitchConfig,
+    DropCounters, DropReason, Frame, HcaConfig, PacketRun, PhysicalPort, PortConfig, PortCounters,
+    RunHead, SwitchConfig,
 };
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
@@ -99,6 +99,27 @@ pub trait EndNode: fmt::Debug {
     /// Gives the next packet to send on a port. Not called while the link has no room, so what
     /// waits here is back-pressure.
     fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame>;
+
+    /// Returns the head of the run that leaves next by a port, or `None` if a frame does or nothing waits. One that the fabric
+    /// cannot hand over whole leaves by [`EndNode::poll_transmit`].
+    #[must_use]
+    fn poll_run(&mut self, _now: Instant, _port: PortNum) -> Option<RunHead> {
+        None
+    }
+
+    /// Returns the run that [`EndNode::poll_run`] described.
+    fn front_run(&self, _port: PortNum) -> Option<&PacketRun> {
+        None
+    }
+
+    /// Drops the run that [`EndNode::poll_run`] described, because its peer has it.
+    fn run_arrived(&mut self, _port: PortNum) {}
+
+    /// Takes a run that arrived whole. Returns `false` if some packet of it would be dropped here: then nothing was done, and
+    /// the packets come one by one.
+    fn receive_run(&mut self, _now: Instant, _port: PortNum, _run: &PacketRun) -> bool {
+        false
+    }
 
     /// The fabric changed ports: [`Node::take_port_change`] has something to tell the functions.
     fn ports_changed(&mut self, now: Instant);

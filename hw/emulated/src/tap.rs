@@ -63,6 +63,16 @@ pub(crate) struct Passing<'f> {
 }
 
 impl TapPoint {
+    /// Returns `true` if the point may see packets that cross a link between two ports.
+    pub(crate) fn watches(&self, link: LinkId, ends: [Endpoint; 2]) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::Tunnels(_) => false,
+            Self::Link(own) => *own == link,
+            Self::QueuePair(end, _) => ends.contains(end),
+        }
+    }
+
     pub(crate) fn sees(&self, passing: &Passing<'_>) -> bool {
         match self {
             Self::Everything => true,

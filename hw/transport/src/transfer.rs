@@ -111,6 +111,15 @@ impl Transfer {
         }
     }
 
+    /// Returns the packets, at least one.
+    #[must_use]
+    pub const fn packets(&self) -> u32 {
+        match self {
+            Self::Request(run) => run.packets,
+            Self::Response(response) => response.packets,
+        }
+    }
+
     /// Returns the bytes of payload.
     #[must_use]
     pub const fn payload_len(&self) -> u32 {

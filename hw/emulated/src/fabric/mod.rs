@@ -5,6 +5,7 @@ mod links;
 mod port0;
 mod route;
 mod traffic;
+mod whole;
 
 use std::collections::VecDeque;
 
@@ -17,6 +18,7 @@ use thiserror::Error;
 pub use adapter::NodeAdapter;
 pub use route::Travelling;
 
+use self::whole::Hop;
 use crate::hca::{Device, Function};
 use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
@@ -199,6 +201,8 @@ pub struct Fabric<D = Device> {
     served: VecDeque<NodeId>,
     /// Reused by every packet that a switch forwards.
     outputs: Outputs,
+    /// Reused by every run that goes whole.
+    way: Vec<Hop>,
     taps: Vec<(TapId, TapPoint)>,
     next_tap: u32,
     tapped: VecDeque<Tapped>,
@@ -240,6 +244,16 @@ impl Fabric {
         }
     }
 
+    /// Allows or forbids that the adapters which are there send packets of connections in whole runs; see
+    /// [`Device::set_whole_runs`].
+    pub fn set_whole_runs(&mut self, allowed: bool) {
+        for slot in &mut self.slots {
+            if let Body::EndNode(device) = &mut slot.body {
+                device.set_whole_runs(allowed);
+            }
+        }
+    }
+
     /// A function of a channel adapter, to be used; what it sends leaves with the next poll.
     pub fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>> {
         self.device_mut(node)?.function(function)
@@ -261,6 +275,7 @@ impl<D: EndNode> Fabric<D> {
             timers: TimerQueue::new(),
             served: VecDeque::new(),
             outputs: Vec::new(),
+            way: Vec::new(),
             taps: Vec::new(),
             next_tap: 0,
             tapped: VecDeque::new(),

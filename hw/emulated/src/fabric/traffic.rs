@@ -194,6 +194,10 @@ impl<D: EndNode> Fabric<D> {
                     self.activate(id);
                     return done;
                 }
+                if let Some(packets) = self.pass_run(from) {
+                    done += packets;
+                    continue;
+                }
                 let now = self.now;
                 let device = match &mut self.slots[id.index()].body {
                     Body::EndNode(device) => device,

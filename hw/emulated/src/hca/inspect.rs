@@ -3,7 +3,7 @@
 use hca_api::{FunctionId, QpAttributes, QpKind};
 
 use super::Device;
-use super::connected::Connected;
+use super::connected::{Connected, Way};
 use super::connection_counters::ConnectionCounters;
 
 /// A queue pair of a function.
@@ -17,6 +17,8 @@ pub struct QpRow {
     pub outstanding: usize,
     /// Counters of an RC or UC queue pair since it was made.
     pub counters: Option<ConnectionCounters>,
+    /// Way that the latest packets of an RC or UC queue pair took.
+    pub way: Option<Way>,
 }
 
 impl Device {
@@ -32,6 +34,7 @@ impl Device {
                     .connected()
                     .map_or(qp.sends.len(), Connected::outstanding),
                 counters: qp.connected().map(|own| own.counters),
+                way: qp.connected().map(|own| own.way),
             })
         })
     }

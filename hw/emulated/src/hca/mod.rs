@@ -22,6 +22,7 @@
 mod connected;
 mod connection_counters;
 mod cq;
+mod egress;
 mod event;
 mod function;
 mod held;
@@ -52,14 +53,18 @@ use hca_api::{
 use ib_vtime::{Instant, SplitMix64, TimerQueue};
 use ib_wire::PortNum;
 
+pub use self::connected::Way;
 pub use self::connection_counters::ConnectionCounters;
 pub use self::inspect::QpRow;
 
+use self::egress::Egress;
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
-use crate::{DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node};
+use crate::{
+    DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node, PacketRun, RunHead,
+};
 
 /// Upper bounds of every function.
 const LIMITS: Limits = Limits {
@@ -95,18 +100,8 @@ const NO_QUOTA: ResourceCounts = ResourceCounts {
     attachments: LIMITS.max_mcast_grp * LIMITS.max_mcast_qp_attach,
 };
 
-/// Frames that a port's egress holds before sends wait in their queues.
+/// Packets that a port's egress holds before sends wait in their queues.
 const EGRESS_DEPTH: usize = 64;
-
-/// What waits to leave by one port.
-#[derive(Debug, Default)]
-struct Egress {
-    frames: VecDeque<Frame>,
-    /// Queue pairs with something to send, served in turn.
-    backlog: VecDeque<QpRef>,
-    /// The backlog was left while the egress had room, and is to be served again at once.
-    interrupted: bool,
-}
 
 /// An emulated channel adapter.
 #[derive(Debug)]
@@ -128,6 +123,10 @@ pub struct Device {
     tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
     staging: Vec<u8>,
+    /// Buffers for the payload of packets of connections.
+    payloads: Vec<Vec<u8>>,
+    /// Packets of connections may leave in whole runs.
+    sends_runs: bool,
     /// Where the bytes of waiting sends are copied to.
     spare: SpareBytes,
     /// Packets are written into the buffers of those that came.
@@ -177,6 +176,8 @@ impl Device {
             egress: (0..ports).map(|_| Egress::default()).collect(),
             tunnelled: None,
             staging: Vec::new(),
+            payloads: Vec::new(),
+            sends_runs: true,
             spare: SpareBytes::default(),
             frames: FrameWriter::default(),
             timers: TimerQueue::new(),
@@ -205,6 +206,12 @@ impl Device {
             }
         }
         None
+    }
+
+    /// Allows or forbids that packets of connections leave in whole runs, which is allowed at first. A program cannot tell
+    /// the difference.
+    pub const fn set_whole_runs(&mut self, allowed: bool) {
+        self.sends_runs = allowed;
     }
 
     /// What the device dropped, and why.
@@ -265,9 +272,32 @@ impl EndNode for Device {
         self.node.set_now(now);
         // A connection that has something to send waits for this call, whether or not packets wait, too.
         self.serve_backlog(port);
-        let frame = self.egress_mut(port)?.frames.pop_front();
+        let frame = self.next_frame(port);
         self.serve_backlog(port);
         frame
+    }
+
+    fn poll_run(&mut self, now: Instant, port: PortNum) -> Option<RunHead> {
+        if !self.sends_runs {
+            return None;
+        }
+        self.node.set_now(now);
+        self.serve_backlog(port);
+        self.front_run(port)?.head()
+    }
+
+    fn front_run(&self, port: PortNum) -> Option<&PacketRun> {
+        self.egress.get(port.index().checked_sub(1)?)?.front_run()
+    }
+
+    fn run_arrived(&mut self, port: PortNum) {
+        self.forget_front_run(port);
+        self.serve_backlog(port);
+    }
+
+    fn receive_run(&mut self, now: Instant, port: PortNum, run: &PacketRun) -> bool {
+        self.node.set_now(now);
+        self.take_run(port, run)
     }
 
     fn ports_changed(&mut self, now: Instant) {

@@ -164,13 +164,13 @@ impl Device {
             .is_ok_and(|qp| qp.block_multicast_loopback)
     }
 
-    /// Checks a packet against the queue pair that it is for (IBA 9.6.1), and hands it to the transport.
-    fn deliver_to_qp(
-        &mut self,
+    /// Checks a packet against the queue pair that it is for (IBA 9.6.1). Returns which of the function's GIDs it is for.
+    pub(super) fn admit(
+        &self,
         port: PortNum,
         packet: &Inbound<'_>,
         to: QpRef,
-    ) -> Result<(), DropReason> {
+    ) -> Result<GidIndex, DropReason> {
         let state = self.state(to.function).map_err(|_| DropReason::NoQp)?;
         let qp = state
             .qp(to.handle())
@@ -194,6 +194,19 @@ impl Device {
         if !own_pkey.is_some_and(|own| own.matches(packet.bth.pkey)) {
             return Err(DropReason::BadPKey);
         }
+        Ok(sgid_index)
+    }
+
+    /// Hands a packet to the transport of the queue pair that it is for, if it passes the checks.
+    fn deliver_to_qp(
+        &mut self,
+        port: PortNum,
+        packet: &Inbound<'_>,
+        to: QpRef,
+    ) -> Result<(), DropReason> {
+        let sgid_index = self.admit(port, packet, to)?;
+        let state = self.state(to.function).map_err(|_| DropReason::NoQp)?;
+        let qp = state.qp(to.handle()).map_err(|_| DropReason::NoQp)?;
         if let Some(own) = qp.connected() {
             Self::check_connection(own, packet)?;
             self.receive_connected(to, port, packet);
@@ -251,7 +264,7 @@ impl Device {
         let full = self
             .egress
             .get(port.index() - 1)
-            .is_none_or(|egress| egress.frames.len() >= 2 * EGRESS_DEPTH);
+            .is_none_or(|egress| egress.len() >= 2 * EGRESS_DEPTH);
         if full {
             return Err(DropReason::EgressFull);
         }

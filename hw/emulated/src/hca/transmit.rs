@@ -8,6 +8,7 @@ use hca_api::{
 use ib_wire::packet::{Grh, MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
+use super::egress::Leaving;
 use super::function::FunctionState;
 use super::inbound::Inbound;
 use super::qp::{Qp, Side};
@@ -60,7 +61,7 @@ impl Device {
     fn must_wait(&self, qp: &Qp) -> bool {
         let egress_full = || {
             let egress = qp.port.and_then(|p| self.egress.get(p.index() - 1));
-            egress.is_some_and(|egress| egress.frames.len() >= EGRESS_DEPTH)
+            egress.is_some_and(|egress| egress.len() >= EGRESS_DEPTH)
         };
         !qp.sends.is_empty()
             || qp.state == QpState::SendQueueDrain
@@ -106,8 +107,8 @@ impl Device {
         }
     }
 
-    /// Sends what waits while the port's egress has room: of each queue pair in turn a datagram, or a packet of its
-    /// connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
+    /// Sends what waits while the port's egress has room: of each queue pair in turn a datagram, or a packet or a whole run of
+    /// its connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
     /// egress.
     pub(super) fn serve_backlog(&mut self, port: PortNum) {
         let mut turn = TURN;
@@ -116,7 +117,7 @@ impl Device {
         }
         while let Some(at) = self
             .egress_mut(port)
-            .filter(|egress| egress.frames.len() < EGRESS_DEPTH)
+            .filter(|egress| egress.len() < EGRESS_DEPTH)
             .and_then(|egress| egress.backlog.pop_front())
         {
             let is_held = self.is_held(at.function);
@@ -131,9 +132,10 @@ impl Device {
                 continue;
             }
             if qp.connected().is_some() {
-                if self.transmit_connected(at) {
+                let packets = self.transmit_connected(at, turn);
+                if packets > 0 {
                     self.join_backlog(at);
-                    turn -= 1;
+                    turn -= packets;
                 }
                 if turn == 0 {
                     if let Some(egress) = self.egress_mut(port) {
@@ -445,7 +447,7 @@ impl Device {
     fn put_on_wire(&mut self, port: PortNum, frame: &TransportFrame<'_>) {
         // The payload was checked against the MTU, so there is a packet.
         if let (Ok(frame), Some(egress)) = (self.frames.write(frame), self.egress_mut(port)) {
-            egress.frames.push_back(frame);
+            egress.push(Leaving::Frame(frame));
         }
     }
 }

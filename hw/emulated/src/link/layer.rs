@@ -4,7 +4,7 @@ use hca_api::PortState;
 use ib_wire::packet::{Lrh, link_header};
 use ib_wire::{Mtu, Vl};
 
-use crate::{DropReason, Frame, PhysicalPort};
+use crate::{DropReason, Frame, PhysicalPort, RunHead};
 
 /// Bytes of headers and ICRC that a packet may have besides an MTU of payload (IBA 7.7.8).
 const MAX_OVERHEAD: usize = 124;
@@ -25,6 +25,26 @@ fn fits(lrh: &Lrh, mtu: Mtu) -> bool {
     let counted = usize::from(lrh.length_words()) * 4;
     mtu.bytes()
         .is_none_or(|payload| counted <= payload + MAX_OVERHEAD)
+}
+
+/// Returns `true` if each packet of a run fits the MTU.
+pub(crate) fn run_fits(head: &RunHead, mtu: Mtu) -> bool {
+    let most = mtu.bytes().map(|payload| (payload + MAX_OVERHEAD) as u64);
+    most.is_none_or(|most| head.longest * 4 <= most)
+}
+
+/// Counts the packets of a run that went onto the wire.
+pub(crate) fn count_run_sent(port: &mut PhysicalPort, head: &RunHead) {
+    port.counters.xmit_data += head.words;
+    port.counters.xmit_packets += u64::from(head.packets);
+    port.counters.unicast_xmit_packets += u64::from(head.packets);
+}
+
+/// Counts the packets of a run that came off the wire.
+pub(crate) fn count_run_received(port: &mut PhysicalPort, head: &RunHead) {
+    port.counters.rcv_data += head.words;
+    port.counters.rcv_packets += u64::from(head.packets);
+    port.counters.unicast_rcv_packets += u64::from(head.packets);
 }
 
 /// Takes a packet off the wire.

@@ -118,6 +118,17 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Returns `true` if a packet sent by a side would be at the other at once, like those before and behind it.
+    pub(crate) fn is_at_rest(&self, side: usize, now: Instant) -> bool {
+        let direction = &self.directions[side];
+        let is_fast = !self.config.timed && self.config.latency.is_zero();
+        self.up
+            && is_fast
+            && direction.faults.is_none()
+            && direction.in_flight == 0
+            && direction.free_at <= now
+    }
+
     /// Time that a packet's bits take at the link's rate.
     pub(crate) fn wire_time(&self, bytes: usize) -> Duration {
         if !self.config.timed || self.rate == 0 {

@@ -13,7 +13,7 @@ pub use port0::Port0Mad;
 pub(crate) use port0::{Port0, Port0Send};
 pub(crate) use tables::Tables;
 
-use crate::{DropReason, Frame, Node, PhysicalPort, SwitchConfig};
+use crate::{DropReason, Frame, Node, PhysicalPort, RunHead, SwitchConfig};
 use port0::Taken;
 
 /// A switch of the fabric.
@@ -93,6 +93,23 @@ impl Switch {
             // No entry, or back where it came from.
             Some(_) | None => self.relay_error(in_port, DropReason::NoRoute),
         }
+    }
+
+    /// Returns the port by which packets of a run leave that come by a port, or `None` unless all of them go out by one.
+    pub(crate) fn passes(&self, in_port: PortNum, head: &RunHead) -> Option<PortNum> {
+        let tables = self.node.tables()?;
+        let own = self.node.port(PortNum(0))?.owns_lid(head.dlid);
+        let out_port = tables.route(head.dlid).filter(|_| !own)?;
+        let (entry, exit) = (self.node.port(in_port)?, self.node.port(out_port)?);
+        let admitted =
+            |port: &PhysicalPort, enforced: bool| !enforced || port.admits_partition(head.pkey);
+        let vl = tables.vl(in_port, out_port, head.sl, exit.operational_vls);
+        let passes = out_port.0 != 0
+            && out_port != in_port
+            && admitted(entry, entry.partition_enforcement_in)
+            && admitted(exit, exit.partition_enforcement_out)
+            && vl != Vl::MANAGEMENT;
+        passes.then_some(out_port)
     }
 
     /// Sends an SMP on towards its LID. SMPs stay on VL15 and need no partition.

@@ -1,6 +1,6 @@
 //! Queue pairs of the adapters of a fabric.
 
-use emulated_hca::hca::QpRow;
+use emulated_hca::hca::{QpRow, Way};
 use emulated_hca::{Fabric, NodeId};
 use hca_api::{FunctionId, QpKind, QpState};
 use ib_wire::Qpn;
@@ -60,6 +60,7 @@ impl Row for NodeQp {
         column("rnr_naks").headed("RNR"),
         column("sent_bytes").headed("SENT"),
         column("received_bytes").headed("RECEIVED"),
+        column("way"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -68,6 +69,7 @@ impl Row for NodeQp {
             attributes,
             outstanding,
             counters,
+            way,
         } = &self.qp;
         let number = |qpn: Qpn| Cell::Number(qpn.get().into());
         // A datagram queue pair has no peer, and one that is not connected none yet.
@@ -98,6 +100,12 @@ impl Row for NodeQp {
             Cell::option(*counters, |all| Cell::Number(all.rnr_naks)),
             Cell::option(*counters, |all| Cell::Number(all.sent_bytes)),
             Cell::option(*counters, |all| Cell::Number(all.received_bytes)),
+            Cell::option(*way, |way| {
+                Cell::text(match way {
+                    Way::Packets => "packets",
+                    Way::Whole => "whole",
+                })
+            }),
         ]
     }
 

@@ -1,10 +1,9 @@
 //! How the device drives connected queue pairs: posts, packets, transitions and time.
 
-use hca_api::{FunctionId, HcaError, QpHandle, QpModify, QpState, SendRequest};
+use hca_api::{FunctionId, HcaError, QpModify, QpState, SendRequest};
 use ib_transport::Transfer;
 use ib_vtime::Instant;
-use ib_wire::packet::{Bth, Lrh, TransportFrame};
-use ib_wire::{PortNum, Vl};
+use ib_wire::PortNum;
 
 use super::super::connection_counters::ConnectionCounters;
 use super::super::inbound::Inbound;
@@ -17,7 +16,7 @@ impl Device {
     /// queue pair follows that of the machine or the other way round, and the timer follows the deadline.
     ///
     /// Returns `None` if there is no machine.
-    fn with_machine<T>(
+    pub(super) fn with_machine<T>(
         &mut self,
         at: QpRef,
         arrived: &[u8],
@@ -68,7 +67,7 @@ impl Device {
         Some(result)
     }
 
-    fn connected_mut(&mut self, at: QpRef) -> Option<&mut Connected> {
+    pub(super) fn connected_mut(&mut self, at: QpRef) -> Option<&mut Connected> {
         let state = self.state_mut(at.function).ok()?;
         state.qp_mut(at.handle()).ok()?.connected_mut()
     }
@@ -227,82 +226,5 @@ impl Device {
     /// Sets the timer of a queue pair that was held.
     pub(in super::super) fn rearm(&mut self, at: QpRef) {
         self.with_machine(at, &[], &mut Vec::new(), |_, _, _| ());
-    }
-
-    /// Sends the next packet of a connected queue pair. Returns `false` if there is none.
-    pub(in super::super) fn transmit_connected(&mut self, at: QpRef) -> bool {
-        let mut payload = core::mem::take(&mut self.staging);
-        payload.clear();
-        let transfer = self
-            .with_machine(at, &[], &mut payload, |machine, now, fx| {
-                machine.poll_transmit(now, fx)
-            })
-            .flatten();
-        if let Some(transfer) = &transfer {
-            let len = payload.len().min(transfer.payload_len() as usize);
-            if let Err((port, reason)) = self.send_transfer(at, transfer, &payload[..len]) {
-                self.node.count_drop(port, at.function, reason);
-            }
-        }
-        self.staging = payload;
-        transfer.is_some()
-    }
-
-    /// Builds the packet of a transfer and routes it. One that cannot leave is lost, as on a link.
-    fn send_transfer(
-        &mut self,
-        at: QpRef,
-        transfer: &Transfer,
-        payload: &[u8],
-    ) -> Result<(), (PortNum, DropReason)> {
-        const GONE: (PortNum, DropReason) = (PortNum(0), DropReason::NoQp);
-
-        let state = self.state(at.function).map_err(|_| GONE)?;
-        let qp = state.qp(QpHandle(at.index)).map_err(|_| GONE)?;
-        let own = qp.connected().ok_or(GONE)?;
-        let vector = own.attributes.primary.ok_or(GONE)?;
-        let number = vector.port;
-        let lost = |reason| (number, reason);
-        let headers = transfer.headers(own.service).ok_or(GONE)?;
-        let port = self.node.port(number).ok_or(GONE)?;
-        if !self.passes_data(state, number) {
-            return Err(lost(DropReason::PortNotActive));
-        }
-        if !vector.dlid.is_unicast() {
-            return Err(lost(DropReason::BadDestinationLid));
-        }
-        let vl = Some(port.vl_for_sl(vector.sl))
-            .filter(|vl| *vl != Vl::MANAGEMENT)
-            .ok_or_else(|| lost(DropReason::NoDataLane))?;
-        let pkey = state
-            .physical_pkey(number, qp.pkey_index)
-            .and_then(|index| port.pkey(index))
-            .filter(|pkey| pkey.is_valid())
-            .ok_or_else(|| lost(DropReason::NoPKey))?;
-        let mut lrh = Lrh {
-            dlid: vector.dlid,
-            slid: port.source_lid(vector.path_bits),
-            ..Lrh::default()
-        };
-        lrh.set_vl(vl);
-        lrh.set_sl(vector.sl);
-        let mut bth = Bth {
-            opcode: headers.opcode,
-            pkey,
-            dest_qp: own.attributes.dest_qpn,
-            psn: headers.psn,
-            ..Bth::default()
-        };
-        bth.set_solicited(headers.solicited);
-        bth.set_ack_request(headers.ack_request);
-        bth.set_migrated(true);
-        let frame = TransportFrame {
-            lrh,
-            grh: self.global_header(state, &vector).map_err(lost)?,
-            bth,
-            extended: headers.extended(),
-            payload,
-        };
-        self.route(number, &frame, Some(at)).map_err(lost)
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! The machines are those of [`ib_transport`]. One exists from the transition to RTR to the reset; it is taken out of
 //! its queue pair while it works, so that it can be lent the rest of the function. Packets leave in the turns of
-//! [`Device::serve_backlog`](super::Device), a packet at a time.
+//! [`Device::serve_backlog`](super::Device), a packet at a time or a run that goes whole.
 
 mod drive;
 mod effects;
+mod runs;
 
 use hca_api::{
     AccessFlags, AddressVector, HcaError, QpModify, RemoteAddress, SendFlags, SendOp, SendRequest,
@@ -106,6 +107,16 @@ impl Attributes {
     }
 }
 
+/// Way from a queue pair to its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// In frames, each of which crosses every link by itself.
+    #[default]
+    Packets,
+    /// In runs that are handed over whole.
+    Whole,
+}
+
 /// The transport of an RC or UC queue pair.
 #[derive(Debug)]
 pub(super) struct Connected {
@@ -121,6 +132,8 @@ pub(super) struct Connected {
     timer: Option<TimerKey>,
     /// The consumer asked to be told when the send queue is drained.
     announces_drain: bool,
+    /// Way that the latest packets took.
+    pub(super) way: Way,
 }
 
 impl Connected {
@@ -134,6 +147,7 @@ impl Connected {
             is_live: false,
             timer: None,
             announces_drain: false,
+            way: Way::default(),
         }
     }
 
@@ -147,6 +161,7 @@ impl Connected {
         self.machine = None;
         self.is_live = false;
         self.announces_drain = false;
+        self.way = Way::default();
         self.attributes = Attributes::default();
     }
 
@@ -307,11 +322,17 @@ impl Machine {
         }
     }
 
-    /// Returns the next packet to send.
-    fn poll_transmit(&mut self, now: Instant, fx: &mut Surroundings<'_>) -> Option<Transfer> {
+    /// Returns the next packets to send, `budget` at most.
+    #[must_use]
+    fn poll_transmit(
+        &mut self,
+        now: Instant,
+        budget: u32,
+        fx: &mut Surroundings<'_>,
+    ) -> Option<Transfer> {
         match self {
-            Self::Reliable(connection) => connection.poll_transmit(now, 1, fx),
-            Self::Unreliable(connection) => connection.poll_transmit(1, fx),
+            Self::Reliable(connection) => connection.poll_transmit(now, budget, fx),
+            Self::Unreliable(connection) => connection.poll_transmit(budget, fx),
         }
     }
 

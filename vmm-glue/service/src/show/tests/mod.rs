@@ -361,7 +361,7 @@ fn queue_pairs_show_state_peer_and_what_they_carried() {
         "node": "host-a", "port": 1, "vf": "pf", "qpn": rc["qpn"], "service": "RC", "state": "RTS",
         "peer_lid": 9, "peer_gid": "fe80::2:c903:0:101", "peer_qpn": rc["qpn"], "sq_psn": 7,
         "rq_psn": 7, "outstanding": 0, "retransmissions": 0, "rnr_naks": 0, "sent_bytes": 0,
-        "received_bytes": 0,
+        "received_bytes": 0, "way": "packets",
     });
     assert_eq!(*rc, wanted);
     assert_eq!(
@@ -371,7 +371,7 @@ fn queue_pairs_show_state_peer_and_what_they_carried() {
     let text = shown(Format::Text);
     let head = text.lines().next().unwrap();
     let columns: Vec<_> = head.split_whitespace().collect();
-    let wanted = "NODE VF QPN TYPE STATE PEER-QPN SQ-PSN RQ-PSN OUT RETRIES RNR SENT RECEIVED";
+    let wanted = "NODE VF QPN TYPE STATE PEER-QPN SQ-PSN RQ-PSN OUT RETRIES RNR SENT RECEIVED WAY";
     assert_eq!(columns.join(" "), wanted);
 }
 

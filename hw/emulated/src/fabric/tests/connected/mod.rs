@@ -7,6 +7,7 @@ mod random;
 mod reliable;
 mod states;
 mod unreliable;
+mod whole;
 
 use core::time::Duration;
 

@@ -1,0 +1,235 @@
+//! Runs of packets between connected queue pairs: how they leave, and how whole ones arrive.
+//!
+//! The first packet that a queue pair sends shows whether its peer is reached without anything on the way that could
+//! treat packets unlike: then the following runs are longer than a packet. One that has to be cut shows the contrary.
+
+use hca_api::{QpHandle, QpState};
+use ib_transport::{PsnOrder, Transfer};
+use ib_wire::packet::{Bth, Lrh};
+use ib_wire::{PortNum, Vl};
+
+use super::super::egress::Leaving;
+use super::super::inbound::Inbound;
+use super::super::qpn::QpRef;
+use super::super::{Device, DropReason};
+use super::Way;
+use crate::{Frame, PacketRun};
+
+/// Packets of a run that goes whole, at most: with the largest path MTU 64 KiB.
+const LONGEST: u32 = 16;
+
+/// Buffers of payload that are kept for runs to come.
+const SPARE_BUFFERS: usize = 64;
+
+impl Device {
+    /// Sends the next packets of a connected queue pair, `most` at most. Returns how many there were.
+    pub(in super::super) fn transmit_connected(&mut self, at: QpRef, most: u32) -> u32 {
+        let way = self.connected_mut(at).map(|own| own.way);
+        let budget = match way {
+            Some(Way::Whole) => LONGEST.min(most),
+            _ => 1,
+        };
+        let mut payload = self.payloads.pop().unwrap_or_default();
+        payload.clear();
+        let transfer = self
+            .with_machine(at, &[], &mut payload, |machine, now, fx| {
+                machine.poll_transmit(now, budget, fx)
+            })
+            .flatten();
+        let Some(transfer) = transfer else {
+            self.keep_payload(payload);
+            return 0;
+        };
+        match self.run(at, transfer, payload) {
+            Ok((port, run)) => self.send_run(at, port, run),
+            Err((port, reason)) => {
+                for _ in 0..transfer.packets() {
+                    self.node.count_drop(port, at.function, reason);
+                }
+            }
+        }
+        transfer.packets()
+    }
+
+    fn keep_payload(&mut self, payload: Vec<u8>) {
+        if self.payloads.len() < SPARE_BUFFERS {
+            self.payloads.push(payload);
+        }
+    }
+
+    /// Addresses a transfer. One that cannot leave is lost, as on a link.
+    fn run(
+        &self,
+        at: QpRef,
+        transfer: Transfer,
+        payload: Vec<u8>,
+    ) -> Result<(PortNum, PacketRun), (PortNum, DropReason)> {
+        const GONE: (PortNum, DropReason) = (PortNum(0), DropReason::NoQp);
+
+        let state = self.state(at.function).map_err(|_| GONE)?;
+        let qp = state.qp(QpHandle(at.index)).map_err(|_| GONE)?;
+        let own = qp.connected().ok_or(GONE)?;
+        let vector = own.attributes.primary.ok_or(GONE)?;
+        let number = vector.port;
+        let lost = |reason| (number, reason);
+        let port = self.node.port(number).ok_or(GONE)?;
+        if !self.passes_data(state, number) {
+            return Err(lost(DropReason::PortNotActive));
+        }
+        if !vector.dlid.is_unicast() {
+            return Err(lost(DropReason::BadDestinationLid));
+        }
+        let vl = Some(port.vl_for_sl(vector.sl))
+            .filter(|vl| *vl != Vl::MANAGEMENT)
+            .ok_or_else(|| lost(DropReason::NoDataLane))?;
+        let pkey = state
+            .physical_pkey(number, qp.pkey_index)
+            .and_then(|index| port.pkey(index))
+            .filter(|pkey| pkey.is_valid())
+            .ok_or_else(|| lost(DropReason::NoPKey))?;
+        let mut lrh = Lrh {
+            dlid: vector.dlid,
+            slid: port.source_lid(vector.path_bits),
+            ..Lrh::default()
+        };
+        lrh.set_vl(vl);
+        lrh.set_sl(vector.sl);
+        let mut bth = Bth {
+            pkey,
+            dest_qp: own.attributes.dest_qpn,
+            ..Bth::default()
+        };
+        bth.set_migrated(true);
+        let run = PacketRun {
+            service: own.service,
+            pmtu: own.path_mtu().map_err(|_| GONE)?,
+            lrh,
+            grh: self.global_header(state, &vector).map_err(lost)?,
+            bth,
+            transfer,
+            payload,
+            start: 0,
+        };
+        Ok((number, run))
+    }
+
+    /// Sends a run out by a port, or to a queue pair of this device.
+    fn send_run(&mut self, at: QpRef, port: PortNum, run: PacketRun) {
+        let own = self.node.port(port);
+        if !own.is_some_and(|own| own.owns_lid(run.lrh.dlid)) {
+            if let Some(egress) = self.egress_mut(port) {
+                egress.push(Leaving::Run { from: at, run });
+            }
+            return;
+        }
+        self.delivered = self.delivered.saturating_add(run.transfer.packets());
+        let is_taken = self.sends_runs && self.take_run(port, &run);
+        self.note_way(at, if is_taken { Way::Whole } else { Way::Packets });
+        if is_taken {
+            return self.keep_payload(run.payload);
+        }
+        let mut run = run;
+        loop {
+            if let Some((headers, payload)) = run.first()
+                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload))
+            {
+                self.deliver_unicast(port, &packet);
+            }
+            if !run.advance() {
+                return self.keep_payload(run.payload);
+            }
+        }
+    }
+
+    fn note_way(&mut self, at: QpRef, way: Way) {
+        if let Some(own) = self.connected_mut(at) {
+            own.way = way;
+        }
+    }
+
+    /// Returns the next frame that leaves by a port.
+    pub(in super::super) fn next_frame(&mut self, port: PortNum) -> Option<Frame> {
+        loop {
+            match self.egress_mut(port)?.pop()? {
+                Leaving::Frame(frame) => return Some(frame),
+                Leaving::Run { from, mut run } => {
+                    let frame = run.frame(&mut self.frames);
+                    self.note_way(from, Way::Packets);
+                    if run.advance() {
+                        self.egress_mut(port)?.put_back(from, run);
+                    } else {
+                        self.keep_payload(run.payload);
+                    }
+                    if frame.is_some() {
+                        return frame;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the run off that leaves next by a port, because it has arrived.
+    pub(in super::super) fn forget_front_run(&mut self, port: PortNum) {
+        let front = self.egress_mut(port).and_then(|egress| egress.pop());
+        if let Some(Leaving::Run { from, run }) = front {
+            self.note_way(from, Way::Whole);
+            self.keep_payload(run.payload);
+        }
+    }
+
+    /// Takes a run that arrived whole, if its queue pair takes each of its packets. Returns `false` if it does not, and
+    /// nothing was done.
+    pub(in super::super) fn take_run(&mut self, port: PortNum, run: &PacketRun) -> bool {
+        let Some((headers, first)) = run.first() else {
+            return false;
+        };
+        let frame = run.packet(&headers, first);
+        let Ok(packet) = Inbound::of(&frame) else {
+            return false;
+        };
+        let Some(to) = self.qpns.get(packet.bth.dest_qp) else {
+            return false;
+        };
+        let own = self.node.port(port);
+        let is_addressed = own.is_some_and(|own| own.owns_lid(packet.dlid()));
+        if !is_addressed || self.is_held(to.function) || self.admit(port, &packet, to).is_err() {
+            return false;
+        }
+        let Some(own) = self.connected_mut(to) else {
+            return false;
+        };
+        // Either end cuts packets by its own path MTU.
+        if own.path_mtu() != Ok(run.pmtu) || Self::check_connection(own, &packet).is_err() {
+            return false;
+        }
+        self.handle_transfer(to, &run.transfer, run.payload());
+        self.count_behind_refused(port, to, run);
+        true
+    }
+
+    /// Counts the packets of a run behind the one that took its queue pair to ERR, which takes none any more.
+    fn count_behind_refused(&mut self, port: PortNum, at: QpRef, run: &PacketRun) {
+        let Transfer::Request(requests) = &run.transfer else {
+            return;
+        };
+        let Ok(state) = self.state_mut(at.function) else {
+            return;
+        };
+        let qp = state.qp_mut(at.handle()).ok();
+        let Some(qp) = qp.filter(|qp| qp.state == QpState::Error) else {
+            return;
+        };
+        let Some(own) = qp.connected_mut() else {
+            return;
+        };
+        let taken = u32::try_from(own.psns().1.since(requests.psn)).unwrap_or(0) + 1;
+        let behind = requests.packets.saturating_sub(taken);
+        let bytes = requests.len.saturating_sub(taken * run.pmtu.bytes());
+        own.counters.received_bytes -= u64::from(bytes);
+        state.connections.received_bytes -= u64::from(bytes);
+        for _ in 0..behind {
+            self.node
+                .count_drop(port, at.function, DropReason::QpNotReady);
+        }
+    }
+}
