@@ -45,7 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
     ),
     ("verbs-link", &["hca-api", "ib-wire", "ib-vtime"]),
-    ("vhca-umad", &["umad-link"]),
+    ("vhca-umad", &["umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
     (
@@ -106,6 +106,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vhca-vfio-user",
             "ibsim-link",
             "umad-link",
+            "verbs-link",
             "pf-context",
             "vf-proxy",
             "mad-mux",

@@ -55,6 +55,12 @@ pub fn umad_socket_of(control: &Path) -> PathBuf {
     control.with_extension("umad")
 }
 
+/// Returns the socket by which programs on libibverbs reach a service: beside the socket for umad, with the ending `verbs`.
+#[must_use]
+pub fn verbs_socket_of(umad: &Path) -> PathBuf {
+    umad.with_extension("verbs")
+}
+
 /// The preload library: the one named, or else the one beside this program, or in the `lib` folder
 /// beside its folder.
 ///

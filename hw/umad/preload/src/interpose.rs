@@ -14,16 +14,17 @@ use rustix::fs::{MemfdFlags, OFlags};
 use rustix::io::{Errno, FdFlags};
 use umad_link::Purpose;
 
+use crate::descriptors::{FileKind, OpenFile};
 use crate::paths::Place;
 use crate::real::{fail, real};
 use crate::umad_file::UmadFile;
-use crate::{client, open_files, setting, working_folder};
+use crate::{client, open_files, setting, status, verbs, working_folder};
 
 /// How long to wait before asking again for an `issmN` that another program has open.
 const ISSM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs our part of a call. A mistake of ours must not unwind into a program, nor end it.
-fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+pub(crate) fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(ours)).unwrap_or(Err(Errno::IO))
 }
 
@@ -38,7 +39,10 @@ unsafe fn place(path: *const c_char) -> Option<Place> {
     // SAFETY: by this function's contract.
     let path = unsafe { CStr::from_ptr(path) };
     let place = Place::of(path.to_bytes())?;
-    setting::socket().map(|_| place)
+    match place {
+        Place::Uverbs(_) | Place::VerbsSysfs(_) => setting::verbs_socket().map(|_| place),
+        _ => setting::socket().map(|_| place),
+    }
 }
 
 /// The place that a path names from a working folder of ours. What only looks at paths needs none: the program is in
@@ -86,6 +90,13 @@ fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
                 _ => open_in_tree(place, wanted)?,
             }
         }
+        Place::VerbsSysfs(path) => {
+            if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) {
+                return Err(Errno::ACCESS);
+            }
+            attribute(&verbs::attribute(path)?)?
+        }
+        Place::Uverbs(number) => return verbs::open(*number, wanted).map(OwnedFd::into_raw_fd),
         Place::Devices => open_in_tree(place, wanted)?,
         Place::Umad(number) => client::ask(Purpose::Umad(*number))?.0,
         Place::IsSm(number) => open_is_sm(*number, wanted)?,
@@ -99,7 +110,7 @@ fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
     if wanted.contains(OFlags::NONBLOCK) {
         rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)?;
     }
-    let file = Arc::new(UmadFile::new(&fd)?);
+    let file = Arc::new(OpenFile::new(&fd, FileKind::Umad(UmadFile::new()))?);
     let fd = fd.into_raw_fd();
     open_files::insert(fd, file);
     Ok(fd)
@@ -253,7 +264,12 @@ stream_openers! {
 unsafe fn redirected(path: *const c_char) -> Option<CString> {
     // SAFETY: by this function's contract.
     let place = unsafe { place(path) }?;
-    let path = guarded(|| in_tree(&place));
+    let path = match &place {
+        // A file that everybody may read and write, where only that is asked.
+        Place::Uverbs(0) if verbs::has_device() => Ok(c"/dev/null".to_owned()),
+        Place::Uverbs(_) | Place::VerbsSysfs(_) => Err(Errno::NOENT),
+        _ => guarded(|| in_tree(&place)),
+    };
     Some(path.unwrap_or_else(|_| c"/proc/vhca-umad-absent".to_owned()))
 }
 
@@ -289,22 +305,99 @@ lookers! {
     chdir, c"chdir", (), () -> c_int, -1;
     access, c"access", (), (mode: c_int) -> c_int, -1;
     faccessat, c"faccessat", (directory: c_int), (mode: c_int, flags: c_int) -> c_int, -1;
-    stat, c"stat", (), (buffer: Stat) -> c_int, -1;
-    stat64, c"stat64", (), (buffer: Stat) -> c_int, -1;
-    lstat, c"lstat", (), (buffer: Stat) -> c_int, -1;
-    lstat64, c"lstat64", (), (buffer: Stat) -> c_int, -1;
-    fstatat, c"fstatat", (directory: c_int), (buffer: Stat, flags: c_int) -> c_int, -1;
-    fstatat64, c"fstatat64", (directory: c_int), (buffer: Stat, flags: c_int) -> c_int, -1;
-    __xstat, c"__xstat", (version: c_int), (buffer: Stat) -> c_int, -1;
-    __xstat64, c"__xstat64", (version: c_int), (buffer: Stat) -> c_int, -1;
-    __lxstat, c"__lxstat", (version: c_int), (buffer: Stat) -> c_int, -1;
-    __lxstat64, c"__lxstat64", (version: c_int), (buffer: Stat) -> c_int, -1;
     statx, c"statx", (directory: c_int), (flags: c_int, mask: c_uint, buffer: Stat) -> c_int, -1;
     readlink, c"readlink", (), (buffer: *mut c_char, size: size_t) -> ssize_t, -1;
 }
 
-/// The umad file that a descriptor is, and the descriptor.
-fn umad(fd: c_int) -> Option<(Arc<UmadFile>, BorrowedFd<'static>)> {
+/// Returns the number of the verbs device that a path names, if there is one.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero byte.
+unsafe fn uverbs_at(path: *const c_char) -> Option<u32> {
+    // SAFETY: by this function's contract.
+    match unsafe { place(path) }? {
+        Place::Uverbs(number) if number == 0 && verbs::has_device() => Some(number),
+        _ => None,
+    }
+}
+
+/// Defines functions that tell the status of a path.
+macro_rules! path_stats {
+    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $before_ty,)* path: *const c_char, buffer: *mut libc::stat $(, $after: $after_ty)*
+        ) -> c_int {
+            // SAFETY: the caller passes a string, as the C library's function demands.
+            if let Some(number) = unsafe { uverbs_at(path) }.filter(|_| !buffer.is_null()) {
+                // SAFETY: the caller has room for a status there.
+                unsafe { *buffer = status::of_uverbs(number) };
+                return 0;
+            }
+            // SAFETY: as above.
+            let instead = unsafe { redirected(path) };
+            let path = instead.as_ref().map_or(path, |instead| instead.as_ptr());
+            real!($text, fn(
+                $($before => $before_ty,)* path => *const c_char, buffer => *mut libc::stat
+                $(, $after => $after_ty)*
+            ) -> c_int, -1)
+        }
+    )*};
+}
+
+path_stats! {
+    stat, c"stat", (), ();
+    stat64, c"stat64", (), ();
+    lstat, c"lstat", (), ();
+    lstat64, c"lstat64", (), ();
+    fstatat, c"fstatat", (directory: c_int), (flags: c_int);
+    fstatat64, c"fstatat64", (directory: c_int), (flags: c_int);
+    __xstat, c"__xstat", (version: c_int), ();
+    __xstat64, c"__xstat64", (version: c_int), ();
+    __lxstat, c"__lxstat", (version: c_int), ();
+    __lxstat64, c"__lxstat64", (version: c_int), ();
+}
+
+/// Defines functions that tell the status of a descriptor.
+macro_rules! descriptor_stats {
+    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $before_ty,)* fd: c_int, buffer: *mut libc::stat
+        ) -> c_int {
+            let told = real!($text, fn(
+                $($before => $before_ty,)* fd => c_int, buffer => *mut libc::stat
+            ) -> c_int, -1);
+            let is_uverbs = || open_files::get(fd).is_some_and(|file| file.uverbs().is_some());
+            if told == 0 && is_uverbs() {
+                // SAFETY: the C library's function has filled the status there.
+                unsafe {
+                    (*buffer).st_mode = status::MODE;
+                    (*buffer).st_rdev = status::device_number(0);
+                }
+            }
+            told
+        }
+    )*};
+}
+
+descriptor_stats! {
+    fstat, c"fstat", ();
+    fstat64, c"fstat64", ();
+    __fxstat, c"__fxstat", (version: c_int);
+    __fxstat64, c"__fxstat64", (version: c_int);
+}
+
+/// Returns the file of ours that a descriptor is, and the descriptor.
+fn ours(fd: c_int) -> Option<(Arc<OpenFile>, BorrowedFd<'static>)> {
     let file = open_files::get(fd)?;
     // SAFETY: the table has the file under this number, so it is not negative; if the program
     // closes it meanwhile, calls on it fail as those of its own would.
@@ -317,7 +410,8 @@ fn umad(fd: c_int) -> Option<(Arc<UmadFile>, BorrowedFd<'static>)> {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
-    let Some((file, borrowed)) = umad(fd) else {
+    let ours = ours(fd).filter(|(file, _)| file.umad().is_some());
+    let Some((file, borrowed)) = ours else {
         return real!(c"read", fn(
             fd => c_int, buffer => *mut c_void, count => size_t
         ) -> ssize_t, -1);
@@ -325,7 +419,8 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> 
     if buffer.is_null() {
         return fail(libc::EFAULT, -1);
     }
-    let (bytes, result) = match guarded(|| file.read(borrowed, count)) {
+    let read = guarded(|| file.umad().ok_or(Errno::BADF)?.read(borrowed, count));
+    let (bytes, result) = match read {
         Ok(found) => found,
         Err(error) => return fail(error.raw_os_error(), -1),
     };
@@ -365,7 +460,9 @@ pub unsafe extern "C" fn __read_chk(
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
-    let Some((file, borrowed)) = umad(fd) else {
+    let is_written = |file: &OpenFile| file.umad().is_some() || file.uverbs().is_some();
+    let ours = ours(fd).filter(|(file, _)| is_written(file));
+    let Some((file, borrowed)) = ours else {
         return real!(c"write", fn(
             fd => c_int, buffer => *const c_void, count => size_t
         ) -> ssize_t, -1);
@@ -378,7 +475,13 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
     }
     // SAFETY: the caller has `count` bytes at `buffer`, and leaves them alone during the call.
     let message = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), count) };
-    match guarded(|| file.write(borrowed, message)) {
+    let done = guarded(|| match &file.kind {
+        // SAFETY: the caller's command names memory as the kernel's interface demands.
+        FileKind::Uverbs(file) => unsafe { file.write(message) },
+        FileKind::Umad(file) => file.write(borrowed, message),
+        FileKind::Channel(_) | FileKind::Netlink(_) => Err(Errno::BADF),
+    });
+    match done {
         Ok(()) => written,
         Err(error) => fail(error.raw_os_error(), -1),
     }
@@ -390,7 +493,15 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let Some((file, borrowed)) = umad(fd) else {
+    let ours = ours(fd);
+    if ours
+        .as_ref()
+        .is_some_and(|(file, _)| file.uverbs().is_some())
+    {
+        // Programs use the other form of commands then.
+        return fail(libc::ENOTTY, -1);
+    }
+    let Some((file, borrowed)) = ours.filter(|(file, _)| file.umad().is_some()) else {
         return real!(c"ioctl", fn(
             fd => c_int, request => c_ulong, argument => *mut c_void
         ) -> c_int, -1);
@@ -409,7 +520,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         unsafe { std::slice::from_raw_parts(argument.cast::<u8>().cast_const(), size) }
     };
     let given = given.to_vec();
-    let (result, reply) = match guarded(|| file.ioctl(borrowed, request, &given)) {
+    let done = guarded(|| {
+        let file = file.umad().ok_or(Errno::BADF)?;
+        file.ioctl(borrowed, request, &given)
+    });
+    let (result, reply) = match done {
         Ok(done) => done,
         Err(error) => return fail(error.raw_os_error(), -1),
     };
@@ -434,7 +549,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 /// A descriptor was made from another: it is the same file.
-fn duplicated(file: Option<Arc<UmadFile>>, copy: c_int) -> c_int {
+fn duplicated(file: Option<Arc<OpenFile>>, copy: c_int) -> c_int {
     if let Some(file) = file.filter(|_| copy >= 0) {
         open_files::insert(copy, file);
     }

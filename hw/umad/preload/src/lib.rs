@@ -14,10 +14,15 @@
 )]
 
 mod client;
+mod descriptors;
 pub mod interpose;
+mod netlink;
 mod open_files;
 mod paths;
 mod real;
 mod setting;
+pub mod sockets;
+mod status;
 mod umad_file;
+mod verbs;
 mod working_folder;

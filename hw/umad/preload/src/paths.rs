@@ -11,6 +11,10 @@ pub(crate) enum Place {
     IsSm(u32),
     /// The folder `/dev/infiniband`.
     Devices,
+    /// `/dev/infiniband/uverbsN`.
+    Uverbs(u32),
+    /// A file of sysfs about verbs, by its path below `/sys/class`.
+    VerbsSysfs(String),
 }
 
 impl Place {
@@ -29,6 +33,12 @@ impl Place {
             return None;
         }
         match parts.as_slice() {
+            ["sys", "class", "infiniband", name, ..] if *name == crate::verbs::device_name() => {
+                Some(Self::VerbsSysfs(parts.get(2..)?.join("/")))
+            }
+            ["sys", "class", "infiniband_verbs", ..] => {
+                Some(Self::VerbsSysfs(parts.get(2..)?.join("/")))
+            }
             ["sys", "class", "infiniband" | "infiniband_mad", ..] => {
                 Some(Self::Sysfs(parts.get(2..)?.join("/")))
             }
@@ -36,6 +46,8 @@ impl Place {
             ["dev", "infiniband", device] => {
                 if let Some(number) = device.strip_prefix("umad") {
                     number.parse().ok().map(Self::Umad)
+                } else if let Some(number) = device.strip_prefix("uverbs") {
+                    number.parse().ok().map(Self::Uverbs)
                 } else {
                     let number = device.strip_prefix("issm")?;
                     number.parse().ok().map(Self::IsSm)
@@ -51,6 +63,8 @@ impl Place {
             Self::Sysfs(path) => format!("sys/class/{path}"),
             Self::Umad(number) => format!("dev/infiniband/umad{number}"),
             Self::IsSm(number) => format!("dev/infiniband/issm{number}"),
+            Self::Uverbs(number) => format!("dev/infiniband/uverbs{number}"),
+            Self::VerbsSysfs(path) => format!("sys/class/{path}"),
             Self::Devices => "dev/infiniband".to_owned(),
         }
     }
@@ -80,7 +94,6 @@ mod tests {
     #[test]
     fn other_paths_are_not_ours() {
         for path in [
-            "/sys/class/infiniband_verbs/uverbs0",
             "/sys/class/net",
             "/sys/class/infiniband/../net",
             "/dev/infiniband/rdma_cm",

@@ -22,6 +22,13 @@ pub(crate) fn socket() -> Option<PathBuf> {
     variable(c"VHCA_UMAD_SOCKET").map(|path| PathBuf::from(OsStr::from_bytes(&path)))
 }
 
+/// Socket of the service for programs on libibverbs, if there is one.
+pub(crate) fn verbs_socket() -> Option<PathBuf> {
+    let path = socket()?.with_extension("verbs");
+    rustix::fs::access(&path, rustix::fs::Access::EXISTS).ok()?;
+    Some(path)
+}
+
 /// The adapters that the program sees, empty for the service's choice.
 pub(crate) fn nodes() -> String {
     let nodes = variable(c"VHCA_UMAD_NODE").unwrap_or_default();

@@ -1,7 +1,7 @@
 //! What `read`, `write` and `ioctl` do on an umad file, after the kernel's `user_mad.c`.
 
 use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags};
@@ -21,11 +21,9 @@ const MAD_SIZE: usize = 256;
 /// Requests that are noted as sent; beyond, the service is asked about each.
 const MAX_NOTED: usize = 1 << 16;
 
-/// An open umad file: the rules that it keeps to, and which socket it is.
+/// An open umad file: the rules that it keeps to.
 #[derive(Debug)]
 pub(crate) struct UmadFile {
-    device: u64,
-    inode: u64,
     rules: Mutex<FileRules>,
     /// Requests whose end the program has not read.
     sent: Mutex<BTreeSet<RequestKey>>,
@@ -48,22 +46,13 @@ enum Found {
 }
 
 impl UmadFile {
-    pub(crate) fn new(connection: &OwnedFd) -> Result<Self, Errno> {
-        let stat = rustix::fs::fstat(connection)?;
-        Ok(Self {
-            device: stat.st_dev,
-            inode: stat.st_ino,
+    pub(crate) fn new() -> Self {
+        Self {
             rules: Mutex::default(),
             sent: Mutex::default(),
             reading: Mutex::default(),
             writing: Mutex::default(),
-        })
-    }
-
-    /// Whether a descriptor is this file.
-    pub(crate) fn is_behind(&self, fd: BorrowedFd<'_>) -> bool {
-        rustix::fs::fstat(fd)
-            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+        }
     }
 
     /// `read` with room for `count` bytes. Gives the bytes for the reader's buffer, and whether the

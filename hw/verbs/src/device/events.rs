@@ -44,6 +44,12 @@ impl ProcessDevice {
         self.channels.remove(&channel);
     }
 
+    /// Returns `true` if [`Self::poll_event`] has a record.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Returns the next record to be passed on. To be polled after each command and each poll.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<EventRecord> {

@@ -161,6 +161,12 @@ impl ProcessDevice {
         self.rings.is_none() && !self.resetting
     }
 
+    /// Returns `true` while the function of a process that is gone is not reset.
+    #[must_use]
+    pub const fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
     /// Assigns the device to a process that shares `rings` with it. Returns `false` if another has it.
     pub fn claim(&mut self, rings: Arc<dyn RingMemory>) -> bool {
         let free = self.is_free();

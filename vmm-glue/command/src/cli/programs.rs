@@ -13,7 +13,7 @@ use super::ask::say;
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
     /// The adapters that the program sees, by description or GUID; by default that of the management
-    /// host.
+    /// host. For programs on libibverbs NODE/N names a VF, NODE its next free one; by default any.
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pub(crate) node: Vec<String>,
     /// The service's socket for programs; by default the one beside its control socket.

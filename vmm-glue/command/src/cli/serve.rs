@@ -102,7 +102,7 @@ pub(crate) struct ServeArgs {
     /// [default: root and the user of the service]
     #[arg(long, value_name = "USER")]
     ibsim_user: Vec<String>,
-    /// Set who may connect to a socket: control, umad, all (of the VFs), HOST/all or HOST/N, as
+    /// Set who may connect to a socket: control, umad, verbs, all (of the VFs), HOST/all or HOST/N, as
     /// OWNER:GROUP:MODE, of which parts can be empty. Can be given more than once. [default: the user of the
     /// service, 0600; with a group 0660]
     #[arg(long, value_name = "SOCKET=OWNER:GROUP:MODE")]
@@ -113,6 +113,10 @@ pub(crate) struct ServeArgs {
     /// socket, under its name with the ending `umad`.
     #[arg(long, value_name = "PATH")]
     umad: Option<PathBuf>,
+    /// Let programs on libibverbs have VFs (see `vhca run`), each process one, by a socket beside that for umad. A program
+    /// lends the service all of its memory.
+    #[arg(long)]
+    verbs: bool,
     /// Do without the sandbox (seccomp and Landlock), for debugging.
     #[arg(long)]
     no_sandbox: bool,
@@ -169,6 +173,7 @@ impl ServeArgs {
             seed: self.seed,
             control: self.own.control.clone(),
             umad: self.umad.clone(),
+            verbs: self.verbs.then_some(true),
             ibsim: self.ibsim.clone(),
             ibsim_udp: self.ibsim_udp.clone(),
             ibsim_users: self.ibsim_user.clone(),

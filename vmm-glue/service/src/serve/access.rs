@@ -24,6 +24,8 @@ pub enum SocketName {
     Control,
     /// `umad`: the socket for programs that use Linux' umad.
     Umad,
+    /// `verbs`: the socket for programs that use Linux' verbs.
+    Verbs,
     /// `all`: the sockets of all VFs.
     AllVfs,
     /// `HOST/all`: those of one host's VFs.
@@ -36,7 +38,7 @@ pub enum SocketName {
 #[derive(Debug, Error)]
 pub enum AccessError {
     /// A text names no socket.
-    #[error("{0:?} is no socket of the service: say control, umad, all, HOST/all or HOST/N")]
+    #[error("{0:?} is no socket of the service: say control, umad, verbs, all, HOST/all or HOST/N")]
     Name(String),
     /// A text is no access.
     #[error("{0:?}: expected SOCKET=OWNER:GROUP:MODE, of which parts can be empty")]
@@ -63,6 +65,7 @@ impl fmt::Display for SocketName {
         match self {
             Self::Control => f.write_str("control"),
             Self::Umad => f.write_str("umad"),
+            Self::Verbs => f.write_str("verbs"),
             Self::AllVfs => f.write_str("all"),
             Self::VfsOf(host) => write!(f, "{host}/all"),
             Self::Vf(host, vf) => write!(f, "{host}/{}", vf.get()),
@@ -84,6 +87,7 @@ impl FromStr for SocketName {
         match text {
             "control" => return Ok(Self::Control),
             "umad" => return Ok(Self::Umad),
+            "verbs" => return Ok(Self::Verbs),
             "all" => return Ok(Self::AllVfs),
             _ => {}
         }
@@ -310,7 +314,9 @@ impl AccessTable {
     pub(super) fn of(&self, name: &SocketName) -> Access {
         let given = |name: &SocketName| self.0.get(name).copied().unwrap_or_default();
         match name {
-            SocketName::Control | SocketName::Umad | SocketName::AllVfs => given(name),
+            SocketName::Control | SocketName::Umad | SocketName::Verbs | SocketName::AllVfs => {
+                given(name)
+            }
             SocketName::VfsOf(_) => given(name).or(given(&SocketName::AllVfs)),
             SocketName::Vf(host, _) => given(name).or(self.of(&SocketName::VfsOf(host.clone()))),
         }

@@ -21,6 +21,7 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
+use super::verbs::{ProcessMemory, ProcessVf};
 use super::why::{Awaited, History, SaProbes};
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
@@ -127,6 +128,8 @@ pub struct Lab {
     memory_pool: Arc<MemoryPool>,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
+    /// The VFs that programs on libibverbs can have.
+    pub(super) process_vfs: BTreeMap<HostFunction, ProcessVf>,
     /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
     pub(super) vfs_may_have_smi: bool,
     /// When the service was started, since the Unix epoch.
@@ -186,6 +189,7 @@ impl Lab {
             // The service itself, and the VMMs beside it, need the other half.
             memory_pool: Arc::new(MemoryPool::new(host_memory::most() / 2)),
             seats: BTreeMap::new(),
+            process_vfs: BTreeMap::new(),
             vfs_may_have_smi: false,
             started: Duration::ZERO,
             programs: Programs::default(),
@@ -286,12 +290,20 @@ impl Lab {
             if let Some(memory) = &offered {
                 spec.memory = Box::new(memory.clone());
             }
+            let for_programs = options.verbs.then(ProcessMemory::default);
+            if let Some(memory) = &for_programs {
+                spec.memory = Box::new(memory.clone());
+            }
             let added = if options.guests {
                 self.add_guest(id, vf, spec)
             } else {
                 self.world.add_idle_vf(id, vf, spec).map_err(VfError::from)
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
+            if let Some(memory) = for_programs {
+                let offered = self.offer_to_programs(name, id, vf, memory);
+                offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;
+            }
             if let Some(memory) = offered {
                 let offered = self.offer(name, id, vf, memory, (SHOWN.make)());
                 offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;

@@ -224,7 +224,7 @@ fn passed() -> Result<BTreeMap<SocketName, OwnedFd>, ClaimError> {
         };
         let socket = take(fd).ok_or_else(|| wrong("is not open"))?;
         let name: SocketName = text.parse().map_err(|_| {
-            wrong("belongs to nothing here: say FileDescriptorName=control, umad or HOST/N")
+            wrong("belongs to nothing here: say FileDescriptorName=control, umad, verbs or HOST/N")
         })?;
         if matches!(name, SocketName::AllVfs | SocketName::VfsOf(_)) {
             return Err(wrong("can be of one VF only"));

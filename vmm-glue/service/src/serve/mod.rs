@@ -36,6 +36,7 @@ mod subnet;
 mod target;
 mod topology;
 mod umad;
+mod verbs;
 mod vfio_user;
 mod way_in;
 mod why;
@@ -63,6 +64,7 @@ pub use subnet::{MemberKind, PartEnforce, PartitionSpec, SubnetError, SubnetOpti
 pub use target::NamedVf;
 pub use topology::{Plan, PlanError, SpecError, TopologySpec};
 pub use umad::UmadSocket;
+pub use verbs::VerbsSocket;
 pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
 pub use why::{Diagnosis, Faults};

@@ -206,6 +206,9 @@ pub struct Options {
     pub ibsim: Vec<IbsimAddress>,
     /// The socket for programs that use Linux' umad; none by default.
     pub umad: Option<PathBuf>,
+    /// Offer of all VFs to programs that use Linux' verbs, by a socket beside that for umad. Nothing else runs on the VFs
+    /// then.
+    pub verbs: bool,
     /// Who may connect to which socket; by default the user of the service alone.
     pub access: BTreeMap<SocketName, AccessSpec>,
     /// Whether the service confines itself once it is set up.

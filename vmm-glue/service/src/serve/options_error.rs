@@ -78,6 +78,16 @@ impl GivenOptions {
             let why = "a VF has either a guest's software or a VMM";
             return Err(OptionsError::Exclusive("guests", "vfio_user", why));
         }
+        if self.verbs == Some(true) {
+            if self.guests == Some(true) {
+                let why = "a VF has either a guest's software or a program";
+                return Err(OptionsError::Exclusive("guests", "verbs", why));
+            }
+            if self.vfio_user.is_some() {
+                let why = "a program of one user could keep guests of others waiting";
+                return Err(OptionsError::Exclusive("vfio_user", "verbs", why));
+            }
+        }
         Ok(())
     }
 

@@ -69,6 +69,7 @@ pub struct GivenOptions {
     pub seed: Option<u64>,
     pub control: Option<PathBuf>,
     pub umad: Option<PathBuf>,
+    pub verbs: Option<bool>,
     /// Names of abstract sockets.
     #[serde(default)]
     pub ibsim: Vec<String>,
@@ -168,6 +169,7 @@ impl GivenOptions {
             seed: self.seed.or(others.seed),
             control: self.control.or(others.control),
             umad: self.umad.or(others.umad),
+            verbs: self.verbs.or(others.verbs),
             ibsim: first(self.ibsim, others.ibsim),
             ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
             ibsim_users: first(self.ibsim_users, others.ibsim_users),
@@ -211,6 +213,7 @@ impl GivenOptions {
             seed: self.seed,
             control: self.control,
             umad: self.umad,
+            verbs: self.verbs.unwrap_or_default(),
             ibsim,
             ibsim_users: self.ibsim_users,
             access: self.access,

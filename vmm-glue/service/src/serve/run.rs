@@ -15,8 +15,10 @@ use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
-    Seat, Service, Signals, SocketName, UmadSocket, Users, VfioUserSockets, descriptors, notify,
+    Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket, VfioUserSockets,
+    descriptors, notify,
 };
+use crate::programs::verbs_socket_of;
 use vhca::{LoopError, Runner};
 use vhca_vfio_user::memory::maps_reader;
 
@@ -179,6 +181,12 @@ pub fn run(
         let umad = UmadSocket::with_access(listener, access)?;
         needs.folders.add_folder_of_trees(umad.folder());
         service.add_way_in(umad);
+    }
+    if let Some(path) = options.umad.as_ref().filter(|_| options.verbs) {
+        let path = verbs_socket_of(path);
+        let listener = listeners.packets(&SocketName::Verbs, &path)?;
+        needs.folders.add_socket(&listener.path);
+        service.add_way_in(VerbsSocket::new(listener));
     }
     if let Some(folder) = &options.vfio_user {
         let sockets = VfioUserSockets::claim(folder, service.lab_mut(), listeners)?;

@@ -12,6 +12,7 @@ use umad_link::{AdapterId, Adapters, PortId};
 
 use crate::credentials::of_peer;
 use crate::serve::Lab;
+use crate::serve::verbs::split;
 
 /// The nodes that somebody asked for, in the order of their numbers as adapters.
 #[derive(Debug, Default)]
@@ -56,7 +57,8 @@ impl Adapters for LabAdapters<'_> {
             let world = self.lab.world();
             self.lab.manager().map(|host| world.host(host.id).node())
         } else {
-            self.lab.node(name)
+            // A name may go on with the number of a VF, for programs on libibverbs.
+            self.lab.node(name).or_else(|| self.lab.node(split(name).0))
         };
         self.known.number(node?)
     }

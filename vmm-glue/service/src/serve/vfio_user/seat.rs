@@ -82,7 +82,7 @@ impl Seat {
             SocketName::AllVfs => true,
             SocketName::VfsOf(host) => *host == self.host_name,
             SocketName::Vf(host, vf) => *host == self.host_name && *vf == self.vf,
-            SocketName::Control | SocketName::Umad => false,
+            SocketName::Control | SocketName::Umad | SocketName::Verbs => false,
         }
     }
 

@@ -1,0 +1,420 @@
+//! The process's VF: the connection to the service, and the files of verbs.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use verbs_link::abi::queue_pair::PostSend;
+use verbs_link::abi::{CommandHeader, command};
+use verbs_link::{CallReply, Command, Request, RetiredEvents, Verb, netlink};
+use zerocopy::FromBytes;
+
+use crate::descriptors::{FileKind, OpenFile};
+use crate::{open_files, setting};
+
+/// Time that the service has to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time for which a VF is waited for that is being reset after another program.
+const RESETTING: Duration = Duration::from_secs(5);
+
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Bytes of the longest answer.
+const MAX_REPLY: usize = 1 << 16;
+
+/// Number from which descriptors of ours are, out of the way of programs that close the first hundreds.
+const HIDDEN: RawFd = 512;
+
+/// Connection of a process to the service.
+#[derive(Debug)]
+pub(crate) struct Session {
+    connection: OwnedFd,
+    pid: u32,
+}
+
+static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
+
+/// Channels by their numbers, as long as the program has them.
+static CHANNELS: Mutex<BTreeMap<u32, Weak<OpenFile>>> = Mutex::new(BTreeMap::new());
+
+fn channels<T>(with: impl FnOnce(&mut BTreeMap<u32, Weak<OpenFile>>) -> T) -> T {
+    with(&mut CHANNELS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Returns the name of the device: adapters of umad come first.
+pub(crate) fn device_name() -> String {
+    format!("vhca{}", setting::nodes().split(',').count())
+}
+
+/// Returns the session of this process; a VF is taken for it with the first use. A forked child has none of its parent's.
+fn session() -> Result<Arc<Session>, Errno> {
+    let mut known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(session) = known.as_ref().filter(|s| s.pid == std::process::id()) {
+        return Ok(session.clone());
+    }
+    let session = Arc::new(Session::open()?);
+    *known = Some(session.clone());
+    Ok(session)
+}
+
+/// Moves a descriptor out of the way of the program's.
+fn hide(fd: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN).unwrap_or(fd)
+}
+
+impl Session {
+    fn open() -> Result<Self, Errno> {
+        let path = setting::verbs_socket().ok_or(Errno::NOENT)?;
+        let connection = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::connect(&connection, &SocketAddrUnix::new(path.as_path())?)?;
+        let session = Self {
+            connection: hide(connection),
+            pid: std::process::id(),
+        };
+        let memory = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/proc/self/mem");
+        let memory: OwnedFd = memory.map_err(|_| Errno::ACCESS)?.into();
+        let nodes = setting::nodes();
+        let node = nodes.split(',').next().unwrap_or_default().trim();
+        let begun = Instant::now();
+        loop {
+            let claimed = session.call(Verb::Claim, &[node.as_bytes()], Some(memory.as_fd()));
+            match claimed {
+                Err(Errno::AGAIN) if begun.elapsed() < RESETTING => sleep(PAUSE),
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(session),
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        verb: Verb,
+        body: &[&[u8]],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
+        let header = Request { verb, body: &[] }.header();
+        let mut parts = vec![IoSlice::new(&header)];
+        parts.extend(body.iter().map(|part| IoSlice::new(part)));
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        loop {
+            let flags = SendFlags::NOSIGNAL;
+            let sent = rustix::net::sendmsg(&self.connection, &parts, &mut ancillary, flags);
+            match sent {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(Errno::IO),
+            }
+        }
+    }
+
+    fn call(
+        &self,
+        verb: Verb,
+        body: &[&[u8]],
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(CallReply, Vec<OwnedFd>), Errno> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let descriptors: Vec<_> = [Some(theirs.as_fd()), descriptor]
+            .into_iter()
+            .flatten()
+            .collect();
+        self.send(verb, body, &descriptors)?;
+        drop(theirs);
+        set_socket_timeout(&ours, Timeout::Recv, Some(PATIENCE))?;
+        let mut reply = vec![0; MAX_REPLY];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let mut buffers = [IoSliceMut::new(&mut reply)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            match rustix::net::recvmsg(&ours, &mut buffers, &mut ancillary, flags) {
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(Errno::IO),
+                Ok(received) => break received.bytes,
+            }
+        };
+        let mut attachments = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                attachments.extend(rights);
+            }
+        }
+        if received == 0 {
+            return Err(Errno::IO);
+        }
+        let reply = reply.get(..received).ok_or(Errno::IO)?;
+        let reply = CallReply::decode(reply).map_err(|_| Errno::IO)?;
+        match reply.error {
+            Some(error) => Err(Errno::from_raw_os_error(error.0)),
+            None => Ok((reply, attachments)),
+        }
+    }
+}
+
+/// Returns the content of a file of sysfs about the device.
+pub(crate) fn attribute(path: &str) -> Result<Vec<u8>, Errno> {
+    let name = device_name();
+    let body = [name.as_bytes(), &[0], path.as_bytes()];
+    session()?
+        .call(Verb::Attribute, &body, None)
+        .map(|(reply, _)| reply.body)
+}
+
+/// Returns the answer to a netlink message. Without a VF there is no device.
+pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
+    let name = device_name();
+    let body = [name.as_bytes(), &[0], message];
+    let asked = session().and_then(|session| session.call(Verb::Netlink, &body, None));
+    match asked {
+        Ok((reply, _)) => reply.body,
+        Err(_) => netlink::answer(None, message).concat(),
+    }
+}
+
+/// Returns `true` if the process can have the device.
+pub(crate) fn has_device() -> bool {
+    session().is_ok()
+}
+
+/// A uverbs file.
+#[derive(Debug)]
+pub(crate) struct UverbsFile {
+    session: Arc<Session>,
+    context: u32,
+}
+
+impl Drop for UverbsFile {
+    fn drop(&mut self) {
+        // A forked child closes its descriptors, and not its parent's file.
+        if self.session.pid == std::process::id() {
+            let verb = Verb::Close {
+                context: self.context,
+            };
+            let _ = self.session.send(verb, &[], &[]);
+        }
+    }
+}
+
+/// A channel of events.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    session: Arc<Session>,
+    number: u32,
+    /// The program's end once more.
+    reader: OwnedFd,
+    /// The service's end once more, by which records are put back.
+    sender: OwnedFd,
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        channels(|channels| channels.remove(&self.number));
+        if self.session.pid == std::process::id() {
+            let verb = Verb::CloseChannel {
+                channel: self.number,
+            };
+            let _ = self.session.send(verb, &[], &[]);
+        }
+    }
+}
+
+impl Channel {
+    /// Drops the records about an object that the program has not read. Returns their number.
+    fn drain(&self, element: u64) -> u32 {
+        let (mut kept, mut dropped) = (Vec::new(), 0);
+        let mut record = [0; 64];
+        while let Ok((length, _)) =
+            rustix::net::recv(&self.reader, &mut record, RecvFlags::DONTWAIT)
+        {
+            let Some(record) = record.get(..length).filter(|record| record.len() >= 8) else {
+                break;
+            };
+            if record.starts_with(&element.to_ne_bytes()) {
+                dropped += 1;
+            } else {
+                kept.push(record.to_vec());
+            }
+        }
+        for record in kept {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // There was room for it a moment ago.
+            let _ = rustix::net::send(&self.sender, &record, flags);
+        }
+        dropped
+    }
+}
+
+/// Opens the device. Returns the program's descriptor.
+pub(crate) fn open(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
+    if number != 0 {
+        return Err(Errno::NXIO);
+    }
+    let session = session()?;
+    let (reply, attachments) = session.call(Verb::Open, &[], None)?;
+    let file = attachments.into_iter().next().ok_or(Errno::IO)?;
+    let opened = UverbsFile {
+        session,
+        context: reply.opened,
+    };
+    let opened = OpenFile::new(&file, FileKind::Uverbs(opened))?;
+    if !flags.contains(OFlags::CLOEXEC) {
+        rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
+    }
+    open_files::insert(file.as_raw_fd(), Arc::new(opened));
+    Ok(file)
+}
+
+/// Offsets of the channel's descriptor in the two forms of CREATE_CQ.
+const CHANNEL_AT: usize = 8 + 24;
+const EXTENDED_CHANNEL_AT: usize = 24 + 16;
+
+impl UverbsFile {
+    /// Carries out a command. Copies the answer to where the command says.
+    ///
+    /// # Safety
+    /// The command names memory of the caller's that is as long as the command says, as the kernel's interface demands.
+    pub(crate) unsafe fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        if self.session.pid != std::process::id() {
+            // The memory that a child of the process names is not that of the process.
+            return Err(Errno::INVAL);
+        }
+        if let Some(qp) = doorbell(bytes) {
+            let context = self.context;
+            return self.session.send(Verb::Doorbell { context, qp }, &[], &[]);
+        }
+        let parsed = Command::decode(bytes).map_err(|error| Errno::from_raw_os_error(error.0))?;
+        let mut translated = bytes.to_vec();
+        if parsed.number == command::CREATE_CQ {
+            let at = if parsed.extended {
+                EXTENDED_CHANNEL_AT
+            } else {
+                CHANNEL_AT
+            };
+            translate_channel(&mut translated, at)?;
+        }
+        let verb = Verb::Command {
+            context: self.context,
+        };
+        let (mut reply, attachments) = self.session.call(verb, &[&translated], None)?;
+        if reply.opened != 0 {
+            let fd = self.adopt_channel(reply.opened, attachments)?;
+            let number = u32::try_from(fd).map_err(|_| Errno::IO)?;
+            put(&mut reply.body, 0, number);
+        }
+        for retired in reply.retired.into_iter().flatten() {
+            settle(&mut reply.body, &retired);
+        }
+        let (address, room) = parsed.place_of_answer();
+        let length = reply.body.len().min(room);
+        let address = usize::try_from(address).map_err(|_| Errno::FAULT)?;
+        if length > 0 {
+            if address == 0 {
+                return Err(Errno::FAULT);
+            }
+            let place = std::ptr::with_exposed_provenance_mut::<u8>(address);
+            // SAFETY: by this function's contract `room` bytes are there; the reply is ours, so the two do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(reply.body.as_ptr(), place, length) };
+        }
+        Ok(())
+    }
+
+    /// Creates the program's descriptor of a channel.
+    fn adopt_channel(&self, number: u32, attachments: Vec<OwnedFd>) -> Result<RawFd, Errno> {
+        let mut attachments = attachments.into_iter();
+        let (Some(program), Some(sender)) = (attachments.next(), attachments.next()) else {
+            return Err(Errno::IO);
+        };
+        let channel = Channel {
+            session: self.session.clone(),
+            number,
+            reader: hide(rustix::io::dup(&program)?),
+            sender: hide(sender),
+        };
+        let file = Arc::new(OpenFile::new(&program, FileKind::Channel(channel))?);
+        channels(|channels| channels.insert(number, Arc::downgrade(&file)));
+        let fd = program.into_raw_fd();
+        open_files::insert(fd, file);
+        Ok(fd)
+    }
+}
+
+/// Returns the queue pair whose doorbell a command rings, if it does nothing else.
+fn doorbell(bytes: &[u8]) -> Option<u32> {
+    let (header, rest) = CommandHeader::ref_from_prefix(bytes).ok()?;
+    if header.command.get() != command::POST_SEND {
+        return None;
+    }
+    let post = PostSend::ref_from_bytes(rest).ok()?;
+    (post.wr_count.get() == 0).then(|| post.qp_handle.get())
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u32) {
+    if let Some(place) = bytes.get_mut(at..at + 4) {
+        place.copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+/// Puts the number of a channel where a program has its descriptor.
+fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Errno> {
+    let place = command
+        .get(at..at + 4)
+        .and_then(|place| place.try_into().ok());
+    let fd = i32::from_ne_bytes(place.ok_or(Errno::INVAL)?);
+    if fd < 0 {
+        return Ok(());
+    }
+    let file = open_files::get(fd).ok_or(Errno::BADF)?;
+    let FileKind::Channel(channel) = &file.kind else {
+        return Err(Errno::INVAL);
+    };
+    put(command, at, channel.number);
+    Ok(())
+}
+
+/// Drops the records about an object that is gone, which then count as not reported.
+fn settle(answer: &mut [u8], retired: &RetiredEvents) {
+    let number = retired.channel.0;
+    let file = channels(|channels| channels.get(&number).and_then(Weak::upgrade));
+    let Some(file) = file else { return };
+    let FileKind::Channel(channel) = &file.kind else {
+        return;
+    };
+    let dropped = channel.drain(retired.element);
+    let at = usize::try_from(retired.offset).unwrap_or(usize::MAX - 4);
+    if let Some(count) = answer
+        .get(at..at + 4)
+        .and_then(|count| count.try_into().ok())
+    {
+        let count = u32::from_ne_bytes(count);
+        put(answer, at, count.saturating_sub(dropped));
+    }
+}

@@ -1,0 +1,206 @@
+//! Memory of the process that has a VF, reached by the descriptor of its `/proc/self/mem`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
+use rustix::fs::{OFlags, fcntl_getfl, fstatfs, readlink};
+use rustix::io::{Errno, pread, pwrite};
+
+/// Addresses from here on are buffers of the service's own on behalf of the VF: no process has memory there.
+const OWN: u64 = 1 << 63;
+
+/// Type of the file system of processes (`PROC_SUPER_MAGIC`).
+const PROC: i64 = 0x9fa0;
+
+/// Returns `true` if a descriptor reads and writes the memory of a process.
+pub(super) fn is_process_memory(file: &OwnedFd) -> bool {
+    use std::os::fd::AsRawFd;
+
+    let is_proc = fstatfs(file).is_ok_and(|found| found.f_type == PROC);
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let target = readlink(Path::new(&link), Vec::new());
+    let is_memory = target.is_ok_and(|target| target.to_bytes().ends_with(b"/mem"));
+    let is_open = fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR);
+    is_proc && is_memory && is_open
+}
+
+/// Memory that a VF reaches: none, or that of the process that has the VF.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProcessMemory(Arc<Mutex<Reached>>);
+
+#[derive(Debug, Default)]
+struct Reached {
+    process: Option<OwnedFd>,
+    own: HostMemory,
+}
+
+impl ProcessMemory {
+    fn reached(&self) -> MutexGuard<'_, Reached> {
+        // What is kept is whole whatever happened to its user.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reaches the memory of a process from now on, or none.
+    pub(super) fn set(&self, process: Option<OwnedFd>) {
+        self.reached().process = process;
+    }
+}
+
+impl Reached {
+    /// Goes through a range in as many calls as the system takes.
+    fn each(
+        &self,
+        addr: u64,
+        len: usize,
+        mut access: impl FnMut(&OwnedFd, usize, u64) -> rustix::io::Result<usize>,
+    ) -> Result<(), DmaFault> {
+        let fault = DmaFault { addr, len };
+        let process = self.process.as_ref().ok_or(fault)?;
+        let mut done = 0;
+        while done < len {
+            let offset = u64::try_from(done).map_err(|_| fault)?;
+            let at = addr.checked_add(offset).ok_or(fault)?;
+            match access(process, done, at) {
+                // The process has ended, or runs another program.
+                Ok(0) => return Err(fault),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(_) => return Err(fault),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AddressSpace for ProcessMemory {
+    fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+        let reached = self.reached();
+        if addr >= OWN {
+            return reached.own.read(addr - OWN, buf);
+        }
+        let len = buf.len();
+        reached.each(addr, len, |process, done, at| {
+            pread(process, &mut buf[done..], at)
+        })
+    }
+
+    fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
+        /// Bytes that a program looks at to see that a message is complete.
+        const TAIL: usize = 8;
+
+        let mut reached = self.reached();
+        if addr >= OWN {
+            return reached.own.write(addr - OWN, bytes);
+        }
+        // Within one call the kernel copies upwards, but page by page: the end comes in a call of its own.
+        let body = match bytes.len() {
+            len if len > TAIL => len - TAIL,
+            _ => 0,
+        };
+        reached.each(addr, bytes.len(), |process, done, at| {
+            let end = if done < body { body } else { bytes.len() };
+            pwrite(process, &bytes[done..end], at)
+        })
+    }
+
+    fn update_u64(
+        &mut self,
+        addr: u64,
+        update: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, DmaFault> {
+        if addr >= OWN {
+            return self.reached().own.update_u64(addr - OWN, update);
+        }
+        if !addr.is_multiple_of(8) {
+            return Err(DmaFault { addr, len: 8 });
+        }
+        let mut bytes = [0; 8];
+        self.read(addr, &mut bytes)?;
+        let old = u64::from_ne_bytes(bytes);
+        self.write(addr, &update(old).to_ne_bytes())?;
+        Ok(old)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
+        let buffer = self.reached().own.allocate(len)?;
+        Ok(DmaBuffer {
+            addr: buffer.addr + OWN,
+            ..buffer
+        })
+    }
+
+    fn free(&mut self, buffer: DmaBuffer) {
+        if let Some(addr) = buffer.addr.checked_sub(OWN) {
+            self.reached().own.free(DmaBuffer { addr, ..buffer });
+        }
+    }
+}
+
+/// Returns the error of a call as one of the standard library.
+pub(super) fn io_error(errno: Errno) -> io::Error {
+    errno.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+
+    use super::*;
+
+    fn own_memory() -> OwnedFd {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/proc/self/mem");
+        file.unwrap().into()
+    }
+
+    #[test]
+    fn memory_of_a_process_is_reached_while_it_is_set() {
+        let mut memory = ProcessMemory::default();
+        let mut bytes = vec![0_u8; 10_000];
+        let addr = bytes.as_mut_ptr().expose_provenance() as u64;
+        assert!(memory.write(addr, &[1; 10_000]).is_err());
+        memory.set(Some(own_memory()));
+        memory.write(addr, &[7; 10_000]).unwrap();
+        let mut read = vec![0; 10_000];
+        memory.read(addr, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 7));
+        assert_eq!(std::hint::black_box(&bytes)[9999], 7);
+        assert!(
+            memory.read(8, &mut [0; 8]).is_err(),
+            "nothing is mapped there"
+        );
+        assert!(memory.read(OWN - 4, &mut [0; 8]).is_err());
+        memory.set(None);
+        assert!(memory.read(addr, &mut read).is_err());
+    }
+
+    #[test]
+    fn buffers_of_the_service_are_apart_from_the_process() {
+        let mut memory = ProcessMemory::default();
+        let buffer = memory.allocate(64).unwrap();
+        assert!(buffer.addr > OWN);
+        memory.write(buffer.addr, b"vhca").unwrap();
+        assert_eq!(
+            memory.update_u64(buffer.addr + 8, &mut |old| old + 3),
+            Ok(0)
+        );
+        memory.free(buffer);
+        assert!(memory.read(buffer.addr, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn other_files_are_no_memory_of_a_process() {
+        assert!(is_process_memory(&own_memory()));
+        let read_only = File::open("/proc/self/mem").unwrap();
+        assert!(!is_process_memory(&read_only.into()));
+        let other = OpenOptions::new().read(true).write(true).open("/dev/null");
+        assert!(!is_process_memory(&other.unwrap().into()));
+        let status = File::open("/proc/self/status").unwrap();
+        assert!(!is_process_memory(&status.into()));
+    }
+}

@@ -1,0 +1,349 @@
+//! A way in for programs that use Linux' verbs: a Unix socket to which the preload library in such a program connects, once
+//! for each process. A process has a VF to itself, as long as its connection lasts.
+
+mod claims;
+mod client;
+mod memory;
+mod rings;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use hca_api::Hca;
+use ib_vtime::{Duration, Instant};
+use verbs_link::{
+    CallReply, ChannelId, ContextId, Errno, ProcessDevice, Reply, Request, Verb, netlink, sysfs,
+};
+
+use super::acceptor::Acceptor;
+use super::claim::Claim;
+use super::descriptors::DescriptorLimit;
+use super::{Listener, Turn, WayIn};
+use client::{Client, Datagram, Holding};
+use memory::is_process_memory;
+use rings::MappedRings;
+use vhca::LogLimit;
+use vhca::watch::{EventSet, Ready};
+use vhca::world::HostFunction;
+
+pub(super) use claims::{ProcessVf, split};
+pub(super) use memory::ProcessMemory;
+
+/// Requests of one program that are taken before others have their turn.
+const BUDGET: usize = 64;
+
+/// Time for the requests of one program before others have their turn.
+const TURN: Duration = Duration::from_micros(50);
+
+/// Programs at one time.
+const MAX_CLIENTS: usize = 4096;
+
+/// Outcome of a request.
+enum Outcome {
+    /// There is no answer.
+    Silent,
+    /// The answer, and the descriptors that go with it.
+    Answered(CallReply, Vec<OwnedFd>),
+    /// The program does not keep to the protocol.
+    Broken,
+}
+
+/// The verbs socket of a service, with the programs at it.
+#[derive(Debug)]
+pub struct VerbsSocket {
+    acceptor: Acceptor,
+    clients: BTreeMap<RawFd, Client>,
+    limit: DescriptorLimit,
+    /// Limit on lines of the log that programs cause.
+    log: LogLimit,
+    _claim: Option<Claim>,
+}
+
+impl VerbsSocket {
+    /// Serves whoever connects to a socket of packets.
+    #[must_use]
+    pub fn new(listener: Listener) -> Self {
+        Self {
+            acceptor: Acceptor::new(listener.socket),
+            clients: BTreeMap::new(),
+            limit: DescriptorLimit::current(),
+            log: LogLimit::default(),
+            _claim: listener.claim,
+        }
+    }
+
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..BUDGET {
+            let Some(socket) = self.acceptor.accept(turn, &"verbs") else {
+                return;
+            };
+            if self.clients.len() >= MAX_CLIENTS {
+                let what = "verbs: too many programs; one is turned away";
+                self.log.warn(turn.now, what);
+                continue;
+            }
+            turn.watches.add(&socket, EventSet::IN);
+            let client = Client {
+                socket,
+                holding: None,
+            };
+            self.clients.insert(client.socket.as_raw_fd(), client);
+        }
+    }
+
+    /// Takes what a program sent. Returns `true` if it stays.
+    fn serve(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
+        let mut slice = turn.slice(TURN);
+        for _ in 0..BUDGET {
+            let Some(client) = self.clients.get_mut(&fd) else {
+                return true;
+            };
+            let Datagram { bytes, descriptors } = match client.receive() {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            let mut descriptors = descriptors.into_iter();
+            let answer_to = descriptors.next();
+            let outcome = match Request::decode(&bytes) {
+                Ok(request) if !self.limit.may_stay(fd) && request.verb == Verb::Claim => {
+                    Outcome::Answered(CallReply::failed(Errno::ENFILE), Vec::new())
+                }
+                Ok(request) => carry_out(turn, client, &request, descriptors.next()),
+                Err(_) => Outcome::Broken,
+            };
+            match (outcome, answer_to) {
+                (Outcome::Silent, None) => {}
+                (Outcome::Answered(reply, attachments), Some(socket)) => {
+                    let attachments: Vec<_> = attachments.iter().map(AsFd::as_fd).collect();
+                    // A program that does not wait for its answer has none.
+                    let _ = client::answer(&socket, &reply, &attachments);
+                }
+                _ => {
+                    let what = "verbs: a program does not keep to the protocol, and is cut off";
+                    self.log.warn(turn.now, what);
+                    return false;
+                }
+            }
+            // The socket tells again of what is left.
+            if slice.is_over() {
+                break;
+            }
+        }
+        true
+    }
+
+    fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        if let Some(client) = self.clients.remove(&fd) {
+            if let Some(holding) = &client.holding {
+                turn.lab.release_vf(holding.at);
+            }
+            turn.watches.remove(client.socket);
+        }
+    }
+}
+
+/// Carries out a request.
+fn carry_out(
+    turn: &mut Turn<'_>,
+    client: &mut Client,
+    request: &Request<'_>,
+    descriptor: Option<OwnedFd>,
+) -> Outcome {
+    let failed = |errno| Outcome::Answered(CallReply::failed(errno), Vec::new());
+    if request.verb == Verb::Claim {
+        return match claim(turn, client, request.body, descriptor) {
+            Ok(reply) => Outcome::Answered(reply, Vec::new()),
+            Err(errno) => failed(errno),
+        };
+    }
+    let Some(holding) = &mut client.holding else {
+        return Outcome::Broken;
+    };
+    let at = holding.at;
+    match request.verb {
+        Verb::Claim => Outcome::Broken,
+        Verb::Open => match open(turn, holding) {
+            Ok((context, file)) => {
+                let reply = CallReply {
+                    opened: context.0,
+                    ..CallReply::default()
+                };
+                Outcome::Answered(reply, vec![file])
+            }
+            Err(errno) => failed(errno),
+        },
+        Verb::Command { context } => {
+            let context = ContextId(context);
+            let done = with_device(turn, at, |device, hca| {
+                device.command(hca, context, request.body)
+            });
+            match done.and_then(|reply| attach(holding, reply)) {
+                Ok((reply, attachments)) => Outcome::Answered(reply, attachments),
+                Err(errno) => failed(errno),
+            }
+        }
+        Verb::Doorbell { context, qp } => {
+            // A device that is gone has told so by an event.
+            let _ = with_device(turn, at, |device, hca| {
+                device.ring(hca, ContextId(context), qp);
+                Ok(())
+            });
+            Outcome::Silent
+        }
+        Verb::Close { context } => {
+            let _ = with_device(turn, at, |device, hca| {
+                device.close(hca, ContextId(context));
+                Ok(())
+            });
+            Outcome::Silent
+        }
+        Verb::CloseChannel { channel } => {
+            let channel = ChannelId(channel);
+            holding.channels.remove(&channel);
+            let _ = with_device(turn, at, |device, _| {
+                device.close_channel(channel);
+                Ok(())
+            });
+            Outcome::Silent
+        }
+        Verb::Attribute | Verb::Netlink => ask(turn, at, request),
+    }
+}
+
+fn claim(
+    turn: &mut Turn<'_>,
+    client: &mut Client,
+    name: &[u8],
+    process: Option<OwnedFd>,
+) -> Result<CallReply, Errno> {
+    if client.holding.is_some() {
+        return Err(Errno::EINVAL);
+    }
+    let name = core::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
+    let process = process.filter(is_process_memory).ok_or(Errno::EINVAL)?;
+    let rings = MappedRings::new().map_err(|_| Errno::ENOMEM)?;
+    let rings = Arc::new(rings);
+    let at = turn.lab.claim_vf(name, &rings, process)?;
+    client.holding = Some(Holding {
+        at,
+        rings,
+        channels: BTreeMap::new(),
+    });
+    Ok(CallReply::default())
+}
+
+fn open(turn: &mut Turn<'_>, holding: &Holding) -> Result<(ContextId, OwnedFd), Errno> {
+    let file = holding.rings.descriptor().map_err(|_| Errno::ENFILE)?;
+    let context = with_device(turn, holding.at, |device, _| device.open())?;
+    Ok((context, file))
+}
+
+/// Adds the descriptors of a channel that a command opened.
+fn attach(holding: &mut Holding, reply: Reply) -> Result<(CallReply, Vec<OwnedFd>), Errno> {
+    let mut attachments = Vec::new();
+    if let Some(opened) = reply.opened {
+        let (ours, theirs) = client::channel().map_err(|_| Errno::ENFILE)?;
+        let back = ours.try_clone().map_err(|_| Errno::ENFILE)?;
+        holding.channels.insert(opened, ours);
+        attachments = vec![theirs, back];
+    }
+    let reply = CallReply {
+        error: None,
+        opened: reply.opened.map_or(0, |channel| channel.0),
+        retired: reply.retired,
+        body: reply.answer,
+    };
+    Ok((reply, attachments))
+}
+
+/// Answers a question about the device that a program asks before it opens the device.
+fn ask(turn: &mut Turn<'_>, at: HostFunction, request: &Request<'_>) -> Outcome {
+    let (name, question) = match request.body.iter().position(|byte| *byte == 0) {
+        Some(end) => (&request.body[..end], &request.body[end + 1..]),
+        None => return Outcome::Broken,
+    };
+    let Ok(name) = core::str::from_utf8(name) else {
+        return Outcome::Broken;
+    };
+    let view = turn.lab.device_view(at, name);
+    let reply = if request.verb == Verb::Netlink {
+        let datagrams = netlink::answer(view.as_ref(), question);
+        CallReply {
+            body: datagrams.concat(),
+            ..CallReply::default()
+        }
+    } else {
+        let path = core::str::from_utf8(question).unwrap_or_default();
+        match sysfs::attribute(view.as_ref(), path) {
+            Some(text) => CallReply {
+                body: text.into_bytes(),
+                ..CallReply::default()
+            },
+            None => CallReply::failed(Errno::ENOENT),
+        }
+    };
+    Outcome::Answered(reply, Vec::new())
+}
+
+fn with_device<T>(
+    turn: &mut Turn<'_>,
+    at: HostFunction,
+    call: impl FnOnce(&mut ProcessDevice, &mut dyn Hca) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let world = turn.lab.world_mut();
+    let called = world.with_consumer(at, |device, hca, _| call(device, hca));
+    called.unwrap_or(Err(Errno::EIO))
+}
+
+impl WayIn for VerbsSocket {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.start(&mut turn.watches);
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        if ready.fd == self.acceptor.fd() {
+            self.accept(turn);
+            return;
+        }
+        let ended = EventSet::HANG_UP | EventSet::ERROR;
+        let stays = if ready.events.contains(EventSet::IN) {
+            self.serve(turn, ready.fd)
+        } else {
+            !ready.events.intersects(ended)
+        };
+        if !stays {
+            self.drop_client(turn, ready.fd);
+        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.acceptor.wake(turn);
+        for client in self.clients.values_mut() {
+            let Some(holding) = &mut client.holding else {
+                continue;
+            };
+            let world = turn.lab.world_mut();
+            let has_events = world
+                .consumer::<ProcessDevice>(holding.at)
+                .is_some_and(ProcessDevice::has_events);
+            if !has_events {
+                continue;
+            }
+            let Some(device) = world.consumer_mut::<ProcessDevice>(holding.at) else {
+                continue;
+            };
+            while let Some(record) = device.poll_event() {
+                let channel = holding.channels.get(&record.channel);
+                if !channel.is_some_and(|channel| client::pass_on(channel, &record.bytes)) {
+                    device.dropped_events += 1;
+                }
+            }
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.acceptor.poll_timeout()
+    }
+}
