@@ -1,7 +1,8 @@
 //! Messages through connected queue pairs of VFs of two hosts, beside copies of as many bytes.
 //!
 //! Both hosts' software, both adapters and the switches between them run in one thread, over links without latency, so a
-//! message costs all that is computed for it on its way, its acknowledgement included.
+//! message costs all that is computed for it on its way, its acknowledgement included. Each message is sent twice: in runs that
+//! go whole, as nothing is in their way, and in packets.
 
 use std::fs;
 use std::hint::black_box;
@@ -45,7 +46,10 @@ const COPIED: u32 = 256 << 20;
 struct Size {
     bytes: u32,
     messages: u32,
+    /// Names of the time, of that of a copy, and of how many times longer the former is.
     figures: [&'static str; 3],
+    /// Names of the time in packets, and of how many times longer than a copy it is.
+    in_packets: [&'static str; 2],
 }
 
 /// The size by which a case is called.
@@ -53,6 +57,7 @@ const SMALL: Size = Size {
     bytes: 8,
     messages: 32_000,
     figures: ["ns, 8 B", "memcpy ns, 8 B", "times memcpy, 8 B"],
+    in_packets: ["ns in packets, 8 B", "times memcpy in packets, 8 B"],
 };
 
 const LARGER: [Size; 3] = [
@@ -60,16 +65,19 @@ const LARGER: [Size; 3] = [
         bytes: 4 << 10,
         messages: 16_000,
         figures: ["ns, 4 KiB", "memcpy ns, 4 KiB", "times memcpy, 4 KiB"],
+        in_packets: ["ns in packets, 4 KiB", "times memcpy in packets, 4 KiB"],
     },
     Size {
         bytes: 64 << 10,
         messages: 1_280,
         figures: ["ns, 64 KiB", "memcpy ns, 64 KiB", "times memcpy, 64 KiB"],
+        in_packets: ["ns in packets, 64 KiB", "times memcpy in packets, 64 KiB"],
     },
     Size {
         bytes: 1 << 20,
         messages: 128,
         figures: ["ns, 1 MiB", "memcpy ns, 1 MiB", "times memcpy, 1 MiB"],
+        in_packets: ["ns in packets, 1 MiB", "times memcpy in packets, 1 MiB"],
     },
 ];
 
@@ -132,13 +140,20 @@ pub(super) fn prepare(traffic: Traffic) -> anyhow::Result<Measured> {
 }
 
 fn run(traffic: Traffic, resting: Option<f64>, seed: u32) -> anyhow::Result<Sample> {
-    let mut pair = Pair::connect(traffic, seed)?;
+    let mut pair = Pair::connect(traffic, seed, true)?;
+    let mut packets = Pair::connect(traffic, seed, false)?;
     let nanos = pair.measure(traffic, &SMALL)?;
-    let mut figures = vec![(SMALL.figures[1], copy(&SMALL))];
+    let mut figures = vec![
+        (SMALL.figures[1], copy(&SMALL)),
+        (SMALL.in_packets[0], packets.measure(traffic, &SMALL)?),
+    ];
     for size in &LARGER {
         let (message, copied) = (pair.measure(traffic, size)?, copy(size));
         let values = [message, copied, message / copied];
         figures.extend(size.figures.into_iter().zip(values));
+        let message = packets.measure(traffic, size)?;
+        let values = [message, message / copied];
+        figures.extend(size.in_packets.into_iter().zip(values));
     }
     figures.extend(resting.map(|bytes| ("bytes/idle queue pair", bytes)));
     Ok(Sample {
@@ -176,9 +191,10 @@ struct Pair {
     ends: [End; 2],
 }
 
-/// A subnet with a VF on each of two hosts behind different switches.
-fn subnet(seed: u32) -> anyhow::Result<(World, [HostPortId; 2])> {
-    let (fabric, built) = Topology::two_switches(2).build(seed.into());
+/// A subnet with a VF on each of two hosts behind different switches. Packets of connections go in whole runs or one by one.
+fn subnet(seed: u32, whole: bool) -> anyhow::Result<(World, [HostPortId; 2])> {
+    let (mut fabric, built) = Topology::two_switches(2).build(seed.into());
+    fabric.set_whole_runs(whole);
     let [manager, near, far, ..] = built.hcas[..] else {
         return Err(anyhow!("three adapters were planned"));
     };
@@ -285,8 +301,8 @@ fn address(port: &VfPort, at: HostPortId, qp: ConnectedQpId) -> anyhow::Result<P
 }
 
 impl Pair {
-    fn connect(traffic: Traffic, seed: u32) -> anyhow::Result<Self> {
-        let (mut world, [near, far]) = subnet(seed)?;
+    fn connect(traffic: Traffic, seed: u32, whole: bool) -> anyhow::Result<Self> {
+        let (mut world, [near, far]) = subnet(seed, whole)?;
         let ends = [
             End::open(&mut world, near, traffic)?,
             End::open(&mut world, far, traffic)?,
@@ -394,7 +410,7 @@ impl Pair {
 /// On a thread of its own, whose part of the heap has nothing that other cases have left.
 fn resting_bytes() -> anyhow::Result<f64> {
     let measured = thread::spawn(|| {
-        let (mut world, ports) = subnet(0)?;
+        let (mut world, ports) = subnet(0, true)?;
         let traffic = Traffic::Write;
         let ends = [
             End::open(&mut world, ports[0], traffic)?,

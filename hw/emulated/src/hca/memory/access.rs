@@ -1,10 +1,14 @@
 //! Accesses of connected transports: at an offset of a list, and by a remote key.
 
 use core::ops::Range;
+use core::sync::atomic::{Ordering, fence};
 
 use hca_api::{AccessFlags, AddressSpace, MrHandle, PdHandle, Sge};
 
 use super::{KeyOwner, Memory, ProtectionFault, owner, usable};
+
+/// Bytes of a message that are stored after all others.
+const TAIL: usize = 8;
 
 /// A region that was looked up for a peer. It names one registration: the slot's next owner has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,20 +68,20 @@ impl Memory {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), ProtectionFault> {
-        let mut rest = bytes;
         let mut usual = MrHandle(0);
-        for part in parts(sges, &(offset..offset + bytes.len() as u64)) {
-            let (now, later) = rest
-                .split_at_checked(part.len as usize)
-                .ok_or(ProtectionFault)?;
-            self.scatter(pd, &[part], &[now], &mut usual)?;
-            rest = later;
-        }
-        if rest.is_empty() {
-            Ok(())
-        } else {
-            Err(ProtectionFault)
-        }
+        let mut offset = offset;
+        tail_last(bytes, |bytes| {
+            let mut rest = bytes;
+            for part in parts(sges, &(offset..offset + bytes.len() as u64)) {
+                let (now, later) = rest
+                    .split_at_checked(part.len as usize)
+                    .ok_or(ProtectionFault)?;
+                self.scatter(pd, &[part], &[now], &mut usual)?;
+                rest = later;
+            }
+            offset += bytes.len() as u64;
+            rest.is_empty().then_some(()).ok_or(ProtectionFault)
+        })
     }
 
     /// Looks up a key of a peer's request for an access of `len` bytes (IBA 10.6.3.2): key, protection domain, right, range.
@@ -121,11 +125,16 @@ impl Memory {
             .filter(|region| region.generation == at.generation)
             .ok_or(ProtectionFault)?;
         let space = &mut self.space;
-        let mut rest = bytes;
-        region.pieces(addr, bytes.len() as u64, |addr, len| {
-            let (piece, behind) = rest.split_at_checked(len).ok_or(ProtectionFault)?;
-            rest = behind;
-            Ok(space.write(addr, piece)?)
+        let mut start = addr;
+        tail_last(bytes, |bytes| {
+            let mut rest = bytes;
+            region.pieces(start, bytes.len() as u64, |addr, len| {
+                let (piece, behind) = rest.split_at_checked(len).ok_or(ProtectionFault)?;
+                rest = behind;
+                Ok(space.write(addr, piece)?)
+            })?;
+            start = start.wrapping_add(bytes.len() as u64);
+            Ok(())
         })
     }
 
@@ -173,6 +182,20 @@ impl Memory {
     }
 }
 
+/// Stores bytes in two parts: the last 8 are visible after all others, since programs poll the last byte of a message (IBA
+/// 9.5), and a copy may store its end first.
+fn tail_last(
+    bytes: &[u8],
+    mut store: impl FnMut(&[u8]) -> Result<(), ProtectionFault>,
+) -> Result<(), ProtectionFault> {
+    let (front, tail) = bytes.split_at(bytes.len().saturating_sub(TAIL));
+    if !front.is_empty() {
+        store(front)?;
+        fence(Ordering::Release);
+    }
+    store(tail)
+}
+
 /// The parts of a list's entries that lie in a range of its bytes.
 fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
     let (mut skip, mut left) = (range.start, range.end.saturating_sub(range.start));
@@ -194,6 +217,32 @@ mod tests {
     use hca_api::LKey;
 
     use super::*;
+
+    #[test]
+    fn t044_the_last_bytes_are_stored_after_all_others() {
+        let stored = |len: usize| {
+            let bytes: Vec<u8> = (0..u8::try_from(len).unwrap()).collect();
+            let mut lens = Vec::new();
+            let mut all = Vec::new();
+            tail_last(&bytes, |part| {
+                lens.push(part.len());
+                all.extend_from_slice(part);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(all, bytes);
+            lens
+        };
+        assert_eq!(stored(100), [92, 8]);
+        assert_eq!(stored(9), [1, 8]);
+        assert_eq!(stored(8), [8]);
+        assert_eq!(stored(0), [0]);
+        let fault = tail_last(&[0; 100], |part| {
+            assert_eq!(part.len(), 92);
+            Err(ProtectionFault)
+        });
+        assert_eq!(fault, Err(ProtectionFault));
+    }
 
     #[test]
     fn a_range_of_a_list_is_cut_out_of_its_entries() {
