@@ -18,6 +18,7 @@ pub mod device;
 mod driven;
 mod drop_log;
 pub mod emulated;
+mod fair_queue;
 mod guest_ram;
 #[cfg(feature = "kvm")]
 pub mod kvm;
@@ -30,6 +31,7 @@ pub mod world;
 
 pub use driven::Driven;
 pub use drop_log::{DropLine, DropLog};
+pub use fair_queue::FairQueue;
 pub use guest_ram::GuestRam;
 pub use log_limit::{LogLimit, Suppressed};
 pub use real_time::{LoopError, RunEnd, Runner, StopHandle};

@@ -13,8 +13,8 @@ pub struct Slice(End);
 #[derive(Clone, Copy, Debug)]
 enum End {
     Never,
-    At(Instant),
-    Steps(u32),
+    At { begun: Instant, end: Instant },
+    Steps { taken: u32, left: u32 },
 }
 
 impl Slice {
@@ -27,13 +27,28 @@ impl Slice {
     /// One of so much real time, from now on.
     #[must_use]
     pub fn of(length: Duration) -> Self {
-        Self(End::At(Instant::now() + length))
+        let begun = Instant::now();
+        let end = begun + length;
+        Self(End::At { begun, end })
     }
 
     /// One of so many steps, whatever time they take: what is cut off after them is the same each time.
     #[must_use]
     pub const fn of_steps(steps: u32) -> Self {
-        Self(End::Steps(steps))
+        Self(End::Steps {
+            taken: 0,
+            left: steps,
+        })
+    }
+
+    /// Returns a slice of so much real time from now on, whether or not this one is over by then.
+    #[must_use]
+    pub fn anew(&self, length: Duration) -> Self {
+        match self.0 {
+            End::Never => Self::endless(),
+            End::At { .. } => Self::of(length),
+            End::Steps { .. } => Self::of_steps(1),
+        }
     }
 
     /// The slice of one of many that share this one.
@@ -41,8 +56,22 @@ impl Slice {
     pub fn share(&self, length: Duration) -> Self {
         match self.0 {
             End::Never => Self::endless(),
-            End::At(end) => Self(End::At(end.min(Instant::now() + length))),
-            End::Steps(_) => Self::of_steps(1),
+            End::At { end, .. } => {
+                let begun = Instant::now();
+                let end = end.min(begun + length);
+                Self(End::At { begun, end })
+            }
+            End::Steps { .. } => Self::of_steps(1),
+        }
+    }
+
+    /// Returns the time since the slice began: a microsecond for each step where steps count, nothing in virtual time.
+    #[must_use]
+    pub fn spent(&self) -> Duration {
+        match self.0 {
+            End::Never => Duration::ZERO,
+            End::At { begun, .. } => begun.elapsed(),
+            End::Steps { taken, .. } => Duration::from_micros(taken.into()),
         }
     }
 
@@ -50,8 +79,9 @@ impl Slice {
     pub fn is_over(&mut self) -> bool {
         match &mut self.0 {
             End::Never => false,
-            End::At(end) => Instant::now() >= *end,
-            End::Steps(left) => {
+            End::At { end, .. } => Instant::now() >= *end,
+            End::Steps { taken, left } => {
+                *taken = taken.saturating_add(1);
                 *left = left.saturating_sub(1);
                 *left == 0
             }

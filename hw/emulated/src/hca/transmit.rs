@@ -19,7 +19,7 @@ use super::{Device, EGRESS_DEPTH};
 use crate::DropReason;
 
 /// Packets of connections that are sent at a time.
-const TURN: u32 = 64;
+const TURN: u32 = 16;
 
 impl Device {
     pub(super) fn post_send(

@@ -15,7 +15,7 @@ const FAREWELL: Duration = Duration::from_secs(3);
 const MAX_ROUNDS: u32 = 64;
 
 /// How long one poll of the service goes on before the loop looks at the descriptors again.
-const SLICE: Duration = Duration::from_micros(500);
+const SLICE: Duration = Duration::from_micros(250);
 
 /// How far the service is on its way to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

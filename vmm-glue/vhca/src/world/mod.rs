@@ -31,7 +31,6 @@ mod socket;
 mod software;
 mod switch;
 mod taps;
-mod turns;
 mod user;
 mod vfs;
 
@@ -56,7 +55,8 @@ use alarms::Alarms;
 use host::start_software;
 use switch::SwitchSoftware;
 use taps::Taps;
-use turns::Turns;
+
+use crate::FairQueue;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,13 +80,11 @@ pub struct World {
     /// Functions whose software was lent out: it may have something to do.
     woken: Vec<HostFunction>,
     /// Functions whose turn it is.
-    turns: Turns<HostFunction>,
+    turns: FairQueue<HostFunction>,
     /// Hosts whose functions may have events.
     stirred: VecDeque<HostId>,
     /// Whether the slice of the last poll was too short for all that was due.
     is_unfinished: bool,
-    /// Whether the fabric had its turn, and the software on the hosts is next.
-    is_software_next: bool,
     /// Hosts that [`World::take_polled`] has not told of yet.
     polled: BTreeSet<HostId>,
     /// VFs that are held: what runs on them has no turns.
@@ -115,10 +113,9 @@ impl World {
             host_at: BTreeMap::new(),
             alarms: Alarms::new(),
             woken: Vec::new(),
-            turns: Turns::default(),
+            turns: FairQueue::default(),
             stirred: VecDeque::new(),
             is_unfinished: false,
-            is_software_next: false,
             polled: BTreeSet::new(),
             held: BTreeSet::new(),
             interrupting: BTreeSet::new(),

@@ -13,6 +13,13 @@ const MAX_ROUNDS: u32 = 1_000_000;
 /// Functions of one adapter that are polled in a round before the next adapter's turn.
 const READY_BATCH: usize = 1024;
 
+/// How long the fabric, and then the software on all functions, goes on before it is the other's turn, where slices end. What
+/// crosses the fabric a few times then waits for a few shares, not for as many slices.
+const SHARE: Duration = Duration::from_micros(100);
+
+/// A physical function's time counts so many times less: it works for all VFs of its adapter, or for the subnet.
+const SERVICE: u32 = 8;
+
 /// How long the software on one function goes on before others have their turn, where slices end.
 pub(super) const TURN: Duration = Duration::from_micros(50);
 
@@ -74,53 +81,68 @@ impl World {
         self.live_locked = true;
     }
 
-    /// Lets the fabric do what is due, and then the software that has something to do: because it
-    /// was lent out, because its time has come, or because its function has events. Whether any had.
-    fn round(&mut self, slice: &mut Slice) -> bool {
-        // What the fabric has left to do may keep the software busy that finds nothing to do before.
-        let is_fabric_busy = core::mem::take(&mut self.is_software_next);
-        if !is_fabric_busy {
-            while self.fabric.poll(self.now) {
-                if slice.is_over() {
-                    self.is_software_next = true;
-                    break;
-                }
-            }
-            self.record_taps();
-            if self.is_software_next {
-                return true;
+    /// Lets the fabric do what is due, and then the software that has something to do: because it was lent out, because its
+    /// time has come, or because its function has events. Where slices end, neither goes on for longer than [`SHARE`], which
+    /// each has even if the other took all of the slice. Returns `true` if there was anything to do.
+    fn round(&mut self, slice: &Slice) -> bool {
+        let mut share = slice.anew(SHARE);
+        let mut busy = false;
+        while self.fabric.poll(self.now) {
+            if share.is_over() {
+                busy = true;
+                break;
             }
         }
+        self.record_taps();
+        let mut share = slice.anew(SHARE);
+        if !self.turns.is_empty() {
+            self.poll_line(&mut share);
+            return true;
+        }
         let mut polled = Vec::new();
-        let mut busy = self.poll_due(&mut polled, slice);
+        busy |= self.poll_due(&mut polled, &mut share);
         busy |= self.poll_switches();
-        if busy && slice.is_over() {
+        if busy && share.is_over() {
             self.stirred.extend(polled);
             return true;
         }
-        self.poll_stirred(polled, slice) || busy || is_fabric_busy
+        self.poll_stirred(polled, &mut share) || busy
     }
 
-    /// Lets the software do what is due that was lent out or whose time has come, and tells where it was. Whether any
-    /// had.
-    fn poll_due(&mut self, polled: &mut Vec<HostId>, slice: &mut Slice) -> bool {
+    /// Lets the software do what is due where not all can have a turn now: those first that have had the least time.
+    fn poll_line(&mut self, share: &mut Slice) {
+        for at in self.take_due() {
+            self.turns.add(at);
+        }
+        self.poll_switches();
+        self.line_up_stirred(Vec::new());
+        while let Some(at) = self.turns.take() {
+            self.poll_function(at, share);
+            // Its neighbours may have events now.
+            self.note_stirred(vec![at.host]);
+            if share.is_over() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the functions that were lent out or whose time has come.
+    fn take_due(&mut self) -> Vec<HostFunction> {
         let mut due = core::mem::take(&mut self.woken);
-        while let Some(at) = self.alarms.pop_due(self.now) {
-            due.push(at);
-        }
-        let mut due = due.into_iter();
-        // One turn of those that wait, before what the fabric has brought meanwhile is looked at.
-        let mut first = None;
-        if !self.turns.is_empty() {
-            due.by_ref().for_each(|at| self.turns.add(at));
-            first = self.turns.take();
-        }
+        due.extend(core::iter::from_fn(|| self.alarms.pop_due(self.now)));
+        due
+    }
+
+    /// Lets the software do what is due that was lent out or whose time has come, and adds its hosts to `polled`. Returns
+    /// `true` if any had.
+    fn poll_due(&mut self, polled: &mut Vec<HostId>, share: &mut Slice) -> bool {
         let mut busy = false;
-        while let Some(at) = first.take().or_else(|| due.next()) {
+        let mut due = self.take_due().into_iter();
+        for at in due.by_ref() {
             busy = true;
             polled.push(at.host);
-            self.poll_function(at, slice);
-            if slice.is_over() {
+            self.poll_function(at, share);
+            if share.is_over() {
                 break;
             }
         }
@@ -128,8 +150,8 @@ impl World {
         busy
     }
 
-    /// Lets the software on functions that have events do what is due. Whether any had.
-    fn poll_stirred(&mut self, polled: Vec<HostId>, slice: &mut Slice) -> bool {
+    /// Lets the software on functions that have events do what is due. Returns `true` if any had.
+    fn poll_stirred(&mut self, polled: Vec<HostId>, share: &mut Slice) -> bool {
         self.note_stirred(polled);
         let mut busy = false;
         for _ in 0..self.stirred.len() {
@@ -141,16 +163,11 @@ impl World {
                 let Some(function) = self.fabric.poll_ready(node) else {
                     break;
                 };
-                let mut at = HostFunction { host, function };
-                if !self.turns.is_empty() {
-                    // Behind those that wait already.
-                    self.turns.add(at);
-                    at = self.turns.take().unwrap_or(at);
-                }
-                self.poll_function(at, slice);
+                self.poll_function(HostFunction { host, function }, share);
                 busy = true;
-                if slice.is_over() {
+                if share.is_over() {
                     self.stirred.push_back(host);
+                    self.line_up_stirred(Vec::new());
                     return true;
                 }
             }
@@ -208,6 +225,11 @@ impl World {
         let (now, fabric) = (self.now, &mut self.fabric);
         let host = &mut self.hosts[at.host.0];
         let polled = host.poll(now, fabric, at.function, &mut || turn.is_over());
+        let mut spent = turn.spent();
+        if at == at.host.pf() {
+            spent /= SERVICE;
+        }
+        self.turns.charge(at, spent);
         if let Some(reset) = polled.reset {
             // A VF that has a consumer is one that the PF knows, so only a fault of the adapter could refuse.
             if let Err(error) = reset {
@@ -223,7 +245,7 @@ impl World {
             self.changed.insert(at);
         }
         if polled.has_more {
-            self.turns.add_again(at);
+            self.turns.add(at);
         }
         let timeout = self.hosts[at.host.0].poll_timeout(at.function);
         self.alarms.set(at, timeout);

@@ -23,9 +23,9 @@ use super::access::SocketName;
 use super::claim::Claim;
 use super::{ClaimError, Lab, Listeners, Turn, WayIn};
 use client::{Client, Refused};
-use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
+use vhca::{FairQueue, LogLimit};
 use vhca_vfio_user::{Connection, Patience, Session, Signals};
 
 pub use seat::{Seat, Vmm};
@@ -35,6 +35,9 @@ const MAX_REFUSED: usize = 64;
 
 /// Connections of one socket that are accepted before others have their turn.
 const ACCEPTED: usize = 16;
+
+/// How long VMMs are served before the world has its turn, all together.
+const SHARE: Duration = Duration::from_micros(200);
 
 /// How long a VF waits for its socket that could not be opened.
 const REOPENING: Duration = Duration::from_secs(5);
@@ -81,8 +84,10 @@ pub struct VfioUserSockets {
     shut: BTreeMap<HostFunction, Instant>,
     /// VFs whose sockets cannot give a connection now.
     resting: BTreeSet<HostFunction>,
-    /// VFs whose VMM sent more than there was time for in its turn.
-    unfinished: BTreeSet<HostFunction>,
+    /// VFs whose VMM sent more than there was time for.
+    unfinished: FairQueue<HostFunction>,
+    /// How long VMMs were served since the world had its turn.
+    served: Duration,
     /// When the world is to be polled again, since a device was used behind its last poll.
     again: Option<Instant>,
     /// How long VMMs may be waited for that do not share memory.
@@ -118,7 +123,8 @@ impl VfioUserSockets {
             settling: BTreeSet::new(),
             shut: BTreeMap::new(),
             resting: BTreeSet::new(),
-            unfinished: BTreeSet::new(),
+            unfinished: FairQueue::default(),
+            served: Duration::ZERO,
             again: None,
             patience: Arc::default(),
             signals,
@@ -303,13 +309,17 @@ impl VfioUserSockets {
         };
         self.touched.insert(at);
         let slice = turn.slice(client::TURN);
-        match client.serve(turn.lab.world_mut(), slice, at, &self.patience) {
+        let served = client.serve(turn.lab.world_mut(), slice, at, &self.patience);
+        let length = slice.spent();
+        self.served += length;
+        self.unfinished.charge(at, length);
+        match served {
             Ok(()) => {
                 if let Some(wanted) = client.new_watch() {
                     turn.watches.modify(&*client.connection(), wanted);
                 }
                 if client.has_more() {
-                    self.unfinished.insert(at);
+                    self.unfinished.add(at);
                 }
             }
             Err(why) => self.part(turn, at, &why),
@@ -363,17 +373,29 @@ impl VfioUserSockets {
         let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
         let was_waited = patience.begin_round();
         drop(patience);
-        let mut unfinished = core::mem::take(&mut self.unfinished);
         if was_waited {
             let doors = self.doors.iter();
             let waiting = doors.filter(|(_, door)| {
                 let client = door.client.as_ref();
                 client.is_some_and(|client| client.connection().has_waiting())
             });
-            unfinished.extend(waiting.map(|(at, _)| *at));
+            for (at, _) in waiting {
+                self.unfinished.add(*at);
+            }
         }
-        for at in unfinished {
+        self.served = Duration::ZERO;
+        for _ in 0..self.unfinished.len() {
+            let Some(at) = self.unfinished.take() else {
+                break;
+            };
             self.serve(turn, at);
+            self.again = Some(turn.now);
+            if self.served >= SHARE {
+                break;
+            }
+        }
+        self.served = Duration::ZERO;
+        if !self.unfinished.is_empty() {
             self.again = Some(turn.now);
         }
     }
@@ -473,7 +495,12 @@ impl WayIn for VfioUserSockets {
             Owner::Client(at) => {
                 let ended = EventSet::HANG_UP | EventSet::ERROR;
                 if ready.events.intersects(EventSet::IN | EventSet::OUT) {
-                    self.serve(turn, at);
+                    if self.served < SHARE && self.unfinished.is_before_all(at) {
+                        self.serve(turn, at);
+                    } else {
+                        self.unfinished.add(at);
+                        self.again = Some(turn.now);
+                    }
                 } else if ready.events.intersects(ended) {
                     self.part(turn, at, &"the VMM is gone");
                 }

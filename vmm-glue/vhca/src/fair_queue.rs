@@ -1,0 +1,155 @@
+//! A queue of those that have something to do, ordered by the time that each has had.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A queue in which everybody stands once: whoever has had the least time is served first, and of equals the first to come.
+///
+/// Somebody that was idle starts level with the one that has had least, so time that was not wanted cannot be saved up.
+/// Whoever needs a moment now and then stands before all that never end, however many those are.
+#[derive(Clone, Debug)]
+pub struct FairQueue<P> {
+    line: BTreeSet<(Duration, u64, P)>,
+    waiting: BTreeSet<P>,
+    /// Time that each has had. Entries of less than `least` count as `least`.
+    had: BTreeMap<P, Duration>,
+    /// Time that the one served last had had before.
+    least: Duration,
+    arrivals: u64,
+}
+
+impl<P> Default for FairQueue<P> {
+    fn default() -> Self {
+        Self {
+            line: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            had: BTreeMap::new(),
+            least: Duration::ZERO,
+            arrivals: 0,
+        }
+    }
+}
+
+impl<P: Copy + Ord> FairQueue<P> {
+    /// Adds somebody that has something to do, unless it stands in the queue.
+    pub fn add(&mut self, who: P) {
+        if self.waiting.insert(who) {
+            self.line.insert((self.had(who), self.arrivals, who));
+            self.arrivals += 1;
+        }
+    }
+
+    /// Removes and returns whoever is to be served next.
+    pub fn take(&mut self) -> Option<P> {
+        let (_, _, who) = self.line.pop_first()?;
+        self.waiting.remove(&who);
+        Some(who)
+    }
+
+    /// Charges somebody for the time that it was served. Its place in the queue stays as it is, if it has one.
+    pub fn charge(&mut self, who: P, length: Duration) {
+        let before = self.had(who);
+        self.least = before;
+        self.had.insert(who, before + length);
+    }
+
+    /// Returns `true` if somebody that does not stand in the queue would be served before all that do.
+    pub fn is_before_all(&self, who: P) -> bool {
+        let first = self.line.first();
+        !self.waiting.contains(&who) && first.is_none_or(|(had, ..)| self.had(who) < *had)
+    }
+
+    /// Returns how many stand in the queue.
+    pub fn len(&self) -> usize {
+        self.line.len()
+    }
+
+    /// Returns `true` if nobody stands in the queue.
+    pub fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
+    fn had(&self, who: P) -> Duration {
+        let had = self.had.get(&who).copied();
+        had.unwrap_or_default().max(self.least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_micros(50);
+    const SHORT: Duration = Duration::from_micros(2);
+
+    /// Serves the line so often, each of `busy` stands in it again at once. Requeue who was served.
+    fn serve(queue: &mut FairQueue<u32>, busy: core::ops::Range<u32>, count: usize) -> Vec<u32> {
+        let serve = |_| {
+            let who = queue.take()?;
+            let length = if busy.contains(&who) {
+                // No two take equally long.
+                LONG + Duration::from_nanos(who.into())
+            } else {
+                SHORT
+            };
+            queue.charge(who, length);
+            if busy.contains(&who) {
+                queue.add(who);
+            }
+            Some(who)
+        };
+        (0..count).filter_map(serve).collect()
+    }
+
+    #[test]
+    fn those_that_need_a_moment_stand_before_all_that_never_end() {
+        let mut queue = FairQueue::default();
+        (0..16).for_each(|who| queue.add(who));
+        serve(&mut queue, 0..16, 200);
+        for who in [100, 101, 102] {
+            queue.add(who);
+            queue.add(who);
+        }
+        let served = serve(&mut queue, 0..16, 4);
+        // One may be level with them.
+        let first = served.iter().filter(|who| **who >= 100).count();
+        assert!(first >= 3, "{served:?}");
+    }
+
+    #[test]
+    fn those_that_come_keep_nobody_waiting() {
+        let mut queue = FairQueue::default();
+        queue.add(0);
+        serve(&mut queue, 0..1, 50);
+        // Sixteen of them have had as much as the one that waits after so many short turns.
+        for nth in 0..16 * 26 {
+            queue.add(1 + nth % 16);
+            if serve(&mut queue, 0..1, 1) == [0] {
+                return;
+            }
+        }
+        panic!("it has no turn");
+    }
+
+    #[test]
+    fn nobody_saves_time_up() {
+        let mut queue = FairQueue::default();
+        queue.add(0);
+        serve(&mut queue, 0..1, 1000);
+        queue.add(1);
+        let served = serve(&mut queue, 0..2, 100);
+        let shares = [0, 1].map(|who| served.iter().filter(|at| **at == who).count());
+        assert!(shares[0].abs_diff(shares[1]) <= 1, "{shares:?}");
+    }
+
+    #[test]
+    fn without_time_the_first_to_come_is_the_first_served() {
+        let mut queue = FairQueue::default();
+        for who in [3, 1, 2, 1] {
+            queue.add(who);
+            queue.charge(9, Duration::ZERO);
+        }
+        let taken: Vec<u32> = core::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(taken, [3, 1, 2]);
+    }
+}
