@@ -1,6 +1,7 @@
 //! An adapter that lies about who sent, takes no sends, fails once, or can do only what all can.
 
 use std::cell::Cell;
+use std::num::NonZeroU16;
 
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AsyncEvent, AvHandle, Completion, CompletionOp, CqHandle,
@@ -229,6 +230,7 @@ impl FunctionManager for FaultyHca<'_> {
     as_it_is_mut! {
         fn reset_function(&mut self, id: FunctionId) -> Result<(), HcaError>;
         fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError>;
+        fn set_egress_weight(&mut self, id: FunctionId, port: PortNum, weight: NonZeroU16) -> Result<(), HcaError>;
         fn notify(&mut self, id: FunctionId, event: AsyncEvent) -> Result<(), HcaError>;
     }
 }

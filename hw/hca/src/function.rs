@@ -1,6 +1,7 @@
 //! Functions: how an adapter is divided among those who use it.
 
 use core::fmt;
+use core::num::NonZeroU16;
 
 use bitflags::bitflags;
 use ib_wire::{Guid, PKeyIndex, PortNum};
@@ -139,6 +140,18 @@ pub trait FunctionManager: Hca {
         id: FunctionId,
         port: PortNum,
         view: VirtualPort,
+    ) -> Result<(), HcaError>;
+
+    /// Sets a VF's share of the bytes that leave by a port while several functions have something to send, relative to the
+    /// weights of the others. Each function has weight 1 at first.
+    ///
+    /// # Errors
+    /// [`HcaError::InvalidHandle`], [`HcaError::InvalidPort`], [`HcaError::PermissionDenied`].
+    fn set_egress_weight(
+        &mut self,
+        id: FunctionId,
+        port: PortNum,
+        weight: NonZeroU16,
     ) -> Result<(), HcaError>;
 
     /// Puts an event into a VF's event queue. Port changes merge with one that already waits.

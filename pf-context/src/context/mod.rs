@@ -261,9 +261,10 @@ impl PfContext {
         limit: EgressLimit,
     ) -> Result<(), PfError> {
         self.check(vf)?;
-        if let Some(port) = self.port_mut(port) {
-            port.mux.set_egress_limit(now, vf, limit);
-            port.carry_out(hca);
+        if let Some(own) = self.port_mut(port) {
+            own.mux.set_egress_limit(now, vf, limit);
+            own.carry_out(hca);
+            hca.set_egress_weight(vf.into(), port, limit.weight)?;
         }
         Ok(())
     }

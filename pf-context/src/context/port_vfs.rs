@@ -104,6 +104,8 @@ impl PfPort {
                 self.vfs[vf.index()] = Some(Box::new(own));
                 if let Some(limit) = spec.egress {
                     self.mux.set_egress_limit(now, vf, limit);
+                    // The function was just made.
+                    let _ = hca.set_egress_weight(vf.into(), port, limit.weight);
                 }
                 self.note_change(vf, PortChange::empty());
                 self.want_guid(now, vf, spec.guid);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::backlog::Backlog;
 use super::qpn::QpRef;
 use crate::{Frame, PacketRun};
 
@@ -26,8 +27,8 @@ impl Leaving {
 pub(super) struct Egress {
     leaving: VecDeque<Leaving>,
     packets: usize,
-    /// Queue pairs with something to send, served in turn.
-    pub(super) backlog: VecDeque<QpRef>,
+    /// Queue pairs with something to send.
+    pub(super) backlog: Backlog,
     /// The backlog was left while the egress had room, and is to be served again at once.
     pub(super) interrupted: bool,
 }

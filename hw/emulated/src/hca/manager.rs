@@ -1,5 +1,7 @@
 //! What the physical function does with the virtual ones.
 
+use core::num::NonZeroU16;
+
 use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaError, Privileges,
     QpHandle, QpNumbers, ResourceCounts, SpecialQp, VirtualPort,
@@ -67,6 +69,9 @@ impl FunctionManager for Function<'_> {
     fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError> {
         self.reset_function(id)?;
         self.device.stirred.retain(|stirred| *stirred != id);
+        for egress in &mut self.device.egress {
+            egress.backlog.set_weight(id, NonZeroU16::MIN);
+        }
         self.device.functions[usize::from(id.0)]
             .take()
             .map(|state| state.memory.into_space())
@@ -94,6 +99,18 @@ impl FunctionManager for Function<'_> {
             .port_mut(port)
             .ok_or(HcaError::InvalidPort)?
             .view = view;
+        Ok(())
+    }
+
+    fn set_egress_weight(
+        &mut self,
+        id: FunctionId,
+        port: PortNum,
+        weight: NonZeroU16,
+    ) -> Result<(), HcaError> {
+        self.virtual_function(id)?;
+        let egress = self.device.egress_mut(port).ok_or(HcaError::InvalidPort)?;
+        egress.backlog.set_weight(id, weight);
         Ok(())
     }
 
@@ -135,7 +152,7 @@ impl Device {
         self.qpns.release_all(id);
         self.groups.detach_all(id);
         for egress in &mut self.egress {
-            egress.backlog.retain(|waiting| waiting.function != id);
+            egress.backlog.remove_function(id);
         }
     }
 }

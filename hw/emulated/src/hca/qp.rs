@@ -60,6 +60,8 @@ pub(super) struct Qp {
     pub(super) attachments: u32,
     /// It stands in its port's queue of those with waiting sends.
     pub(super) in_backlog: bool,
+    /// End of its packets in the backlog's time.
+    pub(super) sent_until: u64,
 }
 
 impl Qp {
@@ -87,6 +89,7 @@ impl Qp {
             receives: ReceiveQueue::new(spec.receives, caps.max_recv_wr, caps.max_recv_sge),
             attachments: 0,
             in_backlog: false,
+            sent_until: 0,
         }
     }
 

@@ -8,6 +8,7 @@ use hca_api::{
 use ib_wire::packet::{Grh, MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
+use super::backlog::{PACKET_COST, Turn};
 use super::egress::Leaving;
 use super::function::FunctionState;
 use super::inbound::Inbound;
@@ -95,31 +96,33 @@ impl Device {
             return;
         };
         qp.in_backlog = true;
+        let sent_until = qp.sent_until;
         if let Some(egress) = self.egress_mut(port) {
-            egress.backlog.push_back(at);
+            egress.backlog.push(at, sent_until);
         }
     }
 
     /// Takes a queue pair that is destroyed from among those that are served, at whichever port it had when it joined them.
     pub(super) fn leave_backlog(&mut self, at: QpRef) {
         for egress in &mut self.egress {
-            egress.backlog.retain(|waiting| *waiting != at);
+            egress.backlog.remove(at);
         }
     }
 
-    /// Sends what waits while the port's egress has room: of each queue pair in turn a datagram, or a packet or a whole run of
-    /// its connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
+    /// Sends what waits while the port's egress has room: of the queue pair whose turn it is a datagram, or a packet or a whole
+    /// run of its connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
     /// egress.
     pub(super) fn serve_backlog(&mut self, port: PortNum) {
         let mut turn = TURN;
         if let Some(egress) = self.egress_mut(port) {
             egress.interrupted = false;
         }
-        while let Some(at) = self
+        while let Some(next) = self
             .egress_mut(port)
             .filter(|egress| egress.len() < EGRESS_DEPTH)
-            .and_then(|egress| egress.backlog.pop_front())
+            .and_then(|egress| egress.backlog.pop())
         {
+            let at = next.at;
             let is_held = self.is_held(at.function);
             let Ok(qp) = self
                 .state_mut(at.function)
@@ -132,8 +135,9 @@ impl Device {
                 continue;
             }
             if qp.connected().is_some() {
-                let packets = self.transmit_connected(at, turn);
+                let (packets, bytes) = self.transmit_connected(at, turn);
                 if packets > 0 {
+                    self.charge(port, next, packets, bytes);
                     self.join_backlog(at);
                     turn -= packets;
                 }
@@ -149,10 +153,25 @@ impl Device {
                 continue;
             }
             if let Some(WaitingSend { work, payload }) = qp.sends.pop_front() {
+                let (given, sges) = payload.split();
+                let bytes = given.len() as u64 + total_len(sges);
+                self.charge(port, next, 1, bytes);
                 self.send(at, &work, payload.as_payload());
                 payload.give_back(&mut self.spare);
             }
             self.join_backlog(at);
+        }
+    }
+
+    /// Charges a queue pair for what it sent in its turn at a port.
+    fn charge(&mut self, port: PortNum, turn: Turn, packets: u32, bytes: u64) {
+        let cost = bytes.saturating_add(u64::from(packets) * PACKET_COST);
+        let end = self
+            .egress_mut(port)
+            .map(|egress| egress.backlog.charge(turn, cost));
+        let state = self.state_mut(turn.at.function);
+        if let (Some(end), Ok(qp)) = (end, state.and_then(|state| state.qp_mut(turn.at.handle()))) {
+            qp.sent_until = end;
         }
     }
 

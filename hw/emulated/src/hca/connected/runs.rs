@@ -22,8 +22,8 @@ const LONGEST: u32 = 16;
 const SPARE_BUFFERS: usize = 64;
 
 impl Device {
-    /// Sends the next packets of a connected queue pair, `most` at most. Returns how many there were.
-    pub(in super::super) fn transmit_connected(&mut self, at: QpRef, most: u32) -> u32 {
+    /// Sends the next packets of a connected queue pair, `most` at most. Returns their number, and the bytes of their payload.
+    pub(in super::super) fn transmit_connected(&mut self, at: QpRef, most: u32) -> (u32, u64) {
         let way = self.connected_mut(at).map(|own| own.way);
         let budget = match way {
             Some(Way::Whole) => LONGEST.min(most),
@@ -38,7 +38,7 @@ impl Device {
             .flatten();
         let Some(transfer) = transfer else {
             self.keep_payload(payload);
-            return 0;
+            return (0, 0);
         };
         match self.run(at, transfer, payload) {
             Ok((port, run)) => self.send_run(at, port, run),
@@ -48,7 +48,7 @@ impl Device {
                 }
             }
         }
-        transfer.packets()
+        (transfer.packets(), transfer.payload_len().into())
     }
 
     fn keep_payload(&mut self, payload: Vec<u8>) {

@@ -1,0 +1,272 @@
+//! Queue pairs that have something to send by a port, served by bytes.
+//!
+//! Start-time fair queueing on two levels: functions by their weights, and the queue pairs of a function alike. Each is
+//! served at the time, counted in bytes, at which its former packets would have left had it had its share alone; who was idle
+//! gains nothing by that. Idle queue pairs are in no list.
+
+use core::num::NonZeroU16;
+use std::collections::BTreeMap;
+
+use hca_api::FunctionId;
+
+use super::qpn::QpRef;
+
+/// Bytes that a packet costs besides its payload, so that empty ones cost something.
+pub(super) const PACKET_COST: u64 = 64;
+
+/// Units of a byte in the times of functions, so that weights divide them.
+const SCALE: u64 = 64;
+
+/// Position in a queue: a time in bytes, and a number by which those of the same time are served in the order in which they
+/// came.
+type Place = (u64, u64);
+
+/// Those that wait, in the order in which they are served.
+#[derive(Debug)]
+struct Line<T> {
+    waiting: BTreeMap<Place, T>,
+    /// Start of the latest that was served.
+    now: u64,
+    came: u64,
+}
+
+impl<T> Default for Line<T> {
+    fn default() -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            now: 0,
+            came: 0,
+        }
+    }
+}
+
+impl<T> Line<T> {
+    /// Adds one whose former packets end at `end`.
+    fn push(&mut self, end: u64, value: T) -> Place {
+        self.came += 1;
+        let place = (self.now.max(end), self.came);
+        self.waiting.insert(place, value);
+        place
+    }
+
+    fn pop(&mut self) -> Option<(u64, T)> {
+        let ((start, _), value) = self.waiting.pop_first()?;
+        self.now = start;
+        Some((start, value))
+    }
+}
+
+/// A function's part of a backlog.
+#[derive(Debug)]
+struct Share {
+    weight: NonZeroU16,
+    /// End of its packets that left.
+    end: u64,
+    /// Place among the functions, while it has queue pairs that wait.
+    place: Option<Place>,
+    queue_pairs: Line<QpRef>,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self {
+            weight: NonZeroU16::MIN,
+            end: 0,
+            place: None,
+            queue_pairs: Line::default(),
+        }
+    }
+}
+
+/// A queue pair whose turn it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    pub(super) at: QpRef,
+    function_start: u64,
+    start: u64,
+}
+
+/// Queue pairs with something to send by a port.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    functions: Line<FunctionId>,
+    /// Of functions that sent, or were given a weight: as many as the adapter has at most.
+    shares: BTreeMap<FunctionId, Share>,
+}
+
+impl Backlog {
+    pub(super) fn is_empty(&self) -> bool {
+        self.functions.waiting.is_empty()
+    }
+
+    /// Adds a queue pair whose former packets end at `end`, as [`Self::charge`] returned it.
+    pub(super) fn push(&mut self, at: QpRef, end: u64) {
+        let share = self.shares.entry(at.function).or_default();
+        share.queue_pairs.push(end, at);
+        if share.place.is_none() {
+            share.place = Some(self.functions.push(share.end, at.function));
+        }
+    }
+
+    /// Takes the queue pair whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<Turn> {
+        let (function_start, function) = self.functions.pop()?;
+        let share = self.shares.get_mut(&function)?;
+        share.place = None;
+        let (start, at) = share.queue_pairs.pop()?;
+        if !share.queue_pairs.waiting.is_empty() {
+            share.place = Some(self.functions.push(share.end, function));
+        }
+        Some(Turn {
+            at,
+            function_start,
+            start,
+        })
+    }
+
+    /// Charges a queue pair for what it sent in its turn, before it comes back. Returns the end of its packets.
+    pub(super) fn charge(&mut self, turn: Turn, bytes: u64) -> u64 {
+        if let Some(share) = self.shares.get_mut(&turn.at.function) {
+            let cost = bytes * SCALE / u64::from(share.weight.get());
+            share.end = turn.function_start.saturating_add(cost.max(1));
+            if let Some(place) = share.place.take() {
+                self.functions.waiting.remove(&place);
+                share.place = Some(self.functions.push(share.end, turn.at.function));
+            }
+        }
+        turn.start.saturating_add(bytes)
+    }
+
+    /// Sets a function's share of the port, relative to those of others.
+    pub(super) fn set_weight(&mut self, function: FunctionId, weight: NonZeroU16) {
+        self.shares.entry(function).or_default().weight = weight;
+    }
+
+    /// Takes a queue pair out.
+    pub(super) fn remove(&mut self, at: QpRef) {
+        let Some(share) = self.shares.get_mut(&at.function) else {
+            return;
+        };
+        let waiting = &mut share.queue_pairs.waiting;
+        waiting.retain(|_, waiting| *waiting != at);
+        if waiting.is_empty()
+            && let Some(place) = share.place.take()
+        {
+            self.functions.waiting.remove(&place);
+        }
+    }
+
+    /// Takes all queue pairs of a function out. Its weight stays.
+    pub(super) fn remove_function(&mut self, function: FunctionId) {
+        if let Some(share) = self.shares.get_mut(&function) {
+            share.queue_pairs = Line::default();
+            if let Some(place) = share.place.take() {
+                self.functions.waiting.remove(&place);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: FunctionId = FunctionId(1);
+    const B: FunctionId = FunctionId(2);
+
+    fn qp(function: FunctionId, index: u32) -> QpRef {
+        QpRef { function, index }
+    }
+
+    /// Serves a backlog in which everybody always has more, and returns the bytes of each queue pair.
+    fn serve(backlog: &mut Backlog, sizes: &[(QpRef, u64)], total: u64) -> Vec<u64> {
+        for (at, _) in sizes {
+            backlog.push(*at, 0);
+        }
+        let mut sent = vec![0; sizes.len()];
+        while sent.iter().sum::<u64>() < total {
+            let turn = backlog.pop().unwrap();
+            let which = sizes.iter().position(|(at, _)| *at == turn.at).unwrap();
+            sent[which] += sizes[which].1;
+            let end = backlog.charge(turn, sizes[which].1);
+            backlog.push(turn.at, end);
+        }
+        sent
+    }
+
+    /// Returns the part of a whole in percent.
+    fn percent(part: u64, whole: u64) -> u64 {
+        (100 * part + whole / 2) / whole
+    }
+
+    #[test]
+    fn functions_share_a_port_by_bytes_whatever_queue_pairs_they_have() {
+        let mut backlog = Backlog::default();
+        let mut sizes = vec![(qp(A, 0), 256)];
+        sizes.extend((0..50).map(|index| (qp(B, index), 1 << 16)));
+        let sent = serve(&mut backlog, &sizes, 100 << 20);
+        assert_eq!(percent(sent[0], 100 << 20), 50);
+    }
+
+    #[test]
+    fn weights_are_relative() {
+        let mut backlog = Backlog::default();
+        backlog.set_weight(A, NonZeroU16::new(3).unwrap());
+        let sizes = [(qp(A, 0), 4096), (qp(B, 0), 1 << 16)];
+        let sent = serve(&mut backlog, &sizes, 100 << 20);
+        assert_eq!(percent(sent[0], 100 << 20), 75);
+    }
+
+    #[test]
+    fn queue_pairs_of_a_function_share_by_bytes() {
+        let mut backlog = Backlog::default();
+        let sizes = [(qp(A, 0), 100), (qp(A, 1), 1 << 16), (qp(A, 2), 5000)];
+        let sent = serve(&mut backlog, &sizes, 30 << 20);
+        for part in sent {
+            assert_eq!(percent(part, 30 << 20), 33);
+        }
+    }
+
+    #[test]
+    fn like_queue_pairs_are_served_in_the_order_in_which_they_came() {
+        let mut backlog = Backlog::default();
+        for index in [2, 0, 1] {
+            backlog.push(qp(A, index), 0);
+        }
+        let mut order = Vec::new();
+        for _ in 0..6 {
+            let turn = backlog.pop().unwrap();
+            order.push(turn.at.index);
+            let end = backlog.charge(turn, 64);
+            backlog.push(turn.at, end);
+        }
+        assert_eq!(order, [2, 0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn who_was_idle_gains_nothing() {
+        let mut backlog = Backlog::default();
+        serve(&mut backlog, &[(qp(A, 0), 1 << 16)], 100 << 20);
+        backlog.push(qp(B, 0), 0);
+        let mut sent = [0_u64; 2];
+        for _ in 0..1000 {
+            let turn = backlog.pop().unwrap();
+            sent[usize::from(turn.at.function == B)] += 1;
+            let end = backlog.charge(turn, 4096);
+            backlog.push(turn.at, end);
+        }
+        assert!(sent[0].abs_diff(sent[1]) <= 32, "{sent:?}");
+    }
+
+    #[test]
+    fn who_is_gone_is_not_served() {
+        let mut backlog = Backlog::default();
+        for (function, index) in [(A, 0), (A, 1), (B, 0)] {
+            backlog.push(qp(function, index), 0);
+        }
+        backlog.remove(qp(A, 0));
+        backlog.remove_function(B);
+        assert_eq!(backlog.pop().map(|turn| turn.at), Some(qp(A, 1)));
+        assert!(backlog.pop().is_none() && backlog.is_empty());
+    }
+}
