@@ -4,8 +4,9 @@
 //! served at the time, counted in bytes, at which its former packets would have left had it had its share alone; who was idle
 //! gains nothing by that. Idle queue pairs are in no list.
 
+use core::cmp::Ordering;
 use core::num::NonZeroU16;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use hca_api::FunctionId;
 
@@ -17,14 +18,39 @@ pub(super) const PACKET_COST: u64 = 64;
 /// Units of a byte in the times of functions, so that weights divide them.
 const SCALE: u64 = 64;
 
-/// Position in a queue: a time in bytes, and a number by which those of the same time are served in the order in which they
-/// came.
-type Place = (u64, u64);
+/// One that waits. Those whose packets start earlier are served first, and of the same start those that came first.
+#[derive(Debug)]
+struct Waiting<T> {
+    start: u64,
+    came: u64,
+    value: T,
+}
+
+impl<T> Ord for Waiting<T> {
+    /// The greatest is served first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.start, other.came).cmp(&(self.start, self.came))
+    }
+}
+
+impl<T> PartialOrd for Waiting<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Waiting<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Waiting<T> {}
 
 /// Those that wait, in the order in which they are served.
 #[derive(Debug)]
 struct Line<T> {
-    waiting: BTreeMap<Place, T>,
+    waiting: BinaryHeap<Waiting<T>>,
     /// Start of the latest that was served.
     now: u64,
     came: u64,
@@ -33,7 +59,7 @@ struct Line<T> {
 impl<T> Default for Line<T> {
     fn default() -> Self {
         Self {
-            waiting: BTreeMap::new(),
+            waiting: BinaryHeap::new(),
             now: 0,
             came: 0,
         }
@@ -41,16 +67,23 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// Adds one whose former packets end at `end`.
-    fn push(&mut self, end: u64, value: T) -> Place {
-        self.came += 1;
-        let place = (self.now.max(end), self.came);
-        self.waiting.insert(place, value);
-        place
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
     }
 
+    /// Adds one whose former packets end at `end`.
+    fn push(&mut self, end: u64, value: T) {
+        self.came += 1;
+        self.waiting.push(Waiting {
+            start: self.now.max(end),
+            came: self.came,
+            value,
+        });
+    }
+
+    /// Takes the next one, and the start of its packets.
     fn pop(&mut self) -> Option<(u64, T)> {
-        let ((start, _), value) = self.waiting.pop_first()?;
+        let Waiting { start, value, .. } = self.waiting.pop()?;
         self.now = start;
         Some((start, value))
     }
@@ -62,8 +95,8 @@ struct Share {
     weight: NonZeroU16,
     /// End of its packets that left.
     end: u64,
-    /// Place among the functions, while it has queue pairs that wait.
-    place: Option<Place>,
+    /// The function waits, or has its turn.
+    is_busy: bool,
     queue_pairs: Line<QpRef>,
 }
 
@@ -72,14 +105,15 @@ impl Default for Share {
         Self {
             weight: NonZeroU16::MIN,
             end: 0,
-            place: None,
+            is_busy: false,
             queue_pairs: Line::default(),
         }
     }
 }
 
-/// A queue pair whose turn it is.
+/// The turn of a queue pair, to be ended by [`Backlog::end`].
 #[derive(Clone, Copy, Debug)]
+#[must_use]
 pub(super) struct Turn {
     pub(super) at: QpRef,
     function_start: u64,
@@ -96,42 +130,44 @@ pub(super) struct Backlog {
 
 impl Backlog {
     pub(super) fn is_empty(&self) -> bool {
-        self.functions.waiting.is_empty()
+        self.functions.is_empty()
     }
 
-    /// Adds a queue pair whose former packets end at `end`, as [`Self::charge`] returned it.
+    /// Adds a queue pair whose former packets end at `end`, as [`Self::end`] returned it.
     pub(super) fn push(&mut self, at: QpRef, end: u64) {
         let share = self.shares.entry(at.function).or_default();
         share.queue_pairs.push(end, at);
-        if share.place.is_none() {
-            share.place = Some(self.functions.push(share.end, at.function));
+        if !share.is_busy {
+            share.is_busy = true;
+            self.functions.push(share.end, at.function);
         }
     }
 
-    /// Takes the queue pair whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<Turn> {
-        let (function_start, function) = self.functions.pop()?;
-        let share = self.shares.get_mut(&function)?;
-        share.place = None;
-        let (start, at) = share.queue_pairs.pop()?;
-        if !share.queue_pairs.waiting.is_empty() {
-            share.place = Some(self.functions.push(share.end, function));
+    /// Begins the turn of the next queue pair.
+    pub(super) fn begin(&mut self) -> Option<Turn> {
+        loop {
+            let (function_start, function) = self.functions.pop()?;
+            let share = self.shares.get_mut(&function)?;
+            if let Some((start, at)) = share.queue_pairs.pop() {
+                return Some(Turn {
+                    at,
+                    function_start,
+                    start,
+                });
+            }
+            // Its queue pairs are gone.
+            share.is_busy = false;
         }
-        Some(Turn {
-            at,
-            function_start,
-            start,
-        })
     }
 
-    /// Charges a queue pair for what it sent in its turn, before it comes back. Returns the end of its packets.
-    pub(super) fn charge(&mut self, turn: Turn, bytes: u64) -> u64 {
+    /// Ends a turn in which so many bytes were sent. Returns the end of the queue pair's packets.
+    pub(super) fn end(&mut self, turn: Turn, bytes: u64) -> u64 {
         if let Some(share) = self.shares.get_mut(&turn.at.function) {
             let cost = bytes * SCALE / u64::from(share.weight.get());
-            share.end = turn.function_start.saturating_add(cost.max(1));
-            if let Some(place) = share.place.take() {
-                self.functions.waiting.remove(&place);
-                share.place = Some(self.functions.push(share.end, turn.at.function));
+            share.end = turn.function_start.saturating_add(cost);
+            share.is_busy = !share.queue_pairs.is_empty();
+            if share.is_busy {
+                self.functions.push(share.end, turn.at.function);
             }
         }
         turn.start.saturating_add(bytes)
@@ -144,15 +180,9 @@ impl Backlog {
 
     /// Takes a queue pair out.
     pub(super) fn remove(&mut self, at: QpRef) {
-        let Some(share) = self.shares.get_mut(&at.function) else {
-            return;
-        };
-        let waiting = &mut share.queue_pairs.waiting;
-        waiting.retain(|_, waiting| *waiting != at);
-        if waiting.is_empty()
-            && let Some(place) = share.place.take()
-        {
-            self.functions.waiting.remove(&place);
+        if let Some(share) = self.shares.get_mut(&at.function) {
+            let waiting = &mut share.queue_pairs.waiting;
+            waiting.retain(|waiting| waiting.value != at);
         }
     }
 
@@ -160,9 +190,6 @@ impl Backlog {
     pub(super) fn remove_function(&mut self, function: FunctionId) {
         if let Some(share) = self.shares.get_mut(&function) {
             share.queue_pairs = Line::default();
-            if let Some(place) = share.place.take() {
-                self.functions.waiting.remove(&place);
-            }
         }
     }
 }
@@ -185,10 +212,10 @@ mod tests {
         }
         let mut sent = vec![0; sizes.len()];
         while sent.iter().sum::<u64>() < total {
-            let turn = backlog.pop().unwrap();
+            let turn = backlog.begin().unwrap();
             let which = sizes.iter().position(|(at, _)| *at == turn.at).unwrap();
             sent[which] += sizes[which].1;
-            let end = backlog.charge(turn, sizes[which].1);
+            let end = backlog.end(turn, sizes[which].1);
             backlog.push(turn.at, end);
         }
         sent
@@ -235,9 +262,9 @@ mod tests {
         }
         let mut order = Vec::new();
         for _ in 0..6 {
-            let turn = backlog.pop().unwrap();
+            let turn = backlog.begin().unwrap();
             order.push(turn.at.index);
-            let end = backlog.charge(turn, 64);
+            let end = backlog.end(turn, 64);
             backlog.push(turn.at, end);
         }
         assert_eq!(order, [2, 0, 1, 2, 0, 1]);
@@ -250,9 +277,9 @@ mod tests {
         backlog.push(qp(B, 0), 0);
         let mut sent = [0_u64; 2];
         for _ in 0..1000 {
-            let turn = backlog.pop().unwrap();
+            let turn = backlog.begin().unwrap();
             sent[usize::from(turn.at.function == B)] += 1;
-            let end = backlog.charge(turn, 4096);
+            let end = backlog.end(turn, 4096);
             backlog.push(turn.at, end);
         }
         assert!(sent[0].abs_diff(sent[1]) <= 32, "{sent:?}");
@@ -266,7 +293,11 @@ mod tests {
         }
         backlog.remove(qp(A, 0));
         backlog.remove_function(B);
-        assert_eq!(backlog.pop().map(|turn| turn.at), Some(qp(A, 1)));
-        assert!(backlog.pop().is_none() && backlog.is_empty());
+        let turn = backlog.begin().unwrap();
+        assert_eq!(turn.at, qp(A, 1));
+        backlog.end(turn, 64);
+        assert!(backlog.begin().is_none() && backlog.is_empty());
+        backlog.push(qp(B, 1), 0);
+        assert_eq!(backlog.begin().map(|turn| turn.at), Some(qp(B, 1)));
     }
 }

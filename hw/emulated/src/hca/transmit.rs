@@ -8,7 +8,7 @@ use hca_api::{
 use ib_wire::packet::{Grh, MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
-use super::backlog::{PACKET_COST, Turn};
+use super::backlog::PACKET_COST;
 use super::egress::Leaving;
 use super::function::FunctionState;
 use super::inbound::Inbound;
@@ -18,6 +18,24 @@ use super::receive::Arrival;
 use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
 use crate::DropReason;
+
+/// What a queue pair sent in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    /// Packets of its connection.
+    packets: u32,
+    /// Bytes that it is charged for, but for [`PACKET_COST`] of those packets.
+    bytes: u64,
+    /// The queue pair may have more to send.
+    has_more: bool,
+}
+
+impl Sent {
+    fn cost(self) -> u64 {
+        let packets = u64::from(self.packets) * PACKET_COST;
+        self.bytes.saturating_add(packets)
+    }
+}
 
 /// Packets of connections that are sent at a time.
 const TURN: u32 = 16;
@@ -120,58 +138,68 @@ impl Device {
         while let Some(next) = self
             .egress_mut(port)
             .filter(|egress| egress.len() < EGRESS_DEPTH)
-            .and_then(|egress| egress.backlog.pop())
+            .and_then(|egress| egress.backlog.begin())
         {
             let at = next.at;
-            let is_held = self.is_held(at.function);
-            let Ok(qp) = self
-                .state_mut(at.function)
-                .and_then(|state| state.qp_mut(at.handle()))
-            else {
-                continue;
+            let sent = self.serve_queue_pair(at, turn);
+            let Some(egress) = self.egress_mut(port) else {
+                return;
             };
-            qp.in_backlog = false;
-            if is_held {
-                continue;
-            }
-            if qp.connected().is_some() {
-                let (packets, bytes) = self.transmit_connected(at, turn);
-                if packets > 0 {
-                    self.charge(port, next, packets, bytes);
-                    self.join_backlog(at);
-                    turn -= packets;
+            let end = egress.backlog.end(next, sent.cost());
+            if sent.has_more {
+                if let Ok(state) = self.state_mut(at.function)
+                    && let Ok(qp) = state.qp_mut(at.handle())
+                {
+                    qp.sent_until = end;
                 }
-                if turn == 0 {
-                    if let Some(egress) = self.egress_mut(port) {
-                        egress.interrupted = !egress.backlog.is_empty();
-                    }
-                    return;
+                self.join_backlog(at);
+            }
+            turn -= sent.packets;
+            if turn == 0 {
+                if let Some(egress) = self.egress_mut(port) {
+                    egress.interrupted = !egress.backlog.is_empty();
                 }
-                continue;
+                return;
             }
-            if qp.state != QpState::ReadyToSend {
-                continue;
-            }
-            if let Some(WaitingSend { work, payload }) = qp.sends.pop_front() {
-                let (given, sges) = payload.split();
-                let bytes = given.len() as u64 + total_len(sges);
-                self.charge(port, next, 1, bytes);
-                self.send(at, &work, payload.as_payload());
-                payload.give_back(&mut self.spare);
-            }
-            self.join_backlog(at);
         }
     }
 
-    /// Charges a queue pair for what it sent in its turn at a port.
-    fn charge(&mut self, port: PortNum, turn: Turn, packets: u32, bytes: u64) {
-        let cost = bytes.saturating_add(u64::from(packets) * PACKET_COST);
-        let end = self
-            .egress_mut(port)
-            .map(|egress| egress.backlog.charge(turn, cost));
-        let state = self.state_mut(turn.at.function);
-        if let (Some(end), Ok(qp)) = (end, state.and_then(|state| state.qp_mut(turn.at.handle()))) {
-            qp.sent_until = end;
+    /// Sends a datagram of a queue pair, or at most `most` packets of its connection.
+    fn serve_queue_pair(&mut self, at: QpRef, most: u32) -> Sent {
+        let is_held = self.is_held(at.function);
+        let Ok(qp) = self
+            .state_mut(at.function)
+            .and_then(|state| state.qp_mut(at.handle()))
+        else {
+            return Sent::default();
+        };
+        qp.in_backlog = false;
+        if is_held {
+            return Sent::default();
+        }
+        if qp.connected().is_some() {
+            let (packets, bytes) = self.transmit_connected(at, most);
+            return Sent {
+                packets,
+                bytes,
+                has_more: packets > 0,
+            };
+        }
+        if qp.state != QpState::ReadyToSend {
+            return Sent::default();
+        }
+        let mut bytes = 0;
+        if let Some(WaitingSend { work, payload }) = qp.sends.pop_front() {
+            let (given, sges) = payload.split();
+            bytes = PACKET_COST + given.len() as u64 + total_len(sges);
+            self.send(at, &work, payload.as_payload());
+            payload.give_back(&mut self.spare);
+        }
+        Sent {
+            // A datagram fills the egress, or is a call of its receiver: no turn ends by it.
+            packets: 0,
+            bytes,
+            has_more: true,
         }
     }
 
