@@ -19,7 +19,7 @@ use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
 use crate::DropReason;
 
-/// What a queue pair sent in its turn.
+/// Outcome of the turn of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sent {
     /// Packets of its connection.

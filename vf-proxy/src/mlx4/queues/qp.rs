@@ -353,3 +353,31 @@ fn caps(hca: &dyn Hca, context: &QpContext, transport: Transport) -> QpCaps {
         max_inline: (1 << log_sq_stride(context)).min(limits.max_inline),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use emulated_hca::HcaConfig;
+    use emulated_hca::hca::Device;
+    use hca_api::FunctionId;
+    use ib_wire::Guid;
+
+    use super::*;
+
+    /// A peer may never answer, so what the provider keeps of a connection is bounded whatever the guest's ring holds.
+    #[test]
+    fn of_a_connection_the_provider_has_32_requests_at_a_time_and_the_ring_the_rest() {
+        let mut device = Device::new(&HcaConfig::new(Guid::new(1), "test"), 1);
+        let hca = device.function(FunctionId::PF).unwrap();
+        let sends = |transport, log_entries| {
+            let mut context = QpContext::default();
+            context.set_log_sq_entries(log_entries);
+            context.set_log_sq_stride(2);
+            caps(&hca, &context, transport).max_send_wr
+        };
+        for transport in [Transport::Rc, Transport::Uc] {
+            assert_eq!(sends(transport, 10), 32);
+            assert_eq!(sends(transport, 4), 16);
+        }
+        assert_eq!(sends(Transport::Datagram, 10), 1 << 10);
+    }
+}
