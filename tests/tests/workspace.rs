@@ -44,7 +44,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "umad-link",
         &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
     ),
-    ("verbs-link", &["hca-api", "ib-wire", "ib-vtime"]),
+    (
+        "verbs-link",
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
+    ),
     ("vhca-umad", &["umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),

@@ -5,8 +5,9 @@
 use zerocopy::native_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
 use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID, abi_layout};
-use crate::sysfs::{FIRST_MINOR, MAJOR, file_name};
+use crate::sysfs::{FIRST_MINOR, MAJOR, RDMA_CM_MAJOR, RDMA_CM_MINOR, file_name};
 use crate::view::{DeviceView, PortView, physical_state, state};
 
 abi_layout! {
@@ -32,6 +33,8 @@ abi_layout! {
 const NLDEV: u16 = 5;
 /// Another message of the same answer follows (`NLM_F_MULTI`).
 const MULTI: u16 = 2;
+/// A confirmation is asked for (`NLM_F_ACK`).
+const ACK: u16 = 4;
 /// All objects are asked for (`NLM_F_DUMP`).
 const DUMP: u16 = 0x300;
 /// An error number (`NLMSG_ERROR`).
@@ -135,16 +138,26 @@ pub fn answer(device: Option<&DeviceView>, request: &[u8]) -> Vec<Vec<u8>> {
     let Ok((header, rest)) = Header::read_from_prefix(request) else {
         return Vec::new();
     };
+    let mut datagrams = answers(device, &header, rest);
+    let flags = header.flags.get();
+    let is_error = |message: &Vec<u8>| message.get(4..6) == Some(&ERROR.to_ne_bytes()[..]);
+    if flags & ACK != 0 && flags & DUMP != DUMP && !datagrams.iter().any(is_error) {
+        datagrams.push(error(&header, 0));
+    }
+    datagrams
+}
+
+fn answers(device: Option<&DeviceView>, header: &Header, rest: &[u8]) -> Vec<Vec<u8>> {
     let kind = header.kind.get();
     if kind >> 10 != NLDEV {
-        return vec![error(&header, EOPNOTSUPP)];
+        return vec![error(header, EOPNOTSUPP)];
     }
     let is_dump = header.flags.get() & DUMP == DUMP;
     let index = given(rest, attribute::DEV_INDEX).and_then(u32_of);
     let named = device.filter(|device| is_dump || index.is_none_or(|i| i == device.number));
     let messages: Vec<Message> = match kind & 0x3ff {
         command::GET => {
-            let message = |device| of_device(message_of(&header, is_dump), device);
+            let message = |device| of_device(message_of(header, is_dump), device);
             named.map(message).into_iter().collect()
         }
         command::PORT_GET => {
@@ -155,31 +168,35 @@ pub fn answer(device: Option<&DeviceView>, request: &[u8]) -> Vec<Vec<u8>> {
                     is_dump || wanted.is_none_or(|wanted| wanted == u32::from(port.number.0))
                 })
             });
-            let message = |(device, port)| of_port(message_of(&header, is_dump), device, port);
+            let message = |(device, port)| of_port(message_of(header, is_dump), device, port);
             ports.map(message).collect()
         }
         command::SYS_GET => {
             // Nothing of a program's memory is pinned, so a fork changes nothing.
-            let message = message_of(&header, false).with(attribute::SYS_COPY_ON_FORK, &[1]);
+            let message = message_of(header, false).with(attribute::SYS_COPY_ON_FORK, &[1]);
             return vec![message.finish()];
         }
         command::GET_CHARDEV => {
             let kind = given(rest, attribute::CHARDEV_TYPE);
-            let is_verbs = kind.is_some_and(|kind| kind.strip_suffix(&[0]) == Some(b"uverbs"));
+            let is = |name: &[u8]| kind.is_some_and(|kind| kind.strip_suffix(&[0]) == Some(name));
+            if is(b"rdma_cm") && device.is_some() {
+                return vec![of_rdma_cm(message_of(header, false)).finish()];
+            }
+            let is_verbs = is(b"uverbs");
             let named = named.filter(|_| is_verbs);
-            let message = |device| of_character_device(message_of(&header, false), device);
+            let message = |device| of_character_device(message_of(header, false), device);
             named.map(message).into_iter().collect()
         }
-        _ => return vec![error(&header, EOPNOTSUPP)],
+        _ => return vec![error(header, EOPNOTSUPP)],
     };
     let mut datagrams: Vec<Vec<u8>> = messages.into_iter().map(Message::finish).collect();
     if is_dump {
-        let done = Message::new(&header, DONE, MULTI);
+        let done = Message::new(header, DONE, MULTI);
         let mut done = done.0;
         done.extend_from_slice(&0_i32.to_ne_bytes());
         datagrams.push(Message(done).finish());
     } else if datagrams.is_empty() {
-        datagrams.push(error(&header, ENODEV));
+        datagrams.push(error(header, ENODEV));
     }
     datagrams
 }
@@ -217,10 +234,21 @@ fn of_port(message: Message, device: &DeviceView, port: &PortView) -> Message {
         )
 }
 
+fn of_rdma_cm(message: Message) -> Message {
+    message
+        .with_text(attribute::CHARDEV_NAME, "rdma_cm")
+        .with_u64(attribute::CHARDEV_ABI, RDMA_CM_ABI_VERSION.into())
+        .with_u64(attribute::CHARDEV, encoded(RDMA_CM_MAJOR, RDMA_CM_MINOR))
+}
+
+/// Returns a device number as `huge_encode_dev` does: the major number above the low byte of the minor one.
+fn encoded(major: u32, minor: u32) -> u64 {
+    let minor = u64::from(minor);
+    minor & 0xff | u64::from(major) << 8 | (minor & !0xff) << 12
+}
+
 fn of_character_device(message: Message, device: &DeviceView) -> Message {
-    let minor = u64::from(FIRST_MINOR + device.number);
-    // As `huge_encode_dev`: the major number above the low byte of the minor one.
-    let number = minor & 0xff | u64::from(MAJOR) << 8 | (minor & !0xff) << 12;
+    let number = encoded(MAJOR, FIRST_MINOR + device.number);
     message
         .with_text(attribute::CHARDEV_NAME, &file_name(device))
         .with_u64(attribute::CHARDEV_ABI, RXE_ABI_VERSION.into())
@@ -312,6 +340,19 @@ mod tests {
         let other = Message(Vec::new()).with_text(attribute::CHARDEV_TYPE, "umad");
         let refused = answer(Some(&device), &request(command::GET_CHARDEV, 0, &other.0));
         assert_eq!(refused[0][4], 2, "an error");
+    }
+
+    #[test]
+    fn a_confirmation_follows_where_it_is_asked_for() {
+        let told = answer(None, &request(command::SYS_GET, ACK, &[]));
+        assert_eq!(told.len(), 2);
+        assert_eq!(told[1][4..6], ERROR.to_ne_bytes());
+        assert_eq!(told[1][16..20], [0; 4]);
+        assert_eq!(
+            answer(None, &request(99, ACK, &[])).len(),
+            1,
+            "an error confirms"
+        );
     }
 
     #[test]

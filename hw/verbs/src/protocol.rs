@@ -4,7 +4,7 @@
 //! * A [`Request`] is a header and a body. One with an answer comes with a socket of its own for the [`CallReply`], so that
 //!   threads and forked children cannot take each other's; [`Verb::Claim`] brings the descriptor of the process's memory, too.
 //! * Descriptors come with the reply: the memory file with [`Verb::Open`], and with a command that opens a channel the end
-//!   that the program reads and the one by which the library puts records back.
+//!   that the program reads. Nobody but the service has the other end, so that its end is told to whoever reads.
 //! * The end of the connection is the end of the process for the service.
 //!
 //! Both ends are on one host, so integers are in its byte order.
@@ -53,6 +53,18 @@ pub enum Verb {
     Attribute,
     /// Answers a netlink message; the body is the message.
     Netlink,
+    /// Opens a file of the RDMA CM, whose events its channel carries.
+    OpenCm,
+    /// Puts a record back that the library took from a channel; the body is the record. There is no answer.
+    PutBack {
+        /// Channel.
+        channel: u32,
+    },
+    /// Carries out a command of such a file; the body is what the program wrote.
+    CmCommand {
+        /// Channel.
+        channel: u32,
+    },
 }
 
 abi_layout! {
@@ -86,6 +98,9 @@ impl<'b> Request<'b> {
             Verb::CloseChannel { channel } => (6, channel, 0),
             Verb::Attribute => (7, 0, 0),
             Verb::Netlink => (8, 0, 0),
+            Verb::OpenCm => (9, 0, 0),
+            Verb::CmCommand { channel } => (10, channel, 0),
+            Verb::PutBack { channel } => (11, channel, 0),
         };
         let header = RequestHeader {
             magic: MAGIC.into(),
@@ -118,6 +133,9 @@ impl<'b> Request<'b> {
             6 => Verb::CloseChannel { channel: first },
             7 => Verb::Attribute,
             8 => Verb::Netlink,
+            9 => Verb::OpenCm,
+            10 => Verb::CmCommand { channel: first },
+            11 => Verb::PutBack { channel: first },
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { verb, body })
@@ -229,6 +247,9 @@ mod tests {
             Verb::CloseChannel { channel: 4 },
             Verb::Attribute,
             Verb::Netlink,
+            Verb::OpenCm,
+            Verb::CmCommand { channel: 5 },
+            Verb::PutBack { channel: 5 },
         ] {
             let request = Request {
                 verb,

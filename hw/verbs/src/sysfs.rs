@@ -2,6 +2,7 @@
 
 use core::fmt::Write;
 
+use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
 use crate::abi::{ABI_VERSION, RXE_ABI_VERSION};
 use crate::view::{DeviceView, PortView, physical_state, state};
 
@@ -11,12 +12,20 @@ pub const MAJOR: u32 = 231;
 /// Minor number of `uverbs0`.
 pub const FIRST_MINOR: u32 = 192;
 
+/// Number of `rdma_cm`, which is among the kernel's miscellaneous devices.
+pub const RDMA_CM_MAJOR: u32 = 10;
+
+/// Second part of the number of `rdma_cm`.
+pub const RDMA_CM_MINOR: u32 = 122;
+
 /// Returns what a file holds, by its path below `/sys/class`; `None` if there is no such file.
 #[must_use]
 pub fn attribute(device: Option<&DeviceView>, path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let mut text = match parts.as_slice() {
         ["infiniband_verbs", "abi_version"] => ABI_VERSION.to_string(),
+        ["misc", "rdma_cm", "abi_version"] => RDMA_CM_ABI_VERSION.to_string(),
+        ["misc", "rdma_cm", "dev"] => format!("{RDMA_CM_MAJOR}:{RDMA_CM_MINOR}"),
         ["infiniband_verbs", uverbs, file] => {
             let device = device.filter(|device| *uverbs == file_name(device))?;
             match *file {

@@ -47,6 +47,8 @@ pub(crate) enum FileKind {
     Uverbs(UverbsFile),
     /// A channel of events: a socket.
     Channel(Channel),
+    /// A file of the RDMA CM: the channel of its events.
+    RdmaCm(Channel),
     /// A netlink socket: one of a pair.
     Netlink(NetlinkSocket),
 }
@@ -74,6 +76,22 @@ impl OpenFile {
     pub(crate) const fn uverbs(&self) -> Option<&UverbsFile> {
         match &self.kind {
             FileKind::Uverbs(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// Returns the file of the RDMA CM, if it is one.
+    pub(crate) const fn rdma_cm(&self) -> Option<&Channel> {
+        match &self.kind {
+            FileKind::RdmaCm(channel) => Some(channel),
+            _ => None,
+        }
+    }
+
+    /// Returns the channel of events, of either kind.
+    pub(crate) const fn channel(&self) -> Option<&Channel> {
+        match &self.kind {
+            FileKind::Channel(channel) | FileKind::RdmaCm(channel) => Some(channel),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ use crate::descriptors::{FileKind, OpenFile};
 use crate::paths::Place;
 use crate::real::{fail, real};
 use crate::umad_file::UmadFile;
-use crate::{client, open_files, setting, status, verbs, working_folder};
+use crate::{client, open_files, rdma_cm, setting, status, verbs, working_folder};
 
 /// How long to wait before asking again for an `issmN` that another program has open.
 const ISSM_PAUSE: Duration = Duration::from_millis(50);
@@ -40,7 +40,9 @@ unsafe fn place(path: *const c_char) -> Option<Place> {
     let path = unsafe { CStr::from_ptr(path) };
     let place = Place::of(path.to_bytes())?;
     match place {
-        Place::Uverbs(_) | Place::VerbsSysfs(_) => setting::verbs_socket().map(|_| place),
+        Place::Uverbs(_) | Place::RdmaCm | Place::VerbsSysfs(_) => {
+            setting::verbs_socket().map(|_| place)
+        }
         _ => setting::socket().map(|_| place),
     }
 }
@@ -97,6 +99,7 @@ fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
             attribute(&verbs::attribute(path)?)?
         }
         Place::Uverbs(number) => return verbs::open(*number, wanted).map(OwnedFd::into_raw_fd),
+        Place::RdmaCm => return rdma_cm::open(wanted).map(OwnedFd::into_raw_fd),
         Place::Devices => open_in_tree(place, wanted)?,
         Place::Umad(number) => client::ask(Purpose::Umad(*number))?.0,
         Place::IsSm(number) => open_is_sm(*number, wanted)?,
@@ -266,8 +269,8 @@ unsafe fn redirected(path: *const c_char) -> Option<CString> {
     let place = unsafe { place(path) }?;
     let path = match &place {
         // A file that everybody may read and write, where only that is asked.
-        Place::Uverbs(0) if verbs::has_device() => Ok(c"/dev/null".to_owned()),
-        Place::Uverbs(_) | Place::VerbsSysfs(_) => Err(Errno::NOENT),
+        Place::Uverbs(0) | Place::RdmaCm if verbs::has_device() => Ok(c"/dev/null".to_owned()),
+        Place::Uverbs(_) | Place::RdmaCm | Place::VerbsSysfs(_) => Err(Errno::NOENT),
         _ => guarded(|| in_tree(&place)),
     };
     Some(path.unwrap_or_else(|_| c"/proc/vhca-umad-absent".to_owned()))
@@ -309,16 +312,18 @@ lookers! {
     readlink, c"readlink", (), (buffer: *mut c_char, size: size_t) -> ssize_t, -1;
 }
 
-/// Returns the number of the verbs device that a path names, if there is one.
+/// Returns the number of the device of verbs that a path names, if there is one.
 ///
 /// # Safety
 /// `path` is null or a string that ends with a zero byte.
-unsafe fn uverbs_at(path: *const c_char) -> Option<u32> {
+unsafe fn device_at(path: *const c_char) -> Option<libc::dev_t> {
     // SAFETY: by this function's contract.
-    match unsafe { place(path) }? {
-        Place::Uverbs(number) if number == 0 && verbs::has_device() => Some(number),
-        _ => None,
-    }
+    let number = match unsafe { place(path) }? {
+        Place::Uverbs(0) => status::UVERBS,
+        Place::RdmaCm => status::RDMA_CM,
+        _ => return None,
+    };
+    verbs::has_device().then_some(number)
 }
 
 /// Defines functions that tell the status of a path.
@@ -333,9 +338,9 @@ macro_rules! path_stats {
             $($before: $before_ty,)* path: *const c_char, buffer: *mut libc::stat $(, $after: $after_ty)*
         ) -> c_int {
             // SAFETY: the caller passes a string, as the C library's function demands.
-            if let Some(number) = unsafe { uverbs_at(path) }.filter(|_| !buffer.is_null()) {
+            if let Some(number) = unsafe { device_at(path) }.filter(|_| !buffer.is_null()) {
                 // SAFETY: the caller has room for a status there.
-                unsafe { *buffer = status::of_uverbs(number) };
+                unsafe { *buffer = status::of_device(number) };
                 return 0;
             }
             // SAFETY: as above.
@@ -376,12 +381,16 @@ macro_rules! descriptor_stats {
             let told = real!($text, fn(
                 $($before => $before_ty,)* fd => c_int, buffer => *mut libc::stat
             ) -> c_int, -1);
-            let is_uverbs = || open_files::get(fd).is_some_and(|file| file.uverbs().is_some());
-            if told == 0 && is_uverbs() {
+            let number = match open_files::get(fd).as_deref().map(|file| &file.kind) {
+                Some(FileKind::Uverbs(_)) => Some(status::UVERBS),
+                Some(FileKind::RdmaCm(_)) => Some(status::RDMA_CM),
+                _ => None,
+            };
+            if let Some(number) = number.filter(|_| told == 0) {
                 // SAFETY: the C library's function has filled the status there.
                 unsafe {
                     (*buffer).st_mode = status::MODE;
-                    (*buffer).st_rdev = status::device_number(0);
+                    (*buffer).st_rdev = number;
                 }
             }
             told
@@ -460,7 +469,9 @@ pub unsafe extern "C" fn __read_chk(
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
-    let is_written = |file: &OpenFile| file.umad().is_some() || file.uverbs().is_some();
+    let is_written = |file: &OpenFile| {
+        file.umad().is_some() || file.uverbs().is_some() || file.rdma_cm().is_some()
+    };
     let ours = ours(fd).filter(|(file, _)| is_written(file));
     let Some((file, borrowed)) = ours else {
         return real!(c"write", fn(
@@ -478,6 +489,8 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
     let done = guarded(|| match &file.kind {
         // SAFETY: the caller's command names memory as the kernel's interface demands.
         FileKind::Uverbs(file) => unsafe { file.write(message) },
+        // SAFETY: as above.
+        FileKind::RdmaCm(file) => unsafe { rdma_cm::write(file, message) },
         FileKind::Umad(file) => file.write(borrowed, message),
         FileKind::Channel(_) | FileKind::Netlink(_) => Err(Errno::BADF),
     });

@@ -19,6 +19,7 @@ pub mod interpose;
 mod netlink;
 mod open_files;
 mod paths;
+mod rdma_cm;
 mod real;
 mod setting;
 pub mod sockets;

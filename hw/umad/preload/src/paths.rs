@@ -13,6 +13,8 @@ pub(crate) enum Place {
     Devices,
     /// `/dev/infiniband/uverbsN`.
     Uverbs(u32),
+    /// `/dev/infiniband/rdma_cm`.
+    RdmaCm,
     /// A file of sysfs about verbs, by its path below `/sys/class`.
     VerbsSysfs(String),
 }
@@ -36,13 +38,14 @@ impl Place {
             ["sys", "class", "infiniband", name, ..] if *name == crate::verbs::device_name() => {
                 Some(Self::VerbsSysfs(parts.get(2..)?.join("/")))
             }
-            ["sys", "class", "infiniband_verbs", ..] => {
+            ["sys", "class", "infiniband_verbs", ..] | ["sys", "class", "misc", "rdma_cm", ..] => {
                 Some(Self::VerbsSysfs(parts.get(2..)?.join("/")))
             }
             ["sys", "class", "infiniband" | "infiniband_mad", ..] => {
                 Some(Self::Sysfs(parts.get(2..)?.join("/")))
             }
             ["dev", "infiniband"] => Some(Self::Devices),
+            ["dev", "infiniband", "rdma_cm"] => Some(Self::RdmaCm),
             ["dev", "infiniband", device] => {
                 if let Some(number) = device.strip_prefix("umad") {
                     number.parse().ok().map(Self::Umad)
@@ -64,6 +67,7 @@ impl Place {
             Self::Umad(number) => format!("dev/infiniband/umad{number}"),
             Self::IsSm(number) => format!("dev/infiniband/issm{number}"),
             Self::Uverbs(number) => format!("dev/infiniband/uverbs{number}"),
+            Self::RdmaCm => "dev/infiniband/rdma_cm".to_owned(),
             Self::VerbsSysfs(path) => format!("sys/class/{path}"),
             Self::Devices => "dev/infiniband".to_owned(),
         }
@@ -96,7 +100,6 @@ mod tests {
         for path in [
             "/sys/class/net",
             "/sys/class/infiniband/../net",
-            "/dev/infiniband/rdma_cm",
             "/dev/infiniband/umad",
             "/dev/infiniband/umad-1",
             "/dev/null",

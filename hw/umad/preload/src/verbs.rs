@@ -34,6 +34,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Bytes of the longest answer.
 const MAX_REPLY: usize = 1 << 16;
 
+/// Bytes of the longest record: an event of the RDMA CM.
+const MAX_RECORD: usize = 512;
+
 /// Number from which descriptors of ours are, out of the way of programs that close the first hundreds.
 const HIDDEN: RawFd = 512;
 
@@ -231,8 +234,6 @@ pub(crate) struct Channel {
     number: u32,
     /// The program's end once more.
     reader: OwnedFd,
-    /// The service's end once more, by which records are put back.
-    sender: OwnedFd,
 }
 
 impl Drop for Channel {
@@ -248,10 +249,10 @@ impl Drop for Channel {
 }
 
 impl Channel {
-    /// Drops the records about an object that the program has not read. Returns their number.
-    fn drain(&self, element: u64) -> u32 {
-        let (mut kept, mut dropped) = (Vec::new(), 0);
-        let mut record = [0; 64];
+    /// Takes the records about an object that the program has not read.
+    fn drain(&self, element: u64) -> Vec<Vec<u8>> {
+        let (mut kept, mut taken) = (Vec::new(), Vec::new());
+        let mut record = [0; MAX_RECORD];
         while let Ok((length, _)) =
             rustix::net::recv(&self.reader, &mut record, RecvFlags::DONTWAIT)
         {
@@ -259,17 +260,46 @@ impl Channel {
                 break;
             };
             if record.starts_with(&element.to_ne_bytes()) {
-                dropped += 1;
+                taken.push(record.to_vec());
             } else {
                 kept.push(record.to_vec());
             }
         }
-        for record in kept {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            // There was room for it a moment ago.
-            let _ = rustix::net::send(&self.sender, &record, flags);
+        kept.iter().for_each(|record| self.put_back(record));
+        taken
+    }
+
+    fn put_back(&self, record: &[u8]) {
+        let verb = Verb::PutBack {
+            channel: self.number,
+        };
+        // A service that has ended has no more events.
+        let _ = self.session.send(verb, &[record], &[]);
+    }
+
+    /// Takes the next record, and waits for one unless the program's descriptor says that it does not want to.
+    pub(crate) fn next_record(&self) -> Result<Vec<u8>, Errno> {
+        let mut record = [0; MAX_RECORD];
+        let (_, length) = rustix::net::recv(&self.reader, &mut record, RecvFlags::empty())?;
+        match record.get(..length).filter(|record| !record.is_empty()) {
+            Some(record) => Ok(record.to_vec()),
+            None => Err(Errno::IO),
         }
-        dropped
+    }
+
+    /// Number by which the service knows the channel.
+    pub(crate) const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Asks the service something about the channel.
+    pub(crate) fn call(&self, verb: Verb, body: &[u8]) -> Result<CallReply, Errno> {
+        if self.session.pid != std::process::id() {
+            return Err(Errno::INVAL);
+        }
+        self.session
+            .call(verb, &[body], None)
+            .map(|(reply, _)| reply)
     }
 }
 
@@ -326,45 +356,62 @@ impl UverbsFile {
         };
         let (mut reply, attachments) = self.session.call(verb, &[&translated], None)?;
         if reply.opened != 0 {
-            let fd = self.adopt_channel(reply.opened, attachments)?;
-            let number = u32::try_from(fd).map_err(|_| Errno::IO)?;
+            let kind = FileKind::Channel;
+            let opened = adopt_channel(&self.session, reply.opened, attachments, kind)?;
+            let number = u32::try_from(opened.into_raw_fd()).map_err(|_| Errno::IO)?;
             put(&mut reply.body, 0, number);
         }
         for retired in reply.retired.into_iter().flatten() {
-            settle(&mut reply.body, &retired);
+            settle(&mut reply.body, &retired, None);
         }
         let (address, room) = parsed.place_of_answer();
-        let length = reply.body.len().min(room);
-        let address = usize::try_from(address).map_err(|_| Errno::FAULT)?;
-        if length > 0 {
-            if address == 0 {
-                return Err(Errno::FAULT);
-            }
-            let place = std::ptr::with_exposed_provenance_mut::<u8>(address);
-            // SAFETY: by this function's contract `room` bytes are there; the reply is ours, so the two do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(reply.body.as_ptr(), place, length) };
-        }
-        Ok(())
+        // SAFETY: by this function's contract `room` bytes are there.
+        unsafe { answer(address, room, &reply.body) }
     }
+}
 
-    /// Creates the program's descriptor of a channel.
-    fn adopt_channel(&self, number: u32, attachments: Vec<OwnedFd>) -> Result<RawFd, Errno> {
-        let mut attachments = attachments.into_iter();
-        let (Some(program), Some(sender)) = (attachments.next(), attachments.next()) else {
-            return Err(Errno::IO);
-        };
-        let channel = Channel {
-            session: self.session.clone(),
-            number,
-            reader: hide(rustix::io::dup(&program)?),
-            sender: hide(sender),
-        };
-        let file = Arc::new(OpenFile::new(&program, FileKind::Channel(channel))?);
-        channels(|channels| channels.insert(number, Arc::downgrade(&file)));
-        let fd = program.into_raw_fd();
-        open_files::insert(fd, file);
-        Ok(fd)
+/// Creates the program's descriptor of a channel.
+fn adopt_channel(
+    session: &Arc<Session>,
+    number: u32,
+    attachments: Vec<OwnedFd>,
+    kind: fn(Channel) -> FileKind,
+) -> Result<OwnedFd, Errno> {
+    let program = attachments.into_iter().next().ok_or(Errno::IO)?;
+    let channel = Channel {
+        session: session.clone(),
+        number,
+        reader: hide(rustix::io::dup(&program)?),
+    };
+    let file = Arc::new(OpenFile::new(&program, kind(channel))?);
+    channels(|channels| channels.insert(number, Arc::downgrade(&file)));
+    open_files::insert(program.as_raw_fd(), file);
+    Ok(program)
+}
+
+/// Opens a file of the RDMA CM.
+pub(crate) fn open_rdma_cm() -> Result<OwnedFd, Errno> {
+    let session = session()?;
+    let (reply, attachments) = session.call(Verb::OpenCm, &[], None)?;
+    adopt_channel(&session, reply.opened, attachments, FileKind::RdmaCm)
+}
+
+/// Copies an answer to where a command wants it.
+///
+/// # Safety
+/// `room` bytes at `address` are the caller's.
+pub(crate) unsafe fn answer(address: u64, room: usize, body: &[u8]) -> Result<(), Errno> {
+    let length = body.len().min(room);
+    let address = usize::try_from(address).map_err(|_| Errno::FAULT)?;
+    if length > 0 {
+        if address == 0 {
+            return Err(Errno::FAULT);
+        }
+        let place = std::ptr::with_exposed_provenance_mut::<u8>(address);
+        // SAFETY: by this function's contract; the body is ours, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(body.as_ptr(), place, length) };
     }
+    Ok(())
 }
 
 /// Returns the queue pair whose doorbell a command rings, if it does nothing else.
@@ -377,14 +424,14 @@ fn doorbell(bytes: &[u8]) -> Option<u32> {
     (post.wr_count.get() == 0).then(|| post.qp_handle.get())
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u32) {
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: u32) {
     if let Some(place) = bytes.get_mut(at..at + 4) {
         place.copy_from_slice(&value.to_ne_bytes());
     }
 }
 
 /// Puts the number of a channel where a program has its descriptor.
-fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Errno> {
+pub(crate) fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Errno> {
     let place = command
         .get(at..at + 4)
         .and_then(|place| place.try_into().ok());
@@ -393,22 +440,25 @@ fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Errno> {
         return Ok(());
     }
     let file = open_files::get(fd).ok_or(Errno::BADF)?;
-    let FileKind::Channel(channel) = &file.kind else {
-        return Err(Errno::INVAL);
-    };
+    let channel = file.channel().ok_or(Errno::INVAL)?;
     put(command, at, channel.number);
     Ok(())
 }
 
 /// Drops the records about an object that is gone, which then count as not reported.
-fn settle(answer: &mut [u8], retired: &RetiredEvents) {
+///
+/// Those of an id that has moved to another channel go there.
+pub(crate) fn settle(answer: &mut [u8], retired: &RetiredEvents, next: Option<&Channel>) {
     let number = retired.channel.0;
     let file = channels(|channels| channels.get(&number).and_then(Weak::upgrade));
-    let Some(file) = file else { return };
-    let FileKind::Channel(channel) = &file.kind else {
+    let Some(channel) = file.as_deref().and_then(OpenFile::channel) else {
         return;
     };
-    let dropped = channel.drain(retired.element);
+    let unread = channel.drain(retired.element);
+    let dropped = u32::try_from(unread.len()).unwrap_or(u32::MAX);
+    if let Some(next) = next {
+        unread.iter().for_each(|record| next.put_back(record));
+    }
     let at = usize::try_from(retired.offset).unwrap_or(usize::MAX - 4);
     if let Some(count) = answer
         .get(at..at + 4)

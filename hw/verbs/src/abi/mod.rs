@@ -5,6 +5,7 @@ pub mod completion_queue;
 pub mod device;
 pub mod memory;
 pub mod queue_pair;
+pub mod rdma_cm;
 pub mod ring;
 pub mod shared_receive_queue;
 

@@ -1,14 +1,18 @@
 //! VFs that programs can have, and which of them a program gets.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ib_wire::{GidIndex, PortNum};
 use pf_context::PlaceError;
-use verbs_link::{DeviceView, Errno, ProcessDevice};
+use verbs_link::{AddressBook, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 
 use super::memory::ProcessMemory;
+use super::program::VfProgram;
 use super::rings::MappedRings;
 use crate::serve::Lab;
 
@@ -19,7 +23,13 @@ pub(crate) struct ProcessVf {
     host_name: String,
     vf: VfId,
     memory: ProcessMemory,
+    /// Address for the RDMA CM.
+    address: Ipv4Addr,
 }
+
+/// Network of the addresses of VFs: all of 127/8 is the host itself, so that programs find a VF by the RDMA CM and its host by
+/// TCP at the same address.
+const NETWORK: [u8; 2] = [127, 77];
 
 impl Lab {
     /// Offers a VF on which nothing runs, and that reaches `memory`, to programs.
@@ -30,9 +40,16 @@ impl Lab {
         vf: VfId,
         memory: ProcessMemory,
     ) -> Result<(), PlaceError> {
-        let device = Box::new(ProcessDevice::new());
-        let at = self.world_mut().add_consumer(host, vf, device)?;
+        let address = self.address_of(host, vf);
+        let book = AddressBook {
+            own: address,
+            gids: BTreeMap::new(),
+        };
+        let seed = u64::from(address.to_bits());
+        let program = Box::new(VfProgram::new(book, seed));
+        let at = self.world_mut().add_consumer(host, vf, program)?;
         let offered = ProcessVf {
+            address,
             host,
             host_name: host_name.to_owned(),
             vf,
@@ -73,15 +90,15 @@ impl Lab {
         }
         let mut refused = Errno::EBUSY;
         for at in candidates {
-            let device = self.world_mut().consumer_mut::<ProcessDevice>(at);
-            let Some(device) = device else { continue };
-            if device.claim(rings.clone()) {
+            let program = self.world_mut().consumer_mut::<VfProgram>(at);
+            let Some(program) = program else { continue };
+            if program.claim(rings.clone()) {
                 if let Some(offered) = self.process_vfs.get(&at) {
                     offered.memory.set(Some(process));
                 }
                 return Ok(at);
             }
-            if device.is_resetting() {
+            if program.device.is_resetting() {
                 refused = Errno::EAGAIN;
             }
         }
@@ -90,11 +107,44 @@ impl Lab {
 
     /// Takes a VF back from a program that is gone.
     pub(super) fn release_vf(&mut self, at: HostFunction) {
-        if let Some(device) = self.world_mut().consumer_mut::<ProcessDevice>(at) {
-            device.release();
+        if let Some(program) = self.world_mut().consumer_mut::<VfProgram>(at) {
+            program.release();
         }
         if let Some(offered) = self.process_vfs.get(&at) {
             offered.memory.set(None);
+        }
+    }
+
+    /// Returns the address of a VF: host and VF in the low bytes.
+    fn address_of(&self, host: HostId, vf: VfId) -> Ipv4Addr {
+        let [high, low] = NETWORK;
+        let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
+        let known = hosts.iter().position(|known| *known == host);
+        let host = known.unwrap_or(hosts.len());
+        let number = u8::try_from(host % 255 + 1).unwrap_or(u8::MAX);
+        Ipv4Addr::new(high, low, number, u8::try_from(vf.get()).unwrap_or(u8::MAX))
+    }
+
+    /// Refreshes the addresses of all VFs that a VF's program knows.
+    pub(super) fn refresh_addresses(&mut self, at: HostFunction) {
+        let offered: Vec<(HostFunction, Ipv4Addr)> = (self.process_vfs.iter())
+            .map(|(at, offered)| (*at, offered.address))
+            .collect();
+        let mut gids = BTreeMap::new();
+        for (other, address) in offered {
+            let world = self.world_mut();
+            let gid = world.with_consumer(other, |_: &mut VfProgram, hca, _| {
+                hca.query_gid(PortNum(1), GidIndex(0)).ok()
+            });
+            if let Some(gid) = gid.flatten().filter(|gid| !gid.interface_id().is_none()) {
+                gids.insert(address, gid);
+            }
+        }
+        let Some(own) = self.process_vfs.get(&at).map(|offered| offered.address) else {
+            return;
+        };
+        if let Some(program) = self.world_mut().consumer_mut::<VfProgram>(at) {
+            program.set_addresses(AddressBook { own, gids });
         }
     }
 
@@ -102,7 +152,7 @@ impl Lab {
     pub(super) fn device_view(&mut self, at: HostFunction, name: &str) -> Option<DeviceView> {
         let description = self.process_vfs.get(&at)?.description();
         self.world_mut()
-            .with_consumer(at, |_: &mut ProcessDevice, hca, _| {
+            .with_consumer(at, |_: &mut VfProgram, hca, _| {
                 DeviceView::of(hca, name.to_owned(), 0, description)
             })
     }

@@ -1,17 +1,18 @@
 //! A connection of a program: requests in, answers out by the sockets that come with them, never blocking.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ib_vtime::{Duration, Instant};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, send, sendmsg, socketpair,
 };
-use verbs_link::{CallReply, ChannelId, MAX_REQUEST};
+use verbs_link::{CallReply, ChannelId, EventRecord, MAX_REQUEST};
 use vhca::world::HostFunction;
 
 use super::rings::MappedRings;
@@ -32,8 +33,99 @@ pub(super) struct Datagram {
 pub(super) struct Holding {
     pub(super) at: HostFunction,
     pub(super) rings: Arc<MappedRings>,
-    /// The service's ends of channels.
-    pub(super) channels: BTreeMap<ChannelId, OwnedFd>,
+    channels: BTreeMap<ChannelId, OpenChannel>,
+    /// Records that wait.
+    waiting: usize,
+    /// Time of the next attempt at channels that are full, and the pause before it.
+    retry: Option<(Instant, Duration)>,
+}
+
+/// The service's end of a channel.
+#[derive(Debug)]
+struct OpenChannel {
+    socket: OwnedFd,
+    /// Records for which there was no room.
+    backlog: VecDeque<Vec<u8>>,
+}
+
+/// Pause before the first attempt to pass on what found no room, and the longest one.
+const SOON: Duration = Duration::from_millis(1);
+const LATE: Duration = Duration::from_millis(128);
+
+/// Records that wait for a program at most. One that reads none loses the later ones.
+const MAX_WAITING: usize = 1 << 16;
+
+impl Holding {
+    pub(super) const fn new(at: HostFunction, rings: Arc<MappedRings>) -> Self {
+        Self {
+            at,
+            rings,
+            channels: BTreeMap::new(),
+            waiting: 0,
+            retry: None,
+        }
+    }
+
+    pub(super) fn open_channel(&mut self, channel: ChannelId, socket: OwnedFd) {
+        let opened = OpenChannel {
+            socket,
+            backlog: VecDeque::new(),
+        };
+        self.channels.insert(channel, opened);
+    }
+
+    pub(super) fn close_channel(&mut self, channel: ChannelId) {
+        if let Some(closed) = self.channels.remove(&channel) {
+            self.waiting -= closed.backlog.len();
+        }
+    }
+
+    /// Passes a record on, or keeps it until there is room. Returns `false` if it is lost.
+    pub(super) fn pass_on(&mut self, now: Instant, record: EventRecord) -> bool {
+        let Some(channel) = self.channels.get_mut(&record.channel) else {
+            return false;
+        };
+        if channel.backlog.is_empty() {
+            match send_record(&channel.socket, &record.bytes) {
+                Err(Errno::AGAIN) => {}
+                sent => return sent.is_ok(),
+            }
+        }
+        if self.waiting >= MAX_WAITING {
+            return false;
+        }
+        channel.backlog.push_back(record.bytes);
+        self.waiting += 1;
+        self.retry.get_or_insert((now + SOON, SOON));
+        true
+    }
+
+    /// Tries again to pass on the records that wait, if it is time.
+    pub(super) fn retry(&mut self, now: Instant) {
+        let Some((_, pause)) = self.retry.filter(|(at, _)| *at <= now) else {
+            return;
+        };
+        let before = self.waiting;
+        for channel in self.channels.values_mut() {
+            while let Some(record) = channel.backlog.front() {
+                if send_record(&channel.socket, record) == Err(Errno::AGAIN) {
+                    break;
+                }
+                channel.backlog.pop_front();
+                self.waiting -= 1;
+            }
+        }
+        let pause = match self.waiting == before {
+            true => pause.saturating_mul(2).min(LATE),
+            false => SOON,
+        };
+        self.retry = (self.waiting > 0).then(|| (now + pause, pause));
+    }
+
+    /// Returns the time of the next attempt.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.retry.map(|(at, _)| at)
+    }
 }
 
 /// A connection.
@@ -113,8 +205,8 @@ pub(super) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Passes a record on to the program. Returns `false` if the program does not take it.
-pub(super) fn pass_on(channel: &OwnedFd, record: &[u8]) -> bool {
+/// Passes a record on to the program.
+fn send_record(channel: &OwnedFd, record: &[u8]) -> rustix::io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    send(channel, record, flags).is_ok()
+    send(channel, record, flags)
 }

@@ -4,6 +4,7 @@
 mod claims;
 mod client;
 mod memory;
+mod program;
 mod rings;
 
 use std::collections::BTreeMap;
@@ -13,7 +14,8 @@ use std::sync::Arc;
 use hca_api::Hca;
 use ib_vtime::{Duration, Instant};
 use verbs_link::{
-    CallReply, ChannelId, ContextId, Errno, ProcessDevice, Reply, Request, Verb, netlink, sysfs,
+    CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, Reply, Request, Verb,
+    netlink, sysfs,
 };
 
 use super::acceptor::Acceptor;
@@ -22,6 +24,7 @@ use super::descriptors::DescriptorLimit;
 use super::{Listener, Turn, WayIn};
 use client::{Client, Datagram, Holding};
 use memory::is_process_memory;
+use program::VfProgram;
 use rings::MappedRings;
 use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
@@ -179,10 +182,7 @@ fn carry_out(
             let done = with_device(turn, at, |device, hca| {
                 device.command(hca, context, request.body)
             });
-            match done.and_then(|reply| attach(holding, reply)) {
-                Ok((reply, attachments)) => Outcome::Answered(reply, attachments),
-                Err(errno) => failed(errno),
-            }
+            answered(done.and_then(|reply| attach(holding, reply)))
         }
         Verb::Doorbell { context, qp } => {
             // A device that is gone has told so by an event.
@@ -201,14 +201,51 @@ fn carry_out(
         }
         Verb::CloseChannel { channel } => {
             let channel = ChannelId(channel);
-            holding.channels.remove(&channel);
-            let _ = with_device(turn, at, |device, _| {
-                device.close_channel(channel);
-                Ok(())
+            holding.close_channel(channel);
+            let world = turn.lab.world_mut();
+            world.with_consumer(at, |program: &mut VfProgram, hca, now| {
+                program.close_channel(now, hca, channel);
             });
             Outcome::Silent
         }
+        Verb::OpenCm => {
+            let world = turn.lab.world_mut();
+            let opened = world.with_consumer(at, |program: &mut VfProgram, hca, now| {
+                program.open_cm(now, hca)
+            });
+            let opened = opened.unwrap_or(Err(Errno::EIO)).map(|channel| Reply {
+                opened: Some(channel),
+                ..Reply::default()
+            });
+            answered(opened.and_then(|reply| attach(holding, reply)))
+        }
+        Verb::CmCommand { channel } => {
+            turn.lab.refresh_addresses(at);
+            let world = turn.lab.world_mut();
+            let channel = ChannelId(channel);
+            let done = world.with_consumer(at, |program: &mut VfProgram, hca, now| {
+                program.cm_command(now, hca, channel, request.body)
+            });
+            let done = done.unwrap_or(Err(Errno::EIO));
+            answered(done.and_then(|reply| attach(holding, reply)))
+        }
+        Verb::PutBack { channel } => {
+            let record = EventRecord {
+                channel: ChannelId(channel),
+                bytes: request.body.to_vec(),
+            };
+            // One that finds no room is the program's own loss.
+            holding.pass_on(turn.now, record);
+            Outcome::Silent
+        }
         Verb::Attribute | Verb::Netlink => ask(turn, at, request),
+    }
+}
+
+fn answered(done: Result<(CallReply, Vec<OwnedFd>), Errno>) -> Outcome {
+    match done {
+        Ok((reply, attachments)) => Outcome::Answered(reply, attachments),
+        Err(errno) => Outcome::Answered(CallReply::failed(errno), Vec::new()),
     }
 }
 
@@ -226,11 +263,7 @@ fn claim(
     let rings = MappedRings::new().map_err(|_| Errno::ENOMEM)?;
     let rings = Arc::new(rings);
     let at = turn.lab.claim_vf(name, &rings, process)?;
-    client.holding = Some(Holding {
-        at,
-        rings,
-        channels: BTreeMap::new(),
-    });
+    client.holding = Some(Holding::new(at, rings));
     Ok(CallReply::default())
 }
 
@@ -245,9 +278,8 @@ fn attach(holding: &mut Holding, reply: Reply) -> Result<(CallReply, Vec<OwnedFd
     let mut attachments = Vec::new();
     if let Some(opened) = reply.opened {
         let (ours, theirs) = client::channel().map_err(|_| Errno::ENFILE)?;
-        let back = ours.try_clone().map_err(|_| Errno::ENFILE)?;
-        holding.channels.insert(opened, ours);
-        attachments = vec![theirs, back];
+        holding.open_channel(opened, ours);
+        attachments = vec![theirs];
     }
     let reply = CallReply {
         error: None,
@@ -293,7 +325,9 @@ fn with_device<T>(
     call: impl FnOnce(&mut ProcessDevice, &mut dyn Hca) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
     let world = turn.lab.world_mut();
-    let called = world.with_consumer(at, |device, hca, _| call(device, hca));
+    let called = world.with_consumer(at, |program: &mut VfProgram, hca, _| {
+        call(&mut program.device, hca)
+    });
     called.unwrap_or(Err(Errno::EIO))
 }
 
@@ -325,25 +359,27 @@ impl WayIn for VerbsSocket {
                 continue;
             };
             let world = turn.lab.world_mut();
-            let has_events = world
-                .consumer::<ProcessDevice>(holding.at)
-                .is_some_and(ProcessDevice::has_events);
-            if !has_events {
-                continue;
-            }
-            let Some(device) = world.consumer_mut::<ProcessDevice>(holding.at) else {
-                continue;
-            };
-            while let Some(record) = device.poll_event() {
-                let channel = holding.channels.get(&record.channel);
-                if !channel.is_some_and(|channel| client::pass_on(channel, &record.bytes)) {
-                    device.dropped_events += 1;
+            let program = world.consumer::<VfProgram>(holding.at);
+            let has_events = program
+                .is_some_and(|program| program.device.has_events() || program.cm.has_events());
+            if has_events && let Some(program) = world.consumer_mut::<VfProgram>(holding.at) {
+                let VfProgram { device, cm, .. } = program;
+                while let Some(record) = device.poll_event().or_else(|| cm.poll_event()) {
+                    if !holding.pass_on(turn.now, record) {
+                        device.dropped_events += 1;
+                    }
                 }
             }
+            holding.retry(turn.now);
         }
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.acceptor.poll_timeout()
+        let holdings = self
+            .clients
+            .values()
+            .filter_map(|client| client.holding.as_ref());
+        let retries = holdings.filter_map(Holding::poll_timeout);
+        retries.chain(self.acceptor.poll_timeout()).min()
     }
 }

@@ -1,0 +1,480 @@
+//! Connections of ids, and datagram services.
+
+use hca_api::AddressVector;
+use ib_endpoint::cm::{CmEvent, CmEventKind, ConnId, Rendezvous};
+use ib_endpoint::{MadAddress, MadTransport};
+use ib_vtime::Duration;
+use ib_wire::cm::{CmRej, CmRep, CmReq, CmSidrRep, CmSidrReq, CmTransport, RejReason, SidrStatus};
+use ib_wire::{GidIndex, Mtu, PortNum, Psn, QKey, Qpn, ServiceId};
+use zerocopy::IntoBytes;
+
+use super::address::{Address, IP_HEADER, ip_header, read_ip_header};
+use super::attributes::ah_attr;
+use super::{CmHost, CmId, PS_UDP, RdmaCm, read, read_padded};
+use crate::abi::rdma_cm::{
+    Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UdParam, cm_event,
+};
+use crate::{ChannelId, Errno};
+
+/// Number of a timeout among errors.
+const ETIMEDOUT: i32 = 110;
+
+/// Q_Key of datagram services over the RDMA CM (`RDMA_UDP_QKEY`).
+const UDP_QKEY: u32 = 0x0123_4567;
+
+/// Time to wait for the answer of a datagram service, and attempts.
+const SIDR_WAIT: Duration = Duration::from_secs(2);
+const SIDR_RETRIES: u8 = 7;
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub(super) address: AddressVector,
+    pub(super) mtu: Mtu,
+    pub(super) qpn: Qpn,
+    pub(super) psn: Psn,
+    /// Reads and atomics that the own side serves.
+    pub(super) responder_resources: u8,
+    /// Reads and atomics that the own side may have outstanding.
+    pub(super) initiator_depth: u8,
+    pub(super) ack_timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+}
+
+/// Returns the service of a port of a port space.
+fn service_id(port_space: u16, port: u16) -> ServiceId {
+    ServiceId::new(u64::from(port_space) << 16 | u64::from(port))
+}
+
+/// Returns the private data that a program gives.
+fn given(data: &[u8; MAX_PRIVATE_DATA], length: u8) -> &[u8] {
+    &data[..usize::from(length)]
+}
+
+/// Puts private data into the place of a message.
+fn fill(place: &mut [u8], parts: &[&[u8]]) -> Result<(), Errno> {
+    let all = parts.concat();
+    place
+        .get_mut(..all.len())
+        .ok_or(Errno::EINVAL)?
+        .copy_from_slice(&all);
+    Ok(())
+}
+
+/// Returns the parameters of an event with private data.
+fn conn_param(param: ConnParam, data: &[u8]) -> ConnParam {
+    let mut param = param;
+    let length = data.len().min(usize::from(u8::MAX));
+    param.private_data[..length].copy_from_slice(&data[..length]);
+    param.private_data_len = u8::try_from(length).unwrap_or(u8::MAX);
+    param
+}
+
+impl RdmaCm {
+    pub(super) fn listen<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let asked: IdArgument = read(payload)?;
+        let number = asked.id.get();
+        if self.get(channel, number)?.local.is_none() {
+            self.bind_anywhere(channel, number)?;
+        }
+        let id = self.get(channel, number)?;
+        let local = id.local.ok_or(Errno::EINVAL)?;
+        if id.listener.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let service = service_id(id.port_space, local.port);
+        let listener = host.port.cm().listen(service, u64::MAX);
+        let listener = listener.map_err(|_| Errno(98))?;
+        id.listener = Some(listener);
+        self.by_connection.insert(listener, number);
+        Ok(())
+    }
+
+    pub(super) fn connect<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let least = size_of::<ConnParam>() + size_of::<u32>();
+        let asked: Connect = read_padded(payload, least)?;
+        let number = asked.id.get();
+        let psn = self.fresh_psn();
+        let id = self.get(channel, number)?;
+        let path = id.path.ok_or(Errno::EINVAL)?;
+        let (Some(local), Some(remote)) = (id.local, id.remote) else {
+            return Err(Errno::EINVAL);
+        };
+        if id.connection.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let param = &asked.param;
+        let data = given(&param.private_data, param.private_data_len);
+        let header = ip_header(&local, &remote);
+        let service = service_id(id.port_space, remote.port);
+        let connection = if id.port_space == PS_UDP {
+            let mut req = path.sidr_request(service);
+            fill(&mut req.private_data, &[&header, data])?;
+            let cm = host.port.cm();
+            cm.send_sidr_req(host.now, &path.gsi(), &req, SIDR_WAIT, SIDR_RETRIES)
+        } else {
+            let mut req = path.request(service, Qpn::from_low_bits(param.qp_num.get()));
+            req.starting_psn = Psn::from_low_bits(psn);
+            req.responder_resources = param.responder_resources;
+            req.initiator_depth = param.initiator_depth;
+            req.set_transport(CmTransport::RC);
+            req.set_end_to_end_flow_control(param.flow_control != 0);
+            req.set_retry_count(param.retry_count.min(7));
+            req.set_rnr_retry_count(param.rnr_retry_count.min(7));
+            req.set_srq(param.srq != 0);
+            fill(&mut req.private_data, &[&header, data])?;
+            id.psn = psn;
+            id.peer = Some(Peer {
+                address: path.address_vector(),
+                mtu: path.record().mtu_value(),
+                qpn: Qpn::default(),
+                psn: Psn::default(),
+                responder_resources: param.responder_resources,
+                initiator_depth: param.initiator_depth,
+                ack_timeout: req.primary.local_ack_timeout(),
+                retry_count: req.retry_count(),
+                rnr_retry_count: req.rnr_retry_count(),
+            });
+            let cm = host.port.cm();
+            cm.send_req(host.now, &path.gsi(), &req, Rendezvous::ClientServer)
+        };
+        let connection = connection.map_err(|_| Errno::ENOMEM)?;
+        id.connection = Some(connection);
+        self.by_connection.insert(connection, number);
+        Ok(())
+    }
+
+    pub(super) fn accept<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let least = size_of::<u64>() + size_of::<ConnParam>() + size_of::<u32>();
+        let asked: Accept = read_padded(payload, least)?;
+        let id = self.get(channel, asked.id.get())?;
+        let connection = id.connection.ok_or(Errno::EINVAL)?;
+        let param = &asked.param;
+        let cm = host.port.cm();
+        if param.valid == 0 {
+            // The active side has moved its queue pair on.
+            let sent = cm.send_rtu(host.now, connection, &[]);
+            return sent.map_err(|_| Errno::EINVAL);
+        }
+        let data = given(&param.private_data, param.private_data_len);
+        id.uid = asked.uid.get();
+        let sent = if id.port_space == PS_UDP {
+            let qkey = match param.qkey.get() {
+                0 => UDP_QKEY,
+                qkey => qkey,
+            };
+            let mut rep = CmSidrRep {
+                status: SidrStatus::OK,
+                qpn: Qpn::from_low_bits(param.qp_num.get()),
+                qkey: QKey::new(qkey),
+                ..CmSidrRep::default()
+            };
+            fill(&mut rep.private_data, &[data])?;
+            cm.send_sidr_rep(host.now, connection, &rep)
+        } else {
+            let mut rep = CmRep {
+                local_qpn: Qpn::from_low_bits(param.qp_num.get()),
+                starting_psn: Psn::from_low_bits(id.psn),
+                responder_resources: param.responder_resources,
+                initiator_depth: param.initiator_depth,
+                ..CmRep::default()
+            };
+            rep.set_rnr_retry_count(param.rnr_retry_count.min(7));
+            rep.set_end_to_end_flow_control(param.flow_control != 0);
+            rep.set_srq(param.srq != 0);
+            fill(&mut rep.private_data, &[data])?;
+            if let Some(peer) = &mut id.peer {
+                peer.responder_resources = param.responder_resources;
+                peer.initiator_depth = param.initiator_depth;
+            }
+            cm.send_rep(host.now, connection, &rep)
+        };
+        sent.map_err(|_| Errno::EINVAL)
+    }
+
+    pub(super) fn reject<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let asked: Reject = read(payload)?;
+        let id = self.get(channel, asked.id.get())?;
+        let connection = id.connection.ok_or(Errno::EINVAL)?;
+        let data = given(&asked.private_data, asked.private_data_len);
+        let cm = host.port.cm();
+        let sent = if id.port_space == PS_UDP {
+            let mut rep = CmSidrRep {
+                status: SidrStatus::REJECTED,
+                ..CmSidrRep::default()
+            };
+            fill(&mut rep.private_data, &[data])?;
+            cm.send_sidr_rep(host.now, connection, &rep)
+        } else {
+            let reason = RejReason::CONSUMER;
+            cm.send_rej(host.now, connection, reason, &[], data)
+        };
+        sent.map_err(|_| Errno::EINVAL)
+    }
+
+    pub(super) fn disconnect<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let asked: Disconnect = read(payload)?;
+        let id = self.get(channel, asked.id.get())?;
+        let connection = id.connection.ok_or(Errno::EINVAL)?;
+        let cm = host.port.cm();
+        if core::mem::take(&mut id.answers_dreq) {
+            let sent = cm.send_drep(host.now, connection, &[]);
+            return sent.map_err(|_| Errno::EINVAL);
+        }
+        // Of a connection that is over there is nothing to end: as in the kernel that is no error.
+        let _ = cm.send_dreq(host.now, connection, &[]);
+        Ok(())
+    }
+
+    pub(super) fn handle_cm_event<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        event: CmEvent,
+    ) {
+        let connection = event.conn;
+        match event.kind {
+            CmEventKind::ReqReceived {
+                listener,
+                from,
+                req,
+            } => self.req_received(host, listener, connection, &from, &req),
+            CmEventKind::SidrReqReceived {
+                listener,
+                from,
+                req,
+            } => self.sidr_req_received(host, listener, connection, &from, &req),
+            kind => {
+                if let Some(number) = self.by_connection.get(&connection).copied() {
+                    self.advanced(number, kind);
+                }
+            }
+        }
+    }
+
+    /// Takes an event of a connection that an id has.
+    fn advanced(&mut self, number: u32, kind: CmEventKind) {
+        let unreachable = (cm_event::UNREACHABLE, -ETIMEDOUT);
+        let (event, status) = match kind {
+            CmEventKind::RepReceived(rep) => return self.rep_received(number, &rep),
+            CmEventKind::SidrRepReceived { rep, .. } => {
+                return self.sidr_rep_received(number, &rep);
+            }
+            CmEventKind::RejReceived(rej) => return self.rej_received(number, &rej),
+            CmEventKind::RtuReceived(_) => (cm_event::ESTABLISHED, 0),
+            CmEventKind::DreqReceived(_) => {
+                if let Some(id) = self.ids.get_mut(&number) {
+                    id.answers_dreq = true;
+                }
+                (cm_event::DISCONNECTED, 0)
+            }
+            CmEventKind::DrepReceived(_) => (cm_event::DISCONNECTED, 0),
+            CmEventKind::DreqError => (cm_event::DISCONNECTED, -ETIMEDOUT),
+            CmEventKind::ReqError | CmEventKind::RepError | CmEventKind::SidrReqError => {
+                unreachable
+            }
+            CmEventKind::TimeWaitExit => (cm_event::TIMEWAIT_EXIT, 0),
+            _ => return,
+        };
+        self.tell(number, event, status, &[]);
+    }
+
+    fn rep_received(&mut self, number: u32, rep: &CmRep) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        if let Some(peer) = &mut id.peer {
+            peer.qpn = rep.local_qpn;
+            peer.psn = rep.starting_psn;
+            peer.rnr_retry_count = rep.rnr_retry_count();
+            // Not more than the peer serves, nor than it asks for.
+            peer.initiator_depth = peer.initiator_depth.min(rep.responder_resources);
+            peer.responder_resources = peer.responder_resources.max(rep.initiator_depth);
+        }
+        let param = ConnParam {
+            qp_num: rep.local_qpn.get().into(),
+            responder_resources: rep.initiator_depth,
+            initiator_depth: rep.responder_resources,
+            flow_control: rep.end_to_end_flow_control().into(),
+            rnr_retry_count: rep.rnr_retry_count(),
+            srq: rep.srq().into(),
+            ..ConnParam::default()
+        };
+        let param = conn_param(param, &rep.private_data);
+        self.tell(number, cm_event::CONNECT_RESPONSE, 0, param.as_bytes());
+    }
+
+    fn rej_received(&mut self, number: u32, rej: &CmRej) {
+        let param = conn_param(ConnParam::default(), &rej.private_data);
+        let reason = i32::from(rej.reason.get());
+        self.tell(number, cm_event::REJECTED, reason, param.as_bytes());
+    }
+
+    fn sidr_rep_received(&mut self, number: u32, rep: &CmSidrRep) {
+        let Some(id) = self.ids.get(&number) else {
+            return;
+        };
+        if rep.status != SidrStatus::OK {
+            let param = conn_param(ConnParam::default(), &rep.private_data);
+            let status = i32::from(rep.status.get());
+            self.tell(number, cm_event::UNREACHABLE, status, param.as_bytes());
+            return;
+        }
+        let mut param = UdParam {
+            qp_num: rep.qpn.get().into(),
+            qkey: rep.qkey.get().into(),
+            ..UdParam::default()
+        };
+        if let Some(path) = &id.path {
+            param.path = ah_attr(&path.address_vector());
+        }
+        let data = &rep.private_data;
+        param.private_data[..data.len()].copy_from_slice(data);
+        param.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
+        self.tell(number, cm_event::ESTABLISHED, 0, param.as_bytes());
+    }
+
+    /// Makes the id of a connection that a peer asks for.
+    fn requested(
+        &mut self,
+        listener: ConnId,
+        connection: ConnId,
+        from: Address,
+        to: core::net::IpAddr,
+    ) -> Option<(u32, u32)> {
+        let by = *self.by_connection.get(&listener)?;
+        let listening = self.ids.get(&by)?;
+        let (channel, uid, space) = (listening.channel, listening.uid, listening.port_space);
+        let port = listening.local?.port;
+        let mut id = CmId::new(channel, uid, space);
+        id.local = Some(Address { ip: to, port });
+        id.remote = Some(from);
+        id.connection = Some(connection);
+        id.psn = self.fresh_psn();
+        let number = self.add(id).ok()?;
+        self.by_connection.insert(connection, number);
+        Some((by, number))
+    }
+
+    fn req_received<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        listener: ConnId,
+        connection: ConnId,
+        from: &MadAddress,
+        req: &CmReq,
+    ) {
+        let header = read_ip_header(&req.private_data);
+        let made = header.and_then(|(peer, own)| self.requested(listener, connection, peer, own));
+        let Some((listening, number)) = made else {
+            let _ = host.port.cm().destroy(host.now, connection);
+            return;
+        };
+        let path = &req.primary;
+        let port = host.port.port();
+        let mut address = reply_address(from, port);
+        address.dlid = path.local_lid;
+        address.sl = path.sl();
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.remote_gid = Some(path.local_gid);
+            id.peer = Some(Peer {
+                address,
+                mtu: req.mtu(),
+                qpn: req.local_qpn,
+                psn: req.starting_psn,
+                responder_resources: req.initiator_depth,
+                initiator_depth: req.responder_resources,
+                ack_timeout: path.local_ack_timeout(),
+                retry_count: req.retry_count(),
+                rnr_retry_count: req.rnr_retry_count(),
+            });
+        }
+        let param = ConnParam {
+            qp_num: req.local_qpn.get().into(),
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            flow_control: req.end_to_end_flow_control().into(),
+            retry_count: req.retry_count(),
+            rnr_retry_count: req.rnr_retry_count(),
+            srq: req.srq().into(),
+            ..ConnParam::default()
+        };
+        let param = conn_param(param, &req.private_data[IP_HEADER..]);
+        self.tell_request(listening, number, param.as_bytes());
+    }
+
+    fn sidr_req_received<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        listener: ConnId,
+        connection: ConnId,
+        from: &MadAddress,
+        req: &CmSidrReq,
+    ) {
+        let header = read_ip_header(&req.private_data);
+        let made = header.and_then(|(peer, own)| self.requested(listener, connection, peer, own));
+        let Some((listening, number)) = made else {
+            let _ = host.port.cm().destroy(host.now, connection);
+            return;
+        };
+        let mut param = UdParam {
+            path: ah_attr(&reply_address(from, host.port.port())),
+            ..UdParam::default()
+        };
+        let data = &req.private_data[IP_HEADER..];
+        param.private_data[..data.len()].copy_from_slice(data);
+        param.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
+        self.tell_request(listening, number, param.as_bytes());
+    }
+
+    /// Queues the event of a request, which is the listener's.
+    fn tell_request(&mut self, listening: u32, number: u32, param: &[u8]) {
+        let Some(id) = self.ids.get_mut(&listening) else {
+            return;
+        };
+        id.events += 1;
+        let (channel, uid) = (id.channel, id.uid);
+        self.tell_as(channel, uid, number, cm_event::CONNECT_REQUEST, 0, param);
+    }
+}
+
+/// Returns the way back to the sender of a message.
+fn reply_address(from: &MadAddress, port: PortNum) -> AddressVector {
+    AddressVector {
+        port,
+        dlid: from.lid,
+        sl: from.sl,
+        path_bits: from.path_bits,
+        static_rate: None,
+        grh: from.grh.map(|route| hca_api::GlobalRoute {
+            sgid_index: GidIndex(0),
+            hop_limit: u8::MAX,
+            ..route
+        }),
+    }
+}

@@ -1,0 +1,410 @@
+//! `/dev/infiniband/rdma_cm`: ids of the RDMA CM, on the connection manager and the SA client of a port.
+//!
+//! IP addresses come from an [`AddressBook`]; no interface, route or ARP of the host is involved. Private data of requests has
+//! the header of IBA's RDMA IP CM service, as the kernel's.
+
+mod address;
+mod attributes;
+mod connect;
+mod resolve;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ib_endpoint::cm::ConnId;
+use ib_endpoint::sa_client::QueryId;
+use ib_endpoint::{EndPort, EndPortEvent, MadTransport, PortPath, SaEvent};
+use ib_vtime::{Instant, SplitMix64};
+use ib_wire::{Gid, GidIndex, Guid};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::abi::rdma_cm::{
+    CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, cm_command,
+};
+use crate::{ChannelId, Errno, EventRecord, Reply, RetiredEvents};
+
+pub use address::AddressBook;
+
+use address::Address;
+use connect::Peer;
+
+/// Ids of a process at most.
+const MAX_IDS: usize = 4096;
+
+/// Port spaces (`enum rdma_ucm_port_space`).
+const PS_TCP: u16 = 0x0106;
+const PS_UDP: u16 = 0x0111;
+const PS_IB: u16 = 0x013f;
+
+/// The port that ids use, lent for a call.
+#[derive(Debug)]
+pub struct CmHost<'p, G> {
+    /// Time.
+    pub now: Instant,
+    /// Port.
+    pub port: &'p mut EndPort<G>,
+    /// Node GUID of the device.
+    pub node_guid: Guid,
+    /// Addresses.
+    pub addresses: &'p AddressBook,
+}
+
+impl<G: MadTransport> CmHost<'_, G> {
+    fn own_gid(&self) -> Option<Gid> {
+        self.port.view().gid(GidIndex(0))
+    }
+}
+
+/// An id.
+#[derive(Debug)]
+struct CmId {
+    channel: ChannelId,
+    uid: u64,
+    port_space: u16,
+    /// Address that the id is bound to.
+    local: Option<Address>,
+    remote: Option<Address>,
+    remote_gid: Option<Gid>,
+    path: Option<PortPath>,
+    query: Option<QueryId>,
+    listener: Option<ConnId>,
+    connection: Option<ConnId>,
+    /// The other queue pair, once it is known.
+    peer: Option<Peer>,
+    /// First PSN of the own queue pair.
+    psn: u32,
+    /// The peer has asked for the end of the connection, and waits for the answer.
+    answers_dreq: bool,
+    /// Events that were passed on.
+    events: u32,
+}
+
+/// Ids of a process.
+#[derive(Debug)]
+pub struct RdmaCm {
+    ids: BTreeMap<u32, CmId>,
+    channels: Vec<ChannelId>,
+    by_connection: BTreeMap<ConnId, u32>,
+    by_query: BTreeMap<QueryId, u32>,
+    next_id: u32,
+    next_channel: u32,
+    next_port: u16,
+    psns: SplitMix64,
+    events: VecDeque<EventRecord>,
+}
+
+/// Numbers of channels begin here, apart from those of uverbs.
+const FIRST_CHANNEL: u32 = 1 << 30;
+
+/// Open files of a process at most.
+const MAX_CHANNELS: usize = 256;
+
+impl RdmaCm {
+    /// Returns a process without ids. First PSNs follow from the seed.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self {
+            ids: BTreeMap::new(),
+            channels: Vec::new(),
+            by_connection: BTreeMap::new(),
+            by_query: BTreeMap::new(),
+            next_id: 0,
+            next_channel: 0,
+            next_port: 0,
+            psns: SplitMix64::new(seed),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Opens a file: a channel of events.
+    ///
+    /// # Errors
+    /// [`Errno::ENOMEM`] if there are too many.
+    pub fn open(&mut self) -> Result<ChannelId, Errno> {
+        if self.channels.len() >= MAX_CHANNELS {
+            return Err(Errno::ENOMEM);
+        }
+        let channel = ChannelId(FIRST_CHANNEL | self.next_channel);
+        self.next_channel = self.next_channel.wrapping_add(1) & (FIRST_CHANNEL - 1);
+        self.channels.push(channel);
+        Ok(channel)
+    }
+
+    /// Closes a file, and destroys its ids.
+    pub fn close<G: MadTransport>(&mut self, host: &mut CmHost<'_, G>, channel: ChannelId) {
+        self.channels.retain(|open| *open != channel);
+        let own = self.ids.iter().filter(|(_, id)| id.channel == channel);
+        let own: Vec<u32> = own.map(|(number, _)| *number).collect();
+        for number in own {
+            self.end(host, number);
+        }
+    }
+
+    /// Returns `true` if there is such a file.
+    #[must_use]
+    pub fn has_channel(&self, channel: ChannelId) -> bool {
+        self.channels.contains(&channel)
+    }
+
+    /// Returns `true` if [`Self::poll_event`] has a record.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Returns the next event to be passed on.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<EventRecord> {
+        self.events.pop_front()
+    }
+
+    /// Carries out a command of a file.
+    ///
+    /// # Errors
+    /// The error number that the kernel would give.
+    pub fn command<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        bytes: &[u8],
+    ) -> Result<Reply, Errno> {
+        let (header, payload) =
+            CmCommandHeader::read_from_prefix(bytes).map_err(|_| Errno::EINVAL)?;
+        if !self.has_channel(channel) {
+            return Err(Errno::EIO);
+        }
+        let room = usize::from(header.out_bytes.get());
+        let plain = |answer: Vec<u8>| Reply {
+            answer,
+            ..Reply::default()
+        };
+        let done = |(): ()| Reply::default();
+        let mut reply = match header.command.get() {
+            cm_command::CREATE_ID => self.create_id(channel, payload).map(plain),
+            cm_command::DESTROY_ID => self.destroy_id(host, channel, payload),
+            cm_command::BIND => self.bind(host, channel, payload).map(done),
+            cm_command::RESOLVE_ADDR => self.resolve_addr(host, channel, payload).map(done),
+            cm_command::RESOLVE_ROUTE => self.resolve_route(host, channel, payload).map(done),
+            cm_command::QUERY => self.query(host, channel, payload).map(plain),
+            cm_command::LISTEN => self.listen(host, channel, payload).map(done),
+            cm_command::CONNECT => self.connect(host, channel, payload).map(done),
+            cm_command::ACCEPT => self.accept(host, channel, payload).map(done),
+            cm_command::REJECT => self.reject(host, channel, payload).map(done),
+            cm_command::DISCONNECT => self.disconnect(host, channel, payload).map(done),
+            cm_command::INIT_QP_ATTR => self.init_qp_attr(host, channel, payload).map(plain),
+            cm_command::SET_OPTION => Ok(Reply::default()),
+            cm_command::NOTIFY => self.notify(host, channel, payload).map(done),
+            cm_command::MIGRATE_ID => self.migrate_id(channel, payload),
+            _ => Err(Errno::EOPNOTSUPP),
+        }?;
+        reply.answer.truncate(room);
+        Ok(reply)
+    }
+
+    fn get(&mut self, channel: ChannelId, number: u32) -> Result<&mut CmId, Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::ENOENT)?;
+        if id.channel == channel {
+            Ok(id)
+        } else {
+            Err(Errno::EINVAL)
+        }
+    }
+
+    fn add(&mut self, id: CmId) -> Result<u32, Errno> {
+        if self.ids.len() >= MAX_IDS {
+            return Err(Errno::ENOMEM);
+        }
+        let number = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        self.ids.insert(number, id);
+        Ok(number)
+    }
+
+    /// Returns the first PSN of a connection, unlike those before it.
+    fn fresh_psn(&mut self) -> u32 {
+        self.psns.next_u32() & 0x00ff_ffff
+    }
+
+    fn create_id(&mut self, channel: ChannelId, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let asked: CreateId = read(payload)?;
+        let port_space = asked.ps.get();
+        if !matches!(port_space, PS_TCP | PS_UDP | PS_IB) {
+            return Err(Errno::EINVAL);
+        }
+        let number = self.add(CmId::new(channel, asked.uid.get(), port_space))?;
+        let answer = IdAnswer {
+            value: number.into(),
+        };
+        Ok(answer.as_bytes().to_vec())
+    }
+
+    fn destroy_id<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<Reply, Errno> {
+        let asked: IdCommand = read(payload)?;
+        let number = asked.id.get();
+        let id = self.get(channel, number)?;
+        let reply = reported(id);
+        self.end(host, number);
+        Ok(reply)
+    }
+
+    /// Destroys an id, and tells the peer what its state demands.
+    fn end<G: MadTransport>(&mut self, host: &mut CmHost<'_, G>, number: u32) {
+        let Some(id) = self.ids.remove(&number) else {
+            return;
+        };
+        if let Some(query) = id.query {
+            self.by_query.remove(&query);
+            host.port.cancel_query(query);
+        }
+        for connection in [id.listener, id.connection].into_iter().flatten() {
+            self.by_connection.remove(&connection);
+            // It may be over already.
+            let _ = host.port.cm().destroy(host.now, connection);
+        }
+    }
+
+    fn migrate_id(&mut self, channel: ChannelId, payload: &[u8]) -> Result<Reply, Errno> {
+        let asked: IdCommand = read(payload)?;
+        let old = ChannelId(asked.argument.get());
+        let id = self.get(old, asked.id.get())?;
+        let reply = reported(id);
+        id.channel = channel;
+        Ok(reply)
+    }
+
+    fn notify<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        channel: ChannelId,
+        payload: &[u8],
+    ) -> Result<(), Errno> {
+        let asked: IdArgument = read(payload)?;
+        let id = self.get(channel, asked.id.get())?;
+        if let Some(connection) = id.connection {
+            // An RTU that came first has done the same.
+            let _ = host.port.cm().establish(host.now, connection);
+        }
+        Ok(())
+    }
+
+    /// Queues an event of an id.
+    fn tell(&mut self, number: u32, event: u32, status: i32, param: &[u8]) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        id.events += 1;
+        let (uid, channel) = (id.uid, id.channel);
+        self.tell_as(channel, uid, number, event, status, param);
+    }
+
+    fn tell_as(
+        &mut self,
+        channel: ChannelId,
+        uid: u64,
+        number: u32,
+        event: u32,
+        status: i32,
+        param: &[u8],
+    ) {
+        let mut record = CmEventRecord {
+            uid: uid.into(),
+            id: number.into(),
+            event: event.into(),
+            status: u32::from_ne_bytes(status.to_ne_bytes()).into(),
+            ..CmEventRecord::default()
+        };
+        let length = param.len().min(record.param.len());
+        record.param[..length].copy_from_slice(&param[..length]);
+        self.events.push_back(EventRecord {
+            channel,
+            bytes: record.as_bytes().to_vec(),
+        });
+    }
+
+    /// Takes an event of the port. Returns `true` if it was of an id.
+    pub fn handle_port_event<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        event: EndPortEvent,
+    ) -> bool {
+        match event {
+            EndPortEvent::Sa(SaEvent::Answered { query, result }) => {
+                self.route_answered(host, query, result)
+            }
+            EndPortEvent::Cm(event) => {
+                self.handle_cm_event(host, event);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl CmId {
+    const fn new(channel: ChannelId, uid: u64, port_space: u16) -> Self {
+        Self {
+            channel,
+            uid,
+            port_space,
+            local: None,
+            remote: None,
+            remote_gid: None,
+            path: None,
+            query: None,
+            listener: None,
+            connection: None,
+            peer: None,
+            psn: 0,
+            answers_dreq: false,
+            events: 0,
+        }
+    }
+}
+
+/// Returns the answer that counts the events of an id.
+fn reported(id: &CmId) -> Reply {
+    let answer = IdAnswer {
+        value: id.events.into(),
+    };
+    let retired = RetiredEvents {
+        channel: id.channel,
+        element: id.uid,
+        offset: 0,
+    };
+    Reply {
+        answer: answer.as_bytes().to_vec(),
+        retired: [None, Some(retired)],
+        ..Reply::default()
+    }
+}
+
+/// Returns a payload as a layout.
+fn read<T>(payload: &[u8]) -> Result<T, Errno>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    let read = T::read_from_prefix(payload);
+    read.map(|(layout, _)| layout).map_err(|_| Errno::EINVAL)
+}
+
+/// Returns a payload as a layout whose end an older library leaves out.
+fn read_padded<T: FromBytes + IntoBytes + Default>(
+    payload: &[u8],
+    least: usize,
+) -> Result<T, Errno> {
+    let mut layout = T::default();
+    let bytes = layout.as_mut_bytes();
+    let given = payload.len().min(bytes.len());
+    if given < least {
+        return Err(Errno::EINVAL);
+    }
+    bytes[..given].copy_from_slice(&payload[..given]);
+    Ok(layout)
+}
+
+#[cfg(test)]
+mod tests;

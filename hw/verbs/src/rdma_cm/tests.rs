@@ -1,0 +1,178 @@
+use core::net::Ipv4Addr;
+
+use hca_api::FunctionId;
+use ib_endpoint::EndPortConfig;
+use ib_wire::PortNum;
+use proptest::prelude::*;
+
+use super::*;
+use crate::abi::rdma_cm::{Bind, cm_event};
+use crate::testing::Process;
+
+/// A process with an open file, and the port that it uses.
+struct Opened {
+    process: Process,
+    port: EndPort,
+    book: AddressBook,
+    cm: RdmaCm,
+    channel: ChannelId,
+}
+
+fn opened() -> Opened {
+    let mut process = Process::new();
+    let port = process.with(|_, hca| {
+        let config = EndPortConfig::host(PortNum(1), 1);
+        EndPort::open(Instant::ZERO, hca, config).unwrap()
+    });
+    let mut cm = RdmaCm::new(1);
+    let channel = cm.open().unwrap();
+    Opened {
+        process,
+        port,
+        book: AddressBook {
+            own: Ipv4Addr::new(127, 77, 1, 1),
+            gids: BTreeMap::new(),
+        },
+        cm,
+        channel,
+    }
+}
+
+impl Opened {
+    fn command(&mut self, number: u32, payload: &[u8], room: u16) -> Result<Reply, Errno> {
+        let header = CmCommandHeader {
+            command: number.into(),
+            in_bytes: u16::try_from(payload.len()).unwrap().into(),
+            out_bytes: room.into(),
+        };
+        let bytes = [header.as_bytes(), payload].concat();
+        let mut host = CmHost {
+            now: Instant::ZERO,
+            port: &mut self.port,
+            node_guid: Guid::new(7),
+            addresses: &self.book,
+        };
+        self.cm.command(&mut host, self.channel, &bytes)
+    }
+
+    fn create(&mut self, uid: u64) -> u32 {
+        let create = CreateId {
+            uid: uid.into(),
+            ps: PS_TCP.into(),
+            ..CreateId::default()
+        };
+        let number = cm_command::CREATE_ID;
+        let reply = self.command(number, create.as_bytes(), 4).unwrap();
+        IdAnswer::read_from_bytes(&reply.answer)
+            .unwrap()
+            .value
+            .get()
+    }
+
+    fn bind(&mut self, id: u32, port: u16) -> Result<Reply, Errno> {
+        let address = Address {
+            ip: Ipv4Addr::UNSPECIFIED.into(),
+            port,
+        };
+        let bind = Bind {
+            id: id.into(),
+            addr: address.write().0,
+            ..Bind::default()
+        };
+        self.command(cm_command::BIND, bind.as_bytes(), 0)
+    }
+}
+
+#[test]
+fn a_port_is_one_ids_until_it_is_destroyed() {
+    let mut opened = opened();
+    let ids = [opened.create(10), opened.create(20)];
+    opened.bind(ids[0], 7174).unwrap();
+    assert_eq!(opened.bind(ids[1], 7174), Err(Errno(98)));
+    let listen = IdArgument {
+        id: ids[0].into(),
+        argument: 1.into(),
+    };
+    opened
+        .command(cm_command::LISTEN, listen.as_bytes(), 0)
+        .unwrap();
+    let destroy = IdCommand {
+        id: ids[0].into(),
+        ..IdCommand::default()
+    };
+    let reply = opened
+        .command(cm_command::DESTROY_ID, destroy.as_bytes(), 4)
+        .unwrap();
+    assert_eq!(reply.retired[1].map(|retired| retired.element), Some(10));
+    opened.bind(ids[1], 7174).unwrap();
+    let gone = opened.command(cm_command::DESTROY_ID, destroy.as_bytes(), 4);
+    assert_eq!(gone, Err(Errno::ENOENT));
+}
+
+#[test]
+fn an_address_that_nobody_has_is_an_event_of_the_id() {
+    let mut opened = opened();
+    let id = opened.create(10);
+    let nobody = Address {
+        ip: Ipv4Addr::new(127, 77, 9, 9).into(),
+        port: 1,
+    };
+    let resolve = crate::abi::rdma_cm::ResolveAddr {
+        id: id.into(),
+        dst_size: 16.into(),
+        dst_addr: nobody.write().0,
+        ..Default::default()
+    };
+    opened
+        .command(cm_command::RESOLVE_ADDR, resolve.as_bytes(), 0)
+        .unwrap();
+    let event = opened.cm.poll_event().unwrap();
+    let record = CmEventRecord::read_from_bytes(&event.bytes).unwrap();
+    assert_eq!(
+        (record.uid.get(), record.event.get()),
+        (10, cm_event::ADDR_ERROR)
+    );
+    assert_eq!(record.status.get().cast_signed(), -110);
+}
+
+#[test]
+fn a_closed_file_leaves_nothing() {
+    let mut opened = opened();
+    let id = opened.create(10);
+    opened.bind(id, 0).unwrap();
+    let mut host = CmHost {
+        now: Instant::ZERO,
+        port: &mut opened.port,
+        node_guid: Guid::new(7),
+        addresses: &opened.book,
+    };
+    opened.cm.close(&mut host, opened.channel);
+    assert!(opened.cm.ids.is_empty() && opened.cm.channels.is_empty());
+    opened.process.with(|_, hca| opened.port.close(hca));
+    let pf = opened.process.adapter.function(FunctionId::PF);
+    assert!(pf.is_some());
+}
+
+proptest! {
+    /// Commands of every number and length.
+    #[test]
+    fn no_command_of_the_rdma_cm_ends_the_service(
+        commands in prop::collection::vec(
+            (0_u32..26, prop::collection::vec(any::<u8>(), 0..300), 0_u16..400),
+            1..30,
+        ),
+    ) {
+        let mut opened = opened();
+        let id = opened.create(10);
+        opened.bind(id, 0).unwrap();
+        for (number, mut payload, room) in commands {
+            // Ids are small, so that some are right; so are families.
+            for word in payload.chunks_exact_mut(4) {
+                word[0] &= 3;
+                word[1..].iter_mut().for_each(|byte| *byte &= 1);
+            }
+            let _ = opened.command(number, &payload, room);
+            while opened.cm.poll_event().is_some() {}
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Two programs that find each other by TCP of the host, as most tests of verbs do.
+
+use std::fs;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use vhca_tests::live::{Lab, PATIENCE, Process, Shim, wait_for};
+
+/// Time for the traffic of a pair.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A server on H1-1, and its client on H2-1, behind another switch.
+pub(crate) struct Pair {
+    pub(crate) server: Process,
+    pub(crate) client: Process,
+    program: String,
+}
+
+/// Returns a TCP port that no other pair of this process has.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Tests of one process are at most some hundred pairs; other processes begin elsewhere.
+    let base = 20_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;
+    base + NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns the states of the host's TCP sockets at a port.
+fn tcp_states(port: u16) -> Vec<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let text: String = tables
+        .iter()
+        .filter_map(|table| fs::read_to_string(table).ok())
+        .collect();
+    let suffix = format!(":{port:04X}");
+    let fields = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let found = fields.filter(|fields| fields.get(1).is_some_and(|local| local.ends_with(&suffix)));
+    found
+        .filter_map(|fields| Some((*fields.get(3)?).to_owned()))
+        .collect()
+}
+
+impl Pair {
+    /// Starts both programs.
+    pub(crate) fn of(lab: &Lab, program: &[&str]) -> Self {
+        let port = port();
+        let number = port.to_string();
+        // Lines are written as they are printed, and not when there are many.
+        let arguments = [&["stdbuf", "-oL"], program, &["-p", &number]].concat();
+        let server = &mut lab.on(Shim::Vhca, "H1-1/1", &arguments);
+        let mut server = Process::start(lab.dir(), &format!("server-{port}"), server);
+        let listens = wait_for(PATIENCE, || {
+            let is_listening = tcp_states(port).iter().any(|state| state == "0A");
+            (is_listening || server.ended().is_some()).then_some(())
+        });
+        assert!(
+            listens.is_some(),
+            "{program:?} does not listen: {}",
+            server.output()
+        );
+        // Of the server's VF, which by TCP is the host itself.
+        let arguments = [&arguments[..], &["127.77.1.1"]].concat();
+        let client = &mut lab.on(Shim::Vhca, "H2-1/1", &arguments);
+        Self {
+            client: Process::start(lab.dir(), &format!("client-{port}"), client),
+            server,
+            program: program.join(" "),
+        }
+    }
+
+    /// Starts a server and, once it listens, its client, which find each other by the RDMA CM.
+    ///
+    /// Only the client's success tells that the server listens, so it is started again until then.
+    pub(crate) fn by_rdma_cm(lab: &Lab, server: &[&str], client: &[&str]) -> Self {
+        let number = port();
+        let command = &mut lab.on(Shim::Vhca, "H1-1/1", server);
+        let server = Process::start(lab.dir(), &format!("server-{number}"), command);
+        let connected = wait_for(PATIENCE, || {
+            let command = &mut lab.on(Shim::Vhca, "H2-1/1", client);
+            let mut started = Process::start(lab.dir(), &format!("client-{number}"), command);
+            let ended = started.wait(LIMIT);
+            ended.success().then_some(started)
+        });
+        let program = client.join(" ");
+        Self {
+            client: connected.unwrap_or_else(|| panic!("{program}: {}", server.output())),
+            server,
+            program,
+        }
+    }
+
+    /// Waits for the end of both programs, which must be a good one.
+    pub(crate) fn succeeds(&mut self) {
+        for (name, process) in [("client", &mut self.client), ("server", &mut self.server)] {
+            let ended = process.wait(LIMIT);
+            assert!(
+                ended.success(),
+                "{}: {name} ends with {ended}:\n{}",
+                self.program,
+                process.output()
+            );
+        }
+    }
+
+    /// Waits until the programs have exchanged their addresses.
+    pub(crate) fn wait_until_connected(&mut self) {
+        self.server.wait_for_line("remote address", PATIENCE);
+    }
+}

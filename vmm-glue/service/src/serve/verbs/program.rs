@@ -1,0 +1,155 @@
+//! A VF that a program has: its device, and the RDMA CM on the VF's port.
+
+use std::sync::Arc;
+
+use hca_api::{AsyncEvent, Consumer, Hca, HcaEvent, SpecialQp};
+use ib_endpoint::{EndPort, EndPortConfig};
+use ib_vtime::Instant;
+use ib_wire::PortNum;
+use verbs_link::{AddressBook, ChannelId, CmHost, Errno, ProcessDevice, RdmaCm, Reply};
+use vf_proxy::native::ProxyQp;
+
+use super::rings::MappedRings;
+
+/// MADs that the port of a program holds each way.
+const DEPTH: u32 = 64;
+
+/// The port of the RDMA CM.
+const PORT: PortNum = PortNum(1);
+
+/// A VF for programs.
+#[derive(Debug)]
+pub(super) struct VfProgram {
+    pub(super) device: ProcessDevice,
+    pub(super) cm: RdmaCm,
+    /// Opened when the program first uses the RDMA CM.
+    port: Option<EndPort<ProxyQp>>,
+    addresses: AddressBook,
+    seed: u64,
+}
+
+impl VfProgram {
+    /// Creates a VF that no program has.
+    pub(super) fn new(addresses: AddressBook, seed: u64) -> Self {
+        Self {
+            device: ProcessDevice::new(),
+            cm: RdmaCm::new(seed),
+            port: None,
+            addresses,
+            seed,
+        }
+    }
+
+    /// Assigns the VF to a process. Returns `false` if another has it.
+    pub(super) fn claim(&mut self, rings: Arc<MappedRings>) -> bool {
+        self.device.claim(rings)
+    }
+
+    /// Takes the VF from its process.
+    pub(super) fn release(&mut self) {
+        self.device.release();
+        self.seed = self.seed.wrapping_add(1);
+        self.cm = RdmaCm::new(self.seed);
+    }
+
+    /// Opens a file of the RDMA CM.
+    pub(super) fn open_cm(&mut self, now: Instant, hca: &mut dyn Hca) -> Result<ChannelId, Errno> {
+        if self.port.is_none() {
+            let gsi = ProxyQp::open(hca, SpecialQp::Gsi, PORT, DEPTH)?;
+            let config = EndPortConfig {
+                depth: DEPTH,
+                ..EndPortConfig::host(PORT, self.seed)
+            };
+            let opened = EndPort::open_on(now, hca, config, gsi, None);
+            self.port = Some(opened.map_err(|_| Errno::ENODEV)?);
+        }
+        self.cm.open()
+    }
+
+    /// Carries out a command of a file of the RDMA CM.
+    pub(super) fn cm_command(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        channel: ChannelId,
+        bytes: &[u8],
+    ) -> Result<Reply, Errno> {
+        let port = self.port.as_mut().ok_or(Errno::EIO)?;
+        let mut host = CmHost {
+            now,
+            port,
+            node_guid: hca.attributes().node_guid,
+            addresses: &self.addresses,
+        };
+        self.cm.command(&mut host, channel, bytes)
+    }
+
+    /// Closes a channel of either kind.
+    pub(super) fn close_channel(&mut self, now: Instant, hca: &dyn Hca, channel: ChannelId) {
+        match &mut self.port {
+            Some(port) if self.cm.has_channel(channel) => {
+                let mut host = CmHost {
+                    now,
+                    port,
+                    node_guid: hca.attributes().node_guid,
+                    addresses: &self.addresses,
+                };
+                self.cm.close(&mut host, channel);
+            }
+            _ => self.device.close_channel(channel),
+        }
+    }
+
+    /// Replaces the addresses of VFs.
+    pub(super) fn set_addresses(&mut self, addresses: AddressBook) {
+        self.addresses = addresses;
+    }
+
+    /// Moves events of the port to the ids that they are for.
+    fn take_port_events(&mut self, now: Instant, hca: &dyn Hca) {
+        let Some(port) = &mut self.port else { return };
+        while let Some(event) = port.poll_event() {
+            let mut host = CmHost {
+                now,
+                port: &mut *port,
+                node_guid: hca.attributes().node_guid,
+                addresses: &self.addresses,
+            };
+            self.cm.handle_port_event(&mut host, event);
+        }
+    }
+}
+
+impl Consumer for VfProgram {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+        if *event == HcaEvent::Async(AsyncEvent::FunctionReset) {
+            // Its buffers are the service's own.
+            if let Some(port) = self.port.take() {
+                port.close(hca);
+            }
+        }
+        if let Some(port) = &mut self.port {
+            // A port that cannot be read now is read again with the next event.
+            let _ = port.handle_hca_event(now, hca, event);
+        }
+        self.device.handle_hca_event(now, hca, event);
+    }
+
+    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
+        let mut more = self.device.poll(now, hca);
+        if let Some(port) = &mut self.port {
+            more |= port.poll(now, hca);
+            self.take_port_events(now, hca);
+        }
+        more
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let port = self.port.as_ref().and_then(EndPort::poll_timeout);
+        self.device.poll_timeout().into_iter().chain(port).min()
+    }
+
+    fn take_reset_request(&mut self) -> bool {
+        self.device.take_reset_request()
+    }
+}
