@@ -37,6 +37,10 @@ const ATTACKER: &str = "--attacker";
 /// How long attackers have to get going.
 const APPROACH: Duration = Duration::from_millis(700);
 
+/// Niceness of attackers, those whose messages mean nothing included. What they compute themselves is for the host's
+/// scheduler to share, and on few processors victims would wait for that rather than for the service.
+const NICENESS: i32 = 19;
+
 /// How often an attacker tells of its progress.
 const TELL: Duration = Duration::from_millis(20);
 
@@ -164,6 +168,7 @@ pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
     match *arguments {
         [ATTACKER, life, attack, vf, second_vf, lab, progress] => {
             end_in(life, File::options().write(true).open(progress)?)?;
+            rustix::process::setpriority_process(None, NICENESS)?;
             let target = Target {
                 vf: Path::new(vf),
                 second_vf: Path::new(second_vf),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The most that one turn counts. Of a longer one most was likely the host's, which had the thread wait for a processor; a
 /// step that takes longer by itself comes back to the queue soon.
-const LONGEST: Duration = Duration::from_micros(200);
+const LONGEST: Duration = Duration::from_micros(100);
 
 /// A queue in which everybody stands once: whoever has had the least time is served first, and of equals the first to come.
 ///
@@ -50,7 +50,7 @@ impl<P: Copy + Ord> FairQueue<P> {
         Some(who)
     }
 
-    /// Charges somebody for the time that it was served, of which 200 µs count at most. Its place in the queue stays as it is,
+    /// Charges somebody for the time that it was served, of which 100 µs count at most. Its place in the queue stays as it is,
     /// if it has one.
     pub fn charge(&mut self, who: P, length: Duration) {
         let before = self.had(who);
