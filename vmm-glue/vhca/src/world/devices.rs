@@ -7,6 +7,7 @@ use vf_proxy::{PciDevice, PciFunction};
 use vf_tunnel::VfId;
 
 use super::{HostFunction, HostId, World};
+use crate::Slice;
 
 impl World {
     /// Gives a VF on which nothing runs to a VMM: `function` is what the guest's driver will find.
@@ -38,6 +39,15 @@ impl World {
         self.with_consumer(at, |device: &mut PciDevice, hca, now| {
             call(device.function_mut(), hca, now)
         })
+    }
+
+    /// Resets a device, and its VF with it, at once: when this returns, the VF's queue pairs are gone, and nothing that they
+    /// did reaches its guest's memory or answers peers from it. A VF without a device is left alone.
+    pub fn reset_device(&mut self, at: HostFunction) {
+        self.with_device(at, |function, hca, now| function.reset(now, hca));
+        if self.device(at).is_some() {
+            self.poll_function(at, &Slice::of_steps(1));
+        }
     }
 
     /// Returns the next device that has MSI-X vectors to be signalled.

@@ -335,8 +335,8 @@ impl VfioUserSockets {
         };
         door.is_settling = true;
         self.settling.insert(at);
-        let world = turn.lab.world_mut();
-        world.with_device(at, |function, hca, now| function.reset(now, hca));
+        // Before its memory goes: a peer that reads from it is answered by nobody, rather than told of an error.
+        turn.lab.world_mut().reset_device(at);
         // With the memory goes the other handle of the connection.
         client.session.memory().clear();
         self.owners.remove(&client.connection().as_raw_fd());
