@@ -86,6 +86,15 @@ pub enum MrKind<'a> {
         /// Bytes.
         len: u64,
     },
+    /// A range of the function's address space under addresses of its own (`reg_mr` with an `hca_va`).
+    Translated {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+        /// First byte of the region, in its own address count.
+        iova: u64,
+    },
     /// A list of pages (Register Physical Memory Region).
     Physical {
         /// Page addresses in the function's address space. A provider that looks them up at each access shares the

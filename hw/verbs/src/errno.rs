@@ -37,8 +37,20 @@ impl Errno {
     pub const EPROTO: Self = Self(71);
     /// Not supported by the device.
     pub const EOPNOTSUPP: Self = Self(95);
+    /// Another id has the port.
+    pub const EADDRINUSE: Self = Self(98);
+    /// The address is another device's.
+    pub const EADDRNOTAVAIL: Self = Self(99);
     /// No answer came.
     pub const ETIMEDOUT: Self = Self(110);
+    /// There is no path.
+    pub const EHOSTUNREACH: Self = Self(113);
+
+    /// Returns the number as events of the RDMA CM carry it: negative.
+    #[must_use]
+    pub const fn status(self) -> i32 {
+        -self.0
+    }
 
     /// Returns the number as the protocol carries it.
     #[must_use]

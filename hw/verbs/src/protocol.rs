@@ -55,7 +55,7 @@ pub enum Verb {
     Netlink,
     /// Opens a file of the RDMA CM, whose events its channel carries.
     OpenCm,
-    /// Puts a record back that the library took from a channel; the body is the record. There is no answer.
+    /// Returns a record that the library took from a channel; the body is the record. There is no answer.
     PutBack {
         /// Channel.
         channel: u32,

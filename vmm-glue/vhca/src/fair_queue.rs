@@ -10,7 +10,7 @@ const LONGEST: Duration = Duration::from_micros(100);
 /// A queue in which everybody stands once: whoever has had the least time is served first, and of equals the first to come.
 ///
 /// Somebody that was idle starts level with the one that has had least, so time that was not wanted cannot be saved up.
-/// Whoever needs a moment now and then stands before all that never end, however many those are.
+/// A member that needs a moment now and then is served before all that never end, however many those are.
 #[derive(Clone, Debug)]
 pub struct FairQueue<P> {
     line: BTreeSet<(Duration, u64, P)>,

@@ -282,6 +282,14 @@ impl Memory {
                     .ok_or(HcaError::InvalidParameter)?;
                 (*addr, *len, Some(Backing::Range { first: *addr }))
             }
+            MrKind::Translated { addr, len, iova } => {
+                check_len(*len, limits)?;
+                let ends = [addr, iova].map(|first| first.checked_add(*len - 1));
+                if ends.contains(&None) {
+                    return Err(HcaError::InvalidParameter);
+                }
+                (*iova, *len, Some(Backing::Range { first: *addr }))
+            }
             MrKind::Physical {
                 pages,
                 page_shift,

@@ -1,6 +1,7 @@
 //! The connection to the service.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Once;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -45,23 +46,36 @@ pub(crate) fn ask(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
     }
 }
 
-fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
-    let path = setting::socket().ok_or(Errno::NOENT)?;
+/// Connects to a socket of the service.
+pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let connection = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    let connected = SocketAddrUnix::new(path.as_path())
-        .and_then(|address| rustix::net::connect(&connection, &address));
-    if let Err(error) = connected {
+    rustix::net::connect(&connection, &SocketAddrUnix::new(path)?)?;
+    Ok(connection)
+}
+
+/// Returns the two ends of a socket of packets: one for the answer to a call, and one that goes with the call.
+pub(crate) fn packet_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+}
+
+fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    let path = setting::socket().ok_or(Errno::NOENT)?;
+    let connection = connect(&path).inspect_err(|error| {
         complain(&format!(
             "vhca-umad: no vhca service answers at {}: {error}\n",
             path.display()
         ));
-        return Err(error);
-    }
+    })?;
     let hello = Hello {
         adapters: &setting::nodes(),
         purpose,
@@ -102,12 +116,7 @@ pub(crate) fn call(
     call: Call,
     argument: &[u8],
 ) -> Result<Called, Errno> {
-    let (ours, theirs) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let (ours, theirs) = packet_pair()?;
     let frame = Frame {
         kind: FrameKind::Call(call),
         body: argument,

@@ -11,8 +11,8 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::abi::{CommandHeader, command};
@@ -20,7 +20,7 @@ use verbs_link::{CallReply, Command, Request, RetiredEvents, Verb, netlink};
 use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, OpenFile};
-use crate::{open_files, setting};
+use crate::{client, open_files, setting};
 
 /// Time that the service has to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,15 +80,8 @@ fn hide(fd: OwnedFd) -> OwnedFd {
 impl Session {
     fn open() -> Result<Self, Errno> {
         let path = setting::verbs_socket().ok_or(Errno::NOENT)?;
-        let connection = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        rustix::net::connect(&connection, &SocketAddrUnix::new(path.as_path())?)?;
         let session = Self {
-            connection: hide(connection),
+            connection: hide(client::connect(&path)?),
             pid: std::process::id(),
         };
         let memory = OpenOptions::new()
@@ -140,12 +133,7 @@ impl Session {
         body: &[&[u8]],
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(CallReply, Vec<OwnedFd>), Errno> {
-        let (ours, theirs) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let (ours, theirs) = client::packet_pair()?;
         let descriptors: Vec<_> = [Some(theirs.as_fd()), descriptor]
             .into_iter()
             .flatten()
@@ -430,7 +418,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: u32) {
     }
 }
 
-/// Puts the number of a channel where a program has its descriptor.
+/// Writes the number of a channel where a program has its descriptor.
 pub(crate) fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Errno> {
     let place = command
         .get(at..at + 4)

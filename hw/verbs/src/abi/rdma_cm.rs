@@ -82,6 +82,9 @@ pub const ADDRESS_SIZE: usize = 128;
 /// Bytes of private data in the layouts (`RDMA_MAX_PRIVATE_DATA`).
 pub const MAX_PRIVATE_DATA: usize = 256;
 
+/// Q_Key of datagram services over the RDMA CM (`RDMA_UDP_QKEY`).
+pub const UDP_QKEY: u32 = 0x0123_4567;
+
 abi_layout! {
     /// Header of each command.
     pub CmCommandHeader, 8 {

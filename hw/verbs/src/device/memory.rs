@@ -1,7 +1,5 @@
 //! Protection domains and memory regions.
 
-use std::sync::Arc;
-
 use hca_api::{AccessFlags, Hca, MrKind, MrSpec};
 
 use super::{ContextId, Owned, ProcessDevice};
@@ -17,8 +15,10 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 const ON_DEMAND: u32 = 1 << 6;
 /// The memory is of huge pages (`IBV_ACCESS_HUGETLB`); says nothing to this device.
 const HUGETLB: u32 = 1 << 7;
-/// Base-2 logarithm of the pages of a region whose addresses are not those of the program.
-const PAGE_SHIFT: u8 = 12;
+/// Offsets within a page.
+const IN_PAGE: u64 = 0xfff;
+/// End of the addresses that a program can have. Behind them are no program's bytes, whatever it registers.
+const USER_END: u64 = 1 << 56;
 
 /// Returns the rights that a program gives to a region or a queue pair.
 pub(super) fn access(flags: u32) -> Result<AccessFlags, Errno> {
@@ -74,31 +74,19 @@ impl ProcessDevice {
         }
         let (start, length, iova) = (asked.start.get(), asked.length.get(), asked.hca_va.get());
         // As `ib_umem_check_addr_iova`: both have the same place within their page.
-        let page = (1 << PAGE_SHIFT) - 1;
-        if start & page != iova & page || start.checked_add(length).is_none() {
+        if start & IN_PAGE != iova & IN_PAGE {
             return Err(Errno::EINVAL);
+        }
+        if start.checked_add(length).is_none_or(|end| end > USER_END) {
+            return Err(Errno::EFAULT);
         }
         if length > hca.attributes().limits.max_mr_size {
             return Err(Errno::EINVAL);
         }
-        let pages = Arc::new(if start == iova {
-            Vec::new()
-        } else {
-            pages(start, length).ok_or(Errno::ENOMEM)?
-        });
-        let kind = if start == iova {
-            MrKind::Virtual {
-                addr: start,
-                len: length,
-            }
-        } else {
-            MrKind::Physical {
-                pages: &pages,
-                page_shift: PAGE_SHIFT,
-                iova,
-                first_offset: start & page,
-                len: length,
-            }
+        let kind = MrKind::Translated {
+            addr: start,
+            len: length,
+            iova,
         };
         let keys = hca.register_mr(&MrSpec {
             pd,
@@ -148,15 +136,4 @@ impl ProcessDevice {
             }
         }
     }
-}
-
-/// Pages of the longest region whose addresses are not those of the program: 4 GiB.
-const MAX_PAGES: u64 = 1 << 20;
-
-/// Returns the pages that a range touches, or `None` if they are too many.
-fn pages(start: u64, length: u64) -> Option<Vec<u64>> {
-    let first = start >> PAGE_SHIFT;
-    let behind = start.checked_add(length)?.div_ceil(1 << PAGE_SHIFT);
-    let count = behind.checked_sub(first)?;
-    (count <= MAX_PAGES).then(|| (first..behind).map(|page| page << PAGE_SHIFT).collect())
 }

@@ -344,3 +344,35 @@ proptest! {
         }
     }
 }
+
+/// A region may have addresses of its own (`ibv_reg_mr_iova`), and costs no list of its pages, however long it is.
+#[test]
+fn a_region_may_have_addresses_of_its_own() {
+    let mut process = Process::new();
+    let (pd, ()): (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
+    let mut register = |start: u64, length: u64, iova: u64| {
+        let register = RegMr {
+            start: start.into(),
+            length: length.into(),
+            hca_va: iova.into(),
+            pd_handle: pd.handle,
+            access_flags: 1.into(),
+            ..RegMr::default()
+        };
+        let room = size_of::<RegMrAnswer>();
+        let reply = process.command(command::REG_MR, &register, room);
+        reply.map(|_| ())
+    };
+    assert_eq!(register(0x1_2345, 1 << 36, 0x345), Ok(()));
+    assert_eq!(register(0x1_2345, 4096, 0x346), Err(Errno::EINVAL));
+    assert_eq!(register(0x1000, 4096, u64::MAX - 0xfff), Ok(()));
+    assert_eq!(register(0x1000, 8192, u64::MAX - 0xfff), Err(Errno::EINVAL));
+    let beyond = [1 << 63, (1 << 56) - 4096, u64::MAX - 0xfff];
+    for start in beyond {
+        assert_eq!(
+            register(start, 8192, start),
+            Err(Errno::EFAULT),
+            "{start:#x}"
+        );
+    }
+}

@@ -25,6 +25,15 @@ pub struct AddressBook {
     pub gids: BTreeMap<Ipv4Addr, Gid>,
 }
 
+impl Default for AddressBook {
+    fn default() -> Self {
+        Self {
+            own: Ipv4Addr::UNSPECIFIED,
+            gids: BTreeMap::new(),
+        }
+    }
+}
+
 impl AddressBook {
     /// Returns the GID that an address stands for, if it is known. Of the host's own address it is that of the VF that asks.
     pub(super) fn gid(&self, address: IpAddr, own: Gid) -> Option<Gid> {

@@ -6,16 +6,13 @@ use zerocopy::IntoBytes;
 
 use super::{CmHost, PS_UDP, RdmaCm, read};
 use crate::abi::queue_pair::attr_mask as mask;
-use crate::abi::rdma_cm::{AhAttr, IdCommand, QpAttrAnswer};
+use crate::abi::rdma_cm::{AhAttr, IdCommand, QpAttrAnswer, UDP_QKEY};
 use crate::{ChannelId, Errno};
 
 /// States of a queue pair (`enum ibv_qp_state`).
 const INIT: u32 = 1;
 const RTR: u32 = 2;
 const RTS: u32 = 3;
-
-/// Q_Key of datagram services over the RDMA CM (`RDMA_UDP_QKEY`).
-const UDP_QKEY: u32 = 0x0123_4567;
 
 /// Returns the path of an address vector.
 pub(super) fn ah_attr(vector: &AddressVector) -> AhAttr {

@@ -12,15 +12,10 @@ use super::address::{Address, IP_HEADER, ip_header, read_ip_header};
 use super::attributes::ah_attr;
 use super::{CmHost, CmId, PS_UDP, RdmaCm, read, read_padded};
 use crate::abi::rdma_cm::{
-    Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UdParam, cm_event,
+    Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UDP_QKEY,
+    UdParam, cm_event,
 };
 use crate::{ChannelId, Errno};
-
-/// Number of a timeout among errors.
-const ETIMEDOUT: i32 = 110;
-
-/// Q_Key of datagram services over the RDMA CM (`RDMA_UDP_QKEY`).
-const UDP_QKEY: u32 = 0x0123_4567;
 
 /// Time to wait for the answer of a datagram service, and attempts.
 const SIDR_WAIT: Duration = Duration::from_secs(2);
@@ -52,7 +47,7 @@ fn given(data: &[u8; MAX_PRIVATE_DATA], length: u8) -> &[u8] {
     &data[..usize::from(length)]
 }
 
-/// Puts private data into the place of a message.
+/// Copies private data into a message.
 fn fill(place: &mut [u8], parts: &[&[u8]]) -> Result<(), Errno> {
     let all = parts.concat();
     place
@@ -90,7 +85,7 @@ impl RdmaCm {
         }
         let service = service_id(id.port_space, local.port);
         let listener = host.port.cm().listen(service, u64::MAX);
-        let listener = listener.map_err(|_| Errno(98))?;
+        let listener = listener.map_err(|_| Errno::EADDRINUSE)?;
         id.listener = Some(listener);
         self.by_connection.insert(listener, number);
         Ok(())
@@ -279,7 +274,7 @@ impl RdmaCm {
 
     /// Takes an event of a connection that an id has.
     fn advanced(&mut self, number: u32, kind: CmEventKind) {
-        let unreachable = (cm_event::UNREACHABLE, -ETIMEDOUT);
+        let unreachable = (cm_event::UNREACHABLE, Errno::ETIMEDOUT.status());
         let (event, status) = match kind {
             CmEventKind::RepReceived(rep) => return self.rep_received(number, &rep),
             CmEventKind::SidrRepReceived { rep, .. } => {
@@ -294,7 +289,7 @@ impl RdmaCm {
                 (cm_event::DISCONNECTED, 0)
             }
             CmEventKind::DrepReceived(_) => (cm_event::DISCONNECTED, 0),
-            CmEventKind::DreqError => (cm_event::DISCONNECTED, -ETIMEDOUT),
+            CmEventKind::DreqError => (cm_event::DISCONNECTED, Errno::ETIMEDOUT.status()),
             CmEventKind::ReqError | CmEventKind::RepError | CmEventKind::SidrReqError => {
                 unreachable
             }
@@ -359,7 +354,7 @@ impl RdmaCm {
         self.tell(number, cm_event::ESTABLISHED, 0, param.as_bytes());
     }
 
-    /// Makes the id of a connection that a peer asks for.
+    /// Adds the id of a connection that a peer asks for. Returns the listening id, and the new one.
     fn requested(
         &mut self,
         listener: ConnId,

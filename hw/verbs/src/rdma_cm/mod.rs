@@ -44,8 +44,6 @@ pub struct CmHost<'p, G> {
     pub port: &'p mut EndPort<G>,
     /// Node GUID of the device.
     pub node_guid: Guid,
-    /// Addresses.
-    pub addresses: &'p AddressBook,
 }
 
 impl<G: MadTransport> CmHost<'_, G> {
@@ -157,13 +155,22 @@ impl RdmaCm {
         self.events.pop_front()
     }
 
-    /// Carries out a command of a file.
+    /// Returns `true` if a command names an address: of others no address is looked up.
+    #[must_use]
+    pub fn names_address(bytes: &[u8]) -> bool {
+        let header = CmCommandHeader::read_from_prefix(bytes);
+        let number = header.map(|(header, _)| header.command.get());
+        matches!(number, Ok(cm_command::BIND | cm_command::RESOLVE_ADDR))
+    }
+
+    /// Carries out a command of a file. Addresses that it names are looked up.
     ///
     /// # Errors
     /// The error number that the kernel would give.
     pub fn command<G: MadTransport>(
         &mut self,
         host: &mut CmHost<'_, G>,
+        addresses: &AddressBook,
         channel: ChannelId,
         bytes: &[u8],
     ) -> Result<Reply, Errno> {
@@ -181,8 +188,10 @@ impl RdmaCm {
         let mut reply = match header.command.get() {
             cm_command::CREATE_ID => self.create_id(channel, payload).map(plain),
             cm_command::DESTROY_ID => self.destroy_id(host, channel, payload),
-            cm_command::BIND => self.bind(host, channel, payload).map(done),
-            cm_command::RESOLVE_ADDR => self.resolve_addr(host, channel, payload).map(done),
+            cm_command::BIND => self.bind(host, addresses, channel, payload).map(done),
+            cm_command::RESOLVE_ADDR => self
+                .resolve_addr(host, addresses, channel, payload)
+                .map(done),
             cm_command::RESOLVE_ROUTE => self.resolve_route(host, channel, payload).map(done),
             cm_command::QUERY => self.query(host, channel, payload).map(plain),
             cm_command::LISTEN => self.listen(host, channel, payload).map(done),

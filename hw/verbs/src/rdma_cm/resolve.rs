@@ -1,11 +1,13 @@
 //! Addresses and paths of ids.
 
+use std::collections::BTreeSet;
+
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{MadTransport, PortPath, SaAnswer, SaError, SaRequest};
 use ib_wire::sa::PathRecord;
 use zerocopy::IntoBytes;
 
-use super::address::{Address, Given, SOCKADDR_IB, gid_address};
+use super::address::{Address, AddressBook, Given, SOCKADDR_IB, gid_address};
 use super::{CmHost, RdmaCm, read};
 use crate::abi::rdma_cm::{
     Bind, IdArgument, IdCommand, QueryAddrAnswer, QueryPathAnswer, ResolveAddr, cm_event,
@@ -20,23 +22,14 @@ const QUERY_GID: u32 = 2;
 /// Uses of a path: of the CM's messages, primary, both ways (`IB_PATH_*`).
 const PATH_FLAGS: u32 = 1 | 2 | 8;
 
-/// Number of a timeout among errors.
-const ETIMEDOUT: i32 = 110;
-/// Number of a host without a route among errors.
-const EHOSTUNREACH: i32 = 113;
-
 /// Ports that are given to ids that do not care.
-const EPHEMERAL: u16 = 49_152;
-
-/// Error of an address that is not the VF's.
-const EADDRNOTAVAIL: Errno = Errno(99);
-/// Error of a port that another id of the process has.
-const EADDRINUSE: Errno = Errno(98);
+pub(super) const EPHEMERAL: u16 = 49_152;
 
 impl RdmaCm {
     pub(super) fn bind<G: MadTransport>(
         &mut self,
-        host: &mut CmHost<'_, G>,
+        host: &CmHost<'_, G>,
+        addresses: &AddressBook,
         channel: ChannelId,
         payload: &[u8],
     ) -> Result<(), Errno> {
@@ -49,8 +42,8 @@ impl RdmaCm {
             Given::Ib(_) => return Ok(()),
         };
         let own = host.own_gid().ok_or(Errno::ENODEV)?;
-        if !host.addresses.is_own(address.ip, own) {
-            return Err(EADDRNOTAVAIL);
+        if !addresses.is_own(address.ip, own) {
+            return Err(Errno::EADDRNOTAVAIL);
         }
         self.bind_to(channel, number, address)
     }
@@ -65,26 +58,18 @@ impl RdmaCm {
     fn bind_to(&mut self, channel: ChannelId, number: u32, address: Address) -> Result<(), Errno> {
         let mut address = address;
         let space = self.get(channel, number)?.port_space;
-        let taken = |ids: &Self, port: u16| {
-            ids.ids.iter().any(|(other, id)| {
-                *other != number
-                    && id.port_space == space
-                    && id.remote.is_none()
-                    && id.local.is_some_and(|local| local.port == port)
-            })
-        };
+        let others = self.ids.iter().filter(|(other, id)| {
+            **other != number && id.port_space == space && id.remote.is_none()
+        });
+        let taken: BTreeSet<u16> = others.filter_map(|(_, id)| Some(id.local?.port)).collect();
         if address.port == 0 {
-            for _ in 0..u16::MAX {
-                let offset = self.next_port % (u16::MAX - EPHEMERAL);
+            // There are more ports than ids.
+            while address.port == 0 || taken.contains(&address.port) {
+                address.port = EPHEMERAL + self.next_port % (u16::MAX - EPHEMERAL);
                 self.next_port = self.next_port.wrapping_add(1);
-                let port = EPHEMERAL + offset;
-                if !taken(self, port) {
-                    address.port = port;
-                    break;
-                }
             }
-        } else if taken(self, address.port) {
-            return Err(EADDRINUSE);
+        } else if taken.contains(&address.port) {
+            return Err(Errno::EADDRINUSE);
         }
         self.get(channel, number)?.local = Some(address);
         Ok(())
@@ -92,7 +77,8 @@ impl RdmaCm {
 
     pub(super) fn resolve_addr<G: MadTransport>(
         &mut self,
-        host: &mut CmHost<'_, G>,
+        host: &CmHost<'_, G>,
+        addresses: &AddressBook,
         channel: ChannelId,
         payload: &[u8],
     ) -> Result<(), Errno> {
@@ -103,21 +89,21 @@ impl RdmaCm {
         if asked.src_size.get() != 0
             && let Given::Ip(source) = Address::read(&asked.src_addr)?
         {
-            if !host.addresses.is_own(source.ip, own) {
-                return Err(EADDRNOTAVAIL);
+            if !addresses.is_own(source.ip, own) {
+                return Err(Errno::EADDRNOTAVAIL);
             }
             self.bind_to(channel, number, source)?;
         }
         let Given::Ip(remote) = Address::read(&asked.dst_addr)? else {
             return Err(Errno::EOPNOTSUPP);
         };
-        let Some(gid) = host.addresses.gid(remote.ip, own) else {
-            self.tell(number, cm_event::ADDR_ERROR, -ETIMEDOUT, &[]);
+        let Some(gid) = addresses.gid(remote.ip, own) else {
+            self.tell(number, cm_event::ADDR_ERROR, Errno::ETIMEDOUT.status(), &[]);
             return Ok(());
         };
         let unbound = self.get(channel, number)?.local;
         let source = match remote.ip {
-            core::net::IpAddr::V4(_) => host.addresses.own.into(),
+            core::net::IpAddr::V4(_) => addresses.own.into(),
             core::net::IpAddr::V6(_) => core::net::Ipv6Addr::from(own.0).into(),
         };
         match unbound {
@@ -175,7 +161,12 @@ impl RdmaCm {
             id.path = path;
             match path {
                 Some(_) => self.tell(number, cm_event::ROUTE_RESOLVED, 0, &[]),
-                None => self.tell(number, cm_event::ROUTE_ERROR, -EHOSTUNREACH, &[]),
+                None => self.tell(
+                    number,
+                    cm_event::ROUTE_ERROR,
+                    Errno::EHOSTUNREACH.status(),
+                    &[],
+                ),
             }
         }
         true

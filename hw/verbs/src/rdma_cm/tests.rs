@@ -5,6 +5,7 @@ use ib_endpoint::EndPortConfig;
 use ib_wire::PortNum;
 use proptest::prelude::*;
 
+use super::resolve::EPHEMERAL as EPHEMERAL_PORT;
 use super::*;
 use crate::abi::rdma_cm::{Bind, cm_event};
 use crate::testing::Process;
@@ -50,9 +51,8 @@ impl Opened {
             now: Instant::ZERO,
             port: &mut self.port,
             node_guid: Guid::new(7),
-            addresses: &self.book,
         };
-        self.cm.command(&mut host, self.channel, &bytes)
+        self.cm.command(&mut host, &self.book, self.channel, &bytes)
     }
 
     fn create(&mut self, uid: u64) -> u32 {
@@ -144,7 +144,6 @@ fn a_closed_file_leaves_nothing() {
         now: Instant::ZERO,
         port: &mut opened.port,
         node_guid: Guid::new(7),
-        addresses: &opened.book,
     };
     opened.cm.close(&mut host, opened.channel);
     assert!(opened.cm.ids.is_empty() && opened.cm.channels.is_empty());
@@ -175,4 +174,29 @@ proptest! {
             while opened.cm.poll_event().is_some() {}
         }
     }
+}
+
+/// However many ports are taken, one that is free is found in one pass over them.
+#[test]
+fn an_id_that_names_no_port_gets_one_that_is_free() {
+    const IDS: u16 = 600;
+
+    let mut opened = opened();
+    for port in EPHEMERAL_PORT..EPHEMERAL_PORT + IDS {
+        let id = opened.create(port.into());
+        opened.bind(id, port).unwrap();
+    }
+    for uid in 0..IDS {
+        let id = opened.create(uid.into());
+        opened.bind(id, 0).unwrap();
+    }
+    let id = opened.create(0);
+    assert_eq!(
+        opened.bind(id, EPHEMERAL_PORT).unwrap_err(),
+        Errno::EADDRINUSE
+    );
+    let ports = opened.cm.ids.values();
+    let ports: std::collections::BTreeSet<u16> =
+        ports.filter_map(|id| Some(id.local?.port)).collect();
+    assert_eq!(ports.len(), usize::from(2 * IDS), "none is taken twice");
 }

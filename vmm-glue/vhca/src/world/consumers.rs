@@ -7,6 +7,7 @@ use pf_context::PlaceError;
 use vf_tunnel::VfId;
 
 use super::{Host, HostFunction, HostId, World, function_of};
+use crate::Slice;
 
 impl World {
     /// Adds a host that has a node's adapter to itself, with what runs on it.
@@ -46,6 +47,14 @@ impl World {
         self.wake(at);
         let consumer = self.hosts[at.host.0].consumer_mut(at.function)?;
         consumer.downcast_mut()
+    }
+
+    /// Carries out the reset of a VF for which what runs on it asks, if it does: when this returns, its queue pairs are gone, and
+    /// nothing that they did reaches memory or answers peers from it.
+    pub fn carry_out_reset(&mut self, at: HostFunction) {
+        if self.hosts.get(at.host.0).is_some() {
+            self.poll_function(at, &Slice::of_steps(1));
+        }
     }
 
     /// Calls something with what runs on a function, and the function. What that makes of it comes with the next poll.

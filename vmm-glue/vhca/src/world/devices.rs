@@ -7,7 +7,6 @@ use vf_proxy::{PciDevice, PciFunction};
 use vf_tunnel::VfId;
 
 use super::{HostFunction, HostId, World};
-use crate::Slice;
 
 impl World {
     /// Gives a VF on which nothing runs to a VMM: `function` is what the guest's driver will find.
@@ -44,9 +43,11 @@ impl World {
     /// Resets a device, and its VF with it, at once: when this returns, the VF's queue pairs are gone, and nothing that they
     /// did reaches its guest's memory or answers peers from it. A VF without a device is left alone.
     pub fn reset_device(&mut self, at: HostFunction) {
-        self.with_device(at, |function, hca, now| function.reset(now, hca));
-        if self.device(at).is_some() {
-            self.poll_function(at, &Slice::of_steps(1));
+        if self
+            .with_device(at, |function, hca, now| function.reset(now, hca))
+            .is_some()
+        {
+            self.carry_out_reset(at);
         }
     }
 

@@ -81,8 +81,8 @@ impl World {
         self.live_locked = true;
     }
 
-    /// Lets the fabric do what is due, and then the software that has something to do: because it was lent out, because its
-    /// time has come, or because its function has events. Where slices end, neither goes on for longer than [`SHARE`], which
+    /// Serves the fabric, and then the software that has something to do: because it was lent out, because its time has come,
+    /// or because its function has events. Where slices end, neither goes on for longer than [`SHARE`], which
     /// each has even if the other took all of the slice. Returns `true` if there was anything to do.
     fn round(&mut self, slice: &Slice) -> bool {
         let mut share = slice.anew(SHARE);
@@ -109,7 +109,7 @@ impl World {
         self.poll_stirred(polled, &mut share) || busy
     }
 
-    /// Lets the software do what is due where not all can have a turn now: those first that have had the least time.
+    /// Polls the software that has something to do where not all can have a turn now: those first that have had the least time.
     fn poll_line(&mut self, share: &mut Slice) {
         for at in self.take_due() {
             self.turns.add(at);
@@ -133,7 +133,7 @@ impl World {
         due
     }
 
-    /// Lets the software do what is due that was lent out or whose time has come, and adds its hosts to `polled`. Returns
+    /// Polls the software that was lent out or whose time has come, and adds its hosts to `polled`. Returns
     /// `true` if any had.
     fn poll_due(&mut self, polled: &mut Vec<HostId>, share: &mut Slice) -> bool {
         let mut busy = false;
@@ -150,7 +150,7 @@ impl World {
         busy
     }
 
-    /// Lets the software on functions that have events do what is due. Returns `true` if any had.
+    /// Polls the software on functions that have events. Returns `true` if any had.
     fn poll_stirred(&mut self, polled: Vec<HostId>, share: &mut Slice) -> bool {
         self.note_stirred(polled);
         let mut busy = false;

@@ -5,14 +5,15 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ib_wire::{GidIndex, PortNum};
+use ib_wire::Gid;
 use pf_context::PlaceError;
+use pf_context::inspect::Inspect;
 use verbs_link::{AddressBook, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 
 use super::memory::ProcessMemory;
-use super::program::VfProgram;
+use super::program::{PORT, VfProgram};
 use super::rings::MappedRings;
 use crate::serve::Lab;
 
@@ -41,12 +42,8 @@ impl Lab {
         memory: ProcessMemory,
     ) -> Result<(), PlaceError> {
         let address = self.address_of(host, vf);
-        let book = AddressBook {
-            own: address,
-            gids: BTreeMap::new(),
-        };
         let seed = u64::from(address.to_bits());
-        let program = Box::new(VfProgram::new(book, seed));
+        let program = Box::new(VfProgram::new(seed));
         let at = self.world_mut().add_consumer(host, vf, program)?;
         let offered = ProcessVf {
             address,
@@ -110,6 +107,8 @@ impl Lab {
         if let Some(program) = self.world_mut().consumer_mut::<VfProgram>(at) {
             program.release();
         }
+        // Before its memory goes: a peer that reads from it is answered by nobody, rather than told of an error.
+        self.world_mut().carry_out_reset(at);
         if let Some(offered) = self.process_vfs.get(&at) {
             offered.memory.set(None);
         }
@@ -125,27 +124,25 @@ impl Lab {
         Ipv4Addr::new(high, low, number, u8::try_from(vf.get()).unwrap_or(u8::MAX))
     }
 
-    /// Refreshes the addresses of all VFs that a VF's program knows.
-    pub(super) fn refresh_addresses(&mut self, at: HostFunction) {
-        let offered: Vec<(HostFunction, Ipv4Addr)> = (self.process_vfs.iter())
-            .map(|(at, offered)| (*at, offered.address))
+    /// Returns the addresses by which the program on a VF finds VFs that have a GID. `None` if the VF is not offered.
+    pub(super) fn addresses(&self, at: HostFunction) -> Option<AddressBook> {
+        let own = self.process_vfs.get(&at)?.address;
+        let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
+        let contexts = hosts
+            .iter()
+            .filter_map(|host| Some((*host, self.world().host(*host).context()?)));
+        let gids: BTreeMap<(HostId, VfId), Gid> = contexts
+            .flat_map(|(host, context)| {
+                let rows = context.guids().filter(|row| row.port == PORT);
+                rows.filter_map(move |row| Some(((host, row.vf), row.gid?)))
+            })
             .collect();
-        let mut gids = BTreeMap::new();
-        for (other, address) in offered {
-            let world = self.world_mut();
-            let gid = world.with_consumer(other, |_: &mut VfProgram, hca, _| {
-                hca.query_gid(PortNum(1), GidIndex(0)).ok()
-            });
-            if let Some(gid) = gid.flatten().filter(|gid| !gid.interface_id().is_none()) {
-                gids.insert(address, gid);
-            }
-        }
-        let Some(own) = self.process_vfs.get(&at).map(|offered| offered.address) else {
-            return;
-        };
-        if let Some(program) = self.world_mut().consumer_mut::<VfProgram>(at) {
-            program.set_addresses(AddressBook { own, gids });
-        }
+        let known = self.process_vfs.values();
+        let known = known.filter_map(|vf| Some((vf.address, *gids.get(&(vf.host, vf.vf))?)));
+        Some(AddressBook {
+            own,
+            gids: known.collect(),
+        })
     }
 
     /// Returns the device of a VF as its program sees it before it opens the device.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use hca_api::Hca;
 use ib_vtime::{Duration, Instant};
 use verbs_link::{
-    CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, Reply, Request, Verb,
-    netlink, sysfs,
+    CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply, Request,
+    Verb, netlink, sysfs,
 };
 
 use super::acceptor::Acceptor;
@@ -220,11 +220,12 @@ fn carry_out(
             answered(opened.and_then(|reply| attach(holding, reply)))
         }
         Verb::CmCommand { channel } => {
-            turn.lab.refresh_addresses(at);
+            let addresses = RdmaCm::names_address(request.body).then(|| turn.lab.addresses(at));
+            let addresses = addresses.flatten().unwrap_or_default();
             let world = turn.lab.world_mut();
             let channel = ChannelId(channel);
             let done = world.with_consumer(at, |program: &mut VfProgram, hca, now| {
-                program.cm_command(now, hca, channel, request.body)
+                program.cm_command(now, hca, &addresses, channel, request.body)
             });
             let done = done.unwrap_or(Err(Errno::EIO));
             answered(done.and_then(|reply| attach(holding, reply)))

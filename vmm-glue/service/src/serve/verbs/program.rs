@@ -14,8 +14,8 @@ use super::rings::MappedRings;
 /// MADs that the port of a program holds each way.
 const DEPTH: u32 = 64;
 
-/// The port of the RDMA CM.
-const PORT: PortNum = PortNum(1);
+/// Port of the RDMA CM.
+pub(super) const PORT: PortNum = PortNum(1);
 
 /// A VF for programs.
 #[derive(Debug)]
@@ -24,18 +24,16 @@ pub(super) struct VfProgram {
     pub(super) cm: RdmaCm,
     /// Opened when the program first uses the RDMA CM.
     port: Option<EndPort<ProxyQp>>,
-    addresses: AddressBook,
     seed: u64,
 }
 
 impl VfProgram {
     /// Creates a VF that no program has.
-    pub(super) fn new(addresses: AddressBook, seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self {
             device: ProcessDevice::new(),
             cm: RdmaCm::new(seed),
             port: None,
-            addresses,
             seed,
         }
     }
@@ -71,6 +69,7 @@ impl VfProgram {
         &mut self,
         now: Instant,
         hca: &mut dyn Hca,
+        addresses: &AddressBook,
         channel: ChannelId,
         bytes: &[u8],
     ) -> Result<Reply, Errno> {
@@ -79,9 +78,8 @@ impl VfProgram {
             now,
             port,
             node_guid: hca.attributes().node_guid,
-            addresses: &self.addresses,
         };
-        self.cm.command(&mut host, channel, bytes)
+        self.cm.command(&mut host, addresses, channel, bytes)
     }
 
     /// Closes a channel of either kind.
@@ -92,17 +90,11 @@ impl VfProgram {
                     now,
                     port,
                     node_guid: hca.attributes().node_guid,
-                    addresses: &self.addresses,
                 };
                 self.cm.close(&mut host, channel);
             }
             _ => self.device.close_channel(channel),
         }
-    }
-
-    /// Replaces the addresses of VFs.
-    pub(super) fn set_addresses(&mut self, addresses: AddressBook) {
-        self.addresses = addresses;
     }
 
     /// Moves events of the port to the ids that they are for.
@@ -113,7 +105,6 @@ impl VfProgram {
                 now,
                 port: &mut *port,
                 node_guid: hca.attributes().node_guid,
-                addresses: &self.addresses,
             };
             self.cm.handle_port_event(&mut host, event);
         }
