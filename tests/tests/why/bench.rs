@@ -13,9 +13,44 @@ use crate::report::{Report, Row};
 /// How long a fault may go untold, and stay after it was mended: some sweeps of a subnet manager.
 pub(crate) const LIMIT: Duration = Duration::from_secs(40);
 
+/// Arguments for a fabric of two hosts at each of two switches, and the subnet manager's host. A shell takes the names apart
+/// where a command does not quote them.
+pub(crate) const FABRIC: &[&str] = &["--topology", "./fabric", "--manager", "mgmt HCA-1"];
+
+/// That fabric.
+const NET: &str = r#"
+Switch 8 "MF0;sw-1:MSX6036/U1"
+[1] "node1 HCA-1"[1]
+[2] "node1 HCA-2"[1]
+[3] "mgmt HCA-1"[1]
+[4] "MF0;sw-2:MSX6036/U1"[3]
+[5] "MF0;sw-2:MSX6036/U1"[4]
+
+Switch 8 "MF0;sw-2:MSX6036/U1"
+[1] "node2 HCA-1"[1]
+[2] "node2 HCA-2"[1]
+[3] "MF0;sw-1:MSX6036/U1"[4]
+[4] "MF0;sw-1:MSX6036/U1"[5]
+
+Hca 1 "mgmt HCA-1"
+[1] "MF0;sw-1:MSX6036/U1"[3]
+
+Hca 1 "node1 HCA-1"
+[1] "MF0;sw-1:MSX6036/U1"[1]
+
+Hca 1 "node1 HCA-2"
+[1] "MF0;sw-1:MSX6036/U1"[2]
+
+Hca 1 "node2 HCA-1"
+[1] "MF0;sw-2:MSX6036/U1"[1]
+
+Hca 1 "node2 HCA-2"
+[1] "MF0;sw-2:MSX6036/U1"[2]
+"#;
+
 /// How a fault is mended.
 pub(crate) enum Cure<'a> {
-    /// By the command with which `next:` begins.
+    /// By what `next:` says, pasted into a shell as it stands.
     Command,
     /// By what `next:` says in words, which these do.
     Words(&'a mut dyn FnMut(&mut Bench)),
@@ -27,7 +62,7 @@ pub(crate) enum Cure<'a> {
 pub(crate) struct Case<'a> {
     /// What was broken.
     pub(crate) fault: &'a str,
-    /// Which VF has it: `HOST/N`.
+    /// Which VF has it: `HOST/N`, behind which `--port P` may follow.
     pub(crate) vf: &'a str,
     /// Its code.
     pub(crate) code: &'static str,
@@ -49,13 +84,13 @@ pub(crate) struct Bench<'r> {
 
 impl<'r> Bench<'r> {
     pub(crate) fn new(report: &'r Report) -> Self {
+        let folder = tempfile::Builder::new().prefix("vhca-why").tempdir();
+        let folder = folder.unwrap();
+        std::fs::write(folder.path().join("fabric"), NET).unwrap();
         Self {
             programs: Vec::new(),
             service: None,
-            folder: tempfile::Builder::new()
-                .prefix("vhca-why")
-                .tempdir()
-                .unwrap(),
+            folder,
             report,
             started: 0,
         }
@@ -136,7 +171,8 @@ impl<'r> Bench<'r> {
 
     /// What `vhca why` says of a VF.
     pub(crate) fn why(&self, vf: &str) -> Value {
-        let output = self.output(&format!("vhca why {vf} --json"));
+        let (name, port) = vf.split_once(" --port ").unwrap_or((vf, "1"));
+        let output = self.output(&format!("vhca why '{name}' --port {port} --json"));
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
@@ -212,14 +248,13 @@ impl<'r> Bench<'r> {
         said.push_str(&format!(", {up}; {}", told["seen"]));
         match case.cure {
             Cure::Command => {
-                let command = next.split("; ").next().unwrap_or_default();
-                if command.contains(" opensm ") {
-                    self.launch(command);
+                if next.contains(" opensm ") {
+                    self.launch(next);
                 } else {
-                    let output = self.output(command);
+                    let output = self.output(next);
                     if !output.status.success() {
                         let error = String::from_utf8_lossy(&output.stderr);
-                        return Err(format!("{command}: {error}"));
+                        return Err(format!("{next}: {error}"));
                     }
                 }
             }

@@ -1,10 +1,10 @@
 //! Faults of a fabric under the embedded subnet manager.
 
-use crate::bench::{Bench, Case, Cure};
+use crate::bench::{Bench, Case, Cure, FABRIC};
 use crate::report::Report;
 
 /// Two hosts at each of two switches.
-const SERVE: &[&str] = &["--topology", "two-switch", "--vfs", "3", "--guests"];
+const SERVE: &[&str] = &["--vfs", "3", "--guests"];
 
 /// A fault by a command.
 type Broken = (
@@ -19,137 +19,137 @@ type Broken = (
 const BROKEN: &[Broken] = &[
     (
         "VF disabled by the administrator",
-        "vhca set vf H1-1/1 state disable",
-        "H1-1/1",
+        "vhca set vf 'node1 HCA-1/1' state disable",
+        "node1 HCA-1/1",
         "admin_down",
-        "vhca set vf H1-1/1 state auto",
+        "vhca set vf 'node1 HCA-1/1' state auto",
     ),
     (
         "cable of the host plugged out",
-        "vhca set link H1-1/1 down",
-        "H1-1/1",
+        "vhca set link 'node1 HCA-1/1' down",
+        "node1 HCA-1/1",
         "link_down",
-        "vhca set link H1-1/1 up",
+        "vhca set link 'node1 HCA-1/1' up",
     ),
     (
         "cables between a host and its switch plugged out",
-        "vhca set link H1-2 S1 down",
-        "H1-2/3",
+        "vhca set link 'node1 HCA-2' 'MF0;sw-1:MSX6036/U1' down",
+        "node1 HCA-2/3",
         "link_down",
-        "vhca set link H1-2/1 up",
+        "vhca set link 'node1 HCA-2/1' up",
     ),
     (
         "port disabled by ibportstate at the host",
-        "vhca run --node H1-1 -- ibportstate -D 0 1 disable",
-        "H1-1/2",
+        "vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 disable",
+        "node1 HCA-1/2",
         "port_disabled",
-        "vhca run --node H1-1 -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
+        "vhca run --node 'node1 HCA-1' -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
     ),
     (
         "port disabled by ibportstate at the switch",
-        "vhca run --node S1 -- ibportstate -D 0 1 disable",
-        "H1-1/2",
+        "vhca run --node 'MF0;sw-1:MSX6036/U1' -- ibportstate -D 0 1 disable",
+        "node1 HCA-1/2",
         "port_disabled",
-        "vhca run --node S1 -- ibportstate -D 0 1 enable",
+        "vhca run --node 'MF0;sw-1:MSX6036/U1' -- ibportstate -D 0 1 enable",
     ),
     (
         "SA's cable plugged out",
-        "vhca set link mgmt/1 down",
-        "H1-1/1",
+        "vhca set link 'mgmt HCA-1/1' down",
+        "node1 HCA-1/1",
         "sa_unreachable",
-        "vhca set link mgmt/1 up",
+        "vhca set link 'mgmt HCA-1/1' up",
     ),
     (
         "SA's port disabled by ibportstate",
-        "vhca run --node mgmt -- ibportstate -D 0 1 disable",
-        "H1-1/1",
+        "vhca run --node 'mgmt HCA-1' -- ibportstate -D 0 1 disable",
+        "node1 HCA-1/1",
         "sa_unreachable",
-        "vhca run --node mgmt -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
+        "vhca run --node 'mgmt HCA-1' -- ibportstate -C vhca0 -P 1 -D 0 1 enable",
     ),
     (
         "all links between the switches down",
-        "vhca set link S1 S2 down",
-        "H2-1/1",
+        "vhca set link 'MF0;sw-1:MSX6036/U1' 'MF0;sw-2:MSX6036/U1' down",
+        "node2 HCA-1/1",
         "sa_unreachable",
         "vhca set link ",
     ),
     (
         "foreign M_Key at the host's port",
-        "vhca run --node H1-1 -- ibportstate -D 0 1 mkey 0x1234 mkeyprot 2",
-        "H1-1/1",
+        "vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 mkey 0x1234 mkeyprot 2",
+        "node1 HCA-1/1",
         "foreign_m_key",
         "ibportstate -C vhca0 -P 1 -y 0x1234",
     ),
     (
         "foreign M_Key at the SM's port",
-        "vhca run --node mgmt -- ibportstate -D 0 1 mkey 0x77 mkeyprot 1",
-        "H2-2/1",
+        "vhca run --node 'mgmt HCA-1' -- ibportstate -D 0 1 mkey 0x77 mkeyprot 1",
+        "node2 HCA-2/1",
         "foreign_m_key",
         "ibportstate -C vhca0 -P 1 -y 0x77",
     ),
     (
         "foreign M_Key at a switch",
-        "vhca run --node S1 -- ibportstate -D 0 0 mkey 0x99 mkeyprot 3",
-        "H1-1/1",
+        "vhca run --node 'MF0;sw-1:MSX6036/U1' -- ibportstate -D 0 0 mkey 0x99 mkeyprot 3",
+        "node1 HCA-1/1",
         "foreign_m_key",
         "ibportstate -y 0x99",
     ),
     (
         "no GUID wanted",
-        "vhca set vf H1-1/2 port_guid none",
-        "H1-1/2",
+        "vhca set vf 'node1 HCA-1/2' port_guid none",
+        "node1 HCA-1/2",
         "no_guid_requested",
-        "vhca set vf H1-1/2 port_guid sm",
+        "vhca set vf 'node1 HCA-1/2' port_guid sm",
     ),
     (
         "impossible GUID wanted: a sibling's",
-        "vhca set vf H1-2/1 port_guid 0x1122334455667788 && vhca set vf H1-2/2 port_guid none \
-         && ! vhca set vf H1-2/2 port_guid 0x1122334455667788",
-        "H1-2/2",
+        "vhca set vf 'node1 HCA-2/1' port_guid 0x1122334455667788 && vhca set vf 'node1 HCA-2/2' port_guid none \
+         && ! vhca set vf 'node1 HCA-2/2' port_guid 0x1122334455667788",
+        "node1 HCA-2/2",
         "guid_refused",
-        "vhca set vf H1-2/2 port_guid sm",
+        "vhca set vf 'node1 HCA-2/2' port_guid sm",
     ),
     (
         "GUID wanted that another host has, by a VF without one",
-        "vhca set vf H2-1/2 port_guid none && vhca set vf H2-1/2 port_guid 0x1122334455667788",
-        "H2-1/2",
+        "vhca set vf 'node2 HCA-1/2' port_guid none && vhca set vf 'node2 HCA-1/2' port_guid 0x1122334455667788",
+        "node2 HCA-1/2",
         "guid_declined",
-        "vhca set vf H2-1/2 port_guid sm",
+        "vhca set vf 'node2 HCA-1/2' port_guid sm",
     ),
     (
         "GUID wanted that another host has, by a VF with one",
         // The VF of the case before has it until the SA has answered.
-        "vhca set vf H2-1/2 port_guid none; for i in $(seq 200); do vhca set vf H2-1/3 port_guid 0x1122334455667788 && exit; sleep 0.1; done; exit 1",
-        "H2-1/3",
+        "vhca set vf 'node2 HCA-1/2' port_guid none; for i in $(seq 200); do vhca set vf 'node2 HCA-1/3' port_guid 0x1122334455667788 && exit; sleep 0.1; done; exit 1",
+        "node2 HCA-1/3",
         "guid_not_granted",
-        "vhca set vf H2-1/3 port_guid sm",
+        "vhca set vf 'node2 HCA-1/3' port_guid sm",
     ),
     (
         "GUID expected in hardware, which no manager writes",
-        "vhca set vf H2-2/2 port_guid none && sleep 1 && vhca set vf H2-2/2 port_guid hardware",
-        "H2-2/2",
+        "vhca set vf 'node2 HCA-2/2' port_guid none && sleep 1 && vhca set vf 'node2 HCA-2/2' port_guid hardware",
+        "node2 HCA-2/2",
         "waiting_for_hardware",
-        "vhca set vf H2-2/2 port_guid sm",
+        "vhca set vf 'node2 HCA-2/2' port_guid sm",
     ),
     (
         "P_Key that the port has not",
-        "vhca set vf H1-1/1 pkeys 0xffff 0x8001",
-        "H1-1/1",
+        "vhca set vf 'node1 HCA-1/1' pkeys 0xffff 0x8001",
+        "node1 HCA-1/1",
         "pkey_missing",
-        "vhca set vf H1-1/1 pkeys index:0",
+        "vhca set vf 'node1 HCA-1/1' pkeys index:0",
     ),
     (
         "empty place of the port's P_Key table",
-        "vhca set vf H1-1/1 pkeys index:5",
-        "H1-1/1",
+        "vhca set vf 'node1 HCA-1/1' pkeys index:5",
+        "node1 HCA-1/1",
         "pkey_missing",
-        "vhca set vf H1-1/1 pkeys index:0",
+        "vhca set vf 'node1 HCA-1/1' pkeys index:0",
     ),
 ];
 
 pub(crate) fn run(report: &Report) {
-    let mut bench = Bench::serve(report, SERVE);
-    for vf in ["H1-1/1", "H2-2/3"] {
+    let mut bench = Bench::serve(report, &[FABRIC, SERVE].concat());
+    for vf in ["node1 HCA-1/1", "node2 HCA-2/3"] {
         bench.wait_until_ok(vf);
     }
     assert_eq!(bench.run("vhca why all"), "no fault on 12 VFs\n");
@@ -171,14 +171,14 @@ pub(crate) fn run(report: &Report) {
 
 /// A VF that sends more MADs than it may.
 fn too_many_mads(bench: &mut Bench<'_>) {
-    bench.run("vhca set vf H1-1/1 limits rate=1 burst=1");
-    let ask = "for i in 1 2 3 4 5 6 7 8; do vhca guest H1-1/1 query fe80::$i & done";
-    bench.launch(&format!("sh -c '{ask}; wait'"));
+    bench.run("vhca set vf 'node1 HCA-1/1' limits rate=1 burst=1");
+    let ask = "for i in 1 2 3 4 5 6 7 8; do vhca guest 'node1 HCA-1/1' query fe80::$i & done";
+    bench.launch(&format!("sh -c \"{ask}; wait\""));
     bench.case(Case {
         fault: "more MADs than the VF may send",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "rate_limited",
-        next: "vhca set vf H1-1/1 limits rate=0",
+        next: "vhca set vf 'node1 HCA-1/1' limits rate=0",
         cure: Cure::Command,
     });
 }
@@ -186,10 +186,15 @@ fn too_many_mads(bench: &mut Bench<'_>) {
 /// What a user names that there is not.
 fn nothing_of_that_name(bench: &mut Bench<'_>) {
     for (fault, vf, code, next) in [
-        ("VF that there is not", "H1-1/99", "no_such_vf", "--vfs"),
+        (
+            "VF that there is not",
+            "node1 HCA-1/99",
+            "no_such_vf",
+            "--vfs",
+        ),
         (
             "port that there is not",
-            "H1-1/1 --port 7",
+            "node1 HCA-1/1 --port 7",
             "no_such_port",
             "--port",
         ),

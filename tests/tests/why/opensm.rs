@@ -4,20 +4,12 @@ use std::fs;
 
 use vhca_tests::live::PATIENCE;
 
-use crate::bench::{Bench, Case, Cure};
+use crate::bench::{Bench, Case, Cure, FABRIC};
 use crate::report::Report;
 
-const SERVE: &[&str] = &[
-    "--topology",
-    "two-switch",
-    "--vfs",
-    "2",
-    "--guests",
-    "--sm",
-    "none",
-];
+const SERVE: &[&str] = &["--vfs", "2", "--guests", "--sm", "none"];
 
-const START: &str = "vhca run --node mgmt -- opensm ";
+const START: &str = "vhca run --node 'mgmt HCA-1' -- opensm ";
 
 /// What a signal does to the OpenSM that was started last.
 fn signal(bench: &Bench<'_>, signal: &str) {
@@ -39,15 +31,15 @@ fn partitions(bench: &Bench<'_>, partitions: &str) {
 }
 
 pub(crate) fn run(report: &Report) {
-    let mut bench = Bench::serve(report, SERVE);
+    let mut bench = Bench::serve(report, &[FABRIC, SERVE].concat());
     bench.case(Case {
         fault: "no subnet manager",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "no_sm",
         next: START,
         cure: Cure::Command,
     });
-    bench.wait_until_ok("H2-2/2");
+    bench.wait_until_ok("node2 HCA-2/2");
     stopped(&mut bench);
     for (fault, how) in [
         ("OpenSM killed with SIGKILL", "KILL"),
@@ -56,7 +48,7 @@ pub(crate) fn run(report: &Report) {
         signal(&bench, how);
         bench.case(Case {
             fault,
-            vf: "H2-2/1",
+            vf: "node2 HCA-2/1",
             code: "sa_not_answering",
             next: START,
             cure: Cure::Command,
@@ -72,44 +64,46 @@ fn stopped(bench: &mut Bench<'_>) {
     signal(bench, "STOP");
     bench.case(Case {
         fault: "OpenSM stopped by SIGSTOP",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "sa_not_answering",
         next: "kill -CONT",
         cure: Cure::Command,
     });
     signal(bench, "STOP");
-    bench.run("vhca set vf H1-1/2 port_guid 0x1122334455667788");
+    bench.run("vhca set vf 'node1 HCA-1/2' port_guid 0x1122334455667788");
     bench.case(Case {
         fault: "another GUID wanted of an OpenSM that is stopped",
-        vf: "H1-1/2",
+        vf: "node1 HCA-1/2",
         code: "sa_not_answering",
         next: "kill -CONT",
         cure: Cure::Command,
     });
     signal(bench, "STOP");
-    bench.run("vhca set vf H1-2/2 port_guid none && vhca set vf H1-2/2 port_guid sm");
+    bench.run(
+        "vhca set vf 'node1 HCA-2/2' port_guid none && vhca set vf 'node1 HCA-2/2' port_guid sm",
+    );
     bench.case(Case {
         fault: "first GUID wanted of an OpenSM that is stopped",
-        vf: "H1-2/2",
+        vf: "node1 HCA-2/2",
         code: "sa_not_answering",
         next: "kill -CONT",
         cure: Cure::Command,
     });
     signal(bench, "STOP");
-    bench.run("vhca set link H1-1/1 down && vhca set link H1-1/1 up");
+    bench.run("vhca set link 'node1 HCA-1/1' down && vhca set link 'node1 HCA-1/1' up");
     bench.case(Case {
         fault: "link that comes back while OpenSM is stopped",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "port_not_active",
         next: "kill -CONT",
         cure: Cure::Command,
     });
-    bench.run("vhca set link mgmt/1 down");
+    bench.run("vhca set link 'mgmt HCA-1/1' down");
     bench.case(Case {
         fault: "OpenSM's cable plugged out",
-        vf: "H2-1/1",
+        vf: "node2 HCA-1/1",
         code: "sa_unreachable",
-        next: "vhca set link mgmt/1 up",
+        next: "vhca set link 'mgmt HCA-1/1' up",
         cure: Cure::Command,
     });
 }
@@ -119,15 +113,15 @@ fn in_partitions(bench: &mut Bench<'_>) {
     const EVERYBODY: &str = "Default=0x7fff, ipoib : ALL=full, SELF=full;\n";
     const SECRET: &str = "Secret=0x0123 : ALL=full;\n";
     start_with_partitions(bench, &format!("{EVERYBODY}{SECRET}"));
-    bench.wait_until_ok("H1-1/1");
-    let pkeys = "vhca set vf H1-1/1 pkeys 0xffff 0x8123";
+    bench.wait_until_ok("node1 HCA-1/1");
+    let pkeys = "vhca set vf 'node1 HCA-1/1' pkeys 0xffff 0x8123";
     bench.run(pkeys);
     partitions(bench, EVERYBODY);
     bench.case(Case {
         fault: "partition taken away by OpenSM",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "pkey_missing",
-        next: "vhca set vf H1-1/1 pkeys index:0",
+        next: "vhca set vf 'node1 HCA-1/1' pkeys index:0",
         cure: Cure::Command,
     });
     partitions(
@@ -136,7 +130,7 @@ fn in_partitions(bench: &mut Bench<'_>) {
     );
     bench.case(Case {
         fault: "host and SM limited members of one partition",
-        vf: "H1-1/1",
+        vf: "node1 HCA-1/1",
         code: "sa_unreachable",
         next: "a full member",
         cure: Cure::Words(&mut |bench| partitions(bench, EVERYBODY)),

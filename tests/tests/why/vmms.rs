@@ -11,10 +11,10 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vfio_user::Client;
 use vhca_tests::mlx4_driver::{Bus, Driver, GuestMemory, VmmBus};
 
-use crate::bench::{Bench, Case, Cure};
+use crate::bench::{Bench, Case, Cure, FABRIC};
 use crate::report::Report;
 
-const VF: &str = "H1-1/1";
+const VF: &str = "node1 HCA-1/1";
 
 /// Pages of a guest's memory.
 const PAGES: usize = 2048;
@@ -109,24 +109,16 @@ fn attach(socket: &Path, memory: &impl AsRawFd) -> Client {
 pub(crate) fn run(report: &Report) {
     let mut bench = Bench::new(report);
     let folder = bench.path().join("vf");
-    let socket = folder.join("H1-1-vf1.sock");
-    let arguments = [
-        "--topology",
-        "two-switch",
-        "--vfs",
-        "1",
-        "--vfio-user",
-        "vf",
-    ];
-    bench.restart(&arguments);
+    let socket = folder.join("node1%20HCA-1-vf1.sock");
+    bench.restart(&[FABRIC, &["--vfs", "1", "--vfio-user", "vf"]].concat());
     let mut guest = None;
     bench.case(Case {
         fault: "VF without a VMM",
         vf: VF,
         code: "no_vmm",
-        next: "vhca qemu-args H1-1/1",
+        next: "vhca qemu-args 'node1 HCA-1/1'",
         cure: Cure::Words(&mut |bench| {
-            let arguments = bench.run("vhca qemu-args H1-1/1");
+            let arguments = bench.run("vhca qemu-args 'node1 HCA-1/1'");
             assert!(
                 arguments.contains(&*socket.to_string_lossy()),
                 "{arguments}"
@@ -170,7 +162,7 @@ fn drivers(bench: &mut Bench<'_>, guest: &Guest) {
         cure: Cure::Words(&mut |_| guest.order(Order::Restart)),
     });
     guest.order(Order::Stand);
-    bench.run("vhca set link H1-1/1 down && vhca set link H1-1/1 up");
+    bench.run("vhca set link 'node1 HCA-1/1' down && vhca set link 'node1 HCA-1/1' up");
     bench.case(Case {
         fault: "guest stopped, or its driver dead",
         vf: VF,

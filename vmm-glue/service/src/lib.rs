@@ -11,4 +11,5 @@ pub mod places;
 pub mod programs;
 pub mod qemu;
 pub mod serve;
+mod shell;
 pub mod show;

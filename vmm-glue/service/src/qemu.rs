@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::shell::quoted;
+
 /// A guest with VFs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuGuest {
@@ -58,15 +60,6 @@ impl core::fmt::Display for QemuArgs {
         }
         Ok(())
     }
-}
-
-/// An argument as a shell takes it.
-fn quoted(argument: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:".contains(c);
-    if !argument.is_empty() && argument.chars().all(is_plain) {
-        return argument.to_owned();
-    }
-    format!("'{}'", argument.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use ib_vtime::{Duration, Instant};
 use super::Seat;
 use crate::serve::why::Fault;
 use crate::serve::{Lab, NamedVf};
+use crate::shell::quoted;
 use crate::show::{AwaitedRow, FaultCodes, VmmRow, Vmms};
 use vhca_vfio_user::MemoryStatistics;
 
@@ -79,9 +80,8 @@ impl Lab {
                     "{} had it so far, {} were turned away",
                     seat.vmms, seat.refused
                 ))
-                .next(format!(
-                    "vhca qemu-args {name}; start a guest with what that prints"
-                ));
+                .next(format!("vhca qemu-args {}", quoted(&name)))
+                .remark("start a guest with what that prints");
             return Some(fault);
         };
         let memory = seat.memory.statistics();
@@ -132,10 +132,11 @@ impl Lab {
         ));
         let pid = seat.vmm.as_ref().and_then(|vmm| vmm.pid);
         Some(match pid {
-            Some(pid) => fault.next(format!(
-                "kill -CONT {}; if that does not help, cont in QEMU's monitor, or see the guest's console",
-                pid.as_raw_nonzero()
-            )),
+            Some(pid) => fault
+                .next(format!("kill -CONT {}", pid.as_raw_nonzero()))
+                .remark(
+                    "if that does not help, cont in QEMU's monitor, or see the guest's console",
+                ),
             None => fault.next("let the VMM go on, or see the guest's console"),
         })
     }

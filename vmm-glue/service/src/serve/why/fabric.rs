@@ -9,6 +9,7 @@ use ib_wire::{Lid, MKey, PortNum};
 
 use super::Fault;
 use crate::serve::Lab;
+use crate::shell::quoted;
 use vhca::world::HostPortId;
 
 /// Unicast LIDs of a subnet (IBA 4.1.3): 0x0001 to 0xbfff.
@@ -90,7 +91,7 @@ impl Lab {
             Fault::new("link_down", "the physical link is down")
                 .seen(format!("{name} is {:?}", port.physical_state))
                 .seen(format!("its link leads to {other}"))
-                .next(format!("vhca set link {name} up")),
+                .next(format!("vhca set link {} up", quoted(&name))),
         )
     }
 
@@ -115,7 +116,7 @@ impl Lab {
             true => String::new(),
             false => format!(" -C vhca0 -P {}", at.port),
         };
-        let (node, port) = (self.node_name(at.node), at.port);
+        let (node, port) = (quoted(self.node_name(at.node)), at.port);
         format!("vhca run --node {node} -- ibportstate{by}{options} -D 0 {port} {change}")
     }
 

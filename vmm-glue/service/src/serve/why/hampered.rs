@@ -12,6 +12,7 @@ use vf_tunnel::DropReason;
 use super::{Fault, set_command};
 use crate::serve::set::at;
 use crate::serve::{Lab, NamedVf};
+use crate::shell::quoted;
 
 /// For how long a loss counts as a fault: long enough for who noticed it to ask.
 const RECENT: Duration = Duration::from_secs(60);
@@ -109,9 +110,9 @@ impl Lab {
         let summary = "the port is not in a partition that the VF is to be in";
         let mut fault = Fault::new("pkey_missing", summary);
         fault.seen = missing;
-        Some(fault.next(format!(
-            "{} pkeys index:0; or have the subnet manager put {} into the partition",
-            set_command(vf, port),
+        let fault = fault.next(format!("{} pkeys index:0", set_command(vf, port)));
+        Some(fault.remark(format_args!(
+            "or have the subnet manager put {} into the partition",
             vf.host_name
         )))
     }
@@ -139,10 +140,11 @@ fn quota(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
         "cm_ids" | "cm_pending" => "cm",
         _ => "mcast",
     };
-    Some(fault.next(format!(
-        "vhca show {table} --host {}; have the guest give some back, or start the service with a larger quota",
-        vf.host_name
-    )))
+    let fault = fault.next(format!(
+        "vhca show {table} --host {}",
+        quoted(&vf.host_name)
+    ));
+    Some(fault.remark("have the guest give some back, or start the service with a larger quota"))
 }
 
 /// The VF sends more than it may.

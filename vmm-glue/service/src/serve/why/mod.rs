@@ -18,6 +18,7 @@ use pf_context::inspect::{Inspect, VfRow};
 use serde::Serialize;
 
 use super::{Lab, NamedVf};
+use crate::shell::quoted;
 use vhca::world::HostPortId;
 
 pub(super) use awaited::Awaited;
@@ -44,7 +45,7 @@ pub struct Diagnosis {
     pub seen: Vec<String>,
     /// How long the port has been up, or down for the reason that it is, in milliseconds.
     pub since_ms: Option<u64>,
-    /// What to do next.
+    /// What to do next: a command to be pasted into a shell, or words.
     pub next: String,
 }
 
@@ -72,8 +73,15 @@ impl Fault {
         self
     }
 
+    /// A command, quoted for a shell, or, where none helps, what to do in words.
     pub(in crate::serve) fn next(mut self, what: impl Into<String>) -> Self {
         self.next = what.into();
+        self
+    }
+
+    /// Words behind a command, which the shell takes for a comment.
+    pub(in crate::serve) fn remark(mut self, words: impl fmt::Display) -> Self {
+        self.next = format!("{} # {words}", self.next);
         self
     }
 
@@ -141,7 +149,8 @@ impl Lab {
 
 /// The command that changes a VF's port.
 fn set_command(vf: &NamedVf, port: PortNum) -> String {
-    let name = format!("vhca set vf {}/{}", vf.host_name, vf.vf.get());
+    let name = format!("{}/{}", vf.host_name, vf.vf.get());
+    let name = format!("vhca set vf {}", quoted(&name));
     match port {
         PortNum(1) => name,
         PortNum(port) => format!("{name} --port {port}"),

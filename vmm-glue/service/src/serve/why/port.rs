@@ -93,9 +93,8 @@ impl Lab {
                     let summary = "the SA cannot give out additional GUIDs";
                     Fault::new("guids_not_supported", summary)
                         .seen("it refused the GUIDInfoRecord, or does not name it in its ClassPortInfo")
-                        .next(format!(
-                            "run another subnet manager, or write GUIDs to the port's table yourself behind {set} hardware"
-                        ))
+                        .next(format!("{set} hardware"))
+                        .remark("then write GUIDs to the port's table yourself; or run another subnet manager")
                 })
             }
             PortReason::TableTooSmall => Fault::new(

@@ -14,6 +14,7 @@ use ib_wire::{Lid, PKey, PKeyIndex};
 
 use super::Fault;
 use crate::serve::Lab;
+use crate::shell::quoted;
 use vhca::world::{HostId, HostPortId};
 
 /// How a port asks. A busy SA answers within the first of these times.
@@ -233,7 +234,7 @@ impl Lab {
         let name = self.port_name(sm);
         match self.managers.get(&sm) {
             Some(pid) => format!(
-                "kill -CONT {}; that is the subnet manager on {name}: if it was not stopped, see its log",
+                "kill -CONT {} # that is the subnet manager on {name}: if it was not stopped, see its log",
                 pid.as_raw_nonzero()
             ),
             None => format!(
@@ -250,7 +251,7 @@ impl Lab {
         match self.manager() {
             Some(host) => format!(
                 "OSM_CACHE_DIR=/tmp vhca run --node {} -- opensm -f opensm.log",
-                host.name
+                quoted(&host.name)
             ),
             None => "start a subnet manager".to_owned(),
         }
