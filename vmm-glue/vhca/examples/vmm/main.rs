@@ -3,21 +3,23 @@
 //! * `steps [--repeat N]`: from the first look at the bus to commands that end by interrupt; N boots.
 //! * `doorbells`: 10,000 sends by doorbells that are trapped and by ioeventfds, and the same while the registers move.
 //! * `masks`: a vector is masked 1,000 times while it fires.
+//! * `pause [--repeat N]`: a VM is paused 1,000 times, or N, while another one sends to it and nothing touches its memory.
 //! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
 
+mod console;
 mod modes;
+mod pause;
 mod payload;
 mod vm;
 
 use std::env;
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, SubscriberOps};
 use kvm_ioctls::Kvm;
@@ -26,31 +28,28 @@ use vhca::device::{Backend, Doorbells, TrappedDoorbells};
 use vhca::emulated::VfOptions;
 use vhca::emulated::vf_tunnel::VfId;
 use vhca::kvm;
-use vhca::world::{HostFunction, World};
-use vm_memory::{GuestAddress, GuestMemoryAtomic, GuestMemoryMmap};
+use vhca::world::{HostFunction, HostId, World};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
+use console::{Boot, Console, Running};
 use payload::Payload;
-use vm::{MEMORY, Steps, Vm};
+use vm::{MEMORY, Vm};
 
-const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
+/// The VFs of the VMs that run at once.
+const VFS: [VfId; 2] = [
+    VfId::new(1).expect("VFs are numbered from 1"),
+    VfId::new(2).expect("VFs are numbered from 1"),
+];
 
-/// A guest that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(600);
-
-/// A boot that went well.
-struct Boot {
-    steps: Vec<(String, Duration)>,
-    /// Times that the payload measured, in nanoseconds.
-    measured: u64,
-}
+const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug";
 
 /// Shared by the VMs of this process: the world, and the thread that steps it.
 struct Host {
     kvm: Kvm,
     payload: Payload,
     backend: Backend<World>,
-    at: HostFunction,
-    events: DoorbellEvents<HostFunction>,
+    at: HostId,
+    events: [DoorbellEvents<HostFunction>; VFS.len()],
 }
 
 fn memory() -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
@@ -62,14 +61,17 @@ fn memory() -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
 
 impl Host {
     fn new(kvm: Kvm) -> Result<Self, Box<dyn Error>> {
-        let (world, at) = World::with_one_vf(memory()?, &VfOptions::default())?;
+        let (mut world, HostFunction { host, .. }) =
+            World::with_one_vf(memory()?, &VfOptions::default())?;
+        // Each VM gets its own.
+        world.remove_vf(host, VFS[0])?;
         let event_loop = EventLoop::new(world)?;
         let host = Self {
             kvm,
             payload: Payload::build()?,
             backend: event_loop.backend().clone(),
-            at,
-            events: event_loop.doorbell_events(at),
+            at: host,
+            events: VFS.map(|vf| event_loop.doorbell_events(host.vf(vf))),
         };
         let mut manager = EventManager::new()?;
         let id = manager.add_subscriber(event_loop);
@@ -84,46 +86,39 @@ impl Host {
         Ok(host)
     }
 
-    /// Runs a VM with a VF of its own until its payload ends.
-    fn boot(&self, arguments: [u64; 2], is_trapped: bool) -> Result<Boot, Box<dyn Error>> {
-        let memory = memory()?;
-        let (at, ram) = (self.at, memory.clone());
-        self.backend.with(|world| {
-            // Of the boot before.
-            let _ = world.remove_vf(at.host, VF);
-            world.add_vf_for_vmm(at.host, VF, ram, &VfOptions::default())
-        })??;
+    /// Starts a VM with a VF of its own, which reaches the guest's memory by `ram`.
+    fn start<M: GuestAddressSpace + Send + 'static>(
+        &self,
+        (nth, is_trapped): (usize, bool),
+        memory: GuestMemoryAtomic<GuestMemoryMmap>,
+        ram: M,
+        arguments: [u64; 2],
+    ) -> Result<Running, Box<dyn Error>> {
+        let at = self
+            .backend
+            .with(|world| world.add_vf_for_vmm(self.at, VFS[nth], ram, &VfOptions::default()))??;
         let mut vm = Vm::new(&self.kvm, memory, &self.payload, arguments)?;
-        let signalled = kvm::Doorbells::new(Arc::clone(&vm.fd), self.events.clone(), 64);
+        let events = self.events[nth].clone();
+        let signalled = kvm::Doorbells::new(Arc::clone(&vm.fd), events, 64);
         let doorbells: Arc<dyn Doorbells> = match is_trapped {
             true => Arc::new(TrappedDoorbells),
             false => Arc::new(signalled),
         };
         let interrupts = Arc::new(kvm::Msi::new(Arc::clone(&vm.fd)));
         let device = self.backend.attach(at, interrupts, doorbells)?;
-        let steps = Steps::default();
-        let (send, receive) = mpsc::channel();
-        let (its_device, its_steps) = (device.clone(), Arc::clone(&steps));
+        let (mut console, running) = Console::new(device.clone());
         thread::spawn(move || {
-            let end = vm.run(&its_device, &its_steps);
-            let _ = send.send((end.map_err(|error| error.to_string()), Instant::now()));
+            let measured = vm.run(&device, &mut console);
+            console.end(measured);
         });
-        let received = receive.recv_timeout(LIMIT);
-        let steps = steps.lock().map_err(|_| "a thread failed")?;
-        let last = steps.last().map_or("start", |(name, _)| name);
-        let (measured, ended) = match received {
-            Ok((Ok(measured), ended)) => (measured, ended),
-            Ok((Err(why), _)) => return Err(format!("step \"{last}\": {why}").into()),
-            Err(_) => return Err(format!("step \"{last}\" hangs; {device:?}").into()),
-        };
-        let _ = device.detach();
-        let ends = steps.iter().skip(1).map(|(_, begun)| *begun);
-        let steps = steps.iter().zip(ends.chain([ended]));
-        let steps = steps.map(|((name, begun), end)| (name.clone(), end - *begun));
-        Ok(Boot {
-            steps: steps.collect(),
-            measured,
-        })
+        Ok(running)
+    }
+
+    /// Runs a VM until its payload ends.
+    fn boot(&self, arguments: [u64; 2], is_trapped: bool) -> Result<Boot, Box<dyn Error>> {
+        let memory = memory()?;
+        self.start((0, is_trapped), memory.clone(), memory, arguments)?
+            .end()
     }
 }
 
@@ -135,8 +130,10 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
         ["steps", "--repeat", times] => &move |host| modes::steps(host, times.parse()?),
         ["doorbells"] => &modes::doorbells,
         ["masks"] => &modes::masks,
+        ["pause"] => &|host| pause::pause(host, 1000),
+        ["pause", "--repeat", times] => &move |host| pause::pause(host, times.parse()?),
         ["plug"] => &modes::plug,
-        _ => return Err("usage: vmm steps [--repeat N] | doorbells | masks | plug".into()),
+        _ => return Err(USAGE.into()),
     };
     let Ok(kvm) = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}")) else {
         return Ok(ExitCode::from(77));

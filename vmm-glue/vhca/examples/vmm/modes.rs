@@ -10,6 +10,7 @@ const STEPS: u64 = 0;
 const DOORBELLS: u64 = 1;
 const MASKS: u64 = 2;
 const PLUG: u64 = 3;
+pub(crate) const TALK: u64 = 4;
 
 /// Returns `true` if all was as it should be.
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;

@@ -1,8 +1,7 @@
 //! A VM with one processor and one VF, on KVM.
 
 use std::error::Error;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::Arc;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Error as Errno, Kvm, VcpuExit, VcpuFd, VmFd};
@@ -12,6 +11,7 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
+use crate::console::Console;
 use crate::payload::Payload;
 
 /// Memory of a guest, from address 0 on.
@@ -26,20 +26,13 @@ const PAGE_TABLES: u64 = 0x1000;
 const GDT: u64 = 0x8000;
 const STACK: u64 = 0x1f_fff8;
 
-/// Ports: the bus's address and data, and those at which the payload names its steps and its end.
+/// Ports: the bus's address and data, and the payload's wish for memory. All others are the console's.
 const PCI_ADDRESS: u16 = 0xcf8;
 const PCI_DATA: u16 = 0xcfc;
-const NAME: u16 = 0xe0;
-const BEGIN: u16 = 0xe4;
-const REPORT: u16 = 0xec;
 const WISH: u16 = 0xf0;
-const END: u16 = 0xe8;
 
 /// The slot of the function on the bus.
 const SLOT: u32 = 3;
-
-/// The steps that a guest has begun.
-pub(crate) type Steps = Arc<Mutex<Vec<(String, Instant)>>>;
 
 pub(crate) struct Vm {
     pub(crate) fd: Arc<VmFd>,
@@ -92,7 +85,11 @@ impl Vm {
     }
 
     /// Runs the processor until the payload ends. Returns what it measured, in nanoseconds.
-    pub(crate) fn run(&mut self, device: &Device, steps: &Steps) -> Result<u64, Box<dyn Error>> {
+    pub(crate) fn run(
+        &mut self,
+        device: &Device,
+        console: &mut Console,
+    ) -> Result<u64, Box<dyn Error>> {
         let khz = u64::from(self.vcpu.get_tsc_khz()?);
         let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
         let (selected, bars) = (0, bars.collect());
@@ -101,12 +98,12 @@ impl Vm {
             selected,
             bars,
         };
-        let (mut name, mut cycles) = (0, 0);
         loop {
             match self.vcpu.run()? {
                 VcpuExit::MmioRead(address, data) => bus.read(address, data),
                 VcpuExit::MmioWrite(address, data) => bus.write(address, data),
                 VcpuExit::IoIn(PCI_DATA..=0xcff, data) => bus.config_read(data),
+                VcpuExit::IoIn(port, data) => console.read(port, data)?,
                 VcpuExit::IoOut(port @ PCI_DATA..=0xcff, data) => {
                     bus.config_write(port, data);
                 }
@@ -114,20 +111,11 @@ impl Vm {
                     let value = u32::from_le_bytes(data.try_into()?);
                     match port {
                         PCI_ADDRESS => bus.selected = value,
-                        NAME => name = value,
-                        BEGIN => {
-                            let mut text = vec![0; value.min(64) as usize];
-                            let memory = self.memory.memory();
-                            memory.read_slice(&mut text, GuestAddress(name.into()))?;
-                            let text = String::from_utf8_lossy(&text).into_owned();
-                            let mut steps = steps.lock().map_err(|_| "a thread failed")?;
-                            steps.push((text, Instant::now()));
-                        }
-                        REPORT => cycles = value.into(),
                         WISH => self.set_plugged(value != 0)?,
-                        END if value == 0 => return Ok(cycles * 1_000_000 / khz),
-                        END => return Err(format!("the payload gave up in line {value}").into()),
-                        _ => return Err(format!("a write to port {port:#x}").into()),
+                        _ if console.write(port, value, &self.memory.memory())? => {
+                            return Ok(u64::from(console.reported) * 1_000_000 / khz);
+                        }
+                        _ => (),
                     }
                 }
                 other => return Err(format!("the processor stopped: {other:?}").into()),

@@ -26,7 +26,7 @@ fn a_vmm_without_a_hypervisor_finds_the_vf() {
     println!("{}", run("embed", &[]));
 }
 
-/// The guest's program and what its runs have to show are no part of the VMM.
+/// The guest's program, its ports, and what its runs have to show are no part of the VMM.
 #[test]
 fn a_vmm_on_kvm_takes_at_most_400_lines() {
     let sources = [
@@ -44,6 +44,7 @@ fn a_vmm_on_kvm_boots_a_guest_that_drives_the_vf() {
         &["steps", "--repeat", "5"][..],
         &["doorbells"],
         &["masks"],
+        &["pause", "--repeat", "20"],
         &["plug"],
     ] {
         println!("{}", run("vmm", arguments));

@@ -5,12 +5,13 @@ use core::ptr::{read_volatile, write_volatile};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Ports of the VMM: address of a step's name; its length, which begins the step; a number that the step measured; a wish; the
+/// Ports of the VMM: address of a step's name; its length, which begins the step; a number for the VMM; a wish; an order; the
 /// end, with 0 or the line of a failure.
 const NAME: u16 = 0xe0;
 const BEGIN: u16 = 0xe4;
 const REPORT: u16 = 0xec;
 const WISH: u16 = 0xf0;
+const ORDER: u16 = 0xf4;
 pub(crate) const END: u16 = 0xe8;
 
 /// Registers of the local interrupt controller (Intel SDM 3A, 11.4.1).
@@ -23,9 +24,14 @@ pub(crate) fn step(name: &str) {
     out32(BEGIN, name.len() as u32);
 }
 
-/// Tells the VMM how many cycles something takes.
-pub(crate) fn report(cycles: u32) {
-    out32(REPORT, cycles);
+/// Reports a number to the VMM: how many cycles something takes, or what the next order depends on.
+pub(crate) fn report(number: u32) {
+    out32(REPORT, number);
+}
+
+/// Takes the next order of the VMM. The processor stands still until there is one.
+pub(crate) fn order() -> u32 {
+    in32(ORDER)
 }
 
 /// Has the VMM plug memory in, or out. It is done when this returns.

@@ -19,8 +19,8 @@ pub(crate) struct Hca {
     pub(crate) function: Function,
     toggle: bool,
     block: u64,
-    inbox: u64,
-    outbox: u64,
+    pub(crate) inbox: u64,
+    pub(crate) outbox: u64,
 }
 
 impl Hca {
@@ -108,7 +108,7 @@ impl Hca {
     }
 
     /// Has a command executed, and returns its value.
-    fn execute(&mut self, opcode: Opcode, op_modifier: u8, vhcr: Vhcr) -> u64 {
+    pub(crate) fn execute(&mut self, opcode: Opcode, op_modifier: u8, vhcr: Vhcr) -> u64 {
         self.post_command(opcode, op_modifier, vhcr);
         self.wait();
         let vhcr: Vhcr = cpu::read(self.block);
@@ -144,6 +144,12 @@ impl Hca {
 
     pub(crate) fn query<T: FromBytes>(&mut self, opcode: Opcode) -> T {
         self.query_with(opcode, 0)
+    }
+
+    pub(crate) fn capabilities(&mut self) -> QueryFuncCap {
+        let mut request = FuncCapRequest::default();
+        request.set_any_eq_count(true);
+        self.query_with(Opcode::QUERY_FUNC_CAP, request.word.get())
     }
 
     /// Takes numbers of the device.
@@ -197,10 +203,7 @@ const LOG_ENTRIES: u8 = 8;
 
 impl EventQueue {
     pub(crate) fn new(hca: &mut Hca) -> Self {
-        let mut request = FuncCapRequest::default();
-        request.set_any_eq_count(true);
-        let function: QueryFuncCap = hca.query_with(Opcode::QUERY_FUNC_CAP, request.word.get());
-        let eqn = Eqn(function.reserved_eqs.get() & 0xff_ffff);
+        let eqn = Eqn(hca.capabilities().reserved_eqs.get() & 0xff_ffff);
         let (entries, mtt_base) = hca.queue_memory((EQE_SIZE as u64) << LOG_ENTRIES >> 12);
         let mut context = EqContext {
             mtt_base,

@@ -8,16 +8,18 @@
 mod cpu;
 mod hca;
 mod pci;
+mod port;
 mod queues;
 
 use core::panic::PanicInfo;
 
 use cpu::step;
 use hca::{EventQueue, Hca};
+use ib_wire::Qpn;
 use mlx4_defs::Opcode;
 use mlx4_defs::query::QueryFirmware;
 use pci::Function;
-use queues::SendQueue;
+use queues::QueuePair;
 
 /// Addresses of the registers, and those that they move to.
 const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
@@ -34,6 +36,10 @@ const PLUGGED_SENDS: u32 = 1000;
 const BURST: u32 = 40;
 /// Sends from one move of the registers to the next.
 const MOVE_EVERY: u32 = 100;
+/// Orders of the VMM, in the high byte: end; post so many sends; take so many datagrams, and the completions of all sends.
+const END: u32 = 0;
+const SEND: u32 = 1;
+const TAKE: u32 = 2;
 /// Cycles that make no difference to a doorbell's time.
 const RESOLUTION: u64 = 64;
 
@@ -46,6 +52,7 @@ extern "C" fn _start(mode: u64, argument: u64) -> ! {
         1 => doorbells(&mut hca, argument != 0),
         2 => masks(&mut hca, &mut events),
         3 => plug(&mut hca, argument),
+        4 => talk(&mut hca),
         _ => panic!(),
     }
     step("the last reset");
@@ -143,7 +150,7 @@ fn masks(hca: &mut Hca, events: &mut EventQueue) {
 /// Sends datagrams, each with a doorbell. Each completes once, in order.
 fn doorbells(hca: &mut Hca, moves: bool) {
     step("a queue pair");
-    let mut queue = SendQueue::new(hca);
+    let mut queue = QueuePair::new(hca);
     step("10000 sends");
     let mut place = SECOND;
     let begun = cpu::cycles();
@@ -184,7 +191,7 @@ fn plug(hca: &mut Hca, memory: u64) {
     cpu::set_plugged(true);
     cpu::allocate_from(memory);
     step("a queue pair in it");
-    let mut queue = SendQueue::new(hca);
+    let mut queue = QueuePair::new(hca);
     step("1000 sends");
     for nth in 0..PLUGGED_SENDS {
         queue.post();
@@ -206,4 +213,46 @@ fn plug(hca: &mut Hca, memory: u64) {
     step("the device goes on");
     assert!(hca.is_online());
     hca.query::<QueryFirmware>(Opcode::QUERY_FW);
+}
+
+/// Sends datagrams to another VF of the adapter and takes its datagrams, as the VMM orders.
+fn talk(hca: &mut Hca) {
+    step("the port is active");
+    let lid = hca.wait_for_port();
+    step("a queue pair");
+    let mut queue = QueuePair::new(hca);
+    queue.post_receives(hca);
+    cpu::report(queue.qpn.get());
+    queue.to = (lid, Qpn::from_low_bits(cpu::order()));
+    step("datagrams between VMs");
+    let (mut sent, mut completed, mut received) = (0_u32, 0, 0);
+    loop {
+        let order = cpu::order();
+        let count = order & 0xff_ffff;
+        match order >> 24 {
+            END => break,
+            SEND => {
+                for _ in 0..count {
+                    while sent == completed + BURST {
+                        completed += u32::from(queue.take_completion(completed));
+                    }
+                    queue.post();
+                    let (doorbell, word) = queue.doorbell(hca);
+                    cpu::write(doorbell, word);
+                    sent += 1;
+                }
+            }
+            TAKE => {
+                let wanted = received + count;
+                while received < wanted {
+                    received += u32::from(queue.take_datagram(received));
+                }
+                while completed < sent {
+                    completed += u32::from(queue.take_completion(completed));
+                }
+            }
+            _ => panic!(),
+        }
+    }
+    assert!(!queue.take_completion(completed) && !queue.take_datagram(received));
 }
