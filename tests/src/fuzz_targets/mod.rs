@@ -24,6 +24,7 @@ mod sa_side;
 mod sm;
 mod tids;
 mod umad_server;
+mod verbs;
 mod vfio_user;
 
 /// A fuzz target: its name and its body.
@@ -51,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     ("notices", notices::notices),
     ("path_cache", paths::path_cache),
     ("port_mux", port_mux::port_mux),
+    ("rdma_cm", verbs::rdma_cm),
     ("replay", replay::replay),
     ("rmpp", parsers::rmpp),
     ("sa", sa::sa),
@@ -61,6 +63,9 @@ pub const TARGETS: &[Target] = &[
     ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
     ("umad_server", umad_server::umad_server),
+    ("uverbs_commands", verbs::uverbs_commands),
+    ("uverbs_rings", verbs::uverbs_rings),
+    ("verbs_questions", verbs::verbs_questions),
     ("vfio_user", vfio_user::vfio_user),
 ];
 
