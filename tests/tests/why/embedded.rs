@@ -145,6 +145,20 @@ const BROKEN: &[Broken] = &[
         "pkey_missing",
         "vhca set vf 'node1 HCA-1/1' pkeys index:0",
     ),
+    (
+        "VF with an empty P_Key table",
+        "vhca set vf 'node1 HCA-1/1' pkeys -",
+        "node1 HCA-1/1",
+        "no_pkey",
+        "vhca set vf 'node1 HCA-1/1' pkeys index:0",
+    ),
+    (
+        "SM's LID changed by hand at a host's port",
+        "vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 smlid 99",
+        "node1 HCA-1/1",
+        "sa_not_answering",
+        "ibportstate -C vhca0 -P 1 -D 0 1 smlid",
+    ),
 ];
 
 pub(crate) fn run(report: &Report) {
@@ -165,6 +179,7 @@ pub(crate) fn run(report: &Report) {
     }
     too_many_mads(&mut bench);
     nothing_of_that_name(&mut bench);
+    partition_without_the_manager(report);
     no_cable(report);
     no_lid(report);
 }
@@ -207,6 +222,25 @@ fn nothing_of_that_name(bench: &mut Bench<'_>) {
             cure: Cure::Untried("there is nothing to mend"),
         });
     }
+}
+
+/// A VF that is in a partition of its host's alone.
+fn partition_without_the_manager(report: &Report) {
+    let mut bench = Bench::new(report);
+    let partition = "[[partition]]\npkey = 0x8005\nmembers = { \"node1 HCA-1\" = \"full\" }\n";
+    std::fs::write(bench.path().join("vhca.toml"), partition).unwrap();
+    let serve = ["--config", "vhca.toml", "--vfs", "1", "--guests"];
+    bench.restart(&[FABRIC, &serve].concat());
+    bench.wait_until_ok("node1 HCA-1/1");
+    bench.run("vhca set vf 'node1 HCA-1/1' pkeys 0x8005");
+    bench.case(Case {
+        fault: "VF only in a [[partition]] that the SM's port is not in",
+        vf: "node1 HCA-1/1",
+        code: "sa_unreachable",
+        next: "vhca set vf 'node1 HCA-1/1' pkeys 0xffff 0x8005",
+        cure: Cure::Command,
+    });
+    bench.run("vhca guest 'node1 HCA-1/1' join ff12::15:1");
 }
 
 /// A port without a cable, until the service has another topology.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 /// Faults that are injected at least.
-const FAULTS: usize = 40;
+const FAULTS: usize = 60;
 
 /// The code of VFs that have none.
 const NO_FAULT: &str = "ok";

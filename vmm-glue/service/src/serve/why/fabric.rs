@@ -1,10 +1,9 @@
-//! What the fabric shows of links, managers and keys.
+//! What the fabric shows of links, and of ports without a manager.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
 use hca_api::PhysicalState;
-use ib_wire::smp::CapabilityMask;
 use ib_wire::{Lid, MKey, PortNum};
 
 use super::Fault;
@@ -34,7 +33,7 @@ impl Lab {
     }
 
     /// The end ports: of a switch, port 0.
-    fn end_ports(&self) -> impl Iterator<Item = (Endpoint, &PhysicalPort)> {
+    pub(super) fn end_ports(&self) -> impl Iterator<Item = (Endpoint, &PhysicalPort)> {
         let fabric = self.fabric();
         fabric.nodes().flat_map(move |(id, kind)| {
             let ports = fabric.node(id).map_or(&[][..], |node| node.ports());
@@ -104,117 +103,77 @@ impl Lab {
             self.port_name(at)
         ));
         // On the node itself: nothing passes the link.
-        fault.next(self.port_command(disabled, "", "enable"))
+        fault.next(self.port_command(disabled, "enable"))
     }
 
     /// The command that changes a port by `ibportstate` on the port's node itself.
-    fn port_command(&self, at: Endpoint, options: &str, change: &str) -> String {
-        let is_switch =
-            self.fabric().node(at.node).map(|node| node.kind()) == Some(NodeKind::Switch);
-        // A port of an adapter that is down has to be named, or libibumad opens none.
-        let by = match is_switch {
-            true => String::new(),
-            false => format!(" -C vhca0 -P {}", at.port),
-        };
+    pub(super) fn port_command(&self, at: Endpoint, change: &str) -> String {
         let (node, port) = (quoted(self.node_name(at.node)), at.port);
-        format!("vhca run --node {node} -- ibportstate{by}{options} -D 0 {port} {change}")
+        let by = self.port_options(at);
+        format!("vhca run --node {node} -- ibportstate{by} -D 0 {port} {change}")
     }
 
-    /// The nodes that SMPs reach from a node over links that are up.
-    fn reachable(&self, from: NodeId) -> BTreeSet<NodeId> {
+    /// The options with which `ibportstate` changes a port on the port's node itself.
+    pub(super) fn port_options(&self, at: Endpoint) -> String {
+        let end = self.end_port(at);
+        // A port of an adapter that is down has to be named, or libibumad opens none.
+        let by = match end.port {
+            PortNum::SWITCH_MANAGEMENT => String::new(),
+            port => format!(" -C vhca0 -P {port}"),
+        };
+        match self.fabric().port(end).map(|port| port.m_key) {
+            Some(key) if key != MKey::default() => format!("{by} -y 0x{:x}", key.get()),
+            _ => by,
+        }
+    }
+
+    /// The end port whose agent answers for a port: a switch's port 0, or the port itself.
+    fn end_port(&self, at: Endpoint) -> Endpoint {
+        let node = self.fabric().node(at.node);
+        match node.map(|node| node.kind()) {
+            Some(NodeKind::Switch) => at.node.port(PortNum::SWITCH_MANAGEMENT.0),
+            _ => at,
+        }
+    }
+
+    /// The end ports that SMPs reach from one over links that are up, itself included. Nothing passes an adapter.
+    pub(super) fn reachable(&self, from: Endpoint) -> BTreeSet<Endpoint> {
         let fabric = self.fabric();
+        let from = self.end_port(from);
         let (mut found, mut next) = (BTreeSet::from([from]), VecDeque::from([from]));
-        while let Some(id) = next.pop_front() {
-            let Some(node) = fabric.node(id) else {
-                continue;
-            };
-            // Nothing passes an adapter.
-            if id != from && node.kind() == NodeKind::ChannelAdapter {
-                continue;
-            }
-            let up = node
-                .ports()
-                .iter()
-                .filter(|port| port.physical_state == PhysicalState::LinkUp);
-            let peers = up.filter_map(|port| fabric.peer(id.port(port.number.0)));
-            for peer in peers {
-                if found.insert(peer.node) {
-                    next.push_back(peer.node);
+        while let Some(at) = next.pop_front() {
+            let ports = fabric.node(at.node).map_or(&[][..], |node| node.ports());
+            let is_switch = at.port == PortNum::SWITCH_MANAGEMENT;
+            let up = ports.iter().filter(|port| {
+                (is_switch || port.number == at.port)
+                    && port.physical_state == PhysicalState::LinkUp
+            });
+            let peers = up.filter_map(|port| fabric.peer(at.node.port(port.number.0)));
+            for peer in peers.map(|peer| self.end_port(peer)) {
+                if found.insert(peer) {
+                    next.push_back(peer);
                 }
             }
         }
         found
     }
 
-    /// Returns a link that is down between what is reachable from one node and the rest, beyond which the other is.
+    /// Returns a link that is down between what is reachable from one end port and the rest, beyond which the other is.
     pub(super) fn cut_between(&self, at: Endpoint, far: Endpoint) -> Option<Fault> {
-        let near = self.reachable(at.node);
-        let beyond = self.reachable(far.node);
-        if near.contains(&far.node) {
+        let near = self.reachable(at);
+        let beyond = self.reachable(far);
+        if near.contains(&far) {
             return None;
         }
         let fabric = self.fabric();
         let mut ends = fabric.links().filter_map(|link| fabric.link_ends(link));
         let (one, _) = ends.find_map(|[a, b]| {
-            let crosses =
-                |a: Endpoint, b: Endpoint| near.contains(&a.node) && beyond.contains(&b.node);
+            let crosses = |a: Endpoint, b: Endpoint| {
+                near.contains(&self.end_port(a)) && beyond.contains(&self.end_port(b))
+            };
             (crosses(a, b).then_some((a, b))).or_else(|| crosses(b, a).then_some((b, a)))
         })?;
         self.link_fault(one)
-    }
-
-    /// The end ports at which a subnet manager runs, as their capability masks say.
-    fn managers(&self) -> impl Iterator<Item = Endpoint> {
-        let is_sm = |port: &PhysicalPort| port.capabilities.contains(CapabilityMask::IS_SM);
-        self.end_ports()
-            .filter_map(move |(at, port)| is_sm(port).then_some(at))
-    }
-
-    /// The end ports that a subnet manager must manage for packets to pass between two: those, and all switches.
-    pub(super) fn managed_between(&self, at: Endpoint, sm: Endpoint) -> Vec<Endpoint> {
-        let nodes = self.fabric().nodes();
-        let switches = nodes.filter(|(_, kind)| *kind == NodeKind::Switch);
-        let switches = switches.map(|(id, _)| id.port(PortNum::SWITCH_MANAGEMENT.0));
-        [at, sm].into_iter().chain(switches).collect()
-    }
-
-    /// Returns the fault that one of some end ports has an M_Key that its subnet manager does not know.
-    ///
-    /// The manager's M_Key is taken to be the one that most end ports have.
-    pub(super) fn foreign_m_key(&self, ports: &[Endpoint]) -> Option<Fault> {
-        let key = |at: &Endpoint| self.fabric().port(*at).map(|port| port.m_key);
-        let guarded = ports
-            .iter()
-            .any(|at| key(at).is_some_and(|key| key != MKey::default()));
-        if !guarded {
-            return None;
-        }
-        let mut known: BTreeMap<u64, usize> = BTreeMap::new();
-        for (_, port) in self.end_ports() {
-            *known.entry(port.m_key.get()).or_default() += 1;
-        }
-        let (common, _) = known.into_iter().max_by_key(|(_, ports)| *ports)?;
-        let foreign = ports.iter().find(|at| {
-            let port = self.fabric().port(**at);
-            port.is_some_and(|port| port.m_key != MKey::default() && port.m_key.get() != common)
-        })?;
-        let port = self.fabric().port(*foreign)?;
-        let name = self.port_name(*foreign);
-        let fault = Fault::new(
-            "foreign_m_key",
-            "the subnet manager does not know the M_Key of a port that it must manage",
-        )
-        .seen(format!(
-            "the M_Key of {name} is 0x{:016x}, that of most other ports 0x{common:016x}",
-            port.m_key.get()
-        ))
-        .seen(format!(
-            "{} SMPs with another M_Key were refused there",
-            port.m_key_violations
-        ));
-        let key = format!(" -y 0x{:x}", port.m_key.get());
-        let change = format!("mkey 0x{common:x}");
-        Some(fault.next(self.port_command(*foreign, &key, &change)))
     }
 
     /// Returns why no subnet manager has given a port a LID, or activated it, though its link is up.
@@ -235,25 +194,17 @@ impl Lab {
                 .seen("the fabric is a simulator's")
                 .next(self.start_a_manager(at));
         }
-        let reachable = self.reachable(at.node);
-        let managers: Vec<Endpoint> = self.managers().collect();
-        let manager = managers.iter().find(|sm| reachable.contains(&sm.node));
-        let Some(&sm) = manager else {
-            let cut = managers.first().and_then(|&sm| {
-                let fault = self.link_fault(sm).or_else(|| self.cut_between(at, sm))?;
-                Some(fault.seen(format!(
-                    "the subnet manager on {} is beyond it",
-                    self.port_name(sm)
-                )))
-            });
-            return match cut {
+        let Some(sm) = self.manager_near(at) else {
+            return match self.cut_from_manager(at) {
                 Some(cut) => cut.called(code, summary),
                 None => fault
-                    .seen("no port of the fabric says that a subnet manager runs there (IsSM)")
+                    .seen("no subnet manager runs where the port's packets get to (IsSM)")
                     .next(self.start_a_manager(at)),
             };
         };
-        if let Some(foreign) = self.foreign_m_key(&self.managed_between(at, sm)) {
+        let managed = self.managed_between(at, sm);
+        let foreign = self.foreign_m_key(&managed);
+        if let Some(foreign) = foreign.or_else(|| self.refused_m_key(&managed)) {
             return foreign;
         }
         let fault = fault.seen(format!("a subnet manager runs on {}", self.port_name(sm)));

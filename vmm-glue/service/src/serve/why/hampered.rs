@@ -15,13 +15,14 @@ use crate::serve::{Lab, NamedVf};
 use crate::shell::quoted;
 
 /// For how long a loss counts as a fault: long enough for who noticed it to ask.
-const RECENT: Duration = Duration::from_secs(60);
+pub(super) const RECENT: Duration = Duration::from_secs(60);
 
 impl Lab {
     /// What is wrong although the port is up.
     pub(super) fn why_hampered(&self, vf: &NamedVf, port: PortNum, row: &VfRow) -> Option<Fault> {
         self.other_guid(vf, port)
             .or_else(|| self.missing_pkeys(vf, port))
+            .or_else(|| self.why_no_partition_of_vf(vf, port))
             .or_else(|| quota(vf, row))
             .or_else(|| rate(vf, port, row))
             .or_else(|| self.no_receives(vf, port))

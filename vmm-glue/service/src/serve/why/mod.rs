@@ -5,6 +5,9 @@ mod fabric;
 mod faults;
 mod hampered;
 mod history;
+mod m_keys;
+mod managers;
+mod partitions;
 mod port;
 mod sa;
 #[cfg(test)]

@@ -3,18 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use emulated_hca::{Endpoint, PhysicalPort, Travelling};
+use emulated_hca::{Endpoint, Travelling};
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPortEvent, RetryPolicy, SaError, SaEvent, SaRequest};
 use ib_vtime::Duration;
+use ib_wire::Lid;
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::NodeRecord;
-use ib_wire::smp::CapabilityMask;
-use ib_wire::{Lid, PKey, PKeyIndex};
 
 use super::Fault;
 use crate::serve::Lab;
-use crate::shell::quoted;
 use vhca::world::{HostId, HostPortId};
 
 /// How a port asks. A busy SA answers within the first of these times.
@@ -129,36 +127,26 @@ impl Lab {
                 .next("start the subnet manager of the simulator's fabric, or see its log");
         }
         let Some(sm) = self.owner(sm_lid) else {
-            return fault
-                .seen(format!(
-                    "the SA is at LID {}, which no port has",
-                    sm_lid.get()
-                ))
-                .next(self.start_a_manager(at));
+            let fault = fault.seen(format!(
+                "the SA is at LID {}, which no port has",
+                sm_lid.get()
+            ));
+            return self.why_no_manager(fault, at, sm_lid);
         };
-        let name = self.port_name(sm);
-        let fault = fault.seen(format!(
-            "the SA is at LID {}, which is {name}",
-            sm_lid.get()
-        ));
         if let Some(cut) = self.why_cut_off(at, sm) {
             return cut;
         }
-        if let Some(foreign) = self.foreign_m_key(&self.managed_between(at, sm)) {
+        let managed = self.managed_between(at, sm);
+        let foreign = self.foreign_m_key(&managed);
+        if let Some(foreign) = foreign.or_else(|| self.refused_m_key(&managed)) {
             return foreign;
         }
-        let port = fabric.port(sm);
-        if port.is_some_and(|port| port.capabilities.contains(CapabilityMask::IS_SM)) {
-            let fault = fault.seen(format!(
-                "{name} says that a subnet manager runs there (IsSM), and packets reach it"
-            ));
-            return fault.next(self.wake_the_manager(sm));
-        }
-        fault
-            .seen(format!(
-                "no subnet manager runs there: {name} does not set IsSM"
-            ))
-            .next(self.start_a_manager(at))
+        let fault = fault.seen(format!(
+            "the SA is at LID {}, which is {}",
+            sm_lid.get(),
+            self.port_name(sm)
+        ));
+        self.why_no_manager(fault, at, sm_lid)
     }
 
     /// Returns why packets between a port and the SM's port do not arrive, if the fabric lets none pass.
@@ -196,65 +184,6 @@ impl Lab {
             )));
         }
         self.why_no_partition(at, sm)
-    }
-
-    /// Returns the fault that a port and the SM's port are in no partition in which they may talk.
-    fn why_no_partition(&self, at: Endpoint, sm: Endpoint) -> Option<Fault> {
-        let fabric = self.fabric();
-        let keys = |port: &PhysicalPort| {
-            let keys = (0..port.pkey_cap).filter_map(|index| port.pkey(PKeyIndex(index)));
-            keys.filter(|key| key.is_valid()).collect::<Vec<_>>()
-        };
-        let (own, peer) = (fabric.port(at)?, fabric.port(sm)?);
-        let (own, peer) = (keys(own), keys(peer));
-        // Requests to the SA have the default partition's key if the port has it: see `PortView::sa_address`.
-        let is_default = |key: &&PKey| key.base() == PKey::DEFAULT_FULL.base();
-        let mut defaults: Vec<&PKey> = own.iter().filter(is_default).collect();
-        defaults.sort_by_key(|key| !key.is_full());
-        let used = defaults.first().copied().or_else(|| own.first())?;
-        if peer.iter().any(|peer| used.matches(*peer)) {
-            return None;
-        }
-        let list = |keys: &[PKey]| {
-            let texts: Vec<String> = keys.iter().map(ToString::to_string).collect();
-            texts.join(", ")
-        };
-        let (name, sm) = (self.port_name(at), self.port_name(sm));
-        let summary = "the SA cannot be reached: the port and the SM's share no partition in which one is a full member";
-        let fault = Fault::new("sa_unreachable", summary)
-            .seen(format!("P_Keys of {name}: {}", list(&own)))
-            .seen(format!("P_Keys of {sm}: {}", list(&peer)));
-        Some(fault.next(format!(
-            "have the subnet manager make {sm} or {name} a full member of their partition (OpenSM: partitions.conf, then kill -HUP)"
-        )))
-    }
-
-    /// How a subnet manager goes on that does nothing.
-    pub(super) fn wake_the_manager(&self, sm: Endpoint) -> String {
-        let name = self.port_name(sm);
-        match self.managers.get(&sm) {
-            Some(pid) => format!(
-                "kill -CONT {} # that is the subnet manager on {name}: if it was not stopped, see its log",
-                pid.as_raw_nonzero()
-            ),
-            None => format!(
-                "see whether the subnet manager on {name} is stopped (kill -CONT PID), and its log"
-            ),
-        }
-    }
-
-    /// How a subnet manager is started in this service.
-    pub(super) fn start_a_manager(&self, at: Endpoint) -> String {
-        if self.is_attached(at) {
-            return "start a subnet manager on the simulator's fabric, such as opensm".to_owned();
-        }
-        match self.manager() {
-            Some(host) => format!(
-                "OSM_CACHE_DIR=/tmp vhca run --node {} -- opensm -f opensm.log",
-                quoted(&host.name)
-            ),
-            None => "start a subnet manager".to_owned(),
-        }
     }
 
     /// Returns `true` if an end port stands for one of a fabric that is not ours.
