@@ -29,14 +29,25 @@ pub(crate) struct Console {
     pub(crate) reported: u32,
     orders: Receiver<u32>,
     news: Sender<News>,
+    times: Times,
 }
+
+/// An access to a register.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Write,
+    Read,
+}
+
+/// Times of a guest's writes and reads, by [`Access`].
+pub(crate) type Times = [Vec<Duration>; 2];
 
 /// What a VMM waits for.
 enum News {
     /// The guest has carried out its orders. Its processor stands still until the next one.
     Stands(u32),
     /// The end, with the time that the payload measured, in nanoseconds.
-    Ended(Result<u64, String>, Instant),
+    Ended(Result<(u64, Times), String>, Instant),
 }
 
 /// A guest on a thread of its own, as its VMM sees it. The device is detached when this goes.
@@ -52,6 +63,7 @@ pub(crate) struct Boot {
     pub(crate) steps: Vec<(String, Duration)>,
     /// Time that the payload measured, in nanoseconds.
     pub(crate) measured: u64,
+    pub(crate) times: Times,
 }
 
 impl Console {
@@ -65,6 +77,7 @@ impl Console {
             reported: 0,
             orders: take,
             news: tell,
+            times: Times::default(),
         };
         let running = Running {
             device,
@@ -109,8 +122,16 @@ impl Console {
         Ok(false)
     }
 
+    /// Carries out an access to a register, and notes its time.
+    pub(crate) fn time(&mut self, access: Access, call: impl FnOnce()) {
+        let begun = Instant::now();
+        call();
+        self.times[access as usize].push(begun.elapsed());
+    }
+
     /// Reports the end.
-    pub(crate) fn end(&self, measured: Result<u64, Box<dyn Error>>) {
+    pub(crate) fn end(self, measured: Result<u64, Box<dyn Error>>) {
+        let measured = measured.map(|measured| (measured, self.times));
         let measured = measured.map_err(|error| error.to_string());
         // Nobody listens if the VMM has given this guest up.
         let _ = self.news.send(News::Ended(measured, Instant::now()));
@@ -142,7 +163,7 @@ impl Running {
 
     /// Waits for the end.
     pub(crate) fn end(self) -> Result<Boot, Box<dyn Error>> {
-        let (measured, ended) = match self.news.recv_timeout(LIMIT) {
+        let ((measured, times), ended) = match self.news.recv_timeout(LIMIT) {
             Ok(News::Ended(Ok(measured), ended)) => (measured, ended),
             Ok(News::Ended(Err(why), _)) => return Err(self.failure(&why)),
             Ok(News::Stands(_)) => return Err(self.failure("waits for an order")),
@@ -155,6 +176,7 @@ impl Running {
         Ok(Boot {
             steps: steps.collect(),
             measured,
+            times,
         })
     }
 

@@ -5,6 +5,7 @@
 //! * `masks`: a vector is masked 1,000 times while it fires.
 //! * `pause [--repeat N]`: a VM is paused 1,000 times, or N, while another one sends to it and nothing touches its memory.
 //! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
+//! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed.
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
@@ -13,6 +14,7 @@ mod console;
 mod modes;
 mod pause;
 mod payload;
+mod siege;
 mod vm;
 
 use std::env;
@@ -36,12 +38,10 @@ use payload::Payload;
 use vm::{MEMORY, Vm};
 
 /// The VFs of the VMs that run at once.
-const VFS: [VfId; 2] = [
-    VfId::new(1).expect("VFs are numbered from 1"),
-    VfId::new(2).expect("VFs are numbered from 1"),
-];
+const VFS: [VfId; 2] = [vf(1), vf(2)];
 
-const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug";
+const USAGE: &str =
+    "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug | siege";
 
 /// Shared by the VMs of this process: the world, and the thread that steps it.
 struct Host {
@@ -50,6 +50,10 @@ struct Host {
     backend: Backend<World>,
     at: HostId,
     events: [DoorbellEvents<HostFunction>; VFS.len()],
+}
+
+const fn vf(number: u16) -> VfId {
+    VfId::new(number).expect("VFs are numbered from 1")
 }
 
 fn memory() -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
@@ -108,7 +112,7 @@ impl Host {
         let device = self.backend.attach(at, interrupts, doorbells)?;
         let (mut console, running) = Console::new(device.clone());
         thread::spawn(move || {
-            let measured = vm.run(&device, &mut console);
+            let measured = vm.run(device, &mut console);
             console.end(measured);
         });
         Ok(running)
@@ -132,6 +136,7 @@ fn run() -> Result<ExitCode, Box<dyn Error>> {
         ["masks"] => &modes::masks,
         ["pause"] => &|host| pause::pause(host, 1000),
         ["pause", "--repeat", times] => &move |host| pause::pause(host, times.parse()?),
+        ["siege"] => &siege::siege,
         ["plug"] => &modes::plug,
         _ => return Err(USAGE.into()),
     };

@@ -11,7 +11,7 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-use crate::console::Console;
+use crate::console::{Access, Console};
 use crate::payload::Payload;
 
 /// Memory of a guest, from address 0 on.
@@ -27,7 +27,7 @@ const GDT: u64 = 0x8000;
 const STACK: u64 = 0x1f_fff8;
 
 /// Ports: the bus's address and data, and the payload's wish for memory. All others are the console's.
-const PCI_ADDRESS: u16 = 0xcf8;
+pub(crate) const PCI_ADDRESS: u16 = 0xcf8;
 const PCI_DATA: u16 = 0xcfc;
 const WISH: u16 = 0xf0;
 
@@ -87,21 +87,19 @@ impl Vm {
     /// Runs the processor until the payload ends. Returns what it measured, in nanoseconds.
     pub(crate) fn run(
         &mut self,
-        device: &Device,
+        device: Device,
         console: &mut Console,
     ) -> Result<u64, Box<dyn Error>> {
         let khz = u64::from(self.vcpu.get_tsc_khz()?);
-        let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
-        let (selected, bars) = (0, bars.collect());
-        let mut bus = Bus {
-            device,
-            selected,
-            bars,
-        };
+        let mut bus = Bus::new(device);
         loop {
             match self.vcpu.run()? {
-                VcpuExit::MmioRead(address, data) => bus.read(address, data),
-                VcpuExit::MmioWrite(address, data) => bus.write(address, data),
+                VcpuExit::MmioRead(address, data) => {
+                    console.time(Access::Read, || bus.read(address, data));
+                }
+                VcpuExit::MmioWrite(address, data) => {
+                    console.time(Access::Write, || bus.write(address, data));
+                }
                 VcpuExit::IoIn(PCI_DATA..=0xcff, data) => bus.config_read(data),
                 VcpuExit::IoIn(port, data) => console.read(port, data)?,
                 VcpuExit::IoOut(port @ PCI_DATA..=0xcff, data) => {
@@ -179,28 +177,38 @@ fn enter_long_mode(vcpu: &VcpuFd, memory: &GuestMemoryMmap) -> Result<(), Box<dy
 }
 
 /// The guest's bus: the device's configuration space by ports, and its registers where the guest put them.
-struct Bus<'d> {
-    device: &'d Device,
-    selected: u32,
+pub(crate) struct Bus {
+    device: Device,
+    pub(crate) selected: u32,
     /// Index, size and address of each base address register.
     bars: Vec<(u8, u64, Option<u64>)>,
 }
 
-impl Bus<'_> {
+impl Bus {
+    pub(crate) fn new(device: Device) -> Self {
+        let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
+        let (selected, bars) = (0, bars.collect());
+        Self {
+            device,
+            selected,
+            bars,
+        }
+    }
+
     /// Returns the register of the device that the guest has selected.
     fn register(&self) -> Option<u16> {
         let is_its = self.selected & 0x80ff_ff00 == 1 << 31 | SLOT << 11;
         is_its.then_some((self.selected & 0xfc) as u16)
     }
 
-    fn config_read(&self, data: &mut [u8]) {
+    pub(crate) fn config_read(&self, data: &mut [u8]) {
         match self.register() {
             Some(register) => self.device.config_read(register, data),
             None => data.fill(0xff),
         }
     }
 
-    fn config_write(&mut self, port: u16, data: &[u8]) {
+    pub(crate) fn config_write(&mut self, port: u16, data: &[u8]) {
         let Some(register) = self.register() else {
             return;
         };
@@ -219,14 +227,14 @@ impl Bus<'_> {
         })
     }
 
-    fn read(&self, address: u64, data: &mut [u8]) {
+    pub(crate) fn read(&self, address: u64, data: &mut [u8]) {
         match self.at(address) {
             Some((bar, offset)) => self.device.bar_read(bar, offset, data),
             None => data.fill(0xff),
         }
     }
 
-    fn write(&self, address: u64, data: &[u8]) {
+    pub(crate) fn write(&self, address: u64, data: &[u8]) {
         if let Some((bar, offset)) = self.at(address) {
             self.device.bar_write(bar, offset, data);
         }

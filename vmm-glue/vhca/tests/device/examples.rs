@@ -46,6 +46,7 @@ fn a_vmm_on_kvm_boots_a_guest_that_drives_the_vf() {
         &["masks"],
         &["pause", "--repeat", "20"],
         &["plug"],
+        &["siege"],
     ] {
         println!("{}", run("vmm", arguments));
     }

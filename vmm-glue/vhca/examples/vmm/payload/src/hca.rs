@@ -11,8 +11,8 @@ use mlx4_defs::{Eqn, MailboxLayout, MttIndex, Opcode, Status, TOKEN, Vhcr};
 use zerocopy::FromBytes;
 use zerocopy::network_endian::{U16, U32, U64};
 
-use crate::cpu;
-use crate::pci::Function;
+use super::cpu;
+use super::pci::Function;
 
 /// The VF's command interface.
 pub(crate) struct Hca {
@@ -26,7 +26,7 @@ pub(crate) struct Hca {
 impl Hca {
     /// Takes a function whose registers are placed.
     pub(crate) fn new(mut function: Function) -> Self {
-        function.bars = crate::FIRST;
+        function.bars = super::FIRST;
         let [block, inbox, outbox] = [(); 3].map(|()| cpu::allocate(1));
         Self {
             function,

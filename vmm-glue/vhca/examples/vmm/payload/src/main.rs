@@ -36,10 +36,14 @@ const PLUGGED_SENDS: u32 = 1000;
 const BURST: u32 = 40;
 /// Sends from one move of the registers to the next.
 const MOVE_EVERY: u32 = 100;
-/// Orders of the VMM, in the high byte: end; post so many sends; take so many datagrams, and the completions of all sends.
+/// Orders of the VMM, in the high byte: end; post so many sends; take so many datagrams, and the completions of all sends; read
+/// a register so often.
 const END: u32 = 0;
 const SEND: u32 = 1;
 const TAKE: u32 = 2;
+const READ: u32 = 3;
+/// Looks for a completion after which the driver looks whether the device is still there.
+const LOOKS: u32 = 4096;
 /// Cycles that make no difference to a doorbell's time.
 const RESOLUTION: u64 = 64;
 
@@ -233,8 +237,11 @@ fn talk(hca: &mut Hca) {
             END => break,
             SEND => {
                 for _ in 0..count {
+                    let mut looks = 0;
                     while sent == completed + BURST {
                         completed += u32::from(queue.take_completion(completed));
+                        looks += 1;
+                        assert!(looks % LOOKS != 0 || hca.is_online());
                     }
                     queue.post();
                     let (doorbell, word) = queue.doorbell(hca);
@@ -251,6 +258,7 @@ fn talk(hca: &mut Hca) {
                     completed += u32::from(queue.take_completion(completed));
                 }
             }
+            READ => (0..count).for_each(|_| assert!(hca.is_online())),
             _ => panic!(),
         }
     }

@@ -2,7 +2,7 @@
 
 use mlx4_defs::pci::{DEVICE_ID, VENDOR_ID};
 
-use crate::cpu;
+use super::cpu;
 
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;

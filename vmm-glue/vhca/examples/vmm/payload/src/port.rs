@@ -7,8 +7,8 @@ use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcOutput};
 use mlx4_defs::{Opcode, Vhcr};
 use zerocopy::network_endian::{U32, U64};
 
-use crate::cpu;
-use crate::hca::Hca;
+use super::cpu;
+use super::hca::Hca;
 
 /// Op modifier of MAD_IFC: whatever keys the port has.
 const IGNORE_KEYS: u8 = 3;

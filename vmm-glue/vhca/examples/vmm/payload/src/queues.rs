@@ -13,8 +13,8 @@ use mlx4_defs::wqe::{ControlSegment, DataSegment, DatagramSegment, SEGMENT_UNIT,
 use mlx4_defs::{CounterIndex, Cqn, Opcode, Pdn, Uar};
 use zerocopy::network_endian::{U32, U64};
 
-use crate::cpu;
-use crate::hca::Hca;
+use super::cpu;
+use super::hca::Hca;
 
 /// The doorbell page: the first behind those of the device.
 const PAGE: Uar = Uar::from_low_bits(RESERVED_UARS);
@@ -110,7 +110,8 @@ impl QueuePair {
         let completions = [LOG_SLOTS, LOG_RECEIVES].map(|slots| CompletionQueue::new(hca, slots));
         let record = cpu::allocate(1);
         // Receives are behind the sends, whose slots are larger. The pages are a power of two.
-        let (sends, mtt_base) = hca.queue_memory(2 * (RECEIVES as u64 * SEGMENT_UNIT as u64 >> 12));
+        let (sends, mtt_base) =
+            hca.queue_memory(2 * ((RECEIVES as u64 * SEGMENT_UNIT as u64) >> 12));
         let mut one = QpReservation::default();
         one.set_count(1);
         let one = ResourceParam {

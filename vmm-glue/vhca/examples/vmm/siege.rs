@@ -1,0 +1,249 @@
+//! A VM's accesses to its device beside others' work, and what is left when devices go amid it.
+
+mod cpu;
+#[path = "payload/src/hca.rs"]
+#[expect(
+    dead_code,
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    reason = "it is of the payload"
+)]
+mod hca;
+#[path = "payload/src/pci.rs"]
+#[expect(
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "it is of the payload"
+)]
+mod pci;
+#[path = "payload/src/port.rs"]
+mod port;
+#[path = "payload/src/queues.rs"]
+#[expect(
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "it is of the payload"
+)]
+mod queues;
+
+use std::error::Error;
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vhca::device::{Device, Interrupts, MsixMessage, TrappedDoorbells};
+use vhca::emulated::VfOptions;
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+use crate::console::Running;
+use crate::modes::{TALK, Verdict};
+use crate::{Host, memory, vf};
+use hca::Hca;
+use pci::Function;
+use queues::QueuePair;
+
+/// Addresses of a driver's registers.
+const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
+
+/// Orders to the payload; see there.
+const END: u32 = 0;
+const SEND: u32 = 1 << 24;
+const TAKE: u32 = 2 << 24;
+const READ: u32 = 3 << 24;
+const ENDLESS: u32 = 0xff_ffff;
+const ACCESSES: u32 = 4000;
+/// A queue pair that nobody has. What is sent there is dropped.
+const NOBODY: u32 = 0xff_fffe;
+
+const DRIVERS: u16 = 14;
+/// Sends of a driver after which it waits for them.
+const BURST: u32 = 40;
+/// What takes longer does not come.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Takes no interrupts: the drivers look at their queues.
+struct Polled;
+
+impl Interrupts for Polled {
+    fn trigger(&self, _: u16, _: MsixMessage) {}
+}
+
+/// A driver of the payload's on a thread of this process.
+struct Driver {
+    device: Device,
+    sent: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Driver {
+    fn start(host: &Host, number: u16) -> Result<Self, Box<dyn Error>> {
+        let memory = memory()?;
+        let ram = memory.clone();
+        let at = host.backend.with(|world| {
+            world.add_vf_for_vmm(host.at, vf(number), ram, &VfOptions::default())
+        })??;
+        let doorbells = Arc::new(TrappedDoorbells);
+        let device = host.backend.attach(at, Arc::new(Polled), doorbells)?;
+        let (sent, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (its_device, its_sent, over) = (device.clone(), sent.clone(), is_over.clone());
+        let thread = thread::spawn(move || drive(its_device, memory, &its_sent, over));
+        Ok(Self {
+            device,
+            sent,
+            is_over,
+            thread,
+        })
+    }
+
+    /// Ends the driver amid its work. Its device stays.
+    fn kill(self) -> Device {
+        self.is_over.store(true, Ordering::Relaxed);
+        // It ends by a panic, wherever it is.
+        let _ = self.thread.join();
+        self.device
+    }
+}
+
+/// Brings a VF up and sends for as long as it is let.
+fn drive(
+    device: Device,
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    sent: &AtomicU64,
+    is_over: Arc<AtomicBool>,
+) {
+    cpu::start(device, memory, is_over);
+    let function = Function::find().expect("the VF is on the bus");
+    function.place(FIRST);
+    let mut hca = Hca::new(function);
+    hca.reset();
+    hca.set_block();
+    hca.wait_for_port();
+    let mut queue = QueuePair::new(&mut hca);
+    for first in (0..).step_by(BURST as usize) {
+        for _ in 0..BURST {
+            queue.post();
+            let (doorbell, word) = queue.doorbell(&hca);
+            cpu::write(doorbell, word);
+        }
+        for nth in first..first + BURST {
+            while !queue.take_completion(nth) {
+                cpu::relax();
+            }
+        }
+        sent.fetch_add(BURST.into(), Ordering::Relaxed);
+    }
+}
+
+/// Waits for something that is bound to come.
+fn wait(what: &str, is_there: impl Fn() -> bool) -> Result<(), Box<dyn Error>> {
+    let begun = Instant::now();
+    while !is_there() {
+        if begun.elapsed() > LIMIT {
+            return Err(format!("{what}: not within {LIMIT:?}").into());
+        }
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Returns how many descriptors this process has, and how many of them are eventfds.
+fn descriptors() -> [usize; 2] {
+    let files = fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let links: Vec<_> = files
+        .filter_map(|file| fs::read_link(file.path()).ok())
+        .collect();
+    let events = links
+        .iter()
+        .filter(|link| link.ends_with("anon_inode:[eventfd]"));
+    [links.len(), events.count()]
+}
+
+/// Boots a VM whose queue pair sends to nobody.
+fn start_vm(host: &Host, nth: usize, is_trapped: bool) -> Result<Running, Box<dyn Error>> {
+    let memory = memory()?;
+    let vm = host.start((nth, is_trapped), memory.clone(), memory, [TALK, 0])?;
+    vm.wait()?;
+    vm.call(NOBODY)?;
+    Ok(vm)
+}
+
+/// Boots a VM, has it access its registers, and prints how long that took.
+fn measure(host: &Host, when: &str) -> Result<(), Box<dyn Error>> {
+    let begun = Instant::now();
+    let vm = start_vm(host, 0, true)?;
+    for order in [SEND | ACCESSES, TAKE, READ | ACCESSES] {
+        vm.call(order)?;
+    }
+    vm.order(END);
+    let times = vm.end()?.times;
+    println!("a VM {when}: {:.1?}", begun.elapsed());
+    for (mut times, what) in times.into_iter().zip(["posted writes", "reads"]) {
+        times.sort_unstable();
+        let [p50, p99, max] = [50, 99, 100].map(|part| times[(times.len() - 1) * part / 100]);
+        let count = times.len();
+        println!("    {count} {what}: p50 {p50:.1?}, p99 {p99:.1?}, maximum {max:.1?}");
+    }
+    Ok(())
+}
+
+/// Waits until each driver has sent more.
+fn go_on(drivers: &[Driver]) -> Result<(), Box<dyn Error>> {
+    for driver in drivers {
+        let before = driver.sent.load(Ordering::Relaxed);
+        let goes_on = || driver.sent.load(Ordering::Relaxed) > before;
+        wait("another send of a driver", goes_on)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn siege(host: &Host) -> Verdict {
+    let before = descriptors();
+    measure(host, "alone")?;
+
+    let begun = Instant::now();
+    let drivers = (3..3 + DRIVERS).map(|number| Driver::start(host, number));
+    let mut drivers = drivers.collect::<Result<Vec<_>, _>>()?;
+    go_on(&drivers)?;
+    let flood = start_vm(host, 1, false)?;
+    flood.order(SEND | ENDLESS);
+    wait("a flood", || flood.device.statistics().rings > 100)?;
+    println!(
+        "{DRIVERS} drivers and a VM that floods: {:.1?}",
+        begun.elapsed()
+    );
+    let amid = descriptors();
+    measure(host, "beside them")?;
+    go_on(&drivers)?;
+
+    let begun = Instant::now();
+    let mut devices: Vec<_> = drivers.pop().map(Driver::kill).into_iter().collect();
+    if flood.device.detach().is_none() || flood.wait().is_ok() {
+        return Err("the detached VM goes on".into());
+    }
+    go_on(&drivers)?;
+    println!(
+        "a driver killed, and the flood's device detached: {:.1?}",
+        begun.elapsed()
+    );
+    measure(host, "beside the rest")?;
+
+    devices.extend(drivers.into_iter().map(Driver::kill));
+    if devices.iter().any(|device| device.detach().is_none()) {
+        return Err("the end: a device was gone".into());
+    }
+    drop(flood);
+    wait("descriptors as before", || descriptors() == before)?;
+    let [[all, events], [more, signals]] = [before, amid];
+    println!("descriptors before and after: {all}, {events} of them eventfds");
+    println!("    amid the flood: {more}, {signals} of them eventfds");
+    if signals <= events {
+        return Err("a flood: it rings no ioeventfd".into());
+    }
+    Ok(true)
+}
