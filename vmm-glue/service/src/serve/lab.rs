@@ -506,7 +506,7 @@ fn take_events(world: &mut World, host: &LabHost, history: &mut History, probes:
     for port in (1..=ports).map(PortNum) {
         let at = host.id.port(port.0);
         while let Some(event) = world.poll_event(at) {
-            probes.note(at, &event);
+            probes.note(at, world.now(), &event);
         }
     }
     if host.is_pf {

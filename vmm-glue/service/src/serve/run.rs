@@ -15,7 +15,7 @@ use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
-    Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket, VfioUserSockets,
+    SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket, VfioUserSockets,
     descriptors, notify,
 };
 use crate::programs::verbs_socket_of;
@@ -197,6 +197,7 @@ pub fn run(
     for node in IbsimNode::all(now, options) {
         service.add_way_in(node);
     }
+    service.add_way_in(SaWatch::new(now));
     let ready = ready(options, control, service.lab());
     // With the last descriptors that it needs whatever comes.
     let mut runner = Runner::new(service)?;

@@ -25,7 +25,8 @@ mod vfs;
 mod vmms;
 
 use emulated_hca::{Fabric, NodeId};
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
+use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +140,11 @@ pub trait Vmms: std::fmt::Debug {
     /// Returns the faults of a host's VFs.
     fn faults_of(&self, _host: &str) -> FaultCodes {
         FaultCodes::default()
+    }
+
+    /// Returns how long ago the SA last answered a port of a host, if it has ever been asked.
+    fn sa_answer_age(&self, _host: &str, _port: PortNum) -> Option<Duration> {
+        None
     }
 
     /// Returns the nodes of simulators that are not attached yet.

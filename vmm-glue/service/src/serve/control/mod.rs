@@ -15,6 +15,9 @@ use std::os::unix::net::UnixStream;
 
 use ib_vtime::Instant;
 
+#[cfg(test)]
+pub(super) use reply::metrics_text;
+
 pub use path::{OwnFolderError, default_path, default_places};
 pub use remote::{Remote, RemoteError};
 

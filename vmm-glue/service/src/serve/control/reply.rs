@@ -126,3 +126,14 @@ impl Reply {
         });
     }
 }
+
+/// Returns the metrics of all hosts and nodes.
+#[cfg(test)]
+pub(in crate::serve) fn metrics_text(lab: &Lab) -> String {
+    let mut metrics = Metrics::new(crate::show::By::Host, crate::show::Filter::default());
+    let (pfs, service) = (answer::pfs(lab), lab.service_facts());
+    let scene = answer::scene(lab, &pfs, &service);
+    let mut out = Vec::new();
+    while !metrics.write(&scene, &mut out, &mut Slice::endless()) {}
+    String::from_utf8(out).unwrap()
+}

@@ -1,6 +1,7 @@
 //! What `vhca show` and `vhca why` tell of the VFs that are offered to VMMs.
 
 use ib_vtime::{Duration, Instant};
+use ib_wire::PortNum;
 
 use super::Seat;
 use crate::serve::why::Fault;
@@ -24,6 +25,11 @@ impl Vmms for Lab {
     fn faults_of(&self, host: &str) -> FaultCodes {
         let host = self.pf_host(host);
         host.map(|host| self.fault_codes(host)).unwrap_or_default()
+    }
+
+    fn sa_answer_age(&self, host: &str, port: PortNum) -> Option<Duration> {
+        let host = self.pf_host(host).ok()?;
+        Lab::sa_answer_age(self, host.id.port(port.0))
     }
 
     fn awaited(&self) -> Vec<AwaitedRow> {

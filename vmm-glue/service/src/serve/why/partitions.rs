@@ -5,7 +5,7 @@ use ib_wire::{PKey, PKeyIndex, PortNum};
 use pf_context::inspect::Inspect;
 
 use super::{Fault, set_command};
-use crate::serve::set::PKEYS;
+use crate::serve::set::{self, PKEYS};
 use crate::serve::{Lab, NamedVf};
 
 /// How the SM's port becomes a member of a partition.
@@ -32,18 +32,22 @@ impl Lab {
     /// Returns the fault that a VF's P_Key table is empty, or that the SM's port admits none of the packets with which the
     /// VF's guest asks the SA.
     pub(super) fn why_no_partition_of_vf(&self, vf: &NamedVf, port: PortNum) -> Option<Fault> {
-        let context = self.world().context(vf.host);
-        let rows = context
-            .pkeys()
-            .filter(|row| row.port == port && row.vf == vf.vf);
-        let table: Vec<PKey> = rows.map(|row| row.pkey).collect();
+        let at = self.endpoint(vf.host.port(port.0));
+        let own = self.fabric().port(at)?;
+        let table: Vec<PKey> = if self.settings.contains_key(&set::at(vf, port)) {
+            let context = self.world().context(vf.host);
+            let rows = context
+                .pkeys()
+                .filter(|row| row.port == port && row.vf == vf.vf);
+            rows.map(|row| row.pkey).collect()
+        } else {
+            own.pkey(PKeyIndex(0)).into_iter().collect()
+        };
         if !table.iter().any(|key| key.is_valid()) {
             let summary = "the VF is in no partition: its P_Key table is empty";
             let fault = Fault::new("no_pkey", summary).seen("it can neither send nor receive");
             return Some(fault.next(format!("{} pkeys index:0", set_command(vf, port))));
         }
-        let at = self.endpoint(vf.host.port(port.0));
-        let own = self.fabric().port(at)?;
         let sm = self.owner(own.sm_lid)?;
         let peer = valid_keys(self.fabric().port(sm)?);
         let used = management_key(&table).filter(|used| used.is_valid());

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use emulated_hca::{Endpoint, Travelling};
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPortEvent, RetryPolicy, SaError, SaEvent, SaRequest};
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Instant};
 use ib_wire::Lid;
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::NodeRecord;
@@ -25,14 +25,14 @@ const NO_SA: [MadStatus; 2] = [
 ];
 
 /// What is known of the SA of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Probe {
-    /// It is being asked.
-    Asking(QueryId),
-    /// It answered when it was asked last.
-    Answers,
-    /// It did not.
-    Silent,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Probe {
+    /// The question that it is being asked. Meanwhile what was found last still counts.
+    asking: Option<QueryId>,
+    /// `true` if it answered when it was asked last.
+    answers: Option<bool>,
+    /// When it last answered.
+    answered: Option<Instant>,
 }
 
 /// The SAs of the ports of PFs, as far as they were asked.
@@ -41,23 +41,33 @@ pub(in crate::serve) struct SaProbes(BTreeMap<HostPortId, Probe>);
 
 impl SaProbes {
     /// Takes an event of a PF's own software.
-    pub(in crate::serve) fn note(&mut self, at: HostPortId, event: &EndPortEvent) {
+    pub(in crate::serve) fn note(&mut self, at: HostPortId, now: Instant, event: &EndPortEvent) {
         let EndPortEvent::Sa(SaEvent::Answered { query, result }) = event else {
             return;
         };
-        if self.0.get(&at) == Some(&Probe::Asking(*query)) {
-            let found = match result {
-                // The agents of a host without an SA refuse what nobody there is registered for.
-                Err(SaError::Status(status)) if NO_SA.contains(status) => Some(Probe::Silent),
-                Ok(_) | Err(SaError::Status(_)) => Some(Probe::Answers),
-                Err(SaError::Transfer(_)) => Some(Probe::Silent),
-                Err(SaError::NoSa | SaError::Send(_)) => None,
-            };
-            match found {
-                Some(found) => self.0.insert(at, found),
-                None => self.0.remove(&at),
-            };
+        let probe = self.0.get_mut(&at);
+        let Some(probe) = probe.filter(|probe| probe.asking == Some(*query)) else {
+            return;
+        };
+        probe.asking = None;
+        probe.answers = match result {
+            // The agents of a host without an SA refuse what nobody there is registered for.
+            Err(SaError::Status(status)) if NO_SA.contains(status) => Some(false),
+            Ok(_) | Err(SaError::Status(_)) => Some(true),
+            Err(SaError::Transfer(_)) => Some(false),
+            Err(SaError::NoSa | SaError::Send(_)) => None,
+        };
+        if probe.answers == Some(true) {
+            probe.answered = Some(now);
         }
+    }
+
+    fn asking(&self, at: HostPortId) -> bool {
+        self.0.get(&at).is_some_and(|probe| probe.asking.is_some())
+    }
+
+    fn answers(&self, at: HostPortId) -> Option<bool> {
+        self.0.get(&at)?.answers
     }
 }
 
@@ -67,12 +77,12 @@ impl Lab {
     pub(in crate::serve) fn ask_sa(&mut self, ports: &[HostPortId]) -> bool {
         let now = self.world().now();
         for &at in ports {
-            if matches!(self.sa_probes.0.get(&at), Some(Probe::Asking(_))) {
+            if self.sa_probes.asking(at) {
                 continue;
             }
             let port = self.world().port(at);
             if port.sa().sa().is_none() {
-                self.sa_probes.0.remove(&at);
+                self.sa_probes.0.entry(at).or_default().answers = None;
                 continue;
             }
             let record = NodeRecord {
@@ -84,15 +94,14 @@ impl Lab {
                 .world_mut()
                 .port_mut(at)
                 .query_with(now, request, POLICY);
-            self.sa_probes.0.insert(at, Probe::Asking(query));
+            self.sa_probes.0.entry(at).or_default().asking = Some(query);
         }
         self.is_asking_sa(ports)
     }
 
     /// Returns `true` as long as the SA of one of these ports may still answer.
     pub(in crate::serve) fn is_asking_sa(&self, ports: &[HostPortId]) -> bool {
-        let asking = |at| matches!(self.sa_probes.0.get(at), Some(Probe::Asking(_)));
-        ports.iter().any(asking)
+        ports.iter().any(|at| self.sa_probes.asking(*at))
     }
 
     /// The ports of some PFs.
@@ -106,12 +115,18 @@ impl Lab {
 
     /// Returns `true` if the SA answered the port when it was asked last.
     pub(super) fn sa_answers(&self, of: HostPortId) -> bool {
-        self.sa_probes.0.get(&of) == Some(&Probe::Answers)
+        self.sa_probes.answers(of) == Some(true)
+    }
+
+    /// Returns how long ago the SA last answered a question that the port asked it for diagnoses and metrics.
+    pub(in crate::serve) fn sa_answer_age(&self, of: HostPortId) -> Option<Duration> {
+        let answered = self.sa_probes.0.get(&of)?.answered?;
+        Some(self.world().now().saturating_duration_since(answered))
     }
 
     /// Returns the fault that keeps the SA from being used, if it did not answer when it was asked last.
     pub(super) fn why_sa_is_silent(&self, of: HostPortId) -> Option<Fault> {
-        let silent = self.sa_probes.0.get(&of) == Some(&Probe::Silent);
+        let silent = self.sa_probes.answers(of) == Some(false);
         silent.then(|| self.why_no_answer(of))
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use emulated_hca::hca::ConnectionCounters;
 use emulated_hca::{DropReason, Endpoint, Fabric, NodeId, PortCounters};
 use hca_api::FunctionId;
+use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::{GroupRow, PortRow, VfRow};
 use pf_context::{MadStatistics, VfAges, VfUsage};
@@ -15,7 +16,7 @@ use super::{By, add_label};
 use crate::show::fabric;
 use crate::show::link::Link;
 use crate::show::table::Filter;
-use crate::show::{NamedPf, Scene, VmmRow};
+use crate::show::{FaultCodes, NamedPf, Scene, VmmRow};
 
 /// VFs together: one, those of a port, or all.
 #[derive(Debug, Default)]
@@ -41,8 +42,10 @@ pub(super) struct PfPortSample {
     pub(super) groups: usize,
     pub(super) members: usize,
     pub(super) statistics: MadStatistics,
-    /// VFs by why their ports are as they are.
-    pub(super) reasons: BTreeMap<&'static str, u64>,
+    /// VFs by why their ports are as they are, and by the fault that `vhca why` has.
+    pub(super) reasons: BTreeMap<(&'static str, &'static str), u64>,
+    /// How long ago the SA last answered: the longest of all.
+    pub(super) sa_answer_age: Option<Duration>,
     /// VFs that have all that they may have of something.
     pub(super) at_quota: BTreeMap<&'static str, u64>,
 }
@@ -163,13 +166,22 @@ impl Snapshot {
         let only = self.filter.vf;
         for row in pf.rows.ports().filter(|_| only.is_none()) {
             let labels = label(Some(row.port));
-            sample(&mut host.ports, labels).add_port(&row);
+            let sum = sample(&mut host.ports, labels);
+            sum.add_port(&row);
+            let age = scene.vmms.sa_answer_age(pf.name, row.port);
+            sum.sa_answer_age = sum.sa_answer_age.max(age);
         }
+        let faults = match only {
+            None => scene.vmms.faults_of(pf.name),
+            Some(_) => FaultCodes::default(),
+        };
         let vfs = pf.rows.vfs(scene.now);
         for row in vfs.filter(|row| only.is_none_or(|only| only == row.vf)) {
             let mut labels = label(Some(row.port));
             if only.is_none() {
-                sample(&mut host.ports, labels.clone()).add_vf(by, &row);
+                let fault = faults.get(&(row.vf.get(), row.port.0)).copied();
+                let sum = sample(&mut host.ports, labels.clone());
+                sum.add_vf(by, &row, fault.unwrap_or("ok"));
             }
             if by == By::Vf {
                 add_label(&mut labels, "vf", row.vf.get());
@@ -369,12 +381,12 @@ impl PfPortSample {
         self.statistics.add(&row.statistics);
     }
 
-    fn add_vf(&mut self, by: By, row: &VfRow) {
+    fn add_vf(&mut self, by: By, row: &VfRow, fault: &'static str) {
         if by != By::Vf {
             self.statistics.add(&row.statistics);
             self.sa_requests += row.usage.sa_requests.live;
         }
-        *self.reasons.entry(row.reason).or_default() += 1;
+        *self.reasons.entry((row.reason, fault)).or_default() += 1;
         for (name, used) in row.usage.named() {
             if used.live > 0 && used.live >= used.limit {
                 *self.at_quota.entry(name).or_default() += 1;

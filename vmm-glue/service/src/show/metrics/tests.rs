@@ -135,7 +135,7 @@ fn each_grain_is_the_sum_of_the_finer_one() {
         &by_host,
         &[
             "vhca_port_state{pf=\"host-a\",port=\"1\"} 1",
-            "vhca_vfs{pf=\"host-a\",port=\"1\",reason=\"no_guid\"} 2",
+            "vhca_vfs{pf=\"host-a\",port=\"1\",reason=\"no_guid\",fault=\"ok\"} 2",
             "vhca_mad_dropped_total{pf=\"host-a\",port=\"1\",reason=\"bad_version\"} 3",
             "vhca_tid_entries{pf=\"host-a\",port=\"1\"} 0",
             "vhca_packet_dropped_total{node=\"host-a\",port=\"1\",reason=\"malformed\"} 1",
@@ -162,7 +162,7 @@ fn each_grain_is_the_sum_of_the_finer_one() {
             "vhca_sm_sweeps_total{kind=\"heavy\"} 0",
             "vhca_umad_mads_total{dir=\"tx\"} 7",
             "vhca_port_state 2",
-            "vhca_vfs{reason=\"no_guid\"} 4",
+            "vhca_vfs{reason=\"no_guid\",fault=\"ok\"} 4",
             "vhca_mad_dropped_total{reason=\"bad_version\"} 7",
             "vhca_packet_dropped_total{reason=\"malformed\"} 1",
             "vhca_links{state=\"Initialize\"} 16",

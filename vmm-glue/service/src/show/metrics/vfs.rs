@@ -28,11 +28,24 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "vhca_vfs",
         kind: Kind::Gauge,
-        help: "VFs by why their ports are as they are.",
+        help: "VFs by why their ports are as they are, and by their faults.",
         part: |snapshot, place, samples| {
             each_port(snapshot, place, |port| {
-                for (reason, vfs) in &port.reasons {
-                    samples.sample(&port.labels, &[("reason", reason)], vfs);
+                for ((reason, fault), vfs) in &port.reasons {
+                    let more = [("reason", *reason), ("fault", *fault)];
+                    samples.sample(&port.labels, &more, vfs);
+                }
+            })
+        },
+    },
+    Family {
+        name: "vhca_sa_answer_age_seconds",
+        kind: Kind::Gauge,
+        help: "How long ago the SA last answered a question that the port asks it every ten seconds.",
+        part: |snapshot, place, samples| {
+            each_port(snapshot, place, |port| {
+                if let Some(age) = port.sa_answer_age {
+                    samples.sample(&port.labels, &[], age.as_secs_f64());
                 }
             })
         },
