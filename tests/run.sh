@@ -10,7 +10,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # command:package for each program that the tests run. (The shell has a kill of its own, so ps stands for both.)
 readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opensm saquery:infiniband-diags
     ibdiagnet:ibutils pip3:python3-pip ibv_devices:ibverbs-utils ib_write_bw:perftest rping:rdmacm-utils
-    rdma:iproute2)
+    rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin)
+# module:package for those of Debian's Python.
+readonly MODULES=(pyverbs:python3-pyverbs mpi4py:python3-mpi4py)
 # Debian has daemons in a folder that only root looks into.
 export PATH="$PATH:/usr/sbin"
 
@@ -33,6 +35,9 @@ install_programs() {
     local entry missing=()
     for entry in "${PROGRAMS[@]}"; do
         command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+    done
+    for entry in "${MODULES[@]}"; do
+        /usr/bin/python3 -c "import ${entry%%:*}" 2>/dev/null || missing+=("${entry##*:}")
     done
     if ((${#missing[@]} == 0)); then
         echo "all programs are there: ${PROGRAMS[*]%%:*}"

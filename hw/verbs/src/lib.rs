@@ -19,6 +19,7 @@ mod rdma_cm;
 mod ring;
 mod ring_memory;
 mod send;
+mod send_gate;
 pub mod sysfs;
 #[cfg(test)]
 mod testing;
@@ -30,4 +31,5 @@ pub use errno::Errno;
 pub use protocol::{CallReply, MAX_REQUEST, Request, Verb};
 pub use rdma_cm::{AddressBook, CmHost, RdmaCm};
 pub use ring_memory::RingMemory;
+pub use send_gate::SendGate;
 pub use view::{DeviceView, PortView};

@@ -15,6 +15,7 @@
 
 mod client;
 mod descriptors;
+pub mod duplicates;
 pub mod interpose;
 mod netlink;
 mod open_files;

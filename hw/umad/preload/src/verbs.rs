@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use rustix::net::{
 };
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{CallReply, Command, Request, RetiredEvents, Verb, netlink};
+use verbs_link::{CallReply, Command, Request, RetiredEvents, SendGate, Verb, netlink};
 use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, OpenFile};
@@ -201,6 +201,7 @@ pub(crate) fn has_device() -> bool {
 pub(crate) struct UverbsFile {
     session: Arc<Session>,
     context: u32,
+    sends: Mutex<SendGate>,
 }
 
 impl Drop for UverbsFile {
@@ -302,6 +303,7 @@ pub(crate) fn open(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
     let opened = UverbsFile {
         session,
         context: reply.opened,
+        sends: Mutex::default(),
     };
     let opened = OpenFile::new(&file, FileKind::Uverbs(opened))?;
     if !flags.contains(OFlags::CLOEXEC) {
@@ -316,6 +318,11 @@ const CHANNEL_AT: usize = 8 + 24;
 const EXTENDED_CHANNEL_AT: usize = 24 + 16;
 
 impl UverbsFile {
+    fn sends(&self) -> MutexGuard<'_, SendGate> {
+        // It is whole whatever happened to who held it.
+        self.sends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Carries out a command. Copies the answer to where the command says.
     ///
     /// # Safety
@@ -326,6 +333,9 @@ impl UverbsFile {
             return Err(Errno::INVAL);
         }
         if let Some(qp) = doorbell(bytes) {
+            if self.sends().is_shut(qp) {
+                return Err(Errno::INVAL);
+            }
             let context = self.context;
             return self.session.send(Verb::Doorbell { context, qp }, &[], &[]);
         }
@@ -343,6 +353,7 @@ impl UverbsFile {
             context: self.context,
         };
         let (mut reply, attachments) = self.session.call(verb, &[&translated], None)?;
+        self.sends().observe(&parsed, &reply.body);
         if reply.opened != 0 {
             let kind = FileKind::Channel;
             let opened = adopt_channel(&self.session, reply.opened, attachments, kind)?;

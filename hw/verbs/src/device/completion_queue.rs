@@ -151,6 +151,9 @@ impl ProcessDevice {
         let handle = asked.cq_handle.get();
         let cqe = entries(hca, asked.cqe.get())?;
         let rings = self.rings()?;
+        self.cqs.get(context, handle)?;
+        // Completions that the program can expect count, though nobody has moved them yet.
+        self.collect(hca, handle);
         let cq = self.cqs.get_mut(context, handle)?;
         if cq.ring.waiting() > cqe {
             return Err(Errno::EINVAL);

@@ -4,7 +4,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::*;
 use crate::abi::command;
 use crate::abi::completion_queue::{
-    CreateCompChannelAnswer, CreateCq, CreateCqAnswer, DestroyCqAnswer, ReqNotifyCq, RxeCqAnswer,
+    CreateCompChannelAnswer, CreateCq, CreateCqAnswer, DestroyCqAnswer, ReqNotifyCq, ResizeCq,
+    RxeCqAnswer,
 };
 use crate::abi::memory::{CreateAh, HandleAnswer, RegMr, RegMrAnswer, RxeCreateAhAnswer};
 use crate::abi::queue_pair::{
@@ -113,8 +114,13 @@ impl Datagrams {
         element
     }
 
-    /// Sends 12 inline bytes to itself.
+    /// Sends 12 inline bytes to itself, and waits until that is done.
     fn send(&mut self, wr_id: u64, slot: u64) {
+        self.post_send(wr_id, slot);
+        self.process.settle();
+    }
+
+    fn post_send(&mut self, wr_id: u64, slot: u64) {
         let create = CreateAh {
             pd_handle: self.pd.into(),
             dlid: LID.into(),
@@ -147,7 +153,6 @@ impl Datagrams {
         self.process
             .command(command::POST_SEND, &doorbell, 4)
             .unwrap();
-        self.process.settle();
     }
 }
 
@@ -236,6 +241,27 @@ fn objects_in_use_and_objects_of_other_files_are_left_alone() {
     assert_eq!(counts, DestroyCqAnswer::default());
     assert_eq!(reply.retired[0].map(|retired| retired.element), Some(0xc0));
     process.command(command::DEALLOC_PD, &dealloc, 0).unwrap();
+}
+
+#[test]
+fn a_completion_queue_is_not_resized_below_what_has_completed() {
+    let mut queues = datagrams();
+    let resize = |queues: &mut Datagrams, cqe: u32| {
+        let resize = ResizeCq {
+            cq_handle: queues.cq.into(),
+            cqe: cqe.into(),
+            ..ResizeCq::default()
+        };
+        let reply = queues.process.command(command::RESIZE_CQ, &resize, 24);
+        reply.map(|_| ())
+    };
+    assert_eq!(resize(&mut queues, 1), Ok(()));
+    assert_eq!(resize(&mut queues, 7), Ok(()));
+    for nth in 0..4 {
+        queues.post_send(nth, nth);
+    }
+    assert_eq!(resize(&mut queues, 1), Err(Errno::EINVAL));
+    assert_eq!(resize(&mut queues, 15), Ok(()));
 }
 
 #[test]
