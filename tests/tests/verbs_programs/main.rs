@@ -195,6 +195,14 @@ fn a_vf_is_one_processs_at_a_time() {
         next.contains("0200020300000300"),
         "the next free one: {next}"
     );
+    let shown = lab.json(&["show", "programs", "--vf", "H1-1/1"]);
+    let row = &shown["programs"][0];
+    assert_eq!(row["address"], "127.77.1.1", "{shown}");
+    assert_eq!(row["pid"], holder.id(), "{shown}");
+    assert_eq!(row["gid"], "fe80::14:500:0:1", "{shown}");
+    let why = lab.told(&["why", "H1-1/1"]);
+    let process = format!("process {} has had the VF", holder.id());
+    assert!(why.contains(&process), "{why}");
     holder.signal("TERM");
     holder.wait(PATIENCE);
     let free = wait_for(PATIENCE, || {
@@ -205,6 +213,9 @@ fn a_vf_is_one_processs_at_a_time() {
         output.status.success().then_some(())
     });
     assert!(free.is_some(), "the VF is free again");
+    lab.wait_until(&["show", "addresses", "--vf", "H1-1/1"], |shown| {
+        shown["programs"][0]["pid"].is_null()
+    });
 }
 
 #[test]

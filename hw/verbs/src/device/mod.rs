@@ -193,6 +193,26 @@ impl ProcessDevice {
         self.qps.0.len()
     }
 
+    /// Returns the open files.
+    #[must_use]
+    pub fn contexts(&self) -> usize {
+        self.contexts.len()
+    }
+
+    /// Returns the sends that were taken and have not completed.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        let qps = self.qps.0.values();
+        qps.map(|owned| owned.object.sent.len()).sum()
+    }
+
+    /// Returns the queue pairs whose next sends wait for room.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let qps = self.qps.0.values();
+        qps.filter(|owned| owned.object.waits).count()
+    }
+
     /// Forgets every object, without the provider.
     fn forget(&mut self) {
         let (rings, resetting) = (self.rings.take(), self.resetting);

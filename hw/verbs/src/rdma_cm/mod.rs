@@ -137,6 +137,18 @@ impl RdmaCm {
         }
     }
 
+    /// Returns how many ids there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Returns `true` if there are no ids.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     /// Returns `true` if there is such a file.
     #[must_use]
     pub fn has_channel(&self, channel: ChannelId) -> bool {

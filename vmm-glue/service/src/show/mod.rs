@@ -15,6 +15,7 @@ mod facts;
 mod link;
 mod metrics;
 mod page;
+mod programs;
 mod qps;
 mod rows;
 mod table;
@@ -34,6 +35,7 @@ pub(crate) use cell::Printable;
 pub use facts::{Facts, milliseconds};
 pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
+pub use programs::{ProgramRow, ProgramUsage};
 pub use table::Filter;
 pub use totals::Totals;
 pub use vfs::{AwaitedRow, FaultCodes};
@@ -66,6 +68,9 @@ pub enum Subject {
     Drops,
     /// The queue pairs: services, states, peers, PSNs, retransmissions and bytes.
     Qps,
+    /// The VFs that are offered to programs on libibverbs: their addresses for the RDMA CM, and the processes that have them.
+    #[value(alias = "addresses")]
+    Programs,
     /// The fabric: its nodes, and its links with their states, width and speed.
     Fabric,
 }
@@ -147,6 +152,11 @@ pub trait Vmms: std::fmt::Debug {
         None
     }
 
+    /// Returns the VFs of a host that are offered to programs.
+    fn programs_of(&self, _host: &str) -> Vec<ProgramRow> {
+        Vec::new()
+    }
+
     /// Returns the nodes of simulators that are not attached yet.
     fn awaited(&self) -> Vec<AwaitedRow> {
         Vec::new()
@@ -203,6 +213,9 @@ pub fn page(
         })],
         Subject::Qps => vec![Table::of_nodes("qps", |scene, node| {
             qps::rows(scene.fabric, node)
+        })],
+        Subject::Programs => vec![Table::of_pfs("programs", |scene, pf| {
+            scene.vmms.programs_of(pf.name)
         })],
         Subject::Fabric => vec![
             Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),

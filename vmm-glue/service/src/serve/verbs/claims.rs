@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ib_vtime::Instant;
 use ib_wire::Gid;
 use pf_context::PlaceError;
 use pf_context::inspect::Inspect;
@@ -15,7 +16,8 @@ use vhca::world::{HostFunction, HostId};
 use super::memory::ProcessMemory;
 use super::program::{PORT, VfProgram};
 use super::rings::MappedRings;
-use crate::serve::Lab;
+use crate::serve::{Lab, NamedVf};
+use crate::show::{ProgramRow, ProgramUsage};
 
 /// A VF that programs can have.
 #[derive(Debug)]
@@ -26,6 +28,15 @@ pub(crate) struct ProcessVf {
     memory: ProcessMemory,
     /// Address for the RDMA CM.
     address: Ipv4Addr,
+    holder: Option<Holder>,
+}
+
+/// A process that has a VF.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holder {
+    pub(super) pid: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) since: Instant,
 }
 
 /// Network of the addresses of VFs: all of 127/8 is the host itself, so that programs find a VF by the RDMA CM and its host by
@@ -51,6 +62,7 @@ impl Lab {
             host_name: host_name.to_owned(),
             vf,
             memory,
+            holder: None,
         };
         self.process_vfs.insert(at, offered);
         Ok(())
@@ -65,6 +77,7 @@ impl Lab {
         name: &str,
         rings: &Arc<MappedRings>,
         process: OwnedFd,
+        holder: Holder,
     ) -> Result<HostFunction, Errno> {
         let (node, number) = split(name);
         let wanted = match node {
@@ -90,8 +103,9 @@ impl Lab {
             let program = self.world_mut().consumer_mut::<VfProgram>(at);
             let Some(program) = program else { continue };
             if program.claim(rings.clone()) {
-                if let Some(offered) = self.process_vfs.get(&at) {
+                if let Some(offered) = self.process_vfs.get_mut(&at) {
                     offered.memory.set(Some(process));
+                    offered.holder = Some(holder);
                 }
                 return Ok(at);
             }
@@ -109,8 +123,9 @@ impl Lab {
         }
         // Before its memory goes: a peer that reads from it is answered by nobody, rather than told of an error.
         self.world_mut().carry_out_reset(at);
-        if let Some(offered) = self.process_vfs.get(&at) {
+        if let Some(offered) = self.process_vfs.get_mut(&at) {
             offered.memory.set(None);
+            offered.holder = None;
         }
     }
 
@@ -128,13 +143,11 @@ impl Lab {
     pub(super) fn addresses(&self, at: HostFunction) -> Option<AddressBook> {
         let own = self.process_vfs.get(&at)?.address;
         let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
-        let contexts = hosts
+        let gids: BTreeMap<(HostId, VfId), Gid> = hosts
             .iter()
-            .filter_map(|host| Some((*host, self.world().host(*host).context()?)));
-        let gids: BTreeMap<(HostId, VfId), Gid> = contexts
-            .flat_map(|(host, context)| {
-                let rows = context.guids().filter(|row| row.port == PORT);
-                rows.filter_map(move |row| Some(((host, row.vf), row.gid?)))
+            .flat_map(|host| {
+                let gids = self.gids_of(*host);
+                gids.map(|(vf, gid)| ((*host, vf), gid))
             })
             .collect();
         let known = self.process_vfs.values();
@@ -143,6 +156,66 @@ impl Lab {
             own,
             gids: known.collect(),
         })
+    }
+
+    /// Returns the GIDs of a host's VFs that have one.
+    fn gids_of(&self, host: HostId) -> impl Iterator<Item = (VfId, Gid)> {
+        let context = self.world().host(host).context();
+        let rows = context.into_iter().flat_map(|context| context.guids());
+        let rows = rows.filter(|row| row.port == PORT);
+        rows.filter_map(|row| Some((row.vf, row.gid?)))
+    }
+
+    /// Returns the VFs of a host that programs can have, and those that do.
+    pub(in crate::serve) fn program_rows(&self, host: &str) -> Vec<ProgramRow> {
+        let offered = self.process_vfs.iter();
+        let offered: Vec<_> = offered.filter(|(_, vf)| vf.host_name == host).collect();
+        let gids: BTreeMap<VfId, Gid> = match offered.first() {
+            Some((_, vf)) => self.gids_of(vf.host).collect(),
+            None => return Vec::new(),
+        };
+        let now = self.world().now();
+        let row = |(at, vf): (&HostFunction, &ProcessVf)| {
+            let program = self.world().consumer::<VfProgram>(*at);
+            ProgramRow {
+                vf: vf.vf.get(),
+                address: vf.address,
+                gid: gids.get(&vf.vf).copied(),
+                pid: vf.holder.and_then(|holder| holder.pid),
+                uid: vf.holder.and_then(|holder| holder.uid),
+                since: vf.holder.map(|holder| now - holder.since),
+                usage: program.map(VfProgram::usage).unwrap_or_default(),
+            }
+        };
+        offered.into_iter().map(row).collect()
+    }
+
+    /// Returns what is seen of the program that has a VF.
+    pub(in crate::serve) fn seen_of_program(&self, vf: &NamedVf) -> Option<String> {
+        let rows = self.program_rows(&vf.host_name);
+        let row = rows.into_iter().find(|row| row.vf == vf.vf.get())?;
+        let since = row.since?.as_secs_f64();
+        let process = match row.pid {
+            Some(pid) => format!("process {pid}"),
+            None => "a process".to_owned(),
+        };
+        let ProgramUsage {
+            queue_pairs,
+            outstanding,
+            waiting,
+            dropped_events,
+            ..
+        } = row.usage;
+        let mut seen = format!(
+            "{process} has had the VF for {since:.1} s, with {queue_pairs} queue pairs and {outstanding} sends under way"
+        );
+        if waiting > 0 {
+            seen += &format!("; {waiting} queue pairs wait for room");
+        }
+        if dropped_events > 0 {
+            seen += &format!("; it has lost {dropped_events} events, since it does not read them");
+        }
+        Some(seen)
     }
 
     /// Returns the device of a VF as its program sees it before it opens the device.

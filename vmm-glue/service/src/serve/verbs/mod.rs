@@ -22,6 +22,8 @@ use super::acceptor::Acceptor;
 use super::claim::Claim;
 use super::descriptors::DescriptorLimit;
 use super::{Listener, Turn, WayIn};
+use crate::credentials::of_peer;
+use claims::Holder;
 use client::{Client, Datagram, Holding};
 use memory::is_process_memory;
 use program::VfProgram;
@@ -263,7 +265,14 @@ fn claim(
     let process = process.filter(is_process_memory).ok_or(Errno::EINVAL)?;
     let rings = MappedRings::new().map_err(|_| Errno::ENOMEM)?;
     let rings = Arc::new(rings);
-    let at = turn.lab.claim_vf(name, &rings, process)?;
+    let peer = of_peer(&client.socket).ok();
+    let pid = peer.and_then(|peer| peer.pid);
+    let holder = Holder {
+        pid: pid.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()),
+        uid: peer.map(|peer| peer.uid.as_raw()),
+        since: turn.now,
+    };
+    let at = turn.lab.claim_vf(name, &rings, process, holder)?;
     client.holding = Some(Holding::new(at, rings));
     Ok(CallReply::default())
 }

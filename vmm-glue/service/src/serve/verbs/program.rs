@@ -10,6 +10,7 @@ use verbs_link::{AddressBook, ChannelId, CmHost, Errno, ProcessDevice, RdmaCm, R
 use vf_proxy::native::ProxyQp;
 
 use super::rings::MappedRings;
+use crate::show::ProgramUsage;
 
 /// MADs that the port of a program holds each way.
 const DEPTH: u32 = 64;
@@ -62,6 +63,18 @@ impl VfProgram {
             self.port = Some(opened.map_err(|_| Errno::ENODEV)?);
         }
         self.cm.open()
+    }
+
+    /// Returns what the process owns, and what of it waits.
+    pub(super) fn usage(&self) -> ProgramUsage {
+        ProgramUsage {
+            files: self.device.contexts(),
+            queue_pairs: self.device.queue_pairs(),
+            cm_ids: self.cm.len(),
+            outstanding: self.device.outstanding(),
+            waiting: self.device.waiting(),
+            dropped_events: self.device.dropped_events,
+        }
     }
 
     /// Carries out a command of a file of the RDMA CM.

@@ -1,4 +1,4 @@
-//! What `vhca show` and `vhca why` tell of the VFs that are offered to VMMs.
+//! VFs that are offered to VMMs, for `vhca show` and `vhca why`.
 
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
@@ -7,7 +7,7 @@ use super::Seat;
 use crate::serve::why::Fault;
 use crate::serve::{Lab, NamedVf};
 use crate::shell::quoted;
-use crate::show::{AwaitedRow, FaultCodes, VmmRow, Vmms};
+use crate::show::{AwaitedRow, FaultCodes, ProgramRow, VmmRow, Vmms};
 use vhca_vfio_user::MemoryStatistics;
 
 /// How long a driver may leave events waiting: far longer than the interrupt of an emulated CPU takes.
@@ -30,6 +30,10 @@ impl Vmms for Lab {
     fn sa_answer_age(&self, host: &str, port: PortNum) -> Option<Duration> {
         let host = self.pf_host(host).ok()?;
         Lab::sa_answer_age(self, host.id.port(port.0))
+    }
+
+    fn programs_of(&self, host: &str) -> Vec<ProgramRow> {
+        self.program_rows(host)
     }
 
     fn awaited(&self) -> Vec<AwaitedRow> {

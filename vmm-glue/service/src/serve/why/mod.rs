@@ -135,7 +135,13 @@ impl Lab {
             .or_else(|| of_port.cloned())
             .or_else(|| self.why_unused(vf))
             .or_else(|| self.why_hampered(vf, port, row?))
-            .unwrap_or_else(|| Fault::new("ok", "the port is up").next("nothing"));
+            .unwrap_or_else(|| {
+                let ok = Fault::new("ok", "the port is up").next("nothing");
+                match self.seen_of_program(vf) {
+                    Some(seen) => ok.seen(seen),
+                    None => ok,
+                }
+            });
         Diagnosis {
             host: vf.host_name.clone(),
             vf: vf.vf.get(),

@@ -1,0 +1,84 @@
+//! Programs on libibverbs at the VFs that are offered to them.
+
+use std::net::Ipv4Addr;
+
+use ib_vtime::Duration;
+use ib_wire::Gid;
+use vf_tunnel::VfId;
+
+use super::cell::Cell;
+use super::table::{Column, Row, column};
+
+/// A VF that is offered to programs, and the process that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramRow {
+    /// Number of the VF.
+    pub vf: u16,
+    /// Address by which programs find the VF with the RDMA CM.
+    pub address: Ipv4Addr,
+    /// GID of its port; `None` until the subnet manager has written it.
+    pub gid: Option<Gid>,
+    /// Process that has the VF, if it has a number here.
+    pub pid: Option<u32>,
+    /// User of that process.
+    pub uid: Option<u32>,
+    /// Time for which the process has had the VF; `None` if none has.
+    pub since: Option<Duration>,
+    /// Objects of the process.
+    pub usage: ProgramUsage,
+}
+
+/// Objects of a process, and what waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramUsage {
+    /// Open files of the device.
+    pub files: usize,
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Ids of the RDMA CM.
+    pub cm_ids: usize,
+    /// Sends that were taken and have not completed.
+    pub outstanding: usize,
+    /// Queue pairs whose next sends wait for room.
+    pub waiting: usize,
+    /// Events that found their channel full or closed.
+    pub dropped_events: u64,
+}
+
+impl Row for ProgramRow {
+    const COLUMNS: &'static [Column] = &[
+        column("vf"),
+        column("address"),
+        column("gid"),
+        column("pid"),
+        column("uid"),
+        column("since_ms"),
+        column("files").wide(),
+        column("qps"),
+        column("cm_ids").headed("IDS"),
+        column("outstanding").headed("OUT").wide(),
+        column("waiting"),
+        column("dropped_events").headed("LOST").wide(),
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        vec![
+            Cell::Number(self.vf.into()),
+            Cell::text(self.address),
+            Cell::option(self.gid, Cell::text),
+            Cell::option(self.pid, |pid| Cell::Number(pid.into())),
+            Cell::option(self.uid, |uid| Cell::Number(uid.into())),
+            Cell::option(self.since, Cell::Time),
+            Cell::count(self.usage.files),
+            Cell::count(self.usage.queue_pairs),
+            Cell::count(self.usage.cm_ids),
+            Cell::count(self.usage.outstanding),
+            Cell::count(self.usage.waiting),
+            Cell::Number(self.usage.dropped_events),
+        ]
+    }
+
+    fn is_of(&self, vf: VfId) -> bool {
+        self.vf == vf.get()
+    }
+}
