@@ -3,9 +3,11 @@
 mod ask;
 mod generate;
 mod lab;
+mod link;
 mod number;
 mod programs;
 mod serve;
+mod server;
 
 use std::path::PathBuf;
 
@@ -15,13 +17,15 @@ use vhca_exercises::bench::{Case, Options};
 use number::number;
 
 pub(crate) use ask::{
-    CaptureArgs, ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs,
-    ServerArgs, SetArgs, SetCommand, ShowArgs, WhyArgs,
+    CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
+    WhyArgs,
 };
 pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
+pub(crate) use link::{ClearArgs, ClearCommand, WrongWords};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
+pub(crate) use server::ServerArgs;
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]

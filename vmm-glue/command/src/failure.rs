@@ -10,6 +10,8 @@ use vhca_service::lab::TieError;
 use vhca_service::programs::ProgramError;
 use vhca_service::serve::{OptionsError, OptionsFileError};
 
+use crate::cli::WrongWords;
+
 /// Exit status for wrong arguments, as clap has it, for options that are wrong, and for a wrong line of a script.
 const USAGE: u8 = 2;
 
@@ -45,6 +47,7 @@ fn status(error: &anyhow::Error) -> u8 {
         };
     }
     let is_usage = error.is::<OptionsError>()
+        || error.is::<WrongWords>()
         || matches!(error.downcast_ref(), Some(OptionsFileError::Line { .. }))
         || matches!(error.downcast_ref(), Some(ReplayError::Script { .. }));
     if is_usage { USAGE } else { 1 }

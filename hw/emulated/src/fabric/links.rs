@@ -5,10 +5,11 @@ use ib_wire::PortNum;
 
 use super::traffic::lost_link;
 use super::{Fabric, NodeId, Timer};
-use crate::link::{DirectionId, FaultInjector, data_rate, negotiate};
+use crate::link::{DirectionId, FaultInjector, LinkRate, data_rate, negotiate};
 use crate::node::LinkRequest;
 use crate::{
-    EndNode, Endpoint, FaultPlan, LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig,
+    EndNode, Endpoint, FaultPlan, LinkConfig, LinkId, LinkState, Node, NodeKind, PhysicalPort,
+    PortConfig,
 };
 
 impl<D: EndNode> Fabric<D> {
@@ -77,11 +78,7 @@ impl<D: EndNode> Fabric<D> {
             return;
         }
         let [a, b] = entry.ends;
-        let common = self
-            .port(a)
-            .zip(self.port(b))
-            .and_then(|(a, b)| negotiate(a, b, &entry.config));
-        let Some((width, speed, extended)) = common else {
+        let Some((width, speed, extended)) = self.common_rate(link) else {
             // Nothing in common: both keep looking.
             for end in [a, b] {
                 if let Some(port) = self.port_mut(end) {
@@ -103,6 +100,48 @@ impl<D: EndNode> Fabric<D> {
                 port.extended_speed_active = extended;
             }
             self.link_state_changed(end, None);
+        }
+    }
+
+    fn common_rate(&self, link: LinkId) -> Option<LinkRate> {
+        let entry = &self.links[link.index()];
+        let [a, b] = entry.ends.map(|end| self.port(end));
+        negotiate(a?, b?, &entry.config)
+    }
+
+    /// Returns what a link is made from.
+    #[must_use]
+    pub fn link_config(&self, link: LinkId) -> Option<LinkConfig> {
+        self.links.get(link.index()).map(|link| link.config)
+    }
+
+    /// Exchanges what a link is made from. If its ends agree on another width or speed then, it goes down and is trained
+    /// anew. Packets that are on the wire arrive before those that are sent later.
+    pub fn set_link_config(&mut self, link: LinkId, config: LinkConfig) {
+        if self.links.get(link.index()).is_none() {
+            return;
+        }
+        let before = self.common_rate(link);
+        let arrived = self.now + self.links[link.index()].config.latency;
+        let entry = &mut self.links[link.index()];
+        entry.config = config;
+        for direction in &mut entry.directions {
+            if direction.in_flight > 0 {
+                let not_before = arrived.saturating_duration_since(self.now + config.latency);
+                direction.free_at = direction.free_at.max(self.now + not_before);
+            }
+        }
+        if self.common_rate(link) != before {
+            self.take_down(link, None);
+            self.start_training(link);
+        }
+    }
+
+    /// Counts symbol errors at a port, as minor faults of the wire do.
+    pub fn count_symbol_errors(&mut self, at: Endpoint, errors: u32) {
+        let node = self.slots.get_mut(at.node.index());
+        if let Some(port) = node.and_then(|slot| slot.node_mut().port_mut(at.port)) {
+            port.counters.symbol_errors += u64::from(errors);
         }
     }
 

@@ -138,12 +138,15 @@ impl Link {
     }
 }
 
+/// A width, a speed, and an extended speed, if there is one.
+pub(crate) type LinkRate = (LinkWidth, LinkSpeed, LinkSpeedExt);
+
 /// The common width and speed of two ports and their cable: the fastest that all enable.
 pub(crate) fn negotiate(
     a: &PhysicalPort,
     b: &PhysicalPort,
     cable: &LinkConfig,
-) -> Option<(LinkWidth, LinkSpeed, LinkSpeedExt)> {
+) -> Option<LinkRate> {
     let widths = a.width_enabled.0 & b.width_enabled.0 & cable.widths.0;
     let width = widest(LinkWidth(widths))?;
     let speed = highest_bit(a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get())?;

@@ -1,54 +1,16 @@
 //! Arguments of the commands that ask a running service.
 
 use core::ops::RangeInclusive;
-use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use vhca_service::places::Places;
 use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::serve::control::{Remote, default_places};
-use vhca_service::serve::{GuestAction, LinkFaults, Right, VfChange, VfState};
+use vhca_service::serve::{GuestAction, Right, VfChange, VfState};
 use vhca_service::show::{By, Format, Subject};
 
+use super::link::SetLinkArgs;
 use super::number::{number, parse};
-
-/// Where the service is, and how long it may take to start.
-#[derive(Debug, Args)]
-pub(crate) struct ServerArgs {
-    /// The control socket of the service; by default $XDG_RUNTIME_DIR/vhca/control.sock or
-    /// /tmp/vhca-UID/control.sock, or else that of the packaged service, /run/vhca/control.sock.
-    #[arg(long, value_name = "PATH", env = "VHCA_CONTROL", global = true)]
-    control: Option<PathBuf>,
-    /// Wait so many seconds for a service that starts; 0 for not at all.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = number::<u32>(0..=86_400), global = true)]
-    wait: u32,
-}
-
-impl ServerArgs {
-    /// Returns the places of control sockets.
-    pub(crate) fn places(&self) -> anyhow::Result<Places> {
-        Ok(Places {
-            paths: match &self.control {
-                Some(path) => vec![path.clone()],
-                None => default_places()?,
-            },
-            wait: Duration::from_secs(self.wait.into()),
-        })
-    }
-
-    /// Connects to the service.
-    pub(crate) fn connect(&self) -> anyhow::Result<Remote> {
-        Ok(Remote::connect_to(&self.places()?, &mut say)?)
-    }
-}
-
-/// Tells the user what goes on.
-pub(super) fn say(line: &str) {
-    // Without stderr there is nobody to be told.
-    let _ = writeln!(io::stderr(), "vhca: {line}");
-}
+use super::server::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
@@ -265,108 +227,6 @@ fn limits_change(limits: &[Limit]) -> VfChange {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct SetLinkArgs {
-    /// NODE/PORT, or NODE and a second one; behind them up or down, or faults: loss=1% duplicate=0.5% corrupt=0.01%.
-    #[arg(required = true, num_args = 2..=5, value_name = "END... up|down|FAULT=PERCENT...")]
-    words: Vec<String>,
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-}
-
-impl SetLinkArgs {
-    pub(crate) fn request(mut self) -> anyhow::Result<Request> {
-        let faults = self.words.iter().position(|word| word.contains('='));
-        let faults = faults.map(|first| self.words.split_off(first));
-        let up = match self.words.last().map(String::as_str) {
-            _ if faults.is_some() => None,
-            Some("up") => Some(true),
-            Some("down") => Some(false),
-            _ => anyhow::bail!("the last word must be up, down, or a fault such as loss=1%"),
-        };
-        self.words
-            .truncate(self.words.len() - usize::from(up.is_some()));
-        anyhow::ensure!(
-            matches!(self.words.len(), 1 | 2),
-            "a link has one end or two: NODE/PORT, or NODE NODE"
-        );
-        let mut ends = self.words.into_iter();
-        let (a, b) = (ends.next().unwrap_or_default(), ends.next());
-        let Some(up) = up else {
-            let faults = link_faults(&faults.unwrap_or_default())?;
-            return Ok(Request::SetLinkFaults { a, b, faults });
-        };
-        Ok(Request::SetLink { a, b, up })
-    }
-}
-
-/// Of several values for one fault the last counts.
-fn link_faults(words: &[String]) -> anyhow::Result<LinkFaults> {
-    let mut faults = LinkFaults::default();
-    for word in words {
-        let (name, percent) = word.split_once('=').unwrap_or((word, ""));
-        let fault = match name {
-            "loss" => &mut faults.loss,
-            "duplicate" => &mut faults.duplicate,
-            "corrupt" => &mut faults.corrupt,
-            _ => anyhow::bail!("{word:?} is no fault: expected loss, duplicate or corrupt"),
-        };
-        let parts = parts_per_million(percent);
-        *fault = parts.ok_or_else(|| {
-            anyhow::anyhow!("{word:?}: expected a percentage from 0% to 100%, such as 0.01%")
-        })?;
-    }
-    Ok(faults)
-}
-
-/// Reads a percentage with at most four decimals.
-fn parts_per_million(text: &str) -> Option<u32> {
-    let (whole, decimals) = match text.strip_suffix('%')?.split_once('.') {
-        Some((whole, decimals)) => (whole, decimals),
-        None => (text.strip_suffix('%')?, ""),
-    };
-    let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
-    if whole.is_empty() || decimals.len() > 4 || !is_number(whole) || !is_number(decimals) {
-        return None;
-    }
-    let parts: u64 = format!("{whole}{decimals:0<4}").parse().ok()?;
-    u32::try_from(parts)
-        .ok()
-        .filter(|parts| *parts <= 1_000_000)
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ClearArgs {
-    #[command(subcommand)]
-    pub(crate) what: ClearCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum ClearCommand {
-    /// End the faults of links: of a port (NODE/PORT), or of all between two nodes.
-    Link(ClearLinkArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ClearLinkArgs {
-    /// NODE/PORT, or NODE and a second one.
-    a: String,
-    /// The node at the other end.
-    b: Option<String>,
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-}
-
-impl ClearLinkArgs {
-    pub(crate) fn request(&self) -> Request {
-        Request::SetLinkFaults {
-            a: self.a.clone(),
-            b: self.b.clone(),
-            faults: LinkFaults::default(),
-        }
-    }
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
     /// The VFs: N, HOST/N, HOST/all, or all.
     vf: String,
@@ -412,62 +272,4 @@ pub(crate) struct MetricsArgs {
 pub(crate) struct PlainArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_percentage_has_four_decimals_at_most_and_is_no_more_than_all() {
-        for (text, parts) in [
-            ("1%", Some(10_000)),
-            ("0.01%", Some(100)),
-            ("12.3456%", Some(123_456)),
-            ("100%", Some(1_000_000)),
-            ("0%", Some(0)),
-            ("100.0001%", None),
-            ("0.00001%", None),
-            ("1", None),
-            ("%", None),
-            (".5%", None),
-            ("-1%", None),
-            ("1.+1%", None),
-            ("99999999999999999999999%", None),
-        ] {
-            assert_eq!(parts_per_million(text), parts, "{text}");
-        }
-    }
-
-    #[test]
-    fn words_of_a_link_are_its_ends_and_then_a_state_or_faults() {
-        let request = |words: &str| {
-            let words = words.split(' ').map(str::to_owned).collect();
-            let server = ServerArgs {
-                control: None,
-                wait: 0,
-            };
-            SetLinkArgs { words, server }.request().ok()
-        };
-        let faults = LinkFaults {
-            loss: 10_000,
-            corrupt: 5_000,
-            ..LinkFaults::default()
-        };
-        let (a, b) = ("A/1".to_owned(), None);
-        let planned = Request::SetLinkFaults { a, b, faults };
-        assert_eq!(request("A/1 loss=1% corrupt=0.5%"), Some(planned));
-        let (a, b, up) = ("A".to_owned(), Some("B".to_owned()), false);
-        assert_eq!(request("A B down"), Some(Request::SetLink { a, b, up }));
-        for wrong in [
-            "A/1",
-            "up",
-            "A B C up",
-            "A/1 loss=1% up",
-            "A/1 lost=1%",
-            "loss=1%",
-        ] {
-            assert_eq!(request(wrong), None, "{wrong}");
-        }
-    }
 }

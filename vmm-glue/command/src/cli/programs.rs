@@ -7,7 +7,7 @@ use clap::Args;
 use vhca_service::programs::{ProgramEnvironment, find_library, find_service, umad_socket_of};
 
 use super::ServerArgs;
-use super::ask::say;
+use super::server::say;
 
 /// Which service and which of its adapters.
 #[derive(Debug, Args)]

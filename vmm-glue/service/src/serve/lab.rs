@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
+use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId};
 use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
@@ -118,6 +118,8 @@ pub struct Lab {
     /// What was changed on VFs' ports.
     pub(super) settings: BTreeMap<HostPortId, VfSettings>,
     pub(super) history: History,
+    /// Links as they were before they had faults.
+    pub(super) sound_cables: BTreeMap<LinkId, LinkConfig>,
     /// What the SAs of the PFs' ports were asked for diagnoses.
     pub(super) sa_probes: SaProbes,
     /// The programs that say that they are the subnet managers of ports, as far as their processes are known.
@@ -183,6 +185,7 @@ impl Lab {
             guests: Guests::default(),
             settings: BTreeMap::new(),
             history: History::default(),
+            sound_cables: BTreeMap::new(),
             sa_probes: SaProbes::default(),
             managers: BTreeMap::new(),
             awaited: Awaited::default(),

@@ -1,6 +1,9 @@
 //! Planned faults of links, while the service runs.
 
-use emulated_hca::{Fault, FaultPlan, PacketFilter, When};
+use core::time::Duration;
+
+use emulated_hca::{Endpoint, Fault, FaultPlan, LinkConfig, LinkId, PacketFilter, When};
+use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
 use serde::{Deserialize, Serialize};
 
 use super::Lab;
@@ -9,7 +12,10 @@ use super::control::protocol::Refusal;
 /// Parts in all.
 const MILLION: u32 = 1_000_000;
 
-/// Packets of a link that are lost, doubled and damaged, each way, in parts per million; what is not named is 0.
+/// Longest delay: timeouts of managers and connections are shorter.
+const MAX_DELAY: Duration = Duration::from_secs(10);
+
+/// Faults of a link. Of packets that are lost, doubled and damaged, each way, the parts in a million; what is not named is no fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LinkFaults {
@@ -19,6 +25,101 @@ pub struct LinkFaults {
     pub duplicate: u32,
     /// Packets of which a bit flips on the wire: the receiver's VCRC check fails.
     pub corrupt: u32,
+    /// Time that each packet takes besides what it takes anyway, in nanoseconds.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub delay_ns: u64,
+    /// Greatest width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<FaultyWidth>,
+    /// Highest speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speed: Option<FaultySpeed>,
+    /// Symbol errors that both ends count now, once.
+    #[serde(skip_serializing_if = "is_none_at_all")]
+    pub symbol_errors: u32,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_none_at_all(number: &u32) -> bool {
+    *number == 0
+}
+
+/// Greatest width of a link with some lanes broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum FaultyWidth {
+    /// One lane.
+    #[serde(rename = "1x")]
+    #[value(name = "1x")]
+    X1,
+    /// Two lanes.
+    #[serde(rename = "2x")]
+    #[value(name = "2x")]
+    X2,
+    /// Four lanes.
+    #[serde(rename = "4x")]
+    #[value(name = "4x")]
+    X4,
+    /// Eight lanes.
+    #[serde(rename = "8x")]
+    #[value(name = "8x")]
+    X8,
+}
+
+impl FaultyWidth {
+    /// Returns the widths that are left.
+    const fn widths(self) -> LinkWidth {
+        let narrow = LinkWidth::X1.0;
+        LinkWidth(match self {
+            Self::X1 => narrow,
+            Self::X2 => narrow | LinkWidth::X2.0,
+            Self::X4 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0,
+            Self::X8 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0 | LinkWidth::X8.0,
+        })
+    }
+}
+
+/// Highest speed of a link with a bad cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultySpeed {
+    /// 2.5 Gb/s a lane.
+    Sdr,
+    /// 5 Gb/s a lane.
+    Ddr,
+    /// 10 Gb/s a lane.
+    Qdr,
+    /// 14.0625 Gb/s a lane.
+    Fdr,
+    /// 25.78125 Gb/s a lane.
+    Edr,
+    /// 53.125 Gb/s a lane.
+    Hdr,
+}
+
+impl FaultySpeed {
+    /// Returns the speeds that are left.
+    const fn speeds(self) -> (LinkSpeed, LinkSpeedExt) {
+        let all = LinkSpeed::ALL_SUPPORTED;
+        match self {
+            Self::Sdr => (LinkSpeed::SDR, LinkSpeedExt::NONE),
+            Self::Ddr => (LinkSpeed::from_low_bits(3), LinkSpeedExt::NONE),
+            Self::Qdr => (LinkSpeed::from_low_bits(7), LinkSpeedExt::NONE),
+            Self::Fdr => (all, LinkSpeedExt::FDR),
+            Self::Edr => (all, LinkSpeedExt::from_low_bits(3)),
+            Self::Hdr => (all, LinkSpeedExt::from_low_bits(7)),
+        }
+    }
 }
 
 impl LinkFaults {
@@ -39,11 +140,45 @@ impl LinkFaults {
                 });
         (!plan.rules().is_empty()).then_some(plan)
     }
+
+    /// Returns what is left of a link.
+    fn cable(&self, sound: LinkConfig) -> LinkConfig {
+        let widths = self
+            .width
+            .map_or(LinkWidth::ALL_SUPPORTED, FaultyWidth::widths);
+        let all = (LinkSpeed::ALL_SUPPORTED, LinkSpeedExt::ALL_SUPPORTED);
+        let (speeds, extended) = self.speed.map_or(all, FaultySpeed::speeds);
+        LinkConfig {
+            widths: LinkWidth(sound.widths.0 & widths.0),
+            speeds: LinkSpeed::from_low_bits(sound.speeds.get() & speeds.get()),
+            extended_speeds: LinkSpeedExt::from_low_bits(
+                sound.extended_speeds.get() & extended.get(),
+            ),
+            latency: sound
+                .latency
+                .saturating_add(Duration::from_nanos(self.delay_ns)),
+            ..sound
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let parts = [self.loss, self.duplicate, self.corrupt];
+        if parts.iter().any(|parts| *parts > MILLION) {
+            return Err(format!(
+                "a fault strikes at most {MILLION} packets in a million"
+            ));
+        }
+        if Duration::from_nanos(self.delay_ns) > MAX_DELAY {
+            return Err(format!("a delay is at most {} s", MAX_DELAY.as_secs()));
+        }
+        Ok(())
+    }
 }
 
 impl Lab {
     /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of those that were planned.
-    /// They strike every packet, those of management too. Returns the number of links.
+    /// They strike every packet, those of management too. A link that gets another width or speed goes down for it. Returns
+    /// the number of links.
     ///
     /// # Errors
     /// A refusal that says why; nothing has changed then.
@@ -53,32 +188,62 @@ impl Lab {
         b: Option<&str>,
         faults: LinkFaults,
     ) -> Result<usize, Refusal> {
-        let LinkFaults {
-            loss,
-            duplicate,
-            corrupt,
-        } = faults;
-        if [loss, duplicate, corrupt]
-            .iter()
-            .any(|parts| *parts > MILLION)
-        {
-            let message = format!("a fault strikes at most {MILLION} packets in a million");
-            return Err(Refusal::new("bad_faults", message));
-        }
+        let bad = |message: String| Refusal::new("bad_faults", message);
+        faults.check().map_err(bad)?;
         let links = self.links_at(a, b)?;
-        let fabric = self.world_mut().fabric_mut();
-        let ends = links.iter().filter_map(|link| fabric.link_ends(*link));
-        let ends: Vec<_> = ends.flatten().collect();
-        for (seed, from) in (1..).zip(ends) {
-            fabric.set_faults(from, faults.plan(seed).as_ref());
+        let mut changed: Vec<(LinkId, [Endpoint; 2], LinkConfig)> = Vec::new();
+        for link in &links {
+            let fabric = self.fabric();
+            let Some((ends, now)) = fabric.link_ends(*link).zip(fabric.link_config(*link)) else {
+                continue;
+            };
+            let sound = self.sound_cables.get(link).copied().unwrap_or(now);
+            let cable = faults.cable(sound);
+            if let Some(why) = self.nothing_in_common(ends, &cable).filter(|_| {
+                // Ports that had nothing in common before are not the fault's matter.
+                faults.width.is_some() || faults.speed.is_some()
+            }) {
+                return Err(bad(why));
+            }
+            changed.push((*link, ends, cable));
+        }
+        let mut seed = 0;
+        for (link, ends, cable) in changed {
+            if let Some(sound) = self.fabric().link_config(link) {
+                self.sound_cables.entry(link).or_insert(sound);
+            }
+            let fabric = self.world_mut().fabric_mut();
+            for end in ends {
+                seed += 1;
+                fabric.set_faults(end, faults.plan(seed).as_ref());
+                fabric.count_symbol_errors(end, faults.symbol_errors);
+            }
+            fabric.set_link_config(link, cable);
         }
         Ok(links.len())
+    }
+
+    /// Returns why the ends of a link would not come up with a cable, if they would not.
+    fn nothing_in_common(&self, ends: [Endpoint; 2], cable: &LinkConfig) -> Option<String> {
+        let [a, b] = ends.map(|end| self.fabric().port(end));
+        let (a, b) = a.zip(b)?;
+        let what = if a.width_enabled.0 & b.width_enabled.0 & cable.widths.0 == 0 {
+            "width"
+        } else if a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get() == 0 {
+            "speed"
+        } else {
+            return None;
+        };
+        let [a, b] = ends.map(|end| self.port_name(end));
+        Some(format!(
+            "{a} and {b} have no such {what} in common: the link would stay down, as with vhca set link {a} down"
+        ))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ib_vtime::{Duration, Instant};
+    use ib_vtime::Instant;
 
     use super::*;
     use crate::serve::Options;
@@ -107,6 +272,43 @@ mod tests {
     }
 
     #[test]
+    fn a_link_is_narrow_slow_and_late_until_it_is_cleared() {
+        let mut lab = Lab::build(&Options::default(), 1).unwrap();
+        let at = lab.node("H1-1").unwrap().port(1);
+        let rate = |lab: &Lab| {
+            let port = lab.fabric().port(at).unwrap();
+            let speed = (port.speed_active, port.extended_speed_active);
+            (port.width_active, speed, port.counters.symbol_errors)
+        };
+        let sound = rate(&lab);
+        let link = lab.fabric().link_at(at).unwrap();
+        let cable = lab.fabric().link_config(link).unwrap();
+        let faults = LinkFaults {
+            width: Some(FaultyWidth::X1),
+            speed: Some(FaultySpeed::Sdr),
+            delay_ns: 10_000,
+            symbol_errors: 7,
+            ..LinkFaults::default()
+        };
+        assert_eq!(lab.set_link_faults("H1-1/1", None, faults), Ok(1));
+        let slow = (LinkSpeed::SDR, LinkSpeedExt::NONE);
+        assert_eq!(rate(&lab), (LinkWidth::X1, slow, 7));
+        let latency = |lab: &Lab| lab.fabric().link_config(link).unwrap().latency;
+        assert_eq!(latency(&lab), Duration::from_micros(10));
+        // A second fault is no worse for the first one.
+        let later = LinkFaults {
+            delay_ns: 20_000,
+            ..LinkFaults::default()
+        };
+        assert_eq!(lab.set_link_faults("H1-1/1", None, later), Ok(1));
+        assert_eq!(latency(&lab), Duration::from_micros(20));
+        assert_eq!(rate(&lab), (sound.0, sound.1, 7));
+        let none = LinkFaults::default();
+        assert_eq!(lab.set_link_faults("H1-1/1", None, none), Ok(1));
+        assert_eq!(lab.fabric().link_config(link), Some(cable));
+    }
+
+    #[test]
     fn faults_beyond_all_packets_and_links_that_do_not_exist_are_refused() {
         let mut lab = Lab::build(&Options::default(), 1).unwrap();
         let code = |set: Result<usize, Refusal>| set.map_err(|refusal| refusal.code);
@@ -118,10 +320,15 @@ mod tests {
             corrupt: MILLION + 1,
             ..some
         };
+        let late = LinkFaults {
+            delay_ns: 10_000_000_001,
+            ..some
+        };
         let refused = |code: &str| Err(code.to_owned());
         assert_eq!(code(lab.set_link_faults("S1", Some("S2"), some)), Ok(2));
         for (a, faults, expected) in [
             ("S1/7", beyond, "bad_faults"),
+            ("S1/7", late, "bad_faults"),
             ("S1", some, "bad_link"),
             ("S1/5", some, "no_such_link"),
             ("X/1", some, "no_such_node"),

@@ -49,7 +49,7 @@ pub use claim::ClaimError;
 pub use guests::{GuestAction, GuestReport, JobId};
 pub use ibsim::{IbsimAddress, IbsimError, IbsimWay};
 pub use lab::{Lab, LabError, LabHost};
-pub use link_faults::LinkFaults;
+pub use link_faults::{FaultySpeed, FaultyWidth, LinkFaults};
 pub use listeners::{Listener, Listeners};
 pub use options::{GuidPolicy, Options, Quotas, SidrSpec, SmChoice};
 pub use options_error::OptionsError;

@@ -21,7 +21,7 @@ impl Lab {
     }
 
     /// The name of a port: `NODE/PORT`.
-    pub(super) fn port_name(&self, at: Endpoint) -> String {
+    pub(in crate::serve) fn port_name(&self, at: Endpoint) -> String {
         format!("{}/{}", self.node_name(at.node), at.port)
     }
 
