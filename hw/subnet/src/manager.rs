@@ -157,9 +157,10 @@ impl SubnetManager {
         self.sm.smi()
     }
 
-    /// Asks for a heavy sweep.
-    pub fn request_sweep(&mut self) {
+    /// Asks for a heavy sweep, which begins with the next poll.
+    pub fn request_sweep(&mut self, now: Instant) {
         self.sm.request_sweep();
+        self.sm.look_around(now);
     }
 
     /// Receives and sends SMPs, runs timers, and lets the SA's changes reach the subnet. Whether

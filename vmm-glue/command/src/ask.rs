@@ -14,7 +14,7 @@ use vhca_service::show::Format;
 
 use crate::cli::{
     CaptureArgs, ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs,
-    SetCommand, ShowArgs, WhyArgs,
+    SetCommand, ShowArgs, SmCommand, WhyArgs,
 };
 
 /// Prints tables.
@@ -72,6 +72,13 @@ pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
 pub(crate) fn clear(args: ClearArgs) -> anyhow::Result<()> {
     let ClearCommand::Link(args) = args.what;
     args.server.connect()?.ask(args.request())?;
+    Ok(())
+}
+
+/// Controls the subnet manager.
+pub(crate) fn sm(what: &SmCommand) -> anyhow::Result<()> {
+    let SmCommand::Sweep(args) = what;
+    args.server.connect()?.ask(Request::SweepSm {})?;
     Ok(())
 }
 

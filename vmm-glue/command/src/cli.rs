@@ -18,7 +18,7 @@ use number::number;
 
 pub(crate) use ask::{
     CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
-    WhyArgs,
+    SmCommand, WhyArgs,
 };
 pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
@@ -69,6 +69,9 @@ pub(crate) enum Command {
     Set(SetArgs),
     /// End what set began.
     Clear(ClearArgs),
+    /// Control vhca's own subnet manager in a running service.
+    #[command(subcommand)]
+    Sm(SmCommand),
     /// Capture packets of a running service for Wireshark, until ^C.
     Capture(CaptureArgs),
     /// Have the guests of a running service do something; vhca serve --guests starts them.

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Command::QemuArgs(args) => qemu_args(&args).map(|()| true),
         Command::Set(args) => ask::set(args).map(|()| true),
         Command::Clear(args) => ask::clear(args).map(|()| true),
+        Command::Sm(what) => ask::sm(&what).map(|()| true),
         Command::Capture(args) => ask::capture(&args).map(|()| true),
         Command::Guest(args) => ask::guest(args),
         Command::Metrics(args) => ask::metrics(args).map(|()| true),

@@ -20,7 +20,7 @@ pub(crate) struct ShowArgs {
     /// Show the rows of this host only; of ports, drops, qps and fabric, those of this node.
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
-    /// Show the rows of this VF only: N, or HOST/N. Ports and fabric have none.
+    /// Show the rows of this VF only: N, or HOST/N. Ports, fabric and sm have none.
     #[arg(long, value_name = "VF")]
     pub(crate) vf: Option<String>,
     /// Show only rows with a problem: of vfs, ports, guids, drops (of the last minute) and fabric.
@@ -266,6 +266,12 @@ pub(crate) struct MetricsArgs {
     pub(crate) vf: Option<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SmCommand {
+    /// Start a heavy sweep: find all nodes, and write all that differs.
+    Sweep(PlainArgs),
 }
 
 #[derive(Debug, Args)]

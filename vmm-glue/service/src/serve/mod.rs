@@ -33,6 +33,7 @@ mod sandbox;
 mod service;
 mod set;
 mod signals;
+mod sm;
 mod subnet;
 mod target;
 mod topology;

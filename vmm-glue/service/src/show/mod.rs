@@ -18,6 +18,7 @@ mod page;
 mod programs;
 mod qps;
 mod rows;
+mod sm;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use facts::{Facts, milliseconds};
 pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use programs::{ProgramRow, ProgramUsage};
+pub use sm::{PartitionRow, SmRow};
 pub use table::Filter;
 pub use totals::Totals;
 pub use vfs::{AwaitedRow, FaultCodes};
@@ -73,6 +75,8 @@ pub enum Subject {
     Programs,
     /// The fabric: its nodes, and its links with their states, width and speed.
     Fabric,
+    /// The subnet managers: states, priorities and sweeps; and the partitions of the embedded one.
+    Sm,
 }
 
 impl Subject {
@@ -85,7 +89,7 @@ impl Subject {
     /// Returns true if its rows can be a VF's.
     #[must_use]
     pub const fn is_of_vfs(self) -> bool {
-        !matches!(self, Self::Ports | Self::Fabric)
+        !matches!(self, Self::Ports | Self::Fabric | Self::Sm)
     }
 
     /// Returns true if its rows can have problems.
@@ -157,6 +161,16 @@ pub trait Vmms: std::fmt::Debug {
         Vec::new()
     }
 
+    /// Returns the subnet managers of the fabric.
+    fn subnet_managers(&self) -> Vec<SmRow> {
+        Vec::new()
+    }
+
+    /// Returns the partitions of the embedded subnet manager.
+    fn partitions(&self) -> Vec<PartitionRow> {
+        Vec::new()
+    }
+
     /// Returns the nodes of simulators that are not attached yet.
     fn awaited(&self) -> Vec<AwaitedRow> {
         Vec::new()
@@ -179,7 +193,7 @@ pub fn page(
                 tables.push(Table::of_vmms());
             }
             if !scene.vmms.awaited().is_empty() {
-                tables.push(Table::of_awaited());
+                tables.push(Table::of_service("awaited", |scene| scene.vmms.awaited()));
             }
             tables
         }
@@ -217,6 +231,10 @@ pub fn page(
         Subject::Programs => vec![Table::of_pfs("programs", |scene, pf| {
             scene.vmms.programs_of(pf.name)
         })],
+        Subject::Sm => vec![
+            Table::of_service("managers", |scene| scene.vmms.subnet_managers()),
+            Table::of_service("partitions", |scene| scene.vmms.partitions()),
+        ],
         Subject::Fabric => vec![
             Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),
             Table::of_links("links", |scene, filter, node| {

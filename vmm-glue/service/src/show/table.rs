@@ -4,7 +4,7 @@ use emulated_hca::NodeId;
 use vf_tunnel::VfId;
 
 use super::cell::Cell;
-use super::{AwaitedRow, NamedPf, Scene, VmmRow};
+use super::{NamedPf, Scene, VmmRow};
 
 /// A column of a table. Its name is the key of the JSON objects.
 #[derive(Clone, Copy, Debug)]
@@ -177,14 +177,17 @@ impl Table {
         }
     }
 
-    /// Returns the table of the nodes of simulators that are not attached yet.
-    pub(super) fn of_awaited() -> Self {
-        let part = |scene: &Scene<'_>, filter: &Filter, place: usize| {
-            (place == 0).then(|| cells(scene.vmms.awaited(), filter))
+    /// Returns a table of the service, which has one part.
+    pub(super) fn of_service<R: Row + 'static>(
+        name: &'static str,
+        rows: impl Fn(&Scene<'_>) -> Vec<R> + 'static,
+    ) -> Self {
+        let part = move |scene: &Scene<'_>, filter: &Filter, place: usize| {
+            (place == 0).then(|| cells(rows(scene), filter))
         };
         Self {
-            name: "awaited",
-            columns: AwaitedRow::COLUMNS.to_vec(),
+            name,
+            columns: R::COLUMNS.to_vec(),
             part: Box::new(part),
         }
     }

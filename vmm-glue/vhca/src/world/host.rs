@@ -230,6 +230,13 @@ impl Host {
         }
     }
 
+    /// Asks the subnet manager that runs here for a heavy sweep. Returns `false` if there is none.
+    pub(super) fn request_sweep(&mut self, now: Instant) -> bool {
+        let port = self.manager_place().and_then(ManagerPlace::port);
+        let place = port.and_then(|port| self.gsi_and_manager(port));
+        place.is_some_and(|(_, manager)| manager.request_sweep(now))
+    }
+
     /// Returns the agent on a port's QP1, and the manager that may use it.
     pub(super) fn gsi_and_manager(
         &mut self,

@@ -84,6 +84,12 @@ impl ManagerPlace {
         manager.filter(|m| m.port() == port).map(SubnetManager::smi)
     }
 
+    /// Asks the manager for a heavy sweep. Returns `false` if there is none.
+    pub(super) fn request_sweep(&mut self, now: Instant) -> bool {
+        let manager = self.manager.as_deref_mut();
+        manager.map(|manager| manager.request_sweep(now)).is_some()
+    }
+
     /// The port of the manager that runs.
     pub(super) fn port(&self) -> Option<PortNum> {
         self.manager.as_deref().map(SubnetManager::port)

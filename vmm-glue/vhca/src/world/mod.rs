@@ -173,6 +173,13 @@ impl World {
         self.hosts[host.0].stop_manager(&mut self.fabric)
     }
 
+    /// Starts a heavy sweep of a host's subnet manager with the next poll. Returns `false` if none runs there.
+    pub fn request_sweep(&mut self, host: HostId) -> bool {
+        let now = self.now();
+        self.wake(host.pf());
+        self.hosts[host.0].request_sweep(now)
+    }
+
     /// A seed that differs from call to call (the step of SplitMix64, whose consumers scramble it).
     const fn derived_seed(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -101,6 +101,10 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
             let set = turn.lab.set_link_faults(a, b.as_deref(), *faults);
             set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
         }
+        Request::SweepSm {} => {
+            let swept = turn.lab.sweep();
+            swept.map(|()| Answer::of(&serde_json::json!({ "sweeping": true })))
+        }
         Request::Guest {
             vf,
             host,
@@ -185,7 +189,8 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
     }
     if let Some(vf) = &query.vf {
         if !subject.is_of_vfs() {
-            let message = "ports and fabric have no rows of VFs: name a host or node with --host";
+            let message =
+                "ports, fabric and sm have no rows of VFs; ports and fabric have those of a --host";
             return Err(Refusal::new("no_vf_rows", message));
         }
         let of_vf = of_vf(lab, vf, host.as_deref())?;
@@ -194,6 +199,10 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
             ..of_vf
         };
     } else if let Some(name) = host {
+        if *subject == Subject::Sm {
+            let message = "sm shows the whole subnet: leave --host out";
+            return Err(Refusal::new("no_host_rows", message));
+        }
         filter.node = Some(if subject.is_of_nodes() {
             lab.node(name).ok_or_else(|| no_such_node(name))?
         } else {

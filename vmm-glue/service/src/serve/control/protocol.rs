@@ -80,6 +80,8 @@ pub enum Request {
         #[serde(default)]
         faults: LinkFaults,
     },
+    /// Have the embedded subnet manager sweep the subnet.
+    SweepSm {},
     /// Have guests do something.
     Guest {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.

@@ -138,6 +138,8 @@ fn a_query_that_makes_no_sense_is_refused_with_what_does() {
             "vhca show fabric",
         ),
         (vf(Subject::Fabric, "H1-1/1"), "no_vf_rows", "--host"),
+        (vf(Subject::Sm, "H1-1/1"), "no_vf_rows", "--host"),
+        (host(Subject::Sm, "H1-1"), "no_host_rows", "--host"),
         (vf(Subject::Vfs, "1"), "ambiguous_host", "H1-1/1"),
         (vf(Subject::Tids, "H1-1/all"), "one_vf", "HOST/N"),
         (vf(Subject::Vfs, "H1-1/99"), "no_such_vf", "it has 2"),

@@ -7,7 +7,7 @@ use super::Seat;
 use crate::serve::why::Fault;
 use crate::serve::{Lab, NamedVf};
 use crate::shell::quoted;
-use crate::show::{AwaitedRow, FaultCodes, ProgramRow, VmmRow, Vmms};
+use crate::show::{AwaitedRow, FaultCodes, PartitionRow, ProgramRow, SmRow, VmmRow, Vmms};
 use vhca_vfio_user::MemoryStatistics;
 
 /// How long a driver may leave events waiting: far longer than the interrupt of an emulated CPU takes.
@@ -34,6 +34,14 @@ impl Vmms for Lab {
 
     fn programs_of(&self, host: &str) -> Vec<ProgramRow> {
         self.program_rows(host)
+    }
+
+    fn subnet_managers(&self) -> Vec<SmRow> {
+        self.sm_rows()
+    }
+
+    fn partitions(&self) -> Vec<PartitionRow> {
+        self.partition_rows()
     }
 
     fn awaited(&self) -> Vec<AwaitedRow> {

@@ -26,14 +26,14 @@ impl Lab {
     }
 
     /// The name of a node.
-    pub(super) fn node_name(&self, node: NodeId) -> &str {
+    pub(in crate::serve) fn node_name(&self, node: NodeId) -> &str {
         let node = self.fabric().node(node);
         node.and_then(|node| node.description.as_str())
             .unwrap_or("?")
     }
 
     /// The end ports: of a switch, port 0.
-    pub(super) fn end_ports(&self) -> impl Iterator<Item = (Endpoint, &PhysicalPort)> {
+    pub(in crate::serve) fn end_ports(&self) -> impl Iterator<Item = (Endpoint, &PhysicalPort)> {
         let fabric = self.fabric();
         fabric.nodes().flat_map(move |(id, kind)| {
             let ports = fabric.node(id).map_or(&[][..], |node| node.ports());

@@ -10,7 +10,7 @@ use crate::shell::quoted;
 
 impl Lab {
     /// The end ports at which a subnet manager runs, as their capability masks say.
-    fn managers(&self) -> impl Iterator<Item = Endpoint> {
+    pub(in crate::serve) fn managers(&self) -> impl Iterator<Item = Endpoint> {
         self.end_ports()
             .filter_map(|(at, port)| is_manager(port).then_some(at))
     }
@@ -25,7 +25,7 @@ impl Lab {
     }
 
     /// Returns `true` if a port's own PortInfo has the port as its subnet manager's.
-    fn is_master(&self, at: Endpoint) -> bool {
+    pub(in crate::serve) fn is_master(&self, at: Endpoint) -> bool {
         let port = self.fabric().port(at);
         port.is_some_and(|port| is_manager(port) && port.owns_lid(port.sm_lid))
     }

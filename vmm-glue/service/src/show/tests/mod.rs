@@ -8,6 +8,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
+use ib_wire::smp::SmState;
 use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, QKey, Qpn, Sl, SubnetPrefix, Tid};
 use pf_context::{Cause, Output, PortConfig, PortMux, VfConfig, WireSource};
 use serde_json::Value;
@@ -126,6 +127,23 @@ impl Vmms for Vec<VmmRow> {
                 waiting: 65_536,
                 dropped_events: u32::MAX.into(),
             },
+        });
+        rows.collect()
+    }
+
+    /// A subnet manager on each host, with the longest values that there are.
+    fn subnet_managers(&self) -> Vec<SmRow> {
+        let rows = self.iter().map(|vmm| SmRow {
+            node: vmm.host.clone(),
+            port: PortNum(254),
+            guid: vf_guid(254),
+            lid: Lid::new(0xbfff),
+            kind: "embedded",
+            state: Some(SmState::DISCOVERING),
+            priority: Some(15),
+            sweeps: Some(u32::MAX.into()),
+            last_sweep: vmm.since,
+            last_sweep_age: vmm.since,
         });
         rows.collect()
     }

@@ -1,0 +1,143 @@
+//! Subnet managers of the fabric, for `vhca show sm` and `vhca sm`.
+
+use std::collections::BTreeMap;
+
+use emulated_hca::Endpoint;
+use ib_wire::smp::{SmInfo, SmState};
+use ib_wire::{Guid, PKey};
+use subnet_lite::SubnetManager;
+
+use super::Lab;
+use super::control::protocol::Refusal;
+use crate::show::{PartitionRow, SmRow};
+
+impl Lab {
+    /// Returns the managers of all ports at which one runs, as the ports say (IsSM), and what is known of them.
+    pub(super) fn sm_rows(&self) -> Vec<SmRow> {
+        let own = self.embedded();
+        let mut said: BTreeMap<Guid, SmInfo> = BTreeMap::new();
+        let mut rows = Vec::new();
+        if let Some((manager, _)) = own {
+            let sm = manager.sm();
+            said.extend(sm.other_managers());
+            said.insert(sm.port_guid(), sm.sm_info());
+        }
+        for at in self.managers() {
+            let Some(port) = self.fabric().port(at) else {
+                continue;
+            };
+            let info = said.get(&port.guid);
+            // A manager that the embedded one has not met is master at least where its port has its own LID as the SM's.
+            let masters = || self.is_master(at).then_some(SmState::MASTER);
+            let embedded = own.filter(|(_, sm)| *sm == at).map(|(manager, _)| manager);
+            let facts = self.service_facts().manager.filter(|_| embedded.is_some());
+            rows.push(SmRow {
+                node: self.node_name(at.node).to_owned(),
+                port: at.port,
+                guid: port.guid,
+                lid: port.lid,
+                kind: if embedded.is_some() {
+                    "embedded"
+                } else {
+                    "program"
+                },
+                state: info.map(SmInfo::state).or_else(masters),
+                priority: info.map(SmInfo::priority),
+                sweeps: facts.map(|facts| facts.stats.heavy_sweeps),
+                last_sweep: facts.and_then(|facts| facts.last_sweep),
+                last_sweep_age: facts.and_then(|facts| facts.last_sweep_age),
+            });
+        }
+        rows
+    }
+
+    /// Returns the partitions of the embedded manager; of another one they are not known.
+    pub(super) fn partition_rows(&self) -> Vec<PartitionRow> {
+        let Some((manager, _)) = self.embedded() else {
+            return Vec::new();
+        };
+        let guids: Vec<Guid> = self.end_ports().map(|(_, port)| port.guid).collect();
+        let partitions = manager.sm().config().partitions.iter();
+        let rows = partitions.map(|partition| {
+            let keys = || guids.iter().filter_map(|guid| partition.pkey_of(*guid));
+            let full = keys().filter(|key| key.is_full()).count();
+            PartitionRow {
+                pkey: PKey::new(partition.pkey.base() | 0x8000),
+                sl: partition.sl,
+                ipoib: partition.ipoib.is_some(),
+                full,
+                limited: keys().count() - full,
+            }
+        });
+        rows.collect()
+    }
+
+    /// Starts a heavy sweep of the embedded manager.
+    ///
+    /// # Errors
+    /// A refusal if none runs.
+    pub fn sweep(&mut self) -> Result<(), Refusal> {
+        let host = self.manager().map(|host| host.id);
+        if host.is_some_and(|host| self.world_mut().request_sweep(host)) {
+            return Ok(());
+        }
+        let message = "vhca's own subnet manager does not run: have the one that does sweep (OpenSM: kill -HUP), \
+                       or start the service with --sm lite";
+        Err(Refusal::new("no_manager", message))
+    }
+
+    /// Returns the embedded manager, and its port.
+    fn embedded(&self) -> Option<(&SubnetManager, Endpoint)> {
+        let host = self.world().host(self.manager()?.id);
+        let manager = host.manager()?;
+        Some((manager, host.node().port(manager.port().0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ib_vtime::{Duration, Instant};
+    use vhca::Slice;
+
+    use super::*;
+    use crate::serve::{Options, SmChoice};
+
+    fn pass(lab: &mut Lab, from_ms: u64) {
+        for ms in from_ms..from_ms + 500 {
+            let now = Instant::ZERO + Duration::from_millis(ms);
+            lab.poll(now, &mut Slice::endless());
+        }
+    }
+
+    #[test]
+    fn the_embedded_manager_sweeps_when_it_is_told_to() {
+        let mut lab = Lab::build(&Options::default(), 1).unwrap();
+        pass(&mut lab, 0);
+        let row = |lab: &Lab| match &lab.sm_rows()[..] {
+            [row] => row.clone(),
+            rows => panic!("{rows:?}"),
+        };
+        let before = row(&lab);
+        assert_eq!(before.state, Some(SmState::MASTER));
+        assert_eq!((before.node.as_str(), before.sweeps), ("mgmt", Some(1)));
+        assert_eq!(lab.sweep(), Ok(()));
+        pass(&mut lab, 500);
+        assert_eq!(row(&lab).sweeps, Some(2));
+        let [partition] = lab.partition_rows()[..] else {
+            panic!("the default partition");
+        };
+        let ports = lab.end_ports().count();
+        assert_eq!((partition.full, partition.limited), (ports, 0));
+    }
+
+    #[test]
+    fn without_an_embedded_manager_there_is_nothing_to_sweep() {
+        let options = Options {
+            sm: SmChoice::None,
+            ..Options::default()
+        };
+        let mut lab = Lab::build(&options, 1).unwrap();
+        assert_eq!(lab.sweep().unwrap_err().code, "no_manager");
+        assert_eq!((lab.sm_rows(), lab.partition_rows()), (vec![], vec![]));
+    }
+}
