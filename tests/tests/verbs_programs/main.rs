@@ -8,6 +8,7 @@ mod pair;
 mod pyverbs;
 
 use std::fs;
+use std::process::Command;
 
 use pair::Pair;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Process, Shim, wait_for};
@@ -70,6 +71,18 @@ fn pingpongs_of_every_transport_check_their_data() {
         &["ibv_rc_pingpong", "-c", "-e", "-s", "1048576", "-n", "50"],
     )
     .succeeds();
+    Pair::of(
+        &lab,
+        &["setpriv", "--no-new-privs", "ibv_rc_pingpong", "-c", "-e"],
+    )
+    .succeeds();
+    // Containers may forbid it.
+    let namespaces = Command::new("unshare").args(["-U", "true"]).status();
+    if namespaces.is_ok_and(|status| status.success()) {
+        Pair::of(&lab, &["unshare", "-U", "ibv_rc_pingpong", "-c", "-e"]).succeeds();
+    } else {
+        eprintln!("not run: programs in a user namespace, which are forbidden here");
+    }
     // The last acknowledgement of a connection may find its queue pair gone.
     let drops = lab.json(&["show", "drops"]);
     let rows = drops["drops"].as_array().unwrap();
