@@ -165,6 +165,6 @@ pub struct Reply {
     pub answer: Vec<u8>,
     /// A channel that was opened: its number stands where the program expects a descriptor, at the start of the answer.
     pub opened: Option<ChannelId>,
-    /// Events of the object that the command destroyed.
-    pub retired: [Option<RetiredEvents>; 2],
+    /// Events of the objects that the command destroyed.
+    pub retired: Vec<RetiredEvents>,
 }

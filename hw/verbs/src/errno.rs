@@ -41,6 +41,8 @@ impl Errno {
     pub const EADDRINUSE: Self = Self(98);
     /// The address is another device's.
     pub const EADDRNOTAVAIL: Self = Self(99);
+    /// The membership of a multicast group has changed.
+    pub const ENETRESET: Self = Self(102);
     /// No answer came.
     pub const ETIMEDOUT: Self = Self(110);
     /// There is no path.

@@ -151,13 +151,13 @@ abi_layout! {
 }
 
 abi_layout! {
-    ReplyHeader, 48 {
+    ReplyHeader, 16 {
         magic: U32,
         errno: U32,
         /// Number of the file or of the channel that was opened, or 0.
         opened: U32,
-        reserved: U32,
-        retired: [RetiredLayout; 2],
+        /// Entries about events of objects that are gone, which follow.
+        retired: U32,
     }
 }
 
@@ -168,8 +168,8 @@ pub struct CallReply {
     pub error: Option<Errno>,
     /// Number of the file or of the channel that was opened, or 0.
     pub opened: u32,
-    /// Events of an object that is gone.
-    pub retired: [Option<RetiredEvents>; 2],
+    /// Events of objects that are gone.
+    pub retired: Vec<RetiredEvents>,
     /// Bytes for the program.
     pub body: Vec<u8>,
 }
@@ -187,22 +187,20 @@ impl CallReply {
     /// Returns the datagram.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let layout = |retired: &Option<RetiredEvents>| {
-            retired.map_or_else(RetiredLayout::default, |retired| RetiredLayout {
-                channel: retired.channel.0.into(),
-                offset: retired.offset.into(),
-                element: retired.element.into(),
-            })
-        };
-        let [completion, other] = &self.retired;
+        let retired = self.retired.iter().map(|retired| RetiredLayout {
+            channel: retired.channel.0.into(),
+            offset: retired.offset.into(),
+            element: retired.element.into(),
+        });
+        let retired: Vec<RetiredLayout> = retired.collect();
         let header = ReplyHeader {
             magic: MAGIC.into(),
             errno: self.error.map_or(0, Errno::to_u32).into(),
             opened: self.opened.into(),
-            reserved: 0.into(),
-            retired: [layout(completion), layout(other)],
+            // Objects of a process are fewer by far.
+            retired: u32::try_from(retired.len()).unwrap_or(u32::MAX).into(),
         };
-        [header.as_bytes(), &self.body].concat()
+        [header.as_bytes(), retired.as_bytes(), &self.body].concat()
     }
 
     /// Takes a datagram apart.
@@ -214,19 +212,18 @@ impl CallReply {
         if header.magic.get() != MAGIC {
             return Err(Errno::EPROTO);
         }
-        let retired = |layout: &RetiredLayout| {
-            let channel = layout.channel.get();
-            (channel != 0).then(|| RetiredEvents {
-                channel: ChannelId(channel),
-                element: layout.element.get(),
-                offset: layout.offset.get(),
-            })
-        };
-        let [completion, other] = &header.retired;
+        let count = usize::try_from(header.retired.get()).map_err(|_| Errno::EPROTO)?;
+        let (retired, body) = <[RetiredLayout]>::ref_from_prefix_with_elems(body, count)
+            .map_err(|_| Errno::EPROTO)?;
+        let retired = retired.iter().map(|layout| RetiredEvents {
+            channel: ChannelId(layout.channel.get()),
+            element: layout.element.get(),
+            offset: layout.offset.get(),
+        });
         Ok(Self {
             error: Errno::from_u32(header.errno.get()),
             opened: header.opened.get(),
-            retired: [retired(completion), retired(other)],
+            retired: retired.collect(),
             body: body.to_vec(),
         })
     }
@@ -261,17 +258,19 @@ mod tests {
         let reply = CallReply {
             error: Some(Errno::EBUSY),
             opened: 7,
-            retired: [
-                None,
-                Some(RetiredEvents {
+            retired: [0x5555, 0x6666]
+                .map(|element| RetiredEvents {
                     channel: ChannelId(2),
-                    element: 0x5555,
+                    element,
                     offset: 4,
-                }),
-            ],
+                })
+                .to_vec(),
             body: vec![1, 2, 3],
         };
-        assert_eq!(CallReply::decode(&reply.encode()), Ok(reply));
+        let bytes = reply.encode();
+        let cut = &bytes[..40];
+        assert_eq!(CallReply::decode(cut), Err(Errno::EPROTO));
+        assert_eq!(CallReply::decode(&bytes), Ok(reply));
     }
 
     #[test]

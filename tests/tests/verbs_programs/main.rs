@@ -149,6 +149,33 @@ fn programs_on_the_rdma_cm_connect_by_the_addresses_of_vfs() {
     assert!(text.contains("RDMA_CM_EVENT_ADDR_ERROR"), "{text}");
 }
 
+/// Receivers and senders of a multicast group, which the SA makes for the first of them.
+#[test]
+fn mckey_sends_to_groups_that_the_rdma_cm_joins() {
+    let lab = lab();
+    for group in [
+        &["-m", "239.1.1.1"][..],
+        &["-m", "ff0e::1:2", "-c", "2"],
+        &["-m", "239.1.1.2", "-p", "0x2"],
+        &["-M", "ff12:4001:ffff::7", "-p", "0x111"],
+    ] {
+        let program = [&["stdbuf", "-oL", "mckey"], group, &["-C", "20"]].concat();
+        let receiver = [&program[..], &["-b", "127.77.1.1"]].concat();
+        let sender = [&program[..], &["-b", "127.77.3.1", "-s"]].concat();
+        let mut pair = Pair::by_group(&lab, &receiver, &sender);
+        pair.succeeds();
+        for (process, mark) in [(&pair.server, "receiving"), (&pair.client, "initiating")] {
+            let output = process.output();
+            for line in [mark, "data transfers complete", "test complete"] {
+                assert!(
+                    output.contains(line),
+                    "{group:?}: {line:?} is not in {output}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn opensm_manages_the_vfs_of_programs() {
     let lab = Lab::serve(&["--verbs", "--sm", "none"]);

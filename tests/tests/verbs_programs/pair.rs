@@ -90,6 +90,20 @@ impl Pair {
         }
     }
 
+    /// Starts a receiver and, once it has joined its group, the sender, which waits for nobody.
+    pub(crate) fn by_group(lab: &Lab, receiver: &[&str], sender: &[&str]) -> Self {
+        let number = port();
+        let command = &mut lab.on(Shim::Vhca, "H1-1/1", receiver);
+        let mut server = Process::start(lab.dir(), &format!("server-{number}"), command);
+        server.wait_for_line("joined dgid", PATIENCE);
+        let command = &mut lab.on(Shim::Vhca, "H2-1/1", sender);
+        Self {
+            client: Process::start(lab.dir(), &format!("client-{number}"), command),
+            server,
+            program: sender.join(" "),
+        }
+    }
+
     /// Waits for the end of both programs, which must be a good one.
     pub(crate) fn succeeds(&mut self) {
         for (name, process) in [("client", &mut self.client), ("server", &mut self.server)] {

@@ -61,9 +61,7 @@ pub(crate) unsafe fn write(channel: &Channel, bytes: &[u8]) -> Result<(), Errno>
         };
         let mut reply = channel.call(verb, &translated)?;
         let next = (number == cm_command::MIGRATE_ID).then_some(channel);
-        for retired in reply.retired.into_iter().flatten() {
-            verbs::settle(&mut reply.body, &retired, next);
-        }
+        verbs::settle(&mut reply.body, &reply.retired, next);
         reply.body
     };
     // SAFETY: by this function's contract `room` bytes are there.

@@ -16,7 +16,7 @@ use rustix::net::{
 };
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{CallReply, Command, Request, RetiredEvents, SendGate, Verb, netlink};
+use verbs_link::{CallReply, ChannelId, Command, Request, RetiredEvents, SendGate, Verb, netlink};
 use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, OpenFile};
@@ -238,8 +238,12 @@ impl Drop for Channel {
 }
 
 impl Channel {
-    /// Takes the records about an object that the program has not read.
-    fn drain(&self, element: u64) -> Vec<Vec<u8>> {
+    /// Takes the records about some objects that the program has not read.
+    fn drain(&self, retired: &[RetiredEvents]) -> Vec<Vec<u8>> {
+        let is_retired = |record: &[u8]| {
+            let mut elements = retired.iter().map(|retired| retired.element.to_ne_bytes());
+            elements.any(|element| record.starts_with(&element))
+        };
         let (mut kept, mut taken) = (Vec::new(), Vec::new());
         let mut record = [0; MAX_RECORD];
         while let Ok((length, _)) =
@@ -248,7 +252,7 @@ impl Channel {
             let Some(record) = record.get(..length).filter(|record| record.len() >= 8) else {
                 break;
             };
-            if record.starts_with(&element.to_ne_bytes()) {
+            if is_retired(record) {
                 taken.push(record.to_vec());
             } else {
                 kept.push(record.to_vec());
@@ -360,9 +364,7 @@ impl UverbsFile {
             let number = u32::try_from(opened.into_raw_fd()).map_err(|_| Errno::IO)?;
             put(&mut reply.body, 0, number);
         }
-        for retired in reply.retired.into_iter().flatten() {
-            settle(&mut reply.body, &retired, None);
-        }
+        settle(&mut reply.body, &reply.retired, None);
         let (address, room) = parsed.place_of_answer();
         // SAFETY: by this function's contract `room` bytes are there.
         unsafe { answer(address, room, &reply.body) }
@@ -444,26 +446,30 @@ pub(crate) fn translate_channel(command: &mut [u8], at: usize) -> Result<(), Err
     Ok(())
 }
 
-/// Drops the records about an object that is gone, which then count as not reported.
+/// Drops the records about objects that are gone, which then count as not reported.
 ///
 /// Those of an id that has moved to another channel go there.
-pub(crate) fn settle(answer: &mut [u8], retired: &RetiredEvents, next: Option<&Channel>) {
-    let number = retired.channel.0;
-    let file = channels(|channels| channels.get(&number).and_then(Weak::upgrade));
-    let Some(channel) = file.as_deref().and_then(OpenFile::channel) else {
-        return;
-    };
-    let unread = channel.drain(retired.element);
-    let dropped = u32::try_from(unread.len()).unwrap_or(u32::MAX);
-    if let Some(next) = next {
-        unread.iter().for_each(|record| next.put_back(record));
-    }
-    let at = usize::try_from(retired.offset).unwrap_or(usize::MAX - 4);
-    if let Some(count) = answer
-        .get(at..at + 4)
-        .and_then(|count| count.try_into().ok())
-    {
-        let count = u32::from_ne_bytes(count);
-        put(answer, at, count.saturating_sub(dropped));
+pub(crate) fn settle(answer: &mut [u8], retired: &[RetiredEvents], next: Option<&Channel>) {
+    let counted_at = |retired: &RetiredEvents| (retired.channel, retired.offset);
+    // Each channel is searched once: what is put back comes again only after the service had it.
+    for retired in retired.chunk_by(|one, other| counted_at(one) == counted_at(other)) {
+        let (ChannelId(number), offset) = counted_at(&retired[0]);
+        let file = channels(|channels| channels.get(&number).and_then(Weak::upgrade));
+        let Some(channel) = file.as_deref().and_then(OpenFile::channel) else {
+            continue;
+        };
+        let unread = channel.drain(retired);
+        let dropped = u32::try_from(unread.len()).unwrap_or(u32::MAX);
+        if let Some(next) = next {
+            unread.iter().for_each(|record| next.put_back(record));
+        }
+        let at = usize::try_from(offset).unwrap_or(usize::MAX - 4);
+        if let Some(count) = answer
+            .get(at..at + 4)
+            .and_then(|count| count.try_into().ok())
+        {
+            let count = u32::from_ne_bytes(count);
+            put(answer, at, count.saturating_sub(dropped));
+        }
     }
 }

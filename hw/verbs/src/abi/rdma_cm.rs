@@ -34,6 +34,8 @@ pub mod cm_command {
     pub const SET_OPTION: u32 = 14;
     /// Reports an event of the queue pair.
     pub const NOTIFY: u32 = 15;
+    /// Joins a multicast group of an IP address.
+    pub const JOIN_IP_MCAST: u32 = 16;
     /// Leaves a multicast group.
     pub const LEAVE_MCAST: u32 = 17;
     /// Moves an id to another channel.
@@ -44,7 +46,7 @@ pub mod cm_command {
     pub const BIND: u32 = 20;
     /// Resolves the address of the peer.
     pub const RESOLVE_ADDR: u32 = 21;
-    /// Joins a multicast group.
+    /// Joins a multicast group of an address of any family.
     pub const JOIN_MCAST: u32 = 22;
 }
 
@@ -72,6 +74,10 @@ pub mod cm_event {
     pub const ESTABLISHED: u32 = 9;
     /// The connection is over.
     pub const DISCONNECTED: u32 = 10;
+    /// The port is a member of the multicast group.
+    pub const MULTICAST_JOIN: u32 = 12;
+    /// The multicast group cannot be joined, or the membership is over.
+    pub const MULTICAST_ERROR: u32 = 13;
     /// The queue pair may be used again.
     pub const TIMEWAIT_EXIT: u32 = 15;
 }
@@ -114,7 +120,7 @@ abi_layout! {
 }
 
 abi_layout! {
-    /// Answers that are one number: the id, or events that were read.
+    /// Answers that are one number: the id, the multicast group, or events that were read.
     pub IdAnswer, 4 {
         /// The number.
         pub value: U32,
@@ -130,6 +136,41 @@ abi_layout! {
         pub id: U32,
         /// State of the queue pair, what is asked for, or the old channel.
         pub argument: U32,
+    }
+}
+
+/// Bytes of `struct sockaddr_in6`.
+pub const IP_ADDRESS_SIZE: usize = 28;
+
+abi_layout! {
+    /// JOIN_IP_MCAST.
+    pub JoinIpMcast, 48 {
+        /// Address of the answer.
+        pub response: U64,
+        /// The program's name for the group.
+        pub uid: U64,
+        /// Address of the group.
+        pub addr: [u8; IP_ADDRESS_SIZE],
+        /// Id.
+        pub id: U32,
+    }
+}
+
+abi_layout! {
+    /// JOIN_MCAST.
+    pub JoinMcast, 152 {
+        /// Address of the answer.
+        pub response: U64,
+        /// The program's name for the group.
+        pub uid: U64,
+        /// Id.
+        pub id: U32,
+        /// Bytes of the address.
+        pub addr_size: U16,
+        /// Kind of membership.
+        pub join_flags: U16,
+        /// Address of the group.
+        pub addr: [u8; ADDRESS_SIZE],
     }
 }
 
@@ -322,9 +363,9 @@ abi_layout! {
 abi_layout! {
     /// An event (`struct rdma_ucm_event_resp`).
     pub CmEventRecord, 336 {
-        /// The program's name for the id.
+        /// The program's name for the id, or for the multicast group.
         pub uid: U64,
-        /// Id.
+        /// Id, or multicast group.
         pub id: U32,
         /// Number of the event.
         pub event: U32,

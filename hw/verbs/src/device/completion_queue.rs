@@ -218,7 +218,10 @@ impl ProcessDevice {
         let completion = cq.channel.map(|channel| retired(channel, 0));
         let events = self.contexts.get(&context).and_then(|known| known.events);
         let reply = Reply {
-            retired: [completion, events.map(|channel| retired(channel, 4))],
+            retired: completion
+                .into_iter()
+                .chain(events.map(|channel| retired(channel, 4)))
+                .collect(),
             ..Reply::default()
         };
         self.end_cq(hca, handle);

@@ -248,7 +248,7 @@ impl ProcessDevice {
             offset: 0,
         });
         Reply {
-            retired: [None, retired],
+            retired: retired.into_iter().collect(),
             ..Reply::default()
         }
     }

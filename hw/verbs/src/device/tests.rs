@@ -239,7 +239,7 @@ fn objects_in_use_and_objects_of_other_files_are_left_alone() {
         .unwrap();
     let counts = DestroyCqAnswer::read_from_bytes(&reply.answer).unwrap();
     assert_eq!(counts, DestroyCqAnswer::default());
-    assert_eq!(reply.retired[0].map(|retired| retired.element), Some(0xc0));
+    assert_eq!(reply.retired[0].element, 0xc0);
     process.command(command::DEALLOC_PD, &dealloc, 0).unwrap();
 }
 

@@ -4,9 +4,9 @@ use hca_api::{AccessFlags, AddressVector};
 use ib_endpoint::MadTransport;
 use zerocopy::IntoBytes;
 
-use super::{CmHost, PS_UDP, RdmaCm, read};
+use super::{CmHost, RdmaCm, read};
 use crate::abi::queue_pair::attr_mask as mask;
-use crate::abi::rdma_cm::{AhAttr, IdCommand, QpAttrAnswer, UDP_QKEY};
+use crate::abi::rdma_cm::{AhAttr, IdCommand, QpAttrAnswer};
 use crate::{ChannelId, Errno};
 
 /// States of a queue pair (`enum ibv_qp_state`).
@@ -44,12 +44,12 @@ impl RdmaCm {
     ) -> Result<Vec<u8>, Errno> {
         let asked: IdCommand = read(payload)?;
         let id = self.get(channel, asked.id.get())?;
-        let is_datagram = id.port_space == PS_UDP;
+        let is_datagram = id.is_datagram();
         let state = asked.argument.get();
         let mut attr = QpAttrAnswer {
             qp_state: state.into(),
             port_num: host.port.port().0,
-            qkey: UDP_QKEY.into(),
+            qkey: id.qkey().ok_or(Errno::EADDRNOTAVAIL)?.get().into(),
             ..QpAttrAnswer::default()
         };
         let common = mask::STATE | mask::PKEY_INDEX | mask::PORT;

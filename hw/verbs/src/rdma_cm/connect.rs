@@ -10,10 +10,9 @@ use zerocopy::IntoBytes;
 
 use super::address::{Address, IP_HEADER, ip_header, read_ip_header};
 use super::attributes::ah_attr;
-use super::{CmHost, CmId, PS_UDP, RdmaCm, read, read_padded};
+use super::{CmHost, CmId, RdmaCm, read, read_padded};
 use crate::abi::rdma_cm::{
-    Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UDP_QKEY,
-    UdParam, cm_event,
+    Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UdParam, cm_event,
 };
 use crate::{ChannelId, Errno};
 
@@ -113,7 +112,7 @@ impl RdmaCm {
         let data = given(&param.private_data, param.private_data_len);
         let header = ip_header(&local, &remote);
         let service = service_id(id.port_space, remote.port);
-        let connection = if id.port_space == PS_UDP {
+        let connection = if id.is_datagram() {
             let mut req = path.sidr_request(service);
             fill(&mut req.private_data, &[&header, data])?;
             let cm = host.port.cm();
@@ -169,15 +168,15 @@ impl RdmaCm {
         }
         let data = given(&param.private_data, param.private_data_len);
         id.uid = asked.uid.get();
-        let sent = if id.port_space == PS_UDP {
+        let sent = if id.is_datagram() {
             let qkey = match param.qkey.get() {
-                0 => UDP_QKEY,
-                qkey => qkey,
+                0 => id.qkey().ok_or(Errno::EADDRNOTAVAIL)?,
+                qkey => QKey::new(qkey),
             };
             let mut rep = CmSidrRep {
                 status: SidrStatus::OK,
                 qpn: Qpn::from_low_bits(param.qp_num.get()),
-                qkey: QKey::new(qkey),
+                qkey,
                 ..CmSidrRep::default()
             };
             fill(&mut rep.private_data, &[data])?;
@@ -214,7 +213,7 @@ impl RdmaCm {
         let connection = id.connection.ok_or(Errno::EINVAL)?;
         let data = given(&asked.private_data, asked.private_data_len);
         let cm = host.port.cm();
-        let sent = if id.port_space == PS_UDP {
+        let sent = if id.is_datagram() {
             let mut rep = CmSidrRep {
                 status: SidrStatus::REJECTED,
                 ..CmSidrRep::default()
@@ -365,11 +364,13 @@ impl RdmaCm {
         let by = *self.by_connection.get(&listener)?;
         let listening = self.ids.get(&by)?;
         let (channel, uid, space) = (listening.channel, listening.uid, listening.port_space);
+        let broadcast = listening.broadcast.settled();
         let port = listening.local?.port;
         let mut id = CmId::new(channel, uid, space);
         id.local = Some(Address { ip: to, port });
         id.remote = Some(from);
         id.connection = Some(connection);
+        id.broadcast = broadcast;
         id.psn = self.fresh_psn();
         let number = self.add(id).ok()?;
         self.by_connection.insert(connection, number);

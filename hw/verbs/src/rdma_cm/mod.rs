@@ -1,4 +1,5 @@
-//! `/dev/infiniband/rdma_cm`: ids of the RDMA CM, on the connection manager and the SA client of a port.
+//! `/dev/infiniband/rdma_cm`: ids of the RDMA CM and their multicast groups, on the connection manager and the SA client of a
+//! port.
 //!
 //! IP addresses come from an [`AddressBook`]; no interface, route or ARP of the host is involved. Private data of requests has
 //! the header of IBA's RDMA IP CM service, as the kernel's.
@@ -6,19 +7,21 @@
 mod address;
 mod attributes;
 mod connect;
+mod group_address;
+mod multicast;
 mod resolve;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use ib_endpoint::cm::ConnId;
 use ib_endpoint::sa_client::QueryId;
-use ib_endpoint::{EndPort, EndPortEvent, MadTransport, PortPath, SaEvent};
+use ib_endpoint::{EndPort, EndPortEvent, MadTransport, PortPath, SaAnswer, SaError, SaEvent};
 use ib_vtime::{Instant, SplitMix64};
-use ib_wire::{Gid, GidIndex, Guid};
+use ib_wire::{Gid, GidIndex, Guid, PKey, QKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::abi::rdma_cm::{
-    CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, cm_command,
+    CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, UDP_QKEY, cm_command,
 };
 use crate::{ChannelId, Errno, EventRecord, Reply, RetiredEvents};
 
@@ -26,11 +29,13 @@ pub use address::AddressBook;
 
 use address::Address;
 use connect::Peer;
+use multicast::{Broadcast, Groups};
 
 /// Ids of a process at most.
 const MAX_IDS: usize = 4096;
 
 /// Port spaces (`enum rdma_ucm_port_space`).
+const PS_IPOIB: u16 = 0x0002;
 const PS_TCP: u16 = 0x0106;
 const PS_UDP: u16 = 0x0111;
 const PS_IB: u16 = 0x013f;
@@ -49,6 +54,14 @@ pub struct CmHost<'p, G> {
 impl<G: MadTransport> CmHost<'_, G> {
     fn own_gid(&self) -> Option<Gid> {
         self.port.view().gid(GidIndex(0))
+    }
+
+    /// Returns the partition of the ids, as the key of a full member.
+    fn partition(&self) -> PKey {
+        let first = self.port.view().pkeys.first().copied();
+        first
+            .filter(|key| key.is_valid())
+            .map_or(PKey::DEFAULT_FULL, PKey::full)
     }
 }
 
@@ -70,6 +83,10 @@ struct CmId {
     peer: Option<Peer>,
     /// First PSN of the own queue pair.
     psn: u32,
+    /// Parameters of the partition's broadcast group.
+    broadcast: Broadcast,
+    /// The event of the resolved address waits for these.
+    is_resolving: bool,
     /// The peer has asked for the end of the connection, and waits for the answer.
     answers_dreq: bool,
     /// Events that were passed on.
@@ -82,12 +99,24 @@ pub struct RdmaCm {
     ids: BTreeMap<u32, CmId>,
     channels: Vec<ChannelId>,
     by_connection: BTreeMap<ConnId, u32>,
-    by_query: BTreeMap<QueryId, u32>,
+    by_query: BTreeMap<QueryId, Purpose>,
+    groups: Groups,
     next_id: u32,
     next_channel: u32,
     next_port: u16,
     psns: SplitMix64,
     events: VecDeque<EventRecord>,
+}
+
+/// Purpose of a query of the SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// The path of an id.
+    Route(u32),
+    /// The broadcast group, for an id.
+    Broadcast(u32),
+    /// An MGID that the SA chooses, for a multicast group.
+    Mgid(u32),
 }
 
 /// Numbers of channels begin here, apart from those of uverbs.
@@ -105,6 +134,7 @@ impl RdmaCm {
             channels: Vec::new(),
             by_connection: BTreeMap::new(),
             by_query: BTreeMap::new(),
+            groups: Groups::new(),
             next_id: 0,
             next_channel: 0,
             next_port: 0,
@@ -215,6 +245,9 @@ impl RdmaCm {
             cm_command::SET_OPTION => Ok(Reply::default()),
             cm_command::NOTIFY => self.notify(host, channel, payload).map(done),
             cm_command::MIGRATE_ID => self.migrate_id(channel, payload),
+            cm_command::JOIN_MCAST => self.join(host, channel, payload).map(plain),
+            cm_command::JOIN_IP_MCAST => self.join_ip(host, channel, payload).map(plain),
+            cm_command::LEAVE_MCAST => self.leave(host, channel, payload),
             _ => Err(Errno::EOPNOTSUPP),
         }?;
         reply.answer.truncate(room);
@@ -248,7 +281,7 @@ impl RdmaCm {
     fn create_id(&mut self, channel: ChannelId, payload: &[u8]) -> Result<Vec<u8>, Errno> {
         let asked: CreateId = read(payload)?;
         let port_space = asked.ps.get();
-        if !matches!(port_space, PS_TCP | PS_UDP | PS_IB) {
+        if !matches!(port_space, PS_TCP | PS_UDP | PS_IPOIB | PS_IB) {
             return Err(Errno::EINVAL);
         }
         let number = self.add(CmId::new(channel, asked.uid.get(), port_space))?;
@@ -266,18 +299,19 @@ impl RdmaCm {
     ) -> Result<Reply, Errno> {
         let asked: IdCommand = read(payload)?;
         let number = asked.id.get();
-        let id = self.get(channel, number)?;
-        let reply = reported(id);
+        self.get(channel, number)?;
+        let reply = self.reported(number);
         self.end(host, number);
         Ok(reply)
     }
 
     /// Destroys an id, and tells the peer what its state demands.
     fn end<G: MadTransport>(&mut self, host: &mut CmHost<'_, G>, number: u32) {
+        self.leave_all(host, number);
         let Some(id) = self.ids.remove(&number) else {
             return;
         };
-        if let Some(query) = id.query {
+        for query in [id.query, id.broadcast.query()].into_iter().flatten() {
             self.by_query.remove(&query);
             host.port.cancel_query(query);
         }
@@ -291,9 +325,10 @@ impl RdmaCm {
     fn migrate_id(&mut self, channel: ChannelId, payload: &[u8]) -> Result<Reply, Errno> {
         let asked: IdCommand = read(payload)?;
         let old = ChannelId(asked.argument.get());
-        let id = self.get(old, asked.id.get())?;
-        let reply = reported(id);
-        id.channel = channel;
+        let number = asked.id.get();
+        self.get(old, number)?;
+        let reply = self.reported(number);
+        self.get(old, number)?.channel = channel;
         Ok(reply)
     }
 
@@ -354,14 +389,56 @@ impl RdmaCm {
     ) -> bool {
         match event {
             EndPortEvent::Sa(SaEvent::Answered { query, result }) => {
-                self.route_answered(host, query, result)
+                self.answered(host, query, result)
             }
+            EndPortEvent::Sa(SaEvent::Granted { standing, answer }) => {
+                self.membership_granted(host, standing, &answer)
+            }
+            EndPortEvent::Sa(SaEvent::Refused {
+                standing, error, ..
+            }) => self.membership_refused(host, standing, &error),
             EndPortEvent::Cm(event) => {
                 self.handle_cm_event(host, event);
                 true
             }
             _ => false,
         }
+    }
+
+    /// Takes the answer to a query. Returns `true` if an id asked.
+    fn answered<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        query: QueryId,
+        result: Result<SaAnswer, SaError>,
+    ) -> bool {
+        match self.by_query.remove(&query) {
+            Some(Purpose::Route(id)) => self.route_answered(host, id, result),
+            Some(Purpose::Broadcast(id)) => self.broadcast_answered(host, id, result),
+            Some(Purpose::Mgid(group)) => self.mgid_answered(host, group, result),
+            None => return false,
+        }
+        true
+    }
+
+    /// Returns the answer that counts the events of an id, and of the groups that it is in.
+    ///
+    /// Events of groups that it has left are not among them: only the library knows which of those the program has read, and
+    /// a program waits for ever for an acknowledgement of one that it has not.
+    fn reported(&self, number: u32) -> Reply {
+        let own = self
+            .ids
+            .get(&number)
+            .map(|id| (id.channel, id.uid, id.events));
+        let Some((channel, uid, mut events)) = own else {
+            return Reply::default();
+        };
+        let mut elements = vec![uid];
+        for group in self.groups.of_id(number) {
+            events = events.saturating_add(group.events);
+            elements.push(group.uid);
+        }
+        count(channel, events, &elements)
     }
 }
 
@@ -380,25 +457,40 @@ impl CmId {
             connection: None,
             peer: None,
             psn: 0,
+            broadcast: Broadcast::Unknown,
+            is_resolving: false,
             answers_dreq: false,
             events: 0,
         }
     }
+
+    const fn is_datagram(&self) -> bool {
+        matches!(self.port_space, PS_UDP | PS_IPOIB)
+    }
+
+    /// Returns the Q_Key of datagrams, unless it is the broadcast group's and not known.
+    fn qkey(&self) -> Option<QKey> {
+        match (self.port_space, &self.broadcast) {
+            (PS_IPOIB, Broadcast::Known(record)) => Some(record.qkey),
+            (PS_IPOIB, _) => None,
+            _ => Some(QKey::new(UDP_QKEY)),
+        }
+    }
 }
 
-/// Returns the answer that counts the events of an id.
-fn reported(id: &CmId) -> Reply {
+/// Returns the answer that counts events of objects that are gone from a channel.
+fn count(channel: ChannelId, events: u32, elements: &[u64]) -> Reply {
     let answer = IdAnswer {
-        value: id.events.into(),
+        value: events.into(),
     };
-    let retired = RetiredEvents {
-        channel: id.channel,
-        element: id.uid,
+    let retired = elements.iter().map(|element| RetiredEvents {
+        channel,
+        element: *element,
         offset: 0,
-    };
+    });
     Reply {
         answer: answer.as_bytes().to_vec(),
-        retired: [None, Some(retired)],
+        retired: retired.collect(),
         ..Reply::default()
     }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{MadTransport, PortPath, SaAnswer, SaError, SaRequest};
 use ib_wire::sa::PathRecord;
 use zerocopy::IntoBytes;
 
 use super::address::{Address, AddressBook, Given, SOCKADDR_IB, gid_address};
-use super::{CmHost, RdmaCm, read};
+use super::group_address::mgid;
+use super::{CmHost, PS_IPOIB, Purpose, RdmaCm, read};
 use crate::abi::rdma_cm::{
     Bind, IdArgument, IdCommand, QueryAddrAnswer, QueryPathAnswer, ResolveAddr, cm_event,
 };
@@ -28,7 +28,7 @@ pub(super) const EPHEMERAL: u16 = 49_152;
 impl RdmaCm {
     pub(super) fn bind<G: MadTransport>(
         &mut self,
-        host: &CmHost<'_, G>,
+        host: &mut CmHost<'_, G>,
         addresses: &AddressBook,
         channel: ChannelId,
         payload: &[u8],
@@ -45,7 +45,11 @@ impl RdmaCm {
         if !addresses.is_own(address.ip, own) {
             return Err(Errno::EADDRNOTAVAIL);
         }
-        self.bind_to(channel, number, address)
+        self.bind_to(channel, number, address)?;
+        if self.get(channel, number)?.port_space == PS_IPOIB {
+            self.learn_broadcast(host, number);
+        }
+        Ok(())
     }
 
     /// Binds an id to every address of the VF.
@@ -77,7 +81,7 @@ impl RdmaCm {
 
     pub(super) fn resolve_addr<G: MadTransport>(
         &mut self,
-        host: &CmHost<'_, G>,
+        host: &mut CmHost<'_, G>,
         addresses: &AddressBook,
         channel: ChannelId,
         payload: &[u8],
@@ -97,7 +101,13 @@ impl RdmaCm {
         let Given::Ip(remote) = Address::read(&asked.dst_addr)? else {
             return Err(Errno::EOPNOTSUPP);
         };
-        let Some(gid) = addresses.gid(remote.ip, own) else {
+        let known = if remote.ip.is_multicast() {
+            // The port space's own signature comes with the group that is joined.
+            Some(mgid(&Given::Ip(remote), PS_IPOIB, host.partition()))
+        } else {
+            addresses.gid(remote.ip, own)
+        };
+        let Some(gid) = known else {
             self.tell(number, cm_event::ADDR_ERROR, Errno::ETIMEDOUT.status(), &[]);
             return Ok(());
         };
@@ -116,7 +126,12 @@ impl RdmaCm {
         let id = self.get(channel, number)?;
         id.remote = Some(remote);
         id.remote_gid = Some(gid);
-        self.tell(number, cm_event::ADDR_RESOLVED, 0, &[]);
+        if remote.ip.is_multicast() || id.port_space == PS_IPOIB {
+            id.is_resolving = true;
+            self.learn_broadcast(host, number);
+        } else {
+            self.tell(number, cm_event::ADDR_RESOLVED, 0, &[]);
+        }
         Ok(())
     }
 
@@ -137,20 +152,17 @@ impl RdmaCm {
         let request = SaRequest::path_by_gids(own, gid, None);
         let query = host.port.query(host.now, request);
         id.query = Some(query);
-        self.by_query.insert(query, number);
+        self.by_query.insert(query, Purpose::Route(number));
         Ok(())
     }
 
-    /// Takes the answer to a search for a path. Returns `true` if an id asked.
+    /// Takes the answer to an id's search for a path.
     pub(super) fn route_answered<G: MadTransport>(
         &mut self,
         host: &mut CmHost<'_, G>,
-        query: QueryId,
+        number: u32,
         result: Result<SaAnswer, SaError>,
-    ) -> bool {
-        let Some(number) = self.by_query.remove(&query) else {
-            return false;
-        };
+    ) {
         let record = result.ok().and_then(|answer| answer.record::<PathRecord>());
         let path = record.and_then(|record| {
             let found = PortPath::new(host.port.port(), host.port.view(), &record);
@@ -169,7 +181,6 @@ impl RdmaCm {
                 ),
             }
         }
-        true
     }
 
     pub(super) fn query<G: MadTransport>(

@@ -93,5 +93,10 @@ mod tests {
         ] {
             assert!(events.contains(&number), "{number} of {events:?}");
         }
+        let seed = include_bytes!("../../../fuzz/corpus/rdma_cm/multicast");
+        let events = rdma_cm::play(seed);
+        for number in [cm_event::MULTICAST_JOIN, cm_event::MULTICAST_ERROR] {
+            assert!(events.contains(&number), "{number} of {events:?}");
+        }
     }
 }

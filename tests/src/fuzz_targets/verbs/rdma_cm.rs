@@ -1,18 +1,19 @@
 //! Programs on the RDMA CM whose connections come back to the same port, over a hostile wire.
 
 use core::net::Ipv4Addr;
+use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use hca_api::{Hca, HcaError};
 use ib_endpoint::{EndPort, EndPortConfig, MadAddress, MadTransport};
 use ib_vtime::{Duration, Instant};
-use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
-use ib_wire::sa::{PathRecord, SaMad, Selector};
+use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
+use ib_wire::sa::{McMemberRecord, PathRecord, SaMad, Selector};
 use ib_wire::{Gid, GidIndex, Guid, Lid, Mtu, PKey, PortNum, Rate};
 use verbs_link::abi::rdma_cm::{
     Accept, Bind, CmCommandHeader, CmEventRecord, Connect, CreateId, Disconnect, IdAnswer,
-    IdArgument, IdCommand, Reject, ResolveAddr, cm_command, cm_event,
+    IdArgument, IdCommand, JoinIpMcast, JoinMcast, Reject, ResolveAddr, cm_command, cm_event,
 };
 use verbs_link::{AddressBook, ChannelId, CmHost, RdmaCm};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
@@ -25,9 +26,17 @@ const OWN: Ipv4Addr = Ipv4Addr::new(127, 77, 1, 1);
 
 /// Port spaces (`enum rdma_ucm_port_space`).
 const PORT_SPACES: [u16; 3] = [0x0106, 0x0111, 0x013f];
+const PS_IPOIB: u16 = 0x0002;
 
 /// `AF_INET`.
 const INET: u16 = 2;
+
+/// The group that the SA chooses, and the last byte of the one that it refuses.
+const GROUP: Gid = Gid([0xff, 0x12, 0xa0, 0x1b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+const NO_GROUP: u8 = 3;
+
+/// Bytes that stand for operations on groups. Other operations have each twentieth byte.
+const MULTICAST: Range<u8> = 244..252;
 
 /// Turns of the port after each step.
 const TURNS: usize = 64;
@@ -69,10 +78,25 @@ impl MadTransport for Loopback {
     fn close(self: Box<Self>, _: &mut dyn Hca) {}
 }
 
-/// Answers a query for a path as an SA does.
+/// Answers a query for a path, or for a group, as an SA does.
 fn answer_of_sa(request: &Mad) -> Mad {
     let mut answer = SaMad::read_from_bytes(request.as_bytes()).expect("MADs have one size");
-    answer.header.method = Method::GET_RESP;
+    answer.header.method = match answer.header.method {
+        Method::DELETE => Method::DELETE_RESP,
+        _ => Method::GET_RESP,
+    };
+    if answer.header.attribute_id == AttributeId::MC_MEMBER_RECORD {
+        let group: &mut McMemberRecord = answer.record_mut();
+        group.mlid = Lid::new(Lid::FIRST_MULTICAST.get() | u16::from(group.mgid.0[15]));
+        if group.mgid.is_none() {
+            group.mgid = GROUP;
+        }
+        // One of the groups is nobody's.
+        if group.mgid.0[15] == NO_GROUP {
+            answer.header.status = MadStatus::SA_NO_RESOURCES;
+        }
+        return Mad::read_from_bytes(answer.as_bytes()).expect("MADs have one size");
+    }
     let path: &mut PathRecord = answer.record_mut();
     path.dlid = Lid::new(LID);
     path.slid = Lid::new(LID);
@@ -94,6 +118,8 @@ struct Ids {
     book: AddressBook,
     channels: Vec<ChannelId>,
     ids: Vec<(ChannelId, u32)>,
+    /// Groups that were joined, and may have been left.
+    groups: Vec<(ChannelId, u32)>,
     /// Numbers of the events that were read.
     events: BTreeSet<u32>,
 }
@@ -124,6 +150,7 @@ impl Ids {
             },
             channels,
             ids: Vec::new(),
+            groups: Vec::new(),
             events: BTreeSet::new(),
         }
     }
@@ -167,7 +194,11 @@ impl Ids {
 
     /// Does what the input says next.
     fn step(&mut self, input: &mut Input<'_>) {
-        let operation = input.byte() % 20;
+        let operation = input.byte();
+        if MULTICAST.contains(&operation) {
+            return self.multicast(input);
+        }
+        let operation = operation % 20;
         let (channel, id) = match input.pick(&self.ids) {
             Some((channel, id)) if input.byte() < 0xf0 => (channel, id),
             _ => (self.channels[input.index(2)], u32::from(input.byte())),
@@ -253,7 +284,11 @@ impl Ids {
         let channel = self.channels[input.index(2)];
         let create = CreateId {
             uid: u64::from(input.byte()).into(),
-            ps: PORT_SPACES[input.index(3)].into(),
+            ps: match input.byte() {
+                0xfe.. => PS_IPOIB,
+                other => PORT_SPACES[usize::from(other) % 3],
+            }
+            .into(),
             ..CreateId::default()
         };
         let answer = self.write(input, channel, cm_command::CREATE_ID, create);
@@ -280,6 +315,50 @@ impl Ids {
         if number == cm_command::DESTROY_ID {
             self.ids.retain(|known| *known != (channel, id));
         }
+    }
+
+    /// Joins a group, or leaves one.
+    fn multicast(&mut self, input: &mut Input<'_>) {
+        let (channel, id) = match input.pick(&self.ids) {
+            Some(known) => known,
+            None => (self.channels[input.index(2)], u32::from(input.byte())),
+        };
+        let uid = u64::from(input.byte());
+        let answer = match input.byte() % 4 {
+            0..=1 => {
+                let mut join = JoinMcast {
+                    uid: uid.into(),
+                    id: id.into(),
+                    addr_size: 16.into(),
+                    join_flags: u16::from(input.byte() % 3).into(),
+                    ..JoinMcast::default()
+                };
+                join.addr[..8].copy_from_slice(&group(input));
+                self.write(input, channel, cm_command::JOIN_MCAST, join)
+            }
+            2 => {
+                let mut join = JoinIpMcast {
+                    uid: uid.into(),
+                    id: id.into(),
+                    ..JoinIpMcast::default()
+                };
+                join.addr[..8].copy_from_slice(&group(input));
+                self.write(input, channel, cm_command::JOIN_IP_MCAST, join)
+            }
+            _ => {
+                if let Some((channel, number)) = input.pick(&self.groups) {
+                    let leave = IdCommand {
+                        id: number.into(),
+                        ..IdCommand::default()
+                    };
+                    self.write(input, channel, cm_command::LEAVE_MCAST, leave);
+                }
+                return;
+            }
+        };
+        let answer = answer.and_then(|bytes| IdAnswer::read_from_bytes(&bytes).ok());
+        self.groups
+            .extend(answer.map(|answer| (channel, answer.value.get())));
     }
 
     fn any_command(&mut self, input: &mut Input<'_>, channel: ChannelId) {
@@ -351,7 +430,7 @@ impl Ids {
         }
     }
 
-    /// Closes both files: no id of theirs is left, nor what the connection manager knows of it.
+    /// Closes both files: no id of theirs is left, nor what the connection manager and the SA client know of it.
     fn end(mut self) {
         for channel in self.channels.clone() {
             let mut host = CmHost {
@@ -368,6 +447,9 @@ impl Ids {
         }
         let left = self.port.cm().table_sizes().connections;
         assert_eq!(left, 0, "connections without an id");
+        let left = self.port.sa().sizes();
+        let left = (left.standing, left.queries);
+        assert_eq!(left, (0, 0), "wishes and queries without an id");
         let Self {
             mut program, port, ..
         } = self;
@@ -389,8 +471,17 @@ fn address(input: &mut Input<'_>) -> [u8; 8] {
     [low, high, port[0], port[1], ip[0], ip[1], ip[2], ip[3]]
 }
 
-/// Creates, connects and destroys ids, well and badly, while MADs are lost, damaged and come twice: no input makes it panic,
-/// tell a file of an event of another's, or leave a connection behind a closed file.
+/// Returns the front of the address of one of four groups, or of none.
+fn group(input: &mut Input<'_>) -> [u8; 8] {
+    let [low, high] = INET.to_ne_bytes();
+    match input.byte() % 5 {
+        4 => [low, high, 0, 0, 0, 0, 0, 0],
+        last => [low, high, 0, 0, 239, 1, 1, last],
+    }
+}
+
+/// Creates, connects and destroys ids, joins and leaves groups, well and badly, while MADs are lost, damaged and come twice: no input makes it panic,
+/// tell a file of an event of another's, or leave a connection or a membership behind a closed file.
 pub(in super::super) fn rdma_cm(data: &[u8]) {
     play(data);
 }
