@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # command:package for each program that the tests run. (The shell has a kill of its own, so ps stands for both.)
 readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opensm saquery:infiniband-diags
     ibdiagnet:ibutils pip3:python3-pip ibv_devices:ibverbs-utils ib_write_bw:perftest rping:rdmacm-utils
-    rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin)
+    rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin fi_pingpong:libfabric-bin)
 # module:package for those of Debian's Python.
 readonly MODULES=(pyverbs:python3-pyverbs mpi4py:python3-mpi4py)
 # Debian has daemons in a folder that only root looks into.

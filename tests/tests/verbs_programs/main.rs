@@ -136,6 +136,30 @@ fn programs_on_the_rdma_cm_connect_by_the_addresses_of_vfs() {
             &["rstream", "-S", "64", "-I", "5", "-s", "127.77.1.1"],
         ),
         (
+            &["fi_pingpong", "-p", "verbs", "-e", "msg", "-c"],
+            &[
+                "fi_pingpong",
+                "-p",
+                "verbs",
+                "-e",
+                "msg",
+                "-c",
+                "127.77.1.1",
+            ],
+        ),
+        (
+            &["fi_pingpong", "-p", "verbs", "-e", "dgram", "-c"],
+            &[
+                "fi_pingpong",
+                "-p",
+                "verbs",
+                "-e",
+                "dgram",
+                "-c",
+                "127.77.1.1",
+            ],
+        ),
+        (
             &["riostream", "-S", "64", "-I", "5"],
             &["riostream", "-S", "64", "-I", "5", "-s", "127.77.1.1"],
         ),

@@ -53,6 +53,18 @@ impl AddressBook {
             || address.to_bits() == Ipv4Addr::LOCALHOST.to_bits()
     }
 
+    /// Returns the address by which others find the VF, for one of the host itself.
+    ///
+    /// Programs ask for the address that they are bound to, and pass it on.
+    pub(super) fn public(&self, address: Address, own: Gid) -> Address {
+        let ip = match address.ip {
+            IpAddr::V4(Ipv4Addr::LOCALHOST) if !self.own.is_unspecified() => self.own.into(),
+            IpAddr::V6(Ipv6Addr::LOCALHOST) => Ipv6Addr::from(own.0).into(),
+            ip => ip,
+        };
+        Address { ip, ..address }
+    }
+
     /// Returns `true` if a program may listen at an address.
     pub(super) fn is_own(&self, address: IpAddr, own: Gid) -> bool {
         address.is_unspecified() || self.gid(address, own) == Some(own)
@@ -205,5 +217,12 @@ mod tests {
         assert_eq!(gid("127.77.1.3"), None);
         assert!(book.is_own("0.0.0.0".parse().unwrap(), own));
         assert!(!book.is_own("127.77.1.2".parse().unwrap(), own));
+        let public = |text: &str| {
+            let ip = text.parse().unwrap();
+            book.public(Address { ip, port: 9 }, own).ip.to_string()
+        };
+        assert_eq!(public("127.0.0.1"), "127.77.1.1");
+        assert_eq!(public("::1"), Ipv6Addr::from(own.0).to_string());
+        assert_eq!(public("0.0.0.0"), "0.0.0.0");
     }
 }

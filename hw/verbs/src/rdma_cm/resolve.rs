@@ -45,7 +45,7 @@ impl RdmaCm {
         if !addresses.is_own(address.ip, own) {
             return Err(Errno::EADDRNOTAVAIL);
         }
-        self.bind_to(channel, number, address)?;
+        self.bind_to(channel, number, addresses.public(address, own))?;
         if self.get(channel, number)?.port_space == PS_IPOIB {
             self.learn_broadcast(host, number);
         }
@@ -96,7 +96,7 @@ impl RdmaCm {
             if !addresses.is_own(source.ip, own) {
                 return Err(Errno::EADDRNOTAVAIL);
             }
-            self.bind_to(channel, number, source)?;
+            self.bind_to(channel, number, addresses.public(source, own))?;
         }
         let Given::Ip(remote) = Address::read(&asked.dst_addr)? else {
             return Err(Errno::EOPNOTSUPP);
