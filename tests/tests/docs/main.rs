@@ -54,9 +54,15 @@ fn run(name: &str, commands: &[String]) -> Option<String> {
         commands.len(),
         begun.elapsed().as_secs_f32()
     );
-    // `vhca why` says by its status whether there is a fault, which a port that comes up has.
-    let is_answer =
-        |(status, command): &&(i32, String)| *status == 1 && command.starts_with("vhca why ");
+    // `vhca why` says by its status whether there is a fault, which a port that comes up has; and a program ends with 1 when its
+    // service is stopped before it.
+    let stopped = outcome
+        .output
+        .contains("has ended, and so does this program");
+    let is_answer = |(status, command): &&(i32, String)| {
+        let is_of_program = stopped && command == "a service in the background";
+        *status == 1 && (command.starts_with("vhca why ") || is_of_program)
+    };
     let failed: Vec<_> = outcome
         .failed
         .iter()

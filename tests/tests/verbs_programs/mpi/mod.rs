@@ -53,7 +53,5 @@ fn open_mpi_exchanges_between_four_nodes() {
     let ended = exchange.wait(LIMIT);
     let told = exchange.output();
     assert!(ended.success(), "{ended}: {told}");
-    for rank in 0..4 {
-        assert!(told.contains(&format!("rank {rank} of 4 done")), "{told}");
-    }
+    assert!(told.contains("4 ranks done"), "{told}");
 }
