@@ -1,4 +1,4 @@
-//! Which queue pairs take sends, as the library in a program sees it.
+//! Queue pairs that take no sends, as the library in a program knows them.
 
 use std::collections::BTreeSet;
 

@@ -62,7 +62,7 @@ pub(crate) enum Cure<'a> {
 pub(crate) struct Case<'a> {
     /// What was broken.
     pub(crate) fault: &'a str,
-    /// Which VF has it: `HOST/N`, behind which `--port P` may follow.
+    /// VF that has it: `HOST/N`, behind which `--port P` may follow.
     pub(crate) vf: &'a str,
     /// Its code.
     pub(crate) code: &'static str,

@@ -71,7 +71,7 @@ impl Objects {
         }
     }
 
-    /// Does what the input says next.
+    /// Carries out the next operation of the input.
     pub(super) fn step(&mut self, program: &mut Program, input: &mut Input<'_>) {
         let operation = input.byte() % 24;
         let Some(context) = input.pick(&program.contexts) else {

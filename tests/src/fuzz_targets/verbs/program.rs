@@ -132,7 +132,7 @@ impl Program {
         self.start();
     }
 
-    /// Has the PF reset the function, and the device take the event.
+    /// Resets the function as the PF does, and passes the event on to the device.
     pub(super) fn reset(&mut self) {
         let mut pf = self.adapter.function(FunctionId::PF).expect("the PF");
         pf.reset_function(VF).expect("the VF");
@@ -183,13 +183,13 @@ impl Program {
         self.with(|_, hca| hca.allocate_dma(len).expect("memory of the program").addr)
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         self.adapter.handle_timeout(self.now);
     }
 
-    /// Does some of what is due, and reads the events.
+    /// Polls the device a bounded number of times, and reads the events.
     pub(super) fn settle(&mut self) {
         for _ in 0..TURNS {
             let now = self.now;

@@ -1,4 +1,4 @@
-//! What a program asks before it opens the device, and the datagrams in which its library asks.
+//! Questions of a program that has not opened the device, and the datagrams in which its library asks.
 
 use verbs_link::{CallReply, Command, DeviceView, Request, netlink, sysfs};
 

@@ -192,7 +192,7 @@ impl Ids {
         self.command(channel, number, &bytes[..length])
     }
 
-    /// Does what the input says next.
+    /// Carries out the next operation of the input.
     fn step(&mut self, input: &mut Input<'_>) {
         let operation = input.byte();
         if MULTICAST.contains(&operation) {

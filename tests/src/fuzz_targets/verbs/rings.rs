@@ -155,7 +155,7 @@ impl Talkers {
         }
     }
 
-    /// Does what the input says next.
+    /// Carries out the next operation of the input.
     pub(super) fn step(&mut self, program: &mut Program, input: &mut Input<'_>) {
         let operation = input.byte() % 16;
         let nth = input.index(QUEUE_PAIRS);

@@ -9,7 +9,7 @@ use vhca_tests::live::Shim;
 
 use crate::lab;
 
-/// Where Debian's package `rdma-core` has the tests.
+/// Folder of the tests in Debian's package `rdma-core`.
 const INSTALLED: &str = "/usr/share/doc/rdma-core/tests";
 
 fn run(program: &str, arguments: &[&str], folder: &Path) {

@@ -40,7 +40,7 @@ impl ServerArgs {
     }
 }
 
-/// Tells the user what goes on.
+/// Prints a line about the command's progress to stderr.
 pub(super) fn say(line: &str) {
     // Without stderr there is nobody to be told.
     let _ = writeln!(io::stderr(), "vhca: {line}");

@@ -42,7 +42,7 @@ pub(crate) enum Access {
 /// Times of a guest's writes and reads, by [`Access`].
 pub(crate) type Times = [Vec<Duration>; 2];
 
-/// What a VMM waits for.
+/// Event of a VM for which its VMM waits.
 enum News {
     /// The guest has carried out its orders. Its processor stands still until the next one.
     Stands(u32),
@@ -67,7 +67,7 @@ pub(crate) struct Boot {
 }
 
 impl Console {
-    /// Makes both ends.
+    /// Creates both ends.
     pub(crate) fn new(device: Device) -> (Self, Running) {
         let steps = Steps::default();
         let ((give, take), (tell, hear)) = (channel(), channel());

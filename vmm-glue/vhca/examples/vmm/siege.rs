@@ -60,7 +60,7 @@ const NOBODY: u32 = 0xff_fffe;
 const DRIVERS: u16 = 14;
 /// Sends of a driver after which it waits for them.
 const BURST: u32 = 40;
-/// What takes longer does not come.
+/// Time after which a step is given up.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Takes no interrupts: the drivers look at their queues.

@@ -1,4 +1,4 @@
-//! What the fabric shows of links, and of ports without a manager.
+//! Faults that the fabric shows: links that are down, and ports without a manager.
 
 use std::collections::{BTreeSet, VecDeque};
 

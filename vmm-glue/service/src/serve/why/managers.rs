@@ -86,7 +86,7 @@ impl Lab {
         }
     }
 
-    /// How a subnet manager goes on that does nothing.
+    /// Returns the command by which a subnet manager that does nothing goes on.
     pub(super) fn wake_the_manager(&self, sm: Endpoint) -> String {
         let name = self.port_name(sm);
         match self.managers.get(&sm) {
@@ -100,7 +100,7 @@ impl Lab {
         }
     }
 
-    /// How a subnet manager is started that reaches a port: on the manager's host if it can from there.
+    /// Returns the command that starts a subnet manager that reaches a port: on the manager's host if it can from there.
     pub(super) fn start_a_manager(&self, at: Endpoint) -> String {
         if self.is_attached(at) {
             return "start a subnet manager on the simulator's fabric, such as opensm".to_owned();

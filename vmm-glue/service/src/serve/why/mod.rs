@@ -48,7 +48,7 @@ pub struct Diagnosis {
     pub seen: Vec<String>,
     /// How long the port has been up, or down for the reason that it is, in milliseconds.
     pub since_ms: Option<u64>,
-    /// What to do next: a command to be pasted into a shell, or words.
+    /// Remedy: a command to be pasted into a shell, or words.
     pub next: String,
 }
 

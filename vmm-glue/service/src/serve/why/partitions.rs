@@ -8,7 +8,7 @@ use super::{Fault, set_command};
 use crate::serve::set::{self, PKEYS};
 use crate::serve::{Lab, NamedVf};
 
-/// How the SM's port becomes a member of a partition.
+/// Remedy that makes the SM's port a member of a partition.
 const JOIN: &str = "SELF in [[partition]], or in OpenSM's partitions.conf and then kill -HUP";
 
 impl Lab {

@@ -44,7 +44,7 @@ pub(super) struct PfPortSample {
     pub(super) statistics: MadStatistics,
     /// VFs by why their ports are as they are, and by the fault that `vhca why` has.
     pub(super) reasons: BTreeMap<(&'static str, &'static str), u64>,
-    /// How long ago the SA last answered: the longest of all.
+    /// Age of the last answer of an SA: the highest of all ports.
     pub(super) sa_answer_age: Option<Duration>,
     /// VFs that have all that they may have of something.
     pub(super) at_quota: BTreeMap<&'static str, u64>,

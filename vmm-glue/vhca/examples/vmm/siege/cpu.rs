@@ -27,7 +27,7 @@ fn with<T>(call: impl FnOnce(&mut Cpu) -> T) -> T {
     CPU.with_borrow_mut(|cpu| call(cpu.as_mut().expect("the thread is a driver's")))
 }
 
-/// Makes this thread a processor, until the flag is set.
+/// Sets this thread up as the processor of a driver, which ends when the flag is set.
 pub(crate) fn start(
     device: Device,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
@@ -41,7 +41,7 @@ pub(crate) fn start(
     }));
 }
 
-/// Lets others run. Does not return if the driver's time is over: it is somewhere amid its work.
+/// Yields to other threads. Unwinds if the driver's time is over, wherever it is in its work.
 pub(crate) fn relax() {
     if with(|cpu| cpu.is_over.load(Ordering::Relaxed)) {
         resume_unwind(Box::new("the end"));

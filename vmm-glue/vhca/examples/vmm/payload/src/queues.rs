@@ -94,7 +94,7 @@ impl CompletionQueue {
 
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
-    /// Where datagrams are sent to.
+    /// Destination of datagrams.
     pub(crate) to: (Lid, Qpn),
     sends: u64,
     receives: u64,
@@ -184,7 +184,7 @@ impl QueuePair {
         self.note_receives(0);
     }
 
-    /// Tells the device that so many receives were taken and posted again.
+    /// Writes the doorbell record after so many receives were taken and posted again.
     fn note_receives(&self, taken: u32) {
         let mut record = DoorbellRecord::default();
         record.set_posted((taken + RECEIVES) as u16);
