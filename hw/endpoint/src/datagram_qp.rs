@@ -3,6 +3,10 @@
 mod receives;
 mod sends;
 
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use hca_api::{
     AccessFlags, ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle,
     DmaBuffer, Hca, HcaError, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,

@@ -2,7 +2,12 @@
 //!
 //! Everything here is sans-I/O: machines take the time and received MADs by method call and give
 //! MADs and events to be pulled. They run on a real QP0 or QP1, or on a VF's proxy of one.
+#![no_std]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 mod address;
 pub mod cm;

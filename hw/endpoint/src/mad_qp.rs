@@ -1,6 +1,7 @@
 //! A port's QP0 or QP1: MADs in, MADs out.
 
-use std::fmt;
+use alloc::boxed::Box;
+use core::fmt;
 
 use hca_api::{CqHandle, Hca, HcaError, QpKind, SpecialQp};
 use ib_wire::mad::Mad;

@@ -1,5 +1,7 @@
 //! A management message: one MAD, or the payload that RMPP carries in many.
 
+use alloc::vec::Vec;
+
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, SegmentLayout};
 
@@ -161,6 +163,8 @@ pub(crate) const fn expects_answer(method: Method) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use ib_wire::mad::{AttributeId, MAD_SIZE};
     use proptest::prelude::*;
 

@@ -234,6 +234,8 @@ pub fn group_destination(port: PortNum, record: &McMemberRecord) -> UdDestinatio
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use ib_wire::smp::{CapabilityMask, PortState};
     use ib_wire::{Guid, Lid, Lmc, Mtu, Sl, SubnetPrefix};
 

@@ -1,6 +1,7 @@
 //! MADs that the owner of the machines carries itself.
 
-use std::collections::VecDeque;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 
 use hca_api::{Hca, HcaError};
 use ib_wire::PortNum;

@@ -1,6 +1,8 @@
 //! What a host knows of its own port, read from the port's subnet management agent and read again
 //! when the HCA says that something changed.
 
+use alloc::vec::Vec;
+
 use hca_api::{AsyncEvent, Hca, HcaError, LocalMad, MadView, PortChange};
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
@@ -220,6 +222,8 @@ fn get<A: SmpAttribute + Copy>(
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
 
     fn view() -> PortView {

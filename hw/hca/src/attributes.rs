@@ -1,5 +1,7 @@
 //! The device and its ports, as a function sees them.
 
+use alloc::string::String;
+
 use bitflags::bitflags;
 use ib_wire::{Guid, Lid, Lmc, Mtu, Sl, SubnetPrefix};
 

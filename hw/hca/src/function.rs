@@ -1,5 +1,7 @@
 //! Functions: how an adapter is divided among those who use it.
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZeroU16;
 

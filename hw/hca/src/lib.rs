@@ -35,7 +35,12 @@
 //!
 //! [`HcaError`] is for the caller's own mistakes and for exhaustion. What the fabric or a guest's
 //! memory does wrong is never an `Err`: it is a completion status, an event or a counter.
+#![no_std]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 mod address;
 mod attributes;

@@ -1,9 +1,10 @@
 //! Memory: a function's address space, and what is registered of it.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
-use std::sync::Arc;
 
 use bitflags::bitflags;
 
@@ -336,6 +337,8 @@ impl AddressSpace for HostMemory {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -1,5 +1,7 @@
 //! Queue pairs and shared receive queues: what they are made from and what they can become.
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt;
 
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};

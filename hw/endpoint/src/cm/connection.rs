@@ -1,5 +1,6 @@
 //! One connection: what it knows of the peer, what it waits for, and how long.
 
+use alloc::boxed::Box;
 use core::time::Duration;
 
 use ib_vtime::TimerKey;

@@ -1,5 +1,7 @@
 //! What the connection manager tells its user.
 
+use alloc::boxed::Box;
+
 use ib_wire::cm::{
     CmApr, CmDrep, CmDreq, CmLap, CmMra, CmRej, CmRep, CmReq, CmRtu, CmSidrRep, CmSidrReq,
 };

@@ -93,8 +93,8 @@ mod table;
 mod tests;
 mod user;
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use alloc::collections::VecDeque;
+use core::time::Duration;
 
 use ib_vtime::{Instant, TimerQueue};
 use ib_wire::mad::Mad;

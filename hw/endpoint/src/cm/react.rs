@@ -1,6 +1,7 @@
 //! What the machine does on a transition.
 
-use std::time::Duration;
+use alloc::boxed::Box;
+use core::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::cm::{CmDreq, CmMessage, CmMra, CmRej, RejReason};

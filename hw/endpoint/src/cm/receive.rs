@@ -1,5 +1,7 @@
 //! Received MADs: which connection they belong to, and what event they are to it.
 
+use alloc::boxed::Box;
+
 use ib_vtime::Instant;
 use ib_wire::cm::{
     CmApr, CmDrep, CmDreq, CmLap, CmMessage, CmMra, CmRej, CmRep, CmReq, CmRtu, CmSidrRep,

@@ -1,6 +1,7 @@
 //! The connections, and the keys under which messages find them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 
 use ib_vtime::SplitMix64;
 use ib_wire::{CommId, Gid, Guid, Lid, Qpn, ServiceId};

@@ -506,8 +506,9 @@ pub(super) fn transition(state: State, event: Event) -> Cell {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::fmt::Write as _;
+    use alloc::collections::BTreeSet;
+    use alloc::string::String;
+    use core::fmt::Write as _;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The calls of the user.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::cm::{

@@ -1,7 +1,9 @@
 //! The receive buffers of a queue pair.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use hca_api::{AddressSpace, Hca, LKey, PulledReceives, QpHandle, ReceiveMode, RecvRequest, Sge};
 

@@ -80,7 +80,8 @@ impl Sends {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
+    use alloc::collections::VecDeque;
+    use alloc::vec::Vec;
 
     use proptest::prelude::*;
 

@@ -1,5 +1,7 @@
 //! A MAD agent on a queue pair of an HCA.
 
+use alloc::boxed::Box;
+
 use hca_api::{Hca, HcaError, LocalMad, MadView, SourceAddress};
 use ib_vtime::Instant;
 

@@ -11,7 +11,8 @@
 
 mod bound;
 
-use std::collections::VecDeque;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 
 use hca_api::{AsyncEvent, Hca, HcaError, HcaEvent, PortChange, SpecialQp};
 use ib_vtime::Instant;

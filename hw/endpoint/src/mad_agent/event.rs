@@ -1,6 +1,6 @@
 //! What a MAD agent tells its owner.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
 use ib_wire::Tid;
 use ib_wire::mad::Mad;

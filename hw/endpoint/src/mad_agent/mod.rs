@@ -40,7 +40,8 @@ mod timeout;
 mod transfer;
 mod transmit;
 
-use std::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use ib_vtime::{Instant, SplitMix64, TimerQueue};
 use ib_wire::Tid;

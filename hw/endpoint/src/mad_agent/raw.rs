@@ -69,7 +69,8 @@ impl MadAgent {
     }
 
     pub(super) fn keep_apart(&mut self, agent: AgentId) {
-        self.apart.insert(agent, std::collections::VecDeque::new());
+        self.apart
+            .insert(agent, alloc::collections::VecDeque::new());
     }
 
     /// Queues an event where its registration looks for it.

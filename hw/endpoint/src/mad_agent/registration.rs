@@ -1,6 +1,6 @@
 //! Who takes which MADs.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
 use ib_wire::Tid;
 use ib_wire::mad::{BASE_VERSION, Mad, Method, MgmtClass};
@@ -353,6 +353,8 @@ impl Registration {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn vendor(oui: [u8; 3]) -> Registration {

@@ -50,7 +50,7 @@ impl MadAgent {
             }
             Phase::Single { queued } => {
                 // A request that could not leave the queue in time used up a try all the same.
-                if !std::mem::replace(queued, true) {
+                if !core::mem::replace(queued, true) {
                     self.counters.retransmissions += 1;
                     self.queue.push_back(Queued::Request(id));
                 }

@@ -1,6 +1,8 @@
 //! What goes out, and in which order: acknowledgements and refusals, then single MADs, then the
 //! segments of all transfers in turn.
 
+use alloc::boxed::Box;
+
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::Mad;
 use ib_wire::rmpp::{RmppHeader, RmppMad, RmppStatus, RmppType};

@@ -1,6 +1,7 @@
 //! The receiving side of one RMPP transfer (IBA 13.6.6.2).
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 use ib_wire::mad::Mad;
 use ib_wire::rmpp::{RmppFlags, RmppMad, RmppStatus, SegmentLayout};
@@ -379,7 +380,7 @@ mod tests {
             let count = message.segments().unwrap();
             let mut receiver = receiver(&message, 6000);
             let mut complete = false;
-            for number in std::iter::once(1).chain(picks.iter().map(|p| p % count + 1)).chain(1..=count) {
+            for number in core::iter::once(1).chain(picks.iter().map(|p| p % count + 1)).chain(1..=count) {
                 match receiver.receive(&message.segment(number, 0)) {
                     Received::Complete(ack) => {
                         prop_assert_eq!(ack.segment, count);

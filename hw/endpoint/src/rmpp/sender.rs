@@ -111,10 +111,12 @@ impl Sender {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn drain(sender: &mut Sender) -> Vec<u32> {
-        std::iter::from_fn(|| sender.next_segment()).collect()
+        core::iter::from_fn(|| sender.next_segment()).collect()
     }
 
     #[test]

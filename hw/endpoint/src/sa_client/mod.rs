@@ -22,7 +22,8 @@ mod report;
 mod request;
 mod standing;
 
-use std::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use ib_vtime::{Duration, Instant, TimerQueue};
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};

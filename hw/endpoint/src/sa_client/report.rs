@@ -1,6 +1,6 @@
 //! Notices that the SA forwards to its subscribers (IBA 13.4.11).
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ib_wire::Tid;
 use ib_wire::mad::{AttributeId, Mad, Method};

@@ -111,6 +111,8 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use ib_wire::mad::Method;
 
     use super::*;

@@ -1,5 +1,7 @@
 //! The client against a scripted SA.
 
+use alloc::vec::Vec;
+
 use ib_wire::mad::{AttributeId, MadHeader};
 use ib_wire::notice::{GidDetails, InformInfo, Notice, NoticeType, ProducerType, TrapNumber};
 use ib_wire::sa::{ComponentMask, LinkRecord, McMemberRecord, PathRecord, SaMad, SaRecord};

@@ -1,5 +1,7 @@
 //! Bounds, hostile input and listeners.
 
+use alloc::vec::Vec;
+
 use ib_wire::CommId;
 use ib_wire::cm::{CmRej, CmReq, CmRtu, RejReason};
 use ib_wire::mad::{MadHeader, Method, MgmtClass};

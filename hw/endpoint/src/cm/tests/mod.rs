@@ -11,7 +11,8 @@ mod sidr;
 mod stale;
 mod timeouts;
 
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use ib_vtime::Instant;
 use ib_wire::cm::{CmPath, CmRep, CmReq, timeout_nanos};
@@ -143,7 +144,7 @@ impl Pair {
 
     /// The MADs that a node sends; whoever ignores them has lost them.
     fn sent(&mut self, node: usize) -> Vec<Mad> {
-        std::iter::from_fn(|| self.cms[node].poll_transmit())
+        core::iter::from_fn(|| self.cms[node].poll_transmit())
             .map(|transmit| {
                 assert_eq!(transmit.to.lid, lid(1 - node), "to the other node");
                 transmit.mad
@@ -166,7 +167,7 @@ impl Pair {
     }
 
     fn events(&mut self, node: usize) -> Vec<CmEvent> {
-        std::iter::from_fn(|| self.cms[node].poll_event()).collect()
+        core::iter::from_fn(|| self.cms[node].poll_event()).collect()
     }
 
     fn event(&mut self, node: usize) -> CmEvent {

@@ -1,5 +1,7 @@
 //! Connections that the peer has forgotten (IBA 12.9.8.3.1).
 
+use alloc::vec::Vec;
+
 use ib_wire::cm::{CmRej, CmReq, RejReason};
 use ib_wire::{CommId, Psn};
 

@@ -1,5 +1,7 @@
 //! Tests of single rules, with two agents that exchange MADs by hand.
 
+use alloc::vec::Vec;
+
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::rmpp::{RmppMad, RmppStatus, RmppType};

@@ -1,5 +1,7 @@
 //! The raw client, and registrations whose events are kept apart.
 
+use alloc::vec::Vec;
+
 use ib_wire::rmpp::{RmppFlags, RmppHeader};
 use ib_wire::sa::SaMad;
 

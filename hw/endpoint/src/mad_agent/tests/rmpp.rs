@@ -224,7 +224,7 @@ fn unsolicited_transfers_are_bounded() {
     }
     assert_eq!(server.agent.sizes().transfers_in, 2);
     assert_eq!(server.dropped(DropReason::NoResources), 3);
-    let stops = std::iter::from_fn(|| server.transmit(0))
+    let stops = core::iter::from_fn(|| server.transmit(0))
         .filter(|mad| mad.view::<RmppMad>().rmpp.rmpp_type == RmppType::STOP)
         .count();
     assert_eq!(stops, 3);
