@@ -82,6 +82,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
+    (
+        "mlx4-driver",
+        &[
+            "vf-tunnel",
+            "mlx4-defs",
+            "hca-api",
+            "ib-endpoint",
+            "ib-wire",
+            "ib-vtime",
+        ],
+    ),
     // What a VMM links: no server, no command, no exercise.
     (
         "vhca",

@@ -209,7 +209,7 @@ fn play_commands(data: &[u8]) -> usize {
     let memory = GuestMemory::new(PAGES);
     let mut bench = bench(&memory);
     let mut input = Input::new(data);
-    let Ok(core) = Core::probe(&mut bench, &memory, PROCESSORS) else {
+    let Ok(core) = Core::probe(&mut bench, memory.clone(), PROCESSORS) else {
         unreachable!("nothing was done to the function");
     };
     let mut scene = Scene {

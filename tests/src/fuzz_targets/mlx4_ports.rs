@@ -54,7 +54,8 @@ impl Scene {
         let memory = GuestMemory::new(PAGES);
         let function = Box::new(Mlx4Function::new(&Mlx4Config::default()));
         let mut bench = Bench::new(&memory, 1, function);
-        let driver = Core::probe(&mut bench, &memory, PROCESSORS).expect("the function answers");
+        let driver =
+            Core::probe(&mut bench, memory.clone(), PROCESSORS).expect("the function answers");
         Self {
             bench,
             driver,

@@ -10,7 +10,7 @@ use hca_api::{
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum};
-use vf_proxy::{Bar, PciEvent, PciFunction};
+use vf_proxy::{PciEvent, PciFunction};
 
 use super::{Bus, GuestMemory};
 
@@ -211,8 +211,10 @@ impl Bus for Bench {
         self.now
     }
 
-    fn bars(&self) -> Vec<Bar> {
-        self.function.bars().to_vec()
+    fn bar_size(&self, bar: u8) -> Option<u64> {
+        let mut bars = self.function.bars().iter();
+        bars.find(|found| found.index == bar)
+            .map(|found| found.size)
     }
 
     fn interrupt_vectors(&self) -> u16 {

@@ -8,7 +8,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, VfSpec};
 use subnet_lite::SubnetConfig;
-use vf_proxy::{Bar, PciFunction};
+use vf_proxy::PciFunction;
 use vf_tunnel::VfId;
 use vhca::Driven;
 use vhca::world::{HostFunction, HostId, World, vf_spec};
@@ -385,8 +385,10 @@ impl Bus for LabBus<'_> {
         self.world.now()
     }
 
-    fn bars(&self) -> Vec<Bar> {
-        self.function().bars().to_vec()
+    fn bar_size(&self, bar: u8) -> Option<u64> {
+        let mut bars = self.function().bars().iter();
+        bars.find(|found| found.index == bar)
+            .map(|found| found.size)
     }
 
     fn interrupt_vectors(&self) -> u16 {

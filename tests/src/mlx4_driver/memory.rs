@@ -5,12 +5,10 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ::mlx4_driver::{DmaMemory, PAGE};
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 
 use super::shared::SharedBytes;
-
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
 
 /// What a page is to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +288,28 @@ fn offset_of(addr: u64) -> usize {
 
 fn page_of(addr: u64) -> usize {
     offset_of(addr) / PAGE
+}
+
+impl DmaMemory for GuestMemory {
+    fn allocate_contiguous(&self, count: usize, align: usize) -> u64 {
+        Self::allocate_contiguous(self, count, align)
+    }
+
+    fn allocate_page(&self) -> u64 {
+        Self::allocate_page(self)
+    }
+
+    fn free(&self, addr: u64, count: usize) {
+        Self::free(self, addr, count);
+    }
+
+    fn read(&self, addr: u64, out: &mut [u8]) {
+        Self::read(self, addr, out);
+    }
+
+    fn write(&self, addr: u64, bytes: &[u8]) {
+        Self::write(self, addr, bytes);
+    }
 }
 
 impl AddressSpace for GuestMemory {

@@ -9,7 +9,6 @@ use std::time;
 
 use ib_vtime::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use vf_proxy::Bar;
 use vfio_user::{Client, Error};
 
 use super::{Bus, GuestMemory, PAGE};
@@ -167,16 +166,10 @@ impl Bus for VmmBus {
         Instant::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX))
     }
 
-    fn bars(&self) -> Vec<Bar> {
-        let sizes = (0..BARS).filter_map(|index| {
-            let size = self.client.region(u32::from(index))?.size;
-            (size > 0).then_some(Bar {
-                index,
-                size,
-                prefetchable: false,
-            })
-        });
-        sizes.collect()
+    fn bar_size(&self, bar: u8) -> Option<u64> {
+        let region = self.client.region(u32::from(bar));
+        let region = region.filter(|region| bar < BARS && region.size > 0);
+        region.map(|region| region.size)
     }
 
     fn interrupt_vectors(&self) -> u16 {

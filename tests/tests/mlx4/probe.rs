@@ -18,7 +18,7 @@ fn the_lower_driver_probes_and_leaves_nothing_behind() {
     for ports in 1..=2 {
         let (mut bench, memory) = bench(ports);
         for round in 0..3 {
-            let core = Core::probe(&mut bench, &memory, 2).unwrap();
+            let core = Core::probe(&mut bench, memory.clone(), 2).unwrap();
             assert_eq!(core.capabilities().ports.len(), usize::from(ports));
             core.remove(&mut bench).unwrap();
             assert_eq!(memory.allocated_pages(), 0, "round {round}");

@@ -1,7 +1,6 @@
 //! A bus whose driver does not wait for what will not come.
 
 use ib_vtime::{Duration, Instant};
-use vf_proxy::Bar;
 
 use super::super::Bus;
 
@@ -20,8 +19,8 @@ impl Bus for Impatient<'_> {
         self.bus.now()
     }
 
-    fn bars(&self) -> Vec<Bar> {
-        self.bus.bars()
+    fn bar_size(&self, bar: u8) -> Option<u64> {
+        self.bus.bar_size(bar)
     }
 
     fn interrupt_vectors(&self) -> u16 {

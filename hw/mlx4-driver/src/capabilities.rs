@@ -1,4 +1,6 @@
-//! What the device says that it can, and what the driver refuses.
+//! Capabilities of the device, and those that the driver refuses.
+
+use alloc::vec::Vec;
 
 use ib_wire::Qpn;
 use mlx4_defs::bar::{RESERVED_UARS, UAR_SIZE};
@@ -29,7 +31,7 @@ const MAX_VECTORS: u32 = 128;
 /// Entries of queues that the driver does not give to users (`MLX4_IB_SQ_MAX_SPARE`).
 pub(super) const SQ_MAX_SPARE: u32 = 33;
 
-/// What the driver knows of a port.
+/// Capabilities of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortCapabilities {
     /// Entries of the P_Key table.
@@ -38,17 +40,17 @@ pub struct PortCapabilities {
     pub gids: u16,
     /// The queue pair that stands for QP0.
     pub qp0_proxy: Qpn,
-    /// Where that sends to.
+    /// Destination of its sends.
     pub qp0_tunnel: Qpn,
     /// The queue pair that stands for QP1.
     pub qp1_proxy: Qpn,
-    /// Where that sends to.
+    /// Destination of its sends.
     pub qp1_tunnel: Qpn,
     /// The Q_Key of QP0, if the function may send SMPs.
     pub qp0_qkey: u32,
 }
 
-/// What the driver knows of the device (`struct mlx4_caps`).
+/// Capabilities of the device (`struct mlx4_caps`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Major, minor and sub-minor version of the firmware.
@@ -101,7 +103,7 @@ pub struct Capabilities {
     pub max_counters: u32,
     /// The key that stands for all memory.
     pub reserved_lkey: Option<u32>,
-    /// Whether there are events about ports' attributes.
+    /// `true` if there are events about ports' attributes.
     pub has_port_events: bool,
     /// The ports.
     pub ports: Vec<PortCapabilities>,
@@ -195,7 +197,7 @@ impl Capabilities {
         Ok(caps)
     }
 
-    /// What depends on several answers.
+    /// Checks that depend on several answers.
     fn check(&self, hca: &QueryHca, bar_len: u64) -> Result<(), DriverError> {
         let users = u64::from(self.num_uars.saturating_sub(self.reserved_uars));
         check(
@@ -244,7 +246,7 @@ impl Capabilities {
     }
 }
 
-/// What `mlx4_dev_cap` refuses. Gives the bytes of all UARs.
+/// Refuses as `mlx4_dev_cap` does. Returns the bytes of all UARs.
 fn check_device(dev: &QueryDevCap, bar_len: u64) -> Result<u64, DriverError> {
     check(
         dev.log_min_page_size <= PAGE_SHIFT,
@@ -276,7 +278,7 @@ fn check_device(dev: &QueryDevCap, bar_len: u64) -> Result<u64, DriverError> {
     Ok(uar_size)
 }
 
-/// What `mlx4_QUERY_FUNC_CAP` and `mlx4_slave_cap` refuse.
+/// Refuses as `mlx4_QUERY_FUNC_CAP` and `mlx4_slave_cap` do.
 fn check_function(function: &QueryFuncCap) -> Result<(), DriverError> {
     check(
         function.ethernet() || function.rdma(),

@@ -1,5 +1,9 @@
 //! Shared receive queues.
 
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::resource::ResourceType;
 use mlx4_defs::srq::SrqContext;
@@ -8,15 +12,15 @@ use mlx4_defs::{Opcode, Pdn, Srqn};
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32, U64};
 
-use super::buffer::BufferKind;
+use super::buffer::{BufferKind, MappedBuffer};
 use super::cq::log_page_size;
 use super::error::oops;
 use super::lower::{Core, low_byte};
-use super::mtt::MappedBuffer;
+use super::memory::Memory;
 use super::ring::{Sge, last_segment};
-use super::{Bus, Command, Driver, DriverError, GuestMemory, Output};
+use super::{Bus, Command, Driver, DriverError, Output};
 
-/// What a shared receive queue is made from.
+/// Ingredients of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqSpec {
     /// Protection domain.
@@ -35,7 +39,7 @@ pub(super) struct Srq {
     srqn: Srqn,
     mapped: MappedBuffer,
     record: u64,
-    memory: GuestMemory,
+    memory: Memory,
     slots: u32,
     shift: u32,
     sges: usize,
@@ -105,7 +109,7 @@ impl Srq {
         Ok(wr_id)
     }
 
-    /// Gives the driver's memory back without a command.
+    /// Frees the driver's memory without a command.
     pub(super) fn abandon(self) {
         self.mapped.buffer.free();
     }

@@ -1,5 +1,8 @@
 //! Completion queues.
 
+use alloc::format;
+use alloc::vec::Vec;
+
 use ib_wire::{Lid, Qpn, Sl};
 use mlx4_defs::bar::Register;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord, MODIFY_RESIZE};
@@ -9,19 +12,19 @@ use mlx4_defs::{Cqn, LogPageSize, Opcode, Uar};
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::U64;
 
-use super::buffer::BufferKind;
+use super::buffer::{BufferKind, MappedBuffer};
 use super::comm::UAR_BAR;
 use super::error::oops;
 use super::lower::{Core, low_byte};
-use super::mtt::MappedBuffer;
-use super::{Bus, Command, Driver, DriverError, GuestMemory};
+use super::memory::Memory;
+use super::{Bus, Command, Driver, DriverError};
 
-/// What a completion queue is made from.
+/// Ingredients of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqSpec {
     /// Completions that it can hold, at least.
     pub entries: u32,
-    /// Which vector its events are for.
+    /// Completion vector of its events.
     pub vector: usize,
     /// The UAR that it is armed through.
     pub uar: Uar,
@@ -29,7 +32,7 @@ pub struct CqSpec {
     pub memory: BufferKind,
 }
 
-/// Where a datagram came from.
+/// Source of a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// The sending queue pair.
@@ -40,7 +43,7 @@ pub struct Source {
     pub sl: Sl,
     /// Low bits of the DLID by which it came.
     pub path_bits: u8,
-    /// Whether it had a GRH.
+    /// `true` if it had a GRH.
     pub grh: bool,
     /// Index of its P_Key.
     pub pkey_index: u16,
@@ -53,9 +56,9 @@ pub struct WorkCompletion {
     pub wr_id: u64,
     /// The device's number of the queue pair.
     pub qpn: Qpn,
-    /// How it ended: `None` is well.
+    /// Error with which it ended, if any.
     pub error: Option<Syndrome>,
-    /// Whether it was a send.
+    /// `true` for a send.
     pub is_send: bool,
     /// The opcode in the entry.
     pub opcode: u8,
@@ -63,7 +66,7 @@ pub struct WorkCompletion {
     pub byte_len: u32,
     /// Immediate data, of a receive that has some.
     pub immediate: Option<[u8; 4]>,
-    /// Where a receive came from.
+    /// Source of a received datagram.
     pub source: Source,
 }
 
@@ -88,7 +91,7 @@ pub(super) struct Cq {
     mapped: MappedBuffer,
     record: u64,
     uar: Uar,
-    memory: GuestMemory,
+    memory: Memory,
     consumer: u32,
     arm_serial: u8,
     /// Completion events so far.
@@ -112,12 +115,12 @@ impl Cq {
         Some(TakenCqe(cqe))
     }
 
-    /// Gives the driver's memory back without a command.
+    /// Frees the driver's memory without a command.
     pub(super) fn abandon(self) {
         self.mapped.buffer.free();
     }
 
-    /// Tells the device how far the driver is.
+    /// Writes the consumer index for the device.
     pub(super) fn set_consumer(&self) {
         let mut record = CqDoorbellRecord::default();
         record.set_consumer_index(self.consumer);
@@ -323,7 +326,7 @@ impl Driver {
         self.core.destroy_cq(bus, cq)
     }
 
-    /// Gives a completion queue another size.
+    /// Resizes a completion queue.
     ///
     /// # Errors
     /// Those of the commands.
@@ -393,7 +396,7 @@ impl Driver {
         failed.map_or(Ok(done), Err)
     }
 
-    /// What an entry means (`mlx4_ib_poll_one`).
+    /// Parses an entry (`mlx4_ib_poll_one`).
     fn complete(&mut self, cqn: Cqn, cqe: &TakenCqe) -> Result<WorkCompletion, DriverError> {
         let entry = &cqe.0;
         if entry.owner_opcode.opcode() == CqeOpcode::RESIZE.get() {

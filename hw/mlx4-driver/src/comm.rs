@@ -11,22 +11,22 @@ use super::{Bus, DriverError};
 /// The register that holds the channel.
 pub(super) const UAR_BAR: u8 = mlx4_defs::pci::UAR_BAR;
 
-/// What a function that is gone reads as.
+/// Value of every register of a function that is gone.
 const GONE: u32 = u32::MAX;
 
-/// How long the driver waits for the toggles to agree (`sync_toggles`).
+/// Longest wait for the toggles to agree (`sync_toggles`).
 const SYNC: Duration = Duration::from_secs(5);
 
-/// How long it waits for a channel that is offline (`mlx4_comm_check_offline`).
+/// Longest wait for a channel that is offline (`mlx4_comm_check_offline`).
 const OFFLINE: Duration = Duration::from_secs(30);
 
-/// How long it waits for an answer to anything but a posted command (`MLX4_COMM_TIME`).
+/// Longest wait for an answer to anything but a posted command (`MLX4_COMM_TIME`).
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// How long it waits for a posted command.
+/// Longest wait for a posted command.
 pub(super) const COMMAND: Duration = Duration::from_secs(70);
 
-/// How often it looks at a register that it waits for.
+/// Time between two reads of a register that the driver waits for.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// The communication channel.
@@ -45,7 +45,7 @@ fn read<T: FromBytes>(bus: &mut dyn Bus, offset: u64) -> Result<T, DriverError> 
     T::read_from_bytes(&bytes).map_err(|_| DriverError::Gone)
 }
 
-/// Waits until a condition on registers holds. Whether it did within `limit`.
+/// Waits until a condition on registers holds. Returns `true` if it did within `limit`.
 fn wait_until(
     bus: &mut dyn Bus,
     limit: Duration,
@@ -123,7 +123,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells the device that the driver goes away (`mlx4_slave_exit`).
+    /// Announces to the device that the driver goes away (`mlx4_slave_exit`).
     pub(super) fn stop(&mut self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         if self.call(bus, CommCommand::RESET, 0, ANSWER)? {
             Ok(())
@@ -132,13 +132,13 @@ impl Channel {
         }
     }
 
-    /// Whether the last request is not answered yet.
+    /// Returns `true` if the last request is not answered yet.
     pub(super) fn is_pending(&self, bus: &mut dyn Bus) -> Result<bool, DriverError> {
         let answer: CommAnswer = read(bus, comm::SLAVE_READ)?;
         Ok(answer.toggle() != self.toggle)
     }
 
-    /// Whether the device reports that it lost the driver's state (`poll_catas`).
+    /// Returns `true` if the device reports that it lost the driver's state (`poll_catas`).
     pub(super) fn has_failed(bus: &mut dyn Bus) -> Result<bool, DriverError> {
         let answer: CommAnswer = read(bus, comm::SLAVE_READ)?;
         Ok(answer.internal_error())
@@ -151,7 +151,7 @@ impl Channel {
         bus.write_be32(UAR_BAR, comm::SLAVE_WRITE, word.get());
     }
 
-    /// Writes a request and waits for its answer. Whether it came in time.
+    /// Writes a request and waits for its answer. Returns `true` if it came in time.
     pub(super) fn call(
         &mut self,
         bus: &mut dyn Bus,
@@ -166,7 +166,7 @@ impl Channel {
         wait_until(bus, limit, |bus| Ok(!self.is_pending(bus)?))
     }
 
-    /// Has the device reset the function (`mlx4_reset_slave`), after which the driver starts anew.
+    /// Makes the device reset the function (`mlx4_reset_slave`), after which the driver starts anew.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         let flags: CommFlags = match read(bus, comm::FLAGS) {
             Err(DriverError::Gone) => return Ok(()),

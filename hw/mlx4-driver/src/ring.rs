@@ -1,14 +1,17 @@
 //! Work queues: slots in a queue pair's buffer.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use mlx4_defs::receive::DoorbellRecord;
 use mlx4_defs::wqe::{ControlSegment, DataSegment, INVALID_LKEY, SEGMENT_UNIT, SQ_HEADROOM, STAMP};
 use zerocopy::network_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::DriverError;
-use super::GuestMemory;
 use super::buffer::Buffer;
 use super::error::oops;
+use super::memory::Memory;
 
 /// Bytes of guest memory under a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +51,7 @@ pub(super) struct Ring {
     pub(super) slots: u32,
     /// Log2 of a slot's bytes.
     pub(super) shift: u32,
-    /// Where it begins in the buffer.
+    /// Offset of its first byte in the buffer.
     pub(super) offset: usize,
     /// Requests that may be outstanding.
     pub(super) max_posted: u32,
@@ -116,7 +119,7 @@ impl Ring {
         self.offset + (((index & (self.slots - 1)) as usize) << self.shift)
     }
 
-    /// Gives the name of the request that completed first, and its slot.
+    /// Completes the oldest request. Returns its name and its slot.
     pub(super) fn complete(&mut self) -> Result<(u64, usize), DriverError> {
         if self.outstanding() == 0 {
             return Err(oops("a completion of a request that was never posted"));
@@ -146,8 +149,8 @@ impl Ring {
         self.tail = 0;
     }
 
-    /// Tells the device of posted receives.
-    pub(super) fn ring_record(&self, memory: &GuestMemory, record: u64) {
+    /// Writes the doorbell record of posted receives.
+    pub(super) fn ring_record(&self, memory: &Memory, record: u64) {
         let mut posted = DoorbellRecord::default();
         let [.., high, low] = self.head.to_be_bytes();
         posted.set_posted(u16::from_be_bytes([high, low]));

@@ -1,5 +1,8 @@
 //! A program with a connected queue pair, and memory that its peer may reach.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use ib_wire::{PortNum, Psn, QKey, Qpn};
 use mlx4_defs::{Cqn, Pdn, Uar};
 

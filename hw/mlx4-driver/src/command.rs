@@ -1,5 +1,8 @@
 //! Commands: the VHCR, mailboxes, and how they complete.
 
+use alloc::boxed::Box;
+use alloc::format;
+
 use ib_vtime::Duration;
 use mlx4_defs::comm::CommCommand;
 use mlx4_defs::{MAILBOX_SIZE, Mailbox, MailboxLayout, Opcode, Status, TOKEN, VHCR_SIZE, Vhcr};
@@ -8,10 +11,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::comm::{self, Channel};
 use super::error::oops;
-use super::memory::GuestMemory;
+use super::memory::Memory;
 use super::{Bus, DriverError};
 
-/// What a command is given.
+/// Input of a command.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Nothing.
@@ -24,7 +27,7 @@ pub enum Input {
     At(u64),
 }
 
-/// What a command gives.
+/// Output of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Nothing.
@@ -40,11 +43,11 @@ pub enum Output {
 /// A command.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// What it does.
+    /// Operation.
     pub opcode: Opcode,
-    /// Which variant.
+    /// Variant of the operation.
     pub op_modifier: u8,
-    /// What it is about.
+    /// Object of the operation.
     pub in_modifier: u32,
     /// Its input.
     pub input: Input,
@@ -99,7 +102,7 @@ impl Command {
     }
 }
 
-/// What a command gave.
+/// Result of a command.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// The number, if one was asked for.
@@ -108,7 +111,7 @@ pub struct Reply {
     pub mailbox: Box<Mailbox>,
 }
 
-/// How commands complete.
+/// Way in which commands complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// By the channel's toggle.
@@ -120,7 +123,7 @@ enum Mode {
 /// The side of the driver that gives commands.
 #[derive(Debug)]
 pub(super) struct CommandPort {
-    memory: GuestMemory,
+    memory: Memory,
     channel: Channel,
     vhcr: u64,
     inbox: u64,
@@ -132,7 +135,7 @@ pub(super) struct CommandPort {
 
 impl CommandPort {
     /// Opens the channel and gives the device a VHCR.
-    pub(super) fn open(bus: &mut dyn Bus, memory: &GuestMemory) -> Result<Self, DriverError> {
+    pub(super) fn open(bus: &mut dyn Bus, memory: &Memory) -> Result<Self, DriverError> {
         let mut channel = Channel::open(bus)?;
         let [vhcr, inbox, outbox] = [(); 3].map(|()| memory.allocate_page());
         let started = channel.start(bus, vhcr);
@@ -161,14 +164,14 @@ impl CommandPort {
         stopped
     }
 
-    /// Gives the memory back without telling the device.
+    /// Frees the memory without telling the device.
     pub(super) fn free(self) {
         for page in [self.vhcr, self.inbox, self.outbox] {
             self.memory.free(page, 1);
         }
     }
 
-    /// Has the device reset the function, as a driver in its error state does.
+    /// Makes the device reset the function, as a driver in its error state does.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         self.channel.reset_function(bus)
     }
@@ -212,7 +215,7 @@ impl CommandPort {
         Ok(())
     }
 
-    /// Posts a command. Gives whether an event is to be waited for.
+    /// Posts a command.
     pub(super) fn post(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<(), DriverError> {
         if self.channel.is_pending(bus)? {
             return Err(oops("communication channel is not idle"));
@@ -251,7 +254,7 @@ impl CommandPort {
         Ok(())
     }
 
-    /// Gives a command and waits for its end by looking at the channel.
+    /// Posts a command and waits for its end by reading the channel.
     pub(super) fn execute_polling(
         &mut self,
         bus: &mut dyn Bus,
@@ -268,7 +271,7 @@ impl CommandPort {
         self.reply(command)
     }
 
-    /// Whether the command that was posted is done.
+    /// Returns `true` if the command that was posted is done.
     pub(super) fn is_done(&mut self, bus: &mut dyn Bus) -> Result<bool, DriverError> {
         match self.mode {
             Mode::Polling => Ok(!self.channel.is_pending(bus)?),
@@ -281,7 +284,7 @@ impl CommandPort {
         }
     }
 
-    /// What became of the command that was posted.
+    /// Returns the result of the command that was posted.
     pub(super) fn reply(&self, command: &Command) -> Result<Reply, DriverError> {
         let mut bytes = [0; VHCR_SIZE];
         self.memory.read(self.vhcr, &mut bytes);
@@ -310,7 +313,7 @@ impl CommandPort {
         }
     }
 
-    /// How long a command may take.
+    /// Longest time that a command may take.
     pub(super) const LIMIT: Duration = comm::COMMAND;
 
     /// The longest time between two looks at whether a command is done.

@@ -1,4 +1,6 @@
-//! What can go wrong for a driver.
+//! Errors of a driver.
+
+use alloc::string::String;
 
 use thiserror::Error;
 

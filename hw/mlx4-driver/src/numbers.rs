@@ -1,8 +1,9 @@
 //! Numbers that the driver hands out itself: protection domains, UAR pages, doorbell records.
 
-use std::collections::BTreeSet;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
 
-use super::memory::{GuestMemory, PAGE};
+use super::memory::{Memory, PAGE};
 
 /// A round-robin allocator of numbers (`mlx4_bitmap`): a number that was given back is not given out
 /// again before all others were.
@@ -49,7 +50,7 @@ impl Numbers {
         None
     }
 
-    /// Gives a number back.
+    /// Returns a number to those that are free.
     pub(super) fn give_back(&mut self, number: u32) {
         self.taken.remove(&(number & (self.end - 1)));
     }
@@ -67,7 +68,7 @@ impl DoorbellRecords {
 
     /// Allocates a record, which is zero.
     #[must_use]
-    pub(super) fn allocate(&mut self, memory: &GuestMemory) -> u64 {
+    pub(super) fn allocate(&mut self, memory: &Memory) -> u64 {
         if self.free.is_empty() {
             let page = memory.allocate_page();
             self.pages.push(page);
@@ -79,13 +80,13 @@ impl DoorbellRecords {
         record
     }
 
-    /// Gives a record back.
+    /// Frees a record.
     pub(super) fn free(&mut self, record: u64) {
         self.free.push(record);
     }
 
-    /// Gives all pages back.
-    pub(super) fn release(&mut self, memory: &GuestMemory) {
+    /// Frees all pages.
+    pub(super) fn release(&mut self, memory: &Memory) {
         for page in self.pages.drain(..) {
             memory.free(page, 1);
         }

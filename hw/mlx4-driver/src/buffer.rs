@@ -1,8 +1,14 @@
-//! The memory behind a queue.
+//! The memory behind a queue, and its place in the translation table.
 
-use super::memory::{GuestMemory, PAGE};
+use alloc::vec;
+use alloc::vec::Vec;
 
-/// How a queue's memory is allocated.
+use mlx4_defs::MttIndex;
+use mlx4_defs::mtt::MttBase;
+
+use super::memory::{Memory, PAGE};
+
+/// Layout of a queue's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferKind {
     /// As `mlx4_buf_alloc` does for the kernel: up to two pages in one piece, more page by page.
@@ -17,14 +23,14 @@ pub enum BufferKind {
 /// The memory behind a queue, in blocks that lie anywhere.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    memory: GuestMemory,
+    memory: Memory,
     blocks: Vec<u64>,
     shift: u32,
 }
 
 impl Buffer {
     /// Allocates memory for `bytes`, all zero.
-    pub(super) fn new(memory: &GuestMemory, bytes: usize, kind: BufferKind) -> Self {
+    pub(super) fn new(memory: &Memory, bytes: usize, kind: BufferKind) -> Self {
         let pages = bytes.div_ceil(PAGE).max(1);
         let (blocks, shift) = match kind {
             BufferKind::Kernel if pages <= 2 => {
@@ -81,7 +87,7 @@ impl Buffer {
         self.memory.write(self.addr(offset), bytes);
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub(super) fn free(self) {
         let pages = (1_usize << self.shift) / PAGE;
         for block in &self.blocks {
@@ -90,13 +96,64 @@ impl Buffer {
     }
 }
 
+/// Entries of the table that belong to a queue or a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MttRange {
+    pub(super) first: MttIndex,
+    pub(super) order: u32,
+}
+
+impl MttRange {
+    /// Returns the start of the pages, as contexts have it.
+    pub(super) const fn base(self) -> MttBase {
+        MttBase::from_entry(self.first)
+    }
+}
+
+/// A queue's memory, and its pages in the table.
+#[derive(Debug)]
+pub(super) struct MappedBuffer {
+    pub(super) buffer: Buffer,
+    pub(super) mtt: MttRange,
+}
+
 #[cfg(test)]
 mod tests {
+    use alloc::sync::Arc;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::DmaMemory;
     use super::*;
+
+    /// Pages without bytes, none of them given out twice.
+    #[derive(Clone, Debug, Default)]
+    struct Pages {
+        next: Arc<AtomicUsize>,
+        allocated: Arc<AtomicUsize>,
+    }
+
+    impl DmaMemory for Pages {
+        fn allocate_contiguous(&self, count: usize, align: usize) -> u64 {
+            let first = self.next.load(Ordering::Relaxed).next_multiple_of(align);
+            // One page lies between any two pieces.
+            self.next.store(first + count + 1, Ordering::Relaxed);
+            self.allocated.fetch_add(count, Ordering::Relaxed);
+            (first * PAGE) as u64
+        }
+
+        fn free(&self, _: u64, count: usize) {
+            self.allocated.fetch_sub(count, Ordering::Relaxed);
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) {}
+
+        fn write(&self, _: u64, _: &[u8]) {}
+    }
 
     #[test]
     fn every_byte_of_a_buffer_has_its_own_address() {
-        let memory = GuestMemory::new(64);
+        let pages = Pages::default();
+        let memory = Memory::new(pages.clone());
         let kinds = [
             BufferKind::Kernel,
             BufferKind::User { shift: 12 },
@@ -112,6 +169,6 @@ mod tests {
                 buffer.free();
             }
         }
-        assert_eq!(memory.allocated_pages(), 0);
+        assert_eq!(pages.allocated.load(Ordering::Relaxed), 0);
     }
 }

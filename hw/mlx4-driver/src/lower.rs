@@ -1,6 +1,7 @@
 //! The lower driver (`mlx4_core`): commands, capabilities, event queues.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use ib_vtime::{Duration, Instant};
 use mlx4_defs::eq::{EqContext, EqState, EventMask, MapEq};
@@ -13,9 +14,10 @@ use super::comm::Channel;
 use super::command::CommandPort;
 use super::error::oops;
 use super::event::{Entry, Event, EventQueue, SPARE_ENTRIES};
+use super::memory::Memory;
 use super::numbers::{DoorbellRecords, Numbers};
 use super::pci::PciDevice;
-use super::{Bus, Command, DriverError, GuestMemory, Reply};
+use super::{Bus, Command, DmaMemory, DriverError, Reply};
 
 /// Entries of the event queue for asynchronous events (`MLX4_NUM_ASYNC_EQE`), without the spare ones.
 const ASYNC_ENTRIES: u32 = 0x100;
@@ -26,7 +28,7 @@ const PD_MASK: u32 = (1 << 17) - 1;
 /// Protection domains (`MLX4_NUM_PDS`).
 const PDS: u32 = 1 << 15;
 
-/// How often the driver looks for the device's failure (`MLX4_CATAS_POLL_INTERVAL`).
+/// Time between two looks for the device's failure (`MLX4_CATAS_POLL_INTERVAL`).
 pub(super) const CATAS_POLL: Duration = Duration::from_secs(5);
 
 /// Input modifier of NOP (`mlx4_NOP`).
@@ -38,7 +40,7 @@ const STORM: usize = 1000;
 /// The lower driver of a function.
 #[derive(Debug)]
 pub struct Core {
-    pub(super) memory: GuestMemory,
+    pub(super) memory: Memory,
     pub(super) pci: PciDevice,
     commands: CommandPort,
     pub(super) caps: Capabilities,
@@ -51,7 +53,7 @@ pub struct Core {
     pub(super) counters: Vec<Option<u32>>,
     /// Completion queues that have something, oldest first.
     pub(super) completions: VecDeque<Cqn>,
-    /// What else happened, oldest first.
+    /// Other events, oldest first.
     pub(super) events: VecDeque<Event>,
     /// Interrupts since a time that has not passed, and since the last command.
     interrupts: (Instant, usize),
@@ -64,7 +66,15 @@ impl Core {
     /// What the kernel gives up at. The function is reset then, unless it is gone.
     pub fn probe(
         bus: &mut dyn Bus,
-        memory: &GuestMemory,
+        memory: impl DmaMemory + 'static,
+        processors: u16,
+    ) -> Result<Self, DriverError> {
+        Self::probe_on(bus, &Memory::new(memory), processors)
+    }
+
+    pub(super) fn probe_on(
+        bus: &mut dyn Bus,
+        memory: &Memory,
         processors: u16,
     ) -> Result<Self, DriverError> {
         let mut pci = PciDevice::enable(bus)?;
@@ -216,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Gives a command, waits for its end, and serves interrupts meanwhile.
+    /// Executes a command: waits for its end, and serves interrupts meanwhile.
     ///
     /// # Errors
     /// [`DriverError::Command`] with the device's status; [`DriverError::TimedOut`], on which the
@@ -282,13 +292,14 @@ impl Core {
         Ok(())
     }
 
-    /// The next thing that the device told of, besides completions. Above this driver it is
-    /// [`super::Driver::poll_event`] that gives them.
+    /// Returns the next event that the device announced, besides completions. Above this driver it is
+    /// [`super::Driver::poll_event`] that returns them.
+    #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether the device says that it failed (`poll_catas`).
+    /// Returns `true` if the device says that it failed (`poll_catas`).
     pub(super) fn has_failed(bus: &mut dyn Bus) -> Result<bool, DriverError> {
         Channel::has_failed(bus)
     }
@@ -337,7 +348,7 @@ impl Core {
         stopped
     }
 
-    /// Gives the driver's memory back without a command, as after the device was reset.
+    /// Frees the driver's memory without a command, as after the device was reset.
     pub(super) fn abandon(mut self, bus: &mut dyn Bus) {
         for eq in self.eqs.drain(..) {
             eq.mapped.buffer.free();
@@ -367,7 +378,7 @@ impl Core {
         pci.disable(bus);
     }
 
-    /// Has the device reset the function, as a driver in its error state does.
+    /// Makes the device reset the function, as a driver in its error state does.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         self.commands.reset_function(bus)
     }

@@ -1,5 +1,7 @@
 //! Event queues, and what the driver makes of their entries.
 
+use alloc::format;
+
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::bar::Register;
 use mlx4_defs::eq::EqDoorbell;
@@ -10,30 +12,30 @@ use mlx4_defs::eqe::{
 use mlx4_defs::{Cqn, Eqn, Srqn};
 use zerocopy::FromBytes;
 
+use super::buffer::MappedBuffer;
 use super::comm::UAR_BAR;
 use super::error::oops;
-use super::mtt::MappedBuffer;
 use super::{Bus, DriverError};
 
 /// Entries that the driver takes before it tells the device, without arming
 /// (`MLX4_NUM_SPARE_EQE`).
 pub(super) const SPARE_ENTRIES: u32 = 0x80;
 
-/// What the device told the driver.
+/// An event of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Something about a queue pair.
     Qp {
         /// The queue pair's number.
         qpn: Qpn,
-        /// What.
+        /// Type of the event.
         kind: EventType,
     },
     /// Something about a shared receive queue.
     Srq {
         /// The queue's number.
         srqn: Srqn,
-        /// What.
+        /// Type of the event.
         kind: EventType,
     },
     /// A completion queue is out of order.
@@ -47,21 +49,21 @@ pub enum Event {
     PortChange {
         /// The port.
         port: PortNum,
-        /// Whether it is active.
+        /// `true` if it is active now.
         active: bool,
     },
     /// An attribute of a port changed.
     PortManagement {
         /// The port.
         port: PortNum,
-        /// What.
+        /// Table that changed.
         what: PortManagementSubtype,
         /// The changed attributes of PortInfo, as bits.
         changed: u32,
     },
 }
 
-/// What an entry is, before the driver looks anything up.
+/// An entry, before the driver looks anything up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     /// A completion queue that was armed has something.
@@ -79,7 +81,7 @@ pub(super) struct EventQueue {
     pub(super) vector: u16,
     pub(super) entries: u32,
     pub(super) mapped: MappedBuffer,
-    /// Whether its interrupt is requested, so that the driver serves it.
+    /// `true` if its interrupt is requested, so that the driver serves it.
     pub(super) is_served: bool,
     consumer: u32,
 }
@@ -108,7 +110,7 @@ impl EventQueue {
         parse(&eqe).map(Some)
     }
 
-    /// Tells the device how far the driver is, and perhaps wants an interrupt for what comes.
+    /// Writes the consumer index for the device, and asks for an interrupt for the next entry if `arm`.
     pub(super) fn set_consumer(&self, bus: &mut dyn Bus, arm: bool) {
         let doorbell = EqDoorbell::new(self.consumer, arm).word;
         let register = Register::Eq { eqn: self.eqn };
@@ -116,7 +118,7 @@ impl EventQueue {
     }
 }
 
-/// Reads an entry as `mlx4_eq_int` does. What a VF's driver cannot live with is an error.
+/// Parses an entry as `mlx4_eq_int` does. An entry that no VF's driver can live with is an error.
 fn parse(eqe: &Eqe) -> Result<Entry, DriverError> {
     let number = eqe.view::<NumberEvent>().get();
     let kind = eqe.event_type;

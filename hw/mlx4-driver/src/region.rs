@@ -1,15 +1,18 @@
 //! Memory regions.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use mlx4_defs::mpt::{MptEntry, STATUS_VALID};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 use mlx4_defs::resource::ResourceType;
 use mlx4_defs::{Opcode, Pdn};
 use zerocopy::network_endian::{U32, U64};
 
-use super::memory::PAGE;
-use super::mtt::MttRange;
+use super::buffer::MttRange;
+use super::memory::{Memory, PAGE};
 use super::resources::Usage;
-use super::{Bus, Command, Driver, DriverError, GuestMemory, Output, Sge};
+use super::{Bus, Command, Driver, DriverError, Output, Sge};
 
 /// Rights to a region beyond local reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,10 +49,10 @@ pub struct Region {
     pub len: usize,
     pages: Vec<u64>,
     mtt: MttRange,
-    memory: GuestMemory,
+    memory: Memory,
 }
 
-/// Where programs see their memory.
+/// Address at which programs see their memory.
 const USER_ADDRESS: u64 = 0x7f12_3456_7000;
 
 impl Region {
@@ -67,7 +70,7 @@ impl Region {
         }
     }
 
-    /// Gives the memory back without a command, after the device was reset.
+    /// Frees the memory without a command, after the device was reset.
     pub fn abandon(self) {
         for page in self.pages {
             self.memory.free(page, 1);
@@ -105,7 +108,7 @@ impl Region {
         bytes
     }
 
-    /// Where a byte of the region is in memory.
+    /// Returns the address of a byte of the region in memory, and the bytes from there to the page's end.
     fn place(&self, offset: usize) -> (u64, usize) {
         let [.., a, b] = self.start.to_be_bytes();
         let first = usize::from(u16::from_be_bytes([a, b])) % PAGE;
@@ -194,7 +197,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Registers all memory by its DMA addresses (`mlx4_ib_get_dma_mr`). Gives the key.
+    /// Registers all memory by its DMA addresses (`mlx4_ib_get_dma_mr`). Returns the key.
     ///
     /// # Errors
     /// Those of the commands.
@@ -229,7 +232,7 @@ impl Driver {
         self.core.execute(bus, &command).map(|_| ())
     }
 
-    /// Gives a region other rights: takes the entry back, reads it, and hands it over again
+    /// Changes the rights to a region: takes the entry back, reads it, and hands it over again
     /// (`mlx4_ib_rereg_user_mr`).
     ///
     /// # Errors

@@ -1,5 +1,8 @@
 //! Queue pairs: how they are made, and what the driver keeps of them.
 
+use alloc::format;
+use alloc::vec::Vec;
+
 use ib_wire::packet::Grh;
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::qp::{QpContext, QpState, ServiceType};
@@ -13,17 +16,17 @@ use vf_tunnel::{ToPfHeader, ToVfHeader};
 use zerocopy::network_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::buffer::BufferKind;
+use super::buffer::{BufferKind, MappedBuffer};
 use super::capabilities::SQ_MAX_SPARE;
 use super::cq::{Source, log_page_size};
 use super::error::oops;
 use super::lower::{Core, low_byte};
-use super::mtt::MappedBuffer;
+use super::memory::Memory;
 use super::resources::Usage;
 use super::ring::{Ring, Sge};
-use super::{Bus, Driver, DriverError, GuestMemory};
+use super::{Bus, Driver, DriverError};
 
-/// What a queue pair is for.
+/// Purpose of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpUse {
     /// Datagrams.
@@ -56,7 +59,7 @@ impl QpUse {
     }
 }
 
-/// Who posts to a queue pair.
+/// Owner of a queue pair, which posts to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The kernel: the reserved L_Key works, and the smallest slot is what is needed.
@@ -65,12 +68,12 @@ pub enum Owner {
     User,
 }
 
-/// What a queue pair is made from.
+/// Ingredients of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpSpec {
-    /// What it is for.
+    /// Purpose.
     pub purpose: QpUse,
-    /// Who posts to it.
+    /// Owner.
     pub owner: Owner,
     /// The UAR of its doorbell.
     pub uar: Uar,
@@ -94,7 +97,7 @@ pub struct QpSpec {
     pub receive_sges: u32,
     /// Inline bytes of a send.
     pub inline: u32,
-    /// Whether every send completes with an entry.
+    /// `true` if every send completes with an entry.
     pub signal_all: bool,
 }
 
@@ -102,7 +105,7 @@ pub struct QpSpec {
 /// (`struct mlx4_ib_proxy_sqp_hdr`).
 const PROXY_HEADER: usize = size_of::<Grh>() + size_of::<ProxyHeader>();
 
-/// What the device writes behind the packet's own GRH.
+/// The bytes that the device writes behind the packet's own GRH.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
 struct ProxyHeader([u8; 16]);
@@ -121,7 +124,7 @@ pub(super) struct Qp {
     pub(super) record: Option<u64>,
     pub(super) sends: Ring,
     pub(super) receives: Ring,
-    /// Where a special queue pair's sends go to.
+    /// Destination of a special queue pair's sends.
     pub(super) tunnel: Option<Qpn>,
     /// Buffers for what the device writes in front of MADs.
     headers: Option<MappedHeaders>,
@@ -130,7 +133,7 @@ pub(super) struct Qp {
 /// Buffers of a special queue pair, one for each slot of its receive queue.
 #[derive(Debug)]
 struct MappedHeaders {
-    memory: GuestMemory,
+    memory: Memory,
     addr: u64,
     pages: usize,
 }
@@ -171,7 +174,7 @@ impl Qp {
         self.receives.complete()
     }
 
-    /// Where a MAD came from, if this is a special queue pair (`use_tunnel_data`).
+    /// Returns the source of a MAD if this is a special queue pair (`use_tunnel_data`).
     pub(super) fn tunnelled_source(&self, slot: usize) -> Option<Result<Source, DriverError>> {
         let headers = self.headers.as_ref()?;
         let mut bytes = [0; PROXY_HEADER];
@@ -252,7 +255,7 @@ impl Qp {
     }
 
     /// Forgets what was posted.
-    pub(super) fn reset_rings(&mut self, memory: &GuestMemory) {
+    pub(super) fn reset_rings(&mut self, memory: &Memory) {
         self.sends.reset();
         self.receives.reset();
         if let Some(record) = self.record {
@@ -395,7 +398,7 @@ impl Core {
 }
 
 impl MappedHeaders {
-    fn new(memory: &GuestMemory, slots: u32) -> Self {
+    fn new(memory: &Memory, slots: u32) -> Self {
         let pages = (slots as usize * PROXY_STRIDE).div_ceil(super::memory::PAGE);
         Self {
             memory: memory.clone(),
@@ -410,7 +413,7 @@ impl MappedHeaders {
 }
 
 impl Qp {
-    /// Gives the driver's memory back without a command.
+    /// Frees the driver's memory without a command.
     pub(super) fn abandon(self) {
         if let Some(headers) = self.headers {
             headers.free();

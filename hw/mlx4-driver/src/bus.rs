@@ -1,22 +1,18 @@
-//! Where a driver finds its device.
+//! The bus on which a driver finds its device.
 
 use core::fmt;
 
 use ib_vtime::{Duration, Instant};
-use vf_proxy::Bar;
 
 /// A PCI bus with one function on it, and the time that passes there.
-///
-/// One implementation drives a function on an emulated adapter that nothing else uses
-/// ([`super::Bench`]); another one a function in a [`vhca::world::World`] ([`super::Lab`]).
 pub trait Bus: fmt::Debug {
-    /// The time.
+    /// Returns the time.
     fn now(&self) -> Instant;
 
-    /// The function's base address registers.
-    fn bars(&self) -> Vec<Bar>;
+    /// Returns the bytes behind a base address register, or `None` if there is no such register.
+    fn bar_size(&self, bar: u8) -> Option<u64>;
 
-    /// Entries of the function's MSI-X table.
+    /// Returns the number of entries of the function's MSI-X table.
     fn interrupt_vectors(&self) -> u16;
 
     /// Reads configuration space.
@@ -31,16 +27,21 @@ pub trait Bus: fmt::Debug {
     /// Writes behind a base address register.
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]);
 
-    /// The next MSI-X vector that was signalled.
+    /// Returns address and data of the message by which the function signals a vector.
+    fn message(&self, vector: u16) -> (u64, u32) {
+        (0xfee0_0000, 0x4000 + u32::from(vector))
+    }
+
+    /// Returns the next MSI-X vector that was signalled, if any.
     fn take_interrupt(&mut self) -> Option<u16>;
 
-    /// Lets time pass: until the next interrupt, or for so long.
+    /// Waits until the next interrupt, but not longer than `at_most`.
     fn wait(&mut self, at_most: Duration);
 
     /// Resets the function as its VMM does when the machine resets.
     fn reset(&mut self);
 
-    /// How long whoever drives the function waits for anything, at most.
+    /// Returns the longest time that the driver waits for anything, if that is shorter than a kernel's limit.
     fn patience(&self) -> Duration {
         Duration::MAX
     }

@@ -1,4 +1,7 @@
-//! What happens to queue pairs: states, groups, requests.
+//! Operations on queue pairs: states, groups, requests.
+
+use alloc::vec;
+use alloc::vec::Vec;
 
 use ib_wire::{Gid, Lid, Mtu, PortNum, Psn, QKey, Qpn, Sl};
 use mlx4_defs::Opcode;
@@ -220,7 +223,7 @@ impl Driver {
         self.set_state(qpn, QpState::RTS)
     }
 
-    /// Gives a queue pair that is ready to send another Q_Key.
+    /// Sets the Q_Key of a queue pair that is ready to send.
     ///
     /// # Errors
     /// Those of the command.
@@ -405,7 +408,7 @@ impl Driver {
         qp.mapped.buffer.write(at, bytes);
     }
 
-    /// Tells the device that a send queue has something.
+    /// Rings the doorbell of a send queue.
     ///
     /// # Errors
     /// [`DriverError::Usage`] if there is no such queue pair.

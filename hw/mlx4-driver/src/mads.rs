@@ -1,6 +1,10 @@
 //! The management stack of a port: MADs through the special queue pairs, and the SA client and connection
 //! manager above them.
 
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use hca_api::GlobalRoute;
 use ib_endpoint::cm::{Cm, CmConfig};
 use ib_endpoint::{
@@ -17,11 +21,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::buffer::BufferKind;
 use super::cq::{CqSpec, WorkCompletion};
 use super::error::{oops, refused};
-use super::memory::PAGE;
+use super::memory::{Memory, PAGE};
 use super::qp::{Owner, QpSpec, QpUse};
 use super::transitions::DatagramAttributes;
 use super::work::{Destination, Payload, SendWork};
-use super::{Bus, Driver, DriverError, GuestMemory, Sge};
+use super::{Bus, Driver, DriverError, Sge};
 
 /// Sends and receives of a special queue pair (`ib_mad`'s `send_queue_size`, `recv_queue_size`).
 const SENDS: u32 = 128;
@@ -47,7 +51,7 @@ const IS_SEND: u64 = 1 << 32;
 #[derive(Debug)]
 struct MadQueue {
     qpn: Qpn,
-    memory: GuestMemory,
+    memory: Memory,
     /// Buffers of receives, then of sends.
     buffers: u64,
     pages: usize,
@@ -83,7 +87,7 @@ pub struct PortMads {
     pub cm: Cm,
     cm_agent: AgentId,
     /// Events of registrations other than the SA client's and the connection manager's.
-    pub events: std::collections::VecDeque<AgentEvent>,
+    pub events: alloc::collections::VecDeque<AgentEvent>,
 }
 
 impl PortMads {
@@ -97,7 +101,7 @@ impl PortMads {
         all.into_iter().flatten().min()
     }
 
-    /// Whether something waits to be sent, and can be.
+    /// Returns `true` if something waits to be sent, and can be.
     pub(super) fn has_transmit(&self) -> bool {
         !self.gsi.free_sends.is_empty() && (self.agent.has_transmit() || self.cm.has_transmit())
     }
@@ -246,7 +250,7 @@ impl Driver {
                 ..CmConfig::new(node_guid, seed)
             }),
             cm_agent,
-            events: std::collections::VecDeque::new(),
+            events: alloc::collections::VecDeque::new(),
         })
     }
 
@@ -318,7 +322,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives the memory of a port's special queue pairs back without a command.
+    /// Frees the memory of a port's special queue pairs without a command.
     pub(super) fn abandon_mads(mads: PortMads) {
         for queue in [mads.smi, mads.gsi] {
             queue.memory.free(queue.buffers, queue.pages);
@@ -326,7 +330,7 @@ impl Driver {
     }
 
     /// Takes the completions of a port's special queue pairs, runs its machines, and sends what they
-    /// have. Whether there was anything.
+    /// have. Returns `true` if there was anything.
     pub(super) fn serve_mads(
         &mut self,
         bus: &mut dyn Bus,

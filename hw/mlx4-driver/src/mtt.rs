@@ -1,34 +1,13 @@
 //! Page addresses of queues and regions.
 
-use mlx4_defs::mtt::{MAX_ENTRIES_PER_WRITE, MttBase, MttEntry, WriteMtt};
+use mlx4_defs::mtt::{MAX_ENTRIES_PER_WRITE, MttEntry, WriteMtt};
 use mlx4_defs::resource::ResourceType;
 use mlx4_defs::{MttIndex, Opcode};
 use zerocopy::network_endian::U64;
 
-use super::buffer::{Buffer, BufferKind};
+use super::buffer::{Buffer, BufferKind, MappedBuffer, MttRange};
 use super::lower::Core;
 use super::{Bus, Command, DriverError};
-
-/// Entries of the table that belong to a queue or a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MttRange {
-    pub(super) first: MttIndex,
-    pub(super) order: u32,
-}
-
-impl MttRange {
-    /// Where the pages begin, as contexts have it.
-    pub(super) const fn base(self) -> MttBase {
-        MttBase::from_entry(self.first)
-    }
-}
-
-/// A queue's memory, and its pages in the table.
-#[derive(Debug)]
-pub(super) struct MappedBuffer {
-    pub(super) buffer: Buffer,
-    pub(super) mtt: MttRange,
-}
 
 impl Core {
     /// Allocates a queue's memory and maps it.
@@ -48,7 +27,7 @@ impl Core {
         }
     }
 
-    /// Gives a queue's memory back.
+    /// Unmaps a queue's memory and frees it.
     pub(super) fn unmap_buffer(
         &mut self,
         bus: &mut dyn Bus,
@@ -99,7 +78,7 @@ impl Core {
         Ok(())
     }
 
-    /// Gives entries back (`mlx4_mtt_cleanup`).
+    /// Frees entries (`mlx4_mtt_cleanup`).
     pub(super) fn unmap_pages(
         &mut self,
         bus: &mut dyn Bus,

@@ -1,5 +1,7 @@
 //! Numbers that the device hands out.
 
+use alloc::format;
+
 use mlx4_defs::Opcode;
 use mlx4_defs::resource::{
     QpReservation, ResourceModifier, ResourceOp, ResourceParam, ResourceType,
@@ -9,7 +11,7 @@ use super::error::oops;
 use super::lower::Core;
 use super::{Bus, Command, DriverError, Output};
 
-/// Who uses a number (`enum mlx4_resource_usage`).
+/// User of a number (`enum mlx4_resource_usage`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     Nobody = 0,

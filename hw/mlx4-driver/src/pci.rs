@@ -1,5 +1,7 @@
 //! The function as PCI: identification, base address registers, MSI-X.
 
+use alloc::format;
+
 use mlx4_defs::pci::{DEVICE_ID, MIN_VECTORS, VENDOR_ID};
 
 use super::comm::UAR_BAR;
@@ -90,8 +92,8 @@ impl PciDevice {
         if id != (VENDOR_ID, DEVICE_ID) {
             return Err(refused(format!("no driver for {:04x}:{:04x}", id.0, id.1)));
         }
-        let uar = bus.bars().into_iter().find(|bar| bar.index == UAR_BAR);
-        let uar = uar.ok_or_else(|| refused("Missing UAR, aborting"))?;
+        let uar = bus.bar_size(UAR_BAR);
+        let uar_bar_len = uar.ok_or_else(|| refused("Missing UAR, aborting"))?;
         write16(bus, COMMAND, MEMORY_AND_MASTER);
         let msi_x = capability(bus, MSI_X).ok_or_else(|| refused("no MSI-X"))?;
         let table = read32(bus, msi_x + 4);
@@ -100,7 +102,7 @@ impl PciDevice {
             msi_x,
             table_bar: bar,
             table: u64::from(table & !7),
-            uar_bar_len: uar.size,
+            uar_bar_len,
             vectors: 0,
         })
     }
@@ -125,9 +127,16 @@ impl PciDevice {
         write16(bus, control.0, control.1);
         for vector in 0..self.vectors {
             let entry = self.entry(vector);
-            let message = [0xfee0_0000, 0, 0x4000 + u32::from(vector), 1];
-            for (word, value) in (0..).step_by(4).zip(message) {
-                bus.bar_write(self.table_bar, entry + word, &value.to_le_bytes());
+            let (address, data) = bus.message(vector);
+            let words = [&address.to_le_bytes()[..4], &address.to_le_bytes()[4..]];
+            let words = [
+                words[0],
+                words[1],
+                &data.to_le_bytes(),
+                &1_u32.to_le_bytes(),
+            ];
+            for (offset, word) in (0..).step_by(4).zip(words) {
+                bus.bar_write(self.table_bar, entry + offset, word);
             }
         }
         write16(bus, self.msi_x + 2, MSI_X_ENABLE);

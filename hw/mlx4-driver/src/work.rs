@@ -1,5 +1,8 @@
 //! Send requests, as the driver writes them into slots.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use hca_api::{GlobalRoute, UdAddress, UdDestination};
 use ib_endpoint::MadAddress;
 use ib_wire::{GidIndex, Lid, PortNum, QKey, Qpn, Sl};
@@ -24,7 +27,7 @@ pub enum Payload {
     Inline(Vec<u8>),
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// The way (`struct mlx4_av`).
@@ -75,7 +78,7 @@ impl Destination {
         self
     }
 
-    /// Where a datagram goes, as `ib_endpoint` has it. A handle instead of a vector is none of the driver's.
+    /// Converts a destination of `ib_endpoint`. Returns `None` for a handle instead of a vector, which is none of the driver's.
     #[must_use]
     pub fn of_datagram(pd: Pdn, to: &UdDestination) -> Option<Self> {
         let UdAddress::Vector(vector) = to.address else {
@@ -87,7 +90,7 @@ impl Destination {
         Some(routed)
     }
 
-    /// Where a MAD goes.
+    /// Converts the address of a MAD.
     #[must_use]
     pub fn of_mad(pd: Pdn, port: PortNum, to: &MadAddress) -> Self {
         let plain = Self::new(pd, port, to.lid, to.qpn, to.qkey).with_sl(to.sl);
@@ -234,13 +237,13 @@ pub struct SendWork {
     pub wr_id: u64,
     /// Bytes to send or write, or the place for those that are read.
     pub payload: Payload,
-    /// What it does.
+    /// Operation.
     pub operation: Operation,
     /// Immediate data of a send or a write.
     pub immediate: Option<[u8; 4]>,
-    /// Whether it completes with an entry.
+    /// `true` if it completes with an entry.
     pub signaled: bool,
-    /// Whether the receiver is to be woken.
+    /// `true` if the receiver is to be woken.
     pub solicited: bool,
 }
 

@@ -1,5 +1,9 @@
 //! Ports: what the driver and the stack above it read through the management agent.
 
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use ib_endpoint::PortView;
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{
@@ -23,7 +27,7 @@ const CM_SUPPORTED: u32 = 1 << 16;
 /// P_Keys in a block of the table.
 const PKEYS_PER_BLOCK: u16 = 32;
 
-/// What the stack knows of a port (`struct ib_port_cache`).
+/// Attributes of a port as they were read last (`struct ib_port_cache`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortCache {
     /// PortInfo as it was read last.
@@ -59,7 +63,7 @@ impl PortCache {
         Gid::from_parts(self.info.gid_prefix, self.guid)
     }
 
-    /// Whether the port is active.
+    /// Returns `true` if the port is active.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.info.port_state() == PortState::ACTIVE
@@ -233,7 +237,7 @@ impl Driver {
         self.set_port(bus, port, mask)
     }
 
-    /// Gives a port another capability mask.
+    /// Sets a port's capability mask.
     ///
     /// # Errors
     /// Those of the command.

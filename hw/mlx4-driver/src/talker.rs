@@ -1,5 +1,9 @@
 //! A program that exchanges datagrams through a queue pair of its own.
 
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
 use ib_wire::{Lid, PortNum, QKey, Qpn};
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::{Cqn, Pdn, Srqn, Uar};
@@ -19,7 +23,7 @@ const GRH: usize = 40;
 /// Bytes from one buffer to the next.
 const STRIDE: usize = 4096;
 
-/// What a talker is made from.
+/// Ingredients of a talker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TalkerSpec {
     /// Its port.
@@ -28,15 +32,15 @@ pub struct TalkerSpec {
     pub pkey_index: u8,
     /// Its Q_Key.
     pub qkey: QKey,
-    /// Whether it posts as the kernel or as a program.
+    /// Owner of its queue pair: the kernel or a program.
     pub owner: Owner,
-    /// Whether its receives are in a shared queue.
+    /// `true` if its receives are in a shared queue.
     pub shared: bool,
     /// Sends that may be outstanding.
     pub sends: u32,
     /// Receives that are posted.
     pub receives: u32,
-    /// Which vector its completions are for.
+    /// Completion vector.
     pub vector: usize,
 }
 
@@ -65,7 +69,7 @@ impl Default for TalkerSpec {
 pub struct Heard {
     /// The message.
     pub bytes: Vec<u8>,
-    /// Where it came from.
+    /// Source.
     pub source: Source,
     /// The GRH, if it had one.
     pub grh: Option<[u8; GRH]>,
@@ -90,7 +94,7 @@ pub struct Talker {
     pub qpn: Qpn,
     region: Region,
     free_sends: Vec<usize>,
-    /// Whether the receives of a shared queue are posted: they outlive resets of the queue pair.
+    /// `true` if the receives of a shared queue are posted: they outlive resets of the queue pair.
     is_stocked: bool,
     /// Requests that completed with an error.
     pub failed: Vec<(u64, Syndrome)>,
@@ -232,7 +236,7 @@ impl Talker {
         self.region.sge(0, len)
     }
 
-    /// Where others reach this talker by LID.
+    /// Returns the address by which others reach this talker.
     #[must_use]
     pub fn address(&self, lid: Lid) -> (Lid, Qpn, QKey) {
         (lid, self.qpn, self.spec.qkey)
@@ -293,7 +297,7 @@ impl Talker {
         driver.post_sends(bus, self.qpn, &[work])
     }
 
-    /// Takes completed sends. Gives how many there were.
+    /// Takes completed sends. Returns their number.
     ///
     /// # Errors
     /// Those of [`Driver::poll_cq`].
@@ -362,7 +366,7 @@ impl Talker {
         Ok(())
     }
 
-    /// Gives the memory back without a command, after the device was reset.
+    /// Frees the memory without a command, after the device was reset.
     pub fn abandon(self) {
         self.region.abandon();
     }
