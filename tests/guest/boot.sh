@@ -13,6 +13,8 @@
 #       --cpus N            processors (default: 1)
 #       --name NAME         the guest's host name
 #       --slots N           empty slots, called slot1 to slotN, for VFs that the monitor adds
+#       --netdev BACKEND    a network card, eth0, on this backend of QEMU: "user" has the host at 10.0.2.2, and
+#                           "stream,addr.type=unix,addr.path=PATH,server=on|off" joins two guests
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
 #       --console SOCKET    the console is on this Unix socket, what it prints in SOCKET.log, too, and SOCKET.window
@@ -41,7 +43,7 @@ else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
 kernel=6.1 memory=512 cpus=1 slots=0 share=on timeout=120 name=guest
-commands='' append='' console='' log='' agent='' qmp='' incoming='' reboot=(-no-reboot) only_accel=''
+commands='' append='' console='' log='' agent='' qmp='' incoming='' netdev='' reboot=(-no-reboot) only_accel=''
 devices=() traces=()
 
 while (($#)); do
@@ -64,6 +66,7 @@ while (($#)); do
     --slots) slots=$2 ;;
     --qmp) qmp=$2 ;;
     --incoming) incoming=$2 ;;
+    --netdev) netdev=$2 ;;
     --trace) traces+=(-trace "$2") ;;
     --accel)
         only_accel=yes
@@ -184,6 +187,8 @@ if [[ -n $console ]]; then
     [[ -z $agent ]] || window=ttyS2
     parameters+=" vhca.window=$window"
 fi
+# The kernel is given to QEMU: no card has to boot it.
+[[ -z $netdev ]] || qemu+=(-netdev "$netdev,id=eth0" -device virtio-net-pci,netdev=eth0,romfile=)
 [[ -z $qmp ]] || qemu+=(-qmp "unix:${qmp//,/,,},server=on,wait=off")
 [[ -z $incoming ]] || qemu+=(-incoming "file:${incoming//,/,,}")
 

@@ -26,10 +26,11 @@ readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup
     'usr/bin/rping' 'usr/bin/rstream' 'usr/bin/rcopy' 'usr/bin/riostream' 'usr/bin/ucmatose' 'usr/bin/udpong' 'usr/bin/cmtime' 'usr/bin/rdma_*' 'usr/bin/iperf3' 'usr/bin/ip'
     'usr/bin/rdma' 'usr/bin/ss' 'usr/bin/nstat' 'usr/sbin/devlink' 'usr/bin/dmesg' 'usr/bin/lspci' 'usr/bin/setpci'
     'usr/share/misc/pci.ids' 'usr/sbin/ethtool' 'usr/sbin/kexec' 'usr/bin/tcpdump' 'usr/bin/kmod' 'usr/bin/busybox'
-    'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'usr/lib/x86_64-linux-gnu/libgcc_s.so.1' 'etc/libibverbs.d/mlx4.driver' 'etc/services'
+    'usr/lib/x86_64-linux-gnu/libibverbs/libmlx4-*.so' 'usr/lib/x86_64-linux-gnu/libibverbs/librxe-*.so'
+    'usr/lib/x86_64-linux-gnu/libgcc_s.so.1' 'etc/libibverbs.d/mlx4.driver' 'etc/libibverbs.d/rxe.driver' 'etc/services'
     'usr/share/infiniband-diags/*' 'etc/infiniband-diags/*')
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
-    af_packet ipv6 configfs qemu_fw_cfg)
+    af_packet ipv6 configfs qemu_fw_cfg virtio_pci virtio_net rdma_rxe crc32_generic)
 
 cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 kernels=()

@@ -378,7 +378,7 @@ fn ask_the_sa(
 fn unmap(socket: &Path) -> io::Result<()> {
     const LARGE: usize = 1 << 16;
     // The host clears 256 MiB a round, and beside many of these would measure itself.
-    const PAUSE: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_secs(5);
 
     loop {
         let memory = GuestMemory::shared(LARGE)?;

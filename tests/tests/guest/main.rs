@@ -24,6 +24,7 @@ mod lab;
 mod mads;
 mod partitions;
 mod pings;
+mod programs;
 mod qmp;
 mod rdma;
 mod refusals;

@@ -6,6 +6,7 @@
 mod mpi;
 mod pair;
 mod pyverbs;
+mod workflow;
 
 use std::fs;
 use std::process::Command;

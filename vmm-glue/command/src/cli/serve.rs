@@ -117,6 +117,10 @@ pub(crate) struct ServeArgs {
     /// lends the service all of its memory.
     #[arg(long)]
     verbs: bool,
+    /// With --verbs and --vfio-user: how many VFs of each adapter, its last ones, are for programs. Programs and VMMs are
+    /// of one user then, since a program can keep guests waiting.
+    #[arg(long, value_name = "N", value_parser = number::<u16>(1..=65535))]
+    program_vfs: Option<u16>,
     /// Do without the sandbox (seccomp and Landlock), for debugging.
     #[arg(long)]
     no_sandbox: bool,
@@ -174,6 +178,7 @@ impl ServeArgs {
             control: self.own.control.clone(),
             umad: self.umad.clone(),
             verbs: self.verbs.then_some(true),
+            program_vfs: self.program_vfs,
             ibsim: self.ibsim.clone(),
             ibsim_udp: self.ibsim_udp.clone(),
             ibsim_users: self.ibsim_user.clone(),

@@ -273,7 +273,9 @@ impl Lab {
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {
             let vf = VfId::new(number).ok_or_else(too_many)?;
-            let adapt_answer = options.vfio_user.as_ref().map(|_| SHOWN.adapt_answer);
+            let is_for_program = options.is_for_program(number);
+            let vmm_has_it = options.vfio_user.is_some() && !is_for_program;
+            let adapt_answer = vmm_has_it.then_some(SHOWN.adapt_answer);
             let port = VfPortSpec {
                 guid: options.guids.into(),
                 pkeys: first_pkey(),
@@ -285,7 +287,7 @@ impl Lab {
                 ports: vec![port; usize::from(config.ports)],
                 ..vf_spec(vf_node_guid(config.node_guid, vf))
             };
-            let offered = options.vfio_user.as_ref().map(|_| {
+            let offered = vmm_has_it.then(|| {
                 let pool = || MemoryLimit::Pool(self.memory_pool.clone());
                 let limit = options.quotas.guest_bytes().map(MemoryLimit::Bytes);
                 GuestMemory::new(limit.unwrap_or_else(pool))
@@ -293,7 +295,7 @@ impl Lab {
             if let Some(memory) = &offered {
                 spec.memory = Box::new(memory.clone());
             }
-            let for_programs = options.verbs.then(ProcessMemory::default);
+            let for_programs = is_for_program.then(ProcessMemory::default);
             if let Some(memory) = &for_programs {
                 spec.memory = Box::new(memory.clone());
             }

@@ -206,9 +206,11 @@ pub struct Options {
     pub ibsim: Vec<IbsimAddress>,
     /// The socket for programs that use Linux' umad; none by default.
     pub umad: Option<PathBuf>,
-    /// Offer of all VFs to programs that use Linux' verbs, by a socket beside that for umad. Nothing else runs on the VFs
-    /// then.
+    /// Offer of VFs to programs that use Linux' verbs, by a socket beside that for umad: of all VFs, on which nothing else
+    /// runs then, or with `vfio_user` of the last `program_vfs` of each adapter.
     pub verbs: bool,
+    /// Number of VFs of each adapter, its last ones, that are for programs.
+    pub program_vfs: u16,
     /// Who may connect to which socket; by default the user of the service alone.
     pub access: BTreeMap<SocketName, AccessSpec>,
     /// Whether the service confines itself once it is set up.
@@ -216,4 +218,12 @@ pub struct Options {
     /// The users, by name or number, whose programs may attach by the ibsim protocol's Unix sockets, besides root and
     /// the user of the service.
     pub ibsim_users: Vec<String>,
+}
+
+impl Options {
+    /// Returns `true` if the VF of this number is for programs.
+    #[must_use]
+    pub fn is_for_program(&self, vf: u16) -> bool {
+        vf > self.vfs.saturating_sub(self.program_vfs)
+    }
 }

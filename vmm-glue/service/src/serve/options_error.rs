@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::{GivenOptions, IbsimAddress};
+use super::options_file::VFS;
+use super::{GivenOptions, IbsimAddress, SocketName};
 
 /// Bytes of a name of abstract sockets at most: 108, without a zero at either end and the longest suffix of the
 /// protocol, `:out` and a 32-bit number.
@@ -19,6 +20,23 @@ pub enum OptionsError {
     /// An option is of use only with another one.
     #[error("local_guids needs attach: leave it out, or name nodes of a simulator with attach")]
     NeedsAttach,
+    /// Programs and VMMs both want VFs.
+    #[error(
+        "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the {0} are for programs, 1 to {most}",
+        most = .0.saturating_sub(1)
+    )]
+    NeedsProgramVfs(u16),
+    /// Nobody shares VFs with programs.
+    #[error(
+        "program_vfs needs verbs and vfio_user, which share the VFs: leave it out, or give both"
+    )]
+    NeedsSharing,
+    /// Access of other users to sockets of a service whose users can keep each other waiting.
+    #[error(
+        "access to {0} excludes verbs beside vfio_user, because a program of another user could keep guests waiting: \
+         leave it out, or serve programs and VMMs by services of their own"
+    )]
+    OthersWait(SocketName),
     /// An option has no value.
     #[error("{0} is empty: give it a value, or leave it out")]
     Empty(&'static str),
@@ -78,17 +96,34 @@ impl GivenOptions {
             let why = "a VF has either a guest's software or a VMM";
             return Err(OptionsError::Exclusive("guests", "vfio_user", why));
         }
-        if self.verbs == Some(true) {
-            if self.guests == Some(true) {
-                let why = "a VF has either a guest's software or a program";
-                return Err(OptionsError::Exclusive("guests", "verbs", why));
-            }
-            if self.vfio_user.is_some() {
-                let why = "a program of one user could keep guests of others waiting";
-                return Err(OptionsError::Exclusive("vfio_user", "verbs", why));
-            }
+        let has_programs = self.verbs == Some(true);
+        if has_programs && self.guests == Some(true) {
+            let why = "a VF has either a guest's software or a program";
+            return Err(OptionsError::Exclusive("guests", "verbs", why));
         }
-        Ok(())
+        if has_programs && self.vfio_user.is_some() {
+            return self.check_sharing();
+        }
+        match self.program_vfs {
+            Some(_) => Err(OptionsError::NeedsSharing),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that programs and VMMs have VFs of their own, and are of one user.
+    fn check_sharing(&self) -> Result<(), OptionsError> {
+        let vfs = self.vfs.unwrap_or(VFS);
+        if !self
+            .program_vfs
+            .is_some_and(|programs| (1..vfs).contains(&programs))
+        {
+            return Err(OptionsError::NeedsProgramVfs(vfs));
+        }
+        let takes_vfs = |name: &&SocketName| **name == SocketName::Verbs || name.is_of_vfs();
+        match self.access.keys().find(takes_vfs) {
+            Some(name) => Err(OptionsError::OthersWait(name.clone())),
+            None => Ok(()),
+        }
     }
 
     fn check_attach(&self) -> Result<(), OptionsError> {

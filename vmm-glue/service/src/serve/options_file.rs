@@ -15,7 +15,7 @@ use super::{
 };
 
 /// VFs of each shared adapter if nobody says how many.
-const VFS: u16 = 4;
+pub(super) const VFS: u16 = 4;
 
 /// Why a file of options cannot be used.
 #[derive(Debug, Error)]
@@ -70,6 +70,7 @@ pub struct GivenOptions {
     pub control: Option<PathBuf>,
     pub umad: Option<PathBuf>,
     pub verbs: Option<bool>,
+    pub program_vfs: Option<u16>,
     /// Names of abstract sockets.
     #[serde(default)]
     pub ibsim: Vec<String>,
@@ -170,6 +171,7 @@ impl GivenOptions {
             control: self.control.or(others.control),
             umad: self.umad.or(others.umad),
             verbs: self.verbs.or(others.verbs),
+            program_vfs: self.program_vfs.or(others.program_vfs),
             ibsim: first(self.ibsim, others.ibsim),
             ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
             ibsim_users: first(self.ibsim_users, others.ibsim_users),
@@ -183,6 +185,15 @@ impl GivenOptions {
         names.chain(self.ibsim_udp.iter().copied().map(IbsimAddress::Udp))
     }
 
+    /// Returns the number of VFs of each adapter that are for programs.
+    fn for_programs(&self) -> u16 {
+        match (self.verbs, self.program_vfs) {
+            (Some(true), Some(some)) => some,
+            (Some(true), None) => self.vfs.unwrap_or(VFS),
+            _ => 0,
+        }
+    }
+
     /// Returns the options, with defaults for those that were not given.
     ///
     /// # Errors
@@ -190,6 +201,7 @@ impl GivenOptions {
     pub fn with_defaults(self) -> Result<Options, OptionsError> {
         self.check()?;
         let ibsim = self.ibsim_addresses().collect();
+        let program_vfs = self.for_programs();
         Ok(Options {
             topology: self.topology.unwrap_or_default(),
             sm: self.sm.unwrap_or_default(),
@@ -214,6 +226,7 @@ impl GivenOptions {
             control: self.control,
             umad: self.umad,
             verbs: self.verbs.unwrap_or_default(),
+            program_vfs,
             ibsim,
             ibsim_users: self.ibsim_users,
             access: self.access,
@@ -375,6 +388,25 @@ mod tests {
                 "guests = true\nvfio_user = \"/x\"\n",
                 "guests and vfio_user exclude each other, because a VF has either a guest's software or a VMM: leave \
                  out one of them",
+            ),
+            (
+                "verbs = true\nvfio_user = \"/x\"\n",
+                "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the 4 are for programs, \
+                 1 to 3",
+            ),
+            (
+                "verbs = true\nvfio_user = \"/x\"\nvfs = 2\nprogram_vfs = 2\n",
+                "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the 2 are for programs, \
+                 1 to 1",
+            ),
+            (
+                "verbs = true\nprogram_vfs = 2\n",
+                "program_vfs needs verbs and vfio_user, which share the VFs: leave it out, or give both",
+            ),
+            (
+                "verbs = true\nvfio_user = \"/x\"\nprogram_vfs = 1\n[access]\nverbs = { mode = \"0666\" }\n",
+                "access to verbs excludes verbs beside vfio_user, because a program of another user could keep guests \
+                 waiting: leave it out, or serve programs and VMMs by services of their own",
             ),
             (
                 "pf = [\"a\", \"b\", \"a\"]\n",
