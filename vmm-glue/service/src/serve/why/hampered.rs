@@ -4,6 +4,7 @@ use emulated_hca::DropReason::NoReceive;
 use hca_api::FunctionId;
 use ib_vtime::Duration;
 use ib_wire::{PKey, PKeyIndex, PortNum};
+use mad_mux::tid::TransactionState;
 use pf_context::VfPKeyEntry;
 use pf_context::guids::GuidWish;
 use pf_context::inspect::{Inspect, VfRow};
@@ -23,9 +24,27 @@ impl Lab {
         self.other_guid(vf, port)
             .or_else(|| self.missing_pkeys(vf, port))
             .or_else(|| self.why_no_partition_of_vf(vf, port))
-            .or_else(|| quota(vf, row))
+            .or_else(|| self.quota(vf, row))
             .or_else(|| rate(vf, port, row))
             .or_else(|| self.no_receives(vf, port))
+    }
+
+    /// A table in which the VF has all that it may. Transactions that were answered are kept for a while to recognize repeats,
+    /// and make room for new ones.
+    fn quota(&self, vf: &NamedVf, row: &VfRow) -> Option<Fault> {
+        let tids = row.usage.tids;
+        let open = if tids.live < tids.limit {
+            tids.live
+        } else {
+            let context = self.world().context(vf.host);
+            let own = Inspect::tids(context, self.world().now());
+            let open = own.filter(|tid| {
+                (tid.vf, tid.port) == (row.vf, row.port)
+                    && tid.transaction.state != TransactionState::Answered
+            });
+            open.count()
+        };
+        full_table(vf, row, open)
     }
 
     /// Packets for the VF find no receive.
@@ -119,11 +138,15 @@ impl Lab {
     }
 }
 
-/// A table in which the VF has all that it may.
-fn quota(vf: &NamedVf, row: &VfRow) -> Option<Fault> {
+/// A table in which the VF has all that it may, with so many transactions that are not answered.
+fn full_table(vf: &NamedVf, row: &VfRow, open: usize) -> Option<Fault> {
     let mut tables = row.usage.named().into_iter();
-    let full = |used: pf_context::Use| used.live >= used.limit;
-    let (table, used) = tables.find(|(name, used)| *name != "queued" && full(*used))?;
+    let (table, used) = tables.find_map(|(name, mut used)| {
+        if name == "tids" {
+            used.live = open;
+        }
+        (name != "queued" && used.live >= used.limit).then_some((name, used))
+    })?;
     let fault = Fault::new(
         "quota_reached",
         format!("the VF has all that it may have: {table}"),

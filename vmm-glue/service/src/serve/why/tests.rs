@@ -2,6 +2,7 @@
 
 use ib_vtime::Duration;
 use ib_wire::PortNum;
+use pf_context::inspect::Inspect;
 
 use super::Diagnosis;
 use crate::serve::tests::pass;
@@ -298,6 +299,34 @@ fn more_questions_than_a_vf_may_have_open() {
     let lab = service.lab();
     let faults = lab.faults(None, None);
     assert_eq!((faults.vfs, faults.faults.len()), (6, 6), "{faults}");
+}
+
+#[test]
+fn answered_questions_make_room_and_count_for_no_quota() {
+    let mut service = serve(&Options {
+        quotas: Quotas {
+            tids: Some(8),
+            ..Quotas::default()
+        },
+        ..options()
+    });
+    let live = |service: &Service| {
+        let lab = service.lab();
+        let context = lab.world().context(lab.host("host-a").unwrap().id);
+        let mut rows = Inspect::vfs(context, lab.world().now());
+        rows.find(|row| row.vf.get() == 1).unwrap().usage.tids.live
+    };
+    ask(&mut service, "host-a/1", 20);
+    assert_eq!(live(&service), 8);
+    assert_eq!(why(&mut service, "host-a/1").code, "ok");
+    service.lab_mut().set_link("mgmt/1", None, false).unwrap();
+    pass(&mut service, Duration::from_millis(10));
+    ask(&mut service, "host-a/1", 20);
+    assert_eq!(live(&service), 8);
+    let lab = service.lab();
+    let found = lab.why(&lab.vf("host-a/1", None).unwrap(), PortNum(1));
+    assert_eq!(found.code, "quota_reached", "{found}");
+    assert_eq!(found.seen[0], "8 of 8 tids");
 }
 
 #[test]
