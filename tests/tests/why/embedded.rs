@@ -39,6 +39,27 @@ const BROKEN: &[Broken] = &[
         "vhca set link 'node1 HCA-2/1' up",
     ),
     (
+        "link with one lane left",
+        "vhca set link 'node1 HCA-1/1' width=1x",
+        "node1 HCA-1/1",
+        "link_narrow",
+        "vhca clear link 'node1 HCA-1/1'",
+    ),
+    (
+        "link at the lowest speed",
+        "vhca set link 'MF0;sw-2:MSX6036/U1' 'node2 HCA-1' speed=sdr",
+        "node2 HCA-1/2",
+        "link_slow",
+        "vhca clear link 'node2 HCA-1/1'",
+    ),
+    (
+        "link with one lane at the lowest speed",
+        "vhca set link 'node2 HCA-2/1' width=1x speed=sdr",
+        "node2 HCA-2/3",
+        "link_narrow",
+        "vhca clear link 'node2 HCA-2/1'",
+    ),
+    (
         "port disabled by ibportstate at the host",
         "vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 disable",
         "node1 HCA-1/2",

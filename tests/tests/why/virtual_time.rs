@@ -74,6 +74,7 @@ pub(crate) fn run(report: &Report) {
     no_receives(report);
     all_groups(report);
     no_grant(report);
+    flapping(report);
 }
 
 /// More packets than a guest has receives: those who send less lose none.
@@ -148,5 +149,20 @@ fn no_grant(report: &Report) {
     case(report, &mut service, name, |service| {
         fabric(service, None);
         pass(service, Duration::from_secs(30));
+    });
+}
+
+/// A link that a script takes down and up twice a second, until it is stopped.
+fn flapping(report: &Report) {
+    let mut service = serve(Options::default());
+    for _ in 0..20 {
+        for up in [false, true] {
+            service.lab_mut().set_link("H1-1/1", None, up).unwrap();
+            pass(&mut service, Duration::from_millis(250));
+        }
+    }
+    let name = ("link that goes down twice a second", "link_flapping");
+    case(report, &mut service, name, |service| {
+        pass(service, Duration::from_secs(60));
     });
 }

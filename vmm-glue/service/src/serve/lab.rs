@@ -513,6 +513,9 @@ fn take_events(world: &mut World, host: &LabHost, history: &mut History, probes:
         while let Some(event) = world.poll_event(at) {
             probes.note(at, world.now(), &event);
         }
+        if let Some(physical) = world.fabric().port(node.port(port.0)) {
+            history.note_losses(at, world.now(), physical.counters.link_downed);
+        }
     }
     if host.is_pf {
         while let Some((when, event)) = world.poll_vf_news(host.id) {

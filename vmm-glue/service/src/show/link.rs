@@ -143,22 +143,44 @@ fn problem(fabric: &Fabric, at: Endpoint, port: &PhysicalPort) -> Option<Problem
     if at.port == PortNum::SWITCH_MANAGEMENT || fabric.is_gateway(at.node) {
         return None;
     }
-    let Some(peer) = fabric.peer(at) else {
+    if fabric.peer(at).is_none() {
         // Switches have ports to spare; an adapter's port without a cable is of no use.
         let kind = fabric.node(at.node).map(|node| node.kind());
         return (kind == Some(NodeKind::ChannelAdapter)).then_some(Problem::NoCable);
-    };
+    }
     match (port.physical_state, port.state) {
         (PhysicalState::Disabled, _) => Some(Problem::Disabled),
-        (PhysicalState::LinkUp, PortState::Active) if fabric.is_gateway(peer.node) => None,
-        (PhysicalState::LinkUp, PortState::Active) => below_support(port, fabric.port(peer)?),
+        (PhysicalState::LinkUp, PortState::Active) => {
+            let Shortfall { lanes, kbps } = shortfall(fabric, at)?;
+            let narrow = lanes.map(|_| Problem::Narrow);
+            narrow.or_else(|| kbps.map(|_| Problem::Slow))
+        }
         (PhysicalState::LinkUp, _) => Some(Problem::NotActive),
         _ => Some(Problem::LinkDown),
     }
 }
 
+/// Lanes and speed that a link lacks of what both its ends support.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shortfall {
+    /// Lanes of the link and those that both ends support, if it has fewer.
+    pub(crate) lanes: Option<[u8; 2]>,
+    /// Signalling rate of a lane and the one that both ends support, in kb/s, if it is lower.
+    pub(crate) kbps: Option<[u32; 2]>,
+}
+
+/// Compares a link that packets pass with what both its ends support. A link that leaves the fabric has only one.
+pub(crate) fn shortfall(fabric: &Fabric, at: Endpoint) -> Option<Shortfall> {
+    let (port, far) = (fabric.port(at)?, fabric.peer(at)?);
+    let is_up = (port.physical_state, port.state) == (PhysicalState::LinkUp, PortState::Active);
+    let leaves = fabric.is_gateway(far.node);
+    (is_up && !leaves)
+        .then(|| below_support(port, fabric.port(far)?))
+        .flatten()
+}
+
 /// Compares a link with what both its ends support, as iblinkinfo does.
-fn below_support(port: &PhysicalPort, peer: &PhysicalPort) -> Option<Problem> {
+fn below_support(port: &PhysicalPort, peer: &PhysicalPort) -> Option<Shortfall> {
     let (lanes, kbps) = active_rate(port)?;
     let widths = port.width_supported.0 & peer.width_supported.0;
     let speeds = port.speed_supported.get() & peer.speed_supported.get();
@@ -166,13 +188,13 @@ fn below_support(port: &PhysicalPort, peer: &PhysicalPort) -> Option<Problem> {
     let widest = bits(widths).filter_map(|bit| LinkWidth(bit).lanes()).max();
     let speeds = bits(speeds).filter_map(|bit| LinkSpeed::from_low_bits(bit).lane_kbps());
     let extended = bits(extended).filter_map(|bit| LinkSpeedExt::from_low_bits(bit).lane_kbps());
-    if widest > Some(lanes) {
-        Some(Problem::Narrow)
-    } else if speeds.chain(extended).max() > Some(kbps) {
-        Some(Problem::Slow)
-    } else {
-        None
-    }
+    let fastest = speeds.chain(extended).max();
+    Some(Shortfall {
+        lanes: widest
+            .filter(|most| *most > lanes)
+            .map(|most| [lanes, most]),
+        kbps: fastest.filter(|most| *most > kbps).map(|most| [kbps, most]),
+    })
 }
 
 fn bits(of: u8) -> impl Iterator<Item = u8> {

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use cell::Printable;
 pub use facts::{Facts, milliseconds};
+pub(crate) use link::{Shortfall, shortfall};
 pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use programs::{ProgramRow, ProgramUsage};

@@ -6,13 +6,15 @@ use ib_vtime::{Duration, Instant};
 use pf_context::context::PfEvent;
 use pf_context::guids::WishRefusal;
 
+use super::links::Flaps;
 use vhca::world::{HostId, HostPortId};
 
-/// When each port came to be as it is, and what was refused.
+/// When each port came to be as it is, what was refused, and losses of links.
 #[derive(Debug, Default)]
 pub(in crate::serve) struct History {
     since: BTreeMap<HostPortId, Instant>,
     refusals: BTreeMap<HostPortId, WishRefusal>,
+    pub(super) flaps: Flaps,
 }
 
 impl History {
@@ -27,6 +29,11 @@ impl History {
             }
             PfEvent::Own { .. } | PfEvent::Dropped { .. } | PfEvent::Unreadable { .. } => {}
         }
+    }
+
+    /// Takes the LinkDownedCounter of a PF's port.
+    pub(in crate::serve) fn note_losses(&mut self, at: HostPortId, now: Instant, counted: u64) {
+        self.flaps.note(at, now, counted);
     }
 
     /// How long a port has been as it is.

@@ -5,6 +5,7 @@ mod fabric;
 mod faults;
 mod hampered;
 mod history;
+mod links;
 mod m_keys;
 mod managers;
 mod partitions;
@@ -113,7 +114,8 @@ impl Lab {
 
     /// Returns what is wrong with the port of a PF that is up: all its VFs have that fault.
     fn why_port(&self, of: HostPortId) -> Option<Fault> {
-        self.why_sa_is_silent(of).or_else(|| {
+        let silent = || self.why_sa_is_silent(of);
+        self.why_flapping(of).or_else(silent).or_else(|| {
             let at = self.endpoint(of);
             let sm = self.owner(self.fabric().port(at)?.sm_lid)?;
             self.foreign_m_key(&self.managed_between(at, sm))
@@ -135,6 +137,7 @@ impl Lab {
             .or_else(|| of_port.cloned())
             .or_else(|| self.why_unused(vf))
             .or_else(|| self.why_hampered(vf, port, row?))
+            .or_else(|| self.why_below_support(vf.host.port(port.0)))
             .unwrap_or_else(|| {
                 let ok = Fault::new("ok", "the port is up").next("nothing");
                 match self.seen_of_program(vf) {

@@ -108,6 +108,9 @@ impl Lab {
 
     fn why_physically_down(&self, of: HostPortId) -> Fault {
         let at = self.endpoint(of);
+        if let Some(flapping) = self.why_flapping(of) {
+            return flapping;
+        }
         if let Some(fault) = self.link_fault(at) {
             return fault;
         }
@@ -128,8 +131,9 @@ impl Lab {
 
     /// Why the SA has not granted a GUID that it was asked for.
     pub(super) fn why_waiting(&self, of: HostPortId, since: Option<Duration>) -> Fault {
-        if let Some(silent) = self.why_sa_is_silent(of) {
-            return silent;
+        let silent = || self.why_sa_is_silent(of);
+        if let Some(fault) = self.why_flapping(of).or_else(silent) {
+            return fault;
         }
         let fault = Fault::new("waiting_for_sa", "the SA has not granted the VF's GUID yet");
         if self.sa_answers(of) && since.is_some_and(|since| since >= SILENCE) {

@@ -7,8 +7,8 @@ use pf_context::inspect::Inspect;
 use super::Diagnosis;
 use crate::serve::tests::pass;
 use crate::serve::{
-    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec, VfChange,
-    VfState,
+    FaultySpeed, FaultyWidth, GuestAction, GuidPolicy, Lab, LinkFaults, Options, Quotas, Service,
+    SmChoice, TopologySpec, VfChange, VfState,
 };
 
 fn options() -> Options {
@@ -119,6 +119,75 @@ fn a_link_that_is_down() {
         .unwrap();
     pass(&mut service, Duration::from_secs(30));
     assert_eq!(why(&mut service, "host-a/1").code, "ok");
+}
+
+#[test]
+fn a_link_that_goes_down_again_and_again() {
+    let mut service = serve(&options());
+    let flap = |service: &mut Service, times: u32| {
+        for _ in 0..times {
+            for up in [false, true] {
+                service.lab_mut().set_link("host-a/1", None, up).unwrap();
+                pass(service, Duration::from_millis(500));
+            }
+        }
+    };
+    flap(&mut service, 9);
+    pass(&mut service, Duration::from_secs(2));
+    assert_eq!(why(&mut service, "host-a/1").code, "ok");
+    flap(&mut service, 2);
+    let found = why(&mut service, "host-a/1");
+    assert_eq!(found.code, "link_flapping", "{found}");
+    assert_eq!(
+        found.seen,
+        ["the link of host-a/1 went down 11 times in the last minute"]
+    );
+    assert_eq!(why(&mut service, "host-b/1").code, "ok");
+    // The remedy of one that is down is to plug it in, whatever took it down.
+    service.lab_mut().set_link("host-a/1", None, false).unwrap();
+    pass(&mut service, Duration::from_millis(10));
+    let found = why(&mut service, "host-a/1");
+    assert_eq!((found.code, found.up), ("link_flapping", false), "{found}");
+    assert_eq!(found.next, "vhca set link host-a/1 up");
+    service.lab_mut().set_link("host-a/1", None, true).unwrap();
+    pass(&mut service, Duration::from_secs(60));
+    assert_eq!(why(&mut service, "host-a/1").code, "ok");
+}
+
+#[test]
+fn a_link_below_what_both_its_ends_support() {
+    let mut service = serve(&options());
+    for (width, speed, code, than, seen) in [
+        (Some(FaultyWidth::X1), None, "link_narrow", "narrower", 1),
+        (None, Some(FaultySpeed::Sdr), "link_slow", "slower", 1),
+        (
+            Some(FaultyWidth::X1),
+            Some(FaultySpeed::Sdr),
+            "link_narrow",
+            "narrower and slower",
+            2,
+        ),
+    ] {
+        let faults = LinkFaults {
+            width,
+            speed,
+            ..LinkFaults::default()
+        };
+        let set = |service: &mut Service, faults| {
+            let lab = service.lab_mut();
+            lab.set_link_faults("host-a/1", None, faults).unwrap();
+            pass(service, Duration::from_secs(5));
+        };
+        set(&mut service, faults);
+        let found = why(&mut service, "host-a/1");
+        assert_eq!((found.code, found.up), (code, true), "{found}");
+        let summary = format!("the link is {than} than both its ends support");
+        assert_eq!((found.summary, found.seen.len()), (summary, seen));
+        assert_eq!(found.next, "vhca clear link host-a/1");
+        assert_eq!(why(&mut service, "host-b/1").code, "ok");
+        set(&mut service, LinkFaults::default());
+        assert_eq!(why(&mut service, "host-a/1").code, "ok");
+    }
 }
 
 #[test]
