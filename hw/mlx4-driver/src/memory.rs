@@ -11,7 +11,8 @@ pub const PAGE: usize = 4096;
 ///
 /// Driver and device may look at the same bytes at any time. An entry of a queue is valid by its last eight bytes, which the
 /// device writes last, and a request by its first eight, which the driver has to write last. So `read` and `write` go
-/// backwards, eight aligned bytes at once, unless the device has its turns between the driver's.
+/// backwards, eight aligned bytes at once, and the four of a doorbell record, unless the device has its turns between the
+/// driver's.
 pub trait DmaMemory: fmt::Debug + Send + Sync {
     /// Allocates `count` zeroed pages that follow each other. Returns the address of the first, a multiple of `align` pages.
     ///

@@ -108,7 +108,7 @@ impl Console {
         match port {
             NAME => self.name = value,
             BEGIN => {
-                let mut text = vec![0; value.min(64) as usize];
+                let mut text = vec![0; value.min(200) as usize];
                 memory.read_slice(&mut text, GuestAddress(self.name.into()))?;
                 let text = String::from_utf8_lossy(&text).into_owned();
                 let mut steps = self.steps.lock().map_err(|_| "a thread failed")?;
@@ -116,7 +116,12 @@ impl Console {
             }
             REPORT => self.reported = value,
             END if value == 0 => return Ok(true),
-            END => return Err(format!("the payload gave up in line {value}").into()),
+            END => {
+                // What it named last is no step, but the file and the reason.
+                let mut steps = self.steps.lock().map_err(|_| "a thread failed")?;
+                let place = steps.pop().map(|(name, _)| name).unwrap_or_default();
+                return Err(format!("the payload gave up in line {value} of {place}").into());
+            }
             _ => return Err(format!("a write to port {port:#x}").into()),
         }
         Ok(false)

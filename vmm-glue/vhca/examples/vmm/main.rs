@@ -5,16 +5,19 @@
 //! * `masks`: a vector is masked 1,000 times while it fires.
 //! * `pause [--repeat N]`: a VM is paused 1,000 times, or N, while another one sends to it and nothing touches its memory.
 //! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
+//! * `tour`: two VMs on two hosts: paths, a table and a group of the SA, datagrams, connections, a reset, and all of it again.
 //! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed.
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
 
 mod console;
+mod fabric;
 mod modes;
 mod pause;
 mod payload;
 mod siege;
+mod tour;
 mod vm;
 
 use std::env;
@@ -40,15 +43,13 @@ use vm::{MEMORY, Vm};
 /// The VFs of the VMs that run at once.
 const VFS: [VfId; 2] = [vf(1), vf(2)];
 
-const USAGE: &str =
-    "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug | siege";
-
 /// Shared by the VMs of this process: the world, and the thread that steps it.
 struct Host {
     kvm: Kvm,
     payload: Payload,
     backend: Backend<World>,
-    at: HostId,
+    /// Host of each VM.
+    at: [HostId; VFS.len()],
     events: [DoorbellEvents<HostFunction>; VFS.len()],
 }
 
@@ -56,26 +57,23 @@ const fn vf(number: u16) -> VfId {
     VfId::new(number).expect("VFs are numbered from 1")
 }
 
-fn memory() -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
-    let ranges = [(GuestAddress(0), MEMORY)];
+fn memory(size: usize) -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Error>> {
+    let ranges = [(GuestAddress(0), size)];
     Ok(GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(
         &ranges,
     )?))
 }
 
 impl Host {
-    fn new(kvm: Kvm) -> Result<Self, Box<dyn Error>> {
-        let (mut world, HostFunction { host, .. }) =
-            World::with_one_vf(memory()?, &VfOptions::default())?;
-        // Each VM gets its own.
-        world.remove_vf(host, VFS[0])?;
+    fn new(kvm: Kvm, world: World, at: [HostId; VFS.len()]) -> Result<Self, Box<dyn Error>> {
         let event_loop = EventLoop::new(world)?;
+        let events = |nth: usize| event_loop.doorbell_events(at[nth].vf(VFS[nth]));
         let host = Self {
             kvm,
             payload: Payload::build()?,
             backend: event_loop.backend().clone(),
-            at: host,
-            events: VFS.map(|vf| event_loop.doorbell_events(host.vf(vf))),
+            at,
+            events: [events(0), events(1)],
         };
         let mut manager = EventManager::new()?;
         let id = manager.add_subscriber(event_loop);
@@ -98,9 +96,9 @@ impl Host {
         ram: M,
         arguments: [u64; 2],
     ) -> Result<Running, Box<dyn Error>> {
-        let at = self
-            .backend
-            .with(|world| world.add_vf_for_vmm(self.at, VFS[nth], ram, &VfOptions::default()))??;
+        let at = self.backend.with(|world| {
+            world.add_vf_for_vmm(self.at[nth], VFS[nth], ram, &VfOptions::default())
+        })??;
         let mut vm = Vm::new(&self.kvm, memory, &self.payload, arguments)?;
         let events = self.events[nth].clone();
         let signalled = kvm::Doorbells::new(Arc::clone(&vm.fd), events, 64);
@@ -120,7 +118,7 @@ impl Host {
 
     /// Runs a VM until its payload ends.
     fn boot(&self, arguments: [u64; 2], is_trapped: bool) -> Result<Boot, Box<dyn Error>> {
-        let memory = memory()?;
+        let memory = memory(MEMORY)?;
         self.start((0, is_trapped), memory.clone(), memory, arguments)?
             .end()
     }
@@ -129,21 +127,12 @@ impl Host {
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mode: &dyn Fn(&Host) -> modes::Verdict = match arguments[..] {
-        ["steps"] => &|host| modes::steps(host, 1),
-        ["steps", "--repeat", times] => &move |host| modes::steps(host, times.parse()?),
-        ["doorbells"] => &modes::doorbells,
-        ["masks"] => &modes::masks,
-        ["pause"] => &|host| pause::pause(host, 1000),
-        ["pause", "--repeat", times] => &move |host| pause::pause(host, times.parse()?),
-        ["siege"] => &siege::siege,
-        ["plug"] => &modes::plug,
-        _ => return Err(USAGE.into()),
-    };
+    let mode = modes::find(&arguments).ok_or(modes::USAGE)?;
     let Ok(kvm) = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}")) else {
         return Ok(ExitCode::from(77));
     };
-    let is_well = mode(&Host::new(kvm)?)?;
+    let (world, at) = fabric::of(&arguments)?;
+    let is_well = mode(&Host::new(kvm, world, at)?)?;
     Ok(ExitCode::from(u8::from(!is_well)))
 }
 

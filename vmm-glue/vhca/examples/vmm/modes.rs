@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use crate::Host;
 use crate::vm::PLUGGED;
+use crate::{Host, pause, siege, tour};
 
 /// Programs of the payload.
 const STEPS: u64 = 0;
@@ -11,9 +11,32 @@ const DOORBELLS: u64 = 1;
 const MASKS: u64 = 2;
 const PLUG: u64 = 3;
 pub(crate) const TALK: u64 = 4;
+pub(crate) const TOUR: u64 = 5;
 
 /// Returns `true` if all was as it should be.
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
+
+pub(crate) const USAGE: &str =
+    "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug | siege | tour";
+
+/// A mode of the command line.
+type Mode<'a> = Box<dyn Fn(&Host) -> Verdict + 'a>;
+
+/// Returns the mode that the arguments name, if any.
+pub(crate) fn find<'a>(arguments: &[&'a str]) -> Option<Mode<'a>> {
+    Some(match *arguments {
+        ["steps"] => Box::new(|host| steps(host, 1)),
+        ["steps", "--repeat", times] => Box::new(move |host| steps(host, times.parse()?)),
+        ["doorbells"] => Box::new(doorbells),
+        ["masks"] => Box::new(masks),
+        ["pause"] => Box::new(|host| pause::pause(host, 1000)),
+        ["pause", "--repeat", times] => Box::new(move |host| pause::pause(host, times.parse()?)),
+        ["siege"] => Box::new(siege::siege),
+        ["plug"] => Box::new(plug),
+        ["tour"] => Box::new(tour::tour),
+        _ => return None,
+    })
+}
 
 /// Boots a guest so often. Each has to end well.
 fn boots(host: &Host, arguments: [u64; 2], repeat: usize) -> Verdict {
@@ -36,7 +59,7 @@ fn boots(host: &Host, arguments: [u64; 2], repeat: usize) -> Verdict {
     Ok(boots.len() == repeat)
 }
 
-pub(crate) fn doorbells(host: &Host) -> Verdict {
+fn doorbells(host: &Host) -> Verdict {
     for (moves, registers) in [(0, "stay"), (1, "move every 100")] {
         let trapped = host.boot([DOORBELLS, moves], true)?.measured;
         let signalled = host.boot([DOORBELLS, moves], false)?.measured;
@@ -47,15 +70,15 @@ pub(crate) fn doorbells(host: &Host) -> Verdict {
     Ok(true)
 }
 
-pub(crate) fn steps(host: &Host, repeat: usize) -> Verdict {
+fn steps(host: &Host, repeat: usize) -> Verdict {
     boots(host, [STEPS, 0], repeat)
 }
 
-pub(crate) fn masks(host: &Host) -> Verdict {
+fn masks(host: &Host) -> Verdict {
     boots(host, [MASKS, 0], 1)
 }
 
-pub(crate) fn plug(host: &Host) -> Verdict {
+fn plug(host: &Host) -> Verdict {
     let is_well = boots(host, [PLUG, PLUGGED.0], 2)?;
     // Its provider has not panicked.
     host.backend.with(|_| ())?;

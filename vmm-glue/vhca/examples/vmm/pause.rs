@@ -62,7 +62,7 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn start(host: &'a Host) -> Result<Self, Box<dyn Error>> {
-        let (memory, others) = (memory()?, memory()?);
+        let (memory, others) = (memory(MEMORY)?, memory(MEMORY)?);
         let watch = Arc::<Watch>::default();
         let ram = Watched {
             memory: memory.clone(),
@@ -112,7 +112,7 @@ impl<'a> Pair<'a> {
     /// Returns how many packets the adapter has dropped because they found no room in the queue of a paused VF.
     fn dropped(&self) -> Result<u32, Box<dyn Error>> {
         let dropped = self.host.backend.with(|world| {
-            let node = world.fabric().node(world.host(self.host.at).node());
+            let node = world.fabric().node(world.host(self.host.at[0]).node());
             node.map_or(0, |node| node.drops().get(DropReason::Held))
         });
         Ok(u32::try_from(dropped?)?)

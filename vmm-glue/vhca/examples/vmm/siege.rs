@@ -39,6 +39,7 @@ use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::console::Running;
 use crate::modes::{TALK, Verdict};
+use crate::vm::MEMORY;
 use crate::{Host, memory, vf};
 use hca::Hca;
 use pci::Function;
@@ -80,10 +81,10 @@ struct Driver {
 
 impl Driver {
     fn start(host: &Host, number: u16) -> Result<Self, Box<dyn Error>> {
-        let memory = memory()?;
+        let memory = memory(MEMORY)?;
         let ram = memory.clone();
         let at = host.backend.with(|world| {
-            world.add_vf_for_vmm(host.at, vf(number), ram, &VfOptions::default())
+            world.add_vf_for_vmm(host.at[0], vf(number), ram, &VfOptions::default())
         })??;
         let doorbells = Arc::new(TrappedDoorbells);
         let device = host.backend.attach(at, Arc::new(Polled), doorbells)?;
@@ -166,7 +167,7 @@ fn descriptors() -> [usize; 2] {
 
 /// Boots a VM whose queue pair sends to nobody.
 fn start_vm(host: &Host, nth: usize, is_trapped: bool) -> Result<Running, Box<dyn Error>> {
-    let memory = memory()?;
+    let memory = memory(MEMORY)?;
     let vm = host.start((nth, is_trapped), memory.clone(), memory, [TALK, 0])?;
     vm.wait()?;
     vm.call(NOBODY)?;

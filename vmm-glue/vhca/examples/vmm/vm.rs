@@ -14,7 +14,7 @@ use vm_memory::{
 use crate::console::{Access, Console};
 use crate::payload::Payload;
 
-/// Memory of a guest, from address 0 on.
+/// Memory of a guest, from address 0 on, but for those of the tour.
 pub(crate) const MEMORY: usize = 4 << 20;
 
 /// Memory that is plugged in and out.
@@ -26,10 +26,11 @@ const PAGE_TABLES: u64 = 0x1000;
 const GDT: u64 = 0x8000;
 const STACK: u64 = 0x1f_fff8;
 
-/// Ports: the bus's address and data, and the payload's wish for memory. All others are the console's.
+/// Ports: the bus's address and data, and the payload's wishes for memory and for a reset. All others are the console's.
 pub(crate) const PCI_ADDRESS: u16 = 0xcf8;
 const PCI_DATA: u16 = 0xcfc;
 const WISH: u16 = 0xf0;
+const RESET: u16 = 0xf8;
 
 /// The slot of the function on the bus.
 const SLOT: u32 = 3;
@@ -51,7 +52,8 @@ impl Vm {
         let vm = kvm.create_vm()?;
         vm.create_irq_chip()?;
         let ram = memory.memory();
-        set_region(&vm, 0, 0, MEMORY, ram.get_host_address(GuestAddress(0))?)?;
+        let size = usize::try_from(ram.last_addr().0)? + 1;
+        set_region(&vm, 0, 0, size, ram.get_host_address(GuestAddress(0))?)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
         let entry = payload.load(&ram)?;
@@ -59,6 +61,7 @@ impl Vm {
         let mut regs = vcpu.get_regs()?;
         (regs.rip, regs.rsp, regs.rflags) = (entry, STACK, 2);
         [regs.rdi, regs.rsi] = arguments;
+        regs.rdx = vcpu.get_tsc_khz()?.into();
         vcpu.set_regs(&regs)?;
         let fd = Arc::new(vm);
         Ok(Self { fd, vcpu, memory })
@@ -110,6 +113,7 @@ impl Vm {
                     match port {
                         PCI_ADDRESS => bus.selected = value,
                         WISH => self.set_plugged(value != 0)?,
+                        RESET => bus.reset(),
                         _ if console.write(port, value, &self.memory.memory())? => {
                             return Ok(u64::from(console.reported) * 1_000_000 / khz);
                         }
@@ -217,6 +221,12 @@ impl Bus {
             let moved = effect.moved.iter().find(|moved| moved.bar == *index);
             *address = moved.map_or(*address, |moved| moved.to);
         }
+    }
+
+    /// Resets the function, whose registers have no addresses then.
+    fn reset(&mut self) {
+        self.device.reset();
+        self.bars.iter_mut().for_each(|bar| bar.2 = None);
     }
 
     /// Finds the register at an address, and the offset behind it.

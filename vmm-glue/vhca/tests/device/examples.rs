@@ -47,6 +47,7 @@ fn a_vmm_on_kvm_boots_a_guest_that_drives_the_vf() {
         &["pause", "--repeat", "20"],
         &["plug"],
         &["siege"],
+        &["tour"],
     ] {
         println!("{}", run("vmm", arguments));
     }

@@ -5,18 +5,25 @@ use core::ptr::{read_volatile, write_volatile};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Ports of the VMM: address of a step's name; its length, which begins the step; a number for the VMM; a wish; an order; the
-/// end, with 0 or the line of a failure.
+/// Ports of the VMM: address of a step's name; its length, which begins the step; a number for the VMM; a wish; an order; a
+/// reset; the end, with 0 or the line of a failure, whose place is the last name.
 const NAME: u16 = 0xe0;
 const BEGIN: u16 = 0xe4;
 const REPORT: u16 = 0xec;
 const WISH: u16 = 0xf0;
 const ORDER: u16 = 0xf4;
+const RESET: u16 = 0xf8;
 pub(crate) const END: u16 = 0xe8;
 
 /// Registers of the local interrupt controller (Intel SDM 3A, 11.4.1).
 const LAPIC_SPURIOUS: u64 = 0xfee0_00f0;
 const LAPIC_ENABLE: u32 = 0x1ff;
+/// Its timer: vector, which nobody counts; divisor, whose code this is for 1; and the count, of nanoseconds on KVM.
+const LAPIC_TIMER: u64 = 0xfee0_0320;
+const TIMER_VECTOR: u32 = 0x3f;
+const LAPIC_DIVISOR: u64 = 0xfee0_03e0;
+const BY_ONE: u32 = 0xb;
+const LAPIC_COUNT: u64 = 0xfee0_0380;
 
 /// Names a step that begins.
 pub(crate) fn step(name: &str) {
@@ -37,6 +44,11 @@ pub(crate) fn order() -> u32 {
 /// Has the VMM plug memory in, or out. It is done when this returns.
 pub(crate) fn set_plugged(plugged: bool) {
     out32(WISH, u32::from(plugged));
+}
+
+/// Makes the VMM reset the function. It is done when this returns.
+pub(crate) fn reset_function() {
+    out32(RESET, 0);
 }
 
 /// Returns the time, in cycles.
@@ -167,6 +179,15 @@ pub(crate) fn wait_for_interrupt() {
     unsafe { asm!("sti", "hlt", "cli", out("rax") _, out("rcx") _, out("rdx") _) }
 }
 
+/// Sleeps until an interrupt, or for so many nanoseconds.
+pub(crate) fn sleep(nanoseconds: u32) {
+    write(LAPIC_TIMER, TIMER_VECTOR);
+    write(LAPIC_DIVISOR, BY_ONE);
+    write(LAPIC_COUNT, nanoseconds.max(1));
+    wait_for_interrupt();
+    write(LAPIC_COUNT, 0_u32);
+}
+
 /// Returns how often a vector has interrupted.
 pub(crate) fn interrupts(vector: u8) -> u32 {
     // SAFETY: it is in the table.
@@ -196,7 +217,14 @@ unsafe extern "C" fn memset(to: *mut u8, byte: i32, len: usize) -> *mut u8 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, len: usize) -> i32 {
-    for at in 0..len {
+    let mut left = len / 8;
+    // SAFETY: as the caller says.
+    unsafe {
+        asm!("repe cmpsq", inout("rcx") left, inout("rsi") one => _, inout("rdi") other => _);
+    }
+    // The last word that was compared is the one that may differ.
+    let same = (len / 8 - left).saturating_sub(1) * 8;
+    for at in same..len {
         // SAFETY: as the caller says. Volatile, so that this does not become a call of itself.
         let (a, b) = unsafe { (read_volatile(one.add(at)), read_volatile(other.add(at))) };
         if a != b {
@@ -204,4 +232,32 @@ unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, len: usize) -> i32
         }
     }
     0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, len: usize) -> *mut u8 {
+    if to.addr().wrapping_sub(from.addr()) >= len {
+        // SAFETY: as the caller says. What a step overwrites has been read.
+        return unsafe { memcpy(to, from, len) };
+    }
+    // SAFETY: as the caller says. From the last byte on, words first, which are at most a word's length off the end.
+    unsafe {
+        asm!("std", "rep movsb", "lea rdi, [rdi - 7]", "lea rsi, [rsi - 7]", "mov rcx, {words}", "rep movsq", "cld",
+            words = in(reg) len / 8, inout("rcx") len % 8 => _,
+            inout("rdi") to.wrapping_add(len).wrapping_sub(1) => _,
+            inout("rsi") from.wrapping_add(len).wrapping_sub(1) => _);
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, len: usize) -> i32 {
+    // SAFETY: as the caller says.
+    unsafe { memcmp(one, other, len) }
+}
+
+/// Called where a panic would unwind. None does.
+#[unsafe(no_mangle)]
+extern "C" fn _Unwind_Resume() -> ! {
+    end(line!())
 }

@@ -1,15 +1,20 @@
 //! A driver of a ConnectX-3 VF without an operating system: what the example `vmm` runs in its VM.
 //!
-//! It is entered in long mode, with the first 4 GiB at their own addresses and its memory zeroed, and ends at port
-//! [`cpu::END`]. It names each step to the VMM, which takes the time.
+//! It is entered in long mode, with the first 4 GiB at their own addresses and its memory zeroed, with a mode, an argument of
+//! that and the cycles of a millisecond, and ends at port [`cpu::END`]. It names each step to the VMM, which takes the time.
 #![no_std]
 #![no_main]
 
+extern crate alloc;
+
 mod cpu;
 mod hca;
+mod heap;
 mod pci;
 mod port;
 mod queues;
+mod tour;
+mod vf;
 
 use core::panic::PanicInfo;
 
@@ -48,8 +53,12 @@ const LOOKS: u32 = 4096;
 const RESOLUTION: u64 = 64;
 
 #[unsafe(no_mangle)]
-extern "C" fn _start(mode: u64, argument: u64) -> ! {
+extern "C" fn _start(mode: u64, argument: u64, khz: u64) -> ! {
     cpu::set_up();
+    if mode == 5 {
+        tour::tour(argument == 0, khz);
+        cpu::end(0)
+    }
     let (mut hca, mut events) = bring_up();
     match mode {
         0 => steps(&mut hca, &mut events),

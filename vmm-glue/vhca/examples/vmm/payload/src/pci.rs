@@ -22,6 +22,7 @@ const MSI_X_ENABLE: u16 = 1 << 15;
 const TABLE_BAR: usize = 1;
 
 /// The VF, with its registers 2 and 4.
+#[derive(Debug)]
 pub(crate) struct Function {
     slot: u32,
     pub(crate) bars: [u64; 2],
@@ -44,17 +45,17 @@ impl Function {
         cpu::out32(ADDRESS, 1 << 31 | self.slot << 11 | register & 0xfc);
     }
 
-    fn read(&self, register: u32) -> u32 {
+    pub(crate) fn read(&self, register: u32) -> u32 {
         self.select(register);
         cpu::in32(DATA)
     }
 
-    fn write(&self, register: u32, value: u32) {
+    pub(crate) fn write(&self, register: u32, value: u32) {
         self.select(register);
         cpu::out32(DATA, value);
     }
 
-    fn write16(&self, register: u32, value: u16) {
+    pub(crate) fn write16(&self, register: u32, value: u16) {
         self.select(register);
         cpu::out16(DATA + (register & 2) as u16, value);
     }
@@ -83,13 +84,19 @@ impl Function {
         self.write_bar(4, bars[1]);
     }
 
-    /// Turns MSI-X on, with an interrupt vector for its vector 0.
-    pub(crate) fn enable_interrupts(&mut self, vector: u8) {
+    /// Returns the place of the MSI-X capability.
+    pub(crate) fn msi_x(&self) -> u32 {
         let mut at = self.read(CAPABILITIES) & 0xfc;
         while self.read(at) & 0xff != MSI_X {
             at = self.read(at) >> 8 & 0xfc;
             assert!(at != 0);
         }
+        at
+    }
+
+    /// Turns MSI-X on, with an interrupt vector for its vector 0.
+    pub(crate) fn enable_interrupts(&mut self, vector: u8) {
+        let at = self.msi_x();
         assert!(self.read(at + 4) == 4, "the table begins BAR 4");
         self.pending = u64::from(self.read(at + 8) & !7);
         let table = self.bars[TABLE_BAR];

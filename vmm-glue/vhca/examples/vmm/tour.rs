@@ -1,0 +1,70 @@
+//! Two VMs on two hosts, whose guests do everything that their functions are for, and once more after a reset.
+
+use std::error::Error;
+use std::time::Instant;
+
+use vhca::emulated::ib_wire::Gid;
+use vhca::emulated::pf_context::inspect::Inspect;
+
+use crate::console::Running;
+use crate::modes::{TOUR, Verdict};
+use crate::{Host, memory};
+
+/// Memory of a guest with a heap.
+const MEMORY: usize = 32 << 20;
+
+/// The group that the guests join.
+const GROUP: Gid = Gid([0xff, 0x12, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
+
+/// Times that the guests meet in a round: until both are members of the group, and after that.
+const UNTIL_JOINED: usize = 3;
+const AFTERWARDS: usize = 50;
+
+/// Passes the number that each guest has reported to the other one, after which both go on.
+fn meet([one, other]: &[Running; 2]) -> Result<(), Box<dyn Error>> {
+    let reported = [one.wait()?, other.wait()?];
+    one.order(reported[1]);
+    other.order(reported[0]);
+    Ok(())
+}
+
+/// Fails unless each PF has asked the SA once to join the group, for its one member.
+fn check_group(host: &Host, joins: u64) -> Result<(), Box<dyn Error>> {
+    for at in host.at {
+        let rows = host.backend.with(|world| {
+            let rows = Inspect::groups(world.context(at)).filter(|row| row.mgid == GROUP);
+            let rows = rows.map(|row| (row.sa_joins, row.members.len()));
+            rows.collect::<Vec<_>>()
+        })?;
+        if rows != [(joins, 1)] {
+            return Err(format!("joins at the SA, and members: {rows:?}").into());
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn tour(host: &Host) -> Verdict {
+    let begun = Instant::now();
+    let start = |nth: usize| {
+        let memory = memory(MEMORY)?;
+        host.start((nth, false), memory.clone(), memory, [TOUR, nth as u64])
+    };
+    let guests = [start(0)?, start(1)?];
+    for is_last in [false, true] {
+        for _ in 0..UNTIL_JOINED {
+            meet(&guests)?;
+        }
+        check_group(host, 1)?;
+        for _ in 0..AFTERWARDS + usize::from(!is_last) {
+            meet(&guests)?;
+        }
+    }
+    let [first, other] = guests;
+    let boot = first.end()?;
+    other.end()?;
+    for (name, time) in boot.steps {
+        println!("{name:40} {:>9.1} ms", time.as_secs_f64() * 1000.0);
+    }
+    println!("two rounds of the tour: {:.1?}", begun.elapsed());
+    Ok(true)
+}
