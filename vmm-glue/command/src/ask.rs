@@ -1,20 +1,18 @@
 //! The commands that ask a running service.
 
-use std::fs::File;
 use std::io::{self, Write};
 
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 use vhca_service::qemu::{QemuArgs, QemuGuest};
-use vhca_service::serve::CaptureSpec;
 use vhca_service::serve::OfferedVf;
 use vhca_service::serve::control::protocol::{MetricsQuery, Request};
 use vhca_service::show::Format;
 
 use crate::cli::{
-    CaptureArgs, ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs,
-    SetCommand, ShowArgs, SmCommand, WhyArgs,
+    ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
+    ShowArgs, SmCommand, WhyArgs,
 };
 
 /// Prints tables.
@@ -93,24 +91,6 @@ pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
         |guests| guests.iter().any(|guest| guest["ok"] != true),
     );
     Ok(!failed)
-}
-
-/// Writes a capture file until the server ends it, or a signal does.
-pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
-    let mut remote = args.server.connect()?;
-    remote.ask(Request::Capture(CaptureSpec {
-        tap: args.tap.clone(),
-        count: args.count,
-        seconds: args.seconds,
-    }))?;
-    let mut out: Box<dyn Write> = if args.file.as_os_str() == "-" {
-        Box::new(io::stdout().lock())
-    } else {
-        let file = File::create(&args.file);
-        Box::new(file.with_context(|| format!("cannot create {}", args.file.display()))?)
-    };
-    let written = remote.stream_until_signal(&mut out);
-    written.with_context(|| format!("capture file {}", args.file.display()))
 }
 
 /// Prints the text that Prometheus reads.

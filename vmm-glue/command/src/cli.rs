@@ -25,7 +25,7 @@ pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
 pub(crate) use link::{ClearArgs, ClearCommand, WrongWords};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
-pub(crate) use server::ServerArgs;
+pub(crate) use server::{ServerArgs, say};
 
 /// Virtual InfiniBand HCAs.
 #[derive(Debug, Parser)]
@@ -43,9 +43,22 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses the arguments of the process. Ends it if they are wrong.
     pub(crate) fn of_process() -> Self {
-        let matches = number::take_negative_numbers(Self::command()).get_matches();
+        let command = number::take_negative_numbers(Self::command());
+        let matches = without_empty_variables(command).get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
+}
+
+/// Takes a variable of the environment that is empty for one that is not set.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|argument| {
+        let value = argument.get_env().and_then(std::env::var_os);
+        match value {
+            Some(value) if value.is_empty() => argument.env(None::<&'static str>),
+            _ => argument,
+        }
+    });
+    command.mut_subcommands(without_empty_variables)
 }
 
 #[derive(Debug, Subcommand)]

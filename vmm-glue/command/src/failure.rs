@@ -8,7 +8,8 @@ use signal_hook::low_level::emulate_default_handler;
 use vhca_exercises::replay::ReplayError;
 use vhca_service::lab::TieError;
 use vhca_service::programs::ProgramError;
-use vhca_service::serve::{OptionsError, OptionsFileError};
+use vhca_service::serve::control::RemoteError;
+use vhca_service::serve::{OptionsError, OptionsFileError, ServeError};
 
 use crate::cli::WrongWords;
 
@@ -49,6 +50,8 @@ fn status(error: &anyhow::Error) -> u8 {
     let is_usage = error.is::<OptionsError>()
         || error.is::<WrongWords>()
         || matches!(error.downcast_ref(), Some(OptionsFileError::Line { .. }))
+        || matches!(error.downcast_ref(), Some(RemoteError::Refused(refusal)) if refusal.is_contradiction())
+        || error.downcast_ref().is_some_and(ServeError::is_of_options)
         || matches!(error.downcast_ref(), Some(ReplayError::Script { .. }));
     if is_usage { USAGE } else { 1 }
 }

@@ -1,6 +1,7 @@
 //! The `vhca` command.
 
 mod ask;
+mod capture;
 mod cli;
 mod failure;
 
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         Command::Set(args) => ask::set(args).map(|()| true),
         Command::Clear(args) => ask::clear(args).map(|()| true),
         Command::Sm(what) => ask::sm(&what).map(|()| true),
-        Command::Capture(args) => ask::capture(&args).map(|()| true),
+        Command::Capture(args) => capture::capture(&args).map(|()| true),
         Command::Guest(args) => ask::guest(args),
         Command::Metrics(args) => ask::metrics(args).map(|()| true),
         Command::Stop(args) => ask::stop(&args).map(|()| true),

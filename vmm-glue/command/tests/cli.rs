@@ -143,17 +143,17 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
             format!("vhca: attach and topology exclude each other, {ATTACHED}"),
         ),
         ("serve --pf H1-1,H1-1", 2, "vhca: pf names H1-1 twice: name it once".to_owned()),
-        ("serve --pf mgmt,mgmt-1", 1, "vhca: pf names mgmt-1 twice, once as mgmt: name it once".to_owned()),
+        ("serve --pf mgmt,mgmt-1", 2, "vhca: pf names mgmt-1 twice, once as mgmt: name it once".to_owned()),
         (
             "serve --pf S1",
-            1,
+            2,
             "vhca: S1 is a switch, and cannot be in pf or be the manager: name one of H1-1, H1-2, H2-1, H2-2, mgmt, \
              mgmt-2"
                 .to_owned(),
         ),
         (
             "serve --pf H1-1 --manager H1-1",
-            1,
+            2,
             "vhca: H1-1 is both manager and in pf: name another manager, or leave it out of pf".to_owned(),
         ),
     ] {
@@ -201,6 +201,20 @@ fn without_a_socket_named_the_user_s_own_is_tried_and_then_that_of_the_packaged_
             "a client creates no folder"
         );
     }
+}
+
+#[test]
+fn an_empty_variable_is_one_that_is_not_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .args(["show", "vfs", "--wait", "0"])
+        .env("VHCA_CONTROL", "")
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .output()
+        .expect("the binary runs");
+    let own = folder.path().join("vhca/control.sock");
+    let line = format!("vhca: no service answers at {} or ", own.display());
+    assert!(stderr(&output).starts_with(&line), "{}", stderr(&output));
 }
 
 #[test]

@@ -58,6 +58,29 @@ fn a_guest_has_the_vf_that_is_named_however_many_there_are() {
 }
 
 #[test]
+fn a_lab_takes_options_of_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("vhca.toml");
+    fs::write(&config, "topology = \"single\"\nvfs = 7\n").unwrap();
+    let config = config.to_str().unwrap();
+    let guest = ["--config", config, "--guest"];
+    let run = |more: &[&str]| lab(folder.path(), &[&guest[..], more].concat());
+    let output = run(&["host-1/7", "--rights", "perf_mgt,vendor"]);
+    let (said, complained) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert!(output.status.success(), "{said}{complained}");
+    assert!(
+        said.starts_with(&format!("fabric of {config} with ")),
+        "{said}"
+    );
+    let output = run(&["host-1/7", "--vfs", "6"]);
+    let complained = String::from_utf8(output.stderr).unwrap();
+    assert!(complained.contains("host-1/7"), "{complained}");
+}
+
+#[test]
 fn a_lab_beside_another_service_says_where_its_own_is() {
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("run/control.sock");

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
@@ -73,6 +73,27 @@ fn a_shell_that_evaluates_env_has_the_socket_beside_the_control_socket() {
         text(&shell.stdout).trim_end(),
         format!("H-1,H-2 {}", socket.display())
     );
+}
+
+#[test]
+fn a_service_with_its_umad_socket_elsewhere_is_found_by_its_control_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("library.so"), "").unwrap();
+    let elsewhere = dir.path().join("elsewhere.sock");
+    let mut service = Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .args(["serve", "--vfs", "1", "--control"])
+        .arg(dir.path().join("control.sock"))
+        .arg("--umad")
+        .arg(&elsewhere)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // The client waits until the service answers.
+    let output = vhca("run", dir.path(), &["sh", "-c", "echo $VHCA_UMAD_SOCKET"]);
+    service.kill().unwrap();
+    service.wait().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).trim_end(), elsewhere.to_str().unwrap());
 }
 
 #[test]

@@ -229,9 +229,10 @@ fn why_names_the_fault_and_set_makes_and_ends_it() {
         let row = rows
             .iter()
             .find(|row| row["vf"] == 2 && row["index"] == index);
-        row.unwrap()["pkey"].clone()
+        row.map(|row| row["pkey"].clone())
     };
-    assert_eq!((of_vf(1), of_vf(2)), (Value::Null, "0xffff".into()));
+    assert_eq!(of_vf(1), None, "an empty place has no row");
+    assert_eq!(of_vf(2), Some("0xffff".into()));
 }
 
 #[test]
@@ -275,17 +276,7 @@ fn values_that_cannot_be_set_are_refused_with_the_reason() {
 fn guests_talk_through_a_group_and_captures_see_it() {
     let serve = Serve::start(&["--vfs", "3", "--guests"]);
     serve.wait_until_up();
-    let file = serve.control.with_file_name("fabric.pcap");
-    let mut capture = serve
-        .command(&["capture", "--tap", "H1-1", file.to_str().unwrap()])
-        .spawn()
-        .unwrap();
-    // The header tells that the capture has begun.
-    let begun = std::time::Instant::now();
-    while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
-        assert!(begun.elapsed().as_secs() < 60);
-        std::thread::yield_now();
-    }
+    let (capture, file) = start_capture(&serve);
     let joined = serve.json(&["guest", "all", "--json", "join", "ff12::1"]);
     assert_eq!(joined["guests"].as_array().unwrap().len(), 12);
     // The switches learn of the members a moment after these do.
@@ -296,8 +287,15 @@ fn guests_talk_through_a_group_and_captures_see_it() {
         guests.is_some_and(|all| all.iter().all(|guest| guest["received"].as_u64() > Some(0)))
     });
     kill_process(Pid::from_child(&capture), Signal::INT).unwrap();
-    assert!(capture.wait().unwrap().success());
+    let captured = capture.wait_with_output().unwrap();
+    assert!(captured.status.success());
     let frames = frames(&std::fs::read(&file).unwrap());
+    let told = format!(
+        "vhca: {} frames written to {}\n",
+        frames.len(),
+        file.display()
+    );
+    assert_eq!(error(&captured), told);
     assert!(
         frames
             .iter()
@@ -326,6 +324,89 @@ fn guests_talk_through_a_group_and_captures_see_it() {
     out.read_to_end(&mut rest).unwrap();
     assert!(tunnels.wait().unwrap().success());
     assert_eq!(self::frames(&[&head[..], &rest].concat()).len(), 2);
+}
+
+/// Begins to capture what passes the links of a host.
+fn start_capture(serve: &Serve) -> (Child, PathBuf) {
+    let file = serve.control.with_file_name("fabric.pcap");
+    let capture = serve
+        .command(&["capture", "--tap", "H1-1", file.to_str().unwrap()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The header tells that the capture has begun.
+    let begun = std::time::Instant::now();
+    while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
+        assert!(begun.elapsed().as_secs() < 60);
+        std::thread::yield_now();
+    }
+    (capture, file)
+}
+
+#[test]
+fn a_capture_fails_when_the_service_ends_under_it() {
+    let mut serve = Serve::start(&["--vfs", "1"]);
+    let (capture, file) = start_capture(&serve);
+    serve.child.kill().unwrap();
+    let told = refused(&capture.wait_with_output().unwrap());
+    let begin = "vhca: the service ended during the capture: ";
+    let end = format!(" written to {}\n", file.display());
+    assert!(told.starts_with(begin) && told.ends_with(&end), "{told}");
+}
+
+#[test]
+fn contradictions_are_refused_with_what_to_do_and_end_with_2() {
+    let serve = Serve::start(&["--vfs", "2"]);
+    for (arguments, reason) in [
+        (
+            "show vfs --host H1-1 --vf H2-1/1",
+            "H2-1/1 is no VF of H1-1: leave out --host",
+        ),
+        (
+            "why H2-1/all --host H1-1",
+            "H2-1/all is no VF of H1-1: leave out --host",
+        ),
+        (
+            "set vf H2-1/1 --host H1-1 state auto",
+            "H2-1/1 is no VF of H1-1: leave out --host",
+        ),
+        (
+            "metrics --by total --vf H1-1/1",
+            "--by total sums over all VFs: leave it out",
+        ),
+        ("show tids --problems", "--problems is for vfs"),
+        ("show fabric --vf H1-1/1", "have no rows of VFs"),
+        ("show sm --host H1-1", "leave --host out"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = serve.ask(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(error(&output).contains(reason), "{}", error(&output));
+        assert!(output.stdout.is_empty());
+    }
+    serve.text(&["show", "vfs", "--host", "H1-1", "--vf", "H1-1/1"]);
+    serve.wait_until_up();
+    assert_eq!(serve.text(&["show", "vfs", "--problems"]), "no problems\n");
+    let metrics = serve.text(&["metrics", "--host", "S1"]);
+    assert!(metrics.contains("vhca_link_state_id{node=\"S1\",port=\"1\"} 4\n"));
+    assert!(!metrics.contains("node=\"S2\""));
+}
+
+#[test]
+fn a_topology_with_one_adapter_says_why_it_has_no_vfs() {
+    let folder = tempfile::tempdir().unwrap();
+    let net = folder.path().join("net");
+    std::fs::write(
+        &net,
+        "Switch 8 \"s\"\n[1] \"a b\"[1]\n\nHca 1 \"a b\"\n[1] \"s\"[1]\n",
+    )
+    .unwrap();
+    let serve = Serve::start(&["--topology", net.to_str().unwrap(), "--vfs", "2"]);
+    assert_eq!(
+        refused(&serve.ask(&["why", "1"])),
+        "vhca: no host has VFs: a b is the only adapter, and the subnet manager's: add another to the topology, or start \
+         vhca serve with --pf 'a b' --vfs N\n"
+    );
 }
 
 /// The frames of a capture file, which must be whole.

@@ -5,7 +5,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,6 +19,8 @@ use thiserror::Error;
 use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
 
 use crate::places::{PlaceError, Places};
+use crate::serve::control::Remote;
+use crate::serve::control::protocol::{Request, Sockets};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -90,13 +92,23 @@ fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
         .map_err(|error| ProgramError::Path(path.to_owned(), error))
 }
 
+/// Returns the socket for programs of a service whose control socket answers, if it has one: the service may have been told
+/// to have it elsewhere than beside that.
+fn umad_socket_by(control: &Path) -> Option<PathBuf> {
+    let mut remote = Remote::connect(control).ok()?;
+    let reply = remote.ask(Request::Sockets {}).ok()?;
+    serde_json::from_str::<Sockets>(&reply).ok()?.umad
+}
+
 /// Asks the first service that answers whether a program can use these adapters, before the program finds none. Returns
-/// its socket. `say` gets what [`Places::connect`] says.
+/// its socket. Where none is at a place, the control socket of the same number, if there is one, is asked for it. `say` gets
+/// what [`Places::connect`] says.
 ///
 /// # Errors
 /// [`ProgramError::Place`], [`ProgramError::Silent`], [`ProgramError::NoNode`].
 pub fn find_service(
     places: &Places,
+    controls: &[PathBuf],
     node: Option<&str>,
     say: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, ProgramError> {
@@ -107,16 +119,25 @@ pub fn find_service(
     };
     let no_node = || ProgramError::NoNode(adapters.to_owned());
     let hello = hello.encode().ok_or_else(no_node)?;
-    let (connection, socket) = places.connect(say, connect)?;
-    let reply = greet(&connection, &hello)
-        .map_err(|error| ProgramError::Silent(socket.to_owned(), error.into()))?;
+    let attempt = |beside: &Path| {
+        let connected = connect(beside);
+        connected
+            .map(|connection| (connection, beside.to_owned()))
+            .or_else(|error| {
+                let mut both = places.paths.iter().zip(controls);
+                let control = both.find(|(path, _)| *path == beside);
+                let socket = control.and_then(|(_, control)| umad_socket_by(control));
+                let socket = socket.filter(|socket| socket != beside).ok_or(error)?;
+                Ok((connect(&socket)?, socket))
+            })
+    };
+    let ((connection, socket), _) = places.connect(say, attempt)?;
+    let silent = |error| ProgramError::Silent(socket.clone(), error);
+    let reply = greet(&connection, &hello).map_err(|error| silent(error.into()))?;
     match HelloReply::decode(&reply).and_then(|reply| reply.result.map(|_| ())) {
-        Ok(()) => Ok(socket.to_owned()),
+        Ok(()) => Ok(socket),
         Err(umad_link::Errno::ENODEV) => Err(no_node()),
-        Err(error) => {
-            let error = io::Error::other(format!("{error:?}"));
-            Err(ProgramError::Silent(socket.to_owned(), error))
-        }
+        Err(error) => Err(silent(io::Error::other(format!("{error:?}")))),
     }
 }
 
@@ -142,6 +163,14 @@ fn greet(connection: &OwnedFd, hello: &[u8]) -> rustix::io::Result<Vec<u8>> {
     Ok(reply)
 }
 
+/// Returns the libraries to be preloaded: ours before others, and once, although a shell may have it already.
+fn preload(library: &OsStr, others: &OsStr) -> OsString {
+    let others = others.as_bytes().split(|byte| b": ".contains(byte));
+    let others = others.filter(|other| !other.is_empty() && *other != library.as_bytes());
+    let all: Vec<&[u8]> = [library.as_bytes()].into_iter().chain(others).collect();
+    OsString::from_vec(all.join(&b':'))
+}
+
 /// What a program's environment has besides the user's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramEnvironment {
@@ -157,14 +186,10 @@ impl ProgramEnvironment {
     pub fn new(socket: &Path, library: &Path, node: Option<&str>) -> Result<Self, ProgramError> {
         let socket = std::path::absolute(socket)
             .map_err(|error| ProgramError::Path(socket.to_owned(), error))?;
-        let mut preload = library.as_os_str().to_owned();
-        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
+        let others = env::var_os("LD_PRELOAD").unwrap_or_default();
         Ok(Self {
             variables: vec![
-                ("LD_PRELOAD", preload),
+                ("LD_PRELOAD", preload(library.as_os_str(), &others)),
                 ("VHCA_UMAD_SOCKET", socket.into()),
                 ("VHCA_UMAD_NODE", node.unwrap_or_default().into()),
             ],
@@ -221,6 +246,18 @@ mod tests {
         ));
         assert!(has(b"export VHCA_UMAD_NODE=''\n"));
         assert!(has(b"export LD_PRELOAD='/lib/l.so"));
+    }
+
+    #[test]
+    fn a_shell_that_has_the_library_already_gets_it_once() {
+        for (others, all) in [
+            ("", "/l.so"),
+            ("/l.so", "/l.so"),
+            ("/m.so", "/l.so:/m.so"),
+            ("/m.so /l.so:/n.so", "/l.so:/m.so:/n.so"),
+        ] {
+            assert_eq!(preload("/l.so".as_ref(), others.as_ref()), all);
+        }
     }
 
     #[test]

@@ -258,10 +258,10 @@ pub(crate) struct MetricsArgs {
     /// Print one sum for each metric, sums for each host, or each VF by itself.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) by: By,
-    /// Print those of this host only.
+    /// Print those of this host, or switch, only.
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Option<String>,
-    /// Print those of this VF only: N, or HOST/N.
+    /// Print those of this VF only: N, or HOST/N. They are those of --by vf.
     #[arg(long, value_name = "VF")]
     pub(crate) vf: Option<String>,
     #[command(flatten)]

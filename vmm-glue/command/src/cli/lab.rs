@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vhca_service::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
-use vhca_service::serve::OfferedVf;
 use vhca_service::serve::control::protocol::Request;
+use vhca_service::serve::{OfferedVf, Right};
 
 use super::ServerArgs;
+use super::number::number;
 use super::serve::OwnSocketArgs;
 
 #[derive(Debug, Args)]
@@ -22,9 +23,18 @@ pub(crate) struct LabArgs {
     /// Who manages the subnet.
     #[arg(long, value_enum, default_value_t)]
     sm: Manager,
-    /// The fabric; see `vhca serve --help`.
-    #[arg(long, default_value = "two-switch")]
-    topology: String,
+    /// The fabric; see `vhca serve --help`. [default: two-switch, or that of --config]
+    #[arg(long)]
+    topology: Option<String>,
+    /// Take options of the service from this TOML file; flags come first.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// VFs of each shared adapter, 254 at most. [default: enough for the guests, or those of --config]
+    #[arg(long, value_parser = number::<u16>(1..=254))]
+    vfs: Option<u16>,
+    /// Rights of every VF beyond the ordinary.
+    #[arg(long, value_name = "RIGHT", value_enum, value_delimiter = ',')]
+    rights: Vec<Right>,
     /// Where tests/guest/prepare.sh has put the guests. [default: $VHCA_GUEST_CACHE, or vhca-guest in
     /// the folder of the user's caches]
     #[arg(long, value_name = "DIR")]
@@ -41,10 +51,19 @@ impl LabArgs {
             kernel: self.kernel.clone(),
             manager: self.sm,
             topology: self.topology.clone(),
+            config: self.config.clone(),
+            vfs: self.vfs,
+            rights: names(&self.rights),
             cache: self.cache.clone().unwrap_or_else(default_cache),
             control: self.own.path()?,
         })
     }
+}
+
+/// Returns the names of rights, as the service is given them.
+fn names(rights: &[Right]) -> Vec<String> {
+    let values = rights.iter().filter_map(ValueEnum::to_possible_value);
+    values.map(|value| value.get_name().to_owned()).collect()
 }
 
 #[derive(Debug, Args)]

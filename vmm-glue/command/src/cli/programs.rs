@@ -16,7 +16,7 @@ pub(crate) struct EnvArgs {
     /// host. For programs on libibverbs NODE/N names a VF, NODE its next free one; by default any.
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pub(crate) node: Vec<String>,
-    /// The service's socket for programs; by default the one beside its control socket.
+    /// The service's socket for programs; by default the one beside its control socket, or the one that the service names.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     #[command(flatten)]
@@ -31,16 +31,19 @@ impl EnvArgs {
     pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
         let library = find_library(self.preload.as_deref())?;
         let mut places = self.server.places()?;
-        places.paths = match &self.socket {
-            Some(socket) => vec![socket.clone()],
-            None => places
-                .paths
-                .iter()
-                .map(|path| umad_socket_of(path))
-                .collect(),
+        let controls = match &self.socket {
+            Some(socket) => {
+                places.paths = vec![socket.clone()];
+                Vec::new()
+            }
+            None => {
+                let beside = |path: &PathBuf| umad_socket_of(path);
+                let beside = places.paths.iter().map(beside).collect();
+                core::mem::replace(&mut places.paths, beside)
+            }
         };
         let node = (!self.node.is_empty()).then(|| self.node.join(","));
-        let socket = find_service(&places, node.as_deref(), &mut say)?;
+        let socket = find_service(&places, &controls, node.as_deref(), &mut say)?;
         Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
     }
 }

@@ -41,7 +41,7 @@ impl ServerArgs {
 }
 
 /// Prints a line about the command's progress to stderr.
-pub(super) fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     // Without stderr there is nobody to be told.
     let _ = writeln!(io::stderr(), "vhca: {line}");
 }

@@ -9,6 +9,7 @@ mod console;
 mod folder;
 mod spec;
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -61,8 +62,14 @@ pub struct Options {
     pub kernel: String,
     /// Who manages the subnet.
     pub manager: Manager,
-    /// The fabric, as `vhca serve` takes it.
-    pub topology: String,
+    /// The fabric, as `vhca serve` takes it; by default that of the file, or its own.
+    pub topology: Option<String>,
+    /// A file of the service's options.
+    pub config: Option<PathBuf>,
+    /// VFs of each adapter; by default what the file says, or enough for the guests.
+    pub vfs: Option<u16>,
+    /// Rights of each VF beyond the ordinary.
+    pub rights: Vec<String>,
     /// Where guests boot from.
     pub cache: PathBuf,
     /// The control socket, if no service has it.
@@ -222,18 +229,18 @@ struct Lab<'a> {
 impl Lab<'_> {
     /// Says what comes, how to use it, and how to end it.
     fn introduce(&self, say: &mut Say<'_>) -> Result<(), LabError> {
-        let Options {
-            topology,
-            kernel,
-            guests,
-            ..
-        } = self.options;
+        let Options { kernel, guests, .. } = self.options;
+        let fabric = match (&self.options.topology, &self.options.config) {
+            (Some(topology), _) => format!("fabric {topology}"),
+            (None, Some(config)) => format!("fabric of {}", config.display()),
+            (None, None) => "fabric two-switch".to_owned(),
+        };
         let manager = match self.options.manager {
             Manager::Lite => "vhca's own subnet manager",
             Manager::Opensm => "OpenSM",
         };
         say(&format!(
-            "fabric {topology} with {manager}; Linux {kernel} boots on {} VFs",
+            "{fabric} with {manager}; Linux {kernel} boots on {} VFs",
             guests.len()
         ))?;
         say("")?;
@@ -302,22 +309,31 @@ impl Lab<'_> {
     }
 
     fn serve(&self) -> Command {
-        let most = self.options.guests.iter().map(|guest| guest.vf).max();
+        let Options {
+            topology, config, ..
+        } = self.options;
         let manager = match self.options.manager {
             Manager::Lite => "lite",
             Manager::Opensm => "none",
         };
+        let enough = || self.options.guests.iter().map(|guest| guest.vf).max();
+        let vfs = match (self.options.vfs, config) {
+            (None, None) => enough(),
+            (vfs, _) => vfs,
+        };
         let mut command = Command::new(self.program);
-        command.args([
-            "serve",
-            "--topology",
-            &self.options.topology,
-            "--sm",
-            manager,
-            "--json",
-        ]);
-        command.args(["--vfs", &most.unwrap_or(1).to_string(), "--vfio-user"]);
+        command.args(["serve", "--sm", manager, "--json", "--vfio-user"]);
         command.arg(self.folder).arg("--control").arg(&self.control);
+        for (option, value) in [
+            ("--topology", topology.as_ref().map(OsString::from)),
+            ("--config", config.as_ref().map(OsString::from)),
+            ("--vfs", vfs.map(|vfs| vfs.to_string().into())),
+        ] {
+            command.args(value.iter().flat_map(|value| [OsStr::new(option), value]));
+        }
+        for right in &self.options.rights {
+            command.args(["--rights", right]);
+        }
         command
     }
 

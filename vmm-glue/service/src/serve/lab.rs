@@ -16,7 +16,7 @@ use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
 
 use super::cast::Cast;
-use super::control::protocol::Refusal;
+use super::control::protocol::{Refusal, Sockets};
 use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
@@ -138,6 +138,7 @@ pub struct Lab {
     pub(super) started: Duration,
     /// Programs that use Linux' umad.
     pub(super) programs: Programs,
+    pub(super) sockets: Sockets,
 }
 
 impl Lab {
@@ -196,6 +197,7 @@ impl Lab {
             vfs_may_have_smi: false,
             started: Duration::ZERO,
             programs: Programs::default(),
+            sockets: Sockets::default(),
         }
     }
 

@@ -51,6 +51,31 @@ pub enum ServeError {
     Stuck,
 }
 
+impl ServeError {
+    /// Returns `true` if options are wrong for the fabric that they name, rather than the host in the way.
+    #[must_use]
+    pub const fn is_of_options(&self) -> bool {
+        use LabError as Lab;
+        match self {
+            Self::Lab(error) => matches!(
+                error,
+                Lab::NoSuchAdapter(..)
+                    | Lab::Switch(..)
+                    | Lab::TwoNames(..)
+                    | Lab::ManagerShared(_)
+                    | Lab::TooManyVfs { .. }
+                    | Lab::Sidr(..)
+                    | Lab::Subnet(_)
+            ),
+            Self::Access(error) => matches!(
+                error,
+                AccessError::NoUser(_) | AccessError::NoGroup(_) | AccessError::NoVf(_)
+            ),
+            _ => false,
+        }
+    }
+}
+
 /// What a service says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -157,6 +182,9 @@ pub fn run(
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
     let mut lab = Lab::build(options, seed)?;
+    if options.vfs > 0 && options.attach.is_empty() && lab.pf_hosts().next().is_none() {
+        log::warn!("no host has VFs: {}", lab.why_no_vfs());
+    }
     lab.started = UNIX_EPOCH.elapsed().unwrap_or_default();
     let mut service = Service::new(lab);
     service.add_way_in(signals);
@@ -178,6 +206,7 @@ pub fn run(
         let listener = listeners.packets(&SocketName::Umad, path)?;
         let access = listeners.access(&SocketName::Umad);
         needs.folders.add_socket(&listener.path);
+        service.lab_mut().sockets.umad = std::path::absolute(&listener.path).ok();
         let umad = UmadSocket::with_access(listener, access)?;
         needs.folders.add_folder_of_trees(umad.folder());
         service.add_way_in(umad);

@@ -4,6 +4,7 @@ use vf_tunnel::VfId;
 
 use super::control::protocol::Refusal;
 use super::{Lab, LabHost};
+use crate::shell::quoted;
 use vhca::world::HostId;
 
 /// A VF with the name of its host.
@@ -25,7 +26,10 @@ impl Lab {
     /// A refusal that says what is wrong.
     pub fn vfs(&self, text: &str, host: Option<&str>) -> Result<Vec<NamedVf>, Refusal> {
         let (host, number) = match text.rsplit_once('/') {
-            Some((within, number)) => (Some(within), number),
+            Some((within, number)) => {
+                self.check_same(text, within, host)?;
+                (Some(within), number)
+            }
             None => (host, text),
         };
         let hosts: Vec<&LabHost> = match host {
@@ -60,9 +64,35 @@ impl Lab {
         }
     }
 
+    /// Checks that a VF's name and the host beside it mean the same host.
+    fn check_same(&self, text: &str, within: &str, host: Option<&str>) -> Result<(), Refusal> {
+        match host {
+            Some(host) if self.pf_host(host)? != self.pf_host(within)? => {
+                let message = format!(
+                    "{text} is no VF of {host}: leave out --host, or name the VF by its number alone"
+                );
+                Err(Refusal::new("two_hosts", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn no_vfs(&self) -> Refusal {
-        let none = || Refusal::new("no_vfs", "no host has VFs; start vhca serve with --vfs N");
+        let none = || Refusal::new("no_vfs", format!("no host has VFs: {}", self.why_no_vfs()));
         self.awaited.refusal(None).unwrap_or_else(none)
+    }
+
+    /// Returns why no host has VFs, and what to do about it.
+    pub(super) fn why_no_vfs(&self) -> String {
+        match self.hosts() {
+            [only] => format!(
+                "{} is the only adapter, and the subnet manager's: add another to the topology, or start vhca serve with \
+                 --pf {} --vfs N",
+                only.name,
+                quoted(&only.name)
+            ),
+            _ => "start vhca serve with --vfs N, and --pf NODE for adapters called mgmt".to_owned(),
+        }
     }
 
     /// The one VF that a text means; see [`Lab::vfs`]. It need not exist.

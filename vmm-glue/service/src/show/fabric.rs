@@ -40,6 +40,18 @@ pub(super) struct PortRow {
     link: Link,
 }
 
+impl LinkRow {
+    /// Returns what is wrong with either end.
+    fn problem(&self) -> Option<Problem> {
+        worse(self.link.problem, self.far_link.problem)
+    }
+}
+
+/// Returns what is wrong with a link by what is with its ends. One that is disabled is why the other is down.
+fn worse(near: Option<Problem>, far: Option<Problem>) -> Option<Problem> {
+    far.filter(|far| *far == Problem::Disabled).or(near).or(far)
+}
+
 /// Returns the row of a node.
 pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
     let Some(node) = fabric.node(id) else {
@@ -92,11 +104,14 @@ pub(super) fn links(fabric: &Fabric, filter: &Filter, id: NodeId) -> Vec<LinkRow
 pub(super) fn ports(fabric: &Fabric, id: NodeId) -> Vec<PortRow> {
     let rows = ends(fabric, id).filter_map(|at| {
         let port = fabric.port(at)?;
+        let kind = fabric.node(id)?.kind();
+        let is_end = kind == NodeKind::ChannelAdapter || port.number == PortNum::SWITCH_MANAGEMENT;
         Some(PortRow {
             name: name(fabric, id),
             port: port.number,
             guid: port.guid,
-            lid: port.lid,
+            // A switch has one LID, that of its port 0; what a manager writes to those of other ports means nothing.
+            lid: if is_end { port.lid } else { Lid::NONE },
             lmc: port.lmc,
             sm_lid: port.sm_lid,
             mtu: port.neighbor_mtu.bytes(),
@@ -196,12 +211,12 @@ impl Row for LinkRow {
             Cell::Number(far.1.0.into()),
             self.far_link.state(),
             self.far_link.physical_state(),
-            problem(self.link.problem.or(self.far_link.problem)),
+            problem(self.problem()),
         ]
     }
 
     fn has_problem(&self) -> bool {
-        self.link.problem.is_some() || self.far_link.problem.is_some()
+        self.problem().is_some()
     }
 }
 
@@ -240,5 +255,24 @@ impl Row for PortRow {
 
     fn has_problem(&self) -> bool {
         self.link.problem.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_disabled_by_either_end() {
+        let (disabled, down) = (Some(Problem::Disabled), Some(Problem::LinkDown));
+        for (near, far, shown) in [
+            (None, None, None),
+            (disabled, down, disabled),
+            (down, disabled, disabled),
+            (down, down, down),
+            (None, down, down),
+        ] {
+            assert_eq!(worse(near, far), shown);
+        }
     }
 }

@@ -219,7 +219,9 @@ pub fn page(
             Table::of_pfs("subscriptions", |_, pf| pf.rows.subscriptions().collect()),
         ],
         Subject::Guids => vec![Table::of_pfs("guids", |_, pf| pf.rows.guids().collect())],
-        Subject::Pkeys => vec![Table::of_pfs("pkeys", |_, pf| pf.rows.pkeys().collect())],
+        Subject::Pkeys => vec![Table::of_pfs("pkeys", |_, pf| {
+            pf.rows.pkeys().filter(rows::is_used).collect()
+        })],
         Subject::Counters => vec![Table::of_pfs("counters", |scene, pf| {
             pf.rows.counters(scene.now).collect()
         })],

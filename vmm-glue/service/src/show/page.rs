@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::cell::Cell;
 use super::table::{Cells, Column, Filter, Table};
@@ -15,6 +16,9 @@ const MAX_WIDTH: usize = 120;
 
 /// Blanks between two columns.
 const GAP: &str = "  ";
+
+/// Text of problems where there are none.
+const NO_PROBLEMS: &[u8] = b"no problems\n";
 
 /// Stands for what is cut out of a long value.
 const ELLIPSIS: char = '…';
@@ -30,6 +34,8 @@ pub struct Page {
     is_wide: bool,
     /// Tables that were begun.
     begun: usize,
+    /// The text has a table.
+    has_table: bool,
     /// The part that is taken next.
     part: usize,
     rows: Option<Cells>,
@@ -62,6 +68,7 @@ impl Page {
             filter,
             is_wide,
             begun: 0,
+            has_table: false,
             part: 0,
             rows: None,
             taken: 0,
@@ -76,8 +83,12 @@ impl Page {
                 Format::Text => self.step_text(scene, out),
                 Format::Json => self.step_json(scene, out),
             }
-            if self.tables.is_empty() && self.format == Format::Json {
-                out.push(b'}');
+            if self.tables.is_empty() {
+                match self.format {
+                    Format::Json => out.push(b'}'),
+                    Format::Text if !self.has_table => out.extend_from_slice(NO_PROBLEMS),
+                    Format::Text => {}
+                }
             }
             if slice.is_over() {
                 break;
@@ -147,12 +158,14 @@ impl Page {
                     let cells = columns.iter().filter_map(|(place, _)| cells.get(*place));
                     self.lines.push(cells.map(Cell::to_string).collect());
                 }
+                // Of problems there may be none: the names of columns alone say nothing.
+                Err(true) if self.filter.problems && self.taken == 0 => self.end_table(),
                 Err(true) => {
                     if !self.is_wide {
                         let least: Vec<_> = columns.iter().map(|(_, c)| c.least()).collect();
                         fit(&mut self.lines.widths, &least);
                     }
-                    if self.begun > 0 {
+                    if core::mem::replace(&mut self.has_table, true) {
                         out.push(b'\n');
                     }
                     self.lines.is_complete = true;
@@ -180,7 +193,7 @@ impl Lines {
     fn push(&mut self, texts: Vec<String>) {
         self.widths.resize(texts.len(), 0);
         for (width, text) in self.widths.iter_mut().zip(&texts) {
-            *width = (*width).max(text.chars().count());
+            *width = (*width).max(text.width());
         }
         self.texts.push_back(texts);
     }
@@ -204,7 +217,9 @@ fn fit(widths: &mut [usize], least: &[Option<usize>]) {
 fn write_line(out: &mut Vec<u8>, widths: &[usize], texts: &[String]) {
     let mut line = String::new();
     for (&width, text) in widths.iter().zip(texts) {
-        line.push_str(&format!("{:<width$}{GAP}", cut(text, width)));
+        let text = cut(text, width);
+        let blanks = width.saturating_sub(text.width());
+        line.push_str(&format!("{text}{:blanks$}{GAP}", ""));
     }
     out.extend_from_slice(line.trim_end().as_bytes());
     out.push(b'\n');
@@ -212,15 +227,25 @@ fn write_line(out: &mut Vec<u8>, widths: &[usize], texts: &[String]) {
 
 /// Cuts a text to a width. Its ends stay, since names differ at either.
 fn cut(text: &str, width: usize) -> String {
-    let count = text.chars().count();
-    if count <= width {
+    if text.width() <= width {
         return text.to_owned();
     }
     let tail = width.saturating_sub(1) / 2;
     let head = width.saturating_sub(1 + tail);
-    let first = text.chars().take(head);
-    let last = text.chars().skip(count - tail);
-    first.chain([ELLIPSIS]).chain(last).collect()
+    let first: String = within(text.chars(), head).collect();
+    let last: Vec<char> = within(text.chars().rev(), tail).collect();
+    let last: String = last.into_iter().rev().collect();
+    format!("{first}{ELLIPSIS}{last}")
+}
+
+/// Returns the first characters, as many as a terminal shows in a width.
+fn within(chars: impl Iterator<Item = char>, width: usize) -> impl Iterator<Item = char> {
+    let wide = chars.scan(0, |taken, c| {
+        *taken += c.width().unwrap_or(0);
+        Some((*taken, c))
+    });
+    wide.take_while(move |(taken, _)| *taken <= width)
+        .map(|(_, c)| c)
 }
 
 /// A row as a JSON object.
@@ -254,6 +279,20 @@ mod tests {
         let rows: &[&[&str]] = &[&["COUNT", "NAME"], &["1234567", "a"], &["\u{e9}\u{e9}", ""]];
         let expected = "COUNT    NAME\n1234567  a\n\u{e9}\u{e9}\n";
         assert_eq!(lines(&[7, 4], rows), expected);
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns_and_combining_ones_none() {
+        let rows: &[&[&str]] = &[
+            &["NODE", "X"],
+            &["\u{8a08}\u{7b97}", "a"],
+            &["e\u{301}", "b"],
+        ];
+        let expected = "NODE  X\n\u{8a08}\u{7b97}  a\ne\u{301}     b\n";
+        assert_eq!(lines(&[4, 1], rows), expected);
+        let cut = cut("\u{8a08}\u{7b97}\u{6a5f}\u{7fa4}-17", 8);
+        assert_eq!(cut, "\u{8a08}\u{7b97}\u{2026}-17");
+        assert_eq!(cut.width(), 8);
     }
 
     #[test]

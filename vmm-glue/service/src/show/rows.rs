@@ -90,7 +90,7 @@ impl Row for FaultyVf {
             Cell::option(*fault, Cell::text),
             Cell::text(row.reason),
             Cell::option(row.detail, Cell::text),
-            Cell::Number(mads.to_wire + mads.loopback),
+            Cell::Number(mads.to_wire + mads.loopback + mads.answered + mads.absorbed),
             Cell::Number(mads.delivered),
             Cell::Number(row.statistics.dropped()),
             near_quota(usage),
@@ -375,6 +375,11 @@ impl Row for GuidRow {
     fn has_problem(&self) -> bool {
         self.state != "in_hardware"
     }
+}
+
+/// Returns true if an entry has a key, or stands for a place of the port's table that has none.
+pub(super) fn is_used(row: &PKeyRow) -> bool {
+    row.pkey.is_valid() || (row.vf != VfId::PF && row.physical.is_some())
 }
 
 impl Row for PKeyRow {

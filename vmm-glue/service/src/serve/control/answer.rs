@@ -11,7 +11,7 @@ use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::set::no_such_node;
 use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
-use crate::show::{self, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject};
+use crate::show::{self, By, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject};
 use vhca::world::HostPortId;
 
 /// How a request is answered.
@@ -116,6 +116,7 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
             capture.map(|capture| Answer::Capture(Box::new(capture)))
         }
         Request::Offered { vf, host } => offered(turn.lab, vf, host.as_deref()),
+        Request::Sockets {} => Ok(Answer::of(&turn.lab.sockets)),
         Request::Metrics(query) => metrics(turn.lab, query),
         Request::Stop {} => {
             turn.stop();
@@ -168,10 +169,14 @@ fn metrics(lab: &Lab, query: &MetricsQuery) -> Result<Answer, Refusal> {
     let filter = match &query.vf {
         Some(vf) => of_vf(lab, vf, host)?,
         None => Filter {
-            node: host.map(|name| node_of_host(lab, name)).transpose()?,
+            node: host.map(|name| node_with_metrics(lab, name)).transpose()?,
             ..Filter::default()
         },
     };
+    if filter.vf.is_some() && query.by == By::Total {
+        let message = "--by total sums over all VFs: leave it out, or leave out --vf";
+        return Err(Refusal::new("one_vf_only", message));
+    }
     let metrics = Metrics::new(query.by, filter);
     Ok(Answer::Reply(Box::new(Reply::metrics(metrics))))
 }
@@ -225,6 +230,13 @@ fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
 
 fn node_of_host(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
     Ok(lab.world().host(lab.pf_host(name)?.id).node())
+}
+
+/// Returns a host's node, or a switch, which has the metrics of its ports.
+fn node_with_metrics(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
+    let awaited = || lab.awaited.refusal(Some(name));
+    lab.node(name)
+        .ok_or_else(|| awaited().unwrap_or_else(|| no_such_node(name)))
 }
 
 fn why(

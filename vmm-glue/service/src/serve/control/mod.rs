@@ -19,7 +19,7 @@ use ib_vtime::Instant;
 pub(super) use reply::metrics_text;
 
 pub use path::{OwnFolderError, default_path, default_places};
-pub use remote::{Remote, RemoteError};
+pub use remote::{Remote, RemoteError, StreamEnd};
 
 use super::acceptor::Acceptor;
 use super::claim::Claim;

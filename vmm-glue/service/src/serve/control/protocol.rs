@@ -4,6 +4,8 @@
 //! `{"v":1,"ok":…}` or `{"v":1,"error":{"code":"no_such_vf","message":"…"}}`. After the reply to a
 //! capture comes the capture file, until one side closes the socket.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -102,6 +104,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
     },
+    /// The socket for programs that use Linux' umad; see [`Sockets`].
+    Sockets {},
     /// A capture file, as the rest of the connection.
     Capture(CaptureSpec),
     /// The text that Prometheus reads.
@@ -173,6 +177,13 @@ const fn first_port() -> u8 {
     1
 }
 
+/// Other sockets of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sockets {
+    /// For programs that use Linux' umad, if there is one.
+    pub umad: Option<PathBuf>,
+}
+
 /// What is said of a request that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
@@ -190,6 +201,19 @@ impl Refusal {
             code: code.to_owned(),
             message: message.into(),
         }
+    }
+
+    /// Returns `true` if what was asked for contradicts itself, whatever the service has.
+    #[must_use]
+    pub fn is_contradiction(&self) -> bool {
+        let contradictions = [
+            "no_problems",
+            "no_vf_rows",
+            "no_host_rows",
+            "one_vf_only",
+            "two_hosts",
+        ];
+        contradictions.contains(&self.code.as_str())
     }
 }
 

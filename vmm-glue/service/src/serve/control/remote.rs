@@ -5,6 +5,8 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,6 +46,15 @@ pub enum RemoteError {
     /// The server refused.
     #[error("{}", .0.message)]
     Refused(Refusal),
+}
+
+/// Which side ended a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// The server: it has no more, or it is gone.
+    Server,
+    /// A signal to this process.
+    Signal,
 }
 
 /// A connection to a server.
@@ -131,15 +142,17 @@ impl Remote {
     ///
     /// # Errors
     /// What either side of the copy says.
-    pub fn stream_until_signal(mut self, out: &mut dyn Write) -> io::Result<()> {
+    pub fn stream_until_signal(mut self, out: &mut dyn Write) -> io::Result<StreamEnd> {
         let ender = self.stream.get_ref().try_clone()?;
+        let signalled = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            let ender = ender.try_clone()?;
+            let (ender, signalled) = (ender.try_clone()?, Arc::clone(&signalled));
             // The pipe's other end is read by a thread, since shutdown(2) is not for signal handlers.
             let (mut told, tell) = UnixStream::pair()?;
             low_level::pipe::register(signal, tell)?;
             std::thread::spawn(move || {
                 if matches!(told.read(&mut [0]), Ok(1)) {
+                    signalled.store(true, Ordering::Relaxed);
                     // If the server is gone, the copy ends anyway.
                     let _ = ender.shutdown(Shutdown::Write);
                 }
@@ -148,7 +161,11 @@ impl Remote {
         loop {
             let bytes = self.stream.fill_buf()?;
             if bytes.is_empty() {
-                return out.flush();
+                out.flush()?;
+                return Ok(match signalled.load(Ordering::Relaxed) {
+                    true => StreamEnd::Signal,
+                    false => StreamEnd::Server,
+                });
             }
             out.write_all(bytes)?;
             out.flush()?;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
 
 use super::Diagnosis;
 use crate::serve::{Lab, LabHost, NamedVf};
@@ -81,14 +82,19 @@ impl fmt::Display for Faults {
             return write!(f, "no fault on {vfs} VFs");
         }
         let name = |found: &Diagnosis| format!("{}/{}", found.host, found.vf);
-        let names = faults.iter().map(|found| name(found).len());
+        let names = faults.iter().map(|found| name(found).width());
         let codes = faults.iter().map(|found| found.code.len());
         let (names, codes) = (names.max().unwrap_or(0), codes.max().unwrap_or(0));
         let mut faulty = BTreeSet::new();
         for found in faults {
             let (name, code) = (name(found), found.code);
             let Diagnosis { port, summary, .. } = found;
-            writeln!(f, "{name:<names$}  port {port}  {code:<codes$}  {summary}")?;
+            let blanks = names.saturating_sub(name.width());
+            writeln!(
+                f,
+                "{name}{:blanks$}  port {port}  {code:<codes$}  {summary}",
+                ""
+            )?;
             faulty.insert(name);
         }
         write!(

@@ -117,6 +117,12 @@ HOST  PORT  UP  VFS  TIDS  CM-IDS  MCAST-GROUPS  MCAST-MEMBERS  SUBSCRIPTIONS  P
         (&"leaf".into(), &"Active".into())
     );
     assert_eq!(net.problems(), [vec![], vec![]]);
+    let problems = Filter {
+        problems: true,
+        ..all
+    };
+    let none = net.shown(Subject::Fabric, Format::Text, problems);
+    assert_eq!(none, "no problems\n");
 }
 
 #[test]
