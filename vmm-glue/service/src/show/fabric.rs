@@ -67,13 +67,14 @@ pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
         NodeKind::ChannelAdapter => "ca",
         NodeKind::Switch => "switch",
     };
-    let lids = node.ports().iter().map(|port| port.lid);
+    let ends = node.ports().iter();
+    let ends = ends.filter(|port| has_lid(node.kind(), port.number));
     vec![NodeRow {
         name: name(fabric, id),
         kind,
         guid: node.node_guid,
-        lid: lids
-            .into_iter()
+        lid: ends
+            .map(|port| port.lid)
             .find(|lid| *lid != Lid::NONE)
             .unwrap_or_default(),
         ports: node.port_count(),
@@ -104,21 +105,25 @@ pub(super) fn links(fabric: &Fabric, filter: &Filter, id: NodeId) -> Vec<LinkRow
 pub(super) fn ports(fabric: &Fabric, id: NodeId) -> Vec<PortRow> {
     let rows = ends(fabric, id).filter_map(|at| {
         let port = fabric.port(at)?;
-        let kind = fabric.node(id)?.kind();
-        let is_end = kind == NodeKind::ChannelAdapter || port.number == PortNum::SWITCH_MANAGEMENT;
+        let end = has_lid(fabric.node(id)?.kind(), port.number);
+        let lid_of_end = |lid| if end { lid } else { Lid::NONE };
         Some(PortRow {
             name: name(fabric, id),
             port: port.number,
             guid: port.guid,
-            // A switch has one LID, that of its port 0; what a manager writes to those of other ports means nothing.
-            lid: if is_end { port.lid } else { Lid::NONE },
+            lid: lid_of_end(port.lid),
             lmc: port.lmc,
-            sm_lid: port.sm_lid,
+            sm_lid: lid_of_end(port.sm_lid),
             mtu: port.neighbor_mtu.bytes(),
             link: Link::of_port(fabric, at)?,
         })
     });
     rows.collect()
+}
+
+/// Returns true if a port has LIDs. A switch has that of its port 0; `ibportstate` writes 4660 to its others, which means nothing.
+fn has_lid(kind: NodeKind, port: PortNum) -> bool {
+    kind == NodeKind::ChannelAdapter || port == PortNum::SWITCH_MANAGEMENT
 }
 
 fn ends(fabric: &Fabric, id: NodeId) -> impl Iterator<Item = Endpoint> {
