@@ -269,13 +269,16 @@ impl Raw {
     }
 
     fn send_with(&mut self, bytes: &[u8], fds: &[&OwnedFd]) {
+        assert_eq!(self.try_send_with(bytes, fds), Ok(bytes.len()));
+    }
+
+    fn try_send_with(&mut self, bytes: &[u8], fds: &[&OwnedFd]) -> rustix::io::Result<usize> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
         let parts = [IoSlice::new(bytes)];
-        let sent = sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::empty());
-        assert_eq!(sent, Ok(bytes.len()));
+        sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::empty())
     }
 
     /// The next message, `None` if the server hung up.
