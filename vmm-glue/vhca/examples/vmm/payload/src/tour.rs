@@ -49,8 +49,8 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Returns a value, or ends the tour with the place and the text of the error.
 #[track_caller]
 fn sure<T, E: Display>(result: Result<T, E>) -> T {
+    let at = Location::caller();
     result.unwrap_or_else(|error| {
-        let at = Location::caller();
         step(&format!("{}: {error}", at.file()));
         cpu::end(at.line())
     })
