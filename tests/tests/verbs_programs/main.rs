@@ -113,6 +113,18 @@ fn perftest_runs_over_every_transport_it_has() {
     }
 }
 
+#[test]
+fn the_addresses_of_vfs_are_of_the_network_that_is_wanted() {
+    let lab = Lab::serve(&["--verbs", "--verbs-network", "127.5.0.0/16"]);
+    wait_until_up(&lab);
+    let server = ["rping", "-s", "-C", "5"];
+    let client = ["rping", "-c", "-a", "127.5.1.1", "-C", "5"];
+    Pair::by_rdma_cm(&lab, &server, &client).succeeds();
+    let refused = lab.ask(&["serve", "--verbs", "--verbs-network", "127.5.0.0/24"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("such as 127.77.0.0/16"), "{said}");
+}
+
 /// Server and client of programs on librdmacm, which find each other by the addresses of VFs.
 #[test]
 fn programs_on_the_rdma_cm_connect_by_the_addresses_of_vfs() {

@@ -8,7 +8,7 @@ use vhca_service::programs::umad_socket_of;
 use vhca_service::serve::control::default_path;
 use vhca_service::serve::{
     AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
-    Right, SmChoice, TopologySpec, parse_lmc,
+    Right, SmChoice, TopologySpec, VerbsNetwork, parse_lmc,
 };
 
 use super::number::number;
@@ -121,6 +121,10 @@ pub(crate) struct ServeArgs {
     /// of one user then, since a program can keep guests waiting.
     #[arg(long, value_name = "N", value_parser = number::<u16>(1..=65535))]
     program_vfs: Option<u16>,
+    /// With --verbs: the IPv4 network of the VFs' addresses for the RDMA CM, of 65,536 addresses or more; VF V of the Hth
+    /// host with VFs has H.V in its low bytes. Those in 127.0.0.0/8 are the host's own for TCP. [default: 127.77.0.0/16]
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    verbs_network: Option<VerbsNetwork>,
     /// Do without the sandbox (seccomp and Landlock), for debugging.
     #[arg(long)]
     no_sandbox: bool,
@@ -179,6 +183,7 @@ impl ServeArgs {
             umad: self.umad.clone(),
             verbs: self.verbs.then_some(true),
             program_vfs: self.program_vfs,
+            verbs_network: self.verbs_network,
             ibsim: self.ibsim.clone(),
             ibsim_udp: self.ibsim_udp.clone(),
             ibsim_users: self.ibsim_user.clone(),

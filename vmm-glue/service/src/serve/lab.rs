@@ -21,7 +21,7 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
-use super::verbs::{ProcessMemory, ProcessVf};
+use super::verbs::{ProcessMemory, ProcessVf, VerbsNetwork};
 use super::why::{Awaited, History, SaProbes};
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
@@ -82,6 +82,11 @@ pub enum LabError {
     /// A VF cannot be given to VMMs.
     #[error("cannot make a device of {1} of {0}")]
     Device(String, VfId, #[source] PlaceError),
+    /// The network of programs has no address for the VFs of a host.
+    #[error(
+        "{1} has no address for the VFs of {0}: give a larger verbs_network, such as 127.0.0.0/8"
+    )]
+    NoAddress(String, VerbsNetwork),
     /// A VF cannot be given addresses or services.
     #[error("[[sidr]] of VF {1} of {0}: {2}")]
     Sidr(String, u16, String),
@@ -308,8 +313,7 @@ impl Lab {
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
             if let Some(memory) = for_programs {
-                let offered = self.offer_to_programs(name, id, vf, memory);
-                offered.map_err(|error| LabError::Device(name.to_owned(), vf, error))?;
+                self.offer_to_programs(name, id, vf, memory, options.verbs_network)?;
             }
             if let Some(memory) = offered {
                 let offered = self.offer(name, id, vf, memory, (SHOWN.make)());

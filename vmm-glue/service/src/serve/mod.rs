@@ -67,7 +67,7 @@ pub use subnet::{MemberKind, PartEnforce, PartitionSpec, SubnetError, SubnetOpti
 pub use target::NamedVf;
 pub use topology::{Plan, PlanError, SpecError, TopologySpec};
 pub use umad::UmadSocket;
-pub use verbs::VerbsSocket;
+pub use verbs::{VerbsNetwork, VerbsSocket};
 pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
 pub use why::{Diagnosis, Faults};

@@ -10,7 +10,10 @@ use pf_context::guids::GuidWish;
 use serde::{Deserialize, Deserializer};
 
 use super::subnet::SubnetOptions;
-use super::{AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec};
+use super::{
+    AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec,
+    VerbsNetwork,
+};
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
@@ -211,6 +214,8 @@ pub struct Options {
     pub verbs: bool,
     /// Number of VFs of each adapter, its last ones, that are for programs.
     pub program_vfs: u16,
+    /// Network of their addresses for the RDMA CM.
+    pub verbs_network: VerbsNetwork,
     /// Who may connect to which socket; by default the user of the service alone.
     pub access: BTreeMap<SocketName, AccessSpec>,
     /// Whether the service confines itself once it is set up.

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::{
     AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, OptionsError, PolicyOptions, Quotas,
-    Right, SidrSpec, SmChoice, SocketName, TopologySpec,
+    Right, SidrSpec, SmChoice, SocketName, TopologySpec, VerbsNetwork,
 };
 
 /// VFs of each shared adapter if nobody says how many.
@@ -71,6 +71,7 @@ pub struct GivenOptions {
     pub umad: Option<PathBuf>,
     pub verbs: Option<bool>,
     pub program_vfs: Option<u16>,
+    pub verbs_network: Option<VerbsNetwork>,
     /// Names of abstract sockets.
     #[serde(default)]
     pub ibsim: Vec<String>,
@@ -172,6 +173,7 @@ impl GivenOptions {
             umad: self.umad.or(others.umad),
             verbs: self.verbs.or(others.verbs),
             program_vfs: self.program_vfs.or(others.program_vfs),
+            verbs_network: self.verbs_network.or(others.verbs_network),
             ibsim: first(self.ibsim, others.ibsim),
             ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
             ibsim_users: first(self.ibsim_users, others.ibsim_users),
@@ -227,6 +229,7 @@ impl GivenOptions {
             umad: self.umad,
             verbs: self.verbs.unwrap_or_default(),
             program_vfs,
+            verbs_network: self.verbs_network.unwrap_or_default(),
             ibsim,
             ibsim_users: self.ibsim_users,
             access: self.access,

@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use ib_vtime::Instant;
 use ib_wire::Gid;
-use pf_context::PlaceError;
 use pf_context::inspect::Inspect;
 use verbs_link::{AddressBook, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 
 use super::memory::ProcessMemory;
+use super::network::VerbsNetwork;
 use super::program::{PORT, VfProgram};
 use super::rings::MappedRings;
-use crate::serve::{Lab, NamedVf};
+use crate::serve::{Lab, LabError, NamedVf};
 use crate::show::{ProgramRow, ProgramUsage};
 
 /// A VF that programs can have.
@@ -39,23 +39,25 @@ pub(super) struct Holder {
     pub(super) since: Instant,
 }
 
-/// Network of the addresses of VFs: all of 127/8 is the host itself, so that programs find a VF by the RDMA CM and its host by
-/// TCP at the same address.
-const NETWORK: [u8; 2] = [127, 77];
-
 impl Lab {
-    /// Offers a VF on which nothing runs, and that reaches `memory`, to programs.
+    /// Offers a VF on which nothing runs, and that reaches `memory`, to programs, at an address of a network.
+    ///
+    /// # Errors
+    /// [`LabError::NoAddress`], [`LabError::Device`].
     pub(crate) fn offer_to_programs(
         &mut self,
         host_name: &str,
         host: HostId,
         vf: VfId,
         memory: ProcessMemory,
-    ) -> Result<(), PlaceError> {
-        let address = self.address_of(host, vf);
+        network: VerbsNetwork,
+    ) -> Result<(), LabError> {
+        let address = self.address_of(network, host, vf);
+        let address = address.ok_or_else(|| LabError::NoAddress(host_name.to_owned(), network))?;
         let seed = u64::from(address.to_bits());
         let program = Box::new(VfProgram::new(seed));
-        let at = self.world_mut().add_consumer(host, vf, program)?;
+        let placed = self.world_mut().add_consumer(host, vf, program);
+        let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
         let offered = ProcessVf {
             address,
             host,
@@ -129,14 +131,11 @@ impl Lab {
         }
     }
 
-    /// Returns the address of a VF: host and VF in the low bytes.
-    fn address_of(&self, host: HostId, vf: VfId) -> Ipv4Addr {
-        let [high, low] = NETWORK;
+    /// Returns the address of a VF. `None` if the network has none for its host.
+    fn address_of(&self, network: VerbsNetwork, host: HostId, vf: VfId) -> Option<Ipv4Addr> {
         let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
         let known = hosts.iter().position(|known| *known == host);
-        let host = known.unwrap_or(hosts.len());
-        let number = u8::try_from(host % 255 + 1).unwrap_or(u8::MAX);
-        Ipv4Addr::new(high, low, number, u8::try_from(vf.get()).unwrap_or(u8::MAX))
+        network.address(known.unwrap_or(hosts.len()), vf)
     }
 
     /// Returns the addresses by which the program on a VF finds VFs that have a GID. `None` if the VF is not offered.

@@ -4,6 +4,7 @@
 mod claims;
 mod client;
 mod memory;
+mod network;
 mod program;
 mod rings;
 
@@ -34,6 +35,7 @@ use vhca::world::HostFunction;
 
 pub(super) use claims::{ProcessVf, split};
 pub(super) use memory::ProcessMemory;
+pub use network::VerbsNetwork;
 
 /// Requests of one program that are taken before others have their turn.
 const BUDGET: usize = 64;
