@@ -20,16 +20,21 @@ const IN_PAGE: u64 = 0xfff;
 /// End of the addresses that a program can have. Behind them are no program's bytes, whatever it registers.
 const USER_END: u64 = 1 << 56;
 
-/// Returns the rights that a program gives to a region or a queue pair.
-pub(super) fn access(flags: u32) -> Result<AccessFlags, Errno> {
+/// Returns the rights of peers that a program gives to a queue pair. Those that no queue pair here has, such as FLUSH, are left
+/// out, and not refused: no provider of the kernel does that (`modify_qp` of `uverbs_cmd.c`).
+pub(super) fn access_of_queue_pair(flags: u32) -> AccessFlags {
+    AccessFlags::from_bits_truncate((flags & RIGHTS).to_le_bytes()[0])
+}
+
+/// Returns the rights that a program gives to a region.
+fn access(flags: u32) -> Result<AccessFlags, Errno> {
     if flags & ON_DEMAND != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     if flags & !(RIGHTS | OPTIONAL | HUGETLB) != 0 {
         return Err(Errno::EINVAL);
     }
-    let bits = u8::try_from(flags & RIGHTS).map_err(|_| Errno::EINVAL)?;
-    Ok(AccessFlags::from_bits_truncate(bits))
+    Ok(access_of_queue_pair(flags))
 }
 
 impl ProcessDevice {
@@ -135,5 +140,23 @@ impl ProcessDevice {
                 let _ = hca.dealloc_pd(owned.object);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rights of regions that FLUSH may reach (`IBV_ACCESS_FLUSH_GLOBAL`, `IBV_ACCESS_FLUSH_PERSISTENT`).
+    const FLUSH: u32 = 0x300;
+
+    #[test]
+    fn rights_that_are_unknown_are_left_out_of_queue_pairs_and_refused_for_regions() {
+        let rights = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let bits = u32::from(rights.bits());
+        assert_eq!(access_of_queue_pair(bits | FLUSH | ON_DEMAND), rights);
+        assert_eq!(access(bits | OPTIONAL | HUGETLB), Ok(rights));
+        assert_eq!(access(bits | FLUSH), Err(Errno::EINVAL));
+        assert_eq!(access(bits | ON_DEMAND), Err(Errno::EOPNOTSUPP));
     }
 }

@@ -3,7 +3,7 @@
 use hca_api::{AlternatePath, Hca, MigrationState, QpModify, QpState};
 use ib_wire::{Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
 
-use super::memory::access;
+use super::memory::access_of_queue_pair;
 use super::{ContextId, ProcessDevice};
 use crate::abi::queue_pair::{ModifyQp, attr_mask};
 use crate::{Answer, Command, Errno};
@@ -77,7 +77,7 @@ fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
         change.drain_event = asked.en_sqd_async_notify != 0;
     }
     if given(attr_mask::ACCESS_FLAGS) {
-        change.access = Some(access(asked.qp_access_flags.get())?);
+        change.access = Some(access_of_queue_pair(asked.qp_access_flags.get()));
     }
     if given(attr_mask::PKEY_INDEX) {
         change.pkey_index = Some(PKeyIndex(asked.pkey_index.get()));
