@@ -15,7 +15,13 @@ use super::root;
 use crate::live::{binary, wait_for};
 
 /// Folders of the workspace that commands name.
-const LINKED: [&str; 3] = ["tests", "target", "hw"];
+const LINKED: [&str; 2] = ["tests", "hw"];
+
+/// Has Cargo build by the profile of the suites where a command wants the one for releases, which takes minutes.
+const PROFILE: &str = "[ -z \"$VHCA_TEST_PROFILE\" ] || for argument; do
+    shift
+    [ \"$argument\" = --release ] && set -- \"$@\" --profile \"$VHCA_TEST_PROFILE\" || set -- \"$@\" \"$argument\"
+done";
 
 /// Reports the status of each command that fails, and of services that ended with one.
 const PRELUDE: &str = "set -o pipefail
@@ -60,13 +66,14 @@ impl Session {
         for name in LINKED {
             symlink(root().join(name), path.join(name)).unwrap();
         }
-        for name in ["bin", "run"] {
+        for name in ["bin", "run", "target"] {
             fs::create_dir(path.join(name)).unwrap();
         }
+        symlink(binary().parent().unwrap(), path.join("target/release")).unwrap();
         fs::set_permissions(path.join("run"), fs::Permissions::from_mode(0o700)).unwrap();
         // Cargo finds the workspace, and programs that it runs leave their files here.
         let cargo = format!(
-            "subcommand=$1; shift; exec '{}' \"$subcommand\" --manifest-path '{}' \"$@\"",
+            "subcommand=$1; shift; {PROFILE}\nexec '{}' \"$subcommand\" --manifest-path '{}' \"$@\"",
             env!("CARGO"),
             root().join("Cargo.toml").display()
         );

@@ -30,7 +30,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         "tests/run.sh runs it",
     ),
     not_run("README.md", "cargo run --release -- lab", GUESTS),
-    not_run("README.md", "vhca console", GUESTS),
+    not_run("README.md", "target/release/vhca console", GUESTS),
     not_run("CONTRIBUTING.md", "tests/run.sh", SUITE),
     not_run("BENCHMARKS.md", "", LONG),
     not_run(

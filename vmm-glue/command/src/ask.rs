@@ -12,13 +12,23 @@ use vhca_service::show::Format;
 
 use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
-    ShowArgs, SmCommand, WhyArgs,
+    ShowArgs, SmCommand, WhyArgs, say,
 };
+use crate::wait_up::wait_up;
 
-/// Prints tables.
-pub(crate) fn show(args: ShowArgs) -> anyhow::Result<()> {
-    let (mut remote, json) = (args.server.connect()?, args.json);
-    print(&remote.ask(Request::Show(args.query()))?, json)
+/// Prints tables. Returns `false` if VFs that were waited for are not up.
+pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
+    let (query, limit) = args.query();
+    let mut remote = args.server.connect()?;
+    let late = match limit {
+        Some(limit) => wait_up(&mut remote, &query, limit)?,
+        None => None,
+    };
+    print(&remote.ask(Request::Show(query))?, args.json)?;
+    if let Some(late) = &late {
+        say(late);
+    }
+    Ok(late.is_none())
 }
 
 /// Prints what is wrong with VFs, and returns `true` if nothing is.

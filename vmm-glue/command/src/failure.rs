@@ -41,6 +41,12 @@ fn status(error: &anyhow::Error) -> u8 {
         }
         _ => None,
     };
+    if matches!(
+        error.downcast_ref(),
+        Some(ProgramError::NotInstalled(..) | ProgramError::NotInPath(..))
+    ) {
+        return NOT_FOUND;
+    }
     if let Some(source) = started {
         return match source.kind() {
             io::ErrorKind::NotFound => NOT_FOUND,

@@ -4,6 +4,7 @@ mod ask;
 mod capture;
 mod cli;
 mod failure;
+mod wait_up;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
         Command::Drain(args) => drain(&args),
         Command::Flood(args) => flood(&args),
         Command::Serve(args) => serve(&args).map(|()| true),
-        Command::Show(args) => ask::show(args).map(|()| true),
+        Command::Show(args) => ask::show(&args),
         Command::Why(args) => ask::why(args),
         Command::QemuArgs(args) => qemu_args(&args).map(|()| true),
         Command::Set(args) => ask::set(args).map(|()| true),

@@ -28,8 +28,12 @@ fn the_demo_passes_and_prints_a_line_for_each_step() {
     let output = vhca(&["demo"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+    for line in text.lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
     let (steps, rest) = text.split_once("\n\n").expect("the steps, then a table");
-    assert!(steps.lines().all(|line| line.starts_with("ok ")), "{steps}");
+    let begins = |line: &str| line.starts_with("ok ") || line.starts_with("       ");
+    assert!(steps.lines().all(begins), "{steps}");
     let (table, summary) = rest.trim_end().split_once("\n\n").expect("a summary");
     assert!(summary.starts_with("all "), "{summary}");
     for row in [
@@ -72,7 +76,8 @@ fn the_demos_json_has_the_same_steps_and_a_summary() {
     assert_eq!(last, ["rdma-write", "rdma-read-lossy", "uc-send"]);
     let text = vhca(&["demo"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for (step, line) in steps.iter().zip(text.lines()) {
+    let lines = text.lines().filter(|line| !line.starts_with(' '));
+    for (step, line) in steps.iter().zip(lines) {
         assert_eq!(step["step"].as_str(), line.split_whitespace().nth(1));
     }
 }
@@ -136,6 +141,8 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
             2,
             format!("error: invalid value 'rate=-5' for '<LIMITS>...': {RANGE} 0 to 4294967295"),
         ),
+        ("show fabric --wait-up", 2, "error: --wait-up waits for VFs: use it with vhca show vfs".to_owned()),
+        ("show vfs --wait-up 0", 2, format!("error: invalid value '0' for '--wait-up [<SECONDS>]': {RANGE} 1 to 86400")),
         ("serve --attach ibsim:s/a --sm lite", 2, format!("vhca: attach and sm exclude each other, {ATTACHED}")),
         (
             "serve --attach ibsim:s/a --config CONFIG",

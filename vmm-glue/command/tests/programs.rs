@@ -164,6 +164,32 @@ fn a_program_that_cannot_be_run_ends_with_the_status_that_shells_have() {
 }
 
 #[test]
+fn a_missing_program_is_named_with_the_package_that_has_it() {
+    let dir = folder();
+    let run = |program: &str, path: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
+            .args(["run", "--control"])
+            .arg(dir.path().join("control.sock"))
+            .arg("--preload")
+            .arg(dir.path().join("library.so"))
+            .args(["--", program])
+            .env("PATH", path)
+            .output()
+            .unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    // No machine has these programs of the packages.
+    let said = "vhca: cannot run ibv_nothing: there is no such program; install the package ibverbs-utils\n";
+    assert_eq!(
+        run("ibv_nothing", "/nonexistent"),
+        (Some(127), said.to_owned())
+    );
+    // Every machine has this one there.
+    let said = "vhca: cannot run chroot: it is not in PATH; run /usr/sbin/chroot\n";
+    assert_eq!(run("chroot", "/nonexistent"), (Some(127), said.to_owned()));
+}
+
+#[test]
 fn a_program_waits_for_a_service_that_starts() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("library.so"), "").unwrap();

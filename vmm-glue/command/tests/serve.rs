@@ -198,6 +198,20 @@ fn tables_name_hosts_and_json_has_the_same_rows() {
 }
 
 #[test]
+fn vfs_are_waited_for_and_those_that_stay_down_are_named() {
+    let serve = Serve::start(&["--topology", "single", "--vfs", "2"]);
+    let text = serve.text(&["show", "vfs", "--wait-up"]);
+    assert_eq!(text.matches(" yes ").count(), 8, "{text}");
+    serve.text(&["set", "vf", "host-2/2", "state", "disable"]);
+    let output = serve.ask(&["show", "vfs", "--wait-up", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let line = "vhca: 1 of 8 VFs are not up after 1 s: host-2/2 (admin_down); vhca why all names the faults\n";
+    assert_eq!(error(&output), line);
+    assert!(output.stdout.starts_with(b"HOST "));
+    serve.text(&["show", "vfs", "--vf", "host-2/1", "--wait-up", "60"]);
+}
+
+#[test]
 fn why_names_the_fault_and_set_makes_and_ends_it() {
     let serve = Serve::start(&["--vfs", "2"]);
     serve.wait_until_up();

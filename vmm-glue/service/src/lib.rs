@@ -7,6 +7,7 @@
 
 mod credentials;
 pub mod lab;
+mod packages;
 pub mod places;
 pub mod programs;
 pub mod qemu;

@@ -18,6 +18,7 @@ use rustix::net::{
 use thiserror::Error;
 use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
 
+use crate::packages::{daemon, package_of};
 use crate::places::{PlaceError, Places};
 use crate::serve::control::Remote;
 use crate::serve::control::protocol::{Request, Sockets};
@@ -48,6 +49,29 @@ pub enum ProgramError {
     /// The program cannot be started.
     #[error("cannot run {}", .0.display())]
     Start(PathBuf, #[source] io::Error),
+    /// The program is not there, and a package has it.
+    #[error("cannot run {0}: there is no such program; install the package {1}")]
+    NotInstalled(String, &'static str),
+    /// The program is outside the search path.
+    #[error("cannot run {}: it is not in PATH; run {}", .0.display(), .1.display())]
+    NotInPath(PathBuf, PathBuf),
+}
+
+impl ProgramError {
+    /// Explains why a program cannot be started.
+    fn of_start(program: &OsStr, error: io::Error) -> Self {
+        let name = Path::new(program);
+        if error.kind() == io::ErrorKind::NotFound && name.components().count() == 1 {
+            if let Some(place) = daemon(name) {
+                return Self::NotInPath(name.to_owned(), place);
+            }
+            let name = program.to_str().unwrap_or_default();
+            if let Some(package) = package_of(name) {
+                return Self::NotInstalled(name.to_owned(), package);
+            }
+        }
+        Self::Start(name.to_owned(), error)
+    }
 }
 
 /// Where programs reach a service, by a rule that needs no further word: beside its control socket,
@@ -219,7 +243,7 @@ impl ProgramEnvironment {
     pub fn run(&self, program: &OsStr, arguments: &[OsString]) -> ProgramError {
         let mut command = Command::new(program);
         command.args(arguments).envs(self.iter());
-        ProgramError::Start(PathBuf::from(program), command.exec())
+        ProgramError::of_start(program, command.exec())
     }
 }
 

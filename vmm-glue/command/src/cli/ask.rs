@@ -2,12 +2,14 @@
 
 use core::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, CommandFactory, Subcommand};
 use vhca_service::serve::control::protocol::{Request, ShowQuery};
 use vhca_service::serve::{GuestAction, Right, VfChange, VfState};
 use vhca_service::show::{By, Format, Subject};
 
+use super::Cli;
 use super::link::SetLinkArgs;
 use super::number::{number, parse};
 use super::server::ServerArgs;
@@ -32,16 +34,28 @@ pub(crate) struct ShowArgs {
     /// Print one JSON object, which always has all columns.
     #[arg(long)]
     pub(crate) json: bool,
+    /// With vfs: wait until those shown are up, for so many seconds at most, 60 without a number; exit with 1 and name those
+    /// that are not.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60", value_parser = number::<u32>(1..=86_400))]
+    pub(crate) wait_up: Option<u32>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 }
 
 impl ShowArgs {
-    pub(crate) fn query(self) -> ShowQuery {
-        ShowQuery {
+    /// Returns the query, and for how long it is to wait for VFs. Ends the program if there are none to wait for, as any wrong
+    /// argument does.
+    pub(crate) fn query(&self) -> (ShowQuery, Option<Duration>) {
+        if self.wait_up.is_some() && self.subject != Subject::Vfs {
+            let kind = clap::error::ErrorKind::ArgumentConflict;
+            let message = "--wait-up waits for VFs: use it with vhca show vfs";
+            Cli::command().error(kind, message).exit();
+        }
+        let limit = self.wait_up.map(|limit| Duration::from_secs(limit.into()));
+        let query = ShowQuery {
             subject: self.subject,
-            host: self.host,
-            vf: self.vf,
+            host: self.host.clone(),
+            vf: self.vf.clone(),
             problems: self.problems,
             wide: self.wide,
             format: if self.json {
@@ -49,7 +63,8 @@ impl ShowArgs {
             } else {
                 Format::Text
             },
-        }
+        };
+        (query, limit)
     }
 }
 

@@ -8,6 +8,12 @@ use serde::Serialize;
 
 use vhca_service::show::{Facts, Totals, milliseconds};
 
+/// Characters of a line of text at most.
+const WIDTH: usize = 120;
+
+/// Blanks before a line that goes on.
+const INDENT: usize = 7;
+
 /// How one step went.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
@@ -58,16 +64,45 @@ impl StepReport {
 impl fmt::Display for StepReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.ok { "ok    " } else { "FAILED" };
-        write!(
-            f,
+        let head = format!(
             "{verdict} {:<16} at {:>11.3} ms, took {:>11.3} ms: ",
             self.step, self.at_ms, self.took_ms
-        )?;
-        match &self.error {
-            Some(error) => f.write_str(error),
-            None => self.facts.fmt(f),
+        );
+        let text = match &self.error {
+            Some(error) => error.clone(),
+            None => self.facts.to_string(),
+        };
+        f.write_str(&head)?;
+        write_wrapped(f, head.chars().count(), &text)
+    }
+}
+
+/// Writes facts that begin in a column. They go on in further lines where one would be too long: between facts, or, where
+/// a fact has more than a line, behind its commas and blanks.
+fn write_wrapped(f: &mut fmt::Formatter<'_>, mut column: usize, text: &str) -> fmt::Result {
+    let mut is_first = true;
+    for fact in text.split("  ") {
+        let length = fact.chars().count();
+        let gap = if is_first { "" } else { "  " };
+        is_first = false;
+        if column + gap.len() + length <= WIDTH {
+            write!(f, "{gap}{fact}")?;
+            column += gap.len() + length;
+            continue;
+        }
+        write!(f, "\n{:INDENT$}", "")?;
+        column = INDENT;
+        for piece in fact.split_inclusive([',', ' ']) {
+            let length = piece.chars().count();
+            if column + length > WIDTH {
+                write!(f, "\n{:INDENT$}  ", "")?;
+                column = INDENT + 2;
+            }
+            f.write_str(piece)?;
+            column += length;
         }
     }
+    Ok(())
 }
 
 /// What became of the MADs of a port that VFs share, and how full its tables are.
@@ -206,6 +241,28 @@ mod tests {
             serde_json::to_string(&report).unwrap(),
             r#"{"step":"subnet-up","ok":true,"at_ms":1.0,"took_ms":2.0,"facts":{"ports":5,"lid":"0x0003","lids":["1","2"]}}"#
         );
+    }
+
+    #[test]
+    fn facts_that_a_line_has_no_room_for_go_on_in_the_next() {
+        let numbers = |count| (0..count).map(|number| 1000 + number);
+        let facts = Facts::new()
+            .with("few", 1)
+            .list("some", numbers(12))
+            .list("many", numbers(40));
+        let report = StepReport::new("step", Instant::ZERO, Instant::ZERO, Ok(facts.clone()));
+        let text = report.to_string();
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
+        let lines: Vec<_> = text.lines().map(str::trim_end).collect();
+        assert!(lines[0].ends_with(": few=1"), "{text}");
+        assert!(lines[1].starts_with("       some=1000,"), "{text}");
+        assert!(lines[2].starts_with("       many=1000,"), "{text}");
+        assert!(lines[3].starts_with("         10"), "{text}");
+        let words = |text: &str| text.split_whitespace().collect::<String>();
+        assert!(words(&text).ends_with(&words(&facts.to_string())), "{text}");
     }
 
     #[test]

@@ -1,0 +1,113 @@
+//! VFs that come up, waited for.
+
+use core::fmt::Write;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use vhca_service::serve::control::Remote;
+use vhca_service::serve::control::protocol::{Request, ShowQuery};
+use vhca_service::show::Format;
+
+/// Pause between two looks at the VFs.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// VFs that are named in one message.
+const NAMED: usize = 8;
+
+/// A VF's port in a table.
+#[derive(Debug, Deserialize)]
+struct Row {
+    host: String,
+    port: u8,
+    vf: u16,
+    up: bool,
+    reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rows {
+    vfs: Vec<Row>,
+}
+
+/// Waits until all VFs that a query shows are up. Returns a line that names those that are not when the limit is over.
+pub(crate) fn wait_up(
+    remote: &mut Remote,
+    query: &ShowQuery,
+    limit: Duration,
+) -> anyhow::Result<Option<String>> {
+    let query = ShowQuery {
+        problems: false,
+        format: Format::Json,
+        ..query.clone()
+    };
+    let began = Instant::now();
+    loop {
+        let reply = remote.ask(Request::Show(query.clone()))?;
+        let Rows { vfs } = serde_json::from_str(&reply)?;
+        if vfs.iter().all(|row| row.up) {
+            return Ok(None);
+        }
+        if began.elapsed() >= limit {
+            return Ok(Some(late(&vfs, limit)));
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// Names the ports that are not up.
+fn late(vfs: &[Row], limit: Duration) -> String {
+    let down: Vec<&Row> = vfs.iter().filter(|row| !row.up).collect();
+    let mut line = format!(
+        "{} of {} VFs are not up after {} s:",
+        down.len(),
+        vfs.len(),
+        limit.as_secs()
+    );
+    for (place, row) in down.iter().take(NAMED).enumerate() {
+        let comma = if place == 0 { "" } else { "," };
+        let port = match row.port {
+            1 => String::new(),
+            port => format!(" port {port}"),
+        };
+        let reason = row.reason.as_deref().unwrap_or("down");
+        // A string takes all that is written to it.
+        let _ = write!(line, "{comma} {}/{}{port} ({reason})", row.host, row.vf);
+    }
+    if down.len() > NAMED {
+        let _ = write!(line, " and {} more", down.len() - NAMED);
+    }
+    line + "; vhca why all names the faults"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(vf: u16, port: u8, up: bool) -> Row {
+        Row {
+            host: "H1-1".to_owned(),
+            port,
+            vf,
+            up,
+            reason: Some("no_sm".to_owned()),
+        }
+    }
+
+    #[test]
+    fn vfs_that_are_late_are_named_with_the_reason() {
+        let rows = [row(1, 1, true), row(2, 1, false), row(2, 2, false)];
+        assert_eq!(
+            late(&rows, Duration::from_secs(7)),
+            "2 of 3 VFs are not up after 7 s: H1-1/2 (no_sm), H1-1/2 port 2 (no_sm); vhca why all names the faults"
+        );
+    }
+
+    #[test]
+    fn of_many_late_vfs_the_first_are_named_and_the_others_counted() {
+        let rows: Vec<_> = (1..=20).map(|vf| row(vf, 1, false)).collect();
+        let line = late(&rows, Duration::from_secs(1));
+        assert!(line.contains("H1-1/8 (no_sm) and 12 more; "), "{line}");
+        assert!(!line.contains("H1-1/9"), "{line}");
+    }
+}
