@@ -1,6 +1,7 @@
 //! The command line.
 
 mod ask;
+mod complete;
 mod generate;
 mod lab;
 mod link;
@@ -20,6 +21,7 @@ pub(crate) use ask::{
     CaptureArgs, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand, ShowArgs,
     SmCommand, WhyArgs,
 };
+pub(crate) use complete::complete;
 pub(crate) use generate::GenerateCommand;
 pub(crate) use lab::{ConsoleArgs, LabArgs, TiedArgs};
 pub(crate) use link::{ClearArgs, ClearCommand, WrongWords};

@@ -24,6 +24,7 @@ use crate::cli::{
 };
 
 fn main() -> ExitCode {
+    cli::complete();
     let outcome = match Cli::of_process().command {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),

@@ -56,13 +56,101 @@ fn every_command_has_a_man_page_that_lists_its_options() {
 }
 
 #[test]
-fn bash_takes_the_completions_and_offers_every_command() {
+fn pages_have_values_and_the_sections_of_a_reference() {
+    let folder = tempfile::tempdir().expect("a folder");
+    vhca(&["generate", "man", folder.path().to_str().expect("a name")]);
+    let page = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a page");
+    for entry in fs::read_dir(folder.path()).expect("the pages") {
+        let name = entry.expect("a page").file_name();
+        let page = page(name.to_str().expect("a name"));
+        for section in ["EXIT STATUS", "EXAMPLES", "SEE ALSO"] {
+            let headings = page.lines().filter_map(|line| line.strip_prefix(".SH "));
+            let headings = headings.filter(|heading| heading.trim_matches('"') == section);
+            assert_eq!(headings.count(), 1, "{name:?}: {section}");
+        }
+    }
+    let serve = page("vhca-serve.1");
+    for wanted in [
+        "[\\fB\\-\\-vfs\\fR \\fIVFS\\fR]",
+        "[\\fB\\-\\-pf\\fR \\fINODE\\fR...]",
+        "\\fB\\-\\-vfs\\fR \\fI<VFS>\\fR",
+        "two\\-switch",
+        ".SH FILES",
+        ".SH ENVIRONMENT",
+        "\\fBVHCA_CONTROL\\fR",
+        "\\fBRUST_LOG\\fR",
+        "\\fB159\\fR",
+    ] {
+        assert!(serve.contains(wanted), "{wanted} in {serve}");
+    }
+    let run = page("vhca-run.1");
+    assert!(
+        run.contains("\\fB126\\fR") && run.contains("opensm(8)"),
+        "{run}"
+    );
+}
+
+#[test]
+fn the_page_of_why_has_every_code_of_its_table() {
+    let folder = tempfile::tempdir().expect("a folder");
+    vhca(&["generate", "man", folder.path().to_str().expect("a name")]);
+    let page = fs::read_to_string(folder.path().join("vhca-why.1")).expect("a page");
+    let (_, codes) = page.split_once(".SH CODES\n").expect("codes");
+    let (codes, _) = codes.split_once(".SH").expect("a section behind them");
+    let terms = codes.lines().filter_map(|line| line.strip_prefix("\\fB"));
+    let terms: Vec<_> = terms.filter_map(|line| line.strip_suffix("\\fR")).collect();
+    let known = vhca_service::serve::KNOWN_FAULTS;
+    let known: Vec<_> = known.iter().map(|known| known.code).collect();
+    assert_eq!(terms, known);
+    assert!(terms.contains(&"sa_unreachable"));
+}
+
+/// Returns what a shell is offered for a line of which the last word is to be completed.
+fn offered(shell: &str, line: &[&str], control: &str) -> String {
+    let index = (line.len() - 1).to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_vhca"))
+        .arg("--")
+        .args(line)
+        .env("VHCA_COMPLETE", shell)
+        .env("VHCA_CONTROL", control)
+        .env("_CLAP_COMPLETE_INDEX", index)
+        .env("_CLAP_IFS", "\n")
+        .output()
+        .expect("the binary runs");
+    assert!(output.status.success(), "{line:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn every_shell_is_offered_commands_subjects_and_values() {
+    for shell in ["bash", "zsh", "fish"] {
+        let commands = offered(shell, &["vhca", ""], "/nonexistent");
+        for command in subcommands(&[]) {
+            assert!(commands.contains(&command), "{shell}: {command}");
+        }
+        for (line, wanted) in [
+            (&["vhca", "show", "d"][..], "drops"),
+            (&["vhca", "show", "vfs", "--wa"], "--wait-up"),
+            (&["vhca", "serve", "--sm", ""], "none"),
+            (&["vhca", "set", "link", "H1-1/1", "d"], "down"),
+            (&["vhca", "why", ""], "all"),
+        ] {
+            let offered = offered(shell, line, "/nonexistent");
+            assert!(offered.contains(wanted), "{shell}: {line:?}: {offered:?}");
+        }
+    }
+}
+
+#[test]
+fn bash_completes_by_the_script() {
     let script = vhca(&["generate", "completions", "bash"]);
+    let path = std::path::Path::new(env!("CARGO_BIN_EXE_vhca"));
+    let path = path.parent().expect("its folder").to_str().expect("a name");
+    let ask = "source /dev/stdin && COMP_WORDS=(vhca show d) COMP_CWORD=2 COMP_TYPE=9 &&
+        _clap_complete_vhca vhca d show && echo \"${COMPREPLY[*]}\"";
     let mut bash = Command::new("bash")
-        .args([
-            "-c",
-            "source /dev/stdin && COMP_WORDS=(vhca '') COMP_CWORD=1 && _vhca vhca '' vhca && echo ${COMPREPLY[*]}",
-        ])
+        .args(["-c", ask])
+        .env("PATH", format!("{path}:/usr/bin:/bin"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -72,7 +160,25 @@ fn bash_takes_the_completions_and_offers_every_command() {
     drop(stdin);
     let output = bash.wait_with_output().expect("it ends");
     let offered = String::from_utf8(output.stdout).expect("text");
-    for command in subcommands(&[]) {
-        assert!(offered.contains(&command), "{command} of {offered:?}");
+    assert_eq!(offered.trim(), "drops");
+}
+
+#[test]
+fn other_shells_take_the_scripts() {
+    for shell in ["zsh", "fish"] {
+        let script = vhca(&["generate", "completions", shell]);
+        assert!(script.contains("VHCA_COMPLETE"), "{script}");
+        let checked = Command::new(shell)
+            .args(["--no-execute", "/dev/stdin"])
+            .stdin(Stdio::piped())
+            .spawn();
+        let Ok(mut checked) = checked else {
+            eprintln!("not run: the script for {shell}, which is not there");
+            continue;
+        };
+        let mut stdin = checked.stdin.take().expect("its input");
+        stdin.write_all(script.as_bytes()).expect("written");
+        drop(stdin);
+        assert!(checked.wait().expect("an end").success(), "{shell}");
     }
 }

@@ -212,6 +212,23 @@ fn vfs_are_waited_for_and_those_that_stay_down_are_named() {
 }
 
 #[test]
+fn shells_are_offered_the_hosts_vfs_and_nodes_of_the_service() {
+    let serve = Serve::start(&["--topology", "single", "--vfs", "2"]);
+    for (line, wanted) in [
+        (
+            &["vhca", "why", "host-1/"][..],
+            "host-1/1\nhost-1/2\nhost-1/all\n",
+        ),
+        (&["vhca", "show", "vfs", "--host", "host-4"], "host-4\n"),
+        (&["vhca", "set", "link", "host-2/"], "host-2/1\n"),
+    ] {
+        let mut command = serve.command(&[&["--"], line].concat());
+        let output = command.env("VHCA_COMPLETE", "fish").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), wanted, "{line:?}");
+    }
+}
+
+#[test]
 fn why_names_the_fault_and_set_makes_and_ends_it() {
     let serve = Serve::start(&["--vfs", "2"]);
     serve.wait_until_up();

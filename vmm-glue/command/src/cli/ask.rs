@@ -9,10 +9,10 @@ use vhca_service::serve::control::protocol::{Request, ShowQuery};
 use vhca_service::serve::{GuestAction, Right, VfChange, VfState};
 use vhca_service::show::{By, Format, Subject};
 
-use super::Cli;
 use super::link::SetLinkArgs;
 use super::number::{number, parse};
 use super::server::ServerArgs;
+use super::{Cli, complete};
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
@@ -20,10 +20,10 @@ pub(crate) struct ShowArgs {
     #[arg(value_enum)]
     pub(crate) subject: Subject,
     /// Show the rows of this host only; of ports, drops, qps and fabric, those of this node.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::node())]
     pub(crate) host: Option<String>,
     /// Show the rows of this VF only: N, or HOST/N. Ports, fabric and sm have none.
-    #[arg(long, value_name = "VF")]
+    #[arg(long, value_name = "VF", add = complete::vf())]
     pub(crate) vf: Option<String>,
     /// Show only rows with a problem: of vfs, ports, guids, drops (of the last minute) and fabric.
     #[arg(long)]
@@ -71,9 +71,10 @@ impl ShowArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
     /// The VF: N, or HOST/N; or HOST/all or all, to list the VFs with a fault.
+    #[arg(add = complete::vfs())]
     pub(crate) vf: String,
     /// Its host.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::host())]
     pub(crate) host: Option<String>,
     /// Which of its ports; by default 1, of several VFs all.
     #[arg(long, value_parser = number::<u8>(1..=254))]
@@ -88,10 +89,10 @@ pub(crate) struct WhyArgs {
 #[derive(Debug, Args)]
 pub(crate) struct QemuArgsArgs {
     /// The VFs of the guest: N, or HOST/N.
-    #[arg(required = true)]
+    #[arg(required = true, add = complete::vf())]
     pub(crate) vf: Vec<String>,
     /// Their host.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::host())]
     pub(crate) host: Option<String>,
     /// The guest's memory in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = number::<u32>(1..=u32::MAX.into()))]
@@ -138,9 +139,10 @@ pub(crate) enum SetCommand {
 #[derive(Debug, Args)]
 pub(crate) struct SetVfArgs {
     /// The VF: N, HOST/N, HOST/all, or all.
+    #[arg(add = complete::vfs())]
     vf: String,
     /// Its host.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::host())]
     host: Option<String>,
     /// Which of its ports.
     #[arg(long, default_value_t = 1, value_parser = number::<u8>(1..=254))]
@@ -155,29 +157,39 @@ pub(crate) struct SetVfArgs {
 enum VfChangeCommand {
     /// Its GUID: 0x and digits, sm, hardware, or none.
     #[command(name = "port_guid")]
-    PortGuid { guid: String },
+    PortGuid {
+        /// The GUID, or where it comes from.
+        guid: String,
+    },
     /// Its P_Key table: for each index a key such as 0x8001, index:N for a place of the port's table,
     /// or - for nothing.
     Pkeys {
+        /// The keys, in the order of the table.
         #[arg(required = true)]
         pkeys: Vec<String>,
     },
     /// How much it may send: rate=N burst=N queue=N weight=N; what is not named stays.
     Limits {
+        /// MADs per second (0: no limit), at once, and waiting; share of a busy port.
         #[arg(required = true, value_parser = limit)]
         limits: Vec<Limit>,
     },
     /// What it may do beyond the ordinary: these and nothing else; none without any.
     Rights {
+        /// All that it may.
         #[arg(value_enum)]
         rights: Vec<Right>,
     },
     /// The addresses and services at which it gets SIDR requests that come without a GRH: IP addresses,
     /// service ids such as 0x0000000001111c06 or 0x0000000001110000/48, each with @0x8001 behind it for one
     /// partition; none without any.
-    Sidr { entries: Vec<String> },
+    Sidr {
+        /// The addresses and services.
+        entries: Vec<String>,
+    },
     /// The administrator's will.
     State {
+        /// Up as soon as it can be, or down.
         #[arg(value_enum)]
         state: VfState,
     },
@@ -244,9 +256,10 @@ fn limits_change(limits: &[Limit]) -> VfChange {
 #[derive(Debug, Args)]
 pub(crate) struct GuestArgs {
     /// The VFs: N, HOST/N, HOST/all, or all.
+    #[arg(add = complete::vfs())]
     vf: String,
     /// Their host.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::host())]
     host: Option<String>,
     #[command(subcommand)]
     action: GuestAction,
@@ -274,10 +287,10 @@ pub(crate) struct MetricsArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) by: By,
     /// Print those of this host, or switch, only.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::node())]
     pub(crate) host: Option<String>,
     /// Print those of this VF only: N, or HOST/N. They are those of --by vf.
-    #[arg(long, value_name = "VF")]
+    #[arg(long, value_name = "VF", add = complete::vf())]
     pub(crate) vf: Option<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,

@@ -8,9 +8,9 @@ use vhca_service::lab::{GuestVf, Manager, Options, Tie, console_of, default_cach
 use vhca_service::serve::control::protocol::Request;
 use vhca_service::serve::{OfferedVf, Right};
 
-use super::ServerArgs;
 use super::number::number;
 use super::serve::OwnSocketArgs;
+use super::{ServerArgs, complete};
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
@@ -69,6 +69,7 @@ fn names(rights: &[Right]) -> Vec<String> {
 #[derive(Debug, Args)]
 pub(crate) struct ConsoleArgs {
     /// The guest's VF, HOST/N, or the socket of its console.
+    #[arg(add = complete::vf())]
     guest: String,
     #[command(flatten)]
     server: ServerArgs,

@@ -6,15 +6,34 @@ use clap::{Args, Subcommand, ValueEnum};
 use vhca_service::serve::control::protocol::Request;
 use vhca_service::serve::{FaultySpeed, FaultyWidth, LinkFaults};
 
+use super::complete;
 use super::number::parse;
 use super::server::ServerArgs;
+
+/// Words behind the ends of a link, for completion.
+const WORDS: [&str; 9] = [
+    "up",
+    "down",
+    "loss=",
+    "duplicate=",
+    "corrupt=",
+    "delay=",
+    "width=",
+    "speed=",
+    "symbol_errors=",
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct SetLinkArgs {
     /// NODE/PORT, or NODE and a second one; behind them up or down, or faults, in place of those before: loss=1%,
     /// duplicate=0.5% and corrupt=0.01% of the packets, delay=10us more for each, width=1x and speed=sdr at most,
     /// symbol_errors=100 counted at both ends, once.
-    #[arg(required = true, num_args = 2..=16, value_name = "END... up|down|FAULT=VALUE...")]
+    #[arg(
+        required = true,
+        num_args = 2..=16,
+        value_name = "END... up|down|FAULT=VALUE...",
+        add = complete::link(&WORDS)
+    )]
     words: Vec<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -149,8 +168,10 @@ pub(crate) enum ClearCommand {
 #[derive(Debug, Args)]
 pub(crate) struct ClearLinkArgs {
     /// NODE/PORT, or NODE and a second one.
+    #[arg(add = complete::link(&[]))]
     a: String,
     /// The node at the other end.
+    #[arg(add = complete::node())]
     b: Option<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,

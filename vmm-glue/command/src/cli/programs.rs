@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use clap::Args;
 use vhca_service::programs::{ProgramEnvironment, find_library, find_service, umad_socket_of};
 
-use super::ServerArgs;
 use super::server::say;
+use super::{ServerArgs, complete};
 
 /// Which service and which of its adapters.
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
     /// The adapters that the program sees, by description or GUID; by default that of the management
     /// host. For programs on libibverbs NODE/N names a VF, NODE its next free one; by default any.
-    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    #[arg(long, value_name = "NODE", value_delimiter = ',', add = complete::node())]
     pub(crate) node: Vec<String>,
     /// The service's socket for programs; by default the one beside its control socket, or the one that the service names.
     #[arg(long, value_name = "PATH")]
@@ -57,7 +57,8 @@ pub(crate) struct RunArgs {
         required = true,
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        value_name = "PROGRAM"
+        value_name = "PROGRAM",
+        value_hint = clap::ValueHint::CommandWithArguments
     )]
     pub(crate) program: Vec<OsString>,
 }

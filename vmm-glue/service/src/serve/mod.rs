@@ -70,7 +70,7 @@ pub use umad::UmadSocket;
 pub use verbs::{VerbsNetwork, VerbsSocket};
 pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
-pub use why::{Diagnosis, Faults};
+pub use why::{Diagnosis, Faults, KNOWN_FAULTS, KnownFault};
 
 #[cfg(test)]
 mod tests;

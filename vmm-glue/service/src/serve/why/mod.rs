@@ -5,6 +5,7 @@ mod fabric;
 mod faults;
 mod hampered;
 mod history;
+mod known;
 mod links;
 mod m_keys;
 mod managers;
@@ -28,6 +29,7 @@ use vhca::world::HostPortId;
 pub(super) use awaited::Awaited;
 pub use faults::Faults;
 pub(super) use history::History;
+pub use known::{KNOWN_FAULTS, KnownFault};
 pub(super) use sa::SaProbes;
 
 /// What is wrong with a VF's port, or that nothing is.
@@ -64,6 +66,10 @@ pub(in crate::serve) struct Fault {
 
 impl Fault {
     pub(in crate::serve) fn new(code: &'static str, summary: impl Into<String>) -> Self {
+        debug_assert!(
+            known::is_known(code),
+            "{code} is not among the known faults"
+        );
         Self {
             code,
             summary: summary.into(),
@@ -91,6 +97,10 @@ impl Fault {
 
     /// What was seen and what to do next are the same for another fault, of which this one is the cause.
     fn called(mut self, code: &'static str, summary: impl Into<String>) -> Self {
+        debug_assert!(
+            known::is_known(code),
+            "{code} is not among the known faults"
+        );
         self.code = code;
         self.summary = summary.into();
         self
