@@ -1,9 +1,10 @@
 //! The mlx4 guest driver of [`vhca_tests::mlx4_driver`] on VFs: alone on an adapter, and on hosts with PF
-//! contexts and a subnet manager.
+//! contexts and a subnet manager, in virtual time; by the wall clock over [`vhca::device`] and at a running service.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod connections;
 mod datagrams;
+mod device;
 mod hostile;
 mod mads;
 mod ports;

@@ -3,6 +3,7 @@
 //! * [`demo`] brings a subnet up and has guests talk; [`drain`] and [`flood`] do so over faulty and crowded fabrics, by
 //!   [`conversations`].
 //! * [`mod@bench`] measures.
+//! * [`embedded`] has guests without a hypervisor, each a thread with a driver, on the VFs of a world in this process.
 //! * [`replay`] runs the PF's mux on a script.
 
 #![forbid(unsafe_code)]
@@ -11,5 +12,6 @@ pub mod bench;
 pub mod conversations;
 pub mod demo;
 pub mod drain;
+pub mod embedded;
 pub mod flood;
 pub mod replay;

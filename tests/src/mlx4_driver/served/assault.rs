@@ -1,6 +1,5 @@
 //! Hostile guests, whose VMMs come and go.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -8,7 +7,7 @@ use std::thread::JoinHandle;
 use ib_vtime::Duration;
 
 use super::super::hostile::{Choices, Depth, HostileGuest};
-use super::machine;
+use super::Site;
 
 /// Things that a hostile guest does before its VMM goes without a word, and another one comes.
 const STEPS: u32 = 2000;
@@ -27,7 +26,7 @@ pub struct Assaulted {
     pub vmms: u64,
     /// VMMs that were turned away, since the one before was not missed yet.
     pub turned_away: u64,
-    /// VMMs that the service ended the connection to.
+    /// VMMs that were cut off from their VF.
     pub cut_off: u64,
 }
 
@@ -46,16 +45,16 @@ pub struct Assault {
 }
 
 impl Assault {
-    /// Starts a hostile guest at each of these sockets.
+    /// Starts a hostile guest at each of these sites.
     ///
     /// # Panics
     /// If the system has no threads left.
     #[must_use]
-    pub fn start(sockets: &[PathBuf], seed: u64) -> Self {
+    pub fn start<S: Site>(sites: &[S], seed: u64) -> Self {
         let order = Arc::new(Order::default());
-        let guests = sockets.iter().cloned().zip(seed..).map(|(socket, seed)| {
+        let guests = sites.iter().cloned().zip(seed..).map(|(site, seed)| {
             let order = order.clone();
-            std::thread::spawn(move || attack(&socket, seed, &order))
+            std::thread::spawn(move || attack(&site, seed, &order))
         });
         Self {
             guests: guests.collect(),
@@ -91,11 +90,11 @@ impl Assault {
     }
 }
 
-fn attack(socket: &Path, seed: u64, order: &Order) -> Assaulted {
+fn attack(site: &impl Site, seed: u64, order: &Order) -> Assaulted {
     let mut choices = Choices::seeded(seed);
     let mut done = Assaulted::default();
     while !order.is_over.load(Ordering::Relaxed) {
-        let Ok((mut bus, memory)) = machine(socket) else {
+        let Ok((mut bus, memory)) = site.attach() else {
             done.turned_away += 1;
             std::thread::yield_now();
             continue;
@@ -106,7 +105,7 @@ fn attack(socket: &Path, seed: u64, order: &Order) -> Assaulted {
             if order.is_over.load(Ordering::Relaxed) {
                 break;
             }
-            if bus.is_gone() {
+            if site.is_cut_off(&bus) {
                 done.cut_off += 1;
                 break;
             }

@@ -1,7 +1,6 @@
 //! Well-behaved guests: each says something to the next one in a circle, again and again.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -12,8 +11,8 @@ use ib_wire::{Lid, PortNum, QKey, Qpn};
 use mlx4_defs::cq::ArmCommand;
 
 use super::super::hostile::message;
-use super::super::{Bus, Destination, Driver, GuestMemory, Heard, Talker, TalkerSpec, VmmBus};
-use super::{Trouble, machine};
+use super::super::{Bus, Destination, Driver, GuestMemory, Heard, Talker, TalkerSpec};
+use super::{Site, Trouble};
 
 const PORT: PortNum = PortNum(1);
 
@@ -63,23 +62,23 @@ pub struct Circle {
 }
 
 impl Circle {
-    /// Starts a guest at each of these sockets.
+    /// Starts a guest at each of these sites.
     ///
     /// # Panics
     /// If the system has no threads left.
     #[must_use]
-    pub fn start(sockets: &[PathBuf]) -> Self {
+    pub fn start<S: Site>(sites: &[S]) -> Self {
         let board = Arc::new(Board {
-            addresses: sockets.iter().map(|_| OnceLock::new()).collect(),
+            addresses: sites.iter().map(|_| OnceLock::new()).collect(),
             messages: AtomicU64::new(0),
             is_enough: AtomicBool::new(false),
             end: AtomicU64::new(u64::MAX),
             is_broken: AtomicBool::new(false),
         });
-        let guests = sockets.iter().cloned().enumerate().map(|(place, socket)| {
+        let guests = sites.iter().cloned().enumerate().map(|(place, site)| {
             let board = board.clone();
             std::thread::spawn(move || {
-                let talk = take_part(&socket, place, &board);
+                let talk = take_part(&site, place, &board);
                 if talk.is_err() {
                     board.is_broken.store(true, Ordering::Relaxed);
                 }
@@ -130,8 +129,8 @@ impl Circle {
 }
 
 /// The life of a guest.
-fn take_part(socket: &Path, place: usize, board: &Board) -> Result<Talk, Trouble> {
-    let (mut bus, memory) = machine(socket)?;
+fn take_part(site: &impl Site, place: usize, board: &Board) -> Result<Talk, Trouble> {
+    let (mut bus, memory) = site.attach()?;
     let driver = Driver::probe(&mut bus, memory.clone())?;
     let mut machine = Machine { bus, driver, board };
     machine.wait_for("port", |machine| {
@@ -159,13 +158,13 @@ fn take_part(socket: &Path, place: usize, board: &Board) -> Result<Talk, Trouble
 }
 
 /// A guest with its driver.
-struct Machine<'b> {
-    bus: VmmBus,
+struct Machine<'b, B> {
+    bus: B,
     driver: Driver,
     board: &'b Board,
 }
 
-impl Machine<'_> {
+impl<B: Bus> Machine<'_, B> {
     /// Serves the driver until something is there.
     fn wait_for<T>(
         &mut self,
@@ -190,15 +189,15 @@ impl Machine<'_> {
 }
 
 /// A guest in the circle.
-struct Member<'b> {
-    machine: Machine<'b>,
+struct Member<'b, B> {
+    machine: Machine<'b, B>,
     talker: Talker,
     place: usize,
     heard: VecDeque<Heard>,
     talk: Talk,
 }
 
-impl Member<'_> {
+impl<B: Bus> Member<'_, B> {
     /// Tells where it is, and learns where the next one is.
     fn meet(&mut self) -> Result<Destination, Trouble> {
         let board = self.machine.board;

@@ -1,26 +1,92 @@
-//! Guests of a running service, each with a thread, a VMM and shared memory of its own: well-behaved ones that talk
-//! in a [`Circle`], and hostile ones ([`Assault`]).
+//! Guests in real time, each with a thread, a VMM and memory of its own: well-behaved ones that talk in a [`Circle`], and
+//! hostile ones ([`Assault`]). Their VFs are those of a running service, or of a world in this process.
 
 mod assault;
 mod circle;
 
 use std::error::Error;
-use std::path::Path;
+use std::path::PathBuf;
+
+use pf_context::context::VfSpec;
+use vf_proxy::PciFunction;
+use vf_tunnel::VfId;
+use vhca::device::Backend;
+use vhca::world::{HostId, World, vf_spec};
+use vhca_exercises::embedded::DeviceBus;
+
+use super::{Bus, GuestMemory, VmmBus};
 
 pub use assault::{Assault, Assaulted};
 pub use circle::{Circle, Talk};
-
-use super::{GuestMemory, VmmBus};
 
 /// Pages of a guest's memory.
 const PAGES: usize = 2048;
 
 /// Why a guest cannot go on.
-type Trouble = Box<dyn Error + Send + Sync>;
+pub type Trouble = Box<dyn Error + Send + Sync>;
 
-/// A VMM on a VF, and its guest's memory.
-fn machine(socket: &Path) -> Result<(VmmBus, GuestMemory), Trouble> {
-    let memory = GuestMemory::shared(PAGES)?;
-    let bus = VmmBus::attach(socket, memory.clone())?;
-    Ok((bus, memory))
+/// The place of a VF, where one VMM after the other finds it.
+pub trait Site: Clone + Send + 'static {
+    /// A VMM on the VF. Its end is that it is dropped.
+    type Vmm: Bus;
+
+    /// Attaches a VMM whose guest has memory of its own.
+    ///
+    /// # Errors
+    /// The reason why there is none, such as that another VMM has the VF.
+    fn attach(&self) -> Result<(Self::Vmm, GuestMemory), Trouble>;
+
+    /// Returns `true` if the VMM was cut off from its VF.
+    fn is_cut_off(&self, vmm: &Self::Vmm) -> bool;
+}
+
+/// A socket of a running service.
+impl Site for PathBuf {
+    type Vmm = VmmBus;
+
+    fn attach(&self) -> Result<(VmmBus, GuestMemory), Trouble> {
+        let memory = GuestMemory::shared(PAGES)?;
+        let bus = VmmBus::attach(self, memory.clone())?;
+        Ok((bus, memory))
+    }
+
+    fn is_cut_off(&self, vmm: &VmmBus) -> bool {
+        vmm.is_gone()
+    }
+}
+
+/// A VF of a world in this process, made anew for each VMM.
+#[derive(Clone, Debug)]
+pub struct InProcess {
+    /// The world.
+    pub backend: Backend<World>,
+    /// The host, which has a PF.
+    pub host: HostId,
+    /// The VF.
+    pub vf: VfId,
+    /// Makes the function that the guest finds.
+    pub function: fn() -> Box<dyn PciFunction>,
+}
+
+impl Site for InProcess {
+    type Vmm = DeviceBus;
+
+    fn attach(&self) -> Result<(DeviceBus, GuestMemory), Trouble> {
+        let memory = GuestMemory::new(PAGES);
+        let guid = ib_wire::Guid::new(0x0014_0500_0000_0000 + u64::from(self.vf.get()));
+        let spec = VfSpec {
+            memory: Box::new(memory.clone()),
+            ..vf_spec(guid)
+        };
+        let at = self.backend.with(|world| {
+            world.add_idle_vf(self.host, self.vf, spec)?;
+            let at = world.add_device(self.host, self.vf, (self.function)())?;
+            Ok::<_, Trouble>(at)
+        })??;
+        Ok((DeviceBus::attach(&self.backend, at)?, memory))
+    }
+
+    fn is_cut_off(&self, vmm: &DeviceBus) -> bool {
+        vmm.device().statistics().after_detach > 0
+    }
 }

@@ -1,0 +1,258 @@
+//! A VMM without a hypervisor, whose guests are threads of this process: what drives a world, and a VF of it as the bus of a
+//! guest's driver.
+
+mod ram;
+
+use core::fmt;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant as WallInstant;
+
+use event_manager::{EventManager, SubscriberOps};
+use ib_vtime::{Duration, Instant};
+use mlx4_driver::Bus;
+use vhca::device::event::{EventLoop, StepError};
+use vhca::device::{AttachError, Backend, Device, Interrupts, MsixMessage, TrappedDoorbells};
+use vhca::world::{HostFunction, World};
+
+pub use ram::Ram;
+
+/// Time after which a stepper looks whether it is to end, in milliseconds.
+const LOOK_MS: i32 = 50;
+
+/// Longest wait of a driver: more than anything takes on a busy machine, and less than a kernel's.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A thread that steps a world. It ends when this is dropped.
+pub struct Stepper {
+    backend: Backend<World>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<(), StepError>>>,
+}
+
+impl Stepper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// That of the host, if it gives no descriptors.
+    pub fn start(world: World) -> io::Result<Self> {
+        let event_loop = EventLoop::new(world)?;
+        let backend = event_loop.backend().clone();
+        let manager = EventManager::new().map_err(io::Error::other)?;
+        let is_over = Arc::<AtomicBool>::default();
+        let over = Arc::clone(&is_over);
+        let thread = thread::Builder::new().name("stepper".to_owned());
+        let thread = thread.spawn(move || run(manager, event_loop, &over))?;
+        Ok(Self {
+            backend,
+            is_over,
+            thread: Some(thread),
+        })
+    }
+
+    /// Returns the backend.
+    #[must_use]
+    pub const fn backend(&self) -> &Backend<World> {
+        &self.backend
+    }
+
+    /// Ends the thread.
+    ///
+    /// # Errors
+    /// The reason why it had ended before.
+    ///
+    /// # Panics
+    /// If the thread did.
+    pub fn end(mut self) -> Result<(), StepError> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), StepError> {
+        self.is_over.store(true, Ordering::Relaxed);
+        let Some(thread) = self.thread.take() else {
+            return Ok(());
+        };
+        let ended = thread.join();
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Stepper {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            // Whoever wants to know why it ended has asked.
+            let _ = self.join();
+        }
+    }
+}
+
+impl fmt::Debug for Stepper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stepper").finish_non_exhaustive()
+    }
+}
+
+fn run(
+    mut manager: EventManager<EventLoop<World>>,
+    event_loop: EventLoop<World>,
+    is_over: &AtomicBool,
+) -> Result<(), StepError> {
+    let id = manager.add_subscriber(event_loop);
+    while !is_over.load(Ordering::Relaxed) {
+        manager
+            .run_with_timeout(LOOK_MS)
+            .map_err(io::Error::other)?;
+        let event_loop = manager.subscriber_mut(id).map_err(io::Error::other)?;
+        if let Some(failure) = event_loop.take_failure() {
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Vectors that were signalled. As with an eventfd, two signals of a vector that nobody has taken are one.
+#[derive(Debug, Default)]
+struct Signals {
+    raised: Mutex<BTreeSet<u16>>,
+    changed: Condvar,
+}
+
+impl Signals {
+    fn raised(&self) -> MutexGuard<'_, BTreeSet<u16>> {
+        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Interrupts for Signals {
+    fn trigger(&self, vector: u16, _: MsixMessage) {
+        self.raised().insert(vector);
+        self.changed.notify_one();
+    }
+}
+
+/// A device on the bus of a guest, which is a thread of this process. The device is detached when this is dropped.
+pub struct DeviceBus {
+    device: Device,
+    signals: Arc<Signals>,
+    begun: WallInstant,
+    /// Times of the accesses to registers, if they are taken.
+    times: Option<Vec<Duration>>,
+}
+
+impl DeviceBus {
+    /// Attaches to a function.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach(backend: &Backend<World>, at: HostFunction) -> Result<Self, AttachError> {
+        let signals = Arc::<Signals>::default();
+        let interrupts = Arc::clone(&signals) as Arc<dyn Interrupts>;
+        let device = backend.attach(at, interrupts, Arc::new(TrappedDoorbells))?;
+        Ok(Self {
+            device,
+            signals,
+            begun: WallInstant::now(),
+            times: None,
+        })
+    }
+
+    /// Returns the device.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Takes the time of each access to a register from here on.
+    pub fn time_accesses(&mut self) {
+        self.times = Some(Vec::new());
+    }
+
+    /// Returns the times of the accesses, and takes none any more.
+    pub fn take_times(&mut self) -> Vec<Duration> {
+        self.times.take().unwrap_or_default()
+    }
+
+    fn access(&mut self, call: impl FnOnce(&Device)) {
+        let Some(times) = &mut self.times else {
+            return call(&self.device);
+        };
+        let begun = WallInstant::now();
+        call(&self.device);
+        times.push(begun.elapsed());
+    }
+}
+
+impl Drop for DeviceBus {
+    fn drop(&mut self) {
+        let _ = self.device.detach();
+    }
+}
+
+impl fmt::Debug for DeviceBus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBus")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Bus for DeviceBus {
+    fn now(&self) -> Instant {
+        let elapsed = self.begun.elapsed().as_nanos();
+        Instant::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX))
+    }
+
+    fn bar_size(&self, bar: u8) -> Option<u64> {
+        let mut bars = self.device.bars().iter();
+        bars.find(|found| found.index == bar)
+            .map(|found| found.size)
+    }
+
+    fn interrupt_vectors(&self) -> u16 {
+        self.device.vectors()
+    }
+
+    fn config_read(&mut self, offset: u16, out: &mut [u8]) {
+        self.device.config_read(offset, out);
+    }
+
+    fn config_write(&mut self, offset: u16, bytes: &[u8]) {
+        // The guest's accesses name registers, not addresses, so a move of them changes nothing here.
+        let _ = self.device.config_write(offset, bytes);
+    }
+
+    fn bar_read(&mut self, bar: u8, offset: u64, out: &mut [u8]) {
+        self.access(|device| device.bar_read(bar, offset, out));
+    }
+
+    fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
+        self.access(|device| device.bar_write(bar, offset, bytes));
+    }
+
+    fn take_interrupt(&mut self) -> Option<u16> {
+        self.signals.raised().pop_first()
+    }
+
+    fn wait(&mut self, at_most: Duration) {
+        let raised = self.signals.raised();
+        let is_quiet = |raised: &mut BTreeSet<u16>| raised.is_empty();
+        // Either end will do.
+        drop(
+            self.signals
+                .changed
+                .wait_timeout_while(raised, at_most, is_quiet),
+        );
+    }
+
+    fn reset(&mut self) {
+        self.device.reset();
+        self.signals.raised().clear();
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+}
