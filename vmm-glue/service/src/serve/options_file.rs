@@ -283,6 +283,23 @@ mod tests {
     }
 
     #[test]
+    fn the_packaged_example_is_understood_as_it_stands_and_with_all_that_it_shows() {
+        let example = include_str!("../../packaging/vhca.toml");
+        let given = read(example).unwrap();
+        assert_eq!((given.vfs, given.sm), (Some(VFS), Some(SmChoice::Lite)));
+        given.with_defaults().unwrap();
+        // Options stand behind `#` without a blank; of three that exclude each other one can be had.
+        let shown = |line: &str| match line.strip_prefix('#') {
+            Some(option) if !option.starts_with(' ') => format!("{option}\n"),
+            _ => format!("{line}\n"),
+        };
+        let all: String = example.lines().map(shown).collect();
+        let all = read(&all).unwrap();
+        assert!(all.vfio_user.is_some() && all.verbs.is_some() && all.guests.is_some());
+        assert_eq!((all.access.len(), all.partition.len()), (2, 1));
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line() {
         for (text, line, why) in [
             ("vfs = 4\nvvfs = 5\n", "line 2", "unknown field `vvfs`"),
