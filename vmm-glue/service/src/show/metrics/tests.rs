@@ -10,6 +10,7 @@ use pf_context::{Cause, PortConfig, PortMux, VfConfig};
 use vf_tunnel::{SpecialQp, ToPf, VfId};
 
 use super::*;
+use crate::serve::KNOWN_FAULTS;
 use crate::show::{NamedPf, VmmRow};
 
 const NOW: Instant = Instant::from_millis(2_500);
@@ -217,6 +218,34 @@ fn the_metrics_are_those_that_are_documented() {
         (family.name.to_owned(), kind)
     });
     assert_eq!(written.collect::<BTreeSet<_>>(), documented);
+}
+
+/// Words of a text that begin like a metric of the service.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("vhca_")).collect()
+}
+
+#[test]
+fn the_alerts_and_the_dashboard_name_metrics_and_faults_that_exist() {
+    let alerts = include_str!("../../../docs/alerts.yml");
+    let dashboard = include_str!("../../../docs/dashboard.json");
+    let known: BTreeSet<_> = families().map(|family| family.name).collect();
+    for text in [alerts, dashboard] {
+        let named = named(text);
+        assert!(named.len() > 3 && named.is_subset(&known), "{named:?}");
+    }
+    let faults = alerts.split("fault!~\"").skip(1);
+    let faults: Vec<_> = faults
+        .flat_map(|rest| rest.split('"').next().unwrap().split('|'))
+        .collect();
+    let is_known = |code: &&str| KNOWN_FAULTS.iter().any(|known| known.code == *code);
+    assert!(
+        !faults.is_empty() && faults.iter().all(is_known),
+        "{faults:?}"
+    );
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    assert_eq!(dashboard["panels"].as_array().unwrap().len(), 6);
 }
 
 #[test]
