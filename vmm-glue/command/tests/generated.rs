@@ -169,7 +169,7 @@ fn other_shells_take_the_scripts() {
         let script = vhca(&["generate", "completions", shell]);
         assert!(script.contains("VHCA_COMPLETE"), "{script}");
         let checked = Command::new(shell)
-            .args(["--no-execute", "/dev/stdin"])
+            .args(["-n", "/dev/stdin"])
             .stdin(Stdio::piped())
             .spawn();
         let Ok(mut checked) = checked else {
