@@ -33,6 +33,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     not_run("README.md", "target/release/vhca console", GUESTS),
     not_run("CONTRIBUTING.md", "tests/run.sh", SUITE),
     not_run("BENCHMARKS.md", "", LONG),
+    not_run("vmm-glue/exercises/docs/bench.md", "", LONG),
     not_run(
         "tests/MUTATION.md",
         "",

@@ -13,7 +13,7 @@ mod server;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use vhca_exercises::bench::{Case, Options};
+use vhca_exercises::bench::{Case, Group, Options};
 
 use number::number;
 
@@ -174,6 +174,9 @@ pub(crate) struct FloodArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
+    /// Only the cases of this group.
+    #[arg(value_name = "GROUP", conflicts_with = "cases")]
+    pub(crate) group: Option<Group>,
     /// Only these cases; can be given more than once.
     #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
@@ -195,10 +198,10 @@ impl BenchArgs {
     /// The cases to run and what to run them on. Ends the program if they do not go together, as any
     /// wrong argument does.
     pub(crate) fn checked(&self) -> (Vec<Case>, Options) {
-        let cases = if self.cases.is_empty() {
-            Case::ALL.to_vec()
-        } else {
-            self.cases.clone()
+        let cases = match self.group {
+            Some(group) => group.cases().to_vec(),
+            None if self.cases.is_empty() => Case::ALL.to_vec(),
+            None => self.cases.clone(),
         };
         let options = Options {
             vfs: self.vfs,

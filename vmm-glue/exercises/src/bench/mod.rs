@@ -6,6 +6,7 @@ mod clock;
 mod cm_hit;
 mod cm_life;
 mod connections;
+mod embed;
 mod fat_tree;
 mod floors;
 mod join;
@@ -71,6 +72,33 @@ pub enum Case {
     RcLat,
     /// RDMA writes of an unreliable connection.
     UcWrite,
+    /// Doorbells of a guest beside a busy one, over a device that its VMM links.
+    EmbedPostedWrite,
+    /// Register reads of a guest beside a busy one.
+    EmbedRegisterRead,
+    /// Register writes to a device in the process, against those by vfio-user messages.
+    EmbedRegisterWrite,
+}
+
+/// Cases that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Group {
+    /// Accesses of guests to devices that their VMM links.
+    Embed,
+}
+
+impl Group {
+    /// Returns the cases of the group.
+    #[must_use]
+    pub const fn cases(self) -> &'static [Case] {
+        match self {
+            Self::Embed => &[
+                Case::EmbedPostedWrite,
+                Case::EmbedRegisterRead,
+                Case::EmbedRegisterWrite,
+            ],
+        }
+    }
 }
 
 /// How fast a case is meant to be, in floors of the same run: a machine that is slow at memory or at
@@ -98,7 +126,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::FloorCompute,
@@ -117,6 +145,9 @@ impl Case {
         Self::RcSend,
         Self::RcLat,
         Self::UcWrite,
+        Self::EmbedPostedWrite,
+        Self::EmbedRegisterRead,
+        Self::EmbedRegisterWrite,
     ];
 
     const fn name(self) -> &'static str {
@@ -139,6 +170,9 @@ impl Case {
             Self::RcSend => "rc-send",
             Self::RcLat => "rc-lat",
             Self::UcWrite => "uc-write",
+            Self::EmbedPostedWrite => "embed-posted-write",
+            Self::EmbedRegisterRead => "embed-register-read",
+            Self::EmbedRegisterWrite => "embed-register-write",
         }
     }
 
@@ -178,6 +212,20 @@ impl Case {
             Self::McastJoinLocal => Some(Target::computes(4.0)),
             Self::PathCached => Some(Target::computes(5.5)),
             Self::TunnelRtt => Some(Target::computes(14.0)),
+            _ => None,
+        }
+    }
+
+    /// The target in nanoseconds of a case whose target is not counted in floors.
+    fn own_target(self, sample: &Sample) -> Option<f64> {
+        match self {
+            Self::EmbedPostedWrite => Some(20_000.0),
+            Self::EmbedRegisterRead => Some(1_000_000.0),
+            Self::EmbedRegisterWrite => {
+                let mut figures = sample.figures.iter();
+                let message = figures.find(|(name, _)| *name == embed::MESSAGE)?;
+                Some(0.1 * message.1)
+            }
             _ => None,
         }
     }
@@ -441,7 +489,9 @@ impl Bench {
                 let floors = self.floors.get_or_insert_with(Floors::new);
                 targets.push(target.nanos(&floors.measure()));
             }
-            samples.push(run(number)?);
+            let sample = run(number)?;
+            targets.extend(case.own_target(&sample));
+            samples.push(sample);
         }
         let first = samples.first().context("at least one run is needed")?;
         let names = first.figures.iter().map(|(name, _)| *name);
@@ -498,6 +548,9 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::RcSend => rdma::prepare(rdma::Traffic::Send)?,
         Case::RcLat => rdma::prepare(rdma::Traffic::Latency)?,
         Case::UcWrite => rdma::prepare(rdma::Traffic::UnreliableWrite)?,
+        Case::EmbedPostedWrite => embed::prepare_beside(embed::Access::PostedWrite),
+        Case::EmbedRegisterRead => embed::prepare_beside(embed::Access::Read),
+        Case::EmbedRegisterWrite => embed::prepare_writes(),
     })
 }
 

@@ -3,21 +3,22 @@
 use std::error::Error;
 
 use crate::vm::PLUGGED;
-use crate::{Host, pause, siege, tour};
+use crate::{Host, bench, pause, siege, tour};
 
 /// Programs of the payload.
 const STEPS: u64 = 0;
-const DOORBELLS: u64 = 1;
+pub(crate) const DOORBELLS: u64 = 1;
 const MASKS: u64 = 2;
 const PLUG: u64 = 3;
 pub(crate) const TALK: u64 = 4;
 pub(crate) const TOUR: u64 = 5;
+pub(crate) const COMMANDS: u64 = 6;
 
 /// Returns `true` if all was as it should be.
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
 
-pub(crate) const USAGE: &str =
-    "usage: vmm steps [--repeat N] | doorbells | masks | pause [--repeat N] | plug | siege | tour";
+pub(crate) const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | \
+    pause [--repeat N] | plug | siege | tour | bench [--json]";
 
 /// A mode of the command line.
 type Mode<'a> = Box<dyn Fn(&Host) -> Verdict + 'a>;
@@ -34,6 +35,8 @@ pub(crate) fn find<'a>(arguments: &[&'a str]) -> Option<Mode<'a>> {
         ["siege"] => Box::new(siege::siege),
         ["plug"] => Box::new(plug),
         ["tour"] => Box::new(tour::tour),
+        ["bench"] => Box::new(|host| bench::bench(host, false)),
+        ["bench", "--json"] => Box::new(|host| bench::bench(host, true)),
         _ => return None,
     })
 }

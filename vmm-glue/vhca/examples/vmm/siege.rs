@@ -49,7 +49,7 @@ use queues::QueuePair;
 const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
 
 /// Orders to the payload; see there.
-const END: u32 = 0;
+pub(crate) const END: u32 = 0;
 const SEND: u32 = 1 << 24;
 const TAKE: u32 = 2 << 24;
 const READ: u32 = 3 << 24;
@@ -166,7 +166,11 @@ fn descriptors() -> [usize; 2] {
 }
 
 /// Boots a VM whose queue pair sends to nobody.
-fn start_vm(host: &Host, nth: usize, is_trapped: bool) -> Result<Running, Box<dyn Error>> {
+pub(crate) fn start_vm(
+    host: &Host,
+    nth: usize,
+    is_trapped: bool,
+) -> Result<Running, Box<dyn Error>> {
     let memory = memory(MEMORY)?;
     let vm = host.start((nth, is_trapped), memory.clone(), memory, [TALK, 0])?;
     vm.wait()?;

@@ -114,10 +114,13 @@ pub(super) const PAGES: &[Page] = &[
     },
     Page {
         command: "bench",
-        examples: &[(
-            "vhca bench --case rc-write --runs 3",
-            "Measure RDMA writes three times.",
-        )],
+        examples: &[
+            (
+                "vhca bench --case rc-write --runs 3",
+                "Measure RDMA writes three times.",
+            ),
+            ("vhca bench embed", "Measure devices that a VMM links."),
+        ],
         see: &["drain", "flood"],
         ..PAGE
     },

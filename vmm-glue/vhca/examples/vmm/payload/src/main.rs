@@ -49,8 +49,9 @@ const TAKE: u32 = 2;
 const READ: u32 = 3;
 /// Looks for a completion after which the driver looks whether the device is still there.
 const LOOKS: u32 = 4096;
-/// Cycles that make no difference to a doorbell's time.
-const RESOLUTION: u64 = 64;
+/// Cycles that make no difference to a doorbell's time, and to a command's.
+const OF_DOORBELL: u64 = 64;
+const OF_COMMAND: u64 = 1024;
 
 #[unsafe(no_mangle)]
 extern "C" fn _start(mode: u64, argument: u64, khz: u64) -> ! {
@@ -66,6 +67,7 @@ extern "C" fn _start(mode: u64, argument: u64, khz: u64) -> ! {
         2 => masks(&mut hca, &mut events),
         3 => plug(&mut hca, argument),
         4 => talk(&mut hca),
+        6 => commands(&mut hca, &mut events, argument != 0),
         _ => panic!(),
     }
     step("the last reset");
@@ -166,17 +168,13 @@ fn doorbells(hca: &mut Hca, moves: bool) {
     let mut queue = QueuePair::new(hca);
     step("10000 sends");
     let mut place = SECOND;
-    let begun = cpu::cycles();
-    let clock = cpu::cycles() - begun;
-    // How often a doorbell took so many times `RESOLUTION` cycles.
-    let mut times = [0_u16; 4096];
+    let mut times = Times::new(OF_DOORBELL);
     for nth in 0..SENDS {
         queue.post();
         let (doorbell, word) = queue.doorbell(hca);
         let begun = cpu::cycles();
         cpu::write(doorbell, word);
-        let time = (cpu::cycles() - begun).saturating_sub(clock) / RESOLUTION;
-        times[(time as usize).min(times.len() - 1)] += 1;
+        times.add(cpu::cycles() - begun);
         if moves && nth % MOVE_EVERY == 0 {
             place = if place == FIRST { SECOND } else { FIRST };
             hca.move_to(place);
@@ -190,12 +188,67 @@ fn doorbells(hca: &mut Hca, moves: bool) {
         }
     }
     assert!(!queue.take_completion(SENDS));
-    let mut slower = SENDS / 2;
-    let median = times.iter().position(|count| {
-        slower = slower.saturating_sub(u32::from(*count));
-        slower == 0
-    });
-    cpu::report((median.unwrap() as u64 * RESOLUTION) as u32);
+    cpu::report(times.median());
+}
+
+/// Has commands executed that do nothing, each of which ends by an interrupt, or when the driver finds that it has ended.
+fn commands(hca: &mut Hca, events: &mut EventQueue, is_polled: bool) {
+    step("300 commands");
+    let mut times = Times::new(OF_COMMAND);
+    for nth in 1..=COMMANDS {
+        let begun = cpu::cycles();
+        if is_polled {
+            hca.command(Opcode::NOP, 0x1f, 0);
+        } else {
+            hca.post_nop();
+            while cpu::interrupts(INTERRUPT) < nth {
+                cpu::wait_for_interrupt();
+            }
+            assert!(events.take_command());
+            events.arm(hca);
+        }
+        times.add(cpu::cycles() - begun);
+    }
+    cpu::report(times.median());
+}
+
+/// Times of an operation.
+struct Times {
+    /// How often it took so many times the resolution.
+    counts: [u16; 4096],
+    /// Cycles.
+    resolution: u64,
+    /// Cycles that it takes to look at the clock.
+    clock: u64,
+}
+
+impl Times {
+    fn new(resolution: u64) -> Self {
+        let begun = cpu::cycles();
+        let clock = cpu::cycles() - begun;
+        Self {
+            counts: [0; 4096],
+            resolution,
+            clock,
+        }
+    }
+
+    fn add(&mut self, cycles: u64) {
+        let time = cycles.saturating_sub(self.clock) / self.resolution;
+        let last = self.counts.len() - 1;
+        self.counts[(time as usize).min(last)] += 1;
+    }
+
+    /// Returns the median, in cycles.
+    fn median(&self) -> u32 {
+        let counts = self.counts.iter().map(|count| u32::from(*count));
+        let mut slower = counts.clone().sum::<u32>() / 2;
+        let median = counts.clone().position(|count| {
+            slower = slower.saturating_sub(count);
+            slower == 0
+        });
+        (median.unwrap() as u64 * self.resolution) as u32
+    }
 }
 
 /// Sends by queues in memory that is plugged in, then posts one more when it is out.
