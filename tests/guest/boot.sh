@@ -187,8 +187,11 @@ if [[ -n $console ]]; then
     [[ -z $agent ]] || window=ttyS2
     parameters+=" vhca.window=$window"
 fi
-# The kernel is given to QEMU: no card has to boot it.
-[[ -z $netdev ]] || qemu+=(-netdev "$netdev,id=eth0" -device virtio-net-pci,netdev=eth0,romfile=)
+if [[ -n $netdev ]]; then
+    # Guests of different names have different addresses on a network. The kernel is given to QEMU: no card has to boot it.
+    mac=$(printf %s "$name" | md5sum | sed 's/\(..\)\(..\)\(..\).*/52:54:00:\1:\2:\3/')
+    qemu+=(-netdev "$netdev,id=eth0" -device "virtio-net-pci,netdev=eth0,mac=$mac,romfile=")
+fi
 [[ -z $qmp ]] || qemu+=(-qmp "unix:${qmp//,/,,},server=on,wait=off")
 [[ -z $incoming ]] || qemu+=(-incoming "file:${incoming//,/,,}")
 

@@ -30,5 +30,6 @@ mod rdma;
 mod refusals;
 mod saved;
 mod siege;
+mod soft_roce;
 mod truth;
 mod two_ports;
