@@ -102,7 +102,7 @@ impl<P: Provider> Attached<P> {
         }
         let key = (self.at, self.id);
         if self.shared.post(key, posted) {
-            return self.shared.serve_inbox();
+            return self.shared.serve_inbox_of(key);
         }
         count(&self.counters.waits);
         loop {
@@ -118,7 +118,7 @@ impl<P: Provider> Attached<P> {
             }
             // The device was paused before the lock was free.
             if self.shared.post(key, posted) {
-                return self.shared.serve_inbox();
+                return self.shared.serve_inbox_of(key);
             }
         }
     }

@@ -4,7 +4,8 @@
 //!
 //! Of the locks that a thread holds at once, a device's `placing` comes first, then the provider's, then the inbox's.
 //! Whoever unlocks the provider looks at the inbox again afterwards: a vCPU that found the lock taken has put its write
-//! there before, so that it is seen by the owner or by whoever locks next.
+//! there before, so that it is seen by the owner or by whoever locks next. A vCPU works for its own guest alone: it leaves
+//! others' writes to the loop, which is awake then, that is, it will have the lock once more before it sleeps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,9 +24,6 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a step goes on while others may wait for the lock.
 const STEP: Duration = Duration::from_micros(50);
-
-/// How often a vCPU empties the inbox before it leaves the rest to the loop.
-const ROUNDS: u32 = 16;
 
 /// The backend cannot go on: its provider panicked. Its devices answer as detached ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -139,6 +137,7 @@ impl<P: Provider> Shared<P> {
     /// Returns when to step at the latest, and notes that the loop sleeps until then.
     pub(super) fn deadline(&self) -> Result<Option<Instant>, BackendFailed> {
         self.locked(|state, now| {
+            self.drain(state, now);
             let next = match state.unplaced.is_empty() {
                 true => state.provider.poll_timeout(),
                 false => Some(now),
@@ -157,15 +156,23 @@ impl<P: Provider> Shared<P> {
         &self,
         call: impl FnOnce(&mut State<P>, Instant) -> T,
     ) -> Result<T, BackendFailed> {
-        let result = self.owning(&mut lock(&self.state), call);
-        self.serve_inbox();
+        let result = self.owning(lock(&self.state), call);
+        self.pass_on();
         result
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State<P>>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Calls something with the state, and wakes the loop if it sleeps for too long then.
     fn owning<T>(
         &self,
-        state: &mut State<P>,
+        mut state: MutexGuard<'_, State<P>>,
         call: impl FnOnce(&mut State<P>, Instant) -> T,
     ) -> Result<T, BackendFailed> {
         if state.has_failed {
@@ -174,7 +181,7 @@ impl<P: Provider> Shared<P> {
         // Read under the lock, so that the provider's time never goes back.
         let now = self.now();
         let called = catch_unwind(AssertUnwindSafe(|| {
-            let result = call(state, now);
+            let result = call(&mut state, now);
             let is_late = state.sleeps_too_long();
             (result, is_late)
         }));
@@ -182,6 +189,10 @@ impl<P: Provider> Shared<P> {
             Ok((result, is_late)) => {
                 if is_late {
                     state.sleeps = None;
+                }
+                // The loop's thread wants the lock, and may have this processor as soon as it is awake.
+                drop(state);
+                if is_late {
                     self.wake.wake();
                 }
                 Ok(result)
@@ -189,6 +200,7 @@ impl<P: Provider> Shared<P> {
             Err(_) => {
                 log::error!("the provider of virtual HCAs panicked: its devices are gone");
                 state.has_failed = true;
+                drop(state);
                 lock(&self.inbox).clear();
                 self.released.notify_all();
                 self.wake.wake();
@@ -212,25 +224,33 @@ impl<P: Provider> Shared<P> {
         }
     }
 
-    /// Carries out posted writes for as long as the lock is free. Its next owner looks for itself.
-    pub(super) fn serve_inbox(&self) {
-        for _ in 0..ROUNDS {
-            if lock(&self.inbox).is_empty() {
-                return;
-            }
-            let mut state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            let served = self.owning(&mut state, |state, now| self.drain(state, now));
-            if served.is_err() {
-                lock(&self.inbox).clear();
-                return;
-            }
+    /// Carries out the posted writes of a device if the lock is free. Its owner sees to them otherwise.
+    pub(super) fn serve_inbox_of(&self, at: (P::At, u64)) {
+        let Some(state) = self.try_lock() else {
+            return;
+        };
+        if self
+            .owning(state, |state, now| self.drain_of(state, now, at))
+            .is_err()
+        {
+            lock(&self.inbox).clear();
         }
-        // Other vCPUs write as fast as this one carries out: it has a guest to go on with.
-        self.wake.wake();
+        self.pass_on();
+    }
+
+    /// Leaves posted writes to the loop: those that came while the lock was taken.
+    fn pass_on(&self) {
+        if lock(&self.inbox).is_empty() {
+            return;
+        }
+        let Some(mut state) = self.try_lock() else {
+            return;
+        };
+        let sleeps = state.sleeps.take().is_some();
+        drop(state);
+        if sleeps {
+            self.wake.wake();
+        }
     }
 
     /// Carries out all posted writes.

@@ -174,7 +174,8 @@ fn a_posted_write_waits_for_nobody_and_comes_before_the_next_read() {
     assert!(rig.seen.lock().unwrap().writes.is_empty());
     release.send(()).unwrap();
     owner.join().unwrap().unwrap();
-    // The owner has carried them out after it let go.
+    // The owner has left them to the loop.
+    rig.backend.step().unwrap();
     let expected: Vec<_> = (0..100).map(|byte| vec![byte]).collect();
     assert_eq!(rig.seen.lock().unwrap().writes, expected);
     assert_eq!(rig.seen.lock().unwrap().rings, 1);
