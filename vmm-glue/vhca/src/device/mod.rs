@@ -7,7 +7,7 @@
 //!
 //! | call | may wait |
 //! | --- | --- |
-//! | [`Device::bar_write`], [`Device::ring`] | no: it is carried out if the lock is free, and left to the lock's next owner otherwise |
+//! | [`Device::bar_write`], [`Device::ring`] | no: it is carried out if the lock is free, and left to the loop otherwise |
 //! | [`Device::config_read`], [`Device::bar_read`] | for the lock, that is for one step |
 //! | [`Device::config_write`], [`Device::reset`], [`Device::detach`] | for the lock, and for [`Doorbells::set`] |
 //! | [`Device::pause`], [`Device::resume`] | for the lock |
