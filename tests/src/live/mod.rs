@@ -5,8 +5,10 @@
     reason = "a test fails where its surroundings do"
 )]
 
+mod capture;
 mod lab;
 mod process;
 
+pub use capture::{Capture, Packets};
 pub use lab::{Lab, OpenSm, PATIENCE, Shim, binary};
 pub use process::{Process, wait_for};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::capture::Capture;
+use vhca_tests::live::Capture;
+
 use crate::churn::reload;
 use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
@@ -222,7 +223,7 @@ pub(crate) fn services_resolve(first: &mut Guest, second: &mut Guest, addresses:
 fn guests_talk(manager: Manager, vfs: [(&str, u16); 2]) {
     let fabric = Fabric::new(manager, &["--topology", "two-switch", "--vfs", "2"]);
     let mut guests = fabric.guests("6.1", vfs);
-    let capture = Capture::start(&fabric);
+    let capture = Capture::start(&fabric.lab);
     bring_up(&mut guests);
     let [first, second] = &mut guests;
     pings_lose_nothing(first);

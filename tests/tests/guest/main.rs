@@ -9,7 +9,6 @@
 )]
 
 mod bring_up;
-mod capture;
 mod churn;
 mod documents;
 mod effort;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use vhca_tests::live::{PATIENCE, wait_for};
+use vhca_tests::live::{Capture, PATIENCE, wait_for};
 
-use crate::capture::Capture;
 use crate::churn::{held, reload};
 use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
@@ -237,7 +236,7 @@ fn perftest_moves_data_in_all_its_forms_and_no_adapter_drops_any() {
 fn captured_connections_are_read_by_tshark() {
     let fabric = Fabric::new(Manager::Lite, &SERVED);
     let [mut first, mut second] = guests(&fabric, "6.1", [("H1-1", 1), ("H2-1", 1)]);
-    let capture = Capture::start(&fabric);
+    let capture = Capture::start(&fabric.lab);
     for program in ["rc", "uc", "srq"] {
         let server = format!("ibv_{program}_pingpong -n 100");
         pair(

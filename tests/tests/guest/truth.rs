@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use vhca_tests::live::PATIENCE;
+use vhca_tests::live::{PATIENCE, Packets};
 
-use crate::capture::Packets;
 use crate::fabric::Fabric;
 use crate::guest::Guest;
 use crate::ip::address;

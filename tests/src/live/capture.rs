@@ -3,32 +3,30 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use vhca_tests::live::{PATIENCE, Process, binary, wait_for};
-
-use crate::fabric::Fabric;
+use super::{Lab, PATIENCE, Process, binary, wait_for};
 
 /// A capture that goes on.
 #[derive(Debug)]
-pub(crate) struct Capture {
+pub struct Capture {
     process: Process,
     file: PathBuf,
 }
 
 impl Capture {
-    /// Captures what is on the links of a fabric.
-    pub(crate) fn start(fabric: &Fabric) -> Self {
-        let file = fabric.dir().join("capture.erf");
+    /// Captures what is on the links of a service's fabric.
+    pub fn start(lab: &Lab) -> Self {
+        let file = lab.dir().join("capture.erf");
         let mut command = Command::new(binary());
         command.args(["capture", "--tap", "fabric", "--control"]);
-        command.arg(fabric.lab.dir().join("control")).arg(&file);
-        let process = Process::start(fabric.dir(), "capture", &mut command);
+        command.arg(lab.dir().join("control")).arg(&file);
+        let process = Process::start(lab.dir(), "capture", &mut command);
         let begun = wait_for(PATIENCE, || file.exists().then_some(()));
         assert!(begun.is_some(), "{}", process.output());
         Self { process, file }
     }
 
     /// Ends it.
-    pub(crate) fn end(mut self) -> Packets {
+    pub fn end(mut self) -> Packets {
         self.process.signal("INT");
         self.process.wait(PATIENCE);
         Packets(self.file)
@@ -37,7 +35,7 @@ impl Capture {
 
 /// What was captured.
 #[derive(Debug)]
-pub(crate) struct Packets(PathBuf);
+pub struct Packets(PathBuf);
 
 impl Packets {
     fn read(&self, arguments: &[&str]) -> String {
@@ -51,8 +49,11 @@ impl Packets {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// tshark knows each packet. Gives how many there are.
-    pub(crate) fn are_flawless(&self) -> usize {
+    /// Returns how many packets there are, of which tshark knows each.
+    ///
+    /// # Panics
+    /// If one is malformed to it.
+    pub fn are_flawless(&self) -> usize {
         let flaws = self.read(&["-Y", "_ws.malformed || _ws.expert.severity == error"]);
         assert_eq!(flaws, "");
         let packets = self.read(&[]);
@@ -60,8 +61,8 @@ impl Packets {
         packets.lines().count()
     }
 
-    /// Transaction ids of the requests by which a port asked the SA to join IPoIB's broadcast group of IPv4.
-    pub(crate) fn broadcast_joins(&self, lid: u64) -> Vec<String> {
+    /// Returns the transaction ids of the requests by which a port asked the SA to join IPoIB's broadcast group of IPv4.
+    pub fn broadcast_joins(&self, lid: u64) -> Vec<String> {
         let set_of_mc_member_record = "infiniband.mad.mgmtclass == 0x03 && infiniband.mad.method == 0x02 \
              && infiniband.mad.attributeid == 0x0038";
         let filter = format!("{set_of_mc_member_record} && infiniband.lrh.slid == {lid}");
