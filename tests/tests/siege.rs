@@ -15,19 +15,11 @@ fn bound(calm: Option<&Figures>) -> Bound {
     }
 }
 
-#[test]
-fn no_vmm_keeps_others_from_being_served() {
+fn keeps_its_promises(attacks: Vec<Attack>, counts: Vec<usize>, length: Duration) {
     let plan = SiegePlan {
-        attacks: vec![
-            Attack::EventQueues,
-            Attack::Regions,
-            Attack::Datagrams,
-            Attack::Tables,
-            Attack::SlowAnswers,
-            Attack::Unmap,
-        ],
-        counts: vec![1, 4],
-        length: Duration::from_secs(2),
+        attacks,
+        counts,
+        length,
         program: PathBuf::from(env!("CARGO_BIN_EXE_siege")),
     };
     println!("{}", heading());
@@ -45,4 +37,18 @@ fn no_vmm_keeps_others_from_being_served() {
     let slow = figures.filter(|figures| figures.p50 > typical);
     let slow: Vec<String> = slow.map(Figures::line).collect();
     assert!(slow.is_empty(), "{slow:#?}");
+}
+
+#[test]
+fn no_vmm_keeps_others_from_being_served() {
+    let attacks = vec![
+        Attack::EventQueues,
+        Attack::Regions,
+        Attack::Datagrams,
+        Attack::Tables,
+        Attack::SlowAnswers,
+    ];
+    keeps_its_promises(attacks, vec![1, 4], Duration::from_secs(2));
+    // Its rounds are seconds apart.
+    keeps_its_promises(vec![Attack::Unmap], vec![1], Duration::from_secs(8));
 }

@@ -1,4 +1,4 @@
-//! Guests with the driver of [`mlx4_driver`](::mlx4_driver), over a guest memory of their own.
+//! Guests with the driver of the crate `mlx4-driver`, over a guest memory of their own.
 //!
 //! [`Bench`] is a bus with one function alone; [`Lab`] has guests on hosts with PF contexts, a fabric and a subnet manager;
 //! [`VmmBus`] leads to a function of a running service, by vfio-user and shared memory.
