@@ -22,8 +22,8 @@ pub enum OptionsError {
     NeedsAttach,
     /// Programs and VMMs both want VFs.
     #[error(
-        "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the {0} are for programs, 1 to {most}",
-        most = .0.saturating_sub(1)
+        "verbs and vfio_user share the VFs of each adapter, of which there are {0}: say by program_vfs how many are for \
+         programs, at least one and not all"
     )]
     NeedsProgramVfs(u16),
     /// Nobody shares VFs with programs.

@@ -411,13 +411,13 @@ mod tests {
             ),
             (
                 "verbs = true\nvfio_user = \"/x\"\n",
-                "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the 4 are for programs, \
-                 1 to 3",
+                "verbs and vfio_user share the VFs of each adapter, of which there are 4: say by program_vfs how many are for \
+                 programs, at least one and not all",
             ),
             (
                 "verbs = true\nvfio_user = \"/x\"\nvfs = 2\nprogram_vfs = 2\n",
-                "verbs and vfio_user share the VFs of each adapter: say by program_vfs how many of the 2 are for programs, \
-                 1 to 1",
+                "verbs and vfio_user share the VFs of each adapter, of which there are 2: say by program_vfs how many are for \
+                 programs, at least one and not all",
             ),
             (
                 "verbs = true\nprogram_vfs = 2\n",
