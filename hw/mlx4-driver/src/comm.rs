@@ -166,7 +166,7 @@ impl Channel {
         wait_until(bus, limit, |bus| Ok(!self.is_pending(bus)?))
     }
 
-    /// Makes the device reset the function (`mlx4_reset_slave`), after which the driver starts anew.
+    /// Resets the function by the device (`mlx4_reset_slave`), after which the driver starts anew.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         let flags: CommFlags = match read(bus, comm::FLAGS) {
             Err(DriverError::Gone) => return Ok(()),

@@ -171,7 +171,7 @@ impl CommandPort {
         }
     }
 
-    /// Makes the device reset the function, as a driver in its error state does.
+    /// Resets the function by the device, as a driver in its error state does.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         self.channel.reset_function(bus)
     }

@@ -96,7 +96,7 @@ impl Driver {
     /// Binds to the function: everything from the first register to the special queue pairs.
     ///
     /// # Errors
-    /// What the kernel gives up at. The function is reset then, unless it is gone.
+    /// The error at which the kernel gives up; the function is reset then, unless it is gone.
     pub fn probe(bus: &mut dyn Bus, memory: impl DmaMemory + 'static) -> Result<Self, DriverError> {
         Self::probe_on(bus, &Memory::new(memory))
     }
@@ -160,7 +160,7 @@ impl Driver {
     /// Unbinds from the function in the kernel's order.
     ///
     /// # Errors
-    /// What a command of the teardown says: the kernel would only warn.
+    /// The error of a command of the teardown, at which the kernel would only warn.
     pub fn remove(mut self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         for port in (1..).map(PortNum).take(self.mads.len()) {
             self.set_cm_supported(bus, port, false)?;
@@ -213,7 +213,7 @@ impl Driver {
         Self::probe_on(bus, &memory)
     }
 
-    /// Makes the device reset the function, as a driver in its error state does, and forgets everything.
+    /// Resets the function by the device, as a driver in its error state does, and forgets everything.
     ///
     /// # Errors
     /// [`DriverError::ResetFailed`].

@@ -63,7 +63,7 @@ impl Core {
     /// Brings the function up as `mlx4_load_one` does, for so many processors.
     ///
     /// # Errors
-    /// What the kernel gives up at. The function is reset then, unless it is gone.
+    /// The error at which the kernel gives up; the function is reset then, unless it is gone.
     pub fn probe(
         bus: &mut dyn Bus,
         memory: impl DmaMemory + 'static,
@@ -325,7 +325,7 @@ impl Core {
     /// Takes the function down as `mlx4_unload_one` does.
     ///
     /// # Errors
-    /// What a command of the teardown says: the kernel would only warn.
+    /// The error of a command of the teardown, at which the kernel would only warn.
     pub fn remove(mut self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         for port in 1..=self.caps.ports.len() {
             self.close_port(bus, u32::try_from(port).unwrap_or(u32::MAX))?;
@@ -378,7 +378,7 @@ impl Core {
         pci.disable(bus);
     }
 
-    /// Makes the device reset the function, as a driver in its error state does.
+    /// Resets the function by the device, as a driver in its error state does.
     pub(super) fn reset_function(&self, bus: &mut dyn Bus) -> Result<(), DriverError> {
         self.commands.reset_function(bus)
     }

@@ -17,7 +17,7 @@ use crate::live::{binary, wait_for};
 /// Folders of the workspace that commands name.
 const LINKED: [&str; 2] = ["tests", "hw"];
 
-/// Has Cargo build by the profile of the suites where a command wants the one for releases, which takes minutes.
+/// Replaces the profile for releases, which takes minutes to build by, with that of the suites in a command.
 const PROFILE: &str = "[ -z \"$VHCA_TEST_PROFILE\" ] || for argument; do
     shift
     [ \"$argument\" = --release ] && set -- \"$@\" --profile \"$VHCA_TEST_PROFILE\" || set -- \"$@\" \"$argument\"

@@ -313,7 +313,7 @@ fn captured_traffic_of_programs_is_read_by_tshark() {
     assert!(count > 4800, "{count} packets");
 }
 
-/// What is lost on a link, a connection sends again.
+/// A connection sends again what is lost on a link.
 #[test]
 fn connections_of_programs_end_right_across_a_lossy_link() {
     let lab = lab();

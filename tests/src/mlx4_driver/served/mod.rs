@@ -64,7 +64,7 @@ pub struct InProcess {
     pub host: HostId,
     /// The VF.
     pub vf: VfId,
-    /// Makes the function that the guest finds.
+    /// Returns the function that the guest finds.
     pub function: fn() -> Box<dyn PciFunction>,
 }
 

@@ -199,7 +199,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Makes accesses in bursts, and returns how long each took.
+    /// Accesses in bursts, and returns how long each access took.
     fn access(&mut self, access: Access, between: impl Fn()) -> anyhow::Result<Vec<Duration>> {
         self.bus.time_accesses();
         for _ in 0..ACCESSES / BURST {

@@ -20,7 +20,7 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// Makes memory of so many pages, all zero.
+    /// Returns memory of so many pages, all zero.
     ///
     /// # Errors
     /// That of the host, if it has no such memory.

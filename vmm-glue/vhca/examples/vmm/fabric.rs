@@ -21,7 +21,7 @@ const OTHERS: u8 = 121;
 /// Virtual time in which the subnet comes up.
 const SUBNET_UP: Duration = Duration::from_secs(3);
 
-/// Makes the world of a mode, and returns it with the host of each VM.
+/// Returns the world of a mode, with the host of each VM.
 pub(crate) fn of(arguments: &[&str]) -> Built {
     match arguments {
         ["tour"] => two_hosts(),

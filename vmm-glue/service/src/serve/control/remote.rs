@@ -48,7 +48,7 @@ pub enum RemoteError {
     Refused(Refusal),
 }
 
-/// Which side ended a stream.
+/// The side that ended a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
     /// The server: it has no more, or it is gone.

@@ -46,7 +46,7 @@ pub(crate) fn set_plugged(plugged: bool) {
     out32(WISH, u32::from(plugged));
 }
 
-/// Makes the VMM reset the function. It is done when this returns.
+/// Resets the function by the VMM. It is done when this returns.
 pub(crate) fn reset_function() {
     out32(RESET, 0);
 }

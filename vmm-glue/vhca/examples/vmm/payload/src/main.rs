@@ -191,7 +191,7 @@ fn doorbells(hca: &mut Hca, moves: bool) {
     cpu::report(times.median());
 }
 
-/// Has commands executed that do nothing, each of which ends by an interrupt, or when the driver finds that it has ended.
+/// Executes commands that do nothing, each until its interrupt, or until the driver finds that it has ended.
 fn commands(hca: &mut Hca, events: &mut EventQueue, is_polled: bool) {
     step("300 commands");
     let mut times = Times::new(OF_COMMAND);
@@ -214,7 +214,7 @@ fn commands(hca: &mut Hca, events: &mut EventQueue, is_polled: bool) {
 
 /// Times of an operation.
 struct Times {
-    /// How often it took so many times the resolution.
+    /// Numbers of operations, by the time that they took in units of the resolution.
     counts: [u16; 4096],
     /// Cycles.
     resolution: u64,

@@ -74,7 +74,7 @@ struct Joined {
     remote: Remote,
 }
 
-/// Makes the tour twice, with a reset of the function in between. The first guest does what the other one answers.
+/// Goes on the tour twice, with a reset of the function in between. The first guest does what the other one answers.
 pub(crate) fn tour(is_first: bool, khz: u64) {
     let mut vf = Vf::find(khz);
     for is_last in [false, true] {
