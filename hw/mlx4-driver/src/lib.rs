@@ -57,7 +57,7 @@ pub use error::DriverError;
 pub use event::Event;
 pub use lower::Core;
 pub use mads::PortMads;
-pub use memory::{DmaMemory, PAGE};
+pub use memory::{DmaMemory, PAGE, words_backwards};
 pub use pci::function_level_reset;
 pub use ports::PortCache;
 pub use qp::{Owner, QpSpec, QpUse};

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Range;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -79,5 +80,43 @@ impl Memory {
 
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) {
         self.0.write(addr, bytes);
+    }
+}
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
+
+/// Returns the parts of `len` bytes at an address, relative to it: aligned words of 8 bytes, and what is left at both ends; the
+/// last one first.
+///
+/// The driver and the device look at the same bytes at any time: what says that an entry is valid has to be read first and
+/// written last. In completions and events that is the last byte, which goes with the seven before it; in requests it is in
+/// the first eight.
+pub fn words_backwards(addr: u64, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let [low, ..] = addr.to_le_bytes();
+    let first = usize::from(low) % WORD;
+    let mut end = len;
+    core::iter::from_fn(move || {
+        let last = end.checked_sub(1)?;
+        let begin = ((first + last) & !(WORD - 1)).saturating_sub(first);
+        let part = begin..end;
+        end = begin;
+        Some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_aligned_words_from_the_last_to_the_first() {
+        let parts = |addr, len| words_backwards(addr, len).collect::<Vec<_>>();
+        assert_eq!(parts(16, 16), [8..16, 0..8]);
+        assert_eq!(parts(13, 16), [11..16, 3..11, 0..3]);
+        assert_eq!(parts(12, 8), [4..8, 0..4]);
+        assert_eq!(parts(12, 0), []);
     }
 }

@@ -7,10 +7,10 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ::mlx4_driver::words_backwards;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -44,7 +44,7 @@ impl SharedBytes {
 
     /// Copies bytes out.
     pub(super) fn read(&self, start: usize, out: &mut [u8]) {
-        for part in words_backwards(start, out.len()) {
+        for part in words_backwards(start as u64, out.len()) {
             let slice = self.slice(start + part.start, part.len());
             let out = &mut out[part];
             match <[u8; WORD]>::try_from(&*out) {
@@ -58,7 +58,7 @@ impl SharedBytes {
 
     /// Copies bytes in.
     pub(super) fn write(&self, start: usize, bytes: &[u8]) {
-        for part in words_backwards(start, bytes.len()) {
+        for part in words_backwards(start as u64, bytes.len()) {
             let slice = self.slice(start + part.start, part.len());
             let bytes = &bytes[part];
             match bytes.try_into() {
@@ -83,31 +83,9 @@ fn store(slice: &VolatileSlice<'_>, word: u64) {
         .expect("an aligned word");
 }
 
-/// The parts of `len` bytes from `start` on, relative to it: aligned words, and what is left at both ends; the last
-/// one first.
-fn words_backwards(start: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let mut end = len;
-    core::iter::from_fn(move || {
-        let last = end.checked_sub(1)?;
-        let begin = ((start + last) & !(WORD - 1)).saturating_sub(start);
-        let part = begin..end;
-        end = begin;
-        Some(part)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parts_are_aligned_words_from_the_last_to_the_first() {
-        let parts = |start, len| words_backwards(start, len).collect::<Vec<_>>();
-        assert_eq!(parts(16, 16), [8..16, 0..8]);
-        assert_eq!(parts(13, 16), [11..16, 3..11, 0..3]);
-        assert_eq!(parts(12, 8), [4..8, 0..4]);
-        assert_eq!(parts(12, 0), []);
-    }
 
     #[test]
     fn what_is_written_is_read_wherever_it_begins() {

@@ -1,11 +1,10 @@
 //! The memory of a guest.
 
 use core::fmt;
-use core::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mlx4_driver::{DmaMemory, PAGE};
+use mlx4_driver::{DmaMemory, PAGE, words_backwards};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 /// Bytes that are read or written at once.
@@ -45,22 +44,9 @@ impl fmt::Debug for Ram {
     }
 }
 
-/// Returns the parts of `len` bytes at an address, the last one first: aligned words, and the rest at both ends.
-fn words_backwards(addr: u64, len: usize) -> impl Iterator<Item = (GuestAddress, Range<usize>)> {
-    let [first, ..] = addr.to_le_bytes();
-    let first = usize::from(first) % WORD;
-    let mut end = len;
-    core::iter::from_fn(move || {
-        let last = end.checked_sub(1)?;
-        let begin = ((first + last) & !(WORD - 1)).saturating_sub(first);
-        let part = begin..end;
-        end = begin;
-        Some((GuestAddress(addr + begin as u64), part))
-    })
-}
-
 fn read(memory: &GuestMemoryMmap, addr: u64, out: &mut [u8]) -> Result<(), GuestMemoryError> {
-    for (at, part) in words_backwards(addr, out.len()) {
+    for part in words_backwards(addr, out.len()) {
+        let at = GuestAddress(addr + part.start as u64);
         let out = &mut out[part];
         if out.len() == WORD {
             let word: u64 = memory.load(at, Ordering::Acquire)?;
@@ -73,7 +59,8 @@ fn read(memory: &GuestMemoryMmap, addr: u64, out: &mut [u8]) -> Result<(), Guest
 }
 
 fn write(memory: &GuestMemoryMmap, addr: u64, bytes: &[u8]) -> Result<(), GuestMemoryError> {
-    for (at, part) in words_backwards(addr, bytes.len()) {
+    for part in words_backwards(addr, bytes.len()) {
+        let at = GuestAddress(addr + part.start as u64);
         match bytes[part.clone()].try_into().map(u64::from_ne_bytes) {
             Ok(word) => memory.store(word, at, Ordering::Release)?,
             Err(_) => memory.write_slice(&bytes[part], at)?,
