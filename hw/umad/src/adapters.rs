@@ -28,6 +28,10 @@ pub trait Adapters {
     /// An adapter as it is now.
     fn view(&mut self, adapter: AdapterId) -> Option<Ca>;
 
+    /// Returns the names of the ports that a program at this adapter will use and that a subnet manager has yet to make
+    /// active: none where no subnet manager would.
+    fn pending_ports(&mut self, name: &str) -> Vec<String>;
+
     /// The agent on a port's queue pair, to be used: it may have something to send afterwards. QP0
     /// is opened if it was not. `None` if there is none to be had.
     fn agent(&mut self, port: PortId, qp: SpecialQp) -> Option<&mut MadAgent>;

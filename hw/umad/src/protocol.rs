@@ -59,6 +59,9 @@ pub enum Purpose<'b> {
     Attribute(&'b str),
     /// Where a tree of empty files is, which looks like sysfs and the devices.
     Tree,
+    /// Names of the ports that the program will use and that a subnet manager has yet to make active, with commas between
+    /// them; nothing if there are none.
+    PendingPorts,
 }
 
 /// The first datagram of a connection.
@@ -92,6 +95,7 @@ impl<'b> Hello<'b> {
             Purpose::IsSm(number) => (2, number, ""),
             Purpose::Attribute(path) => (3, 0, path),
             Purpose::Tree => (4, 0, ""),
+            Purpose::PendingPorts => (5, 0, ""),
         };
         if self.adapters.len() > MAX_TEXT || path.len() > MAX_TEXT {
             return None;
@@ -137,6 +141,7 @@ impl<'b> Hello<'b> {
             2 => Purpose::IsSm(header.number.get()),
             3 => Purpose::Attribute(text(path)?),
             4 => Purpose::Tree,
+            5 => Purpose::PendingPorts,
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self {
@@ -414,6 +419,7 @@ mod tests {
             Purpose::IsSm(0),
             Purpose::Attribute("infiniband/vhca0/node_guid"),
             Purpose::Tree,
+            Purpose::PendingPorts,
         ] {
             let hello = Hello {
                 adapters: "H-1,0x0002c90300000001",

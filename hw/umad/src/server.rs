@@ -347,6 +347,16 @@ impl UmadServer {
                 };
                 Ok((Session::Done, Verdict::Replied(reply.encode())))
             }
+            Purpose::PendingPorts => {
+                let names = hello.adapters.split(',').map(str::trim);
+                let pending = names.flat_map(|name| adapters.pending_ports(name));
+                let pending: Vec<_> = pending.take(MAX_ADAPTERS).collect();
+                let pending = pending.join(",");
+                let reply = HelloReply {
+                    result: Ok(pending.as_bytes()),
+                };
+                Ok((Session::Done, Verdict::Replied(reply.encode())))
+            }
             Purpose::Tree => {
                 let tree = TreeRequest {
                     entries: sysfs::entries(&views),

@@ -73,6 +73,10 @@ impl Adapters for OnePort {
         })
     }
 
+    fn pending_ports(&mut self, _: &str) -> Vec<String> {
+        vec!["H-1/1".to_owned()]
+    }
+
     fn agent(&mut self, port: PortId, qp: SpecialQp) -> Option<&mut MadAgent> {
         assert_eq!(port, PORT);
         match qp {

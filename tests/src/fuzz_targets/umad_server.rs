@@ -110,6 +110,10 @@ impl Adapters for OnePort {
         })
     }
 
+    fn pending_ports(&mut self, name: &str) -> Vec<String> {
+        vec![name.to_owned()]
+    }
+
     fn agent(&mut self, _: PortId, qp: SpecialQp) -> Option<&mut MadAgent> {
         Some(self.on(qp))
     }
@@ -196,10 +200,11 @@ impl Scene {
         ];
         let adapters = input.pick(&names).unwrap_or_default();
         let number = u32::from(input.byte() % 3);
-        let purpose = match input.byte() % 6 {
+        let purpose = match input.byte() % 7 {
             0 => Purpose::Tree,
             1 => Purpose::Attribute(input.pick(&paths).unwrap_or_default()),
             2 => Purpose::IsSm(number),
+            6 => Purpose::PendingPorts,
             _ => Purpose::Umad(number),
         };
         let hello = Hello { adapters, purpose };

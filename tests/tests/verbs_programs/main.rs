@@ -54,6 +54,22 @@ fn programs_list_the_vf_as_an_infiniband_device() {
 }
 
 #[test]
+fn a_program_starts_when_its_vf_is_active() {
+    let lab = Lab::serve(&["--verbs"]);
+    let info = lab.tool(Shim::Vhca, "H2-1/1", &["ibv_devinfo"]);
+    assert!(info.contains("PORT_ACTIVE (4)"), "{info}");
+    let stat = lab.tool(Shim::Vhca, "H2-1/1", &["ibstat"]);
+    assert!(stat.contains("State: Active"), "{stat}");
+}
+
+#[test]
+fn a_program_starts_at_once_where_no_subnet_manager_runs() {
+    let lab = Lab::serve(&["--verbs", "--sm", "none"]);
+    let info = lab.tool(Shim::Vhca, "H2-1/1", &["ibv_devinfo"]);
+    assert!(info.contains("PORT_DOWN (1)"), "{info}");
+}
+
+#[test]
 fn pingpongs_of_every_transport_check_their_data() {
     let lab = lab();
     for program in [

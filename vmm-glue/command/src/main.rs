@@ -9,6 +9,7 @@ mod wait_up;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use env_logger::Env;
@@ -160,14 +161,14 @@ fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<()> {
 
 /// Becomes the program.
 fn run(args: &RunArgs) -> anyhow::Result<bool> {
-    let environment = args.environment.environment()?;
+    let environment = args.environment()?;
     let (program, arguments) = args.program.split_first().context("no program")?;
     Err(environment.run(program, arguments).into())
 }
 
 /// Prints the environment of programs for a shell.
 fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
-    let lines = args.environment()?.shell_lines();
+    let lines = args.environment(Duration::ZERO)?.shell_lines();
     io::stdout().write_all(&lines).context("cannot print")?;
     Ok(true)
 }

@@ -9,7 +9,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -25,6 +26,12 @@ use crate::serve::control::protocol::{Request, Sockets};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
+
+/// Pause between two looks at ports that are not active yet.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Time after which the user is told what a command waits for.
+const SILENCE: Duration = Duration::from_millis(500);
 
 /// Why a program cannot be run.
 #[derive(Debug, Error)]
@@ -163,6 +170,48 @@ pub fn find_service(
         Err(umad_link::Errno::ENODEV) => Err(no_node()),
         Err(error) => Err(silent(io::Error::other(format!("{error:?}")))),
     }
+}
+
+/// Waits until the ports that a program at these adapters will use are active, if a subnet manager is about to make them so,
+/// for as long as `limit`. `say` gets a line if that takes long, and one if it takes longer than that.
+pub fn wait_for_ports(
+    socket: &Path,
+    node: Option<&str>,
+    limit: Duration,
+    say: &mut dyn FnMut(&str),
+) {
+    let begun = Instant::now();
+    let mut is_said = false;
+    while let Some(pending) = pending_ports(socket, node.unwrap_or_default()) {
+        let waited = begun.elapsed();
+        if waited >= limit {
+            let seconds = limit.as_secs();
+            say(&format!(
+                "{pending} is not active after {seconds} s; vhca why {pending} names the fault"
+            ));
+            return;
+        }
+        if waited >= SILENCE && !core::mem::replace(&mut is_said, true) {
+            say(&format!("waiting for {pending} to become active"));
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// Returns the name of the first port that is not active yet. `None` for an older service, which does not say.
+fn pending_ports(socket: &Path, adapters: &str) -> Option<String> {
+    let hello = Hello {
+        adapters,
+        purpose: Purpose::PendingPorts,
+    };
+    let reply = greet(&connect(socket).ok()?, &hello.encode()?).ok()?;
+    let names = HelloReply::decode(&reply).ok()?.result.ok()?;
+    let names = core::str::from_utf8(names).ok()?;
+    names
+        .split(',')
+        .next()
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
 }
 
 fn connect(socket: &Path) -> io::Result<OwnedFd> {

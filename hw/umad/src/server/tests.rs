@@ -104,6 +104,13 @@ fn attributes_and_the_tree_are_given_by_connections_of_their_own() {
 }
 
 #[test]
+fn ports_that_are_not_active_yet_are_named() {
+    let mut bench = Bench::new();
+    let verdict = bench.receive(&hello("H-1, H-1", Purpose::PendingPorts));
+    assert_eq!(replied(&verdict), Ok(&b"H-1/1,H-1/1"[..]));
+}
+
+#[test]
 fn what_is_not_there_is_said_with_a_number() {
     for (adapters, purpose, errno) in [
         ("H-2", Purpose::Tree, Errno::ENODEV),

@@ -2,12 +2,18 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
-use vhca_service::programs::{ProgramEnvironment, find_library, find_service, umad_socket_of};
+use vhca_service::programs::{
+    ProgramEnvironment, find_library, find_service, umad_socket_of, wait_for_ports,
+};
 
 use super::server::say;
 use super::{ServerArgs, complete};
+
+/// Time in which a subnet manager has to make a program's ports active: several times what it takes on a busy machine.
+const PORT_LIMIT: Duration = Duration::from_secs(15);
 
 /// Which service and which of its adapters.
 #[derive(Debug, Args)]
@@ -27,8 +33,9 @@ pub(crate) struct EnvArgs {
 }
 
 impl EnvArgs {
-    /// What they say.
-    pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
+    /// Finds the service and returns the environment of programs at it. Waits until the ports of the program are active, for
+    /// as long as `limit`.
+    pub(crate) fn environment(&self, limit: Duration) -> anyhow::Result<ProgramEnvironment> {
         let library = find_library(self.preload.as_deref())?;
         let mut places = self.server.places()?;
         let controls = match &self.socket {
@@ -44,6 +51,9 @@ impl EnvArgs {
         };
         let node = (!self.node.is_empty()).then(|| self.node.join(","));
         let socket = find_service(&places, &controls, node.as_deref(), &mut say)?;
+        if limit > Duration::ZERO {
+            wait_for_ports(&socket, node.as_deref(), limit, &mut say);
+        }
         Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
     }
 }
@@ -51,7 +61,11 @@ impl EnvArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) environment: EnvArgs,
+    environment: EnvArgs,
+    /// Start the program at once; by default it starts when its port and that of its VF are active, or after 15 s, where a
+    /// subnet manager runs.
+    #[arg(long)]
+    no_wait: bool,
     /// The program and its arguments.
     #[arg(
         required = true,
@@ -61,4 +75,16 @@ pub(crate) struct RunArgs {
         value_hint = clap::ValueHint::CommandWithArguments
     )]
     pub(crate) program: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// Finds the service, and waits until the program's ports are active.
+    pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
+        let limit = if self.no_wait {
+            Duration::ZERO
+        } else {
+            PORT_LIMIT
+        };
+        self.environment.environment(limit)
+    }
 }

@@ -82,6 +82,10 @@ impl Adapters for LabAdapters<'_> {
         })
     }
 
+    fn pending_ports(&mut self, name: &str) -> Vec<String> {
+        self.lab.pending_ports(name)
+    }
+
     fn agent(&mut self, port: PortId, qp: SpecialQp) -> Option<&mut MadAgent> {
         let at = self.endpoint(port)?;
         let world = self.lab.world_mut();

@@ -22,9 +22,9 @@ use crate::show::{ProgramRow, ProgramUsage};
 /// A VF that programs can have.
 #[derive(Debug)]
 pub(crate) struct ProcessVf {
-    host: HostId,
-    host_name: String,
-    vf: VfId,
+    pub(super) host: HostId,
+    pub(super) host_name: String,
+    pub(super) vf: VfId,
     memory: ProcessMemory,
     /// Address for the RDMA CM.
     address: Ipv4Addr,

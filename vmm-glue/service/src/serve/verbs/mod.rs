@@ -5,6 +5,7 @@ mod claims;
 mod client;
 mod memory;
 mod network;
+mod pending;
 mod program;
 mod rings;
 

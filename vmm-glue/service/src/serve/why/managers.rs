@@ -16,7 +16,7 @@ impl Lab {
     }
 
     /// Returns where a subnet manager runs that a port's SMPs reach, if any does. A master comes before those that stand by.
-    pub(super) fn manager_near(&self, at: Endpoint) -> Option<Endpoint> {
+    pub(in crate::serve) fn manager_near(&self, at: Endpoint) -> Option<Endpoint> {
         let reachable = self.reachable(at);
         let near = || self.managers().filter(|sm| reachable.contains(sm));
         near()

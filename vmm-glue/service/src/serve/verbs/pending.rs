@@ -1,0 +1,82 @@
+//! Ports that a program is about to use and that a subnet manager has yet to make active.
+
+use emulated_hca::Endpoint;
+use hca_api::{PhysicalState, PortState};
+use ib_wire::PortNum;
+use pf_context::PortReason;
+
+use super::claims::split;
+use super::program::{PORT, VfProgram};
+use crate::serve::Lab;
+
+impl Lab {
+    /// Returns the names of ports that a program under `--node NAME` is about to use and that are not active yet: the
+    /// adapter's own, and that of the VF that the program would get. A port whose link is down, or that no subnet manager
+    /// reaches, is left out, because nothing but an administrator makes it active.
+    pub(in crate::serve) fn pending_ports(&self, name: &str) -> Vec<String> {
+        let (node_name, number) = match self.node(name) {
+            Some(_) => (name, None),
+            None => split(name),
+        };
+        let node = if node_name.is_empty() {
+            let manager = self.manager();
+            manager.map(|host| self.world().host(host.id).node())
+        } else {
+            self.node(node_name)
+        };
+        let own = node.and_then(|node| self.fabric().node(node).map(|ports| (node, ports)));
+        let own = own.into_iter().flat_map(|(node, ports)| {
+            let numbers = (1..=ports.port_count()).map(PortNum);
+            numbers.map(move |port| Endpoint { node, port })
+        });
+        let own = own.filter(|at| self.is_pending(*at));
+        let own = own.map(|at| self.port_name(at));
+        own.chain(self.pending_vf(node_name, number)).collect()
+    }
+
+    /// Returns `true` if a port's link is up, a subnet manager reaches it, and it is not active.
+    fn is_pending(&self, at: Endpoint) -> bool {
+        self.fabric().port(at).is_some_and(|port| {
+            port.physical_state == PhysicalState::LinkUp
+                && port.state != PortState::Active
+                && self.manager_near(at).is_some()
+        })
+    }
+
+    /// Returns the name of the VF that a program would get if its port is not active, but will be.
+    fn pending_vf(&self, node_name: &str, number: Option<u16>) -> Option<String> {
+        let world = self.world();
+        let wanted = self.node(node_name);
+        let mut offered = self.process_vfs.iter();
+        let (_, vf) = offered.find(|(at, vf)| {
+            let is_wanted = node_name.is_empty() || wanted == Some(world.host(vf.host).node());
+            let is_named = number.is_none_or(|number| number == vf.vf.get());
+            let program = world.consumer::<VfProgram>(**at);
+            is_wanted && is_named && program.is_some_and(|program| program.device.is_free())
+        })?;
+        let host = world.host(vf.host);
+        let at = Endpoint {
+            node: host.node(),
+            port: PORT,
+        };
+        let port = self.fabric().port(at)?;
+        if port.physical_state != PhysicalState::LinkUp || self.manager_near(at).is_none() {
+            return None;
+        }
+        let ports = host.context()?.ports();
+        let reason = ports.get(PORT.index().checked_sub(1)?)?.reason(vf.vf)?;
+        let comes_up = match reason {
+            PortReason::PhysicalDown
+            | PortReason::WaitingForSa
+            | PortReason::WaitingForHardware { obstacle: None } => true,
+            PortReason::Up
+            | PortReason::AdminDown
+            | PortReason::NoGuidRequested
+            | PortReason::Declined { .. }
+            | PortReason::WaitingForHardware { obstacle: Some(_) }
+            | PortReason::NotSupported
+            | PortReason::TableTooSmall => false,
+        };
+        comes_up.then(|| format!("{}/{}", vf.host_name, vf.vf.get()))
+    }
+}
