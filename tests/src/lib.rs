@@ -6,6 +6,7 @@ pub mod docs;
 pub mod faulty_hca;
 pub mod fields;
 pub mod fuzz_targets;
+pub mod golden;
 pub mod live;
 pub mod mads;
 pub mod mlx4_driver;

@@ -12,6 +12,8 @@ pub(crate) struct Session {
     output: BufReader<PipeReader>,
     run: JoinHandle<Result<(), ReplayError>>,
     line: u64,
+    /// The script behind `<`, and what was printed behind `>`.
+    transcript: String,
 }
 
 /// What a line led to.
@@ -43,6 +45,7 @@ impl Session {
             output: BufReader::new(output),
             run,
             line: 0,
+            transcript: String::new(),
         };
         session.write(&json!({ "config": config }));
         session
@@ -50,6 +53,7 @@ impl Session {
 
     fn write(&mut self, line: &Value) {
         self.line += 1;
+        self.transcript += &format!("< {line}\n");
         writeln!(self.script, "{line}").unwrap();
     }
 
@@ -67,6 +71,7 @@ impl Session {
         loop {
             text.clear();
             assert_ne!(self.output.read_line(&mut text).unwrap(), 0, "after {line}");
+            self.transcript += &format!("> {text}");
             let mut printed: Value = serde_json::from_str(&text).unwrap();
             if printed["cause"] == self.line {
                 outcome.sizes = printed["stats"].take();
@@ -84,12 +89,13 @@ impl Session {
         }
     }
 
-    /// Ends the script.
-    pub(crate) fn end(self) {
+    /// Ends the script. Returns what was written and printed.
+    pub(crate) fn end(self) -> String {
         let Self {
             script,
             mut output,
             run,
+            transcript,
             ..
         } = self;
         drop(script);
@@ -97,5 +103,6 @@ impl Session {
         output.read_line(&mut rest).unwrap();
         assert_eq!(rest, "");
         run.join().unwrap().unwrap();
+        transcript
     }
 }

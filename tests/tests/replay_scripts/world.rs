@@ -164,12 +164,16 @@ impl World {
     }
 
     /// Ten minutes later nothing is left but connections that may be up, and a week later none of those.
-    pub(crate) fn end(mut self) -> Tally {
+    pub(crate) fn end(self) -> Tally {
+        self.end_with_transcript().0
+    }
+
+    /// As [`Self::end`]. Returns the script and what was printed, too.
+    pub(crate) fn end_with_transcript(mut self) -> (Tally, String) {
         let quiet = self.quiet.len();
         self.left_after(TEN_MINUTES, quiet);
         self.left_after(WEEK, 0);
-        self.session.end();
-        self.tally
+        (self.tally, self.session.end())
     }
 
     fn left_after(&mut self, pause: u64, connections: usize) {

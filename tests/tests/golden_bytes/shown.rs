@@ -1,0 +1,151 @@
+//! Tables and metrics of a service in virtual time.
+
+use ib_vtime::Duration;
+use vhca::{Driven, Slice};
+use vhca_service::serve::{GuestAction, Lab, LinkFaults, Options, Service, TopologySpec};
+use vhca_service::show::{
+    self, By, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject,
+};
+use vhca_tests::golden::{Form, assert_unchanged};
+
+const SUBJECTS: [Subject; 13] = [
+    Subject::Vfs,
+    Subject::Ports,
+    Subject::Tids,
+    Subject::Cm,
+    Subject::Mcast,
+    Subject::Guids,
+    Subject::Pkeys,
+    Subject::Counters,
+    Subject::Drops,
+    Subject::Qps,
+    Subject::Programs,
+    Subject::Fabric,
+    Subject::Sm,
+];
+
+/// Lets time pass.
+fn pass(service: &mut Service, time: Duration) {
+    let mut now = service.lab().world().now();
+    let end = now + time;
+    while now < end {
+        service.poll(now);
+        now = service
+            .poll_timeout()
+            .map_or(end, |next| next.max(now).min(end));
+    }
+    service.poll(end);
+}
+
+/// Has guests do something, and lets it happen.
+fn guests(service: &mut Service, vfs: &str, action: &GuestAction) {
+    let vfs = service.lab().vfs(vfs, None).unwrap();
+    service.lab_mut().guests_do(&vfs, action).unwrap();
+    pass(service, Duration::from_millis(100));
+}
+
+/// Guests of two hosts that join and send, over a link that loses packets and one that was down.
+fn service() -> Service {
+    let options = Options {
+        topology: TopologySpec::TwoSwitch,
+        vfs: 3,
+        guests: true,
+        ..Options::default()
+    };
+    let mut service = Service::in_virtual_time(Lab::build(&options, 1).unwrap());
+    pass(&mut service, Duration::from_secs(5));
+    let mgid = "ff12::15:1".to_owned();
+    for host in ["H1-1/all", "H1-2/all"] {
+        guests(
+            &mut service,
+            host,
+            &GuestAction::Join { mgid: mgid.clone() },
+        );
+    }
+    let (to, text) = (mgid.clone(), "hello".to_owned());
+    guests(&mut service, "H1-1/all", &GuestAction::Send { to, text });
+    guests(&mut service, "H1-2/2", &GuestAction::Leave { mgid });
+    let faults = LinkFaults {
+        loss: 200_000,
+        symbol_errors: 3,
+        ..LinkFaults::default()
+    };
+    let lab = service.lab_mut();
+    lab.set_link_faults("H1-1/1", None, faults).unwrap();
+    let (count, destinations) = (100, 2);
+    let paths = GuestAction::Paths {
+        count,
+        destinations,
+    };
+    guests(&mut service, "H1-1/1", &paths);
+    for up in [false, true] {
+        service.lab_mut().set_link("H1-2/1", None, up).unwrap();
+        pass(&mut service, Duration::from_secs(2));
+    }
+    service
+}
+
+/// Calls something with what there is to look at.
+fn with_scene<T>(service: &Service, call: impl FnOnce(&Scene<'_>) -> T) -> T {
+    let lab = service.lab();
+    let pfs = lab.pf_hosts().map(|pf| NamedPf {
+        name: &pf.name,
+        node: lab.world().host(pf.id).node(),
+        rows: lab.world().context(pf.id),
+    });
+    let pfs: Vec<_> = pfs.collect();
+    call(&Scene {
+        pfs: &pfs,
+        vmms: lab,
+        fabric: lab.fabric(),
+        service: &ServiceFacts::default(),
+        now: lab.world().now(),
+    })
+}
+
+#[test]
+fn tables_of_a_service() {
+    let service = service();
+    let text = with_scene(&service, |scene| {
+        let mut text = Vec::new();
+        for subject in SUBJECTS {
+            for (format, wide) in [
+                (Format::Text, false),
+                (Format::Text, true),
+                (Format::Json, false),
+            ] {
+                let name = format!(
+                    "# {subject:?} {format:?}{}\n",
+                    if wide { " wide" } else { "" }
+                );
+                text.extend(name.into_bytes());
+                let mut page = show::page(scene, subject, format, Filter::default(), wide);
+                while !page.write(scene, &mut text, &mut Slice::endless()) {}
+                text.push(b'\n');
+            }
+        }
+        String::from_utf8(text).unwrap()
+    });
+    assert_unchanged("tables", Form::Text, &text);
+}
+
+/// Node by node: the metrics of the whole begin with the version.
+#[test]
+fn metrics_of_a_service() {
+    let service = service();
+    let text = with_scene(&service, |scene| {
+        let mut text = Vec::new();
+        for (node, _) in scene.fabric.nodes() {
+            let filter = Filter {
+                node: Some(node),
+                ..Filter::default()
+            };
+            for by in [By::Host, By::Vf] {
+                let mut metrics = Metrics::new(by, filter);
+                while !metrics.write(scene, &mut text, &mut Slice::endless()) {}
+            }
+        }
+        String::from_utf8(text).unwrap()
+    });
+    assert_unchanged("metrics", Form::Text, &text);
+}
