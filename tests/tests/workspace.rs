@@ -109,14 +109,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vf-tunnel",
         ],
     ),
+    ("vhca-receiver", &[]),
     (
         "vhca-vfio-user",
-        &["vhca", "vf-proxy", "hca-api", "ib-vtime"],
+        &["vhca", "vhca-receiver", "vf-proxy", "hca-api", "ib-vtime"],
     ),
     (
         "vhca-service",
         &[
             "vhca",
+            "vhca-receiver",
             "vhca-vfio-user",
             "ibsim-link",
             "umad-link",
@@ -156,6 +158,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
 /// Packages that may own file descriptors, threads and clocks.
 const MAY_DO_IO: &[&str] = &[
     "vhca",
+    "vhca-receiver",
     "vhca-vfio-user",
     "vhca-service",
     "vhca-exercises",

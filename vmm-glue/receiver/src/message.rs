@@ -1,0 +1,158 @@
+//! Messages between the service and the receiver: packets on Unix sockets of one host, integers in its byte order.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use crate::{Kind, SCM_MAX_FD};
+
+/// What the service says on the channel to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Serve a client of a user: its socket and the end of a lane come along.
+    Client(Kind, u32),
+    /// Keep a descriptor open until the service ends.
+    Keep,
+    /// Say whether a process has a file, by device and inode, mapped privately: a socket for the answer comes along.
+    Maps(i32, u64, u64),
+}
+
+/// Bytes of an order.
+const ORDER: usize = 1 + 4 + 8 + 8;
+
+impl Order {
+    pub(crate) fn encode(self) -> [u8; ORDER] {
+        let mut bytes = [0; ORDER];
+        match self {
+            Self::Client(kind, uid) => {
+                bytes[0] = 1;
+                bytes[1..5].copy_from_slice(&uid.to_ne_bytes());
+                bytes[5] = kind.number();
+            }
+            Self::Keep => bytes[0] = 2,
+            Self::Maps(pid, device, inode) => {
+                bytes[0] = 3;
+                bytes[1..5].copy_from_slice(&pid.to_ne_bytes());
+                bytes[5..13].copy_from_slice(&device.to_ne_bytes());
+                bytes[13..].copy_from_slice(&inode.to_ne_bytes());
+            }
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tag, rest) = bytes.split_first()?;
+        let (number, rest) = rest.split_first_chunk::<4>()?;
+        let (device, inode) = rest.split_first_chunk::<8>()?;
+        let inode = inode.first_chunk::<8>()?;
+        Some(match tag {
+            1 => {
+                let kind = Kind::ALL.get(usize::from(device[0]))?;
+                Self::Client(*kind, u32::from_ne_bytes(*number))
+            }
+            2 => Self::Keep,
+            3 => Self::Maps(
+                i32::from_ne_bytes(*number),
+                u64::from_ne_bytes(*device),
+                u64::from_ne_bytes(*inode),
+            ),
+            _ => return None,
+        })
+    }
+}
+
+/// The head of a message on a lane to the service: the error number, or zero.
+pub(crate) const LANE_HEAD: usize = 4;
+
+/// Makes the two ends of a channel.
+pub(crate) fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Sends a packet of two parts with descriptors.
+pub(crate) fn send(
+    channel: impl AsFd,
+    parts: [&[u8]; 2],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let parts = parts.map(IoSlice::new);
+    loop {
+        match sendmsg(
+            &channel,
+            &parts,
+            &mut ancillary,
+            flags | SendFlags::NOSIGNAL,
+        ) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(|_| ()),
+        }
+    }
+}
+
+/// A packet as it came.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) len: usize,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Descriptors were lost, since this process has no room for more.
+    pub(crate) is_cut: bool,
+}
+
+/// Receives a packet with all its descriptors. Closes those that are lost.
+pub(crate) fn receive(
+    channel: impl AsFd,
+    head: &mut [u8],
+    body: &mut [u8],
+    flags: RecvFlags,
+) -> Result<Packet, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    loop {
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(head), IoSliceMut::new(body)];
+        let received = match recvmsg(&channel, &mut parts, &mut ancillary, flags) {
+            Err(Errno::INTR) => continue,
+            received => received?,
+        };
+        let fds = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        return Ok(Packet {
+            len: received.bytes,
+            fds: fds.flatten().collect(),
+            is_cut: received.flags.contains(rustix::net::ReturnFlags::CTRUNC),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_come_back_as_they_were_given() {
+        for order in [
+            Order::Client(Kind::Program, 1000),
+            Order::Keep,
+            Order::Maps(4711, 3, u64::MAX),
+        ] {
+            assert_eq!(Order::decode(&order.encode()), Some(order));
+        }
+        assert_eq!(Order::decode(&[9; ORDER]), None);
+        assert_eq!(Order::decode(&[1, 2]), None);
+    }
+}

@@ -1,0 +1,595 @@
+//! The receiver's side: threads that serve clients, one client on at most one of them at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::{Errno, dup};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, send, shutdown};
+use slab::Slab;
+
+use crate::message::{self, LANE_HEAD, Order, pair};
+use crate::{Kind, MESSAGE_MAX, seccomp};
+
+/// Threads of one user that may wait for a close or a look at a file.
+pub const STUCK_MAX: usize = 16;
+
+/// Time after which a thread counts as one that waits.
+const STUCK_AFTER: Duration = Duration::from_millis(100);
+
+/// Threads without work that stay for the next.
+const SPARE: usize = 4;
+
+/// Number of the channel to the service among the watched descriptors.
+const CHANNEL: u64 = u64::MAX;
+
+/// A client.
+#[derive(Debug)]
+struct Client {
+    uid: u32,
+    kind: Kind,
+    /// Its user has too many threads that wait: its messages are not read.
+    is_refused: bool,
+    work: Mutex<Work>,
+}
+
+/// What is to be done for a client, and by whom.
+#[derive(Debug)]
+struct Work {
+    /// `None` at the end.
+    ends: Option<Ends>,
+    todo: VecDeque<Task>,
+    /// Time since which a thread is busy with it.
+    busy_since: Option<Instant>,
+}
+
+/// A client's socket and the lane to the service.
+#[derive(Clone, Debug)]
+struct Ends {
+    socket: Arc<OwnedFd>,
+    lane: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Task {
+    /// The service asks for a message, or has closed its end of the lane with this number.
+    Lane(usize),
+    /// The service has closed its duplicates.
+    Close(Vec<OwnedFd>),
+}
+
+/// What a watched descriptor is.
+#[derive(Debug)]
+enum Watched {
+    Lane(Arc<Client>),
+    /// The end of a lease, with the duplicates that are kept for it.
+    Lease {
+        end: Arc<OwnedFd>,
+        client: Arc<Client>,
+        kept: Vec<OwnedFd>,
+    },
+}
+
+/// The process.
+#[derive(Debug)]
+struct Process {
+    channel: OwnedFd,
+    epoll: OwnedFd,
+    watched: Mutex<Slab<Watched>>,
+    /// Clients with a thread that serves them.
+    busy: Mutex<BTreeMap<usize, Arc<Client>>>,
+    /// Threads that wait for work.
+    idle: Mutex<usize>,
+    kept: Mutex<Vec<OwnedFd>>,
+    /// Sockets of refused clients, by user: closed when one of the user's threads goes on.
+    refused: Mutex<BTreeMap<u32, Vec<Arc<OwnedFd>>>>,
+    /// What is passed on in the place of a descriptor that the protocol does not take.
+    nothing: OwnedFd,
+    maps: Maps,
+}
+
+/// Says whether a process has a file, by device and inode, mapped privately.
+type Maps = fn(i32, u64, u64) -> bool;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Is the process: serves the service at standard input until that is gone. `maps` answers questions about mapped files.
+///
+/// # Errors
+/// Errors of the system before the service is served.
+pub fn run(maps: fn(i32, u64, u64) -> bool) -> io::Result<()> {
+    let channel = dup(io::stdin())?;
+    let process = Process::new(channel, maps)?;
+    seccomp::confine().map_err(io::Error::other)?;
+    process.serve();
+    // Descriptors of clients may keep their thread, but not this process from ending; the kernel closes them in its own time.
+    std::process::exit(0);
+}
+
+impl Process {
+    pub(crate) fn new(channel: OwnedFd, maps: Maps) -> io::Result<Arc<Self>> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &channel, EventData::new_u64(CHANNEL), once())?;
+        Ok(Arc::new(Self {
+            channel,
+            epoll,
+            watched: Mutex::default(),
+            busy: Mutex::default(),
+            idle: Mutex::default(),
+            kept: Mutex::default(),
+            refused: Mutex::default(),
+            nothing: std::fs::File::open(PathBuf::from("/dev/null"))?.into(),
+            maps,
+        }))
+    }
+
+    /// Serves until the service is gone.
+    pub(crate) fn serve(self: &Arc<Self>) {
+        *lock(&self.idle) += 1;
+        while self.serve_next() {}
+    }
+
+    /// A thread's life: as long as there is work, or few others wait for it.
+    fn work(self: Arc<Self>) {
+        while self.serve_next() {
+            let idle = *lock(&self.idle);
+            if idle > SPARE {
+                *lock(&self.idle) -= 1;
+                return;
+            }
+        }
+    }
+
+    /// Waits for one event and does what it is about. Returns `false` at the end of the service.
+    fn serve_next(self: &Arc<Self>) -> bool {
+        let mut events = Vec::with_capacity(1);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return true,
+            Err(_) => return false,
+        }
+        let Some(event) = events.pop() else {
+            return true;
+        };
+        self.leave_a_thread();
+        let goes_on = match event.data.u64() {
+            CHANNEL => self.take_order(),
+            key => {
+                self.take_event(usize::try_from(key).unwrap_or(usize::MAX));
+                true
+            }
+        };
+        *lock(&self.idle) += 1;
+        goes_on
+    }
+
+    /// Starts another thread if all are at work: this one may have to wait.
+    fn leave_a_thread(self: &Arc<Self>) {
+        let mut idle = lock(&self.idle);
+        *idle -= 1;
+        if *idle == 0 {
+            let process = self.clone();
+            let spawned = thread::Builder::new().spawn(move || process.work());
+            // Without another thread clients wait for this one.
+            *idle += usize::from(spawned.is_ok());
+        }
+    }
+
+    /// Takes an order of the service. Returns `false` at its end.
+    fn take_order(&self) -> bool {
+        let mut bytes = [0; 32];
+        let packet = message::receive(&self.channel, &mut bytes, &mut [], RecvFlags::DONTWAIT);
+        // The next order is for another thread.
+        let _ = epoll::modify(
+            &self.epoll,
+            &self.channel,
+            EventData::new_u64(CHANNEL),
+            once(),
+        );
+        let mut packet = match packet {
+            Ok(packet) if packet.len > 0 => packet,
+            Err(Errno::AGAIN) => return true,
+            Ok(_) | Err(_) => return false,
+        };
+        let order = Order::decode(bytes.get(..packet.len).unwrap_or_default());
+        let (second, first) = (packet.fds.pop(), packet.fds.pop());
+        match (order, first, second) {
+            (Some(Order::Client(kind, uid)), Some(socket), Some(lane)) => {
+                self.add_client(uid, kind, socket, lane);
+            }
+            (Some(Order::Keep), None, Some(fd)) => lock(&self.kept).push(fd),
+            (Some(Order::Maps(pid, device, inode)), None, Some(answer_to)) => {
+                let answer = [u8::from((self.maps)(pid, device, inode))];
+                // The service may have stopped waiting.
+                let _ = send(&answer_to, &answer, SendFlags::NOSIGNAL);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn add_client(&self, uid: u32, kind: Kind, socket: OwnedFd, lane: OwnedFd) {
+        let is_refused = self.stuck(uid) >= STUCK_MAX;
+        if is_refused {
+            // The service finds the connection at its end, and gives it up.
+            let _ = shutdown(&socket, Shutdown::Both);
+        }
+        let lane = Arc::new(lane);
+        let ends = Ends {
+            socket: Arc::new(socket),
+            lane: lane.clone(),
+        };
+        let client = Arc::new(Client {
+            uid,
+            kind,
+            is_refused,
+            work: Mutex::new(Work {
+                ends: Some(ends),
+                todo: VecDeque::new(),
+                busy_since: None,
+            }),
+        });
+        self.watch(&*lane, Watched::Lane(client));
+    }
+
+    /// Returns how many threads wait for a user's files.
+    fn stuck(&self, uid: u32) -> usize {
+        let busy = lock(&self.busy);
+        let of_user = busy.values().filter(|client| client.uid == uid);
+        let since = of_user.filter_map(|client| lock(&client.work).busy_since);
+        since.filter(|since| since.elapsed() >= STUCK_AFTER).count()
+    }
+
+    /// Watches a descriptor for one event.
+    fn watch(&self, fd: impl AsFd, what: Watched) {
+        let key = lock(&self.watched).insert(what);
+        if epoll::add(&self.epoll, fd, data(key), once()).is_err() {
+            // Without a watch the duplicates are of no use. Closed here, and not under the lock.
+            let unwatched = lock(&self.watched).try_remove(key);
+            drop(unwatched);
+        }
+    }
+
+    /// Does what a lane or a lease is ready for.
+    fn take_event(&self, key: usize) {
+        let mut watched = lock(&self.watched);
+        let (client, task) = match watched.get(key) {
+            Some(Watched::Lane(client)) => (client.clone(), Task::Lane(key)),
+            Some(Watched::Lease { .. }) => match watched.remove(key) {
+                Watched::Lease { end, client, kept } => {
+                    drop(end);
+                    (client, Task::Close(kept))
+                }
+                Watched::Lane(_) => return,
+            },
+            None => return,
+        };
+        drop(watched);
+        let mut work = lock(&client.work);
+        work.todo.push_back(task);
+        if work.busy_since.is_some() {
+            return;
+        }
+        work.busy_since = Some(Instant::now());
+        drop(work);
+        let name = Arc::as_ptr(&client) as usize;
+        lock(&self.busy).insert(name, client.clone());
+        loop {
+            let mut work = lock(&client.work);
+            let Some(task) = work.todo.pop_front() else {
+                drop(work);
+                self.close_refused(client.uid);
+                work = lock(&client.work);
+                if work.todo.is_empty() {
+                    work.busy_since = None;
+                    break;
+                }
+                continue;
+            };
+            work.busy_since = Some(Instant::now());
+            drop(work);
+            self.carry_out(&client, task);
+        }
+        lock(&self.busy).remove(&name);
+    }
+
+    /// Closes the sockets of a user's refused clients.
+    fn close_refused(&self, uid: u32) {
+        let refused = lock(&self.refused).remove(&uid);
+        drop(refused);
+    }
+
+    fn carry_out(&self, client: &Arc<Client>, task: Task) {
+        match task {
+            Task::Close(kept) => drop(kept),
+            Task::Lane(key) => {
+                let ends = lock(&client.work).ends.clone();
+                let Some(ends) = ends else { return };
+                if self.serve_lane(client, &ends).is_some() {
+                    let _ = epoll::modify(&self.epoll, &*ends.lane, data(key), once());
+                    return;
+                }
+                lock(&self.watched).try_remove(key);
+                // What is queued at the socket is closed with it, which may take long: behind the locks.
+                let last = lock(&client.work).ends.take();
+                if client.is_refused {
+                    let mut refused = lock(&self.refused);
+                    refused.entry(client.uid).or_default().push(ends.socket);
+                }
+                drop(last);
+            }
+        }
+    }
+
+    /// Reads a message for the service. `None` when the service has closed the client's socket.
+    fn serve_lane(&self, client: &Arc<Client>, ends: &Ends) -> Option<()> {
+        let mut most = [0; 4];
+        let question = message::receive(&ends.lane, &mut most, &mut [], RecvFlags::DONTWAIT);
+        match question {
+            Ok(question) if question.len == most.len() && client.is_refused => {
+                return answer(ends, Errno::CONNRESET.raw_os_error(), &[], &[]).ok();
+            }
+            Ok(question) if question.len == most.len() => {}
+            Err(Errno::AGAIN) => return Some(()),
+            Ok(_) | Err(_) => return None,
+        }
+        let most = usize::try_from(u32::from_ne_bytes(most)).unwrap_or(MESSAGE_MAX);
+        let mut bytes = vec![0; most.min(MESSAGE_MAX)];
+        let packet = message::receive(&ends.socket, &mut [], &mut bytes, RecvFlags::DONTWAIT);
+        let answered = match packet {
+            Ok(packet) => {
+                let bytes = bytes.get(..packet.len).unwrap_or_default();
+                self.pass_on(client, ends, bytes, packet)
+            }
+            Err(error) => answer(ends, error.raw_os_error(), &[], &[]),
+        };
+        answered.ok()
+    }
+
+    /// Passes a message on with what the protocol takes of its descriptors, and keeps duplicates of those. The others are closed
+    /// afterwards: the service need not wait for that.
+    fn pass_on(
+        &self,
+        client: &Arc<Client>,
+        ends: &Ends,
+        bytes: &[u8],
+        packet: message::Packet,
+    ) -> Result<(), Errno> {
+        if client.kind == Kind::Datagrams {
+            return answer(ends, Errno::AGAIN.raw_os_error(), &[], &[]);
+        }
+        let taken: Vec<bool> = packet.fds.iter().map(|fd| client.kind.takes(fd)).collect();
+        if !taken.contains(&true) && client.kind == Kind::Nothing {
+            return answer(ends, 0, bytes, &[]);
+        }
+        let (own, other) = pair()?;
+        let fds = packet.fds.iter().zip(&taken);
+        let fds = fds.map(|(fd, taken)| {
+            if *taken {
+                fd.as_fd()
+            } else {
+                self.nothing.as_fd()
+            }
+        });
+        let fds: Vec<_> = core::iter::once(other.as_fd())
+            .chain(fds)
+            .take(crate::SCM_MAX_FD)
+            .collect();
+        answer(ends, 0, bytes, &fds)?;
+        drop(fds);
+        let kept = packet.fds.into_iter().zip(taken);
+        let (kept, refused): (Vec<_>, Vec<_>) = kept.partition(|(_, taken)| *taken);
+        let kept = kept.into_iter().map(|(fd, _)| fd).collect();
+        let end = Arc::new(own);
+        let client = client.clone();
+        self.watch(&*end.clone(), Watched::Lease { end, client, kept });
+        drop(refused);
+        Ok(())
+    }
+}
+
+/// Answers the service on a lane.
+fn answer(
+    ends: &Ends,
+    error: i32,
+    bytes: &[u8],
+    fds: &[rustix::fd::BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let head: [u8; LANE_HEAD] = error.to_ne_bytes();
+    message::send(&*ends.lane, [&head, bytes], fds, SendFlags::DONTWAIT)
+}
+
+/// Names a watched descriptor.
+fn data(key: usize) -> EventData {
+    EventData::new_u64(u64::try_from(key).unwrap_or(CHANNEL))
+}
+
+/// One event, until the next is asked for.
+fn once() -> EventFlags {
+    EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    use rustix::fs::{MemfdFlags, fstat, memfd_create};
+    use rustix::net::sockopt::set_socket_linger;
+
+    use super::*;
+    use crate::{ClientSocket, Received, Receiver};
+
+    /// Starts a receiver on threads of this process.
+    fn receiver() -> Receiver {
+        let (own, other) = pair().unwrap();
+        let process = Process::new(other, |pid, _, _| pid == 1).unwrap();
+        thread::spawn(move || process.serve());
+        Receiver::over(own)
+    }
+
+    fn client(receiver: &Receiver, kind: Kind) -> (UnixStream, ClientSocket) {
+        let (client, service) = UnixStream::pair().unwrap();
+        let admitted = receiver.admit(service.into(), kind, 7);
+        (client, admitted.map_err(|(_, error)| error).unwrap())
+    }
+
+    /// Receives what is there, waiting for the receiver.
+    fn receive(socket: &mut ClientSocket, space: &mut [u8]) -> Received {
+        loop {
+            match socket.receive(space) {
+                Ok(Some(received)) => return received,
+                Ok(None) => thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn pass(client: &UnixStream, bytes: &[u8], fds: &[rustix::fd::BorrowedFd<'_>]) {
+        message::send(client, [bytes, &[]], fds, SendFlags::empty()).unwrap();
+    }
+
+    /// Returns a TCP socket whose close waits for an hour, and its peer.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        set_socket_linger(&near, Some(Duration::from_secs(3600))).unwrap();
+        near.set_nonblocking(true).unwrap();
+        let mut near_half = &near;
+        while near_half.write(&[0; 65536]).is_ok() {}
+        (near, far)
+    }
+
+    #[test]
+    fn bytes_without_descriptors_are_read_at_once() {
+        let receiver = receiver();
+        let (client, mut socket) = client(&receiver, Kind::Nothing);
+        assert!(socket.receive(&mut [0; 8]).unwrap().is_none());
+        pass(&client, b"words", &[]);
+        let mut space = [0; 8];
+        let received = socket.receive(&mut space).unwrap().unwrap();
+        assert_eq!((received.len, &space[..5]), (5, &b"words"[..]));
+        drop(client);
+        assert_eq!(socket.receive(&mut space).unwrap().unwrap().len, 0);
+    }
+
+    #[test]
+    fn descriptors_come_in_order_and_what_is_not_taken_is_the_null_device() {
+        let receiver = receiver();
+        let (client, mut socket) = client(&receiver, Kind::Vmm);
+        let memory = memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        pass(&client, b"one", &[]);
+        pass(&client, b"two", &[other.as_fd(), memory.as_fd()]);
+        pass(&client, b"three", &[]);
+        let mut space = [0; 64];
+        // The stream is read up to and with the bytes that have descriptors.
+        let received = receive(&mut socket, &mut space);
+        assert_eq!(&space[..received.len], b"onetwo");
+        let inodes = received.fds.iter().map(|fd| fstat(fd).unwrap().st_ino);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let expected = [fstat(&null).unwrap().st_ino, fstat(&memory).unwrap().st_ino];
+        assert!(inodes.eq(expected));
+        let received = receive(&mut socket, &mut space);
+        assert_eq!(&space[..received.len], b"three");
+    }
+
+    #[test]
+    fn a_file_stays_open_until_the_service_has_closed_its_own() {
+        let receiver = receiver();
+        let (client, mut socket) = client(&receiver, Kind::Answers);
+        let (answer, mut far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        pass(&client, b"ask", &[answer.as_fd()]);
+        drop(answer);
+        let received = receive(&mut socket, &mut [0; 8]);
+        let (fd, lease) = received.fds.into_iter().next().unwrap().into_parts();
+        drop(fd);
+        let error = far.read(&mut [0]).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            io::ErrorKind::WouldBlock,
+            "the receiver has it"
+        );
+        drop(lease);
+        far.set_nonblocking(false).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_close_that_waits_stops_neither_the_service_nor_other_clients() {
+        let receiver = receiver();
+        let begun = Instant::now();
+        let mut peers = Vec::new();
+        for kind in Kind::ALL {
+            let (near, far) = lingering();
+            let (bad, mut socket) = client(&receiver, kind);
+            pass(&bad, b"x", &[near.as_fd()]);
+            drop(near);
+            // The receiver reads this message; that of the next client goes with its socket.
+            socket.receive(&mut [0; 8]).unwrap();
+            let (near, other_far) = lingering();
+            let (unread, unheard) = client(&receiver, kind);
+            pass(&unread, b"x", &[near.as_fd()]);
+            peers.extend([far, other_far]);
+            drop(near);
+            drop(socket.shut_down());
+            drop(unheard.shut_down());
+        }
+        let (client, mut socket) = client(&receiver, Kind::Answers);
+        let (answer, _far) = UnixStream::pair().unwrap();
+        pass(&client, b"x", &[answer.as_fd()]);
+        assert_eq!(receive(&mut socket, &mut [0; 8]).fds.len(), 1);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_user_whose_threads_wait_is_turned_away_until_they_go_on() {
+        let receiver = receiver();
+        let mut stuck = Vec::new();
+        for _ in 0..STUCK_MAX {
+            let (near, far) = lingering();
+            let (client, mut socket) = client(&receiver, Kind::Nothing);
+            pass(&client, b"x", &[near.as_fd()]);
+            drop(near);
+            receive(&mut socket, &mut [0; 8]);
+            stuck.push((far, client, socket));
+        }
+        let turned_away = || {
+            let (client, mut socket) = client(&receiver, Kind::Nothing);
+            let fds = [receiver.channel()];
+            if message::send(&client, [b"x", &[]], &fds, SendFlags::empty()).is_err() {
+                return true;
+            }
+            loop {
+                match socket.receive(&mut [0; 8]) {
+                    Ok(None) => thread::yield_now(),
+                    Ok(Some(received)) => return received.len == 0,
+                    Err(_) => return true,
+                }
+            }
+        };
+        while !turned_away() {}
+        drop(stuck);
+        while turned_away() {}
+    }
+
+    #[test]
+    fn questions_about_maps_are_answered() {
+        let receiver = receiver();
+        assert!(receiver.is_mapped_privately(1, 2, 3));
+        assert!(!receiver.is_mapped_privately(2, 2, 3));
+        let (own, _) = pair().unwrap();
+        assert!(!Receiver::over(own).is_mapped_privately(1, 2, 3));
+    }
+}

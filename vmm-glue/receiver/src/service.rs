@@ -1,0 +1,309 @@
+//! The service's side.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, shutdown,
+};
+
+use crate::message::{self, LANE_HEAD, Order, pair};
+use crate::{COMMAND, Kind, MESSAGE_MAX};
+
+/// Time that the receiver has to say what a process has mapped, since the service waits for it: the process may keep it waiting.
+const MAPS_LIMIT: Duration = Duration::from_millis(20);
+
+/// The receiver, as the service has it.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    channel: Arc<OwnedFd>,
+}
+
+/// A share of the receiver's promise to keep duplicates of descriptors: it closes them when the last share is gone.
+#[derive(Clone, Debug, Default)]
+pub struct Lease {
+    #[expect(dead_code, reason = "its close is the message")]
+    end: Option<Arc<OwnedFd>>,
+}
+
+/// A descriptor that a client passed. The receiver closes its duplicate afterwards.
+#[derive(Debug)]
+pub struct PassedFd {
+    // Closed before the lease ends.
+    fd: OwnedFd,
+    lease: Lease,
+}
+
+/// The socket of a client.
+#[derive(Debug)]
+pub struct ClientSocket {
+    // Closed before the lane, whose end has the receiver close its duplicate.
+    socket: OwnedFd,
+    /// `None` if messages are read here with their descriptors.
+    lane: Option<OwnedFd>,
+    /// The receiver is reading a message.
+    asked: bool,
+}
+
+/// A message.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes; 0 at the end of the connection.
+    pub len: usize,
+    /// Descriptors that came along. In the place of one that the protocol does not take is one of `/dev/null`.
+    pub fds: Vec<PassedFd>,
+    /// Descriptors were lost, since there was no room for them.
+    pub is_cut: bool,
+}
+
+impl Receiver {
+    /// Starts the process: this program again, with the argument [`COMMAND`].
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn start() -> io::Result<Self> {
+        Self::start_program(&std::env::current_exe()?)
+    }
+
+    fn start_program(program: &Path) -> io::Result<Self> {
+        let (own, other) = pair()?;
+        Command::new(program)
+            .arg(COMMAND)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(other))
+            .stdout(Stdio::null())
+            .spawn()?;
+        Ok(Self::over(own))
+    }
+
+    /// Uses a receiver at the other end of a channel.
+    pub(crate) fn over(channel: OwnedFd) -> Self {
+        Self {
+            channel: Arc::new(channel),
+        }
+    }
+
+    /// Returns the channel, which is ready when the process is gone.
+    #[must_use]
+    pub fn channel(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Hands a client of a user to the receiver, which has a duplicate of its socket from then on.
+    ///
+    /// # Errors
+    /// The socket, and [`Errno::AGAIN`] if the receiver has too many orders, or another error of the system.
+    pub fn admit(
+        &self,
+        socket: OwnedFd,
+        kind: Kind,
+        uid: u32,
+    ) -> Result<ClientSocket, (OwnedFd, Errno)> {
+        let order = || -> Result<OwnedFd, Errno> {
+            let (own, other) = pair()?;
+            let fds = [socket.as_fd(), other.as_fd()];
+            self.order(Order::Client(kind, uid), &fds)?;
+            Ok(own)
+        };
+        match order() {
+            Ok(lane) => Ok(ClientSocket {
+                socket,
+                lane: Some(lane),
+                asked: false,
+            }),
+            Err(error) => Err((socket, error)),
+        }
+    }
+
+    /// Has the receiver keep a duplicate of a descriptor until the service ends.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn keep(&self, fd: impl AsFd) -> Result<(), Errno> {
+        self.order(Order::Keep, &[fd.as_fd()])
+    }
+
+    /// Returns `true` if a process has a file, by its device and inode, mapped privately, as far as that is known within 20 ms.
+    #[must_use]
+    pub fn is_mapped_privately(&self, pid: i32, device: u64, inode: u64) -> bool {
+        let ask = || -> Result<bool, Errno> {
+            let (own, other) = pair()?;
+            set_socket_timeout(&own, Timeout::Recv, Some(MAPS_LIMIT))?;
+            self.order(Order::Maps(pid, device, inode), &[other.as_fd()])?;
+            drop(other);
+            let mut answer = [0];
+            let (len, _) = recv(&own, &mut answer, RecvFlags::empty())?;
+            Ok(len == 1 && answer[0] == 1)
+        };
+        ask().unwrap_or_default()
+    }
+
+    fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let parts = [&order.encode()[..], &[]];
+        message::send(&self.channel, parts, fds, SendFlags::DONTWAIT)
+    }
+}
+
+impl PassedFd {
+    /// Splits the descriptor from the lease, which is to outlive it and whatever was made of it.
+    #[must_use]
+    pub fn into_parts(self) -> (OwnedFd, Lease) {
+        (self.fd, self.lease)
+    }
+}
+
+impl From<OwnedFd> for PassedFd {
+    /// Takes a descriptor that no client passed.
+    fn from(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            lease: Lease::default(),
+        }
+    }
+}
+
+impl AsFd for PassedFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl ClientSocket {
+    /// Takes the socket of a client that is trusted not to pass descriptors whose close waits: messages are read here.
+    #[must_use]
+    pub const fn trusted(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            lane: None,
+            asked: false,
+        }
+    }
+
+    /// Returns the descriptor that is ready when the receiver has read a message, if there is one.
+    pub const fn lane(&self) -> Option<&OwnedFd> {
+        self.lane.as_ref()
+    }
+
+    /// Returns `true` while the receiver reads a message. The socket tells nothing of use then; the lane does.
+    #[must_use]
+    pub const fn is_asking(&self) -> bool {
+        self.asked
+    }
+
+    /// Ends the connection for the client. Returns the socket and the lane, to be closed in this order.
+    #[must_use]
+    pub fn shut_down(self) -> (OwnedFd, Option<OwnedFd>) {
+        // One that is not connected any more needs no end.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        (self.socket, self.lane)
+    }
+
+    /// Reads the next message of a socket of packets, or bytes of a stream, into `space`. `None` if there are none now.
+    ///
+    /// # Errors
+    /// Errors of the system, and [`Errno::CONNRESET`] if the receiver does not serve the client any more.
+    pub fn receive(&mut self, space: &mut [u8]) -> Result<Option<Received>, Errno> {
+        let Some(lane) = &self.lane else {
+            return whole(&self.socket, space);
+        };
+        if self.asked {
+            let received = from_lane(lane, space)?;
+            self.asked = received.is_none();
+            return Ok(received);
+        }
+        let len = space.len().min(MESSAGE_MAX);
+        let space = &mut space[..len];
+        let Some((len, has_descriptors)) = peek(&self.socket, space)? else {
+            return Ok(None);
+        };
+        if has_descriptors {
+            let most = u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes();
+            let parts = [&most[..], &[]];
+            message::send(lane, parts, &[], SendFlags::DONTWAIT)?;
+            self.asked = true;
+            return Ok(None);
+        }
+        // The message without descriptors that is there now, and of a stream nothing behind it.
+        let (len, _) = recv(&self.socket, &mut space[..len], RecvFlags::DONTWAIT)?;
+        Ok(Some(Received {
+            len,
+            fds: Vec::new(),
+            is_cut: false,
+        }))
+    }
+}
+
+impl AsFd for ClientSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for ClientSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// Looks at the next message, of which nothing is taken. Returns its bytes, as many as there is space for, and whether it has
+/// descriptors: without room for these the kernel neither installs nor closes any.
+fn peek(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<(usize, bool)>, Errno> {
+    let mut none: [MaybeUninit<u8>; 0] = [];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut none);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    match recvmsg(socket, &mut [IoSliceMut::new(space)], &mut ancillary, flags) {
+        Ok(received) => {
+            let has_descriptors = received.flags.contains(ReturnFlags::CTRUNC);
+            Ok(Some((received.bytes, has_descriptors)))
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a message with its descriptors.
+fn whole(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<Received>, Errno> {
+    match message::receive(socket, &mut [], space, RecvFlags::DONTWAIT) {
+        Ok(packet) => Ok(Some(Received {
+            len: packet.len,
+            fds: packet.fds.into_iter().map(PassedFd::from).collect(),
+            is_cut: packet.is_cut,
+        })),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads what the receiver passes on.
+fn from_lane(lane: &OwnedFd, space: &mut [u8]) -> Result<Option<Received>, Errno> {
+    let mut head = [0; LANE_HEAD];
+    let packet = match message::receive(lane, &mut head, space, RecvFlags::DONTWAIT) {
+        Ok(packet) => packet,
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let len = packet.len.checked_sub(LANE_HEAD).ok_or(Errno::CONNRESET)?;
+    match i32::from_ne_bytes(head) {
+        0 => {}
+        error => return Err(Errno::from_raw_os_error(error)),
+    }
+    let mut fds = packet.fds.into_iter();
+    let end = fds.next().map(Arc::new);
+    let passed = fds.map(|fd| PassedFd {
+        fd,
+        lease: Lease { end: end.clone() },
+    });
+    Ok(Some(Received {
+        len,
+        fds: passed.collect(),
+        is_cut: packet.is_cut,
+    }))
+}
