@@ -70,6 +70,8 @@ drop_reasons! {
     ForeignGid = "foreign_gid",
     /// Received: not by the path from the peer of the connected queue pair.
     ForeignPath = "foreign_path",
+    /// Received: from a queue pair that is not the peer of the connected one.
+    ForeignPeer = "foreign_peer",
     /// Received, or at a port with partition enforcement: the P_Key does not match.
     BadPKey = "bad_pkey",
     /// Received: the Q_Key does not match.

@@ -11,6 +11,8 @@ use ib_wire::smp::MAX_HOPS;
 use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::PacketSource;
+
 /// What is known of a checksum without computing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
@@ -36,6 +38,8 @@ pub struct Frame {
     icrc: Check,
     /// Switches that have forwarded it.
     hops: u8,
+    /// Queue pair of a connection that sent it, as far as that is known.
+    source: Option<PacketSource>,
 }
 
 impl Frame {
@@ -48,6 +52,7 @@ impl Frame {
             vcrc: Check::Unknown,
             icrc: Check::Unknown,
             hops: 0,
+            source: None,
         }
     }
 
@@ -65,6 +70,7 @@ impl Frame {
             vcrc: Check::Good,
             icrc: Check::Good,
             hops: 0,
+            source: None,
         }
     }
 
@@ -101,6 +107,25 @@ impl Frame {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut Arc::make_mut(&mut self.buffer)[..self.len]
+    }
+
+    /// Returns the queue pair that sent the packet, if it is of a connection and was sent by an adapter of this fabric. It is
+    /// `None` for datagrams, for packets from gateways and for those made of bytes alone.
+    #[must_use]
+    pub const fn source(&self) -> Option<PacketSource> {
+        self.source
+    }
+
+    /// Returns the frame as one that a queue pair of a connection sent.
+    pub(crate) fn sent_by(mut self, source: PacketSource) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Returns the frame as one whose sender is not known.
+    pub(crate) fn without_source(mut self) -> Self {
+        self.source = None;
+        self
     }
 
     /// Bytes from the LRH to the VCRC.

@@ -67,7 +67,7 @@ impl Gateway {
 
     pub(crate) fn leave(&mut self, now: Instant, frame: Frame) {
         self.node.set_now(now);
-        Self::keep(&mut self.node, &mut self.leaving, frame);
+        Self::keep(&mut self.node, &mut self.leaving, frame.without_source());
     }
 
     /// The next packet for the link.

@@ -4,7 +4,7 @@ use ib_transport::{PacketHeaders, PathMtu, Transfer};
 use ib_wire::packet::{Bth, Grh, ICRC_SIZE, Lrh, TransportFrame, TransportService};
 use ib_wire::{Lid, PKey, Sl};
 
-use crate::{Frame, FrameWriter};
+use crate::{Frame, FrameWriter, PacketSource};
 
 /// Consecutive packets of one message on their way from a queue pair to its peer.
 ///
@@ -12,6 +12,8 @@ use crate::{Frame, FrameWriter};
 /// elsewhere it is cut into frames as they leave.
 #[derive(Debug)]
 pub struct PacketRun {
+    /// Sender, beside the bytes.
+    pub(crate) source: PacketSource,
     pub(crate) service: TransportService,
     /// Path MTU by which the packets are cut.
     pub(crate) pmtu: PathMtu,
@@ -127,7 +129,8 @@ impl PacketRun {
     /// Writes the first packet.
     pub(crate) fn frame(&self, writer: &mut FrameWriter) -> Option<Frame> {
         let (headers, payload) = self.first()?;
-        writer.write(&self.packet(&headers, payload)).ok()
+        let frame = writer.write(&self.packet(&headers, payload)).ok()?;
+        Some(frame.sent_by(self.source))
     }
 
     /// Drops the first packet. Returns `false` if there is none behind it.

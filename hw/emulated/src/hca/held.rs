@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use hca_api::{CompletionFlags, SourceAddress};
 use ib_transport::Transfer;
+use ib_wire::PortNum;
 use ib_wire::packet::Grh;
 
 use super::qpn::QpRef;
+use crate::PacketSource;
 
 /// Bytes that may wait for a function, those that describe the messages included.
 const MOST: usize = 256 << 10;
@@ -30,6 +32,8 @@ pub(super) enum Waiting {
     },
     /// A packet of a connection.
     Transfer {
+        port: PortNum,
+        source: Option<PacketSource>,
         transfer: Transfer,
         payload: Vec<u8>,
     },

@@ -6,6 +6,7 @@ use ib_wire::PortNum;
 
 use super::Device;
 use super::held::Waiting;
+use super::inbound::Inbound;
 use super::qpn::QpRef;
 use super::receive::Arrival;
 use crate::DropReason;
@@ -64,8 +65,18 @@ impl Device {
                         payload: &payload,
                     },
                 ),
-                Waiting::Transfer { transfer, payload } => {
-                    self.handle_transfer(to, &transfer, &payload);
+                Waiting::Transfer {
+                    port,
+                    source,
+                    transfer,
+                    payload,
+                } => {
+                    // The queue pair may have another peer by now.
+                    let own = self.connected_mut(to);
+                    match own.map_or(Ok(()), |own| own.check_source(source)) {
+                        Ok(()) => self.handle_transfer(to, &transfer, &payload),
+                        Err(reason) => self.node.count_drop(port, to.function, reason),
+                    }
                 }
             }
         }
@@ -88,12 +99,14 @@ impl Device {
         &mut self,
         to: QpRef,
         port: PortNum,
+        packet: &Inbound<'_>,
         transfer: &Transfer,
-        payload: &[u8],
     ) -> bool {
         let message = || Waiting::Transfer {
+            port,
+            source: packet.source,
             transfer: *transfer,
-            payload: payload.to_vec(),
+            payload: packet.payload.to_vec(),
         };
         self.keep(to, port, message)
     }

@@ -5,11 +5,13 @@ use ib_wire::packet::{
     Bth, Deth, ExtendedHeaders, Grh, Lrh, Packet, TransportFrame, TransportService,
 };
 
-use crate::DropReason;
+use crate::{DropReason, Frame, PacketSource};
 
 /// A transport packet for this device: from the wire, or sent to one of its own LIDs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbound<'a> {
+    /// Sender of a packet of a connection, if known.
+    pub(super) source: Option<PacketSource>,
     pub(super) lrh: &'a Lrh,
     pub(super) grh: Option<&'a Grh>,
     pub(super) bth: &'a Bth,
@@ -18,14 +20,15 @@ pub(super) struct Inbound<'a> {
 }
 
 impl<'a> Inbound<'a> {
-    /// Parses a packet from its LRH to its VCRC; checksums are not looked at.
+    /// Parses a frame; checksums are not looked at.
     ///
     /// # Errors
     /// [`DropReason::Malformed`], for raw packets too.
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, DropReason> {
-        let packet = Packet::parse(bytes).map_err(|_| DropReason::Malformed)?;
+    pub(super) fn parse(frame: &'a Frame) -> Result<Self, DropReason> {
+        let packet = Packet::parse(frame.bytes()).map_err(|_| DropReason::Malformed)?;
         let transport = packet.transport().ok_or(DropReason::Malformed)?;
         Ok(Self {
+            source: frame.source(),
             lrh: packet.lrh,
             grh: packet.grh,
             bth: transport.bth,
@@ -34,14 +37,18 @@ impl<'a> Inbound<'a> {
         })
     }
 
-    /// Views a packet that this device sends to itself.
+    /// Views a packet that no frame carries, from a queue pair of a connection if `source` says so.
     ///
     /// # Errors
     /// [`DropReason::Malformed`] if the extended headers are not those of the opcode.
-    pub(super) fn of(frame: &'a TransportFrame<'a>) -> Result<Self, DropReason> {
+    pub(super) fn of(
+        frame: &'a TransportFrame<'a>,
+        source: Option<PacketSource>,
+    ) -> Result<Self, DropReason> {
         let extended = ExtendedHeaders::of(frame.bth.opcode, frame.extended)
             .map_err(|_| DropReason::Malformed)?;
         Ok(Self {
+            source,
             lrh: &frame.lrh,
             grh: frame.grh.as_ref(),
             bth: &frame.bth,

@@ -5,6 +5,7 @@ use hca_api::{FunctionId, QpAttributes, QpKind};
 use super::Device;
 use super::connected::{Connected, Way};
 use super::connection_counters::ConnectionCounters;
+use super::foreign_peers::ForeignPeer;
 
 /// A queue pair of a function.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,14 @@ impl Device {
                 way: qp.connected().map(|own| own.way),
             })
         })
+    }
+
+    /// Returns the functions whose packets connections of this adapter refused ([`DropReason::ForeignPeer`]), the latest last:
+    /// the 64 most recent pairs of a sender and a receiver.
+    ///
+    /// [`DropReason::ForeignPeer`]: crate::DropReason::ForeignPeer
+    pub fn foreign_peers(&self) -> impl Iterator<Item = ForeignPeer> {
+        self.foreign_peers.iter()
     }
 
     /// Returns the sums over the connections of each function, those that are gone included.

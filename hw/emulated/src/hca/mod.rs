@@ -25,6 +25,7 @@ mod connection_counters;
 mod cq;
 mod egress;
 mod event;
+mod foreign_peers;
 mod function;
 mod held;
 mod hold;
@@ -56,9 +57,11 @@ use ib_wire::PortNum;
 
 pub use self::connected::Way;
 pub use self::connection_counters::ConnectionCounters;
+pub use self::foreign_peers::ForeignPeer;
 pub use self::inspect::QpRow;
 
 use self::egress::Egress;
+use self::foreign_peers::ForeignPeers;
 use self::function::FunctionState;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
@@ -134,6 +137,7 @@ pub struct Device {
     frames: FrameWriter,
     /// Deadlines of connections, at most one for each queue pair.
     timers: TimerQueue<QpRef>,
+    foreign_peers: ForeignPeers,
     /// Packets for the device itself, see [`EndNode::take_delivered`].
     delivered: u32,
 }
@@ -182,6 +186,7 @@ impl Device {
             spare: SpareBytes::default(),
             frames: FrameWriter::default(),
             timers: TimerQueue::new(),
+            foreign_peers: ForeignPeers::default(),
             delivered: 0,
         }
     }

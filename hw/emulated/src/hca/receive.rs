@@ -71,7 +71,7 @@ impl Device {
         if !frame.icrc_matches() {
             return self.node.count_drop(port, None, DropReason::BadIcrc);
         }
-        match Inbound::parse(frame.bytes()) {
+        match Inbound::parse(&frame) {
             Ok(packet) => self.receive_packet(port, &packet),
             Err(reason) => self.node.count_drop(port, None, reason),
         }
@@ -123,6 +123,7 @@ impl Device {
         if let Err(reason) = result {
             self.node.count_drop(port, function, reason);
             self.report_wrong_key(port, packet, reason);
+            self.note_foreign_peer(function, packet, reason);
         }
     }
 
@@ -498,5 +499,19 @@ impl Device {
                 gids: packet.grh.map(|grh| (grh.sgid, grh.dgid)),
             },
         );
+    }
+
+    /// Keeps who sent a packet to a connection of another, if that is why it was not delivered.
+    fn note_foreign_peer(
+        &mut self,
+        to: Option<FunctionId>,
+        packet: &Inbound<'_>,
+        reason: DropReason,
+    ) {
+        if let (DropReason::ForeignPeer, Some(to), Some(source)) = (reason, to, packet.source) {
+            let now = self.node.now();
+            let slid = packet.lrh.slid;
+            self.foreign_peers.count(now, to, slid, source.function);
+        }
     }
 }

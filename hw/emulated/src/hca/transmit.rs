@@ -479,10 +479,10 @@ impl Device {
             self.put_on_wire(port, frame);
         } else if own {
             self.delivered = self.delivered.saturating_add(1);
-            self.deliver_unicast(port, &Inbound::of(frame)?);
+            self.deliver_unicast(port, &Inbound::of(frame, None)?);
         } else if dlid.is_multicast() && frame.bth.dest_qp == Qpn::MULTICAST {
             self.put_on_wire(port, frame);
-            self.deliver_multicast(port, &Inbound::of(frame)?, from);
+            self.deliver_multicast(port, &Inbound::of(frame, None)?, from);
         } else if dlid.is_unicast() {
             self.put_on_wire(port, frame);
         } else {

@@ -1,7 +1,9 @@
 //! A host whose link leaves the fabric.
 
+use hca_api::FunctionId;
+
 use super::*;
-use crate::{LinkState, PortConfig};
+use crate::{LinkState, PacketSource, PortConfig};
 
 const LID: u16 = 5;
 const PEER: u16 = 9;
@@ -121,4 +123,20 @@ fn a_gateway_that_nobody_empties_loses_packets_and_counts_them() {
     let gateway = edge.bench.fabric.gateway_mut(edge.gateway).unwrap();
     assert_eq!(usize::try_from(gateway.lost()).unwrap(), SENT - taken);
     assert!(gateway.lost() > 0 && !gateway.has_arrived());
+}
+
+#[test]
+fn t025a_a_packet_from_a_gateway_has_no_known_sender() {
+    let mut edge = Edge::new();
+    edge.bring_up();
+    let source = PacketSource {
+        function: FunctionId(1),
+        qpn: Qpn::GSI,
+    };
+    let frame = datagram(PEER, LID, &[1; 16]).sent_by(source);
+    assert_eq!(frame.source(), Some(source));
+    edge.give(frame);
+    let received = edge.bench.received(edge.host);
+    assert_eq!(received.len(), 1);
+    assert_eq!(received[0].source(), None);
 }

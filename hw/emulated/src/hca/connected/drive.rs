@@ -67,7 +67,7 @@ impl Device {
         Some(result)
     }
 
-    pub(super) fn connected_mut(&mut self, at: QpRef) -> Option<&mut Connected> {
+    pub(in super::super) fn connected_mut(&mut self, at: QpRef) -> Option<&mut Connected> {
         let state = self.state_mut(at.function).ok()?;
         state.qp_mut(at.handle()).ok()?.connected_mut()
     }
@@ -178,7 +178,7 @@ impl Device {
         }
     }
 
-    /// Checks that a packet is of the connection (IBA 9.6.1.5): service, and the path back to the peer.
+    /// Checks that a packet is of the connection (IBA 9.6.1.5): service, sender if known, and the path back to the peer.
     pub(in super::super) fn check_connection(
         own: &Connected,
         packet: &Inbound<'_>,
@@ -187,6 +187,7 @@ impl Device {
             return Err(DropReason::UnsupportedOpcode);
         }
         let peer = own.attributes.primary.ok_or(DropReason::QpNotReady)?;
+        own.check_source(packet.source)?;
         let remote = peer.grh.map(|route| route.remote_gid);
         if packet.lrh.slid == peer.dlid && packet.grh.map(|grh| grh.sgid) == remote {
             Ok(())
@@ -204,7 +205,7 @@ impl Device {
     ) {
         let len = u32::try_from(packet.payload.len()).unwrap_or(u32::MAX);
         let transfer = Transfer::from_packet(packet.bth, &packet.extended, len);
-        if !self.keep_transfer(at, port, &transfer, packet.payload) {
+        if !self.keep_transfer(at, port, packet, &transfer) {
             self.handle_transfer(at, &transfer, packet.payload);
         }
     }

@@ -24,6 +24,7 @@ use ib_wire::{Mtu, Psn, Qpn, RKey};
 use super::connection_counters::ConnectionCounters;
 use super::memory::RemoteRegion;
 use super::work_queue::{OwnedPayload, SpareBytes, total_len};
+use crate::{DropReason, PacketSource};
 use effects::{Surroundings, TakenReceive, Work};
 
 /// PSNs that a requester may have unacknowledged.
@@ -163,6 +164,18 @@ impl Connected {
         self.announces_drain = false;
         self.way = Way::default();
         self.attributes = Attributes::default();
+    }
+
+    /// Checks that a packet whose sender is known was sent by the peer. Siblings of the peer have its LID, and numbers are
+    /// unique within an adapter.
+    ///
+    /// # Errors
+    /// [`DropReason::ForeignPeer`].
+    pub(super) fn check_source(&self, source: Option<PacketSource>) -> Result<(), DropReason> {
+        match source {
+            Some(source) if source.qpn != self.attributes.dest_qpn => Err(DropReason::ForeignPeer),
+            _ => Ok(()),
+        }
     }
 
     /// Makes the machine for RTR.

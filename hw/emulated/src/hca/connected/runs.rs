@@ -13,7 +13,7 @@ use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
-use crate::{Frame, PacketRun};
+use crate::{Frame, PacketRun, PacketSource};
 
 /// Packets of a run that goes whole, at most: with the largest path MTU 64 KiB.
 const LONGEST: u32 = 16;
@@ -101,6 +101,10 @@ impl Device {
         };
         bth.set_migrated(true);
         let run = PacketRun {
+            source: PacketSource {
+                function: at.function,
+                qpn: qp.numbers.real,
+            },
             service: own.service,
             pmtu: own.path_mtu().map_err(|_| GONE)?,
             lrh,
@@ -131,7 +135,7 @@ impl Device {
         let mut run = run;
         loop {
             if let Some((headers, payload)) = run.first()
-                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload))
+                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), Some(run.source))
             {
                 self.deliver_unicast(port, &packet);
             }
@@ -184,7 +188,7 @@ impl Device {
             return false;
         };
         let frame = run.packet(&headers, first);
-        let Ok(packet) = Inbound::of(&frame) else {
+        let Ok(packet) = Inbound::of(&frame, Some(run.source)) else {
             return false;
         };
         let Some(to) = self.qpns.get(packet.bth.dest_qp) else {
@@ -230,6 +234,22 @@ impl Device {
         for _ in 0..behind {
             self.node
                 .count_drop(port, at.function, DropReason::QpNotReady);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Device {
+    /// Sends packets that the machine of a connected queue pair would not make.
+    pub(crate) fn forge(
+        &mut self,
+        at: (hca_api::FunctionId, QpHandle),
+        forged: Transfer,
+        payload: Vec<u8>,
+    ) {
+        let at = QpRef::new(at.0, at.1);
+        if let Ok((port, run)) = self.run(at, forged, payload) {
+            self.send_run(at, port, run);
         }
     }
 }

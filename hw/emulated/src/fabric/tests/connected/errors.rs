@@ -214,9 +214,11 @@ fn local_errors_fail_the_request_behind_those_before_it() {
 #[test]
 fn a_packet_that_does_not_come_from_the_peer_changes_nothing() {
     let mut rig = Rig::new();
+    rig.end(1, QpKind::Rc);
     let [a, b] = rig.pair(QpKind::Rc);
-    // It knows queue pair, PSN and key, but sends from another LID than the peer.
+    // It knows queue pair, PSN and key, and has the peer's number, but sends from another LID than the peer.
     let spy = rig.end(0, QpKind::Rc);
+    assert_eq!(spy.qpn, b.qpn);
     rig.modify(&spy, &to_rtr(&a, true)).unwrap();
     let as_peer = QpModify {
         sq_psn: Some(first_psn(b.qpn)),
@@ -227,7 +229,7 @@ fn a_packet_that_does_not_come_from_the_peer_changes_nothing() {
         .unwrap();
     rig.run(1000);
     let foreign = rig.fabric.node(rig.hosts[0]).unwrap();
-    assert!(foreign.drops().get(crate::DropReason::ForeignPath) > 0);
+    assert!(foreign.drops().get(DropReason::ForeignPath) > 0);
     assert_eq!(rig.outcomes(&spy), [(1, CompletionStatus::RetryExceeded)]);
     assert_eq!(rig.state(&a), QpState::ReadyToSend);
 }

@@ -1,17 +1,22 @@
 //! Packets of a peer that keeps to no rule, and functions that go.
 
-use hca_api::{
-    FunctionManager, FunctionSpec, GlobalRoute, HostMemory, ResourceCounts, VirtualPort,
-};
+use hca_api::GlobalRoute;
 use ib_wire::packet::{Bth, BthOpcode, Lrh, TransportFrame};
-use ib_wire::{Gid, GidIndex, Guid, PKey};
+use ib_wire::{Gid, GidIndex, PKey};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{EndNode, Frame};
 
 /// A packet from the peer's path to a queue pair, right in everything that is checked before the transport.
-fn packet(to: &End, opcode: u8, psn: Psn, ack: bool, extended: &[u8], payload: &[u8]) -> Frame {
+pub(super) fn packet(
+    to: &End,
+    opcode: u8,
+    psn: Psn,
+    ack: bool,
+    extended: &[u8],
+    payload: &[u8],
+) -> Frame {
     let opcode = BthOpcode::new(opcode);
     let lids = [Lid::new(1), Lid::new(2)];
     let mut bth = Bth {
@@ -148,7 +153,7 @@ fn a_path_with_a_global_route_takes_packets_with_that_route_only() {
     let bare = packet(&a, 0x0a, first_psn(b.qpn), true, &extended, &[]);
     let device = rig.fabric.device_mut(rig.hosts[0]).unwrap();
     device.receive(now, PORT, bare);
-    assert_eq!(device.drops().get(crate::DropReason::ForeignPath), 1);
+    assert_eq!(device.drops().get(DropReason::ForeignPath), 1);
 }
 
 #[test]
@@ -157,30 +162,7 @@ fn a_function_that_is_reset_leaves_no_timer_and_nothing_to_send() {
 
     let mut rig = Rig::new();
     let host = rig.hosts[0];
-    let mut pf = rig.fabric.hca(host, PF).unwrap();
-    let every = 64;
-    pf.create_function(FunctionSpec {
-        id: VF,
-        node_guid: Guid::new(5),
-        memory: Box::new(HostMemory::new()),
-        quota: ResourceCounts {
-            pds: every,
-            avs: every,
-            cqs: every,
-            srqs: every,
-            qps: every,
-            mrs: every,
-            mws: every,
-            attachments: every,
-        },
-    })
-    .unwrap();
-    let view = VirtualPort {
-        state: PortState::Active,
-        pkeys: vec![Some(PKeyIndex(0))],
-        smi_enabled: false,
-    };
-    pf.set_virtual_port(VF, PORT, view).unwrap();
+    rig.add_vf(0, VF);
     let peer = rig.end(1, QpKind::Rc);
     let mut vf = rig.fabric.hca(host, VF).unwrap();
     let pd = vf.alloc_pd().unwrap();

@@ -1,6 +1,8 @@
 //! RC and UC queue pairs of two adapters, behind a switch each.
 
 mod errors;
+mod foreign;
+mod forging;
 mod held;
 mod hostile;
 mod random;
@@ -13,14 +15,16 @@ use core::time::Duration;
 
 use hca_api::{
     AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
-    CqHandle, DmaBuffer, FunctionId, Hca, HcaError, HcaEvent, MrKeys, MrKind, MrSpec, Payload,
-    PdHandle, PortState, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode,
-    RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
+    CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
+    HostMemory, MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps, QpHandle, QpKind,
+    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, ResourceCounts,
+    SendFlags, SendOp, SendRequest, Sge, VirtualPort,
 };
 use ib_vtime::Instant;
-use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
+use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
-use crate::{Fabric, Fault, FaultPlan, NodeId, PacketFilter, Topology, When};
+use crate::hca::Device;
+use crate::{DropReason, Fabric, Fault, FaultPlan, NodeId, PacketFilter, Topology, When};
 
 const PORT: PortNum = PortNum(1);
 const PF: FunctionId = FunctionId::PF;
@@ -32,6 +36,7 @@ const MTU: Mtu = Mtu::MTU_1024;
 #[derive(Clone, Copy, Debug)]
 struct End {
     host: usize,
+    function: FunctionId,
     pd: PdHandle,
     cq: CqHandle,
     qp: QpHandle,
@@ -115,9 +120,51 @@ impl Rig {
         self.fabric.hca(self.hosts[host], PF).unwrap()
     }
 
-    /// Makes a queue pair, initialised.
+    fn owner(&mut self, end: &End) -> impl Hca {
+        self.fabric.hca(self.hosts[end.host], end.function).unwrap()
+    }
+
+    fn device(&mut self, host: usize) -> &mut Device {
+        self.fabric.device_mut(self.hosts[host]).unwrap()
+    }
+
+    /// Adds a VF with an active port in the default partition.
+    fn add_vf(&mut self, host: usize, id: FunctionId) {
+        const EVERY: u32 = 64;
+
+        let mut pf = self.fabric.hca(self.hosts[host], PF).unwrap();
+        pf.create_function(FunctionSpec {
+            id,
+            node_guid: Guid::new(5),
+            memory: Box::new(HostMemory::new()),
+            quota: ResourceCounts {
+                pds: EVERY,
+                avs: EVERY,
+                cqs: EVERY,
+                srqs: EVERY,
+                qps: EVERY,
+                mrs: EVERY,
+                mws: EVERY,
+                attachments: EVERY,
+            },
+        })
+        .unwrap();
+        let view = VirtualPort {
+            state: PortState::Active,
+            pkeys: vec![Some(PKeyIndex(0))],
+            smi_enabled: false,
+        };
+        pf.set_virtual_port(id, PORT, view).unwrap();
+    }
+
+    /// Makes a queue pair of the physical function, initialised.
     fn end(&mut self, host: usize, kind: QpKind) -> End {
-        let mut hca = self.hca(host);
+        self.end_of(host, PF, kind)
+    }
+
+    /// Makes a queue pair of a function, initialised.
+    fn end_of(&mut self, host: usize, function: FunctionId, kind: QpKind) -> End {
+        let mut hca = self.fabric.hca(self.hosts[host], function).unwrap();
         let memory = hca.allocate_dma(REGION).unwrap();
         let pd = hca.alloc_pd().unwrap();
         let cq = hca.create_cq(1 << 12).unwrap();
@@ -136,6 +183,7 @@ impl Rig {
         hca.modify_qp(qp, &init()).unwrap();
         End {
             host,
+            function,
             pd,
             cq,
             qp,
@@ -146,7 +194,7 @@ impl Rig {
     }
 
     fn modify(&mut self, end: &End, change: &QpModify) -> Result<(), HcaError> {
-        self.hca(end.host).modify_qp(end.qp, change)
+        self.owner(end).modify_qp(end.qp, change)
     }
 
     /// Connects an end to a peer and takes it to RTS.
@@ -158,14 +206,19 @@ impl Rig {
     /// Makes two queue pairs that are connected.
     fn pair(&mut self, kind: QpKind) -> [End; 2] {
         let ends = [self.end(0, kind), self.end(1, kind)];
-        let reliable = kind == QpKind::Rc;
-        self.open(&ends[0], &ends[1], reliable);
-        self.open(&ends[1], &ends[0], reliable);
+        self.join(&ends, kind);
         ends
     }
 
+    /// Connects two queue pairs.
+    fn join(&mut self, ends: &[End; 2], kind: QpKind) {
+        let reliable = kind == QpKind::Rc;
+        self.open(&ends[0], &ends[1], reliable);
+        self.open(&ends[1], &ends[0], reliable);
+    }
+
     fn post(&mut self, end: &End, wr_id: u64, op: SendOp<'_>, sge: Sge) -> Result<(), HcaError> {
-        self.hca(end.host).post_send(
+        self.owner(end).post_send(
             end.qp,
             &SendRequest {
                 wr_id,
@@ -182,12 +235,12 @@ impl Rig {
             wr_id,
             scatter: &[sge],
         };
-        self.hca(end.host).post_recv(end.qp, &request).unwrap();
+        self.owner(end).post_recv(end.qp, &request).unwrap();
     }
 
     fn done(&mut self, end: &End) -> Vec<Completion> {
         let mut out = vec![BLANK; 1 << 12];
-        let count = self.hca(end.host).poll_cq(end.cq, &mut out).unwrap();
+        let count = self.owner(end).poll_cq(end.cq, &mut out).unwrap();
         out.truncate(count);
         out
     }
@@ -200,22 +253,22 @@ impl Rig {
 
     fn write(&mut self, end: &End, offset: usize, bytes: &[u8]) {
         let addr = end.memory.addr + offset as u64;
-        self.hca(end.host).dma_write(addr, bytes).unwrap();
+        self.owner(end).dma_write(addr, bytes).unwrap();
     }
 
     fn read(&mut self, end: &End, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let addr = end.memory.addr + offset as u64;
-        self.hca(end.host).dma_read(addr, &mut bytes).unwrap();
+        self.owner(end).dma_read(addr, &mut bytes).unwrap();
         bytes
     }
 
     fn state(&mut self, end: &End) -> QpState {
-        self.hca(end.host).query_qp(end.qp).unwrap().state
+        self.owner(end).query_qp(end.qp).unwrap().state
     }
 
     fn events(&mut self, end: &End) -> Vec<HcaEvent> {
-        let mut hca = self.hca(end.host);
+        let mut hca = self.owner(end);
         let mut events = Vec::new();
         while let Some(event) = hca.poll_event() {
             if !matches!(
@@ -329,6 +382,12 @@ fn to_state(state: QpState) -> QpModify {
         state: Some(state),
         ..QpModify::default()
     }
+}
+
+/// Packets that connections of a function refused because another queue pair is their peer.
+fn foreign(device: &Device, function: FunctionId) -> u64 {
+    let counted = device.drops().of(PORT, function, DropReason::ForeignPeer);
+    counted.map_or(0, |counted| counted.packets)
 }
 
 /// Bytes that tell where they belong.
