@@ -26,6 +26,7 @@ impl Lab {
             .or_else(|| self.why_no_partition_of_vf(vf, port))
             .or_else(|| self.quota(vf, row))
             .or_else(|| rate(vf, port, row))
+            .or_else(|| self.foreign_peers(vf, port))
             .or_else(|| self.no_receives(vf, port))
     }
 

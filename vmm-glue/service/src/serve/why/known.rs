@@ -169,6 +169,11 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "the physical link has a lower speed than both its ends support",
     ),
     known(
+        "foreign_peer",
+        "up",
+        "within the last minute connections of the VF refused packets of another VF, which is not their peer",
+    ),
+    known(
         "no_receives",
         "up",
         "within the last minute packets for the VF were lost because its guest had no receive posted",

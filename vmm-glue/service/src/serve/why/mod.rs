@@ -3,6 +3,7 @@
 mod awaited;
 mod fabric;
 mod faults;
+mod foreign_peers;
 mod hampered;
 mod history;
 mod known;
