@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::{CmReq, CmTransport, timeout_nanos};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method};
-use ib_wire::{Gid, Guid, Lid, Lmc, PKey, PortNum, Qpn, Sl};
+use ib_wire::{Gid, Guid, Lid, PKey, PortNum, Qpn, Sl};
 use vf_tunnel::wire_id::{KeyedHash, Permutation};
-use vf_tunnel::{DropReason, VfId, WireCommId};
+use vf_tunnel::{DropReason, SubnetLmcs, VfId, WireCommId};
 
 use crate::answer::{AnswerLimit, Farewell};
 use crate::config::{Config, Ticks};
@@ -307,10 +307,9 @@ impl CmParavirt {
         self.table.vf_mut(vf).quota = ids;
     }
 
-    /// Takes note of the number of path bits in the LIDs of the subnet behind a port, as far as the
-    /// port's own tell it: a peer may send from any LID of its port.
-    pub fn set_lmc(&mut self, port: PortNum, lmc: Lmc) {
-        self.table.set_lmc(port, lmc);
+    /// Returns what is known of the LMCs of the subnet behind a port: a peer may send from any LID of its port.
+    pub fn lmcs_mut(&mut self, port: PortNum) -> &mut SubnetLmcs {
+        self.table.lmcs_mut(port)
     }
 
     /// How many ids a VF may have.

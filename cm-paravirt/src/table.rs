@@ -4,9 +4,9 @@
 //! `egress` and `ingress`.
 
 use ib_vtime::{Duration, Instant};
-use ib_wire::{Gid, Guid, Lid, Lmc, PortNum, Qpn, Sl};
+use ib_wire::{Gid, Guid, Lid, PortNum, Qpn, Sl};
 use vf_tunnel::wire_id::{Index, KeyedHash, Trail};
-use vf_tunnel::{DropReason, RemoteCommId, VfCommId, VfId};
+use vf_tunnel::{DropReason, RemoteCommId, SubnetLmcs, VfCommId, VfId};
 
 use crate::config::Ticks;
 use crate::lists::{List, a_slot};
@@ -62,7 +62,7 @@ pub(crate) struct Table {
     pending: u32,
     ticks: Ticks,
     /// By port.
-    lmcs: Vec<Lmc>,
+    lmcs: Vec<SubnetLmcs>,
     /// The tick of the latest call.
     now: u64,
 }
@@ -553,27 +553,27 @@ impl Table {
 
     // The peer's address.
 
-    /// Takes note of a port's LMC.
-    pub(crate) fn set_lmc(&mut self, port: PortNum, lmc: Lmc) {
+    /// Returns the LMCs of the subnet behind a port.
+    pub(crate) fn lmcs_mut(&mut self, port: PortNum) -> &mut SubnetLmcs {
         if port.index() >= self.lmcs.len() {
-            self.lmcs.resize(port.index() + 1, Lmc::default());
+            let subnets = port.index() + 1;
+            self.lmcs.resize_with(subnets, SubnetLmcs::default);
         }
-        self.lmcs[port.index()] = lmc;
+        &mut self.lmcs[port.index()]
     }
 
     /// Whether a message comes from where the slot's peer is known to be: its LID, the one of its
     /// alternate path, either with any path bits, or, if the exchange goes through routers, its GID.
     pub(crate) fn is_from_peer(&self, slot: u32, from: &PeerAddress) -> bool {
         let hot = self.store.hot(slot);
-        let lmc = self
-            .lmcs
-            .get(from.port.index())
-            .copied()
-            .unwrap_or_default();
+        let lmcs = self.lmcs.get(from.port.index());
+        let is_at = |lid: Lid| {
+            lid == from.lid || lmcs.is_some_and(|lmcs| lmcs.are_one_ports(lid, from.lid))
+        };
         let is_at_peers_gid = |gid: Gid| !gid.is_none() && gid == self.store.cold(slot).gid;
-        let is_where_the_peer_is = (lmc.is_same_port(hot.lid, from.lid) && hot.port == from.port)
+        let is_where_the_peer_is = (is_at(hot.lid) && hot.port == from.port)
             || hot.lid == Lid::NONE
-            || (lmc.is_same_port(hot.alternate_lid, from.lid) && hot.alternate_lid != Lid::NONE)
+            || (is_at(hot.alternate_lid) && hot.alternate_lid != Lid::NONE)
             || (hot.has(Flags::GLOBAL) && from.gid.is_some_and(is_at_peers_gid));
         is_where_the_peer_is && hot.is_reached_by(from.port)
     }

@@ -2,7 +2,7 @@
 
 use ib_vtime::Instant;
 use ib_wire::{Lid, PKey, Sl, SubnetPrefix};
-use vf_tunnel::VfId;
+use vf_tunnel::{SubnetLmcs, VfId};
 
 use crate::mux::PortMux;
 use crate::output::{Cause, PortEvent, VfEvent};
@@ -14,8 +14,9 @@ impl PortMux {
     /// they could read then is new already. What changes nothing tells nobody.
     pub fn event(&mut self, now: Instant, cause: Cause, event: PortEvent) {
         self.release(now);
-        // Each of these can change any path.
+        // Each of these can change any path, and what LIDs a port has.
         self.paths.invalidate();
+        self.with_lmcs(SubnetLmcs::forget);
         match event {
             PortEvent::ClientReregister => {
                 self.register_again(now);

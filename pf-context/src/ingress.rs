@@ -249,6 +249,7 @@ impl PortMux {
             .answer(now, named, mad, &from)
             .map_err(|reason| Refused { vf, reason })?;
         self.paths.answered(now, wire_tid, mad);
+        self.note_port_info(source, mad);
         self.services.answered(wire_tid.0, &mad.header);
         Ok(target)
     }

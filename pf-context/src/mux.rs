@@ -11,7 +11,7 @@ use mad_mux::steering::GidTable;
 use mad_mux::tid::TidMap;
 use mcast_agg::McastAgg;
 use mcast_agg::notices::NoticeAgg;
-use vf_tunnel::VfId;
+use vf_tunnel::{SubnetLmcs, VfId};
 
 use crate::cm::SharedCm;
 use crate::config::{EgressLimit, Policy, PortConfig};
@@ -150,7 +150,13 @@ impl PortMux {
     /// Takes note of the number of path bits in the port's LIDs.
     pub fn set_lmc(&mut self, lmc: Lmc) {
         self.port.lmc = lmc;
-        self.cm.lock().machine.set_lmc(self.number, lmc);
+        self.with_lmcs(|lmcs| lmcs.set_own(lmc));
+    }
+
+    /// Calls something with what transactions and connections know of the subnet's LMCs.
+    pub(crate) fn with_lmcs(&mut self, call: impl Fn(&mut SubnetLmcs)) {
+        call(self.tids.lmcs_mut());
+        call(self.cm.lock().machine.lmcs_mut(self.number));
     }
 
     /// Frames of VFs that wait for their turn.

@@ -2,9 +2,9 @@
 
 use ib_vtime::Instant;
 use ib_wire::Qpn;
-use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, Mad, MadStatus, Method, MgmtClass};
 use ib_wire::notice::{GidDetails, NoticeReport, TrapNumber};
-use ib_wire::sa::SaMad;
+use ib_wire::sa::{PortInfoRecord, SaMad};
 use mad_mux::path_cache::{Lookup, Transaction};
 use mad_mux::policy::ClassRoute;
 use mad_mux::steering::Owner;
@@ -79,6 +79,26 @@ impl PortMux {
             && checked.dqpn() == Qpn::GSI
             && header.attribute_id == AttributeId::PATH_RECORD
             && header.method == Method::GET
+    }
+
+    /// Takes note of the LMC of a port in an answer of the SA. A port's own word is not taken: it could claim its neighbours'
+    /// LIDs.
+    pub(crate) fn note_port_info(&mut self, source: &WireSource, mad: &Mad) {
+        let header = &mad.header;
+        let is_port_info = header.mgmt_class == MgmtClass::SUBN_ADM
+            && header.method == Method::GET_RESP
+            && header.attribute_id == AttributeId::PORT_INFO_RECORD
+            && header.status == MadStatus::OK;
+        if is_port_info && source.slid == self.port.sm_lid && source.sqpn == Qpn::GSI {
+            let PortInfoRecord {
+                end_port_lid,
+                port_info,
+                ..
+            } = mad.view::<SaMad>().record();
+            if end_port_lid == port_info.lid {
+                self.with_lmcs(|lmcs| lmcs.learn(end_port_lid, port_info.lmc()));
+            }
+        }
     }
 
     /// Takes note of a report that a port came or went, whoever it is for.

@@ -11,6 +11,7 @@
 //!   translation tables convert between them;
 //! * [`DropReason`], the one closed list of reasons for which a frame can end nowhere, and
 //!   [`Verdict`], how any frame ends.
+//! * [`SubnetLmcs`], what LIDs are one port's, by which an answer from elsewhere is told from an answer of who was asked;
 //! * [`wire_id`], what the tables of the ids that we put on the wire are made of.
 //!
 //! The VF is known by the tunnel that a frame came through, never by its bytes.
@@ -22,12 +23,14 @@ extern crate alloc;
 extern crate std;
 
 mod frame;
+mod lmcs;
 mod side;
 mod verdict;
 pub mod wire_id;
 
 pub use frame::{FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, global_route};
 pub use hca_api::SpecialQp;
+pub use lmcs::SubnetLmcs;
 pub use side::{
     PhysicalPKeyIndex, RemoteCommId, VfCommId, VfId, VfTid, VirtualPKeyIndex, WireCommId, WireTid,
 };

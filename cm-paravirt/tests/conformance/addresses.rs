@@ -65,11 +65,35 @@ fn c087_a_peer_may_send_from_any_lid_of_its_port() {
     const LID: u16 = 0x10;
     let mut pf = Pf::default();
     // Port 2 is first, as an adapter may tell of its ports in any order.
-    pf.machine.set_lmc(PortNum(2), Lmc::from_low_bits(1));
-    pf.machine.set_lmc(PortNum(1), Lmc::from_low_bits(2));
+    pf.machine
+        .lmcs_mut(PortNum(2))
+        .set_own(Lmc::from_low_bits(1));
+    pf.machine
+        .lmcs_mut(PortNum(1))
+        .set_own(Lmc::from_low_bits(2));
     let wire = pf.connect(1, 5, LID, 77);
     pf.rx(dreq(77, wire), at(LID + 3)).into_vf(1);
     assert_eq!(pf.rx(dreq(77, wire), at(LID + 4)), WRONG_PEER);
+}
+
+#[test]
+fn c087_a_peer_has_as_many_lids_as_the_sa_says_whatever_our_port_has() {
+    const LID: u16 = 0x10;
+    let mut pf = Pf::default();
+    let wires = [(5, 77), (6, 78)].map(|(id, peer)| (peer, pf.connect(1, id, LID, peer)));
+    let [(first, wire), (second, other_wire)] = wires;
+    assert_eq!(pf.rx(dreq(first, wire), at(LID + 3)), WRONG_PEER);
+    let lmcs = pf.machine.lmcs_mut(PortNum(1));
+    lmcs.learn(Lid::new(LID), Lmc::from_low_bits(2));
+    assert_eq!(pf.rx(dreq(first, wire), at(LID + 4)), WRONG_PEER);
+    pf.rx(dreq(first, wire), at(LID + 3)).into_vf(1);
+
+    let lmcs = pf.machine.lmcs_mut(PortNum(1));
+    lmcs.set_own(Lmc::from_low_bits(3));
+    lmcs.learn(Lid::new(LID), Lmc::from_low_bits(0));
+    let neighbour = pf.rx(dreq(second, other_wire), at(LID + 1));
+    assert_eq!(neighbour, WRONG_PEER);
+    pf.rx(dreq(second, other_wire), at(LID)).into_vf(1);
 }
 
 #[test]

@@ -330,6 +330,12 @@ impl Lmc {
         (1 << self.0) - 1
     }
 
+    /// Returns the base LID of a port that has this LID.
+    #[must_use]
+    pub const fn base(self, lid: Lid) -> Lid {
+        Lid::new(lid.get() & !self.mask())
+    }
+
     /// Whether two unicast LIDs are those of one port: they differ in path bits at most.
     #[must_use]
     pub const fn is_same_port(self, one: Lid, other: Lid) -> bool {

@@ -34,7 +34,7 @@ use ib_vtime::{Instant, SplitMix64};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::{Gid, Lid, Qpn, Tid};
 use vf_tunnel::wire_id::{KeyedHash, Permutation};
-use vf_tunnel::{DropReason, VfId, VfTid, WireTid};
+use vf_tunnel::{DropReason, SubnetLmcs, VfId, VfTid, WireTid};
 
 use crate::rmpp::RmppRole;
 use crate::steering::Owner;
@@ -124,6 +124,7 @@ pub struct TidMap {
     slots: Slots,
     hash: KeyedHash,
     permutation: Permutation,
+    lmcs: SubnetLmcs,
     /// Per owner, the PF first.
     usage: Vec<TidUse>,
 }
@@ -140,8 +141,14 @@ impl TidMap {
             slots: Slots::default(),
             hash: KeyedHash::new([words[0], words[1]]),
             permutation: Permutation::new(words[10]),
+            lmcs: SubnetLmcs::default(),
             usage: Vec::new(),
         }
+    }
+
+    /// Returns what is known of the subnet's LMCs: answers come from the LID that was asked, or its port's base LID.
+    pub const fn lmcs_mut(&mut self) -> &mut SubnetLmcs {
+        &mut self.lmcs
     }
 
     /// Whether a MAD belongs to a transaction of its sender's, so that its TID is mapped on the way
@@ -230,7 +237,7 @@ impl TidMap {
         from: &Peer,
     ) -> Result<(), DropReason> {
         let entry = &self.slots[named.slot];
-        if !entry.is_peer(from) {
+        if !entry.is_peer(from, &self.lmcs) {
             return Err(DropReason::WrongPeer);
         }
         if !entry.is_answered_by(&mad.header) {

@@ -8,17 +8,13 @@ use std::ops;
 use std::time::Duration;
 
 use ib_vtime::Instant;
-use ib_wire::Lmc;
 use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
 use vf_tunnel::wire_id::Index;
-use vf_tunnel::{VfId, VfTid};
+use vf_tunnel::{SubnetLmcs, VfId, VfTid};
 
 use super::Peer;
 use super::lists::{END, Lists, low};
 use crate::steering::Owner;
-
-/// The LMC of a port with the most LIDs.
-const LARGEST_LMC: Lmc = Lmc::from_low_bits(7);
 
 /// What a slot's transaction is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,17 +142,11 @@ impl Slot {
             && self.peer == *to
     }
 
-    /// Returns `true` if something may come from the one that was asked.
-    ///
-    /// An answer may have another LID of the port that was asked: adapters shared among VFs answer from
-    /// the base LID whatever they were asked under, since their VFs are not told
-    /// (`mlx4_ib_send_to_slave`). How many LIDs that port has is not known here, so any may be one of
-    /// them that a port with the largest LMC has. That it answers is shown by its wire TID, which nobody
-    /// else can guess.
-    pub(super) fn is_peer(&self, from: &Peer) -> bool {
-        let by_lid = LARGEST_LMC.is_same_port(self.peer.lid, from.lid) && self.peer.qpn == from.qpn;
+    /// Returns `true` if something may come from the one that was asked: from where
+    /// [`SubnetLmcs::may_answer`] says, or from the GID that was asked.
+    pub(super) fn is_peer(&self, from: &Peer, lmcs: &SubnetLmcs) -> bool {
         let by_gid = !self.peer.gid.is_none() && self.peer.gid == from.gid;
-        by_lid || (by_gid && self.peer.qpn == from.qpn)
+        self.peer.qpn == from.qpn && (by_gid || lmcs.may_answer(self.peer.lid, from.lid))
     }
 
     /// Whether an answer's class, method and attribute answer the request.

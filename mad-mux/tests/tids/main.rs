@@ -12,7 +12,7 @@ use std::time::Duration;
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::rmpp::{RmppFlags, RmppHeader, RmppMad, RmppStatus, RmppType};
-use ib_wire::{Gid, Guid, Lid, Qpn, SubnetPrefix, Tid};
+use ib_wire::{Gid, Guid, Lid, Lmc, Qpn, SubnetPrefix, Tid};
 use mad_mux::steering::Owner;
 use mad_mux::tid::{Peer, TidConfig, TidMap, TransactionState};
 use vf_tunnel::{DropReason, VfId};
@@ -219,19 +219,31 @@ fn c049_an_answer_from_elsewhere_is_dropped() {
 }
 
 #[test]
-fn c049_an_answer_may_come_from_another_lid_of_the_port_that_was_asked() {
+fn c049_an_answer_may_come_from_the_base_lid_of_the_port_that_was_asked() {
+    let accepted = |map: &mut TidMap, asked: u16| -> Vec<u16> {
+        let sent = send(map, vf(1), get(5), &at(asked));
+        let mut answered = |lid: &u16| {
+            let got = receive(map, Instant::ZERO, answer_to(&sent), &at(*lid));
+            assert!(
+                [Ok((vf(1), 5)), Err(DropReason::WrongPeer)].contains(&got),
+                "{got:?}"
+            );
+            got.is_ok()
+        };
+        (0x100..0x280).filter(|lid| answered(lid)).collect()
+    };
     let mut map = map();
-    let sent = send(&mut map, vf(1), get(5), &at(0x186));
-    for (lid, expected) in [
-        (0x184, Ok((vf(1), 5))),
-        (0x180, Ok((vf(1), 5))),
-        (0x1ff, Ok((vf(1), 5))),
-        (0x17f, Err(DropReason::WrongPeer)),
-        (0x200, Err(DropReason::WrongPeer)),
-    ] {
-        let got = receive(&mut map, Instant::ZERO, answer_to(&sent), &at(lid));
-        assert_eq!(got, expected, "from {lid}");
-    }
+    assert_eq!(accepted(&mut map, 0x187), [0x187]);
+    // The port's own LMC, where nothing is known of the one that was asked.
+    map.lmcs_mut().set_own(Lmc::from_low_bits(2));
+    assert_eq!(accepted(&mut map, 0x187), [0x184, 0x187]);
+    assert_eq!(accepted(&mut map, 0x184), [0x184]);
+    // One that has more LIDs, and one that has fewer.
+    map.lmcs_mut().learn(Lid::new(0x180), Lmc::from_low_bits(3));
+    map.lmcs_mut().learn(Lid::new(0x189), Lmc::from_low_bits(0));
+    assert_eq!(accepted(&mut map, 0x187), [0x180, 0x187]);
+    assert_eq!(accepted(&mut map, 0x189), [0x189]);
+    assert_eq!(accepted(&mut map, 0x18a), [0x188, 0x18a]);
 }
 
 #[test]

@@ -2,9 +2,13 @@
 
 use ib_wire::mad::{AttributeId, Mad, Method, MgmtClass};
 use ib_wire::perf::{PerfAttribute, PortCounters};
-use ib_wire::{Gid, Guid, Lmc, PKey, Qpn, Sl, SubnetPrefix};
+use ib_wire::sa::{PortInfoRecord, SaMad};
+use ib_wire::smp::PortInfo;
+use ib_wire::{Gid, Guid, Lid, Lmc, PKey, Qpn, Sl, SubnetPrefix};
 use mad_mux::policy::Rights;
-use pf_context::{AdaptAnswer, Policy, PortConfig, Strictness, VfConfig, WireSource};
+use pf_context::{
+    AdaptAnswer, Output, Policy, PortConfig, PortEvent, Strictness, VfConfig, WireSource,
+};
 use vf_proxy::mlx4::PERSONALITY;
 use vf_tunnel::DropReason;
 use zerocopy::IntoBytes;
@@ -288,6 +292,70 @@ fn c049_an_answer_from_a_peers_base_lid_is_a_vfs_that_asked_at_another() {
     let out = sent(port.vf_sends(1, &frame(PEER + 2, asked)));
     let got = got(port.wire_sends(&from(PEER), &answer(&out.mad)));
     assert_eq!((got.vf, got.slid, got.mad), (1, PEER, answer(&asked)));
+}
+
+#[test]
+fn c049_a_neighbour_of_the_port_that_was_asked_does_not_answer_for_it_and_is_counted() {
+    let mut port = servers();
+    let asked = request();
+    // The neighbour's LID is that of the port but for the lowest bit, or for the others that path bits may be.
+    for neighbour in [PEER + 1, PEER + 3, PEER + 8, PEER - 4] {
+        let dropped_before = port.mux.vf_statistics(vf(1)).unwrap().dropped();
+        let out = sent(port.vf_sends(1, &frame(PEER + 2, asked)));
+        let forged = dropped(port.wire_sends(&from(neighbour), &answer(&out.mad)));
+        assert_eq!(forged, DropReason::WrongPeer, "{neighbour:#x}");
+        let statistics = port.mux.vf_statistics(vf(1)).unwrap();
+        assert_eq!(statistics.dropped(), dropped_before + 1);
+        assert_eq!(
+            statistics.drops(DropReason::WrongPeer),
+            statistics.dropped()
+        );
+        let true_one = got(port.wire_sends(&from(PEER + 2), &answer(&out.mad)));
+        assert_eq!((true_one.vf, true_one.mad), (1, answer(&asked)));
+    }
+}
+
+/// The answer that says of a port with a base LID how many LIDs it has.
+fn port_info(asked: &Mad, base: u16, lmc: u8) -> Mad {
+    let mut answer = answer(asked);
+    let mut info = PortInfo {
+        lid: Lid::new(base),
+        ..PortInfo::default()
+    };
+    info.set_lmc(Lmc::from_low_bits(lmc));
+    *answer.view_mut::<SaMad>().record_mut() = PortInfoRecord {
+        end_port_lid: Lid::new(base),
+        port_info: info,
+        ..PortInfoRecord::default()
+    };
+    answer
+}
+
+#[test]
+fn c049_a_base_lid_is_the_one_that_the_sa_says_until_lids_may_have_changed() {
+    let mut port = Port::new();
+    let ask = |port: &mut Port, dlid: u16| {
+        let id = AttributeId::PORT_INFO_RECORD;
+        let asked = mad(MgmtClass::SUBN_ADM, Method::GET, id, 9);
+        sent(port.vf_sends(2, &frame(dlid, asked))).mad
+    };
+    let from_base = |port: &mut Port| {
+        let out = sent(port.vf_sends(1, &frame(PEER + 2, path_query(3))));
+        let outputs = port.wire_sends(&from(PEER), &answer(&out.mad));
+        matches!(outputs[..], [Output::ToVf(..)])
+    };
+    assert!(!from_base(&mut port));
+
+    // A port's own word, which could claim its neighbours' LIDs.
+    let asked = ask(&mut port, PEER);
+    got(port.wire_sends(&from(PEER), &port_info(&asked, PEER, 2)));
+    assert!(!from_base(&mut port));
+
+    let asked = ask(&mut port, SM);
+    got(port.wire_sends(&from(SM), &port_info(&asked, PEER, 2)));
+    assert!(from_base(&mut port));
+    port.event(PortEvent::ClientReregister);
+    assert!(!from_base(&mut port));
 }
 
 #[test]

@@ -447,7 +447,7 @@ impl World {
                 self.on_wire.remove(which % self.on_wire.len());
             }
             Op::Lose { .. } => {}
-            Op::Forge { which } => self.answer_on_wire(which, Some(0x377), false),
+            Op::Forge { which } => self.answer_on_wire(which, Some(77), false),
             Op::Reset { vf: number } => {
                 self.cause += 1;
                 self.mux.reset_vf(self.now, Cause(self.cause), vf(number));

@@ -284,8 +284,8 @@ impl World {
     /// A stranger who saw a peer's message sends it, too: nobody gets it, and nothing changes.
     fn forge(&mut self, who: &Parties, mad: &Mad) {
         let stranger = Parties {
-            // The seven low bits may be those of another LID of the peer's.
-            peer_lid: 0x4d00,
+            // A port with the largest LMC would have both LIDs.
+            peer_lid: who.peer_lid ^ 0x40,
             peer_guid: 0x0002_c903_0b00_0000,
             ..who.clone()
         };
