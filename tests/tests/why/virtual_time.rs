@@ -3,12 +3,16 @@
 use std::time::Duration as Real;
 
 use emulated_hca::{Endpoint, Fault, FaultPlan, PacketFilter, When};
+use hca_api::{
+    AccessFlags, AddressVector, FunctionId, Hca, Payload, QpCaps, QpHandle, QpKind, QpModify,
+    QpNumbers, QpSpec, QpState, ReceiveMode, SendFlags, SendOp, SendRequest,
+};
 use ib_vtime::Duration;
-use ib_wire::PortNum;
 use ib_wire::mad::{AttributeId, MgmtClass};
+use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 use vhca::Driven;
 use vhca_service::serve::{
-    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange,
+    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange, VfState,
 };
 
 use crate::report::{Report, Row};
@@ -73,6 +77,7 @@ fn case(
 pub(crate) fn run(report: &Report) {
     no_receives(report);
     all_groups(report);
+    foreign_peer(report);
     no_grant(report);
     flapping(report);
 }
@@ -164,5 +169,97 @@ fn flapping(report: &Report) {
     let name = ("link that goes down twice a second", "link_flapping");
     case(report, &mut service, name, |service| {
         pass(service, Duration::from_secs(60));
+    });
+}
+
+/// Makes an RC queue pair of a VF, connected to a number behind a LID.
+fn connect(hca: &mut impl Hca, dlid: Lid, dest_qpn: Qpn) -> (QpHandle, QpNumbers) {
+    let pd = hca.alloc_pd().unwrap();
+    let cq = hca.create_cq(16).unwrap();
+    let spec = QpSpec {
+        kind: QpKind::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 16,
+        },
+        signal_all: false,
+        receives: ReceiveMode::Posted,
+        qpn: None,
+        block_multicast_loopback: false,
+    };
+    let (qp, numbers) = hca.create_qp(spec).unwrap();
+    for change in [
+        QpModify {
+            state: Some(QpState::Init),
+            port: Some(PortNum(1)),
+            pkey_index: Some(PKeyIndex(0)),
+            access: Some(AccessFlags::empty()),
+            ..QpModify::default()
+        },
+        QpModify {
+            state: Some(QpState::ReadyToReceive),
+            path_mtu: Some(Mtu::MTU_1024),
+            dest_qpn: Some(dest_qpn),
+            rq_psn: Some(Psn::default()),
+            primary: Some(AddressVector {
+                port: PortNum(1),
+                dlid,
+                sl: Sl::default(),
+                path_bits: 0,
+                static_rate: None,
+                grh: None,
+            }),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpModify::default()
+        },
+        QpModify {
+            state: Some(QpState::ReadyToSend),
+            sq_psn: Some(Psn::default()),
+            timeout: Some(8),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(1),
+            ..QpModify::default()
+        },
+    ] {
+        hca.modify_qp(qp, &change).unwrap();
+    }
+    (qp, numbers)
+}
+
+/// A VF whose queue pair is set to another's as if it were its peer.
+fn foreign_peer(report: &Report) {
+    let mut service = serve(Options::default());
+    let nodes = ["H1-1", "H2-1"].map(|host| service.lab().node(host).unwrap());
+    let fabric = service.lab_mut().world_mut().fabric_mut();
+    let lids = nodes.map(|node| fabric.port(node.port(1)).unwrap().lid);
+    let mut victim = fabric.hca(nodes[0], FunctionId(1)).unwrap();
+    let peer = Qpn::from_low_bits(0x4_0000);
+    let (_, victim) = connect(&mut victim, lids[1], peer);
+    let mut spy = fabric.hca(nodes[1], FunctionId(2)).unwrap();
+    let (qp, _) = connect(&mut spy, lids[0], victim.external);
+    let send = SendRequest {
+        wr_id: 1,
+        op: SendOp::Send,
+        payload: Payload::Inline(b"from the peer"),
+        flags: SendFlags::empty(),
+        destination: None,
+    };
+    spy.post_send(qp, &send).unwrap();
+    pass(&mut service, Duration::from_secs(1));
+    let name = ("a VF that sends in the name of a peer", "foreign_peer");
+    case(report, &mut service, name, |service| {
+        let vf = service.lab().vf("H2-1/2", None).unwrap();
+        let disable = VfChange::State(VfState::Disable);
+        service.lab_mut().set_vf(&vf, PortNum(1), &disable).unwrap();
+        pass(service, Duration::from_secs(61));
     });
 }
