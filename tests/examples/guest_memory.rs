@@ -35,7 +35,7 @@ fn memory(flags: MemfdFlags) -> Result<Option<GuestMemory>, Box<dyn Error>> {
         size: MEMORY.into(),
         ..DmaMap::default()
     };
-    memory.map(&map, Some(file))?;
+    memory.map(&map, Some(file.into()))?;
     let written = memory.write(0, &vec![1; usize::try_from(MEMORY)?]);
     Ok(written.is_ok().then_some(memory))
 }

@@ -12,6 +12,7 @@ use ib_wire::Guid;
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca::Slice;
+use vhca_receiver::PassedFd;
 use vhca_vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
 use vhca_vfio_user::{GuestMemory, Lent, Session, Signaller, Signals};
 
@@ -69,7 +70,10 @@ pub(super) fn vfio_user(data: &[u8]) {
     while input.has_operation() {
         let piece = input.byte();
         let fd = (piece & 0x80 != 0 && left > 0).then(|| File::open("/dev/null"));
-        let fd = fd.and_then(Result::ok).map(OwnedFd::from);
+        let fd = fd
+            .and_then(Result::ok)
+            .map(OwnedFd::from)
+            .map(PassedFd::from);
         left -= usize::from(fd.is_some());
         let space = assembler.space();
         assert!(!space.is_empty() && space.len() <= MAX_MESSAGE);

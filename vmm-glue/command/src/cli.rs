@@ -113,9 +113,9 @@ pub(crate) enum Command {
     /// Become a program that ends with its parent.
     #[command(hide = true)]
     Tied(TiedArgs),
-    /// Read what VMMs map for a service whose sandbox does not let it.
-    #[command(hide = true, name = vhca_vfio_user::memory::maps_reader::COMMAND)]
-    MapsReader,
+    /// Take the descriptors that clients pass to a service, which starts this process itself.
+    #[command(hide = true, name = vhca_receiver::COMMAND)]
+    Receiver,
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

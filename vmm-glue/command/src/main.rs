@@ -17,7 +17,7 @@ use serde::Serialize;
 use vhca_exercises::bench::Bench;
 use vhca_exercises::demo::{self, Clock, DemoError};
 use vhca_exercises::replay;
-use vhca_vfio_user::memory::maps_reader;
+use vhca_vfio_user::memory::is_mapped_privately;
 
 use crate::cli::{
     BenchArgs, Cli, Command, ConsoleArgs, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs,
@@ -48,7 +48,9 @@ fn main() -> ExitCode {
         Command::Console(args) => console(&args).map(|()| true),
         Command::Generate(what) => what.run().map(|()| true),
         Command::Tied(args) => tied(args),
-        Command::MapsReader => maps_reader::run().map(|()| true).map_err(Into::into),
+        Command::Receiver => vhca_receiver::run(is_mapped_privately)
+            .map(|()| true)
+            .map_err(Into::into),
         Command::Replay => replay().map(|()| true),
     };
     match outcome {

@@ -23,7 +23,7 @@ pub enum Kind {
     Datagrams,
 }
 
-/// What a descriptor is of.
+/// Kind of file behind a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum File {
     /// Pages of this host.

@@ -12,7 +12,7 @@ use rustix::net::{
 
 use crate::{Kind, SCM_MAX_FD};
 
-/// What the service says on the channel to the process.
+/// An order of the service on the channel to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Serve a client of a user: its socket and the end of a lane come along.

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +25,9 @@ const STUCK_AFTER: Duration = Duration::from_millis(100);
 /// Threads without work that stay for the next.
 const SPARE: usize = 4;
 
+/// Threads that close descriptors which came with datagrams.
+const BESIDE_MAX: usize = 64;
+
 /// Number of the channel to the service among the watched descriptors.
 const CHANNEL: u64 = u64::MAX;
 
@@ -39,7 +41,7 @@ struct Client {
     work: Mutex<Work>,
 }
 
-/// What is to be done for a client, and by whom.
+/// Work for a client.
 #[derive(Debug)]
 struct Work {
     /// `None` at the end.
@@ -64,7 +66,7 @@ enum Task {
     Close(Vec<OwnedFd>),
 }
 
-/// What a watched descriptor is.
+/// A watched descriptor.
 #[derive(Debug)]
 enum Watched {
     Lane(Arc<Client>),
@@ -87,9 +89,11 @@ struct Process {
     /// Threads that wait for work.
     idle: Mutex<usize>,
     kept: Mutex<Vec<OwnedFd>>,
+    /// Threads that close descriptors of datagrams.
+    beside: Mutex<usize>,
     /// Sockets of refused clients, by user: closed when one of the user's threads goes on.
     refused: Mutex<BTreeMap<u32, Vec<Arc<OwnedFd>>>>,
-    /// What is passed on in the place of a descriptor that the protocol does not take.
+    /// Passed on in the place of a descriptor that the protocol does not take.
     nothing: OwnedFd,
     maps: Maps,
 }
@@ -101,7 +105,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Is the process: serves the service at standard input until that is gone. `maps` answers questions about mapped files.
+/// Serves the service at standard input until that is gone. `maps` answers questions about mapped files.
 ///
 /// # Errors
 /// Errors of the system before the service is served.
@@ -125,8 +129,9 @@ impl Process {
             busy: Mutex::default(),
             idle: Mutex::default(),
             kept: Mutex::default(),
+            beside: Mutex::default(),
             refused: Mutex::default(),
-            nothing: std::fs::File::open(PathBuf::from("/dev/null"))?.into(),
+            nothing: io::pipe()?.0.into(),
             maps,
         }))
     }
@@ -137,7 +142,7 @@ impl Process {
         while self.serve_next() {}
     }
 
-    /// A thread's life: as long as there is work, or few others wait for it.
+    /// Serves as a further thread: until there are enough others without work.
     fn work(self: Arc<Self>) {
         while self.serve_next() {
             let idle = *lock(&self.idle);
@@ -258,8 +263,8 @@ impl Process {
         }
     }
 
-    /// Does what a lane or a lease is ready for.
-    fn take_event(&self, key: usize) {
+    /// Handles a lane or a lease that is ready.
+    fn take_event(self: &Arc<Self>, key: usize) {
         let mut watched = lock(&self.watched);
         let (client, task) = match watched.get(key) {
             Some(Watched::Lane(client)) => (client.clone(), Task::Lane(key)),
@@ -301,13 +306,30 @@ impl Process {
         lock(&self.busy).remove(&name);
     }
 
+    /// Closes descriptors on a thread of their own: a socket of datagrams has messages of many clients, which none of them may
+    /// stop. Beyond [`BESIDE_MAX`] such threads descriptors are kept until the process ends.
+    fn close_beside(self: &Arc<Self>, fds: Vec<OwnedFd>) {
+        let mut beside = lock(&self.beside);
+        if *beside >= BESIDE_MAX {
+            drop(beside);
+            lock(&self.kept).extend(fds);
+            return;
+        }
+        let process = self.clone();
+        let close = move || {
+            drop(fds);
+            *lock(&process.beside) -= 1;
+        };
+        *beside += usize::from(thread::Builder::new().spawn(close).is_ok());
+    }
+
     /// Closes the sockets of a user's refused clients.
     fn close_refused(&self, uid: u32) {
         let refused = lock(&self.refused).remove(&uid);
         drop(refused);
     }
 
-    fn carry_out(&self, client: &Arc<Client>, task: Task) {
+    fn carry_out(self: &Arc<Self>, client: &Arc<Client>, task: Task) {
         match task {
             Task::Close(kept) => drop(kept),
             Task::Lane(key) => {
@@ -330,7 +352,7 @@ impl Process {
     }
 
     /// Reads a message for the service. `None` when the service has closed the client's socket.
-    fn serve_lane(&self, client: &Arc<Client>, ends: &Ends) -> Option<()> {
+    fn serve_lane(self: &Arc<Self>, client: &Arc<Client>, ends: &Ends) -> Option<()> {
         let mut most = [0; 4];
         let question = message::receive(&ends.lane, &mut most, &mut [], RecvFlags::DONTWAIT);
         match question {
@@ -357,14 +379,16 @@ impl Process {
     /// Passes a message on with what the protocol takes of its descriptors, and keeps duplicates of those. The others are closed
     /// afterwards: the service need not wait for that.
     fn pass_on(
-        &self,
+        self: &Arc<Self>,
         client: &Arc<Client>,
         ends: &Ends,
         bytes: &[u8],
         packet: message::Packet,
     ) -> Result<(), Errno> {
         if client.kind == Kind::Datagrams {
-            return answer(ends, Errno::AGAIN.raw_os_error(), &[], &[]);
+            answer(ends, 0, &[], &[])?;
+            self.close_beside(packet.fds);
+            return Ok(());
         }
         let taken: Vec<bool> = packet.fds.iter().map(|fd| client.kind.takes(fd)).collect();
         if !taken.contains(&true) && client.kind == Kind::Nothing {
@@ -423,7 +447,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
-    use rustix::fs::{MemfdFlags, fstat, memfd_create};
+    use rustix::fs::{FileType, MemfdFlags, fstat, memfd_create};
     use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
@@ -484,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_come_in_order_and_what_is_not_taken_is_the_null_device() {
+    fn descriptors_come_in_order_and_what_is_not_taken_is_a_pipe() {
         let receiver = receiver();
         let (client, mut socket) = client(&receiver, Kind::Vmm);
         let memory = memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
@@ -496,10 +520,15 @@ mod tests {
         // The stream is read up to and with the bytes that have descriptors.
         let received = receive(&mut socket, &mut space);
         assert_eq!(&space[..received.len], b"onetwo");
-        let inodes = received.fds.iter().map(|fd| fstat(fd).unwrap().st_ino);
-        let null = std::fs::File::open("/dev/null").unwrap();
-        let expected = [fstat(&null).unwrap().st_ino, fstat(&memory).unwrap().st_ino];
-        assert!(inodes.eq(expected));
+        let [pipe, passed] = &received.fds[..] else {
+            panic!("{received:?}");
+        };
+        let kind = FileType::from_raw_mode(fstat(pipe).unwrap().st_mode);
+        assert_eq!(kind, FileType::Fifo);
+        assert_eq!(
+            fstat(passed).unwrap().st_ino,
+            fstat(&memory).unwrap().st_ino
+        );
         let received = receive(&mut socket, &mut space);
         assert_eq!(&space[..received.len], b"three");
     }

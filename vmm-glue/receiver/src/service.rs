@@ -6,19 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::io::{Errno, IoSliceMut};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, shutdown,
 };
 
 use crate::message::{self, LANE_HEAD, Order, pair};
 use crate::{COMMAND, Kind, MESSAGE_MAX};
-
-/// Time that the receiver has to say what a process has mapped, since the service waits for it: the process may keep it waiting.
-const MAPS_LIMIT: Duration = Duration::from_millis(20);
 
 /// The receiver, as the service has it.
 #[derive(Clone, Debug)]
@@ -57,7 +52,7 @@ pub struct ClientSocket {
 pub struct Received {
     /// Bytes; 0 at the end of the connection.
     pub len: usize,
-    /// Descriptors that came along. In the place of one that the protocol does not take is one of `/dev/null`.
+    /// Descriptors that came along. In the place of one that the protocol does not take is the end of a pipe.
     pub fds: Vec<PassedFd>,
     /// Descriptors were lost, since there was no room for them.
     pub is_cut: bool,
@@ -123,7 +118,7 @@ impl Receiver {
         }
     }
 
-    /// Has the receiver keep a duplicate of a descriptor until the service ends.
+    /// Makes the receiver keep a duplicate of a descriptor until the service ends.
     ///
     /// # Errors
     /// Errors of the system.
@@ -131,12 +126,12 @@ impl Receiver {
         self.order(Order::Keep, &[fd.as_fd()])
     }
 
-    /// Returns `true` if a process has a file, by its device and inode, mapped privately, as far as that is known within 20 ms.
+    /// Returns `true` if a process has a file, by its device and inode, mapped privately. Waits for the process as long as that
+    /// likes.
     #[must_use]
     pub fn is_mapped_privately(&self, pid: i32, device: u64, inode: u64) -> bool {
         let ask = || -> Result<bool, Errno> {
             let (own, other) = pair()?;
-            set_socket_timeout(&own, Timeout::Recv, Some(MAPS_LIMIT))?;
             self.order(Order::Maps(pid, device, inode), &[other.as_fd()])?;
             drop(other);
             let mut answer = [0];
@@ -198,12 +193,36 @@ impl ClientSocket {
         self.asked
     }
 
+    /// Returns another descriptor of the socket.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn try_clone(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+
     /// Ends the connection for the client. Returns the socket and the lane, to be closed in this order.
     #[must_use]
     pub fn shut_down(self) -> (OwnedFd, Option<OwnedFd>) {
         // One that is not connected any more needs no end.
         let _ = shutdown(&self.socket, Shutdown::Both);
         (self.socket, self.lane)
+    }
+
+    /// Makes the receiver take the next datagram and close its descriptors. To be called again until it is done, when the lane
+    /// is ready.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] until it is done, and errors of the system.
+    pub fn discard(&mut self) -> Result<(), Errno> {
+        let lane = self.lane.as_ref().ok_or(Errno::INVAL)?;
+        if !self.asked {
+            message::send(lane, [&[0; 4], &[]], &[], SendFlags::DONTWAIT)?;
+            self.asked = true;
+        }
+        from_lane(lane, &mut [])?.ok_or(Errno::AGAIN)?;
+        self.asked = false;
+        Ok(())
     }
 
     /// Reads the next message of a socket of packets, or bytes of a stream, into `space`. `None` if there are none now.

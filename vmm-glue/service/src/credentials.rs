@@ -18,6 +18,7 @@ use std::ptr;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Uid};
+use vhca_receiver::ClientSocket;
 
 /// A process at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,23 +71,56 @@ pub(crate) struct Sender {
     pub(crate) credentials: Option<Credentials>,
 }
 
-/// Receives a datagram from a Unix socket, without waiting for one.
+/// Receives a datagram from a Unix socket, without waiting for one. The receiver discards those that have descriptors.
 ///
 /// # Errors
 /// [`Errno::AGAIN`] if there is none, and what the system says.
-pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Sender), Errno> {
+pub(crate) fn receive(
+    socket: &mut ClientSocket,
+    buffer: &mut [u8],
+) -> Result<(usize, Sender), Errno> {
+    if socket.is_asking() {
+        socket.discard()?;
+    }
+    if socket.lane().is_some() {
+        // Room for credentials alone: no descriptor is installed.
+        let (_, _, is_cut) = receive_with(&*socket, &mut [], libc::MSG_PEEK, CREDENTIALS)?;
+        if is_cut {
+            socket.discard()?;
+        }
+    }
+    let (len, sender, _) = receive_with(&*socket, buffer, 0, CONTROL)?;
+    Ok((len, sender))
+}
+
+/// Bytes of a control part with credentials.
+// SAFETY: The macro computes with its argument and touches no memory.
+const CREDENTIALS: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
+
+/// Bytes of the control part that is read.
+const CONTROL: usize = 64;
+
+/// Receives a datagram with `room` bytes for the control part, of [`CONTROL`] at most. Returns `true` if that was too little.
+fn receive_with(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    flags: libc::c_int,
+    room: usize,
+) -> Result<(usize, Sender, bool), Errno> {
     /// Room for one message with credentials, aligned as its header is to be.
     #[repr(C)]
     union Control {
         _header: libc::cmsghdr,
-        bytes: [u8; 64],
+        bytes: [u8; CONTROL],
     }
 
     // SAFETY: Both are plain integers and bytes, of which zero is a value.
     let (mut address, mut control) = unsafe {
         (
             MaybeUninit::<libc::sockaddr_un>::zeroed().assume_init(),
-            Control { bytes: [0; 64] },
+            Control {
+                bytes: [0; CONTROL],
+            },
         )
     };
     let mut part = libc::iovec {
@@ -100,8 +134,8 @@ pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Se
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    message.msg_controllen = room.min(CONTROL) as _;
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: All pointers in the message are to live objects with the lengths that stand beside them.
     let len = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags) };
     let len = usize::try_from(len).map_err(|_| last_errno())?;
@@ -111,6 +145,7 @@ pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<(usize, Se
             name: abstract_name(&address, message.msg_namelen),
             credentials: credentials(&message),
         },
+        message.msg_flags & libc::MSG_CTRUNC != 0,
     ))
 }
 
@@ -182,10 +217,11 @@ mod tests {
     fn a_datagram_comes_with_its_senders_name_and_user_and_without_its_descriptors() {
         let (server, client) = UnixDatagram::pair().unwrap();
         set_socket_passcred(&server, true).unwrap();
+        let mut server = ClientSocket::trusted(server.into());
         let mut buffer = [0; 8];
-        assert_eq!(receive(&server, &mut buffer).unwrap_err(), Errno::AGAIN);
+        assert_eq!(receive(&mut server, &mut buffer).unwrap_err(), Errno::AGAIN);
         client.send(b"words").unwrap();
-        let (len, sender) = receive(&server, &mut buffer).unwrap();
+        let (len, sender) = receive(&mut server, &mut buffer).unwrap();
         let credentials = sender.credentials.unwrap();
         assert_eq!((len, &buffer[..len]), (5, &b"words"[..]));
         assert_eq!(
@@ -199,8 +235,9 @@ mod tests {
         let server_name = SocketAddr::from_abstract_name(format!("{name}-server")).unwrap();
         let named = UnixDatagram::bind_addr(&named).unwrap();
         let server = UnixDatagram::bind_addr(&server_name).unwrap();
+        let mut server = ClientSocket::trusted(server.into());
         named.send_to_addr(b"", &server_name).unwrap();
-        let (len, sender) = receive(&server, &mut buffer).unwrap();
+        let (len, sender) = receive(&mut server, &mut buffer).unwrap();
         assert_eq!((len, sender.credentials), (0, None));
         assert_eq!(sender.name, Some(name.into_bytes()));
     }
@@ -211,6 +248,7 @@ mod tests {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
         let (server, client) = UnixDatagram::pair().unwrap();
+        let mut server = ClientSocket::trusted(server.into());
         let (mine, theirs) = UnixStream::pair().unwrap();
         let given = [theirs.as_fd(), theirs.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -219,7 +257,7 @@ mod tests {
         let flags = SendFlags::empty();
         sendmsg(&client, &[IoSlice::new(b"x")], &mut ancillary, flags).unwrap();
         drop(theirs);
-        receive(&server, &mut [0]).unwrap();
+        receive(&mut server, &mut [0]).unwrap();
         let mut byte = [0];
         assert_eq!(io::Read::read(&mut &mine, &mut byte).unwrap(), 0);
     }

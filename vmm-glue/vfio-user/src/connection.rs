@@ -1,16 +1,14 @@
 //! A client's socket: whole messages in, bytes out, never waiting.
 
-use core::mem::MaybeUninit;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
-};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 use thiserror::Error;
+use vhca_receiver::{ClientSocket, PassedFd};
 
 use super::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, Message, ProtocolError};
 
@@ -49,11 +47,11 @@ pub enum ConnectionEnd {
 /// A client's socket.
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
-    assembler: Assembler<OwnedFd>,
+    socket: ClientSocket,
+    assembler: Assembler<PassedFd>,
     unsent: VecDeque<u8>,
     /// What came while an answer was waited for.
-    waiting: VecDeque<Message<OwnedFd>>,
+    waiting: VecDeque<Message<PassedFd>>,
     /// Answers that did not come in time, and may come yet.
     late: u32,
 }
@@ -70,7 +68,7 @@ impl AsRawFd for Connection {
     }
 }
 
-impl From<Connection> for OwnedFd {
+impl From<Connection> for ClientSocket {
     fn from(connection: Connection) -> Self {
         connection.socket
     }
@@ -81,18 +79,18 @@ impl Connection {
     /// interrupts. A message of it may bring an eventfd for each of them, beyond what is announced: Cloud Hypervisor
     /// sends them all at once, whatever was announced.
     #[must_use]
-    pub fn new(socket: OwnedFd, interrupts: u16) -> Self {
+    pub fn new(socket: ClientSocket, interrupts: u16) -> Self {
         let most_fds = ANNOUNCED_FDS.max(interrupts.into());
         Self::with_fds(socket, most_fds.min(FDS_ROOM))
     }
 
     /// A connection to a client that has nothing, and of which no descriptor is taken.
     #[must_use]
-    pub fn without_function(socket: OwnedFd) -> Self {
+    pub fn without_function(socket: ClientSocket) -> Self {
         Self::with_fds(socket, 0)
     }
 
-    fn with_fds(socket: OwnedFd, most_fds: usize) -> Self {
+    fn with_fds(socket: ClientSocket, most_fds: usize) -> Self {
         Self {
             socket,
             assembler: Assembler::new(most_fds),
@@ -106,7 +104,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectionEnd`].
-    pub fn receive(&mut self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+    pub fn receive(&mut self) -> Result<Option<Message<PassedFd>>, ConnectionEnd> {
         if let Some(message) = self.waiting.pop_front() {
             return Ok(Some(message));
         }
@@ -133,7 +131,7 @@ impl Connection {
         request: &[u8],
         id: u16,
         deadline: Instant,
-    ) -> Option<Message<OwnedFd>> {
+    ) -> Option<Message<PassedFd>> {
         if !self.wants_input() {
             // It does not take what it was asked before: nothing is added to that.
             return None;
@@ -150,7 +148,7 @@ impl Connection {
         answer
     }
 
-    fn answer(&mut self, id: u16, deadline: Instant) -> Option<Message<OwnedFd>> {
+    fn answer(&mut self, id: u16, deadline: Instant) -> Option<Message<PassedFd>> {
         loop {
             if self.has_many_waiting() {
                 return None;
@@ -176,7 +174,11 @@ impl Connection {
     fn wait(&self, what: PollFlags, deadline: Instant) -> Option<()> {
         let left = deadline.checked_duration_since(Instant::now())?;
         let left = Timespec::try_from(left).ok()?;
-        let mut fds = [PollFd::new(&self.socket, what)];
+        let lane = self.socket.lane().filter(|_| self.socket.is_asking());
+        let mut fds = match lane {
+            Some(lane) if what == PollFlags::IN => [PollFd::new(lane, what)],
+            _ => [PollFd::new(&self.socket, what)],
+        };
         match poll(&mut fds, Some(&left)) {
             Ok(0) => None,
             Ok(_) | Err(Errno::INTR) => Some(()),
@@ -185,28 +187,19 @@ impl Connection {
     }
 
     /// The next message from the socket.
-    fn read(&mut self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+    fn read(&mut self) -> Result<Option<Message<PassedFd>>, ConnectionEnd> {
         loop {
-            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_ROOM))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut room);
-            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            let mut space = [IoSliceMut::new(self.assembler.space())];
-            let received = match recvmsg(&self.socket, &mut space, &mut ancillary, flags) {
-                Ok(received) => received,
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => continue,
+            let received = match self.socket.receive(self.assembler.space()) {
+                Ok(Some(received)) => received,
+                Ok(None) => return Ok(None),
                 Err(Errno::CONNRESET) => return Err(self.hung_up()),
                 Err(error) => return Err(ConnectionEnd::Failed(error)),
             };
-            let fds = ancillary.drain().filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            });
-            let message = self.assembler.filled(received.bytes, fds.flatten())?;
-            if received.flags.contains(ReturnFlags::CTRUNC) {
+            let message = self.assembler.filled(received.len, received.fds)?;
+            if received.is_cut {
                 return Err(ConnectionEnd::LostDescriptors);
             }
-            if received.bytes == 0 {
+            if received.len == 0 {
                 return Err(self.hung_up());
             }
             if message.is_some() {
@@ -221,6 +214,12 @@ impl Connection {
         } else {
             ConnectionEnd::HungUp
         }
+    }
+
+    /// Returns the socket, to be watched.
+    #[must_use]
+    pub const fn socket(&self) -> &ClientSocket {
+        &self.socket
     }
 
     /// Whether more should be read: a client that does not take its replies is heard no more.
@@ -283,17 +282,18 @@ impl Connection {
     }
 }
 
-fn is_reply(message: &Message<OwnedFd>) -> bool {
+fn is_reply(message: &Message<PassedFd>) -> bool {
     message.header.flags().contains(HeaderFlags::REPLY)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{IoSlice, Write};
+    use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
+    use rustix::io::IoSlice;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
 
     use super::super::codec::{dma_read, dma_write};
@@ -305,7 +305,8 @@ mod tests {
     fn pair(interrupts: u16) -> (Connection, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (Connection::new(ours.into(), interrupts), theirs)
+        let ours = ClientSocket::trusted(ours.into());
+        (Connection::new(ours, interrupts), theirs)
     }
 
     /// Any command of a client.
@@ -315,7 +316,8 @@ mod tests {
 
     fn send_with(socket: &UnixStream, bytes: &[u8], count: usize) {
         let fds = vec![socket.as_fd(); count];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_ROOM))];
+        let mut space =
+            [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_ROOM))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
         let parts = [IoSlice::new(bytes)];
@@ -379,7 +381,7 @@ mod tests {
         }
         let (ours, client) = UnixStream::pair().unwrap();
         send_with(&client, &command(), 1);
-        let mut refused = Connection::without_function(ours.into());
+        let mut refused = Connection::without_function(ClientSocket::trusted(ours.into()));
         assert!(refused.receive().is_err());
     }
 }

@@ -15,7 +15,7 @@
     reason = "the kernel is told addresses, of values that live through the call"
 )]
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -134,8 +134,11 @@ impl Signaller {
     ///
     /// # Errors
     /// [`Errno::INVAL`] if it is no eventfd.
-    pub(super) fn check(&self, eventfd: &OwnedFd) -> Result<(), Errno> {
-        let name = readlink(format!("/proc/self/fd/{}", eventfd.as_raw_fd()), Vec::new())?;
+    pub(super) fn check(&self, eventfd: &impl AsFd) -> Result<(), Errno> {
+        let name = readlink(
+            format!("/proc/self/fd/{}", eventfd.as_fd().as_raw_fd()),
+            Vec::new(),
+        )?;
         if name.as_bytes() == b"anon_inode:[eventfd]" {
             Ok(())
         } else {
@@ -144,7 +147,7 @@ impl Signaller {
     }
 
     /// Adds one to the counter of an eventfd, unless it is full.
-    pub(super) fn signal(&self, eventfd: &OwnedFd) {
+    pub(super) fn signal(&self, eventfd: &impl AsFd) {
         let (context, empty) = &*self.0;
         if let Err(error) = context.read_nothing(empty, eventfd) {
             log::error!("vfio-user: an interrupt cannot be signalled: io_submit: {error}");
@@ -175,13 +178,13 @@ impl Context {
     }
 
     /// Reads nothing from a file, at whose end the eventfd is signalled.
-    fn read_nothing(&self, file: &OwnedFd, eventfd: &OwnedFd) -> Result<(), Errno> {
-        let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
+    fn read_nothing(&self, file: &OwnedFd, eventfd: &impl AsFd) -> Result<(), Errno> {
+        let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
         let mut request = Request {
             opcode: READ,
-            file: number(file),
+            file: number(file.as_fd()),
             flags: SIGNAL_AT_END,
-            signalled: number(eventfd),
+            signalled: number(eventfd.as_fd()),
             ..Request::default()
         };
         let mut requests = [&raw mut request];

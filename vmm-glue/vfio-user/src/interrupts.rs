@@ -3,9 +3,8 @@
 //! The table with its masks is the VMM's, which also keeps the enable bit: what a function raises is signalled
 //! unless the VMM masks it by a message. A vector that nobody can be told of yet waits.
 
-use std::os::fd::OwnedFd;
-
 use rustix::io::Errno;
+use vhca_receiver::PassedFd;
 
 use super::codec::{IrqAction, IrqData, SetIrqs};
 use super::eventfd::Signaller;
@@ -18,7 +17,7 @@ pub(super) const IRQ_TYPES: u32 = 5;
 
 #[derive(Debug, Default)]
 struct Vector {
-    signal: Option<OwnedFd>,
+    signal: Option<PassedFd>,
     is_masked: bool,
     is_pending: bool,
 }
@@ -89,7 +88,7 @@ impl Interrupts {
     /// # Errors
     /// [`Errno::INVAL`] for interrupts that do not exist, descriptors that are no eventfds or not one for each
     /// interrupt, and what cannot be combined.
-    pub fn set(&mut self, set: &SetIrqs<'_>, signals: Vec<OwnedFd>) -> Result<(), Errno> {
+    pub fn set(&mut self, set: &SetIrqs<'_>, signals: Vec<PassedFd>) -> Result<(), Errno> {
         if set.index >= IRQ_TYPES {
             return Err(Errno::INVAL);
         }
@@ -131,7 +130,7 @@ impl Interrupts {
 
 fn assign(
     vectors: &mut [Vector],
-    signals: Vec<OwnedFd>,
+    signals: Vec<PassedFd>,
     signaller: &Signaller,
 ) -> Result<(), Errno> {
     if signals.is_empty() {
@@ -164,6 +163,8 @@ fn act(vector: &mut Vector, action: IrqAction, signaller: &Signaller) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::read;
 
@@ -185,9 +186,9 @@ mod tests {
     }
 
     /// An eventfd, once to give away and once to look at.
-    fn signal() -> (OwnedFd, OwnedFd) {
+    fn signal() -> (PassedFd, OwnedFd) {
         let signal = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        (signal.try_clone().unwrap(), signal)
+        (signal.try_clone().unwrap().into(), signal)
     }
 
     fn take(signal: &OwnedFd) -> Option<u64> {
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(interrupts.set(&two, vec![fd]), Err(Errno::INVAL));
         let one = msix(IrqAction::Trigger, IrqData::EventFd, 0, 1);
         let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert_eq!(interrupts.set(&one, vec![file]), Err(Errno::INVAL));
+        assert_eq!(interrupts.set(&one, vec![file.into()]), Err(Errno::INVAL));
         let (fd, _) = signal();
         let odd = msix(IrqAction::Mask, IrqData::EventFd, 0, 1);
         assert_eq!(interrupts.set(&odd, vec![fd]), Err(Errno::INVAL));

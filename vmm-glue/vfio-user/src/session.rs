@@ -1,7 +1,6 @@
 //! What a client's commands do to a function: the server without its socket.
 
 use core::fmt;
-use std::os::fd::OwnedFd;
 
 use hca_api::Hca;
 use ib_vtime::Instant;
@@ -10,6 +9,8 @@ use thiserror::Error;
 use vf_proxy::PciFunction;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
+
+use vhca_receiver::PassedFd;
 
 use super::codec::{
     Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
@@ -101,7 +102,7 @@ pub struct Session {
 /// A message whose writes are not all done.
 #[derive(Debug)]
 struct UnderWay {
-    message: Message<OwnedFd>,
+    message: Message<PassedFd>,
     /// Pieces that are done.
     done: usize,
 }
@@ -164,7 +165,7 @@ impl Session {
     /// Does what a message says. `None` if the slice was over first: what is left of it is done by [`Self::go_on`].
     pub fn handle(
         &mut self,
-        mut message: Message<OwnedFd>,
+        mut message: Message<PassedFd>,
         lent: &mut Lent<'_>,
         slice: &mut Slice,
     ) -> Option<Handled> {
@@ -204,7 +205,7 @@ impl Session {
     }
 
     /// What came of a message.
-    fn end(&mut self, message: &Message<OwnedFd>, done: Result<Vec<u8>, Errno>) -> Handled {
+    fn end(&mut self, message: &Message<PassedFd>, done: Result<Vec<u8>, Errno>) -> Handled {
         let was_agreed = self.is_agreed;
         self.is_agreed = was_agreed || done.is_ok();
         let end = (!was_agreed && done.is_err()).then(|| first_error(message));
@@ -225,9 +226,9 @@ impl Session {
 
     fn act(
         &mut self,
-        message: &Message<OwnedFd>,
+        message: &Message<PassedFd>,
         request: Request<'_>,
-        mut fds: Vec<OwnedFd>,
+        mut fds: Vec<PassedFd>,
         lent: &mut Lent<'_>,
     ) -> Result<Vec<u8>, Errno> {
         let header = &message.header;
@@ -315,7 +316,7 @@ impl Session {
 }
 
 /// Why a client whose first message failed is cut off.
-fn first_error(message: &Message<OwnedFd>) -> SessionError {
+fn first_error(message: &Message<PassedFd>) -> SessionError {
     match message.header.command() {
         Command::VERSION => match Version::parse(&message.payload) {
             Ok(version) if version.takes_too_little() => SessionError::SmallTransfers,
@@ -415,7 +416,7 @@ fn write(lent: &mut Lent<'_>, access: &RegionAccess, data: &[u8]) -> Result<(), 
 
 /// Does more of a message's writes, and counts the pieces. The reply, if these were the last.
 fn write_on(
-    message: &Message<OwnedFd>,
+    message: &Message<PassedFd>,
     done: &mut usize,
     lent: &mut Lent<'_>,
     slice: &mut Slice,

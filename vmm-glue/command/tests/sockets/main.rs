@@ -3,6 +3,7 @@
 
 mod access;
 mod descriptors;
+mod passed;
 mod sandbox;
 mod serving;
 mod vfio_user;

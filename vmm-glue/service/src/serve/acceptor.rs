@@ -6,10 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use rustix::process::getuid;
 
 use super::Turn;
 use super::descriptors::DescriptorLimit;
-use vhca::watch::{EventSet, TaggedWatches};
+use crate::credentials::of_peer;
+use vhca::watch::EventSet;
+use vhca_receiver::{ClientSocket, Kind};
 
 /// How long a socket is left alone that cannot give a connection: the descriptors of the process, or of the host, are
 /// used up, and nothing tells when some are free again.
@@ -23,6 +26,10 @@ const SHORT_REST: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listener: OwnedFd,
+    /// Descriptors that clients may pass.
+    kind: Kind,
+    /// A connection that the receiver could not take yet.
+    waiting: Option<OwnedFd>,
     limit: DescriptorLimit,
     rests_until: Option<Instant>,
     /// Whether it was logged that those who wait have to go on waiting.
@@ -30,10 +37,12 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Takes a socket that listens and does not block.
-    pub(super) fn new(listener: impl Into<OwnedFd>) -> Self {
+    /// Takes a socket that listens and does not block, and whose clients may pass descriptors of a kind.
+    pub(super) fn new(listener: impl Into<OwnedFd>, kind: Kind) -> Self {
         Self {
             listener: listener.into(),
+            kind,
+            waiting: None,
             limit: DescriptorLimit::current(),
             rests_until: None,
             is_said: false,
@@ -46,8 +55,12 @@ impl Acceptor {
     }
 
     /// Has the socket watched.
-    pub(super) fn start(&self, watches: &mut TaggedWatches<'_>) {
-        watches.add(&self.listener, EventSet::IN);
+    pub(super) fn start(&self, turn: &mut Turn<'_>) {
+        // Connections that wait in its queue go with the last descriptor of it, and so may descriptors with them.
+        if let Some(Err(error)) = turn.receiver.map(|receiver| receiver.keep(&self.listener)) {
+            log::warn!("the receiver does not take a listening socket: {error}");
+        }
+        turn.watches.add(&self.listener, EventSet::IN);
     }
 
     /// The next connection, which does not block. `None` if nobody waits, or nobody can be let in now;
@@ -56,17 +69,42 @@ impl Acceptor {
         &mut self,
         turn: &mut Turn<'_>,
         name: &dyn fmt::Display,
-    ) -> Option<OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = self.limit.admit(&self.listener);
-        match accepted.and_then(|()| accept_with(&self.listener, flags)) {
-            Ok(connection) => return Some(connection),
+    ) -> Option<ClientSocket> {
+        match self.take().and_then(|socket| self.admit(turn, socket)) {
+            Ok(client) => return Some(client),
             Err(Errno::AGAIN) => self.is_said = false,
             // Whoever waits behind is told of again.
             Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => self.rest(turn, name, error),
         }
         None
+    }
+
+    /// Takes the next connection from the queue.
+    fn take(&mut self) -> Result<OwnedFd, Errno> {
+        if let Some(waiting) = self.waiting.take() {
+            return Ok(waiting);
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        self.limit.admit(&self.listener)?;
+        accept_with(&self.listener, flags)
+    }
+
+    /// Makes the receiver take the client's descriptors.
+    fn admit(&mut self, turn: &Turn<'_>, socket: OwnedFd) -> Result<ClientSocket, Errno> {
+        let Some(receiver) = turn.receiver else {
+            return Ok(ClientSocket::trusted(socket));
+        };
+        let uid = of_peer(&socket).map_or_else(|_| getuid(), |peer| peer.uid);
+        let admitted = receiver.admit(socket, self.kind, uid.as_raw());
+        admitted.map_err(|(socket, error)| {
+            self.waiting = Some(socket);
+            if error == Errno::AGAIN {
+                Errno::MFILE
+            } else {
+                error
+            }
+        })
     }
 
     fn rest(&mut self, turn: &mut Turn<'_>, name: &dyn fmt::Display, error: Errno) {
@@ -105,12 +143,10 @@ impl Acceptor {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-    use std::os::unix::net::UnixStream;
-
     use rustix::net::{
         AddressFamily, SocketAddrUnix, SocketType, bind, connect, listen, socket_with,
     };
+    use std::collections::{BTreeMap, VecDeque};
 
     use super::*;
     use crate::serve::{Lab, Options};
@@ -126,7 +162,7 @@ mod tests {
         };
         let listener = open();
         bind(&listener, &address).unwrap();
-        let mut acceptor = Acceptor::new(listener);
+        let mut acceptor = Acceptor::new(listener, Kind::Nothing);
         let fd = acceptor.fd();
 
         let mut lab = Lab::build(&Options::default(), 1).unwrap();
@@ -135,6 +171,8 @@ mod tests {
         let begin = Instant::ZERO;
         let mut turn = Turn {
             is_virtual: true,
+            receiver: None,
+            lanes: &mut BTreeMap::new(),
             lab: &mut lab,
             now: begin,
             watches: watches.tagged(0),
@@ -158,10 +196,8 @@ mod tests {
             (acceptor.is_resting(), acceptor.poll_timeout()),
             (false, None)
         );
-        let connection = acceptor.accept(&mut turn, &"test").unwrap();
-        let connection = UnixStream::from(connection);
-        let error = std::io::Read::read(&mut &connection, &mut [0]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        let mut connection = acceptor.accept(&mut turn, &"test").unwrap();
+        assert!(connection.receive(&mut [0]).unwrap().is_none());
         assert!(acceptor.is_said, "others may still wait");
         assert!(acceptor.accept(&mut turn, &"test").is_none());
         assert!(!acceptor.is_resting() && !acceptor.is_said);

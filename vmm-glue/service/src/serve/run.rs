@@ -15,12 +15,13 @@ use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
-    SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket, VfioUserSockets,
-    descriptors, notify,
+    ReceiverWatch, SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket,
+    VfioUserSockets, descriptors, notify,
 };
 use crate::programs::verbs_socket_of;
 use vhca::{LoopError, Runner};
-use vhca_vfio_user::memory::maps_reader;
+use vhca_receiver::Receiver;
+use vhca_vfio_user::memory::look_by;
 
 /// Why a service could not start, or go on.
 #[derive(Debug, Error)]
@@ -175,9 +176,9 @@ pub fn run(
     umask(Mode::WGRP | Mode::WOTH);
     let mut listeners = Listeners::new(&options.access)?;
     let ibsim_users = Users::with(&options.ibsim_users)?;
-    if options.sandbox && options.vfio_user.is_some() {
-        maps_reader::start().map_err(SandboxError::Reader)?;
-    }
+    let receiver = Receiver::start()
+        .map_err(|error| ServeError::System("cannot start the receiver", error))?;
+    look_by(&receiver);
     // From here on a signal ends the service in order.
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
@@ -186,8 +187,9 @@ pub fn run(
         log::warn!("no host has VFs: {}", lab.why_no_vfs());
     }
     lab.started = UNIX_EPOCH.elapsed().unwrap_or_default();
-    let mut service = Service::new(lab);
+    let mut service = Service::new(lab).with_receiver(receiver.clone());
     service.add_way_in(signals);
+    service.add_way_in(ReceiverWatch::new(receiver));
     // Of an attached fabric the VFs come later.
     if options.attach.is_empty() {
         listeners.check_vfs(|name| service.lab().seats().any(|seat| seat.is_called(name)))?;

@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use ib_vtime::{Duration, Instant};
 
+use super::way_in::Lanes;
 use super::{Announcement, Lab, Turn, WayIn};
-use vhca::watch::{Ready, WatchChange, Watches};
+use vhca::watch::{EventSet, Ready, WatchChange, Watches};
 use vhca::{Driven, Slice};
+use vhca_receiver::Receiver;
 
 /// How long GUIDs and memberships are given back before the service stops anyway.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -35,6 +37,8 @@ pub struct Service {
     watches: Watches,
     phase: Phase,
     is_virtual: bool,
+    receiver: Option<Receiver>,
+    lanes: Lanes,
     stop: bool,
     announcements: VecDeque<Announcement>,
 }
@@ -49,9 +53,18 @@ impl Service {
             watches: Watches::new(),
             phase: Phase::Running,
             is_virtual: false,
+            receiver: None,
+            lanes: Lanes::new(),
             stop: false,
             announcements: VecDeque::new(),
         }
+    }
+
+    /// Makes a receiver take the descriptors of clients of ways in that are added from now on.
+    #[must_use]
+    pub(super) fn with_receiver(mut self, receiver: Receiver) -> Self {
+        self.receiver = Some(receiver);
+        self
     }
 
     /// Serves a lab by a clock of the caller's: no slice ends by the host's, so the same calls have the same outcome.
@@ -120,6 +133,8 @@ impl Service {
             now,
             watches: self.watches.tagged(tag),
             is_virtual: self.is_virtual,
+            receiver: self.receiver.as_ref(),
+            lanes: &mut self.lanes,
             stop: &mut self.stop,
             announcements: &mut self.announcements,
         };
@@ -170,7 +185,14 @@ impl Driven for Service {
         self.watches.poll()
     }
 
-    fn handle_ready(&mut self, now: Instant, ready: Ready) {
+    fn handle_ready(&mut self, now: Instant, mut ready: Ready) {
+        if let Some(socket) = self.lanes.get(&ready.fd) {
+            ready = Ready {
+                fd: *socket,
+                events: EventSet::IN,
+                ..ready
+            };
+        }
         if let Ok(index) = usize::try_from(ready.tag) {
             self.with_way(index, now, |way, turn| way.handle_ready(turn, ready));
         }

@@ -1,13 +1,15 @@
 //! Ways in to the service: whatever lets somebody outside use what is served.
 
 use core::fmt;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, RawFd};
 
 use ib_vtime::{Duration, Instant};
 
 use super::{Announcement, Lab};
 use vhca::Slice;
-use vhca::watch::{Ready, TaggedWatches};
+use vhca::watch::{EventSet, Ready, TaggedWatches};
+use vhca_receiver::{ClientSocket, Receiver};
 
 /// What a way in may use while it is called.
 #[derive(Debug)]
@@ -20,11 +22,37 @@ pub struct Turn<'t> {
     pub watches: TaggedWatches<'t>,
     /// `true` in virtual time, where slices never end.
     pub(super) is_virtual: bool,
+    /// The process that takes clients' descriptors, unless clients are trusted.
+    pub(super) receiver: Option<&'t Receiver>,
+    /// Sockets of clients by their lanes.
+    pub(super) lanes: &'t mut Lanes,
     pub(super) stop: &'t mut bool,
     pub(super) announcements: &'t mut VecDeque<Announcement>,
 }
 
+/// Sockets of clients by the lanes on which the receiver passes their messages on.
+pub(super) type Lanes = BTreeMap<RawFd, RawFd>;
+
 impl Turn<'_> {
+    /// Watches a client's socket for messages. What the receiver passes on of them makes the socket ready, too.
+    pub(super) fn watch(&mut self, client: &ClientSocket) {
+        self.watches.add(client, EventSet::IN);
+        if let Some(lane) = client.lane() {
+            self.watches.add(lane, EventSet::IN);
+            self.lanes.insert(lane.as_raw_fd(), client.as_raw_fd());
+        }
+    }
+
+    /// Ends a client's connection, whose socket is watched.
+    pub(super) fn part(&mut self, client: ClientSocket) {
+        let (socket, lane) = client.shut_down();
+        self.watches.remove(socket);
+        if let Some(lane) = lane {
+            self.lanes.remove(&lane.as_raw_fd());
+            self.watches.remove(lane);
+        }
+    }
+
     /// Returns a slice of so much time from now on, or one that never ends where the caller has the clock.
     #[must_use]
     pub fn slice(&self, length: Duration) -> Slice {

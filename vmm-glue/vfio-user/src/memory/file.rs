@@ -4,13 +4,14 @@
 //! [`touched`](super::touched) on who pays for pages.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::fs::{fstat, fstatfs};
 use rustix::io::{Errno, pread};
 use rustix::param::page_size;
+use vhca_receiver::Lease;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
@@ -39,12 +40,15 @@ pub(super) struct MappedFile {
     /// Whether the VMM has pages of its own in its place, as soon as that is known.
     is_private: Arc<AtomicBool>,
     releasing: Arc<Releasing>,
+    /// Kept until the mapping is gone.
+    lease: Lease,
 }
 
 impl Drop for MappedFile {
     fn drop(&mut self) {
         let touched = self.touched.bytes();
-        release(self.mapping.clone(), self.block, touched, &self.releasing);
+        let mapping = (self.mapping.clone(), self.lease.clone());
+        release(mapping, self.block, touched, &self.releasing);
     }
 }
 
@@ -59,14 +63,14 @@ const LOCAL: [u64; 6] = [
 ];
 
 /// Whether a file's pages come from this host, so that nobody can have a page fault wait for ever.
-pub(super) fn is_local(file: &OwnedFd) -> bool {
+pub(super) fn is_local(file: &impl AsFd) -> bool {
     #[expect(clippy::cast_sign_loss, reason = "a number of 32 bits")]
     let kind = |kind| kind as u64 & 0xffff_ffff;
     fstatfs(file).is_ok_and(|system| LOCAL.contains(&kind(system.f_type)))
 }
 
 /// Which file a descriptor is of.
-pub(super) fn id(file: &OwnedFd) -> Result<FileId, Errno> {
+pub(super) fn id(file: &impl AsFd) -> Result<FileId, Errno> {
     let status = fstat(file)?;
     Ok(FileId {
         device: status.st_dev,
@@ -78,6 +82,7 @@ impl MappedFile {
     /// Maps a file.
     pub(super) fn map(
         file: OwnedFd,
+        lease: Lease,
         writable: bool,
         is_private: Arc<AtomicBool>,
         allowance: Arc<Allowance>,
@@ -108,6 +113,7 @@ impl MappedFile {
             is_broken: AtomicBool::new(false),
             is_private,
             releasing,
+            lease,
         }))
     }
 

@@ -18,7 +18,6 @@ mod dump;
 mod file;
 mod life;
 mod limit;
-pub mod maps_reader;
 mod pages;
 mod release;
 mod sharing;
@@ -26,17 +25,18 @@ mod touched;
 
 use core::fmt;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 use rustix::io::Errno;
 use rustix::process::Pid;
+use vhca_receiver::PassedFd;
 
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
 pub use limit::{MemoryLimit, MemoryPool};
+pub use sharing::{is_mapped_privately, look_by};
 use touched::Allowance;
 
 /// Ranges that may be mapped at a time.
@@ -137,7 +137,7 @@ impl GuestMemory {
     /// [`Errno::EXIST`] if it overlaps with another, [`Errno::INVAL`] for an empty or impossible one, one beyond the
     /// file's end, and rights that are none, [`Errno::ACCESS`] if the file cannot be written and the range is to be, [`Errno::NOMEM`]
     /// for too many, or what the system says.
-    pub fn map(&self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
+    pub fn map(&self, map: &DmaMap, file: Option<PassedFd>) -> Result<(), Errno> {
         self.lock().add(map, file)
     }
 
@@ -234,7 +234,7 @@ impl Map {
         }
     }
 
-    fn add(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
+    fn add(&mut self, map: &DmaMap, file: Option<PassedFd>) -> Result<(), Errno> {
         let (address, size, offset) = (map.address.get(), map.size.get(), map.offset.get());
         let flags = DmaMapFlags::from_bits(map.flags.get())
             .filter(|flags| !flags.is_empty())
@@ -267,7 +267,7 @@ impl Map {
     }
 
     /// The mapping of a file, which has at least `end` bytes.
-    fn file(&mut self, file: OwnedFd, end: u64, writable: bool) -> Result<Arc<MappedFile>, Errno> {
+    fn file(&mut self, file: PassedFd, end: u64, writable: bool) -> Result<Arc<MappedFile>, Errno> {
         let id = file::id(&file)?;
         let serves = |known: &&Arc<MappedFile>| {
             known.id() == id && known.len() >= end && (known.is_writable() || !writable)
@@ -280,9 +280,11 @@ impl Map {
             Some(owner) => sharing::look(owner, id, &self.is_looking),
             None => Arc::default(),
         };
+        let (file, lease) = file.into_parts();
         let retry = file.try_clone().map_err(|_| Errno::MFILE)?;
         let map = |file, writable| {
-            MappedFile::map(file, writable, is_private.clone(), self.allowance.clone())
+            let (is_private, allowance) = (is_private.clone(), self.allowance.clone());
+            MappedFile::map(file, lease.clone(), writable, is_private, allowance)
         };
         let mapped = match map(file, true) {
             Err(Errno::ACCESS | Errno::PERM) if !writable => map(retry, false),

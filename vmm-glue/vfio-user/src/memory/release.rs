@@ -13,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::fstat;
+use vhca_receiver::Lease;
 use vm_memory::mmap::MmapRegion;
 
 /// Bytes of pages that are given back at once, in some 200 us.
@@ -45,10 +46,16 @@ struct Leaving {
     /// Bytes of its pages, which may be huge.
     block: usize,
     counted: Arc<Releasing>,
+    /// Ends behind the mapping: then the receiver closes the file, and that frees its pages.
+    _lease: Lease,
 }
 
 impl Leaving {
-    fn new(mapping: Arc<MmapRegion>, block: usize, counted: Arc<Releasing>) -> Self {
+    fn new(
+        (mapping, lease): (Arc<MmapRegion>, Lease),
+        block: usize,
+        counted: Arc<Releasing>,
+    ) -> Self {
         counted.files.fetch_add(1, Ordering::AcqRel);
         let bytes = mapping.size() as u64;
         counted.bytes.fetch_add(bytes, Ordering::AcqRel);
@@ -56,6 +63,7 @@ impl Leaving {
             mapping,
             block,
             counted,
+            _lease: lease,
         }
     }
 
@@ -85,7 +93,7 @@ impl Drop for Leaving {
 /// Unmaps memory that nobody uses any more: now if it has few pages, `touched` bytes of them in the page table, or
 /// else in a while.
 pub(super) fn release(
-    mapping: Arc<MmapRegion>,
+    (mapping, lease): (Arc<MmapRegion>, Lease),
     block: usize,
     touched: u64,
     counted: &Arc<Releasing>,
@@ -115,7 +123,7 @@ pub(super) fn release(
     });
     if let Some(thread) = thread {
         // The thread ends with the process only.
-        let _ = thread.send(Leaving::new(mapping, block, counted.clone()));
+        let _ = thread.send(Leaving::new((mapping, lease), block, counted.clone()));
     }
 }
 

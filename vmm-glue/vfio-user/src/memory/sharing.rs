@@ -5,14 +5,23 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{major, minor};
 use rustix::process::Pid;
 
+use vhca_receiver::Receiver;
+
 use super::file::FileId;
-use super::maps_reader;
+
+/// The receiver, which looks into other processes: one that Landlock confines may not.
+static RECEIVER: OnceLock<Receiver> = OnceLock::new();
+
+/// Sets the receiver that is asked from now on; one that was set before stays.
+pub fn look_by(receiver: &Receiver) {
+    let _ = RECEIVER.set(receiver.clone());
+}
 
 /// Looks whether a process has a file mapped privately and nowhere shared, on a thread of its own: the process can
 /// have this wait for as long as it wants. What is seen, is seen later; nothing is if another look has not ended yet.
@@ -23,12 +32,15 @@ pub(super) fn look(pid: Pid, file: FileId, is_busy: &Arc<AtomicBool>) -> Arc<Ato
     }
     let (found, busy) = (is_private.clone(), is_busy.clone());
     let look = move || {
-        // Whoever may look: in the sandbox this process may not.
-        let is_private = maps_reader::ask(pid, file);
-        if is_private.unwrap_or_else(|| is_mapped_privately(pid, file)) {
+        let pid = pid.as_raw_nonzero().get();
+        let FileId { device, inode } = file;
+        let is_private = match RECEIVER.get() {
+            Some(receiver) => receiver.is_mapped_privately(pid, device, inode),
+            None => is_mapped_privately(pid, device, inode),
+        };
+        if is_private {
             log::warn!(
-                "vfio-user: process {pid} does not share its guest's memory: it lacks share=on",
-                pid = pid.as_raw_nonzero()
+                "vfio-user: process {pid} does not share its guest's memory: it lacks share=on"
             );
             found.store(true, Ordering::Release);
         }
@@ -43,10 +55,14 @@ pub(super) fn look(pid: Pid, file: FileId, is_busy: &Arc<AtomicBool>) -> Arc<Ato
     is_private
 }
 
-pub(super) fn is_mapped_privately(pid: Pid, file: FileId) -> bool {
-    let Ok(maps) = File::open(format!("/proc/{}/maps", pid.as_raw_nonzero())) else {
+/// Returns `true` if a process has a file, by its device and inode, mapped privately and nowhere shared. Waits for the process
+/// as long as that likes.
+#[must_use]
+pub fn is_mapped_privately(pid: i32, device: u64, inode: u64) -> bool {
+    let Ok(maps) = File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
+    let file = FileId { device, inode };
     let lines = BufReader::new(maps).lines().map_while(Result::ok);
     let kinds: Vec<bool> = lines.filter_map(|line| kind_of(&line, file)).collect();
     !kinds.is_empty() && kinds.iter().all(|is_private| *is_private)
@@ -78,11 +94,13 @@ mod tests {
         use vm_memory::mmap::MmapRegion;
 
         let own = rustix::process::getpid();
+        let pid = own.as_raw_nonzero().get();
         for (flags, expected) in [(libc::MAP_PRIVATE, true), (libc::MAP_SHARED, false)] {
             let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
             ftruncate(&fd, 4096).unwrap();
             let file = super::super::file::id(&fd).unwrap();
-            assert!(!is_mapped_privately(own, file), "not mapped at all");
+            let looks = || is_mapped_privately(pid, file.device, file.inode);
+            assert!(!looks(), "not mapped at all");
             let offset = FileOffset::new(fd.into(), 0);
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let mapped = MmapRegion::<()>::build(Some(offset), 4096, rights, flags).unwrap();
@@ -91,7 +109,7 @@ mod tests {
             while expected && !looked.load(Ordering::Acquire) {
                 assert!(begun.elapsed().as_secs() < 20);
             }
-            assert_eq!(is_mapped_privately(own, file), expected);
+            assert_eq!(looks(), expected);
             drop(mapped);
         }
     }

@@ -1,4 +1,4 @@
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -53,7 +53,7 @@ fn what_is_written_is_in_the_file_at_the_ranges_offset() {
     for file in [sealable(4 * PAGE), unsealable(4 * PAGE)] {
         let mut memory = GuestMemory::default();
         let map = range(0x10_0000, 2 * PAGE, PAGE);
-        memory.map(&map, Some(duplicate(&file))).unwrap();
+        memory.map(&map, Some(duplicate(&file).into())).unwrap();
         let bytes: Vec<u8> = (0..100).collect();
         memory.write(0x10_0003, &bytes).unwrap();
         assert_eq!(file_bytes(&file, PAGE + 3, 100), bytes);
@@ -69,9 +69,9 @@ fn an_access_goes_across_ranges_that_adjoin_and_no_further() {
     let mut memory = GuestMemory::default();
     // The other way round in the file.
     let first = range(0, PAGE, PAGE);
-    memory.map(&first, Some(duplicate(&file))).unwrap();
+    memory.map(&first, Some(duplicate(&file).into())).unwrap();
     let second = range(PAGE, PAGE, 0);
-    memory.map(&second, Some(duplicate(&file))).unwrap();
+    memory.map(&second, Some(duplicate(&file).into())).unwrap();
     memory.write(PAGE - 4, b"adjacent").unwrap();
     assert_eq!(file_bytes(&file, 2 * PAGE - 4, 4), b"adja");
     assert_eq!(file_bytes(&file, 0, 4), b"cent");
@@ -85,7 +85,7 @@ fn an_access_goes_across_ranges_that_adjoin_and_no_further() {
 fn a_range_at_the_end_of_all_addresses_is_reached_to_its_last_byte() {
     let mut memory = GuestMemory::default();
     let map = range(u64::MAX - PAGE + 1, PAGE, 0);
-    memory.map(&map, Some(sealable(PAGE))).unwrap();
+    memory.map(&map, Some(sealable(PAGE).into())).unwrap();
     memory.write(u64::MAX - 7, &[7; 8]).unwrap();
     assert!(is_fault(memory.write(u64::MAX - 6, &[7; 8])));
     memory.unmap(u64::MAX - PAGE + 1, PAGE).unwrap();
@@ -99,7 +99,7 @@ fn rights_are_those_of_the_range() {
         flags: U32::new(DmaMapFlags::READ.bits()),
         ..range(0, PAGE, 0)
     };
-    memory.map(&read_only, Some(sealable(PAGE))).unwrap();
+    memory.map(&read_only, Some(sealable(PAGE).into())).unwrap();
     assert!(memory.read(0, &mut [0]).is_ok());
     assert!(is_fault(memory.write(0, &[0])));
     assert!(is_fault(memory.update_u64(0, &mut |old| old + 1)));
@@ -107,7 +107,9 @@ fn rights_are_those_of_the_range() {
         flags: U32::new(DmaMapFlags::WRITE.bits()),
         ..range(PAGE, PAGE, 0)
     };
-    memory.map(&write_only, Some(sealable(PAGE))).unwrap();
+    memory
+        .map(&write_only, Some(sealable(PAGE).into()))
+        .unwrap();
     assert!(is_fault(memory.read(PAGE, &mut [0])));
     assert!(memory.write(PAGE, &[0]).is_ok());
 }
@@ -119,13 +121,13 @@ fn a_file_opened_for_reading_serves_ranges_that_are_only_read() {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let reader = || OwnedFd::from(std::fs::File::open(&path).unwrap());
     let memory = GuestMemory::default();
-    let refused = memory.map(&range(0, PAGE, 0), Some(reader()));
+    let refused = memory.map(&range(0, PAGE, 0), Some(reader().into()));
     assert_eq!(refused, Err(Errno::ACCESS));
     let read_only = DmaMap {
         flags: U32::new(DmaMapFlags::READ.bits()),
         ..range(0, PAGE, 0)
     };
-    memory.map(&read_only, Some(reader())).unwrap();
+    memory.map(&read_only, Some(reader().into())).unwrap();
     let mut bytes = [0; 3];
     memory.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"ROM");
@@ -134,7 +136,7 @@ fn a_file_opened_for_reading_serves_ranges_that_are_only_read() {
 #[test]
 fn ranges_that_make_no_sense_are_refused() {
     let memory = GuestMemory::default();
-    let map = |range: DmaMap, len: u64| memory.map(&range, Some(sealable(len)));
+    let map = |range: DmaMap, len: u64| memory.map(&range, Some(sealable(len).into()));
     assert_eq!(map(range(0, 0, 0), PAGE), Err(Errno::INVAL), "empty");
     let wraps = range(u64::MAX - PAGE + 1, 2 * PAGE, 0);
     assert_eq!(map(wraps, 4 * PAGE), Err(Errno::INVAL));
@@ -167,7 +169,7 @@ fn ranges_are_taken_away_whole() {
     let memory = GuestMemory::default();
     for page in [0, 1, 3] {
         let map = range(page * PAGE, PAGE, 0);
-        memory.map(&map, Some(sealable(PAGE))).unwrap();
+        memory.map(&map, Some(sealable(PAGE).into())).unwrap();
     }
     assert_eq!(memory.unmap(0, PAGE + 1), Err(Errno::INVAL));
     assert_eq!(memory.unmap(1, PAGE), Err(Errno::INVAL));
@@ -185,7 +187,7 @@ fn what_a_file_lacks_of_its_mapping_faults_until_it_is_there_again() {
     for file in [sealable(16 * PAGE), unsealable(16 * PAGE)] {
         let mut memory = GuestMemory::default();
         let map = range(0, 16 * PAGE, 0);
-        memory.map(&map, Some(duplicate(&file))).unwrap();
+        memory.map(&map, Some(duplicate(&file).into())).unwrap();
         memory.write(3 * PAGE, &[1; 64]).unwrap();
         ftruncate(&file, 2 * PAGE).unwrap();
         for _ in 0..3 {
@@ -217,7 +219,7 @@ fn huge_pages_that_run_out_are_a_fault_and_nothing_else() {
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     let mut memory = GuestMemory::default();
     let map = range(0, 2 * huge, 0);
-    memory.map(&map, Some(duplicate(&file))).unwrap();
+    memory.map(&map, Some(duplicate(&file).into())).unwrap();
     let mut outcomes = Vec::new();
     for at in [0, 5 * PAGE, huge - 8, huge - 4000, huge + 9 * PAGE] {
         // On a machine that has huge pages they are written, on others not.
@@ -228,7 +230,7 @@ fn huge_pages_that_run_out_are_a_fault_and_nothing_else() {
     let has_none = rustix::fs::fstat(&file).unwrap().st_blocks == 0;
     assert_eq!(has_none, outcomes.iter().all(|one| *one == (false, false)));
     let map = range(4 * huge, PAGE, 0);
-    memory.map(&map, Some(sealable(PAGE))).unwrap();
+    memory.map(&map, Some(sealable(PAGE).into())).unwrap();
     memory.write(4 * huge, &[7; 64]).unwrap();
 }
 
@@ -244,7 +246,7 @@ fn holes_are_read_without_a_page_and_written_up_to_what_may_be_touched() {
     let file = sealable(SIZE);
     let mut memory = GuestMemory::new(MemoryLimit::Bytes(MOST));
     let map = range(0, SIZE, 0);
-    memory.map(&map, Some(duplicate(&file))).unwrap();
+    memory.map(&map, Some(duplicate(&file).into())).unwrap();
     for at in (0..SIZE).step_by(1 << 21) {
         let mut bytes = [9; 64];
         memory.read(at + PAGE - 32, &mut bytes).unwrap();
@@ -272,7 +274,7 @@ fn pages_that_a_vmm_takes_away_again_do_not_make_room_for_more() {
     let file = sealable(64 * PAGE);
     let mut memory = GuestMemory::new(MemoryLimit::Bytes(4 * PAGE));
     memory
-        .map(&range(0, 64 * PAGE, 0), Some(duplicate(&file)))
+        .map(&range(0, 64 * PAGE, 0), Some(duplicate(&file).into()))
         .unwrap();
     let away = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut touched = 0;
@@ -299,7 +301,7 @@ fn what_a_vmm_left_behind_counts_until_nobody_has_it_any_more() {
     let mut memory = GuestMemory::new(MemoryLimit::Bytes(4 * PAGE));
     let mut visit = |file: &OwnedFd| {
         let map = range(0, 8 * PAGE, 0);
-        memory.map(&map, Some(duplicate(file))).unwrap();
+        memory.map(&map, Some(duplicate(file).into())).unwrap();
         let written = (0..8).filter(|page| memory.write(page * PAGE, &[1; 64]).is_ok());
         let written = written.count();
         memory.clear();
@@ -323,14 +325,14 @@ fn memory_with_many_pages_counts_until_it_is_given_back_and_is_then() {
     let mut memory = GuestMemory::default();
     let file = sealable(SIZE);
     let map = range(0, SIZE, 0);
-    memory.map(&map, Some(duplicate(&file))).unwrap();
+    memory.map(&map, Some(duplicate(&file).into())).unwrap();
     let bytes = vec![7; 1 << 20];
     for at in (0..SIZE).step_by(bytes.len()) {
         memory.write(at, &bytes).unwrap();
     }
     memory.clear();
     // Whatever is left of it takes no more than its share, and harms no new mapping of the same file.
-    memory.map(&map, Some(duplicate(&file))).unwrap();
+    memory.map(&map, Some(duplicate(&file).into())).unwrap();
     let mut read = vec![0; 1 << 20];
     memory.read(SIZE / 2, &mut read).unwrap();
     assert_eq!(read, bytes);
@@ -347,7 +349,7 @@ fn vfs_without_a_limit_of_their_own_leave_something_of_their_pool_to_others() {
     let pool = Arc::new(MemoryPool::new(16 * PAGE));
     let touch = |memory: &mut GuestMemory| {
         let map = range(0, 64 * PAGE, 0);
-        memory.map(&map, Some(sealable(64 * PAGE))).unwrap();
+        memory.map(&map, Some(sealable(64 * PAGE).into())).unwrap();
         let written = (0..64).filter(|page| memory.write(page * PAGE, &[1; 64]).is_ok());
         written.count()
     };
@@ -364,10 +366,10 @@ fn a_file_that_grew_is_mapped_anew() {
     let file = sealable(PAGE);
     let mut memory = GuestMemory::default();
     let map = range(0, PAGE, 0);
-    memory.map(&map, Some(duplicate(&file))).unwrap();
+    memory.map(&map, Some(duplicate(&file).into())).unwrap();
     ftruncate(&file, 2 * PAGE).unwrap();
     let more = range(PAGE, PAGE, PAGE);
-    memory.map(&more, Some(duplicate(&file))).unwrap();
+    memory.map(&more, Some(duplicate(&file).into())).unwrap();
     memory.write(PAGE - 4, b"adjacent").unwrap();
     assert_eq!(file_bytes(&file, PAGE - 4, 8), b"adjacent");
 }
@@ -379,18 +381,20 @@ fn a_file_that_grows_again_and_again_takes_no_more_address_space_than_others() {
     for page in 0..MAX_FILES as u64 {
         ftruncate(&file, (page + 1) * PAGE).unwrap();
         let map = range(page * PAGE, PAGE, page * PAGE);
-        memory.map(&map, Some(duplicate(&file))).unwrap();
+        memory.map(&map, Some(duplicate(&file).into())).unwrap();
     }
     let last = MAX_FILES as u64;
     ftruncate(&file, (last + 1) * PAGE).unwrap();
     let one_more = range(last * PAGE, PAGE, last * PAGE);
-    let refused = memory.map(&one_more, Some(duplicate(&file)));
+    let refused = memory.map(&one_more, Some(duplicate(&file).into()));
     assert_eq!(refused, Err(Errno::NOMEM));
     memory.unmap_all();
-    memory.map(&one_more, Some(duplicate(&file))).unwrap();
+    memory
+        .map(&one_more, Some(duplicate(&file).into()))
+        .unwrap();
     memory.unmap_all();
     ftruncate(&file, MAX_BYTES + PAGE).unwrap();
-    let refused = memory.map(&range(0, MAX_BYTES + PAGE, 0), Some(file));
+    let refused = memory.map(&range(0, MAX_BYTES + PAGE, 0), Some(file.into()));
     assert_eq!(refused, Err(Errno::NOMEM));
 }
 
@@ -398,7 +402,9 @@ fn a_file_that_grows_again_and_again_takes_no_more_address_space_than_others() {
 fn a_value_is_updated_at_a_multiple_of_eight() {
     for file in [sealable(PAGE), unsealable(PAGE)] {
         let mut memory = GuestMemory::default();
-        memory.map(&range(PAGE, PAGE, 0), Some(file)).unwrap();
+        memory
+            .map(&range(PAGE, PAGE, 0), Some(file.into()))
+            .unwrap();
         assert_eq!(memory.update_u64(PAGE + 8, &mut |old| old + 5), Ok(0));
         assert_eq!(memory.update_u64(PAGE + 8, &mut |old| old), Ok(5));
         assert!(is_fault(memory.update_u64(PAGE + 4, &mut |old| old)));
@@ -440,7 +446,7 @@ fn a_range_without_a_file_is_reached_by_whoever_can() {
 fn a_file_on_which_a_fault_could_wait_is_not_mapped() {
     let file = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
     let memory = GuestMemory::default();
-    memory.map(&range(0, PAGE, 0), Some(file)).unwrap();
+    memory.map(&range(0, PAGE, 0), Some(file.into())).unwrap();
     assert_eq!(memory.statistics().remote, PAGE);
 }
 
@@ -449,21 +455,21 @@ fn files_and_ranges_are_limited_and_come_free_with_their_ranges() {
     let memory = GuestMemory::default();
     for page in 0..MAX_FILES as u64 {
         let map = range(page * PAGE, PAGE, 0);
-        memory.map(&map, Some(sealable(PAGE))).unwrap();
+        memory.map(&map, Some(sealable(PAGE).into())).unwrap();
     }
     let one_more = range(1 << 40, PAGE, 0);
-    let refused = memory.map(&one_more, Some(sealable(PAGE)));
+    let refused = memory.map(&one_more, Some(sealable(PAGE).into()));
     assert_eq!(refused, Err(Errno::NOMEM));
     memory.unmap(0, PAGE).unwrap();
     memory.release_unused();
-    memory.map(&one_more, Some(sealable(PAGE))).unwrap();
+    memory.map(&one_more, Some(sealable(PAGE).into())).unwrap();
     memory.clear();
     let file = sealable(PAGE);
     for page in 0..MAX_RANGES as u64 {
         let map = range(page * PAGE, PAGE, 0);
-        memory.map(&map, Some(duplicate(&file))).unwrap();
+        memory.map(&map, Some(duplicate(&file).into())).unwrap();
     }
-    let refused = memory.map(&one_more, Some(file));
+    let refused = memory.map(&one_more, Some(file.into()));
     assert_eq!(refused, Err(Errno::NOMEM));
 }
 
@@ -576,7 +582,7 @@ proptest! {
             match step {
                 Step::Map { page, pages, file, from } => {
                     let map = range(page * PAGE, pages * PAGE, from * PAGE);
-                    let mapped = memory.map(&map, Some(duplicate(&files[file])));
+                    let mapped = memory.map(&map, Some(duplicate(&files[file]).into()));
                     prop_assert_eq!(mapped.is_ok(), model.map(page, pages, file, from));
                 }
                 Step::Unmap { page, pages } => {

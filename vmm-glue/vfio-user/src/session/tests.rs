@@ -56,7 +56,7 @@ impl PciFunction for Log {
     fn reset(&mut self, _: Instant, _: &mut dyn Hca) {}
 }
 
-fn message(command: Command, payload: &[u8]) -> Message<OwnedFd> {
+fn message(command: Command, payload: &[u8]) -> Message<PassedFd> {
     let header = Header {
         command: U16::new(command.0),
         size: U32::new(u32::try_from(size_of::<Header>() + payload.len()).unwrap()),
@@ -85,7 +85,7 @@ fn access(offset: u64, count: u32) -> RegionAccess {
 }
 
 /// Handles a message in turns of so many steps. How many turns it took, and what came of it.
-fn handle(message: Message<OwnedFd>, steps: u32) -> (u32, Handled, Log) {
+fn handle(message: Message<PassedFd>, steps: u32) -> (u32, Handled, Log) {
     let mut fabric = Fabric::new(1);
     let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
     let mut hca = fabric.hca(node, FunctionId::PF).unwrap();

@@ -1,12 +1,12 @@
 //! A client of the control socket, as the server sees it.
 
-use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixStream;
 
 use emulated_hca::TapId;
 use ib_capture::FrameRecord;
 use ib_vtime::Instant;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 
 use super::answer::{Answer, answer, answer_now, reports};
 use super::protocol::{Envelope, MAX_LINE, Refusal, Request, VERSION};
@@ -17,6 +17,7 @@ use crate::show::{By, Filter, Format, Metrics};
 use vhca::Slice;
 use vhca::watch::EventSet;
 use vhca::world::HostPortId;
+use vhca_receiver::{ClientSocket, Received};
 
 /// What comes after the replies that wait to be written.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ enum State {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Client {
-    stream: UnixStream,
+    socket: ClientSocket,
     /// What was read and not understood yet: less than a line, or requests behind the one in hand.
     input: Vec<u8>,
     /// What the client has yet to take. While there is something, nothing is read.
@@ -53,10 +54,10 @@ pub(super) struct Client {
 
 impl Client {
     /// Takes a connection, whose socket must not block.
-    pub(super) fn new(turn: &mut Turn<'_>, stream: UnixStream) -> Self {
-        turn.watches.add(&stream, EventSet::IN);
+    pub(super) fn new(turn: &mut Turn<'_>, socket: ClientSocket) -> Self {
+        turn.watch(&socket);
         Self {
-            stream,
+            socket,
             input: Vec::new(),
             output: Vec::new(),
             written: 0,
@@ -67,7 +68,7 @@ impl Client {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.stream.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 
     /// Gives the socket up, and what the client waited for.
@@ -77,12 +78,13 @@ impl Client {
             State::Capturing(capture) => capture.stop(turn.lab),
             State::Open | State::Replying(_) | State::Asking(..) | State::Closing => {}
         }
-        turn.watches.remove(self.stream);
+        turn.part(self.socket);
     }
 
-    /// Does what the client's socket is ready for. Whether the client stays.
+    /// Serves the client, whose socket is ready. Returns `true` if the client stays.
     pub(super) fn handle_ready(&mut self, turn: &mut Turn<'_>, events: EventSet) -> bool {
-        if events.contains(EventSet::ERROR) {
+        let is_over = events.contains(EventSet::HANG_UP) && self.socket.is_asking();
+        if is_over || events.contains(EventSet::ERROR) {
             return false;
         }
         if events.intersects(EventSet::IN | EventSet::HANG_UP) && self.reads() && !self.read() {
@@ -96,7 +98,7 @@ impl Client {
         self.advance(turn)
     }
 
-    /// Whether the client may ask something, or end its capture.
+    /// Returns `true` if the client may ask something, or end its capture.
     fn reads(&self) -> bool {
         match &self.state {
             State::Open => self.output.is_empty(),
@@ -151,13 +153,14 @@ impl Client {
     /// Reads what is there, within bounds. Whether there may ever be more.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 4096];
-        match self.stream.read(&mut bytes) {
-            Ok(0) => false,
-            Ok(length) => {
-                self.input.extend_from_slice(&bytes[..length]);
+        match self.socket.receive(&mut bytes) {
+            Ok(Some(Received { len: 0, .. })) => false,
+            Ok(Some(Received { len, .. })) => {
+                self.input.extend_from_slice(&bytes[..len]);
                 true
             }
-            Err(error) => may_go_on(&error),
+            Ok(None) => true,
+            Err(_) => false,
         }
     }
 
@@ -277,10 +280,14 @@ impl Client {
             .get(self.written..)
             .filter(|rest| !rest.is_empty())
         {
-            match self.stream.write(rest) {
+            match send(
+                &self.socket,
+                rest,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
                 Ok(length) => self.written += length,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                Err(error) => return may_go_on(&error),
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(_) => return false,
             }
         }
         self.output.clear();
@@ -291,19 +298,12 @@ impl Client {
     fn watch(&mut self, turn: &mut Turn<'_>) {
         let mut interest = EventSet::empty();
         interest.set(EventSet::OUT, !self.output.is_empty());
-        interest.set(EventSet::IN, self.reads());
+        interest.set(EventSet::IN, self.reads() && !self.socket.is_asking());
         if interest != self.interest {
             self.interest = interest;
-            turn.watches.modify(&self.stream, interest);
+            turn.watches.modify(&self.socket, interest);
         }
     }
-}
-
-fn may_go_on(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
 }
 
 /// What a client sent.

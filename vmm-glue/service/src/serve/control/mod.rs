@@ -11,7 +11,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::os::unix::net::UnixStream;
 
 use ib_vtime::Instant;
 
@@ -26,6 +25,7 @@ use super::claim::Claim;
 use super::{Listener, Turn, WayIn};
 use client::Client;
 use vhca::watch::Ready;
+use vhca_receiver::Kind;
 
 /// Clients at a time; of more, the one that has been silent for longest must go.
 const MAX_CLIENTS: usize = 64;
@@ -45,7 +45,7 @@ impl ControlSocket {
     #[must_use]
     pub fn new(listener: Listener) -> Self {
         Self {
-            acceptor: Acceptor::new(listener.socket),
+            acceptor: Acceptor::new(listener.socket, Kind::Nothing),
             _claim: listener.claim,
             clients: BTreeMap::new(),
             replied: 0,
@@ -57,7 +57,7 @@ impl ControlSocket {
             if self.clients.len() == MAX_CLIENTS {
                 self.evict(turn);
             }
-            let client = Client::new(turn, UnixStream::from(stream));
+            let client = Client::new(turn, stream);
             self.clients.insert(client.fd(), client);
         }
         if self.acceptor.is_resting() {
@@ -102,7 +102,7 @@ impl ControlSocket {
 
 impl WayIn for ControlSocket {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.start(&mut turn.watches);
+        self.acceptor.start(turn);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {

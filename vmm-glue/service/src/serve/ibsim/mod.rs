@@ -11,13 +11,14 @@ use emulated_hca::Endpoint;
 use ib_vtime::{Duration, Instant};
 use ibsim_link::codec::{Control, ControlKind, MAD_DATAGRAM_SIZE};
 use ibsim_link::server::{Server, ServerConfig};
-use rustix::process::Uid;
+use rustix::process::{Uid, getuid};
 use thiserror::Error;
 
 use super::{Turn, Users, WayIn};
 use ports::{LabPorts, RawClients};
 use sockets::{Received, Sent};
 use vhca::watch::{EventSet, Ready};
+use vhca_receiver::{ClientSocket, Kind, Receiver};
 
 pub use sockets::IbsimAddress;
 
@@ -41,7 +42,7 @@ pub enum IbsimError {
 /// The data socket of a slot.
 #[derive(Debug)]
 struct DataSocket {
-    fd: OwnedFd,
+    fd: ClientSocket,
     slot: u32,
     /// The id that names the client's own socket.
     client: u32,
@@ -55,7 +56,9 @@ pub struct IbsimWay {
     address: IbsimAddress,
     /// Whose programs may attach. UDP does not tell.
     users: Users,
-    control: OwnedFd,
+    control: ClientSocket,
+    /// `true` while the control socket is watched.
+    watches_control: bool,
     data: BTreeMap<RawFd, DataSocket>,
     server: Server<Endpoint>,
     raw: RawClients,
@@ -83,7 +86,8 @@ impl IbsimWay {
         Ok(Self {
             address,
             users,
-            control,
+            control: ClientSocket::trusted(control),
+            watches_control: true,
             data: BTreeMap::new(),
             server: Server::new(ServerConfig::default()),
             raw: RawClients::default(),
@@ -100,7 +104,7 @@ impl IbsimWay {
     fn take_controls(&mut self, turn: &mut Turn<'_>) {
         let mut buffer = [0; MAD_DATAGRAM_SIZE];
         for _ in 0..BATCH {
-            let Some(received) = self.address.receive_from(&self.control, &mut buffer) else {
+            let Some(received) = self.address.receive_from(&mut self.control, &mut buffer) else {
                 return;
             };
             let is_admitted = self.admits(turn, &received);
@@ -121,7 +125,8 @@ impl IbsimWay {
             if let Some((slot, client)) = outcome.connected {
                 match self.address.open_data(slot, client, &from) {
                     Ok(fd) => {
-                        turn.watches.add(&fd, EventSet::IN);
+                        let fd = admit(turn.receiver, fd);
+                        turn.watch(&fd);
                         let socket = DataSocket {
                             slot,
                             client,
@@ -156,23 +161,34 @@ impl IbsimWay {
             return;
         };
         let slot = socket.slot;
-        if ready.events.contains(EventSet::OUT) && socket.waits {
-            socket.waits = false;
-            turn.watches.modify(&socket.fd, EventSet::IN);
-        }
+        socket.waits &= !ready.events.contains(EventSet::OUT);
         // One more than a datagram, so that a longer one is seen as such.
         let mut buffer = [0; MAD_DATAGRAM_SIZE + 1];
         for _ in 0..BATCH {
-            match self.address.receive(&socket.fd, &mut buffer) {
+            match self.address.receive(&mut socket.fd, &mut buffer) {
                 Ok(Some(received)) if is_admitted(&self.address, &self.users, &received) => {
                     let mut ports = LabPorts::new(turn.lab, &mut self.raw);
                     let datagram = &buffer[..received.len];
                     self.server.handle_mad(turn.now, &mut ports, slot, datagram);
                 }
                 Ok(Some(received)) => complain(turn, &mut self.raw, &received),
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(_) => return self.lose(turn, slot),
             }
+        }
+        turn.watches.modify(&socket.fd, socket.wanted());
+    }
+
+    /// Watches the control socket unless the receiver discards a datagram of it.
+    fn watch_control(&mut self, turn: &mut Turn<'_>) {
+        let wanted = !self.control.is_asking();
+        if core::mem::replace(&mut self.watches_control, wanted) != wanted {
+            let events = if wanted {
+                EventSet::IN
+            } else {
+                EventSet::empty()
+            };
+            turn.watches.modify(&self.control, events);
         }
     }
 
@@ -201,8 +217,7 @@ impl IbsimWay {
                     Sent::Taken => self.server.pop(slot),
                     Sent::Full => {
                         socket.waits = true;
-                        turn.watches
-                            .modify(&socket.fd, EventSet::IN | EventSet::OUT);
+                        turn.watches.modify(&socket.fd, socket.wanted());
                     }
                     Sent::Gone => is_gone = true,
                 }
@@ -238,9 +253,28 @@ impl IbsimWay {
         let mut sockets = self.data.iter();
         let fd = sockets.find_map(|(fd, socket)| (socket.slot == slot).then_some(*fd));
         if let Some(socket) = fd.and_then(|fd| self.data.remove(&fd)) {
-            turn.watches.remove(socket.fd);
+            turn.part(socket.fd);
         }
     }
+}
+
+impl DataSocket {
+    /// Returns what the socket is to be watched for.
+    fn wanted(&self) -> EventSet {
+        let mut wanted = EventSet::empty();
+        wanted.set(EventSet::IN, !self.fd.is_asking());
+        wanted.set(EventSet::OUT, self.waits);
+        wanted
+    }
+}
+
+/// Makes the receiver take what comes with descriptors. Without it, and where it has too much to do, descriptors are closed here.
+fn admit(receiver: Option<&Receiver>, socket: OwnedFd) -> ClientSocket {
+    let Some(receiver) = receiver else {
+        return ClientSocket::trusted(socket);
+    };
+    let admitted = receiver.admit(socket, Kind::Datagrams, getuid().as_raw());
+    admitted.unwrap_or_else(|(socket, _)| ClientSocket::trusted(socket))
 }
 
 /// Returns `true` if a datagram is of a user who may attach, as all may by UDP.
@@ -260,12 +294,18 @@ fn complain(turn: &mut Turn<'_>, raw: &mut RawClients, received: &Received) {
 
 impl WayIn for IbsimWay {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        turn.watches.add(&self.control, EventSet::IN);
+        if turn.receiver.is_some()
+            && let Ok(control) = self.control.try_clone()
+        {
+            self.control = admit(turn.receiver, control);
+        }
+        turn.watch(&self.control);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
         if ready.fd == self.control.as_raw_fd() {
             self.take_controls(turn);
+            self.watch_control(turn);
         } else {
             self.take_mads(turn, ready);
         }

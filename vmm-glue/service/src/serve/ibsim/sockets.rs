@@ -15,6 +15,8 @@ use rustix::net::{
 use rustix::process::Uid;
 use zerocopy::IntoBytes;
 
+use vhca_receiver::ClientSocket;
+
 use crate::credentials;
 
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
@@ -142,7 +144,11 @@ pub(super) struct Received {
 
 impl IbsimAddress {
     /// The next datagram of a control socket, if there is one.
-    pub(super) fn receive_from(&self, fd: &OwnedFd, buffer: &mut [u8]) -> Option<Received> {
+    pub(super) fn receive_from(
+        &self,
+        fd: &mut ClientSocket,
+        buffer: &mut [u8],
+    ) -> Option<Received> {
         // A socket that is not connected reports no error but that it is empty.
         match self {
             Self::Unix(_) => {
@@ -157,7 +163,7 @@ impl IbsimAddress {
                 })
             }
             Self::Udp(_) => {
-                let (len, _, from) = recvfrom(fd, &mut *buffer, RecvFlags::empty()).ok()?;
+                let (len, _, from) = recvfrom(&*fd, &mut *buffer, RecvFlags::empty()).ok()?;
                 let from = match SocketAddr::try_from(from?).ok()? {
                     SocketAddr::V4(address) => Some(Peer::Udp(address)),
                     SocketAddr::V6(_) => None,
@@ -174,13 +180,15 @@ impl IbsimAddress {
     /// The next datagram of a data socket; `None` if there is none now.
     pub(super) fn receive(
         &self,
-        fd: &OwnedFd,
+        fd: &mut ClientSocket,
         buffer: &mut [u8],
     ) -> Result<Option<Received>, Errno> {
         let received = match self {
             Self::Unix(_) => credentials::receive(fd, buffer)
                 .map(|(len, sender)| (len, sender.credentials.map(|of| of.uid))),
-            Self::Udp(_) => recv(fd, &mut *buffer, RecvFlags::empty()).map(|(len, _)| (len, None)),
+            Self::Udp(_) => {
+                recv(&*fd, &mut *buffer, RecvFlags::empty()).map(|(len, _)| (len, None))
+            }
         };
         match received {
             Ok((len, user)) => Ok(Some(Received {
@@ -194,7 +202,7 @@ impl IbsimAddress {
     }
 }
 
-pub(super) fn reply(fd: &OwnedFd, to: &Peer, control: &Control) -> io::Result<()> {
+pub(super) fn reply(fd: &ClientSocket, to: &Peer, control: &Control) -> io::Result<()> {
     let flags = SendFlags::NOSIGNAL;
     match to {
         Peer::Unix(address) => sendto(fd, control.as_bytes(), flags, address)?,
@@ -203,7 +211,7 @@ pub(super) fn reply(fd: &OwnedFd, to: &Peer, control: &Control) -> io::Result<()
     Ok(())
 }
 
-pub(super) fn send(fd: &OwnedFd, datagram: &[u8]) -> Sent {
+pub(super) fn send(fd: &ClientSocket, datagram: &[u8]) -> Sent {
     match send_on(fd, datagram, SendFlags::NOSIGNAL) {
         Ok(_) => Sent::Taken,
         Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Sent::Full,

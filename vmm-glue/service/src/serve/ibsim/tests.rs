@@ -225,15 +225,15 @@ fn a_client_that_dies_is_noticed_and_its_is_sm_cleared() {
 fn a_datagram_without_a_sender_counts_like_any_other() {
     let base = base("unnamed");
     let server_address = IbsimAddress::Unix(base.clone());
-    let server = server_address.bind_control().unwrap();
+    let mut server = ClientSocket::trusted(server_address.bind_control().unwrap());
     let unnamed = UnixDatagram::unbound().unwrap();
     let address = abstract_name(&base, SocketName::ServerControl);
     for _ in 0..2 {
         unnamed.send_to_addr(&[0; 3], &address).unwrap();
     }
-    let received = || {
-        let received = server_address.receive_from(&server, &mut [0; 8])?;
-        assert_eq!(received.user, Some(rustix::process::getuid()));
+    let mut received = || {
+        let received = server_address.receive_from(&mut server, &mut [0; 8])?;
+        assert_eq!(received.user, Some(getuid()));
         Some((received.len, received.from.is_none()))
     };
     // Each is told by itself, so that no number of them is more than the caller's turn.

@@ -28,9 +28,6 @@ pub enum SandboxError {
     /// The handler of violations.
     #[error("cannot take the signal of forbidden system calls")]
     Signal(#[source] io::Error),
-    /// The process that reads what VMMs map.
-    #[error("cannot start the process that reads what VMMs map")]
-    Reader(#[source] io::Error),
 }
 
 /// What the service goes on needing.

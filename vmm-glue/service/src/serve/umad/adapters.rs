@@ -1,7 +1,5 @@
 //! The nodes of a lab as the adapters that umad's programs see.
 
-use std::os::fd::OwnedFd;
-
 use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
 use hca_api::SpecialQp;
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
@@ -9,6 +7,8 @@ use ib_wire::smp::NodeType;
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 use umad_link::sysfs::{Ca, CaPort};
 use umad_link::{AdapterId, Adapters, PortId};
+
+use vhca_receiver::ClientSocket;
 
 use crate::credentials::of_peer;
 use crate::serve::Lab;
@@ -39,7 +39,7 @@ pub(super) struct LabAdapters<'l> {
     pub(super) lab: &'l mut Lab,
     pub(super) known: &'l mut KnownNodes,
     /// The connection of the program for which the lab is lent, if it is for one.
-    pub(super) peer: Option<&'l OwnedFd>,
+    pub(super) peer: Option<&'l ClientSocket>,
 }
 
 impl LabAdapters<'_> {

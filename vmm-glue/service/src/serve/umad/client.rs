@@ -6,20 +6,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_domain;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umad_link::{Answer, MAX_DATAGRAM, SessionId};
 
 use vhca::watch::EventSet;
+use vhca_receiver::{ClientSocket, PassedFd};
 
 /// What a client sent.
 #[derive(Debug)]
 pub(super) struct Datagram {
     pub(super) bytes: Vec<u8>,
     /// The socket for an answer.
-    pub(super) answer_to: Option<OwnedFd>,
+    pub(super) answer_to: Option<PassedFd>,
 }
 
 /// What became of a datagram that was to be sent.
@@ -36,7 +34,7 @@ pub(super) enum Sent {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: ClientSocket,
     pub(super) session: SessionId,
     /// What the socket is watched for.
     pub(super) watched: EventSet,
@@ -47,29 +45,22 @@ impl Client {
     ///
     /// # Errors
     /// The connection is over, or the client sends more than the protocol has.
-    pub(super) fn receive(&self) -> io::Result<Option<Datagram>> {
+    pub(super) fn receive(&mut self) -> io::Result<Option<Datagram>> {
         let mut bytes = vec![0; MAX_DATAGRAM + 1];
-        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut buffers = [rustix::io::IoSliceMut::new(&mut bytes)];
-        let received = match recvmsg(&self.socket, &mut buffers, &mut ancillary, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let Some(received) = self.socket.receive(&mut bytes)? else {
+            return Ok(None);
         };
-        let answer_to = ancillary.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        if received.bytes == 0 {
+        if received.len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if received.bytes > MAX_DATAGRAM {
+        if received.len > MAX_DATAGRAM {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        bytes.truncate(received.bytes);
-        Ok(Some(Datagram { bytes, answer_to }))
+        bytes.truncate(received.len);
+        Ok(Some(Datagram {
+            bytes,
+            answer_to: received.fds.into_iter().next(),
+        }))
     }
 
     /// Sends a datagram.
@@ -103,7 +94,7 @@ fn send(
 ///
 /// # Errors
 /// What the system says.
-pub(super) fn answer(socket: &OwnedFd, answer: &Answer) -> io::Result<()> {
+pub(super) fn answer(socket: &impl AsFd, answer: &Answer) -> io::Result<()> {
     if socket_domain(socket)? != AddressFamily::UNIX {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -7,7 +7,7 @@ mod tree;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 
 use ib_vtime::{Duration, Instant};
@@ -29,6 +29,7 @@ use client::{Client, Datagram, Sent};
 use tree::Trees;
 use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
+use vhca_receiver::{Kind, PassedFd};
 
 /// Connections that are accepted, and datagrams of one client that are taken, before others have
 /// their turn.
@@ -74,7 +75,7 @@ impl UmadSocket {
             source,
         })?;
         Ok(Self {
-            acceptor: Acceptor::new(listener.socket),
+            acceptor: Acceptor::new(listener.socket, Kind::Answers),
             clients: BTreeMap::new(),
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
@@ -102,9 +103,10 @@ impl UmadSocket {
             let Some(session) = self.server.connect(turn.now, user) else {
                 let what = "umad: too many programs; one is turned away";
                 self.log.warn(turn.now, what);
+                drop(socket.shut_down());
                 continue;
             };
-            turn.watches.add(&socket, EventSet::IN);
+            turn.watch(&socket);
             let client = Client {
                 session,
                 watched: EventSet::IN,
@@ -118,7 +120,7 @@ impl UmadSocket {
     fn serve(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> bool {
         let mut slice = turn.slice(TURN);
         for _ in 0..BUDGET {
-            let Some(client) = self.clients.get(&fd) else {
+            let Some(client) = self.clients.get_mut(&fd) else {
                 return true;
             };
             if !self.server.wants_input(client.session) {
@@ -163,7 +165,7 @@ impl UmadSocket {
         now: Instant,
         fd: RawFd,
         verdict: Verdict,
-        answer_to: Option<OwnedFd>,
+        answer_to: Option<PassedFd>,
     ) -> bool {
         let Some(client) = self.clients.get(&fd) else {
             return false;
@@ -219,7 +221,7 @@ impl UmadSocket {
                 peer: None,
             };
             self.server.disconnect(&mut adapters, client.session);
-            turn.watches.remove(client.socket);
+            turn.part(client.socket);
         }
     }
 
@@ -229,7 +231,7 @@ impl UmadSocket {
             return true;
         };
         let mut wanted = EventSet::empty();
-        if self.server.wants_input(client.session) {
+        if self.server.wants_input(client.session) && !client.socket.is_asking() {
             wanted |= EventSet::IN;
         }
         while let Some(datagram) = self.server.next_datagram(client.session) {
@@ -274,13 +276,13 @@ fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
     HelloReply { result }.encode()
 }
 
-fn reply_to(socket: &OwnedFd, answer: &Answer) -> bool {
+fn reply_to(socket: &PassedFd, answer: &Answer) -> bool {
     client::answer(socket, answer).is_ok()
 }
 
 impl WayIn for UmadSocket {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.start(&mut turn.watches);
+        self.acceptor.start(turn);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ib_vtime::Instant;
@@ -11,6 +10,7 @@ use pf_context::inspect::Inspect;
 use verbs_link::{AddressBook, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
+use vhca_receiver::PassedFd;
 
 use super::memory::ProcessMemory;
 use super::network::VerbsNetwork;
@@ -78,7 +78,7 @@ impl Lab {
         &mut self,
         name: &str,
         rings: &Arc<MappedRings>,
-        process: OwnedFd,
+        process: PassedFd,
         holder: Holder,
     ) -> Result<HostFunction, Errno> {
         let (node, number) = split(name);

@@ -6,18 +6,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ib_vtime::{Duration, Instant};
-use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::io::{Errno, IoSlice};
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, send, sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType, send, sendmsg, shutdown, socketpair,
 };
 use verbs_link::{CallReply, ChannelId, EventRecord, MAX_REQUEST};
+use vhca::watch::EventSet;
 use vhca::world::HostFunction;
+use vhca_receiver::{ClientSocket, PassedFd};
 
 use super::rings::MappedRings;
 
-/// Descriptors that come with a request at most.
+/// Descriptors that go with an answer at most.
 const MAX_DESCRIPTORS: usize = 2;
 
 /// A request as it came.
@@ -25,7 +27,7 @@ const MAX_DESCRIPTORS: usize = 2;
 pub(super) struct Datagram {
     pub(super) bytes: Vec<u8>,
     /// The socket for the answer, and behind it what the request is about.
-    pub(super) descriptors: Vec<OwnedFd>,
+    pub(super) descriptors: Vec<PassedFd>,
 }
 
 /// A VF in the hands of a program.
@@ -131,41 +133,54 @@ impl Holding {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: ClientSocket,
+    /// `true` while the socket is watched for requests.
+    watched: bool,
     pub(super) holding: Option<Holding>,
 }
 
 impl Client {
+    pub(super) const fn new(socket: ClientSocket) -> Self {
+        Self {
+            socket,
+            holding: None,
+            watched: true,
+        }
+    }
+
+    /// Returns what the socket is to be watched for, if that is something else than before.
+    pub(super) fn new_watch(&mut self) -> Option<EventSet> {
+        let wanted = !self.socket.is_asking();
+        if core::mem::replace(&mut self.watched, wanted) == wanted {
+            return None;
+        }
+        Some(if wanted {
+            EventSet::IN
+        } else {
+            EventSet::empty()
+        })
+    }
+
     /// Returns the next request, `None` if there is none now.
     ///
     /// # Errors
     /// The connection is over, or the program sends more than the protocol has.
-    pub(super) fn receive(&self) -> io::Result<Option<Datagram>> {
+    pub(super) fn receive(&mut self) -> io::Result<Option<Datagram>> {
         let mut bytes = vec![0; MAX_REQUEST + 1];
-        let mut space =
-            [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut buffers = [IoSliceMut::new(&mut bytes)];
-        let received = match recvmsg(&self.socket, &mut buffers, &mut ancillary, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let Some(received) = self.socket.receive(&mut bytes)? else {
+            return Ok(None);
         };
-        let mut descriptors = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
-            }
-        }
-        if received.bytes == 0 {
+        if received.len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if received.bytes > MAX_REQUEST {
+        if received.len > MAX_REQUEST {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        bytes.truncate(received.bytes);
-        Ok(Some(Datagram { bytes, descriptors }))
+        bytes.truncate(received.len);
+        Ok(Some(Datagram {
+            bytes,
+            descriptors: received.fds,
+        }))
     }
 }
 
@@ -174,7 +189,7 @@ impl Client {
 /// # Errors
 /// Errors of the system.
 pub(super) fn answer(
-    socket: &OwnedFd,
+    socket: &impl AsFd,
     reply: &CallReply,
     attachments: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
@@ -197,12 +212,10 @@ pub(super) fn answer(
 /// The two ends of a channel: the service's, and the program's.
 pub(super) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = SocketType::SEQPACKET;
-    Ok(socketpair(
-        AddressFamily::UNIX,
-        kind,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    // Nothing is read here. What a program sent would be closed with the socket, with its descriptors.
+    shutdown(&ours, Shutdown::Read)?;
+    Ok((ours, theirs))
 }
 
 /// Passes a record on to the program.

@@ -1,13 +1,14 @@
 //! Memory of the process that has a VF, reached by the descriptor of its `/proc/self/mem`.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
 use rustix::fs::{OFlags, fcntl_getfl, fstatfs, readlink};
 use rustix::io::{Errno, pread, pwrite};
+use vhca_receiver::PassedFd;
 
 /// Addresses from here on are buffers of the service's own on behalf of the VF: no process has memory there.
 const OWN: u64 = 1 << 63;
@@ -16,11 +17,11 @@ const OWN: u64 = 1 << 63;
 const PROC: i64 = 0x9fa0;
 
 /// Returns `true` if a descriptor reads and writes the memory of a process.
-pub(super) fn is_process_memory(file: &OwnedFd) -> bool {
+pub(super) fn is_process_memory(file: &impl AsFd) -> bool {
     use std::os::fd::AsRawFd;
 
     let is_proc = fstatfs(file).is_ok_and(|found| found.f_type == PROC);
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let target = readlink(Path::new(&link), Vec::new());
     let is_memory = target.is_ok_and(|target| target.to_bytes().ends_with(b"/mem"));
     let is_open = fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR);
@@ -33,7 +34,7 @@ pub(crate) struct ProcessMemory(Arc<Mutex<Reached>>);
 
 #[derive(Debug, Default)]
 struct Reached {
-    process: Option<OwnedFd>,
+    process: Option<PassedFd>,
     own: HostMemory,
 }
 
@@ -44,7 +45,7 @@ impl ProcessMemory {
     }
 
     /// Reaches the memory of a process from now on, or none.
-    pub(super) fn set(&self, process: Option<OwnedFd>) {
+    pub(super) fn set(&self, process: Option<PassedFd>) {
         self.reached().process = process;
     }
 }
@@ -55,7 +56,7 @@ impl Reached {
         &self,
         addr: u64,
         len: usize,
-        mut access: impl FnMut(&OwnedFd, usize, u64) -> rustix::io::Result<usize>,
+        mut access: impl FnMut(&PassedFd, usize, u64) -> rustix::io::Result<usize>,
     ) -> Result<(), DmaFault> {
         let fault = DmaFault { addr, len };
         let process = self.process.as_ref().ok_or(fault)?;
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn own_memory() -> OwnedFd {
+    fn own_memory() -> std::os::fd::OwnedFd {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -164,7 +165,7 @@ mod tests {
         let mut bytes = vec![0_u8; 10_000];
         let addr = bytes.as_mut_ptr().expose_provenance() as u64;
         assert!(memory.write(addr, &[1; 10_000]).is_err());
-        memory.set(Some(own_memory()));
+        memory.set(Some(own_memory().into()));
         memory.write(addr, &[7; 10_000]).unwrap();
         let mut read = vec![0; 10_000];
         memory.read(addr, &mut read).unwrap();
@@ -197,10 +198,10 @@ mod tests {
     fn other_files_are_no_memory_of_a_process() {
         assert!(is_process_memory(&own_memory()));
         let read_only = File::open("/proc/self/mem").unwrap();
-        assert!(!is_process_memory(&read_only.into()));
+        assert!(!is_process_memory(&read_only));
         let other = OpenOptions::new().read(true).write(true).open("/dev/null");
-        assert!(!is_process_memory(&other.unwrap().into()));
+        assert!(!is_process_memory(&other.unwrap()));
         let status = File::open("/proc/self/status").unwrap();
-        assert!(!is_process_memory(&status.into()));
+        assert!(!is_process_memory(&status));
     }
 }

@@ -33,6 +33,7 @@ use rings::MappedRings;
 use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
+use vhca_receiver::{Kind, PassedFd};
 
 pub(super) use claims::{ProcessVf, split};
 pub(super) use memory::ProcessMemory;
@@ -73,7 +74,7 @@ impl VerbsSocket {
     #[must_use]
     pub fn new(listener: Listener) -> Self {
         Self {
-            acceptor: Acceptor::new(listener.socket),
+            acceptor: Acceptor::new(listener.socket, Kind::Program),
             clients: BTreeMap::new(),
             limit: DescriptorLimit::current(),
             log: LogLimit::default(),
@@ -89,14 +90,11 @@ impl VerbsSocket {
             if self.clients.len() >= MAX_CLIENTS {
                 let what = "verbs: too many programs; one is turned away";
                 self.log.warn(turn.now, what);
+                drop(socket.shut_down());
                 continue;
             }
-            turn.watches.add(&socket, EventSet::IN);
-            let client = Client {
-                socket,
-                holding: None,
-            };
-            self.clients.insert(client.socket.as_raw_fd(), client);
+            turn.watch(&socket);
+            self.clients.insert(socket.as_raw_fd(), Client::new(socket));
         }
     }
 
@@ -147,7 +145,7 @@ impl VerbsSocket {
             if let Some(holding) = &client.holding {
                 turn.lab.release_vf(holding.at);
             }
-            turn.watches.remove(client.socket);
+            turn.part(client.socket);
         }
     }
 }
@@ -157,7 +155,7 @@ fn carry_out(
     turn: &mut Turn<'_>,
     client: &mut Client,
     request: &Request<'_>,
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<PassedFd>,
 ) -> Outcome {
     let failed = |errno| Outcome::Answered(CallReply::failed(errno), Vec::new());
     if request.verb == Verb::Claim {
@@ -259,7 +257,7 @@ fn claim(
     turn: &mut Turn<'_>,
     client: &mut Client,
     name: &[u8],
-    process: Option<OwnedFd>,
+    process: Option<PassedFd>,
 ) -> Result<CallReply, Errno> {
     if client.holding.is_some() {
         return Err(Errno::EINVAL);
@@ -346,7 +344,7 @@ fn with_device<T>(
 
 impl WayIn for VerbsSocket {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.start(&mut turn.watches);
+        self.acceptor.start(turn);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
@@ -362,6 +360,10 @@ impl WayIn for VerbsSocket {
         };
         if !stays {
             self.drop_client(turn, ready.fd);
+        } else if let Some(client) = self.clients.get_mut(&ready.fd)
+            && let Some(wanted) = client.new_watch()
+        {
+            turn.watches.modify(&client.socket, wanted);
         }
     }
 

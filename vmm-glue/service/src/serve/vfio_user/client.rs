@@ -1,6 +1,5 @@
 //! A VMM at a VF's socket.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
@@ -11,6 +10,7 @@ use crate::credentials::{Credentials, of_peer};
 use vhca::Slice;
 use vhca::watch::EventSet;
 use vhca::world::{HostFunction, World};
+use vhca_receiver::PassedFd;
 use vhca_vfio_user::codec::Message;
 use vhca_vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
 
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// The next message, unless one before is not done, or the client does not take replies.
-    fn next_message(&self) -> Result<Option<Message<OwnedFd>>, ConnectionEnd> {
+    fn next_message(&self) -> Result<Option<Message<PassedFd>>, ConnectionEnd> {
         let mut connection = self.connection();
         if self.session.is_amid() || !connection.wants_input() {
             return Ok(None);
@@ -137,7 +137,8 @@ impl Client {
     pub(super) fn new_watch(&mut self) -> Option<EventSet> {
         let mut wanted = EventSet::empty();
         let connection = self.connection();
-        if connection.wants_input() && !self.session.is_amid() {
+        let is_asking = connection.socket().is_asking();
+        if connection.wants_input() && !self.session.is_amid() && !is_asking {
             wanted |= EventSet::IN;
         }
         if connection.has_unsent() {

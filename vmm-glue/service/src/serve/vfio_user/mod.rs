@@ -10,7 +10,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,6 +26,7 @@ use client::{Client, Refused};
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
 use vhca::{FairQueue, LogLimit};
+use vhca_receiver::{ClientSocket, Kind};
 use vhca_vfio_user::{Connection, Patience, Session, Signals};
 
 pub use seat::{Seat, Vmm};
@@ -52,7 +53,7 @@ struct Door {
     /// The VMM before has gone, and the world was not polled since: the VF may not be reset yet.
     is_settling: bool,
     /// Who comes next, once the VF is reset: nothing that the one before left may reach its memory.
-    next: Option<OwnedFd>,
+    next: Option<ClientSocket>,
     log: LogLimit,
     _claim: Option<Claim>,
 }
@@ -151,7 +152,7 @@ impl VfioUserSockets {
         seat.socket = Some(listener.path);
         let door = Door {
             name: format!("{}/{}", seat.host_name, seat.vf.get()),
-            acceptor: Acceptor::new(listener.socket),
+            acceptor: Acceptor::new(listener.socket, Kind::Vmm),
             client: None,
             is_settling: false,
             next: None,
@@ -167,6 +168,7 @@ impl VfioUserSockets {
         if self.doors.len() == turn.lab.seats.len() {
             return;
         }
+        let mut opened = Vec::new();
         for seat in turn.lab.seats.values_mut() {
             let is_shut = self
                 .shut
@@ -178,11 +180,7 @@ impl VfioUserSockets {
             match self.open(seat) {
                 Ok(()) => {
                     self.shut.remove(&seat.at);
-                    if let Some(door) = self.doors.get(&seat.at) {
-                        self.owners
-                            .insert(door.acceptor.fd(), Owner::Listener(seat.at));
-                        door.acceptor.start(&mut turn.watches);
-                    }
+                    opened.push(seat.at);
                 }
                 Err(error) => {
                     let again = turn.now + REOPENING;
@@ -191,6 +189,17 @@ impl VfioUserSockets {
                     }
                 }
             }
+        }
+        for at in opened {
+            self.start_door(turn, at);
+        }
+    }
+
+    fn start_door(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
+        if let Some(door) = self.doors.get(&at) {
+            let fd = door.acceptor.fd();
+            self.owners.insert(fd, Owner::Listener(at));
+            door.acceptor.start(turn);
         }
     }
 
@@ -234,7 +243,7 @@ impl VfioUserSockets {
         });
     }
 
-    fn admit(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: OwnedFd) {
+    fn admit(&mut self, turn: &mut Turn<'_>, at: HostFunction, socket: ClientSocket) {
         let signaller = match self.signals.signaller() {
             Ok(signaller) => signaller,
             Err(error) => {
@@ -248,7 +257,7 @@ impl VfioUserSockets {
         };
         let interrupts = device.function().interrupt_vectors();
         let session = Session::new(seat.memory.clone(), interrupts, signaller);
-        turn.watches.add(&socket, EventSet::IN);
+        turn.watch(&socket);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
         let client = Client::new(turn.now, Connection::new(socket, interrupts), session);
         if let Some(door) = self.doors.get_mut(&at) {
@@ -266,7 +275,7 @@ impl VfioUserSockets {
         &mut self,
         turn: &mut Turn<'_>,
         at: HostFunction,
-        socket: OwnedFd,
+        socket: ClientSocket,
         error: Errno,
         text: &dyn core::fmt::Display,
     ) {
@@ -275,9 +284,10 @@ impl VfioUserSockets {
             log(&mut self.doors, turn.now, at, text);
         }
         if self.refused.len() == MAX_REFUSED {
+            drop(socket.shut_down());
             return;
         }
-        turn.watches.add(&socket, EventSet::IN);
+        turn.watch(&socket);
         let fd = socket.as_raw_fd();
         self.owners.insert(fd, Owner::Refused);
         let refused = Refused::new(turn.now, Connection::without_function(socket), error);
@@ -294,7 +304,7 @@ impl VfioUserSockets {
     fn drop_refused(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
         self.owners.remove(&fd);
         if let Some(refused) = self.refused.remove(&fd) {
-            turn.watches.remove(refused.connection);
+            turn.part(refused.connection.into());
         }
     }
 
@@ -342,8 +352,7 @@ impl VfioUserSockets {
         self.owners.remove(&client.connection().as_raw_fd());
         if let Some(connection) = Arc::into_inner(client.connection) {
             let connection = connection.into_inner();
-            turn.watches
-                .remove(connection.unwrap_or_else(PoisonError::into_inner));
+            turn.part(connection.unwrap_or_else(PoisonError::into_inner).into());
         }
         if let Some(seat) = turn.lab.seats.get_mut(&at) {
             seat.vmm = None;
@@ -478,10 +487,9 @@ fn log(
 
 impl WayIn for VfioUserSockets {
     fn start(&mut self, turn: &mut Turn<'_>) {
-        for (at, door) in &self.doors {
-            let fd = door.acceptor.fd();
-            self.owners.insert(fd, Owner::Listener(*at));
-            door.acceptor.start(&mut turn.watches);
+        let doors: Vec<HostFunction> = self.doors.keys().copied().collect();
+        for at in doors {
+            self.start_door(turn, at);
         }
     }
 

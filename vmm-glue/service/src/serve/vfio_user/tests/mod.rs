@@ -5,7 +5,7 @@ mod succession;
 mod unshared;
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -575,6 +575,8 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
     let (mut stop, mut announcements) = (false, Default::default());
     let mut turn = Turn {
         is_virtual: true,
+        receiver: None,
+        lanes: &mut Default::default(),
         now: Instant::ZERO,
         lab: &mut lab,
         watches: watches.tagged(0),
