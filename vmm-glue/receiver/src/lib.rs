@@ -16,15 +16,19 @@
 //! The receiver does what may wait for a client on threads, one client on at most one of them at a time. A user with
 //! [`STUCK_MAX`] threads that wait is not served until one of them goes on.
 
+mod activity;
 mod kind;
 mod message;
 mod process;
 mod seccomp;
 mod service;
+mod wake;
 
+pub use activity::{Activity, Work, during, published};
 pub use kind::Kind;
 pub use process::{STUCK_MAX, run};
 pub use service::{ClientSocket, Lease, PassedFd, Received, Receiver};
+pub use wake::Wakeups;
 
 /// Name of the hidden command that runs the process.
 pub const COMMAND: &str = "receiver";

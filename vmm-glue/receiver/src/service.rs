@@ -5,15 +5,16 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, shutdown,
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, send, shutdown,
 };
 
 use crate::message::{self, LANE_HEAD, Order, pair};
-use crate::{COMMAND, Kind, MESSAGE_MAX};
+use crate::wake::send_all;
+use crate::{COMMAND, Kind, MESSAGE_MAX, Wakeups, Work, during};
 
 /// The receiver, as the service has it.
 #[derive(Clone, Debug)]
@@ -45,6 +46,9 @@ pub struct ClientSocket {
     lane: Option<OwnedFd>,
     /// The receiver is reading a message.
     asked: bool,
+    wakeups: Wakeups,
+    /// The socket for the thread of its wake-ups.
+    of_thread: OnceLock<Arc<OwnedFd>>,
 }
 
 /// A message.
@@ -110,9 +114,8 @@ impl Receiver {
         };
         match order() {
             Ok(lane) => Ok(ClientSocket {
-                socket,
                 lane: Some(lane),
-                asked: false,
+                ..ClientSocket::trusted(socket)
             }),
             Err(error) => Err((socket, error)),
         }
@@ -174,12 +177,48 @@ impl AsFd for PassedFd {
 impl ClientSocket {
     /// Takes the socket of a client that is trusted not to pass descriptors whose close waits: messages are read here.
     #[must_use]
-    pub const fn trusted(socket: OwnedFd) -> Self {
+    pub fn trusted(socket: OwnedFd) -> Self {
         Self {
             socket,
             lane: None,
             asked: false,
+            wakeups: Wakeups::default(),
+            of_thread: OnceLock::new(),
         }
+    }
+
+    /// Shares the wake-ups of the client with its other connections, earlier ones included.
+    #[must_use]
+    pub fn with_wakeups(self, wakeups: Wakeups) -> Self {
+        Self { wakeups, ..self }
+    }
+
+    /// Returns the wake-ups of the client, for whatever else it waits for.
+    pub const fn wakeups(&self) -> &Wakeups {
+        &self.wakeups
+    }
+
+    /// Sends bytes, as many as there is room for; all of them where the client's wake-ups are slow, in their turn.
+    ///
+    /// # Errors
+    /// Errors of the system; [`Errno::NOBUFS`] if the thread of slow wake-ups has too much to do.
+    pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        if self.wakeups.are_slow() {
+            let socket = match self.of_thread.get() {
+                Some(socket) => socket.clone(),
+                None => {
+                    let copy = self.socket.try_clone().map_err(|_| Errno::NOBUFS)?;
+                    self.of_thread.get_or_init(|| Arc::new(copy)).clone()
+                }
+            };
+            let copy = bytes.to_vec();
+            self.wakeups.leave(move || send_all(&socket, &copy))?;
+            return Ok(bytes.len());
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        during(Work::WakeUp, self.as_raw_fd(), || {
+            self.wakeups.make(|| send(&self.socket, bytes, flags))
+        })
     }
 
     /// Returns the descriptor that is ready when the receiver has read a message, if there is one.

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
 use thiserror::Error;
 use vhca_receiver::{ClientSocket, PassedFd};
 
@@ -267,10 +266,9 @@ impl Connection {
 
     /// How many bytes the socket takes now.
     fn send_some(&self, bytes: &[u8]) -> Result<usize, ConnectionEnd> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut sent = 0;
         while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
-            match send(&self.socket, rest, flags) {
+            match self.socket.send(rest) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,
@@ -294,7 +292,7 @@ mod tests {
     use std::time::Duration;
 
     use rustix::io::IoSlice;
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::super::codec::{dma_read, dma_write};
     use super::*;

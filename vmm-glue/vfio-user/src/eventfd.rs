@@ -22,6 +22,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create, readlink};
 use rustix::io::{Errno, read};
 use thiserror::Error;
+use vhca_receiver::{PassedFd, Wakeups};
 
 /// `IOCB_CMD_PREAD` (`linux/aio_abi.h`).
 const READ: u16 = 0;
@@ -107,19 +108,26 @@ impl Signals {
 
 /// Signals the eventfds of all VMMs of a service: a context of asynchronous I/O, and the empty file that it reads.
 #[derive(Clone, Debug)]
-pub struct Signaller(Arc<(Context, OwnedFd)>);
+pub struct Signaller {
+    context: Arc<(Context, OwnedFd)>,
+    /// Those of the client whose eventfds are signalled.
+    wakeups: Wakeups,
+}
 
 impl Signaller {
     fn new() -> Result<Self, SignalError> {
         let empty = memfd_create("empty", MemfdFlags::CLOEXEC)?;
-        let signaller = Self(Arc::new((Context::new()?, empty)));
+        let signaller = Self {
+            context: Arc::new((Context::new()?, empty)),
+            wakeups: Wakeups::default(),
+        };
         signaller.try_out()?;
         Ok(signaller)
     }
 
     /// Signals an eventfd of our own: that there is a context does not tell that it may be used.
     fn try_out(&self) -> Result<(), SignalError> {
-        let (context, empty) = &*self.0;
+        let (context, empty) = &*self.context;
         let own = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let refused = |error| SignalError::Refused {
             call: "io_submit",
@@ -146,9 +154,26 @@ impl Signaller {
         }
     }
 
-    /// Adds one to the counter of an eventfd, unless it is full.
-    pub(super) fn signal(&self, eventfd: &impl AsFd) {
-        let (context, empty) = &*self.0;
+    /// Shares the wake-ups of a client, whose eventfds are signalled.
+    #[must_use]
+    pub fn with_wakeups(self, wakeups: Wakeups) -> Self {
+        Self { wakeups, ..self }
+    }
+
+    /// Adds one to the counter of an eventfd, unless it is full: now, or in its turn where the client's wake-ups are slow.
+    pub(super) fn signal(&self, eventfd: &Arc<PassedFd>) {
+        if !self.wakeups.are_slow() {
+            return self.wakeups.make(|| self.signal_now(eventfd));
+        }
+        let (signaller, eventfd) = (self.clone(), eventfd.clone());
+        let left = self.wakeups.leave(move || signaller.signal_now(&eventfd));
+        if left.is_err() {
+            log::warn!("vfio-user: an interrupt is lost, since too many of its VMM wait");
+        }
+    }
+
+    fn signal_now(&self, eventfd: &PassedFd) {
+        let (context, empty) = &*self.context;
         if let Err(error) = context.read_nothing(empty, eventfd) {
             log::error!("vfio-user: an interrupt cannot be signalled: io_submit: {error}");
         }

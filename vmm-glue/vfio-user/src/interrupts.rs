@@ -3,6 +3,8 @@
 //! The table with its masks is the VMM's, which also keeps the enable bit: what a function raises is signalled
 //! unless the VMM masks it by a message. A vector that nobody can be told of yet waits.
 
+use std::sync::Arc;
+
 use rustix::io::Errno;
 use vhca_receiver::PassedFd;
 
@@ -17,7 +19,7 @@ pub(super) const IRQ_TYPES: u32 = 5;
 
 #[derive(Debug, Default)]
 struct Vector {
-    signal: Option<PassedFd>,
+    signal: Option<Arc<PassedFd>>,
     is_masked: bool,
     is_pending: bool,
 }
@@ -144,7 +146,7 @@ fn assign(
         signaller.check(signal)?;
     }
     for (vector, signal) in vectors.iter_mut().zip(signals) {
-        vector.signal = Some(signal);
+        vector.signal = Some(Arc::new(signal));
         vector.raise_pending(signaller);
     }
     Ok(())

@@ -7,3 +7,4 @@ mod passed;
 mod sandbox;
 mod serving;
 mod vfio_user;
+mod watchers;

@@ -1,18 +1,20 @@
 //! Connections at a listening socket, as long as the process has descriptors for them.
 
 use core::fmt;
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::getuid;
+use umad_link::UserId;
 
 use super::Turn;
 use super::descriptors::DescriptorLimit;
 use crate::credentials::of_peer;
 use vhca::watch::EventSet;
-use vhca_receiver::{ClientSocket, Kind};
+use vhca_receiver::{ClientSocket, Kind, Wakeups};
 
 /// How long a socket is left alone that cannot give a connection: the descriptors of the process, or of the host, are
 /// used up, and nothing tells when some are free again.
@@ -28,6 +30,8 @@ pub(super) struct Acceptor {
     listener: OwnedFd,
     /// Descriptors that clients may pass.
     kind: Kind,
+    /// Wake-ups by user: how long they take is known for longer than a connection lasts.
+    wakeups: BTreeMap<UserId, Wakeups>,
     /// A connection that the receiver could not take yet.
     waiting: Option<OwnedFd>,
     limit: DescriptorLimit,
@@ -42,6 +46,7 @@ impl Acceptor {
         Self {
             listener: listener.into(),
             kind,
+            wakeups: BTreeMap::new(),
             waiting: None,
             limit: DescriptorLimit::current(),
             rests_until: None,
@@ -96,7 +101,15 @@ impl Acceptor {
             return Ok(ClientSocket::trusted(socket));
         };
         let uid = of_peer(&socket).map_or_else(|_| getuid(), |peer| peer.uid);
+        self.wakeups
+            .retain(|_, wakeups| wakeups.are_used() || wakeups.are_slow());
+        let wakeups = self
+            .wakeups
+            .entry(UserId(uid.as_raw()))
+            .or_default()
+            .clone();
         let admitted = receiver.admit(socket, self.kind, uid.as_raw());
+        let admitted = admitted.map(|client| client.with_wakeups(wakeups));
         admitted.map_err(|(socket, error)| {
             self.waiting = Some(socket);
             if error == Errno::AGAIN {

@@ -1,6 +1,7 @@
 //! What is served: a world whose nodes and hosts have names.
 
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId};
@@ -22,6 +23,7 @@ use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
 use super::verbs::{ProcessMemory, ProcessVf, VerbsNetwork};
+use super::watchdog::{Stall, Stalls};
 use super::why::{Awaited, History, SaProbes};
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
@@ -144,6 +146,10 @@ pub struct Lab {
     /// Programs that use Linux' umad.
     pub(super) programs: Programs,
     pub(super) sockets: Sockets,
+    /// Clients for which the service stood.
+    pub(super) stalls: Stalls,
+    /// The latest of them at each VF, and when its connection ended.
+    pub(super) stalled: BTreeMap<HostFunction, (Stall, Instant)>,
 }
 
 impl Lab {
@@ -203,6 +209,8 @@ impl Lab {
             started: Duration::ZERO,
             programs: Programs::default(),
             sockets: Sockets::default(),
+            stalls: Stalls::default(),
+            stalled: BTreeMap::new(),
         }
     }
 
@@ -326,6 +334,13 @@ impl Lab {
             set.map_err(|error| no_sidr(spec, error))?;
         }
         Ok(id)
+    }
+
+    /// Notes at a VF that the service stood for the client which had it, if it did.
+    pub(super) fn note_stall(&mut self, client: RawFd, at: HostFunction) {
+        if let Some(stall) = self.stalls.take(client) {
+            self.stalled.insert(at, (stall, self.world.now()));
+        }
     }
 
     fn node_guid(&self, host: &LabHost) -> Option<Guid> {

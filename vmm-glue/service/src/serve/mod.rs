@@ -41,6 +41,7 @@ mod topology;
 mod umad;
 mod verbs;
 mod vfio_user;
+mod watchdog;
 mod way_in;
 mod why;
 

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
+use super::watchdog::WatchdogFeed;
 use super::{
     AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
     ReceiverWatch, SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket,
@@ -229,12 +230,18 @@ pub fn run(
         service.add_way_in(node);
     }
     service.add_way_in(SaWatch::new(now));
+    if let Some(feed) = WatchdogFeed::from_environment() {
+        service.add_way_in(feed);
+    }
     let ready = ready(options, control, service.lab());
     // With the last descriptors that it needs whatever comes.
     let mut runner = Runner::new(service)?;
     if options.sandbox {
         sandbox::enter(&needs)?;
     }
+    // Threads that are started from here on are confined.
+    let watched = runner.driven()?.lab().stalls.watch();
+    watched.map_err(|error| ServeError::System("cannot start the watchdog", error))?;
     tell(announce, &ready, "READY=1")?;
     let released = drive(&mut runner, announce)?;
     let stopped = Announcement::Stopped { released };

@@ -8,7 +8,7 @@ use super::way_in::Lanes;
 use super::{Announcement, Lab, Turn, WayIn};
 use vhca::watch::{EventSet, Ready, WatchChange, Watches};
 use vhca::{Driven, Slice};
-use vhca_receiver::Receiver;
+use vhca_receiver::{Receiver, Work, during};
 
 /// How long GUIDs and memberships are given back before the service stops anyway.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -194,7 +194,9 @@ impl Driven for Service {
             };
         }
         if let Ok(index) = usize::try_from(ready.tag) {
-            self.with_way(index, now, |way, turn| way.handle_ready(turn, ready));
+            during(Work::Message, ready.fd, || {
+                self.with_way(index, now, |way, turn| way.handle_ready(turn, ready));
+            });
         }
     }
 }

@@ -25,13 +25,14 @@ mod touched;
 
 use core::fmt;
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 use rustix::io::Errno;
 use rustix::process::Pid;
-use vhca_receiver::PassedFd;
+use vhca_receiver::{PassedFd, Work, during};
 
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
@@ -107,6 +108,8 @@ struct Map {
     remote: Option<Box<dyn RemoteMemory>>,
     /// The VMM's process.
     owner: Option<Pid>,
+    /// Descriptor of the socket of the client whose memory it is.
+    client: RawFd,
     /// Whether it is looked at how that process has a file.
     is_looking: Arc<AtomicBool>,
     /// How much may be touched, by all VMMs that come.
@@ -161,6 +164,11 @@ impl GuestMemory {
     /// they are mapped.
     pub fn set_owner(&self, owner: Option<Pid>) {
         self.lock().owner = owner;
+    }
+
+    /// Sets the client whose memory it is, by the descriptor of its socket: accesses are published as work for that.
+    pub fn set_client(&self, client: RawFd) {
+        self.lock().client = client;
     }
 
     /// Takes away all ranges, and returns how many bytes they had.
@@ -229,6 +237,7 @@ impl Map {
             files: Vec::new(),
             remote: None,
             owner: None,
+            client: 0,
             is_looking,
             allowance,
         }
@@ -413,12 +422,18 @@ impl Map {
 impl AddressSpace for GuestMemory {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         let len = buf.len();
-        self.lock().read(addr, buf).ok_or(DmaFault { addr, len })
+        let mut map = self.lock();
+        let client = map.client;
+        let read = during(Work::Page, client, || map.read(addr, buf));
+        read.ok_or(DmaFault { addr, len })
     }
 
     fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let len = bytes.len();
-        self.lock().write(addr, bytes).ok_or(DmaFault { addr, len })
+        let mut map = self.lock();
+        let client = map.client;
+        let written = during(Work::Page, client, || map.write(addr, bytes));
+        written.ok_or(DmaFault { addr, len })
     }
 
     fn update_u64(
@@ -427,7 +442,9 @@ impl AddressSpace for GuestMemory {
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
         let fault = DmaFault { addr, len: 8 };
-        self.lock().update(addr, update).ok_or(fault)
+        let mut map = self.lock();
+        let client = map.client;
+        during(Work::Page, client, || map.update(addr, update)).ok_or(fault)
     }
 
     fn allocate(&mut self, _len: usize) -> Result<DmaBuffer, HcaError> {

@@ -6,7 +6,6 @@ use emulated_hca::TapId;
 use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
 
 use super::answer::{Answer, answer, answer_now, reports};
 use super::protocol::{Envelope, MAX_LINE, Refusal, Request, VERSION};
@@ -280,13 +279,9 @@ impl Client {
             .get(self.written..)
             .filter(|rest| !rest.is_empty())
         {
-            match send(
-                &self.socket,
-                rest,
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            ) {
+            match self.socket.send(rest) {
                 Ok(length) => self.written += length,
-                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return true,
                 Err(_) => return false,
             }
         }

@@ -1,16 +1,16 @@
 //! A connection of a program: datagrams in, datagrams out, never blocking.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use umad_link::{Answer, MAX_DATAGRAM, SessionId};
 
 use vhca::watch::EventSet;
-use vhca_receiver::{ClientSocket, PassedFd};
+use vhca_receiver::{ClientSocket, PassedFd, Work, during};
 
 /// What a client sent.
 #[derive(Debug)]
@@ -65,45 +65,29 @@ impl Client {
 
     /// Sends a datagram.
     pub(super) fn send(&self, datagram: &[u8]) -> Sent {
-        match send(self.socket.as_fd(), datagram, None) {
-            Ok(()) => Sent::Yes,
+        match self.socket.send(datagram) {
+            Ok(_) => Sent::Yes,
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => Sent::Later,
             Err(_) => Sent::Gone,
         }
     }
-}
 
-fn send(
-    socket: BorrowedFd<'_>,
-    datagram: &[u8],
-    attachment: Option<BorrowedFd<'_>>,
-) -> rustix::io::Result<()> {
-    let descriptors = attachment.as_slice();
-    let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    /// Answers a call. Whether that can be done is the caller's business, who chose the socket: it must
+    /// be a Unix socket, and is never waited for.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn answer(&self, to: PassedFd, answer: Answer) -> io::Result<()> {
+        if socket_domain(&to)? != AddressFamily::UNIX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let file = answer.attachment.as_deref().map(memory_file).transpose()?;
+        let files = file.into_iter().collect();
+        let wakeups = self.socket.wakeups();
+        Ok(during(Work::WakeUp, self.socket.as_raw_fd(), || {
+            wakeups.answer(to, answer.datagram, files)
+        })?)
     }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let parts = [rustix::io::IoSlice::new(datagram)];
-    sendmsg(socket, &parts, &mut ancillary, flags).map(|_| ())
-}
-
-/// Answers a call. Whether that can be done is the caller's business, who chose the socket: it must
-/// be a Unix socket, and is never waited for.
-///
-/// # Errors
-/// What the system says.
-pub(super) fn answer(socket: &impl AsFd, answer: &Answer) -> io::Result<()> {
-    if socket_domain(socket)? != AddressFamily::UNIX {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let file = match &answer.attachment {
-        None => None,
-        Some(bytes) => Some(memory_file(bytes)?),
-    };
-    let attachment = file.as_ref().map(AsFd::as_fd);
-    Ok(send(socket.as_fd(), &answer.datagram, attachment)?)
 }
 
 fn memory_file(bytes: &[u8]) -> io::Result<OwnedFd> {

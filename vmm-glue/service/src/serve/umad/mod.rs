@@ -13,8 +13,7 @@ use std::path::Path;
 use ib_vtime::{Duration, Instant};
 use rustix::process::getuid;
 use umad_link::{
-    Answer, Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, UserId,
-    Verdict,
+    Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, UserId, Verdict,
 };
 
 use super::acceptor::Acceptor;
@@ -190,7 +189,9 @@ impl UmadSocket {
                 client.send(&reply);
                 false
             }
-            Verdict::Answered(answer) => answer_to.is_some_and(|socket| reply_to(&socket, &answer)),
+            Verdict::Answered(answer) => {
+                answer_to.is_some_and(|to| client.answer(to, answer).is_ok())
+            }
             Verdict::Close => {
                 let what = "umad: a client does not keep to the protocol, and is cut off";
                 self.log.warn(now, what);
@@ -274,10 +275,6 @@ fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
         .map(|path| path.as_os_str().as_bytes())
         .map_err(|_| Errno::ENOMEM);
     HelloReply { result }.encode()
-}
-
-fn reply_to(socket: &PassedFd, answer: &Answer) -> bool {
-    client::answer(socket, answer).is_ok()
 }
 
 impl WayIn for UmadSocket {

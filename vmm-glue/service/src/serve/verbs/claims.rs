@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use ib_vtime::Instant;
@@ -36,6 +37,8 @@ pub(crate) struct ProcessVf {
 pub(super) struct Holder {
     pub(super) pid: Option<u32>,
     pub(super) uid: Option<u32>,
+    /// Descriptor of its socket.
+    pub(super) client: RawFd,
     pub(super) since: Instant,
 }
 
@@ -107,6 +110,7 @@ impl Lab {
             if program.claim(rings.clone()) {
                 if let Some(offered) = self.process_vfs.get_mut(&at) {
                     offered.memory.set(Some(process));
+                    offered.memory.set_client(holder.client);
                     offered.holder = Some(holder);
                 }
                 return Ok(at);

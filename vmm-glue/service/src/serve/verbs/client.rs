@@ -2,25 +2,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ib_vtime::{Duration, Instant};
-use rustix::io::{Errno, IoSlice};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_domain;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
-    SocketType, send, sendmsg, shutdown, socketpair,
-};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use verbs_link::{CallReply, ChannelId, EventRecord, MAX_REQUEST};
 use vhca::watch::EventSet;
 use vhca::world::HostFunction;
-use vhca_receiver::{ClientSocket, PassedFd};
+use vhca_receiver::{ClientSocket, PassedFd, Wakeups};
 
 use super::rings::MappedRings;
-
-/// Descriptors that go with an answer at most.
-const MAX_DESCRIPTORS: usize = 2;
 
 /// A request as it came.
 #[derive(Debug)]
@@ -36,6 +30,7 @@ pub(super) struct Holding {
     pub(super) at: HostFunction,
     pub(super) rings: Arc<MappedRings>,
     channels: BTreeMap<ChannelId, OpenChannel>,
+    wakeups: Wakeups,
     /// Records that wait.
     waiting: usize,
     /// Time of the next attempt at channels that are full, and the pause before it.
@@ -45,7 +40,7 @@ pub(super) struct Holding {
 /// The service's end of a channel.
 #[derive(Debug)]
 struct OpenChannel {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     /// Records for which there was no room.
     backlog: VecDeque<Vec<u8>>,
 }
@@ -58,8 +53,9 @@ const LATE: Duration = Duration::from_millis(128);
 const MAX_WAITING: usize = 1 << 16;
 
 impl Holding {
-    pub(super) const fn new(at: HostFunction, rings: Arc<MappedRings>) -> Self {
+    pub(super) const fn new(at: HostFunction, rings: Arc<MappedRings>, wakeups: Wakeups) -> Self {
         Self {
+            wakeups,
             at,
             rings,
             channels: BTreeMap::new(),
@@ -70,7 +66,7 @@ impl Holding {
 
     pub(super) fn open_channel(&mut self, channel: ChannelId, socket: OwnedFd) {
         let opened = OpenChannel {
-            socket,
+            socket: Arc::new(socket),
             backlog: VecDeque::new(),
         };
         self.channels.insert(channel, opened);
@@ -88,7 +84,7 @@ impl Holding {
             return false;
         };
         if channel.backlog.is_empty() {
-            match send_record(&channel.socket, &record.bytes) {
+            match self.wakeups.send(&channel.socket, &record.bytes) {
                 Err(Errno::AGAIN) => {}
                 sent => return sent.is_ok(),
             }
@@ -110,7 +106,7 @@ impl Holding {
         let before = self.waiting;
         for channel in self.channels.values_mut() {
             while let Some(record) = channel.backlog.front() {
-                if send_record(&channel.socket, record) == Err(Errno::AGAIN) {
+                if self.wakeups.send(&channel.socket, record) == Err(Errno::AGAIN) {
                     break;
                 }
                 channel.backlog.pop_front();
@@ -189,24 +185,15 @@ impl Client {
 /// # Errors
 /// Errors of the system.
 pub(super) fn answer(
-    socket: &impl AsFd,
+    wakeups: &Wakeups,
+    to: PassedFd,
     reply: &CallReply,
-    attachments: &[BorrowedFd<'_>],
+    attachments: Vec<OwnedFd>,
 ) -> io::Result<()> {
-    if socket_domain(socket)? != AddressFamily::UNIX {
+    if socket_domain(&to)? != AddressFamily::UNIX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut space =
-        [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !attachments.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(attachments));
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let datagram = reply.encode();
-    let parts = [IoSlice::new(&datagram)];
-    sendmsg(socket.as_fd(), &parts, &mut ancillary, flags)?;
-    Ok(())
+    Ok(wakeups.answer(to, reply.encode(), attachments)?)
 }
 
 /// The two ends of a channel: the service's, and the program's.
@@ -216,10 +203,4 @@ pub(super) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     // Nothing is read here. What a program sent would be closed with the socket, with its descriptors.
     shutdown(&ours, Shutdown::Read)?;
     Ok((ours, theirs))
-}
-
-/// Passes a record on to the program.
-fn send_record(channel: &OwnedFd, record: &[u8]) -> rustix::io::Result<usize> {
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    send(channel, record, flags)
 }

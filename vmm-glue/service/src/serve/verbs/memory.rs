@@ -1,14 +1,14 @@
 //! Memory of the process that has a VF, reached by the descriptor of its `/proc/self/mem`.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
 use rustix::fs::{OFlags, fcntl_getfl, fstatfs, readlink};
 use rustix::io::{Errno, pread, pwrite};
-use vhca_receiver::PassedFd;
+use vhca_receiver::{PassedFd, Work, during};
 
 /// Addresses from here on are buffers of the service's own on behalf of the VF: no process has memory there.
 const OWN: u64 = 1 << 63;
@@ -35,6 +35,8 @@ pub(crate) struct ProcessMemory(Arc<Mutex<Reached>>);
 #[derive(Debug, Default)]
 struct Reached {
     process: Option<PassedFd>,
+    /// Descriptor of the socket of the client whose process it is.
+    client: RawFd,
     own: HostMemory,
 }
 
@@ -47,6 +49,11 @@ impl ProcessMemory {
     /// Reaches the memory of a process from now on, or none.
     pub(super) fn set(&self, process: Option<PassedFd>) {
         self.reached().process = process;
+    }
+
+    /// Sets the client whose process it is, by the descriptor of its socket: accesses are published as work for that.
+    pub(super) fn set_client(&self, client: RawFd) {
+        self.reached().client = client;
     }
 }
 
@@ -64,7 +71,9 @@ impl Reached {
         while done < len {
             let offset = u64::try_from(done).map_err(|_| fault)?;
             let at = addr.checked_add(offset).ok_or(fault)?;
-            match access(process, done, at) {
+            match during(Work::ProcessMemory, self.client, || {
+                access(process, done, at)
+            }) {
                 // The process has ended, or runs another program.
                 Ok(0) => return Err(fault),
                 Ok(count) => done += count,

@@ -10,7 +10,7 @@ mod program;
 mod rings;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use hca_api::Hca;
@@ -33,7 +33,7 @@ use rings::MappedRings;
 use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
-use vhca_receiver::{Kind, PassedFd};
+use vhca_receiver::{Kind, PassedFd, Work, during};
 
 pub(super) use claims::{ProcessVf, split};
 pub(super) use memory::ProcessMemory;
@@ -121,10 +121,11 @@ impl VerbsSocket {
             };
             match (outcome, answer_to) {
                 (Outcome::Silent, None) => {}
-                (Outcome::Answered(reply, attachments), Some(socket)) => {
-                    let attachments: Vec<_> = attachments.iter().map(AsFd::as_fd).collect();
+                (Outcome::Answered(reply, attachments), Some(to)) => {
                     // A program that does not wait for its answer has none.
-                    let _ = client::answer(&socket, &reply, &attachments);
+                    let _ = during(Work::WakeUp, fd, || {
+                        client::answer(client.socket.wakeups(), to, &reply, attachments)
+                    });
                 }
                 _ => {
                     let what = "verbs: a program does not keep to the protocol, and is cut off";
@@ -143,6 +144,7 @@ impl VerbsSocket {
     fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
         if let Some(client) = self.clients.remove(&fd) {
             if let Some(holding) = &client.holding {
+                turn.lab.note_stall(fd, holding.at);
                 turn.lab.release_vf(holding.at);
             }
             turn.part(client.socket);
@@ -271,10 +273,11 @@ fn claim(
     let holder = Holder {
         pid: pid.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()),
         uid: peer.map(|peer| peer.uid.as_raw()),
+        client: client.socket.as_raw_fd(),
         since: turn.now,
     };
     let at = turn.lab.claim_vf(name, &rings, process, holder)?;
-    client.holding = Some(Holding::new(at, rings));
+    client.holding = Some(Holding::new(at, rings, client.socket.wakeups().clone()));
     Ok(CallReply::default())
 }
 

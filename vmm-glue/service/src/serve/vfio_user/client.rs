@@ -1,5 +1,6 @@
 //! A VMM at a VF's socket.
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
@@ -35,6 +36,7 @@ impl Client {
     pub(super) fn new(now: Instant, connection: Connection, session: Session) -> Self {
         let peer = of_peer(&connection).ok();
         session.memory().set_owner(peer.and_then(|peer| peer.pid));
+        session.memory().set_client(connection.as_raw_fd());
         Self {
             peer,
             connection: Arc::new(Mutex::new(connection)),

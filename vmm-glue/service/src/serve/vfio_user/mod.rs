@@ -26,7 +26,7 @@ use client::{Client, Refused};
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
 use vhca::{FairQueue, LogLimit};
-use vhca_receiver::{ClientSocket, Kind};
+use vhca_receiver::{ClientSocket, Kind, Work, during};
 use vhca_vfio_user::{Connection, Patience, Session, Signals};
 
 pub use seat::{Seat, Vmm};
@@ -256,6 +256,7 @@ impl VfioUserSockets {
             return;
         };
         let interrupts = device.function().interrupt_vectors();
+        let signaller = signaller.with_wakeups(socket.wakeups().clone());
         let session = Session::new(seat.memory.clone(), interrupts, signaller);
         turn.watch(&socket);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
@@ -349,7 +350,9 @@ impl VfioUserSockets {
         turn.lab.world_mut().reset_device(at);
         // With the memory goes the other handle of the connection.
         client.session.memory().clear();
-        self.owners.remove(&client.connection().as_raw_fd());
+        let fd = client.connection().as_raw_fd();
+        self.owners.remove(&fd);
+        turn.lab.note_stall(fd, at);
         if let Some(connection) = Arc::into_inner(client.connection) {
             let connection = connection.into_inner();
             turn.part(connection.unwrap_or_else(PoisonError::into_inner).into());
@@ -370,7 +373,8 @@ impl VfioUserSockets {
             while let Some(vector) = world.poll_interrupt(at) {
                 // Without a VMM there is no guest to be told.
                 if let Some(client) = &mut client {
-                    client.session.raise(vector);
+                    let fd = client.connection().as_raw_fd();
+                    during(Work::WakeUp, fd, || client.session.raise(vector));
                 }
             }
         }

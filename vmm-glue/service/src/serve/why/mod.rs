@@ -18,6 +18,7 @@ mod tests;
 
 use core::fmt;
 
+use hca_api::FunctionId;
 use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::{Inspect, VfRow};
@@ -25,7 +26,7 @@ use serde::Serialize;
 
 use super::{Lab, NamedVf};
 use crate::shell::quoted;
-use vhca::world::HostPortId;
+use vhca::world::{HostFunction, HostPortId};
 
 pub(super) use awaited::Awaited;
 pub use faults::Faults;
@@ -123,6 +124,22 @@ impl Lab {
         self.diagnosis(vf, port, row.as_ref(), of_port.as_ref())
     }
 
+    /// Returns that the client which had the VF made the service stand, if that was in the last hour.
+    fn seen_of_stall(&self, vf: &NamedVf) -> Option<String> {
+        const REMEMBERED: Duration = Duration::from_secs(3600);
+        let of_vf = |(at, _): &(&HostFunction, _)| {
+            at.host == vf.host && at.function == FunctionId(vf.vf.get())
+        };
+        let (_, (stall, since)) = self.stalled.iter().find(of_vf)?;
+        let ago = self.world().now() - *since;
+        (ago < REMEMBERED).then(|| {
+            format!(
+                "{} s ago the service stood still for {stall}, which had the VF: its connection was shut down",
+                ago.as_secs()
+            )
+        })
+    }
+
     /// Returns what is wrong with the port of a PF that is up: all its VFs have that fault.
     fn why_port(&self, of: HostPortId) -> Option<Fault> {
         let silent = || self.why_sa_is_silent(of);
@@ -156,6 +173,10 @@ impl Lab {
                     None => ok,
                 }
             });
+        let fault = match self.seen_of_stall(vf) {
+            Some(seen) => fault.seen(seen),
+            None => fault,
+        };
         Diagnosis {
             host: vf.host_name.clone(),
             vf: vf.vf.get(),

@@ -1,0 +1,78 @@
+//! Clients who have so much wait for the service's replies that each takes long to send.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::serving::Serve;
+
+/// Epoll instances, and how often each has the socket.
+const WATCHERS: usize = 500;
+
+/// Adds a socket to many epoll instances, many times each.
+fn watch(socket: &UnixStream) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
+    let copies: Vec<OwnedFd> = (0..WATCHERS)
+        .map(|_| socket.try_clone().unwrap().into())
+        .collect();
+    let epolls: Vec<OwnedFd> = (0..WATCHERS)
+        .map(|_| epoll::create(CreateFlags::CLOEXEC).unwrap())
+        .collect();
+    for epoll in &epolls {
+        for copy in &copies {
+            epoll::add(epoll, copy, EventData::new_u64(0), EventFlags::IN).unwrap();
+        }
+    }
+    (copies, epolls)
+}
+
+fn ask(mut socket: &UnixStream) {
+    let question = "{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n";
+    socket.write_all(question.as_bytes()).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let mut answer = String::new();
+    BufReader::new(socket).read_line(&mut answer).unwrap();
+    assert!(answer.contains("vfs"), "{answer}");
+}
+
+/// Returns `true` if the service has a thread for slow wake-ups.
+fn has_thread(serve: &Serve) -> bool {
+    let tasks = std::fs::read_dir(serve.proc("task")).unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.into_iter().any(|name| name.trim() == "wake-ups")
+}
+
+#[test]
+fn a_client_with_many_waiters_is_answered_by_a_thread_of_its_own() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
+    let serve = Serve::start(1);
+    let connect = || UnixStream::connect(serve.folder.path().join("control.sock")).unwrap();
+    let other = connect();
+    ask(&other);
+    assert!(!has_thread(&serve));
+    let watched = connect();
+    let watchers = watch(&watched);
+    let begun = Instant::now();
+    // The first reply is sent by the service's thread, which cannot know.
+    while !has_thread(&serve) {
+        ask(&watched);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    ask(&other);
+    drop(watchers);
+    drop(watched);
+    // The user is remembered, whatever connection comes next.
+    ask(&connect());
+    assert!(has_thread(&serve));
+}
