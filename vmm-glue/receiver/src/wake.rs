@@ -229,7 +229,8 @@ mod tests {
         while wakeups.leave(|| ()).is_ok() {
             left += 1;
         }
-        assert!((QUEUE..=QUEUE + 1).contains(&left), "{left}");
+        // The thread may not have taken the first yet.
+        assert!((QUEUE - 1..=QUEUE).contains(&left), "{left}");
         drop(go_on);
     }
 }

@@ -290,7 +290,11 @@ mod tests {
         Signals::default().signaller().unwrap()
     }
 
-    fn count(fd: &OwnedFd) -> u64 {
+    fn signalled() -> Arc<PassedFd> {
+        Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap().into())
+    }
+
+    fn count(fd: &PassedFd) -> u64 {
         let mut bytes = [0; 8];
         read(fd, &mut bytes).unwrap();
         u64::from_ne_bytes(bytes)
@@ -299,7 +303,7 @@ mod tests {
     #[test]
     fn signals_are_counted_however_many_there_are() {
         let signaller = signaller();
-        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fd = signalled();
         signaller.check(&fd).unwrap();
         for _ in 0..10_000 {
             signaller.signal(&fd);
@@ -310,7 +314,7 @@ mod tests {
     #[test]
     fn a_full_counter_of_a_file_that_the_vmm_made_blocking_is_not_waited_for() {
         let signaller = signaller();
-        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fd = signalled();
         signaller.check(&fd).unwrap();
         write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(&fd, OFlags::empty()).unwrap();
@@ -332,7 +336,7 @@ mod tests {
             let error = Errno::PERM;
             assert_eq!(refused, SignalError::Refused { call: name, error });
         }
-        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fd = signalled();
         signals.signaller().unwrap().signal(&fd);
         assert_eq!(count(&fd), 1);
     }
