@@ -10,14 +10,17 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
+mod budget;
 mod command;
 mod device;
 mod errno;
+mod event_queue;
 pub mod netlink;
 mod protocol;
 mod rdma_cm;
 mod ring;
 mod ring_memory;
+mod ring_pages;
 mod send;
 mod send_gate;
 pub mod sysfs;
@@ -25,10 +28,11 @@ pub mod sysfs;
 mod testing;
 mod view;
 
+pub use budget::{Budget, Charge, MemoryReserve};
 pub use command::{Answer, Command, Reply, RetiredEvents};
-pub use device::{ChannelId, ContextId, EventRecord, ProcessDevice};
+pub use device::{CHANNEL_BUFFER, ChannelId, ContextId, EventRecord, ProcessDevice};
 pub use errno::Errno;
-pub use protocol::{CallReply, MAX_REQUEST, Request, Verb};
+pub use protocol::{CallReply, MAX_REQUEST, PutBackLimit, Request, Verb};
 pub use rdma_cm::{AddressBook, CmHost, RdmaCm};
 pub use ring_memory::RingMemory;
 pub use send_gate::SendGate;

@@ -55,7 +55,8 @@ pub enum Verb {
     Netlink,
     /// Opens a file of the RDMA CM, whose events its channel carries.
     OpenCm,
-    /// Returns a record that the library took from a channel; the body is the record. There is no answer.
+    /// Returns a record that the library took from a channel; the body is the record. There is no answer. See
+    /// [`PutBackLimit`].
     PutBack {
         /// Channel.
         channel: u32,
@@ -229,6 +230,37 @@ impl CallReply {
     }
 }
 
+/// Bytes of records that a process may put back: no more than it was sent and has not put back already.
+///
+/// The channels of a process have one limit together, since a record goes to another channel with the id that it is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutBackLimit {
+    bytes: u64,
+}
+
+impl PutBackLimit {
+    /// Bytes of records.
+    pub const RECORD: core::ops::RangeInclusive<usize> = 8..=512;
+
+    /// Notes that a record was sent.
+    pub const fn note_sent(&mut self, record: &[u8]) {
+        self.bytes = self.bytes.saturating_add(record.len() as u64);
+    }
+
+    /// Takes a record back.
+    ///
+    /// # Errors
+    /// [`Errno::EPROTO`] for one that the process cannot have had.
+    pub fn take_back(&mut self, record: &[u8]) -> Result<(), Errno> {
+        let left = self.bytes.checked_sub(record.len() as u64);
+        match left.filter(|_| Self::RECORD.contains(&record.len())) {
+            Some(left) => self.bytes = left,
+            None => return Err(Errno::EPROTO),
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,6 +303,22 @@ mod tests {
         let cut = &bytes[..40];
         assert_eq!(CallReply::decode(cut), Err(Errno::EPROTO));
         assert_eq!(CallReply::decode(&bytes), Ok(reply));
+    }
+
+    #[test]
+    fn records_that_were_never_sent_are_not_taken_back() {
+        let mut limit = PutBackLimit::default();
+        let refused = Err(Errno::EPROTO);
+        assert_eq!(limit.take_back(&[0; 8]), refused);
+        limit.note_sent(&[0; 512]);
+        limit.note_sent(&[0; 512]);
+        assert_eq!(limit.take_back(&[0; 513]), refused, "longer than any");
+        assert_eq!(limit.take_back(&[0; 7]), refused, "shorter than any");
+        assert_eq!(limit.take_back(&[0; 512]), Ok(()));
+        assert_eq!(limit.take_back(&[0; 500]), Ok(()));
+        assert_eq!(limit.take_back(&[0; 13]), refused, "12 bytes are left");
+        assert_eq!(limit.take_back(&[0; 12]), Ok(()));
+        assert_eq!(limit, PutBackLimit::default());
     }
 
     #[test]

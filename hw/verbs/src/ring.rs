@@ -10,7 +10,8 @@ use crate::abi::ring::{
     CONSUMER_INDEX, CompletionElement, INDEX_MASK, LOG2_ELEMENT_SIZE, MappedRing, PRODUCER_INDEX,
     RECEIVE_HEADER, RING_HEADER, ReceiveElement, SGE_SIZE, SgeElement,
 };
-use crate::ring_memory::{Extents, RingMemory};
+use crate::ring_memory::{Extents, PAGE};
+use crate::ring_pages::RingPages;
 
 /// Bytes of the smallest element.
 const MIN_ELEMENT: usize = 64;
@@ -21,18 +22,20 @@ pub(crate) const MAX_ELEMENT: usize = 2048;
 /// Place and shape of a ring. The shape in the ring's own header is for the program alone.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    memory: Arc<dyn RingMemory>,
+    pages: Arc<RingPages>,
     offset: u64,
+    /// Pages that the device has touched, from the first on.
+    touched: AtomicU32,
     log2_element_size: u8,
     /// Entries less one; entries are a power of two.
     mask: u32,
 }
 
 impl Ring {
-    /// Creates a ring that holds at least `entries` elements of at least `element` bytes. Returns `None` if the memory is used
-    /// up.
+    /// Creates a ring that holds at least `entries` elements of at least `element` bytes. Returns `None` if the memory or
+    /// the budget is used up.
     pub(crate) fn new(
-        memory: &Arc<dyn RingMemory>,
+        pages: &Arc<RingPages>,
         extents: &mut Extents,
         entries: u32,
         element: usize,
@@ -43,19 +46,24 @@ impl Ring {
             return None;
         }
         let mut ring = Self {
-            memory: memory.clone(),
+            pages: pages.clone(),
             offset: 0,
+            touched: AtomicU32::new(1),
             log2_element_size: u8::try_from(element.trailing_zeros()).ok()?,
             mask: places - 1,
         };
         ring.offset = extents.take(ring.bytes())?;
-        ring.memory.clear(ring.offset, ring.bytes());
+        pages.memory.clear(ring.offset, ring.bytes());
+        if !pages.admit() {
+            extents.give_back(ring.offset, ring.bytes());
+            return None;
+        }
         let header = [
             (LOG2_ELEMENT_SIZE, element.trailing_zeros()),
             (INDEX_MASK, ring.mask),
         ];
         for (offset, value) in header {
-            ring.memory.store(ring.offset + offset, value);
+            pages.memory.store(ring.offset + offset, value);
         }
         Some(ring)
     }
@@ -67,6 +75,8 @@ impl Ring {
 
     /// Returns the memory to the free extents. The program may have it mapped still: what it does there is its own affair.
     pub(crate) fn give_back(&self, extents: &mut Extents) {
+        let touched = self.touched.load(Ordering::Relaxed).into();
+        self.pages.release(self.offset, self.bytes(), touched);
         extents.give_back(self.offset, self.bytes());
     }
 
@@ -85,11 +95,13 @@ impl Ring {
     }
 
     fn load(&self, index: u64) -> u32 {
-        self.memory.load(self.offset + index) & self.mask
+        self.pages.memory.load(self.offset + index) & self.mask
     }
 
     fn store(&self, index: u64, value: u32) {
-        self.memory.store(self.offset + index, value & self.mask);
+        self.pages
+            .memory
+            .store(self.offset + index, value & self.mask);
     }
 
     /// Returns the program's producer index.
@@ -112,11 +124,26 @@ impl Ring {
         index.wrapping_add(1) & self.mask
     }
 
+    /// Counts the pages up to an element, which is about to be touched. Returns `false` if the budget does not have them.
+    pub(crate) fn reach(&self, index: u32) -> bool {
+        let end = self.place_of(index) - self.offset + (1 << self.log2_element_size);
+        let pages = u32::try_from(end.div_ceil(PAGE)).unwrap_or(u32::MAX);
+        let touched = self.touched.load(Ordering::Relaxed);
+        if pages <= touched {
+            return true;
+        }
+        let within = self.pages.touch((pages - touched).into());
+        if within {
+            self.touched.store(pages, Ordering::Relaxed);
+        }
+        within
+    }
+
     /// Copies an element out, as far as the buffer goes. Returns the bytes copied.
     pub(crate) fn read<'b>(&self, index: u32, element: &'b mut [u8; MAX_ELEMENT]) -> &'b [u8] {
         let size = 1_usize << self.log2_element_size;
         let bytes = &mut element[..size];
-        self.memory.read(self.place_of(index), bytes);
+        self.pages.memory.read(self.place_of(index), bytes);
         bytes
     }
 
@@ -164,13 +191,13 @@ impl CompletionRing {
         self.ring.distance(self.consumer, self.producer)
     }
 
-    /// Appends a completion. Returns `false` if the ring is full.
+    /// Appends a completion. Returns `false` if the ring is full, or its next page is beyond the budget.
     pub(crate) fn push(&mut self, completion: &CompletionElement) -> bool {
-        if self.waiting() == self.ring.capacity() {
+        if self.waiting() == self.ring.capacity() || !self.ring.reach(self.producer) {
             return false;
         }
         let place = self.ring.place_of(self.producer);
-        self.ring.memory.write(place, completion.as_bytes());
+        self.ring.pages.memory.write(place, completion.as_bytes());
         self.producer = self.ring.next(self.producer);
         self.ring.store(PRODUCER_INDEX, self.producer);
         true
@@ -233,6 +260,9 @@ impl ReceiveRing {
             return None;
         }
         let consumer = self.consumer.load(Ordering::Relaxed);
+        if !self.ring.reach(consumer) {
+            return None;
+        }
         let mut bytes = [0; MAX_ELEMENT];
         let bytes = self.ring.read(consumer, &mut bytes);
         let (request, list) = ReceiveElement::read_from_prefix(bytes).ok()?;

@@ -29,12 +29,16 @@ pub trait RingMemory: fmt::Debug + Send + Sync {
     /// Copies bytes in.
     fn write(&self, offset: u64, bytes: &[u8]);
 
+    /// Returns the bytes of the pages that exist, which may be fewer than [`Self::len`].
+    #[must_use]
+    fn resident(&self) -> u64;
+
     /// Clears bytes to zero, and releases their memory where that is possible.
     fn clear(&self, offset: u64, len: u64);
 }
 
 /// Granularity of parts, which a program maps one by one.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Parts of a memory file that are free.
 #[derive(Debug)]

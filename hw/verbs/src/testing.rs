@@ -1,5 +1,6 @@
 //! Shared memory and a program for the tests of this crate.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use emulated_hca::hca::Device;
@@ -10,18 +11,26 @@ use ib_wire::{Guid, Lid, Mtu, PortNum};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::abi::{CommandHeader, command};
-use crate::{ContextId, Errno, ProcessDevice, Reply, RingMemory};
+use crate::{Budget, ContextId, Errno, ProcessDevice, Reply, RingMemory};
 
 /// LID of the port.
 pub(crate) const LID: u16 = 5;
 
-/// Shared memory on the heap.
+/// Shared memory on the heap, with the pages that were touched.
 #[derive(Debug)]
-pub(crate) struct HeapRings(Mutex<Vec<u8>>);
+pub(crate) struct HeapRings(Mutex<(Vec<u8>, BTreeSet<usize>)>);
 
 impl HeapRings {
     pub(crate) fn new(len: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(vec![0; len])))
+        Arc::new(Self(Mutex::new((vec![0; len], BTreeSet::new()))))
+    }
+
+    /// Calls something with bytes whose pages exist from then on.
+    fn part<T>(&self, offset: u64, len: usize, call: impl FnOnce(&mut [u8]) -> T) -> T {
+        let at = usize::try_from(offset).unwrap();
+        let (bytes, pages) = &mut *self.0.lock().unwrap();
+        pages.extend(at / 4096..(at + len).div_ceil(4096));
+        call(&mut bytes[at..at + len])
     }
 
     pub(crate) fn store_at(&self, offset: u64, bytes: &[u8]) {
@@ -31,7 +40,7 @@ impl HeapRings {
 
 impl RingMemory for HeapRings {
     fn len(&self) -> u64 {
-        self.0.lock().unwrap().len() as u64
+        self.0.lock().unwrap().0.len() as u64
     }
 
     fn load(&self, offset: u64) -> u32 {
@@ -45,17 +54,24 @@ impl RingMemory for HeapRings {
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) {
-        let at = usize::try_from(offset).unwrap();
-        bytes.copy_from_slice(&self.0.lock().unwrap()[at..at + bytes.len()]);
+        self.part(offset, bytes.len(), |part| bytes.copy_from_slice(part));
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
-        let at = usize::try_from(offset).unwrap();
-        self.0.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
+        self.part(offset, bytes.len(), |part| part.copy_from_slice(bytes));
     }
 
     fn clear(&self, offset: u64, len: u64) {
-        self.write(offset, &vec![0; usize::try_from(len).unwrap()]);
+        let at = usize::try_from(offset).unwrap();
+        let len = usize::try_from(len).unwrap();
+        self.part(offset, len, |part| part.fill(0));
+        let gone = at / 4096..(at + len).div_ceil(4096);
+        let pages = &mut self.0.lock().unwrap().1;
+        pages.retain(|page| !gone.contains(page));
+    }
+
+    fn resident(&self) -> u64 {
+        self.0.lock().unwrap().1.len() as u64 * 4096
     }
 }
 
@@ -65,26 +81,33 @@ pub(crate) struct Process {
     pub(crate) device: ProcessDevice,
     pub(crate) rings: Arc<HeapRings>,
     pub(crate) context: ContextId,
+    pub(crate) budget: Budget,
 }
 
 impl Process {
     /// A process with an open context.
     pub(crate) fn new() -> Self {
+        Self::with_budget(Budget::new(1 << 20, None), 1 << 20)
+    }
+
+    /// The same with a budget, and with so many bytes for rings.
+    pub(crate) fn with_budget(budget: Budget, bytes: usize) -> Self {
         let guid = Guid::new(0x0002_c903_0000_1000);
         let mut adapter = Device::new(&HcaConfig::new(guid, "test"), 7);
         let port = adapter.node_mut().port_mut(PortNum(1)).unwrap();
         port.state = PortState::Active;
         port.lid = Lid::new(LID);
         port.neighbor_mtu = Mtu::MTU_2048;
-        let rings = HeapRings::new(1 << 20);
+        let rings = HeapRings::new(bytes);
         let mut device = ProcessDevice::new();
-        assert!(device.claim(rings.clone()));
+        assert!(device.claim(rings.clone(), budget.clone()));
         let context = device.open().unwrap();
         let mut process = Self {
             adapter,
             device,
             rings,
             context,
+            budget,
         };
         let reply = process.command(command::GET_CONTEXT, &0_u64, 8).unwrap();
         assert!(reply.opened.is_some());

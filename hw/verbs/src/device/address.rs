@@ -7,6 +7,7 @@ use super::{ContextId, Owned, ProcessDevice};
 use crate::abi::HandleCommand;
 use crate::abi::memory::{CreateAh, HandleAnswer, RxeCreateAhAnswer};
 use crate::abi::queue_pair::{Multicast, QpDestination};
+use crate::budget::cost;
 use crate::{Answer, Command, Errno};
 
 impl QpDestination {
@@ -78,9 +79,15 @@ impl ProcessDevice {
     ) -> Result<Answer, Errno> {
         let (asked, _) = command.read::<CreateAh>()?;
         let pd = *self.pds.get(context, asked.pd_handle.get())?;
+        let _charge = self.charge(cost::ADDRESS)?;
         let object = hca.create_av(pd, &asked.path().vector())?;
         let handle = self.new_handle();
-        self.ahs.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.ahs.0.insert(handle, owned);
         let answer = HandleAnswer {
             handle: handle.into(),
         };

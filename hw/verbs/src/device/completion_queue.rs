@@ -13,6 +13,7 @@ use crate::abi::completion_queue::{
     ReqNotifyCq, ResizeCq, ResizeCqAnswer, RxeCqAnswer, event_type,
 };
 use crate::abi::ring::CompletionElement;
+use crate::budget::cost;
 use crate::ring::{CompletionRing, Ring};
 use crate::{Answer, Command, Errno, Reply, RetiredEvents};
 
@@ -87,6 +88,7 @@ impl ProcessDevice {
         };
         let cqe = entries(hca, asked.cqe.get())?;
         let rings = self.rings()?;
+        let _charge = self.charge(cost::COMPLETION_QUEUE)?;
         let ring = Ring::new(
             &rings,
             &mut self.extents,
@@ -117,7 +119,12 @@ impl ProcessDevice {
             users: 0,
         };
         let handle = self.new_handle();
-        self.cqs.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.cqs.0.insert(handle, owned);
         self.cq_by_provider.insert(provider, handle);
         let base = CreateCqAnswer {
             cq_handle: handle.into(),
@@ -137,7 +144,8 @@ impl ProcessDevice {
     }
 
     fn channel_of(&self, context: ContextId, channel: ChannelId) -> Result<ChannelId, Errno> {
-        let own = self.channels.get(&channel) == Some(&context);
+        let own = self.channels.get(&channel);
+        let own = own.is_some_and(|own| own.context == context);
         own.then_some(channel).ok_or(Errno::EINVAL)
     }
 
@@ -165,6 +173,10 @@ impl ProcessDevice {
             size_of::<CompletionElement>(),
         );
         let ring = ring.ok_or(Errno::ENOMEM)?;
+        if !ring.reach(cq.ring.waiting()) {
+            ring.give_back(&mut self.extents);
+            return Err(Errno::ENOMEM);
+        }
         if let Err(error) = hca.resize_cq(cq.provider, provider_entries(hca, ring.capacity())) {
             ring.give_back(&mut self.extents);
             return Err(error.into());

@@ -54,7 +54,8 @@ impl ProcessDevice {
             self.end_cq(hca, handle);
         }
         self.end_memory(hca, context);
-        self.channels.retain(|_, of| *of != context);
+        self.channels
+            .retain(|_, channel| channel.context != context);
         self.contexts.remove(&context);
     }
 

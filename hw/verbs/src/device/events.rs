@@ -5,9 +5,10 @@ use ib_vtime::Instant;
 use ib_wire::PortNum;
 use zerocopy::IntoBytes;
 
-use super::{ContextId, ProcessDevice};
+use super::{ContextId, Owned, ProcessDevice};
 use crate::Errno;
 use crate::abi::completion_queue::{AsyncRecord, CompletionRecord, event_type};
+use crate::budget::cost;
 
 /// A channel: a descriptor of the program that becomes readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,20 +23,36 @@ pub struct EventRecord {
     pub bytes: Vec<u8>,
 }
 
+/// Bytes of the buffer in which a channel holds records that the program has not read. Each channel is charged so much.
+pub const CHANNEL_BUFFER: u32 = 32 << 10;
+
 /// Channels of a process at most.
 const MAX_CHANNELS: usize = 1024;
 
-/// Records that wait to be passed on at most.
-const MAX_EVENTS: usize = 1 << 16;
+impl EventRecord {
+    /// Bytes that a record costs beside its own: its entry in a queue, and its allocation.
+    const OVERHEAD: u64 = 128;
+
+    /// Returns the bytes that a record costs as long as it waits.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        Self::OVERHEAD + self.bytes.len() as u64
+    }
+}
 
 impl ProcessDevice {
     pub(super) fn open_channel(&mut self, context: ContextId) -> Result<ChannelId, Errno> {
         if self.channels.len() >= MAX_CHANNELS {
             return Err(Errno::ENOMEM);
         }
+        let channel = Owned {
+            context,
+            object: (),
+            _charge: self.charge(cost::CHANNEL)?,
+        };
         let id = ChannelId(self.next_channel);
         self.next_channel = self.next_channel.wrapping_add(1);
-        self.channels.insert(id, context);
+        self.channels.insert(id, channel);
         Ok(id)
     }
 
@@ -53,20 +70,18 @@ impl ProcessDevice {
     /// Returns the next record to be passed on. To be polled after each command and each poll.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<EventRecord> {
-        self.events.pop_front()
+        self.events.pop()
     }
 
     /// Queues a record. Returns `true` unless there is no such channel, or no room.
     fn tell(&mut self, channel: ChannelId, bytes: &[u8]) -> bool {
-        if self.events.len() >= MAX_EVENTS || !self.channels.contains_key(&channel) {
-            self.dropped_events += 1;
-            return false;
-        }
-        self.events.push_back(EventRecord {
+        let record = EventRecord {
             channel,
             bytes: bytes.to_vec(),
-        });
-        true
+        };
+        let queued = self.channels.contains_key(&channel) && self.events.push(&self.budget, record);
+        self.dropped_events += u64::from(!queued);
+        queued
     }
 
     pub(super) fn tell_completion(&mut self, channel: ChannelId, user_handle: u64) -> bool {
@@ -201,11 +216,11 @@ impl ProcessDevice {
         let events = core::mem::take(&mut self.events);
         let contexts = core::mem::take(&mut self.contexts);
         let channels = core::mem::take(&mut self.channels);
-        let len = self.rings.as_ref().map_or(0, |rings| rings.len());
         self.forget();
-        if self.rings.is_some() {
+        if let Some(rings) = &self.rings {
+            rings.release_all();
             (self.events, self.contexts, self.channels) = (events, contexts, channels);
-            self.extents = crate::ring_memory::Extents::new(len);
+            self.extents = crate::ring_memory::Extents::new(rings.memory.len());
         }
     }
 }

@@ -5,6 +5,7 @@ use hca_api::{AccessFlags, Hca, MrKind, MrSpec};
 use super::{ContextId, Owned, ProcessDevice};
 use crate::abi::HandleCommand;
 use crate::abi::memory::{HandleAnswer, RegMr, RegMrAnswer};
+use crate::budget::cost;
 use crate::{Answer, Command, Errno};
 
 /// Rights that both a region and a queue pair have (`enum ibv_access_flags`), in the same order as [`AccessFlags`].
@@ -43,9 +44,15 @@ impl ProcessDevice {
         hca: &mut dyn Hca,
         context: ContextId,
     ) -> Result<Answer, Errno> {
+        let _charge = self.charge(cost::PROTECTION_DOMAIN)?;
         let object = hca.alloc_pd()?;
         let handle = self.new_handle();
-        self.pds.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.pds.0.insert(handle, owned);
         Ok(Answer::new(&HandleAnswer {
             handle: handle.into(),
         }))
@@ -93,6 +100,7 @@ impl ProcessDevice {
             len: length,
             iova,
         };
+        let _charge = self.charge(cost::REGION)?;
         let keys = hca.register_mr(&MrSpec {
             pd,
             kind,
@@ -101,7 +109,12 @@ impl ProcessDevice {
         })?;
         let handle = self.new_handle();
         let object = keys.handle;
-        self.mrs.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.mrs.0.insert(handle, owned);
         Ok(Answer::new(&RegMrAnswer {
             mr_handle: handle.into(),
             lkey: keys.lkey.0.into(),

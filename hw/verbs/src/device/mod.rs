@@ -12,7 +12,7 @@ mod queue_pair;
 mod send_queue;
 mod shared_receive_queue;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hca_api::{
@@ -22,10 +22,12 @@ use hca_api::{
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
 
+use crate::event_queue::EventQueue;
 use crate::ring_memory::{Extents, RingMemory};
-use crate::{Command, Errno, Reply};
+use crate::ring_pages::RingPages;
+use crate::{Budget, Charge, Command, Errno, Reply};
 
-pub use events::{ChannelId, EventRecord};
+pub use events::{CHANNEL_BUFFER, ChannelId, EventRecord};
 
 use completion_queue::Cq;
 use queue_pair::Qp;
@@ -43,10 +45,11 @@ struct Context {
 }
 
 /// An object of a context.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Owned<T> {
     context: ContextId,
     object: T,
+    _charge: Charge,
 }
 
 /// Objects of a kind, by their handles.
@@ -87,7 +90,8 @@ const FLUSH_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct ProcessDevice {
     /// Memory of the process that has the device.
-    rings: Option<Arc<dyn RingMemory>>,
+    rings: Option<Arc<RingPages>>,
+    budget: Budget,
     extents: Extents,
     contexts: BTreeMap<ContextId, Context>,
     pds: Objects<PdHandle>,
@@ -101,12 +105,14 @@ pub struct ProcessDevice {
     next_handle: u32,
     next_context: u32,
     next_channel: u32,
-    channels: BTreeMap<ChannelId, ContextId>,
-    events: VecDeque<EventRecord>,
+    channels: BTreeMap<ChannelId, Owned<()>>,
+    events: EventQueue,
     /// Queue pairs with requests to be taken.
     pending: BTreeSet<u32>,
     /// Completion queues with more completions than were moved at once.
     uncollected: BTreeSet<u32>,
+    /// Queue pairs whose next requests are in a page that the budget does not have.
+    starved: BTreeSet<u32>,
     /// Queue pairs in error.
     failed: BTreeSet<u32>,
     next_flush: Instant,
@@ -114,7 +120,7 @@ pub struct ProcessDevice {
     reset_wanted: bool,
     /// The reset was asked for, and is not done.
     resetting: bool,
-    /// Events that found their channel full or closed.
+    /// Events that found their channel full or closed, or the budget used up.
     pub dropped_events: u64,
 }
 
@@ -130,6 +136,7 @@ impl ProcessDevice {
     pub fn new() -> Self {
         Self {
             rings: None,
+            budget: Budget::default(),
             extents: Extents::new(0),
             contexts: BTreeMap::new(),
             pds: Objects::default(),
@@ -144,9 +151,10 @@ impl ProcessDevice {
             next_context: 1,
             next_channel: 1,
             channels: BTreeMap::new(),
-            events: VecDeque::new(),
+            events: EventQueue::default(),
             pending: BTreeSet::new(),
             uncollected: BTreeSet::new(),
+            starved: BTreeSet::new(),
             failed: BTreeSet::new(),
             next_flush: Instant::ZERO,
             reset_wanted: false,
@@ -167,12 +175,13 @@ impl ProcessDevice {
         self.resetting
     }
 
-    /// Assigns the device to a process that shares `rings` with it. Returns `false` if another has it.
-    pub fn claim(&mut self, rings: Arc<dyn RingMemory>) -> bool {
+    /// Assigns the device to a process that shares `rings` with it, and has this budget. Returns `false` if another has it.
+    pub fn claim(&mut self, rings: Arc<dyn RingMemory>, budget: Budget) -> bool {
         let free = self.is_free();
         if free {
             self.extents = Extents::new(rings.len());
-            self.rings = Some(rings);
+            self.rings = Some(Arc::new(RingPages::new(rings, &budget)));
+            self.budget = budget;
         }
         free
     }
@@ -182,6 +191,7 @@ impl ProcessDevice {
         if self.rings.is_some() {
             self.forget();
             self.rings = None;
+            self.budget = Budget::default();
             self.reset_wanted = true;
             self.resetting = true;
         }
@@ -218,6 +228,7 @@ impl ProcessDevice {
         let (rings, resetting) = (self.rings.take(), self.resetting);
         *self = Self {
             rings,
+            budget: self.budget.clone(),
             resetting,
             next_handle: self.next_handle,
             next_context: self.next_context,
@@ -249,7 +260,18 @@ impl ProcessDevice {
         handle
     }
 
-    fn rings(&self) -> Result<Arc<dyn RingMemory>, Errno> {
+    /// Returns the budget of the process that has the device.
+    #[must_use]
+    pub const fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Charges an object to the budget.
+    fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
+        self.budget.charge(bytes).ok_or(Errno::ENOMEM)
+    }
+
+    fn rings(&self) -> Result<Arc<RingPages>, Errno> {
         self.rings.clone().ok_or(Errno::EIO)
     }
 }
@@ -277,7 +299,8 @@ impl Consumer for ProcessDevice {
         if let Some(handle) = self.pending.pop_first() {
             self.serve(hca, handle);
         }
-        if !self.failed.is_empty() && self.next_flush <= now {
+        if self.has_later_work() && self.next_flush <= now {
+            self.pending.append(&mut self.starved);
             self.flush_failed(hca);
             self.next_flush = now + FLUSH_PAUSE;
         }
@@ -288,7 +311,7 @@ impl Consumer for ProcessDevice {
         if !self.uncollected.is_empty() || !self.pending.is_empty() {
             return Some(Instant::ZERO);
         }
-        (!self.failed.is_empty()).then_some(self.next_flush)
+        self.has_later_work().then_some(self.next_flush)
     }
 
     fn take_reset_request(&mut self) -> bool {
@@ -298,6 +321,11 @@ impl Consumer for ProcessDevice {
 
 /// Handles of the provider that name queue pairs and shared receive queues in events.
 impl ProcessDevice {
+    /// Returns `true` if queue pairs are to be looked at after a pause.
+    fn has_later_work(&self) -> bool {
+        !self.failed.is_empty() || !self.starved.is_empty()
+    }
+
     fn qp_of(&self, provider: QpHandle) -> Option<u32> {
         let mut qps = self.qps.0.iter();
         qps.find(|(_, owned)| owned.object.provider == provider)

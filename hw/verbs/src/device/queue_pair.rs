@@ -15,6 +15,7 @@ use crate::abi::queue_pair::{
     RxeCreateQpAnswer,
 };
 use crate::abi::ring::{MappedRing, SGE_SIZE};
+use crate::budget::cost;
 use crate::ring::{ReceiveRing, ReceiveSource, Ring, receive_element};
 use crate::send::SendShape;
 use crate::{Answer, Command, Errno, Reply, RetiredEvents};
@@ -125,6 +126,7 @@ impl ProcessDevice {
         };
         let shape = check_caps(hca, &asked.caps, srq.is_some())?;
         let rings = self.rings()?;
+        let _charge = self.charge(cost::QUEUE_PAIR)?;
         let send_wr = asked.caps.max_send_wr.get();
         let send = Ring::new(&rings, &mut self.extents, send_wr, shape.element());
         let send = send.ok_or(Errno::ENOMEM)?;
@@ -202,7 +204,12 @@ impl ProcessDevice {
             signal_all: asked.sq_sig_all != 0,
             async_events: 0,
         };
-        self.qps.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.qps.0.insert(handle, owned);
         self.qp_by_number.insert(qpn, handle);
         self.use_queues(send_cq, recv_cq, srq, 1);
         Ok(handle)
@@ -268,6 +275,7 @@ impl ProcessDevice {
         self.qp_by_number.remove(&qpn);
         self.pending.remove(&handle);
         self.failed.remove(&handle);
+        self.starved.remove(&handle);
         let Some(owned) = self.qps.0.remove(&handle) else {
             return;
         };

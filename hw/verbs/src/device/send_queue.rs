@@ -68,6 +68,11 @@ impl ProcessDevice {
             if qp.send.distance(qp.next_send, qp.send.producer()) == 0 {
                 return;
             }
+            if !qp.send.reach(qp.next_send) {
+                qp.waits = true;
+                self.starved.insert(handle);
+                return;
+            }
             let mut element = [0; MAX_ELEMENT];
             let element = qp.send.read(qp.next_send, &mut element);
             let shape = qp.shape;

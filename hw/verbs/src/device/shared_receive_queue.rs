@@ -10,6 +10,7 @@ use crate::abi::shared_receive_queue::{
     CreateSrq, CreateSrqAnswer, CreateXsrq, ModifySrq, QuerySrqAnswer, RxeCreateSrqAnswer,
 };
 use crate::abi::{AnsweredHandleCommand, command};
+use crate::budget::cost;
 use crate::ring::{ReceiveRing, ReceiveSource, Ring, receive_element};
 use crate::{Answer, Command, Errno, Reply};
 
@@ -60,6 +61,7 @@ impl ProcessDevice {
             return Err(Errno::EINVAL);
         }
         let rings = self.rings()?;
+        let _charge = self.charge(cost::SHARED_RECEIVE_QUEUE)?;
         let list = usize::try_from(max_sge).map_err(|_| Errno::EINVAL)?;
         let ring = Ring::new(&rings, &mut self.extents, max_wr, receive_element(list));
         let ring = Arc::new(ReceiveRing::new(ring.ok_or(Errno::ENOMEM)?, list));
@@ -88,7 +90,12 @@ impl ProcessDevice {
             users: 0,
         };
         let handle = self.new_handle();
-        self.srqs.0.insert(handle, Owned { context, object });
+        let owned = Owned {
+            context,
+            object,
+            _charge,
+        };
+        self.srqs.0.insert(handle, owned);
         let answer = CreateSrqAnswer {
             srq_handle: handle.into(),
             max_wr: capacity.into(),

@@ -1,3 +1,5 @@
+mod budget;
+
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -34,6 +36,11 @@ struct Datagrams {
 }
 
 fn datagrams() -> Datagrams {
+    datagrams_of(4)
+}
+
+/// The same with room for so many sends.
+fn datagrams_of(sends: u32) -> Datagrams {
     let mut process = Process::new();
     let (pd, ()): (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
     let (channel, ()): (CreateCompChannelAnswer, ()) =
@@ -53,7 +60,7 @@ fn datagrams() -> Datagrams {
             send_cq_handle: cq.cq_handle,
             recv_cq_handle: cq.cq_handle,
             caps: Caps {
-                max_send_wr: 4.into(),
+                max_send_wr: sends.into(),
                 max_recv_wr: 4.into(),
                 max_send_sge: 1.into(),
                 max_recv_sge: 1.into(),
@@ -65,7 +72,8 @@ fn datagrams() -> Datagrams {
         ..CreateQp::default()
     };
     let (qp, rings): (CreateQpAnswer, RxeCreateQpAnswer) = process.ask(command::CREATE_QP, &create);
-    assert_eq!(qp.caps.max_send_wr.get(), 7);
+    let places = (sends + 1).next_power_of_two();
+    assert_eq!(qp.caps.max_send_wr.get(), places - 1);
     assert_eq!(qp.caps.max_inline_data.get(), 16);
     let mut queues = Datagrams {
         process,
@@ -281,13 +289,16 @@ fn a_device_is_one_processs_until_it_is_reset() {
     let mut process = Process::new();
     let rings = process.rings.clone();
     let device = &mut process.device;
-    assert!(!device.claim(rings.clone()));
+    assert!(!device.claim(rings.clone(), Budget::default()));
     device.release();
     assert!(device.take_reset_request() && !device.take_reset_request());
-    assert!(!device.claim(rings.clone()), "not reset yet");
+    assert!(
+        !device.claim(rings.clone(), Budget::default()),
+        "not reset yet"
+    );
     let reset = HcaEvent::Async(AsyncEvent::FunctionReset);
     process.with(|device, hca| device.handle_hca_event(Instant::ZERO, hca, &reset));
-    assert!(process.device.claim(rings));
+    assert!(process.device.claim(rings, Budget::default()));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::{CmHost, CmId, RdmaCm, read, read_padded};
 use crate::abi::rdma_cm::{
     Accept, ConnParam, Connect, Disconnect, IdArgument, MAX_PRIVATE_DATA, Reject, UdParam, cm_event,
 };
+use crate::budget::cost;
 use crate::{ChannelId, Errno};
 
 /// Time to wait for the answer of a datagram service, and attempts.
@@ -366,7 +367,8 @@ impl RdmaCm {
         let (channel, uid, space) = (listening.channel, listening.uid, listening.port_space);
         let broadcast = listening.broadcast.settled();
         let port = listening.local?.port;
-        let mut id = CmId::new(channel, uid, space);
+        let charge = self.charge(cost::CM_ID).ok()?;
+        let mut id = CmId::new(channel, uid, space, charge);
         id.local = Some(Address { ip: to, port });
         id.remote = Some(from);
         id.connection = Some(connection);
@@ -421,7 +423,7 @@ impl RdmaCm {
             ..ConnParam::default()
         };
         let param = conn_param(param, &req.private_data[IP_HEADER..]);
-        self.tell_request(listening, number, param.as_bytes());
+        self.tell_request(host, listening, number, param.as_bytes());
     }
 
     fn sidr_req_received<G: MadTransport>(
@@ -445,17 +447,27 @@ impl RdmaCm {
         let data = &req.private_data[IP_HEADER..];
         param.private_data[..data.len()].copy_from_slice(data);
         param.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
-        self.tell_request(listening, number, param.as_bytes());
+        self.tell_request(host, listening, number, param.as_bytes());
     }
 
-    /// Queues the event of a request, which is the listener's.
-    fn tell_request(&mut self, listening: u32, number: u32, param: &[u8]) {
-        let Some(id) = self.ids.get_mut(&listening) else {
+    /// Queues the event of a request, which is the listener's. A request whose event is lost is refused: the program would never
+    /// know its id.
+    fn tell_request<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        listening: u32,
+        number: u32,
+        param: &[u8],
+    ) {
+        let Some(id) = self.ids.get(&listening) else {
             return;
         };
-        id.events += 1;
         let (channel, uid) = (id.channel, id.uid);
-        self.tell_as(channel, uid, number, cm_event::CONNECT_REQUEST, 0, param);
+        if !self.tell_as(channel, uid, number, cm_event::CONNECT_REQUEST, 0, param) {
+            self.end(host, number);
+        } else if let Some(id) = self.ids.get_mut(&listening) {
+            id.events += 1;
+        }
     }
 }
 

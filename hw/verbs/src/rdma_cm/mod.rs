@@ -11,7 +11,7 @@ mod group_address;
 mod multicast;
 mod resolve;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use ib_endpoint::cm::ConnId;
 use ib_endpoint::sa_client::QueryId;
@@ -23,7 +23,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::abi::rdma_cm::{
     CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, UDP_QKEY, cm_command,
 };
-use crate::{ChannelId, Errno, EventRecord, Reply, RetiredEvents};
+use crate::budget::cost;
+use crate::event_queue::EventQueue;
+use crate::{Budget, ChannelId, Charge, Errno, EventRecord, Reply, RetiredEvents};
 
 pub use address::AddressBook;
 
@@ -91,13 +93,15 @@ struct CmId {
     answers_dreq: bool,
     /// Events that were passed on.
     events: u32,
+    _charge: Charge,
 }
 
 /// Ids of a process.
 #[derive(Debug)]
 pub struct RdmaCm {
     ids: BTreeMap<u32, CmId>,
-    channels: Vec<ChannelId>,
+    budget: Budget,
+    channels: BTreeMap<ChannelId, Charge>,
     by_connection: BTreeMap<ConnId, u32>,
     by_query: BTreeMap<QueryId, Purpose>,
     groups: Groups,
@@ -105,7 +109,9 @@ pub struct RdmaCm {
     next_channel: u32,
     next_port: u16,
     psns: SplitMix64,
-    events: VecDeque<EventRecord>,
+    events: EventQueue,
+    /// Events that found the budget used up.
+    dropped_events: u64,
 }
 
 /// Purpose of a query of the SA.
@@ -126,12 +132,13 @@ const FIRST_CHANNEL: u32 = 1 << 30;
 const MAX_CHANNELS: usize = 256;
 
 impl RdmaCm {
-    /// Returns a process without ids. First PSNs follow from the seed.
+    /// Returns a process without ids, and without a limit to its budget. First PSNs follow from the seed.
     #[must_use]
-    pub const fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self {
             ids: BTreeMap::new(),
-            channels: Vec::new(),
+            budget: Budget::default(),
+            channels: BTreeMap::new(),
             by_connection: BTreeMap::new(),
             by_query: BTreeMap::new(),
             groups: Groups::new(),
@@ -139,27 +146,45 @@ impl RdmaCm {
             next_channel: 0,
             next_port: 0,
             psns: SplitMix64::new(seed),
-            events: VecDeque::new(),
+            events: EventQueue::default(),
+            dropped_events: 0,
         }
+    }
+
+    /// Charges ids, groups, channels and events to a budget from now on.
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+    }
+
+    /// Returns the events that were lost, since the budget was used up.
+    #[must_use]
+    pub const fn dropped_events(&self) -> u64 {
+        self.dropped_events
+    }
+
+    /// Charges an object to the budget.
+    fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
+        self.budget.charge(bytes).ok_or(Errno::ENOMEM)
     }
 
     /// Opens a file: a channel of events.
     ///
     /// # Errors
-    /// [`Errno::ENOMEM`] if there are too many.
+    /// [`Errno::ENOMEM`] if there are too many, or the budget is used up.
     pub fn open(&mut self) -> Result<ChannelId, Errno> {
         if self.channels.len() >= MAX_CHANNELS {
             return Err(Errno::ENOMEM);
         }
+        let charge = self.charge(cost::CHANNEL)?;
         let channel = ChannelId(FIRST_CHANNEL | self.next_channel);
         self.next_channel = self.next_channel.wrapping_add(1) & (FIRST_CHANNEL - 1);
-        self.channels.push(channel);
+        self.channels.insert(channel, charge);
         Ok(channel)
     }
 
     /// Closes a file, and destroys its ids.
     pub fn close<G: MadTransport>(&mut self, host: &mut CmHost<'_, G>, channel: ChannelId) {
-        self.channels.retain(|open| *open != channel);
+        self.channels.remove(&channel);
         let own = self.ids.iter().filter(|(_, id)| id.channel == channel);
         let own: Vec<u32> = own.map(|(number, _)| *number).collect();
         for number in own {
@@ -182,7 +207,7 @@ impl RdmaCm {
     /// Returns `true` if there is such a file.
     #[must_use]
     pub fn has_channel(&self, channel: ChannelId) -> bool {
-        self.channels.contains(&channel)
+        self.channels.contains_key(&channel)
     }
 
     /// Returns `true` if [`Self::poll_event`] has a record.
@@ -194,7 +219,7 @@ impl RdmaCm {
     /// Returns the next event to be passed on.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<EventRecord> {
-        self.events.pop_front()
+        self.events.pop()
     }
 
     /// Returns `true` if a command names an address: of others no address is looked up.
@@ -284,7 +309,8 @@ impl RdmaCm {
         if !matches!(port_space, PS_TCP | PS_UDP | PS_IPOIB | PS_IB) {
             return Err(Errno::EINVAL);
         }
-        let number = self.add(CmId::new(channel, asked.uid.get(), port_space))?;
+        let charge = self.charge(cost::CM_ID)?;
+        let number = self.add(CmId::new(channel, asked.uid.get(), port_space, charge))?;
         let answer = IdAnswer {
             value: number.into(),
         };
@@ -349,14 +375,18 @@ impl RdmaCm {
 
     /// Queues an event of an id.
     fn tell(&mut self, number: u32, event: u32, status: i32, param: &[u8]) {
-        let Some(id) = self.ids.get_mut(&number) else {
+        let Some(id) = self.ids.get(&number) else {
             return;
         };
-        id.events += 1;
         let (uid, channel) = (id.uid, id.channel);
-        self.tell_as(channel, uid, number, event, status, param);
+        if self.tell_as(channel, uid, number, event, status, param)
+            && let Some(id) = self.ids.get_mut(&number)
+        {
+            id.events += 1;
+        }
     }
 
+    /// Queues an event. Returns `false` if it is lost.
     fn tell_as(
         &mut self,
         channel: ChannelId,
@@ -365,7 +395,7 @@ impl RdmaCm {
         event: u32,
         status: i32,
         param: &[u8],
-    ) {
+    ) -> bool {
         let mut record = CmEventRecord {
             uid: uid.into(),
             id: number.into(),
@@ -375,10 +405,13 @@ impl RdmaCm {
         };
         let length = param.len().min(record.param.len());
         record.param[..length].copy_from_slice(&param[..length]);
-        self.events.push_back(EventRecord {
+        let record = EventRecord {
             channel,
             bytes: record.as_bytes().to_vec(),
-        });
+        };
+        let queued = self.events.push(&self.budget, record);
+        self.dropped_events += u64::from(!queued);
+        queued
     }
 
     /// Takes an event of the port. Returns `true` if it was of an id.
@@ -443,7 +476,7 @@ impl RdmaCm {
 }
 
 impl CmId {
-    const fn new(channel: ChannelId, uid: u64, port_space: u16) -> Self {
+    const fn new(channel: ChannelId, uid: u64, port_space: u16, charge: Charge) -> Self {
         Self {
             channel,
             uid,
@@ -461,6 +494,7 @@ impl CmId {
             is_resolving: false,
             answers_dreq: false,
             events: 0,
+            _charge: charge,
         }
     }
 

@@ -18,7 +18,8 @@ use super::{CmHost, CmId, PS_IPOIB, Purpose, RdmaCm, count, read};
 use crate::abi::rdma_cm::{
     ADDRESS_SIZE, IP_ADDRESS_SIZE, IdAnswer, IdCommand, JoinIpMcast, JoinMcast, UdParam, cm_event,
 };
-use crate::{ChannelId, Errno, Reply};
+use crate::budget::cost;
+use crate::{ChannelId, Charge, Errno, Reply};
 
 /// Groups that the ids of a process are in at most.
 const MAX_GROUPS: usize = 256;
@@ -87,6 +88,7 @@ pub(super) struct Group {
     progress: Progress,
     /// Events that were passed on.
     pub(super) events: u32,
+    _charge: Charge,
 }
 
 /// A membership of the port.
@@ -192,6 +194,7 @@ impl RdmaCm {
             join_state,
             progress: Progress::AwaitsBroadcast,
             events: 0,
+            _charge: self.charge(cost::GROUP)?,
         };
         let number = self.groups.next;
         self.groups.next = number.wrapping_add(1);
@@ -498,15 +501,18 @@ impl RdmaCm {
 
     /// Queues an event of a group.
     fn tell_group(&mut self, number: u32, event: u32, status: i32, param: &[u8]) {
-        let Some(group) = self.groups.all.get_mut(&number) else {
+        let Some(group) = self.groups.all.get(&number) else {
             return;
         };
         let Some(id) = self.ids.get(&group.id) else {
             return;
         };
-        group.events += 1;
         let (channel, uid) = (id.channel, group.uid);
-        self.tell_as(channel, uid, number, event, status, param);
+        if self.tell_as(channel, uid, number, event, status, param)
+            && let Some(group) = self.groups.all.get_mut(&number)
+        {
+            group.events += 1;
+        }
     }
 }
 

@@ -136,6 +136,58 @@ fn an_address_that_nobody_has_is_an_event_of_the_id() {
 }
 
 #[test]
+fn what_is_over_budget_is_refused_and_events_are_lost_until_ids_go() {
+    let mut opened = opened();
+    let budget = Budget::new(2 * cost::CM_ID + 100, None);
+    opened.cm.set_budget(budget.clone());
+    let ids = [opened.create(10), opened.create(20)];
+    let create = CreateId {
+        ps: PS_TCP.into(),
+        ..CreateId::default()
+    };
+    let refused = opened.command(cm_command::CREATE_ID, create.as_bytes(), 4);
+    assert_eq!(refused, Err(Errno::ENOMEM));
+    assert_eq!(opened.cm.open(), Err(Errno::ENOMEM));
+    // It ends with an event that there is no room for.
+    let resolve = |opened: &mut Opened| {
+        let resolve = crate::abi::rdma_cm::ResolveAddr {
+            id: ids[0].into(),
+            dst_size: 16.into(),
+            dst_addr: Address {
+                ip: Ipv4Addr::new(127, 77, 9, 9).into(),
+                port: 1,
+            }
+            .write()
+            .0,
+            ..Default::default()
+        };
+        let reply = opened.command(cm_command::RESOLVE_ADDR, resolve.as_bytes(), 0);
+        reply.unwrap();
+    };
+    let destroy = |opened: &mut Opened, id: u32| {
+        let destroy = IdCommand {
+            id: id.into(),
+            ..IdCommand::default()
+        };
+        let reply = opened.command(cm_command::DESTROY_ID, destroy.as_bytes(), 4);
+        let answer = reply.unwrap().answer;
+        IdAnswer::read_from_bytes(&answer).unwrap().value.get()
+    };
+    resolve(&mut opened);
+    assert!(!opened.cm.has_events() && opened.cm.dropped_events() == 1);
+    assert_eq!(destroy(&mut opened, ids[1]), 0);
+    resolve(&mut opened);
+    assert!(opened.cm.poll_event().is_some());
+    assert_eq!(opened.cm.dropped_events(), 1);
+    assert_eq!(
+        destroy(&mut opened, ids[0]),
+        1,
+        "the lost one does not count"
+    );
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
 fn a_closed_file_leaves_nothing() {
     let mut opened = opened();
     let id = opened.create(10);

@@ -12,7 +12,7 @@ use hca_api::{
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum};
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{ChannelId, ContextId, ProcessDevice, Reply, RingMemory};
+use verbs_link::{Budget, ChannelId, ContextId, ProcessDevice, Reply, RingMemory};
 use zerocopy::IntoBytes;
 
 use super::shared_memory::SharedMemory;
@@ -35,6 +35,9 @@ const QUOTA: ResourceCounts = ResourceCounts {
     attachments: 8,
 };
 
+/// Bytes that the service spends on the program at most.
+const MEMORY: u64 = 512 << 10;
+
 /// Turns of the device after each step: what a hostile program has it do need not end.
 const TURNS: usize = 32;
 
@@ -43,6 +46,7 @@ pub(super) struct Program {
     adapter: Device,
     device: ProcessDevice,
     pub(super) memory: Arc<SharedMemory>,
+    budget: Budget,
     pub(super) contexts: Vec<ContextId>,
     /// Channels that commands opened.
     pub(super) channels: BTreeSet<ChannelId>,
@@ -78,6 +82,7 @@ impl Program {
             adapter,
             device: ProcessDevice::new(),
             memory: Arc::new(SharedMemory::new()),
+            budget: Budget::default(),
             contexts: Vec::new(),
             channels: BTreeSet::new(),
             now: Instant::from_millis(1),
@@ -90,7 +95,9 @@ impl Program {
     /// Takes the device for a new process.
     fn start(&mut self) {
         self.memory = Arc::new(SharedMemory::new());
-        assert!(self.device.claim(self.memory.clone()), "nobody has it");
+        self.budget = Budget::new(MEMORY, None);
+        let claimed = self.device.claim(self.memory.clone(), self.budget.clone());
+        assert!(claimed, "nobody has it");
         self.open();
     }
 
@@ -236,6 +243,7 @@ impl Program {
         assert!(within, "{owned:?}");
         let queue_pairs = u32::try_from(self.device.queue_pairs()).expect("a few");
         assert_eq!(queue_pairs, owned.qps, "none is forgotten");
+        assert!(self.budget.used() <= MEMORY, "{:?}", self.budget);
     }
 
     /// Closes everything: nothing is left, whatever was done.
@@ -254,6 +262,11 @@ impl Program {
         }
         self.device.release();
         self.reset();
+        assert_eq!(
+            self.budget.used(),
+            0,
+            "nothing is charged to a process that is gone"
+        );
         assert_eq!(self.device.poll_timeout(), None);
         assert!(self.device.is_free());
     }

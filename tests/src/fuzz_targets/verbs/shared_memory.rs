@@ -84,6 +84,14 @@ impl RingMemory for SharedMemory {
         self.part(offset, bytes.len(), |part| part.copy_from_slice(bytes));
     }
 
+    fn resident(&self) -> u64 {
+        // What the program has of zeros is as good as not there.
+        let bytes = self.bytes.lock().expect("no other thread");
+        let pages = bytes.chunks(4096);
+        let used = pages.filter(|page| page.iter().any(|byte| *byte != 0));
+        used.map(|page| page.len() as u64).sum()
+    }
+
     fn clear(&self, offset: u64, len: u64) {
         let len = usize::try_from(len).expect("a part of the memory");
         self.part(offset, len, |part| part.fill(0));

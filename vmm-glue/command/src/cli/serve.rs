@@ -79,6 +79,10 @@ pub(crate) struct ServeArgs {
     /// as the guest has is enough. [default: half of the memory that the service may have, shared among the VFs]
     #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
     guest_memory: Option<u64>,
+    /// Let the service spend so many MiB on each program of --verbs at most: on the rings of its queues, objects and events
+    /// that it does not read. [default: 64, within the memory that VFs share]
+    #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
+    program_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
     /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
     #[arg(long, value_name = "WHERE")]
@@ -172,6 +176,7 @@ impl ServeArgs {
             vfio_user: self.vfio_user.clone(),
             quotas: Quotas {
                 guest_memory: self.guest_memory,
+                program_memory: self.program_memory,
                 ..Quotas::default()
             },
             policy: PolicyOptions::default(),

@@ -22,7 +22,7 @@ use super::guests::{GuestAction, GuestReport, Guests, JobId};
 use super::rights::{Right, rights};
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
-use super::verbs::{ProcessMemory, ProcessVf, VerbsNetwork};
+use super::verbs::{ProcessMemory, ProcessVf, ProgramLimit, VerbsNetwork};
 use super::watchdog::{Stall, Stalls};
 use super::why::{Awaited, History, SaProbes};
 use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
@@ -133,7 +133,7 @@ pub struct Lab {
     pub(super) managers: BTreeMap<Endpoint, Pid>,
     /// The nodes of simulators that are not attached yet.
     pub(super) awaited: Awaited,
-    /// Guest memory that devices without a quota of their own share.
+    /// Memory that devices of guests without a quota of their own share, and programs.
     memory_pool: Arc<MemoryPool>,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
@@ -321,7 +321,12 @@ impl Lab {
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
             if let Some(memory) = for_programs {
-                self.offer_to_programs(name, id, vf, memory, options.verbs_network)?;
+                let limit = ProgramLimit {
+                    most: options.quotas.program_bytes(),
+                    pool: self.memory_pool.clone(),
+                };
+                let network = options.verbs_network;
+                self.offer_to_programs(name, id, vf, memory, network, limit)?;
             }
             if let Some(memory) = offered {
                 let offered = self.offer(name, id, vf, memory, (SHOWN.make)());

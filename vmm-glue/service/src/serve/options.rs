@@ -81,6 +81,10 @@ pub struct Quotas {
     /// may have.
     #[serde(default, deserialize_with = "quota")]
     pub guest_memory: Option<u64>,
+    /// MiB that the service may spend on a program with a VF: on pages of its rings, objects and unread events. 64 by
+    /// default, within the memory that VFs share.
+    #[serde(default, deserialize_with = "quota")]
+    pub program_memory: Option<u64>,
 }
 
 /// Reads a quota. One of 0 would leave every VF without what it limits.
@@ -111,6 +115,7 @@ impl Quotas {
             subscriptions: self.subscriptions.or(others.subscriptions),
             services: self.services.or(others.services),
             guest_memory: self.guest_memory.or(others.guest_memory),
+            program_memory: self.program_memory.or(others.program_memory),
         }
     }
 
@@ -118,6 +123,15 @@ impl Quotas {
     #[must_use]
     pub fn guest_bytes(&self) -> Option<u64> {
         self.guest_memory.map(|mib| mib.saturating_mul(1 << 20))
+    }
+
+    /// Returns the bytes that the service may spend on a program.
+    #[must_use]
+    pub fn program_bytes(&self) -> u64 {
+        const DEFAULT: u64 = 64;
+
+        let mib = self.program_memory.unwrap_or(DEFAULT);
+        mib.saturating_mul(1 << 20)
     }
 
     /// The limits of a port whose VFs may have so much.

@@ -324,6 +324,7 @@ mod tests {
             ("[quotas]\ntids = 0\n", "line 2", "a quota of 0"),
             ("[quotas]\ngroups = 0\n", "line 2", "a quota of 0"),
             ("[quotas]\nguest_memory = 0\n", "line 2", "a quota of 0"),
+            ("[quotas]\nprogram_memory = 0\n", "line 2", "a quota of 0"),
             (
                 "[[sidr]]\nhost = \"a\"\nvf = 1\nat = [\"7174\"]\n",
                 "line 4",
@@ -370,9 +371,12 @@ mod tests {
             },
             ..GivenOptions::default()
         };
-        let file = "vfs = 2\nseed = 7\n[quotas]\nguest_memory = 64\njoins = 3\n";
+        let file =
+            "vfs = 2\nseed = 7\n[quotas]\nguest_memory = 64\nprogram_memory = 8\njoins = 3\n";
         let options = flags.or(read(file).unwrap()).with_defaults().unwrap();
         assert_eq!(options.quotas.guest_bytes(), Some(512 << 20));
+        assert_eq!(options.quotas.program_bytes(), 8 << 20);
+        assert_eq!(Quotas::default().program_bytes(), 64 << 20);
         assert_eq!(options.quotas.joins, Some(3));
         assert_eq!((options.vfs, options.seed), (1, Some(7)));
         assert_eq!(options.topology, TopologySpec::TwoSwitch);

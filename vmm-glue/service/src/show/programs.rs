@@ -41,8 +41,12 @@ pub struct ProgramUsage {
     pub outstanding: usize,
     /// Queue pairs whose next sends wait for room.
     pub waiting: usize,
-    /// Events that found their channel full or closed.
+    /// Events that found their channel full or closed, or the memory used up.
     pub dropped_events: u64,
+    /// Bytes that the service spends on the process.
+    pub memory: u64,
+    /// Bytes that it may spend at most.
+    pub memory_most: u64,
 }
 
 impl Row for ProgramRow {
@@ -59,6 +63,8 @@ impl Row for ProgramRow {
         column("outstanding").headed("OUT").wide(),
         column("waiting"),
         column("dropped_events").headed("LOST").wide(),
+        column("memory_bytes").wide(),
+        column("memory_most_bytes").wide(),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -75,6 +81,8 @@ impl Row for ProgramRow {
             Cell::count(self.usage.outstanding),
             Cell::count(self.usage.waiting),
             Cell::Number(self.usage.dropped_events),
+            Cell::Number(self.usage.memory),
+            Cell::Number(self.usage.memory_most),
         ]
     }
 

@@ -48,7 +48,8 @@ impl MemoryPool {
     }
 
     /// Takes bytes for a VF that has `own` of them. Returns `false` if that is more than its share.
-    fn take(&self, own: u64, bytes: u64) -> bool {
+    #[must_use]
+    pub fn take(&self, own: u64, bytes: u64) -> bool {
         let order = Ordering::Relaxed;
         let more = |used: u64| {
             let used = used.checked_add(bytes)?;
@@ -58,7 +59,8 @@ impl MemoryPool {
         self.used.fetch_update(order, order, more).is_ok()
     }
 
-    fn give_back(&self, bytes: u64) {
+    /// Returns bytes that were taken.
+    pub fn give_back(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

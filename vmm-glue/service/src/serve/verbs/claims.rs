@@ -8,14 +8,14 @@ use std::sync::Arc;
 use ib_vtime::Instant;
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
-use verbs_link::{AddressBook, DeviceView, Errno};
+use verbs_link::{AddressBook, Budget, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 use vhca_receiver::PassedFd;
 
 use super::memory::ProcessMemory;
 use super::network::VerbsNetwork;
-use super::program::{PORT, VfProgram};
+use super::program::{PORT, ProgramLimit, VfProgram};
 use super::rings::MappedRings;
 use crate::serve::{Lab, LabError, NamedVf};
 use crate::show::{ProgramRow, ProgramUsage};
@@ -54,11 +54,12 @@ impl Lab {
         vf: VfId,
         memory: ProcessMemory,
         network: VerbsNetwork,
+        limit: ProgramLimit,
     ) -> Result<(), LabError> {
         let address = self.address_of(network, host, vf);
         let address = address.ok_or_else(|| LabError::NoAddress(host_name.to_owned(), network))?;
         let seed = u64::from(address.to_bits());
-        let program = Box::new(VfProgram::new(seed));
+        let program = Box::new(VfProgram::new(seed, limit));
         let placed = self.world_mut().add_consumer(host, vf, program);
         let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
         let offered = ProcessVf {
@@ -73,7 +74,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Assigns a program the VF that it names as `NODE/N`, or the next free one of `NODE`, or of any node.
+    /// Assigns a program the VF that it names as `NODE/N`, or the next free one of `NODE`, or of any node. Returns its budget,
+    /// too.
     ///
     /// # Errors
     /// [`Errno::ENODEV`] if there is none, [`Errno::EBUSY`] if it is taken, [`Errno::EAGAIN`] if it is being reset.
@@ -83,7 +85,7 @@ impl Lab {
         rings: &Arc<MappedRings>,
         process: PassedFd,
         holder: Holder,
-    ) -> Result<HostFunction, Errno> {
+    ) -> Result<(HostFunction, Budget), Errno> {
         let (node, number) = split(name);
         let wanted = match node {
             "" => None,
@@ -108,12 +110,13 @@ impl Lab {
             let program = self.world_mut().consumer_mut::<VfProgram>(at);
             let Some(program) = program else { continue };
             if program.claim(rings.clone()) {
+                let budget = program.device.budget().clone();
                 if let Some(offered) = self.process_vfs.get_mut(&at) {
                     offered.memory.set(Some(process));
                     offered.memory.set_client(holder.client);
                     offered.holder = Some(holder);
                 }
-                return Ok(at);
+                return Ok((at, budget));
             }
             if program.device.is_resetting() {
                 refused = Errno::EAGAIN;
@@ -207,6 +210,8 @@ impl Lab {
             outstanding,
             waiting,
             dropped_events,
+            memory,
+            memory_most,
             ..
         } = row.usage;
         let mut seen = format!(
@@ -217,6 +222,10 @@ impl Lab {
         }
         if dropped_events > 0 {
             seen += &format!("; it has lost {dropped_events} events, since it does not read them");
+        }
+        // Less is left than a page of a ring takes.
+        if memory_most - memory < 4096 {
+            seen += &format!("; its {memory_most} bytes of memory are used up (program_memory)");
         }
         Some(seen)
     }

@@ -1,6 +1,7 @@
 //! A way in for programs that use Linux' verbs: a Unix socket to which the preload library in such a program connects, once
 //! for each process. A process has a VF to itself, as long as its connection lasts.
 
+mod channels;
 mod claims;
 mod client;
 mod memory;
@@ -25,6 +26,7 @@ use super::claim::Claim;
 use super::descriptors::DescriptorLimit;
 use super::{Listener, Turn, WayIn};
 use crate::credentials::of_peer;
+use channels::Channels;
 use claims::Holder;
 use client::{Client, Datagram, Holding};
 use memory::is_process_memory;
@@ -38,6 +40,7 @@ use vhca_receiver::{Kind, PassedFd, Work, during};
 pub(super) use claims::{ProcessVf, split};
 pub(super) use memory::ProcessMemory;
 pub use network::VerbsNetwork;
+pub(super) use program::ProgramLimit;
 
 /// Requests of one program that are taken before others have their turn.
 const BUDGET: usize = 64;
@@ -206,7 +209,7 @@ fn carry_out(
         }
         Verb::CloseChannel { channel } => {
             let channel = ChannelId(channel);
-            holding.close_channel(channel);
+            holding.channels.close(channel);
             let world = turn.lab.world_mut();
             world.with_consumer(at, |program: &mut VfProgram, hca, now| {
                 program.close_channel(now, hca, channel);
@@ -240,8 +243,16 @@ fn carry_out(
                 channel: ChannelId(channel),
                 bytes: request.body.to_vec(),
             };
-            // One that finds no room is the program's own loss.
-            holding.pass_on(turn.now, record);
+            match holding.channels.take_back(turn.now, record) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let _ = with_device(turn, at, |device, _| {
+                        device.dropped_events += 1;
+                        Ok(())
+                    });
+                }
+                Err(_) => return Outcome::Broken,
+            }
             Outcome::Silent
         }
         Verb::Attribute | Verb::Netlink => ask(turn, at, request),
@@ -276,8 +287,12 @@ fn claim(
         client: client.socket.as_raw_fd(),
         since: turn.now,
     };
-    let at = turn.lab.claim_vf(name, &rings, process, holder)?;
-    client.holding = Some(Holding::new(at, rings, client.socket.wakeups().clone()));
+    let (at, budget) = turn.lab.claim_vf(name, &rings, process, holder)?;
+    client.holding = Some(Holding {
+        at,
+        rings,
+        channels: Channels::new(budget, client.socket.wakeups().clone()),
+    });
     Ok(CallReply::default())
 }
 
@@ -291,8 +306,8 @@ fn open(turn: &mut Turn<'_>, holding: &Holding) -> Result<(ContextId, OwnedFd), 
 fn attach(holding: &mut Holding, reply: Reply) -> Result<(CallReply, Vec<OwnedFd>), Errno> {
     let mut attachments = Vec::new();
     if let Some(opened) = reply.opened {
-        let (ours, theirs) = client::channel().map_err(|_| Errno::ENFILE)?;
-        holding.open_channel(opened, ours);
+        let (ours, theirs) = channels::ends().map_err(|_| Errno::ENFILE)?;
+        holding.channels.open(opened, ours);
         attachments = vec![theirs];
     }
     let reply = CallReply {
@@ -383,12 +398,12 @@ impl WayIn for VerbsSocket {
             if has_events && let Some(program) = world.consumer_mut::<VfProgram>(holding.at) {
                 let VfProgram { device, cm, .. } = program;
                 while let Some(record) = device.poll_event().or_else(|| cm.poll_event()) {
-                    if !holding.pass_on(turn.now, record) {
+                    if !holding.channels.pass_on(turn.now, record) {
                         device.dropped_events += 1;
                     }
                 }
             }
-            holding.retry(turn.now);
+            holding.channels.retry(turn.now);
         }
     }
 
@@ -397,7 +412,7 @@ impl WayIn for VerbsSocket {
             .clients
             .values()
             .filter_map(|client| client.holding.as_ref());
-        let retries = holdings.filter_map(Holding::poll_timeout);
+        let retries = holdings.filter_map(|holding| holding.channels.poll_timeout());
         retries.chain(self.acceptor.poll_timeout()).min()
     }
 }

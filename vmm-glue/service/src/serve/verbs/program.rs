@@ -6,8 +6,11 @@ use hca_api::{AsyncEvent, Consumer, Hca, HcaEvent, SpecialQp};
 use ib_endpoint::{EndPort, EndPortConfig};
 use ib_vtime::Instant;
 use ib_wire::PortNum;
-use verbs_link::{AddressBook, ChannelId, CmHost, Errno, ProcessDevice, RdmaCm, Reply};
+use verbs_link::{
+    AddressBook, Budget, ChannelId, CmHost, Errno, MemoryReserve, ProcessDevice, RdmaCm, Reply,
+};
 use vf_proxy::native::ProxyQp;
+use vhca_vfio_user::MemoryPool;
 
 use super::rings::MappedRings;
 use crate::show::ProgramUsage;
@@ -18,6 +21,36 @@ const DEPTH: u32 = 64;
 /// Port of the RDMA CM.
 pub(super) const PORT: PortNum = PortNum(1);
 
+/// Memory that the service may spend on the program of a VF.
+#[derive(Clone, Debug)]
+pub(crate) struct ProgramLimit {
+    /// Bytes.
+    pub(crate) most: u64,
+    /// Memory that all VFs share, from which they come.
+    pub(crate) pool: Arc<MemoryPool>,
+}
+
+/// The memory that all VFs share, as a reserve of budgets.
+#[derive(Debug)]
+struct Pool(Arc<MemoryPool>);
+
+impl MemoryReserve for Pool {
+    fn take(&self, own: u64, bytes: u64) -> bool {
+        self.0.take(own, bytes)
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.0.give_back(bytes);
+    }
+}
+
+impl ProgramLimit {
+    /// Returns the budget of another program.
+    fn budget(&self) -> Budget {
+        Budget::new(self.most, Some(Arc::new(Pool(self.pool.clone()))))
+    }
+}
+
 /// A VF for programs.
 #[derive(Debug)]
 pub(super) struct VfProgram {
@@ -25,23 +58,30 @@ pub(super) struct VfProgram {
     pub(super) cm: RdmaCm,
     /// Opened when the program first uses the RDMA CM.
     port: Option<EndPort<ProxyQp>>,
+    limit: ProgramLimit,
     seed: u64,
 }
 
 impl VfProgram {
     /// Creates a VF that no program has.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, limit: ProgramLimit) -> Self {
         Self {
             device: ProcessDevice::new(),
             cm: RdmaCm::new(seed),
             port: None,
+            limit,
             seed,
         }
     }
 
     /// Assigns the VF to a process. Returns `false` if another has it.
     pub(super) fn claim(&mut self, rings: Arc<MappedRings>) -> bool {
-        self.device.claim(rings)
+        let budget = self.limit.budget();
+        let claimed = self.device.claim(rings, budget.clone());
+        if claimed {
+            self.cm.set_budget(budget);
+        }
+        claimed
     }
 
     /// Takes the VF from its process.
@@ -73,7 +113,9 @@ impl VfProgram {
             cm_ids: self.cm.len(),
             outstanding: self.device.outstanding(),
             waiting: self.device.waiting(),
-            dropped_events: self.device.dropped_events,
+            dropped_events: self.device.dropped_events + self.cm.dropped_events(),
+            memory: self.device.budget().used(),
+            memory_most: self.limit.most,
         }
     }
 

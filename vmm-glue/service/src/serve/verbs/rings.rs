@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate,
+    memfd_create,
 };
 use verbs_link::RingMemory;
 use vm_memory::mmap::MmapRegion;
@@ -90,6 +91,12 @@ impl RingMemory for MappedRings {
         }
     }
 
+    fn resident(&self) -> u64 {
+        // Blocks are of 512 bytes, whatever the file system says.
+        let blocks = fstat(&*self.file).map_or(0, |status| status.st_blocks);
+        u64::try_from(blocks).unwrap_or(0).saturating_mul(512)
+    }
+
     fn clear(&self, offset: u64, len: u64) {
         const PAGE: u64 = 4096;
 
@@ -118,7 +125,12 @@ mod tests {
         rustix::io::pread(&theirs, &mut bytes, 4096).unwrap();
         assert_eq!(bytes, [7, 0, 0, 0, b'v', b'h', b'c', b'a']);
         assert!(ftruncate(&theirs, 0).is_err());
+        assert_eq!(rings.resident(), 4096);
+        rustix::io::pwrite(&theirs, &[1], 3 * 4096).unwrap();
+        assert_eq!(rings.resident(), 2 * 4096);
+        rings.clear(3 * 4096, 1);
         rings.clear(4096, 100);
+        assert_eq!(rings.resident(), 0);
         assert_eq!(rings.load(4096), 0);
         assert_eq!(rings.load(BYTES), 0);
         rings.store(BYTES - 2, 1);

@@ -126,6 +126,8 @@ impl Vmms for Vec<VmmRow> {
                 outstanding: 1 << 20,
                 waiting: 65_536,
                 dropped_events: u32::MAX.into(),
+                memory: 1 << 40,
+                memory_most: 1 << 40,
             },
         });
         rows.collect()
