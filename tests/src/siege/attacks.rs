@@ -23,6 +23,7 @@ use vhca_service::show::{Format, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::connections;
+use super::put_back::put_back;
 use super::raw::{self, RawVmm};
 use super::sweeper::Sweeper;
 use super::victims::{Trouble, machine};
@@ -103,6 +104,8 @@ pub enum Attack {
     NoReceives,
     /// Queue pairs that are destroyed while their peers write to them.
     LostPeers,
+    /// Programs on libibverbs that put back records which they never had.
+    PutBack,
     /// Holes that are punched into memory that the device writes. Others wait longer than they should.
     Punch,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
@@ -111,7 +114,7 @@ pub enum Attack {
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -132,6 +135,7 @@ impl Attack {
         Self::Reads,
         Self::NoReceives,
         Self::LostPeers,
+        Self::PutBack,
     ];
 
     /// Its name on a command line and in the table.
@@ -158,6 +162,7 @@ impl Attack {
             Self::Reads => "reads",
             Self::NoReceives => "no-receives",
             Self::LostPeers => "lost-peers",
+            Self::PutBack => "put-back",
             Self::Punch => "punch",
             Self::Nops => "nops",
         }
@@ -204,6 +209,7 @@ impl Attack {
             Self::Reads => return connections::reads(target),
             Self::NoReceives => return connections::no_receives(target),
             Self::LostPeers => return connections::lost_peers(target),
+            Self::PutBack => return put_back(&target.lab.join("umad.verbs"), "H1-1"),
             Self::Punch => punch(socket)?,
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;

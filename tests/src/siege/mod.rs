@@ -11,6 +11,7 @@
 
 mod attacks;
 mod connections;
+mod put_back;
 mod raw;
 mod sweeper;
 mod victims;
@@ -207,7 +208,9 @@ impl SiegePlan {
     pub fn carry_out(&self, mut tell: impl FnMut(&Figures)) -> Result<Siege, Trouble> {
         let most = self.counts.iter().copied().max().unwrap_or(0);
         let folder = tempfile::tempdir()?;
-        let vfs = (2 * most + NEAR).to_string();
+        let programs = most.max(1);
+        let vfs = (2 * most + NEAR + programs).to_string();
+        let programs = programs.to_string();
         let path = folder.path().to_str().ok_or("no temporary folder")?;
         let arguments = [
             "--topology",
@@ -216,6 +219,9 @@ impl SiegePlan {
             &vfs,
             "--vfio-user",
             path,
+            "--verbs",
+            "--program-vfs",
+            &programs,
         ];
         let mut lab = Lab::serve(&arguments);
         let socket = |host: &str, vf| folder.path().join(format!("{host}-vf{vf}.sock"));
