@@ -11,6 +11,7 @@ use hca_api::{
     QpHandle, QpModify, QpNumbers, QpSpec, ReceiveMode, RecvRequest, ResourceCounts, SendRequest,
     SpecialQp, SrqAttributes, SrqHandle, SrqSpec, VirtualPort,
 };
+use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
@@ -212,6 +213,7 @@ impl Hca for FaultyHca<'_> {
         fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError>;
         fn attach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError>;
         fn detach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError>;
+        fn draw_secret(&mut self) -> Result<Secret, HcaError>;
         fn poll_event(&mut self) -> Option<HcaEvent>;
     }
 }

@@ -440,7 +440,7 @@ impl Host {
     ) -> Self {
         let now = Instant::ZERO;
         let config = PfConfig {
-            seed: config.seed.wrapping_add(host as u64),
+            secret: config.secret.of(&(host as u64).to_le_bytes()),
             ..config.clone()
         };
         let mut hca = function(fabric, node, FunctionId::PF);
@@ -457,7 +457,8 @@ impl Host {
         }
         let guest = |vf| {
             let mut function = function(fabric, node, FunctionId(vf));
-            let config = VirtualHcaConfig::new(config.seed ^ u64::from(vf) << 32);
+            let config =
+                VirtualHcaConfig::new(config.secret.of(&(u64::from(vf) << 32).to_le_bytes()));
             Guest {
                 hca: Some(VirtualHca::open(now, &mut function, config).expect("a VF")),
                 events: VecDeque::new(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ib_vtime::Secret;
 use ib_wire::Guid;
 
 use crate::{
@@ -231,8 +232,8 @@ impl Topology {
     /// Builds the fabric. Links that cannot be made (no such port, or one that is taken) are left
     /// out.
     #[must_use]
-    pub fn build(&self, seed: u64) -> (Fabric, Built) {
-        self.build_on(Fabric::new(seed), Fabric::add_hca)
+    pub fn build(&self, secret: impl Into<Secret>) -> (Fabric, Built) {
+        self.build_on(Fabric::new(secret), Fabric::add_hca)
     }
 
     /// As [`Topology::build`], on a fabric whose end nodes `add` adds.

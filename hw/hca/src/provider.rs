@@ -1,5 +1,6 @@
 //! The verbs.
 
+use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
@@ -351,6 +352,13 @@ pub trait Hca {
         view: MadView,
         mad: &Mad,
     ) -> Result<LocalMad, HcaError>;
+
+    /// Draws a secret for numbers that software chooses on the function, such as indices of memory regions. No two calls
+    /// return the same one.
+    ///
+    /// # Errors
+    /// Those of a function that is gone.
+    fn draw_secret(&mut self) -> Result<Secret, HcaError>;
 
     /// Takes the oldest event.
     fn poll_event(&mut self) -> Option<HcaEvent>;

@@ -12,7 +12,7 @@ use ib_endpoint::{
     AgentEvent, AgentId, MadAddress, MadAgent, MadQp, Message, MethodSet, RegisterError,
     Registration, RequestId, RetryPolicy, TransferId, Transmit,
 };
-use ib_vtime::{Duration, Instant};
+use ib_vtime::{Duration, Instant, Secret};
 use ib_wire::mad::{Mad, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, SmInfo, SmState};
 use ib_wire::{GidIndex, Guid, PortNum};
@@ -92,7 +92,7 @@ impl SubnetManager {
         gsi: &mut MadAgent,
         port: PortNum,
         config: SubnetConfig,
-        seed: u64,
+        secret: impl Into<Secret>,
     ) -> Result<Self, OpenError> {
         let guid = hca.query_gid(port, GidIndex(0))?.interface_id();
         let agent = gsi.register(sa_registration())?;
@@ -105,7 +105,7 @@ impl SubnetManager {
         };
         Ok(Self {
             sa: Sa::new(config.clone()),
-            sm: Sm::new(config, port, guid, seed),
+            sm: Sm::new(config, port, guid, secret.into().seed()),
             qp0,
             held: None,
             agent,

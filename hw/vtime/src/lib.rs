@@ -1,4 +1,4 @@
-//! The caller's clock, a deterministic timer queue, token buckets and a deterministic source of
+//! The caller's clock, a deterministic timer queue, token buckets and deterministic sources of
 //! numbers.
 //!
 //! Nothing in the workspace below `vmm-glue` reads a clock. Whoever drives a machine passes an
@@ -13,12 +13,14 @@ extern crate alloc;
 extern crate std;
 
 mod instant;
+mod secret;
 mod split_mix;
 mod timer_queue;
 mod token_bucket;
 
 pub use core::time::Duration;
 pub use instant::Instant;
+pub use secret::{Secret, SecretNumbers};
 pub use split_mix::SplitMix64;
 pub use timer_queue::{TimerKey, TimerQueue};
 pub use token_bucket::{Rate, TokenBucket};

@@ -4,7 +4,8 @@
 /// addition and a mix per number, full period, any seed is a good one.
 ///
 /// For everything that must not repeat or must look unordered, yet come out the same for the same
-/// seed. Not for secrets by itself: who sees one number can compute the rest.
+/// seed. Not for secrets: one number, or parts of three, give all of the rest. [`SecretNumbers`](crate::SecretNumbers)
+/// are for keys, and for whatever else a client must not compute.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 

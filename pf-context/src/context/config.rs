@@ -5,6 +5,7 @@ use core::fmt;
 use cm_paravirt::SidrTaken;
 use hca_api::{AddressSpace, HcaError, ResourceCounts};
 use ib_endpoint::EndPortError;
+use ib_vtime::Secret;
 use ib_wire::{Guid, PKeyIndex, PortNum};
 use mad_mux::policy::Rights;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
@@ -42,7 +43,7 @@ impl Default for Depths {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PfConfig {
     /// All ids that the context puts on the wire follow from it: outside of tests it must be random.
-    pub seed: u64,
+    pub secret: Secret,
     /// Limits of each port.
     pub limits: Limits,
     /// Policy of each port.
@@ -57,11 +58,11 @@ pub struct PfConfig {
 }
 
 impl PfConfig {
-    /// Defaults, with this seed.
+    /// Defaults, with this secret, or the secret of a seed.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub fn new(secret: impl Into<Secret>) -> Self {
         Self {
-            seed,
+            secret: secret.into(),
             limits: Limits::default(),
             policy: Policy::default(),
             depths: Depths::default(),

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use cm_paravirt::SidrEntry;
 use hca_api::{AddressSpace, FunctionManager, FunctionSpec, HcaEvent, ResourceCounts};
-use ib_vtime::{Instant, SplitMix64};
+use ib_vtime::Instant;
 use ib_wire::PortNum;
 use mad_mux::policy::Rights;
 use vf_tunnel::VfId;
@@ -57,10 +57,10 @@ impl PfContext {
         hca: &mut dyn FunctionManager,
         config: &PfConfig,
     ) -> Result<Self, PfError> {
-        let mut seeds = SplitMix64::new(config.seed);
+        let mut secrets = config.secret.numbers();
         let mut ports: Vec<PfPort> = Vec::new();
         for number in 1..=hca.attributes().num_ports {
-            match PfPort::open(now, hca, PortNum(number), seeds.next(), config) {
+            match PfPort::open(now, hca, PortNum(number), secrets.secret(), config) {
                 Ok(port) => ports.push(port),
                 Err(error) => {
                     for port in ports {

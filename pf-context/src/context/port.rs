@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use hca_api::{AddressVector, CqHandle, FunctionManager, HcaEvent, SpecialQp};
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, MadQp, QueuedMads, SaEvent};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::mad::Mad;
 use ib_wire::smp::PortState as WirePortState;
 use ib_wire::{Guid, PKey, PortNum, Qpn};
@@ -69,7 +69,7 @@ impl PfPort {
         now: Instant,
         hca: &mut dyn FunctionManager,
         port: PortNum,
-        seed: u64,
+        secret: Secret,
         config: &PfConfig,
     ) -> Result<Self, PfError> {
         let depth = config.depths.special;
@@ -85,7 +85,7 @@ impl PfPort {
             }
         };
         let queue = QueuedMads::new(port, depth as usize);
-        let own = EndPort::open_on(now, hca, EndPortConfig::host(port, seed), queue, None);
+        let own = EndPort::open_on(now, hca, EndPortConfig::host(port, secret), queue, None);
         let own = match own {
             Ok(own) => own,
             Err(error) => {
@@ -100,9 +100,14 @@ impl PfPort {
         if let Some(smi) = &smi {
             sources.insert(smi.cq(), Source::Special(SpecialQp::Smi));
         }
-        let mux = mux(now, &own, seed, config);
+        let mux = mux(now, &own, secret.of(b"wire ids").seed(), config);
         Ok(Self {
-            guids: guid_manager(now, &own, seed, mux.has_alias_members()),
+            guids: guid_manager(
+                now,
+                &own,
+                secret.of(b"GUIDs   ").seed(),
+                mux.has_alias_members(),
+            ),
             guid_obstacle: None,
             mux,
             guid_queries: BTreeMap::new(),

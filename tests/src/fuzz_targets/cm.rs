@@ -28,7 +28,7 @@ impl End {
             max_pending: 8,
             max_transmits: 64,
             max_wait: MAX_WAIT,
-            ..CmConfig::new(Guid::new(lid.into()), lid.into())
+            ..CmConfig::new(Guid::new(lid.into()), u64::from(lid))
         };
         Self {
             lid: Lid::new(lid),

@@ -21,8 +21,12 @@ const LOG_QPS: u8 = 20;
 const LOG_CQS: u8 = 16;
 /// Log2 of the shared receive queue numbers.
 const LOG_SRQS: u8 = 16;
-/// Log2 of the entries of the memory protection table.
-pub(super) const LOG_MPTS: u8 = 17;
+/// Log2 of the entries of the memory protection table: many more than regions, since an index is all of a key that a peer
+/// has to guess. The reserved key lies beyond.
+pub(super) const LOG_MPTS: u8 = 22;
+const _: () = assert!(RESERVED_LKEY >> 8 >= 1 << LOG_MPTS);
+/// Memory regions of a driver at most.
+pub(super) const MAX_REGIONS: u32 = 1 << 16;
 /// Log2 of the entries of the memory translation table: pages for 4 GiB in pages of 4096 bytes.
 pub(super) const LOG_MTTS: u8 = 20;
 /// Log2 of the event queue numbers.
@@ -117,7 +121,7 @@ impl Quotas {
             qps: limits.max_qp.min(1 << (LOG_QPS - 4)),
             cqs: limits.max_cq.min(CQ_QUOTA),
             srqs: limits.max_srq.min(1 << (LOG_SRQS - 1)),
-            mpts: limits.max_mr.min(1 << (LOG_MPTS - 1)),
+            mpts: limits.max_mr.min(MAX_REGIONS),
             counters: COUNTERS - 1,
             groups: limits.max_mcast_grp,
         }

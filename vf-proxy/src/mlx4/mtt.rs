@@ -14,7 +14,7 @@ use mlx4_defs::mtt::MttEntry;
 use mlx4_defs::{LogPageSize, MttIndex, Status};
 use zerocopy::network_endian::U64;
 
-use super::capability::LOG_MPTS;
+use super::capability::MAX_REGIONS;
 use crate::pci::{MAX_PAGE_SHIFT, PagedBuffer};
 
 /// A range that the driver was given.
@@ -39,9 +39,9 @@ pub(super) struct MttPin {
     first: MttIndex,
 }
 
-/// Ranges that may be given out at the same time: one for each memory region that there can be, and as many for queues. A
+/// Ranges that may be given out at the same time: two for each memory region that there can be, and as many for queues. A
 /// range takes some 85 bytes, whatever its size.
-const MAX_RANGES: usize = 2 << LOG_MPTS;
+const MAX_RANGES: usize = 4 * MAX_REGIONS as usize;
 
 /// The table.
 #[derive(Debug)]

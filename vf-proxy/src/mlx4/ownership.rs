@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ib_vtime::SecretNumbers;
 use ib_wire::Qpn;
 use mlx4_defs::{CounterIndex, Cqn, MptIndex, Srqn, Status};
 
@@ -241,6 +242,21 @@ impl<N: Number> Numbers<N> {
         Ok(number)
     }
 
+    /// As [`Numbers::reserve`], but sets a number aside that only the holder of the secret can compute.
+    ///
+    /// # Errors
+    /// [`Status::EXCEED_LIM`].
+    pub(super) fn reserve_secretly(
+        &mut self,
+        quota: u32,
+        random: &mut SecretNumbers,
+    ) -> Result<N, Status> {
+        let drawn = random.below(u64::from(self.end - self.first));
+        let drawn = u32::try_from(drawn).map_err(|_| Status::EXCEED_LIM)?;
+        self.next = self.first + drawn;
+        self.reserve(quota)
+    }
+
     /// Sets a number aside and gives it a context.
     ///
     /// # Errors
@@ -263,6 +279,9 @@ impl<N: Number> Numbers<N> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use ib_vtime::Secret;
     use proptest::prelude::*;
 
     use super::*;
@@ -332,20 +351,48 @@ mod tests {
         assert_eq!(given, [4, 5, 6, 4, 5]);
     }
 
+    /// The indices of a function's first 100 regions.
+    fn drawn(seed: u64) -> Vec<u32> {
+        let mut random = Secret::from(seed).numbers();
+        let mut numbers = Numbers::<MptIndex>::new((0x40, 1 << 22));
+        let drawn = (0..100).map(|_| numbers.reserve_secretly(100, &mut random));
+        drawn.map(|number| number.unwrap().get()).collect()
+    }
+
+    #[test]
+    fn indices_of_regions_follow_from_the_secret_and_not_from_each_other() {
+        let own = drawn(1);
+        assert_eq!(own, drawn(1));
+        assert!(own.iter().all(|index| (0x40..1 << 22).contains(index)));
+        let unique: BTreeSet<u32> = own.iter().copied().collect();
+        assert_eq!(unique.len(), own.len());
+        let others: BTreeSet<u32> = drawn(2).into_iter().collect();
+        assert!(unique.intersection(&others).count() < 3);
+        let steps = own.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+        assert!(steps.collect::<BTreeSet<u32>>().len() > 95);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         /// The model is the set of numbers that are out.
         #[test]
         fn numbers_are_unique_and_within_bounds(
+            secretly: bool,
             steps in proptest::collection::vec(proptest::option::of(any::<prop::sample::Index>()), 1..60)
         ) {
             let mut numbers = Numbers::<Cqn>::new((3, 11));
+            let mut random = Secret::from(1).numbers();
             let mut out: Vec<Cqn> = Vec::new();
             for step in steps {
                 match step {
                     None => {
-                        let given = numbers.reserve_and_map(8);
+                        let given = if secretly {
+                            let given = numbers.reserve_secretly(8, &mut random);
+                            given.and_then(|number| numbers.owned.map(number).map(|()| number))
+                        } else {
+                            numbers.reserve_and_map(8)
+                        };
                         prop_assert_eq!(given.is_ok(), out.len() < 8);
                         if let Ok(number) = given {
                             prop_assert!((3..11).contains(&number.get()));

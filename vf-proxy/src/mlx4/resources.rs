@@ -2,6 +2,7 @@
 //! (`ALLOC_RES`, `FREE_RES`).
 
 use hca_api::{Hca, SpecialQp};
+use ib_vtime::SecretNumbers;
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::resource::{QpReservation, ResourceOp, ResourceParam, ResourceType};
 use mlx4_defs::{CounterIndex, Cqn, MptIndex, MttIndex, Srqn, Status};
@@ -176,6 +177,8 @@ pub(super) struct Resources {
     pub(super) mpts: Numbers<MptIndex>,
     pub(super) counters: Numbers<CounterIndex>,
     special: Option<SpecialQpns>,
+    /// Draws indices of regions, from the first on.
+    random: Option<SecretNumbers>,
 }
 
 impl Default for Resources {
@@ -187,6 +190,7 @@ impl Default for Resources {
             mpts: Numbers::new(MPT_NUMBERS),
             counters: Numbers::new(COUNTER_NUMBERS),
             special: None,
+            random: None,
         }
     }
 }
@@ -231,7 +235,7 @@ impl Resources {
             Allocation::Qp(qpn) => self.qps.map(qpn).map(|()| result(qpn)),
             Allocation::Cq => self.cqs.reserve_and_map(quotas.cqs).map(result),
             Allocation::Srq => self.srqs.reserve_and_map(quotas.srqs).map(result),
-            Allocation::Mpt => self.mpts.reserve(quotas.mpts).map(result),
+            Allocation::Mpt => self.reserve_mpt(hca, &quotas).map(result),
             Allocation::MptEntry(index) => self.mpts.owned.map(index).map(|()| result(index)),
             Allocation::Mtts { order } => mtts.alloc(order).map(|MttIndex(first)| first),
             Allocation::Counter => {
@@ -239,6 +243,14 @@ impl Resources {
                 index.map(result)
             }
         }
+    }
+
+    fn reserve_mpt(&mut self, hca: &mut dyn Hca, quotas: &Quotas) -> Result<MptIndex, Status> {
+        let random = match &mut self.random {
+            Some(random) => random,
+            none => none.insert(hca.draw_secret().map_err(status_of)?.numbers()),
+        };
+        self.mpts.reserve_secretly(quotas.mpts, random)
     }
 
     fn reserve_qpns(

@@ -1,13 +1,14 @@
 //! What a VF's software is made from.
 
-use ib_endpoint::{EndPortConfig, MadAgentConfig};
+use ib_endpoint::EndPortConfig;
+use ib_vtime::Secret;
 use ib_wire::PortNum;
 
 /// What a [`VirtualHca`](super::VirtualHca) is made from. Each value is that of every port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtualHcaConfig {
     /// Communication and transaction ids follow from it.
-    pub seed: u64,
+    pub secret: Secret,
     /// Buffers of each proxy QP, each way.
     pub depth: u32,
     /// The most MADs that one call to [`VirtualHca::poll`](super::VirtualHca::poll) receives, and
@@ -19,11 +20,11 @@ pub struct VirtualHcaConfig {
 }
 
 impl VirtualHcaConfig {
-    /// Defaults, with this seed.
+    /// Defaults, with this secret, or the secret of a seed.
     #[must_use]
-    pub const fn new(seed: u64) -> Self {
+    pub fn new(secret: impl Into<Secret>) -> Self {
         Self {
-            seed,
+            secret: secret.into(),
             depth: 128,
             budget: 256,
             max_pending: 4096,
@@ -31,13 +32,14 @@ impl VirtualHcaConfig {
     }
 
     /// What the software of one port is made from.
-    pub(super) fn end_port(&self, port: PortNum, seed: u64, smi: bool) -> EndPortConfig {
-        EndPortConfig {
-            smi: smi.then(|| MadAgentConfig::smi(seed)),
+    pub(super) fn end_port(&self, port: PortNum, secret: Secret, smi: bool) -> EndPortConfig {
+        let mut config = EndPortConfig {
             depth: self.depth,
             budget: self.budget,
             max_pending: self.max_pending,
-            ..EndPortConfig::host(port, seed)
-        }
+            ..EndPortConfig::manager(port, secret)
+        };
+        config.smi = config.smi.filter(|_| smi);
+        config
     }
 }

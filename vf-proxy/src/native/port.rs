@@ -9,7 +9,7 @@ use ib_endpoint::{
     Datagram, EndPort, EndPortError, EndPortEvent, MadTransport, PortPath, PortView, SaAnswer,
     SaError, SaEvent, SaRequest, SmaError,
 };
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::cm::CmReq;
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, GidIndex, PKey, PortNum};
@@ -47,7 +47,7 @@ impl VfPort {
         hca: &mut dyn Hca,
         port: PortNum,
         config: &VirtualHcaConfig,
-        seed: u64,
+        secret: Secret,
     ) -> Result<Self, EndPortError> {
         let depth = config.depth;
         let gsi = ProxyQp::open(hca, SpecialQp::Gsi, port, depth)?;
@@ -58,7 +58,7 @@ impl VfPort {
                 return Err(error);
             }
         };
-        let of_port = config.end_port(port, seed, smi.is_some());
+        let of_port = config.end_port(port, secret, smi.is_some());
         Ok(Self {
             end_port: EndPort::open_on(now, hca, of_port, gsi, smi)?,
             qps: BTreeMap::new(),

@@ -2,7 +2,7 @@
 
 use hca_api::{AsyncEvent, Consumer, DeviceAttributes, Hca, HcaEvent};
 use ib_endpoint::{EndPortError, SmaError};
-use ib_vtime::{Instant, SplitMix64};
+use ib_vtime::{Instant, SecretNumbers};
 use ib_wire::PortNum;
 
 use super::{VfPort, VirtualHcaConfig, VirtualHcaEvent};
@@ -14,7 +14,7 @@ pub struct VirtualHca {
     attributes: DeviceAttributes,
     ports: Vec<VfPort>,
     /// Each life after a reset has ids of its own.
-    seeds: SplitMix64,
+    secrets: SecretNumbers,
     is_dead: bool,
     tells_death: bool,
 }
@@ -34,7 +34,7 @@ impl VirtualHca {
             config,
             attributes: hca.attributes(),
             ports: Vec::new(),
-            seeds: SplitMix64::new(config.seed),
+            secrets: config.secret.numbers(),
             is_dead: true,
             tells_death: false,
         };
@@ -57,8 +57,8 @@ impl VirtualHca {
         while hca.poll_event().is_some() {}
         self.attributes = hca.attributes();
         for number in 1..=self.attributes.num_ports {
-            let seed = self.seeds.next();
-            match VfPort::open(now, hca, PortNum(number), &self.config, seed) {
+            let secret = self.secrets.secret();
+            match VfPort::open(now, hca, PortNum(number), &self.config, secret) {
                 Ok(port) => self.ports.push(port),
                 Err(error) => {
                     self.release(hca);

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use emulated_hca::Topology;
 use ib_endpoint::EndPortError;
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Secret};
 use ib_wire::Guid;
 use pf_context::AdaptAnswer;
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
@@ -38,18 +38,30 @@ const FIRST: VfId = VfId::new(1).expect("VFs are numbered from 1");
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VfOptions {
-    /// All ids on the wire follow from this. Random by default, as it must be outside of tests.
-    pub seed: u64,
+    /// Keys, PSNs and ids follow from this. Random by default, as it must be outside of tests; `seed.into()` makes a run
+    /// that can be repeated.
+    pub secret: Secret,
     /// GUID of the VF's adapter as its guest sees it. The GUIDs of its ports are the SA's choice.
     pub node_guid: Guid,
     /// The kind of adapter that the guest's driver finds: a ConnectX-3 VF by default.
     pub personality: Personality,
 }
 
+/// Returns the secret of a process without a random source of its own: hashes under keys that the system has drawn for its
+/// hash tables, 128 bits of them.
+fn random_secret() -> Secret {
+    let mut bits = [0; 32];
+    for part in bits.chunks_exact_mut(8) {
+        let hash = RandomState::new().build_hasher().finish();
+        part.copy_from_slice(&hash.to_ne_bytes());
+    }
+    Secret::new(bits)
+}
+
 impl Default for VfOptions {
     fn default() -> Self {
         Self {
-            seed: RandomState::new().build_hasher().finish(),
+            secret: random_secret(),
             node_guid: Guid::new(0x0200_0000_0000_0001),
             personality: PERSONALITY,
         }
@@ -90,12 +102,12 @@ impl World {
     where
         M: GuestAddressSpace + Send + 'static,
     {
-        let (fabric, built) = Topology::two_switches(1).build(options.seed);
-        let mut world = Self::new(fabric, options.seed);
+        let (fabric, built) = Topology::two_switches(1).build(options.secret);
+        let mut world = Self::new(fabric, options.secret);
         let [manager, shared] = [built.hcas[0], built.hcas[1]];
         let manager = world.add_host(manager)?;
         world.start_manager(manager.port(1), SubnetConfig::default())?;
-        let host = world.add_pf_host(shared, &PfConfig::new(options.seed))?;
+        let host = world.add_pf_host(shared, &PfConfig::new(options.secret.of(b"the PF  ")))?;
         let at = world.add_vf_for_vmm(host, FIRST, memory, options)?;
         world.run_for(SUBNET_UP);
         Ok((world, at))

@@ -10,7 +10,7 @@ mod whole;
 use std::collections::VecDeque;
 
 use hca_api::{AddressSpace, FunctionId};
-use ib_vtime::{Instant, SplitMix64, TimerKey, TimerQueue};
+use ib_vtime::{Instant, Secret, SecretNumbers, TimerKey, TimerQueue};
 use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
 use thiserror::Error;
@@ -187,7 +187,8 @@ enum Timer {
 pub struct Fabric<D = Device> {
     now: Instant,
     /// Seeds the devices.
-    random: SplitMix64,
+    /// Secrets of adapters.
+    secrets: SecretNumbers,
     slots: Vec<Slot<D>>,
     links: Vec<Link>,
     /// Packets that arrive now.
@@ -213,16 +214,16 @@ pub struct Fabric<D = Device> {
 }
 
 impl Fabric {
-    /// A fabric without nodes, at the origin of time. Whatever is random on it follows from the seed.
+    /// A fabric without nodes, at the origin of time. Its adapters' keys and numbers follow from the secret.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self::of_end_nodes(seed)
+    pub fn new(secret: impl Into<Secret>) -> Self {
+        Self::of_end_nodes(secret)
     }
 
     /// Adds a channel adapter whose physical function has the process's heap for memory.
     pub fn add_hca(&mut self, config: &HcaConfig) -> NodeId {
-        let seed = self.random.next();
-        self.add_end_node(Device::new(config, seed))
+        let secret = self.secrets.secret();
+        self.add_end_node(Device::new(config, secret))
     }
 
     /// Adds a channel adapter with the memory of its physical function.
@@ -231,8 +232,8 @@ impl Fabric {
         config: &HcaConfig,
         memory: Box<dyn AddressSpace>,
     ) -> NodeId {
-        let seed = self.random.next();
-        self.add_end_node(Device::with_memory(config, seed, memory))
+        let secret = self.secrets.secret();
+        self.add_end_node(Device::with_memory(config, secret, memory))
     }
 
     /// The next function of a channel adapter that has events; see [`Device::poll_ready`]. Asking
@@ -263,10 +264,10 @@ impl Fabric {
 impl<D: EndNode> Fabric<D> {
     /// A fabric without nodes, at the origin of time, for end nodes of any kind.
     #[must_use]
-    pub fn of_end_nodes(seed: u64) -> Self {
+    pub fn of_end_nodes(secret: impl Into<Secret>) -> Self {
         Self {
             now: Instant::ZERO,
-            random: SplitMix64::new(seed),
+            secrets: secret.into().of(b"adapters").numbers(),
             slots: Vec::new(),
             links: Vec::new(),
             arrivals: VecDeque::new(),

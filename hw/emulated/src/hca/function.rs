@@ -5,7 +5,7 @@ use hca_api::{
     CqHandle, FunctionId, FunctionSpec, HcaError, MrHandle, PdHandle, Privileges, QpHandle,
     QpState, ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
 };
-use ib_vtime::SplitMix64;
+use ib_vtime::Secret;
 use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
 use slab::Slab;
 
@@ -85,7 +85,7 @@ impl FunctionState {
         spec: FunctionSpec,
         privileges: Privileges,
         ports: u8,
-        random: SplitMix64,
+        secret: Secret,
     ) -> Self {
         Self {
             id: spec.id,
@@ -93,7 +93,7 @@ impl FunctionState {
             node_guid: spec.node_guid,
             quota: spec.quota,
             ports: (0..ports).map(|_| FunctionPort::default()).collect(),
-            memory: Memory::new(spec.memory, random),
+            memory: Memory::new(spec.memory, secret),
             pds: Slab::new(),
             avs: Slab::new(),
             cqs: Slab::new(),

@@ -6,7 +6,6 @@ use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaError, Privileges,
     QpHandle, QpNumbers, ResourceCounts, SpecialQp, VirtualPort,
 };
-use ib_vtime::SplitMix64;
 use ib_wire::PortNum;
 
 use super::function::FunctionState;
@@ -44,9 +43,9 @@ impl FunctionManager for Function<'_> {
         if taken || spec.id.0 > device.max_functions {
             return Err(HcaError::InvalidParameter);
         }
-        let random = SplitMix64::new(device.random.next());
+        let secret = device.secrets.secret();
         let ports = device.node.port_count();
-        let state = FunctionState::new(spec, Privileges::empty(), ports, random);
+        let state = FunctionState::new(spec, Privileges::empty(), ports, secret);
         if device.functions.len() <= index {
             device.functions.resize_with(index + 1, || None);
         }

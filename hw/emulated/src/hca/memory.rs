@@ -10,7 +10,7 @@ use hca_api::{
     AccessFlags, AddressSpace, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind, MrSpec,
     MwHandle, MwKeys, MwType, PdHandle, RKey, Sge,
 };
-use ib_vtime::SplitMix64;
+use ib_vtime::{Secret, SecretNumbers};
 use slab::Slab;
 
 pub(super) use self::access::RemoteRegion;
@@ -65,7 +65,7 @@ pub(super) struct Memory {
     regions: Slab<Region>,
     windows: Slab<Window>,
     keys: BTreeMap<u32, KeyOwner>,
-    random: SplitMix64,
+    numbers: SecretNumbers,
     /// Registrations so far.
     generations: u64,
 }
@@ -86,15 +86,20 @@ const MIN_PAGE_SHIFT: u8 = 12;
 const MAX_PAGE_SHIFT: u8 = 32;
 
 impl Memory {
-    pub(super) fn new(space: Box<dyn AddressSpace>, random: SplitMix64) -> Self {
+    pub(super) fn new(space: Box<dyn AddressSpace>, secret: Secret) -> Self {
         Self {
             space: Gate::new(space),
             regions: Slab::new(),
             windows: Slab::new(),
             keys: BTreeMap::new(),
-            random,
+            numbers: secret.numbers(),
             generations: 0,
         }
+    }
+
+    /// Draws a secret that reveals no key.
+    pub(super) fn draw_secret(&mut self) -> Secret {
+        self.numbers.secret()
     }
 
     pub(super) const fn space(&self) -> &dyn AddressSpace {
@@ -358,8 +363,7 @@ impl Memory {
             Some(key) => key,
             // The quotas keep the table far below 2^32 entries, so a free key comes up soon.
             None => loop {
-                let [.., a, b, c, d] = self.random.next().to_be_bytes();
-                let key = u32::from_be_bytes([a, b, c, d]);
+                let key = self.numbers.next_u32();
                 if !self.keys.contains_key(&key) {
                     break key;
                 }

@@ -52,7 +52,7 @@ use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionSpec, HcaError, HostMemory, Limits, Privileges,
     ResourceCounts,
 };
-use ib_vtime::{Instant, SplitMix64, TimerQueue};
+use ib_vtime::{Instant, Secret, SecretNumbers, TimerQueue};
 use ib_wire::PortNum;
 
 pub use self::connected::Way;
@@ -111,7 +111,7 @@ const EGRESS_DEPTH: usize = 64;
 #[derive(Debug)]
 pub struct Device {
     node: Node,
-    random: SplitMix64,
+    secrets: SecretNumbers,
     /// Indexed by function number; the PF is always there.
     functions: Vec<Option<Box<FunctionState>>>,
     /// Functions that may have events which [`Device::poll_ready`] has not told of yet.
@@ -144,17 +144,21 @@ pub struct Device {
 
 impl Device {
     /// An adapter with only its physical function, whose memory is this process's heap. Ports are
-    /// down. The same seed gives the same keys.
+    /// down. Keys and queue pair numbers follow from the secret: the same seed gives the same ones.
     #[must_use]
-    pub fn new(config: &HcaConfig, seed: u64) -> Self {
-        Self::with_memory(config, seed, Box::new(HostMemory::new()))
+    pub fn new(config: &HcaConfig, secret: impl Into<Secret>) -> Self {
+        Self::with_memory(config, secret, Box::new(HostMemory::new()))
     }
 
     /// As [`Device::new`], with the physical function's memory given.
     #[must_use]
-    pub fn with_memory(config: &HcaConfig, seed: u64, memory: Box<dyn AddressSpace>) -> Self {
+    pub fn with_memory(
+        config: &HcaConfig,
+        secret: impl Into<Secret>,
+        memory: Box<dyn AddressSpace>,
+    ) -> Self {
         let node = Node::channel_adapter(config);
-        let mut random = SplitMix64::new(seed);
+        let mut secrets = secret.into().numbers();
         let ports = node.port_count();
         let pf = FunctionSpec {
             id: FunctionId::PF,
@@ -162,8 +166,8 @@ impl Device {
             memory,
             quota: NO_QUOTA,
         };
-        let mut pf =
-            FunctionState::new(pf, Privileges::all(), ports, SplitMix64::new(random.next()));
+        let mut pf = FunctionState::new(pf, Privileges::all(), ports, secrets.secret());
+        let qpns = QpnTable::new(config.max_functions, secrets.secret());
         for port in node.ports() {
             if let Some(own) = pf.port_mut(port.number) {
                 own.capabilities = port.capabilities.get();
@@ -171,11 +175,11 @@ impl Device {
         }
         Self {
             node,
-            random,
+            secrets,
             functions: vec![Some(Box::new(pf))],
             stirred: VecDeque::new(),
             max_functions: config.max_functions,
-            qpns: QpnTable::new(config.max_functions),
+            qpns,
             groups: MulticastTable::default(),
             tunnels: Vec::new(),
             egress: (0..ports).map(|_| Egress::default()).collect(),

@@ -7,6 +7,7 @@ use hca_api::{
     Privileges, QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec, QpState, RecvRequest,
     SendRequest, SrqAttributes, SrqHandle, SrqSpec,
 };
+use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
@@ -364,6 +365,10 @@ impl Hca for Function<'_> {
         mad: &Mad,
     ) -> Result<LocalMad, HcaError> {
         self.device.process_local_mad(self.id, port, view, mad)
+    }
+
+    fn draw_secret(&mut self) -> Result<Secret, HcaError> {
+        Ok(self.state_mut()?.memory.draw_secret())
     }
 
     fn poll_event(&mut self) -> Option<HcaEvent> {

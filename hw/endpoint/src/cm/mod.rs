@@ -96,7 +96,7 @@ mod user;
 use alloc::collections::VecDeque;
 use core::time::Duration;
 
-use ib_vtime::{Instant, TimerQueue};
+use ib_vtime::{Instant, Secret, TimerQueue};
 use ib_wire::mad::Mad;
 use ib_wire::{CommId, Guid, Qpn, ServiceId, Tid};
 
@@ -116,7 +116,7 @@ pub struct CmConfig {
     /// GUID of the CA: goes into REQ, REP and REJ for timeout, and decides Peer Compare.
     pub ca_guid: Guid,
     /// Communication ids and transaction ids follow from it.
-    pub seed: u64,
+    pub secret: Secret,
     /// The upper half of every transaction id, when several clients share the QP.
     pub tid_high: u32,
     /// Connections and SIDR exchanges at a time, those in TimeWait included.
@@ -135,10 +135,10 @@ pub struct CmConfig {
 impl CmConfig {
     /// The usual limits.
     #[must_use]
-    pub const fn new(ca_guid: Guid, seed: u64) -> Self {
+    pub fn new(ca_guid: Guid, secret: impl Into<Secret>) -> Self {
         Self {
             ca_guid,
-            seed,
+            secret: secret.into(),
             tid_high: 0,
             max_connections: 65_536,
             max_pending: 1024,
@@ -231,7 +231,7 @@ impl Cm {
         Self {
             config,
             next_tid: 1,
-            registry: Registry::new(config.seed),
+            registry: Registry::new(config.secret),
             timers: TimerQueue::new(),
             events: VecDeque::new(),
             transmits: VecDeque::new(),

@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use ib_vtime::SplitMix64;
+use ib_vtime::{Secret, SecretNumbers};
 use ib_wire::{CommId, Gid, Guid, Lid, Qpn, ServiceId};
 
 use super::connection::Connection;
@@ -37,7 +37,7 @@ impl Listener {
 /// connection is in a state that needs it, so that all of them drain.
 #[derive(Debug)]
 pub(super) struct Registry {
-    random: SplitMix64,
+    numbers: SecretNumbers,
     next_id: u64,
     pub connections: BTreeMap<ConnId, Connection>,
     pub listeners: Vec<Listener>,
@@ -52,9 +52,9 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(secret: Secret) -> Self {
         Self {
-            random: SplitMix64::new(seed),
+            numbers: secret.numbers(),
             next_id: 0,
             connections: BTreeMap::new(),
             listeners: Vec::new(),
@@ -77,8 +77,7 @@ impl Registry {
     /// There are far fewer connections than ids, so that this ends after a try or two.
     pub(super) fn new_comm_id(&mut self) -> CommId {
         loop {
-            let [a, b, c, d, ..] = self.random.next().to_be_bytes();
-            let id = CommId::new(u32::from_be_bytes([a, b, c, d]));
+            let id = CommId::new(self.numbers.next_u32());
             let usable = id.get() != 0 && id.get() != u32::MAX;
             if usable && !self.by_local_id.contains_key(&id) {
                 return id;
@@ -175,8 +174,8 @@ mod tests {
 
     #[test]
     fn comm_ids_are_a_function_of_the_seed_and_skip_reserved_values() {
-        let ids = |seed| -> Vec<u32> {
-            let mut registry = Registry::new(seed);
+        let ids = |seed: u64| -> Vec<u32> {
+            let mut registry = Registry::new(Secret::from(seed));
             (0..1000).map(|_| registry.new_comm_id().get()).collect()
         };
         assert_eq!(ids(1), ids(1));
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_narrowest_listener_gets_a_service_id() {
-        let mut registry = Registry::new(0);
+        let mut registry = Registry::new(Secret::from(0));
         for (service_id, mask) in [(0x1000, 0xf000), (0x1230, 0xfff0), (0x1234, u64::MAX)] {
             let id = registry.new_conn_id();
             registry.listeners.push(Listener {

@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use hca_api::{AsyncEvent, Hca, HcaError, HcaEvent, PortChange, SpecialQp};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::PortNum;
 use ib_wire::mad::{BASE_VERSION, Method, MgmtClass};
 use ib_wire::notice::ClassPortInfo;
@@ -47,30 +47,32 @@ pub struct EndPortConfig {
     /// dropped.
     pub max_pending: usize,
     /// Communication ids follow from it.
-    pub seed: u64,
+    pub secret: Secret,
 }
 
 impl EndPortConfig {
     /// A host's port: QP1, 512 buffers.
     #[must_use]
-    pub fn host(port: PortNum, seed: u64) -> Self {
+    pub fn host(port: PortNum, secret: impl Into<Secret>) -> Self {
+        let secret = secret.into();
         Self {
             port,
-            gsi: MadAgentConfig::gsi(seed),
+            gsi: MadAgentConfig::gsi(secret.of(b"GSI tids").seed()),
             smi: None,
             depth: 512,
             budget: 256,
             max_pending: 4096,
-            seed,
+            secret,
         }
     }
 
     /// A port from which the subnet is managed: QP0 as well.
     #[must_use]
-    pub fn manager(port: PortNum, seed: u64) -> Self {
+    pub fn manager(port: PortNum, secret: impl Into<Secret>) -> Self {
+        let secret = secret.into();
         Self {
-            smi: Some(MadAgentConfig::smi(seed)),
-            ..Self::host(port, seed)
+            smi: Some(MadAgentConfig::smi(secret.of(b"SMI tids").seed())),
+            ..Self::host(port, secret)
         }
     }
 }
@@ -185,7 +187,7 @@ impl<G: MadTransport> EndPort<G> {
             .map(|(smi, agent)| BoundAgent::new(smi, MadAgent::new(agent)));
         let cm = Cm::new(CmConfig {
             tid_high: cm_agent.get(),
-            ..CmConfig::new(hca.attributes().node_guid, config.seed)
+            ..CmConfig::new(hca.attributes().node_guid, config.secret)
         });
         let mut this = Self {
             config,

@@ -9,7 +9,7 @@ use ib_wire::rmpp::RmppHeader;
 pub struct MadAgentConfig {
     /// QP0 or QP1: decides which classes may pass.
     pub qpn: Qpn,
-    /// Seeds the first transaction ids.
+    /// Seeds the first transaction ids. Peers can compute it from them, so nothing secret may follow from it.
     pub seed: u64,
     /// Requests and responses under RMPP that may be under way at once.
     pub max_outstanding: usize,

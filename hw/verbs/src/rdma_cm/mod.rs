@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use ib_endpoint::cm::ConnId;
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPort, EndPortEvent, MadTransport, PortPath, SaAnswer, SaError, SaEvent};
-use ib_vtime::{Instant, SplitMix64};
+use ib_vtime::{Instant, Secret, SecretNumbers};
 use ib_wire::{Gid, GidIndex, Guid, PKey, QKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -108,7 +108,7 @@ pub struct RdmaCm {
     next_id: u32,
     next_channel: u32,
     next_port: u16,
-    psns: SplitMix64,
+    psns: SecretNumbers,
     events: EventQueue,
     /// Events that found the budget used up.
     dropped_events: u64,
@@ -132,9 +132,10 @@ const FIRST_CHANNEL: u32 = 1 << 30;
 const MAX_CHANNELS: usize = 256;
 
 impl RdmaCm {
-    /// Returns a process without ids, and without a limit to its budget. First PSNs follow from the seed.
+    /// Returns a process without ids, and without a limit to its budget. First PSNs follow from the secret,
+    /// which no other process may have.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub fn new(secret: impl Into<Secret>) -> Self {
         Self {
             ids: BTreeMap::new(),
             budget: Budget::default(),
@@ -145,7 +146,7 @@ impl RdmaCm {
             next_id: 0,
             next_channel: 0,
             next_port: 0,
-            psns: SplitMix64::new(seed),
+            psns: secret.into().numbers(),
             events: EventQueue::default(),
             dropped_events: 0,
         }
@@ -298,8 +299,8 @@ impl RdmaCm {
         Ok(number)
     }
 
-    /// Returns the first PSN of a connection, unlike those before it.
-    fn fresh_psn(&mut self) -> u32 {
+    /// Returns the first PSN of a connection. Those before it do not reveal it.
+    pub fn fresh_psn(&mut self) -> u32 {
         self.psns.next_u32() & 0x00ff_ffff
     }
 

@@ -1,4 +1,5 @@
 use core::net::Ipv4Addr;
+use std::collections::BTreeSet;
 
 use hca_api::FunctionId;
 use ib_endpoint::EndPortConfig;
@@ -248,7 +249,27 @@ fn an_id_that_names_no_port_gets_one_that_is_free() {
         Errno::EADDRINUSE
     );
     let ports = opened.cm.ids.values();
-    let ports: std::collections::BTreeSet<u16> =
-        ports.filter_map(|id| Some(id.local?.port)).collect();
+    let ports: BTreeSet<u16> = ports.filter_map(|id| Some(id.local?.port)).collect();
     assert_eq!(ports.len(), usize::from(2 * IDS), "none is taken twice");
+}
+
+#[test]
+fn first_psns_follow_from_the_secret_and_not_from_each_other() {
+    let psns = |seed: u64| {
+        let mut cm = RdmaCm::new(seed);
+        [(); 64].map(|()| cm.fresh_psn())
+    };
+    assert_eq!(psns(1), psns(1));
+    assert!(psns(1).iter().all(|psn| *psn < 1 << 24));
+    let both = psns(1)
+        .iter()
+        .zip(psns(2))
+        .filter(|(own, other)| **own == *other)
+        .count();
+    assert!(both < 2, "{both} of 64 PSNs are those of another process");
+    let steps: BTreeSet<u32> = psns(1)
+        .windows(2)
+        .map(|pair| pair[1].wrapping_sub(pair[0]))
+        .collect();
+    assert!(steps.len() > 60);
 }

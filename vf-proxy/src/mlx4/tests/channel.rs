@@ -8,7 +8,7 @@ fn a_query_is_answered_in_the_guests_mailbox() {
     assert_eq!(status, Status::OK);
     let at = guest.outbox();
     let hca = guest.read_layout::<QueryHca>(at);
-    assert_eq!((hca.log_qps(), hca.log_mpts()), (20, 17));
+    assert_eq!((hca.log_qps(), hca.log_mpts()), (20, 22));
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub(super) fn prepare_writes() -> Measured {
 
 fn options(seed: u64) -> VfOptions {
     let mut options = VfOptions::default();
-    options.seed = seed;
+    options.secret = seed.into();
     options
 }
 

@@ -193,12 +193,12 @@ struct Pair {
 
 /// A subnet with a VF on each of two hosts behind different switches. Packets of connections go in whole runs or one by one.
 fn subnet(seed: u32, whole: bool) -> anyhow::Result<(World, [HostPortId; 2])> {
-    let (mut fabric, built) = Topology::two_switches(2).build(seed.into());
+    let (mut fabric, built) = Topology::two_switches(2).build(u64::from(seed));
     fabric.set_whole_runs(whole);
     let [manager, near, far, ..] = built.hcas[..] else {
         return Err(anyhow!("three adapters were planned"));
     };
-    let mut world = World::new(fabric, seed.into());
+    let mut world = World::new(fabric, u64::from(seed));
     let manager = world.add_host(manager)?;
     world.start_manager(manager.port(1), SubnetConfig::default())?;
     let vf = VfId::new(1).context("VFs are numbered from 1")?;

@@ -108,8 +108,8 @@ impl Network {
             timed: true,
             ..plan.link
         };
-        let (fabric, built) = plan.build(config.seed);
-        let mut world = World::new(fabric, config.seed);
+        let (fabric, built) = plan.build(config.secret);
+        let mut world = World::new(fabric, config.secret);
         let manager = world.add_host(built.hcas[0])?;
         world.start_manager(manager.port(1), SubnetConfig::default())?;
         let mut this = Self {
@@ -120,16 +120,13 @@ impl Network {
             guests: Vec::new(),
             arrived: VecDeque::new(),
         };
-        for (at, node) in (1..).zip(&built.hcas[1..3]) {
-            let seed = config.seed.wrapping_add(at);
-            this.add_host(
-                *node,
-                vfs,
-                &PfConfig {
-                    seed,
-                    ..config.clone()
-                },
-            )?;
+        let mut secrets = config.secret.of(b"PF hosts").numbers();
+        for node in &built.hcas[1..3] {
+            let config = PfConfig {
+                secret: secrets.secret(),
+                ..config.clone()
+            };
+            this.add_host(*node, vfs, &config)?;
         }
         this.bring_up()?;
         for host in this.hosts.clone() {
@@ -144,9 +141,10 @@ impl Network {
     fn add_host(&mut self, node: NodeId, vfs: u16, config: &PfConfig) -> Result<(), DrainError> {
         const MANY: u32 = 64;
         let host = self.world.add_pf_host(node, config)?;
+        let number = self.hosts.len() as u64 + 1;
         for vf in (1..=vfs).filter_map(VfId::new) {
             let spec = VfSpec {
-                node_guid: Guid::new(config.seed << 16 | u64::from(vf.get())),
+                node_guid: Guid::new(number << 16 | u64::from(vf.get())),
                 memory: Box::new(HostMemory::new()),
                 quota: ResourceCounts {
                     pds: MANY,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId};
 use ib_endpoint::EndPortError;
-use ib_vtime::{Duration, Instant};
+use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
 use pf_context::{AdaptAnswer, PlaceError};
@@ -118,7 +118,8 @@ pub struct Lab {
     hosts: Vec<LabHost>,
     /// Which of the hosts is for management.
     manager: usize,
-    seed: u64,
+    /// Secrets of PFs and of programs.
+    pub(super) secrets: SecretNumbers,
     /// Names of nodes besides their descriptions.
     names: BTreeMap<String, NodeId>,
     pub(super) guests: Guests,
@@ -157,13 +158,14 @@ impl Lab {
     ///
     /// # Errors
     /// [`LabError`].
-    pub fn build(options: &Options, seed: u64) -> Result<Self, LabError> {
+    pub fn build(options: &Options, secret: impl Into<Secret>) -> Result<Self, LabError> {
+        let secret = secret.into();
         if !options.attach.is_empty() {
             options.subnet.check_unused()?;
-            return Ok(Self::empty(seed));
+            return Ok(Self::empty(secret));
         }
         let Plan { topology, names } = options.topology.plan()?;
-        let (fabric, built) = topology.build(seed);
+        let (fabric, built) = topology.build(secret);
         let cast = Cast::new(options, &topology, &names)?;
         let names = names.into_iter();
         let mut lab = Self {
@@ -171,7 +173,7 @@ impl Lab {
             names: names
                 .filter_map(|(name, node)| Some((name, built.node(node)?)))
                 .collect(),
-            ..Self::of(World::new(fabric, seed), seed)
+            ..Self::of(World::new(fabric, secret), secret)
         };
         lab.start_hosts(options, &topology.hcas, &built, &cast)?;
         let nobodys = |spec: &&SidrSpec| lab.pf_hosts().all(|host| host.name != spec.host);
@@ -183,16 +185,17 @@ impl Lab {
 
     /// A lab without a node.
     #[must_use]
-    pub fn empty(seed: u64) -> Self {
-        Self::of(World::new(Fabric::new(seed), seed), seed)
+    pub fn empty(secret: impl Into<Secret>) -> Self {
+        let secret = secret.into();
+        Self::of(World::new(Fabric::new(secret), secret), secret)
     }
 
-    fn of(world: World, seed: u64) -> Self {
+    fn of(world: World, secret: Secret) -> Self {
         Self {
             world,
             hosts: Vec::new(),
             manager: 0,
-            seed,
+            secrets: secret.of(b"PFs, VFs").numbers(),
             names: BTreeMap::new(),
             guests: Guests::default(),
             settings: BTreeMap::new(),
@@ -276,12 +279,11 @@ impl Lab {
         {
             return Err(LabError::SameGuids(name.to_owned(), other.name.clone()));
         }
-        let seed = self.seed.wrapping_add(self.hosts.len() as u64 + 1);
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
             policy: options.policy.policy(),
             smi: options.rights.contains(&Right::Smi),
-            ..PfConfig::new(seed)
+            ..PfConfig::new(self.secrets.secret())
         };
         self.vfs_may_have_smi |= config_of_pf.smi;
         let started = self.world.add_pf_host(node, &config_of_pf);

@@ -215,7 +215,7 @@ pub struct Options {
     pub policy: PolicyOptions,
     /// Addresses and services of VFs.
     pub sidr: Vec<SidrSpec>,
-    /// Seed of everything random; random itself by default.
+    /// Seed of everything random, for tests; 256 random bits by default.
     pub seed: Option<u64>,
     /// The control socket; none by default.
     pub control: Option<PathBuf>,

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
-use ib_vtime::Duration;
+use ib_vtime::{Duration, Secret};
 use rustix::fs::Mode;
 use rustix::process::umask;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -167,9 +167,9 @@ pub fn run(
     options: &Options,
     announce: &mut dyn FnMut(&Announcement) -> io::Result<()>,
 ) -> Result<(), ServeError> {
-    let seed = match options.seed {
-        Some(seed) => seed,
-        None => random_seed().map_err(|error| ServeError::System("no random seed", error))?,
+    let secret = match options.seed {
+        Some(seed) => Secret::from(seed),
+        None => random_secret().map_err(|error| ServeError::System("no random bits", error))?,
     };
     descriptors::raise_limit();
     // Sockets and locks have modes of their own. What else the service makes is for others to read who reach it, and
@@ -183,7 +183,7 @@ pub fn run(
     // From here on a signal ends the service in order.
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
-    let mut lab = Lab::build(options, seed)?;
+    let mut lab = Lab::build(options, secret)?;
     if options.vfs > 0 && options.attach.is_empty() && lab.pf_hosts().next().is_none() {
         log::warn!("no host has VFs: {}", lab.why_no_vfs());
     }
@@ -305,8 +305,25 @@ fn fabric_name(options: &Options) -> String {
     attached.join(" ")
 }
 
-fn random_seed() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    Ok(u64::from_ne_bytes(bytes))
+/// Returns the secret of a service without a seed: 256 bits of the kernel's.
+fn random_secret() -> io::Result<Secret> {
+    let mut bits = [0; 32];
+    let taken = getrandom(&mut bits, GetRandomFlags::empty())?;
+    // The kernel gives up to 256 bytes at once.
+    debug_assert_eq!(taken, bits.len());
+    Ok(Secret::new(bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_without_a_seed_have_different_secrets() {
+        let [one, another] = [(); 2].map(|()| random_secret().unwrap());
+        assert_ne!(one, another);
+        // All 256 bits are drawn: no part of them is left as it was.
+        assert_ne!(one, Secret::from(one.seed()));
+        assert_ne!(one, Secret::new([0; 32]));
+    }
 }

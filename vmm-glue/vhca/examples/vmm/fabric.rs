@@ -45,11 +45,11 @@ fn two_hosts() -> Built {
         plan.connect(PlannedPort::Hca(node, 1), PlannedPort::Switch(switch, port));
     }
     let options = VfOptions::default();
-    let (fabric, built) = plan.build(options.seed);
-    let mut world = World::new(fabric, options.seed);
+    let (fabric, built) = plan.build(options.secret);
+    let mut world = World::new(fabric, options.secret);
     let manager = world.add_host(built.hcas[0])?;
     world.start_manager(manager.port(1), SubnetConfig::default())?;
-    let config = PfConfig::new(options.seed);
+    let config = PfConfig::new(options.secret.of(b"the PF  "));
     let at = [
         world.add_pf_host(built.hcas[1], &config)?,
         world.add_pf_host(built.hcas[2], &config)?,

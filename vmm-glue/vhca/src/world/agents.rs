@@ -79,7 +79,7 @@ impl World {
                 Err(HcaError::InvalidPort)
             };
         };
-        let config = MadAgentConfig::smi(self.derived_seed());
+        let config = MadAgentConfig::smi(self.derived_secret().seed());
         self.wake(port.on());
         let host = &mut self.hosts[port.host.0];
         if manages(host, port) {
@@ -156,8 +156,8 @@ impl World {
     /// Starts the software of a switch's port 0, unless it runs.
     fn start_switch(&mut self, node: NodeId) -> Result<(), HcaError> {
         if !self.switches.contains_key(&node) {
-            let seed = self.derived_seed();
-            let software = SwitchSoftware::open(&mut self.fabric, node, seed)?;
+            let secret = self.derived_secret();
+            let software = SwitchSoftware::open(&mut self.fabric, node, secret)?;
             self.switches.insert(node, software);
         }
         Ok(())

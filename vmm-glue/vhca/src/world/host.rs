@@ -3,7 +3,7 @@
 use emulated_hca::{Fabric, NodeId};
 use hca_api::{Consumer, FunctionId, HcaError};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, SmaError};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::PortNum;
 use pf_context::{PfContext, VfTurn};
 use subnet_lite::sm::SmEvent;
@@ -211,14 +211,14 @@ impl Host {
         fabric: &mut Fabric,
         port: PortNum,
         config: SubnetConfig,
-        seed: u64,
+        secret: Secret,
     ) -> Result<(), OpenError> {
         self.stop_manager(fabric)?;
         let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
         let (gsi, manager) = self
             .gsi_and_manager(port)
             .ok_or(OpenError::Hca(HcaError::InvalidPort))?;
-        manager.start(&mut hca, gsi, port, config, seed)
+        manager.start(&mut hca, gsi, port, config, secret)
     }
 
     pub(super) fn stop_manager(&mut self, fabric: &mut Fabric) -> Result<(), HcaError> {
@@ -290,12 +290,13 @@ pub(super) fn start_software(
     now: Instant,
     fabric: &mut Fabric,
     node: NodeId,
-    seed: u64,
+    secret: Secret,
 ) -> Result<Software, EndPortError> {
     let mut hca = function_of(fabric, node, FunctionId::PF)?;
+    let mut secrets = secret.numbers();
     let ports = (1..=hca_api::Hca::attributes(&hca).num_ports).map(|port| {
-        let seed = seed.wrapping_add(u64::from(port));
-        EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), seed))
+        let secret = secrets.secret();
+        EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), secret))
     });
     Ok(Software::new(ports.collect::<Result<_, _>>()?))
 }

@@ -2,7 +2,7 @@
 
 use hca_api::{Hca, HcaError, HcaEvent};
 use ib_endpoint::{EndPortEvent, MadAgent};
-use ib_vtime::{Duration, Instant};
+use ib_vtime::{Duration, Instant, Secret};
 use ib_wire::PortNum;
 use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
@@ -58,9 +58,9 @@ impl ManagerPlace {
         gsi: &mut MadAgent,
         port: PortNum,
         config: SubnetConfig,
-        seed: u64,
+        secret: Secret,
     ) -> Result<(), OpenError> {
-        let manager = SubnetManager::open(hca, gsi, port, config, seed)?;
+        let manager = SubnetManager::open(hca, gsi, port, config, secret)?;
         self.manager = Some(Box::new(manager));
         self.events.clear();
         self.sweeps = Sweeps::default();

@@ -40,7 +40,7 @@ use emulated_hca::hca::Function;
 use emulated_hca::{Fabric, NodeId};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret, SecretNumbers};
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 pub use agents::PortAgents;
@@ -97,16 +97,18 @@ pub struct World {
     switches: BTreeMap<NodeId, SwitchSoftware>,
     switch_alarms: Alarms<NodeId>,
     woken_switches: Vec<NodeId>,
-    seed: u64,
+    /// Secrets of the software.
+    secrets: SecretNumbers,
     now: Instant,
     live_locked: bool,
     taps: Taps,
 }
 
 impl World {
-    /// A world of nodes and links without software. All seeds are derived from `seed`.
+    /// A world of nodes and links without software. Keys, PSNs and ids of the software follow from the
+    /// secret; a seed stands for a secret.
     #[must_use]
-    pub fn new(fabric: Fabric, seed: u64) -> Self {
+    pub fn new(fabric: Fabric, secret: impl Into<Secret>) -> Self {
         Self {
             fabric,
             hosts: Vec::new(),
@@ -123,7 +125,7 @@ impl World {
             switches: BTreeMap::new(),
             switch_alarms: Alarms::new(),
             woken_switches: Vec::new(),
-            seed,
+            secrets: secret.into().of(b"software").numbers(),
             now: Instant::ZERO,
             live_locked: false,
             taps: Taps::default(),
@@ -136,8 +138,8 @@ impl World {
     /// # Errors
     /// [`EndPortError`]; [`HcaError::InvalidParameter`] if the node is a switch.
     pub fn add_host(&mut self, node: NodeId) -> Result<HostId, EndPortError> {
-        let seed = self.derived_seed();
-        let software = start_software(self.now, &mut self.fabric, node, seed)?;
+        let secret = self.derived_secret();
+        let software = start_software(self.now, &mut self.fabric, node, secret)?;
         Ok(self.add_host_of(node, Box::new(software)))
     }
 
@@ -159,9 +161,9 @@ impl World {
         if at.function != FunctionId::PF {
             return Err(HcaError::InvalidParameter.into());
         }
-        let seed = self.derived_seed();
+        let secret = self.derived_secret();
         self.wake(at.on());
-        self.hosts[at.host.0].start_manager(&mut self.fabric, at.port, config, seed)
+        self.hosts[at.host.0].start_manager(&mut self.fabric, at.port, config, secret)
     }
 
     /// Stops a host's subnet manager as if its process were killed: it tells nobody.
@@ -180,10 +182,9 @@ impl World {
         self.hosts[host.0].request_sweep(now)
     }
 
-    /// A seed that differs from call to call (the step of SplitMix64, whose consumers scramble it).
-    const fn derived_seed(&mut self) -> u64 {
-        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.seed
+    /// Returns a secret that differs from call to call.
+    fn derived_secret(&mut self) -> Secret {
+        self.secrets.secret()
     }
 
     /// Has a function's software polled with the next poll of the world.

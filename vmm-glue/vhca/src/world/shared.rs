@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use hca_api::{FunctionManager, Hca, SpecialQp};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadTransport, SmaError};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::PortNum;
 use pf_context::context::PfEvent;
 use pf_context::{PfContext, PfHost};
@@ -131,11 +131,12 @@ impl SharedHost {
 pub(super) fn start_guest(
     now: Instant,
     hca: &mut dyn Hca,
-    seed: u64,
+    secret: Secret,
 ) -> Result<Software, EndPortError> {
+    let mut secrets = secret.numbers();
     let mut ports: Vec<EndPort> = Vec::new();
     for number in 1..=hca.attributes().num_ports {
-        match open_guest_port(now, hca, PortNum(number), seed) {
+        match open_guest_port(now, hca, PortNum(number), secrets.secret()) {
             Ok(port) => ports.push(port),
             Err(error) => {
                 for port in ports {
@@ -152,10 +153,10 @@ fn open_guest_port(
     now: Instant,
     hca: &mut dyn Hca,
     port: PortNum,
-    seed: u64,
+    secret: Secret,
 ) -> Result<EndPort, EndPortError> {
     let proxy = ProxyQp::open(hca, SpecialQp::Gsi, port, GUEST_DEPTH)?;
-    let config = EndPortConfig::host(port, seed.wrapping_add(u64::from(port.0)));
+    let config = EndPortConfig::host(port, secret);
     let proxy: Box<dyn MadTransport> = Box::new(proxy);
     EndPort::open_on(now, hca, config, proxy, None)
 }

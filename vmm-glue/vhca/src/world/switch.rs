@@ -3,7 +3,7 @@
 use emulated_hca::{Fabric, NodeId};
 use hca_api::{HcaError, SpecialQp};
 use ib_endpoint::{MadAddress, MadAgent, MadAgentConfig, Transmit};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::{PortNum, QKey};
 
 /// MADs that the queue pairs of a port 0 hold each way.
@@ -20,12 +20,16 @@ pub(super) struct SwitchSoftware {
 }
 
 impl SwitchSoftware {
-    pub(super) fn open(fabric: &mut Fabric, node: NodeId, seed: u64) -> Result<Self, HcaError> {
+    pub(super) fn open(
+        fabric: &mut Fabric,
+        node: NodeId,
+        secret: Secret,
+    ) -> Result<Self, HcaError> {
         fabric.open_port0(node, DEPTH)?;
         Ok(Self {
             node,
-            gsi: MadAgent::new(MadAgentConfig::gsi(seed)),
-            smi: MadAgent::new(MadAgentConfig::smi(seed)),
+            gsi: MadAgent::new(MadAgentConfig::gsi(secret.of(b"GSI tids").seed())),
+            smi: MadAgent::new(MadAgentConfig::smi(secret.of(b"SMI tids").seed())),
             refused_sends: 0,
         })
     }

@@ -3,7 +3,7 @@
 use emulated_hca::NodeId;
 use hca_api::{AddressSpace, FunctionId, HcaError, HostMemory, ResourceCounts};
 use ib_endpoint::EndPortError;
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, PfEvent, VfSpec};
 use pf_context::{EgressLimit, PfContext, PlaceError, VfPKeyEntry};
@@ -123,11 +123,11 @@ impl World {
     /// # Panics
     /// See [`World::add_vf`].
     pub fn start_guest(&mut self, host: HostId, vf: VfId) -> Result<(), VfError> {
-        let seed = self.derived_seed();
-        self.start_clone(host, vf, seed)
+        let secret = self.derived_secret();
+        self.start_clone(host, vf, secret)
     }
 
-    /// As [`World::start_guest`], with the guest's seed given. Guests of one seed that do the same
+    /// As [`World::start_guest`], with the guest's secret given. Guests of one secret that do the same
     /// use the same transaction and communication ids: so do clones of one snapshot.
     ///
     /// # Errors
@@ -135,7 +135,12 @@ impl World {
     ///
     /// # Panics
     /// See [`World::add_vf`].
-    pub fn start_clone(&mut self, host: HostId, vf: VfId, seed: u64) -> Result<(), VfError> {
+    pub fn start_clone(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        secret: impl Into<Secret>,
+    ) -> Result<(), VfError> {
         let now = self.now;
         let at = host.vf(vf);
         let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
@@ -145,7 +150,7 @@ impl World {
             guest.ok_or(VfError::InUse(vf))?.close(&mut hca);
             pf.take(vf);
         }
-        pf.place(vf, Box::new(start_guest(now, &mut hca, seed)?))?;
+        pf.place(vf, Box::new(start_guest(now, &mut hca, secret.into())?))?;
         self.wake(at);
         Ok(())
     }

@@ -15,10 +15,7 @@ fn memory(len: usize) -> (Memory, u64) {
     let mut space = HostMemory::new();
     let buffer = space.allocate(len).unwrap();
     assert_eq!(buffer.addr % PAGE, 0);
-    (
-        Memory::new(Box::new(space), SplitMix64::new(1)),
-        buffer.addr,
-    )
+    (Memory::new(Box::new(space), Secret::from(1)), buffer.addr)
 }
 
 fn spec(kind: MrKind<'_>) -> MrSpec<'_> {

@@ -2,6 +2,7 @@
 
 mod datagram;
 mod held;
+mod keys;
 mod multicast;
 mod on_fabric;
 mod queues;

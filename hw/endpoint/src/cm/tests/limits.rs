@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use ib_vtime::Secret;
 use ib_wire::CommId;
 use ib_wire::cm::{CmRej, CmReq, CmRtu, RejReason};
 use ib_wire::mad::{MadHeader, Method, MgmtClass};
@@ -190,8 +191,11 @@ fn sizes_count_what_is_held() {
 
 #[test]
 fn the_same_seed_and_inputs_give_the_same_bytes() {
-    let run = |seed| {
-        let mut pair = Pair::with(|config| CmConfig { seed, ..config });
+    let run = |seed: u64| {
+        let mut pair = Pair::with(|config| CmConfig {
+            secret: Secret::from(seed),
+            ..config
+        });
         pair.cms[B].listen(SERVICE, u64::MAX).expect("free");
         pair.send_req();
         let req = pair.sent_one(A, AttributeId::CM_REQ);

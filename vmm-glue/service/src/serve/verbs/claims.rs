@@ -58,8 +58,7 @@ impl Lab {
     ) -> Result<(), LabError> {
         let address = self.address_of(network, host, vf);
         let address = address.ok_or_else(|| LabError::NoAddress(host_name.to_owned(), network))?;
-        let seed = u64::from(address.to_bits());
-        let program = Box::new(VfProgram::new(seed, limit));
+        let program = Box::new(VfProgram::new(self.secrets.secret(), limit));
         let placed = self.world_mut().add_consumer(host, vf, program);
         let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
         let offered = ProcessVf {

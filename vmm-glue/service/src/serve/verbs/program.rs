@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hca_api::{AsyncEvent, Consumer, Hca, HcaEvent, SpecialQp};
 use ib_endpoint::{EndPort, EndPortConfig};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret, SecretNumbers};
 use ib_wire::PortNum;
 use verbs_link::{
     AddressBook, Budget, ChannelId, CmHost, Errno, MemoryReserve, ProcessDevice, RdmaCm, Reply,
@@ -59,18 +59,20 @@ pub(super) struct VfProgram {
     /// Opened when the program first uses the RDMA CM.
     port: Option<EndPort<ProxyQp>>,
     limit: ProgramLimit,
-    seed: u64,
+    /// Secrets of the VF's programs, one after the other.
+    secrets: SecretNumbers,
 }
 
 impl VfProgram {
     /// Creates a VF that no program has.
-    pub(super) fn new(seed: u64, limit: ProgramLimit) -> Self {
+    pub(super) fn new(secret: Secret, limit: ProgramLimit) -> Self {
+        let mut secrets = secret.numbers();
         Self {
             device: ProcessDevice::new(),
-            cm: RdmaCm::new(seed),
+            cm: RdmaCm::new(secrets.secret()),
             port: None,
             limit,
-            seed,
+            secrets,
         }
     }
 
@@ -84,11 +86,10 @@ impl VfProgram {
         claimed
     }
 
-    /// Takes the VF from its process.
+    /// Takes the VF from its process. The next one has first PSNs of a secret of its own.
     pub(super) fn release(&mut self) {
         self.device.release();
-        self.seed = self.seed.wrapping_add(1);
-        self.cm = RdmaCm::new(self.seed);
+        self.cm = RdmaCm::new(self.secrets.secret());
     }
 
     /// Opens a file of the RDMA CM.
@@ -97,7 +98,7 @@ impl VfProgram {
             let gsi = ProxyQp::open(hca, SpecialQp::Gsi, PORT, DEPTH)?;
             let config = EndPortConfig {
                 depth: DEPTH,
-                ..EndPortConfig::host(PORT, self.seed)
+                ..EndPortConfig::host(PORT, self.secrets.secret())
             };
             let opened = EndPort::open_on(now, hca, config, gsi, None);
             self.port = Some(opened.map_err(|_| Errno::ENODEV)?);
@@ -197,5 +198,33 @@ impl Consumer for VfProgram {
 
     fn take_reset_request(&mut self) -> bool {
         self.device.take_reset_request()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_two_services_and_of_one_vf_begin_with_different_psns() {
+        let services = [1, 2].map(|seed: u64| {
+            let limit = ProgramLimit {
+                most: 1 << 20,
+                pool: Arc::new(MemoryPool::new(1 << 20)),
+            };
+            let mut vf = VfProgram::new(Secret::from(seed), limit);
+            let first = vf.cm.fresh_psn();
+            vf.release();
+            [first, vf.cm.fresh_psn()]
+        });
+        let [[a, b], [c, d]] = services;
+        assert!(
+            a != b && c != d,
+            "the next program of the VF begins elsewhere"
+        );
+        assert!(
+            a != c && b != d,
+            "a program of another service begins elsewhere"
+        );
     }
 }

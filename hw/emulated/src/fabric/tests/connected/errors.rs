@@ -213,7 +213,7 @@ fn local_errors_fail_the_request_behind_those_before_it() {
 
 #[test]
 fn a_packet_that_does_not_come_from_the_peer_changes_nothing() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::of_twins();
     rig.end(1, QpKind::Rc);
     let [a, b] = rig.pair(QpKind::Rc);
     // It knows queue pair, PSN and key, and has the peer's number, but sends from another LID than the peer.

@@ -24,7 +24,9 @@ use ib_vtime::Instant;
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
 use crate::hca::Device;
-use crate::{DropReason, Fabric, Fault, FaultPlan, NodeId, PacketFilter, Topology, When};
+use crate::{
+    Built, DropReason, Fabric, Fault, FaultPlan, HcaConfig, NodeId, PacketFilter, Topology, When,
+};
 
 const PORT: PortNum = PortNum(1);
 const PF: FunctionId = FunctionId::PF;
@@ -77,7 +79,17 @@ impl Rig {
     fn with_latency(latency: Duration) -> Self {
         let mut plan = Topology::two_switches(1);
         plan.link.latency = latency;
-        let (fabric, built) = plan.build(7);
+        Self::on(plan.build(7))
+    }
+
+    /// A rig whose adapters have one secret, so that they choose the same numbers.
+    fn of_twins() -> Self {
+        let twin =
+            |fabric: &mut Fabric, config: &HcaConfig| fabric.add_end_node(Device::new(config, 7));
+        Self::on(Topology::two_switches(1).build_on(Fabric::new(7), twin))
+    }
+
+    fn on((fabric, built): (Fabric, Built)) -> Self {
         let mut rig = Self {
             fabric,
             hosts: [built.hcas[0], built.hcas[1]],
