@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::IoSlice;
@@ -42,7 +44,7 @@ fn pass(socket: impl AsFd, fd: &OwnedFd, times: usize) {
     net::sendmsg(socket, &message, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
 }
 
-fn connect(path: &std::path::Path, kind: SocketType) -> OwnedFd {
+fn connect(path: &Path, kind: SocketType) -> OwnedFd {
     let socket = net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
     net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     socket
@@ -92,12 +94,63 @@ fn a_close_that_waits_stops_no_socket_of_the_service() {
         ask(&serve);
     }
     ask(&serve);
-    let pid = Pid::from_child(&serve.child);
-    kill_process(pid, Signal::TERM).unwrap();
+    end(&mut serve);
+    drop(peers);
+}
+
+/// Ends the service, which may take as long as an answer.
+fn end(serve: &mut Serve) {
+    kill_process(Pid::from_child(&serve.child), Signal::TERM).unwrap();
     let begun = Instant::now();
     while serve.child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < SOON, "the service does not end");
         std::thread::yield_now();
     }
-    drop(peers);
+}
+
+/// Starts a file system in user space whose files are passed to sockets. `None` where the host forbids that.
+fn file_system(folder: &Path, sockets: &[String]) -> Option<Child> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sockets/fuse.py");
+    let mut command = Command::new("unshare");
+    command.args(["-Urm", "python3", script]);
+    command.arg(folder).args(sockets);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let mut said = String::new();
+    let stdout = child.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut said).unwrap();
+    if said.trim() == "passed" {
+        return Some(child);
+    }
+    let output = child.wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    eprintln!("not run: files of a file system in user space, which is forbidden here: {why}");
+    None
+}
+
+#[test]
+fn a_file_whose_server_never_answers_stops_no_socket_of_the_service() {
+    let mut serve = Serve::start_with(2, &["--verbs", "--program-vfs", "1"]);
+    let folder = serve.folder.path().to_owned();
+    let path = |name: &str| folder.join(name).display().to_string();
+    let sockets = [
+        format!("stream:{}", path("control.sock")),
+        format!("packets:{}", path("control.umad")),
+        format!("packets:{}", path("control.verbs")),
+        format!("stream:{}", serve.socket().display()),
+    ];
+    let mount = tempfile::tempdir().unwrap();
+    let Some(mut child) = file_system(mount.path(), &sockets) else {
+        return;
+    };
+    ask(&serve);
+    ask(&serve);
+    end(&mut serve);
+    // The server answers then: its own exit would wait for itself.
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }
