@@ -23,6 +23,7 @@ use vhca_service::show::{Format, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::connections;
+use super::passing;
 use super::put_back::put_back;
 use super::raw::{self, RawVmm};
 use super::sweeper::Sweeper;
@@ -106,6 +107,14 @@ pub enum Attack {
     LostPeers,
     /// Programs on libibverbs that put back records which they never had.
     PutBack,
+    /// TCP sockets whose close waits, passed to all sockets.
+    Linger,
+    /// Messages with as many descriptors as one can have.
+    Descriptors,
+    /// Memory files of 512 MiB, passed where none is taken.
+    RefusedMemory,
+    /// A VMM whose socket has 250,000 waiters.
+    Watchers,
     /// Holes that are punched into memory that the device writes. Others wait longer than they should.
     Punch,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
@@ -114,7 +123,7 @@ pub enum Attack {
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -136,6 +145,10 @@ impl Attack {
         Self::NoReceives,
         Self::LostPeers,
         Self::PutBack,
+        Self::Linger,
+        Self::Descriptors,
+        Self::RefusedMemory,
+        Self::Watchers,
     ];
 
     /// Its name on a command line and in the table.
@@ -163,6 +176,10 @@ impl Attack {
             Self::NoReceives => "no-receives",
             Self::LostPeers => "lost-peers",
             Self::PutBack => "put-back",
+            Self::Linger => "linger",
+            Self::Descriptors => "descriptors",
+            Self::RefusedMemory => "refused-memory",
+            Self::Watchers => "watchers",
             Self::Punch => "punch",
             Self::Nops => "nops",
         }
@@ -210,6 +227,10 @@ impl Attack {
             Self::NoReceives => return connections::no_receives(target),
             Self::LostPeers => return connections::lost_peers(target),
             Self::PutBack => return put_back(&target.lab.join("umad.verbs"), "H1-1"),
+            Self::Linger => return passing::linger(target.lab, target.second_vf),
+            Self::Descriptors => return passing::descriptors(target.lab, target.second_vf),
+            Self::RefusedMemory => return passing::refused_memory(target.lab, target.second_vf),
+            Self::Watchers => return passing::watchers(socket, PAGES),
             Self::Punch => punch(socket)?,
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;

@@ -11,6 +11,7 @@
 
 mod attacks;
 mod connections;
+mod passing;
 mod put_back;
 mod raw;
 mod sweeper;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -337,6 +337,12 @@ impl RawVmm {
             self.execute()?;
         }
         Ok(first)
+    }
+
+    /// Returns more descriptors of the socket.
+    pub(super) fn copies(&self, count: usize) -> io::Result<Vec<OwnedFd>> {
+        let copies = (0..count).map(|_| self.socket.try_clone().map(OwnedFd::from));
+        copies.collect()
     }
 
     /// A message that gives the command in the register as often as fits.
