@@ -107,17 +107,13 @@ impl Modelled {
             Some(handle) => {
                 self.plain += kind.cost();
                 self.objects.push(Object { handle, kind });
-                if kind.rings() > 0 {
-                    self.ring_bytes = self.process.rings.resident();
-                }
+                self.take_ring_bytes(pages);
             }
             None => {
                 let wanted = others + kind.cost() + pages.max(self.ring_bytes);
                 assert!(wanted > budget.most(), "{kind:?} has room");
                 // The pages of a queue pair's first ring came and went.
-                let bytes = budget.used() - others;
-                assert!(bytes <= pages.max(self.ring_bytes));
-                self.ring_bytes = bytes;
+                self.take_ring_bytes(pages);
             }
         }
     }
@@ -176,6 +172,7 @@ impl Modelled {
     }
 
     fn destroy(&mut self, object: Object) {
+        let pages = self.process.rings.resident();
         let Object { handle, kind } = object;
         let handle = handle.into();
         let plain = HandleCommand { handle };
@@ -196,10 +193,16 @@ impl Modelled {
         };
         done.unwrap();
         self.plain -= kind.cost();
-        let pages = self.process.rings.resident();
-        if kind.rings() > 0 && pages.saturating_sub(self.ring_bytes) <= self.left() {
-            self.ring_bytes = pages;
-        }
+        self.take_ring_bytes(pages);
+    }
+
+    /// Takes over what is charged for rings: of the pages that exist, those that a program has touched count from the next ring
+    /// on that comes or goes.
+    fn take_ring_bytes(&mut self, pages: u64) {
+        let others = self.plain + self.events * EVENT;
+        let bytes = self.process.budget.used().checked_sub(others).unwrap();
+        assert!(bytes <= pages.max(self.ring_bytes));
+        self.ring_bytes = bytes;
     }
 
     /// Has the port change: an event for the process.
