@@ -16,7 +16,7 @@ use slab::Slab;
 use crate::message::{self, LANE_HEAD, Order, pair};
 use crate::{Kind, MESSAGE_MAX, seccomp};
 
-/// Threads of one user that may wait for a close or a look at a file.
+/// Threads of one user, which may all wait for a close or a look at a file.
 pub const STUCK_MAX: usize = 16;
 
 /// Time after which a thread counts as one that waits.
@@ -49,6 +49,8 @@ struct Work {
     todo: VecDeque<Task>,
     /// Time since which a thread is busy with it.
     busy_since: Option<Instant>,
+    /// Waits for a thread of its user.
+    is_parked: bool,
 }
 
 /// A client's socket and the lane to the service.
@@ -86,6 +88,8 @@ struct Process {
     watched: Mutex<Slab<Watched>>,
     /// Clients with a thread that serves them.
     busy: Mutex<BTreeMap<usize, Arc<Client>>>,
+    /// Clients whose user has [`STUCK_MAX`] threads, in their order.
+    parked: Mutex<BTreeMap<u32, VecDeque<Arc<Client>>>>,
     /// Threads that wait for work.
     idle: Mutex<usize>,
     kept: Mutex<Vec<OwnedFd>>,
@@ -127,6 +131,7 @@ impl Process {
             epoll,
             watched: Mutex::default(),
             busy: Mutex::default(),
+            parked: Mutex::default(),
             idle: Mutex::default(),
             kept: Mutex::default(),
             beside: Mutex::default(),
@@ -240,6 +245,7 @@ impl Process {
                 ends: Some(ends),
                 todo: VecDeque::new(),
                 busy_since: None,
+                is_parked: false,
             }),
         });
         self.watch(&*lane, Watched::Lane(client));
@@ -278,32 +284,78 @@ impl Process {
             None => return,
         };
         drop(watched);
+        let mut next = self.begin(&client, task).then_some(client);
+        while let Some(client) = next {
+            self.work_for(&client);
+            next = self.end(&client);
+        }
+    }
+
+    /// Adds a task to a client's. Returns `true` if this thread is to carry them out: no other does, and the client's user has
+    /// not too many threads.
+    fn begin(&self, client: &Arc<Client>, task: Task) -> bool {
+        let mut busy = lock(&self.busy);
         let mut work = lock(&client.work);
         work.todo.push_back(task);
-        if work.busy_since.is_some() {
-            return;
+        if work.busy_since.is_some() || work.is_parked {
+            return false;
+        }
+        let of_user = busy.values().filter(|other| other.uid == client.uid);
+        let may_wait = client.kind != Kind::Datagrams && !client.is_refused;
+        if may_wait && of_user.count() >= STUCK_MAX {
+            work.is_parked = true;
+            let mut parked = lock(&self.parked);
+            parked
+                .entry(client.uid)
+                .or_default()
+                .push_back(client.clone());
+            return false;
         }
         work.busy_since = Some(Instant::now());
-        drop(work);
-        let name = Arc::as_ptr(&client) as usize;
-        lock(&self.busy).insert(name, client.clone());
+        busy.insert(Arc::as_ptr(client) as usize, client.clone());
+        true
+    }
+
+    /// Carries out a client's tasks until there is none.
+    fn work_for(self: &Arc<Self>, client: &Arc<Client>) {
         loop {
             let mut work = lock(&client.work);
             let Some(task) = work.todo.pop_front() else {
-                drop(work);
-                self.close_refused(client.uid);
-                work = lock(&client.work);
-                if work.todo.is_empty() {
-                    work.busy_since = None;
-                    break;
-                }
-                continue;
+                break;
             };
             work.busy_since = Some(Instant::now());
             drop(work);
-            self.carry_out(&client, task);
+            self.carry_out(client, task);
         }
-        lock(&self.busy).remove(&name);
+        if !client.is_refused {
+            self.close_refused(client.uid);
+        }
+    }
+
+    /// Ends the work for a client, unless there is more. Returns the client to go on with: the same, or one that waits for a
+    /// thread of its user.
+    fn end(&self, client: &Arc<Client>) -> Option<Arc<Client>> {
+        let mut busy = lock(&self.busy);
+        let mut work = lock(&client.work);
+        if !work.todo.is_empty() {
+            return Some(client.clone());
+        }
+        work.busy_since = None;
+        drop(work);
+        busy.remove(&(Arc::as_ptr(client) as usize));
+        let mut parked = lock(&self.parked);
+        let waiting = parked.get_mut(&client.uid)?;
+        let next = waiting.pop_front();
+        if waiting.is_empty() {
+            parked.remove(&client.uid);
+        }
+        let next = next?;
+        let mut work = lock(&next.work);
+        work.is_parked = false;
+        work.busy_since = Some(Instant::now());
+        drop(work);
+        busy.insert(Arc::as_ptr(&next) as usize, next.clone());
+        Some(next)
     }
 
     /// Closes descriptors on a thread of their own: a socket of datagrams has messages of many clients, which none of them may
@@ -448,22 +500,33 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use rustix::fs::{FileType, MemfdFlags, fstat, memfd_create};
-    use rustix::net::sockopt::set_socket_linger;
+    use rustix::net::sockopt::{
+        set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+    };
 
     use super::*;
     use crate::{ClientSocket, Received, Receiver};
 
     /// Starts a receiver on threads of this process.
     fn receiver() -> Receiver {
+        start().0
+    }
+
+    fn start() -> (Receiver, Arc<Process>) {
         let (own, other) = pair().unwrap();
         let process = Process::new(other, |pid, _, _| pid == 1).unwrap();
-        thread::spawn(move || process.serve());
-        Receiver::over(own)
+        let served = process.clone();
+        thread::spawn(move || served.serve());
+        (Receiver::over(own), process)
     }
 
     fn client(receiver: &Receiver, kind: Kind) -> (UnixStream, ClientSocket) {
+        client_of(receiver, kind, 7)
+    }
+
+    fn client_of(receiver: &Receiver, kind: Kind, uid: u32) -> (UnixStream, ClientSocket) {
         let (client, service) = UnixStream::pair().unwrap();
-        let admitted = receiver.admit(service.into(), kind, 7);
+        let admitted = receiver.admit(service.into(), kind, uid);
         (client, admitted.map_err(|(_, error)| error).unwrap())
     }
 
@@ -485,7 +548,10 @@ mod tests {
     /// Returns a TCP socket whose close waits for an hour, and its peer.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // Of a size that is set the kernel does not make room for more later on, which would end the wait.
+        set_socket_recv_buffer_size(&listener, 4096).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        set_socket_send_buffer_size(&near, 65536).unwrap();
         let (far, _) = listener.accept().unwrap();
         set_socket_linger(&near, Some(Duration::from_secs(3600))).unwrap();
         near.set_nonblocking(true).unwrap();
@@ -584,7 +650,7 @@ mod tests {
 
     #[test]
     fn a_user_whose_threads_wait_is_turned_away_until_they_go_on() {
-        let receiver = receiver();
+        let (receiver, process) = start();
         let mut stuck = Vec::new();
         for _ in 0..STUCK_MAX {
             let (near, far) = lingering();
@@ -608,9 +674,48 @@ mod tests {
                 }
             }
         };
-        while !turned_away() {}
+        while process.stuck(7) < STUCK_MAX {
+            thread::yield_now();
+        }
+        assert!(turned_away());
         drop(stuck);
-        while turned_away() {}
+        while process.stuck(7) > 0 {
+            thread::yield_now();
+        }
+        assert!(!turned_away());
+    }
+
+    #[test]
+    fn clients_that_came_before_their_user_was_stuck_have_no_more_threads() {
+        let (receiver, process) = start();
+        let mut clients: Vec<_> = (0..3 * STUCK_MAX)
+            .map(|_| client(&receiver, Kind::Nothing))
+            .collect();
+        let mut peers = Vec::new();
+        for (client, socket) in &mut clients {
+            let (near, far) = lingering();
+            pass(client, b"x", &[near.as_fd()]);
+            // Whoever closes it last waits: the queue has it now.
+            drop(near);
+            peers.push(far);
+            assert!(socket.receive(&mut [0; 8]).unwrap().is_none());
+        }
+        let (other, mut socket) = client_of(&receiver, Kind::Answers, 8);
+        let (answer, _far) = UnixStream::pair().unwrap();
+        pass(&other, b"x", &[answer.as_fd()]);
+        assert_eq!(receive(&mut socket, &mut [0; 8]).fds.len(), 1);
+        assert!(
+            lock(&process.busy)
+                .values()
+                .filter(|client| client.uid == 7)
+                .count()
+                <= STUCK_MAX
+        );
+        // All are served when the peers let go.
+        drop(peers);
+        for (_, socket) in &mut clients {
+            assert_eq!(receive(socket, &mut [0; 8]).len, 1);
+        }
     }
 
     #[test]
