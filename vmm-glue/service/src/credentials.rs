@@ -62,6 +62,26 @@ pub(crate) fn of_peer(socket: impl AsFd) -> io::Result<Credentials> {
     Ok(unsafe { credentials.assume_init() }.into())
 }
 
+/// Makes a socket, and those that are connected to it later, refuse descriptors, which their senders find out. Returns `false`
+/// where the kernel cannot (before Linux 6.16): then the receiver closes them.
+pub(crate) fn refuse_descriptors(socket: impl AsFd) -> bool {
+    /// `SO_PASSRIGHTS` of `asm-generic/socket.h`.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+
+    let off: libc::c_int = 0;
+    // SAFETY: The pointer is to an integer of this frame, whose size stands behind it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            size_of::<libc::c_int>() as _,
+        )
+    };
+    result == 0
+}
+
 /// What came with a datagram.
 #[derive(Debug)]
 pub(crate) struct Sender {
@@ -240,6 +260,26 @@ mod tests {
         let (len, sender) = receive(&mut server, &mut buffer).unwrap();
         assert_eq!((len, sender.credentials), (0, None));
         assert_eq!(sender.name, Some(name.into_bytes()));
+    }
+
+    #[test]
+    fn a_socket_that_refuses_descriptors_takes_messages_without_them() {
+        use rustix::io::IoSlice;
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+        let (server, client) = UnixDatagram::pair().unwrap();
+        if !refuse_descriptors(&server) {
+            eprintln!("not run: the kernel has no SO_PASSRIGHTS");
+            return;
+        }
+        let given = [client.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&given)));
+        let flags = SendFlags::empty();
+        let sent = sendmsg(&client, &[IoSlice::new(b"x")], &mut ancillary, flags);
+        assert_eq!(sent, Err(Errno::PERM));
+        assert_eq!(client.send(b"x").unwrap(), 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use umad_link::UserId;
 
 use super::Turn;
 use super::descriptors::DescriptorLimit;
-use crate::credentials::of_peer;
+use crate::credentials::{of_peer, refuse_descriptors};
 use vhca::watch::EventSet;
 use vhca_receiver::{ClientSocket, Kind, Wakeups};
 
@@ -64,6 +64,10 @@ impl Acceptor {
         // Connections that wait in its queue go with the last descriptor of it, and so may descriptors with them.
         if let Some(Err(error)) = turn.receiver.map(|receiver| receiver.keep(&self.listener)) {
             log::warn!("the receiver does not take a listening socket: {error}");
+        }
+        if self.kind == Kind::Nothing {
+            // Elsewhere the receiver closes them.
+            refuse_descriptors(&self.listener);
         }
         turn.watches.add(&self.listener, EventSet::IN);
     }

@@ -123,6 +123,7 @@ impl IbsimAddress {
 fn bind_unix(base: &str, name: SocketName) -> io::Result<OwnedFd> {
     let fd = socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
     set_socket_passcred(&fd, true)?;
+    credentials::refuse_descriptors(&fd);
     bind(&fd, &IbsimAddress::unix(base, name)?)?;
     Ok(fd)
 }
