@@ -150,9 +150,9 @@ impl Process {
     /// Serves as a further thread: until there are enough others without work.
     fn work(self: Arc<Self>) {
         while self.serve_next() {
-            let idle = *lock(&self.idle);
-            if idle > SPARE {
-                *lock(&self.idle) -= 1;
+            let mut idle = lock(&self.idle);
+            if *idle > SPARE {
+                *idle -= 1;
                 return;
             }
         }

@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, send, shutdown,
@@ -15,6 +16,12 @@ use rustix::net::{
 use crate::message::{self, LANE_HEAD, Order, pair};
 use crate::wake::send_all;
 use crate::{COMMAND, Kind, MESSAGE_MAX, Wakeups, Work, during};
+
+/// Time in which the receiver makes room for an order.
+const ROOM_LIMIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
 
 /// The receiver, as the service has it.
 #[derive(Clone, Debug)]
@@ -48,7 +55,7 @@ pub struct ClientSocket {
     asked: bool,
     wakeups: Wakeups,
     /// The socket for the thread of its wake-ups.
-    of_thread: OnceLock<Arc<OwnedFd>>,
+    of_thread: OnceLock<Arc<Mutex<OwnedFd>>>,
 }
 
 /// A message.
@@ -146,7 +153,15 @@ impl Receiver {
 
     fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let parts = [&order.encode()[..], &[]];
-        message::send(&self.channel, parts, fds, SendFlags::DONTWAIT)
+        match message::send(&self.channel, parts, fds, SendFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => {
+                // It takes orders without waiting for a client, so there is room as soon as it runs.
+                let mut room = [PollFd::new(&self.channel, PollFlags::OUT)];
+                let _ = poll(&mut room, Some(&ROOM_LIMIT));
+                message::send(&self.channel, parts, fds, SendFlags::DONTWAIT)
+            }
+            sent => sent,
+        }
     }
 }
 
@@ -193,6 +208,33 @@ impl ClientSocket {
         Self { wakeups, ..self }
     }
 
+    /// Leaves bytes to the thread of slow wake-ups, if there is room and those before are sent: the thread waits for no client.
+    fn leave(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        let socket = match self.of_thread.get() {
+            Some(socket) => socket.clone(),
+            None => {
+                let copy = self.socket.try_clone().map_err(|_| Errno::NOBUFS)?;
+                self.of_thread
+                    .get_or_init(|| Arc::new(Mutex::new(copy)))
+                    .clone()
+            }
+        };
+        let Ok(of_thread) = socket.try_lock() else {
+            return Err(Errno::AGAIN);
+        };
+        let mut room = [PollFd::new(&*of_thread, PollFlags::OUT)];
+        if poll(&mut room, Some(&Timespec::default()))? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        drop(of_thread);
+        let copy = bytes.to_vec();
+        self.wakeups.leave(move || {
+            let socket = socket.lock().unwrap_or_else(PoisonError::into_inner);
+            send_all(&socket, &copy);
+        })?;
+        Ok(bytes.len())
+    }
+
     /// Returns the wake-ups of the client, for whatever else it waits for.
     pub const fn wakeups(&self) -> &Wakeups {
         &self.wakeups
@@ -204,16 +246,7 @@ impl ClientSocket {
     /// Errors of the system; [`Errno::NOBUFS`] if the thread of slow wake-ups has too much to do.
     pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
         if self.wakeups.are_slow() {
-            let socket = match self.of_thread.get() {
-                Some(socket) => socket.clone(),
-                None => {
-                    let copy = self.socket.try_clone().map_err(|_| Errno::NOBUFS)?;
-                    self.of_thread.get_or_init(|| Arc::new(copy)).clone()
-                }
-            };
-            let copy = bytes.to_vec();
-            self.wakeups.leave(move || send_all(&socket, &copy))?;
-            return Ok(bytes.len());
+            return self.leave(bytes);
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         during(Work::WakeUp, self.as_raw_fd(), || {

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{PassedFd, message};
@@ -22,8 +22,17 @@ use crate::{PassedFd, message};
 const LONG: Duration = Duration::from_millis(1);
 
 /// Processor time of a slow wake-up, and of what came in the millisecond before it. A thread that had to wait for the processor
-/// used none.
+/// used none; that of a virtual machine may have been taken from it, so it takes [`STRIKES`] within a second.
 const SLOW: Duration = Duration::from_millis(2);
+
+/// Slow wake-ups within a second after which a client's are left to its thread.
+const STRIKES: u32 = 3;
+
+/// Processor time of a wake-up after which the client's are left to its thread at once.
+const VERY_SLOW: Duration = Duration::from_millis(20);
+
+/// Time for which the thread waits for a client's room.
+const ROOM_LIMIT: Duration = Duration::from_millis(100);
 
 /// Time for which wake-ups are made by another thread.
 const REMEMBERED: Duration = Duration::from_secs(3600);
@@ -42,6 +51,8 @@ pub struct Wakeups(Arc<Mutex<Thread>>);
 struct Thread {
     /// `None` while wake-ups are prompt.
     slow_until: Option<Instant>,
+    /// Time of the first slow wake-up of late, and how many there were since.
+    strikes: Option<(Instant, u32)>,
     jobs: Option<SyncSender<Job>>,
 }
 
@@ -84,14 +95,28 @@ impl Wakeups {
             sample
         });
         let woken = wake();
-        if begun.elapsed() > LONG && processor_time().saturating_sub(used) > SLOW {
-            self.note_slow();
+        if begun.elapsed() > LONG {
+            let used = processor_time().saturating_sub(used);
+            if used > SLOW {
+                self.note_slow(begun, used);
+            }
         }
         woken
     }
 
-    fn note_slow(&self) {
+    fn note_slow(&self, begun: Instant, used: Duration) {
         let mut thread = self.lock();
+        let (since, strikes) = thread.strikes.unwrap_or((begun, 0));
+        let within = begun.saturating_duration_since(since) <= Duration::from_secs(1);
+        let (since, strikes) = if within {
+            (since, strikes + 1)
+        } else {
+            (begun, 1)
+        };
+        thread.strikes = Some((since, strikes));
+        if strikes < STRIKES && used < VERY_SLOW {
+            return;
+        }
         if thread.slow_until.is_none() {
             log::warn!(
                 "replies and interrupts of a client wake up so many waiters that a thread of its own makes them from now on"
@@ -150,6 +175,10 @@ impl Wakeups {
     /// [`Errno::AGAIN`] if there is no room, and errors of the system.
     pub fn send(&self, channel: &Arc<OwnedFd>, packet: &[u8]) -> Result<(), Errno> {
         if self.are_slow() {
+            let mut room = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::OUT)];
+            if poll(&mut room, Some(&Timespec::default()))? == 0 {
+                return Err(Errno::AGAIN);
+            }
             let (channel, packet) = (channel.clone(), packet.to_vec());
             return self.leave(move || send_all(&channel, &packet));
         }
@@ -163,15 +192,21 @@ fn processor_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Sends bytes on a stream, or a packet, and waits for room: for the thread of wake-ups.
+/// Sends bytes on a stream, or a packet, and waits for room for [`ROOM_LIMIT`] at most, after which the connection is ended: for
+/// the thread of wake-ups, which other connections wait for.
 pub(crate) fn send_all(socket: &OwnedFd, mut bytes: &[u8]) {
+    let deadline = Instant::now() + ROOM_LIMIT;
     while !bytes.is_empty() {
         match send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN | Errno::NOBUFS) => {
+                let left = deadline.saturating_duration_since(Instant::now());
                 let mut room = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
-                if poll(&mut room, None).is_err_and(|error| error != Errno::INTR) {
+                let left = Timespec::try_from(left).unwrap_or_default();
+                let waited = poll(&mut room, Some(&left));
+                if waited == Ok(0) || waited.is_err_and(|error| error != Errno::INTR) {
+                    let _ = shutdown(socket, Shutdown::Both);
                     return;
                 }
             }
@@ -197,8 +232,14 @@ mod tests {
         let (slow, quick) = (Wakeups::default(), Wakeups::default());
         slow.make(|| ());
         assert!(!slow.are_slow());
-        slow.make(|| burn(Duration::from_millis(4)));
+        quick.make(|| burn(Duration::from_millis(4)));
+        for _ in 0..STRIKES {
+            slow.make(|| burn(Duration::from_millis(4)));
+        }
         assert!(slow.are_slow() && !quick.are_slow());
+        let very_slow = Wakeups::default();
+        very_slow.make(|| burn(VERY_SLOW + SLOW));
+        assert!(very_slow.are_slow());
         let (made, seen) = channel();
         for number in 0..100 {
             let made = made.clone();
