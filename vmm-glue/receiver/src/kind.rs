@@ -8,6 +8,8 @@ use rustix::fs::{FileType, fcntl_get_seals, fstat, fstatfs};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 
+use crate::SCM_MAX_FD;
+
 /// The protocol of a client's socket, by the descriptors that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -60,6 +62,16 @@ impl Kind {
     pub(crate) fn number(self) -> u8 {
         let at = Self::ALL.iter().position(|kind| *kind == self);
         at.and_then(|at| u8::try_from(at).ok()).unwrap_or(0)
+    }
+
+    /// Returns the descriptors of one message that are looked at. Beyond them the kernel closes what comes.
+    pub(crate) const fn most(self) -> usize {
+        match self {
+            Self::Vmm => 64,
+            Self::Nothing | Self::Answers | Self::Program => 4,
+            // They are closed beside the thread that receives them.
+            Self::Datagrams => SCM_MAX_FD,
+        }
     }
 
     /// Returns `true` if the protocol takes a descriptor. May wait for the owner of the file.

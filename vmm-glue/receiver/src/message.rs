@@ -67,8 +67,38 @@ impl Order {
     }
 }
 
-/// The head of a message on a lane to the service: the error number, or zero.
+/// A request of the service on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Read a message of so many bytes at most.
+    Read(u32),
+    /// Send the bytes behind the head, and say so.
+    Send,
+}
+
+/// Bytes before those of a message on a lane, in both directions: of a request its kind and length, of an answer the error number,
+/// or zero.
 pub(crate) const LANE_HEAD: usize = 4;
+
+impl Request {
+    /// In place of a length.
+    const SEND: u32 = u32::MAX;
+
+    pub(crate) fn head(self) -> [u8; LANE_HEAD] {
+        match self {
+            Self::Read(most) => most.min(Self::SEND - 1),
+            Self::Send => Self::SEND,
+        }
+        .to_ne_bytes()
+    }
+
+    pub(crate) const fn of(head: [u8; LANE_HEAD]) -> Self {
+        match u32::from_ne_bytes(head) {
+            Self::SEND => Self::Send,
+            most => Self::Read(most),
+        }
+    }
+}
 
 /// Makes the two ends of a channel.
 pub(crate) fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
@@ -111,17 +141,18 @@ pub(crate) struct Packet {
     pub(crate) is_cut: bool,
 }
 
-/// Receives a packet with all its descriptors. Closes those that are lost.
+/// Receives a packet with `most` of its descriptors, without waiting for one. The kernel closes the others.
 pub(crate) fn receive(
     channel: impl AsFd,
     head: &mut [u8],
     body: &mut [u8],
-    flags: RecvFlags,
+    most: usize,
 ) -> Result<Packet, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let room = rustix::cmsg_space!(ScmRights(most)).min(space.len());
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     loop {
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(body)];
         let received = match recvmsg(&channel, &mut parts, &mut ancillary, flags) {
             Err(Errno::INTR) => continue,
@@ -142,6 +173,13 @@ pub(crate) fn receive(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_come_back_as_they_were_made() {
+        for request in [Request::Read(0), Request::Read(1 << 17), Request::Send] {
+            assert_eq!(Request::of(request.head()), request);
+        }
+    }
 
     #[test]
     fn orders_come_back_as_they_were_given() {

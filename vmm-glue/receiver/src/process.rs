@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::{Errno, dup};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, send, shutdown};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use slab::Slab;
 
-use crate::message::{self, LANE_HEAD, Order, pair};
+use crate::message::{self, LANE_HEAD, Order, Request, pair};
+use crate::wake::{send_all, with_rest};
 use crate::{Kind, MESSAGE_MAX, seccomp};
 
 /// Threads of one user, which may all wait for a close or a look at a file.
@@ -196,7 +197,7 @@ impl Process {
     /// Takes an order of the service. Returns `false` at its end.
     fn take_order(&self) -> bool {
         let mut bytes = [0; 32];
-        let packet = message::receive(&self.channel, &mut bytes, &mut [], RecvFlags::DONTWAIT);
+        let packet = message::receive(&self.channel, &mut bytes, &mut [], 2);
         // The next order is for another thread.
         let _ = epoll::modify(
             &self.epoll,
@@ -325,7 +326,7 @@ impl Process {
             };
             work.busy_since = Some(Instant::now());
             drop(work);
-            self.carry_out(client, task);
+            with_rest(|| self.carry_out(client, task));
         }
         if !client.is_refused {
             self.close_refused(client.uid);
@@ -392,38 +393,45 @@ impl Process {
                     return;
                 }
                 lock(&self.watched).try_remove(key);
-                // What is queued at the socket is closed with it, which may take long: behind the locks.
-                let last = lock(&client.work).ends.take();
+                lock(&client.work).ends = None;
                 if client.is_refused {
                     let mut refused = lock(&self.refused);
                     refused.entry(client.uid).or_default().push(ends.socket);
+                    return;
                 }
-                drop(last);
+                // The end wakes the client's waiters, and messages in the queue are closed with the socket: both may take long.
+                let _ = shutdown(&ends.socket, Shutdown::Both);
+                drop(ends);
             }
         }
     }
 
-    /// Reads a message for the service. `None` when the service has closed the client's socket.
+    /// Carries out a request of the service. `None` when the service has closed the client's socket.
     fn serve_lane(self: &Arc<Self>, client: &Arc<Client>, ends: &Ends) -> Option<()> {
-        let mut most = [0; 4];
-        let question = message::receive(&ends.lane, &mut most, &mut [], RecvFlags::DONTWAIT);
-        match question {
-            Ok(question) if question.len == most.len() && client.is_refused => {
-                return answer(ends, Errno::CONNRESET.raw_os_error(), &[], &[]).ok();
-            }
-            Ok(question) if question.len == most.len() => {}
+        let mut head = [0; LANE_HEAD];
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let request = match message::receive(&ends.lane, &mut head, &mut bytes, 0) {
+            Ok(request) => request.len.checked_sub(LANE_HEAD)?,
             Err(Errno::AGAIN) => return Some(()),
-            Ok(_) | Err(_) => return None,
-        }
-        let most = usize::try_from(u32::from_ne_bytes(most)).unwrap_or(MESSAGE_MAX);
-        let mut bytes = vec![0; most.min(MESSAGE_MAX)];
-        let packet = message::receive(&ends.socket, &mut [], &mut bytes, RecvFlags::DONTWAIT);
-        let answered = match packet {
-            Ok(packet) => {
-                let bytes = bytes.get(..packet.len).unwrap_or_default();
-                self.pass_on(client, ends, bytes, packet)
+            Err(_) => return None,
+        };
+        let answered = match Request::of(head) {
+            _ if client.is_refused => answer(ends, Errno::CONNRESET.raw_os_error(), &[], &[]),
+            Request::Send => {
+                send_all(&ends.socket, bytes.get(..request).unwrap_or_default());
+                answer(ends, 0, &[], &[])
             }
-            Err(error) => answer(ends, error.raw_os_error(), &[], &[]),
+            Request::Read(most) => {
+                let most = usize::try_from(most).unwrap_or(MESSAGE_MAX);
+                bytes.truncate(most);
+                match message::receive(&ends.socket, &mut [], &mut bytes, client.kind.most()) {
+                    Ok(packet) => {
+                        let bytes = bytes.get(..packet.len).unwrap_or_default();
+                        self.pass_on(client, ends, bytes, packet)
+                    }
+                    Err(error) => answer(ends, error.raw_os_error(), &[], &[]),
+                }
+            }
         };
         answered.ok()
     }
@@ -442,10 +450,14 @@ impl Process {
             self.close_beside(packet.fds);
             return Ok(());
         }
-        let taken: Vec<bool> = packet.fds.iter().map(|fd| client.kind.takes(fd)).collect();
-        if !taken.contains(&true) && client.kind == Kind::Nothing {
+        // Alignment leaves room for one more.
+        if packet.is_cut || packet.fds.len() > client.kind.most() {
+            return answer(ends, Errno::MSGSIZE.raw_os_error(), &[], &[]);
+        }
+        if packet.fds.is_empty() || client.kind == Kind::Nothing {
             return answer(ends, 0, bytes, &[]);
         }
+        let taken: Vec<bool> = packet.fds.iter().map(|fd| client.kind.takes(fd)).collect();
         let (own, other) = pair()?;
         let fds = packet.fds.iter().zip(&taken);
         let fds = fds.map(|(fd, taken)| {
@@ -455,10 +467,7 @@ impl Process {
                 self.nothing.as_fd()
             }
         });
-        let fds: Vec<_> = core::iter::once(other.as_fd())
-            .chain(fds)
-            .take(crate::SCM_MAX_FD)
-            .collect();
+        let fds: Vec<_> = core::iter::once(other.as_fd()).chain(fds).collect();
         answer(ends, 0, bytes, &fds)?;
         drop(fds);
         let kept = packet.fds.into_iter().zip(taken);

@@ -53,6 +53,8 @@ const FREE: &[c_long] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_ppoll,
     libc::SYS_gettid,
     libc::SYS_getpid,
     libc::SYS_getrandom,

@@ -5,17 +5,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, recv, recvmsg, send, shutdown,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
 
-use crate::message::{self, LANE_HEAD, Order, pair};
-use crate::wake::send_all;
-use crate::{COMMAND, Kind, MESSAGE_MAX, Wakeups, Work, during};
+use crate::message::{self, LANE_HEAD, Order, Request, pair};
+use crate::wake::has_room;
+use crate::{COMMAND, Kind, MESSAGE_MAX, SCM_MAX_FD, Wakeups, Work, during};
 
 /// Time in which the receiver makes room for an order.
 const ROOM_LIMIT: Timespec = Timespec {
@@ -51,11 +49,9 @@ pub struct ClientSocket {
     socket: OwnedFd,
     /// `None` if messages are read here with their descriptors.
     lane: Option<OwnedFd>,
-    /// The receiver is reading a message.
-    asked: bool,
+    /// Request to the receiver that it has not answered.
+    asked: Option<Request>,
     wakeups: Wakeups,
-    /// The socket for the thread of its wake-ups.
-    of_thread: OnceLock<Arc<Mutex<OwnedFd>>>,
 }
 
 /// A message.
@@ -196,9 +192,8 @@ impl ClientSocket {
         Self {
             socket,
             lane: None,
-            asked: false,
+            asked: None,
             wakeups: Wakeups::default(),
-            of_thread: OnceLock::new(),
         }
     }
 
@@ -208,45 +203,25 @@ impl ClientSocket {
         Self { wakeups, ..self }
     }
 
-    /// Leaves bytes to the thread of slow wake-ups, if there is room and those before are sent: the thread waits for no client.
-    fn leave(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        let socket = match self.of_thread.get() {
-            Some(socket) => socket.clone(),
-            None => {
-                let copy = self.socket.try_clone().map_err(|_| Errno::NOBUFS)?;
-                self.of_thread
-                    .get_or_init(|| Arc::new(Mutex::new(copy)))
-                    .clone()
-            }
-        };
-        let Ok(of_thread) = socket.try_lock() else {
-            return Err(Errno::AGAIN);
-        };
-        let mut room = [PollFd::new(&*of_thread, PollFlags::OUT)];
-        if poll(&mut room, Some(&Timespec::default()))? == 0 {
-            return Err(Errno::AGAIN);
-        }
-        drop(of_thread);
-        let copy = bytes.to_vec();
-        self.wakeups.leave(move || {
-            let socket = socket.lock().unwrap_or_else(PoisonError::into_inner);
-            send_all(&socket, &copy);
-        })?;
-        Ok(bytes.len())
-    }
-
     /// Returns the wake-ups of the client, for whatever else it waits for.
     pub const fn wakeups(&self) -> &Wakeups {
         &self.wakeups
     }
 
-    /// Sends bytes, as many as there is room for; all of them where the client's wake-ups are slow, in their turn.
+    /// Sends bytes, as many as there is room for. Where the client's wake-ups are slow, the receiver sends them.
     ///
     /// # Errors
-    /// Errors of the system; [`Errno::NOBUFS`] if the thread of slow wake-ups has too much to do.
-    pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        if self.wakeups.are_slow() {
-            return self.leave(bytes);
+    /// [`Errno::AGAIN`] if there is no room, or the receiver is busy with the client, and errors of the system.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.note_sent()?;
+        if let Some(lane) = self.lane.as_ref().filter(|_| self.wakeups.are_slow()) {
+            if self.asked.is_some() || !has_room(&self.socket)? {
+                return Err(Errno::AGAIN);
+            }
+            let bytes = &bytes[..bytes.len().min(MESSAGE_MAX)];
+            ask(lane, Request::Send, bytes)?;
+            self.asked = Some(Request::Send);
+            return Ok(bytes.len());
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         during(Work::WakeUp, self.as_raw_fd(), || {
@@ -259,10 +234,11 @@ impl ClientSocket {
         self.lane.as_ref()
     }
 
-    /// Returns `true` while the receiver reads a message. The socket tells nothing of use then; the lane does.
+    /// Returns `true` while the receiver reads or sends a message. The lane is ready when it has; the socket is not to be watched
+    /// until then.
     #[must_use]
     pub const fn is_asking(&self) -> bool {
-        self.asked
+        self.asked.is_some()
     }
 
     /// Returns another descriptor of the socket.
@@ -273,11 +249,9 @@ impl ClientSocket {
         self.socket.try_clone()
     }
 
-    /// Ends the connection for the client. Returns the socket and the lane, to be closed in this order.
+    /// Returns the socket and the lane, to be closed in this order: the receiver ends the connection then, and closes it last.
     #[must_use]
-    pub fn shut_down(self) -> (OwnedFd, Option<OwnedFd>) {
-        // One that is not connected any more needs no end.
-        let _ = shutdown(&self.socket, Shutdown::Both);
+    pub fn into_parts(self) -> (OwnedFd, Option<OwnedFd>) {
         (self.socket, self.lane)
     }
 
@@ -288,12 +262,23 @@ impl ClientSocket {
     /// [`Errno::AGAIN`] until it is done, and errors of the system.
     pub fn discard(&mut self) -> Result<(), Errno> {
         let lane = self.lane.as_ref().ok_or(Errno::INVAL)?;
-        if !self.asked {
-            message::send(lane, [&[0; 4], &[]], &[], SendFlags::DONTWAIT)?;
-            self.asked = true;
+        if self.asked.is_none() {
+            ask(lane, Request::Read(0), &[])?;
+            self.asked = Some(Request::Read(0));
         }
         from_lane(lane, &mut [])?.ok_or(Errno::AGAIN)?;
-        self.asked = false;
+        self.asked = None;
+        Ok(())
+    }
+
+    /// Takes note of the receiver's answer that it has sent bytes.
+    fn note_sent(&mut self) -> Result<(), Errno> {
+        if let Some(lane) = &self.lane
+            && self.asked == Some(Request::Send)
+            && from_lane(lane, &mut [])?.is_some()
+        {
+            self.asked = None;
+        }
         Ok(())
     }
 
@@ -302,28 +287,35 @@ impl ClientSocket {
     /// # Errors
     /// Errors of the system, and [`Errno::CONNRESET`] if the receiver does not serve the client any more.
     pub fn receive(&mut self, space: &mut [u8]) -> Result<Option<Received>, Errno> {
+        self.note_sent()?;
         let Some(lane) = &self.lane else {
             return whole(&self.socket, space);
         };
-        if self.asked {
+        if matches!(self.asked, Some(Request::Read(_))) {
             let received = from_lane(lane, space)?;
-            self.asked = received.is_none();
+            if received.is_some() {
+                self.asked = None;
+            }
             return Ok(received);
+        }
+        if self.asked.is_some() {
+            return Ok(None);
         }
         let len = space.len().min(MESSAGE_MAX);
         let space = &mut space[..len];
         let Some((len, has_descriptors)) = peek(&self.socket, space)? else {
             return Ok(None);
         };
-        if has_descriptors {
-            let most = u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes();
-            let parts = [&most[..], &[]];
-            message::send(lane, parts, &[], SendFlags::DONTWAIT)?;
-            self.asked = true;
+        // To take a message wakes those who wait for room, too.
+        if has_descriptors || self.wakeups.are_slow() {
+            let read = Request::Read(u32::try_from(len).unwrap_or(u32::MAX));
+            ask(lane, read, &[])?;
+            self.asked = Some(read);
             return Ok(None);
         }
         // The message without descriptors that is there now, and of a stream nothing behind it.
-        let (len, _) = recv(&self.socket, &mut space[..len], RecvFlags::DONTWAIT)?;
+        let receive = || recv(&self.socket, &mut space[..len], RecvFlags::DONTWAIT);
+        let (len, _) = self.wakeups.make(receive)?;
         Ok(Some(Received {
             len,
             fds: Vec::new(),
@@ -344,6 +336,12 @@ impl AsRawFd for ClientSocket {
     }
 }
 
+/// Makes a request on a lane, where at most one is under way.
+fn ask(lane: &OwnedFd, request: Request, bytes: &[u8]) -> Result<(), Errno> {
+    let parts = [&request.head()[..], bytes];
+    message::send(lane, parts, &[], SendFlags::DONTWAIT)
+}
+
 /// Looks at the next message, of which nothing is taken. Returns its bytes, as many as there is space for, and whether it has
 /// descriptors: without room for these the kernel neither installs nor closes any.
 fn peek(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<(usize, bool)>, Errno> {
@@ -362,7 +360,7 @@ fn peek(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<(usize, bool)>, Err
 
 /// Reads a message with its descriptors.
 fn whole(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<Received>, Errno> {
-    match message::receive(socket, &mut [], space, RecvFlags::DONTWAIT) {
+    match message::receive(socket, &mut [], space, SCM_MAX_FD) {
         Ok(packet) => Ok(Some(Received {
             len: packet.len,
             fds: packet.fds.into_iter().map(PassedFd::from).collect(),
@@ -376,7 +374,7 @@ fn whole(socket: &OwnedFd, space: &mut [u8]) -> Result<Option<Received>, Errno> 
 /// Reads what the receiver passes on.
 fn from_lane(lane: &OwnedFd, space: &mut [u8]) -> Result<Option<Received>, Errno> {
     let mut head = [0; LANE_HEAD];
-    let packet = match message::receive(lane, &mut head, space, RecvFlags::DONTWAIT) {
+    let packet = match message::receive(lane, &mut head, space, SCM_MAX_FD) {
         Ok(packet) => packet,
         Err(Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error),

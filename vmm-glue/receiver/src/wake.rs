@@ -119,7 +119,7 @@ impl Wakeups {
         }
         if thread.slow_until.is_none() {
             log::warn!(
-                "replies and interrupts of a client wake up so many waiters that a thread of its own makes them from now on"
+                "a client has so many waiters that its messages are read and sent beside the service's thread from now on"
             );
         }
         thread.slow_until = Some(Instant::now() + REMEMBERED);
@@ -135,7 +135,7 @@ impl Wakeups {
             Some(jobs) => jobs.clone(),
             None => {
                 let (jobs, queue) = sync_channel::<Job>(QUEUE);
-                let work = move || queue.into_iter().for_each(|job| job());
+                let work = move || queue.into_iter().for_each(with_rest);
                 let name = thread::Builder::new().name("wake-ups".to_owned());
                 name.spawn(work).map_err(|_| Errno::NOBUFS)?;
                 thread.jobs = Some(jobs.clone());
@@ -175,8 +175,7 @@ impl Wakeups {
     /// [`Errno::AGAIN`] if there is no room, and errors of the system.
     pub fn send(&self, channel: &Arc<OwnedFd>, packet: &[u8]) -> Result<(), Errno> {
         if self.are_slow() {
-            let mut room = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::OUT)];
-            if poll(&mut room, Some(&Timespec::default()))? == 0 {
+            if !has_room(channel)? {
                 return Err(Errno::AGAIN);
             }
             let (channel, packet) = (channel.clone(), packet.to_vec());
@@ -187,13 +186,29 @@ impl Wakeups {
     }
 }
 
+/// Returns `true` if a socket takes bytes now.
+pub(crate) fn has_room(socket: &OwnedFd) -> Result<bool, Errno> {
+    let mut room = [PollFd::new(socket, PollFlags::OUT)];
+    Ok(poll(&mut room, Some(&Timespec::default()))? > 0)
+}
+
+/// Carries out work that may be slow, and rests after that for four times the processor time that it took, a second at most: the
+/// callbacks of waiters hold a processor against everything else.
+pub(crate) fn with_rest(work: impl FnOnce()) {
+    let before = processor_time();
+    work();
+    let used = processor_time().saturating_sub(before);
+    if used > SLOW {
+        thread::sleep((4 * used).min(Duration::from_secs(1)));
+    }
+}
+
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Sends bytes on a stream, or a packet, and waits for room for [`ROOM_LIMIT`] at most, after which the connection is ended: for
-/// the thread of wake-ups, which other connections wait for.
+/// Sends bytes on a stream, or a packet, and waits for room for [`ROOM_LIMIT`] at most, after which the connection is ended.
 pub(crate) fn send_all(socket: &OwnedFd, mut bytes: &[u8]) {
     let deadline = Instant::now() + ROOM_LIMIT;
     while !bytes.is_empty() {

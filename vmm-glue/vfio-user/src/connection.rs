@@ -242,7 +242,7 @@ impl Connection {
         let sent = if self.has_unsent() {
             0
         } else {
-            self.send_some(bytes)?
+            Self::send_some(&mut self.socket, bytes)?
         };
         self.unsent.extend(bytes.get(sent..).unwrap_or_default());
         Ok(())
@@ -254,7 +254,7 @@ impl Connection {
     /// [`ConnectionEnd`].
     pub fn send_unsent(&mut self) -> Result<(), ConnectionEnd> {
         while !self.unsent.is_empty() {
-            let sent = self.send_some(self.unsent.as_slices().0)?;
+            let sent = Self::send_some(&mut self.socket, self.unsent.as_slices().0)?;
             if sent == 0 {
                 return Ok(());
             }
@@ -265,10 +265,10 @@ impl Connection {
     }
 
     /// How many bytes the socket takes now.
-    fn send_some(&self, bytes: &[u8]) -> Result<usize, ConnectionEnd> {
+    fn send_some(socket: &mut ClientSocket, bytes: &[u8]) -> Result<usize, ConnectionEnd> {
         let mut sent = 0;
         while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
-            match self.socket.send(rest) {
+            match socket.send(rest) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,

@@ -141,8 +141,8 @@ fn a_close_that_waits_stops_neither_the_service_nor_other_clients() {
         pass(&unread, b"x", &[near.as_fd()]);
         peers.extend([far, other_far]);
         drop(near);
-        drop(socket.shut_down());
-        drop(unheard.shut_down());
+        drop(socket);
+        drop(unheard);
     }
     let (client, mut socket) = client(&receiver, Kind::Answers);
     let (answer, _far) = UnixStream::pair().unwrap();
@@ -218,6 +218,57 @@ fn clients_that_came_before_their_user_was_stuck_have_no_more_threads() {
     drop(peers);
     for (_, socket) in &mut clients {
         assert_eq!(receive(socket, &mut [0; 8]).len, 1);
+    }
+}
+
+#[test]
+fn messages_of_a_client_with_slow_wake_ups_are_read_and_sent_by_the_receiver() {
+    let receiver = receiver();
+    let (mut client, mut socket) = client(&receiver, Kind::Nothing);
+    let begun = Instant::now();
+    socket
+        .wakeups()
+        .make(|| while begun.elapsed() < Duration::from_millis(50) {});
+    assert!(socket.wakeups().are_slow());
+    for word in [b"one", b"two"] {
+        pass(&client, word, &[]);
+        assert!(
+            socket.receive(&mut [0; 8]).unwrap().is_none(),
+            "it is asked"
+        );
+        let mut space = [0; 8];
+        let received = receive(&mut socket, &mut space);
+        assert_eq!(&space[..received.len], word);
+        loop {
+            match socket.send(word) {
+                Ok(sent) => break assert_eq!(sent, word.len()),
+                Err(error) => assert_eq!(error, Errno::AGAIN),
+            }
+        }
+        assert!(socket.is_asking());
+        let mut said = [0; 3];
+        client.read_exact(&mut said).unwrap();
+        assert_eq!(&said, word);
+    }
+    drop(socket);
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_message_with_more_descriptors_than_the_protocol_has_is_refused() {
+    let receiver = receiver();
+    for (kind, most) in [(Kind::Vmm, 64), (Kind::Program, 4)] {
+        let (client, mut socket) = client(&receiver, kind);
+        pass(&client, b"x", &vec![receiver.channel(); most]);
+        assert_eq!(receive(&mut socket, &mut [0; 8]).fds.len(), most);
+        pass(&client, b"x", &vec![receiver.channel(); most + 1]);
+        let refused = loop {
+            match socket.receive(&mut [0; 8]) {
+                Ok(None) => thread::yield_now(),
+                other => break other,
+            }
+        };
+        assert_eq!(refused.unwrap_err(), Errno::MSGSIZE);
     }
 }
 

@@ -144,12 +144,15 @@ impl Acceptor {
         self.rests_until.is_some()
     }
 
-    /// Has the socket watched again if it has rested.
-    pub(super) fn wake(&mut self, turn: &mut Turn<'_>) {
-        if self.rests_until.is_some_and(|until| until <= turn.now) {
+    /// Watches the socket again if it has rested. Returns `true` if [`Self::accept`] has a connection that the socket does not
+    /// tell of again.
+    pub(super) fn wake(&mut self, turn: &mut Turn<'_>) -> bool {
+        let is_over = self.rests_until.is_some_and(|until| until <= turn.now);
+        if is_over {
             self.rests_until = None;
             turn.watches.modify(&self.listener, EventSet::IN);
         }
+        is_over && self.waiting.is_some()
     }
 
     /// When [`Self::wake`] has something to do.

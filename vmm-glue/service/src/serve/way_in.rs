@@ -45,7 +45,7 @@ impl Turn<'_> {
 
     /// Ends a client's connection, whose socket is watched.
     pub(super) fn part(&mut self, client: ClientSocket) {
-        let (socket, lane) = client.shut_down();
+        let (socket, lane) = client.into_parts();
         self.watches.remove(socket);
         if let Some(lane) = lane {
             self.lanes.remove(&lane.as_raw_fd());

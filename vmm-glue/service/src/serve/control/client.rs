@@ -292,8 +292,9 @@ impl Client {
 
     fn watch(&mut self, turn: &mut Turn<'_>) {
         let mut interest = EventSet::empty();
-        interest.set(EventSet::OUT, !self.output.is_empty());
-        interest.set(EventSet::IN, self.reads() && !self.socket.is_asking());
+        let is_asking = self.socket.is_asking();
+        interest.set(EventSet::OUT, !self.output.is_empty() && !is_asking);
+        interest.set(EventSet::IN, self.reads() && !is_asking);
         if interest != self.interest {
             self.interest = interest;
             turn.watches.modify(&self.socket, interest);

@@ -12,7 +12,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 
 #[cfg(test)]
 pub(super) use reply::metrics_text;
@@ -26,6 +26,9 @@ use super::{Listener, Turn, WayIn};
 use client::Client;
 use vhca::watch::Ready;
 use vhca_receiver::Kind;
+
+/// Time for connections before others have their turn. The socket tells again of those that wait.
+const ACCEPTING: Duration = Duration::from_micros(50);
 
 /// Clients at a time; of more, the one that has been silent for longest must go.
 const MAX_CLIENTS: usize = 64;
@@ -53,7 +56,10 @@ impl ControlSocket {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
-        while let Some(stream) = self.acceptor.accept(turn, &"control socket") {
+        let mut slice = turn.slice(ACCEPTING);
+        while !slice.is_over()
+            && let Some(stream) = self.acceptor.accept(turn, &"control socket")
+        {
             if self.clients.len() == MAX_CLIENTS {
                 self.evict(turn);
             }
@@ -116,7 +122,9 @@ impl WayIn for ControlSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.wake(turn);
+        if self.acceptor.wake(turn) {
+            self.accept(turn);
+        }
         while let Some((tap, record)) = turn.lab.world_mut().poll_tapped() {
             for client in self.clients.values_mut() {
                 client.take_frame(tap, &record);

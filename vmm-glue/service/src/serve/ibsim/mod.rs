@@ -213,7 +213,7 @@ impl IbsimWay {
                 && !is_gone
                 && let Some(datagram) = self.server.front(slot)
             {
-                match sockets::send(&socket.fd, datagram) {
+                match sockets::send(&mut socket.fd, datagram) {
                     Sent::Taken => self.server.pop(slot),
                     Sent::Full => {
                         socket.waits = true;
@@ -263,7 +263,7 @@ impl DataSocket {
     fn wanted(&self) -> EventSet {
         let mut wanted = EventSet::empty();
         wanted.set(EventSet::IN, !self.fd.is_asking());
-        wanted.set(EventSet::OUT, self.waits);
+        wanted.set(EventSet::OUT, self.waits && !self.fd.is_asking());
         wanted
     }
 }

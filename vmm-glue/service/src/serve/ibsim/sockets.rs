@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
-    recv, recvfrom, send as send_on, sendto, socket_with,
+    recv, recvfrom, sendto, socket_with,
 };
 use rustix::process::Uid;
 use zerocopy::IntoBytes;
@@ -212,8 +212,8 @@ pub(super) fn reply(fd: &ClientSocket, to: &Peer, control: &Control) -> io::Resu
     Ok(())
 }
 
-pub(super) fn send(fd: &ClientSocket, datagram: &[u8]) -> Sent {
-    match send_on(fd, datagram, SendFlags::NOSIGNAL) {
+pub(super) fn send(fd: &mut ClientSocket, datagram: &[u8]) -> Sent {
+    match fd.send(datagram) {
         Ok(_) => Sent::Taken,
         Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Sent::Full,
         Err(_) => Sent::Gone,

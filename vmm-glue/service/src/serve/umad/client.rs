@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Sends a datagram.
-    pub(super) fn send(&self, datagram: &[u8]) -> Sent {
+    pub(super) fn send(&mut self, datagram: &[u8]) -> Sent {
         match self.socket.send(datagram) {
             Ok(_) => Sent::Yes,
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => Sent::Later,

@@ -92,7 +92,12 @@ impl UmadSocket {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
+        let mut slice = turn.slice(TURN);
         for _ in 0..BUDGET {
+            // The socket tells again of those that wait.
+            if slice.is_over() {
+                return;
+            }
             let Some(socket) = self.acceptor.accept(turn, &"umad") else {
                 return;
             };
@@ -102,7 +107,7 @@ impl UmadSocket {
             let Some(session) = self.server.connect(turn.now, user) else {
                 let what = "umad: too many programs; one is turned away";
                 self.log.warn(turn.now, what);
-                drop(socket.shut_down());
+                drop(socket);
                 continue;
             };
             turn.watch(&socket);
@@ -166,7 +171,7 @@ impl UmadSocket {
         verdict: Verdict,
         answer_to: Option<PassedFd>,
     ) -> bool {
-        let Some(client) = self.clients.get(&fd) else {
+        let Some(client) = self.clients.get_mut(&fd) else {
             return false;
         };
         match verdict {
@@ -239,7 +244,7 @@ impl UmadSocket {
             match client.send(datagram) {
                 Sent::Yes => self.server.sent(client.session),
                 Sent::Later => {
-                    wanted |= EventSet::OUT;
+                    wanted.set(EventSet::OUT, !client.socket.is_asking());
                     break;
                 }
                 Sent::Gone => return false,
@@ -299,7 +304,9 @@ impl WayIn for UmadSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.wake(turn);
+        if self.acceptor.wake(turn) {
+            self.accept(turn);
+        }
         let mut adapters = LabAdapters {
             lab: turn.lab,
             known: &mut self.nodes,

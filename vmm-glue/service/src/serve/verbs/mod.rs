@@ -86,14 +86,19 @@ impl VerbsSocket {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>) {
+        let mut slice = turn.slice(TURN);
         for _ in 0..BUDGET {
+            // The socket tells again of those that wait.
+            if slice.is_over() {
+                return;
+            }
             let Some(socket) = self.acceptor.accept(turn, &"verbs") else {
                 return;
             };
             if self.clients.len() >= MAX_CLIENTS {
                 let what = "verbs: too many programs; one is turned away";
                 self.log.warn(turn.now, what);
-                drop(socket.shut_down());
+                drop(socket);
                 continue;
             }
             turn.watch(&socket);
@@ -386,7 +391,9 @@ impl WayIn for VerbsSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
-        self.acceptor.wake(turn);
+        if self.acceptor.wake(turn) {
+            self.accept(turn);
+        }
         for client in self.clients.values_mut() {
             let Some(holding) = &mut client.holding else {
                 continue;

@@ -143,7 +143,7 @@ impl Client {
         if connection.wants_input() && !self.session.is_amid() && !is_asking {
             wanted |= EventSet::IN;
         }
-        if connection.has_unsent() {
+        if connection.has_unsent() && !is_asking {
             wanted |= EventSet::OUT;
         }
         drop(connection);

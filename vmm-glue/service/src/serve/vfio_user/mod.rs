@@ -204,7 +204,12 @@ impl VfioUserSockets {
     }
 
     fn accept(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
+        let mut slice = turn.slice(client::TURN);
         for _ in 0..ACCEPTED {
+            // The socket tells again of those that wait.
+            if slice.is_over() {
+                return;
+            }
             let Some(door) = self.doors.get_mut(&at) else {
                 return;
             };
@@ -231,15 +236,19 @@ impl VfioUserSockets {
         }
     }
 
-    /// Has sockets watched again that have rested.
+    /// Watches sockets again that have rested.
     fn wake(&mut self, turn: &mut Turn<'_>) {
-        let doors = &mut self.doors;
+        for at in self.resting.clone() {
+            let acceptor = self.doors.get_mut(&at).map(|door| &mut door.acceptor);
+            let has_waiting = acceptor.is_some_and(|acceptor| acceptor.wake(turn));
+            if has_waiting {
+                self.accept(turn, at);
+            }
+        }
+        let doors = &self.doors;
         self.resting.retain(|at| {
-            let acceptor = doors.get_mut(at).map(|door| &mut door.acceptor);
-            acceptor.is_some_and(|acceptor| {
-                acceptor.wake(turn);
-                acceptor.is_resting()
-            })
+            let door = doors.get(at);
+            door.is_some_and(|door| door.acceptor.is_resting())
         });
     }
 
@@ -285,7 +294,7 @@ impl VfioUserSockets {
             log(&mut self.doors, turn.now, at, text);
         }
         if self.refused.len() == MAX_REFUSED {
-            drop(socket.shut_down());
+            drop(socket);
             return;
         }
         turn.watch(&socket);
