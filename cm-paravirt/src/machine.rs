@@ -307,7 +307,7 @@ impl CmParavirt {
         self.table.vf_mut(vf).quota = ids;
     }
 
-    /// Returns what is known of the LMCs of the subnet behind a port: a peer may send from any LID of its port.
+    /// Returns the known LMCs of the subnet behind a port: a peer may send from any LID of its port.
     pub fn lmcs_mut(&mut self, port: PortNum) -> &mut SubnetLmcs {
         self.table.lmcs_mut(port)
     }

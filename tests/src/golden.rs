@@ -1,6 +1,6 @@
 //! Outputs that must not change unnoticed, and the forms in which `tests/golden/bytes` keeps them.
 //!
-//! `VHCA_GOLDEN=write` keeps the outputs as they are now. With another value, or none, an output that differs from what is
+//! `VHCA_GOLDEN=write` keeps the outputs as they are now. With another value, or none, an output that differs from the
 //! kept fails its test.
 
 use std::fmt::{self, Write};
@@ -67,7 +67,7 @@ impl Form {
     }
 }
 
-/// An output that is not what is kept.
+/// An output that differs from the kept one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The first line that differs, counted from 1; `None` if all have the digests that are kept, or only ends of lines
@@ -167,7 +167,7 @@ fn write_output(file: &str, text: &str) -> io::Result<PathBuf> {
     Ok(path.canonicalize().unwrap_or(path))
 }
 
-/// Compares an output with what is kept of it. Where they differ, writes the new one to `target/golden/NAME.new`.
+/// Compares an output with the kept one. Where they differ, writes the new one to `target/golden/NAME.new`.
 ///
 /// # Panics
 /// If they differ, with the first line that does; or if files cannot be read or written.

@@ -13,5 +13,6 @@ pub mod mlx4_driver;
 pub mod siege;
 pub mod traces;
 pub mod vf_subnet;
+pub mod virtual_service;
 
 pub use vhca::world;

@@ -15,8 +15,9 @@ use vf_proxy::native::{
     VfPortEvent, VirtualHcaEvent,
 };
 use vhca::Slice;
-use vhca_service::show::{By, Filter, Metrics, Scene, ServiceFacts, VmmRow, Vmms};
+use vhca_service::show::{By, Filter, Metrics, Scene, ServiceFacts};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
+use vhca_tests::virtual_service::NoVmms;
 
 const A1: VfAt = VfAt { host: 0, vf: 1 };
 const A2: VfAt = VfAt { host: 0, vf: 2 };
@@ -319,19 +320,6 @@ fn a_reliable_connection_delivers_across_a_link_that_loses_packets() {
             let sample = format!("\nvhca_connection_{metric}_total{labels} ");
             assert!(text.contains(&sample), "{sample} is not in {text}");
         }
-    }
-}
-
-#[derive(Debug)]
-struct NoVmms;
-
-impl Vmms for NoVmms {
-    fn is_empty(&self) -> bool {
-        true
-    }
-
-    fn of_host(&self, _: &str) -> Vec<VmmRow> {
-        Vec::new()
     }
 }
 

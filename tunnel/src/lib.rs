@@ -11,7 +11,7 @@
 //!   translation tables convert between them;
 //! * [`DropReason`], the one closed list of reasons for which a frame can end nowhere, and
 //!   [`Verdict`], how any frame ends.
-//! * [`SubnetLmcs`], what LIDs are one port's, by which an answer from elsewhere is told from an answer of who was asked;
+//! * [`SubnetLmcs`], the LIDs that belong to one port: an answer from any other LID is refused;
 //! * [`wire_id`], what the tables of the ids that we put on the wire are made of.
 //!
 //! The VF is known by the tunnel that a frame came through, never by its bytes.

@@ -6,7 +6,7 @@ use ib_wire::Qpn;
 /// The queue pair that sent a packet of a connection.
 ///
 /// It travels beside the bytes, because RC and UC packets name their destination only (IBA 9.2): queue pairs of one port have
-/// the LID in common, and the bytes do not tell them apart.
+/// the LID in common, and no byte of a packet distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketSource {
     /// Function of the sender's adapter.

@@ -15,7 +15,7 @@ pub trait MemoryReserve: fmt::Debug + Send + Sync {
 
 /// Bytes that a service may spend on one process: pages of rings, objects, and events that wait to be read.
 ///
-/// Copies are of the same budget. It is never exceeded, and what is charged to it comes back with its [`Charge`].
+/// Copies share one budget. The bytes in use never exceed it; dropping a [`Charge`] releases its bytes.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<Account>);
 

@@ -230,7 +230,7 @@ impl CallReply {
     }
 }
 
-/// Bytes of records that a process may put back: no more than it was sent and has not put back already.
+/// Bytes of records that a process may put back: at most the bytes sent to it, less those already put back.
 ///
 /// The channels of a process have one limit together, since a record goes to another channel with the id that it is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

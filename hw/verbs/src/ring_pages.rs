@@ -7,7 +7,7 @@ use crate::ring_memory::{PAGE, RingMemory};
 
 /// The memory of a process's rings, with the charge for its pages.
 ///
-/// Charged are the pages that existed when a ring last came or went, or those that the device has touched, if these are
+/// The charge covers the pages that existed when a ring was last made or destroyed, or the pages that the device has touched, if these are
 /// more: a page that the program touches first is the program's until then.
 #[derive(Debug)]
 pub(crate) struct RingPages {

@@ -1,4 +1,4 @@
-//! Numbers that nobody can compute without the secret that they follow from.
+//! Numbers that follow from a secret and cannot be computed without it.
 
 use core::fmt;
 

@@ -146,7 +146,7 @@ impl TidMap {
         }
     }
 
-    /// Returns what is known of the subnet's LMCs: answers come from the LID that was asked, or its port's base LID.
+    /// Returns the known LMCs of the subnet: an answer comes from the LID asked, or the base LID of its port.
     pub const fn lmcs_mut(&mut self) -> &mut SubnetLmcs {
         &mut self.lmcs
     }

@@ -24,7 +24,7 @@ use super::victims::Trouble;
 /// Bytes of memory that no protocol of the socket takes.
 const MEMORY: u64 = 512 << 20;
 
-/// Epoll instances, and how often each has the client's socket.
+/// Number of epoll instances, and of registrations of the client's socket in each.
 const WATCHERS: usize = 500;
 
 /// Time for which a close waits, before the peer ends the wait.
@@ -63,7 +63,7 @@ pub(super) fn refused_memory(lab: &Path, vf: &Path) -> Result<(), Trouble> {
     })
 }
 
-/// Has the replies to a VMM waited for by so many that each takes long to send.
+/// Adds a VMM's socket to so many epoll instances that each reply takes long to send.
 pub(super) fn watchers(vf: &Path, pages: usize) -> Result<(), Trouble> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -85,7 +85,7 @@ pub(super) fn watchers(vf: &Path, pages: usize) -> Result<(), Trouble> {
     Ok(vmm.repeat(&[posts])?)
 }
 
-/// Connects to each of the service's sockets in turn, over and over, and leaves what was passed there unread or not.
+/// Connects to each of the service's sockets in turn, passes descriptors, and disconnects.
 fn in_turn(
     lab: &Path,
     vf: &Path,

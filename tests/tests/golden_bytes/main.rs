@@ -1,4 +1,4 @@
-//! What runs with fixed seeds in virtual time put out, against `tests/golden/bytes`: a byte that changes fails a test.
+//! Compares the output of runs with fixed seeds in virtual time with `tests/golden/bytes`: one changed byte fails a test.
 //!
 //! Nothing of the host is in these outputs: scenarios leave out where pids, paths, the time of day and the version stand.
 //! `replay_scripts` does the same for scripts of `vhca replay`.

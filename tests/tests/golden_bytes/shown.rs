@@ -1,12 +1,13 @@
 //! Tables and metrics of a service in virtual time.
 
 use ib_vtime::Duration;
-use vhca::{Driven, Slice};
+use vhca::Slice;
 use vhca_service::serve::{GuestAction, Lab, LinkFaults, Options, Service, TopologySpec};
 use vhca_service::show::{
     self, By, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject,
 };
 use vhca_tests::golden::{Form, assert_unchanged};
+use vhca_tests::virtual_service::pass;
 
 const SUBJECTS: [Subject; 13] = [
     Subject::Vfs,
@@ -24,20 +25,7 @@ const SUBJECTS: [Subject; 13] = [
     Subject::Sm,
 ];
 
-/// Lets time pass.
-fn pass(service: &mut Service, time: Duration) {
-    let mut now = service.lab().world().now();
-    let end = now + time;
-    while now < end {
-        service.poll(now);
-        now = service
-            .poll_timeout()
-            .map_or(end, |next| next.max(now).min(end));
-    }
-    service.poll(end);
-}
-
-/// Has guests do something, and lets it happen.
+/// Starts an action of guests, and runs the service until it is done.
 fn guests(service: &mut Service, vfs: &str, action: &GuestAction) {
     let vfs = service.lab().vfs(vfs, None).unwrap();
     service.lab_mut().guests_do(&vfs, action).unwrap();
@@ -85,7 +73,7 @@ fn service() -> Service {
     service
 }
 
-/// Calls something with what there is to look at.
+/// Calls `show` with the scene of a service.
 fn with_scene<T>(service: &Service, call: impl FnOnce(&Scene<'_>) -> T) -> T {
     let lab = service.lab();
     let pfs = lab.pf_hosts().map(|pf| NamedPf {

@@ -11,9 +11,10 @@ use vf_proxy::native::{
     ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, UdQpSpec, VfPortEvent,
 };
 use vhca::Slice;
-use vhca_service::show::{self, By, Filter, Format, Metrics, ServiceFacts, Subject, VmmRow, Vmms};
+use vhca_service::show::{self, By, Filter, Format, Metrics, ServiceFacts, Subject};
 use vhca_tests::golden::{Form, assert_unchanged, digest, frames};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
+use vhca_tests::virtual_service::NoVmms;
 
 const ENDS: [VfAt; 2] = [VfAt { host: 0, vf: 1 }, VfAt { host: 1, vf: 1 }];
 const DEFAULT: Partition = Partition::Key(PKey::DEFAULT_FULL);
@@ -103,7 +104,7 @@ impl Scenario {
         });
     }
 
-    /// Posts an operation on the first bytes of the region, lets it happen, and notes the completions of both ends.
+    /// Posts an operation on the first bytes of the region, runs the fabric, and records the completions of both ends.
     fn post(&mut self, ends: &[End; 2], op: SendOp<'_>, len: u32) {
         let [from, _] = ends;
         let gather = [from.region.sge(0, len)];
@@ -215,20 +216,7 @@ impl Scenario {
     }
 }
 
-#[derive(Debug)]
-struct NoVmms;
-
-impl Vmms for NoVmms {
-    fn is_empty(&self) -> bool {
-        true
-    }
-
-    fn of_host(&self, _: &str) -> Vec<VmmRow> {
-        Vec::new()
-    }
-}
-
-/// Runs the scenario. Returns what was seen, and if it goes in packets the capture of all links.
+/// Runs the scenario. Returns the transcript, and the capture of all links if messages go in packets.
 fn run(is_whole: bool) -> (String, Vec<u8>) {
     let mut subnet = VfSubnet::new(3, 2, 1);
     let fabric = subnet.fabric_mut();

@@ -12,7 +12,7 @@ pub(crate) struct Session {
     output: BufReader<PipeReader>,
     run: JoinHandle<Result<(), ReplayError>>,
     line: u64,
-    /// The script behind `<`, and what was printed behind `>`.
+    /// Script lines behind `<`, printed lines behind `>`.
     transcript: String,
 }
 
@@ -89,7 +89,7 @@ impl Session {
         }
     }
 
-    /// Ends the script. Returns what was written and printed.
+    /// Ends the script. Returns its transcript.
     pub(crate) fn end(self) -> String {
         let Self {
             script,

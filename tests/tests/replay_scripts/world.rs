@@ -168,7 +168,7 @@ impl World {
         self.end_with_transcript().0
     }
 
-    /// As [`Self::end`]. Returns the script and what was printed, too.
+    /// As [`Self::end`]. Returns the transcript, too.
     pub(crate) fn end_with_transcript(mut self) -> (Tally, String) {
         let quiet = self.quiet.len();
         self.left_after(TEN_MINUTES, quiet);

@@ -10,25 +10,12 @@ use hca_api::{
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, MgmtClass};
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
-use vhca::Driven;
 use vhca_service::serve::{
     GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange, VfState,
 };
+use vhca_tests::virtual_service::pass;
 
 use crate::report::{Report, Row};
-
-/// Lets time pass.
-fn pass(service: &mut Service, time: Duration) {
-    let mut now = service.lab().world().now();
-    let end = now + time;
-    while now < end {
-        service.poll(now);
-        now = service
-            .poll_timeout()
-            .map_or(end, |next| next.max(now).min(end));
-    }
-    service.poll(end);
-}
 
 fn serve(options: Options) -> Service {
     let options = Options {
@@ -255,6 +242,17 @@ fn foreign_peer(report: &Report) {
     };
     spy.post_send(qp, &send).unwrap();
     pass(&mut service, Duration::from_secs(1));
+    let lab = service.lab();
+    let why = |vf| lab.why(&lab.vf(vf, None).unwrap(), PortNum(1));
+    let found = why("H1-1/1");
+    let named = found.seen[0].starts_with("H2-1/2 sent 8 such packets");
+    assert!(
+        named && found.next.starts_with("vhca set vf H2-1/2 state disable"),
+        "{found}"
+    );
+    for other in ["H1-1/2", "H2-1/1", "H2-1/2"] {
+        assert_eq!(why(other).code, "ok");
+    }
     let name = ("a VF that sends in the name of a peer", "foreign_peer");
     case(report, &mut service, name, |service| {
         let vf = service.lab().vf("H2-1/2", None).unwrap();

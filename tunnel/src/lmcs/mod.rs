@@ -27,7 +27,7 @@ impl SubnetLmcs {
             return;
         }
         let last = Lid::new(base.get() | lmc.mask());
-        // What was said of a port whose LIDs these were is over.
+        // An older entry whose LIDs overlap is out of date.
         let first = self.port_with(base).map_or(base, |(base, _)| base);
         let stale: alloc::vec::Vec<Lid> =
             self.said.range(first..=last).map(|(lid, _)| *lid).collect();
@@ -37,7 +37,7 @@ impl SubnetLmcs {
         self.said.insert(base, lmc);
     }
 
-    /// Forgets what was said of other ports, because LIDs may have changed.
+    /// Forgets the LMCs of other ports, because LIDs may have changed.
     pub fn forget(&mut self) {
         self.said.clear();
     }
@@ -48,8 +48,8 @@ impl SubnetLmcs {
         self.port_with(lid).map_or(self.own, |(_, lmc)| lmc)
     }
 
-    /// Returns `true` if an answer to what was asked at `asked` may come from `from`: that LID, or the base LID of its port,
-    /// from which adapters shared among VFs answer whatever they were asked under, since their VFs are not told
+    /// Returns `true` if an answer to a request to `asked` may come from `from`: that LID, or the base LID of its port,
+    /// from which adapters shared among VFs answer all requests, since their VFs do not learn
     /// (`mlx4_ib_send_to_slave`).
     #[must_use]
     pub fn may_answer(&self, asked: Lid, from: Lid) -> bool {

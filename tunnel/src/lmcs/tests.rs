@@ -6,7 +6,7 @@ const fn lmc(bits: u8) -> Lmc {
     Lmc::from_low_bits(bits)
 }
 
-/// The LIDs from 1 to 0x20 that may answer what was asked at one.
+/// Returns the LIDs from 1 to 0x20 from which an answer to a request to `asked` is accepted.
 fn answering(lmcs: &SubnetLmcs, asked: u16) -> std::vec::Vec<u16> {
     let may = |from: &u16| lmcs.may_answer(Lid::new(asked), Lid::new(*from));
     (1..0x20).filter(may).collect()

@@ -1,5 +1,5 @@
 //! Kernel work of the service's thread for a client, published for a watchdog: kernel work that waits for a client
-//! stops everybody, and its thread cannot say so.
+//! blocks the service, and the blocked thread cannot log it.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ pub enum Work {
     Page,
     /// Memory of a process, by its `/proc/PID/mem`.
     ProcessMemory,
-    /// A reply or an interrupt, which wakes up those who wait for it.
+    /// A reply or an interrupt, which wakes its waiters.
     WakeUp,
 }
 
@@ -49,7 +49,7 @@ pub fn during<T>(work: Work, client: RawFd, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns what is published. `None` where the service's thread does nothing for a client.
+/// Returns the published work. `None` if the service's thread does none for a client.
 #[must_use]
 pub fn published() -> Option<Activity> {
     let word = PUBLISHED.load(Ordering::Relaxed);

@@ -64,7 +64,7 @@ impl Kind {
         at.and_then(|at| u8::try_from(at).ok()).unwrap_or(0)
     }
 
-    /// Returns the descriptors of one message that are looked at. Beyond them the kernel closes what comes.
+    /// Returns the number of descriptors that one message may have.
     pub(crate) const fn most(self) -> usize {
         match self {
             Self::Vmm => 64,

@@ -1,19 +1,19 @@
 //! Takes the descriptors that clients of a service pass, in a process of its own: the *receiver*.
 //!
 //! A `close(2)` may take as long as the owner of the file likes: a TCP socket with SO_LINGER and unread data waits for its
-//! peer, a file of FUSE for its server, even where another reference to it exists. A descriptor that a process receives is
-//! installed before anything is known of it, and one that is not received is closed in the context of whoever reads the
-//! message, closes the socket last, or ends. So a service of one thread that takes messages from clients can be stopped by
-//! any of them. Here
+//! peer, a file of FUSE for its server, even where another reference to it exists. The kernel installs a
+//! received descriptor before the process can look at it, and closes one without room in the context of the thread that reads the
+//! message, closes the socket last, or exits. So any client can block a
+//! service of one thread. Here
 //!
 //! * the service peeks at each message without room for descriptors, which installs and closes none, and reads a message
 //!   that has none itself;
-//! * a message with descriptors is read by the receiver, which has a duplicate of each client's socket. It looks at what came,
-//!   passes on what the protocol takes ([`Kind`]), and closes the rest. What it passes on it keeps a duplicate of until the
-//!   service has closed its own ([`Lease`]), so that the service never closes a file last;
+//! * a message with descriptors is read by the receiver, which has a duplicate of each client's socket. It passes the
+//!   descriptors on that the protocol takes ([`Kind`]), and closes the others. It keeps a duplicate of each passed descriptor until
+//!   the service has closed its own ([`Lease`]), so that the service never closes a file last;
 //! * the service never closes a client's socket or a listener last: the receiver has duplicates of them.
 //!
-//! The receiver does what may wait for a client on threads, one client on at most one of them at a time. A user with
+//! The receiver serves clients on threads, each client on at most one at a time. A user with
 //! [`STUCK_MAX`] threads that wait is not served until one of them goes on.
 
 mod activity;

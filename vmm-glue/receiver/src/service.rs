@@ -45,7 +45,7 @@ pub struct PassedFd {
 /// The socket of a client.
 #[derive(Debug)]
 pub struct ClientSocket {
-    // Closed before the lane, whose end has the receiver close its duplicate.
+    // Closed before the lane: at the end of the lane the receiver closes its duplicate.
     socket: OwnedFd,
     /// `None` if messages are read here with their descriptors.
     lane: Option<OwnedFd>,
@@ -285,7 +285,7 @@ impl ClientSocket {
     /// Reads the next message of a socket of packets, or bytes of a stream, into `space`. `None` if there are none now.
     ///
     /// # Errors
-    /// Errors of the system, and [`Errno::CONNRESET`] if the receiver does not serve the client any more.
+    /// Errors of the system, and [`Errno::CONNRESET`] if the receiver has refused the client.
     pub fn receive(&mut self, space: &mut [u8]) -> Result<Option<Received>, Errno> {
         self.note_sent()?;
         let Some(lane) = &self.lane else {
@@ -306,7 +306,7 @@ impl ClientSocket {
         let Some((len, has_descriptors)) = peek(&self.socket, space)? else {
             return Ok(None);
         };
-        // To take a message wakes those who wait for room, too.
+        // Receiving wakes the waiters for room, too.
         if has_descriptors || self.wakeups.are_slow() {
             let read = Request::Read(u32::try_from(len).unwrap_or(u32::MAX));
             ask(lane, read, &[])?;

@@ -1,8 +1,8 @@
-//! Wake-ups of those who wait for a reply or an interrupt of the service.
+//! Wake-ups of the waiters for a reply or an interrupt.
 //!
 //! The client chooses the waiters: it can add its own end of a socket or an eventfd to 500 epoll instances 500 times, and each
 //! reply then runs 250,000 callbacks in the thread that sends it. So wake-ups are timed, and those of a client that are slow are
-//! made by a thread of its own from then on.
+//! left to the receiver, or to a thread, from then on.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use crate::{PassedFd, message};
 /// Time of a wake-up after which its processor time is looked at.
 const LONG: Duration = Duration::from_millis(1);
 
-/// Processor time of a slow wake-up, and of what came in the millisecond before it. A thread that had to wait for the processor
+/// Processor time of a slow wake-up, and of the millisecond before it. A thread that had to wait for the processor
 /// used none; that of a virtual machine may have been taken from it, so it takes [`STRIKES`] within a second.
 const SLOW: Duration = Duration::from_millis(2);
 

@@ -62,8 +62,8 @@ pub(crate) fn of_peer(socket: impl AsFd) -> io::Result<Credentials> {
     Ok(unsafe { credentials.assume_init() }.into())
 }
 
-/// Makes a socket, and those that are connected to it later, refuse descriptors, which their senders find out. Returns `false`
-/// where the kernel cannot (before Linux 6.16): then the receiver closes them.
+/// Makes a socket, and sockets that it accepts later, refuse descriptors: senders get EPERM. Returns `false` where the kernel
+/// cannot (before Linux 6.16).
 pub(crate) fn refuse_descriptors(socket: impl AsFd) -> bool {
     /// `SO_PASSRIGHTS` of `asm-generic/socket.h`.
     const SO_PASSRIGHTS: libc::c_int = 83;

@@ -30,7 +30,7 @@ const LIBRARY: &str = "libvhca_umad.so";
 /// Pause between two looks at ports that are not active yet.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Time after which the user is told what a command waits for.
+/// Time after which a command prints the ports that it waits for.
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// Why a program cannot be run.

@@ -79,7 +79,7 @@ mod tests {
             .iter()
             .map(|peer| (peer.function.0, peer.packets));
         assert!(others.eq((937..1000).map(|sender| (sender, 1))));
-        // Another adapter's function of the same number is another sender, and another victim is told apart.
+        // Another adapter's function of the same number is another sender, and another victim makes another entry.
         peers.count(Instant::ZERO, victim, Lid::new(8), FunctionId(0));
         peers.count(Instant::ZERO, FunctionId(2), lid, FunctionId(0));
         let latest: Vec<_> = peers.iter().skip(61).map(|peer| peer.packets).collect();

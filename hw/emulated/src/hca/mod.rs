@@ -93,7 +93,7 @@ const LIMITS: Limits = Limits {
 };
 
 /// What a function without a quota of its own may own.
-const NO_QUOTA: ResourceCounts = ResourceCounts {
+pub(crate) const NO_QUOTA: ResourceCounts = ResourceCounts {
     pds: LIMITS.max_pd,
     avs: LIMITS.max_av,
     cqs: LIMITS.max_cq,

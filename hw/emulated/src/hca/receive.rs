@@ -501,7 +501,7 @@ impl Device {
         );
     }
 
-    /// Keeps who sent a packet to a connection of another, if that is why it was not delivered.
+    /// Records the sender of a packet that was dropped as `ForeignPeer`.
     fn note_foreign_peer(
         &mut self,
         to: Option<FunctionId>,

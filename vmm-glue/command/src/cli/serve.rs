@@ -91,7 +91,7 @@ pub(crate) struct ServeArgs {
     /// ibsim refuses the subnet manager's attempt.
     #[arg(long)]
     local_guids: bool,
-    /// Seed of everything random, keys, PSNs and ids included, for tests: who knows it computes them. By default they
+    /// Seed of everything random, keys, PSNs and ids included, for tests: they can be computed from it. By default they
     /// follow from 256 random bits.
     #[arg(long, value_parser = number::<u64>(0..=u64::MAX))]
     seed: Option<u64>,

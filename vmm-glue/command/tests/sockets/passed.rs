@@ -1,4 +1,4 @@
-//! Descriptors that clients pass: whatever they are of, they stop nobody but the client.
+//! Clients pass descriptors whose close waits; the service goes on serving the others.
 
 use std::io::{BufRead, BufReader, Write};
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::serving::Serve;
 
-/// Time in which a service answers and ends that nobody stops, on a machine that does other things, too.
+/// Time within which a service that is not blocked answers and ends, on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
 
 /// A TCP socket whose close waits for an hour, and its peer, which reads nothing.
@@ -93,7 +93,7 @@ fn a_close_that_waits_stops_no_socket_of_the_service() {
         }
         ibsim.connect_addr(&address).unwrap();
         pass(&ibsim, &near, times);
-        // Whoever closes it last waits for an hour: that may be this process.
+        // The last close waits for an hour, and may be this one.
         std::thread::spawn(move || drop(near));
         ask(&serve);
     }

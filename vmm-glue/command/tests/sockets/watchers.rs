@@ -1,4 +1,4 @@
-//! Clients who have so much wait for the service's replies that each takes long to send.
+//! A client with so many epoll waiters that each reply takes long to send.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::serving::Serve;
 
-/// Epoll instances, and how often each has the socket.
+/// Number of epoll instances, and of registrations of the socket in each.
 const WATCHERS: usize = 500;
 
 /// Adds a socket to many epoll instances, many times each.

@@ -33,7 +33,7 @@ fn client_of(receiver: &Receiver, kind: Kind, uid: u32) -> (UnixStream, ClientSo
     (client, admitted.map_err(|(_, error)| error).unwrap())
 }
 
-/// Receives what is there, waiting for the receiver.
+/// Receives the next message, waiting for the receiver.
 fn receive(socket: &mut ClientSocket, space: &mut [u8]) -> Received {
     loop {
         match socket.receive(space) {
@@ -198,7 +198,7 @@ fn clients_that_came_before_their_user_was_stuck_have_no_more_threads() {
     for (client, socket) in &mut clients {
         let (near, far) = lingering();
         pass(client, b"x", &[near.as_fd()]);
-        // Whoever closes it last waits: the queue has it now.
+        // The last close waits, and the queue still has a reference.
         drop(near);
         peers.push(far);
         assert!(socket.receive(&mut [0; 8]).unwrap().is_none());

@@ -144,8 +144,8 @@ impl Acceptor {
         self.rests_until.is_some()
     }
 
-    /// Watches the socket again if it has rested. Returns `true` if [`Self::accept`] has a connection that the socket does not
-    /// tell of again.
+    /// Watches the socket again if it has rested. Returns `true` if a connection waits for [`Self::accept`] for which the socket
+    /// does not become ready.
     pub(super) fn wake(&mut self, turn: &mut Turn<'_>) -> bool {
         let is_over = self.rests_until.is_some_and(|until| until <= turn.now);
         if is_over {

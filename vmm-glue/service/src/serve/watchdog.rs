@@ -72,7 +72,7 @@ impl Stalls {
         log::error!("the service stands still for {stall}: its connection is shut down");
         // A listening socket is for others, too.
         if socket_acceptconn(socket) != Ok(true) {
-            // One that is not connected any more has gone by itself.
+            // A socket that is not connected needs no shutdown.
             let _ = shutdown(socket, Shutdown::Both);
         }
         let mut stalls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +117,7 @@ impl fmt::Display for Stall {
     }
 }
 
-/// Looks at what is published.
+/// Compares successive looks at the published work.
 #[derive(Debug, Default)]
 struct Watchdog {
     last: Option<Activity>,

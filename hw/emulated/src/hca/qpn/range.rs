@@ -205,7 +205,7 @@ impl QpnRange {
         }
     }
 
-    /// Gives a number back that is taken.
+    /// Frees a number that is taken.
     fn rest(&mut self, index: usize) {
         self.taken -= 1;
         self.set(index, Slot::Resting);

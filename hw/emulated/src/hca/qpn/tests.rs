@@ -110,7 +110,7 @@ fn a_full_table_finds_runs_among_what_was_released() {
     assert_eq!(table.reserve(VF, 1, 3), Err(HcaError::InvalidParameter));
 }
 
-/// What others hold, and how they spread it, leaves each function numbers of its own.
+/// Other functions, however many numbers they hold, leave each function numbers of its own.
 #[test]
 fn nobody_can_take_or_fragment_the_last_numbers_of_a_function() {
     for virtual_functions in [1, 126, 1024] {

@@ -196,8 +196,8 @@ impl Modelled {
         self.take_ring_bytes(pages);
     }
 
-    /// Takes over what is charged for rings: of the pages that exist, those that a program has touched count from the next ring
-    /// on that comes or goes.
+    /// Adopts the bytes charged for rings: pages that the program touched itself are charged when the next ring is made or
+    /// destroyed.
     fn take_ring_bytes(&mut self, pages: u64) {
         let others = self.plain + self.events * EVENT;
         let bytes = self.process.budget.used().checked_sub(others).unwrap();
@@ -205,7 +205,7 @@ impl Modelled {
         self.ring_bytes = bytes;
     }
 
-    /// Has the port change: an event for the process.
+    /// Delivers a port event to the process.
     fn notify(&mut self) {
         let event = HcaEvent::Async(AsyncEvent::Port {
             port: ib_wire::PortNum(1),

@@ -27,7 +27,7 @@ use client::Client;
 use vhca::watch::Ready;
 use vhca_receiver::Kind;
 
-/// Time for connections before others have their turn. The socket tells again of those that wait.
+/// Time for connections before others have their turn. The socket stays ready for the others.
 const ACCEPTING: Duration = Duration::from_micros(50);
 
 /// Clients at a time; of more, the one that has been silent for longest must go.

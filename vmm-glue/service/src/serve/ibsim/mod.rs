@@ -268,7 +268,7 @@ impl DataSocket {
     }
 }
 
-/// Makes the receiver take what comes with descriptors. Without it, and where it has too much to do, descriptors are closed here.
+/// Hands a socket to the receiver, which then discards datagrams with descriptors. Without a receiver they are closed here.
 fn admit(receiver: Option<&Receiver>, socket: OwnedFd) -> ClientSocket {
     let Some(receiver) = receiver else {
         return ClientSocket::trusted(socket);

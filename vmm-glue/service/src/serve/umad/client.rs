@@ -76,7 +76,7 @@ impl Client {
     /// be a Unix socket, and is never waited for.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub(super) fn answer(&self, to: PassedFd, answer: Answer) -> io::Result<()> {
         if socket_domain(&to)? != AddressFamily::UNIX {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -94,7 +94,7 @@ impl UmadSocket {
     fn accept(&mut self, turn: &mut Turn<'_>) {
         let mut slice = turn.slice(TURN);
         for _ in 0..BUDGET {
-            // The socket tells again of those that wait.
+            // The socket stays ready for the others.
             if slice.is_over() {
                 return;
             }

@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(budget.used(), waiting * record(512).cost());
         let sent = kept - channels.waiting;
         assert!(sent * 512 < CHANNEL_BUFFER as usize, "{sent} in the socket");
-        // What was sent may come back, and is lost while there is no room.
+        // A record that was sent may be put back, and is lost while there is no room.
         let storm = (0..100_000).take_while(|_| channels.take_back(NOW, record(512)).is_ok());
         assert_eq!(storm.count(), sent);
         assert!(budget.used() <= MOST);

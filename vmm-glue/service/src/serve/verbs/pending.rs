@@ -34,13 +34,17 @@ impl Lab {
         own.chain(self.pending_vf(node_name, number)).collect()
     }
 
-    /// Returns `true` if a port's link is up, a subnet manager reaches it, and it is not active.
+    /// Returns `true` if a port is not active and a subnet manager will make it so.
     fn is_pending(&self, at: Endpoint) -> bool {
-        self.fabric().port(at).is_some_and(|port| {
-            port.physical_state == PhysicalState::LinkUp
-                && port.state != PortState::Active
-                && self.manager_near(at).is_some()
-        })
+        let port = self.fabric().port(at);
+        port.is_some_and(|port| port.state != PortState::Active) && self.is_managed(at)
+    }
+
+    /// Returns `true` if the link of a port is up and a subnet manager reaches it.
+    fn is_managed(&self, at: Endpoint) -> bool {
+        let port = self.fabric().port(at);
+        port.is_some_and(|port| port.physical_state == PhysicalState::LinkUp)
+            && self.manager_near(at).is_some()
     }
 
     /// Returns the name of the VF that a program would get if its port is not active, but will be.
@@ -55,17 +59,9 @@ impl Lab {
             is_wanted && is_named && program.is_some_and(|program| program.device.is_free())
         })?;
         let host = world.host(vf.host);
-        let at = Endpoint {
-            node: host.node(),
-            port: PORT,
-        };
-        let port = self.fabric().port(at)?;
-        if port.physical_state != PhysicalState::LinkUp || self.manager_near(at).is_none() {
-            return None;
-        }
         let ports = host.context()?.ports();
         let reason = ports.get(PORT.index().checked_sub(1)?)?.reason(vf.vf)?;
-        let comes_up = match reason {
+        let waits = match reason {
             PortReason::PhysicalDown
             | PortReason::WaitingForSa
             | PortReason::WaitingForHardware { obstacle: None } => true,
@@ -77,6 +73,10 @@ impl Lab {
             | PortReason::NotSupported
             | PortReason::TableTooSmall => false,
         };
-        comes_up.then(|| format!("{}/{}", vf.host_name, vf.vf.get()))
+        let at = Endpoint {
+            node: host.node(),
+            port: PORT,
+        };
+        (waits && self.is_managed(at)).then(|| format!("{}/{}", vf.host_name, vf.vf.get()))
     }
 }

@@ -206,7 +206,7 @@ impl VfioUserSockets {
     fn accept(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
         let mut slice = turn.slice(client::TURN);
         for _ in 0..ACCEPTED {
-            // The socket tells again of those that wait.
+            // The socket stays ready for the others.
             if slice.is_over() {
                 return;
             }

@@ -301,7 +301,7 @@ fn t025a_packets_of_the_old_peer_that_come_after_a_reset_are_refused() {
     }
 }
 
-/// Has a host's run leave in three frames and then whole.
+/// Sends a host's run as three frames, then as a whole run.
 fn cut_half_way(rig: &mut Rig, host: usize, source: PacketSource) {
     let now = rig.now;
     let head = rig.device(host).poll_run(now, PORT).unwrap();

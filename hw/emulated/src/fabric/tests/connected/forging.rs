@@ -160,7 +160,7 @@ impl Attack {
         }
     }
 
-    /// Has either end write to, read from and send to the other, which has no receive for a while.
+    /// Posts writes, reads and sends at both ends; the receives follow later.
     fn round(&mut self, round: usize, forges: bool, seen: &mut Seen) {
         for own in [0, 1] {
             let [from, to] = [self.victims[own], self.victims[1 - own]];

@@ -17,13 +17,13 @@ use hca_api::{
     AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
     CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
     HostMemory, MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps, QpHandle, QpKind,
-    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, ResourceCounts,
-    SendFlags, SendOp, SendRequest, Sge, VirtualPort,
+    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp,
+    SendRequest, Sge, VirtualPort,
 };
 use ib_vtime::Instant;
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
-use crate::hca::Device;
+use crate::hca::{Device, NO_QUOTA};
 use crate::{
     Built, DropReason, Fabric, Fault, FaultPlan, HcaConfig, NodeId, PacketFilter, Topology, When,
 };
@@ -142,23 +142,12 @@ impl Rig {
 
     /// Adds a VF with an active port in the default partition.
     fn add_vf(&mut self, host: usize, id: FunctionId) {
-        const EVERY: u32 = 64;
-
         let mut pf = self.fabric.hca(self.hosts[host], PF).unwrap();
         pf.create_function(FunctionSpec {
             id,
             node_guid: Guid::new(5),
             memory: Box::new(HostMemory::new()),
-            quota: ResourceCounts {
-                pds: EVERY,
-                avs: EVERY,
-                cqs: EVERY,
-                srqs: EVERY,
-                qps: EVERY,
-                mrs: EVERY,
-                mws: EVERY,
-                attachments: EVERY,
-            },
+            quota: NO_QUOTA,
         })
         .unwrap();
         let view = VirtualPort {
