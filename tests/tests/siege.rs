@@ -52,3 +52,15 @@ fn no_vmm_keeps_others_from_being_served() {
     // Its rounds are seconds apart.
     keeps_its_promises(vec![Attack::Unmap], vec![1], Duration::from_secs(8));
 }
+
+#[test]
+fn nothing_that_a_client_passes_or_watches_keeps_others_from_being_served() {
+    let attacks = vec![
+        Attack::PutBack,
+        Attack::Linger,
+        Attack::Descriptors,
+        Attack::RefusedMemory,
+        Attack::Watchers,
+    ];
+    keeps_its_promises(attacks, vec![1], Duration::from_secs(2));
+}

@@ -2,12 +2,17 @@
 //! `cargo run --release -p vhca-tests --bin siege -- --seconds 4 --attackers 1,4,16`.
 //!
 //! `--attack NAME` chooses attacks, `--json` prints the figures for programs. It ends with an error if a victim waits
-//! longer than is promised. Its own processes are this program, too.
+//! longer than is promised, and again in both of two repetitions. Its own processes are this program, too.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use vhca_tests::siege::{Attack, SiegePlan, Trouble, heading, lend_a_hand, promise};
+use vhca_tests::siege::{
+    Attack, Figures, Siege, SiegePlan, Trouble, heading, lend_a_hand, promise,
+};
+
+/// How often a setting that misses its bound is measured again. It counts if it misses each time.
+const REPEATS: usize = 2;
 
 fn main() -> Result<ExitCode, Trouble> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -44,23 +49,37 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
     if !is_json {
         println!("{}", heading());
     }
-    let siege = plan.carry_out(|figures| {
+    let print = |figures: &Figures| {
         if !is_json {
             println!("{}", figures.line());
         }
-    })?;
+    };
+    let siege = plan.carry_out(print)?;
     if is_json {
         println!("{:#}", siege.json());
     }
+    let Some(again) = siege.again(&plan, promise) else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    // Hosts have stalls of their own: what misses once is tried twice more.
+    eprintln!("again what missed, twice:");
+    let repeated: [Siege; REPEATS] = [again.carry_out(print)?, again.carry_out(print)?];
     let mut code = ExitCode::SUCCESS;
     for (figures, bound) in siege.missed(promise) {
+        let kept = repeated
+            .iter()
+            .filter(|siege| siege.keeps(figures, promise));
+        let times = REPEATS - kept.count();
         let [p99, max] = [bound.p99, bound.max].map(|time| time.as_secs_f64() * 1e3);
         let stalled = bound.stalled * 100.0;
         eprintln!(
-            "missed p99 {p99:.3} ms, max {max:.3} ms, {stalled:.0} % of the time beyond p99:"
+            "missed p99 {p99:.3} ms, max {max:.3} ms, {stalled:.0} % of the time beyond p99, \
+             and missed again {times} of {REPEATS} times:"
         );
         eprintln!("{}", figures.line());
-        code = ExitCode::FAILURE;
+        if times == REPEATS {
+            code = ExitCode::FAILURE;
+        }
     }
     Ok(code)
 }

@@ -23,7 +23,7 @@ use vhca_service::show::{Format, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::connections;
-use super::passing;
+use super::passing::{self, Receiver};
 use super::put_back::put_back;
 use super::raw::{self, RawVmm};
 use super::sweeper::Sweeper;
@@ -227,9 +227,9 @@ impl Attack {
             Self::NoReceives => return connections::no_receives(target),
             Self::LostPeers => return connections::lost_peers(target),
             Self::PutBack => return put_back(&target.lab.join("umad.verbs"), "H1-1"),
-            Self::Linger => return passing::linger(target.lab, target.second_vf),
-            Self::Descriptors => return passing::descriptors(target.lab, target.second_vf),
-            Self::RefusedMemory => return passing::refused_memory(target.lab, target.second_vf),
+            Self::Linger => return passing::linger(target.receiver()),
+            Self::Descriptors => return passing::descriptors(target.receiver()),
+            Self::RefusedMemory => return passing::refused_memory(target.receiver()),
             Self::Watchers => return passing::watchers(socket, PAGES),
             Self::Punch => punch(socket)?,
             Self::Nops => {
@@ -240,6 +240,40 @@ impl Attack {
             }
         }
         Ok(())
+    }
+
+    /// Whether the attack takes time from everyone on the host without the service: closing files, freeing memory and waking
+    /// waiters are the kernel's work. It is measured beside processes that do the same to sockets of their own.
+    #[must_use]
+    pub(super) const fn is_of_the_kernel(self) -> bool {
+        matches!(
+            self,
+            Self::Linger | Self::Descriptors | Self::RefusedMemory | Self::Watchers
+        )
+    }
+
+    /// Does the same to sockets of its own until this process is killed, where the attack [is of the
+    /// kernel](Self::is_of_the_kernel).
+    ///
+    /// # Errors
+    /// Why it cannot go on, or that the attack is not of the kernel.
+    pub(super) fn carry_out_on_own(self) -> Result<(), Trouble> {
+        match self {
+            Self::Linger => passing::linger(Receiver::Own),
+            Self::Descriptors => passing::descriptors(Receiver::Own),
+            Self::RefusedMemory => passing::refused_memory(Receiver::Own),
+            Self::Watchers => passing::own_watchers(),
+            _ => Err(format!("{self} needs the service").into()),
+        }
+    }
+}
+
+impl<'t> Target<'t> {
+    fn receiver(self) -> Receiver<'t> {
+        Receiver::Service {
+            lab: self.lab,
+            vf: self.second_vf,
+        }
     }
 }
 

@@ -36,6 +36,10 @@ use victims::{INTERVAL, Places, Victims};
 /// VFs, the folder of the service's other sockets, and a file for its progress follow.
 const ATTACKER: &str = "--attacker";
 
+/// The hidden argument of a process that does what an attack does to sockets of its own. The seconds after which it ends, the
+/// attack's name, and a file for its progress follow.
+const OWN: &str = "--own";
+
 /// How long attackers have to get going.
 const APPROACH: Duration = Duration::from_millis(700);
 
@@ -75,6 +79,8 @@ pub enum Setting {
     Alone,
     /// So many send messages that mean nothing.
     Calm(usize),
+    /// So many do what the attack does, to sockets of their own.
+    Own(Attack, usize),
     /// So many attack.
     Attacked(Attack, usize),
 }
@@ -178,6 +184,11 @@ pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
             };
             attack.parse::<Attack>()?.carry_out(target)
         }
+        [OWN, life, attack, progress] => {
+            end_in(life, File::options().write(true).open(progress)?)?;
+            rustix::process::setpriority_process(None, NICENESS)?;
+            attack.parse::<Attack>()?.carry_out_on_own()
+        }
         _ => Ok(()),
     }
 }
@@ -263,8 +274,14 @@ impl SiegePlan {
     fn settings(&self) -> Vec<Setting> {
         let calm = self.counts.iter().map(|count| Setting::Calm(*count));
         let attacked = self.attacks.iter().flat_map(|attack| {
+            let own = attack.is_of_the_kernel().then(|| {
+                self.counts
+                    .iter()
+                    .map(|count| Setting::Own(*attack, *count))
+            });
             let counts = self.counts.iter();
-            counts.map(|count| Setting::Attacked(*attack, *count))
+            let attacked = counts.map(|count| Setting::Attacked(*attack, *count));
+            own.into_iter().flatten().chain(attacked)
         });
         [Setting::Alone]
             .into_iter()
@@ -280,17 +297,23 @@ impl SiegePlan {
         sockets: impl Iterator<Item = [PathBuf; 2]>,
     ) -> Result<Vec<Hand>, Trouble> {
         let life = (APPROACH + self.length + REST).as_secs_f64().to_string();
-        let (attack, count) = match setting {
+        let (attack, count, is_own) = match setting {
             Setting::Alone => return Ok(Vec::new()),
-            Setting::Calm(count) => (Attack::Nops, count),
-            Setting::Attacked(attack, count) => (attack, count),
+            Setting::Calm(count) => (Attack::Nops, count, false),
+            Setting::Own(attack, count) => (attack, count, true),
+            Setting::Attacked(attack, count) => (attack, count, false),
         };
         let hand = |[socket, second]: [PathBuf; 2]| {
             let progress = NamedTempFile::new()?;
             let mut command = Command::new(&self.program);
+            if is_own {
+                command.args([OWN, &life, attack.name()]);
+            } else {
+                command.args([ATTACKER, &life, attack.name()]);
+                command.args([&socket, &second, lab]);
+            }
             command
-                .args([ATTACKER, &life, attack.name()])
-                .args([&socket, &second, lab, progress.path()])
+                .arg(progress.path())
                 .stdout(Stdio::null())
                 .stdin(Stdio::null());
             Ok(Hand {
@@ -358,11 +381,12 @@ impl Figures {
         stalled.as_secs_f64() / all
     }
 
-    fn setting(&self) -> (&'static str, usize) {
+    fn setting(&self) -> (String, usize) {
         match self.setting {
-            Setting::Alone => ("alone", 0),
-            Setting::Calm(count) => (Attack::Nops.name(), count),
-            Setting::Attacked(attack, count) => (attack.name(), count),
+            Setting::Alone => ("alone".to_owned(), 0),
+            Setting::Calm(count) => (Attack::Nops.name().to_owned(), count),
+            Setting::Own(attack, count) => (format!("own-{attack}"), count),
+            Setting::Attacked(attack, count) => (attack.name().to_owned(), count),
         }
     }
 
@@ -372,7 +396,7 @@ impl Figures {
         let (name, count) = self.setting();
         let [p50, p99, max] = [self.p50, self.p99, self.max].map(|time| time.as_secs_f64() * 1e3);
         format!(
-            "{name:18} {count:3} {:9} {:6} {p50:9.3} {p99:9.3} {max:9.3} {:6.2}",
+            "{name:20} {count:3} {:9} {:6} {p50:9.3} {p99:9.3} {max:9.3} {:6.2}",
             self.probe.name(),
             self.count,
             self.late * 100.0,
@@ -393,15 +417,20 @@ impl Figures {
 #[must_use]
 pub fn heading() -> String {
     format!(
-        "{:18} {:>3} {:9} {:>6} {:>9} {:>9} {:>9} {:>6}",
+        "{:20} {:>3} {:9} {:>6} {:>9} {:>9} {:>9} {:>6}",
         "setting", "n", "probe", "count", "p50/ms", "p99/ms", "max/ms", "late/%"
     )
 }
 
 impl Siege {
-    /// The figures beside as many processes that send messages which mean nothing.
-    fn calm(&self, probe: Probe, count: usize) -> Option<&Figures> {
-        let setting = Setting::Calm(count);
+    /// The figures that an attack's are compared with: beside as many processes that send messages which mean nothing, or that
+    /// do the same to sockets of their own.
+    fn calm(&self, probe: Probe, attack: Attack, count: usize) -> Option<&Figures> {
+        let setting = if attack.is_of_the_kernel() {
+            Setting::Own(attack, count)
+        } else {
+            Setting::Calm(count)
+        };
         let mut figures = self.figures.iter();
         figures.find(|other| other.probe == probe && other.setting == setting)
     }
@@ -414,12 +443,50 @@ impl Siege {
     ) -> impl Iterator<Item = (&Figures, Bound)> {
         self.figures.iter().filter_map(move |figures| {
             let calm = match figures.setting {
+                // What the kernel takes is no promise of the service.
+                Setting::Own(..) => return None,
                 Setting::Alone | Setting::Calm(_) => None,
-                Setting::Attacked(_, count) => Some(self.calm(figures.probe, count)?),
+                Setting::Attacked(attack, count) => {
+                    Some(self.calm(figures.probe, attack, count)?)
+                }
             };
             let bound = bound(calm);
             (!bound.is_kept(figures)).then_some((figures, bound))
         })
+    }
+
+    /// Returns a plan that carries out again what missed a bound, if anything did.
+    pub fn again(
+        &self,
+        plan: &SiegePlan,
+        bound: impl Fn(Option<&Figures>) -> Bound,
+    ) -> Option<SiegePlan> {
+        let mut again = SiegePlan {
+            attacks: Vec::new(),
+            counts: Vec::new(),
+            ..plan.clone()
+        };
+        let mut missed = false;
+        for (figures, _) in self.missed(bound) {
+            missed = true;
+            if let Setting::Attacked(attack, count) = figures.setting {
+                if !again.attacks.contains(&attack) {
+                    again.attacks.push(attack);
+                }
+                if !again.counts.contains(&count) {
+                    again.counts.push(count);
+                }
+            }
+        }
+        missed.then_some(again)
+    }
+
+    /// Whether no figures of the same probe and setting miss a bound.
+    #[must_use]
+    pub fn keeps(&self, figures: &Figures, bound: impl Fn(Option<&Figures>) -> Bound) -> bool {
+        !self
+            .missed(bound)
+            .any(|(missed, _)| missed.probe == figures.probe && missed.setting == figures.setting)
     }
 
     /// All figures as JSON.
