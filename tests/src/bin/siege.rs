@@ -1,7 +1,8 @@
 //! What well-behaved guests wait for while others attack the service, in real time:
 //! `cargo run --release -p vhca-tests --bin siege -- --seconds 4 --attackers 1,4,16`.
 //!
-//! `--attack NAME` chooses attacks, `--json` prints the figures for programs. It ends with an error if a victim waits
+//! `--attack NAME` chooses attacks, `--json` prints the figures for programs, `--memory-mib NUMBER` bounds the service's
+//! memory by a control group. It ends with an error if a victim waits
 //! longer than is promised, and again in both of two repetitions. Its own processes are this program, too.
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
         attacks: Vec::new(),
         counts: vec![1, 4, 16],
         length: Duration::from_secs(4),
+        memory: None,
         program: std::env::current_exe()?,
     };
     let mut is_json = false;
@@ -39,6 +41,7 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
                 let counts = value()?.split(',').map(str::parse);
                 plan.counts = counts.collect::<Result<_, _>>()?;
             }
+            "--memory-mib" => plan.memory = Some(value()?.parse::<u64>()? << 20),
             "--json" => is_json = true,
             _ => return Err(format!("{word}: there is no such option").into()),
         }
@@ -57,6 +60,9 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
     let siege = plan.carry_out(print)?;
     if is_json {
         println!("{:#}", siege.json());
+    }
+    if let Some(memory) = siege.memory {
+        eprintln!("the service had at most {} MiB", memory >> 20);
     }
     let Some(again) = siege.again(&plan, promise) else {
         return Ok(ExitCode::SUCCESS);

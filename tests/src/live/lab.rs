@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Process, wait_for};
+use super::{MemoryCgroup, Process, wait_for};
 
 /// For whatever takes a moment: far more than it needs on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,11 +57,19 @@ pub struct Lab {
 impl Lab {
     /// Starts the service with these arguments beside its sockets.
     pub fn serve(arguments: &[&str]) -> Self {
+        Self::start(Command::new(binary()), arguments)
+    }
+
+    /// Starts the service in a control group.
+    pub fn serve_in(group: &MemoryCgroup, arguments: &[&str]) -> Self {
+        Self::start(group.command(binary()), arguments)
+    }
+
+    fn start(mut command: Command, arguments: &[&str]) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("vhca-lab")
             .tempdir()
             .unwrap();
-        let mut command = Command::new(binary());
         command.arg("serve").args(arguments);
         command.arg("--control").arg(dir.path().join("control"));
         command.arg("--umad").arg(dir.path().join("umad"));

@@ -7,8 +7,10 @@
 
 mod capture;
 mod lab;
+mod memory_cgroup;
 mod process;
 
 pub use capture::{Capture, Packets};
 pub use lab::{Lab, OpenSm, PATIENCE, Shim, binary};
+pub use memory_cgroup::MemoryCgroup;
 pub use process::{Process, wait_for};

@@ -29,7 +29,7 @@ use tempfile::NamedTempFile;
 pub use attacks::{Attack, Target};
 pub use victims::{Probe, Trouble};
 
-use crate::live::Lab;
+use crate::live::{Lab, MemoryCgroup};
 use victims::{INTERVAL, Places, Victims};
 
 /// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the sockets of its two
@@ -68,6 +68,8 @@ pub struct SiegePlan {
     pub counts: Vec<usize>,
     /// How long is measured each time.
     pub length: Duration,
+    /// Bytes of memory that the service may have, if they are bounded.
+    pub memory: Option<u64>,
     /// The program that leaves it to [`lend_a_hand`] when it is started.
     pub program: PathBuf,
 }
@@ -130,6 +132,8 @@ impl Bound {
 pub struct Siege {
     /// All figures, in the order of the plan.
     pub figures: Vec<Figures>,
+    /// The most bytes of memory that the service had, where they were bounded and the kernel counts them.
+    pub memory: Option<u64>,
 }
 
 /// A process of ours, which does not outlive the siege.
@@ -235,7 +239,11 @@ impl SiegePlan {
             "--program-vfs",
             &programs,
         ];
-        let mut lab = Lab::serve(&arguments);
+        let group = self.memory.map(MemoryCgroup::new).transpose()?;
+        let mut lab = match &group {
+            Some(group) => Lab::serve_in(group, &arguments),
+            None => Lab::serve(&arguments),
+        };
         let socket = |host: &str, vf| folder.path().join(format!("{host}-vf{vf}.sock"));
         let near: [PathBuf; NEAR] = std::array::from_fn(|nth| socket("H1-1", nth + 1));
         let mut victims = Victims::start(&Places {
@@ -268,6 +276,7 @@ impl SiegePlan {
         if lab.service().ended().is_some() {
             return Err("the service is gone".into());
         }
+        siege.memory = group.and_then(|group| group.peak().ok());
         Ok(siege)
     }
 
