@@ -93,7 +93,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
-    // What a VMM links: no server, no command, no exercise.
+    // What a VMM links, wherever the adapter is: no fabric, no PF.
+    ("vhca-device", &["vf-proxy", "hca-api", "ib-vtime"]),
+    // What a VMM links that has the adapter: no server, no command, no exercise.
     (
         "vhca",
         &[
@@ -107,12 +109,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "pf-context",
             "vf-proxy",
             "vf-tunnel",
+            "vhca-device",
         ],
     ),
     ("vhca-receiver", &[]),
     (
         "vhca-vfio-user",
-        &["vhca", "vhca-receiver", "vf-proxy", "hca-api", "ib-vtime"],
+        &[
+            "vhca-device",
+            "vhca-receiver",
+            "vf-proxy",
+            "hca-api",
+            "ib-vtime",
+        ],
     ),
     (
         "vhca-service",
@@ -151,12 +160,14 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("pf-context", &["vf-proxy"]),
     ("vf-proxy", &["emulated-hca"]),
     ("verbs-link", &["emulated-hca"]),
+    ("vhca-device", &["emulated-hca", "ib-wire"]),
     ("vhca", &["mlx4-defs"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
 ];
 
 /// Packages that may own file descriptors, threads and clocks.
 const MAY_DO_IO: &[&str] = &[
+    "vhca-device",
     "vhca",
     "vhca-receiver",
     "vhca-vfio-user",

@@ -19,7 +19,7 @@ use super::codec::{
 use super::eventfd::Signaller;
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
 use super::memory::{GuestMemory, MAX_RANGES};
-use vhca::Slice;
+use vhca_device::Slice;
 
 /// Regions of a PCI function: BARs 0 to 5, expansion ROM, configuration space, VGA.
 const REGIONS: u32 = 9;

@@ -2,7 +2,7 @@
 //!
 //! * [`world`] puts a fabric, the software of its hosts and a subnet manager together, and drives them in virtual time.
 //! * [`device`] has the PCI functions of VFs for the threads of a VMM: accesses, interrupts, doorbells. `kvm` has the latter
-//!   two for KVM (feature `kvm`).
+//!   two for KVM (feature `kvm`). They are a crate of their own, `vhca-device`, for a VMM whose adapter is elsewhere.
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop, with the file descriptors that they
 //!   [`watch`].
 //! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
@@ -14,28 +14,24 @@
 
 #![forbid(unsafe_code)]
 
-pub mod device;
 mod driven;
 mod drop_log;
 pub mod emulated;
 mod fair_queue;
-mod guest_ram;
-#[cfg(feature = "kvm")]
-pub mod kvm;
 mod log_limit;
 mod real_time;
-mod slice;
-mod sync;
 pub mod watch;
 pub mod world;
 
 pub use driven::Driven;
 pub use drop_log::{DropLine, DropLog};
 pub use fair_queue::FairQueue;
-pub use guest_ram::GuestRam;
 pub use log_limit::{LogLimit, Suppressed};
 pub use real_time::{LoopError, RunEnd, Runner, StopHandle};
-pub use slice::Slice;
+pub use vhca_device as device;
+#[cfg(feature = "kvm")]
+pub use vhca_device::kvm;
+pub use vhca_device::{GuestRam, Slice};
 
 /// A VMM runs a world on a thread of its own.
 const _: () = {

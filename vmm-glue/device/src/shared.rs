@@ -17,9 +17,9 @@ use ib_vtime::Instant;
 use thiserror::Error;
 use vf_proxy::{Doorbell, PciDevice};
 
+use super::Slice;
 use super::inbox::{Inbox, Posted};
 use super::{Doorbells, Interrupts, PlacedDoorbell, Provider, Wake};
-use crate::Slice;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a step goes on while others may wait for the lock.

@@ -1,9 +1,10 @@
 //! A device as a VMM links it: the PCI function of a VF, for any number of threads.
 //!
-//! A [`Backend`] shares a [`Provider`] (a [`World`](crate::world::World)) among the threads of a VMM: vCPUs, which access
+//! A [`Backend`] shares a [`Provider`] (of crate `vhca`, a `World`) among the threads of a VMM: vCPUs, which access
 //! [`Device`]s, and one loop, which calls [`Backend::step`] and sleeps until [`Backend::deadline`]. The VMM provides the
 //! rest by three traits: [`Interrupts`], [`Doorbells`] and [`Wake`]. Nothing here makes a thread, and nothing outside of
-//! [`event`], which has the loop on descriptors, owns one. The feature `kvm` has the traits for KVM.
+//! [`event`], which has the loop on descriptors, owns one. The feature `kvm` has the traits for KVM. A device reaches the memory
+//! of a VMM that is built on vm-memory by [`GuestRam`].
 //!
 //! | call | may wait |
 //! | --- | --- |
@@ -14,13 +15,22 @@
 //!
 //! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
 //! every write before it.
+//!
+//! The crate knows no fabric and no PF: what gives a function, and has something due at a time, is a [`Provider`].
+
+#![forbid(unsafe_code)]
 
 mod attached;
 mod backend;
 pub mod event;
+mod guest_ram;
 mod inbox;
+#[cfg(feature = "kvm")]
+pub mod kvm;
 mod provider;
 mod shared;
+mod slice;
+mod sync;
 
 use core::fmt;
 use std::sync::Arc;
@@ -32,8 +42,10 @@ pub use ib_vtime::Instant;
 pub use vf_proxy::{Bar, Doorbell, MsixMessage};
 
 pub use backend::Backend;
+pub use guest_ram::GuestRam;
 pub use provider::Provider;
 pub use shared::BackendFailed;
+pub use slice::Slice;
 
 use attached::Calls;
 

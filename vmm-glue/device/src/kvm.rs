@@ -10,8 +10,8 @@ use core::fmt;
 use kvm_bindings::kvm_msi;
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 
-use crate::device::event::{DoorbellEvent, DoorbellEvents};
-use crate::device::{self, Interrupts, MsixMessage, PlacedDoorbell};
+use super::event::{DoorbellEvent, DoorbellEvents};
+use super::{Interrupts, MsixMessage, PlacedDoorbell};
 
 /// Interrupts by `KVM_SIGNAL_MSI`: no routes, descriptors or limits. The VM needs KVM's own interrupt controllers.
 ///
@@ -127,7 +127,7 @@ const fn register_of(placed: &PlacedDoorbell) -> (u8, u64) {
     (doorbell.bar, placed.address.wrapping_sub(doorbell.offset))
 }
 
-impl<A: Copy + Ord + Send + Sync> device::Doorbells for Doorbells<A> {
+impl<A: Copy + Ord + Send + Sync> super::Doorbells for Doorbells<A> {
     fn set(&self, doorbells: &[PlacedDoorbell]) {
         let registered = self.registered.lock();
         let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +163,7 @@ impl<A: Copy + Ord + Send + Sync> device::Doorbells for Doorbells<A> {
 
 impl<A: Copy + Ord + Send + Sync> Drop for Doorbells<A> {
     fn drop(&mut self) {
-        device::Doorbells::set(self, &[]);
+        super::Doorbells::set(self, &[]);
     }
 }
 

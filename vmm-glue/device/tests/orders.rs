@@ -1,8 +1,8 @@
-//! The inbox, the lock and the wake-up of a backend, in many orders of its threads: the sources of `device` with the locks of
+//! The inbox, the lock and the wake-up of a backend, in many orders of its threads: the sources of the crate with the locks of
 //! `shuttle`, which decides at each use of one who goes on. A thread that nobody wakes fails a test as a deadlock.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-#[path = "../src/device/mod.rs"]
+#[path = "../src/lib.rs"]
 #[expect(
     dead_code,
     unreachable_pub,
@@ -26,9 +26,8 @@ use ib_wire::Guid;
 use shuttle::scheduler::{DfsScheduler, PctScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
 use vf_proxy::{Bar, Doorbell, MsixMessage, PciDevice, PciEvent, PciFunction};
-use vhca::Slice;
 
-use device::{Backend, Device, Interrupts, Provider, TrappedDoorbells, Wake};
+use device::{Backend, Device, Interrupts, Provider, Slice, TrappedDoorbells, Wake};
 
 /// Orders that a test tries: the first of all in which threads take turns differently, and as many in which few of them do.
 const ORDERS: usize = 4000;

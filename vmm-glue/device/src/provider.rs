@@ -6,7 +6,7 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::PciDevice;
 
-use crate::Slice;
+use super::Slice;
 
 /// Drives VFs with PCI functions. Sans-I/O: it never blocks, and `now` never decreases.
 pub trait Provider: Send + 'static {
