@@ -7,16 +7,11 @@
 
 use std::error::Error;
 
-use vhca::emulated::emulated_hca::Topology;
-use vhca::emulated::hca_api::{AccessFlags, CompletionStatus, Hca, Payload, SendFlags, SendOp};
-use vhca::emulated::ib_vtime::Duration;
-use vhca::emulated::ib_wire::{Guid, PKey};
-use vhca::emulated::pf_context::context::PfConfig;
-use vhca::emulated::subnet_lite::SubnetConfig;
-use vhca::emulated::vf_proxy::native::{
-    ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPort, VirtualHcaConfig,
+use vhca::emulated::{
+    AccessFlags, CompletionStatus, ConnectedQpId, ConnectedQpSpec, Duration, Guid, Hca,
+    MemoryRegion, PKey, Partition, Payload, Peer, PfConfig, SendFlags, SendOp, SubnetConfig,
+    Topology, VfId, VfPort, VirtualHcaConfig,
 };
-use vhca::emulated::vf_tunnel::VfId;
 use vhca::world::{HostPortId, World, vf_spec};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;

@@ -1,5 +1,5 @@
-//! An emulated fabric in the VMM's own process: a world with one VF by one call, and the crates whose types a
-//! [`World`] takes and returns.
+//! An emulated fabric in the VMM's own process: a world with one VF by one call, and the types that a [`World`] takes
+//! and returns.
 //!
 //! Such a VF reaches the hosts and VFs of its own world, so VMs of one process. Worlds of two processes have no link
 //! between them.
@@ -7,23 +7,36 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use emulated_hca::Topology;
-use ib_endpoint::EndPortError;
-use ib_vtime::{Duration, Secret};
-use ib_wire::Guid;
-use pf_context::AdaptAnswer;
-use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
-use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
-use vf_proxy::Personality;
-use vf_proxy::mlx4::PERSONALITY;
-use vf_tunnel::VfId;
 use vm_memory::GuestAddressSpace;
 
-pub use {
-    emulated_hca, hca_api, ib_endpoint, ib_vtime, ib_wire, pf_context, subnet_lite, vf_proxy,
-    vf_tunnel,
+pub use emulated_hca::{
+    DropReason, Endpoint, Fabric, HcaConfig, NodeId, PlannedPort, PortConfig, TapId, TapPoint,
+    Topology,
 };
+pub use hca_api::{
+    AccessFlags, AddressSpace, Completion, CompletionStatus, Consumer, FunctionId, Hca, HcaError,
+    HcaEvent, Payload, SendFlags, SendOp, SpecialQp, UdDestination,
+};
+pub use ib_capture::FrameRecord;
+pub use ib_endpoint::{
+    Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortError, EndPortEvent, MadAgent, SmaError,
+};
+pub use ib_vtime::{Duration, Instant, Secret};
+pub use ib_wire::{Gid, Guid, Lid, PKey, PKeyIndex, PortNum, QKey, Qpn};
+pub use pf_context::context::{PfConfig, PfError, PfEvent, VfPortSpec, VfSpec};
+pub use pf_context::inspect::Inspect;
+pub use pf_context::{AdaptAnswer, EgressLimit, PfContext, PlaceError, VfPKeyEntry};
+pub use subnet_lite::sm::SmEvent;
+pub use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
+pub use vf_proxy::mlx4::PERSONALITY as MLX4;
+pub use vf_proxy::native::{
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, GroupEvent, GroupId, GroupSpec, MemoryRegion,
+    Partition, Peer, ResolveError, UdQp, UdQpId, UdQpSpec, VfPort, VfPortError, VfPortEvent,
+    VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
+};
+pub use vf_proxy::{PciDevice, PciFunction, Personality};
+pub use vf_tunnel::VfId;
 
 use crate::GuestRam;
 use crate::world::{HostFunction, HostId, VfError, World, vf_spec};
@@ -63,7 +76,7 @@ impl Default for VfOptions {
         Self {
             secret: random_secret(),
             node_guid: Guid::new(0x0200_0000_0000_0001),
-            personality: PERSONALITY,
+            personality: MLX4,
         }
     }
 }

@@ -8,8 +8,8 @@
 //! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
 //! * [`DropLog`] turns what a PF dropped into log lines, a few for each VF and reason.
 //!
-//! A VMM depends on this crate alone: [`emulated`] makes a world with one VF by one call, and re-exports the crates whose
-//! types a world takes and returns. The example `embed` has one VF with guest memory and interrupts; in
+//! A VMM depends on this crate alone: [`emulated`] makes a world with one VF by one call, and re-exports the
+//! types that a world takes and returns. The example `embed` has one VF with guest memory and interrupts; in
 //! `rdma_write` and `key_value` programs hold VFs and reach each other's memory.
 
 #![forbid(unsafe_code)]

@@ -2,11 +2,7 @@
 
 use std::error::Error;
 
-use vhca::emulated::VfOptions;
-use vhca::emulated::emulated_hca::{PlannedPort, Topology};
-use vhca::emulated::ib_vtime::Duration;
-use vhca::emulated::pf_context::context::PfConfig;
-use vhca::emulated::subnet_lite::SubnetConfig;
+use vhca::emulated::{Duration, PfConfig, PlannedPort, SubnetConfig, Topology, VfOptions};
 use vhca::world::{HostFunction, HostId, World};
 
 use crate::vm::MEMORY;

@@ -3,8 +3,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use vhca::emulated::ib_wire::Gid;
-use vhca::emulated::pf_context::inspect::Inspect;
+use vhca::emulated::{Gid, Inspect};
 
 use crate::console::Running;
 use crate::modes::{TOUR, Verdict};

@@ -5,14 +5,14 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use emulated_hca::Topology;
+use ib_wire::Guid;
+use vf_proxy::mlx4::PERSONALITY;
 use vhca::device::{
     AttachError, Backend, BarMove, Device, Doorbells, Interrupts, MsixMessage, PlacedDoorbell,
     TrappedDoorbells, Wake,
 };
 use vhca::emulated::VfOptions;
-use vhca::emulated::emulated_hca::Topology;
-use vhca::emulated::ib_wire::Guid;
-use vhca::emulated::vf_proxy::mlx4::PERSONALITY;
 use vhca::world::{HostFunction, World, vf_spec};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

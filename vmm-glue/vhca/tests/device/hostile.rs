@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ib_vtime::SplitMix64;
+use vf_proxy::mlx4::PERSONALITY;
 use vhca::device::{Backend, Device, Doorbell, Interrupts, MsixMessage, TrappedDoorbells, Wake};
-use vhca::emulated::ib_vtime::SplitMix64;
-use vhca::emulated::vf_proxy::mlx4::PERSONALITY;
 
 use crate::probe::world_with;
 

@@ -3,15 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use emulated_hca::Topology;
 use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
+use ib_wire::Guid;
+use pf_context::context::PfConfig;
 use vf_proxy::{PciEvent, PciFunction};
+use vf_tunnel::VfId;
 use vhca::device::{Bar, Doorbell, MsixMessage};
-use vhca::emulated::emulated_hca::Topology;
-use vhca::emulated::ib_wire::Guid;
-use vhca::emulated::pf_context::context::PfConfig;
-use vhca::emulated::vf_tunnel::VfId;
-use vhca::emulated::{hca_api, ib_vtime, vf_proxy};
 use vhca::world::{HostFunction, World, vf_spec};
 
 pub(crate) const VF: VfId = VfId::new(1).expect("VFs are numbered from 1");
