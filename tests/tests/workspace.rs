@@ -394,6 +394,9 @@ fn every_package_is_in_the_table() {
     }
 }
 
+/// Files with the texts of the licences; each crate that can be published has links to them.
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-BSD-3-Clause"];
+
 #[test]
 fn every_package_has_the_licence_and_the_lints_of_the_workspace() {
     for package in packages() {
@@ -404,8 +407,19 @@ fn every_package_has_the_licence_and_the_lints_of_the_workspace() {
             "{}",
             package.name
         );
+        if manifest.contains("\npublish = false\n") {
+            continue;
+        }
+        // What crates.io shows, and what goes into the archive of a crate.
+        for property in ["description", "documentation", "keywords", "categories"] {
+            let line = format!("\n{property} = ");
+            assert!(manifest.contains(&line), "{}: {property}", package.name);
+        }
+        for file in ["README.md", LICENCES[0], LICENCES[1]] {
+            assert!(!read(&package.folder.join(file)).is_empty());
+        }
     }
-    for licence in ["LICENSE-APACHE", "LICENSE-BSD-3-Clause"] {
+    for licence in LICENCES {
         assert!(!read(&root().join(licence)).is_empty());
     }
 }
