@@ -1,5 +1,5 @@
-//! Conformance: tests named by the numbered statements of what the machine must do, and a
-//! comparison with a simple model.
+//! Conformance: tests named by the numbered statements of what the machine must do. The comparison with a
+//! model is in `tests/src/fuzz_targets/cm_paravirt`.
 
 mod addresses;
 mod answers;
@@ -7,7 +7,6 @@ mod counts;
 mod harness;
 mod ids;
 mod life;
-mod model;
 mod peers;
 mod quiet;
 mod sidr;

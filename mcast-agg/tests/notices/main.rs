@@ -1,11 +1,10 @@
 //! Conformance of the aggregation of notice subscriptions: statements 202 and 205 to 213, by number;
-//! what OpenSM was recorded to do; and random members with an SA that loses messages.
+//! and what OpenSM was recorded to do.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 #![expect(unreachable_pub, reason = "the modules of one test program")]
 
 mod limits;
-mod model;
 mod port;
 mod reports;
 mod requests;

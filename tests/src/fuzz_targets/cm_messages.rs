@@ -48,6 +48,32 @@ pub(super) fn ids(mad: &Mad) -> (u32, u32) {
     (rtu.local_comm_id.get(), rtu.remote_comm_id.get())
 }
 
+/// The second id of these is no id.
+pub(super) fn is_sidr(mad: &Mad) -> bool {
+    [AttributeId::CM_SIDR_REQ, AttributeId::CM_SIDR_REP].contains(&mad.header.attribute_id)
+}
+
+/// The message with both ids cleared.
+pub(super) fn without_ids(mad: &Mad) -> Mad {
+    let mut mad = *mad;
+    let ids = if is_sidr(&mad) { 4 } else { 8 };
+    mad.data[..ids].fill(0);
+    mad
+}
+
+/// Makes a REP or REJ name its CA, as who gave up has to.
+pub(super) fn set_ca(mad: &mut Mad, ca: Guid) {
+    match mad.header.attribute_id {
+        AttributeId::CM_REP => mad.view_mut::<CmRep>().local_ca_guid = ca,
+        AttributeId::CM_REJ => {
+            let rej: &mut CmRej = mad.view_mut();
+            rej.ari[..8].copy_from_slice(ca.as_bytes());
+            rej.set_ari_length(8);
+        }
+        _ => {}
+    }
+}
+
 /// What could follow a message: mostly what should.
 pub(super) fn reply(got: &Mad, ca: Guid, input: &mut Input<'_>) -> Mad {
     let (local, remote) = ids(got);
@@ -71,14 +97,6 @@ pub(super) fn reply(got: &Mad, ca: Guid, input: &mut Input<'_>) -> Mad {
         AttributeId::CM_SIDR_REP => message(attribute, local, 0),
         _ => message(attribute, own, local),
     };
-    match attribute {
-        AttributeId::CM_REP => mad.view_mut::<CmRep>().local_ca_guid = ca,
-        AttributeId::CM_REJ => {
-            let rej: &mut CmRej = mad.view_mut();
-            rej.ari[..8].copy_from_slice(ca.as_bytes());
-            rej.set_ari_length(8);
-        }
-        _ => {}
-    }
+    set_ca(&mut mad, ca);
     mad
 }

@@ -2,7 +2,7 @@
 //! MADs what the input says.
 
 use ib_vtime::{Duration, Instant};
-use ib_wire::mad::Mad;
+use ib_wire::mad::{Mad, MgmtClass};
 use zerocopy::IntoBytes;
 
 /// Operations of one input at most, so that inputs stay quick.
@@ -21,6 +21,7 @@ const WIRE: usize = 256;
 pub(super) struct Input<'a> {
     rest: &'a [u8],
     operations: usize,
+    honest: bool,
 }
 
 impl<'a> Input<'a> {
@@ -28,7 +29,21 @@ impl<'a> Input<'a> {
         Self {
             rest: data,
             operations: OPERATIONS,
+            honest: false,
         }
+    }
+
+    /// The same operands for a world without damage or noise that looks like an answer, in which a
+    /// model can say more.
+    pub(super) fn honest(data: &'a [u8]) -> Self {
+        Self {
+            honest: true,
+            ..Self::new(data)
+        }
+    }
+
+    pub(super) fn is_honest(&self) -> bool {
+        self.honest
     }
 
     /// Whether there is another operation to do. Ask once before each.
@@ -75,11 +90,11 @@ impl<'a> Input<'a> {
         Duration::from_millis(1 << (self.byte() % 20))
     }
 
-    /// Damages up to three bytes.
+    /// Damages up to three bytes, unless the world is honest.
     pub(super) fn damage(&mut self, bytes: &mut [u8]) {
         for _ in 0..self.byte() % 4 {
-            let at = self.index(bytes.len());
-            bytes[at] ^= self.byte();
+            let (at, flips) = (self.index(bytes.len()), self.byte());
+            bytes[at] ^= if self.honest { 0 } else { flips };
         }
     }
 
@@ -91,10 +106,18 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// A MAD of any bytes.
+    /// All that is left, up to a number of bytes.
+    pub(super) fn rest(&self, most: usize) -> &'a [u8] {
+        self.rest.get(..most).unwrap_or(self.rest)
+    }
+
+    /// A MAD of any bytes; of a class that nobody else speaks if the world is honest.
     pub(super) fn mad(&mut self) -> Mad {
         let mut mad = Mad::default();
         self.fill(mad.as_mut_bytes());
+        if self.honest {
+            mad.header.mgmt_class = MgmtClass::PERF;
+        }
         mad
     }
 }

@@ -10,14 +10,14 @@ use vf_tunnel::{DropReason, VfId};
 
 /// Counts by whose the MADs are, the PF for those of no VF.
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub(super) struct Ledger {
     sent: BTreeMap<(VfId, CountedClass), u64>,
     delivered: BTreeMap<(VfId, CountedClass), u64>,
     dropped: BTreeMap<(VfId, DropReason), u64>,
 }
 
 impl Ledger {
-    pub(crate) fn note(&mut self, output: &Output) {
+    pub(super) fn note(&mut self, output: &Output) {
         match output {
             Output::ToWire(send, mad) => {
                 let class = CountedClass::of(mad.header.mgmt_class);
@@ -39,7 +39,7 @@ impl Ledger {
     }
 
     /// The mux counts the same.
-    pub(crate) fn check(&self, mux: &PortMux, now: Instant) {
+    pub(super) fn check(&self, mux: &PortMux, now: Instant) {
         let mut shown = Self::default();
         for row in mux.inspect(PortNum(1)).counters(now) {
             match row.counted {
@@ -62,7 +62,7 @@ impl Ledger {
 }
 
 /// The rows are as many as the sizes and the usage of the VFs say.
-pub(crate) fn check_rows(mux: &PortMux, now: Instant) {
+pub(super) fn check_rows(mux: &PortMux, now: Instant) {
     let view = mux.inspect(PortNum(1));
     let sizes = mux.sizes();
     assert_eq!(view.port().sizes, sizes);
@@ -115,6 +115,14 @@ pub(crate) fn check_rows(mux: &PortMux, now: Instant) {
             own_tids().map(|tid| tid.transaction.idle).max()
         );
         assert_eq!(row.ages.frame.is_some(), usage.queued.live > 0);
+        for used in [
+            usage.sa_requests,
+            usage.joins,
+            usage.subscribing,
+            usage.queued,
+        ] {
+            assert!(used.live <= used.limit, "{usage:?}");
+        }
     }
     assert_eq!(queued, sizes.queued);
 }
