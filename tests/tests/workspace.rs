@@ -40,13 +40,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "emulated-hca",
         ],
     ),
+    ("linux-abi", &["hca-api", "ib-wire"]),
     (
         "umad-link",
-        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime", "linux-abi"],
     ),
     (
         "verbs-link",
-        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime", "linux-abi"],
     ),
     ("vhca-umad", &["umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),

@@ -4,10 +4,9 @@
 use hca_api::GlobalRoute;
 use ib_endpoint::MadAddress;
 use ib_wire::{Gid, GidIndex, Lid, PKeyIndex, QKey, Qpn, Sl};
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
-use zerocopy::{
-    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned, network_endian,
-};
+use zerocopy::{IntoBytes, network_endian};
 
 /// Agents that one open file may have (`IB_UMAD_MAX_AGENTS`).
 pub const MAX_AGENTS: usize = 32;
@@ -29,29 +28,6 @@ pub mod ioctl {
     /// `IB_USER_MAD_REGISTER_AGENT2`.
     pub const REGISTER_AGENT2: u32 = 0xc028_1b04;
 }
-
-/// Defines a layout of the interface: all bytes, alignment 1, checked size.
-macro_rules! abi_layout {
-    ($(#[$meta:meta])* $vis:vis $name:ident, $size:literal { $($body:tt)* }) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, Debug, PartialEq, Eq,
-            FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-        )]
-        #[repr(C)]
-        $vis struct $name { $($body)* }
-
-        const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() == 1);
-
-        impl Default for $name {
-            /// All bytes zero.
-            fn default() -> Self {
-                FromZeros::new_zeroed()
-            }
-        }
-    };
-}
-pub(crate) use abi_layout;
 
 abi_layout! {
     /// What stands before each MAD (`struct ib_user_mad_hdr`). The old form ends before

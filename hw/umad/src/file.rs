@@ -9,11 +9,11 @@ use ib_endpoint::{
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{Mad, MadHeader, MgmtClass};
+use linux_abi::Errno;
 use zerocopy::IntoBytes;
 
 use crate::abi::{MAX_AGENTS, RegisterRequest2, UmadHeader};
 use crate::adapters::{Adapters, PortId};
-use crate::errno::Errno;
 use crate::rules::{FileRules, RequestKey, WriteShape, data_offset};
 
 /// What one file may hold.

@@ -9,7 +9,6 @@
 
 mod abi;
 mod adapters;
-mod errno;
 mod file;
 mod protocol;
 mod rules;
@@ -22,8 +21,8 @@ pub use abi::{
     HEADER_SIZE, MAX_AGENTS, OLD_HEADER_SIZE, RegisterRequest, RegisterRequest2, UmadHeader, ioctl,
 };
 pub use adapters::{AdapterId, Adapters, PortId};
-pub use errno::Errno;
 pub use file::{FileCounters, FileLimits, Packet, UmadFile};
+pub use linux_abi::Errno;
 pub use protocol::{
     Call, CallReply, Delivery, Frame, FrameKind, HELLO_REPLY_SIZE, Hello, HelloReply, INLINE_MAX,
     LONG_HEAD, MAX_DATAGRAM, MAX_MESSAGE, PART_MAX, Purpose, frames,

@@ -17,11 +17,11 @@
 //! Both ends are on one host, so integers are in its byte order.
 
 use ib_wire::mad::MAD_SIZE;
+use linux_abi::{Errno, abi_layout};
 use zerocopy::native_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::abi::{HEADER_SIZE, abi_layout};
-use crate::errno::Errno;
+use crate::abi::HEADER_SIZE;
 
 const MAGIC: [u8; 8] = *b"vhcaumad";
 const VERSION: u16 = 1;

@@ -4,12 +4,12 @@
 use ib_endpoint::segment_layout;
 use ib_wire::mad::{MAD_SIZE, Mad, MadHeader, MgmtClass};
 use ib_wire::rmpp::{RMPP_VERSION, RmppHeader};
+use linux_abi::Errno;
 use zerocopy::FromBytes;
 
 use crate::abi::{
     HEADER_SIZE, MAX_AGENTS, OLD_HEADER_SIZE, RegisterRequest, RegisterRequest2, UmadHeader,
 };
-use crate::errno::Errno;
 use crate::protocol::MAX_MESSAGE;
 
 /// Bytes of a MAD up to the end of the RMPP header (`IB_MGMT_RMPP_HDR`): what a write has at least.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::MAD_SIZE;
+use linux_abi::Errno;
 use zerocopy::FromBytes;
 use zerocopy::native_endian::U32;
 
 use crate::abi::{HEADER_SIZE, RegisterRequest, RegisterRequest2, ioctl};
 use crate::adapters::{AdapterId, Adapters, PortId};
-use crate::errno::Errno;
 use crate::file::{FileCounters, FileLimits, UmadFile};
 use crate::protocol::{
     Call, CallReply, Delivery, Frame, FrameKind, Hello, HelloReply, INLINE_MAX, Purpose,
@@ -318,7 +318,7 @@ impl UmadServer {
         let ids = resolve(adapters, hello.adapters)?;
         let views: Option<Vec<_>> = ids.iter().map(|id| adapters.view(*id)).collect();
         let views = views.ok_or(Errno::ENODEV)?;
-        let port = |number| {
+        let port = |number| -> Result<PortId, Errno> {
             let (index, port) = sysfs::port(&views, number).ok_or(Errno::ENOENT)?;
             let adapter = ids.get(index).copied().ok_or(Errno::ENOENT)?;
             Ok(PortId { adapter, port })

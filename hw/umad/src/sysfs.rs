@@ -1,10 +1,9 @@
 //! The files of `/sys/class/infiniband` and `/sys/class/infiniband_mad`: which there are, and what
 //! they hold, as the kernel writes it (`drivers/infiniband/core/sysfs.c`, `user_mad.c`).
 
-use core::fmt::Write;
-
-use ib_wire::smp::{LinkSpeed, LinkSpeedExt, NodeType, PortInfo, PortPhysState, PortState};
+use ib_wire::smp::{LinkSpeedExt, NodeType, PortInfo};
 use ib_wire::{Gid, Guid, PKey, PortNum};
+use linux_abi::sysfs::{ADAPTER_FILES, Adapter, PORT_FILES, Port};
 
 /// What `infiniband_mad/abi_version` says (`IB_USER_MAD_ABI_VERSION`).
 const ABI_VERSION: u32 = 5;
@@ -97,29 +96,6 @@ pub fn entries(adapters: &[Ca]) -> Vec<String> {
     entries
 }
 
-const ADAPTER_FILES: [&str; 8] = [
-    "board_id",
-    "fw_ver",
-    "hca_type",
-    "hw_rev",
-    "node_desc",
-    "node_guid",
-    "node_type",
-    "sys_image_guid",
-];
-
-const PORT_FILES: [&str; 9] = [
-    "cap_mask",
-    "lid",
-    "lid_mask_count",
-    "link_layer",
-    "phys_state",
-    "rate",
-    "sm_lid",
-    "sm_sl",
-    "state",
-];
-
 /// What a file holds, by its path below `/sys/class`; `None` if there is no such file.
 #[must_use]
 pub fn attribute(adapters: &[Ca], path: &str) -> Option<String> {
@@ -145,15 +121,7 @@ pub fn attribute(adapters: &[Ca], path: &str) -> Option<String> {
                 ["ports", number, rest @ ..] => {
                     let number = PortNum(number.parse().ok()?);
                     let port = adapter.ports.iter().find(|port| port.number == number)?;
-                    match rest {
-                        [file] => of_port(port, file)?,
-                        ["gids", entry] => gid(*port.gids.get(entry.parse::<usize>().ok()?)?),
-                        ["pkeys", entry] => {
-                            let pkey = port.pkeys.get(entry.parse::<usize>().ok()?)?;
-                            format!("0x{:04x}", pkey.get())
-                        }
-                        _ => return None,
-                    }
+                    of_port(port, rest)?
                 }
                 _ => return None,
             }
@@ -165,109 +133,51 @@ pub fn attribute(adapters: &[Ca], path: &str) -> Option<String> {
 }
 
 fn of_adapter(adapter: &Ca, file: &str) -> Option<String> {
-    Some(match file {
-        "board_id" => "VHCA".to_owned(),
-        "fw_ver" => adapter.firmware.clone(),
-        // As mlx4 (`hca_type_show`): of a ConnectX-3 MT4099, which tools look for.
-        "hca_type" => format!("MT{}", adapter.device_id),
-        "hw_rev" => format!("{:x}", adapter.revision),
-        "node_desc" => adapter.description.clone(),
-        "node_guid" => groups(&adapter.node_guid.get().to_be_bytes()),
-        "node_type" => match adapter.node_type {
-            NodeType::CA => "1: CA".to_owned(),
-            NodeType::SWITCH => "2: switch".to_owned(),
-            NodeType::ROUTER => "3: router".to_owned(),
-            other => format!("{}: <unknown>", other.get()),
-        },
-        "sys_image_guid" => groups(&adapter.system_image_guid.get().to_be_bytes()),
-        _ => return None,
-    })
+    let shown = Adapter {
+        node_type: adapter.node_type,
+        node_guid: adapter.node_guid,
+        system_image_guid: adapter.system_image_guid,
+        description: &adapter.description,
+        firmware: &adapter.firmware,
+        revision: adapter.revision,
+        // As mlx4: of a ConnectX-3 MT4099, which tools look for.
+        hca_type: &format!("MT{}", adapter.device_id),
+    };
+    shown.attribute(file)
 }
 
-fn of_port(port: &CaPort, file: &str) -> Option<String> {
+fn of_port(port: &CaPort, path: &[&str]) -> Option<String> {
     let info = &port.info;
-    Some(match file {
-        "cap_mask" => format!("0x{:08x}", info.capability_mask.get()),
-        "lid" => format!("0x{:x}", info.lid.get()),
-        "lid_mask_count" => info.lmc().get().to_string(),
-        "link_layer" => "InfiniBand".to_owned(),
-        "phys_state" => phys_state(info.phys_state()),
-        "rate" => rate(info),
-        "sm_lid" => format!("0x{:x}", info.master_sm_lid.get()),
-        "sm_sl" => info.master_sm_sl().get().to_string(),
-        "state" => state(info.port_state()),
-        _ => return None,
-    })
-}
-
-fn state(state: PortState) -> String {
-    let name = match state {
-        PortState::NO_CHANGE => "NOP",
-        PortState::DOWN => "DOWN",
-        PortState::INIT => "INIT",
-        PortState::ARMED => "ARMED",
-        PortState::ACTIVE => "ACTIVE",
-        _ => "UNKNOWN",
+    let shown = Port {
+        capability_mask: info.capability_mask.get(),
+        lid: info.lid,
+        lmc: info.lmc(),
+        sm_lid: info.master_sm_lid,
+        sm_sl: info.master_sm_sl(),
+        state: info.port_state().get(),
+        physical_state: info.phys_state().get(),
+        width: info.link_width_active.0,
+        speed: speed(info),
+        gids: &port.gids,
+        pkeys: &port.pkeys,
     };
-    format!("{}: {name}", state.get())
+    shown.attribute(path)
 }
 
-fn phys_state(state: PortPhysState) -> String {
-    let number = state.get();
-    let name = match number {
-        1 => "Sleep",
-        2 => "Polling",
-        3 => "Disabled",
-        4 => "PortConfigurationTraining",
-        5 => "LinkUp",
-        6 => "LinkErrorRecovery",
-        7 => "Phy Test",
-        _ => "<unknown>",
-    };
-    format!("{number}: {name}")
-}
-
-/// Width times speed, in units of 100 Mb/s with a decimal if there is one.
-fn rate(info: &PortInfo) -> String {
-    let (speed, name) = match info.link_speed_ext_active() {
-        LinkSpeedExt::FDR => (140, " FDR"),
-        LinkSpeedExt::EDR => (250, " EDR"),
-        LinkSpeedExt::HDR => (500, " HDR"),
-        LinkSpeedExt::NDR => (1000, " NDR"),
-        _ => match info.link_speed_active() {
-            LinkSpeed::DDR => (50, " DDR"),
-            LinkSpeed::QDR => (100, " QDR"),
-            _ => (25, ""),
-        },
-    };
-    let lanes = info.link_width_active.lanes().unwrap_or(1);
-    let total = speed * u32::from(lanes);
-    let decimal = if total % 10 == 0 { "" } else { ".5" };
-    format!("{}{decimal} Gb/sec ({lanes}X{name})", total / 10)
-}
-
-fn gid(gid: Gid) -> String {
-    groups(&gid.0)
-}
-
-/// Groups of four digits with colons between them.
-fn groups(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for (index, pair) in bytes.chunks(2).enumerate() {
-        if index > 0 {
-            text.push(':');
-        }
-        for byte in pair {
-            // Writing to a string does not fail.
-            let _ = write!(text, "{byte:02x}");
-        }
+/// Returns the active speed as the kernel numbers it (`enum ib_port_speed`), from the two fields of PortInfo.
+fn speed(info: &PortInfo) -> u16 {
+    match info.link_speed_ext_active() {
+        LinkSpeedExt::FDR => 16,
+        LinkSpeedExt::EDR => 32,
+        LinkSpeedExt::HDR => 64,
+        LinkSpeedExt::NDR => 128,
+        _ => u16::from(info.link_speed_active().get()),
     }
-    text
 }
 
 #[cfg(test)]
 mod tests {
-    use ib_wire::smp::{CapabilityMask, LinkWidth};
+    use ib_wire::smp::{CapabilityMask, LinkSpeed, LinkWidth, PortPhysState, PortState};
     use ib_wire::{Lid, SubnetPrefix};
 
     use super::*;
@@ -389,15 +299,14 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_half_gigabits_have_a_decimal() {
+    fn the_extended_speed_goes_before_the_other() {
         let mut info = PortInfo {
             link_width_active: LinkWidth::X1,
             ..PortInfo::default()
         };
         info.set_link_speed_active(LinkSpeed::SDR);
-        assert_eq!(rate(&info), "2.5 Gb/sec (1X)");
-        info.link_width_active = LinkWidth::X4;
+        assert_eq!(speed(&info), 1);
         info.set_link_speed_ext_active(LinkSpeedExt::FDR);
-        assert_eq!(rate(&info), "56 Gb/sec (4X FDR)");
+        assert_eq!(speed(&info), 16);
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! A message is a header of 16 bytes and attributes. The type is the client 5 and a command.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
-use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID, abi_layout};
+
+use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID};
 use crate::sysfs::{FIRST_MINOR, MAJOR, RDMA_CM_MAJOR, RDMA_CM_MINOR, file_name};
 use crate::view::{DeviceView, PortView, physical_state, state};
 

@@ -9,10 +9,10 @@
 //!
 //! Both ends are on one host, so integers are in its byte order.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::abi::abi_layout;
 use crate::{ChannelId, Errno, RetiredEvents};
 
 const MAGIC: u32 = u32::from_ne_bytes(*b"vrb1");

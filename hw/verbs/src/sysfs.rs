@@ -1,6 +1,7 @@
 //! The files of sysfs that programs read about the device, as the kernel writes them.
 
-use core::fmt::Write;
+use ib_wire::smp::NodeType;
+use linux_abi::sysfs::{Adapter, Port};
 
 use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
 use crate::abi::{ABI_VERSION, RXE_ABI_VERSION};
@@ -60,94 +61,34 @@ pub fn file_name(device: &DeviceView) -> String {
 }
 
 fn of_device(device: &DeviceView, file: &str) -> Option<String> {
-    Some(match file {
-        "board_id" => "VHCA".to_owned(),
-        "fw_ver" => device.firmware.clone(),
-        "hca_type" => "vhca".to_owned(),
-        "hw_rev" => format!("{:x}", device.hw_rev),
-        "node_desc" => device.description.clone(),
-        "node_guid" => groups(&device.node_guid.get().to_be_bytes()),
-        "node_type" => "1: CA".to_owned(),
-        "sys_image_guid" => groups(&device.system_image_guid.get().to_be_bytes()),
-        _ => return None,
-    })
+    let shown = Adapter {
+        node_type: NodeType::CA,
+        node_guid: device.node_guid,
+        system_image_guid: device.system_image_guid,
+        description: &device.description,
+        firmware: &device.firmware,
+        revision: device.hw_rev,
+        hca_type: "vhca",
+    };
+    shown.attribute(file)
 }
 
-fn of_port(port: &PortView, rest: &[&str]) -> Option<String> {
+fn of_port(port: &PortView, path: &[&str]) -> Option<String> {
     let is = &port.attributes;
-    Some(match rest {
-        ["cap_mask"] => format!("0x{:08x}", is.capability_mask),
-        ["lid"] => format!("0x{:x}", is.lid.get()),
-        ["lid_mask_count"] => is.lmc.get().to_string(),
-        ["link_layer"] => "InfiniBand".to_owned(),
-        ["sm_lid"] => format!("0x{:x}", is.sm_lid.get()),
-        ["sm_sl"] => is.sm_sl.get().to_string(),
-        ["state"] => {
-            let names = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE"];
-            let number = state(is.state);
-            format!("{number}: {}", names.get(usize::from(number))?)
-        }
-        ["phys_state"] => {
-            let names = [
-                "<unknown>",
-                "Sleep",
-                "Polling",
-                "Disabled",
-                "PortConfigurationTraining",
-                "LinkUp",
-                "LinkErrorRecovery",
-            ];
-            let number = physical_state(is.physical_state);
-            format!("{number}: {}", names.get(usize::from(number))?)
-        }
-        ["rate"] => rate(is.active_width, is.active_speed),
-        ["gids", entry] => groups(&port.gids.get(entry.parse::<usize>().ok()?)?.0),
-        ["pkeys", entry] => {
-            let pkey = port.pkeys.get(entry.parse::<usize>().ok()?)?;
-            format!("0x{:04x}", pkey.get())
-        }
-        _ => return None,
-    })
-}
-
-/// Returns width times speed as the kernel writes it.
-fn rate(width: u8, speed: u8) -> String {
-    let lanes = match width {
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 1,
+    let shown = Port {
+        capability_mask: is.capability_mask,
+        lid: is.lid,
+        lmc: is.lmc,
+        sm_lid: is.sm_lid,
+        sm_sl: is.sm_sl,
+        state: state(is.state),
+        physical_state: physical_state(is.physical_state),
+        width: is.active_width,
+        speed: is.active_speed.into(),
+        gids: &port.gids,
+        pkeys: &port.pkeys,
     };
-    // Units of 100 Mb/s.
-    let (lane, name) = match speed {
-        2 => (50, " DDR"),
-        4 => (100, " QDR"),
-        8 => (100, " FDR10"),
-        16 => (140, " FDR"),
-        32 => (250, " EDR"),
-        64 => (500, " HDR"),
-        128 => (1000, " NDR"),
-        _ => (25, " SDR"),
-    };
-    let total = lanes * lane;
-    let decimal = if total % 10 == 0 { "" } else { ".5" };
-    format!("{}{decimal} Gb/sec ({lanes}X{name})", total / 10)
-}
-
-/// Returns groups of four digits with colons between them.
-fn groups(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for (index, pair) in bytes.chunks(2).enumerate() {
-        if index > 0 {
-            text.push(':');
-        }
-        for byte in pair {
-            // Writing to a string does not fail.
-            let _ = write!(text, "{byte:02x}");
-        }
-    }
-    text
+    shown.attribute(path)
 }
 
 #[cfg(test)]
@@ -183,11 +124,5 @@ mod tests {
         }
         assert_eq!(attribute(None, "infiniband_verbs/abi_version"), text("6\n"));
         assert_eq!(attribute(None, "infiniband_verbs/uverbs0/dev"), None);
-    }
-
-    #[test]
-    fn rates_have_their_width_and_speed() {
-        assert_eq!(rate(2, 32), "100 Gb/sec (4X EDR)");
-        assert_eq!(rate(1, 1), "2.5 Gb/sec (1X SDR)");
     }
 }

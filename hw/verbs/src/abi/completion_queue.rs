@@ -1,8 +1,8 @@
 //! Completion channels and queues, and the records of events.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{I32, U32, U64};
 
-use super::abi_layout;
 use super::ring::MappedRing;
 
 abi_layout! {

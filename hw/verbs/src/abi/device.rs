@@ -1,9 +1,8 @@
 //! Context, device and port.
 
 use ib_wire::Guid;
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
-
-use super::abi_layout;
 
 abi_layout! {
     /// Answer of GET_CONTEXT.

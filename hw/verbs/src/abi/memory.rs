@@ -1,8 +1,7 @@
 //! Protection domains, memory regions, windows and address handles.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
-
-use super::abi_layout;
 
 abi_layout! {
     /// Answers that are one handle: ALLOC_PD, and of the core CREATE_AH.

@@ -9,31 +9,8 @@ pub mod rdma_cm;
 pub mod ring;
 pub mod shared_receive_queue;
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
-
-/// Defines a layout of the interface: all bytes, alignment 1, checked size.
-macro_rules! abi_layout {
-    ($(#[$meta:meta])* $vis:vis $name:ident, $size:literal { $($body:tt)* }) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, Debug, PartialEq, Eq,
-            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout,
-            zerocopy::Immutable, zerocopy::Unaligned,
-        )]
-        #[repr(C)]
-        $vis struct $name { $($body)* }
-
-        const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() == 1);
-
-        impl Default for $name {
-            /// All bytes zero.
-            fn default() -> Self {
-                zerocopy::FromZeros::new_zeroed()
-            }
-        }
-    };
-}
-pub(crate) use abi_layout;
 
 /// Version of the interface, as `infiniband_verbs/abi_version` says it.
 pub const ABI_VERSION: u32 = 6;

@@ -1,8 +1,8 @@
 //! Queue pairs and multicast groups.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
 
-use super::abi_layout;
 use super::ring::MappedRing;
 
 abi_layout! {

@@ -1,8 +1,8 @@
 //! The layouts of `/dev/infiniband/rdma_cm` (`rdma/rdma_user_cm.h`).
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
 
-use super::abi_layout;
 use super::queue_pair::Caps;
 
 /// Version of the interface, as `misc/rdma_cm/abi_version` says it.

@@ -1,8 +1,7 @@
 //! Rings that a program and its device share (`struct rxe_queue_buf`), and their elements.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
-
-use super::abi_layout;
 
 /// Bytes of a ring's header; elements follow.
 pub const RING_HEADER: u64 = 384;

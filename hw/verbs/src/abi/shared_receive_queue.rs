@@ -1,8 +1,8 @@
 //! Shared receive queues.
 
+use linux_abi::abi_layout;
 use zerocopy::native_endian::{U32, U64};
 
-use super::abi_layout;
 use super::ring::MappedRing;
 
 abi_layout! {

@@ -29,12 +29,16 @@ impl Errno {
     pub const EINVAL: Self = Self(22);
     /// The service has no descriptors left.
     pub const ENFILE: Self = Self(23);
+    /// Not an operation of this file.
+    pub const ENOTTY: Self = Self(25);
     /// The answer does not fit.
     pub const ENOSPC: Self = Self(28);
     /// Unknown command.
     pub const ENOSYS: Self = Self(38);
     /// The peer speaks another protocol.
     pub const EPROTO: Self = Self(71);
+    /// The message is too long.
+    pub const EMSGSIZE: Self = Self(90);
     /// Not supported by the device.
     pub const EOPNOTSUPP: Self = Self(95);
     /// Another id has the port.
@@ -54,7 +58,7 @@ impl Errno {
         -self.0
     }
 
-    /// Returns the number as the protocol carries it.
+    /// Returns the number as headers and protocols carry it.
     #[must_use]
     pub const fn to_u32(self) -> u32 {
         self.0.unsigned_abs()
@@ -72,7 +76,7 @@ impl Errno {
 }
 
 impl From<HcaError> for Errno {
-    /// The one table of what the kernel's uverbs answers for a verb that the provider refuses.
+    /// Returns what the kernel's uverbs answers for a verb that the provider refuses.
     fn from(error: HcaError) -> Self {
         match error {
             HcaError::InsufficientResources | HcaError::QueueFull => Self::ENOMEM,
