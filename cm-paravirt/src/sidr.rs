@@ -9,6 +9,7 @@ use core::str::FromStr;
 
 use ib_wire::cm::CmSidrReq;
 use ib_wire::{Gid, Guid, PKey, ServiceId, SubnetPrefix};
+use thiserror::Error;
 use vf_tunnel::VfId;
 
 /// What SIDR requests can name.
@@ -86,19 +87,12 @@ impl fmt::Display for SidrEntry {
 }
 
 /// A text that is no [`SidrEntry`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "say an IP address, or a service id as 0x and its digits, with /BITS if only so many of its first bits count; and \
+     @0x8001 behind it for one partition"
+)]
 pub struct NoSidrEntry;
-
-impl fmt::Display for NoSidrEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "say an IP address, or a service id as 0x and its digits, with /BITS if only so many of its \
-             first bits count; and @0x8001 behind it for one partition",
-        )
-    }
-}
-
-impl core::error::Error for NoSidrEntry {}
 
 impl FromStr for SidrEntry {
     type Err = NoSidrEntry;

@@ -1,6 +1,5 @@
 //! What an operator sets: the port, its VFs, limits and policy.
 
-use core::fmt;
 use core::num::NonZeroU16;
 
 use ib_vtime::Rate;
@@ -9,6 +8,7 @@ use ib_wire::{Guid, Lid, Lmc, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix};
 use mad_mux::path_cache::PathCacheConfig;
 use mad_mux::policy::Rights;
 use mad_mux::tid::TidConfig;
+use thiserror::Error;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 use crate::services::ServiceLimits;
@@ -236,21 +236,12 @@ impl Default for VfConfig {
 }
 
 /// Why a VF cannot be added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AddVfError {
     /// The number is taken.
+    #[error("{0} exists already")]
     Exists(VfId),
-    /// The GUID is somebody else's, zero, or the SA's well-known one.
+    /// Another port or VF has the GUID, or it is zero or the SA's well-known one.
+    #[error("GUID {0} is taken or reserved")]
     BadGuid(Guid),
 }
-
-impl fmt::Display for AddVfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exists(vf) => write!(f, "{vf} exists already"),
-            Self::BadGuid(guid) => write!(f, "GUID {guid} is taken or reserved"),
-        }
-    }
-}
-
-impl core::error::Error for AddVfError {}

@@ -1,13 +1,12 @@
 //! What a PF context and its VFs are made from.
 
-use core::fmt;
-
 use cm_paravirt::SidrTaken;
 use hca_api::{AddressSpace, HcaError, ResourceCounts};
 use ib_endpoint::EndPortError;
 use ib_vtime::Secret;
 use ib_wire::{Guid, PKeyIndex, PortNum};
 use mad_mux::policy::Rights;
+use thiserror::Error;
 use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 use crate::config::{AdaptAnswer, AddVfError, EgressLimit, Limits, Policy, VfPKeyEntry};
@@ -131,17 +130,22 @@ pub struct VfSpec {
 }
 
 /// Why a context, or a VF of it, could not be made. Nothing is left behind then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PfError {
     /// The HCA refused.
+    #[error("the adapter refused: {0}")]
     Hca(HcaError),
     /// The PF's own software could not be started on a port.
+    #[error("port {port}: {1}", port = .0.0)]
     Port(PortNum, EndPortError),
     /// The VF cannot be added to a port.
+    #[error("port {port}: {1}", port = .0.0)]
     Vf(PortNum, AddVfError),
     /// There is no such VF.
+    #[error("there is no {0}")]
     NoVf(VfId),
     /// An address or service is another VF's.
+    #[error("{entry} is already given to {vf}", entry = .0.entry, vf = .0.vf)]
     Sidr(SidrTaken),
 }
 
@@ -156,17 +160,3 @@ impl From<HcaError> for PfError {
         Self::Hca(error)
     }
 }
-
-impl fmt::Display for PfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Hca(error) => write!(f, "the adapter refused: {error}"),
-            Self::Port(port, error) => write!(f, "port {}: {error}", port.0),
-            Self::Vf(port, error) => write!(f, "port {}: {error}", port.0),
-            Self::NoVf(vf) => write!(f, "there is no {vf}"),
-            Self::Sidr(taken) => write!(f, "{} is already given to {}", taken.entry, taken.vf),
-        }
-    }
-}
-
-impl core::error::Error for PfError {}

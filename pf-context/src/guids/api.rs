@@ -1,10 +1,9 @@
 //! What goes into the manager and what comes out.
 
-use core::fmt;
-
 use ib_endpoint::SaRequest;
 use ib_vtime::Instant;
 use ib_wire::Guid;
+use thiserror::Error;
 use vf_tunnel::VfId;
 
 /// What is wanted for a VF.
@@ -45,27 +44,18 @@ impl GuidWish {
 }
 
 /// Why a wish is refused at once. Nothing has changed then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WishRefusal {
     /// Another VF has that GUID or wants it.
+    #[error("the GUID is {0}'s")]
     Taken(VfId),
     /// It is the port's own GUID, or is wanted for the port's own entry.
+    #[error("the GUID is the port's own")]
     PortGuid,
     /// It is zero, all ones, or the SA's well-known one.
+    #[error("the GUID is reserved")]
     Reserved,
 }
-
-impl fmt::Display for WishRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taken(vf) => write!(f, "the GUID is {vf}'s"),
-            Self::PortGuid => f.write_str("the GUID is the port's own"),
-            Self::Reserved => f.write_str("the GUID is reserved"),
-        }
-    }
-}
-
-impl core::error::Error for WishRefusal {}
 
 /// A port as its manager needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Arguments of the commands that change links.
 
-use core::fmt;
-
 use clap::{Args, Subcommand, ValueEnum};
+use thiserror::Error;
 use vhca_service::serve::control::protocol::Request;
 use vhca_service::serve::{FaultySpeed, FaultyWidth, LinkFaults};
 
@@ -40,16 +39,9 @@ pub(crate) struct SetLinkArgs {
 }
 
 /// Words behind `set link` that are none of a link, a state and faults.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("{0}")]
 pub(crate) struct WrongWords(String);
-
-impl fmt::Display for WrongWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for WrongWords {}
 
 impl SetLinkArgs {
     pub(crate) fn request(mut self) -> Result<Request, WrongWords> {
