@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use emulated_hca::hca::{Device, Function};
-use emulated_hca::{Fabric, NodeId, Topology};
+use emulated_hca::{Adapters, Fabric, NodeId, Topology};
 use hca_api::{FunctionId, Hca, HostMemory, LocalMad, MadView, ResourceCounts};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent};
 use ib_vtime::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use emulated_hca::{Built, Fabric, LinkState, NodeId, PlannedPort, Topology};
+use emulated_hca::{Adapters, Built, Fabric, LinkState, NodeId, PlannedPort, Topology};
 use hca_api::{FunctionId, Hca, HcaEvent};
 use ib_endpoint::sa_client::Wish;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, SaAnswer, SaError, SaEvent, SaRequest};

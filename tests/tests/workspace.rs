@@ -16,13 +16,23 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ib-transport", &["ib-wire", "ib-vtime"]),
     ("ib-capture", &["ib-wire", "ib-vtime"]),
     (
-        "emulated-hca",
+        "ib-fabric",
         &[
             "hca-api",
             "ib-wire",
             "ib-vtime",
             "ib-capture",
             "ib-transport",
+        ],
+    ),
+    (
+        "emulated-hca",
+        &[
+            "hca-api",
+            "ib-wire",
+            "ib-vtime",
+            "ib-transport",
+            "ib-fabric",
         ],
     ),
     ("ib-endpoint", &["ib-wire", "ib-vtime", "hca-api"]),

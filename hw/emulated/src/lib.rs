@@ -1,59 +1,42 @@
-//! An emulated InfiniBand fabric.
+//! Emulated channel adapters, as nodes of an emulated fabric.
 //!
-//! [`Fabric`] holds nodes and the links between them and moves packets: real ones, from LRH to
-//! VCRC, through switches that forward by the tables that a subnet manager writes.
+//! [`hca::Device`] is the channel adapter with its functions, the provider of [`hca_api::Hca`] and an [`EndNode`] of
+//! [`ib_fabric`]. [`Fabric`] is a fabric of them, whose functions [`Adapters`] lends.
 //!
-//! * [`Node`] and [`PhysicalPort`]: the identity and the state of a channel adapter or a switch,
-//!   worked on by the agents in [`sma`] and [`pma`].
-//! * [`EndNode`]: what the fabric needs of a device behind its ports.
-//! * [`hca::Device`]: the channel adapter with its functions, the provider of [`hca_api::Hca`].
-//! * [`Gateway`]: the far end of a link that leaves the fabric.
-//! * [`Frame`]: a packet.
-//! * [`FaultPlan`]: what goes wrong on a link; [`TapPoint`]: where packets are watched.
+//! ```
+//! use emulated_hca::{Adapters, Fabric, HcaConfig, LinkConfig, SwitchConfig};
+//! use hca_api::{FunctionId, Hca, PhysicalState, PortState};
+//! use ib_vtime::Instant;
+//! use ib_wire::{Guid, PortNum};
 //!
-//! Not emulated: credits and arbitration between lanes (a full link makes a channel adapter wait and
-//! a switch discard), random forwarding tables, routers, congestion control.
+//! let mut fabric = Fabric::new(7);
+//! let host = fabric.add_hca(&HcaConfig::new(Guid::new(0x1000), "host"));
+//! let switch = fabric.add_switch(&SwitchConfig::new(Guid::new(0x2000), "switch", 8));
+//! fabric.connect(host.port(1), switch.port(1), LinkConfig::default())?;
+//! while fabric.poll(Instant::ZERO) {}
+//!
+//! let mut pf = fabric.hca(host, FunctionId::PF).ok_or("no such adapter")?;
+//! let port = pf.query_port(PortNum(1))?;
+//! assert_eq!(port.physical_state, PhysicalState::LinkUp);
+//! // The rest is up to a subnet manager.
+//! assert_eq!(port.state, PortState::Init);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
-mod config;
-mod drops;
-mod fabric;
-mod frame;
-mod gateway;
+mod adapters;
 pub mod hca;
-mod link;
-mod node;
-pub mod pma;
-mod port;
-mod run;
-pub mod sma;
-mod smi;
-mod source;
-mod switch;
-mod tap;
-mod topology;
-pub mod topology_file;
-mod trap;
 
-pub use config::{HcaConfig, PortConfig, SwitchConfig};
-pub use drops::{DropCounters, DropReason, Dropped};
-pub use fabric::{Fabric, FabricError, LinkTrouble, NodeAdapter, NodeId, Travelling};
-pub use frame::{Frame, FrameWriter};
-pub use gateway::Gateway;
-pub use link::{
-    Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,
-    PacketFilter, When,
+pub use adapters::{Adapters, Fabric, NodeAdapter};
+pub use ib_fabric::{
+    BadKey, Built, ChannelAdapter, DropCounters, DropReason, Dropped, EndNode, Endpoint,
+    FabricError, Fault, FaultCounters, FaultPlan, FaultRule, Frame, FrameWriter, Gateway,
+    HcaConfig, LinkConfig, LinkId, LinkState, LinkTrouble, MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS,
+    Node, NodeId, NodeKind, PacketFilter, PacketRun, PacketSource, PacketTemplate, PhysicalPort,
+    PlannedNode, PlannedPort, Port0Mad, PortConfig, PortCounters, RunHead, SourceText,
+    SwitchConfig, TapId, TapPoint, Tapped, Topology, TopologyError, TopologyFile, TopologyProblem,
+    Travelling, When, WrongKey, pma, sma, topology_file,
 };
-pub use node::{EndNode, Node, NodeKind};
-pub use pma::PortCounters;
-pub use port::PhysicalPort;
-pub use run::{PacketRun, RunHead};
-pub use source::PacketSource;
-pub use switch::Port0Mad;
-pub use tap::{TapId, TapPoint, Tapped};
-pub use topology::{Built, PlannedNode, PlannedPort, Topology};
-pub use topology_file::{
-    MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, SourceText, TopologyError, TopologyFile,
-    TopologyProblem,
-};
-pub use trap::{BadKey, WrongKey};
+
+#[cfg(test)]
+mod tests;

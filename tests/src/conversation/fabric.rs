@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use emulated_hca::{
-    Endpoint, Fault, FaultCounters, FaultPlan, LinkConfig, NodeId, PacketFilter, Topology, When,
+    Adapters, Endpoint, Fault, FaultCounters, FaultPlan, LinkConfig, NodeId, PacketFilter,
+    Topology, When,
 };
 use hca_api::{FunctionId, Hca, ResourceCounts, SpecialQp};
 use ib_endpoint::{MadQp, Transmit};

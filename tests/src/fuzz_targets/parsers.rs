@@ -1,5 +1,6 @@
 //! Targets that parse: bytes in, fields out, and where there is a writer, the same bytes again.
 
+use emulated_hca::hca::Device;
 use emulated_hca::{SourceText, TopologyFile};
 use ib_capture::{Reader, Writer};
 use ib_endpoint::smi;
@@ -286,7 +287,7 @@ pub(super) fn topology_file(data: &[u8]) {
                 file.nodes.len(),
                 file.topology.hcas.len() + file.topology.switches.len()
             );
-            let (_, built) = file.topology.build(1);
+            let (_, built) = file.topology.build::<Device>(1);
             assert_eq!(built.links.len(), file.topology.links.len());
             let text = file.topology.to_net_file();
             let again =

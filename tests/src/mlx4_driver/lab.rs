@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use emulated_hca::{PlannedPort, Topology};
+use emulated_hca::{Adapters, PlannedPort, Topology};
 use hca_api::{FunctionId, FunctionManager, Hca, ResourceCounts};
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};

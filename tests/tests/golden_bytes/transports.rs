@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use emulated_hca::TapPoint;
+use emulated_hca::{Adapters, TapPoint};
 use hca_api::{AccessFlags, Payload, SendFlags, SendOp};
 use ib_capture::{Interface, Writer};
 use ib_endpoint::{Datagram, PortPath};

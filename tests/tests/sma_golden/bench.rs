@@ -79,7 +79,7 @@ impl Bench {
                 inbox: VecDeque::new(),
             })
         };
-        let (fabric, built) = file.topology.build_on(Fabric::of_end_nodes(1), add);
+        let (fabric, built) = file.topology.build_on(Fabric::new(1), add);
         Self {
             fabric,
             built,

@@ -2,7 +2,7 @@
 
 use std::time::Duration as Real;
 
-use emulated_hca::{Endpoint, Fault, FaultPlan, PacketFilter, When};
+use emulated_hca::{Adapters, Endpoint, Fault, FaultPlan, PacketFilter, When};
 use hca_api::{
     AccessFlags, AddressVector, FunctionId, Hca, Payload, QpCaps, QpHandle, QpKind, QpModify,
     QpNumbers, QpSpec, QpState, ReceiveMode, SendFlags, SendOp, SendRequest,

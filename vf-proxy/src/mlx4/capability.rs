@@ -371,7 +371,7 @@ const fn data_lanes(code: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use emulated_hca::{Fabric, HcaConfig};
+    use emulated_hca::{Adapters, Fabric, HcaConfig};
     use hca_api::FunctionId;
     use ib_wire::Guid;
     use ib_wire::smp::LinkWidth;

@@ -182,7 +182,7 @@ impl Fill {
 
 #[cfg(test)]
 mod tests {
-    use emulated_hca::{Fabric, HcaConfig};
+    use emulated_hca::{Adapters, Fabric, HcaConfig};
     use hca_api::{AddressSpace, FunctionId, HostMemory};
     use ib_wire::Guid;
     use proptest::prelude::*;

@@ -11,8 +11,8 @@ use thiserror::Error;
 use vm_memory::GuestAddressSpace;
 
 pub use emulated_hca::{
-    DropReason, Endpoint, Fabric, HcaConfig, NodeId, PlannedPort, PortConfig, TapId, TapPoint,
-    Topology,
+    Adapters, DropReason, Endpoint, Fabric, HcaConfig, NodeId, PlannedPort, PortConfig, TapId,
+    TapPoint, Topology,
 };
 pub use hca_api::{
     AccessFlags, AddressSpace, Completion, CompletionStatus, Consumer, FunctionId, Hca, HcaError,

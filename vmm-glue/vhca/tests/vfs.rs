@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use emulated_hca::{EndNode, LinkConfig, LinkState, Topology};
+use emulated_hca::{Adapters, EndNode, LinkConfig, LinkState, Topology};
 use hca_api::{
     AddressVector, FunctionId, FunctionManager, GlobalRoute, PortChange, QpKind, SpecialQp,
     UdAddress, UdDestination,

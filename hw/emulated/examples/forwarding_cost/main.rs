@@ -9,6 +9,7 @@ mod sweep;
 use std::error::Error;
 use std::fs;
 
+use emulated_hca::hca::Device;
 use emulated_hca::{Fabric, Frame, HcaConfig, LinkConfig, Node, NodeId, SwitchConfig, Topology};
 use ib_wire::smp::{LinearForwardingTable, PortInfo, PortPhysState, PortState, SwitchInfo};
 use ib_wire::{Guid, Lid, PortNum, Qpn, Vl};
@@ -28,7 +29,7 @@ struct Chain {
 
 impl Chain {
     fn new() -> Result<Self, Box<dyn Error>> {
-        let mut fabric = Fabric::of_end_nodes(0);
+        let mut fabric = Fabric::new(0);
         let mut host = |guid| {
             let config = HcaConfig::new(Guid::new(guid), "host");
             fabric.add_end_node(Host::sink(Node::channel_adapter(&config)))
@@ -133,7 +134,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
 
     let (start, before) = (cpu_time()?, resident()?);
-    let (fabric, built) = Topology::fat_tree(16, 1000).build(1);
+    let (fabric, built) = Topology::fat_tree(16, 1000).build::<Device>(1);
     let (end, after) = (cpu_time()?, resident()?);
     println!(
         "fat tree of {} hosts, {} switches and {} links: made in {:.1} ms of CPU time, {} KiB",

@@ -31,7 +31,7 @@ pub(crate) fn measure() -> Result<(), Box<dyn Error>> {
     let before = resident()?;
     let plan = Topology::fat_tree(SWITCH_PORTS, HOSTS);
     let mut seed = 0;
-    let (fabric, built) = plan.build_on(Fabric::of_end_nodes(1), |fabric, config| {
+    let (fabric, built) = plan.build_on(Fabric::new(1), |fabric, config| {
         seed += 1;
         fabric.add_end_node(if seed == 1 {
             Host::sink(Node::channel_adapter(config))

@@ -17,7 +17,7 @@ impl Leaving {
     const fn packets(&self) -> usize {
         match self {
             Self::Frame(_) => 1,
-            Self::Run { run, .. } => run.transfer.packets() as usize,
+            Self::Run { run, .. } => run.transfer().packets() as usize,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use hca_api::{
     DeviceAttributes, DeviceCaps, DeviceModify, FunctionId, HcaError, Limits, LocalMad, MadView,
-    PhysicalState, PortAttributes, PortModify, Privileges, SourceAddress,
+    PortAttributes, PortModify, Privileges, SourceAddress,
 };
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, NodeDescription};
@@ -10,7 +10,6 @@ use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 
 use super::function::FunctionState;
 use super::{Device, LIMITS};
-use crate::node::LinkRequest;
 use crate::{Node, pma, sma};
 
 /// Abilities of the device.
@@ -285,10 +284,7 @@ fn apply(node: &mut Node, number: PortNum, change: &PortModify) {
     if let Some(kind) = change.init_type {
         port.init_type = kind;
     }
-    let off = port.physical_state == PhysicalState::Disabled;
-    match change.shutdown {
-        Some(true) if !off => node.request_link(number, LinkRequest::Disable),
-        Some(false) if off => node.request_link(number, LinkRequest::Poll),
-        _ => {}
+    if let Some(shutdown) = change.shutdown {
+        node.set_port_enabled(number, !shutdown);
     }
 }

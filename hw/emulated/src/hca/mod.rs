@@ -67,7 +67,8 @@ use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
 use crate::{
-    DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node, PacketRun, RunHead,
+    ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node,
+    PacketRun, RunHead,
 };
 
 /// Upper bounds of every function.
@@ -340,6 +341,12 @@ impl EndNode for Device {
 
     fn poll_tunnelled(&mut self) -> Option<(PortNum, Frame)> {
         self.tunnelled.as_mut()?.pop_front()
+    }
+}
+
+impl ChannelAdapter for Device {
+    fn from_config(config: &HcaConfig, secret: Secret) -> Self {
+        Self::new(config, secret)
     }
 }
 

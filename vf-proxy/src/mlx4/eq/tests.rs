@@ -1,4 +1,4 @@
-use emulated_hca::{Fabric, HcaConfig};
+use emulated_hca::{Adapters, Fabric, HcaConfig};
 use hca_api::FunctionId;
 use ib_wire::Guid;
 use mlx4_defs::MttIndex;

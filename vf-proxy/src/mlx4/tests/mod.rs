@@ -13,7 +13,7 @@ mod queue_scene;
 mod regions;
 mod resources;
 
-use emulated_hca::{Fabric, HcaConfig, NodeId};
+use emulated_hca::{Adapters, Fabric, HcaConfig, NodeId};
 use hca_api::{
     AddressSpace, FunctionId, FunctionManager, FunctionSpec, HostMemory, ResourceCounts,
 };

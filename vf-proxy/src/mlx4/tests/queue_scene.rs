@@ -1,6 +1,6 @@
 //! A guest with queues: what the driver has of them on its side.
 
-use emulated_hca::EndNode;
+use emulated_hca::{Adapters, EndNode};
 use hca_api::{PortState, VirtualPort};
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, QKey, Qpn};
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell};

@@ -1,4 +1,4 @@
-use emulated_hca::{Fabric, HcaConfig, NodeId};
+use emulated_hca::{Adapters, Fabric, HcaConfig, NodeId};
 use hca_api::FunctionId;
 use ib_wire::Guid;
 

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::thread;
 
 use anyhow::{Context, anyhow, ensure};
-use emulated_hca::Topology;
+use emulated_hca::{Adapters, Topology};
 use hca_api::{AccessFlags, CompletionOp, CompletionStatus, Hca, Payload, SendFlags, SendOp};
 use ib_vtime::Duration;
 use ib_wire::smp::PortState;

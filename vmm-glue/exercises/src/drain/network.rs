@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use emulated_hca::{Endpoint, FaultCounters, FaultPlan, LinkConfig, NodeId, Topology};
+use emulated_hca::{Adapters, Endpoint, FaultCounters, FaultPlan, LinkConfig, NodeId, Topology};
 use hca_api::{
     Consumer, FunctionId, FunctionManager, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory,
     ResourceCounts, SpecialQp,

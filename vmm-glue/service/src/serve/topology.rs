@@ -189,7 +189,8 @@ mod tests {
             assert_eq!(spec.to_string(), name);
             let plan = spec.plan().unwrap().topology;
             assert_eq!((plan.hcas.len(), plan.switches.len()), (hcas, switches));
-            assert_eq!(plan.build(1).1.links.len(), plan.links.len(), "{name}");
+            let (_, built) = plan.build::<emulated_hca::hca::Device>(1);
+            assert_eq!(built.links.len(), plan.links.len(), "{name}");
         }
     }
 

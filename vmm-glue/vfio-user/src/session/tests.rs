@@ -1,4 +1,4 @@
-use emulated_hca::{Fabric, HcaConfig};
+use emulated_hca::{Adapters, Fabric, HcaConfig};
 use hca_api::{FunctionId, HcaEvent};
 use ib_wire::Guid;
 use vf_proxy::{Bar, PciEvent};

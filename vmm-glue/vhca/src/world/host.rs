@@ -1,6 +1,6 @@
 //! A host: an adapter, and what runs on its functions.
 
-use emulated_hca::{Fabric, NodeId};
+use emulated_hca::{Adapters, Fabric, NodeId};
 use hca_api::{Consumer, FunctionId, HcaError};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, SmaError};
 use ib_vtime::{Instant, Secret};

@@ -37,7 +37,7 @@ mod vfs;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use emulated_hca::hca::Function;
-use emulated_hca::{Fabric, NodeId};
+use emulated_hca::{Adapters, Fabric, NodeId};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
 use ib_vtime::{Instant, Secret, SecretNumbers};

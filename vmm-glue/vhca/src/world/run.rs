@@ -1,5 +1,6 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
+use emulated_hca::Adapters;
 use ib_vtime::{Duration, Instant};
 use vf_proxy::PciDevice;
 

@@ -13,7 +13,7 @@ use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
-use crate::{Frame, PacketRun, PacketSource};
+use crate::{Frame, PacketRun, PacketSource, PacketTemplate};
 
 /// Packets of a run that goes whole, at most: with the largest path MTU 64 KiB.
 const LONGEST: u32 = 16;
@@ -100,7 +100,7 @@ impl Device {
             ..Bth::default()
         };
         bth.set_migrated(true);
-        let run = PacketRun {
+        let template = PacketTemplate {
             source: PacketSource {
                 function: at.function,
                 qpn: qp.numbers.real,
@@ -110,37 +110,35 @@ impl Device {
             lrh,
             grh: self.global_header(state, &vector).map_err(lost)?,
             bth,
-            transfer,
-            payload,
-            start: 0,
         };
-        Ok((number, run))
+        Ok((number, PacketRun::new(template, transfer, payload)))
     }
 
     /// Sends a run out by a port, or to a queue pair of this device.
     fn send_run(&mut self, at: QpRef, port: PortNum, run: PacketRun) {
         let own = self.node.port(port);
-        if !own.is_some_and(|own| own.owns_lid(run.lrh.dlid)) {
+        if !own.is_some_and(|own| own.owns_lid(run.template().lrh.dlid)) {
             if let Some(egress) = self.egress_mut(port) {
                 egress.push(Leaving::Run { from: at, run });
             }
             return;
         }
-        self.delivered = self.delivered.saturating_add(run.transfer.packets());
+        self.delivered = self.delivered.saturating_add(run.transfer().packets());
         let is_taken = self.sends_runs && self.take_run(port, &run);
         self.note_way(at, if is_taken { Way::Whole } else { Way::Packets });
         if is_taken {
-            return self.keep_payload(run.payload);
+            return self.keep_payload(run.into_payload());
         }
+        let source = run.template().source;
         let mut run = run;
         loop {
             if let Some((headers, payload)) = run.first()
-                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), Some(run.source))
+                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), Some(source))
             {
                 self.deliver_unicast(port, &packet);
             }
             if !run.advance() {
-                return self.keep_payload(run.payload);
+                return self.keep_payload(run.into_payload());
             }
         }
     }
@@ -162,7 +160,7 @@ impl Device {
                     if run.advance() {
                         self.egress_mut(port)?.put_back(from, run);
                     } else {
-                        self.keep_payload(run.payload);
+                        self.keep_payload(run.into_payload());
                     }
                     if frame.is_some() {
                         return frame;
@@ -177,7 +175,7 @@ impl Device {
         let front = self.egress_mut(port).and_then(|egress| egress.pop());
         if let Some(Leaving::Run { from, run }) = front {
             self.note_way(from, Way::Whole);
-            self.keep_payload(run.payload);
+            self.keep_payload(run.into_payload());
         }
     }
 
@@ -188,7 +186,7 @@ impl Device {
             return false;
         };
         let frame = run.packet(&headers, first);
-        let Ok(packet) = Inbound::of(&frame, Some(run.source)) else {
+        let Ok(packet) = Inbound::of(&frame, Some(run.template().source)) else {
             return false;
         };
         let Some(to) = self.qpns.get(packet.bth.dest_qp) else {
@@ -203,17 +201,19 @@ impl Device {
             return false;
         };
         // Either end cuts packets by its own path MTU.
-        if own.path_mtu() != Ok(run.pmtu) || Self::check_connection(own, &packet).is_err() {
+        if own.path_mtu() != Ok(run.template().pmtu)
+            || Self::check_connection(own, &packet).is_err()
+        {
             return false;
         }
-        self.handle_transfer(to, &run.transfer, run.payload());
+        self.handle_transfer(to, run.transfer(), run.payload());
         self.count_behind_refused(port, to, run);
         true
     }
 
     /// Counts the packets of a run behind the one that took its queue pair to ERR, which takes none any more.
     fn count_behind_refused(&mut self, port: PortNum, at: QpRef, run: &PacketRun) {
-        let Transfer::Request(requests) = &run.transfer else {
+        let Transfer::Request(requests) = run.transfer() else {
             return;
         };
         let Ok(state) = self.state_mut(at.function) else {
@@ -228,7 +228,9 @@ impl Device {
         };
         let taken = u32::try_from(own.psns().1.since(requests.psn)).unwrap_or(0) + 1;
         let behind = requests.packets.saturating_sub(taken);
-        let bytes = requests.len.saturating_sub(taken * run.pmtu.bytes());
+        let bytes = requests
+            .len
+            .saturating_sub(taken * run.template().pmtu.bytes());
         own.counters.received_bytes -= u64::from(bytes);
         state.connections.received_bytes -= u64::from(bytes);
         for _ in 0..behind {

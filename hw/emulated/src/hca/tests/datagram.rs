@@ -115,7 +115,7 @@ fn a_wrong_qkey_is_dropped_and_counted() {
 fn a_packet_of_a_foreign_partition_is_dropped_and_counted() {
     let (mut left, mut right) = (device(5), device(6));
     for device in [&mut left, &mut right] {
-        device.node_mut().port_mut(PORT).unwrap().pkeys = vec![PKey::new(0x7fff)];
+        set_pkeys(device, [0x7fff]);
     }
     let a = open(&mut left, PF, QpKind::Ud);
     let b = open(&mut right, PF, QpKind::Ud);
@@ -291,10 +291,9 @@ fn path_bits_choose_the_source_lid_and_are_told_to_the_receiver() {
 #[test]
 fn packets_that_cannot_leave_are_dropped_with_a_reason() {
     let mut device = device(5);
-    let port = device.node_mut().port_mut(PORT).unwrap();
     let mut lanes = [ib_wire::Vl::default(); 16];
     lanes[4] = ib_wire::Vl::MANAGEMENT;
-    port.sl2vl = Some(Box::new(lanes));
+    device.node_mut().port_mut(PORT).unwrap().set_sl2vl(lanes);
     let a = open(&mut device, PF, QpKind::Ud);
     let no_gid = AddressVector {
         grh: Some(GlobalRoute {

@@ -56,6 +56,20 @@ fn device(lid: u16) -> Device {
     device
 }
 
+/// Writes the first entries of the P_Key table.
+fn set_pkeys(device: &mut Device, pkeys: impl IntoIterator<Item = u16>) {
+    let port = device.node_mut().port_mut(PORT).unwrap();
+    for (index, pkey) in (0..).zip(pkeys) {
+        port.set_pkey(PKeyIndex(index), PKey::new(pkey));
+    }
+}
+
+/// Writes an entry of the GUID table.
+fn set_alias_guid(device: &mut Device, index: u16, guid: Guid) {
+    let port = device.node_mut().port_mut(PORT).unwrap();
+    port.set_alias_guid(GidIndex(index), guid);
+}
+
 /// Adds a VF with the default partition at index 0 and an active virtual port.
 fn add_vf(device: &mut Device, id: FunctionId) {
     let mut pf = device.function(PF).unwrap();

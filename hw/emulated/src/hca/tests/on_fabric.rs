@@ -14,7 +14,7 @@ use crate::{Fabric, LinkConfig, NodeId};
 
 /// Two adapters and one link; the first plays the subnet manager.
 struct Pair {
-    fabric: Fabric<Device>,
+    fabric: Fabric,
     hosts: [NodeId; 2],
     qp0: Peer,
     now: Instant,

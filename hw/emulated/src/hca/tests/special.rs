@@ -56,7 +56,7 @@ fn the_device_answers_performance_queries_before_software_sees_them() {
 fn c032_a_performance_query_to_a_vfs_gid_is_not_answered_by_the_device() {
     let (mut left, mut right) = (device(5), device(6));
     let alias = Guid::new(0xabc);
-    right.node_mut().port_mut(PORT).unwrap().alias_guids = vec![alias];
+    set_alias_guid(&mut right, 1, alias);
     let a = open(&mut left, PF, special(Gsi));
     let b = open(&mut right, PF, special(Gsi));
     a.post_recv(&mut left, 1);
@@ -83,9 +83,8 @@ fn software_on_qp1_gets_the_other_classes_with_the_indices_that_matched() {
     let (mut left, mut right) = (device(5), device(6));
     let alias = Guid::new(0xabc);
     for device in [&mut left, &mut right] {
-        let port = device.node_mut().port_mut(PORT).unwrap();
-        port.pkeys = vec![PKey::new(0x8001), PKey::new(0x8002)];
-        port.alias_guids = vec![Guid::NONE, alias];
+        set_pkeys(device, [0x8001, 0x8002]);
+        set_alias_guid(device, 2, alias);
     }
     let a = open(&mut left, PF, special(Gsi));
     let b = open(&mut right, PF, special(Gsi));
@@ -113,7 +112,7 @@ fn software_on_qp1_gets_the_other_classes_with_the_indices_that_matched() {
 #[test]
 fn qp1_refuses_unknown_partitions_other_queue_keys_and_other_lengths() {
     let mut device = device(5);
-    device.node_mut().port_mut(PORT).unwrap().pkeys = vec![PKey::new(0x8001)];
+    set_pkeys(&mut device, [0x8001]);
     let a = open(&mut device, PF, special(Gsi));
     a.post_recv(&mut device, 1);
     let good = UdFrame {
@@ -279,7 +278,7 @@ fn c018_an_sl_that_leads_to_vl15_takes_no_packet_of_qp1_out() {
     for sl in [1, 4, 15] {
         lanes[sl] = Vl::MANAGEMENT;
     }
-    device.node_mut().port_mut(PORT).unwrap().sl2vl = Some(Box::new(lanes));
+    device.node_mut().port_mut(PORT).unwrap().set_sl2vl(lanes);
     let a = open(&mut device, PF, special(Gsi));
     let query = mad(MgmtClass::SUBN_ADM, Method::GET);
     for sl in 0..16 {
@@ -337,7 +336,7 @@ fn the_agents_answer_leaves_on_the_lane_of_its_service_level() {
     let a = open(&mut left, PF, special(Gsi));
     for (mapped, answered) in [(Vl::from_low_bits(3), true), (Vl::MANAGEMENT, false)] {
         let port = right.node_mut().port_mut(PORT).unwrap();
-        port.sl2vl = Some(Box::new([mapped; 16]));
+        port.set_sl2vl([mapped; 16]);
         let query = mad(MgmtClass::PERF, Method::GET);
         a.send(&mut left, Some(gsi_address(6)), query.as_bytes())
             .unwrap();

@@ -17,9 +17,8 @@ const ALIAS: Guid = Guid::new(0xaaaa);
 fn with_vf(state: PortState) -> Device {
     let mut device = device(5);
     add_vf(&mut device, VF1);
-    let port = device.node_mut().port_mut(PORT).unwrap();
-    port.alias_guids = vec![ALIAS];
-    port.pkeys = vec![PKey::DEFAULT_FULL, PKey::new(0x8001), PKey::new(0x8002)];
+    set_alias_guid(&mut device, 1, ALIAS);
+    set_pkeys(&mut device, [0xffff, 0x8001, 0x8002]);
     let view = VirtualPort {
         state,
         pkeys: vec![Some(PKeyIndex(2)), None],
@@ -197,7 +196,7 @@ fn a_vf_that_may_send_smps_is_answered_as_the_subnet_is_and_needs_the_key() {
 #[test]
 fn a_vf_queue_pair_takes_virtual_pkey_indices_and_ordinary_queue_keys() {
     let (mut left, mut right) = (with_vf(PortState::Active), device(6));
-    right.node_mut().port_mut(PORT).unwrap().pkeys = vec![PKey::new(0x8002)];
+    set_pkeys(&mut right, [0x8002]);
     let peer = open(&mut right, PF, QpKind::Ud);
     peer.post_recv(&mut right, 1);
     let guest = open(&mut left, VF1, QpKind::Ud);

@@ -9,7 +9,8 @@ mod port;
 use std::collections::VecDeque;
 
 use emulated_hca::{
-    Fabric, HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeId, PhysicalPort, PortConfig, sma,
+    Adapters, Fabric, HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeId, PhysicalPort,
+    PortConfig, sma,
 };
 use hca_api::{LocalMad, MadView, PhysicalState, PortState, SourceAddress};
 use ib_vtime::{Duration, Instant};

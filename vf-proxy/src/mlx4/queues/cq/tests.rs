@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use emulated_hca::{Fabric, HcaConfig};
+use emulated_hca::{Adapters, Fabric, HcaConfig};
 use hca_api::FunctionId;
 use ib_wire::{Guid, Qpn};
 use mlx4_defs::cqe::{Cqe, CqeOpcode, OwnerOpcode, Syndrome};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, Frame, Topology};
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::Mad;
@@ -36,7 +37,7 @@ fn mux(frames: [usize; 2]) -> PortMux {
 
 /// The metrics of two hosts with such a port each, made a step at a time.
 fn shown(by: By, filter: impl Fn(&[emulated_hca::NodeId]) -> Filter) -> String {
-    let (mut fabric, built) = Topology::three_switches().build(0);
+    let (mut fabric, built) = Topology::three_switches().build::<Device>(0);
     let device = fabric.device_mut(built.hcas[1]).unwrap();
     device.node_mut().set_now(NOW);
     device.receive(NOW, PortNum(1), Frame::new(&[0; 64]));

@@ -3,7 +3,8 @@
 mod links;
 mod widths;
 
-use emulated_hca::{EndNode, Frame, Topology};
+use emulated_hca::hca::Device;
+use emulated_hca::{Adapters, EndNode, Frame, Topology};
 use ib_vtime::{Duration, Instant};
 use ib_wire::cm::{self, CmReq};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
@@ -264,8 +265,9 @@ fn a_filter_leaves_the_rows_of_a_vf_or_those_with_a_problem() {
         json["groups"].as_array().unwrap().len()
     };
     assert_eq!((groups(1), groups(2)), (1, 0));
+    let (_, built) = Topology::three_switches().build::<Device>(1);
     let elsewhere = |_| Filter {
-        node: Topology::three_switches().build(1).1.hcas.last().copied(),
+        node: built.hcas.last().copied(),
         ..Filter::default()
     };
     let text = shown_of(Subject::Vfs, Format::Text, &elsewhere, false);
@@ -327,7 +329,7 @@ fn a_transaction_and_an_exchange_show_both_ids() {
 fn drops_show_where_whose_and_why() {
     let mut topology = Topology::default();
     topology.add_hca("host-a", 1);
-    let (mut fabric, built) = topology.build(1);
+    let (mut fabric, built) = topology.build::<Device>(1);
     let device = fabric.device_mut(built.hcas[0]).unwrap();
     device.node_mut().set_now(NOW);
     device.receive(NOW, PortNum(1), Frame::new(&[0; 64]));

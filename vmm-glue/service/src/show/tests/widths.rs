@@ -1,6 +1,7 @@
 //! Tables with long names and large numbers.
 
 use emulated_hca::SwitchConfig;
+use emulated_hca::hca::Device;
 use pf_context::inspect::{
     CmRow, GroupRow, GuidRow, Inspect, PKeyRow, PortRow, Rows, SidrRow, SubscriptionRow, TidRow,
     VfRow,
@@ -136,7 +137,7 @@ fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbe
             ..switch.clone()
         };
     }
-    let (mut fabric, built) = topology.build(1);
+    let (mut fabric, built) = topology.build::<Device>(1);
     let device = fabric.device_mut(built.hcas[0]).unwrap();
     device.receive(NOW, PortNum(1), Frame::new(&[0; 64]));
     add_queue_pairs(&mut fabric, built.hcas[0], 0xff_ffff);

@@ -1,7 +1,6 @@
 //! The fabric with end nodes that do nothing but send and keep what a test tells them.
 
 mod bring_up;
-mod connected;
 mod faults;
 mod gateway;
 mod port0;
@@ -12,7 +11,7 @@ mod traps;
 
 use std::collections::VecDeque;
 
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::packet::UdFrame;
 use ib_wire::smp::{DirectedRouteSmp, PortInfo, PortState, SmpAttribute};
@@ -21,13 +20,13 @@ use zerocopy::IntoBytes;
 
 use super::{Fabric, NodeId};
 use crate::{
-    DropReason, EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node, PhysicalPort,
-    SwitchConfig,
+    ChannelAdapter, DropReason, EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node,
+    PhysicalPort, SwitchConfig,
 };
 
 /// An end node that is driven by the test.
 #[derive(Debug)]
-pub(super) struct Probe {
+pub(crate) struct Probe {
     node: Node,
     outbox: VecDeque<(PortNum, Frame)>,
     pub(super) inbox: VecDeque<(Instant, PortNum, Frame)>,
@@ -65,6 +64,17 @@ impl EndNode for Probe {
     fn handle_timeout(&mut self, _now: Instant) {}
 }
 
+impl ChannelAdapter for Probe {
+    fn from_config(config: &HcaConfig, _secret: Secret) -> Self {
+        Self {
+            node: Node::channel_adapter(config),
+            outbox: VecDeque::new(),
+            inbox: VecDeque::new(),
+            changes: Vec::new(),
+        }
+    }
+}
+
 /// A fabric under test.
 pub(super) struct Bench {
     pub(super) fabric: Fabric<Probe>,
@@ -75,7 +85,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new() -> Self {
         Self {
-            fabric: Fabric::of_end_nodes(0),
+            fabric: Fabric::new(0),
             next_guid: 0x1000,
             next_tid: 1,
         }
@@ -88,12 +98,7 @@ impl Bench {
 
     pub(super) fn host(&mut self) -> NodeId {
         let config = HcaConfig::new(self.guid(), "host");
-        self.fabric.add_end_node(Probe {
-            node: Node::channel_adapter(&config),
-            outbox: VecDeque::new(),
-            inbox: VecDeque::new(),
-            changes: Vec::new(),
-        })
+        self.fabric.add_hca(&config)
     }
 
     pub(super) fn switch(&mut self, ports: u8) -> NodeId {

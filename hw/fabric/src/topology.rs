@@ -6,7 +6,8 @@ use ib_vtime::Secret;
 use ib_wire::Guid;
 
 use crate::{
-    EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, PortConfig, SwitchConfig,
+    ChannelAdapter, EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, PortConfig,
+    SwitchConfig,
 };
 
 /// The first node GUID of a topology; each node's is 0x100 after the one before, so that port
@@ -65,7 +66,7 @@ impl PlannedPort {
 /// A plan of a fabric. Change what you like before [`Topology::build`].
 ///
 /// ```
-/// use emulated_hca::Topology;
+/// use ib_fabric::Topology;
 ///
 /// let tree = Topology::fat_tree(4, 16);
 /// assert_eq!((tree.hcas.len(), tree.switches.len()), (16, 20));
@@ -232,7 +233,7 @@ impl Topology {
     /// Builds the fabric. Links that cannot be made (no such port, or one that is taken) are left
     /// out.
     #[must_use]
-    pub fn build(&self, secret: impl Into<Secret>) -> (Fabric, Built) {
+    pub fn build<D: ChannelAdapter>(&self, secret: impl Into<Secret>) -> (Fabric<D>, Built) {
         self.build_on(Fabric::new(secret), Fabric::add_hca)
     }
 
@@ -289,9 +290,10 @@ mod tests {
     use hca_api::PhysicalState;
 
     use super::*;
+    use crate::fabric::tests::Probe;
 
     fn ports_up(plan: &Topology) -> usize {
-        let (fabric, built) = plan.build(1);
+        let (fabric, built) = plan.build::<Probe>(1);
         assert_eq!(built.links.len(), plan.links.len());
         let nodes = built.hcas.iter().chain(&built.switches);
         nodes

@@ -137,7 +137,7 @@ pub struct FaultRule {
 /// matches it and was not taken by an earlier one. The same seed and the same packets give the same faults.
 ///
 /// ```
-/// use emulated_hca::{Fault, FaultPlan, PacketFilter, When};
+/// use ib_fabric::{Fault, FaultPlan, PacketFilter, When};
 /// use ib_wire::mad::MgmtClass;
 ///
 /// let sa = PacketFilter { class: Some(MgmtClass::SUBN_ADM), ..PacketFilter::default() };

@@ -80,12 +80,12 @@ impl TopologyFile {
     /// Reads a topology file that includes no other.
     ///
     /// ```
-    /// let file = emulated_hca::TopologyFile::parse(
+    /// let file = ib_fabric::TopologyFile::parse(
     ///     "net",
     ///     "Switch 8 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\n\nHca 1 \"a\"\n[1] \"s\"[1]\n\nHca 1 \"b\"\n[1] \"s\"[2]\n",
     /// )?;
     /// assert_eq!((file.topology.hcas.len(), file.topology.links.len()), (2, 2));
-    /// # Ok::<(), emulated_hca::TopologyError>(())
+    /// # Ok::<(), ib_fabric::TopologyError>(())
     /// ```
     ///
     /// # Errors

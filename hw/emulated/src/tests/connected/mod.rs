@@ -16,16 +16,22 @@ use core::time::Duration;
 use hca_api::{
     AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
     CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
-    HostMemory, MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps, QpHandle, QpKind,
-    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp,
-    SendRequest, Sge, VirtualPort,
+    HostMemory, LocalMad, MadView, MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps,
+    QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress,
+    SendFlags, SendOp, SendRequest, Sge, VirtualPort,
 };
 use ib_vtime::Instant;
+use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
+use ib_wire::smp::{
+    LidRoutedSmp, LinearForwardingTable, PortInfo, PortPhysState, PortState as WirePortState,
+    SmpAttribute, SwitchInfo,
+};
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
 use crate::hca::{Device, NO_QUOTA};
 use crate::{
-    Built, DropReason, Fabric, Fault, FaultPlan, HcaConfig, NodeId, PacketFilter, Topology, When,
+    Adapters, Built, DropReason, EndNode, Endpoint, Fabric, Fault, FaultPlan, HcaConfig, NodeId,
+    PacketFilter, Topology, When,
 };
 
 const PORT: PortNum = PortNum(1);
@@ -71,6 +77,51 @@ struct Rig {
     now: Instant,
 }
 
+/// Has a switch's SMA change an attribute, as a subnet manager does.
+fn change_switch<A: SmpAttribute + Copy>(
+    fabric: &mut Fabric,
+    switch: NodeId,
+    modifier: u32,
+    change: impl FnOnce(&mut A),
+) {
+    let mut ask = |mad: &Mad| {
+        let outcome = fabric.process_local_mad(switch.port(0), &MadView::Host, mad);
+        let LocalMad::Reply(reply) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(reply.header.status, MadStatus::OK);
+        reply
+    };
+    let header = MadHeader::new(MgmtClass::SUBN_LID_ROUTED, Method::GET, A::ID);
+    let mut mad = Mad::new(header);
+    mad.header.attribute_modifier = modifier.into();
+    mad = ask(&mad);
+    mad.header.method = Method::SET;
+    change(mad.view_mut::<LidRoutedSmp>().attribute_mut());
+    ask(&mad);
+}
+
+/// Takes a switch's port whose link is up to the state active.
+fn activate(fabric: &mut Fabric, at: Endpoint) {
+    for state in [WirePortState::ARMED, WirePortState::ACTIVE] {
+        change_switch(fabric, at.node, at.port.0.into(), |info: &mut PortInfo| {
+            info.set_port_state(state);
+            info.set_phys_state(PortPhysState::NO_CHANGE);
+            info.set_neighbor_mtu(Mtu::MTU_2048);
+        });
+    }
+}
+
+/// Changes where a switch sends packets for the LIDs up to `top`.
+fn route(fabric: &mut Fabric, switch: NodeId, top: u16, change: impl FnOnce(&mut [PortNum])) {
+    change_switch(fabric, switch, 0, |info: &mut SwitchInfo| {
+        info.linear_fdb_top = Lid::new(top);
+    });
+    change_switch(fabric, switch, 0, |table: &mut LinearForwardingTable| {
+        change(&mut table.ports);
+    });
+}
+
 impl Rig {
     fn new() -> Self {
         Self::with_latency(Duration::ZERO)
@@ -98,22 +149,18 @@ impl Rig {
         rig.run(1);
         for (host, lid) in [(0, 1), (1, 2)] {
             let switch = built.switches[host];
-            for (node, ports) in [(rig.hosts[host], &[1][..]), (switch, &[1, 7])] {
-                for number in ports {
-                    let port = rig.fabric.slots[node.index()].node_mut();
-                    let port = port.port_mut(PortNum(*number)).unwrap();
-                    port.state = PortState::Active;
-                    port.neighbor_mtu = Mtu::MTU_2048;
+            let port = rig.device(host).node_mut().port_mut(PORT).unwrap();
+            port.state = PortState::Active;
+            port.neighbor_mtu = Mtu::MTU_2048;
+            port.lid = Lid::new(lid);
+            for port in [1, 7] {
+                activate(&mut rig.fabric, switch.port(port));
+            }
+            route(&mut rig.fabric, switch, 2, |ports| {
+                for (to, far) in [(1, host == 1), (2, host == 0)] {
+                    ports[to] = PortNum(if far { 7 } else { 1 });
                 }
-            }
-            let own = rig.fabric.slots[rig.hosts[host].index()].node_mut();
-            own.port_mut(PORT).unwrap().lid = Lid::new(lid);
-            let tables = rig.fabric.slots[switch.index()].node_mut().tables_mut();
-            let tables = tables.unwrap();
-            tables.info.linear_fdb_top = 2.into();
-            for (to, far) in [(1, host == 1), (2, host == 0)] {
-                tables.set_unicast(to, PortNum(if far { 7 } else { 1 }));
-            }
+            });
         }
         rig
     }

@@ -101,7 +101,7 @@ struct Seen {
 struct Counted {
     /// Of every port, less the acknowledgements, whose number is free.
     ports: Vec<PortCounters>,
-    drops: Vec<(usize, Option<FunctionId>, DropReason, u64)>,
+    drops: Vec<(NodeId, Option<FunctionId>, DropReason, u64)>,
     psns: [(Psn, Psn); 2],
     bytes: [(u64, u64); 2],
 }
@@ -218,8 +218,7 @@ impl Play {
                 let fabric = &mut self.rig.fabric;
                 fabric.set_link(link, LinkState::Up);
                 for end in fabric.link_ends(link).unwrap() {
-                    let node = fabric.slots[end.node.index()].node_mut();
-                    node.port_mut(end.port).unwrap().state = PortState::Active;
+                    activate(fabric, end);
                 }
                 // Retries are finite.
                 self.rig.run(20);
@@ -266,9 +265,8 @@ impl Play {
         }
         let drops = nodes.iter().flat_map(|id| {
             let drops = fabric.node(*id).unwrap().drops().iter();
-            drops.map(move |(_, function, reason, dropped)| {
-                (id.index(), function, reason, dropped.packets)
-            })
+            drops
+                .map(move |(_, function, reason, dropped)| (*id, function, reason, dropped.packets))
         });
         let drops = drops.collect();
         let attributes = ends

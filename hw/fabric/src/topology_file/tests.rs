@@ -5,6 +5,7 @@ use ib_wire::{Guid, PortNum};
 use proptest::prelude::*;
 
 use super::*;
+use crate::fabric::tests::Probe;
 use crate::{HcaConfig, PlannedPort, SwitchConfig};
 
 const SMALL: &str = "\
@@ -83,7 +84,7 @@ fn a_net_file_becomes_a_plan_whose_links_come_up() {
     );
     assert_eq!(plan.hcas[1].description, "the host b");
 
-    let (fabric, built) = plan.build(1);
+    let (fabric, built) = plan.build::<Probe>(1);
     assert_eq!(built.links.len(), 4);
     let b = fabric.port(built.hcas[1].port(1)).unwrap();
     assert_eq!(b.guid, Guid::new(0x204));
@@ -140,7 +141,7 @@ Ca\t2 \"H-0002c90300000300\"\t\t# \"mlx4_0\"
         (plan.switches[0].device_id, plan.switches[0].ports),
         (0xd2f0, 41)
     );
-    let (fabric, built) = plan.build(1);
+    let (fabric, built) = plan.build::<Probe>(1);
     let hdr = fabric.port(built.hcas[0].port(1)).unwrap();
     assert_eq!(hdr.guid, Guid::new(0x2_c903_0000_0200));
     assert_eq!(
@@ -444,7 +445,7 @@ fn a_switch_with_as_many_ports_as_numbers_comes_back_from_its_file() {
     let host = plan.add_hca("host", 1);
     plan.connect(PlannedPort::Hca(host, 1), PlannedPort::Switch(0, 254));
     let again = TopologyFile::parse("net", &plan.to_net_file()).unwrap();
-    let (fabric, built) = again.topology.build(1);
+    let (fabric, built) = again.topology.build::<Probe>(1);
     let node = fabric.node(built.switches[0]).unwrap();
     assert_eq!(node.port_count(), 254);
     assert_eq!(

@@ -238,17 +238,22 @@ impl PhysicalPort {
         )
     }
 
-    /// Writes an alias GUID; whether that changed the table. Index 0 is not one.
-    pub(crate) fn set_alias_guid(&mut self, index: GidIndex, guid: Guid) -> bool {
+    /// Writes an alias GUID. Returns `true` if that changed the table: the entry at index 0 is the port's own and stays.
+    pub fn set_alias_guid(&mut self, index: GidIndex, guid: Guid) -> bool {
         let Some(at) = usize::from(index.0).checked_sub(1) else {
             return false;
         };
         set_entry(&mut self.alias_guids, at, guid, Guid::NONE)
     }
 
-    /// Writes an entry of the P_Key table; whether that changed it.
-    pub(crate) fn set_pkey(&mut self, index: PKeyIndex, pkey: PKey) -> bool {
+    /// Writes an entry of the P_Key table. Returns `true` if that changed it.
+    pub fn set_pkey(&mut self, index: PKeyIndex, pkey: PKey) -> bool {
         set_entry(&mut self.pkeys, usize::from(index.0), pkey, PKey::INVALID)
+    }
+
+    /// Writes the table from service levels to virtual lanes, by service level.
+    pub fn set_sl2vl(&mut self, lanes: [Vl; 16]) {
+        self.sl2vl = Some(Box::new(lanes));
     }
 
     /// Sets what the port supports, and enables all of it.

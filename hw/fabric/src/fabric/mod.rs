@@ -1,32 +1,29 @@
 //! The fabric: nodes, links, and the packets between them.
 
-mod adapter;
 mod links;
 mod port0;
 mod route;
+mod taps;
 mod traffic;
 mod whole;
 
 use std::collections::VecDeque;
 
-use hca_api::{AddressSpace, FunctionId};
 use ib_vtime::{Instant, Secret, SecretNumbers, TimerKey, TimerQueue};
 use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
 use thiserror::Error;
 
-pub use adapter::NodeAdapter;
 pub use route::Travelling;
 
 use self::whole::Hop;
-use crate::hca::{Device, Function};
 use crate::link::{Direction, DirectionId, Link};
 use crate::switch::{Outputs, Switch};
 
 use crate::{
-    DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway, HcaConfig, LinkConfig,
-    LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig, SwitchConfig, TapId, TapPoint,
-    Tapped,
+    ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway,
+    HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig,
+    SwitchConfig, TapId, TapPoint, Tapped,
 };
 
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
@@ -158,35 +155,14 @@ enum Timer {
 
 /// A fabric of channel adapters and switches, connected by links.
 ///
-/// The devices behind its adapters are [`Device`]s unless a test or a tool brings its own.
-///
-/// ```
-/// use emulated_hca::{Fabric, HcaConfig, LinkConfig, SwitchConfig};
-/// use hca_api::{FunctionId, Hca, PhysicalState, PortState};
-/// use ib_vtime::Instant;
-/// use ib_wire::{Guid, PortNum};
-///
-/// let mut fabric = Fabric::new(7);
-/// let host = fabric.add_hca(&HcaConfig::new(Guid::new(0x1000), "host"));
-/// let switch = fabric.add_switch(&SwitchConfig::new(Guid::new(0x2000), "switch", 8));
-/// fabric.connect(host.port(1), switch.port(1), LinkConfig::default())?;
-/// while fabric.poll(Instant::ZERO) {}
-///
-/// let mut pf = fabric.hca(host, FunctionId::PF).ok_or("no such adapter")?;
-/// let port = pf.query_port(PortNum(1))?;
-/// assert_eq!(port.physical_state, PhysicalState::LinkUp);
-/// // The rest is up to a subnet manager.
-/// assert_eq!(port.state, PortState::Init);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// The devices behind its adapters are [`EndNode`]s of one type.
 ///
 /// Sans-I/O: [`Fabric::poll`] does what is due at the time that the caller gives, [`Fabric::poll_timeout`]
 /// tells when to call it again. Everything happens in an order that depends on nothing but the
 /// calls: the same calls, the same packets.
 #[derive(Debug)]
-pub struct Fabric<D = Device> {
+pub struct Fabric<D> {
     now: Instant,
-    /// Seeds the devices.
     /// Secrets of adapters.
     secrets: SecretNumbers,
     slots: Vec<Slot<D>>,
@@ -213,58 +189,19 @@ pub struct Fabric<D = Device> {
     port0_ready: VecDeque<NodeId>,
 }
 
-impl Fabric {
-    /// A fabric without nodes, at the origin of time. Its adapters' keys and numbers follow from the secret.
-    #[must_use]
-    pub fn new(secret: impl Into<Secret>) -> Self {
-        Self::of_end_nodes(secret)
-    }
-
-    /// Adds a channel adapter whose physical function has the process's heap for memory.
+impl<D: ChannelAdapter> Fabric<D> {
+    /// Adds a channel adapter with a secret of its own.
     pub fn add_hca(&mut self, config: &HcaConfig) -> NodeId {
         let secret = self.secrets.secret();
-        self.add_end_node(Device::new(config, secret))
-    }
-
-    /// Adds a channel adapter with the memory of its physical function.
-    pub fn add_hca_with_memory(
-        &mut self,
-        config: &HcaConfig,
-        memory: Box<dyn AddressSpace>,
-    ) -> NodeId {
-        let secret = self.secrets.secret();
-        self.add_end_node(Device::with_memory(config, secret, memory))
-    }
-
-    /// The next function of a channel adapter that has events; see [`Device::poll_ready`]. Asking
-    /// keeps nobody busy.
-    pub fn poll_ready(&mut self, node: NodeId) -> Option<FunctionId> {
-        match &mut self.slots.get_mut(node.index())?.body {
-            Body::EndNode(device) => device.poll_ready(),
-            Body::Switch(_) | Body::Gateway(_) => None,
-        }
-    }
-
-    /// Allows or forbids that the adapters which are there send packets of connections in whole runs; see
-    /// [`Device::set_whole_runs`].
-    pub fn set_whole_runs(&mut self, allowed: bool) {
-        for slot in &mut self.slots {
-            if let Body::EndNode(device) = &mut slot.body {
-                device.set_whole_runs(allowed);
-            }
-        }
-    }
-
-    /// A function of a channel adapter, to be used; what it sends leaves with the next poll.
-    pub fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>> {
-        self.device_mut(node)?.function(function)
+        self.add_end_node(D::from_config(config, secret))
     }
 }
 
 impl<D: EndNode> Fabric<D> {
-    /// A fabric without nodes, at the origin of time, for end nodes of any kind.
+    /// Makes a fabric without nodes, at the origin of time. The secrets of the adapters that [`Fabric::add_hca`] adds follow
+    /// from the secret.
     #[must_use]
-    pub fn of_end_nodes(secret: impl Into<Secret>) -> Self {
+    pub fn new(secret: impl Into<Secret>) -> Self {
         Self {
             now: Instant::ZERO,
             secrets: secret.into().of(b"adapters").numbers(),
@@ -421,7 +358,7 @@ impl<D: EndNode> Fabric<D> {
             .unwrap_or_default()
     }
 
-    /// Lets a port's link layer notice trouble, which it counts and tells the SM.
+    /// Counts trouble of a port's link layer, and reports it to the SM by a trap.
     pub fn raise_link_trouble(&mut self, at: Endpoint, trouble: LinkTrouble) {
         let Some(slot) = self.slots.get_mut(at.node.index()) else {
             return;
@@ -445,45 +382,6 @@ impl<D: EndNode> Fabric<D> {
         self.touch(at.node);
     }
 
-    /// Listens at a point from now on.
-    pub fn add_tap(&mut self, point: TapPoint) -> TapId {
-        let id = TapId(self.next_tap);
-        self.next_tap += 1;
-        self.taps.push((id, point));
-        self.watch_tunnels(point);
-        id
-    }
-
-    /// Stops listening. What the tap has seen can still be taken.
-    pub fn remove_tap(&mut self, tap: TapId) {
-        let gone = self.taps.iter().find(|(id, _)| *id == tap).copied();
-        self.taps.retain(|(id, _)| *id != tap);
-        if let Some((_, point)) = gone {
-            self.watch_tunnels(point);
-        }
-    }
-
-    /// Has a device keep copies of what passes its tunnels as long as somebody listens there.
-    fn watch_tunnels(&mut self, point: TapPoint) {
-        if let TapPoint::Tunnels(node) = point
-            && let Some(slot) = self.slots.get_mut(node.index())
-            && let Body::EndNode(device) = &mut slot.body
-        {
-            device.watch_tunnels(self.taps.iter().any(|(_, tap)| *tap == point));
-        }
-    }
-
-    /// Takes the oldest packet that a tap saw.
-    pub fn poll_tap(&mut self) -> Option<Tapped> {
-        self.tapped.pop_front()
-    }
-
-    /// Packets that taps would have seen if someone had taken the earlier ones.
-    #[must_use]
-    pub const fn taps_missed(&self) -> u64 {
-        self.taps_missed
-    }
-
     /// The device behind a node; `None` for switches and gateways.
     #[must_use]
     pub fn device(&self, node: NodeId) -> Option<&D> {
@@ -502,6 +400,15 @@ impl<D: EndNode> Fabric<D> {
                 device.node_mut().set_now(now);
                 Some(device)
             }
+            Body::Switch(_) | Body::Gateway(_) => None,
+        }
+    }
+
+    /// Returns the device behind a node as [`Fabric::device_mut`] does, for questions and settings on which it sends nothing: the
+    /// fabric does not serve the node for them.
+    pub fn unserved_device_mut(&mut self, node: NodeId) -> Option<&mut D> {
+        match &mut self.slots.get_mut(node.index())?.body {
+            Body::EndNode(device) => Some(device),
             Body::Switch(_) | Body::Gateway(_) => None,
         }
     }
@@ -662,4 +569,4 @@ impl<D: EndNode> Fabric<D> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

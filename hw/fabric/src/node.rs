@@ -3,7 +3,7 @@
 use core::fmt;
 
 use hca_api::{FunctionId, PhysicalState, PortChange, PortState};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, Secret};
 use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
 use ib_wire::{Guid, Lid, Lmc, MKey, PKey, PortNum, Sl, SubnetPrefix, Vl};
@@ -145,6 +145,13 @@ pub trait EndNode: fmt::Debug {
     }
 }
 
+/// An end node that a fabric makes from the configuration of a channel adapter: [`Fabric::add_hca`](crate::Fabric::add_hca) and
+/// [`Topology::build`](crate::Topology::build) add them.
+pub trait ChannelAdapter: EndNode + Sized {
+    /// Makes the adapter with its ports down. Keys and numbers that peers must not guess follow from the secret.
+    fn from_config(config: &HcaConfig, secret: Secret) -> Self;
+}
+
 impl Node {
     /// The node of a channel adapter: ports down, as after power-on.
     #[must_use]
@@ -263,7 +270,7 @@ impl Node {
     }
 
     /// Counts a packet that was dropped at a port: of a function or for one, as far as that is known.
-    pub(crate) fn count_drop(
+    pub fn count_drop(
         &mut self,
         port: PortNum,
         function: impl Into<Option<FunctionId>>,
@@ -379,6 +386,19 @@ impl Node {
         // The last word on a port counts.
         self.link_requests.retain(|(p, _)| *p != port);
         self.link_requests.push((port, request));
+    }
+
+    /// Takes the link of a port down until it is enabled again, or has a disabled one train again. Nothing happens if the port is
+    /// as wanted, or if there is none.
+    pub fn set_port_enabled(&mut self, number: PortNum, enabled: bool) {
+        let Some(port) = self.port(number) else {
+            return;
+        };
+        match (enabled, port.physical_state == PhysicalState::Disabled) {
+            (false, false) => self.request_link(number, LinkRequest::Disable),
+            (true, true) => self.request_link(number, LinkRequest::Poll),
+            _ => {}
+        }
     }
 
     /// Takes the oldest request to a link.

@@ -13,12 +13,12 @@ impl Topology {
     /// or `H-` and the GUID.
     ///
     /// ```
-    /// use emulated_hca::{Topology, TopologyFile};
+    /// use ib_fabric::{Topology, TopologyFile};
     ///
     /// let text = Topology::two_switches(2).to_net_file();
     /// assert!(text.contains("Switch\t8 \"S-0002c90300000100\"\t\t# \"S1\" base port 0 lid 0 lmc 0\n"));
     /// assert_eq!(TopologyFile::parse("again", &text)?.topology.to_net_file(), text);
-    /// # Ok::<(), emulated_hca::TopologyError>(())
+    /// # Ok::<(), ib_fabric::TopologyError>(())
     /// ```
     #[must_use]
     pub fn to_net_file(&self) -> String {

@@ -131,7 +131,7 @@ pub(super) fn sl_to_vl(node: &mut Node, access: &Access, data: &mut SlToVlMappin
     } else {
         let port = node.port_mut(access.port).ok_or(MadStatus::INVALID_FIELD)?;
         if let Some(lanes) = lanes {
-            port.sl2vl = Some(Box::new(lanes));
+            port.set_sl2vl(lanes);
             port.note(PortChange::QOS);
         }
         core::array::from_fn(|sl| port.vl_for_sl(Sl::from_low_bits(u8::try_from(sl).unwrap_or(0))))

@@ -7,7 +7,7 @@ use ib_wire::{GidIndex, Lmc};
 use super::hostile::packet;
 use super::*;
 use crate::hca::Way;
-use crate::{EndNode, PacketSource};
+use crate::{NodeKind, PacketSource};
 
 const VF1: FunctionId = FunctionId(1);
 const VF2: FunctionId = FunctionId(2);
@@ -164,13 +164,12 @@ fn t025a_a_peer_that_sends_from_another_lid_of_its_port_is_heard() {
     };
     let node = rig.device(1).node_mut();
     node.port_mut(PORT).unwrap().lmc = Lmc::from_low_bits(1);
-    let switches: Vec<_> = rig.fabric.nodes().map(|(id, _)| id).collect();
-    for id in switches {
-        if let Some(tables) = rig.fabric.slots[id.index()].node_mut().tables_mut() {
-            tables.info.linear_fdb_top = 3.into();
-            let to_b = tables.unicast(2);
-            tables.set_unicast(3, to_b);
-        }
+    let nodes = rig.fabric.nodes();
+    let switches: Vec<_> = nodes
+        .filter(|(_, kind)| *kind == NodeKind::Switch)
+        .collect();
+    for (switch, _) in switches {
+        route(&mut rig.fabric, switch, 3, |ports| ports[3] = ports[2]);
     }
     for (end, peer, path) in [(&a, &b, lids(0, 3)), (&b, &a, lids(1, 1))] {
         let mut change = to_rtr(peer, true);

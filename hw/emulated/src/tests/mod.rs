@@ -1,0 +1,3 @@
+//! Adapters on a fabric.
+
+mod connected;

@@ -1,0 +1,58 @@
+//! An emulated InfiniBand fabric.
+//!
+//! [`Fabric`] holds nodes and the links between them and moves packets: real ones, from LRH to
+//! VCRC, through switches that forward by the tables that a subnet manager writes.
+//!
+//! * [`Node`] and [`PhysicalPort`]: the identity and the state of a channel adapter or a switch,
+//!   worked on by the agents in [`sma`] and [`pma`].
+//! * [`EndNode`]: the device behind a node's ports, as the fabric uses it. [`ChannelAdapter`]: one that the fabric makes.
+//! * [`Gateway`]: the far end of a link that leaves the fabric.
+//! * [`Topology`]: a plan of nodes and links, of a well-known shape or from a [file](topology_file).
+//! * [`Frame`]: a packet. [`PacketRun`]: consecutive packets of one message.
+//! * [`FaultPlan`]: faults of a link; [`TapPoint`]: where packets are watched.
+//!
+//! Not emulated: credits and arbitration between lanes (a full link makes a channel adapter wait and
+//! a switch discard), random forwarding tables, routers, congestion control.
+#![forbid(unsafe_code)]
+
+mod config;
+mod drops;
+mod fabric;
+mod frame;
+mod gateway;
+mod link;
+mod node;
+pub mod pma;
+mod port;
+mod run;
+pub mod sma;
+mod smi;
+mod source;
+mod switch;
+mod tap;
+mod topology;
+pub mod topology_file;
+mod trap;
+
+pub use config::{HcaConfig, PortConfig, SwitchConfig};
+pub use drops::{DropCounters, DropReason, Dropped};
+pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
+pub use frame::{Frame, FrameWriter};
+pub use gateway::Gateway;
+pub use link::{
+    Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,
+    PacketFilter, When,
+};
+pub use node::{ChannelAdapter, EndNode, Node, NodeKind};
+pub use pma::PortCounters;
+pub use port::PhysicalPort;
+pub use run::{PacketRun, PacketTemplate, RunHead};
+pub use source::PacketSource;
+pub use switch::Port0Mad;
+pub use tap::{TapId, TapPoint, Tapped};
+pub use topology::{Built, PlannedNode, PlannedPort, Topology};
+pub use topology_file::{
+    MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, SourceText, TopologyError, TopologyFile,
+    TopologyProblem,
+};
+pub use trap::{BadKey, WrongKey};

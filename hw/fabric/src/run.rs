@@ -1,0 +1,185 @@
+//! Runs of packets, before they are cut into frames.
+
+use ib_transport::{PacketHeaders, PathMtu, Transfer};
+use ib_wire::packet::{Bth, Grh, ICRC_SIZE, Lrh, TransportFrame, TransportService};
+use ib_wire::{Lid, PKey, Sl};
+
+use crate::{Frame, FrameWriter, PacketSource};
+
+/// Properties that all packets of a run have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketTemplate {
+    /// Sender, beside the bytes.
+    pub source: PacketSource,
+    /// Transport, RC or UC.
+    pub service: TransportService,
+    /// Path MTU by which the packets are cut.
+    pub pmtu: PathMtu,
+    /// Local route header, but for the length.
+    pub lrh: Lrh,
+    /// Global route header, if the packets have one.
+    pub grh: Option<Grh>,
+    /// Base transport header, but for opcode, PSN and flags.
+    pub bth: Bth,
+}
+
+/// Consecutive packets of one message on their way from a queue pair to its peer.
+///
+/// Where nothing on the way could treat a packet unlike the others, a run is handed to the peer's adapter as it is;
+/// elsewhere it is cut into frames as they leave.
+#[derive(Debug)]
+pub struct PacketRun {
+    template: PacketTemplate,
+    transfer: Transfer,
+    /// Payload of the run behind `start`.
+    payload: Vec<u8>,
+    /// Bytes that left in frames.
+    start: usize,
+}
+
+/// Properties of a run's packets by which ports and switches decide and count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunHead {
+    /// Destination LID.
+    pub dlid: Lid,
+    /// Service level.
+    pub sl: Sl,
+    /// Partition key.
+    pub pkey: PKey,
+    /// Packets, at least one.
+    pub packets: u32,
+    /// Four-byte words of all packets together, as LRH:PktLen counts them.
+    pub words: u64,
+    /// Words of the longest packet.
+    pub longest: u64,
+}
+
+impl PacketRun {
+    /// Makes a run of the packets of a transfer, whose payload is `payload`.
+    #[must_use]
+    pub const fn new(template: PacketTemplate, transfer: Transfer, payload: Vec<u8>) -> Self {
+        Self {
+            template,
+            transfer,
+            payload,
+            start: 0,
+        }
+    }
+
+    /// Returns the properties that all of its packets have in common.
+    #[must_use]
+    pub const fn template(&self) -> &PacketTemplate {
+        &self.template
+    }
+
+    /// Returns the packets that are left, as the connection's machines exchange them.
+    #[must_use]
+    pub const fn transfer(&self) -> &Transfer {
+        &self.transfer
+    }
+
+    /// Returns the properties by which ports and switches on the way decide and count, or `None` for operations that no packet
+    /// has.
+    #[must_use]
+    pub fn head(&self) -> Option<RunHead> {
+        let packets = self.transfer.packets();
+        let extended = |transfer: &Transfer| {
+            let headers = transfer.headers(self.template.service)?;
+            Some(headers.extended().len() as u64)
+        };
+        let (first, last) = if packets == 1 {
+            (extended(&self.transfer)?, 0)
+        } else {
+            let (first, _) = self.transfer.split(1, self.template.pmtu)?;
+            let (_, last) = self.transfer.split(packets - 1, self.template.pmtu)?;
+            (extended(&first)?, extended(&last)?)
+        };
+        let grh = if self.template.grh.is_some() {
+            size_of::<Grh>()
+        } else {
+            0
+        };
+        let fixed = (size_of::<Lrh>() + grh + size_of::<Bth>() + ICRC_SIZE) as u64;
+        let pmtu = u64::from(self.template.pmtu.bytes());
+        let before_last = u64::from(packets - 1) * pmtu;
+        let last_len = u64::from(self.transfer.payload_len()).saturating_sub(before_last);
+        let (full, rest) = (pmtu, last_len.next_multiple_of(4));
+        let bytes = u64::from(packets) * fixed + first + last + before_last + rest;
+        let longest = if packets == 1 {
+            first + rest
+        } else {
+            (first + full).max(last + rest)
+        };
+        Some(RunHead {
+            dlid: self.template.lrh.dlid,
+            sl: self.template.lrh.sl(),
+            pkey: self.template.bth.pkey,
+            packets,
+            words: bytes / 4,
+            longest: (fixed + longest) / 4,
+        })
+    }
+
+    /// Returns the bytes of payload of the packets that are left.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        let len = self.transfer.payload_len() as usize;
+        let end = self.payload.len().min(self.start.saturating_add(len));
+        self.payload.get(self.start..end).unwrap_or_default()
+    }
+
+    /// Returns the buffer of the payload, for another run.
+    #[must_use]
+    pub fn into_payload(self) -> Vec<u8> {
+        self.payload
+    }
+
+    /// Returns the transport headers of the first packet and the bytes of its payload, or `None` for operations that no packet
+    /// has.
+    #[must_use]
+    pub fn first(&self) -> Option<(PacketHeaders, &[u8])> {
+        let first = match self.transfer.split(1, self.template.pmtu) {
+            Some((first, _)) => first,
+            None => self.transfer,
+        };
+        let payload = self.payload();
+        let len = payload.len().min(first.payload_len() as usize);
+        Some((first.headers(self.template.service)?, &payload[..len]))
+    }
+
+    /// Returns a packet of the run, from transport headers and payload as [`PacketRun::first`] returns them.
+    #[must_use]
+    pub fn packet<'a>(&self, headers: &'a PacketHeaders, payload: &'a [u8]) -> TransportFrame<'a> {
+        let mut bth = Bth {
+            opcode: headers.opcode,
+            psn: headers.psn,
+            ..self.template.bth
+        };
+        bth.set_solicited(headers.solicited);
+        bth.set_ack_request(headers.ack_request);
+        TransportFrame {
+            lrh: self.template.lrh,
+            grh: self.template.grh,
+            bth,
+            extended: headers.extended(),
+            payload,
+        }
+    }
+
+    /// Writes the first packet. Returns `None` if it cannot be written: it has no opcode or is too long.
+    pub fn frame(&self, writer: &mut FrameWriter) -> Option<Frame> {
+        let (headers, payload) = self.first()?;
+        let frame = writer.write(&self.packet(&headers, payload)).ok()?;
+        Some(frame.sent_by(self.template.source))
+    }
+
+    /// Drops the first packet. Returns `false` if there is none behind it.
+    pub fn advance(&mut self) -> bool {
+        let Some((first, rest)) = self.transfer.split(1, self.template.pmtu) else {
+            return false;
+        };
+        self.start += first.payload_len() as usize;
+        self.transfer = rest;
+        true
+    }
+}
