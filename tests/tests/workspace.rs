@@ -42,13 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "ibsim-link",
-        &[
-            "hca-api",
-            "ib-wire",
-            "ib-vtime",
-            "ib-endpoint",
-            "emulated-hca",
-        ],
+        &["hca-api", "ib-wire", "ib-vtime", "ib-endpoint", "ib-fabric"],
     ),
     ("linux-abi", &["hca-api", "ib-wire"]),
     (

@@ -1,7 +1,7 @@
 //! The client half: an emulated adapter on a fabric of somebody else, at a node of an `ibsim`.
 //!
 //! An [`Uplink`] stands between two things. On one side is an adapter of an emulated fabric, cabled to
-//! an [`emulated_hca::Gateway`]; on the other is the simulator, to which the uplink is a client such as
+//! an [`ib_fabric::Gateway`]; on the other is the simulator, to which the uplink is a client such as
 //! `libumad2sim` makes of any program. It
 //!
 //! * turns the MADs that the adapter sends from QP1 into datagrams, and those that the simulator
@@ -46,7 +46,7 @@ mod watch;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use emulated_hca::Frame;
+use ib_fabric::Frame;
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, PortState};

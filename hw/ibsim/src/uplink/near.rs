@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use emulated_hca::Frame;
+use ib_fabric::Frame;
 use ib_vtime::Instant;
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{

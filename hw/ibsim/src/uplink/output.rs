@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use emulated_hca::Frame;
+use ib_fabric::Frame;
 use ib_vtime::Instant;
 use ib_wire::Guid;
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use emulated_hca::Frame;
+use ib_fabric::Frame;
 use ib_wire::mad::{AttributeId, MAD_SIZE, Mad, MgmtClass};
 use ib_wire::packet::{Packet, UdFrame};
 use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Tid, Vl};

@@ -8,12 +8,12 @@ mod port;
 
 use std::collections::VecDeque;
 
-use emulated_hca::{
-    Adapters, Fabric, HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeId, PhysicalPort,
-    PortConfig, sma,
+use hca_api::{LocalMad, MadView, PhysicalState, PortChange, PortState, SourceAddress};
+use ib_fabric::{
+    ChannelAdapter, EndNode, Fabric, HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeId,
+    PhysicalPort, PortConfig, sma,
 };
-use hca_api::{LocalMad, MadView, PhysicalState, PortState, SourceAddress};
-use ib_vtime::{Duration, Instant};
+use ib_vtime::{Duration, Instant, Secret};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::packet::{Packet, UdFrame};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, SmInfo, SmpAttribute};
@@ -152,6 +152,50 @@ pub(super) fn sm(act_count: u32) -> SmInfo {
     }
 }
 
+/// An adapter that sends nothing, and keeps the changes of its port that it would report to its functions.
+#[derive(Debug)]
+pub(super) struct Adapter {
+    node: Node,
+    pub(super) changes: PortChange,
+}
+
+impl EndNode for Adapter {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn node_mut(&mut self) -> &mut Node {
+        &mut self.node
+    }
+
+    fn receive(&mut self, _now: Instant, _port: PortNum, _frame: Frame) {}
+
+    fn poll_transmit(&mut self, _now: Instant, _port: PortNum) -> Option<Frame> {
+        None
+    }
+
+    fn ports_changed(&mut self, _now: Instant) {
+        while let Some((_, change)) = self.node.take_port_change() {
+            self.changes |= change;
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timeout(&mut self, _now: Instant) {}
+}
+
+impl ChannelAdapter for Adapter {
+    fn from_config(config: &HcaConfig, _secret: Secret) -> Self {
+        Self {
+            node: Node::channel_adapter(config),
+            changes: PortChange::empty(),
+        }
+    }
+}
+
 /// An uplink with both of its sides.
 pub(super) struct Bench {
     pub(super) now: Instant,
@@ -159,7 +203,7 @@ pub(super) struct Bench {
     /// Whether the simulator's sockets are there.
     pub(super) is_there: bool,
     pub(super) uplink: Uplink,
-    pub(super) fabric: Fabric,
+    pub(super) fabric: Fabric<Adapter>,
     adapter: Option<(NodeId, NodeId, LinkId)>,
     pub(super) identities: Vec<Identity>,
     pub(super) refused: Vec<bool>,

@@ -1,7 +1,6 @@
 //! The adapter's port follows the simulated one.
 
 use super::*;
-use hca_api::PortChange;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -103,17 +102,9 @@ fn a_port_that_goes_back_to_initialize_takes_the_adapter_there() {
 /// Whether the port's clients were told to register again since the last call.
 fn reregistered(bench: &mut Bench) -> bool {
     let (host, _, _) = bench.adapter.unwrap();
-    let mut hca = bench.fabric.hca(host, hca_api::FunctionId::PF).unwrap();
-    let events = std::iter::from_fn(|| hca_api::Hca::poll_event(&mut hca));
-    events
-        .filter(|event| match event {
-            hca_api::HcaEvent::Async(hca_api::AsyncEvent::Port { change, .. }) => {
-                change.contains(PortChange::CLIENT_REREGISTER)
-            }
-            _ => false,
-        })
-        .count()
-        > 0
+    let adapter = bench.fabric.device_mut(host).unwrap();
+    let changes = core::mem::replace(&mut adapter.changes, PortChange::empty());
+    changes.contains(PortChange::CLIENT_REREGISTER)
 }
 
 #[test]
@@ -151,7 +142,7 @@ fn a_subnet_manager_that_starts_anew_has_clients_register_again() {
 fn traps_of_the_adapter_end_at_the_uplink_and_are_repeated_no_more() {
     let mut bench = Bench::up(GuidPolicy::Fabric);
     let (host, _, _) = bench.adapter.unwrap();
-    let node = emulated_hca::EndNode::node_mut(bench.fabric.device_mut(host).unwrap());
+    let node = bench.fabric.device_mut(host).unwrap().node_mut();
     node.change_capabilities(PORT, ib_wire::smp::CapabilityMask::IS_SM.get(), 0);
     bench.run_for(SECOND * 20);
     assert_eq!(bench.uplink.counters().lost(Loss::Trap), 1);
