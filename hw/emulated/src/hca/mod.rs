@@ -19,6 +19,7 @@
 //! * A VF's datagrams obey its virtual port: they are discarded unless it is active, carry the
 //!   VF's own GID, and P_Keys come from its virtual table.
 
+mod address;
 mod backlog;
 mod connected;
 mod connection_counters;

@@ -1,13 +1,13 @@
 //! The send side: from a work request to a packet, or to a queue pair of this device.
 
 use hca_api::{
-    AddressVector, Completion, CompletionFlags, CompletionStatus, FunctionId, HcaError, Payload,
-    PortState, Privileges, QpHandle, QpKind, QpState, SendFlags, SendOp, SendRequest, SpecialQp,
-    UdAddress,
+    Completion, CompletionFlags, CompletionStatus, FunctionId, HcaError, Payload, QpHandle, QpKind,
+    QpState, SendFlags, SendOp, SendRequest, SpecialQp, UdAddress,
 };
-use ib_wire::packet::{Grh, MAX_PAYLOAD, TransportFrame, UdFrame};
-use ib_wire::{GidIndex, Lid, PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
+use ib_wire::packet::{MAX_PAYLOAD, TransportFrame, UdFrame};
+use ib_wire::{PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
+use super::address::SentBy;
 use super::backlog::PACKET_COST;
 use super::egress::Leaving;
 use super::function::FunctionState;
@@ -363,48 +363,29 @@ impl Device {
         };
         let state = self.state(at.function).map_err(|_| GONE)?;
         let qp = state.qp(at.handle()).map_err(|_| GONE)?;
-        let port = self.node.port(vector.port).ok_or(GONE)?;
         let special = match qp.kind {
             QpKind::Special { special, .. } => Some(special),
             _ => None,
         };
         let smp = special == Some(SpecialQp::Smi);
-        if !smp && !self.passes_data(state, vector.port) {
-            return Err(DropReason::PortNotActive);
-        }
-        let vl = if smp {
-            Vl::MANAGEMENT
+        let kind = if smp {
+            SentBy::Smi
         } else {
-            Some(port.vl_for_sl(vector.sl))
-                .filter(|vl| *vl != Vl::MANAGEMENT)
-                .ok_or(DropReason::NoDataLane)?
+            SentBy::Datagrams(pkey_index)
         };
-        let pkey = if smp {
-            PKey::DEFAULT_FULL
-        } else {
-            state
-                .physical_pkey(vector.port, pkey_index)
-                .and_then(|index| port.pkey(index))
-                .filter(|pkey| pkey.is_valid())
-                .ok_or(DropReason::NoPKey)?
-        };
+        let addressed = self.address(state, qp, &vector, kind)?;
         let own_qkey = if special == Some(SpecialQp::Gsi) {
             QKey::GSI
         } else {
             qp.qkey
         };
         let frame = UdFrame {
-            vl,
+            vl: addressed.vl,
             sl: vector.sl,
-            // An SMP that starts on a directed route has permissive LIDs both ways (IBA 14.2.2).
-            slid: if smp && vector.dlid == Lid::PERMISSIVE {
-                Lid::PERMISSIVE
-            } else {
-                port.source_lid(vector.path_bits)
-            },
+            slid: addressed.slid,
             dlid: vector.dlid,
-            grh: self.global_header(state, &vector)?,
-            pkey,
+            grh: addressed.grh,
+            pkey: addressed.pkey,
             dest_qp: qpn,
             src_qp: qp.numbers.real,
             qkey: match qkey {
@@ -424,45 +405,6 @@ impl Device {
             qp.sq_psn = qp.sq_psn.wrapping_add(1);
         }
         self.route(vector.port, &frame.transport(&frame.extended()), Some(at))
-    }
-
-    /// Whether a function's datagrams pass a port: the port is active, and so is the function's
-    /// view of it.
-    pub(super) fn passes_data(&self, state: &FunctionState, port: PortNum) -> bool {
-        let active = self
-            .node
-            .port(port)
-            .is_some_and(|port| port.state == PortState::Active);
-        let shown = state.has(Privileges::ANY_SOURCE)
-            || state
-                .port(port)
-                .is_some_and(|own| own.view.state == PortState::Active);
-        active && shown
-    }
-
-    pub(super) fn global_header(
-        &self,
-        state: &FunctionState,
-        vector: &AddressVector,
-    ) -> Result<Option<Grh>, DropReason> {
-        let Some(route) = vector.grh else {
-            return Ok(None);
-        };
-        let index = if state.has(Privileges::ANY_SOURCE) {
-            route.sgid_index
-        } else {
-            GidIndex(state.id.0)
-        };
-        let sgid = self
-            .node
-            .port(vector.port)
-            .and_then(|port| port.gid(index))
-            .filter(|gid| !gid.is_none())
-            .ok_or(DropReason::NoSourceGid)?;
-        let mut grh = Grh::new(sgid, route.remote_gid, route.hop_limit);
-        grh.set_traffic_class(route.traffic_class);
-        grh.set_flow_label(route.flow_label);
-        Ok(Some(grh))
     }
 
     /// Sends a packet where its LID says: into this device, out by the port, or both. The loop of

@@ -6,14 +6,15 @@
 use hca_api::{QpHandle, QpState};
 use ib_transport::{PsnOrder, Transfer};
 use ib_wire::packet::{Bth, Lrh};
-use ib_wire::{PortNum, Vl};
+use ib_wire::PortNum;
 
+use super::super::address::SentBy;
 use super::super::egress::Leaving;
 use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
-use crate::{Frame, PacketRun, PacketSource, PacketTemplate};
+use crate::{Frame, PacketRun, PacketTemplate};
 
 /// Packets of a run that goes whole, at most: with the largest path MTU 64 KiB.
 const LONGEST: u32 = 16;
@@ -71,44 +72,28 @@ impl Device {
         let own = qp.connected().ok_or(GONE)?;
         let vector = own.attributes.primary.ok_or(GONE)?;
         let number = vector.port;
-        let lost = |reason| (number, reason);
-        let port = self.node.port(number).ok_or(GONE)?;
-        if !self.passes_data(state, number) {
-            return Err(lost(DropReason::PortNotActive));
-        }
-        if !vector.dlid.is_unicast() {
-            return Err(lost(DropReason::BadDestinationLid));
-        }
-        let vl = Some(port.vl_for_sl(vector.sl))
-            .filter(|vl| *vl != Vl::MANAGEMENT)
-            .ok_or_else(|| lost(DropReason::NoDataLane))?;
-        let pkey = state
-            .physical_pkey(number, qp.pkey_index)
-            .and_then(|index| port.pkey(index))
-            .filter(|pkey| pkey.is_valid())
-            .ok_or_else(|| lost(DropReason::NoPKey))?;
+        let addressed = self
+            .address(state, qp, &vector, SentBy::Connection)
+            .map_err(|reason| (number, reason))?;
         let mut lrh = Lrh {
             dlid: vector.dlid,
-            slid: port.source_lid(vector.path_bits),
+            slid: addressed.slid,
             ..Lrh::default()
         };
-        lrh.set_vl(vl);
+        lrh.set_vl(addressed.vl);
         lrh.set_sl(vector.sl);
         let mut bth = Bth {
-            pkey,
+            pkey: addressed.pkey,
             dest_qp: own.attributes.dest_qpn,
             ..Bth::default()
         };
         bth.set_migrated(true);
         let template = PacketTemplate {
-            source: PacketSource {
-                function: at.function,
-                qpn: qp.numbers.real,
-            },
+            source: addressed.source,
             service: own.service,
             pmtu: own.path_mtu().map_err(|_| GONE)?,
             lrh,
-            grh: self.global_header(state, &vector).map_err(lost)?,
+            grh: addressed.grh,
             bth,
         };
         Ok((number, PacketRun::new(template, transfer, payload)))
