@@ -5,11 +5,11 @@ use std::num::NonZeroU16;
 
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AsyncEvent, AvHandle, Completion, CompletionOp, CqHandle,
-    DeviceAttributes, DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId,
-    FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle, MrKeys,
-    MrSpec, MwBind, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, QpAttributes,
-    QpHandle, QpModify, QpNumbers, QpSpec, ReceiveMode, RecvRequest, ResourceCounts, SendRequest,
-    SpecialQp, SrqAttributes, SrqHandle, SrqSpec, VirtualPort,
+    DeviceAttributes, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, FunctionManager,
+    FunctionSpec, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle, MrKeys, MrSpec, PdHandle,
+    PortAttributes, PortModify, QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec, ReceiveMode,
+    RecvRequest, ResourceCounts, SendRequest, SpecialQp, SrqAttributes, SrqHandle, SrqSpec,
+    VirtualPort,
 };
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
@@ -181,25 +181,18 @@ impl Hca for FaultyHca<'_> {
     as_it_is! {
         fn function(&self) -> FunctionAttributes;
         fn dma_read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault>;
-        fn query_av(&self, av: AvHandle) -> Result<AddressVector, HcaError>;
         fn peek_cq(&self, cq: CqHandle, at_most: usize) -> Result<usize, HcaError>;
         fn query_srq(&self, srq: SrqHandle) -> Result<SrqAttributes, HcaError>;
         fn query_qp(&self, qp: QpHandle) -> Result<QpAttributes, HcaError>;
     }
 
     as_it_is_mut! {
-        fn modify_device(&mut self, change: &DeviceModify) -> Result<(), HcaError>;
         fn modify_port(&mut self, port: PortNum, change: &PortModify) -> Result<(), HcaError>;
         fn dma_write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault>;
         fn set_bus_master(&mut self, enabled: bool);
         fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), HcaError>;
-        fn reregister_mr(&mut self, mr: MrHandle, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
         fn deregister_mr(&mut self, mr: MrHandle) -> Result<(), HcaError>;
-        fn alloc_mw(&mut self, pd: PdHandle, kind: MwType) -> Result<MwKeys, HcaError>;
-        fn bind_mw(&mut self, qp: QpHandle, wr_id: u64, bind: &MwBind) -> Result<(), HcaError>;
-        fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), HcaError>;
         fn create_av(&mut self, pd: PdHandle, vector: &AddressVector) -> Result<AvHandle, HcaError>;
-        fn modify_av(&mut self, av: AvHandle, vector: &AddressVector) -> Result<(), HcaError>;
         fn destroy_av(&mut self, av: AvHandle) -> Result<(), HcaError>;
         fn resize_cq(&mut self, cq: CqHandle, entries: u32) -> Result<(), HcaError>;
         fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), HcaError>;
@@ -207,7 +200,6 @@ impl Hca for FaultyHca<'_> {
         fn create_srq(&mut self, spec: SrqSpec) -> Result<SrqHandle, HcaError>;
         fn modify_srq(&mut self, srq: SrqHandle, limit: u32, max_wr: Option<u32>) -> Result<(), HcaError>;
         fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), HcaError>;
-        fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
         fn reserve_qpns(&mut self, count: u32, align: u32) -> Result<Qpn, HcaError>;
         fn release_qpns(&mut self, first: Qpn, count: u32) -> Result<(), HcaError>;
         fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError>;

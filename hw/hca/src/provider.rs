@@ -39,7 +39,8 @@ pub enum LocalMad {
 /// One function of an adapter.
 ///
 /// Every call returns at once. A handle that the function does not own gives
-/// [`HcaError::InvalidHandle`]; the lists of errors below name the others.
+/// [`HcaError::InvalidHandle`]; the lists of errors below name the others. Verbs with a body are those that an adapter
+/// may lack: they answer [`HcaError::Unsupported`].
 pub trait Hca {
     // The device and its ports.
 
@@ -53,7 +54,9 @@ pub trait Hca {
     ///
     /// # Errors
     /// [`HcaError::PermissionDenied`] for a VF, [`HcaError::InvalidParameter`].
-    fn modify_device(&mut self, change: &DeviceModify) -> Result<(), HcaError>;
+    fn modify_device(&mut self, _change: &DeviceModify) -> Result<(), HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// A port (IBA 11.2.1.2).
     ///
@@ -132,7 +135,9 @@ pub trait Hca {
     ///
     /// # Errors
     /// As [`Hca::register_mr`], and [`HcaError::InUse`] while windows are bound to it.
-    fn reregister_mr(&mut self, mr: MrHandle, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
+    fn reregister_mr(&mut self, _mr: MrHandle, _spec: &MrSpec<'_>) -> Result<MrKeys, HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// Deregisters memory (IBA 11.2.8.4).
     ///
@@ -144,19 +149,25 @@ pub trait Hca {
     ///
     /// # Errors
     /// [`HcaError::InsufficientResources`], [`HcaError::Unsupported`].
-    fn alloc_mw(&mut self, pd: PdHandle, kind: MwType) -> Result<MwKeys, HcaError>;
+    fn alloc_mw(&mut self, _pd: PdHandle, _kind: MwType) -> Result<MwKeys, HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// Binds a type 1 window (IBA 11.2.8.11); completes on the QP's send queue.
     ///
     /// # Errors
     /// Those of [`Hca::post_send`].
-    fn bind_mw(&mut self, qp: QpHandle, wr_id: u64, bind: &MwBind) -> Result<(), HcaError>;
+    fn bind_mw(&mut self, _qp: QpHandle, _wr_id: u64, _bind: &MwBind) -> Result<(), HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// Destroys a window.
     ///
     /// # Errors
     /// Only [`HcaError::InvalidHandle`].
-    fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), HcaError>;
+    fn dealloc_mw(&mut self, _mw: MwHandle) -> Result<(), HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     // Address handles.
 
@@ -170,13 +181,17 @@ pub trait Hca {
     ///
     /// # Errors
     /// As [`Hca::create_av`].
-    fn modify_av(&mut self, av: AvHandle, vector: &AddressVector) -> Result<(), HcaError>;
+    fn modify_av(&mut self, _av: AvHandle, _vector: &AddressVector) -> Result<(), HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// An address handle's vector (IBA 11.2.2.3).
     ///
     /// # Errors
     /// Only [`HcaError::InvalidHandle`].
-    fn query_av(&self, av: AvHandle) -> Result<AddressVector, HcaError>;
+    fn query_av(&self, _av: AvHandle) -> Result<AddressVector, HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     /// Destroys an address handle; requests already posted keep the address.
     ///
@@ -261,7 +276,13 @@ pub trait Hca {
     /// # Errors
     /// [`HcaError::QueueFull`], [`HcaError::TooManySges`], [`HcaError::InvalidParameter`] (the queue
     /// is pulled).
-    fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError>;
+    fn post_srq_recv(
+        &mut self,
+        _srq: SrqHandle,
+        _request: &RecvRequest<'_>,
+    ) -> Result<(), HcaError> {
+        Err(HcaError::Unsupported)
+    }
 
     // Queue pairs.
 

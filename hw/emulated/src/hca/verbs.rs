@@ -3,9 +3,9 @@
 use hca_api::{
     AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes, DeviceModify,
     DmaBuffer, DmaFault, FunctionAttributes, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle,
-    MrKeys, MrSpec, MwBind, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify,
-    Privileges, QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec, QpState, RecvRequest,
-    SendRequest, SrqAttributes, SrqHandle, SrqSpec,
+    MrKeys, MrSpec, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, Privileges,
+    QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec, QpState, RecvRequest, SendRequest,
+    SrqAttributes, SrqHandle, SrqSpec,
 };
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
@@ -163,14 +163,6 @@ impl Hca for Function<'_> {
         Ok(keys)
     }
 
-    fn bind_mw(&mut self, qp: QpHandle, _wr_id: u64, _bind: &MwBind) -> Result<(), HcaError> {
-        // Windows open memory to peers of connected queue pairs only (IBA 10.6.7.2.1), which do not bind them yet.
-        match self.state()?.qp(qp)?.connected() {
-            Some(_) => Err(HcaError::Unsupported),
-            None => Err(HcaError::InvalidQpKind),
-        }
-    }
-
     fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), HcaError> {
         let state = self.state_mut()?;
         let pd = state.memory.dealloc_window(mw)?;
@@ -190,24 +182,6 @@ impl Hca for Function<'_> {
         let handle = slot(state.avs.insert(av)).map(AvHandle)?;
         state.hold_pd(pd);
         Ok(handle)
-    }
-
-    fn modify_av(&mut self, av: AvHandle, vector: &AddressVector) -> Result<(), HcaError> {
-        self.check_vector(vector)?;
-        self.state_mut()?
-            .avs
-            .get_mut(av.0 as usize)
-            .ok_or(HcaError::InvalidHandle)?
-            .vector = *vector;
-        Ok(())
-    }
-
-    fn query_av(&self, av: AvHandle) -> Result<AddressVector, HcaError> {
-        self.state()?
-            .avs
-            .get(av.0 as usize)
-            .map(|av| av.vector)
-            .ok_or(HcaError::InvalidHandle)
     }
 
     fn destroy_av(&mut self, av: AvHandle) -> Result<(), HcaError> {

@@ -5,8 +5,8 @@
 
 use hca_api::{QpHandle, QpState};
 use ib_transport::{PsnOrder, Transfer};
-use ib_wire::packet::{Bth, Lrh};
 use ib_wire::PortNum;
+use ib_wire::packet::{Bth, Lrh};
 
 use super::super::address::SentBy;
 use super::super::egress::Leaving;
