@@ -10,11 +10,11 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, PortState, SmpAttribute};
 use ib_wire::{Guid, PKey, PKeyIndex, PortNum};
-use pf_context::context::{PfConfig, PfEvent, VfPortSpec, VfSpec};
+use pf_context::context::{PfConfig, VfPortSpec, VfSpec};
 use pf_context::{PfContext, VfPKeyEntry};
 use subnet_lite::{Partition, Partitions, SubnetConfig, SubnetManager};
 use vf_proxy::native::{VfPort, VfPortEvent, VirtualHca, VirtualHcaConfig, VirtualHcaEvent};
-use vf_tunnel::{DropReason, PhysicalPKeyIndex, VfId};
+use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 /// The port of everything.
 pub const PORT: PortNum = PortNum(1);
@@ -62,7 +62,6 @@ struct Host {
     node: NodeId,
     pf: PfContext,
     guests: Vec<Guest>,
-    drops: Vec<(Option<VfId>, DropReason)>,
 }
 
 /// The host from which the subnet is managed.
@@ -286,11 +285,6 @@ impl VfSubnet {
             .expect("a VF");
     }
 
-    /// The frames that a host's context dropped since this was asked last.
-    pub fn take_drops(&mut self, host: usize) -> Vec<(Option<VfId>, DropReason)> {
-        core::mem::take(&mut self.hosts[host].drops)
-    }
-
     /// The next event of a VF.
     pub fn poll_event(&mut self, at: VfAt) -> Option<VirtualHcaEvent> {
         self.guest(at).events.pop_front()
@@ -468,7 +462,6 @@ impl Host {
             node,
             pf,
             guests: (1..=vfs).map(guest).collect(),
-            drops: Vec::new(),
         }
     }
 
@@ -480,11 +473,7 @@ impl Host {
             self.pf.handle_hca_event(now, &mut hca, &event);
         }
         while self.pf.poll(now, &mut hca) {}
-        while let Some(event) = self.pf.poll_event() {
-            if let PfEvent::Dropped { vf, reason, .. } = event {
-                self.drops.push((vf, reason));
-            }
-        }
+        while self.pf.poll_event().is_some() {}
         for (vf, guest) in (1..).zip(&mut self.guests) {
             let Some(own) = &mut guest.hca else { continue };
             let mut hca = function(fabric, self.node, FunctionId(vf));

@@ -79,17 +79,4 @@ impl SourceAddress {
     pub fn local(port: PortNum) -> Self {
         Self::of_smp(port, Lid::PERMISSIVE, Sl::default())
     }
-
-    /// The address vector that answers the packet (IBA 13.5.4.2).
-    #[must_use]
-    pub fn reply_vector(&self) -> AddressVector {
-        AddressVector {
-            port: self.port,
-            dlid: self.slid,
-            sl: self.sl,
-            path_bits: self.dlid_path_bits,
-            static_rate: None,
-            grh: self.grh,
-        }
-    }
 }

@@ -13,7 +13,6 @@ use ib_wire::smp::{
 use ib_wire::{Gid, Guid, PKey, PortNum};
 use mlx4_defs::Opcode;
 use mlx4_defs::mad_ifc::{MadIfcInput, MadIfcModifier, MadIfcOp, MadIfcOutput};
-use mlx4_defs::query::QueryInterfaceCounters;
 use mlx4_defs::set_port::SetPort;
 use zerocopy::network_endian::U32;
 
@@ -253,24 +252,6 @@ impl Driver {
         };
         let command = Command::new(Opcode::SET_PORT, u32::from(port.0)).with(&input);
         self.core.execute(bus, &command).map(|_| ())
-    }
-
-    /// The counters of a port, if the device counts.
-    ///
-    /// # Errors
-    /// Those of the command.
-    pub fn read_counters(
-        &mut self,
-        bus: &mut dyn Bus,
-        port: PortNum,
-    ) -> Result<Option<QueryInterfaceCounters>, DriverError> {
-        let counter = self.core.counters.get(port.index() - 1).copied().flatten();
-        let Some(counter) = counter else {
-            return Ok(None);
-        };
-        let command = Command::new(Opcode::QUERY_IF_STAT, counter).giving(Output::Mailbox);
-        let reply = self.core.execute(bus, &command)?;
-        Ok(Some(*reply.mailbox.view::<QueryInterfaceCounters>()))
     }
 }
 

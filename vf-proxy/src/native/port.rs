@@ -189,11 +189,6 @@ impl VfPort {
         Ok(query)
     }
 
-    /// Gives the search for a path up, without an event. `false` if it ended already.
-    pub fn cancel_resolve(&mut self, query: QueryId) -> bool {
-        self.resolving.remove(&query) && self.end_port.cancel_query(query)
-    }
-
     /// Sends a REQ to the CM at the end of a path. [`PortPath::request`] makes one.
     ///
     /// # Errors

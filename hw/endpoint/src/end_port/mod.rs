@@ -396,15 +396,6 @@ impl<G: MadTransport> EndPort<G> {
         self.gsi.counters()
     }
 
-    /// MADs that did not pass between QP0 and its agent.
-    #[must_use]
-    pub fn smi_counters(&self) -> LinkCounters {
-        self.smi
-            .as_ref()
-            .map(|smi| smi.counters())
-            .unwrap_or_default()
-    }
-
     /// Requests for the owner's registrations that were dropped because too many events waited.
     #[must_use]
     pub const fn dropped_requests(&self) -> u64 {

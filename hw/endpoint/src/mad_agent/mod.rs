@@ -44,7 +44,6 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use ib_vtime::{Instant, SplitMix64, TimerQueue};
-use ib_wire::Tid;
 use ib_wire::mad::Mad;
 use ib_wire::rmpp::{RmppStatus, RmppType};
 
@@ -344,18 +343,13 @@ impl MadAgent {
     }
 
     /// Sends one MAD and expects nothing: CM messages, traps, or answers made elsewhere. The
-    /// transaction id is the caller's; [`Self::allocate_tid`] gives a fresh one.
+    /// transaction id is the caller's.
     ///
     /// # Errors
     /// See [`SendError`].
     pub fn send(&mut self, agent: AgentId, to: MadAddress, mad: Mad) -> Result<(), SendError> {
         self.check_sendable(agent, &Message::single(mad))?;
         self.enqueue(agent, to, mad)
-    }
-
-    /// A transaction id of the registration's own.
-    pub fn allocate_tid(&mut self, agent: AgentId) -> Option<Tid> {
-        self.free_request_id(agent).ok().map(RequestId::tid)
     }
 
     /// Gives a request up, without an event. `false` if it ended already.

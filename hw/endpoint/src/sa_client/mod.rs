@@ -131,7 +131,6 @@ struct Query {
 pub struct SaClient {
     agent: AgentId,
     sa: Option<MadAddress>,
-    policy: RetryPolicy,
     queries: BTreeMap<QueryId, Query>,
     by_request: BTreeMap<RequestId, QueryId>,
     standing: BTreeMap<StandingId, Standing>,
@@ -161,7 +160,6 @@ impl SaClient {
         Ok(Self {
             agent: mads.register(registration)?,
             sa: None,
-            policy: Self::DEFAULT_POLICY,
             queries: BTreeMap::new(),
             by_request: BTreeMap::new(),
             standing: BTreeMap::new(),
@@ -184,11 +182,6 @@ impl SaClient {
     #[must_use]
     pub const fn sa(&self) -> Option<MadAddress> {
         self.sa
-    }
-
-    /// How standing wishes, and queries by [`Self::query`], are repeated from now on.
-    pub const fn set_policy(&mut self, policy: RetryPolicy) {
-        self.policy = policy;
     }
 
     /// The SA is at this address, or nowhere. Whether that is news.
@@ -221,7 +214,7 @@ impl SaClient {
 
     /// Asks something, with the default policy.
     pub fn query(&mut self, now: Instant, mads: &mut MadAgent, request: SaRequest) -> QueryId {
-        self.query_with(now, mads, request, self.policy)
+        self.query_with(now, mads, request, Self::DEFAULT_POLICY)
     }
 
     /// Asks something. Its end is a [`SaEvent::Answered`], whatever happens.
@@ -267,7 +260,13 @@ impl SaClient {
             });
         } else {
             let request = standing.wish.withdrawal();
-            self.start(now, mads, request, self.policy, Purpose::Withdrawal(id));
+            self.start(
+                now,
+                mads,
+                request,
+                Self::DEFAULT_POLICY,
+                Purpose::Withdrawal(id),
+            );
         }
         true
     }
@@ -481,7 +480,7 @@ impl SaClient {
             return;
         }
         let request = standing.wish.request();
-        let query = self.start(now, mads, request, self.policy, Purpose::Grant(id));
+        let query = self.start(now, mads, request, Self::DEFAULT_POLICY, Purpose::Grant(id));
         if self.queries.contains_key(&query)
             && let Some(standing) = self.standing.get_mut(&id)
         {

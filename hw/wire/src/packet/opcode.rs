@@ -251,12 +251,6 @@ impl BthOpcode {
         matches!(self.operation(), 0x00..=0x05 | 0x16 | 0x17)
     }
 
-    /// Whether the packet belongs to an RDMA write.
-    #[must_use]
-    pub const fn is_rdma_write(self) -> bool {
-        matches!(self.operation(), 0x06..=0x0b)
-    }
-
     /// Whether the packet is an atomic request.
     #[must_use]
     pub const fn is_atomic(self) -> bool {
