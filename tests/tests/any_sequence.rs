@@ -44,3 +44,8 @@ fn when_all_is_quiet_the_sa_holds_the_subscriptions_of_the_members() {
 fn no_interleaving_misleads_a_cm_message_or_leaves_state() {
     check("cm_paravirt", 1_000, 1_200);
 }
+
+#[test]
+fn when_all_is_quiet_the_sa_the_hardware_and_the_vfs_agree_with_the_wishes_for_guids() {
+    check("guids", 4_000, 600);
+}

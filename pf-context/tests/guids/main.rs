@@ -1,4 +1,4 @@
-//! The alias GUIDs of a port's VFs, by statement number and against a model of an SA.
+//! The alias GUIDs of a port's VFs, by statement number.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -6,5 +6,4 @@ mod asking;
 mod bench;
 mod corners;
 mod giving_back;
-mod model;
 mod port;

@@ -22,6 +22,7 @@ pub(super) struct Input<'a> {
     rest: &'a [u8],
     operations: usize,
     honest: bool,
+    seed: u64,
 }
 
 impl<'a> Input<'a> {
@@ -30,6 +31,7 @@ impl<'a> Input<'a> {
             rest: data,
             operations: OPERATIONS,
             honest: false,
+            seed: data.len() as u64,
         }
     }
 
@@ -44,6 +46,11 @@ impl<'a> Input<'a> {
 
     pub(super) fn is_honest(&self) -> bool {
         self.honest
+    }
+
+    /// A number that takes no operand: the length of the input.
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Whether there is another operation to do. Ask once before each.

@@ -105,7 +105,8 @@ impl Scene {
                 let vf = some_vf(input);
                 let quota = u32::from(input.byte() % 8);
                 self.machine.set_quota(vf, quota);
-                let most = self.most_ids.entry(vf).or_insert(IDS);
+                let default = self.machine.config().ids_per_vf;
+                let most = self.most_ids.entry(vf).or_insert(default);
                 *most = (*most).max(quota);
             }
         }
@@ -389,7 +390,10 @@ fn scene(config: Config, model: Option<Model>) -> Scene {
 }
 
 fn play(mut input: Input<'_>) -> Scene {
-    let mut scene = scene(config(), input.is_honest().then(Model::default));
+    // Half of the honest worlds have the quotas of a default configuration.
+    let is_wide = input.is_honest() && !input.seed().is_multiple_of(2);
+    let config = if is_wide { Config::default() } else { config() };
+    let mut scene = scene(config, input.is_honest().then(Model::default));
     while input.has_operation() {
         scene.step(&mut input);
     }
