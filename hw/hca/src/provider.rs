@@ -39,8 +39,8 @@ pub enum LocalMad {
 /// One function of an adapter.
 ///
 /// Every call returns at once. A handle that the function does not own gives
-/// [`HcaError::InvalidHandle`]; the lists of errors below name the others. Verbs with a body are those that an adapter
-/// may lack: they answer [`HcaError::Unsupported`].
+/// [`HcaError::InvalidHandle`]; the lists of errors below name the others. Verbs that an adapter may lack have a body,
+/// which answers [`HcaError::Unsupported`].
 pub trait Hca {
     // The device and its ports.
 

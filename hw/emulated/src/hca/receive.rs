@@ -9,6 +9,7 @@ use ib_wire::packet::{Grh, UdFrame};
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey, Qpn, Sl, Vl};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::address::passes_data;
 use super::function::FunctionState;
 use super::inbound::Inbound;
 use super::qp::Side;
@@ -185,7 +186,7 @@ impl Device {
         if !qp.can_receive() {
             return Err(DropReason::QpNotReady);
         }
-        if !self.passes_data(state, port) {
+        if !passes_data(&self.node, state, port) {
             return Err(DropReason::PortNotActive);
         }
         let sgid_index = self.local_gid(state, port, packet)?;

@@ -7,7 +7,7 @@ use hca_api::{
 use ib_wire::packet::{MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
-use super::address::SentBy;
+use super::address::{SentBy, address};
 use super::backlog::PACKET_COST;
 use super::egress::Leaving;
 use super::function::FunctionState;
@@ -373,7 +373,7 @@ impl Device {
         } else {
             SentBy::Datagrams(pkey_index)
         };
-        let addressed = self.address(state, qp, &vector, kind)?;
+        let addressed = address(&self.node, state, qp, &vector, kind)?;
         let own_qkey = if special == Some(SpecialQp::Gsi) {
             QKey::GSI
         } else {

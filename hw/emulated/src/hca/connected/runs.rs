@@ -8,7 +8,7 @@ use ib_transport::{PsnOrder, Transfer};
 use ib_wire::PortNum;
 use ib_wire::packet::{Bth, Lrh};
 
-use super::super::address::SentBy;
+use super::super::address::{SentBy, address};
 use super::super::egress::Leaving;
 use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
@@ -72,8 +72,7 @@ impl Device {
         let own = qp.connected().ok_or(GONE)?;
         let vector = own.attributes.primary.ok_or(GONE)?;
         let number = vector.port;
-        let addressed = self
-            .address(state, qp, &vector, SentBy::Connection)
+        let addressed = address(&self.node, state, qp, &vector, SentBy::Connection)
             .map_err(|reason| (number, reason))?;
         let mut lrh = Lrh {
             dlid: vector.dlid,
