@@ -72,8 +72,6 @@ pub(crate) enum Command {
     /// Let the VFs of two hosts talk over a faulty fabric, and look for what went to somebody else or
     /// was left over.
     Drain(DrainArgs),
-    /// Flood two hosts from their VFs, and see how another VF's connections fare.
-    Flood(FloodArgs),
     /// Serve an emulated fabric whose hosts share their adapters among VFs, until SIGTERM.
     Serve(Box<ServeArgs>),
     /// Show what a running service has.
@@ -148,22 +146,6 @@ pub(crate) struct DrainArgs {
     /// VFs of each of the two hosts.
     #[arg(long, default_value_t = 64, value_parser = number::<u16>(1..=254))]
     pub(crate) vfs: u16,
-    /// Seed of everything random; the same seed gives the same packets.
-    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
-    pub(crate) seed: u64,
-    /// Print the result as one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct FloodArgs {
-    /// Connections, a thousand in a second of virtual time.
-    #[arg(long, default_value_t = 1_000, value_parser = number::<u32>(1..=1_000_000))]
-    pub(crate) connections: u32,
-    /// MADs that the flood offers in a second of virtual time.
-    #[arg(long, default_value_t = 1_000_000, value_parser = number::<u32>(100_000..=100_000_000))]
-    pub(crate) rate: u32,
     /// Seed of everything random; the same seed gives the same packets.
     #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,

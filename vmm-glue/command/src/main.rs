@@ -20,8 +20,8 @@ use vhca_exercises::replay;
 use vhca_vfio_user::memory::is_mapped_privately;
 
 use crate::cli::{
-    BenchArgs, Cli, Command, ConsoleArgs, DemoArgs, DrainArgs, EnvArgs, FloodArgs, LabArgs,
-    QemuArgsArgs, RunArgs, ServeArgs, TiedArgs,
+    BenchArgs, Cli, Command, ConsoleArgs, DemoArgs, DrainArgs, EnvArgs, LabArgs, QemuArgsArgs,
+    RunArgs, ServeArgs, TiedArgs,
 };
 
 fn main() -> ExitCode {
@@ -30,7 +30,6 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args).map(|()| true),
         Command::Drain(args) => drain(&args),
-        Command::Flood(args) => flood(&args),
         Command::Serve(args) => serve(&args).map(|()| true),
         Command::Show(args) => ask::show(&args),
         Command::Why(args) => ask::why(args),
@@ -122,17 +121,6 @@ fn drain(args: &DrainArgs) -> anyhow::Result<bool> {
             // Progress that nobody reads is no failure.
             let _ = writeln!(io::stderr(), "{over} conversations are over");
         }
-    })?;
-    print(args.json, &report).context("cannot print")?;
-    Ok(report.ok)
-}
-
-/// Floods, and tells whether the connections fared well.
-fn flood(args: &FloodArgs) -> anyhow::Result<bool> {
-    let report = vhca_exercises::flood::run(vhca_exercises::flood::Options {
-        connections: args.connections,
-        rate: args.rate,
-        seed: args.seed,
     })?;
     print(args.json, &report).context("cannot print")?;
     Ok(report.ok)

@@ -121,7 +121,7 @@ pub(super) const PAGES: &[Page] = &[
             ),
             ("vhca bench embed", "Measure devices that a VMM links."),
         ],
-        see: &["drain", "flood"],
+        see: &["drain"],
         ..PAGE
     },
     Page {
@@ -130,16 +130,7 @@ pub(super) const PAGES: &[Page] = &[
             "vhca drain --conversations 10000",
             "Run ten thousand conversations.",
         )],
-        see: &["flood", "bench"],
-        ..PAGE
-    },
-    Page {
-        command: "flood",
-        examples: &[(
-            "vhca flood --rate 200000",
-            "Flood with 200,000 MADs a second.",
-        )],
-        see: &["drain", "bench"],
+        see: &["bench"],
         ..PAGE
     },
     Page {
