@@ -1,7 +1,7 @@
 //! Any sequence of operations on each machine of a PF: proptest's bytes through the bodies of the fuzz
 //! targets, so that a machine has one model for both.
 //!
-//! What fails is an input: put it into `tests/fuzz/corpus` with the fix.
+//! A failure prints an input: add it to `tests/fuzz/corpus` with the fix.
 
 use proptest::prelude::any;
 use proptest::test_runner::{Config, TestCaseResult, TestError, TestRunner};

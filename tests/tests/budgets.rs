@@ -247,7 +247,7 @@ fn words(text: &str) -> usize {
     found.sum()
 }
 
-/// What a source says to its readers and users: doc comments, errors and help.
+/// Returns the texts of a source for readers and users: doc comments, errors and help.
 fn said(source: &str) -> String {
     let mut said: Vec<&str> = doc_lines(source).collect();
     let messages = source.lines().map(str::trim).filter(|line| {
@@ -259,7 +259,7 @@ fn said(source: &str) -> String {
     said.join("\n")
 }
 
-/// The Markdown files of a folder, but for those of other crates in it.
+/// Returns the Markdown files of a folder, except in folders of other crates.
 fn documents(folder: &Path, other: &[PathBuf]) -> Vec<PathBuf> {
     let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
     while let Some(next) = folders.pop() {

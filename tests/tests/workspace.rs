@@ -98,9 +98,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
-    // What a VMM links, wherever the adapter is: no fabric, no PF.
+    // A VMM links these wherever the adapter is: no fabric, no PF.
     ("vhca-device", &["vf-proxy", "hca-api", "ib-vtime"]),
-    // What a VMM links that has the adapter: no server, no command, no exercise.
+    // A VMM links these with the adapter: no server, no command, no exercise.
     (
         "vhca",
         &[

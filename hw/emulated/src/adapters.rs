@@ -11,11 +11,11 @@ pub type Fabric<D = Device> = ib_fabric::Fabric<D>;
 
 /// The adapters of a fabric and their functions.
 pub trait Adapters {
-    /// Lends a function of a channel adapter, or returns `None` if the node has no such function. What it sends leaves with
+    /// Returns a function of a channel adapter, or `None` if the node has no such function. Packets that it sends leave with
     /// the next poll.
     fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>>;
 
-    /// Lends a node's adapter; that of a switch has no function. What is sent leaves with the next poll.
+    /// Returns a node's adapter; a switch's has no function. Packets sent through it leave with the next poll.
     fn adapter(&mut self, node: NodeId) -> NodeAdapter<'_>;
 
     /// Returns the next function of a channel adapter that has events; see [`Device::poll_ready`]. The fabric does not serve

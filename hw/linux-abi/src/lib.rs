@@ -1,4 +1,4 @@
-//! What Linux' interfaces for RDMA have in common: umad, uverbs and the RDMA CM.
+//! The common parts of Linux' interfaces for RDMA: umad, uverbs and the RDMA CM.
 //!
 //! * [`Errno`]: error numbers, and the kernel's answer to each refusal of a provider.
 //! * [`abi_layout`]: declares a layout of an interface, with a checked size.

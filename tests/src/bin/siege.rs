@@ -67,7 +67,7 @@ fn besiege(words: &[&str]) -> Result<ExitCode, Trouble> {
     let Some(again) = siege.again(&plan, promise) else {
         return Ok(ExitCode::SUCCESS);
     };
-    // Hosts have stalls of their own: what misses once is tried twice more.
+    // Hosts have stalls of their own, so a setting that misses is measured twice more.
     eprintln!("again what missed, twice:");
     let repeated: [Siege; REPEATS] = [again.carry_out(print)?, again.carry_out(print)?];
     let mut code = ExitCode::SUCCESS;

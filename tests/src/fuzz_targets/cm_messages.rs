@@ -61,7 +61,7 @@ pub(super) fn without_ids(mad: &Mad) -> Mad {
     mad
 }
 
-/// Makes a REP or REJ name its CA, as who gave up has to.
+/// Makes a REP or REJ name its CA, which a REJ for a timeout has to.
 pub(super) fn set_ca(mad: &mut Mad, ca: Guid) {
     match mad.header.attribute_id {
         AttributeId::CM_REP => mad.view_mut::<CmRep>().local_ca_guid = ca,

@@ -118,7 +118,7 @@ impl<'a> Input<'a> {
         self.rest.get(..most).unwrap_or(self.rest)
     }
 
-    /// A MAD of any bytes; of a class that nobody else speaks if the world is honest.
+    /// A MAD of any bytes; in an honest world of a class that no other party uses.
     pub(super) fn mad(&mut self) -> Mad {
         let mut mad = Mad::default();
         self.fill(mad.as_mut_bytes());

@@ -23,7 +23,7 @@ fn config(join_as: JoinAs) -> Config {
 
 const PORT: Guid = Guid::new(1);
 
-/// An SA that keeps to its word: what it holds, by group and by the GUID under which the port joined.
+/// An SA without faults: its memberships, by group and by the GUID under which the port joined.
 #[derive(Default)]
 struct Table {
     held: BTreeMap<(Gid, Guid), JoinState>,
@@ -54,7 +54,7 @@ impl Table {
             return None;
         }
         let answer = self.handle(request);
-        // A creation whose answer is lost leaves a group that nobody can know of.
+        // A creation whose answer is lost leaves a group that no member knows of.
         if !record.mgid.is_none() && !self.passes(group) {
             return None;
         }
@@ -101,7 +101,7 @@ struct Scene {
     sa: Sa,
     /// The SA of an honest world, in place of the one that says what the input says.
     table: Option<Table>,
-    /// What members learned that they are, in an honest world.
+    /// Memberships that members learned of, in an honest world.
     held: BTreeMap<(MemberId, Gid), JoinState>,
     /// Members that leave with their alias and have not left yet.
     leaving: BTreeSet<MemberId>,
@@ -173,7 +173,7 @@ impl Scene {
         }
     }
 
-    /// What a member learns from an answer that grants it something.
+    /// Records the membership that an answer grants to a member.
     fn learn(&mut self, member: MemberId, answer: &SaMad) {
         let record: McMemberRecord = answer.record();
         if answer.header.status == MadStatus::OK {
@@ -286,7 +286,7 @@ impl Scene {
         assert!(self.resets || self.absorbed == self.answered);
     }
 
-    /// All members go; what a silent SA cannot be told is given up.
+    /// Removes all members; the machine gives up releases that a silent SA does not answer.
     fn wind_down(mut self) {
         self.check_union();
         for member in members() {
@@ -304,7 +304,7 @@ impl Scene {
 }
 
 /// Four members of a few groups, and an SA that answers, refuses, loses and lies. No input exceeds a
-/// quota, answers what nobody asked, or keeps a group that nobody is in. An SA that only loses holds in
+/// quota, answers without a request, or keeps a group without members. An SA that only loses holds in
 /// the end what the members hold together.
 pub(super) fn mcast(data: &[u8]) {
     play(Input::honest(data)).wind_down();

@@ -91,7 +91,7 @@ struct Scene {
     sa: Sa,
     /// The SA of an honest world, in place of the one that says what the input says.
     table: Option<Table>,
-    /// What members learned that they hold, in an honest world.
+    /// Subscriptions that members learned of, in an honest world.
     held: BTreeSet<(MemberId, u16)>,
     reports: u64,
     copies: Vec<(MemberId, SaMad)>,
@@ -163,7 +163,7 @@ impl Scene {
         }
     }
 
-    /// What a member learns from an answer.
+    /// Records the subscription that an answer grants to a member.
     fn learn(&mut self, member: MemberId, answer: &SaMad) {
         let info: InformInfo = answer.record();
         let held = (member, info.trap_number.get());
@@ -194,7 +194,7 @@ impl Scene {
         }
     }
 
-    /// A report reaches exactly those who hold a subscription, or the PF.
+    /// A report reaches the subscribers and no other VF, or the PF.
     fn check_report(&mut self, input: &mut Input<'_>) {
         self.reports += 1;
         let mut report = report(input);
@@ -330,7 +330,7 @@ impl Scene {
         assert!(self.resets || self.absorbed == self.answered);
     }
 
-    /// All members go; what a silent SA cannot be told is given up.
+    /// Removes all members; the machine gives up releases that a silent SA does not answer.
     fn wind_down(mut self) {
         self.check_union();
         for member in members() {
@@ -373,7 +373,7 @@ pub(super) fn report(input: &mut Input<'_>) -> SaMad {
 }
 
 /// Four members who subscribe to a few traps, an SA that answers, refuses, loses, lies and reports,
-/// and members who answer or do not. No input exceeds a quota or keeps anything for ever. An SA that
+/// and members who answer or do not. No input exceeds a quota or leaves state behind. An SA that
 /// only loses and refuses holds in the end what the members hold together, and each hears of that.
 pub(super) fn notices(data: &[u8]) {
     play(Input::honest(data)).wind_down();

@@ -16,7 +16,7 @@ impl MemoryCgroup {
     /// Makes a group whose processes have at most so many bytes together.
     ///
     /// # Errors
-    /// What refuses it: groups are root's, and a container may have none.
+    /// The host's refusal: only root makes groups, and a container may have none.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let name = format!("vhca-tests-{}-{bytes}", std::process::id());
         let root = Path::new("/sys/fs/cgroup");

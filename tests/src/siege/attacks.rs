@@ -242,7 +242,7 @@ impl Attack {
         Ok(())
     }
 
-    /// Whether the attack takes time from everyone on the host without the service: closing files, freeing memory and waking
+    /// Returns true if the attack costs all processes of the host time even without the service: closing files, freeing memory and waking
     /// waiters are the kernel's work. It is measured beside processes that do the same to sockets of their own.
     #[must_use]
     pub(super) const fn is_of_the_kernel(self) -> bool {
@@ -256,7 +256,7 @@ impl Attack {
     /// kernel](Self::is_of_the_kernel).
     ///
     /// # Errors
-    /// Why it cannot go on, or that the attack is not of the kernel.
+    /// An error of the attack, or a message if the attack needs the service.
     pub(super) fn carry_out_on_own(self) -> Result<(), Trouble> {
         match self {
             Self::Linger => passing::linger(Receiver::Own),

@@ -490,7 +490,7 @@ impl Siege {
         missed.then_some(again)
     }
 
-    /// Whether no figures of the same probe and setting miss a bound.
+    /// Returns true if no figures of the same probe and setting miss a bound.
     #[must_use]
     pub fn keeps(&self, figures: &Figures, bound: impl Fn(Option<&Figures>) -> Bound) -> bool {
         !self

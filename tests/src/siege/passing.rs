@@ -36,12 +36,12 @@ const LINGER: Duration = Duration::from_millis(200);
 /// Number of threads that close at a time, as many as the service's receiver has for a user.
 const CLOSING: usize = 16;
 
-/// What receives the descriptors that an attacker passes.
+/// Receiver of the descriptors that an attacker passes.
 #[derive(Clone, Copy)]
 pub(super) enum Receiver<'t> {
     /// The service: its sockets in the folder, and the socket of a VF, in turn.
     Service { lab: &'t Path, vf: &'t Path },
-    /// A thread of the attacker itself, which shows what the kernel alone takes from everyone else.
+    /// A thread of the attacker itself: a baseline, with the kernel's work alone.
     Own,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn own_watchers() -> Result<(), Trouble> {
     }
 }
 
-/// Lets this process have as many descriptors as it may.
+/// Raises this process's limit of descriptors to its maximum.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -119,7 +119,7 @@ fn raise_limit() {
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// Has as many epoll instances wait for each of the sockets.
+/// Adds each of the sockets to as many epoll instances.
 fn watch(sockets: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
     let mut epolls = Vec::new();
     for _ in 0..WATCHERS {
@@ -139,7 +139,7 @@ fn in_turn(
 ) -> Result<(), Trouble> {
     match receiver {
         Receiver::Service { lab, vf } => {
-            // Not to the control socket, where a new client makes a silent one go: that would be measured.
+            // Not to the control socket: a new client there displaces a silent one, and the siege would measure that.
             let sockets: [(PathBuf, SocketType); 3] = [
                 (lab.join("umad"), SocketType::SEQPACKET),
                 (lab.join("umad.verbs"), SocketType::SEQPACKET),

@@ -16,7 +16,7 @@
 //! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
 //! every write before it.
 //!
-//! The crate knows no fabric and no PF: what gives a function, and has something due at a time, is a [`Provider`].
+//! The crate knows no fabric and no PF: a [`Provider`] supplies functions and the time of its next work.
 
 #![forbid(unsafe_code)]
 

@@ -13,7 +13,7 @@ impl<D: EndNode> Fabric<D> {
         id
     }
 
-    /// Stops listening. What the tap has seen can still be taken.
+    /// Stops listening. Packets that the tap has seen can still be taken.
     pub fn remove_tap(&mut self, tap: TapId) {
         let gone = self.taps.iter().find(|(id, _)| *id == tap).copied();
         self.taps.retain(|(id, _)| *id != tap);
@@ -22,7 +22,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Has a device keep copies of what passes its tunnels as long as a tap listens there.
+    /// Makes a device keep copies of packets in its tunnels while a tap listens there.
     fn watch_tunnels(&mut self, point: TapPoint) {
         if let TapPoint::Tunnels(node) = point
             && let Some(slot) = self.slots.get_mut(node.index())

@@ -5,7 +5,7 @@ use ib_wire::cm::{CmMessage, CmRej, CmSidrRep, RejReason};
 
 use super::*;
 
-/// Who begins a conversation, and how it goes on.
+/// The initiator of a conversation, and the messages that follow.
 #[derive(Clone, Copy)]
 struct Conversation {
     vf: VfId,
@@ -14,7 +14,7 @@ struct Conversation {
     lid: u16,
     by_vf: bool,
     is_sidr: bool,
-    /// What has happened.
+    /// Progress of a conversation.
     step: u8,
     /// The step at which one side gives up.
     abort: u8,

@@ -81,7 +81,7 @@ struct Scene {
     /// The quotas that were set and lowered ones' former use.
     most_ids: BTreeMap<VfId, u32>,
     established: usize,
-    /// Who is party to what, if no message is damaged.
+    /// The parties of each exchange, if no message is damaged.
     model: Option<Model>,
     deliveries: usize,
 }
@@ -359,7 +359,7 @@ impl Scene {
         assert!(self.machine.is_empty());
     }
 
-    /// What the secrets of ids made of the input.
+    /// Wire ids that the machine drew in this play.
     fn drawn(&self) -> (Vec<Connection>, Vec<u32>) {
         let wires = self.model.iter().flat_map(Model::wires).collect();
         (self.machine.connections(self.now).collect(), wires)
@@ -367,7 +367,7 @@ impl Scene {
 }
 
 /// Four VFs and their peers, who follow the protocol, break it, and lie about who they are. No input
-/// changes more than ids, gives a wire id to two, exceeds a quota, or keeps an exchange for ever. If no
+/// changes more than ids, gives a wire id to two, exceeds a quota, or keeps an exchange without end. If no
 /// message is damaged, each reaches only the VF that is party to it, and the same input has the same end.
 pub(super) fn cm_paravirt(data: &[u8]) {
     let scene = play(Input::honest(data));

@@ -1,4 +1,4 @@
-//! A simple model of communication ids: maps of who showed which wire id to whom.
+//! A simple model of communication ids: maps from wire ids to the VF and the peer that use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use vf_tunnel::VfId;
 
 use crate::fuzz_targets::cm_messages::{ids, is_sidr};
 
-/// What a wire id stood for when a message showed it first.
+/// The exchange of a wire id, from the first message with it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Owner {
     vf: VfId,

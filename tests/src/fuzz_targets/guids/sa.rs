@@ -21,7 +21,7 @@ pub(super) struct Sa {
 }
 
 impl Sa {
-    /// Does what is asked and answers with the whole block.
+    /// Carries out a request and answers with the whole block.
     pub(super) fn take(&mut self, asked: &SaMad) -> Result<GuidInfoRecord, MadStatus> {
         let entries = entries(asked);
         if asked.header.method == Method::SET {

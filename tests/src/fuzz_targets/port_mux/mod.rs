@@ -74,7 +74,7 @@ struct Scene {
     mux: PortMux,
     now: Instant,
     cause: u64,
-    /// No message is damaged, and no noise looks like an answer: what a VF gets is about it.
+    /// No message is damaged, and no noise looks like an answer: a VF receives only messages about itself.
     honest: bool,
     on_wire: Vec<(u16, Mad)>,
     /// What VFs got, with the LID that it came from.
@@ -163,7 +163,7 @@ impl Scene {
         } else {
             SpecialQp::Gsi
         };
-        // What is said of a repetition is said of the request that waits for the same path as well.
+        // A verdict on a repetition is one on the request that waits for the same path, too.
         let repeated = (vf, frame.mad.header);
         self.undecided.retain(|_, waits| *waits != repeated);
         let queued = self.mux.sizes().queued;
@@ -357,7 +357,7 @@ impl Scene {
         self.take(Cause(self.cause));
     }
 
-    /// Takes the outputs, and returns those that follow from one input.
+    /// Takes and returns the outputs that follow from one input.
     fn take(&mut self, cause: Cause) -> Vec<Output> {
         let mut own = Vec::new();
         while let Some((of, output)) = self.mux.poll_output() {
@@ -436,7 +436,7 @@ fn check_sent(send: &WireSend, mad: &Mad) {
     }
 }
 
-/// What a VF gets is about that VF, under a TID or id of its own.
+/// Each message to a VF is about that VF, under its own TID or id.
 fn check_delivery(vf: VfId, mad: &Mad) {
     match mad.header.attribute_id {
         AttributeId::PATH_RECORD => {
@@ -484,7 +484,7 @@ fn answer_to(got: &Mad, input: &mut Input<'_>) -> Mad {
 
 /// Four VFs that ask, answer and misbehave; a wire that answers, lies and asks; events and resets.
 /// No input leaves a frame without a verdict or drops it twice, exceeds a quota, disagrees with its own
-/// rows and counters, or keeps anything for ever. If nothing is damaged, what reaches a VF is its own.
+/// rows and counters, or leaves state behind. Without damage a VF receives only its own messages.
 pub(super) fn port_mux(data: &[u8]) {
     check_packet(data);
     play(Input::honest(data)).wind_down();

@@ -77,7 +77,7 @@ struct Rig {
     now: Instant,
 }
 
-/// Has a switch's SMA change an attribute, as a subnet manager does.
+/// Sets an attribute at a switch's SMA, as a subnet manager does.
 fn change_switch<A: SmpAttribute + Copy>(
     fabric: &mut Fabric,
     switch: NodeId,
