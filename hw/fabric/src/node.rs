@@ -124,11 +124,13 @@ pub trait EndNode: fmt::Debug {
     /// The fabric changed ports: [`Node::take_port_change`] has something to tell the functions.
     fn ports_changed(&mut self, now: Instant);
 
-    /// When [`EndNode::handle_timeout`] wants to be called.
-    fn poll_timeout(&self) -> Option<Instant>;
+    /// Returns the time at which [`EndNode::handle_timeout`] is due: never, of a node without timers.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
 
-    /// Called when the time has come.
-    fn handle_timeout(&mut self, now: Instant);
+    /// Carries out the timers that are due.
+    fn handle_timeout(&mut self, _now: Instant) {}
 
     /// Takes the number of packets that the node delivered to itself since the last call. They cross no link, but are work.
     fn take_delivered(&mut self) -> u32 {

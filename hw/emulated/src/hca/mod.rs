@@ -95,7 +95,7 @@ const LIMITS: Limits = Limits {
 };
 
 /// What a function without a quota of its own may own.
-pub(crate) const NO_QUOTA: ResourceCounts = ResourceCounts {
+const NO_QUOTA: ResourceCounts = ResourceCounts {
     pds: LIMITS.max_pd,
     avs: LIMITS.max_av,
     cqs: LIMITS.max_cq,
@@ -363,4 +363,4 @@ impl Device {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use hca_api::DmaFault;
 use hca_api::SpecialQp::Gsi;
-use hca_api::{AddressSpace, DmaFault};
 
 use super::*;
 
@@ -70,23 +70,11 @@ impl Rig {
     fn new() -> Self {
         let mut device = device(5);
         let watch = Arc::<Watch>::default();
-        let mut pf = device.function(PF).unwrap();
-        pf.create_function(FunctionSpec {
-            id: VF1,
-            node_guid: Guid::new(1),
-            memory: Box::new(Watched {
-                memory: HostMemory::new(),
-                watch: Arc::clone(&watch),
-            }),
-            quota: NO_QUOTA,
-        })
-        .unwrap();
-        let view = VirtualPort {
-            state: PortState::Active,
-            pkeys: vec![Some(PKeyIndex(0))],
-            smi_enabled: false,
+        let memory = Watched {
+            memory: HostMemory::new(),
+            watch: Arc::clone(&watch),
         };
-        pf.set_virtual_port(VF1, PORT, view).unwrap();
+        add_vf_in(&mut device, VF1, Box::new(memory));
         add_vf(&mut device, VF2);
         let own = open(&mut device, VF1, QpKind::Ud);
         let other = open(&mut device, VF2, QpKind::Ud);

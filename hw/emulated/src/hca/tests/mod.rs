@@ -12,11 +12,11 @@ mod tunnel;
 mod virtual_port;
 
 use hca_api::{
-    AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
-    CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, GlobalRoute, Hca, HcaError,
-    HostMemory, LKey, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps, QpHandle, QpKind,
-    QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags, SendOp, SendRequest,
-    Sge, UdAddress, UdDestination, VirtualPort,
+    AccessFlags, AddressSpace, AddressVector, Completion, CompletionFlags, CompletionOp,
+    CompletionStatus, CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, GlobalRoute,
+    Hca, HcaError, HostMemory, LKey, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps,
+    QpHandle, QpKind, QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags,
+    SendOp, SendRequest, Sge, UdAddress, UdDestination, VirtualPort,
 };
 use ib_vtime::Instant;
 use ib_wire::{Gid, GidIndex, Guid, Lid, Mtu, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn, Sl};
@@ -71,12 +71,17 @@ fn set_alias_guid(device: &mut Device, index: u16, guid: Guid) {
 }
 
 /// Adds a VF with the default partition at index 0 and an active virtual port.
-fn add_vf(device: &mut Device, id: FunctionId) {
+pub(crate) fn add_vf(device: &mut Device, id: FunctionId) {
+    add_vf_in(device, id, Box::new(HostMemory::new()));
+}
+
+/// The same for a VF with a memory of the caller's.
+fn add_vf_in(device: &mut Device, id: FunctionId, memory: Box<dyn AddressSpace>) {
     let mut pf = device.function(PF).unwrap();
     pf.create_function(FunctionSpec {
         id,
         node_guid: Guid::new(0x0014_0500_0000_0000 + u64::from(id.0)),
-        memory: Box::new(HostMemory::new()),
+        memory,
         quota: NO_QUOTA,
     })
     .unwrap();

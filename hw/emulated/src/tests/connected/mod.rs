@@ -15,10 +15,10 @@ use core::time::Duration;
 
 use hca_api::{
     AccessFlags, AddressVector, Completion, CompletionFlags, CompletionOp, CompletionStatus,
-    CqHandle, DmaBuffer, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent,
-    HostMemory, LocalMad, MadView, MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps,
-    QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress,
-    SendFlags, SendOp, SendRequest, Sge, VirtualPort,
+    CqHandle, DmaBuffer, FunctionId, FunctionManager, Hca, HcaError, HcaEvent, LocalMad, MadView,
+    MrKeys, MrKind, MrSpec, Payload, PdHandle, PortState, QpCaps, QpHandle, QpKind, QpModify,
+    QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest,
+    Sge,
 };
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
@@ -26,9 +26,10 @@ use ib_wire::smp::{
     LidRoutedSmp, LinearForwardingTable, PortInfo, PortPhysState, PortState as WirePortState,
     SmpAttribute, SwitchInfo,
 };
-use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
+use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
-use crate::hca::{Device, NO_QUOTA};
+use crate::hca::Device;
+use crate::hca::tests::add_vf;
 use crate::{
     Adapters, Built, DropReason, EndNode, Endpoint, Fabric, Fault, FaultPlan, HcaConfig, NodeId,
     PacketFilter, Topology, When,
@@ -189,20 +190,7 @@ impl Rig {
 
     /// Adds a VF with an active port in the default partition.
     fn add_vf(&mut self, host: usize, id: FunctionId) {
-        let mut pf = self.fabric.hca(self.hosts[host], PF).unwrap();
-        pf.create_function(FunctionSpec {
-            id,
-            node_guid: Guid::new(5),
-            memory: Box::new(HostMemory::new()),
-            quota: NO_QUOTA,
-        })
-        .unwrap();
-        let view = VirtualPort {
-            state: PortState::Active,
-            pkeys: vec![Some(PKeyIndex(0))],
-            smi_enabled: false,
-        };
-        pf.set_virtual_port(id, PORT, view).unwrap();
+        add_vf(self.device(host), id);
     }
 
     /// Makes a queue pair of the physical function, initialised.

@@ -56,12 +56,6 @@ impl EndNode for Probe {
             self.changes.push(change);
         }
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    fn handle_timeout(&mut self, _now: Instant) {}
 }
 
 impl ChannelAdapter for Probe {

@@ -179,12 +179,6 @@ impl EndNode for Adapter {
             self.changes |= change;
         }
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    fn handle_timeout(&mut self, _now: Instant) {}
 }
 
 impl ChannelAdapter for Adapter {
