@@ -48,6 +48,11 @@ impl<'a> Input<'a> {
         self.honest
     }
 
+    /// Returns true for half of the honest inputs: their machines have the quotas of a default configuration.
+    pub(super) fn has_default_quotas(&self) -> bool {
+        self.honest && !self.seed.is_multiple_of(2)
+    }
+
     /// A number that takes no operand: the length of the input.
     pub(super) fn seed(&self) -> u64 {
         self.seed

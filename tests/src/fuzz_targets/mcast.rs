@@ -313,9 +313,17 @@ pub(super) fn mcast(data: &[u8]) {
 
 fn play(mut input: Input<'_>) -> Scene {
     let join_as = [JoinAs::Port, JoinAs::Alias][input.index(2)];
+    let config = if input.has_default_quotas() {
+        Config {
+            join_as,
+            ..Config::default()
+        }
+    } else {
+        config(join_as)
+    };
     let mut scene = Scene {
         now: Instant::from_millis(1),
-        agg: McastAgg::new(config(join_as), SubnetPrefix::DEFAULT, PORT, 1),
+        agg: McastAgg::new(config, SubnetPrefix::DEFAULT, PORT, 1),
         sa: Sa::default(),
         table: input.is_honest().then(Table::default),
         held: BTreeMap::new(),

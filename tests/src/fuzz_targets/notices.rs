@@ -382,7 +382,9 @@ pub(super) fn notices(data: &[u8]) {
 
 fn play(mut input: Input<'_>) -> Scene {
     let mut config = CONFIG;
-    if input.is_honest() {
+    if input.has_default_quotas() {
+        config = Config::default();
+    } else if input.is_honest() {
         config.max_deliveries = Config::default().max_deliveries;
     }
     let mut scene = Scene {

@@ -390,9 +390,11 @@ fn scene(config: Config, model: Option<Model>) -> Scene {
 }
 
 fn play(mut input: Input<'_>) -> Scene {
-    // Half of the honest worlds have the quotas of a default configuration.
-    let is_wide = input.is_honest() && !input.seed().is_multiple_of(2);
-    let config = if is_wide { Config::default() } else { config() };
+    let config = if input.has_default_quotas() {
+        Config::default()
+    } else {
+        config()
+    };
     let mut scene = scene(config, input.is_honest().then(Model::default));
     while input.has_operation() {
         scene.step(&mut input);

@@ -28,8 +28,21 @@ const SM: u16 = 1;
 const PEER: u16 = 20;
 const STRANGER: u16 = 77;
 
-fn mux() -> PortMux {
-    let limits = Limits {
+/// Makes the limits of a port: small ones, or the default ones but for the rate of the wire.
+fn limits(are_default: bool) -> Limits {
+    let egress = EgressLimit {
+        mads_per_second: if are_default { 1_000 } else { 100 },
+        burst: 16,
+        queue: 4,
+        ..EgressLimit::default()
+    };
+    if are_default {
+        return Limits {
+            egress,
+            ..Limits::default()
+        };
+    }
+    Limits {
         tids: TidConfig {
             per_vf: 8,
             sa_per_vf: 4,
@@ -45,14 +58,12 @@ fn mux() -> PortMux {
             max_in_flight: 2,
             ..mcast_agg::Config::default()
         },
-        egress: EgressLimit {
-            mads_per_second: 100,
-            burst: 16,
-            queue: 4,
-            ..EgressLimit::default()
-        },
+        egress,
         ..Limits::default()
-    };
+    }
+}
+
+fn mux(limits: Limits) -> PortMux {
     let mut mux = PortMux::new(PortConfig {
         seed: 3,
         lid: Lid::new(OWN),
@@ -201,10 +212,14 @@ impl Scene {
             if mad.header.attribute_id != sent.header.attribute_id {
                 continue;
             }
-            if mad.header.attribute_id == AttributeId::CM_REQ {
-                self.owner_of_id.insert(ids(mad).0, vf);
-            } else if mad.header.attribute_id == AttributeId::PATH_RECORD {
-                self.owner_of_tid.insert(mad.header.tid.get(), vf);
+            match (mad.header.mgmt_class, mad.header.attribute_id) {
+                (MgmtClass::COM_MGT, AttributeId::CM_REQ) => {
+                    self.owner_of_id.insert(ids(mad).0, vf);
+                }
+                (MgmtClass::SUBN_ADM, AttributeId::PATH_RECORD) => {
+                    self.owner_of_tid.insert(mad.header.tid.get(), vf);
+                }
+                _ => {}
             }
         }
     }
@@ -233,9 +248,11 @@ impl Scene {
         });
         let is_answer = mad.header.method.is_response()
             || [AttributeId::CM_REP, AttributeId::CM_DREP].contains(&mad.header.attribute_id);
-        let owner = match mad.header.attribute_id {
-            AttributeId::PATH_RECORD => self.owner_of_tid.get(&mad.header.tid.get()),
-            AttributeId::CM_REP => self.owner_of_id.get(&ids(&mad).1),
+        let owner = match (mad.header.mgmt_class, mad.header.attribute_id) {
+            (MgmtClass::SUBN_ADM, AttributeId::PATH_RECORD) => {
+                self.owner_of_tid.get(&mad.header.tid.get())
+            }
+            (MgmtClass::COM_MGT, AttributeId::CM_REP) => self.owner_of_id.get(&ids(&mad).1),
             _ => None,
         };
         for vf in answers {
@@ -259,15 +276,15 @@ impl Scene {
         if !self.honest {
             return;
         }
-        match mad.header.attribute_id {
-            AttributeId::NOTICE if from == SM => {
+        match (mad.header.mgmt_class, mad.header.attribute_id) {
+            (MgmtClass::SUBN_ADM, AttributeId::NOTICE) if from == SM => {
                 let answers = outputs.iter().filter(|output| {
                     matches!(output, Output::ToWire(_, mad)
                         if mad.header.method == Method::REPORT_RESP)
                 });
                 assert_eq!(answers.count(), 1, "answers to a report");
             }
-            AttributeId::CM_REQ => {
+            (MgmtClass::COM_MGT, AttributeId::CM_REQ) => {
                 let has_room = usage.cm_pending.live < usage.cm_pending.limit;
                 let hears = !self.inactive.contains(&to) && self.in_partition;
                 let is_heard = outputs
@@ -275,7 +292,7 @@ impl Scene {
                     .any(|output| matches!(output, Output::ToVf(got, _) if got.vf == to));
                 assert!(
                     is_heard || !has_room || !hears,
-                    "a REQ that VF {to} did not get"
+                    "a REQ that {to} did not get: {outputs:?}"
                 );
             }
             _ => assert_eq!(outputs.len(), 1, "one verdict of noise"),
@@ -508,7 +525,7 @@ fn check_packet(data: &[u8]) {
         (bytes[0], bytes[1], bytes[2]) = (1, class.get(), version);
         bytes[3] &= 0x83;
     }
-    let mut mux = mux();
+    let mut mux = mux(limits(false));
     let gid = (shape & 2 != 0).then(|| {
         if shape & 4 != 0 {
             gid_of(to)
@@ -546,7 +563,7 @@ fn wire_source(from: u16, dgid: Option<Gid>) -> WireSource {
 
 fn play(mut input: Input<'_>) -> Scene {
     let mut scene = Scene {
-        mux: mux(),
+        mux: mux(limits(input.has_default_quotas())),
         now: Instant::from_millis(1),
         cause: 0,
         honest: input.is_honest(),
