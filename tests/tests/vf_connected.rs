@@ -15,7 +15,8 @@ use vf_proxy::native::{
     VfPortEvent, VirtualHcaEvent,
 };
 use vhca::Slice;
-use vhca_service::show::{By, Filter, Metrics, Scene, ServiceFacts};
+use vhca_control::By;
+use vhca_service::show::{Filter, Metrics, Scene, ServiceFacts};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
 use vhca_tests::virtual_service::NoVmms;
 

@@ -118,6 +118,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("vhca-receiver", &[]),
+    // A client of the service links these: no adapter, no PF.
+    ("vhca-control", &["ib-vtime"]),
     (
         "vhca-vfio-user",
         &[
@@ -132,6 +134,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "vhca-service",
         &[
             "vhca",
+            "vhca-control",
             "vhca-receiver",
             "vhca-vfio-user",
             "ibsim-link",
@@ -174,6 +177,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
 const MAY_DO_IO: &[&str] = &[
     "vhca-device",
     "vhca",
+    "vhca-control",
     "vhca-receiver",
     "vhca-vfio-user",
     "vhca-service",

@@ -17,9 +17,8 @@ use mlx4_defs::mtt::MttBase;
 use mlx4_defs::resource::{ResourceOp, ResourceType};
 use mlx4_defs::{MttIndex, Opcode};
 use rustix::fs::{FallocateFlags, fallocate};
-use vhca_service::serve::control::Remote;
-use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::show::{Format, Subject};
+use vhca_control::protocol::{Request, ShowQuery};
+use vhca_control::{Format, Remote, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::connections;

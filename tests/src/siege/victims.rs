@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 use ib_endpoint::{SaEvent, SaRequest};
 use ib_wire::{Lid, PortNum};
 use mlx4_defs::cq::ArmCommand;
-use vhca_service::serve::control::Remote;
-use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::show::{Format, Subject};
+use vhca_control::protocol::{Request, ShowQuery};
+use vhca_control::{Format, Remote, Subject};
 
 use super::sweeper::Sweeper;
 use crate::mlx4_driver::{Bus, Destination, Driver, GuestMemory, Talker, TalkerSpec, VmmBus};

@@ -2,10 +2,9 @@
 
 use ib_vtime::Duration;
 use vhca::Slice;
-use vhca_service::serve::{GuestAction, Lab, LinkFaults, Options, Service, TopologySpec};
-use vhca_service::show::{
-    self, By, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject,
-};
+use vhca_control::{By, Format, GuestAction, LinkFaults, Subject};
+use vhca_service::serve::{Lab, Options, Service, TopologySpec};
+use vhca_service::show::{self, Filter, Metrics, NamedPf, Scene, ServiceFacts};
 use vhca_tests::golden::{Form, assert_unchanged};
 use vhca_tests::virtual_service::pass;
 

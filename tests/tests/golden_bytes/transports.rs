@@ -11,7 +11,8 @@ use vf_proxy::native::{
     ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, UdQpSpec, VfPortEvent,
 };
 use vhca::Slice;
-use vhca_service::show::{self, By, Filter, Format, Metrics, ServiceFacts, Subject};
+use vhca_control::{By, Format, Subject};
+use vhca_service::show::{self, Filter, Metrics, ServiceFacts};
 use vhca_tests::golden::{Form, assert_unchanged, digest, frames};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
 use vhca_tests::virtual_service::NoVmms;

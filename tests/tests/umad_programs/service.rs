@@ -10,7 +10,6 @@ use std::time::Duration;
 use tempfile::TempDir;
 use vhca::world::World;
 use vhca::{Runner, StopHandle};
-use vhca_service::programs::ProgramEnvironment;
 use vhca_service::serve::{Lab, Listener, Options, Service, UmadSocket};
 
 /// The preload library, built as `cargo build` does.
@@ -69,10 +68,10 @@ impl Served {
 
     /// A program on a node, to be started.
     pub(crate) fn on(&self, node: &str, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let node = (!node.is_empty()).then_some(node);
-        let environment = ProgramEnvironment::new(&self.socket(), library(), node).unwrap();
         let mut command = Command::new(program);
-        command.envs(environment.iter());
+        command.env("LD_PRELOAD", library());
+        command.env("VHCA_UMAD_SOCKET", self.socket());
+        command.env("VHCA_UMAD_NODE", node);
         command
     }
 

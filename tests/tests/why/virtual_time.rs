@@ -10,9 +10,8 @@ use hca_api::{
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, MgmtClass};
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
-use vhca_service::serve::{
-    GuestAction, GuidPolicy, Lab, Options, Quotas, Service, TopologySpec, VfChange, VfState,
-};
+use vhca_control::{GuestAction, VfChange, VfState};
+use vhca_service::serve::{GuidPolicy, Lab, Options, Quotas, Service, TopologySpec};
 use vhca_tests::virtual_service::pass;
 
 use crate::report::{Report, Row};

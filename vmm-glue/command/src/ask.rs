@@ -2,13 +2,12 @@
 
 use std::io::{self, Write};
 
+use crate::qemu::{QemuArgs, QemuGuest};
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
-use vhca_service::qemu::{QemuArgs, QemuGuest};
-use vhca_service::serve::OfferedVf;
-use vhca_service::serve::control::protocol::{MetricsQuery, Request};
-use vhca_service::show::Format;
+use vhca_control::protocol::{MetricsQuery, Request};
+use vhca_control::{Format, OfferedVf};
 
 use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
@@ -31,7 +30,7 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
     Ok(late.is_none())
 }
 
-/// Prints what is wrong with VFs, and returns `true` if nothing is.
+/// Prints the faults of VFs. Returns `true` if there is none.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
     let reply = args.server.connect()?.ask(Request::Why {
         vf: args.vf,
@@ -90,7 +89,7 @@ pub(crate) fn sm(what: &SmCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has guests do something, and tells whether all did it.
+/// Has guests do something. Returns `true` if all did it.
 pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
     let (mut remote, json) = (args.server.connect()?, args.json);
     let reply = remote.ask(args.request(format(json)))?;

@@ -6,9 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use vhca_service::serve::CaptureSpec;
-use vhca_service::serve::control::StreamEnd;
-use vhca_service::serve::control::protocol::Request;
+use vhca_control::protocol::Request;
+use vhca_control::{CaptureSpec, StreamEnd};
 
 use crate::cli::{CaptureArgs, say};
 

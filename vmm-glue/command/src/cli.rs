@@ -9,6 +9,7 @@ mod number;
 mod programs;
 mod serve;
 mod server;
+mod words;
 
 use std::path::PathBuf;
 

@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::lab::TieError;
+use crate::programs::ProgramError;
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::emulate_default_handler;
+use vhca_control::RemoteError;
 use vhca_exercises::replay::ReplayError;
-use vhca_service::lab::TieError;
-use vhca_service::programs::ProgramError;
-use vhca_service::serve::control::RemoteError;
 use vhca_service::serve::{OptionsError, OptionsFileError, ServeError};
 
 use crate::cli::WrongWords;
@@ -22,7 +22,7 @@ const CANNOT_RUN: u8 = 126;
 /// Exit status for a program that is not there, as shells have it.
 const NOT_FOUND: u8 = 127;
 
-/// Says on stderr why a command failed. Returns its exit status. If nobody reads the output, the process ends by SIGPIPE,
+/// Prints on stderr why a command failed. Returns its exit status. If the reader of the output is gone, the process ends by SIGPIPE,
 /// as other programs do.
 pub(crate) fn end(error: &anyhow::Error) -> ExitCode {
     if is_unread(error) {
@@ -62,7 +62,7 @@ fn status(error: &anyhow::Error) -> u8 {
     if is_usage { USAGE } else { 1 }
 }
 
-/// Returns `true` if nobody reads the output. A service that ended is another matter.
+/// Returns `true` if the reader of the output is gone. A service that ended is another matter.
 fn is_unread(error: &anyhow::Error) -> bool {
     let is_broken = |cause: &(dyn core::error::Error + 'static)| {
         let cause = cause.downcast_ref::<io::Error>();

@@ -4,6 +4,10 @@ mod ask;
 mod capture;
 mod cli;
 mod failure;
+mod lab;
+mod packages;
+mod programs;
+mod qemu;
 mod wait_up;
 
 use std::fs::File;
@@ -64,7 +68,7 @@ fn start_log(default: &str) {
     env_logger::Builder::from_env(Env::default().default_filter_or(default)).init();
 }
 
-/// Runs the demo and tells whether every step went well.
+/// Runs the demo. Returns `true` if every step went well.
 fn demo(args: &DemoArgs) -> anyhow::Result<bool> {
     start_log(if args.verbose { "warn" } else { "off" });
     let capture: Option<Box<dyn Write>> = match &args.capture {
@@ -105,7 +109,7 @@ fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the conversations and tells whether all went well.
+/// Runs the conversations. Returns `true` if all went well.
 fn drain(args: &DrainArgs) -> anyhow::Result<bool> {
     const STEP: u64 = 100_000;
 
@@ -165,13 +169,13 @@ fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
 
 fn lab(args: &LabArgs) -> anyhow::Result<()> {
     let mut say = |line: &str| writeln!(io::stdout(), "{line}");
-    vhca_service::lab::run(&args.options()?, &mut say)?;
+    lab::run(&args.options()?, &mut say)?;
     Ok(())
 }
 
 /// Shows a guest's console.
 fn console(args: &ConsoleArgs) -> anyhow::Result<()> {
-    Ok(vhca_service::lab::console(&args.socket()?)?)
+    Ok(lab::console(&args.socket()?)?)
 }
 
 /// Becomes the program.

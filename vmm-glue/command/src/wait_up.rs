@@ -5,9 +5,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use vhca_service::serve::control::Remote;
-use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::show::Format;
+use vhca_control::protocol::{Request, ShowQuery};
+use vhca_control::{Format, Remote};
 
 /// Pause between two looks at the VFs.
 const PAUSE: Duration = Duration::from_millis(100);

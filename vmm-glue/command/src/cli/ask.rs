@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Subcommand};
-use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::serve::{GuestAction, Right, VfChange, VfState};
-use vhca_service::show::{By, Format, Subject};
+use vhca_control::protocol::{Request, ShowQuery};
+use vhca_control::{By, Format, GuestAction, Right, Subject, VfChange, VfState};
 
 use super::link::SetLinkArgs;
 use super::number::{number, parse};
 use super::server::ServerArgs;
+use super::words::{GRAINS, RIGHTS, STATES, subjects, words};
 use super::{Cli, complete};
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// What to show.
-    #[arg(value_enum)]
+    #[arg(value_parser = subjects())]
     pub(crate) subject: Subject,
     /// Show the rows of this host only; of ports, drops, qps and fabric, those of this node.
     #[arg(long, value_name = "NAME", add = complete::node())]
@@ -177,7 +177,7 @@ enum VfChangeCommand {
     /// What it may do beyond the ordinary: these and nothing else; none without any.
     Rights {
         /// All that it may.
-        #[arg(value_enum)]
+        #[arg(value_parser = words::<Right>(RIGHTS))]
         rights: Vec<Right>,
     },
     /// The addresses and services at which it gets SIDR requests that come without a GRH: IP addresses,
@@ -190,7 +190,7 @@ enum VfChangeCommand {
     /// The administrator's will.
     State {
         /// Up as soon as it can be, or down.
-        #[arg(value_enum)]
+        #[arg(value_parser = words::<VfState>(STATES))]
         state: VfState,
     },
 }
@@ -262,7 +262,7 @@ pub(crate) struct GuestArgs {
     #[arg(long, value_name = "NAME", add = complete::host())]
     host: Option<String>,
     #[command(subcommand)]
-    action: GuestAction,
+    action: GuestCommand,
     /// Print one JSON object.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -275,8 +275,65 @@ impl GuestArgs {
         Request::Guest {
             vf: self.vf,
             host: self.host,
-            action: self.action,
+            action: self.action.into(),
             format,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum GuestCommand {
+    /// Become full members of a multicast group. If there is none, it is made, in the partition of the VF's
+    /// first P_Key.
+    Join {
+        /// Its address.
+        mgid: String,
+    },
+    /// Leave a group.
+    Leave {
+        /// Its address.
+        mgid: String,
+    },
+    /// Ask the SA for a path.
+    Query {
+        /// Where it leads to.
+        dgid: String,
+    },
+    /// Send a datagram: to a group that they joined, or to the guest that has a GID.
+    Send {
+        /// The address.
+        to: String,
+        /// The message.
+        text: String,
+    },
+    /// Ask the SA for many paths at once, to see how it fares.
+    Paths {
+        /// How many each of them asks for.
+        #[arg(long, default_value_t = 1000)]
+        count: u32,
+        /// To how many of the fabric's adapters, in turn.
+        #[arg(long, default_value_t = 200)]
+        destinations: usize,
+    },
+    /// Report their groups, queue pairs and received datagrams.
+    Status,
+}
+
+impl From<GuestCommand> for GuestAction {
+    fn from(command: GuestCommand) -> Self {
+        match command {
+            GuestCommand::Join { mgid } => Self::Join { mgid },
+            GuestCommand::Leave { mgid } => Self::Leave { mgid },
+            GuestCommand::Query { dgid } => Self::Query { dgid },
+            GuestCommand::Send { to, text } => Self::Send { to, text },
+            GuestCommand::Paths {
+                count,
+                destinations,
+            } => Self::Paths {
+                count,
+                destinations,
+            },
+            GuestCommand::Status => Self::Status {},
         }
     }
 }
@@ -284,7 +341,7 @@ impl GuestArgs {
 #[derive(Debug, Args)]
 pub(crate) struct MetricsArgs {
     /// Print one sum for each metric, sums for each host, or each VF by itself.
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_parser = words::<By>(GRAINS), default_value = "host")]
     pub(crate) by: By,
     /// Print those of this host, or switch, only.
     #[arg(long, value_name = "NAME", add = complete::node())]

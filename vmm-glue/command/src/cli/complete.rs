@@ -7,10 +7,8 @@ use clap::CommandFactory;
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use serde_json::Value;
-use vhca_service::places::Places;
-use vhca_service::serve::control::protocol::{Request, ShowQuery};
-use vhca_service::serve::control::{Remote, default_places};
-use vhca_service::show::{Format, Subject};
+use vhca_control::protocol::{Request, ShowQuery};
+use vhca_control::{Format, Places, Remote, Subject, default_places};
 
 use super::Cli;
 

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
-use vhca_service::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
-use vhca_service::serve::control::protocol::Request;
-use vhca_service::serve::{OfferedVf, Right};
+use crate::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
+use clap::Args;
+use vhca_control::OfferedVf;
+use vhca_control::protocol::Request;
 
 use super::number::number;
 use super::serve::OwnSocketArgs;
+use super::words::{RIGHTS, words};
 use super::{ServerArgs, complete};
 
 #[derive(Debug, Args)]
@@ -33,8 +34,8 @@ pub(crate) struct LabArgs {
     #[arg(long, value_parser = number::<u16>(1..=254))]
     vfs: Option<u16>,
     /// Rights of every VF beyond the ordinary.
-    #[arg(long, value_name = "RIGHT", value_enum, value_delimiter = ',')]
-    rights: Vec<Right>,
+    #[arg(long, value_name = "RIGHT", value_parser = words::<String>(RIGHTS), value_delimiter = ',')]
+    rights: Vec<String>,
     /// Where tests/guest/prepare.sh has put the guests. [default: $VHCA_GUEST_CACHE, or vhca-guest in
     /// the folder of the user's caches]
     #[arg(long, value_name = "DIR")]
@@ -53,17 +54,11 @@ impl LabArgs {
             topology: self.topology.clone(),
             config: self.config.clone(),
             vfs: self.vfs,
-            rights: names(&self.rights),
+            rights: self.rights.clone(),
             cache: self.cache.clone().unwrap_or_else(default_cache),
             control: self.own.path()?,
         })
     }
-}
-
-/// Returns the names of rights, as the service is given them.
-fn names(rights: &[Right]) -> Vec<String> {
-    let values = rights.iter().filter_map(ValueEnum::to_possible_value);
-    values.map(|value| value.get_name().to_owned()).collect()
 }
 
 #[derive(Debug, Args)]

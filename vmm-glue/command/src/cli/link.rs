@@ -1,26 +1,12 @@
 //! Arguments of the commands that change links.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use thiserror::Error;
-use vhca_service::serve::control::protocol::Request;
-use vhca_service::serve::{FaultySpeed, FaultyWidth, LinkFaults};
+use vhca_control::LinkFaults;
+use vhca_control::protocol::Request;
 
 use super::complete;
-use super::number::parse;
 use super::server::ServerArgs;
-
-/// Words behind the ends of a link, for completion.
-const WORDS: [&str; 9] = [
-    "up",
-    "down",
-    "loss=",
-    "duplicate=",
-    "corrupt=",
-    "delay=",
-    "width=",
-    "speed=",
-    "symbol_errors=",
-];
 
 #[derive(Debug, Args)]
 pub(crate) struct SetLinkArgs {
@@ -31,7 +17,7 @@ pub(crate) struct SetLinkArgs {
         required = true,
         num_args = 2..=16,
         value_name = "END... up|down|FAULT=VALUE...",
-        add = complete::link(&WORDS)
+        add = complete::link(&LinkFaults::WORDS)
     )]
     words: Vec<String>,
     #[command(flatten)]
@@ -76,73 +62,10 @@ impl SetLinkArgs {
 fn link_faults(words: &[String]) -> Result<LinkFaults, WrongWords> {
     let mut faults = LinkFaults::default();
     for word in words {
-        let set = set_fault(&mut faults, word);
+        let set = faults.set(word);
         set.map_err(|why| WrongWords(format!("{word:?}: {why}")))?;
     }
     Ok(faults)
-}
-
-fn set_fault(faults: &mut LinkFaults, word: &str) -> Result<(), String> {
-    let (name, value) = word.split_once('=').unwrap_or((word, ""));
-    let parts = || {
-        let parts = parts_per_million(value);
-        parts.ok_or("expected a percentage from 0% to 100%, such as 0.01%")
-    };
-    match name {
-        "loss" => faults.loss = parts()?,
-        "duplicate" => faults.duplicate = parts()?,
-        "corrupt" => faults.corrupt = parts()?,
-        "delay" => {
-            let delay = nanoseconds(value);
-            faults.delay_ns =
-                delay.ok_or("expected a time from 0us to 10s, such as 10us or 1ms")?;
-        }
-        "width" => {
-            let width = FaultyWidth::from_str(value, false);
-            faults.width = Some(width.map_err(|_| "expected 1x, 2x, 4x or 8x")?);
-        }
-        "speed" => {
-            let speed = FaultySpeed::from_str(value, false);
-            faults.speed = Some(speed.map_err(|_| "expected sdr, ddr, qdr, fdr, edr or hdr")?);
-        }
-        "symbol_errors" => faults.symbol_errors = parse(value, &(0..=u32::MAX.into()))?,
-        _ => {
-            let names = "loss, duplicate, corrupt, delay, width, speed or symbol_errors";
-            return Err(format!("no such fault: expected {names}"));
-        }
-    }
-    Ok(())
-}
-
-/// Reads a time in whole units, of ten seconds at most.
-fn nanoseconds(text: &str) -> Option<u64> {
-    let unit = text.find(|c: char| !c.is_ascii_digit())?;
-    let (number, unit) = text.split_at(unit);
-    let unit: u64 = match unit {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        _ => return None,
-    };
-    let time = number.parse::<u64>().ok()?.checked_mul(unit)?;
-    Some(time).filter(|time| *time <= 10_000_000_000)
-}
-
-/// Reads a percentage with at most four decimals.
-fn parts_per_million(text: &str) -> Option<u32> {
-    let (whole, decimals) = match text.strip_suffix('%')?.split_once('.') {
-        Some((whole, decimals)) => (whole, decimals),
-        None => (text.strip_suffix('%')?, ""),
-    };
-    let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
-    if whole.is_empty() || decimals.len() > 4 || !is_number(whole) || !is_number(decimals) {
-        return None;
-    }
-    let parts: u64 = format!("{whole}{decimals:0<4}").parse().ok()?;
-    u32::try_from(parts)
-        .ok()
-        .filter(|parts| *parts <= 1_000_000)
 }
 
 #[derive(Debug, Args)]
@@ -181,50 +104,9 @@ impl ClearLinkArgs {
 
 #[cfg(test)]
 mod tests {
+    use vhca_control::{FaultySpeed, FaultyWidth};
+
     use super::*;
-
-    #[test]
-    fn a_percentage_has_four_decimals_at_most_and_is_no_more_than_all() {
-        for (text, parts) in [
-            ("1%", Some(10_000)),
-            ("0.01%", Some(100)),
-            ("12.3456%", Some(123_456)),
-            ("100%", Some(1_000_000)),
-            ("0%", Some(0)),
-            ("100.0001%", None),
-            ("0.00001%", None),
-            ("1", None),
-            ("%", None),
-            (".5%", None),
-            ("-1%", None),
-            ("1.+1%", None),
-            ("99999999999999999999999%", None),
-        ] {
-            assert_eq!(parts_per_million(text), parts, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_delay_has_a_unit_and_is_ten_seconds_at_most() {
-        for (text, time) in [
-            ("10us", Some(10_000)),
-            ("0ns", Some(0)),
-            ("1ms", Some(1_000_000)),
-            ("10s", Some(10_000_000_000)),
-            ("10001ms", None),
-            ("10", None),
-            ("us", None),
-            ("-1us", None),
-            ("1.5ms", None),
-            ("1 us", None),
-            ("1h", None),
-            ("99999999999999999999s", None),
-            ("18446744073709551615s", None),
-            ("", None),
-        ] {
-            assert_eq!(nanoseconds(text), time, "{text}");
-        }
-    }
 
     #[test]
     fn words_of_a_link_are_its_ends_and_then_a_state_or_faults() {

@@ -21,7 +21,7 @@ pub(super) fn parse<T: TryFrom<u64>>(text: &str, range: &RangeInclusive<u64>) ->
     })
 }
 
-/// Lets all arguments of a command have negative numbers as values, so that each is refused for its range rather than as
+/// Makes all arguments of a command take negative numbers as values, so that each is refused for its range rather than as
 /// an unknown option.
 pub(super) fn take_negative_numbers(command: Command) -> Command {
     let command = command.mut_args(|argument| {

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
-use vhca_service::programs::{
+use crate::programs::{
     ProgramEnvironment, find_library, find_service, umad_socket_of, wait_for_ports,
 };
+use clap::Args;
 
 use super::server::say;
 use super::{ServerArgs, complete};

@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 
+use crate::programs::umad_socket_of;
 use clap::Args;
 use ib_wire::Lmc;
-use vhca_service::programs::umad_socket_of;
-use vhca_service::serve::control::default_path;
+use vhca_control::{Right, default_path};
 use vhca_service::serve::{
     AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
-    Right, SmChoice, TopologySpec, VerbsNetwork, parse_lmc,
+    SmChoice, TopologySpec, VerbsNetwork, parse_lmc,
 };
 
 use super::number::number;
+use super::words::{DIRECTIONS, GUIDS, MANAGERS, RIGHTS, words};
 
 /// The control socket of a service that is started.
 #[derive(Debug, Args)]
@@ -40,9 +41,8 @@ pub(crate) struct ServeArgs {
     /// or a dot: an ibsim net file, or what ibnetdiscover prints. [default: two-switch]
     #[arg(long)]
     topology: Option<TopologySpec>,
-    /// Who manages the subnet: vhca itself on the manager, or somebody who comes by a socket.
-    /// [default: lite]
-    #[arg(long, value_enum)]
+    /// The subnet manager: lite runs the embedded one on the manager, none waits for one on a socket. [default: lite]
+    #[arg(long, value_parser = words::<SmChoice>(MANAGERS))]
     sm: Option<SmChoice>,
     /// The host on which vhca's own subnet manager runs, whose adapter is not shared. By default that of
     /// the first adapter called mgmt or mgmt-..., or else of the first one.
@@ -53,7 +53,7 @@ pub(crate) struct ServeArgs {
     lmc: Option<Lmc>,
     /// Have the switches in front of hosts drop packets of partitions that the host is not in: those to hosts (out), from
     /// hosts (in), or both. [default: off]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = words::<PartEnforce>(DIRECTIONS))]
     part_enforce: Option<PartEnforce>,
     /// The adapters that are shared among VFs; can be given more than once. By default all but the
     /// manager's and those called mgmt or mgmt-....
@@ -63,16 +63,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_parser = number::<u16>(0..=254))]
     vfs: Option<u16>,
     /// Where the VFs' GUIDs come from. [default: sm]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = words::<GuidPolicy>(GUIDS))]
     guids: Option<GuidPolicy>,
     /// What every VF may do beyond the ordinary; `vhca set vf` changes it.
-    #[arg(long, value_name = "RIGHT", value_enum, value_delimiter = ',')]
+    #[arg(long, value_name = "RIGHT", value_parser = words::<Right>(RIGHTS), value_delimiter = ',')]
     rights: Vec<Right>,
     /// Run a guest's software on every VF.
     #[arg(long)]
     guests: bool,
     /// Offer each VF to a VMM by a vfio-user socket in this folder, which is made if there is none:
-    /// DIR/HOST-vfN.sock. `vhca qemu-args` tells what QEMU is to be given.
+    /// DIR/HOST-vfN.sock. `vhca qemu-args` prints QEMU's arguments for them.
     #[arg(long, value_name = "DIR")]
     vfio_user: Option<PathBuf>,
     /// Let each VF touch so many MiB of its guest's memory at most: what the service may be charged for a VMM. As much

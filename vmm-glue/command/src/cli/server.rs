@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use vhca_service::places::Places;
-use vhca_service::serve::control::{Remote, default_places};
+use vhca_control::{Places, Remote, default_places};
 
 use super::number::number;
 

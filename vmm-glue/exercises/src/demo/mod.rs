@@ -13,6 +13,7 @@ use std::io::{self, Write};
 
 use ib_capture::WriteError;
 use thiserror::Error;
+use vhca_control::milliseconds;
 
 pub use network::NetworkError;
 pub use report::{PortTotals, StepReport, Summary};
@@ -119,9 +120,7 @@ fn run_steps(
         failed,
         seed,
         clock: clock.name(),
-        took_ms: vhca_service::show::milliseconds(
-            took.saturating_duration_since(ib_vtime::Instant::ZERO),
-        ),
+        took_ms: milliseconds(took.saturating_duration_since(ib_vtime::Instant::ZERO)),
         ports,
         captured_frames: stage.finish()?,
     })
@@ -131,8 +130,9 @@ fn run_steps(
 mod tests {
     use ib_vtime::Duration;
 
+    use vhca_control::Facts;
+
     use super::*;
-    use vhca_service::show::Facts;
 
     fn options() -> Options {
         Options {

@@ -5,8 +5,9 @@ use std::fmt;
 
 use ib_vtime::Instant;
 use serde::Serialize;
+use vhca_control::{Facts, milliseconds};
 
-use vhca_service::show::{Facts, Totals, milliseconds};
+use vhca_service::show::Totals;
 
 /// Characters of a line of text at most.
 const WIDTH: usize = 120;

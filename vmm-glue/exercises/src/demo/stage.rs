@@ -17,6 +17,7 @@ use ib_wire::smp::PortState;
 use ib_wire::{Gid, GidIndex, PortNum};
 use pf_context::context::PfError;
 use vf_tunnel::VfId;
+use vhca_control::Facts;
 
 use subnet_lite::OpenError;
 
@@ -24,7 +25,7 @@ use super::network::{NamedPort, Network};
 use super::{Clock, DemoError, Options, PortTotals};
 use vhca::world::{Outcome, VfError, World};
 use vhca::{LoopError, RunEnd, Runner};
-use vhca_service::show::{Facts, Totals};
+use vhca_service::show::Totals;
 
 /// Time within which anything on this small subnet should happen.
 pub(super) const SOON: Duration = Duration::from_secs(20);

@@ -5,28 +5,12 @@ use ib_capture::{FrameRecord, Writer};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
 use ib_wire::packet::{Body, Packet};
-use serde::{Deserialize, Serialize};
+use vhca_control::{CaptureSpec, Refusal};
 
 use super::Lab;
-use super::control::protocol::Refusal;
 
 /// Bytes that may wait to be taken; frames beyond are left out of the capture.
 const MAX_WAITING: usize = 8 << 20;
-
-/// What to capture, and how long.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CaptureSpec {
-    /// Where: `fabric` for every link, `tunnels` for the tunnels of all VFs, a node for its links,
-    /// `NODE/PORT` for one, `HOST/vfN` for the tunnels of a VF.
-    pub tap: String,
-    /// So many frames.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub count: Option<u64>,
-    /// So many seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seconds: Option<u32>,
-}
 
 /// A capture under way.
 #[derive(Debug)]

@@ -15,11 +15,12 @@ use subnet_lite::{OpenError, SubnetConfig};
 use thiserror::Error;
 use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
+use vhca_control::protocol::Sockets;
+use vhca_control::{GuestAction, GuestReport, Refusal, Right};
 
 use super::cast::Cast;
-use super::control::protocol::{Refusal, Sockets};
-use super::guests::{GuestAction, GuestReport, Guests, JobId};
-use super::rights::{Right, rights};
+use super::guests::{Guests, JobId};
+use super::rights::rights;
 use super::set::{VfSettings, first_pkey};
 use super::subnet::SubnetError;
 use super::verbs::{ProcessMemory, ProcessVf, ProgramLimit, VerbsNetwork};

@@ -4,10 +4,9 @@ use core::time::Duration;
 
 use emulated_hca::{Endpoint, Fault, FaultPlan, LinkConfig, LinkId, PacketFilter, When};
 use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
-use serde::{Deserialize, Serialize};
+use vhca_control::{FaultySpeed, FaultyWidth, LinkFaults, Refusal};
 
 use super::Lab;
-use super::control::protocol::Refusal;
 
 /// Parts in all.
 const MILLION: u32 = 1_000_000;
@@ -15,164 +14,75 @@ const MILLION: u32 = 1_000_000;
 /// Longest delay: timeouts of managers and connections are shorter.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// Faults of a link. Of packets that are lost, doubled and damaged, each way, the parts in a million; what is not named is no fault.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LinkFaults {
-    /// Packets that are lost.
-    pub loss: u32,
-    /// Packets that arrive twice.
-    pub duplicate: u32,
-    /// Packets of which a bit flips on the wire: the receiver's VCRC check fails.
-    pub corrupt: u32,
-    /// Time that each packet takes besides what it takes anyway, in nanoseconds.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub delay_ns: u64,
-    /// Greatest width.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub width: Option<FaultyWidth>,
-    /// Highest speed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub speed: Option<FaultySpeed>,
-    /// Symbol errors that both ends count now, once.
-    #[serde(skip_serializing_if = "is_none_at_all")]
-    pub symbol_errors: u32,
+/// Returns the widths that are left.
+const fn widths(of: FaultyWidth) -> LinkWidth {
+    let narrow = LinkWidth::X1.0;
+    LinkWidth(match of {
+        FaultyWidth::X1 => narrow,
+        FaultyWidth::X2 => narrow | LinkWidth::X2.0,
+        FaultyWidth::X4 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0,
+        FaultyWidth::X8 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0 | LinkWidth::X8.0,
+    })
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-const fn is_none_at_all(number: &u32) -> bool {
-    *number == 0
-}
-
-/// Greatest width of a link with some lanes broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-pub enum FaultyWidth {
-    /// One lane.
-    #[serde(rename = "1x")]
-    #[value(name = "1x")]
-    X1,
-    /// Two lanes.
-    #[serde(rename = "2x")]
-    #[value(name = "2x")]
-    X2,
-    /// Four lanes.
-    #[serde(rename = "4x")]
-    #[value(name = "4x")]
-    X4,
-    /// Eight lanes.
-    #[serde(rename = "8x")]
-    #[value(name = "8x")]
-    X8,
-}
-
-impl FaultyWidth {
-    /// Returns the widths that are left.
-    const fn widths(self) -> LinkWidth {
-        let narrow = LinkWidth::X1.0;
-        LinkWidth(match self {
-            Self::X1 => narrow,
-            Self::X2 => narrow | LinkWidth::X2.0,
-            Self::X4 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0,
-            Self::X8 => narrow | LinkWidth::X2.0 | LinkWidth::X4.0 | LinkWidth::X8.0,
-        })
+/// Returns the speeds that are left.
+const fn speeds(of: FaultySpeed) -> (LinkSpeed, LinkSpeedExt) {
+    let all = LinkSpeed::ALL_SUPPORTED;
+    match of {
+        FaultySpeed::Sdr => (LinkSpeed::SDR, LinkSpeedExt::NONE),
+        FaultySpeed::Ddr => (LinkSpeed::from_low_bits(3), LinkSpeedExt::NONE),
+        FaultySpeed::Qdr => (LinkSpeed::from_low_bits(7), LinkSpeedExt::NONE),
+        FaultySpeed::Fdr => (all, LinkSpeedExt::FDR),
+        FaultySpeed::Edr => (all, LinkSpeedExt::from_low_bits(3)),
+        FaultySpeed::Hdr => (all, LinkSpeedExt::from_low_bits(7)),
     }
 }
 
-/// Highest speed of a link with a bad cable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum FaultySpeed {
-    /// 2.5 Gb/s a lane.
-    Sdr,
-    /// 5 Gb/s a lane.
-    Ddr,
-    /// 10 Gb/s a lane.
-    Qdr,
-    /// 14.0625 Gb/s a lane.
-    Fdr,
-    /// 25.78125 Gb/s a lane.
-    Edr,
-    /// 53.125 Gb/s a lane.
-    Hdr,
+/// Returns the plan of a direction, or `None` if nothing goes wrong.
+fn plan(of: &LinkFaults, seed: u64) -> Option<FaultPlan> {
+    let rules = [
+        (of.loss, Fault::Drop),
+        (of.duplicate, Fault::Duplicate),
+        (of.corrupt, Fault::CorruptOnWire { bits: 1 }),
+    ];
+    let plan = FaultPlan::new(seed);
+    let plan = rules
+        .into_iter()
+        .filter(|(parts, _)| *parts > 0)
+        .fold(plan, |plan, (parts, fault)| {
+            plan.rule(PacketFilter::default(), When::PerMillion(parts), fault)
+        });
+    (!plan.rules().is_empty()).then_some(plan)
 }
 
-impl FaultySpeed {
-    /// Returns the speeds that are left.
-    const fn speeds(self) -> (LinkSpeed, LinkSpeedExt) {
-        let all = LinkSpeed::ALL_SUPPORTED;
-        match self {
-            Self::Sdr => (LinkSpeed::SDR, LinkSpeedExt::NONE),
-            Self::Ddr => (LinkSpeed::from_low_bits(3), LinkSpeedExt::NONE),
-            Self::Qdr => (LinkSpeed::from_low_bits(7), LinkSpeedExt::NONE),
-            Self::Fdr => (all, LinkSpeedExt::FDR),
-            Self::Edr => (all, LinkSpeedExt::from_low_bits(3)),
-            Self::Hdr => (all, LinkSpeedExt::from_low_bits(7)),
-        }
+/// Returns what is left of a link.
+fn cable(of: &LinkFaults, sound: LinkConfig) -> LinkConfig {
+    let widths = of.width.map_or(LinkWidth::ALL_SUPPORTED, widths);
+    let all = (LinkSpeed::ALL_SUPPORTED, LinkSpeedExt::ALL_SUPPORTED);
+    let (speeds, extended) = of.speed.map_or(all, speeds);
+    LinkConfig {
+        widths: LinkWidth(sound.widths.0 & widths.0),
+        speeds: LinkSpeed::from_low_bits(sound.speeds.get() & speeds.get()),
+        extended_speeds: LinkSpeedExt::from_low_bits(sound.extended_speeds.get() & extended.get()),
+        latency: sound
+            .latency
+            .saturating_add(Duration::from_nanos(of.delay_ns)),
+        ..sound
     }
 }
 
-impl LinkFaults {
-    /// Returns the plan of a direction, or `None` if nothing goes wrong.
-    fn plan(&self, seed: u64) -> Option<FaultPlan> {
-        let rules = [
-            (self.loss, Fault::Drop),
-            (self.duplicate, Fault::Duplicate),
-            (self.corrupt, Fault::CorruptOnWire { bits: 1 }),
-        ];
-        let plan = FaultPlan::new(seed);
-        let plan =
-            rules
-                .into_iter()
-                .filter(|(parts, _)| *parts > 0)
-                .fold(plan, |plan, (parts, fault)| {
-                    plan.rule(PacketFilter::default(), When::PerMillion(parts), fault)
-                });
-        (!plan.rules().is_empty()).then_some(plan)
+/// Returns why faults cannot be planned.
+fn check(of: &LinkFaults) -> Result<(), String> {
+    let parts = [of.loss, of.duplicate, of.corrupt];
+    if parts.iter().any(|parts| *parts > MILLION) {
+        return Err(format!(
+            "a fault strikes at most {MILLION} packets in a million"
+        ));
     }
-
-    /// Returns what is left of a link.
-    fn cable(&self, sound: LinkConfig) -> LinkConfig {
-        let widths = self
-            .width
-            .map_or(LinkWidth::ALL_SUPPORTED, FaultyWidth::widths);
-        let all = (LinkSpeed::ALL_SUPPORTED, LinkSpeedExt::ALL_SUPPORTED);
-        let (speeds, extended) = self.speed.map_or(all, FaultySpeed::speeds);
-        LinkConfig {
-            widths: LinkWidth(sound.widths.0 & widths.0),
-            speeds: LinkSpeed::from_low_bits(sound.speeds.get() & speeds.get()),
-            extended_speeds: LinkSpeedExt::from_low_bits(
-                sound.extended_speeds.get() & extended.get(),
-            ),
-            latency: sound
-                .latency
-                .saturating_add(Duration::from_nanos(self.delay_ns)),
-            ..sound
-        }
+    if Duration::from_nanos(of.delay_ns) > MAX_DELAY {
+        return Err(format!("a delay is at most {} s", MAX_DELAY.as_secs()));
     }
-
-    fn check(&self) -> Result<(), String> {
-        let parts = [self.loss, self.duplicate, self.corrupt];
-        if parts.iter().any(|parts| *parts > MILLION) {
-            return Err(format!(
-                "a fault strikes at most {MILLION} packets in a million"
-            ));
-        }
-        if Duration::from_nanos(self.delay_ns) > MAX_DELAY {
-            return Err(format!("a delay is at most {} s", MAX_DELAY.as_secs()));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Lab {
@@ -189,7 +99,7 @@ impl Lab {
         faults: LinkFaults,
     ) -> Result<usize, Refusal> {
         let bad = |message: String| Refusal::new("bad_faults", message);
-        faults.check().map_err(bad)?;
+        check(&faults).map_err(bad)?;
         let links = self.links_at(a, b)?;
         let mut changed: Vec<(LinkId, [Endpoint; 2], LinkConfig)> = Vec::new();
         for link in &links {
@@ -198,7 +108,7 @@ impl Lab {
                 continue;
             };
             let sound = self.sound_cables.get(link).copied().unwrap_or(now);
-            let cable = faults.cable(sound);
+            let cable = cable(&faults, sound);
             if let Some(why) = self.nothing_in_common(ends, &cable).filter(|_| {
                 // Ports that had nothing in common before are not the fault's matter.
                 faults.width.is_some() || faults.speed.is_some()
@@ -215,7 +125,7 @@ impl Lab {
             let fabric = self.world_mut().fabric_mut();
             for end in ends {
                 seed += 1;
-                fabric.set_faults(end, faults.plan(seed).as_ref());
+                fabric.set_faults(end, plan(&faults, seed).as_ref());
                 fabric.count_symbol_errors(end, faults.symbol_errors);
             }
             fabric.set_link_config(link, cable);

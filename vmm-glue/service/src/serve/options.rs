@@ -8,15 +8,15 @@ use pf_context::Limits;
 use pf_context::context::GuidSource;
 use pf_context::guids::GuidWish;
 use serde::{Deserialize, Deserializer};
+use vhca_control::Right;
 
 use super::subnet::SubnetOptions;
 use super::{
-    AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, Right, SocketName, TopologySpec,
-    VerbsNetwork,
+    AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, SocketName, TopologySpec, VerbsNetwork,
 };
 
 /// Who manages the subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SmChoice {
     /// The subnet manager of this project, on the management host.
@@ -27,7 +27,7 @@ pub enum SmChoice {
 }
 
 /// Where the VFs' GUIDs come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidPolicy {
     /// The SA gives each VF one.

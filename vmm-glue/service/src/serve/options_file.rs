@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use ib_wire::Lmc;
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
+use vhca_control::Right;
 
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::{
     AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, OptionsError, PolicyOptions, Quotas,
-    Right, SidrSpec, SmChoice, SocketName, TopologySpec, VerbsNetwork,
+    SidrSpec, SmChoice, SocketName, TopologySpec, VerbsNetwork,
 };
 
 /// VFs of each shared adapter if nobody says how many.

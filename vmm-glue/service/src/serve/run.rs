@@ -8,8 +8,9 @@ use ib_vtime::{Duration, Secret};
 use rustix::fs::Mode;
 use rustix::process::umask;
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use thiserror::Error;
+use vhca_control::OfferedVf;
 
 use super::control::ControlSocket;
 use super::sandbox::{self, Needs, SandboxError};
@@ -19,7 +20,6 @@ use super::{
     ReceiverWatch, SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket,
     VfioUserSockets, descriptors, notify,
 };
-use crate::programs::verbs_socket_of;
 use vhca::{LoopError, Runner};
 use vhca_receiver::Receiver;
 use vhca_vfio_user::memory::look_by;
@@ -114,17 +114,6 @@ pub enum Announcement {
     },
 }
 
-/// A VF that VMMs can take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OfferedVf {
-    /// Its host.
-    pub host: String,
-    /// Its number.
-    pub vf: u16,
-    /// Where.
-    pub socket: PathBuf,
-}
-
 impl core::fmt::Display for Announcement {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -215,7 +204,7 @@ pub fn run(
         service.add_way_in(umad);
     }
     if let Some(path) = options.umad.as_ref().filter(|_| options.verbs) {
-        let path = verbs_socket_of(path);
+        let path = path.with_extension("verbs");
         let listener = listeners.packets(&SocketName::Verbs, &path)?;
         needs.folders.add_socket(&listener.path);
         service.add_way_in(VerbsSocket::new(listener));

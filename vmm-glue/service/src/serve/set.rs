@@ -8,11 +8,10 @@ use ib_wire::{Guid, PKey, PKeyIndex, PortNum};
 use pf_context::context::{GuidSource, PfError};
 use pf_context::guids::GuidWish;
 use pf_context::{EgressLimit, VfPKeyEntry};
-use serde::{Deserialize, Serialize};
 use vf_tunnel::PhysicalPKeyIndex;
+use vhca_control::{Refusal, Right, VfChange, VfState};
 
-use super::control::protocol::Refusal;
-use super::rights::{Right, rights};
+use super::rights::rights;
 use super::{Lab, NamedVf};
 use vhca::Slice;
 use vhca::world::HostPortId;
@@ -25,61 +24,6 @@ const SIDR_ENTRIES: usize = 64;
 
 /// Frames that a VF's queue can be told to hold at most.
 const MAX_QUEUE: usize = 65_536;
-
-/// What a VF has instead from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum VfChange {
-    /// A GUID: `0x` and its digits, `sm` for one that the SA chooses, `hardware` for whatever the subnet
-    /// manager writes to the port's table, or `none`.
-    PortGuid(String),
-    /// A P_Key table: for each index a key such as `0x8001`, `index:N` for a place of the port's
-    /// table, or `-` for nothing.
-    Pkeys(Vec<String>),
-    /// Limits; those that are not named stay.
-    Limits {
-        /// MADs per second in the long run; 0 for no limit.
-        #[serde(default)]
-        rate: Option<u32>,
-        /// MADs at once.
-        #[serde(default)]
-        burst: Option<u32>,
-        /// MADs that may wait.
-        #[serde(default)]
-        queue: Option<usize>,
-        /// Share of a busy port.
-        #[serde(default)]
-        weight: Option<u16>,
-    },
-    /// What it may do beyond the ordinary, instead of what it might before.
-    Rights(Vec<Right>),
-    /// The addresses and services at which it gets SIDR requests without a GRH, instead of those that it
-    /// had; see [`SidrEntry`]. They are for all its ports.
-    Sidr(Vec<String>),
-    /// The administrator's will.
-    State(VfState),
-}
-
-impl VfChange {
-    /// Whether no two VFs can be changed so.
-    pub(super) fn suits_one_only(&self) -> bool {
-        match self {
-            Self::PortGuid(guid) => guid.starts_with("0x"),
-            Self::Sidr(entries) => !entries.is_empty(),
-            _ => false,
-        }
-    }
-}
-
-/// The administrator's will about a VF's port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum VfState {
-    /// Up whenever it can be.
-    Auto,
-    /// Down.
-    Disable,
-}
 
 /// What was set on a VF's port, as far as it differs from the start.
 #[derive(Clone, Debug, PartialEq, Eq)]

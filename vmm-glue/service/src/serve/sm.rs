@@ -6,9 +6,9 @@ use emulated_hca::Endpoint;
 use ib_wire::smp::{SmInfo, SmState};
 use ib_wire::{Guid, PKey};
 use subnet_lite::SubnetManager;
+use vhca_control::Refusal;
 
 use super::Lab;
-use super::control::protocol::Refusal;
 use crate::show::{PartitionRow, SmRow};
 
 impl Lab {

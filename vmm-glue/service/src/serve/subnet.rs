@@ -74,7 +74,7 @@ impl From<MemberKind> for Membership {
 }
 
 /// Directions in which the switch ports in front of hosts check P_Keys; OpenSM's `part_enforce`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartEnforce {
     /// Packets from and to hosts.

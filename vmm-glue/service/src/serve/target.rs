@@ -1,8 +1,8 @@
 //! VFs as people name them.
 
 use vf_tunnel::VfId;
+use vhca_control::Refusal;
 
-use super::control::protocol::Refusal;
 use super::{Lab, LabHost};
 use crate::shell::quoted;
 use vhca::world::HostId;

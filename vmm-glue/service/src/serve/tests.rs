@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use emulated_hca::LinkState;
 use ib_vtime::Duration;
 use ib_wire::{GidIndex, PortNum};
+use vhca_control::{Right, VfChange};
 
 use super::*;
 use vhca::watch::{EventSet, Ready};

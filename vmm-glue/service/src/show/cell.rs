@@ -1,25 +1,11 @@
 //! A value of a table, as text and as JSON.
 
-use std::fmt::{self, Display, Write};
+use std::fmt::{self, Display};
 
 use ib_vtime::Duration;
 use pf_context::Use;
 use serde::ser::{Serialize, SerializeMap, Serializer};
-
-/// Text that others made, on its way to a terminal: what would be a command there is written out.
-pub(crate) struct Printable<'t>(pub(crate) &'t str);
-
-impl Display for Printable<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| {
-            if c.is_control() {
-                c.escape_default().fmt(f)
-            } else {
-                f.write_char(c)
-            }
-        })
-    }
-}
+use vhca_control::Printable;
 
 /// A value of a table.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,6 @@
 mod cell;
 mod drops;
 mod fabric;
-mod facts;
 mod link;
 mod metrics;
 mod page;
@@ -30,12 +29,10 @@ use emulated_hca::{Fabric, NodeId};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
-use serde::{Deserialize, Serialize};
+use vhca_control::{Format, Subject};
 
-pub(crate) use cell::Printable;
-pub use facts::{Facts, milliseconds};
 pub(crate) use link::{Shortfall, shortfall};
-pub use metrics::{By, ManagerFacts, Metrics, Programs, ServiceFacts};
+pub use metrics::{ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use programs::{ProgramRow, ProgramUsage};
 pub use sm::{PartitionRow, SmRow};
@@ -45,73 +42,6 @@ pub use vfs::{AwaitedRow, FaultCodes};
 pub use vmms::VmmRow;
 
 use table::Table;
-
-/// What there is to show.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Subject {
-    /// The VFs: why their ports are as they are, what they have, and what they may have; and which VMMs have
-    /// those that are offered to VMMs.
-    Vfs,
-    /// The ports of all nodes: addresses, states, width and speed; and how full the tables of shared ports are.
-    Ports,
-    /// The transactions.
-    Tids,
-    /// The communication ids.
-    Cm,
-    /// The multicast groups, and the subscriptions to notices.
-    Mcast,
-    /// The GUIDs.
-    Guids,
-    /// The P_Key tables.
-    Pkeys,
-    /// What became of MADs.
-    Counters,
-    /// The packets that nodes dropped, and why: adapters, and in their name VFs, and switches.
-    Drops,
-    /// The queue pairs: services, states, peers, PSNs, retransmissions and bytes.
-    Qps,
-    /// The VFs that are offered to programs on libibverbs: their addresses for the RDMA CM, and the processes that have them.
-    #[value(alias = "addresses")]
-    Programs,
-    /// The fabric: its nodes, and its links with their states, width and speed.
-    Fabric,
-    /// The subnet managers: states, priorities and sweeps; and the partitions of the embedded one.
-    Sm,
-}
-
-impl Subject {
-    /// Returns true if its rows are nodes or parts of them, rather than what a PF has.
-    #[must_use]
-    pub const fn is_of_nodes(self) -> bool {
-        matches!(self, Self::Ports | Self::Drops | Self::Qps | Self::Fabric)
-    }
-
-    /// Returns true if its rows can be a VF's.
-    #[must_use]
-    pub const fn is_of_vfs(self) -> bool {
-        !matches!(self, Self::Ports | Self::Fabric | Self::Sm)
-    }
-
-    /// Returns true if its rows can have problems.
-    #[must_use]
-    pub const fn has_problems(self) -> bool {
-        matches!(
-            self,
-            Self::Vfs | Self::Ports | Self::Guids | Self::Drops | Self::Fabric
-        )
-    }
-}
-
-/// How to show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// Tables with a line of column names.
-    Text,
-    /// One line with an object that has a list for each table.
-    Json,
-}
 
 /// A PF by name.
 #[derive(Clone, Copy, Debug)]

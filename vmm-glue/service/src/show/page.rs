@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use vhca_control::Format;
 
+use super::Scene;
 use super::cell::Cell;
 use super::table::{Cells, Column, Filter, Table};
-use super::{Format, Scene};
 use vhca::Slice;
 
 /// Characters of a line of text at most, unless it is wide. The same for terminals and pipes, so that scripts get what

@@ -9,10 +9,10 @@ use ib_endpoint::PortPath;
 use ib_vtime::Duration;
 use ib_wire::Psn;
 use vf_proxy::native::{ConnectedQp, ConnectedQpSpec, MemoryRegion, Partition, Peer};
+use vhca_control::Facts;
 
 use crate::demo::network::NamedPort;
 use crate::demo::stage::{SOON, Stage, StepError, StepResult, ensure};
-use vhca_service::show::Facts;
 
 /// Bytes of a region, and of the message that is written and read.
 const REGION: u32 = 256 * 1024;

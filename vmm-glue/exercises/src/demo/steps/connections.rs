@@ -6,11 +6,11 @@ use ib_vtime::Duration;
 use ib_wire::cm::{ApStatus, CmApr, CmLap, CmPath, CmRep, CmReq, CmSidrRep, RejReason, SidrStatus};
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, Lid, Psn, Qpn, ServiceId};
+use vhca_control::Facts;
 
 use super::datagrams;
 use crate::demo::network::{NamedPort, QKEY};
 use crate::demo::stage::{Stage, StepError, StepResult, ensure};
-use vhca_service::show::Facts;
 
 /// The service that the listening guest offers.
 const SERVICE: ServiceId = ServiceId::new(0x0100_0000_0000_4242);

@@ -7,11 +7,11 @@ use ib_vtime::Duration;
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, Lid, PKey, Sl};
 use subnet_lite::sa::Sa;
+use vhca_control::Facts;
 
 use super::subnet;
 use crate::demo::network::{NamedPort, QKEY};
 use crate::demo::stage::{SOON, Stage, StepError, StepResult, ensure, gid};
-use vhca_service::show::Facts;
 
 /// The demo's group: transient, link-local scope.
 const MGID: Gid = Gid([

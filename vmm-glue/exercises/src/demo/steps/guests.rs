@@ -8,14 +8,13 @@ use ib_vtime::Instant;
 use pf_context::context::PfEvent;
 use pf_context::inspect::Inspect;
 use vf_tunnel::VfId;
+use vhca_control::{Facts, milliseconds};
 
 use super::connections::{self, Pair};
 use super::datagrams;
 use crate::demo::network::{NamedHost, NamedPort};
 use crate::demo::stage::{Stage, StepError, StepResult, ensure, gid, is_up};
 use vhca::world::World;
-use vhca_service::show::Facts;
-use vhca_service::show::milliseconds;
 
 /// Every VF gets a GUID for each of its ports, and says why it waits until then.
 pub(super) fn get_guids(stage: &mut Stage) -> StepResult {

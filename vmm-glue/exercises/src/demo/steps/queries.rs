@@ -6,10 +6,10 @@ use ib_endpoint::sa_client::Wish;
 use ib_wire::sa::{ComponentMask, ServiceRecord};
 use ib_wire::{PKey, ServiceId, Tid};
 use pf_context::inspect::Inspect;
+use vhca_control::Facts;
 
 use crate::demo::network::NamedPort;
 use crate::demo::stage::{Stage, StepResult, ensure, gid};
-use vhca_service::show::Facts;
 
 /// Services that a guest offers: their table needs more than 64 RMPP segments.
 pub(super) const SERVICES: usize = 80;

@@ -7,11 +7,11 @@ use ib_wire::smp::PortState;
 use ib_wire::{Lid, Lmc};
 use subnet_lite::SubnetConfig;
 use subnet_lite::sm::SmEvent;
+use vhca_control::Facts;
 
 use super::{datagrams, queries};
 use crate::demo::stage::{Stage, Standing, StepError, StepResult, ensure};
 use vhca::world::{HostId, HostPortId, World};
-use vhca_service::show::Facts;
 
 /// Two LIDs for each port of a host: a connection can have an alternate path.
 const LMC: Lmc = Lmc::from_low_bits(1);

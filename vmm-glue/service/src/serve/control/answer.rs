@@ -5,13 +5,14 @@ use std::fmt::Display;
 use emulated_hca::NodeId;
 use ib_wire::PortNum;
 use serde::Serialize;
+use vhca_control::protocol::{MetricsQuery, Request, ShowQuery, VERSION};
+use vhca_control::{By, Format, GuestAction, GuestReport, Refusal, Subject, VfChange};
 
-use super::protocol::{MetricsQuery, Refusal, Request, ShowQuery, VERSION};
 use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::set::no_such_node;
-use crate::serve::{GuestAction, GuestReport, JobId, Lab, Turn, VfChange};
-use crate::show::{self, By, Filter, Format, Metrics, NamedPf, Scene, ServiceFacts, Subject};
+use crate::serve::{JobId, Lab, Turn};
+use crate::show::{self, Filter, Metrics, NamedPf, Scene, ServiceFacts};
 use vhca::world::HostPortId;
 
 /// How a request is answered.

@@ -6,13 +6,14 @@ use emulated_hca::TapId;
 use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 use rustix::io::Errno;
+use vhca_control::protocol::{Envelope, MAX_LINE, Request, VERSION};
+use vhca_control::{By, Format, Refusal};
 
 use super::answer::{Answer, answer, answer_now, reports};
-use super::protocol::{Envelope, MAX_LINE, Refusal, Request, VERSION};
 use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::{JobId, Turn};
-use crate::show::{By, Filter, Format, Metrics};
+use crate::show::{Filter, Metrics};
 use vhca::Slice;
 use vhca::watch::EventSet;
 use vhca::world::HostPortId;

@@ -2,9 +2,6 @@
 
 mod answer;
 mod client;
-mod path;
-pub mod protocol;
-mod remote;
 mod reply;
 #[cfg(test)]
 mod tests;
@@ -16,9 +13,6 @@ use ib_vtime::{Duration, Instant};
 
 #[cfg(test)]
 pub(super) use reply::metrics_text;
-
-pub use path::{OwnFolderError, default_path, default_places};
-pub use remote::{Remote, RemoteError, StreamEnd};
 
 use super::acceptor::Acceptor;
 use super::claim::Claim;

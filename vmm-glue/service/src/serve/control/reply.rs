@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use vhca_control::Format;
+use vhca_control::protocol::VERSION;
+
 use super::answer;
-use super::protocol::VERSION;
 use crate::serve::Lab;
-use crate::show::{Format, Metrics, Page};
+use crate::show::{Metrics, Page};
 use vhca::Slice;
 
 /// How long one turn of all replies together may take, before guests and programs have theirs.
@@ -130,7 +132,7 @@ impl Reply {
 /// Returns the metrics of all hosts and nodes.
 #[cfg(test)]
 pub(in crate::serve) fn metrics_text(lab: &Lab) -> String {
-    let mut metrics = Metrics::new(crate::show::By::Host, crate::show::Filter::default());
+    let mut metrics = Metrics::new(vhca_control::By::Host, crate::show::Filter::default());
     let (pfs, service) = (answer::pfs(lab), lab.service_facts());
     let scene = answer::scene(lab, &pfs, &service);
     let mut out = Vec::new();

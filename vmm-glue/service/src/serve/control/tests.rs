@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use ib_vtime::Duration;
 use serde_json::Value;
+use vhca_control::protocol::{MAX_LINE, Request, ShowQuery};
+use vhca_control::{Format, Remote, RemoteError, Subject};
 
-use super::protocol::{MAX_LINE, Request, ShowQuery};
 use super::*;
 use crate::serve::{Lab, Listener, Options, Service};
-use crate::show::{Format, Subject};
 use vhca::{RunEnd, Runner, StopHandle};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -85,10 +85,9 @@ fn rest(mut stream: UnixStream) -> String {
 
 #[test]
 fn every_subject_can_be_asked_for_as_a_table_and_as_json() {
-    use clap::ValueEnum;
     let server = Server::start();
     let mut remote = server.remote();
-    for &subject in Subject::value_variants() {
+    for subject in Subject::ALL {
         let json = ask(&mut remote, show(subject, Format::Json));
         assert!(json.is_object(), "{json}");
         let text = ask(&mut remote, show(subject, Format::Text));

@@ -5,10 +5,10 @@ use ib_endpoint::{PortView, SaAnswer, SaError, SaRequest};
 use ib_vtime::Instant;
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex};
+use vhca_control::Facts;
 
 use super::send::Errand;
 use super::{Awaited, Begun, Guests, JobId, PORT, QKEY, datagram_spec};
-use crate::show::Facts;
 use vhca::world::{HostFunction, SocketId, World};
 
 /// Why a join failed of which nothing is wanted any more.

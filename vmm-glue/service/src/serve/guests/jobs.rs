@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use ib_vtime::{Duration, Instant};
-use serde::Serialize;
+use vhca_control::{Facts, GuestReport};
 
 use crate::serve::NamedVf;
-use crate::show::Facts;
 use vhca::world::HostFunction;
 
 /// How long the SA is waited for.
@@ -15,34 +14,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Names a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobId(u64);
-
-/// What came of a job for one guest.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct GuestReport {
-    /// The name of its host.
-    pub host: String,
-    /// Its VF.
-    pub vf: u16,
-    /// Whether it did what it was asked to do.
-    pub ok: bool,
-    /// What there is to tell.
-    #[serde(flatten)]
-    pub facts: Facts,
-    /// Why it did not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
-impl core::fmt::Display for GuestReport {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let word = if self.ok { "ok" } else { "failed" };
-        let at = format!("{}/{}", self.host, self.vf);
-        match &self.error {
-            Some(error) => write!(f, "{word:<6}  {at:<12}  {error}"),
-            None => write!(f, "{word:<6}  {at:<12}  {}", self.facts),
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Job {

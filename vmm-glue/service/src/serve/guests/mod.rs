@@ -20,17 +20,16 @@ use ib_vtime::Instant;
 use ib_wire::sa::PathRecord;
 use ib_wire::smp::PortState;
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey};
-use serde::{Deserialize, Serialize};
+use vhca_control::{Facts, GuestAction, GuestReport};
 
 use super::NamedVf;
-use crate::show::Facts;
 use group::Group;
 use jobs::Jobs;
 use paths::Burst;
 use send::Errand;
 use vhca::world::{HostFunction, HostId, HostPortId, SocketId, World};
 
-pub use jobs::{GuestReport, JobId};
+pub use jobs::JobId;
 
 /// The port of its VF that a guest uses.
 const PORT: u8 = 1;
@@ -40,46 +39,6 @@ const QKEY: QKey = QKey::new(0x1111_1111);
 
 /// Bytes of a guest's longest message.
 const MAX_MESSAGE: u32 = 2048;
-
-/// What guests are asked to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Subcommand)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum GuestAction {
-    /// Become full members of a multicast group. If there is none, it is made, in the partition of the VF's
-    /// first P_Key.
-    Join {
-        /// Its address.
-        mgid: String,
-    },
-    /// Leave a group.
-    Leave {
-        /// Its address.
-        mgid: String,
-    },
-    /// Ask the SA for a path.
-    Query {
-        /// Where it leads to.
-        dgid: String,
-    },
-    /// Send a datagram: to a group that they joined, or to the guest that has a GID.
-    Send {
-        /// The address.
-        to: String,
-        /// The message.
-        text: String,
-    },
-    /// Ask the SA for many paths at once, to see how it fares.
-    Paths {
-        /// How many each of them asks for.
-        #[arg(long, default_value_t = 1000)]
-        count: u32,
-        /// To how many of the fabric's adapters, in turn.
-        #[arg(long, default_value_t = 200)]
-        destinations: usize,
-    },
-    /// Tell what they have, and what they received.
-    Status {},
-}
 
 /// An action with its addresses understood.
 #[derive(Clone, Debug)]

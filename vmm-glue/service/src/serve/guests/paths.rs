@@ -8,9 +8,9 @@ use ib_endpoint::{RetryPolicy, SaAnswer, SaError, SaRequest};
 use ib_vtime::{Duration, Instant};
 use ib_wire::sa::PathRecord;
 use ib_wire::{Gid, GidIndex};
+use vhca_control::Facts;
 
 use super::{Begun, Guests, JobId, PORT};
-use crate::show::Facts;
 use vhca::world::{HostFunction, World};
 
 /// Queries of a guest under way at a time. With 254 guests they are fewer than the receives of an SA's QP1,

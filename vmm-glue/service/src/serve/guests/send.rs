@@ -3,9 +3,9 @@
 use ib_endpoint::{PortPath, group_destination};
 use ib_vtime::Instant;
 use ib_wire::{Gid, GidIndex, PortNum, Qpn};
+use vhca_control::Facts;
 
 use super::{Begun, Guests, PORT, QKEY, query};
-use crate::show::Facts;
 use vhca::world::{HostFunction, World};
 
 /// What to do with an answer of the SA.

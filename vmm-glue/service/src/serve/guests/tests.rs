@@ -1,10 +1,9 @@
 use serde_json::Value;
+use vhca_control::{GuestAction, VfChange};
 
 use super::group::LEFT;
 use crate::serve::tests::pass;
-use crate::serve::{
-    GuestAction, JobId, Lab, Options, PartEnforce, Service, SubnetOptions, TopologySpec, VfChange,
-};
+use crate::serve::{JobId, Lab, Options, PartEnforce, Service, SubnetOptions, TopologySpec};
 use ib_vtime::Duration;
 use ib_wire::{Lmc, PortNum};
 use vhca::Driven;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use ib_vtime::Instant;
 use rustix::process::{Pid, Uid};
 use vf_tunnel::VfId;
+use vhca_control::OfferedVf;
 
-use crate::serve::{Lab, NamedVf, OfferedVf, SocketName};
+use crate::serve::{Lab, NamedVf, SocketName};
 use vhca::world::HostFunction;
 use vhca_vfio_user::{GuestMemory, SessionStatistics};
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::serve::control::protocol::Refusal;
+use vhca_control::Refusal;
+
 use crate::show::AwaitedRow;
 
 /// Nodes of simulators whose hosts are not there yet, by simulator and node, and why they are not.

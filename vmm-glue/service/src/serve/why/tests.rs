@@ -3,13 +3,11 @@
 use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
+use vhca_control::{FaultySpeed, FaultyWidth, GuestAction, LinkFaults, VfChange, VfState};
 
 use super::Diagnosis;
 use crate::serve::tests::pass;
-use crate::serve::{
-    FaultySpeed, FaultyWidth, GuestAction, GuidPolicy, Lab, LinkFaults, Options, Quotas, Service,
-    SmChoice, TopologySpec, VfChange, VfState,
-};
+use crate::serve::{GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec};
 
 fn options() -> Options {
     Options {

@@ -12,27 +12,13 @@ mod vmms;
 
 use std::fmt::{Display, Write};
 
-use serde::{Deserialize, Serialize};
-
 use super::Scene;
 use super::table::Filter;
 use snapshot::Snapshot;
 use vhca::Slice;
 
 pub use service::{ManagerFacts, Programs, ServiceFacts};
-
-/// Grain of metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum By {
-    /// One sum over everything for each metric.
-    Total,
-    /// Sums over the VFs of each port that they share, and the ports of all nodes.
-    #[default]
-    Host,
-    /// Every VF, every group and every port.
-    Vf,
-}
+use vhca_control::By;
 
 /// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

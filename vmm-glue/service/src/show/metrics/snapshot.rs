@@ -10,9 +10,10 @@ use ib_wire::PortNum;
 use pf_context::inspect::{GroupRow, PortRow, VfRow};
 use pf_context::{MadStatistics, VfAges, VfUsage};
 use vf_tunnel::VfId;
+use vhca_control::By;
 
+use super::add_label;
 use super::service::ServiceFacts;
-use super::{By, add_label};
 use crate::show::fabric;
 use crate::show::link::Link;
 use crate::show::table::Filter;

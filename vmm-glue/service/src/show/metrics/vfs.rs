@@ -2,9 +2,10 @@
 
 use pf_context::{CountedClass, MadStatistics};
 use vf_tunnel::DropReason;
+use vhca_control::By;
 
 use super::snapshot::{HostSample, PfPortSample, Snapshot, VfSample};
-use super::{By, Family, Kind, Samples};
+use super::{Family, Kind, Samples};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {

@@ -200,8 +200,7 @@ fn json(subject: Subject) -> Value {
 
 #[test]
 fn every_subject_has_the_same_rows_and_columns_as_wide_text_and_as_json() {
-    use clap::ValueEnum;
-    for &subject in Subject::value_variants() {
+    for subject in Subject::ALL {
         let text = shown(subject, Format::Text);
         let json = json(subject);
         let tables: Vec<&Value> = json.as_object().unwrap().values().collect();

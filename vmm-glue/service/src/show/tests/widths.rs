@@ -125,7 +125,6 @@ impl Inspect for Busy {
 
 #[test]
 fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbers_are() {
-    use clap::ValueEnum;
     let mut topology = Topology::fat_tree(8, 128);
     let long = |place: usize| format!("{place:03}{}", &LONG[3..]);
     for (place, hca) in topology.hcas.iter_mut().enumerate() {
@@ -170,7 +169,7 @@ fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbe
         let page = page(&scene, subject, Format::Text, Filter::default(), is_wide);
         written(&scene, page)
     };
-    for &subject in Subject::value_variants() {
+    for subject in Subject::ALL {
         let shown = text(subject, false);
         let longest = shown.lines().max_by_key(|line| line.chars().count());
         let longest = longest.unwrap();

@@ -23,16 +23,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
+use vhca_control::protocol::Request;
+use vhca_control::{Format, OfferedVf, Remote};
 
-use crate::serve::OfferedVf;
-use crate::serve::control::Remote;
-use crate::serve::control::protocol::Request;
-use crate::show::Format;
 use children::Child;
-pub use children::{Tie, TieError};
-pub use console::{ConsoleError, console};
+pub(crate) use children::{Tie, TieError};
+pub(crate) use console::console;
 use folder::Folder;
-pub use spec::{GuestVf, GuestVfError};
+pub(crate) use spec::GuestVf;
 
 /// How long a program may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,7 +43,7 @@ const ASK: Duration = Duration::from_millis(500);
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Manager {
+pub(crate) enum Manager {
     /// The subnet manager of this project.
     #[default]
     Lite,
@@ -55,30 +53,30 @@ pub enum Manager {
 
 /// What to start.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// The VFs that get a guest each.
-    pub guests: Vec<GuestVf>,
+    pub(crate) guests: Vec<GuestVf>,
     /// The guests' kernel, by its name in the cache.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// Who manages the subnet.
-    pub manager: Manager,
+    pub(crate) manager: Manager,
     /// The fabric, as `vhca serve` takes it; by default that of the file, or its own.
-    pub topology: Option<String>,
+    pub(crate) topology: Option<String>,
     /// A file of the service's options.
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// VFs of each adapter; by default what the file says, or enough for the guests.
-    pub vfs: Option<u16>,
+    pub(crate) vfs: Option<u16>,
     /// Rights of each VF beyond the ordinary.
-    pub rights: Vec<String>,
+    pub(crate) rights: Vec<String>,
     /// Where guests boot from.
-    pub cache: PathBuf,
+    pub(crate) cache: PathBuf,
     /// The control socket, if no service has it.
-    pub control: PathBuf,
+    pub(crate) control: PathBuf,
 }
 
-/// Why there is no lab, or no more.
+/// Why a lab cannot start, or ended.
 #[derive(Debug, Error)]
-pub enum LabError {
+pub(crate) enum LabError {
     /// The guests' cache is not there.
     #[error(
         "no guests to boot in {}: run tests/guest/prepare.sh first, or say with --cache where it put them",
@@ -117,7 +115,7 @@ pub enum LabError {
         name: String,
         /// How it ended.
         how: String,
-        /// The end of what it printed.
+        /// The last lines of its output.
         said: String,
     },
     /// A program does not become ready.
@@ -125,7 +123,7 @@ pub enum LabError {
     Late {
         /// The program.
         name: String,
-        /// The end of what it printed.
+        /// The last lines of its output.
         said: String,
     },
     /// The host.
@@ -135,7 +133,7 @@ pub enum LabError {
 
 /// Where guests boot from if nothing else is said: as `tests/guest/prepare.sh` has it.
 #[must_use]
-pub fn default_cache() -> PathBuf {
+pub(crate) fn default_cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(cache) = set("VHCA_GUEST_CACHE") {
         return cache.into();
@@ -149,7 +147,10 @@ pub fn default_cache() -> PathBuf {
 ///
 /// # Errors
 /// [`LabError`].
-pub fn run(options: &Options, say: &mut dyn FnMut(&str) -> io::Result<()>) -> Result<(), LabError> {
+pub(crate) fn run(
+    options: &Options,
+    say: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> Result<(), LabError> {
     check(options)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -227,7 +228,7 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Says what comes, how to use it, and how to end it.
+    /// Prints the guests, how to use them, and how to end the lab.
     fn introduce(&self, say: &mut Say<'_>) -> Result<(), LabError> {
         let Options { kernel, guests, .. } = self.options;
         let fabric = match (&self.options.topology, &self.options.config) {
@@ -440,7 +441,7 @@ fn device<'o>(vf: &GuestVf, offered: &'o [OfferedVf]) -> Result<&'o Path, LabErr
 
 /// Returns the console of the guest that a lab boots with a VF, by the VF's socket.
 #[must_use]
-pub fn console_of(device: &Path) -> PathBuf {
+pub(crate) fn console_of(device: &Path) -> PathBuf {
     device.with_extension("console")
 }
 

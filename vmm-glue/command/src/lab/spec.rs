@@ -7,17 +7,17 @@ use thiserror::Error;
 
 /// A VF that gets a guest, as `HOST/N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GuestVf {
+pub(crate) struct GuestVf {
     /// The host.
-    pub host: String,
+    pub(crate) host: String,
     /// The VF's number, from 1.
-    pub vf: u16,
+    pub(crate) vf: u16,
 }
 
 /// A text that names no VF.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("a guest needs a VF: HOST/N, as in H1-1/1")]
-pub struct GuestVfError;
+pub(crate) struct GuestVfError;
 
 impl FromStr for GuestVf {
     type Err = GuestVfError;

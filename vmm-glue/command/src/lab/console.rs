@@ -1,7 +1,7 @@
 //! A terminal on a guest's console.
 //!
 //! QEMU writes whatever the guest prints to a log beside the console's socket. The terminal shows that log, from a little
-//! before its end, so nothing is missing between what was printed before and after it connected; the socket takes the keys.
+//! before its end, so no output between its two connections is missing; the socket takes the keys.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -29,7 +29,7 @@ const UP: &[u8] = b"vhca-guest: up";
 /// Length of that line at most.
 const LINE: usize = 256;
 
-/// Lines of what was printed before that are shown.
+/// Lines of earlier output that are shown.
 const RECENT: usize = 20;
 
 /// Bytes of keys that are kept for a guest that boots; more are typed by no one.
@@ -43,9 +43,9 @@ const SOON: Duration = Duration::from_millis(2);
 
 /// Why a console cannot be used.
 #[derive(Debug, Error)]
-pub enum ConsoleError {
+pub(crate) enum ConsoleError {
     /// There is none.
-    #[error("no console at {}: vhca lab names those of its guests", .0.display())]
+    #[error("no console at {}: vhca lab prints the consoles of its guests", .0.display())]
     None(PathBuf, #[source] io::Error),
     /// Another terminal has it.
     #[error("the console {} is in use by another vhca console: leave that one with ^] first", .0.display())]
@@ -55,12 +55,12 @@ pub enum ConsoleError {
     System(&'static str, #[source] io::Error),
 }
 
-/// Lets the terminal be a guest's console, until ^] is typed or the guest is gone. Without a terminal, stdin is typed
+/// Makes the terminal a guest's console, until ^] is typed or the guest is gone. Without a terminal, stdin is typed
 /// and what the guest prints goes to stdout.
 ///
 /// # Errors
 /// [`ConsoleError`].
-pub fn console(path: &Path) -> Result<(), ConsoleError> {
+pub(crate) fn console(path: &Path) -> Result<(), ConsoleError> {
     let missing = |error| ConsoleError::None(path.to_owned(), error);
     let system = |what| move |error| ConsoleError::System(what, error);
     let file = File::open(beside(path, ".log")).map_err(missing)?;
@@ -151,7 +151,7 @@ impl Keys {
         Self { guest, kept }
     }
 
-    /// Takes what is typed. The end of stdin leaves the console on, for what the guest still prints.
+    /// Takes the keys. The end of stdin leaves the console on, for further output of the guest.
     fn read(&self) {
         let mut keys = [0; 256];
         loop {
@@ -181,7 +181,7 @@ impl Keys {
         }
     }
 
-    /// Sends what was kept, and keeps no more.
+    /// Sends the output that was kept, and keeps nothing further.
     fn release(&self) -> io::Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.take()
@@ -221,7 +221,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Prints what has come since the last time.
+    /// Prints new output.
     fn print(&mut self) -> Result<(), ConsoleError> {
         let before = self.unprinted.len();
         let read = self.file.read_to_end(&mut self.unprinted);
@@ -253,12 +253,12 @@ struct Window {
 }
 
 impl Window {
-    /// Tells the guest the size of the terminal, if there is one. A guest that does not care has no such port.
+    /// Sends the size of the terminal to the guest, if there is one. Some guests have no port for it.
     fn tell(&mut self) {
         let Ok(size) = tcgetwinsize(io::stdin()) else {
             return;
         };
-        // A terminal that nobody has told its size, such as that of a script.
+        // A terminal without a size, such as that of a script.
         if size.ws_row == 0 || size.ws_col == 0 {
             return;
         }

@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn clients_look_where_the_packaged_service_is() {
-        let unit = include_str!("../../../packaging/vhca.service");
+        let unit = include_str!("../../service/packaging/vhca.service");
         assert!(unit.contains(&format!("Environment=VHCA_CONTROL={PACKAGED}\n")));
         assert_eq!(default_places().unwrap().last(), Some(&PACKAGED.into()));
     }

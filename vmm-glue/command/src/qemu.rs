@@ -1,33 +1,33 @@
-//! How QEMU is told to give a guest a VF.
+//! Arguments by which QEMU gives a guest a VF.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::json;
 
-use crate::shell::quoted;
+use vhca_service::shell::quoted;
 
 /// A guest with VFs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QemuGuest {
+pub(crate) struct QemuGuest {
     /// Its memory in MiB.
-    pub memory_mib: u32,
+    pub(crate) memory_mib: u32,
     /// The sockets of its VFs.
-    pub sockets: Vec<PathBuf>,
+    pub(crate) sockets: Vec<PathBuf>,
 }
 
 /// What QEMU, 10.1 or later, is to be given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct QemuArgs {
+pub(crate) struct QemuArgs {
     /// The arguments.
-    pub args: Vec<String>,
+    pub(crate) args: Vec<String>,
 }
 
 impl QemuGuest {
     /// The arguments for it. The machine's memory is in a memfd that QEMU shares: without, the device would not
     /// see what the guest writes.
     #[must_use]
-    pub fn arguments(&self) -> QemuArgs {
+    pub(crate) fn arguments(&self) -> QemuArgs {
         let memory = self.memory_mib;
         let mut args = vec![
             "-machine".to_owned(),

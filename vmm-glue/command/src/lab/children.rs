@@ -23,9 +23,9 @@ const LINES: usize = 15;
 
 /// Why a program is not tied to its parent.
 #[derive(Debug, Error)]
-pub enum TieError {
+pub(crate) enum TieError {
     /// The parent is gone already.
-    #[error("whoever started this is gone")]
+    #[error("the process that started this one is gone")]
     Orphan,
     /// The system.
     #[error("cannot tie the program to its parent")]
@@ -37,19 +37,19 @@ pub enum TieError {
 
 /// A program that the kernel kills as soon as its parent is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tie {
+pub(crate) struct Tie {
     /// The process that must be the parent.
-    pub parent: u32,
+    pub(crate) parent: u32,
     /// The program.
-    pub program: OsString,
+    pub(crate) program: OsString,
     /// Its arguments.
-    pub arguments: Vec<OsString>,
+    pub(crate) arguments: Vec<OsString>,
 }
 
 impl Tie {
     /// Becomes the program. It comes back only with an error.
     #[must_use]
-    pub fn run(&self) -> TieError {
+    pub(crate) fn run(&self) -> TieError {
         if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
             return TieError::System(error.into());
         }
@@ -98,20 +98,20 @@ impl Child {
         })
     }
 
-    /// What it has printed.
+    /// Its output so far.
     pub(super) fn output(&self) -> String {
         let bytes = fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The end of what it has printed.
+    /// The last lines of its output.
     pub(super) fn said(&self) -> String {
         let text = self.output();
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
-    /// Waits until `ready` holds, or somebody wants it all to stop.
+    /// Waits until `ready` holds, or the user stops the lab.
     pub(super) fn wait(
         &mut self,
         stop: &AtomicBool,

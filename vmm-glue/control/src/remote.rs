@@ -16,10 +16,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level;
 use thiserror::Error;
 
-use super::protocol::{Envelope, Refusal, Reply, Request, VERSION};
 use crate::places::{PlaceError, Places};
+use crate::protocol::{Envelope, Refusal, Reply, Request, VERSION};
 
-/// How long a server that is stopped may take: some three times what it takes to give GUIDs and memberships back.
+/// Time in which a server that is stopped has to end: some three times the time in which GUIDs and memberships are given back.
 const END: Duration = Duration::from_secs(10);
 
 /// How long its process may take after its last connection.
@@ -51,7 +51,7 @@ pub enum RemoteError {
 /// The side that ended a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// The server: it has no more, or it is gone.
+    /// The server: it has sent everything, or it is gone.
     Server,
     /// A signal to this process.
     Signal,
@@ -137,21 +137,21 @@ impl Remote {
         pidfd_open(peer.pid, PidfdFlags::empty()).ok()
     }
 
-    /// Copies what comes behind a reply, as it comes, until the server ends it. SIGINT and SIGTERM have
-    /// the server end it: what it has then still comes, and no record is cut.
+    /// Copies the stream behind a reply until the server ends it. At SIGINT or SIGTERM the server is asked to end it: it
+    /// sends the records that it has, and cuts none.
     ///
     /// # Errors
-    /// What either side of the copy says.
+    /// The error of either side of the copy.
     pub fn stream_until_signal(mut self, out: &mut dyn Write) -> io::Result<StreamEnd> {
         let ender = self.stream.get_ref().try_clone()?;
         let signalled = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             let (ender, signalled) = (ender.try_clone()?, Arc::clone(&signalled));
             // The pipe's other end is read by a thread, since shutdown(2) is not for signal handlers.
-            let (mut told, tell) = UnixStream::pair()?;
-            low_level::pipe::register(signal, tell)?;
+            let (mut signal_end, handler_end) = UnixStream::pair()?;
+            low_level::pipe::register(signal, handler_end)?;
             std::thread::spawn(move || {
-                if matches!(told.read(&mut [0]), Ok(1)) {
+                if matches!(signal_end.read(&mut [0]), Ok(1)) {
                     signalled.store(true, Ordering::Relaxed);
                     // If the server is gone, the copy ends anyway.
                     let _ = ender.shutdown(Shutdown::Write);

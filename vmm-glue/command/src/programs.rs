@@ -18,11 +18,10 @@ use rustix::net::{
 };
 use thiserror::Error;
 use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
+use vhca_control::protocol::{Request, Sockets};
+use vhca_control::{PlaceError, Places, Remote};
 
 use crate::packages::{daemon, package_of};
-use crate::places::{PlaceError, Places};
-use crate::serve::control::Remote;
-use crate::serve::control::protocol::{Request, Sockets};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -35,7 +34,7 @@ const SILENCE: Duration = Duration::from_millis(500);
 
 /// Why a program cannot be run.
 #[derive(Debug, Error)]
-pub enum ProgramError {
+pub(crate) enum ProgramError {
     /// The preload library is nowhere.
     #[error(
         "cannot find {LIBRARY} in {0}; build it with `cargo build --release`, or say where it is with --preload"
@@ -84,14 +83,8 @@ impl ProgramError {
 /// Where programs reach a service, by a rule that needs no further word: beside its control socket,
 /// under the same name with the ending `umad`.
 #[must_use]
-pub fn umad_socket_of(control: &Path) -> PathBuf {
+pub(crate) fn umad_socket_of(control: &Path) -> PathBuf {
     control.with_extension("umad")
-}
-
-/// Returns the socket by which programs on libibverbs reach a service: beside the socket for umad, with the ending `verbs`.
-#[must_use]
-pub fn verbs_socket_of(umad: &Path) -> PathBuf {
-    umad.with_extension("verbs")
 }
 
 /// The preload library: the one named, or else the one beside this program, or in the `lib` folder
@@ -99,7 +92,7 @@ pub fn verbs_socket_of(umad: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`ProgramError::NoLibrary`], [`ProgramError::Path`].
-pub fn find_library(named: Option<&Path>) -> Result<PathBuf, ProgramError> {
+pub(crate) fn find_library(named: Option<&Path>) -> Result<PathBuf, ProgramError> {
     if let Some(named) = named {
         return absolute(named);
     }
@@ -123,8 +116,8 @@ fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
         .map_err(|error| ProgramError::Path(path.to_owned(), error))
 }
 
-/// Returns the socket for programs of a service whose control socket answers, if it has one: the service may have been told
-/// to have it elsewhere than beside that.
+/// Returns the socket for programs of a service whose control socket answers, if it has one: its options may
+/// have put it elsewhere than beside that.
 fn umad_socket_by(control: &Path) -> Option<PathBuf> {
     let mut remote = Remote::connect(control).ok()?;
     let reply = remote.ask(Request::Sockets {}).ok()?;
@@ -137,7 +130,7 @@ fn umad_socket_by(control: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`ProgramError::Place`], [`ProgramError::Silent`], [`ProgramError::NoNode`].
-pub fn find_service(
+pub(crate) fn find_service(
     places: &Places,
     controls: &[PathBuf],
     node: Option<&str>,
@@ -174,7 +167,7 @@ pub fn find_service(
 
 /// Waits until the ports that a program at these adapters will use are active, if a subnet manager is about to make them so,
 /// for as long as `limit`. `say` gets a line if that takes long, and one if it takes longer than that.
-pub fn wait_for_ports(
+pub(crate) fn wait_for_ports(
     socket: &Path,
     node: Option<&str>,
     limit: Duration,
@@ -246,7 +239,7 @@ fn preload(library: &OsStr, others: &OsStr) -> OsString {
 
 /// What a program's environment has besides the user's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramEnvironment {
+pub(crate) struct ProgramEnvironment {
     variables: Vec<(&'static str, OsString)>,
 }
 
@@ -256,7 +249,11 @@ impl ProgramEnvironment {
     ///
     /// # Errors
     /// [`ProgramError::Path`] for a socket that cannot be named from elsewhere.
-    pub fn new(socket: &Path, library: &Path, node: Option<&str>) -> Result<Self, ProgramError> {
+    pub(crate) fn new(
+        socket: &Path,
+        library: &Path,
+        node: Option<&str>,
+    ) -> Result<Self, ProgramError> {
         let socket = std::path::absolute(socket)
             .map_err(|error| ProgramError::Path(socket.to_owned(), error))?;
         let others = env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -270,7 +267,7 @@ impl ProgramEnvironment {
     }
 
     /// The variables with their values.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         self.variables
             .iter()
             .map(|(name, value)| (*name, value.as_os_str()))
@@ -278,7 +275,7 @@ impl ProgramEnvironment {
 
     /// Returns the lines that a shell evaluates, with paths byte by byte as they are.
     #[must_use]
-    pub fn shell_lines(&self) -> Vec<u8> {
+    pub(crate) fn shell_lines(&self) -> Vec<u8> {
         let line = |(name, value): (&str, &OsStr)| {
             let pieces: Vec<&[u8]> = value.as_bytes().split(|byte| *byte == b'\'').collect();
             let quoted = pieces.join(&br"'\''"[..]);
@@ -289,7 +286,7 @@ impl ProgramEnvironment {
 
     /// Becomes a program. Returns only if that fails.
     #[must_use]
-    pub fn run(&self, program: &OsStr, arguments: &[OsString]) -> ProgramError {
+    pub(crate) fn run(&self, program: &OsStr, arguments: &[OsString]) -> ProgramError {
         let mut command = Command::new(program);
         command.args(arguments).envs(self.iter());
         ProgramError::of_start(program, command.exec())

@@ -1,4 +1,4 @@
-//! What goes over the control socket: a line of JSON for each request and for each reply.
+//! The protocol of the control socket: a line of JSON for each request and for each reply.
 //!
 //! A request is `{"v":1,"request":{"show":{"subject":"vfs","format":"json"}}}`, a reply
 //! `{"v":1,"ok":…}` or `{"v":1,"error":{"code":"no_such_vf","message":"…"}}`. After the reply to a
@@ -9,8 +9,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::serve::{CaptureSpec, GuestAction, LinkFaults, VfChange};
+use crate::capture::CaptureSpec;
+use crate::guest::GuestAction;
+use crate::link::LinkFaults;
 use crate::show::{By, Format, Subject};
+use crate::vf::VfChange;
 
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
@@ -24,18 +27,18 @@ pub const MAX_LINE: usize = 64 * 1024;
 pub struct Envelope {
     /// [`VERSION`].
     pub v: u32,
-    /// What is asked.
+    /// The request itself.
     pub request: Request,
 }
 
-/// What a client can ask.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Tables; see [`crate::show`].
+    /// Tables of a subject.
     Show(ShowQuery),
-    /// Why a VF's port is as it is; see [`Diagnosis`](crate::serve::Diagnosis). Of several VFs, their
-    /// [`Faults`](crate::serve::Faults).
+    /// Why a VF's port is as it is; see `vhca_service::serve::Diagnosis`. Of several VFs, their
+    /// `Faults`.
     Why {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
         vf: String,
@@ -71,7 +74,7 @@ pub enum Request {
         /// In, rather than out.
         up: bool,
     },
-    /// Plan faults of links, in place of those that were planned.
+    /// Plan faults of links, in place of all that were planned before.
     SetLinkFaults {
         /// `NODE/PORT`, or a node.
         a: String,
@@ -96,7 +99,7 @@ pub enum Request {
         /// How the reports are wanted.
         format: Format,
     },
-    /// Where a VF is offered to VMMs; see [`OfferedVf`](crate::serve::OfferedVf).
+    /// Where a VF is offered to VMMs; see [`OfferedVf`](crate::OfferedVf).
     Offered {
         /// Which: `N` or `HOST/N`.
         vf: String,
@@ -118,7 +121,7 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShowQuery {
-    /// What to show.
+    /// Subject of the tables.
     pub subject: Subject,
     /// Of this host, or node, only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,7 +187,7 @@ pub struct Sockets {
     pub umad: Option<PathBuf>,
 }
 
-/// What is said of a request that was refused.
+/// Reason for which a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// A stable word.
@@ -203,7 +206,7 @@ impl Refusal {
         }
     }
 
-    /// Returns `true` if what was asked for contradicts itself, whatever the service has.
+    /// Returns `true` if the request contradicts itself, with any service.
     #[must_use]
     pub fn is_contradiction(&self) -> bool {
         let contradictions = [
@@ -222,7 +225,7 @@ impl Refusal {
 pub struct Reply {
     /// [`VERSION`].
     pub v: u32,
-    /// What was asked for.
+    /// Result of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ok: Option<Box<RawValue>>,
     /// Why it was refused.

@@ -1,17 +1,33 @@
 //! Named facts, as lines of text or as JSON.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::fmt::{self, Write};
 
 use ib_vtime::Duration;
+use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::Printable;
+/// Text of another program, on its way to a terminal: control characters are escaped.
+#[derive(Clone, Copy, Debug)]
+pub struct Printable<'t>(pub &'t str);
 
-/// Named facts in the order in which they are told.
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| {
+            if c.is_control() {
+                c.escape_default().fmt(f)
+            } else {
+                f.write_char(c)
+            }
+        })
+    }
+}
+
+/// Named facts, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Facts(Vec<(&'static str, Value)>);
+pub struct Facts(Vec<(Cow<'static, str>, Value)>);
 
 impl Facts {
     /// No facts yet.
@@ -23,7 +39,7 @@ impl Facts {
     /// Adds a number or a truth.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.0.push((name, value.into()));
+        self.0.push((name.into(), value.into()));
         self
     }
 
@@ -77,6 +93,30 @@ impl Serialize for Facts {
     }
 }
 
+impl<'de> Deserialize<'de> for Facts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Facts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("named facts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Facts, A::Error> {
+                let mut facts = Facts::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    facts.0.push((name.into(), value));
+                }
+                Ok(facts)
+            }
+        }
+
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
 impl fmt::Display for Facts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (name, value)) in self.0.iter().enumerate() {
@@ -104,4 +144,25 @@ fn write_value(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
 #[must_use]
 pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_keep_their_order_through_json() {
+        let facts = Facts::new()
+            .with("z", 3)
+            .show("a", "text")
+            .list("m", ["one", "two"])
+            .millis("took_ms", Duration::from_nanos(12_345_678));
+        let json = serde_json::to_string(&facts).unwrap();
+        let read: Facts = serde_json::from_str(&json).unwrap();
+        assert_eq!(read, facts);
+        assert_eq!(
+            read.to_string(),
+            "z=3  a=text  m=one,two  took_ms=12.345678"
+        );
+    }
 }
