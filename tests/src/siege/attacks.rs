@@ -18,7 +18,7 @@ use mlx4_defs::resource::{ResourceOp, ResourceType};
 use mlx4_defs::{MttIndex, Opcode};
 use rustix::fs::{FallocateFlags, fallocate};
 use vhca_control::protocol::{Request, ShowQuery};
-use vhca_control::{Format, Remote, Subject};
+use vhca_control::{Remote, Subject};
 use zerocopy::network_endian::{U32, U64};
 
 use super::connections;
@@ -485,7 +485,7 @@ fn programs(lab: &Path) -> Result<(), Trouble> {
 fn control(lab: &Path) -> Result<(), Trouble> {
     let mut remote = Remote::connect(&lab.join("control"))?;
     loop {
-        remote.ask(Request::Show(ShowQuery::new(Subject::Vfs, Format::Json)))?;
+        remote.ask(&Request::Show(ShowQuery::new(Subject::Vfs)))?;
         note();
     }
 }

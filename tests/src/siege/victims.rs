@@ -11,7 +11,7 @@ use ib_endpoint::{SaEvent, SaRequest};
 use ib_wire::{Lid, PortNum};
 use mlx4_defs::cq::ArmCommand;
 use vhca_control::protocol::{Request, ShowQuery};
-use vhca_control::{Format, Remote, Subject};
+use vhca_control::{Remote, Subject};
 
 use super::sweeper::Sweeper;
 use crate::mlx4_driver::{Bus, Destination, Driver, GuestMemory, Talker, TalkerSpec, VmmBus};
@@ -338,8 +338,8 @@ impl Victim for Pair {
 /// Looks at the ports.
 impl Victim for Remote {
     fn measure(&mut self) -> Result<(), Trouble> {
-        let query = ShowQuery::new(Subject::Ports, Format::Json);
-        self.ask(Request::Show(query))?;
+        let query = ShowQuery::new(Subject::Ports);
+        self.ask(&Request::Show(query))?;
         Ok(())
     }
 }

@@ -11,7 +11,8 @@ use vf_proxy::native::{
     ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, UdQpSpec, VfPortEvent,
 };
 use vhca::Slice;
-use vhca_control::{By, Format, Subject};
+use vhca_control::table::Tables;
+use vhca_control::{By, Subject};
 use vhca_service::show::{self, Filter, Metrics, ServiceFacts};
 use vhca_tests::golden::{Form, assert_unchanged, digest, frames};
 use vhca_tests::vf_subnet::{VfAt, VfSubnet};
@@ -201,8 +202,16 @@ impl Scenario {
         };
         let mut shown = Vec::new();
         for subject in [Subject::Qps, Subject::Drops] {
-            let mut page = show::page(&scene, subject, Format::Text, Filter::default(), true);
-            while !page.write(&scene, &mut shown, &mut Slice::endless()) {}
+            let mut reply = Vec::new();
+            let mut page = show::page(&scene, subject, Filter::default());
+            while !page.write(&scene, &mut reply, &mut Slice::endless()) {}
+            let reply = String::from_utf8(reply).unwrap();
+            shown.extend(
+                Tables::of_reply(&reply)
+                    .unwrap()
+                    .text(true, false)
+                    .into_bytes(),
+            );
         }
         for (node, _) in fabric.nodes() {
             let node = Some(node);

@@ -7,7 +7,8 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 use vhca_control::protocol::{MetricsQuery, Request};
-use vhca_control::{Format, OfferedVf};
+use vhca_control::table::Tables;
+use vhca_control::{Format, GuestReports, OfferedVf};
 
 use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
@@ -23,7 +24,13 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
         Some(limit) => wait_up(&mut remote, &query, limit)?,
         None => None,
     };
-    print(&remote.ask(Request::Show(query))?, args.json)?;
+    let problems = query.problems;
+    let reply = remote.ask(&Request::Show(query))?;
+    let tables = Tables::of_reply(&reply)?;
+    print(&match args.json {
+        true => serde_json::to_string(&tables)? + "\n",
+        false => tables.text(args.wide, problems),
+    })?;
     if let Some(late) = &late {
         say(late);
     }
@@ -32,13 +39,13 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
 
 /// Prints the faults of VFs. Returns `true` if there is none.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
-    let reply = args.server.connect()?.ask(Request::Why {
+    let reply = args.server.connect()?.ask(&Request::Why {
         vf: args.vf,
         host: args.host,
         port: args.port,
         format: format(args.json),
     })?;
-    print(&reply, args.json)?;
+    print_reply(&reply, args.json)?;
     let found: Value = serde_json::from_str(&reply)?;
     Ok(match &found["faults"] {
         Value::Array(faults) => faults.is_empty(),
@@ -51,7 +58,7 @@ pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
 pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
     let mut sockets = Vec::new();
     for vf in &args.vf {
-        let reply = args.server.connect()?.ask(Request::Offered {
+        let reply = args.server.connect()?.ask(&Request::Offered {
             vf: vf.clone(),
             host: args.host.clone(),
         })?;
@@ -71,45 +78,46 @@ pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
         SetCommand::Vf(args) => (args.server.connect()?, args.request()),
         SetCommand::Link(args) => (args.server.connect()?, args.request()?),
     };
-    remote.ask(request)?;
+    remote.ask(&request)?;
     Ok(())
 }
 
 /// Ends what [`set`] began.
 pub(crate) fn clear(args: ClearArgs) -> anyhow::Result<()> {
     let ClearCommand::Link(args) = args.what;
-    args.server.connect()?.ask(args.request())?;
+    args.server.connect()?.ask(&args.request())?;
     Ok(())
 }
 
 /// Controls the subnet manager.
 pub(crate) fn sm(what: &SmCommand) -> anyhow::Result<()> {
     let SmCommand::Sweep(args) = what;
-    args.server.connect()?.ask(Request::SweepSm {})?;
+    args.server.connect()?.ask(&Request::SweepSm {})?;
     Ok(())
 }
 
 /// Has guests do something. Returns `true` if all did it.
 pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
     let (mut remote, json) = (args.server.connect()?, args.json);
-    let reply = remote.ask(args.request(format(json)))?;
-    print(&reply, json)?;
-    let reply: Value = serde_json::from_str(&reply)?;
-    let failed = reply["guests"].as_array().map_or_else(
-        || reply["failed"] != 0,
-        |guests| guests.iter().any(|guest| guest["ok"] != true),
-    );
-    Ok(!failed)
+    let reply = remote.ask(&args.request())?;
+    let reports: GuestReports = serde_json::from_str(&reply)?;
+    print(&match json {
+        true => reply + "\n",
+        false => (reports.guests.iter())
+            .map(|report| format!("{report}\n"))
+            .collect(),
+    })?;
+    Ok(reports.guests.iter().all(|report| report.ok))
 }
 
 /// Prints the text that Prometheus reads.
 pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
-    let reply = args.server.connect()?.ask(Request::Metrics(MetricsQuery {
+    let reply = args.server.connect()?.ask(&Request::Metrics(MetricsQuery {
         by: args.by,
         host: args.host,
         vf: args.vf,
     }))?;
-    print(&reply, false)
+    print_reply(&reply, false)
 }
 
 /// Ends the service.
@@ -122,17 +130,19 @@ const fn format(json: bool) -> Format {
 }
 
 /// Prints a reply: as it is, or the text that is in it.
-fn print(reply: &str, json: bool) -> anyhow::Result<()> {
+fn print_reply(reply: &str, json: bool) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Text {
         text: String,
     }
 
-    let text = if json {
-        format!("{reply}\n")
-    } else {
-        serde_json::from_str::<Text>(reply)?.text
-    };
+    if json {
+        return print(&format!("{reply}\n"));
+    }
+    print(&serde_json::from_str::<Text>(reply)?.text)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     printed.context("cannot print")

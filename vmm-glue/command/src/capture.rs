@@ -25,7 +25,7 @@ const SLACK: Duration = Duration::from_millis(100);
 pub(crate) fn capture(args: &CaptureArgs) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut remote = args.server.connect()?;
-    remote.ask(Request::Capture(CaptureSpec {
+    remote.ask(&Request::Capture(CaptureSpec {
         tap: args.tap.clone(),
         count: args.count,
         seconds: args.seconds,

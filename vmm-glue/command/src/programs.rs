@@ -120,7 +120,7 @@ fn absolute(path: &Path) -> Result<PathBuf, ProgramError> {
 /// have put it elsewhere than beside that.
 fn umad_socket_by(control: &Path) -> Option<PathBuf> {
     let mut remote = Remote::connect(control).ok()?;
-    let reply = remote.ask(Request::Sockets {}).ok()?;
+    let reply = remote.ask(&Request::Sockets {}).ok()?;
     serde_json::from_str::<Sockets>(&reply).ok()?.umad
 }
 

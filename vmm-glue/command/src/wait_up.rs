@@ -5,8 +5,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use vhca_control::Remote;
 use vhca_control::protocol::{Request, ShowQuery};
-use vhca_control::{Format, Remote};
+use vhca_control::table::Tables;
 
 /// Pause between two looks at the VFs.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -37,13 +38,13 @@ pub(crate) fn wait_up(
 ) -> anyhow::Result<Option<String>> {
     let query = ShowQuery {
         problems: false,
-        format: Format::Json,
         ..query.clone()
     };
     let began = Instant::now();
     loop {
-        let reply = remote.ask(Request::Show(query.clone()))?;
-        let Rows { vfs } = serde_json::from_str(&reply)?;
+        let reply = remote.ask(&Request::Show(query.clone()))?;
+        let tables = serde_json::to_value(Tables::of_reply(&reply)?)?;
+        let Rows { vfs } = Rows::deserialize(&tables)?;
         if vfs.iter().all(|row| row.up) {
             return Ok(None);
         }

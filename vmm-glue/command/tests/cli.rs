@@ -336,7 +336,7 @@ fn a_console_that_is_not_there_is_told_with_who_knows_better() {
     let output = vhca(&["console", "/nonexistent/console"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr(&output).contains("vhca lab names"),
+        stderr(&output).contains("vhca lab prints the consoles"),
         "{}",
         stderr(&output)
     );

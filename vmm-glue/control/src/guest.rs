@@ -59,6 +59,13 @@ pub struct GuestReport {
     pub error: Option<String>,
 }
 
+/// Outcomes of an action for all guests that were to do it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuestReports {
+    /// One of each guest.
+    pub guests: Vec<GuestReport>,
+}
+
 impl core::fmt::Display for GuestReport {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let word = if self.ok { "ok" } else { "failed" };

@@ -13,12 +13,13 @@ pub mod protocol;
 mod remote;
 mod right;
 mod show;
+pub mod table;
 mod vf;
 
 pub use capture::CaptureSpec;
 pub use facts::{Facts, Printable, milliseconds};
 pub use folder::{OwnFolderError, default_path, default_places};
-pub use guest::{GuestAction, GuestReport};
+pub use guest::{GuestAction, GuestReport, GuestReports};
 pub use link::{FaultySpeed, FaultyWidth, LinkFaults};
 pub use places::{PlaceError, Places};
 pub use protocol::Refusal;

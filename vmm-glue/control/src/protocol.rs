@@ -1,8 +1,11 @@
 //! The protocol of the control socket: a line of JSON for each request and for each reply.
 //!
-//! A request is `{"v":1,"request":{"show":{"subject":"vfs","format":"json"}}}`, a reply
-//! `{"v":1,"ok":…}` or `{"v":1,"error":{"code":"no_such_vf","message":"…"}}`. After the reply to a
-//! capture comes the capture file, until one side closes the socket.
+//! A request is `{"v":2,"request":{"show":{"subject":"vfs"}}}`, a reply `{"v":2,"ok":…}` or
+//! `{"v":2,"error":{"code":"no_such_vf","message":"…"}}`. After the reply to a capture comes the capture file, until one side
+//! closes the socket.
+//!
+//! Since version 2 the replies are values, which the client prints. A request of another version is refused with the code
+//! `old_client` or `new_client`.
 
 use std::path::PathBuf;
 
@@ -16,26 +19,26 @@ use crate::show::{By, Format, Subject};
 use crate::vf::VfChange;
 
 /// The version of the protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a request's line at most.
 pub const MAX_LINE: usize = 64 * 1024;
 
-/// A request with the protocol's version.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A request with the protocol's version, before it is read itself: requests of other versions have other forms.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
     /// [`VERSION`].
     pub v: u32,
-    /// The request itself.
-    pub request: Request,
+    /// A [`Request`].
+    pub request: Box<RawValue>,
 }
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Tables of a subject.
+    /// Tables of a subject; the reply are [`Tables`](crate::table::Tables).
     Show(ShowQuery),
     /// Why a VF's port is as it is; see `vhca_service::serve::Diagnosis`. Of several VFs, their
     /// `Faults`.
@@ -87,7 +90,7 @@ pub enum Request {
     },
     /// Have the embedded subnet manager sweep the subnet.
     SweepSm {},
-    /// Have guests do something.
+    /// Have guests do something; the reply are [`GuestReports`](crate::GuestReports).
     Guest {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
         vf: String,
@@ -96,8 +99,6 @@ pub enum Request {
         host: Option<String>,
         /// What.
         action: GuestAction,
-        /// How the reports are wanted.
-        format: Format,
     },
     /// Where a VF is offered to VMMs; see [`OfferedVf`](crate::OfferedVf).
     Offered {
@@ -130,26 +131,19 @@ pub struct ShowQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<String>,
     /// Rows with something wrong only.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub problems: bool,
-    /// All columns in a text, and no value cut.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub wide: bool,
-    /// As what.
-    pub format: Format,
 }
 
 impl ShowQuery {
     /// Returns a query of all rows of a subject.
     #[must_use]
-    pub const fn new(subject: Subject, format: Format) -> Self {
+    pub const fn new(subject: Subject) -> Self {
         Self {
             subject,
             host: None,
             vf: None,
             problems: false,
-            wide: false,
-            format,
         }
     }
 }
@@ -166,14 +160,6 @@ pub struct MetricsQuery {
     /// Of this VF only: `N` or `HOST/N`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vf: Option<String>,
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-const fn is_false(flag: &bool) -> bool {
-    !*flag
 }
 
 const fn first_port() -> u8 {

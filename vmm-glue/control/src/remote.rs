@@ -43,6 +43,9 @@ pub enum RemoteError {
     /// The reply cannot be understood.
     #[error("the server's answer cannot be understood; is it of the same version?")]
     Reply(#[from] serde_json::Error),
+    /// The server speaks an older version of the protocol, this one.
+    #[error("the service is older than this vhca: restart it")]
+    OldService(u32),
     /// The server refused.
     #[error("{}", .0.message)]
     Refused(Refusal),
@@ -87,10 +90,14 @@ impl Remote {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub fn ask(&mut self, request: Request) -> Result<String, RemoteError> {
+    pub fn ask(&mut self, request: &Request) -> Result<String, RemoteError> {
+        self.ask_in(VERSION, request)
+    }
+
+    fn ask_in(&mut self, version: u32, request: &Request) -> Result<String, RemoteError> {
         let envelope = Envelope {
-            v: VERSION,
-            request,
+            v: version,
+            request: serde_json::value::to_raw_value(request)?,
         };
         let mut line = serde_json::to_vec(&envelope)?;
         line.push(b'\n');
@@ -102,6 +109,7 @@ impl Remote {
         }
         let reply: Reply = serde_json::from_slice(&reply)?;
         match reply.error {
+            Some(_) if reply.v < version => Err(RemoteError::OldService(reply.v)),
             Some(refusal) => Err(RemoteError::Refused(refusal)),
             None => Ok(reply.ok.map_or_else(String::new, |ok| ok.get().to_owned())),
         }
@@ -115,7 +123,11 @@ impl Remote {
     /// [`RemoteError`]; [`RemoteError::Stays`] if the server does not end in time.
     pub fn stop(mut self) -> Result<(), RemoteError> {
         let process = self.process();
-        self.ask(Request::Stop {})?;
+        match self.ask_in(VERSION, &Request::Stop {}) {
+            // Stopping has been the same in all versions, and a service has to be stopped before it is replaced.
+            Err(RemoteError::OldService(version)) => self.ask_in(version, &Request::Stop {})?,
+            stopping => stopping?,
+        };
         self.stream.get_ref().set_read_timeout(Some(END))?;
         if let Err(error) = io::copy(&mut self.stream, &mut io::sink()) {
             return Err(match error.kind() {
@@ -179,5 +191,49 @@ fn ended(error: io::Error) -> RemoteError {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => RemoteError::Gone,
         _ => RemoteError::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+    use crate::protocol::ShowQuery;
+    use crate::show::Subject;
+
+    #[test]
+    fn an_older_service_is_named_and_can_be_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let service = thread::spawn(move || {
+            let mut asked = Vec::new();
+            for replies in [
+                &[r#"{"v":1,"error":{"code":"bad_request","message":"no format"}}"#][..],
+                &[
+                    r#"{"v":1,"error":{"code":"version","message":"not 2"}}"#,
+                    r#"{"v":1,"ok":{"stopping":true}}"#,
+                ],
+            ] {
+                let (stream, _) = listener.accept().unwrap();
+                let mut stream = BufReader::new(stream);
+                for reply in replies {
+                    let mut line = String::new();
+                    stream.read_line(&mut line).unwrap();
+                    asked.push(line);
+                    writeln!(stream.get_mut(), "{reply}").unwrap();
+                }
+            }
+            asked
+        });
+        let mut remote = Remote::connect(&path).unwrap();
+        let refused = remote.ask(&Request::Show(ShowQuery::new(Subject::Vfs)));
+        let message = refused.unwrap_err().to_string();
+        assert_eq!(message, "the service is older than this vhca: restart it");
+        Remote::connect(&path).unwrap().stop().unwrap();
+        let asked = service.join().unwrap();
+        assert_eq!(asked[2], "{\"v\":1,\"request\":{\"stop\":{}}}\n");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Subcommand};
 use vhca_control::protocol::{Request, ShowQuery};
-use vhca_control::{By, Format, GuestAction, Right, Subject, VfChange, VfState};
+use vhca_control::{By, GuestAction, Right, Subject, VfChange, VfState};
 
 use super::link::SetLinkArgs;
 use super::number::{number, parse};
@@ -57,12 +57,6 @@ impl ShowArgs {
             host: self.host.clone(),
             vf: self.vf.clone(),
             problems: self.problems,
-            wide: self.wide,
-            format: if self.json {
-                Format::Json
-            } else {
-                Format::Text
-            },
         };
         (query, limit)
     }
@@ -271,12 +265,11 @@ pub(crate) struct GuestArgs {
 }
 
 impl GuestArgs {
-    pub(crate) fn request(self, format: Format) -> Request {
+    pub(crate) fn request(self) -> Request {
         Request::Guest {
             vf: self.vf,
             host: self.host,
             action: self.action.into(),
-            format,
         }
     }
 }

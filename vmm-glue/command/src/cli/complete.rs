@@ -8,7 +8,8 @@ use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use serde_json::Value;
 use vhca_control::protocol::{Request, ShowQuery};
-use vhca_control::{Format, Places, Remote, Subject, default_places};
+use vhca_control::table::Tables;
+use vhca_control::{Places, Remote, Subject, default_places};
 
 use super::Cli;
 
@@ -35,17 +36,9 @@ fn rows(subject: Subject, table: &str) -> Vec<Value> {
             wait: Duration::ZERO,
         };
         let mut remote = Remote::connect_to(&places, &mut |_| {}).ok()?;
-        let query = ShowQuery {
-            subject,
-            host: None,
-            vf: None,
-            problems: false,
-            wide: false,
-            format: Format::Json,
-        };
-        let reply = remote.ask(Request::Show(query)).ok()?;
-        let mut reply: Value = serde_json::from_str(&reply).ok()?;
-        match reply[table].take() {
+        let reply = remote.ask(&Request::Show(ShowQuery::new(subject))).ok()?;
+        let mut tables = serde_json::to_value(Tables::of_reply(&reply).ok()?).ok()?;
+        match tables[table].take() {
             Value::Array(rows) => Some(rows),
             _ => None,
         }

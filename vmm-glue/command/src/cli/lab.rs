@@ -81,7 +81,7 @@ impl ConsoleArgs {
             vf: self.guest.clone(),
             host: None,
         };
-        let offered = self.server.connect()?.ask(request)?;
+        let offered = self.server.connect()?.ask(&request)?;
         let offered: OfferedVf = serde_json::from_str(&offered)?;
         Ok(console_of(&offered.socket))
     }

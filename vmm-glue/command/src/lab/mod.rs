@@ -420,7 +420,7 @@ fn is_well(control: &Path, vf: &GuestVf) -> bool {
         port: Some(1),
         format: Format::Json,
     };
-    let found = Remote::connect(control).and_then(|mut remote| remote.ask(request));
+    let found = Remote::connect(control).and_then(|mut remote| remote.ask(&request));
     let found = found
         .ok()
         .and_then(|found| serde_json::from_str::<Value>(&found).ok());

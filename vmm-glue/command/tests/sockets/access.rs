@@ -148,7 +148,7 @@ fn a_group_operates_the_service_and_reaches_no_vf() {
         use std::io::{BufRead, BufReader, Write};
 
         let mut stream = UnixStream::connect(&control)?;
-        stream.write_all(b"{\"v\":1,\"request\":{\"metrics\":{}}}\n")?;
+        stream.write_all(b"{\"v\":2,\"request\":{\"metrics\":{}}}\n")?;
         let mut reply = String::new();
         BufReader::new(stream).read_line(&mut reply)?;
         Ok::<_, io::Error>(reply)

@@ -52,9 +52,7 @@ impl Limited {
     fn ask(&self) -> UnixStream {
         let mut socket = UnixStream::connect(self.0.folder.path().join("control.sock")).unwrap();
         socket
-            .write_all(
-                b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n",
-            )
+            .write_all(b"{\"v\":2,\"request\":{\"show\":{\"subject\":\"vfs\"}}}\n")
             .unwrap();
         socket
     }

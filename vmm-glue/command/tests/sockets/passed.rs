@@ -58,7 +58,7 @@ fn connect(path: &Path, kind: SocketType) -> OwnedFd {
 fn ask(serve: &Serve) -> Duration {
     let begun = Instant::now();
     let mut control = UnixStream::connect(serve.folder.path().join("control.sock")).unwrap();
-    let question = "{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n";
+    let question = "{\"v\":2,\"request\":{\"show\":{\"subject\":\"vfs\"}}}\n";
     control.write_all(question.as_bytes()).unwrap();
     control.set_read_timeout(Some(SOON)).unwrap();
     let mut answer = String::new();

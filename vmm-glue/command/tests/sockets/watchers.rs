@@ -30,7 +30,7 @@ fn watch(socket: &UnixStream) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
 }
 
 fn ask(mut socket: &UnixStream) {
-    let question = "{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n";
+    let question = "{\"v\":2,\"request\":{\"show\":{\"subject\":\"vfs\"}}}\n";
     socket.write_all(question.as_bytes()).unwrap();
     socket
         .set_read_timeout(Some(Duration::from_secs(60)))

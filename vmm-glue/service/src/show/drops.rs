@@ -5,10 +5,10 @@ use hca_api::FunctionId;
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use vf_tunnel::VfId;
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
 use super::fabric;
-use super::table::{Column, Row, column};
+use super::table::Row;
 
 /// How long ago a packet was dropped at most for that to be a problem now.
 const LATELY: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ impl DropRow {
 }
 
 impl Row for DropRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("node").shrinks_to(8),
         column("port"),
         column("vf"),
@@ -58,15 +58,15 @@ impl Row for DropRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.node),
+            Cell::of(&self.node),
             Cell::Number(self.port.0.into()),
             Cell::option(self.function, |function| match function {
-                FunctionId::PF => Cell::text(function),
+                FunctionId::PF => Cell::of(function),
                 vf => Cell::Number(vf.0.into()),
             }),
-            Cell::text(self.reason.as_str()),
+            Cell::of(self.reason.as_str()),
             Cell::Number(self.dropped.packets),
-            Cell::Time(self.age()),
+            Cell::time(self.age()),
         ]
     }
 

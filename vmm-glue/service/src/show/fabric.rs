@@ -3,10 +3,10 @@
 use emulated_hca::{Endpoint, Fabric, NodeId, NodeKind};
 use hca_api::PhysicalState;
 use ib_wire::{Guid, Lid, Lmc, PortNum};
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
 use super::link::{Link, Problem};
-use super::table::{Column, Filter, Row, column};
+use super::table::{Filter, Row};
 
 /// A node.
 pub(super) struct NodeRow {
@@ -148,18 +148,18 @@ fn lid(lid: Lid) -> Cell {
 }
 
 fn guid(guid: Guid) -> Cell {
-    Cell::option((!guid.is_none()).then_some(guid), Cell::text)
+    Cell::option((!guid.is_none()).then_some(guid), Cell::of)
 }
 
 fn problem(problem: Option<Problem>) -> Cell {
-    Cell::option(problem, |problem| Cell::text(problem.as_str()))
+    Cell::option(problem, |problem| Cell::of(problem.as_str()))
 }
 
-const NODE: Column = column("node").shrinks_to(8);
-const PHYSICAL_STATE: Column = column("physical_state").shrinks_to(8).headed("PHYSICAL");
+const NODE: Column<'static> = column("node").shrinks_to(8);
+const PHYSICAL_STATE: Column<'static> = column("physical_state").shrinks_to(8).headed("PHYSICAL");
 
 impl Row for NodeRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         NODE,
         column("kind"),
         column("guid"),
@@ -172,8 +172,8 @@ impl Row for NodeRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.name),
-            Cell::text(self.kind),
+            Cell::of(&self.name),
+            Cell::of(self.kind),
             guid(self.guid),
             lid(self.lid),
             Cell::Number(self.ports.into()),
@@ -189,7 +189,7 @@ impl Row for NodeRow {
 }
 
 impl Row for LinkRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         NODE,
         column("port"),
         column("state"),
@@ -206,13 +206,13 @@ impl Row for LinkRow {
     fn cells(&self) -> Vec<Cell> {
         let Self { near, far, .. } = self;
         vec![
-            Cell::text(&near.0),
+            Cell::of(&near.0),
             Cell::Number(near.1.0.into()),
             self.link.state(),
             self.link.physical_state(),
             self.link.width(),
             self.link.speed(),
-            Cell::text(&far.0),
+            Cell::of(&far.0),
             Cell::Number(far.1.0.into()),
             self.far_link.state(),
             self.far_link.physical_state(),
@@ -226,7 +226,7 @@ impl Row for LinkRow {
 }
 
 impl Row for PortRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         NODE,
         column("port"),
         column("guid"),
@@ -243,7 +243,7 @@ impl Row for PortRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.name),
+            Cell::of(&self.name),
             Cell::Number(self.port.0.into()),
             guid(self.guid),
             lid(self.lid),

@@ -4,8 +4,7 @@ use emulated_hca::{Endpoint, Fabric, NodeKind, PhysicalPort};
 use hca_api::{PhysicalState, PortState};
 use ib_wire::PortNum;
 use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
-
-use super::cell::Cell;
+use vhca_control::table::Cell;
 
 /// The state of a port's link, as far as it is known.
 #[derive(Clone, Copy, Debug)]
@@ -79,18 +78,21 @@ impl Link {
     }
 
     pub(super) fn state(&self) -> Cell {
-        Cell::option(self.state, |state| {
-            Cell::text(match state {
-                PortState::Down => "Down",
-                PortState::Init => "Initialize",
-                PortState::Armed => "Armed",
-                PortState::Active => "Active",
-            })
+        Cell::option(self.state_name(), Cell::of)
+    }
+
+    /// Returns the logical state in the words of ibstat, if the port has one.
+    pub(super) fn state_name(&self) -> Option<&'static str> {
+        self.state.map(|state| match state {
+            PortState::Down => "Down",
+            PortState::Init => "Initialize",
+            PortState::Armed => "Armed",
+            PortState::Active => "Active",
         })
     }
 
     pub(super) fn physical_state(&self) -> Cell {
-        Cell::text(match self.physical_state {
+        Cell::of(match self.physical_state {
             PhysicalState::Sleep => "Sleep",
             PhysicalState::Polling => "Polling",
             PhysicalState::Disabled => "Disabled",
@@ -128,12 +130,12 @@ impl Link {
     }
 
     pub(super) fn width(&self) -> Cell {
-        Cell::option(self.rate, |(lanes, _)| Cell::text(format_args!("{lanes}X")))
+        Cell::option(self.rate, |(lanes, _)| Cell::of(format_args!("{lanes}X")))
     }
 
     pub(super) fn speed(&self) -> Cell {
         Cell::option(self.rate, |(_, kbps)| {
-            Cell::text(format_args!("{:?} Gbps", f64::from(kbps) / 1e6))
+            Cell::of(format_args!("{:?} Gbps", f64::from(kbps) / 1e6))
         })
     }
 }

@@ -1,14 +1,7 @@
-//! What the PF's inspection data and a fabric look like: tables, JSON, and the text that Prometheus reads.
+//! Rows of tables from PF contexts, the fabric and the service; and the text that Prometheus reads.
 //!
-//! GUIDs, keys and ids are written as `0x` and all their digits, GIDs as IPv6 addresses, LIDs and
-//! queue pairs as decimal numbers; the PF itself is `pf` where a VF would be a number. Times are
-//! seconds in tables and milliseconds in JSON, whose keys then end in `_ms`. What is not known is `-`, or
-//! null.
-//!
-//! A line of text has at most 120 characters, to terminals and to pipes alike. Columns that few need are left to wide
-//! texts and JSON; where long names are in the way they are cut, with an ellipsis in the middle.
+//! `vhca_control::table` says how values are written, and prints them.
 
-mod cell;
 mod drops;
 mod fabric;
 mod link;
@@ -29,7 +22,7 @@ use emulated_hca::{Fabric, NodeId};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
-use vhca_control::{Format, Subject};
+use vhca_control::Subject;
 
 pub(crate) use link::{Shortfall, shortfall};
 pub use metrics::{ManagerFacts, Metrics, Programs, ServiceFacts};
@@ -110,13 +103,7 @@ pub trait Vmms: std::fmt::Debug {
 
 /// Returns the tables of a subject, to be written. In tables of what is in PFs the first column names the host.
 #[must_use]
-pub fn page(
-    scene: &Scene<'_>,
-    subject: Subject,
-    format: Format,
-    filter: Filter,
-    is_wide: bool,
-) -> Page {
+pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
     let tables = match subject {
         Subject::Vfs => {
             let mut tables = vec![Table::of_pfs("vfs", vfs::rows)];
@@ -175,5 +162,5 @@ pub fn page(
             }),
         ],
     };
-    Page::new(tables, format, filter, is_wide)
+    Page::new(tables, filter)
 }

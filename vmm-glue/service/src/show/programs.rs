@@ -1,13 +1,13 @@
 //! Programs on libibverbs at the VFs that are offered to them.
 
 use std::net::Ipv4Addr;
+use vhca_control::table::{Cell, Column, column};
 
 use ib_vtime::Duration;
 use ib_wire::Gid;
 use vf_tunnel::VfId;
 
-use super::cell::Cell;
-use super::table::{Column, Row, column};
+use super::table::Row;
 
 /// A VF that is offered to programs, and the process that has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct ProgramUsage {
 }
 
 impl Row for ProgramRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("vf"),
         column("address"),
         column("gid"),
@@ -70,11 +70,11 @@ impl Row for ProgramRow {
     fn cells(&self) -> Vec<Cell> {
         vec![
             Cell::Number(self.vf.into()),
-            Cell::text(self.address),
-            Cell::option(self.gid, Cell::text),
+            Cell::of(self.address),
+            Cell::option(self.gid, Cell::of),
             Cell::option(self.pid, |pid| Cell::Number(pid.into())),
             Cell::option(self.uid, |uid| Cell::Number(uid.into())),
-            Cell::option(self.since, Cell::Time),
+            Cell::option(self.since, Cell::time),
             Cell::count(self.usage.files),
             Cell::count(self.usage.queue_pairs),
             Cell::count(self.usage.cm_ids),

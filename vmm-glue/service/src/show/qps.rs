@@ -5,10 +5,10 @@ use emulated_hca::{Fabric, NodeId};
 use hca_api::{FunctionId, QpKind, QpState};
 use ib_wire::Qpn;
 use vf_tunnel::VfId;
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
 use super::fabric;
-use super::table::{Column, Row, column};
+use super::table::Row;
 
 /// A queue pair of a node's adapter.
 pub(super) struct NodeQp {
@@ -43,7 +43,7 @@ const fn state(state: QpState) -> &'static str {
 }
 
 impl Row for NodeQp {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("node").shrinks_to(8),
         column("port").wide(),
         column("vf"),
@@ -77,21 +77,21 @@ impl Row for NodeQp {
         let connected = peer.map(|_| attributes);
         let gid = peer.and_then(|path| path.grh).map(|route| route.remote_gid);
         vec![
-            Cell::text(&self.node),
+            Cell::of(&self.node),
             Cell::option(attributes.port, |port| Cell::Number(port.0.into())),
             match *function {
-                FunctionId::PF => Cell::text(function),
+                FunctionId::PF => Cell::of(function),
                 vf => Cell::Number(vf.0.into()),
             },
             number(attributes.numbers.real),
-            Cell::text(match attributes.kind {
+            Cell::of(match attributes.kind {
                 QpKind::Rc => "RC",
                 QpKind::Uc => "UC",
                 _ => "UD",
             }),
-            Cell::text(state(attributes.state)),
+            Cell::of(state(attributes.state)),
             Cell::option(peer, |path| Cell::Number(path.dlid.get().into())),
-            Cell::option(gid, Cell::text),
+            Cell::option(gid, Cell::of),
             Cell::option(connected, |qp| number(qp.dest_qpn)),
             Cell::option(connected, |qp| Cell::Number(qp.sq_psn.get().into())),
             Cell::option(connected, |qp| Cell::Number(qp.rq_psn.get().into())),
@@ -101,7 +101,7 @@ impl Row for NodeQp {
             Cell::option(*counters, |all| Cell::Number(all.sent_bytes)),
             Cell::option(*counters, |all| Cell::Number(all.received_bytes)),
             Cell::option(*way, |way| {
-                Cell::text(match way {
+                Cell::of(match way {
                     Way::Packets => "packets",
                     Way::Whole => "whole",
                 })

@@ -2,57 +2,67 @@
 
 use ib_wire::sa::JoinState;
 use mcast_agg::UnderWay;
-use pf_context::VfUsage;
 use pf_context::inspect::{
     CmRow, Counted, CounterRow, GroupRow, GuidRow, PKeyRow, PortRow, SidrRow, SubscriptionRow,
     TidRow,
 };
+use pf_context::{Use, VfUsage};
 use vf_tunnel::VfId;
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
-use super::table::{Column, Row, column};
+use super::table::Row;
 use super::vfs::FaultyVf;
 
 /// A VF's number; the PF has a word.
 fn vf(vf: VfId) -> Cell {
     if vf == VfId::PF {
-        Cell::text(vf)
+        Cell::of(vf)
     } else {
         Cell::Number(vf.get().into())
     }
 }
 
 /// The kinds of membership, by the names that IBA 15.2.5.17 gives them.
-fn states(state: JoinState) -> Vec<Cell> {
+fn states(state: JoinState) -> impl Iterator<Item = &'static str> {
     let kinds = [
         (JoinState::FULL_MEMBER, "full"),
         (JoinState::NON_MEMBER, "non_member"),
         (JoinState::SEND_ONLY_NON_MEMBER, "send_only_non_member"),
         (JoinState::SEND_ONLY_FULL_MEMBER, "send_only_full"),
     ];
-    let held = kinds.into_iter().filter(|(kind, _)| state.contains(*kind));
-    held.map(|(_, name)| Cell::text(name)).collect()
+    let held = kinds
+        .into_iter()
+        .filter(move |(kind, _)| state.contains(*kind));
+    held.map(|(_, name)| name)
 }
 
 /// The quotas of which at least nine tenths are used.
 fn near_quota(usage: &VfUsage) -> Cell {
     let named = usage.named().into_iter();
     let near = named.filter(|(_, used)| used.live > 0 && used.live * 10 >= used.limit * 9);
-    Cell::List(near.map(|(name, _)| Cell::text(name)).collect())
+    Cell::List(near.map(|(name, _)| Cell::of(name)).collect())
+}
+
+/// A number and its limit.
+fn usage(used: Use) -> Cell {
+    Cell::object([
+        ("live", Cell::count(used.live)),
+        ("limit", Cell::count(used.limit)),
+    ])
 }
 
 fn under_way(under_way: Option<UnderWay>) -> Cell {
     Cell::option(under_way, |UnderWay { what, attempts }| {
-        let parts = vec![
-            ("request", Cell::text(what)),
+        let parts = [
+            ("request", Cell::of(what)),
             ("attempts", Cell::Number(attempts.into())),
         ];
-        Cell::Object("*", parts)
+        Cell::object(parts)
     })
 }
 
 impl Row for FaultyVf {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("guid"),
@@ -65,13 +75,13 @@ impl Row for FaultyVf {
         column("delivered"),
         column("dropped"),
         column("near_quota").shrinks_to(6),
-        column("tids").wide(),
-        column("sa_requests").wide(),
-        column("cm_ids").wide(),
-        column("cm_pending").wide(),
-        column("groups").wide(),
-        column("subscriptions").wide(),
-        column("queued").wide(),
+        column("tids").wide().separated_by("/"),
+        column("sa_requests").wide().separated_by("/"),
+        column("cm_ids").wide().separated_by("/"),
+        column("cm_pending").wide().separated_by("/"),
+        column("groups").wide().separated_by("/"),
+        column("subscriptions").wide().separated_by("/"),
+        column("queued").wide().separated_by("/"),
         column("delivering").wide(),
         column("oldest_transaction_ms").wide(),
         column("oldest_exchange_ms").wide(),
@@ -80,31 +90,31 @@ impl Row for FaultyVf {
 
     fn cells(&self) -> Vec<Cell> {
         let Self { row, fault } = self;
-        let (usage, ages, mads) = (&row.usage, &row.ages, row.statistics.total());
+        let (used, ages, mads) = (&row.usage, &row.ages, row.statistics.total());
         vec![
             Cell::Number(row.port.0.into()),
             vf(row.vf),
-            Cell::option(row.guid, Cell::text),
+            Cell::option(row.guid, Cell::of),
             Cell::Flag(row.active),
             Cell::Flag(row.up),
-            Cell::option(*fault, Cell::text),
-            Cell::text(row.reason),
-            Cell::option(row.detail, Cell::text),
+            Cell::option(*fault, Cell::of),
+            Cell::of(row.reason),
+            Cell::option(row.detail, Cell::of),
             Cell::Number(mads.to_wire + mads.loopback + mads.answered + mads.absorbed),
             Cell::Number(mads.delivered),
             Cell::Number(row.statistics.dropped()),
-            near_quota(usage),
-            Cell::usage(usage.tids),
-            Cell::usage(usage.sa_requests),
-            Cell::usage(usage.cm_ids),
-            Cell::usage(usage.cm_pending),
-            Cell::usage(usage.groups),
-            Cell::usage(usage.subscriptions),
-            Cell::usage(usage.queued),
+            near_quota(used),
+            usage(used.tids),
+            usage(used.sa_requests),
+            usage(used.cm_ids),
+            usage(used.cm_pending),
+            usage(used.groups),
+            usage(used.subscriptions),
+            usage(used.queued),
             Cell::count(row.delivering),
-            Cell::option(ages.transaction, Cell::Time),
-            Cell::option(ages.exchange, Cell::Time),
-            Cell::option(ages.frame, Cell::Time),
+            Cell::option(ages.transaction, Cell::time),
+            Cell::option(ages.exchange, Cell::time),
+            Cell::option(ages.frame, Cell::time),
         ]
     }
 
@@ -118,7 +128,7 @@ impl Row for FaultyVf {
 }
 
 impl Row for PortRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("up"),
         column("vfs"),
@@ -140,7 +150,7 @@ impl Row for PortRow {
             Cell::Number(self.port.0.into()),
             Cell::Flag(self.up),
             Cell::count(self.vfs),
-            Cell::text(self.subnet_prefix),
+            Cell::of(self.subnet_prefix),
             Cell::Number(self.sm_sl.get().into()),
             Cell::count(sizes.tids),
             Cell::count(sizes.cm_ids),
@@ -159,7 +169,7 @@ impl Row for PortRow {
 }
 
 impl Row for TidRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("tid"),
@@ -180,16 +190,16 @@ impl Row for TidRow {
         vec![
             Cell::Number(self.port.0.into()),
             vf(self.vf),
-            Cell::text(transaction.tid.0),
-            Cell::text(transaction.wire_tid.0),
-            Cell::text(transaction.class),
-            Cell::text(transaction.method),
-            Cell::text(transaction.attribute),
+            Cell::of(transaction.tid.0),
+            Cell::of(transaction.wire_tid.0),
+            Cell::of(transaction.class),
+            Cell::of(transaction.method),
+            Cell::of(transaction.attribute),
             Cell::Number(peer.lid.get().into()),
             Cell::Number(peer.qpn.get().into()),
-            Cell::option((!peer.gid.is_none()).then_some(peer.gid), Cell::text),
-            Cell::text(transaction.state.as_str()),
-            Cell::Time(transaction.idle),
+            Cell::option((!peer.gid.is_none()).then_some(peer.gid), Cell::of),
+            Cell::of(transaction.state.as_str()),
+            Cell::time(transaction.idle),
         ]
     }
 
@@ -199,7 +209,7 @@ impl Row for TidRow {
 }
 
 impl Row for CmRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("vf_id"),
@@ -230,11 +240,11 @@ impl Row for CmRow {
         vec![
             Cell::Number(self.port.0.into()),
             vf(exchange.vf),
-            Cell::option(exchange.vf_id, |id| Cell::text(id.0)),
-            Cell::text(exchange.wire_id.0),
-            Cell::option(exchange.remote_id, |id| Cell::text(id.0)),
-            Cell::text(if exchange.sidr { "sidr" } else { "connection" }),
-            Cell::text(exchange.state.as_str()),
+            Cell::option(exchange.vf_id, |id| Cell::of(id.0)),
+            Cell::of(exchange.wire_id.0),
+            Cell::option(exchange.remote_id, |id| Cell::of(id.0)),
+            Cell::of(if exchange.sidr { "sidr" } else { "connection" }),
+            Cell::of(exchange.state.as_str()),
             Cell::Flag(exchange.superseded),
             Cell::Number(exchange.lid.get().into()),
             Cell::option(exchange.alternate_lid, |lid| Cell::Number(lid.get().into())),
@@ -242,8 +252,8 @@ impl Row for CmRow {
             Cell::Number(exchange.qpn.get().into()),
             known(exchange.ca_guid.is_none(), exchange.ca_guid.to_string()),
             known(!exchange.pkey.is_valid(), exchange.pkey.to_string()),
-            Cell::option(exchange.idle, Cell::Time),
-            Cell::option(exchange.remaining, Cell::Time),
+            Cell::option(exchange.idle, Cell::time),
+            Cell::option(exchange.remaining, Cell::time),
         ]
     }
 
@@ -253,7 +263,7 @@ impl Row for CmRow {
 }
 
 impl Row for GroupRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("mgid"),
         column("mlid"),
@@ -261,25 +271,22 @@ impl Row for GroupRow {
         column("joined").shrinks_to(8),
         column("sa_joins").wide(),
         column("waiting"),
-        column("under_way").shrinks_to(8),
-        column("members").shrinks_to(8),
+        column("under_way").shrinks_to(8).separated_by("*"),
+        column("members").shrinks_to(8).separated_by(":"),
     ];
 
     fn cells(&self) -> Vec<Cell> {
         let member = |&(id, state)| {
             // A plus sign between the kinds: commas stand between the members.
-            let names: Vec<String> = states(state).iter().map(Cell::to_string).collect();
-            Cell::Object(
-                ":",
-                vec![("vf", vf(id)), ("state", Cell::Text(names.join("+")))],
-            )
+            let names: Vec<&str> = states(state).collect();
+            Cell::object([("vf", vf(id)), ("state", Cell::Text(names.join("+")))])
         };
         vec![
             Cell::Number(self.port.0.into()),
-            Cell::text(self.mgid),
-            Cell::text(self.mlid),
-            Cell::text(self.pkey),
-            Cell::List(states(self.joined)),
+            Cell::of(self.mgid),
+            Cell::of(self.mlid),
+            Cell::of(self.pkey),
+            Cell::List(states(self.joined).map(Cell::of).collect()),
             Cell::Number(self.sa_joins),
             Cell::count(self.waiting),
             under_way(self.under_way),
@@ -293,10 +300,10 @@ impl Row for GroupRow {
 }
 
 impl Row for SidrRow {
-    const COLUMNS: &'static [Column] = &[column("vf"), column("sidr")];
+    const COLUMNS: &'static [Column<'static>] = &[column("vf"), column("sidr")];
 
     fn cells(&self) -> Vec<Cell> {
-        vec![vf(self.vf), Cell::text(self.entry)]
+        vec![vf(self.vf), Cell::of(self.entry)]
     }
 
     fn is_of(&self, vf: VfId) -> bool {
@@ -305,15 +312,15 @@ impl Row for SidrRow {
 }
 
 impl Row for SubscriptionRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("trap"),
         column("type"),
         column("gid"),
-        column("lids"),
+        column("lids").separated_by("-"),
         column("at_sa"),
         column("waiting").wide(),
-        column("under_way").shrinks_to(8),
+        column("under_way").shrinks_to(8).separated_by("*"),
         column("holders").shrinks_to(8),
     ];
 
@@ -329,10 +336,8 @@ impl Row for SubscriptionRow {
             Cell::Number(self.port.0.into()),
             Cell::Number(info.trap_number.get().into()),
             Cell::Number(info.notice_type.get().into()),
-            Cell::option(by_gid.then_some(info.gid), Cell::text),
-            Cell::option((!by_gid).then_some(range), |range| {
-                Cell::Object("-", range.to_vec())
-            }),
+            Cell::option(by_gid.then_some(info.gid), Cell::of),
+            Cell::option((!by_gid).then_some(range), Cell::object),
             Cell::Flag(self.at_sa),
             Cell::count(self.waiting),
             under_way(self.under_way),
@@ -346,7 +351,7 @@ impl Row for SubscriptionRow {
 }
 
 impl Row for GuidRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("guid"),
@@ -359,11 +364,11 @@ impl Row for GuidRow {
         vec![
             Cell::Number(self.port.0.into()),
             vf(self.vf),
-            Cell::option(self.guid, Cell::text),
-            Cell::option(self.gid, Cell::text),
-            Cell::text(self.state),
+            Cell::option(self.guid, Cell::of),
+            Cell::option(self.gid, Cell::of),
+            Cell::of(self.state),
             Cell::option(self.retry_at, |at| {
-                Cell::Time(at.saturating_duration_since(ib_vtime::Instant::ZERO))
+                Cell::time(at.saturating_duration_since(ib_vtime::Instant::ZERO))
             }),
         ]
     }
@@ -383,7 +388,7 @@ pub(super) fn is_used(row: &PKeyRow) -> bool {
 }
 
 impl Row for PKeyRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("index"),
@@ -397,7 +402,7 @@ impl Row for PKeyRow {
             vf(self.vf),
             Cell::Number(self.index.0.0.into()),
             Cell::option(self.physical, |index| Cell::Number(index.0.0.into())),
-            Cell::option(self.pkey.is_valid().then_some(self.pkey), Cell::text),
+            Cell::option(self.pkey.is_valid().then_some(self.pkey), Cell::of),
         ]
     }
 
@@ -407,7 +412,7 @@ impl Row for PKeyRow {
 }
 
 impl Row for CounterRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("port"),
         column("vf"),
         column("class"),
@@ -419,13 +424,11 @@ impl Row for CounterRow {
     fn cells(&self) -> Vec<Cell> {
         let [class, verdict, reason] = match self.counted {
             Counted::Mads(class, verdict) => {
-                [Cell::text(class.as_str()), Cell::text(verdict), Cell::None]
+                [Cell::of(class.as_str()), Cell::of(verdict), Cell::None]
             }
-            Counted::Dropped(reason) => [
-                Cell::None,
-                Cell::text("dropped"),
-                Cell::text(reason.as_str()),
-            ],
+            Counted::Dropped(reason) => {
+                [Cell::None, Cell::of("dropped"), Cell::of(reason.as_str())]
+            }
         };
         let port = Cell::Number(self.port.0.into());
         vec![

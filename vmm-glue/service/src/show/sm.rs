@@ -3,9 +3,9 @@
 use ib_vtime::Duration;
 use ib_wire::smp::SmState;
 use ib_wire::{Guid, Lid, PKey, PortNum, Sl};
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
-use super::table::{Column, Row, column};
+use super::table::Row;
 
 /// A subnet manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ const fn state(state: SmState) -> &'static str {
 }
 
 impl Row for SmRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("node").shrinks_to(8),
         column("port"),
         column("guid"),
@@ -72,24 +72,24 @@ impl Row for SmRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.node),
+            Cell::of(&self.node),
             Cell::Number(self.port.0.into()),
-            Cell::text(self.guid),
+            Cell::of(self.guid),
             Cell::option((self.lid != Lid::NONE).then_some(self.lid), |lid| {
                 Cell::Number(lid.get().into())
             }),
-            Cell::text(self.kind),
-            Cell::option(self.state, |held| Cell::text(state(held))),
+            Cell::of(self.kind),
+            Cell::option(self.state, |held| Cell::of(state(held))),
             Cell::option(self.priority, |priority| Cell::Number(priority.into())),
             Cell::option(self.sweeps, Cell::Number),
-            Cell::option(self.last_sweep, Cell::Time),
-            Cell::option(self.last_sweep_age, Cell::Time),
+            Cell::option(self.last_sweep, Cell::time),
+            Cell::option(self.last_sweep_age, Cell::time),
         ]
     }
 }
 
 impl Row for PartitionRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("pkey"),
         column("sl"),
         column("ipoib"),
@@ -99,7 +99,7 @@ impl Row for PartitionRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(self.pkey),
+            Cell::of(self.pkey),
             Cell::Number(self.sl.get().into()),
             Cell::Flag(self.ipoib),
             Cell::count(self.full),

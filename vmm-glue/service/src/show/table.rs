@@ -1,71 +1,15 @@
-//! Tables of rows: their columns, and where their rows come from.
+//! Tables of rows, and the sources of the rows.
 
 use emulated_hca::NodeId;
 use vf_tunnel::VfId;
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
 use super::{NamedPf, Scene, VmmRow};
-
-/// A column of a table. Its name is the key of the JSON objects.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Column {
-    pub(super) name: &'static str,
-    head: Option<&'static str>,
-    is_wide: bool,
-    least: Option<usize>,
-}
-
-/// Returns a column that every text has, as wide as its values are.
-pub(super) const fn column(name: &'static str) -> Column {
-    Column {
-        name,
-        head: None,
-        is_wide: false,
-        least: None,
-    }
-}
-
-impl Column {
-    /// Leaves the column to wide texts.
-    pub(super) const fn wide(mut self) -> Self {
-        self.is_wide = true;
-        self
-    }
-
-    /// Lets long values be cut to so many characters where a line would be too long.
-    pub(super) const fn shrinks_to(mut self, least: usize) -> Self {
-        self.least = Some(least);
-        self
-    }
-
-    /// Sets what stands above the values.
-    pub(super) const fn headed(mut self, head: &'static str) -> Self {
-        self.head = Some(head);
-        self
-    }
-
-    /// Returns true if only wide texts have it.
-    pub(super) const fn is_wide(&self) -> bool {
-        self.is_wide
-    }
-
-    /// Returns the number of characters to which its values may be cut.
-    pub(super) const fn least(&self) -> Option<usize> {
-        self.least
-    }
-
-    /// Returns what stands above the values, which say their unit themselves.
-    pub(super) fn head(&self) -> String {
-        let name = self.name.strip_suffix("_ms").unwrap_or(self.name);
-        self.head
-            .map_or_else(|| name.to_uppercase().replace('_', "-"), str::to_owned)
-    }
-}
 
 /// A row of a table: a value for each of its columns.
 pub(super) trait Row {
     /// The columns.
-    const COLUMNS: &'static [Column];
+    const COLUMNS: &'static [Column<'static>];
 
     /// Returns the values, one for each column.
     fn cells(&self) -> Vec<Cell>;
@@ -113,12 +57,12 @@ type Part = Box<dyn Fn(&Scene<'_>, &Filter, usize) -> Option<Cells>>;
 /// A table: its rows come part by part, so that a large one can be written in many turns.
 pub(super) struct Table {
     pub(super) name: &'static str,
-    pub(super) columns: Vec<Column>,
+    pub(super) columns: Vec<Column<'static>>,
     pub(super) part: Part,
 }
 
 /// The column of the host's name in tables of what PFs have.
-const HOST: Column = column("host").shrinks_to(8);
+const HOST: Column<'static> = column("host").shrinks_to(8);
 
 impl Table {
     /// Returns a table whose parts are the rows of one PF each, with the name of its host in front.
@@ -133,7 +77,7 @@ impl Table {
             } else {
                 cells(Vec::<R>::new(), filter)
             };
-            let name = Cell::text(pf.name);
+            let name = Cell::of(pf.name);
             let cells = wanted.map(move |mut cells| {
                 cells.insert(0, name.clone());
                 cells

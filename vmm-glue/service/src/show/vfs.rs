@@ -1,11 +1,11 @@
 //! VFs with their faults, and those that are not there yet.
 
 use std::collections::BTreeMap;
+use vhca_control::table::{Cell, Column, column};
 
 use pf_context::inspect::VfRow;
 
-use super::cell::Cell;
-use super::table::{Column, Row, column};
+use super::table::Row;
 use super::{NamedPf, Scene};
 
 /// The codes of the faults of a host's VFs, by VF and port.
@@ -39,7 +39,7 @@ pub struct AwaitedRow {
 }
 
 impl Row for AwaitedRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("simulator").shrinks_to(12),
         column("node").shrinks_to(8),
         column("not_attached").shrinks_to(20),
@@ -47,9 +47,9 @@ impl Row for AwaitedRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.simulator),
-            Cell::text(&self.node),
-            Cell::text(&self.reason),
+            Cell::of(&self.simulator),
+            Cell::of(&self.node),
+            Cell::of(&self.reason),
         ]
     }
 

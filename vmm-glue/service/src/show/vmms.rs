@@ -2,9 +2,9 @@
 
 use ib_vtime::Duration;
 use vf_tunnel::VfId;
+use vhca_control::table::{Cell, Column, column};
 
-use super::cell::Cell;
-use super::table::{Column, Row, column};
+use super::table::Row;
 
 /// A VF that is offered to VMMs, and who has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct VmmRow {
 }
 
 impl Row for VmmRow {
-    const COLUMNS: &'static [Column] = &[
+    const COLUMNS: &'static [Column<'static>] = &[
         column("host").shrinks_to(8),
         column("vf"),
         column("attached").wide(),
@@ -61,12 +61,12 @@ impl Row for VmmRow {
 
     fn cells(&self) -> Vec<Cell> {
         vec![
-            Cell::text(&self.host),
+            Cell::of(&self.host),
             Cell::Number(self.vf.into()),
             Cell::Flag(self.since.is_some()),
             Cell::option(self.pid, |pid| Cell::Number(pid.into())),
             Cell::option(self.uid, |uid| Cell::Number(uid.into())),
-            Cell::option(self.since, Cell::Time),
+            Cell::option(self.since, Cell::time),
             Cell::count(self.vectors),
             Cell::Number(self.shared),
             Cell::Number(self.touched),
@@ -76,7 +76,7 @@ impl Row for VmmRow {
             Cell::Number(self.commands.1),
             Cell::Number(self.vmms),
             Cell::Number(self.refused),
-            Cell::text(&self.socket),
+            Cell::of(&self.socket),
         ]
     }
 

@@ -6,7 +6,7 @@ use emulated_hca::NodeId;
 use ib_wire::PortNum;
 use serde::Serialize;
 use vhca_control::protocol::{MetricsQuery, Request, ShowQuery, VERSION};
-use vhca_control::{By, Format, GuestAction, GuestReport, Refusal, Subject, VfChange};
+use vhca_control::{By, Format, GuestAction, Refusal, Subject, VfChange};
 
 use super::reply::Reply;
 use crate::serve::capture::Capture;
@@ -21,7 +21,7 @@ pub(super) enum Answer {
     /// With this line.
     Line(Vec<u8>),
     /// When guests have done something.
-    Later(JobId, Format),
+    Later(JobId),
     /// When the SAs of these ports have answered, or did not: see [`answer_now`].
     Asked(Vec<HostPortId>, Box<Request>),
     /// With a reply that takes many turns.
@@ -106,12 +106,7 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
             let swept = turn.lab.sweep();
             swept.map(|()| Answer::of(&serde_json::json!({ "sweeping": true })))
         }
-        Request::Guest {
-            vf,
-            host,
-            action,
-            format,
-        } => guests(turn.lab, vf, host.as_deref(), action, *format),
+        Request::Guest { vf, host, action } => guests(turn.lab, vf, host.as_deref(), action),
         Request::Capture(spec) => {
             let capture = Capture::start(turn.lab, spec);
             capture.map(|capture| Answer::Capture(Box::new(capture)))
@@ -153,16 +148,10 @@ pub(super) fn scene<'l>(
 }
 
 fn show(lab: &Lab, query: &ShowQuery) -> Result<Answer, Refusal> {
-    let ShowQuery {
-        subject,
-        format,
-        wide,
-        ..
-    } = *query;
     let filter = filter(lab, query)?;
     let (pfs, service) = (pfs(lab), lab.service_facts());
-    let page = show::page(&scene(lab, &pfs, &service), subject, format, filter, wide);
-    Ok(Answer::Reply(Box::new(Reply::tables(page, format))))
+    let page = show::page(&scene(lab, &pfs, &service), query.subject, filter);
+    Ok(Answer::Reply(Box::new(Reply::tables(page))))
 }
 
 fn metrics(lab: &Lab, query: &MetricsQuery) -> Result<Answer, Refusal> {
@@ -312,21 +301,8 @@ fn guests(
     vf: &str,
     host: Option<&str>,
     action: &GuestAction,
-    format: Format,
 ) -> Result<Answer, Refusal> {
     let vfs = lab.vfs(vf, host)?;
     let job = lab.guests_do(&vfs, action)?;
-    Ok(Answer::Later(job, format))
-}
-
-/// What guests did.
-pub(super) fn reports(reports: &[GuestReport], format: Format) -> Answer {
-    match format {
-        Format::Json => Answer::of(&serde_json::json!({ "guests": reports })),
-        Format::Text => {
-            let lines: String = reports.iter().map(|report| format!("{report}\n")).collect();
-            let failed = reports.iter().filter(|report| !report.ok).count();
-            Answer::of(&serde_json::json!({ "text": lines, "failed": failed }))
-        }
-    }
+    Ok(Answer::Later(job))
 }

@@ -7,9 +7,9 @@ use ib_capture::FrameRecord;
 use ib_vtime::Instant;
 use rustix::io::Errno;
 use vhca_control::protocol::{Envelope, MAX_LINE, Request, VERSION};
-use vhca_control::{By, Format, Refusal};
+use vhca_control::{By, GuestReports, Refusal};
 
-use super::answer::{Answer, answer, answer_now, reports};
+use super::answer::{Answer, answer, answer_now};
 use super::reply::Reply;
 use crate::serve::capture::Capture;
 use crate::serve::{JobId, Turn};
@@ -27,7 +27,7 @@ enum State {
     /// What is left of a reply that takes many turns.
     Replying(Box<Reply>),
     /// What guests are doing.
-    Waiting(JobId, Format),
+    Waiting(JobId),
     /// What the SAs of these ports answer, for a request.
     Asking(Vec<HostPortId>, Box<Request>),
     /// What a capture gives.
@@ -74,7 +74,7 @@ impl Client {
     /// Gives the socket up, and what the client waited for.
     pub(super) fn close(self, turn: &mut Turn<'_>) {
         match self.state {
-            State::Waiting(job, _) => turn.lab.forget_job(job),
+            State::Waiting(job) => turn.lab.forget_job(job),
             State::Capturing(capture) => capture.stop(turn.lab),
             State::Open | State::Replying(_) | State::Asking(..) | State::Closing => {}
         }
@@ -103,7 +103,7 @@ impl Client {
         match &self.state {
             State::Open => self.output.is_empty(),
             State::Capturing(capture) => !capture.is_finished(),
-            State::Replying(_) | State::Waiting(..) | State::Asking(..) | State::Closing => false,
+            State::Replying(_) | State::Waiting(_) | State::Asking(..) | State::Closing => false,
         }
     }
 
@@ -118,7 +118,7 @@ impl Client {
     pub(super) const fn is_served(&self) -> bool {
         matches!(
             self.state,
-            State::Waiting(..) | State::Asking(..) | State::Capturing(_)
+            State::Waiting(_) | State::Asking(..) | State::Capturing(_)
         )
     }
 
@@ -127,7 +127,7 @@ impl Client {
         match &self.state {
             State::Capturing(capture) => capture.deadline(),
             State::Replying(_) => self.output.is_empty().then_some(Instant::ZERO),
-            State::Open | State::Waiting(..) | State::Asking(..) | State::Closing => None,
+            State::Open | State::Waiting(_) | State::Asking(..) | State::Closing => None,
         }
     }
 
@@ -177,13 +177,12 @@ impl Client {
                 State::Open => {}
                 State::Closing => return false,
                 State::Replying(_) => break,
-                State::Waiting(job, format) => {
-                    let format = *format;
+                State::Waiting(job) => {
                     let Some(done) = turn.lab.poll_report(*job) else {
                         break;
                     };
                     self.state = State::Open;
-                    self.take(reports(&done, format));
+                    self.take(Answer::of(&GuestReports { guests: done }));
                     continue;
                 }
                 State::Asking(ports, request) => {
@@ -238,7 +237,7 @@ impl Client {
         match answer {
             Answer::Line(line) => self.output = line,
             Answer::Reply(reply) => self.state = State::Replying(reply),
-            Answer::Later(job, format) => self.state = State::Waiting(job, format),
+            Answer::Later(job) => self.state = State::Waiting(job),
             Answer::Asked(ports, request) => self.state = State::Asking(ports, request),
             Answer::Capture(capture) => {
                 if let Answer::Line(line) = Answer::of(&serde_json::json!({ "capture": true })) {
@@ -312,15 +311,25 @@ enum Next {
 }
 
 fn answer_line(turn: &mut Turn<'_>, line: &[u8]) -> Answer {
-    match serde_json::from_slice::<Envelope>(line) {
+    let request = match serde_json::from_slice::<Envelope>(line) {
         Ok(Envelope {
             v: VERSION,
             request,
-        }) => answer(turn, request),
+        }) => serde_json::from_str(request.get()),
         Ok(Envelope { v, .. }) => {
-            let message = format!("this server speaks version {VERSION}, not {v}");
-            Answer::refused(&Refusal::new("version", message))
+            let (code, older) = match v < VERSION {
+                true => ("old_client", "the client is older than the service"),
+                false => ("new_client", "the service is older than the client"),
+            };
+            let message = format!(
+                "{older}: version {v} of the protocol, not {VERSION}; use the vhca that the service was started with"
+            );
+            return Answer::refused(&Refusal::new(code, message));
         }
+        Err(error) => Err(error),
+    };
+    match request {
+        Ok(request) => answer(turn, request),
         Err(error) => {
             let message = format!("this is no request: {error}");
             Answer::refused(&Refusal::new("bad_request", message))

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use vhca_control::Format;
 use vhca_control::protocol::VERSION;
 
 use super::answer;
@@ -39,12 +38,8 @@ enum Wrapping {
 }
 
 impl Reply {
-    pub(super) const fn tables(page: Page, format: Format) -> Self {
-        let wrapping = match format {
-            Format::Json => Wrapping::Json,
-            Format::Text => Wrapping::Text,
-        };
-        Self::new(Content::Tables(page), wrapping)
+    pub(super) const fn tables(page: Page) -> Self {
+        Self::new(Content::Tables(page), Wrapping::Json)
     }
 
     pub(super) fn metrics(metrics: Metrics) -> Self {

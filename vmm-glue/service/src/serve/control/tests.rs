@@ -7,7 +7,8 @@ use std::time::Instant;
 use ib_vtime::Duration;
 use serde_json::Value;
 use vhca_control::protocol::{MAX_LINE, Request, ShowQuery};
-use vhca_control::{Format, Remote, RemoteError, Subject};
+use vhca_control::table::Tables;
+use vhca_control::{Remote, RemoteError, Subject};
 
 use super::*;
 use crate::serve::{Lab, Listener, Options, Service};
@@ -54,10 +55,6 @@ impl Server {
         Remote::connect(&self.path).unwrap()
     }
 
-    fn ask(&self, request: Request) -> Value {
-        ask(&mut self.remote(), request)
-    }
-
     fn raw(&self) -> UnixStream {
         UnixStream::connect(&self.path).unwrap()
     }
@@ -68,12 +65,14 @@ impl Server {
     }
 }
 
-fn ask(remote: &mut Remote, request: Request) -> Value {
-    serde_json::from_str(&remote.ask(request).unwrap()).unwrap()
+/// Returns the tables of a reply as users see them in JSON.
+fn tables(remote: &mut Remote, query: ShowQuery) -> Value {
+    let reply = remote.ask(&Request::Show(query)).unwrap();
+    serde_json::to_value(Tables::of_reply(&reply).unwrap()).unwrap()
 }
 
-fn show(subject: Subject, format: Format) -> Request {
-    Request::Show(ShowQuery::new(subject, format))
+fn show(subject: Subject) -> Request {
+    Request::Show(ShowQuery::new(subject))
 }
 
 /// What a client reads until the server closes.
@@ -84,22 +83,20 @@ fn rest(mut stream: UnixStream) -> String {
 }
 
 #[test]
-fn every_subject_can_be_asked_for_as_a_table_and_as_json() {
+fn every_subject_can_be_asked_for() {
     let server = Server::start();
     let mut remote = server.remote();
     for subject in Subject::ALL {
-        let json = ask(&mut remote, show(subject, Format::Json));
+        let json = tables(&mut remote, ShowQuery::new(subject));
         assert!(json.is_object(), "{json}");
-        let text = ask(&mut remote, show(subject, Format::Text));
-        assert!(text["text"].is_string(), "{text}");
     }
-    let vfs = ask(&mut remote, show(Subject::Vfs, Format::Json));
+    let vfs = tables(&mut remote, ShowQuery::new(Subject::Vfs));
     assert_eq!(vfs["vfs"].as_array().unwrap().len(), 8);
-    let one = Request::Show(ShowQuery {
+    let one = ShowQuery {
         host: Some("H1-1".into()),
-        ..ShowQuery::new(Subject::Vfs, Format::Json)
-    });
-    let vfs = server.ask(one);
+        ..ShowQuery::new(Subject::Vfs)
+    };
+    let vfs = tables(&mut remote, one);
     assert_eq!(vfs["vfs"].as_array().unwrap().len(), 2);
     assert_eq!(server.end(), RunEnd::Stopped);
 }
@@ -107,7 +104,7 @@ fn every_subject_can_be_asked_for_as_a_table_and_as_json() {
 #[test]
 fn a_query_that_makes_no_sense_is_refused_with_what_does() {
     let server = Server::start();
-    let of = |subject| ShowQuery::new(subject, Format::Text);
+    let of = |subject| ShowQuery::new(subject);
     let host = |subject, host: &str| ShowQuery {
         host: Some(host.into()),
         ..of(subject)
@@ -145,7 +142,7 @@ fn a_query_that_makes_no_sense_is_refused_with_what_does() {
         (problems(Subject::Tids), "no_problems", "vfs, ports"),
     ];
     for (query, code, says) in table {
-        match server.remote().ask(Request::Show(query.clone())) {
+        match server.remote().ask(&Request::Show(query.clone())) {
             Err(RemoteError::Refused(refusal)) => {
                 assert_eq!(refusal.code, code, "{query:?}");
                 assert!(refusal.message.contains(says), "{refusal:?}");
@@ -154,10 +151,7 @@ fn a_query_that_makes_no_sense_is_refused_with_what_does() {
         }
     }
     let rows = |query: ShowQuery, table: &str| {
-        let json = server.ask(Request::Show(ShowQuery {
-            format: Format::Json,
-            ..query
-        }));
+        let json = tables(&mut server.remote(), query);
         json[table].as_array().unwrap().len()
     };
     assert_eq!(rows(host(Subject::Ports, "S1"), "ports"), 9);
@@ -174,10 +168,11 @@ fn lines_that_are_no_requests_are_refused_one_by_one() {
     let lines: &[&[u8]] = &[
         b"\n",
         b"hello\n",
-        b"{\"v\":1}\n",
-        b"{\"v\":2,\"request\":{\"stop\":{}}}\n",
-        b"{\"v\":1,\"request\":{\"stop\":{\"now\":true}}}\n",
-        b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"weather\",\"format\":\"json\"}}}\n",
+        b"{\"v\":2}\n",
+        b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"vfs\",\"format\":\"json\"}}}\n",
+        b"{\"v\":3,\"request\":{\"stop\":{}}}\n",
+        b"{\"v\":2,\"request\":{\"stop\":{\"now\":true}}}\n",
+        b"{\"v\":2,\"request\":{\"show\":{\"subject\":\"weather\"}}}\n",
         b"\xff\xfe\x00\n",
     ];
     stream.write_all(&lines.concat()).unwrap();
@@ -191,13 +186,9 @@ fn lines_that_are_no_requests_are_refused_one_by_one() {
         .filter_map(|reply| reply["error"]["code"].as_str())
         .collect();
     let bad = "bad_request";
-    assert_eq!(codes, [bad, bad, bad, "version", bad, bad, bad]);
-    assert!(
-        server
-            .remote()
-            .ask(show(Subject::Ports, Format::Json))
-            .is_ok()
-    );
+    let (old, new) = ("old_client", "new_client");
+    assert_eq!(codes, [bad, bad, bad, old, new, bad, bad, bad]);
+    assert!(server.remote().ask(&show(Subject::Ports)).is_ok());
     server.end();
 }
 
@@ -220,15 +211,15 @@ fn clients_that_read_nothing_or_say_nothing_stall_nobody() {
     // Asks without end and reads nothing, until the server reads no more either.
     let mut greedy = server.raw();
     greedy.set_nonblocking(true).unwrap();
-    let line = b"{\"v\":1,\"request\":{\"metrics\":{}}}\n";
+    let line = b"{\"v\":2,\"request\":{\"metrics\":{}}}\n";
     while greedy.write(line).is_ok() {}
     let silent: Vec<UnixStream> = (0..10).map(|_| server.raw()).collect();
     let mut remote = server.remote();
     for _ in 0..10 {
-        remote.ask(show(Subject::Vfs, Format::Json)).unwrap();
+        remote.ask(&show(Subject::Vfs)).unwrap();
     }
     drop((greedy, silent));
-    remote.ask(show(Subject::Vfs, Format::Json)).unwrap();
+    remote.ask(&show(Subject::Vfs)).unwrap();
     server.end();
 }
 
@@ -236,12 +227,7 @@ fn clients_that_read_nothing_or_say_nothing_stall_nobody() {
 fn of_too_many_clients_the_longest_silent_one_goes() {
     let server = Server::start();
     let clients: Vec<UnixStream> = (0..=MAX_CLIENTS).map(|_| server.raw()).collect();
-    assert!(
-        server
-            .remote()
-            .ask(show(Subject::Ports, Format::Json))
-            .is_ok()
-    );
+    assert!(server.remote().ask(&show(Subject::Ports)).is_ok());
     let gone = clients
         .into_iter()
         .filter(|mut client| {
@@ -320,9 +306,9 @@ fn what_is_asked_behind_a_large_answer_is_answered_behind_it() {
     let server = Server::start();
     let mut stream = server.raw();
     let lines: &[&[u8]] = &[
-        b"{\"v\":1,\"request\":{\"metrics\":{\"by\":\"vf\"}}}\n",
-        b"{\"v\":1,\"request\":{\"show\":{\"subject\":\"fabric\",\"format\":\"json\"}}}\n",
-        b"{\"v\":1,\"request\":{\"metrics\":{\"vf\":\"H1-1/2\"}}}\n",
+        b"{\"v\":2,\"request\":{\"metrics\":{\"by\":\"vf\"}}}\n",
+        b"{\"v\":2,\"request\":{\"show\":{\"subject\":\"fabric\"}}}\n",
+        b"{\"v\":2,\"request\":{\"metrics\":{\"vf\":\"H1-1/2\"}}}\n",
         b"hello\n",
     ];
     stream.write_all(&lines.concat()).unwrap();
@@ -338,7 +324,7 @@ fn what_is_asked_behind_a_large_answer_is_answered_behind_it() {
     }
     let text = |reply: &Value| reply["ok"]["text"].as_str().unwrap().to_owned();
     assert!(text(&replies[0]).contains("# TYPE vhca_quota gauge\n"));
-    assert!(replies[1]["ok"]["links"].is_array());
+    assert_eq!(replies[1]["ok"]["tables"][1]["name"], "links");
     let of_vf = text(&replies[2]);
     assert!(
         of_vf.contains("vf=\"2\"") && !of_vf.contains("vf=\"1\""),
@@ -351,7 +337,7 @@ fn what_is_asked_behind_a_large_answer_is_answered_behind_it() {
 #[test]
 fn a_client_can_end_the_service() {
     let server = Server::start();
-    server.remote().ask(Request::Stop {}).unwrap();
+    server.remote().ask(&Request::Stop {}).unwrap();
     let path = server.path.clone();
     assert_eq!(server.thread.join().unwrap(), RunEnd::Reached);
     assert!(matches!(Remote::connect(&path), Err(RemoteError::Place(_))));
@@ -361,8 +347,8 @@ fn a_client_can_end_the_service() {
 fn a_server_that_goes_away_is_told_as_such() {
     let server = Server::start();
     let mut remote = server.remote();
-    remote.ask(show(Subject::Ports, Format::Json)).unwrap();
+    remote.ask(&show(Subject::Ports)).unwrap();
     server.end();
-    let asked = remote.ask(show(Subject::Ports, Format::Json));
+    let asked = remote.ask(&show(Subject::Ports));
     assert!(matches!(asked, Err(RemoteError::Gone)), "{asked:?}");
 }

@@ -269,7 +269,7 @@ impl Snapshot {
         let (Some(link), Some(port)) = (Link::at(fabric, at), fabric.port(at)) else {
             return;
         };
-        let state = link.state().to_string();
+        let state = link.state_name().unwrap_or("-").to_owned();
         *self.states.entry(state).or_default() += 1;
         if self.by == By::Total
             && let Some(all) = ports.first_mut()

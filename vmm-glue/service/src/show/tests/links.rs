@@ -52,7 +52,8 @@ impl Net {
             service: &ServiceFacts::default(),
             now: NOW,
         };
-        written(&scene, page(&scene, subject, format, filter, false))
+        let reply = written(&scene, page(&scene, subject, filter));
+        printed(&reply, format, false, filter.problems)
     }
 
     fn json(&self, subject: Subject, filter: Filter) -> Value {
@@ -194,6 +195,6 @@ ibsim:sim  gateway  -                   -    1      1         0       0
 NODE  PORT  STATE       PHYSICAL  WIDTH  SPEED  PEER       PEER-PORT  PROBLEM
 host  1     Initialize  LinkUp    -      -      ibsim:sim  1          not_active
 ";
-    let shown = page(&scene, Subject::Fabric, Format::Text, all, false);
-    assert_eq!(written(&scene, shown), fabric);
+    let reply = written(&scene, page(&scene, Subject::Fabric, all));
+    assert_eq!(printed(&reply, Format::Text, false, false), fabric);
 }

@@ -14,6 +14,8 @@ use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, QKey, Qpn, Sl, SubnetPrefix
 use pf_context::{Cause, Output, PortConfig, PortMux, VfConfig, WireSource};
 use serde_json::Value;
 use vf_tunnel::{SpecialQp, ToPf, VfId};
+use vhca_control::Format;
+use vhca_control::table::Tables;
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -180,7 +182,18 @@ fn shown_of(
         service: &ServiceFacts::default(),
         now: NOW,
     };
-    written(&scene, page(&scene, subject, format, filter(node), is_wide))
+    let filter = filter(node);
+    let reply = written(&scene, page(&scene, subject, filter));
+    printed(&reply, format, is_wide, filter.problems)
+}
+
+/// Prints a reply as the client does.
+fn printed(reply: &str, format: Format, is_wide: bool, problems: bool) -> String {
+    let tables = Tables::of_reply(reply).unwrap();
+    match format {
+        Format::Text => tables.text(is_wide, problems),
+        Format::Json => serde_json::to_string(&tables).unwrap(),
+    }
 }
 
 fn written(scene: &Scene<'_>, mut page: Page) -> String {
@@ -340,14 +353,9 @@ fn drops_show_where_whose_and_why() {
         service: &ServiceFacts::default(),
         now: later,
     };
-    let page = page(
-        &scene,
-        Subject::Drops,
-        Format::Json,
-        Filter::default(),
-        false,
-    );
-    let json: Value = serde_json::from_str(&written(&scene, page)).unwrap();
+    let reply = written(&scene, page(&scene, Subject::Drops, Filter::default()));
+    let json = printed(&reply, Format::Json, false, false);
+    let json: Value = serde_json::from_str(&json).unwrap();
     let [row] = &json["drops"].as_array().unwrap()[..] else {
         panic!("{json}");
     };
@@ -392,8 +400,8 @@ fn queue_pairs_show_state_peer_and_what_they_carried() {
         now: NOW,
     };
     let shown = |format| {
-        let page = page(&scene, Subject::Qps, format, Filter::default(), false);
-        written(&scene, page)
+        let reply = written(&scene, page(&scene, Subject::Qps, Filter::default()));
+        printed(&reply, format, false, false)
     };
     let json: Value = serde_json::from_str(&shown(Format::Json)).unwrap();
     let [rc, uc] = &json["qps"].as_array().unwrap()[..] else {

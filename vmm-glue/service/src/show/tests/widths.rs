@@ -166,8 +166,8 @@ fn no_line_of_a_table_is_longer_than_120_characters_however_long_names_and_numbe
         now: NOW + WEEK,
     };
     let text = |subject, is_wide| {
-        let page = page(&scene, subject, Format::Text, Filter::default(), is_wide);
-        written(&scene, page)
+        let reply = written(&scene, page(&scene, subject, Filter::default()));
+        printed(&reply, Format::Text, is_wide, false)
     };
     for subject in Subject::ALL {
         let shown = text(subject, false);
