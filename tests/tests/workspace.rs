@@ -130,11 +130,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
+    // Diagnoses are a function of a snapshot: no fabric, no adapter, no service.
+    (
+        "vhca-diagnosis",
+        &["pf-context", "hca-api", "ib-wire", "ib-vtime"],
+    ),
     (
         "vhca-service",
         &[
             "vhca",
             "vhca-control",
+            "vhca-diagnosis",
             "vhca-receiver",
             "vhca-vfio-user",
             "ibsim-link",

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::json;
-
-use vhca_service::shell::quoted;
+use vhca_diagnosis::quoted;
 
 /// A guest with VFs.
 #[derive(Clone, Debug, PartialEq, Eq)]

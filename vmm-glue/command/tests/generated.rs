@@ -99,7 +99,7 @@ fn the_page_of_why_has_every_code_of_its_table() {
     let (codes, _) = codes.split_once(".SH").expect("a section behind them");
     let terms = codes.lines().filter_map(|line| line.strip_prefix("\\fB"));
     let terms: Vec<_> = terms.filter_map(|line| line.strip_suffix("\\fR")).collect();
-    let known = vhca_service::serve::KNOWN_FAULTS;
+    let known = vhca_diagnosis::KNOWN_FAULTS;
     let known: Vec<_> = known.iter().map(|known| known.code).collect();
     assert_eq!(terms, known);
     assert!(terms.contains(&"sa_unreachable"));

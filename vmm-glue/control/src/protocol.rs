@@ -40,7 +40,7 @@ pub struct Envelope {
 pub enum Request {
     /// Tables of a subject; the reply are [`Tables`](crate::table::Tables).
     Show(ShowQuery),
-    /// Why a VF's port is as it is; see `vhca_service::serve::Diagnosis`. Of several VFs, their
+    /// Why a VF's port is as it is; see `vhca_diagnosis::Diagnosis`. Of several VFs, their
     /// `Faults`.
     Why {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.

@@ -5,5 +5,4 @@
 
 mod credentials;
 pub mod serve;
-pub mod shell;
 pub mod show;

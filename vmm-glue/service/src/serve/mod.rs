@@ -35,6 +35,7 @@ mod service;
 mod set;
 mod signals;
 mod sm;
+mod snapshot;
 mod subnet;
 mod target;
 mod topology;
@@ -69,7 +70,6 @@ pub use umad::UmadSocket;
 pub use verbs::{VerbsNetwork, VerbsSocket};
 pub use vfio_user::{Seat, VfioUserSockets, Vmm};
 pub use way_in::{Turn, WayIn};
-pub use why::{Diagnosis, Faults, KNOWN_FAULTS, KnownFault};
 
 #[cfg(test)]
 mod tests;

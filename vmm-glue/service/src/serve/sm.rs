@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use emulated_hca::Endpoint;
 use ib_wire::smp::{SmInfo, SmState};
 use ib_wire::{Guid, PKey};
 use subnet_lite::SubnetManager;
@@ -17,22 +16,23 @@ impl Lab {
         let own = self.embedded();
         let mut said: BTreeMap<Guid, SmInfo> = BTreeMap::new();
         let mut rows = Vec::new();
-        if let Some((manager, _)) = own {
+        if let Some(manager) = own {
             let sm = manager.sm();
             said.extend(sm.other_managers());
             said.insert(sm.port_guid(), sm.sm_info());
         }
-        for at in self.managers() {
-            let Some(port) = self.fabric().port(at) else {
+        let subnet = self.subnet();
+        for at in subnet.sm_ports() {
+            let Some(port) = subnet.port(at) else {
                 continue;
             };
             let info = said.get(&port.guid);
             // A manager that the embedded one has not met is master at least where its port has its own LID as the SM's.
-            let masters = || self.is_master(at).then_some(SmState::MASTER);
-            let embedded = own.filter(|(_, sm)| *sm == at).map(|(manager, _)| manager);
+            let masters = || subnet.is_master(at).then_some(SmState::MASTER);
+            let embedded = own.filter(|manager| manager.sm().port_guid() == port.guid);
             let facts = self.service_facts().manager.filter(|_| embedded.is_some());
             rows.push(SmRow {
-                node: self.node_name(at.node).to_owned(),
+                node: subnet.node_name(at.node).to_owned(),
                 port: at.port,
                 guid: port.guid,
                 lid: port.lid,
@@ -53,10 +53,11 @@ impl Lab {
 
     /// Returns the partitions of the embedded manager; of another one they are not known.
     pub(super) fn partition_rows(&self) -> Vec<PartitionRow> {
-        let Some((manager, _)) = self.embedded() else {
+        let Some(manager) = self.embedded() else {
             return Vec::new();
         };
-        let guids: Vec<Guid> = self.end_ports().map(|(_, port)| port.guid).collect();
+        let subnet = self.subnet();
+        let guids: Vec<Guid> = subnet.end_ports().map(|(_, port)| port.guid).collect();
         let partitions = manager.sm().config().partitions.iter();
         let rows = partitions.map(|partition| {
             let keys = || guids.iter().filter_map(|guid| partition.pkey_of(*guid));
@@ -86,11 +87,9 @@ impl Lab {
         Err(Refusal::new("no_manager", message))
     }
 
-    /// Returns the embedded manager, and its port.
-    fn embedded(&self) -> Option<(&SubnetManager, Endpoint)> {
-        let host = self.world().host(self.manager()?.id);
-        let manager = host.manager()?;
-        Some((manager, host.node().port(manager.port().0)))
+    /// Returns the embedded manager.
+    fn embedded(&self) -> Option<&SubnetManager> {
+        self.world().host(self.manager()?.id).manager()
     }
 }
 
@@ -126,7 +125,7 @@ mod tests {
         let [partition] = lab.partition_rows()[..] else {
             panic!("the default partition");
         };
-        let ports = lab.end_ports().count();
+        let ports = lab.subnet().end_ports().count();
         assert_eq!((partition.full, partition.limited), (ports, 0));
     }
 

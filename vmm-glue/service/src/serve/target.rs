@@ -4,8 +4,8 @@ use vf_tunnel::VfId;
 use vhca_control::Refusal;
 
 use super::{Lab, LabHost};
-use crate::shell::quoted;
 use vhca::world::HostId;
+use vhca_diagnosis::quoted;
 
 /// A VF with the name of its host.
 #[derive(Clone, Debug, PartialEq, Eq)]

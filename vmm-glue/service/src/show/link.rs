@@ -3,8 +3,8 @@
 use emulated_hca::{Endpoint, Fabric, NodeKind, PhysicalPort};
 use hca_api::{PhysicalState, PortState};
 use ib_wire::PortNum;
-use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
 use vhca_control::table::Cell;
+use vhca_diagnosis::{Rates, Shortfall};
 
 /// The state of a port's link, as far as it is known.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ impl Link {
         let leaves = is_gateway(at) || peer.is_some_and(is_gateway);
         let is_up = peer.is_some() && port.physical_state == PhysicalState::LinkUp;
         // Of a link that leaves the fabric only the near half is emulated.
-        let rate = (is_up && !leaves).then(|| active_rate(port)).flatten();
+        let rate = (is_up && !leaves).then(|| rates(port).active()).flatten();
         Some(Self {
             state: (!is_gateway(at)).then_some(port.state),
             physical_state: port.physical_state,
@@ -162,51 +162,24 @@ fn problem(fabric: &Fabric, at: Endpoint, port: &PhysicalPort) -> Option<Problem
     }
 }
 
-/// Lanes and speed that a link lacks of what both its ends support.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shortfall {
-    /// Lanes of the link and those that both ends support, if it has fewer.
-    pub(crate) lanes: Option<[u8; 2]>,
-    /// Signalling rate of a lane and the one that both ends support, in kb/s, if it is lower.
-    pub(crate) kbps: Option<[u32; 2]>,
-}
-
 /// Compares a link that packets pass with what both its ends support. A link that leaves the fabric has only one.
-pub(crate) fn shortfall(fabric: &Fabric, at: Endpoint) -> Option<Shortfall> {
+fn shortfall(fabric: &Fabric, at: Endpoint) -> Option<Shortfall> {
     let (port, far) = (fabric.port(at)?, fabric.peer(at)?);
     let is_up = (port.physical_state, port.state) == (PhysicalState::LinkUp, PortState::Active);
     let leaves = fabric.is_gateway(far.node);
     (is_up && !leaves)
-        .then(|| below_support(port, fabric.port(far)?))
+        .then(|| rates(port).shortfall(&rates(fabric.port(far)?)))
         .flatten()
 }
 
-/// Compares a link with what both its ends support, as iblinkinfo does.
-fn below_support(port: &PhysicalPort, peer: &PhysicalPort) -> Option<Shortfall> {
-    let (lanes, kbps) = active_rate(port)?;
-    let widths = port.width_supported.0 & peer.width_supported.0;
-    let speeds = port.speed_supported.get() & peer.speed_supported.get();
-    let extended = port.extended_speed_supported.get() & peer.extended_speed_supported.get();
-    let widest = bits(widths).filter_map(|bit| LinkWidth(bit).lanes()).max();
-    let speeds = bits(speeds).filter_map(|bit| LinkSpeed::from_low_bits(bit).lane_kbps());
-    let extended = bits(extended).filter_map(|bit| LinkSpeedExt::from_low_bits(bit).lane_kbps());
-    let fastest = speeds.chain(extended).max();
-    Some(Shortfall {
-        lanes: widest
-            .filter(|most| *most > lanes)
-            .map(|most| [lanes, most]),
-        kbps: fastest.filter(|most| *most > kbps).map(|most| [kbps, most]),
-    })
-}
-
-fn bits(of: u8) -> impl Iterator<Item = u8> {
-    (0..8)
-        .map(|place| 1 << place)
-        .filter(move |bit| of & bit != 0)
-}
-
-fn active_rate(port: &PhysicalPort) -> Option<(u8, u32)> {
-    let extended = port.extended_speed_active.lane_kbps();
-    let kbps = extended.or_else(|| port.speed_active.lane_kbps())?;
-    Some((port.width_active.lanes()?, kbps))
+/// Returns the widths and speeds of a port.
+pub(crate) fn rates(port: &PhysicalPort) -> Rates {
+    Rates {
+        widths: port.width_supported,
+        width: port.width_active,
+        speeds: port.speed_supported,
+        speed: port.speed_active,
+        extended_speeds: port.extended_speed_supported,
+        extended_speed: port.extended_speed_active,
+    }
 }

@@ -24,7 +24,7 @@ use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
 use vhca_control::Subject;
 
-pub(crate) use link::{Shortfall, shortfall};
+pub(crate) use link::rates;
 pub use metrics::{ManagerFacts, Metrics, Programs, ServiceFacts};
 pub use page::Page;
 pub use programs::{ProgramRow, ProgramUsage};

@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::{Arg, ArgAction, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
-use vhca_service::serve::KNOWN_FAULTS;
+use vhca_diagnosis::KNOWN_FAULTS;
 
 use super::pages::{self, Page};
 

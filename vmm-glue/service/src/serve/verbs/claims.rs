@@ -17,8 +17,8 @@ use super::memory::ProcessMemory;
 use super::network::VerbsNetwork;
 use super::program::{PORT, ProgramLimit, VfProgram};
 use super::rings::MappedRings;
-use crate::serve::{Lab, LabError, NamedVf};
-use crate::show::{ProgramRow, ProgramUsage};
+use crate::serve::{Lab, LabError};
+use crate::show::ProgramRow;
 
 /// A VF that programs can have.
 #[derive(Debug)]
@@ -193,40 +193,6 @@ impl Lab {
             }
         };
         offered.into_iter().map(row).collect()
-    }
-
-    /// Returns what is seen of the program that has a VF.
-    pub(in crate::serve) fn seen_of_program(&self, vf: &NamedVf) -> Option<String> {
-        let rows = self.program_rows(&vf.host_name);
-        let row = rows.into_iter().find(|row| row.vf == vf.vf.get())?;
-        let since = row.since?.as_secs_f64();
-        let process = match row.pid {
-            Some(pid) => format!("process {pid}"),
-            None => "a process".to_owned(),
-        };
-        let ProgramUsage {
-            queue_pairs,
-            outstanding,
-            waiting,
-            dropped_events,
-            memory,
-            memory_most,
-            ..
-        } = row.usage;
-        let mut seen = format!(
-            "{process} has had the VF for {since:.1} s, with {queue_pairs} queue pairs and {outstanding} sends under way"
-        );
-        if waiting > 0 {
-            seen += &format!("; {waiting} queue pairs wait for room");
-        }
-        if dropped_events > 0 {
-            seen += &format!("; it has lost {dropped_events} events, since it does not read them");
-        }
-        // Less is left than a page of a ring takes.
-        if memory_most - memory < 4096 {
-            seen += &format!("; its {memory_most} bytes of memory are used up (program_memory)");
-        }
-        Some(seen)
     }
 
     /// Returns the device of a VF as its program sees it before it opens the device.

@@ -44,7 +44,7 @@ impl Lab {
     fn is_managed(&self, at: Endpoint) -> bool {
         let port = self.fabric().port(at);
         port.is_some_and(|port| port.physical_state == PhysicalState::LinkUp)
-            && self.manager_near(at).is_some()
+            && self.reaches_manager(at)
     }
 
     /// Returns the name of the VF that a program would get if its port is not active, but will be.

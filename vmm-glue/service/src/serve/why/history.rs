@@ -1,20 +1,20 @@
 //! What happened to the VFs' ports that their state no longer shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use ib_vtime::{Duration, Instant};
 use pf_context::context::PfEvent;
 use pf_context::guids::WishRefusal;
 
-use super::links::Flaps;
 use vhca::world::{HostId, HostPortId};
+use vhca_diagnosis::RECENT;
 
 /// When each port came to be as it is, what was refused, and losses of links.
 #[derive(Debug, Default)]
 pub(in crate::serve) struct History {
     since: BTreeMap<HostPortId, Instant>,
     refusals: BTreeMap<HostPortId, WishRefusal>,
-    pub(super) flaps: Flaps,
+    flaps: Flaps,
 }
 
 impl History {
@@ -36,8 +36,13 @@ impl History {
         self.flaps.note(at, now, counted);
     }
 
+    /// Returns how often the link of a PF's port went down within the last minute.
+    pub(in crate::serve) fn losses(&self, at: HostPortId, now: Instant) -> u64 {
+        self.flaps.recent(at, now)
+    }
+
     /// How long a port has been as it is.
-    pub(super) fn since(&self, at: HostPortId, now: Instant) -> Option<Duration> {
+    pub(in crate::serve) fn since(&self, at: HostPortId, now: Instant) -> Option<Duration> {
         let since = self.since.get(&at)?;
         Some(now.saturating_duration_since(*since))
     }
@@ -50,4 +55,53 @@ impl History {
     pub(in crate::serve) fn forget_refusal(&mut self, at: HostPortId) {
         self.refusals.remove(&at);
     }
+}
+
+/// Span of time whose losses of a link are kept as one number, so that a minute takes few entries.
+const GRAIN: Duration = Duration::from_secs(1);
+
+/// Losses of the links of PFs' ports within the last minute.
+#[derive(Debug, Default)]
+struct Flaps(BTreeMap<HostPortId, Losses>);
+
+/// Losses of a link.
+#[derive(Debug, Default)]
+struct Losses {
+    /// LinkDownedCounter when it was last looked at.
+    counted: u64,
+    /// Losses by the time of the first of each [`GRAIN`], the oldest first: at most one entry a second.
+    recent: VecDeque<(Instant, u64)>,
+}
+
+impl Flaps {
+    /// Takes a port's LinkDownedCounter, which programs may have reset.
+    fn note(&mut self, at: HostPortId, now: Instant, counted: u64) {
+        let losses = self.0.entry(at).or_default();
+        let before = core::mem::replace(&mut losses.counted, counted);
+        let grown = counted.checked_sub(before).unwrap_or(counted);
+        if grown == 0 {
+            return;
+        }
+        while let Some((when, _)) = losses.recent.front()
+            && !is_recent(*when, now)
+        {
+            losses.recent.pop_front();
+        }
+        match losses.recent.back_mut() {
+            Some((when, lost)) if now.saturating_duration_since(*when) < GRAIN => *lost += grown,
+            _ => losses.recent.push_back((now, grown)),
+        }
+    }
+
+    /// Returns how often the link of a port went down within the last minute.
+    fn recent(&self, at: HostPortId, now: Instant) -> u64 {
+        let recent = self.0.get(&at).map(|losses| losses.recent.iter());
+        let recent = recent.into_iter().flatten();
+        let lately = recent.filter(|(when, _)| is_recent(*when, now));
+        lately.map(|(_, lost)| lost).sum()
+    }
+}
+
+fn is_recent(when: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(when) < RECENT
 }

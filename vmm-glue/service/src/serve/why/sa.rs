@@ -1,17 +1,13 @@
-//! Whether the SA can be used from a port: it is asked for the sake of a diagnosis, and what is known of the fabric tells
-//! why it does not answer.
+//! Questions to the SA, by which a port finds out for a diagnosis if the SA can be used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use emulated_hca::{Endpoint, Travelling};
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPortEvent, RetryPolicy, SaError, SaEvent, SaRequest};
 use ib_vtime::{Duration, Instant};
-use ib_wire::Lid;
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::NodeRecord;
 
-use super::Fault;
 use crate::serve::Lab;
 use vhca::world::{HostId, HostPortId};
 
@@ -113,97 +109,14 @@ impl Lab {
         ports.collect()
     }
 
-    /// Returns `true` if the SA answered the port when it was asked last.
-    pub(super) fn sa_answers(&self, of: HostPortId) -> bool {
-        self.sa_probes.answers(of) == Some(true)
+    /// Returns `true` if the SA answered the port when it was asked last, `false` if it did not; `None` if it was not asked.
+    pub(in crate::serve) fn sa_answers(&self, of: HostPortId) -> Option<bool> {
+        self.sa_probes.answers(of)
     }
 
     /// Returns how long ago the SA last answered a question that the port asked it for diagnoses and metrics.
     pub(in crate::serve) fn sa_answer_age(&self, of: HostPortId) -> Option<Duration> {
         let answered = self.sa_probes.0.get(&of)?.answered?;
         Some(self.world().now().saturating_duration_since(answered))
-    }
-
-    /// Returns the fault that keeps the SA from being used, if it did not answer when it was asked last.
-    pub(super) fn why_sa_is_silent(&self, of: HostPortId) -> Option<Fault> {
-        let silent = self.sa_probes.answers(of) == Some(false);
-        silent.then(|| self.why_no_answer(of))
-    }
-
-    /// The fault that keeps the SA from answering a port.
-    pub(super) fn why_no_answer(&self, of: HostPortId) -> Fault {
-        let at = self.endpoint(of);
-        let fabric = self.fabric();
-        let sm_lid = fabric.port(at).map_or(Lid::NONE, |port| port.sm_lid);
-        let fault = Fault::new("sa_not_answering", "the SA does not answer");
-        if self.is_attached(at) {
-            return fault
-                .seen(format!("the SA is at LID {}", sm_lid.get()))
-                .next("start the subnet manager of the simulator's fabric, or see its log");
-        }
-        let Some(sm) = self.owner(sm_lid) else {
-            let fault = fault.seen(format!(
-                "the SA is at LID {}, which no port has",
-                sm_lid.get()
-            ));
-            return self.why_no_manager(fault, at, sm_lid);
-        };
-        if let Some(cut) = self.why_cut_off(at, sm) {
-            return cut;
-        }
-        let managed = self.managed_between(at, sm);
-        let foreign = self.foreign_m_key(&managed);
-        if let Some(foreign) = foreign.or_else(|| self.refused_m_key(&managed)) {
-            return foreign;
-        }
-        let fault = fault.seen(format!(
-            "the SA is at LID {}, which is {}",
-            sm_lid.get(),
-            self.port_name(sm)
-        ));
-        self.why_no_manager(fault, at, sm_lid)
-    }
-
-    /// Returns why packets between a port and the SM's port do not arrive, if the fabric lets none pass.
-    fn why_cut_off(&self, at: Endpoint, sm: Endpoint) -> Option<Fault> {
-        let name = self.port_name(sm);
-        let unreachable = || Fault::new("sa_unreachable", "the SA cannot be reached");
-        let fabric = self.fabric();
-        if let Some(link) = self.link_fault(sm) {
-            return Some(link.called(
-                "sa_unreachable",
-                "the SA cannot be reached: the link of its port is down",
-            ));
-        }
-        for (from, to) in [(at, sm), (sm, at)] {
-            let lid = fabric.port(to).map_or(Lid::NONE, |port| port.lid);
-            let Err(end) = fabric.follow_lid(from, lid, Travelling::Data) else {
-                continue;
-            };
-            let way = format!(
-                "packets from {} to {} end at {}",
-                self.port_name(from),
-                self.port_name(to),
-                self.port_name(end)
-            );
-            if let Some(link) = self.link_fault(end) {
-                let cut = "the SA cannot be reached: a link on the way is down";
-                return Some(link.called("sa_unreachable", cut).seen(way));
-            }
-            if let Some(link) = self.cut_between(at, sm) {
-                let cut = "the SA cannot be reached: the fabric is cut in two";
-                return Some(link.called("sa_unreachable", cut).seen(way));
-            }
-            return Some(unreachable().seen(way).next(format!(
-                "have the subnet manager on {name} route anew: it does so when it is restarted, OpenSM also on kill -HUP"
-            )));
-        }
-        self.why_no_partition(at, sm)
-    }
-
-    /// Returns `true` if an end port stands for one of a fabric that is not ours.
-    pub(super) fn is_attached(&self, at: Endpoint) -> bool {
-        let peer = self.fabric().peer(at);
-        peer.is_some_and(|peer| self.fabric().is_gateway(peer.node))
     }
 }

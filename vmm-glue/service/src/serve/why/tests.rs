@@ -4,8 +4,8 @@ use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
 use vhca_control::{FaultySpeed, FaultyWidth, GuestAction, LinkFaults, VfChange, VfState};
+use vhca_diagnosis::{Diagnosis, KNOWN_FAULTS, KnownFault};
 
-use super::Diagnosis;
 use crate::serve::tests::pass;
 use crate::serve::{GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec};
 
@@ -433,4 +433,20 @@ fn more_mads_than_a_vf_may_send() {
     set(&mut service, "host-a/1", &limits(0, 1));
     pass(&mut service, Duration::from_secs(1));
     assert_eq!(why(&mut service, "host-a/1").code, "ok");
+}
+
+#[test]
+fn the_page_of_the_service_has_the_same_codes_with_the_same_words() {
+    let page = include_str!("../../../docs/serve.md");
+    let (_, codes) = page.split_once("## What `vhca why` can say").unwrap();
+    let (codes, _) = codes.split_once("\n#").unwrap();
+    let rows = codes.lines().filter(|line| line.starts_with("| `"));
+    let known = KNOWN_FAULTS.iter().map(
+        |KnownFault {
+             code,
+             port,
+             meaning,
+         }| { format!("| `{code}` | {port} | {meaning} |") },
+    );
+    assert_eq!(rows.collect::<Vec<_>>(), known.collect::<Vec<_>>());
 }

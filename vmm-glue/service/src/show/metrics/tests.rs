@@ -9,9 +9,9 @@ use ib_wire::mad::Mad;
 use ib_wire::{PortNum, Qpn};
 use pf_context::{Cause, PortConfig, PortMux, VfConfig};
 use vf_tunnel::{SpecialQp, ToPf, VfId};
+use vhca_diagnosis::KNOWN_FAULTS;
 
 use super::*;
-use crate::serve::KNOWN_FAULTS;
 use crate::show::{NamedPf, VmmRow};
 
 const NOW: Instant = Instant::from_millis(2_500);

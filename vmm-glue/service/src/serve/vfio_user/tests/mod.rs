@@ -502,7 +502,9 @@ fn why_and_show_tell_what_is_missing() {
                 host: host.id,
                 vf: VF,
             };
-            lab.why_unused(&vf).map(|fault| fault.code)
+            let offer = lab.offer_of(vf.host.vf(vf.vf))?;
+            let fault = offer.why_unused("host/2", lab.world().now());
+            fault.map(|fault| fault.code())
         })
     };
     assert_eq!(code(), Some("no_vmm"));

@@ -1,17 +1,25 @@
-//! The codes of faults, for manuals.
+//! The codes of faults.
 
-/// A code that a [`Diagnosis`](super::Diagnosis) can have.
+use std::borrow::Cow;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+/// The stable word of a fault.
+pub type Code = &'static str;
+
+/// A code that a [`Diagnosis`](crate::Diagnosis) can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFault {
     /// The stable word.
-    pub code: &'static str,
+    pub code: Code,
     /// State of the port that has it: `up`, `down` or `either`.
     pub port: &'static str,
     /// The fault in words; code is between backquotes.
     pub meaning: &'static str,
 }
 
-const fn known(code: &'static str, port: &'static str, meaning: &'static str) -> KnownFault {
+const fn known(code: Code, port: &'static str, meaning: &'static str) -> KnownFault {
     KnownFault {
         code,
         port,
@@ -181,27 +189,14 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
 ];
 
 /// Returns `true` for a code of a fault, and for that of none.
-pub(super) fn is_known(code: &str) -> bool {
+pub(crate) fn is_known(code: &str) -> bool {
     KNOWN_FAULTS.iter().any(|known| known.code == code)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_page_of_the_service_has_the_same_codes_with_the_same_words() {
-        let page = include_str!("../../../docs/serve.md");
-        let (_, codes) = page.split_once("## What `vhca why` can say").unwrap();
-        let (codes, _) = codes.split_once("\n#").unwrap();
-        let rows = codes.lines().filter(|line| line.starts_with("| `"));
-        let known = KNOWN_FAULTS.iter().map(
-            |KnownFault {
-                 code,
-                 port,
-                 meaning,
-             }| { format!("| `{code}` | {port} | {meaning} |") },
-        );
-        assert_eq!(rows.collect::<Vec<_>>(), known.collect::<Vec<_>>());
-    }
+/// Reads a code, which has to be known.
+pub(crate) fn code<'de, D: Deserializer<'de>>(from: D) -> Result<Code, D::Error> {
+    let text = Cow::<'de, str>::deserialize(from)?;
+    let known = KNOWN_FAULTS.iter().find(|known| known.code == text);
+    let unknown = || D::Error::custom(format_args!("{text:?} is not among the known faults"));
+    known.map(|known| known.code).ok_or_else(unknown)
 }

@@ -1,0 +1,41 @@
+//! Commands of remedies.
+
+use ib_wire::{MKey, PortNum};
+
+use crate::shell::quoted;
+use crate::subnet::{PortAt, Subnet};
+
+/// Returns the name of a VF: `HOST/N`.
+pub(crate) fn vf_name(host: &str, vf: u16) -> String {
+    format!("{host}/{vf}")
+}
+
+/// Returns the command that changes a VF's port.
+pub(crate) fn set_vf(host: &str, vf: u16, port: PortNum) -> String {
+    let name = format!("vhca set vf {}", quoted(&vf_name(host, vf)));
+    match port {
+        PortNum(1) => name,
+        PortNum(port) => format!("{name} --port {port}"),
+    }
+}
+
+/// Returns the command that changes a port by `ibportstate` on the port's node itself.
+pub(crate) fn port(subnet: &Subnet, at: PortAt, change: &str) -> String {
+    let (node, number) = (quoted(subnet.node_name(at.node)), at.port);
+    let by = port_options(subnet, at);
+    format!("vhca run --node {node} -- ibportstate{by} -D 0 {number} {change}")
+}
+
+/// Returns the options with which `ibportstate` changes a port on the port's node itself.
+pub(crate) fn port_options(subnet: &Subnet, at: PortAt) -> String {
+    let end = subnet.end_port(at);
+    // A port of an adapter that is down has to be named, or libibumad opens none.
+    let by = match end.port {
+        PortNum::SWITCH_MANAGEMENT => String::new(),
+        port => format!(" -C vhca0 -P {port}"),
+    };
+    match subnet.port(end).map(|port| port.m_key) {
+        Some(key) if key != MKey::default() => format!("{by} -y 0x{:x}", key.get()),
+        _ => by,
+    }
+}

@@ -1,0 +1,87 @@
+//! Ports whose link is up and that no subnet manager has made active.
+
+use ib_wire::{Lid, PortNum};
+
+use crate::fault::Fault;
+use crate::snapshot::OnPort;
+use crate::subnet::{Extent, Subnet};
+use crate::{m_keys, managers};
+
+/// Unicast LIDs of a subnet (IBA 4.1.3): 0x0001 to 0xbfff.
+const UNICAST_LIDS: u32 = 0xbfff;
+
+/// Returns the reason for which no subnet manager has given a port a LID, or activated it, though its link is up.
+pub(crate) fn why(on: OnPort<'_>, has_lid: bool) -> Fault {
+    let (subnet, at) = (on.subnet(), on.at());
+    let (code, summary) = match has_lid {
+        false => (
+            "no_sm",
+            "no subnet manager has configured the physical port",
+        ),
+        true => (
+            "port_not_active",
+            "the subnet manager has not activated the port",
+        ),
+    };
+    let fault = Fault::new(code, summary);
+    if subnet.is_attached(at) {
+        return fault
+            .seen("the fabric is a simulator's")
+            .next(managers::start(subnet, at));
+    }
+    if subnet.extent == Extent::Adapters {
+        return fault
+            .seen("the fabric behind the adapter is not known here")
+            .next("see whether a subnet manager runs on the fabric, and its log");
+    }
+    let Some(sm) = subnet.manager_near(at) else {
+        return match managers::cut_off(subnet, at) {
+            Some(cut) => cut.called(code, summary),
+            None => fault
+                .seen("no subnet manager runs where the port's packets get to (IsSM)")
+                .next(managers::start(subnet, at)),
+        };
+    };
+    let managed = m_keys::managed_between(subnet, at, sm);
+    let foreign = m_keys::foreign(subnet, &managed);
+    let refused = || m_keys::refused(subnet, on.snapshot.taken, &managed);
+    if let Some(foreign) = foreign.or_else(refused) {
+        return foreign;
+    }
+    let fault = fault.seen(format!("a subnet manager runs on {}", subnet.port_name(sm)));
+    if let Some(full) = lids_used_up(subnet).filter(|_| !has_lid) {
+        return full;
+    }
+    fault.next(managers::wake(subnet, sm))
+}
+
+/// Returns the fault that the subnet has no LID left for a port without one.
+fn lids_used_up(subnet: &Subnet) -> Option<Fault> {
+    let mut used = 0;
+    let mut lmc = 0;
+    let mut without = 0_usize;
+    for (at, port) in subnet.end_ports() {
+        // A switch has one LID, whatever the LMC.
+        if port.lid == Lid::NONE {
+            without += 1;
+        } else if at.port == PortNum::SWITCH_MANAGEMENT {
+            used += 1;
+        } else {
+            used += 1_u32 << port.lmc.get();
+            lmc = lmc.max(port.lmc.get());
+        }
+    }
+    // LIDs of a port with an LMC begin at a multiple of their number, which leaves gaps.
+    if used + 2 * (1_u32 << lmc) <= UNICAST_LIDS {
+        return None;
+    }
+    let summary = "the subnet has no LID left for the port";
+    Some(
+        Fault::new("no_lid", summary)
+            .seen(format!(
+                "{used} of {UNICAST_LIDS} unicast LIDs are in use, with an LMC of {lmc}"
+            ))
+            .seen(format!("{without} ports have none"))
+            .next("use a smaller LMC (vhca serve --lmc 0, opensm -l 0), or take ports away"),
+    )
+}

@@ -1,0 +1,409 @@
+//! Diagnoses of snapshots that are made by hand, without a service.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test fails where a snapshot has not what the test put into it"
+)]
+
+use hca_api::{PhysicalState, PortState};
+use ib_vtime::{Duration, Instant};
+use ib_wire::smp::{LinkSpeed, LinkWidth};
+use ib_wire::{Guid, Lid, MKey, PKey, PortNum};
+use pf_context::guids::{GuidState, GuidView, GuidWish};
+use pf_context::{PortReason, VfPKeyEntry};
+use vhca_diagnosis::{
+    Diagnosis, Dropped, Extent, Faults, KNOWN_FAULTS, Node, NodeKind, Offer, PKeyTable, Pf, PfPort,
+    Port, PortAt, Rates, Snapshot, Stall, Subnet, Vf, VfPort, why,
+};
+
+const GUID: Guid = Guid::new(0x0202);
+
+/// Seconds at which the snapshots are taken.
+const NOW: u64 = 100;
+
+const fn second(second: u64) -> Instant {
+    Instant::from_nanos(second * 1_000_000_000)
+}
+
+const fn at(node: usize, port: u8) -> PortAt {
+    PortAt {
+        node,
+        port: PortNum(port),
+    }
+}
+
+/// The nodes of the snapshots: the host with VFs, the host of the subnet manager, and the switch between them.
+const HOST: PortAt = at(0, 1);
+const SM: PortAt = at(1, 1);
+const SWITCH: usize = 2;
+
+fn port(number: u8, lid: u16) -> Port {
+    Port {
+        number: PortNum(number),
+        state: PortState::Active,
+        physical_state: PhysicalState::LinkUp,
+        lid: Lid::new(lid),
+        sm_lid: Lid::new(2),
+        rates: Rates {
+            widths: LinkWidth(LinkWidth::X1.0 | LinkWidth::X4.0),
+            width: LinkWidth::X4,
+            speeds: LinkSpeed::SDR,
+            speed: LinkSpeed::SDR,
+            ..Rates::default()
+        },
+        ..Port::default()
+    }
+}
+
+fn node(name: &str, kind: NodeKind, ports: Vec<Port>) -> Node {
+    let name = name.to_owned();
+    Node { name, kind, ports }
+}
+
+/// A subnet of two hosts and a switch, in which all is well.
+fn subnet() -> Subnet {
+    let mut subnet = Subnet::default();
+    subnet.add(node("host-a", NodeKind::Adapter, vec![port(1, 1)]));
+    let mut manager = port(1, 2);
+    manager.is_sm = true;
+    subnet.add(node("mgmt", NodeKind::Adapter, vec![manager]));
+    let ports = vec![port(0, 3), port(1, 0), port(2, 0)];
+    subnet.add(node("S 1", NodeKind::Switch, ports));
+    subnet.connect([HOST, at(SWITCH, 1)]);
+    subnet.connect([SM, at(SWITCH, 2)]);
+    subnet.management = Some(SM.node);
+    for at in [HOST, SM] {
+        subnet.partitions.insert(at, vec![PKey::DEFAULT_FULL]);
+    }
+    subnet
+}
+
+fn vf_port(reason: PortReason) -> VfPort {
+    let guid = GuidView {
+        wish: GuidWish::SmAssigned,
+        granted: Some(GUID),
+        hardware: GUID,
+        state: GuidState::InHardware(GUID),
+        declines: 0,
+    };
+    let mut port = VfPort::new(reason, guid);
+    port.since = Some(Duration::from_secs(9));
+    let usage = &mut port.usage;
+    for table in [
+        &mut usage.tids,
+        &mut usage.sa_requests,
+        &mut usage.cm_ids,
+        &mut usage.cm_pending,
+        &mut usage.groups,
+        &mut usage.joins,
+        &mut usage.subscriptions,
+        &mut usage.subscribing,
+    ] {
+        table.limit = 8;
+    }
+    port
+}
+
+/// A snapshot of that subnet, with VF 3 of `host-a`.
+fn snapshot(reason: PortReason) -> Snapshot {
+    let vf = Vf {
+        ports: [(PortNum(1), vf_port(reason))].into(),
+        ..Vf::default()
+    };
+    let pf = Pf {
+        host: "host-a".to_owned(),
+        node: HOST.node,
+        ports: vec![PfPort {
+            sa_answers: Some(true),
+            ..PfPort::default()
+        }],
+        vfs: [(3, vf)].into(),
+        ..Pf::default()
+    };
+    Snapshot {
+        taken: second(NOW),
+        subnet: subnet(),
+        pfs: vec![pf],
+    }
+}
+
+fn vf(of: &mut Snapshot) -> &mut Vf {
+    of.pfs[0].vfs.get_mut(&3).unwrap()
+}
+
+fn row(of: &mut Snapshot) -> &mut VfPort {
+    vf(of).ports.get_mut(&PortNum(1)).unwrap()
+}
+
+/// Takes the link of a port down.
+fn unplug(subnet: &mut Subnet, end: PortAt) {
+    for end in [end, subnet.peer(end).unwrap()] {
+        let port = subnet.port_mut(end).unwrap();
+        port.physical_state = PhysicalState::Polling;
+        port.state = PortState::Down;
+    }
+}
+
+/// Returns the diagnosis of VF 3, which has to be among the faults of all VFs, too.
+#[track_caller]
+fn found(snapshot: &Snapshot, code: &str) -> Diagnosis {
+    let found = why(snapshot, "host-a", 3, PortNum(1));
+    assert_eq!(found.code, code, "{found}");
+    assert!(!found.summary.is_empty() && !found.next.is_empty());
+    let all = Faults::of(snapshot, None);
+    assert_eq!(all.vfs, 1);
+    let expected: Vec<_> = (code != "ok").then_some(&found).into_iter().collect();
+    assert_eq!(all.faults.iter().collect::<Vec<_>>(), expected);
+    found
+}
+
+#[test]
+fn a_healthy_vf_has_no_fault() {
+    let found = found(&snapshot(PortReason::Up), "ok");
+    assert_eq!(
+        found.to_string(),
+        "host-a/3 port 1: up, ok, up for 9.0 s\n  what:  the port is up\n  next:  nothing"
+    );
+}
+
+#[test]
+fn a_vf_a_port_and_a_host_that_do_not_exist() {
+    let snapshot = snapshot(PortReason::Up);
+    let code = |host, vf, port| why(&snapshot, host, vf, PortNum(port)).code;
+    assert_eq!(code("host-a", 4, 1), "no_such_vf");
+    assert_eq!(code("host-a", 3, 2), "no_such_port");
+    assert_eq!(code("host-a", 3, 0), "no_such_port");
+    assert_eq!(code("host-b", 3, 1), "no_such_port");
+}
+
+#[test]
+fn a_link_that_is_down_names_both_ends_and_the_command_that_mends_it() {
+    let mut snapshot = snapshot(PortReason::PhysicalDown);
+    unplug(&mut snapshot.subnet, HOST);
+    let found = found(&snapshot, "link_down");
+    assert!(!found.up);
+    assert_eq!(
+        found.seen,
+        ["host-a/1 is Polling", "its link leads to S 1/1"]
+    );
+    assert_eq!(found.next, "vhca set link host-a/1 up");
+}
+
+#[test]
+fn a_disabled_switch_port_is_enabled_on_the_switch() {
+    let mut snapshot = snapshot(PortReason::PhysicalDown);
+    unplug(&mut snapshot.subnet, HOST);
+    let far = snapshot.subnet.port_mut(at(SWITCH, 1)).unwrap();
+    far.physical_state = PhysicalState::Disabled;
+    assert_eq!(
+        found(&snapshot, "port_disabled").next,
+        "vhca run --node 'S 1' -- ibportstate -D 0 1 enable"
+    );
+}
+
+#[test]
+fn a_link_that_went_down_ten_times_flaps_whether_up_or_down() {
+    let mut snapshot = snapshot(PortReason::Up);
+    snapshot.pfs[0].ports[0].losses = 9;
+    found(&snapshot, "ok");
+    snapshot.pfs[0].ports[0].losses = 10;
+    assert!(found(&snapshot, "link_flapping").up);
+    row(&mut snapshot).reason = PortReason::PhysicalDown;
+    unplug(&mut snapshot.subnet, HOST);
+    assert_eq!(
+        found(&snapshot, "link_flapping").next,
+        "vhca set link host-a/1 up"
+    );
+}
+
+/// Has the port of the host be as it is when its link came up: without LID and state.
+fn unmanaged() -> Snapshot {
+    let mut snapshot = snapshot(PortReason::PhysicalDown);
+    let port = snapshot.subnet.port_mut(HOST).unwrap();
+    (port.state, port.lid, port.sm_lid) = (PortState::Init, Lid::NONE, Lid::NONE);
+    snapshot
+}
+
+#[test]
+fn without_a_subnet_manager_one_is_started_on_the_management_host() {
+    let mut snapshot = unmanaged();
+    snapshot.subnet.port_mut(SM).unwrap().is_sm = false;
+    let found = found(&snapshot, "no_sm");
+    assert!(found.next.contains("--node mgmt -- opensm -f"), "{found}");
+    assert_eq!(found.seen[1], "host-a/1 is Init, its LID is 0");
+}
+
+#[test]
+fn a_subnet_manager_that_does_nothing_is_woken() {
+    let mut snapshot = unmanaged();
+    snapshot.subnet.managers.insert(SM, 77);
+    assert!(found(&snapshot, "no_sm").next.starts_with("kill -CONT 77 "));
+    snapshot.subnet.port_mut(HOST).unwrap().lid = Lid::new(1);
+    found(&snapshot, "port_not_active");
+}
+
+#[test]
+fn a_subnet_manager_beyond_a_link_that_is_down_is_named() {
+    let mut snapshot = unmanaged();
+    unplug(&mut snapshot.subnet, SM);
+    let found = found(&snapshot, "no_sm");
+    assert!(
+        found
+            .seen
+            .contains(&"the subnet manager on mgmt/1 is beyond it".to_owned())
+    );
+    // The end on the side of the port.
+    assert_eq!(found.next, "vhca set link 'S 1/2' up");
+}
+
+#[test]
+fn smps_refused_for_their_m_key_within_the_last_minute_are_the_fault() {
+    let mut snapshot = unmanaged();
+    let subnet = &mut snapshot.subnet;
+    for at in [HOST, SM, at(SWITCH, 0)] {
+        subnet.port_mut(at).unwrap().m_key = MKey::new(0x77);
+    }
+    let last = second(NOW - 60);
+    let refused = Some(Dropped { packets: 5, last });
+    subnet.port_mut(HOST).unwrap().refused_smps = refused;
+    let seen = found(&snapshot, "foreign_m_key").seen;
+    assert!(seen[1].starts_with("5 SMPs with another M_Key"), "{seen:?}");
+    snapshot.taken += Duration::from_secs(1);
+    found(&snapshot, "no_sm");
+    // A key that most other ports do not have is a fault at any time.
+    snapshot.subnet.port_mut(HOST).unwrap().m_key = MKey::new(0x78);
+    let found = found(&snapshot, "foreign_m_key");
+    assert!(found.next.ends_with("-y 0x78 -D 0 1 mkey 0x77"), "{found}");
+}
+
+#[test]
+fn a_narrow_link_is_repaired_by_the_service_if_it_made_it_narrow() {
+    let mut snapshot = snapshot(PortReason::Up);
+    snapshot.subnet.port_mut(HOST).unwrap().rates.width = LinkWidth::X1;
+    let seen = "the link of host-a/1 has 1X, both ends support 4X";
+    let by_port = found(&snapshot, "link_narrow");
+    assert_eq!(by_port.seen, [seen]);
+    assert!(by_port.next.contains("ibportstate"), "{by_port}");
+    snapshot.pfs[0].ports[0].is_impaired = true;
+    assert_eq!(
+        found(&snapshot, "link_narrow").next,
+        "vhca clear link host-a/1"
+    );
+}
+
+#[test]
+fn a_p_key_that_the_port_does_not_have() {
+    let mut snapshot = snapshot(PortReason::Up);
+    let wanted = [PKey::DEFAULT_FULL, PKey::new(0x8001)];
+    row(&mut snapshot).pkeys = Some(PKeyTable {
+        wanted: wanted.map(|key| Some(VfPKeyEntry::Value(key))).into(),
+        keys: vec![(0, PKey::DEFAULT_FULL), (1, PKey::INVALID)],
+    });
+    let missing = found(&snapshot, "pkey_missing");
+    let seen = "index 1 is for 0x8001, which the port does not have";
+    assert_eq!(missing.seen, [seen]);
+    // An empty table of the physical port leaves nothing.
+    row(&mut snapshot).pkeys = None;
+    snapshot.subnet.partitions.insert(HOST, Vec::new());
+    found(&snapshot, "no_pkey");
+}
+
+#[test]
+fn two_limited_members_do_not_talk() {
+    let mut snapshot = snapshot(PortReason::Up);
+    for at in [HOST, SM] {
+        let keys = vec![PKey::DEFAULT_LIMITED];
+        snapshot.subnet.partitions.insert(at, keys);
+    }
+    found(&snapshot, "sa_unreachable");
+}
+
+#[test]
+fn packets_to_the_sa_that_end_at_a_link_name_the_link() {
+    let mut snapshot = snapshot(PortReason::Up);
+    snapshot.pfs[0].ports[0].sa_answers = Some(false);
+    assert!(found(&snapshot, "sa_not_answering").next.contains("mgmt/1"));
+    let ends = [HOST, SM];
+    snapshot.subnet.dead_ends.insert(ends, at(SWITCH, 0));
+    let lost = found(&snapshot, "sa_unreachable");
+    assert_eq!(lost.seen, ["packets from host-a/1 to mgmt/1 end at S 1/0"]);
+    unplug(&mut snapshot.subnet, SM);
+    let cut = found(&snapshot, "sa_unreachable");
+    assert_eq!(cut.next, "vhca set link mgmt/1 up");
+}
+
+#[test]
+fn a_full_table_counts_open_transactions_only() {
+    let mut snapshot = snapshot(PortReason::Up);
+    row(&mut snapshot).usage.tids.live = 8;
+    found(&snapshot, "ok");
+    row(&mut snapshot).open_transactions = 8;
+    assert_eq!(found(&snapshot, "quota_reached").seen[0], "8 of 8 tids");
+}
+
+#[test]
+fn a_vf_that_no_vmm_has_and_a_stand_of_the_service_for_the_last() {
+    let mut snapshot = snapshot(PortReason::Up);
+    let vf = vf(&mut snapshot);
+    vf.offer = Some(Offer {
+        vmms: 1,
+        ..Offer::default()
+    });
+    vf.stall = Some(Stall {
+        work: "a message of process 7 of user 0".to_owned(),
+        ended: second(NOW - 5),
+    });
+    let found = found(&snapshot, "no_vmm");
+    assert_eq!(found.seen[0], "1 had it so far, 0 were turned away");
+    assert!(found.seen[1].starts_with("5 s ago the service stood still for a message"));
+}
+
+/// A snapshot of the adapter alone: nothing behind its port is known.
+fn alone(reason: PortReason) -> Snapshot {
+    let mut snapshot = snapshot(reason);
+    let subnet = &mut snapshot.subnet;
+    subnet.extent = Extent::Adapters;
+    subnet.nodes.truncate(1);
+    subnet.port_mut(HOST).unwrap().link = None;
+    subnet.links.clear();
+    subnet.partitions.remove(&SM);
+    subnet.management = None;
+    snapshot
+}
+
+#[test]
+fn of_an_adapter_without_a_known_fabric_a_diagnosis_claims_nothing_about_the_fabric() {
+    found(&alone(PortReason::Up), "ok");
+    let mut silent = alone(PortReason::Up);
+    silent.pfs[0].ports[0].sa_answers = Some(false);
+    let seen = found(&silent, "sa_not_answering").seen;
+    assert_eq!(seen[0], "the SA is at LID 2");
+    let mut down = alone(PortReason::PhysicalDown);
+    found(&down, "port_not_active");
+    let port = down.subnet.port_mut(HOST).unwrap();
+    port.lid = Lid::NONE;
+    found(&down, "no_sm");
+    let port = down.subnet.port_mut(HOST).unwrap();
+    port.physical_state = PhysicalState::Polling;
+    let unplugged = found(&down, "link_down");
+    assert_eq!(unplugged.seen, ["host-a/1 is Polling"]);
+    assert!(!unplugged.next.contains("vhca set link"), "{unplugged}");
+    let port = down.subnet.port_mut(HOST).unwrap();
+    port.physical_state = PhysicalState::Disabled;
+    found(&down, "port_disabled");
+}
+
+#[test]
+fn a_diagnosis_passes_through_json_with_known_codes_only() {
+    let mut snapshot = snapshot(PortReason::PhysicalDown);
+    unplug(&mut snapshot.subnet, HOST);
+    let faults = Faults::of(&snapshot, None);
+    let text = serde_json::to_string(&faults).unwrap();
+    assert!(text.starts_with(
+        "{\"vfs\":1,\"faults\":[{\"host\":\"host-a\",\"vf\":3,\"port\":1,\"up\":false,\"code\":\"link_down\",\"summary\":"
+    ));
+    assert_eq!(serde_json::from_str::<Faults>(&text).unwrap(), faults);
+    let unknown = text.replace("link_down", "link_bent");
+    let error = serde_json::from_str::<Faults>(&unknown).unwrap_err();
+    assert!(error.to_string().contains("link_bent"), "{error}");
+    assert!(KNOWN_FAULTS.iter().all(|known| known.code != "link_bent"));
+}
