@@ -175,7 +175,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("vf-proxy", &["emulated-hca"]),
     ("verbs-link", &["emulated-hca"]),
     ("vhca-device", &["emulated-hca", "ib-wire"]),
-    ("vhca", &["mlx4-defs"]),
+    ("vhca", &["mlx4-defs", "mlx4-driver"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
 ];
 

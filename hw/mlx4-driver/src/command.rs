@@ -271,10 +271,15 @@ impl CommandPort {
         self.reply(command)
     }
 
+    /// Returns `true` if the device has answered the command that was posted.
+    pub(super) fn is_answered(&self, bus: &mut dyn Bus) -> Result<bool, DriverError> {
+        self.channel.is_pending(bus).map(|pending| !pending)
+    }
+
     /// Returns `true` if the command that was posted is done.
     pub(super) fn is_done(&mut self, bus: &mut dyn Bus) -> Result<bool, DriverError> {
         match self.mode {
-            Mode::Polling => Ok(!self.channel.is_pending(bus)?),
+            Mode::Polling => self.is_answered(bus),
             Mode::Events { .. } if self.completed.is_none() => Ok(false),
             // "always flip the toggle before or together with the EQE"
             Mode::Events { .. } if self.channel.is_pending(bus)? => Err(oops(
@@ -284,8 +289,8 @@ impl CommandPort {
         }
     }
 
-    /// Returns the result of the command that was posted.
-    pub(super) fn reply(&self, command: &Command) -> Result<Reply, DriverError> {
+    /// Returns the VHCR of the command that was posted, unless that failed.
+    pub(super) fn status(&self, command: &Command) -> Result<Vhcr, DriverError> {
         let mut bytes = [0; VHCR_SIZE];
         self.memory.read(self.vhcr, &mut bytes);
         let vhcr = Vhcr::read_from_bytes(&bytes).map_err(|_| oops("a VHCR has 32 bytes"))?;
@@ -295,6 +300,12 @@ impl CommandPort {
                 status: vhcr.status.get(),
             });
         }
+        Ok(vhcr)
+    }
+
+    /// Returns the result of the command that was posted.
+    pub(super) fn reply(&self, command: &Command) -> Result<Reply, DriverError> {
+        let vhcr = self.status(command)?;
         let mut mailbox = Box::new(Mailbox::default());
         if command.output == Output::Mailbox {
             self.memory.read(self.outbox, &mut mailbox.0);

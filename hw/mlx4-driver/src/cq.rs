@@ -105,12 +105,16 @@ impl Cq {
         zerocopy::transmute!(bytes)
     }
 
+    /// Returns the next entry, if it is the driver's.
+    fn next(&self) -> Option<Cqe> {
+        let cqe = self.entry(self.consumer);
+        let is_its = cqe.owner_opcode.owner() == (self.consumer & self.entries != 0);
+        is_its.then_some(cqe)
+    }
+
     /// Takes the next entry, if it is the driver's.
     pub(super) fn take(&mut self) -> Option<TakenCqe> {
-        let cqe = self.entry(self.consumer);
-        if cqe.owner_opcode.owner() != (self.consumer & self.entries != 0) {
-            return None;
-        }
+        let cqe = self.next()?;
         self.consumer = self.consumer.wrapping_add(1);
         Some(TakenCqe(cqe))
     }
@@ -373,11 +377,15 @@ impl Driver {
         cqn: Cqn,
         at_most: usize,
     ) -> Result<Vec<WorkCompletion>, DriverError> {
-        let mut cq = self
-            .cqs
-            .remove(&cqn.get())
-            .ok_or(DriverError::Usage("no such completion queue"))?;
+        let cq = self.cqs.get(&cqn.get());
+        let cq = cq.ok_or(DriverError::Usage("no such completion queue"))?;
         let mut done = Vec::new();
+        if cq.next().is_none() {
+            return Ok(done);
+        }
+        let Some(mut cq) = self.cqs.remove(&cqn.get()) else {
+            return Ok(done);
+        };
         let mut failed = None;
         while done.len() < at_most {
             let Some(cqe) = cq.take() else { break };

@@ -232,19 +232,61 @@ impl Core {
     /// [`DriverError::Command`] with the device's status; [`DriverError::TimedOut`], on which the
     /// kernel enters its error state; [`DriverError::Oops`] for an answer out of order.
     pub fn execute(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<Reply, DriverError> {
-        self.commands.post(bus, command)?;
+        self.post(bus, command)?;
+        self.finish(bus, command)?;
+        self.commands.reply(command)
+    }
+
+    /// Posts a command, whose end [`Self::finish`] waits for: meanwhile the caller may do what a kernel does on another
+    /// processor.
+    ///
+    /// # Errors
+    /// [`DriverError::Oops`] if the last command has not ended.
+    pub fn post(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<(), DriverError> {
         self.interrupts.1 = 0;
+        self.commands.post(bus, command)
+    }
+
+    /// Returns `true` if the device has answered the command that was posted. An event may still announce that.
+    ///
+    /// # Errors
+    /// [`DriverError::Gone`].
+    pub fn is_answered(&self, bus: &mut dyn Bus) -> Result<bool, DriverError> {
+        self.commands.is_answered(bus)
+    }
+
+    /// Waits for the end of the command that was posted, and serves interrupts meanwhile. Its output is left where it is.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn finish(&mut self, bus: &mut dyn Bus, command: &Command) -> Result<(), DriverError> {
         let end = bus.now() + CommandPort::LIMIT.min(bus.patience());
         loop {
             self.serve_interrupts(bus)?;
             if self.commands.is_done(bus)? {
-                return self.commands.reply(command);
+                return self.commands.status(command).map(|_| ());
             }
             if bus.now() >= end {
                 return Err(CommandPort::timed_out(command));
             }
             bus.wait(CommandPort::LOOK);
         }
+    }
+
+    /// From now on commands end without an interrupt: the driver looks for their answers.
+    pub const fn use_polling(&mut self) {
+        self.commands.use_polling();
+    }
+
+    /// Masks an MSI-X vector, or unmasks it. Vector 0 is that of commands and asynchronous events.
+    pub fn set_masked(&self, bus: &mut dyn Bus, vector: u16, masked: bool) {
+        self.pci.set_masked(bus, vector, masked);
+    }
+
+    /// Returns `true` if an MSI-X vector fired while it was masked, and still is.
+    #[must_use]
+    pub fn is_pending(&self, bus: &mut dyn Bus, vector: u16) -> bool {
+        self.pci.is_pending(bus, vector)
     }
 
     /// Serves the interrupts that were signalled.

@@ -12,10 +12,14 @@ use super::{Bus, DriverError};
 const VENDOR: u16 = 0x00;
 const COMMAND: u16 = 0x04;
 const STATUS: u16 = 0x06;
+const BAR_0: u16 = 0x10;
 const CAPABILITIES: u16 = 0x34;
 
 /// Command register: memory space and bus mastering.
 const MEMORY_AND_MASTER: u16 = 0x6;
+
+/// Bits of a base address register that are no part of its address.
+const BAR_TYPE: u32 = 0xf;
 
 /// Status register: there is a list of capabilities.
 const HAS_CAPABILITIES: u16 = 1 << 4;
@@ -77,8 +81,9 @@ fn capability(bus: &mut dyn Bus, id: u8) -> Option<u16> {
 #[derive(Debug)]
 pub(super) struct PciDevice {
     msi_x: u16,
-    table_bar: u8,
-    table: u64,
+    /// Register and offset of the MSI-X table, and of the pending bits.
+    table: (u8, u64),
+    pending: (u8, u64),
     /// Bytes behind the register with the doorbells.
     pub(super) uar_bar_len: u64,
     /// MSI-X vectors that are in use.
@@ -96,12 +101,15 @@ impl PciDevice {
         let uar_bar_len = uar.ok_or_else(|| refused("Missing UAR, aborting"))?;
         write16(bus, COMMAND, MEMORY_AND_MASTER);
         let msi_x = capability(bus, MSI_X).ok_or_else(|| refused("no MSI-X"))?;
-        let table = read32(bus, msi_x + 4);
-        let [bar, ..] = (table & 7).to_le_bytes();
+        let [table, pending] = [4, 8].map(|word| {
+            let place = read32(bus, msi_x + word);
+            let [bar, ..] = (place & 7).to_le_bytes();
+            (bar, u64::from(place & !7))
+        });
         Ok(Self {
             msi_x,
-            table_bar: bar,
-            table: u64::from(table & !7),
+            table,
+            pending,
             uar_bar_len,
             vectors: 0,
         })
@@ -113,7 +121,7 @@ impl PciDevice {
         bus: &mut dyn Bus,
         wanted: u16,
     ) -> Result<(), DriverError> {
-        let size = (read16(bus, self.msi_x + 2) & 0x7ff) + 1;
+        let size = vectors_at(bus, self.msi_x);
         if size != bus.interrupt_vectors() {
             return Err(refused("the MSI-X table has another size than the device"));
         }
@@ -136,7 +144,7 @@ impl PciDevice {
                 &1_u32.to_le_bytes(),
             ];
             for (offset, word) in (0..).step_by(4).zip(words) {
-                bus.bar_write(self.table_bar, entry + offset, word);
+                bus.bar_write(self.table.0, entry + offset, word);
             }
         }
         write16(bus, self.msi_x + 2, MSI_X_ENABLE);
@@ -144,13 +152,21 @@ impl PciDevice {
     }
 
     fn entry(&self, vector: u16) -> u64 {
-        self.table + u64::from(vector) * ENTRY
+        self.table.1 + u64::from(vector) * ENTRY
     }
 
     /// Unmasks a vector (`request_irq`), or masks it (`free_irq`).
     pub(super) fn set_masked(&self, bus: &mut dyn Bus, vector: u16, masked: bool) {
         let control = u32::from(masked).to_le_bytes();
-        bus.bar_write(self.table_bar, self.entry(vector) + ENTRY_CONTROL, &control);
+        bus.bar_write(self.table.0, self.entry(vector) + ENTRY_CONTROL, &control);
+    }
+
+    /// Returns `true` if a vector fired while it was masked, and still is.
+    pub(super) fn is_pending(&self, bus: &mut dyn Bus, vector: u16) -> bool {
+        let (bar, bits) = self.pending;
+        let mut word = [0; 4];
+        bus.bar_read(bar, bits + u64::from(vector / 32) * 4, &mut word);
+        u32::from_le_bytes(word) >> (vector % 32) & 1 != 0
     }
 
     /// Takes the function out of use.
@@ -159,6 +175,31 @@ impl PciDevice {
         write16(bus, COMMAND, 0);
         self.vectors = 0;
     }
+}
+
+fn vectors_at(bus: &mut dyn Bus, msi_x: u16) -> u16 {
+    (read16(bus, msi_x + 2) & 0x7ff) + 1
+}
+
+/// Returns the number of entries of the MSI-X table, by the function's capability, if it has one.
+pub fn interrupt_vectors(bus: &mut dyn Bus) -> Option<u16> {
+    capability(bus, MSI_X).map(|msi_x| vectors_at(bus, msi_x))
+}
+
+/// Places the registers behind a base address register of 64 bits, as firmware does, and a kernel that moves them.
+pub fn place_bar(bus: &mut dyn Bus, bar: u8, address: u64) {
+    let halves = address.to_le_bytes();
+    let low = BAR_0 + 4 * u16::from(bar);
+    bus.config_write(low, &halves[..4]);
+    bus.config_write(low + 4, &halves[4..]);
+}
+
+/// Measures the registers behind a base address register of 64 bits, which loses its address. Returns their bytes.
+pub fn measure_bar(bus: &mut dyn Bus, bar: u8) -> u64 {
+    place_bar(bus, bar, u64::MAX);
+    let at = BAR_0 + 4 * u16::from(bar);
+    let low = u64::from(read32(bus, at) & !BAR_TYPE);
+    (u64::from(read32(bus, at + 4)) << 32 | low).wrapping_neg()
 }
 
 /// Starts a function-level reset, as `pci_reset_function` does.

@@ -391,8 +391,8 @@ impl Driver {
             control.set_completion(ControlSegment::SIGNALED);
         }
         // The word with the owner's bit is last.
-        qp.mapped.buffer.write(at + 4, &bytes[4..]);
-        qp.mapped.buffer.write(at, &bytes[..4]);
+        qp.mapped.buffer.write(at + 8, &bytes[8..]);
+        qp.mapped.buffer.write(at, &bytes[..8]);
         let spare = Ring::spare(qp.sends.shift);
         qp.sends.stamp(&qp.mapped.buffer, index.wrapping_add(spare));
         Ok(())

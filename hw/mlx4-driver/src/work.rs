@@ -1,6 +1,5 @@
 //! Send requests, as the driver writes them into slots.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use hca_api::{GlobalRoute, UdAddress, UdDestination};
@@ -269,7 +268,8 @@ impl SendWork {
 
     /// The request's segments for a queue pair with slots of so many bytes. The owner's bit is not set.
     pub(super) fn encode(&self, tunnel: Option<Qpn>, room: usize) -> Result<Vec<u8>, DriverError> {
-        let mut bytes = vec![0; size_of::<ControlSegment>()];
+        let mut bytes = Vec::with_capacity(room);
+        bytes.resize(size_of::<ControlSegment>(), 0);
         self.operation.append_segments(tunnel, &mut bytes);
         match &self.payload {
             Payload::Gather(sges) => {
@@ -315,6 +315,8 @@ fn append_inline(bytes: &mut Vec<u8>, mut data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
 
     fn to() -> Destination {

@@ -15,7 +15,7 @@ pub use ::mlx4_driver::{
     BufferKind, Bus, Command, Connection, ConnectionSpec, Core, CqSpec, DatagramAttributes,
     Destination, Driver, DriverError, Event, Heard, Input, Operation, Output, Owner, PAGE, Payload,
     Peer, QpSpec, QpUse, Region, Remote, Rights, SendWork, Sge, SrqSpec, Talker, TalkerSpec,
-    WorkCompletion, function_level_reset,
+    WorkCompletion, function_level_reset, interrupt_vectors, measure_bar, place_bar,
 };
 pub use bench::{Bench, FIRST_LID, NODE_GUID, QUOTA};
 pub use lab::{Guest, GuestId, Lab, LabPlan};

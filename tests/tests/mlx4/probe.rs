@@ -3,10 +3,11 @@
 use hca_api::{PortChange, PortState, ResourceCounts};
 use ib_vtime::Duration;
 use ib_wire::{Lid, PKey, PortNum};
+use mlx4_defs::Opcode;
 use mlx4_defs::query::dev_cap_flags;
 use vhca_tests::mlx4_driver::{
-    Bus, Core, Driver, DriverError, Event, FIRST_LID, NODE_GUID, StrayAccesses,
-    function_level_reset,
+    Bus, Command, Core, Driver, DriverError, Event, FIRST_LID, NODE_GUID, StrayAccesses,
+    function_level_reset, interrupt_vectors, measure_bar, place_bar,
 };
 
 use super::bench;
@@ -147,4 +148,42 @@ fn a_vf_that_the_pf_reset_tells_its_driver_which_restarts() {
     driver.remove(&mut bench).unwrap();
     assert_eq!(memory.allocated_pages(), 0);
     assert_eq!(bench.owned(), ResourceCounts::default());
+}
+
+#[test]
+fn a_command_ends_while_its_vector_is_masked_and_interrupts_when_it_is_not() {
+    let (mut bench, memory) = bench(1);
+    let mut core = Core::probe(&mut bench, memory, 2).unwrap();
+    let nop = Command::new(Opcode::NOP, 0x1f);
+    core.set_masked(&mut bench, 0, true);
+    core.post(&mut bench, &nop).unwrap();
+    bench.wait(Duration::from_millis(1));
+    assert_eq!(core.is_answered(&mut bench), Ok(true));
+    assert!(core.is_pending(&mut bench, 0) && !core.is_pending(&mut bench, 1));
+    assert_eq!(bench.take_interrupt(), None);
+    core.set_masked(&mut bench, 0, false);
+    core.finish(&mut bench, &nop).unwrap();
+    assert!(!core.is_pending(&mut bench, 0));
+    core.use_polling();
+    core.execute(&mut bench, &nop).unwrap();
+    assert_eq!(bench.take_interrupt(), None);
+    core.remove(&mut bench).unwrap();
+}
+
+#[test]
+fn registers_are_measured_and_placed_by_configuration_space() {
+    let (mut bench, _) = bench(1);
+    let vectors = bench.interrupt_vectors();
+    assert_eq!(interrupt_vectors(&mut bench), Some(vectors));
+    for (bar, low) in [(2, 0x18), (4, 0x20)] {
+        let size = measure_bar(&mut bench, bar);
+        assert_eq!(bench.bar_size(bar), Some(size));
+        let address = 0x12_0000_0000 + 16 * size;
+        place_bar(&mut bench, bar, address);
+        let mut halves = [[0; 4]; 2];
+        bench.config_read(low, &mut halves[0]);
+        bench.config_read(low + 4, &mut halves[1]);
+        let [low, high] = halves.map(u32::from_le_bytes);
+        assert_eq!(u64::from(high) << 32 | u64::from(low & !0xf), address);
+    }
 }

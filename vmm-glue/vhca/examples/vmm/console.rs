@@ -39,7 +39,7 @@ pub(crate) enum Access {
     Read,
 }
 
-/// Times of a guest's writes and reads, by [`Access`].
+/// Times of a guest's writes and reads since its last report, by [`Access`].
 pub(crate) type Times = [Vec<Duration>; 2];
 
 /// Event of a VM for which its VMM waits.
@@ -114,7 +114,10 @@ impl Console {
                 let mut steps = self.steps.lock().map_err(|_| "a thread failed")?;
                 steps.push((text, Instant::now()));
             }
-            REPORT => self.reported = value,
+            REPORT => {
+                self.reported = value;
+                self.times = Times::default();
+            }
             END if value == 0 => return Ok(true),
             END => {
                 // What it named last is no step, but the file and the reason.

@@ -23,8 +23,8 @@ const TAKE: u32 = 2 << 24;
 
 /// Datagrams that a VM sends at an order. Fewer than the paused VF's queue keeps.
 const FEW: u32 = 20;
-/// More than it keeps, and no more than the payload has receives.
-const MANY: u32 = 4000;
+/// More than it keeps.
+const MANY: u32 = 1000;
 
 /// A guest's memory as its VF reaches it. Each access is counted.
 #[derive(Clone)]

@@ -1,30 +1,7 @@
 //! A VM's accesses to its device beside others' work, and what is left when devices go amid it.
 
-mod cpu;
-#[path = "payload/src/hca.rs"]
-#[expect(
-    dead_code,
-    clippy::cast_possible_truncation,
-    clippy::unwrap_used,
-    reason = "it is of the payload"
-)]
-mod hca;
-#[path = "payload/src/pci.rs"]
-#[expect(
-    dead_code,
-    clippy::cast_possible_truncation,
-    reason = "it is of the payload"
-)]
-mod pci;
-#[path = "payload/src/port.rs"]
-mod port;
-#[path = "payload/src/queues.rs"]
-#[expect(
-    dead_code,
-    clippy::cast_possible_truncation,
-    reason = "it is of the payload"
-)]
-mod queues;
+mod bus;
+mod ram;
 
 use std::error::Error;
 use std::fs;
@@ -33,20 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vhca::device::{Device, Interrupts, MsixMessage, TrappedDoorbells};
-use vhca::emulated::VfOptions;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use mlx4_driver::{Bus, DriverError, Talker, TalkerSpec};
+use vhca::device::{Device, TrappedDoorbells};
+use vhca::emulated::{Lid, PortNum, VfOptions};
+use vm_memory::GuestAddressSpace;
 
 use crate::console::Running;
 use crate::modes::{TALK, Verdict};
 use crate::vm::MEMORY;
 use crate::{Host, memory, vf};
-use hca::Hca;
-use pci::Function;
-use queues::QueuePair;
-
-/// Addresses of a driver's registers.
-const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
+use bus::{DeviceBus, Signals};
+use ram::Ram;
 
 /// Orders to the payload; see there.
 pub(crate) const END: u32 = 0;
@@ -55,6 +29,9 @@ const TAKE: u32 = 2 << 24;
 const READ: u32 = 3 << 24;
 const ENDLESS: u32 = 0xff_ffff;
 const ACCESSES: u32 = 4000;
+/// The port of a driver, and the subnet manager's LID, where nobody takes datagrams.
+const PORT: PortNum = PortNum(1);
+const SM: Lid = Lid::new(1);
 /// A queue pair that nobody has. What is sent there is dropped.
 const NOBODY: u32 = 0xff_fffe;
 
@@ -64,19 +41,12 @@ const BURST: u32 = 40;
 /// Time after which a step is given up.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Takes no interrupts: the drivers look at their queues.
-struct Polled;
-
-impl Interrupts for Polled {
-    fn trigger(&self, _: u16, _: MsixMessage) {}
-}
-
-/// A driver of the payload's on a thread of this process.
+/// A driver on a thread of this process.
 struct Driver {
     device: Device,
     sent: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Result<(), DriverError>>,
 }
 
 impl Driver {
@@ -87,10 +57,12 @@ impl Driver {
             world.add_vf_for_vmm(host.at[0], vf(number), ram, &VfOptions::default())
         })??;
         let doorbells = Arc::new(TrappedDoorbells);
-        let device = host.backend.attach(at, Arc::new(Polled), doorbells)?;
+        let signals = Arc::<Signals>::default();
+        let device = host.backend.attach(at, signals.clone(), doorbells)?;
         let (sent, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (its_device, its_sent, over) = (device.clone(), sent.clone(), is_over.clone());
-        let thread = thread::spawn(move || drive(its_device, memory, &its_sent, over));
+        let bus = DeviceBus::new(device.clone(), signals, is_over.clone());
+        let (ram, its_sent) = (Ram::new(memory.memory().into_inner()), sent.clone());
+        let thread = thread::spawn(move || drive(bus, ram, &its_sent));
         Ok(Self {
             device,
             sent,
@@ -109,30 +81,26 @@ impl Driver {
 }
 
 /// Brings a VF up and sends for as long as it is let.
-fn drive(
-    device: Device,
-    memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    sent: &AtomicU64,
-    is_over: Arc<AtomicBool>,
-) {
-    cpu::start(device, memory, is_over);
-    let function = Function::find().expect("the VF is on the bus");
-    function.place(FIRST);
-    let mut hca = Hca::new(function);
-    hca.reset();
-    hca.set_block();
-    hca.wait_for_port();
-    let mut queue = QueuePair::new(&mut hca);
-    for first in (0..).step_by(BURST as usize) {
+fn drive(mut bus: DeviceBus, ram: Ram, sent: &AtomicU64) -> Result<(), DriverError> {
+    let mut driver = mlx4_driver::Driver::probe(&mut bus, ram)?;
+    while !driver.port(PORT).is_active() {
+        driver.serve(&mut bus)?;
+        bus.wait(Duration::ZERO);
+    }
+    let spec = TalkerSpec {
+        sends: BURST,
+        ..TalkerSpec::default()
+    };
+    let mut talker = Talker::open(&mut driver, &mut bus, &spec)?;
+    let nobody = talker.way_to((SM, talker.qpn, TalkerSpec::QKEY));
+    loop {
         for _ in 0..BURST {
-            queue.post();
-            let (doorbell, word) = queue.doorbell(&hca);
-            cpu::write(doorbell, word);
+            talker.say(&mut driver, &mut bus, &nobody, b"")?;
         }
-        for nth in first..first + BURST {
-            while !queue.take_completion(nth) {
-                cpu::relax();
-            }
+        let mut completed = 0;
+        while completed < BURST as usize {
+            bus.wait(Duration::ZERO);
+            completed += talker.take_sent(&mut driver)?;
         }
         sent.fetch_add(BURST.into(), Ordering::Relaxed);
     }

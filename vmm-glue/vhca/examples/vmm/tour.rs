@@ -9,7 +9,7 @@ use crate::console::Running;
 use crate::modes::{TOUR, Verdict};
 use crate::{Host, memory};
 
-/// Memory of a guest with a heap.
+/// Memory of a guest on the tour.
 const MEMORY: usize = 32 << 20;
 
 /// The group that the guests join.

@@ -15,7 +15,7 @@ use crate::console::{Access, Console};
 use crate::payload::Payload;
 
 /// Memory of a guest, from address 0 on, but for those of the tour.
-pub(crate) const MEMORY: usize = 4 << 20;
+pub(crate) const MEMORY: usize = 8 << 20;
 
 /// Memory that is plugged in and out.
 pub(crate) const PLUGGED: GuestAddress = GuestAddress(0x1000_0000);
@@ -27,7 +27,7 @@ const GDT: u64 = 0x8000;
 const STACK: u64 = 0x1f_fff8;
 
 /// Ports: the bus's address and data, and the payload's wishes for memory and for a reset. All others are the console's.
-pub(crate) const PCI_ADDRESS: u16 = 0xcf8;
+const PCI_ADDRESS: u16 = 0xcf8;
 const PCI_DATA: u16 = 0xcfc;
 const WISH: u16 = 0xf0;
 const RESET: u16 = 0xf8;
@@ -61,7 +61,7 @@ impl Vm {
         let mut regs = vcpu.get_regs()?;
         (regs.rip, regs.rsp, regs.rflags) = (entry, STACK, 2);
         [regs.rdi, regs.rsi] = arguments;
-        regs.rdx = vcpu.get_tsc_khz()?.into();
+        (regs.rdx, regs.rcx) = (vcpu.get_tsc_khz()?.into(), size as u64);
         vcpu.set_regs(&regs)?;
         let fd = Arc::new(vm);
         Ok(Self { fd, vcpu, memory })
@@ -181,15 +181,15 @@ fn enter_long_mode(vcpu: &VcpuFd, memory: &GuestMemoryMmap) -> Result<(), Box<dy
 }
 
 /// The guest's bus: the device's configuration space by ports, and its registers where the guest put them.
-pub(crate) struct Bus {
+struct Bus {
     device: Device,
-    pub(crate) selected: u32,
+    selected: u32,
     /// Index, size and address of each base address register.
     bars: Vec<(u8, u64, Option<u64>)>,
 }
 
 impl Bus {
-    pub(crate) fn new(device: Device) -> Self {
+    fn new(device: Device) -> Self {
         let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
         let (selected, bars) = (0, bars.collect());
         Self {
@@ -205,14 +205,14 @@ impl Bus {
         is_its.then_some((self.selected & 0xfc) as u16)
     }
 
-    pub(crate) fn config_read(&self, data: &mut [u8]) {
+    fn config_read(&self, data: &mut [u8]) {
         match self.register() {
             Some(register) => self.device.config_read(register, data),
             None => data.fill(0xff),
         }
     }
 
-    pub(crate) fn config_write(&mut self, port: u16, data: &[u8]) {
+    fn config_write(&mut self, port: u16, data: &[u8]) {
         let Some(register) = self.register() else {
             return;
         };
@@ -237,14 +237,14 @@ impl Bus {
         })
     }
 
-    pub(crate) fn read(&self, address: u64, data: &mut [u8]) {
+    fn read(&self, address: u64, data: &mut [u8]) {
         match self.at(address) {
             Some((bar, offset)) => self.device.bar_read(bar, offset, data),
             None => data.fill(0xff),
         }
     }
 
-    pub(crate) fn write(&self, address: u64, data: &[u8]) {
+    fn write(&self, address: u64, data: &[u8]) {
         if let Some((bar, offset)) = self.at(address) {
             self.device.bar_write(bar, offset, data);
         }

@@ -1,20 +1,10 @@
-//! The adapters for VMMs of three shapes: the driver of the example `vmm`'s guest drives a VF through each.
+//! The adapters for VMMs of three shapes: a driver drives a VF through each.
 #![expect(clippy::unwrap_used, reason = "a test ends where it fails")]
 
-mod cpu;
-#[path = "../../examples/vmm/payload/src/hca.rs"]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "it is of a package of its own"
-)]
-mod hca;
+mod bus;
 mod machines;
-#[path = "../../examples/vmm/payload/src/pci.rs"]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "it is of a package of its own"
-)]
-mod pci;
+#[path = "../../examples/vmm/siege/ram.rs"]
+mod ram;
 
 #[path = "../../examples/adapter_cloud_hypervisor.rs"]
 mod cloud_hypervisor;
@@ -26,75 +16,68 @@ mod openvmm;
 use std::sync::Arc;
 
 use mlx4_defs::Opcode;
-use mlx4_defs::query::QueryFirmware;
-use vhca::emulated::VfOptions;
+use mlx4_driver::{Bus, Command, Driver};
+use vhca::emulated::{Duration, PortNum, VfOptions};
 use vhca::world::{HostFunction, World};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use hca::{EventQueue, Hca};
+use bus::MachineBus;
 use machines::{CloudHypervisor, Firecracker, Machine, OpenVmm};
-use pci::Function;
+use ram::Ram;
 
 /// Addresses of the registers, and those that they move to.
 const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
 const SECOND: [u64; 2] = [0xd100_0000, 0xe010_0000];
-/// The processor's interrupt vector of MSI-X vector 0.
-const INTERRUPT: u8 = 0x40;
-const COMMANDS: u32 = 20;
+/// Bytes of the guest's memory, from address 0 on.
+const MEMORY: usize = 4 << 20;
+const PORT: PortNum = PortNum(1);
+/// The MSI-X vector of commands.
+const VECTOR: u16 = 0;
+const COMMANDS: usize = 20;
 
 /// Boots a guest as far as commands that end by interrupt.
 fn conforms(moves: bool, make: fn(World, HostFunction) -> Box<dyn Machine>) {
     let memory: GuestMemoryMmap =
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), cpu::MEMORY)]).unwrap();
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
     let memory = Arc::new(memory);
     let (world, at) = World::with_one_vf(Arc::clone(&memory), &VfOptions::default()).unwrap();
-    cpu::start(make(world, at), memory);
-
-    let function = Function::find().unwrap();
-    assert_eq!(function.size(2), 8 << 20);
-    function.place(FIRST);
-    let mut hca = Hca::new(function);
-    assert!(hca.is_online());
+    let mut bus = MachineBus::new(make(world, at), FIRST);
+    assert_eq!(bus.bar_size(2), Some(8 << 20));
     if moves {
-        hca.move_to(SECOND);
-        assert!(hca.is_online());
+        bus.place(SECOND);
     }
-    hca.function.enable_interrupts(INTERRUPT);
-    hca.reset();
-    hca.set_block();
-    let firmware: QueryFirmware = hca.query(Opcode::QUERY_FW);
-    assert_eq!(firmware.major.get(), 2);
-
-    let mut events = EventQueue::new(&mut hca);
-    let mut interrupts = 0;
-    let mut ends = |hca: &Hca| {
-        interrupts += 1;
-        while cpu::interrupts(INTERRUPT) < interrupts {
-            cpu::relax();
-        }
-        assert!(events.take_command() && hca.is_idle() && !events.take_command());
-        events.arm(hca);
-        assert_eq!(cpu::interrupts(INTERRUPT), interrupts);
-    };
-    for _ in 0..COMMANDS {
-        hca.post_nop();
-        ends(&hca);
+    let mut driver = Driver::probe(&mut bus, Ram::new(memory)).unwrap();
+    assert_eq!(driver.capabilities().firmware.0, 2);
+    while !driver.port(PORT).is_active() {
+        bus.wait(Duration::ZERO);
+        driver.serve(&mut bus).unwrap();
     }
 
-    hca.function.set_masked(true);
-    hca.post_nop();
-    hca.wait();
-    assert!(cpu::interrupts(INTERRUPT) == COMMANDS && hca.function.is_pending());
-    hca.function.set_masked(false);
-    ends(&hca);
+    let core = driver.core();
+    let nop = Command::new(Opcode::NOP, 0x1f);
+    let before = bus.interrupts();
+    for nth in 1..=COMMANDS {
+        core.execute(&mut bus, &nop).unwrap();
+        assert_eq!(bus.interrupts(), before + nth);
+    }
 
-    cpu::with_machine(|machine| machine.set_paused(true));
-    hca.post_nop();
-    cpu::relax();
-    assert!(cpu::interrupts(INTERRUPT) == COMMANDS + 1 && !hca.is_idle());
-    cpu::with_machine(|machine| machine.set_paused(false));
-    ends(&hca);
-    hca.reset();
+    core.set_masked(&mut bus, VECTOR, true);
+    core.post(&mut bus, &nop).unwrap();
+    while !core.is_answered(&mut bus).unwrap() {
+        bus.wait(Duration::ZERO);
+    }
+    assert!(bus.interrupts() == before + COMMANDS && core.is_pending(&mut bus, VECTOR));
+    core.set_masked(&mut bus, VECTOR, false);
+    core.finish(&mut bus, &nop).unwrap();
+
+    bus.machine.set_paused(true);
+    core.post(&mut bus, &nop).unwrap();
+    bus.wait(Duration::ZERO);
+    assert!(bus.interrupts() == before + COMMANDS + 1 && !core.is_answered(&mut bus).unwrap());
+    bus.machine.set_paused(false);
+    core.finish(&mut bus, &nop).unwrap();
+    assert_eq!(bus.interrupts(), before + COMMANDS + 2);
+    driver.remove(&mut bus).unwrap();
 }
 
 #[test]

@@ -82,39 +82,20 @@ pub(crate) fn out16(port: u16, value: u16) {
     unsafe { asm!("out dx, ax", in("dx") port, in("ax") value, options(nostack)) }
 }
 
-/// Reads a register, or a word that the device writes.
+/// Reads a register.
 pub(crate) fn read<T: FromBytes>(address: u64) -> T {
     // SAFETY: all addresses are mapped, and any bytes are a value.
     unsafe { read_volatile(address as *const T) }
 }
 
-/// Writes a register, or memory that the device reads.
+/// Writes a register.
 pub(crate) fn write<T: IntoBytes + Immutable>(address: u64, value: T) {
-    // SAFETY: all addresses are mapped. Those in memory are of pages that `allocate` gave.
+    // SAFETY: all addresses are mapped, and no object of this program is there.
     unsafe { write_volatile(address as *mut T, value) }
 }
 
 pub(crate) fn relax() {
     core::hint::spin_loop();
-}
-
-/// Address from which on pages for the device are taken.
-static mut NEXT: u64 = 0x20_0000;
-
-/// Takes pages for the device from an address on.
-pub(crate) fn allocate_from(address: u64) {
-    // SAFETY: there is one processor, and no handler calls this.
-    unsafe { NEXT = address }
-}
-
-/// Takes zeroed pages for the device.
-pub(crate) fn allocate(pages: u64) -> u64 {
-    // SAFETY: there is one processor, and no handler calls this.
-    unsafe {
-        let page = NEXT;
-        NEXT += pages * 4096;
-        page
-    }
 }
 
 // A handler counts its vector, and tells the interrupt controller that it is done. It is left without `iretq`: return

@@ -2,14 +2,27 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
-use core::ops::Range;
 use core::ptr;
-use core::sync::atomic::{Ordering, compiler_fence};
+use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 
 use mlx4_driver::{DmaMemory, PAGE};
 
-/// Addresses of the heap. The VMM gives that much memory to guests that use it.
-const HEAP: Range<usize> = 0x40_0000..0x200_0000;
+/// The first address of the heap, behind the stack, and its end.
+const BEGIN: usize = 0x20_0000;
+static END: AtomicUsize = AtomicUsize::new(BEGIN);
+
+/// The next page of memory that is plugged in, from which the driver takes pages if it is not 0.
+static PLUGGED: AtomicUsize = AtomicUsize::new(0);
+
+/// Gives the heap all memory up to an address.
+pub(crate) fn set_up(end: usize) {
+    END.store(end, Ordering::Relaxed);
+}
+
+/// Has the driver take its pages from an address on.
+pub(crate) fn allocate_from(address: usize) {
+    PLUGGED.store(address, Ordering::Relaxed);
+}
 
 /// Bytes of the smallest piece.
 const SMALLEST: usize = 16;
@@ -31,7 +44,7 @@ unsafe impl Sync for Heap {}
 #[global_allocator]
 static MEMORY: Heap = Heap {
     free: UnsafeCell::new([ptr::null_mut(); usize::BITS as usize]),
-    next: UnsafeCell::new(HEAP.start),
+    next: UnsafeCell::new(BEGIN),
 };
 
 fn log_size(layout: Layout) -> u32 {
@@ -52,7 +65,7 @@ unsafe impl GlobalAlloc for Heap {
                 return piece;
             }
             let piece = (*self.next.get()).next_multiple_of(1 << log);
-            if HEAP.end - piece < 1 << log {
+            if END.load(Ordering::Relaxed) < piece + (1 << log) {
                 return ptr::null_mut();
             }
             *self.next.get() = piece + (1 << log);
@@ -70,7 +83,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Pages of the heap. All memory is the device's to reach.
+/// Pages of the heap, or of memory that is plugged in, which are not given out again. All memory is the device's to reach.
 #[derive(Debug)]
 pub(crate) struct Pages;
 
@@ -82,6 +95,12 @@ fn pages(count: usize) -> Layout {
 impl DmaMemory for Pages {
     fn allocate_contiguous(&self, count: usize, align: usize) -> u64 {
         assert!(align <= count.next_power_of_two());
+        let plugged = PLUGGED.load(Ordering::Relaxed);
+        if plugged != 0 {
+            let first = plugged.next_multiple_of(align * PAGE);
+            PLUGGED.store(first + count * PAGE, Ordering::Relaxed);
+            return first as u64;
+        }
         // SAFETY: there is a page at least.
         let piece = unsafe { alloc::alloc::alloc_zeroed(pages(count)) };
         assert!(!piece.is_null());
@@ -89,6 +108,9 @@ impl DmaMemory for Pages {
     }
 
     fn free(&self, addr: u64, count: usize) {
+        if addr as usize >= END.load(Ordering::Relaxed) {
+            return;
+        }
         let piece = ptr::with_exposed_provenance_mut(addr as usize);
         // SAFETY: it was allocated with this layout.
         unsafe { alloc::alloc::dealloc(piece, pages(count)) }

@@ -8,30 +8,39 @@
 extern crate alloc;
 
 mod cpu;
-mod hca;
+mod guest;
 mod heap;
 mod pci;
-mod port;
-mod queues;
 mod tour;
 mod vf;
 
 use core::panic::PanicInfo;
 
 use cpu::step;
-use hca::{EventQueue, Hca};
-use ib_wire::Qpn;
+use guest::{Guest, PORT, sure};
+use ib_wire::{Lid, Qpn};
 use mlx4_defs::Opcode;
-use mlx4_defs::query::QueryFirmware;
-use pci::Function;
-use queues::QueuePair;
+use mlx4_defs::qp::QpState;
+use mlx4_driver::{Command, Core, Destination, Talker, TalkerSpec};
+use vf::{Vf, Wait};
 
 /// Addresses of the registers, and those that they move to.
 const FIRST: [u64; 2] = [0xd000_0000, 0xe000_0000];
 const SECOND: [u64; 2] = [0xd100_0000, 0xe010_0000];
 
-/// The processor's interrupt vector of MSI-X vector 0.
-const INTERRUPT: u8 = 0x40;
+/// The MSI-X vector of commands.
+const VECTOR: u16 = 0;
+/// The command that does nothing.
+const NOP: Command = Command::new(Opcode::NOP, 0x1f);
+
+/// The subnet manager's LID, where nobody takes datagrams.
+const NOBODY: Lid = Lid::new(1);
+/// Sends that may be outstanding.
+const OUTSTANDING: u32 = 64;
+/// Receives: more than there are datagrams in 256 KiB, which the device keeps for a VF that is paused.
+const RECEIVES: u32 = 512;
+/// A datagram between VMs.
+const MESSAGE: [u8; 512] = [0x5a; 512];
 
 const COMMANDS: u32 = 300;
 const MASKS: u32 = 1000;
@@ -54,24 +63,26 @@ const OF_DOORBELL: u64 = 64;
 const OF_COMMAND: u64 = 1024;
 
 #[unsafe(no_mangle)]
-extern "C" fn _start(mode: u64, argument: u64, khz: u64) -> ! {
+extern "C" fn _start(mode: u64, argument: u64, khz: u64, memory: usize) -> ! {
     cpu::set_up();
+    heap::set_up(memory);
+    step("function found");
+    let vf = Vf::find(khz);
     if mode == 5 {
-        tour::tour(argument == 0, khz);
+        tour::tour(argument == 0, vf);
         cpu::end(0)
     }
-    let (mut hca, mut events) = bring_up();
+    let mut guest = bring_up(vf);
     match mode {
-        0 => steps(&mut hca, &mut events),
-        1 => doorbells(&mut hca, argument != 0),
-        2 => masks(&mut hca, &mut events),
-        3 => plug(&mut hca, argument),
-        4 => talk(&mut hca),
-        6 => commands(&mut hca, &mut events, argument != 0),
+        0 => steps(&mut guest),
+        1 => doorbells(&mut guest, argument != 0),
+        2 => masks(&mut guest),
+        3 => plug(&mut guest, argument as usize),
+        4 => talk(&mut guest),
+        6 => commands(&mut guest, argument != 0),
         _ => panic!(),
     }
-    step("the last reset");
-    hca.reset();
+    guest.unbind();
     cpu::end(0)
 }
 
@@ -84,131 +95,122 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     cpu::end(at.map_or(u32::MAX, |at| at.line()))
 }
 
-/// From the first look at the bus to a command that ends by interrupt.
-fn bring_up() -> (Hca, EventQueue) {
-    step("function found");
-    let function = Function::find().unwrap();
+/// Places the registers and binds the driver.
+fn bring_up(mut vf: Vf) -> Guest {
     step("BARs sized");
-    assert!(function.size(2) == 8 << 20 && function.size(4) > 0);
+    vf.measure();
+    assert!(vf.sizes[0] == 8 << 20 && vf.sizes[1] > 0);
     step("BARs placed");
-    function.place(FIRST);
-    let mut hca = Hca::new(function);
-    assert!(hca.is_online());
+    vf.place(FIRST);
+    assert!(vf.is_online());
     step("BARs moved");
-    hca.move_to(SECOND);
-    assert!(hca.is_online());
-    step("MSI-X");
-    hca.function.enable_interrupts(INTERRUPT);
-    step("reset");
-    hca.reset();
-    hca.set_block();
-    step("firmware query");
-    let firmware: QueryFirmware = hca.query(Opcode::QUERY_FW);
-    assert!(firmware.major.get() == 2);
-    step("event queue");
-    let events = EventQueue::new(&mut hca);
-    (hca, events)
+    vf.place(SECOND);
+    assert!(vf.is_online());
+    let guest = Guest::bind(vf);
+    assert!(guest.driver.capabilities().firmware.0 == 2);
+    guest
 }
 
-fn steps(hca: &mut Hca, events: &mut EventQueue) {
+/// Executes a command that does nothing.
+fn nop(vf: &mut Vf, core: &mut Core) {
+    sure(core.post(vf, &NOP));
+    sure(core.finish(vf, &NOP));
+}
+
+fn steps(guest: &mut Guest) {
     step("300 commands by interrupt");
+    let (vf, core) = (&mut guest.vf, guest.driver.core());
+    let before = Vf::interrupts(VECTOR);
     for nth in 1..=COMMANDS {
-        hca.post_nop();
-        while cpu::interrupts(INTERRUPT) < nth {
-            cpu::wait_for_interrupt();
-        }
-        assert!(events.take_command() && hca.is_idle());
-        assert!(!events.take_command());
-        events.arm(hca);
+        nop(vf, core);
+        assert!(Vf::interrupts(VECTOR) == before + nth);
     }
-    assert!(cpu::interrupts(INTERRUPT) == COMMANDS);
     step("a vector masked while it fires");
-    hca.function.set_masked(true);
-    hca.post_nop();
-    hca.wait();
-    assert!(cpu::interrupts(INTERRUPT) == COMMANDS && hca.function.is_pending());
-    hca.function.set_masked(false);
-    while cpu::interrupts(INTERRUPT) == COMMANDS {
-        cpu::wait_for_interrupt();
-    }
-    assert!(!hca.function.is_pending() && events.take_command());
-    events.arm(hca);
-    hca.query::<QueryFirmware>(Opcode::QUERY_FW);
-    assert!(cpu::interrupts(INTERRUPT) == COMMANDS + 1);
+    core.set_masked(vf, VECTOR, true);
+    sure(core.post(vf, &NOP));
+    while !sure(core.is_answered(vf)) {}
+    assert!(Vf::interrupts(VECTOR) == before + COMMANDS && core.is_pending(vf, VECTOR));
+    core.set_masked(vf, VECTOR, false);
+    sure(core.finish(vf, &NOP));
+    assert!(!core.is_pending(vf, VECTOR));
+    nop(vf, core);
+    assert!(Vf::interrupts(VECTOR) == before + COMMANDS + 2);
 }
 
 /// Masks the vector before or after it may fire. Each command interrupts once.
-fn masks(hca: &mut Hca, events: &mut EventQueue) {
+fn masks(guest: &mut Guest) {
     step("1000 masks while a vector fires");
+    let (vf, core) = (&mut guest.vf, guest.driver.core());
+    let before = Vf::interrupts(VECTOR);
     for nth in 1..=MASKS {
         let is_first = nth % 2 == 0;
         if is_first {
-            hca.function.set_masked(true);
+            core.set_masked(vf, VECTOR, true);
         }
-        hca.post_nop();
-        hca.function.set_masked(true);
+        sure(core.post(vf, &NOP));
+        core.set_masked(vf, VECTOR, true);
         if is_first {
-            hca.wait();
-            assert!(cpu::interrupts(INTERRUPT) == nth - 1);
+            while !sure(core.is_answered(vf)) {}
+            assert!(Vf::interrupts(VECTOR) == before + nth - 1);
         }
-        hca.function.set_masked(false);
-        while cpu::interrupts(INTERRUPT) < nth {
-            cpu::wait_for_interrupt();
-        }
-        hca.wait();
-        assert!(events.take_command() && !events.take_command());
-        events.arm(hca);
+        core.set_masked(vf, VECTOR, false);
+        sure(core.finish(vf, &NOP));
+        assert!(Vf::interrupts(VECTOR) == before + nth);
     }
-    assert!(cpu::interrupts(INTERRUPT) == MASKS);
+}
+
+/// Opens a queue pair that sends datagrams to nobody.
+fn open(guest: &mut Guest, receives: u32) -> (Talker, Destination) {
+    let spec = TalkerSpec {
+        sends: OUTSTANDING,
+        receives,
+        ..TalkerSpec::default()
+    };
+    let talker = sure(Talker::open(&mut guest.driver, &mut guest.vf, &spec));
+    let to = talker.way_to((NOBODY, talker.qpn, TalkerSpec::QKEY));
+    (talker, to)
 }
 
 /// Sends datagrams, each with a doorbell. Each completes once, in order.
-fn doorbells(hca: &mut Hca, moves: bool) {
+fn doorbells(guest: &mut Guest, moves: bool) {
     step("a queue pair");
-    let mut queue = QueuePair::new(hca);
+    let (mut talker, to) = open(guest, 1);
     step("10000 sends");
-    let mut place = SECOND;
+    let (vf, driver) = (&mut guest.vf, &mut guest.driver);
+    let mut places = [FIRST, SECOND].into_iter().cycle();
     let mut times = Times::new(OF_DOORBELL);
+    let mut completed = 0;
     for nth in 0..SENDS {
-        queue.post();
-        let (doorbell, word) = queue.doorbell(hca);
-        let begun = cpu::cycles();
-        cpu::write(doorbell, word);
-        times.add(cpu::cycles() - begun);
+        sure(talker.say(driver, vf, &to, b""));
+        times.add(vf.last_write);
         if moves && nth % MOVE_EVERY == 0 {
-            place = if place == FIRST { SECOND } else { FIRST };
-            hca.move_to(place);
+            vf.place(places.next().unwrap());
         }
-        if (nth + 1) % BURST == 0 {
-            for nth in nth + 1 - BURST..=nth {
-                while !queue.take_completion(nth) {
-                    cpu::relax();
-                }
-            }
+        while (nth + 1) % BURST == 0 && completed <= nth {
+            completed += sure(talker.take_sent(driver)) as u32;
         }
     }
-    assert!(!queue.take_completion(SENDS));
+    assert!(completed == SENDS && sure(talker.take_sent(driver)) == 0);
+    assert!(talker.failed.is_empty());
     cpu::report(times.median());
 }
 
 /// Executes commands that do nothing, each until its interrupt, or until the driver finds that it has ended.
-fn commands(hca: &mut Hca, events: &mut EventQueue, is_polled: bool) {
+fn commands(guest: &mut Guest, is_polled: bool) {
     step("300 commands");
+    let (vf, core) = (&mut guest.vf, guest.driver.core());
+    vf.wait = Wait::Interrupt;
+    if is_polled {
+        core.use_polling();
+        vf.wait = Wait::Spin;
+    }
     let mut times = Times::new(OF_COMMAND);
-    for nth in 1..=COMMANDS {
+    for _ in 0..COMMANDS {
         let begun = cpu::cycles();
-        if is_polled {
-            hca.command(Opcode::NOP, 0x1f, 0);
-        } else {
-            hca.post_nop();
-            while cpu::interrupts(INTERRUPT) < nth {
-                cpu::wait_for_interrupt();
-            }
-            assert!(events.take_command());
-            events.arm(hca);
-        }
+        nop(vf, core);
         times.add(cpu::cycles() - begun);
     }
+    vf.wait = Wait::Timer;
     cpu::report(times.median());
 }
 
@@ -251,78 +253,73 @@ impl Times {
     }
 }
 
-/// Sends by queues in memory that is plugged in, then posts one more when it is out.
-fn plug(hca: &mut Hca, memory: u64) {
+/// Sends by queues in memory that is plugged in, then rings once more when it is out.
+fn plug(guest: &mut Guest, memory: usize) {
     step("memory plugged in");
     cpu::set_plugged(true);
-    cpu::allocate_from(memory);
+    heap::allocate_from(memory);
     step("a queue pair in it");
-    let mut queue = QueuePair::new(hca);
+    let (mut talker, to) = open(guest, 1);
+    let (vf, driver) = (&mut guest.vf, &mut guest.driver);
     step("1000 sends");
-    for nth in 0..PLUGGED_SENDS {
-        queue.post();
-        let (doorbell, word) = queue.doorbell(hca);
-        cpu::write(doorbell, word);
-        while !queue.take_completion(nth) {
-            cpu::relax();
-        }
+    for _ in 0..PLUGGED_SENDS {
+        sure(talker.say(driver, vf, &to, b""));
+        while sure(talker.take_sent(driver)) == 0 {}
     }
-    assert!(!queue.has_failed(hca));
+    assert!(sure(driver.query_qp(vf, talker.qpn)).state() == QpState::RTS);
     step("memory plugged out");
     cpu::set_plugged(false);
-    let (doorbell, word) = queue.doorbell(hca);
-    cpu::write(doorbell, word);
+    sure(driver.ring(vf, talker.qpn));
     step("the queue pair fails");
-    while !queue.has_failed(hca) {
-        cpu::relax();
-    }
+    while sure(driver.query_qp(vf, talker.qpn)).state() != QpState::ERR {}
     step("the device goes on");
-    assert!(hca.is_online());
-    hca.query::<QueryFirmware>(Opcode::QUERY_FW);
+    assert!(vf.is_online());
+    nop(vf, driver.core());
 }
 
 /// Sends datagrams to another VF of the adapter and takes its datagrams, as the VMM orders.
-fn talk(hca: &mut Hca) {
-    step("the port is active");
-    let lid = hca.wait_for_port();
+fn talk(guest: &mut Guest) {
+    let lid = guest.driver.port(PORT).view().lid;
     step("a queue pair");
-    let mut queue = QueuePair::new(hca);
-    queue.post_receives(hca);
-    cpu::report(queue.qpn.get());
-    queue.to = (lid, Qpn::from_low_bits(cpu::order()));
+    let (mut talker, _) = open(guest, RECEIVES);
+    let (vf, driver) = (&mut guest.vf, &mut guest.driver);
+    cpu::report(talker.qpn.get());
+    let peer = Qpn::from_low_bits(cpu::order());
+    let to = talker.way_to((lid, peer, TalkerSpec::QKEY));
     step("datagrams between VMs");
-    let (mut sent, mut completed, mut received) = (0_u32, 0, 0);
+    let (mut sent, mut completed, mut received) = (0, 0, 0);
     loop {
         let order = cpu::order();
-        let count = order & 0xff_ffff;
+        let count = (order & 0xff_ffff) as usize;
         match order >> 24 {
             END => break,
             SEND => {
                 for _ in 0..count {
                     let mut looks = 0;
-                    while sent == completed + BURST {
-                        completed += u32::from(queue.take_completion(completed));
+                    while sent == completed + BURST as usize {
+                        completed += sure(talker.take_sent(driver));
                         looks += 1;
-                        assert!(looks % LOOKS != 0 || hca.is_online());
+                        assert!(looks % LOOKS != 0 || vf.is_online());
                     }
-                    queue.post();
-                    let (doorbell, word) = queue.doorbell(hca);
-                    cpu::write(doorbell, word);
+                    sure(talker.say(driver, vf, &to, &MESSAGE));
                     sent += 1;
                 }
             }
             TAKE => {
                 let wanted = received + count;
                 while received < wanted {
-                    received += u32::from(queue.take_datagram(received));
+                    let heard = sure(talker.hear(driver));
+                    assert!(heard.iter().all(|heard| heard.bytes == MESSAGE));
+                    received += heard.len();
                 }
                 while completed < sent {
-                    completed += u32::from(queue.take_completion(completed));
+                    completed += sure(talker.take_sent(driver));
                 }
             }
-            READ => (0..count).for_each(|_| assert!(hca.is_online())),
+            READ => (0..count).for_each(|_| assert!(vf.is_online())),
             _ => panic!(),
         }
     }
-    assert!(!queue.take_completion(completed) && !queue.take_datagram(received));
+    assert!(sure(talker.take_sent(driver)) == 0 && sure(talker.hear(driver)).is_empty());
+    assert!(talker.failed.is_empty());
 }

@@ -1,30 +1,24 @@
 //! The tour: everything that a guest does with its function, on the driver that the tests have.
 
-use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt::Display;
-use core::panic::Location;
 
 use ib_endpoint::cm::{CmEventKind, ConnId, Rendezvous};
 use ib_endpoint::sa_client::Wish;
 use ib_endpoint::{PortPath, SaAnswer, SaEvent, SaRequest};
-use ib_vtime::Duration;
 use ib_wire::cm::CmRep;
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, NodeRecord, PathRecord};
-use ib_wire::{Gid, Guid, Lid, PKey, PortNum, Psn, Qpn, ServiceId};
+use ib_wire::{Gid, Guid, Lid, PKey, Psn, Qpn, ServiceId};
 use mlx4_defs::Cqn;
 use mlx4_defs::cq::ArmCommand;
 use mlx4_driver::{
-    Bus, Connection, ConnectionSpec, Driver, Operation, Payload, Peer, Remote, SendWork, Talker,
-    TalkerSpec,
+    Bus, Connection, ConnectionSpec, Operation, Payload, Peer, Remote, SendWork, Talker, TalkerSpec,
 };
 
 use super::cpu::{self, step};
-use super::heap::Pages;
+use super::guest::{Guest, LOOK, PORT, sure};
 use super::vf::Vf;
 
-const PORT: PortNum = PortNum(1);
 const SERVICE: ServiceId = ServiceId::new(0x4242);
 
 /// The group that the guests join.
@@ -43,28 +37,10 @@ const SEGMENT: usize = 200;
 const BYTES: usize = 1 << 20;
 const CHUNK: usize = BYTES / 256;
 
-/// The longest wait for an interrupt before the driver looks by itself.
-const LOOK: Duration = Duration::from_millis(10);
-
-/// Returns a value, or ends the tour with the place and the text of the error.
-#[track_caller]
-fn sure<T, E: Display>(result: Result<T, E>) -> T {
-    let at = Location::caller();
-    result.unwrap_or_else(|error| {
-        step(&format!("{}: {error}", at.file()));
-        cpu::end(at.line())
-    })
-}
-
 /// Reports a number to the VMM, which passes it to the other guest. Returns that of the other guest.
 fn exchange(number: u32) -> u32 {
     cpu::report(number);
     cpu::order()
-}
-
-struct Tour {
-    vf: Vf,
-    driver: Driver,
 }
 
 /// A connection, and the peer's memory.
@@ -75,31 +51,23 @@ struct Joined {
 }
 
 /// Goes on the tour twice, with a reset of the function in between. The first guest does what the other one answers.
-pub(crate) fn tour(is_first: bool, khz: u64) {
-    let mut vf = Vf::find(khz);
-    for is_last in [false, true] {
-        step("the driver binds");
-        let driver = sure(Driver::probe(&mut vf, Pages));
-        let mut tour = Tour { vf, driver };
-        tour.run(is_first);
-        vf = tour.vf;
-        if is_last {
-            step("the driver unbinds");
-            sure(tour.driver.remove(&mut vf));
-        } else {
-            step("the VM resets the function");
-            vf.reset();
-            tour.driver.abandon(&mut vf);
-            vf.place();
-            exchange(0);
-        }
-    }
+pub(crate) fn tour(is_first: bool, mut vf: Vf) {
+    vf.measure();
+    vf.place(super::FIRST);
+    let mut guest = Guest::bind(vf);
+    guest.run(is_first);
+    step("the VM resets the function");
+    guest.vf.reset();
+    guest.driver.abandon(&mut guest.vf);
+    guest.vf.place(super::FIRST);
+    exchange(0);
+    let mut guest = Guest::bind(guest.vf);
+    guest.run(is_first);
+    guest.unbind();
 }
 
-impl Tour {
+impl Guest {
     fn run(&mut self, is_first: bool) {
-        step("the port is active");
-        self.until(|driver| driver.port(PORT).is_active().then_some(()));
         let own = self.driver.port(PORT).gid();
         let [high, low] =
             [own.interface_id().get() >> 32, own.interface_id().get()].map(|half| half as u32);
@@ -139,20 +107,6 @@ impl Tour {
         step("a connection from the other host");
         let joined = self.connect(!is_first, &path);
         self.disconnect(!is_first, joined);
-    }
-
-    /// Serves the driver until something is so.
-    fn until<T>(&mut self, mut is_so: impl FnMut(&mut Driver) -> Option<T>) -> T {
-        loop {
-            sure(self.driver.serve(&mut self.vf));
-            while self.driver.poll_event().is_some() {}
-            if let Some(found) = is_so(&mut self.driver) {
-                return found;
-            }
-            if !self.driver.has_work() {
-                self.vf.wait(LOOK);
-            }
-        }
     }
 
     fn ask(&mut self, request: SaRequest) -> SaAnswer {
