@@ -97,7 +97,14 @@ fn two_guests_write_read_and_count_in_each_others_memory() {
                 peer.region.write(0, &[0; 30_000]);
                 let works = [
                     SendWork::to_peer(1, own.part(3, 20_000), Operation::Write(peer.remote(5))),
-                    SendWork::to_peer(2, own.part(40_000, 20_000), Operation::Read(peer.remote(5))),
+                    SendWork::to_peer(
+                        2,
+                        Payload::Gather(vec![
+                            own.region.sge(40_000, 300),
+                            own.region.sge(40_300, 19_700),
+                        ]),
+                        Operation::Read(peer.remote(5)),
+                    ),
                     SendWork::to_peer(
                         3,
                         own.part(32, 8),
@@ -115,6 +122,16 @@ fn two_guests_write_read_and_count_in_each_others_memory() {
                             swap: 9,
                         },
                     ),
+                    // The value is another one by now.
+                    SendWork::to_peer(
+                        5,
+                        own.part(48, 8),
+                        Operation::CompareSwap {
+                            remote: peer.remote(25_600),
+                            compare: 7,
+                            swap: 1,
+                        },
+                    ),
                 ];
                 let done = carry_out(&mut lab, guest, own, &works);
                 let opcodes = [
@@ -122,12 +139,14 @@ fn two_guests_write_read_and_count_in_each_others_memory() {
                     WqeOpcode::RDMA_READ,
                     WqeOpcode::ATOMIC_FA,
                     WqeOpcode::ATOMIC_CS,
+                    WqeOpcode::ATOMIC_CS,
                 ];
                 assert_eq!(well(&done), opcodes.map(WqeOpcode::get));
                 assert_eq!(peer.region.read(5, 20_000), pattern(20_000));
                 assert_eq!(own.region.read(40_000, 20_000), pattern(20_000));
                 assert_eq!(own.region.read(32, 8), 0_u64.to_ne_bytes());
                 assert_eq!(own.region.read(40, 8), 7_u64.to_ne_bytes());
+                assert_eq!(own.region.read(48, 8), 9_u64.to_ne_bytes());
                 assert_eq!(peer.region.read(25_600, 8), 9_u64.to_ne_bytes());
             }
             end(&mut lab, ends);
@@ -145,33 +164,54 @@ fn a_send_and_a_write_with_immediate_data_take_receives_by_rc_and_by_uc() {
             };
             let ends = connected(&mut lab, &spec);
             let [a, b] = &ends;
-            for n in 0..2 {
+            for n in 0..3 {
                 let into = b.region.sge(1000 * n, 1000);
                 lab.on(B, |driver, _| b.post_receive(driver, n as u64, into))
                     .unwrap();
             }
-            a.region.write(0, &pattern(1000));
+            a.region.write(0, &pattern(3000));
             let mut works = [
                 SendWork::to_peer(1, Payload::Inline(b"short".to_vec()), Operation::Send),
                 SendWork::to_peer(2, a.part(0, 1000), Operation::Write(b.remote(5000))),
+                SendWork::to_peer(3, a.part(0, 600), Operation::Send),
+                SendWork::to_peer(4, a.part(0, 3000), Operation::Write(b.remote(6000))),
             ];
-            for work in &mut works {
+            for work in &mut works[..2] {
                 work.immediate = Some([1, 2, 3, 4]);
             }
             let sent = carry_out(&mut lab, A, a, &works);
-            let opcodes = [WqeOpcode::SEND_IMM, WqeOpcode::RDMA_WRITE_IMM];
+            let opcodes = [
+                WqeOpcode::SEND_IMM,
+                WqeOpcode::RDMA_WRITE_IMM,
+                WqeOpcode::SEND,
+                WqeOpcode::RDMA_WRITE,
+            ];
             assert_eq!(well(&sent), opcodes.map(WqeOpcode::get));
             let received = completions(&mut lab, B, b);
-            let opcodes = [CqeOpcode::RECV_SEND_IMM, CqeOpcode::RECV_RDMA_WRITE_IMM];
+            let opcodes = [
+                CqeOpcode::RECV_SEND_IMM,
+                CqeOpcode::RECV_RDMA_WRITE_IMM,
+                CqeOpcode::RECV_SEND,
+            ];
             assert_eq!(well(&received), opcodes.map(CqeOpcode::get));
-            assert!(
-                received
-                    .iter()
-                    .all(|one| one.immediate == Some([1, 2, 3, 4]))
-            );
-            assert_eq!((received[0].byte_len, received[1].byte_len), (5, 1000));
+            let immediate: Vec<_> = received.iter().map(|one| one.immediate).collect();
+            let given = Some([1, 2, 3, 4]);
+            assert_eq!(immediate, [given, given, None]);
+            let lengths: Vec<_> = received.iter().map(|one| one.byte_len).collect();
+            assert_eq!(lengths, [5, 1000, 600]);
             assert_eq!(b.region.read(0, 5), b"short");
+            assert_eq!(b.region.read(2000, 600), pattern(600));
             assert_eq!(b.region.read(5000, 1000), pattern(1000));
+            assert_eq!(b.region.read(6000, 3000), pattern(3000));
+            let sender = lab
+                .on(A, |driver, bus| driver.query_qp(bus, a.qpn))
+                .unwrap();
+            let receiver = lab
+                .on(B, |driver, bus| driver.query_qp(bus, b.qpn))
+                .unwrap();
+            // Three packets of one request each, and three of 1024 bytes at most.
+            assert_eq!(sender.next_send_psn, Psn::from_low_bits(spec.psn.get() + 6));
+            assert_eq!(receiver.next_receive_psn, sender.next_send_psn);
             end(&mut lab, ends);
         }
     }
@@ -233,6 +273,9 @@ fn a_wrong_key_or_right_fails_the_connection_and_touches_nothing() {
             let [a, b] = &ends;
             a.region.write(0, &[1; 64]);
             b.region.write(0, &[2; 64]);
+            let into = b.region.sge(0, 64);
+            lab.on(B, |driver, _| b.post_receive(driver, 9, into))
+                .unwrap();
             let works = [
                 SendWork::to_peer(1, a.part(0, 8), operation(b)),
                 SendWork::to_peer(2, a.part(0, 8), Operation::Read(b.remote(0))),
@@ -242,12 +285,77 @@ fn a_wrong_key_or_right_fails_the_connection_and_touches_nothing() {
             assert_eq!(errors, [Some(syndrome), Some(Syndrome::FLUSHED)]);
             assert_eq!(b.region.read(0, 64), [2; 64]);
             assert_eq!(a.region.read(0, 64), [1; 64]);
-            let state = lab
-                .on(A, |driver, bus| driver.query_qp(bus, a.qpn))
-                .unwrap();
-            assert_eq!(state.state(), QpState::ERR);
+            let flushed = completions(&mut lab, B, b);
+            assert_eq!(
+                (flushed.len(), flushed[0].error),
+                (1, Some(Syndrome::FLUSHED))
+            );
+            for (guest, end) in [(A, a), (B, b)] {
+                let context = lab.on(guest, |driver, bus| driver.query_qp(bus, end.qpn));
+                assert_eq!(context.unwrap().state(), QpState::ERR);
+            }
             end(&mut lab, ends);
         }
+    }
+}
+
+#[test]
+fn a_request_that_no_connection_carries_ends_it_or_stops_its_sends() {
+    for (purpose, state) in [
+        (QpUse::Reliable, QpState::ERR),
+        (QpUse::Unreliable, QpState::SQER),
+    ] {
+        let mut lab = lab(LabPlan::new(1, 2));
+        let spec = ConnectionSpec {
+            purpose,
+            ..ConnectionSpec::reliable()
+        };
+        let ends = connected(&mut lab, &spec);
+        let a = &ends[0];
+        let work = |wr_id| {
+            let zeros = Payload::Inline(vec![0; 44]);
+            SendWork::to_peer(wr_id, zeros, Operation::Send)
+        };
+        lab.on(A, |driver, _| {
+            a.post_receive(driver, 9, a.region.sge(0, 64)).unwrap();
+            let registration = |bytes: &mut [u8]| {
+                bytes[3] = WqeOpcode::FMR.get();
+                bytes[16..].fill(0);
+            };
+            driver.write_changed(a.qpn, &work(1), registration).unwrap();
+        });
+        let done = carry_out(&mut lab, A, a, &[work(2)]);
+        let (sends, receives): (Vec<&WorkCompletion>, Vec<_>) =
+            done.iter().partition(|one| one.is_send);
+        let errors: Vec<_> = sends.iter().map(|one| one.error.unwrap()).collect();
+        assert_eq!(errors, [Syndrome::LOCAL_QP_OP, Syndrome::FLUSHED]);
+        assert_eq!(receives.len(), usize::from(state == QpState::ERR));
+        let context = lab.on(A, |driver, bus| driver.query_qp(bus, a.qpn));
+        assert_eq!(context.unwrap().state(), state);
+        end(&mut lab, ends);
+    }
+}
+
+#[test]
+fn a_connected_queue_pair_in_error_drains() {
+    for purpose in [QpUse::Reliable, QpUse::Unreliable] {
+        let mut lab = lab(LabPlan::new(1, 2));
+        let spec = ConnectionSpec {
+            purpose,
+            ..ConnectionSpec::reliable()
+        };
+        let ends = connected(&mut lab, &spec);
+        let a = &ends[0];
+        lab.on(A, |driver, bus| {
+            a.post_receive(driver, 1, a.region.sge(0, 64)).unwrap();
+            driver.to_error(bus, a.qpn).unwrap();
+            a.post_receive(driver, 2, a.region.sge(0, 64)).unwrap();
+        });
+        let work = SendWork::to_peer(3, a.part(0, 0), Operation::Send);
+        let done = carry_out(&mut lab, A, a, &[work]);
+        let errors: Vec<_> = done.iter().map(|one| one.error).collect();
+        assert_eq!(errors, [Some(Syndrome::FLUSHED); 3]);
+        end(&mut lab, ends);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Tests of the whole function, driven as the driver drives it.
 
 mod channel;
-mod connections;
 mod datagrams;
 mod hostile_rings;
 mod lengthy;
