@@ -21,6 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -49,6 +50,9 @@ const NICENESS: i32 = 19;
 
 /// How often an attacker tells of its progress.
 const TELL: Duration = Duration::from_millis(20);
+
+/// How long an attacker may take for one more step of its attack.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long attackers may live beyond the measurement, which lasts longer where victims wait.
 const REST: Duration = Duration::from_secs(200);
@@ -152,15 +156,21 @@ impl Hand {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Checks that it still attacks, and has since it had done so much.
+    /// Checks that it still attacks, and has since it had done so much. On a busy machine it is waited for.
     fn check(&mut self, before: u64) -> Result<(), Trouble> {
-        if let Some(status) = self.process.try_wait()? {
-            return Err(format!("{} ended early: {status}", self.name).into());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                return Err(format!("{} ended early: {status}", self.name).into());
+            }
+            if self.progress()? != before {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(format!("{} came no further than {before}", self.name).into());
+            }
+            sleep(TELL);
         }
-        if self.progress()? == before {
-            return Err(format!("{} came no further than {before}", self.name).into());
-        }
-        Ok(())
     }
 }
 

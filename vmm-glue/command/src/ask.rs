@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use crate::qemu::{QemuArgs, QemuGuest};
 use anyhow::Context;
 use serde::Deserialize;
-use serde_json::Value;
 use vhca_control::protocol::{MetricsQuery, Request};
 use vhca_control::table::Tables;
-use vhca_control::{Format, GuestReports, OfferedVf};
+use vhca_control::{GuestReports, OfferedVf};
+use vhca_diagnosis::{Diagnosis, Faults};
 
 use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
@@ -39,19 +39,26 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
 
 /// Prints the faults of VFs. Returns `true` if there is none.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
+    /// The reply for one VF, or for several.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Found {
+        Several(Faults),
+        One(Diagnosis),
+    }
+
     let reply = args.server.connect()?.ask(&Request::Why {
         vf: args.vf,
         host: args.host,
         port: args.port,
-        format: format(args.json),
     })?;
-    print_reply(&reply, args.json)?;
-    let found: Value = serde_json::from_str(&reply)?;
-    Ok(match &found["faults"] {
-        Value::Array(faults) => faults.is_empty(),
-        Value::Number(faults) => faults.as_u64() == Some(0),
-        _ => found["code"] == "ok",
-    })
+    let (text, is_well) = match serde_json::from_str(&reply)? {
+        Found::Several(found) => (found.to_string(), found.faults.is_empty()),
+        Found::One(found) => (found.to_string(), found.code == "ok"),
+    };
+    let text = if args.json { reply } else { text };
+    print(&(text + "\n"))?;
+    Ok(is_well)
 }
 
 /// What QEMU is to be given for VFs.
@@ -112,34 +119,22 @@ pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
 
 /// Prints the text that Prometheus reads.
 pub(crate) fn metrics(args: MetricsArgs) -> anyhow::Result<()> {
-    let reply = args.server.connect()?.ask(&Request::Metrics(MetricsQuery {
-        by: args.by,
-        host: args.host,
-        vf: args.vf,
-    }))?;
-    print_reply(&reply, false)
-}
-
-/// Ends the service.
-pub(crate) fn stop(args: &PlainArgs) -> anyhow::Result<()> {
-    Ok(args.server.connect()?.stop()?)
-}
-
-const fn format(json: bool) -> Format {
-    if json { Format::Json } else { Format::Text }
-}
-
-/// Prints a reply: as it is, or the text that is in it.
-fn print_reply(reply: &str, json: bool) -> anyhow::Result<()> {
     #[derive(Deserialize)]
     struct Text {
         text: String,
     }
 
-    if json {
-        return print(&format!("{reply}\n"));
-    }
-    print(&serde_json::from_str::<Text>(reply)?.text)
+    let reply = args.server.connect()?.ask(&Request::Metrics(MetricsQuery {
+        by: args.by,
+        host: args.host,
+        vf: args.vf,
+    }))?;
+    print(&serde_json::from_str::<Text>(&reply)?.text)
+}
+
+/// Ends the service.
+pub(crate) fn stop(args: &PlainArgs) -> anyhow::Result<()> {
+    Ok(args.server.connect()?.stop()?)
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -25,5 +25,5 @@ pub use places::{PlaceError, Places};
 pub use protocol::Refusal;
 pub use remote::{Remote, RemoteError, StreamEnd};
 pub use right::Right;
-pub use show::{By, Format, Subject};
+pub use show::{By, Subject};
 pub use vf::{OfferedVf, VfChange, VfState};

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::capture::CaptureSpec;
 use crate::guest::GuestAction;
 use crate::link::LinkFaults;
-use crate::show::{By, Format, Subject};
+use crate::show::{By, Subject};
 use crate::vf::VfChange;
 
 /// The version of the protocol.
@@ -40,8 +40,8 @@ pub struct Envelope {
 pub enum Request {
     /// Tables of a subject; the reply are [`Tables`](crate::table::Tables).
     Show(ShowQuery),
-    /// Why a VF's port is as it is; see `vhca_diagnosis::Diagnosis`. Of several VFs, their
-    /// `Faults`.
+    /// Why a VF's port is as it is; the reply is a `vhca_diagnosis::Diagnosis`, of several VFs their
+    /// `vhca_diagnosis::Faults`.
     Why {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
         vf: String,
@@ -51,8 +51,6 @@ pub enum Request {
         /// Which of its ports; by default the first one, of several VFs all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         port: Option<u8>,
-        /// As what.
-        format: Format,
     },
     /// Change VFs.
     SetVf {

@@ -75,16 +75,6 @@ impl Subject {
     }
 }
 
-/// A form of a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// Tables with a line of column names.
-    Text,
-    /// One line with an object that has a list for each table.
-    Json,
-}
-
 /// Grain of metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -20,11 +20,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 use vhca_control::protocol::Request;
-use vhca_control::{Format, OfferedVf, Remote};
+use vhca_control::{OfferedVf, Remote};
+use vhca_diagnosis::Diagnosis;
 
 use children::Child;
 pub(crate) use children::{Tie, TieError};
@@ -418,13 +418,12 @@ fn is_well(control: &Path, vf: &GuestVf) -> bool {
         vf: vf.to_string(),
         host: None,
         port: Some(1),
-        format: Format::Json,
     };
     let found = Remote::connect(control).and_then(|mut remote| remote.ask(&request));
     let found = found
         .ok()
-        .and_then(|found| serde_json::from_str::<Value>(&found).ok());
-    found.is_some_and(|found| found["code"] == "ok")
+        .and_then(|found| serde_json::from_str::<Diagnosis>(&found).ok());
+    found.is_some_and(|found| found.code == "ok")
 }
 
 /// Returns the socket of a VF.

@@ -1,12 +1,10 @@
 //! What is done with a request.
 
-use std::fmt::Display;
-
 use emulated_hca::NodeId;
 use ib_wire::PortNum;
 use serde::Serialize;
 use vhca_control::protocol::{MetricsQuery, Request, ShowQuery, VERSION};
-use vhca_control::{By, Format, GuestAction, Refusal, Subject, VfChange};
+use vhca_control::{By, GuestAction, Refusal, Subject, VfChange};
 
 use super::reply::Reply;
 use crate::serve::capture::Capture;
@@ -82,12 +80,7 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
 pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
     let answer = match request {
         Request::Show(query) => show(turn.lab, query),
-        Request::Why {
-            vf,
-            host,
-            port,
-            format,
-        } => why(turn.lab, vf, host.as_deref(), port.map(PortNum), *format),
+        Request::Why { vf, host, port } => why(turn.lab, vf, host.as_deref(), port.map(PortNum)),
         Request::SetVf {
             vf,
             host,
@@ -229,33 +222,16 @@ fn node_with_metrics(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
         .ok_or_else(|| awaited().unwrap_or_else(|| no_such_node(name)))
 }
 
-fn why(
-    lab: &Lab,
-    vf: &str,
-    host: Option<&str>,
-    port: Option<PortNum>,
-    format: Format,
-) -> Result<Answer, Refusal> {
+fn why(lab: &Lab, vf: &str, host: Option<&str>, port: Option<PortNum>) -> Result<Answer, Refusal> {
     let name = vf.rsplit_once('/');
     let (within, number) = name.map_or((host, vf), |(host, number)| (Some(host), number));
     if number == "all" {
         lab.vfs(vf, host)?;
         let within = within.map(|name| lab.pf_host(name)).transpose()?;
-        let found = lab.faults(within, port);
-        return Ok(diagnosed(&found, found.faults.len(), format));
+        return Ok(Answer::of(&lab.faults(within, port)));
     }
     let found = lab.why(&lab.vf(vf, host)?, port.unwrap_or(PortNum(1)));
-    Ok(diagnosed(&found, usize::from(found.code != "ok"), format))
-}
-
-fn diagnosed<T: Serialize + Display>(found: &T, faults: usize, format: Format) -> Answer {
-    match format {
-        Format::Json => Answer::of(found),
-        Format::Text => {
-            let text = format!("{found}\n");
-            Answer::of(&serde_json::json!({ "text": text, "faults": faults }))
-        }
-    }
+    Ok(Answer::of(&found))
 }
 
 /// Returns where a VF is offered to VMMs.

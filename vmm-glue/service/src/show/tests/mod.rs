@@ -14,12 +14,18 @@ use ib_wire::{CommId, Gid, Guid, Lid, PKey, PortNum, QKey, Qpn, Sl, SubnetPrefix
 use pf_context::{Cause, Output, PortConfig, PortMux, VfConfig, WireSource};
 use serde_json::Value;
 use vf_tunnel::{SpecialQp, ToPf, VfId};
-use vhca_control::Format;
 use vhca_control::table::Tables;
 use zerocopy::IntoBytes;
 
 use super::*;
 use vhca::Slice;
+
+/// A form in which the client prints tables.
+#[derive(Clone, Copy)]
+enum Format {
+    Text,
+    Json,
+}
 
 const SM: Lid = Lid::new(1);
 const NOW: Instant = Instant::from_millis(2_500);
