@@ -144,6 +144,14 @@ pub enum PfError {
     /// There is no such VF.
     #[error("there is no {0}")]
     NoVf(VfId),
+    /// An entry of a VF's P_Key table names a place beyond the port's table.
+    #[error("index:{index} is beyond the port's table of {places} P_Keys", index = .index.0)]
+    PKeyIndex {
+        /// The place.
+        index: PKeyIndex,
+        /// Places of the port's table.
+        places: u16,
+    },
     /// An address or service is another VF's.
     #[error("{entry} is already given to {vf}", entry = .0.entry, vf = .0.vf)]
     Sidr(SidrTaken),

@@ -25,7 +25,7 @@ use hca_api::{AddressSpace, FunctionManager, FunctionSpec, HcaEvent, ResourceCou
 use ib_vtime::Instant;
 use ib_wire::PortNum;
 use mad_mux::policy::Rights;
-use vf_tunnel::VfId;
+use vf_tunnel::{PhysicalPKeyIndex, VfId};
 
 use crate::config::{EgressLimit, VfPKeyEntry};
 
@@ -233,7 +233,7 @@ impl PfContext {
     /// over, and those that are not given become empty.
     ///
     /// # Errors
-    /// [`PfError::NoVf`].
+    /// [`PfError::NoVf`]; [`PfError::PKeyIndex`], and nothing has changed then.
     pub fn map_pkeys(
         &mut self,
         hca: &mut dyn FunctionManager,
@@ -242,6 +242,17 @@ impl PfContext {
         table: &[Option<VfPKeyEntry>],
     ) -> Result<(), PfError> {
         self.check(vf)?;
+        if self.port_mut(port).is_none() {
+            return Ok(());
+        }
+        let places = hca.query_port(port)?.pkey_table_len;
+        for entry in table.iter().flatten() {
+            if let VfPKeyEntry::Index(PhysicalPKeyIndex(index)) = *entry
+                && index.0 >= places
+            {
+                return Err(PfError::PKeyIndex { index, places });
+            }
+        }
         if let Some(port) = self.port_mut(port) {
             port.map_pkeys(hca, vf, table);
         }

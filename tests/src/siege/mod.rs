@@ -216,7 +216,7 @@ fn end_in(seconds: &str, progress: File) -> Result<(), Trouble> {
             if progress.write_all_at(&bytes, 0).is_err() {
                 break;
             }
-            std::thread::sleep(TELL);
+            sleep(TELL);
         }
         std::process::exit(0);
     });

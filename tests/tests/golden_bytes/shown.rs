@@ -11,7 +11,7 @@ use vhca_tests::virtual_service::pass;
 
 /// Starts an action of guests, and runs the service until it is done.
 fn guests(service: &mut Service, vfs: &str, action: &GuestAction) {
-    let vfs = service.lab().vfs(vfs, None).unwrap();
+    let vfs = service.lab().inventory.vfs(vfs, None).unwrap();
     service.lab_mut().guests_do(&vfs, action).unwrap();
     pass(service, Duration::from_millis(100));
 }
@@ -60,7 +60,7 @@ fn service() -> Service {
 /// Calls `show` with the scene of a service.
 fn with_scene<T>(service: &Service, call: impl FnOnce(&Scene<'_>) -> T) -> T {
     let lab = service.lab();
-    let pfs = lab.pf_hosts().map(|pf| NamedPf {
+    let pfs = lab.inventory.pf_hosts().map(|pf| NamedPf {
         name: &pf.name,
         node: lab.world().host(pf.id).node(),
         rows: lab.world().context(pf.id),
@@ -69,7 +69,7 @@ fn with_scene<T>(service: &Service, call: impl FnOnce(&Scene<'_>) -> T) -> T {
     call(&Scene {
         pfs: &pfs,
         vmms: lab,
-        fabric: lab.fabric(),
+        fabric: lab.world().fabric(),
         service: &ServiceFacts::default(),
         now: lab.world().now(),
     })

@@ -112,7 +112,7 @@ impl Hosts {
     fn start_guests(&mut self) {
         for (host, row) in rows(self.service()) {
             let lab = self.service().lab_mut();
-            let id = lab.host(&host).unwrap().id;
+            let id = lab.inventory.host(&host).unwrap().id;
             let world = lab.world_mut();
             if !world.host(id).guests().any(|vf| vf == row.vf) {
                 world.start_guest(id, row.vf).unwrap();
@@ -124,7 +124,7 @@ impl Hosts {
     pub(crate) fn wait_port(&mut self, host: &str) {
         self.run("an active port", |service| {
             let lab = service.lab();
-            let at = lab.host(host).map(|host| host.id.port(1));
+            let at = lab.inventory.host(host).map(|host| host.id.port(1));
             at.is_some_and(|at| lab.world().port(at).view().state == PortState::ACTIVE)
         });
     }
@@ -196,7 +196,7 @@ impl Hosts {
     pub(crate) fn granted(&mut self, simulator: &mut Simulator, host: &str) -> Vec<Guid> {
         let lid = {
             let service = self.service();
-            let host = service.lab().host(host).unwrap().id;
+            let host = service.lab().inventory.host(host).unwrap().id;
             service.lab().world().port(host.port(1)).view().lid.get()
         };
         let answer = self.ask(simulator, "saquery", &["GIR", &format!("{lid}/0")]);
@@ -224,7 +224,7 @@ impl Hosts {
     /// MADs of a host's guests that went to the SA.
     pub(crate) fn sa_requests(&mut self, host: &str) -> u64 {
         let lab = self.service().lab();
-        let context = lab.world().context(lab.host(host).unwrap().id);
+        let context = lab.world().context(lab.inventory.host(host).unwrap().id);
         let rows = Inspect::counters(context, lab.world().now());
         let sent = Counted::Mads(CountedClass::SubnAdm, "to_wire");
         rows.filter(|row| row.vf != VfId::PF && row.counted == sent)
@@ -386,6 +386,7 @@ fn announced(service: &mut Service) -> Vec<String> {
 fn rows(service: &Service) -> Vec<(String, VfRow)> {
     let lab = service.lab();
     let mut rows: Vec<(String, VfRow)> = lab
+        .inventory
         .pf_hosts()
         .flat_map(|host| {
             let rows = Inspect::vfs(lab.world().context(host.id), lab.world().now());
@@ -397,6 +398,6 @@ fn rows(service: &Service) -> Vec<(String, VfRow)> {
 }
 
 fn guest_port(service: &Service, (host, vf): Guest<'_>) -> HostPortId {
-    let host = service.lab().host(host).unwrap().id;
+    let host = service.lab().inventory.host(host).unwrap().id;
     host.vf(VfId::new(vf).unwrap()).port(1)
 }

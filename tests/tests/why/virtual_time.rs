@@ -30,7 +30,7 @@ fn serve(options: Options) -> Service {
 
 /// Has all guests of a host do something.
 fn all(service: &mut Service, action: &GuestAction) {
-    let vfs = service.lab().vfs("H1-1/all", None).unwrap();
+    let vfs = service.lab().inventory.vfs("H1-1/all", None).unwrap();
     service.lab_mut().guests_do(&vfs, action).unwrap();
 }
 
@@ -43,7 +43,7 @@ fn case(
 ) {
     let why = |service: &Service| {
         let lab = service.lab();
-        lab.why(&lab.vf("H1-1/1", None).unwrap(), PortNum(1))
+        lab.why(&lab.inventory.vf("H1-1/1", None).unwrap(), PortNum(1))
     };
     let told = why(service);
     mend(service);
@@ -117,9 +117,9 @@ fn no_grant(report: &Report) {
         ..PacketFilter::default()
     };
     let plan = FaultPlan::new(1).rule(guid_requests, When::Always, Fault::Drop);
-    let vf = service.lab().vf("H1-1/1", None).unwrap();
+    let vf = service.lab().inventory.vf("H1-1/1", None).unwrap();
     let port = Endpoint {
-        node: service.lab().node("H1-1").unwrap(),
+        node: service.lab().inventory.node("H1-1").unwrap(),
         port: PortNum(1),
     };
     let fabric = |service: &mut Service, plan: Option<&FaultPlan>| {
@@ -224,7 +224,7 @@ fn connect(hca: &mut impl Hca, dlid: Lid, dest_qpn: Qpn) -> (QpHandle, QpNumbers
 /// A VF whose queue pair is set to another's as if it were its peer.
 fn foreign_peer(report: &Report) {
     let mut service = serve(Options::default());
-    let nodes = ["H1-1", "H2-1"].map(|host| service.lab().node(host).unwrap());
+    let nodes = ["H1-1", "H2-1"].map(|host| service.lab().inventory.node(host).unwrap());
     let fabric = service.lab_mut().world_mut().fabric_mut();
     let lids = nodes.map(|node| fabric.port(node.port(1)).unwrap().lid);
     let mut victim = fabric.hca(nodes[0], FunctionId(1)).unwrap();
@@ -242,7 +242,7 @@ fn foreign_peer(report: &Report) {
     spy.post_send(qp, &send).unwrap();
     pass(&mut service, Duration::from_secs(1));
     let lab = service.lab();
-    let why = |vf| lab.why(&lab.vf(vf, None).unwrap(), PortNum(1));
+    let why = |vf| lab.why(&lab.inventory.vf(vf, None).unwrap(), PortNum(1));
     let found = why("H1-1/1");
     let named = found.seen[0].starts_with("H2-1/2 sent 8 such packets");
     assert!(
@@ -254,7 +254,7 @@ fn foreign_peer(report: &Report) {
     }
     let name = ("a VF that sends in the name of a peer", "foreign_peer");
     case(report, &mut service, name, |service| {
-        let vf = service.lab().vf("H2-1/2", None).unwrap();
+        let vf = service.lab().inventory.vf("H2-1/2", None).unwrap();
         let disable = VfChange::State(VfState::Disable);
         service.lab_mut().set_vf(&vf, PortNum(1), &disable).unwrap();
         pass(service, Duration::from_secs(61));

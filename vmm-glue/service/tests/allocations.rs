@@ -311,7 +311,7 @@ fn held_by_service(vfs: u16, options: &Options) -> i64 {
         service.poll(now);
         now = service.poll_timeout().map_or(end, |next| next.max(now));
     }
-    for host in service.lab().pf_hosts() {
+    for host in service.lab().inventory.pf_hosts() {
         let mut rows = Inspect::vfs(service.lab().world().context(host.id), end);
         assert!(rows.all(|row| row.up));
     }

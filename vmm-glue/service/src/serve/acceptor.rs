@@ -10,8 +10,8 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::getuid;
 use umad_link::UserId;
 
-use super::Turn;
 use super::descriptors::DescriptorLimit;
+use super::way_in::Turn;
 use crate::credentials::{of_peer, refuse_descriptors};
 use vhca::watch::EventSet;
 use vhca_receiver::{ClientSocket, Kind, Wakeups};

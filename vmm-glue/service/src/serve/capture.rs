@@ -7,7 +7,7 @@ use ib_wire::Qpn;
 use ib_wire::packet::{Body, Packet};
 use vhca_control::{CaptureSpec, Refusal};
 
-use super::Lab;
+use super::lab::Lab;
 
 /// Bytes that may wait to be taken; frames beyond are left out of the capture.
 const MAX_WAITING: usize = 8 << 20;
@@ -119,22 +119,22 @@ impl Lab {
         match tap {
             "fabric" => return Ok((vec![TapPoint::Everything], Vec::new())),
             "tunnels" => {
-                let hosts = self.pf_hosts();
+                let hosts = self.inventory.pf_hosts();
                 let nodes = hosts.map(|host| self.world().host(host.id).node());
                 return Ok((nodes.map(TapPoint::Tunnels).collect(), Vec::new()));
             }
             _ => {}
         }
         if let Some((host, number)) = tap.rsplit_once("/vf") {
-            let vf = self.vf(number, Some(host))?;
-            let context = self.world().context(self.existing(&vf)?.host);
+            let vf = self.inventory.vf(number, Some(host))?;
+            let context = self.world().context(self.inventory.existing(&vf)?.host);
             let ports = context.ports().iter();
             let qpns: Vec<Qpn> = ports.flat_map(|port| port.tunnel_qpns(vf.vf)).collect();
             let node = self.world().host(vf.host).node();
             return Ok((vec![TapPoint::Tunnels(node)], qpns));
         }
-        let (node, port) = self.end(tap)?;
-        let fabric = self.fabric();
+        let (node, port) = self.inventory.end(tap)?;
+        let fabric = self.world().fabric();
         let links = fabric.links().filter(|link| {
             let ends = fabric.link_ends(*link);
             ends.is_some_and(|ends| {

@@ -2,7 +2,8 @@
 
 use emulated_hca::{PlannedNode, Topology};
 
-use super::{LabError, Options, SmChoice};
+use super::lab_error::LabError;
+use super::options::{Options, SmChoice};
 
 /// The name of an adapter that is taken for a management host's.
 const MANAGER: &str = "mgmt";

@@ -4,145 +4,65 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId};
-use ib_endpoint::EndPortError;
+use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
 use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use ib_wire::{Guid, PortNum};
-use pf_context::context::{PfConfig, PfError, VfPortSpec, VfSpec};
+use pf_context::context::{PfConfig, VfPortSpec, VfSpec};
 use pf_context::{AdaptAnswer, PlaceError};
 use rustix::process::Pid;
-use subnet_lite::{OpenError, SubnetConfig};
-use thiserror::Error;
+use subnet_lite::SubnetConfig;
 use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
 use vhca_control::protocol::Sockets;
-use vhca_control::{GuestAction, GuestReport, Refusal, Right};
+use vhca_control::{GuestAction, GuestReport, LinkFaults, Refusal, Right, VfChange};
 
+use super::cables::{self, Cables};
 use super::cast::Cast;
 use super::guests::{Guests, JobId};
+use super::host_memory;
+use super::inventory::{Inventory, LabHost, NamedVf};
+use super::lab_error::LabError;
+use super::options::{Options, SidrSpec, SmChoice};
 use super::rights::rights;
-use super::set::{VfSettings, first_pkey};
+use super::settings::{self, Settings, first_pkey};
 use super::subnet::SubnetError;
-use super::verbs::{ProcessMemory, ProcessVf, ProgramLimit, VerbsNetwork};
+use super::topology::Plan;
+use super::verbs::memory::ProcessMemory;
+use super::verbs::process_vf::ProcessVf;
+use super::verbs::program::ProgramLimit;
+use super::vfio_user::seat::Seat;
 use super::watchdog::{Stall, Stalls};
-use super::why::{Awaited, History, SaProbes};
-use super::{NamedVf, Options, Plan, PlanError, Seat, SidrSpec, SmChoice, host_memory};
+use super::why::{History, SaProbes};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
-use vhca::world::{HostFunction, HostId, HostPortId, VfError, World, vf_spec};
+use vhca::world::{HostFunction, HostId, VfError, World, vf_spec};
 use vhca_vfio_user::{GuestMemory, MemoryLimit, MemoryPool};
 
 /// The adapter that VFs show to VMMs.
 const SHOWN: Personality = mlx4::PERSONALITY;
 
-/// Why a lab cannot be built.
-#[derive(Debug, Error)]
-pub enum LabError {
-    /// The topology file cannot be used.
-    #[error(transparent)]
-    Topology(#[from] PlanError),
-    /// No adapter has that name.
-    #[error("there is no adapter {0:?} in the topology: name one of {1}")]
-    NoSuchAdapter(String, String),
-    /// A switch has no VFs, and no software of its own.
-    #[error("{0} is a switch, and cannot be in pf or be the manager: name one of {1}")]
-    Switch(String, String),
-    /// Two names of one adapter.
-    #[error("pf names {0} twice, once as {1}: name it once")]
-    TwoNames(String, String),
-    /// An adapter is to be shared, and the manager's alone.
-    #[error("{0} is both manager and in pf: name another manager, or leave it out of pf")]
-    ManagerShared(String),
-    /// The topology has no adapter.
-    #[error("the topology has no adapter")]
-    NoAdapter,
-    /// The adapter has not so many VFs.
-    #[error("{host} has {most} VFs at most, not {wanted}")]
-    TooManyVfs {
-        /// The host.
-        host: String,
-        /// How many it has.
-        most: u16,
-        /// How many are wanted.
-        wanted: u16,
-    },
-    /// A host's software cannot be started.
-    #[error("cannot start host {0}")]
-    Host(String, #[source] EndPortError),
-    /// A PF context cannot be started.
-    #[error("cannot start the PF context of {0}")]
-    Pf(String, #[source] PfError),
-    /// The VFs of two adapters would have the same node GUIDs.
-    #[error(
-        "the VFs of {0} would have the node GUIDs of those of {1}, since their adapters' node GUIDs \
-         end alike: give one of them another"
-    )]
-    SameGuids(String, String),
-    /// A VF cannot be started.
-    #[error("cannot start {1} of {0}")]
-    Vf(String, VfId, #[source] VfError),
-    /// A VF cannot be given to VMMs.
-    #[error("cannot make a device of {1} of {0}")]
-    Device(String, VfId, #[source] PlaceError),
-    /// The network of programs has no address for the VFs of a host.
-    #[error(
-        "{1} has no address for the VFs of {0}: give a larger verbs_network, such as 127.0.0.0/8"
-    )]
-    NoAddress(String, VerbsNetwork),
-    /// A VF cannot be given addresses or services.
-    #[error("[[sidr]] of VF {1} of {0}: {2}")]
-    Sidr(String, u16, String),
-    /// The subnet manager cannot be configured.
-    #[error(transparent)]
-    Subnet(#[from] SubnetError),
-    /// The subnet manager cannot be started.
-    #[error("cannot start the subnet manager on {0}")]
-    Manager(String, #[source] OpenError),
-}
-
-/// A host by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LabHost {
-    /// The description of its adapter.
-    pub name: String,
-    /// The host.
-    pub id: HostId,
-    /// Whether it shares its adapter among VFs.
-    pub is_pf: bool,
-}
-
 /// A world whose nodes and hosts have names.
 #[derive(Debug)]
 pub struct Lab {
-    world: World,
-    hosts: Vec<LabHost>,
-    /// Which of the hosts is for management.
-    manager: usize,
+    /// The world, and the names of its hosts, VFs and nodes.
+    pub inventory: Inventory,
     /// Secrets of PFs and of programs.
     pub(super) secrets: SecretNumbers,
-    /// Names of nodes besides their descriptions.
-    names: BTreeMap<String, NodeId>,
     pub(super) guests: Guests,
-    /// What was changed on VFs' ports.
-    pub(super) settings: BTreeMap<HostPortId, VfSettings>,
+    pub(super) settings: Settings,
     pub(super) history: History,
-    /// Links as they were before they had faults.
-    pub(super) sound_cables: BTreeMap<LinkId, LinkConfig>,
+    pub(super) cables: Cables,
     /// What the SAs of the PFs' ports were asked for diagnoses.
     pub(super) sa_probes: SaProbes,
     /// The programs that say that they are the subnet managers of ports, as far as their processes are known.
     pub(super) managers: BTreeMap<Endpoint, Pid>,
-    /// The nodes of simulators that are not attached yet.
-    pub(super) awaited: Awaited,
     /// Memory that devices of guests without a quota of their own share, and programs.
     memory_pool: Arc<MemoryPool>,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// The VFs that programs on libibverbs can have.
     pub(super) process_vfs: BTreeMap<HostFunction, ProcessVf>,
-    /// Whether the PF contexts have QP0 of their ports, for VFs with the right to send SMPs.
-    pub(super) vfs_may_have_smi: bool,
     /// When the service was started, since the Unix epoch.
     pub(super) started: Duration,
     /// Programs that use Linux' umad.
@@ -169,15 +89,13 @@ impl Lab {
         let (fabric, built) = topology.build(secret);
         let cast = Cast::new(options, &topology, &names)?;
         let names = names.into_iter();
-        let mut lab = Self {
-            manager: cast.manager,
-            names: names
-                .filter_map(|(name, node)| Some((name, built.node(node)?)))
-                .collect(),
-            ..Self::of(World::new(fabric, secret), secret)
-        };
+        let names = names.filter_map(|(name, node)| Some((name, built.node(node)?)));
+        let world = World::new(fabric, secret);
+        let inventory = Inventory::new(world, cast.manager, names.collect());
+        let mut lab = Self::of(inventory, secret);
         lab.start_hosts(options, &topology.hcas, &built, &cast)?;
-        let nobodys = |spec: &&SidrSpec| lab.pf_hosts().all(|host| host.name != spec.host);
+        let nobodys =
+            |spec: &&SidrSpec| lab.inventory.pf_hosts().all(|host| host.name != spec.host);
         match options.sidr.iter().find(nobodys) {
             Some(spec) => Err(no_sidr(spec, "no host of that name has VFs")),
             None => Ok(lab),
@@ -188,28 +106,24 @@ impl Lab {
     #[must_use]
     pub fn empty(secret: impl Into<Secret>) -> Self {
         let secret = secret.into();
-        Self::of(World::new(Fabric::new(secret), secret), secret)
+        let world = World::new(Fabric::new(secret), secret);
+        Self::of(Inventory::new(world, 0, BTreeMap::new()), secret)
     }
 
-    fn of(world: World, secret: Secret) -> Self {
+    fn of(inventory: Inventory, secret: Secret) -> Self {
         Self {
-            world,
-            hosts: Vec::new(),
-            manager: 0,
+            inventory,
             secrets: secret.of(b"PFs, VFs").numbers(),
-            names: BTreeMap::new(),
             guests: Guests::default(),
-            settings: BTreeMap::new(),
+            settings: Settings::default(),
             history: History::default(),
-            sound_cables: BTreeMap::new(),
+            cables: Cables::default(),
             sa_probes: SaProbes::default(),
             managers: BTreeMap::new(),
-            awaited: Awaited::default(),
             // The service itself, and the VMMs beside it, need the other half.
             memory_pool: Arc::new(MemoryPool::new(host_memory::most() / 2)),
             seats: BTreeMap::new(),
             process_vfs: BTreeMap::new(),
-            vfs_may_have_smi: false,
             started: Duration::ZERO,
             programs: Programs::default(),
             sockets: Sockets::default(),
@@ -223,11 +137,11 @@ impl Lab {
     /// # Errors
     /// [`LabError`].
     pub fn add_pf(&mut self, options: &Options, config: &HcaConfig) -> Result<HostId, LabError> {
-        let node = self.world.fabric_mut().add_hca(config);
+        let node = self.world_mut().fabric_mut().add_hca(config);
         let name = config.description.clone();
         let id = self.start_pf(options, &name, node, config)?;
         let is_pf = true;
-        self.hosts.push(LabHost { name, id, is_pf });
+        self.inventory.add_host(LabHost { name, id, is_pf });
         Ok(id)
     }
 
@@ -245,15 +159,15 @@ impl Lab {
             let id = if is_pf {
                 self.start_pf(options, &name, *node, config)?
             } else {
-                let started = self.world.add_host(*node);
+                let started = self.world_mut().add_host(*node);
                 started.map_err(|error| LabError::Host(name.clone(), error))?
             };
             if index == cast.manager && options.sm == SmChoice::Lite {
                 let subnet = subnet.clone();
-                let started = self.world.start_manager(id.port(1), subnet);
+                let started = self.world_mut().start_manager(id.port(1), subnet);
                 started.map_err(|error| LabError::Manager(name.clone(), error))?;
             }
-            self.hosts.push(LabHost { name, id, is_pf });
+            self.inventory.add_host(LabHost { name, id, is_pf });
         }
         Ok(())
     }
@@ -275,6 +189,7 @@ impl Lab {
             return Err(too_many());
         }
         if let Some(other) = self
+            .inventory
             .pf_hosts()
             .find(|host| self.node_guid(host).map(extension) == Some(extension(config.node_guid)))
         {
@@ -286,8 +201,8 @@ impl Lab {
             smi: options.rights.contains(&Right::Smi),
             ..PfConfig::new(self.secrets.secret())
         };
-        self.vfs_may_have_smi |= config_of_pf.smi;
-        let started = self.world.add_pf_host(node, &config_of_pf);
+        self.settings.vfs_may_have_smi |= config_of_pf.smi;
+        let started = self.world_mut().add_pf_host(node, &config_of_pf);
         let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
         for number in 1..=options.vfs {
             let vf = VfId::new(number).ok_or_else(too_many)?;
@@ -320,7 +235,9 @@ impl Lab {
             let added = if options.guests {
                 self.add_guest(id, vf, spec)
             } else {
-                self.world.add_idle_vf(id, vf, spec).map_err(VfError::from)
+                self.world_mut()
+                    .add_idle_vf(id, vf, spec)
+                    .map_err(VfError::from)
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
             if let Some(memory) = for_programs {
@@ -338,7 +255,7 @@ impl Lab {
         }
         for spec in options.sidr.iter().filter(|spec| spec.host == name) {
             let vf = VfId::new(spec.vf).ok_or_else(|| no_sidr(spec, "there is no such VF"))?;
-            let set = self.world.context_mut(id).set_sidr(vf, &spec.at);
+            let set = self.world_mut().context_mut(id).set_sidr(vf, &spec.at);
             set.map_err(|error| no_sidr(spec, error))?;
         }
         Ok(id)
@@ -347,18 +264,19 @@ impl Lab {
     /// Notes at a VF that the service stood for the client which had it, if it did.
     pub(super) fn note_stall(&mut self, client: RawFd, at: HostFunction) {
         if let Some(stall) = self.stalls.take(client) {
-            self.stalled.insert(at, (stall, self.world.now()));
+            self.stalled.insert(at, (stall, self.world().now()));
         }
     }
 
     fn node_guid(&self, host: &LabHost) -> Option<Guid> {
-        let node = self.world.host(host.id).node();
-        self.world.fabric().node(node).map(|node| node.node_guid)
+        let node = self.world().host(host.id).node();
+        let node = self.inventory.fabric_node(node);
+        node.map(|node| node.node_guid)
     }
 
     fn add_guest(&mut self, host: HostId, vf: VfId, spec: VfSpec) -> Result<(), VfError> {
-        let on = self.world.add_vf(host, vf, spec)?;
-        Ok(self.guests.add(&mut self.world, on)?)
+        let on = self.world_mut().add_vf(host, vf, spec)?;
+        Ok(self.guests.add(self.inventory.world_mut(), on)?)
     }
 
     /// Makes a device of a VF on which nothing runs and that reaches `memory`, for VMMs to take.
@@ -370,49 +288,80 @@ impl Lab {
         memory: GuestMemory,
         function: Box<dyn PciFunction>,
     ) -> Result<(), PlaceError> {
-        let at = self.world.add_device(host, vf, function)?;
+        let at = self.world_mut().add_device(host, vf, function)?;
         let seat = Seat::new(at, vf, name.to_owned(), memory);
         self.seats.insert(at, seat);
         Ok(())
     }
 
-    /// The world.
+    /// Returns the world.
     #[must_use]
     pub const fn world(&self) -> &World {
-        &self.world
+        self.inventory.world()
     }
 
-    /// The world, to be used. What is put into it is done with the next poll.
+    /// Returns the world, to be used. The next poll carries out the changes.
     pub const fn world_mut(&mut self) -> &mut World {
-        &mut self.world
+        self.inventory.world_mut()
     }
 
-    /// The fabric.
-    #[must_use]
-    pub const fn fabric(&self) -> &Fabric {
-        self.world.fabric()
+    /// Changes a VF's port.
+    ///
+    /// # Errors
+    /// A refusal with the reason; nothing has changed then.
+    pub fn set_vf(
+        &mut self,
+        vf: &NamedVf,
+        port: PortNum,
+        change: &VfChange,
+    ) -> Result<(), Refusal> {
+        self.inventory.check_port(vf, port)?;
+        let at = settings::at(vf, port);
+        let is_guid = matches!(change, VfChange::PortGuid(_));
+        if is_guid {
+            self.history.forget_refusal(at);
+        }
+        let world = self.inventory.world_mut();
+        self.settings.change(world, vf, port, change)?;
+        if is_guid {
+            // The PF refuses a GUID with the next poll.
+            self.poll(self.world().now(), &mut Slice::endless());
+        }
+        match self.history.refusal(at).filter(|_| is_guid) {
+            Some(refusal) => Err(Refusal::new("guid_refused", refusal.to_string())),
+            None => Ok(()),
+        }
     }
 
-    /// The hosts, in the order of the topology.
-    #[must_use]
-    pub fn hosts(&self) -> &[LabHost] {
-        &self.hosts
+    /// Plugs cables in or out: that of a port (`NODE/PORT`), or all between two nodes. Returns their number.
+    ///
+    /// # Errors
+    /// A refusal with the reason; nothing has changed then.
+    pub fn set_link(&mut self, a: &str, b: Option<&str>, up: bool) -> Result<usize, Refusal> {
+        cables::set_link(&mut self.inventory, a, b, up)
     }
 
-    /// The hosts that share their adapters.
-    pub fn pf_hosts(&self) -> impl Iterator<Item = &LabHost> {
-        self.hosts.iter().filter(|host| host.is_pf)
-    }
-
-    /// The management host.
-    #[must_use]
-    pub fn manager(&self) -> Option<&LabHost> {
-        self.hosts.get(self.manager)
+    /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of all that were planned
+    /// before. They strike every packet, those of management too. A link that gets another width or speed goes down for it.
+    /// Returns the number of links.
+    ///
+    /// # Errors
+    /// A refusal with the reason; nothing has changed then.
+    pub fn set_link_faults(
+        &mut self,
+        a: &str,
+        b: Option<&str>,
+        faults: LinkFaults,
+    ) -> Result<usize, Refusal> {
+        self.cables.plan_faults(&mut self.inventory, a, b, faults)
     }
 
     /// Returns what is measured of the service itself.
     pub(super) fn service_facts(&self) -> ServiceFacts {
-        let host = self.manager().map(|host| self.world.host(host.id));
+        let host = self
+            .inventory
+            .manager()
+            .map(|host| self.world().host(host.id));
         let manager = host.and_then(|host| host.manager().zip(Some(host.sweeps())));
         ServiceFacts {
             started: self.started,
@@ -421,74 +370,34 @@ impl Lab {
                 stats: manager.sm().stats(),
                 sweep_time: sweeps.time,
                 last_sweep: sweeps.last.map(|(time, _)| time),
-                last_sweep_age: sweeps.last.map(|(_, end)| self.world.now() - end),
+                last_sweep_age: sweeps.last.map(|(_, end)| self.world().now() - end),
             }),
             programs: self.programs,
         }
     }
 
-    /// A host by its name.
-    #[must_use]
-    pub fn host(&self, name: &str) -> Option<&LabHost> {
-        self.hosts.iter().find(|host| host.name == name)
-    }
-
-    /// A host that shares its adapter, by any name of the adapter's.
-    ///
-    /// # Errors
-    /// A refusal that names those that exist.
-    pub fn pf_host(&self, name: &str) -> Result<&LabHost, Refusal> {
-        let node = self.node(name);
-        self.pf_hosts()
-            .find(|host| node == Some(self.world.host(host.id).node()))
-            .ok_or_else(|| {
-                if let Some(refusal) = self.awaited.refusal(Some(name)) {
-                    return refusal;
-                }
-                let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
-                let message = format!("no host {name:?} has VFs; there are {}", names.join(", "));
-                Refusal::new("no_such_host", message)
-            })
-    }
-
-    /// A node by its description, by the name that its topology file has for it, or by its node GUID as
-    /// `0x` and its digits.
-    #[must_use]
-    pub fn node(&self, name: &str) -> Option<NodeId> {
-        if let Some(node) = self.names.get(name) {
-            return Some(*node);
-        }
-        let digits = name.strip_prefix("0x");
-        let guid = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        let fabric = self.world.fabric();
-        let mut ids = fabric.nodes().map(|(id, _)| id);
-        ids.find(|id| {
-            fabric.node(*id).is_some_and(|node| {
-                node.description.as_str() == Some(name) || Some(node.node_guid.get()) == guid
-            })
-        })
-    }
-
     /// Lets happen what is due, until the slice is over.
     pub(super) fn poll(&mut self, now: Instant, slice: &mut Slice) {
-        self.world.poll_for(now, slice);
-        while let Some(polled) = self.world.take_polled() {
-            if let Some(host) = self.hosts.iter().find(|host| host.id == polled) {
+        self.world_mut().poll_for(now, slice);
+        while let Some(polled) = self.world_mut().take_polled() {
+            let host = self.inventory.hosts().iter().find(|host| host.id == polled);
+            if let Some(is_pf) = host.map(|host| host.is_pf) {
                 take_events(
-                    &mut self.world,
-                    host,
+                    self.inventory.world_mut(),
+                    polled,
+                    is_pf,
                     &mut self.history,
                     &mut self.sa_probes,
                 );
             }
-            self.guests.poll(&mut self.world, polled);
+            self.guests.poll(self.inventory.world_mut(), polled);
         }
         self.guests.expire(now);
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let guests = self.guests.poll_timeout();
-        self.world.poll_timeout().into_iter().chain(guests).min()
+        self.world().poll_timeout().into_iter().chain(guests).min()
     }
 
     /// Has the guests of VFs do something. What came of it is told by [`Lab::poll_report`].
@@ -496,8 +405,10 @@ impl Lab {
     /// # Errors
     /// A refusal that says what is wrong with the action.
     pub fn guests_do(&mut self, vfs: &[NamedVf], action: &GuestAction) -> Result<JobId, Refusal> {
-        let now = self.world.now();
-        let started = self.guests.start(&mut self.world, now, vfs, action);
+        let now = self.world().now();
+        let started = self
+            .guests
+            .start(self.inventory.world_mut(), now, vfs, action);
         started.map_err(|why| Refusal::new("bad_action", why))
     }
 
@@ -513,15 +424,19 @@ impl Lab {
 
     /// Begins to give back what the VFs have at the SA.
     pub(super) fn shut_down(&mut self) {
-        for host in self.hosts.iter().filter(|host| host.is_pf) {
+        let hosts: Vec<HostId> = self.inventory.pf_hosts().map(|host| host.id).collect();
+        for host in hosts {
             // A VF that cannot be reset keeps nobody from giving the rest back.
-            let _ = self.world.shut_down(host.id);
+            let _ = self.world_mut().shut_down(host);
         }
     }
 
     /// Whether nothing of the VFs is left at the SA.
     pub(super) fn is_quiet(&self) -> bool {
-        let mut contexts = self.pf_hosts().map(|host| self.world.context(host.id));
+        let mut contexts = self
+            .inventory
+            .pf_hosts()
+            .map(|host| self.world().context(host.id));
         contexts.all(pf_context::PfContext::is_quiet)
     }
 }
@@ -531,14 +446,20 @@ fn no_sidr(spec: &SidrSpec, why: impl ToString) -> LabError {
 }
 
 /// Takes the events of a host's own software, for which only diagnoses wait, and what happened to its VFs.
-fn take_events(world: &mut World, host: &LabHost, history: &mut History, probes: &mut SaProbes) {
-    let node = world.host(host.id).node();
+fn take_events(
+    world: &mut World,
+    host: HostId,
+    is_pf: bool,
+    history: &mut History,
+    probes: &mut SaProbes,
+) {
+    let node = world.host(host).node();
     let ports = world
         .fabric()
         .node(node)
         .map_or(0, |node| node.port_count());
     for port in (1..=ports).map(PortNum) {
-        let at = host.id.port(port.0);
+        let at = host.port(port.0);
         while let Some(event) = world.poll_event(at) {
             probes.note(at, world.now(), &event);
         }
@@ -546,9 +467,9 @@ fn take_events(world: &mut World, host: &LabHost, history: &mut History, probes:
             history.note_losses(at, world.now(), physical.counters.link_downed);
         }
     }
-    if host.is_pf {
-        while let Some((when, event)) = world.poll_vf_news(host.id) {
-            history.note(host.id, when, &event);
+    if is_pf {
+        while let Some((when, event)) = world.poll_vf_news(host) {
+            history.note(host, when, &event);
         }
     }
 }

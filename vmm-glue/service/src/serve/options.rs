@@ -10,10 +10,13 @@ use pf_context::guids::GuidWish;
 use serde::{Deserialize, Deserializer};
 use vhca_control::Right;
 
+use super::access::{AccessSpec, SocketName};
+use super::attach::spec::AttachSpec;
+use super::ibsim::sockets::IbsimAddress;
+use super::policy::PolicyOptions;
 use super::subnet::SubnetOptions;
-use super::{
-    AccessSpec, AttachSpec, IbsimAddress, PolicyOptions, SocketName, TopologySpec, VerbsNetwork,
-};
+use super::topology::TopologySpec;
+use super::verbs::network::VerbsNetwork;
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::access::SocketName;
+use super::ibsim::sockets::IbsimAddress;
+use super::options_file::GivenOptions;
 use super::options_file::VFS;
-use super::{GivenOptions, IbsimAddress, SocketName};
 
 /// Bytes of a name of abstract sockets at most: 108, without a zero at either end and the longest suffix of the
 /// protocol, `:out` and a 32-bit number.

@@ -9,11 +9,15 @@ use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 use vhca_control::Right;
 
+use super::access::{AccessSpec, SocketName};
+use super::attach::spec::AttachSpec;
+use super::ibsim::sockets::IbsimAddress;
+use super::options::{GuidPolicy, Options, Quotas, SidrSpec, SmChoice};
+use super::options_error::OptionsError;
+use super::policy::PolicyOptions;
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
-use super::{
-    AccessSpec, AttachSpec, GuidPolicy, IbsimAddress, Options, OptionsError, PolicyOptions, Quotas,
-    SidrSpec, SmChoice, SocketName, TopologySpec, VerbsNetwork,
-};
+use super::topology::TopologySpec;
+use super::verbs::network::VerbsNetwork;
 
 /// VFs of each shared adapter if nobody says how many.
 pub(super) const VFS: u16 = 4;

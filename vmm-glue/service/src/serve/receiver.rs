@@ -3,7 +3,7 @@
 use vhca::watch::{EventSet, Ready};
 use vhca_receiver::Receiver;
 
-use super::{Turn, WayIn};
+use super::way_in::{Turn, WayIn};
 
 /// Ends the service when the receiver is gone.
 #[derive(Debug)]

@@ -8,18 +8,28 @@ use ib_vtime::{Duration, Secret};
 use rustix::fs::Mode;
 use rustix::process::umask;
 use rustix::rand::{GetRandomFlags, getrandom};
-use serde::Serialize;
 use thiserror::Error;
-use vhca_control::OfferedVf;
 
+use super::access::{AccessError, SocketName, Users};
+use super::announcement::Announcement;
+use super::attach::IbsimNode;
+use super::claim::ClaimError;
 use super::control::ControlSocket;
+use super::ibsim::{IbsimError, IbsimWay};
+use super::lab::Lab;
+use super::lab_error::LabError;
+use super::listeners::Listeners;
+use super::options::Options;
+use super::receiver::ReceiverWatch;
+use super::sa_watch::SaWatch;
 use super::sandbox::{self, Needs, SandboxError};
-use super::watchdog::WatchdogFeed;
-use super::{
-    AccessError, ClaimError, IbsimError, IbsimNode, IbsimWay, Lab, LabError, Listeners, Options,
-    ReceiverWatch, SaWatch, Seat, Service, Signals, SocketName, UmadSocket, Users, VerbsSocket,
-    VfioUserSockets, descriptors, notify,
-};
+use super::service::Service;
+use super::signals::Signals;
+use super::umad::UmadSocket;
+use super::verbs::VerbsSocket;
+use super::vfio_user::{Seat, VfioUserSockets};
+use super::watchdog_feed::WatchdogFeed;
+use super::{descriptors, notify};
 use vhca::{LoopError, Runner};
 use vhca_receiver::Receiver;
 use vhca_vfio_user::memory::look_by;
@@ -78,76 +88,6 @@ impl ServeError {
     }
 }
 
-/// What a service says of itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Announcement {
-    /// All sockets are open.
-    Ready {
-        /// The fabric.
-        topology: String,
-        /// Hosts.
-        hosts: usize,
-        /// VFs of all hosts.
-        vfs: usize,
-        /// The control socket.
-        control: Option<PathBuf>,
-        /// The sockets by which VMMs take VFs.
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        vfio_user: Vec<OfferedVf>,
-    },
-    /// The way to a node of a simulator came, went, or is not to be had.
-    Uplink {
-        /// The simulator.
-        simulator: String,
-        /// The node.
-        node: String,
-        /// Whether the node is attached.
-        attached: bool,
-        /// More of it, in words.
-        detail: String,
-    },
-    /// The end.
-    Stopped {
-        /// Whether everything that the SA knew of the VFs was given back.
-        released: bool,
-    },
-}
-
-impl core::fmt::Display for Announcement {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Ready {
-                topology,
-                hosts,
-                vfs,
-                control,
-                vfio_user,
-            } => {
-                write!(f, "ready: topology {topology}, {hosts} hosts, {vfs} VFs")?;
-                if let Some(path) = control {
-                    write!(f, ", control socket {}", path.display())?;
-                }
-                for offered in vfio_user {
-                    write!(f, "\n{}/{}: vfio-user socket ", offered.host, offered.vf)?;
-                    write!(f, "{}", offered.socket.display())?;
-                }
-                Ok(())
-            }
-            Self::Uplink {
-                simulator,
-                node,
-                detail,
-                ..
-            } => write!(f, "{simulator}/{node}: {detail}"),
-            Self::Stopped { released: true } => f.write_str("stopped"),
-            Self::Stopped { released: false } => {
-                f.write_str("stopped; the SA did not confirm that GUIDs and groups are given back")
-            }
-        }
-    }
-}
-
 /// Serves until SIGTERM, SIGINT or a client ends it. What there is to say goes to `announce`.
 ///
 /// # Errors
@@ -173,8 +113,8 @@ pub fn run(
     let signals =
         Signals::new().map_err(|error| ServeError::System("cannot take signals", error))?;
     let mut lab = Lab::build(options, secret)?;
-    if options.vfs > 0 && options.attach.is_empty() && lab.pf_hosts().next().is_none() {
-        log::warn!("no host has VFs: {}", lab.why_no_vfs());
+    if options.vfs > 0 && options.attach.is_empty() && lab.inventory.pf_hosts().next().is_none() {
+        log::warn!("no host has VFs: {}", lab.inventory.why_no_vfs());
     }
     lab.started = UNIX_EPOCH.elapsed().unwrap_or_default();
     let mut service = Service::new(lab).with_receiver(receiver.clone());
@@ -274,11 +214,12 @@ fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bo
 
 fn ready(options: &Options, control: Option<PathBuf>, lab: &Lab) -> Announcement {
     let vfs = lab
+        .inventory
         .pf_hosts()
         .map(|host| lab.world().context(host.id).vfs().count());
     Announcement::Ready {
         topology: fabric_name(options),
-        hosts: lab.hosts().len(),
+        hosts: lab.inventory.hosts().len(),
         vfs: vfs.sum(),
         control,
         vfio_user: lab.seats().filter_map(Seat::offered).collect(),

@@ -2,7 +2,7 @@
 
 use ib_vtime::{Duration, Instant};
 
-use super::{Turn, WayIn};
+use super::way_in::{Turn, WayIn};
 use vhca::watch::Ready;
 
 /// Time between two questions of a port: less than between two looks of Prometheus.
@@ -34,7 +34,7 @@ impl WayIn for SaWatch {
             return;
         }
         self.next = turn.now + INTERVAL;
-        let hosts = turn.lab.pf_hosts().map(|host| host.id).collect();
+        let hosts = turn.lab.inventory.pf_hosts().map(|host| host.id).collect();
         let ports = turn.lab.ports_of(hosts);
         turn.lab.ask_sa(&ports);
     }

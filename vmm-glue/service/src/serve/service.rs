@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 
 use ib_vtime::{Duration, Instant};
 
+use super::announcement::Announcement;
+use super::lab::Lab;
 use super::way_in::Lanes;
-use super::{Announcement, Lab, Turn, WayIn};
+use super::way_in::{Turn, WayIn};
 use vhca::watch::{EventSet, Ready, WatchChange, Watches};
 use vhca::{Driven, Slice};
 use vhca_receiver::{Receiver, Work, during};

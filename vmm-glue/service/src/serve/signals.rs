@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-use super::{Turn, WayIn};
+use super::way_in::{Turn, WayIn};
 use vhca::watch::{EventSet, Ready};
 
 /// Exit status of a process that a second signal ended: as a shell tells it of one that SIGTERM killed.

@@ -7,7 +7,7 @@ use ib_wire::{Guid, PKey};
 use subnet_lite::SubnetManager;
 use vhca_control::Refusal;
 
-use super::Lab;
+use super::lab::Lab;
 use crate::show::{PartitionRow, SmRow};
 
 impl Lab {
@@ -78,7 +78,7 @@ impl Lab {
     /// # Errors
     /// A refusal if none runs.
     pub fn sweep(&mut self) -> Result<(), Refusal> {
-        let host = self.manager().map(|host| host.id);
+        let host = self.inventory.manager().map(|host| host.id);
         if host.is_some_and(|host| self.world_mut().request_sweep(host)) {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl Lab {
 
     /// Returns the embedded manager.
     fn embedded(&self) -> Option<&SubnetManager> {
-        self.world().host(self.manager()?.id).manager()
+        self.world().host(self.inventory.manager()?.id).manager()
     }
 }
 

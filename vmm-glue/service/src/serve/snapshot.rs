@@ -20,7 +20,8 @@ use vhca_diagnosis::{
     Snapshot, Stall, Subnet, Vf, VfPort,
 };
 
-use super::{Lab, LabHost};
+use super::inventory::LabHost;
+use super::lab::Lab;
 use crate::show::{ProgramRow, rates};
 
 /// A subnet, and the fabric and its nodes behind the indices of the subnet.
@@ -34,7 +35,7 @@ impl Lab {
     /// Returns the facts of the VFs of hosts, and as much of the subnet as their diagnoses need.
     pub(super) fn snapshot<'l>(&'l self, hosts: impl Iterator<Item = &'l LabHost>) -> Snapshot {
         let hosts: Vec<&LabHost> = hosts.collect();
-        let fabric = self.fabric();
+        let fabric = self.world().fabric();
         let near = self.near(fabric, &hosts);
         let snapshot = self.facts(&hosts, self.survey(fabric, &hosts, near.as_ref()));
         if near.is_some() && snapshot.looks_far() {
@@ -45,19 +46,17 @@ impl Lab {
 
     /// Returns the whole subnet, without facts that only diagnoses of hosts need.
     pub(super) fn subnet(&self) -> Subnet {
-        self.survey(self.fabric(), &[], None).subnet
+        self.whole().subnet
     }
 
     /// Returns `true` if SMPs of a port reach a subnet manager.
     pub(super) fn reaches_manager(&self, at: Endpoint) -> bool {
-        let Survey { ids, subnet, .. } = self.survey(self.fabric(), &[], None);
+        let Survey { ids, subnet, .. } = self.whole();
         place(&ids, at).is_some_and(|at| subnet.manager_near(at).is_some())
     }
 
-    /// Returns the name of a port: `NODE/PORT`.
-    pub(super) fn port_name(&self, at: Endpoint) -> String {
-        let node = self.fabric().node(at.node);
-        format!("{}/{}", node.map_or("?", node_name), at.port)
+    fn whole(&self) -> Survey<'_> {
+        self.survey(self.world().fabric(), &[], None)
     }
 
     fn facts(&self, hosts: &[&LabHost], survey: Survey<'_>) -> Snapshot {
@@ -136,7 +135,7 @@ impl Lab {
                 subnet.connect([a, b]);
             }
         }
-        let manager = self.manager().map(|host| self.node_of(host));
+        let manager = self.inventory.manager().map(|host| self.node_of(host));
         subnet.management = manager.and_then(|node| ids.binary_search(&node).ok());
         let managers = self.managers.iter().filter_map(|(at, pid)| {
             Some((place(&ids, *at)?, pid.as_raw_nonzero().get().unsigned_abs()))
@@ -267,7 +266,7 @@ impl Lab {
     fn is_impaired(&self, fabric: &Fabric, at: Endpoint) -> bool {
         let link = fabric.link_at(at);
         let cable = link.and_then(|link| fabric.link_config(link));
-        let sound = link.and_then(|link| self.sound_cables.get(&link));
+        let sound = link.and_then(|link| self.cables.sound(link));
         let rates = |of: &LinkConfig| (of.widths, of.speeds, of.extended_speeds);
         sound
             .zip(cable)
@@ -422,7 +421,7 @@ mod tests {
         let lab = service.lab();
         let of_host = |host: &LabHost| {
             let snapshot = lab.snapshot([host].into_iter());
-            let whole = lab.facts(&[host], lab.survey(lab.fabric(), &[host], None));
+            let whole = lab.facts(&[host], lab.survey(lab.world().fabric(), &[host], None));
             for vf in 0..5 {
                 let [found, expected] =
                     [&snapshot, &whole].map(|facts| why(facts, &host.name, vf, PortNum(1)));
@@ -430,7 +429,7 @@ mod tests {
             }
             snapshot.subnet.extent
         };
-        lab.pf_hosts().map(of_host).collect()
+        lab.inventory.pf_hosts().map(of_host).collect()
     }
 
     #[test]

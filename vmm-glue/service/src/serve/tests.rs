@@ -50,7 +50,7 @@ pub(super) fn pass(service: &mut Service, time: Duration) {
 fn all_vfs_up(service: &Service) -> bool {
     use pf_context::inspect::Inspect;
     let world = service.lab().world();
-    let mut hosts = service.lab().pf_hosts();
+    let mut hosts = service.lab().inventory.pf_hosts();
     hosts.all(|host| {
         let mut rows = Inspect::vfs(world.context(host.id), world.now());
         rows.all(|row| row.up)
@@ -106,10 +106,12 @@ fn a_way_in_is_called_when_its_descriptor_is_ready_and_can_end_the_service() {
 fn all_vfs_come_up_and_give_their_guids_back_at_the_end() {
     let mut service = Service::in_virtual_time(Lab::build(&options(), 1).unwrap());
     assert!(run_until(&mut service, all_vfs_up));
-    let manager = service.lab().host("mgmt").unwrap().id;
+    let manager = service.lab().inventory.host("mgmt").unwrap().id;
     let aliases = |service: &Service| {
         let world = service.lab().world();
-        let node = world.host(service.lab().host("host-a").unwrap().id).node();
+        let node = world
+            .host(service.lab().inventory.host("host-a").unwrap().id)
+            .node();
         let port = world.fabric().port(node.port(1)).unwrap();
         let indices = (1..=3).map(GidIndex);
         let guids = indices.filter_map(|index| port.guid_at(index));
@@ -129,7 +131,7 @@ fn all_vfs_come_up_and_give_their_guids_back_at_the_end() {
 fn without_the_sa_the_end_comes_in_time_anyway() {
     let mut service = Service::in_virtual_time(Lab::build(&options(), 1).unwrap());
     assert!(run_until(&mut service, all_vfs_up));
-    let mgmt = service.lab().node("mgmt").unwrap().port(1);
+    let mgmt = service.lab().inventory.node("mgmt").unwrap().port(1);
     let fabric = service.lab_mut().world_mut().fabric_mut();
     let link = fabric.link_at(mgmt).unwrap();
     fabric.set_link(link, LinkState::Down);
@@ -146,7 +148,10 @@ fn without_the_sa_the_end_comes_in_time_anyway() {
 fn hosts_play_the_parts_that_the_options_give_them() {
     let pfs = |options: &Options| -> Vec<String> {
         let lab = Lab::build(options, 1).unwrap();
-        lab.pf_hosts().map(|host| host.name.clone()).collect()
+        lab.inventory
+            .pf_hosts()
+            .map(|host| host.name.clone())
+            .collect()
     };
     assert_eq!(pfs(&options()), ["host-a", "host-b"]);
     let pf = vec!["host-b".to_owned()];
@@ -190,10 +195,10 @@ fn a_name_that_no_adapter_has_is_refused_with_those_that_exist() {
 #[test]
 fn nodes_are_found_by_description_and_by_guid() {
     let lab = Lab::build(&options(), 1).unwrap();
-    let by_name = lab.node("S2").unwrap();
-    let guid = lab.fabric().node(by_name).unwrap().node_guid;
-    assert_eq!(lab.node(&guid.to_string()), Some(by_name));
-    assert_eq!(lab.node("S9"), None);
+    let by_name = lab.inventory.node("S2").unwrap();
+    let guid = lab.world().fabric().node(by_name).unwrap().node_guid;
+    assert_eq!(lab.inventory.node(&guid.to_string()), Some(by_name));
+    assert_eq!(lab.inventory.node("S9"), None);
 }
 
 #[test]
@@ -217,6 +222,7 @@ fn each_of_254_vfs_of_a_two_port_adapter_gets_a_guid_on_each_port() {
     assert!(run_until(&mut service, all_vfs_up));
     let lab = service.lab();
     let mut guids: Vec<_> = lab
+        .inventory
         .pf_hosts()
         .flat_map(|host| Inspect::vfs(lab.world().context(host.id), lab.world().now()))
         .map(|row| row.guid)
@@ -235,7 +241,7 @@ fn smps_are_for_vfs_of_a_service_that_was_started_for_that() {
             ..options()
         };
         let mut lab = Lab::build(&options, 1).unwrap();
-        let vf = lab.vf("host-a/1", None).unwrap();
+        let vf = lab.inventory.vf("host-a/1", None).unwrap();
         let change = VfChange::Rights(vec![Right::Smi]);
         let set = lab.set_vf(&vf, PortNum(1), &change);
         assert_eq!(set.is_ok(), !begun.is_empty());
@@ -251,7 +257,7 @@ fn smps_are_for_vfs_of_a_service_that_was_started_for_that() {
 #[test]
 fn a_place_beyond_the_ports_table_of_pkeys_is_refused() {
     let mut lab = Lab::build(&options(), 1).unwrap();
-    let vf = lab.vf("host-a/1", None).unwrap();
+    let vf = lab.inventory.vf("host-a/1", None).unwrap();
     let mut set = |index: &str| {
         let change = VfChange::Pkeys(vec![format!("index:{index}")]);
         lab.set_vf(&vf, PortNum(1), &change)

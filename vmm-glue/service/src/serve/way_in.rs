@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use ib_vtime::{Duration, Instant};
 
-use super::{Announcement, Lab};
+use super::announcement::Announcement;
+use super::lab::Lab;
 use vhca::Slice;
 use vhca::watch::{EventSet, Ready, TaggedWatches};
 use vhca_receiver::{ClientSocket, Receiver};

@@ -5,7 +5,7 @@
 //! any more, is tried again; meanwhile the host's port is down.
 
 mod sockets;
-mod spec;
+pub(super) mod spec;
 
 use std::io;
 
@@ -18,7 +18,10 @@ use ibsim_link::uplink::{
 };
 use pf_context::GuidObstacle;
 
-use super::{Announcement, IbsimAddress, Options, Turn, WayIn};
+use super::announcement::Announcement;
+use super::ibsim::sockets::IbsimAddress;
+use super::options::Options;
+use super::way_in::{Turn, WayIn};
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostId;
 
@@ -281,7 +284,10 @@ impl IbsimNode {
     fn note_awaited(&self, turn: &mut Turn<'_>, why_not: &str) {
         let why_not = self.place.is_none().then(|| why_not.to_owned());
         let simulator = self.simulator.to_string();
-        turn.lab.awaited.note(&simulator, &self.name, why_not);
+        turn.lab
+            .inventory
+            .awaited
+            .note(&simulator, &self.name, why_not);
     }
 
     /// Says what is news about the way to the simulator.

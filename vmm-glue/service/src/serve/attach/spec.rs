@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use thiserror::Error;
 
-use super::IbsimAddress;
+use crate::serve::ibsim::sockets::IbsimAddress;
 
 /// Bytes of a node's name at most: the protocol has 32, of which the last is zero.
 const MAX_NODE_NAME: usize = 31;

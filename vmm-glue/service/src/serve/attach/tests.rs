@@ -5,7 +5,8 @@ use ib_vtime::Duration;
 use ibsim_link::codec::{CONTROL_SIZE, Connect, Control, ControlKind, SocketName};
 
 use super::*;
-use crate::serve::{Lab, Service};
+use crate::serve::lab::Lab;
+use crate::serve::service::Service;
 use vhca::{Driven, RunEnd, Runner};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -76,7 +77,7 @@ fn a_simulator_that_refuses_is_told_of_with_what_may_be_the_matter() {
     let answer: [u8; CONTROL_SIZE] = zerocopy::transmute!(control);
     simulator.send_to_addr(&answer, &client).unwrap();
     assert!(announced(&mut runner).contains("no such node, no free place, or another client"));
-    assert!(runner.driven().unwrap().lab().hosts().is_empty());
+    assert!(runner.driven().unwrap().lab().inventory.hosts().is_empty());
 }
 
 #[test]

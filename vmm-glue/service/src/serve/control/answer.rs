@@ -7,10 +7,13 @@ use vhca_control::protocol::{MetricsQuery, Request, ShowQuery, VERSION};
 use vhca_control::{By, GuestAction, Refusal, Subject, VfChange};
 
 use super::reply::Reply;
+use super::scene::{pfs, scene};
 use crate::serve::capture::Capture;
-use crate::serve::set::no_such_node;
-use crate::serve::{JobId, Lab, Turn};
-use crate::show::{self, Filter, Metrics, NamedPf, Scene, ServiceFacts};
+use crate::serve::guests::JobId;
+use crate::serve::inventory::no_such_node;
+use crate::serve::lab::Lab;
+use crate::serve::way_in::Turn;
+use crate::show::{self, Filter, Metrics};
 use vhca::world::HostPortId;
 
 /// How a request is answered.
@@ -55,13 +58,17 @@ impl Answer {
 pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
     let ports = match &request {
         Request::Why { vf, host, .. } => {
-            let vfs = turn.lab.vfs(vf, host.as_deref()).unwrap_or_default();
+            let vfs = turn
+                .lab
+                .inventory
+                .vfs(vf, host.as_deref())
+                .unwrap_or_default();
             turn.lab.ports_of(vfs.iter().map(|vf| vf.host).collect())
         }
         Request::Show(query) if query.subject == Subject::Vfs => {
             let filter = filter(turn.lab, query).unwrap_or_default();
             let lab = &turn.lab;
-            let hosts = lab.pf_hosts().map(|host| host.id);
+            let hosts = lab.inventory.pf_hosts().map(|host| host.id);
             let wanted = hosts.filter(|host| {
                 let node = lab.world().host(*host).node();
                 filter.node.is_none_or(|only| only == node)
@@ -113,31 +120,6 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
         }
     };
     answer.unwrap_or_else(|refusal| Answer::refused(&refusal))
-}
-
-/// Returns the PFs by the names of their hosts.
-pub(super) fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
-    let hosts = lab.pf_hosts().map(|pf| NamedPf {
-        name: &pf.name,
-        node: lab.world().host(pf.id).node(),
-        rows: lab.world().context(pf.id),
-    });
-    hosts.collect()
-}
-
-/// Returns what there is to look at, with the PFs from [`pfs`] and [`Lab::service_facts`].
-pub(super) fn scene<'l>(
-    lab: &'l Lab,
-    pfs: &'l [NamedPf<'l>],
-    service: &'l ServiceFacts,
-) -> Scene<'l> {
-    Scene {
-        pfs,
-        vmms: lab,
-        fabric: lab.fabric(),
-        service,
-        now: lab.world().now(),
-    }
 }
 
 fn show(lab: &Lab, query: &ShowQuery) -> Result<Answer, Refusal> {
@@ -192,7 +174,7 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
             return Err(Refusal::new("no_host_rows", message));
         }
         filter.node = Some(if subject.is_of_nodes() {
-            lab.node(name).ok_or_else(|| no_such_node(name))?
+            lab.inventory.node(name).ok_or_else(|| no_such_node(name))?
         } else {
             node_of_host(lab, name)?
         });
@@ -202,8 +184,8 @@ fn filter(lab: &Lab, query: &ShowQuery) -> Result<Filter, Refusal> {
 
 /// Returns what leaves the rows of a VF.
 fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
-    let vf = lab.vf(vf, host)?;
-    let vf = lab.existing(&vf)?;
+    let vf = lab.inventory.vf(vf, host)?;
+    let vf = lab.inventory.existing(&vf)?;
     Ok(Filter {
         node: Some(lab.world().host(vf.host).node()),
         vf: Some(vf.vf),
@@ -212,13 +194,14 @@ fn of_vf(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Filter, Refusal> {
 }
 
 fn node_of_host(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
-    Ok(lab.world().host(lab.pf_host(name)?.id).node())
+    Ok(lab.world().host(lab.inventory.pf_host(name)?.id).node())
 }
 
 /// Returns a host's node, or a switch, which has the metrics of its ports.
 fn node_with_metrics(lab: &Lab, name: &str) -> Result<NodeId, Refusal> {
-    let awaited = || lab.awaited.refusal(Some(name));
-    lab.node(name)
+    let awaited = || lab.inventory.awaited.refusal(Some(name));
+    lab.inventory
+        .node(name)
         .ok_or_else(|| awaited().unwrap_or_else(|| no_such_node(name)))
 }
 
@@ -226,18 +209,18 @@ fn why(lab: &Lab, vf: &str, host: Option<&str>, port: Option<PortNum>) -> Result
     let name = vf.rsplit_once('/');
     let (within, number) = name.map_or((host, vf), |(host, number)| (Some(host), number));
     if number == "all" {
-        lab.vfs(vf, host)?;
-        let within = within.map(|name| lab.pf_host(name)).transpose()?;
+        lab.inventory.vfs(vf, host)?;
+        let within = within.map(|name| lab.inventory.pf_host(name)).transpose()?;
         return Ok(Answer::of(&lab.faults(within, port)));
     }
-    let found = lab.why(&lab.vf(vf, host)?, port.unwrap_or(PortNum(1)));
+    let found = lab.why(&lab.inventory.vf(vf, host)?, port.unwrap_or(PortNum(1)));
     Ok(Answer::of(&found))
 }
 
 /// Returns where a VF is offered to VMMs.
 fn offered(lab: &Lab, vf: &str, host: Option<&str>) -> Result<Answer, Refusal> {
-    let vf = lab.vf(vf, host)?;
-    let seat = lab.seat(lab.existing(&vf)?).ok_or_else(|| {
+    let vf = lab.inventory.vf(vf, host)?;
+    let seat = lab.seat(lab.inventory.existing(&vf)?).ok_or_else(|| {
         let name = format!("{}/{}", vf.host_name, vf.vf.get());
         let why = "is not offered to VMMs: start the service with vhca serve --vfio-user DIR";
         Refusal::new("not_offered", format!("{name} {why}"))
@@ -252,7 +235,7 @@ fn set_vf(
     port: PortNum,
     change: &VfChange,
 ) -> Result<Answer, Refusal> {
-    let vfs = lab.vfs(vf, host)?;
+    let vfs = lab.inventory.vfs(vf, host)?;
     if vfs.len() > 1 && change.suits_one_only() {
         let message = "one GUID is for one VF: say N, or HOST/N";
         return Err(Refusal::new("one_vf", message));
@@ -278,7 +261,7 @@ fn guests(
     host: Option<&str>,
     action: &GuestAction,
 ) -> Result<Answer, Refusal> {
-    let vfs = lab.vfs(vf, host)?;
+    let vfs = lab.inventory.vfs(vf, host)?;
     let job = lab.guests_do(&vfs, action)?;
     Ok(Answer::Later(job))
 }

@@ -3,6 +3,7 @@
 mod answer;
 mod client;
 mod reply;
+mod scene;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +17,8 @@ pub(super) use reply::metrics_text;
 
 use super::acceptor::Acceptor;
 use super::claim::Claim;
-use super::{Listener, Turn, WayIn};
+use super::listeners::Listener;
+use super::way_in::{Turn, WayIn};
 use client::Client;
 use vhca::watch::Ready;
 use vhca_receiver::Kind;

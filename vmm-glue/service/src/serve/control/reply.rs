@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use vhca_control::protocol::VERSION;
 
-use super::answer;
-use crate::serve::Lab;
+use super::scene;
+use crate::serve::lab::Lab;
 use crate::show::{Metrics, Page};
 use vhca::Slice;
 
@@ -65,9 +65,9 @@ impl Reply {
 
     /// Appends what comes next, until the slice is over. Returns true if that was all.
     pub(super) fn write(&mut self, lab: &Lab, out: &mut Vec<u8>, slice: &mut Slice) -> bool {
-        let pfs = answer::pfs(lab);
+        let pfs = scene::pfs(lab);
         let service = lab.service_facts();
-        let scene = answer::scene(lab, &pfs, &service);
+        let scene = scene::scene(lab, &pfs, &service);
         let mut piece = Vec::new();
         let is_over = match &mut self.content {
             Content::Tables(page) => page.write(&scene, &mut piece, slice),
@@ -128,8 +128,8 @@ impl Reply {
 #[cfg(test)]
 pub(in crate::serve) fn metrics_text(lab: &Lab) -> String {
     let mut metrics = Metrics::new(vhca_control::By::Host, crate::show::Filter::default());
-    let (pfs, service) = (answer::pfs(lab), lab.service_facts());
-    let scene = answer::scene(lab, &pfs, &service);
+    let (pfs, service) = (scene::pfs(lab), lab.service_facts());
+    let scene = scene::scene(lab, &pfs, &service);
     let mut out = Vec::new();
     while !metrics.write(&scene, &mut out, &mut Slice::endless()) {}
     String::from_utf8(out).unwrap()

@@ -11,7 +11,10 @@ use vhca_control::table::Tables;
 use vhca_control::{Remote, RemoteError, Subject};
 
 use super::*;
-use crate::serve::{Lab, Listener, Options, Service};
+use crate::serve::lab::Lab;
+use crate::serve::listeners::Listener;
+use crate::serve::options::Options;
+use crate::serve::service::Service;
 use vhca::{RunEnd, Runner, StopHandle};
 
 const LONG: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ib_vtime::{Duration, Instant};
 use vhca_control::{Facts, GuestReport};
 
-use crate::serve::NamedVf;
+use crate::serve::inventory::NamedVf;
 use vhca::world::HostFunction;
 
 /// How long the SA is waited for.

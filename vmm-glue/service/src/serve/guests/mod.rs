@@ -22,7 +22,7 @@ use ib_wire::smp::PortState;
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey};
 use vhca_control::{Facts, GuestAction, GuestReport};
 
-use super::NamedVf;
+use super::inventory::NamedVf;
 use group::Group;
 use jobs::Jobs;
 use paths::Burst;

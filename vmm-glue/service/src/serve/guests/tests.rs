@@ -2,8 +2,13 @@ use serde_json::Value;
 use vhca_control::{GuestAction, VfChange};
 
 use super::group::LEFT;
+use crate::serve::guests::JobId;
+use crate::serve::lab::Lab;
+use crate::serve::options::Options;
+use crate::serve::service::Service;
+use crate::serve::subnet::{PartEnforce, SubnetOptions};
 use crate::serve::tests::pass;
-use crate::serve::{JobId, Lab, Options, PartEnforce, Service, SubnetOptions, TopologySpec};
+use crate::serve::topology::TopologySpec;
 use ib_vtime::Duration;
 use ib_wire::{Lmc, PortNum};
 use vhca::Driven;
@@ -32,7 +37,7 @@ fn service_of(options: &Options) -> Service {
 
 /// What comes of an action, as JSON.
 fn act(service: &mut Service, vf: &str, action: &GuestAction) -> Vec<Value> {
-    let vfs = service.lab().vfs(vf, None).unwrap();
+    let vfs = service.lab().inventory.vfs(vf, None).unwrap();
     let job = service.lab_mut().guests_do(&vfs, action).unwrap();
     wait_for(service, job)
 }
@@ -145,7 +150,7 @@ fn a_group_is_made_in_the_partition_of_the_first_key_of_who_makes_it() {
         ("H2-1/1", "0x0001", "ff12::4243"),
     ] {
         let keys = VfChange::Pkeys(vec![first.to_owned(), "0xffff".to_owned()]);
-        let vfs = service.lab().vfs(vf, None).unwrap();
+        let vfs = service.lab().inventory.vfs(vf, None).unwrap();
         service
             .lab_mut()
             .set_vf(&vfs[0], PortNum(1), &keys)
@@ -177,7 +182,7 @@ fn limited_members_of_a_partition_reach_full_ones_alone() {
     for (vf, key) in guests.into_iter().zip(["0x8001", "0x0001", "0x0001"]) {
         let stranger = act(&mut service, vf, &join(group));
         let why = stranger[0]["error"].as_str().unwrap().to_owned();
-        let vfs = service.lab().vfs(vf, None).unwrap();
+        let vfs = service.lab().inventory.vfs(vf, None).unwrap();
         let keys = VfChange::Pkeys(vec!["0xffff".to_owned(), key.to_owned()]);
         let set = service.lab_mut().set_vf(&vfs[0], PortNum(1), &keys);
         set.unwrap_or_else(|error| panic!("{vf}: {}", error.message));
@@ -235,7 +240,7 @@ fn a_guest_finds_the_way_to_another_and_sends_to_it() {
 #[test]
 fn what_cannot_be_done_is_told_with_the_reason() {
     let mut service = service();
-    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let vfs = service.lab().inventory.vfs("H1-1/1", None).unwrap();
     let mut refused = |action: &GuestAction| {
         let refusal = service.lab_mut().guests_do(&vfs, action).unwrap_err();
         refusal.message
@@ -284,14 +289,14 @@ fn guests_that_ask_for_many_paths_at_once_get_all_of_them() {
         count: 0,
         destinations: 5,
     };
-    let vfs = service.lab().vfs("1", Some("H1-1")).unwrap();
+    let vfs = service.lab().inventory.vfs("1", Some("H1-1")).unwrap();
     assert!(service.lab_mut().guests_do(&vfs, &nothing).is_err());
 }
 
 #[test]
 fn a_guest_that_leaves_a_group_at_any_moment_of_joining_it_is_out_and_can_join_again() {
     let mut service = service();
-    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let vfs = service.lab().inventory.vfs("H1-1/1", None).unwrap();
     let leave = GuestAction::Leave { mgid: MGID.into() };
     let mut seen = std::collections::BTreeSet::new();
     for steps in 0.. {
@@ -335,7 +340,7 @@ fn a_guest_that_leaves_a_group_at_any_moment_of_joining_it_is_out_and_can_join_a
 fn a_guest_whose_gid_changes_is_in_its_groups_under_the_new_one() {
     let mut service = service();
     all_ok(&act(&mut service, "all", &join(MGID)));
-    let vf = service.lab().vfs("H1-1/1", None).unwrap();
+    let vf = service.lab().inventory.vfs("H1-1/1", None).unwrap();
     let before = act(&mut service, "H1-1/1", &GuestAction::Status {});
     let guid = VfChange::PortGuid("0x0002c90300abcdef".into());
     let set = service.lab_mut().set_vf(&vf[0], PortNum(1), &guid);
@@ -362,7 +367,7 @@ fn questions_whose_answers_nobody_waits_for_are_not_asked() {
         count,
         destinations: 5,
     };
-    let vfs = service.lab().vfs("H1-1/1", None).unwrap();
+    let vfs = service.lab().inventory.vfs("H1-1/1", None).unwrap();
     let job = service.lab_mut().guests_do(&vfs, &paths(u32::MAX)).unwrap();
     pass(&mut service, Duration::from_millis(5));
     let busy = act(&mut service, "H1-1/1", &paths(1));
@@ -384,7 +389,7 @@ fn what_a_guest_received_is_no_command_to_a_terminal() {
         &GuestAction::Send { to, text },
     ));
     pass(&mut service, Duration::from_millis(10));
-    let vfs = service.lab().vfs("H2-2/16", None).unwrap();
+    let vfs = service.lab().inventory.vfs("H2-2/16", None).unwrap();
     let job = service.lab_mut().guests_do(&vfs, &GuestAction::Status {});
     let reports = service.lab_mut().poll_report(job.unwrap()).unwrap();
     let told = reports[0].to_string();

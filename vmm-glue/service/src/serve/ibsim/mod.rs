@@ -1,7 +1,7 @@
 //! The ibsim protocol as a way in: programs that preload `libumad2sim` use any port of the fabric.
 
 mod ports;
-mod sockets;
+pub(super) mod sockets;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,8 @@ use ibsim_link::server::{Server, ServerConfig};
 use rustix::process::{Uid, getuid};
 use thiserror::Error;
 
-use super::{Turn, Users, WayIn};
+use super::access::Users;
+use super::way_in::{Turn, WayIn};
 use ports::{LabPorts, RawClients};
 use sockets::{Received, Sent};
 use vhca::watch::{EventSet, Ready};

@@ -11,7 +11,7 @@ use ib_wire::smp::DirectedRouteSmp;
 use ib_wire::{Lid, Qpn};
 use ibsim_link::{Asker, Ports, Smi};
 
-use crate::serve::Lab;
+use crate::serve::lab::Lab;
 use vhca::LogLimit;
 
 /// The raw client on the agents of a port.
@@ -55,10 +55,10 @@ impl<'l> LabPorts<'l> {
             let digits = name
                 .strip_prefix("H-")
                 .or_else(|| name.strip_prefix("S-"))?;
-            self.lab.node(&format!("0x{digits}"))
+            self.lab.inventory.node(&format!("0x{digits}"))
         };
-        let node = self.lab.node(name).or_else(by_guid)?;
-        Some(match self.lab.fabric().node(node)?.kind() {
+        let node = self.lab.inventory.node(name).or_else(by_guid)?;
+        Some(match self.lab.inventory.fabric_node(node)?.kind() {
             NodeKind::Switch => node.port(0),
             NodeKind::ChannelAdapter => node.port(1),
         })
@@ -83,13 +83,13 @@ impl Ports for LabPorts<'_> {
     fn find(&self, name: &[u8]) -> Option<Endpoint> {
         let name = core::str::from_utf8(name).ok()?;
         if name.is_empty() {
-            let (node, _) = self.lab.fabric().nodes().next()?;
+            let (node, _) = self.lab.world().fabric().nodes().next()?;
             return Some(node.port(1));
         }
         self.first_port(name).or_else(|| {
             let (name, port) = name.rsplit_once(':')?;
             let at = self.first_port(name)?.node.port(port.parse().ok()?);
-            self.lab.fabric().port(at).map(|_| at)
+            self.lab.inventory.physical_port(at).map(|_| at)
         })
     }
 
@@ -117,7 +117,7 @@ impl Ports for LabPorts<'_> {
     }
 
     fn lid(&self, port: Endpoint) -> Lid {
-        let port = self.lab.fabric().port(port);
+        let port = self.lab.inventory.physical_port(port);
         port.map_or(Lid::NONE, |port| port.lid)
     }
 
@@ -144,7 +144,7 @@ impl Ports for LabPorts<'_> {
     }
 
     fn reaches(&self, port: Endpoint, dlid: Lid, mad: &Mad) -> bool {
-        let fabric = self.lab.fabric();
+        let fabric = self.lab.world().fabric();
         let class = mad.header.mgmt_class;
         if class == MgmtClass::SUBN_DIRECTED_ROUTE && dlid == Lid::PERMISSIVE {
             let path = mad.view::<DirectedRouteSmp>().path();

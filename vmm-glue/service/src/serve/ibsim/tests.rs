@@ -9,7 +9,10 @@ use ibsim_link::codec::{CONTROL_SIZE, Connect, Control, MadDatagram, SocketName}
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::serve::{Lab, Options, Service, SmChoice, TopologySpec};
+use crate::serve::lab::Lab;
+use crate::serve::options::{Options, SmChoice};
+use crate::serve::service::Service;
+use crate::serve::topology::TopologySpec;
 use vhca::{RunEnd, Runner};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -139,8 +142,8 @@ fn base(test: &str) -> String {
 
 fn is_sm(runner: &mut Runner<Service>, node: &str) -> bool {
     let lab = runner.driven().unwrap().lab();
-    let port = lab.node(node).unwrap().port(1);
-    let port = lab.fabric().port(port).unwrap();
+    let port = lab.inventory.node(node).unwrap().port(1);
+    let port = lab.world().fabric().port(port).unwrap();
     port.capabilities.contains(CapabilityMask::IS_SM)
 }
 
@@ -149,7 +152,11 @@ fn ask_everything(runner: &mut Runner<Service>, client: &Client) {
     let own = client.node_info(runner, &[]).mad();
     let info: &NodeInfo = own.view::<DirectedRouteSmp>().attribute();
     let lab = runner.driven().unwrap().lab();
-    let node = lab.fabric().node(lab.node("host-2").unwrap()).unwrap();
+    let node = lab
+        .world()
+        .fabric()
+        .node(lab.inventory.node("host-2").unwrap())
+        .unwrap();
     assert_eq!(info.node_guid, node.node_guid);
     let other = client.node_info(runner, &[1, 2]);
     assert_eq!(other.status.get(), 0);
@@ -211,8 +218,8 @@ fn a_client_that_dies_is_noticed_and_its_is_sm_cleared() {
     let end = runner
         .run_until(LONG, |service| {
             let lab = service.lab();
-            let port = lab.node("host-3").unwrap().port(1);
-            let port = lab.fabric().port(port).unwrap();
+            let port = lab.inventory.node("host-3").unwrap().port(1);
+            let port = lab.world().fabric().port(port).unwrap();
             !port.capabilities.contains(CapabilityMask::IS_SM)
         })
         .unwrap();

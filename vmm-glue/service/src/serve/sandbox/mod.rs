@@ -13,7 +13,8 @@ use std::io;
 use rustix::process::geteuid;
 use thiserror::Error;
 
-use super::{IbsimAddress, Options};
+use super::ibsim::sockets::IbsimAddress;
+use super::options::Options;
 use files::Folders;
 
 /// Why the service cannot be confined.

@@ -11,8 +11,8 @@ use umad_link::{AdapterId, Adapters, PortId};
 use vhca_receiver::ClientSocket;
 
 use crate::credentials::of_peer;
-use crate::serve::Lab;
-use crate::serve::verbs::split;
+use crate::serve::lab::Lab;
+use crate::serve::verbs::claims::split;
 
 /// The nodes that somebody asked for, in the order of their numbers as adapters.
 #[derive(Debug, Default)]
@@ -55,16 +55,22 @@ impl Adapters for LabAdapters<'_> {
     fn find(&mut self, name: &str) -> Option<AdapterId> {
         let node = if name.is_empty() {
             let world = self.lab.world();
-            self.lab.manager().map(|host| world.host(host.id).node())
+            self.lab
+                .inventory
+                .manager()
+                .map(|host| world.host(host.id).node())
         } else {
             // A name may go on with the number of a VF, for programs on libibverbs.
-            self.lab.node(name).or_else(|| self.lab.node(split(name).0))
+            self.lab
+                .inventory
+                .node(name)
+                .or_else(|| self.lab.inventory.node(split(name).0))
         };
         self.known.number(node?)
     }
 
     fn view(&mut self, adapter: AdapterId) -> Option<Ca> {
-        let node = self.lab.fabric().node(self.known.node(adapter)?)?;
+        let node = self.lab.inventory.fabric_node(self.known.node(adapter)?)?;
         let (node_type, numbers) = match node.kind() {
             NodeKind::ChannelAdapter => (NodeType::CA, 1..=node.port_count()),
             NodeKind::Switch => (NodeType::SWITCH, 0..=0),

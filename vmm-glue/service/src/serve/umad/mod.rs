@@ -19,8 +19,10 @@ use umad_link::{
 use super::acceptor::Acceptor;
 use super::access::Access;
 use super::claim::Claim;
+use super::claim::ClaimError;
 use super::descriptors::DescriptorLimit;
-use super::{ClaimError, Listener, Turn, WayIn};
+use super::listeners::Listener;
+use super::way_in::{Turn, WayIn};
 use crate::credentials::of_peer;
 use crate::show::Programs;
 use adapters::{KnownNodes, LabAdapters};

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use ib_vtime::Instant;
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
 use verbs_link::{AddressBook, Budget, DeviceView, Errno};
@@ -15,32 +13,12 @@ use vhca_receiver::PassedFd;
 
 use super::memory::ProcessMemory;
 use super::network::VerbsNetwork;
+use super::process_vf::{Holder, ProcessVf};
 use super::program::{PORT, ProgramLimit, VfProgram};
 use super::rings::MappedRings;
-use crate::serve::{Lab, LabError};
+use crate::serve::lab::Lab;
+use crate::serve::lab_error::LabError;
 use crate::show::ProgramRow;
-
-/// A VF that programs can have.
-#[derive(Debug)]
-pub(crate) struct ProcessVf {
-    pub(super) host: HostId,
-    pub(super) host_name: String,
-    pub(super) vf: VfId,
-    memory: ProcessMemory,
-    /// Address for the RDMA CM.
-    address: Ipv4Addr,
-    holder: Option<Holder>,
-}
-
-/// A process that has a VF.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Holder {
-    pub(super) pid: Option<u32>,
-    pub(super) uid: Option<u32>,
-    /// Descriptor of its socket.
-    pub(super) client: RawFd,
-    pub(super) since: Instant,
-}
 
 impl Lab {
     /// Offers a VF on which nothing runs, and that reaches `memory`, to programs, at an address of a network.
@@ -88,7 +66,7 @@ impl Lab {
         let (node, number) = split(name);
         let wanted = match node {
             "" => None,
-            node => Some(self.node(node).ok_or(Errno::ENODEV)?),
+            node => Some(self.inventory.node(node).ok_or(Errno::ENODEV)?),
         };
         let world = self.world();
         let is_wanted = |offered: &ProcessVf| {
@@ -202,12 +180,6 @@ impl Lab {
             .with_consumer(at, |_: &mut VfProgram, hca, _| {
                 DeviceView::of(hca, name.to_owned(), 0, description)
             })
-    }
-}
-
-impl ProcessVf {
-    fn description(&self) -> String {
-        format!("{}/{}", self.host_name, self.vf.get())
     }
 }
 

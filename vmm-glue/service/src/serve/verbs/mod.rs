@@ -2,12 +2,13 @@
 //! for each process. A process has a VF to itself, as long as its connection lasts.
 
 mod channels;
-mod claims;
+pub(super) mod claims;
 mod client;
-mod memory;
-mod network;
+pub(super) mod memory;
+pub(super) mod network;
 mod pending;
-mod program;
+pub(super) mod process_vf;
+pub(super) mod program;
 mod rings;
 
 use std::collections::BTreeMap;
@@ -24,12 +25,13 @@ use verbs_link::{
 use super::acceptor::Acceptor;
 use super::claim::Claim;
 use super::descriptors::DescriptorLimit;
-use super::{Listener, Turn, WayIn};
+use super::listeners::Listener;
+use super::way_in::{Turn, WayIn};
 use crate::credentials::of_peer;
 use channels::Channels;
-use claims::Holder;
 use client::{Client, Datagram, Holding};
 use memory::is_process_memory;
+use process_vf::Holder;
 use program::VfProgram;
 use rings::MappedRings;
 use vhca::LogLimit;
@@ -37,10 +39,7 @@ use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
 use vhca_receiver::{Kind, PassedFd, Work, during};
 
-pub(super) use claims::{ProcessVf, split};
-pub(super) use memory::ProcessMemory;
 pub use network::VerbsNetwork;
-pub(super) use program::ProgramLimit;
 
 /// Requests of one program that are taken before others have their turn.
 const BUDGET: usize = 64;

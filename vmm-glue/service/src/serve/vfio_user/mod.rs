@@ -2,7 +2,7 @@
 //! of its guest.
 
 mod client;
-mod seat;
+pub(super) mod seat;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -21,7 +21,10 @@ use rustix::io::Errno;
 use super::acceptor::Acceptor;
 use super::access::SocketName;
 use super::claim::Claim;
-use super::{ClaimError, Lab, Listeners, Turn, WayIn};
+use super::claim::ClaimError;
+use super::lab::Lab;
+use super::listeners::Listeners;
+use super::way_in::{Turn, WayIn};
 use client::{Client, Refused};
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Uid};
 use vf_tunnel::VfId;
 use vhca_control::OfferedVf;
 
-use crate::serve::{Lab, NamedVf, SocketName};
+use crate::serve::access::SocketName;
 use vhca::world::HostFunction;
 use vhca_vfio_user::{GuestMemory, SessionStatistics};
 
@@ -100,18 +100,5 @@ impl Seat {
             }
         }
         format!("{name}-vf{}.sock", self.vf.get())
-    }
-}
-
-impl Lab {
-    /// The VFs that are offered to VMMs.
-    pub fn seats(&self) -> impl Iterator<Item = &Seat> {
-        self.seats.values()
-    }
-
-    /// A VF that is offered to VMMs.
-    #[must_use]
-    pub fn seat(&self, vf: &NamedVf) -> Option<&Seat> {
-        self.seats.get(&vf.host.vf(vf.vf))
     }
 }

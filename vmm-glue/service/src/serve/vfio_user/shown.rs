@@ -5,8 +5,9 @@ use ib_wire::PortNum;
 use vhca::world::HostFunction;
 use vhca_diagnosis::{Memory, Offer};
 
-use super::Seat;
-use crate::serve::Lab;
+use super::seat::Seat;
+use crate::serve::inventory::NamedVf;
+use crate::serve::lab::Lab;
 use crate::show::{AwaitedRow, FaultCodes, PartitionRow, ProgramRow, SmRow, VmmRow, Vmms};
 
 impl Vmms for Lab {
@@ -19,12 +20,12 @@ impl Vmms for Lab {
     }
 
     fn faults_of(&self, host: &str) -> FaultCodes {
-        let host = self.pf_host(host);
+        let host = self.inventory.pf_host(host);
         host.map(|host| self.fault_codes(host)).unwrap_or_default()
     }
 
     fn sa_answer_age(&self, host: &str, port: PortNum) -> Option<Duration> {
-        let host = self.pf_host(host).ok()?;
+        let host = self.inventory.pf_host(host).ok()?;
         Lab::sa_answer_age(self, host.id.port(port.0))
     }
 
@@ -41,11 +42,22 @@ impl Vmms for Lab {
     }
 
     fn awaited(&self) -> Vec<AwaitedRow> {
-        self.awaited.rows(None)
+        self.inventory.awaited.rows(None)
     }
 }
 
 impl Lab {
+    /// The VFs that are offered to VMMs.
+    pub fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.seats.values()
+    }
+
+    /// A VF that is offered to VMMs.
+    #[must_use]
+    pub fn seat(&self, vf: &NamedVf) -> Option<&Seat> {
+        self.seats.get(&vf.host.vf(vf.vf))
+    }
+
     /// The VFs that are offered to VMMs: of one host, or of all.
     #[must_use]
     pub fn vmm_rows(&self, host: Option<&str>) -> Vec<VmmRow> {

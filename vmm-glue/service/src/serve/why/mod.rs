@@ -1,18 +1,19 @@
 //! `vhca why`: questions to the SA, and the history of ports, for diagnoses of the lab's VFs.
 
-mod awaited;
-mod history;
-mod sa;
+pub(super) mod awaited;
+pub(super) mod history;
+pub(super) mod sa;
 #[cfg(test)]
 mod tests;
 
 use ib_wire::PortNum;
 use vhca_diagnosis::{Diagnosis, Faults};
 
-use super::{Lab, LabHost, NamedVf};
+use super::inventory::LabHost;
+use super::inventory::NamedVf;
+use super::lab::Lab;
 use crate::show::FaultCodes;
 
-pub(super) use awaited::Awaited;
 pub(super) use history::History;
 pub(super) use sa::SaProbes;
 
@@ -22,14 +23,14 @@ impl Lab {
     /// Whether the SA answers is known as far as the port asked it before.
     #[must_use]
     pub fn why(&self, vf: &NamedVf, port: PortNum) -> Diagnosis {
-        let host = self.pf_hosts().filter(|host| host.id == vf.host);
+        let host = self.inventory.pf_hosts().filter(|host| host.id == vf.host);
         vhca_diagnosis::why(&self.snapshot(host), &vf.host_name, vf.vf.get(), port)
     }
 
     /// Returns the faults of the VFs of a host, or of all hosts: on one of their ports, or on all.
     #[must_use]
     pub fn faults(&self, host: Option<&LabHost>, port: Option<PortNum>) -> Faults {
-        let hosts = self.pf_hosts();
+        let hosts = self.inventory.pf_hosts();
         let hosts = hosts.filter(|pf| host.is_none_or(|only| only == *pf));
         Faults::of(&self.snapshot(hosts), port)
     }

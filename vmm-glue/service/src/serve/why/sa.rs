@@ -8,7 +8,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::mad::MadStatus;
 use ib_wire::sa::NodeRecord;
 
-use crate::serve::Lab;
+use crate::serve::lab::Lab;
 use vhca::world::{HostId, HostPortId};
 
 /// How a port asks. A busy SA answers within the first of these times.

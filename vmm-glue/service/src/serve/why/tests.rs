@@ -6,8 +6,11 @@ use pf_context::inspect::Inspect;
 use vhca_control::{FaultySpeed, FaultyWidth, GuestAction, LinkFaults, VfChange, VfState};
 use vhca_diagnosis::{Diagnosis, KNOWN_FAULTS, KnownFault};
 
+use crate::serve::lab::Lab;
+use crate::serve::options::{GuidPolicy, Options, Quotas, SmChoice};
+use crate::serve::service::Service;
 use crate::serve::tests::pass;
-use crate::serve::{GuidPolicy, Lab, Options, Quotas, Service, SmChoice, TopologySpec};
+use crate::serve::topology::TopologySpec;
 
 fn options() -> Options {
     Options {
@@ -26,14 +29,14 @@ fn serve(options: &Options) -> Service {
 
 /// Has the SA asked, as the control socket does, and returns the diagnosis.
 fn why(service: &mut Service, vf: &str) -> Diagnosis {
-    let host = service.lab().vf(vf, None).unwrap().host;
+    let host = service.lab().inventory.vf(vf, None).unwrap().host;
     let ports = service.lab().ports_of([host].into());
     service.lab_mut().ask_sa(&ports);
     while service.lab().is_asking_sa(&ports) {
         pass(service, Duration::from_millis(10));
     }
     let lab = service.lab();
-    let found = lab.why(&lab.vf(vf, None).unwrap(), PortNum(1));
+    let found = lab.why(&lab.inventory.vf(vf, None).unwrap(), PortNum(1));
     assert!(
         !found.summary.is_empty() && !found.next.is_empty(),
         "{found:?}"
@@ -42,7 +45,7 @@ fn why(service: &mut Service, vf: &str) -> Diagnosis {
 }
 
 fn set(service: &mut Service, vf: &str, change: &VfChange) {
-    let vf = service.lab().vf(vf, None).unwrap();
+    let vf = service.lab().inventory.vf(vf, None).unwrap();
     service.lab_mut().set_vf(&vf, PortNum(1), change).unwrap();
 }
 
@@ -79,7 +82,7 @@ fn a_vf_or_port_that_does_not_exist() {
     assert_eq!((found.code, found.up), ("no_such_vf", false));
     assert_eq!(found.seen, ["it has 3 VFs"]);
     let lab = service.lab();
-    let vf = lab.vf("host-a/1", None).unwrap();
+    let vf = lab.inventory.vf("host-a/1", None).unwrap();
     assert_eq!(lab.why(&vf, PortNum(7)).code, "no_such_port");
     assert_eq!(lab.why(&vf, PortNum(0)).code, "no_such_port");
 }
@@ -216,7 +219,7 @@ fn no_subnet_manager_at_all() {
 #[test]
 fn a_port_that_its_manager_does_not_activate() {
     let mut service = serve(&options());
-    let manager = service.lab().host("mgmt").unwrap().id;
+    let manager = service.lab().inventory.host("mgmt").unwrap().id;
     service.lab_mut().world_mut().stop_manager(manager).unwrap();
     for up in [false, true] {
         service.lab_mut().set_link("host-a/1", None, up).unwrap();
@@ -243,7 +246,7 @@ fn a_guid_that_can_never_be_the_vfs() {
         ..options()
     });
     set(&mut service, "host-a/1", &guid("0x1122334455667788"));
-    let vf = service.lab().vf("host-a/2", None).unwrap();
+    let vf = service.lab().inventory.vf("host-a/2", None).unwrap();
     let refused = service
         .lab_mut()
         .set_vf(&vf, PortNum(1), &guid("0x1122334455667788"))
@@ -333,7 +336,7 @@ fn a_partition_that_the_port_is_not_in() {
 
 /// Has a guest ask so many questions at once.
 fn ask(service: &mut Service, vf: &str, questions: u16) {
-    let vfs = service.lab().vfs(vf, None).unwrap();
+    let vfs = service.lab().inventory.vfs(vf, None).unwrap();
     for number in 1..=questions {
         let dgid = format!("fe80::{number:x}");
         let action = GuestAction::Query { dgid };
@@ -355,7 +358,7 @@ fn more_questions_than_a_vf_may_have_open() {
     pass(&mut service, Duration::from_millis(10));
     ask(&mut service, "host-a/1", 20);
     let lab = service.lab();
-    let known = |vf| lab.why(&lab.vf(vf, None).unwrap(), PortNum(1));
+    let known = |vf| lab.why(&lab.inventory.vf(vf, None).unwrap(), PortNum(1));
     let found = known("host-a/1");
     assert_eq!(found.code, "quota_reached", "{found}");
     assert!(found.summary.contains("sa_requests"), "{found}");
@@ -379,7 +382,9 @@ fn answered_questions_make_room_and_count_for_no_quota() {
     });
     let live = |service: &Service| {
         let lab = service.lab();
-        let context = lab.world().context(lab.host("host-a").unwrap().id);
+        let context = lab
+            .world()
+            .context(lab.inventory.host("host-a").unwrap().id);
         let mut rows = Inspect::vfs(context, lab.world().now());
         rows.find(|row| row.vf.get() == 1).unwrap().usage.tids.live
     };
@@ -391,7 +396,7 @@ fn answered_questions_make_room_and_count_for_no_quota() {
     ask(&mut service, "host-a/1", 20);
     assert_eq!(live(&service), 8);
     let lab = service.lab();
-    let found = lab.why(&lab.vf("host-a/1", None).unwrap(), PortNum(1));
+    let found = lab.why(&lab.inventory.vf("host-a/1", None).unwrap(), PortNum(1));
     assert_eq!(found.code, "quota_reached", "{found}");
     assert_eq!(found.seen[0], "8 of 8 tids");
 }
@@ -399,7 +404,7 @@ fn answered_questions_make_room_and_count_for_no_quota() {
 #[test]
 fn more_packets_than_a_guest_has_receives() {
     let mut service = serve(&options());
-    let everybody = service.lab().vfs("host-a/all", None).unwrap();
+    let everybody = service.lab().inventory.vfs("host-a/all", None).unwrap();
     let mgid = "ff12::15:1".to_owned();
     let join = GuestAction::Join { mgid: mgid.clone() };
     service.lab_mut().guests_do(&everybody, &join).unwrap();

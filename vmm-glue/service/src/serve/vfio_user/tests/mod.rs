@@ -23,7 +23,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
-use crate::serve::{NamedVf, Options, Service, TopologySpec};
+use crate::serve::inventory::NamedVf;
+use crate::serve::options::Options;
+use crate::serve::service::Service;
+use crate::serve::topology::TopologySpec;
 use vhca::world::vf_spec;
 use vhca::{RunEnd, Runner, StopHandle};
 use vhca_vfio_user::codec::{Command, DmaMap, DmaUnmap, Header, HeaderFlags, IrqSet, RegionAccess};
@@ -156,7 +159,7 @@ fn service(folder: &Path, made: fn(Lab) -> Service, patience: Patience) -> Servi
         ..Options::default()
     };
     let mut lab = Lab::build(&options, 1).unwrap();
-    let host = lab.pf_hosts().next().unwrap().clone();
+    let host = lab.inventory.pf_hosts().next().unwrap().clone();
     let memory = vhca_vfio_user::GuestMemory::default();
     let mut spec = vf_spec(Guid::new(0x0014_0500_0000_0001));
     spec.memory = Box::new(memory.clone());
@@ -496,7 +499,7 @@ fn why_and_show_tell_what_is_missing() {
     let code = || {
         served.ask(|service| {
             let lab = service.lab();
-            let host = lab.pf_hosts().next().unwrap();
+            let host = lab.inventory.pf_hosts().next().unwrap();
             let vf = NamedVf {
                 host_name: host.name.clone(),
                 host: host.id,
@@ -539,7 +542,7 @@ fn hosts_whose_names_differ_in_odd_characters_have_sockets_of_different_names() 
         ..Options::default()
     };
     let lab = Lab::build(&options, 1).unwrap();
-    let at = lab.pf_hosts().next().unwrap().id.vf(VF);
+    let at = lab.inventory.pf_hosts().next().unwrap().id.vf(VF);
     let called = |name: &str| {
         let memory = vhca_vfio_user::GuestMemory::default();
         Seat::new(at, VF, name.to_owned(), memory).file_name()
@@ -564,7 +567,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
     let mut lab = Lab::build(&options, 1).unwrap();
     let mut sockets =
         VfioUserSockets::claim(folder.path(), &mut lab, Listeners::default()).unwrap();
-    let host = lab.pf_hosts().next().unwrap().clone();
+    let host = lab.inventory.pf_hosts().next().unwrap().clone();
     let vf = VfId::new(1).unwrap();
     let memory = vhca_vfio_user::GuestMemory::default();
     lab.offer(&host.name, host.id, vf, memory, Box::<Board>::default())

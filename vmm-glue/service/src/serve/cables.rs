@@ -1,12 +1,13 @@
-//! Planned faults of links, while the service runs.
+//! Cables: links that are plugged in and out, and their planned faults.
 
 use core::time::Duration;
+use std::collections::BTreeMap;
 
-use emulated_hca::{Endpoint, Fault, FaultPlan, LinkConfig, LinkId, PacketFilter, When};
+use emulated_hca::{Endpoint, Fault, FaultPlan, LinkConfig, LinkId, LinkState, PacketFilter, When};
 use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
 use vhca_control::{FaultySpeed, FaultyWidth, LinkFaults, Refusal};
 
-use super::Lab;
+use super::inventory::{End, Inventory};
 
 /// Parts in all.
 const MILLION: u32 = 1_000_000;
@@ -85,31 +86,44 @@ fn check(of: &LinkFaults) -> Result<(), String> {
     Ok(())
 }
 
-impl Lab {
+/// The links of a fabric, as an administrator changes them.
+#[derive(Debug, Default)]
+pub(super) struct Cables {
+    /// Links as they were before they had faults.
+    sound: BTreeMap<LinkId, LinkConfig>,
+}
+
+impl Cables {
+    /// Returns a link as it was before it had faults, if it has had some.
+    pub(super) fn sound(&self, link: LinkId) -> Option<&LinkConfig> {
+        self.sound.get(&link)
+    }
+
     /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of those that were planned.
     /// They strike every packet, those of management too. A link that gets another width or speed goes down for it. Returns
     /// the number of links.
     ///
     /// # Errors
     /// A refusal that says why; nothing has changed then.
-    pub fn set_link_faults(
+    pub(super) fn plan_faults(
         &mut self,
+        inventory: &mut Inventory,
         a: &str,
         b: Option<&str>,
         faults: LinkFaults,
     ) -> Result<usize, Refusal> {
         let bad = |message: String| Refusal::new("bad_faults", message);
         check(&faults).map_err(bad)?;
-        let links = self.links_at(a, b)?;
+        let links = links_at(inventory, a, b)?;
         let mut changed: Vec<(LinkId, [Endpoint; 2], LinkConfig)> = Vec::new();
         for link in &links {
-            let fabric = self.fabric();
+            let fabric = inventory.fabric();
             let Some((ends, now)) = fabric.link_ends(*link).zip(fabric.link_config(*link)) else {
                 continue;
             };
-            let sound = self.sound_cables.get(link).copied().unwrap_or(now);
+            let sound = self.sound.get(link).copied().unwrap_or(now);
             let cable = cable(&faults, sound);
-            if let Some(why) = self.nothing_in_common(ends, &cable).filter(|_| {
+            if let Some(why) = nothing_in_common(inventory, ends, &cable).filter(|_| {
                 // Ports that had nothing in common before are not the fault's matter.
                 faults.width.is_some() || faults.speed.is_some()
             }) {
@@ -119,10 +133,10 @@ impl Lab {
         }
         let mut seed = 0;
         for (link, ends, cable) in changed {
-            if let Some(sound) = self.fabric().link_config(link) {
-                self.sound_cables.entry(link).or_insert(sound);
+            let fabric = inventory.world_mut().fabric_mut();
+            if let Some(sound) = fabric.link_config(link) {
+                self.sound.entry(link).or_insert(sound);
             }
-            let fabric = self.world_mut().fabric_mut();
             for end in ends {
                 seed += 1;
                 fabric.set_faults(end, plan(&faults, seed).as_ref());
@@ -132,23 +146,86 @@ impl Lab {
         }
         Ok(links.len())
     }
+}
 
-    /// Returns why the ends of a link would not come up with a cable, if they would not.
-    fn nothing_in_common(&self, ends: [Endpoint; 2], cable: &LinkConfig) -> Option<String> {
-        let [a, b] = ends.map(|end| self.fabric().port(end));
-        let (a, b) = a.zip(b)?;
-        let what = if a.width_enabled.0 & b.width_enabled.0 & cable.widths.0 == 0 {
-            "width"
-        } else if a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get() == 0 {
-            "speed"
-        } else {
-            return None;
-        };
-        let [a, b] = ends.map(|end| self.port_name(end));
-        Some(format!(
-            "{a} and {b} have no such {what} in common: the link would stay down, as with vhca set link {a} down"
-        ))
+/// Returns why the ends of a link would not come up with a cable, if they would not.
+fn nothing_in_common(
+    inventory: &Inventory,
+    ends: [Endpoint; 2],
+    cable: &LinkConfig,
+) -> Option<String> {
+    let [a, b] = ends.map(|end| inventory.physical_port(end));
+    let (a, b) = a.zip(b)?;
+    let what = if a.width_enabled.0 & b.width_enabled.0 & cable.widths.0 == 0 {
+        "width"
+    } else if a.speed_enabled.get() & b.speed_enabled.get() & cable.speeds.get() == 0 {
+        "speed"
+    } else {
+        return None;
+    };
+    let [a, b] = ends.map(|end| inventory.port_name(end));
+    Some(format!(
+        "{a} and {b} have no such {what} in common: the link would stay down, as with vhca set link {a} down"
+    ))
+}
+
+/// Plugs cables in or out: that of a port (`NODE/PORT`), or all between two nodes. Returns their
+/// number.
+///
+/// # Errors
+/// A refusal that says why; nothing has changed then.
+pub(super) fn set_link(
+    inventory: &mut Inventory,
+    a: &str,
+    b: Option<&str>,
+    up: bool,
+) -> Result<usize, Refusal> {
+    let links = links_at(inventory, a, b)?;
+    let state = if up { LinkState::Up } else { LinkState::Down };
+    for link in &links {
+        inventory.world_mut().fabric_mut().set_link(*link, state);
     }
+    Ok(links.len())
+}
+
+/// Returns the link of a port (`NODE/PORT`), or all between two nodes.
+///
+/// # Errors
+/// A refusal if there is none, or `a` alone may be any of several.
+fn links_at(inventory: &Inventory, a: &str, b: Option<&str>) -> Result<Vec<LinkId>, Refusal> {
+    let ends = [Some(a), b].map(|end| end.map(|end| inventory.end(end)).transpose());
+    let [a_end, b_end] = ends;
+    let (Some(a_end), b_end) = (a_end?, b_end?) else {
+        return Err(refused("bad_link", "a link has an end"));
+    };
+    if a_end.1.is_none() && b_end.is_none() {
+        let message = format!("say NODE/PORT, or two nodes: {a} may have several links");
+        return Err(Refusal::new("bad_link", message));
+    }
+    let links = links_between(inventory, a_end, b_end);
+    if links.is_empty() {
+        return Err(refused("no_such_link", "there is no such link"));
+    }
+    Ok(links)
+}
+
+fn links_between(inventory: &Inventory, a: End, b: Option<End>) -> Vec<LinkId> {
+    let is = |end: Endpoint, wanted: End| {
+        end.node == wanted.0 && wanted.1.is_none_or(|port| port == end.port)
+    };
+    let fabric = inventory.fabric();
+    let links = fabric.links().filter(|link| {
+        let Some([one, other]) = fabric.link_ends(*link) else {
+            return false;
+        };
+        let joins = |one, other| is(one, a) && b.is_none_or(|b| is(other, b));
+        joins(one, other) || joins(other, one)
+    });
+    links.collect()
+}
+
+fn refused(code: &str, why: impl core::fmt::Display) -> Refusal {
+    Refusal::new(code, why.to_string())
 }
 
 #[cfg(test)]
@@ -156,13 +233,13 @@ mod tests {
     use ib_vtime::Instant;
 
     use super::*;
-    use crate::serve::Options;
+    use crate::serve::{Lab, Options};
     use vhca::Slice;
 
     #[test]
     fn a_link_loses_packets_from_when_it_is_told_to_until_it_is_cleared() {
         let mut lab = Lab::build(&Options::default(), 1).unwrap();
-        let node = lab.node("H1-1").unwrap();
+        let node = lab.inventory.node("H1-1").unwrap();
         let half = LinkFaults {
             loss: 500_000,
             ..LinkFaults::default()
@@ -174,7 +251,7 @@ mod tests {
                 &mut Slice::endless(),
             );
         }
-        let dropped = |lab: &Lab| lab.fabric().fault_counters(node.port(1)).dropped;
+        let dropped = |lab: &Lab| lab.world().fabric().fault_counters(node.port(1)).dropped;
         assert!(dropped(&lab) > 0, "the subnet manager asks the port");
         let none = LinkFaults::default();
         assert_eq!(lab.set_link_faults("H1-1/1", None, none), Ok(1));
@@ -184,15 +261,15 @@ mod tests {
     #[test]
     fn a_link_is_narrow_slow_and_late_until_it_is_cleared() {
         let mut lab = Lab::build(&Options::default(), 1).unwrap();
-        let at = lab.node("H1-1").unwrap().port(1);
+        let at = lab.inventory.node("H1-1").unwrap().port(1);
         let rate = |lab: &Lab| {
-            let port = lab.fabric().port(at).unwrap();
+            let port = lab.world().fabric().port(at).unwrap();
             let speed = (port.speed_active, port.extended_speed_active);
             (port.width_active, speed, port.counters.symbol_errors)
         };
         let sound = rate(&lab);
-        let link = lab.fabric().link_at(at).unwrap();
-        let cable = lab.fabric().link_config(link).unwrap();
+        let link = lab.world().fabric().link_at(at).unwrap();
+        let cable = lab.world().fabric().link_config(link).unwrap();
         let faults = LinkFaults {
             width: Some(FaultyWidth::X1),
             speed: Some(FaultySpeed::Sdr),
@@ -203,7 +280,7 @@ mod tests {
         assert_eq!(lab.set_link_faults("H1-1/1", None, faults), Ok(1));
         let slow = (LinkSpeed::SDR, LinkSpeedExt::NONE);
         assert_eq!(rate(&lab), (LinkWidth::X1, slow, 7));
-        let latency = |lab: &Lab| lab.fabric().link_config(link).unwrap().latency;
+        let latency = |lab: &Lab| lab.world().fabric().link_config(link).unwrap().latency;
         assert_eq!(latency(&lab), Duration::from_micros(10));
         // A second fault is no worse for the first one.
         let later = LinkFaults {
@@ -215,7 +292,7 @@ mod tests {
         assert_eq!(rate(&lab), (sound.0, sound.1, 7));
         let none = LinkFaults::default();
         assert_eq!(lab.set_link_faults("H1-1/1", None, none), Ok(1));
-        assert_eq!(lab.fabric().link_config(link), Some(cable));
+        assert_eq!(lab.world().fabric().link_config(link), Some(cable));
     }
 
     #[test]

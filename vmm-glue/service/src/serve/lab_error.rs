@@ -1,0 +1,78 @@
+//! Errors of building a lab.
+
+use ib_endpoint::EndPortError;
+use pf_context::PlaceError;
+use pf_context::context::PfError;
+use subnet_lite::OpenError;
+use thiserror::Error;
+use vf_tunnel::VfId;
+use vhca::world::VfError;
+
+use super::subnet::SubnetError;
+use super::topology::PlanError;
+use super::verbs::network::VerbsNetwork;
+
+/// Why a lab cannot be built.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// The topology file cannot be used.
+    #[error(transparent)]
+    Topology(#[from] PlanError),
+    /// No adapter has that name.
+    #[error("there is no adapter {0:?} in the topology: name one of {1}")]
+    NoSuchAdapter(String, String),
+    /// A switch has no VFs, and no software of its own.
+    #[error("{0} is a switch, and cannot be in pf or be the manager: name one of {1}")]
+    Switch(String, String),
+    /// Two names of one adapter.
+    #[error("pf names {0} twice, once as {1}: name it once")]
+    TwoNames(String, String),
+    /// An adapter is to be shared, and the manager's alone.
+    #[error("{0} is both manager and in pf: name another manager, or leave it out of pf")]
+    ManagerShared(String),
+    /// The topology has no adapter.
+    #[error("the topology has no adapter")]
+    NoAdapter,
+    /// The adapter has not so many VFs.
+    #[error("{host} has {most} VFs at most, not {wanted}")]
+    TooManyVfs {
+        /// The host.
+        host: String,
+        /// How many it has.
+        most: u16,
+        /// How many are wanted.
+        wanted: u16,
+    },
+    /// A host's software cannot be started.
+    #[error("cannot start host {0}")]
+    Host(String, #[source] EndPortError),
+    /// A PF context cannot be started.
+    #[error("cannot start the PF context of {0}")]
+    Pf(String, #[source] PfError),
+    /// The VFs of two adapters would have the same node GUIDs.
+    #[error(
+        "the VFs of {0} would have the node GUIDs of those of {1}, since their adapters' node GUIDs \
+         end alike: give one of them another"
+    )]
+    SameGuids(String, String),
+    /// A VF cannot be started.
+    #[error("cannot start {1} of {0}")]
+    Vf(String, VfId, #[source] VfError),
+    /// A VF cannot be given to VMMs.
+    #[error("cannot make a device of {1} of {0}")]
+    Device(String, VfId, #[source] PlaceError),
+    /// The network of programs has no address for the VFs of a host.
+    #[error(
+        "{1} has no address for the VFs of {0}: give a larger verbs_network, such as 127.0.0.0/8"
+    )]
+    NoAddress(String, VerbsNetwork),
+    /// A VF cannot be given addresses or services.
+    #[error("[[sidr]] of VF {1} of {0}: {2}")]
+    Sidr(String, u16, String),
+    /// The subnet manager cannot be configured.
+    #[error(transparent)]
+    Subnet(#[from] SubnetError),
+    /// The subnet manager cannot be started.
+    #[error("cannot start the subnet manager on {0}")]
+    Manager(String, #[source] OpenError),
+}
