@@ -80,6 +80,11 @@ pub enum FaultySpeed {
 }
 
 impl LinkFaults {
+    /// Help for words that name a link and change it.
+    pub const HELP: &'static str = "NODE/PORT, or NODE and a second one; behind them up or down, or faults, in place of the \
+        faults before: loss=1%, duplicate=0.5% and corrupt=0.01% of the packets, delay=10us more for each, width=1x and \
+        speed=sdr at most, symbol_errors=100 counted at both ends, once";
+
     /// Beginnings of the words of [`Self::set`], and the states of a link.
     pub const WORDS: [&'static str; 9] = [
         "up",

@@ -10,10 +10,8 @@ use super::server::ServerArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct SetLinkArgs {
-    /// NODE/PORT, or NODE and a second one; behind them up or down, or faults, in place of those before: loss=1%,
-    /// duplicate=0.5% and corrupt=0.01% of the packets, delay=10us more for each, width=1x and speed=sdr at most,
-    /// symbol_errors=100 counted at both ends, once.
     #[arg(
+        help = LinkFaults::HELP,
         required = true,
         num_args = 2..=16,
         value_name = "END... up|down|FAULT=VALUE...",
