@@ -9,8 +9,7 @@
 //! * a type for each *side* of everything that is rewritten on the way ([`VfTid`] and [`WireTid`],
 //!   [`VfCommId`] and [`WireCommId`], [`VirtualPKeyIndex`] and [`PhysicalPKeyIndex`]): only the
 //!   translation tables convert between them;
-//! * [`DropReason`], the one closed list of reasons for which a frame can end nowhere, and
-//!   [`Verdict`], how any frame ends.
+//! * [`DropReason`], the one closed list of reasons for which a frame is dropped;
 //! * [`SubnetLmcs`], the LIDs that belong to one port: an answer from any other LID is refused;
 //! * [`wire_id`], what the tables of the ids that we put on the wire are made of.
 //!
@@ -22,16 +21,16 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod drop_reason;
 mod frame;
 mod lmcs;
 mod side;
-mod verdict;
 pub mod wire_id;
 
+pub use drop_reason::DropReason;
 pub use frame::{FrameError, TUNNEL_FRAME_SIZE, ToPf, ToPfHeader, ToVf, ToVfHeader, global_route};
 pub use hca_api::SpecialQp;
 pub use lmcs::SubnetLmcs;
 pub use side::{
     PhysicalPKeyIndex, RemoteCommId, VfCommId, VfId, VfTid, VirtualPKeyIndex, WireCommId, WireTid,
 };
-pub use verdict::{DropReason, Verdict};

@@ -1,31 +1,11 @@
-//! How a frame ends.
+//! Reasons for which frames are dropped.
 
 use core::fmt;
 
-use crate::VfId;
-
-/// Where a frame ended up. Every frame that enters the PF, from a VF or from the wire, gets exactly
-/// one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Sent on the wire, on behalf of a VF.
-    ToWire,
-    /// Delivered to a VF.
-    ToVf(VfId),
-    /// Handed to the PF's own software.
-    ToPf,
-    /// Answered by the PF itself; the answer goes back the way the frame came.
-    Answered,
-    /// Taken by one of the PF's machines, which will answer or act later.
-    Absorbed,
-    /// Ended.
-    Dropped(DropReason),
-}
-
 macro_rules! drop_reasons {
     ($($(#[$meta:meta])* $variant:ident = $text:literal,)*) => {
-        /// Why a frame went nowhere. The texts are stable: counters, `vhca replay` and logs print
-        /// them.
+        /// The reason for which a frame was dropped. The texts are stable: counters, `vhca replay` and
+        /// logs print them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum DropReason {
