@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use crate::qemu::{QemuArgs, QemuGuest};
 use anyhow::Context;
 use serde::Deserialize;
 use vhca_control::protocol::{MetricsQuery, Request};
@@ -14,6 +13,7 @@ use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
     ShowArgs, SmCommand, WhyArgs, say,
 };
+use crate::qemu::{QemuArgs, QemuGuest};
 use crate::wait_up::wait_up;
 
 /// Prints tables. Returns `false` if VFs that were waited for are not up.

@@ -3,8 +3,6 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::lab::TieError;
-use crate::programs::ProgramError;
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::emulate_default_handler;
 use vhca_control::RemoteError;
@@ -12,6 +10,8 @@ use vhca_exercises::replay::ReplayError;
 use vhca_service::serve::{OptionsError, OptionsFileError, ServeError};
 
 use crate::cli::WrongWords;
+use crate::lab::TieError;
+use crate::programs::ProgramError;
 
 /// Exit status for wrong arguments, as clap has it, for options that are wrong, and for a wrong line of a script.
 const USAGE: u8 = 2;

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
 use clap::Args;
 use vhca_control::OfferedVf;
 use vhca_control::protocol::Request;
@@ -12,6 +11,7 @@ use super::number::number;
 use super::serve::OwnSocketArgs;
 use super::words::{RIGHTS, words};
 use super::{ServerArgs, complete};
+use crate::lab::{GuestVf, Manager, Options, Tie, console_of, default_cache};
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::programs::{
-    ProgramEnvironment, find_library, find_service, umad_socket_of, wait_for_ports,
-};
 use clap::Args;
 
 use super::server::say;
 use super::{ServerArgs, complete};
+use crate::programs::{
+    ProgramEnvironment, find_library, find_service, umad_socket_of, wait_for_ports,
+};
 
 /// Time in which a subnet manager has to make a program's ports active: several times what it takes on a busy machine.
 const PORT_LIMIT: Duration = Duration::from_secs(15);

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use crate::programs::umad_socket_of;
 use clap::Args;
 use ib_wire::Lmc;
 use vhca_control::{Right, default_path};
 use vhca_service::serve::{
-    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, PolicyOptions, Quotas,
-    SmChoice, TopologySpec, VerbsNetwork, parse_lmc,
+    AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, SmChoice, TopologySpec,
+    VerbsNetwork, parse_lmc,
 };
 
 use super::number::number;
 use super::words::{DIRECTIONS, GUIDS, MANAGERS, RIGHTS, words};
+use crate::programs::umad_socket_of;
 
 /// The control socket of a service that is started.
 #[derive(Debug, Args)]
@@ -143,13 +143,14 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// What they and the file say.
+    /// Returns the options of the service: the arguments, the file, and defaults.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        let file = match &self.config {
+        let mut options = match &self.config {
             Some(path) => GivenOptions::read(path)?,
             None => GivenOptions::default(),
         };
-        let mut options = self.given().or(file).with_defaults()?;
+        self.set(&mut options);
+        let mut options = options.with_defaults()?;
         let control = match options.control.take() {
             Some(path) => path,
             None => self.own.path()?,
@@ -161,41 +162,100 @@ impl ServeArgs {
         Ok(options)
     }
 
-    fn given(&self) -> GivenOptions {
-        GivenOptions {
-            topology: self.topology.clone(),
-            sm: self.sm,
-            manager: self.manager.clone(),
-            lmc: self.lmc,
-            part_enforce: self.part_enforce,
-            partition: Vec::new(),
-            pf: self.pf.clone(),
-            vfs: self.vfs,
-            guids: self.guids,
-            rights: self.rights.clone(),
-            guests: self.guests.then_some(true),
-            vfio_user: self.vfio_user.clone(),
-            quotas: Quotas {
-                guest_memory: self.guest_memory,
-                program_memory: self.program_memory,
-                ..Quotas::default()
-            },
-            policy: PolicyOptions::default(),
-            sidr: Vec::new(),
-            attach: self.attach.clone(),
-            local_guids: self.local_guids.then_some(true),
-            seed: self.seed,
-            control: self.own.control.clone(),
-            umad: self.umad.clone(),
-            verbs: self.verbs.then_some(true),
-            program_vfs: self.program_vfs,
-            verbs_network: self.verbs_network,
-            ibsim: self.ibsim.clone(),
-            ibsim_udp: self.ibsim_udp.clone(),
-            ibsim_users: self.ibsim_user.clone(),
-            access: (self.access.iter().cloned())
-                .map(|rule| (rule.name, rule.access))
-                .collect(),
+    /// Sets the options that the arguments name, over those of the file. A list replaces the file's list; access to sockets
+    /// is set for each socket that is named.
+    fn set(&self, options: &mut GivenOptions) {
+        fn some<T: Clone>(option: &mut Option<T>, argument: Option<&T>) {
+            if argument.is_some() {
+                *option = argument.cloned();
+            }
         }
+
+        fn list<T: Clone>(option: &mut Vec<T>, argument: &[T]) {
+            if !argument.is_empty() {
+                *option = argument.to_vec();
+            }
+        }
+
+        fn flag(option: &mut Option<bool>, argument: bool) {
+            if argument {
+                *option = Some(true);
+            }
+        }
+
+        some(&mut options.topology, self.topology.as_ref());
+        some(&mut options.sm, self.sm.as_ref());
+        some(&mut options.manager, self.manager.as_ref());
+        some(&mut options.lmc, self.lmc.as_ref());
+        some(&mut options.part_enforce, self.part_enforce.as_ref());
+        list(&mut options.pf, &self.pf);
+        some(&mut options.vfs, self.vfs.as_ref());
+        some(&mut options.guids, self.guids.as_ref());
+        list(&mut options.rights, &self.rights);
+        flag(&mut options.guests, self.guests);
+        some(&mut options.vfio_user, self.vfio_user.as_ref());
+        some(&mut options.quotas.guest_memory, self.guest_memory.as_ref());
+        some(
+            &mut options.quotas.program_memory,
+            self.program_memory.as_ref(),
+        );
+        list(&mut options.attach, &self.attach);
+        flag(&mut options.local_guids, self.local_guids);
+        some(&mut options.seed, self.seed.as_ref());
+        some(&mut options.control, self.own.control.as_ref());
+        some(&mut options.umad, self.umad.as_ref());
+        flag(&mut options.verbs, self.verbs);
+        some(&mut options.program_vfs, self.program_vfs.as_ref());
+        some(&mut options.verbs_network, self.verbs_network.as_ref());
+        list(&mut options.ibsim, &self.ibsim);
+        list(&mut options.ibsim_udp, &self.ibsim_udp);
+        list(&mut options.ibsim_users, &self.ibsim_user);
+        let access = self.access.iter().cloned();
+        options
+            .access
+            .extend(access.map(|rule| (rule.name, rule.access)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    #[test]
+    fn arguments_come_before_the_file() {
+        let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+        file.write_all(
+            b"vfs = 2\nseed = 7\npf = [\"a\"]\nrights = [\"trap\"]\n\
+              [quotas]\nguest_memory = 64\nprogram_memory = 8\njoins = 3\n\
+              [access]\numad = { group = \"users\" }\ncontrol = { group = \"users\" }\n",
+        )
+        .unwrap();
+        let path = file.path().to_str().unwrap();
+        let line = "vhca --control /s --vfs 1 --guest-memory 512 --pf b,c --access control=:wheel --guests --config";
+        let line = Line::parse_from(line.split(' ').chain([path]));
+        let options = line.args.options().unwrap();
+        assert_eq!((options.vfs, options.seed), (1, Some(7)));
+        assert_eq!(options.quotas.guest_bytes(), Some(512 << 20));
+        assert_eq!(options.quotas.program_bytes(), 8 << 20);
+        assert_eq!(options.quotas.joins, Some(3));
+        assert_eq!(
+            (options.pf, options.rights),
+            (vec!["b".into(), "c".into()], vec![Right::Trap])
+        );
+        assert!(options.guests && options.sandbox);
+        let groups = options.access.into_values().map(|access| access.group);
+        let groups: Vec<_> = groups.map(Option::unwrap).collect();
+        assert_eq!(groups, ["wheel", "users"]);
+        assert_eq!(options.umad, Some("/s.umad".into()));
     }
 }

@@ -105,23 +105,6 @@ where
 }
 
 impl Quotas {
-    /// These, and where they say nothing, the others.
-    #[must_use]
-    pub fn or(self, others: Self) -> Self {
-        Self {
-            tids: self.tids.or(others.tids),
-            sa_requests: self.sa_requests.or(others.sa_requests),
-            cm_ids: self.cm_ids.or(others.cm_ids),
-            cm_pending: self.cm_pending.or(others.cm_pending),
-            groups: self.groups.or(others.groups),
-            joins: self.joins.or(others.joins),
-            subscriptions: self.subscriptions.or(others.subscriptions),
-            services: self.services.or(others.services),
-            guest_memory: self.guest_memory.or(others.guest_memory),
-            program_memory: self.program_memory.or(others.program_memory),
-        }
-    }
-
     /// Returns the bytes of its guest's memory that a VF may touch, if that is said.
     #[must_use]
     pub fn guest_bytes(&self) -> Option<u64> {

@@ -102,11 +102,6 @@ fn attach<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AttachSpec>, D::Erro
         .map_err(serde::de::Error::custom)
 }
 
-/// The first of two lists that is not empty.
-fn first<T>(list: Vec<T>, other: Vec<T>) -> Vec<T> {
-    if list.is_empty() { other } else { list }
-}
-
 /// Returns what is wrong with a line, in one line, and with ranges in place of the names of number types.
 fn reason(message: &str) -> String {
     let ranges = [
@@ -143,47 +138,6 @@ impl GivenOptions {
                 reason: reason(error.message()),
             }
         })
-    }
-
-    /// These, and where they say nothing, the others. Policy is the others' if these have none, and access to sockets
-    /// is the others' for those that these do not name.
-    #[must_use]
-    pub fn or(self, others: Self) -> Self {
-        let mut access = others.access;
-        access.extend(self.access);
-        Self {
-            topology: self.topology.or(others.topology),
-            sm: self.sm.or(others.sm),
-            manager: self.manager.or(others.manager),
-            lmc: self.lmc.or(others.lmc),
-            part_enforce: self.part_enforce.or(others.part_enforce),
-            partition: first(self.partition, others.partition),
-            pf: first(self.pf, others.pf),
-            vfs: self.vfs.or(others.vfs),
-            guids: self.guids.or(others.guids),
-            rights: first(self.rights, others.rights),
-            guests: self.guests.or(others.guests),
-            vfio_user: self.vfio_user.or(others.vfio_user),
-            quotas: self.quotas.or(others.quotas),
-            policy: if self.policy == PolicyOptions::default() {
-                others.policy
-            } else {
-                self.policy
-            },
-            sidr: first(self.sidr, others.sidr),
-            attach: first(self.attach, others.attach),
-            local_guids: self.local_guids.or(others.local_guids),
-            seed: self.seed.or(others.seed),
-            control: self.control.or(others.control),
-            umad: self.umad.or(others.umad),
-            verbs: self.verbs.or(others.verbs),
-            program_vfs: self.program_vfs.or(others.program_vfs),
-            verbs_network: self.verbs_network.or(others.verbs_network),
-            ibsim: first(self.ibsim, others.ibsim),
-            ibsim_udp: first(self.ibsim_udp, others.ibsim_udp),
-            ibsim_users: first(self.ibsim_users, others.ibsim_users),
-            access,
-        }
     }
 
     /// Where clients of the ibsim protocol attach.
@@ -367,25 +321,11 @@ mod tests {
     }
 
     #[test]
-    fn flags_come_before_the_file_and_the_file_before_the_defaults() {
-        let flags = GivenOptions {
-            vfs: Some(1),
-            quotas: Quotas {
-                guest_memory: Some(512),
-                ..Quotas::default()
-            },
-            ..GivenOptions::default()
-        };
-        let file =
-            "vfs = 2\nseed = 7\n[quotas]\nguest_memory = 64\nprogram_memory = 8\njoins = 3\n";
-        let options = flags.or(read(file).unwrap()).with_defaults().unwrap();
-        assert_eq!(options.quotas.guest_bytes(), Some(512 << 20));
-        assert_eq!(options.quotas.program_bytes(), 8 << 20);
-        assert_eq!(Quotas::default().program_bytes(), 64 << 20);
-        assert_eq!(options.quotas.joins, Some(3));
-        assert_eq!((options.vfs, options.seed), (1, Some(7)));
+    fn options_that_are_not_given_have_defaults() {
+        let options = GivenOptions::default().with_defaults().unwrap();
+        assert_eq!(options.vfs, VFS);
         assert_eq!(options.topology, TopologySpec::TwoSwitch);
-        assert_eq!(GivenOptions::default().with_defaults().unwrap().vfs, VFS);
+        assert_eq!(options.quotas.program_bytes(), 64 << 20);
     }
 
     #[test]
