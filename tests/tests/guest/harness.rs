@@ -1,7 +1,7 @@
 //! The suite's own tools, and what they say when something is missing.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -122,10 +122,13 @@ fn cache_with_qemu(line: &str) -> tempfile::TempDir {
     dir
 }
 
+/// Writes the script by a process of its own: one that this process had open would be busy in children of other tests.
 fn write_qemu(cache: &Path, line: &str) {
+    let script = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
     let qemu = cache.join("qemu-system-x86_64");
-    fs::write(&qemu, format!("#!/bin/sh\n{line}\n")).unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut shell = Command::new("sh");
+    let written = shell.args(["-c", script]).arg(qemu).arg(line).status();
+    assert!(written.unwrap().success());
 }
 
 fn accel(cache: &Path) -> (String, String) {

@@ -9,7 +9,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use super::column::Column;
 use crate::facts::Printable;
 
-/// A value of a table. Its JSON form is the one that users see; [`Cell::text`] is its form in a column of text.
+/// A value of a table. Its JSON form is the one that users see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// No value: `-`, or null.

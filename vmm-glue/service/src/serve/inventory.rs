@@ -247,7 +247,7 @@ impl Inventory {
         }
     }
 
-    /// The one VF that a text means; see [`Lab::vfs`]. It need not exist.
+    /// The one VF that a text means; see [`Self::vfs`]. It need not exist.
     ///
     /// # Errors
     /// A refusal that says what is wrong.
