@@ -51,7 +51,7 @@ const NICENESS: i32 = 19;
 /// How often an attacker tells of its progress.
 const TELL: Duration = Duration::from_millis(20);
 
-/// How long an attacker may take for one more step of its attack.
+/// Time in which an attacker has to take one more step of its attack.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long attackers may live beyond the measurement, which lasts longer where victims wait.

@@ -103,7 +103,7 @@ pub(crate) fn sm(what: &SmCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has guests do something. Returns `true` if all did it.
+/// Sends an action to guests and prints their reports. Returns `true` if all guests carried it out.
 pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
     let (mut remote, json) = (args.server.connect()?, args.json);
     let reply = remote.ask(&args.request())?;

@@ -40,7 +40,7 @@ pub struct Envelope {
 pub enum Request {
     /// Tables of a subject; the reply are [`Tables`](crate::table::Tables).
     Show(ShowQuery),
-    /// Why a VF's port is as it is; the reply is a `vhca_diagnosis::Diagnosis`, of several VFs their
+    /// Diagnose a VF's port; the reply is a `vhca_diagnosis::Diagnosis`. For several VFs it is their
     /// `vhca_diagnosis::Faults`.
     Why {
         /// Which: `N`, `HOST/N`, `HOST/all` or `all`.
@@ -98,7 +98,7 @@ pub enum Request {
         /// What.
         action: GuestAction,
     },
-    /// Where a VF is offered to VMMs; see [`OfferedVf`](crate::OfferedVf).
+    /// Name the socket by which VMMs take a VF; the reply is an [`OfferedVf`](crate::OfferedVf).
     Offered {
         /// Which: `N` or `HOST/N`.
         vf: String,

@@ -24,7 +24,7 @@ pub(crate) fn waiting(on: OnPort<'_>, since: Option<Duration>) -> Fault {
     fault.next("wait two seconds")
 }
 
-/// Returns the fault that the VF goes on with the GUID that it had, because it does not get the one that is wanted.
+/// Returns the fault of a VF that keeps its former GUID because the SA grants it no other.
 pub(crate) fn another(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
     let view = row.guid;
     let GuidWish::Admin(wanted) = view.wish else {

@@ -64,7 +64,7 @@ pub(crate) fn lost(subnet: &Subnet, fault: Fault, at: PortAt, sm_lid: Lid) -> Fa
     }
 }
 
-/// Returns the command by which a subnet manager that does nothing goes on.
+/// Returns the command that makes an idle subnet manager sweep.
 pub(crate) fn wake(subnet: &Subnet, sm: PortAt) -> String {
     let name = subnet.port_name(sm);
     match subnet.managers.get(&sm) {

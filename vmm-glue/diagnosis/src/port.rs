@@ -73,7 +73,7 @@ pub(crate) fn down(on: OnPort<'_>, vf: u16, row: Option<&VfPort>) -> Option<Faul
             }
         }
         PortReason::NotSupported => {
-            // Where no SA is any more, the agents of its host refuse the question, too.
+            // The agents of a host that has lost its SA refuse the question, too.
             sa::silent(on).unwrap_or_else(|| {
                 let summary = "the SA cannot give out additional GUIDs";
                 Fault::new("guids_not_supported", summary)

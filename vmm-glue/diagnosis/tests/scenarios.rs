@@ -215,7 +215,7 @@ fn a_link_that_went_down_ten_times_flaps_whether_up_or_down() {
     );
 }
 
-/// Has the port of the host be as it is when its link came up: without LID and state.
+/// Returns a snapshot in which the link of the host's port is up and no subnet manager has configured the port.
 fn unmanaged() -> Snapshot {
     let mut snapshot = snapshot(PortReason::PhysicalDown);
     let port = snapshot.subnet.port_mut(HOST).unwrap();

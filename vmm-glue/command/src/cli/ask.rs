@@ -279,32 +279,32 @@ enum GuestCommand {
     /// Become full members of a multicast group. If there is none, it is made, in the partition of the VF's
     /// first P_Key.
     Join {
-        /// Its address.
+        /// MGID of the group.
         mgid: String,
     },
     /// Leave a group.
     Leave {
-        /// Its address.
+        /// MGID of the group.
         mgid: String,
     },
     /// Ask the SA for a path.
     Query {
-        /// Where it leads to.
+        /// GID at the path's end.
         dgid: String,
     },
     /// Send a datagram: to a group that they joined, or to the guest that has a GID.
     Send {
-        /// The address.
+        /// GID of the group or of the guest.
         to: String,
         /// The message.
         text: String,
     },
-    /// Ask the SA for many paths at once, to see how it fares.
+    /// Ask the SA for many paths at once, to measure it.
     Paths {
-        /// How many each of them asks for.
+        /// Number of paths that each guest asks for.
         #[arg(long, default_value_t = 1000)]
         count: u32,
-        /// To how many of the fabric's adapters, in turn.
+        /// Number of the fabric's adapters to which these paths lead, in turn.
         #[arg(long, default_value_t = 200)]
         destinations: usize,
     },

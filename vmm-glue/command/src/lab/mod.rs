@@ -74,7 +74,7 @@ pub(crate) struct Options {
     pub(crate) control: PathBuf,
 }
 
-/// Why a lab cannot start, or ended.
+/// Errors by which a lab does not start, or ends.
 #[derive(Debug, Error)]
 pub(crate) enum LabError {
     /// The guests' cache is not there.

@@ -36,7 +36,7 @@ impl<'r> Column<'r> {
         self
     }
 
-    /// Has long values cut to so many characters where a line would be too long.
+    /// Sets the number of characters to which the client may cut values of a line that is too long.
     #[must_use]
     pub const fn shrinks_to(mut self, least: usize) -> Self {
         self.least = Some(least);

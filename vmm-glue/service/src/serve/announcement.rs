@@ -29,14 +29,14 @@ pub enum Announcement {
         simulator: String,
         /// The node.
         node: String,
-        /// Whether the node is attached.
+        /// `true` if the node is attached.
         attached: bool,
         /// More of it, in words.
         detail: String,
     },
     /// The end.
     Stopped {
-        /// Whether everything that the SA knew of the VFs was given back.
+        /// `true` if the SA confirmed the release of all GUIDs and memberships of VFs.
         released: bool,
     },
 }

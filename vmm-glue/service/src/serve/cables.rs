@@ -15,7 +15,7 @@ const MILLION: u32 = 1_000_000;
 /// Longest delay: timeouts of managers and connections are shorter.
 const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// Returns the widths that are left.
+/// Returns the widths up to a faulty one.
 const fn widths(of: FaultyWidth) -> LinkWidth {
     let narrow = LinkWidth::X1.0;
     LinkWidth(match of {
@@ -26,7 +26,7 @@ const fn widths(of: FaultyWidth) -> LinkWidth {
     })
 }
 
-/// Returns the speeds that are left.
+/// Returns the speeds up to a faulty one.
 const fn speeds(of: FaultySpeed) -> (LinkSpeed, LinkSpeedExt) {
     let all = LinkSpeed::ALL_SUPPORTED;
     match of {
@@ -56,7 +56,7 @@ fn plan(of: &LinkFaults, seed: u64) -> Option<FaultPlan> {
     (!plan.rules().is_empty()).then_some(plan)
 }
 
-/// Returns what is left of a link.
+/// Returns the configuration of a link with these faults.
 fn cable(of: &LinkFaults, sound: LinkConfig) -> LinkConfig {
     let widths = of.width.map_or(LinkWidth::ALL_SUPPORTED, widths);
     let all = (LinkSpeed::ALL_SUPPORTED, LinkSpeedExt::ALL_SUPPORTED);
@@ -72,7 +72,7 @@ fn cable(of: &LinkFaults, sound: LinkConfig) -> LinkConfig {
     }
 }
 
-/// Returns why faults cannot be planned.
+/// Returns the reason for which faults cannot be planned.
 fn check(of: &LinkFaults) -> Result<(), String> {
     let parts = [of.loss, of.duplicate, of.corrupt];
     if parts.iter().any(|parts| *parts > MILLION) {
@@ -99,7 +99,7 @@ impl Cables {
         self.sound.get(&link)
     }
 
-    /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of those that were planned.
+    /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of all former faults.
     /// They strike every packet, those of management too. A link that gets another width or speed goes down for it. Returns
     /// the number of links.
     ///
@@ -196,7 +196,7 @@ fn links_at(inventory: &Inventory, a: &str, b: Option<&str>) -> Result<Vec<LinkI
     let ends = [Some(a), b].map(|end| end.map(|end| inventory.end(end)).transpose());
     let [a_end, b_end] = ends;
     let (Some(a_end), b_end) = (a_end?, b_end?) else {
-        return Err(refused("bad_link", "a link has an end"));
+        return Err(Refusal::new("bad_link", "a link has an end"));
     };
     if a_end.1.is_none() && b_end.is_none() {
         let message = format!("say NODE/PORT, or two nodes: {a} may have several links");
@@ -204,7 +204,7 @@ fn links_at(inventory: &Inventory, a: &str, b: Option<&str>) -> Result<Vec<LinkI
     }
     let links = links_between(inventory, a_end, b_end);
     if links.is_empty() {
-        return Err(refused("no_such_link", "there is no such link"));
+        return Err(Refusal::new("no_such_link", "there is no such link"));
     }
     Ok(links)
 }
@@ -222,10 +222,6 @@ fn links_between(inventory: &Inventory, a: End, b: Option<End>) -> Vec<LinkId> {
         joins(one, other) || joins(other, one)
     });
     links.collect()
-}
-
-fn refused(code: &str, why: impl core::fmt::Display) -> Refusal {
-    Refusal::new(code, why.to_string())
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ impl Inventory {
         &self.world
     }
 
-    /// The world, to be used. What is put into it is done with the next poll.
+    /// Returns the world, to be used. The next poll carries out the changes.
     pub const fn world_mut(&mut self) -> &mut World {
         &mut self.world
     }
@@ -118,7 +118,7 @@ impl Inventory {
     /// A host that shares its adapter, by any name of the adapter's.
     ///
     /// # Errors
-    /// A refusal that names those that exist.
+    /// A refusal that names the hosts with VFs.
     pub fn pf_host(&self, name: &str) -> Result<&LabHost, Refusal> {
         let node = self.node(name);
         self.pf_hosts()
@@ -175,7 +175,7 @@ impl Inventory {
     /// `all`. The host may also be given beside it. A VF of that number need not exist.
     ///
     /// # Errors
-    /// A refusal that says what is wrong.
+    /// A refusal with the reason.
     pub fn vfs(&self, text: &str, host: Option<&str>) -> Result<Vec<NamedVf>, Refusal> {
         let (host, number) = match text.rsplit_once('/') {
             Some((within, number)) => {
@@ -250,7 +250,7 @@ impl Inventory {
     /// The one VF that a text means; see [`Self::vfs`]. It need not exist.
     ///
     /// # Errors
-    /// A refusal that says what is wrong.
+    /// A refusal with the reason.
     pub fn vf(&self, text: &str, host: Option<&str>) -> Result<NamedVf, Refusal> {
         let mut vfs = self.vfs(text, host)?;
         match (vfs.pop(), vfs.is_empty()) {

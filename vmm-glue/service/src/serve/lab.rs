@@ -341,8 +341,8 @@ impl Lab {
         cables::set_link(&mut self.inventory, a, b, up)
     }
 
-    /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of all that were planned
-    /// before. They strike every packet, those of management too. A link that gets another width or speed goes down for it.
+    /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of all former
+    /// faults. They strike every packet, those of management too. A link that gets another width or speed goes down for it.
     /// Returns the number of links.
     ///
     /// # Errors

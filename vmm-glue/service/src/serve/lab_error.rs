@@ -12,7 +12,7 @@ use super::subnet::SubnetError;
 use super::topology::PlanError;
 use super::verbs::network::VerbsNetwork;
 
-/// Why a lab cannot be built.
+/// Errors of building a lab.
 #[derive(Debug, Error)]
 pub enum LabError {
     /// The topology file cannot be used.
@@ -38,9 +38,9 @@ pub enum LabError {
     TooManyVfs {
         /// The host.
         host: String,
-        /// How many it has.
+        /// Number of VFs that it has at most.
         most: u16,
-        /// How many are wanted.
+        /// Number of VFs that are wanted.
         wanted: u16,
     },
     /// A host's software cannot be started.

@@ -141,7 +141,7 @@ impl Quotas {
     }
 }
 
-/// What a VF has or serves at the start; see [`VfChange::Sidr`](vhca_control::VfChange::Sidr).
+/// Addresses and services of a VF at the start; see [`VfChange::Sidr`](vhca_control::VfChange::Sidr).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SidrSpec {

@@ -21,10 +21,10 @@ pub(super) const PKEYS: usize = 16;
 /// Addresses and services of a VF: each SIDR request is compared with all.
 const SIDR_ENTRIES: usize = 64;
 
-/// Frames that a VF's queue can be told to hold at most.
+/// Highest limit of frames in a VF's queue.
 const MAX_QUEUE: usize = 65_536;
 
-/// What was set on a VF's port, as far as it differs from the start.
+/// Settings of a VF's port that differ from those at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VfSettings {
     pub(super) pkeys: Vec<Option<VfPKeyEntry>>,
@@ -99,7 +99,7 @@ impl Settings {
             VfChange::Rights(given) => {
                 if given.contains(&Right::Smi) && !self.vfs_may_have_smi {
                     let message = "no VF of this service can send SMPs: start it with vhca serve --rights smi, \
-                                   and take the right from those that need it not";
+                                   and take the right from VFs that do not need it";
                     return Err(Refusal::new("smi_not_available", message));
                 }
                 let context = world.context_mut(vf.host);
@@ -178,7 +178,7 @@ pub(super) fn at(vf: &NamedVf, port: PortNum) -> HostPortId {
     vf.host.vf(vf.vf).port(port.0)
 }
 
-pub(super) fn refused(code: &str, why: impl core::fmt::Display) -> Refusal {
+fn refused(code: &str, why: impl core::fmt::Display) -> Refusal {
     Refusal::new(code, why.to_string())
 }
 

@@ -10,7 +10,7 @@ use vhca::Slice;
 
 /// The tables of a subject, on their way to a reader, as [`Tables`](vhca_control::table::Tables) reads them.
 ///
-/// The rows that [`Page::write`] appends are those of that moment. Nothing of the scene is kept between two calls.
+/// [`Page::write`] appends the rows of its moment and keeps nothing of the scene between two calls.
 pub struct Page {
     tables: VecDeque<Table>,
     filter: Filter,

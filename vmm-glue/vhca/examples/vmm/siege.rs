@@ -29,7 +29,7 @@ const TAKE: u32 = 2 << 24;
 const READ: u32 = 3 << 24;
 const ENDLESS: u32 = 0xff_ffff;
 const ACCESSES: u32 = 4000;
-/// The port of a driver, and the subnet manager's LID, where nobody takes datagrams.
+/// Port of a driver, and LID of the subnet manager's port, whose host has no queue pair for datagrams.
 const PORT: PortNum = PortNum(1);
 const SM: Lid = Lid::new(1);
 /// A queue pair that nobody has. What is sent there is dropped.

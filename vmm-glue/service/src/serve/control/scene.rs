@@ -13,7 +13,7 @@ pub(super) fn pfs(lab: &Lab) -> Vec<NamedPf<'_>> {
     hosts.collect()
 }
 
-/// Returns what there is to look at, with the PFs from [`pfs`] and [`Lab::service_facts`].
+/// Returns the scene of a lab, with the PFs from [`pfs`] and the facts from [`Lab::service_facts`].
 pub(super) fn scene<'l>(
     lab: &'l Lab,
     pfs: &'l [NamedPf<'l>],

@@ -14,12 +14,12 @@ static END: AtomicUsize = AtomicUsize::new(BEGIN);
 /// The next page of memory that is plugged in, from which the driver takes pages if it is not 0.
 static PLUGGED: AtomicUsize = AtomicUsize::new(0);
 
-/// Gives the heap all memory up to an address.
+/// Sets the end of the heap's memory.
 pub(crate) fn set_up(end: usize) {
     END.store(end, Ordering::Relaxed);
 }
 
-/// Has the driver take its pages from an address on.
+/// Sets the address from which the driver takes its pages.
 pub(crate) fn allocate_from(address: usize) {
     PLUGGED.store(address, Ordering::Relaxed);
 }

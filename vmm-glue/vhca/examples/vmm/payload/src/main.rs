@@ -33,7 +33,7 @@ const VECTOR: u16 = 0;
 /// The command that does nothing.
 const NOP: Command = Command::new(Opcode::NOP, 0x1f);
 
-/// The subnet manager's LID, where nobody takes datagrams.
+/// LID of the subnet manager's port, whose host has no queue pair for datagrams.
 const NOBODY: Lid = Lid::new(1);
 /// Sends that may be outstanding.
 const OUTSTANDING: u32 = 64;
@@ -159,7 +159,7 @@ fn masks(guest: &mut Guest) {
     }
 }
 
-/// Opens a queue pair that sends datagrams to nobody.
+/// Opens a queue pair whose datagrams no queue pair receives.
 fn open(guest: &mut Guest, receives: u32) -> (Talker, Destination) {
     let spec = TalkerSpec {
         sends: OUTSTANDING,
