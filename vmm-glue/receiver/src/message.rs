@@ -148,9 +148,41 @@ pub(crate) fn receive(
     body: &mut [u8],
     most: usize,
 ) -> Result<Packet, Errno> {
+    receive_with(channel, head, body, most, RecvFlags::empty())
+}
+
+/// Receives a message with `most` of its descriptors. Returns [`Errno::MFILE`] and leaves the message where it is while
+/// this process has too few free descriptors for it.
+pub(crate) fn receive_whole(
+    socket: impl AsFd,
+    body: &mut [u8],
+    most: usize,
+) -> Result<Packet, Errno> {
+    // The kernel loses descriptors for which there is no room. Those of a message that was only looked at can be had again.
+    let looked = receive_with(&socket, &mut [], body, most, RecvFlags::PEEK)?;
+    if looked.is_cut && looked.fds.len() < most {
+        return Err(Errno::MFILE);
+    }
+    let taken = receive_with(&socket, &mut [], body, 0, RecvFlags::empty())?;
+    Ok(Packet {
+        len: taken.len,
+        ..looked
+    })
+}
+
+fn receive_with(
+    channel: impl AsFd,
+    head: &mut [u8],
+    body: &mut [u8],
+    most: usize,
+    flags: RecvFlags,
+) -> Result<Packet, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let room = rustix::cmsg_space!(ScmRights(most)).min(space.len());
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let room = match most {
+        0 => 0,
+        most => rustix::cmsg_space!(ScmRights(most)).min(space.len()),
+    };
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     loop {
         let mut ancillary = RecvAncillaryBuffer::new(&mut space[..room]);
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(body)];

@@ -13,7 +13,7 @@ use rustix::io::{Errno, dup};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use slab::Slab;
 
-use crate::message::{self, LANE_HEAD, Order, Request, pair};
+use crate::message::{self, LANE_HEAD, Order, Packet, Request, pair};
 use crate::wake::{send_all, with_rest};
 use crate::{Kind, MESSAGE_MAX, seccomp};
 
@@ -28,6 +28,12 @@ const SPARE: usize = 4;
 
 /// Threads that close descriptors which came with datagrams.
 const BESIDE_MAX: usize = 64;
+
+/// Time within which other connections leave room for the descriptors of a message.
+const ROOM_WITHIN: Duration = Duration::from_secs(10);
+
+/// Time between two looks for that room.
+const ROOM_ASKED: Duration = Duration::from_millis(1);
 
 /// Number of the channel to the service among the watched descriptors.
 const CHANNEL: u64 = u64::MAX;
@@ -197,7 +203,7 @@ impl Process {
     /// Takes an order of the service. Returns `false` at its end.
     fn take_order(&self) -> bool {
         let mut bytes = [0; 32];
-        let packet = message::receive(&self.channel, &mut bytes, &mut [], 2);
+        let packet = read_whole(&self.channel, &mut bytes, 2);
         // The next order is for another thread.
         let _ = epoll::modify(
             &self.epoll,
@@ -207,7 +213,7 @@ impl Process {
         );
         let mut packet = match packet {
             Ok(packet) if packet.len > 0 => packet,
-            Err(Errno::AGAIN) => return true,
+            Err(Errno::AGAIN | Errno::MFILE) => return true,
             Ok(_) | Err(_) => return false,
         };
         let order = Order::decode(bytes.get(..packet.len).unwrap_or_default());
@@ -424,7 +430,14 @@ impl Process {
             Request::Read(most) => {
                 let most = usize::try_from(most).unwrap_or(MESSAGE_MAX);
                 bytes.truncate(most);
-                match message::receive(&ends.socket, &mut [], &mut bytes, client.kind.most()) {
+                let most = client.kind.most();
+                let read = if client.kind == Kind::Datagrams {
+                    // No protocol takes their descriptors, and none of their senders may hold up the others.
+                    message::receive(&ends.socket, &mut [], &mut bytes, most)
+                } else {
+                    read_whole(&ends.socket, &mut bytes, most)
+                };
+                match read {
                     Ok(packet) => {
                         let bytes = bytes.get(..packet.len).unwrap_or_default();
                         self.pass_on(client, ends, bytes, packet)
@@ -443,7 +456,7 @@ impl Process {
         client: &Arc<Client>,
         ends: &Ends,
         bytes: &[u8],
-        packet: message::Packet,
+        packet: Packet,
     ) -> Result<(), Errno> {
         if client.kind == Kind::Datagrams {
             answer(ends, 0, &[], &[])?;
@@ -478,6 +491,18 @@ impl Process {
         self.watch(&*end.clone(), Watched::Lease { end, client, kept });
         drop(refused);
         Ok(())
+    }
+}
+
+/// Reads a message with `most` of its descriptors. Waits a while for room for them: this process closes those of connections that
+/// ended after the service does, which may have let others in by then.
+fn read_whole(socket: &OwnedFd, bytes: &mut [u8], most: usize) -> Result<Packet, Errno> {
+    let begun = Instant::now();
+    loop {
+        match message::receive_whole(socket, bytes, most) {
+            Err(Errno::MFILE) if begun.elapsed() < ROOM_WITHIN => thread::sleep(ROOM_ASKED),
+            read => return read,
+        }
     }
 }
 

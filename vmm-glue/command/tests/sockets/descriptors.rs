@@ -33,6 +33,16 @@ impl Limited {
         prlimit(process, Resource::Nofile, most).unwrap();
     }
 
+    /// Returns the process that receives descriptors for it.
+    fn receiver(&self) -> Pid {
+        let pid = self.0.child.id();
+        let children = fs::read_to_string(self.0.proc(&format!("task/{pid}/children"))).unwrap();
+        let mut children = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        let receiver = Pid::from_raw(children.next().unwrap()).unwrap();
+        assert_eq!(children.next(), None, "the service has another child");
+        receiver
+    }
+
     /// Processor time that it has used, in hundredths of a second.
     fn ticks(&self) -> u64 {
         let stat = fs::read_to_string(self.0.proc("stat")).unwrap();
@@ -91,8 +101,8 @@ fn ask_umad(serve: &Serve, purpose: Purpose<'_>) -> (OwnedFd, Result<(), Errno>)
     (socket, result)
 }
 
-/// Makes a call with a socket for its answer.
-fn call_umad(file: &OwnedFd, request: u32) -> Option<Errno> {
+/// Makes a call. Returns the socket for its answer.
+fn send_call(file: &OwnedFd, request: u32) -> OwnedFd {
     let kind = SocketType::SEQPACKET;
     let pair = net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.unwrap();
@@ -108,10 +118,18 @@ fn call_umad(file: &OwnedFd, request: u32) -> Option<Errno> {
     let header = frame.header().unwrap();
     let parts = [rustix::io::IoSlice::new(&header)];
     net::sendmsg(file, &parts, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
-    drop(theirs);
+    ours
+}
+
+/// Waits for the answer to a call.
+fn answer_to_call(ours: &OwnedFd) -> Option<Errno> {
     let mut bytes = [0; 256];
-    let (_, length) = net::recv(&ours, &mut bytes[..], RecvFlags::empty()).unwrap();
+    let (_, length) = net::recv(ours, &mut bytes[..], RecvFlags::empty()).unwrap();
     CallReply::decode(&bytes[..length]).unwrap().error
+}
+
+fn call_umad(file: &OwnedFd, request: u32) -> Option<Errno> {
+    answer_to_call(&send_call(file, request))
 }
 
 /// A program that wants to use umad.
@@ -171,6 +189,29 @@ fn whoever_connects_when_no_descriptor_is_left_waits_until_one_is() {
     let intervals = usize::try_from(begun.elapsed().as_secs() / 10).unwrap();
     let complaints = serve.complaints();
     assert!(complaints.len() <= 3 * (1 + intervals), "{complaints:?}");
+}
+
+#[test]
+fn a_call_waits_while_its_receiver_has_no_room_for_a_descriptor() {
+    const ENABLE_PKEY: u32 = 0x1b03;
+    let serve = Limited(Serve::start(1));
+    let (file, opened) = ask_umad(&serve.0, Purpose::Umad(0));
+    opened.unwrap();
+    let receiver = Some(serve.receiver());
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(3),
+        ..before
+    };
+    prlimit(receiver, Resource::Nofile, none).unwrap();
+    let asking = send_call(&file, ENABLE_PKEY);
+    set_socket_timeout(&asking, Timeout::Recv, Some(Duration::from_millis(300))).unwrap();
+    let unanswered = net::recv(&asking, &mut [0; 256][..], RecvFlags::empty());
+    let unanswered = unanswered.map(|(_, len)| len);
+    assert_eq!(unanswered, Err(rustix::io::Errno::AGAIN));
+    prlimit(receiver, Resource::Nofile, before).unwrap();
+    set_socket_timeout(&asking, Timeout::Recv, Some(LIMIT)).unwrap();
+    assert_eq!(answer_to_call(&asking), None);
 }
 
 /// Returns a shell that becomes what follows, with so many descriptors and no more.
