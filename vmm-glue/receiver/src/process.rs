@@ -494,8 +494,8 @@ impl Process {
     }
 }
 
-/// Reads a message with `most` of its descriptors. Waits a while for room for them: this process closes those of connections that
-/// ended after the service does, which may have let others in by then.
+/// Reads a message with `most` of its descriptors. Waits up to [`ROOM_WITHIN`] for free descriptors: the service may have admitted
+/// clients before this process has closed the descriptors of earlier ones.
 fn read_whole(socket: &OwnedFd, bytes: &mut [u8], most: usize) -> Result<Packet, Errno> {
     let begun = Instant::now();
     loop {
