@@ -34,6 +34,7 @@ impl Device {
         let before = machine.repeats();
         let mut fx = Surroundings::new(state, at.index, arrived, leaving);
         let result = call(&mut machine, now, &mut fx);
+        let has_completed = fx.has_completed();
         let state = self.state_mut(at.function).ok()?;
         let qp = state.qp_mut(at.handle()).ok()?;
         if qp.state == QpState::Error && !machine.is_failed() {
@@ -55,6 +56,8 @@ impl Device {
         let own = state.qp_mut(at.handle()).ok()?.connected_mut()?;
         own.machine = Some(machine);
         own.counters.add(&moved);
+        own.refusals.note(now, moved.rnr_naks, has_completed);
+        let deadline = deadline.map(|deadline| own.refusals.postpone(deadline));
         let armed = own.timer.map(|key| key.deadline());
         if let Some(deadline) = deadline.filter(|at| armed.is_none_or(|armed| armed > *at)) {
             let stale = own.timer.take();
@@ -168,7 +171,13 @@ impl Device {
                 continue;
             }
             own.timer = None;
+            let has_to_wait = own.refusals.has_to_wait(now);
             if self.is_held(at.function) {
+                continue;
+            }
+            if has_to_wait {
+                // The entry was that of an earlier deadline.
+                self.rearm(at);
                 continue;
             }
             self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {

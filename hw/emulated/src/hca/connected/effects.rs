@@ -45,6 +45,8 @@ pub(super) struct Surroundings<'a> {
     arrived: &'a [u8],
     /// Payload of the packet that leaves.
     leaving: &'a mut Vec<u8>,
+    /// A send request completed.
+    has_completed: bool,
 }
 
 impl<'a> Surroundings<'a> {
@@ -59,7 +61,13 @@ impl<'a> Surroundings<'a> {
             index,
             arrived,
             leaving,
+            has_completed: false,
         }
+    }
+
+    /// Returns `true` if a send request completed since the surroundings were lent.
+    pub(super) const fn has_completed(&self) -> bool {
+        self.has_completed
     }
 
     fn pd(&self) -> Result<PdHandle, ProtectionFault> {
@@ -147,6 +155,7 @@ impl Effects for Surroundings<'_> {
     }
 
     fn complete_send(&mut self, request: Request<Work>, status: Status) {
+        self.has_completed = true;
         if status == Status::Success && !request.buffer.signalled {
             return;
         }

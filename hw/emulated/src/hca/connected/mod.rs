@@ -6,6 +6,7 @@
 
 mod drive;
 mod effects;
+mod refusals;
 mod runs;
 
 use hca_api::{
@@ -26,6 +27,7 @@ use super::memory::RemoteRegion;
 use super::work_queue::{OwnedPayload, SpareBytes, total_len};
 use crate::{DropReason, PacketSource};
 use effects::{Surroundings, TakenReceive, Work};
+use refusals::Refusals;
 
 /// PSNs that a requester may have unacknowledged.
 const WINDOW: u32 = 128;
@@ -131,6 +133,8 @@ pub(super) struct Connected {
     is_live: bool,
     /// The entry in the device's timer queue. It fires at the machine's deadline or earlier.
     timer: Option<TimerKey>,
+    /// RNR NAKs in a row.
+    refusals: Refusals,
     /// The consumer asked to be told when the send queue is drained.
     announces_drain: bool,
     /// Way that the latest packets took.
@@ -147,6 +151,7 @@ impl Connected {
             machine: None,
             is_live: false,
             timer: None,
+            refusals: Refusals::default(),
             announces_drain: false,
             way: Way::default(),
         }
@@ -161,6 +166,7 @@ impl Connected {
     pub(super) fn reset(&mut self) {
         self.machine = None;
         self.is_live = false;
+        self.refusals = Refusals::default();
         self.announces_drain = false;
         self.way = Way::default();
         self.attributes = Attributes::default();

@@ -147,6 +147,44 @@ fn a_message_waits_for_a_receive_and_fails_when_none_comes() {
 }
 
 #[test]
+fn t020_a_message_that_was_refused_a_thousand_times_is_sent_ten_times_a_millisecond_at_most() {
+    let mut rig = Rig::new();
+    let [a, b] = [rig.end(0, QpKind::Rc), rig.end(1, QpKind::Rc)];
+    rig.open(&a, &b, true);
+    let eager = QpModify {
+        // 10 us.
+        min_rnr_timer: Some(1),
+        ..to_rtr(&a, true)
+    };
+    rig.modify(&b, &eager).unwrap();
+    rig.modify(&b, &to_rts(&b, true)).unwrap();
+    let naks = |rig: &Rig| {
+        let rows: Vec<_> = (rig.fabric.device(rig.hosts[0]).unwrap().queue_pairs()).collect();
+        rows[0].counters.unwrap().rnr_naks
+    };
+    rig.post(&a, 1, SendOp::Send, a.sge(0, 8)).unwrap();
+    rig.run(9);
+    let at_first = naks(&rig);
+    assert!((800..=1000).contains(&at_first), "{at_first}");
+    rig.run(10);
+    let before = naks(&rig);
+    rig.run(10);
+    let later = naks(&rig) - before;
+    assert!((90..=100).contains(&later), "{later}");
+    // A request behind the refused one changes nothing; the refused one's completion ends the row.
+    rig.post(&a, 2, SendOp::Send, a.sge(0, 8)).unwrap();
+    let before = naks(&rig);
+    rig.run(10);
+    assert!(naks(&rig) - before <= 100);
+    rig.receive(&b, 5, b.sge(0, 64));
+    rig.run(1);
+    assert_eq!(rig.outcomes(&a), [(1, CompletionStatus::Success)]);
+    let before = naks(&rig);
+    rig.run(8);
+    assert!(naks(&rig) - before > 700);
+}
+
+#[test]
 fn a_message_longer_than_its_receive_fails_both_ends() {
     let mut rig = Rig::new();
     let [a, b] = rig.pair(QpKind::Rc);
