@@ -8,7 +8,7 @@ use ib_vtime::Instant;
 use vf_proxy::{Bar, Doorbell, PciDevice};
 
 use super::inbox::Posted;
-use super::shared::{Counters, Placing, Shared, State, count, lock};
+use super::shared::{Counters, Giver, Placing, Shared, State, Updating, count, lock};
 use super::{BarMove, ConfigEffect, DeviceStatistics, Provider};
 
 /// The calls of a [`Device`](super::Device), whatever its provider.
@@ -35,44 +35,47 @@ pub(super) struct Attached<P: Provider> {
     pub(super) id: u64,
     pub(super) bars: Vec<Bar>,
     pub(super) vectors: u16,
+    pub(super) updating: Arc<Updating>,
     pub(super) placing: Arc<Placing>,
     pub(super) counters: Arc<Counters>,
 }
 
 impl<P: Provider> Attached<P> {
-    /// Calls something behind all writes before it. `None` if the device is detached, or its backend failed.
+    /// Calls something behind all writes before it, and updates the interrupts that changed. `None` if the device is
+    /// detached, or its backend failed.
     fn behind_writes<T>(
         &self,
         call: impl FnOnce(&mut State<P>, Instant) -> Option<T>,
     ) -> Option<T> {
+        let key = self.key();
         let called = self.shared.locked(|state, now| {
-            if !self.is_attached(state) {
-                return None;
-            }
-            self.shared.drain_of(state, now, (self.at, self.id));
-            call(state, now)
+            state.entry(key)?;
+            let before = state.changes(key);
+            self.shared.drain_of(state, now, key);
+            let called = call(state, now);
+            Some((called, state.claim(key, before)))
         });
-        let called = called.ok().flatten();
+        let (called, has_to_update) = called.ok().flatten().unwrap_or((None, false));
         if called.is_none() {
             count(&self.counters.after_detach);
+        }
+        if has_to_update {
+            self.shared.update_of(key, &self.updating);
         }
         called
     }
 
-    /// Returns `true` unless the device was detached; another may have its function by now.
-    fn is_attached(&self, state: &State<P>) -> bool {
-        let entry = state.entries.get(&self.at);
-        entry.is_some_and(|entry| entry.id == self.id)
+    const fn key(&self) -> (P::At, u64) {
+        (self.at, self.id)
     }
 
-    /// Lends the function to a call, behind all writes before it, and passes on what comes of it.
-    fn with_function(&self, call: impl FnOnce(&mut PciDevice, &mut dyn Hca, Instant)) -> bool {
-        let done = self.behind_writes(|state, now| {
-            self.lend(state, now, |device, hca| call(device, hca, now))
-        });
-        done.is_some()
+    /// Reports where the doorbells are, unless the VMM knows.
+    fn place_doorbells(&self) {
+        self.shared
+            .place_doorbells_of(self.at, &self.placing, Giver::Caller);
     }
 
+    /// Lends the function to a call, and passes on what comes of it.
     fn lend(
         &self,
         state: &mut State<P>,
@@ -100,9 +103,8 @@ impl<P: Provider> Attached<P> {
         if self.counters.is_detached.load(Ordering::Relaxed) {
             return count(&self.counters.after_detach);
         }
-        let key = (self.at, self.id);
-        if self.shared.post(key, posted) {
-            return self.shared.serve_inbox_of(key);
+        if self.shared.post(self.key(), posted) {
+            return self.serve_inbox();
         }
         count(&self.counters.waits);
         loop {
@@ -117,9 +119,17 @@ impl<P: Provider> Attached<P> {
                 return;
             }
             // The device was paused before the lock was free.
-            if self.shared.post(key, posted) {
-                return self.shared.serve_inbox_of(key);
+            if self.shared.post(self.key(), posted) {
+                return self.serve_inbox();
             }
+        }
+    }
+
+    /// Carries out posted writes if the lock is free, and places the doorbells that the loop has left to a vCPU.
+    fn serve_inbox(&self) {
+        self.shared.serve_inbox_of(self.key(), &self.updating);
+        if self.placing.is_left.load(Ordering::Relaxed) {
+            self.place_doorbells();
         }
     }
 }
@@ -151,18 +161,23 @@ impl<P: Provider> Calls for Attached<P> {
             bars.map(|bar| device.function().bar_address(bar.index))
                 .collect()
         };
-        self.with_function(|device, hca, now| {
-            let before = addresses(device);
-            device.function_mut().config_write(now, hca, offset, bytes);
-            let moves = before.into_iter().zip(addresses(device)).zip(&self.bars);
-            let moves = moves.filter(|((from, to), _)| from != to);
-            effect.moved.extend(moves.map(|((from, to), bar)| BarMove {
-                bar: bar.index,
-                from,
-                to,
-            }));
+        self.behind_writes(|state, now| {
+            self.lend(state, now, |device, hca| {
+                let before = addresses(device);
+                device.function_mut().config_write(now, hca, offset, bytes);
+                let moves = before.into_iter().zip(addresses(device)).zip(&self.bars);
+                let moves = moves.filter(|((from, to), _)| from != to);
+                effect.moved.extend(moves.map(|((from, to), bar)| BarMove {
+                    bar: bar.index,
+                    from,
+                    to,
+                }));
+            })?;
+            // This thread reports it, below: for the loop, all devices would wait.
+            state.unplaced.remove(&self.at);
+            Some(())
         });
-        self.shared.place_doorbells_of(self.at, &self.placing);
+        self.place_doorbells();
         effect
     }
 
@@ -194,19 +209,23 @@ impl<P: Provider> Calls for Attached<P> {
     }
 
     fn reset(&self) {
-        // Writes before it do nothing any more.
-        lock(&self.shared.inbox).forget_kept((self.at, self.id));
+        // Writes before it have no effect.
+        lock(&self.shared.inbox).forget_kept(self.key());
         self.behind_writes(|state, now| {
-            state.entries.get_mut(&self.at)?.rung.clear();
+            let entry = state.entries.get_mut(&self.at)?;
+            entry.rung.clear();
+            entry.vectors.forget_raised();
             self.lend(state, now, |device, hca| {
                 device.function_mut().reset(now, hca)
-            })
+            })?;
+            state.unplaced.remove(&self.at);
+            Some(())
         });
-        self.shared.place_doorbells_of(self.at, &self.placing);
+        self.place_doorbells();
     }
 
     fn pause(&self) {
-        let key = (self.at, self.id);
+        let key = self.key();
         self.behind_writes(|state, _| {
             if let Some(entry) = state.entries.get_mut(&self.at) {
                 entry.is_held = true;
@@ -215,10 +234,12 @@ impl<P: Provider> Calls for Attached<P> {
             lock(&self.shared.inbox).hold(key);
             Some(())
         });
+        // An update of another thread may be under way.
+        self.shared.update_of(key, &self.updating);
     }
 
     fn resume(&self) {
-        let key = (self.at, self.id);
+        let key = self.key();
         self.behind_writes(|state, now| {
             let entry = state.entries.get_mut(&self.at)?;
             if !core::mem::take(&mut entry.is_held) {
@@ -229,25 +250,30 @@ impl<P: Provider> Calls for Attached<P> {
             let kept = lock(&self.shared.inbox).release(key);
             state.carry_out(now, key, kept);
             state.ring(now, self.at, &rung);
+            // Vectors may have waited for the end of the pause.
+            state.dispatch(self.at);
             Some(())
         });
         self.shared.released.notify_all();
     }
 
     fn is_paused(&self) -> bool {
-        lock(&self.shared.inbox).is_held((self.at, self.id))
+        lock(&self.shared.inbox).is_held(self.key())
     }
 
     fn detach(&self) -> Option<Box<dyn AddressSpace>> {
         let memory = self.behind_writes(|state, _| {
             state.entries.remove(&self.at);
+            state.unplaced.remove(&self.at);
             self.counters.is_detached.store(true, Ordering::Relaxed);
-            lock(&self.shared.inbox).release((self.at, self.id));
+            lock(&self.shared.inbox).release(self.key());
             state.provider.detach(self.at)
         });
         self.shared.released.notify_all();
-        // No doorbell leads anywhere any more.
-        self.shared.place_doorbells_of(self.at, &self.placing);
+        // There is none to make; another thread may be in one.
+        self.shared.update_of(self.key(), &self.updating);
+        // The list is empty from here on.
+        self.place_doorbells();
         memory
     }
 

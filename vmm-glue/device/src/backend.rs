@@ -8,9 +8,9 @@ use std::time::Duration;
 use ib_vtime::Instant;
 
 use super::attached::Attached;
-use super::shared::{BackendFailed, Counters, Entry, Placing, Rung, Shared};
+use super::shared::{BackendFailed, Counters, Entry, Giver, Placing, Rung, Shared, Updating};
+use super::vectors::Vectors;
 use super::{AttachError, Device, Doorbells, Interrupts, Provider, Wake};
-use crate::sync::Mutex;
 
 /// A provider, shared by the threads of a VMM. A clone is the same backend.
 pub struct Backend<P: Provider>(Arc<Shared<P>>);
@@ -52,12 +52,8 @@ impl<P: Provider> Backend<P> {
         interrupts: Arc<dyn Interrupts>,
         doorbells: Arc<dyn Doorbells>,
     ) -> Result<Device, AttachError> {
-        let placing = Arc::new(Placing {
-            doorbells,
-            last: Mutex::new(Vec::new()),
-        });
+        let (updating, placing) = (Updating::new(interrupts), Placing::new(doorbells));
         let counters = Arc::new(Counters::default());
-        let (of_entry, of_device) = (Arc::clone(&placing), Arc::clone(&counters));
         let attached = self.0.locked(|state, _| {
             let device = state.provider.device(at).ok_or(AttachError::NoFunction)?;
             let function = device.function();
@@ -68,26 +64,27 @@ impl<P: Provider> Backend<P> {
             state.attached += 1;
             let entry = Entry {
                 id: state.attached,
-                interrupts,
-                placing: of_entry,
-                waiting: BTreeSet::new(),
-                counters: of_device,
+                updating: Arc::clone(&updating),
+                placing: Arc::clone(&placing),
+                vectors: Vectors::default(),
+                counters: Arc::clone(&counters),
                 is_held: false,
                 rung: BTreeSet::new(),
             };
             state.entries.insert(at, entry);
-            state.unplaced.insert(at);
             state.dispatch(at);
             Ok((state.attached, registers))
         })?;
         let (id, (bars, vectors)) = attached?;
-        self.0.place_doorbells();
+        self.0.update_of((at, id), &updating);
+        self.0.place_doorbells_of(at, &placing, Giver::Caller);
         Ok(Device(Arc::new(Attached {
             shared: Arc::clone(&self.0),
             at,
             id,
             bars,
             vectors,
+            updating,
             placing,
             counters,
         })))
@@ -97,6 +94,15 @@ impl<P: Provider> Backend<P> {
     #[must_use]
     pub fn now(&self) -> Instant {
         self.0.now()
+    }
+
+    /// Calls [`Interrupts::update`] of the devices that have changed messages which no thread is about to pass on. For the
+    /// thread that [`Wake::update_due`] asks: this waits for each of those calls.
+    ///
+    /// # Errors
+    /// [`BackendFailed`].
+    pub fn update_interrupts(&self) -> Result<(), BackendFailed> {
+        self.0.update_all()
     }
 
     /// Does what is due, for a short time. The loop calls this when [`Backend::deadline`] has passed, and when it was

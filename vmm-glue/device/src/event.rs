@@ -99,6 +99,7 @@ impl<P: Provider> EventLoop<P> {
                 last: TIMER,
                 rung: Rung::new(),
             }),
+            ask: Mutex::new(None),
         });
         let timer = TimerFd::new()?;
         sources.watch(&sources.wake, WAKE)?;
@@ -141,6 +142,13 @@ impl<P: Provider> EventLoop<P> {
             at,
             sources: Arc::clone(&self.sources),
         }
+    }
+
+    /// Sets the call by which the loop asks another thread for [`Backend::update_interrupts`], as [`Wake::update_due`] has it. The
+    /// call must not wait: it signals an eventfd, or sends to a channel. Without it the loop's thread makes the updates that
+    /// are left to it.
+    pub fn set_update_due(&self, ask: impl Fn() + Send + Sync + 'static) {
+        *self.sources.ask() = Some(Box::new(ask));
     }
 
     /// Takes what is ready, does what is due for a short time (about 200 µs), and sets the timer. Work that is left keeps the
@@ -260,6 +268,8 @@ struct Sources<A> {
     epoll: Epoll,
     wake: EventFd,
     doorbells: Mutex<Watched<A>>,
+    /// Asks another thread for updates of interrupts.
+    ask: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 
 struct Watched<A> {
@@ -277,6 +287,10 @@ impl<A> Sources<A> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn ask(&self) -> MutexGuard<'_, Option<Box<dyn Fn() + Send + Sync>>> {
+        self.ask.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn watch(&self, fd: &impl AsRawFd, number: u64) -> io::Result<()> {
         let event = EpollEvent::new(EventSet::IN, number);
         self.epoll.ctl(ControlOperation::Add, fd.as_raw_fd(), event)
@@ -287,6 +301,10 @@ impl<A: Send + Sync> Wake for Sources<A> {
     fn wake(&self) {
         // It can only be refused if the counter is full, and then the loop is awake.
         let _ = self.wake.write(1);
+    }
+
+    fn update_due(&self) -> bool {
+        self.ask().as_ref().map(|ask| ask()).is_some()
     }
 }
 

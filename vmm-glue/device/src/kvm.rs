@@ -65,7 +65,8 @@ impl fmt::Debug for Msi {
 /// page: a guest's store does not leave KVM.
 ///
 /// One stays when its page has no queue any more, since KVM waits for all processors to take it away. It is given up when its
-/// base address register moves or is off, when the device is reset or detached, and when another one needs its place.
+/// base address register moves or is off, when the device is reset or detached, and when another one needs its place: that is
+/// left to a thread of the VM, and not done by the loop, for which all devices would wait.
 pub struct Doorbells<A: Copy + Ord + Send + Sync> {
     vm: Arc<VmFd>,
     events: DoorbellEvents<A>,
@@ -109,6 +110,44 @@ impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
         Ok(event)
     }
 
+    /// Registers doorbells in place of those that were there before. Returns `false` if one of them needs the place of an empty
+    /// page and `may_replace` is `false`.
+    fn place(&self, doorbells: &[PlacedDoorbell], may_replace: bool) -> bool {
+        let registered = self.registered.lock();
+        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
+        let registers: BTreeSet<_> = doorbells.iter().map(register_of).collect();
+        let is_stale = |placed: &&PlacedDoorbell| !registers.contains(&register_of(placed));
+        let stale: Vec<_> = registered.keys().filter(is_stale).copied().collect();
+        for placed in stale {
+            self.give_up(&mut registered, placed);
+        }
+        let wanted: BTreeSet<_> = doorbells.iter().copied().collect();
+        for placed in &wanted {
+            if registered.contains_key(placed) {
+                continue;
+            }
+            if registered.len() >= self.budget {
+                let mut places = registered.keys();
+                let Some(empty) = places.find(|place| !wanted.contains(place)).copied() else {
+                    return true;
+                };
+                if !may_replace {
+                    return false;
+                }
+                self.give_up(&mut registered, empty);
+            }
+            match self.register(placed) {
+                Ok(event) => {
+                    registered.insert(*placed, event);
+                }
+                Err(_) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        true
+    }
+
     /// Takes an ioeventfd away, before its eventfd: what the guest stored until then is rung.
     fn give_up(&self, registered: &mut Registered<A>, placed: PlacedDoorbell) {
         if let Some(event) = registered.remove(&placed) {
@@ -129,35 +168,11 @@ const fn register_of(placed: &PlacedDoorbell) -> (u8, u64) {
 
 impl<A: Copy + Ord + Send + Sync> super::Doorbells for Doorbells<A> {
     fn set(&self, doorbells: &[PlacedDoorbell]) {
-        let registered = self.registered.lock();
-        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
-        let registers: BTreeSet<_> = doorbells.iter().map(register_of).collect();
-        let is_stale = |placed: &&PlacedDoorbell| !registers.contains(&register_of(placed));
-        let stale: Vec<_> = registered.keys().filter(is_stale).copied().collect();
-        for placed in stale {
-            self.give_up(&mut registered, placed);
-        }
-        let wanted: BTreeSet<_> = doorbells.iter().copied().collect();
-        for placed in &wanted {
-            if registered.contains_key(placed) {
-                continue;
-            }
-            if registered.len() >= self.budget {
-                let mut places = registered.keys();
-                let Some(empty) = places.find(|place| !wanted.contains(place)).copied() else {
-                    return;
-                };
-                self.give_up(&mut registered, empty);
-            }
-            match self.register(placed) {
-                Ok(event) => {
-                    registered.insert(*placed, event);
-                }
-                Err(_) => {
-                    self.refused.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
+        let _ = self.place(doorbells, true);
+    }
+
+    fn set_in_loop(&self, doorbells: &[PlacedDoorbell]) -> bool {
+        self.place(doorbells, false)
     }
 }
 

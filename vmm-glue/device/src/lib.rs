@@ -8,10 +8,15 @@
 //!
 //! | call | may wait |
 //! | --- | --- |
-//! | [`Device::bar_write`], [`Device::ring`] | no: it is carried out if the lock is free, and left to the loop otherwise |
+//! | [`Device::bar_write`], [`Device::ring`] | no: it is carried out if the lock is free, and left to the loop otherwise. One to the MSI-X table that is carried out waits for [`Interrupts::update`] |
 //! | [`Device::config_read`], [`Device::bar_read`] | for the lock, that is for one step |
-//! | [`Device::config_write`], [`Device::reset`], [`Device::detach`] | for the lock, and for [`Doorbells::set`] |
-//! | [`Device::pause`], [`Device::resume`] | for the lock |
+//! | [`Device::config_write`], [`Device::reset`], [`Device::detach`] | for the lock, for [`Interrupts::update`] and for [`Doorbells::set`] |
+//! | [`Device::pause`], [`Device::resume`] | for the lock, and for [`Interrupts::update`] |
+//!
+//! A device waits for its own VMM's [`Interrupts::update`] and [`Doorbells::set`] only: no lock of the backend is held during
+//! them. If the loop carries out a write to the MSI-X table, the device's next call makes the update, whichever it is, and
+//! waits for it; [`Wake::update_due`] is for the case that no call comes. [`Doorbells::set_in_loop`] can leave doorbells to the
+//! next posted write in the same way.
 //!
 //! The order is PCI's: accesses to one device are carried out in the order in which they came, and a read comes behind
 //! every write before it.
@@ -31,6 +36,7 @@ mod provider;
 mod shared;
 mod slice;
 mod sync;
+mod vectors;
 
 use core::fmt;
 use std::sync::Arc;
@@ -54,17 +60,34 @@ use attached::Calls;
 pub trait Wake: Send + Sync {
     /// Ends the sleep of the thread, or its next one if it does not sleep.
     fn wake(&self);
+
+    /// Asks another thread to call [`Backend::update_interrupts`] soon, and returns `true`. The loop's thread calls this, once
+    /// for each change of a device's messages that it carried out itself, and must not wait here.
+    ///
+    /// By default this returns `false`: then the loop's thread makes the updates. It holds no lock, so other devices' accesses
+    /// do not wait for [`Interrupts::update`], but packets and doorbells by event do.
+    fn update_due(&self) -> bool {
+        false
+    }
 }
 
-/// Signals the MSI-X vectors of a device.
+/// Signals the MSI-X vectors of a device. An implementation must not call the device.
 ///
-/// Called with the lock of the backend held, which orders the calls: an implementation must not call the device.
+/// A vector that is raised while its message changes waits until [`Interrupts::update`] has returned. So the calls for one vector
+/// come one after the other; `trigger` may come for other vectors during an update. After [`Device::detach`] no call comes,
+/// and none is under way.
 pub trait Interrupts: Send + Sync {
-    /// Takes all messages that one access has changed; `None` for a vector that is masked or off. Comes before every
+    /// Takes the messages that changed since the call before; `None` for a vector that is masked or off. Comes before every
     /// [`Interrupts::trigger`] that depends on it.
+    ///
+    /// The thread whose access changed them calls this behind the access, without a lock of the backend: only calls of the
+    /// same device wait for it. The calls of one device come one after the other. What several accesses changed may come in
+    /// one call, with the newest messages.
     fn update(&self, _changes: &[(u16, Option<MsixMessage>)]) {}
 
-    /// Signals a vector, whose message is as it was last told. Masked vectors are held back, and never come here.
+    /// Signals a vector, with the message that the last update of it had. Masked vectors are held back, and never come here.
+    ///
+    /// Called with the lock of the backend held: all devices wait for it.
     fn trigger(&self, vector: u16, message: MsixMessage);
 }
 
@@ -82,6 +105,13 @@ pub trait Doorbells: Send + Sync {
     /// Takes the doorbells that there are, in place of those of the call before. The list is empty while the register
     /// they are behind has no address. The calls of one device come one after the other.
     fn set(&self, doorbells: &[PlacedDoorbell]);
+
+    /// Takes them as [`Doorbells::set`] does, on the loop's thread, where the loop waits for it. Returns `false` if it left
+    /// something to a thread that may wait: then the device's next posted write calls [`Doorbells::set`] with the list.
+    fn set_in_loop(&self, doorbells: &[PlacedDoorbell]) -> bool {
+        self.set(doorbells);
+        true
+    }
 }
 
 /// Leaves all doorbells trapped: each store comes by [`Device::bar_write`].
@@ -166,8 +196,8 @@ impl Device {
         self.0.config_read(offset, out);
     }
 
-    /// Writes configuration space. When this returns, [`Interrupts`] and [`Doorbells`] have been told what they are
-    /// concerned with.
+    /// Writes configuration space. When this returns, [`Interrupts::update`] and [`Doorbells::set`] have been called with the
+    /// changes.
     pub fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect {
         self.0.config_write(offset, bytes)
     }
@@ -177,7 +207,8 @@ impl Device {
         self.0.bar_read(bar, offset, out);
     }
 
-    /// Writes behind a base address register. This is a posted write: it may be carried out after the call.
+    /// Writes behind a base address register. This is a posted write: it may be carried out after the call. One that changes the
+    /// message of a vector within the call returns when [`Interrupts::update`] has.
     pub fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]) {
         self.0.bar_write(bar, offset, bytes);
     }
@@ -193,7 +224,7 @@ impl Device {
     }
 
     /// Holds the VF, before its VM is saved or moved. When this returns, no turn of it is under way, and until
-    /// [`Device::resume`] nothing of the guest's memory is read or written. Doorbells and writes are kept; packets for the VF
+    /// [`Device::resume`] nothing of the guest's memory is read or written, and no vector is signalled. Doorbells and writes are kept; packets for the VF
     /// wait, up to a bound of the provider's (256 KiB of a `World`), beyond which they are dropped and counted.
     ///
     /// To be called when the vCPUs stand still: a write beyond 1024 that are kept, and one of more than eight bytes, wait for

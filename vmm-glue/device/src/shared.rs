@@ -1,14 +1,19 @@
-//! The lock around a provider, and what its owner does before it lets go.
+//! The lock around a provider, and the duties of a thread that holds it.
 //!
 //! # Orders
 //!
-//! Of the locks that a thread holds at once, a device's `placing` comes first, then the provider's, then the inbox's.
-//! Whoever unlocks the provider looks at the inbox again afterwards: a vCPU that found the lock taken has put its write
-//! there before, so that it is seen by the owner or by whoever locks next. A vCPU works for its own guest alone: it leaves
-//! others' writes to the loop, which is awake then, that is, it will have the lock once more before it sleeps.
+//! Of the locks that a thread holds at once, a device's own come first (`placing` or `updating`, never both), then the
+//! provider's, then the inbox's. `Doorbells::set` and `Interrupts::update` are called with the device's own lock alone.
+//!
+//! The thread whose call changes a vector's message calls `Interrupts::update` with it. For a change that the loop carried out
+//! the device's next call does so, the thread that [`Wake::update_due`] asks, or else the loop, outside of the provider's lock.
+//!
+//! A thread that unlocks the provider looks at the inbox again afterwards: a vCPU that found the lock taken has put its write
+//! there before, so that the owner sees it, or the next one. A vCPU works for its own guest alone: it leaves others' writes
+//! to the loop, which is awake then, that is, it will have the lock once more before it sleeps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant as WallInstant};
@@ -19,13 +24,15 @@ use vf_proxy::{Doorbell, PciDevice};
 
 use super::Slice;
 use super::inbox::{Inbox, Posted};
-use super::{Doorbells, Interrupts, PlacedDoorbell, Provider, Wake};
+use super::vectors::Vectors;
+use super::{Doorbells, Interrupts, MsixMessage, PlacedDoorbell, Provider, Wake};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a step goes on while others may wait for the lock.
 const STEP: Duration = Duration::from_micros(50);
 
-/// The backend cannot go on: its provider panicked. Its devices answer as detached ones.
+/// The backend cannot go on: its provider panicked. Its devices answer as detached ones. With `panic = "abort"` the process ends
+/// instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the provider of the devices has failed; see the log for its panic")]
 pub struct BackendFailed;
@@ -52,8 +59,12 @@ pub(super) struct State<P: Provider> {
     pub(super) entries: BTreeMap<P::At, Entry>,
     /// Devices that were attached so far, by which they are numbered.
     pub(super) attached: u64,
-    /// Devices whose doorbells may be elsewhere than their VMM was told.
+    /// Devices whose doorbells may be elsewhere than in the list that their VMM has.
     pub(super) unplaced: BTreeSet<P::At>,
+    /// Devices with changed messages for which no thread makes an update.
+    due: BTreeSet<P::At>,
+    /// The loop has not asked for some of those.
+    is_unasked: bool,
     /// The deadline that the loop sleeps for, if it sleeps.
     sleeps: Option<Option<Instant>>,
     has_failed: bool,
@@ -62,10 +73,9 @@ pub(super) struct State<P: Provider> {
 /// A device that a VMM drives.
 pub(super) struct Entry {
     pub(super) id: u64,
-    pub(super) interrupts: Arc<dyn Interrupts>,
+    pub(super) updating: Arc<Updating>,
     pub(super) placing: Arc<Placing>,
-    /// Vectors that were raised before the guest programmed their entries.
-    pub(super) waiting: BTreeSet<u16>,
+    pub(super) vectors: Vectors,
     pub(super) counters: Arc<Counters>,
     /// The device has no turns.
     pub(super) is_held: bool,
@@ -73,11 +83,45 @@ pub(super) struct Entry {
     pub(super) rung: BTreeSet<Doorbell>,
 }
 
+/// A device's interrupts.
+pub(super) struct Updating {
+    interrupts: Arc<dyn Interrupts>,
+    /// Locked during `Interrupts::update`.
+    own: Mutex<()>,
+}
+
+impl Updating {
+    pub(super) fn new(interrupts: Arc<dyn Interrupts>) -> Arc<Self> {
+        let own = Mutex::new(());
+        Arc::new(Self { interrupts, own })
+    }
+}
+
 /// Where a device's doorbells are.
 pub(super) struct Placing {
-    pub(super) doorbells: Arc<dyn Doorbells>,
-    /// The list that the VMM was told last. Locked while it is told.
-    pub(super) last: Mutex<Vec<PlacedDoorbell>>,
+    doorbells: Arc<dyn Doorbells>,
+    /// The list that the VMM was given last. Locked while it is given.
+    last: Mutex<Vec<PlacedDoorbell>>,
+    /// The loop has left some of the list to the device's next call.
+    pub(super) is_left: AtomicBool,
+}
+
+impl Placing {
+    pub(super) fn new(doorbells: Arc<dyn Doorbells>) -> Arc<Self> {
+        Arc::new(Self {
+            doorbells,
+            last: Mutex::new(Vec::new()),
+            is_left: AtomicBool::new(false),
+        })
+    }
+}
+
+/// The thread that gives a VMM the list of its doorbells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Giver {
+    /// One of the VMM's, in a call of the device.
+    Caller,
+    Loop,
 }
 
 #[derive(Debug, Default)]
@@ -108,6 +152,8 @@ impl<P: Provider> Shared<P> {
                 entries: BTreeMap::new(),
                 attached: 0,
                 unplaced: BTreeSet::new(),
+                due: BTreeSet::new(),
+                is_unasked: false,
                 sleeps: None,
                 has_failed: false,
             }),
@@ -121,7 +167,7 @@ impl<P: Provider> Shared<P> {
 
     /// Takes doorbells whose stores came without an exit, then does what is due for a short time.
     pub(super) fn step(&self, rung: &Rung<P::At>) -> Result<(), BackendFailed> {
-        self.locked(|state, now| {
+        let has_to_ask = self.locked(|state, now| {
             state.sleeps = None;
             self.drain(state, now);
             for (at, doorbells) in rung {
@@ -129,8 +175,12 @@ impl<P: Provider> Shared<P> {
             }
             state.provider.poll_for(now, &mut Slice::of(STEP));
             state.dispatch_all();
+            core::mem::take(&mut state.is_unasked) && !state.due.is_empty()
         })?;
         self.place_doorbells();
+        if has_to_ask && !self.wake.update_due() {
+            self.update_all()?;
+        }
         Ok(())
     }
 
@@ -138,9 +188,9 @@ impl<P: Provider> Shared<P> {
     pub(super) fn deadline(&self) -> Result<Option<Instant>, BackendFailed> {
         self.locked(|state, now| {
             self.drain(state, now);
-            let next = match state.unplaced.is_empty() {
-                true => state.provider.poll_timeout(),
-                false => Some(now),
+            let next = match state.has_calls_to_make() {
+                true => Some(now),
+                false => state.provider.poll_timeout(),
             };
             state.sleeps = Some(next);
             next
@@ -151,7 +201,7 @@ impl<P: Provider> Shared<P> {
         self.base + self.origin.elapsed()
     }
 
-    /// Calls something with the lock held, then does what whoever lets go of it has to do.
+    /// Calls something with the lock held, then does the duties of a thread that unlocks it.
     pub(super) fn locked<T>(
         &self,
         call: impl FnOnce(&mut State<P>, Instant) -> T,
@@ -225,17 +275,22 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Carries out the posted writes of a device if the lock is free. Its owner sees to them otherwise.
-    pub(super) fn serve_inbox_of(&self, at: (P::At, u64)) {
+    pub(super) fn serve_inbox_of(&self, at: (P::At, u64), updating: &Updating) {
         let Some(state) = self.try_lock() else {
             return;
         };
-        if self
-            .owning(state, |state, now| self.drain_of(state, now, at))
-            .is_err()
-        {
+        let served = self.owning(state, |state, now| {
+            let before = state.changes(at);
+            self.drain_of(state, now, at);
+            state.claim(at, before)
+        });
+        if served.is_err() {
             lock(&self.inbox).clear();
         }
         self.pass_on();
+        if served == Ok(true) {
+            self.update_of(at, updating);
+        }
     }
 
     /// Leaves posted writes to the loop: those that came while the lock was taken.
@@ -267,8 +322,44 @@ impl<P: Provider> Shared<P> {
         state.carry_out(now, at, writes);
     }
 
-    /// Reports to VMMs where their doorbells are, unless they know.
-    pub(super) fn place_doorbells(&self) {
+    /// Calls `Interrupts::update` with the changed messages of a device, if it has any, once no other call of it is under
+    /// way.
+    pub(super) fn update_of(&self, at: (P::At, u64), updating: &Updating) {
+        // The messages are looked up behind this lock, so the last update has the newest.
+        let _own = lock(&updating.own);
+        let changes = self.locked(|state, _| state.begin_update(at));
+        let changes = changes.unwrap_or_default();
+        if changes.is_empty() {
+            return;
+        }
+        let updated = catch_unwind(AssertUnwindSafe(|| updating.interrupts.update(&changes)));
+        // A backend that has failed by now signals nothing.
+        let _ = self.locked(|state, _| state.end_update(at));
+        if let Err(panic) = updated {
+            // A fault of the VMM's, in a thread of its own: the device goes on.
+            resume_unwind(panic);
+        }
+    }
+
+    /// Makes the updates that are due, of each device for which no other thread does.
+    pub(super) fn update_all(&self) -> Result<(), BackendFailed> {
+        for at in self.locked(|state, _| state.due.clone())? {
+            // Claimed one by one: a device's own calls see to it while this thread is with another.
+            let claimed = self.locked(|state, _| {
+                let entry = state.entries.get(&at)?;
+                let (key, updating) = ((at, entry.id), Arc::clone(&entry.updating));
+                let changes = entry.vectors.changes();
+                state.claim(key, changes).then_some((key, updating))
+            })?;
+            if let Some((key, updating)) = claimed {
+                self.update_of(key, &updating);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports to VMMs where their doorbells are, unless they know. The loop does this.
+    fn place_doorbells(&self) {
         loop {
             let next = self.locked(|state, _| {
                 let at = state.unplaced.pop_first()?;
@@ -278,13 +369,13 @@ impl<P: Provider> Shared<P> {
             let Ok(Some((at, placing))) = next else {
                 return;
             };
-            self.place_doorbells_of(at, &placing);
+            self.place_doorbells_of(at, &placing, Giver::Loop);
         }
     }
 
     /// Reports to a VMM where the doorbells of a device are, unless it knows.
-    pub(super) fn place_doorbells_of(&self, at: P::At, placing: &Arc<Placing>) {
-        // The list is looked up behind this lock, so the last one to tell tells the newest.
+    pub(super) fn place_doorbells_of(&self, at: P::At, placing: &Arc<Placing>, giver: Giver) {
+        // The list is looked up behind this lock, so the VMM gets the newest last.
         let mut last = lock(&placing.last);
         let placed = self.locked(|state, _| {
             let entry = state.entries.get(&at);
@@ -295,10 +386,21 @@ impl<P: Provider> Shared<P> {
             device.map_or_else(Vec::new, |device| placed_doorbells(device))
         });
         let placed = placed.unwrap_or_default();
-        if *last != placed {
-            placing.doorbells.set(&placed);
-            *last = placed;
+        let is_changed = *last != placed;
+        match giver {
+            Giver::Caller => {
+                if placing.is_left.swap(false, Ordering::Relaxed) || is_changed {
+                    placing.doorbells.set(&placed);
+                }
+            }
+            Giver::Loop => {
+                if is_changed {
+                    let is_whole = placing.doorbells.set_in_loop(&placed);
+                    placing.is_left.store(!is_whole, Ordering::Relaxed);
+                }
+            }
         }
+        *last = placed;
     }
 }
 
@@ -315,12 +417,66 @@ fn placed_doorbells(device: &PciDevice) -> Vec<PlacedDoorbell> {
 }
 
 impl<P: Provider> State<P> {
+    /// Returns `true` if the loop has to call a VMM.
+    fn has_calls_to_make(&self) -> bool {
+        !self.unplaced.is_empty() || (self.is_unasked && !self.due.is_empty())
+    }
+
+    /// Returns a device unless it was detached: another may have its function by now.
+    pub(super) fn entry(&mut self, (at, id): (P::At, u64)) -> Option<&mut Entry> {
+        self.entries.get_mut(&at).filter(|entry| entry.id == id)
+    }
+
+    /// Returns how often messages of a device changed.
+    pub(super) fn changes(&mut self, at: (P::At, u64)) -> u64 {
+        self.entry(at).map_or(0, |entry| entry.vectors.changes())
+    }
+
+    /// Returns `true` if the caller has to update a device's interrupts, which had changed `before` times when it came.
+    pub(super) fn claim(&mut self, at: (P::At, u64), before: u64) -> bool {
+        let is_due = self
+            .entry(at)
+            .is_some_and(|entry| entry.vectors.claim(before));
+        if is_due {
+            self.due.remove(&at.0);
+        }
+        is_due
+    }
+
+    /// Takes the changed messages of a device, which the caller passes to its VMM.
+    fn begin_update(&mut self, at: (P::At, u64)) -> Vec<(u16, Option<MsixMessage>)> {
+        if self.entry(at).is_none() {
+            return Vec::new();
+        }
+        self.due.remove(&at.0);
+        let (Some(entry), Some(device)) = (self.entries.get_mut(&at.0), self.provider.device(at.0))
+        else {
+            return Vec::new();
+        };
+        let vectors = entry.vectors.begin().iter();
+        vectors
+            .map(|vector| (*vector, device.function().message(*vector)))
+            .collect()
+    }
+
+    /// Signals the vectors that waited for an update. What changed since is for the loop to ask for.
+    fn end_update(&mut self, at: (P::At, u64)) {
+        let Some(entry) = self.entry(at) else {
+            return;
+        };
+        if entry.vectors.end() {
+            self.due.insert(at.0);
+            self.is_unasked = true;
+        }
+        self.dispatch(at.0);
+    }
+
     /// Returns `true` if the loop sleeps for something later than what there is to do.
     fn sleeps_too_long(&self) -> bool {
         let Some(until) = self.sleeps else {
             return false;
         };
-        if !self.unplaced.is_empty() {
+        if self.has_calls_to_make() {
             return true;
         }
         let next = self.provider.poll_timeout();
@@ -372,14 +528,14 @@ impl<P: Provider> State<P> {
         self.carry_out(now, (at, id), posted.collect());
     }
 
-    /// Passes on what all devices have to tell.
+    /// Passes on all devices' changes and interrupts.
     fn dispatch_all(&mut self) {
         while let Some(at) = self.provider.poll_changed() {
             self.dispatch(at);
         }
     }
 
-    /// Passes on what a device has to tell: what changed before the interrupts.
+    /// Passes on a device's changes, then its interrupts.
     pub(super) fn dispatch(&mut self, at: P::At) {
         let Some(entry) = self.entries.get_mut(&at) else {
             return;
@@ -391,25 +547,24 @@ impl<P: Provider> State<P> {
         if changes.bars || changes.doorbells {
             self.unplaced.insert(at);
         }
-        let function = device.function();
-        let vectors = changes.vectors.into_iter();
-        let messages: Vec<_> = vectors
-            .map(|vector| (vector, function.message(vector)))
-            .collect();
-        if !messages.is_empty() {
-            entry.interrupts.update(&messages);
+        if entry.vectors.note(changes.vectors) {
+            self.due.insert(at);
+            self.is_unasked = true;
         }
         while let Some(vector) = device.poll_interrupt() {
-            entry.waiting.insert(vector);
+            entry.vectors.raise(vector);
+        }
+        if entry.is_held {
+            return;
         }
         let function = device.function();
-        entry.waiting.retain(|vector| {
-            let Some(message) = function.message(*vector) else {
-                return true;
+        entry.vectors.signal(|vector| {
+            let Some(message) = function.message(vector) else {
+                return false;
             };
             count(&entry.counters.interrupts);
-            entry.interrupts.trigger(*vector, message);
-            false
+            entry.updating.interrupts.trigger(vector, message);
+            true
         });
     }
 }

@@ -11,6 +11,9 @@
 )]
 mod device;
 
+#[path = "orders/updates.rs"]
+mod updates;
+
 /// Stands in for the crate's module of this name.
 mod sync {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -183,6 +186,15 @@ impl Interrupts for NoInterrupts {
     fn trigger(&self, _: u16, _: MsixMessage) {}
 }
 
+/// Makes a provider whose device has a function.
+fn one_vf(function: Box<dyn PciFunction>, seen: Arc<Plain<Seen>>) -> OneVf {
+    OneVf {
+        device: PciDevice::new(function),
+        adapter: Adapter::new(&HcaConfig::new(Guid::new(1), "orders"), SEED),
+        seen,
+    }
+}
+
 #[derive(Clone)]
 struct Rig {
     backend: Backend<OneVf>,
@@ -194,11 +206,7 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let seen = Arc::new(Plain::new(Seen::default()));
-        let provider = OneVf {
-            device: PciDevice::new(Box::new(Probe(Arc::clone(&seen)))),
-            adapter: Adapter::new(&HcaConfig::new(Guid::new(1), "orders"), SEED),
-            seen: Arc::clone(&seen),
-        };
+        let provider = one_vf(Box::new(Probe(Arc::clone(&seen))), Arc::clone(&seen));
         let sleep = Arc::new(Sleep::default());
         let backend = Backend::new(provider, Arc::clone(&sleep) as Arc<dyn Wake>);
         let device = backend.attach((), Arc::new(NoInterrupts), Arc::new(TrappedDoorbells));
@@ -240,10 +248,14 @@ impl Rig {
 }
 
 fn in_many_orders(test: fn(&Rig)) {
-    fn run(scheduler: impl Scheduler + 'static, test: fn(&Rig)) {
+    in_orders(move || test(&Rig::new()));
+}
+
+fn in_orders(test: impl Fn() + Copy + Send + Sync + 'static) {
+    fn run(scheduler: impl Scheduler + 'static, test: impl Fn() + Send + Sync + 'static) {
         let mut config = Config::new();
         config.stack_size = 1 << 18;
-        Runner::new(scheduler, config).run(move || test(&Rig::new()));
+        Runner::new(scheduler, config).run(test);
     }
     run(DfsScheduler::new(Some(ORDERS), false), test);
     run(PctScheduler::new_from_seed(SEED, DEPTH, ORDERS), test);

@@ -6,7 +6,8 @@
 //! * `pause [--repeat N]`: a VM is paused 1,000 times, or N, while another one sends to it and nothing touches its memory.
 //! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
 //! * `tour`: two VMs on two hosts: paths, a table and a group of the SA, datagrams, connections, a reset, and all of it again.
-//! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed.
+//! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed;
+//!   and a neighbour's beside a guest that masks its vectors while each update takes 5 ms.
 //! * `bench [--json]`: doorbells, commands and an idle VF, for the table of `vhca bench embed`.
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.

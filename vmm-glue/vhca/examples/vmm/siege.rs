@@ -1,7 +1,9 @@
-//! A VM's accesses to its device beside others' work, and what is left when devices go amid it.
+//! A VM's accesses to its device beside others' work, a neighbour's beside a storm of masks, and what is left when devices go
+//! amid it.
 
 mod bus;
 mod ram;
+mod storm;
 
 use std::error::Error;
 use std::fs;
@@ -146,6 +148,20 @@ pub(crate) fn start_vm(
     Ok(vm)
 }
 
+/// Returns a percentile of times that are in order.
+fn part(times: &[Duration], percent: usize) -> Duration {
+    times[(times.len() - 1) * percent / 100]
+}
+
+/// Detaches devices.
+fn settle(devices: impl IntoIterator<Item = Device>) -> Result<(), Box<dyn Error>> {
+    let mut gone = devices.into_iter().map(|device| device.detach().is_none());
+    match gone.any(|is_gone| is_gone) {
+        true => Err("the end: a device was gone".into()),
+        false => Ok(()),
+    }
+}
+
 /// Boots a VM, has it access its registers, and prints how long that took.
 fn measure(host: &Host, when: &str) -> Result<(), Box<dyn Error>> {
     let begun = Instant::now();
@@ -158,7 +174,7 @@ fn measure(host: &Host, when: &str) -> Result<(), Box<dyn Error>> {
     println!("a VM {when}: {:.1?}", begun.elapsed());
     for (mut times, what) in times.into_iter().zip(["posted writes", "reads"]) {
         times.sort_unstable();
-        let [p50, p99, max] = [50, 99, 100].map(|part| times[(times.len() - 1) * part / 100]);
+        let [p50, p99, max] = [50, 99, 100].map(|percent| part(&times, percent));
         let count = times.len();
         println!("    {count} {what}: p50 {p50:.1?}, p99 {p99:.1?}, maximum {max:.1?}");
     }
@@ -178,6 +194,7 @@ fn go_on(drivers: &[Driver]) -> Result<(), Box<dyn Error>> {
 pub(crate) fn siege(host: &Host) -> Verdict {
     let before = descriptors();
     measure(host, "alone")?;
+    storm::storm(host)?;
 
     let begun = Instant::now();
     let drivers = (3..3 + DRIVERS).map(|number| Driver::start(host, number));
@@ -207,9 +224,7 @@ pub(crate) fn siege(host: &Host) -> Verdict {
     measure(host, "beside the rest")?;
 
     devices.extend(drivers.into_iter().map(Driver::kill));
-    if devices.iter().any(|device| device.detach().is_none()) {
-        return Err("the end: a device was gone".into());
-    }
+    settle(devices)?;
     drop(flood);
     wait("descriptors as before", || descriptors() == before)?;
     let [[all, events], [more, signals]] = [before, amid];

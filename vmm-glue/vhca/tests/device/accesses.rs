@@ -144,11 +144,11 @@ fn a_write_to_configuration_space_has_told_all_it_did_when_it_returns() {
 #[test]
 fn an_interrupt_comes_at_once_and_behind_what_it_depends_on() {
     let rig = Rig::new();
-    rig.device.bar_write(2, 0, &[3, 0, 0, 0]);
+    rig.device.bar_write(2, 0, &[1, 0, 0, 0]);
     assert!(rig.vmm.take().is_empty(), "the vector has no message yet");
     let (_, told) = rig.place(5);
     let update = Told::Update(vec![(1, Some(message(1)))]);
-    assert_eq!(told, [update, Told::Trigger(3, message(3)), placed(5)]);
+    assert_eq!(told, [update, Told::Trigger(1, message(1)), placed(5)]);
     rig.device.bar_write(2, 0, &[4, 0, 0, 0]);
     assert_eq!(rig.vmm.take(), [Told::Trigger(4, message(4))]);
     assert_eq!(rig.device.statistics().interrupts, 2);

@@ -202,10 +202,14 @@ fn an_ioeventfd_stays_until_its_place_is_needed() {
     doorbells.set(&[page(1)]);
     assert_eq!(doorbells.registered(), 2);
     assert!(!vm.store(0x8014));
+    assert!(!doorbells.set_in_loop(&[page(1), page(2)]));
+    assert!(!vm.store(0x8014), "the loop takes none away");
+    assert!(vm.store(0xa014));
     doorbells.set(&[page(1), page(2)]);
     assert!(vm.store(0x8014) && !vm.store(0x9014) && !vm.store(0xa014));
     doorbells.set(&[page(0), page(1), page(2)]);
     assert!(vm.store(0x8014), "there is no place");
+    assert!(doorbells.set_in_loop(&[page(0), page(1), page(2)]));
     doorbells.set(&[]);
     assert!(vm.store(0x9014) && vm.store(0xa014));
 }

@@ -8,3 +8,4 @@ mod hostile;
 #[cfg(feature = "kvm")]
 mod kvm;
 mod probe;
+mod updates;
