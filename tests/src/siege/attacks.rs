@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ib_endpoint::SaRequest;
 use ib_vtime::Duration;
@@ -53,6 +53,8 @@ pub(super) fn note() {
 /// Targets of an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'t> {
+    /// Bytes of memory for an attack that needs much.
+    pub share: usize,
     /// The attacker's own VF.
     pub vf: &'t Path,
     /// A second one, for attacks by two VFs together.
@@ -114,7 +116,8 @@ pub enum Attack {
     RefusedMemory,
     /// A VMM whose socket has 250,000 waiters.
     Watchers,
-    /// Holes that are punched into memory that the device writes. Others wait longer than they should.
+    /// Holes that are punched into memory that the device writes: of 8 GiB where the host has 12, else of 2, all attackers'
+    /// together.
     Punch,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
     Nops,
@@ -122,7 +125,7 @@ pub enum Attack {
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -148,6 +151,7 @@ impl Attack {
         Self::Descriptors,
         Self::RefusedMemory,
         Self::Watchers,
+        Self::Punch,
     ];
 
     /// Its name on a command line and in the table.
@@ -230,7 +234,7 @@ impl Attack {
             Self::Descriptors => return passing::descriptors(target.receiver()),
             Self::RefusedMemory => return passing::refused_memory(target.receiver()),
             Self::Watchers => return passing::watchers(socket, PAGES),
-            Self::Punch => punch(socket)?,
+            Self::Punch => punch(socket, target.share)?,
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;
                 vmm.prepare(Opcode::NOP, 0, 0, 0);
@@ -249,6 +253,12 @@ impl Attack {
             self,
             Self::Linger | Self::Descriptors | Self::RefusedMemory | Self::Watchers
         )
+    }
+
+    /// Returns true if the service learns from the first success of the attack how to bear the next ones.
+    #[must_use]
+    pub(super) const fn is_learnt(self) -> bool {
+        matches!(self, Self::Punch)
     }
 
     /// Does the same to sockets of its own until this process is killed, where the attack [is of the
@@ -286,7 +296,7 @@ impl FromStr for Attack {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut known = Self::ALL.into_iter().chain([Self::Punch, Self::Nops]);
+        let mut known = Self::ALL.into_iter().chain([Self::Nops]);
         known.find(|attack| attack.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("there is no attack {name}; there are {names}")
@@ -456,22 +466,51 @@ fn unmap(socket: &Path) -> io::Result<()> {
     }
 }
 
-fn punch(socket: &Path) -> io::Result<()> {
-    const LARGE: usize = 1 << 17;
+/// Bytes of memory whose holes are punched, of all attackers together.
+pub(super) fn punched() -> usize {
+    const GIB: usize = 1 << 30;
 
-    let vmm = RawVmm::start(socket, LARGE)?;
-    let file = vmm.file().ok_or(io::ErrorKind::Unsupported)?;
-    std::thread::spawn(move || {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // All but the pages with the command register and what the driver wrote.
-        let (from, len) = (2 * PAGE as u64, ((LARGE - 2) * PAGE) as u64);
-        while fallocate(&*file, FallocateFlags::empty(), from, len).is_ok()
-            && fallocate(&*file, hole, from, len).is_ok()
-        {}
-    });
-    vmm.prepare(Opcode::QUERY_DEV_CAP, 0, 0, 0);
-    let posts = vmm.posts();
-    vmm.repeat(&[posts])
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available = available.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    let has_much = available.is_some_and(|kib: usize| kib << 10 >= 12 * GIB);
+    if has_much { 8 * GIB } else { 2 * GIB }
+}
+
+fn punch(socket: &Path, bytes: usize) -> io::Result<()> {
+    const PAUSE: Duration = Duration::from_millis(50);
+
+    let pages = bytes / PAGE;
+    // All but the pages with the command register and what the driver wrote.
+    let (from, len) = (2 * PAGE as u64, ((pages - 2) * PAGE) as u64);
+    loop {
+        // The VMM is cut off where a write to its memory takes more than a second, and its VF is not free at once.
+        let Ok(vmm) = RawVmm::start(socket, pages) else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        let file = vmm.file().ok_or(io::ErrorKind::Unsupported)?;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                while !is_over.load(Ordering::Relaxed) {
+                    let filled = fallocate(&*file, FallocateFlags::empty(), from, len);
+                    let punched = fallocate(&*file, hole, from, len);
+                    // Beside others there may be too little memory at times.
+                    if filled.and(punched).is_err() {
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            });
+            vmm.prepare(Opcode::QUERY_DEV_CAP, 0, 0, 0);
+            let posts = vmm.posts();
+            let _cut_off = vmm.repeat(&[posts]);
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
 }
 
 fn programs(lab: &Path) -> Result<(), Trouble> {

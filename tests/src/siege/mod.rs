@@ -33,8 +33,8 @@ pub use victims::{Probe, Trouble};
 use crate::live::{Lab, MemoryCgroup};
 use victims::{INTERVAL, Places, Victims};
 
-/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the sockets of its two
-/// VFs, the folder of the service's other sockets, and a file for its progress follow.
+/// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the bytes of memory that it
+/// may have, the sockets of its two VFs, the folder of the service's other sockets, and a file for its progress follow.
 const ATTACKER: &str = "--attacker";
 
 /// The hidden argument of a process that does what an attack does to sockets of its own. The seconds after which it ends, the
@@ -87,6 +87,8 @@ pub enum Setting {
     Calm(usize),
     /// So many do what the attack does, to sockets of their own.
     Own(Attack, usize),
+    /// So many begin to attack. The service learns from the first access that takes long, so nothing is promised of it.
+    First(Attack, usize),
     /// So many attack.
     Attacked(Attack, usize),
 }
@@ -188,10 +190,11 @@ impl Drop for Hand {
 /// What keeps it from attacking.
 pub fn lend_a_hand(arguments: &[&str]) -> Result<(), Trouble> {
     match *arguments {
-        [ATTACKER, life, attack, vf, second_vf, lab, progress] => {
+        [ATTACKER, life, attack, share, vf, second_vf, lab, progress] => {
             end_in(life, File::options().write(true).open(progress)?)?;
             rustix::process::setpriority_process(None, NICENESS)?;
             let target = Target {
+                share: share.parse()?,
                 vf: Path::new(vf),
                 second_vf: Path::new(second_vf),
                 lab: Path::new(lab),
@@ -298,8 +301,12 @@ impl SiegePlan {
                     .iter()
                     .map(|count| Setting::Own(*attack, *count))
             });
-            let counts = self.counts.iter();
-            let attacked = counts.map(|count| Setting::Attacked(*attack, *count));
+            let attacked = self.counts.iter().flat_map(|count| {
+                let first = (attack.is_learnt()).then_some(Setting::First(*attack, *count));
+                first
+                    .into_iter()
+                    .chain([Setting::Attacked(*attack, *count)])
+            });
             own.into_iter().flatten().chain(attacked)
         });
         [Setting::Alone]
@@ -320,15 +327,22 @@ impl SiegePlan {
             Setting::Alone => return Ok(Vec::new()),
             Setting::Calm(count) => (Attack::Nops, count, false),
             Setting::Own(attack, count) => (attack, count, true),
-            Setting::Attacked(attack, count) => (attack, count, false),
+            Setting::First(attack, count) | Setting::Attacked(attack, count) => {
+                (attack, count, false)
+            }
         };
+        let share = attacks::punched() / count.max(1);
+        if let Setting::First(..) = setting {
+            eprintln!("{attack}: {count} processes have {} MiB each", share >> 20);
+        }
+        let share = share.to_string();
         let hand = |[socket, second]: [PathBuf; 2]| {
             let progress = NamedTempFile::new()?;
             let mut command = Command::new(&self.program);
             if is_own {
                 command.args([OWN, &life, attack.name()]);
             } else {
-                command.args([ATTACKER, &life, attack.name()]);
+                command.args([ATTACKER, &life, attack.name(), &share]);
                 command.args([&socket, &second, lab]);
             }
             command
@@ -405,6 +419,7 @@ impl Figures {
             Setting::Alone => ("alone".to_owned(), 0),
             Setting::Calm(count) => (Attack::Nops.name().to_owned(), count),
             Setting::Own(attack, count) => (format!("own-{attack}"), count),
+            Setting::First(attack, count) => (format!("first-{attack}"), count),
             Setting::Attacked(attack, count) => (attack.name().to_owned(), count),
         }
     }
@@ -462,8 +477,8 @@ impl Siege {
     ) -> impl Iterator<Item = (&Figures, Bound)> {
         self.figures.iter().filter_map(move |figures| {
             let calm = match figures.setting {
-                // What the kernel takes is no promise of the service.
-                Setting::Own(..) => return None,
+                // What the kernel takes is no promise of the service, nor is the access that teaches it.
+                Setting::Own(..) | Setting::First(..) => return None,
                 Setting::Alone | Setting::Calm(_) => None,
                 Setting::Attacked(attack, count) => {
                     Some(self.calm(figures.probe, attack, count)?)

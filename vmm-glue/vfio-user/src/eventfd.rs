@@ -24,6 +24,8 @@ use rustix::io::{Errno, read};
 use thiserror::Error;
 use vhca_receiver::{PassedFd, Wakeups};
 
+use super::memory::GuestMemory;
+
 /// `IOCB_CMD_PREAD` (`linux/aio_abi.h`).
 const READ: u16 = 0;
 
@@ -112,6 +114,8 @@ pub struct Signaller {
     context: Arc<(Context, OwnedFd)>,
     /// Those of the client whose eventfds are signalled.
     wakeups: Wakeups,
+    /// Memory of the client's guest, whose posted writes come before an interrupt.
+    memory: Option<GuestMemory>,
 }
 
 impl Signaller {
@@ -120,6 +124,7 @@ impl Signaller {
         let signaller = Self {
             context: Arc::new((Context::new()?, empty)),
             wakeups: Wakeups::default(),
+            memory: None,
         };
         signaller.try_out()?;
         Ok(signaller)
@@ -160,8 +165,28 @@ impl Signaller {
         Self { wakeups, ..self }
     }
 
-    /// Adds one to the counter of an eventfd, unless it is full: now, or in its turn where the client's wake-ups are slow.
+    /// Makes interrupts wait for the posted writes of a guest's memory.
+    #[must_use]
+    pub(super) fn behind(self, memory: GuestMemory) -> Self {
+        let memory = Some(memory);
+        Self { memory, ..self }
+    }
+
+    /// Adds one to the counter of an eventfd, unless it is full: now, or in its turn behind posted writes or where the client's
+    /// wake-ups are slow.
     pub(super) fn signal(&self, eventfd: &Arc<PassedFd>) {
+        if let Some(memory) = self.memory.as_ref().filter(|memory| memory.is_guarded()) {
+            let (signaller, eventfd) = (self.clone(), eventfd.clone());
+            let now = memory.signal(move || signaller.wake(&eventfd));
+            if let Some(signal) = now {
+                signal();
+            }
+            return;
+        }
+        self.wake(eventfd);
+    }
+
+    fn wake(&self, eventfd: &Arc<PassedFd>) {
         if !self.wakeups.are_slow() {
             return self.wakeups.make(|| self.signal_now(eventfd));
         }

@@ -15,6 +15,8 @@ mod session;
 pub use connection::{Connection, ConnectionEnd};
 pub use eventfd::{SignalError, Signaller, Signals};
 pub use interrupts::Interrupts;
-pub use memory::{GuestMemory, MemoryLimit, MemoryPool, MemoryStatistics};
+pub use memory::{
+    GuardNotice, GuestMemory, MemoryLimit, MemoryPool, MemoryStatistics, PostedState,
+};
 pub use remote::{Patience, Remote};
 pub use session::{Handled, Lent, Session, SessionError, SessionStatistics};

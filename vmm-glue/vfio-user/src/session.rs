@@ -111,9 +111,10 @@ impl Session {
     /// A session of a client that said nothing yet, with a function of so many MSI-X vectors.
     #[must_use]
     pub fn new(memory: GuestMemory, vectors: u16, signaller: Signaller) -> Self {
+        let interrupts = Interrupts::new(vectors, signaller.behind(memory.clone()));
         Self {
             memory,
-            interrupts: Interrupts::new(vectors, signaller),
+            interrupts,
             is_agreed: false,
             most_data: 0,
             statistics: SessionStatistics::default(),

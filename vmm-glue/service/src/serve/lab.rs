@@ -37,7 +37,7 @@ use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
 use vhca::world::{HostFunction, HostId, VfError, World, vf_spec};
-use vhca_vfio_user::{GuestMemory, MemoryLimit, MemoryPool};
+use vhca_vfio_user::{GuardNotice, GuestMemory, MemoryLimit, MemoryPool};
 
 /// The adapter that VFs show to VMMs.
 const SHOWN: Personality = mlx4::PERSONALITY;
@@ -59,6 +59,8 @@ pub struct Lab {
     pub(super) managers: BTreeMap<Endpoint, Pid>,
     /// Memory that devices of guests without a quota of their own share, and programs.
     memory_pool: Arc<MemoryPool>,
+    /// Notes that memory of a VMM became guarded.
+    pub(super) guard_notice: GuardNotice,
     /// The VFs that VMMs can take.
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// The VFs that programs on libibverbs can have.
@@ -122,6 +124,7 @@ impl Lab {
             managers: BTreeMap::new(),
             // The service itself, and the VMMs beside it, need the other half.
             memory_pool: Arc::new(MemoryPool::new(host_memory::most() / 2)),
+            guard_notice: GuardNotice::default(),
             seats: BTreeMap::new(),
             process_vfs: BTreeMap::new(),
             started: Duration::ZERO,
@@ -223,7 +226,8 @@ impl Lab {
             let offered = vmm_has_it.then(|| {
                 let pool = || MemoryLimit::Pool(self.memory_pool.clone());
                 let limit = options.quotas.guest_bytes().map(MemoryLimit::Bytes);
-                GuestMemory::new(limit.unwrap_or_else(pool))
+                let memory = GuestMemory::new(limit.unwrap_or_else(pool));
+                memory.with_notice(self.guard_notice.clone())
             });
             if let Some(memory) = &offered {
                 spec.memory = Box::new(memory.clone());

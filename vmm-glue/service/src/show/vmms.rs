@@ -27,6 +27,8 @@ pub struct VmmRow {
     pub touched: u64,
     /// Bytes of the guest's memory that are not shared.
     pub unshared: u64,
+    /// An access waited for a page of the memory, so a thread of the VMM's own writes there.
+    pub guarded: bool,
     /// Resets of the VF by the guest's driver or its VMM.
     pub resets: u64,
     /// Commands of the VMM, and those that failed.
@@ -51,6 +53,7 @@ impl Row for VmmRow {
         column("shared_bytes"),
         column("touched_bytes"),
         column("unshared_bytes").wide(),
+        column("guarded").wide(),
         column("resets"),
         column("commands").wide(),
         column("errors"),
@@ -71,6 +74,7 @@ impl Row for VmmRow {
             Cell::Number(self.shared),
             Cell::Number(self.touched),
             Cell::Number(self.unshared),
+            Cell::Flag(self.guarded),
             Cell::Number(self.resets),
             Cell::Number(self.commands.0),
             Cell::Number(self.commands.1),

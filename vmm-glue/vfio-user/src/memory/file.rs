@@ -16,6 +16,7 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, VolatileMemory, VolatileSlice};
 
 use super::release::{Releasing, release};
+use super::slow::timed;
 use super::touched::{Allowance, Touched};
 use super::{dump, pages};
 
@@ -37,6 +38,8 @@ pub(super) struct MappedFile {
     writable: bool,
     /// Whether a part could not be mapped again that was gone.
     is_broken: AtomicBool,
+    /// An access waited for a page.
+    has_waited: AtomicBool,
     /// Whether the VMM has pages of its own in its place, as soon as that is known.
     is_private: Arc<AtomicBool>,
     releasing: Arc<Releasing>,
@@ -111,6 +114,7 @@ impl MappedFile {
             touched,
             writable,
             is_broken: AtomicBool::new(false),
+            has_waited: AtomicBool::new(false),
             is_private,
             releasing,
             lease,
@@ -143,15 +147,15 @@ impl MappedFile {
         if self.touched.has(start, buf.len()) {
             return self.touch(start, &slice, || slice.copy_to(buf)).is_some();
         }
-        let is_read = self.read_untouched(offset, buf);
+        let is_read = self.read_by_kernel(offset, buf);
         if is_read {
             self.touched.add_seen(start, buf);
         }
         is_read
     }
 
-    /// Has the kernel copy bytes out, which makes no pages.
-    fn read_untouched(&self, mut offset: u64, mut buf: &mut [u8]) -> bool {
+    /// Makes the kernel copy bytes out, which makes no pages and waits for none that is being punched out of the file.
+    pub(super) fn read_by_kernel(&self, mut offset: u64, mut buf: &mut [u8]) -> bool {
         let Some(file) = self.mapping.file_offset() else {
             return false;
         };
@@ -176,6 +180,22 @@ impl MappedFile {
         };
         self.touched.add(start, bytes.len())
             && self.touch(start, &slice, || store(&slice, bytes)).is_some()
+    }
+
+    /// Returns `true` if a part may be written later on: the file has it, and the VF may touch it, which is counted.
+    pub(super) fn may_write(&self, offset: u64, len: usize) -> bool {
+        let Some((start, _)) = self.slice(offset, len) else {
+            return false;
+        };
+        let status = self.mapping.file_offset().map(|file| fstat(file.file()));
+        let size = status.and_then(Result::ok).map(|status| status.st_size);
+        let size = size.and_then(|size| u64::try_from(size).ok());
+        size.is_some_and(|size| offset + len as u64 <= size) && self.touched.add(start, len)
+    }
+
+    /// Returns `true` if an access waited for a page since the last call.
+    pub(super) fn take_waited(&self) -> bool {
+        self.has_waited.load(Ordering::Relaxed) && self.has_waited.swap(false, Ordering::Relaxed)
     }
 
     /// Replaces eight bytes atomically, and gives what they were.
@@ -204,16 +224,20 @@ impl MappedFile {
         (!self.is_broken.load(Ordering::Relaxed)).then_some((start, slice))
     }
 
-    /// Loads or stores something within a slice that begins somewhere, if all its pages are there.
+    /// Loads or stores something within a slice that begins somewhere, if all its pages are there. Notes whether this waited.
     fn touch<T>(
         &self,
         start: usize,
         slice: &VolatileSlice<'_>,
         access: impl FnOnce() -> T,
     ) -> Option<T> {
-        let done = pages::touch(slice, self.block, access);
+        let touch = || pages::touch(slice, self.block, access);
+        let (done, has_waited) = timed(slice.len(), touch);
         if done.is_none() {
             self.restore(start, slice.len());
+        }
+        if has_waited {
+            self.has_waited.store(true, Ordering::Relaxed);
         }
         done
     }

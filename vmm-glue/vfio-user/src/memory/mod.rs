@@ -11,7 +11,8 @@
 //! completion sees all of the completion, and the data that were written before it.
 //!
 //! **What a hostile VMM can do** is lose its own guest's data: accesses to pages that are not there fail. Files on which a
-//! page fault could wait for somebody (FUSE, NFS) are not mapped. Ranges and files are limited in number, and how much
+//! page fault could wait for somebody (FUSE, NFS) are not mapped. Memory of which one access waited all the same is guarded from
+//! then on: a thread of its own writes to it ([`GuestMemory::posted`]). Ranges and files are limited in number, and how much
 //! of the memory is touched can be.
 
 mod dump;
@@ -19,14 +20,16 @@ mod file;
 mod life;
 mod limit;
 mod pages;
+mod posted;
 mod release;
 mod sharing;
+mod slow;
 mod touched;
 
 use core::fmt;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
@@ -37,6 +40,8 @@ use vhca_receiver::{PassedFd, Work, during};
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
 pub use limit::{MemoryLimit, MemoryPool};
+pub use posted::PostedState;
+use posted::PostedWrites;
 pub use sharing::{is_mapped_privately, look_by};
 use touched::Allowance;
 
@@ -74,6 +79,22 @@ pub struct MemoryStatistics {
     pub refused: u64,
     /// Not shared, and the device may write there, so it is not ROM: each access is a message to the VMM and back.
     pub remote: u64,
+    /// An access waited for a page, so writes are posted: see [`GuestMemory::posted`].
+    pub is_guarded: bool,
+    /// Posted writes whose pages were gone.
+    pub lost: u64,
+}
+
+/// Notes that one of several memories became guarded.
+#[derive(Clone, Debug, Default)]
+pub struct GuardNotice(Arc<AtomicBool>);
+
+impl GuardNotice {
+    /// Returns `true` if a memory became guarded since the last call.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug)]
@@ -81,6 +102,9 @@ enum Backing {
     File(Arc<MappedFile>, u64),
     Remote,
 }
+
+/// A place in a file.
+type Place<'m> = (&'m Arc<MappedFile>, u64);
 
 #[derive(Debug)]
 struct Range {
@@ -90,8 +114,8 @@ struct Range {
 }
 
 impl Range {
-    /// The file that its bytes are in, and where, if the VMM shares it.
-    fn file(&self) -> Option<(&MappedFile, u64)> {
+    /// The place of its first byte, if the VMM shares the file.
+    fn file(&self) -> Option<Place<'_>> {
         match &self.backing {
             Backing::File(file, offset) if !file.is_private() => Some((file, *offset)),
             Backing::File(..) | Backing::Remote => None,
@@ -114,6 +138,9 @@ struct Map {
     is_looking: Arc<AtomicBool>,
     /// How much may be touched, by all VMMs that come.
     allowance: Arc<Allowance>,
+    /// Writes of guarded memory, for all VMMs that come.
+    posted: Option<PostedWrites>,
+    notice: GuardNotice,
 }
 
 /// A handle to a guest's memory. See the [module](self).
@@ -132,6 +159,42 @@ impl GuestMemory {
     pub fn new(limit: MemoryLimit) -> Self {
         let map = Map::new(Arc::default(), Allowance::new(limit));
         Self(Arc::new(Mutex::new(map)))
+    }
+
+    /// Notes with others when it becomes guarded.
+    #[must_use]
+    pub fn with_notice(self, notice: GuardNotice) -> Self {
+        self.lock().notice = notice;
+        self
+    }
+
+    /// Returns `true` if an access of the present VMM's memory waited for a page, or one of a VMM's before within an hour.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
+        self.lock().posted.is_some()
+    }
+
+    /// Returns the state of the writes that a thread of the VMM's own is to carry out. `None` if there are none. Until then the
+    /// VMM is not to have replies, since it expects to see all writes before them.
+    #[must_use]
+    pub fn posted(&self) -> Option<PostedState> {
+        self.lock().posted.as_ref()?.state()
+    }
+
+    /// Guards the memory as if an access had waited for a page.
+    pub fn guard(&self) {
+        let mut map = self.lock();
+        if map.posted.is_none() {
+            map.guard();
+        }
+    }
+
+    /// Has the thread make an interrupt behind the posted writes, or returns it if there are none.
+    pub fn signal<F: FnOnce() + Send + 'static>(&self, signal: F) -> Option<F> {
+        match &self.lock().posted {
+            Some(posted) => posted.signal(signal),
+            None => Some(signal),
+        }
     }
 
     /// Adds a range. Without a file, or with one on which a page fault could wait for somebody, it is remote.
@@ -157,7 +220,15 @@ impl GuestMemory {
     pub fn clear(&self) {
         let mut map = self.lock();
         map.allowance.forget_refused();
-        *map = Map::new(map.is_looking.clone(), map.allowance.clone());
+        let next = Map {
+            posted: map.posted.take().filter(PostedWrites::is_remembered),
+            notice: map.notice.clone(),
+            ..Map::new(map.is_looking.clone(), map.allowance.clone())
+        };
+        if let Some(posted) = &next.posted {
+            posted.clear();
+        }
+        *map = next;
     }
 
     /// Sets whose memory it is. Files that this process has for itself alone are known as not shared then, soon after
@@ -199,6 +270,8 @@ impl GuestMemory {
             touched: map.allowance.used(),
             most: map.allowance.most(),
             refused: map.allowance.refused(),
+            is_guarded: map.posted.is_some(),
+            lost: map.posted.as_ref().map_or(0, PostedWrites::lost),
             ..MemoryStatistics::default()
         };
         for range in map.ranges.values() {
@@ -240,6 +313,8 @@ impl Map {
             client: 0,
             is_looking,
             allowance,
+            posted: None,
+            notice: GuardNotice::default(),
         }
     }
 
@@ -350,14 +425,14 @@ impl Map {
         })
     }
 
-    /// The part of an access of `len` bytes that is within the first range that it touches: how many bytes, and
-    /// where they are in which file, unless they are remote.
+    /// The part of an access of `len` bytes that is within the first range that it touches: how many bytes, and their place,
+    /// unless they are remote.
     fn part(
         &self,
         address: u64,
         len: usize,
         needs: DmaMapFlags,
-    ) -> Option<(usize, Option<(&MappedFile, u64)>)> {
+    ) -> Option<(usize, Option<Place<'_>>)> {
         let (base, range) = self.at(address)?;
         if !range.flags.contains(needs) {
             return None;
@@ -368,14 +443,32 @@ impl Map {
         Some((len.min(left), place))
     }
 
+    /// Guards memory of which an access waited for a page: the next ones do not.
+    #[cold]
+    fn guard(&mut self) {
+        self.posted = PostedWrites::start();
+        if self.posted.is_some() {
+            self.notice.0.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn read(&mut self, mut address: u64, mut buf: &mut [u8]) -> Option<()> {
         while !buf.is_empty() {
             let (len, place) = self.part(address, buf.len(), DmaMapFlags::READ)?;
             let (now, rest) = buf.split_at_mut_checked(len)?;
-            let is_read = match place {
-                Some((file, offset)) => file.read(offset, now),
-                None => self.remote.as_mut()?.read(address, now),
+            let mut has_waited = false;
+            let is_read = match (place, &self.posted) {
+                (Some((file, offset)), Some(posted)) => posted.read(file, offset, now),
+                (Some((file, offset)), None) => {
+                    let is_read = file.read(offset, now);
+                    has_waited = file.take_waited();
+                    is_read
+                }
+                (None, _) => self.remote.as_mut()?.read(address, now),
             };
+            if has_waited {
+                self.guard();
+            }
             if !is_read {
                 return None;
             }
@@ -389,10 +482,19 @@ impl Map {
         while !bytes.is_empty() {
             let (len, place) = self.part(address, bytes.len(), DmaMapFlags::WRITE)?;
             let (now, rest) = bytes.split_at_checked(len)?;
-            let is_written = match place {
-                Some((file, offset)) => file.write(offset, now),
-                None => self.remote.as_mut()?.write(address, now),
+            let mut has_waited = false;
+            let is_written = match (place, &self.posted) {
+                (Some((file, offset)), Some(posted)) => posted.write(file, offset, now),
+                (Some((file, offset)), None) => {
+                    let is_written = file.write(offset, now);
+                    has_waited = file.take_waited();
+                    is_written
+                }
+                (None, _) => self.remote.as_mut()?.write(address, now),
             };
+            if has_waited {
+                self.guard();
+            }
             if !is_written {
                 return None;
             }
@@ -408,8 +510,16 @@ impl Map {
         if len < 8 || !address.is_multiple_of(8) {
             return None;
         }
-        if let Some((file, offset)) = place {
-            return file.update(offset, update);
+        match (place, &self.posted) {
+            (Some((file, offset)), Some(posted)) => return posted.update(file, offset, update),
+            (Some((file, offset)), None) => {
+                let old = file.update(offset, update);
+                if file.take_waited() {
+                    self.guard();
+                }
+                return old;
+            }
+            (None, _) => {}
         }
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;

@@ -10,6 +10,14 @@ use super::{Host, HostFunction, World};
 use crate::device::Provider;
 use crate::{Driven, Slice};
 
+impl World {
+    /// Returns `true` if a function has no turns, by [`Provider::hold`].
+    #[must_use]
+    pub fn is_held(&self, at: HostFunction) -> bool {
+        self.held.contains(&at)
+    }
+}
+
 impl Provider for World {
     type At = HostFunction;
 

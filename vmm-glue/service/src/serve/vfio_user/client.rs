@@ -69,6 +69,11 @@ impl Client {
         }
     }
 
+    /// Returns `true` if it is to have no reply yet: writes to its memory come before.
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.session.memory().posted().is_some()
+    }
+
     /// Whether something is left of what it sent, of which its socket does not tell.
     pub(super) fn has_more(&self) -> bool {
         self.session.is_amid() || self.connection().has_waiting()
@@ -86,7 +91,7 @@ impl Client {
         patience: &Arc<Mutex<Patience>>,
     ) -> anyhow::Result<()> {
         self.connection().send_unsent()?;
-        loop {
+        while !self.waits_for_memory() {
             // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
             let message = self.next_message()?;
             if message.is_none() && !self.session.is_amid() {
@@ -140,7 +145,8 @@ impl Client {
         let mut wanted = EventSet::empty();
         let connection = self.connection();
         let is_asking = connection.socket().is_asking();
-        if connection.wants_input() && !self.session.is_amid() && !is_asking {
+        let may_speak = !self.session.is_amid() && !is_asking && !self.waits_for_memory();
+        if connection.wants_input() && may_speak {
             wanted |= EventSet::IN;
         }
         if connection.has_unsent() && !is_asking {

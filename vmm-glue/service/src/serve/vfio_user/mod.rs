@@ -2,6 +2,7 @@
 //! of its guest.
 
 mod client;
+mod guarded;
 pub(super) mod seat;
 mod shown;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use super::lab::Lab;
 use super::listeners::Listeners;
 use super::way_in::{Turn, WayIn};
 use client::{Client, Refused};
+use guarded::Guarded;
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostFunction;
 use vhca::{FairQueue, LogLimit};
@@ -88,6 +90,8 @@ pub struct VfioUserSockets {
     shut: BTreeMap<HostFunction, Instant>,
     /// VFs whose sockets cannot give a connection now.
     resting: BTreeSet<HostFunction>,
+    /// VFs whose VMM's memory may wait.
+    guarded: Guarded,
     /// VFs whose VMM sent more than there was time for.
     unfinished: FairQueue<HostFunction>,
     /// How long VMMs were served since the world had its turn.
@@ -127,6 +131,7 @@ impl VfioUserSockets {
             settling: BTreeSet::new(),
             shut: BTreeMap::new(),
             resting: BTreeSet::new(),
+            guarded: Guarded::default(),
             unfinished: FairQueue::default(),
             served: Duration::ZERO,
             again: None,
@@ -341,7 +346,9 @@ impl VfioUserSockets {
                 if let Some(wanted) = client.new_watch() {
                     turn.watches.modify(&*client.connection(), wanted);
                 }
-                if client.has_more() {
+                if client.waits_for_memory() {
+                    self.guarded.wait(at);
+                } else if client.has_more() {
                     self.unfinished.add(at);
                 }
             }
@@ -358,6 +365,7 @@ impl VfioUserSockets {
         };
         door.is_settling = true;
         self.settling.insert(at);
+        self.release(turn, at);
         // Before its memory goes: a peer that reads from it is answered by nobody, rather than told of an error.
         turn.lab.world_mut().reset_device(at);
         // With the memory goes the other handle of the connection.
@@ -537,6 +545,7 @@ impl WayIn for VfioUserSockets {
         self.wake(turn);
         self.open_new(turn);
         self.signal(turn);
+        self.look_at_guarded(turn);
         self.admit_next(turn);
         self.serve_unfinished(turn);
         self.expire(turn);

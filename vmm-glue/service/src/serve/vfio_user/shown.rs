@@ -82,6 +82,7 @@ impl Lab {
             shared: memory.shared,
             touched: memory.touched,
             unshared: memory.remote,
+            guarded: memory.is_guarded,
             resets: self
                 .world()
                 .device(seat.at)

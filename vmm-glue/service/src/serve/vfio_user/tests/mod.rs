@@ -1,5 +1,6 @@
 //! A service with a device of the tests' own, by an independent client of the protocol and by hand.
 
+mod guarded;
 mod hostile;
 mod succession;
 mod unshared;
@@ -160,7 +161,7 @@ fn service(folder: &Path, made: fn(Lab) -> Service, patience: Patience) -> Servi
     };
     let mut lab = Lab::build(&options, 1).unwrap();
     let host = lab.inventory.pf_hosts().next().unwrap().clone();
-    let memory = vhca_vfio_user::GuestMemory::default();
+    let memory = vhca_vfio_user::GuestMemory::default().with_notice(lab.guard_notice.clone());
     let mut spec = vf_spec(Guid::new(0x0014_0500_0000_0001));
     spec.memory = Box::new(memory.clone());
     lab.world_mut().add_idle_vf(host.id, VF, spec).unwrap();
@@ -544,7 +545,7 @@ fn hosts_whose_names_differ_in_odd_characters_have_sockets_of_different_names() 
     let lab = Lab::build(&options, 1).unwrap();
     let at = lab.inventory.pf_hosts().next().unwrap().id.vf(VF);
     let called = |name: &str| {
-        let memory = vhca_vfio_user::GuestMemory::default();
+        let memory = vhca_vfio_user::GuestMemory::default().with_notice(lab.guard_notice.clone());
         Seat::new(at, VF, name.to_owned(), memory).file_name()
     };
     let expected = [
@@ -569,7 +570,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
         VfioUserSockets::claim(folder.path(), &mut lab, Listeners::default()).unwrap();
     let host = lab.inventory.pf_hosts().next().unwrap().clone();
     let vf = VfId::new(1).unwrap();
-    let memory = vhca_vfio_user::GuestMemory::default();
+    let memory = vhca_vfio_user::GuestMemory::default().with_notice(lab.guard_notice.clone());
     lab.offer(&host.name, host.id, vf, memory, Box::<Board>::default())
         .unwrap();
     let name = lab.seats().next().unwrap().file_name();
