@@ -389,6 +389,20 @@ fn a_vector_that_waits_when_a_pause_begins_comes_after_it() {
 }
 
 #[test]
+fn a_vector_that_is_unmasked_within_a_pause_comes_after_it() {
+    in_many_orders(|rig| {
+        rig.device.bar_write(RAISE, 0, &[1]);
+        rig.device.pause();
+        let steps = rig.spawn(|rig| rig.backend.step().unwrap());
+        let _ = rig.device.config_write(0, &[4]);
+        steps.join().unwrap();
+        assert_eq!((rig.known(), rig.triggers()), (Some(message(4)), 0));
+        rig.device.resume();
+        assert_eq!(rig.triggers(), 1);
+    });
+}
+
+#[test]
 fn an_interrupt_before_a_reset_does_not_come_after_it() {
     in_many_orders(|rig| {
         rig.device.bar_write(TABLE, 0, &[1]);
