@@ -22,6 +22,7 @@ mod frame;
 mod gateway;
 mod link;
 mod node;
+mod pace;
 pub mod pma;
 mod port;
 mod run;
@@ -44,6 +45,7 @@ pub use link::{
     PacketFilter, When,
 };
 pub use node::{ChannelAdapter, EndNode, Node, NodeKind};
+pub use pace::Pace;
 pub use pma::PortCounters;
 pub use port::PhysicalPort;
 pub use run::{PacketRun, PacketTemplate, RunHead};

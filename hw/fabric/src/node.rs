@@ -1,6 +1,7 @@
 //! A node: its identity and its ports, with the agents that manage them.
 
 use core::fmt;
+use core::time::Duration;
 
 use hca_api::{FunctionId, PhysicalState, PortChange, PortState};
 use ib_vtime::{Instant, Secret};
@@ -13,8 +14,8 @@ use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{
-    DropCounters, DropReason, Frame, HcaConfig, PacketRun, PhysicalPort, PortConfig, PortCounters,
-    RunHead, SwitchConfig,
+    DropCounters, DropReason, Frame, HcaConfig, Pace, PacketRun, PhysicalPort, PortConfig,
+    PortCounters, RunHead, SwitchConfig,
 };
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
@@ -52,6 +53,9 @@ pub struct Node {
     link_requests: Vec<(PortNum, LinkRequest)>,
     drops: DropCounters,
     now: Instant,
+    pace: Pace,
+    /// Packets that the node may still move before others have their turn.
+    packets_left: u32,
 }
 
 /// What the SMA asks of the link behind a port.
@@ -112,8 +116,9 @@ pub trait EndNode: fmt::Debug {
         None
     }
 
-    /// Drops the run that [`EndNode::poll_run`] described, because its peer has it.
-    fn run_arrived(&mut self, _port: PortNum) {}
+    /// Drops the run that [`EndNode::poll_run`] described, because its peer has it: taking it took the peer so long, of time that
+    /// the node's [`Pace`] measures.
+    fn run_arrived(&mut self, _port: PortNum, _taken: Duration) {}
 
     /// Takes a run that arrived whole. Returns `false` if some packet of it would be dropped here: then nothing was done, and
     /// the packets come one by one.
@@ -187,6 +192,8 @@ impl Node {
             link_requests: Vec::new(),
             drops: DropCounters::default(),
             now: Instant::ZERO,
+            pace: Pace::VIRTUAL,
+            packets_left: u32::MAX,
         }
     }
 
@@ -242,6 +249,8 @@ impl Node {
             link_requests: Vec::new(),
             drops: DropCounters::default(),
             now: Instant::ZERO,
+            pace: Pace::VIRTUAL,
+            packets_left: u32::MAX,
         }
     }
 
@@ -263,6 +272,31 @@ impl Node {
     /// Tells the node the time.
     pub const fn set_now(&mut self, now: Instant) {
         self.now = now;
+    }
+
+    /// Returns the bound of the node's work at a time, and the clock that measures it.
+    #[must_use]
+    pub const fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Begins the node's turn, with as many packets as the pace allows.
+    pub const fn begin_turn(&mut self, pace: Pace) {
+        self.pace = pace;
+        self.packets_left = pace.packets();
+    }
+
+    /// Returns the packets that the node may still move in its turn.
+    #[must_use]
+    pub const fn packets_left(&self) -> u32 {
+        self.packets_left
+    }
+
+    /// Counts packets that the node moved in its turn. In virtual time no number of them ends it.
+    pub const fn count_moved(&mut self, packets: u32) {
+        if self.pace.is_timed() {
+            self.packets_left = self.packets_left.saturating_sub(packets);
+        }
     }
 
     /// What was dropped here, and why.

@@ -75,6 +75,12 @@ impl Slice {
         }
     }
 
+    /// Returns `true` if the slice ends by the clock.
+    #[must_use]
+    pub const fn is_timed(&self) -> bool {
+        matches!(self.0, End::At { .. })
+    }
+
     /// Returns `true` if others have their turn now. To be asked after each step.
     pub fn is_over(&mut self) -> bool {
         match &mut self.0 {

@@ -1,5 +1,6 @@
 //! A queue of those that have something to do, ordered by the time that each has had.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ const LONGEST: Duration = Duration::from_micros(100);
 #[derive(Clone, Debug)]
 pub struct FairQueue<P> {
     line: BTreeSet<(Duration, u64, P)>,
-    waiting: BTreeSet<P>,
+    /// The places of those in the line.
+    waiting: BTreeMap<P, (Duration, u64)>,
     /// Time that each has had. Entries of less than `least` count as `least`.
     had: BTreeMap<P, Duration>,
     /// Time that the one served last had had before.
@@ -26,7 +28,7 @@ impl<P> Default for FairQueue<P> {
     fn default() -> Self {
         Self {
             line: BTreeSet::new(),
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             had: BTreeMap::new(),
             least: Duration::ZERO,
             arrivals: 0,
@@ -37,8 +39,10 @@ impl<P> Default for FairQueue<P> {
 impl<P: Copy + Ord> FairQueue<P> {
     /// Adds somebody that has something to do, unless it stands in the queue.
     pub fn add(&mut self, who: P) {
-        if self.waiting.insert(who) {
-            self.line.insert((self.had(who), self.arrivals, who));
+        let (had, arrival) = (self.had(who), self.arrivals);
+        if let Entry::Vacant(place) = self.waiting.entry(who) {
+            place.insert((had, arrival));
+            self.line.insert((had, arrival, who));
             self.arrivals += 1;
         }
     }
@@ -58,10 +62,22 @@ impl<P: Copy + Ord> FairQueue<P> {
         self.had.insert(who, before + length.min(LONGEST));
     }
 
+    /// Charges a member for work that was done for the member outside of its turns. If it stands in the queue, members that have had
+    /// less are served first from then on.
+    pub fn charge_outside(&mut self, who: P, length: Duration) {
+        let had = self.had(who) + length;
+        self.had.insert(who, had);
+        if let Some((place, arrival)) = self.waiting.get_mut(&who) {
+            self.line.remove(&(*place, *arrival, who));
+            *place = had;
+            self.line.insert((had, *arrival, who));
+        }
+    }
+
     /// Returns `true` if somebody that does not stand in the queue would be served before all that do.
     pub fn is_before_all(&self, who: P) -> bool {
         let first = self.line.first();
-        !self.waiting.contains(&who) && first.is_none_or(|(had, ..)| self.had(who) < *had)
+        !self.waiting.contains_key(&who) && first.is_none_or(|(had, ..)| self.had(who) < *had)
     }
 
     /// Returns how many stand in the queue.
@@ -155,6 +171,25 @@ mod tests {
         queue.charge(100, Duration::from_millis(20));
         queue.add(100);
         assert!(serve(&mut queue, 0..2, 12).contains(&100));
+    }
+
+    #[test]
+    fn work_outside_of_turns_counts_and_raises_no_level() {
+        let mut queue = FairQueue::default();
+        (0..2).for_each(|who| queue.add(who));
+        serve(&mut queue, 0..2, 10);
+        queue.charge_outside(0, 20 * LONG);
+        let served = serve(&mut queue, 0..2, 21);
+        let first = served.iter().filter(|who| **who == 0).count();
+        assert!(first <= 2, "{served:?}");
+        // One that comes is level with those in their turns, and not with the one that was charged.
+        queue.charge_outside(0, 1000 * LONG);
+        queue.add(2);
+        let served = serve(&mut queue, 1..3, 10);
+        assert!(
+            served.iter().filter(|who| **who == 2).count() >= 4,
+            "{served:?}"
+        );
     }
 
     #[test]

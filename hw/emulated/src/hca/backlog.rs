@@ -95,6 +95,8 @@ struct Share {
     weight: NonZeroU16,
     /// End of its packets that left.
     end: u64,
+    /// Cost of its work outside of turns, which its next turn pays.
+    owed: u64,
     /// The function waits, or has its turn.
     is_busy: bool,
     queue_pairs: Line<QpRef>,
@@ -105,6 +107,7 @@ impl Default for Share {
         Self {
             weight: NonZeroU16::MIN,
             end: 0,
+            owed: 0,
             is_busy: false,
             queue_pairs: Line::default(),
         }
@@ -160,10 +163,20 @@ impl Backlog {
         }
     }
 
-    /// Ends a turn in which so many bytes were sent. Returns the end of the queue pair's packets.
-    pub(super) fn end(&mut self, turn: Turn, bytes: u64) -> u64 {
+    /// Has a function's next turn pay for work that was done for the function outside of its turns.
+    pub(super) fn owe(&mut self, function: FunctionId, cost: u64) {
+        if let Some(share) = self.shares.get_mut(&function) {
+            share.owed = share.owed.saturating_add(cost);
+        }
+    }
+
+    /// Ends a turn in which so many bytes were sent, and which costs the function `cost`: as many bytes, or nanoseconds. Queue pairs
+    /// of a function share by bytes alone: a turn in which the host stood still would have one wait for many turns of each other one.
+    /// Returns the end of the queue pair's packets.
+    pub(super) fn end(&mut self, turn: Turn, bytes: u64, cost: u64) -> u64 {
         if let Some(share) = self.shares.get_mut(&turn.at.function) {
-            let cost = bytes * SCALE / u64::from(share.weight.get());
+            let cost = cost.saturating_add(core::mem::take(&mut share.owed));
+            let cost = cost.saturating_mul(SCALE) / u64::from(share.weight.get());
             share.end = turn.function_start.saturating_add(cost);
             share.is_busy = !share.queue_pairs.is_empty();
             if share.is_busy {
@@ -215,7 +228,7 @@ mod tests {
             let turn = backlog.begin().unwrap();
             let which = sizes.iter().position(|(at, _)| *at == turn.at).unwrap();
             sent[which] += sizes[which].1;
-            let end = backlog.end(turn, sizes[which].1);
+            let end = backlog.end(turn, sizes[which].1, sizes[which].1);
             backlog.push(turn.at, end);
         }
         sent
@@ -245,6 +258,28 @@ mod tests {
     }
 
     #[test]
+    fn functions_pay_by_their_weights_for_what_turns_cost_and_for_work_outside_of_them() {
+        let mut backlog = Backlog::default();
+        backlog.set_weight(A, NonZeroU16::new(4).unwrap());
+        for at in [qp(A, 0), qp(B, 0)] {
+            backlog.push(at, 0);
+        }
+        let mut cost = [0_u64; 2];
+        for _ in 0..10_000 {
+            let turn = backlog.begin().unwrap();
+            // Each of B's turns has a timer of a third as much.
+            let is_b = turn.at.function == B;
+            cost[usize::from(is_b)] += if is_b { 4000 } else { 500 };
+            if is_b {
+                backlog.owe(B, 1000);
+            }
+            let end = backlog.end(turn, 64, if is_b { 3000 } else { 500 });
+            backlog.push(turn.at, end);
+        }
+        assert_eq!(percent(cost[0], cost[0] + cost[1]), 80, "{cost:?}");
+    }
+
+    #[test]
     fn queue_pairs_of_a_function_share_by_bytes() {
         let mut backlog = Backlog::default();
         let sizes = [(qp(A, 0), 100), (qp(A, 1), 1 << 16), (qp(A, 2), 5000)];
@@ -264,7 +299,7 @@ mod tests {
         for _ in 0..6 {
             let turn = backlog.begin().unwrap();
             order.push(turn.at.index);
-            let end = backlog.end(turn, 64);
+            let end = backlog.end(turn, 64, 64);
             backlog.push(turn.at, end);
         }
         assert_eq!(order, [2, 0, 1, 2, 0, 1]);
@@ -279,7 +314,7 @@ mod tests {
         for _ in 0..1000 {
             let turn = backlog.begin().unwrap();
             sent[usize::from(turn.at.function == B)] += 1;
-            let end = backlog.end(turn, 4096);
+            let end = backlog.end(turn, 4096, 4096);
             backlog.push(turn.at, end);
         }
         assert!(sent[0].abs_diff(sent[1]) <= 32, "{sent:?}");
@@ -295,7 +330,7 @@ mod tests {
         backlog.remove_function(B);
         let turn = backlog.begin().unwrap();
         assert_eq!(turn.at, qp(A, 1));
-        backlog.end(turn, 64);
+        backlog.end(turn, 64, 64);
         assert!(backlog.begin().is_none() && backlog.is_empty());
         backlog.push(qp(B, 1), 0);
         assert_eq!(backlog.begin().map(|turn| turn.at), Some(qp(B, 1)));

@@ -47,7 +47,8 @@ mod verbs;
 mod virtual_view;
 mod work_queue;
 
-use std::collections::VecDeque;
+use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
 
 use hca_api::{
     AddressSpace, AsyncEvent, FunctionId, FunctionSpec, HcaError, HostMemory, Limits, Privileges,
@@ -142,6 +143,8 @@ pub struct Device {
     foreign_peers: ForeignPeers,
     /// Packets for the device itself, see [`EndNode::take_delivered`].
     delivered: u32,
+    /// Time of work for functions, see [`Device::take_spent`].
+    spent: BTreeMap<FunctionId, Duration>,
 }
 
 impl Device {
@@ -194,6 +197,7 @@ impl Device {
             timers: TimerQueue::new(),
             foreign_peers: ForeignPeers::default(),
             delivered: 0,
+            spent: BTreeMap::new(),
         }
     }
 
@@ -218,6 +222,12 @@ impl Device {
             }
         }
         None
+    }
+
+    /// Takes the time that the device has spent since the last call for packets and timers of each function, the work of the peers
+    /// that took runs included. None in virtual time ([`Pace::VIRTUAL`](crate::Pace::VIRTUAL)).
+    pub fn take_spent(&mut self) -> impl Iterator<Item = (FunctionId, Duration)> + use<> {
+        core::mem::take(&mut self.spent).into_iter()
     }
 
     /// Allows or forbids that packets of connections leave in whole runs, which is allowed at first. A program cannot tell
@@ -302,8 +312,11 @@ impl EndNode for Device {
         self.egress.get(port.index().checked_sub(1)?)?.front_run()
     }
 
-    fn run_arrived(&mut self, port: PortNum) {
-        self.forget_front_run(port);
+    fn run_arrived(&mut self, port: PortNum, taken: Duration) {
+        let sender = self.forget_front_run(port);
+        if let Some(sender) = sender.filter(|_| self.node.pace().is_timed()) {
+            self.owe(sender.function, port, taken);
+        }
         self.serve_backlog(port);
     }
 

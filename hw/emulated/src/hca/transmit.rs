@@ -1,5 +1,7 @@
 //! The send side: from a work request to a packet, or to a queue pair of this device.
 
+use core::time::Duration;
+
 use hca_api::{
     Completion, CompletionFlags, CompletionStatus, FunctionId, HcaError, Payload, QpHandle, QpKind,
     QpState, SendFlags, SendOp, SendRequest, SpecialQp, UdAddress,
@@ -17,7 +19,7 @@ use super::qpn::QpRef;
 use super::receive::Arrival;
 use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
 use super::{Device, EGRESS_DEPTH};
-use crate::DropReason;
+use crate::{DropReason, Pace};
 
 /// Outcome of the turn of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,22 +132,39 @@ impl Device {
     /// Sends what waits while the port's egress has room: of the queue pair whose turn it is a datagram, or a packet or a whole
     /// run of its connection. After [`TURN`] packets of connections others are served first, since those for this device itself fill no
     /// egress.
+    ///
+    /// Where functions share the port by time, the node's turn has a number of packets, datagrams included, and one queue pair's
+    /// at a time wait in the egress: who comes meanwhile is served before the rest.
     pub(super) fn serve_backlog(&mut self, port: PortNum) {
-        let mut turn = TURN;
+        let pace = self.node.pace();
+        let depth = if pace.is_timed() { 1 } else { EGRESS_DEPTH };
+        let mut turn = TURN.min(self.node.packets_left());
+        let mut begun = pace.time();
         if let Some(egress) = self.egress_mut(port) {
-            egress.interrupted = false;
+            egress.interrupted = turn == 0 && egress.len() < depth && !egress.backlog.is_empty();
         }
-        while let Some(next) = self
-            .egress_mut(port)
-            .filter(|egress| egress.len() < EGRESS_DEPTH)
-            .and_then(|egress| egress.backlog.begin())
+        while turn > 0
+            && let Some(next) = self
+                .egress_mut(port)
+                .filter(|egress| egress.len() < depth)
+                .and_then(|egress| egress.backlog.begin())
         {
             let at = next.at;
-            let sent = self.serve_queue_pair(at, turn);
+            let mut sent = self.serve_queue_pair(at, turn);
+            let bytes = sent.cost();
+            let mut cost = bytes;
+            if pace.is_timed() {
+                // That of a datagram is 1, and an empty turn takes time as well.
+                sent.packets = sent.packets.max(1);
+                let end = pace.time();
+                cost = self.note_spent(at.function, Pace::between(begun, end));
+                begun = end;
+            }
+            self.node.count_moved(sent.packets);
             let Some(egress) = self.egress_mut(port) else {
                 return;
             };
-            let end = egress.backlog.end(next, sent.cost());
+            let end = egress.backlog.end(next, bytes, cost);
             if sent.has_more {
                 if let Ok(state) = self.state_mut(at.function)
                     && let Ok(qp) = state.qp_mut(at.handle())
@@ -154,13 +173,27 @@ impl Device {
                 }
                 self.join_backlog(at);
             }
-            turn -= sent.packets;
+            turn = turn.saturating_sub(sent.packets);
             if turn == 0 {
                 if let Some(egress) = self.egress_mut(port) {
                     egress.interrupted = !egress.backlog.is_empty();
                 }
                 return;
             }
+        }
+    }
+
+    /// Notes time that the device spent for a function, for [`Device::take_spent`]. Returns what the time costs a share of a port.
+    pub(super) fn note_spent(&mut self, function: FunctionId, spent: Duration) -> u64 {
+        *self.spent.entry(function).or_default() += spent;
+        u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// Has a function pay for work outside of its turns at a port.
+    pub(super) fn owe(&mut self, function: FunctionId, port: PortNum, spent: Duration) {
+        let cost = self.note_spent(function, spent);
+        if let Some(egress) = self.egress_mut(port) {
+            egress.backlog.owe(function, cost);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::switch::{Outputs, Switch};
 
 use crate::{
     ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway,
-    HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeKind, PhysicalPort, PortConfig,
+    HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig,
     SwitchConfig, TapId, TapPoint, Tapped,
 };
 
@@ -163,6 +163,7 @@ enum Timer {
 #[derive(Debug)]
 pub struct Fabric<D> {
     now: Instant,
+    pace: Pace,
     /// Secrets of adapters.
     secrets: SecretNumbers,
     slots: Vec<Slot<D>>,
@@ -204,6 +205,7 @@ impl<D: EndNode> Fabric<D> {
     pub fn new(secret: impl Into<Secret>) -> Self {
         Self {
             now: Instant::ZERO,
+            pace: Pace::VIRTUAL,
             secrets: secret.into().of(b"adapters").numbers(),
             slots: Vec::new(),
             links: Vec::new(),
@@ -471,35 +473,62 @@ impl<D: EndNode> Fabric<D> {
         self.now
     }
 
+    /// Sets how much of a node's work is done at a time, and who measures it. [`Pace::VIRTUAL`] at first.
+    pub const fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+    }
+
+    /// Returns the work that one poll does at most, and one node of it.
+    fn budget(&self) -> u32 {
+        POLL_BUDGET.min(self.pace.packets())
+    }
+
     /// Does what is due at `now`, which must not lie before the last poll's. Bounded: gives `true` if
     /// more is due and the caller should poll again with the same time.
     pub fn poll(&mut self, now: Instant) -> bool {
-        let mut left = POLL_BUDGET;
+        let mut left = self.budget();
+        let is_timed = self.pace.is_timed();
+        if is_timed {
+            // A node that is never done keeps neither those that the caller touched from being served, nor timers.
+            self.activate_touched();
+        }
         while left > 0 {
             let done = if let Some(arrival) = self.arrivals.pop_front() {
                 self.arrive(arrival)
+            } else if is_timed && let Some(work) = self.fire_due(now) {
+                work
             } else if let Some(node) = self.active.pop_front() {
                 self.serve(node)
-            } else if let Some((key, timer)) = self.timers.pop_due(now) {
-                // A node with more to do than the caller's clock has time for would else keep the fabric at its own time.
-                let is_node = matches!(timer, Timer::Node(_));
-                let at = if is_node { now } else { key.deadline() };
-                self.now = self.now.max(at);
-                self.fire(timer)
+            } else if let Some(work) = self.fire_due(now) {
+                work
             } else {
                 self.now = self.now.max(now);
                 if self.touched.is_empty() {
                     return false;
                 }
-                for node in core::mem::take(&mut self.touched) {
-                    self.slots[node.index()].touched = false;
-                    self.activate(node);
-                }
+                self.activate_touched();
                 1
             };
             left = left.saturating_sub(done);
         }
         true
+    }
+
+    fn activate_touched(&mut self) {
+        for node in core::mem::take(&mut self.touched) {
+            self.slots[node.index()].touched = false;
+            self.activate(node);
+        }
+    }
+
+    /// Carries out the next timer that is due. Returns how much work that was.
+    fn fire_due(&mut self, now: Instant) -> Option<u32> {
+        let (key, timer) = self.timers.pop_due(now)?;
+        // A node with more to do than the caller's clock has time for would else keep the fabric at its own time.
+        let is_node = matches!(timer, Timer::Node(_));
+        let at = if is_node { now } else { key.deadline() };
+        self.now = self.now.max(at);
+        Some(self.fire(timer))
     }
 
     /// Returns `true` if more is due than to serve the nodes that the caller touched.

@@ -4,7 +4,7 @@ use hca_api::{PortChange, PortState};
 use ib_wire::packet::Lrh;
 use ib_wire::{PortNum, Vl};
 
-use super::{Arrival, Body, COPIES, Fabric, MAX_TAPPED, NodeId, POLL_BUDGET, Timer};
+use super::{Arrival, Body, COPIES, Fabric, MAX_TAPPED, NodeId, Timer};
 use crate::link::layer::{self, Arrival as Received};
 use crate::link::{DirectionId, Held, LinkId, Verdict};
 use crate::smi::{self, Outcome};
@@ -137,6 +137,7 @@ impl<D: EndNode> Fabric<D> {
         let slot = &mut self.slots[id.index()];
         slot.queued = false;
         slot.node_mut().set_now(now);
+        slot.node_mut().begin_turn(self.pace);
         slot.node_mut().advance_samples();
         self.grant_requests(id);
         if let Body::EndNode(device) = &mut self.slots[id.index()].body
@@ -186,11 +187,12 @@ impl<D: EndNode> Fabric<D> {
     /// before it goes on. Gives how much work that was.
     fn pull(&mut self, id: NodeId) -> u32 {
         let mut done = 0;
+        let budget = self.budget();
         let ports = self.slots[id.index()].links.len();
         for port in (1..ports).filter_map(|port| u8::try_from(port).ok()) {
             let from = id.port(port);
             while self.has_room(from) {
-                if done >= POLL_BUDGET {
+                if done >= budget {
                     self.activate(id);
                     return done;
                 }

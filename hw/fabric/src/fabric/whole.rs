@@ -18,7 +18,7 @@ impl<D: EndNode> Fabric<D> {
     /// Hands the run that leaves next by a port to the adapter that it is for, and counts its packets at each port on the
     /// way. Returns how many there were, or `None` if the packets have to cross the links one by one.
     pub(super) fn pass_run(&mut self, from: Endpoint) -> Option<u32> {
-        let now = self.now;
+        let (now, pace) = (self.now, self.pace);
         let Body::EndNode(device) = &mut self.slots[from.node.index()].body else {
             return None;
         };
@@ -34,10 +34,11 @@ impl<D: EndNode> Fabric<D> {
             else {
                 return false;
             };
+            let begun = pace.time();
             let run = sender.front_run(from.port);
             let is_taken = run.is_some_and(|run| receiver.receive_run(now, to.port, run));
             if is_taken {
-                sender.run_arrived(from.port);
+                sender.run_arrived(from.port, pace.since(begun));
             }
             is_taken
         });

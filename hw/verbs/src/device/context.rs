@@ -3,7 +3,7 @@
 use hca_api::{DeviceCaps, Hca};
 use ib_wire::PortNum;
 
-use super::{Context, ContextId, ProcessDevice};
+use super::{ClosedFile, Context, ContextId, Kind, Objects, ProcessDevice};
 use crate::abi::command;
 use crate::abi::completion_queue::CreateCompChannelAnswer;
 use crate::abi::device::{
@@ -15,6 +15,20 @@ use crate::{Answer, Command, Errno, Reply};
 
 /// Open files of a process at most.
 const MAX_CONTEXTS: usize = 256;
+
+/// Objects that a step of the end of a file looks at.
+const END_STEP: usize = 32;
+
+impl<T> Objects<T> {
+    /// Returns the objects of a file among the next ones from a handle on, and the handle of those behind, if there are any.
+    fn part_of(&self, context: ContextId, from: u32) -> (Vec<u32>, Option<u32>) {
+        let mut next = self.0.range(from..);
+        let part = next.by_ref().take(END_STEP);
+        let own = part.filter(|(_, owned)| owned.context == context);
+        let own = own.map(|(handle, _)| *handle).collect();
+        (own, next.next().map(|(handle, _)| *handle))
+    }
+}
 
 /// Bits of `device_cap_flags` (`enum ibv_device_cap_flags`).
 mod cap {
@@ -42,21 +56,79 @@ impl ProcessDevice {
         Ok(id)
     }
 
-    /// Closes a file and destroys what was made by it.
+    /// Closes a file, and begins to destroy what was made by it. Of many objects the polls that follow destroy the rest.
     pub fn close(&mut self, hca: &mut dyn Hca, context: ContextId) {
-        for handle in self.qps.of(context) {
-            self.end_qp(hca, handle);
+        if self.contexts.remove(&context).is_none() {
+            return;
         }
-        for handle in self.srqs.of(context) {
-            self.end_srq(hca, handle);
+        self.closed.push_back(ClosedFile {
+            context,
+            kind: Kind::QueuePairs,
+            handle: 0,
+        });
+        // A file has objects of a few kinds, and few of each.
+        for _ in 0..=Kind::Domains as u8 {
+            self.end_closed(hca);
         }
-        for handle in self.cqs.of(context) {
-            self.end_cq(hca, handle);
+    }
+
+    /// Destroys a part of the objects of the file that was closed first: looks at so many objects of a kind. Returns `false` if
+    /// there is no closed file.
+    pub(super) fn end_closed(&mut self, hca: &mut dyn Hca) -> bool {
+        let Some(file) = self.closed.front().copied() else {
+            return false;
+        };
+        let ClosedFile {
+            context,
+            kind,
+            handle: from,
+        } = file;
+        let (behind, next_kind) = match kind {
+            Kind::QueuePairs => {
+                let (part, behind) = self.qps.part_of(context, from);
+                part.iter().for_each(|handle| self.end_qp(hca, *handle));
+                (behind, Some(Kind::SharedReceiveQueues))
+            }
+            Kind::SharedReceiveQueues => {
+                let (part, behind) = self.srqs.part_of(context, from);
+                part.iter().for_each(|handle| self.end_srq(hca, *handle));
+                (behind, Some(Kind::CompletionQueues))
+            }
+            Kind::CompletionQueues => {
+                let (part, behind) = self.cqs.part_of(context, from);
+                part.iter().for_each(|handle| self.end_cq(hca, *handle));
+                (behind, Some(Kind::Regions))
+            }
+            Kind::Regions => {
+                let (part, behind) = self.mrs.part_of(context, from);
+                part.iter().for_each(|handle| self.end_region(hca, *handle));
+                (behind, Some(Kind::Addresses))
+            }
+            Kind::Addresses => {
+                let (part, behind) = self.ahs.part_of(context, from);
+                part.iter()
+                    .for_each(|handle| self.end_address(hca, *handle));
+                (behind, Some(Kind::Domains))
+            }
+            Kind::Domains => {
+                let (part, behind) = self.pds.part_of(context, from);
+                part.iter().for_each(|handle| self.end_domain(hca, *handle));
+                (behind, None)
+            }
+        };
+        let next = match (behind, next_kind) {
+            (Some(handle), _) => Some((kind, handle)),
+            (None, Some(kind)) => Some((kind, 0)),
+            (None, None) => None,
+        };
+        if let (Some((kind, handle)), Some(file)) = (next, self.closed.front_mut()) {
+            (file.kind, file.handle) = (kind, handle);
+        } else {
+            self.channels
+                .retain(|_, channel| channel.context != context);
+            self.closed.pop_front();
         }
-        self.end_memory(hca, context);
-        self.channels
-            .retain(|_, channel| channel.context != context);
-        self.contexts.remove(&context);
+        true
     }
 
     pub(super) fn carry_out(

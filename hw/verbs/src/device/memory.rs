@@ -135,23 +135,24 @@ impl ProcessDevice {
         Ok(Answer::default())
     }
 
-    /// Destroys the regions, addresses and protection domains of a file.
-    pub(super) fn end_memory(&mut self, hca: &mut dyn Hca, context: ContextId) {
-        // Nothing of the file uses them any more.
-        for handle in self.mrs.of(context) {
-            if let Some(owned) = self.mrs.0.remove(&handle) {
-                let _ = hca.deregister_mr(owned.object);
-            }
+    /// Destroys a region of a file that was closed.
+    pub(super) fn end_region(&mut self, hca: &mut dyn Hca, handle: u32) {
+        if let Some(owned) = self.mrs.0.remove(&handle) {
+            let _ = hca.deregister_mr(owned.object);
         }
-        for handle in self.ahs.of(context) {
-            if let Some(owned) = self.ahs.0.remove(&handle) {
-                let _ = hca.destroy_av(owned.object);
-            }
+    }
+
+    /// Destroys an address of a file that was closed.
+    pub(super) fn end_address(&mut self, hca: &mut dyn Hca, handle: u32) {
+        if let Some(owned) = self.ahs.0.remove(&handle) {
+            let _ = hca.destroy_av(owned.object);
         }
-        for handle in self.pds.of(context) {
-            if let Some(owned) = self.pds.0.remove(&handle) {
-                let _ = hca.dealloc_pd(owned.object);
-            }
+    }
+
+    /// Destroys a protection domain of a file that was closed, whose other objects are gone.
+    pub(super) fn end_domain(&mut self, hca: &mut dyn Hca, handle: u32) {
+        if let Some(owned) = self.pds.0.remove(&handle) {
+            let _ = hca.dealloc_pd(owned.object);
         }
     }
 }

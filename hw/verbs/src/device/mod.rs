@@ -12,7 +12,7 @@ mod queue_pair;
 mod send_queue;
 mod shared_receive_queue;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hca_api::{
@@ -44,6 +44,27 @@ struct Context {
     events: Option<ChannelId>,
 }
 
+/// Kinds of objects, in the order in which they are destroyed: each before the kinds that it uses.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    QueuePairs,
+    SharedReceiveQueues,
+    CompletionQueues,
+    Regions,
+    Addresses,
+    Domains,
+}
+
+/// A file that the process has closed, and whose objects are not all destroyed.
+#[derive(Clone, Copy, Debug)]
+struct ClosedFile {
+    context: ContextId,
+    /// Kind of the next object to look at.
+    kind: Kind,
+    /// Least handle of that object.
+    handle: u32,
+}
+
 /// An object of a context.
 #[derive(Debug)]
 struct Owned<T> {
@@ -73,11 +94,6 @@ impl<T> Objects<T> {
         let owned = owned.filter(|owned| owned.context == context);
         owned.map(|owned| &mut owned.object).ok_or(Errno::EINVAL)
     }
-
-    fn of(&self, context: ContextId) -> Vec<u32> {
-        let own = self.0.iter().filter(|(_, owned)| owned.context == context);
-        own.map(|(handle, _)| *handle).collect()
-    }
 }
 
 /// Pause between looks at queue pairs in error, whose receives nobody announces.
@@ -94,6 +110,8 @@ pub struct ProcessDevice {
     budget: Budget,
     extents: Extents,
     contexts: BTreeMap<ContextId, Context>,
+    /// Files that the process has closed, with objects that are not destroyed yet.
+    closed: VecDeque<ClosedFile>,
     pds: Objects<PdHandle>,
     mrs: Objects<MrHandle>,
     ahs: Objects<AvHandle>,
@@ -115,6 +133,8 @@ pub struct ProcessDevice {
     starved: BTreeSet<u32>,
     /// Queue pairs in error.
     failed: BTreeSet<u32>,
+    /// The next of those to be looked at; 0 between two rounds.
+    next_failed: u32,
     next_flush: Instant,
     /// The PF is to reset the function.
     reset_wanted: bool,
@@ -139,6 +159,7 @@ impl ProcessDevice {
             budget: Budget::default(),
             extents: Extents::new(0),
             contexts: BTreeMap::new(),
+            closed: VecDeque::new(),
             pds: Objects::default(),
             mrs: Objects::default(),
             ahs: Objects::default(),
@@ -156,6 +177,7 @@ impl ProcessDevice {
             uncollected: BTreeSet::new(),
             starved: BTreeSet::new(),
             failed: BTreeSet::new(),
+            next_failed: 0,
             next_flush: Instant::ZERO,
             reset_wanted: false,
             resetting: false,
@@ -249,7 +271,12 @@ impl ProcessDevice {
         bytes: &[u8],
     ) -> Result<Reply, Errno> {
         let command = Command::decode(bytes)?;
-        let (answer, mut reply) = self.carry_out(hca, context, &command)?;
+        let mut done = self.carry_out(hca, context, &command);
+        // A closed file has given back all that it had, as far as the process knows.
+        while matches!(done, Err(Errno::ENOMEM)) && self.end_closed(hca) {
+            done = self.carry_out(hca, context, &command);
+        }
+        let (answer, mut reply) = done?;
         reply.answer = command.answer(&answer)?;
         Ok(reply)
     }
@@ -299,16 +326,20 @@ impl Consumer for ProcessDevice {
         if let Some(handle) = self.pending.pop_first() {
             self.serve(hca, handle);
         }
+        self.end_closed(hca);
+        let mut flushes = false;
         if self.has_later_work() && self.next_flush <= now {
             self.pending.append(&mut self.starved);
-            self.flush_failed(hca);
-            self.next_flush = now + FLUSH_PAUSE;
+            flushes = self.flush_failed(hca);
+            if !flushes {
+                self.next_flush = now + FLUSH_PAUSE;
+            }
         }
-        !self.uncollected.is_empty() || !self.pending.is_empty()
+        flushes || self.has_work()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        if !self.uncollected.is_empty() || !self.pending.is_empty() {
+        if self.has_work() {
             return Some(Instant::ZERO);
         }
         self.has_later_work().then_some(self.next_flush)
@@ -321,6 +352,11 @@ impl Consumer for ProcessDevice {
 
 /// Handles of the provider that name queue pairs and shared receive queues in events.
 impl ProcessDevice {
+    /// Returns `true` if there is something to do at once.
+    fn has_work(&self) -> bool {
+        !self.uncollected.is_empty() || !self.pending.is_empty() || !self.closed.is_empty()
+    }
+
     /// Returns `true` if queue pairs are to be looked at after a pause.
     fn has_later_work(&self) -> bool {
         !self.failed.is_empty() || !self.starved.is_empty()

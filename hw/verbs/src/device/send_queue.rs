@@ -34,6 +34,9 @@ enum Taken {
     Failed(CompletionStatus),
 }
 
+/// Queue pairs in error that a step looks at.
+const FLUSH_STEP: usize = 32;
+
 impl ProcessDevice {
     /// Takes what a program has posted to a queue pair of its: the program has rung the doorbell.
     pub fn ring(&mut self, hca: &mut dyn Hca, context: ContextId, qp: u32) {
@@ -203,10 +206,14 @@ impl ProcessDevice {
         Some(sent)
     }
 
-    /// Flushes what was posted to queue pairs in error, whose receives nobody announces.
-    pub(super) fn flush_failed(&mut self, hca: &mut dyn Hca) {
-        let failed: Vec<u32> = self.failed.iter().copied().collect();
-        for handle in failed {
+    /// Flushes what was posted to queue pairs in error, whose receives nobody announces: to those among the next [`FLUSH_STEP`] from
+    /// where the call before ended. Returns `true` if there are more.
+    pub(super) fn flush_failed(&mut self, hca: &mut dyn Hca) -> bool {
+        let mut rest = self.failed.range(self.next_failed..).copied();
+        let part: Vec<u32> = rest.by_ref().take(FLUSH_STEP).collect();
+        let behind = rest.next();
+        self.next_failed = behind.unwrap_or(0);
+        for handle in part {
             let Some(qp) = self.qps.0.get(&handle).map(|qp| &qp.object) else {
                 self.failed.remove(&handle);
                 continue;
@@ -227,6 +234,7 @@ impl ProcessDevice {
                 }
             }
         }
+        behind.is_some()
     }
 
     /// Looks whether the provider has put a queue pair into an error state.

@@ -285,6 +285,52 @@ fn a_closed_file_leaves_nothing() {
 }
 
 #[test]
+fn a_file_with_many_objects_goes_in_steps_and_its_room_is_there_at_once() {
+    const DOMAINS: usize = 200;
+    const STEP: usize = 32;
+
+    let budget = Budget::new(1 << 18, None);
+    let mut process = Process::with_budget(budget.clone(), 1 << 18);
+    let old = process.context;
+    for _ in 0..DOMAINS {
+        let _: (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
+    }
+    process.context = process.device.open().unwrap();
+    process.command(command::GET_CONTEXT, &0_u64, 8).unwrap();
+    // Another file takes the rest of the budget.
+    let mut others = 0;
+    while process.command(command::ALLOC_PD, &0_u64, 4).is_ok() {
+        others += 1;
+    }
+    let count = |process: &Process| process.device.pds.0.len() - others;
+    process.with(|device, hca| device.close(hca, old));
+    assert_eq!(count(&process), DOMAINS - STEP);
+    assert_eq!(process.device.contexts(), 1);
+    process.with(|device, hca| assert!(Consumer::poll(device, Instant::ZERO, hca)));
+    assert_eq!(count(&process), DOMAINS - 2 * STEP);
+    // All that the closed file had can be had again.
+    for _ in 0..DOMAINS {
+        process.command(command::ALLOC_PD, &0_u64, 4).unwrap();
+    }
+    process.settle();
+    assert_eq!(count(&process), DOMAINS);
+    assert_eq!(process.device.poll_timeout(), None);
+}
+
+#[test]
+fn a_step_looks_at_a_part_of_the_queue_pairs_in_error_and_the_next_step_at_the_next() {
+    let mut process = Process::new();
+    // Queue pairs that are gone are in error no longer.
+    process.device.failed = (1000..1100).collect();
+    let mut left = Vec::new();
+    while process.with(|device, hca| Consumer::poll(device, Instant::ZERO, hca)) {
+        left.push(process.device.failed.len());
+    }
+    assert_eq!(left, [100 - 32, 100 - 64, 100 - 96]);
+    assert!(process.device.failed.is_empty());
+}
+
+#[test]
 fn a_device_is_one_processs_until_it_is_reset() {
     let mut process = Process::new();
     let rings = process.rings.clone();

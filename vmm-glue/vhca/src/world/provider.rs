@@ -47,7 +47,9 @@ impl Provider for World {
             return;
         }
         self.woken.retain(|woken| *woken != at);
-        self.poll_function(at, &Slice::of(TURN));
+        let slice = Slice::of(TURN);
+        self.set_pace(&slice);
+        self.poll_function(at, &slice);
         // The function was lent, so the fabric has its adapter to serve. That is done at once unless there is more.
         if !self.fabric.is_behind(now) {
             self.fabric.poll(now);

@@ -1,6 +1,8 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
-use emulated_hca::Adapters;
+use std::sync::OnceLock;
+
+use emulated_hca::{Adapters, Pace};
 use ib_vtime::{Duration, Instant};
 use vf_proxy::PciDevice;
 
@@ -16,7 +18,11 @@ const READY_BATCH: usize = 1024;
 
 /// How long the fabric, and then the software on all functions, goes on before it is the other's turn, where slices end. What
 /// crosses the fabric a few times then waits for a few shares, not for as many slices.
-const SHARE: Duration = Duration::from_micros(100);
+const SHARE: Duration = Duration::from_micros(50);
+
+/// Packets of an adapter that the fabric moves at a time, where slices end: two runs of the largest packets, which take less than a
+/// share.
+const PACKETS: u32 = 32;
 
 /// A physical function's time counts so many times less: it works for all VFs of its adapter, or for the subnet.
 const SERVICE: u32 = 8;
@@ -63,6 +69,7 @@ impl World {
     /// then goes on with the next call, in its order.
     pub fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
         self.now = now;
+        self.set_pace(slice);
         // Those that have events stand in the line with those that have more to do.
         if core::mem::take(&mut self.is_unfinished) {
             self.line_up_stirred(Vec::new());
@@ -80,6 +87,16 @@ impl World {
             }
         }
         self.live_locked = true;
+    }
+
+    /// Has the fabric end its work by the clock, and charge it to functions, where slices end so.
+    pub(super) fn set_pace(&mut self, slice: &Slice) {
+        let pace = if slice.is_timed() {
+            Pace::timed(PACKETS, real_time)
+        } else {
+            Pace::VIRTUAL
+        };
+        self.fabric.set_pace(pace);
     }
 
     /// Serves the fabric, and then the software that has something to do: because it was lent out, because its time has come,
@@ -194,12 +211,27 @@ impl World {
     /// Notes the hosts whose functions may have events, in order: those that the fabric served, and those of
     /// functions that were just polled.
     fn note_stirred(&mut self, mut hosts: Vec<HostId>) {
-        let served = core::iter::from_fn(|| self.fabric.poll_served());
-        hosts.extend(served.filter_map(|node| self.host_at.get(&node).copied()));
+        while let Some(node) = self.fabric.poll_served() {
+            if let Some(host) = self.host_at.get(&node).copied() {
+                hosts.push(host);
+                self.charge_packets(host);
+            }
+        }
         hosts.sort_unstable();
         hosts.dedup();
         hosts.retain(|host| !self.stirred.contains(host));
         self.stirred.extend(hosts);
+    }
+
+    /// Charges functions for the time of their packets and timers, as for that of their software.
+    fn charge_packets(&mut self, host: HostId) {
+        let Some(adapter) = self.fabric.unserved_device_mut(self.hosts[host.0].node()) else {
+            return;
+        };
+        for (function, spent) in adapter.take_spent() {
+            let at = HostFunction { host, function };
+            self.turns.charge_outside(at, weighted(at, spent));
+        }
     }
 
     /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
@@ -226,11 +258,7 @@ impl World {
         let (now, fabric) = (self.now, &mut self.fabric);
         let host = &mut self.hosts[at.host.0];
         let polled = host.poll(now, fabric, at.function, &mut || turn.is_over());
-        let mut spent = turn.spent();
-        if at == at.host.pf() {
-            spent /= SERVICE;
-        }
-        self.turns.charge(at, spent);
+        self.turns.charge(at, weighted(at, turn.spent()));
         if let Some(reset) = polled.reset {
             // A VF that has a consumer is one that the PF knows, so only a fault of the adapter could refuse.
             if let Err(error) = reset {
@@ -251,6 +279,21 @@ impl World {
         let timeout = self.hosts[at.host.0].poll_timeout(at.function);
         self.alarms.set(at, timeout);
     }
+}
+
+/// Returns the time that counts of the time that was spent for a function.
+fn weighted(at: HostFunction, spent: Duration) -> Duration {
+    if at == at.host.pf() {
+        spent / SERVICE
+    } else {
+        spent
+    }
+}
+
+/// Returns the time since the first call.
+fn real_time() -> Duration {
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    ORIGIN.get_or_init(std::time::Instant::now).elapsed()
 }
 
 impl Driven for World {

@@ -2,7 +2,7 @@
 
 use hca_api::{FunctionId, HcaError, QpModify, QpState, SendRequest};
 use ib_transport::Transfer;
-use ib_vtime::Instant;
+use ib_vtime::{Instant, TimerKey};
 use ib_wire::PortNum;
 
 use super::super::connection_counters::ConnectionCounters;
@@ -10,6 +10,9 @@ use super::super::inbound::Inbound;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::{Connected, Machine, Surroundings, request};
+
+/// Timers that a call carries out where others wait.
+const TIMERS: usize = 16;
 
 impl Device {
     /// Lends a queue pair's machine out for a call, with its surroundings, and draws the conclusions: the state of the
@@ -161,30 +164,46 @@ impl Device {
         }
     }
 
-    /// Does what is due at `now`.
+    /// Does what is due at `now`. Where functions share ports by time, a call carries out [`TIMERS`] timers at most, whose time is
+    /// charged to their functions; the fabric calls again after the other nodes.
     pub(in super::super) fn fire_timers(&mut self, now: Instant) {
-        while let Some((key, at)) = self.timers.pop_due(now) {
-            let Some(own) = self.connected_mut(at) else {
-                continue;
+        let pace = self.node.pace();
+        let most = if pace.is_timed() { TIMERS } else { usize::MAX };
+        for _ in 0..most {
+            let begun = pace.time();
+            let Some((key, at)) = self.timers.pop_due(now) else {
+                return;
             };
-            if own.timer != Some(key) {
-                continue;
+            self.fire_timer(now, key, at);
+            if pace.is_timed() {
+                let port = self
+                    .state(at.function)
+                    .and_then(|state| state.qp(at.handle()));
+                if let Some(port) = port.ok().and_then(|qp| qp.port) {
+                    self.owe(at.function, port, pace.since(begun));
+                }
             }
-            own.timer = None;
-            let has_to_wait = own.refusals.has_to_wait(now);
-            if self.is_held(at.function) {
-                continue;
-            }
-            if has_to_wait {
-                // The entry was that of an earlier deadline.
-                self.rearm(at);
-                continue;
-            }
-            self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {
-                machine.handle_timeout(now, fx);
-            });
-            self.join_backlog(at);
         }
+    }
+
+    /// Carries out the timer of a queue pair, if it has not gone or got another since.
+    fn fire_timer(&mut self, now: Instant, key: TimerKey, at: QpRef) {
+        let Some(own) = self.connected_mut(at).filter(|own| own.timer == Some(key)) else {
+            return;
+        };
+        own.timer = None;
+        let has_to_wait = own.refusals.has_to_wait(now);
+        if self.is_held(at.function) {
+            return;
+        }
+        if has_to_wait {
+            // The entry was that of an earlier deadline.
+            return self.rearm(at);
+        }
+        self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {
+            machine.handle_timeout(now, fx);
+        });
+        self.join_backlog(at);
     }
 
     /// Checks that a packet is of the connection (IBA 9.6.1.5): service, sender if known, and the path back to the peer.

@@ -154,13 +154,14 @@ impl Device {
         }
     }
 
-    /// Takes the run off that leaves next by a port, because it has arrived.
-    pub(in super::super) fn forget_front_run(&mut self, port: PortNum) {
-        let front = self.egress_mut(port).and_then(|egress| egress.pop());
-        if let Some(Leaving::Run { from, run }) = front {
-            self.note_way(from, Way::Whole);
-            self.keep_payload(run.into_payload());
-        }
+    /// Takes the run off that leaves next by a port, because it has arrived. Returns its sender.
+    pub(in super::super) fn forget_front_run(&mut self, port: PortNum) -> Option<QpRef> {
+        let Leaving::Run { from, run } = self.egress_mut(port)?.pop()? else {
+            return None;
+        };
+        self.note_way(from, Way::Whole);
+        self.keep_payload(run.into_payload());
+        Some(from)
     }
 
     /// Takes a run that arrived whole, if its queue pair takes each of its packets. Returns `false` if it does not, and

@@ -8,6 +8,7 @@ mod hostile;
 mod random;
 mod reliable;
 mod states;
+mod timed;
 mod unreliable;
 mod whole;
 
