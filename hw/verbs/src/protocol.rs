@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{ChannelId, Errno, RetiredEvents};
 
-const MAGIC: u32 = u32::from_ne_bytes(*b"vrb1");
+const MAGIC: u32 = u32::from_ne_bytes(*b"vrb2");
 
 /// Bytes of the longest request.
 pub const MAX_REQUEST: usize = size_of::<RequestHeader>() + 4096;
@@ -27,6 +27,8 @@ pub enum Verb {
     Claim,
     /// Opens a file of the device.
     Open,
+    /// Says that the process has mapped the memory file, which no process can map for writing, write or punch from then on.
+    Mapped,
     /// Carries out a command of a file; the body is what the program wrote.
     Command {
         /// File.
@@ -102,6 +104,7 @@ impl<'b> Request<'b> {
             Verb::OpenCm => (9, 0, 0),
             Verb::CmCommand { channel } => (10, channel, 0),
             Verb::PutBack { channel } => (11, channel, 0),
+            Verb::Mapped => (12, 0, 0),
         };
         let header = RequestHeader {
             magic: MAGIC.into(),
@@ -137,6 +140,7 @@ impl<'b> Request<'b> {
             9 => Verb::OpenCm,
             10 => Verb::CmCommand { channel: first },
             11 => Verb::PutBack { channel: first },
+            12 => Verb::Mapped,
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { verb, body })
@@ -279,6 +283,7 @@ mod tests {
             Verb::OpenCm,
             Verb::CmCommand { channel: 5 },
             Verb::PutBack { channel: 5 },
+            Verb::Mapped,
         ] {
             let request = Request {
                 verb,

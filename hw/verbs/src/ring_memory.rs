@@ -33,7 +33,7 @@ pub trait RingMemory: fmt::Debug + Send + Sync {
     #[must_use]
     fn resident(&self) -> u64;
 
-    /// Clears bytes to zero, and releases their memory where that is possible.
+    /// Clears bytes to zero. Their pages may stay.
     fn clear(&self, offset: u64, len: u64);
 }
 

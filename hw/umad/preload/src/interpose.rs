@@ -406,7 +406,7 @@ descriptor_stats! {
 }
 
 /// Returns the file of ours that a descriptor is, and the descriptor.
-fn ours(fd: c_int) -> Option<(Arc<OpenFile>, BorrowedFd<'static>)> {
+pub(crate) fn ours(fd: c_int) -> Option<(Arc<OpenFile>, BorrowedFd<'static>)> {
     let file = open_files::get(fd)?;
     // SAFETY: the table has the file under this number, so it is not negative; if the program
     // closes it meanwhile, calls on it fail as those of its own would.

@@ -20,6 +20,7 @@ use verbs_link::{CallReply, ChannelId, Command, Request, RetiredEvents, SendGate
 use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, OpenFile};
+use crate::ring_mapping::RingMapping;
 use crate::{client, open_files, setting};
 
 /// Time that the service has to answer.
@@ -45,6 +46,8 @@ const HIDDEN: RawFd = 512;
 pub(crate) struct Session {
     connection: OwnedFd,
     pid: u32,
+    /// The rings, from the first of them on.
+    rings: Mutex<Option<RingMapping>>,
 }
 
 static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
@@ -83,6 +86,7 @@ impl Session {
         let session = Self {
             connection: hide(client::connect(&path)?),
             pid: std::process::id(),
+            rings: Mutex::default(),
         };
         let memory = OpenOptions::new()
             .read(true)
@@ -100,6 +104,21 @@ impl Session {
                 Ok(_) => return Ok(session),
             }
         }
+    }
+
+    /// Returns the address of a part of the rings, whose file is mapped with the first, and then sealed.
+    fn map_rings(&self, file: BorrowedFd<'_>, offset: i64, len: usize) -> Result<usize, Errno> {
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = match &mut *rings {
+            Some(mapped) => mapped,
+            None => rings.insert(RingMapping::new(file)?),
+        };
+        if !mapped.is_sealed && self.pid == std::process::id() {
+            // On a kernel without that seal the rings are as good.
+            let _ = self.call(Verb::Mapped, &[], None);
+            mapped.is_sealed = true;
+        }
+        mapped.part(offset, len)
     }
 
     fn send(
@@ -325,6 +344,16 @@ impl UverbsFile {
     fn sends(&self) -> MutexGuard<'_, SendGate> {
         // It is whole whatever happened to who held it.
         self.sends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the address of a part of the rings.
+    pub(crate) fn map(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: i64,
+        len: usize,
+    ) -> Result<usize, Errno> {
+        self.session.map_rings(file, offset, len)
     }
 
     /// Carries out a command. Copies the answer to where the command says.

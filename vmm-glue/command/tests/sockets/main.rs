@@ -4,6 +4,7 @@
 mod access;
 mod descriptors;
 mod passed;
+mod rings;
 mod sandbox;
 mod serving;
 mod vfio_user;

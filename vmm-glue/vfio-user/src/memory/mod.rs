@@ -43,6 +43,7 @@ pub use limit::{MemoryLimit, MemoryPool};
 pub use posted::PostedState;
 use posted::PostedWrites;
 pub use sharing::{is_mapped_privately, look_by};
+pub use slow::timed;
 use touched::Allowance;
 
 /// Ranges that may be mapped at a time.

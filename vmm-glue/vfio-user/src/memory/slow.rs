@@ -67,7 +67,7 @@ impl Usage {
 }
 
 /// Makes an access of so many bytes. Returns `true` beside its result if it waited for a page for longer than such an access takes.
-pub(super) fn timed<T>(bytes: usize, access: impl FnOnce() -> T) -> (T, bool) {
+pub fn timed<T>(bytes: usize, access: impl FnOnce() -> T) -> (T, bool) {
     let begun = Instant::now();
     if SAMPLE.get().is_none_or(|sample| begun - sample.at > LONG) {
         SAMPLE.set(Usage::of_this_thread(begun));

@@ -28,6 +28,9 @@ pub(super) struct Holding {
     pub(super) at: HostFunction,
     pub(super) rings: Arc<MappedRings>,
     pub(super) channels: Channels,
+    pub(super) uid: Option<u32>,
+    /// Commands are refused until the rings are sealed.
+    pub(super) is_distrusted: bool,
 }
 
 /// A connection.

@@ -47,6 +47,9 @@ const BUDGET: usize = 64;
 /// Time for the requests of one program before others have their turn.
 const TURN: Duration = Duration::from_micros(50);
 
+/// Time for which the programs of a user have to seal their rings after one of them made the service wait.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+
 /// Programs at one time.
 const MAX_CLIENTS: usize = 4096;
 
@@ -65,6 +68,8 @@ enum Outcome {
 pub struct VerbsSocket {
     acceptor: Acceptor,
     clients: BTreeMap<RawFd, Client>,
+    /// Users of programs whose rings made the service wait, and until when their programs have to seal them.
+    distrusted: BTreeMap<u32, Instant>,
     limit: DescriptorLimit,
     /// Limit on lines of the log that programs cause.
     log: LogLimit,
@@ -78,6 +83,7 @@ impl VerbsSocket {
         Self {
             acceptor: Acceptor::new(listener.socket, Kind::Program),
             clients: BTreeMap::new(),
+            distrusted: BTreeMap::new(),
             limit: DescriptorLimit::current(),
             log: LogLimit::default(),
             _claim: listener.claim,
@@ -123,7 +129,9 @@ impl VerbsSocket {
                 Ok(request) if !self.limit.may_stay(fd) && request.verb == Verb::Claim => {
                     Outcome::Answered(CallReply::failed(Errno::ENFILE), Vec::new())
                 }
-                Ok(request) => carry_out(turn, client, &request, descriptors.next()),
+                Ok(request) => {
+                    carry_out(turn, client, &self.distrusted, &request, descriptors.next())
+                }
                 Err(_) => Outcome::Broken,
             };
             match (outcome, answer_to) {
@@ -148,6 +156,25 @@ impl VerbsSocket {
         true
     }
 
+    /// Ends the connections of programs whose rings made the service wait.
+    fn drop_waited_for(&mut self, turn: &mut Turn<'_>, waited_for: &[RawFd]) {
+        for fd in waited_for {
+            let holding = self
+                .clients
+                .get(fd)
+                .and_then(|client| client.holding.as_ref());
+            let uid = holding.and_then(|holding| holding.uid);
+            if let Some(uid) = uid {
+                self.distrusted.insert(uid, turn.now + REMEMBERED);
+            }
+            let what = format_args!(
+                "verbs: a program of user {uid:?} has holes in its rings, which others waited for, and is cut off"
+            );
+            self.log.warn(turn.now, what);
+            self.drop_client(turn, *fd);
+        }
+    }
+
     fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
         if let Some(client) = self.clients.remove(&fd) {
             if let Some(holding) = &client.holding {
@@ -163,12 +190,13 @@ impl VerbsSocket {
 fn carry_out(
     turn: &mut Turn<'_>,
     client: &mut Client,
+    distrusted: &BTreeMap<u32, Instant>,
     request: &Request<'_>,
     descriptor: Option<PassedFd>,
 ) -> Outcome {
     let failed = |errno| Outcome::Answered(CallReply::failed(errno), Vec::new());
     if request.verb == Verb::Claim {
-        return match claim(turn, client, request.body, descriptor) {
+        return match claim(turn, client, distrusted, request.body, descriptor) {
             Ok(reply) => Outcome::Answered(reply, Vec::new()),
             Err(errno) => failed(errno),
         };
@@ -189,6 +217,13 @@ fn carry_out(
             }
             Err(errno) => failed(errno),
         },
+        Verb::Mapped => match holding.rings.seal() {
+            Ok(()) => Outcome::Answered(CallReply::default(), Vec::new()),
+            Err(_) => failed(Errno::EPERM),
+        },
+        Verb::Command { .. } if holding.is_distrusted && !holding.rings.is_sealed() => {
+            failed(Errno::EPERM)
+        }
         Verb::Command { context } => {
             let context = ContextId(context);
             let done = with_device(turn, at, |device, hca| {
@@ -273,6 +308,7 @@ fn answered(done: Result<(CallReply, Vec<OwnedFd>), Errno>) -> Outcome {
 fn claim(
     turn: &mut Turn<'_>,
     client: &mut Client,
+    distrusted: &BTreeMap<u32, Instant>,
     name: &[u8],
     process: Option<PassedFd>,
 ) -> Result<CallReply, Errno> {
@@ -291,11 +327,15 @@ fn claim(
         client: client.socket.as_raw_fd(),
         since: turn.now,
     };
+    let uid = holder.uid;
+    let until = uid.and_then(|uid| distrusted.get(&uid));
     let (at, budget) = turn.lab.claim_vf(name, &rings, process, holder)?;
     client.holding = Some(Holding {
         at,
         rings,
         channels: Channels::new(budget, client.socket.wakeups().clone()),
+        uid,
+        is_distrusted: until.is_some_and(|until| *until > turn.now),
     });
     Ok(CallReply::default())
 }
@@ -393,10 +433,14 @@ impl WayIn for VerbsSocket {
         if self.acceptor.wake(turn) {
             self.accept(turn);
         }
-        for client in self.clients.values_mut() {
+        let mut waited_for = Vec::new();
+        for (fd, client) in &mut self.clients {
             let Some(holding) = &mut client.holding else {
                 continue;
             };
+            if holding.rings.has_waited() {
+                waited_for.push(*fd);
+            }
             let world = turn.lab.world_mut();
             let program = world.consumer::<VfProgram>(holding.at);
             let has_events = program
@@ -411,6 +455,7 @@ impl WayIn for VerbsSocket {
             }
             holding.channels.retry(turn.now);
         }
+        self.drop_waited_for(turn, &waited_for);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
