@@ -24,6 +24,8 @@ pub struct ProgramRow {
     pub uid: Option<u32>,
     /// Time for which the process has had the VF; `None` if none has.
     pub since: Option<Duration>,
+    /// Longest time for which the service, and with it all its clients, waited for the memory of the process.
+    pub memory_wait: Duration,
     /// Objects of the process.
     pub usage: ProgramUsage,
 }
@@ -65,6 +67,7 @@ impl Row for ProgramRow {
         column("dropped_events").headed("LOST").wide(),
         column("memory_bytes").wide(),
         column("memory_most_bytes").wide(),
+        column("memory_wait_ms").wide(),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -83,6 +86,7 @@ impl Row for ProgramRow {
             Cell::Number(self.usage.dropped_events),
             Cell::Number(self.usage.memory),
             Cell::Number(self.usage.memory_most),
+            Cell::time(self.memory_wait),
         ]
     }
 

@@ -167,6 +167,7 @@ impl Lab {
                 pid: vf.holder.and_then(|holder| holder.pid),
                 uid: vf.holder.and_then(|holder| holder.uid),
                 since: vf.holder.map(|holder| now - holder.since),
+                memory_wait: vf.memory.longest_wait(),
                 usage: program.map(VfProgram::usage).unwrap_or_default(),
             }
         };

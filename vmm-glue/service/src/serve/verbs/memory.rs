@@ -1,9 +1,11 @@
 //! Memory of the process that has a VF, reached by the descriptor of its `/proc/self/mem`.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
 use rustix::fs::{OFlags, fcntl_getfl, fstatfs, readlink};
@@ -37,6 +39,8 @@ struct Reached {
     process: Option<PassedFd>,
     /// Descriptor of the socket of the client whose process it is.
     client: RawFd,
+    /// Longest time that an access took.
+    longest_wait: Cell<Duration>,
     own: HostMemory,
 }
 
@@ -48,7 +52,14 @@ impl ProcessMemory {
 
     /// Reaches the memory of a process from now on, or none.
     pub(super) fn set(&self, process: Option<PassedFd>) {
-        self.reached().process = process;
+        let mut reached = self.reached();
+        reached.process = process;
+        reached.longest_wait.set(Duration::ZERO);
+    }
+
+    /// Returns the longest time for which an access waited for memory of the process.
+    pub(super) fn longest_wait(&self) -> Duration {
+        self.reached().longest_wait.get()
     }
 
     /// Sets the client whose process it is, by the descriptor of its socket: accesses are published as work for that.
@@ -71,9 +82,13 @@ impl Reached {
         while done < len {
             let offset = u64::try_from(done).map_err(|_| fault)?;
             let at = addr.checked_add(offset).ok_or(fault)?;
-            match during(Work::ProcessMemory, self.client, || {
+            let begun = Instant::now();
+            let accessed = during(Work::ProcessMemory, self.client, || {
                 access(process, done, at)
-            }) {
+            });
+            let longest = self.longest_wait.get().max(begun.elapsed());
+            self.longest_wait.set(longest);
+            match accessed {
                 // The process has ended, or runs another program.
                 Ok(0) => return Err(fault),
                 Ok(count) => done += count,
@@ -185,7 +200,9 @@ mod tests {
             "nothing is mapped there"
         );
         assert!(memory.read(OWN - 4, &mut [0; 8]).is_err());
+        assert!(memory.longest_wait() > Duration::ZERO);
         memory.set(None);
+        assert_eq!(memory.longest_wait(), Duration::ZERO);
         assert!(memory.read(addr, &mut read).is_err());
     }
 

@@ -128,6 +128,7 @@ impl Vmms for Vec<VmmRow> {
             pid: vmm.pid,
             uid: vmm.uid,
             since: vmm.since,
+            memory_wait: vmm.since.unwrap_or_default(),
             usage: ProgramUsage {
                 files: 256,
                 queue_pairs: 65_536,
