@@ -61,6 +61,12 @@ fn no_vmm_keeps_others_from_being_served() {
 }
 
 #[test]
+fn no_number_of_connections_keeps_others_from_being_served() {
+    let attacks = vec![Attack::Rnr, Attack::Writes];
+    keeps_its_promises(attacks, vec![1], Duration::from_secs(2));
+}
+
+#[test]
 fn nothing_that_a_client_passes_or_watches_keeps_others_from_being_served() {
     let attacks = vec![
         Attack::PutBack,

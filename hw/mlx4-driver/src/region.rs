@@ -77,7 +77,7 @@ impl Region {
         }
     }
 
-    /// The pages of the region.
+    /// The pages of the region, each once.
     #[must_use]
     pub fn pages(&self) -> &[u64] {
         &self.pages
@@ -113,7 +113,8 @@ impl Region {
         let [.., a, b] = self.start.to_be_bytes();
         let first = usize::from(u16::from_be_bytes([a, b])) % PAGE;
         let at = first + offset;
-        (self.pages[at / PAGE] + (at % PAGE) as u64, PAGE - at % PAGE)
+        let page = self.pages[at / PAGE % self.pages.len()];
+        (page + (at % PAGE) as u64, PAGE - at % PAGE)
     }
 }
 
@@ -130,10 +131,39 @@ impl Driver {
         len: usize,
         rights: Rights,
     ) -> Result<Region, DriverError> {
+        let count = (usize::from(offset) + len).div_ceil(PAGE);
+        self.register_times(bus, pd, offset, len, rights, (count, 1))
+    }
+
+    /// Allocates one page and registers it over and over, at a program's address: so that a message can be longer than all of
+    /// the guest's memory.
+    ///
+    /// # Errors
+    /// Those of the commands.
+    pub fn register_repeated(
+        &mut self,
+        bus: &mut dyn Bus,
+        pd: Pdn,
+        len: usize,
+        rights: Rights,
+    ) -> Result<Region, DriverError> {
+        self.register_times(bus, pd, 0, len, rights, (1, len.div_ceil(PAGE)))
+    }
+
+    /// Allocates so many pages, and registers all of them so many times, one time after the other.
+    fn register_times(
+        &mut self,
+        bus: &mut dyn Bus,
+        pd: Pdn,
+        offset: u16,
+        len: usize,
+        rights: Rights,
+        (count, times): (usize, usize),
+    ) -> Result<Region, DriverError> {
         let memory = self.core.memory.clone();
         let start = USER_ADDRESS + u64::from(offset);
-        let pages = memory.allocate_pages((usize::from(offset) + len).div_ceil(PAGE));
-        let made = self.register_pages(bus, pd, start, len, &pages, rights);
+        let pages = memory.allocate_pages(count);
+        let made = self.register_pages(bus, pd, start, len, &pages.repeat(times), rights);
         match made {
             Ok((index, mtt)) => Ok(Region {
                 index,

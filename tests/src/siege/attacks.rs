@@ -104,6 +104,10 @@ pub enum Attack {
     Reads,
     /// Two VFs that send to each other by 32 connections, and never post a receive: both are told to wait, for ever.
     NoReceives,
+    /// Two VFs that send to each other by 2,000 connections, or as many as they may have, and never post a receive.
+    Rnr,
+    /// Two VFs that write to each other by 1,000 connections, 1 GiB a message.
+    Writes,
     /// Queue pairs that are destroyed while their peers write to them.
     LostPeers,
     /// Programs on libibverbs that put back records which they never had.
@@ -125,7 +129,7 @@ pub enum Attack {
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -145,6 +149,8 @@ impl Attack {
         Self::Control,
         Self::Reads,
         Self::NoReceives,
+        Self::Rnr,
+        Self::Writes,
         Self::LostPeers,
         Self::PutBack,
         Self::Linger,
@@ -177,6 +183,8 @@ impl Attack {
             Self::Control => "control",
             Self::Reads => "reads",
             Self::NoReceives => "no-receives",
+            Self::Rnr => "rnr",
+            Self::Writes => "writes",
             Self::LostPeers => "lost-peers",
             Self::PutBack => "put-back",
             Self::Linger => "linger",
@@ -228,6 +236,8 @@ impl Attack {
             Self::Control => return control(target.lab),
             Self::Reads => return connections::reads(target),
             Self::NoReceives => return connections::no_receives(target),
+            Self::Rnr => return connections::rnr(target),
+            Self::Writes => return connections::writes(target),
             Self::LostPeers => return connections::lost_peers(target),
             Self::PutBack => return put_back(&target.lab.join("umad.verbs"), "H1-1"),
             Self::Linger => return passing::linger(target.receiver()),

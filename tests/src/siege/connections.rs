@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use ib_vtime::Duration;
-use ib_wire::PortNum;
+use ib_wire::{PortNum, Psn, QKey, Qpn};
+use mlx4_defs::{Cqn, Pdn};
 
 use super::attacks::{PAGES, Target, note};
 use super::victims::{Trouble, machine};
 use crate::mlx4_driver::{
-    Bus, Connection, ConnectionSpec, Driver, Operation, Owner, Payload, SendWork, VmmBus,
-    WorkCompletion,
+    BufferKind, Bus, Connection, ConnectionSpec, CqSpec, DatagramAttributes, Driver, Operation,
+    Owner, Payload, Peer, QpSpec, QpUse, Region, Remote, Rights, SendWork, VmmBus, WorkCompletion,
 };
 
 const PORT: PortNum = PortNum(1);
@@ -23,6 +24,15 @@ const LARGE: usize = 1 << 20;
 /// Bytes of a small message.
 const SMALL: usize = 2048;
 
+/// Bytes of the longest message.
+const LONGEST: usize = 1 << 30;
+
+/// Requests under way of each queue pair of a guest that has many.
+const REQUESTS: u32 = 2;
+
+/// First PSN of the connections of guests with many.
+const FIRST_PSN: Psn = Psn::from_low_bits(0x42);
+
 /// How long a guest waits where nothing has completed.
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -34,8 +44,8 @@ struct Guest {
 
 impl Guest {
     /// Binds the driver, and waits until the port is active.
-    fn start(socket: &Path) -> Result<Self, Trouble> {
-        let (mut bus, memory) = machine(socket, PAGES)?;
+    fn start(socket: &Path, pages: usize) -> Result<Self, Trouble> {
+        let (mut bus, memory) = machine(socket, pages)?;
         let driver = Driver::probe(&mut bus, memory)?;
         let mut this = Self { bus, driver };
         while !this.driver.port(PORT).is_active() {
@@ -86,7 +96,10 @@ struct Pair {
 impl Pair {
     fn start(target: Target<'_>) -> Result<Self, Trouble> {
         Ok(Self {
-            guests: [Guest::start(target.vf)?, Guest::start(target.second_vf)?],
+            guests: [
+                Guest::start(target.vf, PAGES)?,
+                Guest::start(target.second_vf, PAGES)?,
+            ],
         })
     }
 
@@ -185,4 +198,169 @@ pub(super) fn lost_peers(target: Target<'_>) -> Result<(), Trouble> {
         }
         pair.guests.iter_mut().try_for_each(Guest::idle)?;
     }
+}
+
+/// A guest with many queue pairs, which have a completion queue and a region in common.
+struct Crowd {
+    guest: Guest,
+    pd: Pdn,
+    cq: Cqn,
+    region: Region,
+    qpns: Vec<Qpn>,
+}
+
+impl Crowd {
+    /// Makes the queue pairs, or fewer where the VF may not have so many.
+    fn start(socket: &Path, queue_pairs: u32, len: usize) -> Result<Self, Trouble> {
+        // Those of ports have queue pairs, too.
+        const SPARE: u32 = 16;
+
+        let mut guest = Guest::start(socket, 4 * PAGES)?;
+        let Guest { bus, driver } = &mut guest;
+        let pd = driver.allocate_pd()?;
+        let quota = driver.capabilities().qp_quota.saturating_sub(SPARE);
+        let queue_pairs = queue_pairs.min(quota);
+        let cq = driver.create_cq(
+            bus,
+            &CqSpec {
+                entries: queue_pairs * REQUESTS,
+                vector: 0,
+                uar: driver.uar(),
+                memory: BufferKind::Kernel,
+            },
+        )?;
+        let region = driver.register_repeated(bus, pd, len, Rights::ALL)?;
+        let mut this = Self {
+            guest,
+            pd,
+            cq,
+            region,
+            qpns: Vec::new(),
+        };
+        for _ in 0..queue_pairs {
+            let qpn = this.create()?;
+            this.qpns.push(qpn);
+        }
+        Ok(this)
+    }
+
+    fn create(&mut self) -> Result<Qpn, Trouble> {
+        let Guest { bus, driver } = &mut self.guest;
+        let spec = QpSpec {
+            purpose: QpUse::Reliable,
+            owner: Owner::Kernel,
+            uar: driver.uar(),
+            memory: BufferKind::Kernel,
+            pd: self.pd,
+            send_cq: self.cq,
+            recv_cq: self.cq,
+            srq: None,
+            sends: REQUESTS,
+            receives: 1,
+            send_sges: 1,
+            receive_sges: 1,
+            inline: 0,
+            signal_all: false,
+        };
+        Ok(driver.create_qp(bus, &spec)?)
+    }
+
+    fn address(&self, nth: usize) -> Peer {
+        let port = self.guest.driver.port(PORT);
+        Peer {
+            lid: port.info.lid,
+            gid: Some(port.gid()),
+            qpn: self.qpns[nth],
+            psn: FIRST_PSN,
+        }
+    }
+
+    /// Connects a queue pair to a peer, whatever its state.
+    fn connect(&mut self, nth: usize, peer: &Peer) -> Result<(), Trouble> {
+        let (Guest { bus, driver }, qpn) = (&mut self.guest, self.qpns[nth]);
+        let attributes = DatagramAttributes {
+            port: PORT,
+            pkey_index: 0,
+            qkey: QKey::new(0),
+        };
+        driver.reset_qp(bus, qpn)?;
+        driver.to_init(bus, qpn, &attributes)?;
+        driver.connect_rtr(bus, qpn, peer)?;
+        Ok(driver.connect_rts(bus, qpn, FIRST_PSN)?)
+    }
+
+    /// Posts a request to each queue pair as often as it may have it.
+    fn fill(&mut self, work: &SendWork) -> Result<(), Trouble> {
+        let Guest { bus, driver } = &mut self.guest;
+        for qpn in &self.qpns {
+            let free = (REQUESTS - driver.outstanding_sends(*qpn)) as usize;
+            if free > 0 {
+                driver.post_sends(bus, *qpn, &vec![work.clone(); free])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has completed. Returns the queue pairs of which something failed.
+    fn failures(&mut self) -> Result<Vec<usize>, Trouble> {
+        let done = self.guest.driver.poll_cq(self.cq, usize::MAX)?;
+        let failed = done.iter().filter(|one| one.error.is_some());
+        let place = |one: &WorkCompletion| self.qpns.iter().position(|qpn| *qpn == one.qpn);
+        let mut failed: Vec<usize> = failed.filter_map(place).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        Ok(failed)
+    }
+}
+
+/// Two guests with many queue pairs carry out requests without end.
+fn crowds(
+    target: Target<'_>,
+    queue_pairs: u32,
+    len: usize,
+    operation: impl Fn(Remote) -> Operation,
+) -> Result<(), Trouble> {
+    let mut crowds = [
+        Crowd::start(target.vf, queue_pairs, len)?,
+        Crowd::start(target.second_vf, queue_pairs, len)?,
+    ];
+    let count = crowds.each_ref().map(|crowd| crowd.qpns.len());
+    let connect = |crowds: &mut [Crowd; 2], nth| {
+        let [a, b] = crowds;
+        let peers = [b.address(nth), a.address(nth)];
+        a.connect(nth, &peers[0])?;
+        b.connect(nth, &peers[1])
+    };
+    for crowd in &mut crowds {
+        crowd.qpns.truncate(count[0].min(count[1]));
+    }
+    (0..crowds[0].qpns.len()).try_for_each(|nth| connect(&mut crowds, nth))?;
+    loop {
+        for (own, peer) in [(0, 1), (1, 0)] {
+            let remote = Remote {
+                addr: crowds[peer].region.start,
+                rkey: crowds[peer].region.key,
+            };
+            let from = Payload::Gather(vec![crowds[own].region.sge(0, len)]);
+            crowds[own].fill(&SendWork::to_peer(0, from, operation(remote)))?;
+        }
+        // As much is under way as there may be, whether it completes or not.
+        note();
+        for own in 0..2 {
+            for nth in crowds[own].failures()? {
+                connect(&mut crowds, nth)?;
+            }
+            crowds[own].guest.idle()?;
+        }
+    }
+}
+
+/// Two VFs send to each other by 2,000 queue pairs, and neither ever posts a receive: each is told to wait for 10 us.
+pub(super) fn rnr(target: Target<'_>) -> Result<(), Trouble> {
+    crowds(target, 2000, SMALL, |_| Operation::Send)
+}
+
+/// Two VFs write to each other by 1,000 queue pairs, as much at a time as a message can have.
+pub(super) fn writes(target: Target<'_>) -> Result<(), Trouble> {
+    crowds(target, 1000, LONGEST, Operation::Write)
 }
