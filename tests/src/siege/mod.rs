@@ -1,9 +1,10 @@
 //! A siege in real time: what well-behaved guests of a service wait for while others do their worst.
 //!
 //! A real service with real sockets is attacked by processes of their own, each on a VF beside the victims' on the
-//! same adapter. The victims' register reads, MADs, datagrams, an administrator's requests and a sweep's SMPs are
-//! due at times, and timed from then on, in three settings: alone, beside as many processes that send as much which
-//! means nothing, and attacked. What an attack adds is what the service lets one guest take from another.
+//! same adapter. The victims' register reads, MADs, datagrams and RDMA writes, an administrator's requests and a sweep's
+//! SMPs are due at times, and timed from then on, in three settings: alone, beside as many processes that send as much
+//! which means nothing, and attacked. What an attack adds is what the service lets one guest take from another. At the end
+//! an administrator stops the service, while the last setting's attackers go on.
 #![expect(
     clippy::unwrap_used,
     reason = "a siege fails where its surroundings do"
@@ -30,7 +31,9 @@ use tempfile::NamedTempFile;
 pub use attacks::{Attack, Target};
 pub use victims::{Probe, Trouble};
 
-use crate::live::{Lab, MemoryCgroup};
+use vhca_control::Remote;
+
+use crate::live::{Lab, MemoryCgroup, wait_for};
 use victims::{INTERVAL, Places, Victims};
 
 /// The hidden argument of a process that attacks. The seconds after which it ends, the attack's name, the bytes of memory that it
@@ -58,7 +61,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const REST: Duration = Duration::from_secs(200);
 
 /// VFs of the attacked adapter that are victims'.
-const NEAR: usize = 3;
+const NEAR: usize = 5;
+
+/// Time in which the service has ended after an administrator's `stop`, while others attack it.
+const STOP: Duration = Duration::from_secs(10);
 
 /// A longer wait counts as late.
 pub const LATE: Duration = Duration::from_millis(5);
@@ -138,6 +144,8 @@ impl Bound {
 pub struct Siege {
     /// All figures, in the order of the plan.
     pub figures: Vec<Figures>,
+    /// How long the service took to end after an administrator's `stop`, while the last setting's processes went on.
+    pub stop: Option<Figures>,
     /// The most bytes of memory that the service had, where they were bounded and the kernel counts them.
     pub memory: Option<u64>,
 }
@@ -266,7 +274,9 @@ impl SiegePlan {
             umad: (&lab.dir().join("umad"), "H2-2"),
         })?;
         let mut siege = Siege::default();
-        for setting in self.settings() {
+        let settings = self.settings();
+        let last = settings.last().copied();
+        for setting in settings {
             let numbers = (NEAR + 1..=NEAR + most).map(|vf| [vf, vf + most]);
             let sockets = numbers.map(|both| both.map(|vf| socket("H1-1", vf)));
             let mut hands = self.start(setting, lab.dir(), sockets)?;
@@ -277,17 +287,23 @@ impl SiegePlan {
             for (hand, before) in hands.iter_mut().zip(before) {
                 hand.check(before)?;
             }
-            drop(hands);
             let figures = waits
                 .into_iter()
                 .map(|(probe, waits)| Figures::of(setting, probe, waits));
             let figures: Vec<Figures> = figures.collect();
             figures.iter().for_each(&mut tell);
             siege.figures.extend(figures);
-            wait_until_free(&lab);
-        }
-        if lab.service().ended().is_some() {
-            return Err("the service is gone".into());
+            if lab.service().ended().is_some() {
+                return Err("the service is gone".into());
+            }
+            if Some(setting) == last {
+                let stop = Figures::of(setting, Probe::Stop, vec![stop(&mut lab)?]);
+                tell(&stop);
+                siege.stop = Some(stop);
+            } else {
+                drop(hands);
+                wait_until_free(&lab);
+            }
         }
         siege.memory = group.and_then(|group| group.peak().ok());
         Ok(siege)
@@ -371,6 +387,20 @@ fn approach(hands: &[Hand], victims: &mut Victims) -> Result<(), Trouble> {
         }
     }
     Ok(())
+}
+
+/// Stops the service as an administrator does. Returns how long it took to end, from the request on.
+fn stop(lab: &mut Lab) -> Result<Duration, Trouble> {
+    let control = Remote::connect(&lab.dir().join("control"))?;
+    let begun = Instant::now();
+    control.stop()?;
+    let ended = wait_for(REST, || lab.service().ended());
+    let took = begun.elapsed();
+    match ended {
+        Some(status) if status.success() && took <= STOP => Ok(took),
+        Some(status) => Err(format!("the service ended {took:?} after a stop, {status}").into()),
+        None => Err(format!("the service did not end within {took:?} of a stop").into()),
+    }
 }
 
 /// Waits until no VF but the victims' has a VMM.
@@ -526,7 +556,8 @@ impl Siege {
     /// All figures as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
-        self.figures.iter().map(Figures::json).collect()
+        let all = self.figures.iter().chain(&self.stop);
+        all.map(Figures::json).collect()
     }
 }
 

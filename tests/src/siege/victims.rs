@@ -14,7 +14,10 @@ use vhca_control::protocol::{Request, ShowQuery};
 use vhca_control::{Remote, Subject};
 
 use super::sweeper::Sweeper;
-use crate::mlx4_driver::{Bus, Destination, Driver, GuestMemory, Talker, TalkerSpec, VmmBus};
+use crate::mlx4_driver::{
+    Bus, Connection, ConnectionSpec, Destination, Driver, GuestMemory, Operation, Owner, SendWork,
+    Talker, TalkerSpec, VmmBus,
+};
 
 /// Why a guest cannot go on.
 pub type Trouble = Box<dyn Error + Send + Sync>;
@@ -26,6 +29,9 @@ const PAGES: usize = 1024;
 
 /// The longest that anything may take before the siege is given up.
 const LIMIT: Duration = Duration::from_secs(200);
+
+/// Bytes of a victim's write.
+const WRITTEN: usize = 8;
 
 /// How often each thing is due.
 ///
@@ -56,16 +62,21 @@ pub enum Probe {
     Control,
     /// SubnGet(NodeInfo) of the sender's adapter from a third host, of which a subnet manager's sweeps consist.
     Smp,
+    /// An RDMA write of 8 bytes from one guest to another on the same adapter, until the writer has its completion.
+    Write,
+    /// The end of the service after an administrator's `stop`, once, at the end of a siege.
+    Stop,
 }
 
 impl Probe {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
+    /// All that the victims wait for over and over.
+    pub const ALL: [Self; 6] = [
         Self::Register,
         Self::Mad,
         Self::Datagram,
         Self::Control,
         Self::Smp,
+        Self::Write,
     ];
 
     /// Its name in the table.
@@ -77,6 +88,8 @@ impl Probe {
             Self::Datagram => "datagram",
             Self::Control => "control",
             Self::Smp => "smp",
+            Self::Write => "write",
+            Self::Stop => "stop",
         }
     }
 }
@@ -124,7 +137,7 @@ impl Guest {
 #[derive(Debug)]
 pub(super) struct Places<'p> {
     /// VFs of the attacked adapter.
-    pub(super) near: [&'p Path; 3],
+    pub(super) near: [&'p Path; 5],
     /// A VF of another one.
     pub(super) far: &'p Path,
     /// The control socket.
@@ -142,6 +155,12 @@ struct Pair {
     way: Destination,
 }
 
+/// Two guests, of which one writes to the other's memory.
+struct Writer {
+    guests: [Guest; 2],
+    ends: [Connection; 2],
+}
+
 /// The victims: guests on two adapters, an administrator, and one who looks at the fabric.
 pub(super) struct Victims {
     register: Guest,
@@ -150,12 +169,13 @@ pub(super) struct Victims {
     control: Remote,
     sweeper: Sweeper,
     swept: Lid,
+    writer: Writer,
 }
 
 impl Victims {
     /// Starts the guests.
     pub(super) fn start(places: &Places<'_>) -> Result<Self, Trouble> {
-        let [register, mad, sender] = places.near;
+        let [register, mad, sender, writer, written] = places.near;
         let register = Guest::start(register)?;
         Ok(Self {
             swept: register.driver.port(PORT).info.lid,
@@ -164,6 +184,7 @@ impl Victims {
             pair: Pair::start(sender, places.far)?,
             control: Remote::connect(places.control)?,
             sweeper: Sweeper::open(places.umad.0, places.umad.1)?,
+            writer: Writer::start(writer, written)?,
         })
     }
 
@@ -174,6 +195,7 @@ impl Victims {
             self.register.idle(LOOK / 4)?;
             self.mad.idle(LOOK / 4)?;
             self.pair.idle(LOOK / 4)?;
+            self.writer.idle(LOOK / 4)?;
         }
         Ok(())
     }
@@ -190,17 +212,19 @@ impl Victims {
             control,
             sweeper,
             swept,
+            writer,
         } = self;
         let register = register as &mut (dyn Victim + Send);
         let mut asked = Asked(mad);
         let mut swept = Swept(sweeper, *swept);
-        let victims = [register, &mut asked, pair, control, &mut swept];
+        let victims = [register, &mut asked, pair, control, &mut swept, writer];
+        let apart = INTERVAL / u32::try_from(victims.len())?;
         let begun = Instant::now();
         std::thread::scope(|scope| {
             let started: Vec<_> = (0..)
                 .zip(victims)
                 .map(|(nth, victim)| {
-                    let first = begun + nth * INTERVAL / 5;
+                    let first = begun + nth * apart;
                     scope.spawn(move || watch(victim, first, begun + length))
                 })
                 .collect();
@@ -332,6 +356,58 @@ impl Victim for Pair {
         self.receiver.driver.serve(&mut self.receiver.bus)?;
         self.mouth.take_sent(&mut self.sender.driver)?;
         Ok(())
+    }
+}
+
+impl Writer {
+    fn start(from: &Path, to: &Path) -> Result<Self, Trouble> {
+        let mut guests = [Guest::start(from)?, Guest::start(to)?];
+        let spec = ConnectionSpec {
+            owner: Owner::Kernel,
+            ..ConnectionSpec::reliable()
+        };
+        let [a, b] = &mut guests;
+        let ends = [
+            Connection::open(&mut a.driver, &mut a.bus, &spec)?,
+            Connection::open(&mut b.driver, &mut b.bus, &spec)?,
+        ];
+        let peers = [ends[1].address(&b.driver), ends[0].address(&a.driver)];
+        for ((guest, end), peer) in [a, b].into_iter().zip(&ends).zip(peers) {
+            end.connect(&mut guest.driver, &mut guest.bus, &peer)?;
+        }
+        Ok(Self { guests, ends })
+    }
+}
+
+/// Writes, and waits until it has the completion.
+impl Victim for Writer {
+    fn measure(&mut self) -> Result<(), Trouble> {
+        let ([writer, _], [end, peer]) = (&mut self.guests, &self.ends);
+        let write = Operation::Write(peer.remote(0));
+        let work = SendWork::to_peer(0, end.part(0, WRITTEN), write);
+        end.post(&mut writer.driver, &mut writer.bus, &[work])?;
+        writer.wait_for("completion of a write", |guest| {
+            let Guest { bus, driver } = guest;
+            let mut done = end.completions(driver)?;
+            if done.is_empty() {
+                driver.arm_cq(bus, end.cq, ArmCommand::NEXT)?;
+                // What came between the last look and the arming.
+                done = end.completions(driver)?;
+            }
+            match done.pop() {
+                Some(one) => match one.error {
+                    Some(error) => Err(format!("a write failed: {error:?}").into()),
+                    None => Ok(Some(())),
+                },
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn idle(&mut self, length: Duration) -> Result<(), Trouble> {
+        let [writer, written] = &mut self.guests;
+        writer.idle(length)?;
+        Ok(written.driver.serve(&mut written.bus)?)
     }
 }
 
