@@ -1,5 +1,6 @@
 //! How long one may go on before others have their turn.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// A slice of time.
@@ -13,8 +14,15 @@ pub struct Slice(End);
 #[derive(Clone, Copy, Debug)]
 enum End {
     Never,
-    At { begun: Instant, end: Instant },
-    Steps { taken: u32, left: u32 },
+    At {
+        begun: Duration,
+        end: Duration,
+        clock: fn() -> Duration,
+    },
+    Steps {
+        taken: u32,
+        left: u32,
+    },
 }
 
 impl Slice {
@@ -27,9 +35,15 @@ impl Slice {
     /// One of so much real time, from now on.
     #[must_use]
     pub fn of(length: Duration) -> Self {
-        let begun = Instant::now();
-        let end = begun + length;
-        Self(End::At { begun, end })
+        Self::by_clock(length, real_time)
+    }
+
+    /// One of so much time of a clock, from now on.
+    #[must_use]
+    pub fn by_clock(length: Duration, clock: fn() -> Duration) -> Self {
+        let begun = clock();
+        let end = begun.saturating_add(length);
+        Self(End::At { begun, end, clock })
     }
 
     /// One of so many steps, whatever time they take: what is cut off after them is the same each time.
@@ -46,7 +60,7 @@ impl Slice {
     pub fn anew(&self, length: Duration) -> Self {
         match self.0 {
             End::Never => Self::endless(),
-            End::At { .. } => Self::of(length),
+            End::At { clock, .. } => Self::by_clock(length, clock),
             End::Steps { .. } => Self::of_steps(1),
         }
     }
@@ -56,10 +70,10 @@ impl Slice {
     pub fn share(&self, length: Duration) -> Self {
         match self.0 {
             End::Never => Self::endless(),
-            End::At { end, .. } => {
-                let begun = Instant::now();
-                let end = end.min(begun + length);
-                Self(End::At { begun, end })
+            End::At { end, clock, .. } => {
+                let begun = clock();
+                let end = end.min(begun.saturating_add(length));
+                Self(End::At { begun, end, clock })
             }
             End::Steps { .. } => Self::of_steps(1),
         }
@@ -70,22 +84,31 @@ impl Slice {
     pub fn spent(&self) -> Duration {
         match self.0 {
             End::Never => Duration::ZERO,
-            End::At { begun, .. } => begun.elapsed(),
+            End::At { begun, clock, .. } => clock().saturating_sub(begun),
             End::Steps { taken, .. } => Duration::from_micros(taken.into()),
         }
     }
 
-    /// Returns `true` if the slice ends by the clock.
+    /// Returns the clock by which the slice ends, if it ends by one.
+    #[must_use]
+    pub const fn clock(&self) -> Option<fn() -> Duration> {
+        match self.0 {
+            End::At { clock, .. } => Some(clock),
+            End::Never | End::Steps { .. } => None,
+        }
+    }
+
+    /// Returns `true` if the slice ends by a clock.
     #[must_use]
     pub const fn is_timed(&self) -> bool {
-        matches!(self.0, End::At { .. })
+        self.clock().is_some()
     }
 
     /// Returns `true` if others have their turn now. To be asked after each step.
     pub fn is_over(&mut self) -> bool {
         match &mut self.0 {
             End::Never => false,
-            End::At { end, .. } => Instant::now() >= *end,
+            End::At { end, clock, .. } => clock() >= *end,
             End::Steps { taken, left } => {
                 *taken = taken.saturating_add(1);
                 *left = left.saturating_sub(1);
@@ -93,4 +116,10 @@ impl Slice {
             }
         }
     }
+}
+
+/// Returns the time since the first call.
+fn real_time() -> Duration {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed()
 }

@@ -63,8 +63,8 @@ impl<P: Copy + Ord> FairQueue<P> {
     }
 
     /// Charges a member for work that was done for the member outside of its turns. If it stands in the queue, members that have had
-    /// less are served first from then on.
-    pub fn charge_outside(&mut self, who: P, length: Duration) {
+    /// less are served first from then on. Returns the time that the member has had.
+    pub fn charge_outside(&mut self, who: P, length: Duration) -> Duration {
         let had = self.had(who) + length;
         self.had.insert(who, had);
         if let Some((place, arrival)) = self.waiting.get_mut(&who) {
@@ -72,6 +72,12 @@ impl<P: Copy + Ord> FairQueue<P> {
             *place = had;
             self.line.insert((had, *arrival, who));
         }
+        had
+    }
+
+    /// Returns `true` if the first member of the queue has had less than `had`.
+    pub fn is_before(&self, had: Duration) -> bool {
+        self.line.first().is_some_and(|(first, ..)| *first < had)
     }
 
     /// Returns `true` if somebody that does not stand in the queue would be served before all that do.
@@ -178,7 +184,10 @@ mod tests {
         let mut queue = FairQueue::default();
         (0..2).for_each(|who| queue.add(who));
         serve(&mut queue, 0..2, 10);
-        queue.charge_outside(0, 20 * LONG);
+        let had = queue.charge_outside(0, 20 * LONG);
+        // The other one waits before it, and stands before nobody that has had as little.
+        assert!(queue.is_before(had));
+        assert!(!queue.is_before(had - 20 * LONG - LONG));
         let served = serve(&mut queue, 0..2, 21);
         let first = served.iter().filter(|who| **who == 0).count();
         assert!(first <= 2, "{served:?}");

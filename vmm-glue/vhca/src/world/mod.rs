@@ -40,7 +40,7 @@ use emulated_hca::hca::Function;
 use emulated_hca::{Adapters, Fabric, NodeId};
 use hca_api::{FunctionId, Hca, HcaError, UdDestination};
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
-use ib_vtime::{Instant, Secret, SecretNumbers};
+use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
 pub use agents::PortAgents;
@@ -81,6 +81,8 @@ pub struct World {
     woken: Vec<HostFunction>,
     /// Functions whose turn it is.
     turns: FairQueue<HostFunction>,
+    /// Time that the function has had that has had most of those that the fabric served in its share.
+    served_had: Duration,
     /// Hosts whose functions may have events.
     stirred: VecDeque<HostId>,
     /// Whether the slice of the last poll was too short for all that was due.
@@ -116,6 +118,7 @@ impl World {
             alarms: Alarms::new(),
             woken: Vec::new(),
             turns: FairQueue::default(),
+            served_had: Duration::ZERO,
             stirred: VecDeque::new(),
             is_unfinished: false,
             polled: BTreeSet::new(),

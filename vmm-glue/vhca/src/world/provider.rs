@@ -64,7 +64,7 @@ impl Provider for World {
     }
 
     fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
-        Self::poll_for(self, self.now.max(now), slice);
+        Self::poll_for(self, now, slice);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

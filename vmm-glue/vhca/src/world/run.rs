@@ -1,7 +1,5 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
-use std::sync::OnceLock;
-
 use emulated_hca::{Adapters, Pace};
 use ib_vtime::{Duration, Instant};
 use vf_proxy::PciDevice;
@@ -20,9 +18,9 @@ const READY_BATCH: usize = 1024;
 /// crosses the fabric a few times then waits for a few shares, not for as many slices.
 const SHARE: Duration = Duration::from_micros(50);
 
-/// Packets of an adapter that the fabric moves at a time, where slices end: two runs of the largest packets, which take less than a
-/// share.
-const PACKETS: u32 = 32;
+/// Packets of an adapter that the fabric moves at a time, where slices end: a run of the largest packets. Software that waits is
+/// looked at after each.
+const PACKETS: u32 = 16;
 
 /// A physical function's time counts so many times less: it works for all VFs of its adapter, or for the subnet.
 const SERVICE: u32 = 8;
@@ -67,17 +65,21 @@ impl World {
 
     /// Does what is due at `now`, until nothing is left to do before a later time, or the slice is over. What is left
     /// then goes on with the next call, in its order.
+    ///
+    /// A slice that ends by the clock began no earlier than `now` was read, and time goes on within it: timers that become due
+    /// meanwhile do not wait for the next slice.
     pub fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
-        self.now = now;
+        self.advance(now, slice);
         self.set_pace(slice);
         // Those that have events stand in the line with those that have more to do.
         if core::mem::take(&mut self.is_unfinished) {
             self.line_up_stirred(Vec::new());
         }
         for _ in 0..MAX_ROUNDS {
-            if !self.round(slice) {
+            self.advance(now, slice);
+            if !self.round(now, slice) {
                 // The fabric serves the nodes that the hosts looked at, and is quiet.
-                while self.fabric.poll(now) {}
+                while self.fabric.poll(self.now) {}
                 self.record_taps();
                 return;
             }
@@ -91,26 +93,24 @@ impl World {
 
     /// Has the fabric end its work by the clock, and charge it to functions, where slices end so.
     pub(super) fn set_pace(&mut self, slice: &Slice) {
-        let pace = if slice.is_timed() {
-            Pace::timed(PACKETS, real_time)
-        } else {
-            Pace::VIRTUAL
+        let pace = slice.clock().map(|clock| Pace::timed(PACKETS, clock));
+        self.fabric.set_pace(pace.unwrap_or(Pace::VIRTUAL));
+    }
+
+    /// Sets the time to that of the slice which began at `begun`. It never goes back: the caller's clock may be behind.
+    fn advance(&mut self, begun: Instant, slice: &Slice) {
+        let spent = match slice.is_timed() {
+            true => slice.spent(),
+            false => Duration::ZERO,
         };
-        self.fabric.set_pace(pace);
+        self.now = self.now.max(begun + spent);
     }
 
     /// Serves the fabric, and then the software that has something to do: because it was lent out, because its time has come,
     /// or because its function has events. Where slices end, neither goes on for longer than [`SHARE`], which
     /// each has even if the other took all of the slice. Returns `true` if there was anything to do.
-    fn round(&mut self, slice: &Slice) -> bool {
-        let mut share = slice.anew(SHARE);
-        let mut busy = false;
-        while self.fabric.poll(self.now) {
-            if share.is_over() {
-                busy = true;
-                break;
-            }
-        }
+    fn round(&mut self, begun: Instant, slice: &Slice) -> bool {
+        let mut busy = self.serve_fabric(begun, slice);
         self.record_taps();
         let mut share = slice.anew(SHARE);
         if !self.turns.is_empty() {
@@ -127,11 +127,37 @@ impl World {
         self.poll_stirred(polled, &mut share) || busy
     }
 
-    /// Polls the software that has something to do where not all can have a turn now: those first that have had the least time.
-    fn poll_line(&mut self, share: &mut Slice) {
+    /// Serves the fabric for [`SHARE`] at most. Where slices end by the clock, the share ends early for software on a function that has
+    /// had less time than one whose packets and timers the fabric serves. Returns `true` if the fabric has more to do.
+    fn serve_fabric(&mut self, begun: Instant, slice: &Slice) -> bool {
+        let mut share = slice.anew(SHARE);
+        self.served_had = Duration::ZERO;
+        while self.fabric.poll(self.now) {
+            if share.is_over() {
+                return true;
+            }
+            if slice.is_timed() {
+                self.advance(begun, slice);
+                self.line_up_due();
+                self.line_up_stirred(Vec::new());
+                if self.turns.is_before(self.served_had) {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Puts the functions into the line that were lent out or whose time has come.
+    fn line_up_due(&mut self) {
         for at in self.take_due() {
             self.turns.add(at);
         }
+    }
+
+    /// Polls the software that has something to do where not all can have a turn now: those first that have had the least time.
+    fn poll_line(&mut self, share: &mut Slice) {
+        self.line_up_due();
         self.poll_switches();
         self.line_up_stirred(Vec::new());
         while let Some(at) = self.turns.take() {
@@ -230,7 +256,8 @@ impl World {
         };
         for (function, spent) in adapter.take_spent() {
             let at = HostFunction { host, function };
-            self.turns.charge_outside(at, weighted(at, spent));
+            let had = self.turns.charge_outside(at, weighted(at, spent));
+            self.served_had = self.served_had.max(had);
         }
     }
 
@@ -288,12 +315,6 @@ fn weighted(at: HostFunction, spent: Duration) -> Duration {
     } else {
         spent
     }
-}
-
-/// Returns the time since the first call.
-fn real_time() -> Duration {
-    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
-    ORIGIN.get_or_init(std::time::Instant::now).elapsed()
 }
 
 impl Driven for World {

@@ -1,5 +1,7 @@
+use core::cell::Cell;
+
 use emulated_hca::{LinkConfig, Topology};
-use hca_api::{AddressVector, QpKind, UdAddress, UdDestination};
+use hca_api::{AddressVector, Consumer, HcaEvent, QpKind, UdAddress, UdDestination};
 use ib_capture::FrameRecord;
 use ib_endpoint::DatagramQpSpec;
 use ib_vtime::Duration;
@@ -173,4 +175,65 @@ fn the_wall_clock_brings_the_same_world_up() {
     let (world, _) = world(1);
     let mut runner = Runner::new(world).unwrap();
     assert_eq!(runner.run_until(LIMIT, is_up).unwrap(), RunEnd::Reached);
+}
+
+thread_local! {
+    static LOOKS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A clock that goes on by a microsecond with each look at it.
+fn clock() -> Duration {
+    LOOKS.set(LOOKS.get() + 1);
+    Duration::from_micros(LOOKS.get())
+}
+
+/// Software that has something to do at a time, or always.
+#[derive(Debug)]
+struct Program {
+    due: Option<Instant>,
+    polls: Vec<Instant>,
+}
+
+impl Consumer for Program {
+    fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
+
+    fn poll(&mut self, now: Instant, _: &mut dyn Hca) -> bool {
+        self.polls.push(now);
+        let is_done = self.due.is_some_and(|due| due <= now);
+        if is_done {
+            self.due = Some(Instant::ZERO + LIMIT);
+        }
+        self.due.is_none()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due.or(Some(Instant::ZERO))
+    }
+}
+
+#[test]
+fn software_whose_time_comes_within_a_slice_has_its_turn_in_it_beside_software_that_never_ends() {
+    const DUE: Duration = Duration::from_micros(300);
+    let (fabric, built) = Topology::three_switches().build(1);
+    let mut world = World::new(fabric, 1);
+    let begun = Instant::ZERO + Duration::from_millis(1);
+    let [sleeper, _] = [(0, Some(begun + DUE)), (1, None)].map(|(node, due)| {
+        let polls = Vec::new();
+        world.add_host_of(built.hcas[node], Box::new(Program { due, polls }))
+    });
+    let length = 2 * DUE;
+    world.poll_for(begun, &mut Slice::by_clock(length, clock));
+    let polls = &world.consumer::<Program>(sleeper).unwrap().polls;
+    let late = polls.last().map(|at| *at - begun);
+    // After a turn of the other's, and the fabric's look at its nodes.
+    let latest = DUE + 2 * run::TURN;
+    assert!(
+        late.is_some_and(|late| (DUE..latest).contains(&late)),
+        "{late:?}"
+    );
+    // What the world was told last may be behind its own time.
+    let reached = world.now();
+    assert!(reached > begun + DUE, "{reached:?}");
+    world.poll_for(begun, &mut Slice::by_clock(DUE, clock));
+    assert!(world.now() >= reached);
 }

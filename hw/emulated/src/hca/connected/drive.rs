@@ -11,8 +11,8 @@ use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::{Connected, Machine, Surroundings, request};
 
-/// Timers that a call carries out where others wait.
-const TIMERS: usize = 16;
+/// Timers that a call carries out where others wait: packets of all functions wait for them.
+const TIMERS: usize = 4;
 
 impl Device {
     /// Lends a queue pair's machine out for a call, with its surroundings, and draws the conclusions: the state of the

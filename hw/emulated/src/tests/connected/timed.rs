@@ -61,7 +61,7 @@ fn a_poll_moves_as_many_packets_as_the_pace_says_however_many_queue_pairs_have_s
 }
 
 #[test]
-fn a_call_carries_out_sixteen_timers_and_the_rest_come_behind_the_packets() {
+fn a_call_carries_out_four_timers_and_the_rest_come_behind_the_packets() {
     let mut rig = timed();
     let pairs: Vec<_> = (0..100).map(|_| rig.pair(QpKind::Rc)).collect();
     for [a, _] in &pairs {
@@ -80,7 +80,8 @@ fn a_call_carries_out_sixteen_timers_and_the_rest_come_behind_the_packets() {
     let due = rig.fabric.poll_timeout().unwrap() + Duration::from_millis(1);
     assert!(rig.fabric.poll(due));
     let after_one = (retried(&rig) - before) / 8;
-    assert!(after_one <= 16, "{after_one}");
+    // A poll has work for two calls of four, each with a packet for each timer, and for the peer's answers between.
+    assert!(after_one <= 8, "{after_one}");
     while rig.fabric.poll(due) {}
     assert_eq!((retried(&rig) - before) / 8, 100);
 }
