@@ -8,6 +8,10 @@ use std::time::Duration;
 /// step that takes longer by itself comes back to the queue soon.
 const LONGEST: Duration = Duration::from_micros(100);
 
+/// The most that work outside of its turns puts a member behind the one that had least: without a bound, a member whose work outside
+/// takes more time than the others' turns would never have one.
+const DEBT: Duration = Duration::from_millis(2);
+
 /// A queue in which everybody stands once: whoever has had the least time is served first, and of equals the first to come.
 ///
 /// Somebody that was idle starts level with the one that has had least, so time that was not wanted cannot be saved up.
@@ -15,13 +19,21 @@ const LONGEST: Duration = Duration::from_micros(100);
 #[derive(Clone, Debug)]
 pub struct FairQueue<P> {
     line: BTreeSet<(Duration, u64, P)>,
-    /// The places of those in the line.
-    waiting: BTreeMap<P, (Duration, u64)>,
+    waiting: BTreeMap<P, Place>,
     /// Time that each has had. Entries of less than `least` count as `least`.
     had: BTreeMap<P, Duration>,
     /// Time that the one served last had had before.
     least: Duration,
     arrivals: u64,
+}
+
+/// The place of a member in the line.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    had: Duration,
+    arrival: u64,
+    /// Work outside of its turns moves it no further back than to here.
+    last: Duration,
 }
 
 impl<P> Default for FairQueue<P> {
@@ -41,7 +53,8 @@ impl<P: Copy + Ord> FairQueue<P> {
     pub fn add(&mut self, who: P) {
         let (had, arrival) = (self.had(who), self.arrivals);
         if let Entry::Vacant(place) = self.waiting.entry(who) {
-            place.insert((had, arrival));
+            let last = had + DEBT;
+            place.insert(Place { had, arrival, last });
             self.line.insert((had, arrival, who));
             self.arrivals += 1;
         }
@@ -62,15 +75,16 @@ impl<P: Copy + Ord> FairQueue<P> {
         self.had.insert(who, before + length.min(LONGEST));
     }
 
-    /// Charges a member for work that was done for the member outside of its turns. If it stands in the queue, members that have had
-    /// less are served first from then on. Returns the time that the member has had.
+    /// Charges a member for work that was done for the member outside of its turns, up to 2 ms more than the one served last has had.
+    /// If it stands in the queue, members that have had less are served first from then on. Returns the time that the member has had.
     pub fn charge_outside(&mut self, who: P, length: Duration) -> Duration {
-        let had = self.had(who) + length;
+        let before = self.had(who);
+        let had = (before + length).min(before.max(self.least + DEBT));
         self.had.insert(who, had);
-        if let Some((place, arrival)) = self.waiting.get_mut(&who) {
-            self.line.remove(&(*place, *arrival, who));
-            *place = had;
-            self.line.insert((had, *arrival, who));
+        if let Some(place) = self.waiting.get_mut(&who) {
+            self.line.remove(&(place.had, place.arrival, who));
+            place.had = had.min(place.last);
+            self.line.insert((place.had, place.arrival, who));
         }
         had
     }
@@ -156,6 +170,23 @@ mod tests {
             }
         }
         panic!("it has no turn");
+    }
+
+    #[test]
+    fn a_member_whose_work_outside_never_ends_has_turns() {
+        let mut queue = FairQueue::default();
+        (0..3).for_each(|who| queue.add(who));
+        let mut turns = 0;
+        for _ in 0..4000 {
+            // It takes far more time than all turns of the others.
+            queue.charge_outside(0, 10 * LONG);
+            turns += serve(&mut queue, 0..3, 1)
+                .iter()
+                .filter(|who| **who == 0)
+                .count();
+        }
+        // Two others have 2 ms in turns of 50 us before each of its own.
+        assert!((40..60).contains(&turns), "{turns}");
     }
 
     #[test]
