@@ -25,6 +25,7 @@ use super::connections;
 use super::passing::{self, Receiver};
 use super::put_back::put_back;
 use super::raw::{self, RawVmm};
+use super::rings::rings;
 use super::sweeper::Sweeper;
 use super::victims::{Trouble, machine};
 use crate::mlx4_driver::{Bus, Driver, GuestMemory, PAGE, Talker, TalkerSpec};
@@ -123,13 +124,15 @@ pub enum Attack {
     /// Holes that are punched into memory that the device writes: of 8 GiB where the host has 12, else of 2, all attackers'
     /// together.
     Punch,
+    /// Holes that a program on libibverbs punches into the file of its rings.
+    Rings,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
     Nops,
 }
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -158,6 +161,7 @@ impl Attack {
         Self::RefusedMemory,
         Self::Watchers,
         Self::Punch,
+        Self::Rings,
     ];
 
     /// Its name on a command line and in the table.
@@ -192,6 +196,7 @@ impl Attack {
             Self::RefusedMemory => "refused-memory",
             Self::Watchers => "watchers",
             Self::Punch => "punch",
+            Self::Rings => "rings",
             Self::Nops => "nops",
         }
     }
@@ -245,6 +250,7 @@ impl Attack {
             Self::RefusedMemory => return passing::refused_memory(target.receiver()),
             Self::Watchers => return passing::watchers(socket, PAGES),
             Self::Punch => punch(socket, target.share)?,
+            Self::Rings => return rings(&target.lab.join("umad.verbs"), "H1-1", target.share),
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;
                 vmm.prepare(Opcode::NOP, 0, 0, 0);
@@ -268,7 +274,7 @@ impl Attack {
     /// Returns true if the service learns from the first success of the attack how to bear the next ones.
     #[must_use]
     pub(super) const fn is_learnt(self) -> bool {
-        matches!(self, Self::Punch)
+        matches!(self, Self::Punch | Self::Rings)
     }
 
     /// Does the same to sockets of its own until this process is killed, where the attack [is of the

@@ -15,6 +15,7 @@ mod connections;
 mod passing;
 mod put_back;
 mod raw;
+mod rings;
 mod sweeper;
 mod victims;
 

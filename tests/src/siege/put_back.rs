@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::io::IoSlice;
+use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recv, sendmsg, socket_with, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with, socketpair,
 };
 use verbs_link::{CallReply, Errno, MAX_REQUEST, Request, Verb};
 
@@ -27,16 +28,11 @@ const RECORDS: usize = 1 << 16;
 
 /// Puts records back until the service ends the connection, again and again.
 pub(super) fn put_back(verbs: &Path, node: &str) -> Result<(), Trouble> {
-    let memory = (OpenOptions::new().read(true).write(true)).open("/proc/self/mem")?;
     loop {
-        let flags = SocketFlags::CLOEXEC;
-        let service = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        connect(&service, &SocketAddrUnix::new(verbs)?)?;
-        let claimed = call(&service, Verb::Claim, node.as_bytes(), Some(memory.as_fd()))?;
-        if claimed.error.is_some() {
+        let Some(service) = claim(verbs, node)? else {
             std::thread::sleep(PAUSE);
             continue;
-        }
+        };
         let opened = call(&service, Verb::OpenCm, &[], None)?;
         let channel = opened.opened;
         let storm = (0..RECORDS)
@@ -49,13 +45,33 @@ pub(super) fn put_back(verbs: &Path, node: &str) -> Result<(), Trouble> {
     }
 }
 
+/// Connects to the service and claims a VF. Returns `None` if the service refuses it.
+pub(super) fn claim(verbs: &Path, node: &str) -> Result<Option<OwnedFd>, Trouble> {
+    let memory = (OpenOptions::new().read(true).write(true)).open("/proc/self/mem")?;
+    let flags = SocketFlags::CLOEXEC;
+    let service = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&service, &SocketAddrUnix::new(verbs)?)?;
+    let claimed = call(&service, Verb::Claim, node.as_bytes(), Some(memory.as_fd()))?;
+    Ok(claimed.error.is_none().then_some(service))
+}
+
 /// Sends a request and waits for its answer.
-fn call(
+pub(super) fn call(
     service: &OwnedFd,
     verb: Verb,
     body: &[u8],
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<CallReply, Trouble> {
+    Ok(call_for_file(service, verb, body, descriptor)?.0)
+}
+
+/// Sends a request and waits for its answer, and a descriptor that may come with it.
+pub(super) fn call_for_file(
+    service: &OwnedFd,
+    verb: Verb,
+    body: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(CallReply, Option<OwnedFd>), Trouble> {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -68,12 +84,25 @@ fn call(
         .flatten()
         .collect();
     send(service, verb, body, &descriptors)?;
+    // Its end is the service's alone, so that a connection that ends is told at once.
+    drop(theirs);
     let mut reply = [0; MAX_REQUEST];
-    let (_, length) = recv(&ours, &mut reply[..], RecvFlags::empty())?;
-    CallReply::decode(&reply[..length]).map_err(|Errno(error)| format!("error {error}").into())
+    let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut reply)];
+    let received = recvmsg(&ours, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let files = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    let file = files.flatten().next();
+    let decoded = CallReply::decode(&reply[..received.bytes]);
+    let reply = decoded.map_err(|Errno(error)| format!("error {error}"))?;
+    Ok((reply, file))
 }
 
-fn send(
+/// Sends a request with descriptors.
+pub(super) fn send(
     service: &OwnedFd,
     verb: Verb,
     body: &[u8],
