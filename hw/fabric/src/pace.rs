@@ -1,4 +1,4 @@
-//! How much of a node's work is done before other nodes have their turn.
+//! Amount of a node's work that is done before other nodes have their turn.
 
 use core::time::Duration;
 

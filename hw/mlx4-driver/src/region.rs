@@ -122,7 +122,7 @@ impl Driver {
     /// Allocates memory and registers it at a program's address that begins at an offset in its page.
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn register(
         &mut self,
         bus: &mut dyn Bus,
@@ -139,7 +139,7 @@ impl Driver {
     /// the guest's memory.
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn register_repeated(
         &mut self,
         bus: &mut dyn Bus,
@@ -230,7 +230,7 @@ impl Driver {
     /// Registers all memory by its DMA addresses (`mlx4_ib_get_dma_mr`). Returns the key.
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn register_all(&mut self, bus: &mut dyn Bus, pd: Pdn) -> Result<u32, DriverError> {
         let index = self.core.reserve_mpt(bus)?;
         let rights = Rights {
@@ -250,7 +250,7 @@ impl Driver {
     /// Takes the region of all memory back.
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn deregister_all(&mut self, bus: &mut dyn Bus, key: u32) -> Result<(), DriverError> {
         self.disable_region(bus, key >> 8)?;
         self.core.unmap(bus, ResourceType::MPT, key >> 8)?;
@@ -266,7 +266,7 @@ impl Driver {
     /// (`mlx4_ib_rereg_user_mr`).
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn set_rights(
         &mut self,
         bus: &mut dyn Bus,
@@ -287,7 +287,7 @@ impl Driver {
     /// Deregisters a region and gives its memory back.
     ///
     /// # Errors
-    /// Those of the commands.
+    /// Pages of the commands.
     pub fn deregister(&mut self, bus: &mut dyn Bus, region: Region) -> Result<(), DriverError> {
         self.disable_region(bus, region.index)?;
         self.core.unmap_pages(bus, region.mtt)?;

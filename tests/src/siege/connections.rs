@@ -212,7 +212,7 @@ struct Crowd {
 impl Crowd {
     /// Makes the queue pairs, or fewer where the VF may not have so many.
     fn start(socket: &Path, queue_pairs: u32, len: usize) -> Result<Self, Trouble> {
-        // Those of ports have queue pairs, too.
+        // Ports have queue pairs of their own.
         const SPARE: u32 = 16;
 
         let mut guest = Guest::start(socket, 4 * PAGES)?;
@@ -301,7 +301,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Takes what has completed. Returns the queue pairs of which something failed.
+    /// Takes the completions. Returns the queue pairs that have failed ones.
     fn failures(&mut self) -> Result<Vec<usize>, Trouble> {
         let done = self.guest.driver.poll_cq(self.cq, usize::MAX)?;
         let failed = done.iter().filter(|one| one.error.is_some());
@@ -355,7 +355,7 @@ fn crowds(
     }
 }
 
-/// Two VFs send to each other by 2,000 queue pairs, and neither ever posts a receive: each is told to wait for 10 us.
+/// Two VFs send to each other by 2,000 queue pairs, and neither ever posts a receive: each answers that the other is to wait for 10 us.
 pub(super) fn rnr(target: Target<'_>) -> Result<(), Trouble> {
     crowds(target, 2000, SMALL, |_| Operation::Send)
 }

@@ -145,7 +145,7 @@ impl Bound {
 pub struct Siege {
     /// All figures, in the order of the plan.
     pub figures: Vec<Figures>,
-    /// How long the service took to end after an administrator's `stop`, while the last setting's processes went on.
+    /// Time that the service took to end after an administrator's `stop`, beside the last setting's processes.
     pub stop: Option<Figures>,
     /// The most bytes of memory that the service had, where they were bounded and the kernel counts them.
     pub memory: Option<u64>,

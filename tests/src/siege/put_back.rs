@@ -84,7 +84,7 @@ pub(super) fn call_for_file(
         .flatten()
         .collect();
     send(service, verb, body, &descriptors)?;
-    // Its end is the service's alone, so that a connection that ends is told at once.
+    // Only the service has that end then, so the end of the connection ends the wait for an answer.
     drop(theirs);
     let mut reply = [0; MAX_REQUEST];
     let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -75,7 +75,7 @@ impl<P: Provider> Attached<P> {
             .place_doorbells_of(self.at, &self.placing, Giver::Caller);
     }
 
-    /// Lends the function to a call, and passes on what comes of it.
+    /// Lends the function to a call, and passes the device's changes and interrupts on.
     fn lend(
         &self,
         state: &mut State<P>,

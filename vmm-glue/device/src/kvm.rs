@@ -110,7 +110,7 @@ impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
         Ok(event)
     }
 
-    /// Registers doorbells in place of those that were there before. Returns `false` if one of them needs the place of an empty
+    /// Registers doorbells in place of the earlier ones. Returns `false` if one of them needs the place of an empty
     /// page and `may_replace` is `false`.
     fn place(&self, doorbells: &[PlacedDoorbell], may_replace: bool) -> bool {
         let registered = self.registered.lock();

@@ -336,7 +336,7 @@ impl<P: Provider> Shared<P> {
         // A backend that has failed by now signals nothing.
         let _ = self.locked(|state, _| state.end_update(at));
         if let Err(panic) = updated {
-            // A fault of the VMM's, in a thread of its own: the device goes on.
+            // A fault of the VMM's, in a thread of its own: the device stays.
             resume_unwind(panic);
         }
     }

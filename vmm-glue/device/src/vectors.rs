@@ -63,13 +63,13 @@ impl Vectors {
         !self.changed.is_empty() && !self.is_claimed
     }
 
-    /// Has a vector wait until it can be signalled.
+    /// Makes a vector wait until it can be signalled.
     pub(super) fn raise(&mut self, vector: u16) {
         self.waiting.insert(vector);
     }
 
     /// Signals the vectors that wait and whose messages the VMM knows. `signal` returns `false` for a vector without a
-    /// message, which goes on waiting.
+    /// message, which waits on.
     pub(super) fn signal(&mut self, mut signal: impl FnMut(u16) -> bool) {
         let Self {
             changed,

@@ -158,7 +158,7 @@ pub(crate) fn receive_whole(
     body: &mut [u8],
     most: usize,
 ) -> Result<Packet, Errno> {
-    // The kernel loses descriptors for which there is no room. Those of a message that was only looked at can be had again.
+    // The kernel loses descriptors for which there is no room. A message that was only looked at has its descriptors still.
     let looked = receive_with(&socket, &mut [], body, most, RecvFlags::PEEK)?;
     if looked.is_cut && looked.fds.len() < most {
         return Err(Errno::MFILE);

@@ -163,7 +163,7 @@ impl Backlog {
         }
     }
 
-    /// Has a function's next turn pay for work that was done for the function outside of its turns.
+    /// Charges a function's next turn for work that was done for the function outside of its turns.
     pub(super) fn owe(&mut self, function: FunctionId, cost: u64) {
         if let Some(share) = self.shares.get_mut(&function) {
             share.owed = share.owed.saturating_add(cost);

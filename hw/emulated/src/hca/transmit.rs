@@ -189,7 +189,7 @@ impl Device {
         u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Has a function pay for work outside of its turns at a port.
+    /// Charges a function for work outside of its turns at a port.
     pub(super) fn owe(&mut self, function: FunctionId, port: PortNum, spent: Duration) {
         let cost = self.note_spent(function, spent);
         if let Some(egress) = self.egress_mut(port) {

@@ -120,7 +120,7 @@ impl PciFunction for Function {
     }
 }
 
-/// What a VMM was called with.
+/// Calls that a VMM received.
 #[derive(Debug, Default)]
 struct Called {
     /// The message of vector 0.

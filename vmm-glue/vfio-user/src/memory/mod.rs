@@ -11,7 +11,7 @@
 //! completion sees all of the completion, and the data that were written before it.
 //!
 //! **What a hostile VMM can do** is lose its own guest's data: accesses to pages that are not there fail. Files on which a
-//! page fault could wait for somebody (FUSE, NFS) are not mapped. Memory of which one access waited all the same is guarded from
+//! page fault could wait for a server (FUSE, NFS) are not mapped. Memory of which one access waited all the same is guarded from
 //! then on: a thread of its own writes to it ([`GuestMemory::posted`]). Ranges and files are limited in number, and how much
 //! of the memory is touched can be.
 
@@ -190,7 +190,7 @@ impl GuestMemory {
         }
     }
 
-    /// Has the thread make an interrupt behind the posted writes, or returns it if there are none.
+    /// Leaves an interrupt to the thread, behind the posted writes. Returns it if there are none.
     pub fn signal<F: FnOnce() + Send + 'static>(&self, signal: F) -> Option<F> {
         match &self.lock().posted {
             Some(posted) => posted.signal(signal),

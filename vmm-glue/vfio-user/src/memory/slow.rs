@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_millis(1);
 /// Time that each further page may take, which the kernel may have to clear.
 const OF_A_PAGE: Duration = Duration::from_micros(10);
 
-/// What a thread used so far.
+/// Resources that a thread has used.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     at: Instant,

@@ -81,7 +81,7 @@ pub struct World {
     woken: Vec<HostFunction>,
     /// Functions whose turn it is.
     turns: FairQueue<HostFunction>,
-    /// Time that the function has had that has had most of those that the fabric served in its share.
+    /// The longest time that a function has had, of the functions that the fabric served in its share.
     served_had: Duration,
     /// Hosts whose functions may have events.
     stirred: VecDeque<HostId>,

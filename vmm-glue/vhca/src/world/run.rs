@@ -91,7 +91,7 @@ impl World {
         self.live_locked = true;
     }
 
-    /// Has the fabric end its work by the clock, and charge it to functions, where slices end so.
+    /// Makes the fabric end its work by the clock, and charge it to functions, where slices end so.
     pub(super) fn set_pace(&mut self, slice: &Slice) {
         let pace = slice.clock().map(|clock| Pace::timed(PACKETS, clock));
         self.fabric.set_pace(pace.unwrap_or(Pace::VIRTUAL));

@@ -181,7 +181,7 @@ thread_local! {
     static LOOKS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A clock that goes on by a microsecond with each look at it.
+/// A clock that advances by a microsecond with each look at it.
 fn clock() -> Duration {
     LOOKS.set(LOOKS.get() + 1);
     Duration::from_micros(LOOKS.get())
@@ -231,7 +231,7 @@ fn software_whose_time_comes_within_a_slice_has_its_turn_in_it_beside_software_t
         late.is_some_and(|late| (DUE..latest).contains(&late)),
         "{late:?}"
     );
-    // What the world was told last may be behind its own time.
+    // The time of the last call may be behind the world's own.
     let reached = world.now();
     assert!(reached > begun + DUE, "{reached:?}");
     world.poll_for(begun, &mut Slice::by_clock(DUE, clock));

@@ -1,4 +1,4 @@
-//! Updates of interrupts that take their time, and those that are left to the loop.
+//! Updates of interrupts that take their time, and updates that are left to the loop.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

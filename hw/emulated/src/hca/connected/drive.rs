@@ -164,7 +164,7 @@ impl Device {
         }
     }
 
-    /// Does what is due at `now`. Where functions share ports by time, a call carries out [`TIMERS`] timers at most, whose time is
+    /// Carries out the timers that are due at `now`. Where functions share ports by time, a call carries out [`TIMERS`] timers at most, whose time is
     /// charged to their functions; the fabric calls again after the other nodes.
     pub(in super::super) fn fire_timers(&mut self, now: Instant) {
         let pace = self.node.pace();

@@ -1,4 +1,4 @@
-//! Adapters whose functions share ports by time, with a clock that goes on by a microsecond with each look at it.
+//! Adapters whose functions share ports by time, with a clock that advances by a microsecond with each look at it.
 
 use core::cell::Cell;
 use core::num::NonZeroU16;

@@ -106,7 +106,7 @@ fn measure(host: &Host, takes: Duration) -> Result<(Vec<Duration>, u64), Box<dyn
     Ok((times, updates))
 }
 
-/// Prints how long a neighbour's reads take beside updates that take no time, and beside those that do. An error if they
+/// Prints how long a neighbour's reads take beside updates that take no time, and beside updates that take some. An error if they
 /// wait for the updates.
 pub(super) fn storm(host: &Host) -> Result<(), Box<dyn Error>> {
     for takes in [Duration::ZERO, UPDATE] {

@@ -93,7 +93,7 @@ fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
     assert_eq!(peer.receive().unwrap().0.error.get(), 0);
     let begun = Instant::now();
     let blocked = block(&served);
-    // What it asks now is not answered: the answer would overtake a write.
+    // This question has no answer: it would overtake a write.
     peer.send(&message(
         2,
         Command::REGION_READ,
