@@ -29,6 +29,10 @@ use crate::{
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
 const POLL_BUDGET: u32 = 64;
 
+/// Turns of nodes after which timers that are due by the clock fire though nodes have more to do. Fewer would let a requester's timer
+/// fire, after a pause of the host, before an acknowledgement that is on its way.
+const SETTLING: u32 = 64;
+
 /// What a packet for a group counts, which a device may copy to hundreds of queue pairs.
 const COPIES: u32 = 16;
 
@@ -164,6 +168,8 @@ enum Timer {
 pub struct Fabric<D> {
     now: Instant,
     pace: Pace,
+    /// Turns of nodes since all were done, or all timers that were due.
+    turns: u32,
     /// Secrets of adapters.
     secrets: SecretNumbers,
     slots: Vec<Slot<D>>,
@@ -206,6 +212,7 @@ impl<D: EndNode> Fabric<D> {
         Self {
             now: Instant::ZERO,
             pace: Pace::VIRTUAL,
+            turns: 0,
             secrets: secret.into().of(b"adapters").numbers(),
             slots: Vec::new(),
             links: Vec::new(),
@@ -495,13 +502,21 @@ impl<D: EndNode> Fabric<D> {
         while left > 0 {
             let done = if let Some(arrival) = self.arrivals.pop_front() {
                 self.arrive(arrival)
-            } else if is_timed && let Some(work) = self.fire_due(now) {
-                work
+            } else if is_timed && self.turns >= SETTLING {
+                match self.fire_due(now) {
+                    Some(work) => work,
+                    None => {
+                        self.turns = 0;
+                        0
+                    }
+                }
             } else if let Some(node) = self.active.pop_front() {
+                self.turns += 1;
                 self.serve(node)
             } else if let Some(work) = self.fire_due(now) {
                 work
             } else {
+                self.turns = 0;
                 self.now = self.now.max(now);
                 if self.touched.is_empty() {
                     return false;
