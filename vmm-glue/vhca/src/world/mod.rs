@@ -83,6 +83,8 @@ pub struct World {
     turns: FairQueue<HostFunction>,
     /// The longest time that a function has had, of the functions that the fabric served in its share.
     served_had: Duration,
+    /// Functions share adapters by time where slices end by the clock.
+    shares_time: bool,
     /// Hosts whose functions may have events.
     stirred: VecDeque<HostId>,
     /// Whether the slice of the last poll was too short for all that was due.
@@ -119,6 +121,7 @@ impl World {
             woken: Vec::new(),
             turns: FairQueue::default(),
             served_had: Duration::ZERO,
+            shares_time: false,
             stirred: VecDeque::new(),
             is_unfinished: false,
             polled: BTreeSet::new(),

@@ -76,7 +76,9 @@ impl World {
             self.line_up_stirred(Vec::new());
         }
         for _ in 0..MAX_ROUNDS {
-            self.advance(now, slice);
+            if self.shares_time {
+                self.advance(now, slice);
+            }
             if !self.round(now, slice) {
                 // The fabric serves the nodes that the hosts looked at, and is quiet.
                 while self.fabric.poll(self.now) {}
@@ -93,7 +95,8 @@ impl World {
 
     /// Makes the fabric end its work by the clock, and charge it to functions, where slices end so.
     pub(super) fn set_pace(&mut self, slice: &Slice) {
-        let pace = slice.clock().map(|clock| Pace::timed(PACKETS, clock));
+        let clock = slice.clock().filter(|_| self.shares_time);
+        let pace = clock.map(|clock| Pace::timed(PACKETS, clock));
         self.fabric.set_pace(pace.unwrap_or(Pace::VIRTUAL));
     }
 
@@ -127,6 +130,12 @@ impl World {
         self.poll_stirred(polled, &mut share) || busy
     }
 
+    /// Makes functions share adapters by time where slices end by the clock, in place of bytes, from now on. Small messages beside
+    /// thousands of busy connections are prompt then; large messages of slow guests may take longer than their timeouts.
+    pub const fn share_time(&mut self) {
+        self.shares_time = true;
+    }
+
     /// Serves the fabric for [`SHARE`] at most. Where slices end by the clock, the share ends early for software on a function that has
     /// had less time than one whose packets and timers the fabric serves. Returns `true` if the fabric has more to do.
     fn serve_fabric(&mut self, begun: Instant, slice: &Slice) -> bool {
@@ -136,7 +145,7 @@ impl World {
             if share.is_over() {
                 return true;
             }
-            if slice.is_timed() {
+            if slice.is_timed() && self.shares_time {
                 self.advance(begun, slice);
                 self.line_up_due();
                 self.line_up_stirred(Vec::new());

@@ -216,6 +216,7 @@ fn software_whose_time_comes_within_a_slice_has_its_turn_in_it_beside_software_t
     const DUE: Duration = Duration::from_micros(300);
     let (fabric, built) = Topology::three_switches().build(1);
     let mut world = World::new(fabric, 1);
+    world.share_time();
     let begun = Instant::ZERO + Duration::from_millis(1);
     let [sleeper, _] = [(0, Some(begun + DUE)), (1, None)].map(|(node, due)| {
         let polls = Vec::new();
