@@ -2,9 +2,9 @@
 //!
 //! A real service with real sockets is attacked by processes of their own, each on a VF beside the victims' on the
 //! same adapter. The victims' register reads, MADs, datagrams and RDMA writes, an administrator's requests and a sweep's
-//! SMPs are due at times, and timed from then on, in three settings: alone, beside as many processes that send as much
-//! which means nothing, and attacked. What an attack adds is what the service lets one guest take from another. At the end
-//! an administrator stops the service, while the last setting's attackers go on.
+//! SMPs are due at times, and timed from then on, in three settings: alone, beside as many processes that send as many
+//! messages without effect, and beside attackers. The difference is the time that one guest can take from another. At the end
+//! an administrator stops the service beside the last setting's attackers.
 #![expect(
     clippy::unwrap_used,
     reason = "a siege fails where its surroundings do"

@@ -56,7 +56,7 @@ impl ProcessDevice {
         Ok(id)
     }
 
-    /// Closes a file, and begins to destroy what was made by it. Of many objects the polls that follow destroy the rest.
+    /// Closes a file and destroys its first objects. The next polls destroy the others.
     pub fn close(&mut self, hca: &mut dyn Hca, context: ContextId) {
         if self.contexts.remove(&context).is_none() {
             return;

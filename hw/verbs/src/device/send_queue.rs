@@ -206,8 +206,8 @@ impl ProcessDevice {
         Some(sent)
     }
 
-    /// Flushes what was posted to queue pairs in error, whose receives nobody announces: to those among the next [`FLUSH_STEP`] from
-    /// where the call before ended. Returns `true` if there are more.
+    /// Flushes the requests and receives of the next [`FLUSH_STEP`] queue pairs in error, since programs post receives without a
+    /// doorbell. Returns `true` if there are more queue pairs in error.
     pub(super) fn flush_failed(&mut self, hca: &mut dyn Hca) -> bool {
         let mut rest = self.failed.range(self.next_failed..).copied();
         let part: Vec<u32> = rest.by_ref().take(FLUSH_STEP).collect();

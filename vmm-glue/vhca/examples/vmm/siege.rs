@@ -1,5 +1,5 @@
-//! A VM's accesses to its device beside others' work, a neighbour's beside a storm of masks, and what is left when devices go
-//! amid it.
+//! Times of a VM's accesses to its device beside other VMs' work, and beside a VM that masks and unmasks its vectors. Then devices
+//! are unplugged during their work, and the descriptors that the process keeps are counted.
 
 mod bus;
 mod ram;
