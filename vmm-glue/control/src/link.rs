@@ -1,5 +1,8 @@
 //! Planned faults of links, and the words by which they are given.
 
+use core::fmt;
+use core::time::Duration;
+
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 use serde::{Deserialize, Serialize};
@@ -26,6 +29,33 @@ pub struct LinkFaults {
     /// Symbol errors that both ends count now, once.
     #[serde(skip_serializing_if = "is_none_at_all")]
     pub symbol_errors: u32,
+}
+
+impl LinkFaults {
+    /// Returns `true` if packets are lost, repeated, damaged or late.
+    #[must_use]
+    pub const fn strike_packets(&self) -> bool {
+        self.loss > 0 || self.duplicate > 0 || self.corrupt > 0 || self.delay_ns > 0
+    }
+}
+
+/// Writes the faults that strike packets in the words of `vhca set link`.
+impl fmt::Display for LinkFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("corrupt", self.corrupt),
+        ];
+        let parts = parts.into_iter().filter(|(_, parts)| *parts > 0);
+        let mut words: Vec<String> = parts
+            .map(|(name, parts)| format!("{name}={}%", f64::from(parts) / 1e4))
+            .collect();
+        if self.delay_ns > 0 {
+            words.push(format!("delay={:?}", Duration::from_nanos(self.delay_ns)));
+        }
+        f.write_str(&words.join(" "))
+    }
 }
 
 #[expect(

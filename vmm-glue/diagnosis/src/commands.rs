@@ -19,6 +19,28 @@ pub(crate) fn set_vf(host: &str, vf: u16, port: PortNum) -> String {
     }
 }
 
+/// Returns the command that has the subnet manager near a port find out and mend how ports are.
+pub(crate) fn sweep(subnet: &Subnet, at: PortAt) -> String {
+    let sm = subnet.manager_near(at);
+    if subnet.embedded.is_some() && sm == subnet.embedded {
+        return "vhca sm sweep".to_owned();
+    }
+    match sm.and_then(|sm| subnet.managers.get(&sm)) {
+        Some(pid) => format!("kill -HUP {pid} # OpenSM then sweeps"),
+        None => "have the subnet manager sweep (OpenSM: kill -HUP PID)".to_owned(),
+    }
+}
+
+/// Returns the command that has the subnet manager near a port write all forwarding tables again.
+pub(crate) fn route_anew(subnet: &Subnet, at: PortAt) -> String {
+    let sm = subnet.manager_near(at);
+    if subnet.embedded.is_some() && sm == subnet.embedded {
+        return "vhca sm sweep".to_owned();
+    }
+    let name = sm.map_or_else(String::new, |sm| format!(" on {}", subnet.port_name(sm)));
+    format!("start the subnet manager{name} anew: OpenSM writes forwarding tables again only then")
+}
+
 /// Returns the command that changes a port by `ibportstate` on the port's node itself.
 pub(crate) fn port(subnet: &Subnet, at: PortAt, change: &str) -> String {
     let (node, number) = (quoted(subnet.node_name(at.node)), at.port);

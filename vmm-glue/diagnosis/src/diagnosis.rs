@@ -2,15 +2,17 @@
 
 use core::fmt;
 
+use hca_api::PortState;
 use ib_vtime::Duration;
-use ib_wire::PortNum;
+use ib_wire::{Lid, PortNum};
+use pf_context::PortReason;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::vf_name;
 use crate::fault::Fault;
 use crate::known::{Code, code};
 use crate::snapshot::{OnPort, Pf, Snapshot, Vf};
-use crate::{hampered, links, m_keys, port, sa};
+use crate::{duplicates, hampered, links, m_keys, port, sa, unmanaged};
 
 /// Time for which a stand of the service is remembered.
 const STALL_REMEMBERED: Duration = Duration::from_secs(3600);
@@ -37,6 +39,10 @@ pub struct Diagnosis {
     pub since_ms: Option<u64>,
     /// Remedy: a command to be pasted into a shell, or words.
     pub next: String,
+    /// All faults of the port, the one that is to be mended first at the start, which is the diagnosis' own; none of a port that is
+    /// well.
+    #[serde(default)]
+    pub reasons: Vec<Fault>,
 }
 
 /// Returns the diagnosis of a VF's port. Neither the VF nor the port need exist.
@@ -52,7 +58,7 @@ pub fn why(snapshot: &Snapshot, host: &str, vf: u16, port: PortNum) -> Diagnosis
         pf: pf.unwrap_or(&unknown),
         number: port,
     };
-    diagnose(on, vf, of_port(on).as_ref())
+    diagnose(on, vf, &of_port(on))
 }
 
 /// Returns the diagnoses of all ports of a PF's VFs, port by port.
@@ -67,42 +73,82 @@ pub(crate) fn of_pf<'s>(
             pf,
             number,
         };
-        let fault = of_port(on);
+        let faults = of_port(on);
         let vfs = pf.vfs.iter();
         let vfs = vfs.filter(move |(_, vf)| vf.ports.contains_key(&number));
-        vfs.map(move |(vf, _)| diagnose(on, *vf, fault.as_ref()))
+        vfs.map(move |(vf, _)| diagnose(on, *vf, &faults))
     })
 }
 
-/// Returns the fault of a PF's port that is up: all its VFs have that fault.
-fn of_port(on: OnPort<'_>) -> Option<Fault> {
-    let silent = || sa::silent(on);
-    links::flapping(on).or_else(silent).or_else(|| {
-        let subnet = on.subnet();
-        let sm = subnet.owner(on.physical()?.sm_lid)?;
-        m_keys::foreign(subnet, &m_keys::managed_between(subnet, on.at(), sm))
-    })
+/// Returns the faults of a PF's port, which all its VFs have, the one that is to be mended first at the start.
+fn of_port(on: OnPort<'_>) -> Vec<Fault> {
+    let (subnet, at) = (on.subnet(), on.at());
+    let Some((port, _)) = on.physical().zip(on.facts()) else {
+        return Vec::new();
+    };
+    if let Some(cut) = links::flapping(on).or_else(|| links::down(subnet, at)) {
+        return vec![cut];
+    }
+    let mut faults = Vec::from_iter(links::planned(on));
+    faults.extend(duplicates::of(on));
+    if port.state != PortState::Active {
+        faults.push(unmanaged::why(on, port.lid != Lid::NONE));
+        return faults;
+    }
+    let silent = sa::silent(on);
+    if silent.is_empty() {
+        let sm = subnet.owner(port.sm_lid);
+        faults.extend(
+            sm.and_then(|sm| m_keys::foreign(subnet, &m_keys::managed_between(subnet, at, sm))),
+        );
+    }
+    faults.extend(silent);
+    faults
 }
 
-fn diagnose(on: OnPort<'_>, number: u16, of_port: Option<&Fault>) -> Diagnosis {
+fn diagnose(on: OnPort<'_>, number: u16, of_port: &[Fault]) -> Diagnosis {
     let vf = on.pf.vfs.get(&number);
     let row = on.of_vf(number);
     let name = vf_name(&on.pf.host, number);
+    let mut reasons: Vec<Fault> = Vec::new();
+    let mut add = |fault: Fault| {
+        // The first of a code is the nearest to its cause.
+        if reasons.iter().all(|known| known.code() != fault.code()) {
+            reasons.push(fault);
+        }
+    };
     let unused = || vf?.offer?.why_unused(&name, on.snapshot.taken);
-    let down = port::down(on, number, row);
-    let up = down.is_none();
-    let fault = down
-        .or_else(|| of_port.cloned())
-        .or_else(unused)
-        .or_else(|| hampered::why(on, number, row?))
-        .or_else(|| links::below_support(on))
-        .unwrap_or_else(|| {
-            let ok = Fault::new("ok", "the port is up").next("nothing");
-            match vf.and_then(|vf| vf.program) {
-                Some(program) => ok.seen(program.seen()),
-                None => ok,
+    let is_up = row.is_some_and(|row| row.reason == PortReason::Up);
+    match row.filter(|_| on.facts().is_some()) {
+        None => add(port::missing(on, number)),
+        Some(row) => {
+            port::disabled(on, number, row)
+                .into_iter()
+                .for_each(&mut add);
+            of_port.iter().cloned().for_each(&mut add);
+            port::down(on, number, row).into_iter().for_each(&mut add);
+            if is_up {
+                unused().into_iter().for_each(&mut add);
+                hampered::why(on, number, row)
+                    .into_iter()
+                    .for_each(&mut add);
+                links::below_support(on).into_iter().for_each(&mut add);
             }
-        });
+            links::erroneous(on).into_iter().for_each(&mut add);
+            if row.reason == PortReason::PhysicalDown && reasons.is_empty() {
+                // The PF has not read the port again yet.
+                let has_lid = on.physical().is_some_and(|port| port.lid != Lid::NONE);
+                reasons.push(unmanaged::why(on, has_lid));
+            }
+        }
+    }
+    let fault = reasons.first().cloned().unwrap_or_else(|| {
+        let ok = Fault::new("ok", "the port is up").next("nothing");
+        match vf.and_then(|vf| vf.program) {
+            Some(program) => ok.seen(program.seen()),
+            None => ok,
+        }
+    });
     let fault = match vf.and_then(|vf| seen_of_stall(on, vf)) {
         Some(seen) => fault.seen(seen),
         None => fault,
@@ -112,12 +158,13 @@ fn diagnose(on: OnPort<'_>, number: u16, of_port: Option<&Fault>) -> Diagnosis {
         host: on.pf.host.clone(),
         vf: number,
         port: on.number.0,
-        up,
+        up: is_up,
         code: fault.code,
         summary: fault.summary,
         seen: fault.seen,
         since_ms: since.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
         next: fault.next,
+        reasons,
     }
 }
 
@@ -146,6 +193,10 @@ impl fmt::Display for Diagnosis {
         for seen in &self.seen {
             write!(f, "\n  seen:  {seen}")?;
         }
-        write!(f, "\n  next:  {}", self.next)
+        write!(f, "\n  next:  {}", self.next)?;
+        for also in self.reasons.iter().skip(1) {
+            write!(f, "\n  also:  {}: {}", also.code, also.summary)?;
+        }
+        Ok(())
     }
 }

@@ -2,11 +2,14 @@
 
 use core::fmt;
 
-use crate::known::{Code, is_known};
+use serde::{Deserialize, Serialize};
+
+use crate::known::{Code, code, is_known};
 
 /// A fault, before it is known whose it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
+    #[serde(deserialize_with = "code")]
     pub(crate) code: Code,
     pub(crate) summary: String,
     pub(crate) seen: Vec<String>,

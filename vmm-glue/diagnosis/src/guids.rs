@@ -5,17 +5,13 @@ use pf_context::guids::GuidWish;
 
 use crate::fault::Fault;
 use crate::snapshot::{OnPort, VfPort};
-use crate::{commands, links, sa};
+use crate::{commands, sa};
 
 /// Time that the SA may take to grant a GUID: several times what a busy one needs, and less than a second try.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// Returns the reason for which the SA has not granted a GUID that it was asked for.
 pub(crate) fn waiting(on: OnPort<'_>, since: Option<Duration>) -> Fault {
-    let silent = || sa::silent(on);
-    if let Some(fault) = links::flapping(on).or_else(silent) {
-        return fault;
-    }
     let fault = Fault::new("waiting_for_sa", "the SA has not granted the VF's GUID yet");
     if sa::answers(on) && since.is_some_and(|since| since >= SILENCE) {
         let fault = fault.seen("the SA answers other questions of the port");

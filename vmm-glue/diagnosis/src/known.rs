@@ -32,13 +32,13 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
     known(
         "sa_not_answering",
         "either",
-        "the SA does not answer a question that the port asked it for this diagnosis",
+        "the SA does not answer a question that the port asked it for this diagnosis, although the SM's port answers",
     ),
     known(
         "sa_unreachable",
         "either",
-        "no packet gets from the port to the SM's port, or back: a link is down, a switch knows no route, or the \
-         SM's port shares no partition with a full member with the port, or with the VF",
+        "no packet gets from the port to the SM's port, or back: a link is down, a switch knows no route, the SM's port shares no \
+         partition with a full member with the port, or with the VF, or a question to the SM's port is not answered",
     ),
     known(
         "foreign_m_key",
@@ -86,6 +86,27 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "link_flapping",
         "either",
         "the physical link went down ten times or more within the last minute; how often is told",
+    ),
+    known(
+        "link_faulty",
+        "either",
+        "by order (`vhca set link`) the service loses, repeats, damages or delays packets on the port's link, or on one \
+         between it and the SM",
+    ),
+    known(
+        "link_errors",
+        "either",
+        "the ends of the physical link counted ten errors or more within the last ten minutes, whatever made them",
+    ),
+    known(
+        "duplicate_guid",
+        "either",
+        "another port of the subnet has the GUID of the port",
+    ),
+    known(
+        "duplicate_lid",
+        "either",
+        "another port of the subnet has the LID of the port, or of its SM",
     ),
     known(
         "port_disabled",
@@ -155,8 +176,8 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
     known("no_pkey", "up", "the VF's P_Key table is empty"),
     known(
         "pkey_missing",
-        "up",
-        "the port is not in a partition that the VF is to be in",
+        "either",
+        "the port is not in a partition that the VF is to be in, or in none at all",
     ),
     known(
         "quota_reached",

@@ -14,6 +14,7 @@
 
 mod commands;
 mod diagnosis;
+mod duplicates;
 mod fault;
 mod faults;
 mod foreign_peers;
@@ -41,7 +42,7 @@ pub use known::{Code, KNOWN_FAULTS, KnownFault};
 pub use rates::{Rates, Shortfall};
 pub use shell::quoted;
 pub use snapshot::{
-    ForeignPeer, Memory, Offer, PKeyTable, Pf, PfPort, Program, RECENT, Snapshot, Stall, Vf,
-    VfPort, Vmm,
+    ERRORS_COUNT, ForeignPeer, Memory, Offer, PKeyTable, Pf, PfPort, Program, RECENT, Snapshot,
+    Stall, Vf, VfPort, Vmm,
 };
-pub use subnet::{Dropped, Extent, Node, NodeKind, Port, PortAt, Subnet};
+pub use subnet::{Dropped, Extent, Node, NodeKind, Port, PortAt, Subnet, Way};

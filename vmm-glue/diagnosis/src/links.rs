@@ -1,5 +1,7 @@
 //! Faults of links that are down, go down again and again, or are below what both their ends support.
 
+use std::collections::BTreeSet;
+
 use hca_api::{PhysicalState, PortState};
 use ib_wire::PortNum;
 
@@ -7,11 +9,14 @@ use crate::commands;
 use crate::fault::Fault;
 use crate::rates::Shortfall;
 use crate::shell::quoted;
-use crate::snapshot::OnPort;
+use crate::snapshot::{ERRORS_COUNT, OnPort};
 use crate::subnet::{Extent, PortAt, Subnet};
 
 /// Times that a link goes down within a minute at least to be flapping: more than an administrator takes it down by hand.
 const FLAPPING: u64 = 10;
+
+/// Errors of a link within ten minutes at least to be a fault: a sound link has one in hours.
+const ERRONEOUS: u64 = 10;
 
 /// Returns the reason for which the link of a port is down, if it is down. A switch's port 0 has none.
 pub(crate) fn down(subnet: &Subnet, at: PortAt) -> Option<Fault> {
@@ -104,6 +109,62 @@ pub(crate) fn flapping(on: OnPort<'_>) -> Option<Fault> {
         "the link of {} went down {times} times in the last minute",
         subnet.port_name(at)
     )))
+}
+
+/// Returns the fault that by order the service damages packets on the port's link, or on the way between the port and its SM.
+pub(crate) fn planned(on: OnPort<'_>) -> Option<Fault> {
+    let (subnet, at) = (on.subnet(), on.at());
+    let own = subnet.port(at)?.link;
+    let sm = subnet.owner(on.physical()?.sm_lid);
+    let sm = sm.or_else(|| subnet.manager_near(at));
+    let links = sm.map_or_else(Vec::new, |sm| between(subnet, at, sm));
+    planned_on(subnet, own.into_iter().chain(links))
+}
+
+/// Returns the links that packets between two ports cross, in one direction or the other; where no routes lead there, the links of a
+/// shortest way.
+pub(crate) fn between(subnet: &Subnet, at: PortAt, far: PortAt) -> Vec<usize> {
+    let ways = [[at, far], [far, at]].map(|ends| subnet.ways.get(&ends));
+    let hops = ways.into_iter().flatten().flat_map(|way| &way.hops);
+    let crossed = hops.filter_map(|[out, _]| subnet.port(*out)?.link);
+    crossed.chain(subnet.shortest(at, far)).collect()
+}
+
+/// Returns the fault that by order the service damages packets on some links.
+pub(crate) fn planned_on(subnet: &Subnet, links: impl Iterator<Item = usize>) -> Option<Fault> {
+    let links: BTreeSet<usize> = links.collect();
+    let damaged = links.iter().filter_map(|link| {
+        let [near, _] = *subnet.links.get(*link)?;
+        Some((subnet.port_name(near), subnet.planned.get(link)?))
+    });
+    let damaged: Vec<(String, &String)> = damaged.collect();
+    let summary = "by order the service damages packets on a link that the port's packets cross";
+    let mut fault = Fault::new("link_faulty", summary);
+    for (name, faults) in &damaged {
+        fault = fault.seen(format!("the link of {name} has {faults}"));
+    }
+    let clear = damaged
+        .iter()
+        .map(|(name, _)| format!("vhca clear link {}", quoted(name)));
+    let clear: Vec<String> = clear.collect();
+    (!clear.is_empty()).then(|| fault.next(clear.join(" && ")))
+}
+
+/// Returns the fault that the ends of the port's link have lately counted many errors.
+pub(crate) fn erroneous(on: OnPort<'_>) -> Option<Fault> {
+    let errors = on.facts()?.errors;
+    if errors < ERRONEOUS {
+        return None;
+    }
+    let (subnet, at) = (on.subnet(), on.at());
+    let name = subnet.port_name(at);
+    let minutes = ERRORS_COUNT.as_secs() / 60;
+    let fault = Fault::new("link_errors", "the ends of the physical link count errors");
+    let fault = fault.seen(format!(
+        "the ends of the link of {name} counted {errors} errors in the last {minutes} minutes"
+    ));
+    let fault = fault.next(format!("vhca clear link {}", quoted(&name)));
+    Some(fault.remark("forgets them; if more follow, exchange the cable"))
 }
 
 /// Compares a link that packets pass with what both its ends support. Of a link that leaves the fabric one end is not known.

@@ -1,12 +1,18 @@
 //! Subnet managers: how far a port's packets get to them, and how they manage it again.
 
+use ib_wire::smp::SmState;
 use ib_wire::{Lid, PortNum};
 
 use crate::commands;
 use crate::fault::Fault;
 use crate::links;
 use crate::shell::quoted;
+use crate::snapshot::OnPort;
 use crate::subnet::{PortAt, Subnet};
+
+/// Remedy of a port that a subnet manager may not have noticed yet.
+pub(crate) const WAIT: &str =
+    "wait ten seconds, in which a subnet manager notices the port; then ask again";
 
 /// Returns the fault that the link between a port and a subnet manager that it does not reach is down.
 pub(crate) fn cut_off(subnet: &Subnet, at: PortAt) -> Option<Fault> {
@@ -20,7 +26,8 @@ pub(crate) fn cut_off(subnet: &Subnet, at: PortAt) -> Option<Fault> {
 }
 
 /// Adds to a silent SA's fault the fate of the subnet manager that a port has, and how to have one again.
-pub(crate) fn lost(subnet: &Subnet, fault: Fault, at: PortAt, sm_lid: Lid) -> Fault {
+pub(crate) fn lost(on: OnPort<'_>, fault: Fault, sm_lid: Lid) -> Fault {
+    let (subnet, at) = (on.subnet(), on.at());
     let owner = subnet.owner(sm_lid);
     let port = owner.and_then(|sm| Some((sm, subnet.port(sm)?)));
     let near = subnet.manager_near(at);
@@ -29,9 +36,9 @@ pub(crate) fn lost(subnet: &Subnet, fault: Fault, at: PortAt, sm_lid: Lid) -> Fa
         let other_is_master = near.is_some_and(|near| near != sm && subnet.is_master(near));
         if port.is_sm && !other_is_master {
             let fault = fault.seen(format!(
-                "{name} says that a subnet manager runs there (IsSM), and packets reach it"
+                "{name} says that a subnet manager runs there (IsSM), and answers packets of the port"
             ));
-            return fault.next(wake(subnet, sm));
+            return idle(subnet, fault, sm);
         }
     }
     let fault = match port {
@@ -58,14 +65,41 @@ pub(crate) fn lost(subnet: &Subnet, fault: Fault, at: PortAt, sm_lid: Lid) -> Fa
         // Its LID was changed: the subnet still has the one from before as the SM's.
         fault.next(commands::port(subnet, sm, &format!("lid {}", sm_lid.get())))
     } else {
-        fault.next(format!(
-            "wait a minute: the subnet manager on {name} takes over, unless it is stopped: see its log"
-        ))
+        match subnet.sm_answers.get(&sm) {
+            Some(None | Some(SmState::NOT_ACTIVE)) => idle(subnet, fault, sm),
+            _ => fault.next(format!(
+                "wait a minute: the subnet manager on {name} takes over, unless it is stopped: see its log"
+            )),
+        }
+    }
+}
+
+/// Adds to a fault the state of the subnet manager of a port that does not do its work, and the command or words that end that.
+pub(crate) fn idle(subnet: &Subnet, fault: Fault, sm: PortAt) -> Fault {
+    let name = subnet.port_name(sm);
+    let state = match subnet.sm_answers.get(&sm) {
+        None => return fault.next(wake(subnet, sm)),
+        Some(None) => {
+            let fault = fault.seen(format!(
+                "the subnet manager on {name} did not answer Get(SMInfo)"
+            ));
+            return fault.next(wake(subnet, sm));
+        }
+        Some(Some(state)) => *state,
+    };
+    let fault = fault.seen(format!(
+        "the subnet manager on {name} says by SMInfo that it is {state:?}"
+    ));
+    match state {
+        SmState::NOT_ACTIVE => fault.next(format!(
+            "start the subnet manager on {name} anew with sm_inactive FALSE, or have another one manage the subnet"
+        )),
+        _ => fault.next(commands::sweep(subnet, sm)).remark("see its log if that does not help"),
     }
 }
 
 /// Returns the command that makes an idle subnet manager sweep.
-pub(crate) fn wake(subnet: &Subnet, sm: PortAt) -> String {
+fn wake(subnet: &Subnet, sm: PortAt) -> String {
     let name = subnet.port_name(sm);
     match subnet.managers.get(&sm) {
         Some(pid) => format!(

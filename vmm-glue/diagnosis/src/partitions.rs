@@ -31,6 +31,22 @@ pub(crate) fn none_shared(subnet: &Subnet, at: PortAt, sm: PortAt) -> Option<Fau
     )))
 }
 
+/// Returns the fault that a port or the SM's port has no P_Key at all: then neither sends or takes a packet of the SA's.
+pub(crate) fn emptied(subnet: &Subnet, at: PortAt, sm: PortAt) -> Option<Fault> {
+    let empty = |at: &PortAt| valid_keys(subnet, *at).is_some_and(|keys| keys.is_empty());
+    let at = [at, sm].into_iter().find(empty)?;
+    Some(no_key(subnet, at))
+}
+
+fn no_key(subnet: &Subnet, at: PortAt) -> Fault {
+    let fault = Fault::new("pkey_missing", "the physical port is in no partition");
+    let fault = fault.seen(format!(
+        "the P_Key table of {} is empty",
+        subnet.port_name(at)
+    ));
+    fault.next(commands::sweep(subnet, at))
+}
+
 /// Returns the fault that a VF's P_Key table is empty, or that the SM's port admits none of the packets with which the VF's guest
 /// asks the SA.
 pub(crate) fn none_of_vf(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
@@ -41,6 +57,9 @@ pub(crate) fn none_of_vf(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault>
         None => own.first().copied().into_iter().collect(),
     };
     let set = commands::set_vf(&on.pf.host, vf, port);
+    if own.iter().all(|key| !key.is_valid()) {
+        return Some(no_key(subnet, at));
+    }
     if !table.iter().any(|key| key.is_valid()) {
         let summary = "the VF is in no partition: its P_Key table is empty";
         let fault = Fault::new("no_pkey", summary).seen("it can neither send nor receive");
@@ -97,6 +116,14 @@ pub(crate) fn missing(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
     let mut fault = Fault::new("pkey_missing", summary);
     fault.seen = missing;
     let set = commands::set_vf(&on.pf.host, vf, on.number);
+    let first = on
+        .subnet()
+        .partitions
+        .get(&on.at())
+        .and_then(|keys| keys.first());
+    if first.is_some_and(|key| !key.is_valid()) || first.is_none() {
+        return Some(fault.next(commands::sweep(on.subnet(), on.at())));
+    }
     let fault = fault.next(format!("{set} pkeys index:0"));
     Some(fault.remark(format_args!(
         "or have the subnet manager put {} into the partition",

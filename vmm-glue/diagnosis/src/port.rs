@@ -1,35 +1,42 @@
 //! Reasons for which a VF's port is down.
 
-use ib_wire::Lid;
 use pf_context::PortReason;
 use pf_context::guids::GuidWish;
 
 use crate::commands;
 use crate::fault::Fault;
 use crate::snapshot::{OnPort, VfPort};
-use crate::{guids, links, sa, unmanaged};
+use crate::{guids, sa};
 
-/// Returns the reason for which the port is down; `None` if it is up.
-pub(crate) fn down(on: OnPort<'_>, vf: u16, row: Option<&VfPort>) -> Option<Fault> {
+/// Returns the fault that there is no such port, or no such VF.
+pub(crate) fn missing(on: OnPort<'_>, vf: u16) -> Fault {
     let (host, port) = (&on.pf.host, on.number);
     if on.facts().is_none() {
         let ports = on.pf.ports.len();
         let fault = Fault::new("no_such_port", format!("the adapter has no port {port}"));
         let fault = fault.seen(format!("{host} has {ports} ports"));
-        return Some(fault.next("name one of them with --port"));
+        return fault.next("name one of them with --port");
     }
-    let Some(row) = row else {
-        let summary = format!("{host} has no VF {vf}");
-        let known = on.pf.vfs.len();
-        let fault = Fault::new("no_such_vf", summary).seen(format!("it has {known} VFs"));
-        return Some(fault.next("start vhca serve with more --vfs, or name another VF"));
-    };
-    let set = format!("{} port_guid", commands::set_vf(host, vf, port));
+    let known = on.pf.vfs.len();
+    Fault::new("no_such_vf", format!("{host} has no VF {vf}"))
+        .seen(format!("it has {known} VFs"))
+        .next("start vhca serve with more --vfs, or name another VF")
+}
+
+/// Returns the fault that the administrator keeps the port down.
+pub(crate) fn disabled(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
+    let set = commands::set_vf(&on.pf.host, vf, on.number);
+    (row.reason == PortReason::AdminDown).then(|| {
+        Fault::new("admin_down", "the administrator keeps the port down")
+            .next(format!("{set} state auto"))
+    })
+}
+
+/// Returns the reason of a VF's own for which its port is down; `None` if it is up, or down for another reason.
+pub(crate) fn down(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
+    let set = format!("{} port_guid", commands::set_vf(&on.pf.host, vf, on.number));
     Some(match row.reason {
-        PortReason::Up => return None,
-        PortReason::AdminDown => Fault::new("admin_down", "the administrator keeps the port down")
-            .next(format!("{} state auto", commands::set_vf(host, vf, port))),
-        PortReason::PhysicalDown => physically_down(on),
+        PortReason::Up | PortReason::AdminDown | PortReason::PhysicalDown => return None,
         PortReason::NoGuidRequested => match row.refusal {
             Some(refusal) => Fault::new("guid_refused", "the GUID that was set is impossible")
                 .seen(refusal.to_string())
@@ -72,15 +79,16 @@ pub(crate) fn down(on: OnPort<'_>, vf: u16, row: Option<&VfPort>) -> Option<Faul
                     .next(format!("{set} sm")),
             }
         }
+        // The agents of a host that has lost its SA refuse the question, too.
+        PortReason::NotSupported if sa::is_silent(on) => return None,
         PortReason::NotSupported => {
-            // The agents of a host that has lost its SA refuse the question, too.
-            sa::silent(on).unwrap_or_else(|| {
-                let summary = "the SA cannot give out additional GUIDs";
-                Fault::new("guids_not_supported", summary)
-                    .seen("it refused the GUIDInfoRecord, or does not name it in its ClassPortInfo")
-                    .next(format!("{set} hardware"))
-                    .remark("then write GUIDs to the port's table yourself; or run another subnet manager")
-            })
+            let summary = "the SA cannot give out additional GUIDs";
+            Fault::new("guids_not_supported", summary)
+                .seen("it refused the GUIDInfoRecord, or does not name it in its ClassPortInfo")
+                .next(format!("{set} hardware"))
+                .remark(
+                    "then write GUIDs to the port's table yourself; or run another subnet manager",
+                )
         }
         PortReason::TableTooSmall => Fault::new(
             "guid_table_full",
@@ -89,24 +97,4 @@ pub(crate) fn down(on: OnPort<'_>, vf: u16, row: Option<&VfPort>) -> Option<Faul
         .seen(format!("VF {vf} needs entry {vf}"))
         .next("start the service with fewer --vfs, or use VFs of lower numbers"),
     })
-}
-
-fn physically_down(on: OnPort<'_>) -> Fault {
-    let (subnet, at) = (on.subnet(), on.at());
-    if let Some(flapping) = links::flapping(on) {
-        return flapping;
-    }
-    if let Some(fault) = links::down(subnet, at) {
-        return fault;
-    }
-    match on.physical() {
-        Some(port) => unmanaged::why(on, port.lid != Lid::NONE).seen(format!(
-            "{} is {:?}, its LID is {}",
-            subnet.port_name(at),
-            port.state,
-            port.lid.get()
-        )),
-        None => Fault::new("no_such_port", "the adapter has no such port")
-            .next("name another with --port"),
-    }
 }

@@ -12,6 +12,9 @@ use crate::subnet::{Dropped, Port, PortAt, Subnet};
 /// Time for which a loss counts as a fault: long enough for an operator who noticed it to ask.
 pub const RECENT: Duration = Duration::from_secs(60);
 
+/// Time for which an error of a link counts: links with many retransmissions are slow, and make few an hour.
+pub const ERRORS_COUNT: Duration = Duration::from_secs(600);
+
 /// Facts of a subnet and of the VFs on it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -22,6 +25,9 @@ pub struct Snapshot {
     /// The PFs whose VFs are to be diagnosed.
     pub pfs: Vec<Pf>,
 }
+
+/// Time that a subnet manager may take to notice a port whose link came up: OpenSM looks every ten seconds if no trap arrives.
+const NOTICING: Duration = Duration::from_secs(12);
 
 impl Snapshot {
     /// Returns `true` if diagnoses need more of the subnet than [`Extent::Near`](crate::Extent::Near): a port is not active, an SA
@@ -59,8 +65,13 @@ pub struct Pf {
 pub struct PfPort {
     /// The SA's answer when the port asked it last: `true` if there was any, `None` if the port did not ask.
     pub sa_answers: Option<bool>,
+    /// `true` if the SM's port answered the Get(ClassPortInfo) that the port sent to its performance management agent at the same
+    /// time; `None` if the port did not ask.
+    pub sm_port_answers: Option<bool>,
     /// Number of times that its link went down within [`RECENT`].
     pub losses: u64,
+    /// Errors that both ends of its link counted within [`ERRORS_COUNT`].
+    pub errors: u64,
     /// `true` if an order to the service made the link worse than its cable.
     pub is_impaired: bool,
 }
@@ -253,6 +264,13 @@ impl<'s> OnPort<'s> {
     /// Returns the facts of a VF's port.
     pub(crate) fn of_vf(self, vf: u16) -> Option<&'s VfPort> {
         self.pf.vfs.get(&vf)?.ports.get(&self.number)
+    }
+
+    /// Returns `true` if all VFs have had the port's state for less than a subnet manager may take to change it.
+    pub(crate) fn is_fresh(self) -> bool {
+        let rows = self.pf.vfs.values();
+        let mut rows = rows.filter_map(|vf| vf.ports.get(&self.number)?.since);
+        self.pf.vfs.is_empty() || rows.any(|since| since < NOTICING)
     }
 
     /// Returns the time that has passed since a time before the snapshot.

@@ -1,9 +1,11 @@
 //! Nodes, links and subnet managers, as far as they are known.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{PhysicalState, PortState};
 use ib_vtime::Instant;
+use ib_wire::smp::SmState;
 use ib_wire::{Guid, Lid, Lmc, MKey, PKey, PortNum};
 
 use crate::rates::Rates;
@@ -14,8 +16,8 @@ pub enum Extent {
     /// All nodes and links.
     #[default]
     Whole,
-    /// The adapters with PFs, the nodes at the other ends of their links, the nodes with the LIDs of their SMs and of foreign
-    /// peers, and all nodes with an M_Key: see [`Snapshot::looks_far`](crate::Snapshot::looks_far).
+    /// The adapters with PFs, the nodes at the other ends of their links, the nodes with the same LIDs or GUIDs or with the
+    /// LIDs of their SMs and of foreign peers, and all nodes with an M_Key: see [`Snapshot::looks_far`](crate::Snapshot::looks_far).
     Near,
     /// The adapters with PFs, and nothing behind their ports.
     Adapters,
@@ -34,11 +36,26 @@ pub struct Subnet {
     pub management: Option<usize>,
     /// Processes of subnet managers by their ports, as far as they are known.
     pub managers: BTreeMap<PortAt, u32>,
+    /// The port of the service's own subnet manager, if that runs.
+    pub embedded: Option<PortAt>,
+    /// Answers of subnet managers to a Get(SMInfo) that was sent on their own nodes: their states; `None` if there was none.
+    pub sm_answers: BTreeMap<PortAt, Option<SmState>>,
     /// P_Key tables of the PFs' ports and of their SMs'.
     pub partitions: BTreeMap<PortAt, Vec<PKey>>,
-    /// Ports at which packets end that go from one port to the LID of another and do not arrive, by these two: between PFs' ports
-    /// whose SA is silent and the SM's.
-    pub dead_ends: BTreeMap<[PortAt; 2], PortAt>,
+    /// Ways of packets from one port to the LID of another, by these two: between PFs' ports and their SMs' where an SA is silent or
+    /// faults are planned, and between ports of a [`Pair`](crate::Pair).
+    pub ways: BTreeMap<[PortAt; 2], Way>,
+    /// Faults that the service makes by order, by their links (indices of `links`), in the words of `vhca set link`.
+    pub planned: BTreeMap<usize, String>,
+}
+
+/// Way of packets from one port to the LID of another, as links and forwarding tables are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The links that they cross, in order: the port by which they leave a node, and that by which they come to the next.
+    pub hops: Vec<[PortAt; 2]>,
+    /// The port at which they end: that of the LID if they arrive.
+    pub end: PortAt,
 }
 
 /// A node.
@@ -193,12 +210,17 @@ impl Subnet {
         })
     }
 
-    /// Returns the end port that has a LID.
+    /// Returns the end port that has a LID: the first if several have it.
     #[must_use]
     pub fn owner(&self, lid: Lid) -> Option<PortAt> {
-        let mut ports = self.end_ports();
-        let owner = ports.find(|(_, port)| lid != Lid::NONE && port.owns_lid(lid));
-        owner.map(|(at, _)| at)
+        self.owners(lid).next()
+    }
+
+    /// Returns the end ports that have a LID.
+    pub(crate) fn owners(&self, lid: Lid) -> impl Iterator<Item = PortAt> {
+        let ports = self.end_ports();
+        let owners = ports.filter(move |(_, port)| lid != Lid::NONE && port.owns_lid(lid));
+        owners.map(|(at, _)| at)
     }
 
     /// Returns the end ports at which a subnet manager runs, as the ports say.
@@ -252,8 +274,25 @@ impl Subnet {
 
     /// Returns the end ports that SMPs reach from one over links that are up, itself included. Nothing passes an adapter.
     pub(crate) fn reachable(&self, from: PortAt) -> BTreeSet<PortAt> {
+        self.spread(from).into_keys().collect()
+    }
+
+    /// Returns the links of a shortest way of SMPs between two end ports over links that are up; none if there is no way.
+    pub(crate) fn shortest(&self, from: PortAt, to: PortAt) -> Vec<usize> {
+        let came = self.spread(from);
+        let (mut at, mut links) = (self.end_port(to), Vec::new());
+        while let Some(Some((link, before))) = came.get(&at) {
+            links.push(*link);
+            at = *before;
+        }
+        links
+    }
+
+    /// Returns the end ports that SMPs reach from one, and for each but the first the link by which they come to it, and the end
+    /// port before.
+    fn spread(&self, from: PortAt) -> BTreeMap<PortAt, Option<(usize, PortAt)>> {
         let from = self.end_port(from);
-        let (mut found, mut next) = (BTreeSet::from([from]), VecDeque::from([from]));
+        let (mut found, mut next) = (BTreeMap::from([(from, None)]), VecDeque::from([from]));
         while let Some(at) = next.pop_front() {
             let ports = self.nodes.get(at.node).map_or(&[][..], |node| &node.ports);
             let is_switch = at.port == PortNum::SWITCH_MANAGEMENT;
@@ -261,14 +300,14 @@ impl Subnet {
                 (is_switch || port.number == at.port)
                     && port.physical_state == PhysicalState::LinkUp
             });
-            let peers = up.filter_map(|port| {
-                self.peer(PortAt {
-                    port: port.number,
-                    ..at
-                })
-            });
-            for peer in peers.map(|peer| self.end_port(peer)) {
-                if found.insert(peer) {
+            for port in up {
+                let number = port.number;
+                let peer = self.peer(PortAt { port: number, ..at });
+                let Some((link, peer)) = port.link.zip(peer.map(|peer| self.end_port(peer))) else {
+                    continue;
+                };
+                if let Entry::Vacant(place) = found.entry(peer) {
+                    place.insert(Some((link, at)));
                     next.push_back(peer);
                 }
             }

@@ -23,7 +23,11 @@ pub(crate) fn why(on: OnPort<'_>, has_lid: bool) -> Fault {
             "the subnet manager has not activated the port",
         ),
     };
-    let fault = Fault::new(code, summary);
+    let mut fault = Fault::new(code, summary);
+    if let Some(port) = on.physical() {
+        let (name, lid) = (subnet.port_name(at), port.lid.get());
+        fault = fault.seen(format!("{name} is {:?}, its LID is {lid}", port.state));
+    }
     if subnet.is_attached(at) {
         return fault
             .seen("the fabric is a simulator's")
@@ -52,7 +56,10 @@ pub(crate) fn why(on: OnPort<'_>, has_lid: bool) -> Fault {
     if let Some(full) = lids_used_up(subnet).filter(|_| !has_lid) {
         return full;
     }
-    fault.next(managers::wake(subnet, sm))
+    if on.is_fresh() && subnet.sm_answers.get(&sm) != Some(&None) {
+        return fault.next(managers::WAIT);
+    }
+    managers::idle(subnet, fault, sm)
 }
 
 /// Returns the fault that the subnet has no LID left for a port without one.

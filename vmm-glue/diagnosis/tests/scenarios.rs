@@ -6,16 +6,17 @@
 
 use hca_api::{PhysicalState, PortState};
 use ib_vtime::{Duration, Instant};
-use ib_wire::smp::{LinkSpeed, LinkWidth};
+use ib_wire::smp::{LinkSpeed, LinkWidth, SmState};
 use ib_wire::{Guid, Lid, MKey, PKey, PortNum};
 use pf_context::guids::{GuidState, GuidView, GuidWish};
 use pf_context::{PortReason, VfPKeyEntry};
 use vhca_diagnosis::{
     Diagnosis, Dropped, Extent, Faults, KNOWN_FAULTS, Node, NodeKind, Offer, PKeyTable, Pf, PfPort,
-    Port, PortAt, Rates, Snapshot, Stall, Subnet, Vf, VfPort, why,
+    Port, PortAt, Rates, Snapshot, Stall, Subnet, Vf, VfPort, Way, why,
 };
 
 const GUID: Guid = Guid::new(0x0202);
+const SM_GUID: Guid = Guid::new(0x0303);
 
 /// Seconds at which the snapshots are taken.
 const NOW: u64 = 100;
@@ -64,7 +65,7 @@ fn subnet() -> Subnet {
     let mut subnet = Subnet::default();
     subnet.add(node("host-a", NodeKind::Adapter, vec![port(1, 1)]));
     let mut manager = port(1, 2);
-    manager.is_sm = true;
+    (manager.is_sm, manager.guid) = (true, SM_GUID);
     subnet.add(node("mgmt", NodeKind::Adapter, vec![manager]));
     let ports = vec![port(0, 3), port(1, 0), port(2, 0)];
     subnet.add(node("S 1", NodeKind::Switch, ports));
@@ -229,13 +230,23 @@ fn without_a_subnet_manager_one_is_started_on_the_management_host() {
     snapshot.subnet.port_mut(SM).unwrap().is_sm = false;
     let found = found(&snapshot, "no_sm");
     assert!(found.next.contains("--node mgmt -- opensm -f"), "{found}");
-    assert_eq!(found.seen[1], "host-a/1 is Init, its LID is 0");
+    assert_eq!(found.seen[0], "host-a/1 is Init, its LID is 0");
 }
 
 #[test]
 fn a_subnet_manager_that_does_nothing_is_woken() {
     let mut snapshot = unmanaged();
     snapshot.subnet.managers.insert(SM, 77);
+    // It may not have noticed the port yet, unless it does not answer.
+    assert!(
+        found(&snapshot, "no_sm")
+            .next
+            .starts_with("wait ten seconds")
+    );
+    snapshot.subnet.sm_answers.insert(SM, None);
+    assert!(found(&snapshot, "no_sm").next.starts_with("kill -CONT 77 "));
+    snapshot.subnet.sm_answers.clear();
+    row(&mut snapshot).since = Some(Duration::from_secs(13));
     assert!(found(&snapshot, "no_sm").next.starts_with("kill -CONT 77 "));
     snapshot.subnet.port_mut(HOST).unwrap().lid = Lid::new(1);
     found(&snapshot, "port_not_active");
@@ -301,10 +312,12 @@ fn a_p_key_that_the_port_does_not_have() {
     let missing = found(&snapshot, "pkey_missing");
     let seen = "index 1 is for 0x8001, which the port does not have";
     assert_eq!(missing.seen, [seen]);
+    row(&mut snapshot).pkeys = Some(PKeyTable::default());
+    found(&snapshot, "no_pkey");
     // An empty table of the physical port leaves nothing.
     row(&mut snapshot).pkeys = None;
     snapshot.subnet.partitions.insert(HOST, Vec::new());
-    found(&snapshot, "no_pkey");
+    found(&snapshot, "pkey_missing");
 }
 
 #[test]
@@ -319,16 +332,125 @@ fn two_limited_members_do_not_talk() {
 
 #[test]
 fn packets_to_the_sa_that_end_at_a_link_name_the_link() {
-    let mut snapshot = snapshot(PortReason::Up);
-    snapshot.pfs[0].ports[0].sa_answers = Some(false);
-    assert!(found(&snapshot, "sa_not_answering").next.contains("mgmt/1"));
+    let mut snapshot = silent();
     let ends = [HOST, SM];
-    snapshot.subnet.dead_ends.insert(ends, at(SWITCH, 0));
+    let (hops, end) = (vec![[HOST, at(SWITCH, 1)]], at(SWITCH, 0));
+    snapshot.subnet.ways.insert(ends, Way { hops, end });
     let lost = found(&snapshot, "sa_unreachable");
     assert_eq!(lost.seen, ["packets from host-a/1 to mgmt/1 end at S 1/0"]);
     unplug(&mut snapshot.subnet, SM);
     let cut = found(&snapshot, "sa_unreachable");
     assert_eq!(cut.next, "vhca set link mgmt/1 up");
+}
+
+/// Returns a snapshot in which the SA does not answer, and the SM's port does.
+fn silent() -> Snapshot {
+    let mut snapshot = snapshot(PortReason::Up);
+    let port = &mut snapshot.pfs[0].ports[0];
+    (port.sa_answers, port.sm_port_answers) = (Some(false), Some(true));
+    snapshot
+}
+
+#[test]
+fn a_manager_is_woken_only_if_its_port_answers_and_it_does_not() {
+    let mut snapshot = silent();
+    snapshot.subnet.managers.insert(SM, 77);
+    let woken = |snapshot: &Snapshot| found(snapshot, "sa_not_answering").next;
+    assert!(woken(&snapshot).starts_with("kill -CONT 77 "));
+    snapshot.subnet.sm_answers.insert(SM, None);
+    assert!(woken(&snapshot).starts_with("kill -CONT 77 "));
+    let inactive = Some(SmState::NOT_ACTIVE);
+    snapshot.subnet.sm_answers.insert(SM, inactive);
+    assert!(woken(&snapshot).contains("sm_inactive FALSE"));
+    // A route is no answer.
+    let way = |hops: [[PortAt; 2]; 2], end| Way {
+        hops: hops.into(),
+        end,
+    };
+    let there = [[HOST, at(SWITCH, 1)], [at(SWITCH, 2), SM]];
+    let back = [[SM, at(SWITCH, 2)], [at(SWITCH, 1), HOST]];
+    snapshot.subnet.ways.insert([HOST, SM], way(there, SM));
+    snapshot.subnet.ways.insert([SM, HOST], way(back, HOST));
+    snapshot.pfs[0].ports[0].sm_port_answers = Some(false);
+    let lost = found(&snapshot, "sa_unreachable");
+    assert_eq!(lost.next, "vhca show drops --problems");
+    // Packets that arrive at another port have a route, too.
+    snapshot
+        .subnet
+        .ways
+        .insert([HOST, SM], way(there, at(SWITCH, 0)));
+    snapshot.subnet.embedded = Some(SM);
+    let astray = found(&snapshot, "sa_unreachable");
+    assert_eq!(
+        astray.seen,
+        ["packets from host-a/1 to mgmt/1 end at S 1/0"]
+    );
+    assert_eq!(astray.next, "vhca sm sweep");
+}
+
+#[test]
+fn planned_faults_come_before_what_follows_from_them() {
+    let mut snapshot = silent();
+    snapshot.pfs[0].ports[0].sm_port_answers = Some(false);
+    snapshot.subnet.planned.insert(1, "loss=100%".to_owned());
+    let faulty = found(&snapshot, "link_faulty");
+    assert_eq!(faulty.seen, ["the link of mgmt/1 has loss=100%"]);
+    assert_eq!(faulty.next, "vhca clear link mgmt/1");
+    let codes: Vec<_> = faulty.reasons.iter().map(|reason| reason.code()).collect();
+    assert_eq!(codes, ["link_faulty", "sa_unreachable"]);
+    assert!(
+        faulty.to_string().contains("\n  also:  sa_unreachable: "),
+        "{faulty}"
+    );
+    // A port that no manager has configured.
+    let mut unmanaged = unmanaged();
+    unmanaged.subnet.planned.insert(0, "delay=2s".to_owned());
+    assert!(!found(&unmanaged, "link_faulty").up);
+}
+
+#[test]
+fn ten_errors_of_a_link_are_a_fault_and_nine_are_not() {
+    let mut snapshot = snapshot(PortReason::Up);
+    snapshot.pfs[0].ports[0].errors = 9;
+    found(&snapshot, "ok");
+    snapshot.pfs[0].ports[0].errors = 10;
+    let errors = found(&snapshot, "link_errors");
+    assert!(
+        errors.next.starts_with("vhca clear link host-a/1 # "),
+        "{errors}"
+    );
+}
+
+#[test]
+fn two_ports_with_one_lid_or_one_guid() {
+    let mut snapshot = silent();
+    let subnet = &mut snapshot.subnet;
+    subnet.embedded = Some(SM);
+    subnet.port_mut(at(SWITCH, 0)).unwrap().lid = Lid::new(1);
+    let shared = found(&snapshot, "duplicate_lid");
+    assert_eq!(shared.seen, ["LID 1 is that of host-a/1 and S 1/0"]);
+    assert_eq!(shared.next, "vhca sm sweep");
+    snapshot.subnet.port_mut(at(SWITCH, 0)).unwrap().lid = Lid::new(2);
+    assert!(
+        found(&snapshot, "duplicate_lid")
+            .summary
+            .ends_with("of the port's SM")
+    );
+    snapshot.subnet.port_mut(at(SWITCH, 0)).unwrap().guid = GUID;
+    snapshot.subnet.port_mut(HOST).unwrap().guid = GUID;
+    found(&snapshot, "duplicate_guid");
+}
+
+#[test]
+fn a_port_without_any_p_key_has_the_manager_sweep() {
+    let mut snapshot = silent();
+    snapshot.subnet.embedded = Some(SM);
+    for emptied in [SM, HOST] {
+        let keys = vec![PKey::INVALID];
+        snapshot.subnet.partitions.insert(emptied, keys);
+        let missing = found(&snapshot, "pkey_missing");
+        assert_eq!(missing.next, "vhca sm sweep");
+    }
 }
 
 #[test]

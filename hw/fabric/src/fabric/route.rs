@@ -41,11 +41,12 @@ impl<D: EndNode> Fabric<D> {
     /// LID is its own. `None` if they arrive nowhere as links and forwarding tables are now.
     #[must_use]
     pub fn trace_lid(&self, from: Endpoint, dlid: Lid, travelling: Travelling) -> Option<Endpoint> {
-        self.follow_lid(from, dlid, travelling).ok()
+        self.follow_lid(from, dlid, travelling, &mut |_| {}).ok()
     }
 
     /// Follows packets to a unicast LID from an end port to the end port at which they arrive: itself if the LID is its
-    /// own.
+    /// own. Each link that they cross is passed to `crossed`: the port by which they leave a node, and that by which they
+    /// come to the next.
     ///
     /// # Errors
     /// The port by which they would go on, as links and forwarding tables are now; or that by which they came to a node
@@ -55,6 +56,7 @@ impl<D: EndNode> Fabric<D> {
         from: Endpoint,
         dlid: Lid,
         travelling: Travelling,
+        crossed: &mut dyn FnMut([Endpoint; 2]),
     ) -> Result<Endpoint, Endpoint> {
         let mut at = from;
         // No route without a loop is longer.
@@ -72,6 +74,7 @@ impl<D: EndNode> Fabric<D> {
             };
             let out = at.node.port(out.ok_or(at)?.0);
             at = self.cross(out, travelling).ok_or(out)?;
+            crossed([out, at]);
         }
         Err(at)
     }

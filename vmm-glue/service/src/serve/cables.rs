@@ -91,6 +91,8 @@ fn check(of: &LinkFaults) -> Result<(), String> {
 pub(super) struct Cables {
     /// Links as they were before they had faults.
     sound: BTreeMap<LinkId, LinkConfig>,
+    /// Faults that strike packets, of the links that have some.
+    planned: BTreeMap<LinkId, LinkFaults>,
 }
 
 impl Cables {
@@ -99,9 +101,19 @@ impl Cables {
         self.sound.get(&link)
     }
 
+    /// Returns `true` if faults are planned that strike packets.
+    pub(super) fn has_planned(&self) -> bool {
+        !self.planned.is_empty()
+    }
+
+    /// Returns the faults of a link that strike packets, if there are some.
+    pub(super) fn planned(&self, link: LinkId) -> Option<&LinkFaults> {
+        self.planned.get(&link)
+    }
+
     /// Plans faults of the link of a port (`NODE/PORT`), or of all links between two nodes, in place of all former faults.
     /// They strike every packet, those of management too. A link that gets another width or speed goes down for it. Returns
-    /// the number of links.
+    /// the links.
     ///
     /// # Errors
     /// A refusal that says why; nothing has changed then.
@@ -111,7 +123,7 @@ impl Cables {
         a: &str,
         b: Option<&str>,
         faults: LinkFaults,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<Vec<LinkId>, Refusal> {
         let bad = |message: String| Refusal::new("bad_faults", message);
         check(&faults).map_err(bad)?;
         let links = links_at(inventory, a, b)?;
@@ -143,8 +155,13 @@ impl Cables {
                 fabric.count_symbol_errors(end, faults.symbol_errors);
             }
             fabric.set_link_config(link, cable);
+            if faults.strike_packets() {
+                self.planned.insert(link, faults);
+            } else {
+                self.planned.remove(&link);
+            }
         }
-        Ok(links.len())
+        Ok(links)
     }
 }
 

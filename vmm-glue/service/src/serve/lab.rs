@@ -357,7 +357,24 @@ impl Lab {
         b: Option<&str>,
         faults: LinkFaults,
     ) -> Result<usize, Refusal> {
-        self.cables.plan_faults(&mut self.inventory, a, b, faults)
+        let links = self.cables.plan_faults(&mut self.inventory, a, b, faults)?;
+        let now = self.world().now();
+        let ports = self.ports_of(self.inventory.pf_hosts().map(|host| host.id).collect());
+        for at in ports {
+            let end = self.world().host(at.host).node().port(at.port.0);
+            let fabric = self.world().fabric();
+            let is_of_these = fabric
+                .link_at(end)
+                .is_some_and(|link| links.contains(&link));
+            let errors = link_errors(fabric, end);
+            if let Some(errors) = errors.filter(|_| is_of_these) {
+                self.history.note_errors(at, now, errors);
+                if faults == LinkFaults::default() {
+                    self.history.forget_errors(at);
+                }
+            }
+        }
+        Ok(links.len())
     }
 
     /// Returns what is measured of the service itself.
@@ -397,6 +414,7 @@ impl Lab {
             self.guests.poll(self.inventory.world_mut(), polled);
         }
         self.guests.expire(now);
+        self.sa_probes.take_answers(self.inventory.world_mut());
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -470,12 +488,28 @@ fn take_events(
         if let Some(physical) = world.fabric().port(node.port(port.0)) {
             history.note_losses(at, world.now(), physical.counters.link_downed);
         }
+        if let Some(errors) = link_errors(world.fabric(), node.port(port.0)) {
+            history.note_errors(at, world.now(), errors);
+        }
     }
     if is_pf {
         while let Some((when, event)) = world.poll_vf_news(host) {
             history.note(host, when, &event);
         }
     }
+}
+
+/// Returns the errors that both ends of a port's link have counted: of symbols, of recoveries and of packets.
+fn link_errors(fabric: &Fabric, at: Endpoint) -> Option<u64> {
+    let ends = [Some(at), fabric.peer(at)].into_iter().flatten();
+    let counters = ends.filter_map(|end| Some(fabric.port(end)?.counters));
+    counters
+        .map(|of| {
+            let packets =
+                of.rcv_errors + of.local_link_integrity_errors + of.excessive_buffer_overruns;
+            of.symbol_errors + of.link_error_recoveries + packets
+        })
+        .reduce(|one, other| one + other)
 }
 
 /// The node GUID of a VF, `02:VV:VV:EE:EE:EE:EE:EE`: a locally administered EUI-64 with the VF's number where

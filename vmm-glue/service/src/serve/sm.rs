@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use ib_wire::smp::{SmInfo, SmState};
+use emulated_hca::Endpoint;
+use ib_wire::smp::{CapabilityMask, SmInfo, SmState};
 use ib_wire::{Guid, PKey};
 use subnet_lite::SubnetManager;
 use vhca_control::Refusal;
 
 use super::lab::Lab;
+use super::snapshot::end_ports;
 use crate::show::{PartitionRow, SmRow};
 
 impl Lab {
@@ -27,6 +29,7 @@ impl Lab {
                 continue;
             };
             let info = said.get(&port.guid);
+            let answered = || subnet.sm_answers.get(&at).copied().flatten();
             // A manager that the embedded one has not met is master at least where its port has its own LID as the SM's.
             let masters = || subnet.is_master(at).then_some(SmState::MASTER);
             let embedded = own.filter(|manager| manager.sm().port_guid() == port.guid);
@@ -41,7 +44,7 @@ impl Lab {
                 } else {
                     "program"
                 },
-                state: info.map(SmInfo::state).or_else(masters),
+                state: (answered().or_else(|| info.map(SmInfo::state))).or_else(masters),
                 priority: info.map(SmInfo::priority),
                 sweeps: facts.map(|facts| facts.stats.heavy_sweeps),
                 last_sweep: facts.and_then(|facts| facts.last_sweep),
@@ -71,6 +74,27 @@ impl Lab {
             }
         });
         rows.collect()
+    }
+
+    /// Returns the port of the embedded manager, if that runs.
+    pub(super) fn manager_port(&self) -> Option<Endpoint> {
+        let host = self.inventory.manager()?.id;
+        let host = self.world().host(host);
+        Some(host.node().port(host.manager()?.port().0))
+    }
+
+    /// Returns the ports at which subnet managers run, as the ports say (IsSM).
+    pub(super) fn manager_ports(&self) -> Vec<Endpoint> {
+        let fabric = self.world().fabric();
+        let nodes = fabric
+            .nodes()
+            .filter_map(|(id, _)| Some((id, fabric.node(id)?)));
+        let ports = nodes.flat_map(|(id, node)| {
+            let ends = end_ports(node).iter();
+            let managers = ends.filter(|port| port.capabilities.contains(CapabilityMask::IS_SM));
+            managers.map(move |port| id.port(port.number.0))
+        });
+        ports.collect()
     }
 
     /// Starts a heavy sweep of the embedded manager.

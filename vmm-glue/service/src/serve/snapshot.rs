@@ -17,7 +17,7 @@ use pf_context::inspect::Inspect;
 use vf_tunnel::VfId;
 use vhca_diagnosis::{
     Dropped, Extent, ForeignPeer, Node, NodeKind, PKeyTable, Pf, PfPort, Port, PortAt, Program,
-    Snapshot, Stall, Subnet, Vf, VfPort,
+    Snapshot, Stall, Subnet, Vf, VfPort, Way,
 };
 
 use super::inventory::LabHost;
@@ -71,16 +71,20 @@ impl Lab {
         self.world().host(host.id).node()
     }
 
-    /// Returns the nodes that matter to diagnoses of hosts as long as these do not look far ([`Extent::Near`]); `None` if M_Keys
-    /// are in use, which are compared in the whole subnet.
+    /// Returns the nodes that matter to diagnoses of hosts as long as these do not look far ([`Extent::Near`]); `None` if faults
+    /// of links are planned, which may strike on any way, or M_Keys are in use, which are compared in the whole subnet.
     fn near(&self, fabric: &Fabric, hosts: &[&LabHost]) -> Option<BTreeSet<NodeId>> {
-        let (mut near, mut lids) = (BTreeSet::new(), BTreeSet::new());
+        if self.cables.has_planned() {
+            return None;
+        }
+        let (mut near, mut lids, mut guids) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for node in hosts.iter().map(|host| self.node_of(host)) {
             near.insert(node);
             for port in fabric.node(node).map_or(&[][..], FabricNode::ports) {
                 let peer = fabric.peer(node.port(port.number.0));
                 near.extend(peer.map(|peer| peer.node));
-                lids.insert(port.sm_lid);
+                lids.extend([port.lid, port.sm_lid]);
+                guids.insert(port.guid);
             }
             let device = fabric.device(node).into_iter();
             let peers = device.flat_map(|device| device.foreign_peers());
@@ -95,7 +99,10 @@ impl Lab {
                 return None;
             }
             let mut ports = end_ports(node).iter();
-            if ports.any(|port| lids.iter().any(|lid| port.owns_lid(*lid))) {
+            let has = |port: &PhysicalPort| {
+                guids.contains(&port.guid) || lids.iter().any(|lid| port.owns_lid(*lid))
+            };
+            if ports.any(has) {
                 near.insert(id);
             }
         }
@@ -130,8 +137,16 @@ impl Lab {
             }
             None => fabric.links().collect(),
         };
-        for ends in links.into_iter().filter_map(|link| fabric.link_ends(link)) {
+        for (link, ends) in links
+            .into_iter()
+            .filter_map(|link| Some((link, fabric.link_ends(link)?)))
+        {
             if let [Some(a), Some(b)] = ends.map(|end| place(&ids, end)) {
+                if let Some(faults) = self.cables.planned(link) {
+                    subnet
+                        .planned
+                        .insert(subnet.links.len(), faults.to_string());
+                }
                 subnet.connect([a, b]);
             }
         }
@@ -141,6 +156,10 @@ impl Lab {
             Some((place(&ids, *at)?, pid.as_raw_nonzero().get().unsigned_abs()))
         });
         subnet.managers = managers.collect();
+        let states = self.manager_states();
+        let states = states.filter_map(|(at, state)| Some((place(&ids, at)?, state)));
+        subnet.sm_answers = states.collect();
+        subnet.embedded = self.manager_port().and_then(|at| place(&ids, at));
         let mut survey = Survey {
             fabric,
             ids,
@@ -149,7 +168,7 @@ impl Lab {
         for host in hosts {
             for at in self.ports(fabric, host) {
                 let is_silent = self.sa_answers(host.id.port(at.port.0)) == Some(false);
-                survey.add_port_of_pf(at, is_silent);
+                survey.add_port_of_pf(at, is_silent || self.cables.has_planned());
             }
         }
         survey
@@ -168,7 +187,9 @@ impl Lab {
         let now = self.world().now();
         let ports = (1..).zip(context.ports()).map(|(number, _)| PfPort {
             sa_answers: self.sa_answers(host.id.port(number)),
+            sm_port_answers: self.reaches_sm_port(host.id.port(number)),
             losses: self.history.losses(host.id.port(number), now),
+            errors: self.history.errors(host.id.port(number), now),
             is_impaired: self.is_impaired(fabric, id.port(number)),
         });
         let device = fabric.device(id).into_iter();
@@ -275,29 +296,49 @@ impl Lab {
 }
 
 impl Survey<'_> {
-    /// Adds the partitions of a PF's port and of its SM's, and, if the SA is silent, where packets between them end.
-    fn add_port_of_pf(&mut self, at: Endpoint, is_silent: bool) {
+    /// Adds the partitions of a PF's port and of its SM's, and, if they matter, the ways of packets between them.
+    fn add_port_of_pf(&mut self, at: Endpoint, ways_matter: bool) {
         let Some(own) = place(&self.ids, at) else {
             return;
         };
         let sm_lid = self.subnet.port(own).map(|port| port.sm_lid);
         let sm = sm_lid.and_then(|lid| self.subnet.owner(lid));
-        let sm = sm.map(|sm| (sm, self.ids[sm.node].port(sm.port.0)));
+        let sm = sm.map(|sm| (sm, self.endpoint(sm)));
         for (place, at) in [Some((own, at)), sm].into_iter().flatten() {
             let port = self.fabric.port(at);
             let table = self.subnet.partitions.entry(place);
             table.or_insert_with(|| port.map(pkeys).unwrap_or_default());
         }
-        let Some((sm, sm_at)) = sm.filter(|_| is_silent) else {
-            return;
-        };
-        for ([from, to], [from_at, to_at]) in [([own, sm], [at, sm_at]), ([sm, own], [sm_at, at])] {
-            let lid = self.fabric.port(to_at).map(|port| port.lid);
+        if let Some((sm, _)) = sm.filter(|_| ways_matter) {
+            self.add_ways(own, sm);
+        }
+    }
+
+    fn endpoint(&self, at: PortAt) -> Endpoint {
+        self.ids[at.node].port(at.port.0)
+    }
+
+    /// Adds the ways of packets between two ports.
+    pub(super) fn add_ways(&mut self, a: PortAt, b: PortAt) {
+        for ends in [[a, b], [b, a]] {
+            let [from, to] = ends.map(|end| self.endpoint(end));
+            let lid = self
+                .fabric
+                .port(to)
+                .map(|port| port.lid)
+                .unwrap_or_default();
+            let mut hops = Vec::new();
+            let mut cross = |hop: [Endpoint; 2]| {
+                if let [Some(out), Some(come)] = hop.map(|at| place(&self.ids, at)) {
+                    hops.push([out, come]);
+                }
+            };
             let way = self
                 .fabric
-                .follow_lid(from_at, lid.unwrap_or_default(), Travelling::Data);
-            if let Some(end) = way.err().and_then(|end| place(&self.ids, end)) {
-                self.subnet.dead_ends.insert([from, to], end);
+                .follow_lid(from, lid, Travelling::Data, &mut cross);
+            let (Ok(end) | Err(end)) = way;
+            if let Some(end) = place(&self.ids, end) {
+                self.subnet.ways.insert(ends, Way { hops, end });
             }
         }
     }
@@ -315,7 +356,7 @@ fn node_name(node: &FabricNode) -> &str {
 }
 
 /// Returns the end ports of a node: of a switch, port 0.
-fn end_ports(node: &FabricNode) -> &[PhysicalPort] {
+pub(super) fn end_ports(node: &FabricNode) -> &[PhysicalPort] {
     match node.kind() {
         FabricKind::Switch => node.ports().get(..1).unwrap_or_default(),
         FabricKind::ChannelAdapter => node.ports(),

@@ -5,6 +5,7 @@ use hca_api::PhysicalState;
 use ib_wire::{Guid, Lid, Lmc, PortNum};
 use vhca_control::table::{Cell, Column, column};
 
+use super::Scene;
 use super::link::{Link, Problem};
 use super::table::{Filter, Row};
 
@@ -26,6 +27,7 @@ pub(super) struct LinkRow {
     far: (String, PortNum),
     link: Link,
     far_link: Link,
+    faults: Option<String>,
 }
 
 /// A port of a node.
@@ -38,6 +40,7 @@ pub(super) struct PortRow {
     sm_lid: Lid,
     mtu: Option<usize>,
     link: Link,
+    faults: Option<String>,
 }
 
 impl LinkRow {
@@ -85,7 +88,8 @@ pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
 }
 
 /// Returns the links of a node that no node before it has.
-pub(super) fn links(fabric: &Fabric, filter: &Filter, id: NodeId) -> Vec<LinkRow> {
+pub(super) fn links(scene: &Scene<'_>, filter: &Filter, id: NodeId) -> Vec<LinkRow> {
+    let fabric = scene.fabric;
     let ends = ends(fabric, id).filter_map(|near| Some((near, fabric.peer(near)?)));
     let own = ends.filter(|(near, far)| near < far);
     let wanted =
@@ -96,13 +100,15 @@ pub(super) fn links(fabric: &Fabric, filter: &Filter, id: NodeId) -> Vec<LinkRow
             far: (name(fabric, far.node), far.port),
             link: Link::at(fabric, near)?,
             far_link: Link::at(fabric, far)?,
+            faults: planned(scene, near),
         })
     });
     rows.collect()
 }
 
 /// Returns the ports of a node.
-pub(super) fn ports(fabric: &Fabric, id: NodeId) -> Vec<PortRow> {
+pub(super) fn ports(scene: &Scene<'_>, id: NodeId) -> Vec<PortRow> {
+    let fabric = scene.fabric;
     let rows = ends(fabric, id).filter_map(|at| {
         let port = fabric.port(at)?;
         let end = has_lid(fabric.node(id)?.kind(), port.number);
@@ -116,9 +122,16 @@ pub(super) fn ports(fabric: &Fabric, id: NodeId) -> Vec<PortRow> {
             sm_lid: lid_of_end(port.sm_lid),
             mtu: port.neighbor_mtu.bytes(),
             link: Link::of_port(fabric, at)?,
+            faults: planned(scene, at),
         })
     });
     rows.collect()
+}
+
+/// Returns the faults that the service makes by order on a port's link, if there are some.
+fn planned(scene: &Scene<'_>, at: Endpoint) -> Option<String> {
+    let link = scene.fabric.link_at(at)?;
+    scene.vmms.planned_faults(link)
 }
 
 /// Returns true if a port has LIDs. A switch has that of its port 0; `ibportstate` writes 4660 to its others, which means nothing.
@@ -153,6 +166,10 @@ fn guid(guid: Guid) -> Cell {
 
 fn problem(problem: Option<Problem>) -> Cell {
     Cell::option(problem, |problem| Cell::of(problem.as_str()))
+}
+
+fn faults(faults: &Option<String>) -> Cell {
+    Cell::option(faults.as_deref(), Cell::of)
 }
 
 const NODE: Column<'static> = column("node").shrinks_to(8);
@@ -201,6 +218,7 @@ impl Row for LinkRow {
         column("peer_state").wide(),
         column("peer_physical_state").wide(),
         column("problem"),
+        column("faults").shrinks_to(8),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -217,11 +235,12 @@ impl Row for LinkRow {
             self.far_link.state(),
             self.far_link.physical_state(),
             problem(self.problem()),
+            faults(&self.faults),
         ]
     }
 
     fn has_problem(&self) -> bool {
-        self.problem().is_some()
+        self.problem().is_some() || self.faults.is_some()
     }
 }
 
@@ -239,6 +258,7 @@ impl Row for PortRow {
         column("width"),
         column("speed"),
         column("problem"),
+        column("faults").wide(),
     ];
 
     fn cells(&self) -> Vec<Cell> {
@@ -255,11 +275,12 @@ impl Row for PortRow {
             self.link.width(),
             self.link.speed(),
             problem(self.link.problem),
+            faults(&self.faults),
         ]
     }
 
     fn has_problem(&self) -> bool {
-        self.link.problem.is_some()
+        self.link.problem.is_some() || self.faults.is_some()
     }
 }
 

@@ -18,7 +18,7 @@ mod totals;
 mod vfs;
 mod vmms;
 
-use emulated_hca::{Fabric, NodeId};
+use emulated_hca::{Fabric, LinkId, NodeId};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
@@ -62,13 +62,18 @@ pub struct Scene<'a> {
     pub now: Instant,
 }
 
-/// What only the service knows of VFs: the VMMs that have them, their faults, and where VFs are not there yet.
+/// What only the service knows of links and VFs: planned faults, the VMMs that have them, their faults, and where VFs are not there yet.
 pub trait Vmms: std::fmt::Debug {
     /// Returns true if there are none.
     fn is_empty(&self) -> bool;
 
     /// Returns those of a host.
     fn of_host(&self, host: &str) -> Vec<VmmRow>;
+
+    /// Returns the faults that the service makes by order on a link, in the words of `vhca set link`, if there are some.
+    fn planned_faults(&self, _link: LinkId) -> Option<String> {
+        None
+    }
 
     /// Returns the faults of a host's VFs.
     fn faults_of(&self, _host: &str) -> FaultCodes {
@@ -116,7 +121,7 @@ pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
             tables
         }
         Subject::Ports => vec![
-            Table::of_nodes("ports", |scene, node| fabric::ports(scene.fabric, node)),
+            Table::of_nodes("ports", fabric::ports),
             Table::of_pfs("pf_ports", |_, pf| pf.rows.ports().collect()),
         ],
         Subject::Tids => vec![Table::of_pfs("tids", |scene, pf| {
@@ -158,7 +163,7 @@ pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
         Subject::Fabric => vec![
             Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),
             Table::of_links("links", |scene, filter, node| {
-                fabric::links(scene.fabric, filter, node)
+                fabric::links(scene, filter, node)
             }),
         ],
     };

@@ -23,7 +23,7 @@ pub(super) enum Answer {
     Line(Vec<u8>),
     /// When guests have done something.
     Later(JobId),
-    /// When the SAs of these ports have answered, or did not: see [`answer_now`].
+    /// When the SAs of these ports, and subnet managers, have answered, or did not: see [`answer_now`].
     Asked(Vec<HostPortId>, Box<Request>),
     /// With a reply that takes many turns.
     Reply(Box<Reply>),
@@ -77,7 +77,13 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
         }
         _ => Vec::new(),
     };
-    if turn.lab.ask_sa(&ports) {
+    let states = match &request {
+        Request::Why { .. } => true,
+        Request::Show(query) => query.subject == Subject::Sm,
+        _ => false,
+    };
+    let are_asked = [turn.lab.ask_sa(&ports), states && turn.lab.ask_managers()];
+    if are_asked.contains(&true) {
         return Answer::Asked(ports, Box::new(request));
     }
     answer_now(turn, &request)

@@ -187,7 +187,7 @@ impl Client {
                     continue;
                 }
                 State::Asking(ports, request) => {
-                    if turn.lab.is_asking_sa(ports) {
+                    if turn.lab.is_asking_sa(ports) || turn.lab.is_asking_managers() {
                         break;
                     }
                     let answer = answer_now(turn, request);

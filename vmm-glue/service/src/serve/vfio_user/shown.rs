@@ -1,5 +1,6 @@
 //! VFs that are offered to VMMs, for `vhca show` and `vhca why`.
 
+use emulated_hca::LinkId;
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use vhca::world::HostFunction;
@@ -17,6 +18,10 @@ impl Vmms for Lab {
 
     fn of_host(&self, host: &str) -> Vec<VmmRow> {
         self.vmm_rows(Some(host))
+    }
+
+    fn planned_faults(&self, link: LinkId) -> Option<String> {
+        self.cables.planned(link).map(ToString::to_string)
     }
 
     fn faults_of(&self, host: &str) -> FaultCodes {

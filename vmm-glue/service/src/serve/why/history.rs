@@ -7,14 +7,15 @@ use pf_context::context::PfEvent;
 use pf_context::guids::WishRefusal;
 
 use vhca::world::{HostId, HostPortId};
-use vhca_diagnosis::RECENT;
+use vhca_diagnosis::{ERRORS_COUNT, RECENT};
 
 /// When each port came to be as it is, what was refused, and losses of links.
 #[derive(Debug, Default)]
 pub(in crate::serve) struct History {
     since: BTreeMap<HostPortId, Instant>,
     refusals: BTreeMap<HostPortId, WishRefusal>,
-    flaps: Flaps,
+    flaps: Counted,
+    errors: Counted,
 }
 
 impl History {
@@ -33,12 +34,29 @@ impl History {
 
     /// Takes the LinkDownedCounter of a PF's port.
     pub(in crate::serve) fn note_losses(&mut self, at: HostPortId, now: Instant, counted: u64) {
-        self.flaps.note(at, now, counted);
+        self.flaps.note(at, now, counted, RECENT);
     }
 
     /// Returns how often the link of a PF's port went down within the last minute.
     pub(in crate::serve) fn losses(&self, at: HostPortId, now: Instant) -> u64 {
-        self.flaps.recent(at, now)
+        self.flaps.within(at, now, RECENT)
+    }
+
+    /// Takes the errors that the ends of a PF's port's link have counted.
+    pub(in crate::serve) fn note_errors(&mut self, at: HostPortId, now: Instant, counted: u64) {
+        self.errors.note(at, now, counted, ERRORS_COUNT);
+    }
+
+    /// Returns how many errors the ends of the link of a PF's port counted within the last ten minutes.
+    pub(in crate::serve) fn errors(&self, at: HostPortId, now: Instant) -> u64 {
+        self.errors.within(at, now, ERRORS_COUNT)
+    }
+
+    /// Forgets the errors of the link of a PF's port, which was mended.
+    pub(in crate::serve) fn forget_errors(&mut self, at: HostPortId) {
+        if let Some(errors) = self.errors.0.get_mut(&at) {
+            errors.recent.clear();
+        }
     }
 
     /// How long a port has been as it is.
@@ -57,51 +75,53 @@ impl History {
     }
 }
 
-/// Span of time whose losses of a link are kept as one number, so that a minute takes few entries.
+/// Span of time whose growth of a counter is kept as one number, so that a minute takes few entries.
 const GRAIN: Duration = Duration::from_secs(1);
 
-/// Losses of the links of PFs' ports within the last minute.
+/// Growth of a counter of PFs' ports within a window.
 #[derive(Debug, Default)]
-struct Flaps(BTreeMap<HostPortId, Losses>);
+struct Counted(BTreeMap<HostPortId, Growth>);
 
-/// Losses of a link.
+/// Growth of a counter.
 #[derive(Debug, Default)]
-struct Losses {
-    /// LinkDownedCounter when it was last looked at.
+struct Growth {
+    /// The counter when it was last looked at.
     counted: u64,
-    /// Losses by the time of the first of each [`GRAIN`], the oldest first: at most one entry a second.
+    /// Growth by the time of the first of each [`GRAIN`], the oldest first: at most one entry a second.
     recent: VecDeque<(Instant, u64)>,
 }
 
-impl Flaps {
-    /// Takes a port's LinkDownedCounter, which programs may have reset.
-    fn note(&mut self, at: HostPortId, now: Instant, counted: u64) {
-        let losses = self.0.entry(at).or_default();
-        let before = core::mem::replace(&mut losses.counted, counted);
+impl Counted {
+    /// Takes a counter of a port, which programs may have reset.
+    fn note(&mut self, at: HostPortId, now: Instant, counted: u64, window: Duration) {
+        let growth = self.0.entry(at).or_default();
+        let before = core::mem::replace(&mut growth.counted, counted);
         let grown = counted.checked_sub(before).unwrap_or(counted);
         if grown == 0 {
             return;
         }
-        while let Some((when, _)) = losses.recent.front()
-            && !is_recent(*when, now)
+        while let Some((when, _)) = growth.recent.front()
+            && !is_within(*when, now, window)
         {
-            losses.recent.pop_front();
+            growth.recent.pop_front();
         }
-        match losses.recent.back_mut() {
-            Some((when, lost)) if now.saturating_duration_since(*when) < GRAIN => *lost += grown,
-            _ => losses.recent.push_back((now, grown)),
+        match growth.recent.back_mut() {
+            Some((when, counted)) if now.saturating_duration_since(*when) < GRAIN => {
+                *counted += grown
+            }
+            _ => growth.recent.push_back((now, grown)),
         }
     }
 
-    /// Returns how often the link of a port went down within the last minute.
-    fn recent(&self, at: HostPortId, now: Instant) -> u64 {
-        let recent = self.0.get(&at).map(|losses| losses.recent.iter());
+    /// Returns the growth of a port's counter within a window.
+    fn within(&self, at: HostPortId, now: Instant, window: Duration) -> u64 {
+        let recent = self.0.get(&at).map(|growth| growth.recent.iter());
         let recent = recent.into_iter().flatten();
-        let lately = recent.filter(|(when, _)| is_recent(*when, now));
-        lately.map(|(_, lost)| lost).sum()
+        let lately = recent.filter(|(when, _)| is_within(*when, now, window));
+        lately.map(|(_, grown)| grown).sum()
     }
 }
 
-fn is_recent(when: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(when) < RECENT
+fn is_within(when: Instant, now: Instant, window: Duration) -> bool {
+    now.saturating_duration_since(when) < window
 }

@@ -1,5 +1,6 @@
 //! Each fault is made, and named.
 
+use emulated_hca::{HcaConfig, LinkConfig};
 use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
@@ -227,7 +228,7 @@ fn a_port_that_its_manager_does_not_activate() {
     }
     let found = why(&mut service, "host-a/1");
     assert_eq!(found.code, "port_not_active");
-    assert!(found.seen[1].contains("Init"), "{found}");
+    assert!(found.seen[0].contains("Init"), "{found}");
 }
 
 #[test]
@@ -454,4 +455,82 @@ fn the_page_of_the_service_has_the_same_codes_with_the_same_words() {
          }| { format!("| `{code}` | {port} | {meaning} |") },
     );
     assert_eq!(rows.collect::<Vec<_>>(), known.collect::<Vec<_>>());
+}
+
+#[test]
+fn faults_that_the_service_makes_by_order_are_the_cause() {
+    let mut service = serve(&options());
+    let all = LinkFaults {
+        loss: 1_000_000,
+        ..LinkFaults::default()
+    };
+    let late = LinkFaults {
+        delay_ns: 2_000_000_000,
+        ..LinkFaults::default()
+    };
+    let corrupt = LinkFaults {
+        corrupt: 1_000_000,
+        ..LinkFaults::default()
+    };
+    let half = LinkFaults {
+        loss: 500_000,
+        ..LinkFaults::default()
+    };
+    for (a, b, faults) in [
+        ("host-a/1", None, all),
+        ("host-a/1", None, corrupt),
+        ("host-a/1", None, half),
+        ("mgmt/1", None, all),
+        ("mgmt/1", None, late),
+    ] {
+        service.lab_mut().set_link_faults(a, b, faults).unwrap();
+        let found = why(&mut service, "host-a/1");
+        assert_eq!(found.code, "link_faulty", "{found}");
+        let cleared = LinkFaults::default();
+        service.lab_mut().set_link_faults(a, b, cleared).unwrap();
+        pass(&mut service, Duration::from_secs(12));
+        assert_eq!(why(&mut service, "host-a/1").code, "ok");
+    }
+}
+
+#[test]
+fn symbol_errors_are_a_fault_for_ten_minutes_or_until_the_link_is_cleared() {
+    let mut service = serve(&options());
+    let errors = LinkFaults {
+        symbol_errors: 5,
+        ..LinkFaults::default()
+    };
+    let count = |service: &mut Service, faults| {
+        service
+            .lab_mut()
+            .set_link_faults("host-a/1", None, faults)
+            .unwrap();
+        why(service, "host-a/2").code
+    };
+    // Both ends count them.
+    assert_eq!(count(&mut service, errors), "link_errors");
+    assert_eq!(count(&mut service, LinkFaults::default()), "ok");
+    assert_eq!(count(&mut service, errors), "link_errors");
+    pass(&mut service, Duration::from_secs(601));
+    assert_eq!(why(&mut service, "host-a/2").code, "ok");
+}
+
+/// Adds an adapter with the GUIDs of another, at a switch's free port.
+#[test]
+fn a_second_adapter_with_the_guids_of_one() {
+    let mut service = serve(&options());
+    let node = |service: &Service, name: &str| service.lab().inventory.node(name).unwrap();
+    let (host, switch) = (node(&service, "host-a"), node(&service, "S1"));
+    let fabric = service.lab_mut().world_mut().fabric_mut();
+    let guid = fabric.node(host).unwrap().node_guid;
+    let twin = fabric.add_hca(&HcaConfig::new(guid, "twin"));
+    let ports = fabric.node(switch).unwrap().port_count();
+    let mut free = (1..=ports).filter(|port| fabric.peer(switch.port(*port)).is_none());
+    let free = switch.port(free.next().unwrap());
+    fabric
+        .connect(twin.port(1), free, LinkConfig::default())
+        .unwrap();
+    pass(&mut service, Duration::from_secs(1));
+    let found = why(&mut service, "host-a/1");
+    assert_eq!(found.code, "duplicate_guid", "{found}");
 }

@@ -89,9 +89,9 @@ host-a  ca      0x0000000000001000  2    1      1         1       0
 host-b  ca      0x0000000000002000  1    1      1         1       0
 leaf    switch  0x0000000000003000  3    3      2         2       0
 
-NODE    PORT  STATE   PHYSICAL  WIDTH  SPEED         PEER  PEER-PORT  PROBLEM
-host-a  1     Active  LinkUp    4X     14.0625 Gbps  leaf  1          -
-host-b  1     Active  LinkUp    4X     14.0625 Gbps  leaf  2          -
+NODE    PORT  STATE   PHYSICAL  WIDTH  SPEED         PEER  PEER-PORT  PROBLEM  FAULTS
+host-a  1     Active  LinkUp    4X     14.0625 Gbps  leaf  1          -        -
+host-b  1     Active  LinkUp    4X     14.0625 Gbps  leaf  2          -        -
 ";
     assert_eq!(net.shown(Subject::Fabric, Format::Text, all), fabric);
     let ports = "\
@@ -192,8 +192,8 @@ NODE       KIND     GUID                LID  PORTS  LINKS-UP  ACTIVE  PROBLEMS
 host       ca       0x0000000000001000  -    2      1         0       2
 ibsim:sim  gateway  -                   -    1      1         0       0
 
-NODE  PORT  STATE       PHYSICAL  WIDTH  SPEED  PEER       PEER-PORT  PROBLEM
-host  1     Initialize  LinkUp    -      -      ibsim:sim  1          not_active
+NODE  PORT  STATE       PHYSICAL  WIDTH  SPEED  PEER       PEER-PORT  PROBLEM     FAULTS
+host  1     Initialize  LinkUp    -      -      ibsim:sim  1          not_active  -
 ";
     let reply = written(&scene, page(&scene, Subject::Fabric, all));
     assert_eq!(printed(&reply, Format::Text, false, false), fabric);
