@@ -157,7 +157,8 @@ impl SubnetManager {
         self.sm.smi()
     }
 
-    /// Asks for a heavy sweep, which begins with the next poll.
+    /// Asks for a heavy sweep, which begins with the next poll, reads forwarding and GUID tables back, and
+    /// writes what differs.
     pub fn request_sweep(&mut self, now: Instant) {
         self.sm.request_sweep();
         self.sm.look_around(now);

@@ -46,6 +46,10 @@ pub(crate) struct TestNode {
 #[derive(Clone, Default)]
 pub(crate) struct Fabric {
     pub(crate) nodes: Vec<TestNode>,
+    /// How many requests of an attribute at a node get lost before the next is answered.
+    pub(crate) losses: BTreeMap<(usize, u16), u32>,
+    /// Requests that were answered or got lost, by attribute.
+    pub(crate) requests: BTreeMap<u16, usize>,
 }
 
 fn port(capability: CapabilityMask) -> TestPort {
@@ -185,13 +189,23 @@ impl Fabric {
                 None => return Outcome::Lost,
             }
         }
-        if self.nodes[at.0].mute {
+        let attribute = mad.header.attribute_id.get();
+        *self.requests.entry(attribute).or_default() += 1;
+        if self.nodes[at.0].mute || self.loses((at.0, attribute)) {
             return Outcome::Lost;
         }
         if mad.header.attribute_id == SmInfo::ID {
             return Outcome::ToManager(at.0, *mad);
         }
         Outcome::Answer(self.answer(at, mad))
+    }
+
+    fn loses(&mut self, request: (usize, u16)) -> bool {
+        let Some(left) = self.losses.get_mut(&request).filter(|left| **left > 0) else {
+            return false;
+        };
+        *left -= 1;
+        true
     }
 
     fn answer(&mut self, (index, entry): (usize, u8), mad: &Mad) -> Mad {
@@ -239,6 +253,25 @@ impl Fabric {
                     .copy_from_slice(&node.ports[port].pkeys[first..first + 32]);
                 *smp.attribute_mut() = table;
             }
+            LinearForwardingTable::ID => {
+                let block = node.lft.get(&modifier.get());
+                *smp.attribute_mut() = block.copied().unwrap_or_default();
+            }
+            MulticastForwardingTable::ID => {
+                let at = MulticastTableModifier::decode(modifier);
+                let block = node.mft.get(&(at.position, at.block));
+                *smp.attribute_mut() = block.copied().unwrap_or_default();
+            }
+            GuidInfo::ID => {
+                let block = node.ports[usize::from(node.switch.is_none())]
+                    .guids
+                    .get(&modifier.get());
+                let mut block = block.copied().unwrap_or_default();
+                if modifier.get() == 0 {
+                    block.guids[0] = node.info.port_guid;
+                }
+                *smp.attribute_mut() = block;
+            }
             other => panic!("the manager does not read {other}"),
         }
     }
@@ -281,7 +314,11 @@ impl Fabric {
                     .insert((at.position, at.block), *smp.attribute());
             }
             GuidInfo::ID => {
-                let port = self.port_mut((index, 1));
+                let port = u8::from(self.nodes[index].switch.is_none());
+                let port = self.port_mut((index, port));
+                if modifier.get() >= u32::from(port.info.guid_cap.div_ceil(8)) {
+                    return false;
+                }
                 port.guids.insert(modifier.get(), *smp.attribute());
             }
             other => panic!("the manager does not write {other}"),

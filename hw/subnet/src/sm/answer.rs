@@ -150,13 +150,12 @@ impl Sm {
         self.queue.clear();
         self.phase = Phase::Idle;
         self.sweep_wanted = false;
+        self.read_back_wanted = false;
     }
 
     /// Leaves the subnet to another manager and watches it.
     pub(super) fn stand_by(&mut self, now: Instant, other: OtherManager) {
         self.phase = Phase::Idle;
-        // The members register with the new master.
-        self.groups.clear();
         self.master = Some((other, 0));
         self.first_sweep = true;
         self.next_check = now + self.config.master_poll_interval;

@@ -29,6 +29,8 @@ pub(super) enum Step {
     Partitions,
     /// LIDs and settings of end ports.
     EndPorts,
+    /// On demand: reading the tables that ordinary sweeps do not look at.
+    ReadBack,
     /// Switches and their forwarding tables.
     Switches,
     /// Settings of links between and from switches.
@@ -91,6 +93,8 @@ impl Sm {
         let new_ports: BTreeSet<Guid> = new.end_ports().map(|(_, p)| p.guid).collect();
         for gone in old_ports.difference(&new_ports) {
             self.appeared.remove(gone);
+            // The SA forgets them as well.
+            self.guids.retain(|(port, _), _| port != gone);
             self.event(SmEvent::PortVanished(*gone));
         }
         self.appeared.extend(new_ports.difference(&old_ports));
@@ -119,7 +123,8 @@ impl Sm {
         let next = match step {
             Step::Start => Step::Partitions,
             Step::Partitions => Step::EndPorts,
-            Step::EndPorts => Step::Switches,
+            Step::EndPorts if self.read_back_wanted => Step::ReadBack,
+            Step::EndPorts | Step::ReadBack => Step::Switches,
             Step::Switches => Step::Links,
             Step::Links => Step::Arm,
             Step::Arm => Step::Activate,
@@ -128,6 +133,7 @@ impl Sm {
         match next {
             Step::Partitions => self.write_partitions(),
             Step::EndPorts => self.write_end_ports(),
+            Step::ReadBack => self.read_back(),
             Step::Switches => {
                 self.topology.index_lids();
                 self.write_switches();
@@ -314,6 +320,8 @@ impl Sm {
         };
         let mut info = switch.info;
         info.linear_fdb_top = top;
+        // All entries count (IBA 14.2.5.4), whatever another manager wrote.
+        info.multicast_fdb_top = Lid::NONE;
         info.set_life_time_value(self.config.subnet_timeout);
         // Writing the mark clears it.
         if info != switch.info || info.port_state_change() {

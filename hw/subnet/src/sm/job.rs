@@ -1,10 +1,13 @@
 //! The requests that the manager sends.
 
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
-use ib_wire::smp::{DirectedRouteSmp, SmpAttribute};
+use ib_wire::smp::{DirectedRouteSmp, GuidInfo, SmpAttribute};
 use ib_wire::{Guid, MKey, PortNum};
 
 use crate::topology::{DrPath, NodeId, PortId};
+
+/// The GUIDs of a block of a port's table (IBA 14.2.5.5).
+pub(super) type GuidBlock = [Guid; GuidInfo::ENTRIES];
 
 /// What a request is for, to act on its answer or its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +45,19 @@ pub(super) enum Job {
         position: u8,
         block: u16,
     },
-    /// A block of a port's GUID table.
-    SetGuids,
+    /// A block of a port's GUID table, with its new content.
+    SetGuids {
+        port: Guid,
+        block: u8,
+        guids: GuidBlock,
+    },
+
+    /// Sweep on demand: what does a block of a switch's linear forwarding table hold?
+    ReadLft { node: NodeId, block: u16 },
+    /// Sweep on demand: what does a block of a switch's multicast forwarding table hold?
+    ReadMft { node: NodeId, at: u16 },
+    /// Sweep on demand: what does a block of a port's GUID table hold?
+    ReadGuids { port: Guid, block: u8 },
 
     /// Light sweep: has a switch's port changed?
     WatchSwitch(NodeId),
@@ -56,6 +70,20 @@ pub(super) enum Job {
     PollMaster,
     /// Master: hand over to a better manager.
     HandOver(Guid),
+}
+
+impl Job {
+    /// Returns `true` if a node's silence leaves open what a table holds that ordinary sweeps do not
+    /// look at.
+    pub(super) const fn is_read_back(self) -> bool {
+        matches!(
+            self,
+            Self::SetGuids { .. }
+                | Self::ReadLft { .. }
+                | Self::ReadMft { .. }
+                | Self::ReadGuids { .. }
+        )
+    }
 }
 
 /// A directed-route request.

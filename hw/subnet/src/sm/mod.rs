@@ -2,8 +2,9 @@
 //!
 //! A **heavy sweep** discovers everything anew, decides with other managers who is master, and
 //! writes what differs: P_Key tables, LIDs and port settings, forwarding tables, port states.
-//! It runs at start, when a trap or a light sweep tells of a change, and on demand. A **light
-//! sweep** asks all switches at an interval whether a port changed.
+//! It runs at start, when a trap or a light sweep reports a change, and on demand; then it also reads
+//! forwarding and GUID tables back, which another sender of SMPs may have written. A **light sweep**
+//! asks all switches at an interval whether a port changed.
 //!
 //! Requests travel by directed route in a window ([`SmpLimits`]); one that gets no answer after its
 //! retries is given up, so that a dead node delays a sweep but never stops it. The ends of links
@@ -16,6 +17,7 @@ mod election;
 mod forwarding;
 mod job;
 mod queue;
+mod read_back;
 mod settings;
 mod trap;
 
@@ -23,9 +25,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ib_endpoint::{MadAddress, MadAgent, MadCounters, Transmit};
 use ib_vtime::Instant;
-use ib_wire::mad::{AttributeModifier, Mad, MadStatus};
+use ib_wire::mad::{Mad, MadStatus};
 use ib_wire::notice::NoticeReport;
-use ib_wire::smp::{DirectedRouteSmp, GuidInfo, PortInfo, SmInfo, SmState, SwitchInfo};
+use ib_wire::smp::{DirectedRouteSmp, PortInfo, SmInfo, SmState, SwitchInfo};
 use ib_wire::{Guid, Lid, PortNum};
 
 use crate::config::SubnetConfig;
@@ -34,7 +36,7 @@ use crate::topology::{DrPath, Node, PortId, Topology};
 use configure::Step;
 use discovery::{Discovery, OtherManager};
 use forwarding::{Members, Programmed};
-use job::{Job, get, get_port, set};
+use job::{GuidBlock, Job, get, get_port};
 use queue::{QueueEvent, SmpQueue};
 use trap::TrapFilter;
 
@@ -111,6 +113,8 @@ pub struct Sm {
     lids: LidManager,
     groups: BTreeMap<Lid, Members>,
     dirty_groups: BTreeSet<Lid>,
+    /// What blocks of ports' GUID tables should hold; without an entry, the port's own GUID only.
+    guids: BTreeMap<(Guid, u8), GuidBlock>,
     programmed: BTreeMap<Guid, Programmed>,
     managers: Vec<OtherManager>,
     unanswered: Vec<DrPath>,
@@ -122,6 +126,8 @@ pub struct Sm {
     first_sweep: bool,
     /// A heavy sweep is wanted as soon as possible.
     sweep_wanted: bool,
+    /// The next sweep as master reads tables back.
+    read_back_wanted: bool,
     /// The sweep under way left something undone.
     trouble: bool,
     /// Ports that appeared in the sweep under way.
@@ -147,6 +153,7 @@ impl Sm {
             lids: LidManager::with_known(config.known_lids.iter().copied()),
             groups: BTreeMap::new(),
             dirty_groups: BTreeSet::new(),
+            guids: BTreeMap::new(),
             programmed: BTreeMap::new(),
             managers: Vec::new(),
             unanswered: Vec::new(),
@@ -155,6 +162,7 @@ impl Sm {
             traps: TrapFilter::default(),
             first_sweep: true,
             sweep_wanted: true,
+            read_back_wanted: false,
             trouble: false,
             appeared: BTreeSet::new(),
             next_check: Instant::ZERO,
@@ -262,9 +270,11 @@ impl Sm {
         self.stats
     }
 
-    /// Asks for a heavy sweep, for instance because the manager's own port went up or down.
+    /// Asks for a heavy sweep that also reads back forwarding tables and GUID tables, and writes what
+    /// differs from what the manager computed and the SA granted.
     pub fn request_sweep(&mut self) {
         self.sweep_wanted = true;
+        self.read_back_wanted = true;
     }
 
     /// Does the next light sweep, or a standby's question to the master, now instead of at the
@@ -286,21 +296,12 @@ impl Sm {
         self.dirty_groups.insert(mlid);
     }
 
-    /// Writes a block of a port's GUID table.
+    /// Writes a block of a port's GUID table, and keeps it for sweeps that read tables back.
     pub fn write_guids(&mut self, port: Guid, block: u8, guids: &[Guid; 8]) {
-        let found = self
-            .topology
-            .port_by_guid(port)
-            .and_then(|id| self.topology.port(id));
-        let Some(found) = found else { return };
-        let modifier = AttributeModifier::new(u32::from(block));
-        let request = set(
-            &found.path,
-            modifier,
-            self.config.mkey,
-            &GuidInfo { guids: *guids },
-        );
-        self.queue.push(request, Job::SetGuids);
+        if self.topology.port_by_guid(port).is_some() {
+            self.guids.insert((port, block), *guids);
+            self.set_guids(port, block, *guids);
+        }
     }
 
     /// The agent on QP0, for programs beside the manager: their registrations must be
@@ -363,6 +364,7 @@ impl Sm {
                 QueueEvent::Answered(job, mad) => self.on_answer(now, job, &mad),
                 QueueEvent::Failed(job) => {
                     self.stats.timeouts += 1;
+                    self.read_back_wanted |= job.is_read_back();
                     self.on_failure(now, job);
                 }
                 QueueEvent::Request(from, mad) => self.on_request(now, &from, &mad),
@@ -442,10 +444,20 @@ impl Sm {
         let smp = mad.view::<DirectedRouteSmp>();
         if smp.status() != MadStatus::OK {
             self.stats.refused += 1;
-            self.on_failure(now, job);
+            match job {
+                // No such block: no Set would change it.
+                Job::ReadLft { .. } | Job::ReadMft { .. } | Job::ReadGuids { .. } => {
+                    self.read_next(job);
+                }
+                _ => self.on_failure(now, job),
+            }
             return;
         }
         match job {
+            Job::ReadLft { .. } | Job::ReadMft { .. } | Job::ReadGuids { .. } => {
+                self.was_read(job, smp);
+            }
+            Job::SetGuids { port, block, guids } => self.guids_were_set(port, block, guids),
             Job::SetPortInfo(port) => {
                 if let Some(known) = self.topology.port_mut(port) {
                     known.info = *smp.attribute::<PortInfo>();
@@ -467,7 +479,7 @@ impl Sm {
             Job::WatchLocal => self.watch_local(smp.attribute::<PortInfo>()),
             Job::Probe => self.phase = Phase::Watching(true),
             Job::PollMaster => self.master_answered(now, smp.attribute::<SmInfo>()),
-            Job::SetGuids | Job::HandOver(_) => {}
+            Job::HandOver(_) => {}
             _ => {
                 if let Phase::Discovering(discovery) = &mut self.phase {
                     discovery.answer(job, mad, &mut self.queue);
@@ -483,7 +495,10 @@ impl Sm {
             | Job::SetPKeys { .. }
             | Job::SetLft { .. }
             | Job::SetMft { .. }
-            | Job::SetGuids => self.trouble = true,
+            | Job::SetGuids { .. }
+            | Job::ReadLft { .. }
+            | Job::ReadMft { .. }
+            | Job::ReadGuids { .. } => self.trouble = true,
             Job::WatchSwitch(_) | Job::WatchLocal => self.phase = Phase::Watching(true),
             Job::Probe => {}
             Job::PollMaster => self.master_missed(now),
@@ -527,6 +542,11 @@ impl Sm {
     fn set_state(&mut self, state: SmState) {
         if self.state != state {
             self.state = state;
+            if matches!(state, SmState::STANDBY | SmState::NOT_ACTIVE) {
+                // Members and owners of aliases register with the new master.
+                self.groups.clear();
+                self.guids.clear();
+            }
             self.event(SmEvent::StateChanged(state));
         }
     }

@@ -91,6 +91,12 @@ impl<C> SmpQueue<C> {
         }
     }
 
+    /// What the requests are for that wait to be sent or answered.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = &C> {
+        let waiting = self.waiting.iter().map(|(_, context)| context);
+        self.outstanding.values().chain(waiting)
+    }
+
     /// Whether no request waits to be sent or answered.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.outstanding.is_empty()

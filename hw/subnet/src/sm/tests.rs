@@ -2,7 +2,7 @@
 
 use ib_endpoint::MadAddress;
 use ib_vtime::Duration;
-use ib_wire::mad::{AttributeId, MadHeader, Method, MgmtClass};
+use ib_wire::mad::{AttributeId, AttributeModifier, MadHeader, Method, MgmtClass};
 use ib_wire::notice::{LinkStateDetails, Notice, NoticeType, ProducerType, TrapNumber};
 use ib_wire::smp::{LidRoutedSmp, PortState};
 use ib_wire::{Lmc, PKey, Tid};
@@ -12,6 +12,7 @@ use crate::partition::{Membership, Partition, PartitionEnforcement, Partitions};
 use crate::testing::{Fabric, Outcome, small};
 
 mod control;
+mod read_back;
 
 /// Managers, the hosts they sit on, and the fabric.
 struct World {

@@ -348,7 +348,7 @@ pub(crate) struct MetricsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SmCommand {
-    /// Start a heavy sweep: find all nodes, and write all that differs.
+    /// Start a heavy sweep: find all nodes, read their tables back, and write all that differs.
     Sweep(PlainArgs),
 }
 

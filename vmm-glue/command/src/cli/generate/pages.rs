@@ -286,7 +286,7 @@ pub(super) const PAGES: &[Page] = &[
         command: "sm",
         examples: &[(
             "vhca sm sweep",
-            "Have the subnet manager look at all nodes at once.",
+            "Have the subnet manager look at all nodes and their tables at once, and mend what differs.",
         )],
         see: &["show", "serve"],
         ..PAGE
