@@ -16,6 +16,9 @@ use crate::programs::ProgramError;
 /// Exit status for wrong arguments, as clap has it, for options that are wrong, and for a wrong line of a script.
 const USAGE: u8 = 2;
 
+/// Exit status for a service that does not answer.
+const SILENT: u8 = 4;
+
 /// Exit status for a program that is there and cannot be run, as shells have it.
 const CANNOT_RUN: u8 = 126;
 
@@ -46,6 +49,9 @@ fn status(error: &anyhow::Error) -> u8 {
         Some(ProgramError::NotInstalled(..) | ProgramError::NotInPath(..))
     ) {
         return NOT_FOUND;
+    }
+    if let Some(RemoteError::Silent(_)) = error.downcast_ref() {
+        return SILENT;
     }
     if let Some(source) = started {
         return match source.kind() {

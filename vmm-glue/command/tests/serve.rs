@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -80,8 +81,8 @@ impl Serve {
 
     /// Asks until the answer is as it should be. The service's own clock moves meanwhile.
     fn wait_until(&self, arguments: &[&str], is_so: impl Fn(&Value) -> bool) {
-        const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
-        let begun = std::time::Instant::now();
+        const LIMIT: Duration = Duration::from_secs(60);
+        let begun = Instant::now();
         loop {
             let output = self.ask(arguments);
             if is_so(&serde_json::from_slice(&output.stdout).unwrap_or_default()) {
@@ -366,7 +367,7 @@ fn start_capture(serve: &Serve) -> (Child, PathBuf) {
         .spawn()
         .unwrap();
     // The header tells that the capture has begun.
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
         assert!(begun.elapsed().as_secs() < 60);
         std::thread::yield_now();
@@ -509,6 +510,36 @@ fn a_server_that_is_not_there_or_goes_away_is_told_as_such() {
             "Connection refused (os error 111)"
         )
     );
+}
+
+#[test]
+fn a_service_that_is_stopped_is_named_with_the_command_that_continues_it() {
+    let serve = Serve::start(&["--topology", "single", "--vfs", "1"]);
+    let pid = serve.child.id();
+    kill_process(Pid::from_child(&serve.child), Signal::STOP).unwrap();
+    let commands = [
+        &["show", "vfs"][..],
+        &["why", "all"],
+        &["metrics"],
+        &["set", "vf", "host-1/1", "state", "auto"],
+        &["guest", "all", "join", "ff12::15:1"],
+    ];
+    let begun = Instant::now();
+    let asked = commands.map(|arguments| {
+        let mut command = serve.command(arguments);
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    });
+    for child in asked {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(4));
+        let named = format!(
+            "vhca: the service (process {pid}) has not answered for 4 s; it is stopped (T): kill -CONT {pid}\n"
+        );
+        assert_eq!(error(&output), named);
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(4));
+    kill_process(Pid::from_child(&serve.child), Signal::CONT).unwrap();
+    serve.wait_until_up();
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub mod protocol;
 mod remote;
 mod right;
 mod show;
+mod silence;
 pub mod table;
 mod vf;
 
@@ -26,4 +27,5 @@ pub use protocol::Refusal;
 pub use remote::{Remote, RemoteError, StreamEnd};
 pub use right::Right;
 pub use show::{By, Subject};
+pub use silence::Silent;
 pub use vf::{OfferedVf, VfChange, VfState};

@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use crate::places::{PlaceError, Places};
 use crate::protocol::{Envelope, Refusal, Reply, Request, VERSION};
+use crate::silence::{PATIENCE, SILENCE, Silent, connect_within};
 
 /// Time in which a server that is stopped has to end: some three times the time in which GUIDs and memberships are given back.
 const END: Duration = Duration::from_secs(10);
@@ -34,6 +35,9 @@ pub enum RemoteError {
     /// The server goes on although it was stopped.
     #[error("the server has not ended after {} s", END.as_secs())]
     Stays,
+    /// The service does not answer.
+    #[error("{0}")]
+    Silent(Silent),
     /// The connection ended.
     #[error("the server went away before it answered")]
     Gone,
@@ -64,6 +68,7 @@ pub enum StreamEnd {
 #[derive(Debug)]
 pub struct Remote {
     stream: BufReader<UnixStream>,
+    say: fn(&str),
 }
 
 impl Remote {
@@ -72,24 +77,37 @@ impl Remote {
     /// # Errors
     /// [`RemoteError::Place`].
     pub fn connect(path: &Path) -> Result<Self, RemoteError> {
-        Self::connect_to(&Places::one(path), &mut |_| {})
+        Self::connect_to(&Places::one(path), |_| {})
     }
 
-    /// Connects to the first of several places that answers, as [`Places::connect`] does.
+    /// Connects to the first of several places that answers, as [`Places::connect`] does. `say` gets a line for the user where the
+    /// service is awaited, or is silent.
     ///
     /// # Errors
-    /// [`RemoteError::Place`].
-    pub fn connect_to(places: &Places, say: &mut dyn FnMut(&str)) -> Result<Self, RemoteError> {
-        let (stream, _) = places.connect(say, |path| UnixStream::connect(path))?;
+    /// [`RemoteError::Place`]; [`RemoteError::Silent`] if the service takes no connection.
+    pub fn connect_to(places: &Places, say: fn(&str)) -> Result<Self, RemoteError> {
+        let stream = match places.connect(&mut { say }, connect_within) {
+            Ok((stream, _)) => stream,
+            Err(PlaceError::Absent { source, .. }) if is_timeout(&source) => {
+                return Err(RemoteError::Silent(Silent {
+                    process: None,
+                    state: None,
+                    time: SILENCE,
+                }));
+            }
+            Err(other) => return Err(other.into()),
+        };
         Ok(Self {
             stream: BufReader::new(stream),
+            say,
         })
     }
 
-    /// Asks, and waits for the reply, which is JSON.
+    /// Asks, and waits for the reply, which is JSON. While the service is silent, its process is looked at every four seconds; that it is
+    /// busy is said once.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// [`RemoteError`]; [`RemoteError::Silent`] if the process is stopped, or busy for half a minute. Guests may take their time.
     pub fn ask(&mut self, request: &Request) -> Result<String, RemoteError> {
         self.ask_in(VERSION, request)
     }
@@ -103,7 +121,23 @@ impl Remote {
         line.push(b'\n');
         self.stream.get_mut().write_all(&line).map_err(ended)?;
         let mut reply = Vec::new();
-        self.stream.read_until(b'\n', &mut reply).map_err(ended)?;
+        let is_patient = matches!(request, Request::Guest { .. });
+        self.stream.get_ref().set_read_timeout(Some(SILENCE))?;
+        let mut silences = 0;
+        while let Err(error) = self.stream.read_until(b'\n', &mut reply) {
+            if !is_timeout(&error) {
+                return Err(ended(error));
+            }
+            silences += 1;
+            let silent = Silent::of(self.stream.get_ref(), SILENCE * silences);
+            if silent.is_stopped() || (silences == PATIENCE && !is_patient) {
+                return Err(RemoteError::Silent(silent));
+            }
+            if silences == 1 && !is_patient {
+                (self.say)(&silent.to_string());
+            }
+        }
+        self.stream.get_ref().set_read_timeout(None)?;
         if !reply.ends_with(b"\n") {
             return Err(RemoteError::Gone);
         }
@@ -130,9 +164,9 @@ impl Remote {
         };
         self.stream.get_ref().set_read_timeout(Some(END))?;
         if let Err(error) = io::copy(&mut self.stream, &mut io::sink()) {
-            return Err(match error.kind() {
-                io::ErrorKind::WouldBlock => RemoteError::Stays,
-                _ => ended(error),
+            return Err(match is_timeout(&error) {
+                true => RemoteError::Stays,
+                false => ended(error),
             });
         }
         if let Some(process) = process {
@@ -185,6 +219,11 @@ impl Remote {
             self.stream.consume(length);
         }
     }
+}
+
+/// Returns `true` for the end of a socket's time.
+fn is_timeout(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
 }
 
 fn ended(error: io::Error) -> RemoteError {

@@ -35,7 +35,7 @@ fn rows(subject: Subject, table: &str) -> Vec<Value> {
             paths,
             wait: Duration::ZERO,
         };
-        let mut remote = Remote::connect_to(&places, &mut |_| {}).ok()?;
+        let mut remote = Remote::connect_to(&places, |_| {}).ok()?;
         let reply = remote.ask(&Request::Show(ShowQuery::new(subject))).ok()?;
         let mut tables = serde_json::to_value(Tables::of_reply(&reply).ok()?).ok()?;
         match tables[table].take() {

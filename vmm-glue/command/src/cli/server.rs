@@ -35,7 +35,7 @@ impl ServerArgs {
 
     /// Connects to the service.
     pub(crate) fn connect(&self) -> anyhow::Result<Remote> {
-        Ok(Remote::connect_to(&self.places()?, &mut say)?)
+        Ok(Remote::connect_to(&self.places()?, say)?)
     }
 }
 
