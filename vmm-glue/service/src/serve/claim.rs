@@ -39,6 +39,9 @@ pub enum ClaimError {
         /// What the system says.
         source: io::Error,
     },
+    /// The system has no eventfd for the memory of VMMs.
+    #[error("cannot have an eventfd for the memory of VMMs")]
+    Event(#[source] io::Error),
     /// The socket cannot be given to those who may connect.
     #[error(
         "{}: cannot give the socket the owner, group or mode that it is to have; an owner takes CAP_CHOWN or a socket \

@@ -19,6 +19,7 @@ mod dump;
 mod file;
 mod life;
 mod limit;
+mod notice;
 mod pages;
 mod posted;
 mod release;
@@ -29,7 +30,7 @@ mod touched;
 use core::fmt;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
@@ -40,6 +41,7 @@ use vhca_receiver::{PassedFd, Work, during};
 use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
 pub use limit::{MemoryLimit, MemoryPool};
+pub use notice::GuardNotice;
 pub use posted::PostedState;
 use posted::PostedWrites;
 pub use sharing::{is_mapped_privately, look_by};
@@ -84,18 +86,6 @@ pub struct MemoryStatistics {
     pub is_guarded: bool,
     /// Posted writes whose pages were gone.
     pub lost: u64,
-}
-
-/// Notes that one of several memories became guarded.
-#[derive(Clone, Debug, Default)]
-pub struct GuardNotice(Arc<AtomicBool>);
-
-impl GuardNotice {
-    /// Returns `true` if a memory became guarded since the last call.
-    #[must_use]
-    pub fn take(&self) -> bool {
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
-    }
 }
 
 #[derive(Debug)]
@@ -162,7 +152,7 @@ impl GuestMemory {
         Self(Arc::new(Mutex::new(map)))
     }
 
-    /// Notes with others when it becomes guarded.
+    /// Notes with others when it becomes guarded, and when awaited writes are done.
     #[must_use]
     pub fn with_notice(self, notice: GuardNotice) -> Self {
         self.lock().notice = notice;
@@ -175,11 +165,27 @@ impl GuestMemory {
         self.lock().posted.is_some()
     }
 
-    /// Returns the state of the writes that a thread of the VMM's own is to carry out. `None` if there are none. Until then the
-    /// VMM is not to have replies, since it expects to see all writes before them.
+    /// Returns the state of the writes that a thread of the VMM's own is to carry out. `None` if there are none. If they are too
+    /// many, the [`GuardNotice`] follows when they are fewer.
     #[must_use]
     pub fn posted(&self) -> Option<PostedState> {
         self.lock().posted.as_ref()?.state()
+    }
+
+    /// Returns the number of the last of these writes. Until it is done the VMM is not to have a reply, since it expects to see all
+    /// writes before that.
+    #[must_use]
+    pub fn last_posted(&self) -> Option<u64> {
+        self.lock().posted.as_ref()?.last()
+    }
+
+    /// Returns `true` if a posted write and all before it are done. If not, the [`GuardNotice`] follows when they are: of the write
+    /// that was asked for last.
+    #[must_use]
+    pub fn has_done(&self, number: u64) -> bool {
+        let map = self.lock();
+        let posted = map.posted.as_ref();
+        posted.is_none_or(|posted| posted.has_done(number))
     }
 
     /// Guards the memory as if an access had waited for a page.
@@ -447,9 +453,9 @@ impl Map {
     /// Guards memory of which an access waited for a page: the next ones do not.
     #[cold]
     fn guard(&mut self) {
-        self.posted = PostedWrites::start();
+        self.posted = PostedWrites::start(self.notice.clone());
         if self.posted.is_some() {
-            self.notice.0.store(true, Ordering::Relaxed);
+            self.notice.note_guarded();
         }
     }
 

@@ -1,9 +1,10 @@
 //! Writes to memory that may wait, carried out by a thread of its VMM's own.
 //!
-//! Memory is *guarded* from the first access on that waited for a page. Its device then neither loads nor stores: it reads by `pread(2)`, which waits for no page that is being punched, and its writes are posted to one queue, which a
-//! thread carries out in order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds.
-//! The owner of the device gives it no turn while the queue is full, and answers no message of the VMM while there is anything in
-//! it.
+//! Memory is *guarded* from the first access on that waited for a page. Its device then neither loads nor stores: it reads by
+//! `pread(2)`, which waits for no page that is being punched, and its writes are posted to one queue, which a thread carries out in
+//! order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds. The owner of the device
+//! gives it no turn while the queue is full, and sends the VMM no reply before the writes that were posted until then are done. The
+//! thread wakes the owner, by a [`GuardNotice`], when one of these ends.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::file::MappedFile;
+use super::notice::GuardNotice;
 
 /// Bytes of posted writes from which on the device has no turn.
 const FULL_BYTES: usize = 1 << 20;
@@ -83,6 +85,10 @@ struct Queue {
     lost: u64,
     /// Time of the last access that waited.
     waited_at: Instant,
+    /// Number of the entry that the owner of the device waits for.
+    awaited: Option<u64>,
+    /// The owner waits until the queue is not full.
+    awaits_room: bool,
 }
 
 /// State of a queue that is not empty.
@@ -97,6 +103,7 @@ pub struct PostedState {
 struct Shared {
     queue: Mutex<Queue>,
     added: Condvar,
+    notice: GuardNotice,
 }
 
 /// The posted writes of a VMM. The thread ends with it.
@@ -164,6 +171,11 @@ impl Shared {
             {
                 queue.take_first();
             }
+            if queue.take_awaited(number) {
+                drop(queue);
+                self.notice.wake();
+                queue = self.lock();
+            }
         }
     }
 }
@@ -177,6 +189,18 @@ impl Queue {
         {
             self.bytes -= store.bytes.len();
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.entries.len() >= FULL || self.bytes >= FULL_BYTES
+    }
+
+    /// Returns `true` if the owner of the device waits for what there is after an entry.
+    fn take_awaited(&mut self, number: u64) -> bool {
+        let is_done = self.awaited.take_if(|awaited| *awaited <= number);
+        let has_room = self.awaits_room && !self.is_full();
+        self.awaits_room &= !has_room;
+        is_done.is_some() || has_room
     }
 
     fn has_room(&self, more: usize) -> bool {
@@ -198,7 +222,7 @@ impl Queue {
 
 impl PostedWrites {
     /// Starts the thread. `None` if there can be none.
-    pub(super) fn start() -> Option<Self> {
+    pub(super) fn start(notice: GuardNotice) -> Option<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue {
                 entries: VecDeque::new(),
@@ -208,8 +232,11 @@ impl PostedWrites {
                 is_over: false,
                 lost: 0,
                 waited_at: Instant::now(),
+                awaited: None,
+                awaits_room: false,
             }),
             added: Condvar::new(),
+            notice,
         });
         let work = shared.clone();
         let spawned = thread::Builder::new()
@@ -296,14 +323,28 @@ impl PostedWrites {
         None
     }
 
-    /// Returns the state of the queue. `None` if nothing is posted.
+    /// Returns the state of the queue. `None` if nothing is posted. If it is full, the notice follows when it is not.
     pub(super) fn state(&self) -> Option<PostedState> {
+        let mut queue = self.0.lock();
+        let is_full = queue.is_full();
+        let age = queue.entries.front()?.since.elapsed();
+        queue.awaits_room = is_full;
+        Some(PostedState { is_full, age })
+    }
+
+    /// Returns the number of the last entry. `None` if nothing is posted.
+    pub(super) fn last(&self) -> Option<u64> {
         let queue = self.0.lock();
-        let first = queue.entries.front()?;
-        Some(PostedState {
-            is_full: queue.entries.len() >= FULL || queue.bytes >= FULL_BYTES,
-            age: first.since.elapsed(),
-        })
+        queue.entries.back().map(|last| last.number)
+    }
+
+    /// Returns `true` if an entry and all before it are done. If not, the notice follows when they are.
+    pub(super) fn has_done(&self, number: u64) -> bool {
+        let mut queue = self.0.lock();
+        let first = queue.entries.front();
+        let is_done = first.is_none_or(|first| first.number > number);
+        queue.awaited = (!is_done).then_some(number);
+        is_done
     }
 
     /// Returns how many writes were lost, since their pages were gone.

@@ -30,6 +30,8 @@ pub(super) struct Client {
     since: Instant,
     /// What the socket is watched for.
     pub(super) watched: EventSet,
+    /// A reply, and the number of the posted write that comes before it.
+    held: Option<(u64, Vec<u8>)>,
 }
 
 impl Client {
@@ -43,6 +45,7 @@ impl Client {
             session,
             since: now,
             watched: EventSet::IN,
+            held: None,
         }
     }
 
@@ -69,14 +72,36 @@ impl Client {
         }
     }
 
-    /// Returns `true` if it is to have no reply yet: writes to its memory come before.
+    /// Returns `true` if its reply, or its next message, waits for posted writes. The notice follows when these are done.
     pub(super) fn waits_for_memory(&self) -> bool {
-        self.session.memory().posted().is_some()
+        let memory = self.session.memory();
+        let held = self.held.as_ref();
+        held.is_some_and(|(number, _)| !memory.has_done(*number))
+            || memory.posted().is_some_and(|posted| posted.is_full)
+    }
+
+    /// Sends a reply, once all writes that were posted before it are done.
+    fn send(&mut self, reply: Vec<u8>) -> Result<(), ConnectionEnd> {
+        match self.session.memory().last_posted() {
+            Some(number) => self.held = Some((number, reply)),
+            None => self.connection().send(&reply)?,
+        }
+        Ok(())
+    }
+
+    /// Sends the reply that waited, if it need not any longer.
+    fn send_held(&mut self) -> Result<(), ConnectionEnd> {
+        let memory = self.session.memory();
+        let held = self.held.take_if(|(number, _)| memory.has_done(*number));
+        if let Some((_, reply)) = held {
+            self.connection().send(&reply)?;
+        }
+        Ok(())
     }
 
     /// Whether something is left of what it sent, of which its socket does not tell.
     pub(super) fn has_more(&self) -> bool {
-        self.session.is_amid() || self.connection().has_waiting()
+        self.held.is_some() || self.session.is_amid() || self.connection().has_waiting()
     }
 
     /// Takes messages, as long as it takes replies and the slice lasts.
@@ -91,7 +116,8 @@ impl Client {
         patience: &Arc<Mutex<Patience>>,
     ) -> anyhow::Result<()> {
         self.connection().send_unsent()?;
-        while !self.waits_for_memory() {
+        self.send_held()?;
+        while self.held.is_none() && !self.waits_for_memory() {
             // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
             let message = self.next_message()?;
             if message.is_none() && !self.session.is_amid() {
@@ -113,7 +139,7 @@ impl Client {
                 break;
             };
             if let Some(reply) = reply {
-                self.connection().send(&reply)?;
+                self.send(reply)?;
             }
             if !was_agreed && self.session.is_agreed() {
                 let connection = self.connection.clone();
@@ -140,12 +166,14 @@ impl Client {
         connection.receive()
     }
 
-    /// What the socket is to be watched for now, if that is something else than before.
-    pub(super) fn new_watch(&mut self) -> Option<EventSet> {
+    /// What the socket is to be watched for now, if that is something else than before. `waits_for_memory` is
+    /// [`Self::waits_for_memory`].
+    pub(super) fn new_watch(&mut self, waits_for_memory: bool) -> Option<EventSet> {
         let mut wanted = EventSet::empty();
         let connection = self.connection();
         let is_asking = connection.socket().is_asking();
-        let may_speak = !self.session.is_amid() && !is_asking && !self.waits_for_memory();
+        let is_served = self.session.is_amid() || self.held.is_some() || waits_for_memory;
+        let may_speak = !is_served && !is_asking;
         if connection.wants_input() && may_speak {
             wanted |= EventSet::IN;
         }

@@ -2,20 +2,18 @@
 //! waits for it.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
 
 use ib_vtime::Duration;
 
-use super::Turn;
-use super::VfioUserSockets;
-use super::log;
+use super::client::Client;
+use super::{Owner, Turn, VfioUserSockets, log};
 use vhca::device::Provider;
+use vhca::watch::EventSet;
 use vhca::world::HostFunction;
 
 /// Time within which a posted write is done, or its VMM is let go.
 const DONE_WITHIN: Duration = Duration::from_secs(1);
-
-/// Time between two looks at a queue that is not empty.
-const LOOK: Duration = Duration::from_micros(100);
 
 /// VFs whose memory is guarded.
 #[derive(Debug, Default)]
@@ -23,7 +21,7 @@ pub(super) struct Guarded {
     vfs: BTreeSet<HostFunction>,
     /// Of these, those without turns, since too much is posted.
     held: BTreeSet<HostFunction>,
-    /// Of these, those whose VMM's messages wait until nothing is posted.
+    /// Of these, those whose VMM's replies or messages wait for posted writes.
     unheard: BTreeSet<HostFunction>,
 }
 
@@ -42,26 +40,39 @@ impl VfioUserSockets {
         }
         for at in self.guarded.vfs.clone() {
             let seat = turn.lab.seats.get(&at);
-            match seat.and_then(|seat| seat.memory.posted()) {
-                None => {
-                    self.release(turn, at);
-                    if self.guarded.unheard.remove(&at) {
-                        self.unfinished.add(at);
-                    }
-                }
+            let posted = seat.and_then(|seat| seat.memory.posted());
+            match posted {
                 Some(posted) if posted.age > DONE_WITHIN => {
                     let text = "its memory did not take a write within a second";
                     self.part(turn, at, &text);
+                    continue;
                 }
-                Some(posted) => {
-                    if posted.is_full && self.guarded.held.insert(at) {
+                Some(posted) if posted.is_full => {
+                    if self.guarded.held.insert(at) {
                         turn.lab.world_mut().hold(at, true);
-                    } else if !posted.is_full {
-                        self.release(turn, at);
                     }
-                    self.again = Some(turn.now + LOOK);
                 }
+                _ => self.release(turn, at),
             }
+            if let Some(posted) = posted {
+                let late = turn.now + (DONE_WITHIN - posted.age) + Duration::from_millis(1);
+                self.again = Some(self.again.map_or(late, |again| again.min(late)));
+            }
+            let door = self.doors.get(&at);
+            let client = door.and_then(|door| door.client.as_ref());
+            let waits = client.is_some_and(Client::waits_for_memory);
+            if !waits && self.guarded.unheard.remove(&at) {
+                self.unfinished.add(at);
+            }
+        }
+    }
+
+    /// Watches for news of guarded memory.
+    pub(super) fn watch_guarded(&mut self, turn: &mut Turn<'_>) {
+        // There is one since the sockets were claimed.
+        if let Ok(event) = turn.lab.guard_notice.event() {
+            turn.watches.add(event, EventSet::IN);
+            self.owners.insert(event.as_raw_fd(), Owner::Memory);
         }
     }
 

@@ -69,6 +69,8 @@ enum Owner {
     Listener(HostFunction),
     Client(HostFunction),
     Refused,
+    /// The threads that write to guarded memory.
+    Memory,
 }
 
 /// The vfio-user sockets of a service, with the VMMs at them.
@@ -115,6 +117,9 @@ impl VfioUserSockets {
             source,
         };
         make_folder(folder, listeners.folder_mode()).map_err(refused)?;
+        lab.guard_notice
+            .event()
+            .map_err(|error| ClaimError::Event(error.into()))?;
         let signals = Signals::default();
         if let Err(error) = signals.signaller() {
             log::error!("vfio-user: VMMs are turned away until they can be interrupted: {error}");
@@ -343,10 +348,12 @@ impl VfioUserSockets {
         self.unfinished.charge(at, length);
         match served {
             Ok(()) => {
-                if let Some(wanted) = client.new_watch() {
+                // It is asked once: the memory's thread may change the answer at any time.
+                let waits = client.waits_for_memory();
+                if let Some(wanted) = client.new_watch(waits) {
                     turn.watches.modify(&*client.connection(), wanted);
                 }
-                if client.waits_for_memory() {
+                if waits {
                     self.guarded.wait(at);
                 } else if client.has_more() {
                     self.unfinished.add(at);
@@ -515,6 +522,7 @@ impl WayIn for VfioUserSockets {
         for at in doors {
             self.start_door(turn, at);
         }
+        self.watch_guarded(turn);
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
@@ -524,6 +532,8 @@ impl WayIn for VfioUserSockets {
         match owner {
             Owner::Listener(at) => self.accept(turn, at),
             Owner::Refused => self.tell_refused(turn, ready.fd),
+            // The next flush looks at the memory.
+            Owner::Memory => turn.lab.guard_notice.clear(),
             Owner::Client(at) => {
                 let ended = EventSet::HANG_UP | EventSet::ERROR;
                 if ready.events.intersects(EventSet::IN | EventSet::OUT) {

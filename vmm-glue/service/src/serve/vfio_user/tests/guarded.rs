@@ -60,6 +60,17 @@ fn a_vf_that_waited_for_a_hole_serves_its_vmm_in_order() {
     copy(&mut next, 99 * 8192);
 }
 
+/// Returns what maps so many bytes of a file.
+fn map(size: u64) -> DmaMap {
+    DmaMap {
+        argsz: U32::new(32),
+        flags: U32::new(3),
+        address: U64::new(BASE),
+        size: U64::new(size),
+        ..DmaMap::default()
+    }
+}
+
 /// Makes the thread of a VF's memory wait until the sender goes, as a page would.
 fn block(served: &Served) -> Sender<()> {
     let (go_on, wait) = channel::<()>();
@@ -82,14 +93,10 @@ fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
     let mut peer = served.raw();
     peer.call(Command::VERSION, HELLO).unwrap();
     let file = memfd(0x4000);
-    let map = DmaMap {
-        argsz: U32::new(32),
-        flags: U32::new(3),
-        address: U64::new(BASE),
-        size: U64::new(0x4000),
-        ..DmaMap::default()
-    };
-    peer.send_with(&message(1, Command::DMA_MAP, map.as_bytes()), &[&file]);
+    peer.send_with(
+        &message(1, Command::DMA_MAP, map(0x4000).as_bytes()),
+        &[&file],
+    );
     assert_eq!(peer.receive().unwrap().0.error.get(), 0);
     let begun = Instant::now();
     let blocked = block(&served);
@@ -109,6 +116,27 @@ fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
     rustix::io::pwrite(&file, &[5; 64], 0).unwrap();
     copy(&mut next, 0);
     assert_eq!(pread(&file, 4096), [5; 64]);
+}
+
+#[test]
+fn a_reply_waits_for_the_writes_before_it_and_not_for_later_ones() {
+    let served = Served::new();
+    let mut peer = served.raw();
+    peer.call(Command::VERSION, HELLO).unwrap();
+    let file = memfd(0x4000);
+    peer.send_with(
+        &message(1, Command::DMA_MAP, map(0x4000).as_bytes()),
+        &[&file],
+    );
+    assert_eq!(peer.receive().unwrap().0.error.get(), 0);
+    let first = block(&served);
+    let read = access(2, 16, 4);
+    peer.send(&message(2, Command::REGION_READ, read.as_bytes()));
+    served.wait_for(|row| row.commands.0 == 3);
+    let second = block(&served);
+    drop(first);
+    assert_eq!(peer.receive().unwrap().0.id.get(), 2);
+    drop(second);
 }
 
 #[test]
