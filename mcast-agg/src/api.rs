@@ -136,6 +136,8 @@ pub struct Sizes {
     pub members: usize,
     /// Joins that wait for the SA.
     pub waiting: usize,
+    /// Leaves that wait for the SA.
+    pub leaving: usize,
     /// Transactions with the SA, given-up ones included.
     pub transactions: usize,
     /// Timers.

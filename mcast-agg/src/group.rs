@@ -9,7 +9,7 @@ use crate::MemberId;
 use crate::aim::GroupAim;
 use crate::aim::GroupKey;
 use crate::members::Members;
-use crate::transaction::{Token, Transaction, UnderWay, Waiting};
+use crate::transaction::{Leave, Token, Transaction, UnderWay, Waiting};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
@@ -23,6 +23,8 @@ pub(crate) struct Group {
     pub(crate) members: Members,
     /// Joins that the SA must be asked about.
     pub(crate) waiting: VecDeque<Waiting>,
+    /// Leaves that are answered when the SA has answered.
+    pub(crate) leaves: Vec<Leave>,
     pub(crate) in_flight: Option<Token>,
     /// The SA may have forgotten the port's membership.
     pub(crate) rejoin_due: bool,
@@ -75,6 +77,14 @@ impl Group {
         Some(next)
     }
 
+    /// Takes what the port should give up next, if a leave waits for it: joins that came later wait behind it.
+    pub(crate) fn take_surplus_of_leaves(&mut self) -> Option<JoinState> {
+        if self.leaves.is_empty() {
+            return None;
+        }
+        self.take_surplus()
+    }
+
     /// The join that has waited longest, to be answered or asked about. When none waits any more, no room is kept: a
     /// group lives long, and its joins come when it begins.
     pub(crate) fn take_waiting(&mut self) -> Option<Waiting> {
@@ -87,7 +97,8 @@ impl Group {
 
     /// Bytes of what it refers to, with what that has room for.
     pub(crate) fn bytes(&self) -> usize {
-        self.members.bytes() + self.waiting.capacity() * size_of::<Waiting>()
+        let leaves = self.leaves.capacity() * size_of::<Leave>();
+        self.members.bytes() + self.waiting.capacity() * size_of::<Waiting>() + leaves
     }
 }
 

@@ -60,6 +60,12 @@ impl Groups {
         })
     }
 
+    /// A group, to change, with its key.
+    pub(crate) fn entry(&mut self, at: usize) -> (GroupKey, &mut Group) {
+        let Entry { key, group } = &mut self.entries[at];
+        (*key, group)
+    }
+
     pub(crate) fn remove(&mut self, at: usize) {
         if let Some(Entry { key, .. }) = self.entries.try_remove(at) {
             self.index.remove(self.hash_of(key), slot_of(at));

@@ -16,8 +16,10 @@
 //! ```
 //!
 //! A group has at most one transaction with the SA; different groups proceed in parallel, up to
-//! [`Config::max_in_flight`]. Joins that the known membership covers, leaves, and whatever is wrong
-//! on its face are answered at once, whatever the SA is doing.
+//! [`Config::max_in_flight`]. Joins that the known membership covers, leaves of kinds that other members
+//! hold as well, and whatever is wrong on its face are answered at once, whatever the SA is doing. The
+//! leave of the last holder of a kind is answered when the SA has answered the Delete, and joins of that
+//! kind wait behind it: the member's next question to the SA finds what its leave did.
 //!
 //! # The SA's side
 //!
@@ -42,6 +44,7 @@
 //! | a VF's join or subscription | 0.5, 1, 1.5 s, then [`Config::give_up_status`] | Linux guests give up after 3 s (10 × 300 ms) |
 //! | a rejoin or renewal | 1, 2, 4, ... 60 s, for ever | an SM ignores MADs until its first sweep is done |
 //! | a leave or unsubscription | 1, 2, 4, ... s, eight times | it is the SA's problem then |
+//! | the answer to a leave | 3 s at the latest | as for a join |
 //! | an answer to what was given up | 60 s | a late success must be taken back |
 //!
 //! # What cannot be mended

@@ -1,11 +1,12 @@
 //! The machine: requests in, answers and SA transactions out.
 
 mod aliases;
+mod leaves;
 mod outcome;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ib_vtime::Instant;
+use ib_vtime::{Instant, TimerQueue};
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::sa::{JoinState, McMemberRecord, SaMad};
 use ib_wire::{Gid, Guid, PKey, SubnetPrefix};
@@ -33,6 +34,8 @@ pub struct McastAgg {
     groups: Groups,
     usage: Usage,
     exchange: Exchange<GroupAim>,
+    /// When leaves have waited long enough, by their groups.
+    leave_timers: TimerQueue<GroupKey>,
     outputs: VecDeque<Output>,
 }
 
@@ -48,6 +51,7 @@ impl McastAgg {
             groups: Groups::new(seed),
             usage: Usage::default(),
             exchange: Exchange::new(config.max_in_flight),
+            leave_timers: TimerQueue::new(),
             outputs: VecDeque::new(),
         }
     }
@@ -72,8 +76,7 @@ impl McastAgg {
             return Outcome::Answered;
         }
         if mad.header.method == Method::DELETE {
-            self.leave(now, from, mad, &record);
-            return Outcome::Answered;
+            return self.leave(now, from, mad, &record);
         }
         self.join(now, from, mad, &record)
     }
@@ -147,6 +150,7 @@ impl McastAgg {
     pub fn reset(&mut self, now: Instant, member: MemberId) {
         self.exchange.forget_member(member);
         for key in self.keys() {
+            self.forget_leaves(key, member);
             if let Some(group) = self.group_mut(key) {
                 group.waiting.retain(|waiting| waiting.member != member);
                 let held = group.members.state(member);
@@ -162,12 +166,17 @@ impl McastAgg {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.exchange.fire(now);
         self.pump(now);
+        self.answer_late_leaves(now);
     }
 
     /// When [`McastAgg::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.exchange.next_deadline()
+        let leaves = self.leave_timers.next_deadline();
+        [self.exchange.next_deadline(), leaves]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Takes the oldest output. Poll after every other call.
@@ -209,7 +218,8 @@ impl McastAgg {
             waiting: groups().map(|group| group.waiting.len()).sum::<usize>()
                 + self.exchange.waiting().count(),
             transactions: self.exchange.len(),
-            timers: self.exchange.timers(),
+            leaving: groups().map(|group| group.leaves.len()).sum(),
+            timers: self.exchange.timers() + self.leave_timers.len(),
         }
     }
 
@@ -239,14 +249,20 @@ impl McastAgg {
         from: &Requester<'_>,
         mad: &mut SaMad,
         record: &McMemberRecord,
-    ) {
+    ) -> Outcome {
         let less = record.join_state();
         let key = self.key(record.mgid, from.guid);
-        let Some(group) = self.group_mut(key) else {
-            return refuse(mad, MadStatus::SA_REQ_INVALID);
+        let Some(index) = self.groups.find(key) else {
+            refuse(mad, MadStatus::SA_REQ_INVALID);
+            return Outcome::Answered;
         };
+        if self.awaits_leave(index, from.id, mad) {
+            return Outcome::Absorbed;
+        }
+        let group = &mut self.groups[index];
         if !group.members.state(from.id).contains(less) {
-            return refuse(mad, MadStatus::SA_REQ_INVALID);
+            refuse(mad, MadStatus::SA_REQ_INVALID);
+            return Outcome::Answered;
         }
         group.members.remove(from.id, less);
         let left = group.members.state(from.id);
@@ -254,8 +270,10 @@ impl McastAgg {
         if left.is_empty() {
             self.usage.release(from.id);
         }
+        let outcome = self.keep_leave(now, index, from, less, mad);
         self.advance(key);
         self.pump(now);
+        outcome
     }
 
     fn join(
@@ -270,6 +288,7 @@ impl McastAgg {
         let known = self.groups.find(key);
         if let Some(index) = known
             && self.groups[index].covers(state)
+            && !self.is_behind_leave(index, state)
         {
             self.decide(index, from.id, from.pkeys, mad, record);
             return Outcome::Answered;
@@ -371,6 +390,7 @@ impl McastAgg {
     fn advance(&mut self, key: GroupKey) {
         while let Some(index) = self.groups.find(key) {
             self.drop_obsolete(index);
+            self.answer_leaves(index);
             let group = &mut self.groups[index];
             if group.in_flight.is_some() {
                 return;
@@ -380,6 +400,8 @@ impl McastAgg {
                 if !group.at_sa.is_empty() {
                     return self.begin_rejoin(key, true);
                 }
+            } else if let Some(surplus) = group.take_surplus_of_leaves() {
+                return self.begin_leave(key, surplus);
             } else if let Some(waiting) = group.take_waiting() {
                 let state = waiting.record::<McMemberRecord>().join_state();
                 if !group.covers(state) {
@@ -396,13 +418,7 @@ impl McastAgg {
                     agg.decide(index, waiting.member, &waiting.pkeys, mad, &record);
                 });
             } else if let Some(surplus) = group.take_surplus() {
-                let request = self.request_for_leave(key, surplus);
-                let aim = GroupAim {
-                    purpose: Purpose::Leave,
-                    key,
-                    state: surplus,
-                };
-                return self.begin(aim, None, request);
+                return self.begin_leave(key, surplus);
             } else {
                 // No request waits, and the SA holds only what members hold.
                 if group.members.is_empty() {
@@ -445,8 +461,14 @@ impl McastAgg {
         request::join(&waiting.request, self.port_gid(key))
     }
 
-    fn request_for_leave(&self, key: GroupKey, state: JoinState) -> SaMad {
-        request::leave(key.mgid, self.port_gid(key), state)
+    fn begin_leave(&mut self, key: GroupKey, state: JoinState) {
+        let request = request::leave(key.mgid, self.port_gid(key), state);
+        let aim = GroupAim {
+            purpose: Purpose::Leave,
+            key,
+            state,
+        };
+        self.begin(aim, None, request);
     }
 
     fn begin_rejoin(&mut self, key: GroupKey, full: bool) {

@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use ib_vtime::TimerKey;
+use ib_vtime::{Instant, TimerKey};
 use ib_wire::PKey;
-use ib_wire::sa::{SaMad, SaRecord};
+use ib_wire::sa::{JoinState, SaMad, SaRecord};
 use vf_tunnel::VirtualPKeyIndex;
 
 use crate::{MemberId, Requester};
@@ -43,6 +43,21 @@ impl Waiting {
     pub(crate) fn is_retransmitted_by(&self, member: MemberId, other: &SaMad) -> bool {
         self.member == member && self.request.header.tid == other.header.tid
     }
+}
+
+/// A leave that is done here and waits for the SA.
+#[derive(Clone, Debug)]
+pub(crate) struct Leave {
+    pub(crate) member: MemberId,
+    /// The partition in which the request came and the answer goes back.
+    pub(crate) pkey_index: VirtualPKeyIndex,
+    /// The kinds of membership that the port gives up with it.
+    pub(crate) state: JoinState,
+    /// The answer, but for the kinds that the member holds when it is sent.
+    pub(crate) answer: SaMad,
+    /// When it has waited long enough, and the timer of that.
+    pub(crate) until: Instant,
+    pub(crate) timer: TimerKey,
 }
 
 /// How often the SA is asked.

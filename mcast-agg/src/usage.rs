@@ -9,6 +9,8 @@ pub struct MemberUse {
     pub held: u16,
     /// Its requests that wait for the SA.
     pub waiting: u16,
+    /// Its leaves that wait for the SA.
+    pub leaving: u16,
 }
 
 /// Counts per member. Grows to the largest member number seen.
@@ -30,7 +32,7 @@ impl Usage {
 
     /// What the member holds or may soon hold.
     pub(crate) fn claims(&self, member: MemberId) -> u16 {
-        let MemberUse { held, waiting } = self.get(member);
+        let MemberUse { held, waiting, .. } = self.get(member);
         held.saturating_add(waiting)
     }
 
@@ -40,6 +42,19 @@ impl Usage {
 
     pub(crate) fn release(&mut self, member: MemberId) {
         self.get_mut(member).held -= 1;
+    }
+
+    /// Leaves that wait for the SA.
+    pub(crate) fn leaving(&self, member: MemberId) -> u16 {
+        self.get(member).leaving
+    }
+
+    pub(crate) fn leave(&mut self, member: MemberId) {
+        self.get_mut(member).leaving += 1;
+    }
+
+    pub(crate) fn has_left(&mut self, member: MemberId) {
+        self.get_mut(member).leaving -= 1;
     }
 
     pub(crate) fn wait(&mut self, member: MemberId) {

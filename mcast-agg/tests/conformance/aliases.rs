@@ -49,12 +49,12 @@ fn c151_each_vf_joins_and_leaves_under_its_own_alias() {
     assert_eq!(again.header.status, MadStatus::OK);
     port.nothing_more();
 
-    let answer = port.answered(vf(1), leave(vf(1), mgid(1), FULL));
-    assert_eq!(answer.header.status, MadStatus::OK);
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL));
     let (token, request) = port.sa_request();
     assert_eq!(request.header.method, Method::DELETE);
     assert_eq!(named_port(&request), guid_of(vf(1)));
-    port.sa_answers(token, &granted(&request, FULL));
+    let (_, answer) = port.sa_lets_go(token, &request);
+    assert_eq!(answer.header.status, MadStatus::OK);
     assert_eq!(port.agg.sizes().groups, 1);
 }
 

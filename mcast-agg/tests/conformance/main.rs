@@ -4,6 +4,7 @@
 #![expect(unreachable_pub, reason = "the modules of one test program")]
 
 mod aliases;
+mod leaves;
 mod port;
 mod requests;
 mod the_sa_and_time;

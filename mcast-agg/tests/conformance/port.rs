@@ -73,6 +73,17 @@ impl Port {
         mad
     }
 
+    /// A leave whose answer must wait for the SA.
+    pub fn waits(&mut self, member: MemberId, mut mad: SaMad) {
+        assert_eq!(self.ask(member, &mut mad), Outcome::Absorbed);
+    }
+
+    /// The answer to a Delete of the SA's client ends in the one answer to a leave.
+    pub fn sa_lets_go(&mut self, token: Token, request: &SaMad) -> (MemberId, SaMad) {
+        self.sa_answers(token, &granted(request, JoinState::NONE));
+        self.only_answer()
+    }
+
     pub fn outputs(&mut self) -> Vec<Output> {
         std::iter::from_fn(|| self.agg.poll_output()).collect()
     }

@@ -154,7 +154,7 @@ fn c126_send_only_full_member_is_counted_and_deleted_with_its_last_holder() {
     port.answered(vf(2), join(vf(2), mgid(1), SEND_ONLY_FULL));
     port.answered(vf(1), leave(vf(1), mgid(1), SEND_ONLY_FULL));
     port.nothing_more();
-    port.answered(vf(2), leave(vf(2), mgid(1), SEND_ONLY_FULL));
+    port.waits(vf(2), leave(vf(2), mgid(1), SEND_ONLY_FULL));
     let (_, request) = port.sa_request();
     assert_eq!(
         (request.header.method, state_of(&request)),
@@ -167,14 +167,15 @@ fn c127_the_last_holder_of_a_bit_causes_one_delete_of_exactly_that_bit() {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL | NON);
     port.answered(vf(2), join(vf(2), mgid(1), FULL));
-    port.answered(vf(1), leave(vf(1), mgid(1), FULL | NON));
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL | NON));
     let (token, request) = port.sa_request();
     assert_eq!(
         (request.header.method, state_of(&request)),
         (Method::DELETE, NON)
     );
     port.sa_answers(token, &granted(&request, FULL));
-    port.answered(vf(2), leave(vf(2), mgid(1), FULL));
+    assert_eq!(port.only_answer().0, vf(1));
+    port.waits(vf(2), leave(vf(2), mgid(1), FULL));
     let (token, request) = port.sa_request();
     assert_eq!(state_of(&request), FULL);
     port.sa_answers(token, &granted(&request, JoinState::NONE));
@@ -205,7 +206,9 @@ fn c129_leaving_an_unknown_group_is_refused_at_once() {
 fn c130_delete_is_answered_by_delete_resp_with_what_is_left() {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL | NON);
-    let answer = port.answered(vf(1), leave(vf(1), mgid(1), NON));
+    port.waits(vf(1), leave(vf(1), mgid(1), NON));
+    let (token, request) = port.sa_request();
+    let (_, answer) = port.sa_lets_go(token, &request);
     assert_eq!(answer.header.method, Method::DELETE_RESP);
     assert_eq!(
         (answer.header.status, state_of(&answer)),

@@ -128,7 +128,7 @@ fn c141_the_second_of_two_answers_is_ignored() {
 fn c142_a_failed_delete_is_retried_and_joins_do_not_wait_for_it() {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL);
-    port.answered(vf(1), leave(vf(1), mgid(1), FULL));
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL));
     let (token, request) = port.sa_request();
     port.sa_answers(token, &refused(&request, MadStatus::BUSY));
     port.wait(Duration::from_secs(2));
@@ -138,17 +138,31 @@ fn c142_a_failed_delete_is_retried_and_joins_do_not_wait_for_it() {
         port.ask(vf(2), &mut join(vf(2), mgid(1), FULL)),
         Outcome::Absorbed
     );
-    let (_, join) = port.sa_request();
-    assert_eq!(join.header.method, Method::SET);
+    let outputs = port.outputs();
+    let [
+        Output::Answer { member, answer, .. },
+        Output::SaRequest { request, .. },
+    ] = &outputs[..]
+    else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!(
+        (*member, answer.header.method),
+        (vf(1), Method::DELETE_RESP)
+    );
+    assert_eq!(request.header.method, Method::SET);
 }
 
 #[test]
 fn c142_a_delete_that_is_never_granted_ends_after_eight_tries() {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL);
-    port.answered(vf(1), leave(vf(1), mgid(1), FULL));
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL));
     port.wait(Duration::from_secs(600));
-    assert_eq!(port.outputs().len(), 8);
+    let requests = |output: &Output| matches!(output, Output::SaRequest { .. });
+    let outputs = port.outputs();
+    assert_eq!(outputs.iter().filter(|output| requests(output)).count(), 8);
+    assert_eq!(outputs.len(), 9, "and the answer to the leave");
     assert_eq!(port.agg.sizes(), mcast_agg::Sizes::default());
 }
 
@@ -266,7 +280,7 @@ fn c147_beyond_its_group_quota_a_vf_gets_no_resources() {
     port.first_join(vf(2), mgid(3), FULL);
     let answer = port.answered(vf(1), join(vf(1), mgid(3), FULL));
     assert_eq!(answer.header.status, MadStatus::SA_NO_RESOURCES);
-    port.answered(vf(1), leave(vf(1), mgid(1), FULL));
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL));
     assert_eq!(
         port.answered(vf(1), join(vf(1), mgid(3), FULL))
             .header

@@ -59,9 +59,9 @@ fn what_is_under_way_for_a_group_is_shown() {
     assert_eq!(only_group(&port).under_way(), under_way("rejoin", 1));
     port.sa_answers(token, &granted(&request, FULL));
 
-    for member in [vf(1), vf(2)] {
-        port.answered(member, leave(member, mgid(1), FULL));
-    }
+    port.answered(vf(1), leave(vf(1), mgid(1), FULL));
+    port.waits(vf(2), leave(vf(2), mgid(1), FULL));
+    assert_eq!(port.agg.sizes().leaving, 1);
     let (token, request) = port.sa_request();
     let group = only_group(&port);
     assert_eq!(group.under_way(), under_way("leave", 1));
@@ -107,15 +107,18 @@ fn what_the_sa_has_forgotten_is_joined_again_when_its_answer_shows_it() {
 fn asked_when_a_leave_met_a_join(status: MadStatus) -> Vec<(Method, JoinState)> {
     let mut port = Port::new();
     port.first_join(vf(1), mgid(1), FULL);
-    port.answered(vf(1), leave(vf(1), mgid(1), FULL));
+    port.waits(vf(1), leave(vf(1), mgid(1), FULL));
     let (token, request) = port.sa_request();
     port.ask(vf(2), &mut join(vf(2), mgid(1), SEND_ONLY));
     let mut answer = granted(&request, FULL);
     answer.header.status = status;
     port.sa_answers(token, &answer);
-    let (token, request) = port.sa_request();
+    let outputs = port.outputs();
+    let [Output::Answer { .. }, Output::SaRequest { token, request }] = &outputs[..] else {
+        panic!("{outputs:?}")
+    };
     assert_eq!(request.header.method, Method::SET);
-    port.sa_answers(token, &granted(&request, SEND_ONLY));
+    port.sa_answers(*token, &granted(request, SEND_ONLY));
     asked(&mut port)
 }
 

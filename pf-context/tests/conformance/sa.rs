@@ -265,6 +265,16 @@ fn c116_a_join_at_any_lid_is_the_ports() {
 }
 
 #[test]
+fn c127_the_last_leave_at_any_lid_is_answered_from_there_after_the_sa() {
+    for lid in [SM, SM + 1] {
+        let mut port = Port::new();
+        goes_in_the_ports_name(&mut port, lid, member(1, Method::SET, 1));
+        goes_in_the_ports_name(&mut port, lid, member(1, Method::DELETE, 2));
+        assert_eq!(port.mux.sizes().mcast_groups, 0);
+    }
+}
+
+#[test]
 fn c116_a_join_at_the_sms_former_lid_is_the_ports() {
     let mut port = joined();
     port.event(PortEvent::SmChange {

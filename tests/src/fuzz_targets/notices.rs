@@ -304,7 +304,7 @@ impl Scene {
         assert!(sizes.deliveries <= self.config.max_deliveries);
         let mut sum = (0, 0);
         for member in members() {
-            let MemberUse { held, waiting } = self.agg.usage(member);
+            let MemberUse { held, waiting, .. } = self.agg.usage(member);
             assert!(held <= self.config.subscriptions_per_member);
             assert!(waiting <= self.config.waiting_per_member);
             sum = (sum.0 + usize::from(held), sum.1 + usize::from(waiting));
