@@ -7,7 +7,7 @@ use serde::Deserialize;
 use vhca_control::protocol::{MetricsQuery, Request};
 use vhca_control::table::Tables;
 use vhca_control::{GuestReports, OfferedVf};
-use vhca_diagnosis::{Diagnosis, Faults};
+use vhca_diagnosis::{Diagnosis, Faults, PairDiagnosis};
 
 use crate::cli::{
     ClearArgs, ClearCommand, GuestArgs, MetricsArgs, PlainArgs, QemuArgsArgs, SetArgs, SetCommand,
@@ -39,11 +39,12 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
 
 /// Prints the faults of VFs. Returns `true` if there is none.
 pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
-    /// The reply for one VF, or for several.
+    /// The reply for one VF, for several, or for two ends.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Found {
         Several(Faults),
+        Two(PairDiagnosis),
         One(Diagnosis),
     }
 
@@ -51,9 +52,11 @@ pub(crate) fn why(args: WhyArgs) -> anyhow::Result<bool> {
         vf: args.vf,
         host: args.host,
         port: args.port,
+        peer: args.peer,
     })?;
     let (text, is_well) = match serde_json::from_str(&reply)? {
         Found::Several(found) => (found.to_string(), found.faults.is_empty()),
+        Found::Two(found) => (found.to_string(), found.verdict == "ok"),
         Found::One(found) => (found.to_string(), found.code == "ok"),
     };
     let text = if args.json { reply } else { text };

@@ -23,6 +23,21 @@ struct Row {
     vf: u16,
     up: bool,
     reason: Option<String>,
+    fault: Option<String>,
+}
+
+impl Row {
+    /// Returns `true` if the port is up and the fabric has no fault that the VF suffers from. Faults of guests do not count: they come
+    /// and go with VMMs.
+    fn is_well(&self) -> bool {
+        self.up && !self.fault.as_deref().is_some_and(is_of_fabric)
+    }
+}
+
+/// Returns `true` for the codes of faults of links, subnet managers and SAs.
+fn is_of_fabric(code: &str) -> bool {
+    let kinds = ["sa_", "link_", "duplicate_"];
+    ["no_sm", "pkey_missing"].contains(&code) || kinds.iter().any(|kind| code.starts_with(kind))
 }
 
 #[derive(Debug, Deserialize)]
@@ -30,7 +45,8 @@ struct Rows {
     vfs: Vec<Row>,
 }
 
-/// Waits until all VFs that a query shows are up. Returns a line that names those that are not when the limit is over.
+/// Waits until all VFs that a query shows are up and have no fault of the fabric. Returns a line that names the others when the
+/// limit is over.
 pub(crate) fn wait_up(
     remote: &mut Remote,
     query: &ShowQuery,
@@ -45,7 +61,7 @@ pub(crate) fn wait_up(
         let reply = remote.ask(&Request::Show(query.clone()))?;
         let tables = serde_json::to_value(Tables::of_reply(&reply)?)?;
         let Rows { vfs } = Rows::deserialize(&tables)?;
-        if vfs.iter().all(|row| row.up) {
+        if vfs.iter().all(Row::is_well) {
             return Ok(None);
         }
         if began.elapsed() >= limit {
@@ -55,9 +71,9 @@ pub(crate) fn wait_up(
     }
 }
 
-/// Names the ports that are not up.
+/// Names the ports that are not well.
 fn late(vfs: &[Row], limit: Duration) -> String {
-    let down: Vec<&Row> = vfs.iter().filter(|row| !row.up).collect();
+    let down: Vec<&Row> = vfs.iter().filter(|row| !row.is_well()).collect();
     let mut line = format!(
         "{} of {} VFs are not up after {} s:",
         down.len(),
@@ -70,7 +86,8 @@ fn late(vfs: &[Row], limit: Duration) -> String {
             1 => String::new(),
             port => format!(" port {port}"),
         };
-        let reason = row.reason.as_deref().unwrap_or("down");
+        let fault = row.fault.as_deref().filter(|fault| is_of_fabric(fault));
+        let reason = fault.or(row.reason.as_deref()).unwrap_or("down");
         // A string takes all that is written to it.
         let _ = write!(line, "{comma} {}/{}{port} ({reason})", row.host, row.vf);
     }
@@ -91,6 +108,7 @@ mod tests {
             vf,
             up,
             reason: Some("no_sm".to_owned()),
+            fault: None,
         }
     }
 
@@ -100,6 +118,29 @@ mod tests {
         assert_eq!(
             late(&rows, Duration::from_secs(7)),
             "2 of 3 VFs are not up after 7 s: H1-1/2 (no_sm), H1-1/2 port 2 (no_sm); vhca why all names the faults"
+        );
+    }
+
+    #[test]
+    fn a_vf_that_is_up_is_late_for_a_fault_of_the_fabric_and_not_for_one_of_its_guest() {
+        let with = |fault: &str| Row {
+            fault: Some(fault.to_owned()),
+            ..row(1, 1, true)
+        };
+        for code in [
+            "sa_not_answering",
+            "link_faulty",
+            "duplicate_lid",
+            "pkey_missing",
+            "no_sm",
+        ] {
+            assert!(!with(code).is_well(), "{code}");
+        }
+        for code in ["no_vmm", "no_driver", "no_pkey"] {
+            assert!(with(code).is_well(), "{code}");
+        }
+        assert!(
+            late(&[with("sa_unreachable")], Duration::ZERO).contains("H1-1/1 (sa_unreachable)")
         );
     }
 

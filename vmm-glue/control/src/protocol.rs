@@ -48,9 +48,12 @@ pub enum Request {
         /// Of which host.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
-        /// Which of its ports; by default the first one, of several VFs all.
+        /// Which of its ports; by default the first with a fault, of several VFs all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         port: Option<u8>,
+        /// A second VF or port, `HOST/N` or `NODE/PORT`: then the reply is the `vhca_diagnosis::PairDiagnosis` of the two.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peer: Option<String>,
     },
     /// Change VFs.
     SetVf {

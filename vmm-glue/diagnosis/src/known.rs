@@ -12,7 +12,7 @@ pub type Code = &'static str;
 pub struct KnownFault {
     /// The stable word.
     pub code: Code,
-    /// State of the port that has it: `up`, `down` or `either`.
+    /// State of the port that has it: `up`, `down` or `either`; `pair` for a fault between two.
     pub port: &'static str,
     /// The fault in words; code is between backquotes.
     pub meaning: &'static str,
@@ -200,6 +200,31 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "foreign_peer",
         "up",
         "within the last minute connections of the VF refused packets of another VF, which is not their peer",
+    ),
+    known(
+        "no_common_partition",
+        "pair",
+        "the two share no partition in which one is a full member",
+    ),
+    known(
+        "no_route",
+        "pair",
+        "packets from one of the two to the other do not arrive, as links and forwarding tables are",
+    ),
+    known(
+        "no_multicast_route",
+        "pair",
+        "packets of the IPoIB broadcast group, of which both are members, do not arrive, as multicast forwarding tables are",
+    ),
+    known(
+        "queue_pairs_in_error",
+        "pair",
+        "there are queue pairs between the two, and all are in states in which they carry nothing",
+    ),
+    known(
+        "packets_dropped",
+        "pair",
+        "packets of the two were dropped within the last minute; never the verdict",
     ),
     known(
         "no_receives",

@@ -24,6 +24,7 @@ mod known;
 mod links;
 mod m_keys;
 mod managers;
+mod pair;
 mod partitions;
 mod port;
 mod programs;
@@ -39,6 +40,7 @@ pub use diagnosis::{Diagnosis, why};
 pub use fault::Fault;
 pub use faults::Faults;
 pub use known::{Code, KNOWN_FAULTS, KnownFault};
+pub use pair::{End, Pair, PairDiagnosis, PairGroup, why_pair};
 pub use rates::{Rates, Shortfall};
 pub use shell::quoted;
 pub use snapshot::{

@@ -136,7 +136,7 @@ fn valid_keys(subnet: &Subnet, at: PortAt) -> Option<Vec<PKey>> {
     subnet.partitions.get(&at).map(|table| valid(table))
 }
 
-fn valid(table: &[PKey]) -> Vec<PKey> {
+pub(crate) fn valid(table: &[PKey]) -> Vec<PKey> {
     let keys = table.iter().copied();
     keys.filter(|key| key.is_valid()).collect()
 }
@@ -153,7 +153,7 @@ fn is_among(peer: &[PKey], key: PKey) -> bool {
     peer.iter().any(|peer| key.matches(*peer))
 }
 
-fn list(keys: &[PKey]) -> String {
+pub(crate) fn list(keys: &[PKey]) -> String {
     let valid = keys.iter().filter(|key| key.is_valid());
     let texts: Vec<String> = valid.map(ToString::to_string).collect();
     texts.join(", ")

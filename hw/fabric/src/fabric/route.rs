@@ -1,6 +1,8 @@
 //! Where routes lead, without sending anything along them. At a gateway they end: what lies behind it
 //! is not known here.
 
+use std::collections::BTreeSet;
+
 use hca_api::{PhysicalState, PortState};
 use ib_wire::{Lid, PortNum};
 
@@ -77,6 +79,34 @@ impl<D: EndNode> Fabric<D> {
             crossed([out, at]);
         }
         Err(at)
+    }
+
+    /// Returns the end ports at which packets to a multicast LID arrive that start at an end port, as links and forwarding tables are
+    /// now.
+    #[must_use]
+    pub fn spread_mlid(&self, from: Endpoint, mlid: Lid) -> BTreeSet<Endpoint> {
+        let (mut arrived, mut crossed) = (BTreeSet::new(), BTreeSet::new());
+        let mut outs = vec![from];
+        while let Some(out) = outs.pop() {
+            // A table with a loop sends a packet over a link again.
+            let Some(at) = self
+                .cross(out, Travelling::Data)
+                .filter(|_| crossed.insert(out))
+            else {
+                continue;
+            };
+            let tables = self.node(at.node).and_then(|node| node.tables());
+            match tables {
+                Some(tables) => {
+                    let ports = tables.replicate(mlid, at.port);
+                    outs.extend(ports.ports().map(|port| at.node.port(port.0)));
+                }
+                None => {
+                    arrived.insert(at);
+                }
+            }
+        }
+        arrived
     }
 
     /// The port at the other end of a link, if what travels gets there.

@@ -67,10 +67,13 @@ pub(crate) struct WhyArgs {
     /// The VF: N, or HOST/N; or HOST/all or all, to list the VFs with a fault.
     #[arg(add = complete::vfs())]
     pub(crate) vf: String,
+    /// A second VF (HOST/N) or port (NODE/PORT): why can the two not talk?
+    #[arg(add = complete::vf(), conflicts_with = "host")]
+    pub(crate) peer: Option<String>,
     /// Its host.
     #[arg(long, value_name = "NAME", add = complete::host())]
     pub(crate) host: Option<String>,
-    /// Which of its ports; by default 1, of several VFs all.
+    /// Which of its ports; by default the first with a fault, of several VFs all, of two 1.
     #[arg(long, value_parser = number::<u8>(1..=254))]
     pub(crate) port: Option<u8>,
     /// Print one JSON object.

@@ -418,6 +418,7 @@ fn is_well(control: &Path, vf: &GuestVf) -> bool {
         vf: vf.to_string(),
         host: None,
         port: Some(1),
+        peer: None,
     };
     let found = Remote::connect(control).and_then(|mut remote| remote.ask(&request));
     let found = found

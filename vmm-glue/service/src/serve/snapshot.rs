@@ -25,7 +25,7 @@ use super::lab::Lab;
 use crate::show::{ProgramRow, rates};
 
 /// A subnet, and the fabric and its nodes behind the indices of the subnet.
-struct Survey<'l> {
+pub(super) struct Survey<'l> {
     fabric: &'l Fabric,
     ids: Vec<NodeId>,
     subnet: Subnet,
@@ -59,7 +59,7 @@ impl Lab {
         self.survey(self.world().fabric(), &[], None)
     }
 
-    fn facts(&self, hosts: &[&LabHost], survey: Survey<'_>) -> Snapshot {
+    pub(super) fn facts(&self, hosts: &[&LabHost], survey: Survey<'_>) -> Snapshot {
         Snapshot {
             taken: self.world().now(),
             pfs: hosts.iter().map(|host| self.pf(&survey, host)).collect(),
@@ -110,7 +110,7 @@ impl Lab {
     }
 
     /// Reads the fabric: all of it, or some nodes. Partitions and routes are those of the hosts.
-    fn survey<'l>(
+    pub(super) fn survey<'l>(
         &self,
         fabric: &'l Fabric,
         hosts: &[&LabHost],
@@ -304,14 +304,26 @@ impl Survey<'_> {
         let sm_lid = self.subnet.port(own).map(|port| port.sm_lid);
         let sm = sm_lid.and_then(|lid| self.subnet.owner(lid));
         let sm = sm.map(|sm| (sm, self.endpoint(sm)));
-        for (place, at) in [Some((own, at)), sm].into_iter().flatten() {
-            let port = self.fabric.port(at);
-            let table = self.subnet.partitions.entry(place);
-            table.or_insert_with(|| port.map(pkeys).unwrap_or_default());
+        for at in [Some(at), sm.map(|(_, at)| at)].into_iter().flatten() {
+            self.add_partitions(at);
         }
         if let Some((sm, _)) = sm.filter(|_| ways_matter) {
             self.add_ways(own, sm);
         }
+    }
+
+    /// Adds the partitions of a port.
+    pub(super) fn add_partitions(&mut self, at: Endpoint) {
+        if let Some(place) = self.place(at) {
+            let port = self.fabric.port(at);
+            let table = self.subnet.partitions.entry(place);
+            table.or_insert_with(|| port.map(pkeys).unwrap_or_default());
+        }
+    }
+
+    /// Returns the place of a port in the subnet.
+    pub(super) fn place(&self, at: Endpoint) -> Option<PortAt> {
+        place(&self.ids, at)
     }
 
     fn endpoint(&self, at: PortAt) -> Endpoint {

@@ -13,6 +13,7 @@ use crate::serve::guests::JobId;
 use crate::serve::inventory::no_such_node;
 use crate::serve::lab::Lab;
 use crate::serve::way_in::Turn;
+use crate::serve::why::pair::named_end;
 use crate::show::{self, Filter, Metrics};
 use vhca::world::HostPortId;
 
@@ -57,6 +58,16 @@ impl Answer {
 /// Does what is asked, or has the SAs asked first whose silence would be a fault to be told.
 pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
     let ports = match &request {
+        Request::Why {
+            vf,
+            port,
+            peer: Some(peer),
+            ..
+        } => {
+            let ends = [vf, peer].map(|end| named_end(turn.lab, end, port.map(PortNum)).ok());
+            let vfs = ends.iter().flatten().filter_map(|end| end.vf());
+            turn.lab.ports_of(vfs.map(|vf| vf.host).collect())
+        }
         Request::Why { vf, host, .. } => {
             let vfs = turn
                 .lab
@@ -93,7 +104,21 @@ pub(super) fn answer(turn: &mut Turn<'_>, request: Request) -> Answer {
 pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
     let answer = match request {
         Request::Show(query) => show(turn.lab, query),
-        Request::Why { vf, host, port } => why(turn.lab, vf, host.as_deref(), port.map(PortNum)),
+        Request::Why {
+            vf,
+            host,
+            port,
+            peer,
+        } => {
+            let port = port.map(PortNum);
+            match peer {
+                Some(peer) => {
+                    let found = turn.lab.why_pair([vf, peer], port);
+                    found.map(|found| Answer::of(&found))
+                }
+                None => why(turn.lab, vf, host.as_deref(), port),
+            }
+        }
         Request::SetVf {
             vf,
             host,
@@ -219,7 +244,11 @@ fn why(lab: &Lab, vf: &str, host: Option<&str>, port: Option<PortNum>) -> Result
         let within = within.map(|name| lab.inventory.pf_host(name)).transpose()?;
         return Ok(Answer::of(&lab.faults(within, port)));
     }
-    let found = lab.why(&lab.inventory.vf(vf, host)?, port.unwrap_or(PortNum(1)));
+    let vf = lab.inventory.vf(vf, host)?;
+    let found = match port {
+        Some(port) => lab.why(&vf, port),
+        None => lab.why_any_port(&vf),
+    };
     Ok(Answer::of(&found))
 }
 

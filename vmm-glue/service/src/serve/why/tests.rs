@@ -5,7 +5,7 @@ use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
 use vhca_control::{FaultySpeed, FaultyWidth, GuestAction, LinkFaults, VfChange, VfState};
-use vhca_diagnosis::{Diagnosis, KNOWN_FAULTS, KnownFault};
+use vhca_diagnosis::{Diagnosis, KNOWN_FAULTS, KnownFault, PairDiagnosis};
 
 use crate::serve::lab::Lab;
 use crate::serve::options::{GuidPolicy, Options, Quotas, SmChoice};
@@ -533,4 +533,79 @@ fn a_second_adapter_with_the_guids_of_one() {
     pass(&mut service, Duration::from_secs(1));
     let found = why(&mut service, "host-a/1");
     assert_eq!(found.code, "duplicate_guid", "{found}");
+}
+
+fn pair(service: &mut Service, a: &str, b: &str) -> PairDiagnosis {
+    let hosts = service
+        .lab()
+        .inventory
+        .pf_hosts()
+        .map(|host| host.id)
+        .collect();
+    let ports = service.lab().ports_of(hosts);
+    service.lab_mut().ask_sa(&ports);
+    while service.lab().is_asking_sa(&ports) {
+        pass(service, Duration::from_millis(10));
+    }
+    service.lab().why_pair([a, b], None).unwrap()
+}
+
+#[test]
+fn two_vfs_that_can_talk_and_the_ways_between_them() {
+    let mut service = serve(&options());
+    let found = pair(&mut service, "host-a/1", "host-b/2");
+    assert_eq!(found.verdict, "ok", "{found}");
+    assert_eq!(
+        found.path,
+        ["host-a/1", "S1/2", "S1/8", "S3/8", "S3/1", "host-b/1"]
+    );
+    assert_eq!(
+        found.path_back,
+        ["host-b/1", "S3/1", "S3/8", "S1/8", "S1/2", "host-a/1"]
+    );
+    let near = pair(&mut service, "host-a/1", "host-a/2");
+    assert_eq!(
+        (near.verdict, near.path),
+        ("ok", vec!["host-a/1".to_owned()])
+    );
+    // The management host has no VFs.
+    let port = pair(&mut service, "host-a/1", "mgmt/1");
+    assert_eq!((port.verdict, port.to.as_str()), ("ok", "mgmt/1"));
+    let lab = service.lab();
+    for wrong in ["host-a/9", "mgmt/7", "nowhere/1", "mgmt/x"] {
+        assert!(lab.why_pair(["host-a/1", wrong], None).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn two_vfs_that_cannot_talk() {
+    let mut service = serve(&options());
+    let verdict = |service: &mut Service| pair(service, "host-a/1", "host-b/1").verdict;
+    set(&mut service, "host-b/1", &VfChange::State(VfState::Disable));
+    assert_eq!(verdict(&mut service), "admin_down");
+    set(&mut service, "host-b/1", &VfChange::State(VfState::Auto));
+    pass(&mut service, Duration::from_secs(1));
+    set(
+        &mut service,
+        "host-b/1",
+        &VfChange::Pkeys(vec!["-".to_owned()]),
+    );
+    assert_eq!(verdict(&mut service), "no_pkey");
+    set(
+        &mut service,
+        "host-b/1",
+        &VfChange::Pkeys(vec!["index:0".to_owned()]),
+    );
+    assert_eq!(verdict(&mut service), "ok");
+    let half = LinkFaults {
+        loss: 500_000,
+        ..LinkFaults::default()
+    };
+    for (faults, code) in [(half, "link_faulty"), (LinkFaults::default(), "ok")] {
+        service
+            .lab_mut()
+            .set_link_faults("S1", Some("S3"), faults)
+            .unwrap();
+        assert_eq!(verdict(&mut service), code);
+    }
 }
