@@ -12,7 +12,7 @@ use crate::commands::vf_name;
 use crate::fault::Fault;
 use crate::known::{Code, code};
 use crate::snapshot::{OnPort, Pf, Snapshot, Vf};
-use crate::{duplicates, hampered, links, m_keys, port, sa, unmanaged};
+use crate::{duplicates, hampered, links, m_keys, port, sa, slow_memory, unmanaged};
 
 /// Time for which a stand of the service is remembered.
 const STALL_REMEMBERED: Duration = Duration::from_secs(3600);
@@ -133,6 +133,7 @@ fn diagnose(on: OnPort<'_>, number: u16, of_port: &[Fault]) -> Diagnosis {
                     .into_iter()
                     .for_each(&mut add);
                 links::below_support(on).into_iter().for_each(&mut add);
+                slow_memory::why(on, number).into_iter().for_each(&mut add);
             }
             links::erroneous(on).into_iter().for_each(&mut add);
             if row.reason == PortReason::PhysicalDown && reasons.is_empty() {

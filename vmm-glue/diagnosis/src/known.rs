@@ -231,6 +231,12 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "up",
         "within the last minute packets for the VF were lost because its guest had no receive posted",
     ),
+    known(
+        "program_memory_slow",
+        "up",
+        "for 50 ms or more, within the last ten minutes, the service waited for memory of the program that has the \
+         VF, and all other VFs with it",
+    ),
 ];
 
 /// Returns `true` for a code of a fault, and for that of none.

@@ -31,6 +31,7 @@ mod programs;
 mod rates;
 mod sa;
 mod shell;
+mod slow_memory;
 mod snapshot;
 mod subnet;
 mod unmanaged;
@@ -44,7 +45,7 @@ pub use pair::{End, Pair, PairDiagnosis, PairGroup, why_pair};
 pub use rates::{Rates, Shortfall};
 pub use shell::quoted;
 pub use snapshot::{
-    ERRORS_COUNT, ForeignPeer, Memory, Offer, PKeyTable, Pf, PfPort, Program, RECENT, Snapshot,
-    Stall, Vf, VfPort, Vmm,
+    ERRORS_COUNT, ForeignPeer, Memory, Offer, PKeyTable, Pf, PfPort, Program, RECENT, SLOW_MEMORY,
+    SLOW_MEMORY_REMEMBERED, SlowMemory, Snapshot, Stall, Vf, VfPort, Vmm,
 };
 pub use subnet::{Dropped, Extent, Node, NodeKind, Port, PortAt, Subnet, Way};

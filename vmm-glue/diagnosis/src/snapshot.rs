@@ -15,6 +15,13 @@ pub const RECENT: Duration = Duration::from_secs(60);
 /// Time for which an error of a link counts: links with many retransmissions are slow, and make few an hour.
 pub const ERRORS_COUNT: Duration = Duration::from_secs(600);
 
+/// Time of an access to a program's memory from which on the memory counts as slow: as much more as SECURITY.md has a client wait
+/// at the longest for another.
+pub const SLOW_MEMORY: Duration = Duration::from_millis(50);
+
+/// Time for which a slow access counts.
+pub const SLOW_MEMORY_REMEMBERED: Duration = Duration::from_secs(600);
+
 /// Facts of a subnet and of the VFs on it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -219,6 +226,17 @@ pub struct Program {
     pub memory: u64,
     /// Bytes that the service may spend on it.
     pub memory_most: u64,
+    /// The longest recent wait for its memory that took [`SLOW_MEMORY`] or more.
+    pub slow_memory: Option<SlowMemory>,
+}
+
+/// Wait of the service for memory of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlowMemory {
+    /// Time that the access took.
+    pub wait: Duration,
+    /// Time since its end.
+    pub ago: Duration,
 }
 
 /// Stand of the service for a client.

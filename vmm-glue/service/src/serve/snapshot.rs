@@ -456,6 +456,7 @@ fn program(row: &ProgramRow) -> Option<Program> {
         dropped_events: row.usage.dropped_events,
         memory: row.usage.memory,
         memory_most: row.usage.memory_most,
+        slow_memory: row.slow_memory,
     })
 }
 

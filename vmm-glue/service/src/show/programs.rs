@@ -6,6 +6,7 @@ use vhca_control::table::{Cell, Column, column};
 use ib_vtime::Duration;
 use ib_wire::Gid;
 use vf_tunnel::VfId;
+use vhca_diagnosis::SlowMemory;
 
 use super::table::Row;
 
@@ -26,6 +27,8 @@ pub struct ProgramRow {
     pub since: Option<Duration>,
     /// Longest time for which the service, and with it all its clients, waited for the memory of the process.
     pub memory_wait: Duration,
+    /// The longest recent one of these waits, if it was long for a neighbour.
+    pub slow_memory: Option<SlowMemory>,
     /// Objects of the process.
     pub usage: ProgramUsage,
 }

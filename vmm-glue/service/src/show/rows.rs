@@ -86,10 +86,15 @@ impl Row for FaultyVf {
         column("oldest_transaction_ms").wide(),
         column("oldest_exchange_ms").wide(),
         column("oldest_frame_ms").wide(),
+        column("memory_wait_ms").wide(),
     ];
 
     fn cells(&self) -> Vec<Cell> {
-        let Self { row, fault } = self;
+        let Self {
+            row,
+            fault,
+            memory_wait,
+        } = self;
         let (used, ages, mads) = (&row.usage, &row.ages, row.statistics.total());
         vec![
             Cell::Number(row.port.0.into()),
@@ -115,6 +120,7 @@ impl Row for FaultyVf {
             Cell::option(ages.transaction, Cell::time),
             Cell::option(ages.exchange, Cell::time),
             Cell::option(ages.frame, Cell::time),
+            Cell::option(*memory_wait, Cell::time),
         ]
     }
 

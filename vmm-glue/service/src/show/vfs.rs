@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use vhca_control::table::{Cell, Column, column};
 
+use ib_vtime::Duration;
 use pf_context::inspect::VfRow;
 
 use super::table::Row;
@@ -11,18 +12,29 @@ use super::{NamedPf, Scene};
 /// The codes of the faults of a host's VFs, by VF and port.
 pub type FaultCodes = BTreeMap<(u16, u8), &'static str>;
 
-/// A VF on a port, with the code of its fault.
+/// A VF on a port, with the code of its fault, and what others wait for.
 pub(super) struct FaultyVf {
     pub(super) row: VfRow,
     pub(super) fault: Option<&'static str>,
+    /// The longest time for which the service waited for memory of the program that has the VF, if one has.
+    pub(super) memory_wait: Option<Duration>,
 }
 
 /// The VFs of a PF.
 pub(super) fn rows(scene: &Scene<'_>, pf: &NamedPf<'_>) -> Vec<FaultyVf> {
     let faults = scene.vmms.faults_of(pf.name);
+    let programs = scene.vmms.programs_of(pf.name).into_iter();
+    let programs = programs.filter(|program| program.since.is_some());
+    let waits = programs.map(|program| (program.vf, program.memory_wait));
+    let waits: BTreeMap<u16, Duration> = waits.collect();
     let rows = pf.rows.vfs(scene.now).map(|row| {
         let fault = faults.get(&(row.vf.get(), row.port.0)).copied();
-        FaultyVf { row, fault }
+        let memory_wait = waits.get(&row.vf.get()).copied();
+        FaultyVf {
+            row,
+            fault,
+            memory_wait,
+        }
     });
     rows.collect()
 }

@@ -168,6 +168,7 @@ impl Lab {
                 uid: vf.holder.and_then(|holder| holder.uid),
                 since: vf.holder.map(|holder| now - holder.since),
                 memory_wait: vf.memory.longest_wait(),
+                slow_memory: vf.memory.slow(),
                 usage: program.map(VfProgram::usage).unwrap_or_default(),
             }
         };

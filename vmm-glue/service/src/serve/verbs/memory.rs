@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
 use rustix::fs::{OFlags, fcntl_getfl, fstatfs, readlink};
 use rustix::io::{Errno, pread, pwrite};
+use vhca_diagnosis::{SLOW_MEMORY, SLOW_MEMORY_REMEMBERED, SlowMemory};
 use vhca_receiver::{PassedFd, Work, during};
 
 /// Addresses from here on are buffers of the service's own on behalf of the VF: no process has memory there.
@@ -39,9 +40,42 @@ struct Reached {
     process: Option<PassedFd>,
     /// Descriptor of the socket of the client whose process it is.
     client: RawFd,
-    /// Longest time that an access took.
-    longest_wait: Cell<Duration>,
+    waits: Cell<Waits>,
     own: HostMemory,
+}
+
+/// Waits for memory of a process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    longest: Duration,
+    /// The longest of the slow ones, and its end, until it is forgotten.
+    slowest: Option<(Duration, Instant)>,
+    /// The latest of the slow ones, and its end.
+    latest: Option<(Duration, Instant)>,
+}
+
+impl Waits {
+    /// Notes an access that took so long.
+    fn note(&mut self, wait: Duration, now: Instant) {
+        self.longest = self.longest.max(wait);
+        if wait < SLOW_MEMORY {
+            return;
+        }
+        let is_longest = self.slow(now).is_none_or(|slow| slow.wait <= wait);
+        self.latest = Some((wait, now));
+        if is_longest {
+            self.slowest = self.latest;
+        }
+    }
+
+    /// Returns the longest slow access that is not forgotten, or the latest one after the longest is.
+    fn slow(&self, now: Instant) -> Option<SlowMemory> {
+        let mut known = [self.slowest, self.latest].into_iter().flatten();
+        known.find_map(|(wait, at)| {
+            let ago = now.saturating_duration_since(at);
+            (ago < SLOW_MEMORY_REMEMBERED).then_some(SlowMemory { wait, ago })
+        })
+    }
 }
 
 impl ProcessMemory {
@@ -54,12 +88,17 @@ impl ProcessMemory {
     pub(super) fn set(&self, process: Option<PassedFd>) {
         let mut reached = self.reached();
         reached.process = process;
-        reached.longest_wait.set(Duration::ZERO);
+        reached.waits.take();
     }
 
     /// Returns the longest time for which an access waited for memory of the process.
     pub(super) fn longest_wait(&self) -> Duration {
-        self.reached().longest_wait.get()
+        self.reached().waits.get().longest
+    }
+
+    /// Returns the longest recent one of these waits, if it was slow.
+    pub(super) fn slow(&self) -> Option<SlowMemory> {
+        self.reached().waits.get().slow(Instant::now())
     }
 
     /// Sets the client whose process it is, by the descriptor of its socket: accesses are published as work for that.
@@ -69,6 +108,13 @@ impl ProcessMemory {
 }
 
 impl Reached {
+    /// Notes an access that ends now and took so long.
+    fn note(&self, wait: Duration) {
+        let mut waits = self.waits.get();
+        waits.note(wait, Instant::now());
+        self.waits.set(waits);
+    }
+
     /// Goes through a range in as many calls as the system takes.
     fn each(
         &self,
@@ -86,8 +132,7 @@ impl Reached {
             let accessed = during(Work::ProcessMemory, self.client, || {
                 access(process, done, at)
             });
-            let longest = self.longest_wait.get().max(begun.elapsed());
-            self.longest_wait.set(longest);
+            self.note(begun.elapsed());
             match accessed {
                 // The process has ended, or runs another program.
                 Ok(0) => return Err(fault),
@@ -173,7 +218,15 @@ pub(super) fn io_error(errno: Errno) -> io::Error {
 mod tests {
     use std::fs::{File, OpenOptions};
 
+    use ib_wire::PortNum;
+
     use super::*;
+    use crate::serve::lab::Lab;
+    use crate::serve::options::Options;
+    use crate::serve::service::Service;
+    use crate::serve::tests::pass;
+    use crate::serve::topology::TopologySpec;
+    use crate::serve::verbs::process_vf::Holder;
 
     fn own_memory() -> std::os::fd::OwnedFd {
         let file = OpenOptions::new()
@@ -204,6 +257,62 @@ mod tests {
         memory.set(None);
         assert_eq!(memory.longest_wait(), Duration::ZERO);
         assert!(memory.read(addr, &mut read).is_err());
+    }
+
+    #[test]
+    fn a_slow_access_counts_for_ten_minutes_and_a_longer_one_in_its_place() {
+        let begun = Instant::now();
+        let at = |second| begun + Duration::from_secs(second);
+        let mut waits = Waits::default();
+        waits.note(SLOW_MEMORY - Duration::from_millis(1), begun);
+        assert_eq!(waits.slow(begun), None);
+        for (second, wait) in [(10, 3), (20, 5), (300, 4)] {
+            waits.note(Duration::from_secs(wait), at(second));
+        }
+        let slow = |second| waits.slow(at(second)).map(|slow| slow.wait.as_secs());
+        assert_eq!([slow(300), slow(619)], [Some(5); 2]);
+        assert_eq!([slow(620), slow(899), slow(900)], [Some(4), Some(4), None]);
+        assert_eq!(waits.longest, Duration::from_secs(5));
+        // One that is forgotten is not the longest any more.
+        waits.note(Duration::from_secs(1), at(1000));
+        let slow = waits.slow(at(1001)).unwrap();
+        assert_eq!([slow.wait, slow.ago], [Duration::from_secs(1); 2]);
+    }
+
+    #[test]
+    fn a_program_whose_memory_is_slow_is_named_until_it_is_gone() {
+        let options = Options {
+            topology: TopologySpec::TwoSwitch,
+            vfs: 1,
+            verbs: true,
+            program_vfs: 1,
+            ..Options::default()
+        };
+        let mut service = Service::in_virtual_time(Lab::build(&options, 1).unwrap());
+        pass(&mut service, Duration::from_secs(5));
+        let why = |service: &Service| {
+            let lab = service.lab();
+            lab.why(&lab.inventory.vf("H1-1/1", None).unwrap(), PortNum(1))
+        };
+        assert_eq!(why(&service).code, "ok");
+        let since = service.lab().world().now();
+        let offered = service.lab_mut().process_vfs.values_mut();
+        let offered = offered.into_iter().find(|vf| vf.description() == "H1-1/1");
+        let offered = offered.unwrap();
+        offered.memory.set(Some(own_memory().into()));
+        offered.holder = Some(Holder {
+            pid: Some(77),
+            uid: None,
+            client: 0,
+            since,
+        });
+        let memory = offered.memory.clone();
+        memory.reached().note(2 * SLOW_MEMORY);
+        let found = why(&service);
+        assert_eq!(found.code, "program_memory_slow", "{found}");
+        assert!(found.up && found.next.starts_with("kill 77 # "), "{found}");
+        memory.set(None);
+        assert_eq!(why(&service).code, "ok");
     }
 
     #[test]

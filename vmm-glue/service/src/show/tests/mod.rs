@@ -129,6 +129,7 @@ impl Vmms for Vec<VmmRow> {
             uid: vmm.uid,
             since: vmm.since,
             memory_wait: vmm.since.unwrap_or_default(),
+            slow_memory: None,
             usage: ProgramUsage {
                 files: 256,
                 queue_pairs: 65_536,
