@@ -21,7 +21,7 @@ use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
 use vhca_control::protocol::{Request, Sockets};
 use vhca_control::{PlaceError, Places, Remote};
 
-use crate::packages::{daemon, package_of};
+use crate::packages::{daemon, is_in_path, package_of};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -64,10 +64,24 @@ pub(crate) enum ProgramError {
 }
 
 impl ProgramError {
-    /// Explains why a program cannot be started.
+    /// Explains why a program cannot be started. The system also forbids a program that is in no folder of the search path, if
+    /// it cannot look into one of these: as with the path of root after `su`.
     fn of_start(program: &OsStr, error: io::Error) -> Self {
         let name = Path::new(program);
-        if error.kind() == io::ErrorKind::NotFound && name.components().count() == 1 {
+        let is_named = program.as_bytes().contains(&b'/');
+        let is_absent = match error.kind() {
+            io::ErrorKind::NotFound => true,
+            io::ErrorKind::PermissionDenied => {
+                !is_named && !is_in_path(name, env::var_os("PATH").as_deref())
+            }
+            _ => false,
+        };
+        let error = if is_absent {
+            io::Error::from(rustix::io::Errno::NOENT)
+        } else {
+            error
+        };
+        if is_absent && !is_named {
             if let Some(place) = daemon(name) {
                 return Self::NotInPath(name.to_owned(), place);
             }
@@ -337,5 +351,26 @@ mod tests {
             find_library(Some(named)),
             Err(ProgramError::Path(path, _)) if path == named
         ));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_does_not_hide_that_a_program_is_missing() {
+        let said = |program: &str| {
+            let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+            ProgramError::of_start(program.as_ref(), denied)
+        };
+        assert!(matches!(
+            said("ibv_nothing"),
+            ProgramError::NotInstalled(_, "ibverbs-utils")
+        ));
+        let kind = |error| match error {
+            ProgramError::Start(_, source) => source.kind(),
+            error => panic!("{error}"),
+        };
+        assert_eq!(kind(said("nothing-at-all")), io::ErrorKind::NotFound);
+        // Every machine has this one, and a path is not looked for elsewhere.
+        for program in ["sh", "/nonexistent/ibv_nothing"] {
+            assert_eq!(kind(said(program)), io::ErrorKind::PermissionDenied);
+        }
     }
 }
