@@ -1,9 +1,9 @@
 //! The metrics of a small fabric, at each grain.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use emulated_hca::hca::Device;
-use emulated_hca::{EndNode, Frame, Topology};
+use emulated_hca::{DropReason, EndNode, Frame, Topology};
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::Mad;
 use ib_wire::{PortNum, Qpn};
@@ -227,16 +227,89 @@ fn named(text: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with("vhca_")).collect()
 }
 
+const ALERTS: &str = include_str!("../../../docs/alerts.yml");
+const DASHBOARD: &str = include_str!("../../../docs/dashboard.json");
+
+/// Labels of each metric by host, as the document has them.
+fn documented_labels() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    let document = include_str!("../../../docs/serve.md").lines();
+    let rows = document.filter(|line| line.starts_with("| `vhca_"));
+    let rows = rows.map(|row| {
+        let mut cells = row.trim_matches(['|', ' ']).splitn(3, " | ");
+        let name = cells.next().unwrap().trim_matches('`');
+        let labels = cells.nth(1).unwrap().split(':').next().unwrap();
+        let labels = labels.split(';').next().unwrap().split('`').skip(1);
+        (
+            name,
+            labels.step_by(2).filter(|label| *label != "vf").collect(),
+        )
+    });
+    rows.collect()
+}
+
+/// Expressions of the rules and of the dashboard, each with the texts that name labels of its samples.
+fn expressions() -> Vec<(String, String)> {
+    let rules = ALERTS.split("- alert: ").skip(1).map(|rule| {
+        let (_, rest) = rule.split_once("expr: ").unwrap();
+        let end = ["\n        for:", "\n        labels:"];
+        let end = end.iter().filter_map(|key| rest.find(key)).min().unwrap();
+        let labels = rest.split("$labels.").skip(1);
+        let labels = labels.map(|label| label.split_once(' ').unwrap().0.to_owned() + " ");
+        (rest[..end].to_owned(), labels.collect())
+    });
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let text = |target: &serde_json::Value, key| target[key].as_str().unwrap().to_owned();
+    let panels = dashboard["panels"].as_array().unwrap().clone();
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().unwrap().clone());
+    let targets = targets.map(|target| (text(&target, "expr"), text(&target, "legendFormat")));
+    rules.chain(targets).collect()
+}
+
+/// Names in a text: words of lower-case letters.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    words.filter(|word| !word.is_empty())
+}
+
+/// Labels that an expression names: those by which it sums, and those of which it asks for values.
+fn named_labels(expression: &str) -> BTreeSet<&str> {
+    let sums = expression.split("by (").skip(1);
+    let sums = sums.flat_map(|rest| names(rest.split(')').next().unwrap()));
+    let asked = expression.split('{').skip(1).flat_map(|rest| {
+        let matchers = rest.split('}').next().unwrap().split(',');
+        matchers.filter_map(|matcher| names(matcher).next())
+    });
+    sums.chain(asked).collect()
+}
+
 #[test]
-fn the_alerts_and_the_dashboard_name_metrics_and_faults_that_exist() {
-    let alerts = include_str!("../../../docs/alerts.yml");
-    let dashboard = include_str!("../../../docs/dashboard.json");
+fn the_alerts_and_the_dashboard_name_metrics_labels_and_faults_that_exist() {
     let known: BTreeSet<_> = families().map(|family| family.name).collect();
-    for text in [alerts, dashboard] {
-        let named = named(text);
-        assert!(named.len() > 3 && named.is_subset(&known), "{named:?}");
+    let labels = documented_labels();
+    let all = expressions();
+    assert!(all.len() > 10);
+    for (expression, shown) in &all {
+        let metrics = named(expression);
+        assert!(
+            !metrics.is_empty() && metrics.is_subset(&known),
+            "{expression}"
+        );
+        let of_metrics = metrics.iter().map(|metric| &labels[metric]);
+        let mut of_samples = of_metrics.reduce(|one, _| one).unwrap().clone();
+        for metric in &metrics {
+            assert_eq!(labels[metric], of_samples, "{expression}");
+        }
+        let named = named_labels(expression);
+        assert!(named.is_subset(&of_samples), "{expression}: {named:?}");
+        if expression.contains(" by (") {
+            of_samples = named;
+        }
+        let shown: BTreeSet<_> = names(shown).collect();
+        assert!(shown.is_subset(&of_samples), "{expression}: {shown:?}");
     }
-    let faults = alerts.split("fault!~\"").skip(1);
+    let faults = ALERTS.split("fault!~\"").skip(1);
     let faults: Vec<_> = faults
         .flat_map(|rest| rest.split('"').next().unwrap().split('|'))
         .collect();
@@ -245,8 +318,73 @@ fn the_alerts_and_the_dashboard_name_metrics_and_faults_that_exist() {
         !faults.is_empty() && faults.iter().all(is_known),
         "{faults:?}"
     );
-    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-    assert_eq!(dashboard["panels"].as_array().unwrap().len(), 6);
+    let dropped = ALERTS.split("reason!~\"").nth(1).unwrap();
+    let mut dropped = dropped.split('"').next().unwrap().split('|');
+    let ours = [DropReason::NoReceive, DropReason::NoMembers].map(DropReason::as_str);
+    assert!(dropped.all(|reason| ours.contains(&reason)));
+}
+
+/// What the document says of labels is what samples have.
+#[test]
+fn samples_have_the_labels_that_are_documented() {
+    let documented = documented_labels();
+    let text = shown(By::Host, all);
+    let mut metrics = BTreeSet::new();
+    for sample in text.lines().filter(|line| line.starts_with("vhca_")) {
+        let (key, _) = sample.rsplit_once(' ').unwrap();
+        let (name, labels) = key.split_once('{').unwrap_or((key, ""));
+        // Values of labels in this scene have neither commas nor equality signs.
+        let labels = labels.split(',').filter_map(|label| label.split_once('='));
+        let labels: BTreeSet<_> = labels.map(|(label, _)| label).collect();
+        assert_eq!(labels, documented[name], "{sample}");
+        metrics.insert(name);
+    }
+    for (expression, _) in expressions() {
+        let of_scene = |metric: &&str| metrics.contains(metric) || LATER.contains(metric);
+        assert!(named(&expression).iter().all(of_scene), "{expression}");
+    }
+}
+
+/// Metrics that a scrape has only once a MAD or a fault was counted, a VF is at its quota, or the SA has answered.
+const LATER: [&str; 5] = [
+    "vhca_sa_answer_age_seconds",
+    "vhca_mad_total",
+    "vhca_link_downed_total",
+    "vhca_port_symbol_error_total",
+    "vhca_vfs_at_quota",
+];
+
+/// Panels have what Grafana needs of them: a type, a title, a place on the grid of 24 columns, and targets with ids of their own.
+#[test]
+fn the_dashboard_is_as_grafana_wants_it() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    assert!(dashboard["title"].is_string() && dashboard["schemaVersion"].is_u64());
+    let panels = dashboard["panels"].as_array().unwrap();
+    assert_eq!(panels.len(), 6);
+    let mut places = BTreeSet::new();
+    for panel in panels {
+        assert_eq!(panel["type"], "timeseries");
+        assert!(
+            panel["title"]
+                .as_str()
+                .is_some_and(|title| !title.is_empty())
+        );
+        let [x, y, w, h] = ["x", "y", "w", "h"].map(|key| panel["gridPos"][key].as_u64().unwrap());
+        assert!(w > 0 && h > 0 && x + w <= 24);
+        for cell in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
+            assert!(
+                places.insert(cell),
+                "{} is over another panel",
+                panel["title"]
+            );
+        }
+        let targets = panel["targets"].as_array().unwrap();
+        let ids: BTreeSet<_> = targets
+            .iter()
+            .map(|target| target["refId"].as_str().unwrap())
+            .collect();
+        assert!(ids.len() == targets.len() && !ids.is_empty());
+    }
 }
 
 #[test]
