@@ -68,7 +68,7 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 pub(crate) enum Command {
     /// Bring an emulated subnet up and let the guests of its hosts talk.
     Demo(DemoArgs),
-    /// Measure.
+    /// Measure how fast vhca is: MADs, connections, RDMA, multicast and subnet management.
     Bench(BenchArgs),
     /// Let the VFs of two hosts talk over a faulty fabric, and look for what went to somebody else or
     /// was left over.

@@ -104,3 +104,16 @@ fn a_host_that_is_not_in_the_fabric_is_refused_with_those_that_are() {
         "{said}"
     );
 }
+
+#[test]
+fn a_lab_that_is_refused_does_not_say_how_to_use_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = lab(folder.path(), &["--guest", "H9/1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "");
+    let complained = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        complained,
+        "vhca: no host of this fabric has H9/1 for a guest; the hosts with VFs are H1-1, H1-2, H2-1, H2-2\n"
+    );
+}

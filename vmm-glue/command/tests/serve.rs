@@ -290,7 +290,10 @@ fn values_that_cannot_be_set_are_refused_with_the_reason() {
         ),
         (&["set", "vf", "all", "port_guid", "0x7"], "one VF"),
         (&["set", "link", "H1-1", "up"], "NODE/PORT"),
-        (&["set", "link", "H1-1/1", "S2", "up"], "no such link"),
+        (
+            &["set", "link", "H1-1/1", "S2", "up"],
+            "no cable is between H1-1/1 and S2",
+        ),
         (&["set", "link", "H7/1", "up"], "no node"),
         (&["why", "H1-1/x"], "no VF"),
         (&["guest", "all", "join", "fe80::1"], "multicast"),
@@ -439,6 +442,17 @@ fn a_topology_with_one_adapter_says_why_it_has_no_vfs() {
         "vhca: no host has VFs: a b is the only adapter, and the subnet manager's: add another to the topology, or start \
          vhca serve with --pf 'a b' --vfs N\n"
     );
+    let said = refused(&serve.ask(&["why", "s/1"]));
+    assert!(
+        said.starts_with("vhca: no host has VFs: a b is the only adapter"),
+        "{said}"
+    );
+    for (end, why) in [("s/3", "s/3 has no cable"), ("s/9", "there is no port s/9")] {
+        let said = refused(&serve.ask(&["set", "link", end, "up"]));
+        let rest = "vhca show fabric lists the links of all ports";
+        assert_eq!(said, format!("vhca: {why}: {rest}\n"));
+    }
+    assert_eq!(serve.text(&["show", "drops"]), "no packet was dropped\n");
 }
 
 /// The frames of a capture file, which must be whole.

@@ -13,7 +13,7 @@ pub(crate) struct SetLinkArgs {
     #[arg(
         help = LinkFaults::HELP,
         required = true,
-        num_args = 2..=16,
+        num_args = 1..=16,
         value_name = "END... up|down|FAULT=VALUE...",
         add = complete::link(&LinkFaults::WORDS)
     )]
@@ -28,25 +28,22 @@ pub(crate) struct SetLinkArgs {
 pub(crate) struct WrongWords(String);
 
 impl SetLinkArgs {
-    pub(crate) fn request(mut self) -> Result<Request, WrongWords> {
-        let faults = self.words.iter().position(|word| word.contains('='));
-        let faults = faults.map(|first| self.words.split_off(first));
-        let up = match self.words.last().map(String::as_str) {
+    pub(crate) fn request(&self) -> Result<Request, WrongWords> {
+        let mut words = self.words.clone();
+        let faults = words.iter().position(|word| word.contains('='));
+        let faults = faults.map(|first| words.split_off(first));
+        let up = match words.last().map(String::as_str) {
             _ if faults.is_some() => None,
             Some("up") => Some(true),
             Some("down") => Some(false),
-            _ => {
-                let message = "the last word must be up, down, or a fault such as loss=1%";
-                return Err(WrongWords(message.to_owned()));
-            }
+            _ => return Err(WrongWords(no_state())),
         };
-        self.words
-            .truncate(self.words.len() - usize::from(up.is_some()));
-        if !matches!(self.words.len(), 1 | 2) {
+        words.truncate(words.len() - usize::from(up.is_some()));
+        if !matches!(words.len(), 1 | 2) {
             let message = "a link has one end or two: NODE/PORT, or NODE NODE";
             return Err(WrongWords(message.to_owned()));
         }
-        let mut ends = self.words.into_iter();
+        let mut ends = words.into_iter();
         let (a, b) = (ends.next().unwrap_or_default(), ends.next());
         let Some(up) = up else {
             let faults = link_faults(&faults.unwrap_or_default())?;
@@ -54,6 +51,18 @@ impl SetLinkArgs {
         };
         Ok(Request::SetLink { a, b, up })
     }
+}
+
+/// Returns what may stand behind the ends of a link.
+fn no_state() -> String {
+    let [states @ .., last] = LinkFaults::WORDS.map(|word| match word {
+        fault if fault.ends_with('=') => format!("{fault}VALUE"),
+        state => state.to_owned(),
+    });
+    let states = states.join(", ");
+    format!(
+        "say behind the link what to do with it: {states} or {last}; vhca set link --help has examples"
+    )
 }
 
 /// Of several values for one fault the last counts.
@@ -152,5 +161,14 @@ mod tests {
         ] {
             assert_eq!(request(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn ends_alone_are_answered_with_the_words_that_may_follow() {
+        assert_eq!(
+            no_state(),
+            "say behind the link what to do with it: up, down, loss=VALUE, duplicate=VALUE, corrupt=VALUE, delay=VALUE, \
+             width=VALUE, speed=VALUE or symbol_errors=VALUE; vhca set link --help has examples"
+        );
     }
 }

@@ -170,7 +170,6 @@ pub(crate) fn run(
         services: Vec::new(),
     };
     let mut say = |line: &str| say(line).map_err(|error| LabError::System("cannot print", error));
-    lab.introduce(&mut say)?;
     lab.start(&stop, &mut say)?;
     lab.keep(&stop, &mut say)
 }
@@ -280,6 +279,11 @@ impl Lab<'_> {
             // The lab is to end already.
             return Ok(());
         };
+        // A lab that is refused does not say how to use it.
+        for vf in &self.options.guests {
+            device(vf, &offered)?;
+        }
+        self.introduce(say)?;
         if self.options.manager == Manager::Opensm {
             let opensm = self.child("opensm", &self.opensm())?;
             self.services.push(opensm);

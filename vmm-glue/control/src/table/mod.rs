@@ -18,6 +18,9 @@ pub use column::{Column, column};
 /// Text of problems where there are none.
 const NO_PROBLEMS: &str = "no problems\n";
 
+/// Texts in place of tables without rows, by their names.
+const NO_ROWS: [(&str, &str); 1] = [("drops", "no packet was dropped\n")];
+
 /// A table with its rows, each of which has a value for every column.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Table<'r> {
@@ -25,6 +28,18 @@ pub struct Table<'r> {
     #[serde(borrow)]
     columns: Vec<Column<'r>>,
     rows: Vec<Vec<Cell>>,
+}
+
+impl Table<'_> {
+    fn text(&self, is_wide: bool) -> String {
+        let no_rows = NO_ROWS
+            .iter()
+            .find(|(name, _)| self.rows.is_empty() && *name == self.name);
+        match no_rows {
+            Some((_, text)) => (*text).to_owned(),
+            None => text::text(&self.columns, &self.rows, is_wide),
+        }
+    }
 }
 
 /// The tables of a subject. Serialized, they are the object that users see: a list of objects for each table.
@@ -49,9 +64,7 @@ impl<'r> Tables<'r> {
     pub fn text(&self, is_wide: bool, problems: bool) -> String {
         let shown = self.tables.iter();
         let shown = shown.filter(|table| !problems || !table.rows.is_empty());
-        let texts: Vec<String> = shown
-            .map(|table| text::text(&table.columns, &table.rows, is_wide))
-            .collect();
+        let texts: Vec<String> = shown.map(|table| table.text(is_wide)).collect();
         if texts.is_empty() {
             return NO_PROBLEMS.to_owned();
         }
@@ -115,5 +128,14 @@ mod tests {
     fn no_problems_are_a_line() {
         let none = Tables { tables: Vec::new() };
         assert_eq!(none.text(false, true), "no problems\n");
+    }
+
+    #[test]
+    fn drops_without_rows_are_a_line() {
+        let reply = r#"{"tables":[{"name":"drops","columns":[{"name":"node"}],"rows":[]}]}"#;
+        let tables = Tables::of_reply(reply).unwrap();
+        assert_eq!(tables.text(false, false), "no packet was dropped\n");
+        assert_eq!(tables.text(false, true), "no problems\n");
+        assert_eq!(serde_json::to_string(&tables).unwrap(), r#"{"drops":[]}"#);
     }
 }

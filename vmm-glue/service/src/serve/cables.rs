@@ -221,9 +221,33 @@ fn links_at(inventory: &Inventory, a: &str, b: Option<&str>) -> Result<Vec<LinkI
     }
     let links = links_between(inventory, a_end, b_end);
     if links.is_empty() {
-        return Err(Refusal::new("no_such_link", "there is no such link"));
+        return Err(no_such_link(inventory, a_end, b_end));
     }
     Ok(links)
+}
+
+/// Returns why no link is between two ends, or at a port.
+fn no_such_link(inventory: &Inventory, a: End, b: Option<End>) -> Refusal {
+    let name = |(node, port): End| match port {
+        Some(port) => inventory.port_name(Endpoint { node, port }),
+        None => inventory.node_name(node),
+    };
+    let is_missing = |(node, port): &End| {
+        port.is_some_and(|port| {
+            port.0 == 0
+                || inventory
+                    .physical_port(Endpoint { node: *node, port })
+                    .is_none()
+        })
+    };
+    let ends = [Some(a), b].into_iter().flatten();
+    let message = match (ends.into_iter().find(is_missing), b) {
+        (Some(missing), _) => format!("there is no port {}", name(missing)),
+        (None, None) => format!("{} has no cable", name(a)),
+        (None, Some(b)) => format!("no cable is between {} and {}", name(a), name(b)),
+    };
+    let message = format!("{message}: vhca show fabric lists the links of all ports");
+    Refusal::new("no_such_link", message)
 }
 
 fn links_between(inventory: &Inventory, a: End, b: Option<End>) -> Vec<LinkId> {

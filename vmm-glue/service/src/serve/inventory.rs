@@ -128,6 +128,9 @@ impl Inventory {
                     return refusal;
                 }
                 let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
+                if names.is_empty() {
+                    return self.no_vfs();
+                }
                 let message = format!("no host {name:?} has VFs; there are {}", names.join(", "));
                 Refusal::new("no_such_host", message)
             })
@@ -151,11 +154,16 @@ impl Inventory {
         })
     }
 
+    /// Returns the description of a node.
+    pub(super) fn node_name(&self, id: NodeId) -> String {
+        let node = self.fabric_node(id);
+        let name = node.and_then(|node| node.description.as_str());
+        name.unwrap_or("?").to_owned()
+    }
+
     /// Returns the name of a port: `NODE/PORT`.
     pub(super) fn port_name(&self, at: Endpoint) -> String {
-        let node = self.fabric_node(at.node);
-        let name = node.and_then(|node| node.description.as_str());
-        format!("{}/{}", name.unwrap_or("?"), at.port)
+        format!("{}/{}", self.node_name(at.node), at.port)
     }
 
     /// The end of a link that a text means: `NODE` or `NODE/PORT`.

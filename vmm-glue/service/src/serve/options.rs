@@ -25,7 +25,7 @@ pub enum SmChoice {
     /// The subnet manager of this project, on the management host.
     #[default]
     Lite,
-    /// Somebody who comes by a way in.
+    /// Another subnet manager, such as OpenSM by `vhca run`.
     None,
 }
 

@@ -17,6 +17,9 @@ use super::ibsim::sockets::IbsimAddress;
 use super::options::Options;
 use files::Folders;
 
+/// Warning of a service that runs as root.
+const ROOT: &str = "the service runs as root: run it as a user of its own (docs/serve.md, Sandbox)";
+
 /// Why the service cannot be confined.
 #[derive(Debug, Error)]
 pub enum SandboxError {
@@ -71,10 +74,8 @@ impl Needs {
 /// [`SandboxError`].
 pub(super) fn enter(needs: &Needs) -> Result<(), SandboxError> {
     if geteuid().is_root() {
-        log::warn!(
-            "the service runs as root, and so would code that an attacker brings into it; run it as a user of its own, as \
-             vhca.service does (setpriv --reuid vhca --regid vhca --clear-groups)"
-        );
+        // By a short target, so that the line fits beside the commands of a terminal.
+        log::warn!(target: "vhca", "{ROOT}");
     }
     files::confine(needs)?;
     filter::confine(needs)
