@@ -14,7 +14,7 @@ use crate::cli::{
     ShowArgs, SmCommand, WhyArgs, say,
 };
 use crate::qemu::{QemuArgs, QemuGuest};
-use crate::wait_up::wait_up;
+use crate::wait_up::{await_ports, wait_up};
 
 /// Prints tables. Returns `false` if VFs that were waited for are not up.
 pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<bool> {
@@ -109,6 +109,8 @@ pub(crate) fn sm(what: &SmCommand) -> anyhow::Result<()> {
 /// Sends an action to guests and prints their reports. Returns `true` if all guests carried it out.
 pub(crate) fn guest(args: GuestArgs) -> anyhow::Result<bool> {
     let (mut remote, json) = (args.server.connect()?, args.json);
+    let (vf, host) = args.vfs();
+    await_ports(&mut remote, vf, host, say)?;
     let reply = remote.ask(&args.request())?;
     let reports: GuestReports = serde_json::from_str(&reply)?;
     print(&match json {

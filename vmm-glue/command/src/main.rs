@@ -175,7 +175,7 @@ fn lab(args: &LabArgs) -> anyhow::Result<()> {
 
 /// Shows a guest's console.
 fn console(args: &ConsoleArgs) -> anyhow::Result<()> {
-    Ok(lab::console(&args.socket()?)?)
+    Ok(lab::console(&args.socket()?, cli::say)?)
 }
 
 /// Becomes the program.

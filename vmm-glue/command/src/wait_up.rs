@@ -6,11 +6,18 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use vhca_control::Remote;
+use vhca_control::Subject;
 use vhca_control::protocol::{Request, ShowQuery};
 use vhca_control::table::Tables;
 
 /// Pause between two looks at the VFs.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time that ports may take to come up before guests use them.
+const COMING_UP: Duration = Duration::from_secs(20);
+
+/// Time after which a command says that it waits.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// VFs that are named in one message.
 const NAMED: usize = 8;
@@ -27,10 +34,65 @@ struct Row {
 }
 
 impl Row {
+    /// Returns `true` if the port is down, and a subnet manager may soon change that.
+    fn is_coming_up(&self) -> bool {
+        let waits = [
+            "no_sm",
+            "port_not_active",
+            "waiting_for_sa",
+            "waiting_for_hardware",
+        ];
+        let fault = self.fault.as_deref();
+        !self.up && fault.is_some_and(|fault| waits.contains(&fault))
+    }
+
     /// Returns `true` if the port is up and the fabric has no fault that the VF suffers from. Faults of guests do not count: they come
     /// and go with VMMs.
     fn is_well(&self) -> bool {
         self.up && !self.fault.as_deref().is_some_and(is_of_fabric)
+    }
+}
+
+/// Waits until the ports of the VFs that guests are to use are up, if they come up soon: right after the start of a service they are
+/// not yet. What keeps others down is in the guests' reports.
+pub(crate) fn await_ports(
+    remote: &mut Remote,
+    vf: &str,
+    host: Option<&str>,
+    say: fn(&str),
+) -> anyhow::Result<()> {
+    let (within, number) = match vf.rsplit_once('/') {
+        Some((within, number)) => (Some(within), number),
+        None => (host, vf),
+    };
+    let one = (number != "all").then(|| number.to_owned());
+    let query = ShowQuery {
+        host: within.map(ToOwned::to_owned),
+        vf: one,
+        ..ShowQuery::new(Subject::Vfs)
+    };
+    let began = Instant::now();
+    let mut is_said = false;
+    loop {
+        let Ok(reply) = remote.ask(&Request::Show(query.clone())) else {
+            // The refusal of the action itself names the mistake better.
+            return Ok(());
+        };
+        let tables = serde_json::to_value(Tables::of_reply(&reply)?)?;
+        let Rows { vfs } = Rows::deserialize(&tables)?;
+        let coming = vfs.iter().filter(|row| row.is_coming_up()).count();
+        let waited = began.elapsed();
+        if coming == 0 || waited >= COMING_UP {
+            return Ok(());
+        }
+        if waited >= SILENCE && !core::mem::replace(&mut is_said, true) {
+            let seconds = COMING_UP.as_secs();
+            say(&format!(
+                "waiting for {coming} of {} ports, for {seconds} s at most",
+                vfs.len()
+            ));
+        }
+        sleep(PAUSE);
     }
 }
 

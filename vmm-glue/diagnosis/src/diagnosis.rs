@@ -117,7 +117,7 @@ fn diagnose(on: OnPort<'_>, number: u16, of_port: &[Fault]) -> Diagnosis {
             reasons.push(fault);
         }
     };
-    let unused = || vf?.offer?.why_unused(&name, on.snapshot.taken);
+    let unused = || vf?.offer.as_ref()?.why_unused(&name, on.snapshot.taken);
     let is_up = row.is_some_and(|row| row.reason == PortReason::Up);
     match row.filter(|_| on.facts().is_some()) {
         None => add(port::missing(on, number)),

@@ -48,6 +48,11 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
     ),
     known("no_vmm", "up", "with `--vfio-user`: no VMM has the VF"),
     known(
+        "socket_removed",
+        "up",
+        "with `--vfio-user`: no VMM has the VF, and the file of its socket was removed",
+    ),
+    known(
         "no_driver",
         "up",
         "a VMM has it, and no driver in its guest uses it",
@@ -215,16 +220,6 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "no_multicast_route",
         "pair",
         "packets of the IPoIB broadcast group, of which both are members, do not arrive, as multicast forwarding tables are",
-    ),
-    known(
-        "queue_pairs_in_error",
-        "pair",
-        "there are queue pairs between the two, and all are in states in which they carry nothing",
-    ),
-    known(
-        "packets_dropped",
-        "pair",
-        "packets of the two were dropped within the last minute; never the verdict",
     ),
     known(
         "no_receives",

@@ -36,9 +36,9 @@ pub struct Pair {
     pub ends: [End; 2],
     /// The IPoIB broadcast groups of partitions that a PF of one of the two knows.
     pub groups: Vec<PairGroup>,
-    /// Queue pairs of the one that are connected to the other, in words, and whether they can carry packets.
-    pub connections: Vec<(String, bool)>,
-    /// Packets of either that were dropped lately, in words that have the reason and the place.
+    /// Queue pairs of the one that are connected to the other, and their states, in words.
+    pub connections: Vec<String>,
+    /// Packets of either that were dropped lately, in words that have the reason and the place of each.
     pub drops: Vec<(String, Dropped)>,
 }
 
@@ -77,7 +77,7 @@ pub struct PairDiagnosis {
     pub verdict: Code,
     /// All faults of the two and between them, that of the verdict at the start.
     pub reasons: Vec<Fault>,
-    /// Facts that are no faults: queue pairs between the two, and groups.
+    /// Facts that are no faults by themselves: queue pairs between the two, their packets that were dropped lately, and groups.
     pub seen: Vec<String>,
     /// Ports that packets to the second pass, in order, as far as they get.
     pub path: Vec<String>,
@@ -105,12 +105,11 @@ pub fn why_pair(snapshot: &Snapshot, pair: &Pair) -> PairDiagnosis {
     faults.extend(no_route(subnet, b, a));
     let groups = pair.groups.iter();
     faults.extend(groups.filter_map(|group| no_multicast_route(subnet, pair, group)));
-    faults.extend(disconnected(pair));
     let verdict = faults.first().map_or("ok", Fault::code);
-    lesser.extend(dropped(snapshot, pair));
     faults.extend(lesser);
     let mut seen: Vec<String> = Vec::new();
-    seen.extend(pair.connections.iter().map(|(words, _)| words.clone()));
+    seen.extend(pair.connections.iter().cloned());
+    seen.extend(dropped(snapshot, pair));
     for group in &pair.groups {
         let missing = pair.ends.iter().zip(group.members);
         let missing = missing.filter(|(_, member)| !member);
@@ -262,36 +261,17 @@ fn no_multicast_route(subnet: &Subnet, pair: &Pair, group: &PairGroup) -> Option
     Some(fault.next(commands::route_anew(subnet, a.at)))
 }
 
-/// Returns the fault that queue pairs between the two are in error.
-fn disconnected(pair: &Pair) -> Option<Fault> {
-    let broken = pair.connections.iter().filter(|(_, carries)| !carries);
-    let broken: Vec<&String> = broken.map(|(words, _)| words).collect();
-    if broken.is_empty() || broken.len() < pair.connections.len() {
-        return None;
-    }
-    let summary = "all queue pairs between the two are in states in which they carry nothing";
-    let mut fault = Fault::new("queue_pairs_in_error", summary);
-    for words in broken.into_iter().take(3) {
-        fault = fault.seen(words.clone());
-    }
-    Some(fault.next("start the programs that own the queue pairs anew: they have to connect again"))
-}
-
-/// Returns the fault that packets of the two were dropped within the last minute.
-fn dropped(snapshot: &Snapshot, pair: &Pair) -> Option<Fault> {
-    let ago = |dropped: &Dropped| snapshot.taken.saturating_duration_since(dropped.last);
-    let lately = pair
-        .drops
+/// Returns the packets of the two that were dropped within the last minute, in words.
+fn dropped<'p>(snapshot: &Snapshot, pair: &'p Pair) -> impl Iterator<Item = String> + use<'p> {
+    let taken = snapshot.taken;
+    pair.drops
         .iter()
-        .filter(|(_, dropped)| ago(dropped) <= RECENT);
-    let mut fault = Fault::new("packets_dropped", "packets of the two were dropped lately");
-    for (words, dropped) in lately {
-        let (packets, ago) = (dropped.packets, ago(dropped).as_secs_f64());
-        fault = fault.seen(format!(
-            "{words}: {packets} packets, the last {ago:.1} s ago"
-        ));
-    }
-    (!fault.seen.is_empty()).then(|| fault.next("vhca show drops --problems"))
+        .filter_map(move |(words, Dropped { packets, last })| {
+            let ago = taken.saturating_duration_since(*last);
+            let seconds = ago.as_secs_f64();
+            (ago <= RECENT)
+                .then(|| format!("{packets} packets dropped: {words}, the last {seconds:.1} s ago"))
+        })
 }
 
 fn path(subnet: &Subnet, from: PortAt, to: PortAt) -> Vec<String> {

@@ -71,9 +71,9 @@ pub(crate) fn down(on: OnPort<'_>, vf: u16, row: &VfPort) -> Option<Fault> {
             let summary = "the GUID is not in the port's table yet";
             let fault = Fault::new("waiting_for_hardware", summary);
             match row.guid.granted {
-                Some(guid) => fault.seen(format!("the SA granted {guid}")).next(
-                    "wait for the subnet manager to write it (SubnSet(GUIDInfo)); see its log",
-                ),
+                Some(guid) => fault
+                    .seen(format!("the SA granted {guid}"))
+                    .next(commands::sweep(on.subnet(), on.at())),
                 None => fault
                     .seen("the VF takes what a subnet manager writes unasked, and none has written one")
                     .next(format!("{set} sm")),

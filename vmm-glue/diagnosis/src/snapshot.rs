@@ -167,8 +167,10 @@ pub struct ForeignPeer {
 }
 
 /// A VF that is offered to VMMs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
+    /// Path of its socket if the file is gone, so that no VMM finds the VF.
+    pub lost_socket: Option<String>,
     /// Number of VMMs that had it, the present one included.
     pub vmms: u64,
     /// Number of VMMs that were turned away.

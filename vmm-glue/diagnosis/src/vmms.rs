@@ -14,6 +14,13 @@ impl Offer {
     #[must_use]
     pub fn why_unused(&self, name: &str, now: Instant) -> Option<Fault> {
         let Some(vmm) = &self.vmm else {
+            if let Some(path) = &self.lost_socket {
+                let fault = Fault::new("socket_removed", "the file of the VF's socket is gone");
+                let fault = fault.seen(format!("no VMM can connect to {path}"));
+                return Some(
+                    fault.next("vhca stop, and start the service again: it makes the sockets anew"),
+                );
+            }
             let fault = Fault::new("no_vmm", "no VMM has the VF")
                 .seen(format!(
                     "{} had it so far, {} were turned away",

@@ -268,6 +268,11 @@ pub(crate) struct GuestArgs {
 }
 
 impl GuestArgs {
+    /// Returns the VFs as the user names them, and their host if that is named apart.
+    pub(crate) fn vfs(&self) -> (&str, Option<&str>) {
+        (&self.vf, self.host.as_deref())
+    }
+
     pub(crate) fn request(self) -> Request {
         Request::Guest {
             vf: self.vf,

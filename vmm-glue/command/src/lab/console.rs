@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -41,6 +41,12 @@ const IDLE: Duration = Duration::from_millis(200);
 /// How long after bytes on the socket the log is looked at again: QEMU writes it after them.
 const SOON: Duration = Duration::from_millis(2);
 
+/// Time that a lab may take to start: its guests' consoles are there before these boot.
+const START: Duration = Duration::from_secs(10);
+
+/// Time after which a console says that it waits.
+const SILENCE: Duration = Duration::from_millis(500);
+
 /// Why a console cannot be used.
 #[derive(Debug, Error)]
 pub(crate) enum ConsoleError {
@@ -60,15 +66,15 @@ pub(crate) enum ConsoleError {
 ///
 /// # Errors
 /// [`ConsoleError`].
-pub(crate) fn console(path: &Path) -> Result<(), ConsoleError> {
+pub(crate) fn console(path: &Path, say: fn(&str)) -> Result<(), ConsoleError> {
     let missing = |error| ConsoleError::None(path.to_owned(), error);
     let system = |what| move |error| ConsoleError::System(what, error);
-    let file = File::open(beside(path, ".log")).map_err(missing)?;
+    let file = awaited(say, || File::open(beside(path, ".log"))).map_err(missing)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => return Err(ConsoleError::InUse(path.to_owned())),
         locked => locked.map_err(|error| missing(error.into()))?,
     }
-    let guest = UnixStream::connect(path).map_err(missing)?;
+    let guest = awaited(say, || UnixStream::connect(path)).map_err(missing)?;
     let typed = guest.try_clone();
     let keys = Arc::new(Keys::new(
         typed.map_err(system("cannot share the console"))?,
@@ -104,6 +110,29 @@ pub(crate) fn console(path: &Path) -> Result<(), ConsoleError> {
         }
         Ok(())
     })
+}
+
+/// Opens what a lab makes as it starts, and waits for it if it is not there yet.
+fn awaited<T>(say: fn(&str), open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let begun = Instant::now();
+    let mut is_said = false;
+    loop {
+        let waited = begun.elapsed();
+        match open() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                ) && waited < START =>
+            {
+                if waited >= SILENCE && !core::mem::replace(&mut is_said, true) {
+                    say("waiting for vhca lab to start in this folder");
+                }
+                thread::sleep(SOON * 10);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// Calls `look` whenever the guest may have printed something, until the console ends.

@@ -108,7 +108,10 @@ impl Lab {
         let memory = seat.memory.statistics();
         let device = self.world().device(seat.at);
         let function = device.map(|device| device.function());
+        let socket = seat.offered().map(|offered| offered.socket);
+        let lost = socket.filter(|socket| !socket.exists());
         Some(Offer {
+            lost_socket: lost.map(|socket| socket.display().to_string()),
             vmms: seat.vmms,
             refused: seat.refused,
             vmm: seat.vmm.map(|vmm| vhca_diagnosis::Vmm {

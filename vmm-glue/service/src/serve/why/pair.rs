@@ -2,7 +2,7 @@
 
 use emulated_hca::hca::QpRow;
 use emulated_hca::{Endpoint, Fabric};
-use hca_api::{FunctionId, QpState};
+use hca_api::FunctionId;
 use ib_wire::{Gid, PKey, PortNum};
 use pf_context::inspect::Inspect;
 use vhca_control::Refusal;
@@ -169,7 +169,7 @@ fn is_broadcast(mgid: Gid, pkey: PKey) -> bool {
 }
 
 /// Returns the queue pairs of two ends that are connected with each other.
-fn connections(fabric: &Fabric, ends: &[NamedEnd; 2]) -> Vec<(String, bool)> {
+fn connections(fabric: &Fabric, ends: &[NamedEnd; 2]) -> Vec<String> {
     let of = |end: &NamedEnd| -> Vec<QpRow> {
         let device = fabric.device(end.at.node).into_iter();
         let rows = device.flat_map(|device| device.queue_pairs());
@@ -193,13 +193,9 @@ fn connections(fabric: &Fabric, ends: &[NamedEnd; 2]) -> Vec<(String, bool)> {
             continue;
         };
         let [own, other] = [&qp, peer].map(|qp| &qp.attributes);
-        let carries = |state| matches!(state, QpState::ReadyToReceive | QpState::ReadyToSend);
-        found.push((
-            format!(
-                "queue pair {} of {} is {:?}, its peer {} of {} is {:?}",
-                own.numbers.real, a.name, own.state, other.numbers.real, b.name, other.state
-            ),
-            carries(own.state) && carries(other.state),
+        found.push(format!(
+            "queue pair {} of {} is {:?}, its peer {} of {} is {:?}",
+            own.numbers.real, a.name, own.state, other.numbers.real, b.name, other.state
         ));
     }
     found

@@ -148,7 +148,9 @@ impl Question {
             agents.unregister(self.agent);
         }
         Some(match event {
-            AgentEvent::Response { message, .. } if message.status() == MadStatus::OK => {
+            AgentEvent::Response { message, .. }
+                if message.status().without_direction() == MadStatus::OK =>
+            {
                 Some(*message.mad())
             }
             _ => None,

@@ -609,3 +609,15 @@ fn two_vfs_that_cannot_talk() {
         assert_eq!(verdict(&mut service), code);
     }
 }
+
+#[test]
+fn without_a_port_the_one_with_a_fault_is_diagnosed() {
+    let mut service = serve(&options());
+    service.lab_mut().set_link("host-a/2", None, false).unwrap();
+    pass(&mut service, Duration::from_secs(1));
+    let lab = service.lab();
+    let vf = lab.inventory.vf("host-a/1", None).unwrap();
+    assert_eq!(lab.why(&vf, PortNum(1)).code, "ok");
+    let found = lab.why_any_port(&vf);
+    assert_eq!((found.port, found.code), (2, "link_down"), "{found}");
+}
