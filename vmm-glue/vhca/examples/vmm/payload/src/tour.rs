@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use ib_endpoint::cm::{CmEventKind, ConnId, Rendezvous};
 use ib_endpoint::sa_client::Wish;
-use ib_endpoint::{PortPath, SaAnswer, SaEvent, SaRequest};
+use ib_endpoint::{PortPath, SaAnswer, SaError, SaEvent, SaRequest};
+use ib_vtime::Duration;
 use ib_wire::cm::CmRep;
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, NodeRecord, PathRecord};
 use ib_wire::{Gid, Guid, Lid, PKey, Psn, Qpn, ServiceId};
@@ -28,6 +29,9 @@ const GROUP: Gid = Gid([0xff, 0x12, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]
 const DATAGRAMS: u32 = 2000;
 const WINDOW: u32 = 50;
 const RECEIVES: u32 = 64;
+
+/// Time within which the SA has to answer a request, however often that is sent: less than the VMM waits for a guest.
+const ANSWERED: Duration = Duration::from_secs(60);
 
 /// Bytes of a NodeRecord in a table, and of a segment of it.
 const RECORD: usize = 112;
@@ -109,15 +113,22 @@ impl Guest {
         self.disconnect(!is_first, joined);
     }
 
+    /// Asks the SA, and asks again if no answer comes: on a busy machine one takes longer than a query waits.
     fn ask(&mut self, request: SaRequest) -> SaAnswer {
-        let now = self.vf.now();
-        let mads = self.driver.mads(PORT);
-        let asked = mads.sa.query(now, &mut mads.agent, request);
-        let answer = self.until(|driver| match driver.mads(PORT).sa.poll_event()? {
-            SaEvent::Answered { query, result } if query == asked => Some(result),
-            _ => None,
-        });
-        sure(answer)
+        let limit = self.vf.now() + ANSWERED;
+        loop {
+            let now = self.vf.now();
+            let mads = self.driver.mads(PORT);
+            let asked = mads.sa.query(now, &mut mads.agent, request.clone());
+            let answer = self.until(|driver| match driver.mads(PORT).sa.poll_event()? {
+                SaEvent::Answered { query, result } if query == asked => Some(result),
+                _ => None,
+            });
+            match answer {
+                Err(SaError::Transfer(_)) if self.vf.now() < limit => {}
+                answer => return sure(answer),
+            }
+        }
     }
 
     fn join(&mut self) {
