@@ -86,7 +86,11 @@ pub(crate) fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<QemuArgs> {
 pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
     let (mut remote, request) = match args.what {
         SetCommand::Vf(args) => (args.server.connect()?, args.request()),
-        SetCommand::Link(args) => (args.server.connect()?, args.request()?),
+        SetCommand::Link(args) => {
+            // Wrong words need no service to be refused.
+            let request = args.request()?;
+            (args.server.connect()?, request)
+        }
     };
     remote.ask(&request)?;
     Ok(())
