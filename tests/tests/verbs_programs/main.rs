@@ -3,6 +3,7 @@
 //! Each test has a service of its own. The programs come from Debian packages, which `tests/run.sh` installs.
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
+mod chaos;
 mod mpi;
 mod pair;
 mod pyverbs;

@@ -54,6 +54,8 @@ pub(crate) enum Cure<'a> {
     Command,
     /// By what `next:` says in words, which these do.
     Words(&'a mut dyn FnMut(&mut Bench)),
+    /// The same, after which another fault is left.
+    Told(&'a str, &'a mut dyn FnMut(&mut Bench)),
     /// Not here, for this reason: it is told only.
     Untried(&'static str),
 }
@@ -246,7 +248,12 @@ impl<'r> Bench<'r> {
         }
         let up = if told["up"] == true { "up" } else { "down" };
         said.push_str(&format!(", {up}; {}", told["seen"]));
+        let mut left = "ok";
         match case.cure {
+            Cure::Told(other, cure) => {
+                left = other;
+                cure(self);
+            }
             Cure::Command => {
                 if next.contains(" opensm ") {
                     self.launch(next);
@@ -263,7 +270,7 @@ impl<'r> Bench<'r> {
         }
         let begun = Instant::now();
         let vf = case.vf;
-        match self.wait_for(vf, "ok") {
+        match self.wait_for(vf, left) {
             Ok(_) => Ok(format!("after {:.1} s", begun.elapsed().as_secs_f64())),
             Err(last) => Err(format!("then {last}")),
         }

@@ -15,6 +15,10 @@ type Broken = (
     &'static str,
 );
 
+/// Gives a host's port the LID of another's.
+pub(crate) const ONE_LID: &str = r#"vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 lid \
+    $(vhca show ports --host 'node1 HCA-2' --json | sed -n 's/.*"lid":\([0-9]*\).*/\1/p')"#;
+
 /// Name, command, VF, code, and what `next:` says.
 const BROKEN: &[Broken] = &[
     (
@@ -172,6 +176,55 @@ const BROKEN: &[Broken] = &[
         "node1 HCA-1/1",
         "no_pkey",
         "vhca set vf 'node1 HCA-1/1' pkeys index:0",
+    ),
+    (
+        "all packets lost on the host's link by order",
+        "vhca set link 'node1 HCA-1/1' loss=100%",
+        "node1 HCA-1/1",
+        "link_faulty",
+        "vhca clear link 'node1 HCA-1/1'",
+    ),
+    (
+        "half of the packets lost on the host's link by order",
+        "vhca set link 'node1 HCA-2/1' loss=50%",
+        "node1 HCA-2/1",
+        "link_faulty",
+        "vhca clear link 'node1 HCA-2/1'",
+    ),
+    (
+        "all packets lost between the switches by order",
+        "vhca set link 'MF0;sw-1:MSX6036/U1' 'MF0;sw-2:MSX6036/U1' loss=100%",
+        "node2 HCA-1/1",
+        "link_faulty",
+        "vhca clear link 'MF0;sw-",
+    ),
+    (
+        "packets late at the manager by order",
+        "vhca set link 'mgmt HCA-1/1' delay=2s",
+        "node2 HCA-1/1",
+        "link_faulty",
+        "vhca clear link 'mgmt HCA-1/1'",
+    ),
+    (
+        "all packets damaged on the host's link by order",
+        "vhca set link 'node1 HCA-1/1' corrupt=100%",
+        "node1 HCA-1/1",
+        "link_faulty",
+        "vhca clear link 'node1 HCA-1/1'",
+    ),
+    (
+        "symbol errors of a link",
+        "vhca set link 'node1 HCA-1/1' symbol_errors=5000",
+        "node1 HCA-1/1",
+        "link_errors",
+        "vhca clear link 'node1 HCA-1/1'",
+    ),
+    (
+        "LID of a host's port set by hand to that of another",
+        ONE_LID,
+        "node1 HCA-1/1",
+        "duplicate_lid",
+        "vhca sm sweep",
     ),
     (
         "SM's LID changed by hand at a host's port",

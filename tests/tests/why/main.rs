@@ -15,6 +15,7 @@ mod embedded;
 mod opensm;
 mod options;
 mod report;
+mod tables;
 mod virtual_time;
 mod vmms;
 
@@ -25,13 +26,14 @@ fn every_fault_is_told_with_its_cause_and_a_remedy_that_works() {
     let collected = Report::default();
     let report = &collected;
     let all_ended = std::thread::scope(|scope| {
-        let groups: [fn(&Report); 6] = [
+        let groups: [fn(&Report); 7] = [
             embedded::run,
             opensm::run,
             attached::run,
             vmms::run,
             options::run,
             virtual_time::run,
+            tables::run,
         ];
         let groups = groups.map(|group| scope.spawn(move || group(report)));
         groups.into_iter().all(|group| group.join().is_ok())

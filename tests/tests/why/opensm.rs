@@ -41,6 +41,7 @@ pub(crate) fn run(report: &Report) {
         cure: Cure::Command,
     });
     bench.wait_until_ok("node2 HCA-2/2");
+    by_order(&mut bench);
     stopped(&mut bench);
     for (fault, how) in [
         ("OpenSM killed with SIGKILL", "KILL"),
@@ -62,6 +63,78 @@ pub(crate) fn run(report: &Report) {
     standby(&mut bench);
     unknown_m_key(&mut bench);
     two_subnets(report);
+    inactive(report);
+}
+
+/// Faults that the service makes by order, and ports that are alike.
+fn by_order(bench: &mut Bench<'_>) {
+    for (fault, command, code, next) in [
+        (
+            "all packets lost on the host's link by order, under OpenSM",
+            "vhca set link 'node1 HCA-1/1' loss=100%",
+            "link_faulty",
+            "vhca clear link 'node1 HCA-1/1'",
+        ),
+        (
+            "half of the packets lost on the host's link by order, under OpenSM",
+            "vhca set link 'node1 HCA-1/1' loss=50%",
+            "link_faulty",
+            "vhca clear link 'node1 HCA-1/1'",
+        ),
+        (
+            "packets late at OpenSM by order",
+            "vhca set link 'mgmt HCA-1/1' delay=2s",
+            "link_faulty",
+            "vhca clear link 'mgmt HCA-1/1'",
+        ),
+        (
+            "all packets damaged on the host's link by order, under OpenSM",
+            "vhca set link 'node1 HCA-1/1' corrupt=100%",
+            "link_faulty",
+            "vhca clear link 'node1 HCA-1/1'",
+        ),
+        (
+            "symbol errors of a link, under OpenSM",
+            "vhca set link 'node1 HCA-1/1' symbol_errors=5000",
+            "link_errors",
+            "vhca clear link 'node1 HCA-1/1'",
+        ),
+        (
+            "LID of a host's port set by hand to that of another, under OpenSM",
+            crate::embedded::ONE_LID,
+            "duplicate_lid",
+            "kill -HUP ",
+        ),
+    ] {
+        bench.run(command);
+        bench.case(Case {
+            fault,
+            vf: "node1 HCA-1/1",
+            code,
+            next,
+            cure: Cure::Command,
+        });
+    }
+}
+
+/// An OpenSM that manages nothing until it is started otherwise.
+fn inactive(report: &Report) {
+    let mut bench = Bench::serve(report, &[FABRIC, SERVE].concat());
+    fs::write(bench.path().join("inactive"), "sm_inactive TRUE\n").unwrap();
+    let start =
+        "OSM_CACHE_DIR=. OSM_TMP_DIR=. vhca run --node 'mgmt HCA-1' -- opensm -f opensm.log -s 2";
+    bench.launch(&format!("{start} -F inactive"));
+    bench.case(Case {
+        fault: "OpenSM that was started with sm_inactive TRUE",
+        vf: "node1 HCA-1/1",
+        code: "no_sm",
+        next: "sm_inactive FALSE",
+        cure: Cure::Words(&mut |bench| {
+            signal(bench, "TERM");
+            bench.programs.last_mut().unwrap().wait(PATIENCE);
+            bench.launch(start);
+        }),
+    });
 }
 
 /// LIDs that somebody changes while OpenSM runs.

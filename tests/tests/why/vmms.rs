@@ -110,7 +110,9 @@ pub(crate) fn run(report: &Report) {
     let mut bench = Bench::new(report);
     let folder = bench.path().join("vf");
     let socket = folder.join("node1%20HCA-1-vf1.sock");
-    bench.restart(&[FABRIC, &["--vfs", "1", "--vfio-user", "vf"]].concat());
+    let arguments = [FABRIC, &["--vfs", "1", "--vfio-user", "vf"]].concat();
+    bench.restart(&arguments);
+    socket_removed(&mut bench, &arguments);
     let mut guest = None;
     bench.case(Case {
         fault: "VF without a VMM",
@@ -149,6 +151,18 @@ pub(crate) fn run(report: &Report) {
         fault,
         "memory_not_shared",
     );
+}
+
+/// A socket's file that was removed before a VMM connected.
+fn socket_removed(bench: &mut Bench<'_>, arguments: &[&str]) {
+    bench.run("rm vf/node1%20HCA-2-vf1.sock");
+    bench.case(Case {
+        fault: "socket of a VF removed",
+        vf: "node1 HCA-2/1",
+        code: "socket_removed",
+        next: "start the service again",
+        cure: Cure::Told("no_vmm", &mut |bench| bench.restart(arguments)),
+    });
 }
 
 /// Drivers that were reset, or that take no events.

@@ -19,10 +19,15 @@ pub(crate) fn set_vf(host: &str, vf: u16, port: PortNum) -> String {
     }
 }
 
+/// Returns `true` if a subnet manager is the service's own. Where the way to it is not known, it is taken for the only one.
+fn is_embedded(subnet: &Subnet, sm: Option<PortAt>) -> bool {
+    subnet.embedded.is_some() && (sm.is_none() || sm == subnet.embedded)
+}
+
 /// Returns the command that has the subnet manager near a port find out and mend how ports are.
 pub(crate) fn sweep(subnet: &Subnet, at: PortAt) -> String {
     let sm = subnet.manager_near(at);
-    if subnet.embedded.is_some() && sm == subnet.embedded {
+    if is_embedded(subnet, sm) {
         return "vhca sm sweep".to_owned();
     }
     match sm.and_then(|sm| subnet.managers.get(&sm)) {
@@ -34,7 +39,7 @@ pub(crate) fn sweep(subnet: &Subnet, at: PortAt) -> String {
 /// Returns the command that has the subnet manager near a port write all forwarding tables again.
 pub(crate) fn route_anew(subnet: &Subnet, at: PortAt) -> String {
     let sm = subnet.manager_near(at);
-    if subnet.embedded.is_some() && sm == subnet.embedded {
+    if is_embedded(subnet, sm) {
         return "vhca sm sweep".to_owned();
     }
     let name = sm.map_or_else(String::new, |sm| format!(" on {}", subnet.port_name(sm)));

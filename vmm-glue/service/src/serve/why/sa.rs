@@ -21,6 +21,9 @@ use vhca::world::{HostId, HostPortId, World};
 /// that lose a tenth of what passes.
 const POLICY: RetryPolicy = RetryPolicy::new(Duration::from_millis(333), 5);
 
+/// Time after which a question counts as not answered, whatever became of it: more than all its transmissions take.
+const GIVEN_UP: Duration = Duration::from_secs(3);
+
 /// Time for which an answer of a subnet manager counts.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -51,6 +54,8 @@ struct Question {
     at: Endpoint,
     on: SpecialQp,
     agent: AgentId,
+    /// Time from which on no answer is awaited: a port whose software was made anew has none.
+    until: Instant,
 }
 
 /// What a subnet manager said of itself.
@@ -137,18 +142,27 @@ impl Question {
             agents.unregister(agent);
             return None;
         }
-        Some(Self { at, on, agent })
+        let until = now + GIVEN_UP;
+        Some(Self {
+            at,
+            on,
+            agent,
+            until,
+        })
     }
 
     /// Returns the answer once it is there, or that there was none.
     fn answer(self, world: &mut World) -> Option<Option<Mad>> {
-        let event = world.poll_agent_event(self.at, self.on, self.agent)?;
+        let event = world.poll_agent_event(self.at, self.on, self.agent);
+        if event.is_none() && world.now() < self.until {
+            return None;
+        }
         let agents = world.port_agents_mut(self.at);
         if let Some(agents) = agents.and_then(|agents| agents.on(self.on)) {
             agents.unregister(self.agent);
         }
         Some(match event {
-            AgentEvent::Response { message, .. }
+            Some(AgentEvent::Response { message, .. })
                 if message.status().without_direction() == MadStatus::OK =>
             {
                 Some(*message.mad())
