@@ -34,7 +34,7 @@ pub struct McastAgg {
     groups: Groups,
     usage: Usage,
     exchange: Exchange<GroupAim>,
-    /// When leaves have waited long enough, by their groups.
+    /// Ends of the times that leaves wait, by their groups.
     leave_timers: TimerQueue<GroupKey>,
     outputs: VecDeque<Output>,
 }

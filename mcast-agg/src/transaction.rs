@@ -55,7 +55,7 @@ pub(crate) struct Leave {
     pub(crate) state: JoinState,
     /// The answer, but for the kinds that the member holds when it is sent.
     pub(crate) answer: SaMad,
-    /// When it has waited long enough, and the timer of that.
+    /// End of the time that it waits, and the timer of that.
     pub(crate) until: Instant,
     pub(crate) timer: TimerKey,
 }

@@ -46,7 +46,7 @@ pub(crate) struct TestNode {
 #[derive(Clone, Default)]
 pub(crate) struct Fabric {
     pub(crate) nodes: Vec<TestNode>,
-    /// How many requests of an attribute at a node get lost before the next is answered.
+    /// Number of requests of an attribute at a node that get lost before the next is answered.
     pub(crate) losses: BTreeMap<(usize, u16), u32>,
     /// Requests that were answered or got lost, by attribute.
     pub(crate) requests: BTreeMap<u16, usize>,

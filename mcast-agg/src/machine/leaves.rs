@@ -16,7 +16,7 @@ use crate::group::Group;
 use crate::transaction::Leave;
 use crate::{MemberId, Outcome};
 
-/// How long a leave waits for the SA: as long as Linux's guests wait for its answer.
+/// Time that a leave waits for the SA: as long as Linux's guests wait for its answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl McastAgg {

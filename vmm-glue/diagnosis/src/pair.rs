@@ -1,4 +1,4 @@
-//! Why two ports, or VFs on them, cannot talk.
+//! Reasons for which two ports, or VFs on them, cannot talk.
 
 use core::fmt;
 
@@ -65,7 +65,7 @@ pub struct PairGroup {
     pub arrive: [bool; 2],
 }
 
-/// Why two ports, or VFs on them, cannot talk, or that they can.
+/// The reasons for which two ports, or VFs on them, cannot talk; none if they can.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairDiagnosis {
     /// The name of the first.

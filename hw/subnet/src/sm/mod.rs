@@ -113,7 +113,7 @@ pub struct Sm {
     lids: LidManager,
     groups: BTreeMap<Lid, Members>,
     dirty_groups: BTreeSet<Lid>,
-    /// What blocks of ports' GUID tables should hold; without an entry, the port's own GUID only.
+    /// Wanted contents of blocks of ports' GUID tables; without an entry, the port's own GUID only.
     guids: BTreeMap<(Guid, u8), GuidBlock>,
     programmed: BTreeMap<Guid, Programmed>,
     managers: Vec<OtherManager>,

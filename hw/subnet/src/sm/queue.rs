@@ -91,7 +91,7 @@ impl<C> SmpQueue<C> {
         }
     }
 
-    /// What the requests are for that wait to be sent or answered.
+    /// Returns the contexts of the requests that wait to be sent or answered.
     pub(super) fn contexts(&self) -> impl Iterator<Item = &C> {
         let waiting = self.waiting.iter().map(|(_, context)| context);
         self.outstanding.values().chain(waiting)

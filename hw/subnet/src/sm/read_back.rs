@@ -152,7 +152,7 @@ impl Sm {
         }
     }
 
-    /// What a block of a port's GUID table should hold.
+    /// Returns the wanted content of a block of a port's GUID table.
     pub(super) fn wanted_guids(&self, port: Guid, block: u8) -> GuidBlock {
         self.guids.get(&(port, block)).copied().unwrap_or_else(|| {
             let mut block_of_port = [Guid::NONE; GuidInfo::ENTRIES];

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-/// Notes that one of several memories became guarded, and wakes their owner when what it waits for is done.
+/// Notes that one of several memories became guarded, and wakes their owner when the write that it waits for is done.
 #[derive(Clone, Debug, Default)]
 pub struct GuardNotice(Arc<Noted>);
 

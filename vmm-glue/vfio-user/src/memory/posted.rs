@@ -195,7 +195,7 @@ impl Queue {
         self.entries.len() >= FULL || self.bytes >= FULL_BYTES
     }
 
-    /// Returns `true` if the owner of the device waits for what there is after an entry.
+    /// Returns `true` if the owner of the device waits for the state after an entry.
     fn take_awaited(&mut self, number: u64) -> bool {
         let is_done = self.awaited.take_if(|awaited| *awaited <= number);
         let has_room = self.awaits_room && !self.is_full();

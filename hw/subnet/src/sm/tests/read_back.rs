@@ -1,4 +1,4 @@
-//! A sweep on demand mends what other senders of SMPs wrote.
+//! A sweep on demand mends tables that other senders of SMPs wrote.
 
 use ib_wire::smp::{GuidInfo, LinearForwardingTable, MulticastForwardingTable, SmpAttribute};
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ impl Tables {
     }
 }
 
-/// Sweeps on demand, and asserts that the tables are what they were.
+/// Sweeps on demand, and asserts that the tables are as before.
 fn assert_mended(world: &mut World, before: &Tables) {
     world.sm(0).request_sweep();
     world.run(60_000);
@@ -310,7 +310,7 @@ fn a_set_of_guids_that_is_overtaken_by_its_successor_does_not_win() {
     assert_eq!(world.fabric.port((0, 1)).guids[&0].guids[1], Guid::new(9));
 }
 
-/// What another sender of SMPs writes.
+/// A write of another sender of SMPs.
 #[derive(Clone, Debug)]
 enum Foreign {
     Route {

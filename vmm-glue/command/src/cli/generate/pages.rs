@@ -61,6 +61,12 @@ const WRONG_OPTIONS: Term = (
     "Wrong arguments, options that exclude each other or name what the fabric has not, or a wrong line of a file of options.",
 );
 
+/// Exit status of commands whose service does not answer.
+const SILENT: Term = (
+    "4",
+    "The service does not answer: its process is stopped, or has been busy for half a minute.",
+);
+
 const PAGE: Page = Page {
     command: "",
     exit: &[],
@@ -192,10 +198,13 @@ pub(super) const PAGES: &[Page] = &[
     },
     Page {
         command: "show",
-        exit: &[(
-            "1",
-            "VFs that --wait-up waited for are not up; or a service refused or was not there.",
-        )],
+        exit: &[
+            (
+                "1",
+                "VFs that --wait-up waited for are not up; or a service refused or was not there.",
+            ),
+            SILENT,
+        ],
         examples: &[
             (
                 "vhca show vfs --wait-up 10",
@@ -225,6 +234,7 @@ pub(super) const PAGES: &[Page] = &[
                 "1",
                 "There is a fault; or a service refused or was not there.",
             ),
+            SILENT,
         ],
         examples: &[
             (
@@ -232,6 +242,10 @@ pub(super) const PAGES: &[Page] = &[
                 "The fault of a VF, what was seen of it, and what to do next.",
             ),
             ("vhca why all", "All VFs with a fault, a line each."),
+            (
+                "vhca why H1-1/1 H2-1/3",
+                "What keeps two VFs from talking to each other.",
+            ),
             ("vhca why H1-1/all --json", "Those of a host for a program."),
         ],
         see: &["show", "set", "metrics"],

@@ -273,7 +273,7 @@ mod tests {
         assert_eq!([slow(300), slow(619)], [Some(5); 2]);
         assert_eq!([slow(620), slow(899), slow(900)], [Some(4), Some(4), None]);
         assert_eq!(waits.longest, Duration::from_secs(5));
-        // One that is forgotten is not the longest any more.
+        // A wait that was forgotten is not the longest.
         waits.note(Duration::from_secs(1), at(1000));
         let slow = waits.slow(at(1001)).unwrap();
         assert_eq!([slow.wait, slow.ago], [Duration::from_secs(1); 2]);

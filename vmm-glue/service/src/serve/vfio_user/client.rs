@@ -166,7 +166,7 @@ impl Client {
         connection.receive()
     }
 
-    /// What the socket is to be watched for now, if that is something else than before. `waits_for_memory` is
+    /// Returns the events for which the socket is to be watched now, if they are others than before. `waits_for_memory` is
     /// [`Self::waits_for_memory`].
     pub(super) fn new_watch(&mut self, waits_for_memory: bool) -> Option<EventSet> {
         let mut wanted = EventSet::empty();

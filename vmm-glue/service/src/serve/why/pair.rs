@@ -1,4 +1,4 @@
-//! Why two ports, or VFs on them, cannot talk.
+//! Facts of two ports, or VFs on them, for the diagnosis of why they cannot talk.
 
 use emulated_hca::hca::QpRow;
 use emulated_hca::{Endpoint, Fabric};

@@ -17,7 +17,7 @@ use ib_wire::smp::{DirectedRouteSmp, SmInfo, SmState, SmpAttribute};
 use crate::serve::lab::Lab;
 use vhca::world::{HostId, HostPortId, World};
 
-/// How a port asks: two seconds in all. A busy SA answers within the first of these times, and six questions are not lost on links
+/// Intervals at which a port asks: two seconds in all. A busy SA answers within the first of these times, and six questions are not lost on links
 /// that lose a tenth of what passes.
 const POLICY: RetryPolicy = RetryPolicy::new(Duration::from_millis(333), 5);
 
@@ -58,7 +58,7 @@ struct Question {
     until: Instant,
 }
 
-/// What a subnet manager said of itself.
+/// The state of a subnet manager, as it said.
 #[derive(Clone, Copy, Debug, Default)]
 struct ManagerProbe {
     asking: Option<Question>,

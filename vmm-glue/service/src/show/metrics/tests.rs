@@ -273,7 +273,7 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| !word.is_empty())
 }
 
-/// Labels that an expression names: those by which it sums, and those of which it asks for values.
+/// Returns the labels that an expression names: by some it sums, of others it asks for values.
 fn named_labels(expression: &str) -> BTreeSet<&str> {
     let sums = expression.split("by (").skip(1);
     let sums = sums.flat_map(|rest| names(rest.split(')').next().unwrap()));
@@ -324,7 +324,7 @@ fn the_alerts_and_the_dashboard_name_metrics_labels_and_faults_that_exist() {
     assert!(dropped.all(|reason| ours.contains(&reason)));
 }
 
-/// What the document says of labels is what samples have.
+/// Samples have the labels that the document names.
 #[test]
 fn samples_have_the_labels_that_are_documented() {
     let documented = documented_labels();

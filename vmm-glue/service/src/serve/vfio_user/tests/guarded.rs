@@ -87,17 +87,21 @@ fn block(served: &Served) -> Sender<()> {
     go_on
 }
 
-#[test]
-fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
-    let served = Served::new();
+/// Connects a VMM, and has it share 16 KiB.
+fn with_memory(served: &Served) -> (Raw, OwnedFd) {
     let mut peer = served.raw();
     peer.call(Command::VERSION, HELLO).unwrap();
     let file = memfd(0x4000);
-    peer.send_with(
-        &message(1, Command::DMA_MAP, map(0x4000).as_bytes()),
-        &[&file],
-    );
+    let shared = map(0x4000);
+    peer.send_with(&message(1, Command::DMA_MAP, shared.as_bytes()), &[&file]);
     assert_eq!(peer.receive().unwrap().0.error.get(), 0);
+    (peer, file)
+}
+
+#[test]
+fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
+    let served = Served::new();
+    let (mut peer, file) = with_memory(&served);
     let begun = Instant::now();
     let blocked = block(&served);
     // This question has no answer: it would overtake a write.
@@ -121,14 +125,7 @@ fn a_vmm_whose_memory_takes_no_writes_is_let_go_and_stops_nobody() {
 #[test]
 fn a_reply_waits_for_the_writes_before_it_and_not_for_later_ones() {
     let served = Served::new();
-    let mut peer = served.raw();
-    peer.call(Command::VERSION, HELLO).unwrap();
-    let file = memfd(0x4000);
-    peer.send_with(
-        &message(1, Command::DMA_MAP, map(0x4000).as_bytes()),
-        &[&file],
-    );
-    assert_eq!(peer.receive().unwrap().0.error.get(), 0);
+    let (mut peer, _file) = with_memory(&served);
     let first = block(&served);
     let read = access(2, 16, 4);
     peer.send(&message(2, Command::REGION_READ, read.as_bytes()));
