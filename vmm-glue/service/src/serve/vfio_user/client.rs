@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::seat::Vmm;
@@ -102,6 +103,17 @@ impl Client {
     /// Whether something is left of what it sent, of which its socket does not tell.
     pub(super) fn has_more(&self) -> bool {
         self.held.is_some() || self.session.is_amid() || self.connection().has_waiting()
+    }
+
+    /// Returns `true` if its end of the socket is closed, whatever is still to be read.
+    pub(super) fn is_gone(&mut self) -> bool {
+        let connection = self.connection();
+        let mut polled = [PollFd::new(&*connection, PollFlags::empty())];
+        // Without an answer it counts as there.
+        let _ = poll(&mut polled, Some(&Timespec::default()));
+        polled[0]
+            .revents()
+            .intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// Takes messages, as long as it takes replies and the slice lasts.

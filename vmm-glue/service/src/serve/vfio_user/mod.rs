@@ -238,6 +238,13 @@ impl VfioUserSockets {
             let Some(door) = self.doors.get_mut(&at) else {
                 return;
             };
+            if door.client.as_mut().is_some_and(Client::is_gone) {
+                // It had not been read to its end: a reply to it waited, or the receiver reads for it.
+                self.part(turn, at, &"the VMM is gone");
+            }
+            let Some(door) = self.doors.get_mut(&at) else {
+                return;
+            };
             if door.client.is_some() || door.next.is_some() {
                 let text = "is taken; another VMM is turned away";
                 self.refuse(turn, at, socket, Errno::BUSY, &text);
