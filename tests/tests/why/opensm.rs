@@ -124,11 +124,18 @@ fn inactive(report: &Report) {
     let start =
         "OSM_CACHE_DIR=. OSM_TMP_DIR=. vhca run --node 'mgmt HCA-1' -- opensm -f opensm.log -s 2";
     bench.launch(&format!("{start} -F inactive"));
+    let is_known = || {
+        bench
+            .try_run("vhca show sm")
+            .contains("mgmt HCA-1")
+            .then_some(())
+    };
+    assert!(wait_for(PATIENCE, is_known).is_some());
     bench.case(Case {
         fault: "OpenSM that was started with sm_inactive TRUE",
         vf: "node1 HCA-1/1",
         code: "no_sm",
-        next: "sm_inactive FALSE",
+        next: "sm_inactive TRUE",
         cure: Cure::Words(&mut |bench| {
             signal(bench, "TERM");
             bench.programs.last_mut().unwrap().wait(PATIENCE);

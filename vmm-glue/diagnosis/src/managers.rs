@@ -103,7 +103,7 @@ fn wake(subnet: &Subnet, sm: PortAt) -> String {
     let name = subnet.port_name(sm);
     match subnet.managers.get(&sm) {
         Some(pid) => format!(
-            "kill -CONT {pid} # that is the subnet manager on {name}: if it was not stopped, see its log"
+            "kill -CONT {pid} # that is the subnet manager on {name}: if it was not stopped, see its log, and whether OpenSM has sm_inactive TRUE"
         ),
         None => format!(
             "see whether the subnet manager on {name} is stopped (kill -CONT PID), and its log"

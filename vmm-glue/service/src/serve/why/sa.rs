@@ -206,15 +206,13 @@ impl Lab {
         self.is_asking_sa(ports)
     }
 
-    /// Asks the subnet managers of all ports for their states, each on its own node, except the service's own and each that said it
-    /// just now. Returns `true` if any answer is waited for: see [`Self::is_asking_managers`].
+    /// Asks the subnet managers of all ports for their states, each on its own node, except the service's own.
+    /// Returns `true` if any answer is waited for: see [`Self::is_asking_managers`].
     pub(in crate::serve) fn ask_managers(&mut self) -> bool {
-        let now = self.world().now();
         let own = self.manager_port();
         for at in self.manager_ports() {
             let probe = self.sa_probes.managers.entry(at).or_default();
-            let is_known = probe.said.is_some_and(|(said, _)| now < said + FRESH);
-            if Some(at) == own || probe.asking.is_some() || is_known {
+            if Some(at) == own || probe.asking.is_some() {
                 continue;
             }
             // Refused while a PF context has QP0 for its VFs: then nothing is known.
