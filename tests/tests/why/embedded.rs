@@ -15,7 +15,7 @@ type Broken = (
     &'static str,
 );
 
-/// Gives a host's port the LID of another's.
+/// A command that gives the port of one host the LID of another host's port.
 pub(crate) const ONE_LID: &str = r#"vhca run --node 'node1 HCA-1' -- ibportstate -D 0 1 lid \
     $(vhca show ports --host 'node1 HCA-2' --json | sed -n 's/.*"lid":\([0-9]*\).*/\1/p')"#;
 

@@ -62,7 +62,7 @@ pub struct Scene<'a> {
     pub now: Instant,
 }
 
-/// What only the service knows of links and VFs: planned faults, the VMMs that have them, their faults, and where VFs are not there yet.
+/// Facts that only the service has: planned faults of links, VMMs and faults of VFs, and nodes whose VFs are still awaited.
 pub trait Vmms: std::fmt::Debug {
     /// Returns true if there are none.
     fn is_empty(&self) -> bool;

@@ -3,8 +3,8 @@
 //! Memory is *guarded* from the first access on that waited for a page. Its device then neither loads nor stores: it reads by
 //! `pread(2)`, which waits for no page that is being punched, and its writes are posted to one queue, which a thread carries out in
 //! order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds. The owner of the device
-//! gives it no turn while the queue is full, and sends the VMM no reply before the writes that were posted until then are done. The
-//! thread wakes the owner, by a [`GuardNotice`], when one of these ends.
+//! gives it no turn while the queue is full, and holds each reply to the VMM back until the thread has done all writes posted before
+//! it. The thread wakes the owner, by a [`GuardNotice`], when the queue has room again, or that reply need not wait longer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
