@@ -95,6 +95,14 @@ impl Table {
     }
 }
 
+/// A leave that waits for the SA.
+struct Left {
+    since: Instant,
+    mgid: Gid,
+    /// The kinds of membership of which the leave was the last.
+    state: JoinState,
+}
+
 struct Scene {
     now: Instant,
     agg: McastAgg,
@@ -103,8 +111,8 @@ struct Scene {
     table: Option<Table>,
     /// Memberships that members learned of, in an honest world.
     held: BTreeMap<(MemberId, Gid), JoinState>,
-    /// Leaves that wait for the SA, with the time; a join of the group that waits as well takes them out.
-    left: BTreeMap<(MemberId, Tid), (Instant, McMemberRecord)>,
+    /// Leaves that wait for the SA; a join of the group that waits as well takes them out.
+    left: BTreeMap<(MemberId, Tid), Left>,
     /// Members that leave with their alias and have not left yet.
     leaving: BTreeSet<MemberId>,
     absorbed: usize,
@@ -172,11 +180,16 @@ impl Scene {
                 if asked.header.method == Method::DELETE {
                     let mut groups = self.agg.groups();
                     if !groups.any(|group| group.mgid() == record.mgid && group.waiting() > 0) {
-                        let leave = (self.now, record);
+                        let wanted = self.wanted(vf.into(), record.mgid);
+                        let leave = Left {
+                            since: self.now,
+                            mgid: record.mgid,
+                            state: record.join_state().difference(wanted),
+                        };
                         self.left.insert((vf.into(), asked.header.tid), leave);
                     }
                 } else {
-                    self.left.retain(|_, (_, left)| left.mgid != record.mgid);
+                    self.left.retain(|_, left| left.mgid != record.mgid);
                 }
             }
             Outcome::Pass => {
@@ -196,27 +209,32 @@ impl Scene {
         let left = self.left.remove(&(member, answer.header.tid));
         let Some(table) = &self.table else { return };
         let late = Duration::from_secs(3);
-        let Some((_, left)) = left.filter(|(since, _)| self.now < *since + late) else {
+        let Some(left) = left.filter(|left| self.now < left.since + late) else {
             return;
         };
-        let record: McMemberRecord = answer.record();
-        let is_alias = self.agg.config().join_as == JoinAs::Alias;
-        let guid = member.vf().filter(|_| is_alias).map_or(PORT, guid_of);
-        let mut wanted = JoinState::NONE;
-        for group in self.agg.groups() {
-            if (group.mgid(), group.port_guid()) == (record.mgid, guid) {
-                for (_, state) in group.members() {
-                    wanted = wanted | state;
-                }
-            }
-        }
-        let held = table.held.get(&(record.mgid, guid));
+        let held = table.held.get(&(left.mgid, self.guid(member)));
+        let wanted = self.wanted(member, left.mgid);
         let kept = held.copied().unwrap_or_default().difference(wanted);
         assert_eq!(
             kept,
-            kept.difference(left.join_state()),
+            kept.difference(left.state),
             "a leave is answered too early"
         );
+    }
+
+    /// Returns the GUID by which a member is in its groups at the SA.
+    fn guid(&self, member: MemberId) -> Guid {
+        let is_alias = self.agg.config().join_as == JoinAs::Alias;
+        member.vf().filter(|_| is_alias).map_or(PORT, guid_of)
+    }
+
+    /// Returns what all members that join with this member's GUID hold of a group.
+    fn wanted(&self, member: MemberId, mgid: Gid) -> JoinState {
+        let groups = self.agg.groups();
+        groups
+            .filter(|group| (group.mgid(), group.port_guid()) == (mgid, self.guid(member)))
+            .flat_map(|group| group.members().collect::<Vec<_>>())
+            .fold(JoinState::NONE, |wanted, (_, state)| wanted | state)
     }
 
     /// Records the membership that an answer grants to a member.
@@ -318,11 +336,9 @@ impl Scene {
         };
         table.losses = 0;
         self.wait(self.now + Duration::from_secs(700));
-        let is_alias = self.agg.config().join_as == JoinAs::Alias;
         let mut union: BTreeMap<(Gid, Guid), JoinState> = BTreeMap::new();
         for ((member, group), state) in &self.held {
-            let vf = member.vf().filter(|_| is_alias);
-            let held = union.entry((*group, vf.map_or(PORT, guid_of))).or_default();
+            let held = union.entry((*group, self.guid(*member))).or_default();
             *held = *held | *state;
         }
         assert_eq!(self.table.as_ref().map(|table| &table.held), Some(&union));
