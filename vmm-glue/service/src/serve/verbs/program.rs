@@ -15,8 +15,11 @@ use vhca_vfio_user::MemoryPool;
 use super::rings::MappedRings;
 use crate::show::ProgramUsage;
 
-/// MADs that the port of a program holds each way.
+/// MADs that the port of a program on the RDMA CM holds each way.
 const DEPTH: u32 = 64;
+
+/// MADs that the port of a VF holds each way while no program has a file of the RDMA CM there: it refuses requests.
+const IDLE_DEPTH: u32 = 8;
 
 /// Port of the RDMA CM.
 pub(super) const PORT: PortNum = PortNum(1);
@@ -56,8 +59,10 @@ impl ProgramLimit {
 pub(super) struct VfProgram {
     pub(super) device: ProcessDevice,
     pub(super) cm: RdmaCm,
-    /// Opened when the program first uses the RDMA CM.
+    /// Opened by the first turn after each reset, since a host's connection manager answers whether a program runs or not.
     port: Option<EndPort<ProxyQp>>,
+    /// A program has used the RDMA CM since the last reset, and the port holds as many MADs as programs need.
+    is_deep: bool,
     limit: ProgramLimit,
     /// Secrets of the VF's programs, one after the other.
     secrets: SecretNumbers,
@@ -71,6 +76,7 @@ impl VfProgram {
             device: ProcessDevice::new(),
             cm: RdmaCm::new(secrets.secret()),
             port: None,
+            is_deep: false,
             limit,
             secrets,
         }
@@ -94,16 +100,31 @@ impl VfProgram {
 
     /// Opens a file of the RDMA CM.
     pub(super) fn open_cm(&mut self, now: Instant, hca: &mut dyn Hca) -> Result<ChannelId, Errno> {
-        if self.port.is_none() {
-            let gsi = ProxyQp::open(hca, SpecialQp::Gsi, PORT, DEPTH)?;
-            let config = EndPortConfig {
-                depth: DEPTH,
-                ..EndPortConfig::host(PORT, self.secrets.secret())
-            };
-            let opened = EndPort::open_on(now, hca, config, gsi, None);
-            self.port = Some(opened.map_err(|_| Errno::ENODEV)?);
+        if !self.is_deep {
+            // A request that arrives between the two ports comes once more.
+            if let Some(idle) = self.port.take() {
+                idle.close(hca);
+            }
+            self.port = Some(self.open_port(now, hca, DEPTH)?);
+            self.is_deep = true;
         }
         self.cm.open()
+    }
+
+    /// Opens the port with room for so many MADs each way.
+    fn open_port(
+        &mut self,
+        now: Instant,
+        hca: &mut dyn Hca,
+        depth: u32,
+    ) -> Result<EndPort<ProxyQp>, Errno> {
+        let gsi = ProxyQp::open(hca, SpecialQp::Gsi, PORT, depth)?;
+        let config = EndPortConfig {
+            depth,
+            ..EndPortConfig::host(PORT, self.secrets.secret())
+        };
+        let opened = EndPort::open_on(now, hca, config, gsi, None);
+        opened.map_err(|_| Errno::ENODEV)
     }
 
     /// Returns what the process owns, and what of it waits.
@@ -129,7 +150,9 @@ impl VfProgram {
         channel: ChannelId,
         bytes: &[u8],
     ) -> Result<Reply, Errno> {
-        let port = self.port.as_mut().ok_or(Errno::EIO)?;
+        // Ids do not outlive a reset.
+        let port = self.port.as_mut().filter(|_| self.is_deep);
+        let port = port.ok_or(Errno::EIO)?;
         let mut host = CmHost {
             now,
             port,
@@ -174,6 +197,7 @@ impl Consumer for VfProgram {
             if let Some(port) = self.port.take() {
                 port.close(hca);
             }
+            self.is_deep = false;
         }
         if let Some(port) = &mut self.port {
             // A port that cannot be read now is read again with the next event.
@@ -184,6 +208,10 @@ impl Consumer for VfProgram {
 
     fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
         let mut more = self.device.poll(now, hca);
+        if self.port.is_none() && !self.device.is_resetting() {
+            // Without one, requests wait for the next turn.
+            self.port = self.open_port(now, hca, IDLE_DEPTH).ok();
+        }
         if let Some(port) = &mut self.port {
             more |= port.poll(now, hca);
             self.take_port_events(now, hca);
@@ -202,29 +230,4 @@ impl Consumer for VfProgram {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_of_two_services_and_of_one_vf_begin_with_different_psns() {
-        let services = [1, 2].map(|seed: u64| {
-            let limit = ProgramLimit {
-                most: 1 << 20,
-                pool: Arc::new(MemoryPool::new(1 << 20)),
-            };
-            let mut vf = VfProgram::new(Secret::from(seed), limit);
-            let first = vf.cm.fresh_psn();
-            vf.release();
-            [first, vf.cm.fresh_psn()]
-        });
-        let [[a, b], [c, d]] = services;
-        assert!(
-            a != b && c != d,
-            "the next program of the VF begins elsewhere"
-        );
-        assert!(
-            a != c && b != d,
-            "a program of another service begins elsewhere"
-        );
-    }
-}
+mod tests;
