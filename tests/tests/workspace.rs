@@ -53,7 +53,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "verbs-link",
         &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime", "linux-abi"],
     ),
-    ("vhca-umad", &["umad-link", "verbs-link"]),
+    ("vhca-umad", &["linux-abi", "umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
     ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
     (
@@ -138,6 +138,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "vhca-service",
         &[
+            "linux-abi",
             "vhca",
             "vhca-control",
             "vhca-diagnosis",

@@ -3,6 +3,7 @@
 use hca_api::SpecialQp;
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
 use ib_wire::PortNum;
+use linux_abi::sysfs::Device;
 
 use crate::sysfs::Ca;
 
@@ -19,6 +20,17 @@ pub struct PortId {
     pub port: PortNum,
 }
 
+/// Names a device on libibverbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VerbsId(pub u32);
+
+/// What a program sees of libibverbs' classes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Verbs {
+    /// The device, unless it can have none now.
+    pub device: Option<VerbsId>,
+}
+
 /// The adapters that programs may use. The server lends it to each call.
 pub trait Adapters {
     /// The adapter of a name: a node description or a GUID. The empty name is the adapter of who
@@ -27,6 +39,13 @@ pub trait Adapters {
 
     /// An adapter as it is now.
     fn view(&mut self, adapter: AdapterId) -> Option<Ca>;
+
+    /// Returns the device on libibverbs of the program that asks: the one that it has, or else the one at the first of these
+    /// adapters that the next program would get. `None` if the server has none for programs.
+    fn verbs(&mut self, adapters: &str) -> Option<Verbs>;
+
+    /// Returns a device on libibverbs as it is now, under a name.
+    fn verbs_device(&mut self, id: VerbsId, name: String) -> Option<Device>;
 
     /// Returns the names of the ports that a program at this adapter will use and that a subnet manager has yet to make
     /// active: none where no subnet manager would.

@@ -16,11 +16,12 @@ mod server;
 pub mod sysfs;
 #[cfg(test)]
 mod testing;
+mod tree;
 
 pub use abi::{
     HEADER_SIZE, MAX_AGENTS, OLD_HEADER_SIZE, RegisterRequest, RegisterRequest2, UmadHeader, ioctl,
 };
-pub use adapters::{AdapterId, Adapters, PortId};
+pub use adapters::{AdapterId, Adapters, PortId, Verbs, VerbsId};
 pub use file::{FileCounters, FileLimits, Packet, UmadFile};
 pub use linux_abi::Errno;
 pub use protocol::{
@@ -29,3 +30,4 @@ pub use protocol::{
 };
 pub use rules::{AgentRules, FileRules, MAD_HEADER_SIZE, RequestKey};
 pub use server::{Answer, ServerLimits, SessionId, TreeRequest, UmadServer, UserId, Verdict};
+pub use tree::TreeId;

@@ -2,7 +2,7 @@
 //! kind SEQPACKET, one connection for each file that the program opens.
 //!
 //! * The first datagram is a [`Hello`]: which adapters, and what for. The server answers with a
-//!   [`HelloReply`]. What an attribute of sysfs holds, or where the tree of empty files is, stands
+//!   [`HelloReply`]. What an attribute of sysfs holds, or where the tree of files is, stands
 //!   in the reply, and the connection has done its duty.
 //! * The connection of an umad file is then the descriptor that the program has. What can be read
 //!   are [`Delivery`]s only, so `poll` and `select` tell the truth without help.
@@ -55,9 +55,9 @@ pub enum Purpose<'b> {
     Umad(u32),
     /// `/dev/infiniband/issmN`.
     IsSm(u32),
-    /// The content of a file, by its path below `/sys/class`.
+    /// The content of a file, by its path below `/` and without links in it.
     Attribute(&'b str),
-    /// Where a tree of empty files is, which looks like sysfs and the devices.
+    /// Where a tree of files is, which looks like sysfs and the devices.
     Tree,
     /// Names of the ports that the program will use and that a subnet manager has yet to make active, with commas between
     /// them; nothing if there are none.

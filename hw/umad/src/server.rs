@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::MAD_SIZE;
 use linux_abi::Errno;
+use linux_abi::sysfs::View;
 use zerocopy::FromBytes;
 use zerocopy::native_endian::U32;
 
@@ -15,6 +16,7 @@ use crate::protocol::{
     Call, CallReply, Delivery, Frame, FrameKind, Hello, HelloReply, INLINE_MAX, Purpose,
 };
 use crate::sysfs;
+use crate::tree::TreeId;
 
 /// Adapters that one program may see.
 const MAX_ADAPTERS: usize = 8;
@@ -66,13 +68,13 @@ pub struct Answer {
     pub attachment: Option<Vec<u8>>,
 }
 
-/// A tree of empty files to be made, or found.
+/// A tree of files to be made, or found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeRequest {
-    /// Of which adapters.
-    pub adapters: Vec<AdapterId>,
-    /// The paths of its files below the tree's root.
-    pub entries: Vec<String>,
+    /// Its name.
+    pub id: TreeId,
+    /// What it holds.
+    pub view: View,
 }
 
 /// What a datagram leads to.
@@ -316,9 +318,9 @@ impl UmadServer {
         hello: &Hello<'_>,
     ) -> Result<(Session, Verdict), Errno> {
         let ids = resolve(adapters, hello.adapters)?;
-        let views: Option<Vec<_>> = ids.iter().map(|id| adapters.view(*id)).collect();
-        let views = views.ok_or(Errno::ENODEV)?;
-        let port = |number| -> Result<PortId, Errno> {
+        let mut port = |number: u32| -> Result<PortId, Errno> {
+            let views: Option<Vec<_>> = ids.iter().map(|id| adapters.view(*id)).collect();
+            let views = views.ok_or(Errno::ENODEV)?;
             let (index, port) = sysfs::port(&views, number).ok_or(Errno::ENOENT)?;
             let adapter = ids.get(index).copied().ok_or(Errno::ENOENT)?;
             Ok(PortId { adapter, port })
@@ -341,7 +343,8 @@ impl UmadServer {
                 Ok((Session::IsSm(port), Verdict::Opened(opened)))
             }
             Purpose::Attribute(path) => {
-                let text = sysfs::attribute(&views, path).ok_or(Errno::ENOENT)?;
+                let tree = tree(adapters, ids, hello.adapters)?;
+                let text = tree.view.text(path).ok_or(Errno::ENOENT)?;
                 let reply = HelloReply {
                     result: Ok(text.as_bytes()),
                 };
@@ -358,14 +361,26 @@ impl UmadServer {
                 Ok((Session::Done, Verdict::Replied(reply.encode())))
             }
             Purpose::Tree => {
-                let tree = TreeRequest {
-                    entries: sysfs::entries(&views),
-                    adapters: ids,
-                };
+                let tree = tree(adapters, ids, hello.adapters)?;
                 Ok((Session::Done, Verdict::Tree(tree)))
             }
         }
     }
+}
+
+/// Returns the tree of a program that sees adapters.
+fn tree(
+    adapters: &mut dyn Adapters,
+    ids: Vec<AdapterId>,
+    names: &str,
+) -> Result<TreeRequest, Errno> {
+    let verbs = adapters.verbs(names);
+    let id = TreeId {
+        adapters: ids,
+        verbs,
+    };
+    let view = id.view(adapters).ok_or(Errno::ENODEV)?;
+    Ok(TreeRequest { id, view })
 }
 
 /// The adapters that a client names.

@@ -1,12 +1,11 @@
-//! The files of `/sys/class/infiniband` and `/sys/class/infiniband_mad`: which there are, and what
-//! they hold, as the kernel writes it (`drivers/infiniband/core/sysfs.c`, `user_mad.c`).
+//! Adapters and switches as devices of `/sys/class/infiniband` and `/sys/class/infiniband_mad`.
 
 use ib_wire::smp::{LinkSpeedExt, NodeType, PortInfo};
 use ib_wire::{Gid, Guid, PKey, PortNum};
-use linux_abi::sysfs::{ADAPTER_FILES, Adapter, PORT_FILES, Port};
+use linux_abi::sysfs::{Adapter, CharacterDevice, Device, FIRST_ISSM, MAJOR, PciSlot, Port};
 
-/// What `infiniband_mad/abi_version` says (`IB_USER_MAD_ABI_VERSION`).
-const ABI_VERSION: u32 = 5;
+/// PCI vendor of the adapters (`PCI_VENDOR_ID_MELLANOX`).
+const VENDOR_ID: u16 = 0x15b3;
 
 /// An adapter, or a switch, as sysfs shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +39,8 @@ pub struct CaPort {
     pub gids: Vec<Gid>,
     /// P_Key table; empty entries are 0.
     pub pkeys: Vec<PKey>,
+    /// Counters of performance management, by the names of their files.
+    pub counters: Vec<(&'static str, u64)>,
 }
 
 /// The name of an adapter in a program's list of them.
@@ -65,88 +66,55 @@ fn ports(adapters: &[Ca]) -> impl Iterator<Item = (usize, &CaPort)> {
         .flat_map(|(index, adapter)| adapter.ports.iter().map(move |port| (index, port)))
 }
 
-/// The paths of all files, below the file system's root: those of sysfs and the devices.
+/// Returns the devices of a program's list of adapters.
 #[must_use]
-pub fn entries(adapters: &[Ca]) -> Vec<String> {
-    let mut entries = vec!["sys/class/infiniband_mad/abi_version".to_owned()];
-    for (number, _) in ports(adapters).enumerate() {
-        for device in ["umad", "issm"] {
-            entries.push(format!("dev/infiniband/{device}{number}"));
-            for file in ["ibdev", "port"] {
-                entries.push(format!("sys/class/infiniband_mad/{device}{number}/{file}"));
+pub fn devices(adapters: &[Ca]) -> Vec<Device> {
+    let mut next = 0..;
+    let devices = adapters.iter().enumerate().map(|(index, adapter)| {
+        let mut files = Vec::new();
+        for (port, number) in adapter.ports.iter().zip(&mut next) {
+            for (name, first) in [("umad", 0), ("issm", FIRST_ISSM)] {
+                files.push(CharacterDevice {
+                    class: "infiniband_mad",
+                    name: format!("{name}{number}"),
+                    number: (MAJOR, first + number),
+                    port: Some(port.number.0),
+                    abi_version: None,
+                });
             }
         }
-    }
-    for (index, adapter) in adapters.iter().enumerate() {
-        let name = name(index);
-        for file in ADAPTER_FILES {
-            entries.push(format!("sys/class/infiniband/{name}/{file}"));
+        Device {
+            name: name(index),
+            slot: PciSlot {
+                // Adapters of a program are fewer than slots of a bus.
+                device: u8::try_from(index).unwrap_or(u8::MAX),
+                function: 0,
+            },
+            physical: None,
+            vendor_id: VENDOR_ID,
+            device_id: adapter.device_id,
+            adapter: of_adapter(adapter),
+            ports: adapter.ports.iter().map(of_port).collect(),
+            files,
         }
-        for port in &adapter.ports {
-            let port_path = format!("sys/class/infiniband/{name}/ports/{}", port.number.0);
-            for file in PORT_FILES {
-                entries.push(format!("{port_path}/{file}"));
-            }
-            for table in [("gids", port.gids.len()), ("pkeys", port.pkeys.len())] {
-                let (table, len) = table;
-                entries.extend((0..len).map(|entry| format!("{port_path}/{table}/{entry}")));
-            }
-        }
-    }
-    entries
+    });
+    devices.collect()
 }
 
-/// What a file holds, by its path below `/sys/class`; `None` if there is no such file.
-#[must_use]
-pub fn attribute(adapters: &[Ca], path: &str) -> Option<String> {
-    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let mut text = match parts.as_slice() {
-        ["infiniband_mad", "abi_version"] => ABI_VERSION.to_string(),
-        ["infiniband_mad", device, file] => {
-            let digits = device
-                .strip_prefix("umad")
-                .or_else(|| device.strip_prefix("issm"))?;
-            let (index, port) = port(adapters, digits.parse().ok()?)?;
-            match *file {
-                "ibdev" => name(index),
-                "port" => port.0.to_string(),
-                _ => return None,
-            }
-        }
-        ["infiniband", adapter, rest @ ..] => {
-            let index: usize = adapter.strip_prefix("vhca")?.parse().ok()?;
-            let adapter = adapters.get(index)?;
-            match rest {
-                [file] => of_adapter(adapter, file)?,
-                ["ports", number, rest @ ..] => {
-                    let number = PortNum(number.parse().ok()?);
-                    let port = adapter.ports.iter().find(|port| port.number == number)?;
-                    of_port(port, rest)?
-                }
-                _ => return None,
-            }
-        }
-        _ => return None,
-    };
-    text.push('\n');
-    Some(text)
-}
-
-fn of_adapter(adapter: &Ca, file: &str) -> Option<String> {
-    let shown = Adapter {
+fn of_adapter(adapter: &Ca) -> Adapter {
+    Adapter {
         node_type: adapter.node_type,
         node_guid: adapter.node_guid,
         system_image_guid: adapter.system_image_guid,
-        description: &adapter.description,
-        firmware: &adapter.firmware,
+        description: adapter.description.clone(),
+        firmware: adapter.firmware.clone(),
         revision: adapter.revision,
         // As mlx4: of a ConnectX-3 MT4099, which tools look for.
-        hca_type: &format!("MT{}", adapter.device_id),
-    };
-    shown.attribute(file)
+        hca_type: format!("MT{}", adapter.device_id),
+    }
 }
 
-fn of_port(port: &CaPort, path: &[&str]) -> Option<String> {
+fn of_port(port: &CaPort) -> (u8, Port) {
     let info = &port.info;
     let shown = Port {
         capability_mask: info.capability_mask.get(),
@@ -158,10 +126,12 @@ fn of_port(port: &CaPort, path: &[&str]) -> Option<String> {
         physical_state: info.phys_state().get(),
         width: info.link_width_active.0,
         speed: speed(info),
-        gids: &port.gids,
-        pkeys: &port.pkeys,
+        gids: port.gids.clone(),
+        pkeys: port.pkeys.clone(),
+        counters: port.counters.clone(),
+        hw_counters: Vec::new(),
     };
-    shown.attribute(path)
+    (port.number.0, shown)
 }
 
 /// Returns the active speed as the kernel numbers it (`enum ib_port_speed`), from the two fields of PortInfo.
@@ -179,6 +149,7 @@ fn speed(info: &PortInfo) -> u16 {
 mod tests {
     use ib_wire::smp::{CapabilityMask, LinkSpeed, LinkWidth, PortPhysState, PortState};
     use ib_wire::{Lid, SubnetPrefix};
+    use linux_abi::sysfs::{DOMAIN, View};
 
     use super::*;
 
@@ -201,6 +172,7 @@ mod tests {
                 Guid::new(0x0002_c903_0000_0001),
             )],
             pkeys: vec![PKey::DEFAULT_FULL, PKey::INVALID],
+            counters: vec![("port_xmit_data", 18)],
         };
         let adapter = |node_type, ports| Ca {
             node_type,
@@ -218,8 +190,13 @@ mod tests {
         ]
     }
 
-    fn read(path: &str) -> String {
-        attribute(&adapters(), path).unwrap()
+    /// Returns the text of a file of an adapter's PCI function.
+    fn read(path: &str) -> Option<String> {
+        let view = View {
+            devices: devices(&adapters()),
+            has_verbs: false,
+        };
+        view.text(&format!("{DOMAIN}/7ca0:00:{path}"))
     }
 
     #[test]
@@ -241,6 +218,7 @@ mod tests {
             ("ports/1/rate", "40 Gb/sec (4X QDR)\n"),
             ("ports/1/cap_mask", "0x02510868\n"),
             ("ports/1/link_layer", "InfiniBand\n"),
+            ("ports/1/counters/port_xmit_data", "18\n"),
             (
                 "ports/2/gids/0",
                 "fe80:0000:0000:0000:0002:c903:0000:0001\n",
@@ -248,54 +226,27 @@ mod tests {
             ("ports/2/pkeys/0", "0xffff\n"),
             ("ports/2/pkeys/1", "0x0000\n"),
         ] {
-            assert_eq!(
-                read(&format!("infiniband/vhca0/{file}")),
-                expected,
-                "{file}"
-            );
+            let text = read(&format!("00.0/infiniband/vhca0/{file}"));
+            assert_eq!(text.as_deref(), Some(expected), "{file}");
         }
-        assert_eq!(read("infiniband/vhca1/node_type"), "2: switch\n");
-        assert_eq!(read("infiniband_mad/abi_version"), "5\n");
+        let kind = read("01.0/infiniband/vhca1/node_type");
+        assert_eq!(kind.as_deref(), Some("2: switch\n"));
     }
 
     #[test]
     fn ports_are_counted_through_all_adapters() {
-        assert_eq!(read("infiniband_mad/umad1/ibdev"), "vhca0\n");
-        assert_eq!(read("infiniband_mad/umad1/port"), "2\n");
-        assert_eq!(read("infiniband_mad/issm2/ibdev"), "vhca1\n");
-        assert_eq!(read("infiniband_mad/umad2/port"), "0\n");
+        for (path, text) in [
+            ("00.0/infiniband_mad/umad1/ibdev", "vhca0\n"),
+            ("00.0/infiniband_mad/umad1/port", "2\n"),
+            ("00.0/infiniband_mad/umad1/dev", "231:1\n"),
+            ("01.0/infiniband_mad/issm2/ibdev", "vhca1\n"),
+            ("01.0/infiniband_mad/issm2/dev", "231:66\n"),
+            ("01.0/infiniband_mad/umad2/port", "0\n"),
+        ] {
+            assert_eq!(read(path).as_deref(), Some(text), "{path}");
+        }
         assert_eq!(port(&adapters(), 2), Some((1, PortNum(0))));
         assert_eq!(port(&adapters(), 3), None);
-    }
-
-    #[test]
-    fn what_is_not_there_is_not_found() {
-        for path in [
-            "",
-            "infiniband",
-            "infiniband/vhca2/node_guid",
-            "infiniband/mlx4_0/node_guid",
-            "infiniband/vhca0/ports/3/lid",
-            "infiniband/vhca0/ports/1/gids/1",
-            "infiniband/vhca0/ports/1/pkeys/-1",
-            "infiniband/vhca0/ports/1/lid/x",
-            "infiniband_mad/umad3/ibdev",
-            "infiniband_mad/umadx/ibdev",
-        ] {
-            assert_eq!(attribute(&adapters(), path), None, "{path}");
-        }
-    }
-
-    #[test]
-    fn every_file_that_is_listed_can_be_read() {
-        let adapters = adapters();
-        let entries = entries(&adapters);
-        let files = entries.iter().filter_map(|e| e.strip_prefix("sys/class/"));
-        assert!(files.clone().count() > 50);
-        for file in files {
-            assert!(attribute(&adapters, file).is_some(), "{file}");
-        }
-        assert!(entries.contains(&"dev/infiniband/issm2".to_owned()));
     }
 
     #[test]

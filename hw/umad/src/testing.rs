@@ -9,10 +9,13 @@ use ib_vtime::Instant;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{NodeType, PortInfo};
 use ib_wire::{Gid, Guid, Lid, PKey, PortNum, SubnetPrefix, Tid};
+use linux_abi::sysfs::Device;
 use zerocopy::IntoBytes;
 
 use crate::sysfs::{Ca, CaPort};
-use crate::{AdapterId, Adapters, HEADER_SIZE, PortId, RegisterRequest2, UmadHeader};
+use crate::{
+    AdapterId, Adapters, HEADER_SIZE, PortId, RegisterRequest2, UmadHeader, Verbs, VerbsId,
+};
 
 /// The LID of the port under test, and of its peer.
 pub(crate) const OURS: Lid = Lid::new(1);
@@ -69,8 +72,17 @@ impl Adapters for OnePort {
                 },
                 gids: vec![Gid::from_parts(SubnetPrefix::DEFAULT, guid)],
                 pkeys: vec![PKey::DEFAULT_FULL],
+                counters: Vec::new(),
             }],
         })
+    }
+
+    fn verbs(&mut self, _: &str) -> Option<Verbs> {
+        None
+    }
+
+    fn verbs_device(&mut self, _: VerbsId, _: String) -> Option<Device> {
+        None
     }
 
     fn pending_ports(&mut self, _: &str) -> Vec<String> {

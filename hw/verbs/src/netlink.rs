@@ -3,13 +3,12 @@
 //! A message is a header of 16 bytes and attributes. The type is the client 5 and a command.
 
 use linux_abi::abi_layout;
+use linux_abi::sysfs::{FIRST_UVERBS, MAJOR, RDMA_CM, RDMA_CM_ABI_VERSION};
 use zerocopy::native_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
-
 use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID};
-use crate::sysfs::{FIRST_MINOR, MAJOR, RDMA_CM_MAJOR, RDMA_CM_MINOR, file_name};
+use crate::sysfs::file_name;
 use crate::view::{DeviceView, PortView, physical_state, state};
 
 abi_layout! {
@@ -240,7 +239,7 @@ fn of_rdma_cm(message: Message) -> Message {
     message
         .with_text(attribute::CHARDEV_NAME, "rdma_cm")
         .with_u64(attribute::CHARDEV_ABI, RDMA_CM_ABI_VERSION.into())
-        .with_u64(attribute::CHARDEV, encoded(RDMA_CM_MAJOR, RDMA_CM_MINOR))
+        .with_u64(attribute::CHARDEV, encoded(RDMA_CM.0, RDMA_CM.1))
 }
 
 /// Returns a device number as `huge_encode_dev` does: the major number above the low byte of the minor one.
@@ -250,7 +249,7 @@ fn encoded(major: u32, minor: u32) -> u64 {
 }
 
 fn of_character_device(message: Message, device: &DeviceView) -> Message {
-    let number = encoded(MAJOR, FIRST_MINOR + device.number);
+    let number = encoded(MAJOR, FIRST_UVERBS + device.number);
     message
         .with_text(attribute::CHARDEV_NAME, &file_name(device))
         .with_u64(attribute::CHARDEV_ABI, RXE_ABI_VERSION.into())

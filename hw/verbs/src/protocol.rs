@@ -51,8 +51,6 @@ pub enum Verb {
         /// Channel.
         channel: u32,
     },
-    /// Reads a file of sysfs; the body is its path below `/sys/class`.
-    Attribute,
     /// Answers a netlink message; the body is the message.
     Netlink,
     /// Opens a file of the RDMA CM, whose events its channel carries.
@@ -99,12 +97,11 @@ impl<'b> Request<'b> {
             Verb::Doorbell { context, qp } => (4, context, qp),
             Verb::Close { context } => (5, context, 0),
             Verb::CloseChannel { channel } => (6, channel, 0),
-            Verb::Attribute => (7, 0, 0),
-            Verb::Netlink => (8, 0, 0),
-            Verb::OpenCm => (9, 0, 0),
-            Verb::CmCommand { channel } => (10, channel, 0),
-            Verb::PutBack { channel } => (11, channel, 0),
-            Verb::Mapped => (12, 0, 0),
+            Verb::Netlink => (7, 0, 0),
+            Verb::OpenCm => (8, 0, 0),
+            Verb::CmCommand { channel } => (9, channel, 0),
+            Verb::PutBack { channel } => (10, channel, 0),
+            Verb::Mapped => (11, 0, 0),
         };
         let header = RequestHeader {
             magic: MAGIC.into(),
@@ -135,12 +132,11 @@ impl<'b> Request<'b> {
             },
             5 => Verb::Close { context: first },
             6 => Verb::CloseChannel { channel: first },
-            7 => Verb::Attribute,
-            8 => Verb::Netlink,
-            9 => Verb::OpenCm,
-            10 => Verb::CmCommand { channel: first },
-            11 => Verb::PutBack { channel: first },
-            12 => Verb::Mapped,
+            7 => Verb::Netlink,
+            8 => Verb::OpenCm,
+            9 => Verb::CmCommand { channel: first },
+            10 => Verb::PutBack { channel: first },
+            11 => Verb::Mapped,
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { verb, body })
@@ -278,7 +274,6 @@ mod tests {
             Verb::Doorbell { context: 3, qp: 9 },
             Verb::Close { context: 3 },
             Verb::CloseChannel { channel: 4 },
-            Verb::Attribute,
             Verb::Netlink,
             Verb::OpenCm,
             Verb::CmCommand { channel: 5 },

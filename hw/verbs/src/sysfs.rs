@@ -1,58 +1,19 @@
-//! The files of sysfs that programs read about the device, as the kernel writes them.
+//! The device as a device of `/sys/class/infiniband` and `/sys/class/infiniband_verbs`.
 
 use ib_wire::smp::NodeType;
-use linux_abi::sysfs::{Adapter, Port};
+use linux_abi::sysfs::{Adapter, CharacterDevice, Device, FIRST_UVERBS, MAJOR, PciSlot, Port};
 
-use crate::abi::rdma_cm::RDMA_CM_ABI_VERSION;
-use crate::abi::{ABI_VERSION, RXE_ABI_VERSION};
+use crate::abi::RXE_ABI_VERSION;
 use crate::view::{DeviceView, PortView, physical_state, state};
 
-/// Major number of the devices of `/dev/infiniband`.
-pub const MAJOR: u32 = 231;
+/// The PCI function of the device: the first virtual one of the first adapter.
+const SLOT: PciSlot = PciSlot {
+    device: 0,
+    function: 1,
+};
 
-/// Minor number of `uverbs0`.
-pub const FIRST_MINOR: u32 = 192;
-
-/// Number of `rdma_cm`, which is among the kernel's miscellaneous devices.
-pub const RDMA_CM_MAJOR: u32 = 10;
-
-/// Second part of the number of `rdma_cm`.
-pub const RDMA_CM_MINOR: u32 = 122;
-
-/// Returns what a file holds, by its path below `/sys/class`; `None` if there is no such file.
-#[must_use]
-pub fn attribute(device: Option<&DeviceView>, path: &str) -> Option<String> {
-    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let mut text = match parts.as_slice() {
-        ["infiniband_verbs", "abi_version"] => ABI_VERSION.to_string(),
-        ["misc", "rdma_cm", "abi_version"] => RDMA_CM_ABI_VERSION.to_string(),
-        ["misc", "rdma_cm", "dev"] => format!("{RDMA_CM_MAJOR}:{RDMA_CM_MINOR}"),
-        ["infiniband_verbs", uverbs, file] => {
-            let device = device.filter(|device| *uverbs == file_name(device))?;
-            match *file {
-                "ibdev" => device.name.clone(),
-                "dev" => format!("{MAJOR}:{}", FIRST_MINOR + device.number),
-                "abi_version" => RXE_ABI_VERSION.to_string(),
-                _ => return None,
-            }
-        }
-        ["infiniband", name, rest @ ..] => {
-            let device = device.filter(|device| *name == device.name)?;
-            match rest {
-                [file] => of_device(device, file)?,
-                ["ports", number, rest @ ..] => {
-                    let number = number.parse().ok()?;
-                    let mut ports = device.ports.iter();
-                    of_port(ports.find(|port| port.number.0 == number)?, rest)?
-                }
-                _ => return None,
-            }
-        }
-        _ => return None,
-    };
-    text.push('\n');
-    Some(text)
-}
+/// PCI vendor and device id of the device: those of a ConnectX-3's VF.
+const PCI_ID: (u16, u16) = (0x15b3, 0x1004);
 
 /// Returns the name of a device's file in `/dev/infiniband`.
 #[must_use]
@@ -60,20 +21,41 @@ pub fn file_name(device: &DeviceView) -> String {
     format!("uverbs{}", device.number)
 }
 
-fn of_device(device: &DeviceView, file: &str) -> Option<String> {
-    let shown = Adapter {
+/// Returns the device as sysfs shows it.
+#[must_use]
+pub fn device(device: &DeviceView) -> Device {
+    let adapter = Adapter {
         node_type: NodeType::CA,
         node_guid: device.node_guid,
         system_image_guid: device.system_image_guid,
-        description: &device.description,
-        firmware: &device.firmware,
+        description: device.description.clone(),
+        firmware: device.firmware.clone(),
         revision: device.hw_rev,
-        hca_type: "vhca",
+        hca_type: "vhca".to_owned(),
     };
-    shown.attribute(file)
+    let file = CharacterDevice {
+        class: "infiniband_verbs",
+        name: file_name(device),
+        number: (MAJOR, FIRST_UVERBS + device.number),
+        port: None,
+        abi_version: Some(RXE_ABI_VERSION),
+    };
+    Device {
+        name: device.name.clone(),
+        slot: SLOT,
+        physical: Some(PciSlot {
+            function: 0,
+            ..SLOT
+        }),
+        vendor_id: PCI_ID.0,
+        device_id: PCI_ID.1,
+        adapter,
+        ports: device.ports.iter().map(of_port).collect(),
+        files: vec![file],
+    }
 }
 
-fn of_port(port: &PortView, path: &[&str]) -> Option<String> {
+fn of_port(port: &PortView) -> (u8, Port) {
     let is = &port.attributes;
     let shown = Port {
         capability_mask: is.capability_mask,
@@ -85,10 +67,12 @@ fn of_port(port: &PortView, path: &[&str]) -> Option<String> {
         physical_state: physical_state(is.physical_state),
         width: is.active_width,
         speed: is.active_speed.into(),
-        gids: &port.gids,
-        pkeys: &port.pkeys,
+        gids: port.gids.clone(),
+        pkeys: port.pkeys.clone(),
+        counters: port.counters.clone(),
+        hw_counters: port.hw_counters.clone(),
     };
-    shown.attribute(path)
+    (port.number.0, shown)
 }
 
 #[cfg(test)]
@@ -100,29 +84,20 @@ mod tests {
     fn files_hold_what_the_kernels_do() {
         let device =
             Process::new().with(|_, hca| DeviceView::of(hca, "vhca1".to_owned(), 0, "H-1".into()));
-        let read = |path| attribute(Some(&device), path);
+        let device = super::device(&device);
+        let read = |path: &str| device.text(&format!("sys/devices/pci7ca0:00/7ca0:00:00.1/{path}"));
         let text = |text: &str| Some(text.to_owned());
-        assert_eq!(read("infiniband_verbs/abi_version"), text("6\n"));
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), text("vhca1\n"));
         assert_eq!(read("infiniband_verbs/uverbs0/dev"), text("231:192\n"));
         assert_eq!(read("infiniband/vhca1/ports/1/lid"), text("0x5\n"));
         assert_eq!(read("infiniband/vhca1/ports/1/state"), text("4: ACTIVE\n"));
-        assert_eq!(
-            read("infiniband/vhca1/node_guid"),
-            text("0002:c903:0000:1000\n")
-        );
+        let guid = text("0002:c903:0000:1000\n");
+        assert_eq!(read("infiniband/vhca1/node_guid"), guid);
         assert_eq!(read("infiniband/vhca1/ports/1/pkeys/0"), text("0xffff\n"));
-        for absent in [
-            "infiniband/vhca0/node_guid",
-            "infiniband/vhca1/ports/3/lid",
-            "infiniband/vhca1/ports/1/gid_attrs/types/0",
-            "infiniband/vhca1/ports/1/gids/99999",
-            "infiniband_verbs/uverbs1/dev",
-            "net",
-        ] {
-            assert_eq!(read(absent), None, "{absent}");
-        }
-        assert_eq!(attribute(None, "infiniband_verbs/abi_version"), text("6\n"));
-        assert_eq!(attribute(None, "infiniband_verbs/uverbs0/dev"), None);
+        assert_eq!(read("infiniband/vhca1/ports/1/gids/99999"), None);
+        assert_eq!(
+            device.physical.map(|slot| slot.to_string()),
+            text("7ca0:00:00.0")
+        );
     }
 }

@@ -35,6 +35,10 @@ pub struct PortView {
     pub gids: Vec<Gid>,
     /// P_Key table; empty entries are 0.
     pub pkeys: Vec<PKey>,
+    /// Counters of the port, by the names of their files in sysfs.
+    pub counters: Vec<(&'static str, u64)>,
+    /// Counters of the function's connections, by the names of their files in sysfs.
+    pub hw_counters: Vec<(&'static str, u64)>,
 }
 
 impl DeviceView {
@@ -72,6 +76,8 @@ impl PortView {
             attributes,
             gids: gids.collect(),
             pkeys: pkeys.collect(),
+            counters: Vec::new(),
+            hw_counters: Vec::new(),
         })
     }
 }

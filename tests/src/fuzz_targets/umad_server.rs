@@ -8,11 +8,12 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::{NodeType, PortInfo};
 use ib_wire::{Gid, Guid, Lid, PKey, PortNum, QKey, Tid};
+use linux_abi::sysfs::Device;
 use umad_link::sysfs::{Ca, CaPort};
 use umad_link::{
     AdapterId, Adapters, Call, CallReply, Delivery, FileLimits, Frame, FrameKind, Hello,
     HelloReply, MAX_DATAGRAM, PortId, Purpose, RegisterRequest, RegisterRequest2, ServerLimits,
-    SessionId, UmadHeader, UmadServer, UserId, Verdict, frames, ioctl,
+    SessionId, UmadHeader, UmadServer, UserId, Verbs, VerbsId, Verdict, frames, ioctl,
 };
 use zerocopy::IntoBytes;
 
@@ -106,8 +107,17 @@ impl Adapters for OnePort {
                 info: PortInfo::default(),
                 gids: vec![Gid::NONE],
                 pkeys: vec![PKey::DEFAULT_FULL],
+                counters: Vec::new(),
             }],
         })
+    }
+
+    fn verbs(&mut self, _: &str) -> Option<Verbs> {
+        None
+    }
+
+    fn verbs_device(&mut self, _: VerbsId, _: String) -> Option<Device> {
+        None
     }
 
     fn pending_ports(&mut self, name: &str) -> Vec<String> {
@@ -239,7 +249,7 @@ impl Scene {
                 self.hang_up(session);
             }
             Verdict::Tree(tree) => {
-                assert!(tree.entries.len() < 1000);
+                assert!(tree.view.entries().len() < 1000);
                 self.hang_up(session);
             }
             Verdict::Answered(answer) => {

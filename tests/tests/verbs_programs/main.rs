@@ -7,6 +7,7 @@ mod chaos;
 mod mpi;
 mod pair;
 mod pyverbs;
+mod sysfs;
 mod workflow;
 
 use std::fs;

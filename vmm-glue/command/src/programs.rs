@@ -138,8 +138,16 @@ fn umad_socket_by(control: &Path) -> Option<PathBuf> {
     serde_json::from_str::<Sockets>(&reply).ok()?.umad
 }
 
-/// Asks the first service that answers whether a program can use these adapters, before the program finds none. Returns
-/// its socket. Where none is at a place, the control socket of the same number, if there is one, is asked for it. `say` gets
+/// A service that has the adapters of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FoundService {
+    /// Its socket for programs.
+    pub(crate) socket: PathBuf,
+    /// Folder of the files that stand for `/sys` and `/dev/infiniband`.
+    pub(crate) tree: PathBuf,
+}
+
+/// Asks the first service that answers whether a program can use these adapters, before the program finds none. Where none is at a place, the control socket of the same number, if there is one, is asked for it. `say` gets
 /// what [`Places::connect`] says.
 ///
 /// # Errors
@@ -149,7 +157,7 @@ pub(crate) fn find_service(
     controls: &[PathBuf],
     node: Option<&str>,
     say: &mut dyn FnMut(&str),
-) -> Result<PathBuf, ProgramError> {
+) -> Result<FoundService, ProgramError> {
     let adapters = node.unwrap_or_default();
     let hello = Hello {
         adapters,
@@ -172,8 +180,11 @@ pub(crate) fn find_service(
     let ((connection, socket), _) = places.connect(say, attempt)?;
     let silent = |error| ProgramError::Silent(socket.clone(), error);
     let reply = greet(&connection, &hello).map_err(|error| silent(error.into()))?;
-    match HelloReply::decode(&reply).and_then(|reply| reply.result.map(|_| ())) {
-        Ok(()) => Ok(socket),
+    match HelloReply::decode(&reply).and_then(|reply| reply.result) {
+        Ok(tree) => Ok(FoundService {
+            tree: PathBuf::from(OsStr::from_bytes(tree)),
+            socket,
+        }),
         Err(umad_link::Errno::ENODEV) => Err(no_node()),
         Err(error) => Err(silent(io::Error::other(format!("{error:?}")))),
     }
@@ -255,21 +266,23 @@ fn preload(library: &OsStr, others: &OsStr) -> OsString {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramEnvironment {
     variables: Vec<(&'static str, OsString)>,
+    /// For programs that make their own system calls.
+    tree: PathBuf,
 }
 
 impl ProgramEnvironment {
-    /// With the service's umad socket, the preload library, and the adapters that the program sees:
+    /// With the service's socket and folder, the preload library, and the adapters that the program sees:
     /// descriptions or GUIDs with commas between them, or nothing for the management host's.
     ///
     /// # Errors
     /// [`ProgramError::Path`] for a socket that cannot be named from elsewhere.
     pub(crate) fn new(
-        socket: &Path,
+        service: &FoundService,
         library: &Path,
         node: Option<&str>,
     ) -> Result<Self, ProgramError> {
-        let socket = std::path::absolute(socket)
-            .map_err(|error| ProgramError::Path(socket.to_owned(), error))?;
+        let socket = std::path::absolute(&service.socket)
+            .map_err(|error| ProgramError::Path(service.socket.clone(), error))?;
         let others = env::var_os("LD_PRELOAD").unwrap_or_default();
         Ok(Self {
             variables: vec![
@@ -277,6 +290,7 @@ impl ProgramEnvironment {
                 ("VHCA_UMAD_SOCKET", socket.into()),
                 ("VHCA_UMAD_NODE", node.unwrap_or_default().into()),
             ],
+            tree: service.tree.clone(),
         })
     }
 
@@ -295,7 +309,8 @@ impl ProgramEnvironment {
             let quoted = pieces.join(&br"'\''"[..]);
             [b"export ", name.as_bytes(), b"='", &quoted, b"'\n"].concat()
         };
-        self.iter().flat_map(line).collect()
+        let tree = ("VHCA_SYSFS", self.tree.as_os_str());
+        self.iter().chain([tree]).flat_map(line).collect()
     }
 
     /// Becomes a program. Returns only if that fails.
@@ -321,14 +336,18 @@ mod tests {
 
     #[test]
     fn shell_lines_quote_what_a_shell_would_take_apart() {
-        let socket = Path::new(OsStr::from_bytes(b"/run/a b/x'y\xff.umad"));
-        let environment = ProgramEnvironment::new(socket, Path::new("/lib/l.so"), None).unwrap();
+        let service = FoundService {
+            socket: PathBuf::from(OsStr::from_bytes(b"/run/a b/x'y\xff.umad")),
+            tree: PathBuf::from("/run/tree"),
+        };
+        let environment = ProgramEnvironment::new(&service, Path::new("/lib/l.so"), None).unwrap();
         let lines = environment.shell_lines();
         let has = |wanted: &[u8]| lines.windows(wanted.len()).any(|found| found == wanted);
         assert!(has(
             b"export VHCA_UMAD_SOCKET='/run/a b/x'\\''y\xff.umad'\n"
         ));
         assert!(has(b"export VHCA_UMAD_NODE=''\n"));
+        assert!(has(b"export VHCA_SYSFS='/run/tree'\n"));
         assert!(has(b"export LD_PRELOAD='/lib/l.so"));
     }
 

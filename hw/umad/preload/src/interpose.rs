@@ -3,9 +3,8 @@
 //! Variadic functions (`open`, `ioctl`) are defined with the arguments that they can have: on the
 //! machines of Linux that this is built for a caller passes them in the same registers.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,99 +14,46 @@ use rustix::io::{Errno, FdFlags};
 use umad_link::Purpose;
 
 use crate::descriptors::{FileKind, OpenFile};
-use crate::paths::Place;
-use crate::real::{fail, real};
+use crate::paths::{DeviceFile, Place};
+use crate::real::{fail, guarded, real};
 use crate::umad_file::UmadFile;
-use crate::{client, open_files, rdma_cm, setting, status, verbs, working_folder};
+use crate::{client, open_files, rdma_cm, tree, verbs};
 
 /// How long to wait before asking again for an `issmN` that another program has open.
 const ISSM_PAUSE: Duration = Duration::from_millis(50);
-
-/// Runs our part of a call. A mistake of ours must not unwind into a program, nor end it.
-pub(crate) fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    catch_unwind(AssertUnwindSafe(ours)).unwrap_or(Err(Errno::IO))
-}
-
-/// The place that a path names, if it is ours and there is a service.
-///
-/// # Safety
-/// `path` is null or a string that ends with a zero byte.
-unsafe fn place(path: *const c_char) -> Option<Place> {
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    let path = unsafe { CStr::from_ptr(path) };
-    let place = Place::of(path.to_bytes())?;
-    match place {
-        Place::Uverbs(_) | Place::RdmaCm | Place::VerbsSysfs(_) => {
-            setting::verbs_socket().map(|_| place)
-        }
-        _ => setting::socket().map(|_| place),
-    }
-}
-
-/// The place that a path names from a working folder of ours. What only looks at paths needs none: the program is in
-/// the tree.
-///
-/// # Safety
-/// As of [`place`].
-unsafe fn relative_place(path: *const c_char) -> Option<Place> {
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: by this function's contract.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if path.starts_with(b"/") || setting::socket().is_none() {
-        return None;
-    }
-    let found = guarded(|| {
-        let folder = rustix::process::getcwd(Vec::new())?;
-        let root = || client::ask(Purpose::Tree).ok().map(|(_, root)| root);
-        Ok(working_folder::place(path, folder.as_bytes(), root))
-    });
-    found.ok().flatten()
-}
-
-/// Where the service keeps an empty file or a folder in the place of ours.
-fn in_tree(place: &Place) -> Result<CString, Errno> {
-    let (_, root) = client::ask(Purpose::Tree)?;
-    let path = [root.as_slice(), b"/", place.in_tree().as_bytes()].concat();
-    CString::new(path).map_err(|_| Errno::NOENT)
-}
 
 /// Opens a place.
 fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
     let wanted = OFlags::from_bits_retain(flags.unsigned_abs());
     let keeps_on_exec = !wanted.contains(OFlags::CLOEXEC);
-    let fd = match place {
-        Place::Sysfs(path) => {
-            if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) {
-                return Err(Errno::ACCESS);
-            }
-            let is_folder = wanted.contains(OFlags::DIRECTORY);
-            match client::ask(Purpose::Attribute(path)) {
-                Ok((_, text)) if !is_folder => attribute(&text)?,
-                Err(error) if error != Errno::NOENT => return Err(error),
-                _ => open_in_tree(place, wanted)?,
-            }
+    let path = match place {
+        Place::Tree(path) => path,
+        Place::Host(path) => {
+            let mode = rustix::fs::Mode::empty();
+            return rustix::fs::open(path.as_slice(), wanted, mode).map(OwnedFd::into_raw_fd);
         }
-        Place::VerbsSysfs(path) => {
-            if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) {
-                return Err(Errno::ACCESS);
-            }
-            attribute(&verbs::attribute(path)?)?
+    };
+    let device = DeviceFile::at(path);
+    let fd = match device {
+        Some(DeviceFile::Uverbs(number)) => {
+            return verbs::open(number, wanted).map(OwnedFd::into_raw_fd);
         }
-        Place::Uverbs(number) => return verbs::open(*number, wanted).map(OwnedFd::into_raw_fd),
-        Place::RdmaCm => return rdma_cm::open(wanted).map(OwnedFd::into_raw_fd),
-        Place::Devices => open_in_tree(place, wanted)?,
-        Place::Umad(number) => client::ask(Purpose::Umad(*number))?.0,
-        Place::IsSm(number) => open_is_sm(*number, wanted)?,
+        Some(DeviceFile::RdmaCm) => return rdma_cm::open(wanted).map(OwnedFd::into_raw_fd),
+        Some(DeviceFile::Umad(number)) => client::ask(Purpose::Umad(number))?.0,
+        Some(DeviceFile::IsSm(number)) => open_is_sm(number, wanted)?,
+        None if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) => return Err(Errno::ACCESS),
+        None if wanted.intersects(OFlags::DIRECTORY | OFlags::PATH) => tree::open(path, wanted)?,
+        None => match tree::text(path) {
+            Ok(text) => attribute(&text)?,
+            // A folder, or an attribute that the kernel does not let be read.
+            Err(Errno::NOENT) => tree::open(path, wanted)?,
+            Err(error) => return Err(error),
+        },
     };
     if keeps_on_exec {
         rustix::io::fcntl_setfd(&fd, FdFlags::empty())?;
     }
-    if !matches!(place, Place::Umad(_)) {
+    if !matches!(device, Some(DeviceFile::Umad(_))) {
         return Ok(fd.into_raw_fd());
     }
     if wanted.contains(OFlags::NONBLOCK) {
@@ -132,11 +78,6 @@ fn attribute(text: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-fn open_in_tree(place: &Place, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let path = in_tree(place)?;
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
-}
-
 /// Only one program has a port's `issmN` open; as in the kernel the next one waits, unless it said
 /// that it does not want to.
 fn open_is_sm(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -155,14 +96,15 @@ fn open_is_sm(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
 /// # Safety
 /// `path` is null or a string that ends with a zero byte.
 unsafe fn opened(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
+    let follows = flags & libc::O_NOFOLLOW == 0;
     // SAFETY: by this function's contract.
-    let mut place = unsafe { place(path) };
+    let mut place = unsafe { tree::place(directory, path, follows) };
     if place.is_none() && directory == libc::AT_FDCWD {
         // SAFETY: as above.
-        place = unsafe { relative_place(path) };
+        place = unsafe { tree::place_from_tree(path) }.map(Ok);
     }
     let place = place?;
-    let result = guarded(|| open_place(&place, flags));
+    let result = guarded(|| open_place(&place?, flags));
     Some(result.unwrap_or_else(|error| fail(error.raw_os_error(), -1)))
 }
 
@@ -257,152 +199,6 @@ macro_rules! stream_openers {
 stream_openers! {
     fopen, c"fopen";
     fopen64, c"fopen64";
-}
-
-/// The path to ask the C library about in place of a path of ours: one in the tree. A place that
-/// cannot be asked for is one that does not exist.
-///
-/// # Safety
-/// `path` is null or a string that ends with a zero byte.
-unsafe fn redirected(path: *const c_char) -> Option<CString> {
-    // SAFETY: by this function's contract.
-    let place = unsafe { place(path) }?;
-    let path = match &place {
-        // A file that everybody may read and write, where only that is asked.
-        Place::Uverbs(0) | Place::RdmaCm if verbs::has_device() => Ok(c"/dev/null".to_owned()),
-        Place::Uverbs(_) | Place::RdmaCm | Place::VerbsSysfs(_) => Err(Errno::NOENT),
-        _ => guarded(|| in_tree(&place)),
-    };
-    Some(path.unwrap_or_else(|_| c"/proc/vhca-umad-absent".to_owned()))
-}
-
-/// Defines functions that look at a path without opening it.
-macro_rules! lookers {
-    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*) -> $result:ty, $failed:expr;)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of the C library.")]
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($before: $before_ty,)* path: *const c_char $(, $after: $after_ty)*
-        ) -> $result {
-            // SAFETY: the caller passes a string, as the C library's function demands.
-            let instead = unsafe { redirected(path) };
-            let path = instead.as_ref().map_or(path, |instead| instead.as_ptr());
-            real!($text, fn(
-                $($before => $before_ty,)* path => *const c_char $(, $after => $after_ty)*
-            ) -> $result, $failed)
-        }
-    )*};
-}
-
-type Stat = *mut c_void;
-type Entries = *mut *mut *mut c_void;
-type Callback = *const c_void;
-
-lookers! {
-    opendir, c"opendir", (), () -> *mut libc::DIR, std::ptr::null_mut();
-    scandir, c"scandir", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
-    scandir64, c"scandir64", (), (list: Entries, filter: Callback, compare: Callback) -> c_int, -1;
-    chdir, c"chdir", (), () -> c_int, -1;
-    access, c"access", (), (mode: c_int) -> c_int, -1;
-    faccessat, c"faccessat", (directory: c_int), (mode: c_int, flags: c_int) -> c_int, -1;
-    statx, c"statx", (directory: c_int), (flags: c_int, mask: c_uint, buffer: Stat) -> c_int, -1;
-    readlink, c"readlink", (), (buffer: *mut c_char, size: size_t) -> ssize_t, -1;
-}
-
-/// Returns the number of the device of verbs that a path names, if there is one.
-///
-/// # Safety
-/// `path` is null or a string that ends with a zero byte.
-unsafe fn device_at(path: *const c_char) -> Option<libc::dev_t> {
-    // SAFETY: by this function's contract.
-    let number = match unsafe { place(path) }? {
-        Place::Uverbs(0) => status::UVERBS,
-        Place::RdmaCm => status::RDMA_CM,
-        _ => return None,
-    };
-    verbs::has_device().then_some(number)
-}
-
-/// Defines functions that tell the status of a path.
-macro_rules! path_stats {
-    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*);)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of the C library.")]
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($before: $before_ty,)* path: *const c_char, buffer: *mut libc::stat $(, $after: $after_ty)*
-        ) -> c_int {
-            // SAFETY: the caller passes a string, as the C library's function demands.
-            if let Some(number) = unsafe { device_at(path) }.filter(|_| !buffer.is_null()) {
-                // SAFETY: the caller has room for a status there.
-                unsafe { *buffer = status::of_device(number) };
-                return 0;
-            }
-            // SAFETY: as above.
-            let instead = unsafe { redirected(path) };
-            let path = instead.as_ref().map_or(path, |instead| instead.as_ptr());
-            real!($text, fn(
-                $($before => $before_ty,)* path => *const c_char, buffer => *mut libc::stat
-                $(, $after => $after_ty)*
-            ) -> c_int, -1)
-        }
-    )*};
-}
-
-path_stats! {
-    stat, c"stat", (), ();
-    stat64, c"stat64", (), ();
-    lstat, c"lstat", (), ();
-    lstat64, c"lstat64", (), ();
-    fstatat, c"fstatat", (directory: c_int), (flags: c_int);
-    fstatat64, c"fstatat64", (directory: c_int), (flags: c_int);
-    __xstat, c"__xstat", (version: c_int), ();
-    __xstat64, c"__xstat64", (version: c_int), ();
-    __lxstat, c"__lxstat", (version: c_int), ();
-    __lxstat64, c"__lxstat64", (version: c_int), ();
-}
-
-/// Defines functions that tell the status of a descriptor.
-macro_rules! descriptor_stats {
-    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*);)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of the C library.")]
-        ///
-        /// # Safety
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
-            $($before: $before_ty,)* fd: c_int, buffer: *mut libc::stat
-        ) -> c_int {
-            let told = real!($text, fn(
-                $($before => $before_ty,)* fd => c_int, buffer => *mut libc::stat
-            ) -> c_int, -1);
-            let number = match open_files::get(fd).as_deref().map(|file| &file.kind) {
-                Some(FileKind::Uverbs(_)) => Some(status::UVERBS),
-                Some(FileKind::RdmaCm(_)) => Some(status::RDMA_CM),
-                _ => None,
-            };
-            if let Some(number) = number.filter(|_| told == 0) {
-                // SAFETY: the C library's function has filled the status there.
-                unsafe {
-                    (*buffer).st_mode = status::MODE;
-                    (*buffer).st_rdev = number;
-                }
-            }
-            told
-        }
-    )*};
-}
-
-descriptor_stats! {
-    fstat, c"fstat", ();
-    fstat64, c"fstat64", ();
-    __fxstat, c"__fxstat", (version: c_int);
-    __fxstat64, c"__fxstat64", (version: c_int);
 }
 
 /// Returns the file of ours that a descriptor is, and the descriptor.

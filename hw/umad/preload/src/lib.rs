@@ -2,8 +2,8 @@
 //! ports of a vhca service where it looks for those of the kernel: in `/sys/class/infiniband`,
 //! `/sys/class/infiniband_mad` and `/dev/infiniband`.
 //!
-//! It takes the place of functions of the C library. Calls that are about neither those paths nor a
-//! file opened there go on to the C library unchanged, and without `VHCA_UMAD_SOCKET` all do. An
+//! It takes the place of functions of the C library. Calls about other paths and files reach the C
+//! library unchanged, and without `VHCA_UMAD_SOCKET` all do. An
 //! umad file is a connection to the service, so `poll` and its kin work on it as they are. What the
 //! library itself needs of the kernel it asks by system calls, never by functions that it replaces.
 //!
@@ -16,8 +16,11 @@
 mod client;
 mod descriptors;
 pub mod duplicates;
+pub mod folders;
 pub mod interpose;
+pub mod lookers;
 pub mod mappings;
+pub mod names;
 mod netlink;
 mod open_files;
 mod paths;
@@ -27,6 +30,6 @@ mod ring_mapping;
 mod setting;
 pub mod sockets;
 mod status;
+mod tree;
 mod umad_file;
 mod verbs;
-mod working_folder;

@@ -3,8 +3,8 @@
 use libc::{c_int, c_void, off_t, size_t};
 use rustix::io::Errno;
 
-use crate::interpose::{guarded, ours};
-use crate::real::fail;
+use crate::interpose::ours;
+use crate::real::{fail, guarded};
 use crate::ring_mapping::{is_part, map};
 
 /// `mmap` of the C library.

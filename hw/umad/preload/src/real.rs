@@ -1,8 +1,11 @@
 //! The functions of the C library that stand behind the ones here.
 
 use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+use rustix::io::Errno;
 
 /// A function that was looked up once, or not yet.
 #[derive(Debug)]
@@ -37,6 +40,11 @@ pub(crate) fn fail<T>(errno: i32, value: T) -> T {
     // SAFETY: the C library gives each thread a valid place for `errno`.
     unsafe { *libc::__errno_location() = errno };
     value
+}
+
+/// Runs our part of a call. A mistake of ours must not unwind into a program, nor end it.
+pub(crate) fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(ours)).unwrap_or(Err(Errno::IO))
 }
 
 /// Calls a function of the C library as `fn(args) -> result`, or fails with ENOSYS if there is none.

@@ -8,9 +8,8 @@ use libc::{msghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
 use rustix::io::FdFlags;
 
 use crate::descriptors::{FileKind, OpenFile};
-use crate::interpose::guarded;
 use crate::netlink::NetlinkSocket;
-use crate::real::{fail, real};
+use crate::real::{fail, guarded, real};
 use crate::{open_files, setting};
 
 /// The protocol of RDMA (`NETLINK_RDMA`).

@@ -1,24 +1,37 @@
 //! Answers of `stat` and its kin about character devices that do not exist.
 
 use libc::{S_IFCHR, dev_t, mode_t};
-use verbs_link::sysfs::{FIRST_MINOR, MAJOR, RDMA_CM_MAJOR, RDMA_CM_MINOR};
+use linux_abi::sysfs::{FIRST_ISSM, FIRST_UVERBS, MAJOR, RDMA_CM};
 
-/// Mode of the device: everybody may open it who reaches the service.
-pub(crate) const MODE: mode_t = S_IFCHR | 0o666;
+use crate::paths::DeviceFile;
 
-/// Number of `uverbs0`.
-pub(crate) const UVERBS: dev_t = libc::makedev(MAJOR, FIRST_MINOR);
+/// Mode of the device: every user may open it who reaches the service.
+const MODE: mode_t = S_IFCHR | 0o666;
 
-/// Number of `rdma_cm`.
-pub(crate) const RDMA_CM: dev_t = libc::makedev(RDMA_CM_MAJOR, RDMA_CM_MINOR);
+/// Returns the major and the minor number of a device.
+const fn number(device: DeviceFile) -> (u32, u32) {
+    match device {
+        DeviceFile::Umad(number) => (MAJOR, number),
+        DeviceFile::IsSm(number) => (MAJOR, FIRST_ISSM + number),
+        DeviceFile::Uverbs(number) => (MAJOR, FIRST_UVERBS + number),
+        DeviceFile::RdmaCm => RDMA_CM,
+    }
+}
 
-/// Returns the status of a device by its number.
-pub(crate) fn of_device(number: dev_t) -> libc::stat {
-    // SAFETY: the structure is integers only, for which zero is a value.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+fn encoded(device: DeviceFile) -> dev_t {
+    let (major, minor) = number(device);
+    libc::makedev(major, minor)
+}
+
+/// Has the status of an empty file be that of a device.
+pub(crate) fn show(status: &mut libc::stat, device: DeviceFile) {
     status.st_mode = MODE;
-    status.st_nlink = 1;
-    status.st_ino = number;
-    status.st_rdev = number;
-    status
+    status.st_rdev = encoded(device);
+}
+
+/// Has the status of an empty file, as `statx` gives it, be that of a device.
+pub(crate) fn show_extended(status: &mut libc::statx, device: DeviceFile) {
+    // A mode has 16 bits.
+    status.stx_mode = u16::try_from(MODE).unwrap_or_default();
+    (status.stx_rdev_major, status.stx_rdev_minor) = number(device);
 }

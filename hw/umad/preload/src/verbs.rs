@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, OpenFile};
 use crate::ring_mapping::RingMapping;
-use crate::{client, open_files, setting};
+use crate::{client, open_files, setting, tree};
 
 /// Time that the service has to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,6 +72,7 @@ fn session() -> Result<Arc<Session>, Errno> {
     }
     let session = Arc::new(Session::open()?);
     *known = Some(session.clone());
+    tree::forget();
     Ok(session)
 }
 
@@ -190,15 +191,6 @@ impl Session {
     }
 }
 
-/// Returns the content of a file of sysfs about the device.
-pub(crate) fn attribute(path: &str) -> Result<Vec<u8>, Errno> {
-    let name = device_name();
-    let body = [name.as_bytes(), &[0], path.as_bytes()];
-    session()?
-        .call(Verb::Attribute, &body, None)
-        .map(|(reply, _)| reply.body)
-}
-
 /// Returns the answer to a netlink message. Without a VF there is no device.
 pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
     let name = device_name();
@@ -208,11 +200,6 @@ pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
         Ok((reply, _)) => reply.body,
         Err(_) => netlink::answer(None, message).concat(),
     }
-}
-
-/// Returns `true` if the process can have the device.
-pub(crate) fn has_device() -> bool {
-    session().is_ok()
 }
 
 /// A uverbs file.

@@ -12,9 +12,6 @@ pub mod shared_receive_queue;
 use linux_abi::abi_layout;
 use zerocopy::native_endian::{U16, U32, U64};
 
-/// Version of the interface, as `infiniband_verbs/abi_version` says it.
-pub const ABI_VERSION: u32 = 6;
-
 /// Version of the provider's part: rxe with queues in mapped memory.
 pub const RXE_ABI_VERSION: u32 = 2;
 

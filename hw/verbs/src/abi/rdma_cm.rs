@@ -5,9 +5,6 @@ use zerocopy::native_endian::{U16, U32, U64};
 
 use super::queue_pair::Caps;
 
-/// Version of the interface, as `misc/rdma_cm/abi_version` says it.
-pub const RDMA_CM_ABI_VERSION: u32 = 4;
-
 /// Numbers of commands (`RDMA_USER_CM_CMD_*`).
 pub mod cm_command {
     /// Creates an id.

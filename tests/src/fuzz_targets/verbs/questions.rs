@@ -1,5 +1,6 @@
 //! Questions of a program that has not opened the device, and the datagrams in which its library asks.
 
+use linux_abi::sysfs::View;
 use verbs_link::{CallReply, Command, DeviceView, Request, netlink, sysfs};
 
 use super::program::Program;
@@ -16,7 +17,11 @@ pub(in super::super) fn verbs_questions(data: &[u8]) {
             assert!(datagram.len() <= MOST, "{} bytes", datagram.len());
         }
         if let Ok(path) = core::str::from_utf8(data) {
-            let text = sysfs::attribute(known, path);
+            let view = View {
+                devices: known.map(sysfs::device).into_iter().collect(),
+                has_verbs: true,
+            };
+            let text = view.text(path);
             assert!(text.is_none_or(|text| text.len() <= 4096 && text.ends_with('\n')));
         }
     }

@@ -50,11 +50,15 @@ impl EnvArgs {
             }
         };
         let node = (!self.node.is_empty()).then(|| self.node.join(","));
-        let socket = find_service(&places, &controls, node.as_deref(), &mut say)?;
+        let service = find_service(&places, &controls, node.as_deref(), &mut say)?;
         if limit > Duration::ZERO {
-            wait_for_ports(&socket, node.as_deref(), limit, &mut say);
+            wait_for_ports(&service.socket, node.as_deref(), limit, &mut say);
         }
-        Ok(ProgramEnvironment::new(&socket, &library, node.as_deref())?)
+        Ok(ProgramEnvironment::new(
+            &service,
+            &library,
+            node.as_deref(),
+        )?)
     }
 }
 

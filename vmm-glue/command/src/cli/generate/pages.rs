@@ -484,6 +484,10 @@ const PROGRAM: &[Term] = &[
         "VHCA_UMAD_SOCKET, VHCA_UMAD_NODE",
         "Set for the program: the socket of the service, and the adapters.",
     ),
+    (
+        "VHCA_SYSFS",
+        "Printed by `vhca env`: the folder with sys and dev, for programs that make their own system calls.",
+    ),
 ];
 
 /// Files of programs.

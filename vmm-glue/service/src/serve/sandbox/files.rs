@@ -35,9 +35,10 @@ impl Folders {
         self.add(path, lock | AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
-    /// A folder of trees of empty files, which is removed at the end.
+    /// A folder of trees of files and links, which is removed at the end.
     pub(in crate::serve) fn add_folder_of_trees(&mut self, path: &Path) {
-        let make = AccessFs::MakeDir | AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate;
+        let files = AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate;
+        let make = AccessFs::MakeDir | AccessFs::MakeSym | files;
         let remove = AccessFs::ReadDir | AccessFs::RemoveDir | AccessFs::RemoveFile;
         self.add(path, make | remove);
         self.add(parent(path), AccessFs::RemoveDir.into());

@@ -56,6 +56,7 @@ const FREE: &[c_long] = &[
     libc::SYS_faccessat2,
     libc::SYS_readlinkat,
     libc::SYS_unlinkat,
+    libc::SYS_symlinkat,
     libc::SYS_getcwd,
     // Sockets.
     libc::SYS_socketpair,

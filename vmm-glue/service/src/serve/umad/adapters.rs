@@ -1,13 +1,17 @@
 //! The nodes of a lab as the adapters that umad's programs see.
 
-use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort};
+use emulated_hca::hca::ConnectionCounters;
+use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort, PortCounters};
 use hca_api::SpecialQp;
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
 use ib_wire::smp::NodeType;
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
+use linux_abi::sysfs::Device;
 use umad_link::sysfs::{Ca, CaPort};
-use umad_link::{AdapterId, Adapters, PortId};
+use umad_link::{AdapterId, Adapters, PortId, Verbs, VerbsId};
+use verbs_link::sysfs::device;
 
+use vhca::world::HostFunction;
 use vhca_receiver::ClientSocket;
 
 use crate::credentials::of_peer;
@@ -33,11 +37,27 @@ impl KnownNodes {
     }
 }
 
+/// The VFs that programs saw, in the order of their numbers as devices.
+#[derive(Debug, Default)]
+pub(super) struct KnownVfs(Vec<HostFunction>);
+
+impl KnownVfs {
+    fn number(&mut self, at: HostFunction) -> Option<VerbsId> {
+        let index = self.0.iter().position(|known| *known == at);
+        let index = index.unwrap_or_else(|| {
+            self.0.push(at);
+            self.0.len() - 1
+        });
+        u32::try_from(index).ok().map(VerbsId)
+    }
+}
+
 /// A lab, lent for a call.
 #[derive(Debug)]
 pub(super) struct LabAdapters<'l> {
     pub(super) lab: &'l mut Lab,
     pub(super) known: &'l mut KnownNodes,
+    pub(super) vfs: &'l mut KnownVfs,
     /// The connection of the program for which the lab is lent, if it is for one.
     pub(super) peer: Option<&'l ClientSocket>,
 }
@@ -88,6 +108,36 @@ impl Adapters for LabAdapters<'_> {
         })
     }
 
+    fn verbs(&mut self, adapters: &str) -> Option<Verbs> {
+        if !self.lab.has_program_vfs() {
+            return None;
+        }
+        let pid = self.peer.and_then(|peer| of_peer(peer).ok()?.pid);
+        let node = adapters.split(',').next().unwrap_or_default().trim();
+        let at = self.lab.shown_vf(node, pid);
+        let device = at.and_then(|at| self.vfs.number(at));
+        Some(Verbs { device })
+    }
+
+    fn verbs_device(&mut self, id: VerbsId, name: String) -> Option<Device> {
+        let at = *self.vfs.0.get(usize::try_from(id.0).ok()?)?;
+        let mut view = self.lab.device_view(at, &name)?;
+        let world = self.lab.world();
+        let node = world.host(at.host).node();
+        let mut functions = world.fabric().device(node)?.connection_counters();
+        let connections = functions.find(|(function, _)| *function == at.function);
+        let connections = connections
+            .map(|(_, counters)| counters)
+            .unwrap_or_default();
+        let node = self.lab.inventory.fabric_node(node)?;
+        for port in &mut view.ports {
+            let counters = node.port(port.number).map(|port| counters(&port.counters));
+            port.counters = counters.unwrap_or_default();
+            port.hw_counters = hw_counters(&connections);
+        }
+        Some(device(&view))
+    }
+
     fn pending_ports(&mut self, name: &str) -> Vec<String> {
         self.lab.pending_ports(name)
     }
@@ -131,5 +181,54 @@ fn view_of_port(port: &PhysicalPort) -> CaPort {
         info: port.port_info(),
         gids: gids.collect(),
         pkeys: pkeys.collect(),
+        counters: counters(&port.counters),
     }
+}
+
+/// Returns counters of a function by the names of their files. The kernel renews them when they are older than `lifespan`
+/// milliseconds.
+fn hw_counters(of: &ConnectionCounters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("lifespan", 10),
+        ("rcvd_bytes", of.received_bytes),
+        ("rcvd_rnr_err", of.rnr_naks),
+        ("retransmissions", of.retransmissions),
+        ("sent_bytes", of.sent_bytes),
+    ]
+}
+
+/// Returns counters of a port by the names of their files (`pma_attrs`, `pma_attrs_ext`).
+fn counters(port: &PortCounters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("symbol_error", port.symbol_errors),
+        ("link_error_recovery", port.link_error_recoveries),
+        ("link_downed", port.link_downed),
+        ("port_rcv_errors", port.rcv_errors),
+        (
+            "port_rcv_remote_physical_errors",
+            port.rcv_remote_physical_errors,
+        ),
+        ("port_rcv_switch_relay_errors", port.rcv_switch_relay_errors),
+        ("port_xmit_discards", port.xmit_discards),
+        ("port_xmit_constraint_errors", port.xmit_constraint_errors),
+        ("port_rcv_constraint_errors", port.rcv_constraint_errors),
+        (
+            "local_link_integrity_errors",
+            port.local_link_integrity_errors,
+        ),
+        (
+            "excessive_buffer_overrun_errors",
+            port.excessive_buffer_overruns,
+        ),
+        ("VL15_dropped", port.vl15_dropped),
+        ("port_xmit_data", port.xmit_data),
+        ("port_rcv_data", port.rcv_data),
+        ("port_xmit_packets", port.xmit_packets),
+        ("port_rcv_packets", port.rcv_packets),
+        ("port_xmit_wait", port.xmit_wait),
+        ("unicast_xmit_packets", port.unicast_xmit_packets),
+        ("unicast_rcv_packets", port.unicast_rcv_packets),
+        ("multicast_xmit_packets", port.multicast_xmit_packets),
+        ("multicast_rcv_packets", port.multicast_rcv_packets),
+    ]
 }

@@ -25,7 +25,7 @@ use super::listeners::Listener;
 use super::way_in::{Turn, WayIn};
 use crate::credentials::of_peer;
 use crate::show::Programs;
-use adapters::{KnownNodes, LabAdapters};
+use adapters::{KnownNodes, KnownVfs, LabAdapters};
 use client::{Client, Datagram, Sent};
 use tree::Trees;
 use vhca::LogLimit;
@@ -46,6 +46,7 @@ pub struct UmadSocket {
     clients: BTreeMap<RawFd, Client>,
     server: UmadServer,
     nodes: KnownNodes,
+    vfs: KnownVfs,
     trees: Trees,
     /// What programs did with files that are closed, and the files that were opened.
     programs: Programs,
@@ -80,6 +81,7 @@ impl UmadSocket {
             clients: BTreeMap::new(),
             server: UmadServer::new(ServerLimits::default()),
             nodes: KnownNodes::default(),
+            vfs: KnownVfs::default(),
             trees,
             programs: Programs::default(),
             limit: DescriptorLimit::current(),
@@ -148,6 +150,7 @@ impl UmadSocket {
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
+                vfs: &mut self.vfs,
                 peer: Some(&client.socket),
             };
             let session = client.session;
@@ -187,7 +190,7 @@ impl UmadSocket {
                 false
             }
             Verdict::Tree(request) => {
-                let place = self.trees.place(&request);
+                let place = self.trees.place(now, &request);
                 if let Err(error) = &place {
                     let what = "umad: cannot make the files that a program looks for";
                     self.log.warn(now, format_args!("{what}: {error}"));
@@ -226,6 +229,7 @@ impl UmadSocket {
             let mut adapters = LabAdapters {
                 lab: turn.lab,
                 known: &mut self.nodes,
+                vfs: &mut self.vfs,
                 peer: None,
             };
             self.server.disconnect(&mut adapters, client.session);
@@ -312,9 +316,15 @@ impl WayIn for UmadSocket {
         let mut adapters = LabAdapters {
             lab: turn.lab,
             known: &mut self.nodes,
+            vfs: &mut self.vfs,
             peer: None,
         };
         self.server.poll(turn.now, &mut adapters);
+        let refreshed = self.trees.refresh(turn.now, |id| id.view(&mut adapters));
+        if let Err(error) = refreshed {
+            let what = "umad: cannot write the files that programs read";
+            self.log.warn(turn.now, format_args!("{what}: {error}"));
+        }
         let mut gone = Vec::new();
         let fds: Vec<RawFd> = self.clients.keys().copied().collect();
         for fd in fds {
@@ -337,6 +347,8 @@ impl WayIn for UmadSocket {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let server = self.server.poll_timeout();
-        server.into_iter().chain(self.acceptor.poll_timeout()).min()
+        let trees = self.trees.poll_timeout();
+        let timeouts = server.into_iter().chain(self.acceptor.poll_timeout());
+        timeouts.chain(trees).min()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
+use rustix::process::Pid;
 use verbs_link::{AddressBook, Budget, DeviceView, Errno};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
@@ -63,22 +64,7 @@ impl Lab {
         process: PassedFd,
         holder: Holder,
     ) -> Result<(HostFunction, Budget), Errno> {
-        let (node, number) = split(name);
-        let wanted = match node {
-            "" => None,
-            node => Some(self.inventory.node(node).ok_or(Errno::ENODEV)?),
-        };
-        let world = self.world();
-        let is_wanted = |offered: &ProcessVf| {
-            let node = world.host(offered.host).node();
-            wanted.is_none_or(|wanted| wanted == node)
-                && number.is_none_or(|number| number == offered.vf.get())
-        };
-        let offered = self.process_vfs.iter();
-        let candidates: Vec<HostFunction> = offered
-            .filter(|(_, offered)| is_wanted(offered))
-            .map(|(at, _)| *at)
-            .collect();
+        let candidates = self.offered_by_name(name);
         if candidates.is_empty() {
             return Err(Errno::ENODEV);
         }
@@ -100,6 +86,53 @@ impl Lab {
             }
         }
         Err(refused)
+    }
+
+    /// Returns the VFs for programs that a name means: `NODE/N`, those of `NODE`, or all.
+    fn offered_by_name(&self, name: &str) -> Vec<HostFunction> {
+        let (node, number) = split(name);
+        let wanted = match node {
+            "" => None,
+            node => match self.inventory.node(node) {
+                None => return Vec::new(),
+                node => node,
+            },
+        };
+        let world = self.world();
+        let is_wanted = |offered: &ProcessVf| {
+            let node = world.host(offered.host).node();
+            wanted.is_none_or(|wanted| wanted == node)
+                && number.is_none_or(|number| number == offered.vf.get())
+        };
+        let offered = self.process_vfs.iter();
+        let wanted = offered.filter(|(_, offered)| is_wanted(offered));
+        wanted.map(|(at, _)| *at).collect()
+    }
+
+    /// Returns `true` if programs can have VFs.
+    pub(in crate::serve) fn has_program_vfs(&self) -> bool {
+        !self.process_vfs.is_empty()
+    }
+
+    /// Returns the VF that a process sees: the one that it has, the one that it names, or the one that it would get next.
+    pub(in crate::serve) fn shown_vf(
+        &self,
+        name: &str,
+        process: Option<Pid>,
+    ) -> Option<HostFunction> {
+        let pid = process.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
+        let has = |vf: &ProcessVf| vf.holder.is_some_and(|holder| holder.pid == pid);
+        let mut offered = self.process_vfs.iter();
+        let held = offered.find(|(_, vf)| pid.is_some() && has(vf));
+        if let Some((at, _)) = held {
+            return Some(*at);
+        }
+        let mut candidates = self.offered_by_name(name).into_iter();
+        if split(name).1.is_some() {
+            return candidates.next();
+        }
+        let program = |at: &HostFunction| self.world().consumer::<VfProgram>(*at);
+        candidates.find(|at| program(at).is_some_and(|program| program.device.is_free()))
     }
 
     /// Takes a VF back from a program that is gone.
@@ -176,7 +209,11 @@ impl Lab {
     }
 
     /// Returns the device of a VF as its program sees it before it opens the device.
-    pub(super) fn device_view(&mut self, at: HostFunction, name: &str) -> Option<DeviceView> {
+    pub(in crate::serve) fn device_view(
+        &mut self,
+        at: HostFunction,
+        name: &str,
+    ) -> Option<DeviceView> {
         let description = self.process_vfs.get(&at)?.description();
         self.world_mut()
             .with_consumer(at, |_: &mut VfProgram, hca, _| {

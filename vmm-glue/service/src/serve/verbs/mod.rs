@@ -19,7 +19,7 @@ use hca_api::Hca;
 use ib_vtime::{Duration, Instant};
 use verbs_link::{
     CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply, Request,
-    Verb, netlink, sysfs,
+    Verb, netlink,
 };
 
 use super::acceptor::Acceptor;
@@ -294,7 +294,7 @@ fn carry_out(
             }
             Outcome::Silent
         }
-        Verb::Attribute | Verb::Netlink => ask(turn, at, request),
+        Verb::Netlink => ask(turn, at, request),
     }
 }
 
@@ -373,21 +373,10 @@ fn ask(turn: &mut Turn<'_>, at: HostFunction, request: &Request<'_>) -> Outcome 
         return Outcome::Broken;
     };
     let view = turn.lab.device_view(at, name);
-    let reply = if request.verb == Verb::Netlink {
-        let datagrams = netlink::answer(view.as_ref(), question);
-        CallReply {
-            body: datagrams.concat(),
-            ..CallReply::default()
-        }
-    } else {
-        let path = core::str::from_utf8(question).unwrap_or_default();
-        match sysfs::attribute(view.as_ref(), path) {
-            Some(text) => CallReply {
-                body: text.into_bytes(),
-                ..CallReply::default()
-            },
-            None => CallReply::failed(Errno::ENOENT),
-        }
+    let datagrams = netlink::answer(view.as_ref(), question);
+    let reply = CallReply {
+        body: datagrams.concat(),
+        ..CallReply::default()
     };
     Outcome::Answered(reply, Vec::new())
 }

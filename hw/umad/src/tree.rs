@@ -1,0 +1,49 @@
+//! Trees of files, by what they show.
+
+use core::fmt;
+
+use linux_abi::sysfs::View;
+
+use crate::adapters::{AdapterId, Adapters, Verbs};
+use crate::sysfs;
+
+/// Names a tree: the devices that it shows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TreeId {
+    /// Adapters, in the order in which the program sees them.
+    pub adapters: Vec<AdapterId>,
+    /// What there is of libibverbs.
+    pub verbs: Option<Verbs>,
+}
+
+impl fmt::Display for TreeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, adapter) in self.adapters.iter().enumerate() {
+            let plus = if index > 0 { "+" } else { "" };
+            write!(f, "{plus}{}", adapter.0)?;
+        }
+        match self.verbs.map(|verbs| verbs.device) {
+            Some(Some(device)) => write!(f, "-v{}", device.0),
+            Some(None) => f.write_str("-v"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl TreeId {
+    /// Returns the devices as they are now. `None` if an adapter is gone.
+    #[must_use]
+    pub fn view(&self, adapters: &mut dyn Adapters) -> Option<View> {
+        let views = self.adapters.iter().map(|id| adapters.view(*id));
+        let views: Option<Vec<_>> = views.collect();
+        let mut devices = sysfs::devices(&views?);
+        if let Some(device) = self.verbs.and_then(|verbs| verbs.device) {
+            let name = sysfs::name(self.adapters.len());
+            devices.extend(adapters.verbs_device(device, name));
+        }
+        Some(View {
+            devices,
+            has_verbs: self.verbs.is_some(),
+        })
+    }
+}
