@@ -2,33 +2,18 @@
 //!
 //! A message is a header of 16 bytes and attributes. The type is the client 5 and a command.
 
-use linux_abi::abi_layout;
 use linux_abi::sysfs::{FIRST_UVERBS, MAJOR, RDMA_CM, RDMA_CM_ABI_VERSION};
-use zerocopy::native_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
+
+mod message;
+mod resources;
+
+use message::{AttributeHeader, Header, Message, attribute};
+use resources::{Kind, counters, objects, summary};
 
 use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID};
 use crate::sysfs::file_name;
 use crate::view::{DeviceView, PortView, physical_state, state};
-
-abi_layout! {
-    /// Header of a message (`struct nlmsghdr`).
-    Header, 16 {
-        length: U32,
-        kind: U16,
-        flags: U16,
-        sequence: U32,
-        port: U32,
-    }
-}
-
-abi_layout! {
-    /// Header of an attribute (`struct nlattr`).
-    AttributeHeader, 4 {
-        length: U16,
-        kind: U16,
-    }
-}
 
 /// Client `RDMA_NL_NLDEV` in a type.
 const NLDEV: u16 = 5;
@@ -52,86 +37,16 @@ mod command {
     pub(super) const GET: u16 = 1;
     pub(super) const PORT_GET: u16 = 5;
     pub(super) const SYS_GET: u16 = 6;
+    pub(super) const RES_GET: u16 = 9;
+    pub(super) const RES_QP_GET: u16 = 10;
+    pub(super) const RES_CQ_GET: u16 = 12;
+    pub(super) const RES_PD_GET: u16 = 14;
     pub(super) const GET_CHARDEV: u16 = 15;
-}
-
-/// Attributes (`enum rdma_nldev_attr`).
-mod attribute {
-    pub(super) const DEV_INDEX: u16 = 1;
-    pub(super) const DEV_NAME: u16 = 2;
-    pub(super) const PORT_INDEX: u16 = 3;
-    pub(super) const CAP_FLAGS: u16 = 4;
-    pub(super) const FW_VERSION: u16 = 5;
-    pub(super) const NODE_GUID: u16 = 6;
-    pub(super) const SYS_IMAGE_GUID: u16 = 7;
-    pub(super) const SUBNET_PREFIX: u16 = 8;
-    pub(super) const LID: u16 = 9;
-    pub(super) const SM_LID: u16 = 10;
-    pub(super) const LMC: u16 = 11;
-    pub(super) const PORT_STATE: u16 = 12;
-    pub(super) const PORT_PHYS_STATE: u16 = 13;
-    pub(super) const DEV_NODE_TYPE: u16 = 14;
-    pub(super) const CHARDEV_TYPE: u16 = 69;
-    pub(super) const CHARDEV_NAME: u16 = 70;
-    pub(super) const CHARDEV_ABI: u16 = 71;
-    pub(super) const CHARDEV: u16 = 72;
-    pub(super) const UVERBS_DRIVER_ID: u16 = 73;
-    pub(super) const SYS_COPY_ON_FORK: u16 = 93;
+    pub(super) const STAT_GET: u16 = 17;
 }
 
 /// Node type of a channel adapter.
 const NODE_TYPE_CA: u8 = 1;
-
-/// A message in the making.
-struct Message(Vec<u8>);
-
-impl Message {
-    fn new(request: &Header, kind: u16, flags: u16) -> Self {
-        let header = Header {
-            length: 0.into(),
-            kind: kind.into(),
-            flags: flags.into(),
-            sequence: request.sequence,
-            port: request.port,
-        };
-        Self(header.as_bytes().to_vec())
-    }
-
-    fn with(mut self, kind: u16, value: &[u8]) -> Self {
-        let length = u16::try_from(size_of::<AttributeHeader>() + value.len());
-        let header = AttributeHeader {
-            length: length.unwrap_or(u16::MAX).into(),
-            kind: kind.into(),
-        };
-        self.0.extend_from_slice(header.as_bytes());
-        self.0.extend_from_slice(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
-        self
-    }
-
-    fn with_text(self, kind: u16, text: &str) -> Self {
-        self.with(kind, &[text.as_bytes(), &[0]].concat())
-    }
-
-    fn with_u32(self, kind: u16, value: u32) -> Self {
-        self.with(kind, &value.to_ne_bytes())
-    }
-
-    fn with_u64(self, kind: u16, value: u64) -> Self {
-        self.with(kind, &value.to_ne_bytes())
-    }
-
-    fn with_device(self, device: &DeviceView) -> Self {
-        self.with_u32(attribute::DEV_INDEX, device.number)
-            .with_text(attribute::DEV_NAME, &device.name)
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let length = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
-        self.0[..4].copy_from_slice(&length.to_ne_bytes());
-        self.0
-    }
-}
 
 /// Returns the datagrams that answer a message.
 #[must_use]
@@ -170,6 +85,30 @@ fn answers(device: Option<&DeviceView>, header: &Header, rest: &[u8]) -> Vec<Vec
                 })
             });
             let message = |(device, port)| of_port(message_of(header, is_dump), device, port);
+            ports.map(message).collect()
+        }
+        command::RES_GET => {
+            let message = |device| summary(message_of(header, is_dump), device);
+            named.map(message).into_iter().collect()
+        }
+        command @ (command::RES_QP_GET | command::RES_CQ_GET | command::RES_PD_GET) if is_dump => {
+            let kind = match command {
+                command::RES_QP_GET => Kind::QueuePairs,
+                command::RES_CQ_GET => Kind::CompletionQueues,
+                _ => Kind::Domains,
+            };
+            let messages = |device| objects(device, kind, || message_of(header, true));
+            named.map(messages).unwrap_or_default()
+        }
+        command::STAT_GET => {
+            let wanted = given(rest, attribute::PORT_INDEX).and_then(u32_of);
+            let ports = named.into_iter().flat_map(|device| {
+                let ports = device.ports.iter().map(move |port| (device, port));
+                ports.filter(|(_, port)| {
+                    wanted.is_none_or(|port_index| port_index == u32::from(port.number.0))
+                })
+            });
+            let message = |(device, port)| counters(message_of(header, is_dump), device, port);
             ports.map(message).collect()
         }
         command::SYS_GET => {

@@ -1,5 +1,6 @@
 //! The device as programs see it before they open it.
 
+use crate::device::Resources;
 use hca_api::{Hca, PhysicalState, PortAttributes, PortState};
 use ib_wire::{Gid, GidIndex, Guid, PKey, PKeyIndex, PortNum};
 
@@ -22,6 +23,8 @@ pub struct DeviceView {
     pub description: String,
     /// Ports, in order.
     pub ports: Vec<PortView>,
+    /// Objects.
+    pub resources: Resources,
 }
 
 /// A port.
@@ -56,6 +59,7 @@ impl DeviceView {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
             description,
             ports: ports.collect(),
+            resources: Resources::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use vhca_tests::live::{Lab, PATIENCE, Shim, wait_for};
+use vhca_tests::live::{Lab, PATIENCE, Process, Shim, wait_for};
 
 use super::lab;
 
@@ -141,4 +141,34 @@ fn files_in_the_folder_follow_the_device() {
     lab.told(&["set", "link", "H1-1/1", "up"]);
     reads("4: ACTIVE");
     assert!(fs::read_link(Path::new(folder).join("sys/class/infiniband/vhca1")).is_ok());
+}
+
+/// iproute2 shows the objects of the program on the VF that it names, and takes no VF.
+#[test]
+fn rdma_shows_the_objects_and_counters_of_a_program() {
+    let lab = lab();
+    let server = &mut lab.on(Shim::Vhca, "H1-1/1", &["ibv_rc_pingpong", "-p", "19999"]);
+    let server = Process::start(lab.dir(), "server", server);
+    let found = wait_for(PATIENCE, || {
+        let shown = lab.tool(Shim::Vhca, "H1-1/1", &["rdma", "resource", "show", "qp"]);
+        shown.contains("type RC state INIT").then_some(shown)
+    });
+    let shown = found.unwrap_or_else(|| panic!("no queue pair: {}", server.output()));
+    assert!(shown.contains("link vhca1/1"), "{shown}");
+    assert!(shown.contains(&format!("pid {}", server.id())), "{shown}");
+    let rdma = |arguments: &[&str]| {
+        let program = [&["rdma"], arguments].concat();
+        lab.tool(Shim::Vhca, "H1-1/1", &program)
+    };
+    let all = rdma(&["resource"]);
+    for count in ["pd 1", "cq 1", "qp 1", "mr 1", "ctx 1"] {
+        assert!(all.contains(count), "{count} is not in {all}");
+    }
+    assert!(rdma(&["resource", "show", "cq"]).contains("cqe "));
+    let counters = rdma(&["statistic", "show", "link"]);
+    assert!(counters.contains("sent_bytes 0"), "{counters}");
+    let programs = lab.json(&["show", "programs"]);
+    let rows = programs["programs"].as_array().unwrap();
+    let holders = rows.iter().filter(|row| !row["pid"].is_null());
+    assert_eq!(holders.count(), 1, "{programs}");
 }

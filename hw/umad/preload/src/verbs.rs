@@ -81,21 +81,34 @@ fn hide(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN).unwrap_or(fd)
 }
 
+/// Returns the session of this process, if it has one.
+fn known_session() -> Option<Arc<Session>> {
+    let known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+    known
+        .clone()
+        .filter(|session| session.pid == std::process::id())
+}
+
 impl Session {
-    fn open() -> Result<Self, Errno> {
+    /// Connects without taking a VF.
+    fn connect() -> Result<Self, Errno> {
         let path = setting::verbs_socket().ok_or(Errno::NOENT)?;
-        let session = Self {
+        Ok(Self {
             connection: hide(client::connect(&path)?),
             pid: std::process::id(),
             rings: Mutex::default(),
-        };
+        })
+    }
+
+    fn open() -> Result<Self, Errno> {
+        let session = Self::connect()?;
         let memory = OpenOptions::new()
             .read(true)
             .write(true)
             .open("/proc/self/mem");
         let memory: OwnedFd = memory.map_err(|_| Errno::ACCESS)?.into();
         let nodes = setting::nodes();
-        let node = nodes.split(',').next().unwrap_or_default().trim();
+        let node = node(&nodes);
         let begun = Instant::now();
         loop {
             let claimed = session.call(Verb::Claim, &[node.as_bytes()], Some(memory.as_fd()));
@@ -191,15 +204,39 @@ impl Session {
     }
 }
 
-/// Returns the answer to a netlink message. Without a VF there is no device.
+/// Returns the answer to a netlink message. A program with libibverbs takes a VF with its first question: it opens the device that
+/// it sees. Another takes none by asking. Without a service there is no device.
 pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
-    let name = device_name();
-    let body = [name.as_bytes(), &[0], message];
-    let asked = session().and_then(|session| session.call(Verb::Netlink, &body, None));
+    let (name, nodes) = (device_name(), setting::nodes());
+    let body = [
+        name.as_bytes(),
+        &[0],
+        node(&nodes).as_bytes(),
+        &[0],
+        message,
+    ];
+    let session = match known_session() {
+        Some(session) => Ok(session),
+        None if opens_devices() => session(),
+        None => Session::connect().map(Arc::new),
+    };
+    let asked = session.and_then(|session| session.call(Verb::Netlink, &body, None));
     match asked {
         Ok((reply, _)) => reply.body,
         Err(_) => netlink::answer(None, message).concat(),
     }
+}
+
+/// Returns the adapter whose VF the program gets.
+fn node(nodes: &str) -> &str {
+    nodes.split(',').next().unwrap_or_default().trim()
+}
+
+/// Returns `true` if the program has libibverbs.
+fn opens_devices() -> bool {
+    // SAFETY: the name ends with a zero byte; `dlsym` has no other demands.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"ibv_open_device".as_ptr()) };
+    !found.is_null()
 }
 
 /// A uverbs file.

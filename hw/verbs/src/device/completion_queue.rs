@@ -56,6 +56,13 @@ pub(super) struct Cq {
     pub(super) users: u32,
 }
 
+impl Cq {
+    /// Returns how many completions the ring has room for.
+    pub(super) const fn entries(&self) -> u32 {
+        self.ring.capacity()
+    }
+}
+
 impl ProcessDevice {
     pub(super) fn create_cq(
         &mut self,

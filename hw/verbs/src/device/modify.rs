@@ -158,7 +158,7 @@ fn state(number: u8) -> Result<QpState, Errno> {
 }
 
 /// Returns the number of a state.
-pub(super) const fn number(state: QpState) -> u8 {
+pub(crate) const fn number(state: QpState) -> u8 {
     match state {
         QpState::Reset => 0,
         QpState::Init => 1,

@@ -1,6 +1,5 @@
 //! The nodes of a lab as the adapters that umad's programs see.
 
-use emulated_hca::hca::ConnectionCounters;
 use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort, PortCounters};
 use hca_api::SpecialQp;
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
@@ -16,7 +15,7 @@ use vhca_receiver::ClientSocket;
 
 use crate::credentials::of_peer;
 use crate::serve::lab::Lab;
-use crate::serve::verbs::claims::split;
+use crate::serve::verbs::claims::{hw_counters, split};
 
 /// The nodes that somebody asked for, in the order of their numbers as adapters.
 #[derive(Debug, Default)]
@@ -122,13 +121,8 @@ impl Adapters for LabAdapters<'_> {
     fn verbs_device(&mut self, id: VerbsId, name: String) -> Option<Device> {
         let at = *self.vfs.0.get(usize::try_from(id.0).ok()?)?;
         let mut view = self.lab.device_view(at, &name)?;
-        let world = self.lab.world();
-        let node = world.host(at.host).node();
-        let mut functions = world.fabric().device(node)?.connection_counters();
-        let connections = functions.find(|(function, _)| *function == at.function);
-        let connections = connections
-            .map(|(_, counters)| counters)
-            .unwrap_or_default();
+        let connections = self.lab.connections_of(at)?;
+        let node = self.lab.world().host(at.host).node();
         let node = self.lab.inventory.fabric_node(node)?;
         for port in &mut view.ports {
             let counters = node.port(port.number).map(|port| counters(&port.counters));
@@ -183,18 +177,6 @@ fn view_of_port(port: &PhysicalPort) -> CaPort {
         pkeys: pkeys.collect(),
         counters: counters(&port.counters),
     }
-}
-
-/// Returns counters of a function by the names of their files. The kernel renews them when they are older than `lifespan`
-/// milliseconds.
-fn hw_counters(of: &ConnectionCounters) -> Vec<(&'static str, u64)> {
-    vec![
-        ("lifespan", 10),
-        ("rcvd_bytes", of.received_bytes),
-        ("rcvd_rnr_err", of.rnr_naks),
-        ("retransmissions", of.retransmissions),
-        ("sent_bytes", of.sent_bytes),
-    ]
 }
 
 /// Returns counters of a port by the names of their files (`pma_attrs`, `pma_attrs_ext`).

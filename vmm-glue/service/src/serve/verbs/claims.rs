@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use emulated_hca::hca::ConnectionCounters;
+use hca_api::Hca;
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
 use rustix::process::Pid;
-use verbs_link::{AddressBook, Budget, DeviceView, Errno};
+use verbs_link::{AddressBook, Budget, DeviceView, Errno, Resources};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 use vhca_receiver::PassedFd;
@@ -220,6 +222,51 @@ impl Lab {
                 DeviceView::of(hca, name.to_owned(), 0, description)
             })
     }
+
+    /// Returns the device with its counters, and with its objects if a user's program has it, or the user is root.
+    pub(super) fn device_view_of(
+        &mut self,
+        at: HostFunction,
+        name: &str,
+        uid: Option<u32>,
+    ) -> Option<DeviceView> {
+        let mut view = self.device_view(at, name)?;
+        let counters = self.connections_of(at).map(|of| hw_counters(&of));
+        for port in &mut view.ports {
+            port.hw_counters = counters.clone().unwrap_or_default();
+        }
+        let holder = self.process_vfs.get(&at)?.holder;
+        if let Some(holder) = holder.filter(|holder| uid == Some(0) || holder.uid == uid) {
+            let of = |program: &mut VfProgram, hca: &mut dyn Hca, _| Resources {
+                pid: holder.pid,
+                cm_ids: program.usage().cm_ids,
+                ..program.device.resources(hca)
+            };
+            view.resources = self.world_mut().with_consumer(at, of)?;
+        }
+        Some(view)
+    }
+
+    /// Returns the counters of a VF's connections.
+    pub(in crate::serve) fn connections_of(&self, at: HostFunction) -> Option<ConnectionCounters> {
+        let world = self.world();
+        let device = world.fabric().device(world.host(at.host).node())?;
+        let mut functions = device.connection_counters();
+        let own = functions.find(|(function, _)| *function == at.function)?;
+        Some(own.1)
+    }
+}
+
+/// Returns counters of a function by the names of their files in sysfs. The kernel renews them when they are older than
+/// `lifespan` milliseconds.
+pub(in crate::serve) fn hw_counters(of: &ConnectionCounters) -> Vec<(&'static str, u64)> {
+    vec![
+        ("lifespan", 10),
+        ("rcvd_bytes", of.received_bytes),
+        ("rcvd_rnr_err", of.rnr_naks),
+        ("retransmissions", of.retransmissions),
+        ("sent_bytes", of.sent_bytes),
+    ]
 }
 
 /// Splits the number of a VF off a name.

@@ -201,12 +201,15 @@ fn carry_out(
             Err(errno) => failed(errno),
         };
     }
+    if request.verb == Verb::Netlink {
+        return ask(turn, client, request);
+    }
     let Some(holding) = &mut client.holding else {
         return Outcome::Broken;
     };
     let at = holding.at;
     match request.verb {
-        Verb::Claim => Outcome::Broken,
+        Verb::Claim | Verb::Netlink => Outcome::Broken,
         Verb::Open => match open(turn, holding) {
             Ok((context, file)) => {
                 let reply = CallReply {
@@ -294,7 +297,6 @@ fn carry_out(
             }
             Outcome::Silent
         }
-        Verb::Netlink => ask(turn, at, request),
     }
 }
 
@@ -363,16 +365,22 @@ fn attach(holding: &mut Holding, reply: Reply) -> Result<(CallReply, Vec<OwnedFd
     Ok((reply, attachments))
 }
 
-/// Answers a question about the device that a program asks before it opens the device.
-fn ask(turn: &mut Turn<'_>, at: HostFunction, request: &Request<'_>) -> Outcome {
-    let (name, question) = match request.body.iter().position(|byte| *byte == 0) {
-        Some(end) => (&request.body[..end], &request.body[end + 1..]),
-        None => return Outcome::Broken,
-    };
-    let Ok(name) = core::str::from_utf8(name) else {
+/// Answers a question of RDMA netlink. A process without a VF is answered about the one that it sees, and about the objects of
+/// another user's program not at all.
+fn ask(turn: &mut Turn<'_>, client: &Client, request: &Request<'_>) -> Outcome {
+    let mut parts = request.body.splitn(3, |byte| *byte == 0);
+    let mut text = || core::str::from_utf8(parts.next()?).ok();
+    let (Some(name), Some(node)) = (text(), text()) else {
         return Outcome::Broken;
     };
-    let view = turn.lab.device_view(at, name);
+    let Some(question) = parts.next() else {
+        return Outcome::Broken;
+    };
+    let peer = of_peer(&client.socket).ok();
+    let held = client.holding.as_ref().map(|holding| holding.at);
+    let at = held.or_else(|| turn.lab.shown_vf(node, peer.and_then(|peer| peer.pid)));
+    let uid = peer.map(|peer| peer.uid.as_raw());
+    let view = at.and_then(|at| turn.lab.device_view_of(at, name, uid));
     let datagrams = netlink::answer(view.as_ref(), question);
     let reply = CallReply {
         body: datagrams.concat(),
