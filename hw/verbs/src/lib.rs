@@ -29,10 +29,10 @@ mod view;
 
 pub use budget::{Budget, Charge, MemoryReserve};
 pub use command::{Answer, Command, Reply, RetiredEvents};
-pub use device::{CHANNEL_BUFFER, ChannelId, ContextId, EventRecord, ProcessDevice, Resources};
+pub use device::{CHANNEL_BUFFER, ChannelId, ContextId, EventRecord, ProcessDevice};
 pub use linux_abi::Errno;
 pub use protocol::{CallReply, MAX_REQUEST, PutBackLimit, Request, Verb};
 pub use rdma_cm::{AddressBook, CmHost, RdmaCm};
 pub use ring_memory::RingMemory;
 pub use send_gate::SendGate;
-pub use view::{DeviceView, PortView};
+pub use view::{DeviceView, PortView, Resources};

@@ -1,8 +1,7 @@
 //! The device as programs see it before they open it.
 
-use crate::device::Resources;
-use hca_api::{Hca, PhysicalState, PortAttributes, PortState};
-use ib_wire::{Gid, GidIndex, Guid, PKey, PKeyIndex, PortNum};
+use hca_api::{Hca, PhysicalState, PortAttributes, PortState, QpAttributes, QpState};
+use ib_wire::{Gid, GidIndex, Guid, PKey, PKeyIndex, PortNum, Qpn};
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +41,33 @@ pub struct PortView {
     pub counters: Vec<(&'static str, u64)>,
     /// Counters of the function's connections, by the names of their files in sysfs.
     pub hw_counters: Vec<(&'static str, u64)>,
+}
+
+/// Objects of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Process that has the device.
+    pub pid: Option<u32>,
+    /// Open files with a context.
+    pub contexts: usize,
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// Ids of the RDMA CM.
+    pub cm_ids: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// The first queue pairs, with the numbers by which the program knows them.
+    pub first_qps: Vec<(Qpn, QpAttributes)>,
+    /// The first completion queues: handle, entries, and work queues that complete there.
+    pub first_cqs: Vec<(u32, u32, u32)>,
+    /// Handles of the first protection domains.
+    pub first_pds: Vec<u32>,
 }
 
 impl DeviceView {
@@ -105,5 +131,18 @@ pub(crate) const fn physical_state(state: PhysicalState) -> u8 {
         PhysicalState::Training => 4,
         PhysicalState::LinkUp => 5,
         PhysicalState::ErrorRecovery => 6,
+    }
+}
+
+/// Returns the number of a queue pair's state (`enum ib_qp_state`).
+pub(crate) const fn qp_state(state: QpState) -> u8 {
+    match state {
+        QpState::Reset => 0,
+        QpState::Init => 1,
+        QpState::ReadyToReceive => 2,
+        QpState::ReadyToSend => 3,
+        QpState::SendQueueDrain => 4,
+        QpState::SendQueueError => 5,
+        QpState::Error => 6,
     }
 }

@@ -9,7 +9,6 @@ mod memory;
 mod modify;
 mod query;
 mod queue_pair;
-mod resources;
 mod send_queue;
 mod shared_receive_queue;
 
@@ -29,8 +28,6 @@ use crate::ring_pages::RingPages;
 use crate::{Budget, Charge, Command, Errno, Reply};
 
 pub use events::{CHANNEL_BUFFER, ChannelId, EventRecord};
-pub(crate) use modify::number as number_of_state;
-pub use resources::Resources;
 
 use completion_queue::Cq;
 use queue_pair::Qp;

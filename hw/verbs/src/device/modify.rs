@@ -156,16 +156,3 @@ fn state(number: u8) -> Result<QpState, Errno> {
         _ => return Err(Errno::EINVAL),
     })
 }
-
-/// Returns the number of a state.
-pub(crate) const fn number(state: QpState) -> u8 {
-    match state {
-        QpState::Reset => 0,
-        QpState::Init => 1,
-        QpState::ReadyToReceive => 2,
-        QpState::ReadyToSend => 3,
-        QpState::SendQueueDrain => 4,
-        QpState::SendQueueError => 5,
-        QpState::Error => 6,
-    }
-}

@@ -1,14 +1,39 @@
-//! QUERY_QP.
+//! QUERY_QP, and the objects as RDMA netlink shows them.
 
 use hca_api::{Hca, MigrationState};
 
-use super::modify::number;
 use super::{ContextId, ProcessDevice};
 use crate::abi::AnsweredHandleCommand;
 use crate::abi::queue_pair::{QpDestination, QueryQpAnswer};
+use crate::view::{Resources, qp_state};
 use crate::{Answer, Command, Errno};
 
+/// Objects of a kind that are shown one by one: as many as the answers of one question have room for.
+const MOST: usize = 256;
+
 impl ProcessDevice {
+    /// Returns the objects. Those of the RDMA CM, and the process, are the caller's to fill in.
+    #[must_use]
+    pub fn resources(&self, hca: &dyn Hca) -> Resources {
+        let qps = self.qps.0.values().map(|owned| &owned.object);
+        let qps = qps.filter_map(|qp| Some((qp.number(), hca.query_qp(qp.provider).ok()?)));
+        let cqs = self.cqs.0.iter();
+        let cqs = cqs.map(|(handle, owned)| (*handle, owned.object.entries(), owned.object.users));
+        Resources {
+            pid: None,
+            cm_ids: 0,
+            contexts: self.contexts.len(),
+            pds: self.pds.0.len(),
+            mrs: self.mrs.0.len(),
+            srqs: self.srqs.0.len(),
+            cqs: self.cqs.0.len(),
+            qps: self.qps.0.len(),
+            first_qps: qps.take(MOST).collect(),
+            first_cqs: cqs.take(MOST).collect(),
+            first_pds: self.pds.0.keys().copied().take(MOST).collect(),
+        }
+    }
+
     pub(super) fn query_qp(
         &self,
         hca: &dyn Hca,
@@ -19,7 +44,7 @@ impl ProcessDevice {
         let qp = self.qps.get(context, asked.handle.get())?;
         let is = hca.query_qp(qp.provider)?;
         let dest = is.primary.as_ref().map(QpDestination::of);
-        let state = number(is.state);
+        let state = qp_state(is.state);
         Ok(Answer::new(&QueryQpAnswer {
             dest: dest.unwrap_or_default(),
             caps: qp.caps,

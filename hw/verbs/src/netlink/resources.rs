@@ -4,8 +4,7 @@ use hca_api::{MigrationState, QpAttributes, QpKind};
 use ib_wire::Qpn;
 
 use super::message::{Message, attribute};
-use crate::device::{Resources, number_of_state};
-use crate::view::{DeviceView, PortView};
+use crate::view::{DeviceView, PortView, Resources, qp_state};
 
 /// Objects in one message: programs have room for 8 KiB.
 pub(super) const IN_MESSAGE: usize = 48;
@@ -111,7 +110,7 @@ fn of_queue_pair(resources: &Resources, (number, is): &(Qpn, QpAttributes)) -> M
     message
         .with_u32(attribute::RES_SQ_PSN, is.sq_psn.get())
         .with(attribute::RES_TYPE, &[kind])
-        .with(attribute::RES_STATE, &[number_of_state(is.state)])
+        .with(attribute::RES_STATE, &[qp_state(is.state)])
 }
 
 /// As `fill_res_cq_entry`.

@@ -13,7 +13,8 @@ use std::path::Path;
 use ib_vtime::{Duration, Instant};
 use rustix::process::getuid;
 use umad_link::{
-    Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, UmadServer, UserId, Verdict,
+    Errno, FileCounters, Hello, HelloReply, Purpose, ServerLimits, TreeId, UmadServer, UserId,
+    Verdict,
 };
 
 use super::acceptor::Acceptor;
@@ -39,6 +40,9 @@ const BUDGET: usize = 64;
 /// Time for the datagrams of one client before others have their turn: what one costs depends on what its program has under way.
 const TURN: Duration = Duration::from_micros(50);
 
+/// Begins the warning about a tree.
+const NO_TREE: &str = "umad: cannot make the files that a program looks for";
+
 /// The umad socket of a service, with its clients.
 #[derive(Debug)]
 pub struct UmadSocket {
@@ -48,6 +52,8 @@ pub struct UmadSocket {
     nodes: KnownNodes,
     vfs: KnownVfs,
     trees: Trees,
+    /// Clients that wait for a tree.
+    waiting: Vec<(RawFd, TreeId)>,
     /// What programs did with files that are closed, and the files that were opened.
     programs: Programs,
     limit: DescriptorLimit,
@@ -83,6 +89,7 @@ impl UmadSocket {
             nodes: KnownNodes::default(),
             vfs: KnownVfs::default(),
             trees,
+            waiting: Vec::new(),
             programs: Programs::default(),
             limit: DescriptorLimit::current(),
             log: LogLimit::default(),
@@ -190,14 +197,15 @@ impl UmadSocket {
                 false
             }
             Verdict::Tree(request) => {
-                let place = self.trees.place(now, &request);
-                if let Err(error) = &place {
-                    let what = "umad: cannot make the files that a program looks for";
-                    self.log.warn(now, format_args!("{what}: {error}"));
+                let id = request.id.clone();
+                match self.trees.begin(now, request) {
+                    Ok(()) => self.waiting.push((fd, id)),
+                    Err(error) => {
+                        self.log.warn(now, format_args!("{NO_TREE}: {error}"));
+                        client.send(&reply_with_place(None));
+                    }
                 }
-                let reply = reply_with_place(place);
-                client.send(&reply);
-                false
+                self.waiting.iter().any(|(waiting, _)| *waiting == fd)
             }
             Verdict::Answered(answer) => {
                 answer_to.is_some_and(|to| client.answer(to, answer).is_ok())
@@ -207,6 +215,25 @@ impl UmadSocket {
                 self.log.warn(now, what);
                 false
             }
+        }
+    }
+
+    /// Answers the clients whose trees are complete, or cannot be made.
+    fn answer_waiting(&mut self, turn: &mut Turn<'_>, advanced: Result<(), (TreeId, io::Error)>) {
+        let failed = match advanced {
+            Ok(()) => None,
+            Err((id, error)) => {
+                self.log.warn(turn.now, format_args!("{NO_TREE}: {error}"));
+                Some(id)
+            }
+        };
+        let is_over = |id: &TreeId| self.trees.place(id).is_some() || failed.as_ref() == Some(id);
+        let over: Vec<_> = self.waiting.extract_if(.., |(_, id)| is_over(id)).collect();
+        for (fd, id) in over {
+            if let Some(client) = self.clients.get_mut(&fd) {
+                client.send(&reply_with_place(self.trees.place(&id)));
+            }
+            self.drop_client(turn, fd);
         }
     }
 
@@ -222,6 +249,7 @@ impl UmadSocket {
     }
 
     fn drop_client(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        self.waiting.retain(|(waiting, _)| *waiting != fd);
         if let Some(client) = self.clients.remove(&fd) {
             if let Some((counters, _)) = self.server.counters(client.session) {
                 add(&mut self.programs, counters);
@@ -279,12 +307,11 @@ fn opens_file(datagram: &[u8]) -> bool {
     matches!(hello, Ok(Purpose::Umad(_) | Purpose::IsSm(_)))
 }
 
-fn reply_with_place(place: io::Result<&Path>) -> Vec<u8> {
+fn reply_with_place(place: Option<&Path>) -> Vec<u8> {
     use std::os::unix::ffi::OsStrExt;
 
-    let result = place
-        .map(|path| path.as_os_str().as_bytes())
-        .map_err(|_| Errno::ENOMEM);
+    let path = place.map(|path| path.as_os_str().as_bytes());
+    let result = path.ok_or(Errno::ENOMEM);
     HelloReply { result }.encode()
 }
 
@@ -320,11 +347,8 @@ impl WayIn for UmadSocket {
             peer: None,
         };
         self.server.poll(turn.now, &mut adapters);
-        let refreshed = self.trees.refresh(turn.now, |id| id.view(&mut adapters));
-        if let Err(error) = refreshed {
-            let what = "umad: cannot write the files that programs read";
-            self.log.warn(turn.now, format_args!("{what}: {error}"));
-        }
+        let advanced = self.trees.advance(turn.now, |id| id.view(&mut adapters));
+        self.answer_waiting(turn, advanced);
         let mut gone = Vec::new();
         let fds: Vec<RawFd> = self.clients.keys().copied().collect();
         for fd in fds {
