@@ -70,6 +70,8 @@ pub struct Hello<'b> {
     /// The adapters that the program sees, by description or GUID, with commas between them; empty
     /// for the server's choice.
     pub adapters: &'b str,
+    /// Name of the device of libibverbs; empty for the next after the adapters.
+    pub device: &'b str,
     /// What for.
     pub purpose: Purpose<'b>,
 }
@@ -79,7 +81,7 @@ abi_layout! {
         magic: [u8; 8],
         version: U16,
         purpose: u8,
-        reserved: u8,
+        device: u8,
         number: U32,
         adapters: U32,
         path: U32,
@@ -104,13 +106,13 @@ impl<'b> Hello<'b> {
             magic: MAGIC,
             version: VERSION.into(),
             purpose,
-            reserved: 0,
+            device: u8::try_from(self.device.len()).ok()?,
             number: number.into(),
             adapters: u32::try_from(self.adapters.len()).ok()?.into(),
             path: u32::try_from(path.len()).ok()?.into(),
         };
-        let parts = [header.as_bytes(), self.adapters.as_bytes(), path.as_bytes()];
-        Some(parts.concat())
+        let texts = [self.adapters, path, self.device].map(str::as_bytes);
+        Some([header.as_bytes(), &texts.concat()].concat())
     }
 
     /// What a datagram says.
@@ -131,10 +133,11 @@ impl<'b> Hello<'b> {
         let (Some(adapters), Some(path)) = (adapters, path) else {
             return Err(Errno::EPROTO);
         };
-        if rest.len() != adapters + path {
+        if rest.len() != adapters + path + usize::from(header.device) {
             return Err(Errno::EPROTO);
         }
-        let (adapters, path) = rest.split_at(adapters);
+        let (adapters, rest) = rest.split_at(adapters);
+        let (path, device) = rest.split_at(path);
         let text = |bytes| core::str::from_utf8(bytes).map_err(|_| Errno::EPROTO);
         let purpose = match header.purpose {
             1 => Purpose::Umad(header.number.get()),
@@ -146,6 +149,7 @@ impl<'b> Hello<'b> {
         };
         Ok(Self {
             adapters: text(adapters)?,
+            device: text(device)?,
             purpose,
         })
     }
@@ -423,6 +427,7 @@ mod tests {
         ] {
             let hello = Hello {
                 adapters: "H-1,0x0002c90300000001",
+                device: "mlx5_0",
                 purpose,
             };
             assert_eq!(Hello::decode(&hello.encode().unwrap()), Ok(hello));
@@ -430,6 +435,7 @@ mod tests {
         let long = "x".repeat(MAX_TEXT + 1);
         let hello = Hello {
             adapters: &long,
+            device: "",
             purpose: Purpose::Tree,
         };
         assert!(hello.encode().is_none());
@@ -439,6 +445,7 @@ mod tests {
     fn a_hello_of_another_version_or_length_is_refused() {
         let hello = Hello {
             adapters: "H-1",
+            device: "",
             purpose: Purpose::Tree,
         };
         let bytes = hello.encode().unwrap();

@@ -343,7 +343,7 @@ impl UmadServer {
                 Ok((Session::IsSm(port), Verdict::Opened(opened)))
             }
             Purpose::Attribute(path) => {
-                let tree = tree(adapters, ids, hello.adapters)?;
+                let tree = tree(adapters, ids, hello)?;
                 let text = tree.view.text(path).ok_or(Errno::ENOENT)?;
                 let reply = HelloReply {
                     result: Ok(text.as_bytes()),
@@ -361,7 +361,7 @@ impl UmadServer {
                 Ok((Session::Done, Verdict::Replied(reply.encode())))
             }
             Purpose::Tree => {
-                let tree = tree(adapters, ids, hello.adapters)?;
+                let tree = tree(adapters, ids, hello)?;
                 Ok((Session::Done, Verdict::Tree(tree)))
             }
         }
@@ -372,12 +372,18 @@ impl UmadServer {
 fn tree(
     adapters: &mut dyn Adapters,
     ids: Vec<AdapterId>,
-    names: &str,
+    hello: &Hello<'_>,
 ) -> Result<TreeRequest, Errno> {
-    let verbs = adapters.verbs(names);
+    let name = match hello.device {
+        "" => None,
+        name if sysfs::may_be_named(name, ids.len()) => Some(name.to_owned()),
+        _ => return Err(Errno::EINVAL),
+    };
+    let verbs = adapters.verbs(hello.adapters);
     let id = TreeId {
         adapters: ids,
         verbs,
+        name,
     };
     let view = id.view(adapters).ok_or(Errno::ENODEV)?;
     Ok(TreeRequest { id, view })

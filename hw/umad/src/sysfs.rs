@@ -49,6 +49,19 @@ pub fn name(index: usize) -> String {
     format!("vhca{index}")
 }
 
+/// Returns `true` if the device of libibverbs beside some adapters can have a name: a plain one that no adapter has.
+#[must_use]
+pub fn may_be_named(device: &str, adapters: usize) -> bool {
+    /// Bytes of the longest name that the kernel gives a device.
+    const LONGEST: usize = 63;
+
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    (1..=LONGEST).contains(&device.len())
+        && !device.starts_with('.')
+        && device.bytes().all(is_plain)
+        && (0..adapters).all(|index| name(index) != device)
+}
+
 /// The port with a number of its own in a program's list of adapters, as `umadN` has it: ports are
 /// counted through.
 #[must_use]

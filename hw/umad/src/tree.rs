@@ -14,6 +14,8 @@ pub struct TreeId {
     pub adapters: Vec<AdapterId>,
     /// What there is of libibverbs.
     pub verbs: Option<Verbs>,
+    /// Name of the device of libibverbs, if it is not the next after the adapters.
+    pub name: Option<String>,
 }
 
 impl fmt::Display for TreeId {
@@ -23,8 +25,12 @@ impl fmt::Display for TreeId {
             write!(f, "{plus}{}", adapter.0)?;
         }
         match self.verbs.map(|verbs| verbs.device) {
-            Some(Some(device)) => write!(f, "-v{}", device.0),
-            Some(None) => f.write_str("-v"),
+            Some(Some(device)) => write!(f, "-v{}", device.0)?,
+            Some(None) => f.write_str("-v")?,
+            None => {}
+        }
+        match &self.name {
+            Some(name) => write!(f, "={name}"),
             None => Ok(()),
         }
     }
@@ -38,7 +44,8 @@ impl TreeId {
         let views: Option<Vec<_>> = views.collect();
         let mut devices = sysfs::devices(&views?);
         if let Some(device) = self.verbs.and_then(|verbs| verbs.device) {
-            let name = sysfs::name(self.adapters.len());
+            let numbered = || sysfs::name(self.adapters.len());
+            let name = self.name.clone().unwrap_or_else(numbered);
             devices.extend(adapters.verbs_device(device, name));
         }
         Some(View {

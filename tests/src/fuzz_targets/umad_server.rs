@@ -217,7 +217,11 @@ impl Scene {
             6 => Purpose::PendingPorts,
             _ => Purpose::Umad(number),
         };
-        let hello = Hello { adapters, purpose };
+        let hello = Hello {
+            adapters,
+            device: "",
+            purpose,
+        };
         let bytes = hello.encode().expect("the texts are short");
         self.send(input, &bytes);
     }

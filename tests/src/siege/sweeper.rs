@@ -138,6 +138,7 @@ fn ask(socket: &Path, node: &str, purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<
     rustix::net::connect(&file, &SocketAddrUnix::new(socket)?)?;
     let hello = Hello {
         adapters: node,
+        device: "",
         purpose,
     };
     let hello = hello.encode().ok_or("a long name")?;

@@ -7,6 +7,7 @@ mod chaos;
 mod mpi;
 mod pair;
 mod pyverbs;
+mod refusals;
 mod sysfs;
 mod workflow;
 

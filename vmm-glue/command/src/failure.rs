@@ -61,6 +61,7 @@ fn status(error: &anyhow::Error) -> u8 {
     }
     let is_usage = error.is::<OptionsError>()
         || error.is::<WrongWords>()
+        || matches!(error.downcast_ref(), Some(ProgramError::DeviceName(..)))
         || matches!(error.downcast_ref(), Some(OptionsFileError::Line { .. }))
         || matches!(error.downcast_ref(), Some(RemoteError::Refused(refusal)) if refusal.is_contradiction())
         || error.downcast_ref().is_some_and(ServeError::is_of_options)

@@ -3,9 +3,11 @@
 mod ask;
 mod capture;
 mod cli;
+mod elf;
 mod failure;
 mod lab;
 mod packages;
+mod program_file;
 mod programs;
 mod qemu;
 mod wait_up;
@@ -157,7 +159,7 @@ fn qemu_args(args: &QemuArgsArgs) -> anyhow::Result<()> {
 fn run(args: &RunArgs) -> anyhow::Result<bool> {
     let environment = args.environment()?;
     let (program, arguments) = args.program.split_first().context("no program")?;
-    Err(environment.run(program, arguments).into())
+    Err(environment.run(program, arguments, &mut cli::say).into())
 }
 
 /// Prints the environment of programs for a shell.

@@ -17,11 +17,12 @@ use rustix::net::{
     self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use thiserror::Error;
-use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
+use umad_link::{HELLO_REPLY_SIZE, Hello, HelloReply, Purpose, sysfs};
 use vhca_control::protocol::{Request, Sockets};
 use vhca_control::{PlaceError, Places, Remote};
 
 use crate::packages::{daemon, is_in_path, package_of};
+use crate::program_file::ProgramFile;
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -52,6 +53,11 @@ pub(crate) enum ProgramError {
     /// The service has no such adapters.
     #[error("the service has no {0:?} to run a program on; vhca show fabric lists its nodes")]
     NoNode(String),
+    /// Sysfs has no device of that name, or another has it.
+    #[error(
+        "{0:?} is no name for the device: use 1 to 63 letters, digits, _, - and ., and none that an adapter of umad has"
+    )]
+    DeviceName(String),
     /// The program cannot be started.
     #[error("cannot run {}", .0.display())]
     Start(PathBuf, #[source] io::Error),
@@ -161,6 +167,7 @@ pub(crate) fn find_service(
     let adapters = node.unwrap_or_default();
     let hello = Hello {
         adapters,
+        device: "",
         purpose: Purpose::Tree,
     };
     let no_node = || ProgramError::NoNode(adapters.to_owned());
@@ -220,6 +227,7 @@ pub(crate) fn wait_for_ports(
 fn pending_ports(socket: &Path, adapters: &str) -> Option<String> {
     let hello = Hello {
         adapters,
+        device: "",
         purpose: Purpose::PendingPorts,
     };
     let reply = greet(&connect(socket).ok()?, &hello.encode()?).ok()?;
@@ -262,6 +270,25 @@ fn preload(library: &OsStr, others: &OsStr) -> OsString {
     OsString::from_vec(all.join(&b':'))
 }
 
+/// Returns the options of AddressSanitizer with which it starts although it is not the first library.
+fn asan_options(others: Option<OsString>) -> OsString {
+    let mut options = others.unwrap_or_default();
+    if !options.is_empty() {
+        options.push(":");
+    }
+    options.push("verify_asan_link_order=0");
+    options
+}
+
+/// Checks a name for the device of verbs. The adapters of umad, one for each of the nodes, have names already.
+fn check_device_name(name: &str, nodes: &str) -> Result<(), ProgramError> {
+    if sysfs::may_be_named(name, nodes.split(',').count()) {
+        Ok(())
+    } else {
+        Err(ProgramError::DeviceName(name.to_owned()))
+    }
+}
+
 /// What a program's environment has besides the user's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramEnvironment {
@@ -294,6 +321,20 @@ impl ProgramEnvironment {
         })
     }
 
+    /// Names the device of verbs, which otherwise is the next after the adapters of umad.
+    ///
+    /// # Errors
+    /// [`ProgramError::DeviceName`].
+    pub(crate) fn with_device(
+        mut self,
+        name: &str,
+        node: Option<&str>,
+    ) -> Result<Self, ProgramError> {
+        check_device_name(name, node.unwrap_or_default())?;
+        self.variables.push(("VHCA_UMAD_DEVICE", name.into()));
+        Ok(self)
+    }
+
     /// The variables with their values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         self.variables
@@ -313,11 +354,27 @@ impl ProgramEnvironment {
         self.iter().chain([tree]).flat_map(line).collect()
     }
 
-    /// Becomes a program. Returns only if that fails.
+    /// Becomes a program. Returns only if that fails. `say` gets a line if the program cannot see the VF.
     #[must_use]
-    pub(crate) fn run(&self, program: &OsStr, arguments: &[OsString]) -> ProgramError {
+    pub(crate) fn run(
+        &self,
+        program: &OsStr,
+        arguments: &[OsString],
+        say: &mut dyn FnMut(&str),
+    ) -> ProgramError {
+        let file = ProgramFile::look(program, env::var_os("PATH").as_deref());
+        let is_quiet = env::var_os("VHCA_QUIET").is_some_and(|value| value == "1");
+        if let Some(blind) = file.blind.filter(|_| !is_quiet) {
+            let (name, reason) = (program.display(), blind.reason());
+            say(&format!(
+                "{name} {reason}: it will see neither the VF nor the ports of the service"
+            ));
+        }
         let mut command = Command::new(program);
         command.args(arguments).envs(self.iter());
+        if file.needs_asan {
+            command.env("ASAN_OPTIONS", asan_options(env::var_os("ASAN_OPTIONS")));
+        }
         ProgramError::of_start(program, command.exec())
     }
 }
@@ -361,6 +418,39 @@ mod tests {
         ] {
             assert_eq!(preload("/l.so".as_ref(), others.as_ref()), all);
         }
+    }
+
+    #[test]
+    fn a_device_has_a_name_that_no_adapter_of_umad_has() {
+        for (name, nodes) in [
+            ("mlx5_0", ""),
+            ("vhca2", "H1-1,H1-2"),
+            ("vhca1", ""),
+            ("vhca", ""),
+        ] {
+            assert!(check_device_name(name, nodes).is_ok(), "{name}");
+        }
+        let long = "a".repeat(64);
+        for (name, nodes) in [
+            ("", ""),
+            ("..", ""),
+            ("a/b", ""),
+            ("a b", ""),
+            (&long, ""),
+            ("vhca0", ""),
+            ("vhca1", "H1-1,H1-2"),
+        ] {
+            assert!(check_device_name(name, nodes).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn options_of_address_sanitizer_keep_those_of_the_user() {
+        let wanted = "verify_asan_link_order=0";
+        assert_eq!(asan_options(None), wanted);
+        assert_eq!(asan_options(Some(OsString::new())), wanted);
+        let both = asan_options(Some("detect_leaks=0".into()));
+        assert_eq!(both, "detect_leaks=0:verify_asan_link_order=0");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! elsewhere; here something that only says hello stands in for the service, and a file for the library.
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
@@ -201,4 +202,100 @@ fn a_program_waits_for_a_service_that_starts() {
     let output = vhca("run", dir.path(), &["--wait", "60", "--", "true"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     starts.join().unwrap();
+}
+
+/// Writes a program without a loader that ends with status 0, with a note if there is one.
+#[cfg(target_arch = "x86_64")]
+fn static_program(dir: &Path, note: &[u8]) -> PathBuf {
+    const BASE: u64 = 0x40_0000;
+    // exit(0): xor edi, edi; mov eax, 60; syscall.
+    const CODE: [u8; 9] = [0x31, 0xff, 0xb8, 60, 0, 0, 0, 0x0f, 0x05];
+    let code_at = 64 + 2 * 56;
+    let note_at = code_at + CODE.len() as u64;
+    let size = note_at + note.len() as u64;
+    let segment = |kind: u32, rights: u32, at: u64, size: u64| {
+        let words = [at, BASE + at, BASE + at, size, size, 0x1000];
+        let words = words.map(u64::to_le_bytes).concat();
+        [&kind.to_le_bytes()[..], &rights.to_le_bytes(), &words].concat()
+    };
+    let identity = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
+    let kinds = [2_u16, 62, 1, 0].map(u16::to_le_bytes).concat();
+    let places = [BASE + code_at, 64, 0].map(u64::to_le_bytes).concat();
+    let sizes = [0_u16, 0, 64, 56, 2, 0, 0, 0]
+        .map(u16::to_le_bytes)
+        .concat();
+    let bytes = [
+        &identity[..],
+        &kinds,
+        &places,
+        &sizes,
+        &segment(1, 5, 0, size),
+        &segment(4, 4, note_at, note.len() as u64),
+        &CODE,
+        note,
+    ]
+    .concat();
+    let path = dir.join("static");
+    fs::write(&path, bytes).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_program_without_a_loader_is_run_after_a_line_that_it_will_not_see_the_vf() {
+    let dir = folder();
+    let go = b"\x04\0\0\0\x04\0\0\0\x04\0\0\0Go\0\0id\0\0";
+    for (note, reason) in [
+        (&b""[..], "is linked statically"),
+        (&go[..], "is a Go program built without cgo"),
+    ] {
+        let program = static_program(dir.path(), note);
+        let program = program.to_str().unwrap();
+        let output = vhca("run", dir.path(), &["--", program]);
+        assert_eq!(output.status.code(), Some(0), "{program}");
+        let said = format!(
+            "vhca: {program} {reason}: it will see neither the VF nor the ports of the service\n"
+        );
+        assert_eq!(text(&output.stderr), said);
+    }
+}
+
+#[test]
+fn a_set_user_id_program_of_another_user_is_run_after_a_line_that_it_will_not_see_the_vf() {
+    let dir = folder();
+    let is_root = fs::metadata(dir.path()).unwrap().uid() == 0;
+    let program = if is_root {
+        let program = dir.path().join("set-user-id");
+        fs::copy("/bin/true", &program).unwrap();
+        chown(&program, Some(1), Some(1)).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+        program
+    } else {
+        PathBuf::from("/bin/su")
+    };
+    let program = program.to_str().unwrap();
+    let output = vhca("run", dir.path(), &["--", program, "--version"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = format!("vhca: {program} is set-user-ID: it will see neither the VF");
+    let all = text(&output.stderr);
+    assert!(all.contains(&said), "{all}");
+    let own = vhca("run", dir.path(), &["--", "true"]);
+    assert!(!text(&own.stderr).contains("will see neither"));
+}
+
+#[test]
+fn the_name_of_the_device_reaches_the_program_and_a_wrong_one_is_refused() {
+    let dir = folder();
+    let script = "echo $VHCA_UMAD_DEVICE";
+    let arguments = ["--device", "mlx5_0", "--", "sh", "-c", script];
+    let output = vhca("run", dir.path(), &arguments);
+    assert_eq!(text(&output.stdout), "mlx5_0\n");
+    let output = vhca("run", dir.path(), &["--device", "vhca0", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("vhca: \"vhca0\" is no name for the device: "),
+        "{said}"
+    );
 }

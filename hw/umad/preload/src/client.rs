@@ -15,6 +15,7 @@ use rustix::net::{
 };
 use umad_link::{Call, CallReply, Frame, FrameKind, HELLO_REPLY_SIZE, Hello, HelloReply, Purpose};
 
+use crate::refusal::Refusal;
 use crate::setting;
 
 /// How long the service may take to answer, or to take what is sent to it, in seconds.
@@ -70,14 +71,10 @@ pub(crate) fn packet_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
     let path = setting::socket().ok_or(Errno::NOENT)?;
-    let connection = connect(&path).inspect_err(|error| {
-        complain(&format!(
-            "vhca-umad: no vhca service answers at {}: {error}\n",
-            path.display()
-        ));
-    })?;
+    let connection = connect(&path).inspect_err(|error| Refusal::Socket(path, *error).say())?;
     let hello = Hello {
         adapters: &setting::nodes(),
+        device: &setting::device().unwrap_or_default(),
         purpose,
     };
     let hello = hello.encode().ok_or(Errno::NAMETOOLONG)?;
@@ -95,7 +92,12 @@ fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
     limit_patience(&connection, None)?;
     let reply = reply.get(..length).ok_or(Errno::PROTO)?;
     let reply = HelloReply::decode(reply).map_err(errno)?;
-    let text = reply.result.map_err(errno)?.to_vec();
+    let text = reply.result.map_err(errno).inspect_err(|error| {
+        if *error == Errno::NODEV {
+            Refusal::NoNode(setting::nodes()).say();
+        }
+    })?;
+    let text = text.to_vec();
     Ok((connection, text))
 }
 

@@ -104,7 +104,14 @@ unsafe fn opened(directory: c_int, path: *const c_char, flags: c_int) -> Option<
         place = unsafe { tree::place_from_tree(path) }.map(Ok);
     }
     let place = place?;
-    let result = guarded(|| open_place(&place?, flags));
+    let result = guarded(|| {
+        let opened = open_place(&place?, flags);
+        if opened.is_err() {
+            // SAFETY: by this function's contract; without a path there is no place.
+            verbs::note_opened(unsafe { CStr::from_ptr(path) }.to_bytes());
+        }
+        opened
+    });
     Some(result.unwrap_or_else(|error| fail(error.raw_os_error(), -1)))
 }
 

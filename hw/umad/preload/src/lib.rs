@@ -26,6 +26,7 @@ mod open_files;
 mod paths;
 mod rdma_cm;
 mod real;
+mod refusal;
 mod ring_mapping;
 mod setting;
 pub mod sockets;

@@ -34,3 +34,14 @@ pub(crate) fn nodes() -> String {
     let nodes = variable(c"VHCA_UMAD_NODE").unwrap_or_default();
     String::from_utf8_lossy(&nodes).into_owned()
 }
+
+/// Name of the device of verbs, if the environment has one that sysfs can have.
+pub(crate) fn device() -> Option<String> {
+    let name = String::from_utf8(variable(c"VHCA_UMAD_DEVICE")?).ok()?;
+    (!name.contains('/') && name != "." && name != "..").then_some(name)
+}
+
+/// Returns `true` if the program's user wants no line about devices that a program does not have.
+pub(crate) fn is_quiet() -> bool {
+    variable(c"VHCA_QUIET").is_some_and(|value| value == b"1")
+}

@@ -10,7 +10,7 @@ use rustix::io::FdFlags;
 use crate::descriptors::{FileKind, OpenFile};
 use crate::netlink::NetlinkSocket;
 use crate::real::{fail, guarded, real};
-use crate::{open_files, setting};
+use crate::{open_files, setting, verbs};
 
 /// The protocol of RDMA (`NETLINK_RDMA`).
 const NETLINK_RDMA: c_int = 20;
@@ -26,9 +26,14 @@ fn netlink(fd: c_int) -> Option<Arc<OpenFile>> {
 /// As there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let is_ours =
-        domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && setting::verbs_socket().is_some();
-    if !is_ours {
+    let is_rdma = domain == libc::AF_NETLINK && protocol == NETLINK_RDMA;
+    if !is_rdma || setting::verbs_socket().is_none() {
+        if is_rdma {
+            let _ = guarded(|| {
+                verbs::note_asked();
+                Ok(())
+            });
+        }
         return real!(c"socket", fn(
             domain => c_int, kind => c_int, protocol => c_int
         ) -> c_int, -1);

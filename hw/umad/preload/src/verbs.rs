@@ -1,13 +1,12 @@
 //! The process's VF: the connection to the service, and the files of verbs.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -19,7 +18,8 @@ use verbs_link::abi::{CommandHeader, command};
 use verbs_link::{CallReply, ChannelId, Command, Request, RetiredEvents, SendGate, Verb, netlink};
 use zerocopy::FromBytes;
 
-use crate::descriptors::{FileKind, OpenFile};
+use crate::descriptors::{FileKind, Identity, OpenFile};
+use crate::refusal::Refusal;
 use crate::ring_mapping::RingMapping;
 use crate::{client, open_files, setting, tree};
 
@@ -45,6 +45,8 @@ const HIDDEN: RawFd = 512;
 #[derive(Debug)]
 pub(crate) struct Session {
     connection: OwnedFd,
+    /// Identity of the connection, whose descriptor a program may close unseen.
+    identity: Identity,
     pid: u32,
     /// The rings, from the first of them on.
     rings: Mutex<Option<RingMapping>>,
@@ -61,19 +63,74 @@ fn channels<T>(with: impl FnOnce(&mut BTreeMap<u32, Weak<OpenFile>>) -> T) -> T 
 
 /// Returns the name of the device: adapters of umad come first.
 pub(crate) fn device_name() -> String {
-    format!("vhca{}", setting::nodes().split(',').count())
+    let numbered = || format!("vhca{}", setting::nodes().split(',').count());
+    setting::device().unwrap_or_else(numbered)
 }
 
 /// Returns the session of this process; a VF is taken for it with the first use. A forked child has none of its parent's.
-fn session() -> Result<Arc<Session>, Errno> {
+fn find_session() -> Result<Arc<Session>, Refusal> {
     let mut known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(session) = known.as_ref().filter(|s| s.pid == std::process::id()) {
-        return Ok(session.clone());
+        // The service frees the VF with the connection, and the number may be another file's.
+        return if session.identity.is_behind(session.connection.as_fd()) {
+            Ok(session.clone())
+        } else {
+            Err(Refusal::Closed)
+        };
     }
     let session = Arc::new(Session::open()?);
     *known = Some(session.clone());
     tree::forget();
     Ok(session)
+}
+
+/// The same for a program that asks for the device, which learns why there is none.
+fn session() -> Result<Arc<Session>, Errno> {
+    find_session().map_err(said)
+}
+
+fn said(refusal: Refusal) -> Errno {
+    refusal.say();
+    refusal.errno()
+}
+
+/// Returns `true` if the kernel has devices of verbs: a program at a service without them sees those.
+fn kernel_has_devices() -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open("/sys/class/infiniband_verbs", flags, Mode::empty());
+    let entries = folder.and_then(rustix::fs::Dir::new);
+    entries.is_ok_and(|mut entries| {
+        entries.any(|entry| {
+            entry.is_ok_and(|entry| entry.file_name().to_bytes().starts_with(b"uverbs"))
+        })
+    })
+}
+
+/// Says why a program has no device that asks for one of verbs where the service offers none.
+pub(crate) fn note_asked() {
+    let Some(socket) = setting::socket().filter(|_| setting::verbs_socket().is_none()) else {
+        return;
+    };
+    if kernel_has_devices() {
+        return;
+    }
+    let refusal = match client::connect(&socket) {
+        Ok(_) => Refusal::NoVerbs(socket),
+        Err(error) => Refusal::Socket(socket, error),
+    };
+    refusal.say();
+}
+
+/// The same for a program that opens a path, and fails.
+pub(crate) fn note_opened(path: &[u8]) {
+    const PATHS: [&[u8]; 3] = [
+        b"/dev/infiniband/uverbs",
+        b"/dev/infiniband/rdma_cm",
+        b"/sys/class/infiniband_verbs",
+    ];
+    if PATHS.iter().any(|start| path.starts_with(start)) {
+        note_asked();
+    }
 }
 
 /// Moves a descriptor out of the way of the program's.
@@ -87,35 +144,43 @@ fn known_session() -> Option<Arc<Session>> {
     known
         .clone()
         .filter(|session| session.pid == std::process::id())
+        .filter(|session| session.identity.is_behind(session.connection.as_fd()))
 }
 
 impl Session {
     /// Connects without taking a VF.
-    fn connect() -> Result<Self, Errno> {
-        let path = setting::verbs_socket().ok_or(Errno::NOENT)?;
+    fn connect() -> Result<Self, Refusal> {
+        let path = setting::verbs_socket().ok_or(Refusal::Claim(Errno::NOENT, String::new()))?;
+        let connection = client::connect(&path).map_err(|error| Refusal::Socket(path, error))?;
+        let connection = hide(connection);
+        let identity = Identity::of(&connection).map_err(|_| Refusal::Closed)?;
         Ok(Self {
-            connection: hide(client::connect(&path)?),
+            connection,
+            identity,
             pid: std::process::id(),
             rings: Mutex::default(),
         })
     }
 
-    fn open() -> Result<Self, Errno> {
+    fn open() -> Result<Self, Refusal> {
         let session = Self::connect()?;
-        let memory = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/proc/self/mem");
-        let memory: OwnedFd = memory.map_err(|_| Errno::ACCESS)?.into();
+        let path = setting::verbs_socket().unwrap_or_default();
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let memory = rustix::fs::open("/proc/self/mem", flags, Mode::empty());
+        let memory = memory.map_err(Refusal::NoMemory)?;
         let nodes = setting::nodes();
         let node = node(&nodes);
         let begun = Instant::now();
         loop {
-            let claimed = session.call(Verb::Claim, &[node.as_bytes()], Some(memory.as_fd()));
-            match claimed {
-                Err(Errno::AGAIN) if begun.elapsed() < RESETTING => sleep(PAUSE),
-                Err(error) => return Err(error),
-                Ok(_) => return Ok(session),
+            let answered = session.ask(Verb::Claim, &[node.as_bytes()], Some(memory.as_fd()));
+            let (reply, _) = answered.map_err(|error| Refusal::Silent(path.clone(), error))?;
+            match reply.error.map(|error| Errno::from_raw_os_error(error.0)) {
+                None => return Ok(session),
+                Some(Errno::AGAIN) if begun.elapsed() < RESETTING => sleep(PAUSE),
+                Some(error) => {
+                    let why = String::from_utf8_lossy(&reply.body).into_owned();
+                    return Err(Refusal::Claim(error, why));
+                }
             }
         }
     }
@@ -160,7 +225,8 @@ impl Session {
         }
     }
 
-    fn call(
+    /// Makes a request. Returns the answer, also one of an error.
+    fn ask(
         &self,
         verb: Verb,
         body: &[&[u8]],
@@ -197,6 +263,16 @@ impl Session {
         }
         let reply = reply.get(..received).ok_or(Errno::IO)?;
         let reply = CallReply::decode(reply).map_err(|_| Errno::IO)?;
+        Ok((reply, attachments))
+    }
+
+    fn call(
+        &self,
+        verb: Verb,
+        body: &[&[u8]],
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(CallReply, Vec<OwnedFd>), Errno> {
+        let (reply, attachments) = self.ask(verb, body, descriptor)?;
         match reply.error {
             Some(error) => Err(Errno::from_raw_os_error(error.0)),
             None => Ok((reply, attachments)),
@@ -218,7 +294,7 @@ pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
     let session = match known_session() {
         Some(session) => Ok(session),
         None if opens_devices() => session(),
-        None => Session::connect().map(Arc::new),
+        None => Session::connect().map(Arc::new).map_err(said),
     };
     let asked = session.and_then(|session| session.call(Verb::Netlink, &body, None));
     match asked {

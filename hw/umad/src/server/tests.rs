@@ -9,7 +9,12 @@ use crate::protocol::{LONG_HEAD, PART_MAX, frames};
 use crate::testing::{OnePort, PEERS, Peer, at, exchange, request, sa_mad, written};
 
 fn hello(adapters: &str, purpose: Purpose<'_>) -> Vec<u8> {
-    Hello { adapters, purpose }.encode().unwrap()
+    let hello = Hello {
+        adapters,
+        device: "",
+        purpose,
+    };
+    hello.encode().unwrap()
 }
 
 fn replied(verdict: &Verdict) -> Result<&[u8], Errno> {
@@ -413,4 +418,27 @@ fn a_connection_that_ends_leaves_nothing_on_the_port() {
     let same = request(MgmtClass::SUBN_ADM, &[Method::GET], true);
     let (error, _) = bench.call(ioctl::REGISTER_AGENT2, same.as_bytes());
     assert_eq!(error, None);
+}
+
+#[test]
+fn a_device_with_a_name_of_its_own_has_a_tree_of_its_own_and_no_name_leaves_that() {
+    for (device, adapters, is_named) in [
+        ("mlx5_0", 1, true),
+        ("vhca1", 1, true),
+        ("vhca0", 1, false),
+        ("vhca1", 2, false),
+        ("", 1, false),
+        ("..", 1, false),
+        ("a/b", 1, false),
+        ("a=b", 1, false),
+    ] {
+        assert_eq!(sysfs::may_be_named(device, adapters), is_named, "{device}");
+    }
+    let id = |name: Option<&str>| TreeId {
+        adapters: vec![AdapterId(0)],
+        verbs: Some(Verbs::default()),
+        name: name.map(str::to_owned),
+    };
+    assert_eq!(id(None).to_string(), "0-v");
+    assert_eq!(id(Some("mlx5_0")).to_string(), "0-v=mlx5_0");
 }

@@ -25,6 +25,9 @@ pub(crate) struct EnvArgs {
     /// The service's socket for programs; by default the one beside its control socket, or the one that the service names.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
+    /// Name of the device of libibverbs, such as mlx5_0; by default vhcaN, after the adapters of umad.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
     /// The preload library libvhca_umad.so; by default the one beside this program.
@@ -54,11 +57,11 @@ impl EnvArgs {
         if limit > Duration::ZERO {
             wait_for_ports(&service.socket, node.as_deref(), limit, &mut say);
         }
-        Ok(ProgramEnvironment::new(
-            &service,
-            &library,
-            node.as_deref(),
-        )?)
+        let environment = ProgramEnvironment::new(&service, &library, node.as_deref())?;
+        Ok(match &self.device {
+            Some(name) => environment.with_device(name, node.as_deref())?,
+            None => environment,
+        })
     }
 }
 

@@ -91,6 +91,7 @@ fn ask_umad(serve: &Serve, purpose: Purpose<'_>) -> (OwnedFd, Result<(), Errno>)
     set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
     let hello = Hello {
         adapters: "",
+        device: "",
         purpose,
     };
     net::send(&socket, &hello.encode().unwrap(), SendFlags::NOSIGNAL).unwrap();
@@ -137,6 +138,7 @@ fn umad_program(serve: &Serve) -> OwnedFd {
     let socket = connect_umad(serve);
     let hello = Hello {
         adapters: "",
+        device: "",
         purpose: Purpose::Tree,
     };
     net::send(&socket, &hello.encode().unwrap(), SendFlags::NOSIGNAL).unwrap();

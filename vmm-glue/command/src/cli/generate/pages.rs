@@ -481,8 +481,16 @@ const PROGRAM: &[Term] = &[
         "Set for the program: the preload library before others.",
     ),
     (
-        "VHCA_UMAD_SOCKET, VHCA_UMAD_NODE",
-        "Set for the program: the socket of the service, and the adapters.",
+        "VHCA_UMAD_SOCKET, VHCA_UMAD_NODE, VHCA_UMAD_DEVICE",
+        "Set for the program: the socket of the service, the adapters, and the name of the device of libibverbs.",
+    ),
+    (
+        "VHCA_QUIET",
+        "With 1 no line on stderr says why a program has no RDMA device.",
+    ),
+    (
+        "ASAN_OPTIONS",
+        "Gets verify_asan_link_order=0 for a program that needs libasan.",
     ),
     (
         "VHCA_SYSFS",

@@ -199,6 +199,7 @@ mod tests {
         let id = TreeId {
             adapters: adapters.iter().copied().map(AdapterId).collect(),
             verbs: Some(Verbs::default()),
+            name: None,
         };
         let view = View {
             has_verbs: true,

@@ -9,7 +9,7 @@ use hca_api::Hca;
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
 use rustix::process::Pid;
-use verbs_link::{AddressBook, Budget, DeviceView, Errno, Resources};
+use verbs_link::{AddressBook, Budget, DeviceView, Resources};
 use vf_tunnel::VfId;
 use vhca::world::{HostFunction, HostId};
 use vhca_receiver::PassedFd;
@@ -18,9 +18,12 @@ use super::memory::ProcessMemory;
 use super::network::VerbsNetwork;
 use super::process_vf::{Holder, ProcessVf};
 use super::program::{PORT, ProgramLimit, VfProgram};
+use super::refusal::ClaimRefusal;
 use super::rings::MappedRings;
+use crate::serve::access::SocketName;
 use crate::serve::lab::Lab;
 use crate::serve::lab_error::LabError;
+use crate::serve::vfio_user::seat::Seat;
 use crate::show::ProgramRow;
 
 impl Lab {
@@ -58,19 +61,19 @@ impl Lab {
     /// too.
     ///
     /// # Errors
-    /// [`Errno::ENODEV`] if there is none, [`Errno::EBUSY`] if it is taken, [`Errno::EAGAIN`] if it is being reset.
+    /// [`ClaimRefusal`]: there is none, it is taken, or it is being reset.
     pub(super) fn claim_vf(
         &mut self,
         name: &str,
         rings: &Arc<MappedRings>,
         process: PassedFd,
         holder: Holder,
-    ) -> Result<(HostFunction, Budget), Errno> {
+    ) -> Result<(HostFunction, Budget), ClaimRefusal> {
         let candidates = self.offered_by_name(name);
         if candidates.is_empty() {
-            return Err(Errno::ENODEV);
+            return Err(self.no_candidate(name));
         }
-        let mut refused = Errno::EBUSY;
+        let mut refused = self.taken(name, &candidates);
         for at in candidates {
             let program = self.world_mut().consumer_mut::<VfProgram>(at);
             let Some(program) = program else { continue };
@@ -84,7 +87,8 @@ impl Lab {
                 return Ok((at, budget));
             }
             if program.device.is_resetting() {
-                refused = Errno::EAGAIN;
+                let vf = self.process_vfs.get(&at).map(ProcessVf::description);
+                refused = ClaimRefusal::Resetting(vf.unwrap_or_default());
             }
         }
         Err(refused)
@@ -135,6 +139,36 @@ impl Lab {
         }
         let program = |at: &HostFunction| self.world().consumer::<VfProgram>(*at);
         candidates.find(|at| program(at).is_some_and(|program| program.device.is_free()))
+    }
+
+    /// Returns why no VF for programs has a name.
+    fn no_candidate(&self, name: &str) -> ClaimRefusal {
+        let (node, number) = split(name);
+        if !node.is_empty() && self.inventory.node(node).is_none() {
+            return ClaimRefusal::NoNode(node.to_owned());
+        }
+        let Some(vf) = number else {
+            return ClaimRefusal::NoneOffered(said(name));
+        };
+        let named = VfId::new(vf).map(|vf| SocketName::Vf(node.to_owned(), vf));
+        let is_named = |seat: &Seat| named.as_ref().is_some_and(|named| seat.is_called(named));
+        let for_vmms = self.seats.values().any(is_named);
+        let reason = if for_vmms { ", but for VMMs" } else { "" };
+        ClaimRefusal::NoVf(name.to_owned(), reason)
+    }
+
+    /// Returns the refusal of VFs that processes have.
+    fn taken(&self, name: &str, candidates: &[HostFunction]) -> ClaimRefusal {
+        let [at] = candidates else {
+            return ClaimRefusal::AllTaken(said(name), candidates.len());
+        };
+        let Some(offered) = self.process_vfs.get(at) else {
+            return ClaimRefusal::AllTaken(said(name), 1);
+        };
+        let pid = offered.holder.and_then(|holder| holder.pid);
+        let process = pid.map(|pid| format!("process {pid}"));
+        let process = process.unwrap_or_else(|| "a process of another namespace".to_owned());
+        ClaimRefusal::Taken(offered.description(), process)
     }
 
     /// Takes a VF back from a program that is gone.
@@ -267,6 +301,11 @@ pub(in crate::serve) fn hw_counters(of: &ConnectionCounters) -> Vec<(&'static st
         ("retransmissions", of.retransmissions),
         ("sent_bytes", of.sent_bytes),
     ]
+}
+
+/// Returns a node's name for a message; a program may leave it out.
+fn said(name: &str) -> String {
+    if name.is_empty() { "the service" } else { name }.to_owned()
 }
 
 /// Splits the number of a VF off a name.

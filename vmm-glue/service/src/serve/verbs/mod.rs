@@ -9,6 +9,7 @@ pub(super) mod network;
 mod pending;
 pub(super) mod process_vf;
 pub(super) mod program;
+mod refusal;
 mod rings;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ use client::{Client, Datagram, Holding};
 use memory::is_process_memory;
 use process_vf::Holder;
 use program::VfProgram;
+use refusal::ClaimRefusal;
 use rings::MappedRings;
 use vhca::LogLimit;
 use vhca::watch::{EventSet, Ready};
@@ -127,7 +129,7 @@ impl VerbsSocket {
             let answer_to = descriptors.next();
             let outcome = match Request::decode(&bytes) {
                 Ok(request) if !self.limit.may_stay(fd) && request.verb == Verb::Claim => {
-                    Outcome::Answered(CallReply::failed(Errno::ENFILE), Vec::new())
+                    Outcome::Answered(ClaimRefusal::Descriptors.reply(), Vec::new())
                 }
                 Ok(request) => {
                     carry_out(turn, client, &self.distrusted, &request, descriptors.next())
@@ -198,7 +200,7 @@ fn carry_out(
     if request.verb == Verb::Claim {
         return match claim(turn, client, distrusted, request.body, descriptor) {
             Ok(reply) => Outcome::Answered(reply, Vec::new()),
-            Err(errno) => failed(errno),
+            Err(refusal) => Outcome::Answered(refusal.reply(), Vec::new()),
         };
     }
     if request.verb == Verb::Netlink {
@@ -313,13 +315,14 @@ fn claim(
     distrusted: &BTreeMap<u32, Instant>,
     name: &[u8],
     process: Option<PassedFd>,
-) -> Result<CallReply, Errno> {
+) -> Result<CallReply, ClaimRefusal> {
     if client.holding.is_some() {
-        return Err(Errno::EINVAL);
+        return Err(ClaimRefusal::Malformed);
     }
-    let name = core::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
-    let process = process.filter(is_process_memory).ok_or(Errno::EINVAL)?;
-    let rings = MappedRings::new().map_err(|_| Errno::ENOMEM)?;
+    let name = core::str::from_utf8(name).map_err(|_| ClaimRefusal::Malformed)?;
+    let process = process.filter(is_process_memory);
+    let process = process.ok_or(ClaimRefusal::Malformed)?;
+    let rings = MappedRings::new().map_err(|_| ClaimRefusal::Memory)?;
     let rings = Arc::new(rings);
     let peer = of_peer(&client.socket).ok();
     let pid = peer.and_then(|peer| peer.pid);
