@@ -8,6 +8,7 @@ mod mpi;
 mod pair;
 mod pyverbs;
 mod refusals;
+mod regions;
 mod sysfs;
 mod workflow;
 

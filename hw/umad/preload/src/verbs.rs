@@ -21,7 +21,7 @@ use zerocopy::FromBytes;
 use crate::descriptors::{FileKind, Identity, OpenFile};
 use crate::refusal::Refusal;
 use crate::ring_mapping::RingMapping;
-use crate::{client, open_files, setting, tree};
+use crate::{client, open_files, registration, setting, tree};
 
 /// Time that the service has to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -473,6 +473,7 @@ impl UverbsFile {
             return self.session.send(Verb::Doorbell { context, qp }, &[], &[]);
         }
         let parsed = Command::decode(bytes).map_err(|error| Errno::from_raw_os_error(error.0))?;
+        registration::check(bytes)?;
         let mut translated = bytes.to_vec();
         if parsed.number == command::CREATE_CQ {
             let at = if parsed.extended {
