@@ -436,7 +436,7 @@ fn a_device_with_a_name_of_its_own_has_a_tree_of_its_own_and_no_name_leaves_that
     }
     let id = |name: Option<&str>| TreeId {
         adapters: vec![AdapterId(0)],
-        verbs: Some(Verbs::default()),
+        verbs: Some(crate::Verbs::default()),
         name: name.map(str::to_owned),
     };
     assert_eq!(id(None).to_string(), "0-v");
