@@ -104,7 +104,7 @@ fn a_service_without_verbs_is_named_to_programs_of_verbs_alone() {
 fn a_socket_that_the_user_may_not_use_is_named_with_the_user() {
     let lab = Lab::serve(&["--verbs", "--vfs", "1"]);
     let socket = lab.dir().join("umad.verbs");
-    fs::set_permissions(&socket, Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&socket, Permissions::from_mode(0o000)).unwrap();
     let uid = fs::metadata(lab.dir()).unwrap().uid();
     // Root may use it all the same, but for its capabilities.
     let without = [
