@@ -39,6 +39,8 @@ impl Errno {
     pub const EPROTO: Self = Self(71);
     /// The message is too long.
     pub const EMSGSIZE: Self = Self(90);
+    /// Protocol not supported.
+    pub const EPROTONOSUPPORT: Self = Self(93);
     /// Not supported by the device.
     pub const EOPNOTSUPP: Self = Self(95);
     /// Another id has the port.

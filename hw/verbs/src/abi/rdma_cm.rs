@@ -79,6 +79,22 @@ pub mod cm_event {
     pub const TIMEWAIT_EXIT: u32 = 15;
 }
 
+/// Port space of IPoIB (`enum rdma_ucm_port_space`).
+pub const PS_IPOIB: u16 = 0x0002;
+/// Port space of connections.
+pub const PS_TCP: u16 = 0x0106;
+/// Port space of datagrams.
+pub const PS_UDP: u16 = 0x0111;
+/// Port space of InfiniBand, whose ids name the type of their queue pairs.
+pub const PS_IB: u16 = 0x013f;
+
+/// Type of queue pairs (`enum ib_qp_type`): RC.
+pub const QPT_RC: u8 = 2;
+/// Type of queue pairs: UD.
+pub const QPT_UD: u8 = 4;
+/// Type of queue pairs: the initiator's of XRC.
+pub const QPT_XRC_INI: u8 = 9;
+
 /// Bytes of `struct sockaddr_storage`.
 pub const ADDRESS_SIZE: usize = 128;
 
@@ -202,6 +218,22 @@ abi_layout! {
         pub src_addr: [u8; ADDRESS_SIZE],
         /// Destination.
         pub dst_addr: [u8; ADDRESS_SIZE],
+    }
+}
+
+abi_layout! {
+    /// SET_OPTION (`struct rdma_ucm_set_option`).
+    pub SetOption, 24 {
+        /// Address of the value.
+        pub optval: U64,
+        /// Id.
+        pub id: U32,
+        /// Level (`RDMA_OPTION_ID`, `RDMA_OPTION_IB`).
+        pub level: U32,
+        /// Option of the level.
+        pub optname: U32,
+        /// Bytes of the value.
+        pub optlen: U32,
     }
 }
 

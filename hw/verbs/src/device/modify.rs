@@ -62,6 +62,9 @@ impl ProcessDevice {
     }
 }
 
+/// Most code of an ACK timeout, which has five bits (IBA 9.7.6.1.3).
+const MAX_TIMEOUT: u8 = 31;
+
 /// Returns the change that a command asks for.
 fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
     let given = |bit: u32| mask & bit != 0;
@@ -97,7 +100,8 @@ fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
         change.path_mtu = Some(mtu);
     }
     if given(attr_mask::TIMEOUT) {
-        change.timeout = Some(asked.timeout & 0x1f);
+        check(asked.timeout <= MAX_TIMEOUT)?;
+        change.timeout = Some(asked.timeout);
     }
     if given(attr_mask::RETRY_CNT) {
         check(asked.retry_cnt <= 7)?;
@@ -126,10 +130,11 @@ fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
         change.dest_qpn = Some(Qpn::from_low_bits(asked.dest_qp_num.get()));
     }
     if given(attr_mask::ALT_PATH) {
+        check(asked.alt_timeout <= MAX_TIMEOUT)?;
         change.alternate = Some(AlternatePath {
             address: asked.alt_dest.vector(),
             pkey_index: PKeyIndex(asked.alt_pkey_index.get()),
-            timeout: asked.alt_timeout & 0x1f,
+            timeout: asked.alt_timeout,
         });
     }
     if given(attr_mask::PATH_MIG_STATE) {

@@ -372,6 +372,23 @@ fn a_request_that_nobody_knows_fails_and_ends_the_queue_pair() {
 }
 
 #[test]
+fn an_ack_timeout_of_more_than_five_bits_is_refused() {
+    let mut queues = datagrams();
+    for (timeout, alt_timeout, mask) in [(32, 0, attr_mask::TIMEOUT), (0, 255, attr_mask::ALT_PATH)]
+    {
+        let change = ModifyQp {
+            qp_handle: queues.qp.into(),
+            attr_mask: mask.into(),
+            timeout,
+            alt_timeout,
+            ..ModifyQp::default()
+        };
+        let refused = queues.process.command(command::MODIFY_QP, &change, 0);
+        assert_eq!(refused, Err(Errno::EINVAL));
+    }
+}
+
+#[test]
 fn states_follow_the_rules_of_the_adapter() {
     let mut queues = datagrams();
     assert_eq!(queues.modify(2, 0), Err(Errno::EINVAL));

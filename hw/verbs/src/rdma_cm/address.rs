@@ -6,15 +6,12 @@ use std::collections::BTreeMap;
 use ib_wire::Gid;
 
 use crate::Errno;
-use crate::abi::rdma_cm::ADDRESS_SIZE;
+use crate::abi::rdma_cm::{ADDRESS_SIZE, PS_IB, PS_TCP, PS_UDP};
 
 /// Families (`AF_*`).
 const INET: u16 = 2;
 const INET6: u16 = 10;
 const IB: u16 = 27;
-
-/// Bytes of `struct sockaddr_ib`.
-pub(super) const SOCKADDR_IB: u16 = 48;
 
 /// IP addresses of VFs, which stand for their GIDs. The IPv6 address of a VF is its GID itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +53,7 @@ impl AddressBook {
     /// Returns the address by which others find the VF, for one of the host itself.
     ///
     /// Programs ask for the address that they are bound to, and pass it on.
-    pub(super) fn public(&self, address: Address, own: Gid) -> Address {
+    fn public(&self, address: Address, own: Gid) -> Address {
         let ip = match address.ip {
             IpAddr::V4(Ipv4Addr::LOCALHOST) if !self.own.is_unspecified() => self.own.into(),
             IpAddr::V6(Ipv6Addr::LOCALHOST) => Ipv6Addr::from(own.0).into(),
@@ -65,73 +62,246 @@ impl AddressBook {
         Address { ip, ..address }
     }
 
-    /// Returns `true` if a program may listen at an address.
-    pub(super) fn is_own(&self, address: IpAddr, own: Gid) -> bool {
-        address.is_unspecified() || self.gid(address, own) == Some(own)
+    /// Returns an address of the VF as others know it, to be bound to. `own` is the VF's GID, if it has one.
+    pub(super) fn bindable(
+        &self,
+        address: SocketAddress,
+        own: Option<Gid>,
+    ) -> Result<SocketAddress, Errno> {
+        match address {
+            any if any.is_any() => Ok(any),
+            SocketAddress::Ip(ip) => {
+                let own = own.ok_or(Errno::ENODEV)?;
+                if self.gid(ip.ip, own) != Some(own) {
+                    return Err(Errno::EADDRNOTAVAIL);
+                }
+                Ok(SocketAddress::Ip(self.public(ip, own)))
+            }
+            SocketAddress::Ib(ib) if Some(ib.gid) == own => Ok(address),
+            SocketAddress::Ib(_) => Err(Errno::ENODEV),
+        }
     }
 }
 
-/// An address with a port.
+/// An IP address with a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) ip: IpAddr,
     pub(super) port: u16,
 }
 
-/// Address as a program gives it.
+/// An address of the family of InfiniBand (`struct sockaddr_ib`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct IbAddress {
+    pub(super) pkey: u16,
+    pub(super) flow_info: u32,
+    pub(super) gid: Gid,
+    /// Service id, whose low 16 bits are the port.
+    pub(super) service: u64,
+    /// Bits of the service id that count.
+    pub(super) mask: u64,
+    pub(super) scope: u64,
+}
+
+/// An address of any family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Given {
+pub(super) enum SocketAddress {
     /// An IP address.
     Ip(Address),
-    /// A GID.
-    Ib(Gid),
+    /// A GID with a service id.
+    Ib(IbAddress),
 }
 
-impl Address {
+/// Bits of a service id that name the port space (`RDMA_IB_IP_PS_MASK`).
+const PORT_SPACE: u64 = !0xffff;
+
+/// GID of loopback.
+const LOOPBACK: Gid = Gid(Ipv6Addr::LOCALHOST.octets());
+
+impl SocketAddress {
     /// Reads an address.
-    pub(super) fn read(bytes: &[u8; ADDRESS_SIZE]) -> Result<Given, Errno> {
-        let family = u16::from_ne_bytes([bytes[0], bytes[1]]);
+    pub(super) fn read(bytes: &[u8; ADDRESS_SIZE]) -> Result<Self, Errno> {
         let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-        let v6 = |at: usize| {
-            let mut octets = [0; 16];
-            octets.copy_from_slice(&bytes[at..at + 16]);
-            octets
-        };
-        let ip = match family {
+        let ip = match family(bytes) {
             INET => Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into(),
-            INET6 => Ipv6Addr::from(v6(8)).into(),
-            IB => return Ok(Given::Ib(Gid(v6(8)))),
+            INET6 => Ipv6Addr::from(chunk(bytes, 8)).into(),
+            IB => {
+                return Ok(Self::Ib(IbAddress {
+                    pkey: port,
+                    flow_info: u32::from_be_bytes(chunk(bytes, 4)),
+                    gid: Gid(chunk(bytes, 8)),
+                    service: u64::from_be_bytes(chunk(bytes, 24)),
+                    mask: u64::from_be_bytes(chunk(bytes, 32)),
+                    scope: u64::from_ne_bytes(chunk(bytes, 40)),
+                }));
+            }
             _ => return Err(Errno::EINVAL),
         };
-        Ok(Given::Ip(Self { ip, port }))
+        Ok(Self::Ip(Address { ip, port }))
     }
 
-    /// Lays an address out. Returns its bytes, too.
+    /// Reads an address of which a command gives the size, too.
+    pub(super) fn read_sized(bytes: &[u8; ADDRESS_SIZE], size: u16) -> Result<Self, Errno> {
+        let address = Self::read(bytes)?;
+        let fits = address.size() == size;
+        fits.then_some(address).ok_or(Errno::EINVAL)
+    }
+
+    /// Returns `true` unless a program gives no address.
+    pub(super) const fn is_given(bytes: &[u8; ADDRESS_SIZE]) -> bool {
+        family(bytes) != 0
+    }
+
+    /// Lays an address out. Returns its size, too.
     pub(super) fn write(&self) -> ([u8; ADDRESS_SIZE], u16) {
         let mut bytes = [0; ADDRESS_SIZE];
-        bytes[2..4].copy_from_slice(&self.port.to_be_bytes());
-        let (family, size) = match self.ip {
-            IpAddr::V4(ip) => {
-                bytes[4..8].copy_from_slice(&ip.octets());
-                (INET, 16)
+        bytes[..2].copy_from_slice(&self.family().to_ne_bytes());
+        match self {
+            Self::Ip(Address { ip, port }) => {
+                bytes[2..4].copy_from_slice(&port.to_be_bytes());
+                match ip {
+                    IpAddr::V4(ip) => bytes[4..8].copy_from_slice(&ip.octets()),
+                    IpAddr::V6(ip) => bytes[8..24].copy_from_slice(&ip.octets()),
+                }
             }
-            IpAddr::V6(ip) => {
-                bytes[8..24].copy_from_slice(&ip.octets());
-                (INET6, 28)
+            Self::Ib(ib) => {
+                bytes[2..4].copy_from_slice(&ib.pkey.to_be_bytes());
+                bytes[4..8].copy_from_slice(&ib.flow_info.to_be_bytes());
+                bytes[8..24].copy_from_slice(&ib.gid.0);
+                bytes[24..32].copy_from_slice(&ib.service.to_be_bytes());
+                bytes[32..40].copy_from_slice(&ib.mask.to_be_bytes());
+                bytes[40..48].copy_from_slice(&ib.scope.to_ne_bytes());
             }
+        }
+        (bytes, self.size())
+    }
+
+    /// Returns the bytes of an address of its family.
+    pub(super) const fn size(&self) -> u16 {
+        match self {
+            Self::Ip(address) if address.ip.is_ipv4() => 16,
+            Self::Ip(_) => 28,
+            Self::Ib(_) => 48,
+        }
+    }
+
+    const fn family(&self) -> u16 {
+        match self {
+            Self::Ip(address) if address.ip.is_ipv4() => INET,
+            Self::Ip(_) => INET6,
+            Self::Ib(_) => IB,
+        }
+    }
+
+    /// Returns `true` if two addresses are of one family.
+    pub(super) const fn is_like(&self, other: &Self) -> bool {
+        self.family() == other.family()
+    }
+
+    /// Returns `true` for an address of IPv4.
+    pub(super) const fn is_v4(&self) -> bool {
+        self.family() == INET
+    }
+
+    /// Returns `true` if two addresses are the same but for the port.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Ip(one), Self::Ip(other)) => one.ip == other.ip,
+            (Self::Ib(one), Self::Ib(other)) => one.gid == other.gid,
+            _ => false,
+        }
+    }
+
+    /// Returns `true` for an address that stands for all of its family.
+    pub(super) fn is_any(&self) -> bool {
+        match self {
+            Self::Ip(address) => address.ip.is_unspecified(),
+            Self::Ib(ib) => ib.gid.is_none() || ib.gid == LOOPBACK,
+        }
+    }
+
+    /// Returns the address that stands for all of the family, without a port and of the same partition.
+    pub(super) const fn any(&self) -> Self {
+        match self {
+            Self::Ip(Address { ip, .. }) => Self::Ip(Address {
+                ip: match ip {
+                    IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                    IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+                },
+                port: 0,
+            }),
+            Self::Ib(ib) => Self::Ib(IbAddress {
+                pkey: ib.pkey,
+                flow_info: 0,
+                gid: Gid::NONE,
+                service: 0,
+                mask: 0,
+                scope: 0,
+            }),
+        }
+    }
+
+    /// Returns the port.
+    pub(super) const fn port(&self) -> u16 {
+        match self {
+            Self::Ip(address) => address.port,
+            Self::Ib(ib) => {
+                let [.., high, low] = (ib.service & ib.mask).to_be_bytes();
+                u16::from_be_bytes([high, low])
+            }
+        }
+    }
+
+    /// Returns the address with a port, which may be another one.
+    pub(super) fn with_port(self, port: u16) -> Self {
+        match self {
+            Self::Ip(address) => Self::Ip(Address { port, ..address }),
+            Self::Ib(ib) => Self::Ib(IbAddress {
+                service: (ib.service & ib.mask & PORT_SPACE) | u64::from(port),
+                mask: u64::MAX,
+                ..ib
+            }),
+        }
+    }
+
+    /// Returns the port space in which an id of a port space has its port, and the address with the service id of that. Of
+    /// InfiniBand's family the service id decides, as far as its mask goes.
+    pub(super) fn in_port_space(self, port_space: u16) -> Option<(u16, Self)> {
+        let Self::Ib(ib) = self else {
+            return Some((port_space, self));
         };
-        bytes[..2].copy_from_slice(&family.to_ne_bytes());
-        (bytes, size)
+        let mask = ib.mask & PORT_SPACE;
+        let allowed: &[u16] = match port_space {
+            PS_IB => &[PS_IB, PS_TCP, PS_UDP],
+            PS_TCP => &[PS_TCP],
+            PS_UDP => &[PS_UDP],
+            _ => &[],
+        };
+        let mut allowed = allowed.iter().copied();
+        let space = allowed.find(|space| ib.service & mask == u64::from(*space) << 16 & mask)?;
+        let service = u64::from(space) << 16 | u64::from(self.port());
+        let mask = ib.mask | PORT_SPACE;
+        Some((
+            space,
+            Self::Ib(IbAddress {
+                service,
+                mask,
+                ..ib
+            }),
+        ))
     }
 }
 
-/// Lays a GID out as an address of the family of InfiniBand.
-pub(super) fn gid_address(gid: Gid) -> [u8; ADDRESS_SIZE] {
-    let mut bytes = [0; ADDRESS_SIZE];
-    bytes[..2].copy_from_slice(&IB.to_ne_bytes());
-    bytes[2..4].copy_from_slice(&u16::MAX.to_be_bytes());
-    bytes[8..24].copy_from_slice(&gid.0);
-    bytes
+/// Returns the family of an address as it is laid out.
+const fn family(bytes: &[u8; ADDRESS_SIZE]) -> u16 {
+    u16::from_ne_bytes([bytes[0], bytes[1]])
+}
+
+/// Returns the bytes of an address from an offset on.
+fn chunk<const N: usize>(bytes: &[u8; ADDRESS_SIZE], at: usize) -> [u8; N] {
+    let mut chunk = [0; N];
+    chunk.copy_from_slice(&bytes[at..at + N]);
+    chunk
 }
 
 /// Bytes of the header that stands before private data of a request (IBA, annex A11: RDMA IP CM service).
@@ -178,6 +348,7 @@ pub(super) fn read_ip_header(bytes: &[u8]) -> Option<(Address, IpAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::rdma_cm::PS_IPOIB;
 
     #[test]
     fn addresses_come_back_as_they_were_laid_out() {
@@ -186,16 +357,33 @@ mod tests {
             IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0x14, 0x500, 0, 1)),
         ] {
             let address = Address { ip, port: 7174 };
-            assert_eq!(Address::read(&address.write().0), Ok(Given::Ip(address)));
+            let any = SocketAddress::Ip(address);
+            let (bytes, size) = any.write();
+            assert_eq!(SocketAddress::read_sized(&bytes, size), Ok(any));
+            assert_eq!(
+                SocketAddress::read_sized(&bytes, size - 1),
+                Err(Errno::EINVAL)
+            );
             let to = Address { ip, port: 9 };
             assert_eq!(
                 read_ip_header(&ip_header(&address, &to)),
                 Some((address, ip))
             );
         }
-        let gid = Gid([7; 16]);
-        assert_eq!(Address::read(&gid_address(gid)), Ok(Given::Ib(gid)));
-        assert_eq!(Address::read(&[0; ADDRESS_SIZE]), Err(Errno::EINVAL));
+        let address = SocketAddress::Ib(IbAddress {
+            pkey: 0x8123,
+            flow_info: 5,
+            gid: Gid([7; 16]),
+            service: 0x0106_1c06,
+            mask: u64::MAX,
+            scope: 9,
+        });
+        let (bytes, size) = address.write();
+        assert_eq!(SocketAddress::read_sized(&bytes, size), Ok(address));
+        assert_eq!((size, address.port()), (48, 0x1c06));
+        let nothing = [0; ADDRESS_SIZE];
+        assert_eq!(SocketAddress::read(&nothing), Err(Errno::EINVAL));
+        assert!(SocketAddress::is_given(&bytes) && !SocketAddress::is_given(&nothing));
         assert_eq!(read_ip_header(&[0; 40]), None);
     }
 
@@ -215,14 +403,46 @@ mod tests {
         assert_eq!(gid("127.77.1.2"), Some(peer));
         assert_eq!(gid("::ffff:127.77.1.2"), Some(peer));
         assert_eq!(gid("127.77.1.3"), None);
-        assert!(book.is_own("0.0.0.0".parse().unwrap(), own));
-        assert!(!book.is_own("127.77.1.2".parse().unwrap(), own));
-        let public = |text: &str| {
+        let bindable = |text: &str| {
             let ip = text.parse().unwrap();
-            book.public(Address { ip, port: 9 }, own).ip.to_string()
+            let bound = book.bindable(SocketAddress::Ip(Address { ip, port: 9 }), Some(own))?;
+            match bound {
+                SocketAddress::Ip(bound) => Ok(bound.ip.to_string()),
+                SocketAddress::Ib(_) => Err(Errno::EPROTO),
+            }
         };
-        assert_eq!(public("127.0.0.1"), "127.77.1.1");
-        assert_eq!(public("::1"), Ipv6Addr::from(own.0).to_string());
-        assert_eq!(public("0.0.0.0"), "0.0.0.0");
+        assert_eq!(bindable("127.0.0.1").as_deref(), Ok("127.77.1.1"));
+        assert_eq!(bindable("::1"), Ok(Ipv6Addr::from(own.0).to_string()));
+        assert_eq!(bindable("0.0.0.0").as_deref(), Ok("0.0.0.0"));
+        assert_eq!(bindable("127.77.1.2"), Err(Errno::EADDRNOTAVAIL));
+        let ib = |gid| {
+            SocketAddress::Ib(IbAddress {
+                gid,
+                ..IbAddress::default()
+            })
+        };
+        assert_eq!(book.bindable(ib(own), Some(own)), Ok(ib(own)));
+        assert_eq!(book.bindable(ib(peer), Some(own)), Err(Errno::ENODEV));
+        assert_eq!(book.bindable(ib(LOOPBACK), None), Ok(ib(LOOPBACK)));
+    }
+
+    #[test]
+    fn the_service_id_of_an_infiniband_address_chooses_the_port_space() {
+        let space = |port_space, service, mask| {
+            let address = IbAddress {
+                service,
+                mask,
+                ..IbAddress::default()
+            };
+            let found = SocketAddress::Ib(address).in_port_space(port_space);
+            found.map(|(space, address)| (space, address.port()))
+        };
+        let tcp = u64::from(PS_TCP) << 16;
+        assert_eq!(space(PS_IB, tcp | 7, u64::MAX), Some((PS_TCP, 7)));
+        assert_eq!(space(PS_IB, tcp | 7, PORT_SPACE), Some((PS_TCP, 0)));
+        assert_eq!(space(PS_IB, 7, 0xffff), Some((PS_IB, 7)));
+        assert_eq!(space(PS_TCP, 0, 0), Some((PS_TCP, 0)));
+        assert_eq!(space(PS_UDP, tcp, u64::MAX), None);
+        assert_eq!(space(PS_IPOIB, 0, 0), None);
     }
 }

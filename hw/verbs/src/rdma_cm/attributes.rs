@@ -84,7 +84,7 @@ impl RdmaCm {
             }
             (RTS, Some(peer)) => {
                 attr.sq_psn = id.psn.into();
-                attr.timeout = peer.ack_timeout;
+                attr.timeout = id.options.ack_timeout.unwrap_or(peer.ack_timeout);
                 attr.retry_cnt = peer.retry_count;
                 attr.rnr_retry = peer.rnr_retry_count;
                 attr.max_rd_atomic = peer.initiator_depth;

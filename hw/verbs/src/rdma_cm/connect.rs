@@ -5,10 +5,10 @@ use ib_endpoint::cm::{CmEvent, CmEventKind, ConnId, Rendezvous};
 use ib_endpoint::{MadAddress, MadTransport};
 use ib_vtime::Duration;
 use ib_wire::cm::{CmRej, CmRep, CmReq, CmSidrRep, CmSidrReq, CmTransport, RejReason, SidrStatus};
-use ib_wire::{GidIndex, Mtu, PortNum, Psn, QKey, Qpn, ServiceId};
+use ib_wire::{Gid, GidIndex, Mtu, PortNum, Psn, QKey, Qpn, ServiceId};
 use zerocopy::IntoBytes;
 
-use super::address::{Address, IP_HEADER, ip_header, read_ip_header};
+use super::address::{Address, IP_HEADER, IbAddress, SocketAddress, ip_header, read_ip_header};
 use super::attributes::ah_attr;
 use super::{CmHost, CmId, RdmaCm, read, read_padded};
 use crate::abi::rdma_cm::{
@@ -37,9 +37,63 @@ pub(super) struct Peer {
     pub(super) rnr_retry_count: u8,
 }
 
-/// Returns the service of a port of a port space.
-fn service_id(port_space: u16, port: u16) -> ServiceId {
-    ServiceId::new(u64::from(port_space) << 16 | u64::from(port))
+/// A request for a connection, or for a datagram service, as far as addresses go.
+#[derive(Debug)]
+struct Asked<'d> {
+    service: ServiceId,
+    pkey: u16,
+    /// Own GID and the peer's, which a request for a datagram service does not have.
+    gids: Option<(Gid, Gid)>,
+    private_data: &'d [u8],
+}
+
+impl<'d> Asked<'d> {
+    /// Returns `true` if an id that listens at an address takes the request.
+    fn is_for(&self, bound: &SocketAddress, is_family_only: bool) -> bool {
+        let called = read_ip_header(self.private_data).map(|(_, own)| own.to_canonical());
+        match (bound, called) {
+            (SocketAddress::Ib(_), _) => true,
+            (SocketAddress::Ip(_), None) => false,
+            (SocketAddress::Ip(_), Some(_)) if bound.is_any() && !is_family_only => true,
+            (SocketAddress::Ip(bound), Some(called)) => {
+                let is_same = bound.ip.is_unspecified() || bound.ip == called;
+                bound.ip.is_ipv4() == called.is_ipv4() && (is_same || called.is_loopback())
+            }
+        }
+    }
+
+    /// Returns the addresses of the id that a request makes for one that listens at `bound`, own and peer's, and the private
+    /// data that is the program's.
+    fn addresses(&self, bound: &SocketAddress) -> Option<(SocketAddress, SocketAddress, &'d [u8])> {
+        match bound {
+            SocketAddress::Ip(_) => {
+                let (peer, own) = read_ip_header(self.private_data)?;
+                let local = SocketAddress::Ip(Address {
+                    ip: own,
+                    port: bound.port(),
+                });
+                let data = self.private_data.get(IP_HEADER..)?;
+                Some((local, SocketAddress::Ip(peer), data))
+            }
+            SocketAddress::Ib(listening) => {
+                let (own, peer) = self.gids.unwrap_or((listening.gid, Gid::NONE));
+                let local = IbAddress {
+                    pkey: self.pkey,
+                    gid: own,
+                    service: self.service.get(),
+                    mask: u64::MAX,
+                    ..*listening
+                };
+                let remote = IbAddress {
+                    pkey: self.pkey,
+                    gid: peer,
+                    ..IbAddress::default()
+                };
+                let [local, remote] = [local, remote].map(SocketAddress::Ib);
+                Some((local, remote, self.private_data))
+            }
+        }
+    }
 }
 
 /// Returns the private data that a program gives.
@@ -79,15 +133,29 @@ impl RdmaCm {
             self.bind_anywhere(channel, number)?;
         }
         let id = self.get(channel, number)?;
-        let local = id.local.ok_or(Errno::EINVAL)?;
-        if id.listener.is_some() {
+        let bound = id.local.filter(|_| id.is_bound_only());
+        let (Some(local), Some(space)) = (bound, id.holds_port_in) else {
             return Err(Errno::EINVAL);
+        };
+        let service = id.service(&local);
+        if id.options.reuses_address {
+            self.check_port(number, space, &local, false)?;
         }
-        let service = service_id(id.port_space, local.port);
-        let listener = host.port.cm().listen(service, u64::MAX);
-        let listener = listener.map_err(|_| Errno::EADDRINUSE)?;
+        let mut others = self.ids.values();
+        let shared = others.find_map(|other| {
+            let listener = other.listener?;
+            (other.service(&other.local?) == service).then_some(listener)
+        });
+        let listener = match shared {
+            Some(listener) => listener,
+            None => {
+                let listener = host.port.cm().listen(service, u64::MAX);
+                listener.map_err(|_| Errno::EADDRINUSE)?
+            }
+        };
+        let id = self.get(channel, number)?;
+        id.options.reuses_address = false;
         id.listener = Some(listener);
-        self.by_connection.insert(listener, number);
         Ok(())
     }
 
@@ -111,8 +179,13 @@ impl RdmaCm {
         }
         let param = &asked.param;
         let data = given(&param.private_data, param.private_data_len);
-        let header = ip_header(&local, &remote);
-        let service = service_id(id.port_space, remote.port);
+        let header = match (&local, &remote) {
+            (SocketAddress::Ip(local), SocketAddress::Ip(remote)) => {
+                ip_header(local, remote).to_vec()
+            }
+            _ => Vec::new(),
+        };
+        let service = id.service(&remote);
         let connection = if id.is_datagram() {
             let mut req = path.sidr_request(service);
             fill(&mut req.private_data, &[&header, data])?;
@@ -170,9 +243,9 @@ impl RdmaCm {
         let data = given(&param.private_data, param.private_data_len);
         id.uid = asked.uid.get();
         let sent = if id.is_datagram() {
-            let qkey = match param.qkey.get() {
-                0 => id.qkey().ok_or(Errno::EADDRNOTAVAIL)?,
-                qkey => QKey::new(qkey),
+            let qkey = match (id.local, param.qkey.get()) {
+                (Some(SocketAddress::Ib(_)), qkey) if qkey != 0 => QKey::new(qkey),
+                _ => id.qkey().ok_or(Errno::EADDRNOTAVAIL)?,
             };
             let mut rep = CmSidrRep {
                 status: SidrStatus::OK,
@@ -354,29 +427,38 @@ impl RdmaCm {
         self.tell(number, cm_event::ESTABLISHED, 0, param.as_bytes());
     }
 
-    /// Adds the id of a connection that a peer asks for. Returns the listening id, and the new one.
-    fn requested(
+    /// Adds the id of a connection that a peer asks for. Returns the listening id, and the new one, with the private data that
+    /// is the program's.
+    fn requested<'d>(
         &mut self,
         listener: ConnId,
         connection: ConnId,
-        from: Address,
-        to: core::net::IpAddr,
-    ) -> Option<(u32, u32)> {
-        let by = *self.by_connection.get(&listener)?;
-        let listening = self.ids.get(&by)?;
-        let (channel, uid, space) = (listening.channel, listening.uid, listening.port_space);
-        let broadcast = listening.broadcast.settled();
-        let port = listening.local?.port;
+        asked: &Asked<'d>,
+    ) -> Option<(u32, u32, &'d [u8])> {
+        let mut ids = self.ids.iter();
+        let (by, listening) = ids.find(|(_, id)| {
+            let bound = id.local.filter(|_| id.listener == Some(listener));
+            bound.is_some_and(|bound| asked.is_for(&bound, id.is_family_only(&bound)))
+        })?;
+        let (by, bound) = (*by, listening.local?);
+        let (local, remote, data) = asked.addresses(&bound)?;
         let charge = self.charge(cost::CM_ID).ok()?;
-        let mut id = CmId::new(channel, uid, space, charge);
-        id.local = Some(Address { ip: to, port });
-        id.remote = Some(from);
+        let mut id = CmId::new(
+            listening.channel,
+            listening.uid,
+            listening.port_space,
+            listening.qp_type,
+            charge,
+        );
+        id.options = listening.options;
+        id.local = Some(local);
+        id.remote = Some(remote);
         id.connection = Some(connection);
-        id.broadcast = broadcast;
+        id.broadcast = listening.broadcast.settled();
         id.psn = self.fresh_psn();
         let number = self.add(id).ok()?;
         self.by_connection.insert(connection, number);
-        Some((by, number))
+        Some((by, number, data))
     }
 
     fn req_received<G: MadTransport>(
@@ -387,13 +469,17 @@ impl RdmaCm {
         from: &MadAddress,
         req: &CmReq,
     ) {
-        let header = read_ip_header(&req.private_data);
-        let made = header.and_then(|(peer, own)| self.requested(listener, connection, peer, own));
-        let Some((listening, number)) = made else {
+        let path = &req.primary;
+        let asked = Asked {
+            service: req.service_id,
+            pkey: req.pkey.get(),
+            gids: Some((path.remote_gid, path.local_gid)),
+            private_data: &req.private_data,
+        };
+        let Some((listening, number, data)) = self.requested(listener, connection, &asked) else {
             let _ = host.port.cm().destroy(host.now, connection);
             return;
         };
-        let path = &req.primary;
         let port = host.port.port();
         let mut address = reply_address(from, port);
         address.dlid = path.local_lid;
@@ -422,7 +508,7 @@ impl RdmaCm {
             srq: req.srq().into(),
             ..ConnParam::default()
         };
-        let param = conn_param(param, &req.private_data[IP_HEADER..]);
+        let param = conn_param(param, data);
         self.tell_request(host, listening, number, param.as_bytes());
     }
 
@@ -434,9 +520,13 @@ impl RdmaCm {
         from: &MadAddress,
         req: &CmSidrReq,
     ) {
-        let header = read_ip_header(&req.private_data);
-        let made = header.and_then(|(peer, own)| self.requested(listener, connection, peer, own));
-        let Some((listening, number)) = made else {
+        let asked = Asked {
+            service: req.service_id,
+            pkey: req.pkey.get(),
+            gids: None,
+            private_data: &req.private_data,
+        };
+        let Some((listening, number, data)) = self.requested(listener, connection, &asked) else {
             let _ = host.port.cm().destroy(host.now, connection);
             return;
         };
@@ -444,7 +534,6 @@ impl RdmaCm {
             path: ah_attr(&reply_address(from, host.port.port())),
             ..UdParam::default()
         };
-        let data = &req.private_data[IP_HEADER..];
         param.private_data[..data.len()].copy_from_slice(data);
         param.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
         self.tell_request(host, listening, number, param.as_bytes());

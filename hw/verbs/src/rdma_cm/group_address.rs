@@ -4,8 +4,8 @@ use core::net::IpAddr;
 
 use ib_wire::{Gid, PKey};
 
-use super::PS_UDP;
-use super::address::Given;
+use super::address::SocketAddress;
+use crate::abi::rdma_cm::PS_UDP;
 
 /// Signatures of IPoIB in an MGID (RFC 4391, section 4).
 const IPV4: u16 = 0x401b;
@@ -25,10 +25,10 @@ pub(super) fn broadcast_mgid(partition: PKey) -> Gid {
 }
 
 /// Returns the MGID that an address stands for; 0, with which the SA chooses one, for an address of 0.
-pub(super) fn mgid(address: &Given, port_space: u16, partition: PKey) -> Gid {
+pub(super) fn mgid(address: &SocketAddress, port_space: u16, partition: PKey) -> Gid {
     let ip = match address {
-        Given::Ib(gid) => return *gid,
-        Given::Ip(address) => address.ip,
+        SocketAddress::Ib(ib) => return ib.gid,
+        SocketAddress::Ip(address) => address.ip,
     };
     let mut bytes = match ip {
         _ if ip.is_unspecified() => return Gid::NONE,
@@ -68,16 +68,20 @@ const fn is_from_sa(bytes: [u8; 16]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PS_IPOIB;
-    use super::super::address::Address;
+    use super::super::address::{Address, IbAddress};
     use super::*;
+    use crate::abi::rdma_cm::PS_IPOIB;
 
     #[test]
     fn addresses_of_groups_are_mapped_as_ipoib_and_the_rdma_cm_do() {
         let partition = PKey::new(0x8123);
         let map = |text: &str, port_space| {
             let ip = text.parse().unwrap();
-            let mgid = mgid(&Given::Ip(Address { ip, port: 9 }), port_space, partition);
+            let mgid = mgid(
+                &SocketAddress::Ip(Address { ip, port: 9 }),
+                port_space,
+                partition,
+            );
             core::net::Ipv6Addr::from(mgid.0).to_string()
         };
         for (address, ipoib, udp) in [
@@ -100,9 +104,13 @@ mod tests {
             assert_eq!(map(address, PS_UDP), udp);
         }
         let gid = Gid([7; 16]);
-        assert_eq!(mgid(&Given::Ib(gid), PS_UDP, partition), gid);
+        let ib = SocketAddress::Ib(IbAddress {
+            gid,
+            ..IbAddress::default()
+        });
+        assert_eq!(mgid(&ib, PS_UDP, partition), gid);
         let broadcast = broadcast_mgid(PKey::DEFAULT_FULL);
-        let everybody = Given::Ip(Address {
+        let everybody = SocketAddress::Ip(Address {
             ip: core::net::Ipv4Addr::BROADCAST.into(),
             port: 0,
         });

@@ -6,9 +6,11 @@
 
 mod address;
 mod attributes;
+mod bind;
 mod connect;
 mod group_address;
 mod multicast;
+mod options;
 mod resolve;
 
 use std::collections::BTreeMap;
@@ -17,11 +19,12 @@ use ib_endpoint::cm::ConnId;
 use ib_endpoint::sa_client::QueryId;
 use ib_endpoint::{EndPort, EndPortEvent, MadTransport, PortPath, SaAnswer, SaError, SaEvent};
 use ib_vtime::{Instant, Secret, SecretNumbers};
-use ib_wire::{Gid, GidIndex, Guid, PKey, QKey};
+use ib_wire::{Gid, GidIndex, Guid, PKey, QKey, ServiceId};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::abi::rdma_cm::{
-    CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, UDP_QKEY, cm_command,
+    CmCommandHeader, CmEventRecord, CreateId, IdAnswer, IdArgument, IdCommand, PS_IB, PS_IPOIB,
+    PS_TCP, PS_UDP, QPT_RC, QPT_UD, SetOption, UDP_QKEY, cm_command,
 };
 use crate::budget::cost;
 use crate::event_queue::EventQueue;
@@ -29,18 +32,13 @@ use crate::{Budget, ChannelId, Charge, Errno, EventRecord, Reply, RetiredEvents}
 
 pub use address::AddressBook;
 
-use address::Address;
+use address::SocketAddress;
 use connect::Peer;
 use multicast::{Broadcast, Groups};
+use options::Options;
 
 /// Ids of a process at most.
 const MAX_IDS: usize = 4096;
-
-/// Port spaces (`enum rdma_ucm_port_space`).
-const PS_IPOIB: u16 = 0x0002;
-const PS_TCP: u16 = 0x0106;
-const PS_UDP: u16 = 0x0111;
-const PS_IB: u16 = 0x013f;
 
 /// The port that ids use, lent for a call.
 #[derive(Debug)]
@@ -73,12 +71,17 @@ struct CmId {
     channel: ChannelId,
     uid: u64,
     port_space: u16,
+    qp_type: u8,
+    options: Options,
     /// Address that the id is bound to.
-    local: Option<Address>,
-    remote: Option<Address>,
+    local: Option<SocketAddress>,
+    /// Port space in which the id has the port of its address. Ids that requests make have none: the port is the listener's.
+    holds_port_in: Option<u16>,
+    remote: Option<SocketAddress>,
     remote_gid: Option<Gid>,
     path: Option<PortPath>,
     query: Option<QueryId>,
+    /// Listener of the id's service, which ids with other addresses or families may share.
     listener: Option<ConnId>,
     connection: Option<ConnId>,
     /// The other queue pair, once it is known.
@@ -231,7 +234,20 @@ impl RdmaCm {
         matches!(number, Ok(cm_command::BIND | cm_command::RESOLVE_ADDR))
     }
 
-    /// Carries out a command of a file. Addresses that it names are looked up.
+    /// Returns the address and the length of the option in a program's memory that a command sets.
+    #[must_use]
+    pub fn names_option(bytes: &[u8]) -> Option<(u64, usize)> {
+        let (header, payload) = CmCommandHeader::read_from_prefix(bytes).ok()?;
+        if header.command.get() != cm_command::SET_OPTION {
+            return None;
+        }
+        let asked: SetOption = read(payload).ok()?;
+        let length = usize::try_from(asked.optlen.get()).ok()?;
+        Some((asked.optval.get(), length))
+    }
+
+    /// Carries out a command of a file. Addresses that it names are looked up. The option that SET_OPTION names follows the
+    /// command.
     ///
     /// # Errors
     /// The error number that the kernel would give.
@@ -268,7 +284,7 @@ impl RdmaCm {
             cm_command::REJECT => self.reject(host, channel, payload).map(done),
             cm_command::DISCONNECT => self.disconnect(host, channel, payload).map(done),
             cm_command::INIT_QP_ATTR => self.init_qp_attr(host, channel, payload).map(plain),
-            cm_command::SET_OPTION => Ok(Reply::default()),
+            cm_command::SET_OPTION => self.set_option(host, channel, payload).map(done),
             cm_command::NOTIFY => self.notify(host, channel, payload).map(done),
             cm_command::MIGRATE_ID => self.migrate_id(channel, payload),
             cm_command::JOIN_MCAST => self.join(host, channel, payload).map(plain),
@@ -310,8 +326,14 @@ impl RdmaCm {
         if !matches!(port_space, PS_TCP | PS_UDP | PS_IPOIB | PS_IB) {
             return Err(Errno::EINVAL);
         }
+        let qp_type = match port_space {
+            PS_TCP => QPT_RC,
+            PS_IB => asked.qp_type,
+            _ => QPT_UD,
+        };
         let charge = self.charge(cost::CM_ID)?;
-        let number = self.add(CmId::new(channel, asked.uid.get(), port_space, charge))?;
+        let id = CmId::new(channel, asked.uid.get(), port_space, qp_type, charge);
+        let number = self.add(id)?;
         let answer = IdAnswer {
             value: number.into(),
         };
@@ -342,8 +364,13 @@ impl RdmaCm {
             self.by_query.remove(&query);
             host.port.cancel_query(query);
         }
-        for connection in [id.listener, id.connection].into_iter().flatten() {
+        let mut others = self.ids.values();
+        let is_shared = others.any(|other| other.listener == id.listener);
+        let listener = id.listener.filter(|_| !is_shared);
+        if let Some(connection) = id.connection {
             self.by_connection.remove(&connection);
+        }
+        for connection in [listener, id.connection].into_iter().flatten() {
             // It may be over already.
             let _ = host.port.cm().destroy(host.now, connection);
         }
@@ -477,12 +504,15 @@ impl RdmaCm {
 }
 
 impl CmId {
-    const fn new(channel: ChannelId, uid: u64, port_space: u16, charge: Charge) -> Self {
+    fn new(channel: ChannelId, uid: u64, port_space: u16, qp_type: u8, charge: Charge) -> Self {
         Self {
             channel,
             uid,
             port_space,
+            qp_type,
+            options: Options::default(),
             local: None,
+            holds_port_in: None,
             remote: None,
             remote_gid: None,
             path: None,
@@ -500,7 +530,28 @@ impl CmId {
     }
 
     const fn is_datagram(&self) -> bool {
-        matches!(self.port_space, PS_UDP | PS_IPOIB)
+        self.qp_type == QPT_UD
+    }
+
+    /// Returns `true` if the id is bound to an address, and nothing beyond that.
+    const fn is_bound_only(&self) -> bool {
+        let is_used = self.listener.is_some() || self.connection.is_some();
+        self.local.is_some() && self.remote.is_none() && !is_used
+    }
+
+    /// Returns `true` if the id is bound to the device, as one with a specific address is.
+    fn is_on_device(&self) -> bool {
+        self.local.is_some_and(|local| !local.is_any())
+    }
+
+    /// Returns the service that an address of the id stands for.
+    fn service(&self, address: &SocketAddress) -> ServiceId {
+        ServiceId::new(match address {
+            SocketAddress::Ip(address) => {
+                u64::from(self.port_space) << 16 | u64::from(address.port)
+            }
+            SocketAddress::Ib(address) => address.service,
+        })
     }
 
     /// Returns the Q_Key of datagrams, unless it is the broadcast group's and not known.

@@ -11,7 +11,7 @@ use ib_wire::Gid;
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord};
 use zerocopy::IntoBytes;
 
-use super::address::{Address, Given, SOCKADDR_IB};
+use super::address::SocketAddress;
 use super::attributes::ah_attr;
 use super::group_address::{broadcast_mgid, mgid};
 use super::{CmHost, CmId, PS_IPOIB, Purpose, RdmaCm, count, read};
@@ -138,10 +138,7 @@ impl RdmaCm {
         payload: &[u8],
     ) -> Result<Vec<u8>, Errno> {
         let asked: JoinMcast = read(payload)?;
-        let address = Address::read(&asked.addr)?;
-        if asked.addr_size.get() != size(&address) {
-            return Err(Errno::EINVAL);
-        }
+        let address = SocketAddress::read_sized(&asked.addr, asked.addr_size.get())?;
         let join_state = match asked.join_flags.get() {
             FULL_MEMBER => JoinState::FULL_MEMBER,
             SEND_ONLY_FULL_MEMBER => JoinState::SEND_ONLY_FULL_MEMBER,
@@ -161,7 +158,7 @@ impl RdmaCm {
         let asked: JoinIpMcast = read(payload)?;
         let mut bytes = [0; ADDRESS_SIZE];
         bytes[..IP_ADDRESS_SIZE].copy_from_slice(&asked.addr);
-        let address @ Given::Ip(_) = Address::read(&bytes)? else {
+        let address @ SocketAddress::Ip(_) = SocketAddress::read(&bytes)? else {
             return Err(Errno::EINVAL);
         };
         let uid = asked.uid.get();
@@ -176,7 +173,7 @@ impl RdmaCm {
         channel: ChannelId,
         id_number: u32,
         uid: u64,
-        address: &Given,
+        address: &SocketAddress,
         join_state: JoinState,
     ) -> Result<Vec<u8>, Errno> {
         let id = self.get(channel, id_number)?;
@@ -519,19 +516,10 @@ impl RdmaCm {
 impl CmId {
     /// Returns `true` if the id is one of datagrams that is bound to the device, and nothing beyond that.
     fn may_join(&self) -> bool {
-        let is_bound = self.local.is_some_and(|local| !local.ip.is_unspecified());
+        let is_bound = self.is_on_device();
         let has_route = self.query.is_some() || self.path.is_some();
         let is_used = self.listener.is_some() || self.connection.is_some();
         self.is_datagram() && is_bound && !has_route && !is_used
-    }
-}
-
-/// Returns the bytes of an address of its family.
-const fn size(address: &Given) -> u16 {
-    match address {
-        Given::Ib(_) => SOCKADDR_IB,
-        Given::Ip(address) if address.ip.is_ipv4() => 16,
-        Given::Ip(_) => 28,
     }
 }
 

@@ -1,16 +1,18 @@
 //! Addresses and paths of ids.
 
-use std::collections::BTreeSet;
+use core::net::{IpAddr, Ipv6Addr};
 
 use ib_endpoint::{MadTransport, PortPath, SaAnswer, SaError, SaRequest};
 use ib_wire::sa::PathRecord;
-use zerocopy::IntoBytes;
+use ib_wire::{Gid, PKey};
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::address::{Address, AddressBook, Given, SOCKADDR_IB, gid_address};
+use super::address::{Address, AddressBook, IbAddress, SocketAddress};
 use super::group_address::mgid;
-use super::{CmHost, PS_IPOIB, Purpose, RdmaCm, read};
+use super::{CmHost, Purpose, RdmaCm, read};
 use crate::abi::rdma_cm::{
-    Bind, IdArgument, IdCommand, QueryAddrAnswer, QueryPathAnswer, ResolveAddr, cm_event,
+    ADDRESS_SIZE, IdArgument, IdCommand, PS_IPOIB, QueryAddrAnswer, QueryPathAnswer, ResolveAddr,
+    cm_event,
 };
 use crate::{ChannelId, Errno};
 
@@ -20,65 +22,12 @@ const QUERY_PATH: u32 = 1;
 const QUERY_GID: u32 = 2;
 
 /// Uses of a path: of the CM's messages, primary, both ways (`IB_PATH_*`).
-const PATH_FLAGS: u32 = 1 | 2 | 8;
+const PATH_FLAGS: u32 = 1 | 2 | 8 | 32;
 
-/// Ports that are given to ids that do not care.
-pub(super) const EPHEMERAL: u16 = 49_152;
+/// Bytes of a path with its uses (`struct ib_path_rec_data`).
+const PATH_SIZE: usize = 72;
 
 impl RdmaCm {
-    pub(super) fn bind<G: MadTransport>(
-        &mut self,
-        host: &mut CmHost<'_, G>,
-        addresses: &AddressBook,
-        channel: ChannelId,
-        payload: &[u8],
-    ) -> Result<(), Errno> {
-        let asked: Bind = read(payload)?;
-        let number = asked.id.get();
-        self.get(channel, number)?;
-        let address = match Address::read(&asked.addr)? {
-            Given::Ip(address) => address,
-            // The library tries whether the family is known.
-            Given::Ib(_) => return Ok(()),
-        };
-        let own = host.own_gid().ok_or(Errno::ENODEV)?;
-        if !addresses.is_own(address.ip, own) {
-            return Err(Errno::EADDRNOTAVAIL);
-        }
-        self.bind_to(channel, number, addresses.public(address, own))?;
-        if self.get(channel, number)?.port_space == PS_IPOIB {
-            self.learn_broadcast(host, number);
-        }
-        Ok(())
-    }
-
-    /// Binds an id to every address of the VF.
-    pub(super) fn bind_anywhere(&mut self, channel: ChannelId, number: u32) -> Result<(), Errno> {
-        let ip = core::net::Ipv4Addr::UNSPECIFIED.into();
-        self.bind_to(channel, number, Address { ip, port: 0 })
-    }
-
-    /// Binds an id; a port of 0 is replaced by one that is free.
-    fn bind_to(&mut self, channel: ChannelId, number: u32, address: Address) -> Result<(), Errno> {
-        let mut address = address;
-        let space = self.get(channel, number)?.port_space;
-        let others = self.ids.iter().filter(|(other, id)| {
-            **other != number && id.port_space == space && id.remote.is_none()
-        });
-        let taken: BTreeSet<u16> = others.filter_map(|(_, id)| Some(id.local?.port)).collect();
-        if address.port == 0 {
-            // There are more ports than ids.
-            while address.port == 0 || taken.contains(&address.port) {
-                address.port = EPHEMERAL + self.next_port % (u16::MAX - EPHEMERAL);
-                self.next_port = self.next_port.wrapping_add(1);
-            }
-        } else if taken.contains(&address.port) {
-            return Err(Errno::EADDRINUSE);
-        }
-        self.get(channel, number)?.local = Some(address);
-        Ok(())
-    }
-
     pub(super) fn resolve_addr<G: MadTransport>(
         &mut self,
         host: &mut CmHost<'_, G>,
@@ -87,52 +36,93 @@ impl RdmaCm {
         payload: &[u8],
     ) -> Result<(), Errno> {
         let asked: ResolveAddr = read(payload)?;
-        let number = asked.id.get();
-        self.get(channel, number)?;
-        let own = host.own_gid().ok_or(Errno::ENODEV)?;
-        if asked.src_size.get() != 0
-            && let Given::Ip(source) = Address::read(&asked.src_addr)?
-        {
-            if !addresses.is_own(source.ip, own) {
-                return Err(Errno::EADDRNOTAVAIL);
-            }
-            self.bind_to(channel, number, addresses.public(source, own))?;
+        if asked.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
         }
-        let Given::Ip(remote) = Address::read(&asked.dst_addr)? else {
-            return Err(Errno::EOPNOTSUPP);
+        let is_given = SocketAddress::is_given(&asked.src_addr);
+        let source = match asked.src_size.get() {
+            0 if !is_given => None,
+            0 => Some(SocketAddress::read(&asked.src_addr)?),
+            size => Some(SocketAddress::read_sized(&asked.src_addr, size)?),
         };
-        let known = if remote.ip.is_multicast() {
-            // The port space's own signature comes with the group that is joined.
-            Some(mgid(&Given::Ip(remote), PS_IPOIB, host.partition()))
-        } else {
-            addresses.gid(remote.ip, own)
+        let remote = SocketAddress::read_sized(&asked.dst_addr, asked.dst_size.get())?;
+        let number = asked.id.get();
+        // An id that is bound is not bound anew, whatever the source.
+        if !self.get(channel, number)?.is_bound_only() {
+            let source = source.unwrap_or_else(|| remote.any());
+            self.bind_given(host, addresses, channel, number, source)?;
+        }
+        let local = self.get(channel, number)?.local.ok_or(Errno::EINVAL)?;
+        if !local.is_like(&remote) {
+            return Err(Errno::EINVAL);
+        }
+        let own = host.own_gid().ok_or(Errno::ENODEV)?;
+        let (source, gid) = match remote {
+            SocketAddress::Ib(ib) => {
+                self.check_partition(host, channel, number, &ib, own)?;
+                let loops = remote.is_any();
+                let source = SocketAddress::Ib(IbAddress { gid: own, ..ib });
+                (source, Some(if loops { own } else { ib.gid }))
+            }
+            SocketAddress::Ip(ip) => {
+                let own_ip = match ip.ip {
+                    IpAddr::V4(_) => addresses.own.into(),
+                    IpAddr::V6(_) => Ipv6Addr::from(own.0).into(),
+                };
+                let gid = match ip.ip {
+                    // The port space's own signature comes with the group that is joined.
+                    group if group.is_multicast() => {
+                        Some(mgid(&remote, PS_IPOIB, host.partition()))
+                    }
+                    any if any.is_unspecified() => Some(own),
+                    other => addresses.gid(other, own),
+                };
+                (SocketAddress::Ip(Address { ip: own_ip, ..ip }), gid)
+            }
         };
-        let Some(gid) = known else {
+        let Some(gid) = gid else {
             self.tell(number, cm_event::ADDR_ERROR, Errno::ETIMEDOUT.status(), &[]);
             return Ok(());
         };
-        let unbound = self.get(channel, number)?.local;
-        let source = match remote.ip {
-            core::net::IpAddr::V4(_) => addresses.own.into(),
-            core::net::IpAddr::V6(_) => core::net::Ipv6Addr::from(own.0).into(),
-        };
-        match unbound {
-            Some(local) if !local.ip.is_unspecified() => {}
-            other => {
-                let port = other.map_or(0, |local| local.port);
-                self.bind_to(channel, number, Address { ip: source, port })?;
-            }
-        }
         let id = self.get(channel, number)?;
+        if local.is_any() {
+            id.local = Some(match (local, source) {
+                (SocketAddress::Ib(local), SocketAddress::Ib(source)) => {
+                    SocketAddress::Ib(IbAddress {
+                        gid: source.gid,
+                        ..local
+                    })
+                }
+                _ => source.with_port(local.port()),
+            });
+        }
         id.remote = Some(remote);
         id.remote_gid = Some(gid);
-        if remote.ip.is_multicast() || id.port_space == PS_IPOIB {
+        if gid.is_multicast() || id.port_space == PS_IPOIB {
             id.is_resolving = true;
             self.learn_broadcast(host, number);
         } else {
             self.tell(number, cm_event::ADDR_RESOLVED, 0, &[]);
         }
         Ok(())
+    }
+
+    /// Checks that the device reaches an address of InfiniBand's family: its partition, and its subnet.
+    fn check_partition<G: MadTransport>(
+        &mut self,
+        host: &CmHost<'_, G>,
+        channel: ChannelId,
+        number: u32,
+        remote: &IbAddress,
+        own: Gid,
+    ) -> Result<(), Errno> {
+        let is_any = SocketAddress::Ib(*remote).is_any();
+        if is_any || self.get(channel, number)?.is_on_device() {
+            return Ok(());
+        }
+        let partition = host.port.view().partition_index(PKey::new(remote.pkey));
+        let is_reached = partition.is_some() && remote.gid.prefix() == own.prefix();
+        is_reached.then_some(()).ok_or(Errno::ENODEV)
     }
 
     pub(super) fn resolve_route<G: MadTransport>(
@@ -149,7 +139,27 @@ impl RdmaCm {
         if id.query.is_some() {
             return Err(Errno::EINVAL);
         }
-        let request = SaRequest::path_by_gids(own, gid, None);
+        let mut record = PathRecord {
+            sgid: own,
+            dgid: gid,
+            ..PathRecord::default()
+        };
+        record.set_reversible(true);
+        record.set_numb_path(1);
+        let mut mask =
+            PathRecord::SGID | PathRecord::DGID | PathRecord::REVERSIBLE | PathRecord::NUMB_PATH;
+        match id.local {
+            Some(SocketAddress::Ib(local)) if local.pkey != 0 => {
+                record.pkey = PKey::new(local.pkey);
+                mask = mask | PathRecord::PKEY;
+            }
+            Some(local) if local.is_v4() && id.options.service_type != 0 => {
+                record.set_qos_class(id.options.service_type.into());
+                mask = mask | PathRecord::QOS_CLASS;
+            }
+            _ => {}
+        }
+        let request = SaRequest::get(&record, mask);
         let query = host.port.query(host.now, request);
         id.query = Some(query);
         self.by_query.insert(query, Purpose::Route(number));
@@ -183,6 +193,35 @@ impl RdmaCm {
         }
     }
 
+    /// Takes the path that a program gives for an id, in place of the SA's (`RDMA_OPTION_IB_PATH`).
+    pub(super) fn set_path<G: MadTransport>(
+        &mut self,
+        host: &CmHost<'_, G>,
+        channel: ChannelId,
+        number: u32,
+        paths: &[u8],
+    ) -> Result<(), Errno> {
+        let (paths, rest) = paths.as_chunks::<PATH_SIZE>();
+        let usable = paths.iter().find_map(|path| {
+            let (flags, record) = path.split_first_chunk::<8>()?;
+            let [a, b, c, d, ..] = *flags;
+            let is_usable = u32::from_ne_bytes([a, b, c, d]) == PATH_FLAGS;
+            is_usable.then(|| PathRecord::read_from_bytes(record).ok())?
+        });
+        let record = usable.filter(|_| rest.is_empty()).ok_or(Errno::EINVAL)?;
+        let id = self.get(channel, number)?;
+        let is_resolved = id.remote_gid.is_some() && !id.is_resolving;
+        let has_route = id.query.is_some() || id.path.is_some() || id.connection.is_some();
+        if !is_resolved || has_route {
+            return Err(Errno::EINVAL);
+        }
+        let path = PortPath::new(host.port.port(), host.port.view(), &record);
+        let path = path.map_err(|_| Errno::EINVAL)?;
+        id.path = Some(path.with_grh());
+        self.tell(number, cm_event::ROUTE_RESOLVED, 0, &[]);
+        Ok(())
+    }
+
     pub(super) fn query<G: MadTransport>(
         &mut self,
         host: &mut CmHost<'_, G>,
@@ -193,31 +232,41 @@ impl RdmaCm {
         let id = self.get(channel, asked.id.get())?;
         let mut answer = QueryAddrAnswer::default();
         // An id that listens everywhere is bound to no device.
-        let is_bound = id.local.is_some_and(|local| !local.ip.is_unspecified());
+        let is_bound = id.is_on_device();
+        let mut pkey = 0;
         if is_bound {
+            pkey = match id.local {
+                Some(SocketAddress::Ib(local)) => local.pkey,
+                _ => host.partition().get(),
+            };
             answer.node_guid = host.node_guid.get().to_be_bytes();
             answer.port_num = host.port.port().0;
-            answer.pkey = u16::MAX.into();
+            answer.pkey = pkey.to_be().into();
         }
-        match asked.argument.get() {
-            QUERY_ADDR => {
-                if let Some(local) = id.local {
-                    let (bytes, size) = local.write();
-                    (answer.src_addr, answer.src_size) = (bytes, size.into());
-                }
-                if let Some(remote) = id.remote {
-                    let (bytes, size) = remote.write();
-                    (answer.dst_addr, answer.dst_size) = (bytes, size.into());
-                }
-                Ok(answer.as_bytes().to_vec())
-            }
+        // A peer that is not known yet has the family of the own address.
+        let unknown = || id.local.map(|local| local.any());
+        let remote = id.remote.or_else(unknown);
+        let addresses = match asked.argument.get() {
+            QUERY_ADDR => [id.local, remote],
             QUERY_GID => {
                 let own = host.own_gid().filter(|_| is_bound).unwrap_or_default();
-                answer.src_size = SOCKADDR_IB.into();
-                answer.src_addr = gid_address(own);
-                answer.dst_size = SOCKADDR_IB.into();
-                answer.dst_addr = gid_address(id.remote_gid.unwrap_or_default());
-                Ok(answer.as_bytes().to_vec())
+                let gids = [own, id.remote_gid.unwrap_or_default()];
+                let known = [id.local, remote].into_iter().zip(gids);
+                let ib = known.map(|(known, gid)| match known {
+                    Some(address @ SocketAddress::Ib(_)) => address,
+                    known => {
+                        let nowhere = u64::from(id.port_space) << 16;
+                        let service = known.map(|known| id.service(&known).get());
+                        SocketAddress::Ib(IbAddress {
+                            pkey,
+                            gid,
+                            service: service.unwrap_or(nowhere),
+                            ..IbAddress::default()
+                        })
+                    }
+                });
+                let mut ib = ib.map(Some);
+                [ib.next().flatten(), ib.next().flatten()]
             }
             QUERY_PATH => {
                 let mut answer = QueryPathAnswer::default();
@@ -229,9 +278,16 @@ impl RdmaCm {
                     answer.record[..length].copy_from_slice(&record[..length]);
                     return Ok(answer.as_bytes().to_vec());
                 }
-                Ok(answer.as_bytes()[..8].to_vec())
+                return Ok(answer.as_bytes()[..8].to_vec());
             }
-            _ => Err(Errno::ENOSYS),
-        }
+            _ => return Err(Errno::ENOSYS),
+        };
+        let [source, destination] = addresses.map(|address| match address {
+            Some(address) => address.write(),
+            None => ([0; ADDRESS_SIZE], 0),
+        });
+        (answer.src_addr, answer.src_size) = (source.0, source.1.into());
+        (answer.dst_addr, answer.dst_size) = (destination.0, destination.1.into());
+        Ok(answer.as_bytes().to_vec())
     }
 }

@@ -10,7 +10,7 @@ use ib_wire::sa::SaMad;
 use ib_wire::{Guid, Lid, PKey, PortNum, QKey, Sl};
 use zerocopy::FromBytes;
 
-use super::super::address::gid_address;
+use super::super::address::{Address, IbAddress};
 use super::super::{AddressBook, PS_TCP, PS_UDP};
 use super::*;
 use crate::abi::rdma_cm::{
@@ -174,6 +174,7 @@ impl Opened {
         let id = number(&reply.unwrap());
         let bind = Bind {
             id: id.into(),
+            addr_size: 16.into(),
             addr: address(OWN.into()).0,
             ..Bind::default()
         };
@@ -252,7 +253,15 @@ impl Opened {
 }
 
 fn address(ip: IpAddr) -> ([u8; ADDRESS_SIZE], u16) {
-    Address { ip, port: 0 }.write()
+    SocketAddress::Ip(Address { ip, port: 0 }).write()
+}
+
+fn gid_address(gid: Gid) -> ([u8; ADDRESS_SIZE], u16) {
+    let address = IbAddress {
+        gid,
+        ..IbAddress::default()
+    };
+    SocketAddress::Ib(address).write()
 }
 
 fn number(reply: &Reply) -> u32 {
@@ -271,7 +280,7 @@ fn a_join_asks_for_what_the_kernel_asks_for_and_tells_the_groups_name() {
     assert_eq!((record.uid.get(), record.id.get()), (20, group));
     assert_eq!(record.event.get(), cm_event::MULTICAST_JOIN);
     let mgid = mgid(
-        &Address::read(&address(GROUP.into()).0).unwrap(),
+        &SocketAddress::read(&address(GROUP.into()).0).unwrap(),
         PS_UDP,
         PKey::DEFAULT_FULL,
     );
@@ -312,7 +321,7 @@ fn the_older_form_joins_ip_groups_alone() {
     opened.settle();
     opened.expect(20, cm_event::MULTICAST_JOIN, 0);
     join.addr
-        .copy_from_slice(&gid_address(Gid([0xff; 16]))[..IP_ADDRESS_SIZE]);
+        .copy_from_slice(&gid_address(Gid([0xff; 16])).0[..IP_ADDRESS_SIZE]);
     let refused = opened.command(number, join.as_bytes());
     assert_eq!(refused, Err(Errno::EINVAL));
 }
@@ -362,7 +371,7 @@ fn an_id_that_is_destroyed_takes_its_groups_and_their_unread_events_along() {
     let id = opened.bound(10, PS_UDP);
     opened.join(id, 20);
     let other = gid_address(Gid([0xff; 16]));
-    opened.ask(id, 21, (other, SOCKADDR_IB)).unwrap();
+    opened.ask(id, 21, other).unwrap();
     let reply = opened.about(cm_command::DESTROY_ID, id).unwrap();
     let elements: Vec<u64> = reply.retired.iter().map(|known| known.element).collect();
     assert_eq!(elements, [10, 20, 21]);

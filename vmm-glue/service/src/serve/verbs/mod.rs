@@ -12,12 +12,14 @@ pub(super) mod program;
 mod refusal;
 mod rings;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use hca_api::Hca;
+use hca_api::{AddressSpace, Hca};
 use ib_vtime::{Duration, Instant};
+use verbs_link::abi::rdma_cm::{CmCommandHeader, SetOption};
 use verbs_link::{
     CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply, Request,
     Verb, netlink,
@@ -26,6 +28,7 @@ use verbs_link::{
 use super::acceptor::Acceptor;
 use super::claim::Claim;
 use super::descriptors::DescriptorLimit;
+use super::lab::Lab;
 use super::listeners::Listener;
 use super::way_in::{Turn, WayIn};
 use crate::credentials::of_peer;
@@ -274,10 +277,18 @@ fn carry_out(
         Verb::CmCommand { channel } => {
             let addresses = RdmaCm::names_address(request.body).then(|| turn.lab.addresses(at));
             let addresses = addresses.flatten().unwrap_or_default();
+            let command = match RdmaCm::names_option(request.body) {
+                None => Ok(Cow::Borrowed(request.body)),
+                Some(option) => with_option(turn.lab, at, request.body, option).map(Cow::Owned),
+            };
+            let command = match command {
+                Ok(command) => command,
+                Err(errno) => return failed(errno),
+            };
             let world = turn.lab.world_mut();
             let channel = ChannelId(channel);
             let done = world.with_consumer(at, |program: &mut VfProgram, hca, now| {
-                program.cm_command(now, hca, &addresses, channel, request.body)
+                program.cm_command(now, hca, &addresses, channel, &command)
             });
             let done = done.unwrap_or(Err(Errno::EIO));
             answered(done.and_then(|reply| attach(holding, reply)))
@@ -300,6 +311,27 @@ fn carry_out(
             Outcome::Silent
         }
     }
+}
+
+/// Returns a command with the option behind it that it names in the memory of its program.
+fn with_option(
+    lab: &Lab,
+    at: HostFunction,
+    command: &[u8],
+    (addr, len): (u64, usize),
+) -> Result<Vec<u8>, Errno> {
+    /// Most bytes of an option: some paths of 72 bytes.
+    const MOST: usize = 4096;
+
+    if len > MOST {
+        return Err(Errno::EINVAL);
+    }
+    let offered = lab.process_vfs.get(&at).ok_or(Errno::EIO)?;
+    let begin = size_of::<CmCommandHeader>() + size_of::<SetOption>();
+    let mut command = command.get(..begin).ok_or(Errno::EINVAL)?.to_vec();
+    command.resize(begin + len, 0);
+    let read = offered.memory.read(addr, &mut command[begin..]);
+    read.map(|()| command).map_err(|_| Errno::EFAULT)
 }
 
 fn answered(done: Result<(CallReply, Vec<OwnedFd>), Errno>) -> Outcome {
