@@ -15,6 +15,7 @@ mod command;
 mod device;
 mod event_queue;
 pub mod netlink;
+mod overflow;
 mod protocol;
 mod rdma_cm;
 mod ring;

@@ -70,7 +70,7 @@ pub(super) const RESERVED_LKEY: u32 = 0x7fff_ff00;
 /// Log2 of the work requests of a queue.
 const LOG_MAX_WORK_REQUESTS: u8 = 14;
 /// Log2 of the entries of a completion queue.
-const LOG_MAX_CQ: u8 = 22;
+const LOG_MAX_CQ: u8 = 16;
 /// Log2 of the protection domains, which the driver numbers itself.
 const LOG_MAX_PDS: u8 = 15;
 /// Local ACK delay, 4.096 us * 2^n.

@@ -80,7 +80,7 @@ const LIMITS: Limits = Limits {
     max_sge: 32,
     max_inline: 1024,
     max_cq: 1 << 16,
-    max_cqe: 1 << 16,
+    max_cqe: 1 << 23,
     max_srq: 1 << 14,
     max_srq_wr: 1 << 14,
     max_mr: 1 << 17,

@@ -1,5 +1,7 @@
 //! Completion queues: rings, and when the program wants an event.
 
+use std::sync::Arc;
+
 use hca_api::{
     ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle, Hca,
 };
@@ -14,8 +16,11 @@ use crate::abi::completion_queue::{
 };
 use crate::abi::ring::CompletionElement;
 use crate::budget::cost;
+use crate::overflow::{Overflow, Waiting};
 use crate::ring::{CompletionRing, Ring};
-use crate::{Answer, Command, Errno, Reply, RetiredEvents};
+use crate::ring_memory::Extents;
+use crate::ring_pages::RingPages;
+use crate::{Answer, Budget, Command, Errno, Reply, RetiredEvents};
 
 /// Completions that are moved at a time.
 const BATCH: usize = 64;
@@ -25,6 +30,12 @@ const BATCHES: usize = 16;
 
 /// Flags of the extended CREATE_CQ that change nothing here: a queue that overruns fails whatever they say.
 const IGNORE_OVERRUN: u32 = 2;
+
+/// Most entries of a ring. Completions of a larger queue that the program leaves unread wait behind it.
+const LONGEST_RING: u32 = (1 << 15) - 1;
+
+/// Most entries of a queue, as an mlx5 adapter has them.
+const MAX_ENTRIES: u32 = (1 << 22) - 1;
 
 /// A completion to be overwritten.
 const BLANK: Completion = Completion {
@@ -43,6 +54,10 @@ const BLANK: Completion = Completion {
 pub(super) struct Cq {
     pub(super) provider: CqHandle,
     ring: CompletionRing,
+    /// Completions for which the ring has no room yet.
+    overflow: Overflow,
+    /// Entries that the program was granted, which may be more than the ring has.
+    capacity: u32,
     channel: Option<ChannelId>,
     pub(super) user_handle: u64,
     armed: Option<ArmKind>,
@@ -57,10 +72,56 @@ pub(super) struct Cq {
 }
 
 impl Cq {
-    /// Returns how many completions the ring has room for.
+    /// Returns how many completions the queue has room for.
     pub(super) const fn entries(&self) -> u32 {
-        self.ring.capacity()
+        self.capacity
     }
+
+    /// Returns the completions that the program has not taken.
+    fn waiting(&mut self) -> u32 {
+        self.ring.waiting() + self.overflow.len()
+    }
+
+    /// Adds a completion. Returns `false` if the queue is full, or the budget used up.
+    fn add(&mut self, budget: &Budget, waiting: Waiting) -> bool {
+        if self.overflow.is_empty() && self.ring.push(&waiting.element) {
+            return true;
+        }
+        self.waiting() < self.capacity && self.overflow.push(budget, waiting)
+    }
+
+    /// Moves completions into the ring, as far as there is room. Returns `true` if a moved one wakes the program.
+    fn move_waiting(&mut self) -> bool {
+        let mut wakes = false;
+        while let Some(first) = self.overflow.first()
+            && self.ring.push(&first.element)
+        {
+            wakes |= self.is_awaited(first.solicited);
+            self.overflow.remove_first();
+        }
+        wakes
+    }
+
+    /// Returns `true` if the program waits for a completion of a kind.
+    const fn is_awaited(&self, solicited: bool) -> bool {
+        match self.armed {
+            Some(ArmKind::Next) => true,
+            Some(ArmKind::Solicited) => solicited,
+            None => false,
+        }
+    }
+}
+
+/// Creates the ring of a queue of so many entries. Returns it with the entries that the program is granted.
+fn new_ring(rings: &Arc<RingPages>, extents: &mut Extents, cqe: u32) -> Result<(Ring, u32), Errno> {
+    let size = size_of::<CompletionElement>();
+    let ring = Ring::new(rings, extents, cqe.min(LONGEST_RING), size);
+    let ring = ring.ok_or(Errno::ENOMEM)?;
+    let capacity = match cqe {
+        0..=LONGEST_RING => ring.capacity(),
+        _ => (cqe + 1).next_power_of_two() - 1,
+    };
+    Ok((ring, capacity))
 }
 
 impl ProcessDevice {
@@ -96,15 +157,9 @@ impl ProcessDevice {
         let cqe = entries(hca, asked.cqe.get())?;
         let rings = self.rings()?;
         let _charge = self.charge(cost::COMPLETION_QUEUE)?;
-        let ring = Ring::new(
-            &rings,
-            &mut self.extents,
-            cqe,
-            size_of::<CompletionElement>(),
-        );
-        let ring = ring.ok_or(Errno::ENOMEM)?;
+        let (ring, capacity) = new_ring(&rings, &mut self.extents, cqe)?;
         // The provider completes every send, told to the program or not.
-        let made = hca.create_cq(provider_entries(hca, ring.capacity()));
+        let made = hca.create_cq(provider_entries(hca, capacity));
         let armed = made.and_then(|cq| hca.arm_cq(cq, ArmKind::Next).map(|_| cq));
         let provider = match armed {
             Ok(provider) => provider,
@@ -113,10 +168,12 @@ impl ProcessDevice {
                 return Err(error.into());
             }
         };
-        let (capacity, place) = (ring.capacity(), ring.place());
+        let place = ring.place();
         let object = Cq {
             provider,
             ring: CompletionRing::new(ring),
+            overflow: Overflow::default(),
+            capacity,
             channel,
             user_handle: asked.user_handle.get(),
             armed: None,
@@ -170,26 +227,22 @@ impl ProcessDevice {
         // Completions that the program can expect count, though nobody has moved them yet.
         self.collect(hca, handle);
         let cq = self.cqs.get_mut(context, handle)?;
-        if cq.ring.waiting() > cqe {
+        if cq.waiting() > cqe {
             return Err(Errno::EINVAL);
         }
-        let ring = Ring::new(
-            &rings,
-            &mut self.extents,
-            cqe,
-            size_of::<CompletionElement>(),
-        );
-        let ring = ring.ok_or(Errno::ENOMEM)?;
+        let (ring, capacity) = new_ring(&rings, &mut self.extents, cqe)?;
         if !ring.reach(cq.ring.waiting()) {
             ring.give_back(&mut self.extents);
             return Err(Errno::ENOMEM);
         }
-        if let Err(error) = hca.resize_cq(cq.provider, provider_entries(hca, ring.capacity())) {
+        if let Err(error) = hca.resize_cq(cq.provider, provider_entries(hca, capacity)) {
             ring.give_back(&mut self.extents);
             return Err(error.into());
         }
-        let (capacity, place) = (ring.capacity(), ring.place());
+        let place = ring.place();
         cq.ring.move_to(ring).give_back(&mut self.extents);
+        cq.capacity = capacity;
+        self.move_waiting(handle);
         let answer = ResizeCqAnswer {
             cqe: capacity.into(),
             reserved: 0.into(),
@@ -203,12 +256,15 @@ impl ProcessDevice {
         command: &Command<'_>,
     ) -> Result<Answer, Errno> {
         let (asked, _) = command.read::<ReqNotifyCq>()?;
-        let cq = self.cqs.get_mut(context, asked.cq_handle.get())?;
+        let handle = asked.cq_handle.get();
+        let cq = self.cqs.get_mut(context, handle)?;
         // A queue that waits for any completion is not made to wait for solicited ones only.
         cq.armed = match (asked.solicited_only.get(), cq.armed) {
             (0, _) | (_, Some(ArmKind::Next)) => Some(ArmKind::Next),
             _ => Some(ArmKind::Solicited),
         };
+        // The program has read what there was, and waits.
+        self.move_waiting(handle);
         Ok(Answer::default())
     }
 
@@ -252,6 +308,7 @@ impl ProcessDevice {
             let cq = owned.object;
             self.cq_by_provider.remove(&cq.provider);
             self.uncollected.remove(&handle);
+            self.overflowing.remove(&handle);
             // Nothing completes there any more.
             let _ = hca.destroy_cq(cq.provider);
             cq.ring.ring().give_back(&mut self.extents);
@@ -296,42 +353,80 @@ impl ProcessDevice {
         self.push(cq, &told);
     }
 
-    /// Writes a completion into a ring.
+    /// Adds a completion to a queue.
     pub(super) fn push(&mut self, handle: u32, completion: &Completion) {
+        self.move_waiting(handle);
         let Some(cq) = self.cqs.0.get_mut(&handle).map(|cq| &mut cq.object) else {
             return;
         };
         if cq.failed {
             return;
         }
-        if !cq.ring.push(&element(completion)) {
+        let solicited = completion.flags.contains(CompletionFlags::SOLICITED)
+            || completion.status != CompletionStatus::Success;
+        let element = element(completion);
+        if !cq.add(&self.budget, Waiting { element, solicited }) {
             cq.failed = true;
             self.tell_of_cq(handle, event_type::CQ_ERR);
             return;
         }
-        let solicited = completion.flags.contains(CompletionFlags::SOLICITED)
-            || completion.status != CompletionStatus::Success;
-        let due = match cq.armed {
-            Some(ArmKind::Next) => true,
-            Some(ArmKind::Solicited) => solicited,
-            None => false,
+        if !cq.overflow.is_empty() {
+            self.overflowing.insert(handle);
+        }
+        if cq.is_awaited(solicited) {
+            self.wake(handle);
+        }
+    }
+
+    /// Moves completions that wait for room into the rings of their queues. Returns `true` if there are any left.
+    pub(super) fn move_overflows(&mut self) -> bool {
+        let handles: Vec<u32> = self.overflowing.iter().copied().collect();
+        for handle in handles {
+            self.move_waiting(handle);
+        }
+        !self.overflowing.is_empty()
+    }
+
+    /// Moves completions of a queue that wait for room into its ring.
+    fn move_waiting(&mut self, handle: u32) {
+        if !self.overflowing.contains(&handle) {
+            return;
+        }
+        let Some(cq) = self.cqs.0.get_mut(&handle).map(|cq| &mut cq.object) else {
+            return;
         };
-        if due {
-            cq.armed = None;
-            let (channel, user_handle) = (cq.channel, cq.user_handle);
-            if channel.is_some_and(|channel| self.tell_completion(channel, user_handle))
-                && let Some(cq) = self.cqs.0.get_mut(&handle)
-            {
-                cq.object.completion_events += 1;
-            }
+        let wakes = cq.move_waiting();
+        if cq.overflow.is_empty() {
+            self.overflowing.remove(&handle);
+        }
+        if wakes {
+            self.wake(handle);
+        }
+    }
+
+    /// Reports to a program that a completion came for which it waits.
+    fn wake(&mut self, handle: u32) {
+        let Some(cq) = self.cqs.0.get_mut(&handle).map(|cq| &mut cq.object) else {
+            return;
+        };
+        cq.armed = None;
+        let (channel, user_handle) = (cq.channel, cq.user_handle);
+        if channel.is_some_and(|channel| self.tell_completion(channel, user_handle))
+            && let Some(cq) = self.cqs.0.get_mut(&handle)
+        {
+            cq.object.completion_events += 1;
         }
     }
 }
 
+/// Returns the most entries of a queue: the provider's has two for each.
+pub(super) fn max_entries(hca: &dyn Hca) -> u32 {
+    MAX_ENTRIES.min(hca.attributes().limits.max_cqe / 2 - 1)
+}
+
 /// Checks the number of entries that a program asks for.
 fn entries(hca: &dyn Hca, cqe: u32) -> Result<u32, Errno> {
-    let most = hca.attributes().limits.max_cqe / 2 - 1;
-    (1..=most)
+    (1..=max_entries(hca))
         .contains(&cqe)
         .then_some(cqe)
         .ok_or(Errno::EINVAL)

@@ -3,6 +3,7 @@
 use hca_api::{DeviceCaps, Hca};
 use ib_wire::PortNum;
 
+use super::completion_queue::max_entries;
 use super::{ClosedFile, Context, ContextId, Kind, Objects, ProcessDevice};
 use crate::abi::command;
 use crate::abi::completion_queue::CreateCompChannelAnswer;
@@ -269,7 +270,7 @@ fn device_attributes(hca: &dyn Hca) -> QueryDeviceAnswer {
         max_sge: limits.max_sge.into(),
         max_sge_rd: limits.max_sge.into(),
         max_cq: limits.max_cq.into(),
-        max_cqe: (limits.max_cqe / 2 - 1).into(),
+        max_cqe: max_entries(hca).into(),
         max_mr: limits.max_mr.into(),
         max_pd: limits.max_pd.into(),
         max_qp_rd_atom: u32::from(limits.max_qp_rd_atom).into(),

@@ -99,6 +99,9 @@ impl<T> Objects<T> {
 /// Pause between looks at queue pairs in error, whose receives nobody announces.
 const FLUSH_PAUSE: Duration = Duration::from_millis(20);
 
+/// Pause between looks at completion queues whose programs have yet to read: within it a program reads at most a ring.
+const MOVE_PAUSE: Duration = Duration::from_millis(2);
+
 /// A function as the device of a process: its contexts, their objects, and the rings that it shares with the process.
 ///
 /// The owner gives commands and doorbells to it, passes on what [`Self::poll_event`] returns, and calls [`Self::release`] when
@@ -129,6 +132,8 @@ pub struct ProcessDevice {
     pending: BTreeSet<u32>,
     /// Completion queues with more completions than were moved at once.
     uncollected: BTreeSet<u32>,
+    /// Completion queues with completions that wait for room in their rings.
+    overflowing: BTreeSet<u32>,
     /// Queue pairs whose next requests are in a page that the budget does not have.
     starved: BTreeSet<u32>,
     /// Queue pairs in error.
@@ -175,6 +180,7 @@ impl ProcessDevice {
             events: EventQueue::default(),
             pending: BTreeSet::new(),
             uncollected: BTreeSet::new(),
+            overflowing: BTreeSet::new(),
             starved: BTreeSet::new(),
             failed: BTreeSet::new(),
             next_failed: 0,
@@ -330,9 +336,10 @@ impl Consumer for ProcessDevice {
         let mut flushes = false;
         if self.has_later_work() && self.next_flush <= now {
             self.pending.append(&mut self.starved);
+            let overflows = self.move_overflows();
             flushes = self.flush_failed(hca);
             if !flushes {
-                self.next_flush = now + FLUSH_PAUSE;
+                self.next_flush = now + if overflows { MOVE_PAUSE } else { FLUSH_PAUSE };
             }
         }
         flushes || self.has_work()
@@ -357,9 +364,9 @@ impl ProcessDevice {
         !self.uncollected.is_empty() || !self.pending.is_empty() || !self.closed.is_empty()
     }
 
-    /// Returns `true` if queue pairs are to be looked at after a pause.
+    /// Returns `true` if queues are to be looked at after a pause.
     fn has_later_work(&self) -> bool {
-        !self.failed.is_empty() || !self.starved.is_empty()
+        !self.failed.is_empty() || !self.starved.is_empty() || !self.overflowing.is_empty()
     }
 
     fn qp_of(&self, provider: QpHandle) -> Option<u32> {

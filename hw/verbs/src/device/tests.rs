@@ -1,4 +1,5 @@
 mod budget;
+mod large_queues;
 
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};

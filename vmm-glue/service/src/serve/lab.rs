@@ -29,7 +29,7 @@ use super::subnet::SubnetError;
 use super::topology::Plan;
 use super::verbs::memory::ProcessMemory;
 use super::verbs::process_vf::ProcessVf;
-use super::verbs::program::ProgramLimit;
+use super::verbs::program::{MAX_REGIONS, ProgramLimit};
 use super::vfio_user::seat::Seat;
 use super::watchdog::{Stall, Stalls};
 use super::why::{History, SaProbes};
@@ -235,6 +235,7 @@ impl Lab {
             let for_programs = is_for_program.then(ProcessMemory::default);
             if let Some(memory) = &for_programs {
                 spec.memory = Box::new(memory.clone());
+                spec.quota.mrs = MAX_REGIONS;
             }
             let added = if options.guests {
                 self.add_guest(id, vf, spec)

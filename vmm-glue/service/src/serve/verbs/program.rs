@@ -21,6 +21,9 @@ const DEPTH: u32 = 64;
 /// MADs that the port of a VF holds each way while no program has a file of the RDMA CM there: it refuses requests.
 const IDLE_DEPTH: u32 = 8;
 
+/// Memory regions of a program at most, as an mlx5 adapter has them. Their memory is of the program's budget.
+pub(crate) const MAX_REGIONS: u32 = 1 << 17;
+
 /// Port of the RDMA CM.
 pub(super) const PORT: PortNum = PortNum(1);
 

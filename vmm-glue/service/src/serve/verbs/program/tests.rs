@@ -3,10 +3,14 @@ use std::net::Ipv4Addr;
 
 use ib_vtime::Duration;
 use ib_wire::Gid;
+use verbs_link::abi::completion_queue::CreateCq;
+use verbs_link::abi::device::QueryDeviceAnswer;
 use verbs_link::abi::rdma_cm::{
     Bind, CmCommandHeader, CmEventRecord, ConnParam, Connect, CreateId, IdAnswer, IdArgument,
     IdCommand, QueryAddrAnswer, Reject, ResolveAddr, cm_command, cm_event,
 };
+use verbs_link::abi::{CommandHeader, command};
+use verbs_link::{ContextId, RingMemory};
 use vhca::world::HostFunction;
 use vhca_receiver::PassedFd;
 use zerocopy::{FromBytes, IntoBytes};
@@ -63,12 +67,16 @@ fn service() -> Service {
 
 /// Assigns the VF of a host to this process.
 fn claim(service: &mut Service, host: &str) -> HostFunction {
+    claim_with(service, host, &Arc::new(MappedRings::new().unwrap()))
+}
+
+/// The same with a file of rings.
+fn claim_with(service: &mut Service, host: &str, rings: &Arc<MappedRings>) -> HostFunction {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open("/proc/self/mem");
     let memory = std::os::fd::OwnedFd::from(file.unwrap());
-    let rings = Arc::new(MappedRings::new().unwrap());
     let holder = Holder {
         pid: None,
         uid: None,
@@ -77,7 +85,7 @@ fn claim(service: &mut Service, host: &str) -> HostFunction {
     };
     let claimed = service
         .lab_mut()
-        .claim_vf(host, &rings, PassedFd::from(memory), holder);
+        .claim_vf(host, rings, PassedFd::from(memory), holder);
     claimed.unwrap().0
 }
 
@@ -286,4 +294,48 @@ fn programs_connect_by_addresses_of_the_family_of_infiniband() {
     };
     server.command(&mut service, cm_command::REJECT, reject.as_bytes());
     client.expect(&mut service, cm_event::REJECTED, 28);
+}
+
+#[test]
+fn limits_are_those_of_mlx5_and_the_largest_queues_have_a_page_each() {
+    let mut service = service();
+    let rings = Arc::new(MappedRings::new().unwrap());
+    let at = claim_with(&mut service, "H1-1", &rings);
+    let world = service.lab_mut().world_mut();
+    let mut run = |number: u32, payload: &[u8], room: usize| {
+        let words = |bytes: usize| u16::try_from(bytes / 4).unwrap();
+        let header = CommandHeader {
+            command: number.into(),
+            in_words: words(size_of::<CommandHeader>() + payload.len()).into(),
+            out_words: words(room).into(),
+        };
+        let bytes = [header.as_bytes(), payload].concat();
+        let done = world.with_consumer(at, |vf: &mut VfProgram, hca, _| {
+            let context = match vf.device.contexts() {
+                0 => vf.device.open()?,
+                _ => ContextId(1),
+            };
+            vf.device.command(hca, context, &bytes)
+        });
+        done.unwrap()
+    };
+    run(command::GET_CONTEXT, &[0; 8], 8).unwrap();
+    let room = size_of::<QueryDeviceAnswer>();
+    let reply = run(command::QUERY_DEVICE, &[0; 8], room).unwrap();
+    let limits = QueryDeviceAnswer::read_from_bytes(&reply.answer).unwrap();
+    assert_eq!(
+        (limits.max_cqe.get(), limits.max_mr.get()),
+        (4_194_303, 1 << 17)
+    );
+    let create = CreateCq {
+        cqe: limits.max_cqe,
+        comp_channel: (-1).into(),
+        ..CreateCq::default()
+    };
+    let mut queues = 0;
+    while run(command::CREATE_CQ, create.as_bytes(), 24).is_ok() {
+        queues += 1;
+    }
+    assert!(queues > 100, "{queues} queues");
+    assert_eq!(rings.resident(), queues * 4096);
 }
