@@ -163,11 +163,6 @@ pub(crate) struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// Returns how many completions it has room for.
-    pub(crate) const fn capacity(&self) -> u32 {
-        self.ring.capacity()
-    }
-
     pub(crate) const fn new(ring: Ring) -> Self {
         Self {
             ring,

@@ -138,13 +138,12 @@ fn hide(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN).unwrap_or(fd)
 }
 
-/// Returns the session of this process, if it has one.
-fn known_session() -> Option<Arc<Session>> {
+/// Returns `true` if this process has, or had, a session.
+fn had_session() -> bool {
     let known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     known
-        .clone()
-        .filter(|session| session.pid == std::process::id())
-        .filter(|session| session.identity.is_behind(session.connection.as_fd()))
+        .as_ref()
+        .is_some_and(|session| session.pid == std::process::id())
 }
 
 impl Session {
@@ -291,10 +290,10 @@ pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
         &[0],
         message,
     ];
-    let session = match known_session() {
-        Some(session) => Ok(session),
-        None if opens_devices() => session(),
-        None => Session::connect().map(Arc::new).map_err(said),
+    let session = if had_session() || has_libibverbs() {
+        session()
+    } else {
+        Session::connect().map(Arc::new).map_err(said)
     };
     let asked = session.and_then(|session| session.call(Verb::Netlink, &body, None));
     match asked {
@@ -308,11 +307,17 @@ fn node(nodes: &str) -> &str {
     nodes.split(',').next().unwrap_or_default().trim()
 }
 
-/// Returns `true` if the program has libibverbs.
-fn opens_devices() -> bool {
-    // SAFETY: the name ends with a zero byte; `dlsym` has no other demands.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"ibv_open_device".as_ptr()) };
-    !found.is_null()
+/// Returns `true` if the program has loaded libibverbs, for all of it or for one of its modules.
+fn has_libibverbs() -> bool {
+    let flags = libc::RTLD_NOLOAD | libc::RTLD_LAZY;
+    // SAFETY: the name ends with a zero byte, and nothing is loaded, so that no code of a library runs.
+    let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
+    if library.is_null() {
+        return false;
+    }
+    // SAFETY: the handle is of the call above; the program's own reference keeps the library.
+    unsafe { libc::dlclose(library) };
+    true
 }
 
 /// A uverbs file.
