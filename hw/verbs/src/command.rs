@@ -76,7 +76,7 @@ impl<'b> Command<'b> {
     ///
     /// # Errors
     /// [`Errno::EINVAL`] if it is too short.
-    pub(crate) fn read<T>(&self) -> Result<(T, &'b [u8]), Errno>
+    pub fn read<T>(&self) -> Result<(T, &'b [u8]), Errno>
     where
         T: FromBytes + KnownLayout + Immutable + Unaligned,
     {

@@ -50,6 +50,20 @@ umask 022
 useradd --groups vhca member
 as member vhca show vfs --wait-up
 as member vhca run -- cat /sys/class/infiniband/vhca0/node_guid
+# Without variables: the library in /etc/ld.so.preload, and a file that says which service. A program with rights that its user
+# does not have sees neither.
+printf 'socket = "/run/vhca/control.umad"\n' >/run/vhca/client.toml
+echo /usr/lib/vhca/libvhca_umad.so >/etc/ld.so.preload
+as member env -i /bin/cat /sys/class/infiniband/vhca0/node_guid
+chmod 666 /run/vhca/client.toml
+fails as member env -i /bin/cat /sys/class/infiniband/vhca0/node_guid
+chmod 644 /run/vhca/client.toml
+install -m 4755 /bin/cat /usr/bin/cat-of-root
+if [ "$(as member cat-of-root /etc/shadow | wc -l)" != 0 ]; then
+    fails as member cat-of-root /sys/class/infiniband/vhca0/node_guid
+    fails as member env VHCA_UMAD_SOCKET=/run/vhca/control.umad cat-of-root /sys/class/infiniband/vhca0/node_guid
+fi
+rm /etc/ld.so.preload /run/vhca/client.toml /usr/bin/cat-of-root
 useradd stranger
 fails as stranger vhca show vfs --wait 0
 fails as stranger vhca run --wait 0 -- true
@@ -118,6 +132,79 @@ fn the_package_has_the_workspace_s_version_and_all_that_users_look_for() {
     }
     let is_root = |line: &str| line.contains(" root/root ");
     assert!(contents.lines().all(is_root), "{contents}");
+}
+
+#[test]
+fn every_link_in_the_package_s_documents_leads_to_a_file_of_it() {
+    if !has_dpkg() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let package = package(folder.path());
+    let tree = folder.path().join("tree");
+    dpkg_deb(&["--extract", tree.to_str().unwrap()], &package);
+    let documents = tree.join("usr/share/doc/vhca");
+    let names: Vec<String> = std::fs::read_dir(&documents)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let mut links = 0;
+    for name in names.iter().filter(|name| name.ends_with(".md")) {
+        let text = std::fs::read_to_string(documents.join(name)).unwrap();
+        for link in text.split("](").skip(1) {
+            let link = link.split(')').next().unwrap();
+            let path = link.split('#').next().unwrap();
+            if path.is_empty() || path.contains(':') {
+                continue;
+            }
+            links += 1;
+            assert!(
+                names.iter().any(|name| name == path),
+                "{name} leads to {link}"
+            );
+        }
+    }
+    assert!(links > 5, "{links} links");
+    for file in [
+        "alerts.yml",
+        "dashboard.json",
+        "vfio-user.md",
+        "verbs-ci.yml",
+    ] {
+        assert!(names.iter().any(|name| name == file), "{file}");
+    }
+}
+
+/// The release's command needs no library, and finds the one for programs in its archive.
+#[test]
+fn the_archive_of_a_release_runs_a_program_where_it_is_unpacked() {
+    if std::env::var_os("VHCA_FULL").is_none() {
+        eprintln!("not run without VHCA_FULL=1: it builds the command once more");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = root().join("vmm-glue/service/packaging/release.sh");
+    let made = Command::new(script)
+        .arg("--output")
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let steps = "sha256sum -c SHA256SUMS && tar -xzf vhca-*-linux.tar.gz && export PATH=$PWD/vhca/bin XDG_RUNTIME_DIR=$PWD\n\
+        ! /usr/bin/readelf --program-headers vhca/bin/vhca | /usr/bin/grep INTERP\n\
+        vhca serve --verbs --vfs 1 >log 2>&1 &\n\
+        vhca show vfs --wait-up && vhca run --node H1-1/1 -- /usr/bin/ibv_devinfo && vhca stop";
+    let ran = Command::new("timeout")
+        .args(["60", "bash", "-e", "-c", steps])
+        .env_remove("VHCA_CONTROL")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(
+        ran.status.success() && said.contains("PORT_ACTIVE"),
+        "{ran:?}"
+    );
 }
 
 #[test]

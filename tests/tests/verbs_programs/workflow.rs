@@ -8,7 +8,7 @@ use vhca_tests::docs::root;
 use vhca_tests::live::binary;
 
 /// Steps that make what the suite has: packages, and the binaries under test.
-const MADE: [&str; 2] = ["Packages", "Build of vhca"];
+const MADE: [&str; 2] = ["Packages", "Release of vhca"];
 
 /// Ends the service with its sockets in a folder, if a step that failed has left it.
 struct Fabric<'f>(&'f Path);

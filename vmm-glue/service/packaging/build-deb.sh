@@ -10,6 +10,8 @@ set -euo pipefail
 readonly HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly ROOT=$(cd "$HERE/../../.." && pwd)
 readonly BINARIES=(vhca libvhca_umad.so)
+# Documents, with the files to which they lead.
+readonly DOCUMENTS=("$HERE"/../docs/* "$HERE"/../../vfio-user/docs/*.md "$HERE"/../../vhca/docs/*.md "$ROOT/SECURITY.md")
 
 fail() {
     printf 'build-deb.sh: %s\n' "$1" >&2
@@ -57,6 +59,18 @@ compressed() {
     gzip -9n >"$tree/$1.gz"
 }
 
+# own_links DOCUMENT: writes the document with links to the package's own documents in place of those of the sources, and with
+# text in place of links to files that the package does not have.
+own_links() {
+    perl -pe '
+        BEGIN { %own = map { s|.*/||r => 1 } @ARGV[1 .. $#ARGV]; @ARGV = @ARGV[0 .. 0] }
+        s{\[([^\]]*)\]\(([^)#]+)(#[^)]*)?\)}{
+            my ($text, $path, $part) = ($1, $2, $3 // "");
+            my $name = $path =~ s|.*/||r;
+            $path =~ m|^\w+:| ? "[$text]($path$part)" : $own{$name} ? "[$text]($name$part)" : $text
+        }ge' "$1" "${DOCUMENTS[@]}"
+}
+
 file 755 "$from/vhca" usr/bin/vhca
 file 644 "$from/libvhca_umad.so" usr/lib/vhca/libvhca_umad.so
 if command -v strip >/dev/null; then
@@ -76,8 +90,11 @@ file 644 "$HERE/vhca.service" usr/lib/systemd/system/vhca.service
 file 644 "$HERE/vhca.toml" usr/share/doc/vhca/examples/vhca.toml
 file 644 "$HERE/vhca.toml" etc/vhca/vhca.toml
 file 644 "$HERE/debian/copyright" usr/share/doc/vhca/copyright
-for document in "$HERE"/../docs/*.md; do
-    file 644 "$document" "usr/share/doc/vhca/${document##*/}"
+for document in "${DOCUMENTS[@]}"; do
+    [[ $document == *.md ]] || file 644 "$document" "usr/share/doc/vhca/${document##*/}"
+done
+for document in "${DOCUMENTS[@]}"; do
+    [[ $document != *.md ]] || own_links "$document" >"$tree/usr/share/doc/vhca/${document##*/}"
 done
 compressed usr/share/doc/vhca/changelog <"$ROOT/CHANGELOG.md"
 

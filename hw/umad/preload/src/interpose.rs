@@ -291,7 +291,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
     let message = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), count) };
     let done = guarded(|| match &file.kind {
         // SAFETY: the caller's command names memory as the kernel's interface demands.
-        FileKind::Uverbs(file) => unsafe { file.write(message) },
+        FileKind::Uverbs(file) => unsafe { file.write(borrowed, message) },
         // SAFETY: as above.
         FileKind::RdmaCm(file) => unsafe { rdma_cm::write(file, message) },
         FileKind::Umad(file) => file.write(borrowed, message),

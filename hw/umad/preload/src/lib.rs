@@ -14,6 +14,7 @@
 )]
 
 mod client;
+mod client_file;
 mod descriptors;
 pub mod duplicates;
 pub mod folders;
@@ -25,6 +26,7 @@ pub mod names;
 mod netlink;
 mod open_files;
 mod paths;
+mod polling;
 mod rdma_cm;
 mod real;
 mod refusal;

@@ -1,8 +1,10 @@
-//! What the environment says.
+//! What the environment says, or else the file for programs without one.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+
+use crate::client_file;
 
 /// A variable of the environment that is not empty.
 fn variable(name: &CStr) -> Option<Vec<u8>> {
@@ -17,9 +19,22 @@ fn variable(name: &CStr) -> Option<Vec<u8>> {
     (!value.is_empty()).then(|| value.to_vec())
 }
 
-/// The service's socket. Without it the library does nothing.
+/// Returns `true` if the program runs with rights that its user does not have (`AT_SECURE`).
+fn is_secure() -> bool {
+    // SAFETY: the call has no demands.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// The service's socket. Without it the library does nothing, nor in a program with rights that its user does not have: the user
+/// would choose what such a program reads.
 pub(crate) fn socket() -> Option<PathBuf> {
-    variable(c"VHCA_UMAD_SOCKET").map(|path| PathBuf::from(OsStr::from_bytes(&path)))
+    if is_secure() {
+        return None;
+    }
+    match variable(c"VHCA_UMAD_SOCKET") {
+        Some(path) => Some(PathBuf::from(OsStr::from_bytes(&path))),
+        None => client_file::get().socket.as_ref().map(PathBuf::from),
+    }
 }
 
 /// Socket of the service for programs on libibverbs, if there is one.
@@ -31,8 +46,11 @@ pub(crate) fn verbs_socket() -> Option<PathBuf> {
 
 /// The adapters that the program sees, empty for the service's choice.
 pub(crate) fn nodes() -> String {
-    let nodes = variable(c"VHCA_UMAD_NODE").unwrap_or_default();
-    String::from_utf8_lossy(&nodes).into_owned()
+    match variable(c"VHCA_UMAD_NODE") {
+        Some(nodes) => String::from_utf8_lossy(&nodes).into_owned(),
+        None if variable(c"VHCA_UMAD_SOCKET").is_some() => String::new(),
+        None => client_file::get().node.clone().unwrap_or_default(),
+    }
 }
 
 /// Name of the device of verbs, if the environment has one that sysfs can have.

@@ -19,6 +19,7 @@ use verbs_link::{CallReply, ChannelId, Command, Request, RetiredEvents, SendGate
 use zerocopy::FromBytes;
 
 use crate::descriptors::{FileKind, Identity, OpenFile};
+use crate::polling::Polling;
 use crate::refusal::Refusal;
 use crate::ring_mapping::RingMapping;
 use crate::{client, open_files, registration, setting, tree};
@@ -326,6 +327,7 @@ pub(crate) struct UverbsFile {
     session: Arc<Session>,
     context: u32,
     sends: Mutex<SendGate>,
+    polling: Mutex<Polling>,
 }
 
 impl Drop for UverbsFile {
@@ -432,6 +434,7 @@ pub(crate) fn open(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
         session,
         context: reply.opened,
         sends: Mutex::default(),
+        polling: Mutex::default(),
     };
     let opened = OpenFile::new(&file, FileKind::Uverbs(opened))?;
     if !flags.contains(OFlags::CLOEXEC) {
@@ -465,7 +468,7 @@ impl UverbsFile {
     ///
     /// # Safety
     /// The command names memory of the caller's that is as long as the command says, as the kernel's interface demands.
-    pub(crate) unsafe fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+    pub(crate) unsafe fn write(&self, fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
         if self.session.pid != std::process::id() {
             // The memory that a child of the process names is not that of the process.
             return Err(Errno::INVAL);
@@ -493,6 +496,9 @@ impl UverbsFile {
         };
         let (mut reply, attachments) = self.session.call(verb, &[&translated], None)?;
         self.sends().observe(&parsed, &reply.body);
+        let mut polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
+        polling.observe(fd.as_raw_fd(), &parsed, &reply.body);
+        drop(polling);
         if reply.opened != 0 {
             let kind = FileKind::Channel;
             let opened = adopt_channel(&self.session, reply.opened, attachments, kind)?;

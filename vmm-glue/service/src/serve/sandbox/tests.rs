@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
-use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, memfd_create};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, memfd_create, symlinkat};
 
 use super::*;
 
@@ -83,6 +83,27 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     rustix::fs::ftruncate(&memory, 4096).unwrap();
     let elapsed = std::time::Instant::now().elapsed();
     std::thread::sleep(elapsed);
+}
+
+#[test]
+fn links_are_made_in_the_folder_of_trees_alone() {
+    if !is_inside() {
+        return assert_passes("links_are_made_in_the_folder_of_trees_alone");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (sockets, trees) = (folder.path().join("vf"), folder.path().join("sys"));
+    for made in [&sockets, &trees] {
+        std::fs::create_dir(made).unwrap();
+    }
+    let mut needs = Needs::default();
+    needs.folders.add_folder_of_sockets(&sockets);
+    needs.folders.add_folder_of_trees(&trees);
+    enter(&needs).unwrap();
+    symlinkat("../a", CWD, trees.join("link")).unwrap();
+    if has_landlock() {
+        let elsewhere = symlinkat("../a", CWD, sockets.join("link"));
+        assert_eq!(elsewhere, Err(rustix::io::Errno::ACCESS));
+    }
 }
 
 #[test]
