@@ -24,7 +24,7 @@ pub struct PortId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VerbsId(pub u32);
 
-/// What a program sees of libibverbs' classes.
+/// The classes of libibverbs, as a program sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Verbs {
     /// The device, unless it can have none now.

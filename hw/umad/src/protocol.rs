@@ -57,7 +57,7 @@ pub enum Purpose<'b> {
     IsSm(u32),
     /// The content of a file, by its path below `/` and without links in it.
     Attribute(&'b str),
-    /// Where a tree of files is, which looks like sysfs and the devices.
+    /// The path of a tree of files that looks like sysfs and the devices.
     Tree,
     /// Names of the ports that the program will use and that a subnet manager has yet to make active, with commas between
     /// them; nothing if there are none.

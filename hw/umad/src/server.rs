@@ -73,7 +73,7 @@ pub struct Answer {
 pub struct TreeRequest {
     /// Its name.
     pub id: TreeId,
-    /// What it holds.
+    /// Its devices.
     pub view: View,
 }
 

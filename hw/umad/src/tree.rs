@@ -1,4 +1,4 @@
-//! Trees of files, by what they show.
+//! Names of trees of files.
 
 use core::fmt;
 
@@ -12,7 +12,7 @@ use crate::sysfs;
 pub struct TreeId {
     /// Adapters, in the order in which the program sees them.
     pub adapters: Vec<AdapterId>,
-    /// What there is of libibverbs.
+    /// Classes of libibverbs, if the service has them.
     pub verbs: Option<Verbs>,
     /// Name of the device of libibverbs, if it is not the next after the adapters.
     pub name: Option<String>,

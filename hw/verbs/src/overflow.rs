@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::abi::ring::CompletionElement;
 use crate::{Budget, Charge};
 
-/// Completions that are charged at a time: about those of a page.
+/// Completions that are charged at a time: about a page of them.
 const PART: usize = 80;
 
 /// A completion that waits.

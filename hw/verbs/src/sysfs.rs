@@ -12,7 +12,7 @@ const SLOT: PciSlot = PciSlot {
     function: 1,
 };
 
-/// PCI vendor and device id of the device: those of a ConnectX-3's VF.
+/// PCI vendor and device id of a ConnectX-3's VF.
 const PCI_ID: (u16, u16) = (0x15b3, 0x1004);
 
 /// Returns the name of a device's file in `/dev/infiniband`.

@@ -175,6 +175,19 @@ fn every_link_in_the_package_s_documents_leads_to_a_file_of_it() {
     }
 }
 
+#[test]
+fn lintian_has_nothing_to_say_of_the_package() {
+    if !has_dpkg() || Command::new("lintian").arg("--version").output().is_err() {
+        eprintln!("not run: lintian, which is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let package = package(folder.path());
+    let mut lintian = Command::new("lintian");
+    let found = lintian.arg("--allow-root").arg(package).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "", "{found:?}");
+}
+
 /// The release's command needs no library, and finds the one for programs in its archive.
 #[test]
 fn the_archive_of_a_release_runs_a_program_where_it_is_unpacked() {

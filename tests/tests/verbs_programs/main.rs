@@ -193,6 +193,18 @@ fn programs_on_the_rdma_cm_connect_by_the_addresses_of_vfs() {
             ],
         ),
         (
+            &["fi_pingpong", "-p", "verbs;ofi_rxm", "-e", "rdm", "-c"],
+            &[
+                "fi_pingpong",
+                "-p",
+                "verbs;ofi_rxm",
+                "-e",
+                "rdm",
+                "-c",
+                "127.77.1.1",
+            ],
+        ),
+        (
             &["riostream", "-S", "64", "-I", "5"],
             &["riostream", "-S", "64", "-I", "5", "-s", "127.77.1.1"],
         ),

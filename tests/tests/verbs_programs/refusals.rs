@@ -33,7 +33,7 @@ fn by_environment(lab: &Lab, node: &str, program: &str) -> Command {
     command
 }
 
-/// Has a program wait on a VF.
+/// Starts a program that waits on a VF.
 fn holder(lab: &Lab, vf: &str) -> Process {
     let name = vf.replace('/', "-");
     let command = &mut lab.on(Shim::Vhca, vf, &["stdbuf", "-oL", "ibv_asyncwatch"]);

@@ -118,7 +118,7 @@ fn python_and_ibstat_find_the_device() {
     );
 }
 
-/// What a program reads that makes its own system calls.
+/// Programs that make their own system calls read the files of the folder.
 #[test]
 fn files_in_the_folder_follow_the_device() {
     let lab = lab();

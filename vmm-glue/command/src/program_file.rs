@@ -43,7 +43,7 @@ impl Blind {
     }
 }
 
-/// What a look at a program's file found.
+/// Properties of a program's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProgramFile {
     /// Reason for which it does not see the VF, if there is one.

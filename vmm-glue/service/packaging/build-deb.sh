@@ -89,14 +89,21 @@ done
 file 644 "$HERE/vhca.service" usr/lib/systemd/system/vhca.service
 file 644 "$HERE/vhca.toml" usr/share/doc/vhca/examples/vhca.toml
 file 644 "$HERE/vhca.toml" etc/vhca/vhca.toml
-file 644 "$HERE/debian/copyright" usr/share/doc/vhca/copyright
+# The text of the licence that Debian does not have, as the file's format wants it.
+{
+    cat "$HERE/debian/copyright"
+    sed 's/^$/./; s/^/ /' "$ROOT/LICENSE-BSD-3-Clause"
+} >"$tree/usr/share/doc/vhca/copyright"
 for document in "${DOCUMENTS[@]}"; do
     [[ $document == *.md ]] || file 644 "$document" "usr/share/doc/vhca/${document##*/}"
 done
 for document in "${DOCUMENTS[@]}"; do
     [[ $document != *.md ]] || own_links "$document" >"$tree/usr/share/doc/vhca/${document##*/}"
 done
-compressed usr/share/doc/vhca/changelog <"$ROOT/CHANGELOG.md"
+compressed usr/share/doc/vhca/CHANGELOG.md <"$ROOT/CHANGELOG.md"
+maintainer=$(sed -n 's/^Maintainer: //p' "$HERE/debian/control")
+printf 'vhca (%s) unstable; urgency=medium\n\n  * Changes are in CHANGELOG.md.gz.\n\n -- %s  %s\n' \
+    "$version" "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | compressed usr/share/doc/vhca/changelog
 
 for script in postinst prerm postrm; do
     file 755 "$HERE/debian/$script" "DEBIAN/$script"

@@ -70,7 +70,7 @@ pub struct Device {
 pub struct Entry {
     /// Path below `/`.
     pub path: String,
-    /// Where the link leads, if it is one: relative, as the kernel's are.
+    /// Target of the link, if it is one: relative, as the kernel's are.
     pub target: Option<String>,
 }
 

@@ -35,7 +35,7 @@ const RDMA_CM_FOLDER: &str = "sys/devices/virtual/misc/rdma_cm";
 pub struct View {
     /// Devices, those for libibumad first.
     pub devices: Vec<Device>,
-    /// Whether there are the classes of libibverbs and librdmacm, with or without a device.
+    /// The classes of libibverbs and librdmacm are there, with or without a device.
     pub has_verbs: bool,
 }
 

@@ -11,7 +11,7 @@ const PATH: &str = "/run/vhca/client.toml";
 /// Longest file that is read.
 const LONGEST: usize = 4096;
 
-/// What the file says.
+/// Settings of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClientFile {
     /// The service's socket.

@@ -34,7 +34,7 @@ unsafe impl Send for Rest {}
 /// Folders that show more than the host has, by their streams.
 static OPEN: Mutex<BTreeMap<usize, Rest>> = Mutex::new(BTreeMap::new());
 
-/// How many there are, so that other folders cost one load.
+/// Number of these folders, so that others cost one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> MutexGuard<'static, BTreeMap<usize, Rest>> {

@@ -105,7 +105,7 @@ pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_c
     unsafe { realpath(path, ptr::null_mut()) }
 }
 
-/// Replaces a path in the tree by that which it stands for, which is shorter.
+/// Replaces a path in the tree by the shorter one for which it stands.
 ///
 /// # Safety
 /// `path` is null or a string that ends with a zero byte and may be written.

@@ -19,7 +19,7 @@ const OURS: [&[&str]; 7] = [
 /// Links that the kernel follows in one path.
 const MAX_LINKS: u32 = 40;
 
-/// What a path has in it that may lead to us from a folder that is not ours.
+/// Parts of a path that may lead to us from another folder.
 const SIGNS: [&str; 6] = ["infiniband", "pci7ca0", "rdma_cm", "uverbs", "umad", "issm"];
 
 /// What a path names.

@@ -1,4 +1,4 @@
-//! Why a program has no RDMA device: a line on standard error, one for each process.
+//! The line on standard error, one for each process, about a device that a program does not get.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! What the environment says, or else the file for programs without one.
+//! Settings of the environment, or else of the file for programs without one.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;

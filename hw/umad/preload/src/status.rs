@@ -23,13 +23,13 @@ fn encoded(device: DeviceFile) -> dev_t {
     libc::makedev(major, minor)
 }
 
-/// Has the status of an empty file be that of a device.
+/// Makes the status of an empty file the status of a device.
 pub(crate) fn show(status: &mut libc::stat, device: DeviceFile) {
     status.st_mode = MODE;
     status.st_rdev = encoded(device);
 }
 
-/// Has the status of an empty file, as `statx` gives it, be that of a device.
+/// Makes the status of an empty file, as `statx` gives it, the status of a device.
 pub(crate) fn show_extended(status: &mut libc::statx, device: DeviceFile) {
     // A mode has 16 bits.
     status.stx_mode = u16::try_from(MODE).unwrap_or_default();

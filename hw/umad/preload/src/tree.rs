@@ -157,7 +157,7 @@ pub(crate) fn device(path: &str) -> Option<DeviceFile> {
     DeviceFile::at(path).filter(|_| exists(path))
 }
 
-/// Opens a file or a folder of the tree, and nothing outside of it where the kernel can tell.
+/// Opens a file or a folder of the tree. Where the kernel has `openat2`, no link leads outside of the tree.
 pub(crate) fn open(path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(

@@ -12,7 +12,7 @@ use crate::{Answer, Command, Errno};
 const MOST: usize = 256;
 
 impl ProcessDevice {
-    /// Returns the objects. Those of the RDMA CM, and the process, are the caller's to fill in.
+    /// Returns the objects. The caller adds the process, and the number of ids of the RDMA CM.
     #[must_use]
     pub fn resources(&self, hca: &dyn Hca) -> Resources {
         let qps = self.qps.0.values().map(|owned| &owned.object);

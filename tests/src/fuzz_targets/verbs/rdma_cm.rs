@@ -222,7 +222,9 @@ impl Ids {
                     ..ResolveAddr::default()
                 };
                 resolve.dst_addr[..8].copy_from_slice(&address(input));
-                resolve.src_addr[..8].copy_from_slice(&address(input));
+                if resolve.src_size.get() > 0 {
+                    resolve.src_addr[..8].copy_from_slice(&address(input));
+                }
                 self.write(input, channel, cm_command::RESOLVE_ADDR, resolve);
             }
             4..=6 => {

@@ -7,7 +7,7 @@ use crate::abi::device::QueryDeviceAnswer;
 use crate::abi::ring::CONSUMER_INDEX;
 use crate::testing::HeapRings;
 
-/// Most entries of a queue, as programs are told.
+/// Most entries of a queue, as programs see the limit.
 const MAX_CQE: u32 = 4_194_303;
 
 fn create(process: &mut Process, cqe: u32, channel: i32) -> (u32, u32, MappedRing) {

@@ -36,7 +36,7 @@ pub(super) struct Trees {
 #[derive(Debug)]
 struct Tree {
     path: PathBuf,
-    /// When its texts are compared with the devices.
+    /// Time at which its texts are compared with the devices.
     due: Instant,
     /// Entries that are made, with a hash of each file's text.
     made: Vec<(Entry, u64)>,

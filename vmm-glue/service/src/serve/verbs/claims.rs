@@ -94,7 +94,7 @@ impl Lab {
         Err(refused)
     }
 
-    /// Returns the VFs for programs that a name means: `NODE/N`, those of `NODE`, or all.
+    /// Returns the VFs for programs that a name means: `NODE/N`, all of `NODE`, or all.
     fn offered_by_name(&self, name: &str) -> Vec<HostFunction> {
         let (node, number) = split(name);
         let wanted = match node {

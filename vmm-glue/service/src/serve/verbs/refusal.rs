@@ -1,4 +1,4 @@
-//! Why a process gets no VF, in the words that its program prints.
+//! Reasons for which a process gets no VF, in the words that its program prints.
 
 use thiserror::Error;
 use verbs_link::{CallReply, Errno};

@@ -204,7 +204,7 @@ fn ask(mut service: Service, port_space: u16) -> (u32, i32) {
     (event.event.get(), event.status.get().cast_signed())
 }
 
-/// What a peer learns that asks for a service which no program has.
+/// The answer to a peer that asks for a service which no program has.
 const REFUSED: [(u16, (u32, i32)); 2] = [
     (TCP, (cm_event::REJECTED, 8)),
     (UDP, (cm_event::UNREACHABLE, 1)),
