@@ -204,7 +204,7 @@ impl Scene {
     fn hello(&mut self, input: &mut Input<'_>) {
         let names = ["", "H-1", "H-1,H-1", "H-2", ",,,,,,,,,,"];
         let paths = [
-            "infiniband/vhca0/ports/1/lid",
+            "sys/devices/pci7ca0:00/7ca0:00:00.0/infiniband/vhca0/ports/1/lid",
             "infiniband_mad/umad1/port",
             "x",
         ];

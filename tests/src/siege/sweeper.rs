@@ -44,7 +44,7 @@ impl Sweeper {
 
     /// The same for questions to the SA.
     pub(super) fn open_for_tables(socket: &Path, node: &str) -> Result<Self, Trouble> {
-        let path = "infiniband/vhca0/ports/1/sm_lid";
+        let path = "sys/devices/pci7ca0:00/7ca0:00:00.0/infiniband/vhca0/ports/1/sm_lid";
         let (_, text) = ask(socket, node, Purpose::Attribute(path))?;
         let text = String::from_utf8(text)?;
         let digits = text.trim().trim_start_matches("0x");
