@@ -53,8 +53,8 @@ pub(crate) struct ProgramFile {
 }
 
 impl ProgramFile {
-    /// Looks at a program as the system would find it in a search path. What cannot be read has no findings: the system
-    /// gives the reason when the program is run.
+    /// Looks at a program as the system would find it in a search path. A file that cannot be read has no properties, and
+    /// `exec` names its error.
     pub(crate) fn look(program: &OsStr, search_path: Option<&OsStr>) -> Self {
         let found = find(program, search_path);
         found.and_then(|path| Self::of(&path)).unwrap_or_default()

@@ -2,9 +2,9 @@
 //!
 //! Memory is *guarded* from the first access on that waited for a page. Its device then neither loads nor stores: it reads by
 //! `pread(2)`, which waits for no page that is being punched, and its writes are posted to one queue, which a thread carries out in
-//! order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds. The owner of the device
-//! gives it no turn while the queue is full, and holds each reply to the VMM back until the thread has done all writes posted before
-//! it. The thread wakes the owner, by a [`GuardNotice`], when the queue has room again, or that reply need not wait longer.
+//! order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds. While the queue is full, the
+//! service skips the device's turns. The service sends a reply to the VMM only after the thread has done all writes posted before
+//! the reply. The thread wakes the service, by a [`GuardNotice`], when the queue has room again, or when a reply may go.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -6,9 +6,11 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, memfd_create, symlinkat};
+use tempfile::TempDir;
 
 use super::*;
 
@@ -47,6 +49,20 @@ fn enter_with_nothing() {
     enter(&Needs::default()).unwrap();
 }
 
+/// Enters the sandbox with a folder of sockets and a folder of trees, both below the first.
+fn enter_with_folders() -> (TempDir, PathBuf, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let (sockets, trees) = (folder.path().join("vf"), folder.path().join("sys"));
+    for made in [&sockets, &trees] {
+        std::fs::create_dir(made).unwrap();
+    }
+    let mut needs = Needs::default();
+    needs.folders.add_folder_of_sockets(&sockets);
+    needs.folders.add_folder_of_trees(&trees);
+    enter(&needs).unwrap();
+    (folder, sockets, trees)
+}
+
 /// Whether the kernel confines files.
 fn has_landlock() -> bool {
     File::open("/etc/passwd").is_err()
@@ -57,15 +73,7 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     if !is_inside() {
         return assert_passes("what_the_service_does_goes_on_in_the_sandbox");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let (sockets, trees) = (folder.path().join("vf"), folder.path().join("sys"));
-    for made in [&sockets, &trees] {
-        std::fs::create_dir(made).unwrap();
-    }
-    let mut needs = Needs::default();
-    needs.folders.add_folder_of_sockets(&sockets);
-    needs.folders.add_folder_of_trees(&trees);
-    enter(&needs).unwrap();
+    let (_folder, sockets, trees) = enter_with_folders();
 
     let socket = sockets.join("socket");
     UnixListener::bind(&socket).unwrap();
@@ -90,15 +98,7 @@ fn links_are_made_in_the_folder_of_trees_alone() {
     if !is_inside() {
         return assert_passes("links_are_made_in_the_folder_of_trees_alone");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let (sockets, trees) = (folder.path().join("vf"), folder.path().join("sys"));
-    for made in [&sockets, &trees] {
-        std::fs::create_dir(made).unwrap();
-    }
-    let mut needs = Needs::default();
-    needs.folders.add_folder_of_sockets(&sockets);
-    needs.folders.add_folder_of_trees(&trees);
-    enter(&needs).unwrap();
+    let (_folder, sockets, trees) = enter_with_folders();
     symlinkat("../a", CWD, trees.join("link")).unwrap();
     if has_landlock() {
         let elsewhere = symlinkat("../a", CWD, sockets.join("link"));

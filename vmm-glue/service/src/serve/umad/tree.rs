@@ -1,6 +1,6 @@
-//! Trees of files that look like sysfs and the devices, for what programs do with paths: list folders, follow links, look
-//! whether a file exists. A program with the preload library asks for the text of a file when it opens the file; others read
-//! the files here, which are at most [`AGE`] old.
+//! Trees of files that look like sysfs and the devices: programs list their folders, follow their links and test their files for
+//! existence. The preload library asks the service for the text of each file that a program opens. Programs without the library
+//! read the files here, whose texts are at most [`AGE`] old.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
