@@ -198,7 +198,8 @@ impl UmadSocket {
             }
             Verdict::Tree(request) => {
                 let id = request.id.clone();
-                match self.trees.begin(now, request) {
+                let user = of_peer(&client.socket).map_or_else(|_| getuid(), |peer| peer.uid);
+                match self.trees.begin(now, user, request) {
                     Ok(()) => self.waiting.push((fd, id)),
                     Err(error) => {
                         self.log.warn(now, format_args!("{NO_TREE}: {error}"));

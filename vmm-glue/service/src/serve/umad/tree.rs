@@ -12,12 +12,17 @@ use std::path::{Path, PathBuf};
 use ib_vtime::{Duration, Instant};
 use linux_abi::sysfs::{Entry, View};
 use rustix::fs::{CWD, symlinkat};
+use rustix::process::Uid;
 use umad_link::{TreeId, TreeRequest};
 
 use crate::serve::access::Access;
 
 /// Trees at one time. A tree has some hundred files.
 const MAX_TREES: usize = 1024;
+
+/// Trees that programs of one user had made first: a program chooses its adapters and the name of its device, and so makes trees at
+/// will.
+const MAX_OF_USER: usize = MAX_TREES / 4;
 
 /// Time after which a tree is compared with the devices anew.
 const AGE: Duration = Duration::from_secs(1);
@@ -36,10 +41,12 @@ pub(super) struct Trees {
 #[derive(Debug)]
 struct Tree {
     path: PathBuf,
+    /// User whose program asked for it first.
+    user: Uid,
     /// Time at which its texts are compared with the devices.
     due: Instant,
-    /// Entries that are made, with a hash of each file's text.
-    made: Vec<(Entry, u64)>,
+    /// Hashes of the texts, by hashes of the paths: the service holds some ten kilobytes for a tree.
+    texts: BTreeMap<u64, u64>,
     /// Entries that are not made yet, with their texts, the next one last.
     missing: Vec<(Entry, String)>,
 }
@@ -62,22 +69,29 @@ impl Trees {
         &self.root
     }
 
-    /// Begins a tree, unless there is one.
-    pub(super) fn begin(&mut self, now: Instant, request: TreeRequest) -> io::Result<()> {
+    /// Begins a tree for a user's program, unless there is one.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        user: Uid,
+        request: TreeRequest,
+    ) -> io::Result<()> {
         if self.trees.contains_key(&request.id) {
             return Ok(());
         }
-        if self.trees.len() >= MAX_TREES {
+        let of_user = self.trees.values().filter(|tree| tree.user == user);
+        if self.trees.len() >= MAX_TREES || of_user.count() >= MAX_OF_USER {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let path = self.root.join(request.id.to_string());
         std::fs::create_dir(&path)?;
-        let text = |entry: &Entry| request.view.text(&entry.path).unwrap_or_default();
+        let text = |entry: &Entry| stored(&request.view, &entry.path);
         let entries = request.view.entries().into_iter().rev();
         let tree = Tree {
             path,
+            user,
             due: now + AGE,
-            made: Vec::new(),
+            texts: BTreeMap::new(),
             missing: entries.map(|entry| (entry.clone(), text(&entry))).collect(),
         };
         self.trees.insert(request.id, tree);
@@ -149,29 +163,39 @@ impl Tree {
                 Some(target) => symlinkat(target.as_str(), CWD, &place)?,
                 None => File::create(place)?.write_all(text.as_bytes())?,
             }
-            self.made.push((entry, hash(&text)));
+            if entry.target.is_none() {
+                self.texts.insert(hash(&entry.path), hash(&text));
+            }
         }
         Ok(())
     }
 
     /// Writes the texts that have changed. A reader may see the old text, the new one, or the new one up to the old one's length.
     fn write(&mut self, view: &View) -> io::Result<()> {
-        for (entry, known) in &mut self.made {
-            if entry.target.is_some() {
-                continue;
-            }
-            let text = view.text(&entry.path).unwrap_or_default();
-            let hash = hash(&text);
-            if hash != *known {
+        let files = view.entries().into_iter();
+        for entry in files.filter(|entry| entry.target.is_none()) {
+            let text = stored(view, &entry.path);
+            let hashed = hash(&text);
+            let known = self.texts.get_mut(&hash(&entry.path));
+            if let Some(known) = known.filter(|known| **known != hashed) {
                 let path = self.path.join(&entry.path);
                 let file = OpenOptions::new().write(true).open(path)?;
                 file.write_all_at(text.as_bytes(), 0)?;
                 file.set_len(text.len() as u64)?;
-                *known = hash;
+                *known = hashed;
             }
         }
         Ok(())
     }
+}
+
+/// Returns the text that a file of the tree holds: none for an empty entry of a table, since a file with a text takes a page, and an
+/// adapter has some hundred such entries.
+fn stored(view: &View, path: &str) -> String {
+    let text = view.text(path).unwrap_or_default();
+    let is_of_table = path.contains("/gids/") || path.contains("/pkeys/");
+    let is_empty = is_of_table && text.bytes().all(|byte| b"0x:\n".contains(&byte));
+    if is_empty { String::new() } else { text }
 }
 
 fn hash(text: &str) -> u64 {
@@ -191,6 +215,9 @@ fn remove(root: &Path) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use ib_wire::smp::{NodeType, PortInfo};
+    use ib_wire::{Gid, Guid, PKey, PortNum};
+    use umad_link::sysfs::{Ca, CaPort};
     use umad_link::{AdapterId, Verbs};
 
     use super::*;
@@ -209,10 +236,9 @@ mod tests {
     }
 
     /// Makes a tree, a few files at a time.
-    fn made(trees: &mut Trees, adapters: &[u32]) -> PathBuf {
-        let request = request(adapters);
+    fn made(trees: &mut Trees, request: TreeRequest) -> PathBuf {
         let id = request.id.clone();
-        trees.begin(Instant::ZERO, request).unwrap();
+        trees.begin(Instant::ZERO, Uid::ROOT, request).unwrap();
         while trees.place(&id).is_none() {
             assert_eq!(trees.poll_timeout(), Some(Instant::ZERO));
             trees.advance(Instant::ZERO, |_| unreachable!()).unwrap();
@@ -228,8 +254,8 @@ mod tests {
         let mut trees = Trees::new(root.clone(), Access::default()).unwrap();
         assert_eq!(std::fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
         assert!(!root.join("left").exists());
-        let one = made(&mut trees, &[1]);
-        let two = made(&mut trees, &[1, 0]);
+        let one = made(&mut trees, request(&[1]));
+        let two = made(&mut trees, request(&[1, 0]));
         assert_ne!(one, two);
         let version = "sys/class/infiniband_verbs/abi_version";
         assert!(one.join("dev/infiniband/rdma_cm").is_file());
@@ -238,26 +264,76 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&one), mode(&one.join("sys/class"))), (0o755, 0o755));
         assert_eq!(mode(&one.join(version)), 0o644);
-        assert_eq!(made(&mut trees, &[1]), one);
+        assert_eq!(made(&mut trees, request(&[1])), one);
         drop(trees);
         assert!(!root.exists());
+    }
+
+    /// Returns a view with one adapter, whose port has a partition key and empty places.
+    fn view(pkey: PKey) -> View {
+        let port = CaPort {
+            number: PortNum(1),
+            info: PortInfo::default(),
+            gids: vec![Gid::NONE; 2],
+            pkeys: vec![pkey, PKey::INVALID],
+            counters: Vec::new(),
+        };
+        let adapter = Ca {
+            node_type: NodeType::CA,
+            node_guid: Guid::new(1),
+            system_image_guid: Guid::new(1),
+            description: "H-1".to_owned(),
+            firmware: "1".to_owned(),
+            revision: 0,
+            device_id: 4099,
+            ports: vec![port],
+        };
+        View {
+            devices: umad_link::sysfs::devices(&[adapter]),
+            has_verbs: true,
+        }
     }
 
     #[test]
     fn a_text_that_has_changed_is_written_when_its_tree_is_due() {
         let directory = tempfile::tempdir().unwrap();
         let mut trees = Trees::new(directory.path().join("sys"), Access::default()).unwrap();
-        let path = made(&mut trees, &[0]);
-        let version = || {
-            let path = path.join("sys/class/infiniband_verbs/abi_version");
-            std::fs::read_to_string(path).unwrap()
+        let mut request = request(&[0]);
+        request.view = view(PKey::DEFAULT_FULL);
+        let path = made(&mut trees, request);
+        let read = |file: &str| {
+            let port = "sys/class/infiniband/vhca0/ports/1";
+            std::fs::read_to_string(path.join(port).join(file)).unwrap()
         };
-        assert_eq!(version(), "6\n");
+        assert_eq!(read("pkeys/0"), "0xffff\n");
+        for empty in ["pkeys/1", "gids/0", "gid_attrs/types/0"] {
+            assert_eq!(read(empty), "", "an empty place takes no page: {empty}");
+        }
         let due = trees.poll_timeout().unwrap();
         assert_eq!(due, Instant::ZERO + AGE);
         trees.advance(Instant::ZERO, |_| unreachable!()).unwrap();
-        trees.advance(due, |_| Some(View::default())).unwrap();
-        assert_eq!(version(), "");
+        trees
+            .advance(due, |_| Some(view(PKey::new(0x8001))))
+            .unwrap();
+        assert_eq!(read("pkeys/0"), "0x8001\n");
+        assert_eq!(read("lid"), "0x0\n");
         assert_eq!(trees.poll_timeout(), Some(due + AGE));
+    }
+
+    #[test]
+    fn the_programs_of_a_user_do_not_use_all_trees_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut trees = Trees::new(directory.path().join("sys"), Access::default()).unwrap();
+        let mut begin = |user, number| {
+            let begun = trees.begin(Instant::ZERO, user, request(&[number]));
+            begun.map_err(|error| error.kind())
+        };
+        let most = u32::try_from(MAX_OF_USER).unwrap();
+        for number in 0..most {
+            assert_eq!(begin(Uid::ROOT, number), Ok(()));
+        }
+        assert_eq!(begin(Uid::ROOT, most), Err(io::ErrorKind::StorageFull));
+        assert_eq!(begin(Uid::ROOT, 0), Ok(()), "it is there");
+        assert_eq!(begin(Uid::from_raw(1), most), Ok(()));
     }
 }
