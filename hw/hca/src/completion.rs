@@ -18,7 +18,8 @@ pub enum CompletionStatus {
     LocalProtection,
     /// The QP went to the error state (or was destroyed) with the request outstanding.
     Flushed,
-    /// A window could not be bound.
+    /// A window could not be bound, a region not registered, or a key not invalidated (IBA 11.6.2, memory management operation
+    /// error).
     MwBind,
     /// A peer's request that was using the receive reached outside its rights.
     LocalAccess,

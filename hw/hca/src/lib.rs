@@ -80,6 +80,6 @@ pub use queue_pair::{
     QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, SpecialQp, SrqAttributes, SrqSpec,
 };
 pub use work::{
-    FastRegister, MwBind, Payload, RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
-    UdAddress, UdDestination,
+    FastRegister, MwBind, PageList, Payload, RecvRequest, RemoteAddress, SendFlags, SendOp,
+    SendRequest, Sge, UdAddress, UdDestination,
 };

@@ -26,6 +26,8 @@ bitflags! {
         const MW_BIND = 1 << 4;
         /// Addresses count from zero.
         const ZERO_BASED = 1 << 5;
+        /// Peers may invalidate the key by a send; of regions for fast registration.
+        const REMOTE_INVALIDATE = 1 << 6;
     }
 }
 
@@ -117,7 +119,8 @@ pub enum MrKind<'a> {
         /// First byte of the new region, in its own address count.
         iova: u64,
     },
-    /// Empty until a fast registration fills it (Allocate L_Key).
+    /// Empty until a fast registration fills it, and again from its invalidation on (Allocate L_Key). [`MrSpec::access`] has the
+    /// rights that a registration may give it.
     FastRegister {
         /// Pages that it must be able to hold.
         max_pages: u32,

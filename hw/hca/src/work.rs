@@ -54,7 +54,23 @@ pub struct MwBind {
     pub key_tag: u8,
 }
 
-/// A fast registration (IBA 11.4.1.1, fast register physical MR).
+/// Pages of a fast registration, in the order of the region's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageList<'a> {
+    /// Addresses in the function's address space, given with the request.
+    Given(&'a [u64]),
+    /// The list is in the function's address space, from this address on: for each page 64 bits in big-endian order, the lowest of
+    /// which is 1. Other bits below the page size are ignored. The provider reads as many as the region needs, once, when it
+    /// carries the request out.
+    InMemory(u64),
+}
+
+/// A fast registration (IBA 11.4.1.1, fast register physical MR). The region of the key's upper 24 bits has to be one of
+/// [`MrKind::FastRegister`](crate::MrKind::FastRegister) in the protection domain of the queue pair, and empty.
+///
+/// The region is valid before the next request of the queue starts. A registration that is refused completes with
+/// [`CompletionStatus::MwBind`](crate::CompletionStatus::MwBind). Whether a queue pair may register pages of its choice is for the
+/// caller to decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegister<'a> {
     /// The region's new key; the low byte is the consumer's.
@@ -63,11 +79,11 @@ pub struct FastRegister<'a> {
     pub iova: u64,
     /// Bytes.
     pub len: u64,
-    /// Page addresses in the function's address space.
-    pub pages: &'a [u64],
+    /// Its pages. The first byte is as far into the first page as `iova` is into a page.
+    pub pages: PageList<'a>,
     /// Base-2 logarithm of the page size.
     pub page_shift: u8,
-    /// Rights.
+    /// Rights; the region may be given each of them.
     pub access: AccessFlags,
 }
 
@@ -78,7 +94,7 @@ pub enum SendOp<'a> {
     Send,
     /// Send with 32 bits of immediate data.
     SendImmediate(u32),
-    /// Send and invalidate the peer's key.
+    /// Send and invalidate the peer's key; RC only.
     SendInvalidate(RKey),
     /// RDMA write.
     RdmaWrite(RemoteAddress),
@@ -104,9 +120,10 @@ pub enum SendOp<'a> {
     },
     /// Bind a memory window.
     BindWindow(MwBind),
-    /// Invalidate a local region or window.
+    /// Invalidate a local region or window, when all earlier requests are complete; RC only. A refused one completes with
+    /// [`CompletionStatus::MwBind`](crate::CompletionStatus::MwBind).
     LocalInvalidate(RKey),
-    /// Fill a fast-register region.
+    /// Fill a fast-register region; RC only.
     FastRegister(FastRegister<'a>),
 }
 

@@ -72,6 +72,10 @@ impl Effects for Host {
         Ok(())
     }
 
+    fn execute(&mut self, _: &usize) -> Result<(), LocalFault> {
+        Err(LocalFault)
+    }
+
     fn complete_send(&mut self, request: Request<usize>, status: Status) {
         println!("{}: {:?} ends: {status:?}", self.name, request.operation);
     }

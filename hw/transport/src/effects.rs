@@ -26,7 +26,8 @@ pub enum RemoteRight {
     Atomic,
 }
 
-/// A local list names memory that cannot be used so: key, protection domain, right, range or mapping.
+/// A local list names memory that cannot be used so: key, protection domain, right, range or mapping. Of a local request:
+/// the key cannot be registered or invalidated so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalFault;
 
@@ -148,6 +149,13 @@ pub trait Effects {
     /// # Errors
     /// As [`Self::check_local`].
     fn store_original(&mut self, buffer: &Self::Buffer, original: u64) -> Result<(), LocalFault>;
+
+    /// Carries out a request of [`Operation::Local`](crate::Operation::Local). It has taken effect when the call returns,
+    /// before the next request starts.
+    ///
+    /// # Errors
+    /// The request is refused; it completes with [`Status::MemoryManagement`].
+    fn execute(&mut self, buffer: &Self::Buffer) -> Result<(), LocalFault>;
 
     /// Completes a request of the send queue. Successful ones come here whether they are signalled or not.
     fn complete_send(&mut self, request: Request<Self::Buffer>, status: Status);

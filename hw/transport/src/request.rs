@@ -80,6 +80,12 @@ pub enum Operation {
     Read(RemoteStart),
     /// Atomic operation; RC only.
     Atomic(RemoteStart, AtomicOp),
+    /// Request that [`Effects::execute`](crate::Effects::execute) carries out: a fast registration or a local invalidate; RC
+    /// only. It sends nothing and takes no PSN.
+    Local {
+        /// Starts only when every earlier request is complete.
+        after_all: bool,
+    },
 }
 
 impl Operation {
@@ -87,6 +93,12 @@ impl Operation {
     #[must_use]
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read(_) | Self::Atomic(..))
+    }
+
+    /// Returns `true` if the request sends nothing.
+    #[must_use]
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::Local { .. })
     }
 
     /// Returns `true` if the peer needs a receive request for it.
@@ -129,6 +141,8 @@ pub enum Status {
     LocalQpOperation,
     /// A gather or scatter entry does not name accessible memory.
     LocalProtection,
+    /// A fast registration or a local invalidate was refused (IBA 11.6.2, memory management operation error).
+    MemoryManagement,
     /// The queue was in error.
     Flushed,
     /// The peer's answer does not fit the request.

@@ -50,7 +50,7 @@ impl Operation {
             Self::SendInvalidate(key) => return Some(RunOperation::Send(Ending::Invalidate(key))),
             Self::Write(to) => (to, Ending::Plain),
             Self::WriteImmediate(to, data) => (to, Ending::Immediate(data)),
-            Self::Read(_) | Self::Atomic(..) => return None,
+            Self::Read(_) | Self::Atomic(..) | Self::Local { .. } => return None,
         };
         let RemoteStart { addr, rkey } = to;
         Some(RunOperation::Write(

@@ -2,7 +2,9 @@
 
 mod access;
 mod gate;
+pub(super) mod registration;
 
+use core::ops::RangeInclusive;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,6 +42,8 @@ struct Region {
     len: u64,
     /// `None` until a fast registration fills the region.
     backing: Option<Backing>,
+    /// Of regions that fast registrations fill.
+    refill: Option<Refill>,
     /// Generation: distinguishes registrations that use the same key.
     generation: u64,
 }
@@ -49,6 +53,15 @@ struct Region {
 struct Window {
     pd: PdHandle,
     key: u32,
+}
+
+/// Limits of the registrations of a region.
+#[derive(Clone, Copy, Debug)]
+struct Refill {
+    max_pages: usize,
+    max_len: u64,
+    /// Rights that a registration may give, and the right of peers to invalidate the key.
+    rights: AccessFlags,
 }
 
 /// What a key names.
@@ -332,13 +345,25 @@ impl Memory {
             self.probe(backing, len)?;
         }
         let zero_based = spec.access.contains(AccessFlags::ZERO_BASED);
+        let refill = match spec.kind {
+            MrKind::FastRegister { max_pages } => Some(Refill {
+                max_pages: max_pages as usize,
+                max_len: limits.max_mr_size,
+                rights: spec.access,
+            }),
+            _ => None,
+        };
         Ok(Region {
             pd: spec.pd,
-            access: spec.access,
+            access: match refill {
+                Some(_) => AccessFlags::empty(),
+                None => spec.access,
+            },
             key: 0,
             base: if zero_based { 0 } else { iova },
             len,
             backing,
+            refill,
             generation: 0,
         })
     }
@@ -364,7 +389,8 @@ impl Memory {
             // The quotas keep the table far below 2^32 entries, so a free key comes up soon.
             None => loop {
                 let key = self.numbers.next_u32();
-                if !self.keys.contains_key(&key) {
+                // A registration names its region by the key's upper bits.
+                if self.keys.range(variants(key)).next().is_none() {
                     break key;
                 }
             },
@@ -372,6 +398,11 @@ impl Memory {
         self.keys.insert(key, owner);
         Ok(key)
     }
+}
+
+/// The keys that differ from a key by their low byte alone, which is for the consumer of a region to choose.
+const fn variants(key: u32) -> RangeInclusive<u32> {
+    key & !0xff..=key | 0xff
 }
 
 fn names(handle: MrHandle, key: u32) -> MrKeys {

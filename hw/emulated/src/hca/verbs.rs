@@ -2,10 +2,10 @@
 
 use hca_api::{
     AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes, DeviceModify,
-    DmaBuffer, DmaFault, FunctionAttributes, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle,
-    MrKeys, MrSpec, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, Privileges,
-    QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec, QpState, RecvRequest, SendRequest,
-    SrqAttributes, SrqHandle, SrqSpec,
+    DmaBuffer, DmaFault, FastRegister, FunctionAttributes, Hca, HcaError, HcaEvent, LocalMad,
+    MadView, MrHandle, MrKeys, MrSpec, MwHandle, MwKeys, MwType, PageList, PdHandle,
+    PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec,
+    QpState, RecvRequest, SendOp, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
 };
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
@@ -303,6 +303,7 @@ impl Hca for Function<'_> {
     }
 
     fn post_send(&mut self, qp: QpHandle, request: &SendRequest<'_>) -> Result<(), HcaError> {
+        check_pages(request)?;
         self.device.post_send(self.id, qp, request)
     }
 
@@ -354,6 +355,17 @@ impl Hca for Function<'_> {
             queue.announcement_taken();
         }
         Some(event)
+    }
+}
+
+/// Refuses a page list that no region can hold: the adapter keeps the list until the request has its turn.
+fn check_pages(request: &SendRequest<'_>) -> Result<(), HcaError> {
+    match &request.op {
+        SendOp::FastRegister(FastRegister {
+            pages: PageList::Given(pages),
+            ..
+        }) if pages.len() > LIMITS.max_fast_reg_pages as usize => Err(HcaError::InvalidParameter),
+        _ => Ok(()),
     }
 }
 

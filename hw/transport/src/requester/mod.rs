@@ -328,8 +328,22 @@ impl<B> Requester<B> {
         self.abort(fx);
     }
 
-    /// Completes the oldest request, all of whose PSNs are acknowledged.
+    /// Completes the oldest request, all of whose PSNs are acknowledged, and the local ones behind it, which were only waiting for
+    /// their turn to complete: the oldest request that has started has PSNs.
     fn complete_oldest<E: Effects<Buffer = B>>(&mut self, fx: &mut E) {
+        self.complete_front(fx);
+        while self.is_local(0) {
+            self.complete_front(fx);
+        }
+    }
+
+    /// Returns `true` if the slot is that of a local request which has started.
+    fn is_local(&self, at: usize) -> bool {
+        let slot = self.slots.get(at).filter(|_| at < self.started);
+        slot.is_some_and(|slot| slot.request.operation.is_local())
+    }
+
+    fn complete_front<E: Effects<Buffer = B>>(&mut self, fx: &mut E) {
         if let Some(slot) = self.slots.pop_front() {
             self.oldest = slot.end();
             self.started -= 1;

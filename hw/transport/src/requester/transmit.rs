@@ -11,12 +11,15 @@ use crate::run::{Run, RunOperation};
 /// Bytes that an atomic operation returns.
 const ATOMIC_LEN: u32 = 8;
 
+/// Local requests that a poll carries out, at most.
+const LOCAL_REQUESTS: usize = 16;
+
 impl<B> Requester<B> {
     /// Returns the next run of at most `budget` packets, or `None` if nothing may be sent now. Its payload is
     /// what the effects gathered during the call.
     ///
     /// Poll until `None` after [`Self::start`], [`Self::post`], [`Self::handle`] and
-    /// [`Self::handle_timeout`].
+    /// [`Self::handle_timeout`], and again after a poll that carried out local requests: their number in a poll is bounded.
     #[must_use]
     pub fn poll_transmit<E>(&mut self, now: Instant, budget: u32, fx: &mut E) -> Option<Run>
     where
@@ -29,8 +32,12 @@ impl<B> Requester<B> {
         if !sends || self.rnr_until.is_some() || self.probe == Probe::Sent || budget == 0 {
             return None;
         }
-        if self.cursor == self.started && !self.start_next(fx) {
-            return None;
+        let mut local = 0;
+        while self.cursor == self.started {
+            if local == LOCAL_REQUESTS || !self.start_next(fx) {
+                return None;
+            }
+            local += 1;
         }
         let slot = self.slots.get_mut(self.cursor)?;
         if slot.failed.is_some() {
@@ -61,6 +68,10 @@ impl<B> Requester<B> {
         };
         if self.slots.get(self.cursor).map(super::Slot::end) == Some(self.send) {
             self.cursor += 1;
+            // Sent again, a queue passes over what it has carried out.
+            while self.is_local(self.cursor) {
+                self.cursor += 1;
+            }
         }
         if self.unsent.is_before(self.send) {
             self.unsent = self.send;
@@ -87,6 +98,9 @@ impl<B> Requester<B> {
         };
         let request = &slot.request;
         let operation = request.operation;
+        if let Operation::Local { after_all } = operation {
+            return self.execute_next(after_all, fx);
+        }
         let reads = operation.is_read_or_atomic();
         let packets = match operation {
             Operation::Atomic(..) => 1,
@@ -127,6 +141,32 @@ impl<B> Requester<B> {
         self.started += 1;
         self.reads += usize::from(reads);
         self.credits.start(operation.takes_receive());
+        true
+    }
+
+    /// Carries out the next request, which is local. Returns `false` if it may not start now, or failed.
+    fn execute_next<E: Effects<Buffer = B>>(&mut self, after_all: bool, fx: &mut E) -> bool {
+        let Some(slot) = self.slots.get_mut(self.started) else {
+            return false;
+        };
+        let waits = slot.failed.is_some()
+            || after_all && self.started > 0
+            || slot.request.fence && self.reads > 0;
+        if waits {
+            return false;
+        }
+        if fx.execute(&slot.request.buffer).is_err() {
+            slot.failed = Some(Status::MemoryManagement);
+            self.settle(fx);
+            return false;
+        }
+        slot.first = self.next;
+        self.started += 1;
+        if self.started == 1 {
+            self.complete_oldest(fx);
+        } else {
+            self.cursor += 1;
+        }
         true
     }
 

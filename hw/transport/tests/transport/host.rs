@@ -58,6 +58,8 @@ pub(crate) struct Host {
     /// Requests and receives whose local memory cannot be used.
     pub(crate) bad_buffers: BTreeSet<u64>,
     pub(crate) bad_receives: BTreeSet<u64>,
+    /// Local requests that were carried out.
+    pub(crate) executed: Vec<u64>,
     pub(crate) sends: Vec<(u64, Status)>,
     pub(crate) received: Vec<Received<Receive>>,
     pub(crate) events: Vec<Event>,
@@ -134,6 +136,14 @@ impl Effects for Host {
             return Err(LocalFault);
         }
         self.memory[buffer.at..buffer.at + 8].copy_from_slice(&original.to_le_bytes());
+        Ok(())
+    }
+
+    fn execute(&mut self, buffer: &Buffer) -> Result<(), LocalFault> {
+        if self.bad_buffers.contains(&buffer.id) {
+            return Err(LocalFault);
+        }
+        self.executed.push(buffer.id);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod duplicate_rules;
 mod frames;
 mod host;
 mod hostile;
+mod local_rules;
 mod model;
 mod network;
 mod packets;

@@ -45,7 +45,16 @@ fn one(
     if matches!(request.operation, Operation::Atomic(..)) && request.len < 8 {
         return (Status::LocalLength, None);
     }
-    if a.bad_buffers.contains(&request.buffer.id) {
+    let is_bad = a.bad_buffers.contains(&request.buffer.id);
+    if request.operation.is_local() {
+        let status = if is_bad {
+            Status::MemoryManagement
+        } else {
+            Status::Success
+        };
+        return (status, None);
+    }
+    if is_bad {
         return (Status::LocalProtection, None);
     }
     let len = request.len as usize;
@@ -53,7 +62,7 @@ fn one(
     match request.operation {
         Operation::Send => deliver(b, request, &bytes, None),
         Operation::SendImmediate(data) => deliver(b, request, &bytes, Some(data)),
-        Operation::SendInvalidate(_) => unreachable!("not generated"),
+        Operation::SendInvalidate(_) | Operation::Local { .. } => unreachable!("not generated"),
         Operation::Write(to) => write(b, request, to, &bytes, None, rights.write),
         Operation::WriteImmediate(to, data) => {
             write(b, request, to, &bytes, Some(data), rights.write)

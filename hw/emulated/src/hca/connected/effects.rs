@@ -13,6 +13,7 @@ use ib_transport::{
 use ib_wire::RKey;
 
 use super::super::function::FunctionState;
+use super::super::memory::registration::Registration;
 use super::super::memory::{ProtectionFault, RemoteRegion};
 use super::super::qp::Side;
 use super::super::work_queue::{OwnedPayload, SgeList, total_len};
@@ -24,6 +25,16 @@ pub(in super::super) struct Work {
     /// A success makes a completion.
     pub(in super::super) signalled: bool,
     pub(in super::super) payload: OwnedPayload,
+    /// Of local requests.
+    pub(in super::super) local: Option<Box<LocalWork>>,
+}
+
+/// A request that the adapter carries out by itself.
+#[derive(Clone, Debug)]
+pub(in super::super) enum LocalWork {
+    Register(Registration),
+    /// The key.
+    Invalidate(u32),
 }
 
 /// A receive that a message is put into.
@@ -47,6 +58,8 @@ pub(super) struct Surroundings<'a> {
     leaving: &'a mut Vec<u8>,
     /// A send request completed.
     has_completed: bool,
+    /// Local requests that were carried out.
+    executed: u32,
 }
 
 impl<'a> Surroundings<'a> {
@@ -62,7 +75,13 @@ impl<'a> Surroundings<'a> {
             arrived,
             leaving,
             has_completed: false,
+            executed: 0,
         }
+    }
+
+    /// Returns the local requests that were carried out since the surroundings were lent.
+    pub(super) const fn executed(&self) -> u32 {
+        self.executed
     }
 
     /// Returns `true` if a send request completed since the surroundings were lent.
@@ -154,12 +173,27 @@ impl Effects for Surroundings<'_> {
         Ok(memory.scatter_at(pd, sges, 0, &original.to_ne_bytes())?)
     }
 
+    fn execute(&mut self, work: &Work) -> Result<(), LocalFault> {
+        self.executed += 1;
+        let pd = self.pd()?;
+        let memory = &mut self.state.memory;
+        match work.local.as_deref().ok_or(LocalFault)? {
+            LocalWork::Register(registration) => memory.fast_register(pd, registration)?,
+            LocalWork::Invalidate(key) => memory.invalidate(pd, *key, AccessFlags::empty())?,
+        }
+        Ok(())
+    }
+
     fn complete_send(&mut self, request: Request<Work>, status: Status) {
         self.has_completed = true;
         if status == Status::Success && !request.buffer.signalled {
             return;
         }
-        let op = completion_op(request.operation);
+        let op = match request.buffer.local.as_deref() {
+            Some(LocalWork::Register(_)) => CompletionOp::FastRegister,
+            Some(LocalWork::Invalidate(_)) => CompletionOp::LocalInvalidate,
+            None => completion_op(request.operation),
+        };
         let completion = Completion {
             byte_len: request.len,
             ..self.completion(request.buffer.wr_id, op, status)
@@ -238,9 +272,10 @@ impl Effects for Surroundings<'_> {
         Ok(memory.scatter_at(receive.pd, sges, offset, bytes)?)
     }
 
-    fn invalidate(&mut self, _: RKey) -> Result<(), RemoteFault> {
-        // No region here is of a kind that a peer may invalidate (IBA 10.6.5).
-        Err(RemoteFault)
+    fn invalidate(&mut self, rkey: RKey) -> Result<(), RemoteFault> {
+        let pd = self.pd()?;
+        let memory = &mut self.state.memory;
+        Ok(memory.invalidate(pd, rkey.get(), AccessFlags::REMOTE_INVALIDATE)?)
     }
 
     fn complete_receive(&mut self, received: Received<TakenReceive>) {
@@ -293,6 +328,8 @@ const fn completion_op(operation: Operation) -> CompletionOp {
         Operation::Read(_) => CompletionOp::RdmaRead,
         Operation::Atomic(_, AtomicOp::CompareSwap { .. }) => CompletionOp::CompareSwap,
         Operation::Atomic(_, AtomicOp::FetchAdd { .. }) => CompletionOp::FetchAdd,
+        // Its work says which.
+        Operation::Local { .. } => CompletionOp::LocalInvalidate,
     }
 }
 
@@ -302,6 +339,7 @@ const fn completion_status(status: Status) -> CompletionStatus {
         Status::LocalLength => CompletionStatus::LocalLength,
         Status::LocalQpOperation => CompletionStatus::LocalQpOperation,
         Status::LocalProtection => CompletionStatus::LocalProtection,
+        Status::MemoryManagement => CompletionStatus::MwBind,
         Status::Flushed => CompletionStatus::Flushed,
         Status::BadResponse => CompletionStatus::BadResponse,
         Status::LocalAccess => CompletionStatus::LocalAccess,

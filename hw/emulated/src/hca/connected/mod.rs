@@ -10,7 +10,8 @@ mod refusals;
 mod runs;
 
 use hca_api::{
-    AccessFlags, AddressVector, HcaError, QpModify, RemoteAddress, SendFlags, SendOp, SendRequest,
+    AccessFlags, AddressVector, HcaError, Payload, QpModify, RemoteAddress, SendFlags, SendOp,
+    SendRequest,
 };
 use ib_transport::{
     AckTimeout, AtomicOp, Effects, Operation, PathMtu, ReliableConnection, RemoteRights,
@@ -24,9 +25,10 @@ use ib_wire::{Mtu, Psn, Qpn, RKey};
 
 use super::connection_counters::ConnectionCounters;
 use super::memory::RemoteRegion;
+use super::memory::registration::Registration;
 use super::work_queue::{OwnedPayload, SpareBytes, total_len};
 use crate::{DropReason, PacketSource};
-use effects::{Surroundings, TakenReceive, Work};
+use effects::{LocalWork, Surroundings, TakenReceive, Work};
 use refusals::Refusals;
 
 /// PSNs that a requester may have unacknowledged.
@@ -397,19 +399,25 @@ fn request(
     request: &SendRequest<'_>,
     spare: &mut SpareBytes,
 ) -> Result<Request<Work>, HcaError> {
-    let operation = operation(&request.op)?;
-    if operation.is_read_or_atomic() {
-        if service == TransportService::Uc {
-            return Err(HcaError::InvalidQpKind);
-        }
-        if !matches!(request.payload, hca_api::Payload::Gather(_)) {
-            return Err(HcaError::InvalidParameter);
-        }
+    let operation = operation(request)?;
+    let has_answer = operation.is_read_or_atomic();
+    let needs_rc =
+        has_answer || operation.is_local() || matches!(operation, Operation::SendInvalidate(_));
+    if needs_rc && service == TransportService::Uc {
+        return Err(HcaError::InvalidQpKind);
+    }
+    if has_answer && !matches!(request.payload, Payload::Gather(_)) {
+        return Err(HcaError::InvalidParameter);
     }
     if request.destination.is_some() {
         return Err(HcaError::InvalidParameter);
     }
-    let payload = OwnedPayload::new(request.payload, spare);
+    let local = local_work(&request.op);
+    let payload = match local {
+        Some(_) => Payload::Gather(&[]),
+        None => request.payload,
+    };
+    let payload = OwnedPayload::new(payload, spare);
     let (given, sges) = payload.split();
     let len = given.len() as u64 + total_len(sges);
     Ok(Request {
@@ -422,16 +430,27 @@ fn request(
             wr_id: request.wr_id,
             signalled: signal_all || request.flags.contains(SendFlags::SIGNALED),
             payload,
+            local,
         },
     })
 }
 
-fn operation(op: &SendOp<'_>) -> Result<Operation, HcaError> {
+/// Returns what the adapter carries out by itself of a request.
+fn local_work(op: &SendOp<'_>) -> Option<Box<LocalWork>> {
+    let work = match op {
+        SendOp::FastRegister(given) => LocalWork::Register(Registration::new(given)),
+        SendOp::LocalInvalidate(key) => LocalWork::Invalidate(key.0),
+        _ => return None,
+    };
+    Some(Box::new(work))
+}
+
+fn operation(request: &SendRequest<'_>) -> Result<Operation, HcaError> {
     let start = |remote: RemoteAddress| RemoteStart {
         addr: remote.addr,
         rkey: RKey::new(remote.rkey.0),
     };
-    Ok(match *op {
+    Ok(match request.op {
         SendOp::Send => Operation::Send,
         SendOp::SendImmediate(data) => Operation::SendImmediate(data.to_be_bytes()),
         SendOp::RdmaWrite(remote) => Operation::Write(start(remote)),
@@ -447,9 +466,11 @@ fn operation(op: &SendOp<'_>) -> Result<Operation, HcaError> {
         SendOp::FetchAdd { remote, add } => {
             Operation::Atomic(start(remote), AtomicOp::FetchAdd { add })
         }
-        SendOp::SendInvalidate(_)
-        | SendOp::BindWindow(_)
-        | SendOp::LocalInvalidate(_)
-        | SendOp::FastRegister(_) => return Err(HcaError::Unsupported),
+        SendOp::SendInvalidate(key) => Operation::SendInvalidate(RKey::new(key.0)),
+        SendOp::LocalInvalidate(_) => Operation::Local { after_all: true },
+        SendOp::FastRegister(_) => Operation::Local {
+            after_all: request.flags.contains(SendFlags::STRONG_FENCE),
+        },
+        SendOp::BindWindow(_) => return Err(HcaError::Unsupported),
     })
 }

@@ -23,7 +23,8 @@ const LONGEST: u32 = 16;
 const SPARE_BUFFERS: usize = 64;
 
 impl Device {
-    /// Sends the next packets of a connected queue pair, `most` at most. Returns their number, and the bytes of their payload.
+    /// Sends the next packets of a connected queue pair, `most` at most. Returns their number, and the bytes of their payload. A local
+    /// request that was carried out counts as a packet.
     pub(in super::super) fn transmit_connected(&mut self, at: QpRef, most: u32) -> (u32, u64) {
         let way = self.connected_mut(at).map(|own| own.way);
         let budget = match way {
@@ -32,14 +33,13 @@ impl Device {
         };
         let mut payload = self.payloads.pop().unwrap_or_default();
         payload.clear();
-        let transfer = self
-            .with_machine(at, &[], &mut payload, |machine, now, fx| {
-                machine.poll_transmit(now, budget, fx)
-            })
-            .flatten();
+        let polled = self.with_machine(at, &[], &mut payload, |machine, now, fx| {
+            (machine.poll_transmit(now, budget, fx), fx.executed())
+        });
+        let (transfer, executed) = polled.unwrap_or_default();
         let Some(transfer) = transfer else {
             self.keep_payload(payload);
-            return (0, 0);
+            return (executed, 0);
         };
         match self.run(at, transfer, payload) {
             Ok((port, run)) => self.send_run(at, port, run),
@@ -49,7 +49,8 @@ impl Device {
                 }
             }
         }
-        (transfer.packets(), transfer.payload_len().into())
+        let packets = transfer.packets().saturating_add(executed);
+        (packets, transfer.payload_len().into())
     }
 
     fn keep_payload(&mut self, payload: Vec<u8>) {

@@ -6,6 +6,7 @@ mod forging;
 mod held;
 mod hostile;
 mod random;
+mod registration;
 mod reliable;
 mod states;
 mod timed;

@@ -1,0 +1,172 @@
+//! Fast registration and invalidation, as requests of queue pairs (IBA 10.6.5, 11.4.1.1).
+
+use std::sync::Arc;
+
+use hca_api::{AccessFlags, AddressSpace, FastRegister, PageList, PdHandle};
+
+use super::{
+    Backing, KeyOwner, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, Memory, ProtectionFault, Refill, Region,
+    page_list, variants,
+};
+
+/// Bytes of an entry of a page list in memory.
+const ENTRY: usize = 8;
+
+/// The lowest bit of an entry that names a page.
+const PRESENT: u64 = 1;
+
+/// A fast registration that waits in its queue.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Registration {
+    key: u32,
+    iova: u64,
+    len: u64,
+    pages: Pages,
+    page_shift: u8,
+    access: AccessFlags,
+}
+
+/// A page list. One in memory is not read before its registration has its turn.
+#[derive(Clone, Debug)]
+enum Pages {
+    Given(Arc<Vec<u64>>),
+    InMemory(u64),
+}
+
+impl Registration {
+    pub(in super::super) fn new(given: &FastRegister<'_>) -> Self {
+        Self {
+            key: given.key.0,
+            iova: given.iova,
+            len: given.len,
+            pages: match given.pages {
+                PageList::Given(pages) => Pages::Given(Arc::new(pages.to_vec())),
+                PageList::InMemory(addr) => Pages::InMemory(addr),
+            },
+            page_shift: given.page_shift,
+            access: given.access,
+        }
+    }
+
+    /// Returns the offset of the first byte in the first page, and the number of pages.
+    fn shape(&self, refill: &Refill) -> Result<(u64, usize), ProtectionFault> {
+        if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&self.page_shift) {
+            return Err(ProtectionFault);
+        }
+        let last = self.len.checked_sub(1);
+        let end = last.and_then(|last| self.iova.checked_add(last));
+        if end.is_none() || self.len > refill.max_len {
+            return Err(ProtectionFault);
+        }
+        let page = 1_u64 << self.page_shift;
+        let first_offset = self.iova & (page - 1);
+        // Neither is near the end of the count.
+        let count = (first_offset + self.len).div_ceil(page);
+        let count = usize::try_from(count).map_err(|_| ProtectionFault)?;
+        if count > refill.max_pages {
+            return Err(ProtectionFault);
+        }
+        Ok((first_offset, count))
+    }
+}
+
+impl Memory {
+    /// Fills the empty region that a registration names, for a queue pair of the protection domain.
+    ///
+    /// # Errors
+    /// There is no such region, it is not empty or too small, or may not be given the rights; or the pages are none.
+    pub(in super::super) fn fast_register(
+        &mut self,
+        pd: PdHandle,
+        registration: &Registration,
+    ) -> Result<(), ProtectionFault> {
+        let key = registration.key;
+        let mut named = self.keys.range(variants(key));
+        let (index, refill) = named
+            .find_map(|(_, owner)| match owner {
+                KeyOwner::Region(handle) => {
+                    let index = handle.0 as usize;
+                    let region = self.regions.get(index)?;
+                    let is_empty = region.pd == pd && region.backing.is_none();
+                    Some((index, region.refill.filter(|_| is_empty)?))
+                }
+                KeyOwner::Window => None,
+            })
+            .ok_or(ProtectionFault)?;
+        let old = self.regions[index].key;
+        if key != old && self.keys.contains_key(&key) {
+            return Err(ProtectionFault);
+        }
+        let access = registration.access;
+        let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        let is_paired = access.contains(AccessFlags::LOCAL_WRITE) || !access.intersects(changes);
+        let (first_offset, count) = registration.shape(&refill)?;
+        if !is_paired || !refill.rights.contains(access) {
+            return Err(ProtectionFault);
+        }
+        let (shift, len) = (registration.page_shift, registration.len);
+        let pages = match &registration.pages {
+            Pages::Given(pages) if pages.len() <= refill.max_pages => pages.clone(),
+            Pages::Given(_) => return Err(ProtectionFault),
+            Pages::InMemory(addr) => Arc::new(self.read_pages(*addr, count, shift)?),
+        };
+        let backing = page_list(&pages, shift, first_offset, len).map_err(|_| ProtectionFault)?;
+        if let Some(owner) = self.keys.remove(&old) {
+            self.keys.insert(key, owner);
+        }
+        let generation = self.next_generation();
+        let region = &mut self.regions[index];
+        region.fill(access, registration.iova, len, Some(backing));
+        (region.key, region.generation) = (key, generation);
+        Ok(())
+    }
+
+    /// Reads a page list, in one access.
+    fn read_pages(&self, addr: u64, count: usize, shift: u8) -> Result<Vec<u64>, ProtectionFault> {
+        let mut bytes = vec![0; count * ENTRY];
+        self.space.read(addr, &mut bytes)?;
+        let (entries, _) = bytes.as_chunks();
+        let entries = entries.iter().map(|entry| u64::from_be_bytes(*entry));
+        let pages = entries.map(|entry| {
+            let page = entry & !((1 << shift) - 1);
+            (entry & PRESENT != 0).then_some(page)
+        });
+        pages.collect::<Option<_>>().ok_or(ProtectionFault)
+    }
+
+    /// Empties a region by its key, for a queue pair of the protection domain. `right` is what the region has to allow. One that is
+    /// empty stays so.
+    ///
+    /// # Errors
+    /// The key is not that of a region for fast registration in the protection domain, with the right.
+    pub(in super::super) fn invalidate(
+        &mut self,
+        pd: PdHandle,
+        key: u32,
+        right: AccessFlags,
+    ) -> Result<(), ProtectionFault> {
+        let Some(KeyOwner::Region(handle)) = self.keys.get(&key) else {
+            return Err(ProtectionFault);
+        };
+        let index = handle.0 as usize;
+        let generation = self.next_generation();
+        let region = self.regions.get_mut(index).filter(|region| {
+            let refill = region.refill.as_ref();
+            region.pd == pd && refill.is_some_and(|refill| refill.rights.contains(right))
+        });
+        let region = region.ok_or(ProtectionFault)?;
+        region.fill(AccessFlags::empty(), 0, 0, None);
+        region.generation = generation;
+        Ok(())
+    }
+}
+
+impl Region {
+    /// Changes the bytes that the region opens, and to whom.
+    fn fill(&mut self, access: AccessFlags, base: u64, len: u64, backing: Option<Backing>) {
+        self.access = access;
+        self.base = base;
+        self.len = len;
+        self.backing = backing;
+    }
+}
