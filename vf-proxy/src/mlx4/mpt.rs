@@ -13,6 +13,9 @@ use super::mtt::{MttPin, Mtts};
 use super::pd::{Pds, status_of};
 use crate::pci::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 
+/// [`MptEntry::enable_invalidate`] of a region that a peer may invalidate, as drivers write it.
+const INVALIDATES: u8 = 3;
+
 /// A region that the device has.
 #[derive(Debug)]
 struct Region {
@@ -119,7 +122,8 @@ enum Source {
     Range,
     /// In so many pages, of which these were looked up.
     Pages { count: usize, found: Arc<Vec<u64>> },
-    /// Nowhere until a fast registration says where.
+    /// Nowhere until a fast registration says where. That changes the region and neither the entry nor the pages that the entry
+    /// names: the driver reads an entry back as it wrote it.
     Later,
 }
 
@@ -140,7 +144,15 @@ impl NewRegion {
                 let whole = entry.start.get() == 0 && entry.length.get() == u64::MAX;
                 if whole { Source::Whole } else { Source::Range }
             }
-            STATUS_FREE => Source::Later,
+            STATUS_FREE if entry.fast_register() => {
+                // Windows and registrations by work request exclude each other in virtual functions.
+                if entry.bind() {
+                    return Err(Status::BAD_OP);
+                }
+                let count = usize::try_from(entry.mtt_size.get());
+                mtts.check(first_page(entry), count.map_err(|_| Status::BAD_PARAM)?)?;
+                Source::Later
+            }
             STATUS_VALID => {
                 let count = page_count(entry)?;
                 mtts.check(first_page(entry), count)?;
@@ -228,6 +240,20 @@ fn register(
             }
         }
     };
+    let spec = MrSpec {
+        pd,
+        kind,
+        access: match source {
+            Source::Later => registrable(entry),
+            _ => rights(entry),
+        },
+        key: Some(entry.memory_key()),
+    };
+    Ok(hca.register_mr(&spec).map_err(status_of)?.handle)
+}
+
+/// The rights of a region.
+fn rights(entry: &MptEntry) -> AccessFlags {
     let rights = [
         (entry.local_write(), AccessFlags::LOCAL_WRITE),
         (entry.remote_write(), AccessFlags::REMOTE_WRITE),
@@ -236,13 +262,20 @@ fn register(
         (entry.bind(), AccessFlags::MW_BIND),
     ];
     let granted = rights.into_iter().filter(|(given, _)| *given);
-    let spec = MrSpec {
-        pd,
-        kind,
-        access: granted.map(|(_, right)| right).collect(),
-        key: Some(entry.memory_key()),
-    };
-    Ok(hca.register_mr(&spec).map_err(status_of)?.handle)
+    granted.map(|(_, right)| right).collect()
+}
+
+/// The rights that a fast registration may give.
+fn registrable(entry: &MptEntry) -> AccessFlags {
+    let mut access = AccessFlags::LOCAL_WRITE;
+    if entry.remote_access() {
+        access |= AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+    }
+    access.set(
+        AccessFlags::REMOTE_INVALIDATE,
+        entry.enable_invalidate() == INVALIDATES,
+    );
+    access
 }
 
 #[cfg(test)]

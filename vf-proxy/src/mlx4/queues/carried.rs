@@ -71,6 +71,7 @@ fn message(completion: &Completion, mtu: Mtu, grh: bool) -> Carried {
             received: packets(1, ATOMIC_ANSWER, 0),
             sent: packets(1, size_of::<AtomicEth>(), 0),
         },
+        CompletionOp::FastRegister | CompletionOp::LocalInvalidate => Carried::default(),
         op => {
             let writes = matches!(op, CompletionOp::RdmaWrite | CompletionOp::RecvRdmaImm);
             let remote = if writes { size_of::<Reth>() } else { 0 };
@@ -104,10 +105,14 @@ const fn route(grh: bool) -> usize {
 
 fn immediate(completion: &Completion) -> usize {
     let has = if is_receive(completion.op) {
-        completion.flags.contains(CompletionFlags::IMMEDIATE)
+        let headers = CompletionFlags::IMMEDIATE | CompletionFlags::INVALIDATED;
+        completion.flags.intersects(headers)
     } else {
         let opcode = SendName::of(completion.wr_id).opcode;
-        matches!(opcode, WqeOpcode::SEND_IMM | WqeOpcode::RDMA_WRITE_IMM)
+        matches!(
+            opcode,
+            WqeOpcode::SEND_IMM | WqeOpcode::SEND_INVAL | WqeOpcode::RDMA_WRITE_IMM
+        )
     };
     if has { size_of::<ImmDt>() } else { 0 }
 }

@@ -306,6 +306,9 @@ fn post(
     data: &mut SendData,
 ) -> Result<Progress, BadWqe> {
     let send = WorkRequest::parse(wqe.bytes(), qp.transport, qp.keys, data)?;
+    if send.registers() && !qp.context.fast_register() {
+        return Err(BadWqe);
+    }
     let name = SendName {
         index: qp.sends.index(),
         opcode: send.opcode,

@@ -1,13 +1,13 @@
 //! Work requests of send queues, from their bytes to what the provider takes.
 
 use hca_api::{
-    AddressVector, Payload, RKey, RemoteAddress, SendFlags, SendOp, SendRequest, Sge, UdAddress,
-    UdDestination,
+    AccessFlags, AddressVector, FastRegister, PageList, Payload, RKey, RemoteAddress, SendFlags,
+    SendOp, SendRequest, Sge, UdAddress, UdDestination,
 };
 use ib_wire::Rate;
 use mlx4_defs::wqe::{
     self, AtomicSegment, ControlSegment, DataSegment, DatagramSegment, InlineHeader,
-    RemoteAddressSegment, SEGMENT_UNIT, WqeOpcode,
+    LocalInvalidateSegment, RegisterSegment, RemoteAddressSegment, SEGMENT_UNIT, WqeOpcode,
 };
 use vf_tunnel::global_route;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -87,6 +87,14 @@ impl WorkRequest {
         let op = match control.opcode() {
             WqeOpcode::SEND => SendOp::Send,
             WqeOpcode::SEND_IMM => SendOp::SendImmediate(immediate),
+            WqeOpcode::SEND_INVAL if transport == Transport::Rc => {
+                SendOp::SendInvalidate(RKey(immediate))
+            }
+            WqeOpcode::FMR | WqeOpcode::LOCAL_INVAL if transport == Transport::Rc => {
+                let op = local_op(control.opcode(), body)?;
+                body = &[];
+                op
+            }
             other => remote_op(other, transport, immediate, &mut body)?,
         };
         data.read(body, keys)?;
@@ -98,6 +106,11 @@ impl WorkRequest {
             op,
             destination,
         })
+    }
+
+    /// Returns `true` if it gives the guest's memory to a region, by addresses. A queue pair needs a right for that.
+    pub(super) const fn registers(&self) -> bool {
+        matches!(self.op, SendOp::FastRegister(_))
     }
 
     /// The request for the provider, which always completes it.
@@ -148,6 +161,34 @@ fn remote_op(
         }
         _ => Err(BadWqe),
     }
+}
+
+/// Reads what sends nothing.
+fn local_op(opcode: WqeOpcode, mut body: &[u8]) -> Result<SendOp<'static>, BadWqe> {
+    if opcode == WqeOpcode::LOCAL_INVAL {
+        let key = next::<LocalInvalidateSegment>(&mut body)?.key.get();
+        return Ok(SendOp::LocalInvalidate(RKey(key)));
+    }
+    let segment = next::<RegisterSegment>(&mut body)?;
+    if segment.offset.get() != 0 {
+        return Err(BadWqe);
+    }
+    let rights = [
+        (segment.local_write(), AccessFlags::LOCAL_WRITE),
+        (segment.remote_write(), AccessFlags::REMOTE_WRITE),
+        (segment.remote_read(), AccessFlags::REMOTE_READ),
+        (segment.atomic(), AccessFlags::REMOTE_ATOMIC),
+    ];
+    let given = rights.into_iter().filter(|(given, _)| *given);
+    Ok(SendOp::FastRegister(FastRegister {
+        key: RKey(segment.key.get()),
+        iova: segment.start.get(),
+        len: segment.length.get(),
+        pages: PageList::InMemory(segment.page_list.get()),
+        // Sizes that no byte holds are beyond all that there are.
+        page_shift: u8::try_from(segment.log_page_size.get()).unwrap_or(u8::MAX),
+        access: given.map(|(_, right)| right).collect(),
+    }))
 }
 
 /// Takes a segment from the front.

@@ -10,6 +10,7 @@ mod proxies;
 mod queue_lives;
 mod queue_scene;
 mod regions;
+mod registration;
 mod resources;
 
 use emulated_hca::{Adapters, Fabric, HcaConfig, NodeId};

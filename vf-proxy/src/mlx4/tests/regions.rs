@@ -31,13 +31,13 @@ fn paged(guest: &mut Guest) -> (u32, MptEntry) {
     (index, entry)
 }
 
-fn create(guest: &mut Guest, index: u32, entry: &MptEntry) -> Status {
+pub(super) fn create(guest: &mut Guest, index: u32, entry: &MptEntry) -> Status {
     let mut input = guest.put(entry);
     input.modifier = index;
     guest.command(Opcode::SW2HW_MPT, input).0
 }
 
-fn destroy(guest: &mut Guest, index: u32) -> Status {
+pub(super) fn destroy(guest: &mut Guest, index: u32) -> Status {
     let input = Input {
         modifier: index,
         variant: 1,
@@ -129,6 +129,44 @@ fn a_region_for_fast_registration_holds_its_pages() {
         guest.free(ResourceType::MTT, op, first | 1 << 32),
         Status::RESOURCE_BUSY
     );
+    // The driver takes an entry back that no registration filled, and reads it as it was.
+    assert_eq!(destroy(&mut guest, index), Status::OK);
+    assert_eq!(guest.owned(), ResourceCounts::default());
+    let query = Input {
+        modifier: index,
+        ..Input::default()
+    };
+    assert_eq!(guest.command(Opcode::QUERY_MPT, query).0, Status::OK);
+    let at = guest.outbox();
+    assert_eq!(guest.read_layout::<MptEntry>(at), entry);
+    for (what, spoil, status) in [
+        (
+            "windows",
+            (|entry| entry.set_bind(true)) as Spoil,
+            Status::BAD_OP,
+        ),
+        (
+            "no registration",
+            |entry| entry.set_fast_register(false),
+            Status::BAD_PARAM,
+        ),
+        (
+            "pages that are not the guest's",
+            |entry| entry.mtt_size.set(3),
+            Status::BAD_PARAM,
+        ),
+        ("no pages", |entry| entry.mtt_size.set(0), Status::BAD_PARAM),
+        (
+            "more pages than any list has",
+            |entry| entry.mtt_size.set(u32::MAX),
+            Status::BAD_PARAM,
+        ),
+    ] {
+        let mut bad = entry;
+        spoil(&mut bad);
+        assert_eq!(create(&mut guest, index, &bad), status, "{what}");
+        assert_eq!(guest.owned(), ResourceCounts::default(), "{what}");
+    }
 }
 
 /// What makes a good region bad.

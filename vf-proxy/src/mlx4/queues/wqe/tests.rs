@@ -117,15 +117,94 @@ fn a_connection_reaches_the_peers_memory_as_far_as_its_transport_goes() {
         }
     }
     for opcode in [
-        WqeOpcode::SEND_INVAL,
         WqeOpcode::MASKED_ATOMIC_FA,
         WqeOpcode::BIND_MW,
-        WqeOpcode::FMR,
-        WqeOpcode::LOCAL_INVAL,
         WqeOpcode::NOP,
     ] {
         let (request, _) = parse_for(Transport::Rc, &plain(opcode, &atomic, 128));
         assert_eq!(request, Err(BadWqe), "{opcode}");
+    }
+}
+
+#[test]
+fn t069_a_registration_is_the_drivers_segment_and_has_no_message() {
+    let mut segment = RegisterSegment {
+        key: U32::new(0x0012_3456),
+        page_list: U64::new(0x1_0000_3000),
+        start: U64::new(0x7777_0000_0010),
+        length: U64::new(0x2000),
+        log_page_size: U32::new(12),
+        ..RegisterSegment::default()
+    };
+    segment.set_local_read(true);
+    let mut expected = FastRegister {
+        key: RKey(0x0012_3456),
+        iova: 0x7777_0000_0010,
+        len: 0x2000,
+        pages: PageList::InMemory(0x1_0000_3000),
+        page_shift: 12,
+        access: AccessFlags::empty(),
+    };
+    type Set = fn(&mut RegisterSegment);
+    let rights: [(Set, AccessFlags); 5] = [
+        (|_| (), AccessFlags::empty()),
+        (|s| s.set_local_write(true), AccessFlags::LOCAL_WRITE),
+        (|s| s.set_remote_read(true), AccessFlags::REMOTE_READ),
+        (|s| s.set_remote_write(true), AccessFlags::REMOTE_WRITE),
+        (|s| s.set_atomic(true), AccessFlags::REMOTE_ATOMIC),
+    ];
+    let parse_segment = |transport, segment: &RegisterSegment| {
+        parse_for(transport, &plain(WqeOpcode::FMR, segment.as_bytes(), 64))
+    };
+    for (set, right) in rights {
+        set(&mut segment);
+        expected.access |= right;
+        let (request, data) = parse_segment(Transport::Rc, &segment);
+        let request = request.unwrap();
+        assert!(request.registers());
+        assert_eq!(request.op, SendOp::FastRegister(expected));
+        assert_eq!(request.request(1, &data).payload, Payload::Gather(&[]));
+    }
+    for transport in [Transport::Uc, Transport::Datagram, Transport::Tunnel] {
+        assert_eq!(parse_segment(transport, &segment).0, Err(BadWqe));
+    }
+    let short = plain(WqeOpcode::FMR, &segment.as_bytes()[..32], 64);
+    assert_eq!(parse_for(Transport::Rc, &short).0, Err(BadWqe));
+    // A size beyond a byte is no small one.
+    segment.log_page_size.set(0x10c);
+    expected.page_shift = u8::MAX;
+    let large = parse_segment(Transport::Rc, &segment).0.unwrap();
+    assert_eq!(large.op, SendOp::FastRegister(expected));
+    segment.offset.set(8);
+    assert_eq!(parse_segment(Transport::Rc, &segment).0, Err(BadWqe));
+}
+
+#[test]
+fn t070_t071_keys_to_invalidate_stand_in_a_segment_of_their_own_and_in_a_sends_control() {
+    let gone = LocalInvalidateSegment {
+        key: U32::new(0x4001),
+        ..LocalInvalidateSegment::default()
+    };
+    let local = plain(WqeOpcode::LOCAL_INVAL, gone.as_bytes(), 64);
+    let (request, data) = parse_for(Transport::Rc, &local);
+    let request = request.unwrap();
+    assert_eq!(request.op, SendOp::LocalInvalidate(RKey(0x4001)));
+    assert!(!request.registers());
+    assert_eq!(request.request(1, &data).payload, Payload::Gather(&[]));
+    let short = plain(WqeOpcode::LOCAL_INVAL, &gone.as_bytes()[..16], 64);
+    assert_eq!(parse_for(Transport::Rc, &short).0, Err(BadWqe));
+    let memory = segment(6, 8, 1 << 8);
+    let mut remote = plain(WqeOpcode::SEND_INVAL, memory.as_bytes(), 64);
+    remote[12..16].copy_from_slice(&[0, 0, 0x40, 2]);
+    let (request, data) = parse_for(Transport::Rc, &remote);
+    let request = request.unwrap();
+    assert_eq!(request.op, SendOp::SendInvalidate(RKey(0x4002)));
+    let payload = request.request(1, &data).payload;
+    assert!(matches!(payload, Payload::Gather([sge]) if sge.len == 8));
+    for transport in [Transport::Uc, Transport::Datagram, Transport::Tunnel] {
+        for bytes in [&local, &remote] {
+            assert_eq!(parse_for(transport, bytes).0, Err(BadWqe));
+        }
     }
 }
 
