@@ -103,7 +103,7 @@ fn file(fd: &OwnedFd) -> File {
     }
     // Another file system can have a file of that name.
     let system = system(fd);
-    if link.starts_with(b"/proc/") && link.ends_with(b"/mem") && system == Some(PROC) {
+    if is_named_as_memory(link) && system == Some(PROC) {
         return File::ProcessMemory;
     }
     let is_regular =
@@ -112,6 +112,16 @@ fn file(fd: &OwnedFd) -> File {
         return File::Memory;
     }
     File::Other
+}
+
+/// Returns `true` if a path ends as that of a process's memory does. It may begin with anything: a program in a root of its own has
+/// its `/proc` elsewhere in the receiver's.
+fn is_named_as_memory(path: &[u8]) -> bool {
+    let Some(folder) = path.strip_suffix(b"/mem") else {
+        return false;
+    };
+    let process = folder.rsplit(|byte| *byte == b'/').next();
+    process.is_some_and(|name| !name.is_empty() && name.iter().all(u8::is_ascii_digit))
 }
 
 /// Returns the magic number of a descriptor's file system.
@@ -160,6 +170,23 @@ mod tests {
         let is_local = local.is_some_and(|system| LOCAL.contains(&system));
         let expected = if is_local { File::Memory } else { File::Other };
         assert_eq!(file(&on_disk.into()), expected);
+    }
+
+    #[test]
+    fn the_memory_of_a_process_is_known_by_the_end_of_its_path() {
+        for path in ["/proc/7/mem", "/srv/root/proc/7/mem", "/proc/7/task/8/mem"] {
+            assert!(is_named_as_memory(path.as_bytes()), "{path}");
+        }
+        for path in [
+            "/proc/7/maps",
+            "/proc/mem",
+            "/proc/7a/mem",
+            "//mem",
+            "/mem",
+            "7",
+        ] {
+            assert!(!is_named_as_memory(path.as_bytes()), "{path}");
+        }
     }
 
     #[test]
