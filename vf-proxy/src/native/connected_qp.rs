@@ -275,8 +275,8 @@ impl ConnectedQp {
         hca.query_qp(self.qp)
     }
 
-    /// Posts a send request: a send, an RDMA write, an RDMA read or an atomic operation. `payload` is what is sent, or where
-    /// the result of a read or an atomic goes.
+    /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, or a request about a
+    /// [`FastRegion`](super::FastRegion). `payload` is what is sent, or where the result of a read or an atomic goes.
     ///
     /// # Errors
     /// Those of [`Hca::post_send`]. A fault of the memory or the peer is the status of the completion.

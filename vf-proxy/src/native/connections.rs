@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hca_api::{AsyncEvent, Hca, HcaEvent, MrHandle, PdHandle};
 
-use super::{ConnectedQp, ConnectedQpId, MemoryRegion, VfPortError, VfPortEvent};
+use super::{ConnectedQp, ConnectedQpId, FastRegion, MemoryRegion, VfPortError, VfPortEvent};
 
 /// The memory regions and connected queue pairs of a port, in one protection domain.
 #[derive(Debug, Default)]
@@ -12,6 +12,7 @@ pub(super) struct Connections {
     /// `None` until something needs it.
     pd: Option<PdHandle>,
     pub(super) regions: BTreeMap<MrHandle, MemoryRegion>,
+    pub(super) fast_regions: BTreeMap<MrHandle, FastRegion>,
     pub(super) qps: BTreeMap<ConnectedQpId, ConnectedQp>,
 }
 
@@ -55,6 +56,9 @@ impl Connections {
         }
         for region in core::mem::take(&mut self.regions).into_values() {
             // Only a reset can have taken it away before.
+            let _ = region.deregister(hca);
+        }
+        for region in core::mem::take(&mut self.fast_regions).into_values() {
             let _ = region.deregister(hca);
         }
         if let Some(pd) = self.pd.take() {

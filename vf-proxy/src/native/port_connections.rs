@@ -2,7 +2,9 @@
 
 use hca_api::{AccessFlags, Hca};
 
-use super::{ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, VfPort, VfPortError};
+use super::{
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, FastRegion, MemoryRegion, VfPort, VfPortError,
+};
 
 impl VfPort {
     /// Allocates and registers `len` bytes of the function's memory, for the connected queue pairs of this port.
@@ -27,6 +29,38 @@ impl VfPort {
     /// [`VfPortError::NoRegion`] if it is deregistered already.
     pub fn dereg_mr(&mut self, hca: &mut dyn Hca, region: MemoryRegion) -> Result<(), VfPortError> {
         let regions = &mut self.connections.regions;
+        if regions.get(&region.handle()) != Some(&region) {
+            return Err(VfPortError::NoRegion);
+        }
+        regions.remove(&region.handle());
+        Ok(region.deregister(hca)?)
+    }
+
+    /// Makes an empty region of `max_pages` pages at most, which requests of this port's RC queue pairs fill. `access` has the rights
+    /// that they may give it.
+    ///
+    /// # Errors
+    /// See [`FastRegion::allocate`].
+    pub fn alloc_mr(
+        &mut self,
+        hca: &mut dyn Hca,
+        max_pages: u32,
+        access: AccessFlags,
+    ) -> Result<FastRegion, VfPortError> {
+        let pd = self.connections.pd(hca)?;
+        let region = FastRegion::allocate(hca, pd, max_pages, access)?;
+        self.connections
+            .fast_regions
+            .insert(region.handle(), region);
+        Ok(region)
+    }
+
+    /// Deregisters a region that [`Self::alloc_mr`] made.
+    ///
+    /// # Errors
+    /// [`VfPortError::NoRegion`] if it is deregistered already.
+    pub fn dealloc_mr(&mut self, hca: &mut dyn Hca, region: FastRegion) -> Result<(), VfPortError> {
+        let regions = &mut self.connections.fast_regions;
         if regions.get(&region.handle()) != Some(&region) {
             return Err(VfPortError::NoRegion);
         }
