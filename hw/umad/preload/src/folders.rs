@@ -205,7 +205,7 @@ pub struct Glob {
 }
 
 /// The caller gives the functions that read folders (`GLOB_ALTDIRFUNC`).
-const OWN_FUNCTIONS: c_int = 1 << 6;
+const OWN_FUNCTIONS: c_int = 1 << 9;
 
 type OnError = *const std::ffi::c_void;
 

@@ -74,9 +74,22 @@ lookers! {
     llistxattr, c"llistxattr", (), (list: *mut c_char, size: size_t) -> ssize_t, -1, HERE, false, in_tree;
 }
 
+/// Fills in the status of a path by the system call, whose structure is that of `stat`: before glibc 2.33 the C library has these
+/// functions under other names (`__xstat`).
+fn status_of(
+    directory: c_int,
+    path: *const c_char,
+    buffer: *mut libc::stat,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the kernel checks both addresses.
+    let result = unsafe { libc::syscall(libc::SYS_newfstatat, directory, path, buffer, flags) };
+    if result < 0 { -1 } else { 0 }
+}
+
 /// Defines functions that fill in the status of a path below a folder.
 macro_rules! path_stats {
-    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*), $below:expr, $follows:expr;)*) => {$(
+    ($($name:ident, $text:literal, ($($before:ident: $before_ty:ty),*), ($($after:ident: $after_ty:ty),*), $below:expr, $follows:expr, $flags:expr;)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of the C library.")]
         ///
         /// # Safety
@@ -91,7 +104,7 @@ macro_rules! path_stats {
             let result = real!($text, fn(
                 $($before => $before_ty,)* path => *const c_char, buffer => *mut libc::stat
                 $(, $after => $after_ty)*
-            ) -> c_int, -1);
+            ) -> c_int, else status_of($below, path, buffer, $flags));
             if let Some(device) = instead.and_then(|instead| instead.device).filter(|_| result == 0) {
                 // SAFETY: the C library's function has filled the status there.
                 unsafe { status::show(&mut *buffer, device) };
@@ -102,18 +115,18 @@ macro_rules! path_stats {
 }
 
 path_stats! {
-    stat, c"stat", (), (), HERE, true;
-    stat64, c"stat64", (), (), HERE, true;
-    lstat, c"lstat", (), (), HERE, false;
-    lstat64, c"lstat64", (), (), HERE, false;
-    fstatat, c"fstatat", (directory: c_int), (flags: c_int), directory, follows(flags);
-    fstatat64, c"fstatat64", (directory: c_int), (flags: c_int), directory, follows(flags);
-    __xstat, c"__xstat", (version: c_int), (), HERE, true;
-    __xstat64, c"__xstat64", (version: c_int), (), HERE, true;
-    __lxstat, c"__lxstat", (version: c_int), (), HERE, false;
-    __lxstat64, c"__lxstat64", (version: c_int), (), HERE, false;
-    __fxstatat, c"__fxstatat", (version: c_int, directory: c_int), (flags: c_int), directory, follows(flags);
-    __fxstatat64, c"__fxstatat64", (version: c_int, directory: c_int), (flags: c_int), directory, follows(flags);
+    stat, c"stat", (), (), HERE, true, 0;
+    stat64, c"stat64", (), (), HERE, true, 0;
+    lstat, c"lstat", (), (), HERE, false, libc::AT_SYMLINK_NOFOLLOW;
+    lstat64, c"lstat64", (), (), HERE, false, libc::AT_SYMLINK_NOFOLLOW;
+    fstatat, c"fstatat", (directory: c_int), (flags: c_int), directory, follows(flags), flags;
+    fstatat64, c"fstatat64", (directory: c_int), (flags: c_int), directory, follows(flags), flags;
+    __xstat, c"__xstat", (version: c_int), (), HERE, true, 0;
+    __xstat64, c"__xstat64", (version: c_int), (), HERE, true, 0;
+    __lxstat, c"__lxstat", (version: c_int), (), HERE, false, libc::AT_SYMLINK_NOFOLLOW;
+    __lxstat64, c"__lxstat64", (version: c_int), (), HERE, false, libc::AT_SYMLINK_NOFOLLOW;
+    __fxstatat, c"__fxstatat", (version: c_int, directory: c_int), (flags: c_int), directory, follows(flags), flags;
+    __fxstatat64, c"__fxstatat64", (version: c_int, directory: c_int), (flags: c_int), directory, follows(flags), flags;
 }
 
 /// `statx` of the C library.
@@ -158,7 +171,7 @@ macro_rules! descriptor_stats {
         ) -> c_int {
             let result = real!($text, fn(
                 $($before => $before_ty,)* fd => c_int, buffer => *mut libc::stat
-            ) -> c_int, -1);
+            ) -> c_int, else status_of(fd, c"".as_ptr(), buffer, libc::AT_EMPTY_PATH));
             let device = match open_files::get(fd).as_deref().map(|file| &file.kind) {
                 Some(FileKind::Uverbs(_)) => Some(DeviceFile::Uverbs(0)),
                 Some(FileKind::RdmaCm(_)) => Some(DeviceFile::RdmaCm),

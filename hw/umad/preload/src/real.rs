@@ -47,13 +47,13 @@ pub(crate) fn guarded<T>(ours: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
     catch_unwind(AssertUnwindSafe(ours)).unwrap_or(Err(Errno::IO))
 }
 
-/// Calls a function of the C library as `fn(args) -> result`, or fails with ENOSYS if there is none.
+/// Calls a function of the C library as `fn(args) -> result`. If there is none, fails with ENOSYS, or has the value behind `else`.
 macro_rules! real {
-    ($name:literal, fn($($arg:expr => $ty:ty),*) -> $result:ty, $failed:expr) => {{
+    ($name:literal, fn($($arg:expr => $ty:ty),*) -> $result:ty, else $otherwise:expr) => {{
         static SYMBOL: $crate::real::Symbol = $crate::real::Symbol::new($name);
         let address = SYMBOL.address();
         if address.is_null() {
-            $crate::real::fail(libc::ENOSYS, $failed)
+            $otherwise
         } else {
             // SAFETY: the C library's function of that name has this signature (variadic ones are
             // called with the same registers on the machines of Linux that this is built for), and
@@ -65,5 +65,12 @@ macro_rules! real {
             }
         }
     }};
+    ($name:literal, fn($($arg:expr => $ty:ty),*) -> $result:ty, $failed:expr) => {
+        $crate::real::real!(
+            $name,
+            fn($($arg => $ty),*) -> $result,
+            else $crate::real::fail(libc::ENOSYS, $failed)
+        )
+    };
 }
 pub(crate) use real;
