@@ -28,6 +28,8 @@ pub(crate) enum Blind {
     Static,
     /// It is a Go program that has no dynamic loader.
     Go,
+    /// Its C library is musl, whose loader ends the program if the library is to be loaded.
+    Musl,
     /// It runs with rights that its user does not have, and the loader ignores the library.
     Secure(&'static str),
 }
@@ -38,6 +40,7 @@ impl Blind {
         match self {
             Self::Static => "is linked statically",
             Self::Go => "is a Go program built without cgo",
+            Self::Musl => "is linked with musl",
             Self::Secure(reason) => reason,
         }
     }
@@ -78,8 +81,11 @@ impl ProgramFile {
             let kind = if elf.is_go { Blind::Go } else { Blind::Static };
             (!elf.has_interpreter && !is_loader).then_some(kind)
         };
+        // The second is the name where musl is not the system's own.
+        let is_musl = |name: &String| name.starts_with("libc.musl-") || name == "libc.so";
+        let of_musl = || elf.needed.iter().any(is_musl).then_some(Blind::Musl);
         Some(Self {
-            blind: blind.or_else(without_loader),
+            blind: blind.or_else(without_loader).or_else(of_musl),
             needs_asan: needs_asan(path, &elf),
         })
     }

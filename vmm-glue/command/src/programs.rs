@@ -22,7 +22,7 @@ use vhca_control::protocol::{Request, Sockets};
 use vhca_control::{PlaceError, Places, Remote};
 
 use crate::packages::{daemon, is_in_path, package_of};
-use crate::program_file::ProgramFile;
+use crate::program_file::{Blind, ProgramFile};
 
 /// The preload library's file.
 const LIBRARY: &str = "libvhca_umad.so";
@@ -371,7 +371,11 @@ impl ProgramEnvironment {
             ));
         }
         let mut command = Command::new(program);
-        command.args(arguments).envs(self.iter());
+        // With the library it would not start.
+        let takes_library = file.blind != Some(Blind::Musl);
+        let variables = self.iter();
+        let variables = variables.filter(|(name, _)| takes_library || *name != "LD_PRELOAD");
+        command.args(arguments).envs(variables);
         if file.needs_asan {
             command.env("ASAN_OPTIONS", asan_options(env::var_os("ASAN_OPTIONS")));
         }
