@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # command:package for each program that the tests run. (The shell has a kill of its own, so ps stands for both.)
 readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opensm saquery:infiniband-diags
     ibdiagnet:ibutils pip3:python3-pip ibv_devices:ibverbs-utils ib_write_bw:perftest rping:rdmacm-utils
-    rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin fi_pingpong:libfabric-bin)
+    rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin fi_pingpong:libfabric-bin musl-gcc:musl-tools)
 # module:package for those of Debian's Python.
 readonly MODULES=(pyverbs:python3-pyverbs mpi4py:python3-mpi4py)
 # Debian has daemons in a folder that only root looks into.
@@ -72,6 +72,17 @@ dependencies() {
     cargo deny --locked check bans licenses sources
 }
 
+# What release.sh makes the library for images by (100 MB, once). Without it, as on other machines, the test of that is not run.
+release_tools() {
+    local folder=${XDG_CACHE_HOME:-$HOME/.cache}/vhca-zigbuild
+    if [[ $(uname -m) != x86_64 ]] || command -v cargo-zigbuild; then
+        return 0
+    fi
+    export PATH="$PATH:$folder/bin" CARGO_ZIGBUILD_ZIG_PATH="$folder/ziglang/zig"
+    [[ -x $CARGO_ZIGBUILD_ZIG_PATH ]] || pip3 install -q --no-deps --no-cache-dir --require-hashes --target "$folder" \
+        -r tests/cargo-zigbuild.txt
+}
+
 # The README's main command, with a capture that tshark must find flawless.
 demo() {
     local dir verdict
@@ -100,6 +111,7 @@ step "rust components" install_rust_components
 step "format" cargo fmt --all --check
 step "lints" cargo clippy --workspace --all-targets --features vhca/kvm --locked -- -D warnings
 step "dependencies" dependencies
+step "release tools" release_tools
 # What the guests of the tests boot from.
 step "guests" tests/guest/prepare.sh
 # The suites with real programs run what users run.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 mod bare_debian;
+mod images;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
