@@ -19,15 +19,19 @@ const LIMIT: Duration = Duration::from_secs(120);
 const WORKERS: usize = 2;
 
 /// Documents whose blocks follow from each other: a reader pastes them from top to bottom.
-const ONE_SESSION: [&str; 1] = ["README.md"];
+const ONE_SESSION: [&str; 2] = ["README.md", "vmm-glue/service/docs/containers.md"];
 
 /// Programs that not every machine has, or not in the version that a document wants.
-const PROGRAMS: [(&str, &str); 1] = [(
-    "qemu-system-x86_64",
-    // It has a VF if its socket is there.
-    "socket=$(printf '%s\\n' \"$@\" | sed -n 's/.*vfio-user-pci.*\"path\":\"\\([^\"]*\\)\".*/\\1/p')
+const PROGRAMS: [(&str, &str); 2] = [
+    (
+        "qemu-system-x86_64",
+        // It has a VF if its socket is there.
+        "socket=$(printf '%s\\n' \"$@\" | sed -n 's/.*vfio-user-pci.*\"path\":\"\\([^\"]*\\)\".*/\\1/p')
 [ -S \"$socket\" ]",
-)];
+    ),
+    // Images come from the net.
+    ("podman", include_str!("podman.sh")),
+];
 
 /// Returns the commands of a block that no exception names, and adds those that do to `matched`.
 fn runnable(block: &Block, matched: &Mutex<BTreeSet<usize>>) -> Vec<String> {
