@@ -15,6 +15,7 @@ use crate::{Node, pma, sma};
 /// Abilities of the device.
 const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::SRQ)
+    .union(DeviceCaps::MEM_MGT_EXTENSIONS)
     .union(DeviceCaps::BAD_PKEY_COUNTER)
     .union(DeviceCaps::BAD_QKEY_COUNTER)
     .union(DeviceCaps::PORT_ACTIVE_EVENT)
