@@ -37,10 +37,17 @@ impl MemoryCgroup {
 
     /// Returns a command that runs a program in the group. Arguments of the program follow.
     pub(super) fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", r#"echo $$ > "$0" && exec "$@""#]);
-        command.arg(self.folder.join("cgroup.procs")).arg(program);
+        let [shell, words @ ..] = self.prefix();
+        let mut command = Command::new(shell);
+        command.args(words).arg(program);
         command
+    }
+
+    /// Returns the words before those of a program with which it runs in the group.
+    pub fn prefix(&self) -> [String; 4] {
+        let processes = self.folder.join("cgroup.procs");
+        let script = r#"echo $$ > "$0" && exec "$@""#;
+        ["sh", "-c", script, &processes.to_string_lossy()].map(str::to_owned)
     }
 
     /// Returns the most bytes that its processes had at a time.

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 mod chaos;
+mod killed;
 mod mpi;
 mod pair;
 mod pyverbs;

@@ -1,5 +1,7 @@
 //! The device in `/sys` and `/dev`, as programs see it that use no verbs.
 
+mod recorded;
+
 use std::fs;
 use std::path::Path;
 
@@ -111,6 +113,13 @@ fn python_and_ibstat_find_the_device() {
          {FUNCTION}/infiniband/vhca1/ports\nInfiniBand\nb'1: CA\\n'"
     );
     assert_eq!(found.trim(), expected);
+    let program = "import ctypes\n\
+        found = []\n\
+        visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))(\n\
+        \x20   lambda path, status, kind, position: found.append(path[position[0]:].decode()) or 0)\n\
+        print(ctypes.CDLL(None).nftw(b'/sys/class/infiniband/vhca1/ports/1/pkeys', visit, 8, 0), sorted(found)[-1], len(found) > 1)";
+    let walked = lab.tool(Shim::Vhca, "H1-1/1", &["python3", "-c", program]);
+    assert_eq!(walked.trim(), "0 pkeys True");
     let stat = lab.tool(Shim::Vhca, "H1-1/1", &["ibstat", "vhca1"]);
     assert!(
         stat.contains("CA type: vhca") && stat.contains("State: Active"),

@@ -15,7 +15,6 @@ mod wait_up;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use env_logger::Env;
@@ -164,7 +163,7 @@ fn run(args: &RunArgs) -> anyhow::Result<bool> {
 
 /// Prints the environment of programs for a shell.
 fn environment(args: &EnvArgs) -> anyhow::Result<bool> {
-    let lines = args.environment(Duration::ZERO)?.shell_lines();
+    let lines = args.environment()?.shell_lines();
     io::stdout().write_all(&lines).context("cannot print")?;
     Ok(true)
 }

@@ -144,17 +144,9 @@ fn umad_socket_by(control: &Path) -> Option<PathBuf> {
     serde_json::from_str::<Sockets>(&reply).ok()?.umad
 }
 
-/// A service that has the adapters of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FoundService {
-    /// Its socket for programs.
-    pub(crate) socket: PathBuf,
-    /// Folder of the files that stand for `/sys` and `/dev/infiniband`.
-    pub(crate) tree: PathBuf,
-}
-
-/// Asks the first service that answers whether a program can use these adapters, before the program finds none. Where none is at a place, the control socket of the same number, if there is one, is asked for it. `say` gets
-/// what [`Places::connect`] says.
+/// Asks the first service that answers whether a program can use these adapters, before the program finds none. Where none is at a
+/// place, the control socket of the same number, if there is one, is asked for it. `say` gets what [`Places::connect`] says. Returns
+/// the service's socket for programs.
 ///
 /// # Errors
 /// [`ProgramError::Place`], [`ProgramError::Silent`], [`ProgramError::NoNode`].
@@ -163,15 +155,7 @@ pub(crate) fn find_service(
     controls: &[PathBuf],
     node: Option<&str>,
     say: &mut dyn FnMut(&str),
-) -> Result<FoundService, ProgramError> {
-    let adapters = node.unwrap_or_default();
-    let hello = Hello {
-        adapters,
-        device: "",
-        purpose: Purpose::Tree,
-    };
-    let no_node = || ProgramError::NoNode(adapters.to_owned());
-    let hello = hello.encode().ok_or_else(no_node)?;
+) -> Result<PathBuf, ProgramError> {
     let attempt = |beside: &Path| {
         let connected = connect(beside);
         connected
@@ -185,13 +169,46 @@ pub(crate) fn find_service(
             })
     };
     let ((connection, socket), _) = places.connect(say, attempt)?;
-    let silent = |error| ProgramError::Silent(socket.clone(), error);
-    let reply = greet(&connection, &hello).map_err(|error| silent(error.into()))?;
+    ask(&connection, &socket, node, "", Purpose::PendingPorts)?;
+    Ok(socket)
+}
+
+/// Returns the folder of the files that stand for `/sys` and `/dev/infiniband`, for a program that makes its own system calls.
+///
+/// # Errors
+/// [`ProgramError::Silent`], [`ProgramError::NoNode`].
+pub(crate) fn find_tree(
+    socket: &Path,
+    node: Option<&str>,
+    device: Option<&str>,
+) -> Result<PathBuf, ProgramError> {
+    let silent = |error| ProgramError::Silent(socket.to_owned(), error);
+    let connection = connect(socket).map_err(silent)?;
+    let device = device.unwrap_or_default();
+    let tree = ask(&connection, socket, node, device, Purpose::Tree)?;
+    Ok(OsString::from_vec(tree).into())
+}
+
+/// Says hello to the service at a socket. Returns its answer.
+fn ask(
+    connection: &OwnedFd,
+    socket: &Path,
+    node: Option<&str>,
+    device: &str,
+    purpose: Purpose<'_>,
+) -> Result<Vec<u8>, ProgramError> {
+    let adapters = node.unwrap_or_default();
+    let hello = Hello {
+        adapters,
+        device,
+        purpose,
+    };
+    let no_node = || ProgramError::NoNode(adapters.to_owned());
+    let silent = |error| ProgramError::Silent(socket.to_owned(), error);
+    let hello = hello.encode().ok_or_else(no_node)?;
+    let reply = greet(connection, &hello).map_err(|error| silent(error.into()))?;
     match HelloReply::decode(&reply).and_then(|reply| reply.result) {
-        Ok(tree) => Ok(FoundService {
-            tree: PathBuf::from(OsStr::from_bytes(tree)),
-            socket,
-        }),
+        Ok(answer) => Ok(answer.to_vec()),
         Err(umad_link::Errno::ENODEV) => Err(no_node()),
         Err(error) => Err(silent(io::Error::other(format!("{error:?}")))),
     }
@@ -207,7 +224,7 @@ pub(crate) fn wait_for_ports(
 ) {
     let begun = Instant::now();
     let mut is_said = false;
-    while let Some(pending) = pending_ports(socket, node.unwrap_or_default()) {
+    while let Some(pending) = pending_ports(socket, node) {
         let waited = begun.elapsed();
         if waited >= limit {
             let seconds = limit.as_secs();
@@ -224,15 +241,10 @@ pub(crate) fn wait_for_ports(
 }
 
 /// Returns the name of the first port that is not active yet. `None` for an older service, which does not say.
-fn pending_ports(socket: &Path, adapters: &str) -> Option<String> {
-    let hello = Hello {
-        adapters,
-        device: "",
-        purpose: Purpose::PendingPorts,
-    };
-    let reply = greet(&connect(socket).ok()?, &hello.encode()?).ok()?;
-    let names = HelloReply::decode(&reply).ok()?.result.ok()?;
-    let names = core::str::from_utf8(names).ok()?;
+fn pending_ports(socket: &Path, adapters: Option<&str>) -> Option<String> {
+    let connection = connect(socket).ok()?;
+    let names = ask(&connection, socket, adapters, "", Purpose::PendingPorts).ok()?;
+    let names = core::str::from_utf8(&names).ok()?;
     names
         .split(',')
         .next()
@@ -293,8 +305,6 @@ fn check_device_name(name: &str, nodes: &str) -> Result<(), ProgramError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProgramEnvironment {
     variables: Vec<(&'static str, OsString)>,
-    /// For programs that make their own system calls.
-    tree: PathBuf,
 }
 
 impl ProgramEnvironment {
@@ -304,12 +314,12 @@ impl ProgramEnvironment {
     /// # Errors
     /// [`ProgramError::Path`] for a socket that cannot be named from elsewhere.
     pub(crate) fn new(
-        service: &FoundService,
+        socket: &Path,
         library: &Path,
         node: Option<&str>,
     ) -> Result<Self, ProgramError> {
-        let socket = std::path::absolute(&service.socket)
-            .map_err(|error| ProgramError::Path(service.socket.clone(), error))?;
+        let socket = std::path::absolute(socket)
+            .map_err(|error| ProgramError::Path(socket.to_owned(), error))?;
         let others = env::var_os("LD_PRELOAD").unwrap_or_default();
         Ok(Self {
             variables: vec![
@@ -317,7 +327,6 @@ impl ProgramEnvironment {
                 ("VHCA_UMAD_SOCKET", socket.into()),
                 ("VHCA_UMAD_NODE", node.unwrap_or_default().into()),
             ],
-            tree: service.tree.clone(),
         })
     }
 
@@ -342,6 +351,13 @@ impl ProgramEnvironment {
             .map(|(name, value)| (*name, value.as_os_str()))
     }
 
+    /// Adds the folder of files, for programs that make their own system calls.
+    #[must_use]
+    pub(crate) fn with_tree(mut self, tree: PathBuf) -> Self {
+        self.variables.push(("VHCA_SYSFS", tree.into()));
+        self
+    }
+
     /// Returns the lines that a shell evaluates, with paths byte by byte as they are.
     #[must_use]
     pub(crate) fn shell_lines(&self) -> Vec<u8> {
@@ -350,8 +366,7 @@ impl ProgramEnvironment {
             let quoted = pieces.join(&br"'\''"[..]);
             [b"export ", name.as_bytes(), b"='", &quoted, b"'\n"].concat()
         };
-        let tree = ("VHCA_SYSFS", self.tree.as_os_str());
-        self.iter().chain([tree]).flat_map(line).collect()
+        self.iter().flat_map(line).collect()
     }
 
     /// Becomes a program. Returns only if that fails. `say` gets a line if the program cannot see the VF.
@@ -397,12 +412,9 @@ mod tests {
 
     #[test]
     fn shell_lines_quote_what_a_shell_would_take_apart() {
-        let service = FoundService {
-            socket: PathBuf::from(OsStr::from_bytes(b"/run/a b/x'y\xff.umad")),
-            tree: PathBuf::from("/run/tree"),
-        };
-        let environment = ProgramEnvironment::new(&service, Path::new("/lib/l.so"), None).unwrap();
-        let lines = environment.shell_lines();
+        let socket = Path::new(OsStr::from_bytes(b"/run/a b/x'y\xff.umad"));
+        let environment = ProgramEnvironment::new(socket, Path::new("/lib/l.so"), None).unwrap();
+        let lines = environment.with_tree("/run/tree".into()).shell_lines();
         let has = |wanted: &[u8]| lines.windows(wanted.len()).any(|found| found == wanted);
         assert!(has(
             b"export VHCA_UMAD_SOCKET='/run/a b/x'\\''y\xff.umad'\n"

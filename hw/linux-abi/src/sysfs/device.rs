@@ -79,6 +79,20 @@ impl Entry {
         Self { path, target: None }
     }
 
+    /// Returns the permissions of the file, in octal as `st_mode` has them: attributes that the kernel can write are the owner's to
+    /// write.
+    #[must_use]
+    pub fn mode(&self) -> u32 {
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        let is_written = matches!(name, "lifespan" | "node_desc" | "numa_node" | "uevent");
+        let is_device = self.path.starts_with("dev/");
+        if is_written || is_device {
+            0o644
+        } else {
+            0o444
+        }
+    }
+
     pub(super) fn link(path: String, target: String) -> Self {
         let target = Some(target);
         Self { path, target }
@@ -86,11 +100,15 @@ impl Entry {
 }
 
 /// Files of a PCI function.
-const FUNCTION_FILES: [&str; 11] = [
+const FUNCTION_FILES: [&str; 15] = [
     "class",
+    "current_link_speed",
+    "current_link_width",
     "device",
     "local_cpulist",
     "local_cpus",
+    "max_link_speed",
+    "max_link_width",
     "modalias",
     "numa_node",
     "revision",
@@ -212,13 +230,18 @@ impl Device {
             // Every machine has this node, and this processor.
             "numa_node" | "local_cpulist" => "0".to_owned(),
             "local_cpus" => "1".to_owned(),
+            // As of a function without a PCI Express link (`PCI_SPEED_UNKNOWN`, `PCIE_LNK_WIDTH_UNKNOWN`).
+            "current_link_speed" | "max_link_speed" => "Unknown".to_owned(),
+            "current_link_width" => "0".to_owned(),
+            "max_link_width" => "255".to_owned(),
             "modalias" => {
                 format!("pci:v{vendor:08X}d{device:08X}sv{vendor:08X}sd{device:08X}bc02sc07i00")
             }
             "uevent" => format!(
                 "PCI_CLASS=20700\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SUBSYS_ID={vendor:04X}:{device:04X}\n\
-                 PCI_SLOT_NAME={}",
-                self.slot
+                 PCI_SLOT_NAME={}\nMODALIAS={}",
+                self.slot,
+                self.of_function("modalias")?
             ),
             _ => return None,
         })
@@ -229,10 +252,15 @@ impl Device {
         Some(match file {
             "dev" => format!("{major}:{minor}"),
             "ibdev" => self.name.clone(),
-            "uevent" => format!(
-                "MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/{}",
-                of.name
-            ),
+            "uevent" => {
+                // `uverbs_devnode`.
+                let mode = match of.class {
+                    "infiniband_verbs" => "\nDEVMODE=0666",
+                    _ => "",
+                };
+                let name = &of.name;
+                format!("MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/{name}{mode}")
+            }
             "port" => of.port?.to_string(),
             "abi_version" => of.abi_version?.to_string(),
             _ => return None,
@@ -384,7 +412,7 @@ mod tests {
             ("infiniband_verbs/uverbs0/abi_version", "1\n"),
             (
                 "infiniband_verbs/uverbs0/uevent",
-                "MAJOR=231\nMINOR=192\nDEVNAME=infiniband/uverbs0\n",
+                "MAJOR=231\nMINOR=192\nDEVNAME=infiniband/uverbs0\nDEVMODE=0666\n",
             ),
         ] {
             assert_eq!(at(path).as_deref(), Some(text), "{path}");

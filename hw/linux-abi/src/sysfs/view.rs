@@ -74,7 +74,7 @@ impl View {
             (_, Some("/abi_version")) => format!("{RDMA_CM_ABI_VERSION}\n"),
             (_, Some("/dev")) => format!("{major}:{minor}\n"),
             (_, Some("/uevent")) => {
-                format!("MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/rdma_cm\n")
+                format!("MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/rdma_cm\nDEVMODE=0666\n")
             }
             _ => self.devices.iter().find_map(|device| device.text(path))?,
         })

@@ -19,9 +19,10 @@ use crate::refusal::Refusal;
 use crate::setting;
 
 /// How long the service may take to answer, or to take what is sent to it, in seconds.
-const PATIENCE: i64 = 10;
+const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a service that is short of descriptors is asked for a file.
+/// How long a service that is short of descriptors is asked for a file, and how long one may take that makes trees for many
+/// programs on a slow disk.
 const BUSY: Duration = Duration::from_secs(60);
 
 /// Pause between two such requests.
@@ -78,7 +79,11 @@ fn ask_once(purpose: Purpose<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
         purpose,
     };
     let hello = hello.encode().ok_or(Errno::NAMETOOLONG)?;
-    limit_patience(&connection, Some(PATIENCE))?;
+    let patience = match purpose {
+        Purpose::Tree => BUSY,
+        _ => PATIENCE,
+    };
+    limit_patience(&connection, Some(patience))?;
     rustix::net::send(&connection, &hello, SendFlags::NOSIGNAL)?;
     let mut reply = vec![0; HELLO_REPLY_SIZE];
     let (_, length) = rustix::net::recv(&connection, reply.as_mut_slice(), RecvFlags::empty())
@@ -180,10 +185,7 @@ pub(crate) fn send(
 }
 
 fn await_room(connection: BorrowedFd<'_>) -> Result<(), Errno> {
-    let patience = Timespec {
-        tv_sec: PATIENCE,
-        tv_nsec: 0,
-    };
+    let patience = Timespec::try_from(PATIENCE).map_err(|_| Errno::INVAL)?;
     let mut wanted = [PollFd::from_borrowed_fd(connection, PollFlags::OUT)];
     match rustix::event::poll(&mut wanted, Some(&patience)) {
         Ok(0) => Err(Errno::IO),
@@ -192,9 +194,7 @@ fn await_room(connection: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-fn limit_patience(connection: &OwnedFd, seconds: Option<i64>) -> Result<(), Errno> {
-    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    let time = seconds.map(Duration::from_secs);
+fn limit_patience(connection: &OwnedFd, time: Option<Duration>) -> Result<(), Errno> {
     set_socket_timeout(connection, Timeout::Recv, time)?;
     set_socket_timeout(connection, Timeout::Send, time)
 }

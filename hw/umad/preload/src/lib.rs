@@ -38,3 +38,4 @@ mod status;
 mod tree;
 mod umad_file;
 mod verbs;
+pub mod walks;

@@ -2,7 +2,7 @@
 //!
 //! Programs call `ibv_poll_cq` inline, by a pointer in their context of libibverbs, so the pointer is replaced there. It is found
 //! by the address of the queue, which libibverbs passes to the kernel as the queue's name, when the first queue pair is made on
-//! it: then the queue has its context.
+//! it: then the queue has its context. An extended queue has pointers of its own.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -23,14 +23,30 @@ const POLL_AT: usize = 96;
 /// Offset of `cmd_fd` there.
 const FILE_AT: usize = 264;
 
-/// The provider's function.
-static PROVIDER: AtomicUsize = AtomicUsize::new(0);
+/// Offset of `handle` in `struct ibv_cq`.
+const HANDLE_AT: usize = 24;
+
+/// Offset of `start_poll` in `struct ibv_cq_ex`.
+const START_POLL_AT: usize = 144;
+
+/// The provider's `poll_cq`.
+static POLL_OF_PROVIDER: AtomicUsize = AtomicUsize::new(0);
+
+/// The provider's `start_poll`.
+static START_POLL_OF_PROVIDER: AtomicUsize = AtomicUsize::new(0);
+
+/// A completion queue that no queue pair has been made on.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    name: u64,
+    is_extended: bool,
+}
 
 /// Completion queues of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Polling {
-    /// Their names by their handles.
-    queues: BTreeMap<u32, u64>,
+    /// By their handles.
+    queues: BTreeMap<u32, Queue>,
     is_replaced: bool,
 }
 
@@ -38,7 +54,6 @@ impl Polling {
     /// Takes note of a command of a file that succeeded, and its answer.
     pub(crate) fn observe(&mut self, file: RawFd, command: &Command<'_>, answer: &[u8]) {
         match command.number {
-            _ if self.is_replaced => {}
             command::CREATE_CQ => {
                 let name = if command.extended {
                     command
@@ -50,7 +65,11 @@ impl Polling {
                         .map(|(create, _)| create.user_handle)
                 };
                 if let (Ok(name), Ok((made, _))) = (name, HandleAnswer::read_from_prefix(answer)) {
-                    self.queues.insert(made.handle.get(), name.get());
+                    let queue = Queue {
+                        name: name.get(),
+                        is_extended: command.extended,
+                    };
+                    self.queues.insert(made.handle.get(), queue);
                 }
             }
             command::CREATE_QP => {
@@ -64,10 +83,13 @@ impl Polling {
                         .map(|(create, _)| create.attributes)
                 };
                 let Ok(attributes) = attributes else { return };
-                let queue = self.queues.get(&attributes.send_cq_handle.get());
-                self.is_replaced = queue.is_some_and(|queue| replace(file, *queue));
-                if self.is_replaced {
-                    self.queues.clear();
+                for handle in [attributes.send_cq_handle, attributes.recv_cq_handle] {
+                    if let Some(queue) = self.queues.remove(&handle.get()) {
+                        self.is_replaced = self.is_replaced || replace_poll(file, queue.name);
+                        if queue.is_extended {
+                            replace_start_poll(file, queue.name, handle.get());
+                        }
+                    }
                 }
             }
             _ => {}
@@ -92,30 +114,57 @@ fn read(address: usize) -> Option<usize> {
     (usize::try_from(read) == Ok(size_of::<usize>())).then_some(word)
 }
 
+/// Reads a number of 32 bits of this process.
+fn read_u32(address: usize) -> Option<u32> {
+    let bytes = read(address)?.to_ne_bytes();
+    bytes.first_chunk().copied().map(u32::from_ne_bytes)
+}
+
+/// Returns the address of the context with a file, to which a queue belongs.
+fn context_of(file: RawFd, queue: u64) -> Option<usize> {
+    let context = read(usize::try_from(queue).ok()?)?;
+    let descriptor = read_u32(context.checked_add(FILE_AT)?)?;
+    (descriptor == file.cast_unsigned()).then_some(context)
+}
+
 /// Replaces the function of the context to which a queue belongs. Returns `true` if it is replaced.
-fn replace(file: RawFd, queue: u64) -> bool {
+fn replace_poll(file: RawFd, queue: u64) -> bool {
+    let place = context_of(file, queue).and_then(|context| context.checked_add(POLL_AT));
+    let own = poll as *const () as usize;
+    // SAFETY: the place is in a context of libibverbs, which has this file; `poll` has the pointer's signature.
+    place.is_some_and(|place| unsafe { replace(place, own, &POLL_OF_PROVIDER) })
+}
+
+/// Replaces the function of an extended queue. Returns `true` if it is replaced.
+fn replace_start_poll(file: RawFd, queue: u64, handle: u32) -> bool {
     let place = || {
-        let context = read(usize::try_from(queue).ok()?)?;
-        let descriptor = read(context.checked_add(FILE_AT)?)?.to_ne_bytes();
-        let descriptor = RawFd::from_ne_bytes(descriptor.first_chunk().copied()?);
-        let place = context.checked_add(POLL_AT)?;
-        let is_context = descriptor == file && context.is_multiple_of(align_of::<usize>());
-        Some((place, read(place)?)).filter(|_| is_context)
+        context_of(file, queue)?;
+        let queue = usize::try_from(queue).ok()?;
+        let has_handle = read_u32(queue.checked_add(HANDLE_AT)?)? == handle;
+        has_handle.then_some(queue.checked_add(START_POLL_AT)?)
     };
-    let Some((place, provider)) = place() else {
+    let own = start_poll as *const () as usize;
+    // SAFETY: the place is in an extended queue of libibverbs, which has this handle; `start_poll` has the pointer's signature.
+    place().is_some_and(|place| unsafe { replace(place, own, &START_POLL_OF_PROVIDER) })
+}
+
+/// Replaces a pointer to a function of the provider, which is remembered. Returns `true` if it is replaced.
+///
+/// # Safety
+/// There is a pointer at the place, if it can be read, and a function at `own` has its signature.
+unsafe fn replace(place: usize, own: usize, of_provider: &AtomicUsize) -> bool {
+    let Some(provider) = read(place).filter(|_| place.is_multiple_of(align_of::<usize>())) else {
         return false;
     };
-    let own = poll as *const () as usize;
     if provider == own {
         return true;
     }
-    let known = PROVIDER.compare_exchange(0, provider, Ordering::AcqRel, Ordering::Acquire);
-    if known.is_err_and(|known| known != provider) {
+    let known = of_provider.compare_exchange(0, provider, Ordering::AcqRel, Ordering::Acquire);
+    if provider == 0 || known.is_err_and(|known| known != provider) {
         return false;
     }
     let place: *mut usize = ptr::with_exposed_provenance_mut(place);
-    // SAFETY: the place is in a context of libibverbs, which has this file; it is aligned, and other threads of the program read
-    // one pointer or the other.
+    // SAFETY: by this function's contract; it is aligned, and other threads of the program read one pointer or the other.
     unsafe { AtomicUsize::from_ptr(place) }.store(own, Ordering::Release);
     true
 }
@@ -126,7 +175,7 @@ fn replace(file: RawFd, queue: u64) -> bool {
 /// As of `ibv_poll_cq`.
 unsafe extern "C" fn poll(queue: *mut c_void, entries: c_int, found: *mut c_void) -> c_int {
     type Poll = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
-    let provider = PROVIDER.load(Ordering::Acquire);
+    let provider = POLL_OF_PROVIDER.load(Ordering::Acquire);
     // SAFETY: the pointer was a provider's `poll_cq`, which has this signature; the arguments are the caller's.
     let count = unsafe {
         let provider: Poll = core::mem::transmute(provider);
@@ -136,6 +185,24 @@ unsafe extern "C" fn poll(queue: *mut c_void, entries: c_int, found: *mut c_void
         std::thread::yield_now();
     }
     count
+}
+
+/// `start_poll` of the provider, and a pause if it finds nothing.
+///
+/// # Safety
+/// As of `ibv_start_poll`.
+unsafe extern "C" fn start_poll(queue: *mut c_void, attributes: *mut c_void) -> c_int {
+    type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+    let provider = START_POLL_OF_PROVIDER.load(Ordering::Acquire);
+    // SAFETY: the pointer was a provider's `start_poll`, which has this signature; the arguments are the caller's.
+    let result = unsafe {
+        let provider: StartPoll = core::mem::transmute(provider);
+        provider(queue, attributes)
+    };
+    if result == libc::ENOENT {
+        std::thread::yield_now();
+    }
+    result
 }
 
 #[cfg(test)]
@@ -167,15 +234,59 @@ mod tests {
         let queue = [(&raw mut context).expose_provenance()];
         let name = queue.as_ptr().expose_provenance() as u64;
         for (file, name) in [(8, name), (7, 0), (7, 0x5555), (7, u64::MAX)] {
-            assert!(!replace(file, name), "{file} {name:#x}");
+            assert!(!replace_poll(file, name), "{file} {name:#x}");
         }
         assert_eq!(context.poll, provider);
-        assert!(replace(7, name));
+        assert!(replace_poll(7, name));
         let own = poll as *const () as usize;
         assert_eq!(context.poll, own);
-        assert!(replace(7, name), "it is already");
+        assert!(replace_poll(7, name), "it is already");
         // SAFETY: the provider's function takes any arguments.
         let found = unsafe { poll(ptr::null_mut(), 1, ptr::null_mut()) };
         assert_eq!(found, 0);
+    }
+
+    /// As much of `struct ibv_cq_ex` as is looked at.
+    #[repr(C)]
+    struct ExtendedQueue {
+        context: usize,
+        before: [usize; HANDLE_AT / 8 - 1],
+        handle: u32,
+        between: [usize; (START_POLL_AT - HANDLE_AT) / 8 - 1],
+        start_poll: usize,
+    }
+
+    unsafe extern "C" fn is_empty(_: *mut c_void, _: *mut c_void) -> c_int {
+        libc::ENOENT
+    }
+
+    #[test]
+    fn the_function_of_an_extended_queue_with_the_handle_is_replaced_and_no_other() {
+        let mut context = Context {
+            before: [0; POLL_AT / 8],
+            poll: 0,
+            between: [0; (FILE_AT - POLL_AT) / 8 - 1],
+            file: 7,
+        };
+        let mut queue = ExtendedQueue {
+            context: (&raw mut context).expose_provenance(),
+            before: [0; HANDLE_AT / 8 - 1],
+            handle: 3,
+            between: [0; (START_POLL_AT - HANDLE_AT) / 8 - 1],
+            start_poll: 0,
+        };
+        let name = (&raw mut queue).expose_provenance() as u64;
+        assert!(!replace_start_poll(7, name, 3), "without a function");
+        queue.start_poll = is_empty as *const () as usize;
+        for (file, handle) in [(8, 3), (7, 4)] {
+            assert!(!replace_start_poll(file, name, handle));
+        }
+        assert!(replace_start_poll(7, name, 3));
+        let own = start_poll as *const () as usize;
+        assert_eq!(queue.start_poll, own);
+        assert!(!replace_poll(7, name), "a context without a function");
+        // SAFETY: the provider's function takes any arguments.
+        let found = unsafe { start_poll(ptr::null_mut(), ptr::null_mut()) };
+        assert_eq!(found, libc::ENOENT);
     }
 }

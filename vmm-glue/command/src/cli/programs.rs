@@ -1,7 +1,7 @@
 //! Arguments of what runs programs on a service's ports.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -9,7 +9,7 @@ use clap::Args;
 use super::server::say;
 use super::{ServerArgs, complete};
 use crate::programs::{
-    ProgramEnvironment, find_library, find_service, umad_socket_of, wait_for_ports,
+    ProgramEnvironment, find_library, find_service, find_tree, umad_socket_of, wait_for_ports,
 };
 
 /// Time in which a subnet manager has to make a program's ports active: several times what it takes on a busy machine.
@@ -36,10 +36,8 @@ pub(crate) struct EnvArgs {
 }
 
 impl EnvArgs {
-    /// Finds the service and returns the environment of programs at it. Waits until the ports of the program are active, for
-    /// as long as `limit`.
-    pub(crate) fn environment(&self, limit: Duration) -> anyhow::Result<ProgramEnvironment> {
-        let library = find_library(self.preload.as_deref())?;
+    /// Finds the service. Returns its socket for programs.
+    fn service(&self) -> anyhow::Result<PathBuf> {
         let mut places = self.server.places()?;
         let controls = match &self.socket {
             Some(socket) => {
@@ -52,16 +50,35 @@ impl EnvArgs {
                 core::mem::replace(&mut places.paths, beside)
             }
         };
-        let node = (!self.node.is_empty()).then(|| self.node.join(","));
-        let service = find_service(&places, &controls, node.as_deref(), &mut say)?;
-        if limit > Duration::ZERO {
-            wait_for_ports(&service.socket, node.as_deref(), limit, &mut say);
-        }
-        let environment = ProgramEnvironment::new(&service, &library, node.as_deref())?;
+        Ok(find_service(
+            &places,
+            &controls,
+            self.nodes().as_deref(),
+            &mut say,
+        )?)
+    }
+
+    /// Returns the nodes with commas between them.
+    fn nodes(&self) -> Option<String> {
+        (!self.node.is_empty()).then(|| self.node.join(","))
+    }
+
+    /// Returns the environment of programs at a service.
+    fn environment_at(&self, socket: &Path) -> anyhow::Result<ProgramEnvironment> {
+        let (library, node) = (find_library(self.preload.as_deref())?, self.nodes());
+        let environment = ProgramEnvironment::new(socket, &library, node.as_deref())?;
         Ok(match &self.device {
             Some(name) => environment.with_device(name, node.as_deref())?,
             None => environment,
         })
+    }
+
+    /// Finds the service and returns the environment of a shell whose programs run at it.
+    pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
+        let socket = self.service()?;
+        let environment = self.environment_at(&socket)?;
+        let tree = find_tree(&socket, self.nodes().as_deref(), self.device.as_deref())?;
+        Ok(environment.with_tree(tree))
     }
 }
 
@@ -85,13 +102,14 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Finds the service, and waits until the program's ports are active.
+    /// Finds the service and returns the environment of programs at it. Waits until the program's ports are active.
     pub(crate) fn environment(&self) -> anyhow::Result<ProgramEnvironment> {
-        let limit = if self.no_wait {
-            Duration::ZERO
-        } else {
-            PORT_LIMIT
-        };
-        self.environment.environment(limit)
+        let socket = self.environment.service()?;
+        let environment = self.environment.environment_at(&socket)?;
+        if !self.no_wait {
+            let node = self.environment.nodes();
+            wait_for_ports(&socket, node.as_deref(), PORT_LIMIT, &mut say);
+        }
+        Ok(environment)
     }
 }

@@ -37,7 +37,7 @@ impl Folders {
 
     /// A folder of trees of files and links, which is removed at the end.
     pub(in crate::serve) fn add_folder_of_trees(&mut self, path: &Path) {
-        let files = AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate;
+        let files = AccessFs::MakeReg | AccessFs::WriteFile;
         let make = AccessFs::MakeDir | AccessFs::MakeSym | files;
         let remove = AccessFs::ReadDir | AccessFs::RemoveDir | AccessFs::RemoveFile;
         self.add(path, make | remove);

@@ -57,6 +57,8 @@ const FREE: &[c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_unlinkat,
     libc::SYS_symlinkat,
+    libc::SYS_renameat,
+    libc::SYS_linkat,
     libc::SYS_getcwd,
     // Sockets.
     libc::SYS_socketpair,

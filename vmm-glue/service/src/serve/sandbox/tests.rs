@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, memfd_create, symlinkat};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, chownat, linkat, memfd_create, renameat, symlinkat};
 use tempfile::TempDir;
 
 use super::*;
@@ -83,7 +83,16 @@ fn what_the_service_does_goes_on_in_the_sandbox() {
     let mut byte = [0];
     server.read_exact(&mut byte).unwrap();
     std::fs::create_dir_all(trees.join("a/b")).unwrap();
-    File::create(trees.join("a/b/c")).unwrap();
+    File::create(trees.join("a/b/next")).unwrap();
+    linkat(
+        CWD,
+        trees.join("a/b/next"),
+        CWD,
+        trees.join("a/b/same"),
+        AtFlags::empty(),
+    )
+    .unwrap();
+    renameat(CWD, trees.join("a/b/next"), CWD, trees.join("a/b/c")).unwrap();
     std::fs::remove_dir_all(&trees).unwrap();
     let numbers = std::thread::spawn(|| (0..1 << 20).collect::<Vec<u64>>());
     assert_eq!(numbers.join().unwrap().len(), 1 << 20);
