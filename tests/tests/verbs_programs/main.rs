@@ -38,7 +38,7 @@ fn programs_list_the_vf_as_an_infiniband_device() {
     let lab = lab();
     let devices = lab.tool(Shim::Vhca, "H1-1/2", &["ibv_devices"]);
     assert!(devices.contains("vhca1"), "{devices}");
-    assert!(devices.contains("0200020300000300"), "{devices}");
+    assert!(devices.contains("001405c0e2fd674f"), "{devices}");
     let info = lab.tool(Shim::Vhca, "H1-1/2", &["ibv_devinfo", "-v"]);
     for line in [
         "transport:\t\t\tInfiniBand (0)",
@@ -308,7 +308,7 @@ fn a_vf_is_one_processs_at_a_time() {
     assert!(refused.is_some(), "the VF is taken");
     let next = lab.tool(Shim::Vhca, "H1-1", &["ibv_devices"]);
     assert!(
-        next.contains("0200020300000300"),
+        next.contains("001405c0e2fd674f"),
         "the next free one: {next}"
     );
     let shown = lab.json(&["show", "programs", "--vf", "H1-1/1"]);

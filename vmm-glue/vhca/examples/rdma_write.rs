@@ -59,7 +59,7 @@ fn main() -> Outcome<()> {
     let mut ports = Vec::new();
     for (n, node) in (1..).zip(&built.hcas[1..3]) {
         let host = world.add_pf_host(*node, &PfConfig::new(n))?;
-        world.add_idle_vf(host, vf, vf_spec(Guid::new(0x0200_0000_0000_0000 + n)))?;
+        world.add_idle_vf(host, vf, vf_spec(Guid::new(0x0014_0580_0000_0000 + n)))?;
         ports.push(world.open_vf(host, vf, VirtualHcaConfig::new(n))?.port(1));
     }
     world.run_for(Duration::from_secs(2)); // The subnet comes up.

@@ -75,7 +75,7 @@ impl Default for VfOptions {
     fn default() -> Self {
         Self {
             secret: random_secret(),
-            node_guid: Guid::new(0x0200_0000_0000_0001),
+            node_guid: Guid::new(0x0014_0580_0000_0001),
             personality: MLX4,
         }
     }

@@ -20,7 +20,7 @@ use ib_wire::{Gid, GidIndex, Guid, PKey, PKeyIndex, PortNum, QKey, Qpn, ServiceI
 use pf_context::context::{PfConfig, PfEvent};
 use subnet_lite::SubnetConfig;
 use vf_tunnel::VfId;
-use vhca::world::{HostId, HostPortId, Outcome, World, vf_spec};
+use vhca::world::{HostId, HostPortId, Outcome, World, vf_node_guid, vf_spec};
 
 const QKEY: QKey = QKey::new(0x1111);
 
@@ -33,6 +33,15 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 fn vf(n: u16) -> VfId {
     VfId::new(n).unwrap()
+}
+
+#[test]
+fn a_vf_has_a_node_guid_of_openib_that_is_always_the_same() {
+    let adapter = Guid::new(0x0002_c903_0000_1000);
+    for (number, expected) in [(1, 0x0014_05e9_cb63_074f), (100, 0x0014_05c1_8ea0_7dc2)] {
+        let guid = vf_node_guid(adapter, vf(number));
+        assert_eq!(guid, Guid::new(expected), "VF {number}");
+    }
 }
 
 /// A subnet of a management host and two hosts that share their adapters.

@@ -288,11 +288,6 @@ impl Memory {
 
     /// Checks a region's origin and rights; what comes out lacks only its key.
     fn describe(&self, spec: &MrSpec<'_>, limits: &Limits) -> Result<Region, HcaError> {
-        let remote_change = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        if spec.access.intersects(remote_change) && !spec.access.contains(AccessFlags::LOCAL_WRITE)
-        {
-            return Err(HcaError::InvalidParameter);
-        }
         let (iova, len, backing) = match &spec.kind {
             MrKind::Virtual { addr, len } => {
                 check_len(*len, limits)?;

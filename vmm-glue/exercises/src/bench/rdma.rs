@@ -204,7 +204,7 @@ fn subnet(seed: u32, whole: bool) -> anyhow::Result<(World, [HostPortId; 2])> {
     let vf = VfId::new(1).context("VFs are numbered from 1")?;
     let mut open = |node, n| {
         let host = world.add_pf_host(node, &PfConfig::new(n))?;
-        world.add_idle_vf(host, vf, vf_spec(Guid::new(0x0200_0000_0000_0000 + n)))?;
+        world.add_idle_vf(host, vf, vf_spec(Guid::new(0x0014_0580_0000_0000 + n)))?;
         let function = world.open_vf(host, vf, VirtualHcaConfig::new(n))?;
         anyhow::Ok(function.port(1))
     };

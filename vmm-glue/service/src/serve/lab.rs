@@ -1,6 +1,6 @@
 //! What is served: a world whose nodes and hosts have names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use super::why::{History, SaProbes};
 use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
-use vhca::world::{HostFunction, HostId, VfError, World, vf_spec};
+use vhca::world::{HostFunction, HostId, VfError, World, vf_node_guid, vf_spec};
 use vhca_vfio_user::{GuardNotice, GuestMemory, MemoryLimit, MemoryPool};
 
 /// The adapter that VFs show to VMMs.
@@ -191,12 +191,8 @@ impl Lab {
         if options.vfs > most {
             return Err(too_many());
         }
-        if let Some(other) = self
-            .inventory
-            .pf_hosts()
-            .find(|host| self.node_guid(host).map(extension) == Some(extension(config.node_guid)))
-        {
-            return Err(LabError::SameGuids(name.to_owned(), other.name.clone()));
+        if let Some(other) = self.host_with_guids_of(config.node_guid, options.vfs) {
+            return Err(LabError::SameGuids(name.to_owned(), other));
         }
         let config_of_pf = PfConfig {
             limits: options.quotas.limits(),
@@ -271,6 +267,15 @@ impl Lab {
         if let Some(stall) = self.stalls.take(client) {
             self.stalled.insert(at, (stall, self.world().now()));
         }
+    }
+
+    /// Returns the name of a host, one of whose VFs has a node GUID that one of an adapter's would have.
+    fn host_with_guids_of(&self, adapter: Guid, vfs: u16) -> Option<String> {
+        let guids: BTreeSet<Guid> = vf_node_guids(adapter, vfs).collect();
+        let has_one = |other| vf_node_guids(other, vfs).any(|guid| guids.contains(&guid));
+        let mut others = self.inventory.pf_hosts();
+        let other = others.find(|host| self.node_guid(host).is_some_and(has_one))?;
+        Some(other.name.clone())
     }
 
     fn node_guid(&self, host: &LabHost) -> Option<Guid> {
@@ -513,21 +518,10 @@ fn link_errors(fabric: &Fabric, at: Endpoint) -> Option<u64> {
         .reduce(|one, other| one + other)
 }
 
-/// The node GUID of a VF, `02:VV:VV:EE:EE:EE:EE:EE`: a locally administered EUI-64 with the VF's number where
-/// a company's is, and its adapter's extension identifier.
-///
-/// So it is the same whenever the service starts, and different from VF to VF and from every node of a
-/// vendor's. The PF's driver of a real adapter gives each VF a random one anew whenever it is loaded
-/// (`mlx4_ib_gen_node_guid`), which keeps peers from taking new connections for old ones; here the ids of
-/// connections do that, which are different each time.
-fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
-    const LOCAL: u64 = 0x02 << 56;
-    Guid::new(LOCAL | u64::from(vf.get()) << 40 | extension(adapter))
-}
-
-/// The extension identifier of an EUI-64: what a company numbers its devices with.
-const fn extension(guid: Guid) -> u64 {
-    guid.get() & 0xff_ffff_ffff
+/// Returns the node GUIDs of an adapter's first VFs.
+fn vf_node_guids(adapter: Guid, vfs: u16) -> impl Iterator<Item = Guid> {
+    let vfs = (1..=vfs).filter_map(VfId::new);
+    vfs.map(move |vf| vf_node_guid(adapter, vf))
 }
 
 /// Returns the configuration of vhca's own subnet manager, with members of partitions by the adapters' names.
@@ -552,21 +546,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vf_s_node_guid_is_its_own_and_always_the_same() {
-        let vf = |number| VfId::new(number).unwrap();
-        let adapter = Guid::new(0x0002_c903_0000_1000);
-        let first = vf_node_guid(adapter, vf(1));
-        assert_eq!(first, Guid::new(0x0200_0103_0000_1000));
-        assert_eq!(
-            vf_node_guid(adapter, vf(100)),
-            Guid::new(0x0200_6403_0000_1000)
-        );
-        let other = Guid::new(0x0002_c903_0001_1000);
-        assert_ne!(vf_node_guid(other, vf(1)), first);
-    }
-
-    #[test]
-    fn adapters_of_two_vendors_with_one_number_cannot_both_have_vfs() {
+    fn adapters_whose_vfs_would_share_a_guid_cannot_both_have_vfs() {
         let options = Options {
             vfs: 2,
             ..Options::default()
@@ -574,13 +554,13 @@ mod tests {
         let mut lab = Lab::empty(1);
         let config = |guid, name| HcaConfig::new(Guid::new(guid), name);
         let mut add = |config: &HcaConfig| lab.add_pf(&options, config);
-        add(&config(0x0002_c903_0000_1000, "alpha")).unwrap();
-        let refused = add(&config(0x0014_0503_0000_1000, "beta")).unwrap_err();
+        // Found by trying three million.
+        add(&config(0x0002_c900_001e_09c5, "alpha")).unwrap();
+        let refused = add(&config(0x0002_c900_0010_4512, "beta")).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "the VFs of beta would have the node GUIDs of those of alpha, since their adapters' node \
-             GUIDs end alike: give one of them another"
+            "a VF of beta would have the node GUID of one of alpha: give one of the adapters another node GUID"
         );
-        add(&config(0x0014_0503_0000_2000, "beta")).unwrap();
+        add(&config(0x0002_c900_0010_4513, "beta")).unwrap();
     }
 }

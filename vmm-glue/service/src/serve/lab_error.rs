@@ -49,10 +49,9 @@ pub enum LabError {
     /// A PF context cannot be started.
     #[error("cannot start the PF context of {0}")]
     Pf(String, #[source] PfError),
-    /// The VFs of two adapters would have the same node GUIDs.
+    /// VFs of two adapters would have the same node GUID.
     #[error(
-        "the VFs of {0} would have the node GUIDs of those of {1}, since their adapters' node GUIDs \
-         end alike: give one of them another"
+        "a VF of {0} would have the node GUID of one of {1}: give one of the adapters another node GUID"
     )]
     SameGuids(String, String),
     /// A VF cannot be started.

@@ -49,7 +49,7 @@ pub use ids::{HostFunction, HostId, HostPortId, SocketId};
 pub use socket::Socket;
 pub use software::Software;
 pub use user::PortSoftware;
-pub use vfs::{VfError, vf_spec};
+pub use vfs::{VfError, vf_node_guid, vf_spec};
 
 use alarms::Alarms;
 use host::start_software;

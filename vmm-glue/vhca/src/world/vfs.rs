@@ -3,7 +3,7 @@
 use emulated_hca::NodeId;
 use hca_api::{AddressSpace, FunctionId, HcaError, HostMemory, ResourceCounts};
 use ib_endpoint::EndPortError;
-use ib_vtime::{Instant, Secret};
+use ib_vtime::{Instant, Secret, SplitMix64};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, PfError, PfEvent, VfSpec};
 use pf_context::{EgressLimit, PfContext, PlaceError, VfPKeyEntry};
@@ -41,6 +41,22 @@ impl From<HcaError> for VfError {
     fn from(error: HcaError) -> Self {
         Self::Pf(error.into())
     }
+}
+
+/// Returns a node GUID for a VF: OpenIB's company id, as the SA's aliases have it, with bit 39, which those have not, and 39 bits of
+/// a hash of the node GUID of its adapter and its number. So it is the same whenever a world starts. Linux' `ib_srpt` listens at its
+/// node GUID as a service ID; those that begin with 0x02 are the CM's own (`cm_init_listen`).
+///
+/// The PF's driver of a real adapter gives each VF a random one anew whenever it is loaded (`mlx4_ib_gen_node_guid`), which keeps
+/// peers from taking new connections for old ones; here the ids of connections do that, which are different each time. Two VFs of
+/// some ten thousand have one GUID with a chance of 1 in 10,000: see to it that none have.
+#[must_use]
+pub const fn vf_node_guid(adapter: Guid, vf: VfId) -> Guid {
+    const COMPANY: u64 = 0x0014_0500_0000_0000;
+    const MARK: u64 = 1 << 39;
+    let of_adapter = SplitMix64::new(adapter.get()).next();
+    let of_vf = SplitMix64::new(of_adapter ^ vf.get() as u64).next();
+    Guid::new(COMPANY | MARK | of_vf >> 25)
 }
 
 /// A VF with memory of its own on this process's heap, a quota that no ordinary guest meets, and the
