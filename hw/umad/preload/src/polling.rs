@@ -4,6 +4,7 @@
 //! by the address of the queue, which libibverbs passes to the kernel as the queue's name, when the first queue pair is made on
 //! it: then the queue has its context. An extended queue has pointers of its own.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
@@ -169,7 +170,20 @@ unsafe fn replace(place: usize, own: usize, of_provider: &AtomicUsize) -> bool {
     true
 }
 
-/// `poll_cq` of the provider, and a pause if it finds nothing.
+thread_local! {
+    /// The thread's last poll found nothing.
+    static WAS_EMPTY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives the processor away after the second poll that finds nothing: a program that waits for events polls once in vain before it
+/// sleeps, and would come back late.
+fn polled(is_empty: bool) {
+    if WAS_EMPTY.replace(is_empty) && is_empty {
+        std::thread::yield_now();
+    }
+}
+
+/// `poll_cq` of the provider, and a pause if it finds nothing again.
 ///
 /// # Safety
 /// As of `ibv_poll_cq`.
@@ -181,13 +195,11 @@ unsafe extern "C" fn poll(queue: *mut c_void, entries: c_int, found: *mut c_void
         let provider: Poll = core::mem::transmute(provider);
         provider(queue, entries, found)
     };
-    if count == 0 {
-        std::thread::yield_now();
-    }
+    polled(count == 0);
     count
 }
 
-/// `start_poll` of the provider, and a pause if it finds nothing.
+/// `start_poll` of the provider, and a pause if it finds nothing again.
 ///
 /// # Safety
 /// As of `ibv_start_poll`.
@@ -199,9 +211,7 @@ unsafe extern "C" fn start_poll(queue: *mut c_void, attributes: *mut c_void) -> 
         let provider: StartPoll = core::mem::transmute(provider);
         provider(queue, attributes)
     };
-    if result == libc::ENOENT {
-        std::thread::yield_now();
-    }
+    polled(result == libc::ENOENT);
     result
 }
 
