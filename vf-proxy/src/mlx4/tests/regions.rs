@@ -189,10 +189,6 @@ fn regions_that_make_no_sense_are_refused_and_leave_nothing_behind() {
         ("pages that are not the guest's", |entry| {
             entry.mtt_addr.set(1 << 40);
         }),
-        ("atomics without local writes", |entry| {
-            entry.set_local_write(false);
-            entry.set_atomic(true);
-        }),
     ];
     let mut guest = Guest::probed();
     let (index, entry) = paged(&mut guest);
@@ -202,6 +198,17 @@ fn regions_that_make_no_sense_are_refused_and_leave_nothing_behind() {
         assert_eq!(create(&mut guest, index, &bad), Status::BAD_PARAM, "{what}");
         assert_eq!(guest.owned(), ResourceCounts::default(), "{what}");
     }
+    assert_eq!(create(&mut guest, index, &entry), Status::OK);
+}
+
+/// `ib_srp` with `never_register=Y`: its key is for the target alone.
+#[test]
+fn a_region_that_peers_alone_may_write_is_made() {
+    let mut guest = Guest::probed();
+    let (index, mut entry) = paged(&mut guest);
+    entry.set_local_write(false);
+    entry.set_remote_write(true);
+    entry.set_remote_read(true);
     assert_eq!(create(&mut guest, index, &entry), Status::OK);
 }
 
