@@ -12,6 +12,7 @@
 pub mod abi;
 mod budget;
 mod command;
+mod completion_rings;
 mod device;
 mod event_queue;
 pub mod netlink;
@@ -30,9 +31,10 @@ mod view;
 
 pub use budget::{Budget, Charge, MemoryReserve};
 pub use command::{Answer, Command, Reply, RetiredEvents};
+pub use completion_rings::CompletionRings;
 pub use device::{CHANNEL_BUFFER, ChannelId, ContextId, EventRecord, ProcessDevice};
 pub use linux_abi::Errno;
-pub use protocol::{CallReply, MAX_REQUEST, PutBackLimit, Request, Verb};
+pub use protocol::{ArmLayout, CallReply, MAX_REQUEST, PutBackLimit, Request, Verb};
 pub use rdma_cm::{AddressBook, CmHost, RdmaCm};
 pub use ring_memory::RingMemory;
 pub use send_gate::SendGate;

@@ -41,6 +41,13 @@ pub enum Verb {
         /// Handle of the queue pair.
         qp: u32,
     },
+    /// Arms a completion queue, without an answer; the body is [`ArmLayout`].
+    Arm {
+        /// File.
+        context: u32,
+        /// Handle of the queue.
+        cq: u32,
+    },
     /// Closes a file, without an answer.
     Close {
         /// File.
@@ -66,6 +73,16 @@ pub enum Verb {
         /// Channel.
         channel: u32,
     },
+}
+
+abi_layout! {
+    /// When a completion queue wakes its program.
+    pub ArmLayout, 8 {
+        /// Not 0 for solicited completions only.
+        pub solicited_only: U32,
+        /// Producer index of the ring as the program saw it: a completion that came since wakes it, too.
+        pub seen: U32,
+    }
 }
 
 abi_layout! {
@@ -102,6 +119,7 @@ impl<'b> Request<'b> {
             Verb::CmCommand { channel } => (9, channel, 0),
             Verb::PutBack { channel } => (10, channel, 0),
             Verb::Mapped => (11, 0, 0),
+            Verb::Arm { context, cq } => (12, context, cq),
         };
         let header = RequestHeader {
             magic: MAGIC.into(),
@@ -137,6 +155,10 @@ impl<'b> Request<'b> {
             9 => Verb::CmCommand { channel: first },
             10 => Verb::PutBack { channel: first },
             11 => Verb::Mapped,
+            12 => Verb::Arm {
+                context: first,
+                cq: second,
+            },
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { verb, body })
@@ -272,6 +294,7 @@ mod tests {
             Verb::Open,
             Verb::Command { context: 3 },
             Verb::Doorbell { context: 3, qp: 9 },
+            Verb::Arm { context: 3, cq: 9 },
             Verb::Close { context: 3 },
             Verb::CloseChannel { channel: 4 },
             Verb::Netlink,

@@ -175,6 +175,11 @@ impl CompletionRing {
         &self.ring
     }
 
+    /// Returns the index of the next completion.
+    pub(crate) const fn producer(&self) -> u32 {
+        self.producer
+    }
+
     /// Returns the number of completions that the program has not taken.
     ///
     /// Some releases move their index one beyond the last completion: an index that is not among those that wait means that

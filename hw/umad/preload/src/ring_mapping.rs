@@ -4,7 +4,7 @@
 //! A library that replaces `mmap` itself (UCX) maps rings of its own; their file stays unsealed.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, off_t, size_t};
 use rustix::io::Errno;
@@ -53,6 +53,16 @@ impl RingMapping {
             Some(_) if len > 0 => Ok(self.start + offset),
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// Returns a number that the service stores there. `None` for a place outside of the file.
+    pub(crate) fn load(&self, offset: off_t) -> Option<u32> {
+        let place = self.part(offset, size_of::<u32>()).ok()?;
+        let place = place.is_multiple_of(align_of::<u32>()).then_some(place)?;
+        let place = std::ptr::with_exposed_provenance_mut(place);
+        // SAFETY: the bytes are in the mapping, which stays, aligned, and every process accesses them as one.
+        let number = unsafe { AtomicU32::from_ptr(place) };
+        Some(number.load(Ordering::Acquire))
     }
 }
 

@@ -13,10 +13,14 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use verbs_link::abi::completion_queue::ReqNotifyCq;
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{CallReply, ChannelId, Command, Request, RetiredEvents, SendGate, Verb, netlink};
-use zerocopy::FromBytes;
+use verbs_link::{
+    ArmLayout, CallReply, ChannelId, Command, CompletionRings, Request, RetiredEvents, SendGate,
+    Verb, netlink,
+};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::descriptors::{FileKind, Identity, OpenFile};
 use crate::polling::Polling;
@@ -328,6 +332,7 @@ pub(crate) struct UverbsFile {
     context: u32,
     sends: Mutex<SendGate>,
     polling: Mutex<Polling>,
+    rings: Mutex<CompletionRings>,
 }
 
 impl Drop for UverbsFile {
@@ -435,6 +440,7 @@ pub(crate) fn open(number: u32, flags: OFlags) -> Result<OwnedFd, Errno> {
         context: reply.opened,
         sends: Mutex::default(),
         polling: Mutex::default(),
+        rings: Mutex::default(),
     };
     let opened = OpenFile::new(&file, FileKind::Uverbs(opened))?;
     if !flags.contains(OFlags::CLOEXEC) {
@@ -452,6 +458,19 @@ impl UverbsFile {
     fn sends(&self) -> MutexGuard<'_, SendGate> {
         // It is whole whatever happened to who held it.
         self.sends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rings(&self) -> MutexGuard<'_, CompletionRings> {
+        // As above.
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the producer index of a completion queue's ring, which this library has mapped.
+    fn producer_index(&self, cq: u32) -> Option<u32> {
+        let at = self.rings().producer_index(cq)?;
+        let rings = self.session.rings.lock();
+        let rings = rings.unwrap_or_else(PoisonError::into_inner);
+        rings.as_ref()?.load(i64::try_from(at).ok()?)
     }
 
     /// Returns the address of a part of the rings.
@@ -480,6 +499,19 @@ impl UverbsFile {
             let context = self.context;
             return self.session.send(Verb::Doorbell { context, qp }, &[], &[]);
         }
+        if let Some(asked) = arming(bytes)
+            && let Some(seen) = self.producer_index(asked.cq_handle.get())
+        {
+            let verb = Verb::Arm {
+                context: self.context,
+                cq: asked.cq_handle.get(),
+            };
+            let arm = ArmLayout {
+                solicited_only: asked.solicited_only,
+                seen: seen.into(),
+            };
+            return self.session.send(verb, &[arm.as_bytes()], &[]);
+        }
         let parsed = Command::decode(bytes).map_err(|error| Errno::from_raw_os_error(error.0))?;
         registration::check(bytes)?;
         let mut translated = bytes.to_vec();
@@ -496,6 +528,7 @@ impl UverbsFile {
         };
         let (mut reply, attachments) = self.session.call(verb, &[&translated], None)?;
         self.sends().observe(&parsed, &reply.body);
+        self.rings().observe(&parsed, &reply.body);
         let mut polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
         polling.observe(fd.as_raw_fd(), &parsed, &reply.body);
         drop(polling);
@@ -564,6 +597,13 @@ fn doorbell(bytes: &[u8]) -> Option<u32> {
     }
     let post = PostSend::ref_from_bytes(rest).ok()?;
     (post.wr_count.get() == 0).then(|| post.qp_handle.get())
+}
+
+/// Returns the request of a command that arms a completion queue.
+fn arming(bytes: &[u8]) -> Option<ReqNotifyCq> {
+    let (header, rest) = CommandHeader::ref_from_prefix(bytes).ok()?;
+    let is_one = header.command.get() == command::REQ_NOTIFY_CQ;
+    is_one.then(|| ReqNotifyCq::read_from_bytes(rest).ok())?
 }
 
 pub(crate) fn put(bytes: &mut [u8], at: usize, value: u32) {

@@ -61,6 +61,10 @@ pub(super) struct Cq {
     channel: Option<ChannelId>,
     pub(super) user_handle: u64,
     armed: Option<ArmKind>,
+    /// Index behind the last solicited completion in the ring.
+    behind_solicited: u32,
+    /// The ring is another than at the last time that the program armed the queue.
+    is_moved: bool,
     /// Completion events that were passed on.
     completion_events: u32,
     /// Asynchronous events that were passed on.
@@ -84,7 +88,7 @@ impl Cq {
 
     /// Adds a completion. Returns `false` if the queue is full, or the budget used up.
     fn add(&mut self, budget: &Budget, waiting: Waiting) -> bool {
-        if self.overflow.is_empty() && self.ring.push(&waiting.element) {
+        if self.overflow.is_empty() && self.write(&waiting) {
             return true;
         }
         self.waiting() < self.capacity && self.overflow.push(budget, waiting)
@@ -93,13 +97,41 @@ impl Cq {
     /// Moves completions into the ring, as far as there is room. Returns `true` if a moved one wakes the program.
     fn move_waiting(&mut self) -> bool {
         let mut wakes = false;
-        while let Some(first) = self.overflow.first()
-            && self.ring.push(&first.element)
+        while let Some(first) = self.overflow.first().cloned()
+            && self.write(&first)
         {
             wakes |= self.is_awaited(first.solicited);
             self.overflow.remove_first();
         }
         wakes
+    }
+
+    /// Writes a completion to the ring. Returns `false` if there is no room.
+    fn write(&mut self, waiting: &Waiting) -> bool {
+        let written = self.ring.push(&waiting.element);
+        if written && waiting.solicited {
+            self.behind_solicited = self.ring.producer();
+        }
+        written
+    }
+
+    /// Has the next completion wake the program.
+    const fn arm(&mut self, solicited_only: bool) {
+        // A queue that waits for any completion is not made to wait for solicited ones only.
+        self.armed = match (solicited_only, self.armed) {
+            (false, _) | (_, Some(ArmKind::Next)) => Some(ArmKind::Next),
+            _ => Some(ArmKind::Solicited),
+        };
+    }
+
+    /// Returns `true` if one came for which the program waits since it saw the ring with a producer index.
+    fn has_missed(&mut self, seen: u32) -> bool {
+        let is_moved = core::mem::take(&mut self.is_moved);
+        let ring = self.ring.ring();
+        let came = ring.distance(seen, self.ring.producer());
+        let solicited = ring.distance(seen, self.behind_solicited);
+        let any_solicited = (1..=came).contains(&solicited);
+        is_moved || came > 0 && self.is_awaited(any_solicited)
     }
 
     /// Returns `true` if the program waits for a completion of a kind.
@@ -177,6 +209,8 @@ impl ProcessDevice {
             channel,
             user_handle: asked.user_handle.get(),
             armed: None,
+            behind_solicited: 0,
+            is_moved: false,
             completion_events: 0,
             async_events: 0,
             failed: false,
@@ -242,6 +276,7 @@ impl ProcessDevice {
         let place = ring.place();
         cq.ring.move_to(ring).give_back(&mut self.extents);
         cq.capacity = capacity;
+        cq.is_moved = true;
         self.move_waiting(handle);
         let answer = ResizeCqAnswer {
             cqe: capacity.into(),
@@ -258,14 +293,24 @@ impl ProcessDevice {
         let (asked, _) = command.read::<ReqNotifyCq>()?;
         let handle = asked.cq_handle.get();
         let cq = self.cqs.get_mut(context, handle)?;
-        // A queue that waits for any completion is not made to wait for solicited ones only.
-        cq.armed = match (asked.solicited_only.get(), cq.armed) {
-            (0, _) | (_, Some(ArmKind::Next)) => Some(ArmKind::Next),
-            _ => Some(ArmKind::Solicited),
-        };
+        cq.arm(asked.solicited_only.get() != 0);
+        cq.is_moved = false;
         // The program has read what there was, and waits.
         self.move_waiting(handle);
         Ok(Answer::default())
+    }
+
+    /// Arms a completion queue of a program, as REQ_NOTIFY_CQ did at the time at which the program saw a producer index of the ring:
+    /// one that came since wakes it at once.
+    pub fn arm(&mut self, context: ContextId, cq: u32, solicited_only: bool, seen: u32) {
+        let Ok(queue) = self.cqs.get_mut(context, cq) else {
+            return;
+        };
+        queue.arm(solicited_only);
+        if queue.has_missed(seen) {
+            self.wake(cq);
+        }
+        self.move_waiting(cq);
     }
 
     pub(super) fn destroy_cq(

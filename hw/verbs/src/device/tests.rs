@@ -1,3 +1,4 @@
+mod arming;
 mod budget;
 mod large_queues;
 

@@ -21,9 +21,10 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::{Duration, Instant};
 use verbs_link::abi::rdma_cm::{CmCommandHeader, SetOption};
 use verbs_link::{
-    CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply, Request,
-    Verb, netlink,
+    ArmLayout, CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply,
+    Request, Verb, netlink,
 };
+use zerocopy::FromBytes;
 
 use super::acceptor::Acceptor;
 use super::claim::Claim;
@@ -245,6 +246,16 @@ fn carry_out(
                 device.ring(hca, ContextId(context), qp);
                 Ok(())
             });
+            Outcome::Silent
+        }
+        Verb::Arm { context, cq } => {
+            if let Ok((arm, _)) = ArmLayout::read_from_prefix(request.body) {
+                let (solicited, seen) = (arm.solicited_only.get() != 0, arm.seen.get());
+                let _ = with_device(turn, at, |device, _| {
+                    device.arm(ContextId(context), cq, solicited, seen);
+                    Ok(())
+                });
+            }
             Outcome::Silent
         }
         Verb::Close { context } => {
