@@ -81,14 +81,14 @@ mooncake() {
     [[ -x $python ]] || python3 -m venv "$FOLDER/python"
     "$python" -m pip install --quiet "mooncake-transfer-engine-non-cuda==$MOONCAKE" numpy
     rm -f "$FOLDER/mooncake-segment"
-    vhca run --node H1-1/1 -- "$python" "$HERE/mooncake.py" target "$FOLDER/mooncake-segment" \
+    vhca run --node H1-1/1 -- "$python" "$HERE/transfer.py" target "$FOLDER/mooncake-segment" \
         >"$FOLDER/mooncake-target.log" 2>&1 &
     check mooncake 'reads and writes 1 MiB' \
-        vhca run --node H2-1/1 -- "$python" "$HERE/mooncake.py" initiator "$FOLDER/mooncake-segment"
+        vhca run --node H2-1/1 -- "$python" "$HERE/transfer.py" initiator "$FOLDER/mooncake-segment"
     local status=0
     wait "$!" || status=$?
     result mooncake 'has the initiator write' "$status"
-    grep -h 'RDMA device' "$FOLDER"/mooncake-*.log
+    grep -h 'RDMA device' "$FOLDER"/mooncake-*.log || true
 }
 
 fabtests() {

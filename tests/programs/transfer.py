@@ -1,6 +1,6 @@
 """Moves 1 MiB both ways between two processes with Mooncake's transfer engine, by RDMA.
 
-Usage: mooncake.py target|initiator FILE; the target leaves its segment's name and address in FILE.
+Usage: transfer.py target|initiator FILE; the target leaves its segment's name and address in FILE.
 """
 
 import os
