@@ -66,9 +66,9 @@ mod tests {
     use zerocopy::{Immutable, IntoBytes};
 
     use super::*;
-    use crate::abi::CommandHeader;
     use crate::abi::completion_queue::{CreateCq, ReqNotifyCq};
     use crate::abi::ring::MappedRing;
+    use crate::testing::command_bytes;
 
     fn observe(
         rings: &mut CompletionRings,
@@ -76,13 +76,7 @@ mod tests {
         payload: &(impl IntoBytes + Immutable),
         answer: &[u8],
     ) {
-        let payload = payload.as_bytes();
-        let header = CommandHeader {
-            command: number.into(),
-            in_words: u16::try_from(2 + payload.len() / 4).unwrap().into(),
-            out_words: 0.into(),
-        };
-        let bytes = [header.as_bytes(), payload].concat();
+        let bytes = command_bytes(number, payload, 0);
         rings.observe(&Command::decode(&bytes).unwrap(), answer);
     }
 

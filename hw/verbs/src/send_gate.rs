@@ -58,8 +58,8 @@ mod tests {
     use zerocopy::{Immutable, IntoBytes};
 
     use super::*;
-    use crate::abi::CommandHeader;
     use crate::abi::queue_pair::{CreateQp, CreateQpAnswer};
+    use crate::testing::command_bytes;
 
     fn observe(
         gate: &mut SendGate,
@@ -67,13 +67,7 @@ mod tests {
         payload: &(impl IntoBytes + Immutable),
         answer: &[u8],
     ) {
-        let payload = payload.as_bytes();
-        let header = CommandHeader {
-            command: number.into(),
-            in_words: u16::try_from(2 + payload.len() / 4).unwrap().into(),
-            out_words: 0.into(),
-        };
-        let bytes = [header.as_bytes(), payload].concat();
+        let bytes = command_bytes(number, payload, 0);
         gate.observe(&Command::decode(&bytes).unwrap(), answer);
     }
 

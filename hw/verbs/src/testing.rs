@@ -13,6 +13,22 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::abi::{CommandHeader, command};
 use crate::{Budget, ContextId, Errno, ProcessDevice, Reply, RingMemory};
 
+/// Returns a command with a payload, whose answer has so many bytes of room.
+pub(crate) fn command_bytes(
+    number: u32,
+    payload: &(impl IntoBytes + Immutable),
+    room: usize,
+) -> Vec<u8> {
+    let payload = payload.as_bytes();
+    let words = |bytes: usize| u16::try_from(bytes / 4).unwrap();
+    let header = CommandHeader {
+        command: number.into(),
+        in_words: words(size_of::<CommandHeader>() + payload.len()).into(),
+        out_words: words(room).into(),
+    };
+    [header.as_bytes(), payload].concat()
+}
+
 /// LID of the port.
 pub(crate) const LID: u16 = 5;
 
@@ -129,14 +145,7 @@ impl Process {
         payload: &(impl IntoBytes + Immutable),
         room: usize,
     ) -> Result<Reply, Errno> {
-        let payload = payload.as_bytes();
-        let words = |bytes: usize| u16::try_from(bytes / 4).unwrap();
-        let header = CommandHeader {
-            command: number.into(),
-            in_words: words(size_of::<CommandHeader>() + payload.len()).into(),
-            out_words: words(room).into(),
-        };
-        let bytes = [header.as_bytes(), payload].concat();
+        let bytes = command_bytes(number, payload, room);
         let context = self.context;
         self.with(|device, hca| device.command(hca, context, &bytes))
     }
