@@ -76,7 +76,7 @@ pub enum Verb {
 }
 
 abi_layout! {
-    /// When a completion queue wakes its program.
+    /// Body of [`Verb::Arm`]: the completions that wake the program.
     pub ArmLayout, 8 {
         /// Not 0 for solicited completions only.
         pub solicited_only: U32,

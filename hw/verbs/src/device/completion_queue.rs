@@ -115,7 +115,7 @@ impl Cq {
         written
     }
 
-    /// Has the next completion wake the program.
+    /// Arms the queue: the next completion wakes the program.
     const fn arm(&mut self, solicited_only: bool) {
         // A queue that waits for any completion is not made to wait for solicited ones only.
         self.armed = match (solicited_only, self.armed) {

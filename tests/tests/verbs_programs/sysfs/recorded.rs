@@ -6,7 +6,7 @@ use vhca_tests::live::{Lab, Shim};
 
 use crate::lab;
 
-/// What a VF has not, by the beginnings of the lines' names, with the reason.
+/// Files that a VF lacks, by the beginnings of their names, with the reason.
 const ABSENT: [(&str, &str); 25] = [
     ("power", "the kernel's management of power"),
     ("parent", "soft RoCE's network device"),

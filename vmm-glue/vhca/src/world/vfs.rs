@@ -45,7 +45,7 @@ impl From<HcaError> for VfError {
 
 /// Returns a node GUID for a VF: OpenIB's company id, as the SA's aliases have it, with bit 39, which those have not, and 39 bits of
 /// a hash of the node GUID of its adapter and its number. So it is the same whenever a world starts. Linux' `ib_srpt` listens at its
-/// node GUID as a service ID; those that begin with 0x02 are the CM's own (`cm_init_listen`).
+/// node GUID as a service ID, and service IDs that begin with 0x02 are the CM's own (`cm_init_listen`).
 ///
 /// The PF's driver of a real adapter gives each VF a random one anew whenever it is loaded (`mlx4_ib_gen_node_guid`), which keeps
 /// peers from taking new connections for old ones; here the ids of connections do that, which are different each time. Two VFs of
