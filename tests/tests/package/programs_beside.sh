@@ -1,12 +1,12 @@
 # Runs the programs of this machine by themselves and beside the library, with nothing of the machine to write to, and prints those
 # that differ in status or output, and the number of programs that do not.
 #
-# Usage, in namespaces of its own: programs_beside.sh FOLDER LIBRARY SOCKET STEP
-#   FOLDER  can be written
-#   STEP    run each STEPth program
+# Usage, in namespaces of its own: programs_beside.sh FOLDER LIBRARY SOCKET [PACKAGE...]
+#   FOLDER   can be written
+#   PACKAGE  run the programs of these packages alone
 set -u
 export FOLDER=$1 LIBRARY=$2 SOCKET=$3 HOME=$1 TMPDIR=$1
-readonly STEP=$4
+shift 3
 mount --bind "$FOLDER" "$FOLDER" && mount -o remount,bind,ro / || exit 1
 cd "$FOLDER"
 
@@ -32,10 +32,16 @@ one() {
 }
 export -f alone beside one
 
-number=0
-for program in /usr/bin/*; do
+programs() {
+    if (($#)); then
+        dpkg -L "$@" | grep -E '^(/usr)?/bin/.'
+    else
+        printf '%s\n' /usr/bin/*
+    fi
+}
+programs "$@" | while read -r program; do
     # It is for the device that the library shows.
     [[ -f $program && -x $program && $program != */ibv_devices ]] || continue
-    ((number++ % STEP)) || printf '%s\0' "$program"
+    printf '%s\0' "$program"
 done | xargs -0 -P 4 -n 1 bash -c 'one "$1" 2>/dev/null' one
 echo "same: $(wc -l <same)"

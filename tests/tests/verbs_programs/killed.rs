@@ -50,7 +50,7 @@ fn the_service_keeps_nothing_of_programs_that_are_killed() {
         .collect();
     assert_eq!(nodes.len(), 4 * VFS, "{rows}");
     let full = std::env::var_os("VHCA_FULL").is_some();
-    let span = Duration::from_secs(if full { 600 } else { 15 });
+    let span = Duration::from_secs(if full { 600 } else { 5 });
     let (started, mut first, mut rounds) = (Instant::now(), None, 0);
     while rounds < 3 || started.elapsed() < span {
         let programs: Vec<Process> = nodes
