@@ -160,10 +160,6 @@ fn programs_on_the_rdma_cm_connect_by_the_addresses_of_vfs() {
             &["ucmatose", "-c", "8", "-s", "127.77.1.1"],
         ),
         (&["udaddy"], &["udaddy", "-s", "127.77.1.1"]),
-        (
-            &["ib_send_bw", "-R", "-e", "-n", "100"],
-            &["ib_send_bw", "-R", "-e", "-n", "100", "127.77.1.1"],
-        ),
         (&["rdma_server"], &["rdma_client", "-s", "127.77.1.1"]),
         (
             &["rstream", "-S", "64", "-I", "5"],
