@@ -276,7 +276,7 @@ impl ConnectedQp {
     }
 
     /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, or a request about a
-    /// [`FastRegion`](super::FastRegion). `payload` is what is sent, or where the result of a read or an atomic goes.
+    /// [`FastRegion`](super::FastRegion). `payload` has the bytes to send, or takes the result of a read or an atomic.
     ///
     /// # Errors
     /// Those of [`Hca::post_send`]. A fault of the memory or the peer is the status of the completion.

@@ -175,8 +175,8 @@ thread_local! {
     static WAS_EMPTY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Gives the processor away after the second poll that finds nothing: a program that waits for events polls once in vain before it
-/// sleeps, and would come back late.
+/// Yields the processor after the second poll in a row without a completion. A program that waits for events polls once without
+/// one before it sleeps, and is not delayed.
 fn polled(is_empty: bool) {
     if WAS_EMPTY.replace(is_empty) && is_empty {
         std::thread::yield_now();

@@ -139,7 +139,7 @@ impl Scene {
         at
     }
 
-    /// Has side 1 write 8 bytes by a key. Returns the status.
+    /// Writes 8 bytes from side 1 by a key. Returns the status.
     fn write_remotely(&mut self, key: u32, offset: u64) -> Option<Syndrome> {
         let remote = RemoteAddressSegment {
             address: U64::new(START + offset),
@@ -205,7 +205,7 @@ const RELIABLE: [(Opcode, fn() -> u32); 3] = [
     }),
 ];
 
-/// What a send completion says: its opcode and the count of its request.
+/// Returns the opcode of a send completion and the count of its request.
 fn names(done: &[Cqe]) -> Vec<(u8, u16)> {
     let name = |cqe: &Cqe| (cqe.owner_opcode.opcode(), cqe.wqe_index.get());
     done.iter().map(name).collect()

@@ -162,7 +162,7 @@ impl Memory {
 }
 
 impl Region {
-    /// Changes the bytes that the region opens, and to whom.
+    /// Replaces the region's bytes, addresses and rights.
     fn fill(&mut self, access: AccessFlags, base: u64, len: u64, backing: Option<Backing>) {
         self.access = access;
         self.base = base;

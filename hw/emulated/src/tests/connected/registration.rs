@@ -10,7 +10,7 @@ const START: u64 = 0x7000_0000_0010;
 const REFUSED: CompletionStatus = CompletionStatus::MwBind;
 const OK: CompletionStatus = CompletionStatus::Success;
 
-/// What a region for fast registration may be given.
+/// Rights that a registration may give to the regions of these tests.
 fn rights() -> AccessFlags {
     everything() | AccessFlags::REMOTE_INVALIDATE
 }
@@ -97,7 +97,7 @@ impl Rig {
         done[0].1
     }
 
-    /// Has a peer write 8 bytes into a region, over a connection of its own. Returns the status at the peer.
+    /// Writes 8 bytes into a region from a peer, over a connection of its own. Returns the status at the peer.
     fn probe(&mut self, owner: &End, key: RKey, offset: u64) -> CompletionStatus {
         let [mut near, far] = [self.end(owner.host, QpKind::Rc), self.end(1, QpKind::Rc)];
         let spec = spec(QpKind::Rc, owner.pd, near.cq);
