@@ -248,7 +248,8 @@ pub trait Hca {
     /// [`HcaError::Unsupported`].
     fn create_srq(&mut self, spec: SrqSpec) -> Result<SrqHandle, HcaError>;
 
-    /// Sets the limit, and the size if given (IBA 11.2.3.3).
+    /// Sets the limit, and the size if given (IBA 11.2.3.3). A limit above the requests that are left raises
+    /// [`crate::AsyncEvent::SrqLimitReached`] at once, and is disarmed.
     ///
     /// # Errors
     /// [`HcaError::InvalidParameter`].

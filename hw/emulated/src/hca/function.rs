@@ -246,17 +246,21 @@ impl FunctionState {
             .ok_or(HcaError::InvalidHandle)
     }
 
-    /// Arms the limit of a shared receive queue and changes its size.
+    /// Arms the limit of a shared receive queue and changes its size. A limit above the receives that are left is reached at once.
     pub(super) fn modify_srq(
         &mut self,
         srq: SrqHandle,
         limit: u32,
         max_wr: Option<u32>,
     ) -> Result<(), HcaError> {
-        self.srqs
-            .get_mut(srq.0 as usize)
-            .ok_or(HcaError::InvalidHandle)?
-            .modify(self.memory.space(), limit, max_wr)
+        let (memory, queue) = (self.memory.space(), self.srqs.get_mut(srq.0 as usize));
+        let queue = queue.ok_or(HcaError::InvalidHandle)?;
+        queue.modify(memory, limit, max_wr)?;
+        // Of a queue that is below the limit already, no take would tell (IBA 10.2.9.2).
+        if queue.limit_reached(memory) {
+            self.events.raise(AsyncEvent::SrqLimitReached(srq));
+        }
+        Ok(())
     }
 
     pub(super) fn qp(&self, qp: QpHandle) -> Result<&Qp, HcaError> {

@@ -59,11 +59,15 @@ impl<R: Copy> History<R> {
         }
     }
 
+    /// Changes the number of requests that are remembered from the next one on.
+    pub(super) const fn set_depth(&mut self, depth: u8) {
+        self.depth = depth as usize;
+    }
+
     /// Returns `true` if a request can be remembered without forgetting one that was never answered.
     pub(super) fn has_room(&self) -> bool {
-        self.depth > 0
-            && (self.entries.len() < self.depth
-                || self.entries.front().is_some_and(|entry| entry.answered))
+        let forgotten = (self.entries.len() + 1).saturating_sub(self.depth);
+        self.depth > 0 && (self.entries.iter().take(forgotten)).all(|entry| entry.answered)
     }
 
     /// Remembers a request whose answer is to be sent, and forgets the oldest if there are too many.

@@ -117,10 +117,13 @@ impl<R: Copy, V> Responder<R, V> {
         }
     }
 
-    /// Changes the rights of the peer and the RNR timer (IBA 10.3.1, optional attributes of RTS).
-    pub const fn modify(&mut self, rights: RemoteRights, min_rnr_timer: RnrTimer) {
+    /// Changes the rights of the peer, the responder depth and the RNR timer (IBA 10.3.1, optional attributes of RTS and SQD).
+    /// Requests that are remembered beyond a smaller depth are answered, and forgotten when the next one comes.
+    pub const fn modify(&mut self, rights: RemoteRights, max_reads: u8, min_rnr_timer: RnrTimer) {
         self.config.rights = rights;
+        self.config.max_reads = max_reads;
         self.config.min_rnr_timer = min_rnr_timer;
+        self.history.set_depth(max_reads);
     }
 
     /// Takes a run of request packets.

@@ -4,8 +4,9 @@ use ib_transport::{Answer, AtomicOp, RemoteStart, Run, RunOperation, Transfer};
 use ib_vtime::Instant;
 use ib_wire::packet::NakCode;
 
+use crate::network;
 use crate::packets::{
-    ack, add, first, give, last, nak, only, psn, read, responses, send, serve, write,
+    ack, add, data, first, give, last, nak, only, psn, read, responses, send, serve, write,
 };
 use crate::random::{ALL, READ_ONLY};
 use crate::responder_rules::{answers, assert_invalid, end, end_with};
@@ -138,6 +139,41 @@ fn t030_more_unanswered_reads_than_the_depth_are_invalid() {
     assert_invalid(
         end_with(0, |config| config.max_reads = 0),
         read(10, ALL, 0, 1),
+    );
+}
+
+#[test]
+fn t030_another_depth_acts_from_the_next_request_on_and_forgets_none_that_was_not_answered() {
+    let resized = |depth, asked: u32| {
+        let mut end = end_with(0, |config| config.max_reads = 2);
+        let config = network::responder(10);
+        serve(&mut end, read(10, ALL, 8, 1));
+        let responder = end.rc.responder_mut();
+        responder.modify(config.rights, depth, config.min_rnr_timer);
+        for at in 11..11 + asked {
+            let request = Transfer::Request(read(at, ALL, 8, 1));
+            give(&mut end, Instant::ZERO, request);
+        }
+        let taken = end.rc.responder().msn().get() - 1;
+        (taken, end.rc.is_failed())
+    };
+    assert_eq!(resized(1, 2), (1, true));
+    assert_eq!(resized(4, 4), (4, false));
+    assert_eq!(resized(4, 5), (4, true));
+    assert_eq!(resized(0, 1), (0, true));
+    // Both were never answered, so a depth of 1 has room for none behind them.
+    let mut end = end_with(0, |config| config.max_reads = 2);
+    for at in [10, 11] {
+        let request = Transfer::Request(read(at, ALL, 8, 1));
+        give(&mut end, Instant::ZERO, request);
+    }
+    let config = network::responder(10);
+    let responder = end.rc.responder_mut();
+    responder.modify(config.rights, 1, config.min_rnr_timer);
+    assert!(end.poll(Instant::ZERO, 1).is_some());
+    assert_eq!(
+        answers(&mut end, read(12, ALL, 8, 1)),
+        [data(11, true, true, 1), nak(12, NakCode::INVALID_REQUEST)]
     );
 }
 

@@ -225,7 +225,7 @@ fn t032_rights_and_timer_change_while_requests_are_served() {
         ..RemoteRights::default()
     };
     let timer = RnrTimer::from_low_bits(3);
-    end.rc.responder_mut().modify(rights, timer);
+    end.rc.responder_mut().modify(rights, 4, timer);
     assert_eq!(answers(&mut end, write(10, ALL, 0, 5)), [ack(10)]);
     assert_eq!(answers(&mut end, send(11, 5)), [rnr(11, 3)]);
     assert_eq!(answers(&mut end, read(11, ALL, 0, 5))[0].psn, psn(11));

@@ -133,6 +133,10 @@ fn a_shared_queue_serves_its_queue_pairs_and_tells_when_it_runs_low() {
             .get(),
         0
     );
+    // One is left, fewer than the limit says.
+    guest.ok(Opcode::ARM_SRQ, limit);
+    guest.settle();
+    assert_eq!(guest.events_of(EventType::SRQ_LIMIT).len(), 2);
 
     assert_eq!(
         guest.end(Opcode::HW2SW_SRQ, srq.srqn),

@@ -88,8 +88,7 @@ impl Device {
         posted: &SendRequest<'_>,
     ) -> Result<(), HcaError> {
         let qp = self.state(at.function)?.qp(at.handle())?;
-        let service = qp.connected().ok_or(HcaError::InvalidQpKind)?.service;
-        let request = request(service, qp.signal_all, posted, &mut self.spare)?;
+        let request = request(qp.signal_all, posted, &mut self.spare)?;
         let mut request = Some(request);
         self.with_machine(at, &[], &mut Vec::new(), |machine, _, fx| {
             if let Some(request) = request.take() {

@@ -238,7 +238,7 @@ impl Connected {
                 }
                 let timer = RnrTimer::from_low_bits(attributes.min_rnr_timer);
                 let responder = connection.responder_mut();
-                responder.modify(attributes.rights(), timer);
+                responder.modify(attributes.rights(), attributes.max_dest_rd_atomic, timer);
             }
             Some(Machine::Unreliable(connection)) => {
                 connection.configure(attributes.sender(pmtu));
@@ -388,25 +388,18 @@ impl Machine {
     }
 }
 
-/// Makes the machine's request of a consumer's one.
+/// Makes the machine's request of a consumer's one. An operation that the service lacks completes with an error in its turn.
 ///
 /// # Errors
-/// [`HcaError::InvalidQpKind`] for operations that the service lacks, [`HcaError::Unsupported`] for those that this
-/// adapter lacks, [`HcaError::InvalidParameter`] for a destination, and for a read that names no memory.
+/// [`HcaError::Unsupported`] for operations that this adapter lacks, [`HcaError::InvalidParameter`] for a destination, and for a
+/// read that names no memory.
 fn request(
-    service: TransportService,
     signal_all: bool,
     request: &SendRequest<'_>,
     spare: &mut SpareBytes,
 ) -> Result<Request<Work>, HcaError> {
     let operation = operation(request)?;
-    let has_answer = operation.is_read_or_atomic();
-    let needs_rc =
-        has_answer || operation.is_local() || matches!(operation, Operation::SendInvalidate(_));
-    if needs_rc && service == TransportService::Uc {
-        return Err(HcaError::InvalidQpKind);
-    }
-    if has_answer && !matches!(request.payload, Payload::Gather(_)) {
+    if operation.is_read_or_atomic() && !matches!(request.payload, Payload::Gather(_)) {
         return Err(HcaError::InvalidParameter);
     }
     if request.destination.is_some() {

@@ -107,7 +107,7 @@ fn a_completion_queue_overrun_fails_the_queue_pair_too() {
 /// IBA 10.2.9: queue pairs share receives; the limit event comes once; a failing queue pair tells
 /// that it takes no more.
 #[test]
-fn queue_pairs_share_receives_and_the_limit_is_announced_once() {
+fn t073_t075_queue_pairs_share_receives_and_the_limit_is_announced_once() {
     let mut device = device(5);
     let a = open(&mut device, PF, QpKind::Ud);
     let mut hca = device.function(PF).unwrap();
@@ -158,8 +158,16 @@ fn queue_pairs_share_receives_and_the_limit_is_announced_once() {
     }
     let limit = HcaEvent::Async(AsyncEvent::SrqLimitReached(srq));
     assert_eq!(events(&mut device), [limit]);
-    let mut hca = device.function(PF).unwrap();
+    let hca = device.function(PF).unwrap();
     assert_eq!(hca.query_srq(srq).unwrap().limit, 0);
+    for (armed, told) in [(1, &[][..]), (2, &[limit])] {
+        let mut hca = device.function(PF).unwrap();
+        hca.modify_srq(srq, armed, None).unwrap();
+        let left = hca.query_srq(srq).unwrap().limit;
+        assert_eq!(left, if told.is_empty() { armed } else { 0 });
+        assert_eq!(events(&mut device), told, "one receive is left");
+    }
+    let mut hca = device.function(PF).unwrap();
     assert_eq!(hca.destroy_srq(srq), Err(HcaError::InUse));
     let request = RecvRequest {
         wr_id: 9,

@@ -624,23 +624,6 @@ fn t038_t071_keys_that_a_peer_may_not_invalidate_are_refused_and_stay_valid() {
 }
 
 #[test]
-fn t069_t070_t071_unreliable_connections_have_none_of_the_requests() {
-    let mut rig = Rig::new();
-    let [a, _] = rig.pair(QpKind::Uc);
-    let key = rig.empty_region(&a, 4);
-    let given = registration(key, 64, PageList::InMemory(0));
-    let ops = [
-        SendOp::FastRegister(given),
-        SendOp::LocalInvalidate(key),
-        SendOp::SendInvalidate(key),
-    ];
-    for op in ops {
-        let posted = rig.post(&a, 1, op, a.sge(0, 8));
-        assert_eq!(posted, Err(HcaError::InvalidQpKind));
-    }
-}
-
-#[test]
 fn a_long_queue_of_local_requests_is_carried_out_to_its_end_and_others_send() {
     let mut rig = Rig::new();
     let ends = rig.pair(QpKind::Rc);

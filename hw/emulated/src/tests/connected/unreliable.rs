@@ -1,5 +1,7 @@
 //! Delivery by unreliable connections.
 
+use hca_api::{FastRegister, PageList};
+
 use super::*;
 
 #[test]
@@ -64,12 +66,45 @@ fn a_local_error_stops_the_send_queue_until_it_is_started_again() {
 }
 
 #[test]
-fn operations_that_need_an_answer_are_refused() {
-    let mut rig = Rig::new();
-    let [a, b] = rig.pair(QpKind::Uc);
-    let read = SendOp::RdmaRead(b.remote(0));
-    assert_eq!(
-        rig.post(&a, 1, read, a.sge(0, 8)),
-        Err(HcaError::InvalidQpKind)
-    );
+fn t023_t046_t069_t070_t071_an_operation_of_reliable_connections_stops_the_send_queue_and_receives_go_on()
+ {
+    let remote = RemoteAddress {
+        addr: 0,
+        rkey: RKey(0),
+    };
+    let register = FastRegister {
+        key: RKey(0),
+        iova: 0,
+        len: 64,
+        pages: PageList::InMemory(0),
+        page_shift: 12,
+        access: AccessFlags::empty(),
+    };
+    for op in [
+        SendOp::RdmaRead(remote),
+        SendOp::FetchAdd { remote, add: 1 },
+        SendOp::SendInvalidate(RKey(0)),
+        SendOp::LocalInvalidate(RKey(0)),
+        SendOp::FastRegister(register),
+    ] {
+        let mut rig = Rig::new();
+        let [a, b] = rig.pair(QpKind::Uc);
+        rig.receive(&a, 5, a.sge(0, 64));
+        rig.receive(&b, 6, b.sge(0, 64));
+        for (wr_id, op) in [(1, SendOp::Send), (2, op), (3, SendOp::Send)] {
+            rig.post(&a, wr_id, op, a.sge(0, 8)).unwrap();
+        }
+        rig.run(1);
+        let expect = [
+            (1, CompletionStatus::Success),
+            (2, CompletionStatus::LocalQpOperation),
+            (3, CompletionStatus::Flushed),
+        ];
+        assert_eq!(rig.outcomes(&a), expect, "{op:?}");
+        assert_eq!(rig.state(&a), QpState::SendQueueError);
+        rig.post(&b, 7, SendOp::Send, b.sge(0, 8)).unwrap();
+        rig.run(1);
+        assert_eq!(rig.outcomes(&a), [(5, CompletionStatus::Success)]);
+        assert_eq!(rig.events(&a), []);
+    }
 }
