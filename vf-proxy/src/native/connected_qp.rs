@@ -9,7 +9,7 @@ use hca_api::{
 use ib_endpoint::PortPath;
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
 
-use super::Partition;
+use super::{Partition, TransferLimits};
 
 /// Names a connected queue pair of a port. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -212,13 +212,13 @@ impl ConnectedQp {
         }
     }
 
-    /// QP number, which the peer is told.
+    /// QP number, which the peer needs to connect.
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// First PSN sent, which the peer is told.
+    /// First PSN sent, which the peer needs to connect.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.spec.sq_psn
@@ -234,6 +234,17 @@ impl ConnectedQp {
     #[must_use]
     pub const fn cq(&self) -> CqHandle {
         self.cq
+    }
+
+    /// Returns the bounds of a [`Transfer`](super::Transfer) that has the send queue for itself. Messages have 1 GiB at most, the
+    /// `max_msg_sz` of a ConnectX-3 port.
+    #[must_use]
+    pub const fn transfer_limits(&self) -> TransferLimits {
+        TransferLimits {
+            max_sge: self.spec.caps.max_send_sge,
+            max_wr: self.spec.caps.max_send_wr,
+            max_message: 1 << 30,
+        }
     }
 
     /// Connects the queue pair to its peer, from INIT by RTR to RTS. A peer that is not ready yet does not answer: RC

@@ -58,6 +58,8 @@ mod port;
 mod port_connections;
 mod port_groups;
 mod proxy_qp;
+mod registration_pool;
+mod transfer;
 mod ud_qp;
 mod virtual_hca;
 
@@ -69,5 +71,10 @@ pub use group::{GroupId, GroupSpec};
 pub use memory_region::MemoryRegion;
 pub use port::VfPort;
 pub use proxy_qp::ProxyQp;
+pub use registration_pool::{PooledRegion, RegistrationPool};
+pub use transfer::{LocalMemory, Transfer, TransferError, TransferLimits, TransferState};
 pub use ud_qp::{Partition, UdQp, UdQpId, UdQpSpec};
 pub use virtual_hca::VirtualHca;
+
+#[cfg(test)]
+mod tests;

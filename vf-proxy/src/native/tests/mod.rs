@@ -1,0 +1,3 @@
+//! Scenes that tests of several files begin with.
+
+pub(super) mod loopback;
