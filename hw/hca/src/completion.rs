@@ -48,9 +48,9 @@ pub enum CompletionOp {
     RdmaWrite,
     /// An RDMA read.
     RdmaRead,
-    /// An atomic compare and swap.
+    /// An atomic compare and swap, masked or not.
     CompareSwap,
-    /// An atomic fetch and add.
+    /// An atomic fetch and add, masked or not.
     FetchAdd,
     /// A window bind.
     BindWindow,

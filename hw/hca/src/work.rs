@@ -118,6 +118,30 @@ pub enum SendOp<'a> {
         /// The value to add.
         add: u64,
     },
+    /// Atomic compare of some bits and swap of some bits (kernel `IB_WR_MASKED_ATOMIC_CMP_AND_SWP`). Only peers with an adapter of
+    /// the same make know it.
+    MaskedCompareSwap {
+        /// Where.
+        remote: RemoteAddress,
+        /// The value to expect.
+        compare: u64,
+        /// The bits to compare.
+        compare_mask: u64,
+        /// The value to store.
+        swap: u64,
+        /// The bits to store.
+        swap_mask: u64,
+    },
+    /// Atomic fetch and add to several numbers (kernel `IB_WR_MASKED_ATOMIC_FETCH_AND_ADD`). Only peers with an adapter of the same
+    /// make know it.
+    MaskedFetchAdd {
+        /// Where.
+        remote: RemoteAddress,
+        /// The values to add.
+        add: u64,
+        /// The uppermost bit of each number, which no carry leaves; 0 is one number of 64 bits.
+        boundary: u64,
+    },
     /// Bind a memory window.
     BindWindow(MwBind),
     /// Invalidate a local region or window, when all earlier requests are complete; RC only. A refused one completes with

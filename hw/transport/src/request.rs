@@ -25,7 +25,8 @@ pub struct RemoteStart {
     pub rkey: RKey,
 }
 
-/// An atomic operation on 8 bytes; values are numbers, not bytes (IBA 9.4.5).
+/// An atomic operation on 8 bytes; values are numbers, not bytes (IBA 9.4.5). The standard has no masked ones: on the wire they have
+/// opcodes of their own ([`ib_wire::packet::BthOpcode::RC_MASKED_COMPARE_SWAP`]), which peers of other makers do not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Stores `swap` if memory holds `compare`.
@@ -40,6 +41,24 @@ pub enum AtomicOp {
         /// Value to add.
         add: u64,
     },
+    /// Stores some bits of `swap` if some bits of memory are as in `compare` (kernel `IB_WR_MASKED_ATOMIC_CMP_AND_SWP`).
+    MaskedCompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// Bits that are compared.
+        compare_mask: u64,
+        /// Value to store.
+        swap: u64,
+        /// Bits that are stored.
+        swap_mask: u64,
+    },
+    /// Adds to several numbers (kernel `IB_WR_MASKED_ATOMIC_FETCH_AND_ADD`).
+    MaskedFetchAdd {
+        /// Values to add.
+        add: u64,
+        /// The uppermost bit of each number. No carry leaves it; 0 is one number of 64 bits.
+        boundary: u64,
+    },
 }
 
 impl AtomicOp {
@@ -48,18 +67,27 @@ impl AtomicOp {
     pub const fn apply(self, original: u64) -> u64 {
         match self {
             Self::CompareSwap { compare, swap } if compare == original => swap,
-            Self::CompareSwap { .. } => original,
+            Self::MaskedCompareSwap {
+                compare,
+                compare_mask,
+                swap,
+                swap_mask,
+            } if (original ^ compare) & compare_mask == 0 => {
+                (original & !swap_mask) | (swap & swap_mask)
+            }
+            Self::CompareSwap { .. } | Self::MaskedCompareSwap { .. } => original,
             Self::FetchAdd { add } => original.wrapping_add(add),
+            Self::MaskedFetchAdd { add, boundary } => {
+                // Without uppermost bits a sum carries into them at most, and there it is their sum without carry.
+                let below = (original & !boundary).wrapping_add(add & !boundary);
+                below ^ ((original ^ add) & boundary)
+            }
         }
     }
 
     /// Returns `true` if both are of the same opcode.
-    pub(crate) const fn is_same_opcode(self, other: Self) -> bool {
-        matches!(
-            (self, other),
-            (Self::CompareSwap { .. }, Self::CompareSwap { .. })
-                | (Self::FetchAdd { .. }, Self::FetchAdd { .. })
-        )
+    pub(crate) fn is_same_opcode(self, other: Self) -> bool {
+        core::mem::discriminant(&self) == core::mem::discriminant(&other)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use ib_wire::Psn;
 use ib_wire::packet::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, Bth, BthOpcode, ExtendedHeaders, Ieth, ImmDt,
-    Reth, TransportService,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, AtomicMasks, Bth, BthOpcode, ExtendedHeaders,
+    Ieth, ImmDt, Reth, TransportService,
 };
 use zerocopy::IntoBytes;
 
@@ -35,8 +35,8 @@ pub struct PacketHeaders {
     extended_len: usize,
 }
 
-/// Bytes of the longest extended headers here: AtomicETH.
-const MAX_EXTENDED: usize = size_of::<AtomicEth>();
+/// Bytes of the longest extended headers here, of a masked compare and swap.
+const MAX_EXTENDED: usize = size_of::<AtomicEth>() + size_of::<AtomicMasks>();
 
 impl PacketHeaders {
     const fn new(service: TransportService, operation: u8, psn: Psn) -> Self {
@@ -184,23 +184,35 @@ fn operation(opcode: BthOpcode, extended: &ExtendedHeaders<'_>) -> RunOperation 
         (0x00..=0x05 | 0x16 | 0x17, ..) => RunOperation::Send(ending),
         (0x06..=0x0b, ..) => RunOperation::Write(range, ending),
         (0x0c, Some(range), _) => RunOperation::Read(range),
-        (operation @ (0x13 | 0x14), _, Some(header)) => {
+        (0x13 | 0x14, _, Some(header)) => {
             let start = RemoteStart {
                 addr: header.virtual_address.get(),
                 rkey: header.rkey,
             };
-            let value = header.swap_add.get();
-            let op = if operation == 0x13 {
-                AtomicOp::CompareSwap {
-                    compare: header.compare.get(),
-                    swap: value,
-                }
-            } else {
-                AtomicOp::FetchAdd { add: value }
-            };
-            RunOperation::Atomic(start, op)
+            RunOperation::Atomic(start, atomic(opcode, header, extended.atomic_masks))
         }
         _ => RunOperation::Reserved,
+    }
+}
+
+fn atomic(opcode: BthOpcode, header: &AtomicEth, masks: Option<&AtomicMasks>) -> AtomicOp {
+    let (value, compare) = (header.swap_add.get(), header.compare.get());
+    match (opcode, masks) {
+        (_, Some(masks)) => AtomicOp::MaskedCompareSwap {
+            compare,
+            compare_mask: masks.compare_mask.get(),
+            swap: value,
+            swap_mask: masks.swap_mask.get(),
+        },
+        (BthOpcode::RC_MASKED_FETCH_ADD, None) => AtomicOp::MaskedFetchAdd {
+            add: value,
+            boundary: compare,
+        },
+        _ if opcode.operation() == 0x13 => AtomicOp::CompareSwap {
+            compare,
+            swap: value,
+        },
+        _ => AtomicOp::FetchAdd { add: value },
     }
 }
 
@@ -261,9 +273,23 @@ fn atomic_headers(
     start: RemoteStart,
     op: AtomicOp,
 ) -> PacketHeaders {
+    let mut masks = None;
     let (operation, swap_add, compare) = match op {
         AtomicOp::CompareSwap { compare, swap } => (0x13, swap, compare),
         AtomicOp::FetchAdd { add } => (0x14, add, 0),
+        AtomicOp::MaskedCompareSwap {
+            compare,
+            compare_mask,
+            swap,
+            swap_mask,
+        } => {
+            masks = Some(AtomicMasks {
+                swap_mask: swap_mask.into(),
+                compare_mask: compare_mask.into(),
+            });
+            (0x13, swap, compare)
+        }
+        AtomicOp::MaskedFetchAdd { add, boundary } => (0x14, add, boundary),
     };
     let header = AtomicEth {
         virtual_address: start.addr.into(),
@@ -271,10 +297,17 @@ fn atomic_headers(
         swap_add: swap_add.into(),
         compare: compare.into(),
     };
+    let mut headers = PacketHeaders::new(service, operation, run.psn).with(header.as_bytes());
+    if let Some(masks) = masks {
+        headers = headers.with(masks.as_bytes());
+        headers.opcode = BthOpcode::RC_MASKED_COMPARE_SWAP;
+    } else if matches!(op, AtomicOp::MaskedFetchAdd { .. }) {
+        headers.opcode = BthOpcode::RC_MASKED_FETCH_ADD;
+    }
     PacketHeaders {
         ack_request: run.ack_request,
         solicited: run.solicited,
-        ..PacketHeaders::new(service, operation, run.psn).with(header.as_bytes())
+        ..headers
     }
 }
 

@@ -2,14 +2,30 @@
 
 use std::collections::BTreeSet;
 
-use ib_transport::{AtomicOp, Ending, RunOperation, Transfer};
+use ib_transport::{AtomicOp, Ending, RemoteStart, Run, RunOperation, Transfer};
 use ib_vtime::SplitMix64;
 use ib_wire::packet::{Bth, Lrh, Packet, TransportFrame, TransportService};
 use ib_wire::{Lid, PKey};
 
 use crate::packets::{ACK, ack, add, data, first, last, middle, only, psn, read, response, write};
-use crate::random::ALL;
+use crate::random::{ALL, pick};
 use crate::splitting::{any_response, any_run};
+
+const MASKED_SWAP: AtomicOp = AtomicOp::MaskedCompareSwap {
+    compare: 1,
+    compare_mask: 2,
+    swap: 3,
+    swap_mask: 4,
+};
+const MASKED_ADD: AtomicOp = AtomicOp::MaskedFetchAdd {
+    add: 5,
+    boundary: 6,
+};
+
+fn masked(op: AtomicOp) -> Run {
+    let start = RemoteStart { addr: 8, rkey: ALL };
+    only(10, RunOperation::Atomic(start, op), 0)
+}
 
 /// Writes a transfer of one packet as a frame.
 pub(crate) fn encode(service: TransportService, transfer: &Transfer, payload: &[u8]) -> Vec<u8> {
@@ -59,6 +75,8 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
         (Transfer::Request(last(write)), 0x08, 0),
         (Transfer::Request(read(10, ALL, 0, 5)), 0x0c, 16),
         (Transfer::Request(add(10, ALL, 0, 5)), 0x14, 28),
+        (Transfer::Request(masked(MASKED_SWAP)), 0xd3, 44),
+        (Transfer::Request(masked(MASKED_ADD)), 0xd4, 28),
         (Transfer::Response(ack(10)), 0x11, 4),
         (Transfer::Response(data(10, true, false, 256)), 0x0d, 4),
         (Transfer::Response(data(10, false, false, 256)), 0x0e, 0),
@@ -98,7 +116,7 @@ fn t005_every_request_opcode_of_both_services_is_written() {
     let mut random = SplitMix64::new(14);
     let mut seen = [BTreeSet::new(), BTreeSet::new()];
     for _ in 0..4000 {
-        let run = ib_transport::Run {
+        let run = Run {
             packets: 1,
             ..any_run(&mut random, 1)
         };
@@ -110,22 +128,22 @@ fn t005_every_request_opcode_of_both_services_is_written() {
                     compare: 1,
                     swap: 2,
                 };
-                RunOperation::Atomic(at, swap)
+                let ops = [swap, MASKED_SWAP, MASKED_ADD];
+                RunOperation::Atomic(at, pick(&mut random, &ops))
             }
             other => other,
         };
-        let run = ib_transport::Run { operation, ..run };
+        let run = Run { operation, ..run };
         for (seen, service) in seen
             .iter_mut()
             .zip([TransportService::Rc, TransportService::Uc])
         {
             let headers = Transfer::Request(run).headers(service).expect("one packet");
             let opcode = headers.opcode;
-            if opcode.name().is_none() {
+            if opcode.name().is_none() || opcode.service() != Some(service) {
                 continue;
             }
             seen.insert(opcode.get());
-            assert_eq!(opcode.service(), Some(service));
             assert_eq!(
                 (opcode.is_first_or_only(), opcode.is_last_or_only()),
                 (run.first, run.last)
@@ -144,8 +162,8 @@ fn t005_every_request_opcode_of_both_services_is_written() {
     let [rc, uc] = seen.map(|seen| seen.len());
     assert_eq!(
         (rc, uc),
-        (17, 12),
-        "sends and writes, a read and two atomic operations"
+        (19, 12),
+        "sends and writes, a read and four atomic operations"
     );
 }
 
@@ -155,7 +173,7 @@ fn transfers_survive_frames() {
     for case in 0..20_000 {
         let transfer = if random.chance(1, 2) {
             let run = any_run(&mut random, 1000);
-            Transfer::Request(ib_transport::Run { packets: 1, ..run })
+            Transfer::Request(Run { packets: 1, ..run })
         } else {
             let response = any_response(&mut random, 1000);
             Transfer::Response(ib_transport::Response {
@@ -183,5 +201,40 @@ fn transfers_survive_frames() {
         let at = usize::try_from(random.below(frame.len() as u64)).expect("small");
         frame[at] ^= 1 << random.below(8);
         assert_eq!(decode(&frame), None, "case {case}: byte {at} is damaged");
+    }
+}
+
+#[test]
+fn t005_masked_atomic_operations_are_read_as_they_were_written() {
+    for op in [MASKED_SWAP, MASKED_ADD] {
+        let request = Transfer::Request(masked(op));
+        let frame = encode(TransportService::Rc, &request, &[]);
+        assert_eq!(decode(&frame), Some((request, Vec::new())));
+    }
+}
+
+#[test]
+fn masked_atomic_operations_act_on_some_bits() {
+    let swap = |compare, compare_mask| AtomicOp::MaskedCompareSwap {
+        compare,
+        compare_mask,
+        swap: 0xaaaa,
+        swap_mask: 0x0ff0,
+    };
+    let add = |add, boundary| AtomicOp::MaskedFetchAdd { add, boundary };
+    const TOP: u64 = 1 << 63;
+    for (op, original, then) in [
+        (swap(0x1234, 0x00ff), 0x5634, 0x5aa4),
+        (swap(0x1234, 0x0fff), 0x5634, 0x5634),
+        (swap(7, 0), 0x5634, 0x5aa4),
+        (add(1, 0), u64::MAX, 0),
+        (add(1, TOP), u64::MAX, 0),
+        (add(1, 0x80), 0x12ff, 0x1200),
+        (add(0x0101, 0x8080), 0x01_ffff, 0x01_0000),
+        (add(0x80, 0x80), 0x80, 0),
+        (add(0x7f, 0x80), 0x7f, 0xfe),
+        (add(u64::MAX, u64::MAX), 5, !5),
+    ] {
+        assert_eq!(op.apply(original), then, "{op:?} {original:#x}");
     }
 }

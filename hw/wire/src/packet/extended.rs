@@ -63,6 +63,17 @@ layout! {
 }
 
 layout! {
+    /// The masks of [`BthOpcode::RC_MASKED_COMPARE_SWAP`](crate::packet::BthOpcode::RC_MASKED_COMPARE_SWAP), behind its AtomicETH. A
+    /// masked fetch and add has none: its mask stands in [`AtomicEth::compare`].
+    AtomicMasks, 16 {
+        /// Bits that are stored.
+        pub swap_mask: U64,
+        /// Bits that are compared.
+        pub compare_mask: U64,
+    }
+}
+
+layout! {
     /// The acknowledge extended header (IBA 9.3.5).
     Aeth, 4 {
         /// What the acknowledgement says; see [`Aeth::syndrome`].

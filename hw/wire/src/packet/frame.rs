@@ -5,8 +5,8 @@ use core::ops::Range;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, BthOpcode, Deth, Grh, ICRC_SIZE, Ieth, ImmDt, Lnh, Lrh,
-    MAX_PAYLOAD, Rdeth, Reth, Rwh, VCRC_SIZE, XrcEth, crc,
+    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, BthOpcode, Deth, Grh, ICRC_SIZE, Ieth, ImmDt,
+    Lnh, Lrh, MAX_PAYLOAD, Rdeth, Reth, Rwh, VCRC_SIZE, XrcEth, crc,
 };
 
 /// Why bytes are not a packet.
@@ -123,6 +123,8 @@ pub struct ExtendedHeaders<'a> {
     pub reth: Option<&'a Reth>,
     /// Of atomic requests.
     pub atomic_eth: Option<&'a AtomicEth>,
+    /// Of masked compare and swap.
+    pub atomic_masks: Option<&'a AtomicMasks>,
     /// Of acknowledgements and read responses.
     pub aeth: Option<&'a Aeth>,
     /// Of atomic acknowledgements.
@@ -336,6 +338,7 @@ impl<'a> ExtendedHeaders<'a> {
             xrceth: cursor.take_if(wanted.xrceth)?,
             reth: cursor.take_if(wanted.reth)?,
             atomic_eth: cursor.take_if(wanted.atomic_eth)?,
+            atomic_masks: cursor.take_if(wanted.atomic_masks)?,
             aeth: cursor.take_if(wanted.aeth)?,
             atomic_ack_eth: cursor.take_if(wanted.atomic_ack_eth)?,
             immediate: cursor.take_if(wanted.immediate)?,

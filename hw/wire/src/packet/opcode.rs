@@ -168,10 +168,15 @@ open_enum! {
         XRC_SEND_LAST_WITH_INVALIDATE = 0xb6,
         /// XRC: a send of one packet that invalidates a remote key.
         XRC_SEND_ONLY_WITH_INVALIDATE = 0xb7,
+        /// RC between adapters of this workspace: compare and swap of some bits. Opcodes from 0xc0 on are left to manufacturers
+        /// (IBA 9.2.1); the standard has no masked atomic operation.
+        RC_MASKED_COMPARE_SWAP = 0xd3,
+        /// RC between adapters of this workspace: fetch and add of some bits.
+        RC_MASKED_FETCH_ADD = 0xd4,
     }
 }
 
-/// The transport service of an opcode: its upper 3 bits (IBA 9.2.1; XRC: annex A14).
+/// The transport service of an opcode: its upper 3 bits (IBA 9.2.1; XRC: annex A14), or RC for masked atomic operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TransportService {
     /// Reliable connection.
@@ -200,6 +205,8 @@ pub struct ExtendedHeaderSet {
     pub reth: bool,
     /// AtomicETH, of atomic requests.
     pub atomic_eth: bool,
+    /// The masks of a masked compare and swap.
+    pub atomic_masks: bool,
     /// AETH, of acknowledgements and read responses.
     pub aeth: bool,
     /// AtomicAckETH, of atomic acknowledgements.
@@ -220,9 +227,12 @@ pub struct ExtendedHeaderSet {
 /// # Ok::<(), &str>(())
 /// ```
 impl BthOpcode {
-    /// The transport service, if the upper 3 bits name one.
+    /// The transport service, if the upper 3 bits name one. Masked atomic operations are of RC.
     #[must_use]
     pub const fn service(self) -> Option<TransportService> {
+        if self.is_masked() {
+            return Some(TransportService::Rc);
+        }
         Some(match self.get() >> 5 {
             0 => TransportService::Rc,
             1 => TransportService::Uc,
@@ -257,6 +267,15 @@ impl BthOpcode {
         matches!(self.operation(), 0x13 | 0x14)
     }
 
+    /// Returns `true` for an atomic request that names the bits that it acts on.
+    #[must_use]
+    pub const fn is_masked(self) -> bool {
+        matches!(
+            self,
+            Self::RC_MASKED_COMPARE_SWAP | Self::RC_MASKED_FETCH_ADD
+        )
+    }
+
     /// Whether the packet starts a message.
     #[must_use]
     pub const fn is_first_or_only(self) -> bool {
@@ -289,6 +308,7 @@ impl BthOpcode {
             xrceth: matches!(service, TransportService::Xrc) && !self.is_response(),
             reth: matches!(operation, 0x06 | 0x0a | 0x0b | 0x0c),
             atomic_eth: self.is_atomic(),
+            atomic_masks: matches!(self, Self::RC_MASKED_COMPARE_SWAP),
             aeth: matches!(operation, 0x0d | 0x0f..=0x12),
             atomic_ack_eth: operation == 0x12,
             immediate: matches!(operation, 0x03 | 0x05 | 0x09 | 0x0b),
@@ -323,7 +343,14 @@ mod tests {
             BthOpcode::XRC_SEND_ONLY.service(),
             Some(TransportService::Xrc)
         );
+        for masked in [
+            BthOpcode::RC_MASKED_COMPARE_SWAP,
+            BthOpcode::RC_MASKED_FETCH_ADD,
+        ] {
+            assert_eq!(masked.service(), Some(TransportService::Rc));
+        }
         assert_eq!(BthOpcode::new(0x81).service(), None);
+        assert_eq!(BthOpcode::new(0xd2).service(), None);
     }
 
     #[test]
@@ -411,6 +438,21 @@ mod tests {
             (
                 BthOpcode::XRC_ACKNOWLEDGE,
                 ExtendedHeaderSet { aeth: true, ..none },
+            ),
+            (
+                BthOpcode::RC_MASKED_COMPARE_SWAP,
+                ExtendedHeaderSet {
+                    atomic_eth: true,
+                    atomic_masks: true,
+                    ..none
+                },
+            ),
+            (
+                BthOpcode::RC_MASKED_FETCH_ADD,
+                ExtendedHeaderSet {
+                    atomic_eth: true,
+                    ..none
+                },
             ),
         ] {
             assert_eq!(opcode.extended_headers(), Some(headers), "{opcode}");

@@ -25,8 +25,8 @@ pub enum FrameError {
     ExtendedHeaders(usize),
 }
 
-/// Bytes of the most extended headers that an opcode has: RDETH, DETH and AtomicETH.
-const MAX_EXTENDED: usize = 40;
+/// Bytes of the most extended headers that an opcode has: AtomicETH and the masks of a masked compare and swap.
+const MAX_EXTENDED: usize = 44;
 
 /// A transport packet of any service. Writing it fills in what follows from the rest: LNH, packet
 /// length, GRH payload length, pad count and both checksums.

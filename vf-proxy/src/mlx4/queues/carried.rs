@@ -2,7 +2,7 @@
 
 use hca_api::{Completion, CompletionFlags, CompletionOp};
 use ib_wire::Mtu;
-use ib_wire::packet::{Aeth, AtomicEth, Deth, Grh, ImmDt, Reth};
+use ib_wire::packet::{Aeth, AtomicEth, AtomicMasks, Deth, Grh, ImmDt, Reth};
 use mlx4_defs::wqe::WqeOpcode;
 use vf_tunnel::ToPfHeader;
 
@@ -67,10 +67,14 @@ fn message(completion: &Completion, mtu: Mtu, grh: bool) -> Carried {
             ),
             sent: packets(1, size_of::<Reth>(), 0),
         },
-        CompletionOp::CompareSwap | CompletionOp::FetchAdd => Carried {
-            received: packets(1, ATOMIC_ANSWER, 0),
-            sent: packets(1, size_of::<AtomicEth>(), 0),
-        },
+        CompletionOp::CompareSwap | CompletionOp::FetchAdd => {
+            let masked = SendName::of(completion.wr_id).opcode == WqeOpcode::MASKED_ATOMIC_CS;
+            let masks = if masked { size_of::<AtomicMasks>() } else { 0 };
+            Carried {
+                received: packets(1, ATOMIC_ANSWER, 0),
+                sent: packets(1, size_of::<AtomicEth>() + masks, 0),
+            }
+        }
         CompletionOp::FastRegister | CompletionOp::LocalInvalidate => Carried::default(),
         op => {
             let writes = matches!(op, CompletionOp::RdmaWrite | CompletionOp::RecvRdmaImm);
@@ -170,5 +174,11 @@ mod tests {
         let atomic = completion(CompletionOp::FetchAdd, WqeOpcode::ATOMIC_FA, 8);
         let carried = message(&atomic, Mtu::MTU_256, false);
         assert_eq!(carried.received, Packets::new(1, 12));
+        assert_eq!(carried.sent, Packets::new(1, 28));
+        let masked = completion(CompletionOp::CompareSwap, WqeOpcode::MASKED_ATOMIC_CS, 8);
+        assert_eq!(
+            message(&masked, Mtu::MTU_256, false).sent,
+            Packets::new(1, 44)
+        );
     }
 }

@@ -7,7 +7,8 @@ use hca_api::{
 use ib_wire::Rate;
 use mlx4_defs::wqe::{
     self, AtomicSegment, ControlSegment, DataSegment, DatagramSegment, InlineHeader,
-    LocalInvalidateSegment, RegisterSegment, RemoteAddressSegment, SEGMENT_UNIT, WqeOpcode,
+    LocalInvalidateSegment, MaskedAtomicSegment, RegisterSegment, RemoteAddressSegment,
+    SEGMENT_UNIT, WqeOpcode,
 };
 use vf_tunnel::global_route;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -158,6 +159,24 @@ fn remote_op(
         (WqeOpcode::ATOMIC_FA, Transport::Rc) => {
             let add = next::<AtomicSegment>(body)?.swap_add.get();
             Ok(SendOp::FetchAdd { remote, add })
+        }
+        (WqeOpcode::MASKED_ATOMIC_CS, Transport::Rc) => {
+            let operands = next::<MaskedAtomicSegment>(body)?;
+            Ok(SendOp::MaskedCompareSwap {
+                remote,
+                compare: operands.compare.get(),
+                compare_mask: operands.compare_mask.get(),
+                swap: operands.swap_add.get(),
+                swap_mask: operands.swap_add_mask.get(),
+            })
+        }
+        (WqeOpcode::MASKED_ATOMIC_FA, Transport::Rc) => {
+            let operands = next::<AtomicSegment>(body)?;
+            Ok(SendOp::MaskedFetchAdd {
+                remote,
+                add: operands.swap_add.get(),
+                boundary: operands.compare.get(),
+            })
         }
         _ => Err(BadWqe),
     }

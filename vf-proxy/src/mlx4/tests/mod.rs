@@ -1,5 +1,6 @@
 //! Tests of the whole function, driven as the driver drives it.
 
+mod atomics;
 mod channel;
 mod datagrams;
 mod hostile_rings;

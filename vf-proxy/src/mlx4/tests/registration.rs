@@ -16,15 +16,15 @@ use super::regions::{create, destroy, mapped};
 use super::*;
 
 /// Where the registered pages begin, in the region's own count.
-const START: u64 = 0x7000_0000_0010;
+pub(super) const START: u64 = 0x7000_0000_0010;
 /// Page of a page list.
 const LIST: u64 = 30;
 /// Page of memory that both sides use.
-const SHARED: u64 = 31;
+pub(super) const SHARED: u64 = 31;
 
 /// A guest with two queue pairs of its kernel that are connected to each other.
-struct Scene {
-    guest: Guest,
+pub(super) struct Scene {
+    pub(super) guest: Guest,
     /// Completion queue and queue pair of either side.
     sides: [(DriverCq, DriverQp); 2],
     index: u32,
@@ -32,7 +32,7 @@ struct Scene {
 }
 
 /// The rights of a registration: all.
-fn segment(key: u32, len: u64, list: u64) -> RegisterSegment {
+pub(super) fn segment(key: u32, len: u64, list: u64) -> RegisterSegment {
     let mut segment = RegisterSegment {
         key: U32::new(key),
         page_list: U64::new(list),
@@ -56,7 +56,7 @@ fn quiet(opcode: WqeOpcode) -> ControlSegment {
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(|_| (), |_| ())
     }
 
@@ -111,17 +111,17 @@ impl Scene {
         }
     }
 
-    fn key(&self, variant: u32) -> u32 {
+    pub(super) fn key(&self, variant: u32) -> u32 {
         self.index << 8 | variant
     }
 
-    fn post(&mut self, side: usize, control: ControlSegment, segments: &[u8]) {
+    pub(super) fn post(&mut self, side: usize, control: ControlSegment, segments: &[u8]) {
         let qp = &mut self.sides[side].1;
         self.guest.post_send(qp, control, segments);
     }
 
     /// Rings both doorbells, and takes the completions of both sides.
-    fn run(&mut self) -> [Vec<Cqe>; 2] {
+    pub(super) fn run(&mut self) -> [Vec<Cqe>; 2] {
         for (_, qp) in &self.sides {
             self.guest.ring(qp);
         }
@@ -130,7 +130,7 @@ impl Scene {
     }
 
     /// Writes a page list, whose pages are the guest's by number.
-    fn list(&mut self, pages: &[u64]) -> u64 {
+    pub(super) fn list(&mut self, pages: &[u64]) -> u64 {
         let at = self.guest.page(LIST);
         for (offset, page) in (0..).step_by(8).zip(pages) {
             let entry = MttEntry::new(self.guest.page(*page));
@@ -160,7 +160,7 @@ impl Scene {
     }
 
     /// Takes everything back; nothing is left at the adapter.
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         for (_, qp) in &self.sides {
             self.guest.reset_qp(qp);
         }
@@ -206,7 +206,7 @@ const RELIABLE: [(Opcode, fn() -> u32); 3] = [
 ];
 
 /// Returns the opcode of a send completion and the count of its request.
-fn names(done: &[Cqe]) -> Vec<(u8, u16)> {
+pub(super) fn names(done: &[Cqe]) -> Vec<(u8, u16)> {
     let name = |cqe: &Cqe| (cqe.owner_opcode.opcode(), cqe.wqe_index.get());
     done.iter().map(name).collect()
 }

@@ -326,8 +326,12 @@ const fn completion_op(operation: Operation) -> CompletionOp {
         }
         Operation::Write(_) | Operation::WriteImmediate(..) => CompletionOp::RdmaWrite,
         Operation::Read(_) => CompletionOp::RdmaRead,
-        Operation::Atomic(_, AtomicOp::CompareSwap { .. }) => CompletionOp::CompareSwap,
-        Operation::Atomic(_, AtomicOp::FetchAdd { .. }) => CompletionOp::FetchAdd,
+        Operation::Atomic(_, AtomicOp::CompareSwap { .. } | AtomicOp::MaskedCompareSwap { .. }) => {
+            CompletionOp::CompareSwap
+        }
+        Operation::Atomic(_, AtomicOp::FetchAdd { .. } | AtomicOp::MaskedFetchAdd { .. }) => {
+            CompletionOp::FetchAdd
+        }
         // Its work says which.
         Operation::Local { .. } => CompletionOp::LocalInvalidate,
     }

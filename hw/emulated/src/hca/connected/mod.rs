@@ -459,6 +459,26 @@ fn operation(request: &SendRequest<'_>) -> Result<Operation, HcaError> {
         SendOp::FetchAdd { remote, add } => {
             Operation::Atomic(start(remote), AtomicOp::FetchAdd { add })
         }
+        SendOp::MaskedCompareSwap {
+            remote,
+            compare,
+            compare_mask,
+            swap,
+            swap_mask,
+        } => {
+            let op = AtomicOp::MaskedCompareSwap {
+                compare,
+                compare_mask,
+                swap,
+                swap_mask,
+            };
+            Operation::Atomic(start(remote), op)
+        }
+        SendOp::MaskedFetchAdd {
+            remote,
+            add,
+            boundary,
+        } => Operation::Atomic(start(remote), AtomicOp::MaskedFetchAdd { add, boundary }),
         SendOp::SendInvalidate(key) => Operation::SendInvalidate(RKey::new(key.0)),
         SendOp::LocalInvalidate(_) => Operation::Local { after_all: true },
         SendOp::FastRegister(_) => Operation::Local {

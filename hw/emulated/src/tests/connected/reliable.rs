@@ -177,6 +177,40 @@ fn atomic_operations_return_what_was_there_and_add_up() {
     }
 }
 
+/// Over links and within an adapter.
+#[test]
+fn masked_atomic_operations_leave_the_other_bits_and_are_repeated_like_others() {
+    let mut rig = Rig::new();
+    let ends = rig.pair(QpKind::Rc);
+    let near = [rig.end(0, QpKind::Rc), rig.end(0, QpKind::Rc)];
+    rig.join(&near, QpKind::Rc);
+    rig.faults(When::PerMillion(100_000), Fault::Drop);
+    for [a, b] in [ends, near] {
+        rig.write(&b, 64, &0xff00_u64.to_ne_bytes());
+        let remote = b.remote(64);
+        for wr_id in 0..50 {
+            let op = SendOp::MaskedFetchAdd {
+                remote,
+                add: 0x0103,
+                boundary: 0x8080,
+            };
+            rig.post(&a, wr_id, op, a.sge(0, 8)).unwrap();
+        }
+        let op = SendOp::MaskedCompareSwap {
+            remote,
+            compare: 0x3100,
+            compare_mask: 0xff00,
+            swap: u64::MAX,
+            swap_mask: 0xf0_0000,
+        };
+        rig.post(&a, 50, op, a.sge(8, 8)).unwrap();
+        rig.run(5000);
+        assert!(rig.done(&a).iter().all(|done| done.status == OK));
+        assert_eq!(rig.read(&a, 8, 8), 0x3196_u64.to_ne_bytes());
+        assert_eq!(rig.read(&b, 64, 8), 0xf0_3196_u64.to_ne_bytes());
+    }
+}
+
 #[test]
 fn two_queue_pairs_of_one_adapter_reach_each_other_and_others_have_their_turn() {
     let mut rig = Rig::new();

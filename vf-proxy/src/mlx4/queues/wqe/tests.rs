@@ -83,6 +83,25 @@ fn a_connection_reaches_the_peers_memory_as_far_as_its_transport_goes() {
         remote: there,
         add: 5,
     };
+    let masked_add = SendOp::MaskedFetchAdd {
+        remote: there,
+        add: 5,
+        boundary: 7,
+    };
+    let operands = MaskedAtomicSegment {
+        swap_add: U64::new(1),
+        compare: U64::new(2),
+        swap_add_mask: U64::new(3),
+        compare_mask: U64::new(4),
+    };
+    let masked = [remote.as_bytes(), operands.as_bytes(), memory.as_bytes()].concat();
+    let masked_swap = SendOp::MaskedCompareSwap {
+        remote: there,
+        compare: 2,
+        compare_mask: 4,
+        swap: 1,
+        swap_mask: 3,
+    };
     let immediate = SendOp::RdmaWriteImmediate(there, 0);
     for (opcode, segments, op, on_uc) in [
         (WqeOpcode::SEND, memory.as_bytes(), SendOp::Send, true),
@@ -101,6 +120,8 @@ fn a_connection_reaches_the_peers_memory_as_far_as_its_transport_goes() {
         ),
         (WqeOpcode::ATOMIC_CS, &atomic, swap, false),
         (WqeOpcode::ATOMIC_FA, &atomic, add, false),
+        (WqeOpcode::MASKED_ATOMIC_CS, &masked, masked_swap, false),
+        (WqeOpcode::MASKED_ATOMIC_FA, &atomic, masked_add, false),
     ] {
         let bytes = plain(opcode, segments, 128);
         let (request, data) = parse_for(Transport::Rc, &bytes);
@@ -116,11 +137,7 @@ fn a_connection_reaches_the_peers_memory_as_far_as_its_transport_goes() {
             assert_eq!(short, Err(BadWqe), "{opcode}");
         }
     }
-    for opcode in [
-        WqeOpcode::MASKED_ATOMIC_FA,
-        WqeOpcode::BIND_MW,
-        WqeOpcode::NOP,
-    ] {
+    for opcode in [WqeOpcode::BIND_MW, WqeOpcode::NOP] {
         let (request, _) = parse_for(Transport::Rc, &plain(opcode, &atomic, 128));
         assert_eq!(request, Err(BadWqe), "{opcode}");
     }
