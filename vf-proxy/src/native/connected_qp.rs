@@ -3,8 +3,8 @@
 use hca_api::{
     AccessFlags, AddressVector, ArmKind, Completion, CompletionFlags, CompletionOp,
     CompletionStatus, CqHandle, GlobalRoute, Hca, HcaError, Payload, PdHandle, QpAttributes,
-    QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, ReceiveMode, RecvRequest, SendFlags,
-    SendOp, SendRequest, Sge,
+    QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest,
+    RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
 };
 use ib_endpoint::PortPath;
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
@@ -141,7 +141,7 @@ impl Peer {
     }
 }
 
-/// An RC or UC queue pair with a completion queue of its own.
+/// An RC or UC queue pair, with a completion queue of its own or on one that others share.
 ///
 /// Keeps handles only; every call takes the HCA that they belong to.
 #[derive(Debug)]
@@ -150,6 +150,7 @@ pub struct ConnectedQp {
     qp: QpHandle,
     qpn: Qpn,
     cq: CqHandle,
+    owns_cq: bool,
 }
 
 impl ConnectedQp {
@@ -165,36 +166,53 @@ impl ConnectedQp {
         pkey_index: PKeyIndex,
         spec: &ConnectedQpSpec,
     ) -> Result<Self, HcaError> {
+        let caps = spec.caps;
+        let cq = hca.create_cq(caps.max_send_wr.saturating_add(caps.max_recv_wr))?;
+        let made = hca.arm_cq(cq, ArmKind::Next);
+        let made = made.and_then(|_| Self::create_on(hca, pd, port, pkey_index, spec, cq));
+        match made {
+            Ok(made) => Ok(Self {
+                owns_cq: true,
+                ..made
+            }),
+            Err(error) => {
+                // It was made a moment ago, and nothing uses it.
+                let _ = hca.destroy_cq(cq);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a queue pair in INIT on a completion queue that is not its own.
+    pub(super) fn create_on(
+        hca: &mut dyn Hca,
+        pd: PdHandle,
+        port: PortNum,
+        pkey_index: PKeyIndex,
+        spec: &ConnectedQpSpec,
+        cq: CqHandle,
+    ) -> Result<Self, HcaError> {
         if !matches!(spec.kind, QpKind::Rc | QpKind::Uc) {
             return Err(HcaError::InvalidQpKind);
         }
-        let caps = spec.caps;
-        let cq = hca.create_cq(caps.max_send_wr.saturating_add(caps.max_recv_wr))?;
-        let made = hca.create_qp(QpSpec {
+        let (qp, numbers) = hca.create_qp(QpSpec {
             kind: spec.kind,
             pd,
             send_cq: cq,
             recv_cq: cq,
             srq: None,
-            caps,
+            caps: spec.caps,
             signal_all: spec.sq_sig_all,
             receives: ReceiveMode::Posted,
             qpn: None,
             block_multicast_loopback: false,
-        });
-        let (qp, numbers) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                // It was made a moment ago, and nothing uses it.
-                let _ = hca.destroy_cq(cq);
-                return Err(error);
-            }
-        };
+        })?;
         let this = Self {
             spec: *spec,
             qp,
             qpn: numbers.external,
             cq,
+            owns_cq: false,
         };
         let init = QpModify {
             state: Some(QpState::Init),
@@ -203,8 +221,8 @@ impl ConnectedQp {
             access: Some(spec.qp_access_flags),
             ..QpModify::default()
         };
-        match hca.modify_qp(qp, &init).and_then(|()| this.arm(hca)) {
-            Ok(_) => Ok(this),
+        match hca.modify_qp(qp, &init) {
+            Ok(()) => Ok(this),
             Err(error) => {
                 this.destroy(hca);
                 Err(error)
@@ -278,12 +296,52 @@ impl ConnectedQp {
         hca.modify_qp(self.qp, &to_rts)
     }
 
-    /// Returns the queue pair as it stands: state, PSNs, attributes.
+    /// Returns the attributes that it was made from (`ibv_qp_init_attr`).
+    #[must_use]
+    pub const fn spec(&self) -> &ConnectedQpSpec {
+        &self.spec
+    }
+
+    /// Returns the queue pair as it stands (`ibv_qp_attr`): state, draining, sizes, PSNs, peer, rights, timers and retries. Next PSNs
+    /// count from those of the connection.
     ///
     /// # Errors
     /// [`HcaError::InvalidHandle`] after a reset of the function.
     pub fn query(&self, hca: &dyn Hca) -> Result<QpAttributes, HcaError> {
         hca.query_qp(self.qp)
+    }
+
+    /// Moves the queue pair to ERR and posts a send request behind all others (`ib_drain_sq`). Its completion has the name `wr_id` and
+    /// is [`CompletionStatus::Flushed`]: then all requests before it have completed, and their memory is free.
+    ///
+    /// # Errors
+    /// As [`Hca::modify_qp`] and [`Hca::post_send`]; [`HcaError::QueueFull`] if the send queue was left no room for the request.
+    pub fn drain_send(&self, hca: &mut dyn Hca, wr_id: u64) -> Result<(), HcaError> {
+        self.fail(hca)?;
+        let nowhere = RemoteAddress {
+            addr: 0,
+            rkey: RKey(0),
+        };
+        let (op, nothing) = (SendOp::RdmaWrite(nowhere), Payload::Gather(&[]));
+        self.post_send(hca, wr_id, op, nothing, SendFlags::SIGNALED)
+    }
+
+    /// Moves the queue pair to ERR and posts a receive request behind all others (`ib_drain_rq`), whose completion ends the drain as
+    /// in [`Self::drain_send`].
+    ///
+    /// # Errors
+    /// As [`Hca::modify_qp`] and [`Hca::post_recv`]; [`HcaError::QueueFull`] if the receive queue was left no room for the request.
+    pub fn drain_receive(&self, hca: &mut dyn Hca, wr_id: u64) -> Result<(), HcaError> {
+        self.fail(hca)?;
+        self.post_recv(hca, wr_id, &[])
+    }
+
+    fn fail(&self, hca: &mut dyn Hca) -> Result<(), HcaError> {
+        let error = QpModify {
+            state: Some(QpState::Error),
+            ..QpModify::default()
+        };
+        hca.modify_qp(self.qp, &error)
     }
 
     /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, or a request about a
@@ -322,35 +380,36 @@ impl ConnectedQp {
         hca.post_recv(self.qp, &RecvRequest { wr_id, scatter })
     }
 
-    /// Returns the oldest completion, if any. When there is none, the next one raises an event.
+    /// Returns the oldest completion, if any. When there is none, the next one raises an event. Completions of a queue that others
+    /// share come from [`VfPort::poll_shared_completions`](super::VfPort::poll_shared_completions) alone.
     #[must_use]
     pub fn poll_cq(&self, hca: &mut dyn Hca) -> Option<Completion> {
+        if !self.owns_cq {
+            return None;
+        }
         let mut one = [BLANK];
         loop {
             if hca.poll_cq(self.cq, &mut one).ok()? == 1 {
                 return Some(one[0]);
             }
-            if !self.arm(hca).ok()? {
+            if !hca.arm_cq(self.cq, ArmKind::Next).ok()? {
                 return None;
             }
         }
     }
 
-    /// Asks for an event. Returns `true` if completions wait already.
-    fn arm(&self, hca: &mut dyn Hca) -> Result<bool, HcaError> {
-        hca.arm_cq(self.cq, ArmKind::Next)
-    }
-
-    /// Destroys the queue pair and its completion queue, with the completions in it.
+    /// Destroys the queue pair, and its own completion queue with the completions in it.
     pub fn destroy(self, hca: &mut dyn Hca) {
         // Only a reset can have taken them away before.
         let _ = hca.destroy_qp(self.qp);
-        let _ = hca.destroy_cq(self.cq);
+        if self.owns_cq {
+            let _ = hca.destroy_cq(self.cq);
+        }
     }
 }
 
 /// A completion to be overwritten.
-const BLANK: Completion = Completion {
+pub(super) const BLANK: Completion = Completion {
     wr_id: 0,
     status: CompletionStatus::Flushed,
     op: CompletionOp::Send,
@@ -360,3 +419,6 @@ const BLANK: Completion = Completion {
     flags: CompletionFlags::empty(),
     source: None,
 };
+
+#[cfg(test)]
+mod tests;

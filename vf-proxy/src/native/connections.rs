@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use hca_api::{AsyncEvent, Hca, HcaEvent, MrHandle, PdHandle};
 
-use super::{ConnectedQp, ConnectedQpId, FastRegion, MemoryRegion, VfPortError, VfPortEvent};
+use super::shared_completions::SharedCompletions;
+use super::{
+    ConnectedQp, ConnectedQpId, FastRegion, MemoryRegion, SharedCompletionsId, VfPortError,
+    VfPortEvent,
+};
 
 /// The memory regions and connected queue pairs of a port, in one protection domain.
 #[derive(Debug, Default)]
@@ -14,6 +18,7 @@ pub(super) struct Connections {
     pub(super) regions: BTreeMap<MrHandle, MemoryRegion>,
     pub(super) fast_regions: BTreeMap<MrHandle, FastRegion>,
     pub(super) qps: BTreeMap<ConnectedQpId, ConnectedQp>,
+    pub(super) shared: BTreeMap<SharedCompletionsId, SharedCompletions>,
 }
 
 impl Connections {
@@ -27,25 +32,29 @@ impl Connections {
         Ok(pd)
     }
 
-    /// Returns the event that the port's program is told of an event of the function, if any.
-    pub(super) fn event(&self, event: &HcaEvent) -> Option<VfPortEvent> {
-        let find = |is_it: &dyn Fn(&ConnectedQp) -> bool| {
-            let mut qps = self.qps.iter();
-            qps.find(|(_, qp)| is_it(qp)).map(|(id, _)| *id)
+    /// Returns the events for the port's program that follow from an event of the function.
+    pub(super) fn events(&self, event: &HcaEvent) -> Vec<VfPortEvent> {
+        let those = |are_they: &dyn Fn(&ConnectedQp) -> bool, say: fn(ConnectedQpId) -> _| {
+            let qps = self.qps.iter().filter(|(_, qp)| are_they(qp));
+            qps.map(|(id, _)| say(*id)).collect()
         };
         match event {
             HcaEvent::Completion(cq) => {
-                find(&|qp| qp.cq() == *cq).map(VfPortEvent::CompletionsReady)
+                let mut shared = self.shared.iter();
+                match shared.find(|(_, shared)| shared.cq() == *cq) {
+                    Some((id, _)) => vec![VfPortEvent::SharedCompletionsReady(*id)],
+                    None => those(&|qp| qp.cq() == *cq, VfPortEvent::CompletionsReady),
+                }
             }
             HcaEvent::Async(AsyncEvent::CqError(cq)) => {
-                find(&|qp| qp.cq() == *cq).map(VfPortEvent::ConnectionFailed)
+                those(&|qp| qp.cq() == *cq, VfPortEvent::ConnectionFailed)
             }
             HcaEvent::Async(
                 AsyncEvent::QpFatal(qp)
                 | AsyncEvent::QpRequestError(qp)
                 | AsyncEvent::QpAccessError(qp),
-            ) => find(&|own| own.handle() == *qp).map(VfPortEvent::ConnectionFailed),
-            HcaEvent::Async(_) => None,
+            ) => those(&|own| own.handle() == *qp, VfPortEvent::ConnectionFailed),
+            HcaEvent::Async(_) => Vec::new(),
         }
     }
 
@@ -53,6 +62,9 @@ impl Connections {
     pub(super) fn close(&mut self, hca: &mut dyn Hca) {
         for qp in core::mem::take(&mut self.qps).into_values() {
             qp.destroy(hca);
+        }
+        for shared in core::mem::take(&mut self.shared).into_values() {
+            let _ = hca.destroy_cq(shared.cq());
         }
         for region in core::mem::take(&mut self.regions).into_values() {
             // Only a reset can have taken it away before.

@@ -8,7 +8,7 @@ use ib_vtime::Instant;
 use ib_wire::sa::McMemberRecord;
 use ib_wire::{PKey, PortNum};
 
-use super::{ConnectedQpId, GroupId, UdQpId};
+use super::{ConnectedQpId, GroupId, SharedCompletionsId, UdQpId};
 
 /// What happened on a VF.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,9 @@ pub enum VfPortEvent {
     /// A connected queue pair has completions. It is told again only after
     /// [`ConnectedQp::poll_cq`](super::ConnectedQp::poll_cq) returned `None`.
     CompletionsReady(ConnectedQpId),
+    /// A completion queue that queue pairs share has completions. The event comes again only after
+    /// [`VfPort::poll_shared_completions`](super::VfPort::poll_shared_completions) returned fewer than the budget.
+    SharedCompletionsReady(SharedCompletionsId),
     /// A connected queue pair refused a peer's request, or its completion queue failed: it is in ERR. A request of
     /// its own that fails is told by the status of its completion instead.
     ConnectionFailed(ConnectedQpId),
@@ -120,6 +123,9 @@ pub enum VfPortError {
     /// There is no such queue pair.
     #[error("no such queue pair")]
     NoQp,
+    /// There is no such shared completion queue.
+    #[error("no such shared completion queue")]
+    NoSharedCompletions,
     /// The memory region is deregistered.
     #[error("no such memory region")]
     NoRegion,

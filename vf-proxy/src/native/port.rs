@@ -236,7 +236,7 @@ impl VfPort {
             HcaEvent::Async(AsyncEvent::CqError(cq)) => self.qp_failed(|qp| qp.qp().cq() == *cq),
             HcaEvent::Async(_) => {}
         }
-        self.events.extend(self.connections.event(event));
+        self.events.extend(self.connections.events(event));
         self.end_port.handle_hca_event(now, hca, event)?;
         self.take_events(now, hca);
         Ok(())

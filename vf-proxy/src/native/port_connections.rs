@@ -1,9 +1,11 @@
 //! The memory regions and connected queue pairs of a VF's port.
 
-use hca_api::{AccessFlags, Hca};
+use hca_api::{AccessFlags, Completion, Hca};
 
+use super::shared_completions::SharedCompletions;
 use super::{
-    ConnectedQp, ConnectedQpId, ConnectedQpSpec, FastRegion, MemoryRegion, VfPort, VfPortError,
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, FastRegion, MemoryRegion, SharedCompletionsId,
+    VfPort, VfPortError,
 };
 
 impl VfPort {
@@ -85,6 +87,77 @@ impl VfPort {
         Ok(id)
     }
 
+    /// Makes a completion queue of `entries` completions that queue pairs of this port share. The first completion raises an event.
+    ///
+    /// # Errors
+    /// As [`Hca::create_cq`].
+    pub fn create_shared_completions(
+        &mut self,
+        hca: &mut dyn Hca,
+        entries: u32,
+    ) -> Result<SharedCompletionsId, VfPortError> {
+        let shared = SharedCompletions::create(hca, entries)?;
+        let id = SharedCompletionsId(self.fresh());
+        self.connections.shared.insert(id, shared);
+        Ok(id)
+    }
+
+    /// Makes a queue pair as [`Self::open_connected_qp`] does, whose completions go to a queue that others share.
+    ///
+    /// # Errors
+    /// As [`Self::open_connected_qp`]; [`VfPortError::NoSharedCompletions`], and
+    /// [`HcaError::InsufficientResources`](hca_api::HcaError::InsufficientResources) if the completion queue has no room for all
+    /// requests of one more queue pair.
+    pub fn open_connected_qp_on(
+        &mut self,
+        hca: &mut dyn Hca,
+        spec: &ConnectedQpSpec,
+        shared: SharedCompletionsId,
+    ) -> Result<ConnectedQpId, VfPortError> {
+        let pkey_index = spec.partition.index(self.view())?;
+        let pd = self.connections.pd(hca)?;
+        let (port, id) = (self.port(), ConnectedQpId(self.fresh()));
+        let shared = self.connections.shared.get_mut(&shared);
+        let shared = shared.ok_or(VfPortError::NoSharedCompletions)?;
+        shared.check_room(&spec.caps)?;
+        let qp = ConnectedQp::create_on(hca, pd, port, pkey_index, spec, shared.cq())?;
+        shared.add(qp.qpn(), id, &spec.caps);
+        self.connections.qps.insert(id, qp);
+        Ok(id)
+    }
+
+    /// Returns completions of queue pairs that share a completion queue, `budget` at most: one of each queue pair in turn, and those of
+    /// one in their order. With fewer than `budget`, the next completion raises an event; otherwise the caller polls again.
+    ///
+    /// # Errors
+    /// [`VfPortError::NoSharedCompletions`], and those of [`Hca::poll_cq`].
+    pub fn poll_shared_completions(
+        &mut self,
+        hca: &mut dyn Hca,
+        shared: SharedCompletionsId,
+        budget: usize,
+    ) -> Result<Vec<(ConnectedQpId, Completion)>, VfPortError> {
+        let shared = self.connections.shared.get_mut(&shared);
+        let shared = shared.ok_or(VfPortError::NoSharedCompletions)?;
+        Ok(shared.poll(hca, budget)?)
+    }
+
+    /// Destroys a completion queue that queue pairs shared.
+    ///
+    /// # Errors
+    /// [`VfPortError::NoSharedCompletions`], and [`HcaError::InUse`](hca_api::HcaError::InUse) while a queue pair is on it.
+    pub fn destroy_shared_completions(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: SharedCompletionsId,
+    ) -> Result<(), VfPortError> {
+        let shared = self.connections.shared.get(&id);
+        let cq = shared.ok_or(VfPortError::NoSharedCompletions)?.cq();
+        hca.destroy_cq(cq)?;
+        self.connections.shared.remove(&id);
+        Ok(())
+    }
+
     /// Returns a connected queue pair, by which its peer is named, requests are posted and completions polled.
     ///
     /// # Errors
@@ -93,7 +166,7 @@ impl VfPort {
         self.connections.qps.get(&id).ok_or(VfPortError::NoQp)
     }
 
-    /// Destroys a connected queue pair. The peer is not told.
+    /// Destroys a connected queue pair, with its completions that were not polled. The peer learns nothing of it.
     ///
     /// # Errors
     /// [`VfPortError::NoQp`].
@@ -103,7 +176,13 @@ impl VfPort {
         id: ConnectedQpId,
     ) -> Result<(), VfPortError> {
         let qp = self.connections.qps.remove(&id);
-        qp.ok_or(VfPortError::NoQp)?.destroy(hca);
+        let qp = qp.ok_or(VfPortError::NoQp)?;
+        let (qpn, cq) = (qp.qpn(), qp.cq());
+        qp.destroy(hca);
+        let mut shared = self.connections.shared.values_mut();
+        if let Some(shared) = shared.find(|shared| shared.cq() == cq) {
+            shared.remove(hca, qpn);
+        }
         Ok(())
     }
 }

@@ -10,8 +10,8 @@ use ib_vtime::Instant;
 use ib_wire::{Guid, Lid, Mtu, PKey, PKeyIndex, PortNum, Psn, Sl};
 
 use crate::native::{
-    ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPort, VirtualHca,
-    VirtualHcaConfig,
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPort,
+    VfPortEvent, VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
 };
 
 const VF: FunctionId = FunctionId(1);
@@ -143,6 +143,29 @@ impl Program {
     pub(in crate::native) fn statuses(&mut self, end: usize) -> Vec<CompletionStatus> {
         let done = self.completions(end);
         done.into_iter().map(|done| done.status).collect()
+    }
+
+    /// Lets all happen, and returns the events of connections.
+    pub(in crate::native) fn events(&mut self) -> Vec<VfPortEvent> {
+        while self.fabric.poll(NOW) {}
+        let mut hca = self.fabric.hca(self.node, VF).unwrap();
+        while let Some(event) = hca.poll_event() {
+            self.vf.handle_hca_event(NOW, &mut hca, &event).unwrap();
+        }
+        let events = std::iter::from_fn(|| self.vf.poll_event());
+        let of_port = events.filter_map(|event| match event {
+            VirtualHcaEvent::Port { event, .. } => Some(event),
+            VirtualHcaEvent::Dead => None,
+        });
+        of_port
+            .filter(|event| {
+                use VfPortEvent::{CompletionsReady, ConnectionFailed, SharedCompletionsReady};
+                matches!(
+                    event,
+                    CompletionsReady(_) | ConnectionFailed(_) | SharedCompletionsReady(_)
+                )
+            })
+            .collect()
     }
 
     /// Closes the VF, and returns what it still owns.
