@@ -271,7 +271,7 @@ fn a_send_takes_the_peers_receive_by_rc_and_by_uc() {
 }
 
 #[test]
-fn an_unreliable_connection_writes_and_refuses_to_read() {
+fn an_unreliable_connection_writes_and_stops_at_a_read() {
     let mut subnet = VfSubnet::new(3, 2, 1);
     let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::uc(DEFAULT));
     write(&mut subnet, &a, 0, b"unreliable");
@@ -282,8 +282,10 @@ fn an_unreliable_connection_writes_and_refuses_to_read() {
     );
     subnet.run_for(Duration::from_millis(1));
     assert_eq!(read(&mut subnet, &b, 0, 10), b"unreliable");
-    let refused = post(&mut subnet, &a, SendOp::RdmaRead(b.region.remote(0)), 10);
-    assert_eq!(refused, Err(HcaError::InvalidQpKind));
+    post(&mut subnet, &a, SendOp::RdmaRead(b.region.remote(0)), 10).expect("posted");
+    let refused = CompletionStatus::LocalQpOperation;
+    let done = completions(&mut subnet, &a);
+    assert_eq!(done, [(CompletionOp::RdmaRead, refused)]);
 }
 
 #[test]
