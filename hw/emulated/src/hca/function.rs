@@ -69,6 +69,8 @@ pub(super) struct FunctionState {
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: Slab<Qp>,
     pub(super) events: EventQueue,
+    /// Queue pairs of completion queues that overran, which are to go to ERR.
+    pub(super) overrun: Vec<QpHandle>,
     /// Whether it is among the device's stirred functions.
     pub(super) stirred: bool,
     attachments: u32,
@@ -100,6 +102,7 @@ impl FunctionState {
             srqs: Slab::new(),
             qps: Slab::new(),
             events: EventQueue::default(),
+            overrun: Vec::new(),
             stirred: false,
             attachments: 0,
             reserved_qpns: 0,
@@ -117,6 +120,7 @@ impl FunctionState {
         self.srqs.clear();
         self.qps.clear();
         self.events.reset();
+        self.overrun.clear();
         self.attachments = 0;
         self.reserved_qpns = 0;
         // Messages for queue pairs that are gone go with them. A held function stays so.
@@ -275,9 +279,9 @@ impl FunctionState {
 
     // Completions and errors.
 
-    /// Reports a completion of a queue pair. If the completion queue cannot take it, both it and the
-    /// queue pair have failed (IBA 11.6.3.1: the work queue can report nothing any more), and the
-    /// result is `false`.
+    /// Reports a completion of a queue pair. If the completion queue cannot take it, both it and its queue pairs
+    /// have failed (IBA 11.6.3.1: their work queues can report nothing), and the result is `false`. This queue pair is in ERR
+    /// then, the others are when the device has seen to [`Self::overrun`].
     pub(super) fn complete(&mut self, qp: u32, side: Side, completion: Completion) -> bool {
         let Some(pair) = self.qps.get(qp as usize) else {
             return false;
@@ -296,7 +300,13 @@ impl FunctionState {
                 self.events.announce(cq);
                 return true;
             }
-            Added::Overflowed => self.events.raise(AsyncEvent::CqError(cq)),
+            Added::Overflowed => {
+                self.events.raise(AsyncEvent::CqError(cq));
+                let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
+                let users = self.qps.iter().filter(|(_, qp)| uses(qp));
+                let users = users.filter_map(|(index, _)| slot(index).ok());
+                self.overrun.extend(users.map(QpHandle));
+            }
             Added::Lost => {}
         }
         if !matches!(state, QpState::Error | QpState::Reset) {
@@ -306,19 +316,19 @@ impl FunctionState {
         false
     }
 
-    /// Reports a request that ended with an error.
+    /// Reports a request that ended with an error. Returns `false` as [`Self::complete`] does.
     pub(super) fn complete_failed(
         &mut self,
         qp: u32,
         side: Side,
         wr_id: u64,
         status: CompletionStatus,
-    ) {
+    ) -> bool {
         let Some(pair) = self.qps.get(qp as usize) else {
-            return;
+            return false;
         };
         let completion = failed(pair.numbers.external, side.op(), wr_id, status);
-        self.complete(qp, side, completion);
+        self.complete(qp, side, completion)
     }
 
     /// Moves a queue pair to the error state: everything posted completes as flushed.
@@ -352,7 +362,9 @@ impl FunctionState {
             else {
                 return;
             };
-            self.complete_failed(qp, Side::Receive, receive.wr_id, CompletionStatus::Flushed);
+            if !self.complete_failed(qp, Side::Receive, receive.wr_id, CompletionStatus::Flushed) {
+                return;
+            }
         }
     }
 

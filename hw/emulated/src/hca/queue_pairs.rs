@@ -15,6 +15,9 @@ use super::qp_state::next_state;
 use super::qpn::QpRef;
 use super::{Device, DropReason, LIMITS};
 
+/// Queue pairs of overrun completion queues that a call moves to ERR.
+const AT_A_TIME: usize = 64;
+
 impl Device {
     pub(super) fn create_qp(
         &mut self,
@@ -83,7 +86,9 @@ impl Device {
                 return Ok(());
             }
             (_, QpState::Error) => {
-                return self.fail(at);
+                self.fail(at)?;
+                self.fail_overrun(function);
+                return Ok(());
             }
             _ => qp.state = to,
         }
@@ -105,6 +110,25 @@ impl Device {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Moves queue pairs of completion queues that overran to ERR, some with each call: a function may have thousands, and
+    /// those that complete anything go there by themselves.
+    pub(super) fn fail_overrun(&mut self, function: FunctionId) {
+        for _ in 0..AT_A_TIME {
+            let Ok(state) = self.state_mut(function) else {
+                return;
+            };
+            let Some(handle) = state.overrun.pop() else {
+                return;
+            };
+            let failed = |qp: &Qp| matches!(qp.state, QpState::Error | QpState::Reset);
+            if state.qp(handle).is_ok_and(|qp| !failed(qp)) {
+                state.events.raise(AsyncEvent::QpFatal(handle));
+                let moved = self.fail(QpRef::new(function, handle));
+                debug_assert_eq!(moved, Ok(()), "it is there");
+            }
+        }
     }
 
     /// Moves a queue pair to ERR: everything posted completes as flushed, of a source's receives a bounded number.
@@ -147,6 +171,7 @@ impl Device {
             srq.users -= 1;
         }
         state.events.forget(EventSource::Qp(handle));
+        state.overrun.retain(|other| *other != handle);
         if qp.in_backlog {
             self.leave_backlog(at);
         }

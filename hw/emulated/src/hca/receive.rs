@@ -445,11 +445,13 @@ impl Device {
             if !(from_guest && status == CompletionStatus::LocalLength) {
                 state.enter_error(to.index);
             }
+            self.fail_overrun(to.function);
             return self
                 .node
                 .count_drop(port, to.function, DropReason::ReceiveFailed);
         }
         if !state.complete(to.index, Side::Receive, completion) {
+            self.fail_overrun(to.function);
             self.node
                 .count_drop(port, to.function, DropReason::NoCompletion);
         }

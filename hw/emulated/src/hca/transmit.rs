@@ -74,6 +74,7 @@ impl Device {
         } else {
             self.send(at, &work, request.payload);
         }
+        self.fail_overrun(function);
         Ok(())
     }
 
@@ -227,6 +228,7 @@ impl Device {
             bytes = PACKET_COST + given.len() as u64 + total_len(sges);
             self.send(at, &work, payload.as_payload());
             payload.give_back(&mut self.spare);
+            self.fail_overrun(at.function);
         }
         Sent {
             // A datagram fills the egress, or is a call of its receiver: no turn ends by it.

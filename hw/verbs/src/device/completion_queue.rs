@@ -413,6 +413,12 @@ impl ProcessDevice {
         if !cq.add(&self.budget, Waiting { element, solicited }) {
             cq.failed = true;
             self.tell_of_cq(handle, event_type::CQ_ERR);
+            let users = self
+                .qps
+                .0
+                .iter()
+                .filter(|(_, qp)| qp.object.completes_at(handle));
+            self.overrun.extend(users.map(|(qp, _)| *qp));
             return;
         }
         if !cq.overflow.is_empty() {

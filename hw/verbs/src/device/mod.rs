@@ -136,6 +136,8 @@ pub struct ProcessDevice {
     overflowing: BTreeSet<u32>,
     /// Queue pairs whose next requests are in a page that the budget does not have.
     starved: BTreeSet<u32>,
+    /// Queue pairs of completion queues that overran, which are to go to the error state.
+    overrun: BTreeSet<u32>,
     /// Queue pairs in error.
     failed: BTreeSet<u32>,
     /// The next of those to be looked at; 0 between two rounds.
@@ -182,6 +184,7 @@ impl ProcessDevice {
             uncollected: BTreeSet::new(),
             overflowing: BTreeSet::new(),
             starved: BTreeSet::new(),
+            overrun: BTreeSet::new(),
             failed: BTreeSet::new(),
             next_failed: 0,
             next_flush: Instant::ZERO,
@@ -332,6 +335,9 @@ impl Consumer for ProcessDevice {
         if let Some(handle) = self.pending.pop_first() {
             self.serve(hca, handle);
         }
+        if let Some(handle) = self.overrun.pop_first() {
+            self.fail_overrun(hca, handle);
+        }
         self.end_closed(hca);
         let mut flushes = false;
         if self.has_later_work() && self.next_flush <= now {
@@ -361,7 +367,10 @@ impl Consumer for ProcessDevice {
 impl ProcessDevice {
     /// Returns `true` if there is something to do at once.
     fn has_work(&self) -> bool {
-        !self.uncollected.is_empty() || !self.pending.is_empty() || !self.closed.is_empty()
+        !self.uncollected.is_empty()
+            || !self.pending.is_empty()
+            || !self.overrun.is_empty()
+            || !self.closed.is_empty()
     }
 
     /// Returns `true` if queues are to be looked at after a pause.

@@ -54,6 +54,11 @@ impl Qp {
     pub(super) const fn number(&self) -> Qpn {
         self.qpn
     }
+
+    /// Returns `true` if one of its queues completes at a completion queue.
+    pub(super) const fn completes_at(&self, cq: u32) -> bool {
+        self.send_cq == cq || self.recv_cq == cq
+    }
 }
 
 impl ProcessDevice {

@@ -7,6 +7,7 @@ use hca_api::{
 use ib_vtime::Instant;
 
 use super::{ContextId, ProcessDevice};
+use crate::abi::completion_queue::event_type;
 use crate::abi::queue_pair::PostSend;
 use crate::ring::MAX_ELEMENT;
 use crate::send::SendWork;
@@ -189,6 +190,20 @@ impl ProcessDevice {
         if status != CompletionStatus::Flushed {
             // From every state in which requests are taken there is a way to error.
             let _ = hca.modify_qp(provider, &to_error());
+            self.failed.insert(handle);
+        }
+    }
+
+    /// Moves a queue pair whose completion queue overran to the error state, since it can report nothing (IBA 11.6.3.1).
+    pub(super) fn fail_overrun(&mut self, hca: &mut dyn Hca, handle: u32) {
+        let Some(provider) = self.qps.0.get(&handle).map(|qp| qp.object.provider) else {
+            return;
+        };
+        let state = hca.query_qp(provider).map(|qp| qp.state);
+        if !matches!(state, Ok(QpState::Reset | QpState::Error))
+            && hca.modify_qp(provider, &to_error()).is_ok()
+        {
+            self.tell_of_qp(handle, event_type::QP_FATAL);
             self.failed.insert(handle);
         }
     }

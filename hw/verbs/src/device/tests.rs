@@ -8,8 +8,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::*;
 use crate::abi::command;
 use crate::abi::completion_queue::{
-    CreateCompChannelAnswer, CreateCq, CreateCqAnswer, DestroyCqAnswer, ReqNotifyCq, ResizeCq,
-    RxeCqAnswer,
+    AsyncRecord, CreateCompChannelAnswer, CreateCq, CreateCqAnswer, DestroyCqAnswer, ReqNotifyCq,
+    ResizeCq, RxeCqAnswer, event_type,
 };
 use crate::abi::memory::{CreateAh, HandleAnswer, RegMr, RegMrAnswer, RxeCreateAhAnswer};
 use crate::abi::queue_pair::{
@@ -371,6 +371,31 @@ fn a_request_that_nobody_knows_fails_and_ends_the_queue_pair() {
     queues.send(6, 1);
     let flushed = queues.completion(1);
     assert_eq!((flushed.wr_id.get(), flushed.status.get()), (6, 5));
+}
+
+#[test]
+fn an_overrun_takes_the_queue_pairs_of_the_completion_queue_to_the_error_state() {
+    let mut queues = datagrams_of(63);
+    let provider = queues.process.device.qps.0[&queues.qp].object.provider;
+    for slot in 0..20 {
+        queues.send(slot, slot);
+    }
+    let device = &mut queues.process.device;
+    let records = core::iter::from_fn(|| device.poll_event());
+    let told: Vec<_> = records
+        .filter_map(|record| AsyncRecord::read_from_bytes(&record.bytes).ok())
+        .map(|record| (record.element.get(), record.event_type.get()))
+        .collect();
+    let expected = [(0xc0, event_type::CQ_ERR), (0x90, event_type::QP_FATAL)];
+    assert_eq!(told, expected);
+    let state = |queues: &mut Datagrams| {
+        queues
+            .process
+            .with(|_, hca| hca.query_qp(provider).unwrap().state)
+    };
+    assert_eq!(state(&mut queues), hca_api::QpState::Error);
+    queues.modify(0, 0).unwrap();
+    assert_eq!(state(&mut queues), hca_api::QpState::Reset);
 }
 
 #[test]

@@ -217,6 +217,8 @@ impl Queues {
         let Some(qpn) = self.doomed.pop_first() else {
             return false;
         };
+        // The provider, whose completion queue failed, raises the event of those that it has moved.
+        self.follow_provider(hca, qpn);
         let qp = self.qps.get(&qpn).filter(|qp| qp.state != QpState::ERR);
         if let Some(qp) = qp {
             let eqe = Eqe::qp(EventType::WQ_CATAS_ERROR, qp.qpn);

@@ -70,6 +70,7 @@ impl Device {
                 own.timer = Some(key);
             }
         }
+        self.fail_overrun(at.function);
         Some(result)
     }
 

@@ -1,5 +1,7 @@
 //! How connections fail.
 
+use hca_api::AsyncEvent;
+
 use super::*;
 
 /// Runs a request that the peer refuses.
@@ -224,6 +226,58 @@ fn a_queue_pair_that_is_destroyed_under_a_write_leaves_its_peer_without_answers(
     rig.hca(0).destroy_qp(a.qp).unwrap();
     rig.run(1000);
     assert_eq!(rig.fabric.poll_timeout(), None, "no timer is left");
+}
+
+/// IBA 11.6.3.1: work queues that can report nothing do no work.
+#[test]
+fn an_overrun_takes_all_queue_pairs_of_the_completion_queue_to_the_error_state() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.pair(QpKind::Rc);
+    let peer = rig.end(1, QpKind::Rc);
+    let receives = rig.hca(0).create_cq(8).unwrap();
+    let shares = QpSpec {
+        recv_cq: receives,
+        ..spec(QpKind::Rc, a.pd, a.cq)
+    };
+    let (qp, numbers) = rig.hca(0).create_qp(shares).unwrap();
+    let idle = End {
+        qp,
+        qpn: numbers.external,
+        ..a
+    };
+    rig.modify(&idle, &init()).unwrap();
+    rig.join(&[idle, peer], QpKind::Rc);
+    rig.receive(&idle, 5, idle.sge(0, 8));
+    rig.hca(0).resize_cq(a.cq, 1).unwrap();
+    for wr_id in [1, 2] {
+        let op = SendOp::RdmaWrite(b.remote(0));
+        rig.post(&a, wr_id, op, a.sge(0, 8)).unwrap();
+    }
+    rig.run(1);
+    let told = [
+        AsyncEvent::CqError(a.cq),
+        AsyncEvent::QpFatal(a.qp),
+        AsyncEvent::QpFatal(qp),
+    ];
+    assert_eq!(rig.events(&a), told.map(HcaEvent::Async));
+    for end in [&a, &idle] {
+        assert_eq!(rig.state(end), QpState::Error);
+    }
+    assert_eq!(rig.outcomes(&a), [(1, CompletionStatus::Success)]);
+    let receives = End {
+        cq: receives,
+        ..idle
+    };
+    assert_eq!(rig.outcomes(&receives), [(5, CompletionStatus::Flushed)]);
+    rig.post(&peer, 6, SendOp::Send, peer.sge(0, 8)).unwrap();
+    rig.run(1000);
+    let unanswered = [(6, CompletionStatus::RetryExceeded)];
+    assert_eq!(rig.outcomes(&peer), unanswered);
+    for end in [&a, &idle] {
+        rig.modify(end, &to_state(QpState::Reset)).unwrap();
+        rig.hca(0).destroy_qp(end.qp).unwrap();
+    }
+    rig.hca(0).destroy_cq(a.cq).unwrap();
 }
 
 #[test]
