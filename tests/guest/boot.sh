@@ -15,6 +15,8 @@
 #       --slots N           empty slots, called slot1 to slotN, for VFs that the monitor adds
 #       --netdev BACKEND    a network card, eth0, on this backend of QEMU: "user" has the host at 10.0.2.2, and
 #                           "stream,addr.type=unix,addr.path=PATH,server=on|off" joins two guests
+#       --disk FILE         a disk on this file, by virtio; the first is /dev/vda
+#       --storage           the programs and modules of storage over RDMA, with 1024 MiB of memory unless -m says otherwise
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
 #       --console SOCKET    the console is on this Unix socket, what it prints in SOCKET.log, too, and SOCKET.window
@@ -42,13 +44,13 @@ if [[ -x $HERE/qemu-system-x86_64 ]]; then
 else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
-kernel=6.1 memory=512 cpus=1 slots=0 share=on timeout=120 name=guest
-commands='' append='' console='' log='' agent='' qmp='' incoming='' netdev='' reboot=(-no-reboot) only_accel=''
-devices=() traces=()
+kernel=6.1 memory='' cpus=1 slots=0 share=on timeout=120 name=guest
+commands='' append='' console='' log='' agent='' qmp='' incoming='' netdev='' reboot=(-no-reboot) only_accel='' storage=''
+devices=() traces=() disks=()
 
 while (($#)); do
     case $1 in
-    -h | --help | --private-memory | --may-reboot | --accel) ;;
+    -h | --help | --private-memory | --storage | --may-reboot | --accel) ;;
     *) (($# > 1)) || fail "\"$1\" is no option or needs a value: see --help" ;;
     esac
     case $1 in
@@ -67,6 +69,7 @@ while (($#)); do
     --qmp) qmp=$2 ;;
     --incoming) incoming=$2 ;;
     --netdev) netdev=$2 ;;
+    --disk) disks+=("$2") ;;
     --trace) traces+=(-trace "$2") ;;
     --accel)
         only_accel=yes
@@ -75,6 +78,11 @@ while (($#)); do
         ;;
     --private-memory)
         share=off
+        shift
+        continue
+        ;;
+    --storage)
+        storage=yes
         shift
         continue
         ;;
@@ -151,6 +159,11 @@ fi
 # Without KVM the kernel takes the timer for broken, and panics, when this machine is too busy to deliver its interrupts.
 parameters="console=ttyS0 panic=-1 quiet mitigations=off no_timer_check vhca.name=$name"
 initrd=$cache/initramfs-$kernel/initrd
+if [[ -n $storage ]]; then
+    initrd+=-storage
+    memory=${memory:-1024}
+fi
+memory=${memory:-512}
 qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine q35,memory-backend=ram
     -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory" -smp "$cpus"
     -display none -vga none -net none -monitor none "${reboot[@]}" "${traces[@]}"
@@ -161,11 +174,14 @@ for socket in "${devices[@]}"; do
     socket=${socket//\\/\\\\}
     qemu+=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"path\":\"${socket//\"/\\\"}\",\"type\":\"unix\"}}")
 done
+for disk in "${disks[@]}"; do
+    # In the value of a QEMU option a comma is written twice.
+    qemu+=(-drive "if=virtio,format=raw,file=${disk//,/,,}")
+done
 for ((slot = 1; slot <= slots; slot++)); do
     # The registers of a VF take 8 MiB of prefetchable addresses.
     qemu+=(-device "pcie-root-port,id=slot$slot,chassis=$slot,pref64-reserve=16M")
 done
-# In the value of a QEMU option a comma is written twice.
 if [[ -n $console ]]; then
     path=${console//,/,,}
     qemu+=(-chardev "socket,id=console,path=$path,server=on,wait=off,logfile=$path.log" -serial chardev:console)

@@ -32,6 +32,14 @@ readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
     af_packet ipv6 configfs qemu_fw_cfg virtio_pci virtio_net rdma_rxe crc32_generic)
 
+# What guests with storage over RDMA have besides: targets, initiators, and file systems.
+readonly STORAGE_PACKAGES=(nvme-cli open-iscsi nfs-common nfs-kernel-server e2fsprogs fio netbase)
+readonly STORAGE_FILES=('usr/sbin/nvme' 'usr/sbin/iscsid' 'usr/bin/iscsiadm' 'usr/sbin/iscsiadm' 'usr/sbin/mount.nfs*' 'usr/sbin/exportfs'
+    'usr/sbin/rpc.nfsd' 'usr/sbin/rpc.mountd' 'usr/sbin/mke2fs' 'usr/bin/fio' 'etc/netconfig' 'etc/protocols' 'etc/rpc' 'etc/services'
+    'etc/iscsi/iscsid.conf' 'etc/mke2fs.conf')
+readonly STORAGE_MODULES=(nvme-rdma nvmet-rdma ib_iser ib_isert ib_srp ib_srpt target_core_iblock rpcrdma nfsv3 nfsv4 nfsd
+    rds_rdma sd_mod virtio_blk ext4 crc32c_generic crc32c_intel)
+
 cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 kernels=()
 
@@ -205,6 +213,10 @@ make_userland() {
     take bookworm bookworm "$1" "${GUEST_PACKAGES[@]}"
 }
 
+make_storage() {
+    take bookworm bookworm "$1" "${STORAGE_PACKAGES[@]}"
+}
+
 make_kernel() {
     local release suite package dir=$2 version
     read -r release suite package < <(kernel_source "$1")
@@ -214,20 +226,23 @@ make_kernel() {
     mv "$dir/boot/vmlinuz-$version" "$dir/vmlinuz" 2>/dev/null ||
         mv "$dir/usr/lib/modules/$version/vmlinuz" "$dir/vmlinuz"
     echo "$version" >"$dir/version"
-    keep_modules "$dir" "$version"
+    depmod_in "$dir" "$version"
+    keep_modules "$dir" "$version" modules "${MODULES[@]}"
+    find "$dir/modules" -name 'mlx4_ib.ko*' | grep -q . || fail "Linux $version has no mlx4_ib"
+    keep_modules "$dir" "$version" storage "${MODULES[@]}" "${STORAGE_MODULES[@]}"
     # Only the kernel and the modules stay: the rest is what no boot ever needs.
-    find "$dir" -mindepth 1 -maxdepth 1 ! -name vmlinuz ! -name version ! -name modules -exec rm -rf {} +
+    find "$dir" -mindepth 1 -maxdepth 1 ! -name vmlinuz ! -name version ! -name modules ! -name storage -exec rm -rf {} +
 }
 
-# Copies the wanted modules, and those that they need, to DIR/modules. A kernel that has not all of them
-# gives what it has.
+# keep_modules DIR VERSION NAME MODULE...: copies the modules, and those that they need, to DIR/NAME. A kernel that has not
+# all of them gives what it has.
 keep_modules() {
-    local dir=$1 version=$2 module file kept=$1/modules
+    local dir=$1 version=$2 module file kept=$1/$3
+    shift 3
     run_in "$userland" usr/bin/kmod --version >/dev/null || fail "kmod of $userland does not run"
-    depmod_in "$dir" "$version"
     mkdir -p "$kept/usr/lib/modules/$version"
     ln -s usr/lib "$kept/lib"
-    for module in "${MODULES[@]}"; do
+    for module in "$@"; do
         # A line is "insmod PATH [PARAMETER...]" or "builtin NAME".
         { modprobe_in "$dir" "$version" --show-depends "$module" 2>/dev/null || true; } |
             sed -n 's/^insmod \([^ ]*\).*/\1/p'
@@ -237,7 +252,6 @@ keep_modules() {
     done
     cp "$dir/usr/lib/modules/$version"/modules.{builtin,builtin.modinfo,order} "$kept/usr/lib/modules/$version/"
     depmod_in "$kept" "$version"
-    find "$kept/usr/lib/modules/$version" -name 'mlx4_ib.ko*' | grep -q . || fail "Linux $version has no mlx4_ib"
 }
 
 # kmod is one program under several names.
@@ -265,16 +279,7 @@ make_tree() {
     for file in bin sbin lib lib64; do
         ln -s "usr/$file" "$tree/$file"
     done
-    (
-        cd "$userland"
-        # shellcheck disable=SC2068 # The patterns are to be expanded here.
-        for file in ${GUEST_FILES[@]}; do
-            [[ ! -e $file ]] || echo "$file"
-        done
-    ) | while read -r file; do
-        install -D "$(readlink -f "$userland/$file")" "$tree/$file"
-    done
-    copy_libraries "$tree"
+    copy_files "$userland" "$tree" "${GUEST_FILES[@]}"
     install "$HERE/init" "$tree/init"
     ln -s bash "$tree/usr/bin/sh"
     for applet in modprobe rmmod insmod lsmod modinfo depmod; do
@@ -289,22 +294,33 @@ make_tree() {
     printf 'hosts: files\n' >"$tree/etc/nsswitch.conf"
 }
 
-# The libraries of all programs and libraries in a tree, and the loader at the place that programs name.
-copy_libraries() {
-    local tree=$1 library
+# copy_files ROOT TREE PATTERN...: copies files of an unpacked root to a tree, with the libraries of all programs there, and
+# the loader at the place that programs name.
+copy_files() {
+    local root=$1 tree=$2 file library
+    shift 2
+    (
+        cd "$root"
+        # shellcheck disable=SC2068 # The patterns are to be expanded here.
+        for file in $@; do
+            [[ ! -e $file ]] || echo "$file"
+        done
+    ) | while read -r file; do
+        install -D "$(readlink -f "$root/$file")" "$tree/$file"
+    done
     find "$tree/usr" -type f ! -name busybox | while read -r file; do
         # Scripts have none.
-        libraries_of "$file" || true
+        libraries_of "$root" "$file" || true
     done | sort -u | while read -r library; do
         install -D "$(readlink -f "$library")" "$tree/usr/lib/x86_64-linux-gnu/$(basename "$library")"
     done
-    install -D "$(readlink -f "$userland/usr/lib64/ld-linux-x86-64.so.2")" \
-        "$tree/usr/lib64/ld-linux-x86-64.so.2"
+    install -D "$(readlink -f "$root/usr/lib64/ld-linux-x86-64.so.2")" "$tree/usr/lib64/ld-linux-x86-64.so.2"
 }
 
 libraries_of() {
-    "$userland/usr/lib64/ld-linux-x86-64.so.2" --library-path "$userland/usr/lib/x86_64-linux-gnu" \
-        --list "$1" 2>/dev/null | sed -n "s,.* => \($userland[^ ]*\) .*,\1,p"
+    local root=$1
+    "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$root/usr/lib/x86_64-linux-gnu" \
+        --list "$2" 2>/dev/null | sed -n "s,.* => \($root[^ ]*\) .*,\1,p"
 }
 
 # archive DIR FILE: appends the tree to an initramfs. The kernel takes several archives in one file.
@@ -319,6 +335,16 @@ make_initramfs() {
     install -D -m 644 "$cache/kernel-$kernel/vmlinuz" "$dir/tree/boot/vmlinuz"
     archive "$dir/tree" "$dir/initrd"
     archive "$cache/kernel-$kernel/modules" "$dir/initrd"
+    rm -rf "$dir/tree"
+    copy_files "$cache/storage" "$dir/tree" "${STORAGE_FILES[@]}"
+    install -D "$HERE/storage-target" "$dir/tree/usr/sbin/storage-target"
+    # An installed nvme-cli makes these of its machine's UUID.
+    mkdir -p "$dir/tree/etc/nvme"
+    echo 00000000-0000-4000-8000-000000000001 >"$dir/tree/etc/nvme/hostid"
+    echo nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001 >"$dir/tree/etc/nvme/hostnqn"
+    cp "$dir/initrd" "$dir/initrd-storage"
+    archive "$dir/tree" "$dir/initrd-storage"
+    archive "$cache/kernel-$kernel/storage" "$dir/initrd-storage"
     rm -rf "$dir/tree"
 }
 
@@ -347,11 +373,12 @@ write_qemu_script
     fail "$("$cache/qemu-system-x86_64" --version 2>&1 | head -n 1) has no vfio-user-pci (10.1 is the first that has);" \
         "  remove $cache/qemu and run this again"
 fill "$userland" "${GUEST_PACKAGES[*]}" make_userland
+fill "$cache/storage" "${STORAGE_PACKAGES[*]}" make_storage
 install "$HERE/boot.sh" "$cache/boot.new"
 mv "$cache/boot.new" "$cache/boot"
-recipe=$(cat "$HERE/prepare.sh" "$HERE/init" | sha256sum)
+recipe=$(cat "$HERE/prepare.sh" "$HERE/init" "$HERE/storage-target" | sha256sum)
 for kernel in "${kernels[@]}"; do
-    fill "$cache/kernel-$kernel" "${MODULES[*]}" make_kernel "$kernel"
+    fill "$cache/kernel-$kernel" "${MODULES[*]} ${STORAGE_MODULES[*]}" make_kernel "$kernel"
     fill "$cache/initramfs-$kernel" "$recipe $(<"$cache/kernel-$kernel/version")" make_initramfs "$kernel"
     say "Linux $(<"$cache/kernel-$kernel/version") is ready as $kernel"
 done

@@ -73,6 +73,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         "vmm-glue/service/packaging/build-deb.sh",
         "the suite of the package runs it",
     ),
+    not_run("vmm-glue/vfio-user/docs/storage.md", "", GUESTS),
     not_run(
         "vmm-glue/vfio-user/docs/vfio-user.md",
         "tests/guest/prepare.sh",

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const UP: &str = "vhca-guest: up";
 
 /// The commands of the block of a document that begins with one.
-fn block(document: &str, first: &str) -> Vec<String> {
+pub(crate) fn block(document: &str, first: &str) -> Vec<String> {
     let blocks = blocks(document).into_iter().map(|block| block.commands);
     let mut found = blocks.filter(|commands| commands[0].starts_with(first));
     found

@@ -30,5 +30,6 @@ mod refusals;
 mod saved;
 mod siege;
 mod soft_roce;
+mod storage;
 mod truth;
 mod two_ports;
