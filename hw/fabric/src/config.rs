@@ -97,7 +97,6 @@ impl HcaConfig {
             guid_table_len: 255,
             pkey_table_len: 128,
             capabilities: CapabilityMask::IS_TRAP_SUPPORTED
-                | CapabilityMask::IS_AUTOMATIC_MIGRATION_SUPPORTED
                 | CapabilityMask::IS_SL_MAPPING_SUPPORTED
                 | CapabilityMask::IS_SYSTEM_IMAGE_GUID_SUPPORTED
                 | CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED

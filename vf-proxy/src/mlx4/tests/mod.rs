@@ -12,6 +12,7 @@ mod queue_lives;
 mod queue_scene;
 mod regions;
 mod registration;
+mod reregistration;
 mod resources;
 
 use emulated_hca::{Adapters, Fabric, HcaConfig, NodeId};

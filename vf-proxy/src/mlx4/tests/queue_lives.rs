@@ -3,6 +3,7 @@
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_OVERRUN, CqErrorEvent, NumberEvent};
 use mlx4_defs::qp::{QpContext, QpState, ServiceType};
+use mlx4_defs::query::{QueryDevCap, dev_cap_flags};
 use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::srq::SrqContext;
 use mlx4_defs::wqe::{INVALID_LKEY, WqeOpcode};
@@ -220,9 +221,8 @@ fn contexts_that_cannot_be_are_refused_and_leave_nothing() {
     let qp = guest.prepare_qp(12, qpn);
     let good = guest.context(&qp, &cq);
     type Change = fn(&mut QpContext);
-    let changes: [(Change, Status); 8] = [
+    let changes: [(Change, Status); 7] = [
         (|c| c.rate_limit = U16::new(1), Status::BAD_OP),
-        (|c| c.set_service_type(ServiceType::XRC), Status::BAD_PARAM),
         (|c| c.set_inline_receive(true), Status::BAD_PARAM),
         (|c| c.set_page_offset(1), Status::BAD_PARAM),
         (|c| c.set_log_sq_entries(15), Status::BAD_PARAM),
@@ -246,4 +246,23 @@ fn contexts_that_cannot_be_are_refused_and_leave_nothing() {
     let early = guest.transition(Opcode::INIT2RTR_QP, qpn, &good, 0);
     assert_eq!(early, Status::BAD_RES_STATE);
     guest.ok_transition(Opcode::RST2INIT_QP, qpn, &good, 0);
+}
+
+#[test]
+fn t072_xrc_is_neither_shown_nor_served() {
+    let mut guest = Guest::online();
+    guest.ok(Opcode::QUERY_DEV_CAP, Input::default());
+    let outbox = guest.outbox();
+    let shown = guest.read_layout::<QueryDevCap>(outbox).flags();
+    assert_eq!(shown & dev_cap_flags::XRC, 0);
+    assert_eq!(shown & dev_cap_flags::RC, dev_cap_flags::RC);
+    let (status, _) = guest.allocate(ResourceType::XRCD, ResourceOp::RESERVE, 0);
+    assert_eq!(status, Status::BAD_PARAM);
+    let cq = guest.make_cq(10);
+    let qpn = guest.reserve_qpn();
+    let qp = guest.prepare_qp(12, qpn);
+    let mut context = guest.context(&qp, &cq);
+    context.set_service_type(ServiceType::XRC);
+    let made = guest.transition(Opcode::RST2INIT_QP, qpn, &context, 0);
+    assert_eq!((made, guest.owned().qps), (Status::BAD_PARAM, 0));
 }

@@ -27,7 +27,7 @@ pub(super) struct Scene {
     pub(super) guest: Guest,
     /// Completion queue and queue pair of either side.
     sides: [(DriverCq, DriverQp); 2],
-    index: u32,
+    pub(super) index: u32,
     entry: MptEntry,
 }
 
@@ -61,7 +61,7 @@ impl Scene {
     }
 
     /// As [`Scene::new`], with other contexts of the queue pairs and another entry of the region.
-    fn with(change: impl Fn(&mut QpContext), spoil: impl FnOnce(&mut MptEntry)) -> Self {
+    pub(super) fn with(change: impl Fn(&mut QpContext), spoil: impl FnOnce(&mut MptEntry)) -> Self {
         let mut guest = Guest::online();
         let mut sides = [10_u64, 20].map(|page| {
             let cq = guest.make_cq(page);
@@ -140,7 +140,7 @@ impl Scene {
     }
 
     /// Writes 8 bytes from side 1 by a key. Returns the status.
-    fn write_remotely(&mut self, key: u32, offset: u64) -> Option<Syndrome> {
+    pub(super) fn write_remotely(&mut self, key: u32, offset: u64) -> Option<Syndrome> {
         let remote = RemoteAddressSegment {
             address: U64::new(START + offset),
             rkey: U32::new(key),
