@@ -1,6 +1,7 @@
 //! Transitions of connected queue pairs, and what a query shows.
 
 use hca_api::{AsyncEvent, SrqSpec};
+use ib_wire::PKey;
 
 use super::*;
 
@@ -190,4 +191,115 @@ fn a_queue_pair_is_used_again_after_a_reset() {
     rig.run(10);
     assert_eq!(rig.outcomes(&a), [(2, CompletionStatus::Success)]);
     assert_eq!(rig.outcomes(&b), [(5, CompletionStatus::Success)]);
+}
+
+/// A change in SQD, at end 0 or 1, and the status of the last request with it; `None` if none completes within half a second.
+type Change = (usize, fn(&mut QpModify), Option<CompletionStatus>);
+
+/// Makes requests at the first end.
+type Probe = fn(&mut Rig, &[End; 2]);
+
+fn write(rig: &mut Rig, [a, b]: &[End; 2]) {
+    rig.post(a, 1, SendOp::RdmaWrite(b.remote(0)), a.sge(0, 8))
+        .unwrap();
+}
+
+/// A write whose first packet is lost.
+fn lossy_write(rig: &mut Rig, ends: &[End; 2]) {
+    rig.faults(When::Nth(1), Fault::Drop);
+    write(rig, ends);
+}
+
+/// A send whose receive comes a while later.
+fn early_send(rig: &mut Rig, [a, b]: &[End; 2]) {
+    rig.post(a, 1, SendOp::Send, a.sge(0, 8)).unwrap();
+    rig.run(10);
+    rig.receive(b, 2, b.sge(0, 8));
+}
+
+/// Reads, the answer to the first of which is long under way when the next arrives.
+fn reads(rig: &mut Rig, [a, b]: &[End; 2]) {
+    for wr_id in 1..=4 {
+        let read = SendOp::RdmaRead(b.remote(0));
+        rig.post(a, wr_id, read, a.sge(0, 60_000)).unwrap();
+    }
+}
+
+/// IBA 11.2.4.2: each attribute that SQD to SQD allows but those of path migration, and the port, of which the adapter has one.
+#[test]
+fn t052_each_attribute_that_is_changed_in_sqd_acts() {
+    const OK: Option<CompletionStatus> = Some(CompletionStatus::Success);
+    const LOST: Option<CompletionStatus> = Some(CompletionStatus::RetryExceeded);
+    const REFUSED: Option<CompletionStatus> = Some(CompletionStatus::RemoteInvalidRequest);
+    const NOT_READY: Option<CompletionStatus> = Some(CompletionStatus::RnrRetryExceeded);
+
+    let scenes: [(Probe, &[Change]); 6] = [
+        (
+            write,
+            &[(0, |change| change.pkey_index = Some(PKeyIndex(1)), LOST)],
+        ),
+        (
+            write,
+            &[(
+                0,
+                |change| change.primary.as_mut().unwrap().dlid = Lid::new(9),
+                LOST,
+            )],
+        ),
+        (
+            write,
+            &[(
+                1,
+                |change| change.access = Some(AccessFlags::REMOTE_READ),
+                REFUSED,
+            )],
+        ),
+        (
+            lossy_write,
+            &[
+                (0, |change| change.timeout = Some(20), None),
+                (0, |change| change.retry_count = Some(0), None),
+                (0, |change| change.timeout = Some(8), LOST),
+            ],
+        ),
+        (
+            early_send,
+            &[
+                (1, |change| change.min_rnr_timer = Some(0), None),
+                (0, |change| change.rnr_retry = Some(0), NOT_READY),
+            ],
+        ),
+        (
+            reads,
+            &[
+                (1, |change| change.max_dest_rd_atomic = Some(1), REFUSED),
+                (0, |change| change.max_rd_atomic = Some(1), OK),
+            ],
+        ),
+    ];
+    for (number, (probe, changes)) in scenes.iter().enumerate() {
+        for count in 0..=changes.len() {
+            let mut rig = Rig::new();
+            let port = rig.device(0).node_mut().port_mut(PORT).unwrap();
+            port.set_pkey(PKeyIndex(1), PKey::new(0x8005));
+            let ends = rig.pair(QpKind::Rc);
+            let mut expected = OK;
+            for (end, change, then) in &changes[..count] {
+                let (end, peer) = (&ends[*end], &ends[1 - end]);
+                rig.modify(end, &to_state(QpState::SendQueueDrain)).unwrap();
+                let mut given = to_state(QpState::SendQueueDrain);
+                given.primary = to_rtr(peer, true).primary;
+                change(&mut given);
+                rig.modify(end, &given).unwrap();
+                rig.modify(end, &to_state(QpState::ReadyToSend)).unwrap();
+                expected = *then;
+            }
+            probe(&mut rig, &ends);
+            rig.run(500);
+            let done = rig.outcomes(&ends[0]);
+            let failed = done.iter().find(|done| Some(done.1) != OK);
+            let last = failed.or(done.last()).map(|done| done.1);
+            assert_eq!(last, expected, "scene {number}, {count} changes");
+        }
+    }
 }
