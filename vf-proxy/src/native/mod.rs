@@ -5,6 +5,17 @@
 //! own datagram queue pairs with the multicast groups that they listen to, and its connected queue pairs
 //! with the memory regions that they and their peers read and write.
 //!
+//! Connected queue pairs have what kernel consumers expect of an RDMA core:
+//!
+//! * [`Transfer`] reads or writes a scatter list of any length and layout in the fewest requests, by keys or by registrations from a
+//!   [`RegistrationPool`] (`rdma_rw_ctx_*`, `ib_mr_pool_*`);
+//! * [`ReceiveRing`] keeps a receive queue full;
+//! * [`ConnectedQp::drain_send`] and [`ConnectedQp::drain_receive`] end a connection with all requests completed (`ib_drain_*`);
+//! * [`VfPort::create_shared_completions`] makes a completion queue of many queue pairs, polled with a budget (`ib_cq_pool_get`);
+//! * [`ConnectedQp::query`] returns the attributes of a queue pair as they stand.
+//!
+//! The example `block_target` of the crate `vhca` uses all of them.
+//!
 //! Like an `EndPort` it is sans-I/O: the owner keeps the function and lends it to each call, passes on
 //! the function's events with [`VirtualHca::handle_hca_event`], calls [`VirtualHca::poll`] then and when
 //! [`VirtualHca::poll_timeout`] says so, and pulls what happened from [`VirtualHca::poll_event`].

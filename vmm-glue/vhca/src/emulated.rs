@@ -11,12 +11,13 @@ use thiserror::Error;
 use vm_memory::GuestAddressSpace;
 
 pub use emulated_hca::{
-    Adapters, DropReason, Endpoint, Fabric, HcaConfig, NodeId, PlannedPort, PortConfig, TapId,
-    TapPoint, Topology,
+    Adapters, DropReason, Endpoint, Fabric, Fault, FaultPlan, HcaConfig, NodeId, PacketFilter,
+    PlannedPort, PortConfig, TapId, TapPoint, Topology, When,
 };
 pub use hca_api::{
-    AccessFlags, AddressSpace, Completion, CompletionStatus, Consumer, FunctionId, Hca, HcaError,
-    HcaEvent, Payload, SendFlags, SendOp, SpecialQp, UdDestination,
+    AccessFlags, AddressSpace, Completion, CompletionStatus, Consumer, DmaBuffer, FunctionId, Hca,
+    HcaError, HcaEvent, Payload, QpState, RKey, RemoteAddress, SendFlags, SendOp, SpecialQp,
+    UdDestination,
 };
 pub use ib_capture::FrameRecord;
 pub use ib_endpoint::{
@@ -31,9 +32,10 @@ pub use subnet_lite::sm::SmEvent;
 pub use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 pub use vf_proxy::mlx4::PERSONALITY as MLX4;
 pub use vf_proxy::native::{
-    ConnectedQp, ConnectedQpId, ConnectedQpSpec, GroupEvent, GroupId, GroupSpec, MemoryRegion,
-    Partition, Peer, ResolveError, UdQp, UdQpId, UdQpSpec, VfPort, VfPortError, VfPortEvent,
-    VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, GroupEvent, GroupId, GroupSpec, LocalMemory,
+    MemoryRegion, Partition, Peer, ReceiveRing, Received, RegistrationPool, ResolveError,
+    SharedCompletionsId, Transfer, TransferError, TransferLimits, TransferState, UdQp, UdQpId,
+    UdQpSpec, VfPort, VfPortError, VfPortEvent, VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
 };
 pub use vf_proxy::{PciDevice, PciFunction, Personality};
 pub use vf_tunnel::VfId;
