@@ -1,7 +1,7 @@
 //! Rings in shared memory, as the side that the program does not write.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_api::{AddressSpace, LKey, PulledReceives, Sge};
 use zerocopy::{FromBytes, IntoBytes};
@@ -276,6 +276,60 @@ impl ReceiveRing {
         self.consumer.store(next, Ordering::Relaxed);
         self.ring.publish_consumer(next);
         Some(request.wr_id.get())
+    }
+}
+
+/// The ring of a shared receive queue, which may go on in another one.
+#[derive(Debug)]
+pub(crate) struct SharedReceiveRing(Mutex<Arc<ReceiveRing>>);
+
+impl SharedReceiveRing {
+    pub(crate) fn new(ring: ReceiveRing) -> Self {
+        Self(Mutex::new(Arc::new(ring)))
+    }
+
+    /// Returns the ring as it is now.
+    pub(crate) fn current(&self) -> Arc<ReceiveRing> {
+        self.guard().clone()
+    }
+
+    /// Moves the requests that wait to another ring, whose elements are as long, and goes on there. Returns the old ring, or the
+    /// new one if the requests do not fit or the budget does not have its pages.
+    ///
+    /// The program posts nothing meanwhile: it holds its lock until it knows the new ring.
+    pub(crate) fn move_to(&self, new: ReceiveRing) -> Result<Arc<ReceiveRing>, ReceiveRing> {
+        let mut current = self.guard();
+        let waiting = current.waiting();
+        if waiting > new.ring.capacity() || !new.ring.reach(waiting) {
+            return Err(new);
+        }
+        let mut from = current.consumer.load(Ordering::Relaxed);
+        for to in 0..waiting {
+            let mut bytes = [0; MAX_ELEMENT];
+            let bytes = current.ring.read(from, &mut bytes);
+            new.ring.pages.memory.write(new.ring.place_of(to), bytes);
+            from = current.ring.next(from);
+        }
+        new.ring.store(PRODUCER_INDEX, waiting);
+        Ok(core::mem::replace(&mut *current, Arc::new(new)))
+    }
+
+    fn guard(&self) -> MutexGuard<'_, Arc<ReceiveRing>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The provider's end of the ring of a shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SharedReceiveSource(pub(crate) Arc<SharedReceiveRing>);
+
+impl PulledReceives for SharedReceiveSource {
+    fn pull(&mut self, _: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
+        self.0.guard().take(scatter)
+    }
+
+    fn pending(&self, _: &dyn AddressSpace) -> usize {
+        usize::try_from(self.0.guard().waiting()).unwrap_or(usize::MAX)
     }
 }
 

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use hca_api::{Hca, ReceiveMode, SrqHandle, SrqSpec};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{ContextId, Owned, ProcessDevice};
 use crate::abi::completion_queue::EventsReported;
 use crate::abi::shared_receive_queue::{
     CreateSrq, CreateSrqAnswer, CreateXsrq, ModifySrq, QuerySrqAnswer, RxeCreateSrqAnswer,
+    RxeModifySrq,
 };
 use crate::abi::{AnsweredHandleCommand, command};
 use crate::budget::cost;
-use crate::ring::{ReceiveRing, ReceiveSource, Ring, receive_element};
+use crate::ring::{ReceiveRing, Ring, SharedReceiveRing, SharedReceiveSource, receive_element};
 use crate::{Answer, Command, Errno, Reply};
 
 /// The size is given (`IBV_SRQ_MAX_WR`).
@@ -23,7 +25,7 @@ const LIMIT: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Srq {
     pub(super) provider: SrqHandle,
-    ring: Arc<ReceiveRing>,
+    pub(super) ring: Arc<SharedReceiveRing>,
     pub(super) user_handle: u64,
     max_sge: u32,
     pub(super) async_events: u32,
@@ -64,23 +66,23 @@ impl ProcessDevice {
         let _charge = self.charge(cost::SHARED_RECEIVE_QUEUE)?;
         let list = usize::try_from(max_sge).map_err(|_| Errno::EINVAL)?;
         let ring = Ring::new(&rings, &mut self.extents, max_wr, receive_element(list));
-        let ring = Arc::new(ReceiveRing::new(ring.ok_or(Errno::ENOMEM)?, list));
-        let capacity = ring.ring().capacity();
+        let ring = ring.ok_or(Errno::ENOMEM)?;
+        let (capacity, place) = (ring.capacity(), ring.place());
+        let ring = Arc::new(SharedReceiveRing::new(ReceiveRing::new(ring, list)));
         let made = hca.create_srq(SrqSpec {
             pd,
             max_wr: capacity,
             max_sge,
             limit: asked.srq_limit.get(),
-            receives: ReceiveMode::Pulled(Box::new(ReceiveSource(ring.clone()))),
+            receives: ReceiveMode::Pulled(Box::new(SharedReceiveSource(ring.clone()))),
         });
         let provider = match made {
             Ok(provider) => provider,
             Err(error) => {
-                ring.ring().give_back(&mut self.extents);
+                ring.current().ring().give_back(&mut self.extents);
                 return Err(error.into());
             }
         };
-        let place = ring.ring().place();
         let object = Srq {
             provider,
             ring,
@@ -115,23 +117,75 @@ impl ProcessDevice {
         context: ContextId,
         command: &Command<'_>,
     ) -> Result<Answer, Errno> {
-        let (asked, _) = command.read::<ModifySrq>()?;
+        let (asked, rest) = command.read::<ModifySrq>()?;
         let srq = self.srqs.get(context, asked.srq_handle.get())?;
         let mask = asked.attr_mask.get();
         if mask & !(MAX_WR | LIMIT) != 0 {
             return Err(Errno::EINVAL);
         }
         if mask & MAX_WR != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if mask & LIMIT != 0 {
+            let (to, _) = RxeModifySrq::read_from_prefix(rest).map_err(|_| Errno::EINVAL)?;
+            self.resize_srq(hca, context, &asked, to.mmap_info_addr.get())?;
+        } else if mask & LIMIT != 0 {
             let limit = asked.srq_limit.get();
-            if limit > srq.ring.ring().capacity() {
+            if limit > srq.ring.current().ring().capacity() {
                 return Err(Errno::EINVAL);
             }
             hca.modify_srq(srq.provider, limit, None)?;
         }
         Ok(Answer::default())
+    }
+
+    /// Moves a queue to a ring of another size, and writes the place of that ring to the program's memory. The limit stays unless
+    /// the command gives one.
+    fn resize_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        asked: &ModifySrq,
+        to: u64,
+    ) -> Result<(), Errno> {
+        let srq = self.srqs.get(context, asked.srq_handle.get())?;
+        let max_wr = asked.max_wr.get();
+        let limit = if asked.attr_mask.get() & LIMIT != 0 {
+            asked.srq_limit.get()
+        } else {
+            hca.query_srq(srq.provider)?.limit
+        };
+        let most = hca.attributes().limits.max_srq_wr;
+        let waiting = srq.ring.current().waiting();
+        if !(1..most).contains(&max_wr) || limit > max_wr || waiting > max_wr {
+            return Err(Errno::EINVAL);
+        }
+        let list = usize::try_from(srq.max_sge).map_err(|_| Errno::EINVAL)?;
+        let (provider, current) = (srq.provider, srq.ring.clone());
+        let rings = self.rings()?;
+        let ring = Ring::new(&rings, &mut self.extents, max_wr, receive_element(list));
+        let ring = ring.ok_or(Errno::ENOMEM)?;
+        let (capacity, place) = (ring.capacity(), ring.place());
+        if !ring.reach(waiting) {
+            ring.give_back(&mut self.extents);
+            return Err(Errno::ENOMEM);
+        }
+        if hca.dma_write(to, place.as_bytes()).is_err() {
+            ring.give_back(&mut self.extents);
+            return Err(Errno::EFAULT);
+        }
+        let resized = hca.modify_srq(provider, limit, Some(capacity));
+        if let Err(error) = resized {
+            ring.give_back(&mut self.extents);
+            return Err(error.into());
+        }
+        match current.move_to(ReceiveRing::new(ring, list)) {
+            Ok(old) => {
+                old.ring().give_back(&mut self.extents);
+                Ok(())
+            }
+            Err(new) => {
+                new.ring().give_back(&mut self.extents);
+                Err(Errno::ENOMEM)
+            }
+        }
     }
 
     pub(super) fn query_srq(
@@ -144,7 +198,7 @@ impl ProcessDevice {
         let srq = self.srqs.get(context, asked.handle.get())?;
         let is = hca.query_srq(srq.provider)?;
         Ok(Answer::new(&QuerySrqAnswer {
-            max_wr: srq.ring.ring().capacity().into(),
+            max_wr: srq.ring.current().ring().capacity().into(),
             max_sge: srq.max_sge.into(),
             srq_limit: is.limit.into(),
             reserved: 0.into(),
@@ -175,7 +229,12 @@ impl ProcessDevice {
         if let Some(owned) = self.srqs.0.remove(&handle) {
             // No queue pair takes receives there any more.
             let _ = hca.destroy_srq(owned.object.provider);
-            owned.object.ring.ring().give_back(&mut self.extents);
+            owned
+                .object
+                .ring
+                .current()
+                .ring()
+                .give_back(&mut self.extents);
         }
     }
 }

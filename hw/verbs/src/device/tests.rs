@@ -1,6 +1,7 @@
 mod arming;
 mod budget;
 mod large_queues;
+mod shared_receives;
 
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};

@@ -298,7 +298,7 @@ fn t052_each_attribute_that_is_changed_in_sqd_acts() {
             rig.run(500);
             let done = rig.outcomes(&ends[0]);
             let failed = done.iter().find(|done| Some(done.1) != OK);
-            let last = failed.or(done.last()).map(|done| done.1);
+            let last = failed.or_else(|| done.last()).map(|done| done.1);
             assert_eq!(last, expected, "scene {number}, {count} changes");
         }
     }
