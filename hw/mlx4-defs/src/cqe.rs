@@ -24,7 +24,7 @@ layout! {
         0x0c pub sl_vid: U16,
         /// The remote port of a datagram.
         0x0e pub slid: Lid,
-        /// Checksums of the payload that were verified.
+        /// What was found of the payload, such as [`Self::IP_OK`].
         0x10 pub status: U16,
         /// Ethernet only.
         0x12 pub ipv6_ext_mask: u8,
@@ -34,7 +34,7 @@ layout! {
         0x14 pub byte_count: U32,
         /// The work request: the running count of a send, the slot in a shared receive queue.
         0x18 pub wqe_index: U16,
-        /// Checksum of the payload.
+        /// Checksum of the payload: [`Self::CHECKSUM_OK`] if its own is right.
         0x1a pub checksum: U16,
         /// Reserved.
         0x1c pub reserved: [u8; 3],
@@ -44,6 +44,17 @@ layout! {
 }
 
 impl Cqe {
+    /// [`Self::status`]: the packet is one of IPv4.
+    pub const IPV4: u16 = 1 << 6;
+    /// [`Self::status`]: it carries TCP.
+    pub const TCP: u16 = 1 << 10;
+    /// [`Self::status`]: it carries UDP.
+    pub const UDP: u16 = 1 << 11;
+    /// [`Self::status`]: the checksum of its IPv4 header is right.
+    pub const IP_OK: u16 = 1 << 12;
+    /// [`Self::checksum`] where that of TCP or UDP is right.
+    pub const CHECKSUM_OK: u16 = 0xffff;
+
     bit_fields! {
         /// The packet had a GRH.
         grh, set_grh: bool = grh_path_bits >> 7, 1;

@@ -120,6 +120,16 @@ impl ControlSegment {
 }
 
 layout! {
+    /// What the headers of a message stand behind that is to be cut into packets (`struct mlx4_wqe_lso_seg`).
+    SegmentationHeader, 4 {
+        /// Bytes of each packet behind the headers; the last one may have fewer.
+        0x0 pub mss: U16,
+        /// Bytes of the headers, which all packets have.
+        0x2 pub header_length: U16,
+    }
+}
+
+layout! {
     /// Where a datagram goes (`struct mlx4_av`).
     AddressVector, 32 {
         /// See [`Self::port`] and [`Self::force_loopback`].

@@ -90,6 +90,10 @@ const GIDS: u16 = 1;
 const LOG_MACS_AND_VLANS: u8 = 7;
 /// Log2 of the longest message.
 const LOG_MAX_MESSAGE: u8 = 30;
+/// Log2 of the bytes that the device cuts into packets.
+pub(super) const LOG_MAX_GSO: u8 = 16;
+/// Bytes of a message that the device cuts into packets, without their headers.
+pub(super) const MAX_GSO: u64 = 1 << LOG_MAX_GSO;
 /// Log2 of the RDMA reads and atomics at a time.
 const LOG_RDMA_PER_QP: u8 = 4;
 /// Log2 of the smallest page.
@@ -204,6 +208,7 @@ pub(super) fn query_dev_cap(device: &DeviceAttributes) -> Box<Mailbox> {
         log_max_responder_depth: LOG_RDMA_PER_QP,
         ack_delay: ACK_DELAY,
         log_max_message: LOG_MAX_MESSAGE,
+        log_max_gso: LOG_MAX_GSO,
         rates: U16::new(ALL_RATES),
         log_uar_bar_size: LOG_UAR_AREA - LOG_MIB,
         log_min_page_size: LOG_MIN_PAGE,
@@ -235,7 +240,10 @@ fn flags(caps: DeviceCaps) -> u64 {
     [
         (DeviceCaps::RC, dev_cap_flags::RC),
         (DeviceCaps::UC, dev_cap_flags::UC),
-        (DeviceCaps::UD, dev_cap_flags::UD),
+        (
+            DeviceCaps::UD,
+            dev_cap_flags::UD | dev_cap_flags::IPOIB_CSUM | dev_cap_flags::BLH,
+        ),
         (DeviceCaps::ATOMIC, dev_cap_flags::ATOMIC),
         (DeviceCaps::SRQ, dev_cap_flags::SRQ),
         (
@@ -397,8 +405,9 @@ mod tests {
             (0x10, &[14, 14]),
             (0x19, &[16]),
             (0x26, &[0, 0]),
+            (0x2d, &[16]),
             (0x37, &[2, 30]),
-            (0x40, &[0x08, 0x01, 0, 0, 0, 0x34, 0x03, 0x47]),
+            (0x40, &[0x08, 0x01, 0, 0, 0, 0x34, 0x83, 0xc7]),
             (0x48, &[0, 3, 0, 12, 0]),
             (0x51, &[32, 0x03, 0xf0, 0, 32, 0x02, 0]),
             (0x64, &[0x10, 15]),

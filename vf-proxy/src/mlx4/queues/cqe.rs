@@ -6,6 +6,7 @@ use mlx4_defs::cqe::{Cqe, CqeOpcode, ErrorCqe, OwnerOpcode, Syndrome};
 use zerocopy::network_endian::{U16, U32};
 
 use super::name::{SendName, receive_index};
+use super::offload::Protocol;
 
 /// An entry that is ready but for its owner's bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,16 @@ impl Entry {
             cqe,
             solicited: completion.flags.contains(CompletionFlags::SOLICITED),
         }
+    }
+
+    /// The checksums of its packet, which carries this protocol, are right (`mlx4_ib_ipoib_csum_ok`).
+    pub(super) fn set_verified(&mut self, protocol: Protocol) {
+        let carries = match protocol {
+            Protocol::Tcp => Cqe::TCP,
+            Protocol::Udp => Cqe::UDP,
+        };
+        self.cqe.status = U16::new(Cqe::IPV4 | Cqe::IP_OK | carries);
+        self.cqe.checksum = U16::new(Cqe::CHECKSUM_OK);
     }
 
     /// The entry for a request that failed.

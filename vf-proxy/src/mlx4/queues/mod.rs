@@ -23,6 +23,7 @@ mod flush;
 mod keys;
 mod moderation;
 mod name;
+mod offload;
 mod qp;
 mod receive;
 mod send;

@@ -1,19 +1,23 @@
 //! Queue pairs: what one consists of, and how it is made and ended.
 
 use hca_api::{
-    Hca, PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState as ProviderState,
-    ReceiveMode, SpecialQp,
+    Completion, Hca, PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec,
+    QpState as ProviderState, ReceiveMode, SpecialQp,
 };
+use ib_wire::packet::Grh;
 use ib_wire::{PortNum, Qpn};
 use mlx4_defs::qp::{QpContext, QpMailbox, QpState, ServiceType};
+use mlx4_defs::wqe::WqeOpcode;
 use mlx4_defs::{Cqn, Srqn, Status, Uar};
 use zerocopy::network_endian::U16;
 
+use super::super::capability::LOG_MAX_GSO;
 use super::super::mtt::{MttPin, Mtts};
 use super::super::pd::{Pds, status_of};
 use super::cq::Cq;
 use super::keys::LocalKeys;
-use super::name::Life;
+use super::name::{Life, SendName, receive_index};
+use super::offload::{self, Protocol};
 use super::receive::{ReceiveQueue, Slots};
 use super::send::SendQueue;
 use super::srq::Srq;
@@ -37,8 +41,14 @@ pub(super) struct Qp {
     pub(super) in_flight: u32,
     /// The send queue waits for the provider to complete a send.
     pub(super) waits: bool,
+    /// Packets that were made of the next send, which is cut into several.
+    pub(super) segments: u16,
+    /// The send of which a packet failed, by its running count.
+    failed: Option<u16>,
     /// Receives that have completed, modulo 2^16; not counted of a shared queue.
     pub(super) received: u16,
+    /// Its own receives.
+    slots: Option<Slots>,
     pin: MttPin,
 }
 
@@ -55,6 +65,10 @@ pub(super) struct Parts<'a> {
 /// answer: a guest with thousands of queue pairs is not to fill the host's memory with their inline bytes. All else waits in the
 /// guest's ring.
 const MAX_UNDER_WAY: u32 = 32;
+
+/// Log2 of more bytes than the headers have that the device writes checksums into.
+const LOG_LONGEST_HEADERS: u8 = 7;
+const _: () = assert!(offload::LONGEST_HEADERS <= 1 << LOG_LONGEST_HEADERS);
 
 /// Log2 of the smallest stride of a queue.
 const MIN_LOG_STRIDE: u8 = 4;
@@ -79,7 +93,8 @@ impl Qp {
         let pin = mtts.pin(context.mtt_base.entry())?;
         let made = pds.acquire(hca, tag).and_then(|pd| {
             let made = local_keys(hca, pds, context).and_then(|keys| {
-                let receives = slots.map(|slots| ReceiveQueue::new(slots, keys, life.name()));
+                let receives = slots.clone();
+                let receives = receives.map(|slots| ReceiveQueue::new(slots, keys, life.name()));
                 let handle = at_provider(hca, pd, parts, (qpn, context, transport), receives)?;
                 Ok((keys, handle))
             });
@@ -97,7 +112,10 @@ impl Qp {
                 sends,
                 in_flight: 0,
                 waits: false,
+                segments: 0,
+                failed: None,
                 received: 0,
+                slots,
                 pin,
             }),
             Err(status) => {
@@ -144,6 +162,48 @@ impl Qp {
         self.context.reserved_lkey()
     }
 
+    /// Takes the next send, and gives its running count.
+    pub(super) const fn take_send(&mut self) -> u16 {
+        self.segments = 0;
+        let index = self.sends.index();
+        self.sends.take();
+        index
+    }
+
+    /// Notes that a send failed, or a packet of it. Returns `true` if one that is cut into packets had failed before: it
+    /// completes once, whatever becomes of the rest.
+    pub(super) fn has_failed(&mut self, send: SendName) -> bool {
+        if send.opcode != WqeOpcode::LSO {
+            return false;
+        }
+        if self.segments != 0 && self.sends.index() == send.index {
+            self.take_send();
+        }
+        self.failed.replace(send.index) == Some(send.index)
+    }
+
+    /// Returns what a packet of IPoIB carries whose checksums are right. Only those of queue pairs are looked at that the
+    /// driver made for IPoIB: with messages as long as the device cuts.
+    pub(super) fn verified(
+        &self,
+        hca: &dyn Hca,
+        completion: &Completion,
+        packet: &mut Vec<u8>,
+    ) -> Option<Protocol> {
+        let slots = self.slots.as_ref()?;
+        let of_ipoib = self.transport == Transport::Datagram
+            && self.is_kernel()
+            && self.context.log_max_message() == LOG_MAX_GSO;
+        if !of_ipoib {
+            return None;
+        }
+        let index = receive_index(completion.wr_id);
+        slots
+            .read_message(hca, index, self.keys, completion.byte_len, packet)
+            .then_some(())?;
+        offload::verified(packet.get(size_of::<Grh>()..)?)
+    }
+
     /// Takes over the state that the provider put the queue pair into by itself. Whether that is another
     /// one.
     pub(super) fn follow_provider(&mut self, hca: &dyn Hca) -> bool {
@@ -184,6 +244,7 @@ impl Qp {
         let change = transition.change(self.transport, &context, optional, drained_event);
         hca.modify_qp(self.handle, &change).map_err(status_of)?;
         self.context = context;
+        self.failed = None;
         self.state = transition.target();
         Ok(())
     }
@@ -350,7 +411,8 @@ fn caps(hca: &dyn Hca, context: &QpContext, transport: Transport) -> QpCaps {
         max_recv_wr: u32::min(receives, limits.max_qp_wr),
         max_send_sge: segments(log_sq_stride(context)).min(limits.max_sge),
         max_recv_sge: receive_segments.min(limits.max_sge),
-        max_inline: (1 << log_sq_stride(context)).min(limits.max_inline),
+        // The headers of a packet of which the device writes the checksums come so, too.
+        max_inline: (1 << log_sq_stride(context).max(LOG_LONGEST_HEADERS)).min(limits.max_inline),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! There is no doorbell for receives: the driver counts what it posts in a record in its memory.
 
-use hca_api::{AddressSpace, DmaFault, PulledReceives, Sge};
+use hca_api::{AddressSpace, DmaFault, Hca, PulledReceives, Sge};
 use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::wqe::DataSegment;
 use zerocopy::{FromBytes, IntoBytes};
@@ -29,12 +29,46 @@ pub(super) struct Slots {
 /// Bytes of the largest receive: log2 of the stride is at most 7 + 4.
 const MAX_STRIDE: usize = 1 << 11;
 
+/// Bytes of the longest datagram: 4096, and the space for its GRH.
+const LONGEST_DATAGRAM: u32 = 4096 + 40;
+
 impl Slots {
     /// Receives posted since the queue was made, modulo 2^16; none where the record cannot be read.
     fn posted(&self, read: &Reader<'_>) -> Option<u16> {
         let mut record = DoorbellRecord::default();
         read(self.doorbell_record, record.as_mut_bytes()).ok()?;
         Some(record.posted())
+    }
+
+    /// Reads a message of so many bytes that a slot took, and returns `true` if it is in memory that the guest has and the
+    /// reserved key names.
+    pub(super) fn read_message(
+        &self,
+        hca: &dyn Hca,
+        index: u16,
+        keys: LocalKeys,
+        length: u32,
+        message: &mut Vec<u8>,
+    ) -> bool {
+        let mut scatter = Vec::new();
+        let slot = index & ((1 << self.log_entries) - 1);
+        let read = |addr, buf: &mut [u8]| hca.dma_read(addr, buf);
+        if self.scatter(&read, slot, 0, keys, &mut scatter).is_err() {
+            return false;
+        }
+        message.clear();
+        let mut left = length.min(LONGEST_DATAGRAM);
+        for sge in scatter {
+            let start = message.len();
+            let now = left.min(sge.len);
+            left -= now;
+            message.resize(start + now as usize, 0);
+            let reserved = Some(sge.lkey) == keys.whole_space;
+            if !reserved || hca.dma_read(sge.addr, &mut message[start..]).is_err() {
+                return false;
+            }
+        }
+        left == 0
     }
 
     /// Appends the scatter list of a slot, whose first `skip` bytes are something else and given back.

@@ -143,9 +143,16 @@ impl Queues {
             if core::mem::take(&mut qp.waits) {
                 self.pending.add(qpn);
             }
+            if failed && qp.has_failed(SendName::of(completion.wr_id)) {
+                return;
+            }
         }
         let carried = qp.carried(completion);
-        let entry = Entry::new(qp.qpn, completion);
+        let mut entry = Entry::new(qp.qpn, completion);
+        if receive && !failed {
+            let verified = qp.verified(hca, completion, &mut self.data.summed);
+            verified.inspect(|protocol| entry.set_verified(*protocol));
+        }
         let cqn = qp.cqn(receive);
         if receive && qp.srqn().is_none() {
             qp.received = receive_index(completion.wr_id).wrapping_add(1);
@@ -271,14 +278,14 @@ fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
             // What was posted before completes first.
             Err(BadWqe) if qp.in_flight != 0 => return Progress::Wait,
             Err(BadWqe) if qp.transport == Transport::Rc => {
-                let index = take(qp);
+                let index = qp.take_send();
                 return Progress::Broken { index };
             }
             Err(BadWqe) => {
                 // What needs no acknowledgement stops sending and goes on receiving (IBA 10.3.1.6).
                 qp.state = QpState::SQER;
                 return Progress::Failed {
-                    index: take(qp),
+                    index: qp.take_send(),
                     syndrome: Syndrome::LOCAL_QP_OP,
                 };
             }
@@ -288,16 +295,9 @@ fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
         return Progress::Wait;
     }
     Progress::Failed {
-        index: take(qp),
+        index: qp.take_send(),
         syndrome: Syndrome::FLUSHED,
     }
-}
-
-/// Takes the next request, and gives its running count.
-fn take(qp: &mut Qp) -> u16 {
-    let index = qp.sends.index();
-    qp.sends.take();
-    index
 }
 
 /// Posts a request at the provider.
@@ -311,15 +311,24 @@ fn post(
     if send.registers() && !qp.context.fast_register() {
         return Err(BadWqe);
     }
+    let last = match send.offload {
+        Some(offload) => data.cut(hca, qp.keys, offload, qp.segments)?,
+        None => true,
+    };
     let name = SendName {
         index: qp.sends.index(),
         opcode: send.opcode,
-        signaled: send.signaled,
+        // A request that is cut is complete with its last packet.
+        signaled: send.signaled && last,
         grh: send.has_grh(),
     };
     match hca.post_send(qp.handle, &send.request(name.name(qp.life), data)) {
         Ok(()) => {
-            qp.sends.take();
+            if last {
+                qp.take_send();
+            } else {
+                qp.segments += 1;
+            }
             qp.in_flight += 1;
             let copied = send.is_multicast();
             Ok(if copied {

@@ -1,19 +1,21 @@
 //! Work requests of send queues, from their bytes to what the provider takes.
 
 use hca_api::{
-    AccessFlags, AddressVector, FastRegister, PageList, Payload, RKey, RemoteAddress, SendFlags,
-    SendOp, SendRequest, Sge, UdAddress, UdDestination,
+    AccessFlags, AddressVector, FastRegister, Hca, PageList, Payload, RKey, RemoteAddress,
+    SendFlags, SendOp, SendRequest, Sge, UdAddress, UdDestination,
 };
 use ib_wire::Rate;
 use mlx4_defs::wqe::{
-    self, AtomicSegment, ControlSegment, DataSegment, DatagramSegment, InlineHeader,
+    self, AtomicSegment, ControlSegment, DataSegment, DatagramSegment, INLINE_ALIGN, InlineHeader,
     LocalInvalidateSegment, MaskedAtomicSegment, RegisterSegment, RemoteAddressSegment,
-    SEGMENT_UNIT, WqeOpcode,
+    SEGMENT_UNIT, SegmentationHeader, WqeOpcode,
 };
 use vf_tunnel::global_route;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use super::super::capability::MAX_GSO;
 use super::keys::LocalKeys;
+use super::offload::{LONGEST_HEADERS, Segment, part, write_checksums};
 use super::transport::Transport;
 
 /// A work request that no queue pair of its kind can carry out.
@@ -31,6 +33,20 @@ pub(super) struct WorkRequest {
     op: SendOp<'static>,
     /// `None` where the queue pair sends to its tunnel or its peer only.
     destination: Option<UdDestination>,
+    /// Work of the device on the packet.
+    pub(super) offload: Option<Offload>,
+}
+
+/// Work of the device on the packets of IPoIB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offload {
+    /// It writes the checksums.
+    Checksums,
+    /// It cuts the message into packets with so many bytes of TCP each.
+    Segments {
+        /// The maximum segment size.
+        mss: u16,
+    },
 }
 
 impl WorkRequest {
@@ -52,6 +68,11 @@ impl WorkRequest {
 pub(super) struct SendData {
     inline: Vec<u8>,
     gather: Vec<Sge>,
+    /// One packet of an offloaded request: headers, and the memory behind them.
+    head: Vec<u8>,
+    part: Vec<Sge>,
+    /// Memory of the guest that a checksum is over.
+    pub(super) summed: Vec<u8>,
 }
 
 /// Size of a slot that a request can fill with more units than the size field counts.
@@ -85,7 +106,15 @@ impl WorkRequest {
             Transport::Rc | Transport::Uc => None,
         };
         let immediate = u32::from_be_bytes(control.immediate);
+        let mut headers: &[u8] = &[];
+        let mut offload = None;
         let op = match control.opcode() {
+            WqeOpcode::LSO if transport == Transport::Datagram => {
+                let (mss, bytes) = segmentation(control, &mut body)?;
+                headers = bytes;
+                offload = Some(Offload::Segments { mss });
+                SendOp::Send
+            }
             WqeOpcode::SEND => SendOp::Send,
             WqeOpcode::SEND_IMM => SendOp::SendImmediate(immediate),
             WqeOpcode::SEND_INVAL if transport == Transport::Rc => {
@@ -99,6 +128,15 @@ impl WorkRequest {
             other => remote_op(other, transport, immediate, &mut body)?,
         };
         data.read(body, keys)?;
+        let checksums = control.ip_checksum() || control.l4_checksum();
+        if offload.is_some() {
+            if !data.inline.is_empty() {
+                return Err(BadWqe);
+            }
+            data.inline.extend_from_slice(headers);
+        } else if checksums && transport == Transport::Datagram {
+            offload = Some(Offload::Checksums);
+        }
         Ok(Self {
             opcode: control.opcode(),
             signaled: control.completion() == ControlSegment::SIGNALED,
@@ -106,6 +144,7 @@ impl WorkRequest {
             fence: control.fence(),
             op,
             destination,
+            offload,
         })
     }
 
@@ -122,11 +161,35 @@ impl WorkRequest {
         SendRequest {
             wr_id: name,
             op: self.op,
-            payload: data.payload(),
+            payload: if self.offload.is_some() {
+                Payload::Headed(&data.head, &data.part)
+            } else {
+                data.payload()
+            },
             flags,
             destination: self.destination,
         }
     }
+}
+
+/// Reads the segment of a message that is to be cut into packets: their length, and the headers that they share
+/// (`struct mlx4_wqe_lso_seg`).
+fn segmentation<'a>(
+    control: &ControlSegment,
+    body: &mut &'a [u8],
+) -> Result<(u16, &'a [u8]), BadWqe> {
+    let segment = next::<SegmentationHeader>(body)?;
+    let length = usize::from(segment.header_length.get());
+    let whole = size_of::<SegmentationHeader>() + length;
+    let used = whole.next_multiple_of(SEGMENT_UNIT);
+    if used > INLINE_ALIGN && !control.big_header() {
+        return Err(BadWqe);
+    }
+    let headers = body.get(..length).ok_or(BadWqe)?;
+    *body = body
+        .get(used - size_of::<SegmentationHeader>()..)
+        .unwrap_or_default();
+    Ok((segment.mss.get(), headers))
 }
 
 /// Reads what reaches the peer's memory: the transport has to be connected, and for answers reliable.
@@ -245,6 +308,60 @@ impl SendData {
             };
             let next = used.next_multiple_of(SEGMENT_UNIT).min(segments.len());
             segments = &segments[next..];
+        }
+        Ok(())
+    }
+
+    /// Makes a packet of an offloaded request, by its number, and returns `true` if it is the last one.
+    ///
+    /// # Errors
+    /// [`BadWqe`] for a message that cannot be cut as the request says, for more bytes than a message may have, and for
+    /// memory that is not named by the reserved key or that the guest does not have.
+    pub(super) fn cut(
+        &mut self,
+        hca: &dyn Hca,
+        keys: LocalKeys,
+        offload: Offload,
+        number: u16,
+    ) -> Result<bool, BadWqe> {
+        let reserved = |sge: &Sge| Some(sge.lkey) == keys.whole_space;
+        let whole: u64 = self.gather.iter().map(|sge| u64::from(sge.len)).sum();
+        if whole > MAX_GSO || !self.gather.iter().all(reserved) {
+            return Err(BadWqe);
+        }
+        // No more than the bound.
+        let whole = usize::try_from(whole).map_err(|_| BadWqe)?;
+        self.head.clear();
+        self.head.extend_from_slice(&self.inline);
+        let (start, length, last) = match offload {
+            Offload::Checksums => {
+                let missing = LONGEST_HEADERS.saturating_sub(self.head.len()).min(whole);
+                self.read_memory(hca, 0, missing)?;
+                self.head.extend_from_slice(&self.summed);
+                (missing, whole - missing, true)
+            }
+            Offload::Segments { mss } => {
+                let segment = Segment::new(&self.head, mss.into(), whole, number).ok_or(BadWqe)?;
+                segment.patch(&mut self.head);
+                (segment.start, segment.len, segment.last)
+            }
+        };
+        self.read_memory(hca, start, length)?;
+        let summed = &self.summed;
+        write_checksums(&mut self.head, length, |sum| sum.add(summed));
+        self.part.clear();
+        self.part.extend(part(&self.gather, start, length));
+        Ok(last)
+    }
+
+    /// Reads a part of the memory of a request.
+    fn read_memory(&mut self, hca: &dyn Hca, start: usize, length: usize) -> Result<(), BadWqe> {
+        self.summed.resize(length, 0);
+        let mut rest = &mut self.summed[..];
+        for sge in part(&self.gather, start, length) {
+            let (now, later) = rest.split_at_mut(sge.len as usize);
+            hca.dma_read(sge.addr, now).map_err(|_| BadWqe)?;
+            rest = later;
         }
         Ok(())
     }

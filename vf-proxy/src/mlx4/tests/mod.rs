@@ -5,6 +5,7 @@ mod channel;
 mod datagrams;
 mod hostile_rings;
 mod lengthy;
+mod offloads;
 mod pci;
 mod ports;
 mod proxies;
