@@ -2,6 +2,7 @@
 
 mod access;
 mod gate;
+mod gathered;
 pub(super) mod registration;
 
 use core::ops::RangeInclusive;
@@ -17,6 +18,7 @@ use slab::Slab;
 
 pub(super) use self::access::RemoteRegion;
 use self::gate::Gate;
+pub(super) use self::gathered::Gathered;
 
 /// Where the bytes of a region are.
 #[derive(Clone, Debug)]
@@ -230,15 +232,13 @@ impl Memory {
         &self,
         pd: PdHandle,
         sges: &[Sge],
-        out: &mut Vec<u8>,
+        out: &mut Gathered,
     ) -> Result<(), ProtectionFault> {
         for sge in sges.iter().filter(|sge| sge.len != 0) {
             let mr = owner(&self.keys, sge.lkey)?;
             let region = usable(&self.regions, mr, pd, sge.lkey, AccessFlags::empty())?;
             region.pieces(sge.addr, u64::from(sge.len), |addr, len| {
-                let start = out.len();
-                out.resize(start + len, 0);
-                Ok(self.space.read(addr, &mut out[start..])?)
+                Ok(self.space.read(addr, out.room(len))?)
             })?;
         }
         Ok(())

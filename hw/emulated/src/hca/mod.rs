@@ -65,6 +65,7 @@ pub use self::inspect::QpRow;
 use self::egress::Egress;
 use self::foreign_peers::ForeignPeers;
 use self::function::FunctionState;
+use self::memory::Gathered;
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
@@ -129,7 +130,7 @@ pub struct Device {
     /// Copies of what passed the tunnels, while somebody watches.
     tunnelled: Option<VecDeque<(PortNum, Frame)>>,
     /// Where messages are gathered.
-    staging: Vec<u8>,
+    staging: Gathered,
     /// Buffers for the payload of packets of connections.
     payloads: Vec<Vec<u8>>,
     /// Packets of connections may leave in whole runs.
@@ -189,7 +190,7 @@ impl Device {
             tunnels: Vec::new(),
             egress: (0..ports).map(|_| Egress::default()).collect(),
             tunnelled: None,
-            staging: Vec::new(),
+            staging: Gathered::default(),
             payloads: Vec::new(),
             sends_runs: true,
             spare: SpareBytes::default(),

@@ -14,6 +14,7 @@ use super::backlog::PACKET_COST;
 use super::egress::Leaving;
 use super::function::FunctionState;
 use super::inbound::Inbound;
+use super::memory::Gathered;
 use super::qp::{Qp, Side};
 use super::qpn::QpRef;
 use super::receive::Arrival;
@@ -279,7 +280,7 @@ impl Device {
         at: QpRef,
         work: &SendWork,
         payload: Payload<'_>,
-        staging: &mut Vec<u8>,
+        staging: &mut Gathered,
     ) -> Result<u32, CompletionStatus> {
         const GONE: CompletionStatus = CompletionStatus::LocalQpOperation;
 
@@ -297,13 +298,13 @@ impl Device {
             Payload::Inline(bytes) => bytes,
             Payload::Gather(sges) | Payload::Headed(_, sges) => {
                 if let Payload::Headed(head, _) = payload {
-                    staging.extend_from_slice(head);
+                    staging.extend(head);
                 }
                 state
                     .memory
                     .gather(qp.pd, sges, staging)
                     .map_err(|_| CompletionStatus::LocalProtection)?;
-                staging
+                staging.bytes()
             }
         };
         match work.target {

@@ -7,6 +7,7 @@ use ib_wire::PortNum;
 
 use super::super::connection_counters::ConnectionCounters;
 use super::super::inbound::Inbound;
+use super::super::memory::Gathered;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::{Connected, Machine, Surroundings, request};
@@ -23,7 +24,7 @@ impl Device {
         &mut self,
         at: QpRef,
         arrived: &[u8],
-        leaving: &mut Vec<u8>,
+        leaving: &mut Gathered,
         call: impl FnOnce(&mut Machine, Instant, &mut Surroundings<'_>) -> T,
     ) -> Option<T> {
         let now = self.node.now();
@@ -50,7 +51,7 @@ impl Device {
         }
         let deadline = machine.poll_timeout();
         let moved = ConnectionCounters {
-            sent_bytes: leaving.len() as u64,
+            sent_bytes: leaving.bytes().len() as u64,
             received_bytes: arrived.len() as u64,
             retransmissions: machine.repeats().0 - before.0,
             rnr_naks: machine.repeats().1 - before.1,
@@ -91,7 +92,7 @@ impl Device {
         let qp = self.state(at.function)?.qp(at.handle())?;
         let request = request(qp.signal_all, posted, &mut self.spare)?;
         let mut request = Some(request);
-        self.with_machine(at, &[], &mut Vec::new(), |machine, _, fx| {
+        self.with_machine(at, &[], &mut Gathered::default(), |machine, _, fx| {
             if let Some(request) = request.take() {
                 machine.post(request, fx);
             }
@@ -100,7 +101,7 @@ impl Device {
             // In ERR, and there never was a connection.
             use ib_transport::{Effects, Status};
             let state = self.state_mut(at.function)?;
-            Surroundings::new(state, at.index, &[], &mut Vec::new())
+            Surroundings::new(state, at.index, &[], &mut Gathered::default())
                 .complete_send(request, Status::Flushed);
         }
         self.join_backlog(at);
@@ -126,7 +127,7 @@ impl Device {
             _ => own.configure()?,
         }
         own.announces_drain |= change.drain_event;
-        let none = &mut Vec::new();
+        let none = &mut Gathered::default();
         match (from, to) {
             (QpState::ReadyToSend, QpState::SendQueueDrain) => {
                 self.with_machine(at, &[], none, |machine, _, fx| machine.drain(fx));
@@ -143,7 +144,9 @@ impl Device {
 
     /// Takes a connected queue pair to ERR: requests and the receive in use flush first.
     pub(in super::super) fn abort_connected(&mut self, at: QpRef) {
-        self.with_machine(at, &[], &mut Vec::new(), |machine, _, fx| machine.abort(fx));
+        self.with_machine(at, &[], &mut Gathered::default(), |machine, _, fx| {
+            machine.abort(fx)
+        });
     }
 
     /// Forgets the timer of a queue pair that goes.
@@ -200,7 +203,7 @@ impl Device {
             // The entry was that of an earlier deadline.
             return self.rearm(at);
         }
-        self.with_machine(at, &[], &mut Vec::new(), |machine, now, fx| {
+        self.with_machine(at, &[], &mut Gathered::default(), |machine, now, fx| {
             machine.handle_timeout(now, fx);
         });
         self.join_backlog(at);
@@ -245,7 +248,7 @@ impl Device {
         transfer: &Transfer,
         payload: &[u8],
     ) {
-        let none = &mut Vec::new();
+        let none = &mut Gathered::default();
         self.with_machine(at, payload, none, |machine, now, fx| {
             machine.handle(now, transfer, fx);
         });
@@ -254,6 +257,6 @@ impl Device {
 
     /// Sets the timer of a queue pair that was held.
     pub(in super::super) fn rearm(&mut self, at: QpRef) {
-        self.with_machine(at, &[], &mut Vec::new(), |_, _, _| ());
+        self.with_machine(at, &[], &mut Gathered::default(), |_, _, _| ());
     }
 }

@@ -14,7 +14,7 @@ use ib_wire::RKey;
 
 use super::super::function::FunctionState;
 use super::super::memory::registration::Registration;
-use super::super::memory::{ProtectionFault, RemoteRegion};
+use super::super::memory::{Gathered, ProtectionFault, RemoteRegion};
 use super::super::qp::Side;
 use super::super::work_queue::{OwnedPayload, SgeList, total_len};
 
@@ -55,7 +55,7 @@ pub(super) struct Surroundings<'a> {
     /// Payload of the packet that arrived.
     arrived: &'a [u8],
     /// Payload of the packet that leaves.
-    leaving: &'a mut Vec<u8>,
+    leaving: &'a mut Gathered,
     /// A send request completed.
     has_completed: bool,
     /// Local requests that were carried out.
@@ -67,7 +67,7 @@ impl<'a> Surroundings<'a> {
         state: &'a mut FunctionState,
         index: u32,
         arrived: &'a [u8],
-        leaving: &'a mut Vec<u8>,
+        leaving: &'a mut Gathered,
     ) -> Self {
         Self {
             state,
@@ -152,7 +152,7 @@ impl Effects for Surroundings<'_> {
             .get(start.min(given.len())..end.min(given.len()))
             .unwrap_or_default();
         self.leaving.clear();
-        self.leaving.extend_from_slice(head);
+        self.leaving.extend(head);
         let before = |at: usize| at.saturating_sub(given.len()) as u64;
         let rest = before(start)..before(end);
         let memory = &self.state.memory;

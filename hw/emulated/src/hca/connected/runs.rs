@@ -11,6 +11,7 @@ use ib_wire::packet::{Bth, Lrh};
 use super::super::address::{SentBy, address};
 use super::super::egress::Leaving;
 use super::super::inbound::Inbound;
+use super::super::memory::Gathered;
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
@@ -31,11 +32,11 @@ impl Device {
             Some(Way::Whole) => LONGEST.min(most),
             _ => 1,
         };
-        let mut payload = self.payloads.pop().unwrap_or_default();
-        payload.clear();
+        let mut payload = Gathered::in_buffer(self.payloads.pop().unwrap_or_default());
         let polled = self.with_machine(at, &[], &mut payload, |machine, now, fx| {
             (machine.poll_transmit(now, budget, fx), fx.executed())
         });
+        let payload = payload.into_buffer();
         let (transfer, executed) = polled.unwrap_or_default();
         let Some(transfer) = transfer else {
             self.keep_payload(payload);

@@ -5,7 +5,7 @@ use core::sync::atomic::{Ordering, fence};
 
 use hca_api::{AccessFlags, AddressSpace, MrHandle, PdHandle, Sge};
 
-use super::{KeyOwner, Memory, ProtectionFault, owner, usable};
+use super::{Gathered, KeyOwner, Memory, ProtectionFault, owner, usable};
 
 /// Bytes of a message that are stored after all others.
 const TAIL: usize = 8;
@@ -55,7 +55,7 @@ impl Memory {
         pd: PdHandle,
         sges: &[Sge],
         range: &Range<u64>,
-        out: &mut Vec<u8>,
+        out: &mut Gathered,
     ) -> Result<(), ProtectionFault> {
         parts(sges, range).try_for_each(|part| self.gather(pd, &[part], out))
     }
@@ -147,15 +147,13 @@ impl Memory {
         at: RemoteRegion,
         addr: u64,
         len: u32,
-        out: &mut Vec<u8>,
+        out: &mut Gathered,
     ) -> Result<(), ProtectionFault> {
         let region = (self.regions.get(at.region.0 as usize))
             .filter(|region| region.generation == at.generation)
             .ok_or(ProtectionFault)?;
         region.pieces(addr, u64::from(len), |addr, len| {
-            let start = out.len();
-            out.resize(start + len, 0);
-            Ok(self.space.read(addr, &mut out[start..])?)
+            Ok(self.space.read(addr, out.room(len))?)
         })
     }
 

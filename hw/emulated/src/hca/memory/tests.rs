@@ -36,8 +36,9 @@ fn sge(addr: u64, len: u32, keys: &MrKeys) -> Sge {
 }
 
 fn read(memory: &Memory, pd: PdHandle, sge: Sge) -> Result<Vec<u8>, ProtectionFault> {
-    let mut out = Vec::new();
-    memory.gather(pd, &[sge], &mut out).map(|()| out)
+    let mut out = Gathered::default();
+    let gathered = memory.gather(pd, &[sge], &mut out);
+    gathered.map(|()| out.into_buffer())
 }
 
 fn scatter(memory: &mut Memory, sges: &[Sge], parts: &[&[u8]]) -> Result<(), ProtectionFault> {
@@ -315,9 +316,9 @@ proptest! {
         let bytes: Vec<u8> = (0..total).map(|_| random.next().to_le_bytes()[0]).collect();
         let (head, tail) = bytes.split_at(total / 3);
         scatter(&mut memory, &sges, &[head, tail]).unwrap();
-        let mut out = Vec::new();
+        let mut out = Gathered::default();
         memory.gather(PD, &sges, &mut out).unwrap();
-        prop_assert_eq!(out, bytes);
+        prop_assert_eq!(out.bytes(), bytes);
     }
 
     /// Hostile addresses, lengths and keys are refused or served within the region, never a panic.
