@@ -51,7 +51,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "verbs-link",
-        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime", "linux-abi"],
+        &[
+            "hca-api",
+            "ib-endpoint",
+            "ib-wire",
+            "ib-vtime",
+            "linux-abi",
+            "vf-queues",
+        ],
     ),
     ("vhca-umad", &["linux-abi", "umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
@@ -76,9 +83,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
+    ("vf-queues", &["hca-api", "ib-vtime"]),
     (
         "vf-proxy",
         &[
+            "vf-queues",
             "vf-tunnel",
             "mlx4-defs",
             "hca-api",

@@ -104,6 +104,20 @@ pub struct Completion {
     pub source: Option<SourceAddress>,
 }
 
+impl Completion {
+    /// A completion for [`crate::Hca::poll_cq`] to overwrite.
+    pub const BLANK: Self = Self {
+        wr_id: 0,
+        status: CompletionStatus::Success,
+        op: CompletionOp::Send,
+        qpn: Qpn::SMI,
+        byte_len: 0,
+        immediate: 0,
+        flags: CompletionFlags::empty(),
+        source: None,
+    };
+}
+
 /// What an armed completion queue announces (IBA 11.4.2.2, Request Completion Notification).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArmKind {

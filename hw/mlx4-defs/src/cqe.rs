@@ -24,7 +24,7 @@ layout! {
         0x0c pub sl_vid: U16,
         /// The remote port of a datagram.
         0x0e pub slid: Lid,
-        /// What was found of the payload, such as [`Self::IP_OK`].
+        /// Results of the checks of the payload, such as [`Self::IP_OK`].
         0x10 pub status: U16,
         /// Ethernet only.
         0x12 pub ipv6_ext_mask: u8,

@@ -1,10 +1,9 @@
 //! An RC or UC queue pair of a VF's program.
 
 use hca_api::{
-    AccessFlags, AddressVector, ArmKind, Completion, CompletionFlags, CompletionOp,
-    CompletionStatus, CqHandle, GlobalRoute, Hca, HcaError, Payload, PdHandle, QpAttributes,
-    QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest,
-    RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
+    AccessFlags, AddressVector, ArmKind, Completion, CqHandle, GlobalRoute, Hca, HcaError, Payload,
+    PdHandle, QpAttributes, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode,
+    RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
 };
 use ib_endpoint::PortPath;
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
@@ -312,7 +311,7 @@ impl ConnectedQp {
     }
 
     /// Moves the queue pair to ERR and posts a send request behind all others (`ib_drain_sq`). Its completion has the name `wr_id` and
-    /// is [`CompletionStatus::Flushed`]: then all requests before it have completed, and their memory is free.
+    /// is [`Flushed`](hca_api::CompletionStatus::Flushed): then all requests before it have completed, and their memory is free.
     ///
     /// # Errors
     /// As [`Hca::modify_qp`] and [`Hca::post_send`]; [`HcaError::QueueFull`] if the send queue was left no room for the request.
@@ -387,7 +386,7 @@ impl ConnectedQp {
         if !self.owns_cq {
             return None;
         }
-        let mut one = [BLANK];
+        let mut one = [Completion::BLANK];
         loop {
             if hca.poll_cq(self.cq, &mut one).ok()? == 1 {
                 return Some(one[0]);
@@ -407,18 +406,6 @@ impl ConnectedQp {
         }
     }
 }
-
-/// A completion to be overwritten.
-pub(super) const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Flushed,
-    op: CompletionOp::Send,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 #[cfg(test)]
 mod tests;

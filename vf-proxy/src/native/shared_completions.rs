@@ -6,7 +6,6 @@ use hca_api::{ArmKind, Completion, CqHandle, Hca, HcaError, QpCaps};
 use ib_wire::Qpn;
 
 use super::ConnectedQpId;
-use super::connected_qp::BLANK;
 
 /// Names a completion queue that queue pairs of a port share. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,7 +114,7 @@ impl SharedCompletions {
 
     /// Takes completions from the adapter, until `most` wait here.
     fn fetch(&mut self, hca: &mut dyn Hca, most: usize) -> Result<(), HcaError> {
-        let mut batch = [BLANK; BATCH];
+        let mut batch = [Completion::BLANK; BATCH];
         loop {
             let room = most.saturating_sub(self.held).min(BATCH);
             let count = hca.poll_cq(self.cq, &mut batch[..room])?;

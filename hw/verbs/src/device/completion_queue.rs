@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use hca_api::{
-    ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle, Hca,
-};
-use ib_wire::Qpn;
+use hca_api::{ArmKind, Completion, CompletionFlags, CompletionStatus, CqHandle, Hca};
+use vf_queues::collect;
 
 use super::completion::{element, is_receive};
 use super::{ChannelId, ContextId, Owned, ProcessDevice};
@@ -36,18 +34,6 @@ const LONGEST_RING: u32 = (1 << 15) - 1;
 
 /// Most entries of a queue, as an mlx5 adapter has them.
 const MAX_ENTRIES: u32 = (1 << 22) - 1;
-
-/// A completion to be overwritten.
-const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Success,
-    op: CompletionOp::Send,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -365,17 +351,12 @@ impl ProcessDevice {
         let Some(provider) = self.cqs.0.get(&handle).map(|cq| cq.object.provider) else {
             return;
         };
-        let mut batch = [BLANK; BATCH];
-        for _ in 0..BATCHES {
-            let count = hca.poll_cq(provider, &mut batch).unwrap_or(0);
-            for completion in &batch[..count] {
-                self.deliver(handle, completion);
-            }
-            if count < batch.len() && hca.arm_cq(provider, ArmKind::Next) != Ok(true) {
-                return;
-            }
+        let more = collect::<BATCH>(hca, provider, BATCHES, |_, completion| {
+            self.deliver(handle, completion);
+        });
+        if more {
+            self.uncollected.insert(handle);
         }
-        self.uncollected.insert(handle);
     }
 
     /// Reports a completion to the program. One of a queue pair that is gone tells nobody anything.

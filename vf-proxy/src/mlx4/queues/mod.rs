@@ -31,7 +31,6 @@ mod service;
 mod srq;
 mod transition;
 mod transport;
-mod turns;
 mod wqe;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,27 +42,21 @@ use mlx4_defs::bar::Register;
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Eqn, Srqn, Uar};
+use vf_queues::{FlushTimer, HeldEvents, Turns};
 
 #[cfg(test)]
 pub(super) use self::execute::MAX_ATTACHMENTS;
 pub(super) use self::execute::Tables;
-#[cfg(test)]
-pub(super) use self::service::BLANK;
-#[cfg(test)]
-pub(super) use self::turns::TURNS;
 
 use self::cq::Rung;
 pub(super) use self::cq::{Cq, NewRing};
 use self::doorbell_pages::DoorbellPages;
-use self::flush::FlushTimer;
 pub(super) use self::moderation::Moderation;
 pub(super) use self::transition::Transition;
 
-use self::moderation::HeldEvents;
 use self::name::Life;
 use self::qp::Qp;
 use self::srq::Srq;
-use self::turns::Turns;
 use self::wqe::SendData;
 use super::traffic::Traffic;
 
@@ -112,13 +105,13 @@ pub(super) struct Queues {
     /// Completion queues by the page of their doorbell.
     cq_pages: DoorbellPages<Cqn>,
     /// Queue pairs whose send queue may have something.
-    pending: Turns,
+    pending: Turns<Qpn>,
     /// Queue pairs that have to go to the error state.
     doomed: BTreeSet<Qpn>,
     /// Completion queues that had more than was moved at once.
     uncollected: BTreeSet<Cqn>,
-    flush: FlushTimer,
-    held: HeldEvents,
+    flush: FlushTimer<Qpn>,
+    held: HeldEvents<Cqn>,
     events: VecDeque<QueueEvent>,
     pub(super) traffic: Traffic,
     /// Where requests are read into.

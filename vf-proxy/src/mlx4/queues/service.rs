@@ -1,14 +1,13 @@
 //! Work under way: sends on their way to the provider, completions on their way to the driver.
 
-use hca_api::{
-    ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError,
-};
+use hca_api::{Completion, CompletionStatus, Hca, HcaError};
 use ib_vtime::Instant;
 use ib_wire::Qpn;
 use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
+use vf_queues::collect;
 
 use super::cq::{Cq, Written};
 use super::cqe::{Entry, is_receive};
@@ -18,18 +17,6 @@ use super::send::Wqe;
 use super::transport::Transport;
 use super::wqe::{BadWqe, SendData, WorkRequest};
 use super::{BATCH, BATCHES_COLLECTED, QueueEvent, Queues};
-
-/// A completion to be overwritten.
-pub(in super::super) const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Success,
-    op: CompletionOp::Send,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 /// What became of the next request of a send queue.
 enum Progress {
@@ -104,18 +91,12 @@ impl Queues {
         let Some(handle) = self.cqs.get(&cqn).map(|cq| cq.handle) else {
             return;
         };
-        let mut batch = [BLANK; BATCH];
-        for _ in 0..BATCHES_COLLECTED {
-            let count = hca.poll_cq(handle, &mut batch).unwrap_or(0);
-            for completion in &batch[..count] {
-                self.deliver(hca, completion);
-            }
-            // What came before it was asked for is not told of: it is polled for once more.
-            if count < batch.len() && hca.arm_cq(handle, ArmKind::Next) != Ok(true) {
-                return;
-            }
+        let more = collect::<BATCH>(hca, handle, BATCHES_COLLECTED, |hca, completion| {
+            self.deliver(hca, completion);
+        });
+        if more {
+            self.uncollected.insert(cqn);
         }
-        self.uncollected.insert(cqn);
     }
 
     /// Goes on with the completions of a queue that had very many. Whether there is one.

@@ -7,8 +7,9 @@ use hca_api::{DmaBuffer, DmaFault, HcaError};
 use mlx4_defs::cq::ArmCommand;
 use mlx4_defs::wqe::WqeOpcode;
 use proptest::prelude::*;
+use vf_queues::TURNS;
 
-use super::super::queues::{BATCH, TURNS};
+use super::super::queues::BATCH;
 use super::queue_scene::*;
 use super::*;
 

@@ -11,7 +11,6 @@ use mlx4_defs::qp::QpState;
 use mlx4_defs::wqe::{USE_QP_QKEY, WqeOpcode};
 
 use super::super::capability::RESERVED_LKEY;
-use super::super::queues::BLANK;
 use super::queue_scene::*;
 use super::*;
 
@@ -109,7 +108,7 @@ impl Guest {
 
     fn tunnelled(&mut self, end: &TunnelEnd) -> Option<Completion> {
         let mut pf = self.fabric.hca(self.node, FunctionId::PF).unwrap();
-        let mut out = [BLANK];
+        let mut out = [Completion::BLANK];
         (pf.poll_cq(end.cq, &mut out).unwrap() != 0).then_some(out[0])
     }
 }

@@ -1,3 +1,5 @@
+use hca_api::CompletionStatus;
+
 use super::*;
 use crate::native::tests::loopback::{OK, Program};
 

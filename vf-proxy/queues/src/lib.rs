@@ -1,0 +1,15 @@
+//! Queues in the memory of a guest or a program, between its rings and a provider of verbs, whatever the layout of the rings.
+//!
+//! Each machine names queues by a type of the caller's: a number or a handle that is ordered. The order of names decides turns, so that
+//! the same calls have the same effect.
+#![forbid(unsafe_code)]
+
+mod collect;
+mod flush;
+mod held;
+mod turns;
+
+pub use collect::collect;
+pub use flush::{FlushTimer, Found};
+pub use held::HeldEvents;
+pub use turns::{TURNS, Turns};
