@@ -56,6 +56,7 @@ pub(super) use self::transition::Transition;
 
 use self::name::Life;
 use self::qp::Qp;
+use self::send::Wqe;
 use self::srq::Srq;
 use self::wqe::SendData;
 use super::traffic::Traffic;
@@ -114,7 +115,9 @@ pub(super) struct Queues {
     held: HeldEvents<Cqn>,
     events: VecDeque<QueueEvent>,
     pub(super) traffic: Traffic,
-    /// Where requests are read into.
+    /// The bytes of the request that is carried out.
+    wqe: Wqe,
+    /// Its data.
     data: SendData,
 }
 
@@ -139,6 +142,7 @@ impl Default for Queues {
             held: HeldEvents::default(),
             events: VecDeque::new(),
             traffic: Traffic::default(),
+            wqe: Wqe::default(),
             data: SendData::default(),
         }
     }

@@ -5,7 +5,7 @@
 use hca_api::{AddressSpace, DmaFault, Hca, PulledReceives, Sge};
 use mlx4_defs::receive::{DoorbellRecord, SrqNextSegment};
 use mlx4_defs::wqe::DataSegment;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::keys::{LocalKeys, SharedKeys};
 use crate::pci::PagedBuffer;
@@ -26,8 +26,8 @@ pub(super) struct Slots {
     pub(super) doorbell_record: u64,
 }
 
-/// Bytes of the largest receive: log2 of the stride is at most 7 + 4.
-const MAX_STRIDE: usize = 1 << 11;
+/// Segments of a slot that are read at a time. Most receives have fewer.
+const CHUNK: usize = 4;
 
 /// Bytes of the longest datagram: 4096, and the space for its GRH.
 const LONGEST_DATAGRAM: u32 = 4096 + 40;
@@ -71,7 +71,7 @@ impl Slots {
         left == 0
     }
 
-    /// Appends the scatter list of a slot, whose first `skip` bytes are something else and given back.
+    /// Appends the scatter list of a slot, which starts behind `skip` bytes of it. Reads no further than a chunk behind its end.
     fn scatter(
         &self,
         read: &Reader<'_>,
@@ -79,18 +79,33 @@ impl Slots {
         skip: usize,
         keys: LocalKeys,
         scatter: &mut Vec<Sge>,
-    ) -> Result<SrqNextSegment, DmaFault> {
-        let mut bytes = [0; MAX_STRIDE];
-        let bytes = &mut bytes[..1 << self.log_stride];
-        let offset = self.offset + (u64::from(slot) << self.log_stride);
-        self.buffer.read_with(offset, bytes, read)?;
-        let (head, list) = bytes.split_at(skip.min(bytes.len()));
-        let segments = <[DataSegment]>::ref_from_bytes(list).unwrap_or_default();
-        let used = segments
-            .iter()
-            .take_while(|segment| !segment.ends_receive());
-        scatter.extend(used.map(|segment| keys.sge(segment)));
-        Ok(SrqNextSegment::read_from_bytes(head).unwrap_or_default())
+    ) -> Result<(), DmaFault> {
+        let mut chunk = [DataSegment::default(); CHUNK];
+        let end = 1 << self.log_stride;
+        for at in (skip..end).step_by(size_of_val(&chunk)) {
+            let left = (end - at) / size_of::<DataSegment>();
+            let segments = &mut chunk[..left.min(CHUNK)];
+            self.read(read, slot, at, segments.as_mut_bytes())?;
+            for segment in segments {
+                if segment.ends_receive() {
+                    return Ok(());
+                }
+                scatter.push(keys.sge(segment));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a part of a slot.
+    fn read(
+        &self,
+        read: &Reader<'_>,
+        slot: u16,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), DmaFault> {
+        let offset = self.offset + (u64::from(slot) << self.log_stride) + at as u64;
+        self.buffer.read_with(offset, bytes, read)
     }
 }
 
@@ -130,6 +145,7 @@ impl PulledReceives for ReceiveQueue {
         let slot = self.taken & ((1 << self.slots.log_entries) - 1);
         let listed = self.slots.scatter(&read, slot, 0, self.keys, scatter);
         if listed.is_err() {
+            scatter.clear();
             scatter.push(LocalKeys::NOWHERE);
         }
         let name = self.name | u64::from(self.taken);
@@ -178,10 +194,15 @@ impl PulledReceives for SharedReceiveQueue {
         let slot = self.head;
         let skip = size_of::<SrqNextSegment>();
         let keys = self.keys.get();
-        match self.slots.scatter(&read, slot, skip, keys, scatter) {
+        let mut segment = SrqNextSegment::default();
+        let head = self.slots.read(&read, slot, 0, segment.as_mut_bytes());
+        match head.and_then(|()| self.slots.scatter(&read, slot, skip, keys, scatter)) {
             // A chain that leads out of the queue goes on inside it.
-            Ok(segment) => self.head = segment.next.get() & ((1 << self.slots.log_entries) - 1),
-            Err(_) => scatter.push(LocalKeys::NOWHERE),
+            Ok(()) => self.head = segment.next.get() & ((1 << self.slots.log_entries) - 1),
+            Err(_) => {
+                scatter.clear();
+                scatter.push(LocalKeys::NOWHERE);
+            }
         }
         self.taken = self.taken.wrapping_add(1);
         Some(slot.into())

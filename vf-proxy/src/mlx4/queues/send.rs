@@ -7,10 +7,8 @@ use hca_api::{DmaFault, Hca};
 use mlx4_defs::wqe::ControlSegment;
 use zerocopy::IntoBytes;
 
+use super::wqe::request_size;
 use crate::pci::PagedBuffer;
-
-/// Bytes of the largest request: log2 of the stride is at most 7 + 4.
-const MAX_STRIDE: usize = 1 << 11;
 
 /// A send queue.
 #[derive(Debug)]
@@ -25,17 +23,26 @@ pub(super) struct SendQueue {
     taken: u32,
 }
 
-/// The bytes of one request, copied once.
-#[derive(Debug)]
+/// The bytes of one request, copied once. The room for them is used again for the next request.
+#[derive(Debug, Default)]
 pub(super) struct Wqe {
-    bytes: [u8; MAX_STRIDE],
+    room: Vec<u8>,
     len: usize,
 }
 
 impl Wqe {
-    /// The slot.
+    /// Returns the request, without the rest of its slot. One that would be longer than its slot ends with it.
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.room[..self.len]
+    }
+
+    /// Returns the bytes to be overwritten behind those that were read, up to a length in all.
+    fn grow(&mut self, len: usize) -> &mut [u8] {
+        if self.room.len() < len {
+            self.room.resize(len, 0);
+        }
+        let read = core::mem::replace(&mut self.len, len);
+        &mut self.room[read..len]
     }
 }
 
@@ -55,11 +62,12 @@ impl SendQueue {
         }
     }
 
-    /// The next request, if the driver has posted one. It stays the next one until it is taken.
+    /// Reads the next request, as far as its size field goes, and returns `true` if the driver has posted one. It stays the next
+    /// one until it is taken.
     ///
     /// # Errors
     /// [`DmaFault`] where the guest has no memory.
-    pub(super) fn peek(&self, hca: &dyn Hca) -> Result<Option<Wqe>, DmaFault> {
+    pub(super) fn peek(&self, hca: &dyn Hca, wqe: &mut Wqe) -> Result<bool, DmaFault> {
         let slot = self.taken & ((1 << self.log_entries) - 1);
         let offset = self.offset + (u64::from(slot) << self.log_stride);
         // Whose it is was written last, so it is read before the rest.
@@ -67,14 +75,17 @@ impl SendQueue {
         self.buffer
             .read(hca, offset, control.owner_opcode.as_mut_bytes())?;
         if control.owner() != (self.taken & 1 << self.log_entries != 0) {
-            return Ok(None);
+            return Ok(false);
         }
-        let mut wqe = Wqe {
-            bytes: [0; MAX_STRIDE],
-            len: 1 << self.log_stride,
-        };
-        self.buffer.read(hca, offset, &mut wqe.bytes[..wqe.len])?;
-        Ok(Some(wqe))
+        self.buffer.read(hca, offset, control.as_mut_bytes())?;
+        let header = control.as_bytes();
+        wqe.len = 0;
+        wqe.grow(header.len()).copy_from_slice(header);
+        let slot = 1 << self.log_stride;
+        let size = request_size(&control, slot).clamp(header.len(), slot);
+        let behind = offset + header.len() as u64;
+        self.buffer.read(hca, behind, wqe.grow(size))?;
+        Ok(true)
     }
 
     /// Takes the request that was looked at.

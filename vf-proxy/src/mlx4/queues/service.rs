@@ -43,7 +43,7 @@ impl Queues {
             let Some(qp) = self.qps.get_mut(&qpn) else {
                 return;
             };
-            match advance(qp, hca, &mut self.data) {
+            match advance(qp, hca, &mut self.wqe, &mut self.data) {
                 Progress::Done => {}
                 Progress::Copied => break,
                 Progress::Idle => return self.collect_of(hca, qpn),
@@ -241,20 +241,20 @@ impl Queues {
 }
 
 /// Goes on with the next request of a send queue.
-fn advance(qp: &mut Qp, hca: &mut dyn Hca, data: &mut SendData) -> Progress {
+fn advance(qp: &mut Qp, hca: &mut dyn Hca, wqe: &mut Wqe, data: &mut SendData) -> Progress {
     let flushes = match qp.state {
         QpState::RTS => false,
         QpState::SQER | QpState::ERR => true,
         _ => return Progress::Idle,
     };
-    let wqe = match qp.sends.peek(hca) {
-        Ok(Some(wqe)) => wqe,
-        Ok(None) => return Progress::Idle,
+    match qp.sends.peek(hca, wqe) {
+        Ok(true) => {}
+        Ok(false) => return Progress::Idle,
         Err(_) if flushes => return Progress::Idle,
         Err(_) => return Progress::Fault,
-    };
+    }
     if !flushes {
-        match post(qp, hca, &wqe, data) {
+        match post(qp, hca, wqe, data) {
             Ok(progress) => return progress,
             // What was posted before completes first.
             Err(BadWqe) if qp.in_flight != 0 => return Progress::Wait,

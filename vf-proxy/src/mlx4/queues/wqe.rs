@@ -78,8 +78,17 @@ pub(super) struct SendData {
 /// Size of a slot that a request can fill with more units than the size field counts.
 const LARGEST_SLOT: usize = 1 << 10;
 
+/// Returns the bytes of a request in a slot of so many bytes, as its size field says: that may be more than the slot has.
+pub(super) fn request_size(control: &ControlSegment, slot: usize) -> usize {
+    match usize::from(control.size()) * SEGMENT_UNIT {
+        // 64 units are one more than fits into the field.
+        0 if slot == LARGEST_SLOT => LARGEST_SLOT,
+        size => size,
+    }
+}
+
 impl WorkRequest {
-    /// Reads a request. `wqe` is its slot; its size stands in it. A request of a tunnelled queue pair has
+    /// Reads a request. `wqe` is its slot, or as much of that as the size field says. A request of a tunnelled queue pair has
     /// a destination that is not looked at.
     ///
     /// # Errors
@@ -91,11 +100,7 @@ impl WorkRequest {
         data: &mut SendData,
     ) -> Result<Self, BadWqe> {
         let (control, _) = ControlSegment::ref_from_prefix(wqe).map_err(|_| BadWqe)?;
-        let size = match usize::from(control.size()) * SEGMENT_UNIT {
-            // 64 units are one more than fits into the field.
-            0 if wqe.len() == LARGEST_SLOT => LARGEST_SLOT,
-            size => size,
-        };
+        let size = request_size(control, wqe.len());
         let mut body = wqe.get(size_of::<ControlSegment>()..size).ok_or(BadWqe)?;
         let destination = match transport {
             Transport::Datagram => Some(destination(next::<DatagramSegment>(&mut body)?)),

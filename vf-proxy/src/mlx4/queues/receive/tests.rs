@@ -237,3 +237,29 @@ fn a_queue_that_is_not_memory_gives_receives_that_fail_and_a_record_that_is_not_
     );
     assert_eq!(unrecorded.pull(&ring.memory, &mut scatter), None);
 }
+
+#[test]
+fn a_list_is_read_no_further_than_the_chunk_with_its_end() {
+    let mut ring = Ring::new();
+    // The second half of the slot is not memory.
+    let slots = Slots {
+        buffer: PagedBuffer::new(vec![ring.base, 1 << 50], 12).unwrap(),
+        offset: 4096 - 64,
+        log_stride: 7,
+        ..ring.slots()
+    };
+    let one = segment(1, 8, 1 << 8);
+    let pulled = kernel().sge(&one);
+    for (list, expected) in [
+        ([one, one, end(), one], vec![pulled; 2]),
+        ([one; 4], vec![LocalKeys::NOWHERE]),
+    ] {
+        let at = ring.base + 4096 - 64;
+        ring.memory.write(at, list.as_bytes()).unwrap();
+        ring.ring(1);
+        let mut queue = ReceiveQueue::new(slots.clone(), kernel(), 0);
+        let mut scatter = Vec::new();
+        assert_eq!(queue.pull(&ring.memory, &mut scatter), Some(0));
+        assert_eq!(scatter, expected);
+    }
+}

@@ -29,7 +29,7 @@ impl Driver {
     fn post(&mut self, hca: &mut dyn Hca) {
         let mut control = ControlSegment::default();
         control.set_owner(self.posted & ENTRIES != 0);
-        control.set_size(4);
+        control.set_size(1 + u8::try_from(self.posted % 4).unwrap());
         control.immediate = self.posted.to_be_bytes();
         let at = self.slot(self.posted);
         hca.dma_write(at + 4, &control.as_bytes()[4..]).unwrap();
@@ -76,7 +76,7 @@ proptest! {
             hca.dma_write(driver.slot(index), &STAMP).unwrap();
         }
         let mut queue = SendQueue::new(buffer, 0, LOG_ENTRIES, LOG_STRIDE);
-        let mut taken = 0;
+        let (mut taken, mut wqe) = (0, Wqe::default());
         for step in steps {
             match step {
                 Step::Post(count) => {
@@ -85,18 +85,47 @@ proptest! {
                 }
                 Step::Take(most) => {
                     for _ in 0..most {
-                        let wqe = queue.peek(&hca).unwrap();
-                        prop_assert_eq!(wqe.is_some(), taken < driver.posted);
-                        let Some(wqe) = wqe else { break };
+                        let posted = queue.peek(&hca, &mut wqe).unwrap();
+                        prop_assert_eq!(posted, taken < driver.posted);
+                        if !posted {
+                            break;
+                        }
                         let control = ControlSegment::read_from_prefix(wqe.bytes()).unwrap().0;
                         prop_assert_eq!(control.immediate, taken.to_be_bytes());
                         prop_assert_eq!(u32::from(queue.index()), taken & 0xffff);
-                        prop_assert_eq!(wqe.bytes().len(), STRIDE);
+                        prop_assert_eq!(wqe.bytes().len(), 16 * usize::from(control.size()));
                         queue.take();
                         taken += 1;
                     }
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_request_is_read_no_further_than_its_size() {
+    let mut fabric = Fabric::new(1);
+    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let base = hca.allocate_dma(2 * 4096).unwrap().addr;
+    let base = base.next_multiple_of(4096);
+    // The second half of the slot is not memory.
+    let buffer = PagedBuffer::new(vec![base, 1 << 50], 12).unwrap();
+    let queue = SendQueue::new(buffer, 4096 - 64, 4, 7);
+    let mut wqe = Wqe::default();
+    for (units, read) in [
+        (0, Ok(16)),
+        (1, Ok(16)),
+        (4, Ok(64)),
+        (5, Err(())),
+        (9, Err(())),
+    ] {
+        let mut control = ControlSegment::default();
+        control.set_size(units);
+        let at = base + 4096 - 64;
+        hca.dma_write(at, control.as_bytes()).unwrap();
+        let peeked = queue.peek(&hca, &mut wqe).map_err(|_| ());
+        assert_eq!(peeked.map(|_| wqe.bytes().len()), read, "{units} units");
     }
 }
