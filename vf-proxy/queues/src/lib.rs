@@ -7,9 +7,11 @@
 mod collect;
 mod flush;
 mod held;
+mod send_ring;
 mod turns;
 
 pub use collect::collect;
 pub use flush::{FlushTimer, Found};
 pub use held::HeldEvents;
+pub use send_ring::{Fate, Next, SendLayout, SendRing, serve};
 pub use turns::{TURNS, Turns};

@@ -9,6 +9,7 @@ use ib_wire::{PortNum, Qpn};
 use mlx4_defs::qp::{QpContext, QpMailbox, QpState, ServiceType};
 use mlx4_defs::wqe::WqeOpcode;
 use mlx4_defs::{Cqn, Srqn, Status, Uar};
+use vf_queues::SendRing;
 use zerocopy::network_endian::U16;
 
 use super::super::capability::LOG_MAX_GSO;
@@ -37,10 +38,8 @@ pub(super) struct Qp {
     pub(super) handle: QpHandle,
     pub(super) keys: LocalKeys,
     pub(super) sends: SendQueue,
-    /// Sends that the provider has and has not completed.
-    pub(super) in_flight: u32,
-    /// The send queue waits for the provider to complete a send.
-    pub(super) waits: bool,
+    /// Sends that the provider has.
+    pub(super) sent: SendRing<()>,
     /// Packets that were made of the next send, which is cut into several.
     pub(super) segments: u16,
     /// The send of which a packet failed, by its running count.
@@ -110,8 +109,7 @@ impl Qp {
                 handle,
                 keys,
                 sends,
-                in_flight: 0,
-                waits: false,
+                sent: SendRing::default(),
                 segments: 0,
                 failed: None,
                 received: 0,

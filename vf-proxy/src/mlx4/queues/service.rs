@@ -1,13 +1,13 @@
 //! Work under way: sends on their way to the provider, completions on their way to the driver.
 
-use hca_api::{Completion, CompletionStatus, Hca, HcaError};
+use hca_api::{Completion, CompletionStatus, DmaFault, Hca, HcaError};
 use ib_vtime::Instant;
 use ib_wire::Qpn;
 use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
-use vf_queues::collect;
+use vf_queues::{Fate, SendLayout, SendRing, collect, serve};
 
 use super::cq::{Cq, Written};
 use super::cqe::{Entry, is_receive};
@@ -18,59 +18,65 @@ use super::transport::Transport;
 use super::wqe::{BadWqe, SendData, WorkRequest};
 use super::{BATCH, BATCHES_COLLECTED, QueueEvent, Queues};
 
-/// What became of the next request of a send queue.
-enum Progress {
-    /// It was carried out; there may be another.
-    Done,
-    /// It was carried out, and was as much work as all its copies.
-    Copied,
-    /// There is none, or the state has none carried out.
-    Idle,
-    /// It has to wait for the provider to complete another.
-    Wait,
-    /// It failed, or is flushed.
-    Failed { index: u16, syndrome: Syndrome },
-    /// It was none that a connection carries, which ends it.
-    Broken { index: u16 },
-    /// The guest has no memory there.
-    Fault,
+/// The fate of a request. Its name at the provider says all that is to be known when it completes.
+type SendFate = Fate<(), Syndrome>;
+
+/// The send queue of a queue pair.
+struct Sends<'a> {
+    queues: &'a mut Queues,
+    hca: &'a mut dyn Hca,
+    qpn: Qpn,
+}
+
+impl SendLayout for Sends<'_> {
+    type Note = ();
+    type Failure = Syndrome;
+
+    fn post_next(&mut self) -> Option<(&mut SendRing<()>, SendFate)> {
+        let queues = &mut *self.queues;
+        let qp = queues.qps.get_mut(&self.qpn)?;
+        let fate = advance(qp, self.hca, &mut queues.wqe, &mut queues.data);
+        let fate = fate.unwrap_or_else(|_| {
+            queues.doomed.insert(self.qpn);
+            Fate::Idle
+        });
+        Some((&mut qp.sent, fate))
+    }
+
+    fn fail(&mut self, syndrome: Syndrome) -> bool {
+        let (queues, qpn) = (&mut *self.queues, self.qpn);
+        let Some(qp) = queues.qps.get_mut(&qpn) else {
+            return false;
+        };
+        let ends = syndrome != Syndrome::FLUSHED;
+        let is_reliable = qp.transport == Transport::Rc;
+        if ends && !is_reliable {
+            // What needs no acknowledgement stops sending and goes on receiving (IBA 10.3.1.6).
+            qp.state = QpState::SQER;
+        }
+        let entry = Entry::failed(qp.qpn, true, qp.take_send(), syndrome);
+        let cqn = qp.cqn(false);
+        queues.write(self.hca, cqn, &entry);
+        if ends && is_reliable {
+            queues.flush_at_provider(self.hca, qpn);
+            queues.entered_error(qpn, QpState::ERR);
+            return false;
+        }
+        true
+    }
 }
 
 impl Queues {
     /// Carries out what a queue pair's driver has posted, as much as is its turn.
     pub(super) fn serve(&mut self, hca: &mut dyn Hca, qpn: Qpn) {
-        for _ in 0..BATCH {
-            let Some(qp) = self.qps.get_mut(&qpn) else {
-                return;
-            };
-            match advance(qp, hca, &mut self.wqe, &mut self.data) {
-                Progress::Done => {}
-                Progress::Copied => break,
-                Progress::Idle => return self.collect_of(hca, qpn),
-                Progress::Wait => {
-                    qp.waits = true;
-                    return self.collect_of(hca, qpn);
-                }
-                Progress::Failed { index, syndrome } => {
-                    let entry = Entry::failed(qp.qpn, true, index, syndrome);
-                    let cqn = qp.cqn(false);
-                    self.write(hca, cqn, &entry);
-                }
-                Progress::Broken { index } => {
-                    let entry = Entry::failed(qp.qpn, true, index, Syndrome::LOCAL_QP_OP);
-                    let cqn = qp.cqn(false);
-                    self.write(hca, cqn, &entry);
-                    self.flush_at_provider(hca, qpn);
-                    self.entered_error(qpn, QpState::ERR);
-                    return self.collect_of(hca, qpn);
-                }
-                Progress::Fault => {
-                    self.doomed.insert(qpn);
-                    return self.collect_of(hca, qpn);
-                }
-            }
+        let mut sends = Sends {
+            queues: self,
+            hca,
+            qpn,
+        };
+        if serve(&mut sends, BATCH) {
+            self.pending.add(qpn);
         }
-        self.pending.add(qpn);
         self.collect_of(hca, qpn);
     }
 
@@ -120,8 +126,8 @@ impl Queues {
         let receive = is_receive(completion.op);
         let failed = completion.status != CompletionStatus::Success;
         if !receive {
-            qp.in_flight = qp.in_flight.saturating_sub(1);
-            if core::mem::take(&mut qp.waits) {
+            qp.sent.complete();
+            if qp.sent.take_wait() {
                 self.pending.add(qpn);
             }
             if failed && qp.has_failed(SendName::of(completion.wr_id)) {
@@ -241,43 +247,28 @@ impl Queues {
 }
 
 /// Goes on with the next request of a send queue.
-fn advance(qp: &mut Qp, hca: &mut dyn Hca, wqe: &mut Wqe, data: &mut SendData) -> Progress {
+///
+/// # Errors
+/// [`DmaFault`] where the guest has no memory.
+fn advance(
+    qp: &mut Qp,
+    hca: &mut dyn Hca,
+    wqe: &mut Wqe,
+    data: &mut SendData,
+) -> Result<SendFate, DmaFault> {
     let flushes = match qp.state {
         QpState::RTS => false,
         QpState::SQER | QpState::ERR => true,
-        _ => return Progress::Idle,
+        _ => return Ok(Fate::Idle),
     };
     match qp.sends.peek(hca, wqe) {
-        Ok(true) => {}
-        Ok(false) => return Progress::Idle,
-        Err(_) if flushes => return Progress::Idle,
-        Err(_) => return Progress::Fault,
-    }
-    if !flushes {
-        match post(qp, hca, wqe, data) {
-            Ok(progress) => return progress,
-            // What was posted before completes first.
-            Err(BadWqe) if qp.in_flight != 0 => return Progress::Wait,
-            Err(BadWqe) if qp.transport == Transport::Rc => {
-                let index = qp.take_send();
-                return Progress::Broken { index };
-            }
-            Err(BadWqe) => {
-                // What needs no acknowledgement stops sending and goes on receiving (IBA 10.3.1.6).
-                qp.state = QpState::SQER;
-                return Progress::Failed {
-                    index: qp.take_send(),
-                    syndrome: Syndrome::LOCAL_QP_OP,
-                };
-            }
+        Ok(true) if flushes => Ok(Fate::Failed(Syndrome::FLUSHED)),
+        Ok(true) => {
+            let fate = post(qp, hca, wqe, data);
+            Ok(fate.unwrap_or(Fate::Failed(Syndrome::LOCAL_QP_OP)))
         }
-    }
-    if qp.in_flight != 0 {
-        return Progress::Wait;
-    }
-    Progress::Failed {
-        index: qp.take_send(),
-        syndrome: Syndrome::FLUSHED,
+        Err(fault) if !flushes => Err(fault),
+        Ok(false) | Err(_) => Ok(Fate::Idle),
     }
 }
 
@@ -287,7 +278,7 @@ fn post(
     hca: &mut dyn Hca,
     wqe: &Wqe,
     data: &mut SendData,
-) -> Result<Progress, BadWqe> {
+) -> Result<SendFate, BadWqe> {
     let send = WorkRequest::parse(wqe.bytes(), qp.transport, qp.keys, data)?;
     if send.registers() && !qp.context.fast_register() {
         return Err(BadWqe);
@@ -310,16 +301,14 @@ fn post(
             } else {
                 qp.segments += 1;
             }
-            qp.in_flight += 1;
-            let copied = send.is_multicast();
-            Ok(if copied {
-                Progress::Copied
+            Ok(if send.is_multicast() {
+                Fate::Multicast(())
             } else {
-                Progress::Done
+                Fate::Posted(())
             })
         }
-        Err(HcaError::QueueFull) => Ok(Progress::Wait),
-        Err(HcaError::InvalidQpState) if qp.follow_provider(hca) => Ok(Progress::Done),
+        Err(HcaError::QueueFull) => Ok(Fate::Full),
+        Err(HcaError::InvalidQpState) if qp.follow_provider(hca) => Ok(Fate::Again),
         Err(_) => Err(BadWqe),
     }
 }
