@@ -23,6 +23,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
 
 use crate::event_queue::EventQueue;
+use crate::ring::MAX_ELEMENT;
 use crate::ring_memory::{Extents, RingMemory};
 use crate::ring_pages::RingPages;
 use crate::{Budget, Charge, Command, Errno, Reply};
@@ -121,6 +122,8 @@ pub struct ProcessDevice {
     cqs: Objects<Cq>,
     srqs: Objects<Srq>,
     qps: Objects<Qp>,
+    /// The bytes of the request that is carried out.
+    element: Box<[u8; MAX_ELEMENT]>,
     qp_by_number: BTreeMap<Qpn, u32>,
     cq_by_provider: BTreeMap<CqHandle, u32>,
     next_handle: u32,
@@ -173,6 +176,7 @@ impl ProcessDevice {
             cqs: Objects::default(),
             srqs: Objects::default(),
             qps: Objects::default(),
+            element: Box::new([0; MAX_ELEMENT]),
             qp_by_number: BTreeMap::new(),
             cq_by_provider: BTreeMap::new(),
             next_handle: 1,
@@ -244,14 +248,14 @@ impl ProcessDevice {
     #[must_use]
     pub fn outstanding(&self) -> usize {
         let qps = self.qps.0.values();
-        qps.map(|owned| owned.object.sent.len()).sum()
+        qps.map(|owned| owned.object.sent.in_flight()).sum()
     }
 
     /// Returns the queue pairs whose next sends wait for room.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let qps = self.qps.0.values();
-        qps.filter(|owned| owned.object.waits).count()
+        qps.filter(|owned| owned.object.sent.waits()).count()
     }
 
     /// Forgets every object, without the provider.

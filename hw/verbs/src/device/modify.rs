@@ -39,7 +39,6 @@ impl ProcessDevice {
                 qp.next_send = qp.send.producer();
                 qp.send.publish_consumer(qp.next_send);
                 qp.sent.clear();
-                qp.waits = false;
                 if let Some(receive) = &qp.receive {
                     receive.drop_waiting();
                 }

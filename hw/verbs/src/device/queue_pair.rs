@@ -1,12 +1,11 @@
 //! Queue pairs: making and destroying them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hca_api::{Hca, QpCaps, QpHandle, QpKind, QpSpec, ReceiveMode};
 use ib_wire::Qpn;
+use vf_queues::SendRing;
 
-use super::send_queue::SentRequest;
 use super::{ContextId, Owned, ProcessDevice};
 use crate::abi::AnsweredHandleCommand;
 use crate::abi::completion_queue::EventsReported;
@@ -25,6 +24,13 @@ const RC: u8 = 2;
 const UC: u8 = 3;
 const UD: u8 = 4;
 
+/// A request that the provider has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentRequest {
+    pub(super) wr_id: u64,
+    pub(super) signaled: bool,
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub(super) struct Qp {
@@ -41,9 +47,7 @@ pub(super) struct Qp {
     /// The request to be taken next.
     pub(super) next_send: u32,
     /// Requests that were taken and are not complete.
-    pub(super) sent: VecDeque<SentRequest>,
-    /// The provider could not take the next request.
-    pub(super) waits: bool,
+    pub(super) sent: SendRing<SentRequest>,
     pub(super) receive: Option<Arc<ReceiveRing>>,
     pub(super) signal_all: bool,
     pub(super) async_events: u32,
@@ -203,8 +207,7 @@ impl ProcessDevice {
             send,
             shape,
             next_send: 0,
-            sent: VecDeque::new(),
-            waits: false,
+            sent: SendRing::default(),
             receive,
             signal_all: asked.sq_sig_all != 0,
             async_events: 0,

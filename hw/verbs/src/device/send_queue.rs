@@ -1,38 +1,80 @@
 //! Send queues: from the program's ring to the provider.
 
 use hca_api::{
-    Completion, CompletionFlags, CompletionOp, CompletionStatus, Hca, HcaError, QpModify, QpState,
-    SendFlags, SendRequest, UdAddress, UdDestination,
+    AvHandle, Completion, CompletionStatus, Hca, HcaError, QpModify, QpState, SendFlags,
+    SendRequest, UdAddress, UdDestination,
 };
 use ib_vtime::Instant;
+use vf_queues::{Fate, SendLayout, SendRing, serve};
 
+use super::queue_pair::{Qp, SentRequest};
 use super::{ContextId, ProcessDevice};
 use crate::abi::completion_queue::event_type;
 use crate::abi::queue_pair::PostSend;
-use crate::ring::MAX_ELEMENT;
 use crate::send::SendWork;
 use crate::{Answer, Command, Errno};
 
 /// Requests of a queue that are taken before others have their turn.
 const BATCH: usize = 64;
 
-/// A request that the provider has.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SentRequest {
-    pub(super) wr_id: u64,
-    pub(super) signaled: bool,
+/// A request that fails, and its status.
+type Failure = (SentRequest, CompletionStatus);
+
+/// The fate of a request.
+type SendFate = Fate<SentRequest, Failure>;
+
+/// The send queue of a queue pair.
+struct Sends<'a> {
+    device: &'a mut ProcessDevice,
+    hca: &'a mut dyn Hca,
+    handle: u32,
 }
 
-/// Outcome of taking a request.
-enum Taken {
-    /// The provider has it.
-    Posted,
-    /// The provider has no room.
-    Full,
-    /// The state has none taken.
-    NotNow,
-    /// It completes with this status at once.
-    Failed(CompletionStatus),
+impl SendLayout for Sends<'_> {
+    type Note = SentRequest;
+    type Failure = Failure;
+
+    fn post_next(&mut self) -> Option<(&mut SendRing<SentRequest>, SendFate)> {
+        let device = &mut *self.device;
+        let owned = device.qps.0.get_mut(&self.handle)?;
+        let (context, qp) = (owned.context, &mut owned.object);
+        let fate = if qp.send.distance(qp.next_send, qp.send.producer()) == 0 {
+            Fate::Idle
+        } else if qp.send.reach(qp.next_send) {
+            let element = qp.send.read(qp.next_send, &mut device.element);
+            post(qp, self.hca, element, |ah| {
+                device.ahs.get(context, ah).copied()
+            })
+        } else {
+            device.starved.insert(self.handle);
+            Fate::Full
+        };
+        Some((&mut qp.sent, fate))
+    }
+
+    /// A request that is wrong ends the connection, as in hardware.
+    fn fail(&mut self, (request, status): Failure) -> bool {
+        let (device, handle) = (&mut *self.device, self.handle);
+        let Some(qp) = device.qps.0.get_mut(&handle).map(|qp| &mut qp.object) else {
+            return false;
+        };
+        qp.next_send = qp.send.next(qp.next_send);
+        qp.send.publish_consumer(qp.next_send);
+        let completion = Completion {
+            wr_id: request.wr_id,
+            status,
+            qpn: qp.number(),
+            ..Completion::BLANK
+        };
+        let (cq, provider) = (qp.send_cq, qp.provider);
+        device.push(cq, &completion);
+        if status != CompletionStatus::Flushed {
+            // From every state in which requests are taken there is a way to error.
+            let _ = self.hca.modify_qp(provider, &to_error());
+            device.failed.insert(handle);
+        }
+        true
+    }
 }
 
 /// Queue pairs in error that a step looks at.
@@ -65,132 +107,13 @@ impl ProcessDevice {
 
     /// Takes requests from a ring, as many as is its turn.
     pub(super) fn serve(&mut self, hca: &mut dyn Hca, handle: u32) {
-        for _ in 0..BATCH {
-            let Some(qp) = self.qps.0.get_mut(&handle).map(|qp| &mut qp.object) else {
-                return;
-            };
-            if qp.send.distance(qp.next_send, qp.send.producer()) == 0 {
-                return;
-            }
-            if !qp.send.reach(qp.next_send) {
-                qp.waits = true;
-                self.starved.insert(handle);
-                return;
-            }
-            let mut element = [0; MAX_ELEMENT];
-            let element = qp.send.read(qp.next_send, &mut element);
-            let shape = qp.shape;
-            let (taken, request) = match SendWork::read(element, shape) {
-                Ok(work) => {
-                    let request = SentRequest {
-                        wr_id: work.wr_id,
-                        signaled: work.signaled || qp.signal_all,
-                    };
-                    (self.post(hca, handle, &work), request)
-                }
-                Err(wr_id) => {
-                    let request = SentRequest {
-                        wr_id,
-                        signaled: true,
-                    };
-                    (Taken::Failed(CompletionStatus::LocalQpOperation), request)
-                }
-            };
-            let Some(qp) = self.qps.0.get_mut(&handle).map(|qp| &mut qp.object) else {
-                return;
-            };
-            match taken {
-                Taken::Posted => {
-                    qp.next_send = qp.send.next(qp.next_send);
-                    qp.sent.push_back(request);
-                }
-                Taken::Full => {
-                    qp.waits = true;
-                    return;
-                }
-                Taken::NotNow => return,
-                Taken::Failed(status) => {
-                    // Completions keep the order of requests.
-                    if !qp.sent.is_empty() {
-                        qp.waits = true;
-                        return;
-                    }
-                    qp.next_send = qp.send.next(qp.next_send);
-                    qp.send.publish_consumer(qp.next_send);
-                    self.fail(hca, handle, request, status);
-                }
-            }
-        }
-        self.pending.insert(handle);
-    }
-
-    fn post(&mut self, hca: &mut dyn Hca, handle: u32, work: &SendWork<'_>) -> Taken {
-        let Some(owned) = self.qps.0.get(&handle) else {
-            return Taken::NotNow;
+        let mut sends = Sends {
+            device: self,
+            hca,
+            handle,
         };
-        let (context, qp) = (owned.context, &owned.object);
-        let destination = if qp.kind.is_datagram() {
-            let named = work.destination;
-            let Ok(av) = self.ahs.get(context, named.ah_num) else {
-                return Taken::Failed(CompletionStatus::LocalQpOperation);
-            };
-            Some(UdDestination {
-                address: UdAddress::Handle(*av),
-                qpn: named.qpn,
-                qkey: named.qkey,
-                pkey_index: None,
-            })
-        } else {
-            None
-        };
-        let request = SendRequest {
-            wr_id: work.wr_id,
-            op: work.op,
-            payload: work.payload(),
-            flags: work.flags | SendFlags::SIGNALED,
-            destination,
-        };
-        match hca.post_send(qp.provider, &request) {
-            Ok(()) => Taken::Posted,
-            Err(HcaError::QueueFull) => Taken::Full,
-            Err(HcaError::InvalidQpState) => match hca.query_qp(qp.provider).map(|qp| qp.state) {
-                Ok(QpState::Error | QpState::SendQueueError) => {
-                    Taken::Failed(CompletionStatus::Flushed)
-                }
-                _ => Taken::NotNow,
-            },
-            Err(HcaError::TooManySges) => Taken::Failed(CompletionStatus::LocalLength),
-            Err(_) => Taken::Failed(CompletionStatus::LocalQpOperation),
-        }
-    }
-
-    /// Completes a request that the provider never had. One that is wrong ends the connection, as in hardware.
-    fn fail(
-        &mut self,
-        hca: &mut dyn Hca,
-        handle: u32,
-        request: SentRequest,
-        status: CompletionStatus,
-    ) {
-        let Some(qp) = self.qps.0.get(&handle).map(|qp| &qp.object) else {
-            return;
-        };
-        let completion = Completion {
-            wr_id: request.wr_id,
-            status,
-            op: CompletionOp::Send,
-            qpn: qp.number(),
-            byte_len: 0,
-            immediate: 0,
-            flags: CompletionFlags::empty(),
-            source: None,
-        };
-        let (cq, provider) = (qp.send_cq, qp.provider);
-        self.push(cq, &completion);
-        if status != CompletionStatus::Flushed {
-            // From every state in which requests are taken there is a way to error.
-            let _ = hca.modify_qp(provider, &to_error());
-            self.failed.insert(handle);
+        if serve(&mut sends, BATCH) {
+            self.pending.insert(handle);
         }
     }
 
@@ -211,11 +134,11 @@ impl ProcessDevice {
     /// Takes the oldest request of a queue as complete.
     pub(super) fn sent(&mut self, handle: u32) -> Option<SentRequest> {
         let qp = &mut self.qps.0.get_mut(&handle)?.object;
-        let sent = qp.sent.pop_front()?;
-        let outstanding = u32::try_from(qp.sent.len()).unwrap_or(u32::MAX);
+        let sent = qp.sent.complete()?;
+        let outstanding = u32::try_from(qp.sent.in_flight()).unwrap_or(u32::MAX);
         qp.send
             .publish_consumer(qp.next_send.wrapping_sub(outstanding));
-        if core::mem::take(&mut qp.waits) {
+        if qp.sent.take_wait() {
             self.pending.insert(handle);
         }
         Some(sent)
@@ -262,6 +185,62 @@ impl ProcessDevice {
             self.failed.insert(handle);
             self.next_flush = now;
         }
+    }
+}
+
+/// Posts a request at the provider, by the address that its handle names.
+fn post(
+    qp: &mut Qp,
+    hca: &mut dyn Hca,
+    element: &[u8],
+    address: impl FnOnce(u32) -> Result<AvHandle, Errno>,
+) -> SendFate {
+    let work = match SendWork::read(element, qp.shape) {
+        Ok(work) => work,
+        Err(wr_id) => {
+            let signaled = true;
+            let request = SentRequest { wr_id, signaled };
+            return Fate::Failed((request, CompletionStatus::LocalQpOperation));
+        }
+    };
+    let note = SentRequest {
+        wr_id: work.wr_id,
+        signaled: work.signaled || qp.signal_all,
+    };
+    let failed = |status| Fate::Failed((note, status));
+    let destination = if qp.kind.is_datagram() {
+        let named = work.destination;
+        let Ok(av) = address(named.ah_num) else {
+            return failed(CompletionStatus::LocalQpOperation);
+        };
+        Some(UdDestination {
+            address: UdAddress::Handle(av),
+            qpn: named.qpn,
+            qkey: named.qkey,
+            pkey_index: None,
+        })
+    } else {
+        None
+    };
+    let request = SendRequest {
+        wr_id: work.wr_id,
+        op: work.op,
+        payload: work.payload(),
+        flags: work.flags | SendFlags::SIGNALED,
+        destination,
+    };
+    match hca.post_send(qp.provider, &request) {
+        Ok(()) => {
+            qp.next_send = qp.send.next(qp.next_send);
+            Fate::Posted(note)
+        }
+        Err(HcaError::QueueFull) => Fate::Full,
+        Err(HcaError::InvalidQpState) => match hca.query_qp(qp.provider).map(|qp| qp.state) {
+            Ok(QpState::Error | QpState::SendQueueError) => failed(CompletionStatus::Flushed),
+            _ => Fate::Idle,
+        },
+        Err(HcaError::TooManySges) => failed(CompletionStatus::LocalLength),
+        Err(_) => failed(CompletionStatus::LocalQpOperation),
     }
 }
 
