@@ -157,9 +157,10 @@ pub struct MrKeys {
 /// Kinds of memory windows (IBA 10.6.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MwType {
-    /// Bound by a verb; belongs to the protection domain.
+    /// Type 1: bound again and again; belongs to the protection domain, and is never invalidated.
     Type1,
-    /// Bound by a send request; belongs to a QP.
+    /// Type 2B: bound when it is free; belongs to the queue pair that binds it, and is free again when that or its peer invalidates
+    /// it, or when that is destroyed.
     Type2,
 }
 
@@ -168,7 +169,7 @@ pub enum MwType {
 pub struct MwKeys {
     /// For later calls.
     pub handle: MwHandle,
-    /// The key, usable once the window is bound.
+    /// The key, usable once the window is bound. Each binding may change its low byte.
     pub rkey: RKey,
 }
 

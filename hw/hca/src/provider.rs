@@ -6,7 +6,7 @@ use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
 use crate::{
     AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes, DeviceModify,
-    DmaBuffer, DmaFault, FunctionAttributes, HcaError, HcaEvent, MrHandle, MrKeys, MrSpec, MwBind,
+    DmaBuffer, DmaFault, FunctionAttributes, HcaError, HcaEvent, MrHandle, MrKeys, MrSpec,
     MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, QpAttributes, QpHandle,
     QpModify, QpNumbers, QpSpec, RecvRequest, SendRequest, SourceAddress, SrqAttributes, SrqHandle,
     SrqSpec,
@@ -145,7 +145,7 @@ pub trait Hca {
     /// [`HcaError::InUse`] while windows are bound to it.
     fn deregister_mr(&mut self, mr: MrHandle) -> Result<(), HcaError>;
 
-    /// Makes a memory window (IBA 11.2.8.9).
+    /// Makes a memory window (IBA 11.2.8.9), which opens nothing until [`SendOp::BindWindow`](crate::SendOp::BindWindow) binds it.
     ///
     /// # Errors
     /// [`HcaError::InsufficientResources`], [`HcaError::Unsupported`].
@@ -153,15 +153,7 @@ pub trait Hca {
         Err(HcaError::Unsupported)
     }
 
-    /// Binds a type 1 window (IBA 11.2.8.11); completes on the QP's send queue.
-    ///
-    /// # Errors
-    /// Those of [`Hca::post_send`].
-    fn bind_mw(&mut self, _qp: QpHandle, _wr_id: u64, _bind: &MwBind) -> Result<(), HcaError> {
-        Err(HcaError::Unsupported)
-    }
-
-    /// Destroys a window.
+    /// Destroys a window (IBA 11.2.8.12), bound or not.
     ///
     /// # Errors
     /// Only [`HcaError::InvalidHandle`].

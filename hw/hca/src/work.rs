@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use ib_wire::{PKeyIndex, QKey, Qpn};
 
-use crate::{AccessFlags, AddressVector, AvHandle, LKey, MwHandle, RKey};
+use crate::{AccessFlags, AddressVector, AvHandle, LKey, RKey};
 
 /// One gather or scatter entry (IBA 11.4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,21 +37,30 @@ pub struct RemoteAddress {
     pub rkey: RKey,
 }
 
-/// The binding of a memory window (IBA 11.3.1.2, Post Send: bind).
+/// The binding of a memory window to a part of a region (IBA 10.6.7.2, 11.4.1.1), with window, region and queue pair in one
+/// protection domain. The part is valid before the next request of the queue starts.
+///
+/// * A window of [`MwType::Type1`](crate::MwType::Type1) may be bound again and again; every queue pair of its protection domain may
+///   be used with it.
+/// * A window of [`MwType::Type2`](crate::MwType::Type2) has to be free. It belongs to the queue pair that binds it (type 2B) until it
+///   is invalidated.
+///
+/// A binding that is refused completes with [`CompletionStatus::MwBind`](crate::CompletionStatus::MwBind); the window stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MwBind {
-    /// The window.
-    pub window: MwHandle,
-    /// The region that the window opens, by its local key.
+    /// The window, by its key.
+    pub window: RKey,
+    /// Low byte of the window's new key; the other bits stay.
+    pub variant: u8,
+    /// The region, by its local key: one with [`AccessFlags::MW_BIND`], whose addresses do not count from zero.
     pub region: LKey,
-    /// First byte.
+    /// First byte, as the region counts addresses.
     pub addr: u64,
-    /// Bytes; zero unbinds.
+    /// Bytes. 0 unbinds a window of type 1, and is refused for one of type 2.
     pub len: u64,
-    /// Remote rights.
+    /// Rights of peers, and for type 2 [`AccessFlags::ZERO_BASED`]; other bits are ignored. Writes and atomics need a region with
+    /// [`AccessFlags::LOCAL_WRITE`].
     pub access: AccessFlags,
-    /// The low byte of the window's new key (type 2 windows).
-    pub key_tag: u8,
 }
 
 /// Pages of a fast registration, in the order of the region's bytes.
@@ -142,9 +151,9 @@ pub enum SendOp<'a> {
         /// The uppermost bit of each number, which no carry leaves; 0 is one number of 64 bits.
         boundary: u64,
     },
-    /// Bind a memory window.
+    /// Bind a memory window; RC only.
     BindWindow(MwBind),
-    /// Invalidate a local region or window, when all earlier requests are complete; RC only. A refused one completes with
+    /// Invalidate a local region for fast registration or a window of type 2, when all earlier requests are complete; RC only. A refused one completes with
     /// [`CompletionStatus::MwBind`](crate::CompletionStatus::MwBind).
     LocalInvalidate(RKey),
     /// Fill a fast-register region; RC only.

@@ -16,6 +16,8 @@ use crate::{Node, pma, sma};
 const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::SRQ)
     .union(DeviceCaps::MEM_MGT_EXTENSIONS)
+    .union(DeviceCaps::MW_TYPE_1)
+    .union(DeviceCaps::MW_TYPE_2)
     .union(DeviceCaps::BAD_PKEY_COUNTER)
     .union(DeviceCaps::BAD_QKEY_COUNTER)
     .union(DeviceCaps::PORT_ACTIVE_EVENT)

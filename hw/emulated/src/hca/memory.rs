@@ -4,14 +4,15 @@ mod access;
 mod gate;
 mod gathered;
 pub(super) mod registration;
+mod window;
 
 use core::ops::RangeInclusive;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hca_api::{
     AccessFlags, AddressSpace, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind, MrSpec,
-    MwHandle, MwKeys, MwType, PdHandle, RKey, Sge,
+    MwHandle, PdHandle, QpHandle, RKey, Sge,
 };
 use ib_vtime::{Secret, SecretNumbers};
 use slab::Slab;
@@ -19,6 +20,7 @@ use slab::Slab;
 pub(super) use self::access::RemoteRegion;
 use self::gate::Gate;
 pub(super) use self::gathered::Gathered;
+use self::window::Window;
 
 /// Where the bytes of a region are.
 #[derive(Clone, Debug)]
@@ -48,13 +50,8 @@ struct Region {
     refill: Option<Refill>,
     /// Generation: distinguishes registrations that use the same key.
     generation: u64,
-}
-
-/// A memory window. It opens nothing until a connected QP binds it.
-#[derive(Debug)]
-struct Window {
-    pd: PdHandle,
-    key: u32,
+    /// Windows that are bound to it. Until they are not the region stays as it is.
+    windows: u32,
 }
 
 /// Limits of the registrations of a region.
@@ -70,7 +67,7 @@ struct Refill {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyOwner {
     Region(MrHandle),
-    Window,
+    Window(MwHandle),
 }
 
 /// The memory of a function, and what is registered of it.
@@ -79,9 +76,11 @@ pub(super) struct Memory {
     space: Gate,
     regions: Slab<Region>,
     windows: Slab<Window>,
+    /// Windows of type 2 that are bound, by their queue pairs.
+    windows_of_qps: BTreeSet<(QpHandle, MwHandle)>,
     keys: BTreeMap<u32, KeyOwner>,
     numbers: SecretNumbers,
-    /// Registrations so far.
+    /// Registrations and bindings so far.
     generations: u64,
 }
 
@@ -106,6 +105,7 @@ impl Memory {
             space: Gate::new(space),
             regions: Slab::new(),
             windows: Slab::new(),
+            windows_of_qps: BTreeSet::new(),
             keys: BTreeMap::new(),
             numbers: secret.numbers(),
             generations: 0,
@@ -134,6 +134,7 @@ impl Memory {
     pub(super) fn reset(&mut self) {
         self.regions.clear();
         self.windows.clear();
+        self.windows_of_qps.clear();
         self.keys.clear();
     }
 
@@ -143,10 +144,6 @@ impl Memory {
 
     pub(super) fn region_count(&self) -> usize {
         self.regions.len()
-    }
-
-    pub(super) fn window_count(&self) -> usize {
-        self.windows.len()
     }
 
     /// The protection domain of a region.
@@ -180,9 +177,8 @@ impl Memory {
         spec: &MrSpec<'_>,
         limits: &Limits,
     ) -> Result<MrKeys, HcaError> {
-        self.region_pd(mr)?;
+        let Region { key: old, .. } = *self.unopened(mr)?;
         let mut region = self.describe(spec, limits)?;
-        let old = self.regions[mr.0 as usize].key;
         region.key = if spec.key == Some(old) {
             old
         } else {
@@ -198,33 +194,18 @@ impl Memory {
 
     /// Deregisters a region and gives its protection domain. Regions that share its memory keep it.
     pub(super) fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, HcaError> {
-        let region = self
-            .regions
-            .try_remove(mr.0 as usize)
-            .ok_or(HcaError::InvalidHandle)?;
-        self.keys.remove(&region.key);
-        Ok(region.pd)
+        let Region { key, pd, .. } = *self.unopened(mr)?;
+        self.regions.remove(mr.0 as usize);
+        self.keys.remove(&key);
+        Ok(pd)
     }
 
-    /// Makes a window. The caller has checked the protection domain and the quota. Both kinds are
-    /// alike until they are bound.
-    pub(super) fn alloc_window(&mut self, pd: PdHandle, _: MwType) -> Result<MwKeys, HcaError> {
-        let key = self.claim_key(None, KeyOwner::Window)?;
-        let handle = MwHandle(index_u32(self.windows.insert(Window { pd, key }))?);
-        Ok(MwKeys {
-            handle,
-            rkey: RKey(key),
-        })
-    }
-
-    /// Destroys a window and gives its protection domain.
-    pub(super) fn dealloc_window(&mut self, mw: MwHandle) -> Result<PdHandle, HcaError> {
-        let window = self
-            .windows
-            .try_remove(mw.0 as usize)
-            .ok_or(HcaError::InvalidHandle)?;
-        self.keys.remove(&window.key);
-        Ok(window.pd)
+    /// Returns a region to which no window is bound.
+    fn unopened(&self, mr: MrHandle) -> Result<&Region, HcaError> {
+        match self.regions.get(mr.0 as usize) {
+            Some(region) if region.windows != 0 => Err(HcaError::InUse),
+            region => region.ok_or(HcaError::InvalidHandle),
+        }
     }
 
     /// Appends the bytes of a gather list to `out`.
@@ -360,6 +341,7 @@ impl Memory {
             backing,
             refill,
             generation: 0,
+            windows: 0,
         })
     }
 
@@ -392,6 +374,19 @@ impl Memory {
         };
         self.keys.insert(key, owner);
         Ok(key)
+    }
+
+    /// Moves what has a key to another key, which nothing else has.
+    fn rename(&mut self, old: u32, new: u32) -> Result<(), ProtectionFault> {
+        if old == new {
+            return Ok(());
+        }
+        if self.keys.contains_key(&new) {
+            return Err(ProtectionFault);
+        }
+        let owner = self.keys.remove(&old).ok_or(ProtectionFault)?;
+        self.keys.insert(new, owner);
+        Ok(())
     }
 }
 
@@ -448,7 +443,7 @@ fn page_list(
 fn owner(keys: &BTreeMap<u32, KeyOwner>, lkey: LKey) -> Result<MrHandle, ProtectionFault> {
     match keys.get(&lkey.0) {
         Some(KeyOwner::Region(mr)) => Ok(*mr),
-        Some(KeyOwner::Window) | None => Err(ProtectionFault),
+        Some(KeyOwner::Window(_)) | None => Err(ProtectionFault),
     }
 }
 

@@ -162,6 +162,7 @@ impl Device {
         let state = self.state_mut(function)?;
         let qp = state.qps.remove(handle.0 as usize);
         state.release_pd(qp.pd);
+        state.memory.free_windows_of(handle);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Ok(cq) = state.cq_mut(cq) {
                 cq.users -= 1;

@@ -3,8 +3,8 @@
 use core::ops::Range;
 
 use hca_api::{
-    AccessFlags, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus, PdHandle,
-    QpHandle,
+    AccessFlags, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus, MwBind,
+    PdHandle, QpHandle,
 };
 use ib_transport::{
     AtomicOp, Effects, Event, LocalFault, LocalRight, Operation, ReceiveFault, Received,
@@ -33,6 +33,7 @@ pub(in super::super) struct Work {
 #[derive(Clone, Debug)]
 pub(in super::super) enum LocalWork {
     Register(Registration),
+    Bind(MwBind),
     /// The key.
     Invalidate(u32),
 }
@@ -175,11 +176,12 @@ impl Effects for Surroundings<'_> {
 
     fn execute(&mut self, work: &Work) -> Result<(), LocalFault> {
         self.executed += 1;
-        let pd = self.pd()?;
+        let (pd, qp) = (self.pd()?, QpHandle(self.index));
         let memory = &mut self.state.memory;
         match work.local.as_deref().ok_or(LocalFault)? {
             LocalWork::Register(registration) => memory.fast_register(pd, registration)?,
-            LocalWork::Invalidate(key) => memory.invalidate(pd, *key, AccessFlags::empty())?,
+            LocalWork::Bind(bind) => memory.bind(pd, qp, bind)?,
+            LocalWork::Invalidate(key) => memory.invalidate(pd, qp, *key, AccessFlags::empty())?,
         }
         Ok(())
     }
@@ -191,6 +193,7 @@ impl Effects for Surroundings<'_> {
         }
         let op = match request.buffer.local.as_deref() {
             Some(LocalWork::Register(_)) => CompletionOp::FastRegister,
+            Some(LocalWork::Bind(_)) => CompletionOp::BindWindow,
             Some(LocalWork::Invalidate(_)) => CompletionOp::LocalInvalidate,
             None => completion_op(request.operation),
         };
@@ -213,8 +216,8 @@ impl Effects for Surroundings<'_> {
             RemoteRight::Write => AccessFlags::REMOTE_WRITE,
             RemoteRight::Atomic => AccessFlags::REMOTE_ATOMIC,
         };
-        let (pd, memory) = (self.pd()?, &self.state.memory);
-        Ok(memory.look_up_remote(pd, rkey.get(), addr, u64::from(len), access)?)
+        let (user, memory) = ((self.pd()?, QpHandle(self.index)), &self.state.memory);
+        Ok(memory.look_up_remote(user, rkey.get(), (addr, len.into()), access)?)
     }
 
     fn place(
@@ -273,9 +276,9 @@ impl Effects for Surroundings<'_> {
     }
 
     fn invalidate(&mut self, rkey: RKey) -> Result<(), RemoteFault> {
-        let pd = self.pd()?;
-        let memory = &mut self.state.memory;
-        Ok(memory.invalidate(pd, rkey.get(), AccessFlags::REMOTE_INVALIDATE)?)
+        let (pd, qp) = (self.pd()?, QpHandle(self.index));
+        let (memory, right) = (&mut self.state.memory, AccessFlags::REMOTE_INVALIDATE);
+        Ok(memory.invalidate(pd, qp, rkey.get(), right)?)
     }
 
     fn complete_receive(&mut self, received: Received<TakenReceive>) {

@@ -391,14 +391,13 @@ impl Machine {
 /// Makes the machine's request of a consumer's one. An operation that the service lacks completes with an error in its turn.
 ///
 /// # Errors
-/// [`HcaError::Unsupported`] for operations that this adapter lacks, [`HcaError::InvalidParameter`] for a destination, and for a
-/// read that names no memory.
+/// [`HcaError::InvalidParameter`] for a destination, and for a read that names no memory.
 fn request(
     signal_all: bool,
     request: &SendRequest<'_>,
     spare: &mut SpareBytes,
 ) -> Result<Request<Work>, HcaError> {
-    let operation = operation(request)?;
+    let operation = operation(request);
     if operation.is_read_or_atomic() && !matches!(request.payload, Payload::Gather(_)) {
         return Err(HcaError::InvalidParameter);
     }
@@ -432,18 +431,19 @@ fn request(
 fn local_work(op: &SendOp<'_>) -> Option<Box<LocalWork>> {
     let work = match op {
         SendOp::FastRegister(given) => LocalWork::Register(Registration::new(given)),
+        SendOp::BindWindow(bind) => LocalWork::Bind(*bind),
         SendOp::LocalInvalidate(key) => LocalWork::Invalidate(key.0),
         _ => return None,
     };
     Some(Box::new(work))
 }
 
-fn operation(request: &SendRequest<'_>) -> Result<Operation, HcaError> {
+fn operation(request: &SendRequest<'_>) -> Operation {
     let start = |remote: RemoteAddress| RemoteStart {
         addr: remote.addr,
         rkey: RKey::new(remote.rkey.0),
     };
-    Ok(match request.op {
+    match request.op {
         SendOp::Send => Operation::Send,
         SendOp::SendImmediate(data) => Operation::SendImmediate(data.to_be_bytes()),
         SendOp::RdmaWrite(remote) => Operation::Write(start(remote)),
@@ -481,9 +481,8 @@ fn operation(request: &SendRequest<'_>) -> Result<Operation, HcaError> {
         } => Operation::Atomic(start(remote), AtomicOp::MaskedFetchAdd { add, boundary }),
         SendOp::SendInvalidate(key) => Operation::SendInvalidate(RKey::new(key.0)),
         SendOp::LocalInvalidate(_) => Operation::Local { after_all: true },
-        SendOp::FastRegister(_) => Operation::Local {
+        SendOp::FastRegister(_) | SendOp::BindWindow(_) => Operation::Local {
             after_all: request.flags.contains(SendFlags::STRONG_FENCE),
         },
-        SendOp::BindWindow(_) => return Err(HcaError::Unsupported),
-    })
+    }
 }

@@ -3,18 +3,47 @@
 use core::ops::Range;
 use core::sync::atomic::{Ordering, fence};
 
-use hca_api::{AccessFlags, AddressSpace, MrHandle, PdHandle, Sge};
+use hca_api::{AccessFlags, AddressSpace, MrHandle, MwHandle, PdHandle, QpHandle, Sge};
+use slab::Slab;
 
-use super::{Gathered, KeyOwner, Memory, ProtectionFault, owner, usable};
+use super::{Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, usable};
 
 /// Bytes of a message that are stored after all others.
 const TAIL: usize = 8;
 
-/// A region that was looked up for a peer. It names one registration: the slot's next owner has another generation.
+/// A region that was looked up for a peer, by its own key or a window's. It names one registration or binding: the slot's next owner
+/// has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct RemoteRegion {
-    region: MrHandle,
-    generation: u64,
+    pub(super) region: MrHandle,
+    pub(super) window: Option<MwHandle>,
+    /// Of the window if there is one.
+    pub(super) generation: u64,
+    /// Address in the region's count of the peer's address 0.
+    pub(super) shift: u64,
+}
+
+impl RemoteRegion {
+    /// Returns the region and an address of the peer in its count.
+    fn resolve<'a>(
+        &self,
+        regions: &'a Slab<Region>,
+        windows: &Slab<Window>,
+        addr: u64,
+    ) -> Result<(&'a Region, u64), ProtectionFault> {
+        let region = regions.get(self.region.0 as usize);
+        let region = region.filter(|region| match self.window {
+            // A region stays as it is while windows are bound to it.
+            Some(mw) => {
+                (windows.get(mw.0 as usize)).is_some_and(|window| window.is_of(self.generation))
+            }
+            None => region.generation == self.generation,
+        });
+        Ok((
+            region.ok_or(ProtectionFault)?,
+            addr.wrapping_add(self.shift),
+        ))
+    }
 }
 
 impl Memory {
@@ -87,17 +116,20 @@ impl Memory {
     /// Looks up a key of a peer's request for an access of `len` bytes (IBA 10.6.3.2): key, protection domain, right, range.
     ///
     /// # Errors
-    /// The first test that fails. A window opens nothing yet.
+    /// The first test that fails.
     pub(in super::super) fn look_up_remote(
         &self,
-        pd: PdHandle,
+        (pd, qp): (PdHandle, QpHandle),
         key: u32,
-        addr: u64,
-        len: u64,
+        (addr, len): (u64, u64),
         access: AccessFlags,
     ) -> Result<RemoteRegion, ProtectionFault> {
-        let Some(KeyOwner::Region(handle)) = self.keys.get(&key) else {
-            return Err(ProtectionFault);
+        let handle = match self.keys.get(&key) {
+            Some(KeyOwner::Region(handle)) => handle,
+            Some(KeyOwner::Window(mw)) => {
+                return self.look_up_window((pd, qp), *mw, (addr, len), access);
+            }
+            None => return Err(ProtectionFault),
         };
         let region = self
             .regions
@@ -107,23 +139,23 @@ impl Memory {
         region.offset(addr, len)?;
         Ok(RemoteRegion {
             region: *handle,
+            window: None,
             generation: region.generation,
+            shift: 0,
         })
     }
 
     /// Stores a peer's bytes.
     ///
     /// # Errors
-    /// The registration ended, or the address space lacks the bytes.
+    /// The registration or binding ended, or the address space lacks the bytes.
     pub(in super::super) fn place(
         &mut self,
         at: RemoteRegion,
         addr: u64,
         bytes: &[u8],
     ) -> Result<(), ProtectionFault> {
-        let region = (self.regions.get(at.region.0 as usize))
-            .filter(|region| region.generation == at.generation)
-            .ok_or(ProtectionFault)?;
+        let (region, addr) = at.resolve(&self.regions, &self.windows, addr)?;
         let space = &mut self.space;
         let mut start = addr;
         tail_last(bytes, |bytes| {
@@ -149,9 +181,7 @@ impl Memory {
         len: u32,
         out: &mut Gathered,
     ) -> Result<(), ProtectionFault> {
-        let region = (self.regions.get(at.region.0 as usize))
-            .filter(|region| region.generation == at.generation)
-            .ok_or(ProtectionFault)?;
+        let (region, addr) = at.resolve(&self.regions, &self.windows, addr)?;
         region.pieces(addr, u64::from(len), |addr, len| {
             Ok(self.space.read(addr, out.room(len))?)
         })
@@ -169,9 +199,7 @@ impl Memory {
     ) -> Result<u64, ProtectionFault> {
         const LEN: u64 = size_of::<u64>() as u64;
 
-        let region = (self.regions.get(at.region.0 as usize))
-            .filter(|region| region.generation == at.generation)
-            .ok_or(ProtectionFault)?;
+        let (region, addr) = at.resolve(&self.regions, &self.windows, addr)?;
         let backing = region.backing.as_ref().ok_or(ProtectionFault)?;
         match backing.piece(region.offset(addr, LEN)?, LEN) {
             (addr, LEN) => Ok(self.space.update_u64(addr, update)?),

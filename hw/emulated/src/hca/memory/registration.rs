@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hca_api::{AccessFlags, AddressSpace, FastRegister, PageList, PdHandle};
+use hca_api::{AccessFlags, AddressSpace, FastRegister, PageList, PdHandle, QpHandle};
 
 use super::{
     Backing, KeyOwner, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, Memory, ProtectionFault, Refill, Region,
@@ -90,13 +90,9 @@ impl Memory {
                     let is_empty = region.pd == pd && region.backing.is_none();
                     Some((index, region.refill.filter(|_| is_empty)?))
                 }
-                KeyOwner::Window => None,
+                KeyOwner::Window(_) => None,
             })
             .ok_or(ProtectionFault)?;
-        let old = self.regions[index].key;
-        if key != old && self.keys.contains_key(&key) {
-            return Err(ProtectionFault);
-        }
         let access = registration.access;
         let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         let is_paired = access.contains(AccessFlags::LOCAL_WRITE) || !access.intersects(changes);
@@ -111,9 +107,7 @@ impl Memory {
             Pages::InMemory(addr) => Arc::new(self.read_pages(*addr, count, shift)?),
         };
         let backing = page_list(&pages, shift, first_offset, len).map_err(|_| ProtectionFault)?;
-        if let Some(owner) = self.keys.remove(&old) {
-            self.keys.insert(key, owner);
-        }
+        self.rename(self.regions[index].key, key)?;
         let generation = self.next_generation();
         let region = &mut self.regions[index];
         region.fill(access, registration.iova, len, Some(backing));
@@ -134,25 +128,29 @@ impl Memory {
         pages.collect::<Option<_>>().ok_or(ProtectionFault)
     }
 
-    /// Empties a region by its key, for a queue pair of the protection domain. `right` is what the region has to allow. One that is
-    /// empty stays so.
+    /// Empties a region or frees a window by its key, for a queue pair of the protection domain. `right` is what a region has to
+    /// allow; every window of type 2 allows it. One that is empty or free stays so.
     ///
     /// # Errors
-    /// The key is not that of a region for fast registration in the protection domain, with the right.
+    /// The key is not that of a region for fast registration in the protection domain, with the right and without windows, and not
+    /// that of a window of type 2 that the queue pair may use.
     pub(in super::super) fn invalidate(
         &mut self,
         pd: PdHandle,
+        qp: QpHandle,
         key: u32,
         right: AccessFlags,
     ) -> Result<(), ProtectionFault> {
-        let Some(KeyOwner::Region(handle)) = self.keys.get(&key) else {
-            return Err(ProtectionFault);
+        let index = match self.keys.get(&key) {
+            Some(KeyOwner::Region(handle)) => handle.0 as usize,
+            Some(KeyOwner::Window(handle)) => return self.free_window(pd, qp, *handle),
+            None => return Err(ProtectionFault),
         };
-        let index = handle.0 as usize;
         let generation = self.next_generation();
         let region = self.regions.get_mut(index).filter(|region| {
             let refill = region.refill.as_ref();
-            region.pd == pd && refill.is_some_and(|refill| refill.rights.contains(right))
+            let allows = refill.is_some_and(|refill| refill.rights.contains(right));
+            region.pd == pd && region.windows == 0 && allows
         });
         let region = region.ok_or(ProtectionFault)?;
         region.fill(AccessFlags::empty(), 0, 0, None);

@@ -1,6 +1,6 @@
 //! Tests of regions.
 
-use hca_api::HostMemory;
+use hca_api::{HostMemory, MwType};
 use proptest::prelude::*;
 
 use super::super::LIMITS;
@@ -116,7 +116,7 @@ fn peers_may_have_the_right_to_write_that_the_owner_lacks() {
         })
     };
     let keys = memory.register(&keys, &LIMITS).unwrap();
-    let remote = memory.look_up_remote(PD, keys.rkey.0, base, 4, access);
+    let remote = memory.look_up_remote((PD, QpHandle(0)), keys.rkey.0, (base, 4), access);
     memory.place(remote.unwrap(), base, b"abcd").unwrap();
     let own = sge(base, 4, &keys);
     assert_eq!(read(&memory, PD, own), Ok(b"abcd".to_vec()));

@@ -12,6 +12,7 @@ mod states;
 mod timed;
 mod unreliable;
 mod whole;
+mod windows;
 
 use core::time::Duration;
 

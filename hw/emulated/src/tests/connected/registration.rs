@@ -7,8 +7,8 @@ use super::*;
 const PAGE: u64 = 4096;
 /// Where the regions begin, in their own count: in the middle of a page.
 const START: u64 = 0x7000_0000_0010;
-const REFUSED: CompletionStatus = CompletionStatus::MwBind;
-const OK: CompletionStatus = CompletionStatus::Success;
+pub(super) const REFUSED: CompletionStatus = CompletionStatus::MwBind;
+pub(super) const OK: CompletionStatus = CompletionStatus::Success;
 
 /// Rights that a registration may give to the regions of these tests.
 fn rights() -> AccessFlags {
@@ -39,7 +39,7 @@ const fn remote(key: RKey, offset: u64) -> RemoteAddress {
 }
 
 /// Returns the key with another low byte.
-const fn variant(RKey(key): RKey, low: u32) -> RKey {
+pub(super) const fn variant(RKey(key): RKey, low: u32) -> RKey {
     RKey(key & !0xff | low)
 }
 
@@ -60,7 +60,7 @@ impl Rig {
         self.region_with(end, max_pages, rights())
     }
 
-    fn region_with(&mut self, end: &End, max_pages: u32, access: AccessFlags) -> RKey {
+    pub(super) fn region_with(&mut self, end: &End, max_pages: u32, access: AccessFlags) -> RKey {
         let spec = MrSpec {
             pd: end.pd,
             kind: MrKind::FastRegister { max_pages },
@@ -70,7 +70,7 @@ impl Rig {
         self.owner(end).register_mr(&spec).unwrap().rkey
     }
 
-    fn post_local(&mut self, end: &End, wr_id: u64, op: SendOp<'_>) {
+    pub(super) fn post_local(&mut self, end: &End, wr_id: u64, op: SendOp<'_>) {
         let request = SendRequest {
             wr_id,
             op,
@@ -85,33 +85,33 @@ impl Rig {
         self.post_local(end, wr_id, SendOp::FastRegister(given));
     }
 
-    fn invalidate(&mut self, end: &End, wr_id: u64, key: RKey) {
+    pub(super) fn invalidate(&mut self, end: &End, wr_id: u64, key: RKey) {
         self.post_local(end, wr_id, SendOp::LocalInvalidate(key));
     }
 
     /// Returns the only completion's status.
-    fn outcome(&mut self, end: &End) -> CompletionStatus {
+    pub(super) fn outcome(&mut self, end: &End) -> CompletionStatus {
         self.run(10);
         let done = self.outcomes(end);
         assert_eq!(done.len(), 1, "{done:?}");
         done[0].1
     }
 
-    /// Writes 8 bytes into a region from a peer, over a connection of its own. Returns the status at the peer.
+    /// Writes 8 bytes into a region that begins at [`START`], as [`Self::write_anew`].
     fn probe(&mut self, owner: &End, key: RKey, offset: u64) -> CompletionStatus {
+        self.write_anew(owner, remote(key, offset))
+    }
+
+    /// Writes 8 bytes from a peer, over a connection of its own. Returns the status at the peer.
+    pub(super) fn write_anew(&mut self, owner: &End, to: RemoteAddress) -> CompletionStatus {
         let [mut near, far] = [self.end(owner.host, QpKind::Rc), self.end(1, QpKind::Rc)];
         let spec = spec(QpKind::Rc, owner.pd, near.cq);
         let (qp, numbers) = self.owner(owner).create_qp(spec).unwrap();
         (near.qp, near.qpn) = (qp, numbers.external);
         self.modify(&near, &init()).unwrap();
         self.join(&[near, far], QpKind::Rc);
-        self.post(
-            &far,
-            1,
-            SendOp::RdmaWrite(remote(key, offset)),
-            far.sge(0, 8),
-        )
-        .unwrap();
+        self.post(&far, 1, SendOp::RdmaWrite(to), far.sge(0, 8))
+            .unwrap();
         self.outcome(&far)
     }
 }
@@ -476,7 +476,7 @@ fn t070_keys_that_may_not_be_invalidated_are_a_memory_management_error_and_stay_
             rig.empty_region(&other, 4)
         }),
         ("a window", |rig, a, _| {
-            let window = rig.hca(a.host).alloc_mw(a.pd, hca_api::MwType::Type2);
+            let window = rig.hca(a.host).alloc_mw(a.pd, hca_api::MwType::Type1);
             window.unwrap().rkey
         }),
     ];

@@ -1,6 +1,6 @@
 //! Delivery by unreliable connections.
 
-use hca_api::{FastRegister, PageList};
+use hca_api::{FastRegister, LKey, MwBind, PageList};
 
 use super::*;
 
@@ -66,7 +66,7 @@ fn a_local_error_stops_the_send_queue_until_it_is_started_again() {
 }
 
 #[test]
-fn t023_t046_t069_t070_t071_an_operation_of_reliable_connections_stops_the_send_queue_and_receives_go_on()
+fn t023_t046_t065_t069_t070_t071_an_operation_of_reliable_connections_stops_the_send_queue_and_receives_go_on()
  {
     let remote = RemoteAddress {
         addr: 0,
@@ -80,12 +80,21 @@ fn t023_t046_t069_t070_t071_an_operation_of_reliable_connections_stops_the_send_
         page_shift: 12,
         access: AccessFlags::empty(),
     };
+    let bind = MwBind {
+        window: RKey(0),
+        variant: 0,
+        region: LKey(0),
+        addr: 0,
+        len: 64,
+        access: AccessFlags::empty(),
+    };
     for op in [
         SendOp::RdmaRead(remote),
         SendOp::FetchAdd { remote, add: 1 },
         SendOp::SendInvalidate(RKey(0)),
         SendOp::LocalInvalidate(RKey(0)),
         SendOp::FastRegister(register),
+        SendOp::BindWindow(bind),
     ] {
         let mut rig = Rig::new();
         let [a, b] = rig.pair(QpKind::Uc);
