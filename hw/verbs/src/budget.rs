@@ -128,6 +128,7 @@ impl Drop for Charge {
 pub(crate) mod cost {
     pub(crate) const PROTECTION_DOMAIN: u64 = 128;
     pub(crate) const REGION: u64 = 256;
+    pub(crate) const WINDOW: u64 = 256;
     pub(crate) const ADDRESS: u64 = 256;
     pub(crate) const COMPLETION_QUEUE: u64 = 1024;
     pub(crate) const SHARED_RECEIVE_QUEUE: u64 = 1024;

@@ -1,11 +1,12 @@
 //! Send requests as programs write them into rings.
 
-use hca_api::{Payload, RKey, RemoteAddress, SendFlags, SendOp, Sge};
+use hca_api::{AccessFlags, LKey, MwBind, Payload, RKey, RemoteAddress, SendFlags, SendOp, Sge};
 use ib_wire::{QKey, Qpn};
 use zerocopy::FromBytes;
 
 use crate::abi::ring::{
-    AtomicArguments, DatagramArguments, RdmaArguments, SEND_HEADER, SendElement, opcode, send_flags,
+    AtomicArguments, BindArguments, DatagramArguments, RdmaArguments, SEND_HEADER, SendElement,
+    opcode, send_flags,
 };
 use crate::ring::entries;
 
@@ -129,6 +130,18 @@ fn operation(head: &SendElement) -> Option<SendOp<'static>> {
             add: operand,
         },
         opcode::LOCAL_INV => SendOp::LocalInvalidate(key),
+        opcode::BIND_MW => {
+            let (bind, _) = BindArguments::read_from_prefix(&head.arguments).ok()?;
+            SendOp::BindWindow(MwBind {
+                window: RKey(bind.mw_rkey.get()),
+                variant: bind.rkey.get().to_le_bytes()[0],
+                region: LKey(bind.mr_lkey.get()),
+                addr: bind.addr.get(),
+                len: bind.length.get(),
+                // The rights of a window have the same bits.
+                access: AccessFlags::from_bits_truncate(bind.access.get().to_le_bytes()[0]),
+            })
+        }
         _ => return None,
     })
 }

@@ -42,6 +42,30 @@ abi_layout! {
 }
 
 abi_layout! {
+    /// ALLOC_MW.
+    pub AllocMw, 16 {
+        /// Address of the answer.
+        pub response: U64,
+        /// Protection domain.
+        pub pd_handle: U32,
+        /// `IBV_MW_TYPE_1` or `IBV_MW_TYPE_2`.
+        pub mw_type: u8,
+        /// Reserved.
+        pub reserved: [u8; 3],
+    }
+}
+
+abi_layout! {
+    /// Answer of ALLOC_MW.
+    pub AllocMwAnswer, 8 {
+        /// Handle.
+        pub mw_handle: U32,
+        /// Remote key.
+        pub rkey: U32,
+    }
+}
+
+abi_layout! {
     /// CREATE_AH (`struct ib_uverbs_create_ah` with `struct ib_uverbs_ah_attr`).
     pub CreateAh, 56 {
         /// Address of the answer.

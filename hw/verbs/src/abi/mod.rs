@@ -70,6 +70,10 @@ pub mod command {
     pub const REG_MR: u32 = 9;
     /// Deregisters memory.
     pub const DEREG_MR: u32 = 13;
+    /// Allocates a memory window.
+    pub const ALLOC_MW: u32 = 14;
+    /// Deallocates a memory window.
+    pub const DEALLOC_MW: u32 = 16;
     /// Opens a completion channel.
     pub const CREATE_COMP_CHANNEL: u32 = 17;
     /// Creates a completion queue; also extended.
@@ -107,7 +111,7 @@ pub mod command {
 }
 
 abi_layout! {
-    /// Commands that name one object and whose answer is empty: DEALLOC_PD, DESTROY_AH, DEREG_MR.
+    /// Commands that name one object and whose answer is empty: DEALLOC_PD, DESTROY_AH, DEREG_MR, DEALLOC_MW.
     pub HandleCommand, 4 {
         /// Handle of the object.
         pub handle: U32,

@@ -130,6 +130,24 @@ abi_layout! {
 }
 
 abi_layout! {
+    /// Arguments of the binding of a memory window.
+    pub BindArguments, 32 {
+        /// Address of the first byte, as the region counts addresses.
+        pub addr: U64,
+        /// Bytes.
+        pub length: U64,
+        /// Local key of the region.
+        pub mr_lkey: U32,
+        /// Key of the window.
+        pub mw_rkey: U32,
+        /// New key of the window, of which the low byte counts.
+        pub rkey: U32,
+        /// `IBV_ACCESS_*`.
+        pub access: U32,
+    }
+}
+
+abi_layout! {
     /// Arguments of a datagram, without the address vector behind, which stands for itself only in old releases.
     pub DatagramArguments, 16 {
         /// Queue pair of the destination.
@@ -193,6 +211,8 @@ pub mod opcode {
     pub const ATOMIC_FETCH_AND_ADD: u32 = 6;
     /// Local invalidate.
     pub const LOCAL_INV: u32 = 7;
+    /// Bind a memory window.
+    pub const BIND_MW: u32 = 8;
     /// Send with invalidate.
     pub const SEND_WITH_INV: u32 = 9;
 }

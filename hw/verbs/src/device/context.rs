@@ -39,6 +39,8 @@ mod cap {
     pub(super) const PORT_ACTIVE_EVENT: u32 = 1 << 10;
     pub(super) const SYS_IMAGE_GUID: u32 = 1 << 11;
     pub(super) const RC_RNR_NAK_GEN: u32 = 1 << 12;
+    pub(super) const MEM_WINDOW: u32 = 1 << 17;
+    pub(super) const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 }
 
 impl ProcessDevice {
@@ -98,6 +100,11 @@ impl ProcessDevice {
             Kind::CompletionQueues => {
                 let (part, behind) = self.cqs.part_of(context, from);
                 part.iter().for_each(|handle| self.end_cq(hca, *handle));
+                (behind, Some(Kind::Windows))
+            }
+            Kind::Windows => {
+                let (part, behind) = self.mws.part_of(context, from);
+                part.iter().for_each(|handle| self.end_window(hca, *handle));
                 (behind, Some(Kind::Regions))
             }
             Kind::Regions => {
@@ -155,6 +162,8 @@ impl ProcessDevice {
             (command::DESTROY_AH, false) => self.destroy_ah(hca, context, command).map(plain),
             (command::REG_MR, false) => self.reg_mr(hca, context, command).map(plain),
             (command::DEREG_MR, false) => self.dereg_mr(hca, context, command).map(plain),
+            (command::ALLOC_MW, false) => self.alloc_mw(hca, context, command).map(plain),
+            (command::DEALLOC_MW, false) => self.dealloc_mw(hca, context, command).map(plain),
             (command::CREATE_COMP_CHANNEL, false) => self.create_comp_channel(context),
             (command::CREATE_CQ, extended) => {
                 let made = self.create_cq(hca, context, command, extended);
@@ -247,6 +256,8 @@ fn device_attributes(hca: &dyn Hca) -> QueryDeviceAnswer {
         (DeviceCaps::PORT_ACTIVE_EVENT, cap::PORT_ACTIVE_EVENT),
         (DeviceCaps::SYSTEM_IMAGE_GUID, cap::SYS_IMAGE_GUID),
         (DeviceCaps::RC_RNR_NAK, cap::RC_RNR_NAK_GEN),
+        (DeviceCaps::MW_TYPE_1, cap::MEM_WINDOW),
+        (DeviceCaps::MW_TYPE_2, cap::MEM_WINDOW_TYPE_2B),
     ] {
         if device.caps.contains(has) {
             flags |= flag;
@@ -272,6 +283,7 @@ fn device_attributes(hca: &dyn Hca) -> QueryDeviceAnswer {
         max_cq: limits.max_cq.into(),
         max_cqe: max_entries(hca).into(),
         max_mr: limits.max_mr.into(),
+        max_mw: limits.max_mw.into(),
         max_pd: limits.max_pd.into(),
         max_qp_rd_atom: u32::from(limits.max_qp_rd_atom).into(),
         max_res_rd_atom: (u32::from(limits.max_qp_rd_atom) * limits.max_qp).into(),

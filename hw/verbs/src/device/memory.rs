@@ -1,10 +1,10 @@
-//! Protection domains and memory regions.
+//! Protection domains, memory regions and windows.
 
-use hca_api::{AccessFlags, Hca, MrKind, MrSpec};
+use hca_api::{AccessFlags, Hca, MrKind, MrSpec, MwType};
 
 use super::{ContextId, Owned, ProcessDevice};
 use crate::abi::HandleCommand;
-use crate::abi::memory::{HandleAnswer, RegMr, RegMrAnswer};
+use crate::abi::memory::{AllocMw, AllocMwAnswer, HandleAnswer, RegMr, RegMrAnswer};
 use crate::budget::cost;
 use crate::{Answer, Command, Errno};
 
@@ -133,6 +133,54 @@ impl ProcessDevice {
         hca.deregister_mr(*self.mrs.get(context, handle)?)?;
         self.mrs.0.remove(&handle);
         Ok(Answer::default())
+    }
+
+    pub(super) fn alloc_mw(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (asked, _) = command.read::<AllocMw>()?;
+        let pd = *self.pds.get(context, asked.pd_handle.get())?;
+        let kind = match asked.mw_type {
+            1 => MwType::Type1,
+            2 => MwType::Type2,
+            _ => return Err(Errno::EINVAL),
+        };
+        let _charge = self.charge(cost::WINDOW)?;
+        let keys = hca.alloc_mw(pd, kind)?;
+        let handle = self.new_handle();
+        let owned = Owned {
+            context,
+            object: keys.handle,
+            _charge,
+        };
+        self.mws.0.insert(handle, owned);
+        Ok(Answer::new(&AllocMwAnswer {
+            mw_handle: handle.into(),
+            rkey: keys.rkey.0.into(),
+        }))
+    }
+
+    pub(super) fn dealloc_mw(
+        &mut self,
+        hca: &mut dyn Hca,
+        context: ContextId,
+        command: &Command<'_>,
+    ) -> Result<Answer, Errno> {
+        let (named, _) = command.read::<HandleCommand>()?;
+        let handle = named.handle.get();
+        hca.dealloc_mw(*self.mws.get(context, handle)?)?;
+        self.mws.0.remove(&handle);
+        Ok(Answer::default())
+    }
+
+    /// Destroys a window of a file that was closed.
+    pub(super) fn end_window(&mut self, hca: &mut dyn Hca, handle: u32) {
+        if let Some(owned) = self.mws.0.remove(&handle) {
+            let _ = hca.dealloc_mw(owned.object);
+        }
     }
 
     /// Destroys a region of a file that was closed.

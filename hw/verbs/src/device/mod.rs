@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hca_api::{
-    AsyncEvent, AvHandle, Consumer, CqHandle, Hca, HcaEvent, MrHandle, PdHandle, QpHandle,
-    SrqHandle,
+    AsyncEvent, AvHandle, Consumer, CqHandle, Hca, HcaEvent, MrHandle, MwHandle, PdHandle,
+    QpHandle, SrqHandle,
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
@@ -51,6 +51,7 @@ enum Kind {
     QueuePairs,
     SharedReceiveQueues,
     CompletionQueues,
+    Windows,
     Regions,
     Addresses,
     Domains,
@@ -118,6 +119,7 @@ pub struct ProcessDevice {
     closed: VecDeque<ClosedFile>,
     pds: Objects<PdHandle>,
     mrs: Objects<MrHandle>,
+    mws: Objects<MwHandle>,
     ahs: Objects<AvHandle>,
     cqs: Objects<Cq>,
     srqs: Objects<Srq>,
@@ -172,6 +174,7 @@ impl ProcessDevice {
             closed: VecDeque::new(),
             pds: Objects::default(),
             mrs: Objects::default(),
+            mws: Objects::default(),
             ahs: Objects::default(),
             cqs: Objects::default(),
             srqs: Objects::default(),

@@ -2,6 +2,7 @@ mod arming;
 mod budget;
 mod large_queues;
 mod shared_receives;
+mod windows;
 
 use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
@@ -44,6 +45,19 @@ fn datagrams() -> Datagrams {
 
 /// The same with room for so many sends.
 fn datagrams_of(sends: u32) -> Datagrams {
+    let mut queues = queues_of(4, sends);
+    for (state, mask) in [
+        (1, attr_mask::PKEY_INDEX | attr_mask::PORT | attr_mask::QKEY),
+        (2, 0),
+        (3, attr_mask::SQ_PSN),
+    ] {
+        queues.modify(state, mask).unwrap();
+    }
+    queues
+}
+
+/// Queues of a queue pair of a type (`enum ibv_qp_type`), in RESET.
+fn queues_of(qp_type: u8, sends: u32) -> Datagrams {
     let mut process = Process::new();
     let (pd, ()): (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
     let (channel, ()): (CreateCompChannelAnswer, ()) =
@@ -69,7 +83,7 @@ fn datagrams_of(sends: u32) -> Datagrams {
                 max_recv_sge: 1.into(),
                 max_inline_data: 0.into(),
             },
-            qp_type: 4,
+            qp_type,
             ..CreateQpAttributes::default()
         },
         ..CreateQp::default()
@@ -78,7 +92,7 @@ fn datagrams_of(sends: u32) -> Datagrams {
     let places = (sends + 1).next_power_of_two();
     assert_eq!(qp.caps.max_send_wr.get(), places - 1);
     assert_eq!(qp.caps.max_inline_data.get(), 16);
-    let mut queues = Datagrams {
+    Datagrams {
         process,
         pd: pd.handle.get(),
         cq: cq.cq_handle.get(),
@@ -87,15 +101,7 @@ fn datagrams_of(sends: u32) -> Datagrams {
         qpn: qp.qpn.get(),
         rings,
         channel,
-    };
-    for (state, mask) in [
-        (1, attr_mask::PKEY_INDEX | attr_mask::PORT | attr_mask::QKEY),
-        (2, 0),
-        (3, attr_mask::SQ_PSN),
-    ] {
-        queues.modify(state, mask).unwrap();
     }
-    queues
 }
 
 impl Datagrams {
@@ -155,8 +161,13 @@ impl Datagrams {
         };
         request.arguments[..to.as_bytes().len()].copy_from_slice(to.as_bytes());
         let bytes = [request.as_bytes(), b"hello, world"].concat();
+        self.post(slot, &bytes);
+    }
+
+    /// Writes a send request into its ring, and rings the doorbell.
+    fn post(&mut self, slot: u64, bytes: &[u8]) {
         let producer = u32::try_from(slot + 1).unwrap();
-        self.write(self.rings.send, slot * 256, &bytes, producer);
+        self.write(self.rings.send, slot * 256, bytes, producer);
         let doorbell = PostSend {
             qp_handle: self.qp.into(),
             ..PostSend::default()

@@ -248,6 +248,18 @@ fn contexts_that_cannot_be_are_refused_and_leave_nothing() {
     guest.ok_transition(Opcode::RST2INIT_QP, qpn, &good, 0);
 }
 
+/// The adapter has windows; the PF of a real one hides them from VFs.
+#[test]
+fn t065_windows_are_not_shown() {
+    let mut guest = Guest::online();
+    guest.ok(Opcode::QUERY_DEV_CAP, Input::default());
+    let outbox = guest.outbox();
+    let shown = guest.read_layout::<QueryDevCap>(outbox);
+    assert_eq!(shown.flags() & dev_cap_flags::MEMORY_WINDOW, 0);
+    let memory = shown.memory_flags;
+    assert!(!memory.windows_2() && !memory.windows_2b() && memory.fast_register());
+}
+
 #[test]
 fn t072_xrc_is_neither_shown_nor_served() {
     let mut guest = Guest::online();
