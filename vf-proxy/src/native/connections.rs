@@ -1,22 +1,23 @@
-//! Memory regions and connected queue pairs, and what becomes of them at the end.
+//! Memory regions, windows and connected queue pairs, and what becomes of them at the end.
 
 use std::collections::BTreeMap;
 
-use hca_api::{AsyncEvent, Hca, HcaEvent, MrHandle, PdHandle};
+use hca_api::{AsyncEvent, Hca, HcaEvent, MrHandle, MwHandle, PdHandle};
 
 use super::shared_completions::SharedCompletions;
 use super::{
-    ConnectedQp, ConnectedQpId, FastRegion, MemoryRegion, SharedCompletionsId, VfPortError,
-    VfPortEvent,
+    ConnectedQp, ConnectedQpId, FastRegion, MemoryRegion, MemoryWindow, SharedCompletionsId,
+    VfPortError, VfPortEvent,
 };
 
-/// The memory regions and connected queue pairs of a port, in one protection domain.
+/// The memory regions, windows and connected queue pairs of a port, in one protection domain.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     /// `None` until something needs it.
     pd: Option<PdHandle>,
     pub(super) regions: BTreeMap<MrHandle, MemoryRegion>,
     pub(super) fast_regions: BTreeMap<MrHandle, FastRegion>,
+    pub(super) windows: BTreeMap<MwHandle, MemoryWindow>,
     pub(super) qps: BTreeMap<ConnectedQpId, ConnectedQp>,
     pub(super) shared: BTreeMap<SharedCompletionsId, SharedCompletions>,
 }
@@ -65,6 +66,9 @@ impl Connections {
         }
         for shared in core::mem::take(&mut self.shared).into_values() {
             let _ = hca.destroy_cq(shared.cq());
+        }
+        for window in core::mem::take(&mut self.windows).into_values() {
+            let _ = window.deallocate(hca);
         }
         for region in core::mem::take(&mut self.regions).into_values() {
             // Only a reset can have taken it away before.

@@ -129,6 +129,9 @@ pub enum VfPortError {
     /// The memory region is deregistered.
     #[error("no such memory region")]
     NoRegion,
+    /// The memory window is destroyed.
+    #[error("no such memory window")]
+    NoWindow,
     /// There is no such group, or it was left.
     #[error("no such group")]
     NoGroup,

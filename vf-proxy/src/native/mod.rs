@@ -65,6 +65,7 @@ mod event;
 mod fast_region;
 mod group;
 mod memory_region;
+mod memory_window;
 mod port;
 mod port_connections;
 mod port_groups;
@@ -82,6 +83,7 @@ pub use event::{GroupEvent, ResolveError, VfPortError, VfPortEvent, VirtualHcaEv
 pub use fast_region::FastRegion;
 pub use group::{GroupId, GroupSpec};
 pub use memory_region::MemoryRegion;
+pub use memory_window::MemoryWindow;
 pub use port::VfPort;
 pub use proxy_qp::ProxyQp;
 pub use receive_ring::{ReceiveRing, Received};

@@ -1,11 +1,11 @@
-//! The memory regions and connected queue pairs of a VF's port.
+//! The memory regions, windows and connected queue pairs of a VF's port.
 
-use hca_api::{AccessFlags, Completion, Hca};
+use hca_api::{AccessFlags, Completion, Hca, MwType};
 
 use super::shared_completions::SharedCompletions;
 use super::{
-    ConnectedQp, ConnectedQpId, ConnectedQpSpec, FastRegion, MemoryRegion, SharedCompletionsId,
-    VfPort, VfPortError,
+    ConnectedQp, ConnectedQpId, ConnectedQpSpec, FastRegion, MemoryRegion, MemoryWindow,
+    SharedCompletionsId, VfPort, VfPortError,
 };
 
 impl VfPort {
@@ -28,14 +28,16 @@ impl VfPort {
     /// Deregisters a region of this port and frees its memory.
     ///
     /// # Errors
-    /// [`VfPortError::NoRegion`] if it is deregistered already.
+    /// [`VfPortError::NoRegion`] if it is deregistered already, and [`HcaError::InUse`](hca_api::HcaError::InUse) while windows are
+    /// bound to it.
     pub fn dereg_mr(&mut self, hca: &mut dyn Hca, region: MemoryRegion) -> Result<(), VfPortError> {
         let regions = &mut self.connections.regions;
         if regions.get(&region.handle()) != Some(&region) {
             return Err(VfPortError::NoRegion);
         }
+        region.deregister(hca)?;
         regions.remove(&region.handle());
-        Ok(region.deregister(hca)?)
+        Ok(())
     }
 
     /// Makes an empty region of `max_pages` pages at most, which requests of this port's RC queue pairs fill. `access` has the rights
@@ -60,14 +62,47 @@ impl VfPort {
     /// Deregisters a region that [`Self::alloc_mr`] made.
     ///
     /// # Errors
-    /// [`VfPortError::NoRegion`] if it is deregistered already.
+    /// As [`Self::dereg_mr`].
     pub fn dealloc_mr(&mut self, hca: &mut dyn Hca, region: FastRegion) -> Result<(), VfPortError> {
         let regions = &mut self.connections.fast_regions;
         if regions.get(&region.handle()) != Some(&region) {
             return Err(VfPortError::NoRegion);
         }
+        region.deregister(hca)?;
         regions.remove(&region.handle());
-        Ok(region.deregister(hca)?)
+        Ok(())
+    }
+
+    /// Makes a memory window, which requests of this port's RC queue pairs bind to its regions.
+    ///
+    /// # Errors
+    /// See [`MemoryWindow::allocate`].
+    pub fn alloc_mw(
+        &mut self,
+        hca: &mut dyn Hca,
+        kind: MwType,
+    ) -> Result<MemoryWindow, VfPortError> {
+        let pd = self.connections.pd(hca)?;
+        let window = MemoryWindow::allocate(hca, pd, kind)?;
+        self.connections.windows.insert(window.handle(), window);
+        Ok(window)
+    }
+
+    /// Destroys a memory window of this port, bound or not.
+    ///
+    /// # Errors
+    /// [`VfPortError::NoWindow`] if it is destroyed already.
+    pub fn dealloc_mw(
+        &mut self,
+        hca: &mut dyn Hca,
+        window: MemoryWindow,
+    ) -> Result<(), VfPortError> {
+        let windows = &mut self.connections.windows;
+        if windows.get(&window.handle()) != Some(&window) {
+            return Err(VfPortError::NoWindow);
+        }
+        windows.remove(&window.handle());
+        Ok(window.deallocate(hca)?)
     }
 
     /// Makes an RC or UC queue pair, which is not connected yet.
