@@ -143,8 +143,14 @@ impl Ring {
     pub(crate) fn read<'b>(&self, index: u32, element: &'b mut [u8; MAX_ELEMENT]) -> &'b [u8] {
         let size = 1_usize << self.log2_element_size;
         let bytes = &mut element[..size];
-        self.pages.memory.read(self.place_of(index), bytes);
+        self.read_part(index, 0, bytes);
         bytes
+    }
+
+    /// Copies out the bytes of an element that start at an offset, which are all inside it.
+    fn read_part(&self, index: u32, offset: usize, bytes: &mut [u8]) {
+        let at = self.place_of(index) + offset as u64;
+        self.pages.memory.read(at, bytes);
     }
 
     fn place_of(&self, index: u32) -> u64 {
@@ -268,10 +274,15 @@ impl ReceiveRing {
         if !self.ring.reach(consumer) {
             return None;
         }
-        let mut bytes = [0; MAX_ELEMENT];
-        let bytes = self.ring.read(consumer, &mut bytes);
-        let (request, list) = ReceiveElement::read_from_prefix(bytes).ok()?;
-        scatter.extend(entries(list, request.num_sge.get(), self.max_sge));
+        let mut request = ReceiveElement::default();
+        self.ring.read_part(consumer, 0, request.as_mut_bytes());
+        let count = usize::try_from(request.num_sge.get()).unwrap_or(usize::MAX);
+        for number in 0..count.min(self.max_sge) {
+            let mut entry = [0; SGE_SIZE];
+            self.ring
+                .read_part(consumer, receive_element(number), &mut entry);
+            scatter.extend(entries(&entry, 1, 1));
+        }
         let next = self.ring.next(consumer);
         self.consumer.store(next, Ordering::Relaxed);
         self.ring.publish_consumer(next);
