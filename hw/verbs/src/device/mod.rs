@@ -21,6 +21,7 @@ use hca_api::{
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
+use vf_queues::Turns;
 
 use crate::event_queue::EventQueue;
 use crate::ring::MAX_ELEMENT;
@@ -134,7 +135,7 @@ pub struct ProcessDevice {
     channels: BTreeMap<ChannelId, Owned<()>>,
     events: EventQueue,
     /// Queue pairs with requests to be taken.
-    pending: BTreeSet<u32>,
+    pending: Turns<u32>,
     /// Completion queues with more completions than were moved at once.
     uncollected: BTreeSet<u32>,
     /// Completion queues with completions that wait for room in their rings.
@@ -187,7 +188,7 @@ impl ProcessDevice {
             next_channel: 1,
             channels: BTreeMap::new(),
             events: EventQueue::default(),
-            pending: BTreeSet::new(),
+            pending: Turns::default(),
             uncollected: BTreeSet::new(),
             overflowing: BTreeSet::new(),
             starved: BTreeSet::new(),
@@ -339,7 +340,7 @@ impl Consumer for ProcessDevice {
         if let Some(handle) = self.uncollected.pop_first() {
             self.collect(hca, handle);
         }
-        if let Some(handle) = self.pending.pop_first() {
+        if let Some(handle) = self.pending.take(now) {
             self.serve(hca, handle);
         }
         if let Some(handle) = self.overrun.pop_first() {
@@ -348,7 +349,9 @@ impl Consumer for ProcessDevice {
         self.end_closed(hca);
         let mut flushes = false;
         if self.has_later_work() && self.next_flush <= now {
-            self.pending.append(&mut self.starved);
+            while let Some(handle) = self.starved.pop_first() {
+                self.pending.add(handle);
+            }
             let overflows = self.move_overflows();
             flushes = self.flush_failed(hca);
             if !flushes {
@@ -362,7 +365,8 @@ impl Consumer for ProcessDevice {
         if self.has_work() {
             return Some(Instant::ZERO);
         }
-        self.has_later_work().then_some(self.next_flush)
+        let later = self.has_later_work().then_some(self.next_flush);
+        [self.pending.next(), later].into_iter().flatten().min()
     }
 
     fn take_reset_request(&mut self) -> bool {
@@ -375,7 +379,7 @@ impl ProcessDevice {
     /// Returns `true` if there is something to do at once.
     fn has_work(&self) -> bool {
         !self.uncollected.is_empty()
-            || !self.pending.is_empty()
+            || self.pending.next() == Some(Instant::ZERO)
             || !self.overrun.is_empty()
             || !self.closed.is_empty()
     }

@@ -45,11 +45,11 @@ impl ProcessDevice {
                 self.failed.remove(&handle);
             }
             QpState::ReadyToSend => {
-                self.pending.insert(handle);
+                self.pending.add(handle);
             }
             QpState::Error => {
                 self.failed.insert(handle);
-                self.pending.insert(handle);
+                self.pending.add(handle);
             }
             _ => {}
         }

@@ -113,7 +113,7 @@ impl ProcessDevice {
             handle,
         };
         if serve(&mut sends, BATCH) {
-            self.pending.insert(handle);
+            self.pending.add(handle);
         }
     }
 
@@ -139,7 +139,7 @@ impl ProcessDevice {
         qp.send
             .publish_consumer(qp.next_send.wrapping_sub(outstanding));
         if qp.sent.take_wait() {
-            self.pending.insert(handle);
+            self.pending.add(handle);
         }
         Some(sent)
     }
@@ -162,10 +162,10 @@ impl ProcessDevice {
                     if qp.receive.as_ref().is_some_and(|ring| ring.waiting() > 0) {
                         let _ = hca.modify_qp(qp.provider, &to_error());
                     }
-                    self.pending.insert(handle);
+                    self.pending.add(handle);
                 }
                 Ok(QpState::SendQueueError) => {
-                    self.pending.insert(handle);
+                    self.pending.add(handle);
                 }
                 _ => {
                     self.failed.remove(&handle);

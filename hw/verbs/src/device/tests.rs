@@ -5,6 +5,7 @@ mod shared_receives;
 mod windows;
 
 use proptest::prelude::*;
+use vf_queues::TURNS;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
@@ -19,8 +20,8 @@ use crate::abi::queue_pair::{
     attr_mask,
 };
 use crate::abi::ring::{
-    CompletionElement, DatagramArguments, MappedRing, PRODUCER_INDEX, RING_HEADER, ReceiveElement,
-    SendElement, SgeElement, opcode, send_flags,
+    CONSUMER_INDEX, CompletionElement, DatagramArguments, MappedRing, PRODUCER_INDEX, RING_HEADER,
+    ReceiveElement, SendElement, SgeElement, opcode, send_flags,
 };
 use crate::abi::{AnsweredHandleCommand, HandleCommand};
 use crate::testing::{LID, Process};
@@ -175,6 +176,15 @@ impl Datagrams {
         self.process
             .command(command::POST_SEND, &doorbell, 4)
             .unwrap();
+    }
+
+    /// Polls the device when the program has filled its ring of 127 sends again.
+    fn poll_full(&mut self, now: Instant) -> bool {
+        let ring = self.rings.send.offset.get();
+        let taken = self.process.rings.load(ring + CONSUMER_INDEX);
+        let full = taken.wrapping_sub(1) & 127;
+        self.process.rings.store(ring + PRODUCER_INDEX, full);
+        self.process.with(|device, hca| device.poll(now, hca))
     }
 }
 
@@ -342,6 +352,21 @@ fn a_step_looks_at_a_part_of_the_queue_pairs_in_error_and_the_next_step_at_the_n
     }
     assert_eq!(left, [100 - 32, 100 - 64, 100 - 96]);
     assert!(process.device.failed.is_empty());
+}
+
+#[test]
+fn a_program_that_posts_without_end_has_a_bounded_number_of_turns_at_an_instant() {
+    let mut queues = datagrams_of(126);
+    queues.modify(6, 0).unwrap();
+    let mut turns = 0;
+    while queues.poll_full(Instant::ZERO) {
+        turns += 1;
+        assert!(turns < 2 * TURNS);
+    }
+    assert!(turns >= TURNS - 1);
+    let next = queues.process.device.poll_timeout().unwrap();
+    assert!(next > Instant::ZERO);
+    assert!(queues.poll_full(next));
 }
 
 #[test]
