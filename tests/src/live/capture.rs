@@ -61,6 +61,29 @@ impl Packets {
         packets.lines().count()
     }
 
+    /// Counts the packets of TCP, each of which has right checksums to tshark.
+    ///
+    /// # Panics
+    /// If one is wrong.
+    pub fn tcp_with_right_checksums(&self) -> usize {
+        let checks = [
+            "-o",
+            "ip.check_checksum:TRUE",
+            "-o",
+            "tcp.check_checksum:TRUE",
+        ];
+        let read = |filter: &str| self.read(&[&checks[..], &["-Y", filter]].concat());
+        let all = read("tcp").lines().count();
+        let right = read("tcp.checksum.status == 1 && ip.checksum.status == 1");
+        assert_eq!(
+            all,
+            right.lines().count(),
+            "{}",
+            read("tcp.checksum.status == 0")
+        );
+        all
+    }
+
     /// Returns the transaction ids of the requests by which a port asked the SA to join IPoIB's broadcast group of IPv4.
     pub fn broadcast_joins(&self, lid: u64) -> Vec<String> {
         let set_of_mc_member_record = "infiniband.mad.mgmtclass == 0x03 && infiniband.mad.method == 0x02 \

@@ -13,7 +13,7 @@ use crate::guest::Guest;
 use crate::truth;
 
 /// For what moves much data.
-const TRANSFER: Duration = Duration::from_secs(300);
+pub(crate) const TRANSFER: Duration = Duration::from_secs(300);
 
 /// Packets that guests send of their own accord while something is counted.
 const FEW: u64 = 20;

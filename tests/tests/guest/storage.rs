@@ -83,6 +83,7 @@ fn run(guest: &mut Guest, first: &str, variable: &str) -> String {
 
 /// Two guests with addresses, the target's with a disk.
 struct Pair {
+    kernel: &'static str,
     fabric: Fabric,
     initiator: Guest,
     target: Guest,
@@ -111,31 +112,74 @@ impl Pair {
         let [mut initiator, target] = guests;
         initiator.told_within(PATIENCE, &format!("ping -q -c 3 -W 10 {}", address(1)));
         Self {
+            kernel,
             fabric,
             initiator,
             target,
         }
     }
 
-    fn attach(&mut self, protocol: Protocol) {
+    /// Has the target serve its disk, and returns the address that it prints.
+    fn serve(&mut self, protocol: Protocol) -> String {
         let gid = self
             .initiator
             .told("cat /sys/class/infiniband/mlx4_0/ports/1/gids/0");
         let guid = &gid.trim().replace(':', "")[16..];
         let told = run(&mut self.target, protocol.serve, &format!("GUID={guid}"));
-        let printed = told.lines().last().expect("an address").to_owned();
+        told.lines().last().expect("an address").to_owned()
+    }
+
+    fn attach(&mut self, protocol: Protocol) {
+        let address = self.serve(protocol);
         run(
             &mut self.initiator,
             protocol.attach,
-            &format!("ADDRESS='{printed}'"),
+            &format!("ADDRESS='{address}'"),
         );
         if protocol.name != "nfs" {
             let place = protocol.place;
-            self.initiator.told_within(
-                PATIENCE,
-                &format!("until [ -b {place} ]; do sleep 0.1; done"),
-            );
+            let there = format!("until [ -b {place} ]; do sleep 0.1; done");
+            self.initiator.told_within(PATIENCE, &there);
         }
+    }
+
+    /// Kills the target and boots it again, on the same VF and disk, and has it serve again.
+    fn restart_target(&mut self, protocol: Protocol) {
+        self.target.process.signal("KILL");
+        self.target.process.wait(PATIENCE);
+        let disk = self.fabric.dir().join("disk");
+        self.target = boot(&self.fabric, self.kernel, TARGET, [Some(disk), None]);
+        let up = format!(
+            "ip address add {}/24 dev ib0 && ip link set ib0 up",
+            address(1)
+        );
+        self.target.told(&up);
+        self.target
+            .wait_until(PATIENCE, "cat /sys/class/net/ib0/operstate", |state| {
+                state.trim() == "up"
+            });
+        self.serve(protocol);
+    }
+
+    fn set_link(&self, state: &str) {
+        let set = self.fabric.lab.ask(&["set", "link", "H1-1/1", state]);
+        assert!(set.status.success(), "{set:?}");
+    }
+
+    /// Starts to write, waits until the write is under way, and returns.
+    fn start_to_write(&mut self, protocol: Protocol) {
+        self.initiator
+            .start("write", &format!("({})", write(protocol)));
+        self.initiator.told("sleep 1");
+    }
+
+    /// Waits for the write's end, and looks at the bytes.
+    fn has_written(&mut self, protocol: Protocol) {
+        let initiator = &mut self.initiator;
+        initiator.told_within(LONG, "while pidof dd; do sleep 0.2; done");
+        let log = initiator.told("cat /tmp/write");
+        let told = initiator.told_within(LONG, &compare(protocol));
+        assert_eq!(told, "equal\n", "{protocol:?}: {log}");
     }
 
     /// Takes the protocol away at both ends.
@@ -218,39 +262,48 @@ fn storage_moves_bytes_there_and_back_between_guests_with_6_12() {
     bytes_go_there_and_back("6.12", 16);
 }
 
-/// The link of the initiator's host goes amid a transfer and comes back.
+/// The link of the initiator's host goes amid a write and comes back; the target's QEMU is killed amid another, and a new
+/// one serves the same disk; then the link loses packets, and blocks have their checksums.
 #[test]
-fn storage_goes_on_after_its_link_was_away() {
+fn storage_outlives_a_cut_link_a_killed_target_and_lost_packets() {
     let mut pair = Pair::new("6.1", [None, None]);
     fill(&mut pair.initiator, full(32, 256));
-    let protocols = if full(0, 1) == 0 {
-        &PROTOCOLS[..1]
-    } else {
-        &PROTOCOLS
-    };
-    for &protocol in protocols {
+    let all = full(0, 1) != 0;
+    for &protocol in if all { &PROTOCOLS[..] } else { &[NVME] } {
         pair.attach(protocol);
         if protocol.name == "srp" {
             pair.initiator.told(
                 "for port in /sys/class/srp_remote_ports/port-*; do echo 60 >$port/fast_io_fail_tmo; done",
             );
         }
-        pair.initiator
-            .start("write", &format!("({})", write(protocol)));
-        pair.initiator.told("sleep 1");
-        let link = |state: &str| {
-            let set = pair.fabric.lab.ask(&["set", "link", "H1-1/1", state]);
-            assert!(set.status.success(), "{set:?}");
-        };
-        link("down");
+        pair.start_to_write(protocol);
+        pair.set_link("down");
         std::thread::sleep(CUT);
-        link("up");
-        pair.initiator
-            .told_within(LONG, "wait; while pidof dd; do sleep 0.2; done");
-        let told = pair.initiator.told_within(LONG, &compare(protocol));
-        assert_eq!(told, "equal\n", "{protocol:?}");
+        pair.set_link("up");
+        pair.has_written(protocol);
+        // A server of NFS would format its disk.
+        if protocol.name != "nfs" {
+            pair.start_to_write(protocol);
+            pair.restart_target(protocol);
+            pair.has_written(protocol);
+        }
+        for (size, loss) in [("4k", "loss=0%"), ("1m", "loss=1%")] {
+            pair.set_link(loss);
+            let told = pair.initiator.told_within(LONG, &fio(protocol, size));
+            assert!(told.contains("err= 0"), "{protocol:?}, {size}: {told}");
+        }
+        pair.set_link("loss=0%");
         pair.detach(protocol);
     }
+}
+
+/// A command that writes blocks with checksums at random places, and reads them back.
+fn fio(protocol: Protocol, size: &str) -> String {
+    let (place, seconds) = (protocol.place, full(3, 120));
+    format!(
+        "fio --name=blocks --filename={place} --rw=randwrite --bs={size} --size=16m --direct=1 --verify=crc32c \
+         --verify_backlog=16 --verify_fatal=1 --time_based --runtime={seconds}"
+    )
 }
 
 /// A program on RDS sockets in both guests: datagrams of all lengths arrive once and in order.
