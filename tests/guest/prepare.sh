@@ -318,8 +318,9 @@ copy_files() {
 }
 
 libraries_of() {
-    local root=$1
-    "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$root/usr/lib/x86_64-linux-gnu" \
+    local root=$1 libraries=$1/usr/lib/x86_64-linux-gnu
+    # What fio needs has a folder of its own.
+    "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$libraries:$libraries/ceph" \
         --list "$2" 2>/dev/null | sed -n "s,.* => \($root[^ ]*\) .*,\1,p"
 }
 

@@ -6,7 +6,8 @@
 //!
 //! Of each socket, so many go to the peer's socket of the same port. Their lengths and bytes follow from the port and
 //! their number, so that the receiver knows them: the program ends with an error at the first that is missing, out of
-//! order or wrong. When all are sent and received it says so and waits to be killed, since a socket that is closed drops
+//! order or wrong. It says when its sockets are bound, and sends after a line of input, since RDS drops what comes for a
+//! port that nobody has. When all are sent and received it says so and waits to be killed, since a socket that is closed drops
 //! what its peer has not acknowledged.
 
 use std::io;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,6 +29,11 @@ const RDS: AddressFamily = AddressFamily::from_raw(21);
 const SOCKETS: u16 = 8;
 const FIRST_PORT: u16 = 4000;
 const LONGEST: usize = 64 << 10;
+/// How long a socket without room is left alone.
+const RETRY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 5_000_000,
+};
 
 /// One socket, and how far both directions of it are.
 struct Channel {
@@ -37,6 +43,8 @@ struct Channel {
     received: u32,
     /// The next one to send.
     next: Vec<u8>,
+    /// The last attempt to send found no room.
+    congested: bool,
 }
 
 /// The datagram of a port with this number.
@@ -60,6 +68,7 @@ impl Channel {
             sent: 0,
             received: 0,
             next: datagram(port, 0),
+            congested: false,
         })
     }
 
@@ -70,14 +79,18 @@ impl Channel {
     /// Sends and receives what there is room for and what has come.
     fn go_on(&mut self, datagrams: u32, buffer: &mut [u8]) -> io::Result<()> {
         let port = self.peer.port();
+        self.congested = false;
         while self.sent < datagrams {
             match sendto(&self.socket, &self.next, SendFlags::empty(), &self.peer) {
                 Ok(_) => {
                     self.sent += 1;
                     self.next = datagram(port, self.sent);
                 }
-                // The peer is congested, or so much is unacknowledged as the socket may have.
-                Err(Errno::AGAIN | Errno::NOBUFS) => break,
+                // So much is unacknowledged as the socket may have, or the peer's socket is full.
+                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                    self.congested = true;
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -102,6 +115,8 @@ fn run(own: Ipv4Addr, peer: Ipv4Addr, datagrams: u32) -> io::Result<()> {
     let ports = FIRST_PORT..FIRST_PORT + SOCKETS;
     let channels = ports.map(|port| Channel::new(own, peer, port));
     let mut channels = channels.collect::<io::Result<Vec<_>>>()?;
+    println!("bound");
+    io::stdin().read_line(&mut String::new())?;
     let mut buffer = vec![0; LONGEST + 1];
     while !channels.iter().all(|channel| channel.is_done(datagrams)) {
         for channel in &mut channels {
@@ -109,7 +124,10 @@ fn run(own: Ipv4Addr, peer: Ipv4Addr, datagrams: u32) -> io::Result<()> {
         }
         let wanted = |channel: &Channel| {
             let mut flags = PollFlags::IN;
-            flags.set(PollFlags::OUT, channel.sent < datagrams);
+            flags.set(
+                PollFlags::OUT,
+                channel.sent < datagrams && !channel.congested,
+            );
             flags
         };
         let mut waits: Vec<_> = channels
@@ -118,7 +136,8 @@ fn run(own: Ipv4Addr, peer: Ipv4Addr, datagrams: u32) -> io::Result<()> {
             .map(|channel| PollFd::new(&channel.socket, wanted(channel)))
             .collect();
         if !waits.is_empty() {
-            poll(&mut waits, None)?;
+            // A socket is writable to poll while its peer is congested, and nothing says when that ends but the next attempt.
+            poll(&mut waits, Some(&RETRY))?;
         }
     }
     println!("{SOCKETS} sockets, {datagrams} datagrams each way: all in order, none lost");

@@ -325,13 +325,19 @@ fn rds_carries_datagrams_both_ways_in_order() {
         (&mut pair.target, "vdb", 1, 0),
     ] {
         run(guest, "modprobe rds_rdma", ":");
-        guest.told(&format!("cat /dev/{disk} >/tmp/rds && chmod +x /tmp/rds"));
-        guest.start(
-            "rds.log",
-            &format!("/tmp/rds {} {} {count}", address(own), address(peer)),
-        );
+        guest.told(&format!(
+            "cat /dev/{disk} >/tmp/rds && chmod +x /tmp/rds && mkfifo /tmp/go"
+        ));
+        let program = format!("exec /tmp/rds {} {} {count}", address(own), address(peer));
+        guest.start("rds.log", &format!("sh -c '{program} <>/tmp/go'"));
     }
-    let done = format!("8 sockets, {count} datagrams each way: all in order, none lost\n");
+    for guest in [&mut pair.initiator, &mut pair.target] {
+        guest.wait_until(PATIENCE, "cat /tmp/rds.log", |log| log == "bound\n");
+    }
+    for guest in [&mut pair.initiator, &mut pair.target] {
+        guest.told("echo >/tmp/go");
+    }
+    let done = format!("bound\n8 sockets, {count} datagrams each way: all in order, none lost\n");
     for guest in [&mut pair.initiator, &mut pair.target] {
         let ended = |log: &str| log == done || log.contains("rds-datagrams:");
         let log = guest.wait_until(LONG, "cat /tmp/rds.log", ended);
