@@ -1,7 +1,8 @@
 //! The fields of the layouts of packet headers.
 
 use ib_wire::packet::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Grh, Ieth, ImmDt, Lrh, Rdeth, Reth, Rwh, XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, Deth, Grh, Ieth, ImmDt, Lrh, Rdeth, Reth, Rwh,
+    XrcEth,
 };
 
 fields! {
@@ -39,6 +40,9 @@ fields! {
     }
     AtomicEth {
         fields: virtual_address, rkey, swap_add, compare;
+    }
+    AtomicMasks {
+        fields: swap_mask, compare_mask;
     }
     Aeth {
         fields: syndrome_byte, msn;

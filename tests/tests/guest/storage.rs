@@ -73,11 +73,16 @@ const NFS: Protocol = Protocol {
 
 const PROTOCOLS: [Protocol; 4] = [NVME, ISER, SRP, NFS];
 
-/// Runs a block of the document in a guest, with a variable set, and returns what it prints.
+/// Runs a block of the document in a guest, with a variable set, and returns what it prints. A module is removed as soon as
+/// it is not in use: the kernel ends connections in the background.
 fn run(guest: &mut Guest, first: &str, variable: &str) -> String {
-    let told = block(DOCUMENT, first)
-        .into_iter()
-        .map(|command| guest.told_within(PATIENCE, &format!("{variable}; {command}")));
+    let told = block(DOCUMENT, first).into_iter().map(|command| {
+        let command = match command.strip_prefix("modprobe -r") {
+            Some(modules) => format!("until modprobe -r {modules}; do sleep 0.2; done 2>/dev/null"),
+            None => format!("{variable}; {command}"),
+        };
+        guest.told_within(PATIENCE, &command)
+    });
     told.collect()
 }
 

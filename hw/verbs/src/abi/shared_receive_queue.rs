@@ -93,7 +93,7 @@ abi_layout! {
     /// The provider's part of MODIFY_SRQ (kernel `struct rxe_modify_srq_cmd`).
     pub RxeModifySrq, 8 {
         /// Address in the program's memory to which the place of the new ring is written, a
-        /// [`MappedRing`](crate::abi::ring::MappedRing): this command has no answer.
+        /// [`MappedRing`]: this command has no answer.
         pub mmap_info_addr: U64,
     }
 }
