@@ -309,12 +309,17 @@ copy_files() {
         install -D "$(readlink -f "$root/$file")" "$tree/$file"
     done
     find "$tree/usr" -type f ! -name busybox | while read -r file; do
-        # Scripts have none.
-        libraries_of "$root" "$file" || true
+        # Scripts and static programs have none.
+        ! is_dynamic "$root" "$file" || libraries_of "$root" "$file"
     done | sort -u | while read -r library; do
         install -D "$(readlink -f "$library")" "$tree/usr/lib/x86_64-linux-gnu/$(basename "$library")"
     done
     install -D "$(readlink -f "$root/usr/lib64/ld-linux-x86-64.so.2")" "$tree/usr/lib64/ld-linux-x86-64.so.2"
+}
+
+# The loader's status is 0 for a program and 2 for a library.
+is_dynamic() {
+    "$1/usr/lib64/ld-linux-x86-64.so.2" --verify "$2" >/dev/null 2>&1 || (($? == 2))
 }
 
 libraries_of() {

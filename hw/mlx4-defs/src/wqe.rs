@@ -120,7 +120,7 @@ impl ControlSegment {
 }
 
 layout! {
-    /// What the headers of a message stand behind that is to be cut into packets (`struct mlx4_wqe_lso_seg`).
+    /// The sizes of a message that the device cuts into packets; its headers follow (`struct mlx4_wqe_lso_seg`).
     SegmentationHeader, 4 {
         /// Bytes of each packet behind the headers; the last one may have fewer.
         0x0 pub mss: U16,

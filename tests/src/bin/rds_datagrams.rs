@@ -1,4 +1,4 @@
-//! Sends datagrams to a peer by RDS and takes those that the peer sends, which runs the same program.
+//! Exchanges datagrams by RDS with a peer that runs the same program.
 //!
 //! ```text
 //! rds-datagrams OWN PEER DATAGRAMS
@@ -6,9 +6,9 @@
 //!
 //! Of each socket, so many go to the peer's socket of the same port. Their lengths and bytes follow from the port and
 //! their number, so that the receiver knows them: the program ends with an error at the first that is missing, out of
-//! order or wrong. It says when its sockets are bound, and sends after a line of input, since RDS drops what comes for a
-//! port that nobody has. When all are sent and received it says so and waits to be killed, since a socket that is closed drops
-//! what its peer has not acknowledged.
+//! order or wrong. It prints "bound" once it has its sockets and sends after a line of input, since RDS drops datagrams for
+//! ports without a socket. When all are sent and received it prints so and waits for a signal, since a socket that is closed
+//! drops unacknowledged datagrams.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -29,7 +29,7 @@ const RDS: AddressFamily = AddressFamily::from_raw(21);
 const SOCKETS: u16 = 8;
 const FIRST_PORT: u16 = 4000;
 const LONGEST: usize = 64 << 10;
-/// How long a socket without room is left alone.
+/// The pause before a full socket is tried again.
 const RETRY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
@@ -76,7 +76,7 @@ impl Channel {
         self.sent == datagrams && self.received == datagrams
     }
 
-    /// Sends and receives what there is room for and what has come.
+    /// Sends until the socket is full, and takes all datagrams that have come.
     fn go_on(&mut self, datagrams: u32, buffer: &mut [u8]) -> io::Result<()> {
         let port = self.peer.port();
         self.congested = false;

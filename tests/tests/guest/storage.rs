@@ -26,7 +26,7 @@ const DISK: u64 = 1 << 30;
 /// For megabytes by RDMA in translated guests on a busy machine.
 const LONG: Duration = Duration::from_secs(500);
 
-/// How long the link is away.
+/// The time without the link.
 const CUT: Duration = Duration::from_secs(20);
 
 /// A protocol of the kernel: the first commands of its blocks in the document, and where the initiator finds the disk.
@@ -124,7 +124,7 @@ impl Pair {
         }
     }
 
-    /// Has the target serve its disk, and returns the address that it prints.
+    /// Starts the target's service of its disk, and returns the address that it prints.
     fn serve(&mut self, protocol: Protocol) -> String {
         let gid = self
             .initiator

@@ -376,7 +376,7 @@ impl Memory {
         Ok(key)
     }
 
-    /// Moves what has a key to another key, which nothing else has.
+    /// Gives the region or window of a key another key, unless that one is taken.
     fn rename(&mut self, old: u32, new: u32) -> Result<(), ProtectionFault> {
         if old == new {
             return Ok(());

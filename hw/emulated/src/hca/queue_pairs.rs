@@ -113,7 +113,7 @@ impl Device {
     }
 
     /// Moves queue pairs of completion queues that overran to ERR, some with each call: a function may have thousands, and
-    /// those that complete anything go there by themselves.
+    /// the next completion of each takes it to ERR as well.
     pub(super) fn fail_overrun(&mut self, function: FunctionId) {
         for _ in 0..AT_A_TIME {
             let Ok(state) = self.state_mut(function) else {

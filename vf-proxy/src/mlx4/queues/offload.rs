@@ -28,7 +28,7 @@ pub(super) enum Protocol {
 }
 
 impl Protocol {
-    /// Where the checksum is in the protocol's header.
+    /// Returns the offset of the checksum in the protocol's header.
     const fn checksum_at(self) -> usize {
         match self {
             Self::Tcp => 16,
@@ -106,7 +106,7 @@ struct Headers {
     ip: usize,
     /// Bytes of IPv4 and all behind it.
     total: usize,
-    /// What it carries, if that is whole and has a checksum.
+    /// The protocol behind it, if the packet is no fragment and the protocol has a checksum.
     protocol: Option<Protocol>,
 }
 
@@ -136,7 +136,7 @@ impl Headers {
         })
     }
 
-    /// Where IPv4's payload begins.
+    /// Returns the offset of IPv4's payload.
     const fn payload(&self) -> usize {
         ENCAPSULATION + self.ip
     }
@@ -167,7 +167,7 @@ impl Headers {
 }
 
 /// Writes the checksums of a packet that the driver left open. `head` has the headers, `rest` adds all bytes behind it and
-/// `len` counts them. Of what is no IPv4, TCP or UDP nothing is written.
+/// `len` counts them. Packets of other protocols stay as they are.
 pub(super) fn write_checksums(head: &mut [u8], len: usize, rest: impl FnOnce(&mut PayloadSum)) {
     let Some(headers) = Headers::read(head) else {
         return;
@@ -218,7 +218,7 @@ pub(super) struct Segment {
 impl Segment {
     /// Returns a segment of a message by its number; `None` if the message is none that can be cut so.
     ///
-    /// `headers` are those of all segments, `mss` the bytes of each, and `payload` those of all.
+    /// All segments share `headers`; each has `mss` bytes of the `payload`, the last one the rest.
     pub(super) fn new(headers: &[u8], mss: usize, payload: usize, number: u16) -> Option<Self> {
         let read = Headers::read(headers)?;
         let tcp = headers.get(read.payload()..)?;
@@ -237,7 +237,7 @@ impl Segment {
         })
     }
 
-    /// Makes the headers of all segments those of this one, but for its checksum of TCP.
+    /// Turns the shared headers into the segment's own, except for the checksum of TCP.
     pub(super) fn patch(&self, headers: &mut [u8]) {
         let Some(read) = Headers::read(headers) else {
             return;

@@ -180,7 +180,7 @@ impl Qp {
         self.failed.replace(send.index) == Some(send.index)
     }
 
-    /// Returns what a packet of IPoIB carries whose checksums are right. Only those of queue pairs are looked at that the
+    /// Returns the protocol of a received IPoIB packet with right checksums. The device looks at packets of queue pairs that the
     /// driver made for IPoIB: with messages as long as the device cuts.
     pub(super) fn verified(
         &self,

@@ -11,8 +11,8 @@ use super::{Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, 
 /// Bytes of a message that are stored after all others.
 const TAIL: usize = 8;
 
-/// A region that was looked up for a peer, by its own key or a window's. It names one registration or binding: the slot's next owner
-/// has another generation.
+/// A region that was looked up for a peer, by its own key or a window's. Its generation names one registration or binding, for the
+/// slot has other owners later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct RemoteRegion {
     pub(super) region: MrHandle,
