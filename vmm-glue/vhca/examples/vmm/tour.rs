@@ -21,10 +21,16 @@ const AFTERWARDS: usize = 50;
 
 /// Passes the number that each guest has reported to the other one, after which both go on.
 fn meet([one, other]: &[Running; 2]) -> Result<(), Box<dyn Error>> {
-    let reported = [one.wait()?, other.wait()?];
-    one.order(reported[1]);
-    other.order(reported[0]);
-    Ok(())
+    match (one.wait(), other.wait()) {
+        (Ok(reported), Ok(others)) => {
+            one.order(others);
+            other.order(reported);
+            Ok(())
+        }
+        // A guest that ends leaves the other one waiting, so the reason may be either's.
+        (Err(one), Err(other)) => Err(format!("{one}; the other guest: {other}").into()),
+        (Err(why), _) | (_, Err(why)) => Err(why),
+    }
 }
 
 /// Fails unless each PF has asked the SA once to join the group, for its one member.
