@@ -8,10 +8,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use hca_api::{
-    AccessFlags, ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus, CqHandle,
-    DmaBuffer, Hca, HcaError, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,
-    QpKind, QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, SendFlags, SendOp, SendRequest, Sge,
-    SourceAddress, UdDestination,
+    AccessFlags, ArmKind, Completion, CompletionFlags, CompletionStatus, CqHandle, DmaBuffer, Hca,
+    HcaError, MrHandle, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind, QpModify,
+    QpNumbers, QpSpec, QpState, ReceiveMode, SendFlags, SendOp, SendRequest, Sge, SourceAddress,
+    UdDestination,
 };
 use ib_wire::{PKeyIndex, PortNum, Psn, QKey};
 
@@ -419,7 +419,7 @@ struct Completions {
 impl Completions {
     fn new() -> Self {
         Self {
-            batch: Box::new([IDLE; POLL_BATCH]),
+            batch: Box::new([Completion::BLANK; POLL_BATCH]),
             next: 0,
             end: 0,
         }
@@ -443,18 +443,6 @@ impl Completions {
         taken != 0
     }
 }
-
-/// A completion to be overwritten.
-const IDLE: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Success,
-    op: CompletionOp::Recv,
-    qpn: ib_wire::Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 const fn receive_len(spec: &DatagramQpSpec) -> u32 {
     spec.max_message.saturating_add(GRH_SPACE)

@@ -39,6 +39,62 @@ pub enum CompletionStatus {
     Aborted,
 }
 
+/// The check that a request failed. A [`CompletionStatus`] stands for several; software reads the number as the vendor's error
+/// (kernel `vendor_err` of `struct ib_wc`).
+///
+/// A wrong P_Key or Q_Key fails no request: the receiver drops the packet (IBA 9.6.1), and a connection runs out of retries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Cause {
+    /// None: the request succeeded, or was flushed.
+    #[default]
+    None = 0,
+    /// No region or window has the key.
+    NoSuchKey = 1,
+    /// The key is of another protection domain.
+    OtherPd = 2,
+    /// The range is not within the region or window.
+    OutOfBounds = 3,
+    /// The region or window lacks the right.
+    NoRight = 4,
+    /// The region is not registered or the window not bound, or no longer.
+    NotValid = 5,
+    /// Another queue pair has bound the window.
+    OtherQp = 6,
+    /// The function has no memory there.
+    NoMemory = 7,
+    /// A region to be registered or a window to be bound has to be free, and is not; or a window is bound to the region.
+    NotFree = 8,
+    /// Another region or window has the new key.
+    KeyTaken = 9,
+    /// The key is of an object for which there is no such request.
+    WrongObject = 10,
+    /// Rights, pages or lengths of a registration or binding are not those that the object can have.
+    BadRegistration = 11,
+    /// The message is longer than the queue pair, its list or the transport allows.
+    TooLong = 16,
+    /// The message is longer than its receive.
+    ReceiveTooShort = 17,
+    /// The transport service has no such operation, or the request is malformed.
+    BadRequest = 18,
+    /// The queue pair may have no RDMA read or atomic operation outstanding.
+    NoReads = 19,
+    /// The address handle does not exist, or is of another protection domain.
+    BadAddress = 20,
+    /// The peer's message broke off, or its packets have no legal length.
+    BadMessage = 21,
+    /// The peer's answer is not one to the request.
+    BadAnswer = 32,
+    /// The peer's answer is too long or too short.
+    AnswerLength = 33,
+    /// The peer refused the request. It alone knows the check.
+    Refused = 34,
+    /// No answer within all retries.
+    Retries = 35,
+    /// The peer had no receive within all RNR retries.
+    RnrRetries = 36,
+}
+
 /// What a completed work request was (IBA 11.4.2.1, operation type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompletionOp {
@@ -83,13 +139,15 @@ bitflags! {
 
 /// One work completion (IBA 11.4.2.1, Poll for Completion).
 ///
-/// Of a completion with an error status only `wr_id`, `status`, `qpn` and `op` mean something.
+/// Of a completion with an error status only `wr_id`, `status`, `cause`, `qpn` and `op` mean something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The consumer's name for the request.
     pub wr_id: u64,
     /// How it ended.
     pub status: CompletionStatus,
+    /// The check that it failed.
+    pub cause: Cause,
     /// What it was.
     pub op: CompletionOp,
     /// The consumer's (external) number of the QP.
@@ -109,6 +167,7 @@ impl Completion {
     pub const BLANK: Self = Self {
         wr_id: 0,
         status: CompletionStatus::Success,
+        cause: Cause::None,
         op: CompletionOp::Send,
         qpn: Qpn::SMI,
         byte_len: 0,

@@ -60,7 +60,7 @@ pub use attributes::{
     DeviceAttributes, DeviceCaps, DeviceModify, Limits, PhysicalState, PortAttributes, PortModify,
     PortState,
 };
-pub use completion::{ArmKind, Completion, CompletionFlags, CompletionOp, CompletionStatus};
+pub use completion::{ArmKind, Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus};
 pub use consumer::{Adapter, Consumer};
 pub use error::{DmaFault, HcaError};
 pub use event::{AsyncEvent, HcaEvent, PortChange};

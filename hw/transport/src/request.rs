@@ -163,10 +163,14 @@ pub struct Request<B> {
 pub enum Status {
     /// Done.
     Success,
-    /// A message longer than the transport or the receive allows, or an answer of the wrong length.
+    /// A message longer than the transport or the receive allows.
     LocalLength,
+    /// An answer of the wrong length; [`Self::LocalLength`] to the consumer.
+    AnswerLength,
     /// An operation that the service does not have, or a malformed request.
     LocalQpOperation,
+    /// A read or atomic operation, of which none may be outstanding; [`Self::LocalQpOperation`] to the consumer.
+    NoReads,
     /// A gather or scatter entry does not name accessible memory.
     LocalProtection,
     /// A fast registration or a local invalidate was refused (IBA 11.6.2, memory management operation error).

@@ -111,7 +111,6 @@ impl Cq {
 #[cfg(test)]
 mod tests {
     use hca_api::CompletionOp;
-    use ib_wire::Qpn;
     use proptest::prelude::*;
 
     use super::*;
@@ -119,17 +118,13 @@ mod tests {
     fn completion(wr_id: u64, solicited: bool) -> Completion {
         Completion {
             wr_id,
-            status: CompletionStatus::Success,
             op: CompletionOp::Recv,
-            qpn: Qpn::GSI,
-            byte_len: 0,
-            immediate: 0,
             flags: if solicited {
                 CompletionFlags::SOLICITED
             } else {
                 CompletionFlags::empty()
             },
-            source: None,
+            ..Completion::BLANK
         }
     }
 

@@ -1,12 +1,12 @@
 //! A function: who owns what, and what its consumer sees of the ports.
 
 use hca_api::{
-    AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus,
-    CqHandle, FunctionId, FunctionSpec, HcaError, MrHandle, PdHandle, Privileges, QpHandle,
-    QpState, ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
+    AddressVector, AsyncEvent, Cause, Completion, CompletionStatus, CqHandle, FunctionId,
+    FunctionSpec, HcaError, MrHandle, PdHandle, Privileges, QpHandle, QpState, ResourceCounts,
+    SpecialQp, SrqHandle, VirtualPort,
 };
 use ib_vtime::Secret;
-use ib_wire::{Guid, PKeyIndex, PortNum, Qpn};
+use ib_wire::{Guid, PKeyIndex, PortNum};
 use slab::Slab;
 
 use super::connected::Connected;
@@ -322,12 +322,19 @@ impl FunctionState {
         qp: u32,
         side: Side,
         wr_id: u64,
-        status: CompletionStatus,
+        (status, cause): (CompletionStatus, Cause),
     ) -> bool {
         let Some(pair) = self.qps.get(qp as usize) else {
             return false;
         };
-        let completion = failed(pair.numbers.external, side.op(), wr_id, status);
+        let completion = Completion {
+            wr_id,
+            status,
+            cause,
+            op: side.op(),
+            qpn: pair.numbers.external,
+            ..Completion::BLANK
+        };
         self.complete(qp, side, completion)
     }
 
@@ -362,7 +369,7 @@ impl FunctionState {
             else {
                 return;
             };
-            if !self.complete_failed(qp, Side::Receive, receive.wr_id, CompletionStatus::Flushed) {
+            if !self.complete_failed(qp, Side::Receive, receive.wr_id, FLUSHED) {
                 return;
             }
         }
@@ -375,7 +382,7 @@ impl FunctionState {
             .get_mut(qp as usize)
             .and_then(|pair| pair.sends.pop_front())
         {
-            self.complete_failed(qp, Side::Send, send.work.wr_id, CompletionStatus::Flushed);
+            self.complete_failed(qp, Side::Send, send.work.wr_id, FLUSHED);
         }
     }
 
@@ -408,20 +415,10 @@ impl FunctionState {
     }
 }
 
+/// The end of a request of a queue in error.
+pub(super) const FLUSHED: (CompletionStatus, Cause) = (CompletionStatus::Flushed, Cause::None);
+
 /// A slab index as a handle.
 pub(super) fn slot(index: usize) -> Result<u32, HcaError> {
     u32::try_from(index).map_err(|_| HcaError::InsufficientResources)
-}
-
-fn failed(qpn: Qpn, op: CompletionOp, wr_id: u64, status: CompletionStatus) -> Completion {
-    Completion {
-        wr_id,
-        status,
-        op,
-        qpn,
-        byte_len: 0,
-        immediate: 0,
-        flags: CompletionFlags::empty(),
-        source: None,
-    }
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hca_api::{
-    AccessFlags, AddressSpace, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind, MrSpec,
-    MwHandle, PdHandle, QpHandle, RKey, Sge,
+    AccessFlags, AddressSpace, Cause, DmaFault, HcaError, LKey, Limits, MrHandle, MrKeys, MrKind,
+    MrSpec, MwHandle, PdHandle, QpHandle, RKey, Sge,
 };
 use ib_vtime::{Secret, SecretNumbers};
 use slab::Slab;
@@ -86,11 +86,11 @@ pub(super) struct Memory {
 
 /// A work request named memory that its QP may not use (IBA 10.6.3, "local protection error").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ProtectionFault;
+pub(super) struct ProtectionFault(pub(super) Cause);
 
 impl From<DmaFault> for ProtectionFault {
     fn from(_: DmaFault) -> Self {
-        Self
+        Self(Cause::NoMemory)
     }
 }
 
@@ -249,7 +249,7 @@ impl Memory {
             while !rest.is_empty() {
                 let (region, mut sge) = match room.take() {
                     Some(room) => room,
-                    None => rooms.next().ok_or(ProtectionFault)??,
+                    None => rooms.next().ok_or(ProtectionFault(Cause::TooLong))??,
                 };
                 let (mut now, later) = rest.split_at(rest.len().min(sge.len as usize));
                 let count = now.len() as u64;
@@ -259,7 +259,7 @@ impl Memory {
                     Ok(space.write(addr, piece)?)
                 })?;
                 rest = later;
-                sge.len -= u32::try_from(count).map_err(|_| ProtectionFault)?;
+                sge.len -= u32::try_from(count).map_err(|_| ProtectionFault(Cause::OutOfBounds))?;
                 sge.addr = sge.addr.wrapping_add(count);
                 room = (sge.len != 0).then_some((region, sge));
             }
@@ -382,9 +382,10 @@ impl Memory {
             return Ok(());
         }
         if self.keys.contains_key(&new) {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::KeyTaken));
         }
-        let owner = self.keys.remove(&old).ok_or(ProtectionFault)?;
+        let owner = self.keys.remove(&old);
+        let owner = owner.ok_or(ProtectionFault(Cause::NoSuchKey))?;
         self.keys.insert(new, owner);
         Ok(())
     }
@@ -443,7 +444,8 @@ fn page_list(
 fn owner(keys: &BTreeMap<u32, KeyOwner>, lkey: LKey) -> Result<MrHandle, ProtectionFault> {
     match keys.get(&lkey.0) {
         Some(KeyOwner::Region(mr)) => Ok(*mr),
-        Some(KeyOwner::Window(_)) | None => Err(ProtectionFault),
+        Some(KeyOwner::Window(_)) => Err(ProtectionFault(Cause::WrongObject)),
+        None => Err(ProtectionFault(Cause::NoSuchKey)),
     }
 }
 
@@ -456,19 +458,34 @@ fn usable(
     lkey: LKey,
     access: AccessFlags,
 ) -> Result<&Region, ProtectionFault> {
-    regions
-        .get(mr.0 as usize)
-        .filter(|region| region.key == lkey.0 && region.pd == pd && region.access.contains(access))
-        .ok_or(ProtectionFault)
+    let region = regions.get(mr.0 as usize);
+    let region = region.filter(|region| region.key == lkey.0);
+    let region = region.ok_or(ProtectionFault(Cause::NoSuchKey))?;
+    region.permits(pd, access)?;
+    Ok(region)
 }
 
 impl Region {
+    /// Checks protection domain, state and rights.
+    fn permits(&self, pd: PdHandle, access: AccessFlags) -> Result<(), ProtectionFault> {
+        if self.pd != pd {
+            Err(ProtectionFault(Cause::OtherPd))
+        } else if self.backing.is_none() {
+            Err(ProtectionFault(Cause::NotValid))
+        } else if !self.access.contains(access) {
+            Err(ProtectionFault(Cause::NoRight))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Returns where a range begins in the region, if the region has all of it.
     fn offset(&self, addr: u64, len: u64) -> Result<u64, ProtectionFault> {
-        let offset = addr.checked_sub(self.base).ok_or(ProtectionFault)?;
-        let end = offset.checked_add(len).ok_or(ProtectionFault)?;
-        if end > self.len || self.backing.is_none() {
-            return Err(ProtectionFault);
+        let outside = ProtectionFault(Cause::OutOfBounds);
+        let offset = addr.checked_sub(self.base).ok_or(outside)?;
+        let end = offset.checked_add(len).ok_or(outside)?;
+        if end > self.len {
+            return Err(outside);
         }
         Ok(offset)
     }
@@ -480,14 +497,17 @@ impl Region {
         len: u64,
         mut each: impl FnMut(u64, usize) -> Result<(), ProtectionFault>,
     ) -> Result<(), ProtectionFault> {
-        let backing = self.backing.as_ref().ok_or(ProtectionFault)?;
+        let backing = self
+            .backing
+            .as_ref()
+            .ok_or(ProtectionFault(Cause::NotValid))?;
         let mut offset = self.offset(addr, len)?;
         let end = offset + len;
         while offset < end {
             let (at, contiguous) = backing.piece(offset, end - offset);
             each(
                 at,
-                usize::try_from(contiguous).map_err(|_| ProtectionFault)?,
+                usize::try_from(contiguous).map_err(|_| ProtectionFault(Cause::NoMemory))?,
             )?;
             offset += contiguous;
         }

@@ -1,8 +1,8 @@
 //! The receive side: from a packet, or a send of this device, into a receive buffer.
 
 use hca_api::{
-    Completion, CompletionFlags, CompletionStatus, FunctionId, GlobalRoute, LocalMad, Privileges,
-    QpHandle, QpKind, SourceAddress, SpecialQp,
+    Cause, Completion, CompletionFlags, CompletionStatus, FunctionId, GlobalRoute, LocalMad,
+    Privileges, QpHandle, QpKind, SourceAddress, SpecialQp,
 };
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{Grh, UdFrame};
@@ -417,7 +417,6 @@ impl Device {
         // Written before the message is, whose stores wait for far memory and hold up those behind them.
         let completion = Completion {
             wr_id: receive.wr_id,
-            status: CompletionStatus::Success,
             op: Side::Receive.op(),
             qpn,
             // A message is at most 4096 bytes.
@@ -425,24 +424,23 @@ impl Device {
             immediate: arrival.immediate.unwrap_or(0),
             flags: arrival.flags,
             source: Some(arrival.source),
+            ..Completion::BLANK
         };
         let scatter = receive.scatter.as_slice();
-        let status = if total_len(scatter) < len as u64 {
-            CompletionStatus::LocalLength
+        let stored = if total_len(scatter) < len as u64 {
+            Err((CompletionStatus::LocalLength, Cause::ReceiveTooShort))
         } else {
             let parts = [head, arrival.payload];
-            match state.memory.scatter(pd, scatter, &parts, &mut region) {
-                Ok(()) => CompletionStatus::Success,
-                Err(_) => CompletionStatus::LocalProtection,
-            }
+            let stored = state.memory.scatter(pd, scatter, &parts, &mut region);
+            stored.map_err(|fault| (CompletionStatus::LocalProtection, fault.0))
         };
         if region != usual {
             state.note_region(to.index, region);
         }
-        if status != CompletionStatus::Success {
-            state.complete_failed(to.index, Side::Receive, receive.wr_id, status);
+        if let Err(failure) = stored {
+            state.complete_failed(to.index, Side::Receive, receive.wr_id, failure);
             // A guest chooses how long a message is, and shall not stop the physical function's end.
-            if !(from_guest && status == CompletionStatus::LocalLength) {
+            if !(from_guest && failure.0 == CompletionStatus::LocalLength) {
                 state.enter_error(to.index);
             }
             self.fail_overrun(to.function);

@@ -3,8 +3,8 @@
 use core::time::Duration;
 
 use hca_api::{
-    Completion, CompletionFlags, CompletionStatus, FunctionId, HcaError, Payload, QpHandle, QpKind,
-    QpState, SendFlags, SendOp, SendRequest, SpecialQp, UdAddress,
+    Cause, Completion, CompletionStatus, FunctionId, HcaError, Payload, QpHandle, QpKind, QpState,
+    SendFlags, SendOp, SendRequest, SpecialQp, UdAddress,
 };
 use ib_wire::packet::{MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
@@ -12,7 +12,7 @@ use ib_wire::{PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 use super::address::{SentBy, address};
 use super::backlog::PACKET_COST;
 use super::egress::Leaving;
-use super::function::FunctionState;
+use super::function::{FLUSHED, FunctionState};
 use super::inbound::Inbound;
 use super::memory::Gathered;
 use super::qp::{Qp, Side};
@@ -67,9 +67,8 @@ impl Device {
         };
         let at = QpRef::new(function, handle);
         if matches!(qp.state, QpState::SendQueueError | QpState::Error) {
-            let status = CompletionStatus::Flushed;
             self.state_mut(function)?
-                .complete_failed(at.index, Side::Send, work.wr_id, status);
+                .complete_failed(at.index, Side::Send, work.wr_id, FLUSHED);
         } else if self.must_wait(qp) {
             self.queue_send(at, work, request.payload);
         } else {
@@ -253,12 +252,12 @@ impl Device {
         };
         match result {
             Ok(bytes) => complete_sent(state, at.index, work, bytes),
-            Err(status) => {
+            Err(failure) => {
                 // A datagram queue pair stops sending; it goes on receiving (IBA 10.3.1.6).
                 if let Ok(qp) = state.qp_mut(at.handle()) {
                     qp.state = QpState::SendQueueError;
                 }
-                state.complete_failed(at.index, Side::Send, work.wr_id, status);
+                state.complete_failed(at.index, Side::Send, work.wr_id, failure);
                 state.flush_sends(at.index);
             }
         }
@@ -281,8 +280,10 @@ impl Device {
         work: &SendWork,
         payload: Payload<'_>,
         staging: &mut Gathered,
-    ) -> Result<u32, CompletionStatus> {
-        const GONE: CompletionStatus = CompletionStatus::LocalQpOperation;
+    ) -> Result<u32, (CompletionStatus, Cause)> {
+        const GONE: (CompletionStatus, Cause) =
+            (CompletionStatus::LocalQpOperation, Cause::BadRequest);
+        const TOO_LONG: (CompletionStatus, Cause) = (CompletionStatus::LocalLength, Cause::TooLong);
 
         let state = self.state(at.function).map_err(|_| GONE)?;
         let qp = state.qp(at.handle()).map_err(|_| GONE)?;
@@ -292,7 +293,7 @@ impl Device {
             Payload::Headed(head, sges) => head.len() as u64 + total_len(sges),
         };
         if len > self.message_limit(qp) as u64 {
-            return Err(CompletionStatus::LocalLength);
+            return Err(TOO_LONG);
         }
         let bytes = match payload {
             Payload::Inline(bytes) => bytes,
@@ -303,7 +304,7 @@ impl Device {
                 state
                     .memory
                     .gather(qp.pd, sges, staging)
-                    .map_err(|_| CompletionStatus::LocalProtection)?;
+                    .map_err(|fault| (CompletionStatus::LocalProtection, fault.0))?;
                 staging.bytes()
             }
         };
@@ -314,9 +315,11 @@ impl Device {
                     self.node.count_drop(vector.port, at.function, reason);
                 }
             }
-            Target::ForeignHandle => return Err(CompletionStatus::LocalQpOperation),
+            Target::ForeignHandle => {
+                return Err((CompletionStatus::LocalQpOperation, Cause::BadAddress));
+            }
         }
-        u32::try_from(len).map_err(|_| CompletionStatus::LocalLength)
+        u32::try_from(len).map_err(|_| TOO_LONG)
     }
 
     /// The longest message of a queue pair (IBA 9.8.1: a datagram is one packet).
@@ -490,13 +493,9 @@ fn complete_sent(state: &mut FunctionState, index: u32, work: &SendWork, bytes: 
     }
     let completion = Completion {
         wr_id: work.wr_id,
-        status: CompletionStatus::Success,
-        op: Side::Send.op(),
         qpn: qp.numbers.external,
         byte_len: bytes,
-        immediate: 0,
-        flags: CompletionFlags::empty(),
-        source: None,
+        ..Completion::BLANK
     };
     state.complete(index, Side::Send, completion);
 }

@@ -13,7 +13,7 @@ use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
 use super::cq::Cq;
 use super::event::EventSource;
-use super::function::{Av, FunctionState, slot};
+use super::function::{Av, FLUSHED, FunctionState, slot};
 use super::qp::Side;
 use super::srq::Srq;
 use super::work_queue::ReceiveQueue;
@@ -317,8 +317,7 @@ impl Hca for Function<'_> {
             QpState::Reset => Err(HcaError::InvalidQpState),
             QpState::Error => {
                 pair.receives.check(request)?;
-                let status = hca_api::CompletionStatus::Flushed;
-                state.complete_failed(qp.0, Side::Receive, request.wr_id, status);
+                state.complete_failed(qp.0, Side::Receive, request.wr_id, FLUSHED);
                 Ok(())
             }
             _ => pair.receives.post(request),

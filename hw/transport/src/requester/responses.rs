@@ -196,7 +196,7 @@ impl<B> Requester<B> {
             response.packets.saturating_mul(pmtu.bytes())
         };
         if end > slot.packets || last != (end == slot.packets) || len != expected {
-            self.fail(Status::LocalLength, fx);
+            self.fail(Status::AnswerLength, fx);
             return;
         }
         let payload = payload_start..payload_start + len;

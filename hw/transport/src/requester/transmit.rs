@@ -125,7 +125,7 @@ impl<B> Requester<B> {
         let fault = if used > request.len || used > max || packets > MAX_UNACKNOWLEDGED {
             Some(Status::LocalLength)
         } else if reads && self.config.max_reads == 0 {
-            Some(Status::LocalQpOperation)
+            Some(Status::NoReads)
         } else {
             let checked = fx.check_local(&request.buffer, used, right);
             checked.err().map(|_| Status::LocalProtection)

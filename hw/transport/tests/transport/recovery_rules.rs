@@ -220,7 +220,7 @@ fn t021_read_responses_of_a_wrong_length_are_length_errors() {
         rig.post(READ, 600);
         rig.psns();
         rig.reply(answer);
-        assert_eq!(rig.statuses(), [Status::LocalLength], "{answer:?}");
+        assert_eq!(rig.statuses(), [Status::AnswerLength], "{answer:?}");
     }
     for last in [
         data(11, false, true, 87),
@@ -231,7 +231,7 @@ fn t021_read_responses_of_a_wrong_length_are_length_errors() {
         rig.post(READ, 256 + 88);
         rig.psns();
         rig.reply(data(10, true, false, 256)).reply(last);
-        assert_eq!(rig.statuses(), [Status::LocalLength], "{last:?}");
+        assert_eq!(rig.statuses(), [Status::AnswerLength], "{last:?}");
     }
 }
 

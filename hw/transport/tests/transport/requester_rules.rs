@@ -130,7 +130,7 @@ fn t015_no_more_reads_and_atomics_start_than_the_depth() {
     rig.post(READ, 1);
     assert_eq!(
         (rig.psns(), rig.statuses()),
-        (vec![], vec![Status::LocalQpOperation])
+        (vec![], vec![Status::NoReads])
     );
 }
 

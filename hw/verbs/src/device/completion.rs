@@ -37,6 +37,7 @@ pub(super) fn element(completion: &Completion) -> CompletionElement {
     let mut element = CompletionElement {
         wr_id: completion.wr_id.into(),
         status: status(completion.status).into(),
+        vendor_err: u32::from(completion.cause as u8).into(),
         opcode: opcode(completion.op).into(),
         byte_len: completion.byte_len.into(),
         immediate,

@@ -1,7 +1,7 @@
 //! Send queues: from the program's ring to the provider.
 
 use hca_api::{
-    AvHandle, Completion, CompletionStatus, Hca, HcaError, QpModify, QpState, SendFlags,
+    AvHandle, Cause, Completion, CompletionStatus, Hca, HcaError, QpModify, QpState, SendFlags,
     SendRequest, UdAddress, UdDestination,
 };
 use ib_vtime::Instant;
@@ -17,8 +17,8 @@ use crate::{Answer, Command, Errno};
 /// Requests of a queue that are taken before others have their turn.
 const BATCH: usize = 64;
 
-/// A request that fails, and its status.
-type Failure = (SentRequest, CompletionStatus);
+/// A request that fails, its status, and why.
+type Failure = (SentRequest, CompletionStatus, Cause);
 
 /// The fate of a request.
 type SendFate = Fate<SentRequest, Failure>;
@@ -53,7 +53,7 @@ impl SendLayout for Sends<'_> {
     }
 
     /// A request that is wrong ends the connection, as in hardware.
-    fn fail(&mut self, (request, status): Failure) -> bool {
+    fn fail(&mut self, (request, status, cause): Failure) -> bool {
         let (device, handle) = (&mut *self.device, self.handle);
         let Some(qp) = device.qps.0.get_mut(&handle).map(|qp| &mut qp.object) else {
             return false;
@@ -63,6 +63,7 @@ impl SendLayout for Sends<'_> {
         let completion = Completion {
             wr_id: request.wr_id,
             status,
+            cause,
             qpn: qp.number(),
             ..Completion::BLANK
         };
@@ -200,18 +201,19 @@ fn post(
         Err(wr_id) => {
             let signaled = true;
             let request = SentRequest { wr_id, signaled };
-            return Fate::Failed((request, CompletionStatus::LocalQpOperation));
+            let status = CompletionStatus::LocalQpOperation;
+            return Fate::Failed((request, status, Cause::BadRequest));
         }
     };
     let note = SentRequest {
         wr_id: work.wr_id,
         signaled: work.signaled || qp.signal_all,
     };
-    let failed = |status| Fate::Failed((note, status));
+    let failed = |status, cause| Fate::Failed((note, status, cause));
     let destination = if qp.kind.is_datagram() {
         let named = work.destination;
         let Ok(av) = address(named.ah_num) else {
-            return failed(CompletionStatus::LocalQpOperation);
+            return failed(CompletionStatus::LocalQpOperation, Cause::BadAddress);
         };
         Some(UdDestination {
             address: UdAddress::Handle(av),
@@ -236,11 +238,13 @@ fn post(
         }
         Err(HcaError::QueueFull) => Fate::Full,
         Err(HcaError::InvalidQpState) => match hca.query_qp(qp.provider).map(|qp| qp.state) {
-            Ok(QpState::Error | QpState::SendQueueError) => failed(CompletionStatus::Flushed),
+            Ok(QpState::Error | QpState::SendQueueError) => {
+                failed(CompletionStatus::Flushed, Cause::None)
+            }
             _ => Fate::Idle,
         },
-        Err(HcaError::TooManySges) => failed(CompletionStatus::LocalLength),
-        Err(_) => failed(CompletionStatus::LocalQpOperation),
+        Err(HcaError::TooManySges) => failed(CompletionStatus::LocalLength, Cause::TooLong),
+        Err(_) => failed(CompletionStatus::LocalQpOperation, Cause::BadRequest),
     }
 }
 

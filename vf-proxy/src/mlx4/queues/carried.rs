@@ -123,9 +123,6 @@ fn immediate(completion: &Completion) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use hca_api::CompletionStatus;
-    use ib_wire::Qpn;
-
     use super::super::name::Life;
     use super::*;
 
@@ -138,13 +135,9 @@ mod tests {
         };
         Completion {
             wr_id: name.name(Life::FIRST),
-            status: CompletionStatus::Success,
             op,
-            qpn: Qpn::GSI,
             byte_len,
-            immediate: 0,
-            flags: CompletionFlags::empty(),
-            source: None,
+            ..Completion::BLANK
         }
     }
 

@@ -1,6 +1,6 @@
 //! Completions as the driver reads them.
 
-use hca_api::{Completion, CompletionFlags, CompletionOp, CompletionStatus};
+use hca_api::{Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus};
 use ib_wire::Qpn;
 use mlx4_defs::cqe::{Cqe, CqeOpcode, ErrorCqe, OwnerOpcode, Syndrome};
 use zerocopy::network_endian::{U16, U32};
@@ -22,7 +22,13 @@ impl Entry {
         let send = !is_receive(completion.op);
         if completion.status != CompletionStatus::Success {
             let index = receive_index(completion.wr_id);
-            return Self::failed(qpn, send, index, syndrome(completion.status));
+            return Self::failed(
+                qpn,
+                send,
+                index,
+                syndrome(completion.status),
+                completion.cause,
+            );
         }
         let cqe = if send {
             sent(qpn, completion)
@@ -46,11 +52,18 @@ impl Entry {
     }
 
     /// The entry for a request that failed.
-    pub(super) fn failed(qpn: Qpn, send: bool, index: u16, syndrome: Syndrome) -> Self {
+    pub(super) fn failed(
+        qpn: Qpn,
+        send: bool,
+        index: u16,
+        syndrome: Syndrome,
+        cause: Cause,
+    ) -> Self {
         let opcode = CqeOpcode::ERROR;
         let entry = ErrorCqe {
             qpn,
             wqe_index: U16::new(index),
+            vendor_syndrome: cause as u8,
             syndrome,
             owner_opcode: if send {
                 OwnerOpcode::send(opcode.get())
@@ -161,12 +174,9 @@ mod tests {
     fn completion(op: CompletionOp, wr_id: u64) -> Completion {
         Completion {
             wr_id,
-            status: CompletionStatus::Success,
             op,
-            qpn: Qpn::GSI,
             byte_len: 104,
             immediate: 0x0102_0304,
-            flags: CompletionFlags::empty(),
             source: Some(SourceAddress {
                 port: PortNum(1),
                 slid: Lid::new(7),
@@ -176,6 +186,7 @@ mod tests {
                 pkey_index: PKeyIndex(9),
                 grh: None,
             }),
+            ..Completion::BLANK
         }
     }
 
@@ -209,12 +220,26 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_the_request_and_the_syndrome() {
+    fn a_failure_tells_the_request_the_syndrome_and_the_check() {
         let mut done = completion(CompletionOp::Send, 0x8000_0000_800a_1234);
-        done.status = CompletionStatus::Flushed;
-        let entry = Entry::new(QPN, &done);
-        let words = [0x4a1_u32, 0, 0, 0, 0, 0, 0x1234_0005, 0x5e];
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        assert_eq!((entry.cqe.as_bytes(), entry.solicited), (&bytes[..], true));
+        for (status, cause, error) in [
+            (CompletionStatus::Flushed, Cause::None, 0x0005),
+            (
+                CompletionStatus::LocalProtection,
+                Cause::OutOfBounds,
+                0x0304,
+            ),
+            (
+                CompletionStatus::RnrRetryExceeded,
+                Cause::RnrRetries,
+                0x2416,
+            ),
+        ] {
+            (done.status, done.cause) = (status, cause);
+            let entry = Entry::new(QPN, &done);
+            let words = [0x4a1_u32, 0, 0, 0, 0, 0, 0x1234_0000 | error, 0x5e];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+            assert_eq!((entry.cqe.as_bytes(), entry.solicited), (&bytes[..], true));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Work under way: sends on their way to the provider, completions on their way to the driver.
 
-use hca_api::{Completion, CompletionStatus, DmaFault, Hca, HcaError};
+use hca_api::{Cause, Completion, CompletionStatus, DmaFault, Hca, HcaError};
 use ib_vtime::Instant;
 use ib_wire::Qpn;
 use mlx4_defs::Cqn;
@@ -54,7 +54,8 @@ impl SendLayout for Sends<'_> {
             // What needs no acknowledgement stops sending and goes on receiving (IBA 10.3.1.6).
             qp.state = QpState::SQER;
         }
-        let entry = Entry::failed(qp.qpn, true, qp.take_send(), syndrome);
+        let cause = if ends { Cause::BadRequest } else { Cause::None };
+        let entry = Entry::failed(qp.qpn, true, qp.take_send(), syndrome, cause);
         let cqn = qp.cqn(false);
         queues.write(self.hca, cqn, &entry);
         if ends && is_reliable {

@@ -1,7 +1,8 @@
 //! Registrations and invalidations by work requests of a guest's queue pairs.
 
+use hca_api::Cause;
 use ib_wire::{Lid, Mtu, Psn, Qpn};
-use mlx4_defs::cqe::{Cqe, CqeOpcode, Syndrome};
+use mlx4_defs::cqe::{Cqe, CqeOpcode, ErrorCqe, Syndrome};
 use mlx4_defs::mpt::{MptEntry, STATUS_FREE};
 use mlx4_defs::mtt::MTT_ENTRY_SIZE;
 use mlx4_defs::qp::{OptionalFields, QpContext, QpState, ServiceType};
@@ -316,8 +317,15 @@ fn t071_a_region_whose_entry_does_not_allow_it_is_not_invalidated_by_a_peer() {
     let mut control = control(WqeOpcode::SEND_INVAL);
     control.immediate = key.to_be_bytes();
     scene.post(1, control, data(shared, 8, RESERVED_LKEY).as_bytes());
-    let [_, sent] = scene.run();
-    assert_eq!(syndrome(&sent[0]), Some(Syndrome::REMOTE_ACCESS));
+    let [received, sent] = scene.run();
+    for (done, expected, cause) in [
+        (&received[0], Syndrome::LOCAL_ACCESS, Cause::NoRight),
+        (&sent[0], Syndrome::REMOTE_ACCESS, Cause::Refused),
+    ] {
+        assert_eq!(syndrome(done), Some(expected));
+        let error: ErrorCqe = zerocopy::transmute!(*done);
+        assert_eq!(error.vendor_syndrome, cause as u8);
+    }
     scene.end();
 }
 

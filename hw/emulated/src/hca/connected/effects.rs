@@ -3,8 +3,8 @@
 use core::ops::Range;
 
 use hca_api::{
-    AccessFlags, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus, MwBind,
-    PdHandle, QpHandle,
+    AccessFlags, AsyncEvent, Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus,
+    MwBind, PdHandle, QpHandle,
 };
 use ib_transport::{
     AtomicOp, Effects, Event, LocalFault, LocalRight, Operation, ReceiveFault, Received,
@@ -45,6 +45,22 @@ pub(in super::super) struct TakenReceive {
     scatter: SgeList,
     /// Protection domain of the queue that it was posted to.
     pd: PdHandle,
+}
+
+/// Why memory was refused last, to each work queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    send: Cause,
+    receive: Cause,
+}
+
+impl Faults {
+    const fn note(&mut self, side: Side, cause: Cause) {
+        match side {
+            Side::Send => self.send = cause,
+            Side::Receive => self.receive = cause,
+        }
+    }
 }
 
 /// The surroundings of a queue pair, lent to its machine for a call.
@@ -92,25 +108,46 @@ impl<'a> Surroundings<'a> {
 
     fn pd(&self) -> Result<PdHandle, ProtectionFault> {
         let qp = self.state.qp(QpHandle(self.index));
-        qp.map(|qp| qp.pd).map_err(|_| ProtectionFault)
+        qp.map(|qp| qp.pd)
+            .map_err(|_| ProtectionFault(Cause::NotValid))
     }
 
     /// Returns a part of the arriving payload.
     fn part(&self, range: Range<u32>) -> Result<&'a [u8], ProtectionFault> {
-        (self.arrived.get(range.start as usize..range.end as usize)).ok_or(ProtectionFault)
+        let part = self.arrived.get(range.start as usize..range.end as usize);
+        part.ok_or(ProtectionFault(Cause::BadMessage))
     }
 
-    fn completion(&self, wr_id: u64, op: CompletionOp, status: Status) -> Completion {
-        let qp = self.state.qp(QpHandle(self.index));
+    /// Notes why memory was refused to a work queue, for the completion that the machine will make of it.
+    fn noted<T, F: From<ProtectionFault>>(
+        &mut self,
+        side: Side,
+        result: Result<T, ProtectionFault>,
+    ) -> Result<T, F> {
+        result.map_err(|fault| {
+            let qp = self.state.qp_mut(QpHandle(self.index)).ok();
+            if let Some(own) = qp.and_then(|qp| qp.connected_mut()) {
+                own.faults.note(side, fault.0);
+            }
+            fault.into()
+        })
+    }
+
+    fn completion(
+        &self,
+        wr_id: u64,
+        (side, op): (Side, CompletionOp),
+        status: Status,
+    ) -> Completion {
+        let qp = self.state.qp(QpHandle(self.index)).ok();
+        let faults = qp.and_then(|qp| qp.connected()).map(|own| own.faults);
         Completion {
             wr_id,
             status: completion_status(status),
+            cause: cause(side, status, faults.unwrap_or_default()),
             op,
-            qpn: qp.map_or_else(|_| ib_wire::Qpn::default(), |qp| qp.numbers.external),
-            byte_len: 0,
-            immediate: 0,
-            flags: CompletionFlags::empty(),
-            source: None,
+            qpn: qp.map_or_else(ib_wire::Qpn::default, |qp| qp.numbers.external),
+            ..Completion::BLANK
         }
     }
 }
@@ -139,10 +176,8 @@ impl Effects for Surroundings<'_> {
         };
         let (given, sges) = work.payload.split();
         let len = u64::from(len).saturating_sub(given.len() as u64);
-        Ok(self
-            .state
-            .memory
-            .check_list(self.pd()?, sges, len, access)?)
+        let checked = self.state.memory.check_list(self.pd()?, sges, len, access);
+        self.noted(Side::Send, checked)
     }
 
     fn gather(&mut self, work: &Work, range: Range<u32>) -> Result<(), LocalFault> {
@@ -157,33 +192,36 @@ impl Effects for Surroundings<'_> {
         let before = |at: usize| at.saturating_sub(given.len()) as u64;
         let rest = before(start)..before(end);
         let memory = &self.state.memory;
-        Ok(memory.gather_range(pd, sges, &rest, self.leaving)?)
+        let gathered = memory.gather_range(pd, sges, &rest, self.leaving);
+        self.noted(Side::Send, gathered)
     }
 
     fn scatter(&mut self, work: &Work, offset: u32, payload: Range<u32>) -> Result<(), LocalFault> {
         let (pd, bytes) = (self.pd()?, self.part(payload)?);
         let (_, sges) = work.payload.split();
         let memory = &mut self.state.memory;
-        Ok(memory.scatter_at(pd, sges, u64::from(offset), bytes)?)
+        let stored = memory.scatter_at(pd, sges, u64::from(offset), bytes);
+        self.noted(Side::Send, stored)
     }
 
     fn store_original(&mut self, work: &Work, original: u64) -> Result<(), LocalFault> {
         let pd = self.pd()?;
         let (_, sges) = work.payload.split();
         let memory = &mut self.state.memory;
-        Ok(memory.scatter_at(pd, sges, 0, &original.to_ne_bytes())?)
+        let stored = memory.scatter_at(pd, sges, 0, &original.to_ne_bytes());
+        self.noted(Side::Send, stored)
     }
 
     fn execute(&mut self, work: &Work) -> Result<(), LocalFault> {
         self.executed += 1;
         let (pd, qp) = (self.pd()?, QpHandle(self.index));
         let memory = &mut self.state.memory;
-        match work.local.as_deref().ok_or(LocalFault)? {
-            LocalWork::Register(registration) => memory.fast_register(pd, registration)?,
-            LocalWork::Bind(bind) => memory.bind(pd, qp, bind)?,
-            LocalWork::Invalidate(key) => memory.invalidate(pd, qp, *key, AccessFlags::empty())?,
-        }
-        Ok(())
+        let executed = match work.local.as_deref().ok_or(LocalFault)? {
+            LocalWork::Register(registration) => memory.fast_register(pd, registration),
+            LocalWork::Bind(bind) => memory.bind(pd, qp, bind),
+            LocalWork::Invalidate(key) => memory.invalidate(pd, qp, *key, AccessFlags::empty()),
+        };
+        self.noted(Side::Send, executed)
     }
 
     fn complete_send(&mut self, request: Request<Work>, status: Status) {
@@ -199,7 +237,7 @@ impl Effects for Surroundings<'_> {
         };
         let completion = Completion {
             byte_len: request.len,
-            ..self.completion(request.buffer.wr_id, op, status)
+            ..self.completion(request.buffer.wr_id, (Side::Send, op), status)
         };
         self.state.complete(self.index, Side::Send, completion);
     }
@@ -217,7 +255,8 @@ impl Effects for Surroundings<'_> {
             RemoteRight::Atomic => AccessFlags::REMOTE_ATOMIC,
         };
         let (user, memory) = ((self.pd()?, QpHandle(self.index)), &self.state.memory);
-        Ok(memory.look_up_remote(user, rkey.get(), (addr, len.into()), access)?)
+        let found = memory.look_up_remote(user, rkey.get(), (addr, len.into()), access);
+        self.noted(Side::Receive, found)
     }
 
     fn place(
@@ -227,13 +266,15 @@ impl Effects for Surroundings<'_> {
         payload: Range<u32>,
     ) -> Result<(), RemoteFault> {
         let bytes = self.part(payload)?;
-        Ok(self.state.memory.place(region, addr, bytes)?)
+        let placed = self.state.memory.place(region, addr, bytes);
+        self.noted(Side::Receive, placed)
     }
 
     fn fetch(&mut self, region: RemoteRegion, addr: u64, len: u32) -> Result<(), RemoteFault> {
         self.leaving.clear();
         let memory = &self.state.memory;
-        Ok(memory.fetch(region, addr, len, self.leaving)?)
+        let fetched = memory.fetch(region, addr, len, self.leaving);
+        self.noted(Side::Receive, fetched)
     }
 
     fn atomic(
@@ -243,7 +284,8 @@ impl Effects for Surroundings<'_> {
         op: AtomicOp,
     ) -> Result<u64, RemoteFault> {
         let memory = &mut self.state.memory;
-        Ok(memory.update(region, addr, &mut |original| op.apply(original))?)
+        let original = memory.update(region, addr, &mut |original| op.apply(original));
+        self.noted(Side::Receive, original)
     }
 
     fn take_receive(&mut self) -> Result<Option<Taken<TakenReceive>>, ReceiveFault<TakenReceive>> {
@@ -272,13 +314,15 @@ impl Effects for Surroundings<'_> {
         let bytes = self.part(payload)?;
         let (sges, offset) = (receive.scatter.as_slice(), u64::from(offset));
         let memory = &mut self.state.memory;
-        Ok(memory.scatter_at(receive.pd, sges, offset, bytes)?)
+        let stored = memory.scatter_at(receive.pd, sges, offset, bytes);
+        self.noted(Side::Receive, stored)
     }
 
     fn invalidate(&mut self, rkey: RKey) -> Result<(), RemoteFault> {
         let (pd, qp) = (self.pd()?, QpHandle(self.index));
         let (memory, right) = (&mut self.state.memory, AccessFlags::REMOTE_INVALIDATE);
-        Ok(memory.invalidate(pd, qp, rkey.get(), right)?)
+        let invalidated = memory.invalidate(pd, qp, rkey.get(), right);
+        self.noted(Side::Receive, invalidated)
     }
 
     fn complete_receive(&mut self, received: Received<TakenReceive>) {
@@ -295,7 +339,7 @@ impl Effects for Surroundings<'_> {
             byte_len: received.len,
             immediate: received.immediate.map_or(invalidated, u32::from_be_bytes),
             flags,
-            ..self.completion(received.receive.wr_id, op, received.status)
+            ..self.completion(received.receive.wr_id, (Side::Receive, op), received.status)
         };
         self.state.complete(self.index, Side::Receive, completion);
     }
@@ -340,11 +384,39 @@ const fn completion_op(operation: Operation) -> CompletionOp {
     }
 }
 
+/// Returns the check that a status of a work queue stands for, of memory the one that failed last.
+const fn cause(side: Side, status: Status, faults: Faults) -> Cause {
+    match (status, side) {
+        (Status::Success | Status::Flushed, _) => Cause::None,
+        (Status::LocalProtection | Status::MemoryManagement, Side::Send) => faults.send,
+        (
+            Status::LocalProtection | Status::MemoryManagement | Status::LocalAccess,
+            Side::Receive,
+        ) => faults.receive,
+        (Status::LocalLength, Side::Send) => Cause::TooLong,
+        (Status::LocalLength, Side::Receive) => Cause::ReceiveTooShort,
+        (Status::LocalQpOperation, _) => Cause::BadRequest,
+        (Status::NoReads, _) => Cause::NoReads,
+        (Status::BadResponse, _) => Cause::BadAnswer,
+        (Status::AnswerLength, _) => Cause::AnswerLength,
+        (Status::RemoteInvalidRequest, Side::Receive) => Cause::BadMessage,
+        (
+            Status::RemoteInvalidRequest
+            | Status::RemoteAccess
+            | Status::RemoteOperation
+            | Status::LocalAccess,
+            _,
+        ) => Cause::Refused,
+        (Status::RetryExceeded, _) => Cause::Retries,
+        (Status::RnrRetryExceeded, _) => Cause::RnrRetries,
+    }
+}
+
 const fn completion_status(status: Status) -> CompletionStatus {
     match status {
         Status::Success => CompletionStatus::Success,
-        Status::LocalLength => CompletionStatus::LocalLength,
-        Status::LocalQpOperation => CompletionStatus::LocalQpOperation,
+        Status::LocalLength | Status::AnswerLength => CompletionStatus::LocalLength,
+        Status::LocalQpOperation | Status::NoReads => CompletionStatus::LocalQpOperation,
         Status::LocalProtection => CompletionStatus::LocalProtection,
         Status::MemoryManagement => CompletionStatus::MwBind,
         Status::Flushed => CompletionStatus::Flushed,

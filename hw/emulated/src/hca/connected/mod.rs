@@ -28,7 +28,7 @@ use super::memory::RemoteRegion;
 use super::memory::registration::Registration;
 use super::work_queue::{OwnedPayload, SpareBytes, total_len};
 use crate::{DropReason, PacketSource};
-use effects::{LocalWork, Surroundings, TakenReceive, Work};
+use effects::{Faults, LocalWork, Surroundings, TakenReceive, Work};
 use refusals::Refusals;
 
 /// PSNs that a requester may have unacknowledged.
@@ -139,6 +139,7 @@ pub(super) struct Connected {
     refusals: Refusals,
     /// The consumer asked to be told when the send queue is drained.
     announces_drain: bool,
+    faults: Faults,
     /// Way that the latest packets took.
     pub(super) way: Way,
 }
@@ -155,6 +156,7 @@ impl Connected {
             timer: None,
             refusals: Refusals::default(),
             announces_drain: false,
+            faults: Faults::default(),
             way: Way::default(),
         }
     }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 use core::sync::atomic::{Ordering, fence};
 
-use hca_api::{AccessFlags, AddressSpace, MrHandle, MwHandle, PdHandle, QpHandle, Sge};
+use hca_api::{AccessFlags, AddressSpace, Cause, MrHandle, MwHandle, PdHandle, QpHandle, Sge};
 use slab::Slab;
 
 use super::{Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, usable};
@@ -40,7 +40,7 @@ impl RemoteRegion {
             None => region.generation == self.generation,
         });
         Ok((
-            region.ok_or(ProtectionFault)?,
+            region.ok_or(ProtectionFault(Cause::NotValid))?,
             addr.wrapping_add(self.shift),
         ))
     }
@@ -74,7 +74,7 @@ impl Memory {
         if left == 0 {
             Ok(())
         } else {
-            Err(ProtectionFault)
+            Err(ProtectionFault(Cause::TooLong))
         }
     }
 
@@ -104,12 +104,13 @@ impl Memory {
             for part in parts(sges, &(offset..offset + bytes.len() as u64)) {
                 let (now, later) = rest
                     .split_at_checked(part.len as usize)
-                    .ok_or(ProtectionFault)?;
+                    .ok_or(ProtectionFault(Cause::TooLong))?;
                 self.scatter(pd, &[part], &[now], &mut usual)?;
                 rest = later;
             }
             offset += bytes.len() as u64;
-            rest.is_empty().then_some(()).ok_or(ProtectionFault)
+            let stored = rest.is_empty().then_some(());
+            stored.ok_or(ProtectionFault(Cause::TooLong))
         })
     }
 
@@ -129,13 +130,13 @@ impl Memory {
             Some(KeyOwner::Window(mw)) => {
                 return self.look_up_window((pd, qp), *mw, (addr, len), access);
             }
-            None => return Err(ProtectionFault),
+            None => return Err(ProtectionFault(Cause::NoSuchKey)),
         };
         let region = self
             .regions
             .get(handle.0 as usize)
-            .filter(|region| region.pd == pd && region.access.contains(access))
-            .ok_or(ProtectionFault)?;
+            .ok_or(ProtectionFault(Cause::NoSuchKey))?;
+        region.permits(pd, access)?;
         region.offset(addr, len)?;
         Ok(RemoteRegion {
             region: *handle,
@@ -161,7 +162,8 @@ impl Memory {
         tail_last(bytes, |bytes| {
             let mut rest = bytes;
             region.pieces(start, bytes.len() as u64, |addr, len| {
-                let (piece, behind) = rest.split_at_checked(len).ok_or(ProtectionFault)?;
+                let cut = rest.split_at_checked(len);
+                let (piece, behind) = cut.ok_or(ProtectionFault(Cause::OutOfBounds))?;
                 rest = behind;
                 Ok(space.write(addr, piece)?)
             })?;
@@ -200,10 +202,13 @@ impl Memory {
         const LEN: u64 = size_of::<u64>() as u64;
 
         let (region, addr) = at.resolve(&self.regions, &self.windows, addr)?;
-        let backing = region.backing.as_ref().ok_or(ProtectionFault)?;
+        let backing = region
+            .backing
+            .as_ref()
+            .ok_or(ProtectionFault(Cause::NotValid))?;
         match backing.piece(region.offset(addr, LEN)?, LEN) {
             (addr, LEN) => Ok(self.space.update_u64(addr, update)?),
-            _ => Err(ProtectionFault),
+            _ => Err(ProtectionFault(Cause::OutOfBounds)),
         }
     }
 }
@@ -263,11 +268,11 @@ mod tests {
         assert_eq!(stored(9), [1, 8]);
         assert_eq!(stored(8), [8]);
         assert_eq!(stored(0), [0]);
-        let fault = tail_last(&[0; 100], |part| {
+        let failed = tail_last(&[0; 100], |part| {
             assert_eq!(part.len(), 92);
-            Err(ProtectionFault)
+            Err(ProtectionFault(Cause::NoMemory))
         });
-        assert_eq!(fault, Err(ProtectionFault));
+        assert_eq!(failed, Err(ProtectionFault(Cause::NoMemory)));
     }
 
     #[test]

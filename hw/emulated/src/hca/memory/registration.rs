@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hca_api::{AccessFlags, AddressSpace, FastRegister, PageList, PdHandle, QpHandle};
+use hca_api::{AccessFlags, AddressSpace, Cause, FastRegister, PageList, PdHandle, QpHandle};
 
 use super::{
     Backing, KeyOwner, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, Memory, ProtectionFault, Refill, Region,
@@ -51,20 +51,20 @@ impl Registration {
     /// Returns the offset of the first byte in the first page, and the number of pages.
     fn shape(&self, refill: &Refill) -> Result<(u64, usize), ProtectionFault> {
         if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&self.page_shift) {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::BadRegistration));
         }
         let last = self.len.checked_sub(1);
         let end = last.and_then(|last| self.iova.checked_add(last));
         if end.is_none() || self.len > refill.max_len {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::BadRegistration));
         }
         let page = 1_u64 << self.page_shift;
         let first_offset = self.iova & (page - 1);
         // Neither is near the end of the count.
         let count = (first_offset + self.len).div_ceil(page);
-        let count = usize::try_from(count).map_err(|_| ProtectionFault)?;
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count > refill.max_pages {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::BadRegistration));
         }
         Ok((first_offset, count))
     }
@@ -81,38 +81,52 @@ impl Memory {
         registration: &Registration,
     ) -> Result<(), ProtectionFault> {
         let key = registration.key;
-        let mut named = self.keys.range(variants(key));
-        let (index, refill) = named
-            .find_map(|(_, owner)| match owner {
-                KeyOwner::Region(handle) => {
-                    let index = handle.0 as usize;
-                    let region = self.regions.get(index)?;
-                    let is_empty = region.pd == pd && region.backing.is_none();
-                    Some((index, region.refill.filter(|_| is_empty)?))
-                }
-                KeyOwner::Window(_) => None,
-            })
-            .ok_or(ProtectionFault)?;
+        let (index, refill) = self.refillable(pd, key)?;
         let access = registration.access;
         let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         let is_paired = access.contains(AccessFlags::LOCAL_WRITE) || !access.intersects(changes);
         let (first_offset, count) = registration.shape(&refill)?;
         if !is_paired || !refill.rights.contains(access) {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::BadRegistration));
         }
         let (shift, len) = (registration.page_shift, registration.len);
         let pages = match &registration.pages {
             Pages::Given(pages) if pages.len() <= refill.max_pages => pages.clone(),
-            Pages::Given(_) => return Err(ProtectionFault),
+            Pages::Given(_) => return Err(ProtectionFault(Cause::BadRegistration)),
             Pages::InMemory(addr) => Arc::new(self.read_pages(*addr, count, shift)?),
         };
-        let backing = page_list(&pages, shift, first_offset, len).map_err(|_| ProtectionFault)?;
+        let backing = page_list(&pages, shift, first_offset, len);
+        let backing = backing.map_err(|_| ProtectionFault(Cause::BadRegistration))?;
         self.rename(self.regions[index].key, key)?;
         let generation = self.next_generation();
         let region = &mut self.regions[index];
         region.fill(access, registration.iova, len, Some(backing));
         (region.key, region.generation) = (key, generation);
         Ok(())
+    }
+
+    /// Returns the empty region that a registration names, and its limits.
+    fn refillable(&self, pd: PdHandle, key: u32) -> Result<(usize, Refill), ProtectionFault> {
+        let mut cause = Cause::NoSuchKey;
+        for (_, owner) in self.keys.range(variants(key)) {
+            let KeyOwner::Region(handle) = owner else {
+                continue;
+            };
+            let index = handle.0 as usize;
+            let region = self
+                .regions
+                .get(index)
+                .map(|region| (region, region.refill));
+            cause = match region {
+                Some((region, _)) if region.pd != pd => Cause::OtherPd,
+                Some((region, Some(refill))) if region.backing.is_none() => {
+                    return Ok((index, refill));
+                }
+                Some((_, Some(_))) => Cause::NotFree,
+                Some((_, None)) | None => Cause::WrongObject,
+            };
+        }
+        Err(ProtectionFault(cause))
     }
 
     /// Reads a page list, in one access.
@@ -125,7 +139,8 @@ impl Memory {
             let page = entry & !((1 << shift) - 1);
             (entry & PRESENT != 0).then_some(page)
         });
-        pages.collect::<Option<_>>().ok_or(ProtectionFault)
+        let pages = pages.collect::<Option<_>>();
+        pages.ok_or(ProtectionFault(Cause::BadRegistration))
     }
 
     /// Empties a region or frees a window by its key, for a queue pair of the protection domain. `right` is what a region has to
@@ -144,15 +159,20 @@ impl Memory {
         let index = match self.keys.get(&key) {
             Some(KeyOwner::Region(handle)) => handle.0 as usize,
             Some(KeyOwner::Window(handle)) => return self.free_window(pd, qp, *handle),
-            None => return Err(ProtectionFault),
+            None => return Err(ProtectionFault(Cause::NoSuchKey)),
         };
         let generation = self.next_generation();
-        let region = self.regions.get_mut(index).filter(|region| {
-            let refill = region.refill.as_ref();
-            let allows = refill.is_some_and(|refill| refill.rights.contains(right));
-            region.pd == pd && region.windows == 0 && allows
-        });
-        let region = region.ok_or(ProtectionFault)?;
+        let region = self.regions.get_mut(index);
+        let region = region.ok_or(ProtectionFault(Cause::NoSuchKey))?;
+        let cause = match &region.refill {
+            _ if region.pd != pd => Some(Cause::OtherPd),
+            None => Some(Cause::WrongObject),
+            Some(refill) if !refill.rights.contains(right) => Some(Cause::NoRight),
+            Some(_) => (region.windows != 0).then_some(Cause::NotFree),
+        };
+        if let Some(cause) = cause {
+            return Err(ProtectionFault(cause));
+        }
         region.fill(AccessFlags::empty(), 0, 0, None);
         region.generation = generation;
         Ok(())

@@ -72,11 +72,11 @@ fn a_physical_region_translates_page_by_page() {
     assert_eq!(bytes, [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
     assert_eq!(
         read(&memory, PD, sge(0x1_0000, 101, &keys)),
-        Err(ProtectionFault)
+        Err(ProtectionFault(Cause::OutOfBounds))
     );
     assert_eq!(
         read(&memory, PD, sge(0xffff, 1, &keys)),
-        Err(ProtectionFault)
+        Err(ProtectionFault(Cause::OutOfBounds))
     );
 }
 
@@ -94,13 +94,19 @@ fn a_region_serves_its_own_protection_domain_with_its_own_rights() {
     let keys = memory.register(&read_only, &LIMITS).unwrap();
     let at = sge(base, 4, &keys);
     assert_eq!(read(&memory, PD, at), Ok(vec![0; 4]));
-    assert_eq!(read(&memory, PdHandle(2), at), Err(ProtectionFault));
+    assert_eq!(
+        read(&memory, PdHandle(2), at),
+        Err(ProtectionFault(Cause::OtherPd))
+    );
     assert_eq!(
         scatter(&mut memory, &[at], &[b"abcd"]),
-        Err(ProtectionFault)
+        Err(ProtectionFault(Cause::NoRight))
     );
     memory.deregister(keys.handle).unwrap();
-    assert_eq!(read(&memory, PD, at), Err(ProtectionFault));
+    assert_eq!(
+        read(&memory, PD, at),
+        Err(ProtectionFault(Cause::NoSuchKey))
+    );
 }
 
 /// The key of `ib_srp` without fast registration. Real adapters take such regions; for programs the kernel refuses them.
@@ -121,7 +127,7 @@ fn peers_may_have_the_right_to_write_that_the_owner_lacks() {
     let own = sge(base, 4, &keys);
     assert_eq!(read(&memory, PD, own), Ok(b"abcd".to_vec()));
     let written = scatter(&mut memory, &[own], &[b"efgh"]);
-    assert_eq!(written, Err(ProtectionFault));
+    assert_eq!(written, Err(ProtectionFault(Cause::NoRight)));
 }
 
 /// IBA 11.2.8.2: lengths, pages and keys must make sense.
@@ -224,7 +230,10 @@ fn reregistering_replaces_key_and_bounds_or_changes_nothing() {
         .reregister(old.handle, &at(base + 16, 16), &LIMITS)
         .unwrap();
     assert_eq!(new.handle, old.handle);
-    assert_eq!(read(&memory, PD, sge(base, 16, &old)), Err(ProtectionFault));
+    assert_eq!(
+        read(&memory, PD, sge(base, 16, &old)),
+        Err(ProtectionFault(Cause::NoSuchKey))
+    );
     assert!(read(&memory, PD, sge(base + 16, 16, &new)).is_ok());
 }
 
@@ -276,7 +285,7 @@ fn the_usual_region_opens_nothing_that_its_key_does_not() {
     let beyond = sge(base, 1, &second);
     assert_eq!(
         write(&mut memory, PD, beyond).0,
-        Err(ProtectionFault),
+        Err(ProtectionFault(Cause::OutOfBounds)),
         "the first one's"
     );
     assert!(write(&mut memory, PdHandle(PD.0 + 1), there).0.is_err());

@@ -1,7 +1,8 @@
 //! Memory windows: made by verbs, bound and invalidated by requests of queue pairs (IBA 10.6.7).
 
 use hca_api::{
-    AccessFlags, HcaError, MrHandle, MwBind, MwHandle, MwKeys, MwType, PdHandle, QpHandle, RKey,
+    AccessFlags, Cause, HcaError, MrHandle, MwBind, MwHandle, MwKeys, MwType, PdHandle, QpHandle,
+    RKey,
 };
 
 use super::{KeyOwner, Memory, ProtectionFault, RemoteRegion, index_u32, owner, usable};
@@ -80,19 +81,23 @@ impl Memory {
         qp: QpHandle,
         bind: &MwBind,
     ) -> Result<(), ProtectionFault> {
-        let Some(KeyOwner::Window(handle)) = self.keys.get(&bind.window.0).copied() else {
-            return Err(ProtectionFault);
+        let handle = match self.keys.get(&bind.window.0) {
+            Some(KeyOwner::Window(handle)) => *handle,
+            Some(KeyOwner::Region(_)) => return Err(ProtectionFault(Cause::WrongObject)),
+            None => return Err(ProtectionFault(Cause::NoSuchKey)),
         };
-        let window = self.windows.get(handle.0 as usize);
-        let window = window.filter(|window| window.pd == pd);
-        let window = window.ok_or(ProtectionFault)?;
-        let (kind, is_bound) = (window.kind, window.binding.is_some());
-        let is_refused = match kind {
+        let window = self.window_of(pd, handle)?;
+        let kind = window.kind;
+        let is_bound = kind == MwType::Type2 && window.binding.is_some();
+        let is_senseless = match kind {
             MwType::Type1 => bind.access.contains(AccessFlags::ZERO_BASED),
-            MwType::Type2 => is_bound || bind.len == 0,
+            MwType::Type2 => bind.len == 0,
         };
-        if is_refused {
-            return Err(ProtectionFault);
+        if is_bound {
+            return Err(ProtectionFault(Cause::NotFree));
+        }
+        if is_senseless {
+            return Err(ProtectionFault(Cause::BadRegistration));
         }
         let region = match bind.len {
             0 => None,
@@ -129,7 +134,7 @@ impl Memory {
         needed.set(AccessFlags::LOCAL_WRITE, bind.access.intersects(changes));
         let region = usable(&self.regions, handle, pd, bind.region, needed)?;
         if region.access.contains(AccessFlags::ZERO_BASED) {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::WrongObject));
         }
         region.offset(bind.addr, bind.len)?;
         Ok(handle)
@@ -165,13 +170,25 @@ impl Memory {
         qp: QpHandle,
         mw: MwHandle,
     ) -> Result<(), ProtectionFault> {
-        let window = self.windows.get(mw.0 as usize).filter(|window| {
-            let is_others = window.binding.is_some_and(|binding| binding.qp != qp);
-            window.pd == pd && window.kind == MwType::Type2 && !is_others
-        });
-        window.ok_or(ProtectionFault)?;
+        let window = self.window_of(pd, mw)?;
+        if window.kind != MwType::Type2 {
+            return Err(ProtectionFault(Cause::WrongObject));
+        }
+        if window.binding.is_some_and(|binding| binding.qp != qp) {
+            return Err(ProtectionFault(Cause::OtherQp));
+        }
         self.unbind(mw);
         Ok(())
+    }
+
+    /// Returns a window of a protection domain.
+    fn window_of(&self, pd: PdHandle, mw: MwHandle) -> Result<&Window, ProtectionFault> {
+        let window = self.windows.get(mw.0 as usize);
+        let window = window.ok_or(ProtectionFault(Cause::NoSuchKey))?;
+        if window.pd != pd {
+            return Err(ProtectionFault(Cause::OtherPd));
+        }
+        Ok(window)
     }
 
     /// Looks up the window of a peer's request to a queue pair.
@@ -182,13 +199,14 @@ impl Memory {
         (addr, len): (u64, u64),
         access: AccessFlags,
     ) -> Result<RemoteRegion, ProtectionFault> {
-        let window = self.windows.get(mw.0 as usize);
-        let window = window.filter(|window| window.pd == pd);
-        let window = window.ok_or(ProtectionFault)?;
-        let binding = window.binding.filter(|binding| {
-            (window.kind == MwType::Type1 || binding.qp == qp) && binding.access.contains(access)
-        });
-        let binding = binding.ok_or(ProtectionFault)?;
+        let window = self.window_of(pd, mw)?;
+        let binding = window.binding.ok_or(ProtectionFault(Cause::NotValid))?;
+        if window.kind == MwType::Type2 && binding.qp != qp {
+            return Err(ProtectionFault(Cause::OtherQp));
+        }
+        if !binding.access.contains(access) {
+            return Err(ProtectionFault(Cause::NoRight));
+        }
         let shift = if binding.access.contains(AccessFlags::ZERO_BASED) {
             binding.start
         } else {
@@ -197,7 +215,7 @@ impl Memory {
         let offset = (addr.checked_add(shift)).and_then(|addr| addr.checked_sub(binding.start));
         let end = offset.and_then(|offset| offset.checked_add(len));
         if end.is_none_or(|end| end > binding.len) {
-            return Err(ProtectionFault);
+            return Err(ProtectionFault(Cause::OutOfBounds));
         }
         Ok(RemoteRegion {
             region: binding.region,

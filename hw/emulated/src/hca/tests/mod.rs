@@ -33,18 +33,6 @@ const GRH: usize = 40;
 const MESSAGE: usize = 256;
 const SLOT: usize = 4096;
 
-/// A completion to be overwritten.
-const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Aborted,
-    op: CompletionOp::Recv,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
-
 /// An adapter whose port 1 is active and has a LID.
 fn device(lid: u16) -> Device {
     let guid = Guid::new(0x0002_c903_0000_0000 + u64::from(lid) * 0x1000);
@@ -276,7 +264,7 @@ impl Peer {
 
     /// All completions that wait.
     fn poll(&self, device: &mut Device) -> Vec<Completion> {
-        let mut out = [BLANK; 256];
+        let mut out = [Completion::BLANK; 256];
         let mut hca = device.function(self.function).unwrap();
         let count = hca.poll_cq(self.cq, &mut out).unwrap();
         out[..count].to_vec()

@@ -365,7 +365,7 @@ impl World {
         for (id, model) in &mut self.models {
             let mut hca = self.device.function(*id).unwrap();
             for cq in &model.cqs {
-                let mut out = [BLANK; 64];
+                let mut out = [Completion::BLANK; 64];
                 loop {
                     let count = hca.poll_cq(*cq, &mut out).unwrap();
                     for done in &out[..count] {

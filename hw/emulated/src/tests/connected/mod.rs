@@ -1,5 +1,6 @@
 //! RC and UC queue pairs of two adapters, behind a switch each.
 
+mod causes;
 mod errors;
 mod foreign;
 mod forging;
@@ -278,7 +279,7 @@ impl Rig {
     }
 
     fn done(&mut self, end: &End) -> Vec<Completion> {
-        let mut out = vec![BLANK; 1 << 12];
+        let mut out = vec![Completion::BLANK; 1 << 12];
         let count = self.owner(end).poll_cq(end.cq, &mut out).unwrap();
         out.truncate(count);
         out
@@ -328,18 +329,6 @@ impl Rig {
         }
     }
 }
-
-/// A completion to be overwritten.
-const BLANK: Completion = Completion {
-    wr_id: 0,
-    status: CompletionStatus::Aborted,
-    op: CompletionOp::Recv,
-    qpn: Qpn::SMI,
-    byte_len: 0,
-    immediate: 0,
-    flags: CompletionFlags::empty(),
-    source: None,
-};
 
 const fn everything() -> AccessFlags {
     AccessFlags::LOCAL_WRITE

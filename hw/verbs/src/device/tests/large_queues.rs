@@ -1,6 +1,6 @@
 //! Completion queues of millions of entries.
 
-use hca_api::{Completion, CompletionFlags, CompletionOp, CompletionStatus};
+use hca_api::{Completion, CompletionOp};
 
 use super::*;
 use crate::abi::device::QueryDeviceAnswer;
@@ -26,13 +26,10 @@ fn complete(process: &mut Process, cq: u32, requests: core::ops::Range<u64>) {
     for wr_id in requests {
         let completion = Completion {
             wr_id,
-            status: CompletionStatus::Success,
             op: CompletionOp::Recv,
             qpn: Qpn::from_low_bits(77),
             byte_len: 4,
-            immediate: 0,
-            flags: CompletionFlags::empty(),
-            source: None,
+            ..Completion::BLANK
         };
         process.device.push(cq, &completion);
     }

@@ -1,7 +1,7 @@
 //! Memory windows of programs.
 
 use emulated_hca::EndNode;
-use hca_api::{FunctionId, FunctionManager, ResourceCounts};
+use hca_api::{Cause, FunctionId, FunctionManager, ResourceCounts};
 use ib_wire::PortNum;
 
 use super::*;
@@ -93,6 +93,12 @@ impl Connected {
 
     /// Posts a request with a list of the first 8 bytes. Returns status and opcode of its completion.
     fn request(&mut self, opcode: u32, arguments: &[u8], invalidated: u32) -> (u32, u32) {
+        let done = self.complete(opcode, arguments, invalidated);
+        (done.status.get(), done.opcode.get())
+    }
+
+    /// As [`Self::request`]. Returns the completion.
+    fn complete(&mut self, opcode: u32, arguments: &[u8], invalidated: u32) -> CompletionElement {
         let mut request = SendElement {
             opcode: opcode.into(),
             send_flags: send_flags::SIGNALED.into(),
@@ -121,7 +127,7 @@ impl Connected {
         }
         let done = self.queues.completion(self.posted);
         self.posted += 1;
-        (done.status.get(), done.opcode.get())
+        done
     }
 
     /// Binds a window to 64 bytes behind the first 1024, under a key.
@@ -191,6 +197,47 @@ fn t065_a_refused_binding_completes_with_a_memory_window_error() {
     let window = program.alloc(1).unwrap().rkey.get();
     assert_eq!(program.bind(window ^ 1, window), (6, 5));
     assert_eq!(program.bind(window, window).0, FLUSHED);
+}
+
+#[test]
+fn a_failed_request_names_the_check_in_vendor_err() {
+    type Change = fn(&mut Connected, &mut BindArguments);
+
+    let changes: [(Change, Cause); 6] = [
+        (|_, bind| bind.mw_rkey = 1.into(), Cause::NoSuchKey),
+        (|_, bind| bind.mw_rkey = bind.mr_lkey, Cause::WrongObject),
+        (|_, bind| bind.mr_lkey = bind.mw_rkey, Cause::WrongObject),
+        (|_, bind| bind.length = 4097.into(), Cause::OutOfBounds),
+        (|_, bind| bind.length = 0.into(), Cause::BadRegistration),
+        (
+            |program, bind| {
+                let key = bind.mw_rkey.get();
+                assert_eq!(program.bind(key, key), (0, 5));
+            },
+            Cause::NotFree,
+        ),
+    ];
+    for (change, cause) in changes {
+        let mut program = Connected::new();
+        let window = program.alloc(2).unwrap().rkey;
+        let mut bind = BindArguments {
+            addr: program.memory.into(),
+            length: 64.into(),
+            mr_lkey: program.mr.lkey,
+            mw_rkey: window,
+            rkey: window,
+            access: REMOTE_WRITE.into(),
+        };
+        change(&mut program, &mut bind);
+        let failed = program.complete(opcode::BIND_MW, bind.as_bytes(), 0);
+        let told = (failed.status.get(), failed.vendor_err.get());
+        assert_eq!(told, (6, cause as u32), "{cause:?}");
+        let flushed = program.complete(opcode::BIND_MW, bind.as_bytes(), 0);
+        assert_eq!(
+            (flushed.status.get(), flushed.vendor_err.get()),
+            (FLUSHED, 0)
+        );
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use emulated_hca::{Adapters, Fabric, HcaConfig};
-use hca_api::FunctionId;
+use hca_api::{Cause, FunctionId};
 use ib_wire::{Guid, Qpn};
 use mlx4_defs::cqe::{Cqe, CqeOpcode, OwnerOpcode, Syndrome};
 use mlx4_defs::mtt::{MttBase, MttEntry};
@@ -267,7 +267,7 @@ fn an_error_wakes_a_driver_that_waits_for_solicited_entries() {
     let (mut cq, driver) = scene.open(3);
     assert!(!arm(&mut cq, &driver, ArmCommand::SOLICITED));
     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
-    let failed = Entry::failed(Qpn::GSI, true, 0, Syndrome::FLUSHED);
+    let failed = Entry::failed(Qpn::GSI, true, 0, Syndrome::FLUSHED, Cause::None);
     assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Quietly);
     assert_eq!(cq.write(&mut hca, &failed), Written::Awaited);
 }
