@@ -62,7 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("vhca-umad", &["linux-abi", "umad-link", "verbs-link"]),
     ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
-    ("hca-vfio", &["hca-api", "ib-wire", "ib-vtime"]),
+    ("hca-vfio", &["mlx4-driver", "ib-vtime"]),
     (
         "vf-tunnel",
         &["ib-wire", "ib-vtime", "mlx4-defs", "hca-api"],

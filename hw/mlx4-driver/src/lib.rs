@@ -58,7 +58,7 @@ pub use event::Event;
 pub use lower::Core;
 pub use mads::PortMads;
 pub use memory::{DmaMemory, PAGE, words_backwards};
-pub use pci::{function_level_reset, interrupt_vectors, measure_bar, place_bar};
+pub use pci::{MsiX, function_level_reset, interrupt_vectors, measure_bar, place_bar};
 pub use ports::PortCache;
 pub use qp::{Owner, QpSpec, QpUse};
 pub use region::{Region, Rights};

@@ -77,13 +77,43 @@ fn capability(bus: &mut dyn Bus, id: u8) -> Option<u16> {
     None
 }
 
+/// Places of a function's registers for MSI-X.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MsiX {
+    /// Offset of the message control in configuration space; [`Self::ENABLE`] and [`Self::MASK_ALL`] are bits of it.
+    pub control: u16,
+    /// Base address register and offset of the table, whose entries have 16 bytes.
+    pub table: (u8, u64),
+    /// Base address register and offset of the pending bits.
+    pub pending: (u8, u64),
+}
+
+impl MsiX {
+    /// Bit of the message control: the function signals by MSI-X.
+    pub const ENABLE: u16 = MSI_X_ENABLE;
+    /// Bit of the message control: all vectors are masked.
+    pub const MASK_ALL: u16 = MSI_X_MASK_ALL;
+
+    /// Finds the capability. Returns `None` if the function has none.
+    pub fn of(bus: &mut dyn Bus) -> Option<Self> {
+        let capability = capability(bus, MSI_X)?;
+        let [table, pending] = [4, 8].map(|word| {
+            let place = read32(bus, capability + word);
+            let [bar, ..] = (place & 7).to_le_bytes();
+            (bar, u64::from(place & !7))
+        });
+        Some(Self {
+            control: capability + 2,
+            table,
+            pending,
+        })
+    }
+}
+
 /// The function, enabled.
 #[derive(Debug)]
 pub(super) struct PciDevice {
-    msi_x: u16,
-    /// Register and offset of the MSI-X table, and of the pending bits.
-    table: (u8, u64),
-    pending: (u8, u64),
+    msi_x: MsiX,
     /// Bytes behind the register with the doorbells.
     pub(super) uar_bar_len: u64,
     /// MSI-X vectors that are in use.
@@ -100,16 +130,9 @@ impl PciDevice {
         let uar = bus.bar_size(UAR_BAR);
         let uar_bar_len = uar.ok_or_else(|| refused("Missing UAR, aborting"))?;
         write16(bus, COMMAND, MEMORY_AND_MASTER);
-        let msi_x = capability(bus, MSI_X).ok_or_else(|| refused("no MSI-X"))?;
-        let [table, pending] = [4, 8].map(|word| {
-            let place = read32(bus, msi_x + word);
-            let [bar, ..] = (place & 7).to_le_bytes();
-            (bar, u64::from(place & !7))
-        });
+        let msi_x = MsiX::of(bus).ok_or_else(|| refused("no MSI-X"))?;
         Ok(Self {
             msi_x,
-            table,
-            pending,
             uar_bar_len,
             vectors: 0,
         })
@@ -121,7 +144,7 @@ impl PciDevice {
         bus: &mut dyn Bus,
         wanted: u16,
     ) -> Result<(), DriverError> {
-        let size = vectors_at(bus, self.msi_x);
+        let size = vectors_at(bus, self.msi_x.control);
         if size != bus.interrupt_vectors() {
             return Err(refused("the MSI-X table has another size than the device"));
         }
@@ -131,8 +154,7 @@ impl PciDevice {
                 "INTx is not supported in multi-function mode, aborting",
             ));
         }
-        let control = (self.msi_x + 2, MSI_X_ENABLE | MSI_X_MASK_ALL);
-        write16(bus, control.0, control.1);
+        write16(bus, self.msi_x.control, MSI_X_ENABLE | MSI_X_MASK_ALL);
         for vector in 0..self.vectors {
             let entry = self.entry(vector);
             let (address, data) = bus.message(vector);
@@ -144,26 +166,30 @@ impl PciDevice {
                 &1_u32.to_le_bytes(),
             ];
             for (offset, word) in (0..).step_by(4).zip(words) {
-                bus.bar_write(self.table.0, entry + offset, word);
+                bus.bar_write(self.msi_x.table.0, entry + offset, word);
             }
         }
-        write16(bus, self.msi_x + 2, MSI_X_ENABLE);
+        write16(bus, self.msi_x.control, MSI_X_ENABLE);
         Ok(())
     }
 
     fn entry(&self, vector: u16) -> u64 {
-        self.table.1 + u64::from(vector) * ENTRY
+        self.msi_x.table.1 + u64::from(vector) * ENTRY
     }
 
     /// Unmasks a vector (`request_irq`), or masks it (`free_irq`).
     pub(super) fn set_masked(&self, bus: &mut dyn Bus, vector: u16, masked: bool) {
         let control = u32::from(masked).to_le_bytes();
-        bus.bar_write(self.table.0, self.entry(vector) + ENTRY_CONTROL, &control);
+        bus.bar_write(
+            self.msi_x.table.0,
+            self.entry(vector) + ENTRY_CONTROL,
+            &control,
+        );
     }
 
     /// Returns `true` if a vector fired while it was masked, and still is.
     pub(super) fn is_pending(&self, bus: &mut dyn Bus, vector: u16) -> bool {
-        let (bar, bits) = self.pending;
+        let (bar, bits) = self.msi_x.pending;
         let mut word = [0; 4];
         bus.bar_read(bar, bits + u64::from(vector / 32) * 4, &mut word);
         u32::from_le_bytes(word) >> (vector % 32) & 1 != 0
@@ -171,19 +197,19 @@ impl PciDevice {
 
     /// Takes the function out of use.
     pub(super) fn disable(&mut self, bus: &mut dyn Bus) {
-        write16(bus, self.msi_x + 2, 0);
+        write16(bus, self.msi_x.control, 0);
         write16(bus, COMMAND, 0);
         self.vectors = 0;
     }
 }
 
-fn vectors_at(bus: &mut dyn Bus, msi_x: u16) -> u16 {
-    (read16(bus, msi_x + 2) & 0x7ff) + 1
+fn vectors_at(bus: &mut dyn Bus, control: u16) -> u16 {
+    (read16(bus, control) & 0x7ff) + 1
 }
 
 /// Returns the number of entries of the MSI-X table, by the function's capability, if it has one.
 pub fn interrupt_vectors(bus: &mut dyn Bus) -> Option<u16> {
-    capability(bus, MSI_X).map(|msi_x| vectors_at(bus, msi_x))
+    MsiX::of(bus).map(|msi_x| vectors_at(bus, msi_x.control))
 }
 
 /// Places the registers behind a base address register of 64 bits, as firmware does, and a kernel that moves them.
