@@ -14,8 +14,8 @@ use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{
-    DropCounters, DropReason, Frame, HcaConfig, Pace, PacketRun, PhysicalPort, PortConfig,
-    PortCounters, RunHead, SwitchConfig,
+    DropCounters, DropReason, Frame, HcaConfig, Pace, PhysicalPort, PortConfig, PortCounters,
+    RunHead, SwitchConfig,
 };
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
@@ -111,18 +111,13 @@ pub trait EndNode: fmt::Debug {
         None
     }
 
-    /// Returns the run that [`EndNode::poll_run`] described.
-    fn front_run(&self, _port: PortNum) -> Option<&PacketRun> {
-        None
-    }
-
     /// Drops the run that [`EndNode::poll_run`] described, because its peer has it: taking it took the peer so long, of time that
     /// the node's [`Pace`] measures.
     fn run_arrived(&mut self, _port: PortNum, _taken: Duration) {}
 
-    /// Takes a run that arrived whole. Returns `false` if some packet of it would be dropped here: then nothing was done, and
-    /// the packets come one by one.
-    fn receive_run(&mut self, _now: Instant, _port: PortNum, _run: &PacketRun) -> bool {
+    /// Takes whole the run that [`EndNode::poll_run`] of another node described, with the port that it leaves by. Returns `false` if
+    /// some packet of it would be dropped here: then nothing was done, and the packets come one by one.
+    fn receive_run(&mut self, _now: Instant, _port: PortNum, _from: (&Self, PortNum)) -> bool {
         false
     }
 

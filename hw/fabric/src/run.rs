@@ -128,6 +128,11 @@ impl PacketRun {
         self.payload.get(self.start..end).unwrap_or_default()
     }
 
+    /// Sets the payload of a run that was made without it.
+    pub fn set_payload(&mut self, payload: Vec<u8>) {
+        self.payload = payload;
+    }
+
     /// Returns the buffer of the payload, for another run.
     #[must_use]
     pub fn into_payload(self) -> Vec<u8> {

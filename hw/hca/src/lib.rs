@@ -73,6 +73,7 @@ pub use handle::{
 };
 pub use memory::{
     AccessFlags, AddressSpace, DmaBuffer, HostMemory, MrKeys, MrKind, MrSpec, MwKeys, MwType,
+    copy_through_buffer,
 };
 pub use provider::{Hca, LocalMad, MadView};
 pub use queue_pair::{

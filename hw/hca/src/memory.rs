@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
@@ -59,6 +60,31 @@ pub trait AddressSpace: fmt::Debug + Send {
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault>;
 
+    /// Returns `true` if bytes are readable and mapped in this process, so that [`Self::copy_from`] of another address space needs no
+    /// buffer for them.
+    fn is_mapped(&self, _addr: u64, _len: usize) -> bool {
+        false
+    }
+
+    /// Returns itself as [`Self::copy_from`] of other address spaces of its type looks for it, or `None` if it reads by
+    /// [`Self::read`] alone.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// Copies `len` bytes in from an address of another address space.
+    ///
+    /// # Errors
+    /// [`DmaFault`] if any byte is not readable there or not writable here; then a part may have been written.
+    fn copy_from(
+        &mut self,
+        addr: u64,
+        from: (&dyn AddressSpace, u64),
+        len: usize,
+    ) -> Result<(), DmaFault> {
+        copy_through_buffer(self, addr, from, len)
+    }
+
     /// Sets memory aside for the consumer's own buffers. Address spaces that belong to somebody else
     /// (a guest's memory) refuse.
     ///
@@ -68,6 +94,26 @@ pub trait AddressSpace: fmt::Debug + Send {
 
     /// Gives memory back. Unknown buffers are ignored.
     fn free(&mut self, buffer: DmaBuffer);
+}
+
+/// Copies `len` bytes from one address space to another where neither can give its bytes to the other's
+/// [`copy_from`](AddressSpace::copy_from).
+///
+/// # Errors
+/// As [`AddressSpace::copy_from`].
+pub fn copy_through_buffer(
+    to: &mut (impl AddressSpace + ?Sized),
+    addr: u64,
+    (source, from): (&dyn AddressSpace, u64),
+    len: usize,
+) -> Result<(), DmaFault> {
+    let mut buffer = [0; 4096];
+    for done in (0..len).step_by(buffer.len()) {
+        let bytes = &mut buffer[..(len - done).min(4096)];
+        source.read(from.wrapping_add(done as u64), bytes)?;
+        to.write(addr.wrapping_add(done as u64), bytes)?;
+    }
+    Ok(())
 }
 
 /// Memory that a consumer set aside for itself.
@@ -299,6 +345,19 @@ impl AddressSpace for HostMemory {
         Ok(())
     }
 
+    fn is_mapped(&self, addr: u64, len: usize) -> bool {
+        self.find(addr, len).is_ok()
+    }
+
+    fn copy_from(
+        &mut self,
+        addr: u64,
+        (source, from): (&dyn AddressSpace, u64),
+        len: usize,
+    ) -> Result<(), DmaFault> {
+        source.read(from, self.slice_mut(addr, len)?)
+    }
+
     fn update_u64(
         &mut self,
         addr: u64,
@@ -371,6 +430,26 @@ mod tests {
         );
         assert!(memory.read(0, &mut [0]).is_err());
         assert!(memory.read(u64::MAX, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn bytes_are_copied_from_one_space_to_another() {
+        let (mut one, mut other) = (HostMemory::new(), HostMemory::new());
+        let from = one.allocate(10_000).unwrap().addr;
+        let to = other.allocate(10_000).unwrap().addr;
+        let bytes: Vec<u8> = (0..10_000_u32).map(|n| (n % 251) as u8).collect();
+        one.write(from, &bytes).unwrap();
+        other.copy_from(to + 1, (&one, from), 9_999).unwrap();
+        let mut copied = vec![0; 9_999];
+        other.read(to + 1, &mut copied).unwrap();
+        assert_eq!(copied, bytes[..9_999]);
+        copy_through_buffer(&mut other, to, (&one, from), 10_000).unwrap();
+        copied.push(0);
+        other.read(to, &mut copied).unwrap();
+        assert_eq!(copied, bytes);
+        assert!(one.is_mapped(from, 10_000) && !one.is_mapped(from, 10_001));
+        assert!(other.copy_from(to, (&one, from), 10_001).is_err());
+        assert!(other.copy_from(to, (&one, from + 1), 10_000).is_err());
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Guest memory of VMMs that are built on vm-memory.
 
+use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
+use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, copy_through_buffer};
 use vm_memory::bitmap::{Bitmap, BitmapSlice};
 use vm_memory::{
     Bytes, GuestAddress, GuestAddressSpace, GuestMemory, Permissions, VolatileMemory, VolatileSlice,
@@ -36,7 +37,7 @@ impl<S> fmt::Debug for GuestRam<S> {
     }
 }
 
-impl<S: GuestAddressSpace + Send> AddressSpace for GuestRam<S> {
+impl<S: GuestAddressSpace + Send + 'static> AddressSpace for GuestRam<S> {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         let len = buf.len();
         let read = self.0.memory().read_slice(buf, GuestAddress(addr));
@@ -63,6 +64,46 @@ impl<S: GuestAddressSpace + Send> AddressSpace for GuestRam<S> {
             rest = later;
         }
         if rest.is_empty() { Ok(()) } else { Err(fault) }
+    }
+
+    fn is_mapped(&self, addr: u64, len: usize) -> bool {
+        let memory = self.0.memory();
+        memory.check_range(GuestAddress(addr), len, Permissions::Read)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn copy_from(
+        &mut self,
+        addr: u64,
+        (source, from): (&dyn AddressSpace, u64),
+        len: usize,
+    ) -> Result<(), DmaFault> {
+        let other = source.as_any().and_then(|any| any.downcast_ref::<Self>());
+        // A word at the end of a message is stored at once.
+        let Some(other) = other.filter(|_| len > WORD) else {
+            return copy_through_buffer(self, addr, (source, from), len);
+        };
+        let [unreadable, unwritable] = [from, addr].map(|addr| DmaFault { addr, len });
+        let (theirs, own) = (other.0.memory(), self.0.memory());
+        let mut at = GuestAddress(addr);
+        let slices = theirs.get_slices(GuestAddress(from), len, Permissions::Read);
+        for source in slices.map_err(|_| unreadable)? {
+            let source = source.map_err(|_| unreadable)?;
+            let mut done = 0;
+            let slices = own.get_slices(at, source.len(), Permissions::Write);
+            for slice in slices.map_err(|_| unwritable)? {
+                let slice = slice.map_err(|_| unwritable)?;
+                let len = slice.len();
+                let part = source.subslice(done, len).map_err(|_| unreadable)?;
+                part.copy_to_volatile_slice(slice);
+                done += len;
+            }
+            at = GuestAddress(at.0.wrapping_add(done as u64));
+        }
+        Ok(())
     }
 
     fn update_u64(
@@ -226,6 +267,30 @@ mod tests {
             ram.write(0, &[byte; 32]).unwrap();
         }
         guest.join().unwrap();
+    }
+
+    #[test]
+    fn memory_of_two_guests_is_copied_across_regions_and_marked_where_it_is_written() {
+        let (here, there) = (tracked(), tracked());
+        let bytes: Vec<u8> = (0..0x3000_u32).map(|n| (n % 251) as u8).collect();
+        there.write_slice(&bytes, GuestAddress(0xe00)).unwrap();
+        let mut ram = GuestRam::new(Arc::clone(&here));
+        let source = GuestRam::new(there);
+        assert!(source.is_mapped(0xe00, 0x3000) && !source.is_mapped(0x3001, 0x1000));
+        ram.copy_from(0x500, (&source, 0xe00), 0x2f00).unwrap();
+        let mut copied = vec![0; 0x2f00];
+        here.read_slice(&mut copied, GuestAddress(0x500)).unwrap();
+        assert!(copied == bytes[..0x2f00]);
+        assert_eq!(dirty(&here), [0, 1, 2, 3]);
+        let fault = |addr, len| Err(DmaFault { addr, len });
+        assert_eq!(
+            ram.copy_from(0x3800, (&source, 0), 0x801),
+            fault(0x3800, 0x801)
+        );
+        assert_eq!(
+            ram.copy_from(0, (&source, 0x3800), 0x801),
+            fault(0x3800, 0x801)
+        );
     }
 
     proptest! {

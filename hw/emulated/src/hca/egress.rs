@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
+use hca_api::FunctionId;
+
 use super::backlog::Backlog;
+use super::memory::{Memory, Piece};
 use super::qpn::QpRef;
 use crate::{Frame, PacketRun};
 
@@ -10,7 +13,12 @@ use crate::{Frame, PacketRun};
 #[derive(Debug)]
 pub(super) enum Leaving {
     Frame(Frame),
-    Run { from: QpRef, run: PacketRun },
+    Run {
+        from: QpRef,
+        run: PacketRun,
+        /// Payload of a run whose bytes are in memory.
+        pieces: Vec<Piece>,
+    },
 }
 
 impl Leaving {
@@ -46,10 +54,24 @@ impl Egress {
     }
 
     /// Returns the run that leaves next, or `None` if a frame does or nothing waits.
-    pub(super) fn front_run(&self) -> Option<&PacketRun> {
+    pub(super) fn front_run(&self) -> Option<(QpRef, &PacketRun, &[Piece])> {
         match self.leaving.front()? {
             Leaving::Frame(_) => None,
-            Leaving::Run { run, .. } => Some(run),
+            Leaving::Run { from, run, pieces } => Some((*from, run, pieces)),
+        }
+    }
+
+    /// Copies the payload of a function's runs out of its memory, before the function is held.
+    pub(super) fn copy_payload(&mut self, function: FunctionId, memory: &Memory) {
+        for leaving in &mut self.leaving {
+            if let Leaving::Run { from, run, pieces } = leaving
+                && from.function == function
+                && !pieces.is_empty()
+                && let Ok(bytes) = memory.read_pieces(pieces)
+            {
+                run.set_payload(bytes);
+                pieces.clear();
+            }
         }
     }
 
@@ -62,8 +84,90 @@ impl Egress {
 
     /// Puts the rest of a run back in front of all others.
     pub(super) fn put_back(&mut self, from: QpRef, run: PacketRun) {
-        let leaving = Leaving::Run { from, run };
+        let leaving = Leaving::Run {
+            from,
+            run,
+            pieces: Vec::new(),
+        };
         self.packets += leaving.packets();
         self.leaving.push_front(leaving);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_api::{AccessFlags, AddressSpace, HostMemory, MrKind, MrSpec, PdHandle, Sge};
+    use ib_transport::{Ending, PathMtu, Run, RunOperation, Transfer};
+    use ib_wire::packet::{Bth, Lrh, TransportService};
+    use ib_wire::{Mtu, Psn, Qpn};
+
+    use super::super::LIMITS;
+    use super::super::memory::Gathered;
+    use super::*;
+    use crate::{PacketSource, PacketTemplate};
+
+    #[test]
+    fn payload_of_a_function_is_copied_out_of_its_memory_and_of_no_other_one() {
+        const PD: PdHandle = PdHandle(1);
+        const LEN: u32 = 4096;
+
+        let mut space = HostMemory::new();
+        let addr = space.allocate(LEN as usize).unwrap().addr;
+        space.write(addr, &[7; LEN as usize]).unwrap();
+        let mut memory = Memory::new(Box::new(space), 1.into());
+        let spec = MrSpec {
+            pd: PD,
+            kind: MrKind::Virtual {
+                addr,
+                len: LEN.into(),
+            },
+            access: AccessFlags::LOCAL_WRITE,
+            key: None,
+        };
+        let lkey = memory.register(&spec, &LIMITS).unwrap().lkey;
+        let sges = [Sge {
+            addr,
+            len: LEN,
+            lkey,
+        }];
+        let run = Transfer::Request(Run {
+            psn: Psn::default(),
+            packets: 1,
+            operation: RunOperation::Send(Ending::Plain),
+            first: true,
+            last: true,
+            len: LEN,
+            ack_request: true,
+            solicited: false,
+        });
+        let functions = [FunctionId(1), FunctionId(2)];
+        let mut egress = Egress::default();
+        for function in functions {
+            let template = PacketTemplate {
+                source: PacketSource {
+                    function,
+                    qpn: Qpn::default(),
+                },
+                service: TransportService::Rc,
+                pmtu: PathMtu::new(Mtu::MTU_4096).unwrap(),
+                lrh: Lrh::default(),
+                grh: None,
+                bth: Bth::default(),
+            };
+            let mut found = Gathered::default();
+            let is_found = memory.find_range(PD, &sges, &(0..LEN.into()), &mut found);
+            assert_eq!(is_found, Ok(true));
+            egress.push(Leaving::Run {
+                from: QpRef { function, index: 0 },
+                run: PacketRun::new(template, run, Vec::new()),
+                pieces: found.into_parts().1,
+            });
+        }
+        egress.copy_payload(functions[0], &memory);
+        let (_, run, pieces) = egress.front_run().unwrap();
+        assert_eq!((run.payload(), pieces.len()), (&[7; LEN as usize][..], 0));
+        egress.pop();
+        let (_, run, pieces) = egress.front_run().unwrap();
+        assert_eq!((run.payload(), pieces.len()), (&[][..], 1));
     }
 }

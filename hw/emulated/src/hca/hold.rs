@@ -7,6 +7,7 @@ use ib_wire::PortNum;
 use super::Device;
 use super::held::Waiting;
 use super::inbound::Inbound;
+use super::memory::Arrived;
 use super::qpn::QpRef;
 use super::receive::Arrival;
 use crate::DropReason;
@@ -19,9 +20,13 @@ impl Device {
         if !held {
             return self.release(function);
         }
-        if let Ok(state) = self.state_mut(function)
+        let slot = self.functions.get_mut(usize::from(function.0));
+        if let Some(state) = slot.and_then(Option::as_mut)
             && state.held.is_none()
         {
+            for egress in &mut self.egress {
+                egress.copy_payload(function, &state.memory);
+            }
             state.held = Some(Box::default());
         }
     }
@@ -74,7 +79,7 @@ impl Device {
                     // The queue pair may have another peer by now.
                     let own = self.connected_mut(to);
                     match own.map_or(Ok(()), |own| own.check_source(source)) {
-                        Ok(()) => self.handle_transfer(to, &transfer, &payload),
+                        Ok(()) => self.handle_transfer(to, &transfer, Arrived::Bytes(&payload)),
                         Err(reason) => self.node.count_drop(port, to.function, reason),
                     }
                 }

@@ -3,6 +3,7 @@
 mod access;
 mod gate;
 mod gathered;
+mod in_place;
 pub(super) mod registration;
 mod window;
 
@@ -20,6 +21,7 @@ use slab::Slab;
 pub(super) use self::access::RemoteRegion;
 use self::gate::Gate;
 pub(super) use self::gathered::Gathered;
+pub(super) use self::in_place::{Arrived, Piece};
 use self::window::Window;
 
 /// Where the bytes of a region are.
@@ -231,7 +233,7 @@ impl Memory {
         &mut self,
         pd: PdHandle,
         sges: &[Sge],
-        parts: &[&[u8]],
+        parts: &[Arrived<'_>],
         usual: &mut MrHandle,
     ) -> Result<(), ProtectionFault> {
         let mut rooms = sges.iter().filter(|sge| sge.len != 0).map(|sge| {
@@ -246,17 +248,18 @@ impl Memory {
         let mut room = None;
         for part in parts {
             let mut rest = *part;
-            while !rest.is_empty() {
+            while rest.len() != 0 {
                 let (region, mut sge) = match room.take() {
                     Some(room) => room,
                     None => rooms.next().ok_or(ProtectionFault(Cause::TooLong))??,
                 };
-                let (mut now, later) = rest.split_at(rest.len().min(sge.len as usize));
+                let at = rest.len().min(sge.len as usize);
+                let (mut now, later) = rest.split_at(at);
                 let count = now.len() as u64;
                 region.pieces(sge.addr, count, |addr, len| {
                     let (piece, behind) = now.split_at(len);
                     now = behind;
-                    Ok(space.write(addr, piece)?)
+                    Ok(piece.store(space, addr)?)
                 })?;
                 rest = later;
                 sge.len -= u32::try_from(count).map_err(|_| ProtectionFault(Cause::OutOfBounds))?;

@@ -65,13 +65,12 @@ pub use self::inspect::QpRow;
 use self::egress::Egress;
 use self::foreign_peers::ForeignPeers;
 use self::function::FunctionState;
-use self::memory::Gathered;
+use self::memory::{Arrived, Gathered};
 use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
 use crate::{
-    ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node,
-    PacketRun, RunHead,
+    ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node, RunHead,
 };
 
 /// Upper bounds of every function.
@@ -306,11 +305,8 @@ impl EndNode for Device {
         }
         self.node.set_now(now);
         self.serve_backlog(port);
-        self.front_run(port)?.head()
-    }
-
-    fn front_run(&self, port: PortNum) -> Option<&PacketRun> {
-        self.egress.get(port.index().checked_sub(1)?)?.front_run()
+        let egress = self.egress.get(port.index().checked_sub(1)?)?;
+        egress.front_run()?.1.head()
     }
 
     fn run_arrived(&mut self, port: PortNum, taken: Duration) {
@@ -321,9 +317,21 @@ impl EndNode for Device {
         self.serve_backlog(port);
     }
 
-    fn receive_run(&mut self, now: Instant, port: PortNum, run: &PacketRun) -> bool {
+    fn receive_run(&mut self, now: Instant, port: PortNum, from: (&Self, PortNum)) -> bool {
         self.node.set_now(now);
-        self.take_run(port, run)
+        let (sender, leaves_by) = from;
+        let egress = leaves_by.index().checked_sub(1);
+        let egress = egress.and_then(|index| sender.egress.get(index));
+        let Some((from, run, pieces)) = egress.and_then(Egress::front_run) else {
+            return false;
+        };
+        let arrived = if pieces.is_empty() {
+            Some(Arrived::Bytes(run.payload()))
+        } else {
+            let state = sender.state(from.function).ok();
+            state.and_then(|state| state.memory.in_place(pieces))
+        };
+        arrived.is_some_and(|arrived| self.take_run(port, run, arrived))
     }
 
     fn ports_changed(&mut self, now: Instant) {

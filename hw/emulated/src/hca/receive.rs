@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::address::passes_data;
 use super::function::FunctionState;
 use super::inbound::Inbound;
+use super::memory::Arrived;
 use super::qp::Side;
 use super::qpn::QpRef;
 use super::work_queue::{SendWork, total_len};
@@ -430,7 +431,7 @@ impl Device {
         let stored = if total_len(scatter) < len as u64 {
             Err((CompletionStatus::LocalLength, Cause::ReceiveTooShort))
         } else {
-            let parts = [head, arrival.payload];
+            let parts = [head, arrival.payload].map(Arrived::Bytes);
             let stored = state.memory.scatter(pd, scatter, &parts, &mut region);
             stored.map_err(|fault| (CompletionStatus::LocalProtection, fault.0))
         };

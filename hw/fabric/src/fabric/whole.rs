@@ -35,8 +35,7 @@ impl<D: EndNode> Fabric<D> {
                 return false;
             };
             let begun = pace.time();
-            let run = sender.front_run(from.port);
-            let is_taken = run.is_some_and(|run| receiver.receive_run(now, to.port, run));
+            let is_taken = receiver.receive_run(now, to.port, (sender, from.port));
             if is_taken {
                 sender.run_arrived(from.port, pace.since(begun));
             }

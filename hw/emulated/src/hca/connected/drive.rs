@@ -7,7 +7,7 @@ use ib_wire::PortNum;
 
 use super::super::connection_counters::ConnectionCounters;
 use super::super::inbound::Inbound;
-use super::super::memory::Gathered;
+use super::super::memory::{Arrived, Gathered};
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::{Connected, Machine, Surroundings, request};
@@ -23,7 +23,7 @@ impl Device {
     pub(super) fn with_machine<T>(
         &mut self,
         at: QpRef,
-        arrived: &[u8],
+        arrived: Arrived<'_>,
         leaving: &mut Gathered,
         call: impl FnOnce(&mut Machine, Instant, &mut Surroundings<'_>) -> T,
     ) -> Option<T> {
@@ -43,7 +43,12 @@ impl Device {
         let qp = state.qp_mut(at.handle()).ok()?;
         if qp.state == QpState::Error && !machine.is_failed() {
             // A completion queue failed.
-            machine.abort(&mut Surroundings::new(state, at.index, &[], leaving));
+            machine.abort(&mut Surroundings::new(
+                state,
+                at.index,
+                Arrived::NONE,
+                leaving,
+            ));
         } else if machine.is_failed() && qp.state != QpState::Error {
             state.enter_error(at.index);
         } else if machine.has_send_error() && qp.state == QpState::ReadyToSend {
@@ -51,7 +56,7 @@ impl Device {
         }
         let deadline = machine.poll_timeout();
         let moved = ConnectionCounters {
-            sent_bytes: leaving.bytes().len() as u64,
+            sent_bytes: leaving.len() as u64,
             received_bytes: arrived.len() as u64,
             retransmissions: machine.repeats().0 - before.0,
             rnr_naks: machine.repeats().1 - before.1,
@@ -92,16 +97,21 @@ impl Device {
         let qp = self.state(at.function)?.qp(at.handle())?;
         let request = request(qp.signal_all, posted, &mut self.spare)?;
         let mut request = Some(request);
-        self.with_machine(at, &[], &mut Gathered::default(), |machine, _, fx| {
-            if let Some(request) = request.take() {
-                machine.post(request, fx);
-            }
-        });
+        self.with_machine(
+            at,
+            Arrived::NONE,
+            &mut Gathered::default(),
+            |machine, _, fx| {
+                if let Some(request) = request.take() {
+                    machine.post(request, fx);
+                }
+            },
+        );
         if let Some(request) = request {
             // In ERR, and there never was a connection.
             use ib_transport::{Effects, Status};
             let state = self.state_mut(at.function)?;
-            Surroundings::new(state, at.index, &[], &mut Gathered::default())
+            Surroundings::new(state, at.index, Arrived::NONE, &mut Gathered::default())
                 .complete_send(request, Status::Flushed);
         }
         self.join_backlog(at);
@@ -130,11 +140,11 @@ impl Device {
         let none = &mut Gathered::default();
         match (from, to) {
             (QpState::ReadyToSend, QpState::SendQueueDrain) => {
-                self.with_machine(at, &[], none, |machine, _, fx| machine.drain(fx));
+                self.with_machine(at, Arrived::NONE, none, |machine, _, fx| machine.drain(fx));
             }
             (_, QpState::ReadyToSend) => {
                 own.announces_drain = false;
-                self.with_machine(at, &[], none, |machine, _, _| machine.start());
+                self.with_machine(at, Arrived::NONE, none, |machine, _, _| machine.start());
             }
             _ => {}
         }
@@ -144,9 +154,12 @@ impl Device {
 
     /// Takes a connected queue pair to ERR: requests and the receive in use flush first.
     pub(in super::super) fn abort_connected(&mut self, at: QpRef) {
-        self.with_machine(at, &[], &mut Gathered::default(), |machine, _, fx| {
-            machine.abort(fx)
-        });
+        self.with_machine(
+            at,
+            Arrived::NONE,
+            &mut Gathered::default(),
+            |machine, _, fx| machine.abort(fx),
+        );
     }
 
     /// Forgets the timer of a queue pair that goes.
@@ -203,9 +216,14 @@ impl Device {
             // The entry was that of an earlier deadline.
             return self.rearm(at);
         }
-        self.with_machine(at, &[], &mut Gathered::default(), |machine, now, fx| {
-            machine.handle_timeout(now, fx);
-        });
+        self.with_machine(
+            at,
+            Arrived::NONE,
+            &mut Gathered::default(),
+            |machine, now, fx| {
+                machine.handle_timeout(now, fx);
+            },
+        );
         self.join_backlog(at);
     }
 
@@ -237,7 +255,7 @@ impl Device {
         let len = u32::try_from(packet.payload.len()).unwrap_or(u32::MAX);
         let transfer = Transfer::from_packet(packet.bth, &packet.extended, len);
         if !self.keep_transfer(at, port, packet, &transfer) {
-            self.handle_transfer(at, &transfer, packet.payload);
+            self.handle_transfer(at, &transfer, Arrived::Bytes(packet.payload));
         }
     }
 
@@ -246,7 +264,7 @@ impl Device {
         &mut self,
         at: QpRef,
         transfer: &Transfer,
-        payload: &[u8],
+        payload: Arrived<'_>,
     ) {
         let none = &mut Gathered::default();
         self.with_machine(at, payload, none, |machine, now, fx| {
@@ -257,6 +275,6 @@ impl Device {
 
     /// Sets the timer of a queue pair that was held.
     pub(in super::super) fn rearm(&mut self, at: QpRef) {
-        self.with_machine(at, &[], &mut Gathered::default(), |_, _, _| ());
+        self.with_machine(at, Arrived::NONE, &mut Gathered::default(), |_, _, _| ());
     }
 }

@@ -14,7 +14,7 @@ use ib_wire::RKey;
 
 use super::super::function::FunctionState;
 use super::super::memory::registration::Registration;
-use super::super::memory::{Gathered, ProtectionFault, RemoteRegion};
+use super::super::memory::{Arrived, Gathered, ProtectionFault, RemoteRegion};
 use super::super::qp::Side;
 use super::super::work_queue::{OwnedPayload, SgeList, total_len};
 
@@ -69,8 +69,8 @@ pub(super) struct Surroundings<'a> {
     state: &'a mut FunctionState,
     /// The queue pair.
     index: u32,
-    /// Payload of the packet that arrived.
-    arrived: &'a [u8],
+    /// Payload of the packets that arrived.
+    arrived: Arrived<'a>,
     /// Payload of the packet that leaves.
     leaving: &'a mut Gathered,
     /// A send request completed.
@@ -83,7 +83,7 @@ impl<'a> Surroundings<'a> {
     pub(super) const fn new(
         state: &'a mut FunctionState,
         index: u32,
-        arrived: &'a [u8],
+        arrived: Arrived<'a>,
         leaving: &'a mut Gathered,
     ) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl<'a> Surroundings<'a> {
     }
 
     /// Returns a part of the arriving payload.
-    fn part(&self, range: Range<u32>) -> Result<&'a [u8], ProtectionFault> {
+    fn part(&self, range: Range<u32>) -> Result<Arrived<'a>, ProtectionFault> {
         let part = self.arrived.get(range.start as usize..range.end as usize);
         part.ok_or(ProtectionFault(Cause::BadMessage))
     }
@@ -187,10 +187,18 @@ impl Effects for Surroundings<'_> {
         let head = given
             .get(start.min(given.len())..end.min(given.len()))
             .unwrap_or_default();
-        self.leaving.clear();
-        self.leaving.extend(head);
         let before = |at: usize| at.saturating_sub(given.len()) as u64;
         let rest = before(start)..before(end);
+        let memory = &self.state.memory;
+        self.leaving.clear();
+        if head.is_empty() && self.leaving.may_stay(rest.end - rest.start) {
+            let found = memory.find_range(pd, sges, &rest, self.leaving);
+            if self.noted::<_, LocalFault>(Side::Send, found)? {
+                return Ok(());
+            }
+            self.leaving.clear();
+        }
+        self.leaving.extend(head);
         let memory = &self.state.memory;
         let gathered = memory.gather_range(pd, sges, &rest, self.leaving);
         self.noted(Side::Send, gathered)
@@ -208,7 +216,7 @@ impl Effects for Surroundings<'_> {
         let pd = self.pd()?;
         let (_, sges) = work.payload.split();
         let memory = &mut self.state.memory;
-        let stored = memory.scatter_at(pd, sges, 0, &original.to_ne_bytes());
+        let stored = memory.scatter_at(pd, sges, 0, Arrived::Bytes(&original.to_ne_bytes()));
         self.noted(Side::Send, stored)
     }
 
@@ -271,8 +279,9 @@ impl Effects for Surroundings<'_> {
     }
 
     fn fetch(&mut self, region: RemoteRegion, addr: u64, len: u32) -> Result<(), RemoteFault> {
-        self.leaving.clear();
         let memory = &self.state.memory;
+        self.leaving.clear();
+        // The payload of an answer does not stay: a registration that ends is refused from the next packet on, not from this one.
         let fetched = memory.fetch(region, addr, len, self.leaving);
         self.noted(Side::Receive, fetched)
     }

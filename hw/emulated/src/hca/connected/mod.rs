@@ -142,6 +142,8 @@ pub(super) struct Connected {
     faults: Faults,
     /// Way that the latest packets took.
     pub(super) way: Way,
+    /// The peer of whole runs is of another function, so it copies their payload from memory to memory.
+    is_copied: bool,
 }
 
 impl Connected {
@@ -158,6 +160,7 @@ impl Connected {
             announces_drain: false,
             faults: Faults::default(),
             way: Way::default(),
+            is_copied: false,
         }
     }
 

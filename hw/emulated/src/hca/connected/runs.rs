@@ -6,12 +6,12 @@
 use hca_api::{QpHandle, QpState};
 use ib_transport::{PsnOrder, Transfer};
 use ib_wire::PortNum;
-use ib_wire::packet::{Bth, Lrh};
+use ib_wire::packet::{Bth, Lrh, TransportService};
 
 use super::super::address::{SentBy, address};
 use super::super::egress::Leaving;
 use super::super::inbound::Inbound;
-use super::super::memory::Gathered;
+use super::super::memory::{Arrived, Gathered, Piece};
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
@@ -27,23 +27,27 @@ impl Device {
     /// Sends the next packets of a connected queue pair, `most` at most. Returns their number, and the bytes of their payload. A local
     /// request that was carried out counts as a packet.
     pub(in super::super) fn transmit_connected(&mut self, at: QpRef, most: u32) -> (u32, u64) {
-        let way = self.connected_mut(at).map(|own| own.way);
-        let budget = match way {
-            Some(Way::Whole) => LONGEST.min(most),
-            _ => 1,
-        };
+        let mut budget = 1;
         let mut payload = Gathered::in_buffer(self.payloads.pop().unwrap_or_default());
-        let polled = self.with_machine(at, &[], &mut payload, |machine, now, fx| {
+        if let Some(own) = self.connected_mut(at).filter(|own| own.way == Way::Whole) {
+            budget = LONGEST.min(most);
+            // An unreliable one reports a send as complete before it has arrived.
+            payload.allow_to_stay(own.is_copied && own.service == TransportService::Rc);
+        }
+        let polled = self.with_machine(at, Arrived::NONE, &mut payload, |machine, now, fx| {
             (machine.poll_transmit(now, budget, fx), fx.executed())
         });
-        let payload = payload.into_buffer();
+        let (mut payload, pieces) = payload.into_parts();
+        if !pieces.is_empty() {
+            self.keep_payload(core::mem::take(&mut payload));
+        }
         let (transfer, executed) = polled.unwrap_or_default();
         let Some(transfer) = transfer else {
             self.keep_payload(payload);
             return (executed, 0);
         };
         match self.run(at, transfer, payload) {
-            Ok((port, run)) => self.send_run(at, port, run),
+            Ok((port, run)) => self.send_run(at, port, run, pieces),
             Err((port, reason)) => {
                 for _ in 0..transfer.packets() {
                     self.node.count_drop(port, at.function, reason);
@@ -55,7 +59,7 @@ impl Device {
     }
 
     fn keep_payload(&mut self, payload: Vec<u8>) {
-        if self.payloads.len() < SPARE_BUFFERS {
+        if payload.capacity() != 0 && self.payloads.len() < SPARE_BUFFERS {
             self.payloads.push(payload);
         }
     }
@@ -101,22 +105,29 @@ impl Device {
     }
 
     /// Sends a run out by a port, or to a queue pair of this device.
-    fn send_run(&mut self, at: QpRef, port: PortNum, run: PacketRun) {
+    fn send_run(&mut self, at: QpRef, port: PortNum, run: PacketRun, pieces: Vec<Piece>) {
         let own = self.node.port(port);
         if !own.is_some_and(|own| own.owns_lid(run.template().lrh.dlid)) {
             if let Some(egress) = self.egress_mut(port) {
-                egress.push(Leaving::Run { from: at, run });
+                egress.push(Leaving::Run {
+                    from: at,
+                    run,
+                    pieces,
+                });
             }
             return;
         }
         self.delivered = self.delivered.saturating_add(run.transfer().packets());
-        let is_taken = self.sends_runs && self.take_run(port, &run);
-        self.note_way(at, if is_taken { Way::Whole } else { Way::Packets });
+        let is_taken = self.sends_runs && self.take_own_run(at, port, &run, &pieces);
+        let is_other = self.peer(&run).is_some_and(|to| to.function != at.function);
+        self.note_way(at, is_taken, is_other);
         if is_taken {
             return self.keep_payload(run.into_payload());
         }
         let source = run.template().source;
-        let mut run = run;
+        let Some(mut run) = self.with_bytes(at, port, run, &pieces) else {
+            return;
+        };
         loop {
             if let Some((headers, payload)) = run.first()
                 && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), Some(source))
@@ -129,9 +140,62 @@ impl Device {
         }
     }
 
-    fn note_way(&mut self, at: QpRef, way: Way) {
+    /// Takes a run of another queue pair of this device, as [`Self::take_run`].
+    fn take_own_run(
+        &mut self,
+        from: QpRef,
+        port: PortNum,
+        run: &PacketRun,
+        pieces: &[Piece],
+    ) -> bool {
+        if pieces.is_empty() {
+            return self.take_run(port, run, Arrived::Bytes(run.payload()));
+        }
+        // Another function's memory is read while the peer's is written.
+        let slot = usize::from(from.function.0);
+        let Some(sender) = self.functions.get_mut(slot).and_then(Option::take) else {
+            return false;
+        };
+        let arrived = sender.memory.in_place(pieces);
+        let is_taken = arrived.is_some_and(|arrived| self.take_run(port, run, arrived));
+        self.functions[slot] = Some(sender);
+        is_taken
+    }
+
+    /// Returns the queue pair of this device that a run is for.
+    fn peer(&self, run: &PacketRun) -> Option<QpRef> {
+        self.qpns.get(run.template().bth.dest_qp)
+    }
+
+    /// Copies the payload of a run that stayed in memory, for frames. Returns `None` if it is no memory any more: then the run is lost,
+    /// and the queue pair finds out when it sends it again.
+    fn with_bytes(
+        &mut self,
+        from: QpRef,
+        port: PortNum,
+        mut run: PacketRun,
+        pieces: &[Piece],
+    ) -> Option<PacketRun> {
+        if pieces.is_empty() {
+            return Some(run);
+        }
+        let memory = self.state(from.function).ok().map(|state| &state.memory);
+        let bytes = memory.and_then(|memory| memory.read_pieces(pieces).ok());
+        let Some(bytes) = bytes else {
+            for _ in 0..run.transfer().packets() {
+                self.node
+                    .count_drop(port, from.function, DropReason::SendFailed);
+            }
+            return None;
+        };
+        run.set_payload(bytes);
+        Some(run)
+    }
+
+    fn note_way(&mut self, at: QpRef, is_whole: bool, is_copied: bool) {
         if let Some(own) = self.connected_mut(at) {
-            own.way = way;
+            own.way = if is_whole { Way::Whole } else { Way::Packets };
+            own.is_copied = is_copied;
         }
     }
 
@@ -140,9 +204,12 @@ impl Device {
         loop {
             match self.egress_mut(port)?.pop()? {
                 Leaving::Frame(frame) => return Some(frame),
-                Leaving::Run { from, mut run } => {
+                Leaving::Run { from, run, pieces } => {
+                    let Some(mut run) = self.with_bytes(from, port, run, &pieces) else {
+                        continue;
+                    };
                     let frame = run.frame(&mut self.frames);
-                    self.note_way(from, Way::Packets);
+                    self.note_way(from, false, false);
                     if run.advance() {
                         self.egress_mut(port)?.put_back(from, run);
                     } else {
@@ -158,17 +225,22 @@ impl Device {
 
     /// Takes the run off that leaves next by a port, because it has arrived. Returns its sender.
     pub(in super::super) fn forget_front_run(&mut self, port: PortNum) -> Option<QpRef> {
-        let Leaving::Run { from, run } = self.egress_mut(port)?.pop()? else {
+        let Leaving::Run { from, run, .. } = self.egress_mut(port)?.pop()? else {
             return None;
         };
-        self.note_way(from, Way::Whole);
+        self.note_way(from, true, true);
         self.keep_payload(run.into_payload());
         Some(from)
     }
 
     /// Takes a run that arrived whole, if its queue pair takes each of its packets. Returns `false` if it does not, and
     /// nothing was done.
-    pub(in super::super) fn take_run(&mut self, port: PortNum, run: &PacketRun) -> bool {
+    pub(in super::super) fn take_run(
+        &mut self,
+        port: PortNum,
+        run: &PacketRun,
+        payload: Arrived<'_>,
+    ) -> bool {
         let Some((headers, first)) = run.first() else {
             return false;
         };
@@ -176,7 +248,7 @@ impl Device {
         let Ok(packet) = Inbound::of(&frame, Some(run.template().source)) else {
             return false;
         };
-        let Some(to) = self.qpns.get(packet.bth.dest_qp) else {
+        let Some(to) = self.peer(run) else {
             return false;
         };
         let own = self.node.port(port);
@@ -193,7 +265,7 @@ impl Device {
         {
             return false;
         }
-        self.handle_transfer(to, run.transfer(), run.payload());
+        self.handle_transfer(to, run.transfer(), payload);
         self.count_behind_refused(port, to, run);
         true
     }
@@ -238,7 +310,7 @@ impl Device {
     ) {
         let at = QpRef::new(at.0, at.1);
         if let Ok((port, run)) = self.run(at, forged, payload) {
-            self.send_run(at, port, run);
+            self.send_run(at, port, run, Vec::new());
         }
     }
 }

@@ -6,7 +6,7 @@ use core::sync::atomic::{Ordering, fence};
 use hca_api::{AccessFlags, AddressSpace, Cause, MrHandle, MwHandle, PdHandle, QpHandle, Sge};
 use slab::Slab;
 
-use super::{Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, usable};
+use super::{Arrived, Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, usable};
 
 /// Bytes of a message that are stored after all others.
 const TAIL: usize = 8;
@@ -95,7 +95,7 @@ impl Memory {
         pd: PdHandle,
         sges: &[Sge],
         offset: u64,
-        bytes: &[u8],
+        bytes: Arrived<'_>,
     ) -> Result<(), ProtectionFault> {
         let mut usual = MrHandle(0);
         let mut offset = offset;
@@ -109,7 +109,7 @@ impl Memory {
                 rest = later;
             }
             offset += bytes.len() as u64;
-            let stored = rest.is_empty().then_some(());
+            let stored = (rest.len() == 0).then_some(());
             stored.ok_or(ProtectionFault(Cause::TooLong))
         })
     }
@@ -154,7 +154,7 @@ impl Memory {
         &mut self,
         at: RemoteRegion,
         addr: u64,
-        bytes: &[u8],
+        bytes: Arrived<'_>,
     ) -> Result<(), ProtectionFault> {
         let (region, addr) = at.resolve(&self.regions, &self.windows, addr)?;
         let space = &mut self.space;
@@ -165,7 +165,7 @@ impl Memory {
                 let cut = rest.split_at_checked(len);
                 let (piece, behind) = cut.ok_or(ProtectionFault(Cause::OutOfBounds))?;
                 rest = behind;
-                Ok(space.write(addr, piece)?)
+                Ok(piece.store(space, addr)?)
             })?;
             start = start.wrapping_add(bytes.len() as u64);
             Ok(())
@@ -215,12 +215,13 @@ impl Memory {
 
 /// Stores bytes in two parts: the last 8 are visible after all others, since programs poll the last byte of a message (IBA
 /// 9.5), and a copy may store its end first.
-fn tail_last(
-    bytes: &[u8],
-    mut store: impl FnMut(&[u8]) -> Result<(), ProtectionFault>,
+fn tail_last<'a>(
+    bytes: Arrived<'a>,
+    mut store: impl FnMut(Arrived<'a>) -> Result<(), ProtectionFault>,
 ) -> Result<(), ProtectionFault> {
-    let (front, tail) = bytes.split_at(bytes.len().saturating_sub(TAIL));
-    if !front.is_empty() {
+    let at = bytes.len().saturating_sub(TAIL);
+    let (front, tail) = bytes.split_at(at);
+    if front.len() != 0 {
         store(front)?;
         fence(Ordering::Release);
     }
@@ -228,7 +229,7 @@ fn tail_last(
 }
 
 /// The parts of a list's entries that lie in a range of its bytes.
-fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
+pub(super) fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
     let (mut skip, mut left) = (range.start, range.end.saturating_sub(range.start));
     sges.iter().filter_map(move |sge| {
         let skipped = u64::from(sge.len).min(skip);
@@ -255,7 +256,10 @@ mod tests {
             let bytes: Vec<u8> = (0..u8::try_from(len).unwrap()).collect();
             let mut lens = Vec::new();
             let mut all = Vec::new();
-            tail_last(&bytes, |part| {
+            tail_last(Arrived::Bytes(&bytes), |part| {
+                let Arrived::Bytes(part) = part else {
+                    panic!("bytes came");
+                };
                 lens.push(part.len());
                 all.extend_from_slice(part);
                 Ok(())
@@ -268,7 +272,7 @@ mod tests {
         assert_eq!(stored(9), [1, 8]);
         assert_eq!(stored(8), [8]);
         assert_eq!(stored(0), [0]);
-        let failed = tail_last(&[0; 100], |part| {
+        let failed = tail_last(Arrived::Bytes(&[0; 100]), |part| {
             assert_eq!(part.len(), 92);
             Err(ProtectionFault(Cause::NoMemory))
         });

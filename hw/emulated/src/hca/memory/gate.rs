@@ -1,5 +1,7 @@
 //! The way to a function's memory, which can be closed.
 
+use core::any::Any;
+
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 
 /// A function's memory, or none while the function may not reach it.
@@ -50,6 +52,24 @@ impl AddressSpace for Gate {
     ) -> Result<u64, DmaFault> {
         self.check(addr, size_of::<u64>())?;
         self.space.update_u64(addr, update)
+    }
+
+    fn is_mapped(&self, addr: u64, len: usize) -> bool {
+        self.open && self.space.is_mapped(addr, len)
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        self.space.as_any().filter(|_| self.open)
+    }
+
+    fn copy_from(
+        &mut self,
+        addr: u64,
+        from: (&dyn AddressSpace, u64),
+        len: usize,
+    ) -> Result<(), DmaFault> {
+        self.check(addr, len)?;
+        self.space.copy_from(addr, from, len)
     }
 
     fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {

@@ -1,4 +1,9 @@
-//! A message that is read from memory.
+//! A message that is read from memory, or stays there.
+
+use super::in_place::Piece;
+
+/// Bytes of the least message that stays in memory: of a smaller one the second copy takes less time than the search for its pieces.
+const LEAST: u64 = 4096;
 
 /// Bytes that are appended to a buffer whose bytes stay initialised from one message to the next, so that none is zeroed only to be
 /// overwritten: of messages of 64 KiB that is a fourth of the time.
@@ -6,12 +11,40 @@
 pub(in super::super) struct Gathered {
     buffer: Vec<u8>,
     len: usize,
+    /// Pieces in which the message stays in memory; then the buffer holds nothing of it.
+    pieces: Vec<Piece>,
+    may_stay: bool,
 }
 
 impl Gathered {
     /// Makes an empty message in a buffer; its bytes are never shown.
     pub(in super::super) const fn in_buffer(buffer: Vec<u8>) -> Self {
-        Self { buffer, len: 0 }
+        Self {
+            buffer,
+            len: 0,
+            pieces: Vec::new(),
+            may_stay: false,
+        }
+    }
+
+    /// Allows that the message stays in memory, if that is worth while.
+    pub(in super::super) const fn allow_to_stay(&mut self, allowed: bool) {
+        self.may_stay = allowed;
+    }
+
+    /// Returns `true` if a message of so many bytes may stay in memory.
+    pub(in super::super) const fn may_stay(&self, len: u64) -> bool {
+        self.may_stay && len >= LEAST
+    }
+
+    /// Appends a piece that stays in memory.
+    pub(super) fn stay(&mut self, piece: Piece) {
+        self.pieces.push(piece);
+    }
+
+    /// Returns the number of bytes of the message.
+    pub(in super::super) fn len(&self) -> usize {
+        self.len + self.pieces.iter().map(Piece::len).sum::<usize>()
     }
 
     /// Returns the message.
@@ -20,13 +53,21 @@ impl Gathered {
     }
 
     /// Returns the message as the buffer it is in.
-    pub(in super::super) fn into_buffer(mut self) -> Vec<u8> {
-        self.buffer.truncate(self.len);
-        self.buffer
+    pub(in super::super) fn into_buffer(self) -> Vec<u8> {
+        self.into_parts().0
     }
 
-    pub(in super::super) const fn clear(&mut self) {
+    /// Returns the message as the buffer or the pieces that it is in. The buffer of one in pieces is as it was.
+    pub(in super::super) fn into_parts(mut self) -> (Vec<u8>, Vec<Piece>) {
+        if self.pieces.is_empty() {
+            self.buffer.truncate(self.len);
+        }
+        (self.buffer, self.pieces)
+    }
+
+    pub(in super::super) fn clear(&mut self) {
         self.len = 0;
+        self.pieces.clear();
     }
 
     pub(in super::super) fn extend(&mut self, bytes: &[u8]) {

@@ -42,7 +42,8 @@ fn read(memory: &Memory, pd: PdHandle, sge: Sge) -> Result<Vec<u8>, ProtectionFa
 }
 
 fn scatter(memory: &mut Memory, sges: &[Sge], parts: &[&[u8]]) -> Result<(), ProtectionFault> {
-    memory.scatter(PD, sges, parts, &mut MrHandle(0))
+    let parts: Vec<_> = parts.iter().copied().map(Arrived::Bytes).collect();
+    memory.scatter(PD, sges, &parts, &mut MrHandle(0))
 }
 
 /// IBA 11.2.8.3: pages need not be in order; the region counts from its own first address.
@@ -123,7 +124,9 @@ fn peers_may_have_the_right_to_write_that_the_owner_lacks() {
     };
     let keys = memory.register(&keys, &LIMITS).unwrap();
     let remote = memory.look_up_remote((PD, QpHandle(0)), keys.rkey.0, (base, 4), access);
-    memory.place(remote.unwrap(), base, b"abcd").unwrap();
+    memory
+        .place(remote.unwrap(), base, Arrived::Bytes(b"abcd"))
+        .unwrap();
     let own = sge(base, 4, &keys);
     assert_eq!(read(&memory, PD, own), Ok(b"abcd".to_vec()));
     let written = scatter(&mut memory, &[own], &[b"efgh"]);
@@ -207,7 +210,12 @@ fn a_shared_region_outlives_the_region_it_was_made_from() {
     let second = memory.register(&shared, &LIMITS).unwrap();
     memory.deregister(first.handle).unwrap();
     memory
-        .scatter(PD, &[sge(0x102, 2, &second)], &[b"hi"], &mut MrHandle(0))
+        .scatter(
+            PD,
+            &[sge(0x102, 2, &second)],
+            &[Arrived::Bytes(b"hi")],
+            &mut MrHandle(0),
+        )
         .unwrap();
     let mut bytes = [0; 4];
     memory.space().read(base + 1, &mut bytes).unwrap();
@@ -277,7 +285,7 @@ fn the_usual_region_opens_nothing_that_its_key_does_not() {
     let second = memory.register(&part(base + 200), &LIMITS).unwrap();
     let mut usual = first.handle;
     let mut write = |memory: &mut Memory, pd, sge| {
-        let written = memory.scatter(pd, &[sge], &[b"x"], &mut usual);
+        let written = memory.scatter(pd, &[sge], &[Arrived::Bytes(b"x")], &mut usual);
         (written, usual)
     };
     let there = sge(base + 200, 1, &second);
@@ -330,6 +338,44 @@ proptest! {
         prop_assert_eq!(out.bytes(), bytes);
     }
 
+    /// Bytes that stay in memory are those that would be gathered, wherever they are put and cut.
+    #[test]
+    fn what_stays_in_place_is_copied_as_if_it_was_gathered(
+        lens in prop::collection::vec(0_u32..700, 1..6),
+        cuts in prop::array::uniform3(any::<prop::sample::Index>()),
+        order in Just(vec![0_u64, 1, 2, 3]).prop_shuffle(),
+    ) {
+        let (mut source, base) = memory(4 * 4096);
+        let bytes: Vec<u8> = (0..4 * 4096_u32).map(|n| (n % 251) as u8).collect();
+        source.space_mut().write(base, &bytes).unwrap();
+        let pages = Arc::new(order.iter().map(|page| base + page * PAGE).collect());
+        let keys = source.register(&spec(MrKind::Physical {
+            pages: &pages, page_shift: 12, iova: 7, first_offset: 3000, len: 3 * PAGE,
+        }), &LIMITS).unwrap();
+        let sges: Vec<Sge> = lens.iter().map(|len| sge(7 + u64::from(*len), *len, &keys)).collect();
+        let total = usize::try_from(super::super::work_queue::total_len(&sges)).unwrap();
+        let mut cuts = cuts.map(|cut| cut.index(total + 1));
+        cuts.sort_unstable();
+        let range = cuts[0] as u64..cuts[2] as u64;
+
+        let (mut gathered, mut found) = (Gathered::default(), Gathered::default());
+        source.gather_range(PD, &sges, &range, &mut gathered).unwrap();
+        prop_assert!(source.find_range(PD, &sges, &range, &mut found).unwrap());
+        prop_assert_eq!(found.len(), gathered.len());
+        let (_, pieces) = found.into_parts();
+        prop_assert_eq!(source.read_pieces(&pieces).unwrap(), gathered.bytes());
+
+        let (mut target, base) = memory(4 * 4096);
+        let to = target.register(&spec(MrKind::Virtual { addr: base, len: 4 * 4096 }), &LIMITS).unwrap();
+        let arrived = source.in_place(&pieces).unwrap();
+        let (first, second) = arrived.split_at_checked(cuts[1] - cuts[0]).unwrap();
+        let list = [sge(base, 100, &to), sge(base + 100, 8000, &to)];
+        target.scatter(PD, &list, &[first, second], &mut MrHandle(0)).unwrap();
+        let mut copied = vec![0; gathered.len()];
+        target.space().read(base, &mut copied).unwrap();
+        prop_assert_eq!(copied, gathered.bytes());
+    }
+
     /// Hostile addresses, lengths and keys are refused or served within the region, never a panic.
     #[test]
     fn wild_requests_never_reach_outside_the_region(addr: u64, len: u32, key: u32, own: bool) {
@@ -351,6 +397,36 @@ proptest! {
         memory.space().read(base, &mut edge).unwrap();
         prop_assert_eq!(edge, [0; 100]);
     }
+}
+
+/// The bytes are not read once their registration has ended, or another has taken its place.
+#[test]
+fn what_stays_in_place_goes_with_its_registration_and_its_memory() {
+    let (mut memory, base) = memory(8192);
+    let region = MrKind::Virtual {
+        addr: base,
+        len: 8192,
+    };
+    let keys = memory.register(&spec(region.clone()), &LIMITS).unwrap();
+    let find = |memory: &Memory, len| {
+        let mut found = Gathered::default();
+        let sges = [sge(base, len, &keys)];
+        let is_found = memory.find_range(PD, &sges, &(0..len.into()), &mut found);
+        is_found.map(|is_found| is_found.then(|| found.into_parts().1))
+    };
+    assert!(find(&memory, 8193).is_err());
+    let pieces = find(&memory, 8192).unwrap().unwrap();
+    assert!(memory.in_place(&pieces).is_some());
+    memory.set_open(false);
+    assert!(memory.in_place(&pieces).is_none() && memory.read_pieces(&pieces).is_err());
+    assert!(matches!(find(&memory, 8192), Ok(None)));
+    memory.set_open(true);
+    memory
+        .reregister(keys.handle, &spec(region), &LIMITS)
+        .unwrap();
+    assert!(memory.in_place(&pieces).is_none() && memory.read_pieces(&pieces).is_err());
+    memory.deregister(keys.handle).unwrap();
+    assert!(memory.in_place(&pieces).is_none() && memory.read_pieces(&pieces).is_err());
 }
 
 /// Registrations are the function's, whether or not it may use them now.
