@@ -7,7 +7,7 @@ mod in_place;
 pub(super) mod registration;
 mod window;
 
-use core::ops::RangeInclusive;
+use core::ops::{Range, RangeInclusive};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use slab::Slab;
 
 pub(super) use self::access::RemoteRegion;
 use self::gate::Gate;
-pub(super) use self::gathered::Gathered;
-pub(super) use self::in_place::{Arrived, Piece};
+pub(super) use self::gathered::{Gathered, Piece};
+pub(super) use self::in_place::Arrived;
 use self::window::Window;
 
 /// Where the bytes of a region are.
@@ -405,6 +405,22 @@ fn names(handle: MrHandle, key: u32) -> MrKeys {
         lkey: LKey(key),
         rkey: RKey(key),
     }
+}
+
+/// The parts of a list's entries that lie in a range of its bytes.
+fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
+    let (mut skip, mut left) = (range.start, range.end.saturating_sub(range.start));
+    sges.iter().filter_map(move |sge| {
+        let skipped = u64::from(sge.len).min(skip);
+        skip -= skipped;
+        let len = (u64::from(sge.len) - skipped).min(left);
+        left -= len;
+        (len != 0).then(|| Sge {
+            addr: sge.addr.wrapping_add(skipped),
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            lkey: sge.lkey,
+        })
+    })
 }
 
 fn index_u32(slot: usize) -> Result<u32, HcaError> {

@@ -6,7 +6,9 @@ use core::sync::atomic::{Ordering, fence};
 use hca_api::{AccessFlags, AddressSpace, Cause, MrHandle, MwHandle, PdHandle, QpHandle, Sge};
 use slab::Slab;
 
-use super::{Arrived, Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, usable};
+use super::{
+    Arrived, Gathered, KeyOwner, Memory, ProtectionFault, Region, Window, owner, parts, usable,
+};
 
 /// Bytes of a message that are stored after all others.
 const TAIL: usize = 8;
@@ -226,22 +228,6 @@ fn tail_last<'a>(
         fence(Ordering::Release);
     }
     store(tail)
-}
-
-/// The parts of a list's entries that lie in a range of its bytes.
-pub(super) fn parts(sges: &[Sge], range: &Range<u64>) -> impl Iterator<Item = Sge> {
-    let (mut skip, mut left) = (range.start, range.end.saturating_sub(range.start));
-    sges.iter().filter_map(move |sge| {
-        let skipped = u64::from(sge.len).min(skip);
-        skip -= skipped;
-        let len = (u64::from(sge.len) - skipped).min(left);
-        left -= len;
-        (len != 0).then(|| Sge {
-            addr: sge.addr.wrapping_add(skipped),
-            len: u32::try_from(len).unwrap_or(u32::MAX),
-            lkey: sge.lkey,
-        })
-    })
 }
 
 #[cfg(test)]

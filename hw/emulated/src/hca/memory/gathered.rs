@@ -1,9 +1,18 @@
 //! A message that is read from memory, or stays there.
 
-use super::in_place::Piece;
+use hca_api::MrHandle;
 
 /// Bytes of the least message that stays in memory: of a smaller one the second copy takes less time than the search for its pieces.
 const LEAST: u64 = 4096;
+
+/// A part of a message in its sender's address space.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Piece {
+    /// Region, and the generation of its registration.
+    pub(super) registration: (MrHandle, u64),
+    pub(super) addr: u64,
+    pub(super) len: usize,
+}
 
 /// Bytes that are appended to a buffer whose bytes stay initialised from one message to the next, so that none is zeroed only to be
 /// overwritten: of messages of 64 KiB that is a fourth of the time.
@@ -44,7 +53,7 @@ impl Gathered {
 
     /// Returns the number of bytes of the message.
     pub(in super::super) fn len(&self) -> usize {
-        self.len + self.pieces.iter().map(Piece::len).sum::<usize>()
+        self.len + self.pieces.iter().map(|piece| piece.len).sum::<usize>()
     }
 
     /// Returns the message.

@@ -2,25 +2,9 @@
 
 use core::ops::Range;
 
-use hca_api::{AccessFlags, AddressSpace, Cause, DmaFault, MrHandle, PdHandle, Sge};
+use hca_api::{AccessFlags, AddressSpace, Cause, DmaFault, PdHandle, Sge};
 
-use super::access::parts;
-use super::{Gathered, Memory, ProtectionFault, owner, usable};
-
-/// A part of a message in its sender's address space.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Piece {
-    /// Region, and the generation of its registration.
-    registration: (MrHandle, u64),
-    addr: u64,
-    len: usize,
-}
-
-impl Piece {
-    pub(super) const fn len(&self) -> usize {
-        self.len
-    }
-}
+use super::{Gathered, Memory, Piece, ProtectionFault, owner, parts, usable};
 
 /// The payload of packets that arrived.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +119,7 @@ impl Memory {
         let is_there = |piece: &Piece| {
             self.is_registered(piece) && self.space.is_mapped(piece.addr, piece.len)
         };
-        let len = pieces.iter().map(Piece::len).sum();
+        let len = pieces.iter().map(|piece| piece.len).sum();
         let whole = Part { start: 0, len };
         let there = pieces.iter().all(is_there);
         there.then_some(Arrived::InPlace(&self.space, pieces, whole))
