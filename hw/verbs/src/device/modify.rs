@@ -28,12 +28,23 @@ impl ProcessDevice {
         }
         let qp = self.qps.get(context, handle)?;
         let provider = qp.provider;
-        let before = hca.query_qp(provider)?.state;
-        let change = change(&asked, mask)?;
+        let before = qp.query(hca)?.state;
+        let mut change = change(&asked, mask)?;
+        if qp.send_error && before == QpState::SendQueueError {
+            let ends = [QpState::ReadyToSend, QpState::Reset, QpState::Error];
+            if !change.state.is_some_and(|state| ends.contains(&state)) {
+                return Err(Errno::EINVAL);
+            }
+            // The provider's queue pair has not left RTS.
+            if change.current_state == Some(before) {
+                change.current_state = Some(QpState::ReadyToSend);
+            }
+        }
         // The kernel lets every queue pair go to the state that it is in.
         hca.modify_qp(provider, &change)?;
         let after = change.state.unwrap_or(before);
         let qp = self.qps.get_mut(context, handle)?;
+        qp.send_error &= after == QpState::SendQueueError;
         match after {
             QpState::Reset => {
                 qp.next_send = qp.send.producer();

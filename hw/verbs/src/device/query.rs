@@ -16,7 +16,7 @@ impl ProcessDevice {
     #[must_use]
     pub fn resources(&self, hca: &dyn Hca) -> Resources {
         let qps = self.qps.0.values().map(|owned| &owned.object);
-        let qps = qps.filter_map(|qp| Some((qp.number(), hca.query_qp(qp.provider).ok()?)));
+        let qps = qps.filter_map(|qp| Some((qp.number(), qp.query(hca).ok()?)));
         let cqs = self.cqs.0.iter();
         let cqs = cqs.map(|(handle, owned)| (*handle, owned.object.entries(), owned.object.users));
         Resources {
@@ -42,7 +42,7 @@ impl ProcessDevice {
     ) -> Result<Answer, Errno> {
         let (asked, _) = command.read::<AnsweredHandleCommand>()?;
         let qp = self.qps.get(context, asked.handle.get())?;
-        let is = hca.query_qp(qp.provider)?;
+        let is = qp.query(hca)?;
         let dest = is.primary.as_ref().map(QpDestination::of);
         let state = qp_state(is.state);
         Ok(Answer::new(&QueryQpAnswer {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use hca_api::{Hca, QpCaps, QpHandle, QpKind, QpSpec, ReceiveMode};
+use hca_api::{
+    Hca, HcaError, QpAttributes, QpCaps, QpHandle, QpKind, QpSpec, QpState, ReceiveMode,
+};
 use ib_wire::Qpn;
 use vf_queues::SendRing;
 
@@ -48,12 +50,23 @@ pub(super) struct Qp {
     pub(super) next_send: u32,
     /// Requests that were taken and are not complete.
     pub(super) sent: SendRing<SentRequest>,
+    /// A request failed that the provider did not get: the queue pair, which needs no acknowledgements, is in SQE.
+    pub(super) send_error: bool,
     pub(super) receive: Option<Arc<ReceiveRing>>,
     pub(super) signal_all: bool,
     pub(super) async_events: u32,
 }
 
 impl Qp {
+    /// Returns the attributes at the provider, in the state that the program sees.
+    pub(super) fn query(&self, hca: &dyn Hca) -> Result<QpAttributes, HcaError> {
+        let mut is = hca.query_qp(self.provider)?;
+        if self.send_error && is.state == QpState::ReadyToSend {
+            is.state = QpState::SendQueueError;
+        }
+        Ok(is)
+    }
+
     /// Number that completions carry.
     pub(super) const fn number(&self) -> Qpn {
         self.qpn
@@ -208,6 +221,7 @@ impl ProcessDevice {
             shape,
             next_send: 0,
             sent: SendRing::default(),
+            send_error: false,
             receive,
             signal_all: asked.sq_sig_all != 0,
             async_events: 0,

@@ -1,8 +1,8 @@
 //! Send queues: from the program's ring to the provider.
 
 use hca_api::{
-    AvHandle, Cause, Completion, CompletionStatus, Hca, HcaError, QpModify, QpState, SendFlags,
-    SendRequest, UdAddress, UdDestination,
+    AvHandle, Cause, Completion, CompletionStatus, Hca, HcaError, QpKind, QpModify, QpState,
+    SendFlags, SendRequest, UdAddress, UdDestination,
 };
 use ib_vtime::Instant;
 use vf_queues::{Fate, SendLayout, SendRing, serve};
@@ -52,7 +52,8 @@ impl SendLayout for Sends<'_> {
         Some((&mut qp.sent, fate))
     }
 
-    /// A request that is wrong ends the connection, as in hardware.
+    /// A request that is wrong ends a reliable connection, as in hardware. Without acknowledgements the queue pair stops sending and
+    /// goes on receiving (IBA 10.3.1.6).
     fn fail(&mut self, (request, status, cause): Failure) -> bool {
         let (device, handle) = (&mut *self.device, self.handle);
         let Some(qp) = device.qps.0.get_mut(&handle).map(|qp| &mut qp.object) else {
@@ -67,12 +68,16 @@ impl SendLayout for Sends<'_> {
             qpn: qp.number(),
             ..Completion::BLANK
         };
-        let (cq, provider) = (qp.send_cq, qp.provider);
+        let (cq, provider, ends) = (qp.send_cq, qp.provider, qp.kind == QpKind::Rc);
+        let is_cause = status != CompletionStatus::Flushed;
+        qp.send_error |= is_cause && !ends;
         device.push(cq, &completion);
-        if status != CompletionStatus::Flushed {
+        if is_cause {
+            device.failed.insert(handle);
+        }
+        if is_cause && ends {
             // From every state in which requests are taken there is a way to error.
             let _ = self.hca.modify_qp(provider, &to_error());
-            device.failed.insert(handle);
         }
         true
     }
@@ -157,7 +162,7 @@ impl ProcessDevice {
                 self.failed.remove(&handle);
                 continue;
             };
-            let state = hca.query_qp(qp.provider).map(|qp| qp.state);
+            let state = qp.query(hca).map(|qp| qp.state);
             match state {
                 Ok(QpState::Error) => {
                     if qp.receive.as_ref().is_some_and(|ring| ring.waiting() > 0) {
@@ -197,12 +202,18 @@ fn post(
     address: impl FnOnce(u32) -> Result<AvHandle, Errno>,
 ) -> SendFate {
     let work = match SendWork::read(element, qp.shape) {
-        Ok(work) => work,
-        Err(wr_id) => {
-            let signaled = true;
-            let request = SentRequest { wr_id, signaled };
-            let status = CompletionStatus::LocalQpOperation;
-            return Fate::Failed((request, status, Cause::BadRequest));
+        Ok(work) if !qp.send_error => work,
+        read => {
+            let request = SentRequest {
+                wr_id: read.map_or_else(|wr_id| wr_id, |work| work.wr_id),
+                signaled: true,
+            };
+            let (status, cause) = if qp.send_error {
+                (CompletionStatus::Flushed, Cause::None)
+            } else {
+                (CompletionStatus::LocalQpOperation, Cause::BadRequest)
+            };
+            return Fate::Failed((request, status, cause));
         }
     };
     let note = SentRequest {

@@ -1,6 +1,7 @@
 mod arming;
 mod budget;
 mod large_queues;
+mod send_errors;
 mod shared_receives;
 mod windows;
 
@@ -138,7 +139,8 @@ impl Datagrams {
         self.process.settle();
     }
 
-    fn post_send(&mut self, wr_id: u64, slot: u64) {
+    /// Returns arguments of a request to itself, by a new address handle.
+    fn own_address(&mut self) -> DatagramArguments {
         let create = CreateAh {
             pd_handle: self.pd.into(),
             dlid: LID.into(),
@@ -147,12 +149,16 @@ impl Datagrams {
         };
         let (_, ah): (HandleAnswer, RxeCreateAhAnswer) =
             self.process.ask(command::CREATE_AH, &create);
-        let to = DatagramArguments {
+        DatagramArguments {
             remote_qpn: self.qpn.into(),
             remote_qkey: QKEY.into(),
             ah_num: ah.ah_num,
             ..DatagramArguments::default()
-        };
+        }
+    }
+
+    fn post_send(&mut self, wr_id: u64, slot: u64) {
+        let to = self.own_address();
         let mut request = SendElement {
             wr_id: wr_id.into(),
             opcode: opcode::SEND.into(),
