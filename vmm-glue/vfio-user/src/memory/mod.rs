@@ -32,6 +32,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError};
 use rustix::io::Errno;
@@ -43,7 +44,7 @@ use file::MappedFile;
 pub use limit::{MemoryLimit, MemoryPool};
 pub use notice::GuardNotice;
 pub use posted::PostedState;
-use posted::PostedWrites;
+use posted::{FIRST_GUARD, PostedWrites, next_guard};
 pub use sharing::{is_mapped_privately, look_by};
 pub use slow::timed;
 use touched::Allowance;
@@ -131,6 +132,8 @@ struct Map {
     allowance: Arc<Allowance>,
     /// Writes of guarded memory, for all VMMs that come.
     posted: Option<PostedWrites>,
+    /// Time for which memory is guarded the next time that an access waits, by all VMMs that come.
+    guard: Duration,
     notice: GuardNotice,
 }
 
@@ -159,7 +162,7 @@ impl GuestMemory {
         self
     }
 
-    /// Returns `true` if an access of the present VMM's memory waited for a page, or one of a VMM's before within an hour.
+    /// Returns `true` if an access of the present VMM's memory waited for a page, or one of a VMM's before, not long ago.
     #[must_use]
     pub fn is_guarded(&self) -> bool {
         self.lock().posted.is_some()
@@ -229,6 +232,7 @@ impl GuestMemory {
         map.allowance.forget_refused();
         let next = Map {
             posted: map.posted.take().filter(PostedWrites::is_remembered),
+            guard: map.guard,
             notice: map.notice.clone(),
             ..Map::new(map.is_looking.clone(), map.allowance.clone())
         };
@@ -321,6 +325,7 @@ impl Map {
             is_looking,
             allowance,
             posted: None,
+            guard: FIRST_GUARD,
             notice: GuardNotice::default(),
         }
     }
@@ -453,13 +458,20 @@ impl Map {
     /// Guards memory of which an access waited for a page: the next ones do not.
     #[cold]
     fn guard(&mut self) {
-        self.posted = PostedWrites::start(self.notice.clone());
+        self.posted = PostedWrites::start(self.notice.clone(), self.guard);
+        self.guard = next_guard(self.guard);
         if self.posted.is_some() {
             self.notice.note_guarded();
         }
     }
 
+    /// Ends the guard of memory of which no access has waited for long.
+    fn end_guard(&mut self) {
+        self.posted.take_if(|posted| posted.is_over());
+    }
+
     fn read(&mut self, mut address: u64, mut buf: &mut [u8]) -> Option<()> {
+        self.end_guard();
         while !buf.is_empty() {
             let (len, place) = self.part(address, buf.len(), DmaMapFlags::READ)?;
             let (now, rest) = buf.split_at_mut_checked(len)?;
@@ -486,6 +498,7 @@ impl Map {
     }
 
     fn write(&mut self, mut address: u64, mut bytes: &[u8]) -> Option<()> {
+        self.end_guard();
         while !bytes.is_empty() {
             let (len, place) = self.part(address, bytes.len(), DmaMapFlags::WRITE)?;
             let (now, rest) = bytes.split_at_checked(len)?;
@@ -512,6 +525,7 @@ impl Map {
     }
 
     fn update(&mut self, address: u64, update: &mut dyn FnMut(u64) -> u64) -> Option<u64> {
+        self.end_guard();
         let both = DmaMapFlags::READ | DmaMapFlags::WRITE;
         let (len, place) = self.part(address, 8, both)?;
         if len < 8 || !address.is_multiple_of(8) {

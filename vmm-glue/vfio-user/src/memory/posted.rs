@@ -1,6 +1,7 @@
 //! Writes to memory that may wait, carried out by a thread of its VMM's own.
 //!
-//! Memory is *guarded* from the first access on that waited for a page. Its device then neither loads nor stores: it reads by
+//! Memory is *guarded* from an access on that waited for a page, until none has waited for a while: 10 s the first time, and twice as
+//! long each further time, up to an hour. Its device then neither loads nor stores: it reads by
 //! `pread(2)`, which waits for no page that is being punched, and its writes are posted to one queue, which a thread carries out in
 //! order. A read sees the posted writes. Interrupts go through the same queue, so that their order holds. While the queue is full, the
 //! service skips the device's turns. The service sends a reply to the VMM only after the thread has done all writes posted before
@@ -23,8 +24,17 @@ const FULL: usize = 4096;
 /// Multiple of these beyond which writes fail: within the turn that fills the queue a device writes less.
 const BEYOND: usize = 16;
 
-/// Time for which memory stays guarded after the last access that waited.
-const REMEMBERED: Duration = Duration::from_secs(3600);
+/// Time for which memory stays guarded the first time, after the last access that waited. On a busy host a guest's access may wait
+/// although its VMM does nothing.
+pub(super) const FIRST_GUARD: Duration = Duration::from_secs(10);
+
+/// The same after many times: a VMM that makes others wait does so a few times an hour.
+const LONGEST_GUARD: Duration = Duration::from_secs(3600);
+
+/// Returns the time for which memory stays guarded the time after one.
+pub(super) fn next_guard(guard: Duration) -> Duration {
+    (2 * guard).min(LONGEST_GUARD)
+}
 
 /// A write to a file of the VMM.
 #[derive(Debug)]
@@ -85,6 +95,8 @@ struct Queue {
     lost: u64,
     /// Time of the last access that waited.
     waited_at: Instant,
+    /// Time after it for which the memory stays guarded.
+    guard: Duration,
     /// Number of the entry that the owner of the device waits for.
     awaited: Option<u64>,
     /// The owner waits until the queue is not full.
@@ -191,6 +203,10 @@ impl Queue {
         }
     }
 
+    fn is_remembered(&self) -> bool {
+        self.waited_at.elapsed() < self.guard
+    }
+
     fn is_full(&self) -> bool {
         self.entries.len() >= FULL || self.bytes >= FULL_BYTES
     }
@@ -222,7 +238,7 @@ impl Queue {
 
 impl PostedWrites {
     /// Starts the thread. `None` if there can be none.
-    pub(super) fn start(notice: GuardNotice) -> Option<Self> {
+    pub(super) fn start(notice: GuardNotice, guard: Duration) -> Option<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue {
                 entries: VecDeque::new(),
@@ -232,6 +248,7 @@ impl PostedWrites {
                 is_over: false,
                 lost: 0,
                 waited_at: Instant::now(),
+                guard,
                 awaited: None,
                 awaits_room: false,
             }),
@@ -361,9 +378,15 @@ impl PostedWrites {
         drop(entries);
     }
 
-    /// Returns `true` if an access waited within the last hour.
+    /// Returns `true` if an access waited so shortly ago that the memory stays guarded.
     pub(super) fn is_remembered(&self) -> bool {
-        self.0.lock().waited_at.elapsed() < REMEMBERED
+        self.0.lock().is_remembered()
+    }
+
+    /// Returns `true` if nothing is posted and no access has waited for long: the memory needs no guard any more.
+    pub(super) fn is_over(&self) -> bool {
+        let queue = self.0.lock();
+        queue.entries.is_empty() && !queue.is_remembered()
     }
 }
 

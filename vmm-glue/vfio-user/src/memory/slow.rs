@@ -98,7 +98,7 @@ mod tests {
     fn an_access_that_sleeps_with_a_fault_has_waited_and_a_delayed_one_has_not() {
         assert_eq!(timed(8, || 7), (7, false));
         // The thread sleeps, as it may between two accesses, and has no fault.
-        let fresh = || vec![1_u8; 16 << 20].len();
+        let fresh = || std::hint::black_box(vec![1_u8; 16 << 20]).len();
         let (_, delayed) = timed(8, || std::thread::sleep(2 * LONG));
         assert!(!delayed);
         let (_, waited) = timed(8, || {

@@ -81,8 +81,7 @@ impl VfioUserSockets {
         let guarded = seats.filter(|seat| seat.memory.is_guarded());
         let guarded: BTreeSet<_> = guarded.map(|seat| seat.at).collect();
         for at in guarded.difference(&self.guarded.vfs) {
-            let text =
-                "waits for pages of its VMM's memory: a thread of its own writes there from now on";
+            let text = "waits for pages of its VMM's memory: a thread of its own writes there until it has not waited for a while";
             log(&mut self.doors, turn.now, *at, &text);
         }
         self.guarded.vfs = guarded;

@@ -226,3 +226,38 @@ fn memory_is_guarded_when_an_access_waited_for_a_hole() {
     drain(&memory);
     assert_eq!(bytes_of(&file, 4096, 64), [3; 64]);
 }
+
+#[test]
+fn a_guard_ends_when_nothing_has_waited_for_its_time_and_is_twice_as_long_the_next_time() {
+    let (mut memory, file) = memory(4096, MemoryLimit::Unlimited);
+    memory.lock().guard = Duration::from_millis(1);
+    for guard in [1, 2, 4] {
+        assert_eq!(memory.lock().guard, Duration::from_millis(guard));
+        memory.guard();
+        assert!(memory.is_guarded());
+        let go_on = block(&mut memory);
+        let bytes = [u8::try_from(guard).unwrap(); 64];
+        memory.write(64, &bytes).unwrap();
+        let is_remembered = || {
+            let map = memory.lock();
+            map.posted.as_ref().is_some_and(PostedWrites::is_remembered)
+        };
+        while is_remembered() {
+            thread::yield_now();
+        }
+        memory.read(0, &mut [0; 8]).unwrap();
+        assert!(memory.is_guarded(), "a write is posted");
+        drop(go_on);
+        drain(&memory);
+        let mut read = [0; 64];
+        memory.read(64, &mut read).unwrap();
+        assert_eq!(read, bytes);
+        assert!(!memory.is_guarded());
+        assert_eq!(bytes_of(&file, 64, 64), bytes);
+    }
+    memory.lock().guard = next_guard(Duration::from_secs(3000));
+    memory.guard();
+    assert_eq!(memory.lock().guard, Duration::from_secs(3600));
+    memory.clear();
+    assert!(memory.is_guarded(), "for the next VMM, too");
+}
