@@ -132,7 +132,7 @@ struct Map {
     allowance: Arc<Allowance>,
     /// Writes of guarded memory, for all VMMs that come.
     posted: Option<PostedWrites>,
-    /// Time for which memory is guarded the next time that an access waits, by all VMMs that come.
+    /// Time for which memory is guarded the next time that an access waits; the next VMMs go on with it.
     guard: Duration,
     notice: GuardNotice,
 }
@@ -465,7 +465,7 @@ impl Map {
         }
     }
 
-    /// Ends the guard of memory of which no access has waited for long.
+    /// Ends the guard if no access has waited for its time.
     fn end_guard(&mut self) {
         self.posted.take_if(|posted| posted.is_over());
     }
