@@ -383,7 +383,7 @@ impl PostedWrites {
         self.0.lock().is_remembered()
     }
 
-    /// Returns `true` if nothing is posted and no access has waited for long: the memory needs no guard any more.
+    /// Returns `true` if nothing is posted and no access has waited for long: then the guard ends.
     pub(super) fn is_over(&self) -> bool {
         let queue = self.0.lock();
         queue.entries.is_empty() && !queue.is_remembered()
