@@ -32,8 +32,6 @@ readonly -A EXPECTED=(
     ['fabtests fi_multi_mr -e rdm -V -p "verbs"']='no rdm endpoint'
     # No VF may use a privileged Q_Key: the PF context alone has it.
     ['rdma-core test_create_ud_qp_with_privileged_qkey']='a VF has no privileged Q_Key'
-    # rxe's provider cannot say that the device has no ATOMIC WRITE.
-    ['rdma-core test_qp_ex_rc_atomic_write']='no ATOMIC WRITE'
     # The test takes a GID of RoCE.
     ['sideway test_atomic']='needs RoCE'
     # The example takes the GID with index 1, which RoCE has.

@@ -44,6 +44,8 @@ bitflags! {
         const UD = 1 << 18;
         /// Atomic operations, atomic at least among this device's QPs.
         const ATOMIC = 1 << 19;
+        /// Atomic writes.
+        const ATOMIC_WRITE = 1 << 20;
     }
 }
 

@@ -108,6 +108,8 @@ pub enum CompletionOp {
     CompareSwap,
     /// An atomic fetch and add, masked or not.
     FetchAdd,
+    /// An atomic write.
+    AtomicWrite,
     /// A window bind.
     BindWindow,
     /// A local invalidate.

@@ -151,6 +151,9 @@ pub enum SendOp<'a> {
         /// The uppermost bit of each number, which no carry leaves; 0 is one number of 64 bits.
         boundary: u64,
     },
+    /// Write 8 bytes at once to an address that is a multiple of 8 (IBA 1.6, ATOMIC WRITE); RC only. It counts among the reads and atomic
+    /// operations that may be outstanding.
+    AtomicWrite(RemoteAddress),
     /// Bind a memory window; RC only.
     BindWindow(MwBind),
     /// Invalidate a local region for fast registration or a window of type 2, when all earlier requests are complete; RC only. A refused one completes with

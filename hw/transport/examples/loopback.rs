@@ -100,6 +100,10 @@ impl Effects for Host {
         Ok(())
     }
 
+    fn place_at_once(&mut self, (): (), addr: u64, payload: Range<u32>) -> Result<(), RemoteFault> {
+        self.place((), addr, payload)
+    }
+
     fn fetch(&mut self, (): (), addr: u64, len: u32) -> Result<(), RemoteFault> {
         self.load(usize::try_from(addr).map_err(|_| RemoteFault)?, len);
         Ok(())

@@ -183,6 +183,17 @@ pub trait Effects {
         payload: Range<u32>,
     ) -> Result<(), RemoteFault>;
 
+    /// Stores 8 bytes of the payload at once, at an address that is a multiple of 8: who reads finds all of them or none.
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    fn place_at_once(
+        &mut self,
+        region: Self::Region,
+        addr: u64,
+        payload: Range<u32>,
+    ) -> Result<(), RemoteFault>;
+
     /// Makes bytes of a region the payload of the response that the poll under way returns.
     ///
     /// # Errors

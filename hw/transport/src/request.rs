@@ -108,6 +108,8 @@ pub enum Operation {
     Read(RemoteStart),
     /// Atomic operation; RC only.
     Atomic(RemoteStart, AtomicOp),
+    /// Atomic write of 8 bytes to an address that is a multiple of 8; RC only.
+    AtomicWrite(RemoteStart),
     /// Request that [`Effects::execute`](crate::Effects::execute) carries out: a fast registration or a local invalidate; RC
     /// only. It sends nothing and takes no PSN.
     Local {
@@ -117,10 +119,21 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if the request ends with data from the peer: a read or an atomic operation.
+    /// Returns `true` if the request ends with an answer of its own from the peer: a read, an atomic operation or an atomic write.
     #[must_use]
     pub const fn is_read_or_atomic(self) -> bool {
-        matches!(self, Self::Read(_) | Self::Atomic(..))
+        matches!(
+            self,
+            Self::Read(_) | Self::Atomic(..) | Self::AtomicWrite(_)
+        )
+    }
+
+    /// Returns the bytes of the read response to a request of `len` bytes. An atomic write is answered by one without data.
+    pub(crate) const fn answer_len(&self, len: u32) -> u32 {
+        match self {
+            Self::AtomicWrite(_) => 0,
+            _ => len,
+        }
     }
 
     /// Returns `true` if the request sends nothing.
@@ -150,7 +163,7 @@ pub struct Request<B> {
     pub operation: Operation,
     /// Gather list of a send or write, scatter list of a read or atomic operation.
     pub buffer: B,
-    /// Bytes of the list. An atomic operation uses the first 8.
+    /// Bytes of the list: 8 of an atomic write. An atomic operation uses the first 8.
     pub len: u32,
     /// Starts only when every earlier read and atomic operation is complete (IBA 10.8.3.3).
     pub fence: bool,

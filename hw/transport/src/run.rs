@@ -22,6 +22,8 @@ pub enum RunOperation {
     Read(RemoteRange),
     /// Atomic operation, always a run of one.
     Atomic(RemoteStart, AtomicOp),
+    /// Atomic write, always a run of one.
+    AtomicWrite(RemoteRange),
     /// An opcode that the service does not have.
     Reserved,
 }
@@ -50,7 +52,9 @@ impl Operation {
             Self::SendInvalidate(key) => return Some(RunOperation::Send(Ending::Invalidate(key))),
             Self::Write(to) => (to, Ending::Plain),
             Self::WriteImmediate(to, data) => (to, Ending::Immediate(data)),
-            Self::Read(_) | Self::Atomic(..) | Self::Local { .. } => return None,
+            Self::Read(_) | Self::Atomic(..) | Self::AtomicWrite(_) | Self::Local { .. } => {
+                return None;
+            }
         };
         let RemoteStart { addr, rkey } = to;
         Some(RunOperation::Write(

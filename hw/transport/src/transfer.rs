@@ -184,6 +184,7 @@ fn operation(opcode: BthOpcode, extended: &ExtendedHeaders<'_>) -> RunOperation 
         (0x00..=0x05 | 0x16 | 0x17, ..) => RunOperation::Send(ending),
         (0x06..=0x0b, ..) => RunOperation::Write(range, ending),
         (0x0c, Some(range), _) => RunOperation::Read(range),
+        (0x1d, Some(range), _) => RunOperation::AtomicWrite(range),
         (0x13 | 0x14, _, Some(header)) => {
             let start = RemoteStart {
                 addr: header.virtual_address.get(),
@@ -243,6 +244,7 @@ fn request_headers(run: &Run, service: TransportService) -> Option<PacketHeaders
             (operation, ending, range)
         }
         RunOperation::Read(range) => (0x0c, Ending::Plain, Some(range)),
+        RunOperation::AtomicWrite(range) => (0x1d, Ending::Plain, Some(range)),
         RunOperation::Atomic(start, op) => return Some(atomic_headers(run, service, start, op)),
         RunOperation::Reserved => return None,
     };

@@ -129,6 +129,7 @@ fn operation(head: &SendElement) -> Option<SendOp<'static>> {
             remote,
             add: operand,
         },
+        opcode::ATOMIC_WRITE => SendOp::AtomicWrite(rdma),
         opcode::LOCAL_INV => SendOp::LocalInvalidate(key),
         opcode::BIND_MW => {
             let (bind, _) = BindArguments::read_from_prefix(&head.arguments).ok()?;

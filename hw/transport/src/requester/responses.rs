@@ -181,17 +181,18 @@ impl<B> Requester<B> {
         let in_sequence = if first { at == slot.asked } else { at > 0 };
         let has_aeth = first || last;
         let is_ack = matches!(syndrome, AethSyndrome::Ack { .. });
-        if !matches!(slot.request.operation, Operation::Read(_))
-            || !in_sequence
-            || has_aeth && !is_ack
-        {
+        let has_such = matches!(
+            slot.request.operation,
+            Operation::Read(_) | Operation::AtomicWrite(_)
+        );
+        if !has_such || !in_sequence || has_aeth && !is_ack {
             self.fail(Status::BadResponse, fx);
             return;
         }
         let end = at.saturating_add(response.packets);
         let offset = at * pmtu.bytes();
         let expected = if end >= slot.packets {
-            slot.request.len - offset
+            slot.request.operation.answer_len(slot.request.len) - offset
         } else {
             response.packets.saturating_mul(pmtu.bytes())
         };

@@ -8,7 +8,7 @@ use crate::psn::{MAX_UNACKNOWLEDGED, PsnOrder, count};
 use crate::request::{MAX_MESSAGE, Operation, RemoteRange, Status};
 use crate::run::{Run, RunOperation};
 
-/// Bytes that an atomic operation returns.
+/// Bytes that an atomic operation returns and an atomic write stores.
 const ATOMIC_LEN: u32 = 8;
 
 /// Local requests that a poll carries out, at most.
@@ -63,6 +63,23 @@ impl<B> Requester<B> {
                 let run = single(psn, RunOperation::Atomic(at, op));
                 self.send = slot.end();
                 run
+            }
+            Operation::AtomicWrite(to) => {
+                if fx.gather(&slot.request.buffer, 0..len).is_err() {
+                    slot.failed = Some(Status::LocalProtection);
+                    self.settle(fx);
+                    return None;
+                }
+                let range = RemoteRange {
+                    addr: to.addr,
+                    rkey: to.rkey,
+                    len,
+                };
+                self.send = slot.end();
+                Run {
+                    len,
+                    ..single(psn, RunOperation::AtomicWrite(range))
+                }
             }
             operation => self.part(operation.as_message(len)?, budget, fx)?,
         };
@@ -120,7 +137,12 @@ impl<B> Requester<B> {
         let (used, right) = match operation {
             Operation::Atomic(..) => (ATOMIC_LEN, LocalRight::Scatter),
             Operation::Read(_) => (request.len, LocalRight::Scatter),
+            Operation::AtomicWrite(_) => (ATOMIC_LEN.max(request.len), LocalRight::Gather),
             _ => (request.len, LocalRight::Gather),
+        };
+        let max = match operation {
+            Operation::AtomicWrite(_) => max.min(ATOMIC_LEN),
+            _ => max,
         };
         let fault = if used > request.len || used > max || packets > MAX_UNACKNOWLEDGED {
             Some(Status::LocalLength)

@@ -26,7 +26,8 @@ impl<R: Copy, V> Responder<R, V> {
                 run.ack_request
             }
             RunOperation::Read(range) => self.read_again(run, range, fx),
-            RunOperation::Atomic(_, op) => self.atomic_again(run, op),
+            RunOperation::Atomic(_, op) => self.atomic_again(run, Some(op)),
+            RunOperation::AtomicWrite(_) => self.atomic_again(run, None),
             RunOperation::Reserved => false,
         };
         // The requester has gone back, so a NAK may have been lost: the next gap is told again.
@@ -77,17 +78,19 @@ impl<R: Copy, V> Responder<R, V> {
         true
     }
 
-    /// Returns the remembered value of an atomic operation again; `false` if it is not one that is remembered.
-    fn atomic_again(&mut self, run: &Run, asked: AtomicOp) -> bool {
+    /// Answers an atomic operation again by its remembered value, or an atomic write; `false` if it is not one that is remembered.
+    fn atomic_again(&mut self, run: &Run, asked: Option<AtomicOp>) -> bool {
         let Some(entry) = self.history.find(run.psn) else {
             return false;
         };
-        match entry.record {
-            Record::Atomic { op, .. } if op.is_same_opcode(asked) => {
-                entry.pending = Some(Stream { start: 0, next: 0 });
-                true
-            }
+        let is_same = match (&entry.record, asked) {
+            (Record::Atomic { op, .. }, Some(asked)) => op.is_same_opcode(asked),
+            (Record::AtomicWrite, None) => true,
             _ => false,
+        };
+        if is_same {
+            entry.pending = Some(Stream { start: 0, next: 0 });
         }
+        is_same
     }
 }

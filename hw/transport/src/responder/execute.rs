@@ -25,7 +25,7 @@ impl<R: Copy, V> Responder<R, V> {
             if run.ack_request
                 && !matches!(
                     run.operation,
-                    RunOperation::Read(_) | RunOperation::Atomic(..)
+                    RunOperation::Read(_) | RunOperation::Atomic(..) | RunOperation::AtomicWrite(_)
                 )
             {
                 self.ack = Some(psn.wrapping_add(run.packets - 1));
@@ -61,6 +61,7 @@ impl<R: Copy, V> Responder<R, V> {
             }
             RunOperation::Read(range) => self.read(run, range, fx),
             RunOperation::Atomic(at, op) => self.atomic(run, at, op, fx),
+            RunOperation::AtomicWrite(range) => self.atomic_write(run, range, start, fx),
             RunOperation::Reserved => Err(Refusal::Invalid),
         }
     }
@@ -110,6 +111,29 @@ impl<R: Copy, V> Responder<R, V> {
         let original = fx.atomic(region, at.addr, op);
         let original = original.map_err(|_| Refusal::Access)?;
         self.remember(1, Record::Atomic { op, original });
+        Ok(())
+    }
+
+    fn atomic_write<E>(
+        &mut self,
+        run: &Run,
+        range: RemoteRange,
+        start: u32,
+        fx: &mut E,
+    ) -> Result<(), Refusal>
+    where
+        E: Effects<Region = R, Receive = V>,
+    {
+        let served = self.config.rights.write && self.history.has_room();
+        let is_legal = run.len == 8 && range.len == 8 && range.addr.is_multiple_of(8);
+        if !served || !is_legal {
+            return Err(Refusal::Invalid);
+        }
+        let region = fx.look_up(range.rkey, range.addr, range.len, RemoteRight::Write);
+        let region = region.map_err(|_| Refusal::Access)?;
+        fx.place_at_once(region, range.addr, start..start + run.len)
+            .map_err(|_| Refusal::Access)?;
+        self.remember(1, Record::AtomicWrite);
         Ok(())
     }
 

@@ -20,6 +20,8 @@ pub(super) enum Record<R> {
     },
     /// An atomic operation, with what memory held.
     Atomic { op: AtomicOp, original: u64 },
+    /// An atomic write.
+    AtomicWrite,
 }
 
 /// The part of an answer that is still to be sent.

@@ -4,17 +4,24 @@ mod duplicate;
 mod execute;
 mod history;
 
-use ib_wire::Psn;
 use ib_wire::packet::{AethSyndrome, NakCode};
+use ib_wire::{Psn, RKey};
 
 use crate::effects::{Effects, Event};
 use crate::inbound::{Inbound, Refusal, ResponderState};
 use crate::psn::PsnOrder;
-use crate::request::Status;
+use crate::request::{RemoteRange, Status};
 use crate::requester::NO_CREDITS;
 use crate::run::{Answer, Response, Run};
 use crate::timing::{PathMtu, RnrTimer};
 use history::{History, Record, Stream};
+
+/// A range of no bytes.
+const NOTHING: RemoteRange = RemoteRange {
+    addr: 0,
+    rkey: RKey::new(0),
+    len: 0,
+};
 
 /// Accesses that a queue pair allows its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -233,6 +240,8 @@ impl<R: Copy, V> Responder<R, V> {
                     msn,
                 });
             }
+            // Answered as a read of 0 bytes is.
+            Record::AtomicWrite => (None, NOTHING),
             Record::Read { region, range, .. } => (region, range),
         };
         let packets = budget.min(entry.packets - stream.next);

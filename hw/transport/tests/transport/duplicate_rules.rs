@@ -6,7 +6,8 @@ use ib_wire::packet::NakCode;
 
 use crate::network;
 use crate::packets::{
-    ack, add, data, first, give, last, nak, only, psn, read, responses, send, serve, write,
+    ack, add, atomic_write, data, first, give, last, nak, only, psn, read, responses, send, serve,
+    write,
 };
 use crate::random::{ALL, READ_ONLY};
 use crate::responder_rules::{answers, assert_invalid, end, end_with};
@@ -108,6 +109,17 @@ fn t029_a_duplicate_atomic_returns_the_value_that_is_remembered() {
     let other = only(10, RunOperation::Atomic(start, swap), 0);
     assert_eq!(answers(&mut end, other), []);
     assert_eq!(end.host.atomics, 2);
+}
+
+#[test]
+fn t029_a_duplicate_atomic_write_is_answered_and_not_executed() {
+    let mut end = end(0);
+    let write = atomic_write(10, ALL, 8, 8);
+    let once = answers(&mut end, write);
+    assert_eq!(answers(&mut end, write), once);
+    assert_eq!(answers(&mut end, read(10, ALL, 8, 0)), []);
+    assert_eq!(answers(&mut end, add(10, ALL, 8, 0)), []);
+    assert_eq!((once.len(), end.host.atomics), (1, 1));
 }
 
 #[test]

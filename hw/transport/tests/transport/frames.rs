@@ -7,7 +7,9 @@ use ib_vtime::SplitMix64;
 use ib_wire::packet::{Bth, Lrh, Packet, TransportFrame, TransportService};
 use ib_wire::{Lid, PKey};
 
-use crate::packets::{ACK, ack, add, data, first, last, middle, only, psn, read, response, write};
+use crate::packets::{
+    ACK, ack, add, atomic_write, data, first, last, middle, only, psn, read, response, write,
+};
 use crate::random::{ALL, pick};
 use crate::splitting::{any_response, any_run};
 
@@ -75,6 +77,7 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
         (Transfer::Request(last(write)), 0x08, 0),
         (Transfer::Request(read(10, ALL, 0, 5)), 0x0c, 16),
         (Transfer::Request(add(10, ALL, 0, 5)), 0x14, 28),
+        (Transfer::Request(atomic_write(10, ALL, 0, 8)), 0x1d, 16),
         (Transfer::Request(masked(MASKED_SWAP)), 0xd3, 44),
         (Transfer::Request(masked(MASKED_ADD)), 0xd4, 28),
         (Transfer::Response(ack(10)), 0x11, 4),
@@ -109,6 +112,21 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
     );
     let reserved = Transfer::Request(only(10, RunOperation::Reserved, 0));
     assert_eq!(reserved.headers(TransportService::Rc), None);
+}
+
+/// IBA 1.6, ATOMIC WRITE.
+#[test]
+fn t005_the_value_of_an_atomic_write_follows_its_reth() {
+    let write = Transfer::Request(atomic_write(10, ALL, 0x1122_3344_5566_7788, 8));
+    let frame = encode(TransportService::Rc, &write, b"8 bytes!");
+    let [a, b, c, d] = ALL.get().to_be_bytes();
+    let bytes = [
+        0x1d, 0, 0xff, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 10, // BTH
+        0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, a, b, c, d, 0, 0, 0, 8, // RETH
+        b'8', b' ', b'b', b'y', b't', b'e', b's', b'!',
+    ];
+    assert_eq!(frame[size_of::<Lrh>()..][..bytes.len()], bytes);
+    assert_eq!(decode(&frame), Some((write, b"8 bytes!".to_vec())));
 }
 
 #[test]

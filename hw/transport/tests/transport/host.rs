@@ -180,6 +180,16 @@ impl Effects for Host {
         Ok(())
     }
 
+    fn place_at_once(
+        &mut self,
+        region: Region,
+        addr: u64,
+        payload: Range<u32>,
+    ) -> Result<(), RemoteFault> {
+        self.atomics += 1;
+        self.place(region, addr, payload)
+    }
+
     fn fetch(&mut self, region: Region, addr: u64, len: u32) -> Result<(), RemoteFault> {
         self.region(region)?;
         let at = usize::try_from(addr).expect("looked up");

@@ -42,7 +42,12 @@ fn one(
     request: &Request<Buffer>,
     rights: RemoteRights,
 ) -> (Status, Option<Unknown>) {
-    if matches!(request.operation, Operation::Atomic(..)) && request.len < 8 {
+    let has_wrong_length = match request.operation {
+        Operation::Atomic(..) => request.len < 8,
+        Operation::AtomicWrite(_) => request.len != 8,
+        _ => false,
+    };
+    if has_wrong_length {
         return (Status::LocalLength, None);
     }
     let is_bad = a.bad_buffers.contains(&request.buffer.id);
@@ -85,6 +90,18 @@ fn one(
             (Status::Success, None)
         }
         Operation::Atomic(at, op) => atomic(a, b, request, at, op, rights.atomic),
+        Operation::AtomicWrite(to) => {
+            if !rights.write || !to.addr.is_multiple_of(8) {
+                return refuse(b, Status::RemoteInvalidRequest, Event::RequestError);
+            }
+            if b.look_up(to.rkey, to.addr, 8, RemoteRight::Write).is_err() {
+                return refuse(b, Status::RemoteAccess, Event::AccessError);
+            }
+            let at = usize::try_from(to.addr).unwrap_or(0);
+            b.atomics += 1;
+            b.memory[at..at + 8].copy_from_slice(&a.memory[request.buffer.at..][..8]);
+            (Status::Success, None)
+        }
     }
 }
 

@@ -49,6 +49,11 @@ pub(crate) fn add(at: u32, rkey: RKey, addr: u64, add: u64) -> Run {
     )
 }
 
+pub(crate) fn atomic_write(at: u32, rkey: RKey, addr: u64, len: u32) -> Run {
+    let range = RemoteRange { addr, rkey, len };
+    only(at, RunOperation::AtomicWrite(range), len)
+}
+
 /// Returns the first packet of a message.
 pub(crate) fn first(run: Run) -> Run {
     Run {

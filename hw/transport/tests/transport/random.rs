@@ -202,13 +202,20 @@ fn request(
                 }
             };
             let len = if random.chance(wrong, 1000) { 7 } else { 8 };
-            (Operation::Atomic(remote, op), store, len)
+            if random.chance(1, 3) {
+                (Operation::AtomicWrite(remote), gather, len)
+            } else {
+                (Operation::Atomic(remote, op), store, len)
+            }
         }
     };
     // A read may return what a later write or atomic operation stored, unless that is fenced.
     let stores = matches!(
         operation,
-        Operation::Write(_) | Operation::WriteImmediate(..) | Operation::Atomic(..)
+        Operation::Write(_)
+            | Operation::WriteImmediate(..)
+            | Operation::Atomic(..)
+            | Operation::AtomicWrite(_)
     );
     let fence = (stores && *unfenced_read) || random.chance(1, 10);
     *unfenced_read = (*unfenced_read && !fence) || matches!(operation, Operation::Read(_));

@@ -9,7 +9,7 @@ use ib_wire::packet::{AethSyndrome, NakCode};
 
 use crate::network::{requester, responder};
 use crate::packets::{ACK, ack, data, nak, psn, response};
-use crate::rig::{ADD, READ, Rig, SEND, TIMEOUT, WRITE};
+use crate::rig::{ADD, ATOMIC_WRITE, READ, Rig, SEND, TIMEOUT, WRITE};
 
 #[test]
 fn t001_no_more_than_half_the_psns_are_ever_unacknowledged() {
@@ -132,6 +132,30 @@ fn t015_no_more_reads_and_atomics_start_than_the_depth() {
         (rig.psns(), rig.statuses()),
         (vec![], vec![Status::NoReads])
     );
+}
+
+#[test]
+fn an_atomic_write_counts_among_the_reads_and_ends_with_a_read_response_without_data() {
+    let mut rig = Rig::with(|config| config.max_reads = 1);
+    rig.post(ATOMIC_WRITE, 8)
+        .post(ATOMIC_WRITE, 8)
+        .post(SEND, 1);
+    assert_eq!(rig.psns(), [10]);
+    // An acknowledgement of what follows shows that the answer is lost.
+    rig.reply(data(10, true, true, 0));
+    assert_eq!((rig.done(), rig.psns()), (1, vec![11, 12]));
+    rig.reply(ack(12));
+    assert_eq!((rig.done(), rig.psns()), (1, vec![11, 12]));
+    rig.reply(data(11, true, true, 8));
+    assert_eq!(rig.statuses()[1..], [Status::AnswerLength, Status::Flushed]);
+    for len in [0, 7, 9] {
+        let mut rig = Rig::new();
+        rig.post(ATOMIC_WRITE, len);
+        assert_eq!(
+            (rig.psns(), rig.statuses()),
+            (vec![], vec![Status::LocalLength])
+        );
+    }
 }
 
 #[test]

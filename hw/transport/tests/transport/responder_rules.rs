@@ -10,8 +10,8 @@ use ib_wire::packet::NakCode;
 use crate::host::{QueueFault, Receive};
 use crate::network::{End, requester, responder};
 use crate::packets::{
-    ack, add, data, first, give, last, middle, nak, only, psn, read, responses, rnr, send, serve,
-    write,
+    ack, add, atomic_write, data, first, give, last, middle, nak, only, psn, read, responses, rnr,
+    send, serve, write,
 };
 use crate::random::{ALL, READ_ONLY, UNKNOWN, WRITE_ONLY, host};
 
@@ -317,6 +317,30 @@ fn t034_a_send_longer_than_its_receive_is_invalid_and_completes_it() {
 fn t035_an_unaligned_atomic_is_invalid() {
     assert_invalid(end(0), add(10, ALL, 4, 1));
     assert_invalid(end(0), add(10, UNKNOWN, 1, 1));
+    assert_invalid(end(0), atomic_write(10, ALL, 4, 8));
+}
+
+#[test]
+fn an_atomic_write_is_of_8_bytes_and_a_write_by_its_rights() {
+    let mut served = end(0);
+    assert_eq!(
+        answers(&mut served, atomic_write(10, WRITE_ONLY, 8, 8)),
+        [data(10, true, true, 0)]
+    );
+    assert_eq!(
+        (served.host.atomics, served.rc.responder().msn()),
+        (1, psn(1))
+    );
+    for len in [0, 4, 7, 9, 16] {
+        assert_invalid(end(0), atomic_write(10, ALL, 8, len));
+    }
+    let short = Run {
+        len: 4,
+        ..atomic_write(10, ALL, 8, 8)
+    };
+    assert_invalid(end(0), short);
+    assert_access(end(0), atomic_write(10, READ_ONLY, 8, 8));
+    assert_access(end(0), atomic_write(10, ALL, 4096, 8));
 }
 
 #[test]

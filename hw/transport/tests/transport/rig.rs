@@ -18,6 +18,7 @@ pub(crate) const SEND: Operation = Operation::Send;
 pub(crate) const WRITE: Operation = Operation::Write(REMOTE);
 pub(crate) const READ: Operation = Operation::Read(REMOTE);
 pub(crate) const ADD: Operation = Operation::Atomic(REMOTE, AtomicOp::FetchAdd { add: 1 });
+pub(crate) const ATOMIC_WRITE: Operation = Operation::AtomicWrite(REMOTE);
 
 /// ACK timeout of every end here: code 14.
 pub(crate) const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);

@@ -215,6 +215,8 @@ pub mod opcode {
     pub const BIND_MW: u32 = 8;
     /// Send with invalidate.
     pub const SEND_WITH_INV: u32 = 9;
+    /// Atomic write, whose 8 bytes stand in place of the list.
+    pub const ATOMIC_WRITE: u32 = 15;
 }
 
 /// Flags of send requests (`enum ibv_send_flags`).

@@ -41,6 +41,8 @@ mod cap {
     pub(super) const RC_RNR_NAK_GEN: u32 = 1 << 12;
     pub(super) const MEM_WINDOW: u32 = 1 << 17;
     pub(super) const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+    /// Of `device_cap_flags_ex`.
+    pub(super) const ATOMIC_WRITE: u64 = 1 << 40;
 }
 
 impl ProcessDevice {
@@ -238,8 +240,12 @@ fn query_device(hca: &dyn Hca, extended: bool, command: &Command<'_>) -> Answer 
     }
     // As in the kernel the length counts whole groups of fields that the program has room for.
     let length = command.room().min(size_of::<ExtendedQueryDeviceAnswer>());
+    let mut flags = u64::from(base.device_cap_flags.get());
+    if hca.attributes().caps.contains(DeviceCaps::ATOMIC_WRITE) {
+        flags |= cap::ATOMIC_WRITE;
+    }
     Answer::new(&ExtendedQueryDeviceAnswer {
-        device_cap_flags_ex: u64::from(base.device_cap_flags.get()).into(),
+        device_cap_flags_ex: flags.into(),
         base,
         response_length: u32::try_from(length).unwrap_or(0).into(),
         ..ExtendedQueryDeviceAnswer::default()

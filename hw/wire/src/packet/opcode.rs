@@ -50,6 +50,8 @@ open_enum! {
         RC_SEND_LAST_WITH_INVALIDATE = 0x16,
         /// RC: a send of one packet that invalidates a remote key.
         RC_SEND_ONLY_WITH_INVALIDATE = 0x17,
+        /// RC: atomic write of 8 bytes.
+        RC_ATOMIC_WRITE = 0x1d,
         /// UC: first packet of a send.
         UC_SEND_FIRST = 0x20,
         /// UC: middle packet of a send.
@@ -306,7 +308,7 @@ impl BthOpcode {
             rdeth: rd,
             deth: matches!(service, TransportService::Ud) || (rd && !self.is_response()),
             xrceth: matches!(service, TransportService::Xrc) && !self.is_response(),
-            reth: matches!(operation, 0x06 | 0x0a | 0x0b | 0x0c),
+            reth: matches!(operation, 0x06 | 0x0a | 0x0b | 0x0c | 0x1d),
             atomic_eth: self.is_atomic(),
             atomic_masks: matches!(self, Self::RC_MASKED_COMPARE_SWAP),
             aeth: matches!(operation, 0x0d | 0x0f..=0x12),
@@ -380,6 +382,10 @@ mod tests {
                     immediate: true,
                     ..none
                 },
+            ),
+            (
+                BthOpcode::RC_ATOMIC_WRITE,
+                ExtendedHeaderSet { reth: true, ..none },
             ),
             (BthOpcode::RC_RDMA_READ_RESPONSE_MIDDLE, none),
             (

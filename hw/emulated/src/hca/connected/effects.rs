@@ -278,6 +278,18 @@ impl Effects for Surroundings<'_> {
         self.noted(Side::Receive, placed)
     }
 
+    fn place_at_once(
+        &mut self,
+        region: RemoteRegion,
+        addr: u64,
+        payload: Range<u32>,
+    ) -> Result<(), RemoteFault> {
+        let bytes = self.part(payload)?.word().ok_or(RemoteFault)?;
+        let memory = &mut self.state.memory;
+        let placed = memory.update(region, addr, &mut |_| u64::from_ne_bytes(bytes));
+        self.noted(Side::Receive, placed.map(|_| ()))
+    }
+
     fn fetch(&mut self, region: RemoteRegion, addr: u64, len: u32) -> Result<(), RemoteFault> {
         let memory = &self.state.memory;
         self.leaving.clear();
@@ -388,6 +400,7 @@ const fn completion_op(operation: Operation) -> CompletionOp {
         Operation::Atomic(_, AtomicOp::FetchAdd { .. } | AtomicOp::MaskedFetchAdd { .. }) => {
             CompletionOp::FetchAdd
         }
+        Operation::AtomicWrite(_) => CompletionOp::AtomicWrite,
         // Its work says which.
         Operation::Local { .. } => CompletionOp::LocalInvalidate,
     }

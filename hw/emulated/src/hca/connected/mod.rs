@@ -403,7 +403,8 @@ fn request(
     spare: &mut SpareBytes,
 ) -> Result<Request<Work>, HcaError> {
     let operation = operation(request);
-    if operation.is_read_or_atomic() && !matches!(request.payload, Payload::Gather(_)) {
+    let scatters = matches!(operation, Operation::Read(_) | Operation::Atomic(..));
+    if scatters && !matches!(request.payload, Payload::Gather(_)) {
         return Err(HcaError::InvalidParameter);
     }
     if request.destination.is_some() {
@@ -484,6 +485,7 @@ fn operation(request: &SendRequest<'_>) -> Operation {
             add,
             boundary,
         } => Operation::Atomic(start(remote), AtomicOp::MaskedFetchAdd { add, boundary }),
+        SendOp::AtomicWrite(remote) => Operation::AtomicWrite(start(remote)),
         SendOp::SendInvalidate(key) => Operation::SendInvalidate(RKey::new(key.0)),
         SendOp::LocalInvalidate(_) => Operation::Local { after_all: true },
         SendOp::FastRegister(_) | SendOp::BindWindow(_) => Operation::Local {

@@ -35,6 +35,14 @@ impl<'a> Arrived<'a> {
         }
     }
 
+    /// Returns 8 bytes, or `None` if these are not 8 that packets carried: so few never stay in the sender's memory.
+    pub(in super::super) fn word(self) -> Option<[u8; 8]> {
+        match self {
+            Self::Bytes(bytes) => bytes.try_into().ok(),
+            Self::InPlace(..) => None,
+        }
+    }
+
     /// Returns a range of the bytes, or `None` if it is longer than these.
     pub(in super::super) fn get(self, range: Range<usize>) -> Option<Self> {
         match self {

@@ -177,6 +177,25 @@ fn atomic_operations_return_what_was_there_and_add_up() {
     }
 }
 
+/// Over links that lose packets.
+#[test]
+fn atomic_writes_are_stored_in_order_and_once() {
+    let mut rig = Rig::new();
+    let [a, b] = rig.pair(QpKind::Rc);
+    rig.faults(When::PerMillion(20_000), Fault::Drop);
+    for at in 0..200_usize {
+        rig.write(&a, at * 8, &at.to_ne_bytes());
+        let op = SendOp::AtomicWrite(b.remote(64));
+        rig.post(&a, at as u64, op, a.sge(at * 8, 8)).unwrap();
+    }
+    rig.run(2000);
+    let done = rig.done(&a);
+    let expected = (OK, CompletionOp::AtomicWrite);
+    assert!(done.iter().all(|done| (done.status, done.op) == expected));
+    assert_eq!(done.len(), 200);
+    assert_eq!(rig.read(&b, 64, 8), 199_usize.to_ne_bytes());
+}
+
 /// Over links and within an adapter.
 #[test]
 fn masked_atomic_operations_leave_the_other_bits_and_are_repeated_like_others() {

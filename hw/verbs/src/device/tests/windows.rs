@@ -39,6 +39,8 @@ impl Connected {
             dest_qp_num: queues.qpn.into(),
             qp_access_flags: REMOTE_WRITE.into(),
             path_mtu: 3,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
             port_num: 1,
             ..ModifyQp::default()
         };
@@ -115,6 +117,10 @@ impl Connected {
                 lkey: self.mr.lkey,
             };
             list.extend_from_slice(sge.as_bytes());
+        } else if opcode == opcode::ATOMIC_WRITE {
+            // `ibv_wr_atomic_write` puts the value in place of the list.
+            request.length = 8.into();
+            list.extend_from_slice(&[9; 8]);
         }
         let bytes = [request.as_bytes(), &list].concat();
         self.queues.post(self.posted, &bytes);
@@ -180,6 +186,19 @@ fn t065_t066_t067_a_program_binds_windows_by_requests_and_its_peer_writes_by_the
             .process
             .with(|_, hca| hca.dma_read(at, &mut stored).unwrap());
         assert_eq!(stored, [7; 8]);
+        let to = RdmaArguments {
+            remote_addr: (program.memory + 1024).into(),
+            rkey: key.into(),
+            ..RdmaArguments::default()
+        };
+        let written = program.request(opcode::ATOMIC_WRITE, to.as_bytes(), 0);
+        assert_eq!(written, (0, 9));
+        let at = program.memory + 1024;
+        program
+            .queues
+            .process
+            .with(|_, hca| hca.dma_read(at, &mut stored).unwrap());
+        assert_eq!(stored, [9; 8]);
         if mw_type == 2 {
             let freed = program.request(opcode::LOCAL_INV, &[], key);
             assert_eq!(freed, (0, 6));
