@@ -9,11 +9,13 @@ use vhca_control::RemoteError;
 use vhca_exercises::replay::ReplayError;
 use vhca_service::serve::{OptionsError, OptionsFileError, ServeError};
 
+use hca_vfio::VfioError;
+
 use crate::cli::WrongWords;
 use crate::lab::TieError;
 use crate::programs::ProgramError;
 
-/// Exit status for wrong arguments, as clap has it, for options that are wrong, and for a wrong line of a script.
+/// Exit status for wrong arguments, as clap has it, for options that are wrong, for a function that VFIO does not give, and for a wrong line of a script.
 const USAGE: u8 = 2;
 
 /// Exit status for a service that does not answer.
@@ -61,6 +63,7 @@ fn status(error: &anyhow::Error) -> u8 {
     }
     let is_usage = error.is::<OptionsError>()
         || error.is::<WrongWords>()
+        || error.is::<VfioError>()
         || matches!(error.downcast_ref(), Some(ProgramError::DeviceName(..)))
         || matches!(error.downcast_ref(), Some(OptionsFileError::Line { .. }))
         || matches!(error.downcast_ref(), Some(RemoteError::Refused(refusal)) if refusal.is_contradiction())

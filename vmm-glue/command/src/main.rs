@@ -10,6 +10,7 @@ mod packages;
 mod program_file;
 mod programs;
 mod qemu;
+mod vfio;
 mod wait_up;
 
 use std::fs::File;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Stop(args) => ask::stop(&args).map(|()| true),
         Command::Run(args) => run(&args),
         Command::Env(args) => environment(&args),
+        Command::Vfio(args) => vfio::run(&args).map(|()| true),
         Command::Lab(args) => lab(&args).map(|()| true),
         Command::Console(args) => console(&args).map(|()| true),
         Command::Generate(what) => what.run().map(|()| true),

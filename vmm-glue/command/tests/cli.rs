@@ -349,3 +349,24 @@ fn a_program_is_not_tied_to_a_parent_that_is_gone() {
     assert!(output.stdout.is_empty());
     assert!(stderr(&output).contains("is gone"), "{}", stderr(&output));
 }
+
+#[test]
+fn a_function_that_vfio_cannot_give_is_named_with_the_next_step() {
+    for (address, part) in [
+        ("1:0", "is no PCI address such as 0000:01:00.0"),
+        (
+            "fffe:ff:1f.7",
+            "there is no PCI function fffe:ff:1f.7: lspci",
+        ),
+    ] {
+        for command in [&["tour"][..], &["join", "ff12::1"], &["ping", "host"]] {
+            let output = vhca(&[&["vfio", address], command].concat());
+            let told = stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{told}");
+            assert!(told.contains(part) && told.lines().count() == 1, "{told}");
+        }
+    }
+    let output = vhca(&["vfio", "01:00.0", "join", "fe80::1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("the GID of a group such as ff12::4242"));
+}

@@ -423,6 +423,41 @@ pub(super) const PAGES: &[Page] = &[
         ..PAGE
     },
     Page {
+        command: "vfio",
+        exit: &[(
+            "2",
+            "Wrong arguments, or VFIO does not give the function: a line on stderr says what is in the way, and the next step.",
+        )],
+        files: &[(
+            "/dev/vfio/GROUP",
+            "IOMMU group of the function; its owner needs no root.",
+        )],
+        examples: &[
+            (
+                "vhca vfio 0000:01:00.0 tour",
+                "Everything that the VF can do by itself.",
+            ),
+            (
+                "vhca vfio 0000:01:00.0 paths 4 fe80::2:c903:0:301",
+                "The port, and paths to a LID and a GID.",
+            ),
+            (
+                "vhca vfio 0000:01:00.0 join ff12::4242 --hold 60",
+                "Be a member of a group for a minute.",
+            ),
+            (
+                "vhca vfio 0000:01:00.0 ping -n 10000",
+                "Wait for ibv_ud_pingpong -n 10000 THIS-HOST on another host.",
+            ),
+            (
+                "vhca vfio 0000:01:00.0 connect fe80::2:c903:0:301",
+                "Connect to a VF where vhca vfio BDF connect waits.",
+            ),
+        ],
+        see: &["lspci(8)"],
+        ..PAGE
+    },
+    Page {
         command: "lab",
         environment: &[(
             "VHCA_GUEST_CACHE",
