@@ -68,6 +68,14 @@ fn bound(rig: &mut Rig, by: &End, pd: Option<PdHandle>) -> RKey {
     window
 }
 
+/// The start of an end's memory, under another key.
+fn under(end: &End, lkey: LKey) -> Sge {
+    Sge {
+        lkey,
+        ..end.sge(0, 8)
+    }
+}
+
 #[test]
 fn a_completion_with_an_error_names_the_check_that_failed() {
     use CompletionStatus as S;
@@ -75,28 +83,12 @@ fn a_completion_with_an_error_names_the_check_that_failed() {
     let scenes: [(S, Cause, Scene); 19] = [
         (S::LocalProtection, Cause::NoSuchKey, |rig, [a, _]| {
             let lkey = LKey(a.keys.lkey.0 ^ 1);
-            post(
-                rig,
-                a,
-                SendOp::Send,
-                Sge {
-                    lkey,
-                    ..a.sge(0, 8)
-                },
-            )
+            post(rig, a, SendOp::Send, under(&a, lkey))
         }),
         (S::LocalProtection, Cause::WrongObject, |rig, [a, _]| {
             let window = rig.hca(0).alloc_mw(a.pd, MwType::Type1).unwrap();
             let lkey = LKey(window.rkey.0);
-            post(
-                rig,
-                a,
-                SendOp::Send,
-                Sge {
-                    lkey,
-                    ..a.sge(0, 8)
-                },
-            )
+            post(rig, a, SendOp::Send, under(&a, lkey))
         }),
         (S::LocalProtection, Cause::OtherPd, |rig, [a, _]| {
             let other = rig.end(0, QpKind::Rc);
@@ -108,28 +100,12 @@ fn a_completion_with_an_error_names_the_check_that_failed() {
         (S::LocalProtection, Cause::NoRight, |rig, [a, b]| {
             let MrKeys { lkey, .. } = register(rig, &a, own(&a), AccessFlags::empty());
             let op = SendOp::RdmaRead(b.remote(0));
-            post(
-                rig,
-                a,
-                op,
-                Sge {
-                    lkey,
-                    ..a.sge(0, 8)
-                },
-            )
+            post(rig, a, op, under(&a, lkey))
         }),
         (S::LocalProtection, Cause::NotValid, |rig, [a, _]| {
             let kind = MrKind::FastRegister { max_pages: 1 };
             let MrKeys { lkey, .. } = register(rig, &a, kind, AccessFlags::LOCAL_WRITE);
-            post(
-                rig,
-                a,
-                SendOp::Send,
-                Sge {
-                    lkey,
-                    ..a.sge(0, 8)
-                },
-            )
+            post(rig, a, SendOp::Send, under(&a, lkey))
         }),
         (S::LocalProtection, Cause::NoMemory, |rig, [a, _]| {
             let MrKeys { lkey, .. } = register(rig, &a, MrKind::WholeSpace, AccessFlags::empty());
