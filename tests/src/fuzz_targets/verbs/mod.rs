@@ -76,7 +76,7 @@ mod tests {
     fn the_seeds_get_deep() {
         let commands = play_commands(include_bytes!("../../../fuzz/corpus/uverbs_commands/deep"));
         assert!(
-            commands.kinds == 7 && commands.commands > 100,
+            commands.kinds == 8 && commands.commands > 100,
             "{commands:?}"
         );
         let rings = play_rings(include_bytes!("../../../fuzz/corpus/uverbs_rings/deep"));

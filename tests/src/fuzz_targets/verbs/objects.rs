@@ -4,7 +4,7 @@ use hca_api::PortChange;
 use ib_vtime::Duration;
 use verbs_link::ContextId;
 use verbs_link::abi::completion_queue::{CreateCq, ReqNotifyCq, ResizeCq};
-use verbs_link::abi::memory::{CreateAh, RegMr};
+use verbs_link::abi::memory::{AllocMw, CreateAh, RegMr};
 use verbs_link::abi::queue_pair::{
     Caps, CreateQp, CreateQpAttributes, ModifyQp, Multicast, attr_mask,
 };
@@ -73,7 +73,11 @@ impl Objects {
 
     /// Carries out the next operation of the input.
     pub(super) fn step(&mut self, program: &mut Program, input: &mut Input<'_>) {
-        let operation = input.byte() % 24;
+        // Windows came later than the seeds.
+        let operation = match input.byte() {
+            0xff => 24,
+            byte => byte % 24,
+        };
         let Some(context) = input.pick(&program.contexts) else {
             program.open();
             return;
@@ -98,6 +102,7 @@ impl Objects {
                     program.with(|device, _| device.close_channel(channel));
                 }
             }
+            24 => self.change_window(program, context, input),
             22 => program.notify(PortChange::from_bits_truncate(input.byte().into())),
             _ => program.pass(Duration::from_micros(1 << (input.byte() % 24))),
         }
@@ -189,6 +194,23 @@ impl Objects {
             ..CreateQp::default()
         };
         self.create(program, context, command::CREATE_QP, &create);
+    }
+
+    /// Makes a window, or ends one.
+    fn change_window(&mut self, program: &mut Program, context: ContextId, input: &mut Input<'_>) {
+        if input.flag() {
+            let allocate = AllocMw {
+                pd_handle: self.handle(input, command::ALLOC_PD).into(),
+                mw_type: input.byte() % 4,
+                ..AllocMw::default()
+            };
+            self.create(program, context, command::ALLOC_MW, &allocate);
+        } else {
+            let destroy = HandleCommand {
+                handle: self.handle(input, command::ALLOC_MW).into(),
+            };
+            program.ask(context, command::DEALLOC_MW, &destroy, 0);
+        }
     }
 
     fn change_queue_pair(&self, program: &mut Program, context: ContextId, input: &mut Input<'_>) {

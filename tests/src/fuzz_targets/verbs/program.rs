@@ -31,7 +31,7 @@ const QUOTA: ResourceCounts = ResourceCounts {
     srqs: 8,
     qps: 16,
     mrs: 32,
-    mws: 0,
+    mws: 8,
     attachments: 8,
 };
 
@@ -239,6 +239,7 @@ impl Program {
             && owned.avs <= QUOTA.avs
             && owned.pds <= QUOTA.pds
             && owned.srqs <= QUOTA.srqs
+            && owned.mws <= QUOTA.mws
             && owned.attachments <= QUOTA.attachments;
         assert!(within, "{owned:?}");
         let queue_pairs = u32::try_from(self.device.queue_pairs()).expect("a few");

@@ -4,13 +4,14 @@ use ib_vtime::Duration;
 use verbs_link::RingMemory;
 use verbs_link::abi::command;
 use verbs_link::abi::completion_queue::{CreateCq, CreateCqAnswer, ReqNotifyCq, RxeCqAnswer};
-use verbs_link::abi::memory::{HandleAnswer, RegMr, RegMrAnswer};
+use verbs_link::abi::memory::{AllocMw, AllocMwAnswer, HandleAnswer, RegMr, RegMrAnswer};
 use verbs_link::abi::queue_pair::{
     Caps, CreateQp, CreateQpAnswer, CreateQpAttributes, RxeCreateQpAnswer,
 };
 use verbs_link::abi::ring::{
-    CONSUMER_INDEX, CompletionElement, INDEX_MASK, LOG2_ELEMENT_SIZE, MappedRing, PRODUCER_INDEX,
-    RING_HEADER, RdmaArguments, ReceiveElement, SendElement, SgeElement, send_flags,
+    BindArguments, CONSUMER_INDEX, CompletionElement, INDEX_MASK, LOG2_ELEMENT_SIZE, MappedRing,
+    PRODUCER_INDEX, RING_HEADER, RdmaArguments, ReceiveElement, SendElement, SgeElement, opcode,
+    send_flags,
 };
 use verbs_link::abi::shared_receive_queue::{CreateSrq, CreateSrqAnswer, RxeCreateSrqAnswer};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -53,6 +54,8 @@ pub(super) struct Talkers {
     shared: MappedRing,
     region: u64,
     key: RegMrAnswer,
+    /// Keys of a window of each type, as they were bound last.
+    windows: [u32; 2],
     depth: Depth,
 }
 
@@ -94,10 +97,19 @@ impl Talkers {
             length: u64::from(REGION).into(),
             hca_va: region.into(),
             pd_handle: pd.handle,
-            access_flags: 0xf.into(),
+            access_flags: 0x1f.into(),
             ..RegMr::default()
         };
         let (key, ()): (RegMrAnswer, ()) = must(program, command::REG_MR, &register);
+        let windows = [1, 2].map(|mw_type| {
+            let allocate = AllocMw {
+                pd_handle: pd.handle,
+                mw_type,
+                ..AllocMw::default()
+            };
+            let (window, ()): (AllocMwAnswer, ()) = must(program, command::ALLOC_MW, &allocate);
+            window.rkey.get()
+        });
         let queue_pairs = (0..QUEUE_PAIRS).map(|nth| {
             let create = CreateQp {
                 attributes: CreateQpAttributes {
@@ -136,6 +148,7 @@ impl Talkers {
             shared: shared.ring,
             region,
             key,
+            windows,
             depth: Depth::default(),
         };
         for nth in 0..QUEUE_PAIRS {
@@ -210,7 +223,7 @@ impl Talkers {
         }
     }
 
-    fn post_send(&self, program: &mut Program, nth: usize, input: &mut Input<'_>) {
+    fn post_send(&mut self, program: &mut Program, nth: usize, input: &mut Input<'_>) {
         let entry = self.entry(input);
         let mut request = SendElement {
             wr_id: 1.into(),
@@ -220,13 +233,33 @@ impl Talkers {
             num_sge: 1.into(),
             ..SendElement::default()
         };
-        let at_peer = RdmaArguments {
-            remote_addr: (self.region + u64::from(input.byte()) * PART).into(),
-            rkey: self.key.rkey,
-            ..RdmaArguments::default()
+        let drawn = input.byte();
+        let window = &mut self.windows[usize::from(drawn & 1)];
+        let arguments = if request.opcode.get() == opcode::BIND_MW {
+            let bind = BindArguments {
+                addr: entry.addr,
+                length: u64::from(entry.length.get()).into(),
+                mr_lkey: self.key.lkey,
+                mw_rkey: (*window).into(),
+                rkey: u32::from(drawn).into(),
+                access: u32::from(drawn).into(),
+            };
+            *window = *window & !0xff | u32::from(drawn);
+            bind.as_bytes().to_vec()
+        } else {
+            let by_window = drawn >= 0xc0;
+            let at_peer = RdmaArguments {
+                remote_addr: (self.region + u64::from(drawn) * PART).into(),
+                rkey: if by_window {
+                    (*window).into()
+                } else {
+                    self.key.rkey
+                },
+                ..RdmaArguments::default()
+            };
+            at_peer.as_bytes().to_vec()
         };
-        let arguments = at_peer.as_bytes();
-        request.arguments[..arguments.len()].copy_from_slice(arguments);
+        request.arguments[..arguments.len()].copy_from_slice(&arguments);
         let mut bytes = [request.as_bytes(), entry.as_bytes()].concat();
         if input.byte() >= 0xe0 {
             input.damage(&mut bytes);
