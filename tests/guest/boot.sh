@@ -17,6 +17,8 @@
 #                           "stream,addr.type=unix,addr.path=PATH,server=on|off" joins two guests
 #       --disk FILE         a disk on this file, by virtio; the first is /dev/vda
 #       --storage           the programs and modules of storage over RDMA, with 1024 MiB of memory unless -m says otherwise
+#       --add DIR           the files of this folder, too, at their places from the root on
+#       --iommu             an IOMMU that remaps DMA and interrupts, for VFIO in the guest
 #       --private-memory    memory that QEMU does not share with the device
 #       --may-reboot        a reboot starts the guest anew, rather than ending it
 #       --console SOCKET    the console is on this Unix socket, what it prints in SOCKET.log, too, and SOCKET.window
@@ -45,12 +47,12 @@ else
     cache=${VHCA_GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhca-guest}
 fi
 kernel=6.1 memory='' cpus=1 slots=0 share=on timeout=120 name=guest
-commands='' append='' console='' log='' agent='' qmp='' incoming='' netdev='' reboot=(-no-reboot) only_accel='' storage=''
+add='' iommu='' commands='' append='' console='' log='' agent='' qmp='' incoming='' netdev='' reboot=(-no-reboot) only_accel='' storage=''
 devices=() traces=() disks=()
 
 while (($#)); do
     case $1 in
-    -h | --help | --private-memory | --storage | --may-reboot | --accel) ;;
+    -h | --help | --private-memory | --storage | --iommu | --may-reboot | --accel) ;;
     *) (($# > 1)) || fail "\"$1\" is no option or needs a value: see --help" ;;
     esac
     case $1 in
@@ -69,6 +71,7 @@ while (($#)); do
     --qmp) qmp=$2 ;;
     --incoming) incoming=$2 ;;
     --netdev) netdev=$2 ;;
+    --add) add=$2 ;;
     --disk) disks+=("$2") ;;
     --trace) traces+=(-trace "$2") ;;
     --accel)
@@ -78,6 +81,11 @@ while (($#)); do
         ;;
     --private-memory)
         share=off
+        shift
+        continue
+        ;;
+    --iommu)
+        iommu=yes
         shift
         continue
         ;;
@@ -164,11 +172,19 @@ if [[ -n $storage ]]; then
     memory=${memory:-1024}
 fi
 memory=${memory:-512}
-qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine q35,memory-backend=ram
+machine=q35,memory-backend=ram
+# KVM delivers remapped interrupts only if QEMU has the interrupt controller of the chipset.
+[[ -z $iommu ]] || machine+=,kernel-irqchip=split
+qemu=("$cache/qemu-system-x86_64" -name "$name" -accel "$accel" -machine "$machine"
     -object "memory-backend-memfd,id=ram,size=${memory}M,share=$share" -m "$memory" -smp "$cpus"
     -display none -vga none -net none -monitor none "${reboot[@]}" "${traces[@]}"
     -kernel "$cache/kernel-$kernel/vmlinuz")
 [[ $accel == kvm ]] && qemu+=(-cpu host)
+if [[ -n $iommu ]]; then
+    # It has to be there before the devices that it serves.
+    qemu+=(-device intel-iommu,intremap=on,caching-mode=on)
+    parameters+=" intel_iommu=on"
+fi
 for socket in "${devices[@]}"; do
     # JSON strings have their own escapes.
     socket=${socket//\\/\\\\}
@@ -211,6 +227,18 @@ fi
 [[ -z $qmp ]] || qemu+=(-qmp "unix:${qmp//,/,,},server=on,wait=off")
 [[ -z $incoming ]] || qemu+=(-incoming "file:${incoming//,/,,}")
 
+pack() { "$cache/userland/usr/bin/busybox" cpio -o -H newc 2>/dev/null; }
+
+# The kernel unpacks several archives in one file one after the other. QEMU reads a file that has no name any more.
+if [[ -n $add ]]; then
+    [[ -d $add ]] || fail "no folder $add"
+    packed=$(mktemp)
+    exec 7<"$packed"
+    (cat "$initrd" && cd "$add" && find . | pack) >"$packed"
+    rm "$packed"
+    initrd=/dev/fd/7
+fi
+
 # The one that waits for a guest replaces nobody: exec makes the caller's child QEMU itself.
 if [[ -z $commands ]]; then
     exec "${qemu[@]}" -initrd "$initrd" -append "$parameters $append"
@@ -219,9 +247,8 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf '%s\n' "$commands" >"$work/commands"
-# The kernel unpacks several archives in one file one after the other.
 cp "$initrd" "$work/initrd"
-(cd "$work" && echo commands | "$cache/userland/usr/bin/busybox" cpio -o -H newc 2>/dev/null) >>"$work/initrd"
+(cd "$work" && echo commands | pack) >>"$work/initrd"
 status=0
 timeout --foreground "$timeout" "${qemu[@]}" -initrd "$work/initrd" -append "$parameters $append" </dev/null |
     tr -d '\r' | tee "$work/output" || status=${PIPESTATUS[0]}

@@ -30,7 +30,7 @@ readonly GUEST_FILES=('usr/bin/bash' 'usr/bin/env' 'usr/bin/nice' 'usr/bin/nohup
     'usr/lib/x86_64-linux-gnu/libgcc_s.so.1' 'etc/libibverbs.d/mlx4.driver' 'etc/libibverbs.d/rxe.driver' 'etc/services'
     'usr/share/infiniband-diags/*' 'etc/infiniband-diags/*')
 readonly MODULES=(mlx4_core mlx4_ib ib_core ib_uverbs ib_umad ib_cm ib_ipoib rdma_cm rdma_ucm
-    af_packet ipv6 configfs qemu_fw_cfg virtio_pci virtio_net rdma_rxe crc32_generic)
+    af_packet ipv6 configfs qemu_fw_cfg virtio_pci virtio_net rdma_rxe crc32_generic vfio-pci vfio_iommu_type1)
 
 # What guests with storage over RDMA have besides: targets, initiators, and file systems.
 readonly STORAGE_PACKAGES=(nvme-cli open-iscsi nfs-common nfs-kernel-server e2fsprogs fio netbase)

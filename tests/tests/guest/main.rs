@@ -34,3 +34,4 @@ mod soft_roce;
 mod storage;
 mod truth;
 mod two_ports;
+mod vfio;

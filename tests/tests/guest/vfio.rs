@@ -1,0 +1,137 @@
+//! Acceptance: `vhca vfio` drives two VFs in a guest with an IOMMU.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use vhca_tests::live::{PATIENCE, binary};
+
+use crate::fabric::{Fabric, Manager};
+use crate::guest::{Boot, Guest};
+
+/// Time for the traffic of a pair.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Makes a folder of files for a guest: the program, with the loader and the libraries of this machine.
+fn files(dir: &Path) -> PathBuf {
+    let root = dir.join("files");
+    let (bin, own) = (root.join("usr/local/bin"), root.join("usr/local/vhca"));
+    for folder in [&bin, &own] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::copy(binary(), own.join("vhca")).unwrap();
+    let listed = Command::new("ldd").arg(binary()).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let libraries = listed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    for library in libraries {
+        let name = Path::new(library).file_name().unwrap();
+        fs::copy(library, own.join(name)).unwrap();
+    }
+    let script = bin.join("vhca");
+    let line = "exec $own/ld-linux-x86-64.so.2 --library-path $own $own/vhca \"$@\"";
+    fs::write(&script, format!("#!/bin/sh\nown=/usr/local/vhca\n{line}\n")).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    root
+}
+
+/// Boots a guest with an IOMMU on both VFs of a host, with the program and without drivers.
+fn guest(fabric: &Fabric, host: &str) -> Guest {
+    let mut boot = Boot::new("6.1", None).with("--iommu");
+    boot.devices = [1, 2].map(|vf| fabric.device(host, vf)).into();
+    boot = boot.with("--append").with("vhca.load=no");
+    boot = boot.with("--memory").with("1024").with("--add");
+    let boot = boot.with(files(fabric.dir()));
+    boot.start(fabric.dir(), host)
+}
+
+/// Returns the PCI addresses of a guest's VFs.
+fn addresses(guest: &mut Guest) -> Vec<String> {
+    let told = guest.told("lspci -D -d 15b3:1004");
+    let lines = told.lines().filter_map(|line| line.split(' ').next());
+    lines.map(str::to_owned).collect()
+}
+
+/// Returns what the program says of a function that VFIO does not give.
+fn refusal(guest: &mut Guest, address: &str) -> String {
+    let outcome = guest.run(PATIENCE, &format!("vhca vfio {address} tour"));
+    let outcome = outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(outcome.status, 2, "{}", outcome.text);
+    assert_eq!(outcome.text.lines().count(), 1, "{}", outcome.text);
+    outcome.text
+}
+
+/// Starts the program, which waits for a peer then. Its process id is in /tmp/pid.
+fn wait_for_peer(guest: &mut Guest, command: &str) -> String {
+    let program = format!("sh -c 'echo $$ >/tmp/pid; exec vhca vfio {command}'");
+    guest.start("waiting", &program);
+    guest.wait_until(PATIENCE, "cat /tmp/waiting", |log| log.contains("waiting"))
+}
+
+/// Connects two VFs of the guest.
+fn a_connection_moves_data(guest: &mut Guest, [first, second]: [&str; 2]) {
+    let log = wait_for_peer(guest, &format!("{second} connect"));
+    let gid = log
+        .split("GID ")
+        .nth(1)
+        .and_then(|rest| rest.split(',').next());
+    let gid = gid.expect("the port in the first line");
+    let told = guest.told(&format!("vhca vfio {first} connect {gid}"));
+    let bytes = "1048576 bytes written to the peer and read back";
+    assert!(told.contains(bytes), "{told}");
+    guest.wait_until(PATIENCE, "cat /tmp/waiting", |log| {
+        log.contains("disconnected")
+    });
+}
+
+#[test]
+fn a_program_drives_vfs_by_vfio_and_gives_them_back_however_it_ends() {
+    let fabric = Fabric::new(Manager::Lite, &["--topology", "two-switch", "--vfs", "2"]);
+    let mut guest = guest(&fabric, "H1-1");
+
+    // What is in the way is told with the commands that help.
+    let vfs = addresses(&mut guest);
+    let [first, second] = &vfs[..] else {
+        panic!("{vfs:?}")
+    };
+    for vf in [first, second] {
+        let said = refusal(&mut guest, vf);
+        assert!(
+            said.contains("bound to no driver, not to vfio-pci"),
+            "{said}"
+        );
+        let (_, commands) = said.trim().split_once("as root, ").expect("commands");
+        guest.told(commands);
+    }
+
+    let told = guest.told_within(LIMIT, &format!("vhca vfio {first} tour"));
+    for part in [
+        "path to GID",
+        "and received it",
+        "1000 received",
+        "read back",
+        "disconnected",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    a_connection_moves_data(&mut guest, [first, second]);
+
+    // Killed, it leaves the VF free as soon as the kernel has reset that.
+    wait_for_peer(&mut guest, &format!("{first} connect"));
+    let said = refusal(&mut guest, first);
+    assert!(said.contains("in use by another process"), "{said}");
+    guest.told("kill -9 $(cat /tmp/pid)");
+    let tour = format!("vhca vfio {first} tour 2>&1");
+    guest.wait_until(PATIENCE, &tour, |told| told.contains("disconnected"));
+
+    // The stock driver has the VF again.
+    let device = format!("/sys/bus/pci/devices/{first}");
+    guest.told(&format!(
+        "echo >{device}/driver_override; echo {first} >{device}/driver/unbind; modprobe -a mlx4_core mlx4_ib ib_uverbs; \
+         echo {first} >/sys/bus/pci/drivers_probe"
+    ));
+    guest.wait_for_port();
+}
