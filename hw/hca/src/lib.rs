@@ -53,6 +53,7 @@ mod handle;
 mod memory;
 mod provider;
 mod queue_pair;
+mod spaces;
 mod work;
 
 pub use address::{AddressVector, GlobalRoute, SourceAddress};
@@ -80,6 +81,7 @@ pub use queue_pair::{
     AlternatePath, MAX_FLUSHED, MigrationState, PulledReceives, QpAttributes, QpCaps, QpKind,
     QpModify, QpNumbers, QpSpec, QpState, ReceiveMode, SpecialQp, SrqAttributes, SrqSpec,
 };
+pub use spaces::{SpaceId, Spaces};
 pub use work::{
     FastRegister, MwBind, PageList, Payload, RecvRequest, RemoteAddress, SendFlags, SendOp,
     SendRequest, Sge, UdAddress, UdDestination,
