@@ -13,8 +13,20 @@ use rustix::io::{Errno, pread, pwrite};
 use vhca_diagnosis::{SLOW_MEMORY, SLOW_MEMORY_REMEMBERED, SlowMemory};
 use vhca_receiver::{PassedFd, Work, during};
 
-/// Addresses from here on are buffers of the service's own on behalf of the VF: no process has memory there.
-const OWN: u64 = 1 << 63;
+/// Addresses from here to [`OWN_END`] are buffers of the service's own on behalf of the VF. Linux gives processes no memory there
+/// unless they ask for it: on x86-64 it ends at 2^47, elsewhere it begins low, in the third quarter, or at the end.
+const OWN: u64 = if cfg!(target_arch = "x86_64") {
+    1 << 47
+} else {
+    1 << 46
+};
+
+/// First address behind the service's own buffers.
+const OWN_END: u64 = 2 * OWN;
+
+/// Addresses from here on fault: their upper bits choose one of several address spaces
+/// ([`Spaces`](hca_api::Spaces)). Linux gives processes memory there only if they ask for it.
+const END: u64 = 1 << 48;
 
 /// Type of the file system of processes (`PROC_SUPER_MAGIC`).
 const PROC: i64 = 0x9fa0;
@@ -107,6 +119,19 @@ impl ProcessMemory {
     }
 }
 
+/// Returns the address of a range among the service's own buffers; `None` if it is the process's.
+fn own(addr: u64, len: usize) -> Result<Option<u64>, DmaFault> {
+    let fault = DmaFault { addr, len };
+    let len = u64::try_from(len).map_err(|_| fault)?;
+    let end = addr.checked_add(len).filter(|end| *end <= END);
+    let end = end.ok_or(fault)?;
+    match addr {
+        OWN..OWN_END => Ok(Some(addr - OWN)),
+        _ if addr < OWN && end > OWN => Err(fault),
+        _ => Ok(None),
+    }
+}
+
 impl Reached {
     /// Notes an access that ends now and took so long.
     fn note(&self, wait: Duration) {
@@ -148,10 +173,10 @@ impl Reached {
 impl AddressSpace for ProcessMemory {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         let reached = self.reached();
-        if addr >= OWN {
-            return reached.own.read(addr - OWN, buf);
-        }
         let len = buf.len();
+        if let Some(at) = own(addr, len)? {
+            return reached.own.read(at, buf);
+        }
         reached.each(addr, len, |process, done, at| {
             pread(process, &mut buf[done..], at)
         })
@@ -162,8 +187,8 @@ impl AddressSpace for ProcessMemory {
         const TAIL: usize = 8;
 
         let mut reached = self.reached();
-        if addr >= OWN {
-            return reached.own.write(addr - OWN, bytes);
+        if let Some(at) = own(addr, bytes.len())? {
+            return reached.own.write(at, bytes);
         }
         // Within one call the kernel copies upwards, but page by page: the end comes in a call of its own.
         let body = match bytes.len() {
@@ -181,8 +206,8 @@ impl AddressSpace for ProcessMemory {
         addr: u64,
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
-        if addr >= OWN {
-            return self.reached().own.update_u64(addr - OWN, update);
+        if let Some(at) = own(addr, 8)? {
+            return self.reached().own.update_u64(at, update);
         }
         if !addr.is_multiple_of(8) {
             return Err(DmaFault { addr, len: 8 });
@@ -195,11 +220,14 @@ impl AddressSpace for ProcessMemory {
     }
 
     fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
-        let buffer = self.reached().own.allocate(len)?;
-        Ok(DmaBuffer {
-            addr: buffer.addr + OWN,
-            ..buffer
-        })
+        let mut reached = self.reached();
+        let buffer = reached.own.allocate(len)?;
+        let addr = buffer.addr.saturating_add(OWN);
+        if own(addr, len).is_ok_and(|at| at == Some(buffer.addr)) {
+            return Ok(DmaBuffer { addr, ..buffer });
+        }
+        reached.own.free(buffer);
+        Err(HcaError::InsufficientResources)
     }
 
     fn free(&mut self, buffer: DmaBuffer) {
@@ -327,6 +355,30 @@ mod tests {
         );
         memory.free(buffer);
         assert!(memory.read(buffer.addr, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn addresses_that_choose_an_address_space_fault() {
+        let mut memory = ProcessMemory::default();
+        memory.set(Some(own_memory().into()));
+        let mut value = Box::new(7_u64);
+        let addr = std::ptr::from_mut(&mut *value).expose_provenance() as u64;
+        let buffer = memory.allocate(8).unwrap().addr;
+        for addr in [addr, buffer] {
+            assert!(addr < END && memory.read(addr, &mut [0; 8]).is_ok());
+            for space in [1, 2, 0x8000, 0xffff] {
+                let addr = space << 48 | addr;
+                let fault = DmaFault { addr, len: 8 };
+                assert_eq!(memory.read(addr, &mut [0; 8]), Err(fault));
+                assert_eq!(memory.write(addr, &[0; 8]), Err(fault));
+                assert_eq!(memory.update_u64(addr, &mut |old| old), Err(fault));
+            }
+        }
+        for (addr, len) in [(END - 4, 8), (OWN - 4, 8), (u64::MAX, 2)] {
+            let fault = DmaFault { addr, len };
+            assert_eq!(memory.read(addr, &mut vec![0; len]), Err(fault));
+        }
+        assert_eq!(std::hint::black_box(*value), 7);
     }
 
     #[test]
