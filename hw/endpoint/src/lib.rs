@@ -25,7 +25,7 @@ pub mod smi;
 
 pub use address::{MadAddress, Peer};
 pub use datagram_qp::{Datagram, DatagramQp, DatagramQpSpec, Received};
-pub use end_port::{EndPort, EndPortConfig, EndPortError, EndPortEvent, LinkCounters};
+pub use end_port::{BoundAgent, EndPort, EndPortConfig, EndPortError, EndPortEvent, LinkCounters};
 pub use mad_agent::{
     AgentEvent, AgentId, Disposition, DropReason, MadAgent, MadAgentConfig, MadCounters, MadSizes,
     MethodSet, Oui, RAW_TID, RegisterError, Registration, RequestId, RetryPolicy, RmppConfig,

@@ -1,4 +1,5 @@
-//! A MAD agent on a queue pair of an HCA.
+//! A MAD agent on a queue pair of an HCA: part of an [`EndPort`](super::EndPort), or alone, on a port whose programs register all
+//! classes themselves.
 
 use alloc::boxed::Box;
 
@@ -19,7 +20,7 @@ pub struct LinkCounters {
 
 /// A MAD agent bound to QP0 or QP1.
 #[derive(Debug)]
-pub(super) struct BoundAgent<T> {
+pub struct BoundAgent<T> {
     pub(super) qp: T,
     pub(super) mads: MadAgent,
     /// Taken from the agent, not yet taken by the queue pair.
@@ -30,13 +31,37 @@ pub(super) struct BoundAgent<T> {
 }
 
 impl<T: MadTransport> BoundAgent<T> {
-    pub(super) fn new(qp: T, mads: MadAgent) -> Self {
+    /// Binds an agent to a queue pair.
+    pub fn new(qp: T, mads: MadAgent) -> Self {
         Self {
             qp,
             mads,
             held: None,
             agents_turn: false,
             counters: LinkCounters::default(),
+        }
+    }
+
+    /// Returns the agent.
+    pub const fn agent(&mut self) -> &mut MadAgent {
+        &mut self.mads
+    }
+
+    /// Receives up to `budget` MADs, runs the agent's timers, and sends up to `budget` MADs. Returns `true` if there may be more to
+    /// do at once; if not, the HCA raises [`HcaEvent::Completion`](hca_api::HcaEvent::Completion) when there is.
+    pub fn poll(&mut self, now: Instant, hca: &mut dyn Hca, budget: usize) -> bool {
+        let unreceived = self.receive(now, hca, budget);
+        self.mads.handle_timeout(now);
+        let unsent = self.send(now, hca, budget, &mut || None);
+        self.arm(hca) || unreceived.min(unsent) == 0
+    }
+
+    /// Returns when to call [`Self::poll`] at the latest; a time that has passed means at once.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match self.can_go_on(false) {
+            true => Some(Instant::ZERO),
+            false => self.mads.poll_timeout(),
         }
     }
 
@@ -153,7 +178,8 @@ impl<T: MadTransport> BoundAgent<T> {
         }
     }
 
-    pub(super) fn close(self, hca: &mut dyn Hca) {
+    /// Gives the queue pair up.
+    pub fn close(self, hca: &mut dyn Hca) {
         Box::new(self.qp).close(hca);
     }
 }

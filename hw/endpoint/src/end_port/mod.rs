@@ -20,7 +20,7 @@ use ib_wire::PortNum;
 use ib_wire::mad::{BASE_VERSION, Method, MgmtClass};
 use ib_wire::notice::ClassPortInfo;
 
-pub use bound::LinkCounters;
+pub use bound::{BoundAgent, LinkCounters};
 
 use crate::cm::{Cm, CmConfig, CmEvent};
 use crate::sa_client::{QueryId, StandingId, Wish};
@@ -28,8 +28,6 @@ use crate::{
     AgentEvent, AgentId, MadAgent, MadAgentConfig, MadQp, MadTransport, MethodSet, PortView,
     RegisterError, Registration, RetryPolicy, SaClient, SaEvent, SaRequest, SmaClient, SmaError,
 };
-use bound::BoundAgent;
-
 /// What an [`EndPort`] is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndPortConfig {

@@ -86,10 +86,7 @@ impl World {
             return Ok(());
         }
         let mut hca = function_of(&mut self.fabric, host.node(), port.function)?;
-        let software = host.port_mut(port.function, port.port);
-        let software = software.ok_or(HcaError::InvalidPort)?;
-        software.open_smi(&mut hca, config)?;
-        Ok(())
+        host.open_smi(&mut hca, port.port, config)
     }
 
     /// Sets or clears PortInfo:CapabilityMask.IsSM of a port, as the kernel's `issm` file does.
@@ -127,7 +124,7 @@ impl World {
                     let (gsi, manager) = host.gsi_and_manager(port.port)?;
                     (gsi, manager.smi(port.port))
                 } else {
-                    host.port_mut(port.function, port.port)?.agents()
+                    host.agents_mut(port.port)?
                 }
             }
             None => self

@@ -1,8 +1,10 @@
 //! A host: an adapter, and what runs on its functions.
 
 use emulated_hca::{Adapters, Fabric, NodeId};
-use hca_api::{Consumer, FunctionId, HcaError};
-use ib_endpoint::{EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, SmaError};
+use hca_api::{Consumer, FunctionId, Hca, HcaError};
+use ib_endpoint::{
+    EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, MadAgentConfig, SmaError,
+};
 use ib_vtime::{Instant, Secret};
 use ib_wire::PortNum;
 use pf_context::{PfContext, VfTurn};
@@ -10,6 +12,7 @@ use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 use vf_tunnel::VfId;
 
+use super::bare::BareNode;
 use super::function_of;
 use super::manager::{ManagerPlace, Sweeps};
 use super::shared::SharedHost;
@@ -65,6 +68,17 @@ impl Host {
     #[must_use]
     pub fn subnet_events(&self) -> &[SmEvent] {
         self.manager_place().map_or(&[], ManagerPlace::events)
+    }
+
+    /// Returns `true` for a host on whose ports nothing runs; see [`World::add_bare_host`](super::World::add_bare_host).
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        let consumer = self.consumer(FunctionId::PF);
+        consumer.is_some_and(|consumer| consumer.is::<BareNode>())
+    }
+
+    fn bare_mut(&mut self) -> Option<&mut BareNode> {
+        self.consumer_mut(FunctionId::PF)?.downcast_mut()
     }
 
     /// Returns the PF context, if the adapter is shared.
@@ -181,6 +195,32 @@ impl Host {
         Some(port)
     }
 
+    /// Returns the agents on a port's QP1, and on its QP0 if it is open.
+    pub(super) fn agents_mut(
+        &mut self,
+        port: PortNum,
+    ) -> Option<(&mut MadAgent, Option<&mut MadAgent>)> {
+        if self.is_bare() {
+            return self.bare_mut()?.agents(port);
+        }
+        Some(self.port_mut(FunctionId::PF, port)?.agents())
+    }
+
+    /// Takes a port's QP0, unless the software on the port has it already.
+    pub(super) fn open_smi(
+        &mut self,
+        hca: &mut dyn Hca,
+        port: PortNum,
+        config: MadAgentConfig,
+    ) -> Result<(), HcaError> {
+        if let Some(bare) = self.bare_mut() {
+            return bare.open_smi(hca, port, config);
+        }
+        let software = self.port_mut(FunctionId::PF, port);
+        let software = software.ok_or(HcaError::InvalidPort)?;
+        software.open_smi(hca, config).map(|_| ())
+    }
+
     pub(super) fn poll_event(
         &mut self,
         function: FunctionId,
@@ -294,7 +334,7 @@ pub(super) fn start_software(
 ) -> Result<Software, EndPortError> {
     let mut hca = function_of(fabric, node, FunctionId::PF)?;
     let mut secrets = secret.numbers();
-    let ports = (1..=hca_api::Hca::attributes(&hca).num_ports).map(|port| {
+    let ports = (1..=hca.attributes().num_ports).map(|port| {
         let secret = secrets.secret();
         EndPort::open(now, &mut hca, EndPortConfig::host(PortNum(port), secret))
     });

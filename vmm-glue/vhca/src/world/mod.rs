@@ -18,6 +18,7 @@
 
 mod agents;
 mod alarms;
+mod bare;
 mod consumers;
 mod devices;
 mod host;
@@ -52,6 +53,7 @@ pub use user::PortSoftware;
 pub use vfs::{VfError, vf_node_guid, vf_spec};
 
 use alarms::Alarms;
+use bare::BareNode;
 use host::start_software;
 use switch::SwitchSoftware;
 use taps::Taps;
@@ -147,6 +149,18 @@ impl World {
         let secret = self.derived_secret();
         let software = start_software(self.now, &mut self.fabric, node, secret)?;
         Ok(self.add_host_of(node, Box::new(software)))
+    }
+
+    /// Adds a host on whose ports nothing runs: programs register all classes of MADs themselves ([`World::port_agents_mut`]),
+    /// Send of the CM and Report of the SA included. [`World::port`] has nothing for it.
+    ///
+    /// # Errors
+    /// [`HcaError::InvalidParameter`] if the node is a switch; [`HcaError::SpecialQpTaken`] if the QP1 of a port is taken.
+    pub fn add_bare_host(&mut self, node: NodeId) -> Result<HostId, HcaError> {
+        let secret = self.derived_secret();
+        let mut hca = function_of(&mut self.fabric, node, FunctionId::PF)?;
+        let bare = BareNode::open(&mut hca, secret)?;
+        Ok(self.add_host_of(node, Box::new(bare)))
     }
 
     fn admit(&mut self, host: Host) -> HostId {

@@ -129,6 +129,70 @@ fn a_program_on_a_pf_reads_its_own_node() {
     );
 }
 
+/// Who sends connection requests registers the CM's class for the method Send, and who subscribes to notices the SA's reports.
+fn unsolicited() -> [Registration; 2] {
+    let of = |class, method| Registration::new(class, MethodSet::of(&[method])).apart();
+    [
+        of(MgmtClass::COM_MGT, Method::SEND),
+        of(MgmtClass::SUBN_ADM, Method::REPORT),
+    ]
+}
+
+#[test]
+fn programs_on_a_bare_node_register_the_cm_and_reports_and_reach_each_other() {
+    let (fabric, built) = Topology::two_switches(2).build(1);
+    let mut world = World::new(fabric, 1);
+    let manager = world.add_host(built.hcas[0]).unwrap();
+    let bare = [built.hcas[1], built.hcas[3]];
+    for node in bare {
+        let host = world.add_bare_host(node).unwrap();
+        assert!(world.host(host).is_bare() && !world.host(manager).is_bare());
+    }
+    world
+        .start_manager(manager.port(1), SubnetConfig::default())
+        .unwrap();
+    let ends = bare.map(|node| node.port(1));
+    let up = world.run_until(LIMIT, |world| {
+        let states = ends.map(|at| world.fabric().port(at).unwrap().state);
+        states == [hca_api::PortState::Active; 2]
+    });
+    assert_eq!(up, Outcome::Reached);
+    let mut subnet = Subnet {
+        world,
+        hosts: ends.to_vec(),
+        switches: Vec::new(),
+    };
+    let plain = built.hcas[0].port(1);
+    for registration in unsolicited() {
+        assert!(subnet.gsi(plain).register(registration).is_err());
+    }
+    let [from, to] = ends;
+    let [cm, reports] = unsolicited();
+    let receiver = subnet.gsi(to).register(cm).unwrap();
+    subnet.gsi(to).register(reports).unwrap();
+    assert!(subnet.gsi(to).register(cm).is_err(), "taken");
+    let sender = subnet.gsi(from).register(cm).unwrap();
+    let mad = Mad::new(MadHeader::new(
+        MgmtClass::COM_MGT,
+        Method::SEND,
+        AttributeId::new(0x10),
+    ));
+    let lid = MadAddress::gsi(subnet.lid(to));
+    subnet.gsi(from).send(sender, lid, mad).unwrap();
+    let event = subnet.event(to, SpecialQp::Gsi, receiver);
+    assert!(
+        matches!(event, Some(AgentEvent::Request { .. })),
+        "{event:?}"
+    );
+    let guid = subnet.world.fabric().node(from.node).unwrap().node_guid;
+    let info = node_info(&mut subnet.world, from, &[]);
+    assert_eq!(info.node_guid, guid);
+    assert_eq!(
+        subnet.world.open_qp0(from.node.port(2)),
+        Err(HcaError::InvalidPort)
+    );
+}
+
 #[test]
 fn the_second_owner_of_qp0_is_refused() {
     let mut subnet = Subnet::up();
