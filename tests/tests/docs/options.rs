@@ -22,6 +22,8 @@ fn named(line: &str) -> Vec<Named> {
     }
     let command = match rest {
         [what @ ("vf" | "link"), ..] if *command == "set" => format!("set {what}"),
+        // The address of a function stands between.
+        [_, what, ..] if *command == "vfio" && is_name(what) => format!("vfio BDF {what}"),
         _ => (*command).to_owned(),
     };
     // What is behind `--` belongs to another program.
