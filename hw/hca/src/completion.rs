@@ -69,7 +69,7 @@ pub enum Cause {
     KeyTaken = 9,
     /// The key is of an object for which there is no such request.
     WrongObject = 10,
-    /// Rights, pages or lengths of a registration or binding are not those that the object can have.
+    /// A registration or binding names rights, pages or a length that its object cannot take.
     BadRegistration = 11,
     /// The message is longer than the queue pair, its list or the transport allows.
     TooLong = 16,

@@ -379,7 +379,7 @@ impl Memory {
         Ok(key)
     }
 
-    /// Gives the region or window of a key another key, unless that one is taken.
+    /// Renames the region or window of a key, unless the new key is taken.
     fn rename(&mut self, old: u32, new: u32) -> Result<(), ProtectionFault> {
         if old == new {
             return Ok(());

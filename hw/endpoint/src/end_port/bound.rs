@@ -178,7 +178,7 @@ impl<T: MadTransport> BoundAgent<T> {
         }
     }
 
-    /// Gives the queue pair up.
+    /// Destroys the queue pair.
     pub fn close(self, hca: &mut dyn Hca) {
         Box::new(self.qp).close(hca);
     }

@@ -49,7 +49,7 @@ impl Session {
         Ok(this)
     }
 
-    /// Gives the VF back.
+    /// Returns the VF to the kernel.
     pub(super) fn close(mut self) -> anyhow::Result<()> {
         let removed = self.driver.remove(&mut self.bus);
         removed.context("the VF does not shut down")

@@ -167,7 +167,7 @@ impl Device {
         self.qpns.get(run.template().bth.dest_qp)
     }
 
-    /// Copies the payload of a run that stayed in memory, for frames. Returns `None` if it is no memory any more: then the run is lost,
+    /// Copies the payload of a run out of the sender's memory, for frames. Returns `None` if the sender unmapped it: then the run is lost,
     /// and the queue pair finds out when it sends it again.
     fn with_bytes(
         &mut self,

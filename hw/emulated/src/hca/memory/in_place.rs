@@ -60,7 +60,7 @@ impl<'a> Arrived<'a> {
         Some((self.get(0..at)?, self.get(at..self.len())?))
     }
 
-    /// Returns the first bytes and the rest, which is empty if there are no more.
+    /// Splits the bytes behind the first `at`. The second part is empty if there are fewer.
     pub(super) fn split_at(self, at: usize) -> (Self, Self) {
         self.split_at_checked(at).unwrap_or((self, Self::NONE))
     }
@@ -122,7 +122,7 @@ impl Memory {
         region.is_some_and(|region| region.generation == generation)
     }
 
-    /// Returns a message that stayed in this memory, or `None` if a registration of it has ended or it is not mapped any more.
+    /// Returns a message in this memory, or `None` if its owner ended a registration or unmapped a piece.
     pub(in super::super) fn in_place<'a>(&'a self, pieces: &'a [Piece]) -> Option<Arrived<'a>> {
         let is_there = |piece: &Piece| {
             self.is_registered(piece) && self.space.is_mapped(piece.addr, piece.len)

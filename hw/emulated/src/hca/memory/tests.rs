@@ -338,7 +338,7 @@ proptest! {
         prop_assert_eq!(out.bytes(), bytes);
     }
 
-    /// Bytes that stay in memory are those that would be gathered, wherever they are put and cut.
+    /// A copy from pieces stores the same bytes as a gathered message, at each place and with each cut.
     #[test]
     fn what_stays_in_place_is_copied_as_if_it_was_gathered(
         lens in prop::collection::vec(0_u32..700, 1..6),
