@@ -199,6 +199,9 @@ fn a_call_waits_while_its_receiver_has_no_room_for_a_descriptor() {
     let serve = Limited(Serve::start(1));
     let (file, opened) = ask_umad(&serve.0, Purpose::Umad(0));
     opened.unwrap();
+    // The service reads messages without descriptors itself: until a call is answered, the receiver may still load its libraries,
+    // which it cannot without descriptors.
+    assert_eq!(call_umad(&file, ENABLE_PKEY), None);
     let receiver = Some(serve.receiver());
     let before = getrlimit(Resource::Nofile);
     let none = Rlimit {
