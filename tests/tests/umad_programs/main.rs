@@ -9,9 +9,10 @@
     reason = "a test fails where its surroundings do"
 )]
 
+mod bare;
 mod service;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,19 @@ fn is_sm(text: &str) -> bool {
     mask.contains(CapabilityMask::IS_SM)
 }
 
+/// A program of which the source is beside this file, compiled into the folder of a service.
+fn compiled(served: &Served, name: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/umad_programs");
+    let program = served.dir.path().join(name);
+    let compiler = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(sources.join(name).with_extension("c"))
+        .output();
+    succeeded(&compiler.unwrap());
+    program
+}
+
 #[test]
 fn the_kernels_interface_behaves_as_the_kernels() {
     let options = Options {
@@ -68,15 +82,7 @@ fn the_kernels_interface_behaves_as_the_kernels() {
         ..Options::default()
     };
     let served = Served::new(options, is_up);
-    let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/umad_programs/kernel_interface.c");
-    let program = served.dir.path().join("kernel_interface");
-    let compiler = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-        .arg(&program)
-        .arg(source)
-        .output();
-    succeeded(&compiler.unwrap());
+    let program = compiled(&served, "kernel_interface");
     let ibstat = served.told("", "ibstat", &[]);
     let sm_lid = line(&ibstat, "SM lid: ");
     let output = served.on("", &program).args([sm_lid, "999"]).output();

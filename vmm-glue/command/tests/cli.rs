@@ -154,7 +154,7 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
         (
             "serve --pf S1",
             2,
-            "vhca: S1 is a switch, and cannot be in pf or be the manager: name one of H1-1, H1-2, H2-1, H2-2, mgmt, \
+            "vhca: S1 is a switch, and cannot be in pf or bare or be the manager: name one of H1-1, H1-2, H2-1, H2-2, mgmt, \
              mgmt-2"
                 .to_owned(),
         ),
@@ -162,6 +162,24 @@ fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() 
             "serve --pf H1-1 --manager H1-1",
             2,
             "vhca: H1-1 is both manager and in pf: name another manager, or leave it out of pf".to_owned(),
+        ),
+        ("serve --bare H1-1,H1-1", 2, "vhca: bare names H1-1 twice: name it once".to_owned()),
+        ("serve --bare mgmt-1,mgmt", 2, "vhca: bare names mgmt twice, once as mgmt-1: name it once".to_owned()),
+        (
+            "serve --bare H9",
+            2,
+            "vhca: there is no adapter \"H9\" in the topology: name one of H1-1, H1-2, H2-1, H2-2, mgmt, mgmt-2".to_owned(),
+        ),
+        (
+            "serve --bare H1-1 --pf H1-2,H1-1",
+            2,
+            "vhca: H1-1 is both in pf and in bare: leave it out of one of them".to_owned(),
+        ),
+        (
+            "serve --bare mgmt",
+            2,
+            "vhca: mgmt is both the host of the subnet manager and in bare: name another manager, or leave it out of bare"
+                .to_owned(),
         ),
     ] {
         let mut arguments: Vec<&str> = arguments.split(' ').collect();

@@ -55,8 +55,12 @@ pub(crate) struct ServeArgs {
     /// hosts (in), or both. [default: off]
     #[arg(long, value_parser = words::<PartEnforce>(DIRECTIONS))]
     part_enforce: Option<PartEnforce>,
+    /// Run nothing of vhca's on these hosts, as on stock ones: they have no VFs, and programs of `vhca run` can register all
+    /// classes of MADs there, Send of the CM included. Can be given more than once.
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    bare: Vec<String>,
     /// The adapters that are shared among VFs; can be given more than once. By default all but the
-    /// manager's and those called mgmt or mgmt-....
+    /// manager's, those called mgmt or mgmt-..., and the bare ones.
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     pf: Vec<String>,
     /// VFs of each shared adapter, 254 at most; 0 for none at all. [default: 4]
@@ -188,6 +192,7 @@ impl ServeArgs {
         some(&mut options.manager, self.manager.as_ref());
         some(&mut options.lmc, self.lmc.as_ref());
         some(&mut options.part_enforce, self.part_enforce.as_ref());
+        list(&mut options.bare, &self.bare);
         list(&mut options.pf, &self.pf);
         some(&mut options.vfs, self.vfs.as_ref());
         some(&mut options.guids, self.guids.as_ref());

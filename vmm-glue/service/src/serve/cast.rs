@@ -13,6 +13,7 @@ const MANAGER: &str = "mgmt";
 pub(super) struct Cast {
     pub(super) manager: usize,
     pub(super) pfs: Vec<usize>,
+    pub(super) bare: Vec<usize>,
 }
 
 impl Cast {
@@ -31,14 +32,25 @@ impl Cast {
             Some(name) => named(name)?,
             None => (0..hcas.len()).find(called_so).unwrap_or(0),
         };
-        let mut pfs = Vec::new();
-        for name in &options.pf {
-            let place = named(name)?;
-            if let Some(before) = pfs.iter().position(|pf| *pf == place) {
-                let before = options.pf[before].clone();
-                return Err(LabError::TwoNames(name.clone(), before));
+        let places = |option, wanted: &[String]| {
+            let mut places = Vec::new();
+            for name in wanted {
+                let place = named(name)?;
+                if let Some(before) = places.iter().position(|known| *known == place) {
+                    let before = wanted[before].clone();
+                    return Err(LabError::TwoNames(option, name.clone(), before));
+                }
+                places.push(place);
             }
-            pfs.push(place);
+            Ok(places)
+        };
+        let mut pfs = places("pf", &options.pf)?;
+        let bare = places("bare", &options.bare)?;
+        if let Some(both) = bare.iter().find(|place| pfs.contains(place)) {
+            return Err(LabError::SharedBare(hcas[*both].description.clone()));
+        }
+        if options.sm == SmChoice::Lite && bare.contains(&manager) {
+            return Err(LabError::ManagerBare(hcas[manager].description.clone()));
         }
         let is_given = options.manager.is_some() && options.sm == SmChoice::Lite;
         if is_given && pfs.contains(&manager) {
@@ -47,10 +59,11 @@ impl Cast {
         if options.vfs == 0 {
             pfs.clear();
         } else if pfs.is_empty() {
-            let plain = |place: &usize| *place == manager || called_so(place);
+            let plain =
+                |place: &usize| *place == manager || called_so(place) || bare.contains(place);
             pfs = (0..hcas.len()).filter(|place| !plain(place)).collect();
         }
-        Ok(Self { manager, pfs })
+        Ok(Self { manager, pfs, bare })
     }
 }
 

@@ -127,6 +127,13 @@ impl Inventory {
                 if let Some(refusal) = self.awaited.refusal(Some(name)) {
                     return refusal;
                 }
+                if node.is_some_and(|node| self.is_bare(node)) {
+                    let message = format!(
+                        "{name} is bare: it has no VFs, and nothing but programs runs on it; leave it out of --bare to have \
+                         VFs there"
+                    );
+                    return Refusal::new("bare_node", message);
+                }
                 let names: Vec<&str> = self.pf_hosts().map(|host| host.name.as_str()).collect();
                 if names.is_empty() {
                     return self.no_vfs();
@@ -152,6 +159,13 @@ impl Inventory {
                 node.description.as_str() == Some(name) || Some(node.node_guid.get()) == guid
             })
         })
+    }
+
+    /// Returns `true` if nothing of the service's runs on a node.
+    #[must_use]
+    pub fn is_bare(&self, node: NodeId) -> bool {
+        let host = self.world.host_at(node);
+        host.is_some_and(|host| self.world.host(host).is_bare())
     }
 
     /// Returns the description of a node.

@@ -161,6 +161,9 @@ impl Lab {
             let is_pf = cast.pfs.contains(&index);
             let id = if is_pf {
                 self.start_pf(options, &name, *node, config)?
+            } else if cast.bare.contains(&index) {
+                let started = self.world_mut().add_bare_host(*node);
+                started.map_err(|error| LabError::Bare(name.clone(), error))?
             } else {
                 let started = self.world_mut().add_host(*node);
                 started.map_err(|error| LabError::Host(name.clone(), error))?

@@ -1,5 +1,6 @@
 //! Errors of building a lab.
 
+use hca_api::HcaError;
 use ib_endpoint::EndPortError;
 use pf_context::PlaceError;
 use pf_context::context::PfError;
@@ -22,14 +23,25 @@ pub enum LabError {
     #[error("there is no adapter {0:?} in the topology: name one of {1}")]
     NoSuchAdapter(String, String),
     /// A switch has no VFs, and no software of its own.
-    #[error("{0} is a switch, and cannot be in pf or be the manager: name one of {1}")]
+    #[error("{0} is a switch, and cannot be in pf or bare or be the manager: name one of {1}")]
     Switch(String, String),
     /// Two names of one adapter.
-    #[error("pf names {0} twice, once as {1}: name it once")]
-    TwoNames(String, String),
+    #[error("{0} names {1} twice, once as {2}: name it once")]
+    TwoNames(&'static str, String, String),
     /// An adapter is to be shared, and the manager's alone.
     #[error("{0} is both manager and in pf: name another manager, or leave it out of pf")]
     ManagerShared(String),
+    /// The software of the subnet manager would have no host.
+    #[error(
+        "{0} is both the host of the subnet manager and in bare: name another manager, or leave it out of bare"
+    )]
+    ManagerBare(String),
+    /// An adapter is to be shared, and to be without software.
+    #[error("{0} is both in pf and in bare: leave it out of one of them")]
+    SharedBare(String),
+    /// A bare node cannot be started.
+    #[error("cannot start the bare node {0}")]
+    Bare(String, #[source] HcaError),
     /// The topology has no adapter.
     #[error("the topology has no adapter")]
     NoAdapter,

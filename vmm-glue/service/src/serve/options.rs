@@ -175,8 +175,10 @@ pub struct Options {
     pub manager: Option<String>,
     /// Options of vhca's own subnet manager.
     pub subnet: SubnetOptions,
+    /// The adapters of hosts on which nothing of the service's runs: no VFs, no SA client, no CM.
+    pub bare: Vec<String>,
     /// The adapters that are shared among VFs; if none is named, all but the
-    /// manager's and those called `mgmt` or `mgmt-` and something.
+    /// manager's, those called `mgmt` or `mgmt-` and something, and the bare ones.
     pub pf: Vec<String>,
     /// VFs of each of them; with none, all adapters belong to their hosts alone.
     pub vfs: u16,

@@ -81,11 +81,13 @@ impl GivenOptions {
         self.check_attach()?;
         self.check_ibsim()?;
         self.check_paths()?;
-        if let Some(name) = repeated(&self.pf) {
-            return Err(OptionsError::Twice("pf", name.clone()));
-        }
-        if self.pf.iter().any(String::is_empty) {
-            return Err(OptionsError::Empty("pf"));
+        for (option, names) in [("pf", &self.pf), ("bare", &self.bare)] {
+            if let Some(name) = repeated(names) {
+                return Err(OptionsError::Twice(option, name.clone()));
+            }
+            if names.iter().any(String::is_empty) {
+                return Err(OptionsError::Empty(option));
+            }
         }
         if self.manager.as_deref() == Some("") {
             return Err(OptionsError::Empty("manager"));
@@ -140,6 +142,7 @@ impl GivenOptions {
             (self.sm.is_some(), "sm"),
             (self.manager.is_some(), "manager"),
             (!self.pf.is_empty(), "pf"),
+            (!self.bare.is_empty(), "bare"),
         ];
         if let Some((_, other)) = others.into_iter().find(|(is_given, _)| *is_given) {
             let why = "an attached service has the simulator's fabric and subnet manager";

@@ -55,6 +55,8 @@ pub struct GivenOptions {
     #[serde(default)]
     pub partition: Vec<PartitionSpec>,
     #[serde(default)]
+    pub bare: Vec<String>,
+    #[serde(default)]
     pub pf: Vec<String>,
     pub vfs: Option<u16>,
     pub guids: Option<GuidPolicy>,
@@ -172,6 +174,7 @@ impl GivenOptions {
                 lmc: self.lmc,
                 part_enforce: self.part_enforce,
             },
+            bare: self.bare,
             pf: self.pf,
             vfs: self.vfs.unwrap_or(VFS),
             guids: self.guids.unwrap_or_default(),
@@ -221,6 +224,7 @@ mod tests {
         assert_eq!(given.policy.policy(), pf_context::Policy::default());
         let all = [
             "manager",
+            "bare",
             "guids",
             "rights",
             "guests",
@@ -380,6 +384,19 @@ mod tests {
             (
                 "pf = [\"a\", \"b\", \"a\"]\n",
                 "pf names a twice: name it once",
+            ),
+            (
+                "attach = [\"ibsim:s/a\"]\nbare = [\"a\"]\n",
+                "attach and bare exclude each other, because an attached service has the simulator's fabric and subnet \
+                 manager: leave out one of them",
+            ),
+            (
+                "bare = [\"a\", \"a\"]\n",
+                "bare names a twice: name it once",
+            ),
+            (
+                "bare = [\"\"]\n",
+                "bare is empty: give it a value, or leave it out",
             ),
             (
                 "pf = [\"\"]\n",

@@ -75,6 +75,8 @@ impl ServeError {
                     | Lab::Switch(..)
                     | Lab::TwoNames(..)
                     | Lab::ManagerShared(_)
+                    | Lab::ManagerBare(_)
+                    | Lab::SharedBare(_)
                     | Lab::TooManyVfs { .. }
                     | Lab::Sidr(..)
                     | Lab::Subnet(_)

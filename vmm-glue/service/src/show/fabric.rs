@@ -56,7 +56,8 @@ fn worse(near: Option<Problem>, far: Option<Problem>) -> Option<Problem> {
 }
 
 /// Returns the row of a node.
-pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
+pub(super) fn node(scene: &Scene<'_>, id: NodeId) -> Vec<NodeRow> {
+    let fabric = scene.fabric;
     let Some(node) = fabric.node(id) else {
         return Vec::new();
     };
@@ -67,6 +68,7 @@ pub(super) fn node(fabric: &Fabric, id: NodeId) -> Vec<NodeRow> {
     let count = |is_so: fn(&Link) -> bool| links.iter().filter(|link| is_so(link)).count();
     let kind = match node.kind() {
         _ if fabric.is_gateway(id) => "gateway",
+        NodeKind::ChannelAdapter if scene.vmms.is_bare(id) => "bare",
         NodeKind::ChannelAdapter => "ca",
         NodeKind::Switch => "switch",
     };

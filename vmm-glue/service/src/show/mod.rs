@@ -62,7 +62,7 @@ pub struct Scene<'a> {
     pub now: Instant,
 }
 
-/// Facts that only the service has: planned faults of links, VMMs and faults of VFs, and nodes whose VFs are still awaited.
+/// Facts that only the service has: planned faults of links, bare nodes, VMMs and faults of VFs, and nodes whose VFs are still awaited.
 pub trait Vmms: std::fmt::Debug {
     /// Returns true if there are none.
     fn is_empty(&self) -> bool;
@@ -73,6 +73,11 @@ pub trait Vmms: std::fmt::Debug {
     /// Returns the faults that the service makes by order on a link, in the words of `vhca set link`, if there are some.
     fn planned_faults(&self, _link: LinkId) -> Option<String> {
         None
+    }
+
+    /// Returns `true` if nothing of the service's runs on a node.
+    fn is_bare(&self, _node: NodeId) -> bool {
+        false
     }
 
     /// Returns the faults of a host's VFs.
@@ -161,7 +166,7 @@ pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
             Table::of_service("partitions", |scene| scene.vmms.partitions()),
         ],
         Subject::Fabric => vec![
-            Table::of_nodes("nodes", |scene, node| fabric::node(scene.fabric, node)),
+            Table::of_nodes("nodes", fabric::node),
             Table::of_links("links", |scene, filter, node| {
                 fabric::links(scene, filter, node)
             }),

@@ -1,6 +1,6 @@
 //! VFs that are offered to VMMs, for `vhca show` and `vhca why`.
 
-use emulated_hca::LinkId;
+use emulated_hca::{LinkId, NodeId};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use vhca::world::HostFunction;
@@ -22,6 +22,10 @@ impl Vmms for Lab {
 
     fn planned_faults(&self, link: LinkId) -> Option<String> {
         self.cables.planned(link).map(ToString::to_string)
+    }
+
+    fn is_bare(&self, node: NodeId) -> bool {
+        self.inventory.is_bare(node)
     }
 
     fn faults_of(&self, host: &str) -> FaultCodes {
