@@ -41,6 +41,20 @@ fn tcp_states(port: u16) -> Vec<String> {
         .collect()
 }
 
+/// TCP port at which the server of `fi_pingpong` waits for its client before it uses RDMA.
+const FI_PINGPONG: u16 = 47592;
+
+/// Returns `true` if the program of the server's VF has ids of the RDMA CM or queue pairs, or waits for a client by TCP.
+fn is_ready(lab: &Lab) -> bool {
+    if tcp_states(FI_PINGPONG).iter().any(|state| state == "0A") {
+        return true;
+    }
+    let shown = lab.json(&["show", "programs"]);
+    let mut rows = shown["programs"].as_array().into_iter().flatten();
+    let row = rows.find(|row| row["host"] == "H1-1" && row["vf"] == 1);
+    row.is_some_and(|row| row["cm_ids"].as_u64() > Some(0) || row["qps"].as_u64() > Some(0))
+}
+
 impl Pair {
     /// Starts both programs.
     pub(crate) fn of(lab: &Lab, program: &[&str]) -> Self {
@@ -69,22 +83,31 @@ impl Pair {
         }
     }
 
-    /// Starts a server and, once it listens, its client, which find each other by the RDMA CM.
+    /// Starts a server and, once it is ready, its client, which find each other by the RDMA CM.
     ///
-    /// Only the client's success tells that the server listens, so it is started again until then.
+    /// The server listens a moment later. A client that was too early fails, and some servers fail with their first one: both
+    /// are started again then.
     pub(crate) fn by_rdma_cm(lab: &Lab, server: &[&str], client: &[&str]) -> Self {
         let number = port();
-        let command = &mut lab.on(Shim::Vhca, "H1-1/1", server);
-        let server = Process::start(lab.dir(), &format!("server-{number}"), command);
-        let connected = wait_for(PATIENCE, || {
-            let command = &mut lab.on(Shim::Vhca, "H2-1/1", client);
-            let mut started = Process::start(lab.dir(), &format!("client-{number}"), command);
-            let ended = started.wait(LIMIT);
-            ended.success().then_some(started)
-        });
         let program = client.join(" ");
+        let mut last = String::new();
+        let pair = wait_for(PATIENCE, || {
+            let command = &mut lab.on(Shim::Vhca, "H1-1/1", server);
+            let mut server = Process::start(lab.dir(), &format!("server-{number}"), command);
+            wait_for(LIMIT, || {
+                (is_ready(lab) || server.ended().is_some()).then_some(())
+            });
+            let command = &mut lab.on(Shim::Vhca, "H2-1/1", client);
+            let mut client = Process::start(lab.dir(), &format!("client-{number}"), command);
+            if client.wait(LIMIT).success() {
+                return Some((server, client));
+            }
+            last = format!("{}\n{}", server.output(), client.output());
+            None
+        });
+        let (server, client) = pair.unwrap_or_else(|| panic!("{program}: {last}"));
         Self {
-            client: connected.unwrap_or_else(|| panic!("{program}: {}", server.output())),
+            client,
             server,
             program,
         }
