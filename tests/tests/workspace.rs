@@ -61,7 +61,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("vhca-umad", &["linux-abi", "umad-link", "verbs-link"]),
-    ("hca-linux", &["hca-api", "ib-wire", "ib-vtime"]),
+    (
+        "hca-linux",
+        &[
+            "hca-api",
+            "ib-endpoint",
+            "ib-wire",
+            "ib-vtime",
+            "linux-abi",
+            "umad-link",
+        ],
+    ),
     ("hca-vfio", &["mlx4-driver", "ib-vtime"]),
     (
         "vf-tunnel",

@@ -13,6 +13,8 @@ impl Errno {
     pub const EPERM: Self = Self(1);
     /// No such file.
     pub const ENOENT: Self = Self(2);
+    /// A signal came first.
+    pub const EINTR: Self = Self(4);
     /// The device failed.
     pub const EIO: Self = Self(5);
     /// Not now.

@@ -2,6 +2,7 @@
 
 mod attributes;
 mod device;
+mod read;
 mod view;
 
 pub use attributes::{Adapter, Port};

@@ -106,6 +106,18 @@ impl UmadHeader {
         }
     }
 
+    /// Returns the header of a MAD that an agent sends to an address, and for whose answer umad waits so many milliseconds, without
+    /// repeating it; with 0 there will be none. Of the index of the source GID eight bits are kept.
+    #[must_use]
+    pub fn to_send(id: u32, timeout_ms: u32, to: &MadAddress) -> Self {
+        Self {
+            timeout_ms: timeout_ms.into(),
+            qkey: to.qkey.get().into(),
+            hop_limit: to.grh.map_or(0, |route| route.hop_limit),
+            ..Self::received(id, to)
+        }
+    }
+
     /// The header of a received MAD. As in the kernel the Q_Key is not told, and the hop limit is the one with which an answer
     /// is to leave (`ib_init_ah_attr_from_wc`).
     #[must_use]
@@ -228,6 +240,23 @@ mod tests {
         assert_eq!(bytes[20..24], [0, 0, 0, 1], "the QP number is big endian");
         assert_eq!(bytes[28..34], [0, 5, 3, 2, 1, 1]);
         assert_eq!(UmadHeader::read(bytes, HEADER_SIZE), Some(header));
+    }
+
+    #[test]
+    fn a_header_sends_to_the_address_that_it_was_made_from() {
+        let mut to = MadAddress::gsi(Lid::new(5));
+        for grh in [None, Some(3)] {
+            to.grh = grh.map(|hop_limit| GlobalRoute {
+                remote_gid: Gid([9; 16]),
+                sgid_index: GidIndex(1),
+                flow_label: 7,
+                hop_limit,
+                traffic_class: 8,
+            });
+            let header = UmadHeader::to_send(4, 100, &to);
+            assert_eq!((header.id.get(), header.timeout_ms.get()), (4, 100));
+            assert_eq!(header.address(), to);
+        }
     }
 
     #[test]
