@@ -162,7 +162,7 @@ pub(crate) const NUMBERS: QpNumbers = QpNumbers {
     real: Qpn::GSI,
 };
 
-/// Returns a completion of a request on QP1 that has no more to say.
+/// Returns a completion of a request on QP1, without a message.
 pub(crate) fn completion(wr_id: u64, op: CompletionOp, failure: Option<Failure>) -> Completion {
     let (status, cause) = failure.unwrap_or((CompletionStatus::Success, Cause::None));
     Completion {

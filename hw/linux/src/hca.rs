@@ -1,4 +1,4 @@
-//! The function: its queue pair and objects, what is delivered to them, and the looks at the port.
+//! The function: its queue pair and objects, deliveries to them, and looks at the port.
 
 mod verbs;
 
@@ -114,7 +114,7 @@ impl<F: PortFiles> LinuxHca<F> {
         &self.files
     }
 
-    /// What was carried, and what was not.
+    /// Returns the numbers of MADs that were carried and that were not.
     #[must_use]
     pub const fn counters(&self) -> UmadCounters {
         self.umad.counters
@@ -166,7 +166,7 @@ impl<F: PortFiles> LinuxHca<F> {
         })
     }
 
-    /// Looks at the port and raises an event for what has changed.
+    /// Looks at the port and raises an event if it has changed.
     fn look(&mut self) {
         // A device that goes away takes its folder with it first.
         let Some(port) = Port::read(&mut |path| self.files.attribute(path)) else {
@@ -354,7 +354,7 @@ fn check_port(port: PortNum) -> Result<(), HcaError> {
     }
 }
 
-/// What is different in a later view of the port. That the subnet manager asks clients to register again is not in sysfs.
+/// The differences between a view of the port and a later one. That the subnet manager asks clients to register again is not in sysfs.
 fn changes(before: &Port, after: &Port) -> PortChange {
     let mut change = PortChange::empty();
     let active = |port: &Port| port_state(port.state) == PortState::Active;

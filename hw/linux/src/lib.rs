@@ -5,16 +5,25 @@
 //! addresses and tables of the port come from sysfs, which [`LinuxHca::poll`] reads each second. The function has no other queue
 //! pairs yet, hence no data.
 //!
-//! [`LinuxHca`] is a machine over [`PortFiles`]: it has no clock and makes no system call itself.
+//! [`LinuxHca`] is a machine over [`PortFiles`]: it has no clock and makes no system call itself. [`LinuxHca::open`] opens all files of
+//! a port; from then on they are only read and written.
+
+mod error;
+mod files;
 mod gsi;
 mod hca;
 mod local_mad;
 mod memory;
+mod open;
 mod queue;
+mod sys;
 mod transactions;
 mod umad;
 
+pub use error::OpenError;
+pub use files::OpenFiles;
 pub use hca::{LinuxHca, LinuxHcaConfig, PORT};
+pub use open::PortConfig;
 pub use umad::{FILES, PortFiles, UNSOLICITED, UmadCounters};
 
 #[cfg(test)]

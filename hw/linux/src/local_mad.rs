@@ -1,7 +1,7 @@
 //! The answers that the function's own agents give, made from sysfs.
 //!
-//! The SMA and the PMA of the port are the HCA's, and obey the subnet manager alone. What software reads of its own port by a MAD is
-//! answered here; what it would write is not.
+//! The SMA and the PMA of the port are the HCA's, and obey the subnet manager alone. Reads of the port by software of this
+//! host are answered here, writes are not.
 
 use hca_api::LocalMad;
 use ib_wire::mad::{AttributeId, BASE_VERSION, Mad, MadStatus, Method, MgmtClass};
@@ -21,11 +21,11 @@ use linux_abi::sysfs::{Adapter, Port};
 /// managers make groups.
 pub(crate) const MTU: Mtu = Mtu::MTU_2048;
 
-/// Longest way through the subnet, which sysfs does not show, as a subnet manager writes it if nobody says otherwise (OpenSM,
+/// Longest way through the subnet, which sysfs does not show, as a subnet manager writes it by default (OpenSM,
 /// `subnet_timeout`): 4.096 µs × 2^18.
 pub(crate) const SUBNET_TIMEOUT: u8 = 18;
 
-/// What is known of the device.
+/// The device and its port, as sysfs shows them.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) adapter: Adapter,
@@ -174,7 +174,7 @@ fn block<T: Default + Copy, const N: usize>(
     Some(block)
 }
 
-/// The speed of PortInfo for one of `enum ib_port_speed`; those that are extended count as QDR (IBA 14.2.5.6).
+/// The speed of PortInfo for one of `enum ib_port_speed`; extended ones count as QDR (IBA 14.2.5.6).
 pub(crate) const fn link_speed(speed: u16) -> LinkSpeed {
     match speed {
         2 => LinkSpeed::DDR,
@@ -235,7 +235,7 @@ fn class_port_info() -> ClassPortInfo {
     info
 }
 
-/// Names of counters are those of the kernel (`drivers/infiniband/core/sysfs.c`, `PORT_PMA_ATTR`). A counter stays at its largest
+/// Counters have the kernel's names (`drivers/infiniband/core/sysfs.c`, `PORT_PMA_ATTR`). A counter stays at its largest
 /// value (IBA 16.1.3.5).
 fn port_counters(port_select: PortNum, of: &dyn Fn(&str) -> u64) -> PortCounters {
     let byte = |name| u8::try_from(of(name)).unwrap_or(u8::MAX);

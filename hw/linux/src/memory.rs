@@ -146,7 +146,7 @@ impl Memory {
         self.regions.remove(region.0).map(drop)
     }
 
-    /// Reads as many bytes of those that a list names as there is room for. Returns `false` if one is not in a region of the protection domain.
+    /// Reads bytes that a list names, as many as there is room for. Returns `false` if one is not in a region of the protection domain.
     pub(crate) fn gather(&self, pd: PdHandle, list: &[Sge], mut to: &mut [u8]) -> bool {
         list.iter().all(|sge| {
             let left = std::mem::take(&mut to);

@@ -107,7 +107,7 @@ impl Transactions {
         })
     }
 
-    /// Takes a MAD that a file gave: an answer gets the id of its request. Returns `false` if nobody waits for it.
+    /// Takes a MAD that a file gave: an answer gets the id of its request. Returns `false` if no request waits for it.
     pub(crate) fn receive(&mut self, file: usize, mad: &mut Mad) -> bool {
         if !mad.header.method.is_answer() && rmpp(mad).is_none() {
             return true;

@@ -23,7 +23,7 @@ pub const FILES: usize = SENDERS + 1;
 /// Number of the agent in each file that MADs are written to: its first.
 const AGENT: u32 = 0;
 
-/// Room for a MAD of Omni-Path, whose read would fail for ever with less.
+/// Room for a MAD of Omni-Path, whose read would fail again and again with less.
 const LONGEST: usize = 2048;
 
 /// Pause before a write that was refused is tried again.
@@ -40,7 +40,7 @@ pub trait PortFiles {
     /// Writes a packet, header and MAD, to a umad file.
     ///
     /// # Errors
-    /// Those of `ib_umad_write`; [`Errno::EIO`] once the device is gone.
+    /// As `ib_umad_write`; [`Errno::EIO`] once the device is gone.
     fn write(&mut self, file: usize, packet: &[u8]) -> Result<(), Errno>;
 
     /// Reads a packet, header and MAD, from a umad file. Returns its length.
@@ -53,7 +53,7 @@ pub trait PortFiles {
     fn attribute(&self, path: &str) -> Option<String>;
 }
 
-/// What was carried, and what was not.
+/// Numbers of MADs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UmadCounters {
     /// MADs written.
@@ -138,7 +138,7 @@ impl Umad {
         }
     }
 
-    /// Forgets what is over and tries held writes again.
+    /// Forgets transactions that are over and tries held writes again.
     pub(crate) fn handle_timeout(&mut self, now: Instant, files: &mut dyn PortFiles) {
         self.transactions.expire(now);
         for held in std::mem::take(&mut self.held) {

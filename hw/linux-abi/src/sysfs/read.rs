@@ -120,7 +120,7 @@ fn groups<const N: usize>(text: &str) -> Option<[u8; N]> {
     groups.next().is_none().then_some(bytes)
 }
 
-/// Reads width and speed from the text of `rate_show`, as codes; 0 for those that it does not know.
+/// Reads width and speed from the text of `rate_show`, as codes; an unknown one is 0.
 fn width_and_speed(text: &str) -> (u8, u16) {
     let inside = text
         .trim()

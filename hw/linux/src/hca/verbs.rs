@@ -22,7 +22,7 @@ use crate::umad::PortFiles;
 #[expect(clippy::cast_possible_truncation, reason = "65,536")]
 const OBJECTS: u32 = MAX_OBJECTS as u32;
 
-/// The function's bounds. Of what it has none, the bound is 0.
+/// The function's bounds, 0 for objects that it cannot have.
 const LIMITS: Limits = Limits {
     max_qp: 1,
     max_qp_wr: MAX_WR,

@@ -1,0 +1,85 @@
+//! Errors, each with the next step.
+
+use thiserror::Error;
+
+/// Why a port cannot be opened, and the next step.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// There is no such device.
+    #[error(
+        "there is no RDMA device {device} here: {}",
+        if others.is_empty() {
+            "no driver has one (rdma link lists them; modprobe mlx4_ib or mlx5_ib)".to_owned()
+        } else {
+            format!("the devices are {}", others.join(", "))
+        }
+    )]
+    NoDevice {
+        /// Its name.
+        device: String,
+        /// Names of the devices that there are.
+        others: Vec<String>,
+    },
+    /// The device has no such port.
+    #[error("{device} has no port {port}: rdma link lists the ports")]
+    NoPort {
+        /// Name of the device.
+        device: String,
+        /// The port.
+        port: u8,
+    },
+    /// The link of the port is not InfiniBand.
+    #[error(
+        "port {port} of {device} is {link_layer}, and MADs to a subnet manager need InfiniBand: choose a port whose link layer is InfiniBand (ibstat)"
+    )]
+    LinkLayer {
+        /// Name of the device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Its link layer.
+        link_layer: String,
+    },
+    /// The port has no umad file.
+    #[error("port {port} of {device} has no umad file: as root, modprobe ib_umad")]
+    NoUmad {
+        /// Name of the device.
+        device: String,
+        /// The port.
+        port: u8,
+    },
+    /// The user may not open the umad file.
+    #[error(
+        "{0} may be opened by root only: run this as root, or as root chown the file to the user of this program"
+    )]
+    Denied(String),
+    /// Another agent takes Send of the CM.
+    #[error(
+        "the CM of {0} is taken: ib_cm is loaded, or another program has it. As root, modprobe -r ib_ipoib rdma_ucm rdma_cm ib_cm; or serve without CM"
+    )]
+    CmTaken(String),
+    /// Another agent takes Report of the SA.
+    #[error(
+        "the reports of the SA to {device} are taken by another program, as srp_daemon or a second service on this port does: fuser -v {umad} names it"
+    )]
+    ReportTaken {
+        /// Name of the device, and its port behind a slash.
+        device: String,
+        /// Path of the umad file.
+        umad: String,
+    },
+    /// sysfs does not show state and addresses of the port.
+    #[error("sysfs does not show state and addresses of {0}: dmesg may say why")]
+    Unreadable(String),
+    /// The process may not open that many files.
+    #[error("the port takes some {0} open files, more than this process may have: ulimit -n {1}")]
+    TooManyFiles(usize, usize),
+    /// The kernel refuses something else.
+    #[error("{what}: {why}; dmesg may say more")]
+    Kernel {
+        /// The refused thing.
+        what: String,
+        /// The kernel's words.
+        why: std::io::Error,
+    },
+}
