@@ -25,6 +25,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-transport",
         ],
     ),
+    ("hca-functions", &["hca-api", "ib-wire", "ib-vtime"]),
     (
         "emulated-hca",
         &[
@@ -192,6 +193,7 @@ const ALL: &[&str] = &["*"];
 /// What a package's own tests may use besides.
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("pf-context", &["vf-proxy"]),
+    ("hca-functions", &["emulated-hca", "ib-endpoint"]),
     ("vf-proxy", &["emulated-hca"]),
     ("verbs-link", &["emulated-hca"]),
     ("vhca-device", &["emulated-hca", "ib-wire"]),

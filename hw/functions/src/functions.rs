@@ -1,0 +1,267 @@
+//! The functions of an adapter, and how they are lent.
+
+use core::fmt;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use hca_api::{
+    Adapter, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle, ResourceCounts,
+};
+use ib_vtime::{Secret, SecretNumbers};
+use ib_wire::Qpn;
+
+use crate::side::{Memory, Side};
+use crate::vf::Vf;
+
+/// Virtual functions in software over an adapter that knows one function, the physical one.
+///
+/// It keeps handles of the adapter and owns no adapter: [`Functions::on`] joins the two for a call or a few. An adapter that
+/// was used with one `Functions` is used with that one alone.
+#[derive(Debug)]
+pub struct Functions {
+    max_functions: u16,
+    vfs: BTreeMap<FunctionId, Box<Vf>>,
+    /// Objects of the physical function, as far as this layer needs them.
+    pub(crate) physical: Side,
+    /// Objects of the physical function, including the objects in the adapter.
+    pub(crate) owned: ResourceCounts,
+    /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
+    stirred: VecDeque<FunctionId>,
+    /// Numbers of the ends of tunnels.
+    pub(crate) numbers: BTreeSet<Qpn>,
+    next_number: u32,
+    pub(crate) secrets: SecretNumbers,
+    /// Where messages of tunnels are gathered.
+    pub(crate) message: Vec<u8>,
+}
+
+impl Functions {
+    /// Ends of tunnels have the numbers from here up to [`Self::NUMBERS_END`]. No packet carries them.
+    const NUMBERS: u32 = 0xf_0000;
+    const NUMBERS_END: u32 = 0x10_0000;
+
+    /// First handle of the physical function's ends of tunnels. The adapter's own handles are below.
+    pub(crate) const FIRST_END: u32 = 1 << 31;
+
+    /// Returns an adapter of up to `max_functions` virtual functions, with none yet. Keys of memory regions follow from the
+    /// secret.
+    #[must_use]
+    pub fn new(max_functions: u16, secret: impl Into<Secret>) -> Self {
+        Self {
+            max_functions,
+            vfs: BTreeMap::new(),
+            physical: Side::new(Self::FIRST_END),
+            owned: ResourceCounts::default(),
+            stirred: VecDeque::new(),
+            numbers: BTreeSet::new(),
+            next_number: Self::NUMBERS,
+            secrets: secret.into().numbers(),
+            message: Vec::new(),
+        }
+    }
+
+    /// Returns the adapter with its functions, of which `hca` is the physical one.
+    pub fn on<'a>(&'a mut self, hca: &'a mut dyn Hca) -> DividedAdapter<'a> {
+        DividedAdapter {
+            functions: self,
+            hca,
+        }
+    }
+
+    pub(crate) const fn max_functions(&self) -> u16 {
+        self.max_functions
+    }
+
+    pub(crate) fn vf(&self, id: FunctionId) -> Result<&Vf, HcaError> {
+        let vf = self.vfs.get(&id);
+        vf.map(Box::as_ref).ok_or(HcaError::InvalidHandle)
+    }
+
+    /// Returns a virtual function, to be changed.
+    pub(crate) fn vf_mut(&mut self, id: FunctionId) -> Result<&mut Vf, HcaError> {
+        let vf = self.vfs.get_mut(&id);
+        vf.map(Box::as_mut).ok_or(HcaError::InvalidHandle)
+    }
+
+    pub(crate) fn insert(&mut self, id: FunctionId, vf: Vf) {
+        self.vfs.insert(id, Box::new(vf));
+    }
+
+    pub(crate) fn remove(&mut self, id: FunctionId) -> Option<Vf> {
+        self.stirred.retain(|stirred| *stirred != id);
+        self.vfs.remove(&id).map(|vf| *vf)
+    }
+
+    pub(crate) fn side(&self, id: FunctionId) -> Result<&Side, HcaError> {
+        match id {
+            FunctionId::PF => Ok(&self.physical),
+            _ => Ok(&self.vf(id)?.side),
+        }
+    }
+
+    /// Returns a function's objects, to be changed. Whatever raises an event comes this way.
+    pub(crate) fn side_mut(&mut self, id: FunctionId) -> Result<&mut Side, HcaError> {
+        let side = match id {
+            FunctionId::PF => &mut self.physical,
+            _ => &mut self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?.side,
+        };
+        stir(&mut self.stirred, id, side);
+        Ok(side)
+    }
+
+    /// Returns a function's objects and its memory.
+    pub(crate) fn parts<'a>(
+        &'a mut self,
+        id: FunctionId,
+        hca: &'a mut dyn Hca,
+    ) -> Result<(&'a mut Side, Memory<'a>), HcaError> {
+        let (side, memory) = match id {
+            FunctionId::PF => (&mut self.physical, Memory::Physical(hca)),
+            _ => {
+                let vf = self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?;
+                (&mut vf.side, Memory::Virtual(&mut vf.gate))
+            }
+        };
+        stir(&mut self.stirred, id, side);
+        Ok((side, memory))
+    }
+
+    /// Refuses an object beyond the quota of a virtual function.
+    pub(crate) fn check_quota(
+        &self,
+        id: FunctionId,
+        count: impl Fn(&ResourceCounts) -> u32,
+    ) -> Result<(), HcaError> {
+        let Ok(vf) = self.vf(id) else {
+            return Ok(());
+        };
+        if count(&vf.resources()) < count(&vf.quota) {
+            Ok(())
+        } else {
+            Err(HcaError::InsufficientResources)
+        }
+    }
+
+    /// Returns a free number for an end of a tunnel. One that was given back comes again last.
+    pub(crate) fn draw_number(&mut self) -> Result<Qpn, HcaError> {
+        for _ in Self::NUMBERS..Self::NUMBERS_END {
+            let number = Qpn::from_low_bits(self.next_number);
+            self.next_number += 1;
+            if self.next_number == Self::NUMBERS_END {
+                self.next_number = Self::NUMBERS;
+            }
+            if !self.numbers.contains(&number) {
+                return Ok(number);
+            }
+        }
+        Err(HcaError::InsufficientResources)
+    }
+
+    /// Takes the events of the adapter's function.
+    pub(crate) fn take_events(&mut self, hca: &mut dyn Hca) {
+        while let Some(event) = hca.poll_event() {
+            match event {
+                HcaEvent::Completion(cq) => self.announce(cq),
+                HcaEvent::Async(event) => {
+                    if event == AsyncEvent::DeviceFatal {
+                        for (id, vf) in &mut self.vfs {
+                            vf.side.events.raise(event);
+                            stir(&mut self.stirred, *id, &mut vf.side);
+                        }
+                    }
+                    self.physical.events.raise(event);
+                    stir(&mut self.stirred, FunctionId::PF, &mut self.physical);
+                }
+            }
+        }
+    }
+
+    fn announce(&mut self, cq: CqHandle) {
+        let queue = self.physical.cqs.get_mut(&cq);
+        if queue.is_some_and(crate::cq::CompletionQueue::announce) {
+            self.physical.events.announce(cq);
+            stir(&mut self.stirred, FunctionId::PF, &mut self.physical);
+        }
+    }
+
+    /// Forgets a memory region of the physical function.
+    pub(crate) fn forget_region(&mut self, mr: MrHandle) {
+        if let Some(region) = self.physical.regions.remove(mr) {
+            self.physical.release_pd(region.pd);
+        }
+    }
+}
+
+/// Puts a function in line with the functions that may have events.
+fn stir(stirred: &mut VecDeque<FunctionId>, id: FunctionId, side: &mut Side) {
+    if !core::mem::replace(&mut side.is_stirred, true) {
+        stirred.push_back(id);
+    }
+}
+
+/// An adapter with its virtual functions.
+pub struct DividedAdapter<'a> {
+    functions: &'a mut Functions,
+    hca: &'a mut dyn Hca,
+}
+
+impl fmt::Debug for DividedAdapter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let functions = &self.functions;
+        f.debug_struct("DividedAdapter")
+            .field("functions", functions)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Adapter for DividedAdapter<'_> {
+    type Function<'a>
+        = Function<'a>
+    where
+        Self: 'a;
+
+    fn function(&mut self, id: FunctionId) -> Option<Function<'_>> {
+        if id != FunctionId::PF {
+            self.functions.vf(id).ok()?;
+        }
+        Some(Function {
+            functions: self.functions,
+            hca: self.hca,
+            id,
+        })
+    }
+
+    fn poll_ready(&mut self) -> Option<FunctionId> {
+        self.functions.take_events(self.hca);
+        while let Some(id) = self.functions.stirred.pop_front() {
+            let side = match id {
+                FunctionId::PF => Some(&mut self.functions.physical),
+                _ => self.functions.vfs.get_mut(&id).map(|vf| &mut vf.side),
+            };
+            let Some(side) = side else {
+                continue;
+            };
+            side.is_stirred = false;
+            if !side.events.is_empty() {
+                return Some(id);
+            }
+        }
+        None
+    }
+}
+
+/// One function of an adapter, as a [`DividedAdapter`] lends it.
+///
+/// It implements [`hca_api::Hca`] and [`hca_api::FunctionManager`].
+pub struct Function<'a> {
+    pub(crate) functions: &'a mut Functions,
+    pub(crate) hca: &'a mut dyn Hca,
+    pub(crate) id: FunctionId,
+}
+
+impl fmt::Debug for Function<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
