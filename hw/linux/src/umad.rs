@@ -87,6 +87,8 @@ pub(crate) struct Umad {
     transactions: Transactions,
     held: VecDeque<Held>,
     ready: [bool; FILES],
+    /// The file that is read next if it is ready.
+    next: usize,
     is_gone: bool,
     pub(crate) counters: UmadCounters,
 }
@@ -99,6 +101,7 @@ impl Umad {
             held: VecDeque::new(),
             // What came before the first poll.
             ready: [true; FILES],
+            next: 0,
             is_gone: false,
             counters: UmadCounters::default(),
         }
@@ -163,7 +166,9 @@ impl Umad {
 
     /// Reads one packet. Returns `None` if no file has one or it was nothing to pass on.
     pub(crate) fn receive(&mut self, files: &mut dyn PortFiles) -> Option<(MadAddress, Mad)> {
-        let file = self.ready.iter().position(|ready| *ready)?;
+        let mut turns = (self.next..).map(|turn| turn % FILES).take(FILES);
+        let file = turns.find(|file| self.ready[*file])?;
+        self.next = (file + 1) % FILES;
         let mut packet = [0; HEADER_SIZE + LONGEST];
         let length = match files.read(file, &mut packet) {
             Ok(length) => length,
@@ -324,6 +329,21 @@ mod tests {
         ))));
         umad.set_ready(UNSOLICITED);
         assert!(umad.receive(&mut files).is_some());
+    }
+
+    #[test]
+    fn files_are_read_in_turn() {
+        let mut files = FakeFiles::default();
+        let mut umad = Umad::new(Duration::from_secs(60));
+        for file in [UNSOLICITED, 0] {
+            let report = packet(&mad(MgmtClass::SUBN_ADM, Method::REPORT, 5));
+            files.unread[file] = vec![report; 9].into();
+        }
+        for _ in 0..2 * FILES {
+            umad.receive(&mut files);
+        }
+        let left = [0, UNSOLICITED].map(|file| files.unread[file].len());
+        assert_eq!(left, [3, 4]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn options() -> Options {
     }
 }
 
-fn two_bare() -> Served {
+pub(crate) fn two_bare() -> Served {
     Served::new(options(), is_up)
 }
 

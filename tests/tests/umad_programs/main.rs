@@ -10,6 +10,7 @@
 )]
 
 mod bare;
+mod linux_hca;
 mod service;
 
 use std::path::{Path, PathBuf};

@@ -51,6 +51,8 @@ pub(crate) enum FileKind {
     RdmaCm(Channel),
     /// A netlink socket: one of a pair.
     Netlink(NetlinkSocket),
+    /// A file of sysfs, by its path below the tree's root: a memory file with the text.
+    Attribute(String),
 }
 
 impl OpenFile {
@@ -84,6 +86,14 @@ impl OpenFile {
     pub(crate) const fn rdma_cm(&self) -> Option<&Channel> {
         match &self.kind {
             FileKind::RdmaCm(channel) => Some(channel),
+            _ => None,
+        }
+    }
+
+    /// Returns the path of the file of sysfs, if it is one.
+    pub(crate) fn attribute(&self) -> Option<&str> {
+        match &self.kind {
+            FileKind::Attribute(path) => Some(path),
             _ => None,
         }
     }

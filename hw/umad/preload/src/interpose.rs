@@ -4,11 +4,11 @@
 //! machines of Linux that this is built for a caller passes them in the same registers.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use libc::{FILE, mode_t, size_t, ssize_t};
+use libc::{FILE, mode_t, off64_t, size_t, ssize_t};
 use rustix::fs::{MemfdFlags, OFlags};
 use rustix::io::{Errno, FdFlags};
 use umad_link::Purpose;
@@ -44,7 +44,13 @@ fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
         None if wanted.intersects(OFlags::WRONLY | OFlags::RDWR) => return Err(Errno::ACCESS),
         None if wanted.intersects(OFlags::DIRECTORY | OFlags::PATH) => tree::open(path, wanted)?,
         None => match tree::text(path) {
-            Ok(text) => attribute(&text)?,
+            Ok(text) => {
+                let fd = attribute(&text)?;
+                let kind = FileKind::Attribute(path.clone());
+                let file = Arc::new(OpenFile::new(&fd, kind)?);
+                open_files::insert(fd.as_raw_fd(), file);
+                fd
+            }
             // A folder, or an attribute that the kernel does not let be read.
             Err(Errno::NOENT) => tree::open(path, wanted)?,
             Err(error) => return Err(error),
@@ -69,13 +75,49 @@ fn open_place(place: &Place, flags: c_int) -> Result<c_int, Errno> {
 /// first read.
 fn attribute(text: &[u8]) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create(c"vhca-sysfs", MemfdFlags::CLOEXEC)?;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let written = rustix::io::write(&file, rest)?;
-        rest = rest.get(written..).unwrap_or_default();
-    }
-    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    replace_text(file.as_fd(), text)?;
     Ok(file)
+}
+
+/// Gives the file of an attribute another text. Its position stays.
+fn replace_text(file: BorrowedFd<'_>, text: &[u8]) -> Result<(), Errno> {
+    let (mut rest, mut offset) = (text, 0);
+    while !rest.is_empty() {
+        let written = rustix::io::pwrite(file, rest, offset)?;
+        rest = rest.get(written..).unwrap_or_default();
+        offset += u64::try_from(written).map_err(|_| Errno::PROTO)?;
+    }
+    rustix::fs::ftruncate(file, offset)
+}
+
+/// Defines the functions that read at an offset: at the start of an attribute they give its text as it is now, as in sysfs.
+macro_rules! readers_at {
+    ($($name:ident, $text:literal;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of the C library.")]
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int, buffer: *mut c_void, count: size_t, offset: off64_t
+        ) -> ssize_t {
+            if offset == 0
+                && let Some((file, borrowed)) = ours(fd)
+                && let Some(path) = file.attribute()
+            {
+                // A program that may not ask the service any more reads what it read last.
+                let _ = guarded(|| replace_text(borrowed, &tree::text(path)?));
+            }
+            real!($text, fn(
+                fd => c_int, buffer => *mut c_void, count => size_t, offset => off64_t
+            ) -> ssize_t, -1)
+        }
+    )*};
+}
+
+readers_at! {
+    pread, c"pread";
+    pread64, c"pread64";
 }
 
 /// Only one program has a port's `issmN` open; as in the kernel the next one waits, unless it said
@@ -295,7 +337,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
         // SAFETY: as above.
         FileKind::RdmaCm(file) => unsafe { rdma_cm::write(file, message) },
         FileKind::Umad(file) => file.write(borrowed, message),
-        FileKind::Channel(_) | FileKind::Netlink(_) => Err(Errno::BADF),
+        FileKind::Channel(_) | FileKind::Netlink(_) | FileKind::Attribute(_) => Err(Errno::BADF),
     });
     match done {
         Ok(()) => written,

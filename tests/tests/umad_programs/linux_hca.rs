@@ -1,0 +1,80 @@
+//! A host's software on hca-linux, on bare nodes: its ports are those of umad and sysfs.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::bare::two_bare;
+use crate::line;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_linux_port");
+
+#[test]
+fn the_software_of_a_host_asks_the_sa_and_exchanges_messages_of_the_cm() {
+    let served = two_bare();
+    let mut answering = served
+        .on("host-2", PROGRAM)
+        .args(["vhca0", "1", "answer", "40"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(answering.stdout.take().unwrap()).lines();
+    let gid = lines.next().unwrap().unwrap();
+    let told = served.told("host-1", PROGRAM, &["vhca0", "1", "ask", &gid]);
+    let expected = format!("path to {gid}: true\nnodes: 6\nanswers: 40\nrefused: 0, dropped: 0\n");
+    assert_eq!(told, expected);
+    assert_eq!(lines.next().unwrap().unwrap(), "answered 40");
+    answering.kill().unwrap();
+    answering.wait().unwrap();
+}
+
+#[test]
+fn a_port_that_cannot_be_opened_is_refused_with_the_next_step() {
+    let served = two_bare();
+    let mut holder = served
+        .on("host-2", PROGRAM)
+        .args(["vhca0", "1", "answer", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    lines.take(1).for_each(drop);
+    for (node, device, port, refusal) in [
+        ("host-1", "mlx4_0", "1", "the devices are vhca0"),
+        ("host-1", "vhca0", "2", "vhca0 has no port 2"),
+        ("host-2", "vhca0", "1", "fuser -v /dev/infiniband/umad0"),
+    ] {
+        let mut program = served.on(node, PROGRAM);
+        let output = program.args([device, port, "watch"]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(refusal), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+}
+
+/// The program opened the files of sysfs once, as it does before a sandbox.
+#[test]
+fn changes_of_the_port_are_seen_in_files_that_are_open() {
+    let served = two_bare();
+    let switch = served.told("S1", "ibstat", &[]);
+    let lid = line(&switch, "Base lid: ");
+    let info = served.told("host-1", "smpquery", &["-D", "nodeinfo", "0,1"]);
+    let port = line(&info, "LocalPort:").trim_start_matches('.');
+    let mut watching = served
+        .on("host-1", PROGRAM)
+        .args(["vhca0", "1", "watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut until = |state: &str| assert!(lines.any(|line| line.unwrap() == state), "{state}");
+    until("ACTIVE");
+    served.told("host-3", "ibportstate", &[lid, port, "disable"]);
+    until("DOWN");
+    served.told("host-3", "ibportstate", &[lid, port, "enable"]);
+    until("ACTIVE");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
