@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conversation;
+pub mod divided_device;
 pub mod docs;
 pub mod faulty_hca;
 pub mod fields;

@@ -20,7 +20,7 @@ use crate::vf::Vf;
 /// Most completions of a queue of a virtual function.
 pub(crate) const MAX_CQE: u32 = 1 << 23;
 
-impl Function<'_> {
+impl<H: Hca> Function<'_, H> {
     pub(crate) fn is_physical(&self) -> bool {
         self.id == FunctionId::PF
     }
@@ -40,19 +40,19 @@ impl Function<'_> {
     }
 
     /// Returns the adapter for a verb that virtual functions lack.
-    fn physical(&mut self) -> Result<&mut dyn Hca, HcaError> {
+    fn physical(&mut self) -> Result<&mut H, HcaError> {
         if self.is_physical() {
-            Ok(self.hca)
+            Ok(&mut self.hca)
         } else {
             Err(HcaError::Unsupported)
         }
     }
 }
 
-impl Hca for Function<'_> {
+impl<H: Hca> Hca for Function<'_, H> {
     fn attributes(&self) -> DeviceAttributes {
         match self.vf() {
-            Ok(vf) => vf.attributes(self.hca),
+            Ok(vf) => vf.attributes(&self.hca),
             Err(_) => self.hca.attributes(),
         }
     }
@@ -79,7 +79,7 @@ impl Hca for Function<'_> {
 
     fn query_port(&self, port: PortNum) -> Result<PortAttributes, HcaError> {
         match self.vf() {
-            Ok(vf) => vf.query_port(self.hca, port),
+            Ok(vf) => vf.query_port(&self.hca, port),
             Err(_) => self.hca.query_port(port),
         }
     }
@@ -104,7 +104,7 @@ impl Hca for Function<'_> {
 
     fn query_pkey(&self, port: PortNum, index: PKeyIndex) -> Result<PKey, HcaError> {
         match self.vf() {
-            Ok(vf) => vf.query_pkey(self.hca, port, index),
+            Ok(vf) => vf.query_pkey(&self.hca, port, index),
             Err(_) => self.hca.query_pkey(port, index),
         }
     }
@@ -357,7 +357,8 @@ impl Hca for Function<'_> {
         if self.is_physical() && !self.is_end(qp) {
             return self.hca.modify_qp(qp, change);
         }
-        self.functions.modify_end(self.hca, self.id, qp, change)
+        self.functions
+            .modify_end(&mut self.hca, self.id, qp, change)
     }
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpAttributes, HcaError> {
@@ -373,7 +374,7 @@ impl Hca for Function<'_> {
             self.functions.owned.qps -= 1;
             return Ok(());
         }
-        self.functions.destroy_end(self.hca, self.id, qp)
+        self.functions.destroy_end(&mut self.hca, self.id, qp)
     }
 
     fn post_send(&mut self, qp: QpHandle, request: &SendRequest<'_>) -> Result<(), HcaError> {
@@ -381,7 +382,7 @@ impl Hca for Function<'_> {
             return self.hca.post_send(qp, request);
         }
         let functions = &mut *self.functions;
-        functions.send_through_tunnel(self.hca, self.id, qp, request)
+        functions.send_through_tunnel(&mut self.hca, self.id, qp, request)
     }
 
     fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError> {
@@ -420,7 +421,7 @@ impl Hca for Function<'_> {
     }
 
     fn poll_event(&mut self) -> Option<HcaEvent> {
-        self.functions.take_events(self.hca);
+        self.functions.take_events(&mut self.hca);
         self.functions.side_mut(self.id).ok()?.poll_event()
     }
 }

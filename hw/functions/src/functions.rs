@@ -67,6 +67,38 @@ impl Functions {
         }
     }
 
+    /// Lends a function of the adapter whose own one is `hca`. `None` if there is none of this number.
+    pub fn function<H: Hca>(&mut self, hca: H, id: FunctionId) -> Option<Function<'_, H>> {
+        if id != FunctionId::PF {
+            self.vf(id).ok()?;
+        }
+        Some(Function {
+            functions: self,
+            hca,
+            id,
+        })
+    }
+
+    /// Returns a function that may have events, as [`Adapter::poll_ready`] does.
+    #[must_use]
+    pub fn poll_ready(&mut self, hca: &mut dyn Hca) -> Option<FunctionId> {
+        self.take_events(hca);
+        while let Some(id) = self.stirred.pop_front() {
+            let side = match id {
+                FunctionId::PF => Some(&mut self.physical),
+                _ => self.vfs.get_mut(&id).map(|vf| &mut vf.side),
+            };
+            let Some(side) = side else {
+                continue;
+            };
+            side.is_stirred = false;
+            if !side.events.is_empty() {
+                return Some(id);
+            }
+        }
+        None
+    }
+
     pub(crate) const fn max_functions(&self) -> u16 {
         self.max_functions
     }
@@ -215,50 +247,29 @@ impl fmt::Debug for DividedAdapter<'_> {
 
 impl Adapter for DividedAdapter<'_> {
     type Function<'a>
-        = Function<'a>
+        = Function<'a, &'a mut dyn Hca>
     where
         Self: 'a;
 
-    fn function(&mut self, id: FunctionId) -> Option<Function<'_>> {
-        if id != FunctionId::PF {
-            self.functions.vf(id).ok()?;
-        }
-        Some(Function {
-            functions: self.functions,
-            hca: self.hca,
-            id,
-        })
+    fn function(&mut self, id: FunctionId) -> Option<Self::Function<'_>> {
+        self.functions.function(&mut *self.hca, id)
     }
 
     fn poll_ready(&mut self) -> Option<FunctionId> {
-        self.functions.take_events(self.hca);
-        while let Some(id) = self.functions.stirred.pop_front() {
-            let side = match id {
-                FunctionId::PF => Some(&mut self.functions.physical),
-                _ => self.functions.vfs.get_mut(&id).map(|vf| &mut vf.side),
-            };
-            let Some(side) = side else {
-                continue;
-            };
-            side.is_stirred = false;
-            if !side.events.is_empty() {
-                return Some(id);
-            }
-        }
-        None
+        self.functions.poll_ready(self.hca)
     }
 }
 
-/// One function of an adapter, as a [`DividedAdapter`] lends it.
+/// One function of an adapter, lent for a call or a few.
 ///
 /// It implements [`hca_api::Hca`] and [`hca_api::FunctionManager`].
-pub struct Function<'a> {
+pub struct Function<'a, H> {
     pub(crate) functions: &'a mut Functions,
-    pub(crate) hca: &'a mut dyn Hca,
+    pub(crate) hca: H,
     pub(crate) id: FunctionId,
 }
 
-impl fmt::Debug for Function<'_> {
+impl<H> fmt::Debug for Function<'_, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Function")
             .field("id", &self.id)

@@ -3,7 +3,7 @@
 use core::num::NonZeroU16;
 
 use hca_api::{
-    AddressSpace, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, HcaError, QpNumbers,
+    AddressSpace, AsyncEvent, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, QpNumbers,
     ResourceCounts, SpecialQp, VirtualPort,
 };
 use ib_wire::PortNum;
@@ -11,7 +11,7 @@ use ib_wire::PortNum;
 use crate::functions::Function;
 use crate::vf::Vf;
 
-impl Function<'_> {
+impl<H: Hca> Function<'_, H> {
     fn may_manage(&self) -> Result<(), HcaError> {
         if self.is_physical() {
             Ok(())
@@ -31,7 +31,7 @@ impl Function<'_> {
     }
 }
 
-impl FunctionManager for Function<'_> {
+impl<H: Hca> FunctionManager for Function<'_, H> {
     fn create_function(&mut self, spec: FunctionSpec) -> Result<(), HcaError> {
         self.may_manage()?;
         let id = spec.id;

@@ -71,11 +71,15 @@ impl Rig {
         call(&mut self.functions.on(&mut hca))
     }
 
-    fn on<T>(&mut self, id: FunctionId, call: impl FnOnce(&mut Function<'_>) -> T) -> T {
+    fn on<T>(
+        &mut self,
+        id: FunctionId,
+        call: impl FnOnce(&mut Function<'_, &mut dyn Hca>) -> T,
+    ) -> T {
         self.adapter(|adapter| call(&mut adapter.function(id).unwrap()))
     }
 
-    fn pf<T>(&mut self, call: impl FnOnce(&mut Function<'_>) -> T) -> T {
+    fn pf<T>(&mut self, call: impl FnOnce(&mut Function<'_, &mut dyn Hca>) -> T) -> T {
         self.on(PF, call)
     }
 

@@ -105,7 +105,7 @@ impl Vf {
     }
 }
 
-impl Function<'_> {
+impl<H: Hca> Function<'_, H> {
     /// Asks the device's agents for a virtual function.
     pub(crate) fn process_mad_of_vf(
         &mut self,

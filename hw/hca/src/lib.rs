@@ -50,6 +50,7 @@ mod error;
 mod event;
 mod function;
 mod handle;
+mod lent;
 mod memory;
 mod provider;
 mod queue_pair;

@@ -1,0 +1,7 @@
+//! The functions of an emulated adapter.
+
+use emulated_hca::hca::{Device, Function};
+
+#[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
+#[path = "suite/mod.rs"]
+mod suite;

@@ -1,0 +1,10 @@
+//! The functions of an emulated adapter.
+
+use emulated_hca::hca::{Device, Function};
+
+/// VFs exchange datagrams.
+const HAS_DATA: bool = true;
+
+#[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
+#[path = "suite.rs"]
+mod suite;
