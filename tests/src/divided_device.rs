@@ -21,9 +21,10 @@ impl DividedDevice {
     /// Returns an adapter as [`Device::new`] makes it, with as many virtual functions.
     #[must_use]
     pub fn new(config: &HcaConfig, seed: u64) -> Self {
+        let functions = Functions::new(config.max_functions, seed);
         Self {
-            device: Device::new(config, seed),
-            functions: Functions::new(config.max_functions, seed),
+            device: Device::with_memory(config, seed, functions.memory()),
+            functions,
         }
     }
 

@@ -117,7 +117,7 @@ fn identity(event: &AsyncEvent) -> (u8, u32) {
     }
 }
 
-fn origin(event: &HcaEvent) -> Option<EventSource> {
+pub(crate) fn origin(event: &HcaEvent) -> Option<EventSource> {
     let asynchronous = match event {
         HcaEvent::Completion(cq) => return Some(EventSource::Cq(*cq)),
         HcaEvent::Async(asynchronous) => asynchronous,

@@ -2,10 +2,10 @@
 
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes,
-    DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, Hca, HcaError, HcaEvent,
-    LocalMad, MadView, MrHandle, MrKeys, MrKind, MrSpec, MwHandle, MwKeys, MwType, PdHandle,
-    PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpKind, QpModify, QpNumbers,
-    QpSpec, RecvRequest, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
+    DeviceCaps, DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, Hca, HcaError,
+    HcaEvent, LocalMad, MadView, MrHandle, MrKeys, MrKind, MrSpec, MwHandle, MwKeys, MwType,
+    PdHandle, PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpKind, QpModify,
+    QpNumbers, QpSpec, RecvRequest, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
 };
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
@@ -15,6 +15,7 @@ use crate::cq::CompletionQueue;
 use crate::event::EventSource;
 use crate::functions::{Function, Functions};
 use crate::regions::Region;
+use crate::side::FIRST_END;
 use crate::vf::Vf;
 
 /// Most completions of a queue of a virtual function.
@@ -37,6 +38,26 @@ impl<H: Hca> Function<'_, H> {
     fn is_end(&self, qp: QpHandle) -> bool {
         let side = self.functions.side(self.id);
         side.is_ok_and(|side| side.ends.contains_key(&qp))
+    }
+
+    /// Returns `true` if virtual functions have data: their objects are the adapter's then.
+    fn has_data(&self) -> bool {
+        self.hca.attributes().caps.contains(DeviceCaps::UD)
+    }
+
+    /// Returns `true` if a new object of the function is made by the adapter.
+    fn is_shared(&self) -> bool {
+        self.is_physical() || self.has_data()
+    }
+
+    /// Returns `true` if an object of the function is the adapter's, by its handle.
+    fn is_adapters(&self, handle: u32) -> bool {
+        self.is_physical() || handle < FIRST_END
+    }
+
+    /// Returns `true` if a queue pair is a virtual function's, and the adapter's.
+    fn is_pair(&self, qp: QpHandle) -> bool {
+        self.vf().is_ok_and(|vf| vf.pairs.contains_key(&qp))
     }
 
     /// Returns the adapter for a verb that virtual functions lack.
@@ -111,42 +132,42 @@ impl<H: Hca> Hca for Function<'_, H> {
 
     fn allocate_dma(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
         match self.functions.vf_mut(self.id) {
-            Ok(vf) => vf.gate.allocate(len),
+            Ok(vf) => vf.memory.allocate(len),
             Err(_) => self.hca.allocate_dma(len),
         }
     }
 
     fn free_dma(&mut self, buffer: DmaBuffer) {
         match self.functions.vf_mut(self.id) {
-            Ok(vf) => vf.gate.free(buffer),
+            Ok(vf) => vf.memory.free(buffer),
             Err(_) => self.hca.free_dma(buffer),
         }
     }
 
     fn dma_read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         match self.vf() {
-            Ok(vf) => vf.gate.read(addr, buf),
+            Ok(vf) => vf.memory.read(addr, buf),
             Err(_) => self.hca.dma_read(addr, buf),
         }
     }
 
     fn dma_write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         match self.functions.vf_mut(self.id) {
-            Ok(vf) => vf.gate.write(addr, bytes),
+            Ok(vf) => vf.memory.write(addr, bytes),
             Err(_) => self.hca.dma_write(addr, bytes),
         }
     }
 
     fn set_bus_master(&mut self, enabled: bool) {
         match self.functions.vf_mut(self.id) {
-            Ok(vf) => vf.gate.set_open(enabled),
+            Ok(vf) => vf.memory.set_open(enabled),
             Err(_) => self.hca.set_bus_master(enabled),
         }
     }
 
     fn alloc_pd(&mut self) -> Result<PdHandle, HcaError> {
         self.functions.check_quota(self.id, |counts| counts.pds)?;
-        let pd = if self.is_physical() {
+        let pd = if self.is_shared() {
             self.hca.alloc_pd()?
         } else {
             PdHandle(self.vf_mut()?.side.draw_handle()?)
@@ -156,21 +177,24 @@ impl<H: Hca> Hca for Function<'_, H> {
     }
 
     fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), HcaError> {
-        let pds = &mut self.functions.side_mut(self.id)?.pds;
+        let pds = &self.functions.side_mut(self.id)?.pds;
         if *pds.get(&pd).ok_or(HcaError::InvalidHandle)? != 0 {
             return Err(HcaError::InUse);
         }
-        if self.id == FunctionId::PF {
+        if self.is_adapters(pd.0) {
             self.hca.dealloc_pd(pd)?;
         }
-        pds.remove(&pd);
+        self.functions.side_mut(self.id)?.pds.remove(&pd);
         Ok(())
     }
 
     fn register_mr(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError> {
         if !self.is_physical() {
             self.functions.check_quota(self.id, |counts| counts.mrs)?;
-            return self.vf_mut()?.register(spec);
+            if !self.has_data() {
+                return self.vf_mut()?.register(spec);
+            }
+            return self.functions.register(&mut self.hca, self.id, spec);
         }
         let keys = self.hca.register_mr(spec)?;
         self.functions.note_region(spec, &keys);
@@ -187,6 +211,12 @@ impl<H: Hca> Hca for Function<'_, H> {
 
     fn deregister_mr(&mut self, mr: MrHandle) -> Result<(), HcaError> {
         if !self.is_physical() {
+            if !self.vf()?.side.regions.contains(mr) {
+                return Err(HcaError::InvalidHandle);
+            }
+            if self.is_adapters(mr.0) {
+                self.hca.deregister_mr(mr)?;
+            }
             return self.vf_mut()?.deregister(mr);
         }
         self.hca.deregister_mr(mr)?;
@@ -208,63 +238,90 @@ impl<H: Hca> Hca for Function<'_, H> {
     }
 
     fn create_av(&mut self, pd: PdHandle, vector: &AddressVector) -> Result<AvHandle, HcaError> {
-        let av = self.physical()?.create_av(pd, vector)?;
-        self.functions.owned.avs += 1;
+        if self.is_physical() {
+            let av = self.hca.create_av(pd, vector)?;
+            self.functions.owned.avs += 1;
+            return Ok(av);
+        }
+        self.functions.check_quota(self.id, |counts| counts.avs)?;
+        let vf = self.functions.vf_mut(self.id)?;
+        if !vf.side.pds.contains_key(&pd) || pd.0 >= FIRST_END {
+            return Err(HcaError::InvalidHandle);
+        }
+        let vector = vf.physical_vector(self.id, vector)?;
+        let av = self.hca.create_av(pd, &vector)?;
+        vf.avs.insert(av);
         Ok(av)
     }
 
     fn modify_av(&mut self, av: AvHandle, vector: &AddressVector) -> Result<(), HcaError> {
-        self.physical()?.modify_av(av, vector)
+        let Ok(vf) = self.functions.vf(self.id) else {
+            return self.hca.modify_av(av, vector);
+        };
+        let vector = vf.physical_vector(self.id, vector)?;
+        self.hca.modify_av(vf.own_av(av)?, &vector)
     }
 
     fn query_av(&self, av: AvHandle) -> Result<AddressVector, HcaError> {
-        if self.is_physical() {
-            self.hca.query_av(av)
-        } else {
-            Err(HcaError::Unsupported)
+        let Ok(vf) = self.vf() else {
+            return self.hca.query_av(av);
+        };
+        let mut vector = self.hca.query_av(vf.own_av(av)?)?;
+        if let Some(route) = &mut vector.grh {
+            route.sgid_index = GidIndex(0);
         }
+        Ok(vector)
     }
 
     fn destroy_av(&mut self, av: AvHandle) -> Result<(), HcaError> {
-        self.physical()?.destroy_av(av)?;
-        self.functions.owned.avs -= 1;
+        let Ok(vf) = self.functions.vf_mut(self.id) else {
+            self.hca.destroy_av(av)?;
+            self.functions.owned.avs -= 1;
+            return Ok(());
+        };
+        self.hca.destroy_av(vf.own_av(av)?)?;
+        vf.avs.remove(&av);
         Ok(())
     }
 
     fn create_cq(&mut self, entries: u32) -> Result<CqHandle, HcaError> {
         self.functions.check_quota(self.id, |counts| counts.cqs)?;
-        let cq = if self.is_physical() {
+        let cq = if self.is_shared() {
             self.hca.create_cq(entries)?
         } else {
             check_entries(entries)?;
             CqHandle(self.vf_mut()?.side.draw_handle()?)
         };
+        if !self.is_physical() && self.is_adapters(cq.0) {
+            self.functions.cq_owners.insert(cq, self.id);
+        }
         let queue = CompletionQueue::new(entries as usize);
         self.functions.side_mut(self.id)?.cqs.insert(cq, queue);
         Ok(cq)
     }
 
     fn resize_cq(&mut self, cq: CqHandle, entries: u32) -> Result<(), HcaError> {
-        let queue = self.functions.side_mut(self.id)?.cq_mut(cq)?;
-        if queue.len() > entries as usize {
+        if self.functions.side_mut(self.id)?.cq_mut(cq)?.len() > entries as usize {
             return Err(HcaError::InvalidParameter);
         }
-        if self.id == FunctionId::PF {
+        if self.is_adapters(cq.0) {
             self.hca.resize_cq(cq, entries)?;
         } else {
             check_entries(entries)?;
         }
+        let queue = self.functions.side_mut(self.id)?.cq_mut(cq)?;
         queue.resize(entries as usize)
     }
 
     fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), HcaError> {
-        let side = self.functions.side_mut(self.id)?;
-        if side.cq_mut(cq)?.users != 0 {
+        if self.functions.side_mut(self.id)?.cq_mut(cq)?.users != 0 {
             return Err(HcaError::InUse);
         }
-        if self.id == FunctionId::PF {
+        if self.is_adapters(cq.0) {
             self.hca.destroy_cq(cq)?;
+            self.functions.cq_owners.remove(&cq);
         }
+        let side = self.functions.side_mut(self.id)?;
         side.cqs.remove(&cq);
         side.events.forget(EventSource::Cq(cq));
         Ok(())
@@ -272,16 +329,22 @@ impl<H: Hca> Hca for Function<'_, H> {
 
     fn poll_cq(&mut self, cq: CqHandle, out: &mut [Completion]) -> Result<usize, HcaError> {
         let count = self.functions.side_mut(self.id)?.cq_mut(cq)?.poll(out);
-        if self.id != FunctionId::PF || count == out.len() {
+        if !self.is_adapters(cq.0) || count == out.len() {
             return Ok(count);
         }
-        Ok(count + self.hca.poll_cq(cq, &mut out[count..])?)
+        let more = self.hca.poll_cq(cq, &mut out[count..])?;
+        if let Ok(vf) = self.vf() {
+            for completion in &mut out[count..count + more] {
+                vf.rewrite(completion);
+            }
+        }
+        Ok(count + more)
     }
 
     fn peek_cq(&self, cq: CqHandle, at_most: usize) -> Result<usize, HcaError> {
         let queue = self.functions.side(self.id)?.cqs.get(&cq);
         let count = queue.ok_or(HcaError::InvalidHandle)?.len().min(at_most);
-        if !self.is_physical() || count == at_most {
+        if !self.is_adapters(cq.0) || count == at_most {
             return Ok(count);
         }
         Ok(count + self.hca.peek_cq(cq, at_most - count)?)
@@ -289,7 +352,7 @@ impl<H: Hca> Hca for Function<'_, H> {
 
     fn arm_cq(&mut self, cq: CqHandle, kind: ArmKind) -> Result<bool, HcaError> {
         let has_some = self.functions.side_mut(self.id)?.cq_mut(cq)?.arm(kind);
-        if !self.is_physical() {
+        if !self.is_adapters(cq.0) {
             return Ok(has_some);
         }
         Ok(self.hca.arm_cq(cq, kind)? || has_some)
@@ -343,8 +406,11 @@ impl<H: Hca> Hca for Function<'_, H> {
         if let (QpKind::Special { .. }, false) = (spec.kind, self.is_physical()) {
             return Err(HcaError::PermissionDenied);
         }
+        if !self.is_physical() && self.has_data() {
+            return self.functions.create_pair(&mut self.hca, self.id, spec);
+        }
         let (qp, numbers) = self.physical()?.create_qp(spec)?;
-        if qp.0 >= Functions::FIRST_END {
+        if qp.0 >= FIRST_END {
             // It would be taken for an end of a tunnel.
             self.hca.destroy_qp(qp)?;
             return Err(HcaError::InsufficientResources);
@@ -357,6 +423,10 @@ impl<H: Hca> Hca for Function<'_, H> {
         if self.is_physical() && !self.is_end(qp) {
             return self.hca.modify_qp(qp, change);
         }
+        if self.is_pair(qp) {
+            let functions = &mut *self.functions;
+            return functions.modify_pair(&mut self.hca, self.id, qp, change);
+        }
         self.functions
             .modify_end(&mut self.hca, self.id, qp, change)
     }
@@ -364,6 +434,9 @@ impl<H: Hca> Hca for Function<'_, H> {
     fn query_qp(&self, qp: QpHandle) -> Result<QpAttributes, HcaError> {
         if self.is_physical() && !self.is_end(qp) {
             return self.hca.query_qp(qp);
+        }
+        if let Some(pair) = self.vf().ok().and_then(|vf| vf.pairs.get(&qp)) {
+            return Ok(pair.show(self.hca.query_qp(qp)?));
         }
         Ok(self.functions.side(self.id)?.end(qp)?.attributes())
     }
@@ -374,30 +447,51 @@ impl<H: Hca> Hca for Function<'_, H> {
             self.functions.owned.qps -= 1;
             return Ok(());
         }
+        if self.is_pair(qp) {
+            self.hca.destroy_qp(qp)?;
+            return self.functions.forget_pair(self.id, qp);
+        }
         self.functions.destroy_end(&mut self.hca, self.id, qp)
     }
 
     fn post_send(&mut self, qp: QpHandle, request: &SendRequest<'_>) -> Result<(), HcaError> {
-        if self.is_physical() && qp.0 < Functions::FIRST_END {
+        if self.is_physical() && qp.0 < FIRST_END {
             return self.hca.post_send(qp, request);
         }
         let functions = &mut *self.functions;
+        if qp.0 < FIRST_END {
+            return functions.send_datagram(&mut self.hca, self.id, qp, request);
+        }
         functions.send_through_tunnel(&mut self.hca, self.id, qp, request)
     }
 
     fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError> {
-        if self.is_physical() && qp.0 < Functions::FIRST_END {
+        if self.is_physical() && qp.0 < FIRST_END {
             return self.hca.post_recv(qp, request);
+        }
+        if qp.0 < FIRST_END {
+            let functions = &mut *self.functions;
+            return functions.receive_datagrams(&mut self.hca, self.id, qp, request);
         }
         self.functions.post_receive(self.id, qp, request)
     }
 
     fn attach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError> {
-        self.physical()?.attach_multicast(qp, mgid, mlid)
+        if !self.is_physical() {
+            return self
+                .functions
+                .attach(&mut self.hca, self.id, (qp, mgid, mlid));
+        }
+        self.hca.attach_multicast(qp, mgid, mlid)
     }
 
     fn detach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError> {
-        self.physical()?.detach_multicast(qp, mgid, mlid)
+        if !self.is_physical() {
+            return self
+                .functions
+                .detach(&mut self.hca, self.id, (qp, mgid, mlid));
+        }
+        self.hca.detach_multicast(qp, mgid, mlid)
     }
 
     fn process_local_mad(

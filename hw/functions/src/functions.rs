@@ -4,12 +4,16 @@ use core::fmt;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{
-    Adapter, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle, ResourceCounts,
+    Adapter, AddressSpace, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle,
+    QpHandle, ResourceCounts, Sge,
 };
 use ib_vtime::{Secret, SecretNumbers};
 use ib_wire::Qpn;
 
-use crate::side::{Memory, Side};
+use crate::cq::CompletionQueue;
+use crate::event::{EventSource, origin};
+use crate::memory::SharedSpaces;
+use crate::side::{FIRST_END, Memory, Side};
 use crate::vf::Vf;
 
 /// Virtual functions in software over an adapter that knows one function, the physical one.
@@ -19,11 +23,15 @@ use crate::vf::Vf;
 #[derive(Debug)]
 pub struct Functions {
     max_functions: u16,
-    vfs: BTreeMap<FunctionId, Box<Vf>>,
+    pub(crate) vfs: BTreeMap<FunctionId, Box<Vf>>,
     /// Objects of the physical function, as far as this layer needs them.
     pub(crate) physical: Side,
     /// Objects of the physical function, including the objects in the adapter.
     pub(crate) owned: ResourceCounts,
+    pub(crate) spaces: SharedSpaces,
+    /// Owners of the adapter's objects that belong to virtual functions.
+    pub(crate) cq_owners: BTreeMap<CqHandle, FunctionId>,
+    pub(crate) qp_owners: BTreeMap<QpHandle, FunctionId>,
     /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
     stirred: VecDeque<FunctionId>,
     /// Numbers of the ends of tunnels.
@@ -32,15 +40,14 @@ pub struct Functions {
     pub(crate) secrets: SecretNumbers,
     /// Where messages of tunnels are gathered.
     pub(crate) message: Vec<u8>,
+    /// Where lists of virtual functions are rewritten for the adapter.
+    pub(crate) sges: Vec<Sge>,
 }
 
 impl Functions {
     /// Ends of tunnels have the numbers from here up to [`Self::NUMBERS_END`]. No packet carries them.
     const NUMBERS: u32 = 0xf_0000;
     const NUMBERS_END: u32 = 0x10_0000;
-
-    /// First handle of the physical function's ends of tunnels. The adapter's own handles are below.
-    pub(crate) const FIRST_END: u32 = 1 << 31;
 
     /// Returns an adapter of up to `max_functions` virtual functions, with none yet. Keys of memory regions follow from the
     /// secret.
@@ -49,14 +56,25 @@ impl Functions {
         Self {
             max_functions,
             vfs: BTreeMap::new(),
-            physical: Side::new(Self::FIRST_END),
+            physical: Side::new(FIRST_END),
             owned: ResourceCounts::default(),
+            spaces: SharedSpaces::default(),
+            cq_owners: BTreeMap::new(),
+            qp_owners: BTreeMap::new(),
             stirred: VecDeque::new(),
             numbers: BTreeSet::new(),
             next_number: Self::NUMBERS,
             secrets: secret.into().numbers(),
             message: Vec::new(),
+            sges: Vec::new(),
         }
+    }
+
+    /// Returns the memory that the adapter's function is to reach: its own, and that of virtual functions. Over an adapter without
+    /// it they have no data.
+    #[must_use]
+    pub fn memory(&self) -> Box<dyn AddressSpace> {
+        Box::new(self.spaces.clone())
     }
 
     /// Returns the adapter with its functions, of which `hca` is the physical one.
@@ -150,7 +168,7 @@ impl Functions {
             FunctionId::PF => (&mut self.physical, Memory::Physical(hca)),
             _ => {
                 let vf = self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?;
-                (&mut vf.side, Memory::Virtual(&mut vf.gate))
+                (&mut vf.side, Memory::Virtual(&mut vf.memory))
             }
         };
         stir(&mut self.stirred, id, side);
@@ -188,30 +206,33 @@ impl Functions {
         Err(HcaError::InsufficientResources)
     }
 
-    /// Takes the events of the adapter's function.
+    /// Takes the events of the adapter's function, and gives each to its owner.
     pub(crate) fn take_events(&mut self, hca: &mut dyn Hca) {
         while let Some(event) = hca.poll_event() {
-            match event {
-                HcaEvent::Completion(cq) => self.announce(cq),
-                HcaEvent::Async(event) => {
-                    if event == AsyncEvent::DeviceFatal {
-                        for (id, vf) in &mut self.vfs {
-                            vf.side.events.raise(event);
-                            stir(&mut self.stirred, *id, &mut vf.side);
-                        }
-                    }
-                    self.physical.events.raise(event);
-                    stir(&mut self.stirred, FunctionId::PF, &mut self.physical);
+            let owner = match origin(&event) {
+                Some(EventSource::Cq(cq)) => self.cq_owners.get(&cq),
+                Some(EventSource::Qp(qp)) => self.qp_owners.get(&qp),
+                Some(EventSource::Srq(_)) | None => None,
+            };
+            let owner = owner.copied().unwrap_or(FunctionId::PF);
+            if event == HcaEvent::Async(AsyncEvent::DeviceFatal) {
+                for (id, vf) in &mut self.vfs {
+                    vf.side.events.raise(AsyncEvent::DeviceFatal);
+                    stir(&mut self.stirred, *id, &mut vf.side);
                 }
             }
-        }
-    }
-
-    fn announce(&mut self, cq: CqHandle) {
-        let queue = self.physical.cqs.get_mut(&cq);
-        if queue.is_some_and(crate::cq::CompletionQueue::announce) {
-            self.physical.events.announce(cq);
-            stir(&mut self.stirred, FunctionId::PF, &mut self.physical);
+            let Ok(side) = self.side_mut(owner) else {
+                continue;
+            };
+            match event {
+                HcaEvent::Completion(cq) => {
+                    let queue = side.cqs.get_mut(&cq);
+                    if queue.is_some_and(CompletionQueue::announce) {
+                        side.events.announce(cq);
+                    }
+                }
+                HcaEvent::Async(event) => side.events.raise(event),
+            }
         }
     }
 

@@ -8,17 +8,20 @@
 //! Nothing waits, and there is no clock: the same calls have the same results.
 //!
 //! The parts that an adapter with functions of its own needs as well are public: [`EventQueue`], [`CompletionQueue`],
-//! [`ReceiveQueue`], [`Gate`], the transitions of queue pairs ([`next_state`]) and the answers of a port's SMA to virtual functions
+//! [`ReceiveQueue`], the transitions of queue pairs ([`next_state`]) and the answers of a port's SMA to virtual functions
 //! ([`virtual_answer`]).
 #![forbid(unsafe_code)]
 
 mod cq;
+mod datagrams;
 mod end;
 mod event;
 mod function;
 mod functions;
-mod gate;
 mod manager;
+mod memory;
+mod pair;
+mod physical;
 mod qp_state;
 mod receive_queue;
 mod regions;
@@ -31,7 +34,6 @@ mod virtual_view;
 pub use cq::{Added, CompletionQueue};
 pub use event::{EventQueue, EventSource};
 pub use functions::{DividedAdapter, Function, Functions};
-pub use gate::Gate;
 pub use qp_state::next_state;
 pub use receive_queue::{Receive, ReceiveQueue, SgeList, total_len};
 pub use virtual_view::{physical_request, virtual_answer};

@@ -41,7 +41,9 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
         }
         let ports = self.hca.attributes().num_ports;
         let secret = self.functions.secrets.secret();
-        self.functions.insert(id, Vf::new(spec, ports, secret));
+        let memory = self.functions.spaces.add(spec.memory)?;
+        let vf = Vf::new((spec.node_guid, spec.quota), memory, ports, secret);
+        self.functions.insert(id, vf);
         Ok(())
     }
 
@@ -51,6 +53,7 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
         for number in numbers {
             self.functions.numbers.remove(&number);
         }
+        self.functions.destroy_physical(&mut self.hca, id)?;
         self.functions.side_mut(id)?;
         self.managed_mut(id)?.reset();
         Ok(())
@@ -59,7 +62,7 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
     fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError> {
         self.reset_function(id)?;
         let vf = self.functions.remove(id).ok_or(HcaError::InvalidHandle)?;
-        Ok(vf.gate.into_space())
+        vf.memory.into_space().ok_or(HcaError::InvalidHandle)
     }
 
     fn set_virtual_port(
@@ -75,7 +78,7 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
             return Err(HcaError::InvalidIndex);
         }
         self.managed_mut(id)?.port_mut(port)?.view = view;
-        Ok(())
+        self.functions.follow_view(&mut self.hca, id, port)
     }
 
     /// Functions without data have nothing to share: all have weight 1.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hca_api::{AccessFlags, Cause, HcaError, MrHandle, MrKind, MrSpec, PdHandle, Sge};
+use hca_api::{AccessFlags, Cause, HcaError, LKey, MrHandle, MrKind, MrSpec, PdHandle, Sge};
 
 /// Base-2 logarithms of page sizes.
 const PAGE_SHIFTS: core::ops::RangeInclusive<u8> = 12..=30;
@@ -52,6 +52,8 @@ pub(crate) struct Region {
     base: u64,
     len: u64,
     backing: Backing,
+    /// The adapter's own key.
+    physical: Option<LKey>,
 }
 
 impl Region {
@@ -106,7 +108,16 @@ impl Region {
             base: if is_zero_based { 0 } else { base },
             len,
             backing,
+            physical: None,
         })
+    }
+
+    /// Returns the region with the key by which the adapter knows it.
+    pub(crate) fn known_as(self, key: LKey) -> Self {
+        Self {
+            physical: Some(key),
+            ..self
+        }
     }
 
     /// Returns the addresses of the first and the last byte.
@@ -142,6 +153,28 @@ impl Regions {
     pub(crate) fn remove(&mut self, handle: MrHandle) -> Option<Region> {
         let key = self.keys.remove(&handle)?;
         self.by_key.remove(&key)
+    }
+
+    pub(crate) fn contains(&self, handle: MrHandle) -> bool {
+        self.keys.contains_key(&handle)
+    }
+
+    /// Returns all regions.
+    pub(crate) fn handles(&self) -> impl Iterator<Item = MrHandle> {
+        self.keys.keys().copied()
+    }
+
+    /// Appends a list to `list` with the keys of the adapter. It knows no region of the function by a key that is none here, or
+    /// of another protection domain, and fails the request.
+    pub(crate) fn translate(&self, sges: &[Sge], list: &mut Vec<Sge>) {
+        list.extend(sges.iter().map(|sge| {
+            let region = self.by_key.get(&sge.lkey.0);
+            let physical = region.and_then(|region| region.physical);
+            Sge {
+                lkey: physical.unwrap_or(sge.lkey),
+                ..*sge
+            }
+        }));
     }
 
     pub(crate) fn len(&self) -> usize {

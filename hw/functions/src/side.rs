@@ -10,9 +10,12 @@ use hca_api::{
 use crate::cq::{Added, CompletionQueue};
 use crate::end::TunnelEnd;
 use crate::event::EventQueue;
-use crate::gate::Gate;
+use crate::memory::VfMemory;
 use crate::receive_queue::Receive;
 use crate::regions::Regions;
+
+/// First handle of objects that the adapter does not know. Its own handles are below.
+pub(crate) const FIRST_END: u32 = 1 << 31;
 
 /// Why a request failed.
 pub(crate) type Failure = (CompletionStatus, Cause);
@@ -155,7 +158,7 @@ impl Side {
     pub(crate) fn take_receive(&mut self, qp: QpHandle, memory: &Memory<'_>) -> Option<Receive> {
         let receives = &mut self.ends.get_mut(&qp)?.receives;
         match memory {
-            Memory::Virtual(gate) => receives.take(*gate),
+            Memory::Virtual(memory) => receives.take(*memory),
             Memory::Physical(_) => receives.take_posted(),
         }
     }
@@ -164,21 +167,21 @@ impl Side {
 /// The memory of a function: the adapter reaches the physical one's.
 pub(crate) enum Memory<'a> {
     Physical(&'a mut dyn Hca),
-    Virtual(&'a mut Gate),
+    Virtual(&'a mut VfMemory),
 }
 
 impl Memory<'_> {
     pub(crate) fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         match self {
             Self::Physical(hca) => hca.dma_read(addr, buf),
-            Self::Virtual(gate) => gate.read(addr, buf),
+            Self::Virtual(memory) => memory.read(addr, buf),
         }
     }
 
     pub(crate) fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         match self {
             Self::Physical(hca) => hca.dma_write(addr, bytes),
-            Self::Virtual(gate) => gate.write(addr, bytes),
+            Self::Virtual(memory) => memory.write(addr, bytes),
         }
     }
 }

@@ -3,16 +3,17 @@
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
-    AccessFlags, Adapter, AsyncEvent, Cause, Completion, FunctionId, FunctionManager, FunctionSpec,
-    Hca, HcaError, HcaEvent, HostMemory, LKey, LocalMad, MadView, MrKind, MrSpec, Payload,
-    PortChange, PortState, QpCaps, QpKind, QpModify, QpSpec, QpState, ReceiveMode, ResourceCounts,
-    SendFlags, SendOp, SendRequest, Sge, SpecialQp, VirtualPort,
+    AccessFlags, Adapter, AddressVector, ArmKind, AsyncEvent, Cause, Completion, FunctionId,
+    FunctionManager, FunctionSpec, GlobalRoute, Hca, HcaError, HcaEvent, HostMemory, LKey,
+    LocalMad, MadView, MrKind, MrSpec, Payload, PortChange, PortState, QpCaps, QpKind, QpModify,
+    QpSpec, QpState, ReceiveMode, RecvRequest, ResourceCounts, SendFlags, SendOp, SendRequest, Sge,
+    SpecialQp, UdAddress, UdDestination, VirtualPort,
 };
-use ib_endpoint::{DatagramQp, DatagramQpSpec, MadAddress, MadQp};
+use ib_endpoint::{Datagram, DatagramQp, DatagramQpSpec, MadAddress, MadQp};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{GuidInfo, LidRoutedSmp, NodeInfo, PKeyTable, PortInfo, SmpAttribute};
-use ib_wire::{GidIndex, Guid, Lid, PKey, PKeyIndex, PortNum, Psn, QKey};
+use ib_wire::{Gid, GidIndex, Guid, Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn, Sl};
 
 use crate::{DividedAdapter, Function, Functions};
 
@@ -41,13 +42,14 @@ struct Rig {
 impl Rig {
     /// Creates an adapter with an active port, and two virtual functions with the second P_Key.
     fn new() -> Self {
-        let mut device = Device::new(&HcaConfig::new(Guid::new(0x1000), "host"), 1);
+        let functions = Functions::new(8, 7);
+        let config = HcaConfig::new(Guid::new(0x1000), "host");
+        let mut device = Device::with_memory(&config, 1, functions.memory());
         let port = device.node_mut().port_mut(PORT).unwrap();
         port.state = PortState::Active;
         port.lid = Lid::new(3);
         port.set_pkey(PKeyIndex(1), PKey::new(0x8001));
         port.set_alias_guid(GidIndex(1), ALIAS);
-        let functions = Functions::new(8, 7);
         let mut this = Self { device, functions };
         for id in [VF1, VF2] {
             let spec = spec(id);
@@ -320,7 +322,7 @@ fn a_vf_manages_nothing_and_has_what_its_quota_allows() {
             },
             Err(HcaError::PermissionDenied),
         ),
-        (VF1, QpKind::Ud, Err(HcaError::Unsupported)),
+        (VF1, QpKind::Rc, Err(HcaError::Unsupported)),
         (PF, proxy(SpecialQp::Gsi), Err(HcaError::InvalidParameter)),
         (
             PF,
@@ -429,4 +431,221 @@ fn to_state(state: QpState, sq_psn: Option<Psn>) -> QpModify {
         sq_psn,
         ..QpModify::default()
     }
+}
+
+const QKEY: QKey = QKey::new(0x1234);
+const MGID: Gid = Gid([
+    0xff, 0x12, 0xa0, 0x1b, 0x80, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+]);
+
+impl Rig {
+    /// Opens a datagram queue pair.
+    fn open_ud(&mut self, id: FunctionId) -> DatagramQp {
+        let spec = DatagramQpSpec {
+            kind: QpKind::Ud,
+            port: PORT,
+            pkey_index: PKeyIndex(0),
+            qkey: QKEY,
+            max_message: 256,
+            sends: 8,
+            receives: 8,
+            block_multicast_loopback: false,
+        };
+        self.on(id, |hca| DatagramQp::open(hca, spec)).unwrap()
+    }
+
+    /// Sends a datagram from VF 1 to a queue pair, and returns the one that arrives there at VF 2.
+    fn pass(&mut self, [from, to]: [&mut DatagramQp; 2], byte: u8) -> Option<Datagram> {
+        let destination = at_port(to.numbers().real);
+        let message = [byte; 256];
+        self.on(VF1, |hca| from.send(hca, Some(&destination), &message))
+            .unwrap();
+        self.on(VF1, |hca| while from.poll(hca).is_some() {});
+        self.on(VF2, |hca| to.poll(hca))
+    }
+
+    fn set_view(&mut self, id: FunctionId, state: PortState, pkey: Option<u16>) {
+        let view = VirtualPort {
+            state,
+            pkeys: vec![pkey.map(PKeyIndex)],
+            smi_enabled: false,
+        };
+        self.pf(|pf| pf.set_virtual_port(id, PORT, view)).unwrap();
+    }
+}
+
+fn at_port(qpn: Qpn) -> UdDestination {
+    UdDestination {
+        address: UdAddress::Vector(AddressVector {
+            port: PORT,
+            dlid: Lid::new(3),
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: None,
+        }),
+        qpn,
+        qkey: QKEY,
+        pkey_index: None,
+    }
+}
+
+#[test]
+fn datagrams_pass_between_vfs_while_both_ports_are_active_and_of_one_partition() {
+    use PortState::{Active, Down};
+
+    let mut rig = Rig::new();
+    rig.device
+        .node_mut()
+        .port_mut(PORT)
+        .unwrap()
+        .set_pkey(PKeyIndex(2), PKey::new(0x8002));
+    let (mut from, mut to) = (rig.open_ud(VF1), rig.open_ud(VF2));
+    let views = [
+        ((Active, Some(1)), (Active, Some(1)), true),
+        ((Down, Some(1)), (Active, Some(1)), false),
+        ((Active, Some(1)), (Down, Some(1)), false),
+        ((Active, None), (Active, Some(1)), false),
+        ((Active, Some(2)), (Active, Some(1)), false),
+        ((Active, Some(2)), (Active, Some(2)), true),
+        ((Active, Some(2)), (Active, None), false),
+        ((Active, Some(1)), (Active, Some(1)), true),
+    ];
+    for (round, (sender, receiver, passes)) in (0..).zip(views) {
+        rig.set_view(VF1, sender.0, sender.1);
+        rig.set_view(VF2, receiver.0, receiver.1);
+        let datagram = rig.pass([&mut from, &mut to], round);
+        assert_eq!(datagram.is_some(), passes, "{sender:?} {receiver:?}");
+        if let Some(Datagram { source, bytes, .. }) = datagram {
+            assert_eq!(bytes, [round; 256]);
+            assert_eq!(source.src_qpn, from.numbers().real);
+            assert_eq!(source.pkey_index, PKeyIndex(0));
+        }
+    }
+    assert_eq!((from.failures(), to.failures()), ((0, 0), (0, 0)));
+}
+
+#[test]
+fn a_group_reaches_the_vfs_that_are_attached() {
+    let mut rig = Rig::new();
+    let (mut from, mut to) = (rig.open_ud(VF1), rig.open_ud(VF2));
+    let destination = UdDestination {
+        address: UdAddress::Vector(AddressVector {
+            port: PORT,
+            dlid: Lid::new(0xc001),
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: Some(GlobalRoute {
+                remote_gid: MGID,
+                // Another function's GID, which a VF does not get.
+                sgid_index: GidIndex(5),
+                flow_label: 0,
+                hop_limit: 1,
+                traffic_class: 0,
+            }),
+        }),
+        qpn: Qpn::MULTICAST,
+        ..at_port(Qpn::MULTICAST)
+    };
+    for attached in [false, true, false] {
+        let qp = to.handle();
+        rig.on(VF2, |hca| {
+            if attached {
+                hca.attach_multicast(qp, MGID, Lid::new(0xc001))
+            } else {
+                let left = hca.detach_multicast(qp, MGID, Lid::new(0xc001));
+                left.or_else(|error| match error {
+                    HcaError::InvalidParameter => Ok(()),
+                    other => Err(other),
+                })
+            }
+        })
+        .unwrap();
+        rig.on(VF1, |hca| from.send(hca, Some(&destination), &[1; 256]))
+            .unwrap();
+        let received = rig.on(VF2, |hca| to.poll(hca));
+        assert_eq!(received.is_some(), attached);
+        let route = received.and_then(|datagram| datagram.source.grh);
+        if let Some(route) = route {
+            assert_eq!(route.remote_gid.interface_id(), ALIAS);
+        }
+    }
+    let handle = from.handle();
+    let stranger = rig.on(VF2, |hca| {
+        hca.attach_multicast(handle, MGID, Lid::new(0xc001))
+    });
+    assert_eq!(stranger, Err(HcaError::InvalidHandle));
+}
+
+#[test]
+fn a_vf_names_nothing_that_is_anothers() {
+    let mut rig = Rig::new();
+    let (other, own) = (rig.open_ud(VF1), rig.open_ud(VF2));
+    rig.on(VF2, |hca| {
+        const NONE: Option<HcaError> = Some(HcaError::InvalidHandle);
+
+        assert_eq!(hca.query_qp(other.handle()).err(), NONE);
+        assert_eq!(hca.destroy_qp(other.handle()).err(), NONE);
+        assert_eq!(hca.arm_cq(other.cq(), ArmKind::Next).err(), NONE);
+        assert_eq!(hca.destroy_cq(other.cq()).err(), NONE);
+        let error = to_state(QpState::Error, None);
+        assert_eq!(hca.modify_qp(other.handle(), &error).err(), NONE);
+        let receive = RecvRequest {
+            wr_id: 1,
+            scatter: &[],
+        };
+        assert_eq!(hca.post_recv(other.handle(), &receive).err(), NONE);
+        let privileged = QpModify {
+            qkey: Some(QKey::new(0x8000_0001)),
+            ..QpModify::default()
+        };
+        let denied = hca.modify_qp(own.handle(), &privileged);
+        assert_eq!(denied, Err(HcaError::PermissionDenied));
+    });
+}
+
+#[test]
+fn a_reset_leaves_nothing_of_a_vf_in_the_adapter() {
+    let mut rig = Rig::new();
+    let owned = |rig: &mut Rig| rig.device.function(PF).unwrap().resources(PF);
+    let before = owned(&mut rig);
+    for _ in 0..3 {
+        let to = rig.open_ud(VF2);
+        let (qp, cq) = (to.handle(), to.cq());
+        rig.on(VF2, |hca| {
+            hca.attach_multicast(qp, MGID, Lid::NONE)?;
+            let pd = hca.alloc_pd()?;
+            let UdAddress::Vector(vector) = at_port(Qpn::GSI).address else {
+                return Err(HcaError::InvalidParameter);
+            };
+            hca.create_av(pd, &vector)?;
+            hca.arm_cq(cq, ArmKind::Next)
+        })
+        .unwrap();
+        assert_ne!(owned(&mut rig), before);
+        rig.pf(|pf| pf.reset_function(VF2)).unwrap();
+        assert_eq!(owned(&mut rig), before);
+        let counts = rig.pf(|pf| pf.resources(VF2));
+        assert_eq!(counts, Ok(ResourceCounts::default()));
+    }
+}
+
+#[test]
+fn a_vf_that_may_not_reach_its_memory_neither_sends_nor_receives() {
+    let mut rig = Rig::new();
+    let (mut from, mut to) = (rig.open_ud(VF1), rig.open_ud(VF2));
+    assert!(rig.pass([&mut from, &mut to], 1).is_some());
+    rig.on(VF2, |hca| hca.set_bus_master(false));
+    let destination = at_port(to.numbers().real);
+    rig.on(VF1, |hca| from.send(hca, Some(&destination), &[2; 256]))
+        .unwrap();
+    let mut done = [Completion::BLANK];
+    rig.on(VF2, |hca| hca.poll_cq(to.cq(), &mut done)).unwrap();
+    assert_eq!(done[0].cause, Cause::NoMemory);
+    let memory = rig.pf(|pf| pf.destroy_function(VF2)).unwrap();
+    assert!(
+        memory.read(0, &mut [0]).is_err(),
+        "it is the VF's own again"
+    );
 }

@@ -1,16 +1,18 @@
 //! A virtual function: its objects, and its view of the ports.
 
-use hca_api::{
-    AddressSpace, FunctionSpec, HcaError, MrKeys, MrSpec, QpHandle, ResourceCounts, SpecialQp,
-    VirtualPort,
-};
-use hca_api::{LKey, MrHandle, RKey};
-use ib_vtime::{Secret, SecretNumbers};
-use ib_wire::{Guid, PKeyIndex, PortNum};
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::Gate;
+use hca_api::{
+    AddressSpace, AvHandle, HcaError, LKey, MrHandle, MrKeys, MrKind, MrSpec, QpHandle, RKey,
+    ResourceCounts, SpecialQp, VirtualPort,
+};
+use ib_vtime::{Secret, SecretNumbers};
+use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum};
+
+use crate::memory::VfMemory;
+use crate::pair::DatagramPair;
 use crate::regions::Region;
-use crate::side::Side;
+use crate::side::{FIRST_END, Side};
 
 /// The part of a virtual function in a port.
 #[derive(Debug, Default)]
@@ -54,19 +56,31 @@ pub(crate) struct Vf {
     pub(crate) node_guid: Guid,
     pub(crate) quota: ResourceCounts,
     ports: Vec<VfPort>,
-    pub(crate) gate: Gate,
+    pub(crate) memory: VfMemory,
     pub(crate) side: Side,
+    /// Its datagram queue pairs, which are the adapter's.
+    pub(crate) pairs: BTreeMap<QpHandle, DatagramPair>,
+    pub(crate) avs: BTreeSet<AvHandle>,
+    pub(crate) attachments: BTreeSet<(QpHandle, Gid, Lid)>,
     random: SecretNumbers,
 }
 
 impl Vf {
-    pub(crate) fn new(spec: FunctionSpec, ports: u8, secret: Secret) -> Self {
+    pub(crate) fn new(
+        (node_guid, quota): (Guid, ResourceCounts),
+        memory: VfMemory,
+        ports: u8,
+        secret: Secret,
+    ) -> Self {
         Self {
-            node_guid: spec.node_guid,
-            quota: spec.quota,
+            node_guid,
+            quota,
             ports: (0..ports).map(|_| VfPort::default()).collect(),
-            gate: Gate::new(spec.memory),
-            side: Side::default(),
+            memory,
+            side: Side::new(FIRST_END),
+            pairs: BTreeMap::new(),
+            avs: BTreeSet::new(),
+            attachments: BTreeSet::new(),
             random: secret.numbers(),
         }
     }
@@ -83,10 +97,13 @@ impl Vf {
         port.ok_or(HcaError::InvalidPort)
     }
 
-    /// Destroys everything that the function has; nothing completes. Ports, tables and memory stay.
+    /// Forgets everything that the function has; nothing completes. Ports, tables and memory stay.
     pub(crate) fn reset(&mut self) {
         let is_stirred = self.side.is_stirred;
-        self.side = Side::default();
+        self.side = Side::new(FIRST_END);
+        self.pairs.clear();
+        self.avs.clear();
+        self.attachments.clear();
         self.side.is_stirred = is_stirred;
         self.side.events.reset();
         for port in &mut self.ports {
@@ -100,39 +117,53 @@ impl Vf {
         ResourceCounts {
             pds: count(self.side.pds.len()),
             cqs: count(self.side.cqs.len()),
-            qps: count(self.side.ends.len()),
+            qps: count(self.side.ends.len() + self.pairs.len()),
             mrs: count(self.side.regions.len()),
+            avs: count(self.avs.len()),
+            attachments: count(self.attachments.len()),
             ..ResourceCounts::default()
         }
     }
 
-    /// Registers memory. The local key is the remote one.
-    pub(crate) fn register(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError> {
+    /// Checks a region to be registered.
+    pub(crate) fn describe(&self, spec: &MrSpec<'_>) -> Result<Region, HcaError> {
         if !self.side.pds.contains_key(&spec.pd) {
             return Err(HcaError::InvalidHandle);
         }
+        if spec
+            .key
+            .is_some_and(|key| self.side.regions.contains_key(key))
+        {
+            return Err(HcaError::InvalidParameter);
+        }
         let region = Region::new(spec)?;
-        if !matches!(spec.kind, hca_api::MrKind::WholeSpace) {
+        if !matches!(spec.kind, MrKind::WholeSpace) {
             // What lies between the ends is checked on use.
             for addr in region.ends() {
-                self.gate.read(addr, &mut [0])?;
+                self.memory.read(addr, &mut [0])?;
             }
         }
-        let key = match spec.key {
-            Some(key) if self.side.regions.contains_key(key) => {
-                return Err(HcaError::InvalidParameter);
-            }
-            Some(key) => key,
-            None => self.draw_key(),
-        };
+        Ok(region)
+    }
+
+    /// Adds a region, to which both keys belong.
+    pub(crate) fn insert_region(
+        &mut self,
+        handle: MrHandle,
+        (lkey, rkey): (LKey, RKey),
+        region: Region,
+    ) -> Result<MrKeys, HcaError> {
+        self.side.hold_pd(region.pd)?;
+        self.side.regions.insert(handle, lkey.0, region);
+        Ok(MrKeys { handle, lkey, rkey })
+    }
+
+    /// Registers memory that the adapter does not know.
+    pub(crate) fn register(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError> {
+        let region = self.describe(spec)?;
+        let key = spec.key.unwrap_or_else(|| self.draw_key());
         let handle = MrHandle(self.side.draw_handle()?);
-        self.side.hold_pd(spec.pd)?;
-        self.side.regions.insert(handle, key, region);
-        Ok(MrKeys {
-            handle,
-            lkey: LKey(key),
-            rkey: RKey(key),
-        })
+        self.insert_region(handle, (LKey(key), RKey(key)), region)
     }
 
     /// Draws a key that no region has. The quota keeps the table far below 2^32 entries.

@@ -14,12 +14,14 @@ use crate::tunnel::{MAX_INLINE, MAX_SGE, MAX_WR};
 use crate::vf::Vf;
 use crate::virtual_view::{physical_request, virtual_answer};
 
-/// Abilities of the device that do not depend on its queue pairs.
+/// Abilities of the device that virtual functions have, too.
 const CAPS: DeviceCaps = DeviceCaps::BAD_PKEY_COUNTER
     .union(DeviceCaps::BAD_QKEY_COUNTER)
     .union(DeviceCaps::PORT_ACTIVE_EVENT)
     .union(DeviceCaps::SYSTEM_IMAGE_GUID)
-    .union(DeviceCaps::INIT_TYPE);
+    .union(DeviceCaps::INIT_TYPE)
+    .union(DeviceCaps::BLOCK_MULTICAST_LOOPBACK)
+    .union(DeviceCaps::UD);
 
 /// Capability bits that announce a manager behind QP0 or QP1; a VF has neither.
 const GUARDED: u32 =
@@ -34,9 +36,9 @@ impl Vf {
             caps: physical.caps & CAPS | DeviceCaps::RESIZE_CQ,
             limits: Limits {
                 max_qp: quota.qps,
-                max_qp_wr: MAX_WR,
-                max_sge: MAX_SGE,
-                max_inline: MAX_INLINE,
+                max_qp_wr: physical.limits.max_qp_wr.min(MAX_WR),
+                max_sge: physical.limits.max_sge.min(MAX_SGE),
+                max_inline: physical.limits.max_inline.min(MAX_INLINE),
                 max_cq: quota.cqs,
                 max_cqe: MAX_CQE,
                 max_srq: 0,
@@ -44,9 +46,9 @@ impl Vf {
                 max_mr: quota.mrs,
                 max_mw: 0,
                 max_pd: quota.pds,
-                max_av: 0,
-                max_mcast_grp: 0,
-                max_mcast_qp_attach: 0,
+                max_av: quota.avs,
+                max_mcast_grp: quota.attachments.min(physical.limits.max_mcast_grp),
+                max_mcast_qp_attach: quota.attachments.min(physical.limits.max_mcast_qp_attach),
                 max_fast_reg_pages: 0,
                 ..physical.limits
             },

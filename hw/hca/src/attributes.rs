@@ -46,6 +46,9 @@ bitflags! {
         const ATOMIC = 1 << 19;
         /// Atomic writes.
         const ATOMIC_WRITE = 1 << 20;
+        /// Consumers choose keys of memory regions ([`MrSpec::key`](crate::MrSpec::key)) and numbers of queue pairs
+        /// ([`QpSpec::qpn`](crate::QpSpec::qpn)). Without it both are the provider's, whatever the consumer asks for.
+        const CHOSEN_NAMES = 1 << 21;
     }
 }
 

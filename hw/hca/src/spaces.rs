@@ -1,7 +1,7 @@
 //! An address space made of several.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use core::any::Any;
 
 use crate::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
@@ -32,6 +32,7 @@ impl SpaceId {
 pub struct Spaces {
     own: HostMemory,
     others: BTreeMap<SpaceId, Box<dyn AddressSpace>>,
+    closed: BTreeSet<SpaceId>,
     /// The number that was given out last; 0 at first.
     last: u16,
 }
@@ -61,12 +62,39 @@ impl Spaces {
 
     /// Removes an address space, and returns it. Its addresses fault from now on.
     pub fn remove(&mut self, id: SpaceId) -> Option<Box<dyn AddressSpace>> {
+        self.closed.remove(&id);
         self.others.remove(&id)
+    }
+
+    /// Returns an address space, at its own addresses and closed or not. `None` if there is none of the number.
+    pub fn get_mut(&mut self, id: SpaceId) -> Option<&mut dyn AddressSpace> {
+        match self.others.get_mut(&id) {
+            Some(space) => Some(space.as_mut()),
+            None => None,
+        }
+    }
+
+    /// Opens or closes an address space. Every access to a closed one faults. Each is open at first.
+    pub fn set_open(&mut self, id: SpaceId, open: bool) {
+        if open || !self.others.contains_key(&id) {
+            self.closed.remove(&id);
+        } else {
+            self.closed.insert(id);
+        }
+    }
+
+    /// Splits an address as [`split`] does, unless its space is closed.
+    fn split_open(&self, addr: u64, len: usize) -> Result<(SpaceId, u64), DmaFault> {
+        let (id, within) = split(addr, len)?;
+        if self.closed.contains(&id) {
+            return Err(DmaFault { addr, len });
+        }
+        Ok((id, within))
     }
 
     /// Returns the space in which a range of bytes is, and the address of the first one there.
     fn find(&self, addr: u64, len: usize) -> Result<(&dyn AddressSpace, u64), DmaFault> {
-        let (id, within) = split(addr, len)?;
+        let (id, within) = self.split_open(addr, len)?;
         match self.others.get(&id) {
             Some(space) => Ok((space.as_ref(), within)),
             None if id == SpaceId(0) => Ok((&self.own, within)),
@@ -80,7 +108,7 @@ impl Spaces {
         addr: u64,
         len: usize,
     ) -> Result<(&mut dyn AddressSpace, u64), DmaFault> {
-        let (id, within) = split(addr, len)?;
+        let (id, within) = self.split_open(addr, len)?;
         match self.others.get_mut(&id) {
             Some(space) => Ok((space.as_mut(), within)),
             None if id == SpaceId(0) => Ok((&mut self.own, within)),
@@ -244,6 +272,24 @@ mod tests {
             len: 8,
         };
         assert_eq!(spaces.update_u64(addr + 4, &mut |old| old), Err(fault));
+    }
+
+    #[test]
+    fn a_closed_space_faults_until_it_is_opened() {
+        let (mut spaces, addr) = with_one(8);
+        for open in [false, true] {
+            spaces.set_open(SpaceId(1), open);
+            assert_eq!(spaces.write(addr, &[1; 8]).is_ok(), open);
+            assert_eq!(spaces.read(addr, &mut [0; 8]).is_ok(), open);
+            assert_eq!(spaces.update_u64(addr, &mut |old| old).is_ok(), open);
+        }
+        spaces.set_open(SpaceId(1), false);
+        let mut taken = spaces.remove(SpaceId(1)).unwrap();
+        assert_eq!(taken.read(addr % END, &mut [0; 8]), Ok(()));
+        spaces.set_open(SpaceId(1), false);
+        assert!(spaces.closed.is_empty());
+        assert_eq!(spaces.get_mut(SpaceId(1)).map(|_| ()), None);
+        taken.allocate(1).unwrap();
     }
 
     #[test]

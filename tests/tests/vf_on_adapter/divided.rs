@@ -2,9 +2,6 @@
 
 use vhca_tests::divided_device::{DividedDevice as Device, DividedFunction as Function};
 
-/// VFs exchange MADs alone.
-const HAS_DATA: bool = false;
-
 #[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
 #[path = "suite.rs"]
 mod suite;

@@ -2,9 +2,6 @@
 
 use emulated_hca::hca::{Device, Function};
 
-/// VFs exchange datagrams.
-const HAS_DATA: bool = true;
-
 #[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
 #[path = "suite.rs"]
 mod suite;
