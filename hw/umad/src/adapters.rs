@@ -29,6 +29,8 @@ pub struct VerbsId(pub u32);
 pub struct Verbs {
     /// The device, unless it can have none now.
     pub device: Option<VerbsId>,
+    /// The device is the first adapter, and none beside it.
+    pub is_adapter: bool,
 }
 
 /// The adapters that programs may use. The server lends it to each call.

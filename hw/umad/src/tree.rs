@@ -43,10 +43,21 @@ impl TreeId {
         let views = self.adapters.iter().map(|id| adapters.view(*id));
         let views: Option<Vec<_>> = views.collect();
         let mut devices = sysfs::devices(&views?);
-        if let Some(device) = self.verbs.and_then(|verbs| verbs.device) {
-            let numbered = || sysfs::name(self.adapters.len());
-            let name = self.name.clone().unwrap_or_else(numbered);
-            devices.extend(adapters.verbs_device(device, name));
+        let verbs = self.verbs.unwrap_or_default();
+        match (verbs.device, devices.first_mut()) {
+            (Some(device), Some(adapter)) if verbs.is_adapter => {
+                let name = adapter.name.clone();
+                let files = adapters
+                    .verbs_device(device, name)
+                    .map(|device| device.files);
+                adapter.files.extend(files.into_iter().flatten());
+            }
+            (Some(device), _) => {
+                let numbered = || sysfs::name(self.adapters.len());
+                let name = self.name.clone().unwrap_or_else(numbered);
+                devices.extend(adapters.verbs_device(device, name));
+            }
+            (None, _) => {}
         }
         Some(View {
             devices,

@@ -56,13 +56,18 @@ fn is_ready(lab: &Lab) -> bool {
 }
 
 impl Pair {
-    /// Starts both programs.
+    /// Starts both programs on VFs.
     pub(crate) fn of(lab: &Lab, program: &[&str]) -> Self {
+        Self::between(lab, ["H1-1/1", "H2-1/1"], program)
+    }
+
+    /// Starts a server on one node, and its client on another.
+    pub(crate) fn between(lab: &Lab, [server, client]: [&str; 2], program: &[&str]) -> Self {
         let port = port();
         let number = port.to_string();
         // Lines are written as they are printed, and not when there are many.
         let arguments = [&["stdbuf", "-oL"], program, &["-p", &number]].concat();
-        let server = &mut lab.on(Shim::Vhca, "H1-1/1", &arguments);
+        let server = &mut lab.on(Shim::Vhca, server, &arguments);
         let mut server = Process::start(lab.dir(), &format!("server-{port}"), server);
         let listens = wait_for(PATIENCE, || {
             let is_listening = tcp_states(port).iter().any(|state| state == "0A");
@@ -75,7 +80,7 @@ impl Pair {
         );
         // Of the server's VF, which by TCP is the host itself.
         let arguments = [&arguments[..], &["127.77.1.1"]].concat();
-        let client = &mut lab.on(Shim::Vhca, "H2-1/1", &arguments);
+        let client = &mut lab.on(Shim::Vhca, client, &arguments);
         Self {
             client: Process::start(lab.dir(), &format!("client-{port}"), client),
             server,

@@ -127,6 +127,11 @@ impl Memory {
         &mut self.space
     }
 
+    /// Replaces the memory, in which nothing is registered.
+    pub(super) fn set_space(&mut self, space: Box<dyn AddressSpace>) {
+        self.space.set_space(space);
+    }
+
     /// Opens or closes the way to all of the memory. Whatever is registered stays.
     pub(super) const fn set_open(&mut self, open: bool) {
         self.space.set_open(open);

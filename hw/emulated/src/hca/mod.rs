@@ -155,6 +155,17 @@ impl Device {
         Self::with_memory(config, secret, Box::new(HostMemory::new()))
     }
 
+    /// Replaces the physical function's memory, while it is not used.
+    ///
+    /// # Errors
+    /// [`HcaError::InUse`] if a region is registered there.
+    pub fn set_memory(&mut self, memory: Box<dyn AddressSpace>) -> Result<(), HcaError> {
+        let pf = self.functions.first_mut().and_then(Option::as_mut);
+        let pf = pf.filter(|pf| pf.memory.region_count() == 0);
+        pf.ok_or(HcaError::InUse)?.memory.set_space(memory);
+        Ok(())
+    }
+
     /// As [`Device::new`], with the physical function's memory given.
     #[must_use]
     pub fn with_memory(

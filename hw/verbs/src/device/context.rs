@@ -66,11 +66,7 @@ impl ProcessDevice {
         if self.contexts.remove(&context).is_none() {
             return;
         }
-        self.closed.push_back(ClosedFile {
-            context,
-            kind: Kind::QueuePairs,
-            handle: 0,
-        });
+        self.closed.push_back(ClosedFile::of(context));
         // A file has objects of a few kinds, and few of each.
         for _ in 0..=Kind::Domains as u8 {
             self.end_closed(hca);

@@ -68,6 +68,16 @@ struct ClosedFile {
     handle: u32,
 }
 
+impl ClosedFile {
+    const fn of(context: ContextId) -> Self {
+        Self {
+            context,
+            kind: Kind::QueuePairs,
+            handle: 0,
+        }
+    }
+}
+
 /// An object of a context.
 #[derive(Debug)]
 struct Owned<T> {
@@ -151,8 +161,10 @@ pub struct ProcessDevice {
     next_flush: Instant,
     /// The PF is to reset the function.
     reset_wanted: bool,
-    /// The reset was asked for, and is not done.
+    /// What the process had is not gone yet: the reset was asked for, or its objects are being destroyed.
     resetting: bool,
+    /// Others use the function, which is never reset: a process that is gone leaves its objects to be destroyed one by one.
+    shares_function: bool,
     /// Events that found their channel full or closed, or the budget used up.
     pub dropped_events: u64,
 }
@@ -198,7 +210,18 @@ impl ProcessDevice {
             next_flush: Instant::ZERO,
             reset_wanted: false,
             resetting: false,
+            shares_function: false,
             dropped_events: 0,
+        }
+    }
+
+    /// Creates the same on a function that others use, too. The objects of a process that is gone are destroyed one by one, and
+    /// the function is not reset.
+    #[must_use]
+    pub fn on_shared_function() -> Self {
+        Self {
+            shares_function: true,
+            ..Self::new()
         }
     }
 
@@ -208,7 +231,7 @@ impl ProcessDevice {
         self.rings.is_none() && !self.resetting
     }
 
-    /// Returns `true` while the function of a process that is gone is not reset.
+    /// Returns `true` while the function of a process that is gone is not reset, or has objects of it.
     #[must_use]
     pub const fn is_resetting(&self) -> bool {
         self.resetting
@@ -225,9 +248,15 @@ impl ProcessDevice {
         free
     }
 
-    /// Takes the device from its process: everything is gone, and the function is to be reset.
+    /// Takes the device from its process: everything is gone, and the function is to be reset. On a function that others use, the
+    /// next polls destroy what the process had.
     pub fn release(&mut self) {
-        if self.rings.is_some() {
+        if self.rings.is_some() && self.shares_function {
+            for context in core::mem::take(&mut self.contexts).into_keys() {
+                self.closed.push_back(ClosedFile::of(context));
+            }
+            self.resetting = true;
+        } else if self.rings.is_some() {
             self.forget();
             self.rings = None;
             self.budget = Budget::default();
@@ -269,6 +298,7 @@ impl ProcessDevice {
             rings,
             budget: self.budget.clone(),
             resetting,
+            shares_function: self.shares_function,
             next_handle: self.next_handle,
             next_context: self.next_context,
             next_channel: self.next_channel,
@@ -346,7 +376,12 @@ impl Consumer for ProcessDevice {
         if let Some(handle) = self.overrun.pop_first() {
             self.fail_overrun(hca, handle);
         }
-        self.end_closed(hca);
+        if !self.end_closed(hca) && self.shares_function && self.resetting {
+            self.forget();
+            self.rings = None;
+            self.budget = Budget::default();
+            self.resetting = false;
+        }
         let mut flushes = false;
         if self.has_later_work() && self.next_flush <= now {
             while let Some(handle) = self.starved.pop_first() {
@@ -382,6 +417,7 @@ impl ProcessDevice {
             || self.pending.next() == Some(Instant::ZERO)
             || !self.overrun.is_empty()
             || !self.closed.is_empty()
+            || self.shares_function && self.resetting
     }
 
     /// Returns `true` if queues are to be looked at after a pause.

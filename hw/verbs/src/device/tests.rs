@@ -5,6 +5,7 @@ mod send_errors;
 mod shared_receives;
 mod windows;
 
+use hca_api::{FunctionId, FunctionManager};
 use proptest::prelude::*;
 use vf_queues::TURNS;
 use zerocopy::{FromBytes, IntoBytes};
@@ -389,6 +390,26 @@ fn a_device_is_one_processs_until_it_is_reset() {
     );
     let reset = HcaEvent::Async(AsyncEvent::FunctionReset);
     process.with(|device, hca| device.handle_hca_event(Instant::ZERO, hca, &reset));
+    assert!(process.device.claim(rings, Budget::default()));
+}
+
+#[test]
+fn on_a_function_of_others_a_process_that_is_gone_leaves_objects_that_are_destroyed_and_no_reset() {
+    let mut process = Process::new();
+    process.device.shares_function = true;
+    for _ in 0..100 {
+        process.command(command::ALLOC_PD, &0_u64, 4).unwrap();
+    }
+    let others = process.with(|_, hca| hca.alloc_pd().unwrap());
+    process.device.release();
+    assert!(!process.device.is_free() && !process.device.take_reset_request());
+    let rings = process.rings.clone();
+    assert!(!process.device.claim(rings.clone(), Budget::default()));
+    process.settle();
+    let hca = process.adapter.function(FunctionId::PF).unwrap();
+    let left = hca.resources(FunctionId::PF).unwrap();
+    assert_eq!(left.pds, 1);
+    process.with(|_, hca| hca.dealloc_pd(others).unwrap());
     assert!(process.device.claim(rings, Budget::default()));
 }
 

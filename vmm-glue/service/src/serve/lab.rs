@@ -162,8 +162,7 @@ impl Lab {
             let id = if is_pf {
                 self.start_pf(options, &name, *node, config)?
             } else if cast.bare.contains(&index) {
-                let started = self.world_mut().add_bare_host(*node);
-                started.map_err(|error| LabError::Bare(name.clone(), error))?
+                self.start_bare(options, &name, *node)?
             } else {
                 let started = self.world_mut().add_host(*node);
                 started.map_err(|error| LabError::Host(name.clone(), error))?
@@ -176,6 +175,31 @@ impl Lab {
             self.inventory.add_host(LabHost { name, id, is_pf });
         }
         Ok(())
+    }
+
+    fn start_bare(
+        &mut self,
+        options: &Options,
+        name: &str,
+        node: NodeId,
+    ) -> Result<HostId, LabError> {
+        let memory = ProcessMemory::default();
+        let reached = Box::new(memory.clone());
+        let started = self.world_mut().add_bare_host(node, reached);
+        let id = started.map_err(|error| LabError::Bare(name.to_owned(), error))?;
+        if options.verbs {
+            let limit = self.program_limit(options);
+            self.offer_bare_node(name, id, memory, limit);
+        }
+        Ok(id)
+    }
+
+    /// Returns the memory that the service may spend on a program.
+    fn program_limit(&self, options: &Options) -> ProgramLimit {
+        ProgramLimit {
+            most: options.quotas.program_bytes(),
+            pool: self.memory_pool.clone(),
+        }
     }
 
     fn start_pf(
@@ -245,10 +269,7 @@ impl Lab {
             };
             added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
             if let Some(memory) = for_programs {
-                let limit = ProgramLimit {
-                    most: options.quotas.program_bytes(),
-                    pool: self.memory_pool.clone(),
-                };
+                let limit = self.program_limit(options);
                 let network = options.verbs_network;
                 self.offer_to_programs(name, id, vf, memory, network, limit)?;
             }

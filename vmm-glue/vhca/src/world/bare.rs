@@ -29,6 +29,8 @@ impl BarePort {
 #[derive(Debug)]
 pub(super) struct BareNode {
     ports: Vec<BarePort>,
+    /// Uses the function beside the agents.
+    program: Option<Box<dyn Consumer>>,
     is_dead: bool,
 }
 
@@ -43,8 +45,19 @@ impl BareNode {
         });
         Ok(Self {
             ports: ports.collect::<Result<_, _>>()?,
+            program: None,
             is_dead: false,
         })
+    }
+
+    /// Returns what uses the function beside the agents.
+    pub(super) fn program(&self) -> Option<&dyn Consumer> {
+        self.program.as_deref()
+    }
+
+    /// Returns the place of what uses the function beside the agents.
+    pub(super) const fn program_mut(&mut self) -> &mut Option<Box<dyn Consumer>> {
+        &mut self.program
     }
 
     fn port_mut(&mut self, port: PortNum) -> Option<&mut BarePort> {
@@ -87,9 +100,12 @@ fn open(
 }
 
 impl Consumer for BareNode {
-    fn handle_hca_event(&mut self, _now: Instant, _hca: &mut dyn Hca, event: &HcaEvent) {
+    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
         use AsyncEvent::{DeviceFatal, FunctionReset};
 
+        if let Some(program) = &mut self.program {
+            program.handle_hca_event(now, hca, event);
+        }
         // Programs on umad have no events of ports.
         if let HcaEvent::Async(FunctionReset | DeviceFatal) = event {
             self.is_dead = true;
@@ -103,12 +119,22 @@ impl Consumer for BareNode {
                 has_more |= bound.poll(now, hca, BUDGET);
             }
         }
+        if let Some(program) = &mut self.program {
+            has_more |= program.poll(now, hca);
+        }
         has_more
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         let ports = self.ports.iter().filter(|_| !self.is_dead);
         let bound = ports.flat_map(|port| core::iter::once(&port.gsi).chain(&port.smi));
-        bound.filter_map(BoundAgent::poll_timeout).min()
+        let program = self
+            .program
+            .iter()
+            .filter_map(|program| program.poll_timeout());
+        bound
+            .filter_map(BoundAgent::poll_timeout)
+            .chain(program)
+            .min()
     }
 }

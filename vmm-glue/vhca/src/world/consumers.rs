@@ -6,6 +6,7 @@ use ib_vtime::Instant;
 use pf_context::PlaceError;
 use vf_tunnel::VfId;
 
+use super::bare::BareNode;
 use super::{Host, HostFunction, HostId, World, function_of};
 use crate::Slice;
 
@@ -31,13 +32,33 @@ impl World {
         Ok(host.vf(vf))
     }
 
+    /// Gives the function of a bare host's adapter to a consumer, which uses it beside the agents of programs.
+    ///
+    /// # Errors
+    /// The consumer, if the host is not bare, or another one has the function.
+    pub fn add_to_bare_host(
+        &mut self,
+        host: HostId,
+        consumer: Box<dyn Consumer>,
+    ) -> Result<HostFunction, Box<dyn Consumer>> {
+        let bare = self.hosts.get_mut(host.0).and_then(Host::bare_mut);
+        let free = bare
+            .map(BareNode::program_mut)
+            .filter(|program| program.is_none());
+        let Some(program) = free else {
+            return Err(consumer);
+        };
+        *program = Some(consumer);
+        self.wake(host.pf());
+        Ok(host.pf())
+    }
+
     /// Returns what runs on a function: a VF, or the physical function of an adapter that is not shared. `None` if it is
     /// of another type.
     #[must_use]
     pub fn consumer<C: Consumer>(&self, at: impl Into<HostFunction>) -> Option<&C> {
         let at = at.into();
-        let consumer = self.hosts.get(at.host.0)?.consumer(at.function)?;
-        consumer.downcast_ref()
+        self.hosts.get(at.host.0)?.consumer_as(at.function)
     }
 
     /// Returns what runs on a function, to be used without the function. `None` if it is of another type.
@@ -45,8 +66,7 @@ impl World {
         let at = at.into();
         self.hosts.get(at.host.0)?;
         self.wake(at);
-        let consumer = self.hosts[at.host.0].consumer_mut(at.function)?;
-        consumer.downcast_mut()
+        self.hosts[at.host.0].consumer_as_mut(at.function)
     }
 
     /// Carries out the reset of a VF for which what runs on it asks, if it does: when this returns, its queue pairs are gone, and
@@ -69,7 +89,7 @@ impl World {
         self.wake(at);
         let host = &mut self.hosts[at.host.0];
         let mut hca = function_of(&mut self.fabric, host.node(), at.function).ok()?;
-        let consumer = host.consumer_mut(at.function)?.downcast_mut()?;
+        let consumer = host.consumer_as_mut(at.function)?;
         Some(call(consumer, &mut hca, self.now))
     }
 }

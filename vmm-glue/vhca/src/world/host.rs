@@ -77,7 +77,7 @@ impl Host {
         consumer.is_some_and(|consumer| consumer.is::<BareNode>())
     }
 
-    fn bare_mut(&mut self) -> Option<&mut BareNode> {
+    pub(super) fn bare_mut(&mut self) -> Option<&mut BareNode> {
         self.consumer_mut(FunctionId::PF)?.downcast_mut()
     }
 
@@ -155,6 +155,28 @@ impl Host {
             }
             Tenancy::Shared(pf) => pf.host.consumer_mut(VfId::new(function.0)?),
         }
+    }
+
+    /// Returns what has a function to itself, or uses that of a bare node beside its agents, if it is of a type.
+    pub(super) fn consumer_as<C: Consumer>(&self, function: FunctionId) -> Option<&C> {
+        let consumer = self.consumer(function)?;
+        let bare = || {
+            consumer
+                .downcast_ref::<BareNode>()?
+                .program()?
+                .downcast_ref()
+        };
+        consumer.downcast_ref().or_else(bare)
+    }
+
+    /// Returns the same, to be used.
+    pub(super) fn consumer_as_mut<C: Consumer>(&mut self, function: FunctionId) -> Option<&mut C> {
+        let consumer = self.consumer_mut(function)?;
+        if consumer.is::<C>() {
+            return consumer.downcast_mut();
+        }
+        let bare = consumer.downcast_mut::<BareNode>()?;
+        bare.program_mut().as_mut()?.downcast_mut()
     }
 
     fn software(&self, function: FunctionId) -> Option<&Software> {

@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use emulated_hca::hca::Function;
 use emulated_hca::{Adapters, Fabric, NodeId};
-use hca_api::{FunctionId, Hca, HcaError, UdDestination};
+use hca_api::{AddressSpace, FunctionId, Hca, HcaError, UdDestination};
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
 use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
@@ -152,11 +152,21 @@ impl World {
     }
 
     /// Adds a host on whose ports nothing runs: programs register all classes of MADs themselves ([`World::port_agents_mut`]),
-    /// Send of the CM and Report of the SA included. [`World::port`] has nothing for it.
+    /// Send of the CM and Report of the SA included. [`World::port`] has nothing for it. `memory` is that of the adapter's function,
+    /// which [`World::add_to_bare_host`] gives to a consumer.
     ///
     /// # Errors
-    /// [`HcaError::InvalidParameter`] if the node is a switch; [`HcaError::SpecialQpTaken`] if the QP1 of a port is taken.
-    pub fn add_bare_host(&mut self, node: NodeId) -> Result<HostId, HcaError> {
+    /// [`HcaError::InvalidParameter`] if the node is a switch; [`HcaError::SpecialQpTaken`] if the QP1 of a port is taken;
+    /// [`HcaError::InUse`] if the function is in use.
+    pub fn add_bare_host(
+        &mut self,
+        node: NodeId,
+        memory: Box<dyn AddressSpace>,
+    ) -> Result<HostId, HcaError> {
+        let device = self.fabric.unserved_device_mut(node);
+        device
+            .ok_or(HcaError::InvalidParameter)?
+            .set_memory(memory)?;
         let secret = self.derived_secret();
         let mut hca = function_of(&mut self.fabric, node, FunctionId::PF)?;
         let bare = BareNode::open(&mut hca, secret)?;

@@ -21,6 +21,10 @@ impl Gate {
         self.open = open;
     }
 
+    pub(super) fn set_space(&mut self, space: Box<dyn AddressSpace>) {
+        self.space = space;
+    }
+
     pub(super) fn into_space(self) -> Box<dyn AddressSpace> {
         self.space
     }

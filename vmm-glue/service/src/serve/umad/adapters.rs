@@ -1,7 +1,7 @@
 //! The nodes of a lab as the adapters that umad's programs see.
 
 use emulated_hca::{Endpoint, NodeId, NodeKind, PhysicalPort, PortCounters};
-use hca_api::SpecialQp;
+use hca_api::{FunctionId, SpecialQp};
 use ib_endpoint::{AgentEvent, AgentId, MadAgent};
 use ib_wire::smp::NodeType;
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
@@ -114,8 +114,10 @@ impl Adapters for LabAdapters<'_> {
         let pid = self.peer.and_then(|peer| of_peer(peer).ok()?.pid);
         let node = adapters.split(',').next().unwrap_or_default().trim();
         let at = self.lab.shown_vf(node, pid);
-        let device = at.and_then(|at| self.vfs.number(at));
-        Some(Verbs { device })
+        Some(Verbs {
+            device: at.and_then(|at| self.vfs.number(at)),
+            is_adapter: at.is_some_and(|at| at.function == FunctionId::PF),
+        })
     }
 
     fn verbs_device(&mut self, id: VerbsId, name: String) -> Option<Device> {

@@ -26,6 +26,9 @@ use crate::serve::lab_error::LabError;
 use crate::serve::vfio_user::seat::Seat;
 use crate::show::ProgramRow;
 
+/// Steps in which the objects of a program are destroyed at its end on an adapter that others use. The rest goes with the next turns.
+const END_STEPS: u32 = 64;
+
 impl Lab {
     /// Offers a VF on which nothing runs, and that reaches `memory`, to programs, at an address of a network.
     ///
@@ -46,15 +49,38 @@ impl Lab {
         let placed = self.world_mut().add_consumer(host, vf, program);
         let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
         let offered = ProcessVf {
-            address,
+            address: Some(address),
             host,
             host_name: host_name.to_owned(),
-            vf,
+            vf: Some(vf),
             memory,
             holder: None,
         };
         self.process_vfs.insert(at, offered);
         Ok(())
+    }
+
+    /// Offers the adapter of a bare node, whose function reaches `memory`, to programs.
+    pub(crate) fn offer_bare_node(
+        &mut self,
+        host_name: &str,
+        host: HostId,
+        memory: ProcessMemory,
+        limit: ProgramLimit,
+    ) {
+        let program = VfProgram::on_bare_node(self.secrets.secret(), limit);
+        let placed = self.world_mut().add_to_bare_host(host, Box::new(program));
+        if let Ok(at) = placed {
+            let offered = ProcessVf {
+                address: None,
+                host,
+                host_name: host_name.to_owned(),
+                vf: None,
+                memory,
+                holder: None,
+            };
+            self.process_vfs.insert(at, offered);
+        }
     }
 
     /// Assigns a program the VF that it names as `NODE/N`, or the next free one of `NODE`, or of any node. Returns its budget,
@@ -107,8 +133,13 @@ impl Lab {
         let world = self.world();
         let is_wanted = |offered: &ProcessVf| {
             let node = world.host(offered.host).node();
-            wanted.is_none_or(|wanted| wanted == node)
-                && number.is_none_or(|number| number == offered.vf.get())
+            let is_numbered = number.is_none_or(|number| number_of(offered) == Some(number));
+            // A program gets the adapter of a bare node only if it names the node.
+            let is_meant = match wanted {
+                Some(wanted) => wanted == node,
+                None => offered.vf.is_some(),
+            };
+            is_meant && is_numbered
         };
         let offered = self.process_vfs.iter();
         let wanted = offered.filter(|(_, offered)| is_wanted(offered));
@@ -134,7 +165,8 @@ impl Lab {
             return Some(*at);
         }
         let mut candidates = self.offered_by_name(name).into_iter();
-        if split(name).1.is_some() {
+        let is_one = |at: &HostFunction| self.process_vfs.get(at).is_some_and(|vf| vf.vf.is_none());
+        if split(name).1.is_some() || candidates.as_slice().iter().any(is_one) {
             return candidates.next();
         }
         let program = |at: &HostFunction| self.world().consumer::<VfProgram>(*at);
@@ -178,6 +210,13 @@ impl Lab {
         }
         // Before its memory goes: a peer that reads from it is answered by nobody, rather than told of an error.
         self.world_mut().carry_out_reset(at);
+        for _ in 0..END_STEPS {
+            let program = self.world().consumer::<VfProgram>(at);
+            if !program.is_some_and(|program| program.device.is_resetting()) {
+                break;
+            }
+            self.world_mut().carry_out_reset(at);
+        }
         if let Some(offered) = self.process_vfs.get_mut(&at) {
             offered.memory.set(None);
             offered.holder = None;
@@ -186,14 +225,15 @@ impl Lab {
 
     /// Returns the address of a VF. `None` if the network has none for its host.
     fn address_of(&self, network: VerbsNetwork, host: HostId, vf: VfId) -> Option<Ipv4Addr> {
-        let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
+        let of_vfs = self.process_vfs.values().filter(|vf| vf.vf.is_some());
+        let hosts: BTreeSet<HostId> = of_vfs.map(|vf| vf.host).collect();
         let known = hosts.iter().position(|known| *known == host);
         network.address(known.unwrap_or(hosts.len()), vf)
     }
 
     /// Returns the addresses by which the program on a VF finds VFs that have a GID. `None` if the VF is not offered.
     pub(super) fn addresses(&self, at: HostFunction) -> Option<AddressBook> {
-        let own = self.process_vfs.get(&at)?.address;
+        let own = self.process_vfs.get(&at)?.address?;
         let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
         let gids: BTreeMap<(HostId, VfId), Gid> = hosts
             .iter()
@@ -203,7 +243,7 @@ impl Lab {
             })
             .collect();
         let known = self.process_vfs.values();
-        let known = known.filter_map(|vf| Some((vf.address, *gids.get(&(vf.host, vf.vf))?)));
+        let known = known.filter_map(|vf| Some((vf.address?, *gids.get(&(vf.host, vf.vf?))?)));
         Some(AddressBook {
             own,
             gids: known.collect(),
@@ -228,20 +268,21 @@ impl Lab {
         };
         let now = self.world().now();
         let row = |(at, vf): (&HostFunction, &ProcessVf)| {
+            let number = number_of(vf)?;
             let program = self.world().consumer::<VfProgram>(*at);
-            ProgramRow {
-                vf: vf.vf.get(),
-                address: vf.address,
-                gid: gids.get(&vf.vf).copied(),
+            Some(ProgramRow {
+                vf: number,
+                address: vf.address?,
+                gid: gids.get(&vf.vf?).copied(),
                 pid: vf.holder.and_then(|holder| holder.pid),
                 uid: vf.holder.and_then(|holder| holder.uid),
                 since: vf.holder.map(|holder| now - holder.since),
                 memory_wait: vf.memory.longest_wait(),
                 slow_memory: vf.memory.slow(),
                 usage: program.map(VfProgram::usage).unwrap_or_default(),
-            }
+            })
         };
-        offered.into_iter().map(row).collect()
+        offered.into_iter().filter_map(row).collect()
     }
 
     /// Returns the device of a VF as its program sees it before it opens the device.
@@ -289,6 +330,11 @@ impl Lab {
         let own = functions.find(|(function, _)| *function == at.function)?;
         Some(own.1)
     }
+}
+
+/// Returns the number of a VF.
+fn number_of(offered: &ProcessVf) -> Option<u16> {
+    offered.vf.map(VfId::get)
 }
 
 /// Returns counters of a function by the names of their files in sysfs. The kernel renews them when they are older than

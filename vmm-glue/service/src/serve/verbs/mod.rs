@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use hca_api::{AddressSpace, Hca};
+use hca_api::{AddressSpace, FunctionId, Hca};
 use ib_vtime::{Duration, Instant};
 use verbs_link::abi::rdma_cm::{CmCommandHeader, SetOption};
 use verbs_link::{
@@ -426,6 +426,10 @@ fn ask(turn: &mut Turn<'_>, client: &Client, request: &Request<'_>) -> Outcome {
     let held = client.holding.as_ref().map(|holding| holding.at);
     let at = held.or_else(|| turn.lab.shown_vf(node, peer.and_then(|peer| peer.pid)));
     let uid = peer.map(|peer| peer.uid.as_raw());
+    // The adapter of a bare node is the first that umad shows.
+    let is_adapter = at.is_some_and(|at| at.function == FunctionId::PF);
+    let first = umad_link::sysfs::name(0);
+    let name = if is_adapter { &first } else { name };
     let view = at.and_then(|at| turn.lab.device_view_of(at, name, uid));
     let datagrams = netlink::answer(view.as_ref(), question);
     let reply = CallReply {

@@ -52,15 +52,17 @@ impl Lab {
         let world = self.world();
         let wanted = self.inventory.node(node_name);
         let mut offered = self.process_vfs.iter();
-        let (_, vf) = offered.find(|(at, vf)| {
-            let is_wanted = node_name.is_empty() || wanted == Some(world.host(vf.host).node());
-            let is_named = number.is_none_or(|number| number == vf.vf.get());
-            let program = world.consumer::<VfProgram>(**at);
-            is_wanted && is_named && program.is_some_and(|program| program.device.is_free())
+        let (offered, vf) = offered.find_map(|(at, offered)| {
+            let vf = offered.vf?;
+            let is_wanted = node_name.is_empty() || wanted == Some(world.host(offered.host).node());
+            let is_named = number.is_none_or(|number| number == vf.get());
+            let program = world.consumer::<VfProgram>(*at);
+            let is_free = program.is_some_and(|program| program.device.is_free());
+            (is_wanted && is_named && is_free).then_some((offered, vf))
         })?;
-        let host = world.host(vf.host);
+        let host = world.host(offered.host);
         let ports = host.context()?.ports();
-        let reason = ports.get(PORT.index().checked_sub(1)?)?.reason(vf.vf)?;
+        let reason = ports.get(PORT.index().checked_sub(1)?)?.reason(vf)?;
         let waits = match reason {
             PortReason::PhysicalDown
             | PortReason::WaitingForSa
@@ -77,6 +79,6 @@ impl Lab {
             node: host.node(),
             port: PORT,
         };
-        (waits && self.is_managed(at)).then(|| format!("{}/{}", vf.host_name, vf.vf.get()))
+        (waits && self.is_managed(at)).then(|| offered.description())
     }
 }

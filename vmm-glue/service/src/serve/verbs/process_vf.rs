@@ -1,4 +1,4 @@
-//! VFs that programs can have, and the processes that have them.
+//! VFs, and adapters of bare nodes, that programs can have, and the processes that have them.
 
 use std::net::Ipv4Addr;
 use std::os::fd::RawFd;
@@ -9,15 +9,16 @@ use vhca::world::HostId;
 
 use super::memory::ProcessMemory;
 
-/// A VF that programs can have.
+/// A VF that programs can have, or the adapter of a bare node.
 #[derive(Debug)]
 pub(crate) struct ProcessVf {
     pub(super) host: HostId,
     pub(super) host_name: String,
-    pub(super) vf: VfId,
+    /// `None` for the adapter of a bare node.
+    pub(super) vf: Option<VfId>,
     pub(super) memory: ProcessMemory,
-    /// Address for the RDMA CM.
-    pub(super) address: Ipv4Addr,
+    /// Address for the RDMA CM, which bare nodes do not have.
+    pub(super) address: Option<Ipv4Addr>,
     pub(super) holder: Option<Holder>,
 }
 
@@ -32,8 +33,11 @@ pub(super) struct Holder {
 }
 
 impl ProcessVf {
-    /// Returns its name: `HOST/N`.
+    /// Returns its name: `HOST/N`, or `HOST` for the adapter of a bare node.
     pub(super) fn description(&self) -> String {
-        format!("{}/{}", self.host_name, self.vf.get())
+        match self.vf {
+            Some(vf) => format!("{}/{}", self.host_name, vf.get()),
+            None => self.host_name.clone(),
+        }
     }
 }

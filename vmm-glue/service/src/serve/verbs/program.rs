@@ -64,6 +64,8 @@ pub(super) struct VfProgram {
     pub(super) cm: RdmaCm,
     /// Opened by the first turn after each reset, since a host's connection manager answers whether a program runs or not.
     port: Option<EndPort<ProxyQp>>,
+    /// The VF has the RDMA CM, which a bare node has not.
+    has_cm: bool,
     /// A program has used the RDMA CM since the last reset, and the port holds as many MADs as programs need.
     is_deep: bool,
     limit: ProgramLimit,
@@ -79,9 +81,19 @@ impl VfProgram {
             device: ProcessDevice::new(),
             cm: RdmaCm::new(secrets.secret()),
             port: None,
+            has_cm: true,
             is_deep: false,
             limit,
             secrets,
+        }
+    }
+
+    /// Creates the adapter of a bare node, without the RDMA CM, and without a reset: others use it, too.
+    pub(super) fn on_bare_node(secret: Secret, limit: ProgramLimit) -> Self {
+        Self {
+            device: ProcessDevice::on_shared_function(),
+            has_cm: false,
+            ..Self::new(secret, limit)
         }
     }
 
@@ -103,6 +115,9 @@ impl VfProgram {
 
     /// Opens a file of the RDMA CM.
     pub(super) fn open_cm(&mut self, now: Instant, hca: &mut dyn Hca) -> Result<ChannelId, Errno> {
+        if !self.has_cm {
+            return Err(Errno::ENODEV);
+        }
         if !self.is_deep {
             // A request that arrives between the two ports comes once more.
             if let Some(idle) = self.port.take() {
@@ -211,7 +226,7 @@ impl Consumer for VfProgram {
 
     fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
         let mut more = self.device.poll(now, hca);
-        if self.port.is_none() && !self.device.is_resetting() {
+        if self.has_cm && self.port.is_none() && !self.device.is_resetting() {
             // Without one, requests wait for the next turn.
             self.port = self.open_port(now, hca, IDLE_DEPTH).ok();
         }

@@ -1,4 +1,5 @@
 use emulated_hca::{HcaConfig, LinkConfig, SwitchConfig, Topology};
+use hca_api::HostMemory;
 use ib_endpoint::{MadAddress, Message, MethodSet, RAW_TID, Registration, RetryPolicy};
 use ib_vtime::Duration;
 use ib_wire::mad::{AttributeId, Mad, MadHeader, MadStatus, Method, MgmtClass};
@@ -145,7 +146,9 @@ fn programs_on_a_bare_node_register_the_cm_and_reports_and_reach_each_other() {
     let manager = world.add_host(built.hcas[0]).unwrap();
     let bare = [built.hcas[1], built.hcas[3]];
     for node in bare {
-        let host = world.add_bare_host(node).unwrap();
+        let host = world
+            .add_bare_host(node, Box::new(HostMemory::new()))
+            .unwrap();
         assert!(world.host(host).is_bare() && !world.host(manager).is_bare());
     }
     world

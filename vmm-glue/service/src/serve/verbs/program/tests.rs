@@ -184,7 +184,7 @@ impl Opened {
 fn address_of(service: &Service, asks: Opened, host: &str) -> (Ipv4Addr, Gid) {
     let known = service.lab().process_vfs.values();
     let mut known = known.filter(|vf| vf.host_name == host);
-    let address = known.next().unwrap().address;
+    let address = known.next().unwrap().address.unwrap();
     let book = service.lab().addresses(asks.at).unwrap();
     (address, book.gids[&address])
 }
