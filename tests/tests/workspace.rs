@@ -30,6 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "emulated-hca",
         &[
             "hca-api",
+            "hca-functions",
             "ib-wire",
             "ib-vtime",
             "ib-transport",

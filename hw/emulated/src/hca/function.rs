@@ -5,19 +5,17 @@ use hca_api::{
     FunctionSpec, HcaError, MrHandle, PdHandle, Privileges, QpHandle, QpState, ResourceCounts,
     SpecialQp, SrqHandle, VirtualPort,
 };
+use hca_functions::{Added, CompletionQueue, EventQueue, Receive};
 use ib_vtime::Secret;
 use ib_wire::{Guid, PKeyIndex, PortNum};
 use slab::Slab;
 
 use super::connected::Connected;
 use super::connection_counters::ConnectionCounters;
-use super::cq::{Added, Cq};
-use super::event::EventQueue;
 use super::held::Held;
 use super::memory::Memory;
 use super::qp::{Qp, Side};
 use super::srq::Srq;
-use super::work_queue::Receive;
 
 /// A protection domain.
 #[derive(Debug, Default)]
@@ -65,7 +63,7 @@ pub(super) struct FunctionState {
     pub(super) memory: Memory,
     pds: Slab<Pd>,
     pub(super) avs: Slab<Av>,
-    pub(super) cqs: Slab<Cq>,
+    pub(super) cqs: Slab<CompletionQueue>,
     pub(super) srqs: Slab<Srq>,
     pub(super) qps: Slab<Qp>,
     pub(super) events: EventQueue,
@@ -230,11 +228,11 @@ impl FunctionState {
 
     // Lookups.
 
-    pub(super) fn cq(&self, cq: CqHandle) -> Result<&Cq, HcaError> {
+    pub(super) fn cq(&self, cq: CqHandle) -> Result<&CompletionQueue, HcaError> {
         self.cqs.get(cq.0 as usize).ok_or(HcaError::InvalidHandle)
     }
 
-    pub(super) fn cq_mut(&mut self, cq: CqHandle) -> Result<&mut Cq, HcaError> {
+    pub(super) fn cq_mut(&mut self, cq: CqHandle) -> Result<&mut CompletionQueue, HcaError> {
         self.cqs
             .get_mut(cq.0 as usize)
             .ok_or(HcaError::InvalidHandle)

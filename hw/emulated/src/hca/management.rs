@@ -4,12 +4,13 @@ use hca_api::{
     DeviceAttributes, DeviceCaps, DeviceModify, FunctionId, HcaError, Limits, LocalMad, MadView,
     PortAttributes, PortModify, Privileges, SourceAddress,
 };
+use hca_functions::{physical_request, virtual_answer};
 use ib_wire::mad::{Mad, MadStatus, Method, MgmtClass};
 use ib_wire::smp::{CapabilityMask, NodeDescription};
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 
 use super::function::FunctionState;
-use super::{Device, LIMITS};
+use super::{Device, Function, LIMITS};
 use crate::{Node, pma, sma};
 
 /// Abilities of the device.
@@ -233,7 +234,13 @@ impl Device {
         let host_view = view == MadView::Host;
         let lid_routed = mad.header.mgmt_class == MgmtClass::SUBN_LID_ROUTED;
         if host_view && lid_routed && mad.header.method == Method::GET {
-            return Ok(self.virtual_view(function, port, mad));
+            let request = physical_request(port, mad);
+            let answer = sma::process(&mut self.node, port, &MadView::Host, &request);
+            let vf = Function {
+                device: self,
+                id: function,
+            };
+            return Ok(virtual_answer(&vf, port, mad, answer));
         }
         if !smi_enabled {
             return Ok(refused(mad));

@@ -6,11 +6,12 @@ use hca_api::{
     CompletionOp, CqHandle, HcaError, Limits, MigrationState, PdHandle, QpAttributes, QpCaps,
     QpKind, QpNumbers, QpSpec, QpState, SendRequest, SrqHandle,
 };
+use hca_functions::ReceiveQueue;
 use ib_wire::packet::TransportService;
 use ib_wire::{Lid, PKeyIndex, PortNum, Psn, QKey};
 
 use super::connected::{Attributes, Connected};
-use super::work_queue::{ReceiveQueue, WaitingSend};
+use super::work_queue::WaitingSend;
 
 /// How a queue pair carries messages.
 #[derive(Debug)]

@@ -4,14 +4,13 @@ use hca_api::{
     AsyncEvent, FunctionId, HcaError, Privileges, QpHandle, QpKind, QpModify, QpNumbers, QpSpec,
     QpState, ReceiveMode, SpecialQp,
 };
+use hca_functions::{EventSource, next_state};
 use ib_wire::{Gid, Lid, Mtu, PKeyIndex, PortNum, QKey, Qpn};
 
 use super::connected::Connected;
-use super::event::EventSource;
 use super::function::{FunctionState, slot};
 use super::management::limits;
 use super::qp::{Qp, check_caps, fixed_port};
-use super::qp_state::next_state;
 use super::qpn::QpRef;
 use super::{Device, DropReason, LIMITS};
 

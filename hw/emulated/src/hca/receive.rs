@@ -4,6 +4,7 @@ use hca_api::{
     Cause, Completion, CompletionFlags, CompletionStatus, FunctionId, GlobalRoute, LocalMad,
     Privileges, QpHandle, QpKind, SourceAddress, SpecialQp,
 };
+use hca_functions::total_len;
 use ib_wire::mad::{MAD_SIZE, Mad};
 use ib_wire::packet::{Grh, UdFrame};
 use ib_wire::{Gid, GidIndex, PKeyIndex, PortNum, QKey, Qpn, Sl, Vl};
@@ -15,7 +16,7 @@ use super::inbound::Inbound;
 use super::memory::Arrived;
 use super::qp::Side;
 use super::qpn::QpRef;
-use super::work_queue::{SendWork, total_len};
+use super::work_queue::SendWork;
 use super::{Device, EGRESS_DEPTH};
 use crate::{BadKey, DropReason, Frame, WrongKey, pma};
 

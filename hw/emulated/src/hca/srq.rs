@@ -2,7 +2,7 @@
 
 use hca_api::{AddressSpace, HcaError, PdHandle, SrqAttributes};
 
-use super::work_queue::{Receive, ReceiveQueue};
+use hca_functions::{Receive, ReceiveQueue};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Srq {
     /// Whether fewer receives are left than the limit asks for; true once, then the limit is
     /// disarmed (IBA 10.2.9.2).
     pub(super) fn limit_reached(&mut self, memory: &dyn AddressSpace) -> bool {
-        let reached = self.limit != 0 && self.queue.len(memory) < self.limit as usize;
+        let reached = self.limit != 0 && self.queue.waiting(memory) < self.limit as usize;
         if reached {
             self.limit = 0;
         }
@@ -47,7 +47,7 @@ impl Srq {
         max_wr: Option<u32>,
     ) -> Result<(), HcaError> {
         let max_wr = max_wr.unwrap_or(self.queue.max_wr);
-        if limit > max_wr || self.queue.len(memory) > max_wr as usize {
+        if limit > max_wr || self.queue.waiting(memory) > max_wr as usize {
             return Err(HcaError::InvalidParameter);
         }
         self.queue.max_wr = max_wr;
@@ -117,7 +117,7 @@ mod tests {
                         if fits { max = new_max; limit = to as usize; }
                     }
                 }
-                prop_assert_eq!(srq.queue.len(&memory), model.len());
+                prop_assert_eq!(srq.queue.waiting(&memory), model.len());
             }
         }
     }

@@ -6,6 +6,7 @@ use hca_api::{
     Cause, Completion, CompletionStatus, FunctionId, HcaError, Payload, QpHandle, QpKind, QpState,
     SendFlags, SendOp, SendRequest, SpecialQp, UdAddress,
 };
+use hca_functions::total_len;
 use ib_wire::packet::{MAX_PAYLOAD, TransportFrame, UdFrame};
 use ib_wire::{PKey, PortNum, Psn, QKey, Qpn, Sl, Vl};
 
@@ -18,7 +19,7 @@ use super::memory::Gathered;
 use super::qp::{Qp, Side};
 use super::qpn::QpRef;
 use super::receive::Arrival;
-use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend, total_len};
+use super::work_queue::{OwnedPayload, SendWork, Target, WaitingSend};
 use super::{Device, EGRESS_DEPTH};
 use crate::{DropReason, Pace};
 

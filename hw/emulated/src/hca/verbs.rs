@@ -7,16 +7,14 @@ use hca_api::{
     PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpModify, QpNumbers, QpSpec,
     QpState, RecvRequest, SendOp, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
 };
+use hca_functions::{CompletionQueue, EventSource, ReceiveQueue};
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
-use super::cq::Cq;
-use super::event::EventSource;
 use super::function::{Av, FLUSHED, FunctionState, slot};
 use super::qp::Side;
 use super::srq::Srq;
-use super::work_queue::ReceiveQueue;
 use super::{Function, LIMITS};
 
 impl Function<'_> {
@@ -198,7 +196,7 @@ impl Hca for Function<'_> {
         check_entries(entries)?;
         let state = self.state_mut()?;
         state.check_quota(|r| r.cqs)?;
-        slot(state.cqs.insert(Cq::new(entries as usize))).map(CqHandle)
+        slot(state.cqs.insert(CompletionQueue::new(entries as usize))).map(CqHandle)
     }
 
     fn resize_cq(&mut self, cq: CqHandle, entries: u32) -> Result<(), HcaError> {

@@ -6,6 +6,7 @@ use hca_api::{
     AccessFlags, AsyncEvent, Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus,
     MwBind, PdHandle, QpHandle,
 };
+use hca_functions::{SgeList, total_len};
 use ib_transport::{
     AtomicOp, Effects, Event, LocalFault, LocalRight, Operation, ReceiveFault, Received,
     ReceivedKind, RemoteFault, RemoteRight, Request, Status, Taken,
@@ -16,7 +17,7 @@ use super::super::function::FunctionState;
 use super::super::memory::registration::Registration;
 use super::super::memory::{Arrived, Gathered, ProtectionFault, RemoteRegion};
 use super::super::qp::Side;
-use super::super::work_queue::{OwnedPayload, SgeList, total_len};
+use super::super::work_queue::OwnedPayload;
 
 /// A request of the send queue, but for what the machine keeps of it.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@ use hca_api::{
     AccessFlags, AddressVector, HcaError, Payload, QpModify, RemoteAddress, SendFlags, SendOp,
     SendRequest,
 };
+use hca_functions::total_len;
 use ib_transport::{
     AckTimeout, AtomicOp, Effects, Operation, PathMtu, ReliableConnection, RemoteRights,
     RemoteStart, Request, RequesterConfig, RequesterState, ResponderConfig, RetryCount,
@@ -26,7 +27,7 @@ use ib_wire::{Mtu, Psn, Qpn, RKey};
 use super::connection_counters::ConnectionCounters;
 use super::memory::RemoteRegion;
 use super::memory::registration::Registration;
-use super::work_queue::{OwnedPayload, SpareBytes, total_len};
+use super::work_queue::{OwnedPayload, SpareBytes};
 use crate::{DropReason, PacketSource};
 use effects::{Faults, LocalWork, Surroundings, TakenReceive, Work};
 use refusals::Refusals;

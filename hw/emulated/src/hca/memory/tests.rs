@@ -328,7 +328,7 @@ proptest! {
             next += u64::from(*len);
             sge
         }).collect();
-        let total = usize::try_from(super::super::work_queue::total_len(&sges)).unwrap();
+        let total = usize::try_from(hca_functions::total_len(&sges)).unwrap();
         let mut random = SplitMix64::new(seed);
         let bytes: Vec<u8> = (0..total).map(|_| random.next().to_le_bytes()[0]).collect();
         let (head, tail) = bytes.split_at(total / 3);
@@ -353,7 +353,7 @@ proptest! {
             pages: &pages, page_shift: 12, iova: 7, first_offset: 3000, len: 3 * PAGE,
         }), &LIMITS).unwrap();
         let sges: Vec<Sge> = lens.iter().map(|len| sge(7 + u64::from(*len), *len, &keys)).collect();
-        let total = usize::try_from(super::super::work_queue::total_len(&sges)).unwrap();
+        let total = usize::try_from(hca_functions::total_len(&sges)).unwrap();
         let mut cuts = cuts.map(|cut| cut.index(total + 1));
         cuts.sort_unstable();
         let range = cuts[0] as u64..cuts[2] as u64;
