@@ -14,14 +14,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
 use hca_api::HostMemory;
-use hca_linux::{LinuxHca, OpenFiles, PORT, PortConfig};
+use hca_linux::{LinuxHca, OpenFiles, PORT};
 use ib_endpoint::cm::CmEventKind;
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, SaAnswer, SaEvent, SaRequest};
-use ib_vtime::{Instant, Secret};
+use ib_vtime::Instant;
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
 use ib_wire::sa::{ComponentMask, NodeRecord, PathRecord};
 use ib_wire::{Gid, GidIndex, ServiceId};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vhca_tests::live::linux_hca::{open, wait_for_files};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -42,15 +42,8 @@ struct Host {
 
 impl Host {
     fn open(device: &str, port: u8) -> Result<Self> {
-        let config = PortConfig {
-            device: device.to_owned(),
-            port,
-            with_cm: true,
-            answer_timeout: Duration::from_secs(60),
-            secret: Secret::from(1),
-            memory: Box::new(HostMemory::new()),
-        };
-        let mut hca = LinuxHca::open(Instant::ZERO, config)?;
+        let memory = Box::new(HostMemory::new());
+        let mut hca = open(device, port, memory)?;
         let config = EndPortConfig::host(PORT, u64::from(std::process::id()));
         let port = EndPort::open(Instant::ZERO, &mut hca, config)?;
         Ok(Self {
@@ -85,34 +78,12 @@ impl Host {
                 return Err(format!("nothing came: {:?}", self.hca.counters()).into());
             }
             if !goes_on {
-                self.wait()?;
+                let due = [self.hca.poll_timeout(), self.port.poll_timeout()];
+                let due = due.into_iter().flatten().min();
+                let wait = due.map(|due| due.saturating_duration_since(now));
+                wait_for_files(&mut self.hca, wait.unwrap_or(PATIENCE).min(PATIENCE))?;
             }
         }
-    }
-
-    /// Waits until a file can be read or something is due.
-    fn wait(&mut self) -> Result<()> {
-        let due = [self.hca.poll_timeout(), self.port.poll_timeout()];
-        let due = due.into_iter().flatten().min();
-        let wait = due.map_or(PATIENCE, |due| due.saturating_duration_since(self.now()));
-        let timeout = Timespec::try_from(wait.min(PATIENCE))?;
-        let files: Vec<_> = self.hca.files().descriptors().collect();
-        let mut wanted: Vec<_> = files
-            .iter()
-            .map(|(_, file)| PollFd::from_borrowed_fd(*file, PollFlags::IN))
-            .collect();
-        poll(&mut wanted, Some(&timeout))?;
-        let is_ready = |wanted: &PollFd<'_>| !wanted.revents().is_empty();
-        let numbers = files.iter().map(|(number, _)| *number);
-        let ready: Vec<_> = numbers
-            .zip(&wanted)
-            .filter(|(_, wanted)| is_ready(wanted))
-            .map(|(number, _)| number)
-            .collect();
-        for number in ready {
-            self.hca.set_ready(number);
-        }
-        Ok(())
     }
 
     /// Asks the SA.

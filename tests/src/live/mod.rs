@@ -7,6 +7,7 @@
 
 mod capture;
 mod lab;
+pub mod linux_hca;
 mod memory_cgroup;
 mod process;
 

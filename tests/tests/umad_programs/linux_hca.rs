@@ -8,6 +8,9 @@ use crate::line;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_linux_port");
 
+/// A PF context, and the software of hosts on its VFs.
+const PF: &str = env!("CARGO_BIN_EXE_linux_pf");
+
 #[test]
 fn the_software_of_a_host_asks_the_sa_and_exchanges_messages_of_the_cm() {
     let served = two_bare();
@@ -23,6 +26,45 @@ fn the_software_of_a_host_asks_the_sa_and_exchanges_messages_of_the_cm() {
     let expected = format!("path to {gid}: true\nnodes: 6\nanswers: 40\nrefused: 0, dropped: 0\n");
     assert_eq!(told, expected);
     assert_eq!(lines.next().unwrap().unwrap(), "answered 40");
+    answering.kill().unwrap();
+    answering.wait().unwrap();
+}
+
+/// The SA gives the VFs their GUIDs, and the subnet manager writes them to the tables of the nodes' own ports.
+#[test]
+fn vfs_of_pf_contexts_on_two_bare_nodes_have_guids_and_exchange_messages_with_equal_ids() {
+    let served = two_bare();
+    let mut answering = served
+        .on("host-2", PF)
+        .args(["vhca0", "1", "4", "answer", "40"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(answering.stdout.take().unwrap()).lines();
+    let gids: Vec<String> = lines
+        .by_ref()
+        .take(4)
+        .map(|line| line.unwrap().rsplit_once(' ').unwrap().1.to_owned())
+        .collect();
+    let mut asking = vec!["vhca0", "1", "4", "ask"];
+    asking.extend(gids.iter().map(String::as_str));
+    let told = served.told("host-1", PF, &asking);
+    let outcomes: Vec<_> = told.lines().skip(4).collect();
+    let expected = [1, 2, 3, 4].map(|vf| format!("vf:{vf}: path true, nodes 6, answers 40"));
+    assert_eq!(outcomes, expected, "{told}");
+    assert_eq!(lines.next().unwrap().unwrap(), "answered 40 each");
+    let all = "cat /sys/class/infiniband/vhca0/ports/1/gids/*";
+    let table = served.told("host-2", "sh", &["-c", all]);
+    let shown = gids.iter().filter(|gid| {
+        let groups: Vec<String> = gid
+            .rsplit(':')
+            .take(4)
+            .map(|group| format!("{group:0>4}"))
+            .collect();
+        let interface: Vec<&str> = groups.iter().rev().map(String::as_str).collect();
+        table.contains(&interface.join(":"))
+    });
+    assert_eq!(shown.count(), 4, "{table}");
     answering.kill().unwrap();
     answering.wait().unwrap();
 }
