@@ -114,18 +114,21 @@ all_tests() {
 }
 
 # Prints a line for each test that failed by the output of cargo test: the target as cargo selects it, a tab, and the name, or
-# no name if a target ended without naming any.
+# no name if a target ended without naming any, or cargo lists another number of targets at its end.
 failures() {
     awk '/^failures:$/ { delete names; count = 0 }
-        /^    [^ ]+$/ { names[++count] = $1 }
-        /^error: test failed, to rerun pass / {
+        /^    [^ `]+$/ { names[++count] = $1 }
+        /^error: (doc)?test failed, to rerun pass / {
             split($0, quoted, "`")
             target = quoted[2]
             sub(/^-p [^ ]+ ?/, "", target)
             if (count == 0) print target "\t"
             for (name = 1; name <= count; name++) print target "\t" names[name]
             count = 0
-        }' "$1"
+            seen++
+        }
+        /^    `.*`$/ { listed++ }
+        END { if (listed != seen) print "?\t" }' "$1"
 }
 
 # The README's main command, with a capture that tshark must find flawless.
