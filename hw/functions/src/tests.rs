@@ -148,9 +148,9 @@ fn get<A: SmpAttribute>() -> Mad {
     ))
 }
 
-/// Statement 4: the number that a message comes from is the other end's.
+/// The number that a message comes from is the other end's.
 #[test]
-fn c004_a_tunnel_carries_messages_both_ways_while_the_port_is_down() {
+fn a_tunnel_carries_messages_both_ways_while_the_port_is_down() {
     let mut rig = Rig::new();
     rig.device.node_mut().port_mut(PORT).unwrap().state = PortState::Down;
     let mut ends = rig.tunnel(SpecialQp::Gsi);
@@ -194,7 +194,7 @@ fn a_tunnel_is_announced_once_for_each_time_that_its_queue_is_armed() {
     rig.on(VF1, |hca| while vf.poll(hca).is_some() {});
 }
 
-/// Statement 6: a message that is too long costs a receive, and the tunnel goes on.
+/// A message that is too long costs a receive, and the tunnel goes on.
 #[test]
 fn c006_a_guest_cannot_stop_its_tunnel_with_a_message_that_is_too_long() {
     let mut rig = Rig::new();
@@ -215,9 +215,9 @@ fn c006_a_guest_cannot_stop_its_tunnel_with_a_message_that_is_too_long() {
     assert_eq!(pf.failures(), (0, 1));
 }
 
-/// Statement 173: QP0 of a VF does nothing until the PF enables it.
+/// QP0 of a VF does nothing until the PF enables it.
 #[test]
-fn c173_a_proxy_qp0_is_dead_until_it_is_enabled() {
+fn a_proxy_qp0_is_dead_until_it_is_enabled() {
     let mut rig = Rig::new();
     let [mut vf, mut pf] = rig.tunnel(SpecialQp::Smi);
     for enabled in [false, true] {
