@@ -14,6 +14,7 @@ use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 use crate::cq::CompletionQueue;
 use crate::event::EventSource;
 use crate::functions::{Function, Functions};
+use crate::pair::virtual_vector;
 use crate::regions::Region;
 use crate::side::FIRST_END;
 use crate::vf::Vf;
@@ -58,6 +59,14 @@ impl<H: Hca> Function<'_, H> {
     /// Returns `true` if a queue pair is a virtual function's, and the adapter's.
     fn is_pair(&self, qp: QpHandle) -> bool {
         self.vf().is_ok_and(|vf| vf.pairs.contains_key(&qp))
+    }
+
+    /// Refuses a shared receive queue of another function.
+    fn check_srq(&self, srq: SrqHandle) -> Result<(), HcaError> {
+        match self.vf() {
+            Ok(vf) => vf.own_srq(srq).map(|_| ()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Returns the adapter for a verb that virtual functions lack.
@@ -226,14 +235,26 @@ impl<H: Hca> Hca for Function<'_, H> {
     }
 
     fn alloc_mw(&mut self, pd: PdHandle, kind: MwType) -> Result<MwKeys, HcaError> {
-        let keys = self.physical()?.alloc_mw(pd, kind)?;
+        if !self.is_physical() {
+            let functions = &mut *self.functions;
+            return functions.alloc_mw(&mut self.hca, self.id, (pd, kind));
+        }
+        let keys = self.hca.alloc_mw(pd, kind)?;
         self.functions.owned.mws += 1;
         Ok(keys)
     }
 
     fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), HcaError> {
-        self.physical()?.dealloc_mw(mw)?;
-        self.functions.owned.mws -= 1;
+        let Ok(vf) = self.functions.vf_mut(self.id) else {
+            self.hca.dealloc_mw(mw)?;
+            self.functions.owned.mws -= 1;
+            return Ok(());
+        };
+        if !vf.windows.contains(&mw) {
+            return Err(HcaError::InvalidHandle);
+        }
+        self.hca.dealloc_mw(mw)?;
+        vf.windows.remove(&mw);
         Ok(())
     }
 
@@ -245,9 +266,7 @@ impl<H: Hca> Hca for Function<'_, H> {
         }
         self.functions.check_quota(self.id, |counts| counts.avs)?;
         let vf = self.functions.vf_mut(self.id)?;
-        if !vf.side.pds.contains_key(&pd) || pd.0 >= FIRST_END {
-            return Err(HcaError::InvalidHandle);
-        }
+        vf.own_pd(pd)?;
         let vector = vf.physical_vector(self.id, vector)?;
         let av = self.hca.create_av(pd, &vector)?;
         vf.avs.insert(av);
@@ -266,11 +285,7 @@ impl<H: Hca> Hca for Function<'_, H> {
         let Ok(vf) = self.vf() else {
             return self.hca.query_av(av);
         };
-        let mut vector = self.hca.query_av(vf.own_av(av)?)?;
-        if let Some(route) = &mut vector.grh {
-            route.sgid_index = GidIndex(0);
-        }
-        Ok(vector)
+        Ok(virtual_vector(self.hca.query_av(vf.own_av(av)?)?))
     }
 
     fn destroy_av(&mut self, av: AvHandle) -> Result<(), HcaError> {
@@ -359,7 +374,11 @@ impl<H: Hca> Hca for Function<'_, H> {
     }
 
     fn create_srq(&mut self, spec: SrqSpec) -> Result<SrqHandle, HcaError> {
-        let srq = self.physical()?.create_srq(spec)?;
+        if !self.is_physical() {
+            let functions = &mut *self.functions;
+            return functions.create_srq(&mut self.hca, self.id, spec);
+        }
+        let srq = self.hca.create_srq(spec)?;
         self.functions.owned.srqs += 1;
         Ok(srq)
     }
@@ -370,25 +389,31 @@ impl<H: Hca> Hca for Function<'_, H> {
         limit: u32,
         max_wr: Option<u32>,
     ) -> Result<(), HcaError> {
-        self.physical()?.modify_srq(srq, limit, max_wr)
+        self.check_srq(srq)?;
+        self.hca.modify_srq(srq, limit, max_wr)
     }
 
     fn query_srq(&self, srq: SrqHandle) -> Result<SrqAttributes, HcaError> {
-        if self.is_physical() {
-            self.hca.query_srq(srq)
-        } else {
-            Err(HcaError::Unsupported)
-        }
+        self.check_srq(srq)?;
+        self.hca.query_srq(srq)
     }
 
     fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), HcaError> {
-        self.physical()?.destroy_srq(srq)?;
+        if !self.is_physical() {
+            let functions = &mut *self.functions;
+            return functions.destroy_srq(&mut self.hca, self.id, srq);
+        }
+        self.hca.destroy_srq(srq)?;
         self.functions.owned.srqs -= 1;
         Ok(())
     }
 
     fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError> {
-        self.physical()?.post_srq_recv(srq, request)
+        if self.is_physical() {
+            return self.hca.post_srq_recv(srq, request);
+        }
+        let functions = &mut *self.functions;
+        functions.receive_shared(&mut self.hca, self.id, srq, request)
     }
 
     fn reserve_qpns(&mut self, count: u32, align: u32) -> Result<Qpn, HcaError> {
@@ -460,7 +485,7 @@ impl<H: Hca> Hca for Function<'_, H> {
         }
         let functions = &mut *self.functions;
         if qp.0 < FIRST_END {
-            return functions.send_datagram(&mut self.hca, self.id, qp, request);
+            return functions.send(&mut self.hca, self.id, qp, request);
         }
         functions.send_through_tunnel(&mut self.hca, self.id, qp, request)
     }
@@ -471,7 +496,7 @@ impl<H: Hca> Hca for Function<'_, H> {
         }
         if qp.0 < FIRST_END {
             let functions = &mut *self.functions;
-            return functions.receive_datagrams(&mut self.hca, self.id, qp, request);
+            return functions.receive(&mut self.hca, self.id, qp, request);
         }
         self.functions.post_receive(self.id, qp, request)
     }

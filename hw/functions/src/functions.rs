@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{
     Adapter, AddressSpace, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle,
-    QpHandle, ResourceCounts, Sge,
+    QpHandle, ResourceCounts, Sge, SrqHandle,
 };
 use ib_vtime::{Secret, SecretNumbers};
 use ib_wire::Qpn;
@@ -32,6 +32,7 @@ pub struct Functions {
     /// Owners of the adapter's objects that belong to virtual functions.
     pub(crate) cq_owners: BTreeMap<CqHandle, FunctionId>,
     pub(crate) qp_owners: BTreeMap<QpHandle, FunctionId>,
+    pub(crate) srq_owners: BTreeMap<SrqHandle, FunctionId>,
     /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
     stirred: VecDeque<FunctionId>,
     /// Numbers of the ends of tunnels.
@@ -61,6 +62,7 @@ impl Functions {
             spaces: SharedSpaces::default(),
             cq_owners: BTreeMap::new(),
             qp_owners: BTreeMap::new(),
+            srq_owners: BTreeMap::new(),
             stirred: VecDeque::new(),
             numbers: BTreeSet::new(),
             next_number: Self::NUMBERS,
@@ -212,7 +214,8 @@ impl Functions {
             let owner = match origin(&event) {
                 Some(EventSource::Cq(cq)) => self.cq_owners.get(&cq),
                 Some(EventSource::Qp(qp)) => self.qp_owners.get(&qp),
-                Some(EventSource::Srq(_)) | None => None,
+                Some(EventSource::Srq(srq)) => self.srq_owners.get(&srq),
+                None => None,
             };
             let owner = owner.copied().unwrap_or(FunctionId::PF);
             if event == HcaEvent::Async(AsyncEvent::DeviceFatal) {

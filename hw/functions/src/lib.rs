@@ -12,6 +12,7 @@
 //! ([`virtual_answer`]).
 #![forbid(unsafe_code)]
 
+mod connections;
 mod cq;
 mod datagrams;
 mod end;
@@ -23,6 +24,7 @@ mod memory;
 mod pair;
 mod physical;
 mod qp_state;
+mod queue_pairs;
 mod receive_queue;
 mod regions;
 mod side;

@@ -1,11 +1,12 @@
-//! Attributes of a datagram queue pair of a virtual function.
+//! Attributes of a queue pair of a virtual function that is one of the adapter's.
 
-use hca_api::QpAttributes;
-use ib_wire::{PKeyIndex, PortNum, QKey};
+use hca_api::{AddressVector, GlobalRoute, QpAttributes, QpKind};
+use ib_wire::{GidIndex, PKeyIndex, PortNum, QKey};
 
-/// A datagram queue pair as its consumer sees it, where the adapter's differs.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct DatagramPair {
+/// A queue pair as its consumer sees it, where the adapter's differs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    kind: QpKind,
     pub(crate) port: Option<PortNum>,
     /// Index in the function's own table.
     pub(crate) pkey_index: PKeyIndex,
@@ -16,12 +17,35 @@ pub(crate) struct DatagramPair {
     pub(crate) physical: PKeyIndex,
 }
 
-impl DatagramPair {
+impl Pair {
+    /// Returns a queue pair in the reset state.
+    pub(crate) const fn new(kind: QpKind) -> Self {
+        Self {
+            kind,
+            port: None,
+            pkey_index: PKeyIndex(0),
+            qkey: QKey::new(0),
+            barrier: None,
+            physical: PKeyIndex(0),
+        }
+    }
+
+    /// Returns the queue pair as it is after a reset.
+    pub(crate) const fn reset(&self) -> Self {
+        Self::new(self.kind)
+    }
+
+    /// Returns `true` for RC and UC.
+    pub(crate) const fn is_connected(&self) -> bool {
+        !self.kind.is_datagram()
+    }
+
     /// Returns the attributes as the consumer set them.
-    pub(crate) const fn show(&self, attributes: QpAttributes) -> QpAttributes {
+    pub(crate) fn show(&self, attributes: QpAttributes) -> QpAttributes {
         QpAttributes {
             pkey_index: self.pkey_index,
             qkey: self.qkey,
+            primary: attributes.primary.map(virtual_vector),
             ..attributes
         }
     }
@@ -30,4 +54,13 @@ impl DatagramPair {
     pub(crate) fn physical_qkey(&self) -> QKey {
         self.barrier.unwrap_or(self.qkey)
     }
+}
+
+/// Returns an address of the adapter as the function has it, whose GID is the first one.
+pub(crate) fn virtual_vector(vector: AddressVector) -> AddressVector {
+    let grh = vector.grh.map(|route| GlobalRoute {
+        sgid_index: GidIndex(0),
+        ..route
+    });
+    AddressVector { grh, ..vector }
 }

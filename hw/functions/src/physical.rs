@@ -1,9 +1,22 @@
 //! Objects of virtual functions that are the adapter's.
 
-use hca_api::{DeviceCaps, FunctionId, Hca, HcaError, LKey, MrKeys, MrSpec};
+use hca_api::{
+    DeviceCaps, FunctionId, Hca, HcaError, LKey, MrKeys, MrSpec, MwKeys, MwType, PdHandle,
+    ReceiveMode, SrqHandle, SrqSpec,
+};
 
+use crate::event::EventSource;
 use crate::functions::Functions;
 use crate::side::FIRST_END;
+use crate::vf::Vf;
+
+impl Vf {
+    /// Refuses a protection domain that is not the function's, or that the adapter does not know.
+    pub(crate) fn own_pd(&self, pd: PdHandle) -> Result<(), HcaError> {
+        let is_own = pd.0 < FIRST_END && self.side.pds.contains_key(&pd);
+        is_own.then_some(()).ok_or(HcaError::InvalidHandle)
+    }
+}
 
 impl Functions {
     /// Registers memory of a virtual function with the adapter, at the addresses that the memory has there.
@@ -33,6 +46,53 @@ impl Functions {
         vf.insert_region(keys.handle, (LKey(lkey), keys.rkey), region)
     }
 
+    /// Makes a shared receive queue of a virtual function.
+    pub(crate) fn create_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: FunctionId,
+        spec: SrqSpec,
+    ) -> Result<SrqHandle, HcaError> {
+        // The adapter does not know the memory that a source reads.
+        if matches!(spec.receives, ReceiveMode::Pulled(_)) {
+            return Err(HcaError::Unsupported);
+        }
+        self.check_quota(id, |counts| counts.srqs)?;
+        self.vf(id)?.own_pd(spec.pd)?;
+        let srq = hca.create_srq(spec)?;
+        self.srq_owners.insert(srq, id);
+        self.vf_mut(id)?.srqs.insert(srq);
+        Ok(srq)
+    }
+
+    pub(crate) fn destroy_srq(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: FunctionId,
+        srq: SrqHandle,
+    ) -> Result<(), HcaError> {
+        hca.destroy_srq(self.vf(id)?.own_srq(srq)?)?;
+        self.srq_owners.remove(&srq);
+        let vf = self.vf_mut(id)?;
+        vf.srqs.remove(&srq);
+        vf.side.events.forget(EventSource::Srq(srq));
+        Ok(())
+    }
+
+    /// Makes a memory window of a virtual function.
+    pub(crate) fn alloc_mw(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: FunctionId,
+        (pd, kind): (PdHandle, MwType),
+    ) -> Result<MwKeys, HcaError> {
+        self.check_quota(id, |counts| counts.mws)?;
+        self.vf(id)?.own_pd(pd)?;
+        let keys = hca.alloc_mw(pd, kind)?;
+        self.vf_mut(id)?.windows.insert(keys.handle);
+        Ok(keys)
+    }
+
     /// Destroys the objects of a virtual function that are the adapter's. None of them completes then.
     pub(crate) fn destroy_physical(
         &mut self,
@@ -46,6 +106,13 @@ impl Functions {
         for qp in core::mem::take(&mut vf.pairs).into_keys() {
             hca.destroy_qp(qp)?;
             self.qp_owners.remove(&qp);
+        }
+        for srq in core::mem::take(&mut vf.srqs) {
+            hca.destroy_srq(srq)?;
+            self.srq_owners.remove(&srq);
+        }
+        for mw in core::mem::take(&mut vf.windows) {
+            hca.dealloc_mw(mw)?;
         }
         for av in core::mem::take(&mut vf.avs) {
             hca.destroy_av(av)?;

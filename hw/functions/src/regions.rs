@@ -167,14 +167,16 @@ impl Regions {
     /// Appends a list to `list` with the keys of the adapter. It knows no region of the function by a key that is none here, or
     /// of another protection domain, and fails the request.
     pub(crate) fn translate(&self, sges: &[Sge], list: &mut Vec<Sge>) {
-        list.extend(sges.iter().map(|sge| {
-            let region = self.by_key.get(&sge.lkey.0);
-            let physical = region.and_then(|region| region.physical);
-            Sge {
-                lkey: physical.unwrap_or(sge.lkey),
-                ..*sge
-            }
+        list.extend(sges.iter().map(|sge| Sge {
+            lkey: self.physical(sge.lkey),
+            ..*sge
         }));
+    }
+
+    /// Returns the adapter's key of a region, or the same key if there is no such region.
+    pub(crate) fn physical(&self, key: LKey) -> LKey {
+        let region = self.by_key.get(&key.0);
+        region.and_then(|region| region.physical).unwrap_or(key)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -17,6 +17,8 @@ use ib_wire::{Gid, GidIndex, Guid, Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn
 
 use crate::{DividedAdapter, Function, Functions};
 
+mod connections;
+
 const PORT: PortNum = PortNum(1);
 const PF: FunctionId = FunctionId::PF;
 const VF1: FunctionId = FunctionId(1);
@@ -27,10 +29,10 @@ const QUOTA: ResourceCounts = ResourceCounts {
     pds: 4,
     avs: 4,
     cqs: 4,
-    srqs: 0,
+    srqs: 2,
     qps: 4,
     mrs: 4,
-    mws: 0,
+    mws: 2,
     attachments: 4,
 };
 
@@ -322,7 +324,6 @@ fn a_vf_manages_nothing_and_has_what_its_quota_allows() {
             },
             Err(HcaError::PermissionDenied),
         ),
-        (VF1, QpKind::Rc, Err(HcaError::Unsupported)),
         (PF, proxy(SpecialQp::Gsi), Err(HcaError::InvalidParameter)),
         (
             PF,

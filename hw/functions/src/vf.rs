@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca_api::{
-    AddressSpace, AvHandle, HcaError, LKey, MrHandle, MrKeys, MrKind, MrSpec, QpHandle, RKey,
-    ResourceCounts, SpecialQp, VirtualPort,
+    AddressSpace, AvHandle, HcaError, LKey, MrHandle, MrKeys, MrKind, MrSpec, MwHandle, QpHandle,
+    RKey, ResourceCounts, SpecialQp, SrqHandle, VirtualPort,
 };
 use ib_vtime::{Secret, SecretNumbers};
 use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum};
 
 use crate::memory::VfMemory;
-use crate::pair::DatagramPair;
+use crate::pair::Pair;
 use crate::regions::Region;
 use crate::side::{FIRST_END, Side};
 
@@ -58,8 +58,10 @@ pub(crate) struct Vf {
     ports: Vec<VfPort>,
     pub(crate) memory: VfMemory,
     pub(crate) side: Side,
-    /// Its datagram queue pairs, which are the adapter's.
-    pub(crate) pairs: BTreeMap<QpHandle, DatagramPair>,
+    /// Its queue pairs that are the adapter's.
+    pub(crate) pairs: BTreeMap<QpHandle, Pair>,
+    pub(crate) srqs: BTreeSet<SrqHandle>,
+    pub(crate) windows: BTreeSet<MwHandle>,
     pub(crate) avs: BTreeSet<AvHandle>,
     pub(crate) attachments: BTreeSet<(QpHandle, Gid, Lid)>,
     random: SecretNumbers,
@@ -79,6 +81,8 @@ impl Vf {
             memory,
             side: Side::new(FIRST_END),
             pairs: BTreeMap::new(),
+            srqs: BTreeSet::new(),
+            windows: BTreeSet::new(),
             avs: BTreeSet::new(),
             attachments: BTreeSet::new(),
             random: secret.numbers(),
@@ -102,6 +106,8 @@ impl Vf {
         let is_stirred = self.side.is_stirred;
         self.side = Side::new(FIRST_END);
         self.pairs.clear();
+        self.srqs.clear();
+        self.windows.clear();
         self.avs.clear();
         self.attachments.clear();
         self.side.is_stirred = is_stirred;
@@ -120,8 +126,9 @@ impl Vf {
             qps: count(self.side.ends.len() + self.pairs.len()),
             mrs: count(self.side.regions.len()),
             avs: count(self.avs.len()),
+            srqs: count(self.srqs.len()),
+            mws: count(self.windows.len()),
             attachments: count(self.attachments.len()),
-            ..ResourceCounts::default()
         }
     }
 

@@ -21,7 +21,15 @@ const CAPS: DeviceCaps = DeviceCaps::BAD_PKEY_COUNTER
     .union(DeviceCaps::SYSTEM_IMAGE_GUID)
     .union(DeviceCaps::INIT_TYPE)
     .union(DeviceCaps::BLOCK_MULTICAST_LOOPBACK)
-    .union(DeviceCaps::UD);
+    .union(DeviceCaps::SRQ)
+    .union(DeviceCaps::MW_TYPE_1)
+    .union(DeviceCaps::MW_TYPE_2)
+    .union(DeviceCaps::RC_RNR_NAK)
+    .union(DeviceCaps::RC)
+    .union(DeviceCaps::UC)
+    .union(DeviceCaps::UD)
+    .union(DeviceCaps::ATOMIC)
+    .union(DeviceCaps::ATOMIC_WRITE);
 
 /// Capability bits that announce a manager behind QP0 or QP1; a VF has neither.
 const GUARDED: u32 =
@@ -41,10 +49,9 @@ impl Vf {
                 max_inline: physical.limits.max_inline.min(MAX_INLINE),
                 max_cq: quota.cqs,
                 max_cqe: MAX_CQE,
-                max_srq: 0,
-                max_srq_wr: 0,
+                max_srq: quota.srqs,
                 max_mr: quota.mrs,
-                max_mw: 0,
+                max_mw: quota.mws,
                 max_pd: quota.pds,
                 max_av: quota.avs,
                 max_mcast_grp: quota.attachments.min(physical.limits.max_mcast_grp),
