@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 
-use emulated_hca::hca::{Device, Function};
-use emulated_hca::{Adapters, Fabric, NodeId, Topology};
-use hca_api::{FunctionId, Hca, HostMemory, LocalMad, MadView, ResourceCounts};
+use emulated_hca::hca::Device;
+use emulated_hca::{ChannelAdapter, Fabric, NodeId, Topology};
+use hca_api::{
+    Adapter, FunctionId, FunctionManager, Hca, HostMemory, LocalMad, MadView, ResourceCounts,
+};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{AttributeModifier, Mad, MadHeader, Method, MgmtClass};
@@ -74,8 +76,8 @@ struct Manager {
 
 /// A subnet of a switch, its manager's host, and hosts with VFs. Its clock is virtual.
 #[derive(Debug)]
-pub struct VfSubnet {
-    fabric: Fabric,
+pub struct VfSubnet<D: ChannelAdapter = Device> {
+    fabric: Fabric<D>,
     manager: Manager,
     hosts: Vec<Host>,
     now: Instant,
@@ -114,6 +116,23 @@ impl VfSubnet {
     /// If it does not come up.
     #[must_use]
     pub fn with(seed: u64, hosts: usize, vfs: u16, config: &PfConfig, spec: &VfPortSpec) -> Self {
+        Self::on_adapters(seed, hosts, vfs, config, spec)
+    }
+}
+
+impl<D: ChannelAdapter + Adapter> VfSubnet<D> {
+    /// As [`VfSubnet::with`], on adapters of another kind.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[must_use]
+    pub fn on_adapters(
+        seed: u64,
+        hosts: usize,
+        vfs: u16,
+        config: &PfConfig,
+        spec: &VfPortSpec,
+    ) -> Self {
         let mut plan = Topology::default();
         let switch = plan.add_switch("switch", 36);
         for host in 0..=hosts {
@@ -169,7 +188,7 @@ impl VfSubnet {
     }
 
     /// The fabric.
-    pub const fn fabric_mut(&mut self) -> &mut Fabric {
+    pub const fn fabric_mut(&mut self) -> &mut Fabric<D> {
         &mut self.fabric
     }
 
@@ -236,7 +255,7 @@ impl VfSubnet {
     pub fn on_pf<T>(
         &mut self,
         host: usize,
-        call: impl FnOnce(Instant, &mut PfContext, &mut Function<'_>) -> T,
+        call: impl FnOnce(Instant, &mut PfContext, &mut dyn FunctionManager) -> T,
     ) -> T {
         let host = &mut self.hosts[host];
         let mut pf = function(&mut self.fabric, host.node, FunctionId::PF);
@@ -377,7 +396,7 @@ impl VfSubnet {
 }
 
 impl Manager {
-    fn start(fabric: &mut Fabric, node: NodeId, seed: u64) -> Self {
+    fn start<D: ChannelAdapter + Adapter>(fabric: &mut Fabric<D>, node: NodeId, seed: u64) -> Self {
         let mut hca = function(fabric, node, FunctionId::PF);
         let config = EndPortConfig::host(PORT, seed);
         let mut port = EndPort::open(Instant::ZERO, &mut hca, config).expect("a port");
@@ -389,7 +408,7 @@ impl Manager {
         }
     }
 
-    fn restart(&mut self, fabric: &mut Fabric) {
+    fn restart<D: ChannelAdapter + Adapter>(&mut self, fabric: &mut Fabric<D>) {
         let mut hca = function(fabric, self.node, FunctionId::PF);
         if let Some(sm) = self.sm.take() {
             sm.close(&mut hca, self.port.gsi()).expect("it ends");
@@ -397,7 +416,7 @@ impl Manager {
         self.sm = Some(start_sm(&mut hca, &mut self.port, 99));
     }
 
-    fn poll(&mut self, now: Instant, fabric: &mut Fabric) -> bool {
+    fn poll<D: ChannelAdapter + Adapter>(&mut self, now: Instant, fabric: &mut Fabric<D>) -> bool {
         let mut hca = function(fabric, self.node, FunctionId::PF);
         let sm = self.sm.as_mut().expect("it always runs");
         let mut busy = false;
@@ -424,8 +443,8 @@ impl Manager {
 }
 
 impl Host {
-    fn start(
-        fabric: &mut Fabric,
+    fn start<D: ChannelAdapter + Adapter>(
+        fabric: &mut Fabric<D>,
         node: NodeId,
         host: usize,
         vfs: u16,
@@ -449,6 +468,7 @@ impl Host {
             let vf = VfId::new(vf).expect("a number of a VF");
             pf.add_vf(now, &mut hca, vf, spec).expect("a VF");
         }
+        drop(hca);
         let guest = |vf| {
             let mut function = function(fabric, node, FunctionId(vf));
             let config =
@@ -465,7 +485,7 @@ impl Host {
         }
     }
 
-    fn poll(&mut self, now: Instant, fabric: &mut Fabric) -> bool {
+    fn poll<D: ChannelAdapter + Adapter>(&mut self, now: Instant, fabric: &mut Fabric<D>) -> bool {
         let mut busy = false;
         let mut hca = function(fabric, self.node, FunctionId::PF);
         while let Some(event) = hca.poll_event() {
@@ -473,6 +493,7 @@ impl Host {
             self.pf.handle_hca_event(now, &mut hca, &event);
         }
         while self.pf.poll(now, &mut hca) {}
+        drop(hca);
         while self.pf.poll_event().is_some() {}
         for (vf, guest) in (1..).zip(&mut self.guests) {
             let Some(own) = &mut guest.hca else { continue };
@@ -503,8 +524,13 @@ fn start_sm(hca: &mut dyn Hca, port: &mut EndPort, seed: u64) -> SubnetManager {
     SubnetManager::open(hca, port.gsi(), PORT, config, seed).expect("a subnet manager")
 }
 
-fn function(fabric: &mut Fabric, node: NodeId, id: FunctionId) -> Function<'_> {
-    fabric.hca(node, id).expect("a function")
+fn function<D: ChannelAdapter + Adapter>(
+    fabric: &mut Fabric<D>,
+    node: NodeId,
+    id: FunctionId,
+) -> D::Function<'_> {
+    let adapter = fabric.device_mut(node).expect("an adapter");
+    adapter.function(id).expect("a function")
 }
 
 /// Changes an attribute of a port as a subnet manager does: asks the port's agent for it and sets what

@@ -14,11 +14,9 @@ use vf_proxy::native::{
     ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPortError,
     VfPortEvent, VirtualHcaEvent,
 };
-use vhca::Slice;
-use vhca_control::By;
-use vhca_service::show::{Filter, Metrics, Scene, ServiceFacts};
-use vhca_tests::vf_subnet::{VfAt, VfSubnet};
-use vhca_tests::virtual_service::NoVmms;
+use vhca_tests::vf_subnet::VfAt;
+
+use super::{VfSubnet, start};
 
 const A1: VfAt = VfAt { host: 0, vf: 1 };
 const A2: VfAt = VfAt { host: 0, vf: 2 };
@@ -189,7 +187,7 @@ fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn vfs_of_two_hosts_and_of_one_write_read_and_count_in_each_others_memory() {
-    let mut subnet = VfSubnet::new(1, 2, 2);
+    let mut subnet = start(1, 2, 2);
     for to in [B1, A2] {
         let [a, b] = pair(&mut subnet, A1, to, &ConnectedQpSpec::rc(DEFAULT));
         let message = pattern(20_000);
@@ -236,7 +234,7 @@ fn vfs_of_two_hosts_and_of_one_write_read_and_count_in_each_others_memory() {
 
 #[test]
 fn a_send_takes_the_peers_receive_by_rc_and_by_uc() {
-    let mut subnet = VfSubnet::new(2, 2, 1);
+    let mut subnet = start(2, 2, 1);
     for (spec, immediate) in [
         (ConnectedQpSpec::rc(DEFAULT), 7),
         (ConnectedQpSpec::uc(DEFAULT), 8),
@@ -272,7 +270,7 @@ fn a_send_takes_the_peers_receive_by_rc_and_by_uc() {
 
 #[test]
 fn an_unreliable_connection_writes_and_stops_at_a_read() {
-    let mut subnet = VfSubnet::new(3, 2, 1);
+    let mut subnet = start(3, 2, 1);
     let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::uc(DEFAULT));
     write(&mut subnet, &a, 0, b"unreliable");
     post(&mut subnet, &a, SendOp::RdmaWrite(b.region.remote(0)), 10).expect("posted");
@@ -290,7 +288,12 @@ fn an_unreliable_connection_writes_and_stops_at_a_read() {
 
 #[test]
 fn a_reliable_connection_delivers_across_a_link_that_loses_packets() {
-    let mut subnet = VfSubnet::new(4, 2, 1);
+    deliver_across_losses();
+}
+
+/// Writes to a peer behind links that lose packets, and returns the subnet.
+pub(crate) fn deliver_across_losses() -> VfSubnet {
+    let mut subnet = start(4, 2, 1);
     let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::rc(DEFAULT));
     let plan = FaultPlan::new(9).rule(
         PacketFilter::default(),
@@ -313,37 +316,12 @@ fn a_reliable_connection_delivers_across_a_link_that_loses_packets() {
         [(CompletionOp::RdmaWrite, OK)]
     );
     assert_eq!(read(&mut subnet, &b, 0, REGION), message);
-    for (by, labels) in [
-        (By::Total, ""),
-        (By::Host, "{node=\"host-1\"}"),
-        (By::Vf, "{node=\"host-1\",vf=\"1\"}"),
-    ] {
-        let text = metrics(&mut subnet, by);
-        for metric in ["sent_bytes", "retransmissions"] {
-            let sample = format!("\nvhca_connection_{metric}_total{labels} ");
-            assert!(text.contains(&sample), "{sample} is not in {text}");
-        }
-    }
-}
-
-/// The metrics of the fabric.
-fn metrics(subnet: &mut VfSubnet, by: By) -> String {
-    let now = subnet.now();
-    let scene = Scene {
-        pfs: &[],
-        vmms: &NoVmms,
-        fabric: subnet.fabric_mut(),
-        service: &ServiceFacts::default(),
-        now,
-    };
-    let (mut metrics, mut text) = (Metrics::new(by, Filter::default()), Vec::new());
-    while !metrics.write(&scene, &mut text, &mut Slice::endless()) {}
-    String::from_utf8(text).expect("text")
+    subnet
 }
 
 #[test]
 fn a_write_to_a_region_that_is_gone_fails_at_both_ends() {
-    let mut subnet = VfSubnet::new(5, 2, 1);
+    let mut subnet = start(5, 2, 1);
     let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::rc(DEFAULT));
     let dereg = |subnet: &mut VfSubnet| {
         let region = b.region;
@@ -367,7 +345,7 @@ fn a_write_to_a_region_that_is_gone_fails_at_both_ends() {
 
 #[test]
 fn a_region_lends_no_byte_beyond_its_own() {
-    let mut subnet = VfSubnet::new(6, 1, 1);
+    let mut subnet = start(6, 1, 1);
     subnet.on_port(A1, |_, port, hca| {
         let [first, second] = [(); 2].map(|()| port.reg_mr(hca, 64, rights()).expect("a region"));
         let apart = usize::try_from(second.addr() - first.addr()).expect("a distance");
@@ -382,7 +360,7 @@ fn a_region_lends_no_byte_beyond_its_own() {
 
 #[test]
 fn a_vf_that_is_closed_gives_regions_and_queue_pairs_back() {
-    let mut subnet = VfSubnet::new(7, 2, 1);
+    let mut subnet = start(7, 2, 1);
     subnet.close(A1);
     let before = subnet.owned(A1);
     subnet.open(A1);

@@ -11,7 +11,9 @@ use vf_proxy::native::{
     GroupEvent, GroupId, GroupSpec, Partition, UdQpId, UdQpSpec, VfPortError, VfPortEvent,
     VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
 };
-use vhca_tests::vf_subnet::{PORT, VfAt, VfSubnet};
+use vhca_tests::vf_subnet::{PORT, VfAt};
+
+use super::{VfSubnet, start};
 
 const QKEY: QKey = QKey::new(0x1234);
 
@@ -119,7 +121,7 @@ fn received<const N: usize>(subnet: &mut VfSubnet, members: [Member; N]) -> [usi
 
 #[test]
 fn a_message_reaches_the_members_and_nobody_who_left() {
-    let mut subnet = VfSubnet::new(1, 2, 2);
+    let mut subnet = start(1, 2, 2);
     let full = spec(1, JoinState::FULL_MEMBER);
     let members = [A1, A2, B1].map(|at| join(&mut subnet, at, full));
     let [a1, a2, b1] = members;
@@ -143,7 +145,7 @@ fn a_message_reaches_the_members_and_nobody_who_left() {
 
 #[test]
 fn a_member_that_only_sends_hears_nothing() {
-    let mut subnet = VfSubnet::new(1, 2, 2);
+    let mut subnet = start(1, 2, 2);
     let [a1, b1] = [A1, B1].map(|at| join(&mut subnet, at, spec(1, JoinState::FULL_MEMBER)));
     let a2 = join(&mut subnet, A2, spec(1, JoinState::SEND_ONLY_NON_MEMBER));
     assert_eq!(subnet.owned(A2).attachments, 0);
@@ -155,7 +157,7 @@ fn a_member_that_only_sends_hears_nothing() {
 
 #[test]
 fn a_port_is_once_a_member_of_a_group() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     let full = spec(1, JoinState::FULL_MEMBER);
     let a1 = join(&mut subnet, A1, full);
     let again = |subnet: &mut VfSubnet| subnet.on_port(A1, |now, port, _| port.join(now, full));
@@ -170,7 +172,7 @@ fn a_port_is_once_a_member_of_a_group() {
 
 #[test]
 fn a_group_without_a_gid_gets_one_of_the_sas_choice() {
-    let mut subnet = VfSubnet::new(1, 2, 1);
+    let mut subnet = start(1, 2, 1);
     let mut any = spec(0, JoinState::FULL_MEMBER);
     any.record.mgid = Gid::NONE;
     any.record.set_scope(2);
@@ -195,7 +197,7 @@ fn a_group_without_a_gid_gets_one_of_the_sas_choice() {
 
 #[test]
 fn a_join_that_the_sa_refuses_is_told_and_forgotten() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     let (group, refused) = {
         let nowhere = GroupSpec::join(mgid(9), JoinState::NON_MEMBER);
         let group = subnet
@@ -213,7 +215,7 @@ fn a_join_that_the_sa_refuses_is_told_and_forgotten() {
 
 #[test]
 fn an_attachment_beyond_the_quota_is_told_and_the_others_stand() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     let full = spec(1, JoinState::FULL_MEMBER);
     let a1 = join(&mut subnet, A1, full);
     for _ in 1..8 {
@@ -241,7 +243,7 @@ fn an_attachment_beyond_the_quota_is_told_and_the_others_stand() {
 
 #[test]
 fn a_new_sa_grants_memberships_again_without_the_queue_pairs_noticing() {
-    let mut subnet = VfSubnet::new(1, 2, 2);
+    let mut subnet = start(1, 2, 2);
     let [a1, b1] = [A1, B1].map(|at| join(&mut subnet, at, spec(2, JoinState::FULL_MEMBER)));
     subnet.restart_manager();
     for member in [a1, b1] {
@@ -255,7 +257,7 @@ fn a_new_sa_grants_memberships_again_without_the_queue_pairs_noticing() {
 
 #[test]
 fn closing_a_vf_ends_its_memberships_at_the_sa() {
-    let mut subnet = VfSubnet::new(1, 2, 1);
+    let mut subnet = start(1, 2, 1);
     let [a1, _] = [A1, B1].map(|at| join(&mut subnet, at, spec(1, JoinState::FULL_MEMBER)));
     let members = |subnet: &VfSubnet| {
         let group = subnet
@@ -274,7 +276,7 @@ fn closing_a_vf_ends_its_memberships_at_the_sa() {
 /// What the SA said of a membership before its program left the group, and took no event, holds nothing up.
 #[test]
 fn a_group_that_is_left_before_its_refusal_is_told_can_be_joined_again() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     subnet.close(A1);
     subnet.on_vf(A1, |now, hca, function| {
         let config = VirtualHcaConfig {
@@ -366,7 +368,7 @@ fn is_of_a_group(event: &VfPortEvent) -> bool {
 
 #[test]
 fn what_was_granted_before_its_group_was_left_is_told_nobody() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     let mut slow = Slow::open(&mut subnet, A1);
     let [first, second] = slow.join_two(&mut subnet, A1);
     subnet.run_for(Duration::from_secs(2));
@@ -387,7 +389,7 @@ fn what_was_granted_before_its_group_was_left_is_told_nobody() {
 
 #[test]
 fn what_was_refused_before_its_group_was_left_is_told_nobody() {
-    let mut subnet = VfSubnet::new(1, 1, 1);
+    let mut subnet = start(1, 1, 1);
     let mut slow = Slow::open(&mut subnet, A1);
     // The SA cannot be reached for as long as it is asked.
     let cable = subnet.fabric_mut().links().next().expect("the manager's");

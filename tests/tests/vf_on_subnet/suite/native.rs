@@ -11,7 +11,9 @@ use vf_proxy::native::{
     Partition, ResolveError, UdQpId, UdQpSpec, VfPortError, VfPortEvent, VirtualHcaEvent,
 };
 use vf_tunnel::VfId;
-use vhca_tests::vf_subnet::{PORT, SECOND_PKEY, VfAt, VfSubnet, node_guid};
+use vhca_tests::vf_subnet::{PORT, SECOND_PKEY, VfAt, node_guid};
+
+use super::{VfSubnet, start};
 
 const QKEY: QKey = QKey::new(0x1234);
 const SERVICE: ServiceId = ServiceId::new(0x4242);
@@ -21,7 +23,7 @@ const A2: VfAt = VfAt { host: 0, vf: 2 };
 const B1: VfAt = VfAt { host: 1, vf: 1 };
 
 fn subnet() -> VfSubnet {
-    VfSubnet::new(1, 2, 2)
+    start(1, 2, 2)
 }
 
 fn open_qp(subnet: &mut VfSubnet, at: VfAt, partition: Partition) -> UdQpId {

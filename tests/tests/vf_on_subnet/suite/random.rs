@@ -8,7 +8,9 @@ use ib_wire::sa::JoinState;
 use ib_wire::{Gid, PKey, QKey};
 use proptest::prelude::*;
 use vf_proxy::native::{GroupId, GroupSpec, Partition, UdQpId, UdQpSpec};
-use vhca_tests::vf_subnet::{VfAt, VfSubnet};
+use vhca_tests::vf_subnet::VfAt;
+
+use super::{VfSubnet, start};
 
 const QKEY: QKey = QKey::new(0x1234);
 const MGID: Gid = Gid([
@@ -167,7 +169,7 @@ proptest! {
     fn random_calls_leak_nothing_and_reach_members_only(
         calls in prop::collection::vec(call(), 1..24),
     ) {
-        let mut subnet = VfSubnet::new(1, 1, 2);
+        let mut subnet = start(1, 1, 2);
         let mut models = VFS.map(|at| open_qp(&mut subnet, at));
         for (who, call) in calls {
             apply(&mut subnet, &mut models, who, call);
