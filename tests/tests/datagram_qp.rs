@@ -7,7 +7,8 @@
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
 use hca_api::{
-    AddressVector, FunctionId, FunctionManager, PortState, QpKind, UdAddress, UdDestination,
+    AddressVector, FunctionId, FunctionManager, Hca, PortState, QpKind, QpModify, QpState,
+    UdAddress, UdDestination,
 };
 use ib_endpoint::{DatagramQp, DatagramQpSpec};
 use ib_wire::{Guid, Lid, PKeyIndex, PortNum, QKey, Sl};
@@ -118,5 +119,28 @@ fn as_many_messages_wait_as_there_are_receives() {
             .collect();
         assert_eq!(got, (0..70).collect::<Vec<u8>>());
         assert!(receiver.is_at_rest());
+    }
+}
+
+/// A receive that is posted in the error state is flushed at once, and would be again for ever.
+#[test]
+fn a_queue_pair_in_error_gives_each_receive_back_once() {
+    for is_plain in [false, true] {
+        let mut device = device();
+        let mut hca = device.function(FunctionId::PF).unwrap();
+        let mut hca = FaultyHca::new(&mut hca);
+        hca.is_plain = is_plain;
+        let mut qp = DatagramQp::open(&mut hca, spec(20, 1)).unwrap();
+        let error = QpModify {
+            state: Some(QpState::Error),
+            ..QpModify::default()
+        };
+        hca.modify_qp(qp.handle(), &error).unwrap();
+        for _ in 0..2 {
+            assert!(qp.poll(&mut hca).is_none());
+            assert_eq!(qp.failures(), (0, 20));
+            assert!(!qp.arm(&mut hca) && !qp.is_at_rest());
+        }
+        qp.close(&mut hca);
     }
 }

@@ -269,7 +269,7 @@ impl DatagramQp {
     }
 
     /// The next received message. Also takes note of completed sends, and gives the receive buffers of
-    /// messages before it back.
+    /// messages before it back; a queue pair in the error state, which flushes them, gets none.
     pub fn poll(&mut self, hca: &mut dyn Hca) -> Option<Datagram> {
         loop {
             let Arrival { received, addr } = self.next_arrival(hca)?;
@@ -342,6 +342,9 @@ impl DatagramQp {
         // The names of receives were made from the numbers of slots.
         let slot = u32::try_from(completion.wr_id).unwrap_or_default();
         self.receives.filled(slot);
+        if completion.status == CompletionStatus::Flushed {
+            self.receives.end();
+        }
         let len = completion.byte_len.checked_sub(GRH_SPACE);
         let message = completion.source.zip(len).filter(|_| succeeded);
         self.failed_receives += u64::from(message.is_none());

@@ -109,6 +109,7 @@ pub(super) struct Receives {
     way: Way,
     /// Buffers that were filled, and that the provider has not been given again.
     idle: Vec<u32>,
+    is_over: bool,
 }
 
 impl Receives {
@@ -124,6 +125,7 @@ impl Receives {
             count,
             way: Way::Pulled(waiting),
             idle: Vec::new(),
+            is_over: false,
         };
         (this, ReceiveMode::Pulled(Box::new(source)))
     }
@@ -135,6 +137,7 @@ impl Receives {
             count,
             way: Way::Posted(qp),
             idle: (0..count).rev().collect(),
+            is_over: false,
         }
     }
 
@@ -161,8 +164,16 @@ impl Receives {
         self.idle.push(slot);
     }
 
+    /// Keeps all buffers from now on: the queue pair is in the error state, and would flush each at once.
+    pub(super) const fn end(&mut self) {
+        self.is_over = true;
+    }
+
     /// Gives the provider the buffers that were filled, as many as it takes.
     pub(super) fn replenish(&mut self, hca: &mut dyn Hca) {
+        if self.is_over {
+            return;
+        }
         while let Some(slot) = self.idle.pop() {
             match &self.way {
                 Way::Pulled(waiting) => waiting.put(slot),
