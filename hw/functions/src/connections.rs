@@ -27,17 +27,17 @@ impl Pair {
         }
         self.port = change.port.or(self.port);
         self.pkey_index = change.pkey_index.unwrap_or(self.pkey_index);
-        let Some(port) = self.port else {
-            return Ok((self, *change));
-        };
-        self.check_index(vf, port, change)?;
         let mut physical = *change;
         if let Some(path) = &change.primary {
-            if path.port != port {
+            if Some(path.port) != self.port {
                 return Err(HcaError::InvalidPort);
             }
             physical.primary = Some(vf.physical_vector(id, path)?);
         }
+        let Some(port) = self.port else {
+            return Ok((self, physical));
+        };
+        self.check_index(vf, port, change)?;
         let passage = vf.passage(port, self.pkey_index);
         if carries(state) && passage.is_none() {
             let is_active = vf.port(port)?.view.state == PortState::Active;
