@@ -403,6 +403,41 @@ fn a_connection_has_the_gid_and_the_pkey_of_its_function() {
     }
 }
 
+/// The second index has no P_Key, and there is no third one.
+#[test]
+fn a_connection_that_drains_keeps_to_the_tables_of_its_function() {
+    let mut rig = Rig::new();
+    let [end, _] = rig.connect(QpKind::Rc);
+    let drain = QpState::SendQueueDrain;
+    rig.modify(&end, &to_state(drain, None)).unwrap();
+    for (port, pkey_index, expected) in [
+        (None, 0, Ok(())),
+        (None, 1, Err(HcaError::InvalidIndex)),
+        (None, 2, Err(HcaError::InvalidIndex)),
+        (Some(PortNum(2)), 0, Err(HcaError::InvalidIndex)),
+        (Some(PortNum(9)), 0, Err(HcaError::InvalidPort)),
+    ] {
+        let change = QpModify {
+            port,
+            pkey_index: Some(PKeyIndex(pkey_index)),
+            primary: Some(AddressVector {
+                port: port.unwrap_or(PORT),
+                ..path(9)
+            }),
+            ..to_state(drain, None)
+        };
+        assert_eq!(rig.modify(&end, &change), expected, "{port:?} {pkey_index}");
+        let pf = rig.device.function(PF).unwrap();
+        let physical = pf.query_qp(end.qp).unwrap();
+        let route = physical.primary.and_then(|path| path.grh).unwrap();
+        assert_eq!(
+            (physical.port, physical.pkey_index),
+            (Some(PORT), PKeyIndex(1))
+        );
+        assert_eq!(route.sgid_index, GidIndex(1));
+    }
+}
+
 #[test]
 fn a_connection_is_made_while_the_port_is_active_and_has_the_pkey_and_ends_when_it_is_not() {
     use PortState::{Active, Down};
