@@ -51,7 +51,7 @@ pub struct LinuxHcaConfig {
     pub memory: Box<dyn AddressSpace>,
 }
 
-/// A port of a Linux HCA as an [`Hca`] of one function. See the [crate](crate).
+/// A port of a Linux HCA as an [`Hca`](hca_api::Hca) of one function. See the [crate](crate).
 ///
 /// Its owner calls [`Self::set_ready`] for a file that can be read and then [`Self::poll`], also when [`Self::poll_timeout`] says so.
 pub struct LinuxHca<F> {
