@@ -34,7 +34,7 @@ impl Backing {
                 let offset = offset + first_offset;
                 let within = offset & ((1 << shift) - 1);
                 let page = usize::try_from(offset >> shift).ok();
-                // The list covers the region; an address that no memory has stands for what it does not.
+                // The list covers the region. Pages beyond it have an address that no memory has.
                 let page = page.and_then(|index| pages.get(index)).copied();
                 let addr = page.unwrap_or(u64::MAX).wrapping_add(within);
                 (addr, len.min((1 << shift) - within))

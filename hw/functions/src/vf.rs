@@ -145,7 +145,7 @@ impl Vf {
         }
         let region = Region::new(spec)?;
         if !matches!(spec.kind, MrKind::WholeSpace) {
-            // What lies between the ends is checked on use.
+            // The bytes between the ends are checked on use.
             for addr in region.ends() {
                 self.memory.read(addr, &mut [0])?;
             }

@@ -74,7 +74,7 @@ fn rewrite_port_info(vf: &dyn Hca, port: PortNum, info: &mut PortInfo) {
         PortState::Active => WirePortState::ACTIVE,
     });
     info.capability_mask = CapabilityMask::new(seen.capability_mask);
-    // The key guards the physical port; it is nobody else's business.
+    // The key guards the physical port alone.
     info.mkey = ib_wire::MKey::default();
 }
 

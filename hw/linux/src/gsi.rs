@@ -181,7 +181,7 @@ pub(crate) type Failure = (CompletionStatus, Cause);
 /// The end of a request on a queue pair in the error state.
 pub(crate) const FLUSHED: Option<Failure> = Some((CompletionStatus::Flushed, Cause::None));
 
-/// Whether a state leads to another (IBA 11.2.4.2), or may be set again.
+/// Returns `true` if a state leads to another (IBA 11.2.4.2), or may be set again.
 const fn leads_to(from: QpState, to: QpState) -> bool {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrain};
     matches!(

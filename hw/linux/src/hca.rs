@@ -36,14 +36,14 @@ const BUDGET: usize = 256;
 /// Space in front of each received MAD (IBA 11.4.1.2).
 const GRH_SPACE: usize = size_of::<Grh>();
 
-/// What a [`LinuxHca`] is made from besides its files.
+/// The configuration of a [`LinuxHca`], besides its files.
 #[derive(Debug)]
 pub struct LinuxHcaConfig {
     /// The HCA, as sysfs shows it.
     pub adapter: Adapter,
     /// Vendor and device of the HCA's PCI function; 0 if it has none.
     pub pci_id: (u16, u16),
-    /// How long a request waits for its answer; an answer that comes later is lost. The life of a transaction of the software above.
+    /// Time for which a request waits for its answer: the life of a transaction of the software above. A later answer is lost.
     pub answer_timeout: Duration,
     /// Secrets for the software above follow from it.
     pub secret: Secret,

@@ -28,7 +28,7 @@ pub struct PortConfig {
     pub device: String,
     /// The port.
     pub port: u8,
-    /// Whether to take the CM, which `ib_cm` has while it is loaded. Without it no connection is established by CM.
+    /// `true` to take the CM, which `ib_cm` has while it is loaded. Otherwise no connection is established by CM.
     pub with_cm: bool,
     /// As [`LinuxHcaConfig::answer_timeout`].
     pub answer_timeout: Duration,

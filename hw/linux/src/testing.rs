@@ -67,7 +67,7 @@ pub(crate) fn mad(class: MgmtClass, method: Method, tid: u64) -> Mad {
     Mad::new(header)
 }
 
-/// What a file gives for a MAD from LID 9.
+/// Returns the packet that a file has for a MAD from LID 9.
 pub(crate) fn packet(mad: &Mad) -> Vec<u8> {
     let from = ib_endpoint::MadAddress::gsi(Lid::new(9));
     let header = UmadHeader::received(0, &from);

@@ -50,7 +50,7 @@ pub(crate) struct Transactions {
     next: usize,
 }
 
-/// How a MAD is written.
+/// The file and the timeout with which a MAD is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Way {
     /// The file.
@@ -211,7 +211,7 @@ fn rmpp(mad: &Mad) -> Option<RmppHeader> {
     rmpp.is_active().then_some(rmpp)
 }
 
-/// Whether a MAD of a method has an answer.
+/// Returns `true` if a MAD of a method has an answer.
 const fn is_answered(method: Method) -> bool {
     !method.is_answer() && !matches!(method, Method::SEND | Method::TRAP)
 }

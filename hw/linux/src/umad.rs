@@ -29,13 +29,13 @@ const LONGEST: usize = 2048;
 /// Pause before a write that was refused is tried again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How often a write is tried.
+/// Tries of a write.
 const TRIES: u8 = 20;
 
 /// Writes that wait to be tried again.
 const MAX_HELD: usize = 1024;
 
-/// What a port of a Linux HCA is reached by. No call waits.
+/// The files by which a port of a Linux HCA is reached. No call waits.
 pub trait PortFiles {
     /// Writes a packet, header and MAD, to a umad file.
     ///
@@ -76,7 +76,7 @@ pub struct UmadCounters {
 struct Held {
     file: usize,
     packet: [u8; HEADER_SIZE + MAD_SIZE],
-    /// Whether an answer is expected.
+    /// An answer is expected.
     is_request: bool,
     tries: u8,
 }
@@ -99,7 +99,7 @@ impl Umad {
         Self {
             transactions: Transactions::new(lifetime),
             held: VecDeque::new(),
-            // What came before the first poll.
+            // A file may have packets from before the first poll.
             ready: [true; FILES],
             next: 0,
             is_gone: false,
@@ -149,17 +149,17 @@ impl Umad {
         }
     }
 
-    /// When to call [`Self::handle_timeout`] at the latest, if it was called at `now`. Expired transactions can wait.
+    /// Returns the latest time of the next [`Self::handle_timeout`], if it was called at `now`. Expired transactions can wait.
     pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         (!self.held.is_empty()).then(|| now + PAUSE)
     }
 
-    /// Whether a file may have a packet to read.
+    /// Returns `true` if a file may have a packet to read.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.contains(&true)
     }
 
-    /// Whether the device is gone.
+    /// Returns `true` if the device is gone.
     pub(crate) const fn is_gone(&self) -> bool {
         self.is_gone
     }
@@ -192,7 +192,7 @@ impl Umad {
         };
         let status = header.status.get();
         if status != 0 {
-            // What comes back is the start of the request.
+            // The kernel returns the start of the request.
             self.transactions.returned(file, &mad);
             match status == Errno::ETIMEDOUT.to_u32() {
                 true => self.counters.unanswered += 1,

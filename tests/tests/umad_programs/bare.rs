@@ -55,7 +55,7 @@ fn a_program_registers_all_classes_on_a_bare_node_and_not_those_of_the_software_
     let bare = agents("host-1");
     assert_eq!(bare.lines().count(), 8);
     assert!(bare.lines().all(|line| line.ends_with(": ok")), "{bare}");
-    // What a program had ends with it.
+    // Agents of a program end with it.
     assert_eq!(agents("host-1"), bare);
     let elsewhere = agents("host-3");
     let refused = elsewhere.lines().filter(|line| !line.ends_with(": ok"));
@@ -83,7 +83,7 @@ fn the_diagnostics_of_debian_work_on_bare_nodes_and_between_them() {
     let counters = served.told("host-2", "perfquery", &[lid, "1"]);
     assert!(counters.contains("PortXmitPkts"), "{counters}");
     let mut server = served.on("host-2", "ibping").arg("-S").spawn().unwrap();
-    // Until the server has registered its class, nobody answers.
+    // No server answers before one has registered its class.
     let answered = (0..20).any(|_| {
         let mut ping = served.on("host-1", "ibping");
         let ping = ping.args(["-c", "3", far]).stdout(Stdio::null());

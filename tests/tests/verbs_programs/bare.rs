@@ -71,7 +71,7 @@ fn stock_programs_exchange_data_between_bare_nodes_and_with_a_vf() {
             Pair::between(&lab, nodes, program).succeeds();
         }
     }
-    // A program on umad goes on beside them, and what those that are killed had is destroyed.
+    // Objects of a program that is killed are destroyed, and programs on umad go on.
     let mut killed = Process::start(
         lab.dir(),
         "killed",

@@ -12,7 +12,7 @@ use super::attributes::{Adapter, Port};
 /// Entries of a table that are read at most: an index of umad's has eight bits, and no HCA has more P_Keys.
 const MAX_ENTRIES: usize = 1 << 10;
 
-/// Gives the text of a file, or `None` if there is no such file.
+/// Returns the text of a file. `None` if there is no such file.
 type Read<'r> = dyn FnMut(&str) -> Option<String> + 'r;
 
 impl Adapter {

@@ -27,7 +27,7 @@ fn hca() -> LinuxHca<FakeFiles> {
     LinuxHca::new(NOW, FakeFiles::default(), config).unwrap()
 }
 
-/// Has a file give a packet.
+/// Adds a packet to a file, for the next read.
 fn give(hca: &mut LinuxHca<FakeFiles>, file: usize, packet: Vec<u8>) {
     hca.files.unread[file].push_back(packet);
     hca.set_ready(file);

@@ -79,7 +79,7 @@ fn attribute(text: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Gives the file of an attribute another text. Its position stays.
+/// Replaces the text of an attribute's file. Its position stays.
 fn replace_text(file: BorrowedFd<'_>, text: &[u8]) -> Result<(), Errno> {
     let (mut rest, mut offset) = (text, 0);
     while !rest.is_empty() {
@@ -105,7 +105,7 @@ macro_rules! readers_at {
                 && let Some((file, borrowed)) = ours(fd)
                 && let Some(path) = file.attribute()
             {
-                // A program that may not ask the service any more reads what it read last.
+                // A program that may no longer ask the service reads the last text.
                 let _ = guarded(|| replace_text(borrowed, &tree::text(path)?));
             }
             real!($text, fn(

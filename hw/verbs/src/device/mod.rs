@@ -161,7 +161,7 @@ pub struct ProcessDevice {
     next_flush: Instant,
     /// The PF is to reset the function.
     reset_wanted: bool,
-    /// What the process had is not gone yet: the reset was asked for, or its objects are being destroyed.
+    /// The objects of a process that is gone still exist: the reset was asked for, or they are being destroyed.
     resetting: bool,
     /// Others use the function, which is never reset: a process that is gone leaves its objects to be destroyed one by one.
     shares_function: bool,

@@ -32,7 +32,7 @@ impl World {
         Ok(host.vf(vf))
     }
 
-    /// Gives the function of a bare host's adapter to a consumer, which uses it beside the agents of programs.
+    /// Adds a consumer of the function of a bare host's adapter, beside the agents of programs.
     ///
     /// # Errors
     /// The consumer, if the host is not bare, or another one has the function.

@@ -157,7 +157,7 @@ impl Host {
         }
     }
 
-    /// Returns what has a function to itself, or uses that of a bare node beside its agents, if it is of a type.
+    /// Returns the consumer of a function, or the one beside the agents of a bare node, if it is of a type.
     pub(super) fn consumer_as<C: Consumer>(&self, function: FunctionId) -> Option<&C> {
         let consumer = self.consumer(function)?;
         let bare = || {
