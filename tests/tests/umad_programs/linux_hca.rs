@@ -11,25 +11,6 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_linux_port");
 /// A PF context, and the software of hosts on its VFs.
 const PF: &str = env!("CARGO_BIN_EXE_linux_pf");
 
-#[test]
-fn the_software_of_a_host_asks_the_sa_and_exchanges_messages_of_the_cm() {
-    let served = two_bare();
-    let mut answering = served
-        .on("host-2", PROGRAM)
-        .args(["vhca0", "1", "answer", "40"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(answering.stdout.take().unwrap()).lines();
-    let gid = lines.next().unwrap().unwrap();
-    let told = served.told("host-1", PROGRAM, &["vhca0", "1", "ask", &gid]);
-    let expected = format!("path to {gid}: true\nnodes: 6\nanswers: 40\nrefused: 0, dropped: 0\n");
-    assert_eq!(told, expected);
-    assert_eq!(lines.next().unwrap().unwrap(), "answered 40");
-    answering.kill().unwrap();
-    answering.wait().unwrap();
-}
-
 /// The SA gives the VFs their GUIDs, and the subnet manager writes them to the tables of the nodes' own ports.
 #[test]
 fn vfs_of_pf_contexts_on_two_bare_nodes_have_guids_and_exchange_messages_with_equal_ids() {
@@ -74,7 +55,7 @@ fn a_port_that_cannot_be_opened_is_refused_with_the_next_step() {
     let served = two_bare();
     let mut holder = served
         .on("host-2", PROGRAM)
-        .args(["vhca0", "1", "answer", "1"])
+        .args(["vhca0", "1"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -86,7 +67,7 @@ fn a_port_that_cannot_be_opened_is_refused_with_the_next_step() {
         ("host-2", "vhca0", "1", "fuser -v /dev/infiniband/umad0"),
     ] {
         let mut program = served.on(node, PROGRAM);
-        let output = program.args([device, port, "watch"]).output().unwrap();
+        let output = program.args([device, port]).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(refusal), "{error}");
@@ -106,7 +87,7 @@ fn changes_of_the_port_are_seen_in_files_that_are_open() {
     let port = line(&info, "LocalPort:").trim_start_matches('.');
     let mut watching = served
         .on("host-1", PROGRAM)
-        .args(["vhca0", "1", "watch"])
+        .args(["vhca0", "1"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
