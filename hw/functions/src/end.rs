@@ -1,8 +1,8 @@
 //! An end of a tunnel: the proxy queue pair of a virtual function, or the tunnel queue pair of the physical one.
 
 use hca_api::{
-    AccessFlags, CqHandle, HcaError, MigrationState, Payload, PdHandle, QpAttributes, QpCaps,
-    QpKind, QpModify, QpNumbers, QpSpec, QpState, SendOp, SendRequest,
+    AccessFlags, CqHandle, HcaError, MigrationState, PdHandle, QpAttributes, QpCaps, QpKind,
+    QpModify, QpNumbers, QpSpec, QpState, SendOp, SendRequest,
 };
 use ib_wire::{Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
 
@@ -109,11 +109,7 @@ impl TunnelEnd {
         ) {
             return Err(HcaError::InvalidQpState);
         }
-        let (inline, gathered) = match request.payload {
-            Payload::Gather(sges) => (0, sges.len()),
-            Payload::Inline(bytes) => (bytes.len(), 0),
-            Payload::Headed(head, sges) => (head.len(), sges.len()),
-        };
+        let (inline, gathered) = request.payload.shape();
         if gathered > self.caps.max_send_sge as usize || inline > self.caps.max_inline as usize {
             return Err(HcaError::TooManySges);
         }

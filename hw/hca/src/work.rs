@@ -28,6 +28,18 @@ pub enum Payload<'a> {
     Headed(&'a [u8], &'a [Sge]),
 }
 
+impl Payload<'_> {
+    /// Returns the number of its inline bytes, and of entries of its gather list.
+    #[must_use]
+    pub const fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Gather(list) => (0, list.len()),
+            Self::Inline(bytes) => (bytes.len(), 0),
+            Self::Headed(head, list) => (head.len(), list.len()),
+        }
+    }
+}
+
 /// A peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddress {

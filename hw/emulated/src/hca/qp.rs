@@ -135,7 +135,7 @@ impl Qp {
 
     /// Checks what a send request says of itself (IBA 11.4.1.1).
     pub(super) fn check_send(&self, request: &SendRequest<'_>) -> Result<(), HcaError> {
-        use hca_api::{Payload, SendOp};
+        use hca_api::SendOp;
 
         let connected = self.connected();
         let datagram = matches!(request.op, SendOp::Send | SendOp::SendImmediate(_));
@@ -148,11 +148,7 @@ impl Qp {
         ) {
             return Err(HcaError::InvalidQpState);
         }
-        let (inline, gathered) = match request.payload {
-            Payload::Gather(sges) => (0, sges.len()),
-            Payload::Inline(bytes) => (bytes.len(), 0),
-            Payload::Headed(head, sges) => (head.len(), sges.len()),
-        };
+        let (inline, gathered) = request.payload.shape();
         if gathered > self.caps.max_send_sge as usize || inline > self.caps.max_inline as usize {
             return Err(HcaError::TooManySges);
         }
