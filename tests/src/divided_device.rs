@@ -5,7 +5,7 @@ use core::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use emulated_hca::hca::{self, Device};
-use emulated_hca::{ChannelAdapter, EndNode, Frame, HcaConfig, Node, RunHead};
+use emulated_hca::{ChannelAdapter, EndNode, Frame, HcaConfig, Lanes, Node, RunHead};
 use hca_api::{Adapter, FunctionId};
 use hca_functions::{Function, Functions};
 use ib_vtime::{Instant, Secret};
@@ -82,8 +82,8 @@ impl EndNode for DividedDevice {
         self.device.receive(now, port, frame);
     }
 
-    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame> {
-        self.device.poll_transmit(now, port)
+    fn poll_transmit_on(&mut self, now: Instant, port: PortNum, lanes: Lanes) -> Option<Frame> {
+        self.device.poll_transmit_on(now, port, lanes)
     }
 
     fn poll_run(&mut self, now: Instant, port: PortNum) -> Option<RunHead> {

@@ -146,6 +146,12 @@ impl Frame {
         Lrh::ref_from_prefix(self.bytes()).ok().map(|(lrh, _)| lrh)
     }
 
+    /// Returns the virtual lane in the LRH, or VL0 of a packet too short for one.
+    #[must_use]
+    pub fn lane(&self) -> Vl {
+        self.lrh().map_or_else(Vl::default, Lrh::vl)
+    }
+
     /// The base transport header, if this is an IBA transport packet and long enough for it.
     #[must_use]
     pub fn bth(&self) -> Option<&Bth> {

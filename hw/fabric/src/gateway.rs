@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
 
-use crate::{DropReason, Frame, HcaConfig, Node, PortConfig};
+use crate::{DropReason, Frame, HcaConfig, Lanes, Node, PortConfig};
 
 /// Packets that may wait at a gateway each way; more are lost, and counted.
 const GATEWAY_DEPTH: usize = 4096;
@@ -70,9 +70,11 @@ impl Gateway {
         Self::keep(&mut self.node, &mut self.leaving, frame.without_source());
     }
 
-    /// The next packet for the link.
-    pub(crate) fn next_leaving(&mut self) -> Option<Frame> {
-        self.leaving.pop_front()
+    /// The next packet for some lanes of the link.
+    pub(crate) fn next_leaving(&mut self, lanes: Lanes) -> Option<Frame> {
+        let mut leaving = self.leaving.iter();
+        let next = leaving.position(|frame| lanes.contains(frame.lane()))?;
+        self.leaving.remove(next)
     }
 
     fn keep(node: &mut Node, queue: &mut VecDeque<Frame>, frame: Frame) {

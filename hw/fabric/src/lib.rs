@@ -20,6 +20,7 @@ mod drops;
 mod fabric;
 mod frame;
 mod gateway;
+mod lanes;
 mod link;
 mod node;
 mod pace;
@@ -40,6 +41,7 @@ pub use drops::{DropCounters, DropReason, Dropped};
 pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
 pub use frame::{Frame, FrameWriter};
 pub use gateway::Gateway;
+pub use lanes::Lanes;
 pub use link::{
     Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,
     PacketFilter, When,

@@ -14,8 +14,8 @@ use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{
-    DropCounters, DropReason, Frame, HcaConfig, Pace, PhysicalPort, PortConfig, PortCounters,
-    RunHead, SwitchConfig,
+    DropCounters, DropReason, Frame, HcaConfig, Lanes, Pace, PhysicalPort, PortConfig,
+    PortCounters, RunHead, SwitchConfig,
 };
 
 /// What a node is (IBA 14.2.5.3, NodeInfo:NodeType).
@@ -82,13 +82,13 @@ pub(crate) enum LinkRequest {
 ///   active, and counts data and packets both ways. It handles directed routes and gives SMPs to
 ///   the SMA ([`crate::sma`]); [`EndNode::receive`] only gets what is left: SMPs for the software
 ///   on QP0, and packets of all data lanes. It sends traps by itself. An SMP that
-///   [`EndNode::poll_transmit`] gives out may have its directed route before it (hop pointer 0)
+///   [`EndNode::poll_transmit_on`] gives out may have its directed route before it (hop pointer 0)
 ///   and may be addressed to the node itself: the fabric does the first hop, or the loop.
 /// * The **device** checks DLID, ICRC, transport headers, P_Key and Q_Key, and reports the
 ///   violations with [`Node::report_bad_key`]; it hands performance management requests to
 ///   [`crate::pma`] before QP1; it loops data packets to its own LIDs itself.
 ///
-/// After each call that takes `&mut self` the fabric pulls `poll_transmit` for every port until it
+/// After each call that takes `&mut self` the fabric pulls `poll_transmit_on` for every port until it
 /// gives `None`, and asks `poll_timeout` again.
 pub trait EndNode: fmt::Debug {
     /// The ports and the identity.
@@ -100,12 +100,17 @@ pub trait EndNode: fmt::Debug {
     /// Takes a packet that arrived on a port.
     fn receive(&mut self, now: Instant, port: PortNum, frame: Frame);
 
-    /// Gives the next packet to send on a port. Not called while the link has no room, so what
-    /// waits here is back-pressure.
-    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame>;
+    /// Returns the next packet to send on a port, of those on some lanes. The fabric asks with the lanes on which the link
+    /// has places, so what waits here is back-pressure.
+    fn poll_transmit_on(&mut self, now: Instant, port: PortNum, lanes: Lanes) -> Option<Frame>;
+
+    /// Returns the next packet to send on a port, on any lane.
+    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame> {
+        self.poll_transmit_on(now, port, Lanes::ALL)
+    }
 
     /// Returns the head of the run that leaves next by a port, or `None` if a frame does or nothing waits. One that the fabric
-    /// cannot hand over whole leaves by [`EndNode::poll_transmit`].
+    /// cannot hand over whole leaves by [`EndNode::poll_transmit_on`].
     #[must_use]
     fn poll_run(&mut self, _now: Instant, _port: PortNum) -> Option<RunHead> {
         None

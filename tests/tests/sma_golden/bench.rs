@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use emulated_hca::{Built, EndNode, Endpoint, Fabric, Frame, Node, PlannedNode, TopologyFile, sma};
+use emulated_hca::{
+    Built, EndNode, Endpoint, Fabric, Frame, Lanes, Node, PlannedNode, TopologyFile, sma,
+};
 use hca_api::{LocalMad, MadView, SourceAddress};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MgmtClass};
@@ -30,7 +32,7 @@ impl EndNode for Host {
         self.inbox.push_back(frame);
     }
 
-    fn poll_transmit(&mut self, _now: Instant, port: PortNum) -> Option<Frame> {
+    fn poll_transmit_on(&mut self, _now: Instant, port: PortNum, _lanes: Lanes) -> Option<Frame> {
         let at = self.outbox.iter().position(|(p, _)| *p == port)?;
         self.outbox.remove(at).map(|(_, frame)| frame)
     }

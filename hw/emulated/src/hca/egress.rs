@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use hca_api::FunctionId;
+use ib_wire::Vl;
 
 use super::backlog::Backlog;
 use super::memory::{Memory, Piece};
 use super::qpn::QpRef;
-use crate::{Frame, PacketRun};
+use crate::{Frame, Lanes, PacketRun};
 
 /// A frame, or packets that become frames when they leave.
 #[derive(Debug)]
@@ -26,6 +27,13 @@ impl Leaving {
         match self {
             Self::Frame(_) => 1,
             Self::Run { run, .. } => run.transfer().packets() as usize,
+        }
+    }
+
+    fn lane(&self) -> Vl {
+        match self {
+            Self::Frame(frame) => frame.lane(),
+            Self::Run { run, .. } => run.template().lrh.vl(),
         }
     }
 }
@@ -75,9 +83,11 @@ impl Egress {
         }
     }
 
-    /// Takes the frame or the run that leaves next.
-    pub(super) fn pop(&mut self) -> Option<Leaving> {
-        let leaving = self.leaving.pop_front()?;
+    /// Takes the frame or the run that leaves next, of those on some lanes.
+    pub(super) fn pop(&mut self, lanes: Lanes) -> Option<Leaving> {
+        let mut leaving = self.leaving.iter();
+        let next = leaving.position(|leaving| lanes.contains(leaving.lane()))?;
+        let leaving = self.leaving.remove(next)?;
         self.packets -= leaving.packets();
         Some(leaving)
     }
@@ -166,7 +176,7 @@ mod tests {
         egress.copy_payload(functions[0], &memory);
         let (_, run, pieces) = egress.front_run().unwrap();
         assert_eq!((run.payload(), pieces.len()), (&[7; LEN as usize][..], 0));
-        egress.pop();
+        egress.pop(Lanes::ALL);
         let (_, run, pieces) = egress.front_run().unwrap();
         assert_eq!((run.payload(), pieces.len()), (&[][..], 1));
     }

@@ -66,7 +66,8 @@ use self::multicast::MulticastTable;
 use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
 use crate::{
-    ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Node, RunHead,
+    ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Lanes, Node,
+    RunHead,
 };
 
 /// Upper bounds of every function.
@@ -297,11 +298,11 @@ impl EndNode for Device {
         self.receive_frame(port, frame);
     }
 
-    fn poll_transmit(&mut self, now: Instant, port: PortNum) -> Option<Frame> {
+    fn poll_transmit_on(&mut self, now: Instant, port: PortNum, lanes: Lanes) -> Option<Frame> {
         self.node.set_now(now);
         // A connection that has something to send waits for this call, whether or not packets wait, too.
         self.serve_backlog(port);
-        let frame = self.next_frame(port);
+        let frame = self.next_frame(port, lanes);
         self.serve_backlog(port);
         frame
     }

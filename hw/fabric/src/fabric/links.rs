@@ -124,9 +124,9 @@ impl<D: EndNode> Fabric<D> {
         let before = self.common_rate(link);
         let arrived = self.now + self.links[link.index()].config.latency;
         let entry = &mut self.links[link.index()];
-        entry.config = config;
+        entry.set_config(config);
         for direction in &mut entry.directions {
-            if direction.in_flight > 0 {
+            if !direction.is_empty() {
                 let not_before = arrived.saturating_duration_since(self.now + config.latency);
                 direction.free_at = direction.free_at.max(self.now + not_before);
             }
@@ -151,11 +151,11 @@ impl<D: EndNode> Fabric<D> {
         let entry = &mut self.links[link.index()];
         let was_up = core::mem::replace(&mut entry.up, false);
         entry.epoch = entry.epoch.wrapping_add(1);
-        for direction in &mut entry.directions {
-            let held = u32::try_from(direction.held.len()).unwrap_or(u32::MAX);
-            direction.held.clear();
-            direction.in_flight = direction.in_flight.saturating_sub(held);
-            direction.free_at = self.now;
+        for side in [0, 1] {
+            entry.directions[side].free_at = self.now;
+            for held in core::mem::take(&mut entry.directions[side].held) {
+                entry.free_place(side, held.lane);
+            }
         }
         for end in self.ends(link) {
             let Some(port) = self.port_mut(end) else {

@@ -17,7 +17,7 @@ use thiserror::Error;
 pub use route::Travelling;
 
 use self::whole::Hop;
-use crate::link::{Direction, DirectionId, Link};
+use crate::link::{Direction, DirectionId, Link, Place};
 use crate::switch::{Outputs, Switch};
 
 use crate::{
@@ -142,7 +142,7 @@ impl<D: EndNode> Slot<D> {
 /// A packet at the end of its wire.
 #[derive(Debug)]
 struct Arrival {
-    direction: DirectionId,
+    place: Place,
     /// The link's epoch when the packet was sent.
     epoch: u32,
     frame: Frame,

@@ -1,15 +1,14 @@
 //! How packets move.
 
 use hca_api::{PortChange, PortState};
-use ib_wire::packet::Lrh;
 use ib_wire::{PortNum, Vl};
 
 use super::{Arrival, Body, COPIES, Fabric, MAX_TAPPED, NodeId, Timer};
 use crate::link::layer::{self, Arrival as Received};
-use crate::link::{DirectionId, Held, LinkId, Verdict};
+use crate::link::{DirectionId, Held, LinkId, Place, Verdict};
 use crate::smi::{self, Outcome};
 use crate::tap::Passing;
-use crate::{DropReason, EndNode, Endpoint, Frame, TapId, TapPoint, Tapped};
+use crate::{DropReason, EndNode, Endpoint, Frame, Lanes, TapId, TapPoint, Tapped};
 
 impl LinkId {
     pub(crate) const fn index(self) -> usize {
@@ -27,19 +26,15 @@ impl<D: EndNode> Fabric<D> {
 
     fn hand_over(&mut self, arrival: Arrival) {
         let Arrival {
-            direction: id,
+            place,
             epoch,
             mut frame,
         } = arrival;
-        let link = &mut self.links[id.link.index()];
+        let id = place.direction;
+        let link = &self.links[id.link.index()];
         let end = link.ends[1 - usize::from(id.side)];
-        let sender = link.ends[usize::from(id.side)].node;
         let current = link.epoch == epoch && link.up;
-        let direction = &mut link.directions[usize::from(id.side)];
-        direction.in_flight -= 1;
-        if core::mem::take(&mut direction.blocked) {
-            self.activate(sender);
-        }
+        self.free_place(place);
         let now = self.now;
         let slot = &mut self.slots[end.node.index()];
         if !current {
@@ -68,6 +63,17 @@ impl<D: EndNode> Fabric<D> {
                 }
                 self.deliver(end, frame);
             }
+        }
+    }
+
+    /// Frees a packet's place, and has its sender served if that waits for one.
+    fn free_place(&mut self, place: Place) {
+        let Place { direction, lane } = place;
+        let link = &mut self.links[direction.link.index()];
+        let side = usize::from(direction.side);
+        if link.free_place(side, lane) {
+            let sender = link.ends[side].node;
+            self.activate(sender);
         }
     }
 
@@ -183,7 +189,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Takes what a device wants to send, as long as its links have room. After much of it other nodes are served
+    /// Takes what a device wants to send, as long as lanes of its links have places. After much of it other nodes are served
     /// before it goes on. Gives how much work that was.
     fn pull(&mut self, id: NodeId) -> u32 {
         let mut done = 0;
@@ -191,7 +197,8 @@ impl<D: EndNode> Fabric<D> {
         let ports = self.slots[id.index()].links.len();
         for port in (1..ports).filter_map(|port| u8::try_from(port).ok()) {
             let from = id.port(port);
-            while self.has_room(from) {
+            loop {
+                let lanes = self.open_lanes(from);
                 if done >= budget {
                     self.activate(id);
                     return done;
@@ -205,7 +212,7 @@ impl<D: EndNode> Fabric<D> {
                     Body::EndNode(device) => device,
                     Body::Switch(_) => return done,
                     Body::Gateway(gateway) => {
-                        let Some(frame) = gateway.next_leaving() else {
+                        let Some(frame) = gateway.next_leaving(lanes) else {
                             break;
                         };
                         done += 1;
@@ -213,14 +220,11 @@ impl<D: EndNode> Fabric<D> {
                         continue;
                     }
                 };
-                let Some(frame) = device.poll_transmit(now, from.port) else {
+                let Some(frame) = device.poll_transmit_on(now, from.port, lanes) else {
                     break;
                 };
                 done += work(&frame);
-                if frame
-                    .lrh()
-                    .is_some_and(|lrh: &Lrh| lrh.vl() == Vl::MANAGEMENT)
-                {
+                if frame.lane() == Vl::MANAGEMENT {
                     let outcome = smi::send(device.node_mut(), from.port, frame);
                     self.follow(from, outcome);
                 } else {
@@ -231,17 +235,16 @@ impl<D: EndNode> Fabric<D> {
         done
     }
 
-    /// Whether the link at a port takes another packet. If not, the node is served again when it
-    /// does. A port without a link takes everything, and loses it.
-    fn has_room(&mut self, from: Endpoint) -> bool {
+    /// Returns the lanes of the link at a port that take another packet. When one of the others does, the node is served
+    /// again. A port without a link takes everything, and loses it.
+    fn open_lanes(&mut self, from: Endpoint) -> Lanes {
         let Some(id) = self.direction_from(from) else {
-            return true;
+            return Lanes::ALL;
         };
-        let link = &mut self.links[id.link.index()];
-        let capacity = link.config.capacity;
-        let direction = &mut link.directions[usize::from(id.side)];
-        direction.blocked = direction.in_flight >= capacity;
-        !direction.blocked
+        let direction = self.direction_mut(id);
+        let open = direction.open();
+        direction.awaited = open.others();
+        open
     }
 
     fn tell_changes(&mut self, id: NodeId) {
@@ -304,9 +307,10 @@ impl<D: EndNode> Fabric<D> {
             port.counters.xmit_discards += 1;
             return slot.count_drop(now, number, DropReason::NoLink);
         };
-        let link = &mut self.links[id.link.index()];
-        let full = link.directions[usize::from(id.side)].in_flight >= link.config.capacity;
-        let management = frame.lrh().is_some_and(|lrh| lrh.vl() == Vl::MANAGEMENT);
+        let link = &self.links[id.link.index()];
+        let lane = frame.lane();
+        let full = !link.directions[usize::from(id.side)].open().contains(lane);
+        let management = lane == Vl::MANAGEMENT;
         if full && !management {
             port.counters.xmit_discards += 1;
             return slot.count_drop(now, number, DropReason::LinkFull);
@@ -343,9 +347,14 @@ impl<D: EndNode> Fabric<D> {
         if self.direction(id).faults.is_some() {
             self.launch_with_faults(id, frame);
         } else {
-            self.direction_mut(id).in_flight += 1;
-            self.depart(id, frame, core::time::Duration::ZERO);
+            let place = self.take_place(id, frame.lane());
+            self.depart(place, frame, core::time::Duration::ZERO);
         }
+    }
+
+    fn take_place(&mut self, direction: DirectionId, lane: Vl) -> Place {
+        self.links[direction.link.index()].take_place(usize::from(direction.side), lane);
+        Place { direction, lane }
     }
 
     /// Hands to the taps what passed a device's tunnels.
@@ -399,8 +408,8 @@ impl<D: EndNode> Fabric<D> {
 
     fn launch_with_faults(&mut self, id: DirectionId, mut frame: Frame) {
         let zero = core::time::Duration::ZERO;
-        let direction = self.direction_mut(id);
-        let verdict = match &mut direction.faults {
+        let lane = frame.lane();
+        let verdict = match &mut self.direction_mut(id).faults {
             Some(faults) => faults.judge(&mut frame),
             None => Verdict::Pass,
         };
@@ -409,10 +418,10 @@ impl<D: EndNode> Fabric<D> {
             Verdict::Hold { behind, at_latest } if behind > 0 => {
                 let ticket = self.next_ticket;
                 self.next_ticket += 1;
-                let direction = self.direction_mut(id);
-                direction.in_flight += 1;
-                direction.held.push(Held {
+                self.take_place(id, lane);
+                self.direction_mut(id).held.push(Held {
                     frame,
+                    lane,
                     behind,
                     ticket,
                 });
@@ -421,17 +430,18 @@ impl<D: EndNode> Fabric<D> {
                 return;
             }
             Verdict::Late(delay) => {
-                direction.in_flight += 1;
-                self.depart(id, frame, delay);
+                let place = self.take_place(id, lane);
+                self.depart(place, frame, delay);
             }
             Verdict::Twice => {
-                direction.in_flight += 2;
-                self.depart(id, frame.clone(), zero);
-                self.depart(id, frame, zero);
+                for frame in [frame.clone(), frame] {
+                    let place = self.take_place(id, lane);
+                    self.depart(place, frame, zero);
+                }
             }
             Verdict::Pass | Verdict::Hold { .. } => {
-                direction.in_flight += 1;
-                self.depart(id, frame, zero);
+                let place = self.take_place(id, lane);
+                self.depart(place, frame, zero);
             }
         }
         self.overtake(id);
@@ -446,8 +456,8 @@ impl<D: EndNode> Fabric<D> {
 
     /// Counts a packet that overtook those that are held, and lets go those that were overtaken
     /// often enough.
-    fn overtake(&mut self, id: DirectionId) {
-        let held = &mut self.direction_mut(id).held;
+    fn overtake(&mut self, direction: DirectionId) {
+        let held = &mut self.direction_mut(direction).held;
         if held.is_empty() {
             return;
         }
@@ -455,26 +465,29 @@ impl<D: EndNode> Fabric<D> {
         held.retain_mut(|held| {
             held.behind -= 1;
             if held.behind == 0 {
-                released.push(held.frame.clone());
+                released.push((held.lane, held.frame.clone()));
             }
             held.behind > 0
         });
-        for frame in released {
-            self.depart(id, frame, core::time::Duration::ZERO);
+        for (lane, frame) in released {
+            let place = Place { direction, lane };
+            self.depart(place, frame, core::time::Duration::ZERO);
         }
     }
 
     /// Lets a held packet go that waited long enough.
-    pub(super) fn release(&mut self, id: DirectionId, ticket: u64) {
-        let held = &mut self.direction_mut(id).held;
+    pub(super) fn release(&mut self, direction: DirectionId, ticket: u64) {
+        let held = &mut self.direction_mut(direction).held;
         if let Some(at) = held.iter().position(|held| held.ticket == ticket) {
-            let frame = held.remove(at).frame;
-            self.depart(id, frame, core::time::Duration::ZERO);
+            let Held { frame, lane, .. } = held.remove(at);
+            let place = Place { direction, lane };
+            self.depart(place, frame, core::time::Duration::ZERO);
         }
     }
 
-    /// Sends a packet that counts as in flight already.
-    pub(super) fn depart(&mut self, id: DirectionId, frame: Frame, extra: core::time::Duration) {
+    /// Sends a packet that has its place already.
+    fn depart(&mut self, place: Place, frame: Frame, extra: core::time::Duration) {
+        let id = place.direction;
         let link = &mut self.links[id.link.index()];
         let epoch = link.epoch;
         let wire_time = link.wire_time(frame.len());
@@ -483,7 +496,7 @@ impl<D: EndNode> Fabric<D> {
         direction.free_at = sent;
         let at = sent + link.config.latency + extra;
         let arrival = Arrival {
-            direction: id,
+            place,
             epoch,
             frame,
         };

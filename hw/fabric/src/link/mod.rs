@@ -6,14 +6,17 @@ pub(crate) mod layer;
 use core::time::Duration;
 
 use ib_vtime::Instant;
-use ib_wire::PortNum;
 use ib_wire::smp::{LinkSpeed, LinkSpeedExt, LinkWidth};
+use ib_wire::{PortNum, Vl};
 
 pub use fault::{Fault, FaultCounters, FaultPlan, FaultRule, PacketFilter, When};
 pub(crate) use fault::{FaultInjector, Verdict};
 
 use crate::fabric::NodeId;
-use crate::{Frame, PhysicalPort};
+use crate::{Frame, Lanes, PhysicalPort};
+
+/// Number of virtual lanes.
+const LANES: usize = 16;
 
 /// A port of a node of the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +56,7 @@ pub struct LinkConfig {
     /// Whether packets take the time that their bits need at the link's rate. If not, they take
     /// the latency only.
     pub timed: bool,
-    /// Packets that one direction holds at most, in the sender's buffer and on the wire. What a
+    /// Packets that each lane of one direction holds at most, in the sender's buffer and on the wire. What a
     /// switch sends beyond that is discarded; a channel adapter waits.
     pub capacity: u32,
 }
@@ -83,21 +86,43 @@ pub(crate) struct DirectionId {
 /// One way of a link.
 #[derive(Debug, Default)]
 pub(crate) struct Direction {
-    /// Packets sent and not yet arrived or lost.
-    pub(crate) in_flight: u32,
+    /// Packets sent and not yet arrived or lost, by lane.
+    in_flight: [u32; LANES],
+    /// Lanes that hold as many packets as they have places, or more.
+    full: Lanes,
     /// When the sender can put the next bit on the wire.
     pub(crate) free_at: Instant,
     pub(crate) faults: Option<Box<FaultInjector>>,
     /// Packets that wait to be overtaken.
     pub(crate) held: Vec<Held>,
-    /// The sender has more and waits for room.
-    pub(crate) blocked: bool,
+    /// Lanes on which the sender waits for a place.
+    pub(crate) awaited: Lanes,
+}
+
+impl Direction {
+    /// Returns `true` if no packet has a place.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.in_flight == [0; LANES]
+    }
+
+    /// Returns the lanes that have places.
+    pub(crate) const fn open(&self) -> Lanes {
+        self.full.others()
+    }
+}
+
+/// A packet's place in one way of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) direction: DirectionId,
+    pub(crate) lane: Vl,
 }
 
 /// A packet that waits for others to overtake it.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) frame: Frame,
+    pub(crate) lane: Vl,
     pub(crate) behind: u32,
     pub(crate) ticket: u64,
 }
@@ -125,8 +150,41 @@ impl Link {
         self.up
             && is_fast
             && direction.faults.is_none()
-            && direction.in_flight == 0
+            && direction.is_empty()
             && direction.free_at <= now
+    }
+
+    /// Gives a packet that a side sends a place.
+    pub(crate) fn take_place(&mut self, side: usize, lane: Vl) {
+        self.change_places(side, lane, |places| places + 1);
+    }
+
+    /// Frees the place of a packet that a side sent. Returns `true` if the sender waits for it.
+    pub(crate) fn free_place(&mut self, side: usize, lane: Vl) -> bool {
+        self.change_places(side, lane, |places| places.saturating_sub(1));
+        let direction = &mut self.directions[side];
+        let is_awaited = direction.awaited.contains(lane) && !direction.full.contains(lane);
+        direction
+            .awaited
+            .set(lane, !is_awaited && direction.awaited.contains(lane));
+        is_awaited
+    }
+
+    /// Exchanges what the link is made from.
+    pub(crate) fn set_config(&mut self, config: LinkConfig) {
+        self.config = config;
+        for side in [0, 1] {
+            for lane in (0..=Vl::MANAGEMENT.get()).map(Vl::from_low_bits) {
+                self.change_places(side, lane, |places| places);
+            }
+        }
+    }
+
+    fn change_places(&mut self, side: usize, lane: Vl, change: impl Fn(u32) -> u32) {
+        let direction = &mut self.directions[side];
+        let places = &mut direction.in_flight[usize::from(lane.get())];
+        *places = change(*places);
+        direction.full.set(lane, *places >= self.config.capacity);
     }
 
     /// Time that a packet's bits take at the link's rate.

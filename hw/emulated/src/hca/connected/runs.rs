@@ -15,7 +15,7 @@ use super::super::memory::{Arrived, Gathered, Piece};
 use super::super::qpn::QpRef;
 use super::super::{Device, DropReason};
 use super::Way;
-use crate::{Frame, PacketRun, PacketTemplate};
+use crate::{Frame, Lanes, PacketRun, PacketTemplate};
 
 /// Packets of a run that goes whole, at most: with the largest path MTU 64 KiB.
 const LONGEST: u32 = 16;
@@ -199,10 +199,10 @@ impl Device {
         }
     }
 
-    /// Returns the next frame that leaves by a port.
-    pub(in super::super) fn next_frame(&mut self, port: PortNum) -> Option<Frame> {
+    /// Returns the next frame that leaves by a port, of those on some lanes.
+    pub(in super::super) fn next_frame(&mut self, port: PortNum, lanes: Lanes) -> Option<Frame> {
         loop {
-            match self.egress_mut(port)?.pop()? {
+            match self.egress_mut(port)?.pop(lanes)? {
                 Leaving::Frame(frame) => return Some(frame),
                 Leaving::Run { from, run, pieces } => {
                     let Some(mut run) = self.with_bytes(from, port, run, &pieces) else {
@@ -225,7 +225,7 @@ impl Device {
 
     /// Takes the run off that leaves next by a port, because it has arrived. Returns its sender.
     pub(in super::super) fn forget_front_run(&mut self, port: PortNum) -> Option<QpRef> {
-        let Leaving::Run { from, run, .. } = self.egress_mut(port)?.pop()? else {
+        let Leaving::Run { from, run, .. } = self.egress_mut(port)?.pop(Lanes::ALL)? else {
             return None;
         };
         self.note_way(from, true, true);

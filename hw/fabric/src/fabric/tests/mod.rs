@@ -20,8 +20,8 @@ use zerocopy::IntoBytes;
 
 use super::{Fabric, NodeId};
 use crate::{
-    ChannelAdapter, DropReason, EndNode, Endpoint, Frame, HcaConfig, LinkConfig, LinkId, Node,
-    PhysicalPort, SwitchConfig,
+    ChannelAdapter, DropReason, EndNode, Endpoint, Frame, HcaConfig, Lanes, LinkConfig, LinkId,
+    Node, PhysicalPort, SwitchConfig,
 };
 
 /// An end node that is driven by the test.
@@ -46,8 +46,9 @@ impl EndNode for Probe {
         self.inbox.push_back((now, port, frame));
     }
 
-    fn poll_transmit(&mut self, _now: Instant, port: PortNum) -> Option<Frame> {
-        let at = self.outbox.iter().position(|(p, _)| *p == port)?;
+    fn poll_transmit_on(&mut self, _now: Instant, port: PortNum, lanes: Lanes) -> Option<Frame> {
+        let mut waiting = self.outbox.iter();
+        let at = waiting.position(|(p, frame)| *p == port && lanes.contains(frame.lane()))?;
         self.outbox.remove(at).map(|(_, frame)| frame)
     }
 

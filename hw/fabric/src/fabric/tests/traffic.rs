@@ -75,6 +75,28 @@ fn a_channel_adapter_waits_for_room_on_its_link() {
 }
 
 #[test]
+fn packets_pass_a_full_lane_on_another() {
+    let mut chain = chain(LinkConfig {
+        latency: MS,
+        capacity: 4,
+        ..LinkConfig::default()
+    });
+    for lane in [0, 0, 0, 0, 0, 1].map(Vl::from_low_bits) {
+        let mut frame = datagram(LID_A, LID_B, &[lane.get()]);
+        frame.rewrite_variant(|lrh| {
+            lrh.set_vl(lane);
+            lrh.set_sl(Sl::from_low_bits(lane.get()));
+        });
+        chain.bench.send(chain.a, frame);
+    }
+    chain.bench.run();
+    chain.bench.run_until(Instant::from_millis(100));
+    let arrived = chain.bench.received(chain.b.node);
+    let lanes: Vec<u8> = arrived.iter().map(|frame| frame.lane().get()).collect();
+    assert_eq!(lanes, [0, 0, 0, 0, 1, 0]);
+}
+
+#[test]
 fn a_switch_discards_and_counts_what_its_link_has_no_room_for() {
     let mut chain = Chain::up(LinkConfig::default());
     let slow = chain.links[1].index();

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use hca_api::{LocalMad, MadView, PhysicalState, PortChange, PortState, SourceAddress};
 use ib_fabric::{
-    ChannelAdapter, EndNode, Fabric, HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeId,
+    ChannelAdapter, EndNode, Fabric, HcaConfig, Lanes, LinkConfig, LinkId, LinkState, Node, NodeId,
     PhysicalPort, PortConfig, sma,
 };
 use ib_vtime::{Duration, Instant, Secret};
@@ -170,7 +170,7 @@ impl EndNode for Adapter {
 
     fn receive(&mut self, _now: Instant, _port: PortNum, _frame: Frame) {}
 
-    fn poll_transmit(&mut self, _now: Instant, _port: PortNum) -> Option<Frame> {
+    fn poll_transmit_on(&mut self, _now: Instant, _port: PortNum, _lanes: Lanes) -> Option<Frame> {
         None
     }
 
